@@ -1,0 +1,123 @@
+# GradCodec. `make demo` and `make test` build what they need; everything made lies in target/ and build/.
+# Works in two places: the repository, where cargo makes the library, and the tree of `make dist`, which has it in lib/.
+
+CARGO  ?= cargo
+PYTHON ?= python3
+PREFIX ?= /usr/local
+BUILD   = build
+CFLAGS  = -O2 -g -Wall -Wextra -pedantic -Werror
+VERSION = $(shell sed -n 's/^\#define GRADCODEC_VERSION_\(MAJOR\|MINOR\|PATCH\) /./p' include/gradcodec.h | tr -d '\n' | cut -c2-)
+SONAME  = libgradcodec.so.$(firstword $(subst ., ,$(VERSION)))
+
+ifneq ($(wildcard Cargo.toml),)
+LIB     = target/release
+else
+LIB     = lib
+endif
+LIBRARY = $(LIB)/$(SONAME)
+# How a program here finds the library without installing it.
+LINK    = -L$(LIB) -lgradcodec -Wl,-rpath,$(abspath $(LIB))
+
+EXAMPLES = $(patsubst examples_c/%.c,%,$(wildcard examples_c/*.c))
+C_TESTS  = $(patsubst tests/c/%.c,%,$(wildcard tests/c/*.c))
+C_STANDARDS = c99 c11 c17
+VENV     = $(BUILD)/venv
+
+.PHONY: all demo test header install dist clean
+all: $(LIBRARY)
+
+ifneq ($(wildcard Cargo.toml),)
+# cargo knows best whether it is current.
+.PHONY: $(LIBRARY)
+$(LIBRARY):
+	$(CARGO) build --release --quiet
+	ln -sf libgradcodec.so $@
+endif
+
+## Four processes train on handwritten digits with gradients of one bit an element.
+demo: $(BUILD)/examples/digits
+	$< examples_c/data/digits.bin
+
+$(BUILD)/examples/%: examples_c/%.c $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
+	@mkdir -p $(@D)
+	$(CC) -std=c99 $(CFLAGS) -Iinclude $< -o $@ $(LINK) -lm
+
+header:
+	GRADCODEC_WRITE=1 $(CARGO) test --quiet --test header
+
+## All tests that need no GPU.
+test: test-rust test-c test-examples test-headers test-abi test-python test-install test-dist
+	@echo "make test: all passed"
+
+.PHONY: test-rust test-c test-examples test-headers test-abi test-python test-install test-dist
+test-rust:
+ifneq ($(wildcard Cargo.toml),)
+	$(CARGO) test --quiet
+	$(CARGO) check --quiet --no-default-features
+endif
+
+# Every test program in every standard; all but the largest run in each.
+test-c: $(foreach standard,$(C_STANDARDS),$(C_TESTS:%=$(BUILD)/tests/$(standard)/%))
+	@set -e; for program in $(filter-out %/huge,$^) $(BUILD)/tests/c17/huge; do echo "== $$program"; $$program; done
+
+define c_test
+$(BUILD)/tests/$(1)/%: tests/c/%.c tests/c/check.h $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
+	@mkdir -p $$(@D)
+	$(CC) -std=$(1) $(CFLAGS) -Iinclude $$< -o $$@ $(LINK) -pthread
+endef
+$(foreach standard,$(C_STANDARDS),$(eval $(call c_test,$(standard))))
+
+test-examples: $(EXAMPLES:%=$(BUILD)/examples/%) $(VENV)/ready
+	@set -e; for name in $(filter-out digits,$(EXAMPLES)); do echo "== examples_c/$$name"; $(BUILD)/examples/$$name; done
+	$(MAKE) --no-print-directory demo
+	@set -e; for name in examples_python/*.py; do echo "== $$name"; \
+	    GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(VENV)/bin/python $$name; done
+
+# Our DLPack declarations before and after real ones, in every standard.
+test-headers: $(VENV)/ready
+	PYTHON=$(VENV)/bin/python sh tests/dlpack/fetch.sh $(BUILD)/dlpack
+	sh tests/dlpack/order.sh "$(CC)" "$(CXX)" include $(BUILD)/dlpack
+
+test-abi: $(LIBRARY)
+	sh tests/abi/symbols.sh $(LIBRARY) tests/abi/symbols.txt
+
+test-python: $(LIBRARY) $(VENV)/ready
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(VENV)/bin/python -m pytest -q tests/python
+
+test-install: $(LIBRARY) $(VENV)/ready
+	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/install.sh $(BUILD)/install "$(CC)"
+
+# The tree must do without cargo, and without the repository around it.
+test-dist: dist
+ifneq ($(wildcard Cargo.toml),)
+	rm -rf $(BUILD)/dist-test && cp -r $(BUILD)/dist $(BUILD)/dist-test
+	$(MAKE) --no-print-directory -C $(BUILD)/dist-test CARGO=false demo test-abi
+endif
+
+$(VENV)/ready: tests/python/requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+## Library with its SONAME link, headers, pkg-config file. DESTDIR is respected.
+install: $(LIBRARY)
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include/gradcodec
+	install -m 755 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/libgradcodec.so.$(VERSION)
+	ln -sf libgradcodec.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libgradcodec.so
+	install -m 644 include/*.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 include/gradcodec/* $(DESTDIR)$(PREFIX)/include/gradcodec
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' gradcodec.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gradcodec.pc
+
+## A tree that needs only gcc, make and python3: for machines without Rust.
+dist: $(LIBRARY)
+ifneq ($(wildcard Cargo.toml),)
+	rm -rf $(BUILD)/dist && mkdir -p $(BUILD)/dist/lib
+	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
+	cp -r include examples_c examples_python Makefile README.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
+	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/python tests/dlpack tests/abi tests/install.sh $(BUILD)/dist/tests/
+	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
+endif
+
+clean:
+	rm -rf $(BUILD) target

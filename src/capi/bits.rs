@@ -1,0 +1,272 @@
+//! BITS
+//!
+//! A chunk is what one rank sends to another: `n` elements are packed to ceil(n / 8) bytes and these split into
+//! n_chunks equal chunks of gc_chunk_bytes(n, n_chunks), the last ones filled up with zero bits. Where the bytes divide
+//! evenly they are those of DeepSpeed's compress_by_chunk. Truth: non-zero is 1. Sign: bit = not (x < 0), so zeros of
+//! either sign and NaN give 1.
+
+use std::ffi::c_void;
+
+use dlpark::ffi::{DLManagedTensor, DLTensor};
+
+use crate::ops::bits::{self, Axis, BitOrder, Count};
+
+use super::{
+    borrow::{self, Out},
+    boundary::{boundary, gc_status_t},
+};
+
+/// Which bit of a byte comes first: one of GC_BIT_ORDER_*.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+pub type gc_bit_order_t = i32;
+
+/// For `axis`: all dimensions as one, in C order.
+pub const GC_AXIS_NONE: i32 = i32::MIN;
+
+/// For `count`: all the bits there are.
+pub const GC_COUNT_ALL: i64 = i64::MIN;
+
+fn to_axis(code: i32) -> Axis {
+    if code == GC_AXIS_NONE { Axis::All } else { Axis::One(code) }
+}
+
+fn to_count(code: i64) -> Count {
+    if code == GC_COUNT_ALL { Count::All } else { Count::Of(code) }
+}
+
+/// Bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks). -1, and the last error, for a negative n_elements or 0
+/// chunks.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub extern "C" fn gc_chunk_bytes(n_elements: i64, n_chunks: usize) -> i64 {
+    boundary(|| bits::chunk_bytes(n_elements, n_chunks))
+}
+
+/// Packs the truth of every element of `src`, most significant bit first, and splits the bytes into `n_chunks` equal
+/// chunks.
+///
+/// `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
+/// receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the last
+/// element are 0. The chunks share one allocation, in which chunk k begins at chunks[0].data + k * chunk_bytes; the first
+/// is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
+///
+/// INVALID_ARGUMENT: NULL, n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs_into() packs signs. SIZE_OVERFLOW.
+/// OUT_OF_MEMORY.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_pack_chunks(
+    src: *const DLManagedTensor,
+    n_chunks: usize,
+    out: *mut *mut DLManagedTensor,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a tensor, and room for `n_chunks` pointers.
+        let (src, out) = unsafe { (borrow::managed("src", src)?, Out::new("out", out, n_chunks)?) };
+        out.fill(bits::pack_chunks(&src, n_chunks)?.into_raw());
+        Ok(())
+    })
+}
+
+/// The inverse: chunks to one bool tensor.
+///
+/// `chunks`: `n_chunks` one-dimensional uint8 tensors of gc_chunk_bytes(n_elements, n_chunks) bytes each, in order, of any
+/// stride, on one device. Their bits past `n_elements` are ignored. `*out`: one-dimensional, bool, `n_elements` long,
+/// yours to release.
+///
+/// INVALID_ARGUMENT: NULL (also one of the chunks), n_chunks 0, a negative n_elements, chunks on different devices.
+/// UNSUPPORTED_DTYPE: a chunk that is not uint8. SHAPE_MISMATCH: a chunk of another length. OUT_OF_MEMORY.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_unpack_chunks(
+    chunks: *const *mut DLManagedTensor,
+    n_chunks: usize,
+    n_elements: i64,
+    out: *mut *mut DLManagedTensor,
+) -> gc_status_t {
+    boundary(|| {
+        bits::chunk_bytes(n_elements, n_chunks)?;
+        // SAFETY: the caller promises `n_chunks` tensors, and room for a pointer.
+        let (chunks, out) = unsafe { (borrow::managed_items("chunks", chunks, n_chunks)?, Out::new("out", out, 1)?) };
+        out.fill(bits::unpack_chunks(&chunks, n_elements)?.into_raw());
+        Ok(())
+    })
+}
+
+/// numpy.packbits: 8 elements along `axis` to a byte, the last byte of each row filled up with zero bits.
+///
+/// `src`: bool or integer, any shape and strides; non-zero is 1. `axis`: a dimension, negative ones counting from the
+/// end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of `src`
+/// with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
+///
+/// INVALID_ARGUMENT: NULL, an axis out of range, an order that is none. UNSUPPORTED_DTYPE: floats. OUT_OF_MEMORY.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_pack_bits(
+    src: *const DLManagedTensor,
+    axis: i32,
+    order: gc_bit_order_t,
+    out: *mut *mut DLManagedTensor,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a tensor, and room for a pointer.
+        let (src, out) = unsafe { (borrow::managed("src", src)?, Out::new("out", out, 1)?) };
+        out.fill(bits::pack_bits(&src, to_axis(axis), BitOrder::from_code(order)?)?.into_raw());
+        Ok(())
+    })
+}
+
+/// numpy.unpackbits: the bits of every byte along `axis` to 0 and 1.
+///
+/// `src`: uint8, any shape and strides. `axis`, `order`: as for gc_pack_bits(). `count`: how many bits along the axis:
+/// GC_COUNT_ALL; or a number, beyond the last bit zeros; or a negative one, to leave off that many at the end. `*out`:
+/// uint8, of the shape of `src` with that many along the axis (one-dimensional when flattened), yours to release.
+///
+/// INVALID_ARGUMENT: NULL, an axis out of range, an order that is none, a count that leaves off more bits than there
+/// are. UNSUPPORTED_DTYPE: not uint8. SIZE_OVERFLOW, OUT_OF_MEMORY.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_unpack_bits(
+    src: *const DLManagedTensor,
+    axis: i32,
+    count: i64,
+    order: gc_bit_order_t,
+    out: *mut *mut DLManagedTensor,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a tensor, and room for a pointer.
+        let (src, out) = unsafe { (borrow::managed("src", src)?, Out::new("out", out, 1)?) };
+        let (axis, count) = (to_axis(axis), to_count(count));
+        out.fill(bits::unpack_bits(&src, axis, count, BitOrder::from_code(order)?)?.into_raw());
+        Ok(())
+    })
+}
+
+/// gc_pack_chunks() into memory of yours.
+///
+/// `src`: bool or integer, any shape and strides, flattened in C order. `dst`: uint8, C-contiguous, two-dimensional:
+/// [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk. Every byte of it is written.
+///
+/// INVALID_ARGUMENT: NULL, an order that is none, dst without chunks, dst intersecting src, tensors on different
+/// devices. UNSUPPORTED_DTYPE: floats in src, dst not uint8. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_pack_chunks_into(
+    src: *const DLTensor,
+    order: gc_bit_order_t,
+    dst: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        let _ = stream; // the work of a CPU is done when the call returns
+        // SAFETY: the caller promises two tensors.
+        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
+        bits::pack_chunks_into(&src, BitOrder::from_code(order)?, &dst)
+    })
+}
+
+/// Chunks to 0 and 1 in memory of yours.
+///
+/// `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape and
+/// strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
+///
+/// INVALID_ARGUMENT: NULL, an order that is none, src without chunks, dst intersecting src or overlapping itself,
+/// tensors on different devices. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH, NOT_CONTIGUOUS: src.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_unpack_chunks_into(
+    src: *const DLTensor,
+    order: gc_bit_order_t,
+    dst: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        let _ = stream;
+        // SAFETY: the caller promises two tensors.
+        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
+        bits::unpack_chunks_into(&src, BitOrder::from_code(order)?, &dst)
+    })
+}
+
+/// Packs signs: bit = not (x < 0), so zeros of either sign and NaN give 1.
+///
+/// `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `dst`: as for
+/// gc_pack_chunks_into(), and so are the errors; integers in src are UNSUPPORTED_DTYPE here.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_pack_signs_into(
+    src: *const DLTensor,
+    order: gc_bit_order_t,
+    dst: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        let _ = stream;
+        // SAFETY: the caller promises two tensors.
+        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
+        bits::pack_signs_into(&src, BitOrder::from_code(order)?, &dst)
+    })
+}
+
+/// gc_pack_bits() into memory of yours.
+///
+/// `dst`: uint8, of the shape that gc_pack_bits() would give, any strides.
+///
+/// Errors as for gc_pack_bits(), and INVALID_ARGUMENT: dst intersecting src or overlapping itself, tensors on different
+/// devices. UNSUPPORTED_DTYPE: dst not uint8. SHAPE_MISMATCH: dst.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_pack_bits_into(
+    src: *const DLTensor,
+    axis: i32,
+    order: gc_bit_order_t,
+    dst: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        let _ = stream;
+        // SAFETY: the caller promises two tensors.
+        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
+        bits::pack_bits_into(&src, to_axis(axis), BitOrder::from_code(order)?, &dst)
+    })
+}
+
+/// gc_unpack_bits() into memory of yours.
+///
+/// `dst`: of the shape that gc_unpack_bits() would give, whatever its length along the axis: that is the count. Any
+/// strides; uint8, or any other dtype that gc_unpack_chunks_into() writes.
+///
+/// Errors as for gc_unpack_bits(), and INVALID_ARGUMENT: dst intersecting src or overlapping itself, tensors on different
+/// devices. SHAPE_MISMATCH: dst.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_unpack_bits_into(
+    src: *const DLTensor,
+    axis: i32,
+    order: gc_bit_order_t,
+    dst: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        let _ = stream;
+        // SAFETY: the caller promises two tensors.
+        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
+        bits::unpack_bits_into(&src, to_axis(axis), BitOrder::from_code(order)?, &dst)
+    })
+}

@@ -1,0 +1,144 @@
+//! Pointers from outside, checked as far as they can be: not NULL, aligned, of a size that fits.
+
+use std::slice;
+
+use dlpark::{
+    DlpackFlags,
+    ffi::{DLManagedTensor, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION, DLTensor},
+};
+
+use crate::{
+    error::{Result, error},
+    tensor::{Name, View},
+};
+
+/// Reads `count` items.
+///
+/// # Safety
+/// Unless NULL or unaligned, `pointer` is the address of `count` items that stay readable and unchanged for `'a`.
+pub unsafe fn items<'a, T>(name: &'static str, pointer: *const T, count: usize) -> Result<&'a [T]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    check_count::<T>(name, count)?;
+    check(Name::new(name), pointer)?;
+    // SAFETY: not NULL, aligned, of a size that fits, and readable by the caller's promise.
+    Ok(unsafe { slice::from_raw_parts(pointer, count) })
+}
+
+/// Borrows a tensor.
+///
+/// # Safety
+/// Unless NULL or unaligned, `tensor` points at a DLTensor that keeps the promise of [`View::from_dlpack`].
+pub unsafe fn tensor<'a>(name: &'static str, tensor: *const DLTensor) -> Result<View<'a>> {
+    let name = Name::new(name);
+    check(name, tensor)?;
+    // SAFETY: not NULL, aligned, and a tensor by the caller's promise.
+    unsafe { View::from_dlpack(name, &*tensor) }
+}
+
+/// Borrows a managed tensor: only its `dl_tensor` is read.
+///
+/// # Safety
+/// Unless NULL or unaligned, `tensor` points at a `dl_tensor` that keeps the promise of [`View::from_dlpack`].
+pub unsafe fn managed<'a>(name: &'static str, tensor: *const DLManagedTensor) -> Result<View<'a>> {
+    // SAFETY: the caller's promise.
+    unsafe { managed_named(Name::new(name), tensor) }
+}
+
+/// Borrows `count` managed tensors.
+///
+/// # Safety
+/// Unless NULL or unaligned, `tensors` points at `count` pointers, each as for [`managed`].
+pub unsafe fn managed_items<'a>(
+    name: &'static str,
+    tensors: *const *mut DLManagedTensor,
+    count: usize,
+) -> Result<Vec<View<'a>>> {
+    // SAFETY: the caller's promise.
+    let tensors = unsafe { items(name, tensors, count)? };
+    let mut views = Vec::new();
+    views.try_reserve_exact(count).map_err(|_| error!(OutOfMemory, "{name}: {count} views could not be had"))?;
+    for (index, &tensor) in tensors.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        views.push(unsafe { managed_named(Name::of_item(name, index), tensor)? });
+    }
+    Ok(views)
+}
+
+/// # Safety
+/// As for [`managed`].
+unsafe fn managed_named<'a>(name: Name, tensor: *const DLManagedTensor) -> Result<View<'a>> {
+    check(name, tensor)?;
+    // SAFETY: not NULL, aligned, and a tensor by the caller's promise; no reference to its other fields is made.
+    unsafe { View::from_dlpack(name, &(*tensor).dl_tensor) }
+}
+
+/// Borrows a versioned tensor that is to be written to.
+///
+/// # Safety
+/// Unless NULL or unaligned, `tensor` points at a versioned tensor, and if that is of version 1 its `dl_tensor` keeps
+/// the promise of [`View::from_dlpack`].
+pub unsafe fn versioned<'a>(name: &'static str, tensor: *const DLManagedTensorVersioned) -> Result<View<'a>> {
+    let name = Name::new(name);
+    check(name, tensor)?;
+    // SAFETY: not NULL, aligned, and by the caller's promise a tensor; what follows the version is read only in 1.x.
+    unsafe {
+        let version = (*tensor).version;
+        if version.major != DLPACK_MAJOR_VERSION {
+            return Err(error!(
+                InvalidArgument,
+                "{name}: DLPack version {}.{}; {DLPACK_MAJOR_VERSION}.x is understood", version.major, version.minor
+            ));
+        }
+        if (*tensor).flags.contains(DlpackFlags::READ_ONLY) {
+            return Err(error!(ReadOnly, "{name}: read-only by its flags, {:#x}", (*tensor).flags.bits()));
+        }
+        View::from_dlpack(name, &(*tensor).dl_tensor)
+    }
+}
+
+/// A number of items that C passes as a signed integer.
+pub fn count(name: &'static str, count: i32) -> Result<usize> {
+    usize::try_from(count).map_err(|_| error!(InvalidArgument, "{name}: {count} is negative"))
+}
+
+/// The place of one result or of several, to be written once nothing can fail any more.
+pub struct Out<T> {
+    first: *mut T,
+    count: usize,
+}
+
+impl<T> Out<T> {
+    /// # Safety
+    /// Unless NULL or unaligned, `first` has room for `count` results.
+    pub unsafe fn new(name: &'static str, first: *mut T, count: usize) -> Result<Self> {
+        check_count::<T>(name, count)?;
+        check(Name::new(name), first)?;
+        Ok(Self { first, count })
+    }
+
+    pub fn fill(self, results: impl IntoIterator<Item = T>) {
+        for (index, result) in results.into_iter().take(self.count).enumerate() {
+            // SAFETY: `new` was promised room for `count` results.
+            unsafe { self.first.add(index).write(result) };
+        }
+    }
+}
+
+fn check<T>(name: Name, pointer: *const T) -> Result<()> {
+    if pointer.is_null() {
+        return Err(error!(InvalidArgument, "{name}: NULL"));
+    }
+    if !pointer.is_aligned() {
+        return Err(error!(InvalidArgument, "{name}: address {pointer:p} is not aligned to {}", align_of::<T>()));
+    }
+    Ok(())
+}
+
+fn check_count<T>(name: &'static str, count: usize) -> Result<()> {
+    if count > isize::MAX as usize / size_of::<T>().max(1) {
+        return Err(error!(SizeOverflow, "{name}: {count} items exceed the address space"));
+    }
+    Ok(())
+}

@@ -1,0 +1,177 @@
+//! The line between callers and this library: every call from outside crosses it here.
+
+use std::{
+    cell::{Cell, RefCell},
+    ffi::c_char,
+    panic::{self, AssertUnwindSafe, PanicHookInfo},
+    sync::{Once, OnceLock},
+};
+
+use crate::error::{Error, MESSAGE_LIMIT, Result, Status, error, sentence};
+
+/// The status of a call, as C sees it.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+pub type gc_status_t = i32;
+
+/// What a function answers: its value on success, and what stands for failure.
+pub trait Answer {
+    type C;
+    fn success(self) -> Self::C;
+    fn failure(status: Status) -> Self::C;
+}
+
+impl Answer for () {
+    type C = gc_status_t;
+    fn success(self) -> gc_status_t {
+        Status::Ok as gc_status_t
+    }
+    fn failure(status: Status) -> gc_status_t {
+        status as gc_status_t
+    }
+}
+
+impl Answer for i64 {
+    type C = i64;
+    fn success(self) -> i64 {
+        self
+    }
+    fn failure(_: Status) -> i64 {
+        -1
+    }
+}
+
+impl Answer for u32 {
+    type C = u32;
+    fn success(self) -> u32 {
+        self
+    }
+    fn failure(_: Status) -> u32 {
+        0
+    }
+}
+
+impl Answer for *const c_char {
+    type C = *const c_char;
+    fn success(self) -> *const c_char {
+        self
+    }
+    fn failure(_: Status) -> *const c_char {
+        c"".as_ptr()
+    }
+}
+
+thread_local! {
+    /// The last failure in words, with a NUL. No destructor, so that it is there as long as the thread is.
+    static LAST_ERROR: RefCell<[u8; MESSAGE_LIMIT + 1]> = const { RefCell::new([0; MESSAGE_LIMIT + 1]) };
+    /// How many boundaries this thread is inside of: a deleter may run within a call.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// What the panic hook was told about a panic inside.
+    static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs what a caller asked for: a panic becomes a status, silently, and a failure becomes the thread's last error.
+pub fn boundary<T: Answer>(body: impl FnOnce() -> Result<T>) -> T::C {
+    keep_panics_silent();
+    DEPTH.set(DEPTH.get() + 1);
+    let outcome = panic::catch_unwind(AssertUnwindSafe(body));
+    DEPTH.set(DEPTH.get() - 1);
+    let failure = match outcome {
+        Ok(Ok(value)) => return value.success(),
+        Ok(Err(failure)) => failure,
+        Err(_) => error!(Panic, "{}", PANIC.try_with(RefCell::take).unwrap_or_default()),
+    };
+    remember(&failure);
+    T::failure(failure.status)
+}
+
+/// This thread's last failure in words.
+pub fn last_error() -> *const c_char {
+    LAST_ERROR.with(|text| text.as_ptr().cast::<c_char>().cast_const())
+}
+
+fn remember(failure: &Error) {
+    LAST_ERROR.with_borrow_mut(|text| {
+        // A NUL within would end the sentence for C, so it ends here too; `sentence` keeps the limit.
+        let words = failure.message.bytes().take_while(|&byte| byte != 0).take(MESSAGE_LIMIT);
+        let length = words.zip(text.iter_mut()).map(|(byte, slot)| *slot = byte).count();
+        text[length] = 0;
+    });
+}
+
+/// Has the panic hook keep what it is told for `boundary` to report, and leaves panics elsewhere to the hook before.
+fn keep_panics_silent() {
+    static ONCE: Once = Once::new();
+    type Hook = dyn Fn(&PanicHookInfo<'_>) + Send + Sync;
+    static PREVIOUS: OnceLock<Box<Hook>> = OnceLock::new();
+    // A function without captures, so that installing it allocates nothing.
+    fn hook(info: &PanicHookInfo<'_>) {
+        if DEPTH.get() > 0 {
+            let words = sentence(format_args!("a defect of this library, caught: {info}"));
+            let _ = PANIC.try_with(|panic| panic.replace(words));
+        } else if let Some(previous) = PREVIOUS.get() {
+            previous(info);
+        }
+    }
+    ONCE.call_once(|| {
+        let _ = PREVIOUS.set(panic::take_hook());
+        panic::set_hook(Box::new(hook));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::CStr, process::Command};
+
+    use super::*;
+
+    fn last_error_text() -> String {
+        // SAFETY: `last_error` points at this thread's text, which ends with a NUL.
+        unsafe { CStr::from_ptr(last_error()) }.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_panic_becomes_a_status_that_names_its_place() {
+        let status = boundary(|| -> Result<()> { panic!("seven is {}", 7) });
+        assert_eq!(status, 99);
+        assert!(last_error_text().contains("boundary.rs"), "{}", last_error_text());
+        assert!(last_error_text().contains("seven is 7"), "{}", last_error_text());
+    }
+
+    #[test]
+    fn success_leaves_the_last_error_alone() {
+        assert_eq!(last_error_text(), "");
+        assert_eq!(boundary(|| -> Result<()> { Err(error!(Busy, "one\0two")) }), 8);
+        assert_eq!(boundary(|| Ok(())), 0);
+        assert_eq!(last_error_text(), "one");
+        std::thread::scope(|scope| scope.spawn(|| assert_eq!(last_error_text(), "")).join().unwrap());
+    }
+
+    #[test]
+    fn a_longer_error_leaves_nothing_behind_a_shorter_one() {
+        boundary(|| -> Result<()> { Err(error!(Busy, "{}", "x".repeat(2 * MESSAGE_LIMIT))) });
+        assert_eq!(last_error_text().len(), MESSAGE_LIMIT);
+        boundary(|| -> Result<()> { Err(error!(Busy, "short")) });
+        assert_eq!(last_error_text(), "short");
+    }
+
+    /// Run by the next test in a process of its own, for the panic hook is the process's.
+    #[test]
+    fn one_panic_inside_and_one_outside() {
+        if std::env::var_os("GRADCODEC_TEST_PANICS").is_some() {
+            boundary(|| -> Result<()> { panic!("not to be heard") });
+            panic!("to be heard");
+        }
+    }
+
+    #[test]
+    fn panics_inside_are_silent_and_others_are_not() {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "capi::boundary::tests::one_panic_inside_and_one_outside"])
+            .env("GRADCODEC_TEST_PANICS", "1")
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8_lossy(&child.stderr);
+        assert!(stderr.contains("\nto be heard"), "{stderr}");
+        assert!(!stderr.contains("not to be heard"), "{stderr}");
+    }
+}

@@ -1,0 +1,82 @@
+//! gradcodec: gradients at one bit an element, and tensors between frameworks. DLPack in, DLPack out.
+//!
+//! This library packs truth and signs to bits and unpacks them again, on memory that NumPy, PyTorch, CuPy, JAX or a
+//! program of your own has allocated. It links against neither a framework nor a CUDA toolkit. Tensors cross this
+//! interface as DLPack structs, so nothing is copied on the way in or out.
+//!
+//! Start here:
+//!
+//! ```c
+//! bool mask[1000] = { ... };
+//! int64_t length = 1000;
+//! DLDevice cpu = { kDLCPU, 0 };
+//! DLDataType boolean = { kDLBool, 8, 1 };
+//! DLManagedTensor *src, *chunks[4];
+//! if (gc_tensor_from_pointer(mask, cpu, boolean, 1, &length, NULL, NULL, NULL, &src) ||
+//!     gc_pack_chunks(src, 4, chunks))
+//!     fail(gc_last_error());
+//! send(chunks[0]->dl_tensor.data, gc_chunk_bytes(1000, 4));   // and so on; then release all five:
+//! gc_tensor_free(chunks[0]);
+//! ```
+//!
+//! TWO TIERS
+//!
+//! Simple: functions that take and return DLManagedTensor. They allocate their outputs and are complete when they
+//! return. On CUDA they work on the legacy default stream: inputs must be ready there (`__dlpack__(stream=1)` sees to
+//! it; non-blocking streams are not ordered with it).
+//!
+//! Stream: functions whose names end in `_into`. They take DLTensor views of your memory and a `void *stream`: NULL or
+//! 1 is the legacy stream, 2 the per-thread one, anything else a CUstream or cudaStream_t. They allocate nothing and
+//! synchronize nothing. For CPU tensors the stream is ignored and the work is complete when they return.
+//!
+//! OWNERSHIP
+//!
+//! Inputs are borrowed for the call, never released. Of a borrowed DLManagedTensor only `dl_tensor` is read, so a view
+//! `{ v->dl_tensor, NULL, NULL }` of a versioned tensor is a valid input. Outputs are yours, to release by
+//! gc_tensor_free() or their own deleter, once, on any thread, in any order, also after the inputs are gone. When a
+//! call fails, `*out` is untouched and what you passed is still yours.
+//!
+//! TENSORS
+//!
+//! Taken: any strides, in elements, NULL for compact, negative and zero ones too; any byte_offset; data NULL when there
+//! is no element; sizes of 1 with whatever stride; a NULL deleter; ndim 0. Elements may lie at any address. Dtypes:
+//! bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16, float32, float64, bfloat16, of one lane.
+//! Devices: CPU 1 and CUDAHost 3, which are the CPU's work and give CPU outputs; CUDA 2 and CUDAManaged 13, which this
+//! version answers with DRIVER_UNAVAILABLE.
+//! Given: explicit strides, byte_offset 0, data aligned to 256 bytes (NULL when empty), a deleter always.
+//!
+//! ERRORS
+//!
+//! Functions return a gc_status_t, 0 for success. gc_last_error() has the failure in words, with the number that was
+//! wrong. Arguments are checked before anything runs: a status from that check means that nothing changed. Pointers
+//! must be NULL or good: a wild pointer cannot be told from a good one.
+//!
+//! An output whose bytes intersect those of an input or of another output, from the lowest to the highest address of
+//! each, or whose own elements overlap, is refused.
+//!
+//! THREADS
+//!
+//! Any thread may call any function at any time on different objects, and inputs may be shared between calls. Nothing is
+//! left behind that a forked child could not use. Deleters and callbacks of yours run on the thread that releases.
+//!
+//! NAMES
+//!
+//! Functions and types begin with gc_, constants with GC_, version macros with GRADCODEC_. (`gc` alone belongs to the
+//! Boehm collector: the two can be used together.)
+
+mod bits;
+mod borrow;
+mod boundary;
+mod status;
+mod tensors;
+mod version;
+
+pub use bits::*;
+pub use boundary::gc_status_t;
+pub use status::*;
+pub use tensors::*;
+pub use version::*;
+
+pub(crate) use boundary::boundary;
+
+pub use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLTensor};

@@ -1,0 +1,25 @@
+//! ERRORS
+
+use std::ffi::c_char;
+
+use crate::error::STATUS_NAMES;
+
+use super::boundary::{boundary, gc_status_t, last_error};
+
+/// The name of a status as it stands in this header, such as "GC_STATUS_SHAPE_MISMATCH"; "GC_STATUS_UNKNOWN" for a code
+/// that this version does not have. Static text, never NULL.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub extern "C" fn gc_status_name(status: gc_status_t) -> *const c_char {
+    boundary(|| {
+        let known = STATUS_NAMES.iter().find(|(known, _)| *known as gc_status_t == status);
+        Ok(known.map_or(c"GC_STATUS_UNKNOWN", |(_, name)| name).as_ptr())
+    })
+}
+
+/// This thread's last failure in words, such as "dst: 3 chunks of 17 bytes expected for 400 elements, got shape [3, 16]".
+/// "" before the first; a call that succeeds leaves it alone. The text is UTF-8, at most 500 bytes, and stays as it is
+/// until the next failure on this thread, or its end.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub extern "C" fn gc_last_error() -> *const c_char {
+    boundary(|| Ok(last_error()))
+}

@@ -1,0 +1,159 @@
+//! TENSORS
+
+use std::ffi::c_void;
+
+use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLTensor};
+
+use crate::tensor::{self, Device, Dtype, Name, Outputs, Release, Shape, View};
+
+use super::{
+    borrow::{self, Out},
+    boundary::{boundary, gc_status_t},
+};
+
+/// A new tensor, compact, its elements not initialized.
+///
+/// `shape`: `ndim` sizes, copied; may be NULL when `ndim` is 0. `*out`: yours to release.
+///
+/// INVALID_ARGUMENT: a negative size or ndim, NULL. UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: see TENSORS above.
+/// SIZE_OVERFLOW: more than 2^63 - 1 bytes. OUT_OF_MEMORY.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_tensor_empty(
+    device: DLDevice,
+    dtype: DLDataType,
+    ndim: i32,
+    shape: *const i64,
+    out: *mut *mut DLManagedTensor,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises `ndim` sizes and room for a pointer.
+        let (shape, out) =
+            unsafe { (borrow::items("shape", shape, borrow::count("ndim", ndim)?)?, Out::new("out", out, 1)?) };
+        let device = Device::from_dlpack(Name::new("device"), device)?;
+        let dtype = Dtype::from_dlpack(Name::new("dtype"), dtype)?;
+        out.fill(Outputs::allocate(device, dtype, Shape::of(shape), 1)?.into_raw());
+        Ok(())
+    })
+}
+
+/// A tensor over memory of yours: nothing is copied.
+///
+/// `data`: element 0; NULL only if there is no element. `shape`: `ndim` sizes, `strides`: as many strides in elements,
+/// NULL for compact; both are copied. `release`, unless NULL, is called once with `ctx` when the last user of the tensor
+/// has released it, on that user's thread; it is not called when this function fails. `*out`: yours to release.
+///
+/// The device is believed, not asked for: memory of another process or card is valid here.
+///
+/// INVALID_ARGUMENT: NULL, a negative size or ndim. UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: see TENSORS above.
+/// SIZE_OVERFLOW: elements beyond the address space. OUT_OF_MEMORY.
+///
+/// # Safety
+/// The pointers are as described, and the memory stays until `release` is called.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_tensor_from_pointer(
+    data: *mut c_void,
+    device: DLDevice,
+    dtype: DLDataType,
+    ndim: i32,
+    shape: *const i64,
+    strides: *const i64,
+    release: Option<unsafe extern "C" fn(ctx: *mut c_void)>,
+    ctx: *mut c_void,
+    out: *mut *mut DLManagedTensor,
+) -> gc_status_t {
+    boundary(|| {
+        let described = DLTensor {
+            data,
+            device,
+            ndim,
+            dtype,
+            shape: shape.cast_mut(),
+            strides: strides.cast_mut(),
+            byte_offset: 0,
+        };
+        // SAFETY: the caller promises `ndim` sizes and strides, memory that they describe, and room for a pointer.
+        let (view, out) = unsafe { (View::from_dlpack(Name::new("data"), &described)?, Out::new("out", out, 1)?) };
+        out.fill(tensor::from_pointer(&view, Release { function: release, context: ctx })?.into_raw());
+        Ok(())
+    })
+}
+
+/// Releases a tensor: calls its deleter. NULL, or a tensor whose deleter is NULL: nothing.
+///
+/// # Safety
+/// `tensor` is NULL or yours, and not used afterwards.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_tensor_free(tensor: *mut DLManagedTensor) {
+    boundary(|| {
+        // SAFETY: the caller gives the tensor away.
+        unsafe { tensor::release(tensor) };
+        Ok(())
+    });
+}
+
+/// The same tensor in DLPack's versioned form (1.0, no flags), which NumPy imports as writable.
+///
+/// `src`: taken on success, to be released through `*out` from then on; still yours when the call fails.
+///
+/// INVALID_ARGUMENT, UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: as for any input. OUT_OF_MEMORY.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_tensor_to_versioned(
+    src: *mut DLManagedTensor,
+    out: *mut *mut DLManagedTensorVersioned,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a tensor of its own, and room for a pointer.
+        unsafe {
+            let (view, out) = (borrow::managed("src", src)?, Out::new("out", out, 1)?);
+            out.fill(tensor::to_versioned(&view, src)?.into_raw());
+        }
+        Ok(())
+    })
+}
+
+/// The same tensor in DLPack's legacy form, which is what all other functions take and JAX imports.
+///
+/// `src`: any version 1.x, taken on success, to be released through `*out` from then on; still yours when the call
+/// fails.
+///
+/// READ_ONLY: the legacy form cannot say that a tensor is. (To read it, borrow it: `{ v->dl_tensor, NULL, NULL }`.)
+/// INVALID_ARGUMENT: another major version; and as for any input, like UNSUPPORTED_DTYPE and UNSUPPORTED_DEVICE.
+/// OUT_OF_MEMORY.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_tensor_from_versioned(
+    src: *mut DLManagedTensorVersioned,
+    out: *mut *mut DLManagedTensor,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a tensor of its own, and room for a pointer.
+        unsafe {
+            let (view, out) = (borrow::versioned("src", src)?, Out::new("out", out, 1)?);
+            out.fill(tensor::from_versioned(&view, src)?.into_raw());
+        }
+        Ok(())
+    })
+}
+
+/// For PyCapsule_New from ctypes or cffi: releases the tensor of a capsule that nobody consumed.
+///
+/// Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
+/// Finds Python in the process that calls it: this library does not link against it.
+///
+/// # Safety
+/// `py_capsule` is a PyCapsule, and the caller holds the GIL, as Python does when it calls a destructor.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_capsule_destructor(py_capsule: *mut c_void) {
+    boundary(|| {
+        // SAFETY: the caller's promise.
+        unsafe { tensor::release_capsule(py_capsule) }
+    });
+}

@@ -1,0 +1,39 @@
+//! VERSION
+//!
+//! GRADCODEC_VERSION is what you compile against, gc_version() what you run with.
+
+use std::ffi::{CStr, c_char};
+
+use super::boundary::boundary;
+
+/// The version text, for every place that needs it.
+const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+    Ok(text) => text,
+    Err(_) => panic!("the package version has no NUL"),
+};
+
+/// The version of the loaded library: major << 16 | minor << 8 | patch.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub extern "C" fn gc_version() -> u32 {
+    boundary(|| {
+        Ok(number(env!("CARGO_PKG_VERSION_MAJOR")) << 16
+            | number(env!("CARGO_PKG_VERSION_MINOR")) << 8
+            | number(env!("CARGO_PKG_VERSION_PATCH")))
+    })
+}
+
+/// The same in words: "0.1.0". Static text.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub extern "C" fn gc_version_string() -> *const c_char {
+    boundary(|| Ok(VERSION.as_ptr()))
+}
+
+/// A decimal number.
+const fn number(digits: &str) -> u32 {
+    let (digits, mut value, mut index) = (digits.as_bytes(), 0, 0);
+    while index < digits.len() {
+        value = value * 10 + (digits[index] - b'0') as u32;
+        index += 1;
+    }
+    value
+}

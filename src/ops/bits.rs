@@ -1,0 +1,440 @@
+//! Packing to bits and unpacking from them.
+//!
+//! Every function here comes down to the same [`BitPlan`]: rows, each with its bits on an *element* side (one element
+//! a bit, any strides) and on a *byte* side (8 bits a byte). Packing reads the first and writes the second, unpacking
+//! the other way round.
+
+use std::fmt;
+
+use crate::{
+    backend,
+    error::{Error, Result, error},
+    tensor::{Dtype, Outputs, Shape, View},
+};
+
+use super::loops::Loops;
+
+/// Which bit of a byte comes first.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BitOrder {
+    /// The most significant: NumPy's default, CuPy, DeepSpeed.
+    Big = 0,
+    /// The least significant.
+    Little = 1,
+}
+
+impl BitOrder {
+    pub fn from_code(code: i32) -> Result<Self> {
+        match code {
+            0 => Ok(Self::Big),
+            1 => Ok(Self::Little),
+            _ => Err(error!(InvalidArgument, "order: {code} is neither GC_BIT_ORDER_BIG 0 nor GC_BIT_ORDER_LITTLE 1")),
+        }
+    }
+}
+
+/// How elements become bits. Each is looked at as an unsigned integer of its width: its bit is 0 when it lies in
+/// `first_zero ..= first_zero + span`, and 1 otherwise. That covers truth (only 0 gives 0) and signs: as integers, the
+/// floats below zero are one range, from the smallest negative denormal to -inf; -0 and the NaNs lie outside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Test {
+    /// Bytes an element.
+    pub size: usize,
+    pub first_zero: u64,
+    pub span: u64,
+}
+
+impl Test {
+    /// Non-zero is 1.
+    fn truth(src: &View<'_>) -> Result<Self> {
+        let dtype = src.dtype();
+        if dtype.is_float() {
+            return Err(error!(
+                UnsupportedDtype,
+                "{}: {dtype} cannot be packed as truth; gc_pack_signs_into packs signs",
+                src.name()
+            ));
+        }
+        Ok(Self { size: dtype.size, first_zero: 0, span: 0 })
+    }
+
+    /// Not below zero is 1.
+    fn sign(src: &View<'_>) -> Result<Self> {
+        let dtype = src.dtype();
+        if !dtype.is_float() {
+            return Err(error!(
+                UnsupportedDtype,
+                "{}: {dtype} has no packed signs; float16, bfloat16, float32 and float64 have",
+                src.name()
+            ));
+        }
+        let (minus_zero, minus_infinity) = match dtype.size {
+            2 if dtype == Dtype::BF16 => (0x8000, 0xff80),
+            2 => (0x8000, 0xfc00),
+            4 => (0x8000_0000, u64::from(f32::NEG_INFINITY.to_bits())),
+            _ => (1 << 63, f64::NEG_INFINITY.to_bits()),
+        };
+        Ok(Self { size: dtype.size, first_zero: minus_zero + 1, span: minus_infinity - minus_zero - 1 })
+    }
+}
+
+/// How bits become elements: 0 is all bits zero, 1 is this pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct One {
+    /// Bytes an element.
+    pub size: usize,
+    pub pattern: u64,
+}
+
+impl One {
+    fn of(dtype: Dtype) -> Self {
+        let pattern = match (dtype.is_float(), dtype.size) {
+            (false, _) => 1,
+            (true, 2) if dtype == Dtype::BF16 => 0x3f80,
+            (true, 2) => 0x3c00,
+            (true, 4) => u64::from(1f32.to_bits()),
+            (true, _) => 1f64.to_bits(),
+        };
+        Self { size: dtype.size, pattern }
+    }
+}
+
+/// Where the bits lie on both sides. Offsets are in bytes, from the first element and the first byte.
+#[derive(Clone, Copy, Debug)]
+pub struct BitPlan {
+    /// Where the first row's elements begin.
+    pub start: i64,
+    /// From row to row: strides of the element side and of the byte side.
+    pub rows: Loops<2>,
+    /// The elements of a row.
+    pub elements: Loops<1>,
+    /// The bytes of a row. Packing writes zeros past the last element; unpacking reads zeros past the last byte.
+    pub bytes: Loops<1>,
+    pub order: BitOrder,
+}
+
+impl BitPlan {
+    /// One row: all elements in C order, all bytes in C order.
+    fn flat(elements: &View<'_>, bytes: &View<'_>, order: BitOrder) -> Self {
+        Self { start: 0, rows: Loops::new(), elements: loops_over(elements), bytes: loops_over(bytes), order }
+    }
+
+    /// The `count` elements from number `first` of a contiguous tensor of bool, in the bytes of a chunk.
+    fn part(first: i64, count: i64, chunk: &View<'_>) -> Self {
+        let mut elements = Loops::new();
+        elements.push(count, [1]);
+        Self { start: first, rows: Loops::new(), elements, bytes: loops_over(chunk), order: BitOrder::Big }
+    }
+
+    /// A row for every index of the dimensions other than `axis`, in which both sides agree.
+    fn along(axis: Option<usize>, elements: &View<'_>, bytes: &View<'_>, order: BitOrder) -> Self {
+        let Some(axis) = axis else {
+            return Self::flat(elements, bytes, order);
+        };
+        let size = elements.dtype().size as i64;
+        let mut plan = Self { start: 0, rows: Loops::new(), elements: Loops::new(), bytes: Loops::new(), order };
+        for (index, ((count, element_stride), (byte_count, byte_stride))) in
+            elements.dims().zip(bytes.dims()).enumerate()
+        {
+            if index == axis {
+                plan.elements.push(count, [element_stride * size]);
+                plan.bytes.push(byte_count, [byte_stride]);
+            } else {
+                plan.rows.push(count, [element_stride * size, byte_stride]);
+            }
+        }
+        plan
+    }
+}
+
+fn loops_over(view: &View<'_>) -> Loops<1> {
+    let size = view.dtype().size as i64;
+    let mut loops = Loops::new();
+    view.dims().for_each(|(count, stride)| loops.push(count, [stride * size]));
+    loops
+}
+
+/// What rows run along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axis {
+    /// Everything, flattened in C order.
+    All,
+    /// This dimension; negative ones count from the end.
+    One(i32),
+}
+
+impl Axis {
+    /// The dimension meant; None for all as one. As in NumPy, a tensor of no dimensions counts as one of one element.
+    fn dimension(self, src: &View<'_>) -> Result<Option<usize>> {
+        let Self::One(axis) = self else {
+            return Ok(None);
+        };
+        let ndim = src.shape().len().max(1);
+        let from_start = i64::from(axis) + if axis < 0 { ndim as i64 } else { 0 };
+        match usize::try_from(from_start) {
+            Ok(index) if index < ndim => Ok(Some(index).filter(|_| !src.shape().is_empty())),
+            _ => Err(error!(InvalidArgument, "axis: {axis} is out of range for {}, of ndim {ndim}", src.name())),
+        }
+    }
+}
+
+/// How many bits to unpack along an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// Those there are.
+    All,
+    /// So many; zeros beyond the last. Negative: so many fewer than there are.
+    Of(i64),
+}
+
+impl Count {
+    fn of(self, total: i64) -> Result<i64> {
+        match self {
+            Self::All => Ok(total),
+            Self::Of(count @ 0..) => Ok(count),
+            Self::Of(count) if count >= -total => Ok(total + count),
+            Self::Of(count) => {
+                Err(error!(InvalidArgument, "count: {count} leaves off more than the {total} bits that there are"))
+            }
+        }
+    }
+}
+
+/// The length of `src` along a dimension, or of all as one.
+fn length(src: &View<'_>, axis: Option<usize>) -> i64 {
+    axis.map_or(src.elements(), |axis| src.shape()[axis])
+}
+
+/// The shape of `src` made `length` long along a dimension; that length alone for all as one.
+fn shape_with<'a>(src: &View<'a>, axis: Option<usize>, length: i64) -> Shape<'a> {
+    match axis {
+        None => Shape { sizes: &[0], changed: Some((0, length)) },
+        Some(axis) => Shape { sizes: src.shape(), changed: Some((axis, length)) },
+    }
+}
+
+/// Bytes of one chunk when `elements` bits are split into `n_chunks` equal chunks of whole bytes.
+pub fn chunk_bytes(elements: i64, n_chunks: usize) -> Result<i64> {
+    let elements =
+        u64::try_from(elements).map_err(|_| error!(InvalidArgument, "n_elements: {elements} is negative"))?;
+    if n_chunks == 0 {
+        return Err(error!(InvalidArgument, "n_chunks: at least 1 expected, got 0"));
+    }
+    // At most 2^60, so it fits.
+    Ok(elements.div_ceil(8).div_ceil(n_chunks as u64) as i64)
+}
+
+/// Truth of every element to `n_chunks` new tensors.
+pub fn pack_chunks(src: &View<'_>, n_chunks: usize) -> Result<Outputs> {
+    let bytes = chunk_bytes(src.elements(), n_chunks)?;
+    let test = Test::truth(src)?;
+    let outputs = Outputs::allocate(src.device(), Dtype::U8, Shape::of(&[bytes]), n_chunks)?;
+    let packed = outputs.joined()?;
+    backend::of(src.device())?.pack(&BitPlan::flat(src, &packed, BitOrder::Big), test, src, &packed)?;
+    Ok(outputs)
+}
+
+/// The chunks of `elements` bits to a new bool tensor.
+pub fn unpack_chunks(chunks: &[View<'_>], elements: i64) -> Result<Outputs> {
+    let bytes = chunk_bytes(elements, chunks.len())?;
+    for chunk in chunks {
+        check_uint8(chunk)?;
+        if chunk.shape() != [bytes] {
+            return Err(error!(
+                ShapeMismatch,
+                "{}: shape [{bytes}] expected for {elements} elements in {} chunks, got {}",
+                chunk.name(),
+                chunks.len(),
+                Shape::of(chunk.shape())
+            ));
+        }
+        check_same_device(chunk, &chunks[0])?;
+    }
+    let device = chunks[0].device();
+    let outputs = Outputs::allocate(device, Dtype::BOOL, Shape::of(&[elements]), 1)?;
+    let unpacked = outputs.view()?;
+    for (chunk, first) in chunks.iter().zip((0..elements).step_by(bytes.max(1) as usize * 8)) {
+        let plan = BitPlan::part(first, (elements - first).min(bytes * 8), chunk);
+        backend::of(device)?.unpack(&plan, One::of(Dtype::BOOL), chunk, &unpacked)?;
+    }
+    Ok(outputs)
+}
+
+/// `numpy.packbits` to a new tensor.
+pub fn pack_bits(src: &View<'_>, axis: Axis, order: BitOrder) -> Result<Outputs> {
+    let axis = axis.dimension(src)?;
+    let test = Test::truth(src)?;
+    let shape = shape_with(src, axis, packed_length(length(src, axis)));
+    let outputs = Outputs::allocate(src.device(), Dtype::U8, shape, 1)?;
+    let packed = outputs.view()?;
+    backend::of(src.device())?.pack(&BitPlan::along(axis, src, &packed, order), test, src, &packed)?;
+    Ok(outputs)
+}
+
+/// `numpy.unpackbits` to a new uint8 tensor.
+pub fn unpack_bits(src: &View<'_>, axis: Axis, count: Count, order: BitOrder) -> Result<Outputs> {
+    check_uint8(src)?;
+    let axis = axis.dimension(src)?;
+    let bytes = length(src, axis);
+    let total = bytes.checked_mul(8).ok_or_else(|| {
+        error!(SizeOverflow, "{}: {bytes} bytes along the axis have more than 2^63 - 1 bits", src.name())
+    })?;
+    let shape = shape_with(src, axis, count.of(total)?);
+    let outputs = Outputs::allocate(src.device(), Dtype::U8, shape, 1)?;
+    let unpacked = outputs.view()?;
+    let plan = BitPlan::along(axis, &unpacked, src, order);
+    backend::of(src.device())?.unpack(&plan, One::of(Dtype::U8), src, &unpacked)?;
+    Ok(outputs)
+}
+
+/// Truth of every element to the chunks that are the rows of `dst`.
+pub fn pack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>) -> Result<()> {
+    pack_rows_into(src, Test::truth(src)?, order, dst)
+}
+
+/// Signs of every element to the chunks that are the rows of `dst`.
+pub fn pack_signs_into(src: &View<'_>, order: BitOrder, dst: &View<'_>) -> Result<()> {
+    pack_rows_into(src, Test::sign(src)?, order, dst)
+}
+
+fn pack_rows_into(src: &View<'_>, test: Test, order: BitOrder, dst: &View<'_>) -> Result<()> {
+    check_chunk_rows(dst, src)?;
+    check_same_device(dst, src)?;
+    dst.check_output(&[*src])?;
+    backend::of(src.device())?.pack(&BitPlan::flat(src, dst, order), test, src, dst)
+}
+
+/// The chunks that are the rows of `src` to 0 and 1 in `dst`.
+pub fn unpack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>) -> Result<()> {
+    check_chunk_rows(src, dst)?;
+    check_same_device(dst, src)?;
+    dst.check_output(&[*src])?;
+    backend::of(src.device())?.unpack(&BitPlan::flat(dst, src, order), One::of(dst.dtype()), src, dst)
+}
+
+/// `numpy.packbits` to `dst`.
+pub fn pack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_>) -> Result<()> {
+    let axis = axis.dimension(src)?;
+    let test = Test::truth(src)?;
+    check_uint8(dst)?;
+    check_shape(dst, shape_with(src, axis, packed_length(length(src, axis))), src)?;
+    check_same_device(dst, src)?;
+    dst.check_output(&[*src])?;
+    backend::of(src.device())?.pack(&BitPlan::along(axis, src, dst, order), test, src, dst)
+}
+
+/// `numpy.unpackbits` to 0 and 1 in `dst`, whose length along the axis is the count.
+pub fn unpack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_>) -> Result<()> {
+    check_uint8(src)?;
+    let axis = axis.dimension(src)?;
+    let count = dst.shape().get(axis.unwrap_or(0)).copied().unwrap_or(0);
+    check_shape(dst, shape_with(src, axis, count), src)?;
+    check_same_device(dst, src)?;
+    dst.check_output(&[*src])?;
+    backend::of(src.device())?.unpack(&BitPlan::along(axis, dst, src, order), One::of(dst.dtype()), src, dst)
+}
+
+/// Bytes that hold `bits` bits.
+fn packed_length(bits: i64) -> i64 {
+    bits / 8 + i64::from(bits % 8 != 0)
+}
+
+fn check_uint8(bytes: &View<'_>) -> Result<()> {
+    if bytes.dtype() == Dtype::U8 {
+        return Ok(());
+    }
+    Err(error!(UnsupportedDtype, "{}: packed bits are uint8, got {}", bytes.name(), bytes.dtype()))
+}
+
+fn check_same_device(one: &View<'_>, other: &View<'_>) -> Result<()> {
+    if one.device() == other.device() {
+        return Ok(());
+    }
+    Err(error!(InvalidArgument, "{} is on {}, {} on {}", one.name(), one.device(), other.name(), other.device()))
+}
+
+fn check_shape(dst: &View<'_>, expected: Shape<'_>, src: &View<'_>) -> Result<()> {
+    if expected.iter().eq(dst.shape().iter().copied()) {
+        return Ok(());
+    }
+    Err(error!(
+        ShapeMismatch,
+        "{}: shape {expected} expected for {} of shape {}, got {}",
+        dst.name(),
+        src.name(),
+        Shape::of(src.shape()),
+        Shape::of(dst.shape())
+    ))
+}
+
+/// Checks that `bytes` is uint8, C-contiguous, [n_chunks, chunk_bytes] for the elements of `elements`.
+fn check_chunk_rows(bytes: &View<'_>, elements: &View<'_>) -> Result<()> {
+    check_uint8(bytes)?;
+    let refusal = |expected: fmt::Arguments<'_>| -> Error {
+        error!(
+            ShapeMismatch,
+            "{}: {expected} expected for {} elements, got shape {}",
+            bytes.name(),
+            elements.elements(),
+            Shape::of(bytes.shape())
+        )
+    };
+    let &[n_chunks, got] = bytes.shape() else {
+        return Err(refusal(format_args!("two dimensions, n_chunks and gc_chunk_bytes,")));
+    };
+    let expected = chunk_bytes(elements.elements(), n_chunks as usize)?;
+    if got != expected {
+        return Err(refusal(format_args!("{n_chunks} chunks of {expected} bytes")));
+    }
+    if !bytes.is_contiguous() {
+        return Err(error!(
+            NotContiguous,
+            "{}: strides [{expected}, 1] expected for shape {}, got {}",
+            bytes.name(),
+            Shape::of(bytes.shape()),
+            bytes.strides()
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunk_bytes_is_two_roundings_up() {
+        for (elements, n_chunks, expected) in [
+            (0, 1, 0),
+            (0, 7, 0),
+            (1, 1, 1),
+            (8, 1, 1),
+            (9, 1, 2),
+            (400, 3, 17),
+            (2410, 4, 76),
+            (1, 5, 1),
+            (i64::MAX, 1, 1 << 60),
+            (i64::MAX, usize::MAX, 1),
+        ] {
+            assert_eq!(chunk_bytes(elements, n_chunks).unwrap(), expected, "{elements} in {n_chunks}");
+        }
+    }
+
+    #[test]
+    fn the_floats_below_zero_are_one_range_of_integers() {
+        // The formula, in the floats' own arithmetic, at and around every border.
+        for (bits, below) in [
+            (0x8000_0000u32, false), // -0
+            (0x8000_0001, true),     // the smallest negative denormal
+            (0xff80_0000, true),     // -inf
+            (0xff80_0001, false),    // a NaN
+            (0xffff_ffff, false),
+            (0x7f80_0000, false), // +inf
+            (0, false),
+        ] {
+            assert_eq!(f32::from_bits(bits) < 0.0, below);
+            assert_eq!(bits.wrapping_sub(0x8000_0001) <= 0x7f7f_ffff, below, "{bits:#x}");
+        }
+    }
+}

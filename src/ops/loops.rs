@@ -1,0 +1,189 @@
+//! Nested loops over strided memory, simplified as far as they go.
+
+use std::fmt;
+
+/// As many as there can be: each counts at least 2, and the product of all counts stays below 2^63.
+pub const MAX_LOOPS: usize = 62;
+
+/// One loop: how often, and how far each round moves on every side, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loop<const SIDES: usize> {
+    pub count: i64,
+    pub strides: [i64; SIDES],
+}
+
+/// Nested loops, outermost first, in the order of C. Loops of one round are left out, and neighbours that together are
+/// one longer loop are merged: contiguous memory of any shape is a single loop.
+#[derive(Clone, Copy)]
+pub struct Loops<const SIDES: usize> {
+    items: [Loop<SIDES>; MAX_LOOPS],
+    len: usize,
+    rounds: i64,
+}
+
+impl<const SIDES: usize> Loops<SIDES> {
+    /// No loop: a single round.
+    pub fn new() -> Self {
+        Self { items: [Loop { count: 1, strides: [0; SIDES] }; MAX_LOOPS], len: 0, rounds: 1 }
+    }
+
+    /// Adds a loop inside those that are there. The product of all counts must stay below 2^63.
+    pub fn push(&mut self, count: i64, strides: [i64; SIDES]) {
+        self.rounds *= count;
+        if count == 1 || self.rounds == 0 {
+            return;
+        }
+        if let Some(outer) = self.items[..self.len].last_mut()
+            && outer.strides == strides.map(|stride| stride * count)
+        {
+            *outer = Loop { count: outer.count * count, strides };
+            return;
+        }
+        self.items[self.len] = Loop { count, strides };
+        self.len += 1;
+    }
+
+    /// Rounds of all loops together.
+    pub fn rounds(&self) -> i64 {
+        self.rounds
+    }
+
+    pub fn as_slice(&self) -> &[Loop<SIDES>] {
+        &self.items[..self.len]
+    }
+
+    /// The stride of the only loop: None if there are several; `any` if there is at most one round.
+    pub fn single_stride(&self, any: [i64; SIDES]) -> Option<[i64; SIDES]> {
+        match self.as_slice() {
+            [] => Some(any),
+            [only] => Some(only.strides),
+            _ => None,
+        }
+    }
+}
+
+impl<const SIDES: usize> fmt::Debug for Loops<SIDES> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_list().entries(self.as_slice()).finish()
+    }
+}
+
+/// Rounds that follow each other at fixed strides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run<const SIDES: usize> {
+    /// Where the first round lies, in bytes from the very first.
+    pub offsets: [i64; SIDES],
+    pub count: i64,
+    pub strides: [i64; SIDES],
+}
+
+/// Walks all rounds of some loops in order, a run of the innermost loop at a time.
+#[derive(Clone)]
+pub struct Cursor<'a, const SIDES: usize> {
+    loops: &'a [Loop<SIDES>],
+    index: [i64; MAX_LOOPS],
+    offsets: [i64; SIDES],
+    left: i64,
+}
+
+impl<'a, const SIDES: usize> Cursor<'a, SIDES> {
+    pub fn new(loops: &'a Loops<SIDES>) -> Self {
+        Self { loops: loops.as_slice(), index: [0; MAX_LOOPS], offsets: [0; SIDES], left: loops.rounds }
+    }
+
+    /// The next run, of at most `limit` rounds; None past the last round.
+    pub fn next_run(&mut self, limit: i64) -> Option<Run<SIDES>> {
+        let limit = limit.min(self.left);
+        if limit <= 0 {
+            return None;
+        }
+        let Some((inner, outer)) = self.loops.split_last() else {
+            self.left = 0;
+            return Some(Run { offsets: self.offsets, count: 1, strides: [0; SIDES] });
+        };
+        let at = &mut self.index[outer.len()];
+        let count = limit.min(inner.count - *at);
+        let run = Run { offsets: self.offsets, count, strides: inner.strides };
+        self.left -= count;
+        *at += count;
+        step(&mut self.offsets, &inner.strides, count);
+        if *at == inner.count {
+            *at = 0;
+            step(&mut self.offsets, &inner.strides, -inner.count);
+            for (item, at) in outer.iter().zip(&mut self.index).rev() {
+                *at += 1;
+                step(&mut self.offsets, &item.strides, 1);
+                if *at < item.count {
+                    break;
+                }
+                *at = 0;
+                step(&mut self.offsets, &item.strides, -item.count);
+            }
+        }
+        Some(run)
+    }
+}
+
+fn step<const SIDES: usize>(offsets: &mut [i64; SIDES], strides: &[i64; SIDES], times: i64) {
+    for (offset, stride) in offsets.iter_mut().zip(strides) {
+        *offset += stride * times;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loops(dims: &[(i64, i64)]) -> Vec<(i64, i64)> {
+        let mut loops = Loops::new();
+        dims.iter().for_each(|&(count, stride)| loops.push(count, [stride]));
+        loops.as_slice().iter().map(|item| (item.count, item.strides[0])).collect()
+    }
+
+    #[test]
+    fn contiguous_dimensions_are_one_loop() {
+        assert_eq!(loops(&[(2, 12), (3, 4), (4, 1)]), [(24, 1)]);
+        assert_eq!(loops(&[(2, -12), (3, -4), (4, -1)]), [(24, -1)]);
+        assert_eq!(loops(&[(3, 0), (5, 0)]), [(15, 0)]);
+    }
+
+    #[test]
+    fn sizes_of_one_leave_no_loop_whatever_their_stride() {
+        assert_eq!(loops(&[(1, 7), (3, 4), (1, -99), (4, 1), (1, 0)]), [(12, 1)]);
+        assert_eq!(loops(&[(1, 5)]), []);
+    }
+
+    #[test]
+    fn what_does_not_continue_stays_apart() {
+        assert_eq!(loops(&[(2, 16), (3, 4), (4, 1)]), [(2, 16), (12, 1)]);
+        assert_eq!(loops(&[(4, 1), (3, 4)]), [(4, 1), (3, 4)]);
+    }
+
+    #[test]
+    fn two_sides_merge_only_together() {
+        let mut both = Loops::new();
+        both.push(2, [8, 100]);
+        both.push(4, [2, 1]);
+        assert_eq!(both.as_slice().len(), 2);
+        assert_eq!(both.rounds(), 8);
+    }
+
+    #[test]
+    fn a_cursor_visits_every_round_in_c_order_whatever_the_limit() {
+        let mut nest = Loops::new();
+        for (count, stride) in [(2, 100), (3, -10), (4, 3)] {
+            nest.push(count, [stride]);
+        }
+        let expected: Vec<i64> =
+            (0..2).flat_map(|a| (0..3).flat_map(move |b| (0..4).map(move |c| a * 100 - b * 10 + c * 3))).collect();
+        for limit in 1..=25 {
+            let mut cursor = Cursor::new(&nest);
+            let mut seen = Vec::new();
+            while let Some(run) = cursor.next_run(limit) {
+                assert!(run.count <= limit);
+                seen.extend((0..run.count).map(|i| run.offsets[0] + i * run.strides[0]));
+            }
+            assert_eq!(seen, expected, "limit {limit}");
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! DLPack in and out: what comes in is a validated [`View`], what goes out is an [`Output`].
+
+mod capsule;
+mod dtype;
+mod output;
+mod shape;
+mod view;
+
+pub use capsule::release_capsule;
+pub use dtype::Dtype;
+pub use output::{Memory, Outputs, Release, from_pointer, from_versioned, release, to_versioned};
+pub use shape::Shape;
+pub use view::{Device, Name, View};

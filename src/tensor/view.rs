@@ -1,0 +1,317 @@
+//! A tensor that came in: borrowed, validated once, read from then on without further checks.
+
+use std::{fmt, ops::Range, slice};
+
+use dlpark::ffi::{DLDevice, DLDeviceType, DLTensor};
+
+use crate::error::{Result, error};
+
+use super::{Dtype, Shape};
+
+/// Where work runs: a device type that DLPack counts several times over is one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// CPU and CUDAHost memory.
+    Cpu,
+    /// CUDA and CUDAManaged memory of the device with this number.
+    Cuda(i32),
+}
+
+impl Device {
+    pub fn from_dlpack(name: Name, device: DLDevice) -> Result<Self> {
+        match device.device_type {
+            DLDeviceType::CPU | DLDeviceType::CUDAHOST => Ok(Device::Cpu),
+            DLDeviceType::CUDA | DLDeviceType::CUDAMANAGED => Ok(Device::Cuda(device.device_id)),
+            other => Err(error!(
+                UnsupportedDevice,
+                "{name}: device type {} is not one of CPU 1, CUDA 2, CUDAHost 3, CUDAManaged 13", other.0
+            )),
+        }
+    }
+
+    pub fn to_dlpack(self) -> DLDevice {
+        match self {
+            Device::Cpu => DLDevice { device_type: DLDeviceType::CPU, device_id: 0 },
+            Device::Cuda(device_id) => DLDevice { device_type: DLDeviceType::CUDA, device_id },
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Cpu => out.write_str("cpu"),
+            Device::Cuda(id) => write!(out, "cuda:{id}"),
+        }
+    }
+}
+
+/// The name of an argument, as refusals say it: `src`, `chunks[3]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Name {
+    argument: &'static str,
+    index: Option<usize>,
+}
+
+impl Name {
+    pub const fn new(argument: &'static str) -> Self {
+        Self { argument, index: None }
+    }
+
+    pub const fn of_item(argument: &'static str, index: usize) -> Self {
+        Self { argument, index: Some(index) }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.index {
+            None => out.write_str(self.argument),
+            Some(index) => write!(out, "{}[{index}]", self.argument),
+        }
+    }
+}
+
+/// A borrowed tensor whose descriptor holds together: dimensions not negative, the element count within 64 bits, a
+/// dtype and a device of ours, and every element within the address space.
+///
+/// That the memory is there, and that nobody else writes it, was the caller's promise when the view was made.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    name: Name,
+    device: Device,
+    dl_device: DLDevice,
+    dtype: Dtype,
+    shape: &'a [i64],
+    /// None: compact, in C order.
+    strides: Option<&'a [i64]>,
+    elements: i64,
+    /// Element 0, `byte_offset` applied; NULL when empty.
+    data: *mut u8,
+    /// Addresses from the lowest to past the highest byte; empty when there is no element.
+    extent: (usize, usize),
+}
+
+impl<'a> View<'a> {
+    /// Validates a descriptor.
+    ///
+    /// # Safety
+    /// For `'a`: `shape`, and `strides` unless NULL, point at `ndim` integers that do not change, and the elements they
+    /// describe are memory of that device, which nobody else writes (nor reads, if the tensor is an output).
+    pub unsafe fn from_dlpack(name: Name, tensor: &DLTensor) -> Result<Self> {
+        let ndim = usize::try_from(tensor.ndim)
+            .map_err(|_| error!(InvalidArgument, "{name}: ndim {} is negative", tensor.ndim))?;
+        let device = Device::from_dlpack(name, tensor.device)?;
+        let dtype = Dtype::from_dlpack(name, tensor.dtype)?;
+        // SAFETY: the caller promises `ndim` readable integers behind both.
+        let (shape, strides) = unsafe { (integers(tensor.shape, ndim), integers(tensor.strides, ndim)) };
+        let shape =
+            shape.ok_or_else(|| error!(InvalidArgument, "{name}: shape is NULL or unaligned, with ndim {ndim}"))?;
+        if strides.is_none() && !tensor.strides.is_null() {
+            return Err(error!(InvalidArgument, "{name}: strides at {:p} are not aligned to 8", tensor.strides));
+        }
+        let elements = Shape::of(shape).elements(name)?;
+
+        let mut view = Self {
+            name,
+            device,
+            dl_device: tensor.device,
+            dtype,
+            shape,
+            strides,
+            elements,
+            data: std::ptr::null_mut(),
+            extent: (0, 0),
+        };
+        if elements > 0 {
+            if tensor.data.is_null() {
+                return Err(error!(InvalidArgument, "{name}: data is NULL, with {elements} elements"));
+            }
+            let start = tensor.data.addr() as i128 + i128::from(tensor.byte_offset);
+            view.extent = view.addresses(start).ok_or_else(|| {
+                error!(SizeOverflow, "{name}: shape {} of {dtype} reaches past the address space", Shape::of(shape))
+            })?;
+            view.data = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
+        }
+        Ok(view)
+    }
+
+    /// The addresses that elements cover when element 0 is at `start`; None if they do not fit in memory.
+    fn addresses(&self, start: i128) -> Option<(usize, usize)> {
+        let size = self.dtype.size as i128;
+        let (mut low, mut high) = (start, start.checked_add(size)?);
+        for (count, stride) in self.dims() {
+            let reach = i128::from(count - 1).checked_mul(i128::from(stride))?.checked_mul(size)?;
+            let end = if reach < 0 { &mut low } else { &mut high };
+            *end = end.checked_add(reach)?;
+        }
+        // Rust's and every allocator's limit for one object, and for address differences.
+        if high - low > isize::MAX as i128 {
+            return None;
+        }
+        Some((usize::try_from(low).ok()?, usize::try_from(high).ok()?))
+    }
+
+    pub fn name(&self) -> Name {
+        self.name
+    }
+
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The device as the descriptor says it, for headers that pass it on.
+    pub fn dl_device(&self) -> DLDevice {
+        self.dl_device
+    }
+
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    pub fn shape(&self) -> &'a [i64] {
+        self.shape
+    }
+
+    pub fn elements(&self) -> i64 {
+        self.elements
+    }
+
+    pub fn data(&self) -> *mut u8 {
+        self.data
+    }
+
+    /// Size and stride (in elements) of each dimension, outermost first.
+    pub fn dims(&self) -> impl Iterator<Item = (i64, i64)> + 'a {
+        let strides = self.strides;
+        Shape::of(self.shape)
+            .compact()
+            .enumerate()
+            .map(move |(axis, (size, compact))| (size, strides.map_or(compact, |strides| strides[axis])))
+    }
+
+    /// C-contiguous: sizes of 1 may carry any stride, and a tensor without elements always is.
+    pub fn is_contiguous(&self) -> bool {
+        let compact = Shape::of(self.shape).compact();
+        self.elements == 0
+            || self.dims().zip(compact).all(|((size, stride), (_, compact))| size == 1 || stride == compact)
+    }
+
+    /// The strides in words: as given, or that there are none.
+    pub fn strides(&self) -> impl fmt::Display + 'a {
+        struct Strides<'a>(Option<&'a [i64]>);
+        impl fmt::Display for Strides<'_> {
+            fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self.0 {
+                    Some(strides) => Shape::of(strides).fmt(out),
+                    None => out.write_str("NULL"),
+                }
+            }
+        }
+        Strides(self.strides)
+    }
+
+    /// The addresses from the lowest to past the highest byte of any element.
+    pub fn extent(&self) -> Range<usize> {
+        self.extent.0..self.extent.1
+    }
+
+    /// Refuses an output that cannot be written without harm: its bytes intersect those of `inputs`, or two of its
+    /// elements share a byte.
+    pub fn check_output(&self, inputs: &[View<'_>]) -> Result<()> {
+        let own = self.extent();
+        for input in inputs {
+            let other = input.extent();
+            if own.start < other.end && other.start < own.end {
+                return Err(error!(
+                    InvalidArgument,
+                    "{}: its bytes {:#x} to {:#x} intersect those of {}, {:#x} to {:#x}",
+                    self.name,
+                    own.start,
+                    own.end,
+                    input.name,
+                    other.start,
+                    other.end
+                ));
+            }
+        }
+        if self.overlaps_itself() {
+            return Err(error!(
+                InvalidArgument,
+                "{}: strides {} put several elements of shape {} in one place",
+                self.name,
+                self.strides(),
+                Shape::of(self.shape)
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether two elements share a place. Exact, but for layouts so tangled that finding out would take longer than
+    /// [`OVERLAP_BUDGET`] steps: those count as overlapping.
+    fn overlaps_itself(&self) -> bool {
+        if self.elements < 2 || self.strides.is_none() {
+            return false;
+        }
+        // Dimensions of more than one element, widest stride first: at most 62, for the elements are fewer than 2^63.
+        let mut steps = [(0i128, 0i128); 62];
+        let mut used = 0;
+        for (size, stride) in self.dims().filter(|&(size, _)| size > 1) {
+            steps[used] = (i128::from(stride.unsigned_abs()), i128::from(size - 1));
+            used += 1;
+        }
+        let steps = &mut steps[..used];
+        steps.sort_unstable_by(|a, b| b.cmp(a));
+        // The usual case: each stride is wider than all that the narrower ones reach together.
+        let mut reach = 0;
+        let nested = steps.iter().rev().all(|&(stride, most)| {
+            let wider = stride > reach;
+            reach += stride * most;
+            wider
+        });
+        !nested && has_other_zero(steps, 0, false, &mut OVERLAP_BUDGET.clone())
+    }
+}
+
+/// Steps after which [`View::overlaps_itself`] gives up: about a millisecond.
+const OVERLAP_BUDGET: u32 = 100_000;
+
+/// Whether `sum` plus a combination of strides, each taken -most to most times, gives 0, other than by taking none:
+/// the difference of the two indices that share a place. `steps` go from the widest stride down.
+fn has_other_zero(steps: &[(i128, i128)], sum: i128, moved: bool, budget: &mut u32) -> bool {
+    let Some((&(stride, most), rest)) = steps.split_first() else {
+        return moved && sum == 0;
+    };
+    if stride == 0 {
+        return true; // taking it once changes nothing, and `most` is at least 1
+    }
+    // What the narrower strides can make up for bounds how often this one can be taken.
+    let reach: i128 = rest.iter().map(|&(stride, most)| stride * most).sum();
+    let first = (-(sum + reach)).div_euclid(stride) + i128::from((-(sum + reach)).rem_euclid(stride) != 0);
+    let last = (reach - sum).div_euclid(stride);
+    for times in first.max(-most)..=last.min(most) {
+        if *budget == 0 {
+            return true;
+        }
+        *budget -= 1;
+        if has_other_zero(rest, sum + times * stride, moved || times != 0, budget) {
+            return true;
+        }
+    }
+    false
+}
+
+/// `count` integers at `pointer`; None when it is NULL (unless there are none) or not aligned.
+///
+/// # Safety
+/// Unless NULL, `pointer` is the address of `count` integers that stay readable and unchanged for `'a`.
+unsafe fn integers<'a>(pointer: *const i64, count: usize) -> Option<&'a [i64]> {
+    if count == 0 {
+        return Some(&[]);
+    }
+    if pointer.is_null() || !pointer.is_aligned() {
+        return None;
+    }
+    // SAFETY: not NULL, aligned, and readable by the caller's promise; an ndim of 31 bits cannot overflow the size.
+    Some(unsafe { slice::from_raw_parts(pointer, count) })
+}

@@ -1,0 +1,22 @@
+#!/bin/sh
+# symbols.sh LIBRARY LIST: what the library exports, needs and is marked with.
+set -eu
+library=$1 list=$2
+failed=0
+check() { # what, expected, got
+    if [ "$2" = "$3" ]; then
+        echo "ok $1"
+    else
+        echo "FAILED $1: expected"; echo "$2"; echo "got"; echo "$3"; failed=1
+    fi
+}
+
+check "exports only what $list names" "$(sort "$list")" "$(nm -D --defined-only "$library" | awk '{ print $3 }' | sort)"
+check "all names begin with gc_" "" "$(grep -v '^gc_' "$list" || true)"
+dynamic=$(readelf -d "$library")
+check "SONAME" "libgradcodec.so.0" "$(echo "$dynamic" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')"
+check "marked NODELETE" "1" "$(echo "$dynamic" | grep -c 'FLAGS_1.*NODELETE')"
+# The C library, the compiler's own and the loader: nothing of CUDA, Python or a framework.
+check "needs nothing else" "" \
+    "$(echo "$dynamic" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -vE '^(libc|libm|libdl|libpthread|libgcc_s|ld-linux.*)\.so' || true)"
+exit $failed

@@ -1,0 +1,114 @@
+/* NULL for every pointer of every function, and addresses that cannot be right: a status and a sentence that names the
+ * argument, and nothing written. */
+#include "check.h"
+
+static int64_t shape1[1] = {16};
+static int64_t shape2[2] = {2, 1};
+static unsigned char bools[16], bytes[2];
+static float floats[16];
+
+/* Stands in every output, to see that it stays. */
+static DLManagedTensor untouched_tensor;
+static struct DLManagedTensorVersioned untouched_versioned;
+#define UNTOUCHED (&untouched_tensor)
+
+static void expect(gc_status_t status, gc_status_t expected, const char *argument) {
+    if (status != expected || strncmp(gc_last_error(), argument, strlen(argument)) != 0) {
+        fprintf(stderr, "%s expected and a sentence about '%s', got %s: %s\n", gc_status_name(expected), argument,
+                gc_status_name(status), gc_last_error());
+        exit(1);
+    }
+}
+
+static void invalid(gc_status_t status, const char *argument) {
+    expect(status, GC_STATUS_INVALID_ARGUMENT, argument);
+}
+
+int main(void) {
+    DLDataType boolean = dtype_of(kDLBool, 8), uint8 = dtype_of(kDLUInt, 8), float32 = dtype_of(kDLFloat, 32);
+    DLTensor elements = view_of(bools, boolean, 1, shape1);
+    DLTensor reals = view_of(floats, float32, 1, shape1);
+    DLTensor packed = view_of(bytes, uint8, 2, shape2);
+    DLManagedTensor src = borrowed(elements), chunk = borrowed(packed);
+    DLManagedTensor *out = UNTOUCHED, *outs[3] = {UNTOUCHED, UNTOUCHED, UNTOUCHED};
+    struct DLManagedTensorVersioned *versioned = &untouched_versioned;
+    DLManagedTensor *chunks[2] = {NULL, NULL};
+    DLManagedTensor **odd_out = (DLManagedTensor **)(void *)((char *)outs + 1);
+    const DLManagedTensor *odd_src = (const DLManagedTensor *)(const void *)((const char *)&src + 4);
+    const int64_t *odd_shape = (const int64_t *)(const void *)((const char *)shape2 + 1);
+
+    invalid(gc_tensor_empty(cpu(), boolean, 1, NULL, &out), "shape: NULL");
+    invalid(gc_tensor_empty(cpu(), boolean, 1, odd_shape, &out), "shape: address");
+    invalid(gc_tensor_empty(cpu(), boolean, 1, shape1, NULL), "out: NULL");
+    invalid(gc_tensor_empty(cpu(), boolean, -1, shape1, &out), "ndim: -1");
+    CHECK_OK(gc_tensor_empty(cpu(), boolean, 0, NULL, &out));
+    gc_tensor_free(out);
+    out = UNTOUCHED;
+
+    invalid(gc_tensor_from_pointer(NULL, cpu(), boolean, 1, shape1, NULL, NULL, NULL, &out), "data: data is NULL");
+    invalid(gc_tensor_from_pointer(bools, cpu(), boolean, 1, NULL, NULL, NULL, NULL, &out), "data: shape is NULL");
+    invalid(gc_tensor_from_pointer(bools, cpu(), boolean, 1, odd_shape, NULL, NULL, NULL, &out), "data: shape");
+    invalid(gc_tensor_from_pointer(bools, cpu(), boolean, 1, shape1, odd_shape, NULL, NULL, &out), "data: strides");
+    invalid(gc_tensor_from_pointer(bools, cpu(), boolean, 1, shape1, NULL, NULL, NULL, NULL), "out: NULL");
+    invalid(gc_tensor_from_pointer(bools, cpu(), boolean, -7, shape1, NULL, NULL, NULL, &out), "data: ndim -7");
+
+    gc_tensor_free(NULL);
+    gc_capsule_destructor(NULL);
+
+    invalid(gc_tensor_to_versioned(NULL, &versioned), "src: NULL");
+    invalid(gc_tensor_to_versioned(&src, NULL), "out: NULL");
+    invalid(gc_tensor_from_versioned(NULL, &out), "src: NULL");
+
+    CHECK(gc_chunk_bytes(-1, 1) == -1 && strstr(gc_last_error(), "n_elements: -1"));
+    CHECK(gc_chunk_bytes(1, 0) == -1 && strstr(gc_last_error(), "n_chunks: at least 1 expected, got 0"));
+
+    invalid(gc_pack_chunks(NULL, 2, outs), "src: NULL");
+    invalid(gc_pack_chunks(odd_src, 2, outs), "src: address");
+    invalid(gc_pack_chunks(&src, 0, outs), "n_chunks: at least 1 expected, got 0");
+    invalid(gc_pack_chunks(&src, 2, NULL), "out: NULL");
+    invalid(gc_pack_chunks(&src, 2, odd_out), "out: address");
+    expect(gc_pack_chunks(&src, SIZE_MAX, outs), GC_STATUS_SIZE_OVERFLOW, "out: 18446744073709551615");
+
+    invalid(gc_unpack_chunks(NULL, 2, 16, &out), "chunks: NULL");
+    invalid(gc_unpack_chunks(chunks, 2, 16, &out), "chunks[0]: NULL");
+    chunks[0] = chunks[1] = &chunk;
+    invalid(gc_unpack_chunks(chunks, 0, 16, &out), "n_chunks: at least 1 expected, got 0");
+    invalid(gc_unpack_chunks(chunks, 2, -16, &out), "n_elements: -16");
+    invalid(gc_unpack_chunks(chunks, 2, 16, NULL), "out: NULL");
+    expect(gc_unpack_chunks(chunks, SIZE_MAX, 16, &out), GC_STATUS_SIZE_OVERFLOW, "chunks: 18446744073709551615");
+
+    invalid(gc_pack_bits(NULL, 0, GC_BIT_ORDER_BIG, &out), "src: NULL");
+    invalid(gc_pack_bits(&src, 0, GC_BIT_ORDER_BIG, NULL), "out: NULL");
+    invalid(gc_pack_bits(&src, 0, -1, &out), "order: -1");
+    invalid(gc_pack_bits(&src, 1, GC_BIT_ORDER_BIG, &out), "axis: 1");
+    invalid(gc_unpack_bits(NULL, 0, GC_COUNT_ALL, GC_BIT_ORDER_BIG, &out), "src: NULL");
+    invalid(gc_unpack_bits(&chunk, 0, GC_COUNT_ALL, GC_BIT_ORDER_BIG, NULL), "out: NULL");
+    invalid(gc_unpack_bits(&chunk, 0, GC_COUNT_ALL, 2, &out), "order: 2");
+    invalid(gc_unpack_bits(&chunk, -3, GC_COUNT_ALL, GC_BIT_ORDER_BIG, &out), "axis: -3");
+    invalid(gc_unpack_bits(&chunk, 0, -17, GC_BIT_ORDER_BIG, &out), "count: -17");
+
+    invalid(gc_pack_chunks_into(NULL, GC_BIT_ORDER_BIG, &packed, NULL), "src: NULL");
+    invalid(gc_pack_chunks_into(&elements, GC_BIT_ORDER_BIG, NULL, NULL), "dst: NULL");
+    invalid(gc_pack_chunks_into(&elements, 2, &packed, NULL), "order: 2");
+    invalid(gc_unpack_chunks_into(NULL, GC_BIT_ORDER_BIG, &elements, NULL), "src: NULL");
+    invalid(gc_unpack_chunks_into(&packed, GC_BIT_ORDER_BIG, NULL, NULL), "dst: NULL");
+    invalid(gc_unpack_chunks_into(&packed, 2, &elements, NULL), "order: 2");
+    invalid(gc_pack_signs_into(NULL, GC_BIT_ORDER_BIG, &packed, NULL), "src: NULL");
+    invalid(gc_pack_signs_into(&reals, GC_BIT_ORDER_BIG, NULL, NULL), "dst: NULL");
+    invalid(gc_pack_signs_into(&reals, 2, &packed, NULL), "order: 2");
+    invalid(gc_pack_bits_into(NULL, 0, GC_BIT_ORDER_BIG, &packed, NULL), "src: NULL");
+    invalid(gc_pack_bits_into(&elements, 0, GC_BIT_ORDER_BIG, NULL, NULL), "dst: NULL");
+    invalid(gc_pack_bits_into(&elements, 0, 2, &packed, NULL), "order: 2");
+    invalid(gc_pack_bits_into(&elements, 5, GC_BIT_ORDER_BIG, &packed, NULL), "axis: 5");
+    invalid(gc_unpack_bits_into(NULL, 0, GC_BIT_ORDER_BIG, &elements, NULL), "src: NULL");
+    invalid(gc_unpack_bits_into(&packed, 0, GC_BIT_ORDER_BIG, NULL, NULL), "dst: NULL");
+    invalid(gc_unpack_bits_into(&packed, 0, 2, &elements, NULL), "order: 2");
+    invalid(gc_unpack_bits_into(&packed, 2, GC_BIT_ORDER_BIG, &elements, NULL), "axis: 2");
+
+    CHECK(out == UNTOUCHED && outs[0] == UNTOUCHED && outs[1] == UNTOUCHED && outs[2] == UNTOUCHED);
+    CHECK(versioned == &untouched_versioned);
+    CHECK(bytes[0] == 0 && bytes[1] == 0);
+    CHECK(strcmp(gc_status_name(-12345), "GC_STATUS_UNKNOWN") == 0);
+    puts("null: ok");
+    return 0;
+}

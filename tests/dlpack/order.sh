@@ -1,0 +1,101 @@
+#!/bin/sh
+# Our headers and real dlpack.h files in one unit, in either order, in every language; and ours against the real 1.3.
+# Usage: order.sh CC CXX INCLUDE_DIR HEADERS_DIR      (HEADERS_DIR: what fetch.sh filled)
+set -u
+[ $# -eq 4 ] || { echo "usage: $0 CC CXX INCLUDE_DIR HEADERS_DIR" >&2; exit 2; }
+cc=$1 cxx=$2 include=$3 headers=$4
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+
+# count STATUS WHAT: the log is shown where something failed
+count() {
+    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); return; fi
+    failed=$((failed + 1))
+    echo "FAILED $2"
+    sed 's/^/    /' "$work/log"
+}
+
+# everywhere WHAT REAL UNIT: compiles UNIT in every language; REAL is the folder with a real dlpack.h, or empty.
+# -isystem, because a real header's own pedantic faults are not ours to report.
+everywhere() {
+    before=$failed
+    for std in c99 c11 c17 c++11 c++14 c++17 c++20; do
+        case $std in c++*) compiler=$cxx language=c++ ;; *) compiler=$cc language=c ;; esac
+        $compiler -x $language -std=$std -Wall -Wextra -pedantic -Werror -fsyntax-only \
+            -I "$include" -I "$here" -I "$work" ${2:+-isystem "$2"} "$3" >"$work/log" 2>&1
+        count $? "$1, $std"
+    done
+    [ "$failed" -ne "$before" ] || echo "ok $1"
+}
+
+# unit INCLUDE...: a file that includes these in this order and then looks at what it got
+unit() {
+    for file in "$@"; do echo "#include <$file>"; done
+    echo '#include "layout.h"'
+    case " $* " in *" gradcodec.h "*) echo '#include "declared.h"' ;; esac
+}
+
+# signatures.h without the functions that gradcodec.h does not declare, or not yet
+if $cc -E -P -I "$include" "$include/gradcodec.h" >"$work/gradcodec.i" 2>"$work/log"; then
+    while IFS= read -r line; do
+        function=${line#SAME(} function=${function%%,*}
+        case $line in SAME*) grep -q "\b$function(" "$work/gradcodec.i" || continue ;; esac
+        echo "$line"
+    done <"$here/signatures.h" >"$work/declared.h"
+    found=$(grep -c '^SAME(' "$work/declared.h")
+    echo "gradcodec.h declares $found of the $(grep -c '^SAME(' "$here/signatures.h") functions in signatures.h"
+    [ "$found" -gt 0 ]
+    count $? "gradcodec.h declares nothing of signatures.h"
+else
+    count 1 "gradcodec.h cannot be read"
+fi
+
+for ours in gradcodec/dlpack.h gradcodec.h; do
+    unit $ours >"$work/unit"
+    everywhere "$ours alone" "" "$work/unit"
+    unit $ours $ours >"$work/unit"
+    everywhere "$ours twice" "" "$work/unit"
+    for real in "$headers"/*; do
+        name=$(basename "$real")
+        unit dlpack/dlpack.h $ours >"$work/unit"
+        everywhere "$name, then $ours" "$real" "$work/unit"
+        unit $ours dlpack/dlpack.h >"$work/unit"
+        everywhere "$ours, then $name" "$real" "$work/unit"
+    done
+done
+
+# Ours against the newest real one: the same macros, and the same values, sizes, offsets and types.
+macros() { $cc -dM -E -x c "$1" | grep -o '\bDLPACK_[A-Z_]*' | sort -u; }
+constants() { $cc -E -P -x c "$1" | grep -o '\bkDL[A-Za-z0-9_]*' | sort -u; }
+printed() {
+    $compiler -x $language -std=$std -I "$work" -include "$1" "$here/print.c" -o "$work/print" && "$work/print"
+}
+ours=$include/gradcodec/dlpack.h
+compared=0
+for real in "$headers"/*/dlpack/dlpack.h; do
+    grep -q 'DLPACK_MAJOR_VERSION 1$' "$real" && grep -q 'DLPACK_MINOR_VERSION 3$' "$real" || continue
+    compared=1
+    name=$(basename "${real%/dlpack/dlpack.h}")
+    for header in "$ours" "$real"; do macros "$header"; done | sort | uniq -u >"$work/log"
+    [ ! -s "$work/log" ]
+    count $? "$name: a macro is in one header only"
+
+    # Every constant that either has: one that is missing does not compile.
+    for header in "$ours" "$real"; do constants "$header"; macros "$header"; done | sort -u |
+        grep -v -e DLPACK_DLPACK_H_ -e DLPACK_EXTERN_C -e DLPACK_DLL | sed 's/.*/VALUE(&);/' >"$work/values.h"
+    for std in c11 c++17; do
+        case $std in c++*) compiler=$cxx language=c++ ;; *) compiler=$cc language=c ;; esac
+        printed "$ours" >"$work/ours" 2>"$work/log" && printed "$real" >"$work/real" 2>"$work/log" &&
+            diff "$work/ours" "$work/real" >"$work/log"
+        count $? "$name, $std: other values, sizes, offsets or types than ours"
+        echo "compared $(wc -l <"$work/ours") lines about ours with those about $name, $std"
+    done
+done
+: >"$work/log"
+[ $compared -eq 1 ]
+count $? "no DLPack 1.3 under $headers to compare with"
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

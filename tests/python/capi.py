@@ -1,0 +1,284 @@
+"""The C interface as ctypes sees it, and tensors described by hand.
+
+Nothing here is convenient: the functions are called with the pointers they take, so that a test can hand them a
+wrong one. `Tensor` describes a NumPy array to the library from the array's own address, shape and strides, without
+NumPy's DLPack; `read` copies a tensor of the library back in the same way.
+"""
+
+import ctypes
+import enum
+import os
+import re
+from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+
+import numpy as np
+
+
+class Status(enum.IntEnum):
+    OK = 0
+    INVALID_ARGUMENT = 1
+    UNSUPPORTED_DTYPE = 2
+    UNSUPPORTED_DEVICE = 3
+    SHAPE_MISMATCH = 4
+    READ_ONLY = 5
+    NOT_CONTIGUOUS = 6
+    SIZE_OVERFLOW = 7
+    OUT_OF_MEMORY = 10
+    DRIVER_UNAVAILABLE = 20
+
+
+BIG, LITTLE = 0, 1
+AXIS_NONE = -(2**31)
+COUNT_ALL = -(2**63)
+
+CPU, CUDA, CUDA_HOST, ROCM, CUDA_MANAGED = 1, 2, 3, 10, 13
+READ_ONLY_FLAG = 1
+ALIGNMENT = 256
+
+
+class DLDevice(ctypes.Structure):
+    _fields_ = [("device_type", c_int32), ("device_id", c_int32)]
+
+    def __repr__(self):
+        return f"device({self.device_type}, {self.device_id})"
+
+
+class DLDataType(ctypes.Structure):
+    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
+
+    def __repr__(self):
+        return f"dtype({self.code}, {self.bits}, {self.lanes})"
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("device", DLDevice),
+        ("ndim", c_int32),
+        ("dtype", DLDataType),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    ]
+
+
+class DLManagedTensor(ctypes.Structure):
+    pass
+
+
+class DLManagedTensorVersioned(ctypes.Structure):
+    pass
+
+
+DELETER = ctypes.CFUNCTYPE(None, POINTER(DLManagedTensor))
+DELETER_VERSIONED = ctypes.CFUNCTYPE(None, POINTER(DLManagedTensorVersioned))
+RELEASE = ctypes.CFUNCTYPE(None, c_void_p)
+
+DLManagedTensor._fields_ = [("dl_tensor", DLTensor), ("manager_ctx", c_void_p), ("deleter", DELETER)]
+DLManagedTensorVersioned._fields_ = [
+    ("major", c_uint32),
+    ("minor", c_uint32),
+    ("manager_ctx", c_void_p),
+    ("deleter", DELETER_VERSIONED),
+    ("flags", c_uint64),
+    ("dl_tensor", DLTensor),
+]
+
+Managed = POINTER(DLManagedTensor)
+Versioned = POINTER(DLManagedTensorVersioned)
+View = POINTER(DLTensor)
+
+# The return type and the arguments of every function, in the order of the header.
+SIGNATURES = {
+    "gc_status_name": (c_char_p, c_int32),
+    "gc_last_error": (c_char_p,),
+    "gc_version": (c_uint32,),
+    "gc_version_string": (c_char_p,),
+    "gc_chunk_bytes": (c_int64, c_int64, c_size_t),
+    "gc_pack_chunks": (c_int32, Managed, c_size_t, POINTER(Managed)),
+    "gc_unpack_chunks": (c_int32, POINTER(Managed), c_size_t, c_int64, POINTER(Managed)),
+    "gc_pack_bits": (c_int32, Managed, c_int32, c_int32, POINTER(Managed)),
+    "gc_unpack_bits": (c_int32, Managed, c_int32, c_int64, c_int32, POINTER(Managed)),
+    "gc_pack_chunks_into": (c_int32, View, c_int32, View, c_void_p),
+    "gc_unpack_chunks_into": (c_int32, View, c_int32, View, c_void_p),
+    "gc_pack_signs_into": (c_int32, View, c_int32, View, c_void_p),
+    "gc_pack_bits_into": (c_int32, View, c_int32, c_int32, View, c_void_p),
+    "gc_unpack_bits_into": (c_int32, View, c_int32, c_int32, View, c_void_p),
+    "gc_tensor_empty": (c_int32, DLDevice, DLDataType, c_int32, POINTER(c_int64), POINTER(Managed)),
+    "gc_tensor_from_pointer": (
+        c_int32, c_void_p, DLDevice, DLDataType, c_int32, POINTER(c_int64), POINTER(c_int64), RELEASE, c_void_p,
+        POINTER(Managed),
+    ),
+    "gc_tensor_to_versioned": (c_int32, Managed, POINTER(Versioned)),
+    "gc_tensor_from_versioned": (c_int32, Versioned, POINTER(Managed)),
+    "gc_tensor_free": (None, Managed),
+    "gc_capsule_destructor": (None, c_void_p),  # wants the GIL, which CDLL gives up: only its address is of use
+}  # fmt: skip
+
+lib = ctypes.CDLL(os.environ.get("GRADCODEC_LIBRARY", "libgradcodec.so.0"))
+for _name, (_result, *_arguments) in SIGNATURES.items():
+    _function = getattr(lib, _name)
+    _function.restype, _function.argtypes = _result, _arguments
+
+# name: the NumPy type that holds it, and DLPack's code and bits. bfloat16 lies in uint16.
+DTYPES = {
+    "bool": (np.bool_, 6, 8),
+    "int8": (np.int8, 0, 8),
+    "int16": (np.int16, 0, 16),
+    "int32": (np.int32, 0, 32),
+    "int64": (np.int64, 0, 64),
+    "uint8": (np.uint8, 1, 8),
+    "uint16": (np.uint16, 1, 16),
+    "uint32": (np.uint32, 1, 32),
+    "uint64": (np.uint64, 1, 64),
+    "float16": (np.float16, 2, 16),
+    "float32": (np.float32, 2, 32),
+    "float64": (np.float64, 2, 64),
+    "bfloat16": (np.uint16, 4, 16),
+    "complex64": (np.complex64, 5, 64),
+}
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def dldtype(name):
+    return DLDataType(DTYPES[name][1], DTYPES[name][2], 1)
+
+
+def int64s(values):
+    return (c_int64 * len(values))(*values)
+
+
+def c_strides(shape):
+    """Strides in elements of a compact tensor in C order."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step *= size
+    return tuple(strides)
+
+
+def last_error():
+    return lib.gc_last_error().decode()
+
+
+def check(status):
+    """For a call that must succeed."""
+    assert status == Status.OK, f"status {status}: {last_error()}"
+
+
+class Tensor:
+    """A NumPy array, described to the library by hand; `releases` counts the calls of its deleter: none, ever."""
+
+    def __init__(self, array, dtype=None, *, strides="explicit", byte_offset=0, device=CPU):
+        """`strides`: "explicit" as the array has them, None for a NULL pointer, or a tuple of element strides."""
+        interface = array.__array_interface__
+        shape = interface["shape"]
+        if strides == "explicit":
+            in_bytes = interface["strides"] or tuple(s * array.itemsize for s in c_strides(shape))
+            assert all(s % array.itemsize == 0 for s in in_bytes), "DLPack counts strides in elements"
+            strides = tuple(s // array.itemsize for s in in_bytes)
+        self.array = array  # the memory stays while the description does
+        self.releases = []
+        self.struct = DLManagedTensor(
+            DLTensor(
+                data=interface["data"][0] - byte_offset,
+                device=DLDevice(device, 0),
+                ndim=len(shape),
+                dtype=dldtype(dtype or array.dtype.name),
+                shape=int64s(shape),
+                strides=None if strides is None else int64s(strides),
+                byte_offset=byte_offset,
+            ),
+            None,
+            DELETER(lambda _, releases=self.releases: releases.append(1)),
+        )
+
+    @property
+    def managed(self):
+        return ctypes.pointer(self.struct)
+
+    @property
+    def view(self):
+        return ctypes.pointer(self.struct.dl_tensor)
+
+
+class VersionedTensor:
+    """The same in DLPack's versioned form; here a release is for the test to expect."""
+
+    def __init__(self, array, *, version=(1, 0), flags=0):
+        self.described = Tensor(array)
+        self.array = array
+        self.releases = []
+        self.struct = DLManagedTensorVersioned(
+            *version,
+            None,
+            DELETER_VERSIONED(lambda _, releases=self.releases: releases.append(1)),
+            flags,
+            self.described.struct.dl_tensor,
+        )
+
+    @property
+    def managed(self):
+        return ctypes.pointer(self.struct)
+
+
+def managed_array(tensors):
+    """What C calls DLManagedTensor *const *."""
+    return (Managed * max(1, len(tensors)))(*(t.managed if isinstance(t, Tensor) else t for t in tensors))
+
+
+def shape_of(tensor):
+    view = tensor.contents.dl_tensor
+    return tuple(view.shape[: view.ndim]) if view.ndim else ()
+
+
+def read(tensor):
+    """A copy of a tensor of the library, after a look at everything it promises of its outputs."""
+    managed = tensor.contents
+    view = managed.dl_tensor
+    shape = shape_of(tensor)
+    dtype = next(np.dtype(d) for d, code, bits in DTYPES.values() if (code, bits) == (view.dtype.code, view.dtype.bits))
+    count = int(np.prod(shape, dtype=np.int64))
+    assert managed.deleter, "an output has a deleter, always"
+    assert (view.device.device_type, view.device.device_id, view.dtype.lanes) == (CPU, 0, 1)
+    assert view.byte_offset == 0
+    assert view.ndim == 0 or view.strides, "an output's strides are explicit"
+    assert bool(view.data) == (count > 0), "an empty output has no data, any other has"
+    if count == 0:
+        return np.empty(shape, dtype)
+    assert all(n == 1 or s == c for n, s, c in zip(shape, view.strides[: view.ndim], c_strides(shape)))
+    return np.frombuffer(ctypes.string_at(view.data, count * dtype.itemsize), dtype).reshape(shape)
+
+
+def take(tensor):
+    """A copy of a tensor of the library, which is released."""
+    array = read(tensor)
+    lib.gc_tensor_free(tensor)
+    return array
+
+
+def chunk_bytes(n_elements, n_chunks):
+    """The formula of the header, not the library's word."""
+    packed = -(-n_elements // 8)
+    return -(-packed // n_chunks)
+
+
+def pack_chunks(source, n_chunks):
+    """The pointers to the chunks of a Tensor, the caller's."""
+    out = (Managed * n_chunks)()
+    check(lib.gc_pack_chunks(source.managed, n_chunks, out))
+    assert not source.releases
+    return list(out)
+
+
+def empty(*shape, dtype="uint8"):
+    """A tensor of the library's own memory, its bytes not set."""
+    out = Managed()
+    check(lib.gc_tensor_empty(DLDevice(CPU, 0), dldtype(dtype), len(shape), int64s(shape), byref(out)))
+    return out
+
+
+def says(sentence, *words):
+    """Whether each word stands in the sentence as a word of its own: 17 is not in 170, "-3" is in "got -3"."""
+    return all(re.search(rf"(?<![\w]){re.escape(str(w))}(?![\w])", sentence) for w in words)

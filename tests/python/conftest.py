@@ -1,0 +1,13 @@
+import os
+
+import pytest
+from hypothesis import settings
+
+# The same examples in every run: what fails here fails everywhere, and nothing is written beside the tests.
+settings.register_profile("fixed", max_examples=250, deadline=None, derandomize=True, database=None)
+settings.load_profile("fixed")
+
+
+def pytest_configure(config):
+    if not os.environ.get("GRADCODEC_LIBRARY"):
+        raise pytest.UsageError("GRADCODEC_LIBRARY names the library under test: .../libgradcodec.so")

@@ -1,0 +1,477 @@
+"""Who owns what: outputs, capsules, the callback of gc_tensor_from_pointer, and what every output promises.
+
+A release is counted, never guessed: gc_tensor_from_pointer calls back, so whatever the tensor passes through, the list
+of contexts says how often it was let go.
+"""
+
+import ctypes
+import gc
+import itertools
+import os
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import capi
+from capi import (
+    ALIGNMENT, CPU, DTYPES, RELEASE, DLDevice, Managed, Tensor, Versioned, VersionedTensor, byref, c_char_p, c_void_p,
+    check, dldtype, int64s, lib, pack_chunks, read, shape_of, take,
+)  # fmt: skip
+
+LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
+DESTRUCTOR = ctypes.cast(lib.gc_capsule_destructor, c_void_p)
+
+
+def from_python(name, result, *arguments):
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+
+
+capsule_new = from_python("PyCapsule_New", ctypes.py_object, c_void_p, c_char_p, c_void_p)
+capsule_pointer = from_python("PyCapsule_GetPointer", c_void_p, ctypes.py_object, c_char_p)
+capsule_is_valid = from_python("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, c_char_p)
+capsule_set_name = from_python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, c_char_p)
+USED_VERSIONED = b"used_dltensor_versioned"
+
+
+class Exporter:
+    """What numpy.from_dlpack asks for, around one capsule."""
+
+    def __init__(self, capsule):
+        self.capsule = capsule
+
+    def __dlpack__(self, **_requests):
+        return self.capsule
+
+    def __dlpack_device__(self):
+        return CPU, 0
+
+
+def to_versioned(tensor):
+    out = Versioned()
+    check(lib.gc_tensor_to_versioned(tensor, byref(out)))
+    return out
+
+
+def from_versioned(tensor):
+    out = Managed()
+    check(lib.gc_tensor_from_versioned(tensor, byref(out)))
+    return out
+
+
+def capsule(tensor, form):
+    """A capsule of a tensor of the library, which owns it."""
+    if form is VERSIONED:
+        tensor = to_versioned(tensor)
+    return capsule_new(ctypes.cast(tensor, c_void_p), form, DESTRUCTOR)
+
+
+class Lent:
+    """Memory lent to the library by gc_tensor_from_pointer; `releases` holds the context of every call back."""
+
+    def __init__(self):
+        self.releases = []
+        self.threads = []
+
+        def release(context):
+            self.releases.append(context)
+            self.threads.append(threading.get_ident())
+
+        self.callback = RELEASE(release)
+
+    def tensor(self, array, *, dtype=None, context=42, strides=None):
+        out = Managed()
+        check(
+            lib.gc_tensor_from_pointer(
+                array.ctypes.data, DLDevice(CPU, 0), dldtype(dtype or array.dtype.name), array.ndim,
+                int64s(array.shape), int64s(strides) if strides else None, self.callback, context, byref(out),
+            )
+        )  # fmt: skip
+        return out
+
+
+both_forms = pytest.mark.parametrize("form", [LEGACY, VERSIONED], ids=["legacy", "versioned"])
+
+
+# --- capsules ---------------------------------------------------------------------------------------------------------
+
+
+@both_forms
+@pytest.mark.parametrize("dtype", [name for name in DTYPES if name not in ("bfloat16", "complex64")])
+def test_numpy_takes_a_tensor_without_a_copy(form, dtype):
+    memory = np.arange(24).astype(dtype).reshape(2, 3, 4)
+    lent = Lent()
+    array = np.from_dlpack(Exporter(capsule(lent.tensor(memory), form)))
+    np.testing.assert_array_equal(array, memory)
+    assert (array.dtype, array.ctypes.data) == (memory.dtype, memory.ctypes.data)
+    assert array.flags.writeable == (form is VERSIONED)  # NumPy takes legacy tensors for read-only
+    del array
+    assert lent.releases == [42]
+
+
+@both_forms
+def test_numpy_takes_packed_chunks_and_gives_them_back(form):
+    truth = np.random.default_rng(0).random(1001) < 0.5
+    arrays = [np.from_dlpack(Exporter(capsule(c, form))) for c in pack_chunks(Tensor(truth), 3)]
+    assert np.concatenate(arrays).tobytes() == np.packbits(truth).tobytes()  # 126 bytes, 42 in each
+    # Back in by NumPy's own capsules, which stay the owners.
+    capsules = [array.__dlpack__(max_version=(1, 0)) for array in arrays]
+    chunks = []
+    for c in capsules:
+        view = ctypes.cast(capsule_pointer(c, VERSIONED), Versioned).contents.dl_tensor
+        chunks.append(ctypes.pointer(capi.DLManagedTensor(view)))
+    out = Managed()
+    check(lib.gc_unpack_chunks(capi.managed_array(chunks), 3, truth.size, byref(out)))
+    np.testing.assert_array_equal(np.from_dlpack(Exporter(capsule(out, form))), truth)
+    assert all(capsule_is_valid(c, VERSIONED) for c in capsules)
+
+
+def test_a_legacy_capsule_of_numpy_is_borrowed_and_stays_the_owner():
+    truth = np.random.default_rng(1).random((7, 9)) < 0.5
+    references = sys.getrefcount(truth)
+    borrowed = truth.T.__dlpack__()
+    out = (Managed * 1)()
+    check(lib.gc_pack_chunks(ctypes.cast(capsule_pointer(borrowed, LEGACY), Managed), 1, out))
+    np.testing.assert_array_equal(take(out[0]), np.packbits(truth.T))
+    assert capsule_is_valid(borrowed, LEGACY)
+    del borrowed
+    assert sys.getrefcount(truth) == references
+
+
+@both_forms
+def test_a_capsule_that_nobody_took_releases_once(form):
+    lent, memory = Lent(), np.zeros(4)
+    owner = capsule(lent.tensor(memory), form)
+    assert lent.releases == []
+    del owner
+    assert lent.releases == [42]
+
+
+@both_forms
+def test_a_capsule_that_was_taken_releases_nothing(form):
+    lent, memory = Lent(), np.zeros(4)
+    owner = capsule(lent.tensor(memory), form)
+    array = np.from_dlpack(Exporter(owner))
+    del owner
+    assert lent.releases == []
+    piece = array[1:3]
+    del array
+    assert lent.releases == [], "the last user is the slice"
+    del piece
+    assert lent.releases == [42]
+
+
+@both_forms
+def test_a_capsule_that_numpy_refuses_releases_once_and_the_error_is_numpys(form):
+    lent, memory = Lent(), np.zeros(4, np.uint16)
+    owner = capsule(lent.tensor(memory, dtype="bfloat16"), form)
+    with pytest.raises((BufferError, RuntimeError)):  # not SystemError
+        np.from_dlpack(Exporter(owner))
+    assert lent.releases == []
+    del owner
+    gc.collect()  # the exception's frames are gone
+    assert lent.releases == [42]
+
+
+@both_forms
+def test_a_capsule_may_go_while_an_exception_is_on_its_way(form):
+    lent, memory = Lent(), np.zeros(4)
+
+    def fail():
+        owner = capsule(lent.tensor(memory), form)
+        raise KeyError(owner is None)
+
+    with pytest.raises(KeyError) as caught:
+        fail()
+    assert lent.releases == [], "the traceback still holds it"
+    caught.value.__traceback__ = None
+    del caught
+    gc.collect()
+    assert lent.releases == [42]
+
+
+@pytest.mark.parametrize("name", [b"used_dltensor", USED_VERSIONED, b"dltensor_", b"another"])
+def test_the_destructor_leaves_capsules_of_other_names_alone(name):
+    source = Tensor(np.zeros(4))
+    owner = capsule_new(ctypes.addressof(source.struct), name, DESTRUCTOR)
+    del owner
+    assert source.releases == []
+
+
+@both_forms
+def test_the_destructor_leaves_tensors_without_a_deleter_alone(form):
+    source = (Tensor if form is LEGACY else VersionedTensor)(np.zeros(4))
+    source.struct.deleter = type(source.struct.deleter)()
+    owner = capsule_new(ctypes.addressof(source.struct), form, DESTRUCTOR)
+    del owner
+    assert source.releases == []
+
+
+@both_forms
+def test_a_deleter_of_another_library_is_called_by_the_destructor(form):
+    source = (Tensor if form is LEGACY else VersionedTensor)(np.zeros(4))
+    owner = capsule_new(ctypes.addressof(source.struct), form, DESTRUCTOR)
+    del owner
+    assert source.releases == [1]
+
+
+# --- versioned and back -----------------------------------------------------------------------------------------------
+
+
+def test_the_versioned_form_is_version_1_0_without_flags_over_the_same_memory():
+    lent, memory = Lent(), np.arange(6.0).reshape(2, 3)
+    versioned = to_versioned(lent.tensor(memory))
+    struct = versioned.contents
+    assert (struct.major, struct.minor, struct.flags) == (1, 0, 0)
+    view = struct.dl_tensor
+    assert (view.data, view.byte_offset, view.ndim) == (memory.ctypes.data, 0, 2)
+    assert (view.shape[:2], view.strides[:2]) == ([2, 3], [3, 1])
+    assert (view.dtype.code, view.dtype.bits, view.dtype.lanes) == (2, 64, 1)
+    assert (view.device.device_type, view.device.device_id) == (CPU, 0)
+    struct.deleter(versioned)
+    assert lent.releases == [42]
+
+
+def test_tensors_of_others_become_versioned_and_are_released_once():
+    source = Tensor(np.arange(12, dtype=np.int16).reshape(3, 4)[:, ::-2], byte_offset=64)
+    versioned = to_versioned(source.managed)
+    assert source.releases == []
+    owner = capsule_new(ctypes.cast(versioned, c_void_p), VERSIONED, DESTRUCTOR)
+    array = np.from_dlpack(Exporter(owner))
+    np.testing.assert_array_equal(array, source.array)
+    del owner, array
+    assert source.releases == [1]
+
+
+@pytest.mark.parametrize("version", [(1, 0), (1, 3), (1, 99)])
+@pytest.mark.parametrize("flags", [0, 2])
+def test_versioned_tensors_of_others_become_legacy_and_are_released_once(version, flags):
+    source = VersionedTensor(np.arange(12, dtype=np.int16).reshape(3, 4).T, version=version, flags=flags)
+    tensor = from_versioned(source.managed)
+    assert source.releases == []
+    array = np.from_dlpack(Exporter(capsule(tensor, LEGACY)))
+    np.testing.assert_array_equal(array, source.array)
+    del array
+    assert source.releases == [1]
+
+
+def test_a_tensor_may_change_its_form_many_times():
+    lent, memory = Lent(), np.arange(5)
+    tensor = lent.tensor(memory)
+    for _ in range(20):
+        tensor = from_versioned(to_versioned(tensor))
+    np.testing.assert_array_equal(read(tensor), memory)
+    assert lent.releases == []
+    lib.gc_tensor_free(tensor)
+    assert lent.releases == [42]
+
+
+def test_taking_a_tensor_over_that_has_no_deleter_is_no_release():
+    source = Tensor(np.arange(4))
+    source.struct.deleter = capi.DELETER()
+    lib.gc_tensor_free(from_versioned(to_versioned(source.managed)))
+    assert source.releases == []
+
+
+def test_numpys_writable_tensor_is_taken_and_its_array_let_go():
+    array = np.arange(10)
+    references = sys.getrefcount(array)
+    owner = array.__dlpack__(max_version=(1, 0))
+    tensor = from_versioned(ctypes.cast(capsule_pointer(owner, VERSIONED), Versioned))
+    capsule_set_name(owner, USED_VERSIONED)
+    del owner
+    assert sys.getrefcount(array) > references
+    np.testing.assert_array_equal(read(tensor), array)
+    lib.gc_tensor_free(tensor)
+    assert sys.getrefcount(array) == references
+
+
+def test_numpys_read_only_tensor_stays_with_its_capsule():
+    array = np.arange(10)
+    array.flags.writeable = False
+    references = sys.getrefcount(array)
+    owner = array.__dlpack__(max_version=(1, 0))
+    out = Managed()
+    status = lib.gc_tensor_from_versioned(ctypes.cast(capsule_pointer(owner, VERSIONED), Versioned), byref(out))
+    assert status == capi.Status.READ_ONLY and not out
+    assert capsule_is_valid(owner, VERSIONED) and sys.getrefcount(array) > references
+    del owner
+    assert sys.getrefcount(array) == references
+
+
+# --- releases ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_release_gets_its_context_once():
+    lent, memory = Lent(), np.zeros(3)
+    first, second = (lent.tensor(memory, context=context) for context in (7, 8))
+    lib.gc_tensor_free(second)
+    assert lent.releases == [8]
+    first.contents.deleter(first)
+    assert lent.releases == [8, 7]
+
+
+def test_a_tensor_from_a_pointer_needs_no_release():
+    memory, out = np.arange(3), Managed()
+    arguments = memory.ctypes.data, DLDevice(CPU, 0), dldtype("int64"), 1, int64s([3]), None, RELEASE(), None
+    check(lib.gc_tensor_from_pointer(*arguments, byref(out)))
+    assert take(out).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("strides", [(8, 1), (1, 3), (-8, -1), (0, 1), (8, 2)])
+def test_a_tensor_from_a_pointer_has_the_strides_that_it_was_given(strides):
+    memory = np.arange(100)
+    lent, out = Lent(), Managed()
+    arguments = DLDevice(CPU, 0), dldtype("int64"), 2, int64s([3, 4]), int64s(strides), lent.callback, None
+    check(lib.gc_tensor_from_pointer(memory[50:].ctypes.data, *arguments, byref(out)))
+    assert out.contents.dl_tensor.strides[:2] == list(strides)
+    array = np.from_dlpack(Exporter(capsule(out, VERSIONED)))
+    expected = [[50 + i * strides[0] + j * strides[1] for j in range(4)] for i in range(3)]
+    assert array.tolist() == expected and array.strides == tuple(8 * s for s in strides)
+
+
+def test_a_release_may_happen_on_another_thread():
+    lent, memory = Lent(), np.zeros(3)
+    tensor = lent.tensor(memory)
+    thread = threading.Thread(target=lib.gc_tensor_free, args=(tensor,))
+    thread.start()
+    thread.join()
+    assert lent.releases == [42] and lent.threads != [threading.get_ident()]
+
+
+def test_freeing_nothing_is_nothing():
+    lib.gc_tensor_free(None)
+    source = Tensor(np.zeros(4))
+    source.struct.deleter = capi.DELETER()
+    lib.gc_tensor_free(source.managed)
+    assert source.releases == []
+
+
+def test_freeing_calls_the_deleter_of_whoever_made_the_tensor():
+    source = Tensor(np.zeros(4))
+    lib.gc_tensor_free(source.managed)
+    assert source.releases == [1]
+
+
+def scribble(n_bytes, kept):
+    """Takes memory of that size, as an allocator would hand out what was freed too early, and fills it."""
+    tensor = capi.empty(n_bytes)
+    ctypes.memset(tensor.contents.dl_tensor.data, 0x5A, n_bytes)
+    kept.append(tensor)
+
+
+@pytest.mark.parametrize("n_chunks", [1, 2, 3, 4])
+@pytest.mark.parametrize("chunk_size", [8, 40_000])
+def test_chunks_go_in_any_order_and_the_last_one_keeps_the_memory(n_chunks, chunk_size):
+    truth = np.random.default_rng(n_chunks).random(8 * chunk_size * n_chunks) < 0.5
+    rows = np.packbits(truth).reshape(n_chunks, chunk_size)
+    for order in itertools.permutations(range(n_chunks)):
+        chunks, kept = dict(enumerate(pack_chunks(Tensor(truth), n_chunks))), []
+        for index in order:
+            np.testing.assert_array_equal(np.stack([read(c) for c in chunks.values()]), rows[list(chunks)])
+            lib.gc_tensor_free(chunks.pop(index))
+            scribble(n_chunks * chunk_size, kept)
+        for tensor in kept:
+            lib.gc_tensor_free(tensor)
+
+
+def test_chunks_go_on_threads_of_their_own():
+    truth = np.random.default_rng(9).random(4096) < 0.5
+    for _ in range(50):
+        chunks = pack_chunks(Tensor(truth), 4)
+        threads = [threading.Thread(target=lib.gc_tensor_free, args=(c,)) for c in chunks[1:]]
+        for thread in threads:
+            thread.start()
+        np.testing.assert_array_equal(read(chunks[0]), np.packbits(truth)[:128])
+        for thread in threads:
+            thread.join()
+        lib.gc_tensor_free(chunks[0])
+
+
+def test_outputs_outlive_their_inputs():
+    truth = np.random.default_rng(6).random(80_000) < 0.5
+    expected = np.packbits(truth)
+    source = truth.copy()
+    (chunk,) = pack_chunks(Tensor(source), 1)
+    source[:] = False
+    del source
+    out = Managed()
+    check(lib.gc_unpack_chunks(capi.managed_array([chunk]), 1, truth.size, byref(out)))
+    np.testing.assert_array_equal(take(chunk), expected)
+    kept = []
+    scribble(expected.size, kept)
+    np.testing.assert_array_equal(take(out), truth)
+    lib.gc_tensor_free(*kept)
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_released_memory_is_given_back():
+    truth = np.ones(2**22, bool)
+
+    def work(rounds):
+        for _ in range(rounds):
+            chunks = pack_chunks(Tensor(truth), 4)  # half a MiB
+            out = Managed()
+            check(lib.gc_unpack_chunks(capi.managed_array(chunks), 4, truth.size, byref(out)))  # four MiB
+            for tensor in (*chunks, out):
+                lib.gc_tensor_free(tensor)
+
+    work(4)
+    before = resident_bytes()
+    work(128)
+    assert resident_bytes() - before < 32 * 2**20, "a leak of either would be 64 MiB or more"
+
+
+# --- what every output promises: read() looks at the rest -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_elements, n_chunks", [(1, 1), (400, 3), (2049, 4), (10**6, 7), (3, 9)])
+def test_chunks_lie_side_by_side_and_the_first_is_aligned(n_elements, n_chunks):
+    chunks = pack_chunks(Tensor(np.ones(n_elements, bool)), n_chunks)
+    size = capi.chunk_bytes(n_elements, n_chunks)
+    addresses = [c.contents.dl_tensor.data for c in chunks]
+    assert addresses[0] % ALIGNMENT == 0
+    assert addresses == [addresses[0] + k * size for k in range(n_chunks)]
+    assert [take(c).shape for c in chunks] == [(size,)] * n_chunks
+
+
+@pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "complex64"])
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (5, 1, 7), (1000, 33)])
+def test_an_empty_tensor_has_the_shape_and_dtype_asked_for(dtype, shape):
+    tensor = capi.empty(*shape, dtype=dtype)
+    view = tensor.contents.dl_tensor
+    assert shape_of(tensor) == shape
+    assert (view.dtype.code, view.dtype.bits, view.dtype.lanes) == (*DTYPES[dtype][1:], 1)
+    assert (view.data or 0) % ALIGNMENT == 0
+    read(tensor)
+    if view.data:  # all of it is there to be written
+        ctypes.memset(view.data, 0xFF, int(np.prod(shape)) * view.dtype.bits // 8)
+    lib.gc_tensor_free(tensor)
+
+
+def test_a_tensor_of_no_dimensions_needs_no_shape():
+    out = Managed()
+    check(lib.gc_tensor_empty(DLDevice(CPU, 0), dldtype("float32"), 0, None, byref(out)))
+    assert take(out).shape == ()
+    lent, memory = Lent(), np.array(2.5)
+    arguments = DLDevice(CPU, 0), dldtype("float64"), 0, None, None, lent.callback, 42
+    check(lib.gc_tensor_from_pointer(memory.ctypes.data, *arguments, byref(out)))
+    assert take(out) == 2.5 and lent.releases == [42]
+
+
+def test_all_outputs_are_aligned():
+    out, source = Managed(), Tensor(np.ones((3, 50), np.uint8))
+    for call in (
+        lambda: lib.gc_pack_bits(source.managed, 1, 0, byref(out)),
+        lambda: lib.gc_unpack_bits(source.managed, 0, 17, 0, byref(out)),
+        lambda: lib.gc_unpack_chunks(capi.managed_array([Tensor(np.ones(50, np.uint8))]), 1, 399, byref(out)),
+    ):
+        for _ in range(5):
+            check(call())
+            assert out.contents.dl_tensor.data % ALIGNMENT == 0
+            lib.gc_tensor_free(out)
