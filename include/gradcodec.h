@@ -10,16 +10,20 @@
  * Start here:
  *
  * ```c
- * bool mask[1000] = { ... };
+ * bool mask[1000] = {true};
  * int64_t length = 1000;
- * DLDevice cpu = { kDLCPU, 0 };
- * DLDataType boolean = { kDLBool, 8, 1 };
+ * DLDevice cpu = {kDLCPU, 0};
+ * DLDataType boolean = {kDLBool, 8, 1};
  * DLManagedTensor *src, *chunks[4];
- * if (gc_tensor_from_pointer(mask, cpu, boolean, 1, &length, NULL, NULL, NULL, &src) ||
- *     gc_pack_chunks(src, 4, chunks))
- *     fail(gc_last_error());
- * send(chunks[0]->dl_tensor.data, gc_chunk_bytes(1000, 4));   // and so on; then release all five:
- * gc_tensor_free(chunks[0]);
+ * if (gc_tensor_from_pointer(mask, cpu, boolean, 1, &length, NULL, NULL, NULL, &src) != GC_STATUS_OK ||
+ *     gc_pack_chunks(src, 4, chunks) != GC_STATUS_OK) {
+ *     fprintf(stderr, "%s\n", gc_last_error());
+ *     exit(1);
+ * }
+ * // chunks[k]->dl_tensor.data holds the gc_chunk_bytes(1000, 4) bytes of chunk k. When they are sent:
+ * for (int k = 0; k < 4; k++)
+ *     gc_tensor_free(chunks[k]);
+ * gc_tensor_free(src);
  * ```
  *
  * TWO TIERS
@@ -51,8 +55,8 @@
  * ERRORS
  *
  * Functions return a gc_status_t, 0 for success. gc_last_error() has the failure in words, with the number that was
- * wrong. Arguments are checked before anything runs: a status from that check means that nothing changed. Pointers
- * must be NULL or good: a wild pointer cannot be told from a good one.
+ * wrong. Arguments are checked before anything runs: a status from that check means that nothing changed. Of several
+ * faults any one may be reported. Pointers must be NULL or good: a wild pointer cannot be told from a good one.
  *
  * An output whose bytes intersect those of an input or of another output, from the lowest to the highest address of
  * each, or whose own elements overlap, is refused.
@@ -212,7 +216,8 @@ void gc_tensor_free(DLManagedTensor *tensor);
 /*
  * The same tensor in DLPack's versioned form (1.0, no flags), which NumPy imports as writable.
  *
- * `src`: taken on success, to be released through `*out` from then on; still yours when the call fails.
+ * `src`: taken on success, still yours when the call fails. `*out`: yours to release, by its own deleter:
+ * `v->deleter(v)`.
  *
  * INVALID_ARGUMENT, UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: as for any input. OUT_OF_MEMORY.
  */
@@ -222,8 +227,7 @@ gc_status_t gc_tensor_to_versioned(DLManagedTensor *src,
 /*
  * The same tensor in DLPack's legacy form, which is what all other functions take and JAX imports.
  *
- * `src`: any version 1.x, taken on success, to be released through `*out` from then on; still yours when the call
- * fails.
+ * `src`: any version 1.x, taken on success, still yours when the call fails. `*out`: yours to release.
  *
  * READ_ONLY: the legacy form cannot say that a tensor is. (To read it, borrow it: `{ v->dl_tensor, NULL, NULL }`.)
  * INVALID_ARGUMENT: another major version; and as for any input, like UNSUPPORTED_DTYPE and UNSUPPORTED_DEVICE.
@@ -363,7 +367,7 @@ gc_status_t gc_unpack_chunks_into(const DLTensor *src,
                                   void *stream);
 
 /*
- * Packs signs: bit = not (x < 0), so zeros of either sign and NaN give 1.
+ * Packs signs: bit = not (x < 0), so zeros of either sign and NaN give 1, as if positive.
  *
  * `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `dst`: as for
  * gc_pack_chunks_into(), and so are the errors; integers in src are UNSUPPORTED_DTYPE here.

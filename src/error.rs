@@ -53,6 +53,13 @@ pub enum Status {
     Panic = 99,
 }
 
+impl Status {
+    /// Its name in the header.
+    pub fn name(self) -> &'static CStr {
+        STATUS_NAMES.iter().find(|(status, _)| *status == self).map_or(c"GC_STATUS_UNKNOWN", |(_, name)| name)
+    }
+}
+
 /// Each status with its name in the header.
 pub const STATUS_NAMES: [(Status, &CStr); 21] = [
     (Status::Ok, c"GC_STATUS_OK"),

@@ -198,7 +198,7 @@ pub unsafe extern "C" fn gc_unpack_chunks_into(
     })
 }
 
-/// Packs signs: bit = not (x < 0), so zeros of either sign and NaN give 1.
+/// Packs signs: bit = not (x < 0), so zeros of either sign and NaN give 1, as if positive.
 ///
 /// `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `dst`: as for
 /// gc_pack_chunks_into(), and so are the errors; integers in src are UNSUPPORTED_DTYPE here.

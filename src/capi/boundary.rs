@@ -92,7 +92,10 @@ pub fn last_error() -> *const c_char {
 fn remember(failure: &Error) {
     LAST_ERROR.with_borrow_mut(|text| {
         // A NUL within would end the sentence for C, so it ends here too; `sentence` keeps the limit.
-        let words = failure.message.bytes().take_while(|&byte| byte != 0).take(MESSAGE_LIMIT);
+        // Without memory for a sentence there is still the name.
+        let message =
+            if failure.message.is_empty() { failure.status.name().to_bytes() } else { failure.message.as_bytes() };
+        let words = message.iter().copied().take_while(|&byte| byte != 0).take(MESSAGE_LIMIT);
         let length = words.zip(text.iter_mut()).map(|(byte, slot)| *slot = byte).count();
         text[length] = 0;
     });

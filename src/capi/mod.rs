@@ -7,16 +7,20 @@
 //! Start here:
 //!
 //! ```c
-//! bool mask[1000] = { ... };
+//! bool mask[1000] = {true};
 //! int64_t length = 1000;
-//! DLDevice cpu = { kDLCPU, 0 };
-//! DLDataType boolean = { kDLBool, 8, 1 };
+//! DLDevice cpu = {kDLCPU, 0};
+//! DLDataType boolean = {kDLBool, 8, 1};
 //! DLManagedTensor *src, *chunks[4];
-//! if (gc_tensor_from_pointer(mask, cpu, boolean, 1, &length, NULL, NULL, NULL, &src) ||
-//!     gc_pack_chunks(src, 4, chunks))
-//!     fail(gc_last_error());
-//! send(chunks[0]->dl_tensor.data, gc_chunk_bytes(1000, 4));   // and so on; then release all five:
-//! gc_tensor_free(chunks[0]);
+//! if (gc_tensor_from_pointer(mask, cpu, boolean, 1, &length, NULL, NULL, NULL, &src) != GC_STATUS_OK ||
+//!     gc_pack_chunks(src, 4, chunks) != GC_STATUS_OK) {
+//!     fprintf(stderr, "%s\n", gc_last_error());
+//!     exit(1);
+//! }
+//! // chunks[k]->dl_tensor.data holds the gc_chunk_bytes(1000, 4) bytes of chunk k. When they are sent:
+//! for (int k = 0; k < 4; k++)
+//!     gc_tensor_free(chunks[k]);
+//! gc_tensor_free(src);
 //! ```
 //!
 //! TWO TIERS
@@ -48,8 +52,8 @@
 //! ERRORS
 //!
 //! Functions return a gc_status_t, 0 for success. gc_last_error() has the failure in words, with the number that was
-//! wrong. Arguments are checked before anything runs: a status from that check means that nothing changed. Pointers
-//! must be NULL or good: a wild pointer cannot be told from a good one.
+//! wrong. Arguments are checked before anything runs: a status from that check means that nothing changed. Of several
+//! faults any one may be reported. Pointers must be NULL or good: a wild pointer cannot be told from a good one.
 //!
 //! An output whose bytes intersect those of an input or of another output, from the lowest to the highest address of
 //! each, or whose own elements overlap, is refused.

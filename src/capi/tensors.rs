@@ -96,7 +96,8 @@ pub unsafe extern "C" fn gc_tensor_free(tensor: *mut DLManagedTensor) {
 
 /// The same tensor in DLPack's versioned form (1.0, no flags), which NumPy imports as writable.
 ///
-/// `src`: taken on success, to be released through `*out` from then on; still yours when the call fails.
+/// `src`: taken on success, still yours when the call fails. `*out`: yours to release, by its own deleter:
+/// `v->deleter(v)`.
 ///
 /// INVALID_ARGUMENT, UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: as for any input. OUT_OF_MEMORY.
 ///
@@ -119,8 +120,7 @@ pub unsafe extern "C" fn gc_tensor_to_versioned(
 
 /// The same tensor in DLPack's legacy form, which is what all other functions take and JAX imports.
 ///
-/// `src`: any version 1.x, taken on success, to be released through `*out` from then on; still yours when the call
-/// fails.
+/// `src`: any version 1.x, taken on success, still yours when the call fails. `*out`: yours to release.
 ///
 /// READ_ONLY: the legacy form cannot say that a tensor is. (To read it, borrow it: `{ v->dl_tensor, NULL, NULL }`.)
 /// INVALID_ARGUMENT: another major version; and as for any input, like UNSUPPORTED_DTYPE and UNSUPPORTED_DEVICE.

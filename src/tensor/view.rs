@@ -315,3 +315,70 @@ unsafe fn integers<'a>(pointer: *const i64, count: usize) -> Option<&'a [i64]> {
     // SAFETY: not NULL, aligned, and readable by the caller's promise; an ndim of 31 bits cannot overflow the size.
     Some(unsafe { slice::from_raw_parts(pointer, count) })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// A view over `memory`, whose element 0 is in its middle.
+    fn view<'a>(memory: &[u8], shape: &'a mut [i64], strides: &'a mut [i64]) -> View<'a> {
+        let tensor = DLTensor {
+            data: memory[memory.len() / 2..].as_ptr().cast_mut().cast(),
+            device: Device::Cpu.to_dlpack(),
+            ndim: shape.len() as i32,
+            dtype: Dtype::U8.to_dlpack(),
+            shape: shape.as_mut_ptr(),
+            strides: strides.as_mut_ptr(),
+            byte_offset: 0,
+        };
+        // SAFETY: shape and strides live for `'a`; the elements are never touched.
+        unsafe { View::from_dlpack(Name::new("test"), &tensor).unwrap() }
+    }
+
+    #[test]
+    fn overlap_within_is_found_exactly() {
+        let memory = [0; 64];
+        let mut overlapping = 0;
+        for sizes in [[2, 2, 2], [2, 3, 1], [3, 2, 2], [4, 1, 3]] {
+            for code in 0..(13i64).pow(3) {
+                let (mut shape, mut strides) = (sizes, [code % 13 - 6, code / 13 % 13 - 6, code / 169 - 6]);
+                // The model: two of all places are the same.
+                let mut places = HashSet::new();
+                let mut model = false;
+                for index in 0..sizes.iter().product::<i64>() {
+                    let at = [index / (sizes[1] * sizes[2]), index / sizes[2] % sizes[1], index % sizes[2]];
+                    model |= !places.insert((0..3).map(|axis| at[axis] * strides[axis]).sum::<i64>());
+                }
+                overlapping += i32::from(model);
+                let found = view(&memory, &mut shape, &mut strides).overlaps_itself();
+                assert_eq!(found, model, "shape {sizes:?}, strides {strides:?}");
+            }
+        }
+        assert!(overlapping > 1000);
+    }
+
+    #[test]
+    fn an_extent_goes_from_the_lowest_to_past_the_highest_byte() {
+        let memory = [0; 64];
+        let middle = memory[32..].as_ptr().addr();
+        let (mut shape, mut strides) = ([3, 4], [-5, 2]);
+        assert_eq!(view(&memory, &mut shape, &mut strides).extent(), middle - 10..middle + 7);
+    }
+
+    #[test]
+    fn contiguity_does_not_look_at_strides_that_nothing_uses() {
+        let memory = [0; 64];
+        for (mut shape, mut strides, expected) in [
+            ([2, 3, 4], [12, 4, 1], true),
+            ([2, 1, 4], [4, -77, 1], true),
+            ([1, 1, 1], [9, 9, 9], true),
+            ([2, 0, 4], [5, 5, 5], true),
+            ([2, 3, 4], [12, 4, 2], false),
+            ([2, 3, 4], [1, 2, 6], false),
+        ] {
+            assert_eq!(view(&memory, &mut shape, &mut strides).is_contiguous(), expected, "{shape:?} {strides:?}");
+        }
+    }
+}
