@@ -9,22 +9,20 @@
  *
  * Start here:
  *
- * ```c
- * bool mask[1000] = {true};
- * int64_t length = 1000;
- * DLDevice cpu = {kDLCPU, 0};
- * DLDataType boolean = {kDLBool, 8, 1};
- * DLManagedTensor *src, *chunks[4];
- * if (gc_tensor_from_pointer(mask, cpu, boolean, 1, &length, NULL, NULL, NULL, &src) != GC_STATUS_OK ||
- *     gc_pack_chunks(src, 4, chunks) != GC_STATUS_OK) {
- *     fprintf(stderr, "%s\n", gc_last_error());
- *     exit(1);
- * }
- * // chunks[k]->dl_tensor.data holds the gc_chunk_bytes(1000, 4) bytes of chunk k. When they are sent:
- * for (int k = 0; k < 4; k++)
- *     gc_tensor_free(chunks[k]);
- * gc_tensor_free(src);
- * ```
+ *     bool mask[1000] = {true};
+ *     int64_t length = 1000;
+ *     DLDevice cpu = {kDLCPU, 0};
+ *     DLDataType boolean = {kDLBool, 8, 1};
+ *     DLManagedTensor *src, *chunks[4];
+ *     if (gc_tensor_from_pointer(mask, cpu, boolean, 1, &length, NULL, NULL, NULL, &src) != GC_STATUS_OK ||
+ *         gc_pack_chunks(src, 4, chunks) != GC_STATUS_OK) {
+ *         fprintf(stderr, "%s\n", gc_last_error());
+ *         exit(1);
+ *     }
+ *     // chunks[k]->dl_tensor.data holds the gc_chunk_bytes(1000, 4) bytes of chunk k. When they are sent:
+ *     for (int k = 0; k < 4; k++)
+ *         gc_tensor_free(chunks[k]);
+ *     gc_tensor_free(src);
  *
  * TWO TIERS
  *
@@ -50,7 +48,7 @@
  * bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16, float32, float64, bfloat16, of one lane.
  * Devices: CPU 1 and CUDAHost 3, which are the CPU's work and give CPU outputs; CUDA 2 and CUDAManaged 13, which this
  * version answers with DRIVER_UNAVAILABLE.
- * Given: explicit strides, byte_offset 0, data aligned to 256 bytes (NULL when empty), a deleter always.
+ * Given: explicit strides, byte_offset 0, data NULL when empty, a deleter always; memory of ours is aligned to 256.
  *
  * ERRORS
  *

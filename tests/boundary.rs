@@ -67,7 +67,7 @@ fn functions() -> Vec<Function> {
 fn every_function_that_c_can_call_runs_through_the_boundary() {
     for Function { name, place, body, .. } in functions() {
         let whole = body.strip_prefix("boundary(||").map(|_| between(&body, '(', ')').1);
-        let rest = whole.map(|end| body[end..].trim_matches(&[';', ' ', '\n']));
+        let rest = whole.map(|end| body[end..].trim_matches([';', ' ', '\n']));
         assert_eq!(rest, Some(""), "{name} at {place} must be boundary(|| ...) and nothing else");
     }
 }

@@ -19,12 +19,17 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|why| panic!("{path}: {why}"))
 }
 
-/// The `//!` text of a module as a comment of the header.
+/// The `//!` text of a module as a comment of the header; code is indented there instead of fenced.
 fn section_text(module: &str) -> String {
     let mut comment = String::from("/*\n");
+    let mut indent = "";
     for line in read(&format!("src/capi/{module}.rs")).lines().map_while(|line| line.strip_prefix("//!")) {
-        comment += format!(" *{line}").trim_end();
-        comment += "\n";
+        if line.trim_start().starts_with("```") {
+            indent = if indent.is_empty() { "    " } else { "" };
+        } else {
+            comment += format!(" *{indent}{line}").trim_end();
+            comment += "\n";
+        }
     }
     comment + " */\n"
 }

@@ -47,7 +47,7 @@
 //! bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16, float32, float64, bfloat16, of one lane.
 //! Devices: CPU 1 and CUDAHost 3, which are the CPU's work and give CPU outputs; CUDA 2 and CUDAManaged 13, which this
 //! version answers with DRIVER_UNAVAILABLE.
-//! Given: explicit strides, byte_offset 0, data aligned to 256 bytes (NULL when empty), a deleter always.
+//! Given: explicit strides, byte_offset 0, data NULL when empty, a deleter always; memory of ours is aligned to 256.
 //!
 //! ERRORS
 //!

@@ -129,7 +129,13 @@ impl<'a> View<'a> {
             }
             let start = tensor.data.addr() as i128 + i128::from(tensor.byte_offset);
             view.extent = view.addresses(start).ok_or_else(|| {
-                error!(SizeOverflow, "{name}: shape {} of {dtype} reaches past the address space", Shape::of(shape))
+                error!(
+                    SizeOverflow,
+                    "{name}: shape {} of {dtype} with strides {} and byte_offset {} reaches past the address space",
+                    Shape::of(shape),
+                    view.strides(),
+                    tensor.byte_offset
+                )
             })?;
             view.data = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
         }
