@@ -2,7 +2,8 @@
 
     python3 examples_python/numpy_ctypes.py
 
-loads the libgradcodec.so.0 that is installed, or the file that GRADCODEC_LIBRARY names. Wants NumPy 2.1 or newer.
+loads the libgradcodec.so.0 that is installed, or the file that GRADCODEC_LIBRARY names. Wants NumPy 2.2.5, since which
+imported arrays are writable, or newer.
 All above main() is there to be copied: keep the functions you call, drop the others.
 """
 

@@ -39,6 +39,7 @@ gc_status_t gc_unpack_chunks_into(const DLTensor *src, gc_bit_order_t order, DLT
 gc_status_t gc_pack_signs_into(const DLTensor *src, gc_bit_order_t order, DLTensor *dst, void *stream);
 gc_status_t gc_pack_bits_into(const DLTensor *src, int32_t axis, gc_bit_order_t order, DLTensor *dst, void *stream);
 gc_status_t gc_unpack_bits_into(const DLTensor *src, int32_t axis, gc_bit_order_t order, DLTensor *dst, void *stream);
+gc_status_t gc_set_threads(uint32_t n);
 #define GRADCODEC_VERSION_MAJOR 0
 #define GRADCODEC_VERSION_MINOR 1
 #define GRADCODEC_VERSION_PATCH 0

@@ -61,8 +61,8 @@
  *
  * THREADS
  *
- * Any thread may call any function at any time on different objects, and inputs may be shared between calls. Nothing is
- * left behind that a forked child could not use. Deleters and callbacks of yours run on the thread that releases.
+ * Any thread may call any function at any time on different objects, and inputs may be shared between calls. A forked
+ * child may go on calling. Deleters and callbacks of yours run on the thread that releases.
  *
  * NAMES
  *
@@ -212,7 +212,8 @@ gc_status_t gc_tensor_from_pointer(void *data,
 void gc_tensor_free(DLManagedTensor *tensor);
 
 /*
- * The same tensor in DLPack's versioned form (1.0, no flags), which NumPy imports as writable.
+ * The same tensor in DLPack's versioned form (1.0, no flags), which NumPy imports as writable. (It imports the legacy
+ * form as read-only.)
  *
  * `src`: taken on success, still yours when the call fails. `*out`: yours to release, by its own deleter:
  * `v->deleter(v)`.
@@ -238,7 +239,8 @@ gc_status_t gc_tensor_from_versioned(struct DLManagedTensorVersioned *src,
  * For PyCapsule_New from ctypes or cffi: releases the tensor of a capsule that nobody consumed.
  *
  * Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
- * Finds Python in the process that calls it: this library does not link against it.
+ * Finds Python in the process that calls it: this library does not link against it. Pass its address only: to call it
+ * yourself you would have to hold the GIL, which ctypes.CDLL gives up.
  */
 void gc_capsule_destructor(void *py_capsule);
 
@@ -403,6 +405,22 @@ gc_status_t gc_unpack_bits_into(const DLTensor *src,
                                 gc_bit_order_t order,
                                 DLTensor *dst,
                                 void *stream);
+
+/*
+ * THREADS OF THIS LIBRARY
+ *
+ * Large CPU tensors are worked on by several threads, which are started when the first one comes and again in a forked
+ * child that needs them. The instruction set is chosen at run time; GRADCODEC_CPU in the environment, read once, asks
+ * for another that the processor has: portable, avx2 or avx512. Results are the same with any number and any set.
+ */
+
+/*
+ * Sets the number of CPU workers for calls from now on, the caller counted: 1 starts none; 0, as at the start, stands
+ * for the CPUs that this process may use by its affinity and cgroup.
+ *
+ * INVALID_ARGUMENT: more than 1024.
+ */
+gc_status_t gc_set_threads(uint32_t n);
 
 #ifdef __cplusplus
 }

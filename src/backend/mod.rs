@@ -8,6 +8,9 @@ use crate::{
     tensor::{Device, Memory, View},
 };
 
+/// Sets the number of CPU workers, the caller counted; 0 for as many as this process has CPUs.
+pub use cpu::pool::set_threads;
+
 /// A device that can be worked on.
 #[derive(Clone, Copy)]
 pub enum Backend {

@@ -138,7 +138,7 @@ fn check<T>(name: Name, pointer: *const T) -> Result<()> {
 
 fn check_count<T>(name: &'static str, count: usize) -> Result<()> {
     if count > isize::MAX as usize / size_of::<T>().max(1) {
-        return Err(error!(SizeOverflow, "{name}: {count} items exceed the address space"));
+        return Err(error!(SizeOverflow, "n_chunks: {count} {name} exceed the address space"));
     }
     Ok(())
 }

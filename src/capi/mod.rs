@@ -60,8 +60,8 @@
 //!
 //! THREADS
 //!
-//! Any thread may call any function at any time on different objects, and inputs may be shared between calls. Nothing is
-//! left behind that a forked child could not use. Deleters and callbacks of yours run on the thread that releases.
+//! Any thread may call any function at any time on different objects, and inputs may be shared between calls. A forked
+//! child may go on calling. Deleters and callbacks of yours run on the thread that releases.
 //!
 //! NAMES
 //!
@@ -73,12 +73,14 @@ mod borrow;
 mod boundary;
 mod status;
 mod tensors;
+mod threads;
 mod version;
 
 pub use bits::*;
 pub use boundary::gc_status_t;
 pub use status::*;
 pub use tensors::*;
+pub use threads::*;
 pub use version::*;
 
 pub(crate) use boundary::boundary;

@@ -34,7 +34,7 @@ pub unsafe extern "C" fn gc_tensor_empty(
             unsafe { (borrow::items("shape", shape, borrow::count("ndim", ndim)?)?, Out::new("out", out, 1)?) };
         let device = Device::from_dlpack(Name::new("device"), device)?;
         let dtype = Dtype::from_dlpack(Name::new("dtype"), dtype)?;
-        out.fill(Outputs::allocate(device, dtype, Shape::of(shape), 1)?.into_raw());
+        out.fill(Outputs::allocate(Name::new("shape"), device, dtype, Shape::of(shape), 1)?.into_raw());
         Ok(())
     })
 }
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn gc_tensor_from_pointer(
             byte_offset: 0,
         };
         // SAFETY: the caller promises `ndim` sizes and strides, memory that they describe, and room for a pointer.
-        let (view, out) = unsafe { (View::from_dlpack(Name::new("data"), &described)?, Out::new("out", out, 1)?) };
+        let (view, out) = unsafe { (View::from_dlpack(Name::new("tensor"), &described)?, Out::new("out", out, 1)?) };
         out.fill(tensor::from_pointer(&view, Release { function: release, context: ctx })?.into_raw());
         Ok(())
     })
@@ -94,7 +94,8 @@ pub unsafe extern "C" fn gc_tensor_free(tensor: *mut DLManagedTensor) {
     });
 }
 
-/// The same tensor in DLPack's versioned form (1.0, no flags), which NumPy imports as writable.
+/// The same tensor in DLPack's versioned form (1.0, no flags), which NumPy imports as writable. (It imports the legacy
+/// form as read-only.)
 ///
 /// `src`: taken on success, still yours when the call fails. `*out`: yours to release, by its own deleter:
 /// `v->deleter(v)`.
@@ -146,7 +147,8 @@ pub unsafe extern "C" fn gc_tensor_from_versioned(
 /// For PyCapsule_New from ctypes or cffi: releases the tensor of a capsule that nobody consumed.
 ///
 /// Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
-/// Finds Python in the process that calls it: this library does not link against it.
+/// Finds Python in the process that calls it: this library does not link against it. Pass its address only: to call it
+/// yourself you would have to hold the GIL, which ctypes.CDLL gives up.
 ///
 /// # Safety
 /// `py_capsule` is a PyCapsule, and the caller holds the GIL, as Python does when it calls a destructor.

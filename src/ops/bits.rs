@@ -9,10 +9,13 @@ use std::fmt;
 use crate::{
     backend,
     error::{Error, Result, error},
-    tensor::{Dtype, Outputs, Shape, View},
+    tensor::{Dtype, Name, Outputs, Shape, View},
 };
 
 use super::loops::Loops;
+
+/// What refusals of a size call the result.
+const OUT: Name = Name::new("out");
 
 /// Which bit of a byte comes first.
 #[repr(C)]
@@ -229,7 +232,7 @@ pub fn chunk_bytes(elements: i64, n_chunks: usize) -> Result<i64> {
 pub fn pack_chunks(src: &View<'_>, n_chunks: usize) -> Result<Outputs> {
     let bytes = chunk_bytes(src.elements(), n_chunks)?;
     let test = Test::truth(src)?;
-    let outputs = Outputs::allocate(src.device(), Dtype::U8, Shape::of(&[bytes]), n_chunks)?;
+    let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, Shape::of(&[bytes]), n_chunks)?;
     let packed = outputs.joined()?;
     backend::of(src.device())?.pack(&BitPlan::flat(src, &packed, BitOrder::Big), test, src, &packed)?;
     Ok(outputs)
@@ -252,7 +255,7 @@ pub fn unpack_chunks(chunks: &[View<'_>], elements: i64) -> Result<Outputs> {
         check_same_device(chunk, &chunks[0])?;
     }
     let device = chunks[0].device();
-    let outputs = Outputs::allocate(device, Dtype::BOOL, Shape::of(&[elements]), 1)?;
+    let outputs = Outputs::allocate(OUT, device, Dtype::BOOL, Shape::of(&[elements]), 1)?;
     let unpacked = outputs.view()?;
     for (chunk, first) in chunks.iter().zip((0..elements).step_by(bytes.max(1) as usize * 8)) {
         let plan = BitPlan::part(first, (elements - first).min(bytes * 8), chunk);
@@ -266,7 +269,7 @@ pub fn pack_bits(src: &View<'_>, axis: Axis, order: BitOrder) -> Result<Outputs>
     let axis = axis.dimension(src)?;
     let test = Test::truth(src)?;
     let shape = shape_with(src, axis, packed_length(length(src, axis)));
-    let outputs = Outputs::allocate(src.device(), Dtype::U8, shape, 1)?;
+    let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, shape, 1)?;
     let packed = outputs.view()?;
     backend::of(src.device())?.pack(&BitPlan::along(axis, src, &packed, order), test, src, &packed)?;
     Ok(outputs)
@@ -281,7 +284,7 @@ pub fn unpack_bits(src: &View<'_>, axis: Axis, count: Count, order: BitOrder) ->
         error!(SizeOverflow, "{}: {bytes} bytes along the axis have more than 2^63 - 1 bits", src.name())
     })?;
     let shape = shape_with(src, axis, count.of(total)?);
-    let outputs = Outputs::allocate(src.device(), Dtype::U8, shape, 1)?;
+    let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, shape, 1)?;
     let unpacked = outputs.view()?;
     let plan = BitPlan::along(axis, &unpacked, src, order);
     backend::of(src.device())?.unpack(&plan, One::of(Dtype::U8), src, &unpacked)?;

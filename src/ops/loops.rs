@@ -52,6 +52,16 @@ impl<const SIDES: usize> Loops<SIDES> {
         &self.items[..self.len]
     }
 
+    /// Takes the innermost loop with a given stride on one side out.
+    pub fn take(&self, side: usize, stride: i64) -> Option<(Loop<SIDES>, Self)> {
+        let index = self.as_slice().iter().rposition(|item| item.strides[side] == stride)?;
+        let (taken, mut rest) = (self.items[index], *self);
+        rest.items.copy_within(index + 1..self.len, index);
+        rest.len -= 1;
+        rest.rounds /= taken.count;
+        Some((taken, rest))
+    }
+
     /// The stride of the only loop: None if there are several; `any` if there is at most one round.
     pub fn single_stride(&self, any: [i64; SIDES]) -> Option<[i64; SIDES]> {
         match self.as_slice() {
@@ -89,6 +99,19 @@ pub struct Cursor<'a, const SIDES: usize> {
 impl<'a, const SIDES: usize> Cursor<'a, SIDES> {
     pub fn new(loops: &'a Loops<SIDES>) -> Self {
         Self { loops: loops.as_slice(), index: [0; MAX_LOOPS], offsets: [0; SIDES], left: loops.rounds }
+    }
+
+    /// Begins at round number `first`.
+    pub fn starting_at(loops: &'a Loops<SIDES>, first: i64) -> Self {
+        let mut cursor = Self::new(loops);
+        cursor.left = (cursor.left - first).max(0);
+        let mut index = first;
+        for (item, at) in cursor.loops.iter().zip(&mut cursor.index).rev() {
+            *at = index % item.count;
+            index /= item.count;
+            step(&mut cursor.offsets, &item.strides, *at);
+        }
+        cursor
     }
 
     /// The next run, of at most `limit` rounds; None past the last round.
@@ -184,6 +207,14 @@ mod tests {
                 seen.extend((0..run.count).map(|i| run.offsets[0] + i * run.strides[0]));
             }
             assert_eq!(seen, expected, "limit {limit}");
+        }
+        for first in 0..=24 {
+            let mut cursor = Cursor::starting_at(&nest, first);
+            let mut seen = Vec::new();
+            while let Some(run) = cursor.next_run(5) {
+                seen.extend((0..run.count).map(|i| run.offsets[0] + i * run.strides[0]));
+            }
+            assert_eq!(seen, expected[first as usize..], "from {first}");
         }
     }
 }

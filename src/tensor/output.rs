@@ -194,13 +194,16 @@ pub struct Outputs<M: ManagedTensorBase = DLManagedTensor> {
 }
 
 impl Outputs {
-    /// `count` tensors of this shape, side by side in one new allocation, not initialized.
-    pub fn allocate(device: Device, dtype: Dtype, shape: Shape<'_>, count: usize) -> Result<Self> {
-        let elements = shape.elements(Name::new("out"))?;
+    /// `count` tensors of this shape, side by side in one new allocation, not initialized. Refusals are about `name`.
+    pub fn allocate(name: Name, device: Device, dtype: Dtype, shape: Shape<'_>, count: usize) -> Result<Self> {
+        let elements = shape.elements(name)?;
         let bytes = i64::try_from(dtype.size).ok().and_then(|size| size.checked_mul(elements));
         let total = bytes.zip(i64::try_from(count).ok()).and_then(|(bytes, count)| bytes.checked_mul(count));
         let (Some(bytes), Some(total)) = (bytes, total) else {
-            return Err(error!(SizeOverflow, "out: {count} tensors of shape {shape} of {dtype} exceed 2^63 - 1 bytes"));
+            return Err(error!(
+                SizeOverflow,
+                "{name}: {count} tensors of shape {shape} of {dtype} exceed 2^63 - 1 bytes"
+            ));
         };
         let memory = backend::of(device)?.allocate(total)?;
         let headers = Headers::reserve(count, shape.ndim(), shape.compact())?;

@@ -45,12 +45,12 @@ int main(void) {
     gc_tensor_free(out);
     out = UNTOUCHED;
 
-    invalid(gc_tensor_from_pointer(NULL, cpu(), boolean, 1, shape1, NULL, NULL, NULL, &out), "data: data is NULL");
-    invalid(gc_tensor_from_pointer(bools, cpu(), boolean, 1, NULL, NULL, NULL, NULL, &out), "data: shape is NULL");
-    invalid(gc_tensor_from_pointer(bools, cpu(), boolean, 1, odd_shape, NULL, NULL, NULL, &out), "data: shape");
-    invalid(gc_tensor_from_pointer(bools, cpu(), boolean, 1, shape1, odd_shape, NULL, NULL, &out), "data: strides");
+    invalid(gc_tensor_from_pointer(NULL, cpu(), boolean, 1, shape1, NULL, NULL, NULL, &out), "tensor: data is NULL");
+    invalid(gc_tensor_from_pointer(bools, cpu(), boolean, 1, NULL, NULL, NULL, NULL, &out), "tensor: shape is NULL");
+    invalid(gc_tensor_from_pointer(bools, cpu(), boolean, 1, odd_shape, NULL, NULL, NULL, &out), "tensor: shape");
+    invalid(gc_tensor_from_pointer(bools, cpu(), boolean, 1, shape1, odd_shape, NULL, NULL, &out), "tensor: strides");
     invalid(gc_tensor_from_pointer(bools, cpu(), boolean, 1, shape1, NULL, NULL, NULL, NULL), "out: NULL");
-    invalid(gc_tensor_from_pointer(bools, cpu(), boolean, -7, shape1, NULL, NULL, NULL, &out), "data: ndim -7");
+    invalid(gc_tensor_from_pointer(bools, cpu(), boolean, -7, shape1, NULL, NULL, NULL, &out), "tensor: ndim -7");
 
     gc_tensor_free(NULL);
     gc_capsule_destructor(NULL);
@@ -67,7 +67,7 @@ int main(void) {
     invalid(gc_pack_chunks(&src, 0, outs), "n_chunks: at least 1 expected, got 0");
     invalid(gc_pack_chunks(&src, 2, NULL), "out: NULL");
     invalid(gc_pack_chunks(&src, 2, odd_out), "out: address");
-    expect(gc_pack_chunks(&src, SIZE_MAX, outs), GC_STATUS_SIZE_OVERFLOW, "out: 18446744073709551615");
+    expect(gc_pack_chunks(&src, SIZE_MAX, outs), GC_STATUS_SIZE_OVERFLOW, "n_chunks: 18446744073709551615");
 
     invalid(gc_unpack_chunks(NULL, 2, 16, &out), "chunks: NULL");
     invalid(gc_unpack_chunks(chunks, 2, 16, &out), "chunks[0]: NULL");
@@ -75,7 +75,7 @@ int main(void) {
     invalid(gc_unpack_chunks(chunks, 0, 16, &out), "n_chunks: at least 1 expected, got 0");
     invalid(gc_unpack_chunks(chunks, 2, -16, &out), "n_elements: -16");
     invalid(gc_unpack_chunks(chunks, 2, 16, NULL), "out: NULL");
-    expect(gc_unpack_chunks(chunks, SIZE_MAX, 16, &out), GC_STATUS_SIZE_OVERFLOW, "chunks: 18446744073709551615");
+    expect(gc_unpack_chunks(chunks, SIZE_MAX, 16, &out), GC_STATUS_SIZE_OVERFLOW, "n_chunks: 18446744073709551615");
 
     invalid(gc_pack_bits(NULL, 0, GC_BIT_ORDER_BIG, &out), "src: NULL");
     invalid(gc_pack_bits(&src, 0, GC_BIT_ORDER_BIG, NULL), "out: NULL");

@@ -376,6 +376,29 @@ def test_a_count_for_an_empty_tensor_gives_zeros(shape, axis, count):
 # --- what the layouts above do not reach ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype", UNPACKED)
+def test_every_length_around_a_vector_is_packed_and_unpacked(dtype, order):
+    function, truth = lib.gc_pack_chunks_into, lambda array: array != 0
+    if dtype in FLOATS:
+        function, truth = lib.gc_pack_signs_into, lambda array: not_below_zero(array, dtype)
+    rng = np.random.default_rng(13)
+    for n_elements in (*range(280), *range(505, 520), *range(1020, 1030)):
+        line = Layout(dtype, (n_elements,), (0,), (1,), n_elements % 7, 1, False, 0)
+        shape = (1, capi.chunk_bytes(n_elements, 1))
+        row = Layout("uint8", shape, (0, 1), (1, 1), n_elements % 5, 1, False, 0)
+        memory = line.buffer()
+        memory[:] = np.where(rng.random(memory.size) < 0.5, rng.integers(0, 256, memory.size), 0)
+        if dtype == "bool":
+            memory[memory > 1] = 1
+        array = line.carve(memory)
+        expected = chunk_rows(truth(array), 1, order)
+        assert_written(row, call_into(function, line.describe(array), order, layout=row), expected)
+        bits = np.unpackbits(expected, bitorder=ORDERS[order])[:n_elements]
+        buffer = call_into(lib.gc_unpack_chunks_into, Tensor(expected), order, layout=line)
+        assert_written(line, buffer, np.where(bits, one(dtype), line.numpy.type(0)))
+
+
 @pytest.mark.parametrize("dtype", TRUTHS)
 @pytest.mark.parametrize("n_elements", [2**20 + 8, 2**21 + 13])
 def test_large_tensors_are_packed_and_unpacked_whole(dtype, n_elements):

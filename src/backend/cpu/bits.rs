@@ -1,266 +1,369 @@
 //! Packing and unpacking bits on the CPU.
 //!
-//! Memory is bound by its bandwidth, so each byte is touched once: contiguous rows go straight through the kernels,
-//! everything else through a block on the stack that stays in the first cache.
+//! The work is bound by memory, so each byte is touched once, in the order it lies in:
+//! - rows that are contiguous on both sides go straight through the kernels;
+//! - rows that lie across memory whose columns are contiguous (packing along the first axis, say) are worked on many at
+//!   a time, side by side;
+//! - everything else passes through a block on the stack that stays in the first cache.
 
-use std::ptr;
+use std::ops::Range;
 
 use crate::{
     ops::{
-        bits::{BitOrder, BitPlan, One, Test},
-        loops::{Cursor, Run},
+        bits::{BitPlan, One, Test},
+        loops::{Cursor, Loop, Loops, Run},
     },
     tensor::View,
 };
 
-/// Elements that pass through the stack at once when a side is not contiguous: 4 KiB of the widest.
+use super::{
+    pool,
+    words::{InstructionSet, Kernels},
+};
+
+/// Elements that pass through the stack at once: 4 KiB of the widest.
 const BLOCK: usize = 512;
 
-/// An element as an unsigned integer of its width.
-trait Word: Copy + Default + Ord {
-    const SIZE: usize = size_of::<Self>();
-    fn from_u64(value: u64) -> Self;
-    fn wrapping_sub(self, other: Self) -> Self;
-    /// `self` where `bit` is 1, 0 where it is 0.
-    fn times(self, bit: u8) -> Self;
-}
+/// Fewer columns than this are not worth working across: the overhead of a call is that of some dozens of elements.
+const MIN_COLUMNS: i64 = 16;
 
-macro_rules! word {
-    ($($t:ty)*) => {$(
-        impl Word for $t {
-            fn from_u64(value: u64) -> Self {
-                value as $t
-            }
-            fn wrapping_sub(self, other: Self) -> Self {
-                self.wrapping_sub(other)
-            }
-            fn times(self, bit: u8) -> Self {
-                self & (bit as $t).wrapping_neg()
-            }
-        }
-    )*};
-}
-word!(u8 u16 u32 u64);
+/// Bytes of elements that are worth waking another thread for: some 30 us of work.
+const BYTES_A_THREAD: i64 = 1 << 20;
 
 pub fn pack(plan: &BitPlan, test: Test, src: &View<'_>, dst: &View<'_>) {
-    match test.size {
-        1 => pack_rows::<u8>(plan, test, src, dst),
-        2 => pack_rows::<u16>(plan, test, src, dst),
-        4 => pack_rows::<u32>(plan, test, src, dst),
-        _ => pack_rows::<u64>(plan, test, src, dst),
-    }
+    pack_with(InstructionSet::chosen(), plan, test, src, dst);
 }
 
 pub fn unpack(plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>) {
-    match one.size {
-        1 => unpack_rows::<u8>(plan, one, src, dst),
-        2 => unpack_rows::<u16>(plan, one, src, dst),
-        4 => unpack_rows::<u32>(plan, one, src, dst),
-        _ => unpack_rows::<u64>(plan, one, src, dst),
-    }
+    unpack_with(InstructionSet::chosen(), plan, one, src, dst);
 }
 
-fn pack_rows<T: Word>(plan: &BitPlan, test: Test, src: &View<'_>, dst: &View<'_>) {
-    let zeros = Zeros { first: T::from_u64(test.first_zero), span: T::from_u64(test.span) };
-    let contiguous = is_contiguous::<T>(plan);
-    for_each_row(plan, |element, byte| {
-        // SAFETY: the plan was made of these two views, whose memory their makers vouched for: every offset that its
-        // loops give lies within them, and they do not intersect.
-        unsafe {
-            let (src, dst) = (src.data().offset(element), dst.data().offset(byte));
-            if contiguous {
-                let bits = plan.elements.rounds() as usize;
-                pack_words(zeros, plan.order, src, bits, dst);
+fn pack_with(set: &InstructionSet, plan: &BitPlan, test: Test, src: &View<'_>, dst: &View<'_>) {
+    let job = Job::new(plan, set.kernels(test.size), test.size, src.data(), dst.data());
+    job.split(|part| match job.columns {
+        None => job.for_each_row(&part.lines, |element, byte| {
+            // SAFETY: see Job.
+            unsafe { job.pack_row(test, element, byte, &part.groups) }
+        }),
+        // SAFETY: see Job.
+        Some(columns) => job.for_each_row(&(0..job.rows.rounds()), |element, byte| unsafe {
+            job.pack_columns(test, columns, element, byte, part);
+        }),
+    });
+}
+
+fn unpack_with(set: &InstructionSet, plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>) {
+    let job = Job::new(plan, set.kernels(one.size), one.size, dst.data(), src.data());
+    job.split(|part| match job.columns {
+        None => job.for_each_row(&part.lines, |element, byte| {
+            // SAFETY: see Job.
+            unsafe { job.unpack_row(one, element, byte, &part.groups) }
+        }),
+        // SAFETY: see Job.
+        Some(columns) => job.for_each_row(&(0..job.rows.rounds()), |element, byte| unsafe {
+            job.unpack_columns(one, columns, element, byte, part);
+        }),
+    });
+}
+
+/// A plan with its memory.
+///
+/// What makes the accesses below sound: the plan was made of two views, whose memory their makers vouched for. Every
+/// offset that its loops give lies within them, they do not intersect, and no two rounds of the side that is written lie
+/// in the same place, so that parts of the work may run side by side.
+struct Job<'a> {
+    plan: &'a BitPlan,
+    kernels: Kernels,
+    /// Bytes an element.
+    size: usize,
+    elements: *mut u8,
+    bytes: *mut u8,
+    /// The rows, without the columns.
+    rows: Loops<2>,
+    /// The loop over rows whose elements lie side by side, when rows are to be worked on across.
+    columns: Option<Loop<2>>,
+    /// Whether a row is contiguous on both sides.
+    contiguous: bool,
+}
+
+// SAFETY: see above.
+unsafe impl Sync for Job<'_> {}
+
+/// A part of the work: `groups` of 8 elements and their byte, counted along a row, of `lines`: rows, or columns.
+struct Part {
+    groups: Range<i64>,
+    lines: Range<i64>,
+}
+
+impl<'a> Job<'a> {
+    fn new(plan: &'a BitPlan, kernels: Kernels, size: usize, elements: *mut u8, bytes: *mut u8) -> Self {
+        let stride = size as i64;
+        let contiguous =
+            plan.elements.single_stride([stride]) == Some([stride]) && plan.bytes.single_stride([1]) == Some([1]);
+        let straight = plan.elements.single_stride([0]).is_some() && plan.bytes.single_stride([0]).is_some();
+        let across = (straight && !contiguous)
+            .then(|| plan.rows.take(0, stride))
+            .flatten()
+            .filter(|(columns, _)| columns.count >= MIN_COLUMNS);
+        let (columns, rows) = across.map_or((None, plan.rows), |(columns, rows)| (Some(columns), rows));
+        Self { plan, kernels, size, elements, bytes, rows, columns, contiguous }
+    }
+
+    /// Groups in a row: as many as the longer side has.
+    fn groups(&self) -> i64 {
+        let (elements, bytes) = (self.plan.elements.rounds(), self.plan.bytes.rounds());
+        bytes.max(elements / 8 + i64::from(elements % 8 != 0))
+    }
+
+    /// Does the work in as many parts as it is worth.
+    fn split(&self, work: impl Fn(&Part) + Sync) {
+        let (groups, rows) = (self.groups(), self.rows.rounds());
+        let lines = self.columns.map_or(rows, |columns| columns.count);
+        let touched = self.plan.rows.rounds().saturating_mul(groups.saturating_mul(8 * self.size as i64));
+        pool::run((touched / BYTES_A_THREAD) as usize, |index, parts| {
+            // Cut along the longer direction, in pieces that are whole cache lines on either side.
+            let cut = |total: i64| {
+                let piece = (total / parts as i64 / 64 + 1) * 64;
+                (index as i64 * piece).min(total)..((index as i64 + 1) * piece).min(total)
+            };
+            work(&if lines >= groups && lines >= 64 * parts as i64 {
+                Part { groups: 0..groups, lines: cut(lines) }
+            } else {
+                Part { groups: cut(groups), lines: 0..lines }
+            });
+        });
+    }
+
+    /// Calls `work` with the first element and the first byte of each of these rows.
+    fn for_each_row(&self, rows: &Range<i64>, mut work: impl FnMut(*mut u8, *mut u8)) {
+        let mut cursor = Cursor::starting_at(&self.rows, rows.start);
+        let mut left = rows.end - rows.start;
+        while let Some(Run { offsets: [element, byte], count, strides: [element_step, byte_step] }) =
+            cursor.next_run(left)
+        {
+            left -= count;
+            for row in 0..count {
+                work(
+                    self.elements.wrapping_offset((self.plan.start + element + row * element_step) as isize),
+                    self.bytes.wrapping_offset((byte + row * byte_step) as isize),
+                );
+            }
+        }
+    }
+
+    /// The elements of some groups of a row, and its bytes.
+    fn ranges(&self, groups: &Range<i64>) -> (Range<i64>, Range<i64>) {
+        let (elements, bytes) = (self.plan.elements.rounds(), self.plan.bytes.rounds());
+        let element = |group: i64| group.saturating_mul(8).min(elements);
+        (element(groups.start)..element(groups.end), groups.start.min(bytes)..groups.end.min(bytes))
+    }
+
+    /// # Safety
+    /// `element` and `byte` are the first of a row.
+    unsafe fn pack_row(&self, test: Test, element: *const u8, byte: *mut u8, groups: &Range<i64>) {
+        let (elements, bytes) = self.ranges(groups);
+        let (mut bits, mut left) = (length(&elements), length(&bytes));
+        if self.contiguous {
+            // SAFETY: see Job.
+            unsafe {
+                let dst = byte.add(bytes.start as usize);
+                let src = element.add(elements.start as usize * self.size);
+                (self.kernels.pack)(test, self.plan.order, src, bits, dst);
                 let used = bits.div_ceil(8);
-                dst.add(used).write_bytes(0, plan.bytes.rounds() as usize - used);
-            } else {
-                pack_row::<T>(plan, zeros, src, dst);
+                dst.add(used).write_bytes(0, left - used);
             }
+            return;
         }
-    });
-}
-
-/// Packs one row of any strides.
-///
-/// # Safety
-/// `src` and `dst` are the row's first element and byte.
-unsafe fn pack_row<T: Word>(plan: &BitPlan, zeros: Zeros<T>, src: *const u8, dst: *mut u8) {
-    let mut elements = [T::default(); BLOCK];
-    let mut bytes = [0u8; BLOCK / 8];
-    let (mut from, mut to) = (Cursor::new(&plan.elements), Cursor::new(&plan.bytes));
-    let mut bits = plan.elements.rounds() as usize;
-    let mut left = plan.bytes.rounds() as usize;
-    while left > 0 {
-        let count = bits.min(BLOCK);
-        let filled = left.min(BLOCK / 8);
-        bytes.fill(0);
-        // SAFETY: the cursors stay within the row; the block holds `count` elements and their bits.
-        unsafe {
-            read(&mut from, src, &mut elements[..count]);
-            pack_words(zeros, plan.order, elements.as_ptr().cast(), count, bytes.as_mut_ptr());
-            write(&mut to, dst, &bytes[..filled]);
-        }
-        bits -= count;
-        left -= filled;
-    }
-}
-
-fn unpack_rows<T: Word>(plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>) {
-    let one = T::from_u64(one.pattern);
-    let contiguous = is_contiguous::<T>(plan);
-    for_each_row(plan, |element, byte| {
-        // SAFETY: the plan was made of these two views, whose memory their makers vouched for: every offset that its
-        // loops give lies within them, and they do not intersect.
-        unsafe {
-            let (src, dst) = (src.data().offset(byte), dst.data().offset(element));
-            if contiguous {
-                let elements = plan.elements.rounds() as usize;
-                let bits = elements.min((plan.bytes.rounds() as usize).saturating_mul(8));
-                unpack_words(one, plan.order, src, bits, dst);
-                dst.add(bits * T::SIZE).write_bytes(0, (elements - bits) * T::SIZE);
-            } else {
-                unpack_row(plan, one, src, dst);
+        let mut words = [0u64; BLOCK];
+        let mut packed = [0u8; BLOCK / 8];
+        let mut from = Cursor::starting_at(&self.plan.elements, elements.start);
+        let mut to = Cursor::starting_at(&self.plan.bytes, bytes.start);
+        while left > 0 {
+            let (count, filled) = (bits.min(BLOCK), left.min(BLOCK / 8));
+            packed.fill(0);
+            // SAFETY: see Job; the block has room for `count` elements and their bytes.
+            unsafe {
+                self.gather(&mut from, element, count, words.as_mut_ptr().cast());
+                (self.kernels.pack)(test, self.plan.order, words.as_ptr().cast(), count, packed.as_mut_ptr());
+                scatter_bytes(&mut to, byte, &packed[..filled]);
             }
+            bits -= count;
+            left -= filled;
         }
-    });
+    }
+
+    /// # Safety
+    /// `element` and `byte` are the first of a row.
+    unsafe fn unpack_row(&self, one: One, element: *mut u8, byte: *const u8, groups: &Range<i64>) {
+        let (elements, bytes) = self.ranges(groups);
+        let (mut left, mut available) = (length(&elements), length(&bytes));
+        if self.contiguous {
+            let bits = left.min(available.saturating_mul(8));
+            // SAFETY: see Job.
+            unsafe {
+                let dst = element.add(elements.start as usize * self.size);
+                (self.kernels.unpack)(one, self.plan.order, byte.add(bytes.start as usize), bits, dst);
+                dst.add(bits * self.size).write_bytes(0, (left - bits) * self.size);
+            }
+            return;
+        }
+        let mut words = [0u64; BLOCK];
+        let mut packed = [0u8; BLOCK / 8];
+        let mut from = Cursor::starting_at(&self.plan.bytes, bytes.start);
+        let mut to = Cursor::starting_at(&self.plan.elements, elements.start);
+        while left > 0 {
+            let count = left.min(BLOCK);
+            let filled = available.min(count.div_ceil(8));
+            packed.fill(0);
+            // SAFETY: see Job; the block has room for `count` elements and their bytes.
+            unsafe {
+                gather_bytes(&mut from, byte, &mut packed[..filled]);
+                (self.kernels.unpack)(one, self.plan.order, packed.as_ptr(), count, words.as_mut_ptr().cast());
+                self.scatter(words.as_ptr().cast(), count, &mut to, element);
+            }
+            available -= filled;
+            left -= count;
+        }
+    }
+
+    /// Packs some columns, all rows of a run at once.
+    ///
+    /// # Safety
+    /// `element` and `byte` are the first of column 0.
+    unsafe fn pack_columns(&self, test: Test, columns: Loop<2>, element: *const u8, byte: *mut u8, part: &Part) {
+        let [[element_step], [byte_step]] = self.steps();
+        let [_, column_step] = columns.strides;
+        let mut packed = [0u8; BLOCK];
+        for group in part.groups.clone() {
+            let (elements, _) = self.ranges(&(group..group + 1));
+            for_each_block(&part.lines, if column_step == 1 { i64::MAX } else { BLOCK as i64 }, |first, count| {
+                // SAFETY: see Job; the block has room for `count` bytes.
+                unsafe {
+                    let src = element.offset((elements.start * element_step) as isize).add(first as usize * self.size);
+                    let dst = byte.offset((group * byte_step + first * column_step) as isize);
+                    let direct = if column_step == 1 { dst } else { packed.as_mut_ptr() };
+                    let lines = length(&elements);
+                    (self.kernels.pack_across)(test, self.plan.order, src, element_step as isize, lines, count, direct);
+                    if column_step != 1 {
+                        for (column, &byte) in packed[..count].iter().enumerate() {
+                            dst.offset(column as isize * column_step as isize).write(byte);
+                        }
+                    }
+                }
+            });
+        }
+    }
+
+    /// Unpacks some columns, all rows of a run at once.
+    ///
+    /// # Safety
+    /// `element` and `byte` are the first of column 0.
+    unsafe fn unpack_columns(&self, one: One, columns: Loop<2>, element: *mut u8, byte: *const u8, part: &Part) {
+        let [[element_step], [byte_step]] = self.steps();
+        let [_, column_step] = columns.strides;
+        let mut packed = [0u8; BLOCK];
+        for group in part.groups.clone() {
+            let (elements, bytes) = self.ranges(&(group..group + 1));
+            for_each_block(&part.lines, BLOCK as i64, |first, count| {
+                // SAFETY: see Job; the block has room for `count` bytes. Past the last byte there are zeros.
+                unsafe {
+                    let dst = element.offset((elements.start * element_step) as isize).add(first as usize * self.size);
+                    let src = byte.offset((group * byte_step + first * column_step) as isize);
+                    for (column, slot) in packed[..count].iter_mut().enumerate() {
+                        *slot = if bytes.is_empty() {
+                            0
+                        } else {
+                            src.offset(column as isize * column_step as isize).read()
+                        };
+                    }
+                    let lines = length(&elements);
+                    let packed = packed.as_ptr();
+                    (self.kernels.unpack_across)(
+                        one,
+                        self.plan.order,
+                        packed,
+                        count,
+                        dst,
+                        element_step as isize,
+                        lines,
+                    );
+                }
+            });
+        }
+    }
+
+    /// The strides along a row, on either side.
+    fn steps(&self) -> [[i64; 1]; 2] {
+        [self.plan.elements.single_stride([0]).unwrap_or([0]), self.plan.bytes.single_stride([0]).unwrap_or([0])]
+    }
+
+    /// Puts the next `count` elements side by side.
+    ///
+    /// # Safety
+    /// `base` is the first of the cursor's row; `block` has room.
+    unsafe fn gather(&self, cursor: &mut Cursor<'_, 1>, base: *const u8, count: usize, block: *mut u8) {
+        let mut done = 0;
+        while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run((count - done) as i64) {
+            // SAFETY: see Job.
+            unsafe {
+                let (src, dst) = (base.offset(offset as isize), block.add(done * self.size));
+                (self.kernels.gather)(src, stride as isize, count as usize, dst);
+            }
+            done += count as usize;
+        }
+    }
+
+    /// Puts `count` elements that lie side by side where the cursor goes.
+    ///
+    /// # Safety
+    /// `base` is the first of the cursor's row; `block` holds the elements.
+    unsafe fn scatter(&self, block: *const u8, count: usize, cursor: &mut Cursor<'_, 1>, base: *mut u8) {
+        let mut done = 0;
+        while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run((count - done) as i64) {
+            // SAFETY: see Job.
+            unsafe {
+                let (src, dst) = (block.add(done * self.size), base.offset(offset as isize));
+                (self.kernels.scatter)(src, dst, stride as isize, count as usize);
+            }
+            done += count as usize;
+        }
+    }
 }
 
-/// Unpacks one row of any strides.
-///
 /// # Safety
-/// `src` and `dst` are the row's first byte and element.
-unsafe fn unpack_row<T: Word>(plan: &BitPlan, one: T, src: *const u8, dst: *mut u8) {
-    let mut bytes = [0u8; BLOCK / 8];
-    let mut elements = [T::default(); BLOCK];
-    let (mut from, mut to) = (Cursor::new(&plan.bytes), Cursor::new(&plan.elements));
-    let mut available = plan.bytes.rounds() as usize;
-    let mut left = plan.elements.rounds() as usize;
-    while left > 0 {
-        let filled = left.min(BLOCK);
-        let count = available.min(filled.div_ceil(8));
-        bytes.fill(0);
-        // SAFETY: the cursors stay within the row; the block holds `filled` elements and their bits.
-        unsafe {
-            read(&mut from, src, &mut bytes[..count]);
-            unpack_words(one, plan.order, bytes.as_ptr(), filled, elements.as_mut_ptr().cast());
-            write(&mut to, dst, &elements[..filled]);
-        }
-        available -= count;
-        left -= filled;
-    }
-}
-
-/// Whether both sides of a row lie side by side.
-fn is_contiguous<T: Word>(plan: &BitPlan) -> bool {
-    let size = [T::SIZE as i64];
-    plan.elements.single_stride(size) == Some(size) && plan.bytes.single_stride([1]) == Some([1])
-}
-
-/// Calls `work` with the offsets of each row's first element and first byte.
-fn for_each_row(plan: &BitPlan, mut work: impl FnMut(isize, isize)) {
-    let mut rows = Cursor::new(&plan.rows);
-    while let Some(Run { offsets: [element, byte], count, strides: [element_stride, byte_stride] }) =
-        rows.next_run(i64::MAX)
-    {
-        for row in 0..count {
-            work((plan.start + element + row * element_stride) as isize, (byte + row * byte_stride) as isize);
+/// `base` is the first byte of the cursor's row.
+unsafe fn gather_bytes(cursor: &mut Cursor<'_, 1>, base: *const u8, block: &mut [u8]) {
+    let mut slots = block.iter_mut();
+    while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run(slots.len() as i64) {
+        for (index, slot) in slots.by_ref().take(count as usize).enumerate() {
+            // SAFETY: see Job.
+            *slot = unsafe { base.offset((offset + index as i64 * stride) as isize).read() };
         }
     }
 }
 
-/// Fills `block` with what the cursor passes over.
-///
 /// # Safety
-/// Every offset of the cursor from `base` is a readable T, of any alignment.
-unsafe fn read<T: Copy>(cursor: &mut Cursor<'_, 1>, base: *const u8, block: &mut [T]) {
-    let mut done = 0;
-    while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run((block.len() - done) as i64) {
-        for (round, slot) in block[done..].iter_mut().take(count as usize).enumerate() {
-            // SAFETY: the caller's promise.
-            *slot = unsafe { base.offset((offset + round as i64 * stride) as isize).cast::<T>().read_unaligned() };
-        }
-        done += count as usize;
-    }
-}
-
-/// Writes `block` to where the cursor passes.
-///
-/// # Safety
-/// Every offset of the cursor from `base` is a writable T, of any alignment.
-unsafe fn write<T: Copy>(cursor: &mut Cursor<'_, 1>, base: *mut u8, block: &[T]) {
-    let mut done = 0;
-    while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run((block.len() - done) as i64) {
-        for (round, &value) in block[done..].iter().take(count as usize).enumerate() {
-            // SAFETY: the caller's promise.
-            unsafe { base.offset((offset + round as i64 * stride) as isize).cast::<T>().write_unaligned(value) };
-        }
-        done += count as usize;
-    }
-}
-
-/// The elements whose bit is 0: `first ..= first + span`.
-#[derive(Clone, Copy)]
-struct Zeros<T> {
-    first: T,
-    span: T,
-}
-
-/// Multiplying 8 bytes of 0 or 1 by this gathers them in the top byte, the first byte's bit lowest ...
-const GATHER_LITTLE: u64 = 0x0102_0408_1020_4080;
-/// ... or highest.
-const GATHER_BIG: u64 = 0x8040_2010_0804_0201;
-
-/// Packs `bits` elements side by side to ceil(bits / 8) bytes, zeros after the last bit.
-///
-/// # Safety
-/// `src` holds the elements, at any alignment; `dst` has room for the bytes.
-unsafe fn pack_words<T: Word>(zeros: Zeros<T>, order: BitOrder, src: *const u8, bits: usize, dst: *mut u8) {
-    let gather = match order {
-        BitOrder::Big => GATHER_BIG,
-        BitOrder::Little => GATHER_LITTLE,
-    };
-    let pack_byte = |words: [T; 8]| -> u8 {
-        let truth = words.map(|word| u8::from(word.wrapping_sub(zeros.first) > zeros.span));
-        (u64::from_le_bytes(truth).wrapping_mul(gather) >> 56) as u8
-    };
-    for byte in 0..bits / 8 {
-        // SAFETY: 8 more elements and a byte more are there.
-        unsafe { dst.add(byte).write(pack_byte(src.add(byte * 8 * T::SIZE).cast::<[T; 8]>().read_unaligned())) };
-    }
-    if !bits.is_multiple_of(8) {
-        // Elements that count as 0 fill the last byte.
-        let mut words = [zeros.first; 8];
-        let whole = bits - bits % 8;
-        // SAFETY: the elements after the whole bytes are there, and a byte for them.
-        unsafe {
-            ptr::copy_nonoverlapping(src.add(whole * T::SIZE), words.as_mut_ptr().cast(), bits % 8 * T::SIZE);
-            dst.add(whole / 8).write(pack_byte(words));
+/// `base` is the first byte of the cursor's row.
+unsafe fn scatter_bytes(cursor: &mut Cursor<'_, 1>, base: *mut u8, block: &[u8]) {
+    let mut bytes = block.iter();
+    while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run(bytes.len() as i64) {
+        for (index, &byte) in bytes.by_ref().take(count as usize).enumerate() {
+            // SAFETY: see Job.
+            unsafe { base.offset((offset + index as i64 * stride) as isize).write(byte) };
         }
     }
 }
 
-/// Unpacks ceil(bits / 8) bytes to `bits` elements side by side: `one` for 1, 0 for 0.
-///
-/// # Safety
-/// `src` holds the bytes; `dst` has room for the elements, at any alignment.
-unsafe fn unpack_words<T: Word>(one: T, order: BitOrder, src: *const u8, bits: usize, dst: *mut u8) {
-    let unpack_byte = |byte: u8| -> [T; 8] {
-        let byte = match order {
-            BitOrder::Big => byte.reverse_bits(),
-            BitOrder::Little => byte,
-        };
-        std::array::from_fn(|bit| one.times(byte >> bit & 1))
-    };
-    for byte in 0..bits / 8 {
-        // SAFETY: a byte more and room for 8 more elements are there.
-        unsafe { dst.add(byte * 8 * T::SIZE).cast::<[T; 8]>().write_unaligned(unpack_byte(src.add(byte).read())) };
-    }
-    if !bits.is_multiple_of(8) {
-        let whole = bits - bits % 8;
-        // SAFETY: the byte of the last elements is there, and room for them.
-        unsafe {
-            let words = unpack_byte(src.add(whole / 8).read());
-            ptr::copy_nonoverlapping(words.as_ptr().cast(), dst.add(whole * T::SIZE), bits % 8 * T::SIZE);
-        }
+fn length(range: &Range<i64>) -> usize {
+    (range.end - range.start) as usize
+}
+
+/// Calls `work` with the first and the number of lines of each block of at most `limit`.
+fn for_each_block(lines: &Range<i64>, limit: i64, mut work: impl FnMut(i64, usize)) {
+    let mut first = lines.start;
+    while first < lines.end {
+        let count = limit.min(lines.end - first);
+        work(first, count as usize);
+        first += count;
     }
 }
