@@ -46,10 +46,10 @@ header:
 	GRADCODEC_WRITE=1 $(CARGO) test --quiet --test header
 
 ## All tests that need no GPU.
-test: test-rust test-c test-examples test-headers test-abi test-python test-install test-dist
+test: test-rust test-c test-examples test-readme test-headers test-abi test-python test-install test-dist
 	@echo "make test: all passed"
 
-.PHONY: test-rust test-c test-examples test-headers test-abi test-python test-install test-dist
+.PHONY: test-rust test-c test-examples test-readme test-headers test-abi test-python test-install test-dist
 test-rust:
 ifneq ($(wildcard Cargo.toml),)
 	$(CARGO) test --quiet
@@ -58,7 +58,8 @@ endif
 
 # Every test program in every standard; all but the largest run in each.
 test-c: $(foreach standard,$(C_STANDARDS),$(C_TESTS:%=$(BUILD)/tests/$(standard)/%))
-	@set -e; for program in $(filter-out %/huge,$^) $(BUILD)/tests/c17/huge; do echo "== $$program"; $$program; done
+	@set -e; for program in $(filter-out %/huge,$^); do echo "== $$program"; $$program; done
+	@echo "== $(BUILD)/tests/c17/huge (2^33 elements: takes 9 GiB of memory)"; $(BUILD)/tests/c17/huge
 
 define c_test
 $(BUILD)/tests/$(1)/%: tests/c/%.c tests/c/check.h $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
@@ -72,6 +73,9 @@ test-examples: $(EXAMPLES:%=$(BUILD)/examples/%) $(VENV)/ready
 	$(MAKE) --no-print-directory demo
 	@set -e; for name in examples_python/*.py; do echo "== $$name"; \
 	    GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(VENV)/bin/python $$name; done
+
+test-readme: $(LIBRARY) $(VENV)/ready
+	sh tests/readme.sh "$(CC)" $(VENV)/bin/python $(LIBRARY)
 
 # Our DLPack declarations before and after real ones, in every standard.
 test-headers: $(VENV)/ready
@@ -99,23 +103,25 @@ $(VENV)/ready: tests/python/requirements.txt
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
-## Library with its SONAME link, headers, pkg-config file. DESTDIR is respected.
+## Library with its SONAME link, headers, pkg-config file, licences. DESTDIR is respected.
 install: $(LIBRARY)
+	install -d $(DESTDIR)$(PREFIX)/share/doc/gradcodec
+	install -m 644 LICENSE LICENSE-APACHE $(DESTDIR)$(PREFIX)/share/doc/gradcodec
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include/gradcodec
 	install -m 755 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/libgradcodec.so.$(VERSION)
 	ln -sf libgradcodec.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(SONAME)
 	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libgradcodec.so
 	install -m 644 include/*.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 include/gradcodec/* $(DESTDIR)$(PREFIX)/include/gradcodec
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' gradcodec.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gradcodec.pc
+	sed -e 's|@PREFIX@|$(abspath $(PREFIX))|' -e 's|@VERSION@|$(VERSION)|' gradcodec.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gradcodec.pc
 
 ## A tree that needs only gcc, make and python3: for machines without Rust.
 dist: $(LIBRARY)
 ifneq ($(wildcard Cargo.toml),)
 	rm -rf $(BUILD)/dist && mkdir -p $(BUILD)/dist/lib
 	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
-	cp -r include examples_c examples_python Makefile README.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
-	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/python tests/dlpack tests/abi tests/install.sh $(BUILD)/dist/tests/
+	cp -r include examples_c examples_python docs Makefile *.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
+	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/python tests/dlpack tests/abi tests/*.sh $(BUILD)/dist/tests/
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif
 

@@ -24,6 +24,9 @@
  *         gc_tensor_free(chunks[k]);
  *     gc_tensor_free(src);
  *
+ * and compile with `cc program.c $(pkg-config --cflags --libs gradcodec)`. Functions are grouped as VERSION, ERRORS,
+ * TENSORS, BITS and WORKERS; what holds for all of them comes first.
+ *
  * TWO TIERS
  *
  * Simple: functions that take and return DLManagedTensor. They allocate their outputs and are complete when they
@@ -41,7 +44,7 @@
  * gc_tensor_free() or their own deleter, once, on any thread, in any order, also after the inputs are gone. When a
  * call fails, `*out` is untouched and what you passed is still yours.
  *
- * TENSORS
+ * WHAT TENSORS MAY BE
  *
  * Taken: any strides, in elements, NULL for compact, negative and zero ones too; any byte_offset; data NULL when there
  * is no element; sizes of 1 with whatever stride; a NULL deleter; ndim 0. Elements may lie at any address. Dtypes:
@@ -50,7 +53,7 @@
  * version answers with DRIVER_UNAVAILABLE.
  * Given: explicit strides, byte_offset 0, data NULL when empty, a deleter always; memory of ours is aligned to 256.
  *
- * ERRORS
+ * WHEN A CALL FAILS
  *
  * Functions return a gc_status_t, 0 for success. gc_last_error() has the failure in words, with the number that was
  * wrong. Arguments are checked before anything runs: a status from that check means that nothing changed. Of several
@@ -59,7 +62,7 @@
  * An output whose bytes intersect those of an input or of another output, from the lowest to the highest address of
  * each, or whose own elements overlap, is refused.
  *
- * THREADS
+ * THREADS AND FORKS
  *
  * Any thread may call any function at any time on different objects, and inputs may be shared between calls. A forked
  * child may go on calling. Deleters and callbacks of yours run on the thread that releases.
@@ -177,7 +180,7 @@ const char *gc_last_error(void);
  *
  * `shape`: `ndim` sizes, copied; may be NULL when `ndim` is 0. `*out`: yours to release.
  *
- * INVALID_ARGUMENT: a negative size or ndim, NULL. UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: see TENSORS above.
+ * INVALID_ARGUMENT: a negative size or ndim, NULL. UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: see WHAT TENSORS MAY BE.
  * SIZE_OVERFLOW: more than 2^63 - 1 bytes. OUT_OF_MEMORY.
  */
 gc_status_t gc_tensor_empty(DLDevice device,
@@ -195,7 +198,7 @@ gc_status_t gc_tensor_empty(DLDevice device,
  *
  * The device is believed, not asked for: memory of another process or card is valid here.
  *
- * INVALID_ARGUMENT: NULL, a negative size or ndim. UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: see TENSORS above.
+ * INVALID_ARGUMENT: NULL, a negative size or ndim. UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: see WHAT TENSORS MAY BE.
  * SIZE_OVERFLOW: elements beyond the address space. OUT_OF_MEMORY.
  */
 gc_status_t gc_tensor_from_pointer(void *data,
@@ -283,7 +286,7 @@ int64_t gc_chunk_bytes(int64_t n_elements,
  *
  * `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
  * receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the last
- * element are 0. The chunks share one allocation, in which chunk k begins at chunks[0].data + k * chunk_bytes; the first
+ * element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`; the first
  * is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
  *
  * INVALID_ARGUMENT: NULL, n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs_into() packs signs. SIZE_OVERFLOW.
@@ -407,7 +410,7 @@ gc_status_t gc_unpack_bits_into(const DLTensor *src,
                                 void *stream);
 
 /*
- * THREADS OF THIS LIBRARY
+ * WORKERS
  *
  * Large CPU tensors are worked on by several threads, which are started when the first one comes and again in a forked
  * child that needs them. The instruction set is chosen at run time; GRADCODEC_CPU in the environment, read once, asks

@@ -46,7 +46,7 @@ pub extern "C" fn gc_chunk_bytes(n_elements: i64, n_chunks: usize) -> i64 {
 ///
 /// `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
 /// receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the last
-/// element are 0. The chunks share one allocation, in which chunk k begins at chunks[0].data + k * chunk_bytes; the first
+/// element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`; the first
 /// is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
 ///
 /// INVALID_ARGUMENT: NULL, n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs_into() packs signs. SIZE_OVERFLOW.

@@ -23,6 +23,9 @@
 //! gc_tensor_free(src);
 //! ```
 //!
+//! and compile with `cc program.c $(pkg-config --cflags --libs gradcodec)`. Functions are grouped as VERSION, ERRORS,
+//! TENSORS, BITS and WORKERS; what holds for all of them comes first.
+//!
 //! TWO TIERS
 //!
 //! Simple: functions that take and return DLManagedTensor. They allocate their outputs and are complete when they
@@ -40,7 +43,7 @@
 //! gc_tensor_free() or their own deleter, once, on any thread, in any order, also after the inputs are gone. When a
 //! call fails, `*out` is untouched and what you passed is still yours.
 //!
-//! TENSORS
+//! WHAT TENSORS MAY BE
 //!
 //! Taken: any strides, in elements, NULL for compact, negative and zero ones too; any byte_offset; data NULL when there
 //! is no element; sizes of 1 with whatever stride; a NULL deleter; ndim 0. Elements may lie at any address. Dtypes:
@@ -49,7 +52,7 @@
 //! version answers with DRIVER_UNAVAILABLE.
 //! Given: explicit strides, byte_offset 0, data NULL when empty, a deleter always; memory of ours is aligned to 256.
 //!
-//! ERRORS
+//! WHEN A CALL FAILS
 //!
 //! Functions return a gc_status_t, 0 for success. gc_last_error() has the failure in words, with the number that was
 //! wrong. Arguments are checked before anything runs: a status from that check means that nothing changed. Of several
@@ -58,7 +61,7 @@
 //! An output whose bytes intersect those of an input or of another output, from the lowest to the highest address of
 //! each, or whose own elements overlap, is refused.
 //!
-//! THREADS
+//! THREADS AND FORKS
 //!
 //! Any thread may call any function at any time on different objects, and inputs may be shared between calls. A forked
 //! child may go on calling. Deleters and callbacks of yours run on the thread that releases.

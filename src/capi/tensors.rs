@@ -15,7 +15,7 @@ use super::{
 ///
 /// `shape`: `ndim` sizes, copied; may be NULL when `ndim` is 0. `*out`: yours to release.
 ///
-/// INVALID_ARGUMENT: a negative size or ndim, NULL. UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: see TENSORS above.
+/// INVALID_ARGUMENT: a negative size or ndim, NULL. UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: see WHAT TENSORS MAY BE.
 /// SIZE_OVERFLOW: more than 2^63 - 1 bytes. OUT_OF_MEMORY.
 ///
 /// # Safety
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn gc_tensor_empty(
 ///
 /// The device is believed, not asked for: memory of another process or card is valid here.
 ///
-/// INVALID_ARGUMENT: NULL, a negative size or ndim. UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: see TENSORS above.
+/// INVALID_ARGUMENT: NULL, a negative size or ndim. UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: see WHAT TENSORS MAY BE.
 /// SIZE_OVERFLOW: elements beyond the address space. OUT_OF_MEMORY.
 ///
 /// # Safety

@@ -1,4 +1,4 @@
-//! THREADS OF THIS LIBRARY
+//! WORKERS
 //!
 //! Large CPU tensors are worked on by several threads, which are started when the first one comes and again in a forked
 //! child that needs them. The instruction set is chosen at run time; GRADCODEC_CPU in the environment, read once, asks

@@ -104,7 +104,7 @@ impl One {
 }
 
 /// Where the bits lie on both sides. Offsets are in bytes, from the first element and the first byte.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct BitPlan {
     /// Where the first row's elements begin.
     pub start: i64,
@@ -118,16 +118,26 @@ pub struct BitPlan {
 }
 
 impl BitPlan {
+    /// A plan of nothing yet. (Plans are large: they are filled in where they stand.)
+    fn new(order: BitOrder) -> Self {
+        Self { start: 0, rows: Loops::new(), elements: Loops::new(), bytes: Loops::new(), order }
+    }
+
     /// One row: all elements in C order, all bytes in C order.
     fn flat(elements: &View<'_>, bytes: &View<'_>, order: BitOrder) -> Self {
-        Self { start: 0, rows: Loops::new(), elements: loops_over(elements), bytes: loops_over(bytes), order }
+        let mut plan = Self::new(order);
+        push_dims(&mut plan.elements, elements);
+        push_dims(&mut plan.bytes, bytes);
+        plan
     }
 
     /// The `count` elements from number `first` of a contiguous tensor of bool, in the bytes of a chunk.
     fn part(first: i64, count: i64, chunk: &View<'_>) -> Self {
-        let mut elements = Loops::new();
-        elements.push(count, [1]);
-        Self { start: first, rows: Loops::new(), elements, bytes: loops_over(chunk), order: BitOrder::Big }
+        let mut plan = Self::new(BitOrder::Big);
+        plan.start = first;
+        plan.elements.push(count, [1]);
+        push_dims(&mut plan.bytes, chunk);
+        plan
     }
 
     /// A row for every index of the dimensions other than `axis`, in which both sides agree.
@@ -136,10 +146,9 @@ impl BitPlan {
             return Self::flat(elements, bytes, order);
         };
         let size = elements.dtype().size as i64;
-        let mut plan = Self { start: 0, rows: Loops::new(), elements: Loops::new(), bytes: Loops::new(), order };
-        for (index, ((count, element_stride), (byte_count, byte_stride))) in
-            elements.dims().zip(bytes.dims()).enumerate()
-        {
+        let mut plan = Self::new(order);
+        let sides = elements.dims().zip(bytes.dims());
+        for (index, ((count, element_stride), (byte_count, byte_stride))) in sides.enumerate() {
             if index == axis {
                 plan.elements.push(count, [element_stride * size]);
                 plan.bytes.push(byte_count, [byte_stride]);
@@ -151,11 +160,9 @@ impl BitPlan {
     }
 }
 
-fn loops_over(view: &View<'_>) -> Loops<1> {
+fn push_dims(loops: &mut Loops<1>, view: &View<'_>) {
     let size = view.dtype().size as i64;
-    let mut loops = Loops::new();
     view.dims().for_each(|(count, stride)| loops.push(count, [stride * size]));
-    loops
 }
 
 /// What rows run along.

@@ -1,6 +1,6 @@
 //! Nested loops over strided memory, simplified as far as they go.
 
-use std::fmt;
+use arrayvec::ArrayVec;
 
 /// As many as there can be: each counts at least 2, and the product of all counts stays below 2^63.
 pub const MAX_LOOPS: usize = 62;
@@ -14,17 +14,17 @@ pub struct Loop<const SIDES: usize> {
 
 /// Nested loops, outermost first, in the order of C. Loops of one round are left out, and neighbours that together are
 /// one longer loop are merged: contiguous memory of any shape is a single loop.
-#[derive(Clone, Copy)]
+#[derive(Clone, Debug)]
 pub struct Loops<const SIDES: usize> {
-    items: [Loop<SIDES>; MAX_LOOPS],
-    len: usize,
+    items: ArrayVec<Loop<SIDES>, MAX_LOOPS>,
     rounds: i64,
 }
 
 impl<const SIDES: usize> Loops<SIDES> {
     /// No loop: a single round.
+    #[inline]
     pub fn new() -> Self {
-        Self { items: [Loop { count: 1, strides: [0; SIDES] }; MAX_LOOPS], len: 0, rounds: 1 }
+        Self { items: ArrayVec::new(), rounds: 1 }
     }
 
     /// Adds a loop inside those that are there. The product of all counts must stay below 2^63.
@@ -33,14 +33,13 @@ impl<const SIDES: usize> Loops<SIDES> {
         if count == 1 || self.rounds == 0 {
             return;
         }
-        if let Some(outer) = self.items[..self.len].last_mut()
+        if let Some(outer) = self.items.last_mut()
             && outer.strides == strides.map(|stride| stride * count)
         {
             *outer = Loop { count: outer.count * count, strides };
             return;
         }
-        self.items[self.len] = Loop { count, strides };
-        self.len += 1;
+        self.items.push(Loop { count, strides });
     }
 
     /// Rounds of all loops together.
@@ -49,17 +48,16 @@ impl<const SIDES: usize> Loops<SIDES> {
     }
 
     pub fn as_slice(&self) -> &[Loop<SIDES>] {
-        &self.items[..self.len]
+        &self.items
     }
 
-    /// Takes the innermost loop with a given stride on one side out.
-    pub fn take(&self, side: usize, stride: i64) -> Option<(Loop<SIDES>, Self)> {
-        let index = self.as_slice().iter().rposition(|item| item.strides[side] == stride)?;
-        let (taken, mut rest) = (self.items[index], *self);
-        rest.items.copy_within(index + 1..self.len, index);
-        rest.len -= 1;
-        rest.rounds /= taken.count;
-        Some((taken, rest))
+    /// The innermost loop with this stride on one side, and the others without it.
+    pub fn split_off(&self, side: usize, stride: i64) -> Option<(Loop<SIDES>, Self)> {
+        let index = self.items.iter().rposition(|item| item.strides[side] == stride)?;
+        let mut others = self.clone();
+        let found = others.items.remove(index);
+        others.rounds /= found.count;
+        Some((found, others))
     }
 
     /// The stride of the only loop: None if there are several; `any` if there is at most one round.
@@ -69,12 +67,6 @@ impl<const SIDES: usize> Loops<SIDES> {
             [only] => Some(only.strides),
             _ => None,
         }
-    }
-}
-
-impl<const SIDES: usize> fmt::Debug for Loops<SIDES> {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_list().entries(self.as_slice()).finish()
     }
 }
 
@@ -91,24 +83,22 @@ pub struct Run<const SIDES: usize> {
 #[derive(Clone)]
 pub struct Cursor<'a, const SIDES: usize> {
     loops: &'a [Loop<SIDES>],
-    index: [i64; MAX_LOOPS],
+    index: ArrayVec<i64, MAX_LOOPS>,
     offsets: [i64; SIDES],
     left: i64,
 }
 
 impl<'a, const SIDES: usize> Cursor<'a, SIDES> {
-    pub fn new(loops: &'a Loops<SIDES>) -> Self {
-        Self { loops: loops.as_slice(), index: [0; MAX_LOOPS], offsets: [0; SIDES], left: loops.rounds }
-    }
-
     /// Begins at round number `first`.
+    #[inline]
     pub fn starting_at(loops: &'a Loops<SIDES>, first: i64) -> Self {
-        let mut cursor = Self::new(loops);
-        cursor.left = (cursor.left - first).max(0);
-        let mut index = first;
-        for (item, at) in cursor.loops.iter().zip(&mut cursor.index).rev() {
-            *at = index % item.count;
-            index /= item.count;
+        let left = (loops.rounds - first).max(0);
+        let mut cursor = Self { loops: &loops.items, index: ArrayVec::new(), offsets: [0; SIDES], left };
+        loops.items.iter().for_each(|_| cursor.index.push(0));
+        let mut round = first;
+        for (item, at) in loops.items.iter().zip(cursor.index.iter_mut()).rev() {
+            *at = round % item.count;
+            round /= item.count;
             step(&mut cursor.offsets, &item.strides, *at);
         }
         cursor
@@ -133,7 +123,7 @@ impl<'a, const SIDES: usize> Cursor<'a, SIDES> {
         if *at == inner.count {
             *at = 0;
             step(&mut self.offsets, &inner.strides, -inner.count);
-            for (item, at) in outer.iter().zip(&mut self.index).rev() {
+            for (item, at) in outer.iter().zip(self.index.iter_mut()).rev() {
                 *at += 1;
                 step(&mut self.offsets, &item.strides, 1);
                 if *at < item.count {
@@ -200,7 +190,7 @@ mod tests {
         let expected: Vec<i64> =
             (0..2).flat_map(|a| (0..3).flat_map(move |b| (0..4).map(move |c| a * 100 - b * 10 + c * 3))).collect();
         for limit in 1..=25 {
-            let mut cursor = Cursor::new(&nest);
+            let mut cursor = Cursor::starting_at(&nest, 0);
             let mut seen = Vec::new();
             while let Some(run) = cursor.next_run(limit) {
                 assert!(run.count <= limit);

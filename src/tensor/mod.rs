@@ -1,4 +1,4 @@
-//! DLPack in and out: what comes in is a validated [`View`], what goes out is an [`Output`].
+//! DLPack in and out: what comes in is a validated [`View`], what goes out are [`Outputs`].
 
 mod capsule;
 mod dtype;

@@ -127,8 +127,7 @@ impl<'a> View<'a> {
             if tensor.data.is_null() {
                 return Err(error!(InvalidArgument, "{name}: data is NULL, with {elements} elements"));
             }
-            let start = tensor.data.addr() as i128 + i128::from(tensor.byte_offset);
-            view.extent = view.addresses(start).ok_or_else(|| {
+            view.extent = view.addresses(tensor).ok_or_else(|| {
                 error!(
                     SizeOverflow,
                     "{name}: shape {} of {dtype} with strides {} and byte_offset {} reaches past the address space",
@@ -142,20 +141,19 @@ impl<'a> View<'a> {
         Ok(view)
     }
 
-    /// The addresses that elements cover when element 0 is at `start`; None if they do not fit in memory.
-    fn addresses(&self, start: i128) -> Option<(usize, usize)> {
-        let size = self.dtype.size as i128;
-        let (mut low, mut high) = (start, start.checked_add(size)?);
+    /// The addresses that the elements of `tensor` cover; None if they do not fit in memory.
+    fn addresses(&self, tensor: &DLTensor) -> Option<(usize, usize)> {
+        let size = self.dtype.size as i64;
+        let (mut low, mut high) = (0i64, size);
         for (count, stride) in self.dims() {
-            let reach = i128::from(count - 1).checked_mul(i128::from(stride))?.checked_mul(size)?;
+            let reach = (count - 1).checked_mul(stride)?.checked_mul(size)?;
             let end = if reach < 0 { &mut low } else { &mut high };
             *end = end.checked_add(reach)?;
         }
-        // Rust's and every allocator's limit for one object, and for address differences.
-        if high - low > isize::MAX as i128 {
-            return None;
-        }
-        Some((usize::try_from(low).ok()?, usize::try_from(high).ok()?))
+        // More than isize::MAX bytes are no object of any allocator's.
+        high.checked_sub(low)?;
+        let start = tensor.data.addr().checked_add(usize::try_from(tensor.byte_offset).ok()?)?;
+        Some((start.checked_add_signed(low as isize)?, start.checked_add_signed(high as isize)?))
     }
 
     pub fn name(&self) -> Name {

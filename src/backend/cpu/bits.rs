@@ -39,7 +39,8 @@ pub fn unpack(plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>) {
 }
 
 fn pack_with(set: &InstructionSet, plan: &BitPlan, test: Test, src: &View<'_>, dst: &View<'_>) {
-    let job = Job::new(plan, set.kernels(test.size), test.size, src.data(), dst.data());
+    let across = columns_of(plan, test.size);
+    let job = Job::new(plan, &across, set.kernels(test.size), test.size, src.data(), dst.data());
     job.split(|part| match job.columns {
         None => job.for_each_row(&part.lines, |element, byte| {
             // SAFETY: see Job.
@@ -53,7 +54,8 @@ fn pack_with(set: &InstructionSet, plan: &BitPlan, test: Test, src: &View<'_>, d
 }
 
 fn unpack_with(set: &InstructionSet, plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>) {
-    let job = Job::new(plan, set.kernels(one.size), one.size, dst.data(), src.data());
+    let across = columns_of(plan, one.size);
+    let job = Job::new(plan, &across, set.kernels(one.size), one.size, dst.data(), src.data());
     job.split(|part| match job.columns {
         None => job.for_each_row(&part.lines, |element, byte| {
             // SAFETY: see Job.
@@ -78,10 +80,10 @@ struct Job<'a> {
     size: usize,
     elements: *mut u8,
     bytes: *mut u8,
-    /// The rows, without the columns.
-    rows: Loops<2>,
     /// The loop over rows whose elements lie side by side, when rows are to be worked on across.
     columns: Option<Loop<2>>,
+    /// The rows, without the columns.
+    rows: &'a Loops<2>,
     /// Whether a row is contiguous on both sides.
     contiguous: bool,
 }
@@ -95,18 +97,34 @@ struct Part {
     lines: Range<i64>,
 }
 
+/// The loop over rows whose elements lie side by side, and the other loops over rows, if that is the way to work on them.
+fn columns_of(plan: &BitPlan, size: usize) -> Option<(Loop<2>, Loops<2>)> {
+    let stride = size as i64;
+    if plan.rows.rounds() < MIN_COLUMNS || plan.elements.single_stride([0])? == [stride] {
+        return None;
+    }
+    plan.bytes.single_stride([0])?;
+    let columns = plan.rows.as_slice().iter().rfind(|item| item.strides[0] == stride)?;
+    if columns.count < MIN_COLUMNS { None } else { plan.rows.split_off(0, stride) }
+}
+
 impl<'a> Job<'a> {
-    fn new(plan: &'a BitPlan, kernels: Kernels, size: usize, elements: *mut u8, bytes: *mut u8) -> Self {
-        let stride = size as i64;
+    fn new(
+        plan: &'a BitPlan,
+        across: &'a Option<(Loop<2>, Loops<2>)>,
+        kernels: Kernels,
+        size: usize,
+        elements: *mut u8,
+        bytes: *mut u8,
+    ) -> Self {
+        let stride = [size as i64];
         let contiguous =
-            plan.elements.single_stride([stride]) == Some([stride]) && plan.bytes.single_stride([1]) == Some([1]);
-        let straight = plan.elements.single_stride([0]).is_some() && plan.bytes.single_stride([0]).is_some();
-        let across = (straight && !contiguous)
-            .then(|| plan.rows.take(0, stride))
-            .flatten()
-            .filter(|(columns, _)| columns.count >= MIN_COLUMNS);
-        let (columns, rows) = across.map_or((None, plan.rows), |(columns, rows)| (Some(columns), rows));
-        Self { plan, kernels, size, elements, bytes, rows, columns, contiguous }
+            plan.elements.single_stride(stride) == Some(stride) && plan.bytes.single_stride([1]) == Some([1]);
+        let (columns, rows) = match across {
+            Some((columns, rows)) => (Some(*columns), rows),
+            None => (None, &plan.rows),
+        };
+        Self { plan, kernels, size, elements, bytes, columns, rows, contiguous }
     }
 
     /// Groups in a row: as many as the longer side has.
@@ -136,7 +154,10 @@ impl<'a> Job<'a> {
 
     /// Calls `work` with the first element and the first byte of each of these rows.
     fn for_each_row(&self, rows: &Range<i64>, mut work: impl FnMut(*mut u8, *mut u8)) {
-        let mut cursor = Cursor::starting_at(&self.rows, rows.start);
+        if self.rows.rounds() == 1 && rows.start == 0 && rows.end == 1 {
+            return work(self.elements.wrapping_offset(self.plan.start as isize), self.bytes);
+        }
+        let mut cursor = Cursor::starting_at(self.rows, rows.start);
         let mut left = rows.end - rows.start;
         while let Some(Run { offsets: [element, byte], count, strides: [element_step, byte_step] }) =
             cursor.next_run(left)
