@@ -5,6 +5,7 @@ CARGO  ?= cargo
 PYTHON ?= python3
 PREFIX ?= /usr/local
 BUILD   = build
+C_STANDARDS = c99 c11 c17
 CFLAGS  = -O2 -g -Wall -Wextra -pedantic -Werror
 VERSION = $(shell sed -n 's/^\#define GRADCODEC_VERSION_\(MAJOR\|MINOR\|PATCH\) /./p' include/gradcodec.h | tr -d '\n' | cut -c2-)
 SONAME  = libgradcodec.so.$(firstword $(subst ., ,$(VERSION)))
@@ -18,9 +19,12 @@ LIBRARY = $(LIB)/$(SONAME)
 # How a program here finds the library without installing it.
 LINK    = -L$(LIB) -lgradcodec -Wl,-rpath,$(abspath $(LIB))
 
+# Two programs load it instead, and are not linked against it.
+LOADING = $(BUILD)/examples/dlopen $(C_STANDARDS:%=$(BUILD)/tests/%/loader)
+$(LOADING): private LINK = -ldl -Wl,-rpath,$(abspath $(LIB))
+
 EXAMPLES = $(patsubst examples_c/%.c,%,$(wildcard examples_c/*.c))
 C_TESTS  = $(patsubst tests/c/%.c,%,$(wildcard tests/c/*.c))
-C_STANDARDS = c99 c11 c17
 VENV     = $(BUILD)/venv
 
 .PHONY: all demo test header install dist clean
@@ -46,10 +50,10 @@ header:
 	GRADCODEC_WRITE=1 $(CARGO) test --quiet --test header
 
 ## All tests that need no GPU.
-test: test-rust test-c test-examples test-readme test-headers test-abi test-python test-install test-dist
+test: test-rust test-c test-loader test-examples test-readme test-headers test-abi test-python test-install test-dist
 	@echo "make test: all passed"
 
-.PHONY: test-rust test-c test-examples test-readme test-headers test-abi test-python test-install test-dist
+.PHONY: test-rust test-c test-loader test-examples test-readme test-headers test-abi test-python test-install test-dist
 test-rust:
 ifneq ($(wildcard Cargo.toml),)
 	$(CARGO) test --quiet
@@ -58,15 +62,23 @@ endif
 
 # Every test program in every standard; all but the largest run in each.
 test-c: $(foreach standard,$(C_STANDARDS),$(C_TESTS:%=$(BUILD)/tests/$(standard)/%))
-	@set -e; for program in $(filter-out %/huge,$^); do echo "== $$program"; $$program; done
+	@set -e; for program in $(filter-out %/huge,$^); do echo "== $$program"; \
+	    GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $$program; done
 	@echo "== $(BUILD)/tests/c17/huge (2^33 elements: takes 9 GiB of memory)"; $(BUILD)/tests/c17/huge
 
 define c_test
 $(BUILD)/tests/$(1)/%: tests/c/%.c tests/c/check.h $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
 	@mkdir -p $$(@D)
-	$(CC) -std=$(1) $(CFLAGS) -Iinclude $$< -o $$@ $(LINK) -pthread
+	$(CC) -std=$(1) $(CFLAGS) -Iinclude $$< -o $$@ $$(LINK) -pthread
 endef
 $(foreach standard,$(C_STANDARDS),$(eval $(call c_test,$(standard))))
+
+# Two files of a program that both include the loader.
+test-loader: $(LIBRARY)
+	@mkdir -p $(BUILD)/tests
+	$(CC) -std=c99 $(CFLAGS) -Iinclude -Dmain=other_main -c tests/c/loader.c -o $(BUILD)/tests/other_loader.o
+	$(CC) -std=c99 $(CFLAGS) -Iinclude tests/c/loader.c $(BUILD)/tests/other_loader.o -o $(BUILD)/tests/two_loaders -ldl
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(BUILD)/tests/two_loaders
 
 test-examples: $(EXAMPLES:%=$(BUILD)/examples/%) $(VENV)/ready
 	@set -e; for name in $(filter-out digits,$(EXAMPLES)); do echo "== examples_c/$$name"; $(BUILD)/examples/$$name; done
@@ -103,6 +115,23 @@ $(VENV)/ready: tests/python/requirements.txt
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
+.PHONY: bench bench-report
+## CPU speed beside plain loops and NumPy: build/bench/cpu.json and a table. BENCH=--quick takes a minute.
+bench: $(BUILD)/bench/bits.so $(VENV)/ready
+	$(VENV)/bin/python bench/cpu.py $(BENCH)
+
+## docs/PERFORMANCE.md and its plot, of build/bench/cpu.json.
+bench-report: $(VENV)/plot
+	$(VENV)/bin/python bench/report.py
+
+$(BUILD)/bench/bits.so: bench/bits.c $(LIBRARY) include/gradcodec.h
+	@mkdir -p $(@D)
+	$(CC) -std=c11 $(CFLAGS) -O3 -march=native -shared -fPIC -Iinclude $< -o $@ $(LINK)
+
+$(VENV)/plot: bench/requirements.txt $(VENV)/ready
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
 ## Library with its SONAME link, headers, pkg-config file, licences. DESTDIR is respected.
 install: $(LIBRARY)
 	install -d $(DESTDIR)$(PREFIX)/share/doc/gradcodec
@@ -120,7 +149,7 @@ dist: $(LIBRARY)
 ifneq ($(wildcard Cargo.toml),)
 	rm -rf $(BUILD)/dist && mkdir -p $(BUILD)/dist/lib
 	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
-	cp -r include examples_c examples_python docs Makefile *.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
+	cp -r include examples_c examples_python bench docs Makefile *.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
 	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/python tests/dlpack tests/abi tests/*.sh $(BUILD)/dist/tests/
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif

@@ -1,6 +1,9 @@
 //! The header is generated from the sources of `capi` and checked in: this compares the two. `make header` runs it with
 //! GRADCODEC_WRITE set, and then it writes instead.
 
+#[path = "header/loader.rs"]
+mod loader;
+
 use std::{fs, path::Path, process::Command};
 
 /// The sections in the order of the header: the module whose `//!` text begins it, and where its declarations are.
@@ -188,5 +191,7 @@ fn compare_or_write(path: &str, expected: &str) {
 fn the_headers_are_current() {
     let header = header();
     compare_or_write("include/gradcodec.h", &header);
-    compare_or_write("include/gradcodec.cdef.h", &cdef(&header));
+    let cdef = cdef(&header);
+    compare_or_write("include/gradcodec.cdef.h", &cdef);
+    compare_or_write("include/gradcodec/loader.h", &loader::loader(&cdef));
 }

@@ -52,7 +52,7 @@ else
     count 1 "gradcodec.h cannot be read"
 fi
 
-for ours in gradcodec/dlpack.h gradcodec.h; do
+for ours in gradcodec/dlpack.h gradcodec.h gradcodec/loader.h; do
     unit $ours >"$work/unit"
     everywhere "$ours alone" "" "$work/unit"
     unit $ours $ours >"$work/unit"

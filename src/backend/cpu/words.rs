@@ -82,22 +82,34 @@ impl<T: Word> Lanes<T> for Portable {
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: Zeros<T>, src: *const u8) -> u64 {
         // SAFETY: the caller's promise; an array of T has no invalid values.
-        let words = unsafe { src.cast::<[[T; 8]; 8]>().read_unaligned() };
-        let bytes = words.map(|words| {
-            let truth = u64::from_le_bytes(words.map(|word| zeros.bit(word)));
-            (truth.wrapping_mul(if BIG { GATHER_BIG } else { GATHER_LITTLE }) >> 56) as u8
-        });
-        u64::from_le_bytes(bytes)
+        let words = unsafe { src.cast::<[T; 64]>().read_unaligned() };
+        let mut truth = [0u8; 64];
+        for (byte, word) in truth.iter_mut().zip(words) {
+            *byte = zeros.bit(word);
+        }
+        let gather = if BIG { GATHER_BIG } else { GATHER_LITTLE };
+        let mut bits = [0u8; 8];
+        for (byte, truth) in bits.iter_mut().zip(truth.as_chunks().0) {
+            *byte = (u64::from_le_bytes(*truth).wrapping_mul(gather) >> 56) as u8;
+        }
+        u64::from_le_bytes(bits)
     }
 
     #[inline(always)]
     unsafe fn from_bits<const BIG: bool>(one: T, bits: u64, dst: *mut u8) {
-        let words = bits.to_le_bytes().map(|byte| -> [T; 8] {
-            let byte = if BIG { byte.reverse_bits() } else { byte };
-            std::array::from_fn(|bit| one.times(byte >> bit & 1))
-        });
+        let lane_bits: u64 = if BIG { 0x0102_0408_1020_4080 } else { 0x8040_2010_0804_0201 };
+        let mut truth = [0u8; 64];
+        for (truth, byte) in truth.as_chunks_mut().0.iter_mut().zip(bits.to_le_bytes()) {
+            // Each lane has a copy of the byte and looks at one bit of it: if set, the sum carries into its top bit.
+            let lanes = (u64::from(byte) * 0x0101_0101_0101_0101) & lane_bits;
+            *truth = ((lanes + 0x7f7f_7f7f_7f7f_7f7f) >> 7 & 0x0101_0101_0101_0101).to_le_bytes();
+        }
+        let mut words = [T::default(); 64];
+        for (word, bit) in words.iter_mut().zip(truth) {
+            *word = one.times(bit);
+        }
         // SAFETY: the caller's promise.
-        unsafe { dst.cast::<[[T; 8]; 8]>().write_unaligned(words) };
+        unsafe { dst.cast::<[T; 64]>().write_unaligned(words) };
     }
 }
 

@@ -1,0 +1,351 @@
+"""How fast the CPU packs and unpacks: every size and layout beside a plain loop over the same memory and beside NumPy.
+
+All contenders take turns in one run, so that a machine that slows down slows down all of them. bench/bits.c does the
+timing, `make bench` builds it. The samples go to a JSON file, of which bench/report.py makes tables and a plot.
+"""
+
+import argparse
+import ctypes
+import datetime
+import functools
+import json
+import math
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import time
+from ctypes import c_double, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p
+
+import numpy as np
+
+import report
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SIZES = [2**k for k in range(10, 29, 2)]
+SIDES = [256, 257, 1024, 1001, 4096, 4001]
+
+# A sample is a batch of calls that takes at least this long, or one call.
+SAMPLE_SECONDS = 200e-6
+# Rounds end when the time for a row is spent, but not before and not after so many.
+FEWEST, MOST = 5, 101
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("device_type", c_int32),
+        ("device_id", c_int32),
+        ("ndim", c_int32),
+        ("code", c_uint8),
+        ("bits", c_uint8),
+        ("lanes", c_uint16),
+        ("shape", ctypes.POINTER(c_int64)),
+        ("strides", ctypes.POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    ]
+
+
+CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
+BFLOAT16 = 4
+
+
+def describe(array, code=None):
+    """A NumPy array as the library sees it."""
+    dims = c_int64 * array.ndim
+    strides = dims(*(stride // array.itemsize for stride in array.strides))
+    code = CODES[array.dtype.kind] if code is None else code
+    return DLTensor(array.ctypes.data, 1, 0, array.ndim, code, 8 * array.itemsize, 1, dims(*array.shape), strides, 0)
+
+
+def empty(shape, dtype=np.bool_):
+    """An array that begins at a cache line, its pages there."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.full(size + 64, 0, np.uint8)
+    first = -memory.ctypes.data % 64
+    return memory[first : first + size].view(dtype).reshape(shape)
+
+
+def packed_rows(elements):
+    return empty((1, -(-elements // 8)), np.uint8)
+
+
+class Bench:
+    """The functions of bench/bits.c as functions of the number of calls, which return seconds."""
+
+    def __init__(self, path):
+        self.lib = ctypes.CDLL(path)
+        self.lib.gc_version_string.restype = self.lib.gc_last_error.restype = ctypes.c_char_p
+
+    def loop(self, name, array):
+        """`read_loop` or `write_loop` over a contiguous array."""
+        return lambda calls: self.seconds(name, calls, c_void_p(array.ctypes.data), c_int64(array.nbytes))
+
+    def ours(self, threads, name, src, dst, *axis, code=None):
+        """One of the others, from an array to an array; `code`: of a dtype that NumPy lacks."""
+        arrays = [(src, describe(src, code)), (dst, describe(dst))]
+
+        def sample(calls):
+            self.lib.gc_set_threads(threads)
+            return self.seconds(name, calls, *(ctypes.byref(tensor) for _, tensor in arrays), *map(c_int32, axis))
+
+        return sample
+
+    def seconds(self, name, calls, *arguments):
+        function = getattr(self.lib, name)
+        function.restype = c_double
+        seconds = function(c_int64(calls), *arguments)
+        if seconds < 0:
+            raise RuntimeError(f"{name}: {self.lib.gc_last_error().decode()}")
+        return seconds
+
+
+def numpy_calls(function):
+    """The same for a call of NumPy, whose result is allocated in it, as its users have it."""
+
+    def sample(calls):
+        function()
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        return time.perf_counter() - start
+
+    return sample
+
+
+def measure(contenders, budget):
+    """Seconds a call of every sample, the contenders taking turns."""
+    batches, samples = {}, {name: [] for name in contenders}
+    for name, sample in contenders.items():
+        calls = 1
+        while sample(calls) < SAMPLE_SECONDS:
+            calls *= 2
+        batches[name] = calls
+    end = time.monotonic() + budget
+    for done in range(MOST):
+        if done >= FEWEST and time.monotonic() > end:
+            break
+        for name, sample in contenders.items():
+            samples[name].append(float(f"{sample(batches[name]) / batches[name]:.5g}"))
+    return samples
+
+
+def random_bools(shape):
+    array = empty(shape)
+    array[...] = np.random.default_rng(1).integers(0, 2, shape, np.uint8)
+    return array
+
+
+def random_floats(elements):
+    array = empty((elements,), np.float32)
+    np.random.default_rng(1).standard_normal(dtype=np.float32, out=array)
+    return array
+
+
+def random_bytes(shape):
+    array = empty(shape, np.uint8)
+    array[...] = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
+    return array
+
+
+def sized(bench):
+    """Kinds of work by name: of a number of elements each makes the elements, what is written, and the contenders."""
+
+    def pack(function, src, numpy=None, code=None):
+        dst = packed_rows(src.size)
+        return src, dst, numpy, {
+            "read": bench.loop("read_loop", src),
+            "ours": bench.ours(1, function, src, dst, code=code),
+            "ours x2": bench.ours(2, function, src, dst, code=code),
+        }  # fmt: skip
+
+    def unpack(elements, dtype, numpy):
+        src, dst = random_bytes((1, elements // 8)), empty((elements,), dtype)
+        return dst, dst, lambda: numpy(src), {
+            "write": bench.loop("write_loop", dst),
+            "ours": bench.ours(1, "unpack_chunks", src, dst),
+            "ours x2": bench.ours(2, "unpack_chunks", src, dst),
+        }  # fmt: skip
+
+    def pack_bool(elements):
+        src = random_bools((elements,))
+        return pack("pack_chunks", src, lambda: np.packbits(src))
+
+    def pack_int32(elements):
+        src = empty((elements,), np.int32)
+        src[:] = random_bools((elements,))
+        return pack("pack_chunks", src, lambda: np.packbits(src))
+
+    def signs_float32(elements):
+        src = random_floats(elements)
+        return pack("pack_signs", src, lambda: np.packbits(~(src < 0)))
+
+    def signs_bfloat16(elements):
+        src = empty((elements,), np.uint16)
+        src[:] = random_floats(elements).view(np.uint16)[1::2]
+        return pack("pack_signs", src, code=BFLOAT16)
+
+    return {
+        "pack bool": pack_bool,
+        "pack int32": pack_int32,
+        "signs float32": signs_float32,
+        "signs bfloat16": signs_bfloat16,
+        "unpack bool": lambda elements: unpack(elements, np.bool_, np.unpackbits),
+        "unpack float32": lambda elements: unpack(
+            elements, np.float32, lambda src: np.unpackbits(src).astype(np.float32)
+        ),
+    }
+
+
+# Layouts of a square of bools: a view of it inside memory of some other shape, and the bytes of memory that each of its
+# elements takes up (a cache line is read or written whole).
+LAYOUTS = {
+    "every other element": (lambda side: (2 * side * side,), lambda memory, side: memory[::2], 2),
+    "reversed": (lambda side: (side * side,), lambda memory, side: memory[::-1], 1),
+    "transposed": (lambda side: (side, side), lambda memory, side: memory.T, 1),
+    "rows of a wider matrix": (lambda side: (side, side + 64), lambda memory, side: memory[:, :side], 1),
+    "contiguous, 16 bytes past a cache line": (lambda side: (side * side + 16,), lambda memory, side: memory[16:], 1),
+}
+
+
+def strided(bench):
+    """Layouts by name: the bytes that an element touches, and what makes the same of the side of a square."""
+
+    def pack_layout(layout, side):
+        memory, view, _ = LAYOUTS[layout]
+        src = view(random_bools(memory(side)), side)
+        return "pack_chunks", src, packed_rows(side * side), (), lambda: np.packbits(src)
+
+    def unpack_layout(layout, side):
+        memory, view, _ = LAYOUTS[layout]
+        dst = view(empty(memory(side)), side)
+        src = random_bytes((1, -(-side * side // 8)))
+        unpacked = functools.partial(np.unpackbits, src, count=side * side)
+        return "unpack_chunks", src, dst, (), lambda: np.copyto(dst, unpacked().view(np.bool_).reshape(dst.shape))
+
+    def pack_axis(axis, side):
+        src, packed = random_bools((side, side)), -(-side // 8)
+        dst = empty((packed, side) if axis == 0 else (side, packed), np.uint8)
+        return "pack_bits", src, dst, (axis,), lambda: np.packbits(src, axis=axis)
+
+    def unpack_axis(axis, side):
+        packed = -(-side // 8)
+        src = random_bytes((packed, side) if axis == 0 else (side, packed))
+        dst = empty((side, side), np.uint8)
+        return "unpack_bits", src, dst, (axis,), lambda: np.unpackbits(src, axis=axis, count=side)
+
+    def contenders(make, argument, side):
+        name, src, dst, axis, numpy = make(argument, side)
+        unpacks = name.startswith("unpack")
+        flat = empty((side * side,))
+        if unpacks:
+            fast = bench.ours(1, "unpack_chunks", random_bytes((1, -(-flat.size // 8))), flat)
+        else:
+            flat[:] = src.reshape(-1)
+            fast = bench.ours(1, "pack_chunks", flat, packed_rows(flat.size))
+        return dst if unpacks else src, dst, numpy, {
+            "fast path": fast,
+            "ours": bench.ours(1, name, src, dst, *axis),
+            "ours x2": bench.ours(2, name, src, dst, *axis),
+        }  # fmt: skip
+
+    kinds = {}
+    for verb, preposition, layouts, along in (
+        ("pack", "from", pack_layout, pack_axis),
+        ("unpack", "to", unpack_layout, unpack_axis),
+    ):
+        for layout, (_, _, touched) in LAYOUTS.items():
+            kinds[f"{verb} {preposition} {layout}"] = touched, functools.partial(contenders, layouts, layout)
+        for axis in 0, 1:
+            kinds[f"{verb} along axis {axis}"] = 1, functools.partial(contenders, along, axis)
+    return kinds
+
+
+def row(kind, make, argument, budget, **more):
+    """A row of the results; what is timed is compared with NumPy first, which returns it or writes it to `dst`."""
+    elements, dst, numpy, contenders = make(argument)
+    if numpy is not None:
+        contenders["ours"](1)
+        ours = dst.copy()
+        expected = numpy()
+        expected = dst if expected is None else expected
+        assert np.array_equal(ours.reshape(expected.shape), expected), f"{kind}, {argument}: not what NumPy gives"
+        del ours, expected
+        contenders["numpy"] = numpy_calls(numpy)
+    return {
+        "kind": kind,
+        "elements": elements.size,
+        "bytes": elements.size * elements.itemsize,
+        **more,
+        "seconds": measure(contenders, budget),
+    }
+
+
+def commit():
+    """The commit that this is a work tree of, if it is one."""
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(describe, cwd=ROOT, capture_output=True, text=True).stdout.strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def about(bench):
+    """What the figures hold for."""
+    info = pathlib.Path("/proc/cpuinfo").read_text()
+    first = dict(re.findall(r"^(\S[^\t]*)\t*: (.*)$", info.split("\n\n")[0], re.MULTILINE))
+    flags = set(first.get("flags", "").split())
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
+        paths = ["avx512", "avx2", "portable"]
+    else:
+        paths = ["avx2", "portable"] if "avx2" in flags else ["portable"]
+    wanted = os.environ.get("GRADCODEC_CPU")
+    caches = [
+        [(folder / name).read_text().strip() for name in ("level", "type", "size")]
+        for folder in sorted(pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"))
+    ]
+    return {
+        "processor": first.get("model name", platform.machine()),
+        "family": first.get("cpu family"),
+        "model": first.get("model"),
+        "flags": sorted(flag for flag in flags if flag.startswith(("avx2", "avx512"))),
+        "caches": {f"L{level}{kind[0].lower()}": size for level, kind, size in caches if kind != "Instruction"},
+        "cpus": len(os.sched_getaffinity(0)),
+        "kernel": platform.release().split("-")[0],
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "library": bench.lib.gc_version_string().decode(),
+        "path": wanted if wanted in paths else paths[0],
+        "commit": commit(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--quick", action="store_true", help="fewer rounds: a minute in all")
+    options.add_argument("--only", metavar="KIND", default="", help="kinds whose names begin so")
+    options.add_argument("--output", metavar="FILE", type=pathlib.Path, default=ROOT / "build/bench/cpu.json")
+    options.add_argument("--bits", metavar="FILE", default=ROOT / "build/bench/bits.so", help="bench/bits.c, built")
+    options = options.parse_args()
+
+    bench = Bench(options.bits)
+    results = {"about": {**about(bench), "quick": options.quick}, "sizes": [], "layouts": []}
+    for kind, make in sized(bench).items():
+        for elements in SIZES if kind.startswith(options.only) else []:
+            budget = 0.1 if options.quick else 2
+            results["sizes"].append(row(kind, make, elements, budget))
+    for kind, (touched, make) in strided(bench).items():
+        for side in SIDES if kind.startswith(options.only) else []:
+            budget = 0.04 if options.quick else 0.5
+            results["layouts"].append(row(kind, make, side, budget, side=side, touched=touched))
+
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(results) + "\n")
+    print(report.tables(results))
+
+
+if __name__ == "__main__":
+    main()
