@@ -67,7 +67,7 @@ test-c: $(foreach standard,$(C_STANDARDS),$(C_TESTS:%=$(BUILD)/tests/$(standard)
 	@echo "== $(BUILD)/tests/c17/huge (2^33 elements: takes 9 GiB of memory)"; $(BUILD)/tests/c17/huge
 
 define c_test
-$(BUILD)/tests/$(1)/%: tests/c/%.c tests/c/check.h $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
+$(BUILD)/tests/$(1)/%: tests/c/%.c tests/c/check.h tests/abi/signatures.h $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
 	@mkdir -p $$(@D)
 	$(CC) -std=$(1) $(CFLAGS) -Iinclude $$< -o $$@ $$(LINK) -pthread
 endef
@@ -96,6 +96,7 @@ test-headers: $(VENV)/ready
 
 test-abi: $(LIBRARY)
 	sh tests/abi/symbols.sh $(LIBRARY) tests/abi/symbols.txt
+	$(PYTHON) tests/abi/abi.py "$(CC)" include
 
 test-python: $(LIBRARY) $(VENV)/ready
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(VENV)/bin/python -m pytest -q tests/python

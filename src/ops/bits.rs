@@ -149,11 +149,14 @@ impl BitPlan {
         let mut plan = Self::new(order);
         let sides = elements.dims().zip(bytes.dims());
         for (index, ((count, element_stride), (byte_count, byte_stride))) in sides.enumerate() {
+            // Strides that nothing uses may be anything: those of sizes of 1, and of a side without elements.
+            let element_stride = element_stride.wrapping_mul(size);
+            let byte_stride = if bytes.elements() == 0 { 0 } else { byte_stride };
             if index == axis {
-                plan.elements.push(count, [element_stride * size]);
+                plan.elements.push(count, [element_stride]);
                 plan.bytes.push(byte_count, [byte_stride]);
             } else {
-                plan.rows.push(count, [element_stride * size, byte_stride]);
+                plan.rows.push(count, [element_stride, byte_stride]);
             }
         }
         plan
@@ -162,7 +165,13 @@ impl BitPlan {
 
 fn push_dims(loops: &mut Loops<1>, view: &View<'_>) {
     let size = view.dtype().size as i64;
-    view.dims().for_each(|(count, stride)| loops.push(count, [stride * size]));
+    if view.elements() == 0 {
+        // The other dimensions may be as many and as large as they like.
+        loops.push(0, [0]);
+    }
+    for (count, stride) in view.dims().filter(|&(count, _)| view.elements() > 0 && count > 1) {
+        loops.push(count, [stride * size]);
+    }
 }
 
 /// What rows run along.
@@ -199,15 +208,20 @@ pub enum Count {
 }
 
 impl Count {
-    fn of(self, total: i64) -> Result<i64> {
-        match self {
-            Self::All => Ok(total),
-            Self::Of(count @ 0..) => Ok(count),
-            Self::Of(count) if count >= -total => Ok(total + count),
-            Self::Of(count) => {
-                Err(error!(InvalidArgument, "count: {count} leaves off more than the {total} bits that there are"))
-            }
+    /// The number, where there are `bytes` bytes.
+    fn of(self, bytes: i64) -> Result<i64> {
+        let left_off = match self {
+            Self::Of(count @ 0..) => return Ok(count),
+            Self::Of(count) => count,
+            Self::All => 0,
+        };
+        let total = bytes
+            .checked_mul(8)
+            .ok_or_else(|| error!(SizeOverflow, "src: {bytes} bytes along the axis have more than 2^63 - 1 bits"))?;
+        if left_off < -total {
+            return Err(error!(InvalidArgument, "count: {left_off} leaves off more than the {total} bits there are"));
         }
+        Ok(total + left_off)
     }
 }
 
@@ -224,15 +238,29 @@ fn shape_with<'a>(src: &View<'a>, axis: Option<usize>, length: i64) -> Shape<'a>
     }
 }
 
+/// Packs a plan, if there is anything to write.
+fn pack(plan: impl FnOnce() -> BitPlan, test: Test, src: &View<'_>, dst: &View<'_>) -> Result<()> {
+    let backend = backend::of(src.device())?;
+    // Loops count what there is: a plan is made only where that is something.
+    if dst.elements() == 0 { Ok(()) } else { backend.pack(&plan(), test, src, dst) }
+}
+
+/// Unpacks a plan, if there is anything to write.
+fn unpack(plan: impl FnOnce() -> BitPlan, one: One, src: &View<'_>, dst: &View<'_>) -> Result<()> {
+    let backend = backend::of(src.device())?;
+    if dst.elements() == 0 { Ok(()) } else { backend.unpack(&plan(), one, src, dst) }
+}
+
 /// Bytes of one chunk when `elements` bits are split into `n_chunks` equal chunks of whole bytes.
 pub fn chunk_bytes(elements: i64, n_chunks: usize) -> Result<i64> {
-    let elements =
-        u64::try_from(elements).map_err(|_| error!(InvalidArgument, "n_elements: {elements} is negative"))?;
+    if elements < 0 {
+        return Err(error!(InvalidArgument, "n_elements: {elements} is negative"));
+    }
     if n_chunks == 0 {
         return Err(error!(InvalidArgument, "n_chunks: at least 1 expected, got 0"));
     }
     // At most 2^60, so it fits.
-    Ok(elements.div_ceil(8).div_ceil(n_chunks as u64) as i64)
+    Ok((bytes_for(elements) as u64).div_ceil(n_chunks as u64) as i64)
 }
 
 /// Truth of every element to `n_chunks` new tensors.
@@ -241,7 +269,7 @@ pub fn pack_chunks(src: &View<'_>, n_chunks: usize) -> Result<Outputs> {
     let test = Test::truth(src)?;
     let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, Shape::of(&[bytes]), n_chunks)?;
     let packed = outputs.joined()?;
-    backend::of(src.device())?.pack(&BitPlan::flat(src, &packed, BitOrder::Big), test, src, &packed)?;
+    pack(|| BitPlan::flat(src, &packed, BitOrder::Big), test, src, &packed)?;
     Ok(outputs)
 }
 
@@ -265,8 +293,8 @@ pub fn unpack_chunks(chunks: &[View<'_>], elements: i64) -> Result<Outputs> {
     let outputs = Outputs::allocate(OUT, device, Dtype::BOOL, Shape::of(&[elements]), 1)?;
     let unpacked = outputs.view()?;
     for (chunk, first) in chunks.iter().zip((0..elements).step_by(bytes.max(1) as usize * 8)) {
-        let plan = BitPlan::part(first, (elements - first).min(bytes * 8), chunk);
-        backend::of(device)?.unpack(&plan, One::of(Dtype::BOOL), chunk, &unpacked)?;
+        let plan = || BitPlan::part(first, (elements - first).min(bytes * 8), chunk);
+        unpack(plan, One::of(Dtype::BOOL), chunk, &unpacked)?;
     }
     Ok(outputs)
 }
@@ -275,10 +303,10 @@ pub fn unpack_chunks(chunks: &[View<'_>], elements: i64) -> Result<Outputs> {
 pub fn pack_bits(src: &View<'_>, axis: Axis, order: BitOrder) -> Result<Outputs> {
     let axis = axis.dimension(src)?;
     let test = Test::truth(src)?;
-    let shape = shape_with(src, axis, packed_length(length(src, axis)));
+    let shape = shape_with(src, axis, bytes_for(length(src, axis)));
     let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, shape, 1)?;
     let packed = outputs.view()?;
-    backend::of(src.device())?.pack(&BitPlan::along(axis, src, &packed, order), test, src, &packed)?;
+    pack(|| BitPlan::along(axis, src, &packed, order), test, src, &packed)?;
     Ok(outputs)
 }
 
@@ -286,15 +314,10 @@ pub fn pack_bits(src: &View<'_>, axis: Axis, order: BitOrder) -> Result<Outputs>
 pub fn unpack_bits(src: &View<'_>, axis: Axis, count: Count, order: BitOrder) -> Result<Outputs> {
     check_uint8(src)?;
     let axis = axis.dimension(src)?;
-    let bytes = length(src, axis);
-    let total = bytes.checked_mul(8).ok_or_else(|| {
-        error!(SizeOverflow, "{}: {bytes} bytes along the axis have more than 2^63 - 1 bits", src.name())
-    })?;
-    let shape = shape_with(src, axis, count.of(total)?);
+    let shape = shape_with(src, axis, count.of(length(src, axis))?);
     let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, shape, 1)?;
     let unpacked = outputs.view()?;
-    let plan = BitPlan::along(axis, &unpacked, src, order);
-    backend::of(src.device())?.unpack(&plan, One::of(Dtype::U8), src, &unpacked)?;
+    unpack(|| BitPlan::along(axis, &unpacked, src, order), One::of(Dtype::U8), src, &unpacked)?;
     Ok(outputs)
 }
 
@@ -312,7 +335,7 @@ fn pack_rows_into(src: &View<'_>, test: Test, order: BitOrder, dst: &View<'_>) -
     check_chunk_rows(dst, src)?;
     check_same_device(dst, src)?;
     dst.check_output(&[*src])?;
-    backend::of(src.device())?.pack(&BitPlan::flat(src, dst, order), test, src, dst)
+    pack(|| BitPlan::flat(src, dst, order), test, src, dst)
 }
 
 /// The chunks that are the rows of `src` to 0 and 1 in `dst`.
@@ -320,7 +343,7 @@ pub fn unpack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>) -> Re
     check_chunk_rows(src, dst)?;
     check_same_device(dst, src)?;
     dst.check_output(&[*src])?;
-    backend::of(src.device())?.unpack(&BitPlan::flat(dst, src, order), One::of(dst.dtype()), src, dst)
+    unpack(|| BitPlan::flat(dst, src, order), One::of(dst.dtype()), src, dst)
 }
 
 /// `numpy.packbits` to `dst`.
@@ -328,10 +351,10 @@ pub fn pack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_
     let axis = axis.dimension(src)?;
     let test = Test::truth(src)?;
     check_uint8(dst)?;
-    check_shape(dst, shape_with(src, axis, packed_length(length(src, axis))), src)?;
+    check_shape(dst, shape_with(src, axis, bytes_for(length(src, axis))), src)?;
     check_same_device(dst, src)?;
     dst.check_output(&[*src])?;
-    backend::of(src.device())?.pack(&BitPlan::along(axis, src, dst, order), test, src, dst)
+    pack(|| BitPlan::along(axis, src, dst, order), test, src, dst)
 }
 
 /// `numpy.unpackbits` to 0 and 1 in `dst`, whose length along the axis is the count.
@@ -342,11 +365,11 @@ pub fn unpack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<
     check_shape(dst, shape_with(src, axis, count), src)?;
     check_same_device(dst, src)?;
     dst.check_output(&[*src])?;
-    backend::of(src.device())?.unpack(&BitPlan::along(axis, dst, src, order), One::of(dst.dtype()), src, dst)
+    unpack(|| BitPlan::along(axis, dst, src, order), One::of(dst.dtype()), src, dst)
 }
 
-/// Bytes that hold `bits` bits.
-fn packed_length(bits: i64) -> i64 {
+/// Bytes that hold so many bits.
+pub fn bytes_for(bits: i64) -> i64 {
     bits / 8 + i64::from(bits % 8 != 0)
 }
 

@@ -27,14 +27,14 @@ impl<const SIDES: usize> Loops<SIDES> {
         Self { items: ArrayVec::new(), rounds: 1 }
     }
 
-    /// Adds a loop inside those that are there. The product of all counts must stay below 2^63.
+    /// Adds a loop inside those that are there. The product of all counts other than 0 must stay below 2^63.
     pub fn push(&mut self, count: i64, strides: [i64; SIDES]) {
         self.rounds *= count;
         if count == 1 || self.rounds == 0 {
             return;
         }
         if let Some(outer) = self.items.last_mut()
-            && outer.strides == strides.map(|stride| stride * count)
+            && outer.strides == strides.map(|stride| stride.wrapping_mul(count))
         {
             *outer = Loop { count: outer.count * count, strides };
             return;

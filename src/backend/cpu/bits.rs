@@ -4,13 +4,14 @@
 //! - rows that are contiguous on both sides go straight through the kernels;
 //! - rows that lie across memory whose columns are contiguous (packing along the first axis, say) are worked on many at
 //!   a time, side by side;
-//! - everything else passes through a block on the stack that stays in the first cache.
+//! - one row of memory whose contiguous dimension is not the last goes in squares (`tiles`);
+//! - everything else goes run by run, a run being what lies at one stride.
 
 use std::ops::Range;
 
 use crate::{
     ops::{
-        bits::{BitPlan, One, Test},
+        bits::{BitPlan, One, Test, bytes_for},
         loops::{Cursor, Loop, Loops, Run},
     },
     tensor::View,
@@ -18,17 +19,18 @@ use crate::{
 
 use super::{
     pool,
+    tiles::Tiles,
     words::{InstructionSet, Kernels},
 };
 
-/// Elements that pass through the stack at once: 4 KiB of the widest.
+/// Bytes that pass through the stack at once where they do not lie side by side.
 const BLOCK: usize = 512;
 
 /// Fewer columns than this are not worth working across: the overhead of a call is that of some dozens of elements.
 const MIN_COLUMNS: i64 = 16;
 
-/// Bytes of elements that are worth waking another thread for: some 30 us of work.
-const BYTES_A_THREAD: i64 = 1 << 20;
+/// Bytes of elements that are worth waking another thread for: some 40 us of work.
+const BYTES_A_THREAD: i64 = 4 << 20;
 
 pub fn pack(plan: &BitPlan, test: Test, src: &View<'_>, dst: &View<'_>) {
     pack_with(InstructionSet::chosen(), plan, test, src, dst);
@@ -41,14 +43,19 @@ pub fn unpack(plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>) {
 fn pack_with(set: &InstructionSet, plan: &BitPlan, test: Test, src: &View<'_>, dst: &View<'_>) {
     let across = columns_of(plan, test.size);
     let job = Job::new(plan, &across, set.kernels(test.size), test.size, src.data(), dst.data());
-    job.split(|part| match job.columns {
+    if let Some(tiles) = Tiles::of(plan, test.size) {
+        // SAFETY: see Job. Squares add their bits to zeros.
+        unsafe { job.bytes.write_bytes(0, plan.bytes.rounds() as usize) };
+        return job.split_columns(&tiles, |columns| job.pack_tiles(&tiles, test, columns));
+    }
+    job.split(plan.bytes.rounds(), |part| match job.columns {
         None => job.for_each_row(&part.lines, |element, byte| {
             // SAFETY: see Job.
             unsafe { job.pack_row(test, element, byte, &part.groups) }
         }),
-        // SAFETY: see Job.
-        Some(columns) => job.for_each_row(&(0..job.rows.rounds()), |element, byte| unsafe {
-            job.pack_columns(test, columns, element, byte, part);
+        Some(columns) => job.for_each_row(&(0..job.rows.rounds()), |element, byte| {
+            // SAFETY: see Job.
+            unsafe { job.pack_columns(test, columns, element, byte, part) };
         }),
     });
 }
@@ -56,14 +63,17 @@ fn pack_with(set: &InstructionSet, plan: &BitPlan, test: Test, src: &View<'_>, d
 fn unpack_with(set: &InstructionSet, plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>) {
     let across = columns_of(plan, one.size);
     let job = Job::new(plan, &across, set.kernels(one.size), one.size, dst.data(), src.data());
-    job.split(|part| match job.columns {
+    if let Some(tiles) = Tiles::of(plan, one.size) {
+        return job.split_columns(&tiles, |columns| job.unpack_tiles(&tiles, one, columns));
+    }
+    job.split(bytes_for(plan.elements.rounds()), |part| match job.columns {
         None => job.for_each_row(&part.lines, |element, byte| {
             // SAFETY: see Job.
             unsafe { job.unpack_row(one, element, byte, &part.groups) }
         }),
-        // SAFETY: see Job.
-        Some(columns) => job.for_each_row(&(0..job.rows.rounds()), |element, byte| unsafe {
-            job.unpack_columns(one, columns, element, byte, part);
+        Some(columns) => job.for_each_row(&(0..job.rows.rounds()), |element, byte| {
+            // SAFETY: see Job.
+            unsafe { job.unpack_columns(one, columns, element, byte, part) };
         }),
     });
 }
@@ -127,29 +137,41 @@ impl<'a> Job<'a> {
         Self { plan, kernels, size, elements, bytes, columns, rows, contiguous }
     }
 
-    /// Groups in a row: as many as the longer side has.
-    fn groups(&self) -> i64 {
-        let (elements, bytes) = (self.plan.elements.rounds(), self.plan.bytes.rounds());
-        bytes.max(elements / 8 + i64::from(elements % 8 != 0))
-    }
-
-    /// Does the work in as many parts as it is worth.
-    fn split(&self, work: impl Fn(&Part) + Sync) {
-        let (groups, rows) = (self.groups(), self.rows.rounds());
-        let lines = self.columns.map_or(rows, |columns| columns.count);
-        let touched = self.plan.rows.rounds().saturating_mul(groups.saturating_mul(8 * self.size as i64));
-        pool::run((touched / BYTES_A_THREAD) as usize, |index, parts| {
-            // Cut along the longer direction, in pieces that are whole cache lines on either side.
-            let cut = |total: i64| {
-                let piece = (total / parts as i64 / 64 + 1) * 64;
-                (index as i64 * piece).min(total)..((index as i64 + 1) * piece).min(total)
-            };
+    /// Does the work on `groups` groups of every row in as many parts as it is worth.
+    fn split(&self, groups: i64, work: impl Fn(&Part) + Sync) {
+        let lines = self.columns.map_or(self.rows.rounds(), |columns| columns.count);
+        pool::run(self.worth(groups), |index, parts| {
+            // Along the longer direction, in pieces that are whole cache lines on either side.
             work(&if lines >= groups && lines >= 64 * parts as i64 {
-                Part { groups: 0..groups, lines: cut(lines) }
+                Part { groups: 0..groups, lines: cut(lines, index, parts) }
             } else {
-                Part { groups: cut(groups), lines: 0..lines }
+                Part { groups: cut(groups, index, parts), lines: 0..lines }
             });
         });
+    }
+
+    /// Does the work on squares in as many parts as it is worth, and as can be.
+    fn split_columns(&self, tiles: &Tiles, work: impl Fn(&Range<i64>) + Sync) {
+        let groups = bytes_for(self.plan.elements.rounds());
+        let worth = if tiles.divisible { self.worth(groups) } else { 1 };
+        pool::run(worth, |index, parts| work(&cut(tiles.columns(), index, parts)));
+    }
+
+    fn pack_tiles(&self, tiles: &Tiles, test: Test, columns: &Range<i64>) {
+        // SAFETY: see Job; the columns are this part's alone.
+        unsafe { tiles.pack(self.kernels, test, self.plan.order, columns, self.elements, self.bytes) }
+    }
+
+    fn unpack_tiles(&self, tiles: &Tiles, one: One, columns: &Range<i64>) {
+        let bytes = (self.bytes.cast_const(), self.plan.bytes.rounds() as usize);
+        // SAFETY: see Job; the columns are this part's alone.
+        unsafe { tiles.unpack(self.kernels, one, self.plan.order, columns, bytes, self.elements) }
+    }
+
+    /// How many parts are worth a thread.
+    fn worth(&self, groups: i64) -> usize {
+        let touched = self.plan.rows.rounds().saturating_mul(groups.saturating_mul(8 * self.size as i64));
+        (touched / BYTES_A_THREAD) as usize
     }
 
     /// Calls `work` with the first element and the first byte of each of these rows.
@@ -195,17 +217,25 @@ impl<'a> Job<'a> {
             }
             return;
         }
-        let mut words = [0u64; BLOCK];
-        let mut packed = [0u8; BLOCK / 8];
         let mut from = Cursor::starting_at(&self.plan.elements, elements.start);
+        if self.plan.bytes.single_stride([1]) == Some([1]) {
+            // SAFETY: see Job.
+            unsafe {
+                let dst = byte.add(bytes.start as usize);
+                (self.kernels.pack_runs)(test, self.plan.order, &mut from, element, bits, dst);
+                let used = bits.div_ceil(8);
+                dst.add(used).write_bytes(0, left - used);
+            }
+            return;
+        }
+        let mut packed = [0u8; BLOCK];
         let mut to = Cursor::starting_at(&self.plan.bytes, bytes.start);
         while left > 0 {
-            let (count, filled) = (bits.min(BLOCK), left.min(BLOCK / 8));
-            packed.fill(0);
-            // SAFETY: see Job; the block has room for `count` elements and their bytes.
+            let (count, filled) = (bits.min(8 * BLOCK), left.min(BLOCK));
+            packed[..filled].fill(0);
+            // SAFETY: see Job; the block has room for `count` bits.
             unsafe {
-                self.gather(&mut from, element, count, words.as_mut_ptr().cast());
-                (self.kernels.pack)(test, self.plan.order, words.as_ptr().cast(), count, packed.as_mut_ptr());
+                (self.kernels.pack_runs)(test, self.plan.order, &mut from, element, count, packed.as_mut_ptr());
                 scatter_bytes(&mut to, byte, &packed[..filled]);
             }
             bits -= count;
@@ -219,28 +249,33 @@ impl<'a> Job<'a> {
         let (elements, bytes) = self.ranges(groups);
         let (mut left, mut available) = (length(&elements), length(&bytes));
         if self.contiguous {
-            let bits = left.min(available.saturating_mul(8));
             // SAFETY: see Job.
             unsafe {
-                let dst = element.add(elements.start as usize * self.size);
-                (self.kernels.unpack)(one, self.plan.order, byte.add(bytes.start as usize), bits, dst);
+                let (src, dst) = (byte.add(bytes.start as usize), element.add(elements.start as usize * self.size));
+                let bits = left.min(available.saturating_mul(8));
+                (self.kernels.unpack)(one, self.plan.order, src, bits, dst);
                 dst.add(bits * self.size).write_bytes(0, (left - bits) * self.size);
             }
             return;
         }
-        let mut words = [0u64; BLOCK];
-        let mut packed = [0u8; BLOCK / 8];
-        let mut from = Cursor::starting_at(&self.plan.bytes, bytes.start);
         let mut to = Cursor::starting_at(&self.plan.elements, elements.start);
+        if self.plan.bytes.single_stride([1]) == Some([1]) {
+            // SAFETY: see Job.
+            unsafe {
+                let src = byte.add(bytes.start as usize);
+                (self.kernels.unpack_runs)(one, self.plan.order, src, available, &mut to, element, left);
+            }
+            return;
+        }
+        let mut packed = [0u8; BLOCK];
+        let mut from = Cursor::starting_at(&self.plan.bytes, bytes.start);
         while left > 0 {
-            let count = left.min(BLOCK);
+            let count = left.min(8 * BLOCK);
             let filled = available.min(count.div_ceil(8));
-            packed.fill(0);
-            // SAFETY: see Job; the block has room for `count` elements and their bytes.
+            // SAFETY: see Job; the block holds `filled` bytes.
             unsafe {
                 gather_bytes(&mut from, byte, &mut packed[..filled]);
-                (self.kernels.unpack)(one, self.plan.order, packed.as_ptr(), count, words.as_mut_ptr().cast());
-                self.scatter(words.as_ptr().cast(), count, &mut to, element);
+                (self.kernels.unpack_runs)(one, self.plan.order, packed.as_ptr(), filled, &mut to, element, count);
             }
             available -= filled;
             left -= count;
@@ -260,7 +295,9 @@ impl<'a> Job<'a> {
             for_each_block(&part.lines, if column_step == 1 { i64::MAX } else { BLOCK as i64 }, |first, count| {
                 // SAFETY: see Job; the block has room for `count` bytes.
                 unsafe {
-                    let src = element.offset((elements.start * element_step) as isize).add(first as usize * self.size);
+                    // Past the last element no line is read, and the pointer only has to exist.
+                    let src = element.wrapping_offset((elements.start * element_step) as isize);
+                    let src = src.wrapping_add(first as usize * self.size);
                     let dst = byte.offset((group * byte_step + first * column_step) as isize);
                     let direct = if column_step == 1 { dst } else { packed.as_mut_ptr() };
                     let lines = length(&elements);
@@ -289,13 +326,12 @@ impl<'a> Job<'a> {
                 // SAFETY: see Job; the block has room for `count` bytes. Past the last byte there are zeros.
                 unsafe {
                     let dst = element.offset((elements.start * element_step) as isize).add(first as usize * self.size);
-                    let src = byte.offset((group * byte_step + first * column_step) as isize);
-                    for (column, slot) in packed[..count].iter_mut().enumerate() {
-                        *slot = if bytes.is_empty() {
-                            0
-                        } else {
-                            src.offset(column as isize * column_step as isize).read()
-                        };
+                    packed[..count].fill(0);
+                    if !bytes.is_empty() {
+                        let src = byte.offset((group * byte_step + first * column_step) as isize);
+                        for (column, slot) in packed[..count].iter_mut().enumerate() {
+                            *slot = src.offset(column as isize * column_step as isize).read();
+                        }
                     }
                     let lines = length(&elements);
                     let packed = packed.as_ptr();
@@ -316,38 +352,6 @@ impl<'a> Job<'a> {
     /// The strides along a row, on either side.
     fn steps(&self) -> [[i64; 1]; 2] {
         [self.plan.elements.single_stride([0]).unwrap_or([0]), self.plan.bytes.single_stride([0]).unwrap_or([0])]
-    }
-
-    /// Puts the next `count` elements side by side.
-    ///
-    /// # Safety
-    /// `base` is the first of the cursor's row; `block` has room.
-    unsafe fn gather(&self, cursor: &mut Cursor<'_, 1>, base: *const u8, count: usize, block: *mut u8) {
-        let mut done = 0;
-        while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run((count - done) as i64) {
-            // SAFETY: see Job.
-            unsafe {
-                let (src, dst) = (base.offset(offset as isize), block.add(done * self.size));
-                (self.kernels.gather)(src, stride as isize, count as usize, dst);
-            }
-            done += count as usize;
-        }
-    }
-
-    /// Puts `count` elements that lie side by side where the cursor goes.
-    ///
-    /// # Safety
-    /// `base` is the first of the cursor's row; `block` holds the elements.
-    unsafe fn scatter(&self, block: *const u8, count: usize, cursor: &mut Cursor<'_, 1>, base: *mut u8) {
-        let mut done = 0;
-        while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run((count - done) as i64) {
-            // SAFETY: see Job.
-            unsafe {
-                let (src, dst) = (block.add(done * self.size), base.offset(offset as isize));
-                (self.kernels.scatter)(src, dst, stride as isize, count as usize);
-            }
-            done += count as usize;
-        }
     }
 }
 
@@ -373,6 +377,12 @@ unsafe fn scatter_bytes(cursor: &mut Cursor<'_, 1>, base: *mut u8, block: &[u8])
             unsafe { base.offset((offset + index as i64 * stride) as isize).write(byte) };
         }
     }
+}
+
+/// Part number `index` of `parts`, in multiples of 64.
+fn cut(total: i64, index: usize, parts: usize) -> Range<i64> {
+    let piece = (total / parts as i64 / 64 + 1) * 64;
+    (index as i64 * piece).min(total)..((index as i64 + 1) * piece).min(total)
 }
 
 fn length(range: &Range<i64>) -> usize {

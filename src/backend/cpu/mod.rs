@@ -2,6 +2,7 @@
 
 pub mod bits;
 pub mod pool;
+mod tiles;
 mod words;
 #[cfg(target_arch = "x86_64")]
 mod x86;

@@ -4,34 +4,180 @@
 
 use std::arch::x86_64::*;
 
-use super::words::{Lanes, Zeros};
+use super::words::{BitReader, BitWriter, Lanes, Zeros, in_order, lane_bits, pack_one_by_one, unpack_one_by_one};
 
-/// AVX-512 F, BW, VL and DQ: compares give masks, and masks give elements.
+/// AVX-512 F and BW, and BMI2: compares give masks, and masks give elements.
 pub struct Avx512;
 
 /// AVX2: compares give bytes of ones, whose signs are gathered.
 pub struct Avx2;
 
-/// The order of bits within each byte turned round.
-#[inline(always)]
-fn reverse_in_bytes(bits: u64) -> u64 {
-    bits.swap_bytes().reverse_bits()
-}
-
-#[inline(always)]
-fn in_order<const BIG: bool>(bits: u64) -> u64 {
-    if BIG { reverse_in_bytes(bits) } else { bits }
-}
-
 /// The bytes of each group of 8 in reverse: what makes a compare's mask most significant bit first.
 const REVERSED: [u8; 16] = [7, 6, 5, 4, 3, 2, 1, 0, 15, 14, 13, 12, 11, 10, 9, 8];
 
-/// Bit k of a byte for lane k of 8, least or most significant first.
-const fn lane_bits<const BIG: bool>() -> [u8; 8] {
-    if BIG { [128, 64, 32, 16, 8, 4, 2, 1] } else { [1, 2, 4, 8, 16, 32, 64, 128] }
+/// # Safety
+/// `dst` has room for a vector, aligned to 64 with STREAM, and the processor has AVX-512.
+#[inline(always)]
+unsafe fn store512<const STREAM: bool>(dst: *mut u8, words: __m512i) {
+    // SAFETY: the caller's promise.
+    unsafe { if STREAM { _mm512_stream_si512(dst.cast(), words) } else { _mm512_storeu_si512(dst.cast(), words) } }
+}
+
+/// # Safety
+/// `dst` has room for a vector, aligned to 32 with STREAM, and the processor has AVX.
+#[inline(always)]
+unsafe fn store256<const STREAM: bool>(dst: *mut u8, words: __m256i) {
+    // SAFETY: the caller's promise.
+    unsafe { if STREAM { _mm256_stream_si256(dst.cast(), words) } else { _mm256_storeu_si256(dst.cast(), words) } }
+}
+
+/// `EVERY[s]`: every bit whose number s divides.
+const EVERY: [u64; 64] = {
+    let (mut table, mut step) = ([0; 64], 1);
+    while step < 64 {
+        let mut bit = 0;
+        while bit < 64 {
+            table[step] |= 1 << bit;
+            bit += step;
+        }
+        step += 1;
+    }
+    table
+};
+
+/// How elements that lie apart are taken a vector at a time: those at every `step`-th of its lanes, `elements` of them,
+/// in memory's order or against it. None if they are so far apart, or so oddly, that one at a time is as good.
+#[derive(Clone, Copy)]
+struct Comb {
+    step: usize,
+    elements: usize,
+    backward: bool,
+}
+
+impl Comb {
+    #[inline(always)]
+    fn new(stride: isize, size: usize) -> Option<Self> {
+        let (lanes, distance) = (64 / size, stride.unsigned_abs());
+        let step = distance / size;
+        if !distance.is_multiple_of(size) || step == 0 || 4 * step > lanes {
+            return None;
+        }
+        Some(Self { step, elements: lanes / step, backward: stride < 0 })
+    }
+
+    /// The lanes of the first `count` elements of a vector.
+    #[inline(always)]
+    fn lanes(self, count: usize) -> u64 {
+        EVERY[self.step] & (u64::MAX >> (63 - (count - 1) * self.step))
+    }
+
+    /// The lowest in memory of `count` elements from number `first`.
+    #[inline(always)]
+    fn lowest(self, first: usize, count: usize) -> usize {
+        if self.backward { first + count - 1 } else { first }
+    }
+
+    /// `count` bits, the lowest for the first element, from or to the order of lanes.
+    #[inline(always)]
+    fn turned(self, bits: u64, count: usize) -> u64 {
+        if self.backward { bits.reverse_bits() >> (64 - count) } else { bits }
+    }
+}
+
+/// What AVX-512 does with elements apart, and with fewer than 64: masks leave the lanes between and beyond alone.
+macro_rules! avx512_some {
+    ($t:ty, $load:ident, $store:ident, $set1:ident as $signed:ty, $sub:ident, $cmpgt:ident, $select:ident, $mask:ty) => {
+        #[inline(always)]
+        unsafe fn some_to_bits(zeros: Zeros<$t>, src: *const u8, count: usize) -> u64 {
+            const LANES: usize = 64 / size_of::<$t>();
+            let mut bits = 0;
+            for first in (0..count).step_by(LANES) {
+                let lanes = (u64::MAX >> (64 - LANES.min(count - first))) as $mask;
+                // SAFETY: the caller's promise; masked lanes are not read.
+                bits |= unsafe {
+                    let words = $load(lanes, src.add(first * size_of::<$t>()).cast());
+                    let (first_zero, span) = ($set1(zeros.first as $signed), $set1(zeros.span as $signed));
+                    u64::from($cmpgt($sub(words, first_zero), span) & lanes) << first
+                };
+            }
+            bits
+        }
+
+        #[inline(always)]
+        unsafe fn some_from_bits(one: $t, bits: u64, dst: *mut u8, count: usize) {
+            const LANES: usize = 64 / size_of::<$t>();
+            for first in (0..count).step_by(LANES) {
+                let lanes = (u64::MAX >> (64 - LANES.min(count - first))) as $mask;
+                // SAFETY: the caller's promise; masked lanes are not written.
+                unsafe {
+                    let words = $select((bits >> first) as $mask, $set1(one as $signed));
+                    $store(dst.add(first * size_of::<$t>()).cast(), lanes, words);
+                }
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn pack_apart(
+            zeros: Zeros<$t>,
+            src: *const u8,
+            stride: isize,
+            count: usize,
+            writer: &mut BitWriter<'_>,
+        ) {
+            // SAFETY: the caller's promise. A whole vector is read only where it ends before the run's highest element
+            // does: between two elements so near each other there is no page that neither of them is in.
+            unsafe {
+                let Some(comb) = Comb::new(stride, size_of::<$t>()) else {
+                    return pack_one_by_one(zeros, src, stride, count, writer);
+                };
+                let (first_zero, span) = ($set1(zeros.first as $signed), $set1(zeros.span as $signed));
+                let every = comb.lanes(comb.elements);
+                for first in (0..count).step_by(comb.elements) {
+                    let some = comb.elements.min(count - first);
+                    let lanes = if some == comb.elements { every } else { comb.lanes(some) };
+                    let low = src.offset(comb.lowest(first, some) as isize * stride);
+                    let above = if comb.backward { first + some - 1 } else { count - 1 - first };
+                    // Masked loads are slow where the address is not in the TLB.
+                    let whole = (above * comb.step + 1) * size_of::<$t>() >= 64;
+                    let words = if whole { _mm512_loadu_si512(low.cast()) } else { $load(lanes as $mask, low.cast()) };
+                    let ones = u64::from($cmpgt($sub(words, first_zero), span));
+                    writer.push(comb.turned(_pext_u64(ones, lanes), some), some);
+                }
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn unpack_apart(one: $t, reader: &mut BitReader<'_>, dst: *mut u8, stride: isize, count: usize) {
+            // SAFETY: the caller's promise; masked lanes are not written.
+            unsafe {
+                let Some(comb) = Comb::new(stride, size_of::<$t>()) else {
+                    return unpack_one_by_one(one, reader, dst, stride, count);
+                };
+                let one = $set1(one as $signed);
+                for first in (0..count).step_by(comb.elements) {
+                    let some = comb.elements.min(count - first);
+                    let lanes = comb.lanes(some);
+                    let ones = _pdep_u64(comb.turned(reader.next(some), some), lanes);
+                    let dst = dst.offset(comb.lowest(first, some) as isize * stride);
+                    $store(dst.cast(), lanes as $mask, $select(ones as $mask, one));
+                }
+            }
+        }
+    };
 }
 
 impl Lanes<u8> for Avx512 {
+    avx512_some!(
+        u8,
+        _mm512_maskz_loadu_epi8,
+        _mm512_mask_storeu_epi8,
+        _mm512_set1_epi8 as i8,
+        _mm512_sub_epi8,
+        _mm512_cmpgt_epu8_mask,
+        _mm512_maskz_mov_epi8,
+        u64
+    );
+
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: Zeros<u8>, src: *const u8) -> u64 {
         // SAFETY: the caller's promise.
@@ -47,7 +193,7 @@ impl Lanes<u8> for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn from_bits<const BIG: bool>(one: u8, bits: u64, dst: *mut u8) {
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: u8, bits: u64, dst: *mut u8) {
         // SAFETY: the caller's promise.
         unsafe {
             // Each byte eight times, and of each copy one bit: cheaper than reversing the bits of a mask.
@@ -62,16 +208,19 @@ impl Lanes<u8> for Avx512 {
                 0,
             );
             let bytes = _mm512_shuffle_epi8(_mm512_set1_epi64(bits as i64), copies);
-            let lane = _mm512_set1_epi64(i64::from_le_bytes(lane_bits::<BIG>()));
-            let words = _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(bytes, lane), _mm512_set1_epi8(one as i8));
-            _mm512_storeu_si512(dst.cast(), words);
+            let ones = _mm512_test_epi8_mask(bytes, _mm512_set1_epi64(lane_bits::<BIG>() as i64));
+            let words = _mm512_maskz_mov_epi8(ones, _mm512_set1_epi8(one as i8));
+            store512::<STREAM>(dst, words);
         }
     }
 }
 
 macro_rules! avx512_lanes {
-    ($t:ty, $lanes:literal, $set1:ident as $signed:ty, $sub:ident, $cmpgt:ident, $select:ident, $mask:ty) => {
+    ($t:ty, $lanes:literal, $load:ident, $store:ident, $set1:ident as $signed:ty, $sub:ident, $cmpgt:ident,
+     $select:ident, $mask:ty) => {
         impl Lanes<$t> for Avx512 {
+            avx512_some!($t, $load, $store, $set1 as $signed, $sub, $cmpgt, $select, $mask);
+
             #[inline(always)]
             unsafe fn to_bits<const BIG: bool>(zeros: Zeros<$t>, src: *const u8) -> u64 {
                 let mut bits = 0;
@@ -87,13 +236,13 @@ macro_rules! avx512_lanes {
             }
 
             #[inline(always)]
-            unsafe fn from_bits<const BIG: bool>(one: $t, bits: u64, dst: *mut u8) {
+            unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: $t, bits: u64, dst: *mut u8) {
                 let bits = in_order::<BIG>(bits);
                 for part in 0..64 / $lanes {
                     // SAFETY: the caller's promise.
                     unsafe {
                         let words = $select((bits >> (part * $lanes)) as $mask, $set1(one as $signed));
-                        _mm512_storeu_si512(dst.add(part * 64).cast(), words);
+                        store512::<STREAM>(dst.add(part * 64), words);
                     }
                 }
             }
@@ -103,6 +252,8 @@ macro_rules! avx512_lanes {
 avx512_lanes!(
     u16,
     32,
+    _mm512_maskz_loadu_epi16,
+    _mm512_mask_storeu_epi16,
     _mm512_set1_epi16 as i16,
     _mm512_sub_epi16,
     _mm512_cmpgt_epu16_mask,
@@ -112,13 +263,25 @@ avx512_lanes!(
 avx512_lanes!(
     u32,
     16,
+    _mm512_maskz_loadu_epi32,
+    _mm512_mask_storeu_epi32,
     _mm512_set1_epi32 as i32,
     _mm512_sub_epi32,
     _mm512_cmpgt_epu32_mask,
     _mm512_maskz_mov_epi32,
     u16
 );
-avx512_lanes!(u64, 8, _mm512_set1_epi64 as i64, _mm512_sub_epi64, _mm512_cmpgt_epu64_mask, _mm512_maskz_mov_epi64, u8);
+avx512_lanes!(
+    u64,
+    8,
+    _mm512_maskz_loadu_epi64,
+    _mm512_mask_storeu_epi64,
+    _mm512_set1_epi64 as i64,
+    _mm512_sub_epi64,
+    _mm512_cmpgt_epu64_mask,
+    _mm512_maskz_mov_epi64,
+    u8
+);
 
 /// Bytes of ones where an element's bit is 0.
 macro_rules! avx2_is_zero {
@@ -155,17 +318,17 @@ impl Lanes<u8> for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn from_bits<const BIG: bool>(one: u8, bits: u64, dst: *mut u8) {
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: u8, bits: u64, dst: *mut u8) {
         for part in 0..2 {
             // SAFETY: the caller's promise.
             unsafe {
                 // Each byte eight times, and of each copy one bit.
                 let copies = _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0);
                 let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32((bits >> (part * 32)) as i32), copies);
-                let lane = _mm256_set1_epi64x(i64::from_le_bytes(lane_bits::<BIG>()));
+                let lane = _mm256_set1_epi64x(lane_bits::<BIG>() as i64);
                 let ones = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, lane), lane);
                 let words = _mm256_and_si256(ones, _mm256_set1_epi8(one as i8));
-                _mm256_storeu_si256(dst.add(part * 32).cast(), words);
+                store256::<STREAM>(dst.add(part * 32), words);
             }
         }
     }
@@ -178,16 +341,24 @@ impl Lanes<u16> for Avx2 {
         for part in 0..2 {
             // SAFETY: the caller's promise.
             let mask = unsafe {
-                let [low, high] = [0, 32].map(|offset| {
-                    avx2_is_zero!(
-                        _mm256_set1_epi16 as i16,
-                        _mm256_sub_epi16,
-                        _mm256_min_epu16,
-                        _mm256_cmpeq_epi16,
-                        zeros,
-                        _mm256_loadu_si256(src.add(part * 64 + offset).cast())
-                    )
-                });
+                let low = _mm256_loadu_si256(src.add(part * 64).cast());
+                let high = _mm256_loadu_si256(src.add(part * 64 + 32).cast());
+                let low = avx2_is_zero!(
+                    _mm256_set1_epi16 as i16,
+                    _mm256_sub_epi16,
+                    _mm256_min_epu16,
+                    _mm256_cmpeq_epi16,
+                    zeros,
+                    low
+                );
+                let high = avx2_is_zero!(
+                    _mm256_set1_epi16 as i16,
+                    _mm256_sub_epi16,
+                    _mm256_min_epu16,
+                    _mm256_cmpeq_epi16,
+                    zeros,
+                    high
+                );
                 // Packing works within halves: the quarters come out as low, high, low, high.
                 _mm256_movemask_epi8(_mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi16(low, high)))
             };
@@ -197,7 +368,7 @@ impl Lanes<u16> for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn from_bits<const BIG: bool>(one: u16, bits: u64, dst: *mut u8) {
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: u16, bits: u64, dst: *mut u8) {
         let bits = in_order::<BIG>(bits);
         for part in 0..4 {
             // SAFETY: the caller's promise.
@@ -207,7 +378,7 @@ impl Lanes<u16> for Avx2 {
                 let copies = _mm256_set1_epi16((bits >> (part * 16)) as i16);
                 let ones = _mm256_cmpeq_epi16(_mm256_and_si256(copies, lane), lane);
                 let words = _mm256_and_si256(ones, _mm256_set1_epi16(one as i16));
-                _mm256_storeu_si256(dst.add(part * 32).cast(), words);
+                store256::<STREAM>(dst.add(part * 32), words);
             }
         }
     }
@@ -235,7 +406,7 @@ impl Lanes<u32> for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn from_bits<const BIG: bool>(one: u32, bits: u64, dst: *mut u8) {
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: u32, bits: u64, dst: *mut u8) {
         let bits = in_order::<BIG>(bits);
         for part in 0..8 {
             // SAFETY: the caller's promise.
@@ -244,7 +415,7 @@ impl Lanes<u32> for Avx2 {
                 let copies = _mm256_set1_epi32((bits >> (part * 8)) as i32);
                 let ones = _mm256_cmpeq_epi32(_mm256_and_si256(copies, lane), lane);
                 let words = _mm256_and_si256(ones, _mm256_set1_epi32(one as i32));
-                _mm256_storeu_si256(dst.add(part * 32).cast(), words);
+                store256::<STREAM>(dst.add(part * 32), words);
             }
         }
     }
@@ -271,7 +442,7 @@ impl Lanes<u64> for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn from_bits<const BIG: bool>(one: u64, bits: u64, dst: *mut u8) {
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: u64, bits: u64, dst: *mut u8) {
         let bits = in_order::<BIG>(bits);
         for part in 0..16 {
             // SAFETY: the caller's promise.
@@ -280,7 +451,7 @@ impl Lanes<u64> for Avx2 {
                 let copies = _mm256_set1_epi64x((bits >> (part * 4)) as i64);
                 let ones = _mm256_cmpeq_epi64(_mm256_and_si256(copies, lane), lane);
                 let words = _mm256_and_si256(ones, _mm256_set1_epi64x(one as i64));
-                _mm256_storeu_si256(dst.add(part * 32).cast(), words);
+                store256::<STREAM>(dst.add(part * 32), words);
             }
         }
     }

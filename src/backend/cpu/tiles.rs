@@ -1,0 +1,207 @@
+//! Flattening memory whose contiguous dimension is not the last: a transposed matrix in C order, say.
+//!
+//! One element at a time would fetch a cache line for each. So the work is done in squares of 64 x 64: 64 lines of 64
+//! elements side by side become 64 words, the square of bits is turned round, and each word, now 64 bits that follow
+//! each other in the result, is put where it belongs, at any bit.
+
+use std::ops::Range;
+
+use crate::ops::{
+    bits::{BitOrder, BitPlan, One, Test},
+    loops::{Cursor, Loops, Run},
+};
+
+use super::words::{Kernels, TILE};
+
+/// Fewer elements than this on a side leave most of a square empty.
+const MIN_SIDE: i64 = 16;
+
+/// Columns that are worked on together: their lines of results stay in the first cache meanwhile.
+const STRIP: i64 = 4 * TILE as i64;
+
+/// How a plan of one row falls into squares.
+pub struct Tiles {
+    /// Elements side by side, and how many bits of the result lie between two of them.
+    columns: i64,
+    column_bits: i64,
+    /// Lines, which follow each other in the result, and how far apart they are.
+    lines: i64,
+    line_stride: i64,
+    /// The other loops: how far they go in the elements, and in bits.
+    others: Loops<2>,
+    /// Whether a stretch of columns, 64 or a multiple, begins a byte of its own wherever the other loops are.
+    pub divisible: bool,
+}
+
+impl Tiles {
+    /// The squares of a plan, if that is the way to do it.
+    pub fn of(plan: &BitPlan, size: usize) -> Option<Self> {
+        let (inner, outer) = plan.elements.as_slice().split_last()?;
+        let across = outer.iter().rposition(|item| item.strides == [size as i64])?;
+        if plan.rows.rounds() != 1 || plan.bytes.single_stride([1])? != [1] {
+            return None;
+        }
+        if inner.count < MIN_SIDE || outer[across].count < MIN_SIDE {
+            return None;
+        }
+        let mut tiles = Self {
+            columns: outer[across].count,
+            column_bits: 0,
+            lines: inner.count,
+            line_stride: inner.strides[0],
+            others: Loops::new(),
+            divisible: true,
+        };
+        let mut bits = plan.elements.rounds();
+        for (index, item) in outer.iter().enumerate() {
+            bits /= item.count;
+            if index == across {
+                tiles.column_bits = bits;
+            } else {
+                tiles.divisible &= index > across || bits % 8 == 0;
+                tiles.others.push(item.count, [item.strides[0], bits]);
+            }
+        }
+        Some(tiles)
+    }
+
+    /// Columns, in the direction in which the work can be divided.
+    pub fn columns(&self) -> i64 {
+        self.columns
+    }
+
+    /// Calls `work` for each square of some columns with the offset of its first element, the number of its first bit,
+    /// and its lines and columns.
+    fn for_each(&self, columns: &Range<i64>, size: usize, mut work: impl FnMut(isize, i64, usize, usize)) {
+        let side = TILE as i64;
+        let mut cursor = Cursor::starting_at(&self.others, 0);
+        while let Some(Run { offsets: [element, bit], count, strides: [element_step, bit_step] }) =
+            cursor.next_run(i64::MAX)
+        {
+            for round in 0..count {
+                let (element, bit) = (element + round * element_step, bit + round * bit_step);
+                for strip in (columns.start..columns.end).step_by(STRIP as usize) {
+                    let end = (strip + STRIP).min(columns.end);
+                    for line in (0..self.lines).step_by(TILE) {
+                        let lines = side.min(self.lines - line) as usize;
+                        for column in (strip..end).step_by(TILE) {
+                            work(
+                                (element + line * self.line_stride + column * size as i64) as isize,
+                                bit + line + column * self.column_bits,
+                                lines,
+                                side.min(end - column) as usize,
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Packs some columns. Bits are added to what is there: the bytes must be zeros.
+    ///
+    /// # Safety
+    /// `elements` and `bytes` are the first of the plan that the squares were made of, of elements that `kernels` are
+    /// for; nobody else works on the same columns, nor on others if the squares are not divisible.
+    pub unsafe fn pack(
+        &self,
+        kernels: Kernels,
+        test: Test,
+        order: BitOrder,
+        columns: &Range<i64>,
+        elements: *const u8,
+        bytes: *mut u8,
+    ) {
+        self.for_each(columns, test.size, |element, bit, lines, columns| {
+            let mut words = [0; TILE];
+            // SAFETY: the loops of the plan, of which the squares are made, stay within both sides.
+            unsafe {
+                let src = elements.offset(element);
+                (kernels.pack_tile)(test, src, self.line_stride as isize, lines, columns, &mut words);
+                for (column, &word) in words[..columns].iter().enumerate() {
+                    add_bits(word, lines, bytes, bit + column as i64 * self.column_bits, order);
+                }
+            }
+        });
+    }
+
+    /// Unpacks some columns: zeros past the `available` bytes.
+    ///
+    /// # Safety
+    /// As for `pack`, and there are `available` bytes.
+    pub unsafe fn unpack(
+        &self,
+        kernels: Kernels,
+        one: One,
+        order: BitOrder,
+        columns: &Range<i64>,
+        (bytes, available): (*const u8, usize),
+        elements: *mut u8,
+    ) {
+        self.for_each(columns, one.size, |element, bit, lines, columns| {
+            let mut words = [0; TILE];
+            // SAFETY: as in `pack`.
+            unsafe {
+                for (column, word) in words[..columns].iter_mut().enumerate() {
+                    *word = bits_at(lines, (bytes, available), bit + column as i64 * self.column_bits, order);
+                }
+                let dst = elements.offset(element);
+                (kernels.unpack_tile)(one, &mut words, dst, self.line_stride as isize, lines, columns);
+            }
+        });
+    }
+}
+
+/// Adds the lowest `count` bits of `word`, above which there are zeros, at bit number `first`.
+///
+/// # Safety
+/// The bytes that these bits touch are there.
+#[inline(always)]
+unsafe fn add_bits(word: u64, count: usize, bytes: *mut u8, first: i64, order: BitOrder) {
+    let (mut dst, shift) = (bytes.wrapping_add((first / 8) as usize), (first % 8) as usize);
+    let mut touched = (shift + count).div_ceil(8);
+    // The bits that fit in 8 bytes, and the byte behind them, as they lie in memory.
+    let (most, last) = match order {
+        BitOrder::Little => (word << shift, (u128::from(word) << shift >> 64) as u8),
+        BitOrder::Big => {
+            let turned = word.reverse_bits();
+            ((turned >> shift).swap_bytes(), (u128::from(turned) << 64 >> shift >> 56) as u8)
+        }
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        if touched >= 8 {
+            let place = dst.cast::<u64>();
+            place.write_unaligned(place.read_unaligned() | most);
+            if touched == 9 {
+                *dst.add(8) |= last;
+            }
+            return;
+        }
+        for byte in most.to_le_bytes() {
+            if touched == 0 {
+                return;
+            }
+            *dst |= byte;
+            (dst, touched) = (dst.add(1), touched - 1);
+        }
+    }
+}
+
+/// `count` bits from bit number `first`, the first one lowest, zeros above and past the last byte.
+///
+/// # Safety
+/// There are `available` bytes.
+#[inline(always)]
+unsafe fn bits_at(count: usize, (bytes, available): (*const u8, usize), first: i64, order: BitOrder) -> u64 {
+    let (start, shift) = ((first / 8) as usize, (first % 8) as usize);
+    let mut memory = [0u8; 16];
+    let there = available.saturating_sub(start).min((shift + count).div_ceil(8));
+    // SAFETY: so many bytes are there.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.wrapping_add(start), memory.as_mut_ptr(), there) };
+    let bits = match order {
+        BitOrder::Little => (u128::from_le_bytes(memory) >> shift) as u64,
+        BitOrder::Big => ((u128::from_be_bytes(memory) << shift >> 64) as u64).reverse_bits(),
+    };
+    bits & (u64::MAX >> (64 - count))
+}

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""The binary interface of gradcodec.h, one fact a line, and whether it still has all that was released.
+
+    abi.py CC INCLUDE_DIR            compares with the gradcodec-*.abi beside this file that are of this major version
+    abi.py CC INCLUDE_DIR --print    prints the facts: what such a file holds
+
+A fact is a function with its type, a constant with its value, a struct or field with its place, or an alias. What is
+there is read from gradcodec.cdef.h, which has one declaration a line; sizes and values are the compiler's. The file of
+a version may be written anew until that version is released; then it stays as it is.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+PROGRAM = r"""
+#include <gradcodec.h>
+#include <stdio.h>
+#define CONSTANT(name) printf("constant %s %lld\n", #name, (long long)(name));
+#define ENUM(name) printf("enum %s: %zu bytes\n", #name, sizeof(name));
+#define STRUCT(name, type) printf("struct %s: %zu bytes, aligned to %zu\n", #name, sizeof(type), _Alignof(type));
+#define OPTIONS(name, type) printf("struct %s: begins with its size, aligned to %zu\n", #name, _Alignof(type));
+#define FIELD(name, type, field, its_type) \
+    printf("field %s.%s %s at %zu, %zu bytes\n", #name, #field, its_type, offsetof(type, field), \
+           sizeof(((type *)0)->field));
+int main(void) {
+%s
+}
+"""
+
+
+def nameless(declaration):
+    """Without the names of parameters and of what is declared: `void (*release)(void *ctx);` is `void (*)(void *)`."""
+    rest = re.sub(r"(?<=[ *])\w+(?=[,);])", "", declaration).replace(" ,", ",").replace(" )", ")").rstrip("; ")
+    if re.search(r"[(,] ?[,)]", rest):
+        sys.exit(f"a parameter without a name: {declaration}")
+    return rest
+
+
+def facts_of(line):
+    """The C statements that print the facts of one declaration."""
+
+    def text(fact):
+        return f'puts("{fact}");'
+
+    body = line[line.find("{") + 1 : line.rfind("}")].strip()
+    name = re.search(r"(\w+);$", line)
+    if line.startswith(("/*", "#")) or re.fullmatch(r"struct \w+;", line):
+        return
+    if re.match(r"(typedef )?enum\b.*{", line):
+        yield from (f"CONSTANT({constant})" for constant in re.findall(r"(\w+) = ", body))
+        if name:
+            yield f"ENUM({name[1]})"
+    elif match := re.match(r"(typedef )?(struct \w+|struct) {", line):
+        name = name[1] if match[1] else match[2].split()[1]
+        type = name if match[1] else match[2]
+        fields = [(re.search(r"\(\*(\w+)|(\w+)$", field), field) for field in re.findall(r"\s*([^;]+);", body)]
+        fields = [(found[1] or found[2], nameless(field + ";")) for found, field in fields]
+        # Structs of options grow at the end (docs/ABI.md), so how large they are is no promise.
+        yield f"{'OPTIONS' if fields[0][0] == 'struct_size' else 'STRUCT'}({name}, {type})"
+        yield from (f'FIELD({name}, {type}, {field}, "{its_type}")' for field, its_type in fields)
+    elif match := re.match(r"typedef (.*?\(\*(\w+)\).*|.*?(\w+));$", line):
+        yield text(f"type {match[2] or match[3]} {nameless(match[1] + ';')}")
+    elif match := re.match(r"(.*?)(gc_\w+)(\(.*\));$", line):
+        yield text(f"function {match[2]} {match[1].strip()}{nameless(match[3])}")
+    else:
+        sys.exit(f"not understood: {line}")
+
+
+def run(*command):
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def current_facts(cc, include):
+    lines = (include / "gradcodec.cdef.h").read_text().splitlines()
+    statements = [statement for line in lines for statement in facts_of(line)]
+    macros = run(cc, "-E", "-dM", f"-I{include}", str(include / "gradcodec.h"))
+    statements += [f"CONSTANT({name})" for name in re.findall(r"#define (GC_\w+|DLPACK_FLAG_\w+) ", macros)]
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder, "facts.c")
+        source.write_text(PROGRAM.replace("%s\n}", "\n".join(statements) + "\n}"))
+        run(cc, "-std=c11", f"-I{include}", str(source), "-o", f"{folder}/facts")
+        return sorted(set(run(f"{folder}/facts").splitlines()))
+
+
+def subject(fact):
+    """What a fact is about: its first two words."""
+    return tuple(fact.split()[:2])
+
+
+def compare(released, current):
+    """Prints what became of each fact, and gives how many are broken and how many added."""
+    before, now = {subject(fact) for fact in released}, {subject(fact): fact for fact in current}
+    broken = sorted(set(released) - set(current))
+    for fact in broken:
+        if subject(fact) in now:
+            print(f"CHANGED  {fact}\n     to  {now[subject(fact)]}")
+        else:
+            print(f"REMOVED  {fact}")
+    added = [fact for fact in current if subject(fact) not in before]
+    for fact in added:
+        print(f"added    {fact}")
+    return len(broken), len(added)
+
+
+def main():
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    cc, include = sys.argv[1], pathlib.Path(sys.argv[2])
+    current = current_facts(cc, include)
+    if sys.argv[3:] == ["--print"]:
+        print("\n".join(current))
+        return
+    here = pathlib.Path(__file__).parent
+    version = re.findall(r"#define GRADCODEC_VERSION_M(?:AJOR|INOR) (\d+)", (include / "gradcodec.h").read_text())
+    files = sorted(here.glob(f"gradcodec-{version[0]}.*.abi"))
+    released = {fact for file in files for fact in file.read_text().splitlines()}
+    broken, added = compare(released, current)
+    names = ", ".join(file.name for file in files) or "no file of this major version"
+    print(f"{len(current)} facts: {broken} of the {len(released)} in {names} broken, {added} added")
+    if added:
+        print(
+            "What is added may stay. To have it kept from the next release on:\n"
+            f"    python3 tests/abi/abi.py cc include --print >tests/abi/gradcodec-{'.'.join(version)}.abi"
+        )
+    if broken:
+        sys.exit("FAILED: what was released is changed or gone; programs that rely on it would break (docs/ABI.md)")
+
+
+main()

@@ -1,0 +1,12 @@
+/* Every function has the type that was promised, and is in the library: without one of them this is not linked. */
+#include "check.h"
+
+#include "../abi/signatures.h"
+
+int main(void) {
+    CHECK(same_gc_version() == GRADCODEC_VERSION);
+    CHECK(strcmp(same_gc_status_name(GC_STATUS_OK), "GC_STATUS_OK") == 0);
+    CHECK(strcmp(same_gc_last_error(), "") == 0);
+    puts("signatures: ok");
+    return 0;
+}
