@@ -118,48 +118,43 @@ pub struct BitPlan {
 }
 
 impl BitPlan {
-    /// A plan of nothing yet. (Plans are large: they are filled in where they stand.)
+    /// A plan of nothing yet. Plans are large: they are filled in where they stand.
+    #[inline]
     fn new(order: BitOrder) -> Self {
         Self { start: 0, rows: Loops::new(), elements: Loops::new(), bytes: Loops::new(), order }
     }
 
     /// One row: all elements in C order, all bytes in C order.
-    fn flat(elements: &View<'_>, bytes: &View<'_>, order: BitOrder) -> Self {
-        let mut plan = Self::new(order);
-        push_dims(&mut plan.elements, elements);
-        push_dims(&mut plan.bytes, bytes);
-        plan
+    fn flat(&mut self, elements: &View<'_>, bytes: &View<'_>) {
+        push_dims(&mut self.elements, elements);
+        push_dims(&mut self.bytes, bytes);
     }
 
     /// The `count` elements from number `first` of a contiguous tensor of bool, in the bytes of a chunk.
-    fn part(first: i64, count: i64, chunk: &View<'_>) -> Self {
-        let mut plan = Self::new(BitOrder::Big);
-        plan.start = first;
-        plan.elements.push(count, [1]);
-        push_dims(&mut plan.bytes, chunk);
-        plan
+    fn part(&mut self, first: i64, count: i64, chunk: &View<'_>) {
+        self.start = first;
+        self.elements.push(count, [1]);
+        push_dims(&mut self.bytes, chunk);
     }
 
     /// A row for every index of the dimensions other than `axis`, in which both sides agree.
-    fn along(axis: Option<usize>, elements: &View<'_>, bytes: &View<'_>, order: BitOrder) -> Self {
+    fn along(&mut self, axis: Option<usize>, elements: &View<'_>, bytes: &View<'_>) {
         let Some(axis) = axis else {
-            return Self::flat(elements, bytes, order);
+            return self.flat(elements, bytes);
         };
         let size = elements.dtype().size as i64;
-        let mut plan = Self::new(order);
         let sides = elements.dims().zip(bytes.dims());
         for (index, ((count, element_stride), (byte_count, byte_stride))) in sides.enumerate() {
             // Strides that nothing uses may be anything: those of sizes of 1, and of a side without elements.
             let element_stride = element_stride.wrapping_mul(size);
             let byte_stride = if bytes.elements() == 0 { 0 } else { byte_stride };
             if index == axis {
-                plan.elements.push(count, [element_stride]);
-                plan.bytes.push(byte_count, [byte_stride]);
+                self.elements.push(count, [element_stride]);
+                self.bytes.push(byte_count, [byte_stride]);
             } else {
-                plan.rows.push(count, [element_stride, byte_stride]);
+                self.rows.push(count, [element_stride, byte_stride]);
             }
         }
-        plan
     }
 }
 
@@ -238,17 +233,26 @@ fn shape_with<'a>(src: &View<'a>, axis: Option<usize>, length: i64) -> Shape<'a>
     }
 }
 
-/// Packs a plan, if there is anything to write.
-fn pack(plan: impl FnOnce() -> BitPlan, test: Test, src: &View<'_>, dst: &View<'_>) -> Result<()> {
+/// Packs, if there is anything to write, by the plan that `fill` makes.
+fn pack(order: BitOrder, fill: impl FnOnce(&mut BitPlan), test: Test, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     let backend = backend::of(src.device())?;
-    // Loops count what there is: a plan is made only where that is something.
-    if dst.elements() == 0 { Ok(()) } else { backend.pack(&plan(), test, src, dst) }
+    if dst.elements() == 0 {
+        return Ok(());
+    }
+    let mut plan = BitPlan::new(order);
+    fill(&mut plan);
+    backend.pack(&plan, test, src, dst)
 }
 
-/// Unpacks a plan, if there is anything to write.
-fn unpack(plan: impl FnOnce() -> BitPlan, one: One, src: &View<'_>, dst: &View<'_>) -> Result<()> {
+/// Unpacks, if there is anything to write, by the plan that `fill` makes.
+fn unpack(order: BitOrder, fill: impl FnOnce(&mut BitPlan), one: One, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     let backend = backend::of(src.device())?;
-    if dst.elements() == 0 { Ok(()) } else { backend.unpack(&plan(), one, src, dst) }
+    if dst.elements() == 0 {
+        return Ok(());
+    }
+    let mut plan = BitPlan::new(order);
+    fill(&mut plan);
+    backend.unpack(&plan, one, src, dst)
 }
 
 /// Bytes of one chunk when `elements` bits are split into `n_chunks` equal chunks of whole bytes.
@@ -269,7 +273,7 @@ pub fn pack_chunks(src: &View<'_>, n_chunks: usize) -> Result<Outputs> {
     let test = Test::truth(src)?;
     let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, Shape::of(&[bytes]), n_chunks)?;
     let packed = outputs.joined()?;
-    pack(|| BitPlan::flat(src, &packed, BitOrder::Big), test, src, &packed)?;
+    pack(BitOrder::Big, |plan| plan.flat(src, &packed), test, src, &packed)?;
     Ok(outputs)
 }
 
@@ -293,8 +297,8 @@ pub fn unpack_chunks(chunks: &[View<'_>], elements: i64) -> Result<Outputs> {
     let outputs = Outputs::allocate(OUT, device, Dtype::BOOL, Shape::of(&[elements]), 1)?;
     let unpacked = outputs.view()?;
     for (chunk, first) in chunks.iter().zip((0..elements).step_by(bytes.max(1) as usize * 8)) {
-        let plan = || BitPlan::part(first, (elements - first).min(bytes * 8), chunk);
-        unpack(plan, One::of(Dtype::BOOL), chunk, &unpacked)?;
+        let fill = |plan: &mut BitPlan| plan.part(first, (elements - first).min(bytes * 8), chunk);
+        unpack(BitOrder::Big, fill, One::of(Dtype::BOOL), chunk, &unpacked)?;
     }
     Ok(outputs)
 }
@@ -306,7 +310,7 @@ pub fn pack_bits(src: &View<'_>, axis: Axis, order: BitOrder) -> Result<Outputs>
     let shape = shape_with(src, axis, bytes_for(length(src, axis)));
     let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, shape, 1)?;
     let packed = outputs.view()?;
-    pack(|| BitPlan::along(axis, src, &packed, order), test, src, &packed)?;
+    pack(order, |plan| plan.along(axis, src, &packed), test, src, &packed)?;
     Ok(outputs)
 }
 
@@ -317,7 +321,7 @@ pub fn unpack_bits(src: &View<'_>, axis: Axis, count: Count, order: BitOrder) ->
     let shape = shape_with(src, axis, count.of(length(src, axis))?);
     let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, shape, 1)?;
     let unpacked = outputs.view()?;
-    unpack(|| BitPlan::along(axis, &unpacked, src, order), One::of(Dtype::U8), src, &unpacked)?;
+    unpack(order, |plan| plan.along(axis, &unpacked, src), One::of(Dtype::U8), src, &unpacked)?;
     Ok(outputs)
 }
 
@@ -335,7 +339,7 @@ fn pack_rows_into(src: &View<'_>, test: Test, order: BitOrder, dst: &View<'_>) -
     check_chunk_rows(dst, src)?;
     check_same_device(dst, src)?;
     dst.check_output(&[*src])?;
-    pack(|| BitPlan::flat(src, dst, order), test, src, dst)
+    pack(order, |plan| plan.flat(src, dst), test, src, dst)
 }
 
 /// The chunks that are the rows of `src` to 0 and 1 in `dst`.
@@ -343,7 +347,7 @@ pub fn unpack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>) -> Re
     check_chunk_rows(src, dst)?;
     check_same_device(dst, src)?;
     dst.check_output(&[*src])?;
-    unpack(|| BitPlan::flat(dst, src, order), One::of(dst.dtype()), src, dst)
+    unpack(order, |plan| plan.flat(dst, src), One::of(dst.dtype()), src, dst)
 }
 
 /// `numpy.packbits` to `dst`.
@@ -354,7 +358,7 @@ pub fn pack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_
     check_shape(dst, shape_with(src, axis, bytes_for(length(src, axis))), src)?;
     check_same_device(dst, src)?;
     dst.check_output(&[*src])?;
-    pack(|| BitPlan::along(axis, src, dst, order), test, src, dst)
+    pack(order, |plan| plan.along(axis, src, dst), test, src, dst)
 }
 
 /// `numpy.unpackbits` to 0 and 1 in `dst`, whose length along the axis is the count.
@@ -365,7 +369,7 @@ pub fn unpack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<
     check_shape(dst, shape_with(src, axis, count), src)?;
     check_same_device(dst, src)?;
     dst.check_output(&[*src])?;
-    unpack(|| BitPlan::along(axis, dst, src, order), One::of(dst.dtype()), src, dst)
+    unpack(order, |plan| plan.along(axis, dst, src), One::of(dst.dtype()), src, dst)
 }
 
 /// Bytes that hold so many bits.

@@ -16,8 +16,9 @@ use super::words::{Kernels, TILE};
 /// Fewer elements than this on a side leave most of a square empty.
 const MIN_SIDE: i64 = 16;
 
-/// Columns that are worked on together: their lines of results stay in the first cache meanwhile.
-const STRIP: i64 = 4 * TILE as i64;
+/// Columns that are worked on together: enough of each line to be worth the page it is on, and few enough for their
+/// lines of results to stay in the second cache meanwhile.
+const STRIP: i64 = 16 * TILE as i64;
 
 /// How a plan of one row falls into squares.
 pub struct Tiles {
@@ -117,7 +118,7 @@ impl Tiles {
             // SAFETY: the loops of the plan, of which the squares are made, stay within both sides.
             unsafe {
                 let src = elements.offset(element);
-                (kernels.pack_tile)(test, src, self.line_stride as isize, lines, columns, &mut words);
+                (kernels.pack_tile)(test, order, src, self.line_stride as isize, lines, columns, &mut words);
                 for (column, &word) in words[..columns].iter().enumerate() {
                     add_bits(word, lines, bytes, bit + column as i64 * self.column_bits, order);
                 }
@@ -146,27 +147,25 @@ impl Tiles {
                     *word = bits_at(lines, (bytes, available), bit + column as i64 * self.column_bits, order);
                 }
                 let dst = elements.offset(element);
-                (kernels.unpack_tile)(one, &mut words, dst, self.line_stride as isize, lines, columns);
+                (kernels.unpack_tile)(one, order, &mut words, dst, self.line_stride as isize, lines, columns);
             }
         });
     }
 }
 
-/// Adds the lowest `count` bits of `word`, above which there are zeros, at bit number `first`.
+/// Adds `count` bits of `word` at bit number `first`: the lowest ones, or with [`BitOrder::Big`] the highest. All other
+/// bits of it are zeros.
 ///
 /// # Safety
 /// The bytes that these bits touch are there.
 #[inline(always)]
 unsafe fn add_bits(word: u64, count: usize, bytes: *mut u8, first: i64, order: BitOrder) {
-    let (mut dst, shift) = (bytes.wrapping_add((first / 8) as usize), (first % 8) as usize);
-    let mut touched = (shift + count).div_ceil(8);
-    // The bits that fit in 8 bytes, and the byte behind them, as they lie in memory.
+    let (dst, shift) = (bytes.wrapping_add((first / 8) as usize), (first % 8) as u32);
+    let touched = (shift as usize + count).div_ceil(8);
+    // The bits that fit in 8 bytes, and those in the byte behind them, as they lie in memory.
     let (most, last) = match order {
-        BitOrder::Little => (word << shift, (u128::from(word) << shift >> 64) as u8),
-        BitOrder::Big => {
-            let turned = word.reverse_bits();
-            ((turned >> shift).swap_bytes(), (u128::from(turned) << 64 >> shift >> 56) as u8)
-        }
+        BitOrder::Little => (word << shift, word.checked_shr(64 - shift).unwrap_or(0) as u8),
+        BitOrder::Big => ((word >> shift).swap_bytes(), (word << (8 - shift)) as u8),
     };
     // SAFETY: the caller's promise.
     unsafe {
@@ -176,19 +175,16 @@ unsafe fn add_bits(word: u64, count: usize, bytes: *mut u8, first: i64, order: B
             if touched == 9 {
                 *dst.add(8) |= last;
             }
-            return;
-        }
-        for byte in most.to_le_bytes() {
-            if touched == 0 {
-                return;
+        } else {
+            for (index, byte) in most.to_le_bytes().into_iter().enumerate().take(touched) {
+                *dst.add(index) |= byte;
             }
-            *dst |= byte;
-            (dst, touched) = (dst.add(1), touched - 1);
         }
     }
 }
 
-/// `count` bits from bit number `first`, the first one lowest, zeros above and past the last byte.
+/// `count` bits from bit number `first`, zeros past the last byte. The first one is the lowest, or with
+/// [`BitOrder::Big`] the highest; the others of the word may be anything.
 ///
 /// # Safety
 /// There are `available` bytes.
@@ -196,12 +192,18 @@ unsafe fn add_bits(word: u64, count: usize, bytes: *mut u8, first: i64, order: B
 unsafe fn bits_at(count: usize, (bytes, available): (*const u8, usize), first: i64, order: BitOrder) -> u64 {
     let (start, shift) = ((first / 8) as usize, (first % 8) as usize);
     let mut memory = [0u8; 16];
-    let there = available.saturating_sub(start).min((shift + count).div_ceil(8));
     // SAFETY: so many bytes are there.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.wrapping_add(start), memory.as_mut_ptr(), there) };
-    let bits = match order {
+    unsafe {
+        let src = bytes.wrapping_add(start);
+        if available >= start.saturating_add(16) {
+            memory = src.cast::<[u8; 16]>().read_unaligned();
+        } else {
+            let there = available.saturating_sub(start).min((shift + count).div_ceil(8));
+            std::ptr::copy_nonoverlapping(src, memory.as_mut_ptr(), there);
+        }
+    }
+    match order {
         BitOrder::Little => (u128::from_le_bytes(memory) >> shift) as u64,
-        BitOrder::Big => ((u128::from_be_bytes(memory) << shift >> 64) as u64).reverse_bits(),
-    };
-    bits & (u64::MAX >> (64 - count))
+        BitOrder::Big => (u128::from_be_bytes(memory) << shift >> 64) as u64,
+    }
 }

@@ -225,10 +225,18 @@ impl<'a> BitWriter<'a> {
         }
     }
 
+    /// Whether no bits wait for more to make a word.
+    #[inline(always)]
+    pub fn is_at_word(&self) -> bool {
+        self.filled == 0
+    }
+
+    /// Writes 64 bits, when there are no others that wait.
+    ///
     /// # Safety
     /// There is room: see `new`.
     #[inline(always)]
-    unsafe fn push_word(&mut self, word: u64) {
+    pub unsafe fn push_word(&mut self, word: u64) {
         self.block[self.words].write(word);
         self.words += 1;
         if self.words == BLOCK {
@@ -590,26 +598,52 @@ fn transpose(words: &mut [u64; TILE]) {
     }
 }
 
-/// The bits of a tile, turned round: bit j of word i is that of element i of the line that begins `j * stride` bytes
-/// after `src`.
+/// Asks for the line of the next square: no prefetcher of a processor follows 64 lines at once. Any address will do.
+#[inline(always)]
+fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has the instruction, and it reads nothing.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// The word of a line in a tile: after turning, the first line's bit is the lowest of each word, or the highest.
+#[inline(always)]
+fn word_of(line: usize, order: BitOrder) -> usize {
+    match order {
+        BitOrder::Big => TILE - 1 - line,
+        BitOrder::Little => line,
+    }
+}
+
+/// The bits of a tile, turned round: word i has those of element i of each line; line j begins `j * stride` bytes after
+/// `src`. The first line's bit is the lowest, or with [`BitOrder::Big`] the highest.
 ///
 /// # Safety
 /// There are `lines` lines of `columns` elements each, both at most [`TILE`], and the processor has L's instructions.
 #[inline(always)]
 unsafe fn pack_tile<L: Lanes<T>, T: Word>(
     zeros: Zeros<T>,
+    order: BitOrder,
     src: *const u8,
     stride: isize,
     lines: usize,
     columns: usize,
     words: &mut [u64; TILE],
 ) {
-    words[lines..].fill(0);
-    for (line, word) in words[..lines].iter_mut().enumerate() {
+    if lines < TILE {
+        words.fill(0);
+    }
+    for line in 0..lines {
         // SAFETY: the caller's promise.
         unsafe {
             let src = src.offset(line as isize * stride);
-            *word =
+            prefetch(src.wrapping_add(TILE * T::SIZE));
+            words[word_of(line, order)] =
                 if columns == TILE { L::to_bits::<false>(zeros, src) } else { L::some_to_bits(zeros, src, columns) };
         }
     }
@@ -624,6 +658,7 @@ unsafe fn pack_tile<L: Lanes<T>, T: Word>(
 #[inline(always)]
 unsafe fn unpack_tile<L: Lanes<T>, T: Word>(
     one: T,
+    order: BitOrder,
     words: &mut [u64; TILE],
     dst: *mut u8,
     stride: isize,
@@ -631,10 +666,12 @@ unsafe fn unpack_tile<L: Lanes<T>, T: Word>(
     columns: usize,
 ) {
     transpose(words);
-    for (line, &word) in words[..lines].iter().enumerate() {
+    for line in 0..lines {
+        let word = words[word_of(line, order)];
         // SAFETY: the caller's promise.
         unsafe {
             let dst = dst.offset(line as isize * stride);
+            prefetch(dst.wrapping_add(TILE * T::SIZE));
             if columns == TILE {
                 L::from_bits::<false, false>(one, word, dst);
             } else {
@@ -770,8 +807,10 @@ type PackAcross = unsafe fn(Test, BitOrder, src: *const u8, stride: isize, lines
 type PackRuns = unsafe fn(Test, BitOrder, cursor: &mut Cursor<'_, 1>, base: *const u8, bits: usize, dst: *mut u8);
 type UnpackRuns =
     unsafe fn(One, BitOrder, src: *const u8, available: usize, cursor: &mut Cursor<'_, 1>, base: *mut u8, bits: usize);
-type PackTile = unsafe fn(Test, src: *const u8, stride: isize, lines: usize, columns: usize, words: &mut [u64; TILE]);
-type UnpackTile = unsafe fn(One, words: &mut [u64; TILE], dst: *mut u8, stride: isize, lines: usize, columns: usize);
+type PackTile =
+    unsafe fn(Test, BitOrder, src: *const u8, stride: isize, lines: usize, columns: usize, words: &mut [u64; TILE]);
+type UnpackTile =
+    unsafe fn(One, BitOrder, words: &mut [u64; TILE], dst: *mut u8, stride: isize, lines: usize, columns: usize);
 type UnpackAcross = unsafe fn(One, BitOrder, src: *const u8, columns: usize, dst: *mut u8, stride: isize, lines: usize);
 
 /// The kernels of one instruction set for one width of element; their arguments and promises are those of the functions
@@ -891,6 +930,7 @@ macro_rules! kernels {
         $(#[target_feature(enable = $feature)])?
         unsafe fn pack_tile_with<T: Word>(
             test: Test,
+            order: BitOrder,
             src: *const u8,
             stride: isize,
             lines: usize,
@@ -900,11 +940,12 @@ macro_rules! kernels {
             $lanes: Lanes<T>,
         {
             // SAFETY: the caller's promise.
-            unsafe { pack_tile::<$lanes, T>(Zeros::new(test), src, stride, lines, columns, words) }
+            unsafe { pack_tile::<$lanes, T>(Zeros::new(test), order, src, stride, lines, columns, words) }
         }
         $(#[target_feature(enable = $feature)])?
         unsafe fn unpack_tile_with<T: Word>(
             one: One,
+            order: BitOrder,
             words: &mut [u64; TILE],
             dst: *mut u8,
             stride: isize,
@@ -914,7 +955,7 @@ macro_rules! kernels {
             $lanes: Lanes<T>,
         {
             // SAFETY: the caller's promise.
-            unsafe { unpack_tile::<$lanes, T>(T::from_u64(one.pattern), words, dst, stride, lines, columns) }
+            unsafe { unpack_tile::<$lanes, T>(T::from_u64(one.pattern), order, words, dst, stride, lines, columns) }
         }
         const fn of_width<T: Word>() -> Kernels
         where
@@ -1196,7 +1237,17 @@ mod tests {
                 for (lines, columns) in [(64, 64), (64, 5), (3, 64), (63, 62), (1, 1)] {
                     let (mut words, stride) = ([7; TILE], 70 * size);
                     // SAFETY: 70 lines of 70 elements, of which the tile is a part.
-                    unsafe { (kernels.pack_tile)(test, bytes.as_ptr(), stride as isize, lines, columns, &mut words) };
+                    unsafe {
+                        (kernels.pack_tile)(
+                            test,
+                            BitOrder::Little,
+                            bytes.as_ptr(),
+                            stride as isize,
+                            lines,
+                            columns,
+                            &mut words,
+                        )
+                    };
                     for (column, word) in words.iter().enumerate().take(columns) {
                         let ones = (0..lines).filter(|line| model(bytes[line * stride..].as_ref(), column, test));
                         assert_eq!(*word, ones.map(|line| 1 << line).sum(), "{} {lines} x {columns}", set.name);
@@ -1210,7 +1261,15 @@ mod tests {
                     let one = One { size, pattern: 1 };
                     // SAFETY: as above.
                     unsafe {
-                        (kernels.unpack_tile)(one, &mut words, dst.as_mut_ptr(), stride as isize, lines, columns);
+                        (kernels.unpack_tile)(
+                            one,
+                            BitOrder::Little,
+                            &mut words,
+                            dst.as_mut_ptr(),
+                            stride as isize,
+                            lines,
+                            columns,
+                        );
                     }
                     assert!(dst == expected, "{} {lines} x {columns}", set.name);
                 }

@@ -65,6 +65,12 @@ impl Comb {
         Some(Self { step, elements: lanes / step, backward: stride < 0 })
     }
 
+    /// Whether some vectors' elements are just 64.
+    #[inline(always)]
+    fn makes_words(self) -> bool {
+        64 % self.elements == 0
+    }
+
     /// The lanes of the first `count` elements of a vector.
     #[inline(always)]
     fn lanes(self, count: usize) -> u64 {
@@ -125,14 +131,28 @@ macro_rules! avx512_some {
             writer: &mut BitWriter<'_>,
         ) {
             // SAFETY: the caller's promise. A whole vector is read only where it ends before the run's highest element
-            // does: between two elements so near each other there is no page that neither of them is in.
+            // does: between two elements so near each other there is no page that neither of them is in. What another
+            // thread may be writing there meanwhile is masked out.
             unsafe {
                 let Some(comb) = Comb::new(stride, size_of::<$t>()) else {
                     return pack_one_by_one(zeros, src, stride, count, writer);
                 };
                 let (first_zero, span) = ($set1(zeros.first as $signed), $set1(zeros.span as $signed));
                 let every = comb.lanes(comb.elements);
-                for first in (0..count).step_by(comb.elements) {
+                let mut first = 0;
+                while first < count {
+                    // Words of whole vectors, while vectors make words and more elements lie on both sides of them.
+                    while first >= 64 && first + 128 <= count && writer.is_at_word() && comb.makes_words() {
+                        let mut word = 0;
+                        for part in (0..64).step_by(comb.elements) {
+                            let low = src.offset(comb.lowest(first + part, comb.elements) as isize * stride);
+                            let words = _mm512_loadu_si512(low.cast());
+                            let ones = _pext_u64(u64::from($cmpgt($sub(words, first_zero), span)), every);
+                            word |= ones << if comb.backward { 64 - comb.elements - part } else { part };
+                        }
+                        writer.push_word(comb.turned(word, 64));
+                        first += 64;
+                    }
                     let some = comb.elements.min(count - first);
                     let lanes = if some == comb.elements { every } else { comb.lanes(some) };
                     let low = src.offset(comb.lowest(first, some) as isize * stride);
@@ -142,6 +162,7 @@ macro_rules! avx512_some {
                     let words = if whole { _mm512_loadu_si512(low.cast()) } else { $load(lanes as $mask, low.cast()) };
                     let ones = u64::from($cmpgt($sub(words, first_zero), span));
                     writer.push(comb.turned(_pext_u64(ones, lanes), some), some);
+                    first += some;
                 }
             }
         }
@@ -187,8 +208,9 @@ impl Lanes<u8> for Avx512 {
                 let reversed = _mm512_broadcast_i32x4(_mm_loadu_si128(REVERSED.as_ptr().cast()));
                 words = _mm512_shuffle_epi8(words, reversed);
             }
-            let offsets = _mm512_sub_epi8(words, _mm512_set1_epi8(zeros.first as i8));
-            _mm512_cmpgt_epu8_mask(offsets, _mm512_set1_epi8(zeros.span as i8))
+            // Bytes have no signs: only 0 counts as 0.
+            debug_assert!(zeros.first == 0 && zeros.span == 0);
+            _mm512_test_epi8_mask(words, words)
         }
     }
 
