@@ -116,6 +116,15 @@ $(VENV)/ready: tests/python/requirements.txt
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
+.PHONY: test-sanitize test-fuzz
+## The same under AddressSanitizer and valgrind, with planted faults that must be found.
+test-sanitize:
+	bash tests/sanitize.sh
+
+## Arbitrary descriptors into every function, and packing against a model; FUZZ_SECONDS each.
+test-fuzz:
+	bash fuzz/run.sh $(or $(FUZZ_SECONDS),60)
+
 .PHONY: bench bench-report
 ## CPU speed beside plain loops and NumPy: build/bench/cpu.json and a table. BENCH=--quick takes a minute.
 bench: $(BUILD)/bench/bits.so $(VENV)/ready

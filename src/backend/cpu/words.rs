@@ -226,6 +226,7 @@ impl<'a> BitWriter<'a> {
     }
 
     /// Whether no bits wait for more to make a word.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub fn is_at_word(&self) -> bool {
         self.filled == 0

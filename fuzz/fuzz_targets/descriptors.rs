@@ -1,0 +1,321 @@
+//! Any descriptors, honest about their memory, to every function. None may panic, read or write beyond the memory, be
+//! taken although it must be refused, or change anything when it is refused.
+#![no_main]
+
+use std::{
+    ffi::{CStr, c_void},
+    ptr,
+    sync::atomic::{AtomicI64, Ordering},
+};
+
+use arbitrary::Arbitrary;
+use dlpark::{
+    DlpackFlags,
+    ffi::{DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor},
+};
+use gradcodec::capi::*;
+use gradcodec_fuzz::{Description, Number, Place, Tensor, product};
+use libfuzzer_sys::fuzz_target;
+
+/// Elements of an output that a call may ask for.
+const MOST_ELEMENTS: i128 = 1 << 20;
+
+#[derive(Arbitrary, Debug)]
+enum Call {
+    ChunkBytes { elements: Number, n_chunks: Number },
+    StatusName(i32),
+    SetThreads(u8),
+    Empty(Description),
+    FromPointer { description: Description, release: bool },
+    ToVersioned(Description),
+    FromVersioned { description: Description, major: u8, minor: u32, flags: u64 },
+    PackChunks { src: Description, n_chunks: Number },
+    UnpackChunks { chunks: Vec<Description>, elements: Number },
+    PackBits { src: Description, axis: Axis, order: Order },
+    UnpackBits { src: Description, axis: Axis, count: Number, order: Order },
+    PackChunksInto { src: Description, dst: Description, order: Order },
+    UnpackChunksInto { src: Description, dst: Description, order: Order },
+    PackSignsInto { src: Description, dst: Description, order: Order },
+    PackBitsInto { src: Description, dst: Description, axis: Axis, order: Order },
+    UnpackBitsInto { src: Description, dst: Description, axis: Axis, order: Order },
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Axis {
+    None,
+    Small(i8),
+    Any(i32),
+}
+
+impl Axis {
+    fn get(self) -> i32 {
+        match self {
+            Self::None => GC_AXIS_NONE,
+            Self::Small(axis) => i32::from(axis % 6),
+            Self::Any(axis) => axis,
+        }
+    }
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Order {
+    Big,
+    Little,
+    Any(i32),
+}
+
+impl Order {
+    fn get(self) -> i32 {
+        match self {
+            Self::Big => 0,
+            Self::Little => 1,
+            Self::Any(order) => order,
+        }
+    }
+}
+
+/// Tensors given away and not yet released.
+static GIVEN: AtomicI64 = AtomicI64::new(0);
+
+unsafe extern "C" fn count_release(context: *mut c_void) {
+    assert_eq!(context.addr(), 0x77);
+    GIVEN.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// A tensor that owns what it describes, as other libraries make them.
+struct Foreign {
+    managed: DLManagedTensor,
+    versioned: DLManagedTensorVersioned,
+    _tensor: Tensor,
+}
+
+unsafe extern "C" fn delete(tensor: *mut DLManagedTensor) {
+    GIVEN.fetch_sub(1, Ordering::Relaxed);
+    // SAFETY: made by `foreign`, released once.
+    drop(unsafe { Box::from_raw((*tensor).manager_ctx.cast::<Foreign>()) });
+}
+
+unsafe extern "C" fn delete_versioned(tensor: *mut DLManagedTensorVersioned) {
+    GIVEN.fetch_sub(1, Ordering::Relaxed);
+    // SAFETY: made by `foreign`, released once.
+    drop(unsafe { Box::from_raw((*tensor).manager_ctx.cast::<Foreign>()) });
+}
+
+fn foreign(tensor: Tensor, major: u32, minor: u32, flags: u64) -> *mut Foreign {
+    GIVEN.fetch_add(1, Ordering::Relaxed);
+    let dl_tensor = tensor.managed.dl_tensor;
+    let made = Box::into_raw(Box::new(Foreign {
+        managed: DLManagedTensor { dl_tensor, manager_ctx: ptr::null_mut(), deleter: Some(delete) },
+        versioned: DLManagedTensorVersioned {
+            version: DLPackVersion { major, minor },
+            manager_ctx: ptr::null_mut(),
+            deleter: Some(delete_versioned),
+            flags: DlpackFlags::from_bits_retain(flags),
+            dl_tensor,
+        },
+        _tensor: tensor,
+    }));
+    // SAFETY: just made.
+    unsafe {
+        (*made).managed.manager_ctx = made.cast();
+        (*made).versioned.manager_ctx = made.cast();
+    }
+    made
+}
+
+/// A status is one of those in the header, with words if it is a refusal, and never a defect of the library.
+fn check(status: gc_status_t, may_succeed: bool) -> bool {
+    // SAFETY: these functions give text that ends with a NUL.
+    let (name, words) = unsafe { (CStr::from_ptr(gc_status_name(status)), CStr::from_ptr(gc_last_error())) };
+    let name = name.to_str().unwrap();
+    assert!(name != "GC_STATUS_UNKNOWN" && name != "GC_STATUS_PANIC", "{name}: {words:?}");
+    assert!(status == 0 || !words.is_empty(), "{name} without a word");
+    assert!(status != 0 || may_succeed, "taken, although it does not hold together");
+    status == 0
+}
+
+/// Calls a function with one result, and releases it.
+fn with_out(may_succeed: bool, call: impl FnOnce(*mut *mut DLManagedTensor) -> gc_status_t) {
+    let mut out = ptr::dangling_mut();
+    if check(call(&mut out), may_succeed) {
+        // SAFETY: the call gave it.
+        unsafe { gc_tensor_free(out) };
+    } else {
+        assert_eq!(out, ptr::dangling_mut());
+    }
+}
+
+/// Calls a function that writes to memory of ours, which it may only do if it succeeds.
+fn into(src: &Description, dst: &Description, call: impl FnOnce(*const DLTensor, *mut DLTensor) -> gc_status_t) {
+    let (mut src, mut dst) = (Tensor::new(src), Tensor::new(dst));
+    if src.place == Place::Elsewhere || dst.place == Place::Elsewhere {
+        return;
+    }
+    let (from, before) = (src.memory.clone(), dst.memory.clone());
+    let status = call(src.pointer().cast(), dst.pointer().cast());
+    let succeeded = check(status, src.place == Place::Here && dst.place == Place::Here);
+    assert!(succeeded || dst.memory == before, "changed by a call that was refused");
+    assert!(src.memory == from, "a source was written to");
+}
+
+/// Whether an output of so many elements is too large to ask for, and not so large that it must be refused.
+fn too_much(elements: i128) -> bool {
+    elements > MOST_ELEMENTS && elements <= i128::from(i64::MAX)
+}
+
+fn run(call: Call) {
+    // SAFETY: what is passed is either good, or NULL, unaligned or refused by arithmetic alone.
+    unsafe {
+        match call {
+            Call::ChunkBytes { elements, n_chunks } => {
+                let (elements, n_chunks) = (elements.get(), n_chunks.get() as usize);
+                let expected = match (u64::try_from(elements), n_chunks) {
+                    (Err(_), _) | (_, 0) => -1,
+                    (Ok(elements), n_chunks) => elements.div_ceil(8).div_ceil(n_chunks as u64) as i64,
+                };
+                assert_eq!(gc_chunk_bytes(elements, n_chunks), expected);
+            }
+            Call::StatusName(code) => assert!(!gc_status_name(code).is_null()),
+            Call::SetThreads(n) => assert_eq!(gc_set_threads(u32::from(n % 4)), 0),
+            Call::Empty(description) => {
+                let tensor = Tensor::new(&description);
+                let dl = tensor.managed.dl_tensor;
+                let sensible = dl.ndim >= 0 && tensor.shape.iter().all(|&size| size >= 0);
+                if sensible && too_much(product(tensor.shape.iter().copied())) {
+                    return;
+                }
+                // A product of so many elements may be of more bytes than there can be.
+                with_out(true, |out| gc_tensor_empty(dl.device, dl.dtype, dl.ndim, dl.shape, out));
+            }
+            Call::FromPointer { description, release } => {
+                let tensor = Tensor::new(&description);
+                let dl = tensor.managed.dl_tensor;
+                let context = ptr::without_provenance_mut(0x77);
+                let function = release.then_some(count_release as unsafe extern "C" fn(*mut c_void));
+                GIVEN.fetch_add(i64::from(release), Ordering::Relaxed);
+                let mut out = ptr::dangling_mut();
+                // byte_offset and the address of the descriptor are not among its arguments, so all may succeed.
+                let status = gc_tensor_from_pointer(
+                    dl.data, dl.device, dl.dtype, dl.ndim, dl.shape, dl.strides, function, context, &mut out,
+                );
+                if check(status, true) {
+                    gc_tensor_free(out);
+                } else {
+                    assert_eq!(out, ptr::dangling_mut());
+                    GIVEN.fetch_sub(i64::from(release), Ordering::Relaxed);
+                }
+            }
+            Call::ToVersioned(description) => {
+                let foreign = foreign(Tensor::new(&description), 1, 0, 0);
+                let mut out = ptr::dangling_mut();
+                // Its own address is good here, whatever the description says, so all may succeed.
+                if check(gc_tensor_to_versioned(&raw mut (*foreign).managed, &mut out), true) {
+                    assert_eq!(((*out).version.major, (*out).version.minor, (*out).flags.bits()), (1, 0, 0));
+                    (*out).deleter.unwrap()(out);
+                } else {
+                    assert_eq!(out, ptr::dangling_mut());
+                    delete(&raw mut (*foreign).managed);
+                }
+            }
+            Call::FromVersioned { description, major, minor, flags } => {
+                let foreign = foreign(Tensor::new(&description), u32::from(major % 3), minor, flags);
+                let may_succeed = major % 3 == 1 && flags & 1 == 0;
+                let mut out = ptr::dangling_mut();
+                if check(gc_tensor_from_versioned(&raw mut (*foreign).versioned, &mut out), may_succeed) {
+                    gc_tensor_free(out);
+                } else {
+                    assert_eq!(out, ptr::dangling_mut());
+                    delete_versioned(&raw mut (*foreign).versioned);
+                }
+            }
+            Call::PackChunks { src, n_chunks } => {
+                let mut src = Tensor::new(&src);
+                let n_chunks = n_chunks.get() as usize;
+                // Up to so many there is room for; beyond the others there is none in the address space.
+                if src.place == Place::Elsewhere
+                    || i128::from(src.elements) > MOST_ELEMENTS
+                    || (300..1 << 60).contains(&n_chunks)
+                {
+                    return;
+                }
+                let mut out = [ptr::dangling_mut::<DLManagedTensor>(); 300];
+                let status = gc_pack_chunks(src.pointer(), n_chunks, out.as_mut_ptr());
+                let taken = if check(status, src.place == Place::Here && n_chunks != 0) { n_chunks } else { 0 };
+                out[..taken].iter().for_each(|&chunk| gc_tensor_free(chunk));
+                assert!(out[taken..].iter().all(|&chunk| chunk == ptr::dangling_mut()));
+            }
+            Call::UnpackChunks { chunks, elements } => {
+                let mut chunks: Vec<Tensor> = chunks.iter().take(12).map(Tensor::new).collect();
+                if chunks.iter().any(|chunk| chunk.place == Place::Elsewhere) || too_much(i128::from(elements.get())) {
+                    return;
+                }
+                let may_succeed = !chunks.is_empty() && chunks.iter().all(|chunk| chunk.place == Place::Here);
+                let pointers: Vec<_> = chunks.iter_mut().map(Tensor::pointer).collect();
+                with_out(may_succeed, |out| gc_unpack_chunks(pointers.as_ptr(), pointers.len(), elements.get(), out));
+            }
+            Call::PackBits { src, axis, order } => {
+                let mut src = Tensor::new(&src);
+                if src.place == Place::Elsewhere || i128::from(src.elements) > MOST_ELEMENTS {
+                    return;
+                }
+                let may_succeed = src.place == Place::Here;
+                let src = src.pointer();
+                with_out(may_succeed, |out| gc_pack_bits(src, axis.get(), order.get(), out));
+            }
+            Call::UnpackBits { src, axis, count, order } => {
+                let mut src = Tensor::new(&src);
+                if src.place == Place::Elsewhere || unpacked(&src, axis.get(), count.get()).is_some_and(too_much) {
+                    return;
+                }
+                let may_succeed = src.place == Place::Here;
+                let src = src.pointer();
+                with_out(may_succeed, |out| gc_unpack_bits(src, axis.get(), count.get(), order.get(), out));
+            }
+            Call::PackChunksInto { src, dst, order } => {
+                into(&src, &dst, |src, dst| gc_pack_chunks_into(src, order.get(), dst, ptr::null_mut()));
+            }
+            Call::UnpackChunksInto { src, dst, order } => {
+                into(&src, &dst, |src, dst| gc_unpack_chunks_into(src, order.get(), dst, ptr::null_mut()));
+            }
+            Call::PackSignsInto { src, dst, order } => {
+                into(&src, &dst, |src, dst| gc_pack_signs_into(src, order.get(), dst, ptr::null_mut()));
+            }
+            Call::PackBitsInto { src, dst, axis, order } => {
+                into(&src, &dst, |src, dst| gc_pack_bits_into(src, axis.get(), order.get(), dst, ptr::null_mut()));
+            }
+            Call::UnpackBitsInto { src, dst, axis, order } => {
+                into(&src, &dst, |src, dst| gc_unpack_bits_into(src, axis.get(), order.get(), dst, ptr::null_mut()));
+            }
+        }
+    }
+}
+
+/// Elements that unpacking would give; None if it would be refused.
+fn unpacked(src: &Tensor, axis: i32, count: i64) -> Option<i128> {
+    if src.place != Place::Here {
+        return None;
+    }
+    let ndim = src.shape.len() as i64;
+    let from_start = i64::from(axis) + if axis < 0 { ndim } else { 0 };
+    let flat = axis == GC_AXIS_NONE || ndim == 0;
+    let length = if flat { src.elements } else { *src.shape.get(usize::try_from(from_start).ok()?)? };
+    let bits = i128::from(length) * 8;
+    let count = match count {
+        GC_COUNT_ALL => bits,
+        0.. => i128::from(count),
+        _ => bits + i128::from(count),
+    };
+    let count = i64::try_from(count).ok()?;
+    if flat {
+        return Some(i128::from(count));
+    }
+    let sizes = src.shape.iter().enumerate();
+    Some(product(sizes.map(|(index, &size)| if index as i64 == from_start { count } else { size })))
+}
+
+fuzz_target!(|calls: Vec<Call>| {
+    for call in calls.into_iter().take(8) {
+        run(call);
+        assert_eq!(GIVEN.load(Ordering::Relaxed), 0, "released twice, or never");
+    }
+});

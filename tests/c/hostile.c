@@ -1,0 +1,1539 @@
+/* hostile [CALLS [SEED]]: a million calls with arguments that nobody would write by hand: every exported function, with
+ * pointers that are NULL or unaligned, sizes and strides of every sign and magnitude, dtypes, devices, axes, counts and
+ * flags that do not exist, and between them calls that are in order.
+ *
+ * What a call must do is worked out beforehand, by a model that is as simple as it gets. A call without a fault must
+ * succeed, with the model's bytes; one with faults must be refused with the status of one of them, and change nothing:
+ * both windows of memory are compared with a shadow after every call, whatever it was. The library's one condition is
+ * kept: memory that a descriptor describes is there. So a descriptor either fits its window, or is refused by
+ * arithmetic alone, or goes to functions that do not look at the memory; `there` makes sure. Windows begin or end at a
+ * page that must not be touched, and so do many of the tensors in them.
+ *
+ * The same seed gives the same calls. At the end everything taken must have been released once, and the heap be what it
+ * was. */
+#define _DEFAULT_SOURCE
+#include "check.h"
+
+#include <inttypes.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+__extension__ typedef __int128 wide;
+
+/* ---- chance ------------------------------------------------------------------------------------------------------ */
+
+static uint64_t seed = 20240229, chance_state;
+
+/* splitmix64. */
+static uint64_t next(void) {
+    uint64_t z = chance_state += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+}
+
+static uint64_t below(uint64_t limit) {
+    return next() % limit;
+}
+
+static bool one_in(uint64_t times) {
+    return below(times) == 0;
+}
+
+/* Numbers at which arithmetic breaks: around 0, around powers of two of either sign, the extremes, and any. */
+static int64_t wild(void) {
+    uint64_t number = one_in(4) ? next() : one_in(3) ? 0 : UINT64_C(1) << below(64);
+    return (int64_t)((one_in(2) ? number : 0 - number) + below(5) - 2);
+}
+
+/* ---- what is called, and what came of it ------------------------------------------------------------------------- */
+
+#define FUNCTIONS(X) \
+    X(version) X(version_string) X(status_name) X(last_error) X(set_threads) X(chunk_bytes) X(capsule_destructor) \
+    X(tensor_empty) X(tensor_from_pointer) X(tensor_free) X(tensor_to_versioned) X(tensor_from_versioned) \
+    X(pack_chunks) X(unpack_chunks) X(pack_bits) X(unpack_bits) \
+    X(pack_chunks_into) X(unpack_chunks_into) X(pack_signs_into) X(pack_bits_into) X(unpack_bits_into)
+#define ENUMERATOR(name) f_##name,
+#define TEXT(name) "gc_" #name,
+enum { FUNCTIONS(ENUMERATOR) FUNCTION_COUNT };
+static const char *const function_names[] = {FUNCTIONS(TEXT)};
+
+enum { STATUSES = 100 };
+static uint64_t outcomes[FUNCTION_COUNT][STATUSES], calls;
+static volatile int running; /* the function that is being called, for `stop` */
+
+/* A set of statuses: those of the faults that a call has. Empty: it must succeed. */
+typedef uint64_t Faults;
+#define FAULT(status) ((Faults)1 << GC_STATUS_##status)
+#define MAY_SUCCEED FAULT(OK)
+#define NO_CUDA (FAULT(DRIVER_UNAVAILABLE) | FAULT(UNSUPPORTED_DEVICE))
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+enum { SMALL = 2 << 10, MEDIUM = 32 << 10, BIG = 16 << 20, PAGE = 64 << 10 };
+/* Elements of the largest output, in ordinary calls and in big ones: those that several threads work on. */
+enum { SMALL_LIMIT = 1 << 16, BIG_LIMIT = 16 << 20 };
+enum { CALLS_A_BIG_ONE = 20000 };
+/* No machine has this much memory: an output of so many bytes must be refused. Outputs between are not asked for. */
+#define NOWHERE ((wide)1 << 47)
+
+typedef struct {
+    unsigned char *arena, *base, *shadow;
+    size_t size;
+} Window;
+
+static Window windows[2];
+static int64_t limit;
+
+static void map_arenas(void) {
+    for (int i = 0; i < 2; i++) {
+        void *pages = mmap(NULL, BIG + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(pages != MAP_FAILED);
+        windows[i].arena = (unsigned char *)pages + PAGE;
+        CHECK(mprotect(windows[i].arena, BIG, PROT_READ | PROT_WRITE) == 0);
+        CHECK((windows[i].shadow = malloc(BIG)) != NULL);
+    }
+}
+
+/* New windows, at one end of their arenas, with new contents: noise, many zeros, and floats of both signs and zeros. */
+static void prepare(size_t size) {
+    uint64_t zeros = below(8), word;
+    limit = size == BIG ? BIG_LIMIT : SMALL_LIMIT;
+    for (int i = 0; i < 2; i++) {
+        windows[i].size = size;
+        windows[i].base = one_in(2) ? windows[i].arena : windows[i].arena + BIG - size;
+        for (size_t at = 0; at < size; at += sizeof word) {
+            word = next();
+            if ((word & 7) < zeros)
+                word = (word & 8) ? 0 : UINT64_C(1) << (word >> 58);
+            else if ((word & 0x78) == 0)
+                word = word >> 63 ? UINT64_C(0x8000000080008000) : UINT64_C(0xff800000fc00ff80);
+            memcpy(windows[i].base + at, &word, sizeof word);
+        }
+        memcpy(windows[i].shadow, windows[i].base, size);
+    }
+}
+
+static unsigned char *shadow_of(uintptr_t address) {
+    Window *window = &windows[address - (uintptr_t)windows[0].base >= windows[0].size];
+    return window->shadow + (address - (uintptr_t)window->base);
+}
+
+static bool unaligned(const void *pointer) {
+    return (uintptr_t)pointer % 8 != 0;
+}
+
+/* ---- tensors, and what the model makes of them ------------------------------------------------------------------- */
+
+enum { MAX_DIMS = 64 };
+
+typedef struct {
+    DLManagedTensor tensor;
+    int64_t shape[MAX_DIMS + 1], strides[MAX_DIMS + 1];
+    void *passed; /* what the library gets: the tensor, or an address that must be refused */
+    /* The model's. */
+    Faults faults;
+    bool counted;    /* the sizes could be read and multiplied: `elements` holds */
+    int64_t elements;
+    size_t size;     /* bytes an element; 0 for a dtype that does not exist */
+    bool is_float;
+    int64_t steps[MAX_DIMS]; /* strides, worked out when there are none */
+    wide low, high;  /* the addresses that the elements cover */
+} Argument;
+
+static const DLDataType dtypes[] = {
+    {kDLBool, 8, 1},  {kDLUInt, 8, 1},  {kDLInt, 8, 1},    {kDLInt, 16, 1},   {kDLInt, 32, 1},   {kDLInt, 64, 1},
+    {kDLUInt, 16, 1}, {kDLUInt, 32, 1}, {kDLUInt, 64, 1},  {kDLFloat, 16, 1}, {kDLFloat, 32, 1}, {kDLFloat, 64, 1},
+    {kDLBfloat, 16, 1}};
+enum { INTEGERS = 9, DTYPES = sizeof dtypes / sizeof dtypes[0] };
+static const DLDataType uint8 = {kDLUInt, 8, 1};
+
+static size_t size_of(DLDataType dtype) {
+    for (int i = 0; i < DTYPES; i++)
+        if (dtypes[i].code == dtype.code && dtypes[i].bits == dtype.bits && dtype.lanes == 1)
+            return dtype.bits / 8;
+    return 0;
+}
+
+/* The product of sizes that are not negative, cut at 2^63. */
+static wide product(int ndim, const int64_t *sizes) {
+    wide result = 1;
+    for (int i = 0; i < ndim; i++)
+        if (sizes[i] == 0)
+            return 0;
+    for (int i = 0; i < ndim && result <= INT64_MAX; i++)
+        result *= sizes[i];
+    return result <= INT64_MAX ? result : (wide)INT64_MAX + 1;
+}
+
+/* Works out what is wrong with a descriptor, as the library's header has it, or else where its elements lie. */
+static void understand(Argument *a) {
+    const DLTensor *t = &a->tensor.dl_tensor;
+    a->faults = 0;
+    a->counted = false;
+    a->elements = 0;
+    a->size = size_of(t->dtype);
+    a->is_float = t->dtype.code == kDLFloat || t->dtype.code == kDLBfloat;
+    a->low = a->high = 0;
+    if (a->passed == NULL || unaligned(a->passed)) {
+        a->faults = FAULT(INVALID_ARGUMENT);
+        return;
+    }
+    if (t->device.device_type == kDLCUDA || t->device.device_type == kDLCUDAManaged)
+        a->faults |= NO_CUDA;
+    else if (t->device.device_type != kDLCPU && t->device.device_type != kDLCUDAHost)
+        a->faults |= FAULT(UNSUPPORTED_DEVICE);
+    if (a->size == 0)
+        a->faults |= FAULT(UNSUPPORTED_DTYPE);
+    bool lengths = t->ndim == 0 || (t->shape != NULL && !unaligned(t->shape) && !unaligned(t->strides));
+    for (int i = 0; lengths && i < t->ndim; i++)
+        lengths = t->shape[i] >= 0;
+    if (t->ndim < 0 || !lengths) {
+        a->faults |= FAULT(INVALID_ARGUMENT);
+        return;
+    }
+    wide elements = product(t->ndim, t->shape), step = 1;
+    if (elements > INT64_MAX) {
+        a->faults |= FAULT(SIZE_OVERFLOW);
+        return;
+    }
+    a->counted = true;
+    a->elements = (int64_t)elements;
+    for (int i = t->ndim - 1; i >= 0 && elements > 0; step *= t->shape[i--])
+        a->steps[i] = t->strides ? t->strides[i] : (int64_t)step;
+    if (elements == 0 || a->size == 0)
+        return;
+    if (t->data == NULL) {
+        a->faults |= FAULT(INVALID_ARGUMENT);
+        return;
+    }
+    a->low = (wide)(uintptr_t)t->data + t->byte_offset;
+    a->high = a->low + (wide)a->size;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        wide reach = (wide)(t->shape[i] - 1) * a->steps[i];
+        /* Beyond any address, and small enough to be multiplied and added up. */
+        wide most = (wide)1 << 70;
+        reach = (reach > most ? most : reach < -most ? -most : reach) * (wide)a->size;
+        *(reach < 0 ? &a->low : &a->high) += reach;
+    }
+    if (a->low < 0 || a->high > (wide)UINT64_MAX || a->high - a->low > INT64_MAX)
+        a->faults |= FAULT(SIZE_OVERFLOW);
+}
+
+/* Whether the memory that a tensor without faults describes is there. */
+static bool there(const Argument *a) {
+    for (int i = 0; i < 2; i++) {
+        wide base = (wide)(uintptr_t)windows[i].base;
+        if (a->low >= base && a->high <= base + (wide)windows[i].size)
+            return true;
+    }
+    return a->elements == 0;
+}
+
+/* Walks the elements in C order. */
+typedef struct {
+    const Argument *a;
+    uintptr_t at;
+    int64_t index[MAX_DIMS];
+} Walk;
+
+static Walk walk(const Argument *a) {
+    Walk w;
+    w.a = a;
+    w.at = (uintptr_t)a->tensor.dl_tensor.data + a->tensor.dl_tensor.byte_offset;
+    memset(w.index, 0, sizeof w.index[0] * (size_t)a->tensor.dl_tensor.ndim);
+    return w;
+}
+
+static void step(Walk *w) {
+    const DLTensor *t = &w->a->tensor.dl_tensor;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        uintptr_t stride = (uintptr_t)w->a->steps[i] * w->a->size;
+        w->at += stride;
+        if (++w->index[i] < t->shape[i])
+            return;
+        w->at -= stride * (uintptr_t)t->shape[i];
+        w->index[i] = 0;
+    }
+}
+
+static bool intersect(const Argument *a, const Argument *b) {
+    return a->low < b->high && b->low < a->high;
+}
+
+/* Whether two elements lie in one place. */
+static bool overlaps_itself(const Argument *a) {
+    static unsigned char taken[BIG];
+    Walk w = walk(a);
+    bool found = false;
+    memset(taken, 0, (size_t)(a->high - a->low));
+    for (int64_t i = 0; i < a->elements && !found; i++, step(&w)) {
+        unsigned char *place = &taken[w.at - (uintptr_t)a->low];
+        found = *place != 0;
+        *place = 1;
+    }
+    return found;
+}
+
+/* Sizes of 1 may have any stride, and a tensor without elements always is. */
+static bool is_contiguous(const Argument *a) {
+    wide expected = 1;
+    for (int i = a->tensor.dl_tensor.ndim - 1; i >= 0 && a->elements > 0; i--) {
+        if (a->tensor.dl_tensor.shape[i] != 1 && a->steps[i] != expected)
+            return false;
+        expected *= a->tensor.dl_tensor.shape[i];
+    }
+    return true;
+}
+
+/* ---- making tensors ---------------------------------------------------------------------------------------------- */
+
+static void random_shape(Argument *a, int64_t budget) {
+    static const int64_t caps[] = {2, 3, 9, 20, 70, 600, INT64_MAX};
+    static const int ndims[] = {0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 5, 6};
+    int ndim = one_in(50) ? 1 + (int)below(MAX_DIMS) : ndims[below(16)];
+    for (int i = 0; i < ndim; i++) {
+        int64_t cap = ndim > 6 ? 1 + (int64_t)one_in(8) : caps[below(7)];
+        cap = cap < budget ? cap : budget;
+        a->shape[i] = limit == BIG_LIMIT && one_in(2) ? budget : 1 + (int64_t)below((uint64_t)cap);
+        budget /= a->shape[i];
+    }
+    for (int i = ndim - 1; i > 0; i--) {
+        int other = (int)below((uint64_t)i + 1);
+        int64_t size = a->shape[i];
+        a->shape[i] = a->shape[other];
+        a->shape[other] = size;
+    }
+    /* Nothing at all, and how often: beside a 0, the other sizes have no limit, nor do they all together. */
+    if (ndim > 0 && one_in(ndim > 6 ? 3 : 25)) {
+        int kind = (int)below(3);
+        for (int i = 0; i < ndim; i++)
+            a->shape[i] = kind == 0 || one_in(2) ? 2 : kind == 1 ? wild() & INT64_MAX : a->shape[i];
+        a->shape[one_in(2) ? (uint64_t)ndim - 1 : below((uint64_t)ndim)] = 0;
+    }
+    a->tensor.dl_tensor.ndim = ndim;
+}
+
+enum { COMPACT, APART, ANYHOW };
+
+/* Strides of one of these kinds: C order; any order and direction, with gaps, never two elements in one place; any. */
+static void random_strides(Argument *a, int kind) {
+    int ndim = a->tensor.dl_tensor.ndim, order[MAX_DIMS];
+    int64_t stride = 1;
+    for (int i = 0; i < ndim; i++)
+        order[i] = i;
+    for (int i = ndim - 1; i >= 0; i--) {
+        if (kind == APART) {
+            int other = (int)below((uint64_t)i + 1), swapped = order[i];
+            order[i] = order[other];
+            order[other] = swapped;
+            stride += one_in(3) ? (int64_t)below(3) : 0;
+        }
+        a->strides[order[i]] = kind == ANYHOW ? (int64_t)below(41) - 20 : kind == APART && one_in(3) ? -stride : stride;
+        stride *= a->shape[order[i]];
+        if (a->shape[order[i]] == 1 && one_in(4))
+            a->strides[order[i]] = wild();
+    }
+}
+
+/* The bytes that the elements cover, and how far below element 0 they begin. */
+static wide covered(Argument *a, wide *below_first) {
+    a->tensor.dl_tensor.data = a; /* any address in the middle of memory */
+    a->tensor.dl_tensor.byte_offset = 0;
+    understand(a);
+    *below_first = (wide)(uintptr_t)a - a->low;
+    return a->high - a->low;
+}
+
+/* A tensor that is in order, in a window. `ndim` -1: of any shape of at most `budget` elements. */
+static void make(Argument *a, DLDataType dtype, int ndim, const int64_t *shape, int64_t budget, const Window *window,
+                 bool output) {
+    static const int kinds[2][8] = {{COMPACT, COMPACT, COMPACT, COMPACT, APART, APART, ANYHOW, ANYHOW},
+                                    {COMPACT, COMPACT, COMPACT, COMPACT, APART, APART, APART, ANYHOW}};
+    DLTensor *t = &a->tensor.dl_tensor;
+    wide bytes, below_first;
+    memset(&a->tensor, 0xa5, sizeof a->tensor);
+    a->passed = &a->tensor;
+    t->device.device_type = one_in(8) ? kDLCUDAHost : kDLCPU;
+    t->device.device_id = one_in(8) ? (int32_t)next() : 0;
+    t->dtype = dtype;
+    t->shape = a->shape;
+    if (ndim < 0) {
+        random_shape(a, budget);
+    } else {
+        t->ndim = ndim;
+        memmove(a->shape, shape, sizeof *shape * (size_t)ndim);
+    }
+    if (t->ndim == 0 && one_in(2))
+        t->shape = NULL;
+    if (product(t->ndim, a->shape) == 0) {
+        for (int i = 0; i < t->ndim; i++)
+            a->strides[i] = wild();
+        t->strides = one_in(2) ? NULL : a->strides;
+        t->data = one_in(2) ? NULL : one_in(2) ? window->base : (void *)(uintptr_t)next();
+        t->byte_offset = one_in(2) ? 0 : next();
+        understand(a);
+        return;
+    }
+    int kind = kinds[output][below(8)];
+    t->strides = a->strides;
+    random_strides(a, kind);
+    while (kind != COMPACT && covered(a, &below_first) > (wide)window->size) {
+        /* Strides near 0 fit sooner; those that must keep elements apart only fit without gaps. */
+        if (kind == ANYHOW && !one_in(8))
+            for (int i = 0; i < t->ndim; i++)
+                a->strides[i] /= 2;
+        else
+            random_strides(a, kind = COMPACT);
+    }
+    if (kind == COMPACT && one_in(2))
+        t->strides = NULL;
+    bytes = covered(a, &below_first);
+    CHECK(bytes <= (wide)window->size);
+    /* At the window's beginning, at its end, or between. */
+    uint64_t room = (uint64_t)((wide)window->size - bytes), gap = one_in(3) ? 0 : one_in(2) ? room : below(room + 1);
+    uintptr_t first = (uintptr_t)window->base + gap + (uintptr_t)below_first;
+    t->byte_offset = !one_in(4) ? 0 : one_in(8) ? first - 8 : below(first - (uintptr_t)window->base + 1);
+    t->data = (void *)(first - t->byte_offset);
+    understand(a);
+    CHECK(a->faults == 0 && there(a));
+}
+
+/* Makes one thing different. Whether wrong, `understand` finds out. */
+static void spoil_once(Argument *a) {
+    static const int types[] = {kDLCUDA, kDLCUDAManaged, kDLOpenCL, kDLROCM, 0, -1, kDLCPU};
+    DLTensor *t = &a->tensor.dl_tensor;
+    int axis = t->ndim > 0 ? (int)below((uint64_t)t->ndim) : 0;
+    switch (below(15)) {
+    case 0: t->ndim = one_in(2) ? -1 : INT32_MIN + (int32_t)below(1000); break;
+    case 1: t->shape = NULL; break;
+    case 2: t->shape = (int64_t *)(void *)((char *)a->shape + 1 + below(7)); break;
+    case 3: t->strides = (int64_t *)(void *)((char *)a->strides + 1 + below(7)); break;
+    case 4: a->shape[axis] = wild(); break;
+    case 5: t->data = NULL; break;
+    case 6:
+        t->dtype.code = one_in(2) ? t->dtype.code : (uint8_t)next();
+        t->dtype.bits = one_in(2) ? t->dtype.bits : one_in(2) ? (uint8_t)(1 << below(8)) : (uint8_t)next();
+        t->dtype.lanes = one_in(2) ? t->dtype.lanes : one_in(2) ? (uint16_t)below(5) : (uint16_t)next();
+        break;
+    case 7:
+        t->device.device_type = one_in(8) ? (DLDeviceType)next() : (DLDeviceType)types[below(7)];
+        t->device.device_id = 1000 + (int32_t)below(1000); /* a card that no machine has */
+        break;
+    case 8:
+        if (t->strides == NULL && t->ndim >= 0)
+            random_strides(a, COMPACT);
+        t->strides = a->strides;
+        a->strides[axis] = wild();
+        break;
+    case 9: t->byte_offset = one_in(2) ? next() : UINT64_MAX - below(100); break;
+    case 10: t->ndim -= t->ndim > 0; break;
+    case 11: a->shape[axis] += one_in(2) ? 1 : -1; break;
+    case 12:
+        if (t->ndim >= 0 && t->ndim < MAX_DIMS) {
+            a->strides[t->ndim] = wild();
+            a->shape[t->ndim++] = 1;
+        }
+        break;
+    case 13: a->passed = NULL; break;
+    case 14: a->passed = (char *)&a->tensor + 1 + below(7); break;
+    }
+    understand(a);
+}
+
+/* Spoils a tensor now and then, but never so that memory is missing behind a descriptor that holds together. */
+static void spoil(Argument *a) {
+    while (limit != BIG_LIMIT && one_in(6)) {
+        Argument before = *a;
+        spoil_once(a);
+        if (a->faults == 0 && !there(a))
+            *a = before;
+    }
+}
+
+/* ---- the model of packing and unpacking -------------------------------------------------------------------------- */
+
+static unsigned char *bits, *packed; /* one bit a byte; bytes */
+
+/* x < 0, for any of the floats. */
+static bool below_zero(const unsigned char *element, DLDataType dtype) {
+    uint64_t word = 0;
+    double number64;
+    float number32;
+    memcpy(&word, element, dtype.bits / 8u);
+    if (dtype.bits == 64) {
+        memcpy(&number64, &word, sizeof number64);
+        return number64 < 0;
+    }
+    if (dtype.bits == 16 && dtype.code == kDLFloat) /* nan has more than infinity's 0x7c00, and zero nothing */
+        return word >> 15 == 1 && (word & 0x7fff) != 0 && (word & 0x7fff) <= 0x7c00;
+    uint32_t half = (uint32_t)(dtype.bits == 16 ? word << 16 : word); /* bfloat16 is the upper half of float32 */
+    memcpy(&number32, &half, sizeof number32);
+    return number32 < 0;
+}
+
+static void read_bits(const Argument *src, bool signs) {
+    static const unsigned char zero[8];
+    Walk w = walk(src);
+    for (int64_t i = 0; i < src->elements; i++, step(&w)) {
+        const unsigned char *element = (const unsigned char *)w.at;
+        bits[i] = signs ? !below_zero(element, src->tensor.dl_tensor.dtype) : memcmp(element, zero, src->size) != 0;
+    }
+}
+
+static void read_bytes(const Argument *src) {
+    Walk w = walk(src);
+    for (int64_t i = 0; i < src->elements; i++, step(&w))
+        packed[i] = *(const unsigned char *)w.at;
+}
+
+static void write_bits(const Argument *dst) {
+    static const double one64 = 1;
+    static const float one32 = 1;
+    unsigned char one[8] = {1, 0, 0, 0, 0, 0, 0, 0};
+    DLDataType dtype = dst->tensor.dl_tensor.dtype;
+    if (dst->is_float && dtype.bits == 64)
+        memcpy(one, &one64, 8);
+    else if (dst->is_float && dtype.bits == 32)
+        memcpy(one, &one32, 4);
+    else if (dst->is_float)
+        memcpy(one, dtype.code == kDLFloat ? "\x00\x3c" : "\x80\x3f", 2);
+    Walk w = walk(dst);
+    for (int64_t i = 0; i < dst->elements; i++, step(&w)) {
+        memset(shadow_of(w.at), 0, dst->size);
+        if (bits[i])
+            memcpy(shadow_of(w.at), one, dst->size);
+    }
+}
+
+static void write_bytes(const Argument *dst) {
+    Walk w = walk(dst);
+    for (int64_t i = 0; i < dst->elements; i++, step(&w))
+        *shadow_of(w.at) = packed[i];
+}
+
+/* Rows of `n` bits and of `m` bytes, `inner` of them side by side, `outer` times. */
+typedef struct {
+    int64_t outer, inner, n, m;
+} Rows;
+
+static unsigned char bit_mask(int32_t order, int64_t bit) {
+    return (unsigned char)(order == GC_BIT_ORDER_BIG ? 0x80 >> bit % 8 : 1 << bit % 8);
+}
+
+static void pack_model(Rows rows, int32_t order) {
+    memset(packed, 0, (size_t)(rows.outer * rows.m * rows.inner));
+    for (int64_t o = 0; o < rows.outer; o++)
+        for (int64_t bit = 0; bit < rows.n; bit++)
+            for (int64_t i = 0; i < rows.inner; i++)
+                if (bits[(o * rows.n + bit) * rows.inner + i])
+                    packed[(o * rows.m + bit / 8) * rows.inner + i] |= bit_mask(order, bit);
+}
+
+static void unpack_model(Rows rows, int32_t order) {
+    for (int64_t o = 0; o < rows.outer; o++)
+        for (int64_t bit = 0; bit < rows.n; bit++)
+            for (int64_t i = 0; i < rows.inner; i++)
+                bits[(o * rows.n + bit) * rows.inner + i] =
+                    bit / 8 < rows.m &&
+                    (packed[(o * rows.m + bit / 8) * rows.inner + i] & bit_mask(order, bit)) != 0;
+}
+
+static int64_t bytes_for(int64_t count) {
+    return count / 8 + (count % 8 != 0);
+}
+
+static int64_t chunk_bytes(int64_t elements, uint64_t n_chunks) {
+    uint64_t bytes = (uint64_t)bytes_for(elements);
+    return (int64_t)(bytes / n_chunks + (bytes % n_chunks != 0));
+}
+
+/* ---- judging ----------------------------------------------------------------------------------------------------- */
+
+static Argument src, dst, chunk[12];
+static DLManagedTensor untouched;
+#define UNTOUCHED (&untouched)
+
+static void show(const char *name, const Argument *a) {
+    const DLTensor *t = &a->tensor.dl_tensor;
+    fprintf(stderr, "  %s at %p: data %p + %" PRIu64 ", device %d:%d, dtype %d %d %d, ndim %d, shape %p [", name,
+            a->passed, t->data, t->byte_offset, (int)t->device.device_type, t->device.device_id, t->dtype.code,
+            t->dtype.bits, t->dtype.lanes, t->ndim, (void *)t->shape);
+    for (int i = 0; i < t->ndim; i++)
+        fprintf(stderr, " %" PRId64, a->shape[i]);
+    fprintf(stderr, " ], strides %p [", (void *)t->strides);
+    for (int i = 0; i < t->ndim; i++)
+        fprintf(stderr, " %" PRId64, a->strides[i]);
+    fprintf(stderr, " ]\n");
+}
+
+static void fail(const char *why) {
+    fprintf(stderr, "hostile: call %" PRIu64 " of seed %" PRIu64 ", %s: %s\n  last error: %s\n", calls, seed,
+            function_names[running], why, gc_last_error());
+    show("src", &src);
+    show("dst", &dst);
+    for (int i = 0; i < 3; i++)
+        show("chunk", &chunk[i]);
+    exit(1);
+}
+
+#define EXPECT(condition) \
+    do { \
+        if (!(condition)) \
+            fail(#condition); \
+    } while (0)
+
+/* A function is about to be called. */
+static void begin(int function) {
+    running = function;
+    calls++;
+    if (calls % 256 == 0)
+        alarm(60); /* whoever takes longer than this for 256 calls is stuck */
+}
+
+/* It has returned: with a status of one of its faults, and a sentence, or in success. True for success. */
+static bool judge(gc_status_t status, Faults faults) {
+    static char last_error[512];
+    char why[100];
+    bool right = status >= 0 && status < 64 && (faults ? (faults >> status & 1) != 0 : status == GC_STATUS_OK);
+    if (!right) {
+        snprintf(why, sizeof why, "gives %s, not one of %#" PRIx64, gc_status_name(status), faults ? faults : 1);
+        fail(why);
+    }
+    outcomes[running][status]++;
+    size_t length = strlen(gc_last_error());
+    EXPECT(length <= 500 && (status == GC_STATUS_OK || length > 0));
+    EXPECT(status != GC_STATUS_OK || strcmp(last_error, gc_last_error()) == 0);
+    memcpy(last_error, gc_last_error(), length + 1);
+    return status == GC_STATUS_OK;
+}
+
+/* For functions that cannot fail. */
+static void succeeded(void) {
+    judge(GC_STATUS_OK, 0);
+}
+
+static void compare_windows(void) {
+    for (int i = 0; i < 2; i++)
+        EXPECT(memcmp(windows[i].base, windows[i].shadow, windows[i].size) == 0);
+}
+
+/* ---- what is kept for a while, and released in any order, here or on another thread ------------------------------ */
+
+typedef struct {
+    void *tensor;
+    bool versioned;
+} Kept;
+
+enum { KEPT = 200, BATCH = 40 };
+static Kept kept[KEPT], batch[BATCH];
+static int kept_count, batch_count;
+static bool batch_runs;
+static pthread_t batch_thread;
+
+static void release(Kept item) {
+    if (!item.versioned)
+        gc_tensor_free(item.tensor);
+    else
+        ((struct DLManagedTensorVersioned *)item.tensor)->deleter(item.tensor);
+}
+
+static void *release_batch(void *unused) {
+    for (int i = 0; i < batch_count; i++)
+        release(batch[i]);
+    return unused;
+}
+
+static Kept take_kept(void) {
+    int index = (int)below((uint64_t)kept_count);
+    Kept item = kept[index];
+    kept[index] = kept[--kept_count];
+    return item;
+}
+
+static void end_batch(void) {
+    if (batch_runs)
+        CHECK(pthread_join(batch_thread, NULL) == 0);
+    batch_runs = false;
+}
+
+/* Another thread releases while this one goes on. */
+static void begin_batch(void) {
+    end_batch();
+    for (batch_count = 0; batch_count < BATCH && kept_count > 0; batch_count++)
+        batch[batch_count] = take_kept();
+    CHECK(pthread_create(&batch_thread, NULL, release_batch, NULL) == 0);
+    batch_runs = true;
+}
+
+static void keep(void *tensor, bool versioned) {
+    if (kept_count == KEPT) {
+        begin(f_tensor_free);
+        release(take_kept());
+        succeeded();
+    }
+    kept[kept_count].tensor = tensor;
+    kept[kept_count++].versioned = versioned;
+}
+
+static void release_everything(void) {
+    end_batch();
+    while (kept_count > 0)
+        release(take_kept());
+}
+
+/* What tensors of ours hold: released once, by whoever. */
+enum { ALIVE = 0x600d, DEAD = 0xdead };
+typedef struct {
+    int state;
+} Owner;
+
+static uint64_t owners_made, owners_released;
+static pthread_mutex_t owners_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static Owner *make_owner(void) {
+    Owner *owner = malloc(sizeof *owner);
+    CHECK(owner != NULL);
+    owner->state = ALIVE;
+    owners_made++;
+    return owner;
+}
+
+static void release_owner(void *ctx) {
+    Owner *owner = ctx;
+    CHECK(owner->state == ALIVE);
+    owner->state = DEAD;
+    free(owner);
+    CHECK(pthread_mutex_lock(&owners_lock) == 0);
+    owners_released++;
+    CHECK(pthread_mutex_unlock(&owners_lock) == 0);
+}
+
+/* A tensor that comes from elsewhere, in either form. */
+typedef struct {
+    Argument a;
+    struct DLManagedTensorVersioned versioned;
+    Owner *owner;
+} Foreign;
+
+static void release_foreign(Foreign *foreign) {
+    release_owner(foreign->owner);
+    free(foreign);
+}
+
+static void delete_legacy(DLManagedTensor *tensor) {
+    release_foreign(tensor->manager_ctx);
+}
+
+static void delete_versioned(struct DLManagedTensorVersioned *tensor) {
+    release_foreign(tensor->manager_ctx);
+}
+
+/* ---- outputs ----------------------------------------------------------------------------------------------------- */
+
+/* Everything that is said about a tensor of the library's own. */
+static void check_output(const DLTensor *t, DLDataType dtype, int ndim, const int64_t *shape) {
+    wide elements = product(ndim, shape), stride = 1;
+    EXPECT(t->device.device_type == kDLCPU && t->device.device_id == 0 && t->byte_offset == 0);
+    EXPECT(memcmp(&t->dtype, &dtype, sizeof dtype) == 0 && t->ndim == ndim);
+    EXPECT(ndim == 0 || (t->shape != NULL && t->strides != NULL));
+    EXPECT(ndim == 0 || memcmp(t->shape, shape, sizeof *shape * (size_t)ndim) == 0);
+    EXPECT((t->data == NULL) == (elements == 0));
+    for (int i = ndim - 1; i >= 0 && elements > 0; i--) {
+        EXPECT(t->strides[i] == stride);
+        stride *= shape[i];
+    }
+}
+
+/* Whether an output of this shape can be asked for, adding the faults that it brings. */
+static bool askable(int ndim, const int64_t *shape, size_t size, Faults *faults) {
+    wide elements = product(ndim, shape), bytes = elements * (wide)size;
+    if (elements > INT64_MAX || bytes > INT64_MAX)
+        *faults |= FAULT(SIZE_OVERFLOW) | (elements > INT64_MAX ? 0 : FAULT(OUT_OF_MEMORY));
+    else if (bytes >= NOWHERE)
+        *faults |= FAULT(OUT_OF_MEMORY) | FAULT(SIZE_OVERFLOW);
+    else
+        return bytes <= limit || *faults != 0;
+    return true;
+}
+
+/* Where a result goes: in order, or not. */
+static DLManagedTensor **random_out(DLManagedTensor **place, Faults *faults) {
+    if (!one_in(60))
+        return place;
+    *faults |= FAULT(INVALID_ARGUMENT);
+    return one_in(2) ? NULL : (DLManagedTensor **)(void *)((char *)place + 1 + below(7));
+}
+
+static int32_t random_order(Faults *faults) {
+    int32_t order = one_in(30) ? (int32_t)wild() : (int32_t)below(2);
+    *faults |= order == 0 || order == 1 ? 0 : FAULT(INVALID_ARGUMENT);
+    return order;
+}
+
+static size_t random_size(void) {
+    return one_in(40) ? MEDIUM : SMALL;
+}
+
+static DLDataType random_dtype(int from, int count) {
+    return one_in(40) ? dtypes[below(DTYPES)] : dtypes[from + (int)below((uint64_t)count)];
+}
+
+/* A source of one of these dtypes; now and then of another. */
+static void make_elements(int first, int count, size_t size) {
+    DLDataType dtype = random_dtype(first, count);
+    make(&src, dtype, -1, NULL, (int64_t)size / (dtype.bits / 8), &windows[0], false);
+}
+
+static int64_t random_chunks(void) {
+    return one_in(30) ? (int64_t)below(600) : 1 + (int64_t)below(9);
+}
+
+static void *random_stream(void) {
+    return one_in(2) ? NULL : (void *)(uintptr_t)below(3);
+}
+
+/* Where rows run, for an axis; its fault if there is no such axis. The output has the shape of `a`, changed there. */
+static Faults random_axis(const Argument *a, int32_t *axis, int *changed) {
+    int ndim = a->tensor.dl_tensor.ndim, most = ndim < 1 ? 1 : ndim;
+    *axis = one_in(3)    ? GC_AXIS_NONE
+            : one_in(20) ? (int32_t)wild()
+                         : (int32_t)below(2 * (uint64_t)most) - most;
+    *changed = *axis == GC_AXIS_NONE || ndim <= 0 ? -1 : *axis < 0 ? *axis + ndim : *axis;
+    return *axis == GC_AXIS_NONE || (*axis >= -most && *axis < most) ? 0 : FAULT(INVALID_ARGUMENT);
+}
+
+/* How long `a` is along an axis, and, given how long the output is to be, its shape. -1: all as one. */
+static int64_t length_along(const Argument *a, int axis) {
+    return axis < 0 ? a->elements : a->tensor.dl_tensor.shape[axis];
+}
+
+static int shape_along(const Argument *a, int axis, int64_t length, int64_t *shape) {
+    int ndim = axis < 0 ? 1 : a->tensor.dl_tensor.ndim;
+    for (int i = 0; i < ndim; i++)
+        shape[i] = i == axis || axis < 0 ? length : a->tensor.dl_tensor.shape[i];
+    return ndim;
+}
+
+/* For tensors whose other side has elements; `n` and `m` are the caller's to say. */
+static Rows rows_along(const Argument *a, int axis) {
+    Rows rows = {1, 1, 0, 0};
+    for (int i = 0; axis >= 0 && i < a->tensor.dl_tensor.ndim; i++)
+        *(i < axis ? &rows.outer : i > axis ? &rows.inner : &rows.n) *= a->tensor.dl_tensor.shape[i];
+    return rows;
+}
+
+/* ---- the functions, one after the other -------------------------------------------------------------------------- */
+
+static void call_small_ones(void) {
+    int32_t code = one_in(2) ? (int32_t)wild() : (int32_t)below(110);
+    uint32_t threads = one_in(2) ? (uint32_t)below(5) : one_in(2) ? 0 : 1025 + (uint32_t)below(UINT32_MAX - 1025);
+    const char *text;
+    switch (below(6)) {
+    case 0:
+        begin(f_version);
+        EXPECT(gc_version() == GRADCODEC_VERSION);
+        break;
+    case 1:
+        begin(f_version_string);
+        text = gc_version_string();
+        EXPECT(text != NULL && strlen(text) >= 5);
+        break;
+    case 2:
+        begin(f_status_name);
+        text = gc_status_name(code);
+        EXPECT(text != NULL && strncmp(text, "GC_STATUS_", 10) == 0);
+        break;
+    case 3:
+        begin(f_last_error);
+        EXPECT(gc_last_error() != NULL);
+        break;
+    case 4:
+        begin(f_capsule_destructor); /* without a Python, whatever it is given */
+        outcomes[f_capsule_destructor][0]++;
+        gc_capsule_destructor(one_in(2) ? NULL : &untouched);
+        begin(f_chunk_bytes); /* whose sentence replaces the one that stays behind */
+        judge(gc_chunk_bytes(-1, 1) == -1 ? GC_STATUS_INVALID_ARGUMENT : GC_STATUS_OK, FAULT(INVALID_ARGUMENT));
+        return;
+    case 5:
+        begin(f_set_threads);
+        judge(gc_set_threads(threads), threads > 1024 ? FAULT(INVALID_ARGUMENT) : 0);
+        return;
+    }
+    succeeded();
+}
+
+static void call_chunk_bytes(void) {
+    int64_t elements = one_in(2) ? wild() : (int64_t)below(100000);
+    uint64_t n_chunks = one_in(2) ? (uint64_t)wild() : below(100);
+    Faults faults = elements < 0 || n_chunks == 0 ? FAULT(INVALID_ARGUMENT) : 0;
+    begin(f_chunk_bytes);
+    int64_t got = gc_chunk_bytes(elements, n_chunks);
+    EXPECT(got == (faults ? -1 : chunk_bytes(elements, n_chunks)));
+    judge(faults ? GC_STATUS_INVALID_ARGUMENT : GC_STATUS_OK, faults);
+}
+
+static void call_tensor_empty(void) {
+    DLManagedTensor *out[2] = {UNTOUCHED, UNTOUCHED};
+    prepare(SMALL);
+    make(&src, dtypes[below(DTYPES)], -1, NULL, SMALL / 8, &windows[0], false);
+    if (one_in(4))
+        spoil_once(&src);
+    /* Only device, dtype, ndim and shape count. */
+    DLTensor *t = &src.tensor.dl_tensor;
+    src.passed = &src.tensor;
+    t->data = windows[0].base;
+    t->strides = NULL;
+    t->byte_offset = 0;
+    understand(&src);
+    Faults faults = src.faults;
+    if (src.counted && src.size != 0 && !askable(t->ndim, t->shape, src.size, &faults))
+        return;
+    DLManagedTensor **place = random_out(out, &faults);
+    begin(f_tensor_empty);
+    if (judge(gc_tensor_empty(t->device, t->dtype, t->ndim, t->shape, place), faults)) {
+        check_output(&out[0]->dl_tensor, t->dtype, t->ndim, t->shape);
+        EXPECT((uintptr_t)out[0]->dl_tensor.data % 256 == 0 && out[0]->deleter != NULL);
+        if (src.elements > 0)
+            memset(out[0]->dl_tensor.data, 0x5a, src.size * (size_t)src.elements);
+        keep(out[0], false);
+        out[0] = UNTOUCHED;
+    }
+    EXPECT(out[0] == UNTOUCHED && out[1] == UNTOUCHED);
+}
+
+/* A tensor that nobody looks into: it may lie anywhere. */
+static void make_anywhere(Argument *a) {
+    make(a, dtypes[below(DTYPES)], -1, NULL, one_in(4) ? BIG / 8 : 100, &windows[0], false);
+    while (one_in(3))
+        spoil_once(a);
+    if (a->faults & NO_CUDA)
+        a->faults |= MAY_SUCCEED; /* memory of a card is believed to be there */
+}
+
+/* That `t` shows what `a` shows. */
+static void check_same(const DLTensor *t, const Argument *a) {
+    const DLTensor *s = &a->tensor.dl_tensor;
+    EXPECT(t->ndim == s->ndim && memcmp(&t->dtype, &s->dtype, sizeof t->dtype) == 0 && t->byte_offset == 0);
+    EXPECT(t->device.device_type == s->device.device_type && t->device.device_id == s->device.device_id);
+    EXPECT(t->ndim == 0 || memcmp(t->shape, s->shape, sizeof *t->shape * (size_t)t->ndim) == 0);
+    EXPECT((uintptr_t)t->data == (a->elements == 0 ? 0 : (uintptr_t)s->data + s->byte_offset));
+    for (int i = 0; i < t->ndim && a->elements > 0; i++)
+        EXPECT(t->strides[i] == a->steps[i]);
+}
+
+static void call_tensor_from_pointer(void) {
+    DLManagedTensor *out[2] = {UNTOUCHED, UNTOUCHED};
+    Owner *owner = one_in(4) ? NULL : make_owner();
+    windows[0].base = windows[0].arena;
+    windows[0].size = BIG;
+    make_anywhere(&src);
+    DLTensor *t = &src.tensor.dl_tensor;
+    src.passed = &src.tensor;
+    t->data = t->data == NULL ? NULL : (void *)((uintptr_t)t->data + t->byte_offset);
+    t->byte_offset = 0;
+    Faults may_succeed = src.faults & MAY_SUCCEED;
+    understand(&src);
+    Faults faults = src.faults | (src.faults & NO_CUDA ? may_succeed : 0);
+    DLManagedTensor **place = random_out(out, &faults);
+    begin(f_tensor_from_pointer);
+    gc_status_t status = gc_tensor_from_pointer(t->data, t->device, t->dtype, t->ndim, t->shape, t->strides,
+                                                owner ? release_owner : NULL, owner, place);
+    if (judge(status, faults)) {
+        check_same(&out[0]->dl_tensor, &src);
+        EXPECT(out[0]->deleter != NULL && (owner == NULL || owner->state == ALIVE));
+        keep(out[0], false);
+        out[0] = UNTOUCHED;
+    } else if (owner) {
+        release_owner(owner);
+    }
+    EXPECT(out[0] == UNTOUCHED && out[1] == UNTOUCHED);
+}
+
+static void call_tensor_free(void) {
+    DLManagedTensor nobodys;
+    begin(f_tensor_free);
+    if (one_in(4)) {
+        memset(&nobodys, 0xa5, sizeof nobodys);
+        nobodys.deleter = NULL;
+        gc_tensor_free(one_in(2) ? NULL : &nobodys);
+    } else if (kept_count > 0) {
+        release(take_kept());
+    }
+    succeeded();
+}
+
+/* From one form to the other: of what is kept, or of what comes from elsewhere. */
+static void call_convert_kept(void) {
+    DLManagedTensor *legacy = UNTOUCHED;
+    struct DLManagedTensorVersioned *versioned = NULL;
+    if (kept_count == 0)
+        return;
+    Kept item = take_kept();
+    DLManagedTensor *old = item.tensor;
+    struct DLManagedTensorVersioned *old_versioned = item.tensor;
+    DLTensor before = item.versioned ? old_versioned->dl_tensor : old->dl_tensor;
+    gc_status_t status;
+    begin(item.versioned ? f_tensor_from_versioned : f_tensor_to_versioned);
+    status = item.versioned ? gc_tensor_from_versioned(old_versioned, &legacy)
+                            : gc_tensor_to_versioned(old, &versioned);
+    judge(status, 0);
+    const DLTensor *after = item.versioned ? &legacy->dl_tensor : &versioned->dl_tensor;
+    EXPECT(after->data == before.data && after->ndim == before.ndim && after->byte_offset == 0);
+    if (item.versioned)
+        keep(legacy, false);
+    else
+        keep(versioned, true);
+}
+
+static void call_convert_foreign(void) {
+    bool from_versioned = one_in(2);
+    DLManagedTensor *legacy[2] = {UNTOUCHED, UNTOUCHED};
+    struct DLManagedTensorVersioned *versioned[2] = {(void *)UNTOUCHED, (void *)UNTOUCHED};
+    Foreign *foreign = malloc(sizeof *foreign);
+    CHECK(foreign != NULL);
+    windows[0].base = windows[0].arena;
+    windows[0].size = BIG;
+    make_anywhere(&foreign->a);
+    Faults faults = foreign->a.faults;
+    src = foreign->a; /* for `show` */
+    foreign->owner = make_owner();
+    foreign->a.tensor.manager_ctx = foreign->versioned.manager_ctx = foreign;
+    foreign->a.tensor.deleter = delete_legacy;
+    foreign->versioned.deleter = delete_versioned;
+    foreign->versioned.dl_tensor = foreign->a.tensor.dl_tensor;
+    foreign->versioned.version.major = one_in(20) ? (uint32_t)wild() : 1;
+    foreign->versioned.version.minor = one_in(2) ? (uint32_t)below(4) : (uint32_t)next();
+    foreign->versioned.flags = one_in(2) ? 0 : one_in(2) ? below(8) : next();
+    bool right_address = foreign->a.passed == &foreign->a.tensor;
+    bool succeeds;
+    if (from_versioned) {
+        if (right_address && foreign->versioned.version.major != 1)
+            faults = FAULT(INVALID_ARGUMENT);
+        else if (right_address && (foreign->versioned.flags & DLPACK_FLAG_BITMASK_READ_ONLY))
+            faults = (faults & ~MAY_SUCCEED) | FAULT(READ_ONLY);
+        char *passed = foreign->a.passed == NULL ? NULL
+                                                 : (char *)&foreign->versioned + (right_address ? 0 : 1 + below(7));
+        DLManagedTensor **place = random_out(legacy, &faults);
+        begin(f_tensor_from_versioned);
+        succeeds = judge(gc_tensor_from_versioned((void *)passed, place), faults);
+    } else {
+        void *place = random_out((DLManagedTensor **)(void *)versioned, &faults);
+        begin(f_tensor_to_versioned);
+        succeeds = judge(gc_tensor_to_versioned(foreign->a.passed, place), faults);
+    }
+    EXPECT(foreign->owner->state == ALIVE);
+    if (!succeeds) {
+        release_foreign(foreign);
+    } else if (from_versioned) {
+        check_same(&legacy[0]->dl_tensor, &foreign->a);
+        EXPECT(legacy[0]->deleter != NULL);
+        keep(legacy[0], false);
+        legacy[0] = UNTOUCHED;
+    } else {
+        check_same(&versioned[0]->dl_tensor, &foreign->a);
+        EXPECT(versioned[0]->version.major == 1 && versioned[0]->version.minor == 0 && versioned[0]->flags == 0);
+        EXPECT(versioned[0]->deleter != NULL);
+        keep(versioned[0], true);
+        versioned[0] = (void *)UNTOUCHED;
+    }
+    EXPECT(legacy[0] == UNTOUCHED && legacy[1] == UNTOUCHED);
+    EXPECT(versioned[0] == (void *)UNTOUCHED && versioned[1] == (void *)UNTOUCHED);
+}
+
+static void unpack_again(DLManagedTensor **chunks, size_t n_chunks, int64_t elements) {
+    DLManagedTensor *out = UNTOUCHED;
+    begin(f_unpack_chunks);
+    judge(gc_unpack_chunks(chunks, n_chunks, elements, &out), 0);
+    check_output(&out->dl_tensor, dtypes[0], 1, &elements);
+    EXPECT(elements == 0 || memcmp(out->dl_tensor.data, bits, (size_t)elements) == 0);
+    keep(out, false);
+}
+
+static void call_pack_chunks(size_t size) {
+    static DLManagedTensor *out[601];
+    uint64_t n_chunks = (uint64_t)random_chunks();
+    prepare(size);
+    make_elements(0, INTEGERS, size);
+    spoil(&src);
+    /* So many that their headers alone are more than any memory: never written, so no room for them is needed. */
+    if (one_in(50))
+        n_chunks = (uint64_t)NOWHERE + (next() >> below(17));
+    Faults faults = src.faults | (src.is_float ? FAULT(UNSUPPORTED_DTYPE) : 0);
+    faults |= n_chunks == 0 ? FAULT(INVALID_ARGUMENT) : 0;
+    faults |= n_chunks > 600 ? FAULT(OUT_OF_MEMORY) | FAULT(SIZE_OVERFLOW) : 0;
+    DLManagedTensor **place = random_out(out, &faults);
+    int64_t bytes = src.counted && n_chunks > 0 ? chunk_bytes(src.elements, n_chunks) : 0;
+    if (faults == 0 && !askable(1, &src.elements, 1, &faults))
+        return;
+    for (int k = 0; k <= 600; k++)
+        out[k] = UNTOUCHED;
+    begin(f_pack_chunks);
+    if (judge(gc_pack_chunks(src.passed, n_chunks, place), faults)) {
+        Rows rows = {1, 1, src.elements, bytes * (int64_t)n_chunks};
+        read_bits(&src, false);
+        pack_model(rows, GC_BIT_ORDER_BIG);
+        unsigned char *first = out[0]->dl_tensor.data;
+        for (size_t k = 0; k < n_chunks; k++) {
+            check_output(&out[k]->dl_tensor, uint8, 1, &bytes);
+            EXPECT(out[k]->deleter != NULL);
+            EXPECT(bytes == 0 || out[k]->dl_tensor.data == first + (int64_t)k * bytes);
+        }
+        EXPECT((uintptr_t)first % 256 == 0 && (rows.m == 0 || memcmp(first, packed, (size_t)rows.m) == 0));
+        if (one_in(2))
+            unpack_again(out, n_chunks, src.elements);
+        for (size_t k = 0; k < n_chunks; k++) {
+            if (n_chunks > 10)
+                gc_tensor_free(out[k]);
+            else
+                keep(out[k], false);
+            out[k] = UNTOUCHED;
+        }
+    }
+    for (int k = 0; k <= 600; k++)
+        EXPECT(out[k] == UNTOUCHED);
+    compare_windows();
+}
+
+static void call_unpack_chunks(size_t size) {
+    DLManagedTensor *out[2] = {UNTOUCHED, UNTOUCHED}, *chunks[13];
+    uint64_t n_chunks = 1 + below(12);
+    prepare(size);
+    int64_t elements = (int64_t)below(size / 24), bytes = chunk_bytes(elements, n_chunks), length;
+    Faults faults = 0;
+    for (uint64_t k = 0; k < n_chunks; k++) {
+        length = bytes;
+        if (one_in(100))
+            length += one_in(2) ? 1 : bytes > 0 ? -1 : 0;
+        make(&chunk[k], one_in(200) ? dtypes[below(DTYPES)] : uint8, 1, &length, 0, &windows[below(2)], false);
+        if (one_in(6))
+            spoil(&chunk[k]);
+        chunks[k] = chunk[k].passed;
+    }
+    if (one_in(20))
+        elements = wild();
+    else if (one_in(4) && bytes > 0) /* as many as give the same bytes */
+        elements = bytes * (int64_t)n_chunks * 8 - (int64_t)below(8);
+    uint64_t count = one_in(50) ? 0 : one_in(50) ? ((uint64_t)1 << 61) + (next() >> 3) : n_chunks;
+    if (elements < 0 || count == 0)
+        faults |= FAULT(INVALID_ARGUMENT);
+    else
+        bytes = chunk_bytes(elements, count);
+    if (count > 12)
+        faults |= FAULT(SIZE_OVERFLOW); /* more pointers than addresses: none of them is looked at */
+    for (uint64_t k = 0; count == n_chunks && k < count; k++) {
+        const DLTensor *t = &chunk[k].tensor.dl_tensor;
+        faults |= chunk[k].faults;
+        if (memcmp(&t->dtype, &uint8, sizeof uint8) != 0)
+            faults |= FAULT(UNSUPPORTED_DTYPE);
+        if (chunk[k].counted && (t->ndim != 1 || t->shape[0] != bytes))
+            faults |= FAULT(SHAPE_MISMATCH);
+        if (chunk[k].faults & NO_CUDA) /* on another device than the others */
+            faults |= FAULT(INVALID_ARGUMENT);
+    }
+    if (faults == 0 && !askable(1, &elements, 1, &faults))
+        return;
+    DLManagedTensor **place = random_out(out, &faults), **from = chunks;
+    if (one_in(60)) {
+        faults |= FAULT(INVALID_ARGUMENT);
+        from = one_in(2) ? NULL : (DLManagedTensor **)(void *)((char *)chunks + 1 + below(7));
+    }
+    begin(f_unpack_chunks);
+    if (judge(gc_unpack_chunks(from, count, elements, place), faults)) {
+        Rows rows = {1, 1, elements, bytes * (int64_t)count};
+        unsigned char *all = packed;
+        for (uint64_t k = 0; k < count; k++, packed += bytes)
+            read_bytes(&chunk[k]);
+        packed = all;
+        unpack_model(rows, GC_BIT_ORDER_BIG);
+        check_output(&out[0]->dl_tensor, dtypes[0], 1, &elements);
+        EXPECT(elements == 0 || memcmp(out[0]->dl_tensor.data, bits, (size_t)elements) == 0);
+        keep(out[0], false);
+        out[0] = UNTOUCHED;
+    }
+    EXPECT(out[0] == UNTOUCHED && out[1] == UNTOUCHED);
+    compare_windows();
+}
+
+static void call_pack_bits(size_t size) {
+    DLManagedTensor *out[2] = {UNTOUCHED, UNTOUCHED};
+    int64_t shape[MAX_DIMS + 1];
+    int32_t axis;
+    int along, ndim = 0;
+    prepare(size);
+    make_elements(0, INTEGERS, size);
+    spoil(&src);
+    Faults faults = src.faults | (src.is_float ? FAULT(UNSUPPORTED_DTYPE) : 0);
+    Faults axis_fault = random_axis(&src, &axis, &along);
+    faults |= axis_fault;
+    int32_t order = random_order(&faults);
+    if (src.counted && axis_fault == 0) {
+        ndim = shape_along(&src, along, bytes_for(length_along(&src, along)), shape);
+        if (!askable(ndim, shape, 1, &faults))
+            return;
+    }
+    DLManagedTensor **place = random_out(out, &faults);
+    begin(f_pack_bits);
+    if (judge(gc_pack_bits(src.passed, axis, order, place), faults)) {
+        if (src.elements > 0) {
+            Rows rows = rows_along(&src, along);
+            rows.n = length_along(&src, along);
+            rows.m = bytes_for(rows.n);
+            read_bits(&src, false);
+            pack_model(rows, order);
+            EXPECT(memcmp(out[0]->dl_tensor.data, packed, (size_t)(rows.outer * rows.m * rows.inner)) == 0);
+        }
+        check_output(&out[0]->dl_tensor, uint8, ndim, shape);
+        keep(out[0], false);
+        out[0] = UNTOUCHED;
+    }
+    EXPECT(out[0] == UNTOUCHED && out[1] == UNTOUCHED);
+    compare_windows();
+}
+
+/* A source of bytes. Now and then it repeats a row more often than anyone could read: some of it must do. */
+static void make_bytes(size_t size) {
+    make(&src, one_in(60) ? dtypes[below(DTYPES)] : uint8, -1, NULL, (int64_t)size / 64, &windows[0], false);
+    DLTensor *t = &src.tensor.dl_tensor;
+    if (t->ndim > 0 && t->strides != NULL && src.elements > 0 && one_in(16)) {
+        int axis = (int)below((uint64_t)t->ndim);
+        src.shape[axis] = (int64_t)1 << (30 + below(30));
+        src.strides[axis] = 0;
+        understand(&src);
+        if (src.faults != 0 || !there(&src))
+            make(&src, uint8, -1, NULL, (int64_t)size / 64, &windows[0], false);
+    }
+}
+
+static void call_unpack_bits(size_t size) {
+    DLManagedTensor *out[2] = {UNTOUCHED, UNTOUCHED};
+    int64_t shape[MAX_DIMS + 1], bytes = 0, length = 0, count;
+    int32_t axis;
+    int along, ndim = 0;
+    prepare(size);
+    make_bytes(size);
+    spoil(&src);
+    Faults faults = src.faults;
+    faults |= memcmp(&src.tensor.dl_tensor.dtype, &uint8, sizeof uint8) ? FAULT(UNSUPPORTED_DTYPE) : 0;
+    Faults axis_fault = random_axis(&src, &axis, &along);
+    faults |= axis_fault;
+    int32_t order = random_order(&faults);
+    if (src.counted && axis_fault == 0)
+        bytes = length_along(&src, along);
+    if (one_in(3))
+        count = GC_COUNT_ALL;
+    else if (one_in(20))
+        count = wild();
+    else if (one_in(2) || bytes > SMALL)
+        count = (int64_t)below(bytes > SMALL ? 20 : 8 * (uint64_t)bytes + 20);
+    else
+        count = -(int64_t)below(8 * (uint64_t)bytes + 2);
+    if (count >= 0)
+        length = count;
+    else if (bytes > INT64_MAX / 8)
+        faults |= FAULT(SIZE_OVERFLOW);
+    else
+        length = 8 * bytes + (count == GC_COUNT_ALL ? 0 : count);
+    bool known = src.counted && axis_fault == 0;
+    if (known && length < 0) {
+        faults |= FAULT(INVALID_ARGUMENT);
+    } else if (known) {
+        ndim = shape_along(&src, along, length, shape);
+        if (!askable(ndim, shape, 1, &faults))
+            return;
+    }
+    DLManagedTensor **place = random_out(out, &faults);
+    begin(f_unpack_bits);
+    if (judge(gc_unpack_bits(src.passed, axis, count, order, place), faults)) {
+        check_output(&out[0]->dl_tensor, uint8, ndim, shape);
+        wide elements = product(ndim, shape);
+        if (elements > 0 && src.elements <= limit) {
+            Rows rows = rows_along(&src, along);
+            rows.m = bytes;
+            rows.n = length;
+            read_bytes(&src);
+            unpack_model(rows, order);
+            EXPECT(memcmp(out[0]->dl_tensor.data, bits, (size_t)elements) == 0);
+        }
+        keep(out[0], false);
+        out[0] = UNTOUCHED;
+    }
+    EXPECT(out[0] == UNTOUCHED && out[1] == UNTOUCHED);
+    compare_windows();
+}
+
+/* What may be wrong between a source and an output that are both in order by themselves. */
+static Faults faults_between(void) {
+    bool src_on_card = (src.faults & NO_CUDA) != 0, dst_on_card = (dst.faults & NO_CUDA) != 0;
+    Faults faults = src.faults | dst.faults;
+    if (src_on_card || dst_on_card)
+        faults |= FAULT(INVALID_ARGUMENT); /* different devices */
+    if (faults == 0 && (intersect(&src, &dst) || overlaps_itself(&dst)))
+        faults = FAULT(INVALID_ARGUMENT);
+    return faults;
+}
+
+/* The side that is a row a chunk, for the elements of the other. */
+static Faults faults_of_rows(const Argument *rows, const Argument *elements) {
+    const DLTensor *t = &rows->tensor.dl_tensor;
+    Faults faults = memcmp(&t->dtype, &uint8, sizeof uint8) ? FAULT(UNSUPPORTED_DTYPE) : 0;
+    if (!rows->counted || !elements->counted)
+        return faults;
+    if (t->ndim != 2)
+        return faults | FAULT(SHAPE_MISMATCH);
+    if (t->shape[0] == 0)
+        return faults | FAULT(INVALID_ARGUMENT) | FAULT(SHAPE_MISMATCH);
+    if (t->shape[1] != chunk_bytes(elements->elements, (uint64_t)t->shape[0]))
+        faults |= FAULT(SHAPE_MISMATCH);
+    if (!is_contiguous(rows))
+        faults |= FAULT(NOT_CONTIGUOUS);
+    return faults;
+}
+
+/* The window of an output: now and then the one of its source. */
+static const Window *output_window(void) {
+    return &windows[one_in(16) ? 0 : 1];
+}
+
+static void call_pack_rows(int function, size_t size) {
+    bool signs = function == f_pack_signs_into;
+    int64_t shape[2];
+    prepare(size);
+    if (signs)
+        make_elements(INTEGERS, DTYPES - INTEGERS, size);
+    else
+        make_elements(0, INTEGERS, size);
+    shape[0] = random_chunks();
+    shape[1] = shape[0] == 0 ? (int64_t)below(3) : chunk_bytes(src.elements, (uint64_t)shape[0]);
+    make(&dst, uint8, 2, shape, 0, output_window(), true);
+    spoil(&src);
+    spoil(&dst);
+    Faults faults = faults_between();
+    faults |= src.is_float == signs ? 0 : FAULT(UNSUPPORTED_DTYPE);
+    faults |= faults_of_rows(&dst, &src);
+    int32_t order = random_order(&faults);
+    if (faults == 0) {
+        Rows rows = {1, 1, src.elements, dst.elements};
+        read_bits(&src, signs);
+        pack_model(rows, order);
+        write_bytes(&dst);
+    }
+    begin(function);
+    void *stream = random_stream();
+    judge(signs ? gc_pack_signs_into(src.passed, order, dst.passed, stream)
+                : gc_pack_chunks_into(src.passed, order, dst.passed, stream),
+          faults);
+    compare_windows();
+}
+
+static void call_unpack_rows(size_t size) {
+    int64_t shape[2];
+    prepare(size);
+    make(&dst, dtypes[below(DTYPES)], -1, NULL, (int64_t)size / 8, output_window(), true);
+    shape[0] = random_chunks();
+    shape[1] = shape[0] == 0 ? (int64_t)below(3) : chunk_bytes(dst.elements, (uint64_t)shape[0]);
+    make(&src, uint8, 2, shape, 0, &windows[0], one_in(2));
+    spoil(&src);
+    spoil(&dst);
+    Faults faults = faults_between() | faults_of_rows(&src, &dst);
+    int32_t order = random_order(&faults);
+    if (faults == 0) {
+        Rows rows = {1, 1, dst.elements, src.elements};
+        read_bytes(&src);
+        unpack_model(rows, order);
+        write_bits(&dst);
+    }
+    begin(f_unpack_chunks_into);
+    judge(gc_unpack_chunks_into(src.passed, order, dst.passed, random_stream()), faults);
+    compare_windows();
+}
+
+static bool same_shape(const Argument *a, int ndim, const int64_t *shape) {
+    return a->tensor.dl_tensor.ndim == ndim &&
+           (ndim == 0 || memcmp(a->tensor.dl_tensor.shape, shape, sizeof *shape * (size_t)ndim) == 0);
+}
+
+static void call_bits_into(int function, size_t size) {
+    bool packs = function == f_pack_bits_into;
+    int64_t shape[MAX_DIMS + 1], length;
+    int32_t axis;
+    int along, ndim = 0;
+    prepare(size);
+    if (packs)
+        make_elements(0, INTEGERS, size);
+    else
+        make_bytes(size);
+    Faults axis_fault = random_axis(&src, &axis, &along);
+    length = axis_fault ? 0 : length_along(&src, along);
+    if (packs)
+        length = bytes_for(length);
+    else if (length <= SMALL)
+        length = one_in(2) ? length * 8 : (int64_t)below((uint64_t)length * 8 + 9);
+    else
+        length = (int64_t)below(20);
+    ndim = axis_fault ? 0 : shape_along(&src, along, length, shape);
+    DLDataType dtype = packs ? uint8 : dtypes[below(DTYPES)];
+    wide elements = product(ndim, shape);
+    if (elements > (wide)size / (dtype.bits / 8))
+        return; /* no room for this much */
+    make(&dst, dtype, ndim, shape, 0, output_window(), true);
+    spoil(&src);
+    spoil(&dst);
+    /* Spoiling the source may have changed what its axis is. */
+    int dims = src.tensor.dl_tensor.ndim, most = dims < 1 ? 1 : dims;
+    axis_fault = axis == GC_AXIS_NONE || (axis >= -most && axis < most) ? 0 : FAULT(INVALID_ARGUMENT);
+    along = axis == GC_AXIS_NONE || dims <= 0 ? -1 : axis < 0 ? axis + dims : axis;
+    Faults faults = faults_between() | axis_fault;
+    if (packs && src.is_float)
+        faults |= FAULT(UNSUPPORTED_DTYPE);
+    if (memcmp(packs ? &dst.tensor.dl_tensor.dtype : &src.tensor.dl_tensor.dtype, &uint8, sizeof uint8) != 0)
+        faults |= FAULT(UNSUPPORTED_DTYPE);
+    if (src.counted && dst.counted && axis_fault == 0) {
+        int out_axis = along < 0 ? 0 : along;
+        length = packs                                     ? bytes_for(length_along(&src, along))
+                 : out_axis < dst.tensor.dl_tensor.ndim    ? dst.tensor.dl_tensor.shape[out_axis]
+                                                           : 0;
+        ndim = shape_along(&src, along, length, shape);
+        if (!same_shape(&dst, ndim, shape))
+            faults |= FAULT(SHAPE_MISMATCH);
+    }
+    int32_t order = random_order(&faults);
+    if (faults == 0 && dst.elements > 0) {
+        Rows rows = rows_along(&src, along);
+        rows.n = packs ? length_along(&src, along) : length;
+        rows.m = packs ? length : length_along(&src, along);
+        if (packs) {
+            read_bits(&src, false);
+            pack_model(rows, order);
+            write_bytes(&dst);
+        } else if (src.elements <= limit) {
+            read_bytes(&src);
+            unpack_model(rows, order);
+            write_bits(&dst);
+        }
+    }
+    begin(function);
+    void *stream = random_stream();
+    judge(packs ? gc_pack_bits_into(src.passed, axis, order, dst.passed, stream)
+                : gc_unpack_bits_into(src.passed, axis, order, dst.passed, stream),
+          faults);
+    /* Beyond the limit the model has not said what is written. */
+    if (faults != 0 || packs || src.elements <= limit)
+        compare_windows();
+}
+
+static void call_something(size_t size) {
+    uint64_t from = size == BIG ? 7 : 0; /* only where memory is looked at */
+    switch (from + below(20 - from)) {
+    case 0: call_small_ones(); break;
+    case 1: call_chunk_bytes(); break;
+    case 2: call_tensor_empty(); break;
+    case 3: call_tensor_from_pointer(); break;
+    case 4: call_tensor_free(); break;
+    case 5: call_convert_kept(); break;
+    case 6: call_convert_foreign(); break;
+    case 7: call_pack_chunks(size); break;
+    case 8: call_unpack_chunks(size); break;
+    case 9: case 10: call_pack_bits(size); break;
+    case 11: case 12: call_unpack_bits(size); break;
+    case 13: call_pack_rows(f_pack_chunks_into, size); break;
+    case 14: call_pack_rows(f_pack_signs_into, size); break;
+    case 15: call_unpack_rows(size); break;
+    case 16: case 17: call_bits_into(f_pack_bits_into, size); break;
+    case 18: case 19: call_bits_into(f_unpack_bits_into, size); break;
+    }
+}
+
+/* ---- the whole --------------------------------------------------------------------------------------------------- */
+
+/* A call that does not come back, or takes the program down: says which it was. */
+static void stop(int signal_number) {
+    char text[200];
+    int length = snprintf(text, sizeof text, "hostile: signal %d in call %" PRIu64 " of seed %" PRIu64 ", %s\n",
+                          signal_number, calls, seed, function_names[running]);
+    (void)!write(2, text, (size_t)length);
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
+static size_t heap(void) {
+#if __GLIBC_PREREQ(2, 33)
+    struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+#else
+    return 0;
+#endif
+}
+
+static void report(void) {
+    uint64_t by_status[STATUSES] = {0};
+    printf("%-26s %10s %10s\n", "", "calls", "successes");
+    for (int f = 0; f < FUNCTION_COUNT; f++) {
+        uint64_t all = 0;
+        for (int s = 0; s < STATUSES; s++) {
+            all += outcomes[f][s];
+            by_status[s] += outcomes[f][s];
+        }
+        printf("%-26s %10" PRIu64 " %10" PRIu64 "\n", function_names[f], all, outcomes[f][0]);
+        CHECK(calls < 100000 || outcomes[f][0] > 0);
+    }
+    for (int s = 1; s < STATUSES; s++)
+        if (by_status[s] > 0)
+            printf("refused with %-30s %10" PRIu64 "\n", gc_status_name(s), by_status[s]);
+}
+
+int main(int argc, char **argv) {
+    uint64_t wanted = argc > 1 ? strtoull(argv[1], NULL, 10) : 1000000;
+    seed = chance_state = argc > 2 ? strtoull(argv[2], NULL, 10) : seed;
+    printf("hostile: %" PRIu64 " calls, seed %" PRIu64 "\n", wanted, seed);
+    fflush(stdout);
+    signal(SIGALRM, stop);
+#ifndef __SANITIZE_ADDRESS__ /* which has more to say about it */
+    signal(SIGSEGV, stop);
+    signal(SIGBUS, stop);
+#endif
+    map_arenas();
+    CHECK((bits = malloc(BIG_LIMIT)) != NULL && (packed = malloc(BIG_LIMIT)) != NULL);
+
+    uint64_t next_big = 3000;
+    size_t heap_before = 0, heap_after;
+    bool warm = false;
+    while (calls < wanted) {
+        if (!warm && calls > wanted / 10) { /* what first calls set up is there by now */
+            release_everything();
+            heap_before = heap();
+            warm = true;
+        }
+        if (calls < next_big) {
+            call_something(random_size());
+        } else {
+            begin(f_set_threads);
+            judge(gc_set_threads(2 + (uint32_t)below(3)), 0);
+            call_something(BIG);
+            next_big += CALLS_A_BIG_ONE;
+        }
+        if (one_in(500))
+            begin_batch();
+    }
+    release_everything();
+    heap_after = heap();
+
+    report();
+    printf("owners: %" PRIu64 " made, %" PRIu64 " released; heap: %+lld bytes since call %" PRIu64 "\n", owners_made,
+           owners_released, (long long)heap_after - (long long)heap_before, wanted / 10);
+    CHECK(owners_made == owners_released);
+    /* Freed memory that glibc holds ready for each thread counts as used: so much may come and go. */
+    CHECK(!warm || heap_after < heap_before + (512 << 10));
+    for (int i = 0; i < 2; i++) {
+        CHECK(munmap(windows[i].arena - PAGE, BIG + 2 * PAGE) == 0);
+        free(windows[i].shadow);
+    }
+    free(bits);
+    free(packed);
+    puts("hostile: ok");
+    return 0;
+}

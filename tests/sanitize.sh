@@ -1,0 +1,222 @@
+#!/usr/bin/env bash
+# sanitize.sh: the Rust tests, the C tests and the examples under AddressSanitizer, with leak detection, on every
+# instruction set; then C tests and examples under valgrind, on the library as it is shipped. First of all two programs
+# with a defect, which must be found: a run that sees nothing is no proof.
+#
+# Works in build/sanitize; the standard library is not rebuilt. HOSTILE_CALLS: calls of the hostile driver in each run.
+# The last line says how much passed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+calls=${HOSTILE_CALLS:-200000}
+target=x86_64-unknown-linux-gnu
+work=$PWD/build/sanitize
+asan=$work/$target/debug
+mkdir -p "$work/asan" "$work/plain" "$work/logs"
+
+passed=0 failed=0 skipped=0
+
+# step NAME COMMAND...: what it prints is shown when it fails
+step() {
+    local name=$1 log=$work/logs/${1//[^a-zA-Z0-9]/_}
+    shift
+    if "$@" >"$log" 2>&1; then
+        echo "ok      $name"
+        passed=$((passed + 1))
+    else
+        echo "FAILED  $name: $*"
+        tail -n 60 "$log"
+        failed=$((failed + 1))
+        false
+    fi
+}
+
+skip() { # WHAT WHY
+    echo "SKIPPED $1: $2"
+    skipped=$((skipped + 1))
+}
+
+finish() {
+    echo "$passed passed, $failed failed, $skipped skipped"
+    exit $((failed > 0))
+}
+
+# compile SOURCE PROGRAM LIBRARY_FOLDER FLAGS...: the loader's programs do without -lgradcodec, which is then left out
+compile() {
+    local source=$1 program=$2 folder=$3
+    shift 3
+    ${CC:-cc} -std=c99 -O1 -g -Wall -Wextra -pedantic -Werror "$@" -Iinclude "$source" -o "$program" \
+        -L"$folder" -Wl,--as-needed -lgradcodec -Wl,-rpath,"$folder" -pthread -lm -ldl
+}
+
+# arguments NAME CALLS: what a program needs on its command line
+arguments() {
+    case $1 in
+    hostile) echo "$2" ;;
+    digits) echo examples_c/data/digits.bin ;;
+    esac
+}
+
+# dies_of WORDS WHERE COMMAND...: it fails, and its report has these words and names this function
+dies_of() {
+    local words=$1 where=$2 report
+    shift 2
+    report=$("$@" 2>&1) && { echo "$* passes"; return 1; }
+    echo "$report"
+    grep -q "$words" <<<"$report" && grep -q "$where" <<<"$report"
+}
+
+# What runs in every round: all but the largest, which takes 9 GiB.
+programs=()
+for source in tests/c/*.c examples_c/*.c; do
+    [ "$source" = tests/c/huge.c ] || programs+=("$source")
+done
+
+# ---- AddressSanitizer ----
+
+if [ "$(uname -m)" != x86_64 ]; then
+    skip "AddressSanitizer" "this script knows x86-64 only"
+    finish
+fi
+
+# A refused allocation returns NULL, as without the sanitizer. Gcc's runtime serves both sides: rustc links its own into
+# executables only, never into a shared library.
+export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1 RUSTC_BOOTSTRAP=1
+instrumented=(env RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR="$work")
+step "build the library" "${instrumented[@]}" cargo build --locked --lib --target $target || finish
+ln -sf libgradcodec.so "$asan/libgradcodec.so.0"
+export GRADCODEC_LIBRARY=$asan/libgradcodec.so.0
+
+# A descriptor that promises twice the memory that there is.
+cat >"$work/overflow.c" <<'EOF'
+#include <gradcodec.h>
+#include <stdlib.h>
+int main(void) {
+    int64_t shape[1] = {64}, rows[2] = {1, 8};
+    DLTensor src = {NULL, {kDLCPU, 0}, 1, {kDLBool, 8, 1}, NULL, NULL, 0};
+    DLTensor dst = {NULL, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, NULL, NULL, 0};
+    unsigned char *elements = malloc(32), *bytes = malloc(8);
+    gc_status_t status;
+    src.data = elements;
+    src.shape = shape;
+    dst.data = bytes;
+    dst.shape = rows;
+    status = gc_pack_chunks_into(&src, GC_BIT_ORDER_BIG, &dst, NULL);
+    free(elements);
+    free(bytes);
+    return status;
+}
+EOF
+# A tensor that nobody releases.
+cat >"$work/leak.c" <<'EOF'
+#include <gradcodec.h>
+int main(void) {
+    int64_t shape[1] = {1000};
+    DLDevice cpu = {kDLCPU, 0};
+    DLDataType boolean = {kDLBool, 8, 1};
+    DLManagedTensor *tensor;
+    gc_status_t status = gc_tensor_empty(cpu, boolean, 1, shape, &tensor);
+    tensor = 0;
+    return status;
+}
+EOF
+# Work for several threads, which are still there when the program ends.
+cat >"$work/pool.c" <<'EOF'
+#include <gradcodec.h>
+#include <stdlib.h>
+enum { ELEMENTS = 32 << 20 };
+int main(void) {
+    int64_t shape[1] = {ELEMENTS}, rows[2] = {1, ELEMENTS / 8};
+    DLTensor src = {NULL, {kDLCPU, 0}, 1, {kDLBool, 8, 1}, NULL, NULL, 0};
+    DLTensor dst = {NULL, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, NULL, NULL, 0};
+    unsigned char *elements = calloc(ELEMENTS, 1), *bytes = malloc(ELEMENTS / 8);
+    gc_status_t status;
+    src.data = elements;
+    src.shape = shape;
+    dst.data = bytes;
+    dst.shape = rows;
+    gc_set_threads(4);
+    status = gc_pack_chunks_into(&src, GC_BIT_ORDER_BIG, &dst, NULL);
+    free(elements);
+    free(bytes);
+    return status;
+}
+EOF
+for name in overflow leak pool; do
+    step "compile $name" compile "$work/$name.c" "$work/asan/$name" "$asan" -fsanitize=address -fno-omit-frame-pointer
+done
+# On every instruction set: masked loads, too, must be seen.
+for set in portable avx2 avx512; do
+    if [ $set != portable ] && ! grep -qw "${set/avx512/avx512bw}" /proc/cpuinfo; then
+        skip "$set" "this processor does not have it"
+        continue
+    fi
+    step "an overflow is found, $set" dies_of "heap-buffer-overflow" "gc_pack_chunks_into" \
+        env GRADCODEC_CPU=$set "$work/asan/overflow"
+done
+step "threads at the end" "$work/asan/pool"
+step "a leak is found" dies_of "LeakSanitizer: detected memory leaks" "gc_tensor_empty" "$work/asan/leak"
+
+step "the Rust tests" "${instrumented[@]}" cargo test --locked --target $target
+for source in "${programs[@]}"; do
+    name=$(basename "$source" .c)
+    step "compile $source" \
+        compile "$source" "$work/asan/$name" "$asan" -fsanitize=address -fno-omit-frame-pointer || continue
+    # shellcheck disable=SC2046 # arguments are words
+    step "$name" env LD_LIBRARY_PATH="$asan" "$work/asan/$name" $(arguments "$name" "$calls")
+done
+for set in portable avx2; do
+    step "hostile, $set" env GRADCODEC_CPU=$set "$work/asan/hostile" "$calls" 7
+done
+
+# ---- valgrind ----
+
+if ! command -v valgrind >/dev/null; then
+    skip valgrind "not installed"
+    finish
+fi
+
+unset RUSTC_BOOTSTRAP
+step "build the library as it is shipped" cargo build --locked --release || finish
+cp target/release/libgradcodec.so "$work/plain/libgradcodec.so.0"
+ln -sf libgradcodec.so.0 "$work/plain/libgradcodec.so"
+export GRADCODEC_LIBRARY=$work/plain/libgradcodec.so.0
+
+# The library's threads (rayon's) live until the process ends, and with them what glibc allocates for a thread. There
+# is a pointer to its middle only, and valgrind calls that possibly lost. Nothing else is suppressed.
+cat >"$work/valgrind.supp" <<'EOF'
+{
+   thread-local storage of threads that are still there at the end
+   Memcheck:Leak
+   match-leak-kinds: possible
+   fun:calloc
+   ...
+   fun:_dl_allocate_tls
+   fun:allocate_stack
+   fun:pthread_create*
+}
+EOF
+memcheck=(valgrind --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite,indirect,possible
+    --errors-for-leak-kinds=definite,indirect,possible --suppressions="$work/valgrind.supp" --num-callers=30)
+
+step "compile overflow, plain" compile "$work/overflow.c" "$work/plain/overflow" "$work/plain"
+step "compile pool, plain" compile "$work/pool.c" "$work/plain/pool" "$work/plain"
+step "compile leak, plain" compile "$work/leak.c" "$work/plain/leak" "$work/plain"
+step "an overflow is found, valgrind" dies_of "Invalid read" "gc_pack_chunks_into" \
+    "${memcheck[@]}" "$work/plain/overflow"
+step "a leak is found, valgrind" dies_of "definitely lost" "gc_tensor_empty" "${memcheck[@]}" "$work/plain/leak"
+step "threads at the end, valgrind" "${memcheck[@]}" "$work/plain/pool"
+for source in "${programs[@]}"; do
+    name=$(basename "$source" .c)
+    # Four processes that train a network: minutes on an emulated processor, and no call that others do not make.
+    [ "$name" != digits ] || continue
+    step "compile $source, plain" compile "$source" "$work/plain/$name" "$work/plain" || continue
+    # shellcheck disable=SC2046 # arguments are words
+    step "$name, valgrind" "${memcheck[@]}" "$work/plain/$name" $(arguments "$name" $((calls / 10)))
+done
+# Valgrind's processor has no AVX-512, and says so when asked: who uses it all the same dies of an illegal instruction.
+for set in avx512 portable; do
+    step "hostile, valgrind, $set" env GRADCODEC_CPU=$set "${memcheck[@]}" "$work/plain/hostile" $((calls / 40)) 7
+done
+
+finish
