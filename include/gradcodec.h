@@ -9,22 +9,30 @@
  *
  * Start here:
  *
- *     bool mask[1000] = {true};
- *     int64_t length = 1000;
- *     DLDevice cpu = {kDLCPU, 0};
- *     DLDataType boolean = {kDLBool, 8, 1};
- *     DLManagedTensor *src, *chunks[4];
- *     if (gc_tensor_from_pointer(mask, cpu, boolean, 1, &length, NULL, NULL, NULL, &src) != GC_STATUS_OK ||
- *         gc_pack_chunks(src, 4, chunks) != GC_STATUS_OK) {
- *         fprintf(stderr, "%s\n", gc_last_error());
- *         exit(1);
- *     }
- *     // chunks[k]->dl_tensor.data holds the gc_chunk_bytes(1000, 4) bytes of chunk k. When they are sent:
- *     for (int k = 0; k < 4; k++)
- *         gc_tensor_free(chunks[k]);
- *     gc_tensor_free(src);
+ *     #include <gradcodec.h>
+ *     #include <stdio.h>
  *
- * and compile with `cc program.c $(pkg-config --cflags --libs gradcodec)`. Functions are grouped as VERSION, ERRORS,
+ *     int main(void) {
+ *         unsigned char mask[1000] = {1, 0, 1};
+ *         int64_t length = 1000;
+ *         DLDevice cpu = {kDLCPU, 0};
+ *         DLDataType boolean = {kDLBool, 8, 1};
+ *         DLManagedTensor *src, *chunks[4];
+ *         if (gc_tensor_from_pointer(mask, cpu, boolean, 1, &length, NULL, NULL, NULL, &src) != GC_STATUS_OK ||
+ *             gc_pack_chunks(src, 4, chunks) != GC_STATUS_OK) {
+ *             fprintf(stderr, "%s\n", gc_last_error());
+ *             return 1;
+ *         }
+ *         for (int k = 0; k < 4; k++) {
+ *             const unsigned char *bytes = chunks[k]->dl_tensor.data; // gc_chunk_bytes(1000, 4) of them, to send
+ *             printf("chunk %d: %d bytes, the first is 0x%02x\n", k, (int)chunks[k]->dl_tensor.shape[0], bytes[0]);
+ *             gc_tensor_free(chunks[k]);
+ *         }
+ *         gc_tensor_free(src);
+ *         return 0;
+ *     }
+ *
+ * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`. Functions are grouped as VERSION, ERRORS,
  * TENSORS, BITS and WORKERS; what holds for all of them comes first.
  *
  * TWO TIERS
@@ -55,17 +63,32 @@
  *
  * WHEN A CALL FAILS
  *
- * Functions return a gc_status_t, 0 for success. gc_last_error() has the failure in words, with the number that was
- * wrong. Arguments are checked before anything runs: a status from that check means that nothing changed. Of several
- * faults any one may be reported. Pointers must be NULL or good: a wild pointer cannot be told from a good one.
+ * Functions that can fail return a gc_status_t, 0 for success; but gc_chunk_bytes() returns -1 for failure, and
+ * functions without a result only set the last error. gc_last_error() has the failure in words, with the number that
+ * was wrong. Arguments are checked before anything runs: a status from that check means that nothing changed. Of
+ * several faults any one may be reported.
  *
- * An output whose bytes intersect those of an input or of another output, from the lowest to the highest address of
- * each, or whose own elements overlap, is refused.
+ * Any pointer may cause INVALID_ARGUMENT, if it is NULL or not aligned; beyond that it must be good, for a wild one
+ * cannot be told from it. Any tensor may cause
  *
- * THREADS AND FORKS
+ * - INVALID_ARGUMENT: a negative size or ndim; shape NULL, or data with elements; tensors on different devices;
+ * - UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: not one of those above;
+ * - DRIVER_UNAVAILABLE: on CUDA, without a driver that could take it;
+ * - SIZE_OVERFLOW: more than 2^63 - 1 elements, or some beyond the address space.
+ *
+ * Any tensor to be written to may cause INVALID_ARGUMENT also by overlap: if its bytes, from the lowest to the highest
+ * address, intersect those of an input or of another output; if its own elements overlap; or if its strides are so
+ * tangled that this cannot be decided in a millisecond, which takes many dimensions, each reaching into the next.
+ *
+ * Functions that return new tensors may cause OUT_OF_MEMORY. What a function lists is its own, beyond all this.
+ *
+ * THREADS, FORKS AND STACKS
  *
  * Any thread may call any function at any time on different objects, and inputs may be shared between calls. A forked
- * child may go on calling. Deleters and callbacks of yours run on the thread that releases.
+ * child may go on calling. A call uses less than 32 KiB of stack, your callbacks not counted.
+ *
+ * Deleters and callbacks of yours run on the thread that releases. They must return: no exception and no longjmp may
+ * leave them.
  *
  * NAMES
  *
@@ -180,8 +203,7 @@ const char *gc_last_error(void);
  *
  * `shape`: `ndim` sizes, copied; may be NULL when `ndim` is 0. `*out`: yours to release.
  *
- * INVALID_ARGUMENT: a negative size or ndim, NULL. UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: see WHAT TENSORS MAY BE.
- * SIZE_OVERFLOW: more than 2^63 - 1 bytes. OUT_OF_MEMORY.
+ * SIZE_OVERFLOW: more than 2^63 - 1 bytes.
  */
 gc_status_t gc_tensor_empty(DLDevice device,
                             DLDataType dtype,
@@ -194,12 +216,11 @@ gc_status_t gc_tensor_empty(DLDevice device,
  *
  * `data`: element 0; NULL only if there is no element. `shape`: `ndim` sizes, `strides`: as many strides in elements,
  * NULL for compact; both are copied. `release`, unless NULL, is called once with `ctx` when the last user of the tensor
- * has released it, on that user's thread; it is not called when this function fails. `*out`: yours to release.
+ * has released it, on that user's thread; it must not throw or longjmp. It is not called when this function fails.
+ * `*out`: yours to release.
  *
- * The device is believed, not asked for: memory of another process or card is valid here.
- *
- * INVALID_ARGUMENT: NULL, a negative size or ndim. UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: see WHAT TENSORS MAY BE.
- * SIZE_OVERFLOW: elements beyond the address space. OUT_OF_MEMORY.
+ * The device is believed, not asked for: memory of another process or card is valid here. `*out` gives it back as you
+ * said it, CUDAHost included.
  */
 gc_status_t gc_tensor_from_pointer(void *data,
                                    DLDevice device,
@@ -218,10 +239,8 @@ void gc_tensor_free(DLManagedTensor *tensor);
  * The same tensor in DLPack's versioned form (1.0, no flags), which NumPy imports as writable. (It imports the legacy
  * form as read-only.)
  *
- * `src`: taken on success, still yours when the call fails. `*out`: yours to release, by its own deleter:
- * `v->deleter(v)`.
- *
- * INVALID_ARGUMENT, UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: as for any input. OUT_OF_MEMORY.
+ * `src`: taken on success, still yours when the call fails; if it has no deleter, the struct may go as soon as the call
+ * returns, its memory must stay. `*out`: yours to release, by its own deleter: `v->deleter(v)`.
  */
 gc_status_t gc_tensor_to_versioned(DLManagedTensor *src,
                                    struct DLManagedTensorVersioned **out);
@@ -229,11 +248,10 @@ gc_status_t gc_tensor_to_versioned(DLManagedTensor *src,
 /*
  * The same tensor in DLPack's legacy form, which is what all other functions take and JAX imports.
  *
- * `src`: any version 1.x, taken on success, still yours when the call fails. `*out`: yours to release.
+ * `src`: any version 1.x, taken as by gc_tensor_to_versioned(). `*out`: yours to release.
  *
  * READ_ONLY: the legacy form cannot say that a tensor is. (To read it, borrow it: `{ v->dl_tensor, NULL, NULL }`.)
- * INVALID_ARGUMENT: another major version; and as for any input, like UNSUPPORTED_DTYPE and UNSUPPORTED_DEVICE.
- * OUT_OF_MEMORY.
+ * INVALID_ARGUMENT: another major version.
  */
 gc_status_t gc_tensor_from_versioned(struct DLManagedTensorVersioned *src,
                                      DLManagedTensor **out);
@@ -242,8 +260,9 @@ gc_status_t gc_tensor_from_versioned(struct DLManagedTensorVersioned *src,
  * For PyCapsule_New from ctypes or cffi: releases the tensor of a capsule that nobody consumed.
  *
  * Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
- * Finds Python in the process that calls it: this library does not link against it. Pass its address only: to call it
- * yourself you would have to hold the GIL, which ctypes.CDLL gives up.
+ * NULL is no capsule: that sets the last error, and nothing else happens. Finds Python in the process that calls it:
+ * this library does not link against it. Pass its address only: to call it yourself you would have to hold the GIL,
+ * which ctypes.CDLL gives up.
  */
 void gc_capsule_destructor(void *py_capsule);
 
@@ -289,8 +308,8 @@ int64_t gc_chunk_bytes(int64_t n_elements,
  * element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`; the first
  * is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
  *
- * INVALID_ARGUMENT: NULL, n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs_into() packs signs. SIZE_OVERFLOW.
- * OUT_OF_MEMORY.
+ * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs_into() packs signs. SIZE_OVERFLOW: more than
+ * 2^63 - 1 bytes, or pointers.
  */
 gc_status_t gc_pack_chunks(const DLManagedTensor *src,
                            size_t n_chunks,
@@ -303,8 +322,8 @@ gc_status_t gc_pack_chunks(const DLManagedTensor *src,
  * stride, on one device. Their bits past `n_elements` are ignored. `*out`: one-dimensional, bool, `n_elements` long,
  * yours to release.
  *
- * INVALID_ARGUMENT: NULL (also one of the chunks), n_chunks 0, a negative n_elements, chunks on different devices.
- * UNSUPPORTED_DTYPE: a chunk that is not uint8. SHAPE_MISMATCH: a chunk of another length. OUT_OF_MEMORY.
+ * INVALID_ARGUMENT: n_chunks 0, a negative n_elements. UNSUPPORTED_DTYPE: a chunk that is not uint8. SHAPE_MISMATCH: a
+ * chunk of another length.
  */
 gc_status_t gc_unpack_chunks(DLManagedTensor *const *chunks,
                              size_t n_chunks,
@@ -318,7 +337,7 @@ gc_status_t gc_unpack_chunks(DLManagedTensor *const *chunks,
  * end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of `src`
  * with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
  *
- * INVALID_ARGUMENT: NULL, an axis out of range, an order that is none. UNSUPPORTED_DTYPE: floats. OUT_OF_MEMORY.
+ * INVALID_ARGUMENT: an axis out of range, an order that is none. UNSUPPORTED_DTYPE: floats.
  */
 gc_status_t gc_pack_bits(const DLManagedTensor *src,
                          int32_t axis,
@@ -332,8 +351,8 @@ gc_status_t gc_pack_bits(const DLManagedTensor *src,
  * GC_COUNT_ALL; or a number, beyond the last bit zeros; or a negative one, to leave off that many at the end. `*out`:
  * uint8, of the shape of `src` with that many along the axis (one-dimensional when flattened), yours to release.
  *
- * INVALID_ARGUMENT: NULL, an axis out of range, an order that is none, a count that leaves off more bits than there
- * are. UNSUPPORTED_DTYPE: not uint8. SIZE_OVERFLOW, OUT_OF_MEMORY.
+ * INVALID_ARGUMENT: an axis out of range, an order that is none, a count that leaves off more bits than there are.
+ * UNSUPPORTED_DTYPE: not uint8. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
  */
 gc_status_t gc_unpack_bits(const DLManagedTensor *src,
                            int32_t axis,
@@ -347,8 +366,8 @@ gc_status_t gc_unpack_bits(const DLManagedTensor *src,
  * `src`: bool or integer, any shape and strides, flattened in C order. `dst`: uint8, C-contiguous, two-dimensional:
  * [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk. Every byte of it is written.
  *
- * INVALID_ARGUMENT: NULL, an order that is none, dst without chunks, dst intersecting src, tensors on different
- * devices. UNSUPPORTED_DTYPE: floats in src, dst not uint8. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst.
+ * INVALID_ARGUMENT: an order that is none, dst without chunks. UNSUPPORTED_DTYPE: floats in src, dst not uint8.
+ * SHAPE_MISMATCH, NOT_CONTIGUOUS: dst.
  */
 gc_status_t gc_pack_chunks_into(const DLTensor *src,
                                 gc_bit_order_t order,
@@ -361,8 +380,8 @@ gc_status_t gc_pack_chunks_into(const DLTensor *src,
  * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape and
  * strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
  *
- * INVALID_ARGUMENT: NULL, an order that is none, src without chunks, dst intersecting src or overlapping itself,
- * tensors on different devices. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH, NOT_CONTIGUOUS: src.
+ * INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH,
+ * NOT_CONTIGUOUS: src.
  */
 gc_status_t gc_unpack_chunks_into(const DLTensor *src,
                                   gc_bit_order_t order,
@@ -385,8 +404,7 @@ gc_status_t gc_pack_signs_into(const DLTensor *src,
  *
  * `dst`: uint8, of the shape that gc_pack_bits() would give, any strides.
  *
- * Errors as for gc_pack_bits(), and INVALID_ARGUMENT: dst intersecting src or overlapping itself, tensors on different
- * devices. UNSUPPORTED_DTYPE: dst not uint8. SHAPE_MISMATCH: dst.
+ * As gc_pack_bits(); and UNSUPPORTED_DTYPE: dst not uint8. SHAPE_MISMATCH: dst.
  */
 gc_status_t gc_pack_bits_into(const DLTensor *src,
                               int32_t axis,
@@ -400,8 +418,7 @@ gc_status_t gc_pack_bits_into(const DLTensor *src,
  * `dst`: of the shape that gc_unpack_bits() would give, whatever its length along the axis: that is the count. Any
  * strides; uint8, or any other dtype that gc_unpack_chunks_into() writes.
  *
- * Errors as for gc_unpack_bits(), and INVALID_ARGUMENT: dst intersecting src or overlapping itself, tensors on different
- * devices. SHAPE_MISMATCH: dst.
+ * As gc_unpack_bits(), and SHAPE_MISMATCH: dst.
  */
 gc_status_t gc_unpack_bits_into(const DLTensor *src,
                                 int32_t axis,

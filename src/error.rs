@@ -56,8 +56,13 @@ pub enum Status {
 impl Status {
     /// Its name in the header.
     pub fn name(self) -> &'static CStr {
-        STATUS_NAMES.iter().find(|(status, _)| *status == self).map_or(c"GC_STATUS_UNKNOWN", |(_, name)| name)
+        status_name(self as i32)
     }
+}
+
+/// The name in the header of the status with this code.
+pub fn status_name(code: i32) -> &'static CStr {
+    STATUS_NAMES.iter().find(|(status, _)| *status as i32 == code).map_or(c"GC_STATUS_UNKNOWN", |(_, name)| name)
 }
 
 /// Each status with its name in the header.

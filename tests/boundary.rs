@@ -9,7 +9,7 @@ use std::{
 struct Function {
     name: String,
     place: String,
-    /// What lies between the signature's closing parenthesis and the body's opening brace.
+    /// What lies between the braces, trimmed.
     body: String,
     exported: bool,
 }

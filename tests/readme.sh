@@ -1,5 +1,6 @@
 #!/bin/sh
-# readme.sh CC PYTHON LIBRARY: the programs that README.md shows, as they stand there, print what it says they print.
+# readme.sh CC PYTHON LIBRARY: the programs that README.md shows, as they stand there, print what it says they print;
+# and the one at the top of gradcodec.h compiles and runs.
 set -eu
 [ $# -eq 3 ] || { echo "usage: $0 CC PYTHON LIBRARY" >&2; exit 2; }
 cc=$1 python=$2
@@ -27,11 +28,16 @@ compare() {
     echo "ok $1: $(cat "$work/got")"
 }
 
+# compile NAME: $work/NAME.c, as a newcomer would but for the warnings
+compile() {
+    # shellcheck disable=SC2086 # a compiler may come with options
+    $cc -std=c99 -Wall -Wextra -pedantic -Werror -I"$root/include" "$work/$1.c" -o "$work/$1" -L"$library" -lgradcodec
+}
+
 export LD_LIBRARY_PATH="$library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 
 block c > "$work/pack.c"
-# shellcheck disable=SC2086 # a compiler may come with options
-$cc -std=c99 -Wall -Wextra -pedantic -Werror -I"$root/include" "$work/pack.c" -o "$work/pack" -L"$library" -lgradcodec
+compile pack
 "$work/pack" > "$work/got"
 compare c
 
@@ -39,4 +45,12 @@ block python > "$work/pack.py"
 "$python" "$work/pack.py" > "$work/got"
 compare python
 
-echo "ok: the README's programs run"
+# The block that is indented after "Start here:".
+sed -n '/^ \* Start here:$/,/^ \* Compile it/s/^ \*     //p' "$root/include/gradcodec.h" > "$work/start.c"
+compile start
+"$work/start" > "$work/got"
+[ "$(wc -l < "$work/got")" -eq 4 ] && [ "$(head -n 1 "$work/got")" = "chunk 0: 32 bytes, the first is 0xa0" ] ||
+    { echo "FAILED: the program at the top of gradcodec.h printed:" >&2; cat "$work/got" >&2; exit 1; }
+echo "ok header: $(head -n 1 "$work/got")"
+
+echo "ok: the programs of README.md and gradcodec.h run"

@@ -49,8 +49,8 @@ pub extern "C" fn gc_chunk_bytes(n_elements: i64, n_chunks: usize) -> i64 {
 /// element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`; the first
 /// is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
 ///
-/// INVALID_ARGUMENT: NULL, n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs_into() packs signs. SIZE_OVERFLOW.
-/// OUT_OF_MEMORY.
+/// INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs_into() packs signs. SIZE_OVERFLOW: more than
+/// 2^63 - 1 bytes, or pointers.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -62,7 +62,9 @@ pub unsafe extern "C" fn gc_pack_chunks(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor, and room for `n_chunks` pointers.
-        let (src, out) = unsafe { (borrow::managed("src", src)?, Out::new("out", out, n_chunks)?) };
+        let (src, out) = unsafe {
+            (borrow::managed("src", src)?, Out::several("out", out, borrow::Count::of("n_chunks", n_chunks))?)
+        };
         out.fill(bits::pack_chunks(&src, n_chunks)?.into_raw());
         Ok(())
     })
@@ -74,8 +76,8 @@ pub unsafe extern "C" fn gc_pack_chunks(
 /// stride, on one device. Their bits past `n_elements` are ignored. `*out`: one-dimensional, bool, `n_elements` long,
 /// yours to release.
 ///
-/// INVALID_ARGUMENT: NULL (also one of the chunks), n_chunks 0, a negative n_elements, chunks on different devices.
-/// UNSUPPORTED_DTYPE: a chunk that is not uint8. SHAPE_MISMATCH: a chunk of another length. OUT_OF_MEMORY.
+/// INVALID_ARGUMENT: n_chunks 0, a negative n_elements. UNSUPPORTED_DTYPE: a chunk that is not uint8. SHAPE_MISMATCH: a
+/// chunk of another length.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -89,7 +91,9 @@ pub unsafe extern "C" fn gc_unpack_chunks(
     boundary(|| {
         bits::chunk_bytes(n_elements, n_chunks)?;
         // SAFETY: the caller promises `n_chunks` tensors, and room for a pointer.
-        let (chunks, out) = unsafe { (borrow::managed_items("chunks", chunks, n_chunks)?, Out::new("out", out, 1)?) };
+        let (chunks, out) = unsafe {
+            (borrow::managed_items("chunks", chunks, borrow::Count::of("n_chunks", n_chunks))?, Out::one("out", out)?)
+        };
         out.fill(bits::unpack_chunks(&chunks, n_elements)?.into_raw());
         Ok(())
     })
@@ -101,7 +105,7 @@ pub unsafe extern "C" fn gc_unpack_chunks(
 /// end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of `src`
 /// with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
 ///
-/// INVALID_ARGUMENT: NULL, an axis out of range, an order that is none. UNSUPPORTED_DTYPE: floats. OUT_OF_MEMORY.
+/// INVALID_ARGUMENT: an axis out of range, an order that is none. UNSUPPORTED_DTYPE: floats.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -114,7 +118,7 @@ pub unsafe extern "C" fn gc_pack_bits(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor, and room for a pointer.
-        let (src, out) = unsafe { (borrow::managed("src", src)?, Out::new("out", out, 1)?) };
+        let (src, out) = unsafe { (borrow::managed("src", src)?, Out::one("out", out)?) };
         out.fill(bits::pack_bits(&src, to_axis(axis), BitOrder::from_code(order)?)?.into_raw());
         Ok(())
     })
@@ -126,8 +130,8 @@ pub unsafe extern "C" fn gc_pack_bits(
 /// GC_COUNT_ALL; or a number, beyond the last bit zeros; or a negative one, to leave off that many at the end. `*out`:
 /// uint8, of the shape of `src` with that many along the axis (one-dimensional when flattened), yours to release.
 ///
-/// INVALID_ARGUMENT: NULL, an axis out of range, an order that is none, a count that leaves off more bits than there
-/// are. UNSUPPORTED_DTYPE: not uint8. SIZE_OVERFLOW, OUT_OF_MEMORY.
+/// INVALID_ARGUMENT: an axis out of range, an order that is none, a count that leaves off more bits than there are.
+/// UNSUPPORTED_DTYPE: not uint8. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -141,7 +145,7 @@ pub unsafe extern "C" fn gc_unpack_bits(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor, and room for a pointer.
-        let (src, out) = unsafe { (borrow::managed("src", src)?, Out::new("out", out, 1)?) };
+        let (src, out) = unsafe { (borrow::managed("src", src)?, Out::one("out", out)?) };
         let (axis, count) = (to_axis(axis), to_count(count));
         out.fill(bits::unpack_bits(&src, axis, count, BitOrder::from_code(order)?)?.into_raw());
         Ok(())
@@ -153,8 +157,8 @@ pub unsafe extern "C" fn gc_unpack_bits(
 /// `src`: bool or integer, any shape and strides, flattened in C order. `dst`: uint8, C-contiguous, two-dimensional:
 /// [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk. Every byte of it is written.
 ///
-/// INVALID_ARGUMENT: NULL, an order that is none, dst without chunks, dst intersecting src, tensors on different
-/// devices. UNSUPPORTED_DTYPE: floats in src, dst not uint8. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst.
+/// INVALID_ARGUMENT: an order that is none, dst without chunks. UNSUPPORTED_DTYPE: floats in src, dst not uint8.
+/// SHAPE_MISMATCH, NOT_CONTIGUOUS: dst.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
@@ -178,8 +182,8 @@ pub unsafe extern "C" fn gc_pack_chunks_into(
 /// `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape and
 /// strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
 ///
-/// INVALID_ARGUMENT: NULL, an order that is none, src without chunks, dst intersecting src or overlapping itself,
-/// tensors on different devices. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH, NOT_CONTIGUOUS: src.
+/// INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH,
+/// NOT_CONTIGUOUS: src.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
@@ -224,8 +228,7 @@ pub unsafe extern "C" fn gc_pack_signs_into(
 ///
 /// `dst`: uint8, of the shape that gc_pack_bits() would give, any strides.
 ///
-/// Errors as for gc_pack_bits(), and INVALID_ARGUMENT: dst intersecting src or overlapping itself, tensors on different
-/// devices. UNSUPPORTED_DTYPE: dst not uint8. SHAPE_MISMATCH: dst.
+/// As gc_pack_bits(); and UNSUPPORTED_DTYPE: dst not uint8. SHAPE_MISMATCH: dst.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
@@ -250,8 +253,7 @@ pub unsafe extern "C" fn gc_pack_bits_into(
 /// `dst`: of the shape that gc_unpack_bits() would give, whatever its length along the axis: that is the count. Any
 /// strides; uint8, or any other dtype that gc_unpack_chunks_into() writes.
 ///
-/// Errors as for gc_unpack_bits(), and INVALID_ARGUMENT: dst intersecting src or overlapping itself, tensors on different
-/// devices. SHAPE_MISMATCH: dst.
+/// As gc_unpack_bits(), and SHAPE_MISMATCH: dst.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.

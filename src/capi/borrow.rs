@@ -12,24 +12,53 @@ use crate::{
     tensor::{Name, View},
 };
 
+/// A number of items, and the argument that says it.
+#[derive(Clone, Copy)]
+pub struct Count {
+    argument: &'static str,
+    items: usize,
+}
+
+impl Count {
+    pub const fn of(argument: &'static str, items: usize) -> Self {
+        Self { argument, items }
+    }
+
+    /// From an argument that C passes as a signed integer.
+    pub fn of_signed(argument: &'static str, items: i32) -> Result<Self> {
+        let items = usize::try_from(items).map_err(|_| error!(InvalidArgument, "{argument}: {items} is negative"))?;
+        Ok(Self { argument, items })
+    }
+
+    /// Refuses more items than any memory holds at the argument `name`.
+    fn check<T>(self, name: &'static str) -> Result<()> {
+        let Self { argument, items } = self;
+        if items > isize::MAX as usize / size_of::<T>().max(1) {
+            return Err(error!(SizeOverflow, "{argument}: {items} items at {name} exceed the address space"));
+        }
+        Ok(())
+    }
+}
+
 /// Reads `count` items.
 ///
 /// # Safety
 /// Unless NULL or unaligned, `pointer` is the address of `count` items that stay readable and unchanged for `'a`.
-pub unsafe fn items<'a, T>(name: &'static str, pointer: *const T, count: usize) -> Result<&'a [T]> {
-    if count == 0 {
+pub unsafe fn items<'a, T>(name: &'static str, pointer: *const T, count: Count) -> Result<&'a [T]> {
+    if count.items == 0 {
         return Ok(&[]);
     }
-    check_count::<T>(name, count)?;
+    count.check::<T>(name)?;
     check(Name::new(name), pointer)?;
     // SAFETY: not NULL, aligned, of a size that fits, and readable by the caller's promise.
-    Ok(unsafe { slice::from_raw_parts(pointer, count) })
+    Ok(unsafe { slice::from_raw_parts(pointer, count.items) })
 }
 
 /// Borrows a tensor.
 ///
 /// # Safety
 /// Unless NULL or unaligned, `tensor` points at a DLTensor that keeps the promise of [`View::from_dlpack`].
+#[inline]
 pub unsafe fn tensor<'a>(name: &'static str, tensor: *const DLTensor) -> Result<View<'a>> {
     let name = Name::new(name);
     check(name, tensor)?;
@@ -53,12 +82,14 @@ pub unsafe fn managed<'a>(name: &'static str, tensor: *const DLManagedTensor) ->
 pub unsafe fn managed_items<'a>(
     name: &'static str,
     tensors: *const *mut DLManagedTensor,
-    count: usize,
+    count: Count,
 ) -> Result<Vec<View<'a>>> {
     // SAFETY: the caller's promise.
     let tensors = unsafe { items(name, tensors, count)? };
     let mut views = Vec::new();
-    views.try_reserve_exact(count).map_err(|_| error!(OutOfMemory, "{name}: {count} views could not be had"))?;
+    views
+        .try_reserve_exact(tensors.len())
+        .map_err(|_| error!(OutOfMemory, "{name}: {} views could not be had", tensors.len()))?;
     for (index, &tensor) in tensors.iter().enumerate() {
         // SAFETY: the caller's promise.
         views.push(unsafe { managed_named(Name::of_item(name, index), tensor)? });
@@ -98,11 +129,6 @@ pub unsafe fn versioned<'a>(name: &'static str, tensor: *const DLManagedTensorVe
     }
 }
 
-/// A number of items that C passes as a signed integer.
-pub fn count(name: &'static str, count: i32) -> Result<usize> {
-    usize::try_from(count).map_err(|_| error!(InvalidArgument, "{name}: {count} is negative"))
-}
-
 /// The place of one result or of several, to be written once nothing can fail any more.
 pub struct Out<T> {
     first: *mut T,
@@ -111,16 +137,23 @@ pub struct Out<T> {
 
 impl<T> Out<T> {
     /// # Safety
+    /// Unless NULL or unaligned, `place` has room for a result.
+    pub unsafe fn one(name: &'static str, place: *mut T) -> Result<Self> {
+        check(Name::new(name), place)?;
+        Ok(Self { first: place, count: 1 })
+    }
+
+    /// # Safety
     /// Unless NULL or unaligned, `first` has room for `count` results.
-    pub unsafe fn new(name: &'static str, first: *mut T, count: usize) -> Result<Self> {
-        check_count::<T>(name, count)?;
+    pub unsafe fn several(name: &'static str, first: *mut T, count: Count) -> Result<Self> {
+        count.check::<T>(name)?;
         check(Name::new(name), first)?;
-        Ok(Self { first, count })
+        Ok(Self { first, count: count.items })
     }
 
     pub fn fill(self, results: impl IntoIterator<Item = T>) {
         for (index, result) in results.into_iter().take(self.count).enumerate() {
-            // SAFETY: `new` was promised room for `count` results.
+            // SAFETY: `one` or `several` was promised room for `count` results.
             unsafe { self.first.add(index).write(result) };
         }
     }
@@ -132,13 +165,6 @@ fn check<T>(name: Name, pointer: *const T) -> Result<()> {
     }
     if !pointer.is_aligned() {
         return Err(error!(InvalidArgument, "{name}: address {pointer:p} is not aligned to {}", align_of::<T>()));
-    }
-    Ok(())
-}
-
-fn check_count<T>(name: &'static str, count: usize) -> Result<()> {
-    if count > isize::MAX as usize / size_of::<T>().max(1) {
-        return Err(error!(SizeOverflow, "n_chunks: {count} {name} exceed the address space"));
     }
     Ok(())
 }

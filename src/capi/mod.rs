@@ -7,23 +7,31 @@
 //! Start here:
 //!
 //! ```c
-//! bool mask[1000] = {true};
-//! int64_t length = 1000;
-//! DLDevice cpu = {kDLCPU, 0};
-//! DLDataType boolean = {kDLBool, 8, 1};
-//! DLManagedTensor *src, *chunks[4];
-//! if (gc_tensor_from_pointer(mask, cpu, boolean, 1, &length, NULL, NULL, NULL, &src) != GC_STATUS_OK ||
-//!     gc_pack_chunks(src, 4, chunks) != GC_STATUS_OK) {
-//!     fprintf(stderr, "%s\n", gc_last_error());
-//!     exit(1);
+//! #include <gradcodec.h>
+//! #include <stdio.h>
+//!
+//! int main(void) {
+//!     unsigned char mask[1000] = {1, 0, 1};
+//!     int64_t length = 1000;
+//!     DLDevice cpu = {kDLCPU, 0};
+//!     DLDataType boolean = {kDLBool, 8, 1};
+//!     DLManagedTensor *src, *chunks[4];
+//!     if (gc_tensor_from_pointer(mask, cpu, boolean, 1, &length, NULL, NULL, NULL, &src) != GC_STATUS_OK ||
+//!         gc_pack_chunks(src, 4, chunks) != GC_STATUS_OK) {
+//!         fprintf(stderr, "%s\n", gc_last_error());
+//!         return 1;
+//!     }
+//!     for (int k = 0; k < 4; k++) {
+//!         const unsigned char *bytes = chunks[k]->dl_tensor.data; // gc_chunk_bytes(1000, 4) of them, to send
+//!         printf("chunk %d: %d bytes, the first is 0x%02x\n", k, (int)chunks[k]->dl_tensor.shape[0], bytes[0]);
+//!         gc_tensor_free(chunks[k]);
+//!     }
+//!     gc_tensor_free(src);
+//!     return 0;
 //! }
-//! // chunks[k]->dl_tensor.data holds the gc_chunk_bytes(1000, 4) bytes of chunk k. When they are sent:
-//! for (int k = 0; k < 4; k++)
-//!     gc_tensor_free(chunks[k]);
-//! gc_tensor_free(src);
 //! ```
 //!
-//! and compile with `cc program.c $(pkg-config --cflags --libs gradcodec)`. Functions are grouped as VERSION, ERRORS,
+//! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`. Functions are grouped as VERSION, ERRORS,
 //! TENSORS, BITS and WORKERS; what holds for all of them comes first.
 //!
 //! TWO TIERS
@@ -54,17 +62,32 @@
 //!
 //! WHEN A CALL FAILS
 //!
-//! Functions return a gc_status_t, 0 for success. gc_last_error() has the failure in words, with the number that was
-//! wrong. Arguments are checked before anything runs: a status from that check means that nothing changed. Of several
-//! faults any one may be reported. Pointers must be NULL or good: a wild pointer cannot be told from a good one.
+//! Functions that can fail return a gc_status_t, 0 for success; but gc_chunk_bytes() returns -1 for failure, and
+//! functions without a result only set the last error. gc_last_error() has the failure in words, with the number that
+//! was wrong. Arguments are checked before anything runs: a status from that check means that nothing changed. Of
+//! several faults any one may be reported.
 //!
-//! An output whose bytes intersect those of an input or of another output, from the lowest to the highest address of
-//! each, or whose own elements overlap, is refused.
+//! Any pointer may cause INVALID_ARGUMENT, if it is NULL or not aligned; beyond that it must be good, for a wild one
+//! cannot be told from it. Any tensor may cause
 //!
-//! THREADS AND FORKS
+//! - INVALID_ARGUMENT: a negative size or ndim; shape NULL, or data with elements; tensors on different devices;
+//! - UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: not one of those above;
+//! - DRIVER_UNAVAILABLE: on CUDA, without a driver that could take it;
+//! - SIZE_OVERFLOW: more than 2^63 - 1 elements, or some beyond the address space.
+//!
+//! Any tensor to be written to may cause INVALID_ARGUMENT also by overlap: if its bytes, from the lowest to the highest
+//! address, intersect those of an input or of another output; if its own elements overlap; or if its strides are so
+//! tangled that this cannot be decided in a millisecond, which takes many dimensions, each reaching into the next.
+//!
+//! Functions that return new tensors may cause OUT_OF_MEMORY. What a function lists is its own, beyond all this.
+//!
+//! THREADS, FORKS AND STACKS
 //!
 //! Any thread may call any function at any time on different objects, and inputs may be shared between calls. A forked
-//! child may go on calling. Deleters and callbacks of yours run on the thread that releases.
+//! child may go on calling. A call uses less than 32 KiB of stack, your callbacks not counted.
+//!
+//! Deleters and callbacks of yours run on the thread that releases. They must return: no exception and no longjmp may
+//! leave them.
 //!
 //! NAMES
 //!

@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use crate::error::STATUS_NAMES;
+use crate::error::status_name;
 
 use super::boundary::{boundary, gc_status_t, last_error};
 
@@ -10,10 +10,7 @@ use super::boundary::{boundary, gc_status_t, last_error};
 /// that this version does not have. Static text, never NULL.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_status_name(status: gc_status_t) -> *const c_char {
-    boundary(|| {
-        let known = STATUS_NAMES.iter().find(|(known, _)| *known as gc_status_t == status);
-        Ok(known.map_or(c"GC_STATUS_UNKNOWN", |(_, name)| name).as_ptr())
-    })
+    boundary(|| Ok(status_name(status).as_ptr()))
 }
 
 /// This thread's last failure in words, such as "dst: 3 chunks of 17 bytes expected for 400 elements, got shape [3, 16]".

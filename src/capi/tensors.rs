@@ -7,7 +7,7 @@ use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersione
 use crate::tensor::{self, Device, Dtype, Name, Outputs, Release, Shape, View};
 
 use super::{
-    borrow::{self, Out},
+    borrow::{self, Count, Out},
     boundary::{boundary, gc_status_t},
 };
 
@@ -15,8 +15,7 @@ use super::{
 ///
 /// `shape`: `ndim` sizes, copied; may be NULL when `ndim` is 0. `*out`: yours to release.
 ///
-/// INVALID_ARGUMENT: a negative size or ndim, NULL. UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: see WHAT TENSORS MAY BE.
-/// SIZE_OVERFLOW: more than 2^63 - 1 bytes. OUT_OF_MEMORY.
+/// SIZE_OVERFLOW: more than 2^63 - 1 bytes.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -31,7 +30,7 @@ pub unsafe extern "C" fn gc_tensor_empty(
     boundary(|| {
         // SAFETY: the caller promises `ndim` sizes and room for a pointer.
         let (shape, out) =
-            unsafe { (borrow::items("shape", shape, borrow::count("ndim", ndim)?)?, Out::new("out", out, 1)?) };
+            unsafe { (borrow::items("shape", shape, Count::of_signed("ndim", ndim)?)?, Out::one("out", out)?) };
         let device = Device::from_dlpack(Name::new("device"), device)?;
         let dtype = Dtype::from_dlpack(Name::new("dtype"), dtype)?;
         out.fill(Outputs::allocate(Name::new("shape"), device, dtype, Shape::of(shape), 1)?.into_raw());
@@ -43,12 +42,11 @@ pub unsafe extern "C" fn gc_tensor_empty(
 ///
 /// `data`: element 0; NULL only if there is no element. `shape`: `ndim` sizes, `strides`: as many strides in elements,
 /// NULL for compact; both are copied. `release`, unless NULL, is called once with `ctx` when the last user of the tensor
-/// has released it, on that user's thread; it is not called when this function fails. `*out`: yours to release.
+/// has released it, on that user's thread; it must not throw or longjmp. It is not called when this function fails.
+/// `*out`: yours to release.
 ///
-/// The device is believed, not asked for: memory of another process or card is valid here.
-///
-/// INVALID_ARGUMENT: NULL, a negative size or ndim. UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: see WHAT TENSORS MAY BE.
-/// SIZE_OVERFLOW: elements beyond the address space. OUT_OF_MEMORY.
+/// The device is believed, not asked for: memory of another process or card is valid here. `*out` gives it back as you
+/// said it, CUDAHost included.
 ///
 /// # Safety
 /// The pointers are as described, and the memory stays until `release` is called.
@@ -75,7 +73,7 @@ pub unsafe extern "C" fn gc_tensor_from_pointer(
             byte_offset: 0,
         };
         // SAFETY: the caller promises `ndim` sizes and strides, memory that they describe, and room for a pointer.
-        let (view, out) = unsafe { (View::from_dlpack(Name::new("tensor"), &described)?, Out::new("out", out, 1)?) };
+        let (view, out) = unsafe { (View::from_dlpack(Name::new("tensor"), &described)?, Out::one("out", out)?) };
         out.fill(tensor::from_pointer(&view, Release { function: release, context: ctx })?.into_raw());
         Ok(())
     })
@@ -97,10 +95,8 @@ pub unsafe extern "C" fn gc_tensor_free(tensor: *mut DLManagedTensor) {
 /// The same tensor in DLPack's versioned form (1.0, no flags), which NumPy imports as writable. (It imports the legacy
 /// form as read-only.)
 ///
-/// `src`: taken on success, still yours when the call fails. `*out`: yours to release, by its own deleter:
-/// `v->deleter(v)`.
-///
-/// INVALID_ARGUMENT, UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: as for any input. OUT_OF_MEMORY.
+/// `src`: taken on success, still yours when the call fails; if it has no deleter, the struct may go as soon as the call
+/// returns, its memory must stay. `*out`: yours to release, by its own deleter: `v->deleter(v)`.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -112,7 +108,7 @@ pub unsafe extern "C" fn gc_tensor_to_versioned(
     boundary(|| {
         // SAFETY: the caller promises a tensor of its own, and room for a pointer.
         unsafe {
-            let (view, out) = (borrow::managed("src", src)?, Out::new("out", out, 1)?);
+            let (view, out) = (borrow::managed("src", src)?, Out::one("out", out)?);
             out.fill(tensor::to_versioned(&view, src)?.into_raw());
         }
         Ok(())
@@ -121,11 +117,10 @@ pub unsafe extern "C" fn gc_tensor_to_versioned(
 
 /// The same tensor in DLPack's legacy form, which is what all other functions take and JAX imports.
 ///
-/// `src`: any version 1.x, taken on success, still yours when the call fails. `*out`: yours to release.
+/// `src`: any version 1.x, taken as by gc_tensor_to_versioned(). `*out`: yours to release.
 ///
 /// READ_ONLY: the legacy form cannot say that a tensor is. (To read it, borrow it: `{ v->dl_tensor, NULL, NULL }`.)
-/// INVALID_ARGUMENT: another major version; and as for any input, like UNSUPPORTED_DTYPE and UNSUPPORTED_DEVICE.
-/// OUT_OF_MEMORY.
+/// INVALID_ARGUMENT: another major version.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -137,7 +132,7 @@ pub unsafe extern "C" fn gc_tensor_from_versioned(
     boundary(|| {
         // SAFETY: the caller promises a tensor of its own, and room for a pointer.
         unsafe {
-            let (view, out) = (borrow::versioned("src", src)?, Out::new("out", out, 1)?);
+            let (view, out) = (borrow::versioned("src", src)?, Out::one("out", out)?);
             out.fill(tensor::from_versioned(&view, src)?.into_raw());
         }
         Ok(())
@@ -147,8 +142,9 @@ pub unsafe extern "C" fn gc_tensor_from_versioned(
 /// For PyCapsule_New from ctypes or cffi: releases the tensor of a capsule that nobody consumed.
 ///
 /// Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
-/// Finds Python in the process that calls it: this library does not link against it. Pass its address only: to call it
-/// yourself you would have to hold the GIL, which ctypes.CDLL gives up.
+/// NULL is no capsule: that sets the last error, and nothing else happens. Finds Python in the process that calls it:
+/// this library does not link against it. Pass its address only: to call it yourself you would have to hold the GIL,
+/// which ctypes.CDLL gives up.
 ///
 /// # Safety
 /// `py_capsule` is a PyCapsule, and the caller holds the GIL, as Python does when it calls a destructor.

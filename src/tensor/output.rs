@@ -14,7 +14,6 @@ use std::{
 use dlpark::{
     ManagedTensorBase,
     ffi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor},
-    legacy, versioned,
 };
 
 use crate::{
@@ -70,9 +69,9 @@ enum Storage {
     /// The caller's memory, with what to call when it is no longer needed.
     Borrowed { _release: Release },
     /// A tensor that was taken over whole.
-    Legacy { _tensor: legacy::Dlpack },
+    Legacy { _tensor: Taken<DLManagedTensor> },
     /// The same, in DLPack's versioned form.
-    Versioned { _tensor: versioned::Dlpack },
+    Versioned { _tensor: Taken<DLManagedTensorVersioned> },
 }
 
 /// A callback of the caller, to run once.
@@ -91,12 +90,66 @@ impl Drop for Release {
     }
 }
 
+/// Somebody's tensor, released through the deleter that it came with.
+struct Taken<M: ManagedTensorBase> {
+    tensor: *mut M,
+    deleter: Deleter<M>,
+}
+
+type Deleter<M> = unsafe extern "C" fn(*mut M);
+
+impl<M: ManagedTensorBase> Drop for Taken<M> {
+    fn drop(&mut self) {
+        // SAFETY: the tensor was given away with this deleter, to be called once.
+        unsafe { (self.deleter)(self.tensor) };
+    }
+}
+
+/// Takes a tensor over: what of it must stay alive as long as its memory is used, wrapped by `keep`.
+///
+/// The deleter is read here: a tensor without one may be a struct that is gone when the new tensor is released, so
+/// nothing of it is kept. And one of our own gives its storage up, so that a tensor that changes its form again and
+/// again neither grows nor nests its releases.
+///
+/// # Safety
+/// `tensor` is the caller's to give away.
+unsafe fn take<M: ManagedTensorBase>(tensor: *mut M, keep: fn(Taken<M>) -> Storage) -> Option<Storage> {
+    // SAFETY: a tensor by the caller's promise. If it is ours, `finish` made it, and as long as it is not released its
+    // allocation lives; when it is the last one, nobody else can come to look at that.
+    unsafe {
+        let its_deleter = (*tensor).deleter()?;
+        if ptr::fn_addr_eq(its_deleter, deleter::<M> as Deleter<M>) {
+            let shared = (*tensor).manager_ctx().cast::<Shared>();
+            if (*shared).alive.load(Ordering::Acquire) == 1 {
+                return Shared::take_apart(shared);
+            }
+        }
+        Some(keep(Taken { tensor, deleter: its_deleter }))
+    }
+}
+
 /// The start of an allocation of headers: `Shared`, then the headers, then one shape and strides for all of them.
 struct Shared {
     /// Tensors that were handed out and not released.
     alive: AtomicUsize,
     layout: Layout,
+    /// None: memory that needs nobody, of a tensor that came without a deleter.
     storage: Option<Storage>,
+}
+
+impl Shared {
+    /// Frees the headers and hands out what they kept alive.
+    ///
+    /// # Safety
+    /// `shared` was written by [`Headers::finish`], and nobody uses any of its tensors any more.
+    unsafe fn take_apart(shared: *mut Self) -> Option<Storage> {
+        // SAFETY: the caller's promise; the allocation was made with this layout.
+        unsafe {
+            let Self { layout, storage, .. } = ptr::read(shared);
+            alloc::dealloc(shared.cast(), layout);
+            storage
+        }
+    }
 }
 
 /// The headers of `count` tensors of one shape, without memory yet. `M` is DLPack's legacy or versioned form.
@@ -144,11 +197,18 @@ impl<M: ManagedTensorBase> Headers<M> {
     }
 
     /// Makes the tensors: number k begins `step * k` bytes after `data`, and all keep `storage` alive.
-    fn finish(self, storage: Storage, data: *mut u8, step: usize, device: DLDevice, dtype: DLDataType) -> Outputs<M> {
+    fn finish(
+        self,
+        storage: Option<Storage>,
+        data: *mut u8,
+        step: usize,
+        device: DLDevice,
+        dtype: DLDataType,
+    ) -> Outputs<M> {
         let shared = self.shared.as_ptr();
         // SAFETY: `reserve` made room for a Shared, `count` headers and the lengths; nobody else knows of them yet.
         unsafe {
-            shared.write(Shared { alive: AtomicUsize::new(self.count), layout: self.layout, storage: Some(storage) });
+            shared.write(Shared { alive: AtomicUsize::new(self.count), layout: self.layout, storage });
             for index in 0..self.count {
                 // Without dimensions both may be NULL, and JAX and others write it so.
                 let lengths = if self.ndim == 0 { ptr::null_mut() } else { self.lengths.as_ptr() };
@@ -209,7 +269,8 @@ impl Outputs {
         let headers = Headers::reserve(count, shape.ndim(), shape.compact())?;
         let data = memory.data();
         let step = if data.is_null() { 0 } else { bytes as usize };
-        Ok(headers.finish(Storage::Ours { _memory: memory }, data, step, device.to_dlpack(), dtype.to_dlpack()))
+        let storage = Some(Storage::Ours { _memory: memory });
+        Ok(headers.finish(storage, data, step, device.to_dlpack(), dtype.to_dlpack()))
     }
 
     /// The first tensor, to be written.
@@ -259,7 +320,7 @@ pub fn from_pointer(view: &View<'_>, release: Release) -> Result<Outputs> {
     // A failure must not run it: the caller keeps what it has not given.
     let release = ManuallyDrop::new(release);
     let headers = Headers::like(view)?;
-    let storage = Storage::Borrowed { _release: ManuallyDrop::into_inner(release) };
+    let storage = Some(Storage::Borrowed { _release: ManuallyDrop::into_inner(release) });
     Ok(headers.finish(storage, view.data(), 0, view.dl_device(), view.dtype().to_dlpack()))
 }
 
@@ -268,11 +329,9 @@ pub fn from_pointer(view: &View<'_>, release: Release) -> Result<Outputs> {
 /// # Safety
 /// `tensor` is what `view` was made of, and the caller's to give away. It is taken on success only.
 pub unsafe fn to_versioned(view: &View<'_>, tensor: *mut DLManagedTensor) -> Result<Outputs<DLManagedTensorVersioned>> {
-    let headers = Headers::<DLManagedTensorVersioned>::like(view)?;
     // SAFETY: the caller's promise.
-    let taken = unsafe { legacy::Dlpack::from_raw(tensor) };
-    let storage = Storage::Legacy { _tensor: taken.map_err(|why| error!(InvalidArgument, "{}: {why}", view.name()))? };
-    let outputs = headers.finish(storage, view.data(), 0, view.dl_device(), view.dtype().to_dlpack());
+    let outputs: Outputs<DLManagedTensorVersioned> =
+        unsafe { convert(view, tensor, |_tensor| Storage::Legacy { _tensor })? };
     // SAFETY: the header was just made and nobody else knows of it.
     unsafe { (*outputs.first.as_ptr()).version = DLPackVersion { major: 1, minor: 0 } };
     Ok(outputs)
@@ -283,12 +342,23 @@ pub unsafe fn to_versioned(view: &View<'_>, tensor: *mut DLManagedTensor) -> Res
 /// # Safety
 /// `tensor`, of major version 1, is what `view` was made of, and the caller's to give away. It is taken on success only.
 pub unsafe fn from_versioned(view: &View<'_>, tensor: *mut DLManagedTensorVersioned) -> Result<Outputs> {
-    let headers = Headers::like(view)?;
     // SAFETY: the caller's promise.
-    let taken = unsafe { versioned::Dlpack::from_raw(tensor) };
-    let storage =
-        Storage::Versioned { _tensor: taken.map_err(|why| error!(InvalidArgument, "{}: {why}", view.name()))? };
-    Ok(headers.finish(storage, view.data(), 0, view.dl_device(), view.dtype().to_dlpack()))
+    unsafe { convert(view, tensor, |_tensor| Storage::Versioned { _tensor }) }
+}
+
+/// # Safety
+/// `tensor` is what `view` was made of, and the caller's to give away. It is taken on success only.
+unsafe fn convert<From: ManagedTensorBase, To: ManagedTensorBase>(
+    view: &View<'_>,
+    tensor: *mut From,
+    keep: fn(Taken<From>) -> Storage,
+) -> Result<Outputs<To>> {
+    let headers = Headers::like(view)?;
+    // Once the tensor is taken, the lengths that the view shows may be gone.
+    let (data, device, dtype) = (view.data(), view.dl_device(), view.dtype().to_dlpack());
+    // SAFETY: the caller's promise.
+    let storage = unsafe { take(tensor, keep) };
+    Ok(headers.finish(storage, data, 0, device, dtype))
 }
 
 /// Releases a tensor of either form through its deleter; NULL, or a NULL deleter: nothing.
@@ -317,11 +387,89 @@ unsafe extern "C" fn deleter<M: ManagedTensorBase>(tensor: *mut M) {
             let shared = (*tensor).manager_ctx().cast::<Shared>();
             if (*shared).alive.fetch_sub(1, Ordering::Release) == 1 {
                 fence(Ordering::Acquire);
-                let Shared { layout, storage, .. } = ptr::read(shared);
-                alloc::dealloc(shared.cast(), layout);
-                drop(storage);
+                drop(Shared::take_apart(shared));
             }
         }
         Ok(())
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    unsafe extern "C" fn count(context: *mut c_void) {
+        boundary(|| {
+            // SAFETY: the test below passes the address of a counter.
+            unsafe { (*context.cast::<AtomicUsize>()).fetch_add(1, Ordering::Relaxed) };
+            Ok(())
+        });
+    }
+
+    fn view<M: ManagedTensorBase>(tensor: *mut M) -> View<'static> {
+        // SAFETY: a tensor of ours, whose lengths live until it is released or taken.
+        unsafe { View::from_dlpack(Name::new("test"), (*tensor).tensor()).unwrap() }
+    }
+
+    fn there_and_back(tensor: *mut DLManagedTensor) -> *mut DLManagedTensor {
+        // SAFETY: the tensor is given away; so is what becomes of it.
+        unsafe {
+            let versioned = to_versioned(&view(tensor), tensor).unwrap().into_raw().next().unwrap();
+            from_versioned(&view(versioned), versioned).unwrap().into_raw().next().unwrap()
+        }
+    }
+
+    #[test]
+    fn a_million_changes_of_form_are_one_release_on_a_small_stack() {
+        let released = AtomicUsize::new(0);
+        let work = || {
+            let context = ptr::from_ref(&released).cast_mut().cast();
+            let mut byte = 1u8;
+            let mut length = 1;
+            let described = DLTensor {
+                data: ptr::from_mut(&mut byte).cast(),
+                device: Device::Cpu.to_dlpack(),
+                ndim: 1,
+                dtype: Dtype::U8.to_dlpack(),
+                shape: &mut length,
+                strides: ptr::null_mut(),
+                byte_offset: 0,
+            };
+            // SAFETY: the description is that of `byte`.
+            let lent = unsafe { View::from_dlpack(Name::new("test"), &described).unwrap() };
+            let outputs = from_pointer(&lent, Release { function: Some(count), context }).unwrap();
+            let mut tensor = outputs.into_raw().next().unwrap();
+            for _ in 0..1_000_000 {
+                tensor = there_and_back(tensor);
+            }
+            assert_eq!(view(tensor).data(), described.data.cast());
+            assert_eq!(released.load(Ordering::Relaxed), 0);
+            // SAFETY: ours, and not used afterwards.
+            unsafe { release(tensor) };
+        };
+        std::thread::scope(|scope| {
+            std::thread::Builder::new().stack_size(128 << 10).spawn_scoped(scope, work).unwrap().join().unwrap();
+        });
+        assert_eq!(released.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn chunks_that_change_their_form_keep_the_memory_of_the_others() {
+        let outputs = Outputs::allocate(Name::new("test"), Device::Cpu, Dtype::U8, Shape::of(&[64]), 3).unwrap();
+        let mut chunks: Vec<_> = outputs.into_raw().collect();
+        for (index, chunk) in chunks.iter_mut().enumerate() {
+            // SAFETY: 64 bytes of ours.
+            unsafe { view(*chunk).data().write_bytes(index as u8, 64) };
+            for _ in 0..3 {
+                *chunk = there_and_back(*chunk);
+            }
+        }
+        for (index, chunk) in chunks.into_iter().enumerate() {
+            // SAFETY: as above; each is released once.
+            unsafe {
+                assert_eq!(std::slice::from_raw_parts(view(chunk).data(), 64), [index as u8; 64]);
+                release(chunk);
+            }
+        }
+    }
 }

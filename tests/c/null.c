@@ -54,6 +54,7 @@ int main(void) {
 
     gc_tensor_free(NULL);
     gc_capsule_destructor(NULL);
+    CHECK(strcmp(gc_last_error(), "py_capsule: NULL") == 0);
 
     invalid(gc_tensor_to_versioned(NULL, &versioned), "src: NULL");
     invalid(gc_tensor_to_versioned(&src, NULL), "out: NULL");
@@ -67,7 +68,8 @@ int main(void) {
     invalid(gc_pack_chunks(&src, 0, outs), "n_chunks: at least 1 expected, got 0");
     invalid(gc_pack_chunks(&src, 2, NULL), "out: NULL");
     invalid(gc_pack_chunks(&src, 2, odd_out), "out: address");
-    expect(gc_pack_chunks(&src, SIZE_MAX, outs), GC_STATUS_SIZE_OVERFLOW, "n_chunks: 18446744073709551615");
+    expect(gc_pack_chunks(&src, SIZE_MAX, outs), GC_STATUS_SIZE_OVERFLOW,
+           "n_chunks: 18446744073709551615 items at out");
 
     invalid(gc_unpack_chunks(NULL, 2, 16, &out), "chunks: NULL");
     invalid(gc_unpack_chunks(chunks, 2, 16, &out), "chunks[0]: NULL");
@@ -75,7 +77,8 @@ int main(void) {
     invalid(gc_unpack_chunks(chunks, 0, 16, &out), "n_chunks: at least 1 expected, got 0");
     invalid(gc_unpack_chunks(chunks, 2, -16, &out), "n_elements: -16");
     invalid(gc_unpack_chunks(chunks, 2, 16, NULL), "out: NULL");
-    expect(gc_unpack_chunks(chunks, SIZE_MAX, 16, &out), GC_STATUS_SIZE_OVERFLOW, "n_chunks: 18446744073709551615");
+    expect(gc_unpack_chunks(chunks, SIZE_MAX, 16, &out), GC_STATUS_SIZE_OVERFLOW,
+           "n_chunks: 18446744073709551615 items at chunks");
 
     invalid(gc_pack_bits(NULL, 0, GC_BIT_ORDER_BIG, &out), "src: NULL");
     invalid(gc_pack_bits(&src, 0, GC_BIT_ORDER_BIG, NULL), "out: NULL");

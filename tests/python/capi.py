@@ -112,6 +112,7 @@ SIGNATURES = {
     "gc_tensor_to_versioned": (c_int32, Managed, POINTER(Versioned)),
     "gc_tensor_from_versioned": (c_int32, Versioned, POINTER(Managed)),
     "gc_tensor_free": (None, Managed),
+    "gc_set_threads": (c_int32, c_uint32),
     "gc_capsule_destructor": (None, c_void_p),  # wants the GIL, which CDLL gives up: only its address is of use
 }  # fmt: skip
 

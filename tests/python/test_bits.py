@@ -438,6 +438,77 @@ def test_large_transposes_are_read_in_c_order(transposed):
     np.testing.assert_array_equal(np.stack(chunks), chunk_rows(source, 2))
 
 
+# Enough for four workers, who get 4 MiB of elements each. Odd sizes: where one worker's part ends and the next begins
+# lies at any place of a row, of a byte and of a vector.
+# name: for about n elements, the shape of the memory that they are in; and how they lie there.
+LARGE = {
+    "in one piece": (lambda n: (n + 13,), lambda memory: memory),
+    "rows of a wider matrix": (lambda n: (n // 4099 + 1, 4111), lambda memory: memory[:, 5:-7]),
+    "transposed": (lambda n: (n // 4099 + 1, 4099), lambda memory: memory.T),
+    "few long rows": (lambda n: (67, n // 67 | 1), lambda memory: memory),
+    "every other column, from the end": (lambda n: (n // 1001 + 1, 2 * 1001), lambda memory: memory[:, ::-2]),
+}
+
+
+@pytest.fixture
+def set_threads():
+    yield lambda n: check(lib.gc_set_threads(n))
+    check(lib.gc_set_threads(0))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32"])
+@pytest.mark.parametrize(
+    "layout, axis",
+    [("in one piece", AXIS_NONE), *((layout, axis) for layout in list(LARGE)[1:] for axis in (AXIS_NONE, 0, 1))],
+)
+def test_any_number_of_workers_gives_the_same_bits(layout, dtype, axis, set_threads):
+    memory_shape, lie = LARGE[layout]
+    shape = memory_shape((17 << 20) // np.dtype(dtype).itemsize)
+    rng = np.random.default_rng(17)
+    memory = rng.integers(0, 256, int(np.prod(shape)), np.uint8).reshape(shape)
+    memory = np.where(memory < 128, 0, memory.astype(np.uint8 if dtype == "bool" else np.int32) << (dtype != "bool"))
+    target = np.empty_like(memory)
+    source, unpacked = Tensor(lie(memory), dtype), Tensor(lie(target), dtype)
+    truth = lie(memory) != 0
+
+    for order in ORDERS:
+        if axis == AXIS_NONE:
+            expected = chunk_rows(truth, 3, order)
+            written = np.empty_like(expected)
+        else:
+            expected = np.packbits(truth, axis=axis, bitorder=ORDERS[order])
+            written = np.empty((expected.shape[0], 2 * expected.shape[1]), np.uint8)[:, ::2]
+        bits, bytes_in = Tensor(written), Tensor(expected)
+        twin = np.full_like(memory, PATTERN)
+        lie(twin)[...] = truth
+
+        for n_threads in (1, 3) if order == BIG else (2, 4):
+            set_threads(n_threads)
+            written[...] = PATTERN
+            target[...] = PATTERN
+            out = Managed()
+            if axis == AXIS_NONE:
+                check(lib.gc_pack_chunks_into(source.view, order, bits.view, None))
+                check(lib.gc_unpack_chunks_into(bytes_in.view, order, unpacked.view, None))
+            else:
+                check(lib.gc_pack_bits_into(source.view, axis, order, bits.view, None))
+                check(lib.gc_unpack_bits_into(bytes_in.view, axis, order, unpacked.view, None))
+            assert np.array_equal(written, expected), f"{n_threads} threads, order {order}"
+            assert np.array_equal(target, twin), f"{n_threads} threads, order {order}"
+
+            if axis != AXIS_NONE:
+                check(lib.gc_pack_bits(source.managed, axis, order, byref(out)))
+                assert np.array_equal(take(out), expected), f"{n_threads} threads, order {order}"
+                count = truth.shape[axis]
+                check(lib.gc_unpack_bits(bytes_in.managed, axis, count, order, byref(out)))
+                assert np.array_equal(take(out), truth), f"{n_threads} threads, order {order}"
+            elif order == BIG:
+                chunks = pack_chunks(source, 3)
+                check(lib.gc_unpack_chunks(capi.managed_array(chunks), 3, truth.size, byref(out)))
+                assert np.array_equal(np.stack([take(c) for c in chunks]), expected), f"{n_threads} threads"
+                assert np.array_equal(take(out), truth.reshape(-1)), f"{n_threads} threads"
+
+
 def test_windows_that_overlap_are_read_as_they_are():
     line = np.random.default_rng(2).integers(0, 2, 40, np.uint8)
     windows = np.lib.stride_tricks.sliding_window_view(line, 9)

@@ -88,6 +88,7 @@ CALLS = {
     ),
     "gc_tensor_to_versioned": lambda: dict(src=elements(400), out=Out()),
     "gc_tensor_from_versioned": lambda: dict(src=VersionedTensor(np.full(400, PATTERN, np.uint8)), out=Out()),
+    "gc_set_threads": lambda: dict(n=0),
 }  # fmt: skip
 
 released = []  # by gc_tensor_from_pointer's callback
@@ -150,7 +151,7 @@ def tensors_in(arguments):
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-# Faults of any tensor that a function of bits takes.
+# Faults of any tensor that a function takes.
 TENSOR_FAULTS = [
     ({"": None}, INVALID_ARGUMENT, "NULL"),
     ({".data": None}, INVALID_ARGUMENT, "NULL"),
@@ -180,6 +181,8 @@ TENSORS = {
     "gc_pack_signs_into": ["src", "dst"],
     "gc_pack_bits_into": ["src", "dst"],
     "gc_unpack_bits_into": ["src", "dst"],
+    "gc_tensor_to_versioned": ["src"],
+    "gc_tensor_from_versioned": ["src"],
 }
 
 WITH_AXIS = [name for name, make in CALLS.items() if "axis" in make()]
@@ -187,6 +190,18 @@ WITH_ORDER = [name for name, make in CALLS.items() if "order" in make()]
 WITH_OUT = [name for name, make in CALLS.items() if "out" in make()]
 INTO = [name for name, make in CALLS.items() if "dst" in make()]
 
+
+def conway_guy(count):
+    """Strides with 2^count different sums of some of them, though none is wider than the narrower ones together."""
+    bounds = [0, 1]
+    for n in range(1, count):
+        bounds.append(2 * bounds[n] - bounds[n - int(0.5 + (2 * n) ** 0.5)])
+    return tuple(bounds[count] - bounds[count - 1 - k] for k in range(count))
+
+
+TANGLED = conway_guy(17)
+assert len({sum(s for k, s in enumerate(TANGLED) if i >> k & 1) for i in range(2**17)}) == 2**17
+FAR_AWAY = 2**40  # no memory at all: what a refused call must not touch
 
 TABLE = [
     # every tensor, every output, every axis and every order of every function
@@ -211,7 +226,11 @@ TABLE = [
         for device in (CUDA, CUDA_MANAGED)
     ),
     ("gc_unpack_chunks", {f"chunks[{k}].device": CUDA for k in range(3)}, DRIVER_UNAVAILABLE),
-    ("gc_tensor_empty", {"device": DLDevice(CUDA, 0)}, DRIVER_UNAVAILABLE),
+    *(
+        (function, {"device": DLDevice(device, 0)}, DRIVER_UNAVAILABLE)
+        for function in ("gc_tensor_empty", "gc_tensor_from_pointer")
+        for device in (CUDA, CUDA_MANAGED)
+    ),
     *((function, {"dst.device": CUDA}, INVALID_ARGUMENT, "dst") for function in INTO),
     ("gc_unpack_chunks", {"chunks[1].device": CUDA}, INVALID_ARGUMENT, "chunks[1]"),
     # counts and lengths
@@ -265,6 +284,10 @@ TABLE = [
         (function, {f"{name}.shape": shape, f"{name}.strides": strides}, SIZE_OVERFLOW, name, 2**62)
         for function, name in [("gc_pack_chunks", "src"), ("gc_pack_bits", "src"), ("gc_unpack_bits", "src")]
         for shape, strides in [((5,), (2**62,)), ((5,), (-(2**62),))]
+    ),
+    *(
+        (function, {"src.shape": (5,), "src.strides": (2**62,)}, SIZE_OVERFLOW, "src", 2**62)
+        for function in ("gc_tensor_to_versioned", "gc_tensor_from_versioned")
     ),
     ("gc_pack_chunks", {"src.byte_offset": 2**64 - 1}, SIZE_OVERFLOW, "src", 2**64 - 1),
     ("gc_pack_chunks", {"src.shape": (2**62,), "src.strides": (0,)}, OUT_OF_MEMORY, 3 * -(-(2**59) // 3)),
@@ -321,6 +344,20 @@ TABLE = [
     ("gc_pack_bits_into", {"dst.strides": (0, 1)}, INVALID_ARGUMENT, "dst", 0),
     ("gc_pack_bits_into", {"dst.strides": (1, 1)}, INVALID_ARGUMENT, "dst", 1),
     ("gc_unpack_bits_into", {"dst.strides": (80, 0)}, INVALID_ARGUMENT, "dst", 0),
+    # no two of these elements overlap, but to find that out takes too long; of the others there are more than places
+    (
+        "gc_unpack_chunks_into",
+        {"src": elements(1, 2**14), "dst.shape": (2,) * 17, "dst.strides": TANGLED, "dst.data": FAR_AWAY},
+        INVALID_ARGUMENT, "dst", "tangled", TANGLED[0],
+    ),
+    (
+        "gc_unpack_chunks_into",
+        {
+            "src": elements(1, 2**14), "dst.shape": (2,) * 17, "dst.strides": tuple(s // 5 + 1 for s in TANGLED),
+            "dst.data": FAR_AWAY,
+        },
+        INVALID_ARGUMENT, "dst", "one place",
+    ),
     # tensors from nothing, from pointers, from and to the versioned form
     *(
         (function, {"ndim": -3}, INVALID_ARGUMENT, "ndim", -3)
@@ -346,8 +383,7 @@ TABLE = [
     ("gc_tensor_from_pointer", {"data": None}, INVALID_ARGUMENT, "data", "NULL"),
     ("gc_tensor_from_pointer", {"shape": [2**40, 2**40], "strides": None}, SIZE_OVERFLOW, "shape", 2**40),
     ("gc_tensor_from_pointer", {"shape": [5, 5], "strides": [2**62, 1]}, SIZE_OVERFLOW, 2**62),
-    ("gc_tensor_to_versioned", {"src": None}, INVALID_ARGUMENT, "src", "NULL"),
-    ("gc_tensor_from_versioned", {"src": None}, INVALID_ARGUMENT, "src", "NULL"),
+    *(("gc_set_threads", {"n": n}, INVALID_ARGUMENT, "n", n, 1024) for n in (1025, 2**32 - 1)),
     ("gc_tensor_from_versioned", {"src.version": 2}, INVALID_ARGUMENT, "src", 2),
     ("gc_tensor_from_versioned", {"src.flags": READ_ONLY_FLAG}, Status.READ_ONLY, "src"),
     ("gc_tensor_from_versioned", {"src.flags": READ_ONLY_FLAG | 2 | 4}, Status.READ_ONLY, "src"),
