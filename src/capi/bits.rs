@@ -171,8 +171,10 @@ pub unsafe extern "C" fn gc_pack_chunks_into(
 ) -> gc_status_t {
     boundary(|| {
         let _ = stream; // the work of a CPU is done when the call returns
-        // SAFETY: the caller promises two tensors.
-        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
+        // SAFETY: the caller promises a tensor.
+        let src = unsafe { borrow::tensor("src", src)? };
+        // SAFETY: and another one.
+        let dst = unsafe { borrow::tensor("dst", dst)? };
         bits::pack_chunks_into(&src, BitOrder::from_code(order)?, &dst)
     })
 }
@@ -196,8 +198,10 @@ pub unsafe extern "C" fn gc_unpack_chunks_into(
 ) -> gc_status_t {
     boundary(|| {
         let _ = stream;
-        // SAFETY: the caller promises two tensors.
-        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
+        // SAFETY: the caller promises a tensor.
+        let src = unsafe { borrow::tensor("src", src)? };
+        // SAFETY: and another one.
+        let dst = unsafe { borrow::tensor("dst", dst)? };
         bits::unpack_chunks_into(&src, BitOrder::from_code(order)?, &dst)
     })
 }
@@ -218,8 +222,10 @@ pub unsafe extern "C" fn gc_pack_signs_into(
 ) -> gc_status_t {
     boundary(|| {
         let _ = stream;
-        // SAFETY: the caller promises two tensors.
-        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
+        // SAFETY: the caller promises a tensor.
+        let src = unsafe { borrow::tensor("src", src)? };
+        // SAFETY: and another one.
+        let dst = unsafe { borrow::tensor("dst", dst)? };
         bits::pack_signs_into(&src, BitOrder::from_code(order)?, &dst)
     })
 }
@@ -242,8 +248,10 @@ pub unsafe extern "C" fn gc_pack_bits_into(
 ) -> gc_status_t {
     boundary(|| {
         let _ = stream;
-        // SAFETY: the caller promises two tensors.
-        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
+        // SAFETY: the caller promises a tensor.
+        let src = unsafe { borrow::tensor("src", src)? };
+        // SAFETY: and another one.
+        let dst = unsafe { borrow::tensor("dst", dst)? };
         bits::pack_bits_into(&src, to_axis(axis), BitOrder::from_code(order)?, &dst)
     })
 }
@@ -267,8 +275,10 @@ pub unsafe extern "C" fn gc_unpack_bits_into(
 ) -> gc_status_t {
     boundary(|| {
         let _ = stream;
-        // SAFETY: the caller promises two tensors.
-        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
+        // SAFETY: the caller promises a tensor.
+        let src = unsafe { borrow::tensor("src", src)? };
+        // SAFETY: and another one.
+        let dst = unsafe { borrow::tensor("dst", dst)? };
         bits::unpack_bits_into(&src, to_axis(axis), BitOrder::from_code(order)?, &dst)
     })
 }

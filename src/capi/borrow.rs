@@ -58,7 +58,7 @@ pub unsafe fn items<'a, T>(name: &'static str, pointer: *const T, count: Count) 
 ///
 /// # Safety
 /// Unless NULL or unaligned, `tensor` points at a DLTensor that keeps the promise of [`View::from_dlpack`].
-#[inline]
+#[inline(always)]
 pub unsafe fn tensor<'a>(name: &'static str, tensor: *const DLTensor) -> Result<View<'a>> {
     let name = Name::new(name);
     check(name, tensor)?;

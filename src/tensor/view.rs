@@ -98,6 +98,7 @@ impl<'a> View<'a> {
     /// # Safety
     /// For `'a`: `shape`, and `strides` unless NULL, point at `ndim` integers that do not change, and the elements they
     /// describe are memory of that device, which nobody else writes (nor reads, if the tensor is an output).
+    #[inline(always)]
     pub unsafe fn from_dlpack(name: Name, tensor: &DLTensor) -> Result<Self> {
         let ndim = usize::try_from(tensor.ndim)
             .map_err(|_| error!(InvalidArgument, "{name}: ndim {} is negative", tensor.ndim))?;
@@ -112,48 +113,25 @@ impl<'a> View<'a> {
         }
         let elements = Shape::of(shape).elements(name)?;
 
-        let mut view = Self {
-            name,
-            device,
-            dl_device: tensor.device,
-            dtype,
-            shape,
-            strides,
-            elements,
-            data: std::ptr::null_mut(),
-            extent: (0, 0),
-        };
-        if elements > 0 {
-            if tensor.data.is_null() {
+        let (data, extent) = match elements {
+            0 => (std::ptr::null_mut(), (0, 0)),
+            _ if tensor.data.is_null() => {
                 return Err(error!(InvalidArgument, "{name}: data is NULL, with {elements} elements"));
             }
-            view.extent = view.addresses(tensor).ok_or_else(|| {
-                error!(
-                    SizeOverflow,
-                    "{name}: shape {} of {dtype} with strides {} and byte_offset {} reaches past the address space",
-                    Shape::of(shape),
-                    view.strides(),
-                    tensor.byte_offset
-                )
-            })?;
-            view.data = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
-        }
-        Ok(view)
-    }
-
-    /// The addresses that the elements of `tensor` cover; None if they do not fit in memory.
-    fn addresses(&self, tensor: &DLTensor) -> Option<(usize, usize)> {
-        let size = self.dtype.size as i64;
-        let (mut low, mut high) = (0i64, size);
-        for (count, stride) in self.dims() {
-            let reach = (count - 1).checked_mul(stride)?.checked_mul(size)?;
-            let end = if reach < 0 { &mut low } else { &mut high };
-            *end = end.checked_add(reach)?;
-        }
-        // More than isize::MAX bytes are no object of any allocator's.
-        high.checked_sub(low)?;
-        let start = tensor.data.addr().checked_add(usize::try_from(tensor.byte_offset).ok()?)?;
-        Some((start.checked_add_signed(low as isize)?, start.checked_add_signed(high as isize)?))
+            _ => {
+                let extent = addresses(tensor, dtype, dims(shape, strides)).ok_or_else(|| {
+                    error!(
+                        SizeOverflow,
+                        "{name}: shape {} of {dtype} with strides {} and byte_offset {} reaches past the address space",
+                        Shape::of(shape),
+                        Strides(strides),
+                        tensor.byte_offset
+                    )
+                })?;
+                (tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize), extent)
+            }
+        };
+        Ok(Self { name, device, dl_device: tensor.device, dtype, shape, strides, elements, data, extent })
     }
 
     pub fn name(&self) -> Name {
@@ -187,11 +165,7 @@ impl<'a> View<'a> {
 
     /// Size and stride (in elements) of each dimension, outermost first.
     pub fn dims(&self) -> impl Iterator<Item = (i64, i64)> + 'a {
-        let strides = self.strides;
-        Shape::of(self.shape)
-            .compact()
-            .enumerate()
-            .map(move |(axis, (size, compact))| (size, strides.map_or(compact, |strides| strides[axis])))
+        dims(self.shape, self.strides)
     }
 
     /// C-contiguous: sizes of 1 may carry any stride, and a tensor without elements always is.
@@ -203,15 +177,6 @@ impl<'a> View<'a> {
 
     /// The strides in words: as given, or that there are none.
     pub fn strides(&self) -> impl fmt::Display + 'a {
-        struct Strides<'a>(Option<&'a [i64]>);
-        impl fmt::Display for Strides<'_> {
-            fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                match self.0 {
-                    Some(strides) => Shape::of(strides).fmt(out),
-                    None => out.write_str("NULL"),
-                }
-            }
-        }
         Strides(self.strides)
     }
 
@@ -316,6 +281,41 @@ fn has_other_zero(steps: &[Step], sum: i128, moved: bool, budget: &mut u32) -> O
         }
     }
     Some(false)
+}
+
+/// Strides as refusals say them.
+struct Strides<'a>(Option<&'a [i64]>);
+
+impl fmt::Display for Strides<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(strides) => Shape::of(strides).fmt(out),
+            None => out.write_str("NULL"),
+        }
+    }
+}
+
+/// Size and stride (in elements) of each dimension, outermost first.
+fn dims<'a>(shape: &'a [i64], strides: Option<&'a [i64]>) -> impl Iterator<Item = (i64, i64)> + 'a {
+    Shape::of(shape)
+        .compact()
+        .enumerate()
+        .map(move |(axis, (size, compact))| (size, strides.map_or(compact, |strides| strides[axis])))
+}
+
+/// The addresses that the elements of `tensor` cover, of which there is one at least; None if they do not fit in memory.
+fn addresses(tensor: &DLTensor, dtype: Dtype, dims: impl Iterator<Item = (i64, i64)>) -> Option<(usize, usize)> {
+    let size = dtype.size as i64;
+    let (mut low, mut high) = (0i64, size);
+    for (count, stride) in dims {
+        let reach = (count - 1).checked_mul(stride)?.checked_mul(size)?;
+        let end = if reach < 0 { &mut low } else { &mut high };
+        *end = end.checked_add(reach)?;
+    }
+    // More than isize::MAX bytes are no object of any allocator's.
+    high.checked_sub(low)?;
+    let start = tensor.data.addr().checked_add(usize::try_from(tensor.byte_offset).ok()?)?;
+    Some((start.checked_add_signed(low as isize)?, start.checked_add_signed(high as isize)?))
 }
 
 /// `count` integers at `pointer`; None when it is NULL (unless there are none) or not aligned.

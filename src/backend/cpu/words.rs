@@ -468,7 +468,13 @@ unsafe fn pack<L: Lanes<T>, T: Word, const BIG: bool>(zeros: Zeros<T>, src: *con
             }
             end_of_stream();
         } else {
-            for index in 0..whole {
+            // By eights: the loop's own instructions are a third of one round.
+            for start in (0..whole - whole % 8).step_by(8) {
+                for index in start..start + 8 {
+                    words.add(index).write_unaligned(L::to_bits::<BIG>(zeros, src.add(index * 64 * T::SIZE)));
+                }
+            }
+            for index in whole - whole % 8..whole {
                 words.add(index).write_unaligned(L::to_bits::<BIG>(zeros, src.add(index * 64 * T::SIZE)));
             }
         }
