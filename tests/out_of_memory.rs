@@ -5,14 +5,27 @@ use std::{
     cell::Cell,
     ffi::{CStr, c_void},
     ptr,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
 use gradcodec::capi::*;
 
 const OUT_OF_MEMORY: gc_status_t = 10;
 
-/// Counts what this thread has allocated, and fails the allocation whose turn it is.
+/// Counts what this thread has allocated, and fails the allocation whose turn it is. With [`ALL_FAIL`], also every one of
+/// the library's threads.
 struct Failing;
+
+static ALL_FAIL: AtomicBool = AtomicBool::new(false);
+static FAILURES_OF_ALL: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this is a thread of the library, by its name. Those of the other tests are not to fail with them.
+fn is_of_the_library() -> bool {
+    let mut name = [0u8; 16];
+    // SAFETY: room for the name, which is no longer than that.
+    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    name.starts_with(b"gradcodec\0")
+}
 
 thread_local! {
     static UNTIL_FAILURE: Cell<Option<u32>> = const { Cell::new(None) };
@@ -25,6 +38,10 @@ thread_local! {
 // SAFETY: the system's allocator, which now and then is said to have no memory.
 unsafe impl GlobalAlloc for Failing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if ALL_FAIL.load(Ordering::Relaxed) && is_of_the_library() {
+            FAILURES_OF_ALL.fetch_add(1, Ordering::Relaxed);
+            return ptr::null_mut();
+        }
         if let Some(left) = UNTIL_FAILURE.get() {
             if left > 0 {
                 UNTIL_FAILURE.set(Some(left - 1));
@@ -129,6 +146,35 @@ fn unpacking_survives_the_failure_of_every_allocation() {
         assert_eq!(with_every_failure(1, |out| gc_unpack_chunks(chunks.as_ptr(), 2, 60, out)), 3);
         assert_eq!(with_every_failure(1, |out| gc_unpack_bits(&chunk, 0, i64::MIN, 0, out)), 2);
     }
+}
+
+#[test]
+fn a_large_job_into_memory_of_the_caller_allocates_nothing_on_any_thread() {
+    let (count, calls) = (16usize << 20, 40);
+    let (mut data, mut shape) = (vec![1u8; count], [count as i64]);
+    let (mut bytes, mut rows) = (vec![0u8; count / 8], [1, count as i64 / 8]);
+    let src = described(&mut data, 6, &mut shape);
+    let mut dst = described(&mut bytes, 1, &mut [0]);
+    (dst.ndim, dst.shape) = (2, rows.as_mut_ptr());
+    let threads = || {
+        std::fs::read_dir("/proc/self/task")
+            .unwrap()
+            .filter(|task| {
+                let name = task.as_ref().unwrap().path().join("comm");
+                std::fs::read_to_string(name).is_ok_and(|name| name == "gradcodec\n")
+            })
+            .count()
+    };
+    // SAFETY: tensors over `data` and `bytes`.
+    let mut pack = || unsafe { gc_pack_chunks_into(&src, 0, &mut dst, ptr::null_mut()) };
+    assert_eq!(gc_set_threads(4), 0);
+    assert_eq!(pack(), 0); // starts the threads
+    assert_eq!(threads(), 3);
+    ALL_FAIL.store(true, Ordering::Relaxed);
+    let (statuses, failed) = with_failure(0, true, || (0..calls).map(|_| pack()).max());
+    ALL_FAIL.store(false, Ordering::Relaxed);
+    assert_eq!((statuses, failed, FAILURES_OF_ALL.load(Ordering::Relaxed)), (Some(0), false, 0));
+    assert!(bytes.iter().all(|&byte| byte == 0xff));
 }
 
 #[test]

@@ -182,7 +182,7 @@ cp target/release/libgradcodec.so "$work/plain/libgradcodec.so.0"
 ln -sf libgradcodec.so.0 "$work/plain/libgradcodec.so"
 export GRADCODEC_LIBRARY=$work/plain/libgradcodec.so.0
 
-# The library's threads (rayon's) live until the process ends, and with them what glibc allocates for a thread. There
+# The library's threads live until the process ends, and with them what glibc allocates for a thread. There
 # is a pointer to its middle only, and valgrind calls that possibly lost. Nothing else is suppressed.
 cat >"$work/valgrind.supp" <<'EOF'
 {

@@ -2,12 +2,17 @@
 
 use std::{
     cell::{Cell, RefCell},
-    ffi::c_char,
+    ffi::{c_char, c_void},
     panic::{self, AssertUnwindSafe, PanicHookInfo},
-    sync::{Once, OnceLock},
+    ptr,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
 };
 
-use crate::error::{Error, MESSAGE_LIMIT, Result, Status, error, sentence};
+use crate::error::{Error, MESSAGE_LIMIT, Result, Status, sentence};
 
 /// The status of a call, as C sees it.
 #[allow(non_camel_case_types, reason = "the name in the header")]
@@ -60,6 +65,16 @@ impl Answer for *const c_char {
     }
 }
 
+impl Answer for *mut c_void {
+    type C = *mut c_void;
+    fn success(self) -> *mut c_void {
+        self
+    }
+    fn failure(_: Status) -> *mut c_void {
+        ptr::null_mut()
+    }
+}
+
 thread_local! {
     /// The last failure in words, with a NUL. No destructor, so that it is there as long as the thread is.
     static LAST_ERROR: RefCell<[u8; MESSAGE_LIMIT + 1]> = const { RefCell::new([0; MESSAGE_LIMIT + 1]) };
@@ -72,16 +87,30 @@ thread_local! {
 /// Runs what a caller asked for: a panic becomes a status, silently, and a failure becomes the thread's last error.
 pub fn boundary<T: Answer>(body: impl FnOnce() -> Result<T>) -> T::C {
     keep_panics_silent();
-    DEPTH.set(DEPTH.get() + 1);
-    let outcome = panic::catch_unwind(AssertUnwindSafe(body));
-    DEPTH.set(DEPTH.get() - 1);
-    let failure = match outcome {
+    let failure = match Error::catch(body) {
         Ok(Ok(value)) => return value.success(),
-        Ok(Err(failure)) => failure,
-        Err(_) => error!(Panic, "{}", PANIC.try_with(RefCell::take).unwrap_or_default()),
+        Ok(Err(failure)) | Err(failure) => failure,
     };
     remember(&failure);
     T::failure(failure.status)
+}
+
+/// Panics as errors: caught on one thread, they can go on on another, and arrive at its boundary as they were.
+impl Error {
+    /// Runs work within a call: a panic becomes an error that names its place, silently.
+    pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T> {
+        DEPTH.set(DEPTH.get() + 1);
+        let outcome = panic::catch_unwind(AssertUnwindSafe(work));
+        DEPTH.set(DEPTH.get() - 1);
+        let words = || PANIC.try_with(RefCell::take).unwrap_or_default();
+        outcome.map_err(|_| Self { status: Status::Panic, message: words() })
+    }
+
+    /// Goes on with a panic that was caught.
+    pub fn resume(self) -> ! {
+        let _ = PANIC.try_with(|words| words.replace(self.message));
+        panic::resume_unwind(Box::new(()))
+    }
 }
 
 /// This thread's last failure in words.
@@ -101,10 +130,10 @@ fn remember(failure: &Error) {
     });
 }
 
-/// Has the panic hook keep what it is told for `boundary` to report, and leaves panics elsewhere to the hook before.
+/// Has the panic hook keep what it is told for [`Error::catch`] to report, and leaves panics elsewhere to the hook before.
 fn keep_panics_silent() {
-    static ONCE: Once = Once::new();
     type Hook = dyn Fn(&PanicHookInfo<'_>) + Send + Sync;
+    static DONE: AtomicBool = AtomicBool::new(false);
     static PREVIOUS: OnceLock<Box<Hook>> = OnceLock::new();
     // A function without captures, so that installing it allocates nothing.
     fn hook(info: &PanicHookInfo<'_>) {
@@ -115,10 +144,12 @@ fn keep_panics_silent() {
             previous(info);
         }
     }
-    ONCE.call_once(|| {
+    // A thread that unwinds may not change the hook: then the next call does. Nobody waits for who is at it: a child that
+    // was forked meanwhile would wait for ever.
+    if !thread::panicking() && !DONE.swap(true, Ordering::Relaxed) {
         let _ = PREVIOUS.set(panic::take_hook());
         panic::set_hook(Box::new(hook));
-    });
+    }
 }
 
 #[cfg(test)]
@@ -126,6 +157,7 @@ mod tests {
     use std::{ffi::CStr, process::Command};
 
     use super::*;
+    use crate::error::error;
 
     fn last_error_text() -> String {
         // SAFETY: `last_error` points at this thread's text, which ends with a NUL.
@@ -166,15 +198,65 @@ mod tests {
         }
     }
 
-    #[test]
-    fn panics_inside_are_silent_and_others_are_not() {
+    /// What a test of this module prints in a process of its own.
+    fn stderr_of(test: &str) -> String {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", "capi::boundary::tests::one_panic_inside_and_one_outside"])
+            .args(["--exact", "--nocapture", &format!("capi::boundary::tests::{test}")])
             .env("GRADCODEC_TEST_PANICS", "1")
             .output()
             .unwrap();
-        let stderr = String::from_utf8_lossy(&child.stderr);
+        String::from_utf8(child.stderr).unwrap()
+    }
+
+    #[test]
+    fn panics_inside_are_silent_and_others_are_not() {
+        let stderr = stderr_of("one_panic_inside_and_one_outside");
         assert!(stderr.contains("\nto be heard"), "{stderr}");
         assert!(!stderr.contains("not to be heard"), "{stderr}");
+    }
+
+    /// Run by the next test in a process of its own, where these are the first calls.
+    #[test]
+    fn first_calls_while_a_panic_unwinds() {
+        struct Calls;
+        impl Drop for Calls {
+            fn drop(&mut self) {
+                assert!(thread::panicking());
+                assert_eq!(boundary(|| Ok(())), 0);
+                assert_eq!(boundary(|| -> Result<()> { panic!("while unwinding") }), 99);
+                eprintln!("the calls returned: {}", last_error_text());
+            }
+        }
+        if std::env::var_os("GRADCODEC_TEST_PANICS").is_some() {
+            assert!(
+                panic::catch_unwind(|| {
+                    let _calls = Calls;
+                    panic!("of the caller");
+                })
+                .is_err()
+            );
+            assert_eq!(boundary(|| -> Result<()> { panic!("not to be heard") }), 99);
+            eprintln!("the hook is there: {}", last_error_text());
+        }
+    }
+
+    #[test]
+    fn the_first_call_may_come_while_a_panic_unwinds() {
+        let stderr = stderr_of("first_calls_while_a_panic_unwinds");
+        assert!(stderr.contains("the calls returned: GC_STATUS_PANIC"), "{stderr}");
+        assert!(stderr.contains("the hook is there: a defect of this library, caught: "), "{stderr}");
+        assert_eq!(stderr.matches("not to be heard").count(), 1, "in the last error alone: {stderr}");
+    }
+
+    #[test]
+    fn a_panic_keeps_its_place_when_another_thread_goes_on_with_it() {
+        let status = boundary(|| -> Result<()> {
+            let caught: Result<()> =
+                thread::scope(|scope| scope.spawn(|| Error::catch(|| panic!("elsewhere"))).join().unwrap());
+            caught.or_else(|failure| failure.resume())
+        });
+        assert_eq!(status, 99);
+        assert!(last_error_text().contains("boundary.rs"), "{}", last_error_text());
+        assert!(last_error_text().contains("elsewhere"), "{}", last_error_text());
     }
 }

@@ -3,7 +3,11 @@
 //! What differs between instruction sets is how 64 elements become 64 bits and back ([`Lanes`]); everything around that
 //! is written once and compiled for each.
 
-use std::{mem::MaybeUninit, ptr, slice, sync::OnceLock};
+use std::{
+    mem::MaybeUninit,
+    ptr, slice,
+    sync::atomic::{AtomicPtr, Ordering},
+};
 
 use crate::ops::{
     bits::{BitOrder, One, Test},
@@ -1015,14 +1019,18 @@ impl InstructionSet {
 
     /// The one to use: the best there is, or the one that GRADCODEC_CPU names, if it is there.
     pub fn chosen() -> &'static Self {
-        static CHOSEN: OnceLock<&InstructionSet> = OnceLock::new();
-        CHOSEN.get_or_init(|| {
-            let wanted = std::env::var_os("GRADCODEC_CPU");
-            Self::available()
-                .find(|set| wanted.as_ref().is_none_or(|name| name == set.name))
-                .or_else(|| Self::available().next())
-                .expect("the portable one is always there")
-        })
+        // No lock: a child that is forked while another thread chooses would wait for it for ever. Who comes at the same
+        // time chooses the same.
+        static CHOSEN: AtomicPtr<InstructionSet> = AtomicPtr::new(ptr::null_mut());
+        // SAFETY: what is stored below is static.
+        if let Some(chosen) = unsafe { CHOSEN.load(Ordering::Acquire).as_ref() } {
+            return chosen;
+        }
+        let wanted = std::env::var_os("GRADCODEC_CPU");
+        let named = Self::available().find(|set| wanted.as_ref().is_none_or(|name| name == set.name));
+        let chosen = named.or_else(|| Self::available().next()).expect("the portable one is always there");
+        CHOSEN.store(ptr::from_ref(chosen).cast_mut(), Ordering::Release);
+        chosen
     }
 }
 
