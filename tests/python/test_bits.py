@@ -6,6 +6,7 @@ around, between and under the elements.
 """
 
 import ctypes
+import itertools
 import os
 import threading
 from dataclasses import dataclass
@@ -436,6 +437,22 @@ def test_large_transposes_are_read_in_c_order(transposed):
     source = truth.T if transposed else truth[::-1, ::-1]
     chunks = [take(c) for c in pack_chunks(Tensor(source), 2)]
     np.testing.assert_array_equal(np.stack(chunks), chunk_rows(source, 2))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int16"])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("shape", [(19, 67, 131), (5, 33, 18, 70), (3, 64, 129, 16)])
+def test_dimensions_in_any_order_are_read_and_written_in_c_order(shape, order, dtype):
+    memory = (np.random.default_rng(6).random(shape) < 0.5).astype(dtype)
+    for axes in itertools.permutations(range(len(shape))):
+        target = np.full_like(memory, 1)
+        source, unpacked = memory.transpose(axes), target.transpose(axes)
+        expected = chunk_rows(source, 3, order)
+        written = np.full_like(expected, PATTERN)
+        check(lib.gc_pack_chunks_into(Tensor(source).view, order, Tensor(written).view, None))
+        assert np.array_equal(written, expected), axes
+        check(lib.gc_unpack_chunks_into(Tensor(expected).view, order, Tensor(unpacked).view, None))
+        assert np.array_equal(target, memory), axes
 
 
 # Enough for four workers, who get 4 MiB of elements each. Odd sizes: where one worker's part ends and the next begins

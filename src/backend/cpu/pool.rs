@@ -18,7 +18,7 @@ use std::{
 
 use crate::{
     capi::boundary,
-    error::{Error, Result},
+    error::{Error, Result, error},
 };
 
 /// Stack of a thread. Parts take a few KiB; the rest is for thread-local storage, which glibc takes from it.
@@ -53,10 +53,17 @@ struct Job<'a> {
     failure: Mutex<Option<Error>>,
 }
 
+/// The most workers that can be asked for.
+const MOST_WORKERS: u32 = 1024;
+
 /// Sets the number of workers, the caller counted, for jobs from now on. Threads beyond it sleep.
-pub fn set_threads(wanted: u32) {
+pub fn set_threads(wanted: u32) -> Result<()> {
+    if wanted > MOST_WORKERS {
+        return Err(error!(InvalidArgument, "n: {wanted} workers; at most {MOST_WORKERS} expected"));
+    }
     CPUS.store(0, Ordering::Relaxed);
     WANTED.store(wanted, Ordering::Relaxed);
+    Ok(())
 }
 
 /// Runs `work(index, parts)` for every index below `parts`, which is at most `worth`, on the caller and the threads. A
@@ -273,7 +280,7 @@ mod tests {
     alone! {
         fn every_part_runs_once() {
             for wanted in [2, 1, 7, 3, 64, 2] {
-                set_threads(wanted);
+                set_threads(wanted).unwrap();
                 for worth in (0..=9).chain([63, 64, 65, 99]) {
                     for _ in 0..50 {
                         assert_eq!(runs_of(worth), vec![1; worth.clamp(1, wanted as usize)], "{worth} {wanted}");
@@ -286,7 +293,7 @@ mod tests {
     alone! {
         fn as_many_threads_work_as_are_wanted_the_caller_counted() {
             for wanted in [2, 5, 3, 5, 9] {
-                set_threads(wanted);
+                set_threads(wanted).unwrap();
                 assert_eq!(threads_of(wanted as usize).len(), wanted as usize);
             }
             assert_eq!(STARTED.load(Ordering::Relaxed), 8, "the caller is the ninth");
@@ -295,7 +302,7 @@ mod tests {
 
     alone! {
         fn one_worker_is_the_caller_and_starts_nothing() {
-            set_threads(1);
+            set_threads(1).unwrap();
             assert_eq!(runs_of(64), [1]);
             assert_eq!(threads_of(1), HashSet::from([thread::current().id()]));
             assert_eq!(STARTED.load(Ordering::Relaxed), 0);
@@ -304,7 +311,7 @@ mod tests {
 
     alone! {
         fn without_threads_the_caller_does_it_all() {
-            set_threads(4);
+            set_threads(4).unwrap();
             let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
             // SAFETY: limits of this process, which is this test's own: no more memory for stacks.
             unsafe {
@@ -325,8 +332,8 @@ mod tests {
 
     alone! {
         fn without_a_number_there_are_as_many_as_cpus() {
-            set_threads(3);
-            set_threads(0);
+            set_threads(3).unwrap();
+            set_threads(0).unwrap();
             let cpus = thread::available_parallelism().unwrap().get();
             assert_eq!(runs_of(99).len(), cpus.min(99));
         }
@@ -334,7 +341,7 @@ mod tests {
 
     alone! {
         fn callers_at_the_same_time_all_get_their_work_done() {
-            set_threads(4);
+            set_threads(4).unwrap();
             thread::scope(|scope| {
                 for _ in 0..8 {
                     scope.spawn(|| {
@@ -351,7 +358,7 @@ mod tests {
 
     alone! {
         fn a_caller_who_finds_the_threads_at_work_works_alone() {
-            set_threads(3);
+            set_threads(3).unwrap();
             let parts_within = Mutex::new(Vec::new());
             run(3, |_, _| parts_within.lock().unwrap().push(runs_of(3)));
             assert_eq!(parts_within.into_inner().unwrap(), [[1], [1], [1]]);
@@ -361,7 +368,7 @@ mod tests {
 
     alone! {
         fn signals_of_the_host_stay_with_its_threads() {
-            set_threads(3);
+            set_threads(3).unwrap();
             let blocked = |signal| {
                 let mut mask = MaybeUninit::uninit();
                 // SAFETY: asks for this thread's mask, which is then initialized.
@@ -389,7 +396,7 @@ mod tests {
         if env::var_os(ALONE).is_none() {
             return;
         }
-        set_threads(4);
+        set_threads(4).unwrap();
         let (caller, barrier) = (thread::current().id(), Barrier::new(4));
         for caller_panics in [false, true] {
             let done = AtomicU32::new(0);
