@@ -98,8 +98,13 @@ test-abi: $(LIBRARY)
 	sh tests/abi/symbols.sh $(LIBRARY) tests/abi/symbols.txt
 	$(PYTHON) tests/abi/abi.py "$(CC)" include
 
-test-python: $(LIBRARY) $(VENV)/ready
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(VENV)/bin/python -m pytest -q tests/python
+test-python: $(LIBRARY) $(VENV)/ready $(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) $(VENV)/bin/python -m pytest -q tests/python
+
+# CUDA drivers without a card, for what ours does with a driver's answers; the old one is of before 12.0.
+$(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1: tests/driver/libcuda.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) -shared -fPIC $(if $(findstring old,$@),-DWITHOUT_LIBRARIES) $< -o $@
 
 test-install: $(LIBRARY) $(VENV)/ready
 	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/install.sh $(BUILD)/install "$(CC)"
@@ -142,6 +147,20 @@ $(VENV)/plot: bench/requirements.txt $(VENV)/ready
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
+.PHONY: gpu-test gpu-bench
+## All tests that need a GPU, with the python3 that has NumPy, pytest, PyTorch and CuPy; and compute-sanitizer.
+gpu-test: $(LIBRARY)
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) bash tests/gpu/sanitize.sh $(PYTHON)
+
+## GPU speed beside a device-to-device copy and CuPy: build/bench/gpu.json and a table. BENCH=--quick is shorter.
+gpu-bench: $(BUILD)/bench/gpu_host.so
+	$(PYTHON) bench/gpu.py $(BENCH)
+
+$(BUILD)/bench/gpu_host.so: bench/gpu_host.c $(LIBRARY) include/gradcodec.h
+	@mkdir -p $(@D)
+	$(CC) -std=c11 $(CFLAGS) -shared -fPIC -Iinclude $< -o $@ $(LINK)
+
 ## Library with its SONAME link, headers, pkg-config file, licences. DESTDIR is respected.
 install: $(LIBRARY)
 	install -d $(DESTDIR)$(PREFIX)/share/doc/gradcodec
@@ -159,8 +178,8 @@ dist: $(LIBRARY)
 ifneq ($(wildcard Cargo.toml),)
 	rm -rf $(BUILD)/dist && mkdir -p $(BUILD)/dist/lib
 	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
-	cp -r include examples_c examples_python bench docs Makefile *.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
-	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/python tests/dlpack tests/abi tests/*.sh $(BUILD)/dist/tests/
+	cp -r include kernels examples_c examples_python bench docs Makefile *.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
+	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/driver tests/gpu tests/python tests/dlpack tests/abi tests/*.sh $(BUILD)/dist/tests/
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif
 

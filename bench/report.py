@@ -1,6 +1,6 @@
-"""Makes the CPU part of docs/PERFORMANCE.md and its plot of what bench/cpu.py measured.
+"""Makes the parts of docs/PERFORMANCE.md and their plots: of what bench/cpu.py measured, and bench/gpu.py.
 
-The part lies between two markers; what stands around them stays.
+Each part lies between two markers; what stands around them stays.
 """
 
 import argparse
@@ -10,7 +10,6 @@ import statistics
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- cpu -->", "<!-- /cpu -->"
 
 # To reach on one thread with AVX-512: of the plain loop over the same memory, and times NumPy.
 TO_REACH = {
@@ -35,7 +34,7 @@ LINES = {
 def median(row, contender):
     """Seconds a call; None if it did not take part."""
     samples = row["seconds"].get(contender)
-    return samples and statistics.median(samples)
+    return statistics.median(samples) if samples else None
 
 
 def rate(row, contender):
@@ -155,27 +154,203 @@ def plot(results, path):
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def insert(page, part):
+# --- the GPU ----------------------------------------------------------------------------------------------------------
+
+# Bytes a second, by a word of the card's name: below this it was not at its speed, and the run says nothing.
+LEAST_YARDSTICK = {"H200": 4.1e12}
+# To reach at 2^30 elements, of the yardstick.
+GPU_TO_REACH = {
+    "pack bool": 0.98,
+    "pack int32": 0.98,
+    "signs float32": 0.98,
+    "signs bfloat16": 0.98,
+    "unpack uint8": 0.97,
+    "unpack float32": 0.97,
+}
+# To reach by the host, seconds a call.
+HOST_TO_REACH = {
+    "gc_pack_chunks_into": 5e-6,
+    "gc_unpack_chunks_into": 5e-6,
+    "gc_pack_chunks and releases": 20e-6,
+}
+
+
+def yardstick(results):
+    """Bytes a second of the copy."""
+    return results["yardstick"]["bytes"] / statistics.median(results["yardstick"]["seconds"])
+
+
+def void(results):
+    """Why the run does not count, or nothing."""
+    for card, least in LEAST_YARDSTICK.items():
+        if card in results["about"]["card"] and yardstick(results) < least:
+            return (
+                f"VOID: the yardstick is {yardstick(results) / 1e12:.2f} TB/s, below {least / 1e12:.1f} on this card."
+            )
+    return None
+
+
+def fraction(results, row, contender="ours"):
+    """Bytes a second as a part of the yardstick's."""
+    seconds = median(row, contender)
+    return seconds and row["bytes"] / seconds / yardstick(results)
+
+
+def of_gpu_sizes(results):
+    lines = []
+    for row in results["sizes"]:
+        least = GPU_TO_REACH.get(row["kind"]) if row["elements"] == 2**30 else None
+        ours = fraction(results, row)
+        cells = [
+            f"2^{row['elements'].bit_length() - 1}",
+            number(median(row, "ours") * 1e6),
+            number(ours, 4),
+            number(fraction(results, row, "cupy"), 4),
+            number(fraction(results, row, "compress_by_chunk"), 4),
+            number(ratio(row, "ours", "cupy")),
+            f"{least}: {verdict(ours >= least)}" if least else "",
+        ]
+        lines.append([row["kind"], *cells])
+    header = ["kind", "elements", "us", "of the copy", "CuPy", "compress_by_chunk", "times CuPy", "to reach"]
+    return table(header, lines)
+
+
+def of_gpu_layouts(results):
+    rows = results["layouts"]
+    sides = list(dict.fromkeys(row["side"] for row in rows))
+    lines = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        of_kind = {row["side"]: row for row in rows if row["kind"] == kind}
+        fractions = [number(fraction(results, of_kind[side]), 4) if side in of_kind else "-" for side in sides]
+        lines.append([kind, *fractions])
+    return table(["kind", *(f"{side} x {side}" for side in sides)], lines)
+
+
+def of_host(results):
+    lines = []
+    for name, samples in results["host"].items():
+        ordered, least = sorted(samples), HOST_TO_REACH.get(name)
+        middle, slow = statistics.median(ordered), ordered[int(0.99 * (len(ordered) - 1))]
+        target = f"{least * 1e6:.0f}: {verdict(middle <= least)}" if least else ""
+        lines.append([name, number(middle * 1e6), number(slow * 1e6), target])
+    return table(["2^20 bools, us of the host", "median", "99 of 100", "to reach"], lines)
+
+
+def of_first_calls(results):
+    caches = results["first call"]
+    steps = list(next(iter(caches.values()))[0])
+    lines = [
+        [step, *(number(statistics.median(run[step] for run in runs) * 1e3) for runs in caches.values())]
+        for step in steps
+    ]
+    return table(["first call of a process, ms", *caches], lines)
+
+
+def gpu_tables(results):
+    about = results["about"]
+    samples = sorted(results["yardstick"]["seconds"])
+    machine = (
+        f"{about['card']} (compute capability {about['capability']}), driver {about['driver']}; GradCodec "
+        f"{about['library']}, commit {about['commit']}; CuPy {about['cupy']}; {about['date']}"
+        f"{'; a quick run' if about['quick'] else ''}. The copy: {yardstick(results) / 1e12:.2f} TB/s, the median of "
+        f"{len(samples)} in the course of the run, of cuMemcpyDtoDAsync of 4 GiB, bytes read and written."
+    )
+    parts = [void(results), textwrap.fill(machine, 110, break_on_hyphens=False)]
+    if results["sizes"]:
+        parts.append(
+            "Time on the device, and bytes read and written as a fraction of what the copy moves in that time;\n"
+            "medians, all contenders taking turns, the cache flushed before each sample and every call on memory of\n"
+            "its own. CuPy: packbits and unpackbits, and for signs and float32 a second operation. compress_by_chunk\n"
+            "waits for the device and is measured at the caller."
+        )
+        parts.append(of_gpu_sizes(results))
+    if results["layouts"]:
+        parts.append(
+            "Squares in other layouts, bool or uint8 unless it says otherwise, as a fraction of the copy. Bytes:\n"
+            "of the cache lines that are touched; what lies between elements that are written is read and written."
+        )
+        parts.append(of_gpu_layouts(results))
+    if results["host"]:
+        parts.append(
+            "What a call costs the host, from C; CuPy from Python. The stream tier returns when the work is\n"
+            "enqueued, the simple tier and compress_by_chunk when it is done."
+        )
+        parts.append(of_host(results))
+    if results["first call"]:
+        parts.append(
+            "The driver compiles the kernels when they are first loaded, unless its cache has them. cuInit and the\n"
+            "context are the driver's own beginning."
+        )
+        parts.append(of_first_calls(results))
+    return "\n\n".join(part for part in parts if part)
+
+
+def gpu_plot(results, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "gradcodec", "font.size": 9})
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharey=True)
+    kinds = list(dict.fromkeys(row["kind"] for row in results["sizes"]))
+    packing = [kind for kind in kinds if not kind.startswith("unpack")]
+    for panel, of_panel, title in zip(
+        panels, (packing, [k for k in kinds if k not in packing]), ("packing", "unpacking")
+    ):
+        for color, kind in enumerate(of_panel):
+            rows = [row for row in results["sizes"] if row["kind"] == kind]
+            for contender, style in ("ours", "-"), ("cupy", ":"):
+                drawn = [(row["elements"], fraction(results, row, contender)) for row in rows]
+                drawn = [(size, part) for size, part in drawn if part]
+                if drawn:
+                    label = kind if contender == "ours" else f"{kind}, CuPy"
+                    panel.plot(*zip(*drawn), style, color=f"C{color}", marker=".", label=label)
+        panel.axhline(1, color="0.4", linewidth=0.8)
+        panel.set_xscale("log", base=2)
+        panel.set_ylim(bottom=0)
+        panel.set(title=title, xlabel="elements")
+        panel.grid(alpha=0.3)
+        panel.legend(frameon=False)
+    panels[0].set_ylabel("of a device-to-device copy")
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def insert(page, name, part):
     """Replaces what stands between the markers; a page without them gets them at its end."""
-    if BEGIN not in page:
-        page += f"\n{BEGIN}\n{END}\n"
-    before, rest = page.split(BEGIN, 1)
-    return f"{before}{BEGIN}\n{part}\n{END}{rest.split(END, 1)[1]}"
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    if begin not in page:
+        page += f"\n{begin}\n{end}\n"
+    before, rest = page.split(begin, 1)
+    return f"{before}{begin}\n{part}\n{end}{rest.split(end, 1)[1]}"
 
 
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("results", nargs="?", type=pathlib.Path, default=ROOT / "build/bench/cpu.json")
+    there = [path for path in (ROOT / "build/bench/cpu.json", ROOT / "build/bench/gpu.json") if path.exists()]
+    options.add_argument("results", nargs="*", type=pathlib.Path, default=there)
     options.add_argument("--page", metavar="FILE", type=pathlib.Path, default=ROOT / "docs/PERFORMANCE.md")
-    options.add_argument("--plot", metavar="FILE", type=pathlib.Path, help="SVG or PNG; beside the page if left out")
     options = options.parse_args()
+    if not options.results:
+        raise SystemExit("no results: `make bench` and `make gpu-bench` make them")
 
-    results = json.loads(options.results.read_text())
-    image = options.plot or options.page.parent / "performance-cpu.svg"
-    plot(results, image)
-    page = options.page.read_text() if options.page.exists() else "# Performance\n"
-    part = f"## CPU\n\n{tables(results)}\n\n![GB/s against size]({image.name})"
-    options.page.write_text(insert(page, part))
+    for path in options.results:
+        results = json.loads(path.read_text())
+        page = options.page.read_text() if options.page.exists() else "# Performance\n"
+        if "yardstick" in results:
+            image = options.page.parent / "performance-gpu.svg"
+            for suffix in ".svg", ".png":
+                gpu_plot(results, image.with_suffix(suffix))
+            part = f"## GPU\n\n{gpu_tables(results)}\n\n![Fraction of a copy against size]({image.name})"
+            options.page.write_text(insert(page, "gpu", part))
+        else:
+            image = options.page.parent / "performance-cpu.svg"
+            plot(results, image)
+            part = f"## CPU\n\n{tables(results)}\n\n![GB/s against size]({image.name})"
+            options.page.write_text(insert(page, "cpu", part))
 
 
 if __name__ == "__main__":

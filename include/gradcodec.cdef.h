@@ -40,6 +40,9 @@ gc_status_t gc_pack_signs_into(const DLTensor *src, gc_bit_order_t order, DLTens
 gc_status_t gc_pack_bits_into(const DLTensor *src, int32_t axis, gc_bit_order_t order, DLTensor *dst, void *stream);
 gc_status_t gc_unpack_bits_into(const DLTensor *src, int32_t axis, gc_bit_order_t order, DLTensor *dst, void *stream);
 gc_status_t gc_set_threads(uint32_t n);
+gc_status_t gc_prepare(DLDevice device);
+gc_status_t gc_trim(DLDevice device);
+gc_status_t gc_kernel_image(int32_t compute_capability, const char **ptx, size_t *size);
 #define GRADCODEC_VERSION_MAJOR 0
 #define GRADCODEC_VERSION_MINOR 1
 #define GRADCODEC_VERSION_PATCH 0

@@ -33,7 +33,7 @@
  *     }
  *
  * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`. Functions are grouped as VERSION, ERRORS,
- * TENSORS, BITS and WORKERS; what holds for all of them comes first.
+ * TENSORS, BITS, WORKERS and DEVICES; what holds for all of them comes first.
  *
  * TWO TIERS
  *
@@ -43,7 +43,23 @@
  *
  * Stream: functions whose names end in `_into`. They take DLTensor views of your memory and a `void *stream`: NULL or
  * 1 is the legacy stream, 2 the per-thread one, anything else a CUstream or cudaStream_t. They allocate nothing and
- * synchronize nothing. For CPU tensors the stream is ignored and the work is complete when they return.
+ * synchronize nothing, and can be captured in a CUDA graph once gc_prepare() has run. For CPU tensors the stream is
+ * ignored and the work is complete when they return.
+ *
+ * CUDA
+ *
+ * The driver is looked for when a first CUDA tensor comes: libcuda.so.1, of CUDA 12.0 (525) or newer, and devices of
+ * compute capability 7.5 and up. Nothing else is needed, and without it everything else works.
+ *
+ * The device comes from the tensors. The context is the stream's own; for NULL, 1 and 2 your current one if it is on that
+ * device, else the device's primary one. Your current context and device are as before when a call returns.
+ *
+ * Device memory of ours is kept, when its tensor is released, for tensors to come, and used again only after all work
+ * that was enqueued on the device before the release, on any stream. Releasing calls no driver: it works with any
+ * context current or none, when the streams are gone, and while the process ends.
+ *
+ * A fault of the device surfaces in the call that caused it or in a later one, as CUDA or, when nothing on the context
+ * will work any more, CONTEXT_LOST; outputs of work that was under way are undefined then.
  *
  * OWNERSHIP
  *
@@ -57,8 +73,8 @@
  * Taken: any strides, in elements, NULL for compact, negative and zero ones too; any byte_offset; data NULL when there
  * is no element; sizes of 1 with whatever stride; a NULL deleter; ndim 0. Elements may lie at any address. Dtypes:
  * bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16, float32, float64, bfloat16, of one lane.
- * Devices: CPU 1 and CUDAHost 3, which are the CPU's work and give CPU outputs; CUDA 2 and CUDAManaged 13, which this
- * version answers with DRIVER_UNAVAILABLE.
+ * Devices: CPU 1 and CUDAHost 3, which are the CPU's work and give CPU outputs; CUDA 2 and CUDAManaged 13, which are
+ * CUDA's and give CUDA outputs.
  * Given: explicit strides, byte_offset 0, data NULL when empty, a deleter always; memory of ours is aligned to 256.
  *
  * WHEN A CALL FAILS
@@ -73,7 +89,8 @@
  *
  * - INVALID_ARGUMENT: a negative size or ndim; shape NULL, or data with elements; tensors on different devices;
  * - UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: not one of those above;
- * - DRIVER_UNAVAILABLE: on CUDA, without a driver that could take it;
+ * - DRIVER_UNAVAILABLE: on CUDA, without a driver that could take it; UNSUPPORTED_DEVICE: one that is not there;
+ * - CUDA, CONTEXT_LOST: on CUDA, an error of the driver, which the sentence names with the driver's function;
  * - SIZE_OVERFLOW: more than 2^63 - 1 elements, or some beyond the address space.
  *
  * Any tensor to be written to may cause INVALID_ARGUMENT also by overlap: if its bytes, from the lowest to the highest
@@ -85,7 +102,8 @@
  * THREADS, FORKS AND STACKS
  *
  * Any thread may call any function at any time on different objects, and inputs may be shared between calls. A forked
- * child may go on calling. A call uses less than 32 KiB of stack, your callbacks not counted.
+ * child may go on calling on CPU tensors; CUDA does not work there. A call uses less than 32 KiB of stack, your
+ * callbacks and the CUDA driver not counted.
  *
  * Deleters and callbacks of yours run on the thread that releases. They must return: no exception and no longjmp may
  * leave them.
@@ -441,6 +459,42 @@ gc_status_t gc_unpack_bits_into(const DLTensor *src,
  * INVALID_ARGUMENT: more than 1024.
  */
 gc_status_t gc_set_threads(uint32_t n);
+
+/*
+ * DEVICES
+ *
+ * Nothing here is needed: what a device needs is loaded when it is first used, and memory is given back by itself when
+ * it runs short.
+ */
+
+/*
+ * Does up front what the first calls on a device would do: finds the driver, makes the device's primary context unless
+ * your current one is on the device, and loads the kernels into it. Call it before a first `_into` inside a graph
+ * capture, in the context that captures, and where a first call must not take tens of milliseconds. Other threads may be
+ * capturing meanwhile. For a CPU: counts the CPUs and chooses the instruction set.
+ *
+ * UNSUPPORTED_DEVICE: also a compute capability below 7.5.
+ */
+gc_status_t gc_prepare(DLDevice device);
+
+/*
+ * Gives back the device memory that is kept for new tensors: what was released in the context that gc_prepare() would
+ * choose. Waits until the work that was enqueued there before is done. For a CPU: nothing, for nothing is kept.
+ */
+gc_status_t gc_trim(DLDevice device);
+
+/*
+ * The PTX of this library's kernels for devices of a compute capability, to load and launch by yourself; names,
+ * arguments and launch shapes are in kernels/README.md. Needs no driver.
+ *
+ * `compute_capability`: 90 for 9.0, as for any other that has no image of its own: what comes runs there and above.
+ * `*ptx`: static text with a NUL at its end, `*size`: its bytes without that NUL.
+ *
+ * UNSUPPORTED_DEVICE: below 75.
+ */
+gc_status_t gc_kernel_image(int32_t compute_capability,
+                            const char **ptx,
+                            size_t *size);
 
 #ifdef __cplusplus
 }

@@ -7,12 +7,13 @@ mod loader;
 use std::{fs, path::Path, process::Command};
 
 /// The sections in the order of the header: the module whose `//!` text begins it, and where its declarations are.
-const SECTIONS: [(&str, &[&str]); 5] = [
+const SECTIONS: [(&str, &[&str]); 6] = [
     ("version", &["src/capi/version.rs"]),
     ("status", &["src/error.rs", "src/capi/boundary.rs", "src/capi/status.rs"]),
     ("tensors", &["src/capi/tensors.rs"]),
     ("bits", &["src/ops/bits.rs", "src/capi/bits.rs"]),
     ("threads", &["src/capi/threads.rs"]),
+    ("devices", &["src/capi/devices.rs"]),
 ];
 
 fn root() -> &'static Path {

@@ -29,6 +29,9 @@ promised! {
     gc_status_name(i32) -> *const c_char;
     gc_last_error() -> *const c_char;
     gc_set_threads(u32) -> i32;
+    gc_prepare(DLDevice) -> i32;
+    gc_trim(DLDevice) -> i32;
+    gc_kernel_image(i32, *mut *const c_char, *mut usize) -> i32;
 
     gc_chunk_bytes(i64, usize) -> i64;
     gc_pack_chunks(*const DLManagedTensor, usize, *mut *mut DLManagedTensor) -> i32;

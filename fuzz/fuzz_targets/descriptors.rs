@@ -25,6 +25,8 @@ enum Call {
     ChunkBytes { elements: Number, n_chunks: Number },
     StatusName(i32),
     SetThreads(u8),
+    KernelImage(i32),
+    Prepare(Description),
     Empty(Description),
     FromPointer { description: Description, release: bool },
     ToVersioned(Description),
@@ -177,6 +179,15 @@ fn run(call: Call) {
             }
             Call::StatusName(code) => assert!(!gc_status_name(code).is_null()),
             Call::SetThreads(n) => assert_eq!(gc_set_threads(u32::from(n % 4)), 0),
+            Call::KernelImage(capability) => {
+                let (mut ptx, mut size) = (std::ptr::null(), 0);
+                let status = gc_kernel_image(capability, &mut ptx, &mut size);
+                assert_eq!(status, if capability < 75 { 3 } else { 0 });
+            }
+            Call::Prepare(description) => {
+                let device = Tensor::new(&description).managed.dl_tensor.device;
+                assert_eq!(gc_prepare(device), gc_trim(device));
+            }
             Call::Empty(description) => {
                 let tensor = Tensor::new(&description);
                 let dl = tensor.managed.dl_tensor;

@@ -64,6 +64,9 @@ typedef struct gc_api_t {
     gc_status_t (*gc_unpack_bits_into)(const DLTensor *src, int32_t axis, gc_bit_order_t order, DLTensor *dst,
         void *stream);
     gc_status_t (*gc_set_threads)(uint32_t n);
+    gc_status_t (*gc_prepare)(DLDevice device);
+    gc_status_t (*gc_trim)(DLDevice device);
+    gc_status_t (*gc_kernel_image)(int32_t compute_capability, const char **ptx, size_t *size);
 } gc_api_t;
 
 /* For gc_load(): fills `*api` with what `library` has. The name of the first function that it lacks, or NULL. */
@@ -94,6 +97,9 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_pack_bits_into", &api->gc_pack_bits_into},
         {"gc_unpack_bits_into", &api->gc_unpack_bits_into},
         {"gc_set_threads", &api->gc_set_threads},
+        {"gc_prepare", &api->gc_prepare},
+        {"gc_trim", &api->gc_trim},
+        {"gc_kernel_image", &api->gc_kernel_image},
     };
     const char *missing = NULL;
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {

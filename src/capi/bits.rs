@@ -9,7 +9,10 @@ use std::ffi::c_void;
 
 use dlpark::ffi::{DLManagedTensor, DLTensor};
 
-use crate::ops::bits::{self, Axis, BitOrder, Count};
+use crate::{
+    backend::Stream,
+    ops::bits::{self, Axis, BitOrder, Count},
+};
 
 use super::{
     borrow::{self, Out},
@@ -170,12 +173,11 @@ pub unsafe extern "C" fn gc_pack_chunks_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        let _ = stream; // the work of a CPU is done when the call returns
         // SAFETY: the caller promises a tensor.
         let src = unsafe { borrow::tensor("src", src)? };
         // SAFETY: and another one.
         let dst = unsafe { borrow::tensor("dst", dst)? };
-        bits::pack_chunks_into(&src, BitOrder::from_code(order)?, &dst)
+        bits::pack_chunks_into(&src, BitOrder::from_code(order)?, &dst, Stream::from_raw(stream))
     })
 }
 
@@ -197,12 +199,11 @@ pub unsafe extern "C" fn gc_unpack_chunks_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        let _ = stream;
         // SAFETY: the caller promises a tensor.
         let src = unsafe { borrow::tensor("src", src)? };
         // SAFETY: and another one.
         let dst = unsafe { borrow::tensor("dst", dst)? };
-        bits::unpack_chunks_into(&src, BitOrder::from_code(order)?, &dst)
+        bits::unpack_chunks_into(&src, BitOrder::from_code(order)?, &dst, Stream::from_raw(stream))
     })
 }
 
@@ -221,12 +222,11 @@ pub unsafe extern "C" fn gc_pack_signs_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        let _ = stream;
         // SAFETY: the caller promises a tensor.
         let src = unsafe { borrow::tensor("src", src)? };
         // SAFETY: and another one.
         let dst = unsafe { borrow::tensor("dst", dst)? };
-        bits::pack_signs_into(&src, BitOrder::from_code(order)?, &dst)
+        bits::pack_signs_into(&src, BitOrder::from_code(order)?, &dst, Stream::from_raw(stream))
     })
 }
 
@@ -247,12 +247,11 @@ pub unsafe extern "C" fn gc_pack_bits_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        let _ = stream;
         // SAFETY: the caller promises a tensor.
         let src = unsafe { borrow::tensor("src", src)? };
         // SAFETY: and another one.
         let dst = unsafe { borrow::tensor("dst", dst)? };
-        bits::pack_bits_into(&src, to_axis(axis), BitOrder::from_code(order)?, &dst)
+        bits::pack_bits_into(&src, to_axis(axis), BitOrder::from_code(order)?, &dst, Stream::from_raw(stream))
     })
 }
 
@@ -274,11 +273,10 @@ pub unsafe extern "C" fn gc_unpack_bits_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        let _ = stream;
         // SAFETY: the caller promises a tensor.
         let src = unsafe { borrow::tensor("src", src)? };
         // SAFETY: and another one.
         let dst = unsafe { borrow::tensor("dst", dst)? };
-        bits::unpack_bits_into(&src, to_axis(axis), BitOrder::from_code(order)?, &dst)
+        bits::unpack_bits_into(&src, to_axis(axis), BitOrder::from_code(order)?, &dst, Stream::from_raw(stream))
     })
 }

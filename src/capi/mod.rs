@@ -32,7 +32,7 @@
 //! ```
 //!
 //! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`. Functions are grouped as VERSION, ERRORS,
-//! TENSORS, BITS and WORKERS; what holds for all of them comes first.
+//! TENSORS, BITS, WORKERS and DEVICES; what holds for all of them comes first.
 //!
 //! TWO TIERS
 //!
@@ -42,7 +42,24 @@
 //!
 //! Stream: functions whose names end in `_into`. They take DLTensor views of your memory and a `void *stream`: NULL or
 //! 1 is the legacy stream, 2 the per-thread one, anything else a CUstream or cudaStream_t. They allocate nothing and
-//! synchronize nothing. For CPU tensors the stream is ignored and the work is complete when they return.
+//! synchronize nothing, and can be captured in a CUDA graph once gc_prepare() has run. For CPU tensors the stream is
+//! ignored and the work is complete when they return.
+//!
+//! CUDA
+//!
+//! The driver is looked for when a first CUDA tensor comes: libcuda.so.1, of CUDA 12.0 (525) or newer, and devices of
+//! compute capability 7.5 and up. Nothing else is needed, and without it everything else works.
+//!
+//! The device comes from the tensors. The context is the stream's own; for NULL, 1 and 2 your current one if it is on that
+//! device, else the device's primary one. Your current context and device are as before when a call returns.
+//!
+//! Device memory of ours is kept, when its tensor is released, for tensors to come, and used again only after all work
+//! that was enqueued on the device before the release, on any stream: to be sure of that, a call that returns new tensors
+//! may wait for all work on the device, where much has been released. Releasing calls no driver: it works with any
+//! context current or none, when the streams are gone, and while the process ends.
+//!
+//! A fault of the device surfaces in the call that caused it or in a later one, as CUDA or, when nothing on the context
+//! will work any more, CONTEXT_LOST; outputs of work that was under way are undefined then.
 //!
 //! OWNERSHIP
 //!
@@ -56,8 +73,8 @@
 //! Taken: any strides, in elements, NULL for compact, negative and zero ones too; any byte_offset; data NULL when there
 //! is no element; sizes of 1 with whatever stride; a NULL deleter; ndim 0. Elements may lie at any address. Dtypes:
 //! bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16, float32, float64, bfloat16, of one lane.
-//! Devices: CPU 1 and CUDAHost 3, which are the CPU's work and give CPU outputs; CUDA 2 and CUDAManaged 13, which this
-//! version answers with DRIVER_UNAVAILABLE.
+//! Devices: CPU 1 and CUDAHost 3, which are the CPU's work and give CPU outputs; CUDA 2 and CUDAManaged 13, which are
+//! CUDA's and give CUDA outputs.
 //! Given: explicit strides, byte_offset 0, data NULL when empty, a deleter always; memory of ours is aligned to 256.
 //!
 //! WHEN A CALL FAILS
@@ -72,7 +89,8 @@
 //!
 //! - INVALID_ARGUMENT: a negative size or ndim; shape NULL, or data with elements; tensors on different devices;
 //! - UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: not one of those above;
-//! - DRIVER_UNAVAILABLE: on CUDA, without a driver that could take it;
+//! - DRIVER_UNAVAILABLE: on CUDA, without a driver that could take it; UNSUPPORTED_DEVICE: one that is not there;
+//! - CUDA, CONTEXT_LOST: on CUDA, an error of the driver, which the sentence names with the driver's function;
 //! - SIZE_OVERFLOW: more than 2^63 - 1 elements, or some beyond the address space.
 //!
 //! Any tensor to be written to may cause INVALID_ARGUMENT also by overlap: if its bytes, from the lowest to the highest
@@ -84,7 +102,8 @@
 //! THREADS, FORKS AND STACKS
 //!
 //! Any thread may call any function at any time on different objects, and inputs may be shared between calls. A forked
-//! child may go on calling. A call uses less than 32 KiB of stack, your callbacks not counted.
+//! child may go on calling on CPU tensors; CUDA does not work there. A call uses less than 32 KiB of stack, your
+//! callbacks and the CUDA driver not counted.
 //!
 //! Deleters and callbacks of yours run on the thread that releases. They must return: no exception and no longjmp may
 //! leave them.
@@ -97,6 +116,7 @@
 mod bits;
 mod borrow;
 mod boundary;
+mod devices;
 mod status;
 mod tensors;
 mod threads;
@@ -104,6 +124,7 @@ mod version;
 
 pub use bits::*;
 pub use boundary::gc_status_t;
+pub use devices::*;
 pub use status::*;
 pub use tensors::*;
 pub use threads::*;

@@ -7,9 +7,9 @@
 use std::fmt;
 
 use crate::{
-    backend,
+    backend::{self, Stream},
     error::{Error, Result, error},
-    tensor::{Dtype, Name, Outputs, Shape, View},
+    tensor::{Device, Dtype, Name, Outputs, Shape, View},
 };
 
 use super::loops::Loops;
@@ -130,11 +130,27 @@ impl BitPlan {
         push_dims(&mut self.bytes, bytes);
     }
 
-    /// The `count` elements from number `first` of a contiguous tensor of bool, in the bytes of a chunk.
-    fn part(&mut self, first: i64, count: i64, chunk: &View<'_>) {
+    /// The `count` elements from number `first` of a contiguous tensor of bool, in `bytes` bytes at a stride.
+    fn part(&mut self, first: i64, count: i64, bytes: i64, stride: i64) {
         self.start = first;
         self.elements.push(count, [1]);
-        push_dims(&mut self.bytes, chunk);
+        self.bytes.push(bytes, [stride]);
+    }
+
+    /// The elements and the bytes of all rows together, if they are one run of memory on either side.
+    pub fn as_one_run(&self, size: usize) -> Option<(i64, i64)> {
+        let (size, elements, bytes) = (size as i64, self.elements.rounds(), self.bytes.rounds());
+        if self.elements.single_stride([size])? != [size] || self.bytes.single_stride([1])? != [1] {
+            return None;
+        }
+        match self.rows.as_slice() {
+            [] => Some((elements, bytes)),
+            // Rows of whole bytes that follow each other. (A row's own stride, where it has one element, is any.)
+            [rows] if elements % 8 == 0 && elements / 8 == bytes && rows.strides == [elements * size, bytes] => {
+                Some((rows.count * elements, rows.count * bytes))
+            }
+            _ => None,
+        }
     }
 
     /// A row for every index of the dimensions other than `axis`, in which both sides agree.
@@ -234,25 +250,45 @@ fn shape_with<'a>(src: &View<'a>, axis: Option<usize>, length: i64) -> Shape<'a>
 }
 
 /// Packs, if there is anything to write, by the plan that `fill` makes.
-fn pack(order: BitOrder, fill: impl FnOnce(&mut BitPlan), test: Test, src: &View<'_>, dst: &View<'_>) -> Result<()> {
+fn pack(
+    order: BitOrder,
+    fill: impl FnOnce(&mut BitPlan),
+    test: Test,
+    src: &View<'_>,
+    dst: &View<'_>,
+    stream: Stream,
+) -> Result<()> {
     let backend = backend::of(src.device())?;
     if dst.elements() == 0 {
         return Ok(());
     }
     let mut plan = BitPlan::new(order);
     fill(&mut plan);
-    backend.pack(&plan, test, src, dst)
+    backend.pack(&plan, test, src, dst, stream)
 }
 
 /// Unpacks, if there is anything to write, by the plan that `fill` makes.
-fn unpack(order: BitOrder, fill: impl FnOnce(&mut BitPlan), one: One, src: &View<'_>, dst: &View<'_>) -> Result<()> {
+fn unpack(
+    order: BitOrder,
+    fill: impl FnOnce(&mut BitPlan),
+    one: One,
+    src: &View<'_>,
+    dst: &View<'_>,
+    stream: Stream,
+) -> Result<()> {
     let backend = backend::of(src.device())?;
     if dst.elements() == 0 {
         return Ok(());
     }
     let mut plan = BitPlan::new(order);
     fill(&mut plan);
-    backend.unpack(&plan, one, src, dst)
+    backend.unpack(&plan, one, src, dst, stream)
+}
+
+/// The outputs of a simple-tier call, complete.
+fn complete(device: Device, outputs: Outputs) -> Result<Outputs> {
+    backend::of(device)?.wait()?;
+    Ok(outputs)
 }
 
 /// Bytes of one chunk when `elements` bits are split into `n_chunks` equal chunks of whole bytes.
@@ -273,8 +309,8 @@ pub fn pack_chunks(src: &View<'_>, n_chunks: usize) -> Result<Outputs> {
     let test = Test::truth(src)?;
     let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, Shape::of(&[bytes]), n_chunks)?;
     let packed = outputs.joined()?;
-    pack(BitOrder::Big, |plan| plan.flat(src, &packed), test, src, &packed)?;
-    Ok(outputs)
+    pack(BitOrder::Big, |plan| plan.flat(src, &packed), test, src, &packed, Stream::LEGACY)?;
+    complete(src.device(), outputs)
 }
 
 /// The chunks of `elements` bits to a new bool tensor.
@@ -296,11 +332,28 @@ pub fn unpack_chunks(chunks: &[View<'_>], elements: i64) -> Result<Outputs> {
     let device = chunks[0].device();
     let outputs = Outputs::allocate(OUT, device, Dtype::BOOL, Shape::of(&[elements]), 1)?;
     let unpacked = outputs.view()?;
-    for (chunk, first) in chunks.iter().zip((0..elements).step_by(bytes.max(1) as usize * 8)) {
-        let fill = |plan: &mut BitPlan| plan.part(first, (elements - first).min(bytes * 8), chunk);
-        unpack(BitOrder::Big, fill, One::of(Dtype::BOOL), chunk, &unpacked)?;
+    let mut first = 0;
+    let mut left = chunks;
+    while let Some(chunk) = left.first().filter(|_| first < elements) {
+        // Chunks that lie as gc_pack_chunks made them, each behind the one before, are one.
+        let stride = chunk.dims().next().filter(|&(size, _)| size > 1).map_or(1, |(_, stride)| stride);
+        let together = if stride == 1 { adjacent(left) } else { 1 };
+        let bytes = bytes * together as i64;
+        let count = (elements - first).min(bytes.saturating_mul(8));
+        let fill = |plan: &mut BitPlan| plan.part(first, count, bytes, stride);
+        unpack(BitOrder::Big, fill, One::of(Dtype::BOOL), chunk, &unpacked, Stream::LEGACY)?;
+        first += count;
+        left = &left[together..];
     }
-    Ok(outputs)
+    complete(device, outputs)
+}
+
+/// How many of the first chunks, of contiguous bytes, lie one behind the other.
+fn adjacent(chunks: &[View<'_>]) -> usize {
+    let follow = |pair: &[View<'_>]| {
+        pair[1].is_contiguous() && pair[1].data() == pair[0].data().wrapping_add(pair[0].elements() as usize)
+    };
+    1 + chunks.windows(2).take_while(|pair| follow(pair)).count()
 }
 
 /// `numpy.packbits` to a new tensor.
@@ -310,8 +363,8 @@ pub fn pack_bits(src: &View<'_>, axis: Axis, order: BitOrder) -> Result<Outputs>
     let shape = shape_with(src, axis, bytes_for(length(src, axis)));
     let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, shape, 1)?;
     let packed = outputs.view()?;
-    pack(order, |plan| plan.along(axis, src, &packed), test, src, &packed)?;
-    Ok(outputs)
+    pack(order, |plan| plan.along(axis, src, &packed), test, src, &packed, Stream::LEGACY)?;
+    complete(src.device(), outputs)
 }
 
 /// `numpy.unpackbits` to a new uint8 tensor.
@@ -321,55 +374,55 @@ pub fn unpack_bits(src: &View<'_>, axis: Axis, count: Count, order: BitOrder) ->
     let shape = shape_with(src, axis, count.of(length(src, axis))?);
     let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, shape, 1)?;
     let unpacked = outputs.view()?;
-    unpack(order, |plan| plan.along(axis, &unpacked, src), One::of(Dtype::U8), src, &unpacked)?;
-    Ok(outputs)
+    unpack(order, |plan| plan.along(axis, &unpacked, src), One::of(Dtype::U8), src, &unpacked, Stream::LEGACY)?;
+    complete(src.device(), outputs)
 }
 
 /// Truth of every element to the chunks that are the rows of `dst`.
-pub fn pack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>) -> Result<()> {
-    pack_rows_into(src, Test::truth(src)?, order, dst)
+pub fn pack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
+    pack_rows_into(src, Test::truth(src)?, order, dst, stream)
 }
 
 /// Signs of every element to the chunks that are the rows of `dst`.
-pub fn pack_signs_into(src: &View<'_>, order: BitOrder, dst: &View<'_>) -> Result<()> {
-    pack_rows_into(src, Test::sign(src)?, order, dst)
+pub fn pack_signs_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
+    pack_rows_into(src, Test::sign(src)?, order, dst, stream)
 }
 
-fn pack_rows_into(src: &View<'_>, test: Test, order: BitOrder, dst: &View<'_>) -> Result<()> {
+fn pack_rows_into(src: &View<'_>, test: Test, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
     check_chunk_rows(dst, src)?;
     check_same_device(dst, src)?;
     dst.check_output(&[*src])?;
-    pack(order, |plan| plan.flat(src, dst), test, src, dst)
+    pack(order, |plan| plan.flat(src, dst), test, src, dst, stream)
 }
 
 /// The chunks that are the rows of `src` to 0 and 1 in `dst`.
-pub fn unpack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>) -> Result<()> {
+pub fn unpack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
     check_chunk_rows(src, dst)?;
     check_same_device(dst, src)?;
     dst.check_output(&[*src])?;
-    unpack(order, |plan| plan.flat(dst, src), One::of(dst.dtype()), src, dst)
+    unpack(order, |plan| plan.flat(dst, src), One::of(dst.dtype()), src, dst, stream)
 }
 
 /// `numpy.packbits` to `dst`.
-pub fn pack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_>) -> Result<()> {
+pub fn pack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
     let axis = axis.dimension(src)?;
     let test = Test::truth(src)?;
     check_uint8(dst)?;
     check_shape(dst, shape_with(src, axis, bytes_for(length(src, axis))), src)?;
     check_same_device(dst, src)?;
     dst.check_output(&[*src])?;
-    pack(order, |plan| plan.along(axis, src, dst), test, src, dst)
+    pack(order, |plan| plan.along(axis, src, dst), test, src, dst, stream)
 }
 
 /// `numpy.unpackbits` to 0 and 1 in `dst`, whose length along the axis is the count.
-pub fn unpack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_>) -> Result<()> {
+pub fn unpack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
     check_uint8(src)?;
     let axis = axis.dimension(src)?;
     let count = dst.shape().get(axis.unwrap_or(0)).copied().unwrap_or(0);
     check_shape(dst, shape_with(src, axis, count), src)?;
     check_same_device(dst, src)?;
     dst.check_output(&[*src])?;
-    unpack(order, |plan| plan.along(axis, dst, src), One::of(dst.dtype()), src, dst)
+    unpack(order, |plan| plan.along(axis, dst, src), One::of(dst.dtype()), src, dst, stream)
 }
 
 /// Bytes that hold so many bits.

@@ -8,6 +8,6 @@ mod view;
 
 pub use capsule::release_capsule;
 pub use dtype::Dtype;
-pub use output::{Memory, Outputs, Release, from_pointer, from_versioned, release, to_versioned};
+pub use output::{Outputs, Release, from_pointer, from_versioned, release, to_versioned};
 pub use shape::Shape;
 pub use view::{Device, Name, View};

@@ -53,7 +53,7 @@ static int64_t wild(void) {
 /* ---- what is called, and what came of it ------------------------------------------------------------------------- */
 
 #define FUNCTIONS(X) \
-    X(version) X(version_string) X(status_name) X(last_error) X(set_threads) X(chunk_bytes) X(capsule_destructor) \
+    X(version) X(version_string) X(status_name) X(last_error) X(set_threads) X(prepare) X(trim) X(kernel_image) X(chunk_bytes) X(capsule_destructor) \
     X(tensor_empty) X(tensor_from_pointer) X(tensor_free) X(tensor_to_versioned) X(tensor_from_versioned) \
     X(pack_chunks) X(unpack_chunks) X(pack_bits) X(unpack_bits) \
     X(pack_chunks_into) X(unpack_chunks_into) X(pack_signs_into) X(pack_bits_into) X(unpack_bits_into)
@@ -832,8 +832,14 @@ static Rows rows_along(const Argument *a, int axis) {
 static void call_small_ones(void) {
     int32_t code = one_in(2) ? (int32_t)wild() : (int32_t)below(110);
     uint32_t threads = one_in(2) ? (uint32_t)below(5) : one_in(2) ? 0 : 1025 + (uint32_t)below(UINT32_MAX - 1025);
-    const char *text;
-    switch (below(6)) {
+    static const int types[] = {kDLCPU, kDLCUDAHost, kDLCUDA, kDLCUDAManaged, kDLOpenCL, 0, -1};
+    DLDevice device = {(DLDeviceType)types[below(7)], (int32_t)below(3) - 1};
+    bool on_cpu = device.device_type == kDLCPU || device.device_type == kDLCUDAHost;
+    bool on_card = device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
+    Faults of_device = on_cpu ? 0 : on_card ? NO_CUDA : FAULT(UNSUPPORTED_DEVICE);
+    const char *text = NULL;
+    size_t size = 0;
+    switch (below(9)) {
     case 0:
         begin(f_version);
         EXPECT(gc_version() == GRADCODEC_VERSION);
@@ -862,6 +868,23 @@ static void call_small_ones(void) {
     case 5:
         begin(f_set_threads);
         judge(gc_set_threads(threads), threads > 1024 ? FAULT(INVALID_ARGUMENT) : 0);
+        return;
+    case 6:
+        begin(f_prepare);
+        judge(gc_prepare(device), of_device);
+        return;
+    case 7:
+        begin(f_trim);
+        judge(gc_trim(device), of_device);
+        return;
+    case 8:
+        begin(f_kernel_image);
+        if (one_in(8)) {
+            judge(gc_kernel_image(code, one_in(2) ? &text : NULL, NULL), FAULT(INVALID_ARGUMENT) | FAULT(UNSUPPORTED_DEVICE));
+        } else {
+            judge(gc_kernel_image(code, &text, &size), code < 75 ? FAULT(UNSUPPORTED_DEVICE) : 0);
+            EXPECT(code < 75 ? text == NULL && size == 0 : size > 1000 && strlen(text) == size);
+        }
         return;
     }
     succeeded();
@@ -1491,6 +1514,7 @@ int main(int argc, char **argv) {
     seed = chance_state = argc > 2 ? strtoull(argv[2], NULL, 10) : seed;
     printf("hostile: %" PRIu64 " calls, seed %" PRIu64 "\n", wanted, seed);
     fflush(stdout);
+    setenv("CUDA_VISIBLE_DEVICES", "", 1); /* what is said to be a card's memory here is not */
     signal(SIGALRM, stop);
 #ifndef __SANITIZE_ADDRESS__ /* which has more to say about it */
     signal(SIGSEGV, stop);

@@ -35,6 +35,8 @@ int main(void) {
     DLManagedTensor *chunks[2] = {NULL, NULL};
     DLManagedTensor **odd_out = (DLManagedTensor **)(void *)((char *)outs + 1);
     const DLManagedTensor *odd_src = (const DLManagedTensor *)(const void *)((const char *)&src + 4);
+    const char *ptx = NULL;
+    size_t size = 0;
     const int64_t *odd_shape = (const int64_t *)(const void *)((const char *)shape2 + 1);
 
     invalid(gc_tensor_empty(cpu(), boolean, 1, NULL, &out), "shape: NULL");
@@ -51,6 +53,10 @@ int main(void) {
     invalid(gc_tensor_from_pointer(bools, cpu(), boolean, 1, shape1, odd_shape, NULL, NULL, &out), "tensor: strides");
     invalid(gc_tensor_from_pointer(bools, cpu(), boolean, 1, shape1, NULL, NULL, NULL, NULL), "out: NULL");
     invalid(gc_tensor_from_pointer(bools, cpu(), boolean, -7, shape1, NULL, NULL, NULL, &out), "tensor: ndim -7");
+
+    invalid(gc_kernel_image(75, NULL, &size), "ptx: NULL");
+    invalid(gc_kernel_image(75, &ptx, NULL), "size: NULL");
+    CHECK(ptx == NULL && size == 0);
 
     gc_tensor_free(NULL);
     gc_capsule_destructor(NULL);

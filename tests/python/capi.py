@@ -25,6 +25,8 @@ class Status(enum.IntEnum):
     SIZE_OVERFLOW = 7
     OUT_OF_MEMORY = 10
     DRIVER_UNAVAILABLE = 20
+    CUDA = 21
+    CONTEXT_LOST = 22
 
 
 BIG, LITTLE = 0, 1
@@ -113,6 +115,9 @@ SIGNATURES = {
     "gc_tensor_from_versioned": (c_int32, Versioned, POINTER(Managed)),
     "gc_tensor_free": (None, Managed),
     "gc_set_threads": (c_int32, c_uint32),
+    "gc_prepare": (c_int32, DLDevice),
+    "gc_trim": (c_int32, DLDevice),
+    "gc_kernel_image": (c_int32, c_int32, POINTER(c_char_p), POINTER(c_size_t)),
     "gc_capsule_destructor": (None, c_void_p),  # wants the GIL, which CDLL gives up: only its address is of use
 }  # fmt: skip
 

@@ -7,6 +7,9 @@ from hypothesis import settings
 settings.register_profile("fixed", max_examples=250, deadline=None, derandomize=True, database=None)
 settings.load_profile("fixed")
 
+# The CUDA tensors of these tests are host memory: a card must not see them.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 
 def pytest_configure(config):
     if not os.environ.get("GRADCODEC_LIBRARY"):

@@ -15,7 +15,7 @@ import pytest
 import capi
 from capi import (
     AXIS_NONE, BIG, CPU, CUDA, CUDA_MANAGED, READ_ONLY_FLAG, RELEASE, ROCM, DLDataType, DLDevice, Managed, Status,
-    Tensor, VersionedTensor, c_uint64, check, dldtype, int64s, last_error, lib, says,
+    Tensor, VersionedTensor, c_char_p, c_size_t, c_uint64, check, dldtype, int64s, last_error, lib, says,
 )  # fmt: skip
 
 INVALID_ARGUMENT = Status.INVALID_ARGUMENT
@@ -25,7 +25,18 @@ SHAPE_MISMATCH = Status.SHAPE_MISMATCH
 NOT_CONTIGUOUS = Status.NOT_CONTIGUOUS
 SIZE_OVERFLOW = Status.SIZE_OVERFLOW
 OUT_OF_MEMORY = Status.OUT_OF_MEMORY
-DRIVER_UNAVAILABLE = Status.DRIVER_UNAVAILABLE
+
+
+def cuda_answer():
+    """What a CUDA tensor gets here: no driver, or (see conftest.py) one that shows no card."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Status.DRIVER_UNAVAILABLE
+    return UNSUPPORTED_DEVICE
+
+
+NO_CUDA = cuda_answer()
 
 PATTERN = 0xA5
 SENTINEL = 0x5E471E15
@@ -89,6 +100,9 @@ CALLS = {
     "gc_tensor_to_versioned": lambda: dict(src=elements(400), out=Out()),
     "gc_tensor_from_versioned": lambda: dict(src=VersionedTensor(np.full(400, PATTERN, np.uint8)), out=Out()),
     "gc_set_threads": lambda: dict(n=0),
+    "gc_prepare": lambda: dict(device=DLDevice(CPU, 0)),
+    "gc_trim": lambda: dict(device=DLDevice(CPU, 0)),
+    "gc_kernel_image": lambda: dict(compute_capability=75, ptx=(c_char_p * 1)(), size=(c_size_t * 1)()),
 }  # fmt: skip
 
 released = []  # by gc_tensor_from_pointer's callback
@@ -218,17 +232,17 @@ TABLE = [
         for function in WITH_AXIS
         for axis in (2, -3, 2**31 - 1, AXIS_NONE + 1)
     ),
-    # devices: CUDA where there is no driver, and tensors on different ones
+    # devices: CUDA where no card is shown, and tensors on different ones
     *(
-        (function, {f"{name}.device": device for name in {n.partition("[")[0] for n in names}}, DRIVER_UNAVAILABLE)
+        (function, {f"{name}.device": device for name in {n.partition("[")[0] for n in names}}, NO_CUDA)
         for function, names in TENSORS.items()
         if function != "gc_unpack_chunks"
         for device in (CUDA, CUDA_MANAGED)
     ),
-    ("gc_unpack_chunks", {f"chunks[{k}].device": CUDA for k in range(3)}, DRIVER_UNAVAILABLE),
+    ("gc_unpack_chunks", {f"chunks[{k}].device": CUDA for k in range(3)}, NO_CUDA),
     *(
-        (function, {"device": DLDevice(device, 0)}, DRIVER_UNAVAILABLE)
-        for function in ("gc_tensor_empty", "gc_tensor_from_pointer")
+        (function, {"device": DLDevice(device, 0)}, NO_CUDA)
+        for function in ("gc_tensor_empty", "gc_tensor_from_pointer", "gc_prepare", "gc_trim")
         for device in (CUDA, CUDA_MANAGED)
     ),
     *((function, {"dst.device": CUDA}, INVALID_ARGUMENT, "dst") for function in INTO),
@@ -373,7 +387,7 @@ TABLE = [
     ),
     *(
         (function, {"device": DLDevice(ROCM, 0)}, UNSUPPORTED_DEVICE, "device", 10)
-        for function in ("gc_tensor_empty", "gc_tensor_from_pointer")
+        for function in ("gc_tensor_empty", "gc_tensor_from_pointer", "gc_prepare", "gc_trim")
     ),
     *(
         (function, {"dtype": DLDataType(*dtype)}, UNSUPPORTED_DTYPE, word)
@@ -381,9 +395,11 @@ TABLE = [
         for dtype, word in [((200, 8, 1), 200), ((1, 7, 1), 7), ((1, 8, 2), 2), ((1, 8, 0), 0), ((6, 1, 1), 1)]
     ),
     ("gc_tensor_from_pointer", {"data": None}, INVALID_ARGUMENT, "data", "NULL"),
+    *(("gc_kernel_image", {place: None}, INVALID_ARGUMENT, place, "NULL") for place in ("ptx", "size")),
     ("gc_tensor_from_pointer", {"shape": [2**40, 2**40], "strides": None}, SIZE_OVERFLOW, "shape", 2**40),
     ("gc_tensor_from_pointer", {"shape": [5, 5], "strides": [2**62, 1]}, SIZE_OVERFLOW, 2**62),
     *(("gc_set_threads", {"n": n}, INVALID_ARGUMENT, "n", n, 1024) for n in (1025, 2**32 - 1)),
+    *(("gc_kernel_image", {"compute_capability": n}, UNSUPPORTED_DEVICE, "7.5") for n in (74, 0, -1, -(2**31))),
     ("gc_tensor_from_versioned", {"src.version": 2}, INVALID_ARGUMENT, "src", 2),
     ("gc_tensor_from_versioned", {"src.flags": READ_ONLY_FLAG}, Status.READ_ONLY, "src"),
     ("gc_tensor_from_versioned", {"src.flags": READ_ONLY_FLAG | 2 | 4}, Status.READ_ONLY, "src"),

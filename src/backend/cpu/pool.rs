@@ -80,7 +80,8 @@ pub fn run(worth: usize, work: impl Fn(usize, usize) + Sync) {
     }
 }
 
-fn workers() -> usize {
+/// The number of workers wanted.
+pub fn workers() -> usize {
     match (WANTED.load(Ordering::Relaxed), CPUS.load(Ordering::Relaxed)) {
         (0, 0) => {
             // What the affinity mask and the cgroup allow. Reads files: once.

@@ -1,0 +1,175 @@
+// GradCodec on the device: bits from elements and elements from bits, inside kernels of your own.
+//
+// For nvcc, NVRTC and CuPy's RawModule; includes nothing. Compute capability 7.5 and up, C++14. The library's kernels
+// are made of these functions (kernels/bits.cu). Two of them are all that most kernels need:
+//
+//     __global__ void step(const float *gradient, unsigned char *bits, unsigned long long n) {   // an epilogue
+//         unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
+//         float update = i < n ? ... : 0;
+//         gradcodec::store_bit(bits, i, n, gradcodec::sign(update), gradcodec::ORDER_BIG);       // by every lane
+//     }
+//
+//     __global__ void apply(const unsigned char *bits, float *weight, unsigned long long n) {    // a prologue
+//         unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
+//         if (i < n) weight[i] += gradcodec::load_bit(bits, i, gradcodec::ORDER_BIG) ? 0.1f : -0.1f;
+//     }
+//
+// A *word* here is 32 bits of which the first is the least significant. Words are what lanes exchange; in_order() turns
+// one into the four bytes that lie in memory, in either order.
+#ifndef GRADCODEC_DEVICE_CUH
+#define GRADCODEC_DEVICE_CUH
+
+namespace gradcodec {
+
+// Which bit of a byte comes first: GC_BIT_ORDER_BIG (NumPy's default, CuPy, DeepSpeed) and GC_BIT_ORDER_LITTLE.
+enum : unsigned { ORDER_BIG = 0, ORDER_LITTLE = 1 };
+
+enum : unsigned { WARP = 32, WHOLE_WARP = 0xffffffffu };
+
+// ---- The bit of one element. Any lane, alone.
+
+// How elements become bits: as unsigned integers of their width, first_zero ... first_zero + span give 0, all others 1.
+// That covers truth, where only 0 gives 0, and signs, where the floats below zero do: as integers they are one range, from
+// the smallest negative denormal to -inf. Zeros of either sign and NaN give 1. Integers also see the denormals that
+// floating point flushes in some builds.
+template <typename T, T FIRST_ZERO, T SPAN>
+struct Rule {
+    typedef T element;
+    static constexpr T first_zero = FIRST_ZERO, span = SPAN;
+};
+template <typename T>
+using Truth = Rule<T, 0, 0>;
+using SignF16 = Rule<unsigned short, 0x8001, 0xfc00 - 0x8001>;
+using SignBF16 = Rule<unsigned short, 0x8001, 0xff80 - 0x8001>;
+using SignF32 = Rule<unsigned, 0x80000001u, 0xff800000u - 0x80000001u>;
+using SignF64 = Rule<unsigned long long, 0x8000000000000001ull, 0xfff0000000000000ull - 0x8000000000000001ull>;
+
+// Whether x lies outside a rule's range.
+template <typename T>
+__device__ __forceinline__ bool outside(T x, T first_zero, T span) {
+    return static_cast<T>(x - first_zero) > span;
+}
+template <typename R>
+__device__ __forceinline__ bool bit_of(typename R::element x) {
+    return outside<typename R::element>(x, R::first_zero, R::span);
+}
+
+// The same for values. A 16-bit float is its bit pattern: bit_of<SignF16>(pattern), bit_of<SignBF16>(pattern).
+__device__ __forceinline__ bool sign(float x) {
+    return bit_of<SignF32>(__float_as_uint(x));
+}
+__device__ __forceinline__ bool sign(double x) {
+    return bit_of<SignF64>(static_cast<unsigned long long>(__double_as_longlong(x)));
+}
+
+// ---- Words and bytes. Any lane, alone.
+
+// A word as its four bytes lie in memory, and back: it is its own inverse.
+__device__ __forceinline__ unsigned in_order(unsigned word, unsigned order) {
+    // The bytes of the word, or those of its mirror image backwards: a choice without a branch.
+    return __byte_perm(word, __brev(word), order == ORDER_LITTLE ? 0x3210 : 0x4567);
+}
+
+// Bit number i of bits in memory. Any address; lanes that share a byte share the load.
+__device__ __forceinline__ bool load_bit(const unsigned char *bits, unsigned long long i, unsigned order) {
+    const unsigned at = static_cast<unsigned>(i) % 8;
+    return (bits[i / 8] >> (order == ORDER_LITTLE ? at : 7 - at)) & 1;
+}
+
+// Whether each of four bytes is not zero: four bits.
+__device__ __forceinline__ unsigned truth_of_bytes(unsigned bytes) {
+    // The top bit of each byte: set by a carry out of the other seven, or set already. Copies 7 apart bring the four next
+    // to each other at the very top, and nothing else there.
+    const unsigned top = (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u;
+    return top * 0x00204081u >> 28;
+}
+
+// Four bits as four bytes of 0 and 1.
+__device__ __forceinline__ unsigned bytes_of_bits(unsigned bits) {
+    // Copies 7 apart put bit k at 8 k.
+    return ((bits & 0xf) * 0x00204081u) & 0x01010101u;
+}
+
+// ---- A warp at work: all 32 lanes call together, with the same `order`.
+
+// Lane i's bit is bit i of the word that every lane receives.
+__device__ __forceinline__ unsigned pack_warp(bool bit) {
+    return __ballot_sync(WHOLE_WARP, bit);
+}
+
+// Stores bit number `i` of `n`: consecutive lanes hold consecutive i, lane 0 a multiple of 32. Lanes with i >= n take part
+// too; past the last element bits are 0, and nothing is stored past byte (n - 1) / 8. `bits` may have any address.
+__device__ __forceinline__ void store_bit(unsigned char *bits, unsigned long long i, unsigned long long n, bool bit,
+                                          unsigned order) {
+    const unsigned lane = static_cast<unsigned>(i) % WARP, word = in_order(pack_warp(bit && i < n), order);
+    const unsigned long long byte = i / WARP * 4 + lane;
+    if (lane < 4 && byte * 8 < n) bits[byte] = static_cast<unsigned char>(word >> 8 * lane);
+}
+
+// Turns fields across lanes: of each N lanes, lane j receives field j of every one of them, lane i's as field i. A
+// field is 32 / N bits, field 0 the least significant. N: 2, 4, 8, 16 or 32.
+template <unsigned N>
+__device__ __forceinline__ unsigned transpose_fields(unsigned fields, unsigned lane) {
+#pragma unroll
+    for (unsigned distance = 1; distance < N; distance *= 2) {
+        const unsigned width = distance * (32 / N);
+        // The lower `width` bits of every 2 * width.
+        const unsigned lower = 0xffffffffu / ((1u << width) + 1);
+        const unsigned other = __shfl_xor_sync(WHOLE_WARP, fields, distance);
+        fields = lane & distance ? (fields & ~lower) | ((other >> width) & lower)
+                                 : (fields & lower) | ((other << width) & ~lower);
+    }
+    return fields;
+}
+
+// ---- 16 bytes of elements, what one access moves at full speed. Any lane, alone.
+
+// The bits of a vector, its first element's the least significant: 16, 8, 4 or 2 of them, by the size of an element.
+__device__ __forceinline__ unsigned pack_vector(uint4 v, Truth<unsigned char>) {
+    return truth_of_bytes(v.x) | truth_of_bytes(v.y) << 4 | truth_of_bytes(v.z) << 8 | truth_of_bytes(v.w) << 12;
+}
+template <unsigned short FIRST_ZERO, unsigned short SPAN>
+__device__ __forceinline__ unsigned pack_vector(uint4 v, Rule<unsigned short, FIRST_ZERO, SPAN>) {
+    // Compared as the upper half of 32 bits, whatever the lower half is: arithmetic in 16 bits would cost a mask each.
+    constexpr unsigned first_zero = static_cast<unsigned>(FIRST_ZERO) << 16, span = static_cast<unsigned>(SPAN) << 16;
+    const unsigned words[4] = {v.x, v.y, v.z, v.w};
+    unsigned bits = 0;
+#pragma unroll
+    for (unsigned k = 0; k < 4; k++) {
+        bits |= unsigned(outside(words[k] << 16, first_zero, span)) << 2 * k;
+        bits |= unsigned(outside(words[k], first_zero, span | 0xffff)) << (2 * k + 1);
+    }
+    return bits;
+}
+template <unsigned FIRST_ZERO, unsigned SPAN>
+__device__ __forceinline__ unsigned pack_vector(uint4 v, Rule<unsigned, FIRST_ZERO, SPAN>) {
+    return unsigned(outside(v.x, FIRST_ZERO, SPAN)) | unsigned(outside(v.y, FIRST_ZERO, SPAN)) << 1
+         | unsigned(outside(v.z, FIRST_ZERO, SPAN)) << 2 | unsigned(outside(v.w, FIRST_ZERO, SPAN)) << 3;
+}
+template <unsigned long long FIRST_ZERO, unsigned long long SPAN>
+__device__ __forceinline__ unsigned pack_vector(uint4 v, Rule<unsigned long long, FIRST_ZERO, SPAN>) {
+    return unsigned(outside(static_cast<unsigned long long>(v.y) << 32 | v.x, FIRST_ZERO, SPAN))
+         | unsigned(outside(static_cast<unsigned long long>(v.w) << 32 | v.z, FIRST_ZERO, SPAN)) << 1;
+}
+
+// The reverse: as many elements as fit 16 bytes, 0 or `one`, of the lowest bits. The type of `one` says their size.
+__device__ __forceinline__ uint4 unpack_vector(unsigned bits, unsigned char one) {
+    return make_uint4(bytes_of_bits(bits) * one, bytes_of_bits(bits >> 4) * one, bytes_of_bits(bits >> 8) * one,
+                      bytes_of_bits(bits >> 12) * one);
+}
+__device__ __forceinline__ uint4 unpack_vector(unsigned bits, unsigned short one) {
+    const unsigned low = one, high = low << 16;
+    return make_uint4((bits & 1 ? low : 0) | (bits & 2 ? high : 0), (bits & 4 ? low : 0) | (bits & 8 ? high : 0),
+                      (bits & 16 ? low : 0) | (bits & 32 ? high : 0), (bits & 64 ? low : 0) | (bits & 128 ? high : 0));
+}
+__device__ __forceinline__ uint4 unpack_vector(unsigned bits, unsigned one) {
+    return make_uint4(bits & 1 ? one : 0, bits & 2 ? one : 0, bits & 4 ? one : 0, bits & 8 ? one : 0);
+}
+__device__ __forceinline__ uint4 unpack_vector(unsigned bits, unsigned long long one) {
+    const unsigned low = static_cast<unsigned>(one), high = static_cast<unsigned>(one >> 32);
+    return make_uint4(bits & 1 ? low : 0, bits & 1 ? high : 0, bits & 2 ? low : 0, bits & 2 ? high : 0);
+}
+
+}  // namespace gradcodec
+
+#endif

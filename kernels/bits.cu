@@ -1,0 +1,355 @@
+// Packing and unpacking bits: contiguous memory at the speed of memory, any strides at the speed of their accesses.
+// Names, arguments and launch shapes are in README.md beside this file.
+//
+// Contiguous memory is cut into tiles, a warp each: 1024 elements a unit, UNITS units. Packing a unit, a lane loads 2, 4,
+// 8 or 16 vectors of 16 bytes, side by side across the warp; what bits they give become 32 words in the 32 lanes by an
+// exchange of fields; one store writes 128 bytes. Unpacking is the same backwards. The side that is written is aligned
+// to whole cache lines by a *head* of less than one; the side that is read is then anywhere, and is read at aligned
+// addresses and shifted. Nothing outside the operands is touched: what would be, the *edges*, goes element by element.
+#include "gradcodec/device.cuh"
+
+using namespace gradcodec;
+typedef unsigned long long u64;
+
+enum : unsigned { LINE = 128, UNIT = 1024, THREADS = 256 };
+
+// How far beyond a multiple of `size` an address lies.
+__device__ __forceinline__ unsigned misalignment(const void *address, unsigned size) {
+    return static_cast<unsigned>(reinterpret_cast<u64>(address)) % size;
+}
+
+// The bits to unpack, and what is made of them. A few reads among many writes cost far more than their bytes: memory turns
+// around for each. From 9.0 on a load brings 256 bytes to the L2 cache, and lines leave it first that were written.
+__device__ __forceinline__ unsigned load_bits(const unsigned *from) {
+#if __CUDA_ARCH__ >= 900
+    unsigned word;
+    asm("ld.global.nc.L2::256B.u32 %0, [%1];" : "=r"(word) : "l"(from));
+    return word;
+#else
+    return *from;
+#endif
+}
+__device__ __forceinline__ void store_vector(uint4 *to, uint4 v) {
+#if __CUDA_ARCH__ >= 900
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;"
+                 :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(policy) : "memory");
+#else
+    *to = v;
+#endif
+}
+
+// This thread among all threads of the launch.
+__device__ __forceinline__ u64 thread_number() {
+    return static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+
+// A byte of which only bit number i is set.
+__device__ __forceinline__ unsigned bit_of_byte(unsigned i, unsigned order) {
+    return order == ORDER_LITTLE ? 1u << i : 0x80u >> i;
+}
+
+// ---- Packing contiguous elements
+
+// The bytes first ... end - 1, by a warp; element by element.
+template <typename R, typename T = typename R::element>
+__device__ __forceinline__ void pack_edge(const T *__restrict__ src, unsigned char *__restrict__ dst, u64 elements,
+                                          u64 first, u64 end, unsigned order) {
+#pragma unroll 1
+    for (u64 at = first + threadIdx.x % WARP; at < end; at += WARP) {
+        unsigned byte = 0;
+#pragma unroll
+        for (unsigned k = 0; k < 8; k++) {
+            if (at * 8 + k < elements && bit_of<R>(src[at * 8 + k])) byte |= bit_of_byte(k, order);
+        }
+        dst[at] = static_cast<unsigned char>(byte);
+    }
+}
+
+// Reads sizeof(T), writes 1/8 byte an element.
+template <typename R, unsigned UNITS, typename T = typename R::element>
+__device__ __forceinline__ void pack(const T *__restrict__ src, unsigned char *__restrict__ dst, u64 elements, u64 bytes,
+                                     unsigned order) {
+    constexpr unsigned VECTORS = 2 * sizeof(T), A_VECTOR = 16 / sizeof(T);
+    const unsigned lane = threadIdx.x % WARP;
+    const u64 warp = thread_number() / WARP;
+    u64 head = (LINE - misalignment(dst, LINE)) % LINE;
+    if (head > bytes) head = bytes;
+    const u64 byte = head + warp * (UNITS * LINE), end = byte + UNITS * LINE, first = byte * 8;
+    // The same for every tile: a tile begins a multiple of 16 bytes after the one before.
+    const unsigned shift = misalignment(src + first, 16) / sizeof(T);
+    const bool whole = end <= bytes && first >= shift && first + UNITS * UNIT + (shift ? A_VECTOR : 0) <= elements;
+    // The first warp has the head too.
+    const u64 edge = warp == 0 ? 0 : byte, edge_end = !whole ? (end < bytes ? end : bytes) : warp == 0 ? head : 0;
+    if (edge < edge_end) pack_edge<R>(src, dst, elements, edge, edge_end, order);
+    if (!whole) return;
+
+    const uint4 *vectors = reinterpret_cast<const uint4 *>(src + first - shift) + lane;
+    uint4 loaded[UNITS][VECTORS];
+#pragma unroll
+    for (unsigned u = 0; u < UNITS; u++) {
+#pragma unroll
+        for (unsigned k = 0; k < VECTORS; k++) loaded[u][k] = vectors[(u * VECTORS + k) * WARP];
+    }
+    // The vector behind the tile, which a shift needs.
+    unsigned behind = 0;
+    if (shift) behind = pack_vector(vectors[UNITS * VECTORS * WARP - lane], R());
+
+    unsigned words[UNITS];
+#pragma unroll
+    for (unsigned u = 0; u < UNITS; u++) {
+        unsigned fields = 0;
+#pragma unroll
+        for (unsigned k = 0; k < VECTORS; k++) fields |= pack_vector(loaded[u][k], R()) << k * A_VECTOR;
+        // Now lane g * VECTORS + k holds word g of vector k of all lanes: to the lane of its number.
+        fields = transpose_fields<VECTORS>(fields, lane);
+        words[u] = __shfl_sync(WHOLE_WARP, fields, lane % A_VECTOR * VECTORS + lane / A_VECTOR);
+    }
+    unsigned *out = reinterpret_cast<unsigned *>(dst + byte) + lane;
+#pragma unroll
+    for (unsigned u = 0; u < UNITS; u++) {
+        unsigned word = words[u];
+        if (shift) {
+            const unsigned beyond = u + 1 < UNITS ? __shfl_sync(WHOLE_WARP, words[u + 1 < UNITS ? u + 1 : 0], 0) : behind;
+            const unsigned next = __shfl_down_sync(WHOLE_WARP, word, 1);
+            word = __funnelshift_r(word, lane == WARP - 1 ? beyond : next, shift);
+        }
+        out[u * WARP] = in_order(word, order);
+    }
+}
+
+// Units a warp and threads a block: the best of those measured on an H200.
+#define PACK(name, rule, UNITS) \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) name(const rule::element *src, unsigned char *dst, \
+                                                               u64 elements, u64 bytes, unsigned order) { \
+        pack<rule, UNITS>(src, dst, elements, bytes, order); \
+    }
+PACK(gc_pack_truth_u8, Truth<unsigned char>, 2)
+PACK(gc_pack_truth_u16, Truth<unsigned short>, 1)
+PACK(gc_pack_truth_u32, Truth<unsigned>, 1)
+PACK(gc_pack_truth_u64, Truth<u64>, 1)
+PACK(gc_pack_signs_f16, SignF16, 1)
+PACK(gc_pack_signs_bf16, SignBF16, 1)
+PACK(gc_pack_signs_f32, SignF32, 1)
+PACK(gc_pack_signs_f64, SignF64, 1)
+
+// ---- Unpacking to contiguous elements
+
+// Reads 1/8, writes sizeof(T) bytes an element. Block: a tile of STORES * THREADS vectors; thread: STORES of them, THREADS
+// apart, so that the block writes side by side. Each finds its bits in a word or two that it shares with its neighbours.
+template <unsigned STORES, typename T>
+__device__ __forceinline__ void unpack(const unsigned char *__restrict__ src, T *__restrict__ dst, u64 elements, u64 bytes,
+                                       T one, unsigned order) {
+    constexpr unsigned A_VECTOR = 16 / sizeof(T), TILE = STORES * THREADS * A_VECTOR;
+    u64 head = (LINE - misalignment(dst, LINE)) % LINE / sizeof(T);
+    if (head > elements) head = elements;
+    const u64 first = head + static_cast<u64>(blockIdx.x) * TILE, end = first + TILE;
+    // Bits are counted from the word that holds the first byte. With `crossing` a vector's may lie in two words.
+    const unsigned before = misalignment(src, 4);
+    const bool crossing = (before * 8 + head) % A_VECTOR != 0;
+    const u64 last_word = (before * 8 + end + 31) / 32 + crossing;
+    const bool whole = end <= elements && before * 8 + first >= (before ? 32 : 0) && last_word * 4 <= before + bytes;
+    // The first block has the head too.
+    const u64 edge = blockIdx.x == 0 ? 0 : first;
+    const u64 edge_end = !whole ? (end < elements ? end : elements) : blockIdx.x == 0 ? head : edge;
+#pragma unroll 1
+    for (u64 i = edge + threadIdx.x; i < edge_end; i += THREADS) {
+        dst[i] = i / 8 < bytes && load_bit(src, i, order) ? one : T(0);
+    }
+    if (!whole) return;
+
+    const u64 position = before * 8 + first + threadIdx.x * A_VECTOR;
+    const unsigned shift = static_cast<unsigned>(position) % 32;
+    const unsigned *from = reinterpret_cast<const unsigned *>(src - before) + position / 32;
+    unsigned words[STORES];
+#pragma unroll
+    for (unsigned s = 0; s < STORES; s++) words[s] = in_order(load_bits(from + s * (THREADS * A_VECTOR / 32)), order) >> shift;
+    if (crossing) {
+#pragma unroll
+        for (unsigned s = 0; s < STORES; s++) {
+            // Two shifts: one by 32 would be none.
+            words[s] |= in_order(load_bits(from + s * (THREADS * A_VECTOR / 32) + 1), order) << 1 << (31 - shift);
+        }
+    }
+    uint4 *to = reinterpret_cast<uint4 *>(dst + first) + threadIdx.x;
+#pragma unroll
+    for (unsigned s = 0; s < STORES; s++) store_vector(to + s * THREADS, unpack_vector(words[s], one));
+}
+
+#define UNPACK(name, T, STORES) \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const unsigned char *src, T *dst, u64 elements, u64 bytes, \
+                                                               T one, unsigned order) { \
+        unpack<STORES>(src, dst, elements, bytes, one, order); \
+    }
+UNPACK(gc_unpack_u8, unsigned char, 2)
+UNPACK(gc_unpack_u16, unsigned short, 2)
+UNPACK(gc_unpack_u32, unsigned, 2)
+UNPACK(gc_unpack_u64, u64, 2)
+
+// ---- Any strides
+
+struct gc_loop {
+    long long count, element_stride, byte_stride;
+};
+
+// The memory layout is shared with the host: see README.md.
+struct gc_strided_plan {
+    const unsigned char *src;
+    unsigned char *dst;
+    u64 rows, elements, bytes;
+    u64 first_zero, span, one;
+    unsigned size, order, aligned, rows_first;
+    unsigned n_row_loops, n_element_loops, n_byte_loops, reserved;
+    gc_loop loops[124];
+};
+static_assert(sizeof(gc_strided_plan) == 3072, "the host lays it out too, and parameters hold 4096 bytes");
+
+// Divides in place and returns the remainder; in 32 bits, several times as fast, where both fit.
+__device__ __forceinline__ u64 divide(u64 &value, u64 by) {
+    if ((value | by) >> 32 == 0) {
+        const unsigned a = static_cast<unsigned>(value), b = static_cast<unsigned>(by);
+        value = a / b;
+        return a % b;
+    }
+    const u64 quotient = value / by, rest = value - quotient * by;
+    value = quotient;
+    return rest;
+}
+
+// Where round number `round` of some loops lies.
+struct Offsets {
+    long long element, byte;
+};
+__device__ __forceinline__ Offsets decode(const gc_loop *loops, unsigned count, u64 round) {
+    Offsets at = {0, 0};
+    for (unsigned k = count; k-- > 0 && round != 0;) {
+        const long long index = divide(round, loops[k].count);
+        at.element += index * loops[k].element_stride;
+        at.byte += index * loops[k].byte_stride;
+    }
+    return at;
+}
+
+// The group of 8 elements and their byte that is this thread's, among `groups` a row.
+struct Group {
+    u64 row, number;
+    bool exists;
+};
+__device__ __forceinline__ Group this_group(const gc_strided_plan &plan, u64 groups) {
+    u64 rest = thread_number();
+    if (plan.rows_first) {
+        const u64 row = divide(rest, plan.rows);
+        return {row, rest, rest < groups};
+    }
+    const u64 number = divide(rest, groups);
+    return {rest, number, rest < plan.rows};
+}
+
+// Where a byte of a row lies, from the row's first.
+__device__ __forceinline__ long long byte_offset(const gc_strided_plan &plan, u64 number) {
+    return decode(plan.loops + plan.n_row_loops + plan.n_element_loops, plan.n_byte_loops, number).byte;
+}
+
+// How many elements a group has: 8 before the end, none past it.
+__device__ __forceinline__ unsigned elements_of(const gc_strided_plan &plan, u64 number) {
+    const u64 first = number * 8;
+    return first >= plan.elements ? 0 : plan.elements - first < 8 ? static_cast<unsigned>(plan.elements - first) : 8;
+}
+
+// The elements of a row from one on, as far as they lie at one stride.
+struct Run {
+    long long offset, stride;
+    u64 length;
+};
+__device__ __forceinline__ Run run_from(const gc_strided_plan &plan, u64 element) {
+    if (plan.n_element_loops == 0) return {0, 0, 1};
+    const gc_loop *loops = plan.loops + plan.n_row_loops, &inner = loops[plan.n_element_loops - 1];
+    const u64 at = divide(element, inner.count);
+    const long long offset = decode(loops, plan.n_element_loops - 1, element).element;
+    return {offset + static_cast<long long>(at) * inner.element_stride, inner.element_stride, inner.count - at};
+}
+
+// The 8 elements of a run as a byte. All loads are under way before the first is used.
+template <typename T>
+__device__ __forceinline__ unsigned pack_run(const gc_strided_plan &plan, const unsigned char *from, long long stride) {
+    T x[8];
+#pragma unroll
+    for (unsigned i = 0; i < 8; i++) x[i] = *reinterpret_cast<const T *>(from + i * stride);
+    unsigned bits = 0;
+#pragma unroll
+    for (unsigned i = 0; i < 8; i++) {
+        bits |= unsigned(outside(x[i], static_cast<T>(plan.first_zero), static_cast<T>(plan.span))) << i;
+    }
+    return in_order(bits, plan.order) & 0xff;
+}
+
+// One element, wherever it lies.
+__device__ __forceinline__ bool pack_element(const gc_strided_plan &plan, const unsigned char *from) {
+    u64 x = 0;
+    for (unsigned k = 0; k < plan.size; k++) x |= static_cast<u64>(from[k]) << 8 * k;
+    // As an integer of its own width: what lies below first_zero wraps around to above the span.
+    return ((x - plan.first_zero) & (~0ull >> (64 - 8 * plan.size))) > plan.span;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) gc_pack_strided(const __grid_constant__ gc_strided_plan plan) {
+    const Group group = this_group(plan, plan.bytes);
+    if (!group.exists) return;
+    const Offsets row = decode(plan.loops, plan.n_row_loops, group.row);
+    const unsigned char *from = plan.src + row.element;
+    const unsigned count = elements_of(plan, group.number);
+    unsigned byte = 0;
+    Run run = run_from(plan, group.number * 8);
+    if (count == 8 && run.length >= 8 && plan.aligned) {
+        from += run.offset;
+        switch (plan.size) {
+        case 1: byte = pack_run<unsigned char>(plan, from, run.stride); break;
+        case 2: byte = pack_run<unsigned short>(plan, from, run.stride); break;
+        case 4: byte = pack_run<unsigned>(plan, from, run.stride); break;
+        default: byte = pack_run<u64>(plan, from, run.stride); break;
+        }
+    } else {
+#pragma unroll 1
+        for (unsigned i = 0; i < count; i++) {
+            if (pack_element(plan, from + run.offset)) byte |= bit_of_byte(i, plan.order);
+            run.offset += run.stride;
+            if (--run.length == 0 && i + 1 < count) run = run_from(plan, group.number * 8 + i + 1);
+        }
+    }
+    plan.dst[row.byte + byte_offset(plan, group.number)] = static_cast<unsigned char>(byte);
+}
+
+// The bits of a word to the 8 elements of a run.
+template <typename T>
+__device__ __forceinline__ void unpack_run(const gc_strided_plan &plan, unsigned bits, unsigned char *to, long long stride) {
+#pragma unroll
+    for (unsigned i = 0; i < 8; i++) *reinterpret_cast<T *>(to + i * stride) = bits >> i & 1 ? static_cast<T>(plan.one) : T(0);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) gc_unpack_strided(const __grid_constant__ gc_strided_plan plan) {
+    const Group group = this_group(plan, plan.elements / 8 + (plan.elements % 8 != 0));
+    if (!group.exists) return;
+    const Offsets row = decode(plan.loops, plan.n_row_loops, group.row);
+    unsigned bits = 0;
+    if (group.number < plan.bytes) bits = in_order(plan.src[row.byte + byte_offset(plan, group.number)], plan.order);
+    unsigned char *to = plan.dst + row.element;
+    const unsigned count = elements_of(plan, group.number);
+    Run run = run_from(plan, group.number * 8);
+    if (count == 8 && run.length >= 8 && plan.aligned) {
+        to += run.offset;
+        switch (plan.size) {
+        case 1: return unpack_run<unsigned char>(plan, bits, to, run.stride);
+        case 2: return unpack_run<unsigned short>(plan, bits, to, run.stride);
+        case 4: return unpack_run<unsigned>(plan, bits, to, run.stride);
+        default: return unpack_run<u64>(plan, bits, to, run.stride);
+        }
+    }
+#pragma unroll 1
+    for (unsigned i = 0; i < count; i++) {
+        for (unsigned k = 0; k < plan.size; k++) {
+            to[run.offset + k] = bits >> i & 1 ? static_cast<unsigned char>(plan.one >> 8 * k) : 0;
+        }
+        run.offset += run.stride;
+        if (--run.length == 0 && i + 1 < count) run = run_from(plan, group.number * 8 + i + 1);
+    }
+}

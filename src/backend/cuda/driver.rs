@@ -1,0 +1,274 @@
+//! The CUDA driver: found on first use, its answers taken as the integers they are.
+//!
+//! cudarc declares the functions, and its declarations are held against ours at compile time. It does not make the
+//! calls: its wrappers panic where a library or a symbol is missing, and return a Rust enum, for which an error code that
+//! a newer driver invents is undefined behaviour.
+
+use std::{
+    ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void},
+    fmt, ptr,
+    sync::OnceLock,
+};
+
+use cudarc::driver::sys::{
+    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUfunction, CUfunction_attribute, CUjit_option,
+    CUkernel, CUlibrary, CUlibraryOption, CUresult, CUstream, CUstreamCaptureMode,
+};
+
+use crate::error::{Error, Result, Status, error};
+
+/// What the driver of CUDA 12.0 (525) calls itself: the first that reads our PTX.
+const OLDEST: c_int = 12000;
+
+/// Declares the functions that are used, and checks each against cudarc's declaration.
+macro_rules! functions {
+    ($($name:ident($($argument:ty),*);)*) => {
+        /// The functions of the driver.
+        #[allow(non_snake_case, reason = "the driver's own names")]
+        pub struct Functions {
+            /// Apart from the others: cudarc has the code as an enum here too.
+            cuGetErrorName: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+            $(pub $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+        }
+
+        impl Functions {
+            /// # Safety
+            /// `library` is a driver's, loaded for good.
+            unsafe fn of(library: *mut c_void) -> Result<Self> {
+                // SAFETY: the driver's functions of these names have these signatures: the constants below hold them
+                // against the declarations made from its header. CUresult is an int there.
+                unsafe {
+                    Ok(Self {
+                        cuGetErrorName: std::mem::transmute::<
+                            *mut c_void,
+                            unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+                        >(symbol(library, c"cuGetErrorName")?),
+                        $($name: {
+                            const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                                Ok(name) => name,
+                                Err(_) => panic!("an identifier has no NUL"),
+                            };
+                            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(
+                                symbol(library, NAME)?,
+                            )
+                        },)*
+                    })
+                }
+            }
+        }
+
+        $(const _: unsafe fn($($argument),*) -> CUresult = sys::$name;)*
+    };
+}
+
+functions! {
+    cuInit(c_uint);
+    cuDriverGetVersion(*mut c_int);
+    cuDeviceGetCount(*mut c_int);
+    cuDeviceGet(*mut CUdevice, c_int);
+    cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+    cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+    cuCtxGetCurrent(*mut CUcontext);
+    cuCtxPushCurrent_v2(CUcontext);
+    cuCtxPopCurrent_v2(*mut CUcontext);
+    cuCtxGetDevice(*mut CUdevice);
+    cuCtxGetId(CUcontext, *mut c_ulonglong);
+    cuStreamGetCtx(CUstream, *mut CUcontext);
+    cuStreamSynchronize(CUstream);
+    cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
+    cuMemAlloc_v2(*mut CUdeviceptr, usize);
+    cuMemFree_v2(CUdeviceptr);
+    cuLibraryLoadData(
+        *mut CUlibrary, *const c_void, *mut CUjit_option, *mut *mut c_void, c_uint, *mut CUlibraryOption,
+        *mut *mut c_void, c_uint
+    );
+    cuLibraryGetKernel(*mut CUkernel, CUlibrary, *const c_char);
+    cuKernelGetFunction(*mut CUfunction, CUkernel);
+    cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction);
+    cuLaunchKernel(
+        CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void,
+        *mut *mut c_void
+    );
+}
+
+/// The driver of this machine, initialized.
+pub struct Driver {
+    pub functions: Functions,
+    /// The devices it shows, by their numbers.
+    pub devices: Vec<Properties>,
+}
+
+/// What a device is, and what this process has of it.
+pub struct Properties {
+    pub handle: CUdevice,
+    /// 90 for 9.0.
+    pub compute_capability: i32,
+    /// The primary context, once it was needed: kept as long as the process lives. As a number, to be shared.
+    pub primary: OnceLock<usize>,
+}
+
+impl Driver {
+    /// The driver, loaded and initialized by the first call that finds one.
+    pub fn get() -> Result<&'static Self> {
+        static DRIVER: OnceLock<Driver> = OnceLock::new();
+        match DRIVER.get() {
+            Some(driver) => Ok(driver),
+            // Two threads may load it side by side; one of the two equal tables stays.
+            None => Self::load().map(|driver| DRIVER.get_or_init(|| driver)),
+        }
+    }
+
+    fn load() -> Result<Self> {
+        // The name that NVIDIA's driver packages install, and the one that CUDA's own runtime loads. libcuda.so may be a
+        // toolkit's stub.
+        // SAFETY: loading the driver runs its initializers, as every CUDA program does.
+        let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
+        if library.is_null() {
+            // SAFETY: a dlopen of this thread failed just now, so dlerror has its reason: text until the next dl call.
+            let reason = unsafe { CStr::from_ptr(libc::dlerror()) };
+            return Err(error!(DriverUnavailable, "the CUDA driver could not be loaded: {}", reason.to_string_lossy()));
+        }
+        // SAFETY: libcuda.so.1 is the driver, and it stays loaded.
+        let functions = unsafe { Functions::of(library)? };
+        let unavailable = |failure| Error { status: Status::DriverUnavailable, ..failure };
+        let mut driver = Self { functions, devices: Vec::new() };
+        let (mut version, mut count) = (0, 0);
+        // SAFETY: the integers outlive the calls; these may be called at any time.
+        unsafe {
+            // Before cuInit, for an old driver may have any reason to fail there.
+            driver
+                .check((driver.functions.cuDriverGetVersion)(&mut version), format_args!("cuDriverGetVersion"))
+                .map_err(unavailable)?;
+            if version < OLDEST {
+                return Err(error!(
+                    DriverUnavailable,
+                    "the CUDA driver is of CUDA {}.{}; 12.0 is needed (driver 525)",
+                    version / 1000,
+                    version % 1000 / 10
+                ));
+            }
+            match (driver.functions.cuInit)(0) {
+                // The driver is there, and no device is: every device number is one that does not exist.
+                NO_DEVICE => return Ok(driver),
+                code => driver.check(code, format_args!("cuInit")).map_err(unavailable)?,
+            }
+            driver.check((driver.functions.cuDeviceGetCount)(&mut count), format_args!("cuDeviceGetCount"))?;
+        }
+        driver
+            .devices
+            .try_reserve_exact(usize::try_from(count).unwrap_or(0))
+            .map_err(|_| error!(OutOfMemory, "a list of {count} CUDA devices could not be had"))?;
+        for ordinal in 0..count {
+            let properties = driver.properties(ordinal)?;
+            driver.devices.push(properties);
+        }
+        Ok(driver)
+    }
+
+    fn properties(&self, ordinal: c_int) -> Result<Properties> {
+        use CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        };
+        let (mut handle, mut major, mut minor) = (0, 0, 0);
+        // SAFETY: the integers outlive the calls, and the driver is initialized.
+        unsafe {
+            self.check(
+                (self.functions.cuDeviceGet)(&mut handle, ordinal),
+                format_args!("cuDeviceGet of cuda:{ordinal}"),
+            )?;
+            for (value, attribute) in [(&mut major, MAJOR), (&mut minor, MINOR)] {
+                let code = (self.functions.cuDeviceGetAttribute)(value, attribute, handle);
+                self.check(code, format_args!("cuDeviceGetAttribute of cuda:{ordinal}"))?;
+            }
+        }
+        Ok(Properties { handle, compute_capability: 10 * major + minor, primary: OnceLock::new() })
+    }
+
+    /// Turns what a driver call answered into a result; `call` says which it was, and on what.
+    #[inline]
+    pub fn check(&self, code: c_int, call: fmt::Arguments<'_>) -> Result<()> {
+        if code == 0 { Ok(()) } else { Err(self.failure(code, call)) }
+    }
+
+    #[cold]
+    fn failure(&self, code: c_int, call: fmt::Arguments<'_>) -> Error {
+        let mut name = ptr::null();
+        // SAFETY: any code may be asked for; an unknown one leaves NULL.
+        let known = unsafe { (self.functions.cuGetErrorName)(code, &mut name) } == 0 && !name.is_null();
+        // SAFETY: a name is text of the driver's that stays.
+        let name = if known { unsafe { CStr::from_ptr(name) } } else { c"an error of a newer driver" };
+        let status = status_of(code);
+        let consequence = match status {
+            Status::ContextLost => "; nothing on this context works any more, and its outputs are undefined",
+            Status::DriverUnavailable => "; CUDA does not work in a forked child, nor while a process ends",
+            _ => "",
+        };
+        Error::new(status, format_args!("{call}: {} ({code}){consequence}", name.to_string_lossy()))
+    }
+}
+
+const NO_DEVICE: c_int = 100;
+
+/// The status of an error code of the driver.
+fn status_of(code: c_int) -> Status {
+    match code {
+        2 => Status::OutOfMemory,
+        // Not initialized, which a forked child finds, and deinitialized, at the end of a process.
+        3 | 4 => Status::DriverUnavailable,
+        // Those after which the context answers nothing else: uncorrectable ECC and NVLink errors, a context destroyed or
+        // lost to a kernel's illegal address, timeout, assertion, stack error, illegal instruction, misaligned address,
+        // address space, program counter, or failed launch.
+        214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 => Status::ContextLost,
+        _ => Status::Cuda,
+    }
+}
+
+/// # Safety
+/// `library` came from dlopen and is still loaded.
+unsafe fn symbol(library: *mut c_void, name: &CStr) -> Result<*mut c_void> {
+    // SAFETY: the caller's promise; the name ends with a NUL.
+    let address = unsafe { libc::dlsym(library, name.as_ptr()) };
+    if address.is_null() {
+        // Drivers older than 12.0 lack some.
+        return Err(error!(
+            DriverUnavailable,
+            "the CUDA driver has no {}: 12.0 is needed (driver 525)",
+            name.to_string_lossy()
+        ));
+    }
+    Ok(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_have_the_status_that_says_what_can_still_be_done() {
+        for (code, status) in [
+            (CUresult::CUDA_ERROR_OUT_OF_MEMORY, Status::OutOfMemory),
+            (CUresult::CUDA_ERROR_NOT_INITIALIZED, Status::DriverUnavailable),
+            (CUresult::CUDA_ERROR_DEINITIALIZED, Status::DriverUnavailable),
+            (CUresult::CUDA_ERROR_ECC_UNCORRECTABLE, Status::ContextLost),
+            (CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE, Status::ContextLost),
+            (CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, Status::ContextLost),
+            (CUresult::CUDA_ERROR_LAUNCH_TIMEOUT, Status::ContextLost),
+            (CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED, Status::ContextLost),
+            (CUresult::CUDA_ERROR_ASSERT, Status::ContextLost),
+            (CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR, Status::ContextLost),
+            (CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION, Status::ContextLost),
+            (CUresult::CUDA_ERROR_MISALIGNED_ADDRESS, Status::ContextLost),
+            (CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE, Status::ContextLost),
+            (CUresult::CUDA_ERROR_INVALID_PC, Status::ContextLost),
+            (CUresult::CUDA_ERROR_LAUNCH_FAILED, Status::ContextLost),
+            (CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, Status::Cuda),
+            (CUresult::CUDA_ERROR_INVALID_HANDLE, Status::Cuda),
+            (CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, Status::Cuda),
+            (CUresult::CUDA_ERROR_UNKNOWN, Status::Cuda),
+        ] {
+            assert_eq!(status_of(code as c_int), status, "{code:?}");
+        }
+        assert_eq!(status_of(123_456), Status::Cuda);
+    }
+}

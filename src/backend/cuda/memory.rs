@@ -1,0 +1,258 @@
+//! Device memory, kept for reuse.
+//!
+//! A block that was released may still be in use by work that was enqueued before, on streams that nobody told us of. So it
+//! is *pending* until a fence has passed: cuMemFree waits for all work of the context, on any stream, and unlike every
+//! other way to wait for that, it breaks no capture of another thread (measured with driver 580: cuCtxSynchronize and
+//! cuCtxRecordEvent do). Fences are rare: only when much is pending is one waited for.
+//!
+//! Blocks come from cuMemAlloc, never from a pool of the driver's, so that other processes can be given them.
+
+use std::{
+    alloc::{self, Layout},
+    ptr,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicPtr, Ordering},
+    },
+};
+
+use crate::{
+    backend::Stream,
+    error::{Result, Status, error},
+};
+
+use super::{Device, context::Entered};
+
+/// What may be pending in a context before a fence is worth its wait: so many blocks, or so many bytes.
+const PENDING_BLOCKS: usize = 32;
+const PENDING_BYTES: usize = 256 << 20;
+
+/// Device memory of a tensor.
+pub struct Memory(Option<Box<Block>>);
+
+struct Block {
+    address: u64,
+    capacity: usize,
+    /// The id of the context that it belongs to: with that it is gone.
+    context: u64,
+    /// In a [`List`].
+    next: Option<Box<Block>>,
+    /// Among [`RELEASED`].
+    below: AtomicPtr<Block>,
+}
+
+impl Memory {
+    /// Its address; NULL when there is none of it.
+    pub fn data(&self) -> *mut u8 {
+        self.0.as_ref().map_or(ptr::null_mut(), |block| block.address as usize as *mut u8)
+    }
+}
+
+/// Blocks that nobody has looked at since their release.
+static RELEASED: AtomicPtr<Block> = AtomicPtr::new(ptr::null_mut());
+
+impl Drop for Memory {
+    /// Runs on any thread, in a forked child, and while the process ends: so no driver and no lock here.
+    fn drop(&mut self) {
+        let Some(block) = self.0.take() else {
+            return;
+        };
+        let mut head = RELEASED.load(Ordering::Relaxed);
+        let block = Box::into_raw(block);
+        loop {
+            // SAFETY: it came from a Box, and stays this call's until the exchange below gives it away.
+            unsafe { (*block).below.store(head, Ordering::Relaxed) };
+            match RELEASED.compare_exchange_weak(head, block, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+}
+
+/// Blocks for reuse.
+struct Kept {
+    /// Free.
+    ready: List,
+    /// Released, and perhaps still in use by the device.
+    pending: List,
+}
+
+static KEPT: Mutex<Kept> = Mutex::new(Kept { ready: List(None), pending: List(None) });
+
+impl Kept {
+    /// Takes over what was released.
+    fn collect(&mut self) {
+        let mut released = RELEASED.swap(ptr::null_mut(), Ordering::Acquire);
+        while !released.is_null() {
+            // SAFETY: `Memory::drop` put it there out of a Box, and the swap made it ours alone.
+            let block = unsafe { Box::from_raw(released) };
+            released = block.below.load(Ordering::Relaxed);
+            self.pending.push(block);
+        }
+    }
+
+    fn much_is_pending(&self, context: u64) -> bool {
+        let (blocks, bytes) = self
+            .pending
+            .iter()
+            .filter(|block| block.context == context)
+            .fold((0, 0), |(blocks, bytes), block| (blocks + 1, bytes + block.capacity));
+        blocks >= PENDING_BLOCKS || bytes >= PENDING_BYTES
+    }
+}
+
+impl Device {
+    /// Memory of `bytes` bytes, not initialized, aligned to 256 at least.
+    pub fn allocate(self, bytes: i64) -> Result<Memory> {
+        let entered = self.enter(Stream::LEGACY)?;
+        if bytes == 0 {
+            return Ok(Memory(None));
+        }
+        let context = entered.id()?;
+        let capacity = capacity_for(bytes as usize);
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.collect();
+        let fits = |block: &Block| block.context == context && block.capacity == capacity;
+        if let Some(block) = kept.ready.take(fits) {
+            return Ok(Memory(Some(block)));
+        }
+        if kept.much_is_pending(context) {
+            entered.fence()?;
+            while let Some(block) = kept.pending.take(|block| block.context == context) {
+                kept.ready.push(block);
+            }
+            if let Some(block) = kept.ready.take(fits) {
+                return Ok(Memory(Some(block)));
+            }
+        }
+        let mut block = new_block(capacity, context)?;
+        block.address = match entered.allocate(capacity, bytes) {
+            Err(failure) if failure.status == Status::OutOfMemory => {
+                entered.give_back(&mut kept, context)?;
+                block.capacity = bytes as usize;
+                entered.allocate(block.capacity, bytes)?
+            }
+            outcome => outcome?,
+        };
+        Ok(Memory(Some(block)))
+    }
+
+    /// Gives back what is kept, in the context that calls without a stream work in.
+    pub fn trim(self) -> Result<()> {
+        let entered = self.enter(Stream::LEGACY)?;
+        let context = entered.id()?;
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.collect();
+        entered.give_back(&mut kept, context)
+    }
+}
+
+impl Entered {
+    fn allocate(&self, capacity: usize, wanted: i64) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: the place outlives the call.
+        let code = unsafe { (self.driver().functions.cuMemAlloc_v2)(&mut address, capacity) };
+        self.driver().check(code, format_args!("cuMemAlloc of {wanted} bytes on {}", self.device))?;
+        Ok(address)
+    }
+
+    /// Frees memory; returns once all work of the context that was enqueued before is done.
+    fn free(&self, address: u64) -> Result<()> {
+        // SAFETY: memory of this context that came from cuMemAlloc and is in no tensor any more.
+        let code = unsafe { (self.driver().functions.cuMemFree_v2)(address) };
+        self.driver().check(code, format_args!("cuMemFree on {}", self.device))
+    }
+
+    /// Waits until all work of the context that was enqueued before is done.
+    fn fence(&self) -> Result<()> {
+        const SMALLEST: i64 = 512;
+        self.free(self.allocate(SMALLEST as usize, SMALLEST)?)
+    }
+
+    fn give_back(&self, kept: &mut Kept, context: u64) -> Result<()> {
+        for list in [&mut kept.ready, &mut kept.pending] {
+            while let Some(block) = list.take(|block| block.context == context) {
+                if let Err(failure) = self.free(block.address) {
+                    list.push(block); // not lost: perhaps another time
+                    return Err(failure);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How large a block is made, so that sizes that are nearly the same share it: an eighth more at most.
+fn capacity_for(bytes: usize) -> usize {
+    const SMALLEST: usize = 512;
+    const LARGEST_STEP: usize = 2 << 20;
+    let step = (bytes.checked_next_power_of_two().unwrap_or(usize::MAX) / 16).clamp(SMALLEST, LARGEST_STEP);
+    bytes.checked_next_multiple_of(step).unwrap_or(bytes)
+}
+
+fn new_block(capacity: usize, context: u64) -> Result<Box<Block>> {
+    let layout = Layout::new::<Block>();
+    // SAFETY: the layout's size is not zero.
+    let place = unsafe { alloc::alloc(layout) }.cast::<Block>();
+    if place.is_null() {
+        return Err(error!(OutOfMemory, "{} bytes of host memory could not be had", layout.size()));
+    }
+    // SAFETY: allocated as Box does, with the layout of a Block, which it is made to hold.
+    unsafe {
+        place.write(Block { address: 0, capacity, context, next: None, below: AtomicPtr::default() });
+        Ok(Box::from_raw(place))
+    }
+}
+
+/// A list that allocates nothing.
+struct List(Option<Box<Block>>);
+
+impl List {
+    fn push(&mut self, mut block: Box<Block>) {
+        block.next = self.0.take();
+        self.0 = Some(block);
+    }
+
+    /// Removes the first that is wanted.
+    fn take(&mut self, wanted: impl Fn(&Block) -> bool) -> Option<Box<Block>> {
+        let mut place = &mut self.0;
+        while place.as_ref().is_some_and(|block| !wanted(block)) {
+            place = &mut place.as_mut()?.next;
+        }
+        let mut block = place.take()?;
+        *place = block.next.take();
+        Some(block)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Block> {
+        std::iter::successors(self.0.as_deref(), |block| block.next.as_deref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_an_eighth_larger_at_most_and_aligned() {
+        for bytes in (1..10_000).chain((10..40).flat_map(|k| [(1 << k) - 1, 1 << k, (1 << k) + 1, 3 << k])) {
+            let capacity = capacity_for(bytes);
+            assert!(capacity >= bytes && capacity - bytes <= (bytes / 8).max(511), "{bytes}: {capacity}");
+            assert_eq!(capacity % 512, 0, "{bytes}: {capacity}");
+        }
+        assert_eq!(capacity_for(usize::MAX), usize::MAX);
+        assert_eq!(capacity_for(i64::MAX as usize) % 2, 0);
+    }
+
+    #[test]
+    fn a_list_gives_what_is_wanted_and_keeps_the_rest() {
+        let mut list = List(None);
+        for capacity in 1..=4 {
+            list.push(new_block(capacity, 7).unwrap());
+        }
+        assert_eq!(list.take(|block| block.capacity == 2).map(|block| block.capacity), Some(2));
+        assert!(list.take(|block| block.capacity == 2).is_none());
+        assert_eq!(list.iter().map(|block| block.capacity).collect::<Vec<_>>(), [4, 3, 1]);
+    }
+}

@@ -1,0 +1,62 @@
+//! DEVICES
+//!
+//! Nothing here is needed: what a device needs is loaded when it is first used, and memory is given back by itself when
+//! it runs short.
+
+use std::ffi::c_char;
+
+use dlpark::ffi::DLDevice;
+
+use crate::{
+    backend,
+    tensor::{Device, Name},
+};
+
+use super::{
+    borrow::Out,
+    boundary::{boundary, gc_status_t},
+};
+
+/// Does up front what the first calls on a device would do: finds the driver, makes the device's primary context unless
+/// your current one is on the device, and loads the kernels into it. Call it before a first `_into` inside a graph
+/// capture, in the context that captures, and where a first call must not take tens of milliseconds. Other threads may be
+/// capturing meanwhile. For a CPU: counts the CPUs and chooses the instruction set.
+///
+/// UNSUPPORTED_DEVICE: also a compute capability below 7.5.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub extern "C" fn gc_prepare(device: DLDevice) -> gc_status_t {
+    boundary(|| backend::of(Device::from_dlpack(Name::new("device"), device)?)?.prepare())
+}
+
+/// Gives back the device memory that is kept for new tensors: what was released in the context that gc_prepare() would
+/// choose. Waits until the work that was enqueued there before is done. For a CPU: nothing, for nothing is kept.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
+    boundary(|| backend::of(Device::from_dlpack(Name::new("device"), device)?)?.trim())
+}
+
+/// The PTX of this library's kernels for devices of a compute capability, to load and launch by yourself; names,
+/// arguments and launch shapes are in kernels/README.md. Needs no driver.
+///
+/// `compute_capability`: 90 for 9.0, as for any other that has no image of its own: what comes runs there and above.
+/// `*ptx`: static text with a NUL at its end, `*size`: its bytes without that NUL.
+///
+/// UNSUPPORTED_DEVICE: below 75.
+///
+/// # Safety
+/// The pointers have room for what they receive.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_kernel_image(
+    compute_capability: i32,
+    ptx: *mut *const c_char,
+    size: *mut usize,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises room.
+        let (ptx, size) = unsafe { (Out::one("ptx", ptx)?, Out::one("size", size)?) };
+        let text = backend::ptx(compute_capability)?;
+        ptx.fill([text.as_ptr()]);
+        size.fill([text.count_bytes()]);
+        Ok(())
+    })
+}

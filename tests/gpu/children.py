@@ -1,0 +1,235 @@
+"""What tests do in a process of its own: `python children.py NAME ARGUMENTS...`; success is 0 and a silent stderr."""
+
+import atexit
+import ctypes
+import os
+import pathlib
+import sys
+import threading
+import warnings
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
+
+import numpy as np  # noqa: E402 the path comes first
+
+import capi  # noqa: E402
+import driver  # noqa: E402
+import gpu  # noqa: E402
+from capi import BIG, Managed, Status, byref, lib  # noqa: E402
+
+
+def first_call_while_capturing(first, mode):
+    """The library is used for the first time while a stream is captured: on another thread, or on this one."""
+    assert driver.device_count()
+    driver.use(driver.primary())
+    work = gpu.Prepared("pack_chunks", seed=1)
+    other = gpu.Prepared("pack_bits", seed=2)
+    filled, stream, side = driver.Memory(4096), driver.Stream(), driver.Stream()
+    driver.fill(filled.address, 1, 4096)
+    driver.synchronize()
+    failures = []
+
+    def use_the_library():
+        try:
+            if first == "prepare":
+                gpu.check(lib.gc_prepare(gpu.device()))
+            elif first == "into":
+                gpu.check(work.call(side.handle))
+            elif first == "simple":
+                chunks = gpu.pack_chunks(work.src, 3)
+                failures.append(chunks)
+        except BaseException as error:
+            failures.append(error)
+
+    with driver.Graph(stream.handle, getattr(driver, mode)) as graph:
+        driver.call(
+            "cuMemsetD8Async", ctypes.c_uint64(filled.address), ctypes.c_ubyte(7), ctypes.c_size_t(4096),
+            ctypes.c_void_p(stream.handle),
+        )  # fmt: skip
+        if first == "prepare_here":
+            gpu.check(lib.gc_prepare(gpu.device()))
+            gpu.check(other.call(stream.handle))
+        else:
+            thread = threading.Thread(target=use_the_library)
+            thread.start()
+            thread.join()
+    results = [failure for failure in failures if not isinstance(failure, list)]
+    assert not results, results
+    assert (driver.download(filled.address, 4096) == 1).all(), "what is captured does not run"
+    graph.replay(stream.handle)
+    stream.synchronize()
+    side.synchronize()
+    assert (driver.download(filled.address, 4096) == 7).all()
+    if first == "prepare_here":
+        other.check()
+    elif first == "into":
+        work.check()
+    elif first == "simple":
+        np.testing.assert_array_equal(np.stack([gpu.take(chunk) for chunk in failures[0]]), work.expected)
+    # And everything works from here on.
+    gpu.check(other.call(side.handle))
+    side.synchronize()
+    other.check()
+
+
+def outputs():
+    """Some of every kind, in the primary context."""
+    assert driver.device_count()
+    driver.use(driver.primary())
+    with gpu.Prepared("pack_chunks") as work:
+        made = [*gpu.pack_chunks(work.src, 3), *gpu.pack_chunks(work.src, 2), gpu.empty((1000,), "float32")]
+    out = Managed()
+    gpu.check(lib.gc_unpack_chunks((Managed * 2)(*made[3:5]), 2, gpu.COUNT, byref(out)))
+    return [*made, out]
+
+
+def exit_with_outputs_alive():
+    sys.modules["kept alive"] = outputs()
+
+
+def exit_without_python():
+    """No Python cleans up, but the libraries' own ends run."""
+    outputs()
+    sys.stdout.flush()
+    ctypes.CDLL(None).exit(0)
+
+
+def release_in_atexit():
+    made = outputs()
+    atexit.register(lambda: [lib.gc_tensor_free(tensor) for tensor in made])
+
+
+def release_after_python():
+    """Python is finalized when these deleters run: exit() calls them."""
+    at_exit = ctypes.CDLL(None).__getattr__("__cxa_atexit")
+    free = ctypes.cast(lib.gc_tensor_free, ctypes.c_void_p)
+    for tensor in outputs():
+        assert at_exit(free, ctypes.cast(tensor, ctypes.c_void_p), None) == 0
+
+
+def exit_while_threads_work():
+    """Daemon threads are in the middle of calls when the process ends."""
+    assert driver.device_count()
+    driver.use(driver.primary())
+    work, started = gpu.Prepared("pack_chunks"), threading.Barrier(5)
+
+    def forever():
+        started.wait()
+        while True:
+            for chunk in gpu.pack_chunks(work.src, 3):
+                lib.gc_tensor_free(chunk)
+
+    for _ in range(4):
+        threading.Thread(target=forever, daemon=True).start()
+    started.wait()
+    for _ in range(100):
+        gpu.check(work.call(None))
+    os._exit(0)
+
+
+def fault():
+    """A kernel of somebody else writes where nothing is: from then on nothing works in this process."""
+    assert driver.device_count()
+    driver.use(driver.primary())
+    work = gpu.Prepared("pack_chunks")
+    made = outputs()
+    with driver.Stream() as side:
+        gpu.check(work.call(side.handle))
+        side.synchronize()
+        driver.launch(driver.kernel(driver.load(driver.PTX), "wild"), 1, 1, side.handle)
+        code = driver.raw("cuStreamSynchronize", ctypes.c_void_p(side.handle))
+        assert code != 0, "the wild write went through"
+        side.handle = None
+    name, out, new = driver.error_name(code), (Managed * 3)(), Managed()
+    calls = {
+        "stream tier": lambda: work.call(None),
+        "simple tier": lambda: lib.gc_pack_chunks(work.src.managed, 3, out),
+        "gc_tensor_empty": lambda: lib.gc_tensor_empty(
+            gpu.device(), capi.dldtype("uint8"), 1, capi.int64s([2**20]), byref(new)
+        ),
+    }
+    for what, call in calls.items():
+        for _ in range(3):
+            status, words = call(), capi.last_error()
+            assert status in (Status.CUDA, Status.CONTEXT_LOST), f"{what}: {status}"
+            assert name in words, f"{what}: {words!r} does not name {name}"
+            assert not any(out) and not new, what
+    for tensor in made:
+        lib.gc_tensor_free(tensor)
+    lib.gc_trim(gpu.device())
+    lib.gc_prepare(gpu.device())
+    # The CPU is as well as before.
+    truth = np.random.default_rng(0).random(1000) < 0.5
+    assert capi.take(capi.pack_chunks(capi.Tensor(truth), 1)[0]).tobytes() == np.packbits(truth).tobytes()
+
+
+def no_devices():
+    """CUDA_VISIBLE_DEVICES is empty."""
+    assert driver.device_count() == 0
+    allowed = (Status.DRIVER_UNAVAILABLE, Status.UNSUPPORTED_DEVICE)
+    out = Managed()
+    source, rows = gpu.at(0x10000, (64,), "bool"), gpu.at(0x20000, (1, 8))
+    calls = {
+        "gc_pack_chunks": lambda: lib.gc_pack_chunks(source.managed, 1, byref(out)),
+        "gc_pack_bits": lambda: lib.gc_pack_bits(source.managed, 0, BIG, byref(out)),
+        "gc_pack_chunks_into": lambda: lib.gc_pack_chunks_into(source.view, BIG, rows.view, None),
+        "gc_unpack_chunks_into": lambda: lib.gc_unpack_chunks_into(rows.view, BIG, source.view, None),
+        "with a stream": lambda: lib.gc_pack_chunks_into(source.view, BIG, rows.view, 0x1234),
+        "gc_tensor_empty": lambda: lib.gc_tensor_empty(
+            gpu.device(), capi.dldtype("uint8"), 1, capi.int64s([8]), byref(out)
+        ),
+        "gc_prepare": lambda: lib.gc_prepare(gpu.device()),
+        "managed": lambda: lib.gc_pack_chunks(
+            gpu.at(0x10000, (64,), "bool", kind=capi.CUDA_MANAGED).managed, 1, byref(out)
+        ),
+    }
+    for what, call in calls.items():
+        for _ in range(2):
+            status = call()
+            assert status in allowed, f"{what}: {gpu.status_name(status)}: {capi.last_error()}"
+            assert capi.last_error() and not out, what
+    lib.gc_trim(gpu.device())
+    truth = np.random.default_rng(0).random(1000) < 0.5
+    assert capi.take(capi.pack_chunks(capi.Tensor(truth), 1)[0]).tobytes() == np.packbits(truth).tobytes()
+    image, size = ctypes.c_char_p(), ctypes.c_size_t()
+    gpu.check(lib.gc_kernel_image(90, byref(image), byref(size)))  # needs no driver
+
+
+def after_fork():
+    """The CPU works in a child that was forked after CUDA was used; CUDA there is refused, not a crash."""
+    kept = outputs()
+    truth = np.random.default_rng(0).random(1000) < 0.5
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python's, of the driver's threads
+    child = os.fork()
+    if child == 0:
+        good = capi.take(capi.pack_chunks(capi.Tensor(truth), 1)[0]).tobytes() == np.packbits(truth).tobytes()
+        os._exit(0 if good else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    for tensor in kept:
+        lib.gc_tensor_free(tensor)
+
+
+def jax():
+    """In a process of its own, since JAX takes most of the card's memory otherwise."""
+    import jax as framework
+    import jax.numpy as jnp
+
+    import dlpack
+
+    truth = np.random.default_rng(0).random((96, 1024)) < 0.5  # chunks of 4096 bytes: JAX wants memory aligned
+    array = jnp.asarray(truth.astype(np.uint8))
+    array.block_until_ready()
+    capsule = array.__dlpack__(stream=1)
+    out = (Managed * 3)()
+    gpu.check(lib.gc_pack_chunks(dlpack.managed(capsule), 3, out))
+    expected = gpu.chunk_rows(truth, 3)
+    for k in range(3):
+        address = gpu.view_of(out[k]).data
+        taken = framework.dlpack.from_dlpack(dlpack.Exporter(dlpack.capsule(out[k], dlpack.LEGACY)))
+        assert taken.unsafe_buffer_pointer() == address
+        np.testing.assert_array_equal(np.asarray(taken), expected[k])
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

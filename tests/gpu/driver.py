@@ -1,0 +1,375 @@
+"""The CUDA driver through ctypes: memory, streams, contexts, graphs, and a gate that holds a stream back.
+
+The tests speak to the driver themselves, so that they know what is current, what waits and what is free without asking
+a framework, or the library under test.
+"""
+
+import contextlib
+import ctypes
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+
+import numpy as np
+
+LEGACY, PER_THREAD = 1, 2  # stream handles that the driver takes too; NULL is the legacy stream as well
+NON_BLOCKING = 1
+NOT_READY = 600
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2  # modes of a capture
+NODE_KERNEL, NODE_COPY, NODE_SET = 0, 1, 2
+
+try:
+    library = ctypes.CDLL("libcuda.so.1")
+except OSError:
+    library = None
+
+
+class DriverError(Exception):
+    pass
+
+
+def raw(name, *arguments):
+    """The driver's answer as a number."""
+    return getattr(library, name)(*arguments)
+
+
+def error_name(code):
+    name = c_char_p()
+    library.cuGetErrorName(code, byref(name))
+    return (name.value or b"?").decode()
+
+
+def call(name, *arguments):
+    code = raw(name, *arguments)
+    if code:
+        raise DriverError(f"{name}: {error_name(code)}")
+
+
+def device_count():
+    """0 also without a driver, or one that finds no device."""
+    count = c_int()
+    if library is None or raw("cuInit", 0) or raw("cuDeviceGetCount", byref(count)):
+        return 0
+    return count.value
+
+
+def attribute(which, device=0):
+    value = c_int()
+    call("cuDeviceGetAttribute", byref(value), which, device)
+    return value.value
+
+
+def compute_capability(device=0):
+    return 10 * attribute(75, device) + attribute(76, device)
+
+
+def supports_managed_memory(device=0):
+    return bool(attribute(83, device))
+
+
+# --- contexts ---------------------------------------------------------------------------------------------------------
+
+_primary = {}
+
+
+def primary(device=0):
+    """The device's primary context, retained until the process ends."""
+    if device not in _primary:
+        context = c_void_p()
+        call("cuDevicePrimaryCtxRetain", byref(context), device)
+        _primary[device] = context.value
+    return _primary[device]
+
+
+def current():
+    """The calling thread's context, None when there is none."""
+    context = c_void_p()
+    call("cuCtxGetCurrent", byref(context))
+    return context.value
+
+
+def use(context):
+    call("cuCtxSetCurrent", c_void_p(context))
+
+
+@contextlib.contextmanager
+def using(context):
+    """A context, or None, as the current one for a while."""
+    before = current()
+    use(context)
+    try:
+        yield
+    finally:
+        use(before)
+
+
+@contextlib.contextmanager
+def own_context(device=0):
+    """A context beside the primary one; current inside, gone after."""
+    before = current()
+    context = c_void_p()
+    call("cuCtxCreate_v2", byref(context), 0, device)
+    try:
+        yield context.value
+    finally:
+        call("cuCtxDestroy_v2", context)
+        use(before)
+
+
+def synchronize():
+    call("cuCtxSynchronize")
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def free_bytes():
+    free, total = c_size_t(), c_size_t()
+    call("cuMemGetInfo_v2", byref(free), byref(total))
+    return free.value
+
+
+def total_bytes():
+    free, total = c_size_t(), c_size_t()
+    call("cuMemGetInfo_v2", byref(free), byref(total))
+    return total.value
+
+
+class Memory:
+    """Device memory of the current context; `kind`: "device", "managed", or "pinned", which is the host's."""
+
+    def __init__(self, size, kind="device"):
+        self.size, self.kind = size, kind
+        address = c_uint64()
+        if kind == "device":
+            call("cuMemAlloc_v2", byref(address), c_size_t(size))
+        elif kind == "managed":
+            call("cuMemAllocManaged", byref(address), c_size_t(size), 1)
+        else:
+            call("cuMemHostAlloc", byref(address), c_size_t(size), 3)
+        self.address = address.value
+
+    def free(self):
+        if self.address:
+            function = "cuMemFreeHost" if self.kind == "pinned" else "cuMemFree_v2"
+            call(function, c_uint64(self.address))
+            self.address = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.free()
+
+
+def upload(address, array):
+    """Copies an array's bytes; done when it returns, for every stream."""
+    array = np.ascontiguousarray(array)
+    if array.nbytes:
+        call("cuMemcpyHtoD_v2", c_uint64(address), c_void_p(array.ctypes.data), c_size_t(array.nbytes))
+        call("cuStreamSynchronize", c_void_p(LEGACY))
+
+
+def download(address, size):
+    """`size` bytes, after what was enqueued on the legacy stream."""
+    array = np.empty(size, np.uint8)
+    if size:
+        call("cuMemcpyDtoH_v2", c_void_p(array.ctypes.data), c_uint64(address), c_size_t(size))
+    return array
+
+
+def fill(address, byte, size):
+    """Complete when it returns, for every stream."""
+    if size:
+        call("cuMemsetD8_v2", c_uint64(address), ctypes.c_ubyte(byte), c_size_t(size))
+        call("cuStreamSynchronize", c_void_p(LEGACY))
+
+
+def copy(to, source, size, stream):
+    """Enqueued on the stream, from device to device."""
+    if size:
+        call("cuMemcpyDtoDAsync_v2", c_uint64(to), c_uint64(source), c_size_t(size), c_void_p(stream))
+
+
+# --- streams and events -----------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """A stream of the current context, non-blocking unless asked otherwise."""
+
+    def __init__(self, flags=NON_BLOCKING):
+        stream = c_void_p()
+        call("cuStreamCreate", byref(stream), flags)
+        self.handle = stream.value
+
+    def synchronize(self):
+        call("cuStreamSynchronize", c_void_p(self.handle))
+
+    def destroy(self):
+        if self.handle:
+            call("cuStreamDestroy_v2", c_void_p(self.handle))
+            self.handle = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.destroy()
+
+
+def wait_for(stream):
+    call("cuStreamSynchronize", c_void_p(stream))
+
+
+class Event:
+    """What was enqueued on the stream so far."""
+
+    def __init__(self, stream):
+        event = c_void_p()
+        call("cuEventCreate", byref(event), 2)
+        self.handle = event.value
+        call("cuEventRecord", c_void_p(self.handle), c_void_p(stream))
+
+    def done(self):
+        code = raw("cuEventQuery", c_void_p(self.handle))
+        if code not in (0, NOT_READY):
+            raise DriverError(f"cuEventQuery: {error_name(code)}")
+        return code == 0
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+# gate: runs until the flag is set, or for so many nanoseconds. wild: writes where nothing is.
+PTX = b"""
+.version 6.4
+.target sm_70
+.address_size 64
+
+.visible .entry gate(.param .u64 flag, .param .u64 limit)
+{
+    .reg .u64 %rd<6>;
+    .reg .u32 %r<2>;
+    .reg .pred %p<3>;
+    ld.param.u64 %rd1, [flag];
+    ld.param.u64 %rd2, [limit];
+    mov.u64 %rd3, %globaltimer;
+LOOP:
+    ld.volatile.u32 %r1, [%rd1];
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra DONE;
+    mov.u64 %rd4, %globaltimer;
+    sub.u64 %rd5, %rd4, %rd3;
+    setp.lt.u64 %p2, %rd5, %rd2;
+    @%p2 bra LOOP;
+DONE:
+    ret;
+}
+
+.visible .entry wild()
+{
+    .reg .u64 %rd<2>;
+    .reg .u32 %r<2>;
+    mov.u64 %rd1, 64;
+    mov.u32 %r1, 1;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+"""
+
+
+def load(image):
+    """A module in the current context, from PTX as bytes."""
+    module = c_void_p()
+    call("cuModuleLoadData", byref(module), c_char_p(image))
+    return module.value
+
+
+def kernel(module, name):
+    function = c_void_p()
+    call("cuModuleGetFunction", byref(function), c_void_p(module), name.encode())
+    return function.value
+
+
+def launch(function, blocks, threads, stream, *arguments):
+    """`arguments`: ctypes values."""
+    pointers = (c_void_p * max(1, len(arguments)))(*(ctypes.addressof(a) for a in arguments))
+    none = c_void_p()
+    shape = (*(c_uint(n) for n in (blocks, 1, 1)), *(c_uint(n) for n in (threads, 1, 1)), c_uint(0))
+    call("cuLaunchKernel", c_void_p(function), *shape, c_void_p(stream), pointers, none)
+
+
+class Gate:
+    """Holds streams of the current context back until it is opened; or for `seconds`, so that nothing hangs for ever.
+
+    Loaded and run once on creation: a first launch behind a closed gate could wait for it.
+    """
+
+    def __init__(self, seconds=20):
+        self.limit = int(seconds * 1e9)
+        self.function = kernel(load(PTX), "gate")
+        self.memory = Memory(4096, "pinned")
+        self.flag = c_uint.from_address(self.memory.address)
+        self.open()
+        launch(self.function, 1, 1, LEGACY, c_uint64(self.memory.address), c_uint64(self.limit))
+        synchronize()
+
+    def close(self, stream, seconds=None):
+        """What is enqueued on the stream from here on waits. Only when nothing waits any more."""
+        self.flag.value = 0
+        limit = self.limit if seconds is None else int(seconds * 1e9)
+        launch(self.function, 1, 1, stream, c_uint64(self.memory.address), c_uint64(limit))
+
+    def open(self):
+        self.flag.value = 1
+
+    @contextlib.contextmanager
+    def closed(self, stream, seconds=None):
+        self.close(stream, seconds)
+        try:
+            yield
+        finally:
+            self.open()
+            wait_for(stream)
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+
+class Graph:
+    """What `with Graph(stream) as graph:` captures on the stream."""
+
+    def __init__(self, stream, mode=THREAD_LOCAL):
+        self.stream, self.mode = stream, mode
+
+    def __enter__(self):
+        call("cuStreamBeginCapture_v2", c_void_p(self.stream), c_int(self.mode))
+        return self
+
+    def __exit__(self, kind, *_):
+        graph, executable = c_void_p(), c_void_p()
+        code = raw("cuStreamEndCapture", c_void_p(self.stream), byref(graph))
+        if kind is not None:
+            return
+        if code:
+            raise DriverError(f"cuStreamEndCapture: {error_name(code)}")
+        self.graph = graph.value
+        call("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
+        self.executable = executable.value
+
+    def nodes(self):
+        """The kinds of the nodes."""
+        count = c_size_t()
+        call("cuGraphGetNodes", c_void_p(self.graph), None, byref(count))
+        nodes = (c_void_p * max(1, count.value))()
+        call("cuGraphGetNodes", c_void_p(self.graph), nodes, byref(count))
+        kinds = []
+        for node in nodes[: count.value]:
+            kind = c_int()
+            call("cuGraphNodeGetType", c_void_p(node), byref(kind))
+            kinds.append(kind.value)
+        return kinds
+
+    def replay(self, stream):
+        call("cuGraphLaunch", c_void_p(self.executable), c_void_p(stream))
+
+    def destroy(self):
+        call("cuGraphExecDestroy", c_void_p(self.executable))
+        call("cuGraphDestroy", c_void_p(self.graph))

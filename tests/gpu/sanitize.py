@@ -1,0 +1,175 @@
+"""A short program for compute-sanitizer: every kernel, on alignments and strides that lead to all its paths.
+
+    compute-sanitizer python3 tests/gpu/sanitize.py [wild | race]
+
+`wild` and `race` do one wrong thing each, which the tools must find. Every operand has an allocation of its own that
+ends with it, so that one byte beyond is one too many. Results are held to NumPy too.
+"""
+
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
+
+import numpy as np  # noqa: E402 the path comes first
+
+import capi  # noqa: E402
+import driver  # noqa: E402
+import gpu  # noqa: E402
+from capi import AXIS_NONE, BIG, FLOATS, LITTLE, Managed, byref, lib  # noqa: E402
+from gpu import UNPACKED, Layout, case, check, chunk_rows, not_below_zero, truth_of, unpackbits  # noqa: E402
+
+# Two threads of different warps use one place of shared memory, with nothing between them.
+RACE = b"""
+.version 6.4
+.target sm_70
+.address_size 64
+
+.visible .entry race(.param .u64 out)
+{
+    .reg .u64 %rd<4>;
+    .reg .u32 %r<8>;
+    .shared .align 4 .b8 shared[512];
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r2, shared;
+    shl.b32 %r3, %r1, 2;
+    add.u32 %r4, %r2, %r3;
+    st.shared.u32 [%r4], %r1;
+    xor.b32 %r5, %r3, 256;
+    add.u32 %r6, %r2, %r5;
+    ld.shared.u32 %r7, [%r6];
+    ld.param.u64 %rd1, [out];
+    cvt.u64.u32 %rd2, %r3;
+    add.u64 %rd3, %rd1, %rd2;
+    st.global.u32 [%rd3], %r7;
+    ret;
+}
+"""
+
+
+class Operand:
+    """An array in an allocation that ends with it, and begins `shift` bytes before it."""
+
+    def __init__(self, layout, buffer):
+        self.layout, self.buffer = layout, buffer
+        inner = buffer[gpu.MARGIN : buffer.size - gpu.MARGIN]
+        self.size = inner.size
+        self.memory = driver.Memory(max(1, self.size))
+        driver.upload(self.memory.address, inner)
+        host = buffer.ctypes.data + gpu.MARGIN
+        self.tensor = gpu.move(layout.describe(buffer), host, self.memory.address)
+
+    def check(self, expected):
+        found = self.layout.buffer()
+        found[gpu.MARGIN : gpu.MARGIN + self.size] = driver.download(self.memory.address, self.size)
+        gpu.assert_written(self.layout, found, expected)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.memory.free()
+
+
+def into(function, source, buffer, *between, target, expected):
+    with case(function=function.__name__, source=source, target=target), Operand(source, buffer) as src:
+        with Operand(target, target.buffer()) as dst:
+            check(function(src.tensor.view, *between, dst.tensor.view, None))
+            dst.check(expected)
+
+
+def both_ways(line, rows_shift, order, rng):
+    count = int(np.prod(line.shape, dtype=np.int64))
+    rows = Layout("uint8", (3, capi.chunk_bytes(count, 3)), shift=rows_shift)
+    if line.dtype in FLOATS:
+        function, buffer = lib.gc_pack_signs_into, gpu.random_floats(rng, line)
+        truth = not_below_zero(line.carve(buffer), line.dtype)
+    else:
+        function, buffer = lib.gc_pack_chunks_into, gpu.random_truth(rng, line)
+        truth = truth_of(line.carve(buffer))
+    into(function, line, buffer, order, target=rows, expected=chunk_rows(truth, 3, order))
+    buffer = gpu.random_bytes(rng, rows)
+    bits = unpackbits(rows.carve(buffer), AXIS_NONE, count, order).reshape(line.shape)
+    expected = gpu.zeros_and_ones(bits, line.dtype)
+    into(lib.gc_unpack_chunks_into, rows, buffer, order, target=line, expected=expected)
+
+
+def along(shape, axis, dtype, rng):
+    elements = Layout(dtype, shape)
+    buffer = gpu.random_truth(rng, elements)
+    packed = np.packbits(truth_of(elements.carve(buffer)), axis=gpu.numpy_axis(axis))
+    rows = Layout("uint8", packed.shape, shift=1)
+    into(lib.gc_pack_bits_into, elements, buffer, axis, BIG, target=rows, expected=packed)
+    buffer = gpu.random_bytes(rng, rows)
+    count = int(np.prod(shape)) if axis == AXIS_NONE else shape[axis]
+    bits = unpackbits(rows.carve(buffer), axis, count).reshape(shape if axis != AXIS_NONE else (count,))
+    target = Layout(dtype, bits.shape)
+    expected = gpu.zeros_and_ones(bits, dtype)
+    into(lib.gc_unpack_bits_into, rows, buffer, axis, BIG, target=target, expected=expected)
+
+
+def everything():
+    rng = np.random.default_rng(1)
+    for dtype in UNPACKED:
+        for count, shift, rows_shift in (
+            (1, 0, 0),
+            (130, 1, 0),
+            (8193, 0, 3),
+            (20_000, 8, 1),
+            (20_011, 3, 7),
+            (20_003, 16, 16),
+        ):
+            both_ways(Layout(dtype, (count,), shift=shift), rows_shift, LITTLE if shift % 2 else BIG, rng)
+        for more in (
+            dict(shape=(67, 131), order=(1, 0)),
+            dict(shape=(67, 131), steps=(-1, 1)),
+            dict(shape=(3001,), steps=(2,), shift=1),
+            dict(shape=(33, 65), steps=(1, -3), shift=2),
+            dict(shape=(9, 33, 35), order=(2, 0, 1)),
+            dict(shape=(2, 3) * 4, order=(1, 3, 5, 7, 0, 2, 4, 6)),
+        ):
+            both_ways(Layout(dtype, **more), 1, BIG, rng)
+    for dtype in "bool", "int32", "uint64":
+        for shape in (257, 33), (33, 257), (7, 40, 65):
+            for axis in (AXIS_NONE, *range(len(shape))):
+                along(shape, axis, dtype, rng)
+
+    # The simple tier, and memory that is used again.
+    truth = rng.random(30_001) < 0.5
+    with driver.Memory(truth.size) as memory:
+        driver.upload(memory.address, truth)
+        for _ in range(4):
+            chunks, out = gpu.pack_chunks(gpu.at(memory.address, truth.shape, "bool"), 3), Managed()
+            check(lib.gc_unpack_chunks(capi.managed_array(chunks), 3, truth.size, byref(out)))
+            np.testing.assert_array_equal(gpu.take(out), truth)
+            np.testing.assert_array_equal(np.stack([gpu.take(c) for c in chunks]), chunk_rows(truth, 3))
+    check(lib.gc_trim(gpu.device()))
+
+
+def wild():
+    """A descriptor that promises twice the memory that there is: our kernel reads beyond it."""
+    with driver.Memory(4096) as source, driver.Memory(1024) as target:
+        driver.fill(source.address, 1, 4096)
+        src, dst = gpu.at(source.address, (8192,), "bool"), gpu.at(target.address, (1, 1024))
+        lib.gc_pack_chunks_into(src.view, BIG, dst.view, None)
+        driver.raw("cuCtxSynchronize")
+
+
+def race():
+    function = driver.kernel(driver.load(RACE), "race")
+    with driver.Memory(512) as memory:
+        driver.launch(function, 1, 128, None, driver.c_uint64(memory.address))
+        driver.synchronize()
+
+
+def main():
+    if not driver.device_count():
+        sys.exit("no CUDA device")
+    driver.use(driver.primary())
+    {"wild": wild, "race": race, "everything": everything}[sys.argv[1] if len(sys.argv) > 1 else "everything"]()
+    print("done")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""What goes wrong is a status and a sentence, and nothing is lost by it."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+import capi
+import driver
+import gpu
+from capi import AXIS_NONE, BIG, CUDA_MANAGED, Managed, Status, byref, last_error, lib, says
+from gpu import Prepared, check
+
+GIB = 2**30
+
+
+def refused(status, expected, *words):
+    assert status == expected, f"{gpu.status_name(status)}: {last_error()}"
+    assert says(last_error(), *words), f"{last_error()!r} does not say {words}"
+
+
+@pytest.mark.parametrize("kind", [capi.CUDA, CUDA_MANAGED])
+@pytest.mark.parametrize("index", [97, -1, 2**31 - 1])
+def test_a_device_that_is_not_there_is_refused(index, kind):
+    where, out = gpu.device(index, kind), Managed()
+    source = gpu.at(0x10000, (64,), "bool", index=index, kind=kind)
+    rows = gpu.at(0x20000, (1, 8), index=index, kind=kind)
+    words = [abs(index)]
+    refused(lib.gc_pack_chunks(source.managed, 1, byref(out)), Status.UNSUPPORTED_DEVICE, *words)
+    refused(lib.gc_pack_bits(source.managed, 0, BIG, byref(out)), Status.UNSUPPORTED_DEVICE, *words)
+    refused(lib.gc_pack_chunks_into(source.view, BIG, rows.view, None), Status.UNSUPPORTED_DEVICE, *words)
+    refused(lib.gc_unpack_chunks_into(rows.view, BIG, source.view, None), Status.UNSUPPORTED_DEVICE, *words)
+    status = lib.gc_tensor_empty(where, capi.dldtype("uint8"), 1, capi.int64s([8]), byref(out))
+    refused(status, Status.UNSUPPORTED_DEVICE, *words)
+    refused(lib.gc_prepare(where), Status.UNSUPPORTED_DEVICE, *words)
+    refused(lib.gc_trim(where), Status.UNSUPPORTED_DEVICE, *words)
+    assert not out
+
+
+def test_memory_of_a_device_that_is_not_there_is_not_taken():
+    released, out = [], Managed()
+    release = capi.RELEASE(released.append)
+    status = lib.gc_tensor_from_pointer(
+        0x7000_0000, gpu.device(97), capi.dldtype("uint8"), 1, capi.int64s([4]), None, release, 42, byref(out)
+    )
+    refused(status, Status.UNSUPPORTED_DEVICE, 97)
+    assert not out and not released
+
+
+def test_an_empty_tensor_of_a_device_that_is_not_there_is_refused_too():
+    out = Managed()
+    status = lib.gc_pack_chunks(gpu.at(None, (0,), "bool", index=97).managed, 1, byref(out))
+    refused(status, Status.UNSUPPORTED_DEVICE, 97)
+
+
+def test_more_memory_than_there_is_is_refused_and_nothing_is_lost():
+    out, before = Managed(), driver.free_bytes()
+    for size in (driver.total_bytes() + GIB, 2**50, 2**62):
+        status = lib.gc_tensor_empty(gpu.device(), capi.dldtype("uint8"), 1, capi.int64s([size]), byref(out))
+        refused(status, Status.OUT_OF_MEMORY, size)
+        assert "cuMem" in last_error() and "CUDA_ERROR_" in last_error(), last_error()
+        assert not out
+    assert driver.free_bytes() >= before  # what was kept has been given back
+    with Prepared("pack_chunks") as work:
+        check(work.call(None))
+        work.check()
+        gpu.take(gpu.empty((1000,)))
+
+
+def test_the_simple_tier_runs_out_of_memory_and_goes_on():
+    check(lib.gc_trim(gpu.device()))
+    before = driver.free_bytes()
+    with driver.Memory(GIB // 8) as packed:
+        driver.fill(packed.address, 0xFF, packed.size)
+        source, out = gpu.at(packed.address, (packed.size,)), Managed()
+        with driver.Memory(driver.free_bytes() - GIB // 2):  # half a GiB is left; the output takes one
+            for _ in range(3):
+                status = lib.gc_unpack_bits(source.managed, AXIS_NONE, capi.COUNT_ALL, BIG, byref(out))
+                refused(status, Status.OUT_OF_MEMORY, GIB)
+                assert "cuMem" in last_error() and not out
+            small = gpu.at(packed.address, (1000,))
+            check(lib.gc_unpack_bits(small.managed, AXIS_NONE, capi.COUNT_ALL, BIG, byref(out)))
+            assert (gpu.take(out) == 1).all()
+        out = Managed()
+        check(lib.gc_unpack_bits(source.managed, AXIS_NONE, capi.COUNT_ALL, BIG, byref(out)))
+        found = gpu.take(out)
+        assert found.size == GIB and found.min() == 1 and found.max() == 1
+    check(lib.gc_trim(gpu.device()))
+    assert before - driver.free_bytes() <= 16 * 2**20
+
+
+def test_memory_that_is_kept_for_reuse_does_not_starve_an_allocation():
+    # The library keeps a large output for reuse; another size that needs the room gets it.
+    check(lib.gc_trim(gpu.device()))
+    with driver.Memory(GIB // 8) as packed:
+        driver.fill(packed.address, 0xFF, packed.size)
+        with driver.Memory(driver.free_bytes() - 3 * GIB // 2):
+            for parts in (8, 7, 6, 8):
+                out, source = Managed(), gpu.at(packed.address, (packed.size * parts // 8,))
+                check(lib.gc_unpack_bits(source.managed, AXIS_NONE, capi.COUNT_ALL, BIG, byref(out)))
+                driver.synchronize()
+                lib.gc_tensor_free(out)
+            big = gpu.empty((GIB,))
+            lib.gc_tensor_free(big)
+    check(lib.gc_trim(gpu.device()))
+
+
+REFUSALS = {
+    "dst too short": (lambda src, dst: dst.shape.__setitem__(1, dst.shape[1] - 1), Status.SHAPE_MISMATCH),
+    "dst not contiguous": (lambda src, dst: dst.strides.__setitem__(1, 2), Status.NOT_CONTIGUOUS),
+    "dst is float": (lambda src, dst: setattr(dst, "dtype", capi.dldtype("float32")), Status.UNSUPPORTED_DTYPE),
+    "src is float": (lambda src, dst: setattr(src, "dtype", capi.dldtype("float32")), Status.UNSUPPORTED_DTYPE),
+    "src without memory": (lambda src, dst: setattr(src, "data", None), Status.INVALID_ARGUMENT),
+    "dst over src": (lambda src, dst: setattr(dst, "data", src.data), Status.INVALID_ARGUMENT),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_changes_nothing(name, stream):
+    spoil, expected = REFUSALS[name]
+    with Prepared("pack_chunks") as work:
+        strides = capi.c_strides(work.expected.shape)
+        work.dst.struct.dl_tensor.strides = capi.int64s(strides)
+        before = driver.download(work.source.address, work.size)
+        spoil(work.src.struct.dl_tensor, work.dst.struct.dl_tensor)
+        for handle in None, stream:
+            assert work.call(handle) == expected, last_error()
+        driver.synchronize()
+        assert np.array_equal(driver.download(work.source.address, work.size), before)
+        assert np.array_equal(driver.download(work.target.address, work.out_size), work.work.target.buffer())
+
+
+def test_success_leaves_the_last_error_alone():
+    assert lib.gc_prepare(gpu.device(97)) == Status.UNSUPPORTED_DEVICE
+    words = last_error()
+    with Prepared("pack_chunks") as work:
+        check(work.call(None))
+        for chunk in gpu.pack_chunks(work.src, 3):
+            lib.gc_tensor_free(chunk)
+        work.check()
+    assert last_error() == words
+
+
+def test_a_pending_error_of_the_caller_is_not_taken_for_ours():
+    # A driver call of the caller that fails leaves nothing behind that a call of ours would report.
+    assert driver.raw("cuMemFree_v2", ctypes.c_uint64(0x1234)) != 0
+    with Prepared("pack_chunks") as work:
+        check(work.call(None))
+        work.check()
+
+
+def test_after_a_device_fault_every_call_says_so_and_deleters_return():
+    gpu.run_child("fault")
+
+
+def test_without_devices_cuda_is_refused_and_the_cpu_works():
+    gpu.run_child("no_devices", environment={"CUDA_VISIBLE_DEVICES": ""})

@@ -1,0 +1,340 @@
+"""When released memory may be used again, and that it comes back; releases in every place that a deleter can run."""
+
+import pathlib
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+
+import capi
+import driver
+import gpu
+from capi import BIG, COUNT_ALL, Managed, byref, lib
+from gpu import check
+
+MIB = 2**20
+SLACK = 16 * MIB  # that the driver may keep for itself
+ROOT = gpu.HERE.parent.parent
+
+
+# --- reuse ------------------------------------------------------------------------------------------------------------
+
+
+class Maker:
+    """Outputs of one size by one function, full of a byte of choice."""
+
+    def __init__(self, name, size=4 * MIB):
+        self.name, self.size = name, size
+        self.memory = driver.Memory(8 * size)
+
+    def make(self, byte):
+        """All functions but the last can only fill with 0xff and 0, or with 1 and 0."""
+        out = Managed()
+        if self.name == "tensor_empty":
+            out = gpu.empty((self.size,))
+            driver.fill(gpu.view_of(out).data, byte, self.size)
+            return out
+        if self.name.startswith("pack"):
+            driver.fill(self.memory.address, byte, 8 * self.size)
+            source = gpu.at(self.memory.address, (8 * self.size,), "bool")
+            if self.name == "pack_chunks":
+                check(lib.gc_pack_chunks(source.managed, 1, byref(out)))
+            else:
+                check(lib.gc_pack_bits(source.managed, 0, BIG, byref(out)))
+            return out
+        driver.fill(self.memory.address, 255 if byte else 0, self.size // 8)
+        source = gpu.at(self.memory.address, (self.size // 8,))
+        if self.name == "unpack_chunks":
+            check(lib.gc_unpack_chunks((Managed * 1)(source.managed), 1, self.size, byref(out)))
+        else:
+            check(lib.gc_unpack_bits(source.managed, 0, COUNT_ALL, BIG, byref(out)))
+        return out
+
+    def value(self, byte):
+        """What is in the output."""
+        if self.name == "tensor_empty":
+            return byte
+        return (255 if byte else 0) if self.name.startswith("pack") else (1 if byte else 0)
+
+    free = staticmethod(lib.gc_tensor_free)
+
+    @staticmethod
+    def address(out):
+        return gpu.view_of(out).data
+
+
+class Careless(Maker):
+    """Hands memory out again as soon as it is released: what must not be done."""
+
+    def __init__(self):
+        super().__init__("tensor_empty")
+        self.released = []
+
+    def make(self, byte):
+        piece = self.released.pop() if self.released else driver.Memory(self.size)
+        driver.fill(piece.address, byte, self.size)
+        return piece
+
+    @staticmethod
+    def address(out):
+        return out.address
+
+    def free(self, out):
+        self.released.append(out)
+
+
+def reader_sees_the_old_bytes(maker, gate, count, release=None):
+    """Whether a stream that reads late still finds what was there when so many outputs were released."""
+    with driver.Stream() as reader, driver.Memory(count * maker.size) as seen:
+        old = [maker.make(1) for _ in range(count)]
+        # The gate opens by itself too: the library may wait for the device before memory is used again.
+        with gate.closed(reader.handle, seconds=0.5):
+            for k, out in enumerate(old):
+                driver.copy(seen.address + k * maker.size, maker.address(out), maker.size, reader.handle)
+            for out in old:
+                (release or maker.free)(out)
+            new = [maker.make(0) for _ in range(count + 2)]
+        found = driver.download(seen.address, seen.size)
+        for out in new:
+            maker.free(out)
+        return bool((found == maker.value(1)).all())
+
+
+MAKERS = ("pack_chunks", "unpack_chunks", "pack_bits", "unpack_bits", "tensor_empty")
+
+
+def on_another_thread(function):
+    def release(out):
+        thread = threading.Thread(target=function, args=(out,))
+        thread.start()
+        thread.join()
+
+    return release
+
+
+# One, which is soon used again if at all; and so many that they must be.
+@pytest.mark.parametrize(
+    "size, count, where",
+    [
+        (4096, 1, "here"),
+        (4096, 100, "here"),
+        (4 * MIB, 40, "another thread"),
+        (80 * MIB, 1, "here"),
+        (80 * MIB, 8, "here"),
+    ],
+)
+@pytest.mark.parametrize("name", MAKERS)
+def test_released_memory_is_not_reused_before_the_work_that_was_enqueued(name, size, count, where, gate):
+    maker = Maker(name, size)
+    for _ in range(3):  # some are kept for reuse by now
+        maker.free(maker.make(1))
+    release = on_another_thread(lib.gc_tensor_free) if where == "another thread" else None
+    assert reader_sees_the_old_bytes(maker, gate, count, release)
+    maker.memory.free()
+
+
+def test_this_would_be_seen(gate):
+    careless = Careless()
+    assert not reader_sees_the_old_bytes(careless, gate, 2)
+    for piece in careless.released:
+        piece.free()
+    careless.memory.free()
+
+
+def test_a_chunk_keeps_the_memory_of_all_from_reuse(gate):
+    size = 3 * MIB
+    with driver.Memory(24 * MIB) as memory, driver.Stream() as reader, driver.Memory(size) as seen:
+        driver.fill(memory.address, 1, memory.size)
+        source = gpu.at(memory.address, (memory.size,), "bool")
+        chunks = gpu.pack_chunks(source, 3)
+        with gate.closed(reader.handle, seconds=0.5):
+            driver.copy(seen.address, gpu.view_of(chunks[0]).data, size, reader.handle)
+            for chunk in chunks:
+                lib.gc_tensor_free(chunk)
+            driver.fill(memory.address, 0, memory.size)
+            again = [gpu.pack_chunks(source, 3) for _ in range(4)]
+        assert (driver.download(seen.address, size) == 255).all()
+        for chunk in sum(again, []):
+            lib.gc_tensor_free(chunk)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_making_and_releasing_again_and_again_takes_no_more_memory_and_trim_gives_it_back(name):
+    maker = Maker(name, 64 * MIB)
+    check(lib.gc_trim(gpu.device()))
+    before = driver.free_bytes()
+    for round in range(100):
+        maker.free(maker.make(round % 2))
+        assert before - driver.free_bytes() <= 16 * maker.size, f"round {round}"
+    check(lib.gc_trim(gpu.device()))
+    assert before - driver.free_bytes() <= SLACK
+    maker.memory.free()
+
+
+def test_memory_of_all_sizes_comes_back():
+    rng = np.random.default_rng(1)
+    check(lib.gc_trim(gpu.device()))
+    before, alive = driver.free_bytes(), []
+    with driver.Memory(64 * MIB) as memory:
+        driver.fill(memory.address, 1, memory.size)
+        for _ in range(600):
+            count = int(2 ** rng.uniform(0, 26))
+            chunks = gpu.pack_chunks(gpu.at(memory.address, (count,), "bool"), 2)
+            assert gpu.read(chunks[0])[0] == 255 << (8 - min(8, count)) & 255
+            alive.extend(chunks)
+            while len(alive) > 20:
+                lib.gc_tensor_free(alive.pop(int(rng.integers(0, len(alive)))))
+        for chunk in alive:
+            lib.gc_tensor_free(chunk)
+    check(lib.gc_trim(gpu.device()))
+    assert before - driver.free_bytes() <= SLACK
+
+
+def test_trim_leaves_what_is_in_use_alone(gate):
+    maker = Maker("pack_chunks")
+    kept = maker.make(1)
+    maker.free(maker.make(1))
+    check(lib.gc_trim(gpu.device()))
+    assert (driver.download(gpu.view_of(kept).data, maker.size) == 255).all()
+    with driver.Stream() as reader, driver.Memory(maker.size) as seen:
+        with gate.closed(reader.handle, seconds=0.5):  # released, trimmed, and still to be read
+            driver.copy(seen.address, gpu.view_of(kept).data, maker.size, reader.handle)
+            lib.gc_tensor_free(kept)
+            check(lib.gc_trim(gpu.device()))
+            new = [maker.make(0) for _ in range(4)]
+        assert (driver.download(seen.address, maker.size) == 255).all()
+    for out in new:
+        lib.gc_tensor_free(out)
+    maker.memory.free()
+
+
+@pytest.mark.parametrize("mode", ["GLOBAL", "THREAD_LOCAL", "RELAXED"])
+def test_a_capture_survives_what_another_thread_makes_and_releases(mode, stream):
+    # Enough for memory to be used again and given back while the capture lasts.
+    made, errors = [], []
+
+    def make_and_release():
+        try:
+            for _ in range(100):
+                lib.gc_tensor_free(gpu.empty((16 * MIB,)))
+            chunks = gpu.pack_chunks(other.src, 3)
+            check(lib.gc_trim(gpu.device()))
+            made.extend(chunks)
+        except BaseException as error:
+            errors.append(error)
+
+    with gpu.Prepared("pack_bits") as work, gpu.Prepared("pack_chunks") as other:
+        driver.synchronize()
+        with driver.Graph(stream, getattr(driver, mode)) as graph:
+            check(work.call(stream))
+            thread = threading.Thread(target=make_and_release)
+            thread.start()
+            thread.join()
+            check(work.call(stream))
+        assert not errors, errors
+        np.testing.assert_array_equal(np.stack([gpu.take(chunk) for chunk in made]), other.expected)
+        work.poison()
+        graph.replay(stream)
+        driver.wait_for(stream)
+        work.check()
+        graph.destroy()
+
+
+def test_a_release_is_refused_by_no_capture(stream):
+    # The thread that captures drops a tensor, as a collector of garbage may at any time.
+    maker = Maker("pack_chunks")
+    made = [maker.make(1) for _ in range(4)]
+    for mode in driver.GLOBAL, driver.THREAD_LOCAL, driver.RELAXED:
+        with gpu.Prepared("pack_bits") as work:
+            driver.synchronize()
+            with driver.Graph(stream, mode) as graph:
+                check(work.call(stream))
+                lib.gc_tensor_free(made.pop())
+                check(work.call(stream))
+            work.poison()
+            graph.replay(stream)
+            driver.wait_for(stream)
+            work.check()
+            graph.destroy()
+    assert (driver.download(gpu.view_of(made[0]).data, maker.size) == 255).all()
+    maker.free(made.pop())
+    maker.memory.free()
+
+
+# --- releases ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_release_needs_no_context_and_changes_none():
+    maker = Maker("unpack_bits")
+    with driver.using(None):
+        with driver.using(driver.primary()):
+            out = maker.make(1)
+        maker.free(out)
+        assert driver.current() is None
+    out = maker.make(1)
+
+    def release():
+        assert driver.current() is None
+        lib.gc_tensor_free(out)
+        assert driver.current() is None
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    thread.join()
+    with driver.own_context() as own:
+        with driver.using(driver.primary()):
+            out = maker.make(1)
+        maker.free(out)
+        assert driver.current() == own
+    maker.memory.free()
+
+
+def test_a_release_may_come_after_the_stream_that_used_the_output():
+    maker = Maker("pack_chunks")
+    out = maker.make(1)
+    with driver.Stream() as stream, driver.Memory(maker.size) as copied:
+        driver.copy(copied.address, gpu.view_of(out).data, maker.size, stream.handle)
+        stream.synchronize()
+    maker.free(out)
+    again = maker.make(0)
+    assert (driver.download(gpu.view_of(again).data, maker.size) == 0).all()
+    maker.free(again)
+    maker.memory.free()
+
+
+@pytest.mark.parametrize("alive", [False, True], ids=["released before", "released after"])
+def test_outputs_of_a_context_that_is_destroyed_are_let_go_quietly(alive):
+    kept = []
+    for _ in range(3):
+        with driver.own_context():
+            maker = Maker("pack_chunks", MIB)
+            kept.append(maker.make(1))
+            if not alive:
+                maker.free(kept.pop())
+        while kept:
+            lib.gc_tensor_free(kept.pop())
+        with gpu.Prepared("pack_chunks") as work:
+            chunks = gpu.pack_chunks(work.src, 3)
+            np.testing.assert_array_equal(np.stack([gpu.take(chunk) for chunk in chunks]), work.expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["exit_with_outputs_alive", "exit_without_python", "release_in_atexit", "release_after_python",
+     "exit_while_threads_work", "after_fork"],
+)  # fmt: skip
+def test_a_process_ends_well(name):
+    gpu.run_child(name)
+
+
+@pytest.mark.parametrize("when", ["never", "first", "last", "thread"])
+def test_a_program_in_c_ends_well(when, tmp_path):
+    library = pathlib.Path(capi.lib._name).resolve()
+    program = tmp_path / "exit"
+    (tmp_path / "libgradcodec.so.0").symlink_to(library)
+    command = ["cc", "-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror", f"-I{ROOT / 'include'}"]
+    link = [str(tmp_path / "libgradcodec.so.0"), f"-Wl,-rpath,{tmp_path}", "-pthread"]
+    subprocess.run([*command, str(gpu.HERE / "exit.c"), "-o", str(program), *link], check=True)
+    ended = subprocess.run([str(program), when], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -1,0 +1,469 @@
+"""Every function of "bits" on the device against NumPy, CuPy, and the same library on the CPU."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import capi
+import driver
+import gpu
+from capi import AXIS_NONE, BIG, COUNT_ALL, DTYPES, FLOATS, Managed, byref, lib
+from gpu import (
+    ORDERS, TRUTHS, UNPACKED, Layout, assert_written, case, check, chunk_rows, not_below_zero, random_bytes,
+    random_floats, random_layout, random_rows, random_shape, random_truth, truth_of, unpackbits, zeros_and_ones,
+)  # fmt: skip
+
+CHUNKS = (1, 2, 3, 7, 100)
+BLOCKS, CASES = 4, 200  # of random cases: as many tests, with as many cases each
+
+blocks = pytest.mark.parametrize("block", range(BLOCKS))
+orders = pytest.mark.parametrize("order", ORDERS, ids=ORDERS.values())
+
+
+@pytest.fixture(scope="module")
+def bench():
+    driver.use(driver.primary())
+    bench = gpu.Bench()
+    yield bench
+    bench.source.free()
+    bench.target.free()
+
+
+def seeds(block):
+    return range(block * CASES, (block + 1) * CASES)
+
+
+def any_order(rng):
+    return int(rng.integers(0, 2))
+
+
+def any_chunks(rng, n_elements):
+    return int(rng.choice((*CHUNKS, n_elements // 8 + 5)))
+
+
+def any_axis(rng, ndim):
+    """Each axis there is, from either end; a 0-dimensional tensor counts as one of one dimension."""
+    return int(rng.choice((AXIS_NONE, *range(-max(1, ndim), max(1, ndim)))))
+
+
+def any_count(rng, array, axis):
+    total = 8 * (array.size if axis == AXIS_NONE else array.shape[axis] if array.ndim else 1)
+    return int(rng.choice((0, total, rng.integers(-total, total + 1), rng.integers(total, total + 70))))
+
+
+def on_cpu(function, tensor, *between):
+    """The CPU's answer to the same question."""
+    out = Managed()
+    check(function(tensor.managed, *between, byref(out)))
+    return capi.take(out)
+
+
+# --- random layouts ---------------------------------------------------------------------------------------------------
+
+
+@blocks
+def test_pack_chunks_into_writes_its_rows_and_nothing_else(bench, block):
+    for seed in seeds(block):
+        rng = np.random.default_rng(seed)
+        source = random_layout(rng, TRUTHS, random_shape(rng))
+        buffer, order = random_truth(rng, source), any_order(rng)
+        truth = truth_of(source.carve(buffer))
+        n_chunks = any_chunks(rng, truth.size)
+        expected = chunk_rows(truth, n_chunks, order)
+        target = random_rows(rng, expected.shape)
+        with case(seed=seed, source=source, target=target, order=order):
+            assert_written(target, bench.into(lib.gc_pack_chunks_into, source, buffer, order, target=target), expected)
+
+
+@blocks
+def test_unpack_chunks_into_writes_ones_and_zeros_and_nothing_else(bench, block):
+    for seed in seeds(block):
+        rng = np.random.default_rng(seed)
+        target = random_layout(rng, UNPACKED, random_shape(rng), writable=True)
+        count = int(np.prod(target.shape, dtype=np.int64))
+        n_chunks, order = any_chunks(rng, count), any_order(rng)
+        source = random_rows(rng, (n_chunks, capi.chunk_bytes(count, n_chunks)))
+        buffer = random_bytes(rng, source)
+        bits = unpackbits(source.carve(buffer), AXIS_NONE, count, order).reshape(target.shape)
+        with case(seed=seed, source=source, target=target, order=order):
+            found = bench.into(lib.gc_unpack_chunks_into, source, buffer, order, target=target)
+            assert_written(target, found, zeros_and_ones(bits, target.dtype))
+
+
+@blocks
+def test_pack_signs_into_is_not_below_zero(bench, block):
+    for seed in seeds(block):
+        rng = np.random.default_rng(seed)
+        source = random_layout(rng, FLOATS, random_shape(rng))
+        buffer, order = random_floats(rng, source), any_order(rng)
+        bits = not_below_zero(source.carve(buffer), source.dtype)
+        expected = chunk_rows(bits, any_chunks(rng, bits.size), order)
+        target = random_rows(rng, expected.shape)
+        with case(seed=seed, source=source, target=target, order=order):
+            assert_written(target, bench.into(lib.gc_pack_signs_into, source, buffer, order, target=target), expected)
+
+
+@blocks
+def test_pack_bits_into_writes_packbits_and_nothing_else(bench, block):
+    for seed in seeds(block):
+        rng = np.random.default_rng(seed)
+        source = random_layout(rng, TRUTHS, random_shape(rng))
+        buffer, order = random_truth(rng, source), any_order(rng)
+        truth = truth_of(source.carve(buffer))
+        axis = any_axis(rng, truth.ndim)
+        expected = np.packbits(truth, axis=gpu.numpy_axis(axis), bitorder=ORDERS[order])
+        target = random_layout(rng, ("uint8",), expected.shape, writable=True)
+        with case(seed=seed, source=source, target=target, axis=axis, order=order):
+            found = bench.into(lib.gc_pack_bits_into, source, buffer, axis, order, target=target)
+            assert_written(target, found, expected)
+
+
+@blocks
+def test_unpack_bits_into_writes_unpackbits_and_nothing_else(bench, block):
+    for seed in seeds(block):
+        rng = np.random.default_rng(seed)
+        source = random_layout(rng, ("uint8",), random_shape(rng))
+        buffer, order = random_bytes(rng, source), any_order(rng)
+        array = source.carve(buffer)
+        axis = any_axis(rng, array.ndim)
+        count = any_count(rng, array, axis)
+        expected = unpackbits(array, axis, count, order)
+        target = random_layout(rng, UNPACKED, expected.shape, writable=True)
+        with case(seed=seed, source=source, target=target, axis=axis, count=count, order=order):
+            found = bench.into(lib.gc_unpack_bits_into, source, buffer, axis, order, target=target)
+            assert_written(target, found, zeros_and_ones(expected, target.dtype))
+
+
+@blocks
+def test_pack_chunks_is_packbits_split_and_what_the_cpu_gives(bench, block):
+    for seed in seeds(block):
+        rng = np.random.default_rng(seed)
+        source = random_layout(rng, TRUTHS, random_shape(rng))
+        buffer = random_truth(rng, source)
+        truth = truth_of(source.carve(buffer))
+        n_chunks = any_chunks(rng, truth.size)
+        with case(seed=seed, source=source, n_chunks=n_chunks):
+            chunks = gpu.pack_chunks(bench.place(source, buffer, bench.source), n_chunks)
+            found = np.stack([gpu.take(chunk) for chunk in chunks])
+            np.testing.assert_array_equal(found, chunk_rows(truth, n_chunks))
+            cpu = np.stack([capi.take(chunk) for chunk in capi.pack_chunks(source.describe(buffer), n_chunks)])
+            np.testing.assert_array_equal(found, cpu)
+
+
+@blocks
+def test_unpack_chunks_is_unpackbits_of_all_chunks_and_what_the_cpu_gives(bench, block):
+    for seed in seeds(block):
+        rng = np.random.default_rng(seed)
+        count, n_chunks = int(rng.integers(0, 20_000)), int(rng.choice((1, 2, 3, 9)))
+        # Each chunk with a layout of its own, all in one buffer on the device.
+        sources = [random_layout(rng, ("uint8",), (capi.chunk_bytes(count, n_chunks),)) for _ in range(n_chunks)]
+        buffers = [random_bytes(rng, source) for source in sources]
+        tensors, at = [], bench.source.address
+        for source, buffer in zip(sources, buffers):
+            driver.upload(at, buffer)
+            tensors.append(gpu.move(source.describe(buffer), buffer.ctypes.data, at))
+            at += buffer.size
+        arrays = [source.carve(buffer) for source, buffer in zip(sources, buffers)]
+        expected = np.unpackbits(np.concatenate(arrays))[:count]
+        out, cpu_out = Managed(), Managed()
+        with case(seed=seed, sources=sources, count=count):
+            check(lib.gc_unpack_chunks(capi.managed_array(tensors), n_chunks, count, byref(out)))
+            found = gpu.take(out)
+            assert found.dtype == np.bool_ and not any(tensor.releases for tensor in tensors)
+            np.testing.assert_array_equal(found.view(np.uint8), expected)  # as bytes: a bool is 0 or 1
+            cpu = [source.describe(buffer) for source, buffer in zip(sources, buffers)]
+            check(lib.gc_unpack_chunks(capi.managed_array(cpu), n_chunks, count, byref(cpu_out)))
+            np.testing.assert_array_equal(found, capi.take(cpu_out))
+
+
+@blocks
+def test_pack_bits_is_packbits_and_what_the_cpu_gives(bench, block):
+    for seed in seeds(block):
+        rng = np.random.default_rng(seed)
+        source = random_layout(rng, TRUTHS, random_shape(rng))
+        buffer, order = random_truth(rng, source), any_order(rng)
+        truth = truth_of(source.carve(buffer))
+        axis = any_axis(rng, truth.ndim)
+        expected = np.packbits(truth, axis=gpu.numpy_axis(axis), bitorder=ORDERS[order])
+        with case(seed=seed, source=source, axis=axis, order=order):
+            found = bench.new(lib.gc_pack_bits, source, buffer, axis, order)
+            assert (found.shape, found.dtype) == (expected.shape, np.uint8)
+            np.testing.assert_array_equal(found, expected)
+            np.testing.assert_array_equal(found, on_cpu(lib.gc_pack_bits, source.describe(buffer), axis, order))
+
+
+@blocks
+def test_unpack_bits_is_unpackbits_and_what_the_cpu_gives(bench, block):
+    for seed in seeds(block):
+        rng = np.random.default_rng(seed)
+        source = random_layout(rng, ("uint8",), random_shape(rng))
+        buffer, order = random_bytes(rng, source), any_order(rng)
+        array = source.carve(buffer)
+        axis = any_axis(rng, array.ndim)
+        count = COUNT_ALL if rng.random() < 0.5 else any_count(rng, array, axis)
+        expected = unpackbits(array, axis, count, order)
+        with case(seed=seed, source=source, axis=axis, count=count, order=order):
+            found = bench.new(lib.gc_unpack_bits, source, buffer, axis, count, order)
+            assert (found.shape, found.dtype) == (expected.shape, np.uint8)
+            np.testing.assert_array_equal(found, expected)
+            cpu = on_cpu(lib.gc_unpack_bits, source.describe(buffer), axis, count, order)
+            np.testing.assert_array_equal(found, cpu)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def packs(dtype):
+    """The function that packs a dtype, what makes a buffer of it, and what its bits are."""
+    if dtype in FLOATS:
+        return lib.gc_pack_signs_into, random_floats, lambda array: not_below_zero(array, dtype)
+    return lib.gc_pack_chunks_into, random_truth, truth_of
+
+
+def both_ways(bench, line, n_chunks, order, rng, *, row_shift=0):
+    """Packs and unpacks in a layout."""
+    function, make, bits_of = packs(line.dtype)
+    buffer = make(rng, line)
+    expected = chunk_rows(bits_of(line.carve(buffer)), n_chunks, order)
+    rows = Layout("uint8", expected.shape, shift=row_shift)
+    with case(line=line, rows=rows, order=order, way="pack"):
+        assert_written(rows, bench.into(function, line, buffer, order, target=rows), expected)
+    buffer = random_bytes(rng, rows)
+    count = int(np.prod(line.shape, dtype=np.int64))
+    bits = unpackbits(rows.carve(buffer), AXIS_NONE, count, order).reshape(line.shape)
+    with case(line=line, rows=rows, order=order, way="unpack"):
+        found = bench.into(lib.gc_unpack_chunks_into, rows, buffer, order, target=line)
+        assert_written(line, found, zeros_and_ones(bits, line.dtype))
+
+
+LENGTHS = [*range(131), *sorted({2**k + d for k in range(8, 18) for d in (-9, -8, -1, 0, 1, 7, 8, 9)})]
+
+
+@orders
+@pytest.mark.parametrize("dtype", UNPACKED)
+def test_every_length_around_a_vector_and_a_block(bench, dtype, order):
+    rng = np.random.default_rng(13)
+    for count in LENGTHS:
+        both_ways(bench, Layout(dtype, (count,), shift=count % 7), 1, order, rng, row_shift=count % 5)
+
+
+@pytest.mark.parametrize("dtype", UNPACKED)
+def test_every_length_around_a_large_power_of_two(bench, dtype):
+    rng = np.random.default_rng(14)
+    for count in (2**18 + 1, 2**20 - 1, 2**20, 2**22 + 1 + 8 * 257):
+        both_ways(bench, Layout(dtype, (count,)), 1, BIG, rng)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int16", "int32", "uint64", "bfloat16", "float32", "float64"])
+def test_every_address_on_both_sides(bench, dtype):
+    rng = np.random.default_rng(15)
+    for shift, row_shift in itertools.product(range(16), repeat=2):
+        for count in (1, 130, 4099):
+            both_ways(bench, Layout(dtype, (count,), shift=shift), 1, BIG, rng, row_shift=row_shift)
+
+
+@pytest.mark.parametrize("n_chunks", [*CHUNKS, 1000])
+def test_every_number_of_chunks(bench, n_chunks):
+    rng = np.random.default_rng(16)
+    for dtype in "bool", "int8", "float32":
+        for count in (0, 1, 7, 8, 9, 63, 64, 65, 799, 800, 801, 12_345, 2**16 + 3):
+            for order in ORDERS:
+                both_ways(bench, Layout(dtype, (count,)), n_chunks, order, rng, row_shift=count % 3)
+
+
+AXIS_SHAPES = [
+    (), (0,), (1,), (9,), (3, 0), (0, 3), (8, 8), (7, 9), (64, 65), (257, 31), (31, 257), (1000, 3), (3, 1000),
+    (16, 1024), (1023, 129), (5, 6, 7), (33, 17, 65), (2, 257, 130), (130, 2, 257), (3, 4, 5, 6), (2, 3, 1, 4, 5),
+]  # fmt: skip
+
+
+@orders
+@pytest.mark.parametrize("shape", AXIS_SHAPES, ids=str)
+def test_every_axis_and_count(bench, shape, order):
+    rng = np.random.default_rng(17)
+    for axis in (AXIS_NONE, *range(-max(1, len(shape)), max(1, len(shape)))):
+        for dtype in "bool", "int8", "uint16", "int32", "uint64":
+            source = Layout(dtype, shape)
+            buffer = random_truth(rng, source)
+            truth = truth_of(source.carve(buffer))
+            packed = np.packbits(truth, axis=gpu.numpy_axis(axis), bitorder=ORDERS[order])
+            target = Layout("uint8", packed.shape)
+            with case(shape=shape, axis=axis, dtype=dtype):
+                found = bench.into(lib.gc_pack_bits_into, source, buffer, axis, order, target=target)
+                assert_written(target, found, packed)
+                np.testing.assert_array_equal(bench.new(lib.gc_pack_bits, source, buffer, axis, order), packed)
+        source = Layout("uint8", shape)
+        buffer = random_bytes(rng, source)
+        array = source.carve(buffer)
+        total = 8 * (array.size if axis == AXIS_NONE else array.shape[axis] if array.ndim else 1)
+        for count in sorted({0, 1, 5, total - 3, total, total + 1, total + 100, -1, -total, COUNT_ALL}):
+            if count != COUNT_ALL and count < -total:
+                continue
+            with case(shape=shape, axis=axis, count=count):
+                expected = unpackbits(array, axis, count, order)
+                found = bench.new(lib.gc_unpack_bits, source, buffer, axis, count, order)
+                assert found.shape == expected.shape
+                np.testing.assert_array_equal(found, expected)
+                for dtype in "uint8", "float32", "float64":
+                    target = Layout(dtype, expected.shape)
+                    found = bench.into(lib.gc_unpack_bits_into, source, buffer, axis, order, target=target)
+                    assert_written(target, found, zeros_and_ones(expected, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int16", "float64"])
+@orders
+@pytest.mark.parametrize("shape", [(19, 67, 131), (5, 33, 18, 70), (3, 64, 129, 16)], ids=str)
+def test_dimensions_in_any_order_are_read_and_written_in_c_order(bench, shape, order, dtype):
+    rng = np.random.default_rng(6)
+    for axes in itertools.permutations(range(len(shape))):
+        both_ways(bench, Layout(dtype, shape, order=axes), 3, order, rng)
+
+
+LARGE = {
+    "transposed": dict(shape=(1031, 2053), order=(1, 0)),
+    "backwards": dict(shape=(1031, 2053), steps=(-1, -1)),
+    "every other": dict(shape=(2_000_003,), steps=(2,)),
+    "every third, from the end": dict(shape=(999, 1001), steps=(1, -3)),
+    "rows of a wider matrix": dict(shape=(1500, 1303), steps=(2, 1)),
+    "few long rows, one byte off": dict(shape=(7, 300_001), steps=(-1, 1), shift=1),
+    "columns first, odd address": dict(shape=(127, 64, 129), order=(2, 0, 1), shift=3),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "bfloat16"])
+@pytest.mark.parametrize("name", LARGE)
+def test_large_layouts_are_packed_and_unpacked_whole(bench, name, dtype):
+    both_ways(bench, Layout(dtype, **LARGE[name]), 3, BIG, np.random.default_rng(5))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", [name for name in LARGE if len(LARGE[name]["shape"]) == 2])
+def test_large_layouts_are_packed_and_unpacked_along_an_axis(bench, name, axis):
+    rng = np.random.default_rng(8)
+    elements = Layout("bool", **LARGE[name])
+    buffer = random_truth(rng, elements)
+    packed = np.packbits(truth_of(elements.carve(buffer)), axis=axis)
+    rows = Layout("uint8", packed.shape, steps=(1, 2))
+    assert_written(rows, bench.into(lib.gc_pack_bits_into, elements, buffer, axis, BIG, target=rows), packed)
+    buffer = random_bytes(rng, rows)
+    expected = unpackbits(rows.carve(buffer), axis, elements.shape[axis])
+    found = bench.into(lib.gc_unpack_bits_into, rows, buffer, axis, BIG, target=elements)
+    assert_written(elements, found, zeros_and_ones(expected, "bool"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_value_of_sixteen_bits_has_the_sign_of_the_rule(bench, dtype):
+    source = Layout(dtype, (2**16,))
+    buffer = source.buffer()
+    source.carve(buffer).view(np.uint16)[:] = np.arange(2**16)
+    expected = chunk_rows(not_below_zero(source.carve(buffer), dtype), 1)
+    target = Layout("uint8", expected.shape)
+    assert_written(target, bench.into(lib.gc_pack_signs_into, source, buffer, BIG, target=target), expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_each_special_value_has_the_sign_of_the_rule_in_every_place(bench, dtype):
+    unsigned, special = gpu.special_patterns(dtype)
+    n = len(special)
+    # Pairs of both signs: 0, six magnitudes from the smallest denormal to infinity, two NaNs.
+    bits = [1, 1, *[1, 0] * 6, 1, 1, 1, 1]
+    for at in range(70):  # of a vector and of the tail behind it
+        source = Layout(dtype, (70 + n,))
+        buffer = source.buffer()
+        values = source.carve(buffer).view(unsigned)
+        values[:], expected = special[2], np.ones(70 + n, bool)
+        values[at : at + n], expected[at : at + n] = special, bits
+        rows = chunk_rows(expected, 1)
+        target = Layout("uint8", rows.shape)
+        with case(at=at):
+            assert_written(target, bench.into(lib.gc_pack_signs_into, source, buffer, BIG, target=target), rows)
+
+
+@pytest.mark.parametrize("shape, axis, count", [((0,), 0, 9), ((3, 0), 1, 5), ((0, 3), 0, 17), ((0,), AXIS_NONE, 1)])
+def test_a_count_for_an_empty_tensor_gives_zeros(shape, axis, count):
+    out = Managed()
+    check(lib.gc_unpack_bits(gpu.at(None, shape).managed, axis, count, BIG, byref(out)))
+    expected = list(shape) if axis != AXIS_NONE else [0]
+    expected[0 if axis == AXIS_NONE else axis] = count
+    np.testing.assert_array_equal(gpu.take(out), np.zeros(expected, np.uint8))
+
+
+def test_empty_tensors_have_no_data_and_give_none():
+    chunks = gpu.pack_chunks(gpu.at(None, (3, 0), "int32"), 4)
+    assert [gpu.read(c).shape for c in chunks] == [(0,)] * 4  # read() looks that data is NULL
+    out = Managed()
+    check(lib.gc_unpack_chunks(capi.managed_array(chunks), 4, 0, byref(out)))
+    assert gpu.take(out).shape == (0,)
+    for chunk in chunks:
+        lib.gc_tensor_free(chunk)
+
+
+def test_windows_that_overlap_are_read_as_they_are():
+    line = np.random.default_rng(2).integers(0, 2, 4000, np.uint8)
+    windows = np.lib.stride_tricks.sliding_window_view(line, 900)
+    with driver.Memory(line.size) as memory:
+        driver.upload(memory.address, line)
+        chunks = gpu.pack_chunks(gpu.at(memory.address, windows.shape, strides=windows.strides), 1)
+    np.testing.assert_array_equal(gpu.take(chunks[0]), np.packbits(windows))
+
+
+def test_outputs_may_interleave_without_touching():
+    # Strides of 2 and 3 over 3 and 2 elements: 0, 3, 2, 5, 4, 7. No place twice, though neither stride spans the other.
+    with driver.Memory(64) as memory:
+        driver.fill(memory.address, gpu.PATTERN, 64)
+        driver.upload(memory.address + 32, np.array([0b10110100], np.uint8))
+        dst = gpu.at(memory.address, (3, 2), strides=(2, 3))
+        check(lib.gc_unpack_chunks_into(gpu.at(memory.address + 32, (1, 1)).view, BIG, dst.view, None))
+        found = driver.download(memory.address, 10).tolist()
+    kept = gpu.PATTERN
+    assert found == [1, kept, 1, 0, 0, 1, kept, 1, kept, kept]
+
+
+def test_a_tensor_may_have_sixty_four_dimensions():
+    line = np.random.default_rng(3).integers(0, 2, 2**8, np.uint8)
+    array = line.reshape((1,) * 28 + (2,) * 8 + (1,) * 28).transpose(range(63, -1, -1))
+    with driver.Memory(line.size) as memory:
+        driver.upload(memory.address, line)
+        chunks = gpu.pack_chunks(gpu.at(memory.address, array.shape, strides=array.strides), 1)
+    np.testing.assert_array_equal(gpu.take(chunks[0]), np.packbits(array))
+
+
+def test_many_dimensions_that_do_not_merge_are_read_in_c_order(bench):
+    # Twelve dimensions in an order that leaves no two of them one: more than a kernel may have built in.
+    shape = (2, 3) * 6
+    order = (*range(1, 12, 2), *range(0, 12, 2))
+    both_ways(bench, Layout("int16", shape, order=order[::-1]), 2, BIG, np.random.default_rng(9))
+    both_ways(bench, Layout("bool", shape, order=order, steps=(1, -1) * 6), 2, BIG, np.random.default_rng(10))
+
+
+# --- CuPy -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 8, 1000, 4096, 2**20 + 5, 2**24])
+def test_the_bytes_and_bits_are_those_of_cupy(count):
+    cupy = pytest.importorskip("cupy")
+    for dtype in "bool", "uint8", "int32", "int64":
+        values = (cupy.random.random(count) < 0.5).astype(dtype)
+        for order in ORDERS:
+            ours = cupy.empty((1, -(-count // 8)), cupy.uint8)
+            src, dst = gpu.at(values.data.ptr, values.shape, dtype), gpu.at(ours.data.ptr, ours.shape)
+            stream = cupy.cuda.get_current_stream().ptr
+            check(lib.gc_pack_chunks_into(src.view, order, dst.view, stream))
+            theirs = cupy.packbits(values, bitorder=ORDERS[order])
+            assert bool((ours[0] == theirs).all()), (dtype, order)
+            bits = cupy.full(8 * theirs.size, gpu.PATTERN, cupy.uint8)
+            src, dst = gpu.at(theirs.data.ptr, (1, theirs.size)), gpu.at(bits.data.ptr, bits.shape)
+            check(lib.gc_unpack_chunks_into(src.view, order, dst.view, stream))
+            assert bool((bits == cupy.unpackbits(theirs, bitorder=ORDERS[order])).all()), (dtype, order)
+
+
+def test_the_chunks_are_those_of_compress_by_chunk():
+    cupy = pytest.importorskip("cupy")
+    values = cupy.random.standard_normal(64 * 1000, dtype=cupy.float32)
+    theirs = cupy.split(cupy.packbits(cupy.sign(values).astype(bool)), 8)
+    truth = values != 0
+    chunks = gpu.pack_chunks(gpu.at(truth.data.ptr, truth.shape, "bool"), 8)
+    for ours, their in zip(chunks, theirs, strict=True):
+        np.testing.assert_array_equal(gpu.take(ours), cupy.asnumpy(their))
+    assert DTYPES["uint8"][0] == theirs[0].dtype

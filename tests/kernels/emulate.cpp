@@ -1,0 +1,353 @@
+// The kernels on the CPU: every block, warp and lane of kernels/bits.cu, against a five-line model. Needs no GPU, and
+// under AddressSanitizer finds each access outside the operands, which end where their memory does.
+//
+//     g++ -std=c++17 -O1 -Iinclude -fsanitize=address,alignment -fno-sanitize-recover=alignment tests/kernels/emulate.cpp
+//
+// A lane is a context of its own. Lanes run one after the other up to their next exchange (a shuffle or a ballot), where
+// each leaves its value and finds those of all others when it goes on.
+#include <ucontext.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+// ---- The device
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+static struct { unsigned x; } threadIdx, blockIdx, blockDim;
+
+static const unsigned LANES = 32, STACK = 64 << 10;
+static ucontext_t scheduler, lanes[LANES];
+static bool finished[LANES];
+static unsigned running, turn[LANES], left_behind[2][LANES];
+static std::function<void()> kernel;
+
+static const unsigned *exchange(unsigned value) {
+    const unsigned lane = running;
+    unsigned *values = left_behind[turn[lane]++ % 2];
+    values[lane] = value;
+    swapcontext(&lanes[lane], &scheduler);
+    return values;
+}
+static unsigned __shfl_sync(unsigned, unsigned value, unsigned from) { return exchange(value)[from % LANES]; }
+static unsigned __shfl_xor_sync(unsigned, unsigned value, unsigned mask) {
+    const unsigned lane = running;
+    return exchange(value)[lane ^ mask];
+}
+static unsigned __shfl_down_sync(unsigned, unsigned value, unsigned by) {
+    const unsigned lane = running;
+    return exchange(value)[lane + by < LANES ? lane + by : lane];
+}
+static unsigned __ballot_sync(unsigned, bool bit) {
+    const unsigned *bits = exchange(bit);
+    unsigned word = 0;
+    for (unsigned lane = 0; lane < LANES; lane++) word |= bits[lane] << lane;
+    return word;
+}
+static unsigned __brev(unsigned x) {
+    unsigned mirrored = 0;
+    for (unsigned k = 0; k < 32; k++) mirrored |= (x >> k & 1) << (31 - k);
+    return mirrored;
+}
+static unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    const uint64_t bytes = uint64_t(high) << 32 | low;
+    unsigned chosen = 0;
+    for (unsigned k = 0; k < 4; k++) chosen |= unsigned(bytes >> 8 * (selector >> 4 * k & 7) & 0xff) << 8 * k;
+    return chosen;
+}
+static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+    return unsigned((uint64_t(high) << 32 | low) >> by % 32);
+}
+static unsigned __float_as_uint(float x) {
+    unsigned pattern;
+    memcpy(&pattern, &x, sizeof x);
+    return pattern;
+}
+static long long __double_as_longlong(double x) {
+    long long pattern;
+    memcpy(&pattern, &x, sizeof x);
+    return pattern;
+}
+
+#include "../../kernels/bits.cu"
+
+static void enter() {
+    kernel();
+    finished[running] = true;
+    swapcontext(&lanes[running], &scheduler);
+}
+
+template <typename Call>
+static void launch(u64 blocks, unsigned threads, Call call) {
+    static std::vector<char> stacks(LANES * STACK);
+    kernel = call;
+    blockDim = {threads};
+    for (u64 block = 0; block < blocks; block++) {
+        blockIdx = {unsigned(block)};
+        for (unsigned warp = 0; warp < threads / LANES; warp++) {
+            for (unsigned lane = 0; lane < LANES; lane++) {
+                getcontext(&lanes[lane]);
+                lanes[lane].uc_stack.ss_sp = &stacks[lane * STACK];
+                lanes[lane].uc_stack.ss_size = STACK;
+                makecontext(&lanes[lane], enter, 0);
+                finished[lane] = false;
+                turn[lane] = 0;
+            }
+            for (bool any = true; any;) {
+                any = false;
+                for (unsigned lane = 0; lane < LANES; lane++) {
+                    if (finished[lane]) continue;
+                    running = lane;
+                    threadIdx = {warp * LANES + lane};
+                    swapcontext(&scheduler, &lanes[lane]);
+                    any = true;
+                }
+            }
+        }
+    }
+}
+
+// ---- The tests
+
+static u64 state = 0x9e3779b97f4a7c15;
+static u64 random(u64 below) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return (state >> 11) % below;
+}
+static long long between(long long low, long long high) { return low + (long long)random(high - low + 1); }
+
+// As many elements as a few lanes, warps or blocks take, and a few more or fewer.
+static u64 some_elements() {
+    switch (random(4)) {
+    case 0: return random(70);
+    case 1: return 1024 * random(12) + random(3);
+    case 2: return 8192 + random(600);
+    default: return random(20000);
+    }
+}
+
+// Some bytes at some alignment. They end where their memory does, so that one too many is seen.
+struct Memory {
+    std::unique_ptr<unsigned char, void (*)(void *)> all;
+    unsigned char *bytes;
+    Memory(u64 offset, u64 size) : all(static_cast<unsigned char *>(malloc(offset + size)), free), bytes(all.get() + offset) {
+        memset(all.get(), 0xa5, offset + size);
+    }
+};
+
+template <typename T>
+static T load(const unsigned char *from) {
+    T x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+
+static unsigned cases, wrong;
+static void count(const char *what, bool right, u64 elements, u64 bytes, unsigned order) {
+    cases++;
+    if (right || wrong++ > 20) return;
+    printf("wrong: %s of %llu elements, %llu bytes, order %u\n", what, elements, bytes, order);
+}
+
+static unsigned mask(u64 i, unsigned order) { return order ? 1u << i % 8 : 0x80u >> i % 8; }
+
+// Zeros, and both sides of each border that a float's sign has.
+template <typename T>
+static T some_pattern() {
+    static const u64 borders[] = {0x8000, 0xfc00, 0xff80, 0x80000000, 0xff800000, 0x8000000000000000, 0xfff0000000000000};
+    switch (random(3)) {
+    case 0: return 0;
+    case 1: return static_cast<T>(borders[random(7)] + random(3) - 1);
+    default: return static_cast<T>(random(~0ull) << random(12));
+    }
+}
+
+template <typename T, typename Kernel, typename Model>
+static void pack_matches(const char *name, Kernel pack, Model bit, unsigned rounds) {
+    const u64 a_block = sizeof(T) == 1 ? 2048 : 1024;
+    for (unsigned round = 0; round < rounds; round++) {
+        const u64 n = some_elements(), bytes = (n + 7) / 8 + (random(2) ? 0 : random(1500));
+        const unsigned order = unsigned(random(2));
+        if (bytes == 0) continue;
+        Memory src((random(2) ? random(20) : 0) * sizeof(T), n * sizeof(T)), dst(random(2) ? random(140) : 0, bytes);
+        for (u64 i = 0; i < n; i++) reinterpret_cast<T *>(src.bytes)[i] = some_pattern<T>();
+        launch((bytes + a_block - 1) / a_block, 256,
+               [&] { pack(reinterpret_cast<T *>(src.bytes), dst.bytes, n, bytes, order); });
+        bool right = true;
+        for (u64 byte = 0; byte < bytes; byte++) {
+            unsigned expected = 0;
+            for (u64 i = byte * 8; i < byte * 8 + 8 && i < n; i++) {
+                if (bit(load<T>(src.bytes + i * sizeof(T)))) expected |= mask(i, order);
+            }
+            right &= dst.bytes[byte] == expected;
+        }
+        count(name, right, n, bytes, order);
+    }
+}
+
+template <typename T, typename Kernel>
+static void unpack_matches(const char *name, Kernel unpack, T one, unsigned rounds) {
+    const u64 a_block = 8192 / sizeof(T);
+    for (unsigned round = 0; round < rounds; round++) {
+        const u64 n = some_elements(), bytes = random(2) ? (n + 7) / 8 : random((n + 7) / 8 + 3);
+        const unsigned order = unsigned(random(2));
+        if (n == 0) continue;
+        Memory src(random(2) ? random(20) : 0, bytes), dst((random(2) ? random(140) : 0) * sizeof(T), n * sizeof(T));
+        for (u64 byte = 0; byte < bytes; byte++) src.bytes[byte] = static_cast<unsigned char>(random(256));
+        launch((n + a_block - 1) / a_block, 256,
+               [&] { unpack(src.bytes, reinterpret_cast<T *>(dst.bytes), n, bytes, one, order); });
+        bool right = true;
+        for (u64 i = 0; i < n; i++) {
+            const bool bit = i / 8 < bytes && src.bytes[i / 8] & mask(i, order);
+            right &= load<T>(dst.bytes + i * sizeof(T)) == (bit ? one : 0);
+        }
+        count(name, right, n, bytes, order);
+    }
+}
+
+// Where round number `round` of some loops lies.
+static long long place(const gc_loop *loops, unsigned n, u64 round, bool bytes) {
+    long long at = 0;
+    for (unsigned k = n; k-- > 0; round /= loops[k].count) {
+        at += (long long)(round % loops[k].count) * (bytes ? loops[k].byte_stride : loops[k].element_stride);
+    }
+    return at;
+}
+
+static void strided_matches(unsigned rounds) {
+    for (unsigned round = 0; round < rounds; round++) {
+        static gc_strided_plan plan;
+        memset(&plan, 0, sizeof plan);
+        const bool packing = random(2), sign = random(2);
+        plan.size = 1u << random(4), plan.order = unsigned(random(2)), plan.aligned = unsigned(random(2));
+        plan.rows_first = unsigned(random(2)), plan.rows = plan.elements = plan.bytes = 1;
+        plan.n_row_loops = unsigned(random(3)), plan.n_element_loops = unsigned(random(4)), plan.n_byte_loops = unsigned(random(3));
+        const unsigned first_byte_loop = plan.n_row_loops + plan.n_element_loops, n = first_byte_loop + plan.n_byte_loops;
+        // What is written must not overlap: each loop steps over all that the loops before it cover, in a random order.
+        const long long unit = plan.aligned ? plan.size : 1;
+        long long covered = packing ? 1 : plan.size, low[2] = {0, 0}, high[2] = {0, 0};
+        std::vector<unsigned> order(n);
+        for (unsigned k = 0; k < n; k++) order[k] = k, std::swap(order[k], order[random(k + 1)]);
+        for (unsigned k : order) {
+            gc_loop &loop = plan.loops[k];
+            const bool row = k < plan.n_row_loops, of_elements = row || k < first_byte_loop, of_bytes = row || !of_elements;
+            loop.count = between(2, row ? 4 : of_bytes ? 9 : random(2) ? 5 : 20);
+            (row ? plan.rows : of_bytes ? plan.bytes : plan.elements) *= loop.count;
+            loop.element_stride = between(-20, 20) * unit, loop.byte_stride = between(-20, 20);
+            if (packing ? of_bytes : of_elements) {
+                (packing ? loop.byte_stride : loop.element_stride) = random(4) ? covered : -covered;
+                covered = covered * loop.count + (random(2) ? (packing ? 1 : plan.size) : 0);
+            }
+            const long long spans[2] = {of_elements ? (loop.count - 1) * loop.element_stride : 0,
+                                        of_bytes ? (loop.count - 1) * loop.byte_stride : 0};
+            for (int side = 0; side < 2; side++) (spans[side] < 0 ? low : high)[side] += spans[side];
+        }
+        if (high[0] - low[0] > 1 << 20 || high[1] - low[1] > 1 << 20 || plan.rows * plan.elements > 1 << 15) continue;
+        if (plan.n_element_loops == 0 && random(4) == 0) plan.elements = 0;
+
+        Memory elements(plan.aligned ? 0 : random(8), u64(high[0] - low[0]) + plan.size), bytes(random(8), u64(high[1] - low[1]) + 1);
+        for (long long i = 0; i < high[0] - low[0] + plan.size; i++) elements.bytes[i] = static_cast<unsigned char>(random(3) ? 0 : random(2) ? 0x80 : random(256));
+        for (long long i = 0; i <= high[1] - low[1]; i++) bytes.bytes[i] = static_cast<unsigned char>(random(256));
+        const u64 top = 1ull << (8 * plan.size - 1);
+        plan.first_zero = sign ? top + 1 : 0, plan.span = sign ? top / 2 : 0, plan.one = top / 2 + 1;
+        unsigned char *element = elements.bytes - low[0], *byte = bytes.bytes - low[1];
+        plan.src = packing ? element : byte, plan.dst = packing ? byte : element;
+        const u64 groups = packing ? plan.bytes : (plan.elements + 7) / 8;
+        const std::vector<unsigned char> before(elements.bytes, elements.bytes + (high[0] - low[0]) + plan.size);
+        launch((plan.rows * groups + 255) / 256, 256, [&] { packing ? gc_pack_strided(plan) : gc_unpack_strided(plan); });
+
+        bool right = true;
+        const gc_loop *rows = plan.loops, *of_elements = rows + plan.n_row_loops, *of_bytes = rows + first_byte_loop;
+        for (u64 row = 0; row < plan.rows; row++) {
+            unsigned char *e = element + place(rows, plan.n_row_loops, row, false), *b = byte + place(rows, plan.n_row_loops, row, true);
+            auto read = [&](u64 i) {
+                u64 x = 0;
+                memcpy(&x, e + place(of_elements, plan.n_element_loops, i, false), plan.size);
+                return x;
+            };
+            for (u64 i = 0; packing ? i < plan.bytes : i < plan.elements; i++) {
+                if (packing) {
+                    unsigned expected = 0;
+                    for (u64 k = i * 8; k < i * 8 + 8 && k < plan.elements; k++) {
+                        if (!(read(k) >= plan.first_zero && read(k) <= plan.first_zero + plan.span)) expected |= mask(k, plan.order);
+                    }
+                    right &= b[place(of_bytes, plan.n_byte_loops, i, true)] == expected;
+                } else {
+                    const bool bit = i / 8 < plan.bytes && b[place(of_bytes, plan.n_byte_loops, i / 8, true)] & mask(i, plan.order);
+                    right &= read(i) == (bit ? plan.one : 0);
+                }
+            }
+        }
+        count(packing ? "gc_pack_strided" : "gc_unpack_strided", right, plan.elements, plan.bytes, plan.order);
+    }
+}
+
+static __attribute__((noinline)) void own_kernels_match() {
+    for (u64 n : {1, 7, 32, 33, 1000}) {
+        for (unsigned order = 0; order < 2; order++) {
+            Memory src(0, n * 4), bits(3, (n + 7) / 8);
+            float *x = reinterpret_cast<float *>(src.bytes);
+            for (u64 i = 0; i < n; i++) x[i] = random(4) ? float(random(200)) - 100 : -0.0f;
+            bool right = true;
+            launch((n + 95) / 96, 96, [&] {
+                const u64 i = thread_number();
+                gradcodec::store_bit(bits.bytes, i, n, gradcodec::sign(i < n ? x[i] : 0.0f), order);
+            });
+            launch((n + 95) / 96, 96, [&] {
+                const u64 i = thread_number();
+                if (i < n) right &= gradcodec::load_bit(bits.bytes, i, order) == !(x[i] < 0);
+            });
+            for (u64 i = n; i < (n + 7) / 8 * 8; i++) right &= !(bits.bytes[i / 8] & mask(i, order));
+            count("store_bit and load_bit", right, n, (n + 7) / 8, order);
+        }
+    }
+}
+
+// Whether a 16-bit float is not below zero, by its value.
+template <unsigned EXPONENT_BITS>
+static bool not_below_zero(unsigned short pattern) {
+    const unsigned magnitude = pattern & 0x7fff, infinity = ((1u << EXPONENT_BITS) - 1) << (15 - EXPONENT_BITS);
+    return !(pattern >> 15 && magnitude != 0 && magnitude <= infinity);
+}
+template <typename Float, typename Pattern>
+static bool float_not_below_zero(Pattern pattern) {
+    Float x;
+    memcpy(&x, &pattern, sizeof x);
+    return !(x < 0);
+}
+
+int main(int argc, char **argv) {
+    const unsigned rounds = argc > 1 ? unsigned(atoi(argv[1])) : 200;
+    pack_matches<unsigned char>("gc_pack_truth_u8", gc_pack_truth_u8, [](unsigned char x) { return x != 0; }, rounds);
+    pack_matches<unsigned short>("gc_pack_truth_u16", gc_pack_truth_u16, [](unsigned short x) { return x != 0; }, rounds);
+    pack_matches<unsigned>("gc_pack_truth_u32", gc_pack_truth_u32, [](unsigned x) { return x != 0; }, rounds);
+    pack_matches<u64>("gc_pack_truth_u64", gc_pack_truth_u64, [](u64 x) { return x != 0; }, rounds);
+    pack_matches<unsigned short>("gc_pack_signs_f16", gc_pack_signs_f16, not_below_zero<5>, rounds);
+    pack_matches<unsigned short>("gc_pack_signs_bf16", gc_pack_signs_bf16, not_below_zero<8>, rounds);
+    pack_matches<unsigned>("gc_pack_signs_f32", gc_pack_signs_f32, float_not_below_zero<float, unsigned>, rounds);
+    pack_matches<u64>("gc_pack_signs_f64", gc_pack_signs_f64, float_not_below_zero<double, u64>, rounds);
+    unpack_matches<unsigned char>("gc_unpack_u8", gc_unpack_u8, 1, rounds);
+    unpack_matches<unsigned short>("gc_unpack_u16", gc_unpack_u16, 0x3f80, rounds);
+    unpack_matches<unsigned>("gc_unpack_u32", gc_unpack_u32, 0x3f800000, rounds);
+    unpack_matches<u64>("gc_unpack_u64", gc_unpack_u64, 0x3ff0000000000000, rounds);
+    strided_matches(5 * rounds);
+    own_kernels_match();
+    printf("%u cases, %u wrong\n", cases, wrong);
+    return wrong != 0;
+}

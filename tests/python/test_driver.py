@@ -1,0 +1,296 @@
+"""What becomes of a CUDA driver's answers: none there, an old one, every call failing, codes that nobody knows.
+
+Each test runs in a process of its own, with tests/driver/libcuda.c for a driver: it has no hardware, counts, and fails as
+the environment says. What kernels compute is tests/gpu's.
+"""
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+DRIVERS = os.environ.get("GRADCODEC_DRIVERS")
+
+PRELUDE = """
+import ctypes, os, sys
+from ctypes import byref
+import numpy as np
+import capi
+from capi import CUDA, CUDA_MANAGED, DLDevice, Managed, Status, dldtype, int64s, last_error, lib
+
+def driver():
+    fake = ctypes.CDLL("libcuda.so.1")
+    for name in "launches", "allocations", "frees", "waits":
+        getattr(fake, "fake_" + name).restype = ctypes.c_ulonglong
+    fake.fake_last_launch.restype = ctypes.c_char_p
+    fake.fake_enter.restype = fake.fake_stream.restype = ctypes.c_void_p
+    fake.fake_enter.argtypes = ctypes.c_int, ctypes.c_ulonglong
+    return fake
+
+def fail(**failures):
+    os.environ["FAKE_FAILURES"] = " ".join(f"{name}={code}" for name, code in failures.items())
+
+def expect(status, code, *words):
+    assert status == code, (status, last_error())
+    for word in words:
+        assert str(word) in last_error(), (word, last_error())
+
+def empty(n_bytes, device=0):
+    out = Managed()
+    status = lib.gc_tensor_empty(DLDevice(CUDA, device), dldtype("uint8"), 1, int64s((n_bytes,)), byref(out))
+    return status, out
+
+def held(n_bytes, device=0):
+    status, out = empty(n_bytes, device)
+    assert status == 0, last_error()
+    return out
+
+def pack(src):
+    out = Managed()
+    return lib.gc_pack_chunks(src, 1, byref(out)), out
+
+def view(tensor, shape):
+    view = capi.DLTensor.from_buffer_copy(tensor.contents.dl_tensor)
+    view.ndim, view.shape, view.strides = len(shape), int64s(shape), None
+    return view
+"""
+
+
+def run(script, driver="driver", **environment):
+    """Runs a script beside a driver of these; an assertion of its own fails the test."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("CUDA")},
+        "LD_LIBRARY_PATH": f"{DRIVERS}/{driver}" if driver else "",
+        "PYTHONPATH": str(HERE),
+        **{name: str(value) for name, value in environment.items()},
+    }
+    script = PRELUDE + textwrap.dedent(script)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+def has_driver():
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(has_driver(), reason="this machine has a CUDA driver")
+def test_without_a_driver_cuda_is_unavailable_and_the_cpu_works():
+    script = """
+        expect(empty(100)[0], Status.DRIVER_UNAVAILABLE, "libcuda.so.1")
+        expect(lib.gc_prepare(DLDevice(CUDA, 0)), Status.DRIVER_UNAVAILABLE, "libcuda.so.1")
+        assert pack(capi.Tensor(np.ones(8, np.uint8)).managed)[0] == 0
+    """
+    run(script, driver=None)
+
+
+@pytest.mark.parametrize(
+    "environment, status, words",
+    [
+        ({"FAKE_VERSION": 11080}, "DRIVER_UNAVAILABLE", ("11.8", "12.0", "525")),
+        ({"FAKE_FAILURES": "cuDriverGetVersion=999999"}, "DRIVER_UNAVAILABLE", ("cuDriverGetVersion", 999999)),
+        ({"FAKE_FAILURES": "cuInit=34"}, "DRIVER_UNAVAILABLE", ("cuInit", "CUDA_ERROR_STUB_LIBRARY", 34)),
+        ({"FAKE_FAILURES": "cuInit=123456"}, "DRIVER_UNAVAILABLE", ("cuInit", 123456)),
+        ({"FAKE_FAILURES": "cuInit=-1"}, "DRIVER_UNAVAILABLE", ("cuInit", -1)),
+        ({"FAKE_FAILURES": "cuDeviceGetCount=400"}, "CUDA", ("cuDeviceGetCount", "CUDA_ERROR_INVALID_HANDLE")),
+        ({"FAKE_DEVICES": 0}, "UNSUPPORTED_DEVICE", ("cuda:0", 0)),
+        ({"FAKE_CAPABILITY": 70}, "UNSUPPORTED_DEVICE", ("7.0", "7.5")),
+    ],
+)
+def test_a_driver_that_will_not_do(environment, status, words):
+    script = f"""
+        for _ in range(2):
+            expect(lib.gc_prepare(DLDevice(CUDA, 0)), Status.{status}, *{words})
+        out = Managed()
+        assert lib.gc_pack_chunks(capi.Tensor(np.ones(8, np.uint8)).managed, 1, byref(out)) == 0
+    """
+    run(script, **environment)
+
+
+def test_a_driver_without_the_functions_of_12_0_is_too_old():
+    run('expect(empty(100)[0], Status.DRIVER_UNAVAILABLE, "no cu", "12.0")', driver="old_driver")
+
+
+def test_a_driver_that_recovers_is_used():
+    script = """
+        fail(cuInit=802)
+        expect(empty(100)[0], Status.DRIVER_UNAVAILABLE, 802)
+        fail()
+        lib.gc_tensor_free(held(100))
+    """
+    run(script)
+
+
+def test_devices_that_are_not_there():
+    script = """
+        for number in (2, 7, 2**31 - 1, -1, -(2**31)):
+            expect(empty(100, number)[0], Status.UNSUPPORTED_DEVICE, f"cuda:{number}", 2)
+        lib.gc_tensor_free(held(100, 1))
+    """
+    run(script)
+
+
+def test_every_call_of_the_driver_may_fail_and_the_next_call_works():
+    script = """
+        CALLS = [
+            "cuCtxGetCurrent", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuCtxGetId",
+            "cuThreadExchangeStreamCaptureMode", "cuMemAlloc_v2", "cuLibraryLoadData", "cuLibraryGetKernel",
+            "cuLaunchKernel", "cuStreamSynchronize",
+        ]
+        fake = driver()
+        for code, status in [(400, Status.CUDA), (123456, Status.CUDA), (2, Status.OUT_OF_MEMORY),
+                             (700, Status.CONTEXT_LOST), (719, Status.CONTEXT_LOST), (3, Status.DRIVER_UNAVAILABLE)]:
+            for call in CALLS:
+                src = capi.Tensor(np.ones(800, np.uint8))
+                src.struct.dl_tensor.device = DLDevice(CUDA, 0)
+                fail(**{call: code})
+                got, out = pack(src.managed)
+                loaded = call.startswith("cuLibrary") or call == "cuDevicePrimaryCtxRetain"
+                if got == 0:
+                    # What is done once was done in an earlier round; and memory may have been kept.
+                    assert code != 400 and (loaded or call == "cuMemAlloc_v2"), (call, code)
+                    lib.gc_tensor_free(out)
+                    continue
+                expect(got, status, call.removesuffix("_v2"), code)
+                assert not out, "untouched"
+                assert (fake.fake_depth(), fake.fake_capture_mode()) == (0, 0), call
+            fail()
+            got, out = pack(src.managed)
+            assert got == 0, last_error()
+            lib.gc_tensor_free(out)
+        assert lib.gc_trim(DLDevice(CUDA, 0)) == 0
+        assert fake.fake_allocations() == fake.fake_frees() > 0
+    """
+    run(script)
+
+
+def test_the_context_is_the_callers_if_it_is_on_the_device():
+    script = """
+        fake = driver()
+        src = held(800, 1)
+        assert (fake.fake_retained(0), fake.fake_retained(1), fake.fake_depth()) == (0, 1, 0)
+        fake.fake_enter(0, 100)
+        lib.gc_tensor_free(held(100, 0))
+        assert fake.fake_retained(0) == 0, "the caller's was there"
+        lib.gc_tensor_free(held(100, 1))
+        assert fake.fake_depth() == 1, "and is still current"
+        # Memory that is kept belongs to a context, and goes with it.
+        before = fake.fake_allocations()
+        fake.fake_leave()
+        fake.fake_enter(0, 101)
+        lib.gc_tensor_free(held(100, 0))
+        assert fake.fake_allocations() == before + 1
+    """
+    run(script)
+
+
+def test_a_stream_of_another_card_is_refused():
+    script = """
+        fake = driver()
+        src, dst = held(800), held(100)
+        theirs, ours = fake.fake_stream(1), fake.fake_stream(0)
+        arguments = byref(view(src, (800,))), 0, byref(view(dst, (1, 100)))
+        before = fake.fake_launches()
+        expect(lib.gc_pack_chunks_into(*arguments, theirs), Status.INVALID_ARGUMENT, "stream", "cuda:1", "cuda:0")
+        assert (fake.fake_launches(), fake.fake_depth()) == (before, 0)
+        for stream in (None, 1, 2, ours):
+            assert lib.gc_pack_chunks_into(*arguments, stream) == 0, last_error()
+        assert (fake.fake_launches(), fake.fake_depth()) == (before + 4, 0)
+        fail(cuStreamGetCtx=400)
+        expect(lib.gc_pack_chunks_into(*arguments, ours), Status.CUDA, "cuStreamGetCtx", "CUDA_ERROR_INVALID_HANDLE")
+    """
+    run(script)
+
+
+def test_into_neither_waits_nor_allocates():
+    script = """
+        fake = driver()
+        src, dst = held(800), held(100)
+        assert lib.gc_prepare(DLDevice(CUDA, 0)) == 0
+        before = fake.fake_waits(), fake.fake_allocations(), fake.fake_frees()
+        for _ in range(100):
+            assert lib.gc_pack_chunks_into(byref(view(src, (800,))), 0, byref(view(dst, (1, 100))), None) == 0
+        assert (fake.fake_waits(), fake.fake_allocations(), fake.fake_frees()) == before
+    """
+    run(script)
+
+
+def test_released_memory_is_used_again_after_a_fence_and_not_before():
+    script = """
+        fake = driver()
+        addresses = set()
+        for _ in range(31):  # fewer than are worth a fence
+            tensor = held(1000)
+            assert tensor.contents.dl_tensor.data not in addresses and fake.fake_frees() == 0
+            addresses.add(tensor.contents.dl_tensor.data)
+            lib.gc_tensor_free(tensor)
+        for _ in range(1000):
+            lib.gc_tensor_free(held(1000))
+        assert fake.fake_allocations() < 100
+        assert lib.gc_trim(DLDevice(CUDA, 0)) == 0
+        assert fake.fake_allocations() == fake.fake_frees()
+        # 300 MiB are worth a fence by themselves; this memory is never touched.
+        lib.gc_tensor_free(held(300 << 20))
+        allocations = fake.fake_allocations()
+        lib.gc_tensor_free(held(300 << 20))
+        assert fake.fake_allocations() == allocations + 1, "a fence allocates and frees; the tensor took what was there"
+    """
+    run(script)
+
+
+def test_memory_that_is_kept_is_given_back_when_there_is_none_left():
+    script = """
+        fake = driver()
+        lib.gc_tensor_free(held(900_000))
+        tensor = held(600_000)
+        expect(empty(2 << 20)[0], Status.OUT_OF_MEMORY, "cuMemAlloc", 2 << 20, "cuda:0", "CUDA_ERROR_OUT_OF_MEMORY")
+        lib.gc_tensor_free(tensor)
+        lib.gc_tensor_free(held(1000_000))
+    """
+    run(script, FAKE_MEMORY=1 << 20)
+
+
+def test_memory_that_the_device_does_not_give_back_is_an_error_once_and_not_lost():
+    script = """
+        fake = driver()
+        lib.gc_tensor_free(held(1000))
+        fail(cuMemFree_v2=999)
+        expect(lib.gc_trim(DLDevice(CUDA, 0)), Status.CUDA, "cuMemFree", 999)
+        fail()
+        assert lib.gc_trim(DLDevice(CUDA, 0)) == 0
+        assert fake.fake_allocations() == fake.fake_frees() == 1
+    """
+    run(script)
+
+
+def test_tensors_may_be_alive_when_the_process_ends():
+    script = """
+        import atexit
+        late = held(1000)
+        fail(cuMemFree_v2=4, cuCtxGetCurrent=4)  # the driver is on its way out
+        atexit.register(lib.gc_tensor_free, late)
+    """
+    run(script)
+
+
+def test_a_forked_child_gets_a_status():
+    script = """
+        tensor = held(1000)
+        child = os.fork()
+        if child == 0:
+            fail(cuCtxGetCurrent=3, cuThreadExchangeStreamCaptureMode=3)  # as the driver answers there
+            expect(empty(100)[0], Status.DRIVER_UNAVAILABLE, "CUDA_ERROR_NOT_INITIALIZED", "forked")
+            lib.gc_tensor_free(tensor)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        lib.gc_tensor_free(tensor)
+    """
+    run(script)
