@@ -50,7 +50,7 @@ header:
 	GRADCODEC_WRITE=1 $(CARGO) test --quiet --test header
 
 ## All tests that need no GPU.
-test: test-rust test-c test-loader test-examples test-readme test-headers test-abi test-python test-install test-dist
+test: test-rust test-c test-loader test-examples test-readme test-headers test-abi test-python test-kernels test-install test-dist
 	@echo "make test: all passed"
 
 .PHONY: test-rust test-c test-loader test-examples test-readme test-headers test-abi test-python test-install test-dist
@@ -147,6 +147,28 @@ $(VENV)/plot: bench/requirements.txt $(VENV)/ready
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
+KERNEL_VENV = $(BUILD)/kernel-venv
+$(KERNEL_VENV)/ready: kernels/requirements.txt
+	$(PYTHON) -m venv $(KERNEL_VENV)
+	$(KERNEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+.PHONY: kernels test-ptx test-kernels
+## The PTX of kernels/, made anew; needs no GPU.
+kernels: $(KERNEL_VENV)/ready
+	$(KERNEL_VENV)/bin/python kernels/build.py
+
+## Whether it is what the sources give, and assembles for every card that it is meant for.
+test-ptx: $(KERNEL_VENV)/ready
+	$(KERNEL_VENV)/bin/python kernels/build.py --check
+
+## The kernels on the CPU, lane by lane.
+test-kernels:
+	@mkdir -p $(BUILD)/tests
+	$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -Iinclude -fsanitize=address,alignment \
+	    -fno-sanitize-recover=alignment tests/kernels/emulate.cpp -o $(BUILD)/tests/emulate
+	$(BUILD)/tests/emulate
+
 .PHONY: gpu-test gpu-bench
 ## All tests that need a GPU, with the python3 that has NumPy, pytest, PyTorch and CuPy; and compute-sanitizer.
 gpu-test: $(LIBRARY)
@@ -179,7 +201,7 @@ ifneq ($(wildcard Cargo.toml),)
 	rm -rf $(BUILD)/dist && mkdir -p $(BUILD)/dist/lib
 	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
 	cp -r include kernels examples_c examples_python bench docs Makefile *.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
-	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/driver tests/gpu tests/python tests/dlpack tests/abi tests/*.sh $(BUILD)/dist/tests/
+	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/driver tests/gpu tests/kernels tests/python tests/dlpack tests/abi tests/*.sh $(BUILD)/dist/tests/
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif
 

@@ -1,11 +1,12 @@
 // Packing and unpacking bits: contiguous memory at the speed of memory, any strides at the speed of their accesses.
 // Names, arguments and launch shapes are in README.md beside this file.
 //
-// Contiguous memory is cut into tiles, a warp each: 1024 elements a unit, UNITS units. Packing a unit, a lane loads 2, 4,
-// 8 or 16 vectors of 16 bytes, side by side across the warp; what bits they give become 32 words in the 32 lanes by an
-// exchange of fields; one store writes 128 bytes. Unpacking is the same backwards. The side that is written is aligned
-// to whole cache lines by a *head* of less than one; the side that is read is then anywhere, and is read at aligned
-// addresses and shifted. Nothing outside the operands is touched: what would be, the *edges*, goes element by element.
+// Contiguous memory is cut into tiles. Packing, a tile is a warp's: UNITS units of 1024 elements. A lane loads 2, 4, 8 or 16
+// vectors of 16 bytes a unit, side by side across the warp; what bits they give become 32 words in the 32 lanes by an
+// exchange of fields; one store writes 128 bytes. Unpacking, a tile is a block's, and each lane writes vectors of 16 bytes.
+// The side that is written is aligned to whole cache lines by a *head* of less than one; the side that is read is then
+// anywhere, and is read at aligned addresses and shifted. Nothing outside the operands is touched: what would be,
+// the *edges*, goes element by element.
 #include "gradcodec/device.cuh"
 
 using namespace gradcodec;
@@ -119,10 +120,11 @@ __device__ __forceinline__ void pack(const T *__restrict__ src, unsigned char *_
     }
 }
 
-// Units a warp and threads a block: the best of those measured on an H200.
+// Units and threads: the best measured on an H200. Two blocks at least: left to itself the compiler halves the loads that
+// are under way to save registers, and spills.
 #define PACK(name, rule, UNITS) \
     extern "C" __global__ void __launch_bounds__(THREADS, 2) name(const rule::element *src, unsigned char *dst, \
-                                                               u64 elements, u64 bytes, unsigned order) { \
+                                                                  u64 elements, u64 bytes, unsigned order) { \
         pack<rule, UNITS>(src, dst, elements, bytes, order); \
     }
 PACK(gc_pack_truth_u8, Truth<unsigned char>, 2)
@@ -164,7 +166,9 @@ __device__ __forceinline__ void unpack(const unsigned char *__restrict__ src, T 
     const unsigned *from = reinterpret_cast<const unsigned *>(src - before) + position / 32;
     unsigned words[STORES];
 #pragma unroll
-    for (unsigned s = 0; s < STORES; s++) words[s] = in_order(load_bits(from + s * (THREADS * A_VECTOR / 32)), order) >> shift;
+    for (unsigned s = 0; s < STORES; s++) {
+        words[s] = in_order(load_bits(from + s * (THREADS * A_VECTOR / 32)), order) >> shift;
+    }
     if (crossing) {
 #pragma unroll
         for (unsigned s = 0; s < STORES; s++) {
@@ -323,7 +327,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_pack_strided(const __gr
 template <typename T>
 __device__ __forceinline__ void unpack_run(const gc_strided_plan &plan, unsigned bits, unsigned char *to, long long stride) {
 #pragma unroll
-    for (unsigned i = 0; i < 8; i++) *reinterpret_cast<T *>(to + i * stride) = bits >> i & 1 ? static_cast<T>(plan.one) : T(0);
+    for (unsigned i = 0; i < 8; i++) {
+        *reinterpret_cast<T *>(to + i * stride) = bits >> i & 1 ? static_cast<T>(plan.one) : T(0);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) gc_unpack_strided(const __grid_constant__ gc_strided_plan plan) {

@@ -29,22 +29,24 @@ IMAGES = [
 OPTIONS = ["--std=c++14", "--fmad=false", "-default-device"]
 
 
-def package_file(package, name):
-    """A file of an installed package."""
-    for file in importlib.metadata.files(package) or []:
-        if file.name == name:
-            return str(file.locate())
-    sys.exit(f"{package} has no {name}: install kernels/requirements.txt")
+NVRTC, PTXAS = "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvcc-cu12"
+
+
+def package_files(package, pattern):
+    """The files of an installed package with such a name."""
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    found = [str(file.locate()) for file in files if re.fullmatch(pattern, file.name)]
+    return found or sys.exit(f"{package} is not installed here: pip install -r kernels/requirements.txt")
 
 
 class Nvrtc:
     def __init__(self):
-        # The library looks for its companion by name: it is there already when it is loaded first.
-        companion = re.compile(r"libnvrtc-builtins\.so")
-        for file in importlib.metadata.files("nvidia-cuda-nvrtc-cu12"):
-            if companion.match(file.name):
-                ctypes.CDLL(str(file.locate()), mode=ctypes.RTLD_GLOBAL)
-        self.lib = ctypes.CDLL(package_file("nvidia-cuda-nvrtc-cu12", "libnvrtc.so.12"))
+        # NVRTC looks for its companion by name, and finds it when it is loaded already.
+        ctypes.CDLL(package_files(NVRTC, r"libnvrtc-builtins\.so.*")[0], mode=ctypes.RTLD_GLOBAL)
+        self.lib = ctypes.CDLL(package_files(NVRTC, r"libnvrtc\.so.*")[0])
         self.lib.nvrtcGetErrorString.restype = ctypes.c_char_p
 
     def call(self, name, *arguments):
@@ -64,12 +66,11 @@ class Nvrtc:
         headers = sorted((ROOT / "include").glob("gradcodec/*.cuh"))
         names = (ctypes.c_char_p * len(headers))(*(f"gradcodec/{header.name}".encode() for header in headers))
         texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers))
-        failure = self.call("nvrtcCreateProgram", ctypes.byref(program), source.read_bytes(), source.name.encode(),
-                            len(headers), texts, names)
+        self.call("nvrtcCreateProgram", ctypes.byref(program), source.read_bytes(), source.name.encode(), len(headers), texts,
+                  names)
         options = [option.encode() for option in [*OPTIONS, f"--gpu-architecture=compute_{level}"]]
-        failure = failure or self.call("nvrtcCompileProgram", program, len(options),
-                                       (ctypes.c_char_p * len(options))(*options))
-        log = self.text(program, "ProgramLog").strip() if program else ""
+        failure = self.call("nvrtcCompileProgram", program, len(options), (ctypes.c_char_p * len(options))(*options))
+        log = self.text(program, "ProgramLog").strip()
         if failure or log:
             sys.exit(f"{source.name} for compute_{level}: {failure or 'the compiler warns'}\n{log}")
         return self.text(program, "PTX")
@@ -80,7 +81,7 @@ def assemble(ptx, card):
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
-        command = [package_file("nvidia-cuda-nvcc-cu12", "ptxas"), "-v", f"-arch=sm_{card}", "-o", "/dev/null", file.name]
+        command = [package_files(PTXAS, "ptxas")[0], "-v", f"-arch=sm_{card}", "-o", "/dev/null", file.name]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"ptxas for sm_{card}:\n{done.stdout}{done.stderr}")

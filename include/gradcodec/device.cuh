@@ -90,7 +90,7 @@ __device__ __forceinline__ unsigned bytes_of_bits(unsigned bits) {
     return ((bits & 0xf) * 0x00204081u) & 0x01010101u;
 }
 
-// ---- A warp at work: all 32 lanes call together, with the same `order`.
+// ---- A warp at work: all 32 lanes call together, with the same `order`. Blocks of one dimension, a multiple of 32 threads.
 
 // Lane i's bit is bit i of the word that every lane receives.
 __device__ __forceinline__ unsigned pack_warp(bool bit) {

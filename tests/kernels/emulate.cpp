@@ -5,6 +5,7 @@
 //
 // A lane is a context of its own. Lanes run one after the other up to their next exchange (a shuffle or a ballot), where
 // each leaves its value and finds those of all others when it goes on.
+#include <sanitizer/asan_interface.h>
 #include <ucontext.h>
 
 #include <cstdint>
@@ -142,13 +143,21 @@ static u64 some_elements() {
     }
 }
 
-// Some bytes at some alignment. They end where their memory does, so that one too many is seen.
+// Some bytes at some alignment. They end where their memory does, so that one too many is seen; in front of them the
+// sanitizer forbids all that is not in the same 8 bytes.
 struct Memory {
+    static unsigned char *allocate(u64 size) {
+        void *memory = nullptr;
+        return posix_memalign(&memory, 128, size + !size) ? nullptr : static_cast<unsigned char *>(memory);
+    }
     std::unique_ptr<unsigned char, void (*)(void *)> all;
     unsigned char *bytes;
-    Memory(u64 offset, u64 size) : all(static_cast<unsigned char *>(malloc(offset + size)), free), bytes(all.get() + offset) {
+    Memory(u64 offset, u64 size) : all(allocate(offset + size), free), bytes(all.get() + offset) {
         memset(all.get(), 0xa5, offset + size);
+        ASAN_POISON_MEMORY_REGION(all.get(), offset / 8 * 8);
     }
+    // How many elements come before the first that begins a cache line.
+    u64 head(u64 size) const { return -reinterpret_cast<u64>(bytes) % 128 / size; }
 };
 
 template <typename T>
@@ -182,10 +191,13 @@ template <typename T, typename Kernel, typename Model>
 static void pack_matches(const char *name, Kernel pack, Model bit, unsigned rounds) {
     const u64 a_block = sizeof(T) == 1 ? 2048 : 1024;
     for (unsigned round = 0; round < rounds; round++) {
-        const u64 n = some_elements(), bytes = (n + 7) / 8 + (random(2) ? 0 : random(1500));
+        const u64 offset = random(2) ? random(140) : 0;
+        // A fourth of the time whole tiles and hardly more.
+        const u64 tiles = a_block * (1 + random(2)) + Memory(offset, 0).head(1);
+        const u64 n = random(4) ? some_elements() : tiles * 8 + random(20), bytes = (n + 7) / 8 + (random(2) ? 0 : random(1500));
         const unsigned order = unsigned(random(2));
         if (bytes == 0) continue;
-        Memory src((random(2) ? random(20) : 0) * sizeof(T), n * sizeof(T)), dst(random(2) ? random(140) : 0, bytes);
+        Memory src((random(2) ? random(20) : 0) * sizeof(T), n * sizeof(T)), dst(offset, bytes);
         for (u64 i = 0; i < n; i++) reinterpret_cast<T *>(src.bytes)[i] = some_pattern<T>();
         launch((bytes + a_block - 1) / a_block, 256,
                [&] { pack(reinterpret_cast<T *>(src.bytes), dst.bytes, n, bytes, order); });
@@ -205,10 +217,12 @@ template <typename T, typename Kernel>
 static void unpack_matches(const char *name, Kernel unpack, T one, unsigned rounds) {
     const u64 a_block = 8192 / sizeof(T);
     for (unsigned round = 0; round < rounds; round++) {
-        const u64 n = some_elements(), bytes = random(2) ? (n + 7) / 8 : random((n + 7) / 8 + 3);
+        const u64 offset = (random(2) ? random(140) : 0) * sizeof(T);
+        const u64 tiles = a_block * (1 + random(2)) + Memory(offset, 0).head(sizeof(T));
+        const u64 n = random(4) ? some_elements() : tiles + random(40), bytes = random(4) ? (n + 7) / 8 : random((n + 7) / 8 + 3);
         const unsigned order = unsigned(random(2));
         if (n == 0) continue;
-        Memory src(random(2) ? random(20) : 0, bytes), dst((random(2) ? random(140) : 0) * sizeof(T), n * sizeof(T));
+        Memory src(random(2) ? random(20) : 0, bytes), dst(offset, n * sizeof(T));
         for (u64 byte = 0; byte < bytes; byte++) src.bytes[byte] = static_cast<unsigned char>(random(256));
         launch((n + a_block - 1) / a_block, 256,
                [&] { unpack(src.bytes, reinterpret_cast<T *>(dst.bytes), n, bytes, one, order); });

@@ -108,9 +108,9 @@ struct Strided {
     aligned: u32,
     /// 1: neighbouring threads work on neighbouring rows, 0: on neighbouring bytes of a row.
     rows_first: u32,
-    row_loops: u32,
-    element_loops: u32,
-    byte_loops: u32,
+    n_row_loops: u32,
+    n_element_loops: u32,
+    n_byte_loops: u32,
     reserved: u32,
     /// Those over rows, over the elements of a row, and over its bytes. Rows and elements together have at most
     /// [`MAX_LOOPS`], and so have rows and bytes.
@@ -156,9 +156,9 @@ impl Strided {
             rows_first: u32::from(
                 step(rows.last().map(|row| row.strides[0])) < step(inner.last().map(|item| item.strides[0])),
             ),
-            row_loops: rows.len() as u32,
-            element_loops: inner.len() as u32,
-            byte_loops: plan.bytes.as_slice().len() as u32,
+            n_row_loops: rows.len() as u32,
+            n_element_loops: inner.len() as u32,
+            n_byte_loops: plan.bytes.as_slice().len() as u32,
             reserved: 0,
             loops: [StridedLoop { count: 0, element_stride: 0, byte_stride: 0 }; 2 * MAX_LOOPS],
         };
