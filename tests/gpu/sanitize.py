@@ -149,10 +149,13 @@ def everything():
 
 def wild():
     """A descriptor that promises twice the memory that there is: our kernel reads beyond it."""
-    with driver.Memory(4096) as source, driver.Memory(1024) as target:
-        driver.fill(source.address, 1, 4096)
-        src, dst = gpu.at(source.address, (8192,), "bool"), gpu.at(target.address, (1, 1024))
-        lib.gc_pack_chunks_into(src.view, BIG, dst.view, None)
+    size = 4 << 20
+    with driver.Memory(size) as one, driver.Memory(size) as other:
+        # The source behind the target: what it promises must not reach into that, or the call is refused.
+        target, source = sorted([one.address, other.address])
+        driver.fill(source, 1, size)
+        src, dst = gpu.at(source, (2 * size,), "bool"), gpu.at(target, (1, size // 4))
+        check(lib.gc_pack_chunks_into(src.view, BIG, dst.view, None))
         driver.raw("cuCtxSynchronize")
 
 

@@ -1,0 +1,470 @@
+/*
+ * gradcodec.h for C++17 and later: owners instead of gc_tensor_free(), exceptions instead of statuses, views of memory
+ * of yours. Header-only; a program links the same library as a C program, and the calls cost what they cost there.
+ *
+ *     #include <gradcodec/gradcodec.hpp>
+ *     #include <iostream>
+ *
+ *     int main() {
+ *         const bool mask[1000] = {true, false, true};
+ *         for (const gradcodec::Tensor& chunk : gradcodec::pack_chunks<4>(gradcodec::view(mask)))
+ *             std::cout << chunk->shape[0] << " bytes, the first is " << int(*chunk.data<uint8_t>()) << "\n";
+ *     }
+ *
+ * A function has its C name without `gc_`, takes the same arguments in the same order, and throws `Error` where the C
+ * function returns a status: what it does, and each refusal, is said in gradcodec.h. Where C takes pointers to tensors,
+ * here comes a Tensor, a View, a DLPack struct or a pointer to one. NULL or an empty Tensor is refused by the library.
+ */
+#ifndef GRADCODEC_HPP
+#define GRADCODEC_HPP
+
+#include "../gradcodec.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <iterator>
+#include <memory>
+#include <stdexcept>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+#if defined(__has_include) && __has_include(<version>)
+#include <version>
+#endif
+#ifdef __cpp_lib_span
+#include <span>
+#endif
+#ifdef __STDCPP_FLOAT16_T__
+#include <stdfloat>
+#endif
+
+namespace gradcodec {
+
+/* ERRORS */
+
+/* A refusal or a failure. what(): the library's sentence. */
+class Error : public std::runtime_error {
+public:
+    explicit Error(gc_status_t status) : std::runtime_error(gc_last_error()), status_(status) {}
+    gc_status_t status() const noexcept { return status_; }                   /* one of GC_STATUS_* */
+    const char *name() const noexcept { return gc_status_name(status_); }     /* such as "GC_STATUS_SHAPE_MISMATCH" */
+
+private:
+    gc_status_t status_;
+};
+
+inline const char *status_name(gc_status_t status) noexcept { return gc_status_name(status); }
+inline const char *last_error() noexcept { return gc_last_error(); }
+
+namespace detail {
+
+/* Apart, so that a call is the C call, a comparison and nothing else. */
+#ifdef __GNUC__
+__attribute__((cold, noinline))
+#endif
+[[noreturn]] inline void fail(gc_status_t status) { throw Error(status); }
+
+inline void check(gc_status_t status)
+{
+    if (status != GC_STATUS_OK)
+        fail(status);
+}
+
+} // namespace detail
+
+/* VERSION */
+
+inline uint32_t version() noexcept { return gc_version(); }
+inline const char *version_string() noexcept { return gc_version_string(); }
+
+/* DEVICES AND DTYPES */
+
+inline constexpr DLDevice cpu = {kDLCPU, 0};
+constexpr DLDevice cuda(int32_t index = 0) noexcept { return {kDLCUDA, index}; }
+
+/* For memory whose C++ type does not say it. */
+inline constexpr DLDataType float16 = {kDLFloat, 16, 1};
+inline constexpr DLDataType bfloat16 = {kDLBfloat, 16, 1};
+
+/* How DLPack calls a C++ type: bool, integers, std::byte, float, double, and those of <stdfloat> where they exist. */
+template <class T> constexpr DLDataType dtype() noexcept
+{
+    using U = std::remove_cv_t<T>;
+    constexpr auto bits = static_cast<uint8_t>(8 * sizeof(U));
+    if constexpr (std::is_same_v<U, bool>)
+        return {6, bits, 1}; /* kDLBool, which real headers before DLPack 1.0 lack */
+    else if constexpr (std::is_same_v<U, std::byte>)
+        return {kDLUInt, bits, 1};
+    else if constexpr (std::is_integral_v<U>)
+        return {std::is_signed_v<U> ? uint8_t{kDLInt} : uint8_t{kDLUInt}, bits, 1};
+#ifdef __STDCPP_FLOAT16_T__
+    else if constexpr (std::is_same_v<U, std::float16_t>)
+        return float16;
+#endif
+#ifdef __STDCPP_BFLOAT16_T__
+    else if constexpr (std::is_same_v<U, std::bfloat16_t>)
+        return bfloat16;
+#endif
+    else {
+        static_assert(std::is_same_v<U, float> || std::is_same_v<U, double>, "no DLPack dtype for this type");
+        return {kDLFloat, bits, 1};
+    }
+}
+
+/* TENSORS */
+
+namespace detail {
+
+inline void release(DLManagedTensor *tensor) noexcept { gc_tensor_free(tensor); }
+
+/* A template, because the type is incomplete beside a real dlpack.h older than 1.0. */
+template <class Managed> void release(Managed *tensor) noexcept
+{
+    if (tensor != nullptr && tensor->deleter != nullptr)
+        tensor->deleter(tensor);
+}
+
+} // namespace detail
+
+/* The only owner of a DLPack tensor, ours or another library's. As large as a pointer, moved and not copied. */
+template <class Managed> class Owner {
+public:
+    Owner() noexcept = default;
+    explicit Owner(Managed *taken) noexcept : tensor_(taken) {}
+    Owner(Owner &&other) noexcept : tensor_(other.release()) {}
+    Owner &operator=(Owner &&other) noexcept
+    {
+        reset(other.release());
+        return *this;
+    }
+    ~Owner() { detail::release(tensor_); }
+
+    Managed *get() const noexcept { return tensor_; }
+    explicit operator bool() const noexcept { return tensor_ != nullptr; }
+
+    /* Hands it on: to a capsule, to another library. */
+    [[nodiscard]] Managed *release() noexcept { return std::exchange(tensor_, nullptr); }
+    void reset(Managed *taken = nullptr) noexcept { detail::release(std::exchange(tensor_, taken)); }
+
+    const DLTensor *operator->() const noexcept { return &tensor_->dl_tensor; }
+    const DLTensor &operator*() const noexcept { return tensor_->dl_tensor; }
+
+    /* The first element. */
+    template <class T> T *data() const noexcept
+    {
+        const DLTensor &tensor = tensor_->dl_tensor;
+        return reinterpret_cast<T *>(static_cast<char *>(tensor.data) + tensor.byte_offset);
+    }
+
+private:
+    Managed *tensor_ = nullptr;
+};
+
+using Tensor = Owner<DLManagedTensor>;
+using VersionedTensor = Owner<struct DLManagedTensorVersioned>;
+
+/*
+ * A description of memory of yours, made by view(), with `N` lengths and strides inside. It stays where it was made,
+ * because DLPack points at them. T is const where the memory is: such a view is no destination.
+ */
+template <class T, std::size_t N> class View {
+public:
+    View(const View &) = delete;
+    View &operator=(const View &) = delete;
+    View(T *data, DLDataType dtype, DLDevice device, int32_t ndim, const int64_t *shape,
+         const int64_t *strides) noexcept
+        : tensor_{{const_cast<std::remove_const_t<T> *>(data), device, ndim, dtype, const_cast<int64_t *>(shape),
+                   const_cast<int64_t *>(strides), 0},
+                  nullptr,
+                  nullptr}
+    {
+        if constexpr (N > 0) {
+            tensor_.dl_tensor.shape = keep(shape_, shape);
+            if (strides != nullptr)
+                tensor_.dl_tensor.strides = keep(strides_, strides);
+        }
+    }
+
+    const DLManagedTensor *get() const noexcept { return &tensor_; }
+    const DLTensor *operator->() const noexcept { return &tensor_.dl_tensor; }
+    const DLTensor &operator*() const noexcept { return tensor_.dl_tensor; }
+
+private:
+    static int64_t *keep(std::array<int64_t, N> &inside, const int64_t *values) noexcept
+    {
+        for (std::size_t i = 0; i < N; i++)
+            inside[i] = values[i];
+        return inside.data();
+    }
+
+    DLManagedTensor tensor_;
+    std::array<int64_t, N> shape_, strides_; /* strides_ is read only where there are strides */
+};
+
+/* view(data, {2, 10}): C order. view(data, {2, 10}, {1, 2}): strides in elements. */
+template <class T, std::size_t N>
+View<T, N> view(T *data, const int64_t (&shape)[N], DLDevice device = cpu) noexcept
+{
+    return {data, dtype<T>(), device, static_cast<int32_t>(N), shape, nullptr};
+}
+template <class T, std::size_t N>
+View<T, N> view(T *data, const int64_t (&shape)[N], const int64_t (&strides)[N], DLDevice device = cpu) noexcept
+{
+    return {data, dtype<T>(), device, static_cast<int32_t>(N), shape, strides};
+}
+
+/* The same with a dtype that the pointer does not say: view(data, bfloat16, {2, 10}, cuda(0)). */
+template <class T, std::size_t N>
+View<T, N> view(T *data, DLDataType dtype, const int64_t (&shape)[N], DLDevice device = cpu) noexcept
+{
+    return {data, dtype, device, static_cast<int32_t>(N), shape, nullptr};
+}
+template <class T, std::size_t N>
+View<T, N> view(T *data, DLDataType dtype, const int64_t (&shape)[N], const int64_t (&strides)[N],
+                DLDevice device = cpu) noexcept
+{
+    return {data, dtype, device, static_cast<int32_t>(N), shape, strides};
+}
+
+/* A whole vector, array or span, one-dimensional. */
+template <class Elements>
+auto view(Elements &&elements) noexcept -> View<std::remove_reference_t<decltype(*std::data(elements))>, 1>
+{
+    using T = std::remove_reference_t<decltype(*std::data(elements))>;
+    const auto length = static_cast<int64_t>(std::size(elements));
+    return {std::data(elements), dtype<T>(), cpu, 1, &length, nullptr};
+}
+
+#ifdef __cpp_lib_span
+/* A rank that is known at run time. The lengths, and the strides unless there are none, stay yours: alive, in place. */
+template <class T>
+View<T, 0> view(T *data, DLDataType dtype, std::span<const int64_t> shape, std::span<const int64_t> strides = {},
+                DLDevice device = cpu) noexcept
+{
+    return {data, dtype, device, static_cast<int32_t>(shape.size()), shape.data(),
+            strides.empty() ? nullptr : strides.data()};
+}
+#endif
+
+/* A managed tensor around a bare DLTensor, or the inside of a versioned one: borrowed, valid as long as it is. */
+inline DLManagedTensor borrowed(const DLTensor &tensor) noexcept { return {tensor, nullptr, nullptr}; }
+
+/* What functions take: pointers, made from whatever is at hand. */
+
+class Borrowed { /* DLManagedTensor to read: the simple tier */
+public:
+    Borrowed(const DLManagedTensor *tensor) noexcept : tensor_(tensor) {}
+    Borrowed(const DLManagedTensor &tensor) noexcept : tensor_(&tensor) {}
+    Borrowed(const Tensor &tensor) noexcept : tensor_(tensor.get()) {}
+    template <class T, std::size_t N> Borrowed(const View<T, N> &view) noexcept : tensor_(view.get()) {}
+    const DLManagedTensor *get() const noexcept { return tensor_; }
+
+private:
+    const DLManagedTensor *tensor_;
+};
+
+class Source { /* DLTensor to read: the stream tier */
+public:
+    Source(const DLTensor *tensor) noexcept : tensor_(tensor) {}
+    Source(const DLTensor &tensor) noexcept : tensor_(&tensor) {}
+    template <class Managed> Source(const Owner<Managed> &tensor) noexcept : tensor_(tensor ? &*tensor : nullptr) {}
+    template <class T, std::size_t N> Source(const View<T, N> &view) noexcept : tensor_(&*view) {}
+    const DLTensor *get() const noexcept { return tensor_; }
+
+private:
+    const DLTensor *tensor_;
+};
+
+class Target { /* DLTensor to write. Its elements are written, never the description. */
+public:
+    Target(DLTensor *tensor) noexcept : tensor_(tensor) {}
+    Target(DLTensor &tensor) noexcept : tensor_(&tensor) {}
+    Target(const Tensor &tensor) noexcept : tensor_(tensor ? &tensor.get()->dl_tensor : nullptr) {}
+    template <class T, std::size_t N> Target(const View<T, N> &view) noexcept : tensor_(const_cast<DLTensor *>(&*view))
+    {
+        static_assert(!std::is_const_v<T>, "the destination is a view of const memory");
+    }
+    DLTensor *get() const noexcept { return tensor_; }
+
+private:
+    DLTensor *tensor_;
+};
+
+class Shape { /* lengths: {2, 10}, a vector, an array, a span */
+public:
+    Shape(std::initializer_list<int64_t> lengths) noexcept : ndim_(static_cast<int32_t>(lengths.size()))
+    {
+        lengths_ = lengths.begin(); /* good until the call that {2, 10} is an argument of is over */
+    }
+    template <class Lengths, class = decltype(static_cast<const int64_t *>(std::data(std::declval<Lengths &>())))>
+    Shape(const Lengths &lengths) noexcept
+        : lengths_(std::data(lengths)), ndim_(static_cast<int32_t>(std::size(lengths))) {}
+    const int64_t *data() const noexcept { return lengths_; }
+    int32_t ndim() const noexcept { return ndim_; }
+
+private:
+    const int64_t *lengths_;
+    int32_t ndim_;
+};
+
+inline Tensor tensor_empty(DLDevice device, DLDataType dtype, Shape shape)
+{
+    DLManagedTensor *out = nullptr;
+    detail::check(gc_tensor_empty(device, dtype, shape.ndim(), shape.data(), &out));
+    return Tensor(out);
+}
+
+/* `strides`: as many as `shape` has lengths, or NULL. */
+inline Tensor tensor_from_pointer(void *data, DLDevice device, DLDataType dtype, Shape shape,
+                                  const int64_t *strides = nullptr, void (*release)(void *) = nullptr,
+                                  void *ctx = nullptr)
+{
+    DLManagedTensor *out = nullptr;
+    detail::check(gc_tensor_from_pointer(data, device, dtype, shape.ndim(), shape.data(), strides, release, ctx, &out));
+    return Tensor(out);
+}
+
+/* A tensor of what `view` describes that keeps `owner`, a vector or a shared_ptr say, until its last user is done. */
+template <class Keep, class T, std::size_t N> Tensor tensor_keeping(Keep owner, const View<T, N> &view)
+{
+    static_assert(!std::is_const_v<T>, "a DLPack tensor cannot say that its memory is const");
+    auto kept = std::make_unique<Keep>(std::move(owner));
+    DLManagedTensor *out = nullptr;
+    detail::check(gc_tensor_from_pointer(view->data, view->device, view->dtype, view->ndim, view->shape, view->strides,
+                                         [](void *ctx) { delete static_cast<Keep *>(ctx); }, kept.get(), &out));
+    static_cast<void>(kept.release());
+    return Tensor(out);
+}
+
+/* Both take `src` when they succeed; when they throw it is still yours. */
+inline VersionedTensor tensor_to_versioned(Tensor &&src)
+{
+    struct DLManagedTensorVersioned *out = nullptr;
+    detail::check(gc_tensor_to_versioned(src.get(), &out));
+    static_cast<void>(src.release());
+    return VersionedTensor(out);
+}
+inline Tensor tensor_from_versioned(VersionedTensor &&src)
+{
+    DLManagedTensor *out = nullptr;
+    detail::check(gc_tensor_from_versioned(src.get(), &out));
+    static_cast<void>(src.release());
+    return Tensor(out);
+}
+
+inline void tensor_free(Tensor) noexcept {} /* before its scope ends */
+
+/* For PyCapsule_New. The library's own address: it stays when a module that includes this is unloaded. */
+inline const auto capsule_destructor = &gc_capsule_destructor;
+
+/* BITS */
+
+namespace detail {
+
+/* An array of Tensor is an array of pointers, and so C fills and reads it in place. */
+static_assert(sizeof(Tensor) == sizeof(DLManagedTensor *) && std::is_standard_layout_v<Tensor>);
+inline DLManagedTensor **pointers(Tensor *tensors) noexcept { return reinterpret_cast<DLManagedTensor **>(tensors); }
+inline DLManagedTensor *const *pointers(const Tensor *tensors) noexcept
+{
+    return reinterpret_cast<DLManagedTensor *const *>(tensors);
+}
+
+} // namespace detail
+
+inline int64_t chunk_bytes(int64_t n_elements, std::size_t n_chunks)
+{
+    const int64_t bytes = gc_chunk_bytes(n_elements, n_chunks);
+    if (bytes < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    return bytes;
+}
+
+/* `out`: room for n_chunks tensors, which must be empty: what they hold would be lost. */
+inline void pack_chunks(Borrowed src, std::size_t n_chunks, Tensor *out)
+{
+    detail::check(gc_pack_chunks(src.get(), n_chunks, detail::pointers(out)));
+}
+/* A number of chunks that is known when this compiles takes no memory. */
+template <std::size_t N> std::array<Tensor, N> pack_chunks(Borrowed src)
+{
+    std::array<Tensor, N> chunks;
+    pack_chunks(src, N, chunks.data());
+    return chunks;
+}
+inline std::vector<Tensor> pack_chunks(Borrowed src, std::size_t n_chunks)
+{
+    std::vector<Tensor> chunks(n_chunks);
+    pack_chunks(src, n_chunks, chunks.data());
+    return chunks;
+}
+
+inline Tensor unpack_chunks(DLManagedTensor *const *chunks, std::size_t n_chunks, int64_t n_elements)
+{
+    DLManagedTensor *out = nullptr;
+    detail::check(gc_unpack_chunks(chunks, n_chunks, n_elements, &out));
+    return Tensor(out);
+}
+/* `chunks`: an array, a vector or a span of Tensor. */
+template <class Tensors> auto unpack_chunks(const Tensors &chunks, int64_t n_elements)
+    -> decltype(detail::pointers(std::data(chunks)), Tensor())
+{
+    const Tensor *tensors = std::data(chunks);
+    return unpack_chunks(detail::pointers(tensors), std::size(chunks), n_elements);
+}
+
+inline Tensor pack_bits(Borrowed src, int32_t axis = GC_AXIS_NONE, gc_bit_order_t order = GC_BIT_ORDER_BIG)
+{
+    DLManagedTensor *out = nullptr;
+    detail::check(gc_pack_bits(src.get(), axis, order, &out));
+    return Tensor(out);
+}
+inline Tensor unpack_bits(Borrowed src, int32_t axis = GC_AXIS_NONE, int64_t count = GC_COUNT_ALL,
+                          gc_bit_order_t order = GC_BIT_ORDER_BIG)
+{
+    DLManagedTensor *out = nullptr;
+    detail::check(gc_unpack_bits(src.get(), axis, count, order, &out));
+    return Tensor(out);
+}
+
+inline void pack_chunks_into(Source src, gc_bit_order_t order, Target dst, void *stream = nullptr)
+{
+    detail::check(gc_pack_chunks_into(src.get(), order, dst.get(), stream));
+}
+inline void unpack_chunks_into(Source src, gc_bit_order_t order, Target dst, void *stream = nullptr)
+{
+    detail::check(gc_unpack_chunks_into(src.get(), order, dst.get(), stream));
+}
+inline void pack_signs_into(Source src, gc_bit_order_t order, Target dst, void *stream = nullptr)
+{
+    detail::check(gc_pack_signs_into(src.get(), order, dst.get(), stream));
+}
+inline void pack_bits_into(Source src, int32_t axis, gc_bit_order_t order, Target dst, void *stream = nullptr)
+{
+    detail::check(gc_pack_bits_into(src.get(), axis, order, dst.get(), stream));
+}
+inline void unpack_bits_into(Source src, int32_t axis, gc_bit_order_t order, Target dst, void *stream = nullptr)
+{
+    detail::check(gc_unpack_bits_into(src.get(), axis, order, dst.get(), stream));
+}
+
+/* WORKERS AND DEVICES */
+
+inline void set_threads(uint32_t n) { detail::check(gc_set_threads(n)); }
+inline void prepare(DLDevice device) { detail::check(gc_prepare(device)); }
+inline void trim(DLDevice device) { detail::check(gc_trim(device)); }
+
+/* The PTX; a NUL follows it, as cuModuleLoadData() wants. */
+inline std::string_view kernel_image(int32_t compute_capability)
+{
+    const char *ptx = nullptr;
+    std::size_t size = 0;
+    detail::check(gc_kernel_image(compute_capability, &ptx, &size));
+    return {ptx, size};
+}
+
+} // namespace gradcodec
+
+#endif /* GRADCODEC_HPP */

@@ -1,0 +1,221 @@
+/*
+ * gradcodec on at::Tensor, for LibTorch programs and C++ extensions: tensors in, tensors out, on the current stream.
+ *
+ *     #include <gradcodec/torch.hpp>
+ *
+ *     at::Tensor chunks = gradcodec::pack_signs(gradient, 4);           // uint8 [4, chunk_bytes], on gradient's device
+ *     at::Tensor signs = gradcodec::unpack_chunks(chunks, gradient.sizes(), at::kFloat);
+ *
+ * Nothing is copied and no DLPack capsule is made: the views point into the tensor's own sizes and strides. The only
+ * allocation is the output's, by torch. What is refused is a c10::Error (a RuntimeError in Python) with the library's
+ * sentence. Nothing here records gradients. What each function does is said in gradcodec.h under its name.
+ *
+ * STREAMS. The work is enqueued on the stream that is current for the tensor's device, as by torch's own operators:
+ * whoever may use a tensor there may use it here, and memory that torch frees is handed out again in the order of that
+ * same stream. So no record_stream() is needed, unless the caller brings a tensor from another stream without waiting.
+ * No device guard either: a stream knows its device. Before a first call inside a graph capture: prepare(device).
+ *
+ * NEEDS torch 2.11, where c10::Stream::native_handle() came: it gives the cudaStream_t without a CUDA header, so that
+ * this compiles with a CPU-only torch, too, and one binary serves both. C++17, or what torch's headers ask for.
+ *
+ * NOT for extensions on torch's stable ABI (TORCH_TARGET_VERSION, TORCH_STABLE_ONLY): at::Tensor, c10::Stream and every
+ * header included here are outside of it and stop there with an #error. There, gradcodec.h alone will do: fill DLTensor
+ * from the sizes(), strides() and data_ptr() of a torch::stable::Tensor, and take the stream from torch/csrc/stable.
+ */
+#ifndef GRADCODEC_TORCH_HPP
+#define GRADCODEC_TORCH_HPP
+
+#if defined(TORCH_TARGET_VERSION) || defined(TORCH_STABLE_ONLY)
+#error "gradcodec/torch.hpp is for at::Tensor, which is not part of torch's stable ABI: use gradcodec.h there"
+#endif
+
+#include "gradcodec.hpp"
+
+#include <ATen/WrapDimUtils.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/version.h>
+
+#if TORCH_VERSION_MAJOR < 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11)
+#error "gradcodec/torch.hpp needs torch 2.11 or newer, for c10::Stream::native_handle()"
+#endif
+
+namespace gradcodec {
+namespace detail {
+
+inline void torch_check(gc_status_t status) { TORCH_CHECK(status == GC_STATUS_OK, gc_last_error()); }
+
+inline DLDevice device_of(const char *name, c10::Device device)
+{
+    TORCH_CHECK(device.is_cpu() || device.is_cuda(), name, ": a tensor on the CPU or on CUDA expected, got ", device);
+    return {device.is_cpu() ? kDLCPU : kDLCUDA, device.is_cpu() ? 0 : device.index()};
+}
+
+inline DLDataType dtype_of(const char *name, at::ScalarType type)
+{
+    switch (type) {
+    case at::kBool: return dtype<bool>();
+    case at::kByte: return dtype<uint8_t>();
+    case at::kChar: return dtype<int8_t>();
+    case at::kUInt16: return dtype<uint16_t>();
+    case at::kShort: return dtype<int16_t>();
+    case at::kUInt32: return dtype<uint32_t>();
+    case at::kInt: return dtype<int32_t>();
+    case at::kUInt64: return dtype<uint64_t>();
+    case at::kLong: return dtype<int64_t>();
+    case at::kHalf: return float16;
+    case at::kBFloat16: return bfloat16;
+    case at::kFloat: return dtype<float>();
+    case at::kDouble: return dtype<double>();
+    default: TORCH_CHECK(false, name, ": ", type, " is not supported");
+    }
+}
+
+/* DLPack has no const and no lazy negation. The dispatcher resolves the latter before it calls a registered operator. */
+inline DLTensor describe(const char *name, const at::Tensor &tensor, const void *data)
+{
+    TORCH_CHECK(!tensor.is_neg(), name, ": a lazily negated view; call resolve_neg() on it");
+    return {const_cast<void *>(data), device_of(name, tensor.device()), static_cast<int32_t>(tensor.dim()),
+            dtype_of(name, tensor.scalar_type()), const_cast<int64_t *>(tensor.sizes().data()),
+            const_cast<int64_t *>(tensor.strides().data()), 0};
+}
+
+inline void check_dense(const char *name, const at::Tensor &tensor)
+{
+    TORCH_CHECK(tensor.defined(), name, ": an undefined tensor");
+    TORCH_CHECK(tensor.layout() == at::kStrided, name, ": a dense tensor expected, got layout ", tensor.layout());
+}
+
+} // namespace detail
+
+/*
+ * A tensor as DLPack, for any function of gradcodec.h or gradcodec.hpp. It borrows: good while the tensor is alive and
+ * has this shape. Apart, because memory that torch shares until it is written to is copied by the second only.
+ */
+inline DLTensor view(const at::Tensor &src)
+{
+    detail::check_dense("src", src);
+    return detail::describe("src", src, src.const_data_ptr());
+}
+inline DLTensor view_to_write(const at::Tensor &dst)
+{
+    detail::check_dense("dst", dst);
+    return detail::describe("dst", dst, dst.mutable_data_ptr());
+}
+
+/* The current stream of a tensor's device, to be passed as `stream`; NULL on the CPU. */
+inline void *current_stream(const at::Tensor &tensor)
+{
+    const c10::Device device = tensor.device();
+    if (!device.is_cuda())
+        return nullptr;
+    return c10::impl::getDeviceGuardImpl(device.type())->getStream(device).native_handle();
+}
+
+inline void prepare(c10::Device device) { detail::torch_check(gc_prepare(detail::device_of("device", device))); }
+
+/* INTO TENSORS OF YOURS */
+
+inline void pack_chunks_into(const at::Tensor &src, gc_bit_order_t order, const at::Tensor &dst)
+{
+    const DLTensor from = view(src);
+    DLTensor to = view_to_write(dst);
+    detail::torch_check(gc_pack_chunks_into(&from, order, &to, current_stream(src)));
+}
+inline void pack_signs_into(const at::Tensor &src, gc_bit_order_t order, const at::Tensor &dst)
+{
+    const DLTensor from = view(src);
+    DLTensor to = view_to_write(dst);
+    detail::torch_check(gc_pack_signs_into(&from, order, &to, current_stream(src)));
+}
+inline void unpack_chunks_into(const at::Tensor &src, gc_bit_order_t order, const at::Tensor &dst)
+{
+    const DLTensor from = view(src);
+    DLTensor to = view_to_write(dst);
+    detail::torch_check(gc_unpack_chunks_into(&from, order, &to, current_stream(src)));
+}
+inline void pack_bits_into(const at::Tensor &src, int32_t axis, gc_bit_order_t order, const at::Tensor &dst)
+{
+    const DLTensor from = view(src);
+    DLTensor to = view_to_write(dst);
+    detail::torch_check(gc_pack_bits_into(&from, axis, order, &to, current_stream(src)));
+}
+inline void unpack_bits_into(const at::Tensor &src, int32_t axis, gc_bit_order_t order, const at::Tensor &dst)
+{
+    const DLTensor from = view(src);
+    DLTensor to = view_to_write(dst);
+    detail::torch_check(gc_unpack_bits_into(&from, axis, order, &to, current_stream(src)));
+}
+
+/* TO NEW TENSORS, on the device of the first */
+
+namespace detail {
+
+inline at::Tensor chunks_for(const at::Tensor &src, int64_t n_chunks)
+{
+    TORCH_CHECK(n_chunks > 0, "n_chunks: at least 1 expected, got ", n_chunks);
+    const int64_t bytes = gc_chunk_bytes(src.numel(), static_cast<std::size_t>(n_chunks));
+    return at::empty({n_chunks, bytes}, src.options().dtype(at::kByte));
+}
+
+/* The lengths of `src`, `length(the one along the axis)` in its place; one-dimensional without an axis. */
+template <class Length> c10::DimVector along(const at::Tensor &src, int32_t axis, Length length)
+{
+    if (axis == GC_AXIS_NONE)
+        return {length(src.numel())};
+    c10::DimVector shape(src.sizes());
+    int64_t &size = shape[at::maybe_wrap_dim(axis, src.dim(), /*wrap_scalar=*/false)];
+    size = length(size);
+    return shape;
+}
+
+} // namespace detail
+
+/* uint8 [n_chunks, gc_chunk_bytes()]: a row is a chunk. */
+inline at::Tensor pack_chunks(const at::Tensor &src, int64_t n_chunks = 1, gc_bit_order_t order = GC_BIT_ORDER_BIG)
+{
+    const at::Tensor dst = detail::chunks_for(src, n_chunks);
+    pack_chunks_into(src, order, dst);
+    return dst;
+}
+inline at::Tensor pack_signs(const at::Tensor &src, int64_t n_chunks = 1, gc_bit_order_t order = GC_BIT_ORDER_BIG)
+{
+    const at::Tensor dst = detail::chunks_for(src, n_chunks);
+    pack_signs_into(src, order, dst);
+    return dst;
+}
+
+/* The inverse of both: 0 and 1 in a tensor of `shape`. */
+inline at::Tensor unpack_chunks(const at::Tensor &chunks, at::IntArrayRef shape, at::ScalarType dtype = at::kBool,
+                                gc_bit_order_t order = GC_BIT_ORDER_BIG)
+{
+    const at::Tensor dst = at::empty(shape, chunks.options().dtype(dtype));
+    unpack_chunks_into(chunks, order, dst);
+    return dst;
+}
+
+/* numpy.packbits and numpy.unpackbits. */
+inline at::Tensor pack_bits(const at::Tensor &src, int32_t axis = GC_AXIS_NONE, gc_bit_order_t order = GC_BIT_ORDER_BIG)
+{
+    const auto shape = detail::along(src, axis, [](int64_t n) { return n / 8 + (n % 8 != 0); });
+    const at::Tensor dst = at::empty(shape, src.options().dtype(at::kByte));
+    pack_bits_into(src, axis, order, dst);
+    return dst;
+}
+inline at::Tensor unpack_bits(const at::Tensor &src, int32_t axis = GC_AXIS_NONE, int64_t count = GC_COUNT_ALL,
+                              gc_bit_order_t order = GC_BIT_ORDER_BIG)
+{
+    const auto shape = detail::along(src, axis, [count](int64_t n) {
+        TORCH_CHECK(count == GC_COUNT_ALL || count >= -8 * n, "count: ", count, " leaves off more than the ", 8 * n,
+                    " bits there are");
+        return count == GC_COUNT_ALL ? 8 * n : count < 0 ? 8 * n + count : count;
+    });
+    const at::Tensor dst = at::empty(shape, src.options().dtype(at::kByte));
+    unpack_bits_into(src, axis, order, dst);
+    return dst;
+}
+
+} // namespace gradcodec
+
+#endif /* GRADCODEC_TORCH_HPP */
