@@ -28,6 +28,7 @@ impl<const SIDES: usize> Loops<SIDES> {
     }
 
     /// Adds a loop inside those that are there. The product of all counts other than 0 must stay below 2^63.
+    #[inline]
     pub fn push(&mut self, count: i64, strides: [i64; SIDES]) {
         self.rounds *= count;
         if count == 1 || self.rounds == 0 {

@@ -40,9 +40,17 @@ pub fn unpack(plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>) {
     unpack_with(InstructionSet::chosen(), plan, one, src, dst);
 }
 
-fn pack_with(set: &InstructionSet, plan: &BitPlan, test: Test, src: &View<'_>, dst: &View<'_>) {
+fn pack_with(set: &'static InstructionSet, plan: &BitPlan, test: Test, src: &View<'_>, dst: &View<'_>) {
+    let kernels = set.kernels(test.size);
+    if is_flat(plan, test.size) {
+        let job = Job::new(plan, &None, kernels, test.size, src.data(), dst.data());
+        // SAFETY: see Job.
+        return job.split(plan.bytes.rounds(), |part| unsafe {
+            job.pack_row(test, job.elements.wrapping_offset(plan.start as isize), job.bytes, &part.groups)
+        });
+    }
     let across = columns_of(plan, test.size);
-    let job = Job::new(plan, &across, set.kernels(test.size), test.size, src.data(), dst.data());
+    let job = Job::new(plan, &across, kernels, test.size, src.data(), dst.data());
     if let Some(tiles) = Tiles::of(plan, test.size) {
         // SAFETY: see Job. Squares add their bits to zeros.
         unsafe { job.bytes.write_bytes(0, plan.bytes.rounds() as usize) };
@@ -60,9 +68,17 @@ fn pack_with(set: &InstructionSet, plan: &BitPlan, test: Test, src: &View<'_>, d
     });
 }
 
-fn unpack_with(set: &InstructionSet, plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>) {
+fn unpack_with(set: &'static InstructionSet, plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>) {
+    let kernels = set.kernels(one.size);
+    if is_flat(plan, one.size) {
+        let job = Job::new(plan, &None, kernels, one.size, dst.data(), src.data());
+        // SAFETY: see Job.
+        return job.split(bytes_for(plan.elements.rounds()), |part| unsafe {
+            job.unpack_row(one, job.elements.wrapping_offset(plan.start as isize), job.bytes, &part.groups)
+        });
+    }
     let across = columns_of(plan, one.size);
-    let job = Job::new(plan, &across, set.kernels(one.size), one.size, dst.data(), src.data());
+    let job = Job::new(plan, &across, kernels, one.size, dst.data(), src.data());
     if let Some(tiles) = Tiles::of(plan, one.size) {
         return job.split_columns(&tiles, |columns| job.unpack_tiles(&tiles, one, columns));
     }
@@ -78,6 +94,17 @@ fn unpack_with(set: &InstructionSet, plan: &BitPlan, one: One, src: &View<'_>, d
     });
 }
 
+/// Whether the plan is one row, contiguous on both sides: the usual case, in which nothing else has to be found out.
+fn is_flat(plan: &BitPlan, size: usize) -> bool {
+    plan.rows.rounds() == 1 && is_contiguous(plan, size)
+}
+
+/// Whether rows are contiguous on both sides.
+fn is_contiguous(plan: &BitPlan, size: usize) -> bool {
+    let stride = [size as i64];
+    plan.elements.single_stride(stride) == Some(stride) && plan.bytes.single_stride([1]) == Some([1])
+}
+
 /// A plan with its memory.
 ///
 /// What makes the accesses below sound: the plan was made of two views, whose memory their makers vouched for. Every
@@ -85,13 +112,13 @@ fn unpack_with(set: &InstructionSet, plan: &BitPlan, one: One, src: &View<'_>, d
 /// in the same place, so that parts of the work may run side by side.
 struct Job<'a> {
     plan: &'a BitPlan,
-    kernels: Kernels,
+    kernels: &'static Kernels,
     /// Bytes an element.
     size: usize,
     elements: *mut u8,
     bytes: *mut u8,
     /// The loop over rows whose elements lie side by side, when rows are to be worked on across.
-    columns: Option<Loop<2>>,
+    columns: Option<&'a Loop<2>>,
     /// The rows, without the columns.
     rows: &'a Loops<2>,
     /// Whether a row is contiguous on both sides.
@@ -122,19 +149,16 @@ impl<'a> Job<'a> {
     fn new(
         plan: &'a BitPlan,
         across: &'a Option<(Loop<2>, Loops<2>)>,
-        kernels: Kernels,
+        kernels: &'static Kernels,
         size: usize,
         elements: *mut u8,
         bytes: *mut u8,
     ) -> Self {
-        let stride = [size as i64];
-        let contiguous =
-            plan.elements.single_stride(stride) == Some(stride) && plan.bytes.single_stride([1]) == Some([1]);
         let (columns, rows) = match across {
-            Some((columns, rows)) => (Some(*columns), rows),
+            Some((columns, rows)) => (Some(columns), rows),
             None => (None, &plan.rows),
         };
-        Self { plan, kernels, size, elements, bytes, columns, rows, contiguous }
+        Self { plan, kernels, size, elements, bytes, columns, rows, contiguous: is_contiguous(plan, size) }
     }
 
     /// Does the work on `groups` groups of every row in as many parts as it is worth.
@@ -213,7 +237,9 @@ impl<'a> Job<'a> {
                 let src = element.add(elements.start as usize * self.size);
                 (self.kernels.pack)(test, self.plan.order, src, bits, dst);
                 let used = bits.div_ceil(8);
-                dst.add(used).write_bytes(0, left - used);
+                if used < left {
+                    dst.add(used).write_bytes(0, left - used);
+                }
             }
             return;
         }
@@ -254,7 +280,9 @@ impl<'a> Job<'a> {
                 let (src, dst) = (byte.add(bytes.start as usize), element.add(elements.start as usize * self.size));
                 let bits = left.min(available.saturating_mul(8));
                 (self.kernels.unpack)(one, self.plan.order, src, bits, dst);
-                dst.add(bits * self.size).write_bytes(0, (left - bits) * self.size);
+                if bits < left {
+                    dst.add(bits * self.size).write_bytes(0, (left - bits) * self.size);
+                }
             }
             return;
         }
@@ -286,7 +314,7 @@ impl<'a> Job<'a> {
     ///
     /// # Safety
     /// `element` and `byte` are the first of column 0.
-    unsafe fn pack_columns(&self, test: Test, columns: Loop<2>, element: *const u8, byte: *mut u8, part: &Part) {
+    unsafe fn pack_columns(&self, test: Test, columns: &Loop<2>, element: *const u8, byte: *mut u8, part: &Part) {
         let [[element_step], [byte_step]] = self.steps();
         let [_, column_step] = columns.strides;
         let mut packed = [0u8; BLOCK];
@@ -316,7 +344,7 @@ impl<'a> Job<'a> {
     ///
     /// # Safety
     /// `element` and `byte` are the first of column 0.
-    unsafe fn unpack_columns(&self, one: One, columns: Loop<2>, element: *mut u8, byte: *const u8, part: &Part) {
+    unsafe fn unpack_columns(&self, one: One, columns: &Loop<2>, element: *mut u8, byte: *const u8, part: &Part) {
         let [[element_step], [byte_step]] = self.steps();
         let [_, column_step] = columns.strides;
         let mut packed = [0u8; BLOCK];
@@ -381,6 +409,9 @@ unsafe fn scatter_bytes(cursor: &mut Cursor<'_, 1>, base: *mut u8, block: &[u8])
 
 /// Part number `index` of `parts`, in multiples of 64.
 fn cut(total: i64, index: usize, parts: usize) -> Range<i64> {
+    if parts == 1 {
+        return 0..total; // without a division
+    }
     let piece = (total / parts as i64 / 64 + 1) * 64;
     (index as i64 * piece).min(total)..((index as i64 + 1) * piece).min(total)
 }

@@ -106,7 +106,7 @@ impl Tiles {
     /// for; nobody else works on the same columns, nor on others if the squares are not divisible.
     pub unsafe fn pack(
         &self,
-        kernels: Kernels,
+        kernels: &Kernels,
         test: Test,
         order: BitOrder,
         columns: &Range<i64>,
@@ -132,7 +132,7 @@ impl Tiles {
     /// As for `pack`, and there are `available` bytes.
     pub unsafe fn unpack(
         &self,
-        kernels: Kernels,
+        kernels: &Kernels,
         one: One,
         order: BitOrder,
         columns: &Range<i64>,

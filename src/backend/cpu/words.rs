@@ -993,12 +993,16 @@ pub struct InstructionSet {
     kernels: [Kernels; 4],
 }
 
+/// What is in use, once it has been chosen. No lock: a child that is forked while another thread chooses would wait for it
+/// for ever. Who comes at the same time chooses the same.
+static CHOSEN: AtomicPtr<InstructionSet> = AtomicPtr::new(ptr::null_mut());
+
 static PORTABLE: InstructionSet = InstructionSet { name: "portable", kernels: kernels!(Portable) };
 
 impl InstructionSet {
     /// The kernels for elements of `size` bytes.
-    pub fn kernels(&self, size: usize) -> Kernels {
-        self.kernels[size.trailing_zeros() as usize & 3]
+    pub fn kernels(&self, size: usize) -> &Kernels {
+        &self.kernels[size.trailing_zeros() as usize & 3]
     }
 
     /// The instruction sets that this processor has, the best first.
@@ -1019,14 +1023,14 @@ impl InstructionSet {
     }
 
     /// The one to use: the best there is, or the one that GRADCODEC_CPU names, if it is there.
+    #[inline(always)]
     pub fn chosen() -> &'static Self {
-        // No lock: a child that is forked while another thread chooses would wait for it for ever. Who comes at the same
-        // time chooses the same.
-        static CHOSEN: AtomicPtr<InstructionSet> = AtomicPtr::new(ptr::null_mut());
-        // SAFETY: what is stored below is static.
-        if let Some(chosen) = unsafe { CHOSEN.load(Ordering::Acquire).as_ref() } {
-            return chosen;
-        }
+        // SAFETY: what is stored there is static.
+        unsafe { CHOSEN.load(Ordering::Acquire).as_ref() }.unwrap_or_else(Self::choose)
+    }
+
+    #[cold]
+    fn choose() -> &'static Self {
         let wanted = std::env::var_os("GRADCODEC_CPU");
         let named = Self::available().find(|set| wanted.as_ref().is_none_or(|name| name == set.name));
         let chosen = named.or_else(|| Self::available().next()).unwrap_or(&PORTABLE);
