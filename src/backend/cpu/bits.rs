@@ -350,19 +350,21 @@ impl<'a> Job<'a> {
         let mut packed = [0u8; BLOCK];
         for group in part.groups.clone() {
             let (elements, bytes) = self.ranges(&(group..group + 1));
-            for_each_block(&part.lines, BLOCK as i64, |first, count| {
+            let direct = column_step == 1 && !bytes.is_empty();
+            for_each_block(&part.lines, if direct { i64::MAX } else { BLOCK as i64 }, |first, count| {
                 // SAFETY: see Job; the block has room for `count` bytes. Past the last byte there are zeros.
                 unsafe {
                     let dst = element.offset((elements.start * element_step) as isize).add(first as usize * self.size);
-                    packed[..count].fill(0);
-                    if !bytes.is_empty() {
-                        let src = byte.offset((group * byte_step + first * column_step) as isize);
+                    let src = byte.wrapping_offset((group * byte_step + first * column_step) as isize);
+                    if bytes.is_empty() {
+                        packed[..count].fill(0);
+                    } else if !direct {
                         for (column, slot) in packed[..count].iter_mut().enumerate() {
                             *slot = src.offset(column as isize * column_step as isize).read();
                         }
                     }
                     let lines = length(&elements);
-                    let packed = packed.as_ptr();
+                    let packed = if direct { src } else { packed.as_ptr() };
                     (self.kernels.unpack_across)(
                         one,
                         self.plan.order,

@@ -420,6 +420,55 @@ unsafe fn pack_side_by_side<L: Lanes<T>, T: Word>(
     }
 }
 
+/// Writes the bits of elements side by side, of which the first one is the last in memory.
+///
+/// # Safety
+/// As for [`Lanes::pack_apart`].
+#[inline(always)]
+unsafe fn pack_backward<L: Lanes<T>, T: Word>(
+    zeros: Zeros<T>,
+    src: *const u8,
+    count: usize,
+    writer: &mut BitWriter<'_>,
+) {
+    // SAFETY: the caller's promise: `count` elements, the first one at `src`, and room for their bits.
+    unsafe {
+        let mut end = src.add(T::SIZE);
+        for _ in 0..count / 64 {
+            end = end.sub(64 * T::SIZE);
+            // Bits turned round within bytes, and bytes turned round: all turned round.
+            let word = L::to_bits::<true>(zeros, end).swap_bytes();
+            if writer.filled == 0 { writer.push_word(word) } else { writer.push(word, 64) }
+        }
+        let rest = count % 64;
+        if rest > 0 {
+            let bits = L::some_to_bits(zeros, end.sub(rest * T::SIZE), rest);
+            writer.push(bits.reverse_bits() >> (64 - rest), rest);
+        }
+    }
+}
+
+/// Reads bits to elements side by side, of which the first one is the last in memory.
+///
+/// # Safety
+/// As for [`Lanes::unpack_apart`].
+#[inline(always)]
+unsafe fn unpack_backward<L: Lanes<T>, T: Word>(one: T, reader: &mut BitReader<'_>, dst: *mut u8, count: usize) {
+    // SAFETY: the caller's promise: room for `count` elements, the first one at `dst`.
+    unsafe {
+        let mut end = dst.add(T::SIZE);
+        for _ in 0..count / 64 {
+            end = end.sub(64 * T::SIZE);
+            L::from_bits::<true, false>(one, reader.next(64).swap_bytes(), end);
+        }
+        let rest = count % 64;
+        if rest > 0 {
+            let bits = reader.next(rest).reverse_bits() >> (64 - rest);
+            L::some_from_bits(one, bits, end.sub(rest * T::SIZE), rest);
+        }
+    }
+}
+
 /// Reads bits to elements side by side.
 ///
 /// # Safety
@@ -544,6 +593,8 @@ unsafe fn pack_runs<L: Lanes<T>, T: Word>(
             let (src, count) = (base.offset(offset as isize), count as usize);
             if stride == T::SIZE as i64 {
                 pack_side_by_side::<L, T>(zeros, src, count, &mut writer);
+            } else if stride == -(T::SIZE as i64) {
+                pack_backward::<L, T>(zeros, src, count, &mut writer);
             } else {
                 L::pack_apart(zeros, src, stride as isize, count, &mut writer);
             }
@@ -578,6 +629,8 @@ unsafe fn unpack_runs<L: Lanes<T>, T: Word>(
             let (dst, count) = (base.offset(offset as isize), count as usize);
             if stride == T::SIZE as i64 {
                 unpack_side_by_side::<L, T>(one, &mut reader, dst, count);
+            } else if stride == -(T::SIZE as i64) {
+                unpack_backward::<L, T>(one, &mut reader, dst, count);
             } else {
                 L::unpack_apart(one, &mut reader, dst, stride as isize, count);
             }
@@ -739,6 +792,14 @@ impl<T: Word> Lanes<T> for Portable {
     }
 }
 
+/// First column and width of blocks that cover all columns. Rather than a narrow last one there is a whole one that
+/// overlaps the one before: what is done twice has the same result, and a narrow block takes longer than two whole ones.
+#[inline(always)]
+fn blocks<const BLOCK: usize>(columns: usize) -> impl Iterator<Item = (usize, usize)> {
+    let width = BLOCK.min(columns);
+    (0..columns).step_by(BLOCK).map(move |start| (start.min(columns - width), width))
+}
+
 /// Packs across: bit j of byte c is that of element c of the line that begins `j * stride` bytes after `src`. At most
 /// 8 lines; bits of lines that are not there are 0.
 ///
@@ -754,8 +815,7 @@ unsafe fn pack_across<T: Word, const BIG: bool>(
     dst: *mut u8,
 ) {
     const BLOCK: usize = 64;
-    for start in (0..columns).step_by(BLOCK) {
-        let width = BLOCK.min(columns - start);
+    for (start, width) in blocks::<BLOCK>(columns) {
         let mut bytes = [0u8; BLOCK];
         for line in 0..lines {
             let shift = if BIG { 7 - line } else { line };
@@ -773,7 +833,14 @@ unsafe fn pack_across<T: Word, const BIG: bool>(
             }
         }
         // SAFETY: there is room for `columns` bytes.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), dst.add(start), width) };
+        unsafe {
+            let dst = dst.add(start);
+            if width == BLOCK {
+                dst.cast::<[u8; BLOCK]>().write_unaligned(bytes);
+            } else {
+                ptr::copy_nonoverlapping(bytes.as_ptr(), dst, width);
+            }
+        }
     }
 }
 
@@ -791,11 +858,17 @@ unsafe fn unpack_across<T: Word, const BIG: bool>(
     lines: usize,
 ) {
     const BLOCK: usize = 64;
-    for start in (0..columns).step_by(BLOCK) {
-        let width = BLOCK.min(columns - start);
+    for (start, width) in blocks::<BLOCK>(columns) {
         let mut bytes = [0u8; BLOCK];
         // SAFETY: there are `columns` bytes.
-        unsafe { ptr::copy_nonoverlapping(src.add(start), bytes.as_mut_ptr(), width) };
+        unsafe {
+            let src = src.add(start);
+            if width == BLOCK {
+                bytes = src.cast::<[u8; BLOCK]>().read_unaligned();
+            } else {
+                ptr::copy_nonoverlapping(src, bytes.as_mut_ptr(), width);
+            }
+        }
         for line in 0..lines {
             let shift = if BIG { 7 - line } else { line };
             let words: [T; BLOCK] = bytes.map(|byte| one.times(byte >> shift & 1));
