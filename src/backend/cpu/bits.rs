@@ -20,7 +20,7 @@ use crate::{
 use super::{
     pool,
     tiles::Tiles,
-    words::{InstructionSet, Kernels},
+    words::{InstructionSet, Kernels, Rows},
 };
 
 /// Bytes that pass through the stack at once where they do not lie side by side.
@@ -46,7 +46,7 @@ fn pack_with(set: &'static InstructionSet, plan: &BitPlan, test: Test, src: &Vie
         let job = Job::new(plan, &None, kernels, test.size, src.data(), dst.data());
         // SAFETY: see Job.
         return job.split(plan.bytes.rounds(), |part| unsafe {
-            job.pack_row(test, job.elements.wrapping_offset(plan.start as isize), job.bytes, &part.groups)
+            job.pack_rows(test, job.first_element(), job.bytes, &part.groups, &Rows::ONE)
         });
     }
     let across = columns_of(plan, test.size);
@@ -57,6 +57,10 @@ fn pack_with(set: &'static InstructionSet, plan: &BitPlan, test: Test, src: &Vie
         return job.split_columns(&tiles, |columns| job.pack_tiles(&tiles, test, columns));
     }
     job.split(plan.bytes.rounds(), |part| match job.columns {
+        None if job.contiguous => job.for_each_run(&part.lines, |element, byte, rows| {
+            // SAFETY: see Job.
+            unsafe { job.pack_rows(test, element, byte, &part.groups, rows) }
+        }),
         None => job.for_each_row(&part.lines, |element, byte| {
             // SAFETY: see Job.
             unsafe { job.pack_row(test, element, byte, &part.groups) }
@@ -74,7 +78,7 @@ fn unpack_with(set: &'static InstructionSet, plan: &BitPlan, one: One, src: &Vie
         let job = Job::new(plan, &None, kernels, one.size, dst.data(), src.data());
         // SAFETY: see Job.
         return job.split(bytes_for(plan.elements.rounds()), |part| unsafe {
-            job.unpack_row(one, job.elements.wrapping_offset(plan.start as isize), job.bytes, &part.groups)
+            job.unpack_rows(one, job.first_element(), job.bytes, &part.groups, &Rows::ONE)
         });
     }
     let across = columns_of(plan, one.size);
@@ -83,6 +87,10 @@ fn unpack_with(set: &'static InstructionSet, plan: &BitPlan, one: One, src: &Vie
         return job.split_columns(&tiles, |columns| job.unpack_tiles(&tiles, one, columns));
     }
     job.split(bytes_for(plan.elements.rounds()), |part| match job.columns {
+        None if job.contiguous => job.for_each_run(&part.lines, |element, byte, rows| {
+            // SAFETY: see Job.
+            unsafe { job.unpack_rows(one, element, byte, &part.groups, rows) }
+        }),
         None => job.for_each_row(&part.lines, |element, byte| {
             // SAFETY: see Job.
             unsafe { job.unpack_row(one, element, byte, &part.groups) }
@@ -198,24 +206,35 @@ impl<'a> Job<'a> {
         (touched / BYTES_A_THREAD) as usize
     }
 
-    /// Calls `work` with the first element and the first byte of each of these rows.
-    fn for_each_row(&self, rows: &Range<i64>, mut work: impl FnMut(*mut u8, *mut u8)) {
-        if self.rows.rounds() == 1 && rows.start == 0 && rows.end == 1 {
-            return work(self.elements.wrapping_offset(self.plan.start as isize), self.bytes);
+    /// The first element of the first row.
+    fn first_element(&self) -> *mut u8 {
+        self.elements.wrapping_offset(self.plan.start as isize)
+    }
+
+    /// Calls `work` with the first element and the first byte of runs of these rows.
+    fn for_each_run(&self, lines: &Range<i64>, mut work: impl FnMut(*mut u8, *mut u8, &Rows)) {
+        if self.rows.rounds() == 1 && lines.start == 0 && lines.end == 1 {
+            return work(self.first_element(), self.bytes, &Rows::ONE);
         }
-        let mut cursor = Cursor::starting_at(self.rows, rows.start);
-        let mut left = rows.end - rows.start;
-        while let Some(Run { offsets: [element, byte], count, strides: [element_step, byte_step] }) =
-            cursor.next_run(left)
-        {
+        let mut cursor = Cursor::starting_at(self.rows, lines.start);
+        let mut left = lines.end - lines.start;
+        while let Some(Run { offsets: [element, byte], count, strides }) = cursor.next_run(left) {
             left -= count;
-            for row in 0..count {
-                work(
-                    self.elements.wrapping_offset((self.plan.start + element + row * element_step) as isize),
-                    self.bytes.wrapping_offset((byte + row * byte_step) as isize),
-                );
-            }
+            work(
+                self.first_element().wrapping_offset(element as isize),
+                self.bytes.wrapping_offset(byte as isize),
+                &Rows { count: count as usize, steps: strides.map(|stride| stride as isize) },
+            );
         }
+    }
+
+    /// Calls `work` with the first element and the first byte of each of these rows.
+    fn for_each_row(&self, lines: &Range<i64>, mut work: impl FnMut(*mut u8, *mut u8)) {
+        self.for_each_run(lines, |first_element, first_byte, rows| {
+            for [element, byte] in rows.offsets() {
+                work(first_element.wrapping_offset(element), first_byte.wrapping_offset(byte));
+            }
+        });
     }
 
     /// The elements of some groups of a row, and its bytes.
@@ -225,24 +244,49 @@ impl<'a> Job<'a> {
         (element(groups.start)..element(groups.end), groups.start.min(bytes)..groups.end.min(bytes))
     }
 
+    /// Packs rows that are contiguous on both sides.
+    ///
+    /// # Safety
+    /// `element` and `byte` are the first of the first row.
+    unsafe fn pack_rows(&self, test: Test, element: *const u8, byte: *mut u8, groups: &Range<i64>, rows: &Rows) {
+        let (elements, bytes) = self.ranges(groups);
+        let (bits, room) = (length(&elements), length(&bytes));
+        let used = bits.div_ceil(8);
+        // SAFETY: see Job.
+        unsafe {
+            let dst = byte.add(bytes.start as usize);
+            let src = element.add(elements.start as usize * self.size);
+            (self.kernels.pack)(test, self.plan.order, src, bits, dst, rows);
+            if used < room {
+                rows.offsets().for_each(|[_, byte]| dst.offset(byte).add(used).write_bytes(0, room - used));
+            }
+        }
+    }
+
+    /// Unpacks rows that are contiguous on both sides.
+    ///
+    /// # Safety
+    /// `element` and `byte` are the first of the first row.
+    unsafe fn unpack_rows(&self, one: One, element: *mut u8, byte: *const u8, groups: &Range<i64>, rows: &Rows) {
+        let (elements, bytes) = self.ranges(groups);
+        let (wanted, available) = (length(&elements), length(&bytes));
+        let bits = wanted.min(available.saturating_mul(8));
+        // SAFETY: see Job.
+        unsafe {
+            let (src, dst) = (byte.add(bytes.start as usize), element.add(elements.start as usize * self.size));
+            (self.kernels.unpack)(one, self.plan.order, src, bits, dst, rows);
+            if bits < wanted {
+                let (end, zeros) = (dst.add(bits * self.size), (wanted - bits) * self.size);
+                rows.offsets().for_each(|[element, _]| end.offset(element).write_bytes(0, zeros));
+            }
+        }
+    }
+
     /// # Safety
     /// `element` and `byte` are the first of a row.
     unsafe fn pack_row(&self, test: Test, element: *const u8, byte: *mut u8, groups: &Range<i64>) {
         let (elements, bytes) = self.ranges(groups);
         let (mut bits, mut left) = (length(&elements), length(&bytes));
-        if self.contiguous {
-            // SAFETY: see Job.
-            unsafe {
-                let dst = byte.add(bytes.start as usize);
-                let src = element.add(elements.start as usize * self.size);
-                (self.kernels.pack)(test, self.plan.order, src, bits, dst);
-                let used = bits.div_ceil(8);
-                if used < left {
-                    dst.add(used).write_bytes(0, left - used);
-                }
-            }
-            return;
-        }
         let mut from = Cursor::starting_at(&self.plan.elements, elements.start);
         if self.plan.bytes.single_stride([1]) == Some([1]) {
             // SAFETY: see Job.
@@ -274,18 +318,6 @@ impl<'a> Job<'a> {
     unsafe fn unpack_row(&self, one: One, element: *mut u8, byte: *const u8, groups: &Range<i64>) {
         let (elements, bytes) = self.ranges(groups);
         let (mut left, mut available) = (length(&elements), length(&bytes));
-        if self.contiguous {
-            // SAFETY: see Job.
-            unsafe {
-                let (src, dst) = (byte.add(bytes.start as usize), element.add(elements.start as usize * self.size));
-                let bits = left.min(available.saturating_mul(8));
-                (self.kernels.unpack)(one, self.plan.order, src, bits, dst);
-                if bits < left {
-                    dst.add(bits * self.size).write_bytes(0, (left - bits) * self.size);
-                }
-            }
-            return;
-        }
         let mut to = Cursor::starting_at(&self.plan.elements, elements.start);
         if self.plan.bytes.single_stride([1]) == Some([1]) {
             // SAFETY: see Job.

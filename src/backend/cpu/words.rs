@@ -414,8 +414,15 @@ unsafe fn pack_side_by_side<L: Lanes<T>, T: Word>(
                 src = src.add(64 * T::SIZE);
             }
         }
-        if !count.is_multiple_of(64) {
-            writer.push(L::some_to_bits(zeros, src, count % 64), count % 64);
+        let rest = count % 64;
+        if rest > 0 {
+            // The last 64 once more, where there are so many: less than to take part of them.
+            let bits = if count < 64 {
+                L::some_to_bits(zeros, src, rest)
+            } else {
+                L::to_bits::<false>(zeros, src.sub((64 - rest) * T::SIZE)) >> (64 - rest)
+            };
+            writer.push(bits, rest);
         }
     }
 }
@@ -442,8 +449,13 @@ unsafe fn pack_backward<L: Lanes<T>, T: Word>(
         }
         let rest = count % 64;
         if rest > 0 {
-            let bits = L::some_to_bits(zeros, end.sub(rest * T::SIZE), rest);
-            writer.push(bits.reverse_bits() >> (64 - rest), rest);
+            let src = end.sub(rest * T::SIZE);
+            let bits = if count < 64 {
+                L::some_to_bits(zeros, src, rest).reverse_bits()
+            } else {
+                L::to_bits::<true>(zeros, src).swap_bytes()
+            };
+            writer.push(bits >> (64 - rest), rest);
         }
     }
 }
@@ -456,15 +468,20 @@ unsafe fn pack_backward<L: Lanes<T>, T: Word>(
 unsafe fn unpack_backward<L: Lanes<T>, T: Word>(one: T, reader: &mut BitReader<'_>, dst: *mut u8, count: usize) {
     // SAFETY: the caller's promise: room for `count` elements, the first one at `dst`.
     unsafe {
-        let mut end = dst.add(T::SIZE);
+        let (mut end, mut word) = (dst.add(T::SIZE), 0);
         for _ in 0..count / 64 {
             end = end.sub(64 * T::SIZE);
-            L::from_bits::<true, false>(one, reader.next(64).swap_bytes(), end);
+            word = reader.next(64);
+            L::from_bits::<true, false>(one, word.swap_bytes(), end);
         }
         let rest = count % 64;
         if rest > 0 {
-            let bits = reader.next(rest).reverse_bits() >> (64 - rest);
-            L::some_from_bits(one, bits, end.sub(rest * T::SIZE), rest);
+            let (dst, last) = (end.sub(rest * T::SIZE), reader.next(rest) << (64 - rest));
+            if count < 64 {
+                L::some_from_bits(one, last.reverse_bits(), dst, rest);
+            } else {
+                L::from_bits::<true, false>(one, (word >> rest | last).swap_bytes(), dst);
+            }
         }
     }
 }
@@ -482,12 +499,13 @@ unsafe fn unpack_side_by_side<L: Lanes<T>, T: Word>(
 ) {
     // SAFETY: the caller's promise: room for `count` elements.
     unsafe {
-        let mut whole = count / 64;
+        let (mut whole, mut word) = (count / 64, 0);
         while whole > 0 && reader.filled == 0 {
             if reader.used == reader.block.len() {
                 reader.refill();
             }
             let some = whole.min(reader.block.len() - reader.used);
+            word = reader.block[reader.used + some - 1];
             for &bits in &reader.block[reader.used..reader.used + some] {
                 L::from_bits::<false, false>(one, bits, dst);
                 dst = dst.add(64 * T::SIZE);
@@ -496,11 +514,63 @@ unsafe fn unpack_side_by_side<L: Lanes<T>, T: Word>(
             whole -= some;
         }
         for _ in 0..whole {
-            L::from_bits::<false, false>(one, reader.next(64), dst);
+            word = reader.next(64);
+            L::from_bits::<false, false>(one, word, dst);
             dst = dst.add(64 * T::SIZE);
         }
-        if !count.is_multiple_of(64) {
-            L::some_from_bits(one, reader.next(count % 64), dst, count % 64);
+        let rest = count % 64;
+        if rest > 0 {
+            let last = reader.next(rest);
+            if count < 64 {
+                L::some_from_bits(one, last, dst, rest);
+            } else {
+                // The last 64 once more: less than to write part of them.
+                let dst = dst.sub((64 - rest) * T::SIZE);
+                L::from_bits::<false, false>(one, word >> rest | last << (64 - rest), dst);
+            }
+        }
+    }
+}
+
+/// Writes the lowest `count` bytes of a word, 1 to 8 of them, lowest first. A call of memcpy would take as long as a short
+/// row does.
+///
+/// # Safety
+/// There is room for them.
+#[inline(always)]
+unsafe fn write_bytes(word: u64, dst: *mut u8, count: usize) {
+    // SAFETY: the caller's promise: pieces that may overlap, from the first byte and to the last.
+    unsafe {
+        if count >= 4 {
+            dst.cast::<u32>().write_unaligned((word as u32).to_le());
+            dst.add(count - 4).cast::<u32>().write_unaligned(((word >> (8 * (count - 4))) as u32).to_le());
+        } else if count >= 2 {
+            dst.cast::<u16>().write_unaligned((word as u16).to_le());
+            dst.add(count - 2).cast::<u16>().write_unaligned(((word >> (8 * (count - 2))) as u16).to_le());
+        } else {
+            dst.write(word as u8);
+        }
+    }
+}
+
+/// The inverse: 1 to 8 bytes as the lowest of a word, zeros above.
+///
+/// # Safety
+/// They are there.
+#[inline(always)]
+unsafe fn read_bytes(src: *const u8, count: usize) -> u64 {
+    // SAFETY: the caller's promise: pieces that may overlap, from the first byte and to the last.
+    unsafe {
+        if count >= 4 {
+            let low = u64::from(u32::from_le(src.cast::<u32>().read_unaligned()));
+            let high = u64::from(u32::from_le(src.add(count - 4).cast::<u32>().read_unaligned()));
+            low | high << (8 * (count - 4))
+        } else if count >= 2 {
+            let low = u64::from(u16::from_le(src.cast::<u16>().read_unaligned()));
+            let high = u64::from(u16::from_le(src.add(count - 2).cast::<u16>().read_unaligned()));
+            low | high << (8 * (count - 2))
+        } else {
+            u64::from(src.read())
         }
     }
 }
@@ -532,8 +602,16 @@ unsafe fn pack<L: Lanes<T>, T: Word, const BIG: bool>(zeros: Zeros<T>, src: *con
             }
         }
         if rest > 0 {
-            let bits = in_order::<BIG>(L::some_to_bits(zeros, src.add(whole * 64 * T::SIZE), rest));
-            ptr::copy_nonoverlapping(bits.to_le_bytes().as_ptr(), dst.add(whole * 8), rest.div_ceil(8));
+            // The last 64 once more, where there are so many: less than to take part of them.
+            let last = match (whole, BIG) {
+                (0, _) => in_order::<BIG>(L::some_to_bits(zeros, src, rest)),
+                (_, true) => {
+                    let word = L::to_bits::<BIG>(zeros, src.add((bits - 64) * T::SIZE));
+                    (word.swap_bytes() << (64 - rest)).swap_bytes()
+                }
+                (_, false) => L::to_bits::<BIG>(zeros, src.add((bits - 64) * T::SIZE)) >> (64 - rest),
+            };
+            write_bytes(last, dst.add(whole * 8), rest.div_ceil(8));
         }
     }
 }
@@ -562,10 +640,18 @@ unsafe fn unpack<L: Lanes<T>, T: Word, const BIG: bool>(one: T, src: *const u8, 
             }
         }
         if rest > 0 {
-            let mut bytes = [0; 8];
-            ptr::copy_nonoverlapping(src.add(whole * 8), bytes.as_mut_ptr(), rest.div_ceil(8));
-            let bits = in_order::<BIG>(u64::from_le_bytes(bytes));
-            L::some_from_bits(one, bits, dst.add(whole * 64 * T::SIZE), rest);
+            let last = read_bytes(src.add(whole * 8), rest.div_ceil(8));
+            if whole == 0 {
+                return L::some_from_bits(one, in_order::<BIG>(last), dst, rest);
+            }
+            // The last 64 once more: less than to write part of them.
+            let before = words.add(whole - 1).read_unaligned();
+            let word = if BIG {
+                (before.swap_bytes() << rest | last.swap_bytes() >> (64 - rest)).swap_bytes()
+            } else {
+                before >> rest | last << (64 - rest)
+            };
+            L::from_bits::<BIG, false>(one, word, dst.add((bits - 64) * T::SIZE));
         }
     }
 }
@@ -885,8 +971,24 @@ unsafe fn unpack_across<T: Word, const BIG: bool>(
     }
 }
 
-type Pack = unsafe fn(Test, BitOrder, src: *const u8, bits: usize, dst: *mut u8);
-type Unpack = unsafe fn(One, BitOrder, src: *const u8, bits: usize, dst: *mut u8);
+/// Rows alike: how many, and how many bytes lie from one to the next on the side of the elements and on that of the bytes.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    pub count: usize,
+    pub steps: [isize; 2],
+}
+
+impl Rows {
+    pub const ONE: Self = Self { count: 1, steps: [0, 0] };
+
+    /// How far each row is from the first.
+    pub fn offsets(self) -> impl Iterator<Item = [isize; 2]> {
+        (0..self.count as isize).map(move |row| self.steps.map(|step| row * step))
+    }
+}
+
+type Pack = unsafe fn(Test, BitOrder, src: *const u8, bits: usize, dst: *mut u8, rows: &Rows);
+type Unpack = unsafe fn(One, BitOrder, src: *const u8, bits: usize, dst: *mut u8, rows: &Rows);
 type PackAcross = unsafe fn(Test, BitOrder, src: *const u8, stride: isize, lines: usize, columns: usize, dst: *mut u8);
 type PackRuns = unsafe fn(Test, BitOrder, cursor: &mut Cursor<'_, 1>, base: *const u8, bits: usize, dst: *mut u8);
 type UnpackRuns =
@@ -898,7 +1000,7 @@ type UnpackTile =
 type UnpackAcross = unsafe fn(One, BitOrder, src: *const u8, columns: usize, dst: *mut u8, stride: isize, lines: usize);
 
 /// The kernels of one instruction set for one width of element; their arguments and promises are those of the functions
-/// of the same names above.
+/// of the same names above. `pack` and `unpack` do so for each of some rows: fewer calls, where rows are short.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     pub pack: Pack,
@@ -915,29 +1017,48 @@ pub struct Kernels {
 macro_rules! kernels {
     ($lanes:ty $(, $feature:literal)?) => {{
         $(#[target_feature(enable = $feature)])?
-        unsafe fn pack_with<T: Word>(test: Test, order: BitOrder, src: *const u8, bits: usize, dst: *mut u8)
-        where
+        unsafe fn pack_with<T: Word>(
+            test: Test,
+            order: BitOrder,
+            src: *const u8,
+            bits: usize,
+            dst: *mut u8,
+            rows: &Rows,
+        ) where
             $lanes: Lanes<T>,
         {
-            // SAFETY: the caller's promise.
-            unsafe {
-                match order {
-                    BitOrder::Big => pack::<$lanes, T, true>(Zeros::new(test), src, bits, dst),
-                    BitOrder::Little => pack::<$lanes, T, false>(Zeros::new(test), src, bits, dst),
+            let zeros = Zeros::new(test);
+            for [element, byte] in rows.offsets() {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let (src, dst) = (src.offset(element), dst.offset(byte));
+                    match order {
+                        BitOrder::Big => pack::<$lanes, T, true>(zeros, src, bits, dst),
+                        BitOrder::Little => pack::<$lanes, T, false>(zeros, src, bits, dst),
+                    }
                 }
             }
         }
         $(#[target_feature(enable = $feature)])?
-        unsafe fn unpack_with<T: Word>(one: One, order: BitOrder, src: *const u8, bits: usize, dst: *mut u8)
-        where
+        unsafe fn unpack_with<T: Word>(
+            one: One,
+            order: BitOrder,
+            src: *const u8,
+            bits: usize,
+            dst: *mut u8,
+            rows: &Rows,
+        ) where
             $lanes: Lanes<T>,
         {
             let one = T::from_u64(one.pattern);
-            // SAFETY: the caller's promise.
-            unsafe {
-                match order {
-                    BitOrder::Big => unpack::<$lanes, T, true>(one, src, bits, dst),
-                    BitOrder::Little => unpack::<$lanes, T, false>(one, src, bits, dst),
+            for [element, byte] in rows.offsets() {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let (src, dst) = (src.offset(byte), dst.offset(element));
+                    match order {
+                        BitOrder::Big => unpack::<$lanes, T, true>(one, src, bits, dst),
+                        BitOrder::Little => unpack::<$lanes, T, false>(one, src, bits, dst),
+                    }
                 }
             }
         }
@@ -1183,7 +1304,9 @@ mod tests {
             expected.push(0xee);
             let mut dst = vec![0xee; 1 + expected.len()];
             // SAFETY: the elements, and room for their bytes.
-            unsafe { (set.kernels(test.size).pack)(test, order, src[1..].as_ptr(), bits, dst[1..].as_mut_ptr()) };
+            unsafe {
+                (set.kernels(test.size).pack)(test, order, src[1..].as_ptr(), bits, dst[1..].as_mut_ptr(), &Rows::ONE)
+            };
             assert_eq!(dst[1..], expected, "{} {test:x?} {order:?} {bits}", set.name);
         });
     }
@@ -1200,7 +1323,9 @@ mod tests {
             expected.push(0xee);
             let mut dst = vec![0xee; 1 + expected.len()];
             // SAFETY: the bytes, and room for the elements.
-            unsafe { (set.kernels(test.size).unpack)(one, order, bytes.as_ptr(), bits, dst[1..].as_mut_ptr()) };
+            unsafe {
+                (set.kernels(test.size).unpack)(one, order, bytes.as_ptr(), bits, dst[1..].as_mut_ptr(), &Rows::ONE)
+            };
             assert_eq!(dst[1..], expected, "{} {one:x?} {order:?} {bits}", set.name);
         });
     }
@@ -1291,7 +1416,7 @@ mod tests {
                     let mut cursor = Cursor::starting_at(&loops, 0);
                     // SAFETY: the elements, and room for their bytes.
                     unsafe {
-                        (kernels.pack)(test, order, bytes.as_ptr(), bits, expected.as_mut_ptr());
+                        (kernels.pack)(test, order, bytes.as_ptr(), bits, expected.as_mut_ptr(), &Rows::ONE);
                         let base = memory.as_ptr().add(middle);
                         (kernels.pack_runs)(test, order, &mut cursor, base, bits, dst.as_mut_ptr());
                     }
