@@ -125,7 +125,13 @@ pub trait Lanes<T: Word> {
     /// # Safety
     /// `dst` is the place of the first of `count` elements, at any alignment, and the processor has the instructions.
     #[inline(always)]
-    unsafe fn unpack_apart(one: T, reader: &mut BitReader<'_>, dst: *mut u8, stride: isize, count: usize) {
+    unsafe fn unpack_apart<const BIG: bool>(
+        one: T,
+        reader: &mut BitReader<BIG>,
+        dst: *mut u8,
+        stride: isize,
+        count: usize,
+    ) {
         // SAFETY: the caller's promise.
         unsafe { unpack_one_by_one(one, reader, dst, stride, count) }
     }
@@ -163,9 +169,9 @@ pub unsafe fn pack_one_by_one<T: Word>(
 /// # Safety
 /// As for [`Lanes::unpack_apart`].
 #[inline(always)]
-pub unsafe fn unpack_one_by_one<T: Word>(
+pub unsafe fn unpack_one_by_one<T: Word, const BIG: bool>(
     one: T,
-    reader: &mut BitReader<'_>,
+    reader: &mut BitReader<BIG>,
     dst: *mut u8,
     stride: isize,
     count: usize,
@@ -313,71 +319,106 @@ fn end_of_stream() {
     };
 }
 
-/// Gives bits in the order of elements from bytes in either order; zeros past the last byte.
-pub struct BitReader<'a> {
-    /// Apart from the rest, so that the rest can live in registers.
-    block: &'a mut [u64; BLOCK],
-    /// Words of the block that are used up.
-    used: usize,
-    /// Bits that were not asked for yet, zeros above them.
-    waiting: u64,
-    filled: usize,
+/// Gives bits from bytes, in the order of bits that BIG says; zeros past the last byte.
+pub struct BitReader<const BIG: bool> {
     src: *const u8,
     available: usize,
-    order: BitOrder,
+    /// The number of the next bit.
+    position: usize,
 }
 
-impl<'a> BitReader<'a> {
+impl<const BIG: bool> BitReader<BIG> {
     /// # Safety
     /// `src` holds `available` bytes, as long as this lives.
     #[inline(always)]
-    unsafe fn new(block: &'a mut [u64; BLOCK], src: *const u8, available: usize, order: BitOrder) -> Self {
-        Self { block, used: BLOCK, waiting: 0, filled: 0, src, available, order }
+    unsafe fn new(src: *const u8, available: usize) -> Self {
+        Self { src, available, position: 0 }
     }
 
-    /// The next `count` bits, at most 64, zeros above.
+    /// The next 64 bits as if they began a byte, in the order of memory. Zeros past the last byte.
     #[inline(always)]
-    pub fn next(&mut self, count: usize) -> u64 {
-        let bits = self.waiting;
-        if self.filled >= count {
-            self.waiting = if count == 64 { 0 } else { bits >> count };
-            self.filled -= count;
-            return bits & (u64::MAX >> (64 - count));
+    fn peek(&self) -> u64 {
+        let (first, shift) = (self.position / 8, self.position % 8);
+        if shift == 0 && first + 8 <= self.available {
+            // SAFETY: 8 bytes are there.
+            return unsafe { u64::from_le(self.src.add(first).cast::<u64>().read_unaligned()) };
         }
-        let word = self.next_word();
-        let taken = count - self.filled;
-        let bits = bits | word << self.filled;
-        self.waiting = if taken == 64 { 0 } else { word >> taken };
-        self.filled = 64 - taken;
-        bits & (u64::MAX >> (64 - count))
+        let (word, last) = if first + 9 <= self.available {
+            // SAFETY: 9 bytes are there.
+            unsafe {
+                let src = self.src.add(first);
+                (u64::from_le(src.cast::<u64>().read_unaligned()), src.add(8).read())
+            }
+        } else {
+            self.at_the_end(first)
+        };
+        Self::joined(word, last, shift)
     }
 
-    #[inline(always)]
-    fn next_word(&mut self) -> u64 {
-        if self.used == self.block.len() {
-            self.refill();
-        }
-        self.used += 1;
-        self.block[self.used - 1]
+    /// The 9 bytes from number `first`, where they are not all there.
+    #[cold]
+    fn at_the_end(&self, first: usize) -> (u64, u8) {
+        let mut bytes = [0; 8];
+        let there = self.available.saturating_sub(first).min(8);
+        // SAFETY: so many bytes are there; without any the pointer only has to exist.
+        unsafe { ptr::copy_nonoverlapping(self.src.wrapping_add(first), bytes.as_mut_ptr(), there) };
+        (u64::from_le_bytes(bytes), 0)
     }
 
+    /// The next `count` bits, at most 64, in the order of memory, anything after them.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn refill(&mut self) {
-        let bytes = self.available.min(size_of_val(self.block));
-        if bytes < size_of_val(self.block) {
-            self.block.fill(0);
-        }
-        // SAFETY: `available` counts the bytes that are left.
-        unsafe {
-            ptr::copy_nonoverlapping(self.src, self.block.as_mut_ptr().cast(), bytes);
-            (self.src, self.available) = (self.src.add(bytes), self.available - bytes);
-        }
-        if self.order == BitOrder::Big {
-            for word in &mut self.block[..bytes.div_ceil(8)] {
-                *word = in_order::<true>(*word);
+    pub fn next_few(&mut self, count: usize) -> u64 {
+        let word = self.peek();
+        self.position += count;
+        word
+    }
+
+    /// Calls `work` with the next words, in the order of memory.
+    #[inline(always)]
+    fn for_each_word(&mut self, words: usize, mut work: impl FnMut(u64)) {
+        let (first, shift) = (self.position / 8, self.position % 8);
+        if first + 8 * words < self.available {
+            for index in 0..words {
+                // SAFETY: there are 8 bytes, and one more.
+                unsafe {
+                    let src = self.src.add(first + 8 * index);
+                    let word = u64::from_le(src.cast::<u64>().read_unaligned());
+                    work(Self::joined(word, src.add(8).read(), shift));
+                }
+            }
+            self.position += 64 * words;
+        } else {
+            for _ in 0..words {
+                work(self.peek());
+                self.position += 64;
             }
         }
-        self.used = 0;
+    }
+
+    /// The 64 bits of 72 from number `shift`, at most 7.
+    #[inline(always)]
+    fn joined(word: u64, last: u8, shift: usize) -> u64 {
+        if BIG {
+            (word.swap_bytes() << shift | u64::from(last) >> (8 - shift)).swap_bytes()
+        } else {
+            word >> shift | u64::from(last) << 1 << (63 - shift)
+        }
+    }
+
+    /// The next `count` bits, at most 64, in the order of elements, zeros above.
+    #[inline(always)]
+    pub fn next(&mut self, count: usize) -> u64 {
+        let word = in_order::<BIG>(self.peek());
+        self.position += count;
+        word & (u64::MAX >> (64 - count))
+    }
+
+    /// The next `count` bits after the 64 - `count` before them, which there are, in the order of memory.
+    #[inline(always)]
+    fn word_up_to(&mut self, count: usize) -> u64 {
+        self.position += count;
+        Self { position: self.position - 64, ..*self }.peek()
     }
 }
 
@@ -465,22 +506,35 @@ unsafe fn pack_backward<L: Lanes<T>, T: Word>(
 /// # Safety
 /// As for [`Lanes::unpack_apart`].
 #[inline(always)]
-unsafe fn unpack_backward<L: Lanes<T>, T: Word>(one: T, reader: &mut BitReader<'_>, dst: *mut u8, count: usize) {
+unsafe fn unpack_backward<L: Lanes<T>, T: Word, const BIG: bool>(
+    one: T,
+    reader: &mut BitReader<BIG>,
+    dst: *mut u8,
+    count: usize,
+) {
     // SAFETY: the caller's promise: room for `count` elements, the first one at `dst`.
     unsafe {
-        let (mut end, mut word) = (dst.add(T::SIZE), 0);
-        for _ in 0..count / 64 {
+        let store = |word: u64, dst| {
+            // Bytes turned round, and bits taken in the other order: all turned round.
+            if BIG {
+                L::from_bits::<false, false>(one, word.swap_bytes(), dst);
+            } else {
+                L::from_bits::<true, false>(one, word.swap_bytes(), dst);
+            }
+        };
+        let mut end = dst.add(T::SIZE);
+        reader.for_each_word(count / 64, |word| {
             end = end.sub(64 * T::SIZE);
-            word = reader.next(64);
-            L::from_bits::<true, false>(one, word.swap_bytes(), end);
-        }
+            store(word, end);
+        });
         let rest = count % 64;
         if rest > 0 {
-            let (dst, last) = (end.sub(rest * T::SIZE), reader.next(rest) << (64 - rest));
+            let dst = end.sub(rest * T::SIZE);
             if count < 64 {
-                L::some_from_bits(one, last.reverse_bits(), dst, rest);
+                L::some_from_bits(one, reader.next(rest).reverse_bits() >> (64 - rest), dst, rest);
             } else {
-                L::from_bits::<true, false>(one, (word >> rest | last).swap_bytes(), dst);
+                // The last 64 once more: less than to write part of them.
+                store(reader.word_up_to(rest), dst);
             }
         }
     }
@@ -491,42 +545,25 @@ unsafe fn unpack_backward<L: Lanes<T>, T: Word>(one: T, reader: &mut BitReader<'
 /// # Safety
 /// As for [`Lanes::unpack_apart`].
 #[inline(always)]
-unsafe fn unpack_side_by_side<L: Lanes<T>, T: Word>(
+unsafe fn unpack_side_by_side<L: Lanes<T>, T: Word, const BIG: bool>(
     one: T,
-    reader: &mut BitReader<'_>,
+    reader: &mut BitReader<BIG>,
     mut dst: *mut u8,
     count: usize,
 ) {
     // SAFETY: the caller's promise: room for `count` elements.
     unsafe {
-        let (mut whole, mut word) = (count / 64, 0);
-        while whole > 0 && reader.filled == 0 {
-            if reader.used == reader.block.len() {
-                reader.refill();
-            }
-            let some = whole.min(reader.block.len() - reader.used);
-            word = reader.block[reader.used + some - 1];
-            for &bits in &reader.block[reader.used..reader.used + some] {
-                L::from_bits::<false, false>(one, bits, dst);
-                dst = dst.add(64 * T::SIZE);
-            }
-            reader.used += some;
-            whole -= some;
-        }
-        for _ in 0..whole {
-            word = reader.next(64);
-            L::from_bits::<false, false>(one, word, dst);
+        reader.for_each_word(count / 64, |word| {
+            L::from_bits::<BIG, false>(one, word, dst);
             dst = dst.add(64 * T::SIZE);
-        }
+        });
         let rest = count % 64;
         if rest > 0 {
-            let last = reader.next(rest);
             if count < 64 {
-                L::some_from_bits(one, last, dst, rest);
+                L::some_from_bits(one, reader.next(rest), dst, rest);
             } else {
                 // The last 64 once more: less than to write part of them.
-                let dst = dst.sub((64 - rest) * T::SIZE);
-                L::from_bits::<false, false>(one, word >> rest | last << (64 - rest), dst);
+                L::from_bits::<BIG, false>(one, reader.word_up_to(rest), dst.sub((64 - rest) * T::SIZE));
             }
         }
     }
@@ -697,9 +734,8 @@ unsafe fn pack_runs<L: Lanes<T>, T: Word>(
 /// Every offset of the cursor from `base` is the place of an element, at any alignment; `src` holds the bytes; the
 /// processor has L's instructions.
 #[inline(always)]
-unsafe fn unpack_runs<L: Lanes<T>, T: Word>(
+unsafe fn unpack_runs<L: Lanes<T>, T: Word, const BIG: bool>(
     one: T,
-    order: BitOrder,
     src: *const u8,
     available: usize,
     cursor: &mut Cursor<'_, 1>,
@@ -709,14 +745,13 @@ unsafe fn unpack_runs<L: Lanes<T>, T: Word>(
     let mut left = bits;
     // SAFETY: the caller's promise.
     unsafe {
-        let mut block = [0; BLOCK];
-        let mut reader = BitReader::new(&mut block, src, available, order);
+        let mut reader = BitReader::<BIG>::new(src, available);
         while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run(left as i64) {
             let (dst, count) = (base.offset(offset as isize), count as usize);
             if stride == T::SIZE as i64 {
-                unpack_side_by_side::<L, T>(one, &mut reader, dst, count);
+                unpack_side_by_side::<L, T, BIG>(one, &mut reader, dst, count);
             } else if stride == -(T::SIZE as i64) {
-                unpack_backward::<L, T>(one, &mut reader, dst, count);
+                unpack_backward::<L, T, BIG>(one, &mut reader, dst, count);
             } else {
                 L::unpack_apart(one, &mut reader, dst, stride as isize, count);
             }
@@ -1129,7 +1164,11 @@ macro_rules! kernels {
         {
             // SAFETY: the caller's promise.
             unsafe {
-                unpack_runs::<$lanes, T>(T::from_u64(one.pattern), order, src, available, cursor, base, bits)
+                let one = T::from_u64(one.pattern);
+                match order {
+                    BitOrder::Big => unpack_runs::<$lanes, T, true>(one, src, available, cursor, base, bits),
+                    BitOrder::Little => unpack_runs::<$lanes, T, false>(one, src, available, cursor, base, bits),
+                }
             }
         }
         $(#[target_feature(enable = $feature)])?

@@ -45,6 +45,40 @@ const EVERY: [u64; 64] = {
     table
 };
 
+/// How the bits of a word are spread over the bytes of a vector in which elements lie so many bytes apart: which of the
+/// word's bytes each byte is a copy of, and which bit of it counts there, in little and in big order.
+struct Spread {
+    copies: [u8; 64],
+    bits: [[u8; 64]; 2],
+}
+
+/// Widest distance of elements that [`Comb`] takes.
+const WIDEST: usize = 16;
+
+/// `SPREAD[backward][distance]`.
+static SPREAD: [[Spread; WIDEST + 1]; 2] = {
+    const NONE: Spread = Spread { copies: [0; 64], bits: [[0; 64]; 2] };
+    let mut table = [[NONE; WIDEST + 1], [NONE; WIDEST + 1]];
+    let mut distance = 1;
+    while distance <= WIDEST {
+        let (elements, mut element) = (64 / distance, 0);
+        while element < elements {
+            let at = element * distance;
+            let mut backward = 0;
+            while backward < 2 {
+                let bit = if backward == 1 { elements - 1 - element } else { element };
+                table[backward][distance].copies[at] = bit as u8 / 8;
+                table[backward][distance].bits[0][at] = 1 << (bit % 8);
+                table[backward][distance].bits[1][at] = 0x80 >> (bit % 8);
+                backward += 1;
+            }
+            element += 1;
+        }
+        distance += 1;
+    }
+    table
+};
+
 /// How elements that lie apart are taken a vector at a time: those at every `step`-th of its lanes, `elements` of them,
 /// in memory's order or against it. None if they are so far apart, or so oddly, that one at a time is as good.
 #[derive(Clone, Copy)]
@@ -59,7 +93,7 @@ impl Comb {
     fn new(stride: isize, size: usize) -> Option<Self> {
         let (lanes, distance) = (64 / size, stride.unsigned_abs());
         let step = distance / size;
-        if !distance.is_multiple_of(size) || step == 0 || 4 * step > lanes {
+        if !distance.is_multiple_of(size) || step == 0 || distance > WIDEST {
             return None;
         }
         Some(Self { step, elements: lanes / step, backward: stride < 0 })
@@ -83,6 +117,12 @@ impl Comb {
         if self.backward { first + count - 1 } else { first }
     }
 
+    /// Where in a word, as lanes have it, the bits of a vector of elements from number `first` are.
+    #[inline(always)]
+    fn shift(self, first: usize) -> usize {
+        if self.backward { 64 - self.elements - first } else { first }
+    }
+
     /// `count` bits, the lowest for the first element, from or to the order of lanes.
     #[inline(always)]
     fn turned(self, bits: u64, count: usize) -> u64 {
@@ -92,7 +132,8 @@ impl Comb {
 
 /// What AVX-512 does with elements apart, and with fewer than 64: masks leave the lanes between and beyond alone.
 macro_rules! avx512_some {
-    ($t:ty, $load:ident, $store:ident, $set1:ident as $signed:ty, $sub:ident, $cmpgt:ident, $select:ident, $mask:ty) => {
+    ($t:ty, $load:ident, $store:ident, $set1:ident as $signed:ty, $sub:ident, $cmpgt:ident, $test:ident, $select:ident,
+     $mask:ty) => {
         #[inline(always)]
         unsafe fn some_to_bits(zeros: Zeros<$t>, src: *const u8, count: usize) -> u64 {
             const LANES: usize = 64 / size_of::<$t>();
@@ -143,12 +184,15 @@ macro_rules! avx512_some {
                 while first < count {
                     // Words of whole vectors, while vectors make words and more elements lie on both sides of them.
                     while first >= 64 && first + 128 <= count && writer.is_at_word() && comb.makes_words() {
-                        let mut word = 0;
-                        for part in (0..64).step_by(comb.elements) {
-                            let low = src.offset(comb.lowest(first + part, comb.elements) as isize * stride);
+                        let (mut word, mut part) = (0, 0);
+                        let mut low = src.offset(comb.lowest(first, comb.elements) as isize * stride);
+                        // Not `step_by`, which divides.
+                        while part < 64 {
                             let words = _mm512_loadu_si512(low.cast());
                             let ones = _pext_u64(u64::from($cmpgt($sub(words, first_zero), span)), every);
-                            word |= ones << if comb.backward { 64 - comb.elements - part } else { part };
+                            word |= ones << comb.shift(part);
+                            low = low.wrapping_offset(comb.elements as isize * stride);
+                            part += comb.elements;
                         }
                         writer.push_word(comb.turned(word, 64));
                         first += 64;
@@ -168,19 +212,52 @@ macro_rules! avx512_some {
         }
 
         #[inline(always)]
-        unsafe fn unpack_apart(one: $t, reader: &mut BitReader<'_>, dst: *mut u8, stride: isize, count: usize) {
+        unsafe fn unpack_apart<const BIG: bool>(
+            one: $t,
+            reader: &mut BitReader<BIG>,
+            dst: *mut u8,
+            stride: isize,
+            count: usize,
+        ) {
             // SAFETY: the caller's promise; masked lanes are not written.
             unsafe {
                 let Some(comb) = Comb::new(stride, size_of::<$t>()) else {
                     return unpack_one_by_one(one, reader, dst, stride, count);
                 };
                 let one = $set1(one as $signed);
-                for first in (0..count).step_by(comb.elements) {
+                let every = comb.lanes(comb.elements) as $mask;
+                let spread = &SPREAD[usize::from(comb.backward)][stride.unsigned_abs()];
+                let copies = _mm512_loadu_si512(spread.copies.as_ptr().cast());
+                let bits = _mm512_loadu_si512(spread.bits[usize::from(BIG)].as_ptr().cast());
+                let store = |word: u64, low: *mut u8| {
+                    let bytes = _mm512_shuffle_epi8(_mm512_set1_epi64(word as i64), copies);
+                    $store(low.cast(), every, $select($test(bytes, bits), one));
+                };
+                let (mut first, mut low) = (0, dst.wrapping_offset(comb.lowest(0, comb.elements) as isize * stride));
+                let step = comb.elements as isize * stride;
+                // Words, where vectors of whole bytes make them: loads between masked stores are slow.
+                while comb.elements.is_multiple_of(8) && comb.makes_words() && first + 64 <= count {
+                    let (mut word, mut part) = (reader.next_few(64), 0);
+                    while part < 64 {
+                        store(word, low);
+                        low = low.wrapping_offset(step);
+                        word >>= comb.elements;
+                        part += comb.elements;
+                    }
+                    first += 64;
+                }
+                while first + comb.elements <= count {
+                    store(reader.next_few(comb.elements), low);
+                    low = low.wrapping_offset(step);
+                    first += comb.elements;
+                }
+                while first < count {
                     let some = comb.elements.min(count - first);
                     let lanes = comb.lanes(some);
                     let ones = _pdep_u64(comb.turned(reader.next(some), some), lanes);
-                    let dst = dst.offset(comb.lowest(first, some) as isize * stride);
-                    $store(dst.cast(), lanes as $mask, $select(ones as $mask, one));
+                    let low = dst.offset(comb.lowest(first, some) as isize * stride);
+                    $store(low.cast(), lanes as $mask, $select(ones as $mask, one));
+                    first += some;
                 }
             }
         }
@@ -195,6 +272,7 @@ impl Lanes<u8> for Avx512 {
         _mm512_set1_epi8 as i8,
         _mm512_sub_epi8,
         _mm512_cmpgt_epu8_mask,
+        _mm512_test_epi8_mask,
         _mm512_maskz_mov_epi8,
         u64
     );
@@ -239,9 +317,9 @@ impl Lanes<u8> for Avx512 {
 
 macro_rules! avx512_lanes {
     ($t:ty, $lanes:literal, $load:ident, $store:ident, $set1:ident as $signed:ty, $sub:ident, $cmpgt:ident,
-     $select:ident, $mask:ty) => {
+     $test:ident, $select:ident, $mask:ty) => {
         impl Lanes<$t> for Avx512 {
-            avx512_some!($t, $load, $store, $set1 as $signed, $sub, $cmpgt, $select, $mask);
+            avx512_some!($t, $load, $store, $set1 as $signed, $sub, $cmpgt, $test, $select, $mask);
 
             #[inline(always)]
             unsafe fn to_bits<const BIG: bool>(zeros: Zeros<$t>, src: *const u8) -> u64 {
@@ -279,6 +357,7 @@ avx512_lanes!(
     _mm512_set1_epi16 as i16,
     _mm512_sub_epi16,
     _mm512_cmpgt_epu16_mask,
+    _mm512_test_epi16_mask,
     _mm512_maskz_mov_epi16,
     u32
 );
@@ -290,6 +369,7 @@ avx512_lanes!(
     _mm512_set1_epi32 as i32,
     _mm512_sub_epi32,
     _mm512_cmpgt_epu32_mask,
+    _mm512_test_epi32_mask,
     _mm512_maskz_mov_epi32,
     u16
 );
@@ -301,6 +381,7 @@ avx512_lanes!(
     _mm512_set1_epi64 as i64,
     _mm512_sub_epi64,
     _mm512_cmpgt_epu64_mask,
+    _mm512_test_epi64_mask,
     _mm512_maskz_mov_epi64,
     u8
 );
