@@ -110,6 +110,15 @@ pub trait Lanes<T: Word> {
         }
     }
 
+    /// Turns a square of bits round: bit j of word i becomes bit i of word j.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    #[inline(always)]
+    unsafe fn transpose(words: &mut [u64; TILE]) {
+        transpose(words);
+    }
+
     /// Writes the bits of elements that lie `stride` bytes apart.
     ///
     /// # Safety
@@ -763,6 +772,9 @@ unsafe fn unpack_runs<L: Lanes<T>, T: Word, const BIG: bool>(
 /// The side of a tile: as many bits as a word has.
 pub const TILE: usize = 64;
 
+/// So few columns of a tile are faster done one element at a time than turned round.
+const FEW_COLUMNS: usize = 3;
+
 /// Turns a square of bits round: bit j of word i becomes bit i of word j.
 #[inline(always)]
 fn transpose(words: &mut [u64; TILE]) {
@@ -796,13 +808,11 @@ fn prefetch(address: *const u8) {
     let _ = address;
 }
 
-/// The word of a line in a tile: after turning, the first line's bit is the lowest of each word, or the highest.
+/// The words of the lines in a tile: after turning, the first line's bit is the lowest of each word, or the highest.
 #[inline(always)]
-fn word_of(line: usize, order: BitOrder) -> usize {
-    match order {
-        BitOrder::Big => TILE - 1 - line,
-        BitOrder::Little => line,
-    }
+fn words_of(order: BitOrder) -> impl Iterator<Item = usize> {
+    let last = if order == BitOrder::Big { TILE - 1 } else { 0 };
+    (0..TILE).map(move |line| line ^ last)
 }
 
 /// The bits of a tile, turned round: word i has those of element i of each line; line j begins `j * stride` bytes after
@@ -820,19 +830,38 @@ unsafe fn pack_tile<L: Lanes<T>, T: Word>(
     columns: usize,
     words: &mut [u64; TILE],
 ) {
+    if columns <= FEW_COLUMNS {
+        for (column, word) in words[..columns].iter_mut().enumerate() {
+            let mut bits = 0;
+            for line in 0..lines {
+                // SAFETY: the caller's promise.
+                let word =
+                    unsafe { src.offset(line as isize * stride).add(column * T::SIZE).cast::<T>().read_unaligned() };
+                bits |= u64::from(zeros.bit(word)) << line;
+            }
+            *word = if order == BitOrder::Big { bits.reverse_bits() } else { bits };
+        }
+        return;
+    }
     if lines < TILE {
         words.fill(0);
     }
-    for line in 0..lines {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let src = src.offset(line as isize * stride);
-            prefetch(src.wrapping_add(TILE * T::SIZE));
-            words[word_of(line, order)] =
-                if columns == TILE { L::to_bits::<false>(zeros, src) } else { L::some_to_bits(zeros, src, columns) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        if columns == TILE {
+            for (word, line) in words_of(order).zip(0..lines) {
+                let src = src.offset(line as isize * stride);
+                prefetch(src.wrapping_add(TILE * T::SIZE));
+                words[word] = L::to_bits::<false>(zeros, src);
+            }
+        } else {
+            for (word, line) in words_of(order).zip(0..lines) {
+                words[word] = L::some_to_bits(zeros, src.offset(line as isize * stride), columns);
+            }
         }
     }
-    transpose(words);
+    // SAFETY: the caller's promise.
+    unsafe { L::transpose(words) };
 }
 
 /// The inverse: elements of a tile of the bits of [`pack_tile`].
@@ -850,17 +879,30 @@ unsafe fn unpack_tile<L: Lanes<T>, T: Word>(
     lines: usize,
     columns: usize,
 ) {
-    transpose(words);
-    for line in 0..lines {
-        let word = words[word_of(line, order)];
-        // SAFETY: the caller's promise.
-        unsafe {
-            let dst = dst.offset(line as isize * stride);
-            prefetch(dst.wrapping_add(TILE * T::SIZE));
-            if columns == TILE {
-                L::from_bits::<false, false>(one, word, dst);
-            } else {
-                L::some_from_bits(one, word, dst, columns);
+    if columns <= FEW_COLUMNS {
+        for (column, &word) in words[..columns].iter().enumerate() {
+            let bits = if order == BitOrder::Big { word.reverse_bits() } else { word };
+            for line in 0..lines {
+                let word = one.times((bits >> line & 1) as u8);
+                // SAFETY: the caller's promise.
+                unsafe { dst.offset(line as isize * stride).add(column * T::SIZE).cast::<T>().write_unaligned(word) };
+            }
+        }
+        return;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { L::transpose(words) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        if columns == TILE {
+            for (word, line) in words_of(order).zip(0..lines) {
+                let dst = dst.offset(line as isize * stride);
+                prefetch(dst.wrapping_add(TILE * T::SIZE));
+                L::from_bits::<false, false>(one, words[word], dst);
+            }
+        } else {
+            for (word, line) in words_of(order).zip(0..lines) {
+                L::some_from_bits(one, words[word], dst.offset(line as isize * stride), columns);
             }
         }
     }

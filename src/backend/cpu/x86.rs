@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::words::{BitReader, BitWriter, Lanes, Zeros, in_order, lane_bits, pack_one_by_one, unpack_one_by_one};
+use super::words::{BitReader, BitWriter, Lanes, TILE, Zeros, in_order, lane_bits, pack_one_by_one, unpack_one_by_one};
 
 /// AVX-512 F and BW, and BMI2: compares give masks, and masks give elements.
 pub struct Avx512;
@@ -130,6 +130,73 @@ impl Comb {
     }
 }
 
+/// Turns a square of bits round: bit j of word i becomes bit i of word j. Left to the compiler, its last three steps are
+/// gathers and scatters.
+///
+/// # Safety
+/// The processor has AVX-512 F.
+#[inline(always)]
+unsafe fn transpose512(words: &mut [u64; TILE]) {
+    /// Of a step that swaps squares of `half` bits, what word number `index` keeps; all else comes from its partner,
+    /// rotated by `half` one way or the other.
+    const fn kept(half: usize, index: usize) -> u64 {
+        let mut mask = 0;
+        let mut bit = 0;
+        while bit < 64 {
+            if (bit ^ index) & half == 0 {
+                mask |= 1 << bit;
+            }
+            bit += 1;
+        }
+        mask
+    }
+    /// The masks and rotations of eight words, for steps within a vector.
+    const fn within(half: usize) -> ([u64; 8], [u64; 8]) {
+        let (mut masks, mut turns, mut lane) = ([0; 8], [0; 8], 0);
+        while lane < 8 {
+            masks[lane] = kept(half, lane);
+            turns[lane] = if lane & half == 0 { half as u64 } else { 64 - half as u64 };
+            lane += 1;
+        }
+        (masks, turns)
+    }
+    static WITHIN: [([u64; 8], [u64; 8]); 3] = [within(4), within(2), within(1)];
+    /// Where the mask, the third operand, has ones the first, elsewhere the second.
+    const SELECT: i32 = 0b1110_0100;
+
+    // SAFETY: the caller's promise; every load and store is of 8 words of an array.
+    unsafe {
+        let place = words.as_mut_ptr().cast::<__m512i>();
+        let mut rows: [__m512i; 8] = std::array::from_fn(|row| _mm512_loadu_si512(place.add(row)));
+        macro_rules! between {
+            ($half:literal, $apart:literal, $($row:literal)*) => {
+                let (upper, lower) = (kept($half, 0) as i64, kept($half, $half) as i64);
+                $({
+                    let (one, other) = (rows[$row], rows[$row + $apart]);
+                    let (to_one, to_other) = (_mm512_rol_epi64::<$half>(other), _mm512_ror_epi64::<$half>(one));
+                    rows[$row] = _mm512_ternarylogic_epi64::<SELECT>(one, to_one, _mm512_set1_epi64(upper));
+                    rows[$row + $apart] = _mm512_ternarylogic_epi64::<SELECT>(other, to_other, _mm512_set1_epi64(lower));
+                })*
+            };
+        }
+        between!(32, 4, 0 1 2 3);
+        between!(16, 2, 0 1 4 5);
+        between!(8, 1, 0 2 4 6);
+        let [four, two, one] = WITHIN.each_ref().map(|(masks, turns)| {
+            (_mm512_loadu_si512(masks.as_ptr().cast()), _mm512_loadu_si512(turns.as_ptr().cast()))
+        });
+        for (index, row) in rows.into_iter().enumerate() {
+            let step = |row, partner, (mask, turns)| {
+                _mm512_ternarylogic_epi64::<SELECT>(row, _mm512_rolv_epi64(partner, turns), mask)
+            };
+            let row = step(row, _mm512_shuffle_i64x2::<0b01_00_11_10>(row, row), four);
+            let row = step(row, _mm512_shuffle_i64x2::<0b10_11_00_01>(row, row), two);
+            let row = step(row, _mm512_shuffle_epi32::<0b01_00_11_10>(row), one);
+            _mm512_storeu_si512(place.add(index), row);
+        }
+    }
+}
+
 /// What AVX-512 does with elements apart, and with fewer than 64: masks leave the lanes between and beyond alone.
 macro_rules! avx512_some {
     ($t:ty, $load:ident, $store:ident, $set1:ident as $signed:ty, $sub:ident, $cmpgt:ident, $test:ident, $select:ident,
@@ -161,6 +228,12 @@ macro_rules! avx512_some {
                     $store(dst.add(first * size_of::<$t>()).cast(), lanes, words);
                 }
             }
+        }
+
+        #[inline(always)]
+        unsafe fn transpose(words: &mut [u64; TILE]) {
+            // SAFETY: the caller's promise.
+            unsafe { transpose512(words) };
         }
 
         #[inline(always)]
