@@ -252,23 +252,30 @@ macro_rules! avx512_some {
                     return pack_one_by_one(zeros, src, stride, count, writer);
                 };
                 let (first_zero, span) = ($set1(zeros.first as $signed), $set1(zeros.span as $signed));
+                let bits_of = |words| match size_of::<$t>() {
+                    1 => u64::from($test(words, words)), // bytes have no signs: only 0 counts as 0
+                    _ => u64::from($cmpgt($sub(words, first_zero), span)),
+                };
                 let every = comb.lanes(comb.elements);
+                let step = comb.elements as isize * stride;
                 let mut first = 0;
                 while first < count {
-                    // Words of whole vectors, while vectors make words and more elements lie on both sides of them.
-                    while first >= 64 && first + 128 <= count && writer.is_at_word() && comb.makes_words() {
-                        let (mut word, mut part) = (0, 0);
+                    // Words of whole vectors, where vectors make words and more elements lie on both sides of them.
+                    if comb.makes_words() && writer.is_at_word() && first >= 64 && first + 128 <= count {
                         let mut low = src.offset(comb.lowest(first, comb.elements) as isize * stride);
-                        // Not `step_by`, which divides.
-                        while part < 64 {
-                            let words = _mm512_loadu_si512(low.cast());
-                            let ones = _pext_u64(u64::from($cmpgt($sub(words, first_zero), span)), every);
-                            word |= ones << comb.shift(part);
-                            low = low.wrapping_offset(comb.elements as isize * stride);
-                            part += comb.elements;
+                        let last = first + (count - 64 - first) / 64 * 64;
+                        while first < last {
+                            // Not `step_by`, which divides.
+                            let (mut word, mut part) = (0, 0);
+                            while part < 64 {
+                                let ones = _pext_u64(bits_of(_mm512_loadu_si512(low.cast())), every);
+                                word |= ones << comb.shift(part);
+                                low = low.wrapping_offset(step);
+                                part += comb.elements;
+                            }
+                            writer.push_word(comb.turned(word, 64));
+                            first += 64;
                         }
-                        writer.push_word(comb.turned(word, 64));
-                        first += 64;
                     }
                     let some = comb.elements.min(count - first);
                     let lanes = if some == comb.elements { every } else { comb.lanes(some) };
@@ -277,8 +284,7 @@ macro_rules! avx512_some {
                     // Masked loads are slow where the address is not in the TLB.
                     let whole = (above * comb.step + 1) * size_of::<$t>() >= 64;
                     let words = if whole { _mm512_loadu_si512(low.cast()) } else { $load(lanes as $mask, low.cast()) };
-                    let ones = u64::from($cmpgt($sub(words, first_zero), span));
-                    writer.push(comb.turned(_pext_u64(ones, lanes), some), some);
+                    writer.push(comb.turned(_pext_u64(bits_of(words), lanes), some), some);
                     first += some;
                 }
             }
