@@ -151,9 +151,16 @@ impl Tiles {
             unsafe {
                 let firsts = (0..).map(|column| (bit + column * self.column_bits) as usize);
                 let places = words[..columns].iter_mut().zip(firsts);
-                match order {
-                    BitOrder::Big => places.for_each(|(word, at)| *word = bits_at::<true>(lines, bytes, at)),
-                    BitOrder::Little => places.for_each(|(word, at)| *word = bits_at::<false>(lines, bytes, at)),
+                // Where all of them are, and more, no word has to ask.
+                let last = (bit + (columns as i64 - 1) * self.column_bits) as usize;
+                let (first_byte, all) = (bytes.0, bytes.1 >= last / 8 + 9);
+                match (order, all) {
+                    (BitOrder::Big, true) => places.for_each(|(word, at)| *word = bits_from::<true>(first_byte, at)),
+                    (BitOrder::Big, _) => places.for_each(|(word, at)| *word = bits_at::<true>(lines, bytes, at)),
+                    (BitOrder::Little, true) => {
+                        places.for_each(|(word, at)| *word = bits_from::<false>(first_byte, at))
+                    }
+                    (BitOrder::Little, _) => places.for_each(|(word, at)| *word = bits_at::<false>(lines, bytes, at)),
                 }
                 let dst = elements.offset(element);
                 (kernels.unpack_tile)(one, order, &mut words, dst, self.line_stride as isize, lines, columns);
@@ -203,18 +210,26 @@ unsafe fn add_bits<const BIG: bool>(word: u64, count: usize, bytes: *mut u8, fir
 #[inline(always)]
 unsafe fn bits_at<const BIG: bool>(count: usize, (bytes, available): (*const u8, usize), first: usize) -> u64 {
     let (start, shift) = (first / 8, first % 8);
-    let src = bytes.wrapping_add(start);
+    let mut memory = [0u8; 9];
     // SAFETY: so many bytes are there.
+    unsafe {
+        let there = available.saturating_sub(start).min((shift + count).div_ceil(8));
+        std::ptr::copy_nonoverlapping(bytes.wrapping_add(start), memory.as_mut_ptr(), there);
+        bits_from::<BIG>(memory.as_ptr(), shift)
+    }
+}
+
+/// 64 bits from bit number `first`. The first one is the lowest, or with BIG the highest.
+///
+/// # Safety
+/// There are 9 bytes from the one that the first bit is in.
+#[inline(always)]
+unsafe fn bits_from<const BIG: bool>(bytes: *const u8, first: usize) -> u64 {
+    let shift = first % 8;
+    // SAFETY: the caller's promise.
     let (word, last) = unsafe {
-        if available >= start.saturating_add(9) {
-            (src.cast::<[u8; 8]>().read_unaligned(), src.add(8).read())
-        } else {
-            let mut memory = [0u8; 9];
-            let there = available.saturating_sub(start).min((shift + count).div_ceil(8));
-            std::ptr::copy_nonoverlapping(src, memory.as_mut_ptr(), there);
-            let [word @ .., last] = memory;
-            (word, last)
-        }
+        let src = bytes.add(first / 8);
+        (src.cast::<[u8; 8]>().read_unaligned(), src.add(8).read())
     };
     if BIG {
         u64::from_be_bytes(word) << shift | u64::from(last) >> (8 - shift)
