@@ -1412,6 +1412,36 @@ mod tests {
     }
 
     #[test]
+    fn rows_are_packed_and_unpacked_each_for_itself() {
+        for_every_case(|set, test, order, bits, bytes| {
+            // Row j begins at element 3 * j and byte 26 * j, with a byte between that is nobody's.
+            let (kernels, size) = (set.kernels(test.size), test.size);
+            let rows = Rows { count: 3, steps: [3 * size as isize, 26] };
+            let bits = bits.min(200 - 6);
+            let (mut expected, mut dst) = (vec![0xee; 3 * 26], vec![0xee; 3 * 26]);
+            for row in 0..3 {
+                let ones = (0..bits).filter(|index| model(bytes, 3 * row + index, test));
+                expected[26 * row..][..bits.div_ceil(8)].fill(0);
+                ones.for_each(|index| expected[26 * row + index / 8] |= mask(order, index));
+            }
+            // SAFETY: the elements, and room for their bytes.
+            unsafe { (kernels.pack)(test, order, bytes.as_ptr(), bits, dst.as_mut_ptr(), &rows) };
+            assert_eq!(dst, expected, "{} {test:x?} {order:?} {bits}", set.name);
+
+            let rows = Rows { count: 3, steps: [201 * size as isize, 26] };
+            let one = One { size, pattern: 1 };
+            let (mut elements, mut model) = (vec![0xdd; 3 * 201 * size], vec![0xdd; 3 * 201 * size]);
+            for (row, index) in (0..3).flat_map(|row| (0..bits).map(move |index| (row, index))) {
+                let set = u64::from(expected[26 * row + index / 8] & mask(order, index) != 0);
+                model[(201 * row + index) * size..][..size].copy_from_slice(&set.to_le_bytes()[..size]);
+            }
+            // SAFETY: the bytes, and room for the elements.
+            unsafe { (kernels.unpack)(one, order, expected.as_ptr(), bits, elements.as_mut_ptr(), &rows) };
+            assert!(elements == model, "{} {one:x?} {order:?} {bits}: unpacking", set.name);
+        });
+    }
+
+    #[test]
     fn packing_across_is_packing_along_turned_round() {
         for_every_case(|set, test, order, columns, bytes| {
             for lines in [0, 1, 5, 8] {
@@ -1533,7 +1563,7 @@ mod tests {
                 let (kernels, test) = (set.kernels(size), Test { size, first_zero: 0, span: 0 });
                 let bytes: Vec<u8> =
                     (0..70 * 70).flat_map(|index| element(index, test).to_le_bytes()[..size].to_vec()).collect();
-                for (lines, columns) in [(64, 64), (64, 5), (3, 64), (63, 62), (1, 1)] {
+                for (lines, columns) in [(64, 64), (64, 5), (64, 3), (3, 64), (63, 62), (1, 1)] {
                     let (mut words, stride) = ([7; TILE], 70 * size);
                     // SAFETY: 70 lines of 70 elements, of which the tile is a part.
                     unsafe {
