@@ -55,7 +55,8 @@
  * device, else the device's primary one. Your current context and device are as before when a call returns.
  *
  * Device memory of ours is kept, when its tensor is released, for tensors to come, and used again only after all work
- * that was enqueued on the device before the release, on any stream. Releasing calls no driver: it works with any
+ * that was enqueued on the device before the release, on any stream: to be sure of that, a call that returns new tensors
+ * may wait for all work on the device, where much has been released. Releasing calls no driver: it works with any
  * context current or none, when the streams are gone, and while the process ends.
  *
  * A fault of the device surfaces in the call that caused it or in a later one, as CUDA or, when nothing on the context

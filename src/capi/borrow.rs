@@ -8,7 +8,7 @@ use dlpark::{
 };
 
 use crate::{
-    error::{Result, error},
+    error::{Error, Result, error},
     tensor::{Name, View},
 };
 
@@ -49,7 +49,7 @@ pub unsafe fn items<'a, T>(name: &'static str, pointer: *const T, count: Count) 
         return Ok(&[]);
     }
     count.check::<T>(name)?;
-    check(Name::new(name), pointer)?;
+    check(&Name::new(name), pointer)?;
     // SAFETY: not NULL, aligned, of a size that fits, and readable by the caller's promise.
     Ok(unsafe { slice::from_raw_parts(pointer, count.items) })
 }
@@ -61,9 +61,9 @@ pub unsafe fn items<'a, T>(name: &'static str, pointer: *const T, count: Count) 
 #[inline(always)]
 pub unsafe fn tensor<'a>(name: &'static str, tensor: *const DLTensor) -> Result<View<'a>> {
     let name = Name::new(name);
-    check(name, tensor)?;
+    check(&name, tensor)?;
     // SAFETY: not NULL, aligned, and a tensor by the caller's promise.
-    unsafe { View::from_dlpack(name, &*tensor) }
+    unsafe { View::from_dlpack(&name, &*tensor) }
 }
 
 /// Borrows a managed tensor: only its `dl_tensor` is read.
@@ -100,9 +100,9 @@ pub unsafe fn managed_items<'a>(
 /// # Safety
 /// As for [`managed`].
 unsafe fn managed_named<'a>(name: Name, tensor: *const DLManagedTensor) -> Result<View<'a>> {
-    check(name, tensor)?;
+    check(&name, tensor)?;
     // SAFETY: not NULL, aligned, and a tensor by the caller's promise; no reference to its other fields is made.
-    unsafe { View::from_dlpack(name, &(*tensor).dl_tensor) }
+    unsafe { View::from_dlpack(&name, &(*tensor).dl_tensor) }
 }
 
 /// Borrows a versioned tensor that is to be written to.
@@ -112,7 +112,7 @@ unsafe fn managed_named<'a>(name: Name, tensor: *const DLManagedTensor) -> Resul
 /// the promise of [`View::from_dlpack`].
 pub unsafe fn versioned<'a>(name: &'static str, tensor: *const DLManagedTensorVersioned) -> Result<View<'a>> {
     let name = Name::new(name);
-    check(name, tensor)?;
+    check(&name, tensor)?;
     // SAFETY: not NULL, aligned, and by the caller's promise a tensor; what follows the version is read only in 1.x.
     unsafe {
         let version = (*tensor).version;
@@ -125,7 +125,7 @@ pub unsafe fn versioned<'a>(name: &'static str, tensor: *const DLManagedTensorVe
         if (*tensor).flags.contains(DlpackFlags::READ_ONLY) {
             return Err(error!(ReadOnly, "{name}: read-only by its flags, {:#x}", (*tensor).flags.bits()));
         }
-        View::from_dlpack(name, &(*tensor).dl_tensor)
+        View::from_dlpack(&name, &(*tensor).dl_tensor)
     }
 }
 
@@ -139,7 +139,7 @@ impl<T> Out<T> {
     /// # Safety
     /// Unless NULL or unaligned, `place` has room for a result.
     pub unsafe fn one(name: &'static str, place: *mut T) -> Result<Self> {
-        check(Name::new(name), place)?;
+        check(&Name::new(name), place)?;
         Ok(Self { first: place, count: 1 })
     }
 
@@ -147,7 +147,7 @@ impl<T> Out<T> {
     /// Unless NULL or unaligned, `first` has room for `count` results.
     pub unsafe fn several(name: &'static str, first: *mut T, count: Count) -> Result<Self> {
         count.check::<T>(name)?;
-        check(Name::new(name), first)?;
+        check(&Name::new(name), first)?;
         Ok(Self { first, count: count.items })
     }
 
@@ -159,12 +159,19 @@ impl<T> Out<T> {
     }
 }
 
-fn check<T>(name: Name, pointer: *const T) -> Result<()> {
-    if pointer.is_null() {
-        return Err(error!(InvalidArgument, "{name}: NULL"));
-    }
-    if !pointer.is_aligned() {
-        return Err(error!(InvalidArgument, "{name}: address {pointer:p} is not aligned to {}", align_of::<T>()));
+#[inline(always)]
+fn check<T>(name: &Name, pointer: *const T) -> Result<()> {
+    if pointer.is_null() || !pointer.is_aligned() {
+        return Err(no_place(name, pointer.addr(), align_of::<T>()));
     }
     Ok(())
+}
+
+/// Apart from the check, which is on the way of every call.
+#[cold]
+fn no_place(name: &Name, address: usize, alignment: usize) -> Error {
+    match address {
+        0 => error!(InvalidArgument, "{name}: NULL"),
+        _ => error!(InvalidArgument, "{name}: address {address:#x} is not aligned to {alignment}"),
+    }
 }

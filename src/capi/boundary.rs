@@ -99,9 +99,12 @@ pub fn boundary<T: Answer>(body: impl FnOnce() -> Result<T>) -> T::C {
 impl Error {
     /// Runs work within a call: a panic becomes an error that names its place, silently.
     pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T> {
-        DEPTH.set(DEPTH.get() + 1);
-        let outcome = panic::catch_unwind(AssertUnwindSafe(work));
-        DEPTH.set(DEPTH.get() - 1);
+        let outcome = DEPTH.with(|depth| {
+            depth.set(depth.get() + 1);
+            let outcome = panic::catch_unwind(AssertUnwindSafe(work));
+            depth.set(depth.get() - 1);
+            outcome
+        });
         let words = || PANIC.try_with(RefCell::take).unwrap_or_default();
         outcome.map_err(|_| Self { status: Status::Panic, message: words() })
     }
@@ -145,8 +148,8 @@ fn keep_panics_silent() {
         }
     }
     // A thread that unwinds may not change the hook: then the next call does. Nobody waits for who is at it: a child that
-    // was forked meanwhile would wait for ever.
-    if !thread::panicking() && !DONE.swap(true, Ordering::Relaxed) {
+    // was forked meanwhile would wait for ever. Looked at first, for a swap takes longer than all the rest of a small call.
+    if !DONE.load(Ordering::Relaxed) && !thread::panicking() && !DONE.swap(true, Ordering::Relaxed) {
         let _ = PREVIOUS.set(panic::take_hook());
         panic::set_hook(Box::new(hook));
     }

@@ -25,14 +25,14 @@ use super::{
 /// UNSUPPORTED_DEVICE: also a compute capability below 7.5.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_prepare(device: DLDevice) -> gc_status_t {
-    boundary(|| backend::of(Device::from_dlpack(Name::new("device"), device)?)?.prepare())
+    boundary(|| backend::of(Device::from_dlpack(&Name::new("device"), device)?)?.prepare())
 }
 
 /// Gives back the device memory that is kept for new tensors: what was released in the context that gc_prepare() would
 /// choose. Waits until the work that was enqueued there before is done. For a CPU: nothing, for nothing is kept.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
-    boundary(|| backend::of(Device::from_dlpack(Name::new("device"), device)?)?.trim())
+    boundary(|| backend::of(Device::from_dlpack(&Name::new("device"), device)?)?.trim())
 }
 
 /// The PTX of this library's kernels for devices of a compute capability, to load and launch by yourself; names,

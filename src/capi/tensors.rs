@@ -31,8 +31,8 @@ pub unsafe extern "C" fn gc_tensor_empty(
         // SAFETY: the caller promises `ndim` sizes and room for a pointer.
         let (shape, out) =
             unsafe { (borrow::items("shape", shape, Count::of_signed("ndim", ndim)?)?, Out::one("out", out)?) };
-        let device = Device::from_dlpack(Name::new("device"), device)?;
-        let dtype = Dtype::from_dlpack(Name::new("dtype"), dtype)?;
+        let device = Device::from_dlpack(&Name::new("device"), device)?;
+        let dtype = Dtype::from_dlpack(&Name::new("dtype"), dtype)?;
         out.fill(Outputs::allocate(Name::new("shape"), device, dtype, Shape::of(shape), 1)?.into_raw());
         Ok(())
     })
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn gc_tensor_from_pointer(
             byte_offset: 0,
         };
         // SAFETY: the caller promises `ndim` sizes and strides, memory that they describe, and room for a pointer.
-        let (view, out) = unsafe { (View::from_dlpack(Name::new("tensor"), &described)?, Out::one("out", out)?) };
+        let (view, out) = unsafe { (View::from_dlpack(&Name::new("tensor"), &described)?, Out::one("out", out)?) };
         out.fill(tensor::from_pointer(&view, Release { function: release, context: ctx })?.into_raw());
         Ok(())
     })

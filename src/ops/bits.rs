@@ -174,11 +174,14 @@ impl BitPlan {
     }
 }
 
+#[inline]
 fn push_dims(loops: &mut Loops<1>, view: &View<'_>) {
     let size = view.dtype().size as i64;
     if view.elements() == 0 {
         // The other dimensions may be as many and as large as they like.
         loops.push(0, [0]);
+    } else if view.is_contiguous() {
+        return loops.push(view.elements(), [size]);
     }
     for (count, stride) in view.dims().filter(|&(count, _)| view.elements() > 0 && count > 1) {
         loops.push(count, [stride * size]);
@@ -300,7 +303,9 @@ pub fn chunk_bytes(elements: i64, n_chunks: usize) -> Result<i64> {
         return Err(error!(InvalidArgument, "n_chunks: at least 1 expected, got 0"));
     }
     // At most 2^60, so it fits.
-    Ok((bytes_for(elements) as u64).div_ceil(n_chunks as u64) as i64)
+    let bytes = bytes_for(elements) as u64;
+    // A division takes longer than all the rest of these checks.
+    Ok(if n_chunks == 1 { bytes } else { bytes.div_ceil(n_chunks as u64) } as i64)
 }
 
 /// Truth of every element to `n_chunks` new tensors.
@@ -391,7 +396,7 @@ pub fn pack_signs_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, stream: 
 fn pack_rows_into(src: &View<'_>, test: Test, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
     check_chunk_rows(dst, src)?;
     check_same_device(dst, src)?;
-    dst.check_output(&[*src])?;
+    dst.check_output(&[src])?;
     pack(order, |plan| plan.flat(src, dst), test, src, dst, stream)
 }
 
@@ -399,7 +404,7 @@ fn pack_rows_into(src: &View<'_>, test: Test, order: BitOrder, dst: &View<'_>, s
 pub fn unpack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
     check_chunk_rows(src, dst)?;
     check_same_device(dst, src)?;
-    dst.check_output(&[*src])?;
+    dst.check_output(&[src])?;
     unpack(order, |plan| plan.flat(dst, src), One::of(dst.dtype()), src, dst, stream)
 }
 
@@ -410,7 +415,7 @@ pub fn pack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_
     check_uint8(dst)?;
     check_shape(dst, shape_with(src, axis, bytes_for(length(src, axis))), src)?;
     check_same_device(dst, src)?;
-    dst.check_output(&[*src])?;
+    dst.check_output(&[src])?;
     pack(order, |plan| plan.along(axis, src, dst), test, src, dst, stream)
 }
 
@@ -421,7 +426,7 @@ pub fn unpack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<
     let count = dst.shape().get(axis.unwrap_or(0)).copied().unwrap_or(0);
     check_shape(dst, shape_with(src, axis, count), src)?;
     check_same_device(dst, src)?;
-    dst.check_output(&[*src])?;
+    dst.check_output(&[src])?;
     unpack(order, |plan| plan.along(axis, dst, src), One::of(dst.dtype()), src, dst, stream)
 }
 

@@ -28,6 +28,7 @@ impl<const SIDES: usize> Loops<SIDES> {
     }
 
     /// Adds a loop inside those that are there. The product of all counts other than 0 must stay below 2^63.
+    #[inline]
     pub fn push(&mut self, count: i64, strides: [i64; SIDES]) {
         self.rounds *= count;
         if count == 1 || self.rounds == 0 {
@@ -105,6 +106,7 @@ impl<'a, const SIDES: usize> Cursor<'a, SIDES> {
     }
 
     /// The next run, of at most `limit` rounds; None past the last round.
+    #[inline]
     pub fn next_run(&mut self, limit: i64) -> Option<Run<SIDES>> {
         let limit = limit.min(self.left);
         if limit <= 0 {
@@ -118,20 +120,21 @@ impl<'a, const SIDES: usize> Cursor<'a, SIDES> {
         let count = limit.min(inner.count - *at);
         let run = Run { offsets: self.offsets, count, strides: inner.strides };
         self.left -= count;
-        *at += count;
-        step(&mut self.offsets, &inner.strides, count);
-        if *at == inner.count {
-            *at = 0;
-            step(&mut self.offsets, &inner.strides, -inner.count);
-            for (item, at) in outer.iter().zip(self.index.iter_mut()).rev() {
-                *at += 1;
+        if *at + count < inner.count {
+            *at += count;
+            step(&mut self.offsets, &inner.strides, count);
+            return Some(run);
+        }
+        step(&mut self.offsets, &inner.strides, -*at);
+        *at = 0;
+        for (item, at) in outer.iter().zip(self.index.iter_mut()).rev() {
+            *at += 1;
+            if *at < item.count {
                 step(&mut self.offsets, &item.strides, 1);
-                if *at < item.count {
-                    break;
-                }
-                *at = 0;
-                step(&mut self.offsets, &item.strides, -item.count);
+                break;
             }
+            *at = 0;
+            step(&mut self.offsets, &item.strides, 1 - item.count);
         }
         Some(run)
     }

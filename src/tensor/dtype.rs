@@ -32,7 +32,8 @@ impl Dtype {
     pub const BF16: Dtype = Dtype { kind: Kind::Bfloat, size: 2 };
 
     /// Reads a descriptor's dtype: bool of 8 bits, int and uint of 8 to 64, float of 16 to 64, bfloat of 16; one lane.
-    pub fn from_dlpack(name: Name, dtype: DLDataType) -> Result<Self> {
+    #[inline]
+    pub fn from_dlpack(name: &Name, dtype: DLDataType) -> Result<Self> {
         let kind = match dtype.code {
             DLDataTypeCode::BOOL => Kind::Bool,
             DLDataTypeCode::INT => Kind::Int,

@@ -218,7 +218,7 @@ pub struct Outputs<M: ManagedTensorBase = DLManagedTensor> {
 impl Outputs {
     /// `count` tensors of this shape, side by side in one new allocation, not initialized. Refusals are about `name`.
     pub fn allocate(name: Name, device: Device, dtype: Dtype, shape: Shape<'_>, count: usize) -> Result<Self> {
-        let elements = shape.elements(name)?;
+        let elements = shape.elements(&name)?;
         let bytes = i64::try_from(dtype.size).ok().and_then(|size| size.checked_mul(elements));
         let total = bytes.zip(i64::try_from(count).ok()).and_then(|(bytes, count)| bytes.checked_mul(count));
         let (Some(bytes), Some(total)) = (bytes, total) else {
@@ -239,7 +239,7 @@ impl Outputs {
     pub fn view(&self) -> Result<View<'_>> {
         // SAFETY: `finish` made the header and its lengths, over memory that lives as long as `self`, which nobody else
         // has seen yet.
-        unsafe { View::from_dlpack(Name::new("out"), self.first.as_ref().tensor()) }
+        unsafe { View::from_dlpack(&Name::new("out"), self.first.as_ref().tensor()) }
     }
 
     /// All tensors as one, one-dimensional and of uint8.
@@ -253,7 +253,7 @@ impl Outputs {
                 strides: ptr::null_mut(),
                 ..*self.first.as_ref().tensor()
             };
-            View::from_dlpack(Name::new("out"), &joined)
+            View::from_dlpack(&Name::new("out"), &joined)
         }
     }
 }
@@ -370,7 +370,7 @@ mod tests {
 
     fn view<M: ManagedTensorBase>(tensor: *mut M) -> View<'static> {
         // SAFETY: a tensor of ours, whose lengths live until it is released or taken.
-        unsafe { View::from_dlpack(Name::new("test"), (*tensor).tensor()).unwrap() }
+        unsafe { View::from_dlpack(&Name::new("test"), (*tensor).tensor()).unwrap() }
     }
 
     fn there_and_back(tensor: *mut DLManagedTensor) -> *mut DLManagedTensor {
@@ -398,7 +398,7 @@ mod tests {
                 byte_offset: 0,
             };
             // SAFETY: the description is that of `byte`.
-            let lent = unsafe { View::from_dlpack(Name::new("test"), &described).unwrap() };
+            let lent = unsafe { View::from_dlpack(&Name::new("test"), &described).unwrap() };
             let outputs = from_pointer(&lent, Release { function: Some(count), context }).unwrap();
             let mut tensor = outputs.into_raw().next().unwrap();
             for _ in 0..1_000_000 {

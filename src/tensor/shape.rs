@@ -31,20 +31,21 @@ impl<'a> Shape<'a> {
     }
 
     /// The number of elements: no dimension negative, the product within 63 bits.
-    pub fn elements(self, name: Name) -> Result<i64> {
-        let mut empty = false;
+    #[inline(always)]
+    pub fn elements(self, name: &Name) -> Result<i64> {
+        // A 0 may come after sizes whose product is too large.
+        let (mut product, mut empty) = (Some(1i64), false);
         for (axis, size) in self.iter().enumerate() {
             if size < 0 {
                 return Err(error!(InvalidArgument, "{name}: dimension {axis} is negative, {size}"));
             }
             empty |= size == 0;
+            product = product.and_then(|product| product.checked_mul(size));
         }
         if empty {
             return Ok(0);
         }
-        self.iter()
-            .try_fold(1i64, |product, size| product.checked_mul(size))
-            .ok_or_else(|| error!(SizeOverflow, "{name}: shape {self} has more than 2^63 - 1 elements"))
+        product.ok_or_else(|| error!(SizeOverflow, "{name}: shape {self} has more than 2^63 - 1 elements"))
     }
 
     /// Size and stride, in elements, of each dimension when the elements lie in C order without gaps.

@@ -18,7 +18,7 @@ pub enum Device {
 }
 
 impl Device {
-    pub fn from_dlpack(name: Name, device: DLDevice) -> Result<Self> {
+    pub fn from_dlpack(name: &Name, device: DLDevice) -> Result<Self> {
         match device.device_type {
             DLDeviceType::CPU | DLDeviceType::CUDAHOST => Ok(Device::Cpu),
             DLDeviceType::CUDA | DLDeviceType::CUDAMANAGED => Ok(Device::Cuda(device.device_id)),
@@ -46,7 +46,8 @@ impl fmt::Display for Device {
     }
 }
 
-/// The name of an argument, as refusals say it: `src`, `chunks[3]`.
+/// The name of an argument, as refusals say it: `src`, `chunks[3]`. Lent, not passed: a copy on the way of every call would
+/// wait for what has just been written.
 #[derive(Clone, Copy, Debug)]
 pub struct Name {
     argument: &'static str,
@@ -86,6 +87,7 @@ pub struct View<'a> {
     /// None: compact, in C order.
     strides: Option<&'a [i64]>,
     elements: i64,
+    contiguous: bool,
     /// Element 0, `byte_offset` applied; NULL when empty.
     data: *mut u8,
     /// Addresses from the lowest to past the highest byte; empty when there is no element.
@@ -99,7 +101,7 @@ impl<'a> View<'a> {
     /// For `'a`: `shape`, and `strides` unless NULL, point at `ndim` integers that do not change, and the elements they
     /// describe are memory of that device, which nobody else writes (nor reads, if the tensor is an output).
     #[inline(always)]
-    pub unsafe fn from_dlpack(name: Name, tensor: &DLTensor) -> Result<Self> {
+    pub unsafe fn from_dlpack(name: &Name, tensor: &DLTensor) -> Result<Self> {
         let ndim = usize::try_from(tensor.ndim)
             .map_err(|_| error!(InvalidArgument, "{name}: ndim {} is negative", tensor.ndim))?;
         let device = Device::from_dlpack(name, tensor.device)?;
@@ -113,13 +115,16 @@ impl<'a> View<'a> {
         }
         let elements = Shape::of(shape).elements(name)?;
 
+        let contiguous = elements == 0 || is_compact(shape, strides);
         let (data, extent) = match elements {
             0 => (std::ptr::null_mut(), (0, 0)),
             _ if tensor.data.is_null() => {
                 return Err(error!(InvalidArgument, "{name}: data is NULL, with {elements} elements"));
             }
             _ => {
-                let extent = addresses(tensor, dtype, dims(shape, strides)).ok_or_else(|| {
+                let reach =
+                    if contiguous { reach_of(dtype, [(elements, 1)]) } else { reach_of(dtype, dims(shape, strides)) };
+                let extent = reach.and_then(|reach| addresses(tensor, reach)).ok_or_else(|| {
                     error!(
                         SizeOverflow,
                         "{name}: shape {} of {dtype} with strides {} and byte_offset {} reaches past the address space",
@@ -131,7 +136,18 @@ impl<'a> View<'a> {
                 (tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize), extent)
             }
         };
-        Ok(Self { name, device, dl_device: tensor.device, dtype, shape, strides, elements, data, extent })
+        Ok(Self {
+            name: *name,
+            device,
+            dl_device: tensor.device,
+            dtype,
+            shape,
+            strides,
+            elements,
+            contiguous,
+            data,
+            extent,
+        })
     }
 
     pub fn name(&self) -> Name {
@@ -170,9 +186,7 @@ impl<'a> View<'a> {
 
     /// C-contiguous: sizes of 1 may carry any stride, and a tensor without elements always is.
     pub fn is_contiguous(&self) -> bool {
-        let compact = Shape::of(self.shape).compact();
-        self.elements == 0
-            || self.dims().zip(compact).all(|((size, stride), (_, compact))| size == 1 || stride == compact)
+        self.contiguous
     }
 
     /// The strides in words: as given, or that there are none.
@@ -187,7 +201,7 @@ impl<'a> View<'a> {
 
     /// Refuses an output that cannot be written without harm: its bytes intersect those of `inputs`, or two of its
     /// elements share a byte.
-    pub fn check_output(&self, inputs: &[View<'_>]) -> Result<()> {
+    pub fn check_output(&self, inputs: &[&View<'_>]) -> Result<()> {
         let own = self.extent();
         for input in inputs {
             let other = input.extent();
@@ -220,7 +234,7 @@ impl<'a> View<'a> {
 
     /// Whether two elements share a place. None: finding out would take more than [`OVERLAP_BUDGET`] steps.
     fn overlaps_itself(&self) -> Option<bool> {
-        if self.elements < 2 || self.strides.is_none() {
+        if self.contiguous {
             return Some(false);
         }
         // Dimensions of more than one element, narrowest stride first: at most 62, for the elements are fewer than 2^63.
@@ -303,8 +317,25 @@ fn dims<'a>(shape: &'a [i64], strides: Option<&'a [i64]>) -> impl Iterator<Item 
         .map(move |(axis, (size, compact))| (size, strides.map_or(compact, |strides| strides[axis])))
 }
 
-/// The addresses that the elements of `tensor` cover, of which there is one at least; None if they do not fit in memory.
-fn addresses(tensor: &DLTensor, dtype: Dtype, dims: impl Iterator<Item = (i64, i64)>) -> Option<(usize, usize)> {
+/// Whether the elements, of which there is one at least, lie in C order without gaps. Innermost first, for that takes
+/// no division.
+fn is_compact(shape: &[i64], strides: Option<&[i64]>) -> bool {
+    let Some(strides) = strides else {
+        return true;
+    };
+    let mut compact = 1;
+    for (&size, &stride) in shape.iter().zip(strides).rev() {
+        if size != 1 && stride != compact {
+            return false;
+        }
+        compact *= size;
+    }
+    true
+}
+
+/// The bytes of memory that elements cover, of which there is one at least: from the lowest, relative to element 0, to
+/// past the highest. None if there are more than memory has.
+fn reach_of(dtype: Dtype, dims: impl IntoIterator<Item = (i64, i64)>) -> Option<(i64, i64)> {
     let size = dtype.size as i64;
     let (mut low, mut high) = (0i64, size);
     for (count, stride) in dims {
@@ -314,6 +345,11 @@ fn addresses(tensor: &DLTensor, dtype: Dtype, dims: impl Iterator<Item = (i64, i
     }
     // More than isize::MAX bytes are no object of any allocator's.
     high.checked_sub(low)?;
+    Some((low, high))
+}
+
+/// The addresses that the elements of `tensor` cover, of what they reach; None if they do not fit in memory.
+fn addresses(tensor: &DLTensor, (low, high): (i64, i64)) -> Option<(usize, usize)> {
     let start = tensor.data.addr().checked_add(usize::try_from(tensor.byte_offset).ok()?)?;
     Some((start.checked_add_signed(low as isize)?, start.checked_add_signed(high as isize)?))
 }
@@ -351,7 +387,7 @@ mod tests {
             byte_offset: 0,
         };
         // SAFETY: shape and strides live for `'a`; the elements are never touched.
-        unsafe { View::from_dlpack(Name::new("test"), &tensor).unwrap() }
+        unsafe { View::from_dlpack(&Name::new("test"), &tensor).unwrap() }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::{
 use super::{
     pool,
     tiles::Tiles,
-    words::{InstructionSet, Kernels},
+    words::{InstructionSet, Kernels, Rows},
 };
 
 /// Bytes that pass through the stack at once where they do not lie side by side.
@@ -40,15 +40,27 @@ pub fn unpack(plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>) {
     unpack_with(InstructionSet::chosen(), plan, one, src, dst);
 }
 
-fn pack_with(set: &InstructionSet, plan: &BitPlan, test: Test, src: &View<'_>, dst: &View<'_>) {
+fn pack_with(set: &'static InstructionSet, plan: &BitPlan, test: Test, src: &View<'_>, dst: &View<'_>) {
+    let kernels = set.kernels(test.size);
+    if is_flat(plan, test.size) {
+        let job = Job::new(plan, &None, kernels, test.size, src.data(), dst.data());
+        // SAFETY: see Job.
+        return job.split(plan.bytes.rounds(), |part| unsafe {
+            job.pack_rows(test, job.first_element(), job.bytes, &part.groups, &Rows::ONE)
+        });
+    }
     let across = columns_of(plan, test.size);
-    let job = Job::new(plan, &across, set.kernels(test.size), test.size, src.data(), dst.data());
+    let job = Job::new(plan, &across, kernels, test.size, src.data(), dst.data());
     if let Some(tiles) = Tiles::of(plan, test.size) {
         // SAFETY: see Job. Squares add their bits to zeros.
         unsafe { job.bytes.write_bytes(0, plan.bytes.rounds() as usize) };
         return job.split_columns(&tiles, |columns| job.pack_tiles(&tiles, test, columns));
     }
     job.split(plan.bytes.rounds(), |part| match job.columns {
+        None if job.contiguous => job.for_each_run(&part.lines, |element, byte, rows| {
+            // SAFETY: see Job.
+            unsafe { job.pack_rows(test, element, byte, &part.groups, rows) }
+        }),
         None => job.for_each_row(&part.lines, |element, byte| {
             // SAFETY: see Job.
             unsafe { job.pack_row(test, element, byte, &part.groups) }
@@ -60,13 +72,25 @@ fn pack_with(set: &InstructionSet, plan: &BitPlan, test: Test, src: &View<'_>, d
     });
 }
 
-fn unpack_with(set: &InstructionSet, plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>) {
+fn unpack_with(set: &'static InstructionSet, plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>) {
+    let kernels = set.kernels(one.size);
+    if is_flat(plan, one.size) {
+        let job = Job::new(plan, &None, kernels, one.size, dst.data(), src.data());
+        // SAFETY: see Job.
+        return job.split(bytes_for(plan.elements.rounds()), |part| unsafe {
+            job.unpack_rows(one, job.first_element(), job.bytes, &part.groups, &Rows::ONE)
+        });
+    }
     let across = columns_of(plan, one.size);
-    let job = Job::new(plan, &across, set.kernels(one.size), one.size, dst.data(), src.data());
+    let job = Job::new(plan, &across, kernels, one.size, dst.data(), src.data());
     if let Some(tiles) = Tiles::of(plan, one.size) {
         return job.split_columns(&tiles, |columns| job.unpack_tiles(&tiles, one, columns));
     }
     job.split(bytes_for(plan.elements.rounds()), |part| match job.columns {
+        None if job.contiguous => job.for_each_run(&part.lines, |element, byte, rows| {
+            // SAFETY: see Job.
+            unsafe { job.unpack_rows(one, element, byte, &part.groups, rows) }
+        }),
         None => job.for_each_row(&part.lines, |element, byte| {
             // SAFETY: see Job.
             unsafe { job.unpack_row(one, element, byte, &part.groups) }
@@ -78,6 +102,17 @@ fn unpack_with(set: &InstructionSet, plan: &BitPlan, one: One, src: &View<'_>, d
     });
 }
 
+/// Whether the plan is one row, contiguous on both sides: the usual case, in which nothing else has to be found out.
+fn is_flat(plan: &BitPlan, size: usize) -> bool {
+    plan.rows.rounds() == 1 && is_contiguous(plan, size)
+}
+
+/// Whether rows are contiguous on both sides.
+fn is_contiguous(plan: &BitPlan, size: usize) -> bool {
+    let stride = [size as i64];
+    plan.elements.single_stride(stride) == Some(stride) && plan.bytes.single_stride([1]) == Some([1])
+}
+
 /// A plan with its memory.
 ///
 /// What makes the accesses below sound: the plan was made of two views, whose memory their makers vouched for. Every
@@ -85,13 +120,13 @@ fn unpack_with(set: &InstructionSet, plan: &BitPlan, one: One, src: &View<'_>, d
 /// in the same place, so that parts of the work may run side by side.
 struct Job<'a> {
     plan: &'a BitPlan,
-    kernels: Kernels,
+    kernels: &'static Kernels,
     /// Bytes an element.
     size: usize,
     elements: *mut u8,
     bytes: *mut u8,
     /// The loop over rows whose elements lie side by side, when rows are to be worked on across.
-    columns: Option<Loop<2>>,
+    columns: Option<&'a Loop<2>>,
     /// The rows, without the columns.
     rows: &'a Loops<2>,
     /// Whether a row is contiguous on both sides.
@@ -122,19 +157,16 @@ impl<'a> Job<'a> {
     fn new(
         plan: &'a BitPlan,
         across: &'a Option<(Loop<2>, Loops<2>)>,
-        kernels: Kernels,
+        kernels: &'static Kernels,
         size: usize,
         elements: *mut u8,
         bytes: *mut u8,
     ) -> Self {
-        let stride = [size as i64];
-        let contiguous =
-            plan.elements.single_stride(stride) == Some(stride) && plan.bytes.single_stride([1]) == Some([1]);
         let (columns, rows) = match across {
-            Some((columns, rows)) => (Some(*columns), rows),
+            Some((columns, rows)) => (Some(columns), rows),
             None => (None, &plan.rows),
         };
-        Self { plan, kernels, size, elements, bytes, columns, rows, contiguous }
+        Self { plan, kernels, size, elements, bytes, columns, rows, contiguous: is_contiguous(plan, size) }
     }
 
     /// Does the work on `groups` groups of every row in as many parts as it is worth.
@@ -174,24 +206,35 @@ impl<'a> Job<'a> {
         (touched / BYTES_A_THREAD) as usize
     }
 
-    /// Calls `work` with the first element and the first byte of each of these rows.
-    fn for_each_row(&self, rows: &Range<i64>, mut work: impl FnMut(*mut u8, *mut u8)) {
-        if self.rows.rounds() == 1 && rows.start == 0 && rows.end == 1 {
-            return work(self.elements.wrapping_offset(self.plan.start as isize), self.bytes);
+    /// The first element of the first row.
+    fn first_element(&self) -> *mut u8 {
+        self.elements.wrapping_offset(self.plan.start as isize)
+    }
+
+    /// Calls `work` with the first element and the first byte of runs of these rows.
+    fn for_each_run(&self, lines: &Range<i64>, mut work: impl FnMut(*mut u8, *mut u8, &Rows)) {
+        if self.rows.rounds() == 1 && lines.start == 0 && lines.end == 1 {
+            return work(self.first_element(), self.bytes, &Rows::ONE);
         }
-        let mut cursor = Cursor::starting_at(self.rows, rows.start);
-        let mut left = rows.end - rows.start;
-        while let Some(Run { offsets: [element, byte], count, strides: [element_step, byte_step] }) =
-            cursor.next_run(left)
-        {
+        let mut cursor = Cursor::starting_at(self.rows, lines.start);
+        let mut left = lines.end - lines.start;
+        while let Some(Run { offsets: [element, byte], count, strides }) = cursor.next_run(left) {
             left -= count;
-            for row in 0..count {
-                work(
-                    self.elements.wrapping_offset((self.plan.start + element + row * element_step) as isize),
-                    self.bytes.wrapping_offset((byte + row * byte_step) as isize),
-                );
-            }
+            work(
+                self.first_element().wrapping_offset(element as isize),
+                self.bytes.wrapping_offset(byte as isize),
+                &Rows { count: count as usize, steps: strides.map(|stride| stride as isize) },
+            );
         }
+    }
+
+    /// Calls `work` with the first element and the first byte of each of these rows.
+    fn for_each_row(&self, lines: &Range<i64>, mut work: impl FnMut(*mut u8, *mut u8)) {
+        self.for_each_run(lines, |first_element, first_byte, rows| {
+            for [element, byte] in rows.offsets() {
+                work(first_element.wrapping_offset(element), first_byte.wrapping_offset(byte));
+            }
+        });
     }
 
     /// The elements of some groups of a row, and its bytes.
@@ -201,22 +244,49 @@ impl<'a> Job<'a> {
         (element(groups.start)..element(groups.end), groups.start.min(bytes)..groups.end.min(bytes))
     }
 
+    /// Packs rows that are contiguous on both sides.
+    ///
+    /// # Safety
+    /// `element` and `byte` are the first of the first row.
+    unsafe fn pack_rows(&self, test: Test, element: *const u8, byte: *mut u8, groups: &Range<i64>, rows: &Rows) {
+        let (elements, bytes) = self.ranges(groups);
+        let (bits, room) = (length(&elements), length(&bytes));
+        let used = bits.div_ceil(8);
+        // SAFETY: see Job.
+        unsafe {
+            let dst = byte.add(bytes.start as usize);
+            let src = element.add(elements.start as usize * self.size);
+            (self.kernels.pack)(test, self.plan.order, src, bits, dst, rows);
+            if used < room {
+                rows.offsets().for_each(|[_, byte]| dst.offset(byte).add(used).write_bytes(0, room - used));
+            }
+        }
+    }
+
+    /// Unpacks rows that are contiguous on both sides.
+    ///
+    /// # Safety
+    /// `element` and `byte` are the first of the first row.
+    unsafe fn unpack_rows(&self, one: One, element: *mut u8, byte: *const u8, groups: &Range<i64>, rows: &Rows) {
+        let (elements, bytes) = self.ranges(groups);
+        let (wanted, available) = (length(&elements), length(&bytes));
+        let bits = wanted.min(available.saturating_mul(8));
+        // SAFETY: see Job.
+        unsafe {
+            let (src, dst) = (byte.add(bytes.start as usize), element.add(elements.start as usize * self.size));
+            (self.kernels.unpack)(one, self.plan.order, src, bits, dst, rows);
+            if bits < wanted {
+                let (end, zeros) = (dst.add(bits * self.size), (wanted - bits) * self.size);
+                rows.offsets().for_each(|[element, _]| end.offset(element).write_bytes(0, zeros));
+            }
+        }
+    }
+
     /// # Safety
     /// `element` and `byte` are the first of a row.
     unsafe fn pack_row(&self, test: Test, element: *const u8, byte: *mut u8, groups: &Range<i64>) {
         let (elements, bytes) = self.ranges(groups);
         let (mut bits, mut left) = (length(&elements), length(&bytes));
-        if self.contiguous {
-            // SAFETY: see Job.
-            unsafe {
-                let dst = byte.add(bytes.start as usize);
-                let src = element.add(elements.start as usize * self.size);
-                (self.kernels.pack)(test, self.plan.order, src, bits, dst);
-                let used = bits.div_ceil(8);
-                dst.add(used).write_bytes(0, left - used);
-            }
-            return;
-        }
         let mut from = Cursor::starting_at(&self.plan.elements, elements.start);
         if self.plan.bytes.single_stride([1]) == Some([1]) {
             // SAFETY: see Job.
@@ -248,16 +318,6 @@ impl<'a> Job<'a> {
     unsafe fn unpack_row(&self, one: One, element: *mut u8, byte: *const u8, groups: &Range<i64>) {
         let (elements, bytes) = self.ranges(groups);
         let (mut left, mut available) = (length(&elements), length(&bytes));
-        if self.contiguous {
-            // SAFETY: see Job.
-            unsafe {
-                let (src, dst) = (byte.add(bytes.start as usize), element.add(elements.start as usize * self.size));
-                let bits = left.min(available.saturating_mul(8));
-                (self.kernels.unpack)(one, self.plan.order, src, bits, dst);
-                dst.add(bits * self.size).write_bytes(0, (left - bits) * self.size);
-            }
-            return;
-        }
         let mut to = Cursor::starting_at(&self.plan.elements, elements.start);
         if self.plan.bytes.single_stride([1]) == Some([1]) {
             // SAFETY: see Job.
@@ -286,7 +346,7 @@ impl<'a> Job<'a> {
     ///
     /// # Safety
     /// `element` and `byte` are the first of column 0.
-    unsafe fn pack_columns(&self, test: Test, columns: Loop<2>, element: *const u8, byte: *mut u8, part: &Part) {
+    unsafe fn pack_columns(&self, test: Test, columns: &Loop<2>, element: *const u8, byte: *mut u8, part: &Part) {
         let [[element_step], [byte_step]] = self.steps();
         let [_, column_step] = columns.strides;
         let mut packed = [0u8; BLOCK];
@@ -316,25 +376,27 @@ impl<'a> Job<'a> {
     ///
     /// # Safety
     /// `element` and `byte` are the first of column 0.
-    unsafe fn unpack_columns(&self, one: One, columns: Loop<2>, element: *mut u8, byte: *const u8, part: &Part) {
+    unsafe fn unpack_columns(&self, one: One, columns: &Loop<2>, element: *mut u8, byte: *const u8, part: &Part) {
         let [[element_step], [byte_step]] = self.steps();
         let [_, column_step] = columns.strides;
         let mut packed = [0u8; BLOCK];
         for group in part.groups.clone() {
             let (elements, bytes) = self.ranges(&(group..group + 1));
-            for_each_block(&part.lines, BLOCK as i64, |first, count| {
+            let direct = column_step == 1 && !bytes.is_empty();
+            for_each_block(&part.lines, if direct { i64::MAX } else { BLOCK as i64 }, |first, count| {
                 // SAFETY: see Job; the block has room for `count` bytes. Past the last byte there are zeros.
                 unsafe {
                     let dst = element.offset((elements.start * element_step) as isize).add(first as usize * self.size);
-                    packed[..count].fill(0);
-                    if !bytes.is_empty() {
-                        let src = byte.offset((group * byte_step + first * column_step) as isize);
+                    let src = byte.wrapping_offset((group * byte_step + first * column_step) as isize);
+                    if bytes.is_empty() {
+                        packed[..count].fill(0);
+                    } else if !direct {
                         for (column, slot) in packed[..count].iter_mut().enumerate() {
                             *slot = src.offset(column as isize * column_step as isize).read();
                         }
                     }
                     let lines = length(&elements);
-                    let packed = packed.as_ptr();
+                    let packed = if direct { src } else { packed.as_ptr() };
                     (self.kernels.unpack_across)(
                         one,
                         self.plan.order,
@@ -381,6 +443,9 @@ unsafe fn scatter_bytes(cursor: &mut Cursor<'_, 1>, base: *mut u8, block: &[u8])
 
 /// Part number `index` of `parts`, in multiples of 64.
 fn cut(total: i64, index: usize, parts: usize) -> Range<i64> {
+    if parts == 1 {
+        return 0..total; // without a division
+    }
     let piece = (total / parts as i64 / 64 + 1) * 64;
     (index as i64 * piece).min(total)..((index as i64 + 1) * piece).min(total)
 }

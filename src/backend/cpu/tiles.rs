@@ -106,7 +106,7 @@ impl Tiles {
     /// for; nobody else works on the same columns, nor on others if the squares are not divisible.
     pub unsafe fn pack(
         &self,
-        kernels: Kernels,
+        kernels: &Kernels,
         test: Test,
         order: BitOrder,
         columns: &Range<i64>,
@@ -119,32 +119,48 @@ impl Tiles {
             unsafe {
                 let src = elements.offset(element);
                 (kernels.pack_tile)(test, order, src, self.line_stride as isize, lines, columns, &mut words);
-                for (column, &word) in words[..columns].iter().enumerate() {
-                    add_bits(word, lines, bytes, bit + column as i64 * self.column_bits, order);
+                let firsts = (0..).map(|column| (bit + column * self.column_bits) as usize);
+                let places = words[..columns].iter().zip(firsts);
+                // Whole words apart, for they take fewer instructions when their length is known.
+                match (order, lines) {
+                    (BitOrder::Big, TILE) => places.for_each(|(&word, at)| add_bits::<true>(word, TILE, bytes, at)),
+                    (BitOrder::Big, _) => places.for_each(|(&word, at)| add_bits::<true>(word, lines, bytes, at)),
+                    (BitOrder::Little, TILE) => places.for_each(|(&word, at)| add_bits::<false>(word, TILE, bytes, at)),
+                    (BitOrder::Little, _) => places.for_each(|(&word, at)| add_bits::<false>(word, lines, bytes, at)),
                 }
             }
         });
     }
 
-    /// Unpacks some columns: zeros past the `available` bytes.
+    /// Unpacks some columns: zeros past the last byte.
     ///
     /// # Safety
-    /// As for `pack`, and there are `available` bytes.
+    /// As for `pack`, and `bytes` says how many there are.
     pub unsafe fn unpack(
         &self,
-        kernels: Kernels,
+        kernels: &Kernels,
         one: One,
         order: BitOrder,
         columns: &Range<i64>,
-        (bytes, available): (*const u8, usize),
+        bytes: (*const u8, usize),
         elements: *mut u8,
     ) {
         self.for_each(columns, one.size, |element, bit, lines, columns| {
             let mut words = [0; TILE];
             // SAFETY: as in `pack`.
             unsafe {
-                for (column, word) in words[..columns].iter_mut().enumerate() {
-                    *word = bits_at(lines, (bytes, available), bit + column as i64 * self.column_bits, order);
+                let firsts = (0..).map(|column| (bit + column * self.column_bits) as usize);
+                let places = words[..columns].iter_mut().zip(firsts);
+                // Where all of them are, and more, no word has to ask.
+                let last = (bit + (columns as i64 - 1) * self.column_bits) as usize;
+                let (first_byte, all) = (bytes.0, bytes.1 >= last / 8 + 9);
+                match (order, all) {
+                    (BitOrder::Big, true) => places.for_each(|(word, at)| *word = bits_from::<true>(first_byte, at)),
+                    (BitOrder::Big, _) => places.for_each(|(word, at)| *word = bits_at::<true>(lines, bytes, at)),
+                    (BitOrder::Little, true) => {
+                        places.for_each(|(word, at)| *word = bits_from::<false>(first_byte, at))
+                    }
+                    (BitOrder::Little, _) => places.for_each(|(word, at)| *word = bits_at::<false>(lines, bytes, at)),
                 }
                 let dst = elements.offset(element);
                 (kernels.unpack_tile)(one, order, &mut words, dst, self.line_stride as isize, lines, columns);
@@ -153,19 +169,20 @@ impl Tiles {
     }
 }
 
-/// Adds `count` bits of `word` at bit number `first`: the lowest ones, or with [`BitOrder::Big`] the highest. All other
+/// Adds `count` bits of `word` at bit number `first`: the lowest ones, or with BIG the highest. All other
 /// bits of it are zeros.
 ///
 /// # Safety
 /// The bytes that these bits touch are there.
 #[inline(always)]
-unsafe fn add_bits(word: u64, count: usize, bytes: *mut u8, first: i64, order: BitOrder) {
-    let (dst, shift) = (bytes.wrapping_add((first / 8) as usize), (first % 8) as u32);
-    let touched = (shift as usize + count).div_ceil(8);
+unsafe fn add_bits<const BIG: bool>(word: u64, count: usize, bytes: *mut u8, first: usize) {
+    let (dst, shift) = (bytes.wrapping_add(first / 8), first % 8);
+    let touched = (shift + count).div_ceil(8);
     // The bits that fit in 8 bytes, and those in the byte behind them, as they lie in memory.
-    let (most, last) = match order {
-        BitOrder::Little => (word << shift, word.checked_shr(64 - shift).unwrap_or(0) as u8),
-        BitOrder::Big => ((word >> shift).swap_bytes(), (word << (8 - shift)) as u8),
+    let (most, last) = if BIG {
+        ((word >> shift).swap_bytes(), (word << (8 - shift)) as u8)
+    } else {
+        (word << shift, (word >> 1 >> (63 - shift)) as u8)
     };
     // SAFETY: the caller's promise.
     unsafe {
@@ -175,6 +192,8 @@ unsafe fn add_bits(word: u64, count: usize, bytes: *mut u8, first: i64, order: B
             if touched == 9 {
                 *dst.add(8) |= last;
             }
+        } else if touched == 1 {
+            *dst |= most as u8;
         } else {
             for (index, byte) in most.to_le_bytes().into_iter().enumerate().take(touched) {
                 *dst.add(index) |= byte;
@@ -183,27 +202,38 @@ unsafe fn add_bits(word: u64, count: usize, bytes: *mut u8, first: i64, order: B
     }
 }
 
-/// `count` bits from bit number `first`, zeros past the last byte. The first one is the lowest, or with
-/// [`BitOrder::Big`] the highest; the others of the word may be anything.
+/// `count` bits from bit number `first`, zeros past the last byte. The first one is the lowest, or with BIG
+/// the highest; the others of the word may be anything.
 ///
 /// # Safety
 /// There are `available` bytes.
 #[inline(always)]
-unsafe fn bits_at(count: usize, (bytes, available): (*const u8, usize), first: i64, order: BitOrder) -> u64 {
-    let (start, shift) = ((first / 8) as usize, (first % 8) as usize);
-    let mut memory = [0u8; 16];
+unsafe fn bits_at<const BIG: bool>(count: usize, (bytes, available): (*const u8, usize), first: usize) -> u64 {
+    let (start, shift) = (first / 8, first % 8);
+    let mut memory = [0u8; 9];
     // SAFETY: so many bytes are there.
     unsafe {
-        let src = bytes.wrapping_add(start);
-        if available >= start.saturating_add(16) {
-            memory = src.cast::<[u8; 16]>().read_unaligned();
-        } else {
-            let there = available.saturating_sub(start).min((shift + count).div_ceil(8));
-            std::ptr::copy_nonoverlapping(src, memory.as_mut_ptr(), there);
-        }
+        let there = available.saturating_sub(start).min((shift + count).div_ceil(8));
+        std::ptr::copy_nonoverlapping(bytes.wrapping_add(start), memory.as_mut_ptr(), there);
+        bits_from::<BIG>(memory.as_ptr(), shift)
     }
-    match order {
-        BitOrder::Little => (u128::from_le_bytes(memory) >> shift) as u64,
-        BitOrder::Big => (u128::from_be_bytes(memory) << shift >> 64) as u64,
+}
+
+/// 64 bits from bit number `first`. The first one is the lowest, or with BIG the highest.
+///
+/// # Safety
+/// There are 9 bytes from the one that the first bit is in.
+#[inline(always)]
+unsafe fn bits_from<const BIG: bool>(bytes: *const u8, first: usize) -> u64 {
+    let shift = first % 8;
+    // SAFETY: the caller's promise.
+    let (word, last) = unsafe {
+        let src = bytes.add(first / 8);
+        (src.cast::<[u8; 8]>().read_unaligned(), src.add(8).read())
+    };
+    if BIG {
+        u64::from_be_bytes(word) << shift | u64::from(last) >> (8 - shift)
+    } else {
+        u64::from_le_bytes(word) >> shift | u64::from(last) << 1 << (63 - shift)
     }
 }

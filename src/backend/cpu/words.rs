@@ -110,6 +110,15 @@ pub trait Lanes<T: Word> {
         }
     }
 
+    /// Turns a square of bits round: bit j of word i becomes bit i of word j.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    #[inline(always)]
+    unsafe fn transpose(words: &mut [u64; TILE]) {
+        transpose(words);
+    }
+
     /// Writes the bits of elements that lie `stride` bytes apart.
     ///
     /// # Safety
@@ -125,7 +134,13 @@ pub trait Lanes<T: Word> {
     /// # Safety
     /// `dst` is the place of the first of `count` elements, at any alignment, and the processor has the instructions.
     #[inline(always)]
-    unsafe fn unpack_apart(one: T, reader: &mut BitReader<'_>, dst: *mut u8, stride: isize, count: usize) {
+    unsafe fn unpack_apart<const BIG: bool>(
+        one: T,
+        reader: &mut BitReader<BIG>,
+        dst: *mut u8,
+        stride: isize,
+        count: usize,
+    ) {
         // SAFETY: the caller's promise.
         unsafe { unpack_one_by_one(one, reader, dst, stride, count) }
     }
@@ -163,9 +178,9 @@ pub unsafe fn pack_one_by_one<T: Word>(
 /// # Safety
 /// As for [`Lanes::unpack_apart`].
 #[inline(always)]
-pub unsafe fn unpack_one_by_one<T: Word>(
+pub unsafe fn unpack_one_by_one<T: Word, const BIG: bool>(
     one: T,
-    reader: &mut BitReader<'_>,
+    reader: &mut BitReader<BIG>,
     dst: *mut u8,
     stride: isize,
     count: usize,
@@ -313,71 +328,106 @@ fn end_of_stream() {
     };
 }
 
-/// Gives bits in the order of elements from bytes in either order; zeros past the last byte.
-pub struct BitReader<'a> {
-    /// Apart from the rest, so that the rest can live in registers.
-    block: &'a mut [u64; BLOCK],
-    /// Words of the block that are used up.
-    used: usize,
-    /// Bits that were not asked for yet, zeros above them.
-    waiting: u64,
-    filled: usize,
+/// Gives bits from bytes, in the order of bits that BIG says; zeros past the last byte.
+pub struct BitReader<const BIG: bool> {
     src: *const u8,
     available: usize,
-    order: BitOrder,
+    /// The number of the next bit.
+    position: usize,
 }
 
-impl<'a> BitReader<'a> {
+impl<const BIG: bool> BitReader<BIG> {
     /// # Safety
     /// `src` holds `available` bytes, as long as this lives.
     #[inline(always)]
-    unsafe fn new(block: &'a mut [u64; BLOCK], src: *const u8, available: usize, order: BitOrder) -> Self {
-        Self { block, used: BLOCK, waiting: 0, filled: 0, src, available, order }
+    unsafe fn new(src: *const u8, available: usize) -> Self {
+        Self { src, available, position: 0 }
     }
 
-    /// The next `count` bits, at most 64, zeros above.
+    /// The next 64 bits as if they began a byte, in the order of memory. Zeros past the last byte.
     #[inline(always)]
-    pub fn next(&mut self, count: usize) -> u64 {
-        let bits = self.waiting;
-        if self.filled >= count {
-            self.waiting = if count == 64 { 0 } else { bits >> count };
-            self.filled -= count;
-            return bits & (u64::MAX >> (64 - count));
+    fn peek(&self) -> u64 {
+        let (first, shift) = (self.position / 8, self.position % 8);
+        if shift == 0 && first + 8 <= self.available {
+            // SAFETY: 8 bytes are there.
+            return unsafe { u64::from_le(self.src.add(first).cast::<u64>().read_unaligned()) };
         }
-        let word = self.next_word();
-        let taken = count - self.filled;
-        let bits = bits | word << self.filled;
-        self.waiting = if taken == 64 { 0 } else { word >> taken };
-        self.filled = 64 - taken;
-        bits & (u64::MAX >> (64 - count))
+        let (word, last) = if first + 9 <= self.available {
+            // SAFETY: 9 bytes are there.
+            unsafe {
+                let src = self.src.add(first);
+                (u64::from_le(src.cast::<u64>().read_unaligned()), src.add(8).read())
+            }
+        } else {
+            self.at_the_end(first)
+        };
+        Self::joined(word, last, shift)
     }
 
-    #[inline(always)]
-    fn next_word(&mut self) -> u64 {
-        if self.used == self.block.len() {
-            self.refill();
-        }
-        self.used += 1;
-        self.block[self.used - 1]
+    /// The 9 bytes from number `first`, where they are not all there.
+    #[cold]
+    fn at_the_end(&self, first: usize) -> (u64, u8) {
+        let mut bytes = [0; 8];
+        let there = self.available.saturating_sub(first).min(8);
+        // SAFETY: so many bytes are there; without any the pointer only has to exist.
+        unsafe { ptr::copy_nonoverlapping(self.src.wrapping_add(first), bytes.as_mut_ptr(), there) };
+        (u64::from_le_bytes(bytes), 0)
     }
 
+    /// The next `count` bits, at most 64, in the order of memory, anything after them.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn refill(&mut self) {
-        let bytes = self.available.min(size_of_val(self.block));
-        if bytes < size_of_val(self.block) {
-            self.block.fill(0);
-        }
-        // SAFETY: `available` counts the bytes that are left.
-        unsafe {
-            ptr::copy_nonoverlapping(self.src, self.block.as_mut_ptr().cast(), bytes);
-            (self.src, self.available) = (self.src.add(bytes), self.available - bytes);
-        }
-        if self.order == BitOrder::Big {
-            for word in &mut self.block[..bytes.div_ceil(8)] {
-                *word = in_order::<true>(*word);
+    pub fn next_few(&mut self, count: usize) -> u64 {
+        let word = self.peek();
+        self.position += count;
+        word
+    }
+
+    /// Calls `work` with the next words, in the order of memory.
+    #[inline(always)]
+    fn for_each_word(&mut self, words: usize, mut work: impl FnMut(u64)) {
+        let (first, shift) = (self.position / 8, self.position % 8);
+        if first + 8 * words < self.available {
+            for index in 0..words {
+                // SAFETY: there are 8 bytes, and one more.
+                unsafe {
+                    let src = self.src.add(first + 8 * index);
+                    let word = u64::from_le(src.cast::<u64>().read_unaligned());
+                    work(Self::joined(word, src.add(8).read(), shift));
+                }
+            }
+            self.position += 64 * words;
+        } else {
+            for _ in 0..words {
+                work(self.peek());
+                self.position += 64;
             }
         }
-        self.used = 0;
+    }
+
+    /// The 64 bits of 72 from number `shift`, at most 7.
+    #[inline(always)]
+    fn joined(word: u64, last: u8, shift: usize) -> u64 {
+        if BIG {
+            (word.swap_bytes() << shift | u64::from(last) >> (8 - shift)).swap_bytes()
+        } else {
+            word >> shift | u64::from(last) << 1 << (63 - shift)
+        }
+    }
+
+    /// The next `count` bits, at most 64, in the order of elements, zeros above.
+    #[inline(always)]
+    pub fn next(&mut self, count: usize) -> u64 {
+        let word = in_order::<BIG>(self.peek());
+        self.position += count;
+        word & (u64::MAX >> (64 - count))
+    }
+
+    /// The next `count` bits after the 64 - `count` before them, which there are, in the order of memory.
+    #[inline(always)]
+    fn word_up_to(&mut self, count: usize) -> u64 {
+        self.position += count;
+        Self { position: self.position - 64, ..*self }.peek()
     }
 }
 
@@ -414,8 +464,87 @@ unsafe fn pack_side_by_side<L: Lanes<T>, T: Word>(
                 src = src.add(64 * T::SIZE);
             }
         }
-        if !count.is_multiple_of(64) {
-            writer.push(L::some_to_bits(zeros, src, count % 64), count % 64);
+        let rest = count % 64;
+        if rest > 0 {
+            // The last 64 once more, where there are so many: less than to take part of them.
+            let bits = if count < 64 {
+                L::some_to_bits(zeros, src, rest)
+            } else {
+                L::to_bits::<false>(zeros, src.sub((64 - rest) * T::SIZE)) >> (64 - rest)
+            };
+            writer.push(bits, rest);
+        }
+    }
+}
+
+/// Writes the bits of elements side by side, of which the first one is the last in memory.
+///
+/// # Safety
+/// As for [`Lanes::pack_apart`].
+#[inline(always)]
+unsafe fn pack_backward<L: Lanes<T>, T: Word>(
+    zeros: Zeros<T>,
+    src: *const u8,
+    count: usize,
+    writer: &mut BitWriter<'_>,
+) {
+    // SAFETY: the caller's promise: `count` elements, the first one at `src`, and room for their bits.
+    unsafe {
+        let mut end = src.add(T::SIZE);
+        for _ in 0..count / 64 {
+            end = end.sub(64 * T::SIZE);
+            // Bits turned round within bytes, and bytes turned round: all turned round.
+            let word = L::to_bits::<true>(zeros, end).swap_bytes();
+            if writer.filled == 0 { writer.push_word(word) } else { writer.push(word, 64) }
+        }
+        let rest = count % 64;
+        if rest > 0 {
+            let src = end.sub(rest * T::SIZE);
+            let bits = if count < 64 {
+                L::some_to_bits(zeros, src, rest).reverse_bits()
+            } else {
+                L::to_bits::<true>(zeros, src).swap_bytes()
+            };
+            writer.push(bits >> (64 - rest), rest);
+        }
+    }
+}
+
+/// Reads bits to elements side by side, of which the first one is the last in memory.
+///
+/// # Safety
+/// As for [`Lanes::unpack_apart`].
+#[inline(always)]
+unsafe fn unpack_backward<L: Lanes<T>, T: Word, const BIG: bool>(
+    one: T,
+    reader: &mut BitReader<BIG>,
+    dst: *mut u8,
+    count: usize,
+) {
+    // SAFETY: the caller's promise: room for `count` elements, the first one at `dst`.
+    unsafe {
+        let store = |word: u64, dst| {
+            // Bytes turned round, and bits taken in the other order: all turned round.
+            if BIG {
+                L::from_bits::<false, false>(one, word.swap_bytes(), dst);
+            } else {
+                L::from_bits::<true, false>(one, word.swap_bytes(), dst);
+            }
+        };
+        let mut end = dst.add(T::SIZE);
+        reader.for_each_word(count / 64, |word| {
+            end = end.sub(64 * T::SIZE);
+            store(word, end);
+        });
+        let rest = count % 64;
+        if rest > 0 {
+            let dst = end.sub(rest * T::SIZE);
+            if count < 64 {
+                L::some_from_bits(one, reader.next(rest).reverse_bits() >> (64 - rest), dst, rest);
+            } else {
+                // The last 64 once more: less than to write part of them.
+                store(reader.word_up_to(rest), dst);
+            }
         }
     }
 }
@@ -425,33 +554,69 @@ unsafe fn pack_side_by_side<L: Lanes<T>, T: Word>(
 /// # Safety
 /// As for [`Lanes::unpack_apart`].
 #[inline(always)]
-unsafe fn unpack_side_by_side<L: Lanes<T>, T: Word>(
+unsafe fn unpack_side_by_side<L: Lanes<T>, T: Word, const BIG: bool>(
     one: T,
-    reader: &mut BitReader<'_>,
+    reader: &mut BitReader<BIG>,
     mut dst: *mut u8,
     count: usize,
 ) {
     // SAFETY: the caller's promise: room for `count` elements.
     unsafe {
-        let mut whole = count / 64;
-        while whole > 0 && reader.filled == 0 {
-            if reader.used == reader.block.len() {
-                reader.refill();
-            }
-            let some = whole.min(reader.block.len() - reader.used);
-            for &bits in &reader.block[reader.used..reader.used + some] {
-                L::from_bits::<false, false>(one, bits, dst);
-                dst = dst.add(64 * T::SIZE);
-            }
-            reader.used += some;
-            whole -= some;
-        }
-        for _ in 0..whole {
-            L::from_bits::<false, false>(one, reader.next(64), dst);
+        reader.for_each_word(count / 64, |word| {
+            L::from_bits::<BIG, false>(one, word, dst);
             dst = dst.add(64 * T::SIZE);
+        });
+        let rest = count % 64;
+        if rest > 0 {
+            if count < 64 {
+                L::some_from_bits(one, reader.next(rest), dst, rest);
+            } else {
+                // The last 64 once more: less than to write part of them.
+                L::from_bits::<BIG, false>(one, reader.word_up_to(rest), dst.sub((64 - rest) * T::SIZE));
+            }
         }
-        if !count.is_multiple_of(64) {
-            L::some_from_bits(one, reader.next(count % 64), dst, count % 64);
+    }
+}
+
+/// Writes the lowest `count` bytes of a word, 1 to 8 of them, lowest first. A call of memcpy would take as long as a short
+/// row does.
+///
+/// # Safety
+/// There is room for them.
+#[inline(always)]
+unsafe fn write_bytes(word: u64, dst: *mut u8, count: usize) {
+    // SAFETY: the caller's promise: pieces that may overlap, from the first byte and to the last.
+    unsafe {
+        if count >= 4 {
+            dst.cast::<u32>().write_unaligned((word as u32).to_le());
+            dst.add(count - 4).cast::<u32>().write_unaligned(((word >> (8 * (count - 4))) as u32).to_le());
+        } else if count >= 2 {
+            dst.cast::<u16>().write_unaligned((word as u16).to_le());
+            dst.add(count - 2).cast::<u16>().write_unaligned(((word >> (8 * (count - 2))) as u16).to_le());
+        } else {
+            dst.write(word as u8);
+        }
+    }
+}
+
+/// The inverse: 1 to 8 bytes as the lowest of a word, zeros above.
+///
+/// # Safety
+/// They are there.
+#[inline(always)]
+unsafe fn read_bytes(src: *const u8, count: usize) -> u64 {
+    // SAFETY: the caller's promise: pieces that may overlap, from the first byte and to the last.
+    unsafe {
+        if count >= 4 {
+            let low = u64::from(u32::from_le(src.cast::<u32>().read_unaligned()));
+            let high = u64::from(u32::from_le(src.add(count - 4).cast::<u32>().read_unaligned()));
+            low | high << (8 * (count - 4))
+        } else if count >= 2 {
+            let low = u64::from(u16::from_le(src.cast::<u16>().read_unaligned()));
+            let high = u64::from(u16::from_le(src.add(count - 2).cast::<u16>().read_unaligned()));
+            low | high << (8 * (count - 2))
+        } else {
+            u64::from(src.read())
         }
     }
 }
@@ -483,8 +648,16 @@ unsafe fn pack<L: Lanes<T>, T: Word, const BIG: bool>(zeros: Zeros<T>, src: *con
             }
         }
         if rest > 0 {
-            let bits = in_order::<BIG>(L::some_to_bits(zeros, src.add(whole * 64 * T::SIZE), rest));
-            ptr::copy_nonoverlapping(bits.to_le_bytes().as_ptr(), dst.add(whole * 8), rest.div_ceil(8));
+            // The last 64 once more, where there are so many: less than to take part of them.
+            let last = match (whole, BIG) {
+                (0, _) => in_order::<BIG>(L::some_to_bits(zeros, src, rest)),
+                (_, true) => {
+                    let word = L::to_bits::<BIG>(zeros, src.add((bits - 64) * T::SIZE));
+                    (word.swap_bytes() << (64 - rest)).swap_bytes()
+                }
+                (_, false) => L::to_bits::<BIG>(zeros, src.add((bits - 64) * T::SIZE)) >> (64 - rest),
+            };
+            write_bytes(last, dst.add(whole * 8), rest.div_ceil(8));
         }
     }
 }
@@ -513,10 +686,18 @@ unsafe fn unpack<L: Lanes<T>, T: Word, const BIG: bool>(one: T, src: *const u8, 
             }
         }
         if rest > 0 {
-            let mut bytes = [0; 8];
-            ptr::copy_nonoverlapping(src.add(whole * 8), bytes.as_mut_ptr(), rest.div_ceil(8));
-            let bits = in_order::<BIG>(u64::from_le_bytes(bytes));
-            L::some_from_bits(one, bits, dst.add(whole * 64 * T::SIZE), rest);
+            let last = read_bytes(src.add(whole * 8), rest.div_ceil(8));
+            if whole == 0 {
+                return L::some_from_bits(one, in_order::<BIG>(last), dst, rest);
+            }
+            // The last 64 once more: less than to write part of them.
+            let before = words.add(whole - 1).read_unaligned();
+            let word = if BIG {
+                (before.swap_bytes() << rest | last.swap_bytes() >> (64 - rest)).swap_bytes()
+            } else {
+                before >> rest | last << (64 - rest)
+            };
+            L::from_bits::<BIG, false>(one, word, dst.add((bits - 64) * T::SIZE));
         }
     }
 }
@@ -544,6 +725,8 @@ unsafe fn pack_runs<L: Lanes<T>, T: Word>(
             let (src, count) = (base.offset(offset as isize), count as usize);
             if stride == T::SIZE as i64 {
                 pack_side_by_side::<L, T>(zeros, src, count, &mut writer);
+            } else if stride == -(T::SIZE as i64) {
+                pack_backward::<L, T>(zeros, src, count, &mut writer);
             } else {
                 L::pack_apart(zeros, src, stride as isize, count, &mut writer);
             }
@@ -560,9 +743,8 @@ unsafe fn pack_runs<L: Lanes<T>, T: Word>(
 /// Every offset of the cursor from `base` is the place of an element, at any alignment; `src` holds the bytes; the
 /// processor has L's instructions.
 #[inline(always)]
-unsafe fn unpack_runs<L: Lanes<T>, T: Word>(
+unsafe fn unpack_runs<L: Lanes<T>, T: Word, const BIG: bool>(
     one: T,
-    order: BitOrder,
     src: *const u8,
     available: usize,
     cursor: &mut Cursor<'_, 1>,
@@ -572,12 +754,13 @@ unsafe fn unpack_runs<L: Lanes<T>, T: Word>(
     let mut left = bits;
     // SAFETY: the caller's promise.
     unsafe {
-        let mut block = [0; BLOCK];
-        let mut reader = BitReader::new(&mut block, src, available, order);
+        let mut reader = BitReader::<BIG>::new(src, available);
         while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run(left as i64) {
             let (dst, count) = (base.offset(offset as isize), count as usize);
             if stride == T::SIZE as i64 {
-                unpack_side_by_side::<L, T>(one, &mut reader, dst, count);
+                unpack_side_by_side::<L, T, BIG>(one, &mut reader, dst, count);
+            } else if stride == -(T::SIZE as i64) {
+                unpack_backward::<L, T, BIG>(one, &mut reader, dst, count);
             } else {
                 L::unpack_apart(one, &mut reader, dst, stride as isize, count);
             }
@@ -588,6 +771,9 @@ unsafe fn unpack_runs<L: Lanes<T>, T: Word>(
 
 /// The side of a tile: as many bits as a word has.
 pub const TILE: usize = 64;
+
+/// So few columns of a tile are faster done one element at a time than turned round.
+const FEW_COLUMNS: usize = 3;
 
 /// Turns a square of bits round: bit j of word i becomes bit i of word j.
 #[inline(always)]
@@ -622,13 +808,11 @@ fn prefetch(address: *const u8) {
     let _ = address;
 }
 
-/// The word of a line in a tile: after turning, the first line's bit is the lowest of each word, or the highest.
+/// The words of the lines in a tile: after turning, the first line's bit is the lowest of each word, or the highest.
 #[inline(always)]
-fn word_of(line: usize, order: BitOrder) -> usize {
-    match order {
-        BitOrder::Big => TILE - 1 - line,
-        BitOrder::Little => line,
-    }
+fn words_of(order: BitOrder) -> impl Iterator<Item = usize> {
+    let last = if order == BitOrder::Big { TILE - 1 } else { 0 };
+    (0..TILE).map(move |line| line ^ last)
 }
 
 /// The bits of a tile, turned round: word i has those of element i of each line; line j begins `j * stride` bytes after
@@ -646,19 +830,38 @@ unsafe fn pack_tile<L: Lanes<T>, T: Word>(
     columns: usize,
     words: &mut [u64; TILE],
 ) {
+    if columns <= FEW_COLUMNS {
+        for (column, word) in words[..columns].iter_mut().enumerate() {
+            let mut bits = 0;
+            for line in 0..lines {
+                // SAFETY: the caller's promise.
+                let word =
+                    unsafe { src.offset(line as isize * stride).add(column * T::SIZE).cast::<T>().read_unaligned() };
+                bits |= u64::from(zeros.bit(word)) << line;
+            }
+            *word = if order == BitOrder::Big { bits.reverse_bits() } else { bits };
+        }
+        return;
+    }
     if lines < TILE {
         words.fill(0);
     }
-    for line in 0..lines {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let src = src.offset(line as isize * stride);
-            prefetch(src.wrapping_add(TILE * T::SIZE));
-            words[word_of(line, order)] =
-                if columns == TILE { L::to_bits::<false>(zeros, src) } else { L::some_to_bits(zeros, src, columns) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        if columns == TILE {
+            for (word, line) in words_of(order).zip(0..lines) {
+                let src = src.offset(line as isize * stride);
+                prefetch(src.wrapping_add(TILE * T::SIZE));
+                words[word] = L::to_bits::<false>(zeros, src);
+            }
+        } else {
+            for (word, line) in words_of(order).zip(0..lines) {
+                words[word] = L::some_to_bits(zeros, src.offset(line as isize * stride), columns);
+            }
         }
     }
-    transpose(words);
+    // SAFETY: the caller's promise.
+    unsafe { L::transpose(words) };
 }
 
 /// The inverse: elements of a tile of the bits of [`pack_tile`].
@@ -676,17 +879,30 @@ unsafe fn unpack_tile<L: Lanes<T>, T: Word>(
     lines: usize,
     columns: usize,
 ) {
-    transpose(words);
-    for line in 0..lines {
-        let word = words[word_of(line, order)];
-        // SAFETY: the caller's promise.
-        unsafe {
-            let dst = dst.offset(line as isize * stride);
-            prefetch(dst.wrapping_add(TILE * T::SIZE));
-            if columns == TILE {
-                L::from_bits::<false, false>(one, word, dst);
-            } else {
-                L::some_from_bits(one, word, dst, columns);
+    if columns <= FEW_COLUMNS {
+        for (column, &word) in words[..columns].iter().enumerate() {
+            let bits = if order == BitOrder::Big { word.reverse_bits() } else { word };
+            for line in 0..lines {
+                let word = one.times((bits >> line & 1) as u8);
+                // SAFETY: the caller's promise.
+                unsafe { dst.offset(line as isize * stride).add(column * T::SIZE).cast::<T>().write_unaligned(word) };
+            }
+        }
+        return;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { L::transpose(words) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        if columns == TILE {
+            for (word, line) in words_of(order).zip(0..lines) {
+                let dst = dst.offset(line as isize * stride);
+                prefetch(dst.wrapping_add(TILE * T::SIZE));
+                L::from_bits::<false, false>(one, words[word], dst);
+            }
+        } else {
+            for (word, line) in words_of(order).zip(0..lines) {
+                L::some_from_bits(one, words[word], dst.offset(line as isize * stride), columns);
             }
         }
     }
@@ -739,6 +955,14 @@ impl<T: Word> Lanes<T> for Portable {
     }
 }
 
+/// First column and width of blocks that cover all columns. Rather than a narrow last one there is a whole one that
+/// overlaps the one before: what is done twice has the same result, and a narrow block takes longer than two whole ones.
+#[inline(always)]
+fn blocks<const BLOCK: usize>(columns: usize) -> impl Iterator<Item = (usize, usize)> {
+    let width = BLOCK.min(columns);
+    (0..columns).step_by(BLOCK).map(move |start| (start.min(columns - width), width))
+}
+
 /// Packs across: bit j of byte c is that of element c of the line that begins `j * stride` bytes after `src`. At most
 /// 8 lines; bits of lines that are not there are 0.
 ///
@@ -754,8 +978,7 @@ unsafe fn pack_across<T: Word, const BIG: bool>(
     dst: *mut u8,
 ) {
     const BLOCK: usize = 64;
-    for start in (0..columns).step_by(BLOCK) {
-        let width = BLOCK.min(columns - start);
+    for (start, width) in blocks::<BLOCK>(columns) {
         let mut bytes = [0u8; BLOCK];
         for line in 0..lines {
             let shift = if BIG { 7 - line } else { line };
@@ -773,7 +996,14 @@ unsafe fn pack_across<T: Word, const BIG: bool>(
             }
         }
         // SAFETY: there is room for `columns` bytes.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), dst.add(start), width) };
+        unsafe {
+            let dst = dst.add(start);
+            if width == BLOCK {
+                dst.cast::<[u8; BLOCK]>().write_unaligned(bytes);
+            } else {
+                ptr::copy_nonoverlapping(bytes.as_ptr(), dst, width);
+            }
+        }
     }
 }
 
@@ -791,11 +1021,17 @@ unsafe fn unpack_across<T: Word, const BIG: bool>(
     lines: usize,
 ) {
     const BLOCK: usize = 64;
-    for start in (0..columns).step_by(BLOCK) {
-        let width = BLOCK.min(columns - start);
+    for (start, width) in blocks::<BLOCK>(columns) {
         let mut bytes = [0u8; BLOCK];
         // SAFETY: there are `columns` bytes.
-        unsafe { ptr::copy_nonoverlapping(src.add(start), bytes.as_mut_ptr(), width) };
+        unsafe {
+            let src = src.add(start);
+            if width == BLOCK {
+                bytes = src.cast::<[u8; BLOCK]>().read_unaligned();
+            } else {
+                ptr::copy_nonoverlapping(src, bytes.as_mut_ptr(), width);
+            }
+        }
         for line in 0..lines {
             let shift = if BIG { 7 - line } else { line };
             let words: [T; BLOCK] = bytes.map(|byte| one.times(byte >> shift & 1));
@@ -812,8 +1048,24 @@ unsafe fn unpack_across<T: Word, const BIG: bool>(
     }
 }
 
-type Pack = unsafe fn(Test, BitOrder, src: *const u8, bits: usize, dst: *mut u8);
-type Unpack = unsafe fn(One, BitOrder, src: *const u8, bits: usize, dst: *mut u8);
+/// Rows alike: how many, and how many bytes lie from one to the next on the side of the elements and on that of the bytes.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    pub count: usize,
+    pub steps: [isize; 2],
+}
+
+impl Rows {
+    pub const ONE: Self = Self { count: 1, steps: [0, 0] };
+
+    /// How far each row is from the first.
+    pub fn offsets(self) -> impl Iterator<Item = [isize; 2]> {
+        (0..self.count as isize).map(move |row| self.steps.map(|step| row * step))
+    }
+}
+
+type Pack = unsafe fn(Test, BitOrder, src: *const u8, bits: usize, dst: *mut u8, rows: &Rows);
+type Unpack = unsafe fn(One, BitOrder, src: *const u8, bits: usize, dst: *mut u8, rows: &Rows);
 type PackAcross = unsafe fn(Test, BitOrder, src: *const u8, stride: isize, lines: usize, columns: usize, dst: *mut u8);
 type PackRuns = unsafe fn(Test, BitOrder, cursor: &mut Cursor<'_, 1>, base: *const u8, bits: usize, dst: *mut u8);
 type UnpackRuns =
@@ -825,7 +1077,7 @@ type UnpackTile =
 type UnpackAcross = unsafe fn(One, BitOrder, src: *const u8, columns: usize, dst: *mut u8, stride: isize, lines: usize);
 
 /// The kernels of one instruction set for one width of element; their arguments and promises are those of the functions
-/// of the same names above.
+/// of the same names above. `pack` and `unpack` do so for each of some rows: fewer calls, where rows are short.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     pub pack: Pack,
@@ -842,29 +1094,48 @@ pub struct Kernels {
 macro_rules! kernels {
     ($lanes:ty $(, $feature:literal)?) => {{
         $(#[target_feature(enable = $feature)])?
-        unsafe fn pack_with<T: Word>(test: Test, order: BitOrder, src: *const u8, bits: usize, dst: *mut u8)
-        where
+        unsafe fn pack_with<T: Word>(
+            test: Test,
+            order: BitOrder,
+            src: *const u8,
+            bits: usize,
+            dst: *mut u8,
+            rows: &Rows,
+        ) where
             $lanes: Lanes<T>,
         {
-            // SAFETY: the caller's promise.
-            unsafe {
-                match order {
-                    BitOrder::Big => pack::<$lanes, T, true>(Zeros::new(test), src, bits, dst),
-                    BitOrder::Little => pack::<$lanes, T, false>(Zeros::new(test), src, bits, dst),
+            let zeros = Zeros::new(test);
+            for [element, byte] in rows.offsets() {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let (src, dst) = (src.offset(element), dst.offset(byte));
+                    match order {
+                        BitOrder::Big => pack::<$lanes, T, true>(zeros, src, bits, dst),
+                        BitOrder::Little => pack::<$lanes, T, false>(zeros, src, bits, dst),
+                    }
                 }
             }
         }
         $(#[target_feature(enable = $feature)])?
-        unsafe fn unpack_with<T: Word>(one: One, order: BitOrder, src: *const u8, bits: usize, dst: *mut u8)
-        where
+        unsafe fn unpack_with<T: Word>(
+            one: One,
+            order: BitOrder,
+            src: *const u8,
+            bits: usize,
+            dst: *mut u8,
+            rows: &Rows,
+        ) where
             $lanes: Lanes<T>,
         {
             let one = T::from_u64(one.pattern);
-            // SAFETY: the caller's promise.
-            unsafe {
-                match order {
-                    BitOrder::Big => unpack::<$lanes, T, true>(one, src, bits, dst),
-                    BitOrder::Little => unpack::<$lanes, T, false>(one, src, bits, dst),
+            for [element, byte] in rows.offsets() {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let (src, dst) = (src.offset(byte), dst.offset(element));
+                    match order {
+                        BitOrder::Big => unpack::<$lanes, T, true>(one, src, bits, dst),
+                        BitOrder::Little => unpack::<$lanes, T, false>(one, src, bits, dst),
+                    }
                 }
             }
         }
@@ -935,7 +1206,11 @@ macro_rules! kernels {
         {
             // SAFETY: the caller's promise.
             unsafe {
-                unpack_runs::<$lanes, T>(T::from_u64(one.pattern), order, src, available, cursor, base, bits)
+                let one = T::from_u64(one.pattern);
+                match order {
+                    BitOrder::Big => unpack_runs::<$lanes, T, true>(one, src, available, cursor, base, bits),
+                    BitOrder::Little => unpack_runs::<$lanes, T, false>(one, src, available, cursor, base, bits),
+                }
             }
         }
         $(#[target_feature(enable = $feature)])?
@@ -993,12 +1268,16 @@ pub struct InstructionSet {
     kernels: [Kernels; 4],
 }
 
+/// What is in use, once it has been chosen. No lock: a child that is forked while another thread chooses would wait for it
+/// for ever. Who comes at the same time chooses the same.
+static CHOSEN: AtomicPtr<InstructionSet> = AtomicPtr::new(ptr::null_mut());
+
 static PORTABLE: InstructionSet = InstructionSet { name: "portable", kernels: kernels!(Portable) };
 
 impl InstructionSet {
     /// The kernels for elements of `size` bytes.
-    pub fn kernels(&self, size: usize) -> Kernels {
-        self.kernels[size.trailing_zeros() as usize & 3]
+    pub fn kernels(&self, size: usize) -> &Kernels {
+        &self.kernels[size.trailing_zeros() as usize & 3]
     }
 
     /// The instruction sets that this processor has, the best first.
@@ -1019,14 +1298,14 @@ impl InstructionSet {
     }
 
     /// The one to use: the best there is, or the one that GRADCODEC_CPU names, if it is there.
+    #[inline(always)]
     pub fn chosen() -> &'static Self {
-        // No lock: a child that is forked while another thread chooses would wait for it for ever. Who comes at the same
-        // time chooses the same.
-        static CHOSEN: AtomicPtr<InstructionSet> = AtomicPtr::new(ptr::null_mut());
-        // SAFETY: what is stored below is static.
-        if let Some(chosen) = unsafe { CHOSEN.load(Ordering::Acquire).as_ref() } {
-            return chosen;
-        }
+        // SAFETY: what is stored there is static.
+        unsafe { CHOSEN.load(Ordering::Acquire).as_ref() }.unwrap_or_else(Self::choose)
+    }
+
+    #[cold]
+    fn choose() -> &'static Self {
         let wanted = std::env::var_os("GRADCODEC_CPU");
         let named = Self::available().find(|set| wanted.as_ref().is_none_or(|name| name == set.name));
         let chosen = named.or_else(|| Self::available().next()).unwrap_or(&PORTABLE);
@@ -1106,7 +1385,9 @@ mod tests {
             expected.push(0xee);
             let mut dst = vec![0xee; 1 + expected.len()];
             // SAFETY: the elements, and room for their bytes.
-            unsafe { (set.kernels(test.size).pack)(test, order, src[1..].as_ptr(), bits, dst[1..].as_mut_ptr()) };
+            unsafe {
+                (set.kernels(test.size).pack)(test, order, src[1..].as_ptr(), bits, dst[1..].as_mut_ptr(), &Rows::ONE)
+            };
             assert_eq!(dst[1..], expected, "{} {test:x?} {order:?} {bits}", set.name);
         });
     }
@@ -1123,8 +1404,40 @@ mod tests {
             expected.push(0xee);
             let mut dst = vec![0xee; 1 + expected.len()];
             // SAFETY: the bytes, and room for the elements.
-            unsafe { (set.kernels(test.size).unpack)(one, order, bytes.as_ptr(), bits, dst[1..].as_mut_ptr()) };
+            unsafe {
+                (set.kernels(test.size).unpack)(one, order, bytes.as_ptr(), bits, dst[1..].as_mut_ptr(), &Rows::ONE)
+            };
             assert_eq!(dst[1..], expected, "{} {one:x?} {order:?} {bits}", set.name);
+        });
+    }
+
+    #[test]
+    fn rows_are_packed_and_unpacked_each_for_itself() {
+        for_every_case(|set, test, order, bits, bytes| {
+            // Row j begins at element 3 * j and byte 26 * j, with a byte between that is nobody's.
+            let (kernels, size) = (set.kernels(test.size), test.size);
+            let rows = Rows { count: 3, steps: [3 * size as isize, 26] };
+            let bits = bits.min(200 - 6);
+            let (mut expected, mut dst) = (vec![0xee; 3 * 26], vec![0xee; 3 * 26]);
+            for row in 0..3 {
+                let ones = (0..bits).filter(|index| model(bytes, 3 * row + index, test));
+                expected[26 * row..][..bits.div_ceil(8)].fill(0);
+                ones.for_each(|index| expected[26 * row + index / 8] |= mask(order, index));
+            }
+            // SAFETY: the elements, and room for their bytes.
+            unsafe { (kernels.pack)(test, order, bytes.as_ptr(), bits, dst.as_mut_ptr(), &rows) };
+            assert_eq!(dst, expected, "{} {test:x?} {order:?} {bits}", set.name);
+
+            let rows = Rows { count: 3, steps: [201 * size as isize, 26] };
+            let one = One { size, pattern: 1 };
+            let (mut elements, mut model) = (vec![0xdd; 3 * 201 * size], vec![0xdd; 3 * 201 * size]);
+            for (row, index) in (0..3).flat_map(|row| (0..bits).map(move |index| (row, index))) {
+                let set = u64::from(expected[26 * row + index / 8] & mask(order, index) != 0);
+                model[(201 * row + index) * size..][..size].copy_from_slice(&set.to_le_bytes()[..size]);
+            }
+            // SAFETY: the bytes, and room for the elements.
+            unsafe { (kernels.unpack)(one, order, expected.as_ptr(), bits, elements.as_mut_ptr(), &rows) };
+            assert!(elements == model, "{} {one:x?} {order:?} {bits}: unpacking", set.name);
         });
     }
 
@@ -1214,7 +1527,7 @@ mod tests {
                     let mut cursor = Cursor::starting_at(&loops, 0);
                     // SAFETY: the elements, and room for their bytes.
                     unsafe {
-                        (kernels.pack)(test, order, bytes.as_ptr(), bits, expected.as_mut_ptr());
+                        (kernels.pack)(test, order, bytes.as_ptr(), bits, expected.as_mut_ptr(), &Rows::ONE);
                         let base = memory.as_ptr().add(middle);
                         (kernels.pack_runs)(test, order, &mut cursor, base, bits, dst.as_mut_ptr());
                     }
@@ -1250,7 +1563,7 @@ mod tests {
                 let (kernels, test) = (set.kernels(size), Test { size, first_zero: 0, span: 0 });
                 let bytes: Vec<u8> =
                     (0..70 * 70).flat_map(|index| element(index, test).to_le_bytes()[..size].to_vec()).collect();
-                for (lines, columns) in [(64, 64), (64, 5), (3, 64), (63, 62), (1, 1)] {
+                for (lines, columns) in [(64, 64), (64, 5), (64, 3), (3, 64), (63, 62), (1, 1)] {
                     let (mut words, stride) = ([7; TILE], 70 * size);
                     // SAFETY: 70 lines of 70 elements, of which the tile is a part.
                     unsafe {

@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::words::{BitReader, BitWriter, Lanes, Zeros, in_order, lane_bits, pack_one_by_one, unpack_one_by_one};
+use super::words::{BitReader, BitWriter, Lanes, TILE, Zeros, in_order, lane_bits, pack_one_by_one, unpack_one_by_one};
 
 /// AVX-512 F and BW, and BMI2: compares give masks, and masks give elements.
 pub struct Avx512;
@@ -45,6 +45,40 @@ const EVERY: [u64; 64] = {
     table
 };
 
+/// How the bits of a word are spread over the bytes of a vector in which elements lie so many bytes apart: which of the
+/// word's bytes each byte is a copy of, and which bit of it counts there, in little and in big order.
+struct Spread {
+    copies: [u8; 64],
+    bits: [[u8; 64]; 2],
+}
+
+/// Widest distance of elements that [`Comb`] takes.
+const WIDEST: usize = 16;
+
+/// `SPREAD[backward][distance]`.
+static SPREAD: [[Spread; WIDEST + 1]; 2] = {
+    const NONE: Spread = Spread { copies: [0; 64], bits: [[0; 64]; 2] };
+    let mut table = [[NONE; WIDEST + 1], [NONE; WIDEST + 1]];
+    let mut distance = 1;
+    while distance <= WIDEST {
+        let (elements, mut element) = (64 / distance, 0);
+        while element < elements {
+            let at = element * distance;
+            let mut backward = 0;
+            while backward < 2 {
+                let bit = if backward == 1 { elements - 1 - element } else { element };
+                table[backward][distance].copies[at] = bit as u8 / 8;
+                table[backward][distance].bits[0][at] = 1 << (bit % 8);
+                table[backward][distance].bits[1][at] = 0x80 >> (bit % 8);
+                backward += 1;
+            }
+            element += 1;
+        }
+        distance += 1;
+    }
+    table
+};
+
 /// How elements that lie apart are taken a vector at a time: those at every `step`-th of its lanes, `elements` of them,
 /// in memory's order or against it. None if they are so far apart, or so oddly, that one at a time is as good.
 #[derive(Clone, Copy)]
@@ -59,7 +93,7 @@ impl Comb {
     fn new(stride: isize, size: usize) -> Option<Self> {
         let (lanes, distance) = (64 / size, stride.unsigned_abs());
         let step = distance / size;
-        if !distance.is_multiple_of(size) || step == 0 || 4 * step > lanes {
+        if !distance.is_multiple_of(size) || step == 0 || distance > WIDEST {
             return None;
         }
         Some(Self { step, elements: lanes / step, backward: stride < 0 })
@@ -83,6 +117,12 @@ impl Comb {
         if self.backward { first + count - 1 } else { first }
     }
 
+    /// Where in a word, as lanes have it, the bits of a vector of elements from number `first` are.
+    #[inline(always)]
+    fn shift(self, first: usize) -> usize {
+        if self.backward { 64 - self.elements - first } else { first }
+    }
+
     /// `count` bits, the lowest for the first element, from or to the order of lanes.
     #[inline(always)]
     fn turned(self, bits: u64, count: usize) -> u64 {
@@ -90,9 +130,77 @@ impl Comb {
     }
 }
 
+/// Turns a square of bits round: bit j of word i becomes bit i of word j. Left to the compiler, its last three steps are
+/// gathers and scatters.
+///
+/// # Safety
+/// The processor has AVX-512 F.
+#[inline(always)]
+unsafe fn transpose512(words: &mut [u64; TILE]) {
+    /// Of a step that swaps squares of `half` bits, what word number `index` keeps; all else comes from its partner,
+    /// rotated by `half` one way or the other.
+    const fn kept(half: usize, index: usize) -> u64 {
+        let mut mask = 0;
+        let mut bit = 0;
+        while bit < 64 {
+            if (bit ^ index) & half == 0 {
+                mask |= 1 << bit;
+            }
+            bit += 1;
+        }
+        mask
+    }
+    /// The masks and rotations of eight words, for steps within a vector.
+    const fn within(half: usize) -> ([u64; 8], [u64; 8]) {
+        let (mut masks, mut turns, mut lane) = ([0; 8], [0; 8], 0);
+        while lane < 8 {
+            masks[lane] = kept(half, lane);
+            turns[lane] = if lane & half == 0 { half as u64 } else { 64 - half as u64 };
+            lane += 1;
+        }
+        (masks, turns)
+    }
+    static WITHIN: [([u64; 8], [u64; 8]); 3] = [within(4), within(2), within(1)];
+    /// Where the mask, the third operand, has ones the first, elsewhere the second.
+    const SELECT: i32 = 0b1110_0100;
+
+    // SAFETY: the caller's promise; every load and store is of 8 words of an array.
+    unsafe {
+        let place = words.as_mut_ptr().cast::<__m512i>();
+        let mut rows: [__m512i; 8] = std::array::from_fn(|row| _mm512_loadu_si512(place.add(row)));
+        macro_rules! between {
+            ($half:literal, $apart:literal, $($row:literal)*) => {
+                let (upper, lower) = (kept($half, 0) as i64, kept($half, $half) as i64);
+                $({
+                    let (one, other) = (rows[$row], rows[$row + $apart]);
+                    let (to_one, to_other) = (_mm512_rol_epi64::<$half>(other), _mm512_ror_epi64::<$half>(one));
+                    rows[$row] = _mm512_ternarylogic_epi64::<SELECT>(one, to_one, _mm512_set1_epi64(upper));
+                    rows[$row + $apart] = _mm512_ternarylogic_epi64::<SELECT>(other, to_other, _mm512_set1_epi64(lower));
+                })*
+            };
+        }
+        between!(32, 4, 0 1 2 3);
+        between!(16, 2, 0 1 4 5);
+        between!(8, 1, 0 2 4 6);
+        let [four, two, one] = WITHIN.each_ref().map(|(masks, turns)| {
+            (_mm512_loadu_si512(masks.as_ptr().cast()), _mm512_loadu_si512(turns.as_ptr().cast()))
+        });
+        for (index, row) in rows.into_iter().enumerate() {
+            let step = |row, partner, (mask, turns)| {
+                _mm512_ternarylogic_epi64::<SELECT>(row, _mm512_rolv_epi64(partner, turns), mask)
+            };
+            let row = step(row, _mm512_shuffle_i64x2::<0b01_00_11_10>(row, row), four);
+            let row = step(row, _mm512_shuffle_i64x2::<0b10_11_00_01>(row, row), two);
+            let row = step(row, _mm512_shuffle_epi32::<0b01_00_11_10>(row), one);
+            _mm512_storeu_si512(place.add(index), row);
+        }
+    }
+}
+
 /// What AVX-512 does with elements apart, and with fewer than 64: masks leave the lanes between and beyond alone.
 macro_rules! avx512_some {
-    ($t:ty, $load:ident, $store:ident, $set1:ident as $signed:ty, $sub:ident, $cmpgt:ident, $select:ident, $mask:ty) => {
+    ($t:ty, $load:ident, $store:ident, $set1:ident as $signed:ty, $sub:ident, $cmpgt:ident, $test:ident, $select:ident,
+     $mask:ty) => {
         #[inline(always)]
         unsafe fn some_to_bits(zeros: Zeros<$t>, src: *const u8, count: usize) -> u64 {
             const LANES: usize = 64 / size_of::<$t>();
@@ -123,6 +231,12 @@ macro_rules! avx512_some {
         }
 
         #[inline(always)]
+        unsafe fn transpose(words: &mut [u64; TILE]) {
+            // SAFETY: the caller's promise.
+            unsafe { transpose512(words) };
+        }
+
+        #[inline(always)]
         unsafe fn pack_apart(
             zeros: Zeros<$t>,
             src: *const u8,
@@ -138,20 +252,30 @@ macro_rules! avx512_some {
                     return pack_one_by_one(zeros, src, stride, count, writer);
                 };
                 let (first_zero, span) = ($set1(zeros.first as $signed), $set1(zeros.span as $signed));
+                let bits_of = |words| match size_of::<$t>() {
+                    1 => u64::from($test(words, words)), // bytes have no signs: only 0 counts as 0
+                    _ => u64::from($cmpgt($sub(words, first_zero), span)),
+                };
                 let every = comb.lanes(comb.elements);
+                let step = comb.elements as isize * stride;
                 let mut first = 0;
                 while first < count {
-                    // Words of whole vectors, while vectors make words and more elements lie on both sides of them.
-                    while first >= 64 && first + 128 <= count && writer.is_at_word() && comb.makes_words() {
-                        let mut word = 0;
-                        for part in (0..64).step_by(comb.elements) {
-                            let low = src.offset(comb.lowest(first + part, comb.elements) as isize * stride);
-                            let words = _mm512_loadu_si512(low.cast());
-                            let ones = _pext_u64(u64::from($cmpgt($sub(words, first_zero), span)), every);
-                            word |= ones << if comb.backward { 64 - comb.elements - part } else { part };
+                    // Words of whole vectors, where vectors make words and more elements lie on both sides of them.
+                    if comb.makes_words() && writer.is_at_word() && first >= 64 && first + 128 <= count {
+                        let mut low = src.offset(comb.lowest(first, comb.elements) as isize * stride);
+                        let last = first + (count - 64 - first) / 64 * 64;
+                        while first < last {
+                            // Not `step_by`, which divides.
+                            let (mut word, mut part) = (0, 0);
+                            while part < 64 {
+                                let ones = _pext_u64(bits_of(_mm512_loadu_si512(low.cast())), every);
+                                word |= ones << comb.shift(part);
+                                low = low.wrapping_offset(step);
+                                part += comb.elements;
+                            }
+                            writer.push_word(comb.turned(word, 64));
+                            first += 64;
                         }
-                        writer.push_word(comb.turned(word, 64));
-                        first += 64;
                     }
                     let some = comb.elements.min(count - first);
                     let lanes = if some == comb.elements { every } else { comb.lanes(some) };
@@ -160,27 +284,59 @@ macro_rules! avx512_some {
                     // Masked loads are slow where the address is not in the TLB.
                     let whole = (above * comb.step + 1) * size_of::<$t>() >= 64;
                     let words = if whole { _mm512_loadu_si512(low.cast()) } else { $load(lanes as $mask, low.cast()) };
-                    let ones = u64::from($cmpgt($sub(words, first_zero), span));
-                    writer.push(comb.turned(_pext_u64(ones, lanes), some), some);
+                    writer.push(comb.turned(_pext_u64(bits_of(words), lanes), some), some);
                     first += some;
                 }
             }
         }
 
         #[inline(always)]
-        unsafe fn unpack_apart(one: $t, reader: &mut BitReader<'_>, dst: *mut u8, stride: isize, count: usize) {
+        unsafe fn unpack_apart<const BIG: bool>(
+            one: $t,
+            reader: &mut BitReader<BIG>,
+            dst: *mut u8,
+            stride: isize,
+            count: usize,
+        ) {
             // SAFETY: the caller's promise; masked lanes are not written.
             unsafe {
                 let Some(comb) = Comb::new(stride, size_of::<$t>()) else {
                     return unpack_one_by_one(one, reader, dst, stride, count);
                 };
                 let one = $set1(one as $signed);
-                for first in (0..count).step_by(comb.elements) {
+                let every = comb.lanes(comb.elements) as $mask;
+                let spread = &SPREAD[usize::from(comb.backward)][stride.unsigned_abs()];
+                let copies = _mm512_loadu_si512(spread.copies.as_ptr().cast());
+                let bits = _mm512_loadu_si512(spread.bits[usize::from(BIG)].as_ptr().cast());
+                let store = |word: u64, low: *mut u8| {
+                    let bytes = _mm512_shuffle_epi8(_mm512_set1_epi64(word as i64), copies);
+                    $store(low.cast(), every, $select($test(bytes, bits), one));
+                };
+                let (mut first, mut low) = (0, dst.wrapping_offset(comb.lowest(0, comb.elements) as isize * stride));
+                let step = comb.elements as isize * stride;
+                // Words, where vectors of whole bytes make them: loads between masked stores are slow.
+                while comb.elements.is_multiple_of(8) && comb.makes_words() && first + 64 <= count {
+                    let (mut word, mut part) = (reader.next_few(64), 0);
+                    while part < 64 {
+                        store(word, low);
+                        low = low.wrapping_offset(step);
+                        word >>= comb.elements;
+                        part += comb.elements;
+                    }
+                    first += 64;
+                }
+                while first + comb.elements <= count {
+                    store(reader.next_few(comb.elements), low);
+                    low = low.wrapping_offset(step);
+                    first += comb.elements;
+                }
+                while first < count {
                     let some = comb.elements.min(count - first);
                     let lanes = comb.lanes(some);
                     let ones = _pdep_u64(comb.turned(reader.next(some), some), lanes);
-                    let dst = dst.offset(comb.lowest(first, some) as isize * stride);
-                    $store(dst.cast(), lanes as $mask, $select(ones as $mask, one));
+                    let low = dst.offset(comb.lowest(first, some) as isize * stride);
+                    $store(low.cast(), lanes as $mask, $select(ones as $mask, one));
+                    first += some;
                 }
             }
         }
@@ -195,6 +351,7 @@ impl Lanes<u8> for Avx512 {
         _mm512_set1_epi8 as i8,
         _mm512_sub_epi8,
         _mm512_cmpgt_epu8_mask,
+        _mm512_test_epi8_mask,
         _mm512_maskz_mov_epi8,
         u64
     );
@@ -239,9 +396,9 @@ impl Lanes<u8> for Avx512 {
 
 macro_rules! avx512_lanes {
     ($t:ty, $lanes:literal, $load:ident, $store:ident, $set1:ident as $signed:ty, $sub:ident, $cmpgt:ident,
-     $select:ident, $mask:ty) => {
+     $test:ident, $select:ident, $mask:ty) => {
         impl Lanes<$t> for Avx512 {
-            avx512_some!($t, $load, $store, $set1 as $signed, $sub, $cmpgt, $select, $mask);
+            avx512_some!($t, $load, $store, $set1 as $signed, $sub, $cmpgt, $test, $select, $mask);
 
             #[inline(always)]
             unsafe fn to_bits<const BIG: bool>(zeros: Zeros<$t>, src: *const u8) -> u64 {
@@ -279,6 +436,7 @@ avx512_lanes!(
     _mm512_set1_epi16 as i16,
     _mm512_sub_epi16,
     _mm512_cmpgt_epu16_mask,
+    _mm512_test_epi16_mask,
     _mm512_maskz_mov_epi16,
     u32
 );
@@ -290,6 +448,7 @@ avx512_lanes!(
     _mm512_set1_epi32 as i32,
     _mm512_sub_epi32,
     _mm512_cmpgt_epu32_mask,
+    _mm512_test_epi32_mask,
     _mm512_maskz_mov_epi32,
     u16
 );
@@ -301,6 +460,7 @@ avx512_lanes!(
     _mm512_set1_epi64 as i64,
     _mm512_sub_epi64,
     _mm512_cmpgt_epu64_mask,
+    _mm512_test_epi64_mask,
     _mm512_maskz_mov_epi64,
     u8
 );
