@@ -19,12 +19,25 @@ __device__ __forceinline__ unsigned misalignment(const void *address, unsigned s
     return static_cast<unsigned>(reinterpret_cast<u64>(address)) % size;
 }
 
-// The bits to unpack, and what is made of them. A few reads among many writes cost far more than their bytes: memory turns
-// around for each. From 9.0 on a load brings 256 bytes to the L2 cache, and lines leave it first that were written.
+// The bits to unpack, and what is made of them. A few reads scattered among many writes cost far more than their bytes, for
+// memory turns around for each. So from 9.0 on the bits come to the L2 cache in bursts, ahead of their use (prefetch_burst);
+// they stay there until they are read, and lines that were written leave it first.
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ u64 leaves_first() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ u64 leaves_last() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+#endif
 __device__ __forceinline__ unsigned load_bits(const unsigned *from) {
 #if __CUDA_ARCH__ >= 900
     unsigned word;
-    asm("ld.global.nc.L2::256B.u32 %0, [%1];" : "=r"(word) : "l"(from));
+    asm("ld.global.nc.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(word) : "l"(from), "l"(leaves_first()));
     return word;
 #else
     return *from;
@@ -32,10 +45,8 @@ __device__ __forceinline__ unsigned load_bits(const unsigned *from) {
 }
 __device__ __forceinline__ void store_vector(uint4 *to, uint4 v) {
 #if __CUDA_ARCH__ >= 900
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;"
-                 :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(policy) : "memory");
+                 :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(leaves_first()) : "memory");
 #else
     *to = v;
 #endif
@@ -138,12 +149,28 @@ PACK(gc_pack_signs_f64, SignF64, 1)
 
 // ---- Unpacking to contiguous elements
 
-// Reads 1/8, writes sizeof(T) bytes an element. Block: a tile of STORES * THREADS vectors; thread: STORES of them, THREADS
-// apart, so that the block writes side by side. Each finds its bits in a word or two that it shares with its neighbours.
-template <unsigned STORES, typename T>
+// Brings the bits that a later group of blocks reads to the L2 cache: the first blocks of a group together, at once, those of
+// the whole next group. On an H200 that raised unpacking to bytes from 0.93 of a copy's speed to 1.00; bursts of half or twice the
+// size, of fewer blocks or by each warp for itself gain less.
+template <unsigned BYTES_A_BLOCK>
+__device__ __forceinline__ void prefetch_burst(const unsigned char *src, u64 bytes) {
+#if __CUDA_ARCH__ >= 900
+    constexpr unsigned BURST = 4 << 20, BLOCKS = 512, SHARE = BURST / BLOCKS, GROUP = BURST / BYTES_A_BLOCK;
+    const unsigned number = blockIdx.x % GROUP;
+    if (threadIdx.x != 0 || number >= BLOCKS) return;
+    const u64 at = (blockIdx.x / GROUP + 1ull) * BURST + number * SHARE + (16 - misalignment(src, 16)) % 16;
+    if (at + SHARE > bytes) return;
+    asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" :: "l"(src + at), "r"(SHARE), "l"(leaves_last()));
+#endif
+}
+
+// Reads 1/8, writes sizeof(T) bytes an element. Thread: 16 bytes of elements, the block's side by side. It finds its bits in a
+// word or two that it shares with its neighbours.
+template <typename T>
 __device__ __forceinline__ void unpack(const unsigned char *__restrict__ src, T *__restrict__ dst, u64 elements, u64 bytes,
                                        T one, unsigned order) {
-    constexpr unsigned A_VECTOR = 16 / sizeof(T), TILE = STORES * THREADS * A_VECTOR;
+    constexpr unsigned A_VECTOR = 16 / sizeof(T), TILE = THREADS * A_VECTOR;
+    prefetch_burst<TILE / 8>(src, bytes);
     u64 head = (LINE - misalignment(dst, LINE)) % LINE / sizeof(T);
     if (head > elements) head = elements;
     const u64 first = head + static_cast<u64>(blockIdx.x) * TILE, end = first + TILE;
@@ -164,32 +191,21 @@ __device__ __forceinline__ void unpack(const unsigned char *__restrict__ src, T 
     const u64 position = before * 8 + first + threadIdx.x * A_VECTOR;
     const unsigned shift = static_cast<unsigned>(position) % 32;
     const unsigned *from = reinterpret_cast<const unsigned *>(src - before) + position / 32;
-    unsigned words[STORES];
-#pragma unroll
-    for (unsigned s = 0; s < STORES; s++) {
-        words[s] = in_order(load_bits(from + s * (THREADS * A_VECTOR / 32)), order) >> shift;
-    }
-    if (crossing) {
-#pragma unroll
-        for (unsigned s = 0; s < STORES; s++) {
-            // Two shifts: one by 32 would be none.
-            words[s] |= in_order(load_bits(from + s * (THREADS * A_VECTOR / 32) + 1), order) << 1 << (31 - shift);
-        }
-    }
-    uint4 *to = reinterpret_cast<uint4 *>(dst + first) + threadIdx.x;
-#pragma unroll
-    for (unsigned s = 0; s < STORES; s++) store_vector(to + s * THREADS, unpack_vector(words[s], one));
+    unsigned word = in_order(load_bits(from), order) >> shift;
+    // Two shifts: one by 32 would be none.
+    if (crossing) word |= in_order(load_bits(from + 1), order) << 1 << (31 - shift);
+    store_vector(reinterpret_cast<uint4 *>(dst + first) + threadIdx.x, unpack_vector(word, one));
 }
 
-#define UNPACK(name, T, STORES) \
+#define UNPACK(name, T) \
     extern "C" __global__ void __launch_bounds__(THREADS) name(const unsigned char *src, T *dst, u64 elements, u64 bytes, \
                                                                T one, unsigned order) { \
-        unpack<STORES>(src, dst, elements, bytes, one, order); \
+        unpack(src, dst, elements, bytes, one, order); \
     }
-UNPACK(gc_unpack_u8, unsigned char, 2)
-UNPACK(gc_unpack_u16, unsigned short, 2)
-UNPACK(gc_unpack_u32, unsigned, 2)
-UNPACK(gc_unpack_u64, u64, 2)
+UNPACK(gc_unpack_u8, unsigned char)
+UNPACK(gc_unpack_u16, unsigned short)
+UNPACK(gc_unpack_u32, unsigned)
+UNPACK(gc_unpack_u64, u64)
 
 // ---- Any strides
 
