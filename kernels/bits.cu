@@ -152,17 +152,17 @@ PACK(gc_pack_signs_f64, SignF64, 1)
 // Brings the bits that a later group of blocks reads to the L2 cache: the first blocks of a group together, at once, those of
 // the whole next group. On an H200 that raised unpacking to bytes from 0.93 of a copy's speed to 1.00; bursts of half or twice the
 // size, of fewer blocks or by each warp for itself gain less.
+#if __CUDA_ARCH__ >= 900
 template <unsigned BYTES_A_BLOCK>
 __device__ __forceinline__ void prefetch_burst(const unsigned char *src, u64 bytes) {
-#if __CUDA_ARCH__ >= 900
     constexpr unsigned BURST = 4 << 20, BLOCKS = 512, SHARE = BURST / BLOCKS, GROUP = BURST / BYTES_A_BLOCK;
     const unsigned number = blockIdx.x % GROUP;
     if (threadIdx.x != 0 || number >= BLOCKS) return;
     const u64 at = (blockIdx.x / GROUP + 1ull) * BURST + number * SHARE + (16 - misalignment(src, 16)) % 16;
     if (at + SHARE > bytes) return;
     asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" :: "l"(src + at), "r"(SHARE), "l"(leaves_last()));
-#endif
 }
+#endif
 
 // Reads 1/8, writes sizeof(T) bytes an element. Thread: 16 bytes of elements, the block's side by side. It finds its bits in a
 // word or two that it shares with its neighbours.
@@ -170,7 +170,9 @@ template <typename T>
 __device__ __forceinline__ void unpack(const unsigned char *__restrict__ src, T *__restrict__ dst, u64 elements, u64 bytes,
                                        T one, unsigned order) {
     constexpr unsigned A_VECTOR = 16 / sizeof(T), TILE = THREADS * A_VECTOR;
+#if __CUDA_ARCH__ >= 900
     prefetch_burst<TILE / 8>(src, bytes);
+#endif
     u64 head = (LINE - misalignment(dst, LINE)) % LINE / sizeof(T);
     if (head > elements) head = elements;
     const u64 first = head + static_cast<u64>(blockIdx.x) * TILE, end = first + TILE;
