@@ -150,8 +150,8 @@ PACK(gc_pack_signs_f64, SignF64, 1)
 // ---- Unpacking to contiguous elements
 
 // Brings the bits that a later group of blocks reads to the L2 cache: the first blocks of a group together, at once, those of
-// the whole next group. On an H200 that raised unpacking to bytes from 0.93 of a copy's speed to 1.00; bursts of half or twice the
-// size, of fewer blocks or by each warp for itself gain less.
+// the whole next group. On an H200 that raised unpacking from 0.93 of a copy's speed to 0.99 for bytes and 1.05 for float32;
+// bursts of half or twice the size, of fewer blocks or by each warp for itself gain less.
 #if __CUDA_ARCH__ >= 900
 template <unsigned BYTES_A_BLOCK>
 __device__ __forceinline__ void prefetch_burst(const unsigned char *src, u64 bytes) {
@@ -164,45 +164,65 @@ __device__ __forceinline__ void prefetch_burst(const unsigned char *src, u64 byt
 }
 #endif
 
-// Reads 1/8, writes sizeof(T) bytes an element. Thread: 16 bytes of elements, the block's side by side. It finds its bits in a
-// word or two that it shares with its neighbours.
+// The elements first ... end - 1, one a thread at a time.
 template <typename T>
+__device__ __forceinline__ void unpack_edge(const unsigned char *__restrict__ src, T *__restrict__ dst, u64 bytes, u64 first,
+                                            u64 end, T one, unsigned order) {
+#pragma unroll 1
+    for (u64 i = first + threadIdx.x; i < end; i += THREADS) {
+        dst[i] = i / 8 < bytes && load_bit(src, i, order) ? one : T(0);
+    }
+}
+
+// Reads 1/8, writes sizeof(T) bytes an element. Block: a tile of STORES * THREADS vectors; thread: STORES of them, THREADS
+// apart, so that the block writes side by side. Each finds its bits in a word or two that it shares with its neighbours.
+// There are so few bytes a thread that the instructions before the first load count: everything rare is kept out of the way.
+template <unsigned STORES, typename T>
 __device__ __forceinline__ void unpack(const unsigned char *__restrict__ src, T *__restrict__ dst, u64 elements, u64 bytes,
                                        T one, unsigned order) {
-    constexpr unsigned A_VECTOR = 16 / sizeof(T), TILE = THREADS * A_VECTOR;
+    constexpr unsigned A_VECTOR = 16 / sizeof(T), TILE = STORES * THREADS * A_VECTOR;
 #if __CUDA_ARCH__ >= 900
     prefetch_burst<TILE / 8>(src, bytes);
 #endif
-    u64 head = (LINE - misalignment(dst, LINE)) % LINE / sizeof(T);
-    if (head > elements) head = elements;
-    const u64 first = head + static_cast<u64>(blockIdx.x) * TILE, end = first + TILE;
-    // Bits are counted from the word that holds the first byte. With `crossing` a vector's may lie in two words.
+    const unsigned head = (LINE - misalignment(dst, LINE)) % LINE / sizeof(T);
+    // Bits are counted from the word that holds the first byte. Unless both are 0, a vector's may lie in two words.
     const unsigned before = misalignment(src, 4);
-    const bool crossing = (before * 8 + head) % A_VECTOR != 0;
-    const u64 last_word = (before * 8 + end + 31) / 32 + crossing;
-    const bool whole = end <= elements && before * 8 + first >= (before ? 32 : 0) && last_word * 4 <= before + bytes;
-    // The first block has the head too.
-    const u64 edge = blockIdx.x == 0 ? 0 : first;
-    const u64 edge_end = !whole ? (end < elements ? end : elements) : blockIdx.x == 0 ? head : edge;
-#pragma unroll 1
-    for (u64 i = edge + threadIdx.x; i < edge_end; i += THREADS) {
-        dst[i] = i / 8 < bytes && load_bit(src, i, order) ? one : T(0);
+    const bool apart = before || head;
+    const u64 first = head + static_cast<u64>(blockIdx.x) * TILE, end = first + TILE;
+    // Words are read whole: up to 8 bytes past the last, and 3 before the first.
+    const bool whole = end <= elements && end / 8 + (apart ? 8 : 0) <= bytes && (blockIdx.x > 0 || before == 0);
+    if (!whole || (blockIdx.x == 0 && head)) {
+        // The first block has the head too.
+        const u64 to = whole ? head : end;
+        unpack_edge(src, dst, bytes, blockIdx.x == 0 ? 0 : first, to < elements ? to : elements, one, order);
+        if (!whole) return;
     }
-    if (!whole) return;
 
-    const u64 position = before * 8 + first + threadIdx.x * A_VECTOR;
+    const u64 position = first + before * 8 + threadIdx.x * A_VECTOR;
     const unsigned shift = static_cast<unsigned>(position) % 32;
     const unsigned *from = reinterpret_cast<const unsigned *>(src - before) + position / 32;
-    unsigned word = in_order(load_bits(from), order) >> shift;
-    // Two shifts: one by 32 would be none.
-    if (crossing) word |= in_order(load_bits(from + 1), order) << 1 << (31 - shift);
-    store_vector(reinterpret_cast<uint4 *>(dst + first) + threadIdx.x, unpack_vector(word, one));
+    unsigned words[STORES];
+#pragma unroll
+    for (unsigned s = 0; s < STORES; s++) {
+        words[s] = in_order(load_bits(from + s * (THREADS * A_VECTOR / 32)), order) >> shift;
+    }
+    if (apart) {
+#pragma unroll
+        for (unsigned s = 0; s < STORES; s++) {
+            // Two shifts: one by 32 would be none.
+            words[s] |= in_order(load_bits(from + s * (THREADS * A_VECTOR / 32) + 1), order) << 1 << (31 - shift);
+        }
+    }
+    uint4 *to = reinterpret_cast<uint4 *>(dst + first) + threadIdx.x;
+#pragma unroll
+    for (unsigned s = 0; s < STORES; s++) store_vector(to + s * THREADS, unpack_vector(words[s], one));
 }
 
+// Two stores: with one or four some widths or alignments are slower on an H200, by up to a tenth.
 #define UNPACK(name, T) \
     extern "C" __global__ void __launch_bounds__(THREADS) name(const unsigned char *src, T *dst, u64 elements, u64 bytes, \
                                                                T one, unsigned order) { \
-        unpack(src, dst, elements, bytes, one, order); \
+        unpack<2>(src, dst, elements, bytes, one, order); \
     }
 UNPACK(gc_unpack_u8, unsigned char)
 UNPACK(gc_unpack_u16, unsigned short)

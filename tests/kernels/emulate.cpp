@@ -138,7 +138,7 @@ static u64 some_elements() {
     switch (random(4)) {
     case 0: return random(70);
     case 1: return 1024 * random(12) + random(3);
-    case 2: return 4096 + random(600);
+    case 2: return 8192 + random(600);
     default: return random(20000);
     }
 }
@@ -215,7 +215,7 @@ static void pack_matches(const char *name, Kernel pack, Model bit, unsigned roun
 
 template <typename T, typename Kernel>
 static void unpack_matches(const char *name, Kernel unpack, T one, unsigned rounds) {
-    const u64 a_block = 4096 / sizeof(T);
+    const u64 a_block = 8192 / sizeof(T);
     for (unsigned round = 0; round < rounds; round++) {
         const u64 offset = (random(2) ? random(140) : 0) * sizeof(T);
         const u64 tiles = a_block * (1 + random(2)) + Memory(offset, 0).head(sizeof(T));

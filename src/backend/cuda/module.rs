@@ -99,7 +99,7 @@ kernels! {
         c"gc_pack_signs_f16": 1024, c"gc_pack_signs_bf16": 1024, c"gc_pack_signs_f32": 1024, c"gc_pack_signs_f64": 1024,
     ],
     /// By the binary logarithm of the element's size. Counted in elements.
-    unpack: [c"gc_unpack_u8": 4096, c"gc_unpack_u16": 2048, c"gc_unpack_u32": 1024, c"gc_unpack_u64": 512],
+    unpack: [c"gc_unpack_u8": 8192, c"gc_unpack_u16": 4096, c"gc_unpack_u32": 2048, c"gc_unpack_u64": 1024],
     /// Any strides: packing, unpacking. Counted in groups of 8 elements, or their byte, of all rows.
     strided: [c"gc_pack_strided": 256, c"gc_unpack_strided": 256],
 }
