@@ -12,7 +12,7 @@ use crate::{
     tensor::{Device, Dtype, Name, Outputs, Shape, View},
 };
 
-use super::loops::Loops;
+use super::loops::{Loop, Loops};
 
 /// What refusals of a size call the result.
 const OUT: Name = Name::new("out");
@@ -151,6 +151,24 @@ impl BitPlan {
             }
             _ => None,
         }
+    }
+
+    /// The same work in rows, if all is one row in which the innermost loop covers whole bytes: a transposed matrix, say.
+    pub fn in_rows(&self) -> Option<Self> {
+        let (inner, outer) = self.elements.as_slice().split_last()?;
+        let (bits, mut step) = (self.elements.rounds(), self.bytes.rounds());
+        if self.rows.rounds() != 1 || outer.is_empty() || inner.count % 8 != 0 || bits / 8 != step {
+            return None;
+        }
+        let [stride] = self.bytes.single_stride([1])?;
+        let mut plan = Self { start: self.start, ..Self::new(self.order) };
+        plan.elements.push(inner.count, inner.strides);
+        plan.bytes.push(inner.count / 8, [stride]);
+        for &Loop { count, strides: [element_stride] } in outer {
+            step /= count;
+            plan.rows.push(count, [element_stride, step * stride]);
+        }
+        Some(plan)
     }
 
     /// A row for every index of the dimensions other than `axis`, in which both sides agree.
@@ -497,6 +515,72 @@ fn check_chunk_rows(bytes: &View<'_>, elements: &View<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A plan of these loops: of the rows, the elements and the bytes.
+    fn plan(rows: &[(i64, [i64; 2])], elements: &[(i64, i64)], bytes: &[(i64, i64)]) -> BitPlan {
+        let mut plan = BitPlan::new(BitOrder::Big);
+        rows.iter().for_each(|&(count, strides)| plan.rows.push(count, strides));
+        elements.iter().for_each(|&(count, stride)| plan.elements.push(count, [stride]));
+        bytes.iter().for_each(|&(count, stride)| plan.bytes.push(count, [stride]));
+        plan
+    }
+
+    #[test]
+    fn one_run_is_what_lies_together_on_both_sides() {
+        for (rows, elements, bytes, expected) in [
+            (vec![], (1000, 4), (125, 1), Some((1000, 125))),
+            (vec![], (1001, 4), (140, 1), Some((1001, 140))), // padding behind
+            (vec![], (1000, 8), (125, 1), None),
+            (vec![], (1000, 4), (125, 2), None),
+            (vec![], (1, 4), (1, 1), Some((1, 1))),
+            (vec![(7, [64, 2])], (16, 4), (2, 1), Some((112, 14))),
+            (vec![(7, [60, 2])], (15, 4), (2, 1), None), // bytes with bits of one row only
+            (vec![(7, [64, 3])], (16, 4), (2, 1), None),
+            (vec![(7, [128, 2])], (16, 4), (2, 1), None),
+            (vec![(7, [64, 2]), (3, [8, 8])], (16, 4), (2, 1), None),
+        ] {
+            let plan = plan(&rows, &[elements], &[bytes]);
+            assert_eq!(plan.as_one_run(4), expected, "{plan:?}");
+        }
+    }
+
+    #[test]
+    fn a_row_of_several_loops_is_rows_of_the_innermost_if_that_covers_bytes() {
+        // The address of every element and of its byte, in order.
+        let places = |plan: &BitPlan| -> Vec<(i64, i64)> {
+            let walk = |loops: &[(i64, i64)]| -> Vec<i64> {
+                loops.iter().fold(vec![0], |at, &(count, stride)| {
+                    at.iter().flat_map(|&at| (0..count).map(move |i| at + i * stride)).collect()
+                })
+            };
+            let side = |loops: &Loops<1>| -> Vec<(i64, i64)> {
+                loops.as_slice().iter().map(|item| (item.count, item.strides[0])).collect()
+            };
+            let rows = |side: usize| -> Vec<(i64, i64)> {
+                plan.rows.as_slice().iter().map(|item| (item.count, item.strides[side])).collect()
+            };
+            let (elements, bytes) = (walk(&side(&plan.elements)), walk(&side(&plan.bytes)));
+            let rows = walk(&rows(0)).into_iter().zip(walk(&rows(1)));
+            rows.flat_map(|(element, byte)| {
+                let bytes = &bytes;
+                elements.iter().enumerate().map(move |(i, at)| (element + at, byte + bytes[i / 8])).collect::<Vec<_>>()
+            })
+            .collect()
+        };
+        for loops in [vec![(5, 1), (16, 100)], vec![(3, 7), (5, 1), (8, -20)], vec![(4, -9), (3, 0), (24, 50)]] {
+            for stride in [1, 3, -2] {
+                let bits: i64 = loops.iter().map(|&(count, _)| count).product();
+                let flat = plan(&[], &loops, &[(bits / 8, stride)]);
+                let rows = flat.in_rows().unwrap();
+                assert_eq!(places(&rows), places(&flat));
+                assert_eq!(rows.elements.as_slice().len(), 1);
+            }
+        }
+        assert!(plan(&[], &[(5, 1), (12, 100)], &[(8, 1)]).in_rows().is_none(), "a byte has bits of two rows");
+        assert!(plan(&[], &[(5, 1), (16, 100)], &[(12, 1)]).in_rows().is_none(), "padding");
+        assert!(plan(&[], &[(16, 2)], &[(2, 1)]).in_rows().is_none(), "nothing to gain");
+        assert!(plan(&[(2, [999, 2])], &[(5, 1), (16, 100)], &[(10, 1)]).in_rows().is_none());
+    }
 
     #[test]
     fn chunk_bytes_is_two_roundings_up() {

@@ -41,7 +41,8 @@ pub fn pack(device: Device, plan: &BitPlan, test: Test, src: &View<'_>, dst: &Vi
         // SAFETY: the kernel's arguments (kernels/README.md), over memory that the makers of the views vouched for.
         return unsafe { entered.launch(kernel, bytes, &mut arguments, stream) };
     }
-    let mut strided = Strided::of(plan, elements, dst.data(), elements, test.size);
+    let rows = plan.in_rows();
+    let mut strided = Strided::of(rows.as_ref().unwrap_or(plan), elements, dst.data(), elements, test.size);
     strided.first_zero = test.first_zero;
     strided.span = test.span;
     let items = strided.rows.saturating_mul(strided.bytes);
@@ -72,7 +73,8 @@ pub fn unpack(device: Device, plan: &BitPlan, one: One, src: &View<'_>, dst: &Vi
         // SAFETY: the kernel's arguments (kernels/README.md), over memory that the makers of the views vouched for.
         return unsafe { entered.launch(kernel, count, &mut arguments, stream) };
     }
-    let mut strided = Strided::of(plan, src.data(), elements, elements, one.size);
+    let rows = plan.in_rows();
+    let mut strided = Strided::of(rows.as_ref().unwrap_or(plan), src.data(), elements, elements, one.size);
     strided.one = one.pattern;
     let items = strided.rows.saturating_mul(strided.elements.div_ceil(8));
     // SAFETY: as above.
