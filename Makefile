@@ -104,7 +104,7 @@ test-python: $(LIBRARY) $(VENV)/ready $(BUILD)/tests/driver/libcuda.so.1 $(BUILD
 # CUDA drivers without a card, for what ours does with a driver's answers; the old one is of before 12.0.
 $(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1: tests/driver/libcuda.c
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) -shared -fPIC $(if $(findstring old,$@),-DWITHOUT_LIBRARIES) $< -o $@
+	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) -shared -fPIC $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< -o $@
 
 test-install: $(LIBRARY) $(VENV)/ready
 	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/install.sh $(BUILD)/install "$(CC)"
@@ -201,7 +201,7 @@ ifneq ($(wildcard Cargo.toml),)
 	rm -rf $(BUILD)/dist && mkdir -p $(BUILD)/dist/lib
 	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
 	cp -r include kernels examples_c examples_python bench docs Makefile *.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
-	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/driver tests/gpu tests/kernels tests/python tests/dlpack tests/abi tests/*.sh $(BUILD)/dist/tests/
+	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/driver tests/gpu tests/kernels tests/peers_python tests/python tests/dlpack tests/abi tests/*.sh $(BUILD)/dist/tests/
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif
 

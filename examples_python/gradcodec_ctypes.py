@@ -1,28 +1,23 @@
-"""GradCodec from Python: one file to copy. It needs Python 3.9, the library, and nothing else.
+"""GradCodec from Python: one file to copy. It needs Python 3.10, the library, and nothing else.
 
     gradcodec = GradCodec()  # or GradCodec("/path/to/libgradcodec.so.0")
     chunks = gradcodec.pack_chunks(positive, 4)  # an array of NumPy, PyTorch, CuPy, JAX: of whatever has __dlpack__
     arrays = [numpy.from_dlpack(chunk) for chunk in chunks]  # or torch's, cupy's, jax.dlpack's; nothing is copied
     gradcodec.pack_signs_into(gradient, bits, stream=torch.cuda.current_stream())  # into memory that you have
 
-What functions do, take and refuse is in gradcodec.h. `stream`: None or 1 for the legacy default stream, 2 for the
-per-thread one, a handle, or an object that has one as `cuda_stream` (torch) or `ptr` (CuPy). It waits for what the
-frameworks have enqueued on the tensors; nobody waits for it, and until it is done the tensors must stay, temporary
-ones too. JAX's arrays are immutable and cannot say so: do not write to them.
+What functions do, take and refuse is in gradcodec.h. `stream`: None or 1 for the legacy stream, 2 the per-thread one, a
+handle, or an object that has one as `cuda_stream` (torch) or `ptr` (CuPy). It waits for what frameworks have enqueued
+on the tensors; until it is done they must stay. JAX's arrays are immutable and cannot say so: do not write to them.
 """
-
-from __future__ import annotations
 
 import ctypes
 import os
 from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
-from typing import Any, Protocol, Sequence
+from typing import Any, Callable, Protocol, Sequence
 
-BIG, LITTLE = 0, 1  # the first bit of a byte is its most, or its least significant
-AXIS_NONE, COUNT_ALL = -(2**31), -(2**63)
+BIG, LITTLE, AXIS_NONE, COUNT_ALL = 0, 1, -(2**31), -(2**63)  # which bit of a byte comes first, and as in the header
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
-KINDS = enumerate(("int", "uint", "float"))
-DTYPES = {f"{kind}{bits}": (code, bits, 1) for code, kind in KINDS for bits in (8, 16, 32, 64)}
+DTYPES = {f"{k}{bits}": (code, bits, 1) for code, k in enumerate(("int", "uint", "float")) for bits in (8, 16, 32, 64)}
 DTYPES.update(bool=(6, 8, 1), bfloat16=(4, 16, 1))
 
 
@@ -60,85 +55,82 @@ SIGNATURES: dict[str, list[Any]] = {
     "gc_set_threads": [c_uint32], "gc_prepare": [Device], "gc_trim": [Device],
     "gc_kernel_image": [c_int32, POINTER(c_char_p), POINTER(c_size_t)],
 }  # fmt: skip
+_python = ctypes.PyDLL(None)  # as ctypes.pythonapi, whose declarations belong to everybody
+_python.PyCapsule_New.restype, _python.PyCapsule_New.argtypes = ctypes.py_object, [c_void_p, c_char_p, c_void_p]
+_python.PyCapsule_GetPointer.restype, _python.PyCapsule_GetPointer.argtypes = c_void_p, [ctypes.py_object, c_char_p]
+_python.PyCapsule_GetName.restype, _python.PyCapsule_GetName.argtypes = c_char_p, [ctypes.py_object]
+_python.PyCapsule_SetName.argtypes, _python.Py_IncRef.argtypes = [ctypes.py_object, c_char_p], [ctypes.py_object]
+LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
+USED = {LEGACY: b"used_dltensor", VERSIONED: b"used_dltensor_versioned"}  # the names once the tensor was taken
+FORMS = {LEGACY: (T, "gc_tensor_from_versioned"), VERSIONED: (V, "gc_tensor_to_versioned")}  # what makes that form
+for _name in (*USED, *USED.values()):
+    _python.Py_IncRef(_name)  # a capsule has the address of its name only, and may outlive this module
 
 
-def _python(name: str, result: Any, *arguments: Any) -> Any:
-    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
-
-
-_new = _python("PyCapsule_New", ctypes.py_object, c_void_p, c_char_p, c_void_p)
-_pointer = _python("PyCapsule_GetPointer", c_void_p, ctypes.py_object, c_char_p)
-_name = _python("PyCapsule_GetName", c_char_p, ctypes.py_object)
-_rename = _python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, c_char_p)
-# What a capsule of a name has, and its name when that was taken.
-FORMS = {b"dltensor": (T, b"used_dltensor"), b"dltensor_versioned": (V, b"used_dltensor_versioned")}
-for _text in (*FORMS, *(used for _, used in FORMS.values())):
-    _python("Py_IncRef", None, ctypes.py_object)(_text)  # a capsule has its name's address only, and may outlive us
-
-
-class SupportsDLPack(Protocol):
+class Array(Protocol):
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
 def _contents(capsule: Any) -> tuple[bytes, Any]:
     """The name of a capsule, and a pointer to its tensor, which it keeps."""
-    name = _name(capsule)
+    name = _python.PyCapsule_GetName(capsule)
     if name not in FORMS:
         raise BufferError(f"no tensor to be had from a capsule named {name!r}")
-    return name, ctypes.cast(_pointer(capsule, name), FORMS[name][0])
+    return name, ctypes.cast(_python.PyCapsule_GetPointer(capsule, name), FORMS[name][0])
 
 
 class _Borrowed:
     """A tensor of somebody else. Its capsule, which is not consumed, owns it and goes with this object."""
 
-    def __init__(self, source: SupportsDLPack, stream: int = 1, written: bool = False) -> None:
+    def __init__(self, source: Array, stream: int = 1, written: bool = False) -> None:
         # On a CPU there is no stream, and to name one is an error.
         ready = {"stream": stream} if source.__dlpack_device__()[0] in (CUDA, CUDA_MANAGED) else {}
         try:
             self.capsule = source.__dlpack__(max_version=(1, 0), **ready)
         except TypeError:  # older than DLPack 1.0
             self.capsule = source.__dlpack__(**ready)
-        name, self.managed = _contents(self.capsule)
-        if name == b"dltensor_versioned":
-            tensor = self.managed.contents
+        name, self._as_parameter_ = _contents(self.capsule)
+        if name == VERSIONED:
+            tensor = self._as_parameter_.contents
             if tensor.major != 1:
                 raise BufferError(f"DLPack {tensor.major}.{tensor.minor} is not known here")
             if written and tensor.flags & 3:
                 raise GradCodecError("dst: read-only, or a copy of what was meant", 5)
-            self.managed = ctypes.pointer(Managed(tensor.dl_tensor, None, None))
-        self.view = byref(self.managed.contents.dl_tensor)
+            self._as_parameter_ = ctypes.pointer(Managed(tensor.dl_tensor, None, None))
+        self.view = byref(self._as_parameter_.contents.dl_tensor)
 
 
 class Tensor:
     """A tensor of the library, for the from_dlpack() of one framework; released with this object if none takes it."""
 
-    def __init__(self, library: GradCodec, managed: Any) -> None:
+    def __init__(self, library: "GradCodec", managed: Any) -> None:
         self._library, view = library, managed.contents.dl_tensor
-        # A destructor in Python would disturb an exception that is on its way when the capsule goes; ours is native.
-        self._capsule = _new(ctypes.cast(managed, c_void_p), b"dltensor", library.destructor)
+        self._keep(LEGACY, managed)
         self.device, self.address = (view.device.device_type, view.device.device_id), view.data or 0
         self.shape: tuple[int, ...] = tuple(view.shape[: view.ndim])
+
+    def _keep(self, name: bytes, tensor: Any) -> None:
+        # A destructor in Python would disturb an exception that is on its way when the capsule goes.
+        native = ctypes.cast(self._library.lib.gc_capsule_destructor, c_void_p)
+        self._capsule = _python.PyCapsule_New(ctypes.cast(tensor, c_void_p), name, native)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device
 
     def __dlpack__(self, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None) -> Any:
-        # No stream has to wait: what made this tensor was complete when it returned.
+        # The stream has nothing to wait for: what made this tensor was complete.
         if copy or dl_device not in (None, self.device):
             raise BufferError("this tensor is not copied, neither here nor to another device")
         name, tensor = _contents(self._capsule)
-        wanted = b"dltensor_versioned" if max_version and max_version[0] >= 1 else b"dltensor"
+        wanted = VERSIONED if max_version and max_version[0] >= 1 else LEGACY
         if name != wanted:
-            out = FORMS[wanted][0]()
-            _rename(self._capsule, FORMS[name][1])  # first: an interrupt may lose the tensor, not release it twice
-            try:
-                convert = "gc_tensor_to_versioned" if wanted == b"dltensor_versioned" else "gc_tensor_from_versioned"
-                getattr(self._library.lib, convert)(tensor, byref(out))
-            except GradCodecError:
-                _rename(self._capsule, name)
-                raise
-            self._capsule = _new(ctypes.cast(out, c_void_p), wanted, self._library.destructor)
+            kind, convert = FORMS[wanted]
+            out = kind()
+            # Renamed first: a failure here may lose the tensor, but not release it twice.
+            _python.PyCapsule_SetName(self._capsule, USED[name])
+            getattr(self._library.lib, convert)(tensor, byref(out))
+            self._keep(wanted, out)
         return self._capsule
 
 
@@ -152,57 +144,54 @@ class GradCodec:
             function.argtypes, function.restype = arguments, self._check
         self.lib.gc_last_error.restype = self.lib.gc_version_string.restype = c_char_p
         self.lib.gc_chunk_bytes.restype = c_int64
-        self.destructor = ctypes.cast(self.lib.gc_capsule_destructor, c_void_p)
+        self.set_threads: Callable[[int], None] = self.lib.gc_set_threads
+        self.prepare: Callable[[tuple[int, int]], None] = lambda device: self.lib.gc_prepare(Device(*device))
+        self.trim: Callable[[tuple[int, int]], None] = lambda device: self.lib.gc_trim(Device(*device))
 
     def _check(self, status: int) -> None:
         if status != 0:
             raise GradCodecError(self.lib.gc_last_error().decode(), status)
 
-    def make(self, function: Any, *arguments: Any) -> Tensor:
-        """What a function makes whose last argument is `DLManagedTensor **out`."""
+    def make(self, function: Any, *arguments: Any) -> Tensor:  # for those whose last argument is one `out`
         out = T()
         function(*arguments, byref(out))
         return Tensor(self, out)
 
-    def _into(self, function: Any, src: SupportsDLPack, between: tuple[int, ...], dst: SupportsDLPack, stream: Any) -> None:
-        handle = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream)) or 1
+    def _into(self, function: Any, src: Array, dst: Array, stream: Any, *numbers: int) -> None:
+        handle = int(getattr(stream, "cuda_stream", getattr(stream, "ptr", stream)) or 1)
         source, target = _Borrowed(src, handle), _Borrowed(dst, handle, written=True)
-        function(source.view, *between, target.view, handle)
+        function(source.view, *numbers, target.view, handle)
 
-    def version(self) -> str:
-        return str(self.lib.gc_version_string().decode())
-
+    # fmt: off
     def chunk_bytes(self, n_elements: int, n_chunks: int) -> int:
-        size = self.lib.gc_chunk_bytes(n_elements, n_chunks)
-        self._check(size < 0)
-        return int(size)
-
-    def pack_chunks(self, src: SupportsDLPack, n_chunks: int) -> list[Tensor]:
+        size = int(self.lib.gc_chunk_bytes(n_elements, n_chunks))
+        self._check(int(size < 0))
+        return size
+    def pack_chunks(self, src: Array, n_chunks: int) -> list[Tensor]:
         out = (T * n_chunks)()
-        self.lib.gc_pack_chunks(_Borrowed(src).managed, n_chunks, out)
+        self.lib.gc_pack_chunks(_Borrowed(src), n_chunks, out)
         return [Tensor(self, tensor) for tensor in out]
-
-    def unpack_chunks(self, chunks: Sequence[SupportsDLPack], n_elements: int) -> Tensor:
+    def unpack_chunks(self, chunks: Sequence[Array], n_elements: int) -> Tensor:
         sources = [_Borrowed(chunk) for chunk in chunks]
-        pointers = (T * len(sources))(*(source.managed for source in sources))
+        pointers = (T * len(sources))(*(source._as_parameter_ for source in sources))
         return self.make(self.lib.gc_unpack_chunks, pointers, len(sources), n_elements)
-
-    def pack_bits(self, src: SupportsDLPack, axis: int = AXIS_NONE, order: int = BIG) -> Tensor:
-        return self.make(self.lib.gc_pack_bits, _Borrowed(src).managed, axis, order)
-
-    def unpack_bits(self, src: SupportsDLPack, axis: int = AXIS_NONE, count: int = COUNT_ALL, order: int = BIG) -> Tensor:
-        return self.make(self.lib.gc_unpack_bits, _Borrowed(src).managed, axis, count, order)
-
-    def pack_chunks_into(self, src: SupportsDLPack, dst: SupportsDLPack, order: int = BIG, stream: Any = None) -> None:
-        self._into(self.lib.gc_pack_chunks_into, src, (order,), dst, stream)
-
+    def pack_bits(self, src: Array, axis: int = AXIS_NONE, order: int = BIG) -> Tensor:
+        return self.make(self.lib.gc_pack_bits, _Borrowed(src), axis, order)
+    def unpack_bits(self, src: Array, axis: int = AXIS_NONE, count: int = COUNT_ALL, order: int = BIG) -> Tensor:
+        return self.make(self.lib.gc_unpack_bits, _Borrowed(src), axis, count, order)
+    def pack_chunks_into(self, src: Array, dst: Array, order: int = BIG, stream: Any = 1) -> None:
+        self._into(self.lib.gc_pack_chunks_into, src, dst, stream, order)
+    def unpack_chunks_into(self, src: Array, dst: Array, order: int = BIG, stream: Any = 1) -> None:
+        self._into(self.lib.gc_unpack_chunks_into, src, dst, stream, order)
+    def pack_signs_into(self, src: Array, dst: Array, order: int = BIG, stream: Any = 1) -> None:
+        self._into(self.lib.gc_pack_signs_into, src, dst, stream, order)
+    def pack_bits_into(self, src: Array, dst: Array, axis: int = AXIS_NONE, order: int = 0, stream: Any = 1) -> None:
+        self._into(self.lib.gc_pack_bits_into, src, dst, stream, axis, order)
+    def unpack_bits_into(self, src: Array, dst: Array, axis: int = AXIS_NONE, order: int = 0, stream: Any = 1) -> None:
+        self._into(self.lib.gc_unpack_bits_into, src, dst, stream, axis, order)
     def tensor_empty(self, shape: Sequence[int], dtype: str, device: tuple[int, int] = (CPU, 0)) -> Tensor:
-        sizes = (c_int64 * len(shape))(*shape)
-        return self.make(self.lib.gc_tensor_empty, Device(*device), DType(*DTYPES[dtype]), len(shape), sizes)
-
-    def prepare(self, device: tuple[int, int]) -> None:
-        self.lib.gc_prepare(Device(*device))
-
+        about = Device(*device), DType(*DTYPES[dtype]), len(shape), (c_int64 * len(shape))(*shape)
+        return self.make(self.lib.gc_tensor_empty, *about)
     def kernel_image(self, compute_capability: int) -> bytes:
         ptx, size = c_char_p(), c_size_t()
         self.lib.gc_kernel_image(compute_capability, byref(ptx), byref(size))

@@ -39,12 +39,14 @@
  *
  * Simple: functions that take and return DLManagedTensor. They allocate their outputs and are complete when they
  * return. On CUDA they work on the legacy default stream: inputs must be ready there (`__dlpack__(stream=1)` sees to
- * it; non-blocking streams are not ordered with it).
+ * it; non-blocking streams are not ordered with it). CUDA allows no work there while a stream of the same context that
+ * was created without the non-blocking flag is being captured.
  *
  * Stream: functions whose names end in `_into`. They take DLTensor views of your memory and a `void *stream`: NULL or
- * 1 is the legacy stream, 2 the per-thread one, anything else a CUstream or cudaStream_t. They allocate nothing and
- * synchronize nothing, and can be captured in a CUDA graph once gc_prepare() has run. For CPU tensors the stream is
- * ignored and the work is complete when they return.
+ * 1 is the legacy stream, 2 the per-thread one, anything else a CUstream or cudaStream_t. Once gc_prepare() has run they
+ * allocate nothing, synchronize nothing and can be captured in a CUDA graph. (Without it a first call in a context loads
+ * the kernels, which waits for all that runs there.) For CPU tensors the stream is ignored and the work is complete when
+ * they return.
  *
  * CUDA
  *
@@ -55,9 +57,11 @@
  * device, else the device's primary one. Your current context and device are as before when a call returns.
  *
  * Device memory of ours is kept, when its tensor is released, for tensors to come, and used again only after all work
- * that was enqueued on the device before the release, on any stream: to be sure of that, a call that returns new tensors
- * may wait for all work on the device, where much has been released. Releasing calls no driver: it works with any
- * context current or none, when the streams are gone, and while the process ends.
+ * that was enqueued in its context before the release, on any stream: to be sure of that, a call that returns new tensors
+ * may wait for all work there, where much has been released. A call of ours that finds no memory gives what is kept back
+ * first; other libraries do not know of it: gc_trim() before they need it. Releasing calls no driver: it works with any
+ * context current or none, when the streams are gone, and while the process ends. Resetting a device takes what is loaded
+ * and kept there away: nothing works on it afterwards.
  *
  * A fault of the device surfaces in the call that caused it or in a later one, as CUDA or, when nothing on the context
  * will work any more, CONTEXT_LOST; outputs of work that was under way are undefined then.
@@ -98,7 +102,7 @@
  * address, intersect those of an input or of another output; if its own elements overlap; or if its strides are so
  * tangled that this cannot be decided in a millisecond, which takes many dimensions, each reaching into the next.
  *
- * Functions that return new tensors may cause OUT_OF_MEMORY. What a function lists is its own, beyond all this.
+ * Functions that return new tensors, and any on CUDA, may cause OUT_OF_MEMORY. What a function lists is its own, beyond all this.
  *
  * THREADS, FORKS AND STACKS
  *
@@ -464,8 +468,8 @@ gc_status_t gc_set_threads(uint32_t n);
 /*
  * DEVICES
  *
- * Nothing here is needed: what a device needs is loaded when it is first used, and memory is given back by itself when
- * it runs short.
+ * Needed only before a graph capture, where a first call must not wait, and where other libraries want the memory that
+ * this one keeps.
  */
 
 /*
@@ -488,8 +492,8 @@ gc_status_t gc_trim(DLDevice device);
  * The PTX of this library's kernels for devices of a compute capability, to load and launch by yourself; names,
  * arguments and launch shapes are in kernels/README.md. Needs no driver.
  *
- * `compute_capability`: 90 for 9.0, as for any other that has no image of its own: what comes runs there and above.
- * `*ptx`: static text with a NUL at its end, `*size`: its bytes without that NUL.
+ * `compute_capability`: that of the device, 90 for 9.0. `*ptx`: static text with a NUL at its end, `*size`: its bytes
+ * without that NUL.
  *
  * UNSUPPORTED_DEVICE: below 75.
  */

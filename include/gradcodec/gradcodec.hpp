@@ -119,13 +119,13 @@ template <class T> constexpr DLDataType dtype() noexcept
 namespace detail {
 
 inline void release(DLManagedTensor *tensor) noexcept { gc_tensor_free(tensor); }
-
-/* A template, because the type is incomplete beside a real dlpack.h older than 1.0. */
-template <class Managed> void release(Managed *tensor) noexcept
+#ifdef DLPACK_MAJOR_VERSION /* beside a real dlpack.h older than 1.0 there is no versioned form */
+inline void release(DLManagedTensorVersioned *tensor) noexcept
 {
     if (tensor != nullptr && tensor->deleter != nullptr)
         tensor->deleter(tensor);
 }
+#endif
 
 } // namespace detail
 
@@ -164,7 +164,9 @@ private:
 };
 
 using Tensor = Owner<DLManagedTensor>;
-using VersionedTensor = Owner<struct DLManagedTensorVersioned>;
+#ifdef DLPACK_MAJOR_VERSION
+using VersionedTensor = Owner<DLManagedTensorVersioned>;
+#endif
 
 /*
  * A description of memory of yours, made by view(), with `N` lengths and strides inside. It stays where it was made,
@@ -339,10 +341,11 @@ template <class Keep, class T, std::size_t N> Tensor tensor_keeping(Keep owner, 
     return Tensor(out);
 }
 
+#ifdef DLPACK_MAJOR_VERSION
 /* Both take `src` when they succeed; when they throw it is still yours. */
 inline VersionedTensor tensor_to_versioned(Tensor &&src)
 {
-    struct DLManagedTensorVersioned *out = nullptr;
+    DLManagedTensorVersioned *out = nullptr;
     detail::check(gc_tensor_to_versioned(src.get(), &out));
     static_cast<void>(src.release());
     return VersionedTensor(out);
@@ -354,6 +357,7 @@ inline Tensor tensor_from_versioned(VersionedTensor &&src)
     static_cast<void>(src.release());
     return Tensor(out);
 }
+#endif
 
 inline void tensor_free(Tensor) noexcept {} /* before its scope ends */
 

@@ -15,12 +15,13 @@
  * same stream. So no record_stream() is needed, unless the caller brings a tensor from another stream without waiting.
  * No device guard either: a stream knows its device. Before a first call inside a graph capture: prepare(device).
  *
- * NEEDS torch 2.11, where c10::Stream::native_handle() came: it gives the cudaStream_t without a CUDA header, so that
- * this compiles with a CPU-only torch, too, and one binary serves both. C++17, or what torch's headers ask for.
+ * NEEDS torch 2.11, where c10::Stream::native_handle() came: it gives the cudaStream_t without a CUDA header or library,
+ * so that this compiles with a CPU-only torch, too. C++17, or what torch's headers ask for.
  *
  * NOT for extensions on torch's stable ABI (TORCH_TARGET_VERSION, TORCH_STABLE_ONLY): at::Tensor, c10::Stream and every
- * header included here are outside of it and stop there with an #error. There, gradcodec.h alone will do: fill DLTensor
- * from the sizes(), strides() and data_ptr() of a torch::stable::Tensor, and take the stream from torch/csrc/stable.
+ * header included here are outside of it and stop there with an #error. There gradcodec.h or gradcodec.hpp alone will
+ * do: fill a DLTensor from sizes(), strides() and const_data_ptr() or mutable_data_ptr() of a torch::stable::Tensor; the
+ * stream, from torch 2.13 on, is torch::stable::accelerator::getCurrentStream(index).nativeHandle().
  */
 #ifndef GRADCODEC_TORCH_HPP
 #define GRADCODEC_TORCH_HPP
@@ -72,7 +73,7 @@ inline DLDataType dtype_of(const char *name, at::ScalarType type)
     }
 }
 
-/* DLPack has no const and no lazy negation. The dispatcher resolves the latter before it calls a registered operator. */
+/* DLPack has no const and no lazy negation. The dispatcher resolves the latter before it calls an operator. */
 inline DLTensor describe(const char *name, const at::Tensor &tensor, const void *data)
 {
     TORCH_CHECK(!tensor.is_neg(), name, ": a lazily negated view; call resolve_neg() on it");

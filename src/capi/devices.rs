@@ -1,7 +1,7 @@
 //! DEVICES
 //!
-//! Nothing here is needed: what a device needs is loaded when it is first used, and memory is given back by itself when
-//! it runs short.
+//! Needed only before a graph capture, where a first call must not wait, and where other libraries want the memory that
+//! this one keeps.
 
 use std::ffi::c_char;
 
@@ -38,8 +38,8 @@ pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
 /// The PTX of this library's kernels for devices of a compute capability, to load and launch by yourself; names,
 /// arguments and launch shapes are in kernels/README.md. Needs no driver.
 ///
-/// `compute_capability`: 90 for 9.0, as for any other that has no image of its own: what comes runs there and above.
-/// `*ptx`: static text with a NUL at its end, `*size`: its bytes without that NUL.
+/// `compute_capability`: that of the device, 90 for 9.0. `*ptx`: static text with a NUL at its end, `*size`: its bytes
+/// without that NUL.
 ///
 /// UNSUPPORTED_DEVICE: below 75.
 ///

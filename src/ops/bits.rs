@@ -306,9 +306,11 @@ fn unpack(
     backend.unpack(&plan, one, src, dst, stream)
 }
 
-/// The outputs of a simple-tier call, complete.
-fn complete(device: Device, outputs: Outputs) -> Result<Outputs> {
-    backend::of(device)?.wait()?;
+/// The outputs of a simple-tier call, once what was enqueued is done: whether or not all of it was, for the caller has the
+/// inputs back then.
+fn complete(device: Device, enqueued: Result<()>, outputs: Outputs) -> Result<Outputs> {
+    let waited = backend::of(device)?.wait();
+    enqueued.and(waited)?;
     Ok(outputs)
 }
 
@@ -332,8 +334,8 @@ pub fn pack_chunks(src: &View<'_>, n_chunks: usize) -> Result<Outputs> {
     let test = Test::truth(src)?;
     let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, Shape::of(&[bytes]), n_chunks)?;
     let packed = outputs.joined()?;
-    pack(BitOrder::Big, |plan| plan.flat(src, &packed), test, src, &packed, Stream::LEGACY)?;
-    complete(src.device(), outputs)
+    let enqueued = pack(BitOrder::Big, |plan| plan.flat(src, &packed), test, src, &packed, Stream::LEGACY);
+    complete(src.device(), enqueued, outputs)
 }
 
 /// The chunks of `elements` bits to a new bool tensor.
@@ -355,20 +357,25 @@ pub fn unpack_chunks(chunks: &[View<'_>], elements: i64) -> Result<Outputs> {
     let device = chunks[0].device();
     let outputs = Outputs::allocate(OUT, device, Dtype::BOOL, Shape::of(&[elements]), 1)?;
     let unpacked = outputs.view()?;
-    let mut first = 0;
-    let mut left = chunks;
-    while let Some(chunk) = left.first().filter(|_| first < elements) {
+    let enqueued = unpack_each(chunks, bytes, &unpacked);
+    complete(device, enqueued, outputs)
+}
+
+/// The bits of chunks of `bytes` bytes, one after the other, to all of `unpacked`.
+fn unpack_each(chunks: &[View<'_>], bytes: i64, unpacked: &View<'_>) -> Result<()> {
+    let (mut first, mut left) = (0, chunks);
+    while let Some(chunk) = left.first().filter(|_| first < unpacked.elements()) {
         // Chunks that lie as gc_pack_chunks made them, each behind the one before, are one.
         let stride = chunk.dims().next().filter(|&(size, _)| size > 1).map_or(1, |(_, stride)| stride);
         let together = if stride == 1 { adjacent(left) } else { 1 };
         let bytes = bytes * together as i64;
-        let count = (elements - first).min(bytes.saturating_mul(8));
+        let count = (unpacked.elements() - first).min(bytes.saturating_mul(8));
         let fill = |plan: &mut BitPlan| plan.part(first, count, bytes, stride);
-        unpack(BitOrder::Big, fill, One::of(Dtype::BOOL), chunk, &unpacked, Stream::LEGACY)?;
+        unpack(BitOrder::Big, fill, One::of(Dtype::BOOL), chunk, unpacked, Stream::LEGACY)?;
         first += count;
         left = &left[together..];
     }
-    complete(device, outputs)
+    Ok(())
 }
 
 /// How many of the first chunks, of contiguous bytes, lie one behind the other.
@@ -386,8 +393,8 @@ pub fn pack_bits(src: &View<'_>, axis: Axis, order: BitOrder) -> Result<Outputs>
     let shape = shape_with(src, axis, bytes_for(length(src, axis)));
     let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, shape, 1)?;
     let packed = outputs.view()?;
-    pack(order, |plan| plan.along(axis, src, &packed), test, src, &packed, Stream::LEGACY)?;
-    complete(src.device(), outputs)
+    let enqueued = pack(order, |plan| plan.along(axis, src, &packed), test, src, &packed, Stream::LEGACY);
+    complete(src.device(), enqueued, outputs)
 }
 
 /// `numpy.unpackbits` to a new uint8 tensor.
@@ -397,8 +404,9 @@ pub fn unpack_bits(src: &View<'_>, axis: Axis, count: Count, order: BitOrder) ->
     let shape = shape_with(src, axis, count.of(length(src, axis))?);
     let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, shape, 1)?;
     let unpacked = outputs.view()?;
-    unpack(order, |plan| plan.along(axis, &unpacked, src), One::of(Dtype::U8), src, &unpacked, Stream::LEGACY)?;
-    complete(src.device(), outputs)
+    let fill = |plan: &mut BitPlan| plan.along(axis, &unpacked, src);
+    let enqueued = unpack(order, fill, One::of(Dtype::U8), src, &unpacked, Stream::LEGACY);
+    complete(src.device(), enqueued, outputs)
 }
 
 /// Truth of every element to the chunks that are the rows of `dst`.

@@ -8,6 +8,7 @@
  *   FAKE_MEMORY    bytes a device has, unlimited unless said
  *
  * -DWITHOUT_LIBRARIES leaves out what drivers before 12.0 do not have. fake_...() at the end are for the tests. */
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +38,8 @@ static struct {
     size_t bytes;
     int device;
 } blocks[BLOCKS];
+static int libraries;
+static atomic_int hold_frees, held;
 static unsigned long long launches, allocations, frees, waits;
 static char last_launch[64];
 
@@ -206,6 +209,8 @@ Result cuMemAlloc_v2(uint64_t *address, size_t bytes) {
 
 Result cuMemFree_v2(uint64_t address) {
     MAY_FAIL;
+    while (atomic_load(&hold_frees)) /* as when the device is at work */
+        atomic_store(&held, 1);
     if (!current())
         return INVALID_CONTEXT;
     for (int k = 0; k < BLOCKS; k++) {
@@ -246,6 +251,14 @@ Result cuLibraryLoadData(void **library, const void *code, int *o, void **ov, un
     if (!strstr(code, ".version 8.0") || capture_mode != 2)
         return INVALID_VALUE;
     *library = (void *)code;
+    libraries++;
+    return SUCCESS;
+}
+
+Result cuLibraryUnload(void *library) {
+    (void)library;
+    MAY_FAIL;
+    libraries--;
     return SUCCESS;
 }
 
@@ -278,6 +291,9 @@ unsigned long long fake_launches(void) { return launches; }
 unsigned long long fake_allocations(void) { return allocations; }
 unsigned long long fake_frees(void) { return frees; }
 unsigned long long fake_waits(void) { return waits; }
+void fake_hold_frees(int hold) { atomic_store(&hold_frees, hold); }
+int fake_held(void) { return atomic_load(&held); }
+int fake_libraries(void) { return libraries; }
 int fake_depth(void) { return depth; }
 int fake_capture_mode(void) { return capture_mode; }
 int fake_retained(int device) { return retained[device]; }

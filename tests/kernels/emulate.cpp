@@ -1,5 +1,6 @@
 // The kernels on the CPU: every block, warp and lane of kernels/bits.cu, against a five-line model. Needs no GPU, and
-// under AddressSanitizer finds each access outside the operands, which end where their memory does.
+// under AddressSanitizer finds each access outside the operands, which end where their memory does. What is compiled for
+// 9.0 and up alone, cache hints and prefetches, is not seen here.
 //
 //     g++ -std=c++17 -O1 -Iinclude -fsanitize=address,alignment -fno-sanitize-recover=alignment tests/kernels/emulate.cpp
 //

@@ -246,6 +246,76 @@ def test_released_memory_is_used_again_after_a_fence_and_not_before():
     run(script)
 
 
+def test_a_fence_that_finds_no_memory_gives_back_what_is_pending():
+    script = """
+        lib.gc_tensor_free(held(300 << 20))
+        lib.gc_tensor_free(held(300 << 20))
+    """
+    run(script, FAKE_MEMORY=300 << 20)
+
+
+def test_what_is_of_no_use_is_not_kept_for_ever():
+    script = """
+        fake = driver()
+        for size in range(10_000, 3_000_000, 10_000):  # each once
+            lib.gc_tensor_free(held(size))
+        assert fake.fake_allocations() - fake.fake_frees() < 100
+        lib.gc_tensor_free(held(10_000))
+        before = fake.fake_allocations()
+        for _ in range(31):  # one size again and again: a fence is due once
+            lib.gc_tensor_free(held(123_000))
+        assert fake.fake_allocations() - before <= 32
+    """
+    run(script)
+
+
+def test_a_thread_that_waits_for_a_device_holds_up_no_other():
+    script = """
+        import threading
+        fake = driver()
+        lib.gc_tensor_free(held(300 << 20))
+        fake.fake_hold_frees(1)  # a fence on device 0 ends only when this is over
+        done = []
+        def fences():
+            done.append(held(300 << 20))
+        thread = threading.Thread(target=fences)
+        thread.start()
+        while not fake.fake_held():
+            pass
+        other = held(300 << 20, 1)
+        same = held(1000, 0)
+        assert not done
+        fake.fake_hold_frees(0)
+        thread.join()
+        for tensor in (other, same, *done):
+            lib.gc_tensor_free(tensor)
+    """
+    run(script)
+
+
+def test_trimming_a_device_that_was_never_used_takes_nothing():
+    script = """
+        fake = driver()
+        lib.gc_tensor_free(held(1000, 0))
+        assert lib.gc_trim(DLDevice(CUDA, 1)) == 0 and fake.fake_retained(1) == 0
+        assert lib.gc_trim(DLDevice(CUDA, 0)) == 0 and fake.fake_frees() == 1
+    """
+    run(script)
+
+
+def test_kernels_that_are_not_there_leave_nothing_loaded():
+    script = """
+        fake = driver()
+        for _ in range(3):
+            fail(cuLibraryGetKernel=500)
+            expect(lib.gc_prepare(DLDevice(CUDA, 0)), Status.CUDA, "cuLibraryGetKernel", 500)
+            assert fake.fake_libraries() == 0
+        fail()
+        assert lib.gc_prepare(DLDevice(CUDA, 0)) == 0 and fake.fake_libraries() == 1
+    """
+    run(script)
+
+
 def test_memory_that_is_kept_is_given_back_when_there_is_none_left():
     script = """
         fake = driver()

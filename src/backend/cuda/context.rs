@@ -40,8 +40,10 @@ impl Device {
         let entered = self.push(context, relaxed)?;
         let on = device_of_current(self.driver)?;
         if on != self.properties().handle {
-            let on = self.driver.devices.iter().position(|device| device.handle == on).unwrap_or_default();
-            return Err(error!(InvalidArgument, "stream: it is on cuda:{on}, the tensors on {self}"));
+            return Err(match self.driver.devices.iter().position(|device| device.handle == on) {
+                Some(on) => error!(InvalidArgument, "stream: it is on cuda:{on}, the tensors on {self}"),
+                None => error!(InvalidArgument, "stream: it is on another device than {self}, where the tensors are"),
+            });
         }
         Ok(entered)
     }

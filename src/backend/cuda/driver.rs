@@ -82,6 +82,7 @@ functions! {
         *mut CUlibrary, *const c_void, *mut CUjit_option, *mut *mut c_void, c_uint, *mut CUlibraryOption,
         *mut *mut c_void, c_uint
     );
+    cuLibraryUnload(CUlibrary);
     cuLibraryGetKernel(*mut CUkernel, CUlibrary, *const c_char);
     cuKernelGetFunction(*mut CUfunction, CUkernel);
     cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction);

@@ -3,7 +3,8 @@
 //! A block that was released may still be in use by work that was enqueued before, on streams that nobody told us of. So it
 //! is *pending* until a fence has passed: cuMemFree waits for all work of the context, on any stream, and unlike every
 //! other way to wait for that, it breaks no capture of another thread (measured with driver 580: cuCtxSynchronize and
-//! cuCtxRecordEvent do). Fences are rare: only when much is pending is one waited for.
+//! cuCtxRecordEvent do). Fences are rare: only when much is pending is one waited for. What was of no use from one fence to
+//! the next goes back to the driver, so that what is kept is what a program uses again.
 //!
 //! Blocks come from cuMemAlloc, never from a pool of the driver's, so that other processes can be given them.
 
@@ -11,7 +12,7 @@ use std::{
     alloc::{self, Layout},
     ptr,
     sync::{
-        Mutex, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicPtr, Ordering},
     },
 };
@@ -35,6 +36,10 @@ struct Block {
     capacity: usize,
     /// The id of the context that it belongs to: with that it is gone.
     context: u64,
+    /// The number of its device.
+    device: usize,
+    /// Ready since before the last fence.
+    idle: bool,
     /// In a [`List`].
     next: Option<Box<Block>>,
     /// Among [`RELEASED`].
@@ -81,6 +86,12 @@ struct Kept {
 static KEPT: Mutex<Kept> = Mutex::new(Kept { ready: List(None), pending: List(None) });
 
 impl Kept {
+    /// Not to be held while the driver is called: that may wait for work which ends only once another thread, of this
+    /// device or of another, has its memory and goes on.
+    fn lock() -> MutexGuard<'static, Self> {
+        KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Takes over what was released.
     fn collect(&mut self) {
         let mut released = RELEASED.swap(ptr::null_mut(), Ordering::Acquire);
@@ -90,6 +101,11 @@ impl Kept {
             released = block.below.load(Ordering::Relaxed);
             self.pending.push(block);
         }
+    }
+
+    fn has_any_of(&mut self, device: usize) -> bool {
+        self.collect();
+        self.ready.iter().chain(self.pending.iter()).any(|block| block.device == device)
     }
 
     fn much_is_pending(&self, context: u64) -> bool {
@@ -111,25 +127,24 @@ impl Device {
         }
         let context = entered.id()?;
         let capacity = capacity_for(bytes as usize);
-        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |block: &Block| block.context == context && (bytes as usize..=capacity).contains(&block.capacity);
+        let mut kept = Kept::lock();
         kept.collect();
-        let fits = |block: &Block| block.context == context && block.capacity == capacity;
         if let Some(block) = kept.ready.take(fits) {
             return Ok(Memory(Some(block)));
         }
-        if kept.much_is_pending(context) {
-            entered.fence()?;
-            while let Some(block) = kept.pending.take(|block| block.context == context) {
-                kept.ready.push(block);
-            }
-            if let Some(block) = kept.ready.take(fits) {
+        let much_is_pending = kept.much_is_pending(context);
+        drop(kept);
+        if much_is_pending {
+            entered.fence(context)?;
+            if let Some(block) = Kept::lock().ready.take(fits) {
                 return Ok(Memory(Some(block)));
             }
         }
-        let mut block = new_block(capacity, context)?;
+        let mut block = new_block(capacity, context, self.ordinal)?;
         block.address = match entered.allocate(capacity, bytes) {
             Err(failure) if failure.status == Status::OutOfMemory => {
-                entered.give_back(&mut kept, context)?;
+                entered.give_back(context)?;
                 block.capacity = bytes as usize;
                 entered.allocate(block.capacity, bytes)?
             }
@@ -140,11 +155,12 @@ impl Device {
 
     /// Gives back what is kept, in the context that calls without a stream work in.
     pub fn trim(self) -> Result<()> {
+        // A device that was never used must not get a context for this.
+        if !Kept::lock().has_any_of(self.ordinal) {
+            return Ok(());
+        }
         let entered = self.enter(Stream::LEGACY)?;
-        let context = entered.id()?;
-        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.collect();
-        entered.give_back(&mut kept, context)
+        entered.give_back(entered.id()?)
     }
 }
 
@@ -164,22 +180,55 @@ impl Entered {
         self.driver().check(code, format_args!("cuMemFree on {}", self.device))
     }
 
-    /// Waits until all work of the context that was enqueued before is done.
-    fn fence(&self) -> Result<()> {
-        const SMALLEST: i64 = 512;
-        self.free(self.allocate(SMALLEST as usize, SMALLEST)?)
-    }
-
-    fn give_back(&self, kept: &mut Kept, context: u64) -> Result<()> {
-        for list in [&mut kept.ready, &mut kept.pending] {
-            while let Some(block) = list.take(|block| block.context == context) {
-                if let Err(failure) = self.free(block.address) {
-                    list.push(block); // not lost: perhaps another time
-                    return Err(failure);
-                }
+    /// Frees blocks, as far as it goes: those that are left were not.
+    fn free_all(&self, blocks: &mut List) -> Result<()> {
+        while let Some(block) = blocks.take(|_| true) {
+            if let Err(failure) = self.free(block.address) {
+                blocks.push(block);
+                return Err(failure);
             }
         }
         Ok(())
+    }
+
+    /// Waits until all work of the context that was enqueued before is done: then what is pending now is ready. What has
+    /// been ready, and of no use, since the fence before goes back to the driver.
+    fn fence(&self, context: u64) -> Result<()> {
+        const SMALLEST: usize = 512;
+        let (mut pending, mut idle) = (List(None), List(None));
+        let mut kept = Kept::lock();
+        kept.pending.move_to(&mut pending, |block| block.context == context);
+        kept.ready.move_to(&mut idle, |block| block.context == context && block.idle);
+        kept.ready.for_each(|block| block.idle |= block.context == context);
+        drop(kept);
+        let outcome = if idle.0.is_some() {
+            self.free_all(&mut idle)
+        } else {
+            match self.allocate(SMALLEST, SMALLEST as i64) {
+                Ok(address) => self.free(address),
+                // Not even for that: then any block will do, for there are many.
+                Err(failure) if failure.status == Status::OutOfMemory => self.free_all(&mut pending),
+                Err(failure) => Err(failure),
+            }
+        };
+        let mut kept = Kept::lock();
+        let Kept { ready, pending: still_pending } = &mut *kept;
+        idle.move_to(ready, |_| true);
+        pending.for_each(|block| block.idle = false);
+        pending.move_to(if outcome.is_ok() { ready } else { still_pending }, |_| true);
+        outcome
+    }
+
+    fn give_back(&self, context: u64) -> Result<()> {
+        let mut blocks = List(None);
+        let mut kept = Kept::lock();
+        kept.collect();
+        kept.ready.move_to(&mut blocks, |block| block.context == context);
+        kept.pending.move_to(&mut blocks, |block| block.context == context);
+        drop(kept);
+        let outcome = self.free_all(&mut blocks);
+        blocks.move_to(&mut Kept::lock().pending, |_| true); // not lost: perhaps another time
+        outcome
     }
 }
 
@@ -191,7 +240,7 @@ fn capacity_for(bytes: usize) -> usize {
     bytes.checked_next_multiple_of(step).unwrap_or(bytes)
 }
 
-fn new_block(capacity: usize, context: u64) -> Result<Box<Block>> {
+fn new_block(capacity: usize, context: u64, device: usize) -> Result<Box<Block>> {
     let layout = Layout::new::<Block>();
     // SAFETY: the layout's size is not zero.
     let place = unsafe { alloc::alloc(layout) }.cast::<Block>();
@@ -200,7 +249,15 @@ fn new_block(capacity: usize, context: u64) -> Result<Box<Block>> {
     }
     // SAFETY: allocated as Box does, with the layout of a Block, which it is made to hold.
     unsafe {
-        place.write(Block { address: 0, capacity, context, next: None, below: AtomicPtr::default() });
+        place.write(Block {
+            address: 0,
+            capacity,
+            context,
+            device,
+            idle: false,
+            next: None,
+            below: AtomicPtr::default(),
+        });
         Ok(Box::from_raw(place))
     }
 }
@@ -223,6 +280,21 @@ impl List {
         let mut block = place.take()?;
         *place = block.next.take();
         Some(block)
+    }
+
+    /// Moves what is wanted to another list.
+    fn move_to(&mut self, other: &mut Self, wanted: impl Fn(&Block) -> bool) {
+        while let Some(block) = self.take(&wanted) {
+            other.push(block);
+        }
+    }
+
+    fn for_each(&mut self, mut work: impl FnMut(&mut Block)) {
+        let mut next = self.0.as_deref_mut();
+        while let Some(block) = next {
+            work(block);
+            next = block.next.as_deref_mut();
+        }
     }
 
     fn iter(&self) -> impl Iterator<Item = &Block> {
@@ -249,7 +321,7 @@ mod tests {
     fn a_list_gives_what_is_wanted_and_keeps_the_rest() {
         let mut list = List(None);
         for capacity in 1..=4 {
-            list.push(new_block(capacity, 7).unwrap());
+            list.push(new_block(capacity, 7, 0).unwrap());
         }
         assert_eq!(list.take(|block| block.capacity == 2).map(|block| block.capacity), Some(2));
         assert!(list.take(|block| block.capacity == 2).is_none());

@@ -45,10 +45,9 @@ impl Device {
 
     /// Waits for the work that simple-tier calls have enqueued.
     pub fn wait(self) -> Result<()> {
-        let entered = self.enter(Stream::LEGACY)?;
+        let _entered = self.enter(Stream::LEGACY)?;
         // SAFETY: the legacy stream is always there.
         let code = unsafe { (self.driver.functions.cuStreamSynchronize)(Stream::LEGACY.as_ptr().cast()) };
-        drop(entered);
         self.driver.check(code, format_args!("cuStreamSynchronize on {self}"))
     }
 

@@ -15,8 +15,7 @@ use super::context::Entered;
 /// PTX for a compute capability and those above it, up to that of the next image.
 struct Image {
     compute_capability: i32,
-    /// Ends with a NUL.
-    ptx: &'static str,
+    ptx: &'static CStr,
     kernels: OnceLock<Kernels>,
 }
 
@@ -24,15 +23,22 @@ struct Image {
 static IMAGES: [Image; 2] = [
     Image {
         compute_capability: 75,
-        ptx: concat!(include_str!("../../../kernels/ptx/bits_sm75.ptx"), "\0"),
+        ptx: text(concat!(include_str!("../../../kernels/ptx/bits_sm75.ptx"), "\0")),
         kernels: OnceLock::new(),
     },
     Image {
         compute_capability: 90,
-        ptx: concat!(include_str!("../../../kernels/ptx/bits_sm90.ptx"), "\0"),
+        ptx: text(concat!(include_str!("../../../kernels/ptx/bits_sm90.ptx"), "\0")),
         kernels: OnceLock::new(),
     },
 ];
+
+const fn text(with_nul: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(with_nul.as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("PTX has no NUL"),
+    }
+}
 
 fn image(compute_capability: i32) -> Result<&'static Image> {
     IMAGES.iter().rfind(|image| image.compute_capability <= compute_capability).ok_or_else(|| {
@@ -47,10 +53,9 @@ fn image(compute_capability: i32) -> Result<&'static Image> {
     })
 }
 
-/// The PTX that runs on devices of a compute capability (90: 9.0), with a NUL at its end.
+/// The PTX that runs on devices of a compute capability (90: 9.0).
 pub fn ptx(compute_capability: i32) -> Result<&'static CStr> {
-    let text = image(compute_capability)?.ptx;
-    CStr::from_bytes_with_nul(text.as_bytes()).map_err(|_| error!(Panic, "the PTX has a NUL within"))
+    Ok(image(compute_capability)?.ptx)
 }
 
 /// A kernel of any context: the driver puts it into one when it is first launched there.
@@ -139,10 +144,14 @@ impl Entered {
         driver.check(code, format_args!("cuLibraryLoadData on {}", self.device))?;
         let kernels = Kernels::find(|name, a_block| {
             let mut kernel: CUkernel = ptr::null_mut();
-            // SAFETY: a library that is never unloaded.
+            // SAFETY: a library that is loaded.
             let code = unsafe { (driver.functions.cuLibraryGetKernel)(&mut kernel, library, name.as_ptr()) };
             driver.check(code, format_args!("cuLibraryGetKernel of {}", name.to_string_lossy()))?;
             Ok(Kernel { name, a_block, handle: kernel as usize })
+        })
+        .inspect_err(|_| {
+            // SAFETY: loaded above, and nobody has a kernel of it.
+            unsafe { (driver.functions.cuLibraryUnload)(library) };
         })?;
         Ok(image.kernels.get_or_init(|| kernels))
     }

@@ -1,0 +1,95 @@
+"""GradCodec inside kernels of your own, and its kernels launched by yourself: CuPy's RawModule.
+
+    python3 examples_python/cupy_kernels.py
+
+Headers are looked for in the folder that GRADCODEC_INCLUDE names, or else in ../include. Names, arguments and launch
+shapes of the library's kernels are in kernels/README.md.
+"""
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from gradcodec_ctypes import BIG, GradCodec
+
+INCLUDE = os.environ.get("GRADCODEC_INCLUDE", Path(__file__).resolve().parent.parent / "include")
+
+# The signs of an update go out where it is computed, and come in where they are applied: the bits cost no pass over
+# memory of their own.
+SOURCE = r"""
+#include "gradcodec/device.cuh"
+
+extern "C" __global__ void momentum(const float *gradient, float *state, unsigned char *bits, unsigned long long n) {
+    unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
+    float update = 0;
+    if (i < n) {
+        update = 0.9f * state[i] + 0.1f * gradient[i];
+        state[i] = update;
+    }
+    // Outside the condition: all lanes of a warp take part.
+    gradcodec::store_bit(bits, i, n, gradcodec::sign(update), gradcodec::ORDER_BIG);
+}
+
+extern "C" __global__ void descend(const unsigned char *bits, float *weight, float rate, unsigned long long n) {
+    unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) weight[i] -= gradcodec::load_bit(bits, i, gradcodec::ORDER_BIG) ? rate : -rate;
+}
+"""
+
+
+def fused(cupy, n):
+    """Packing as the epilogue of one kernel, unpacking as the prologue of another."""
+    module = cupy.RawModule(code=SOURCE, options=("--std=c++14", f"-I{INCLUDE}"))
+    random = cupy.random.default_rng(1)
+    gradient, state = random.standard_normal(n, cupy.float32), random.standard_normal(n, cupy.float32)
+    weight, bits = cupy.zeros(n, cupy.float32), cupy.empty(-(-n // 8), cupy.uint8)
+    grid, block = (-(-n // 256),), (256,)  # whole warps
+    module.get_function("momentum")(grid, block, (gradient, state, bits, np.uint64(n)))
+    module.get_function("descend")(grid, block, (bits, weight, np.float32(0.5), np.uint64(n)))
+    good = bool((bits == cupy.packbits(state >= 0)).all())
+    print(f"cupy: packed in an epilogue: {good}; applied in a prologue: {bool((abs(weight) == 0.5).all())}")
+    assert good and bool((weight == cupy.where(state >= 0, -0.5, 0.5)).all())
+
+
+def by_name(cupy, ptx, n):
+    """The library's own kernels."""
+    with tempfile.NamedTemporaryFile(suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        module = cupy.RawModule(path=file.name)
+        pack, unpack = module.get_function("gc_pack_signs_f32"), module.get_function("gc_unpack_u8")
+    values = cupy.random.default_rng(2).standard_normal(n, cupy.float32)
+    bits, truth = cupy.empty(-(-n // 8), cupy.uint8), cupy.empty(n, cupy.uint8)
+    sizes = np.uint64(n), np.uint64(bits.size)
+    pack((-(-bits.size // 1024),), (256,), (values, bits, *sizes, np.uint32(BIG)))
+    unpack((-(-n // 8192),), (256,), (bits, truth, *sizes, np.uint8(1), np.uint32(BIG)))
+    good = bool((bits == cupy.packbits(values >= 0)).all()) and bool((truth == (values >= 0)).all())
+    print(f"cupy: gc_pack_signs_f32 and gc_unpack_u8 launched by name: {good}")
+    assert good
+
+
+def main():
+    gradcodec = GradCodec()
+    ptx = gradcodec.kernel_image(90)
+    names = re.findall(rb"\.entry (\w+)", ptx)
+    print(f"{len(ptx)} bytes of PTX for 9.0 and up, with {len(names)} kernels")
+    assert {b"gc_pack_signs_f32", b"gc_unpack_u8"} <= set(names)
+    try:
+        import cupy
+    except ImportError:
+        print("SKIPPED: no CuPy here, so no kernel was launched")
+        raise SystemExit
+    try:
+        capability = int(cupy.cuda.Device().compute_capability)
+    except cupy.cuda.runtime.CUDARuntimeError:
+        print("SKIPPED: no CUDA device, so no kernel was launched")
+        raise SystemExit
+    for n in 1, 1000, 1_000_003:
+        fused(cupy, n)
+        by_name(cupy, gradcodec.kernel_image(capability), n)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,663 @@
+"""examples_python/gradcodec_ctypes.py: what it declares, what it takes, what it gives, and that nothing is lost."""
+
+import ctypes
+import gc
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import gradcodec_ctypes
+from gradcodec_ctypes import BIG, CPU, CUDA, LEGACY, LITTLE, VERSIONED, GradCodec, GradCodecError
+from peers import (
+    ROOT,
+    Exporter,
+    Jax,
+    Lent,
+    Made,
+    OldExporter,
+    Torch,
+    chunk_rows,
+    frameworks,
+    gradcodec,
+    has_cuda,
+    NumPy,
+)
+
+CLIENT = ROOT / "examples_python" / "gradcodec_ctypes.py"
+RNG = np.random.default_rng(0)
+VALUES = RNG.standard_normal((96, 256)).astype(np.float32)
+TRUTH = VALUES >= 0
+BYTES = 3072  # that it packs to: 3 and 4 chunks of them are aligned to 256, as JAX likes it
+
+
+# --- what it declares -------------------------------------------------------------------------------------------------
+
+C_TYPES = {
+    "int32_t": ctypes.c_int32, "gc_bit_order_t": ctypes.c_int32, "gc_status_t": ctypes.c_int32,
+    "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "size_t": ctypes.c_size_t, "char *": ctypes.c_char_p,
+    "DLDevice": gradcodec_ctypes.Device, "DLDataType": gradcodec_ctypes.DType, "DLTensor": gradcodec_ctypes.DLTensor,
+    "DLManagedTensor": gradcodec_ctypes.Managed, "DLManagedTensorVersioned": gradcodec_ctypes.Versioned,
+}  # fmt: skip
+
+
+def ctypes_of(parameter):
+    """What a parameter of the header is to ctypes; pointers to nothing in particular, and to functions, are void *."""
+    if "(*" in parameter:
+        return ctypes.c_void_p
+    text = re.sub(r"\b(const|struct)\b", "", parameter)
+    text, stars = re.sub(r"\w+$", "", text.strip()), text.count("*")
+    name = text.replace("*", "").strip()
+    if (name, stars) == ("void", 1):
+        return ctypes.c_void_p
+    if name == "char":
+        name, stars = "char *", stars - 1
+    kind = C_TYPES[name]
+    for _ in range(stars):
+        kind = ctypes.POINTER(kind)
+    return kind
+
+
+def prototypes():
+    text = re.sub(r"/\*.*?\*/", "", (ROOT / "include" / "gradcodec.h").read_text(), flags=re.S)
+    for name, parameters in re.findall(r"^[\w ]+[ *](gc_\w+)\(((?:[^()]|\([^()]*\))*)\);", text, flags=re.M):
+        parts = re.split(r",(?![^()]*\))", " ".join(parameters.split()))
+        yield name, [ctypes_of(part) for part in parts if part.strip() != "void"]
+
+
+def test_every_function_is_declared_as_in_the_header():
+    header = dict(prototypes())
+    assert {name: header[name] for name in gradcodec_ctypes.SIGNATURES} == gradcodec_ctypes.SIGNATURES
+
+
+def test_structures_are_those_of_the_abi():
+    for struct, size, last in (
+        (gradcodec_ctypes.DLTensor, 48, ("byte_offset", 40)),
+        (gradcodec_ctypes.Managed, 64, ("deleter", 56)),
+        (gradcodec_ctypes.Versioned, 80, ("dl_tensor", 32)),
+    ):
+        name, offset = last
+        assert (ctypes.sizeof(struct), getattr(struct, name).offset) == (size, offset)
+
+
+def test_it_is_typed():
+    pytest.importorskip("mypy")
+    folder = ROOT / "build" / "mypy"
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(folder), str(CLIENT)]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_it_needs_nothing_but_the_standard_library():
+    program = (
+        f"import sys; sys.path.insert(0, {str(CLIENT.parent)!r}); import gradcodec_ctypes as g; "
+        "t = g.GradCodec().tensor_empty((3, 5), 'int16'); print(t.shape, t.device, g.GradCodec().chunk_bytes(1000, 4))"
+    )
+    alone = subprocess.run([sys.executable, "-I", "-S", "-B", "-c", program], capture_output=True, text=True)
+    assert (alone.stdout, alone.stderr) == ("(3, 5) (1, 0) 32\n", "")
+
+
+def test_the_library_is_the_one_that_is_named(monkeypatch, tmp_path):
+    path = os.environ["GRADCODEC_LIBRARY"]
+    monkeypatch.setenv("GRADCODEC_LIBRARY", str(tmp_path / "nothing.so"))
+    with pytest.raises(OSError, match="nothing.so"):
+        GradCodec()
+    assert GradCodec(path).chunk_bytes(9, 1) == 2
+    monkeypatch.delenv("GRADCODEC_LIBRARY")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail(name))
+    with pytest.raises(pytest.fail.Exception, match=r"^libgradcodec\.so\.0$"):
+        GradCodec()
+
+
+# --- arrays in and out ------------------------------------------------------------------------------------------------
+
+
+@frameworks()
+def test_chunks_of_a_framework_and_back(framework):
+    for n_chunks in 1, 3, 4:
+        rows = [framework.take(chunk) for chunk in gradcodec.pack_chunks(framework.array(TRUTH), n_chunks)]
+        np.testing.assert_array_equal([framework.numpy(row) for row in rows], chunk_rows(TRUTH, n_chunks))
+        back = framework.take(gradcodec.unpack_chunks(rows, TRUTH.size))
+        np.testing.assert_array_equal(framework.numpy(back), TRUTH.ravel())
+        assert str(back.dtype).endswith(("bool", "bool_"))
+
+
+@frameworks()
+@pytest.mark.parametrize("order", [BIG, LITTLE])
+def test_bits_along_an_axis_and_back(framework, order):
+    name = {BIG: "big", LITTLE: "little"}[order]
+    for axis in 0, 1, -1, gradcodec_ctypes.AXIS_NONE:
+        packed = gradcodec.pack_bits(framework.array(TRUTH), axis, order)
+        expected = np.packbits(TRUTH, axis=None if axis == gradcodec_ctypes.AXIS_NONE else axis, bitorder=name)
+        assert packed.shape == expected.shape
+        packed = framework.take(packed)
+        np.testing.assert_array_equal(framework.numpy(packed), expected)
+        if axis in (0, 1):
+            back = framework.take(gradcodec.unpack_bits(packed, axis, 40, order))
+            np.testing.assert_array_equal(framework.numpy(back), np.unpackbits(expected, axis, 40, name))
+
+
+@frameworks(NumPy, Torch)
+def test_into_memory_of_a_framework(framework):
+    values, count = framework.array(VALUES), VALUES.size
+    rows = framework.array(np.full((5, gradcodec.chunk_bytes(count, 5)), 0xA5, np.uint8))
+    for order, name in (BIG, "big"), (LITTLE, "little"):
+        gradcodec.pack_signs_into(values, rows, order)
+        np.testing.assert_array_equal(framework.numpy(rows), chunk_rows(TRUTH, 5, name))
+        gradcodec.pack_chunks_into(framework.array(~TRUTH), rows, order=order)
+        np.testing.assert_array_equal(framework.numpy(rows), chunk_rows(~TRUTH, 5, name))
+        signs = framework.array(np.full_like(VALUES, 7))
+        gradcodec.unpack_chunks_into(rows, signs, order)
+        np.testing.assert_array_equal(framework.numpy(signs), ~TRUTH)
+        columns = framework.array(np.zeros((12, 256), np.uint8))
+        gradcodec.pack_bits_into(framework.array(TRUTH), columns, 0, order)
+        np.testing.assert_array_equal(framework.numpy(columns), np.packbits(TRUTH, 0, name))
+        bits = framework.array(np.zeros((70, 256), np.int64))
+        gradcodec.unpack_bits_into(columns, bits, axis=0, order=order)
+        np.testing.assert_array_equal(framework.numpy(bits), TRUTH[:70])
+
+
+@frameworks()
+def test_inputs_are_read_where_they_are(framework):
+    array = framework.array(VALUES)
+    for seen in (array, array.T, array[3:, ::2]) if framework.writes else (array,):
+        borrowed = gradcodec_ctypes._Borrowed(seen)
+        view = borrowed._as_parameter_.contents.dl_tensor
+        assert view.data + view.byte_offset == framework.address(seen)
+        assert tuple(view.shape[:2]) == tuple(seen.shape)
+
+
+@frameworks()
+def test_outputs_stay_where_they_are(framework):
+    device = framework.device
+    made = [
+        *gradcodec.pack_chunks(framework.array(TRUTH), 3), gradcodec.pack_bits(framework.array(TRUTH), 1),
+        gradcodec.unpack_bits(framework.array(VALUES.view(np.uint8)), 0), gradcodec.tensor_empty((64, 32), "float32", device),
+    ]  # fmt: skip
+    for tensor in made:
+        assert (tensor.device, tensor.__dlpack_device__()) == (device, device)
+        array = framework.take(tensor)
+        assert (framework.address(array), tuple(array.shape)) == (tensor.address, tensor.shape)
+
+
+def test_numpy_gets_what_it_may_write_to():
+    array = np.from_dlpack(gradcodec.pack_bits(TRUTH))
+    array[:] = 0
+    assert array.flags.writeable
+
+
+@frameworks()
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "int32", "float16", "bfloat16", "float32"])
+def test_an_empty_tensor_of_every_dtype(framework, dtype):
+    tensor = gradcodec.tensor_empty([64, 2, 3], dtype, framework.device)
+    if dtype == "bfloat16" and not isinstance(framework, (Torch, Jax)):
+        return  # the others have none
+    array = framework.take(tensor)
+    assert dtype in str(array.dtype) and tuple(array.shape) == (64, 2, 3)
+
+
+def test_tensors_of_the_library_go_in_again():
+    chunks = gradcodec.pack_chunks(TRUTH, 4)
+    np.testing.assert_array_equal(np.from_dlpack(gradcodec.unpack_chunks(chunks, TRUTH.size)), TRUTH.ravel())
+    rows = gradcodec.tensor_empty((4, chunks[0].shape[0]), "uint8")
+    gradcodec.pack_signs_into(VALUES, rows)
+    np.testing.assert_array_equal(np.from_dlpack(rows), np.stack([np.from_dlpack(chunk) for chunk in chunks]))
+
+
+def test_scalars_and_empty_arrays():
+    assert gradcodec.tensor_empty((), "uint8").shape == ()
+    assert np.from_dlpack(gradcodec.pack_bits(np.array(True))).tolist() == [128]
+    (chunk,) = gradcodec.pack_chunks(np.empty((0, 3), bool), 1)
+    assert (chunk.shape, chunk.address) == ((0,), 0)
+    assert np.from_dlpack(chunk).size == 0
+
+
+# --- who releases what ------------------------------------------------------------------------------------------------
+
+
+def aligned(size):
+    """Host memory that JAX does not copy: aligned to a cache line."""
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size]
+
+
+@frameworks(device=CPU)
+def test_memory_that_was_taken_is_released_by_its_last_user(framework):
+    memory = aligned(64 * 8)
+    lent = Lent(memory)
+    tensor = lent.tensor()
+    array = framework.take(tensor)
+    assert framework.address(array) == memory.ctypes.data
+    del tensor
+    gc.collect()
+    assert lent.releases == []
+    del array
+    gc.collect()
+    assert lent.releases == [42]
+
+
+@pytest.mark.parametrize("asked", [None, {}, {"max_version": (1, 0)}, {"max_version": (0, 8)}, {"max_version": (1, 3)}])
+def test_what_nobody_took_is_released_once(asked):
+    lent = Lent(np.zeros(4))
+    tensor = lent.tensor()
+    if asked is not None:
+        tensor.__dlpack__(**asked)
+    assert lent.releases == []
+    del tensor
+    assert lent.releases == [42]
+
+
+def test_a_capsule_keeps_the_tensor_beyond_its_object():
+    lent = Lent(np.zeros(4))
+    capsule = lent.tensor().__dlpack__()
+    assert lent.releases == []
+    del capsule
+    assert lent.releases == [42]
+
+
+def test_the_form_is_the_one_that_is_asked_for_and_may_change():
+    name_of = gradcodec_ctypes._python.PyCapsule_GetName
+    lent = Lent(np.arange(4.0))
+    tensor = lent.tensor()
+    for asked, name in (
+        ({}, LEGACY),
+        ({"max_version": (1, 0)}, VERSIONED),
+        ({"max_version": (0, 8)}, LEGACY),
+        ({"max_version": (1, 99), "stream": 5, "dl_device": (CPU, 0), "copy": False}, VERSIONED),
+    ):
+        assert name_of(tensor.__dlpack__(**asked)) == name
+    array = np.from_dlpack(tensor)
+    assert array.ctypes.data == lent.array.ctypes.data and lent.releases == []
+    del array, tensor
+    assert lent.releases == [42]
+
+
+def test_a_tensor_is_taken_once():
+    lent = Lent(np.zeros(4))
+    tensor = lent.tensor()
+    array = np.from_dlpack(tensor)
+    for take in (np.from_dlpack, Torch().take, Jax().take, gradcodec.pack_bits):
+        with pytest.raises(BufferError, match="used_dltensor_versioned"):
+            take(tensor)
+    assert lent.releases == []
+    del tensor, array
+    gc.collect()
+    assert lent.releases == [42]
+
+
+def test_after_a_refusal_another_framework_may_take_it():
+    lent = Lent(aligned(128).view(np.uint16))
+    tensor = lent.tensor("bfloat16")
+    with pytest.raises((BufferError, RuntimeError)):  # not SystemError: the capsule's destructor is native
+        np.from_dlpack(tensor)
+    array = Jax().take(tensor)  # in the other form
+    assert str(array.dtype) == "bfloat16" and lent.releases == []
+    del tensor, array
+    gc.collect()
+    assert lent.releases == [42]
+
+
+def test_a_refusal_loses_nothing():
+    lent = Lent(np.zeros(4, np.uint16))
+    with pytest.raises((BufferError, RuntimeError)):
+        np.from_dlpack(lent.tensor("bfloat16"))
+    gc.collect()
+    assert lent.releases == [42]
+
+
+def test_copies_and_other_devices_are_refused():
+    lent = Lent(np.zeros(4))
+    tensor = lent.tensor()
+    for asked in {"copy": True}, {"dl_device": (CUDA, 0)}, {"dl_device": (CPU, 1)}:
+        with pytest.raises(BufferError):
+            tensor.__dlpack__(**asked)
+    with pytest.raises(BufferError):
+        np.from_dlpack(tensor, copy=True)
+    del tensor
+    assert lent.releases == [42]
+
+
+made_forms = pytest.mark.parametrize("name", [LEGACY, VERSIONED], ids=["legacy", "versioned"])
+exporters = pytest.mark.parametrize("exporter", [Exporter, OldExporter])
+
+
+@made_forms
+@exporters
+def test_inputs_are_borrowed_and_let_go(name, exporter):
+    made = Made(TRUTH, name=name)
+    (chunk,) = gradcodec.pack_chunks(exporter(made), 1)
+    assert made.releases == [1]
+    np.testing.assert_array_equal(np.from_dlpack(chunk), np.packbits(TRUTH))
+    chunks = [Made(row, name=name) for row in chunk_rows(TRUTH, 3)]
+    back = gradcodec.unpack_chunks([exporter(chunk) for chunk in chunks], TRUTH.size)
+    assert [chunk.releases for chunk in chunks] == [[1]] * 3
+    np.testing.assert_array_equal(np.from_dlpack(back), TRUTH.ravel())
+    source, target = Made(VALUES, name=name), Made(np.zeros((3, BYTES // 3), np.uint8), name=name)
+    gradcodec.pack_signs_into(exporter(source), exporter(target))
+    assert (source.releases, target.releases) == ([1], [1])
+    np.testing.assert_array_equal(target.array, chunk_rows(TRUTH, 3))
+
+
+@made_forms
+@exporters
+def test_inputs_are_let_go_when_the_call_fails(name, exporter):
+    floats, other = Made(VALUES, name=name), Made(np.zeros(3), name=name)
+    for call in (
+        lambda: gradcodec.pack_chunks(exporter(floats), 4),
+        lambda: gradcodec.pack_bits(exporter(floats)),
+        lambda: gradcodec.unpack_chunks([exporter(floats)], 8),
+        lambda: gradcodec.pack_signs_into(exporter(floats), exporter(other)),
+    ):
+        with pytest.raises(GradCodecError):
+            call()
+    assert len(floats.releases) == 4 and len(other.releases) == 1
+
+
+def test_arrays_have_no_more_references_afterwards():
+    truth, values = TRUTH.copy(), VALUES.copy()
+    rows = np.zeros((2, BYTES // 2), np.uint8)
+    before = [sys.getrefcount(array) for array in (truth, values, rows)]
+    for _ in range(10):
+        gradcodec.pack_chunks(truth, 2)
+        gradcodec.pack_signs_into(values, rows)
+        gradcodec.unpack_chunks_into(rows, values)
+        with pytest.raises(GradCodecError):
+            gradcodec.pack_signs_into(truth, rows)
+    gc.collect()
+    assert [sys.getrefcount(array) for array in (truth, values, rows)] == before
+
+
+def test_many_calls_leave_nothing_behind():
+    wide = np.ones(2**20, bool)
+
+    def work(rounds):
+        for _ in range(rounds):
+            chunks = gradcodec.pack_chunks(wide, 4)
+            arrays = [np.from_dlpack(chunk) for chunk in chunks[:2]]
+            gradcodec.unpack_chunks([*arrays, *chunks[2:]], wide.size).__dlpack__(max_version=(1, 0))
+            for wrong in (lambda: gradcodec.pack_bits(wide, 3), lambda: gradcodec.pack_chunks(VALUES, 3)):
+                with pytest.raises(GradCodecError):
+                    wrong()
+        gc.collect()
+        return sys.getallocatedblocks(), resident_bytes()
+
+    work(20)
+    (blocks, resident), (blocks_after, resident_after) = work(20), work(200)
+    assert blocks_after - blocks < 200, "one object a call would be 1000 and more"
+    assert resident_after - resident < 32 * 2**20, "a leak of the tensors would be 200 MiB"
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_interpreter_may_end_with_tensors_in_all_states():
+    program = f"""
+import sys
+sys.path.insert(0, {str(CLIENT.parent)!r})
+import numpy
+import gradcodec_ctypes
+codec = gradcodec_ctypes.GradCodec()
+truth = numpy.ones(10_000, bool)
+held = codec.pack_chunks(truth, 4)
+array = numpy.from_dlpack(held[0])
+asked = held[1].__dlpack__(), held[2].__dlpack__(max_version=(1, 0))
+class Cycle: pass
+cycle = Cycle(); cycle.itself, cycle.tensor, sys.kept = cycle, codec.pack_bits(truth), codec.pack_bits(truth).__dlpack__()
+del gradcodec_ctypes, sys.modules["gradcodec_ctypes"]
+if {has_cuda()}:
+    on_cuda = [codec.tensor_empty((8,), "int8", (2, 0)) for _ in range(3)]
+    asked_on_cuda = on_cuda[1].__dlpack__(), on_cuda[2].__dlpack__(max_version=(1, 0))
+print("done")
+"""
+    child = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
+    assert (child.returncode, child.stdout, child.stderr) == (0, "done\n", "")
+
+
+def test_a_capsule_outlives_the_module():
+    program = f"""
+import ctypes, gc, sys
+sys.path.insert(0, {str(CLIENT.parent)!r})
+import gradcodec_ctypes as client
+codec, released, memory, shape = client.GradCodec(), [], (ctypes.c_int64 * 4)(), (ctypes.c_int64 * 1)(4)
+callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(released.append)
+where = ctypes.addressof(memory), client.Device(1, 0), client.DType(0, 64, 1), 1, shape, None
+release = ctypes.cast(callback, ctypes.c_void_p)
+capsule = codec.make(codec.lib.gc_tensor_from_pointer, *where, release, 42).__dlpack__()
+del codec, where
+vars(client).clear()  # as the interpreter does when it ends
+gc.collect()
+noise = [b"%08d" % n for n in range(100_000)]  # where the capsule's name was, if it is gone
+del capsule
+print(released)
+"""
+    child = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
+    assert (child.returncode, child.stdout, child.stderr) == (0, "[42]\n", "")
+
+
+# --- the protocol -----------------------------------------------------------------------------------------------------
+
+
+def test_the_newer_form_is_asked_for_and_no_stream_of_a_cpu():
+    exporter = Exporter(Made(TRUTH))
+    gradcodec.pack_bits(exporter)
+    assert exporter.requests == [{"max_version": (1, 0)}]
+
+
+class Asked(Exception):
+    pass
+
+
+class OnCuda:
+    """Says that it is on CUDA, and what stream it was asked for: no memory is there to be read."""
+
+    def __init__(self, device=(CUDA, 0)):
+        self.device = device
+
+    def __dlpack__(self, **requests):
+        raise Asked(requests.get("stream"))
+
+    def __dlpack_device__(self):
+        return self.device
+
+
+class Stream:
+    def __init__(self, **handle):
+        vars(self).update(handle)
+
+
+@pytest.mark.parametrize("stream, handle", [
+    (None, 1), (0, 1), (1, 1), (2, 2), (140_000_000_000_000, 140_000_000_000_000), (np.int64(77), 77),
+    (Stream(cuda_stream=99), 99), (Stream(cuda_stream=0), 1), (Stream(ptr=99), 99), (Stream(ptr=0), 1),
+])  # fmt: skip
+def test_the_producer_is_asked_to_be_ready_on_the_stream(stream, handle):
+    with pytest.raises(Asked) as asked:
+        gradcodec.pack_signs_into(OnCuda(), OnCuda(), stream=stream)
+    assert asked.value.args == (handle,) and type(asked.value.args[0]) is int  # PyTorch takes nothing else
+    with pytest.raises(Asked) as asked:
+        gradcodec.pack_chunks(OnCuda(), 1)
+    assert asked.value.args == (1,)
+
+
+def test_pinned_memory_has_no_stream():
+    with pytest.raises(Asked) as asked:
+        gradcodec.pack_bits(OnCuda((gradcodec_ctypes.CUDA_HOST, 0)))
+    assert asked.value.args == (None,)
+
+
+def test_capsules_that_hold_nothing_are_refused():
+    array = np.zeros(16, np.uint8)
+    capsule = array.__dlpack__()
+    gradcodec_ctypes._python.PyCapsule_SetName(capsule, b"used_dltensor")
+    exporter = Exporter(Made(array))
+    exporter.made.capsule = lambda: capsule
+    with pytest.raises(BufferError, match="used_dltensor"):
+        gradcodec.pack_bits(exporter)
+    gradcodec_ctypes._python.PyCapsule_SetName(capsule, b"dltensor")  # NumPy's, to be released
+    exporter.made.capsule = lambda: object()
+    with pytest.raises(ValueError):
+        gradcodec.pack_bits(exporter)
+    with pytest.raises(AttributeError):
+        gradcodec.pack_bits([1, 2, 3])
+
+
+def test_another_major_version_is_refused():
+    made = Made(TRUTH, name=VERSIONED, version=(2, 0))
+    with pytest.raises(BufferError, match="2.0"):
+        gradcodec.pack_bits(Exporter(made))
+    assert made.releases == [1]
+    assert gradcodec.pack_bits(Exporter(Made(TRUTH, name=VERSIONED, version=(1, 99)))).shape == (BYTES,)
+
+
+@pytest.mark.parametrize("flags, refused", [(0, False), (1, True), (2, True), (3, True), (4, False)])
+def test_what_may_not_be_written_to_is_read_only(flags, refused):
+    made = Made(np.full((1, BYTES), 7, np.uint8), name=VERSIONED, flags=flags)
+    if refused:
+        with pytest.raises(GradCodecError) as error:
+            gradcodec.pack_chunks_into(TRUTH, Exporter(made))
+        assert error.value.status == 5 and (made.array == 7).all()
+        del error  # its traceback has all the frames of the call
+    else:
+        gradcodec.pack_chunks_into(TRUTH, Exporter(made))
+        np.testing.assert_array_equal(made.array, chunk_rows(TRUTH, 1))
+    assert made.releases == [1]
+    source = Made(TRUTH, name=VERSIONED, flags=flags)
+    assert gradcodec.pack_bits(Exporter(source)).shape == (BYTES,)
+
+
+def test_read_only_arrays_are_read_and_not_written():
+    truth, rows = TRUTH.copy(), np.zeros((1, BYTES), np.uint8)
+    truth.flags.writeable = rows.flags.writeable = False
+    np.testing.assert_array_equal(np.from_dlpack(gradcodec.pack_bits(truth)), np.packbits(truth))
+    with pytest.raises(GradCodecError, match="read-only") as error:
+        gradcodec.pack_chunks_into(truth, rows)
+    assert error.value.status == 5 and not rows.any()
+
+
+def test_pytorch_refuses_what_requires_a_gradient_and_gives_it_detached():
+    import torch
+
+    values = torch.from_numpy(VALUES.copy()).requires_grad_()
+    rows = torch.full((1, BYTES), 7, dtype=torch.uint8)
+    with pytest.raises(BufferError, match="detach"):
+        gradcodec.pack_signs_into(values, rows)
+    assert bool((rows == 7).all())
+    gradcodec.pack_signs_into(values.detach(), rows)
+    np.testing.assert_array_equal(rows.numpy(), chunk_rows(TRUTH, 1))
+    assert values.requires_grad and values.grad is None
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_has_a_status_and_the_librarys_sentence():
+    for call, status, words in (
+        (lambda: gradcodec.pack_chunks(TRUTH, 0), 1, "n_chunks"),
+        (lambda: gradcodec.unpack_chunks([], 8), 1, "n_chunks"),
+        (lambda: gradcodec.pack_bits(TRUTH, 2), 1, "axis: 2"),
+        (lambda: gradcodec.pack_bits(TRUTH, order=9), 1, "order"),
+        (lambda: gradcodec.chunk_bytes(-1, 1), 1, "-1"),
+        (lambda: gradcodec.chunk_bytes(1, 0), 1, "n_chunks"),
+        (lambda: gradcodec.pack_bits(VALUES), 2, "float32"),
+        (lambda: gradcodec.tensor_empty((1,), "float32", (10, 0)), 3, "10"),
+        (lambda: gradcodec.unpack_chunks([np.zeros(2, np.uint8)], 400), 4, "50"),
+        (lambda: gradcodec.pack_chunks_into(TRUTH, np.zeros((BYTES, 2), np.uint8).T[:1]), 6, "dst"),
+        (lambda: gradcodec.tensor_empty((2**62, 2**62), "int8"), 7, ""),
+        (lambda: gradcodec.set_threads(1025), 1, "1025"),
+        (lambda: gradcodec.kernel_image(70), 3, "7.5"),
+    ):
+        with pytest.raises(GradCodecError) as error:
+            call()
+        assert (error.value.status, words in str(error.value)) == (status, True), error.value
+        assert str(error.value) == gradcodec.lib.gc_last_error().decode()
+
+
+def test_an_error_travels_between_processes():
+    with pytest.raises(GradCodecError) as error:
+        gradcodec.pack_bits(VALUES)
+    copy = pickle.loads(pickle.dumps(error.value))
+    assert (copy.status, str(copy)) == (error.value.status, str(error.value))
+
+
+@pytest.mark.skipif(has_cuda(), reason="there is a CUDA device")
+def test_without_a_driver_cuda_is_refused():
+    for call in gradcodec.prepare, gradcodec.trim, lambda device: gradcodec.tensor_empty((1,), "int8", device):
+        with pytest.raises(GradCodecError) as error:
+            call((CUDA, 0))
+        assert error.value.status in (3, 20)
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def test_devices_workers_and_kernels():
+    gradcodec.prepare((CPU, 0))
+    gradcodec.trim((CPU, 0))
+    for n in 1, 2, 0:
+        gradcodec.set_threads(n)
+        np.testing.assert_array_equal(np.from_dlpack(gradcodec.pack_bits(TRUTH)), np.packbits(TRUTH))
+    ptx = gradcodec.kernel_image(75)
+    assert ptx.lstrip().startswith(b"//") and b".target sm_75" in ptx and b"\0" not in ptx
+
+
+def test_threads_work_and_fail_at_the_same_time():
+    faults = []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for n in range(40):
+            truth = rng.random(int(rng.integers(1, 50_000))) < 0.5
+            n_chunks = int(rng.integers(1, 9))
+            rows = [np.from_dlpack(chunk) for chunk in gradcodec.pack_chunks(truth, n_chunks)]
+            good = np.array_equal(rows, chunk_rows(truth, n_chunks))
+            good &= np.array_equal(np.from_dlpack(gradcodec.unpack_chunks(rows, truth.size)), truth)
+            try:
+                gradcodec.pack_bits(truth, seed + 1)
+            except GradCodecError as error:
+                good &= f"axis: {seed + 1} " in str(error)  # this thread's own sentence
+            else:
+                good = False
+            if not good:
+                faults.append((seed, n))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+
+
+def test_tensors_may_be_released_on_other_threads():
+    lents = [Lent(np.zeros(8)) for _ in range(32)]
+    tensors = [lent.tensor() for lent in lents]
+    arrays = [np.from_dlpack(tensor) for tensor in tensors[::2]]
+    threads = [threading.Thread(target=items.clear) for items in (tensors, arrays)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [lent.releases for lent in lents] == [[42]] * 32
+
+
+@frameworks(Torch, device=CUDA)
+def test_a_stream_waits_for_what_the_current_one_has_enqueued(framework):
+    torch = framework.module
+    side, expected = torch.cuda.Stream(), chunk_rows(TRUTH, 1)
+    source = framework.array(np.zeros_like(VALUES))
+    fresh, rows = framework.array(VALUES), framework.array(np.zeros((1, BYTES), np.uint8))
+    matrix = torch.randn(4096, 4096, device="cuda") / 64
+    torch.cuda.synchronize()
+    for _ in range(20):
+        matrix = torch.tanh(matrix @ matrix)  # milliseconds, so that who does not wait comes too early
+    source.copy_(fresh)
+    gradcodec.pack_signs_into(source, rows, stream=side)
+    torch.cuda.current_stream().wait_stream(side)
+    np.testing.assert_array_equal(framework.numpy(rows), expected)
