@@ -202,6 +202,7 @@ ifneq ($(wildcard Cargo.toml),)
 	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
 	cp -r include kernels examples_c examples_python bench docs Makefile *.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
 	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/driver tests/gpu tests/kernels tests/peers_python tests/python tests/dlpack tests/abi tests/*.sh $(BUILD)/dist/tests/
+	-git describe --always --dirty --abbrev=12 '--exclude=*' > $(BUILD)/dist/COMMIT 2>/dev/null
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif
 

@@ -284,8 +284,11 @@ def row(kind, make, argument, budget, **more):
 
 
 def commit():
-    """The commit that this is a work tree of, if it is one."""
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """The commit that this was built of: as `make dist` wrote it down, or that of the work tree."""
+    written = ROOT / "COMMIT"
+    if written.exists():
+        return written.read_text().strip() or None
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         return subprocess.run(describe, cwd=ROOT, capture_output=True, text=True).stdout.strip() or None
     except FileNotFoundError:
