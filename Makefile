@@ -50,10 +50,10 @@ header:
 	GRADCODEC_WRITE=1 $(CARGO) test --quiet --test header
 
 ## All tests that need no GPU.
-test: test-rust test-c test-loader test-examples test-readme test-headers test-abi test-python test-kernels test-install test-dist
+test: test-rust test-c test-cpp test-loader test-examples test-readme test-headers test-abi test-python test-kernels test-install test-dist
 	@echo "make test: all passed"
 
-.PHONY: test-rust test-c test-loader test-examples test-readme test-headers test-abi test-python test-install test-dist
+.PHONY: test-rust test-c test-cpp test-loader test-examples test-readme test-headers test-abi test-python test-install test-dist
 test-rust:
 ifneq ($(wildcard Cargo.toml),)
 	$(CARGO) test --quiet
@@ -119,6 +119,37 @@ endif
 $(VENV)/ready: tests/python/requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+# gradcodec.hpp and its examples. Without cargo there may be no network: then without real dlpack.h files.
+test-cpp: $(LIBRARY)
+ifneq ($(wildcard Cargo.toml),)
+	$(MAKE) --no-print-directory $(VENV)/ready
+	PYTHON=$(VENV)/bin/python sh tests/dlpack/fetch.sh $(BUILD)/dlpack
+endif
+	sh tests/cpp/hpp.sh "$(CC)" "$(CXX)" $(LIB) $(BUILD)/tests/cpp $(BUILD)/dlpack
+
+# In the repository a virtual environment with torch (several GB); in the tree of `make dist` the machine's python3.
+ifneq ($(wildcard Cargo.toml),)
+PEERS       = $(VENV)-peers/bin/python
+PEERS_READY = $(VENV)-peers/ready
+else
+PEERS       = $(PYTHON)
+endif
+
+.PHONY: test-peers
+## With PyTorch, JAX and tvm-ffi, as extensions, through CMake and from Python; on a GPU, too, where there is one.
+test-peers: $(LIBRARY) $(PEERS_READY)
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/peers
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/peers_python
+	sh tests/peers/headers.sh $(PEERS) "$(CXX)" $(LIB) $(BUILD)/tests/peers
+	sh tests/cpp/cmake.sh $(BUILD)/tests/cmake $(PEERS)
+	@set -e; for name in examples_cpp/*.py; do echo "== $$name"; \
+	    GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) $$name; done
+
+$(VENV)-peers/ready: tests/peers/requirements.txt tests/peers_python/requirements.txt
+	$(PYTHON) -m venv $(VENV)-peers
+	$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check $(^:%=-r %)
 	touch $@
 
 .PHONY: test-sanitize test-fuzz
@@ -193,6 +224,10 @@ install: $(LIBRARY)
 	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libgradcodec.so
 	install -m 644 include/*.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 include/gradcodec/* $(DESTDIR)$(PREFIX)/include/gradcodec
+	install -d $(DESTDIR)$(PREFIX)/lib/cmake/gradcodec
+	for name in gradcodec-config gradcodec-config-version; do sed -e 's|@VERSION@|$(VERSION)|' \
+	    -e 's|@MAJOR@|$(firstword $(subst ., ,$(VERSION)))|' cmake/$$name.cmake.in \
+	    > $(DESTDIR)$(PREFIX)/lib/cmake/gradcodec/$$name.cmake || exit; done
 	sed -e 's|@PREFIX@|$(abspath $(PREFIX))|' -e 's|@VERSION@|$(VERSION)|' gradcodec.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gradcodec.pc
 
 ## A tree that needs only gcc, make and python3: for machines without Rust.
@@ -200,8 +235,8 @@ dist: $(LIBRARY)
 ifneq ($(wildcard Cargo.toml),)
 	rm -rf $(BUILD)/dist && mkdir -p $(BUILD)/dist/lib
 	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
-	cp -r include kernels examples_c examples_python bench docs Makefile *.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
-	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/driver tests/gpu tests/kernels tests/peers_python tests/python tests/dlpack tests/abi tests/*.sh $(BUILD)/dist/tests/
+	cp -r include kernels cmake examples_c examples_cpp examples_python bench docs Makefile *.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
+	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/cpp tests/driver tests/gpu tests/kernels tests/peers tests/peers_python tests/python tests/dlpack tests/abi tests/*.sh $(BUILD)/dist/tests/
 	-git describe --always --dirty --abbrev=12 '--exclude=*' > $(BUILD)/dist/COMMIT 2>/dev/null
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif

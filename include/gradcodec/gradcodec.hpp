@@ -31,7 +31,7 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
-#if defined(__has_include) && __has_include(<version>)
+#if __has_include(<version>)
 #include <version>
 #endif
 #ifdef __cpp_lib_span
@@ -62,10 +62,7 @@ inline const char *last_error() noexcept { return gc_last_error(); }
 namespace detail {
 
 /* Apart, so that a call is the C call, a comparison and nothing else. */
-#ifdef __GNUC__
-__attribute__((cold, noinline))
-#endif
-[[noreturn]] inline void fail(gc_status_t status) { throw Error(status); }
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail(gc_status_t status) { throw Error(status); }
 
 inline void check(gc_status_t status)
 {
@@ -391,6 +388,9 @@ inline void pack_chunks(Borrowed src, std::size_t n_chunks, Tensor *out)
 {
     detail::check(gc_pack_chunks(src.get(), n_chunks, detail::pointers(out)));
 }
+#ifdef __cpp_lib_span
+inline void pack_chunks(Borrowed src, std::span<Tensor> out) { pack_chunks(src, out.size(), out.data()); }
+#endif
 /* A number of chunks that is known when this compiles takes no memory. */
 template <std::size_t N> std::array<Tensor, N> pack_chunks(Borrowed src)
 {

@@ -15,13 +15,13 @@
  * same stream. So no record_stream() is needed, unless the caller brings a tensor from another stream without waiting.
  * No device guard either: a stream knows its device. Before a first call inside a graph capture: prepare(device).
  *
- * NEEDS torch 2.11, where c10::Stream::native_handle() came: it gives the cudaStream_t without a CUDA header or library,
- * so that this compiles with a CPU-only torch, too. C++17, or what torch's headers ask for.
+ * NEEDS torch 2.11, where c10::Stream::native_handle() came: it gives the cudaStream_t without a CUDA header or
+ * library, so that this compiles with a CPU-only torch, too. C++17, or what torch's headers ask for.
  *
  * NOT for extensions on torch's stable ABI (TORCH_TARGET_VERSION, TORCH_STABLE_ONLY): at::Tensor, c10::Stream and every
  * header included here are outside of it and stop there with an #error. There gradcodec.h or gradcodec.hpp alone will
- * do: fill a DLTensor from sizes(), strides() and const_data_ptr() or mutable_data_ptr() of a torch::stable::Tensor; the
- * stream, from torch 2.13 on, is torch::stable::accelerator::getCurrentStream(index).nativeHandle().
+ * do: fill a DLTensor from sizes(), strides() and const_data_ptr() or mutable_data_ptr() of a torch::stable::Tensor.
+ * The stream, from torch 2.13 on, is torch::stable::accelerator::getCurrentStream(index).nativeHandle().
  */
 #ifndef GRADCODEC_TORCH_HPP
 #define GRADCODEC_TORCH_HPP
@@ -118,46 +118,64 @@ inline void prepare(c10::Device device) { detail::torch_check(gc_prepare(detail:
 
 /* INTO TENSORS OF YOURS */
 
-inline void pack_chunks_into(const at::Tensor &src, gc_bit_order_t order, const at::Tensor &dst)
+namespace detail {
+
+template <class Call> void into(const at::Tensor &src, const at::Tensor &dst, Call call)
 {
     const DLTensor from = view(src);
     DLTensor to = view_to_write(dst);
-    detail::torch_check(gc_pack_chunks_into(&from, order, &to, current_stream(src)));
+    /* As torch's own operators in place: a backward pass that has saved `dst` is told that it has changed. */
+    dst.unsafeGetTensorImpl()->bump_version();
+    torch_check(call(&from, &to, current_stream(src)));
+}
+
+} // namespace detail
+
+inline void pack_chunks_into(const at::Tensor &src, gc_bit_order_t order, const at::Tensor &dst)
+{
+    detail::into(src, dst, [order](const DLTensor *from, DLTensor *to, void *stream) {
+        return gc_pack_chunks_into(from, order, to, stream);
+    });
 }
 inline void pack_signs_into(const at::Tensor &src, gc_bit_order_t order, const at::Tensor &dst)
 {
-    const DLTensor from = view(src);
-    DLTensor to = view_to_write(dst);
-    detail::torch_check(gc_pack_signs_into(&from, order, &to, current_stream(src)));
+    detail::into(src, dst, [order](const DLTensor *from, DLTensor *to, void *stream) {
+        return gc_pack_signs_into(from, order, to, stream);
+    });
 }
 inline void unpack_chunks_into(const at::Tensor &src, gc_bit_order_t order, const at::Tensor &dst)
 {
-    const DLTensor from = view(src);
-    DLTensor to = view_to_write(dst);
-    detail::torch_check(gc_unpack_chunks_into(&from, order, &to, current_stream(src)));
+    detail::into(src, dst, [order](const DLTensor *from, DLTensor *to, void *stream) {
+        return gc_unpack_chunks_into(from, order, to, stream);
+    });
 }
 inline void pack_bits_into(const at::Tensor &src, int32_t axis, gc_bit_order_t order, const at::Tensor &dst)
 {
-    const DLTensor from = view(src);
-    DLTensor to = view_to_write(dst);
-    detail::torch_check(gc_pack_bits_into(&from, axis, order, &to, current_stream(src)));
+    detail::into(src, dst, [axis, order](const DLTensor *from, DLTensor *to, void *stream) {
+        return gc_pack_bits_into(from, axis, order, to, stream);
+    });
 }
 inline void unpack_bits_into(const at::Tensor &src, int32_t axis, gc_bit_order_t order, const at::Tensor &dst)
 {
-    const DLTensor from = view(src);
-    DLTensor to = view_to_write(dst);
-    detail::torch_check(gc_unpack_bits_into(&from, axis, order, &to, current_stream(src)));
+    detail::into(src, dst, [axis, order](const DLTensor *from, DLTensor *to, void *stream) {
+        return gc_unpack_bits_into(from, axis, order, to, stream);
+    });
 }
 
 /* TO NEW TENSORS, on the device of the first */
 
 namespace detail {
 
+inline at::Tensor empty(const at::Tensor &src, at::IntArrayRef shape, at::ScalarType dtype)
+{
+    check_dense("src", src);
+    return at::empty(shape, src.options().dtype(dtype));
+}
+
 inline at::Tensor chunks_for(const at::Tensor &src, int64_t n_chunks)
 {
     TORCH_CHECK(n_chunks > 0, "n_chunks: at least 1 expected, got ", n_chunks);
-    const int64_t bytes = gc_chunk_bytes(src.numel(), static_cast<std::size_t>(n_chunks));
-    return at::empty({n_chunks, bytes}, src.options().dtype(at::kByte));
+    return empty(src, {n_chunks, gc_chunk_bytes(src.numel(), static_cast<std::size_t>(n_chunks))}, at::kByte);
 }
 
 /* The lengths of `src`, `length(the one along the axis)` in its place; one-dimensional without an axis. */
@@ -191,7 +209,7 @@ inline at::Tensor pack_signs(const at::Tensor &src, int64_t n_chunks = 1, gc_bit
 inline at::Tensor unpack_chunks(const at::Tensor &chunks, at::IntArrayRef shape, at::ScalarType dtype = at::kBool,
                                 gc_bit_order_t order = GC_BIT_ORDER_BIG)
 {
-    const at::Tensor dst = at::empty(shape, chunks.options().dtype(dtype));
+    const at::Tensor dst = detail::empty(chunks, shape, dtype);
     unpack_chunks_into(chunks, order, dst);
     return dst;
 }
@@ -200,7 +218,7 @@ inline at::Tensor unpack_chunks(const at::Tensor &chunks, at::IntArrayRef shape,
 inline at::Tensor pack_bits(const at::Tensor &src, int32_t axis = GC_AXIS_NONE, gc_bit_order_t order = GC_BIT_ORDER_BIG)
 {
     const auto shape = detail::along(src, axis, [](int64_t n) { return n / 8 + (n % 8 != 0); });
-    const at::Tensor dst = at::empty(shape, src.options().dtype(at::kByte));
+    const at::Tensor dst = detail::empty(src, shape, at::kByte);
     pack_bits_into(src, axis, order, dst);
     return dst;
 }
@@ -212,7 +230,7 @@ inline at::Tensor unpack_bits(const at::Tensor &src, int32_t axis = GC_AXIS_NONE
                     " bits there are");
         return count == GC_COUNT_ALL ? 8 * n : count < 0 ? 8 * n + count : count;
     });
-    const at::Tensor dst = at::empty(shape, src.options().dtype(at::kByte));
+    const at::Tensor dst = detail::empty(src, shape, at::kByte);
     unpack_bits_into(src, axis, order, dst);
     return dst;
 }

@@ -1,0 +1,87 @@
+#!/bin/sh
+# gradcodec.hpp: complete, in every standard from C++17, in two units of one program, with real dlpack.h files before
+# and after it, and what it costs. The examples, too. Usage: hpp.sh CC CXX LIBRARY_DIR WORK_DIR DLPACK_DIR
+# (LIBRARY_DIR has libgradcodec.so; DLPACK_DIR is what tests/dlpack/fetch.sh filled, and may be missing)
+set -eu
+[ $# -eq 5 ] || { echo "usage: $0 CC CXX LIBRARY_DIR WORK_DIR DLPACK_DIR" >&2; exit 2; }
+cd "$(dirname "$0")/../.."
+cc=$1 cxx=$2 library=$(cd "$3" && pwd) work=$4 dlpack=$5
+mkdir -p "$work"
+flags="-O2 -g -Wall -Wextra -pedantic -Werror -Iinclude"
+link="-L$library -lgradcodec -Wl,-rpath,$library"
+
+# Every function that is exported is used in the header, and is there under its name without gc_.
+while read -r symbol; do
+    word=${symbol#gc_}
+    grep -qw "$symbol" include/gradcodec/gradcodec.hpp || { echo "FAILED: gradcodec.hpp does without $symbol"; exit 1; }
+    grep -qw "$word" include/gradcodec/gradcodec.hpp || { echo "FAILED: gradcodec.hpp has no $word"; exit 1; }
+done <tests/abi/symbols.txt
+
+# shellcheck disable=SC2086 # the flags are words
+for standard in c++17 c++20 c++23; do
+    if ! echo 'int main() {}' | $cxx -std=$standard -x c++ -fsyntax-only - 2>/dev/null; then
+        echo "SKIPPED $standard: $cxx does not know it"
+        continue
+    fi
+    $cxx -std=$standard $flags -DOTHER_UNIT -Dmain=other_main -c tests/cpp/hpp.cpp -o "$work/other.o"
+    $cxx -std=$standard $flags tests/cpp/hpp.cpp "$work/other.o" -o "$work/hpp" $link
+    echo "== hpp, $standard" && "$work/hpp"
+    $cxx -std=$standard $flags examples_cpp/raii.cpp -o "$work/raii" $link
+    echo "== examples_cpp/raii, $standard" && "$work/raii"
+    $cxx -std=$standard $flags examples_cpp/dlopen.cpp -o "$work/dlopen" -ldl
+    echo "== examples_cpp/dlopen, $standard" && "$work/dlopen" "$library/libgradcodec.so.0"
+done
+
+# The program at the top of the header.
+sed -n '/^ \*     #include <gradcodec/,/^ \*     }$/s/^ \*     //p' include/gradcodec/gradcodec.hpp >"$work/start.cpp"
+# shellcheck disable=SC2086
+$cxx -std=c++17 $flags "$work/start.cpp" -o "$work/start" $link
+[ "$("$work/start" | head -n 1)" = "32 bytes, the first is 160" ] ||
+    { "$work/start"; echo "FAILED: the program at the top of gradcodec.hpp prints something else"; exit 1; }
+echo "ok the program at the top of gradcodec.hpp"
+
+# What must not compile: a destination of const memory; a type that DLPack does not have.
+refused() { # WHAT SENTENCE STATEMENT
+    cat >"$work/refused.cpp" <<END
+#include <gradcodec/gradcodec.hpp>
+extern const float *in;
+extern const uint8_t *out;
+extern long double *x;
+int main() { $3 }
+END
+    # shellcheck disable=SC2086
+    if $cxx -std=c++17 $flags -fsyntax-only "$work/refused.cpp" 2>"$work/log"; then
+        echo "FAILED: compiles: $1"
+        exit 1
+    fi
+    grep -q "$2" "$work/log" || { cat "$work/log"; echo "FAILED: refused for another reason: $1"; exit 1; }
+    echo "ok does not compile: $1"
+}
+refused "a const destination" "view of const memory" \
+    'gradcodec::pack_signs_into(gradcodec::view(in, {8}), 0, gradcodec::view(out, {1, 1}));'
+refused "a type without a dtype" "no DLPack dtype" 'gradcodec::view(x, {8});'
+refused "a copied owner" "deleted" 'gradcodec::Tensor a; gradcodec::Tensor b = a;'
+
+# Beside real dlpack.h files, which may be older than what it uses: -isystem, their own faults are not ours.
+for real in "$dlpack"/*; do
+    [ -d "$real" ] || { echo "SKIPPED real dlpack.h files: none in $dlpack"; break; }
+    for standard in c++17 c++20; do
+        for order in "dlpack/dlpack.h gradcodec/gradcodec.hpp" "gradcodec/gradcodec.hpp dlpack/dlpack.h"; do
+            for file in $order; do echo "#include <$file>"; done >"$work/order.cpp"
+            cat >>"$work/order.cpp" <<'END'
+#include "layout.h"
+gradcodec::Tensor both_ways(gradcodec::Tensor tensor);
+gradcodec::Tensor both_ways(gradcodec::Tensor tensor) {
+  return gradcodec::unpack_bits(gradcodec::pack_bits(std::move(tensor)));
+}
+END
+            # shellcheck disable=SC2086
+            $cxx -std=$standard $flags -Itests/dlpack -isystem "$real" -c "$work/order.cpp" -o "$work/order.o" ||
+                { echo "FAILED: $(basename "$real"), $standard: $order"; exit 1; }
+        done
+    done
+    echo "ok with $(basename "$real") before and after"
+done
+
+sh tests/cpp/cost.sh "$cc" "$cxx" include "$work"
+echo "ok: gradcodec.hpp"

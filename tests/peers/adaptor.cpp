@@ -1,0 +1,79 @@
+/* gradcodec/torch.hpp as it is, for test_adaptor.py: each function, and tensors through DLPack and our owners. */
+
+#include <gradcodec/torch.hpp>
+#include <gradcodec/torch.hpp>
+
+#include <ATen/DLConvertor.h>
+#include <torch/library.h>
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace {
+
+/* data, device type and index, ndim, dtype: what a view says; its sizes and strides are the tensor's own. */
+std::vector<int64_t> described(at::Tensor x) /* not const: no other view() may take it for a container */
+{
+    const DLTensor view = gradcodec::view(x);
+    TORCH_CHECK(view.shape == x.sizes().data() && view.strides == x.strides().data() && view.byte_offset == 0,
+                "the view has sizes or strides of its own");
+    return {reinterpret_cast<int64_t>(view.data), view.device.device_type, view.device.device_id, view.ndim,
+            view.dtype.code, view.dtype.bits, view.dtype.lanes};
+}
+
+int64_t written_at(const at::Tensor &x) { return reinterpret_cast<int64_t>(gradcodec::view_to_write(x).data); }
+int64_t current_stream(const at::Tensor &x) { return reinterpret_cast<int64_t>(gradcodec::current_stream(x)); }
+
+/* torch's tensor as ours, versioned and back, and as torch's again. */
+at::Tensor through_dlpack(const at::Tensor &x)
+{
+    gradcodec::Tensor legacy(at::toDLPack(x));
+    gradcodec::VersionedTensor versioned = gradcodec::tensor_to_versioned(std::move(legacy));
+    return at::fromDLPack(gradcodec::tensor_from_versioned(std::move(versioned)).release());
+}
+
+/* A tensor that the library has allocated, as torch's. And where it was. */
+std::pair<at::Tensor, int64_t> packed_by_the_library(const at::Tensor &x)
+{
+    gradcodec::Tensor tensor(at::toDLPack(x));
+    gradcodec::Tensor packed = gradcodec::pack_bits(tensor);
+    const auto address = reinterpret_cast<int64_t>(packed->data);
+    return {at::fromDLPack(packed.release()), address};
+}
+
+} // namespace
+
+TORCH_LIBRARY(gradcodec_adaptor, m)
+{
+    using at::Tensor;
+    m.def("described", [](const Tensor &x) { return described(x); });
+    m.def("written_at", [](const Tensor &x) { return written_at(x); });
+    m.def("current_stream", [](const Tensor &x) { return current_stream(x); });
+    m.def("prepare", [](c10::Device device) { gradcodec::prepare(device); });
+    m.def("through_dlpack", [](const Tensor &x) { return through_dlpack(x); });
+    m.def("packed_by_the_library", [](const Tensor &x) {
+        auto [packed, address] = packed_by_the_library(x);
+        return std::make_tuple(packed, address);
+    });
+
+    m.def("pack_chunks_into", [](const Tensor &x, int64_t order, const Tensor &out) {
+        gradcodec::pack_chunks_into(x, static_cast<int32_t>(order), out);
+    });
+    m.def("pack_signs_into", [](const Tensor &x, int64_t order, const Tensor &out) {
+        gradcodec::pack_signs_into(x, static_cast<int32_t>(order), out);
+    });
+    m.def("unpack_chunks_into", [](const Tensor &x, int64_t order, const Tensor &out) {
+        gradcodec::unpack_chunks_into(x, static_cast<int32_t>(order), out);
+    });
+    using Optional = std::optional<int64_t>; /* None: the constant that says so */
+    m.def("pack_bits", [](const Tensor &x, Optional axis, int64_t order) {
+        return gradcodec::pack_bits(x, static_cast<int32_t>(axis.value_or(GC_AXIS_NONE)), static_cast<int32_t>(order));
+    });
+    m.def("unpack_bits", [](const Tensor &x, Optional axis, Optional count, int64_t order) {
+        return gradcodec::unpack_bits(x, static_cast<int32_t>(axis.value_or(GC_AXIS_NONE)),
+                                      count.value_or(GC_COUNT_ALL), static_cast<int32_t>(order));
+    });
+}

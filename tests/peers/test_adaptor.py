@@ -1,0 +1,122 @@
+"""include/gradcodec/torch.hpp: views without copies, the current stream, and tensors through DLPack."""
+
+import model
+import numpy as np
+import pytest
+import torch
+
+ORDERS = {"big": 0, "little": 1}
+CODES = {torch.bool: 6, torch.bfloat16: 4, **{dtype: 1 for dtype in model.UNSIGNED}}
+
+
+@pytest.mark.parametrize("dtype", (*model.TRUTHS, *model.FLOATS), ids=str)
+def test_a_view_is_the_tensor(adaptor, device, dtype):
+    for layout in model.LAYOUTS.values():
+        x = layout(torch.zeros(27, 37, dtype=dtype, device=device))
+        code = CODES.get(dtype, 2 if dtype.is_floating_point else 0)
+        where = [2, x.get_device()] if device == "cuda" else [1, 0]
+        assert adaptor.described(x) == [x.data_ptr(), *where, x.dim(), code, 8 * dtype.itemsize, 1]
+        assert adaptor.written_at(x) == x.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", (*model.TRUTHS, *model.FLOATS), ids=str)
+def test_through_dlpack_it_is_the_same_memory(adaptor, device, dtype):
+    for layout in model.LAYOUTS.values():
+        x = layout(torch.zeros(27, 37, dtype=dtype, device=device))
+        y = adaptor.through_dlpack(x)
+        assert (y.data_ptr(), y.shape, y.dtype, y.device) == (x.data_ptr(), x.shape, x.dtype, x.device)
+        assert all(n == 1 or x.numel() == 0 or s == t for n, s, t in zip(x.shape, x.stride(), y.stride()))
+    x = torch.zeros(8, dtype=dtype, device=device)
+    y = adaptor.through_dlpack(x)
+    y.fill_(1)
+    assert x.eq(1).all()
+
+
+def test_what_the_library_allocates_is_not_copied(adaptor, device):
+    x = torch.arange(999, device=device) % 3 == 0
+    packed, address = adaptor.packed_by_the_library(x)
+    assert packed.data_ptr() == address and packed.device == x.device
+    assert model.same(packed, np.packbits(model.array(x)))
+    del x
+    assert packed.sum().item() > 0
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_into_tensors_of_ours(adaptor, device, order):
+    x = model.floats(torch.float32, device, "transposed")
+    bits = model.signs(x).reshape(-1)
+    packed = torch.full((1, 125), 0xA5, dtype=torch.uint8, device=device)
+    address = packed.data_ptr()
+    adaptor.pack_signs_into(x, ORDERS[order], packed)
+    assert packed.data_ptr() == address and model.same(packed[0], np.packbits(bits, bitorder=order))
+    adaptor.pack_chunks_into(x < 0, ORDERS[order], packed)
+    assert model.same(packed[0], np.packbits(model.array(x).reshape(-1) < 0, bitorder=order))
+    out = torch.full((37, 54), 7.0, device=device)
+    adaptor.unpack_chunks_into(packed, ORDERS[order], out[:, ::2])  # every other column, the others left alone
+    assert model.same(out[:, ::2], (model.array(x) < 0).astype(np.float32)) and out[:, 1::2].eq(7).all()
+
+
+def test_a_backward_pass_is_told_of_what_was_written(adaptor, device):
+    factor, x = torch.ones(8, device=device), torch.ones(8, device=device, requires_grad=True)
+    y = (x * factor).sum()
+    adaptor.unpack_chunks_into(torch.zeros(1, 1, dtype=torch.uint8, device=device), 0, factor)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_bits_along_an_axis_are_numpy_s(adaptor, device, order):
+    x = model.integers(torch.int16, device)
+    packed_all = adaptor.pack_bits(x, None, ORDERS[order])
+    for axis in (None, 0, 1, -1, -2):
+        packed = adaptor.pack_bits(x, axis, ORDERS[order])
+        expected = np.packbits(model.truths(x), axis, order)
+        assert model.same(packed, expected)
+        for count in (None, 0, 3, 11, 50, -2):
+            unpacked = adaptor.unpack_bits(packed, axis, count, ORDERS[order])
+            assert model.same(unpacked, np.unpackbits(expected, axis, count, order))
+    for bad in (2, -3):
+        with pytest.raises(IndexError):
+            adaptor.pack_bits(x, bad, 0)
+    with pytest.raises(RuntimeError, match="leaves off more"):
+        adaptor.unpack_bits(packed_all, None, -8 * 125 - 1, 0)
+
+
+def test_memory_that_is_shared_until_written_to_stays_shared(adaptor):
+    x = torch.zeros(8)
+    y = torch._lazy_clone(x)
+    address = adaptor.described(x)[0]
+    assert adaptor.described(y)[0] == address and torch._C._is_cow_tensor(y)
+    assert adaptor.written_at(y) != address and not torch._C._is_cow_tensor(y)
+
+
+def test_what_is_no_plain_tensor_is_refused(adaptor, device):
+    negated = torch.complex(torch.zeros(9), torch.ones(9)).to(device).conj().imag
+    with pytest.raises(RuntimeError, match="src: a lazily negated view"):
+        adaptor.described(negated)
+    with pytest.raises(RuntimeError, match="src: a dense tensor expected"):
+        adaptor.described(torch.eye(3, device=device).to_sparse())
+    with pytest.raises(RuntimeError, match="src: a tensor on the CPU or on CUDA expected, got meta"):
+        adaptor.described(torch.zeros(3, device="meta"))
+    with pytest.raises(RuntimeError, match="src: .* is not supported"):
+        adaptor.described(torch.zeros(3, dtype=torch.float8_e5m2, device=device))
+
+
+def test_prepare(adaptor, device):
+    adaptor.prepare(torch.device(device, 0))
+    with pytest.raises(RuntimeError, match="device: a tensor on the CPU or on CUDA expected"):
+        adaptor.prepare(torch.device("meta"))
+
+
+def test_the_stream_of_the_cpu_is_none(adaptor):
+    assert adaptor.current_stream(torch.zeros(1)) == 0
+
+
+def test_the_stream_is_torch_s(adaptor, cuda):
+    x = torch.zeros(1, device=cuda)
+    assert adaptor.current_stream(x) == torch.cuda.current_stream().cuda_stream == 0
+    for stream in (torch.cuda.Stream(), torch.cuda.Stream(priority=-1), torch.cuda.default_stream()):
+        with torch.cuda.stream(stream):
+            assert adaptor.current_stream(x) == stream.cuda_stream
+    with torch.cuda.stream(torch.cuda.ExternalStream(torch.cuda.Stream().cuda_stream)):
+        assert adaptor.current_stream(x) == torch.cuda.current_stream().cuda_stream
