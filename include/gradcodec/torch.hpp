@@ -181,9 +181,12 @@ inline at::Tensor chunks_for(const at::Tensor &src, int64_t n_chunks)
 /* The lengths of `src`, `length(the one along the axis)` in its place; one-dimensional without an axis. */
 template <class Length> c10::DimVector along(const at::Tensor &src, int32_t axis, Length length)
 {
-    if (axis == GC_AXIS_NONE)
-        return {length(src.numel())};
-    c10::DimVector shape(src.sizes());
+    c10::DimVector shape;
+    if (axis == GC_AXIS_NONE) { /* not `return {length(...)}`: where that throws, some compilers destroy what is not there yet */
+        shape.push_back(length(src.numel()));
+        return shape;
+    }
+    shape.append(src.sizes().begin(), src.sizes().end());
     int64_t &size = shape[at::maybe_wrap_dim(axis, src.dim(), /*wrap_scalar=*/false)];
     size = length(size);
     return shape;
