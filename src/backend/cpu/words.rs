@@ -122,13 +122,13 @@ pub trait Lanes<T: Word>: Sized {
     /// How many bytes apart elements may be for it to be faster to test all that lies between them than to collect them.
     const WIDEST_COMB: usize;
 
-    /// Of the bits of 64 lanes, those of a comb's elements, side by side; zeros above.
+    /// Of some groups of 64 lanes' bits, those of a comb's elements, side by side; zeros above.
     ///
     /// # Safety
     /// The processor has the instructions.
     #[inline(always)]
-    unsafe fn pick<const STEP: usize>(bits: u64) -> u64 {
-        pick::<STEP>(bits)
+    unsafe fn pick<const STEP: usize, const GROUPS: usize>(groups: &mut [u64; GROUPS]) {
+        pick::<STEP>(groups);
     }
 
     /// Reads bits to elements that lie `stride` bytes apart.
@@ -173,18 +173,19 @@ pub const fn comb(step: usize, together: usize) -> u64 {
 
 /// See [`Lanes::pick`].
 #[inline(always)]
-fn pick<const STEP: usize>(bits: u64) -> u64 {
+fn pick<const STEP: usize>(groups: &mut [u64]) {
     // Neighbours come together, then pairs of them, and so on.
-    let mut bits = bits & const { comb(STEP, 1) };
+    groups.iter_mut().for_each(|bits| *bits &= const { comb(STEP, 1) });
     macro_rules! together {
         ($($count:literal)*) => {$(
             if $count <= in_lanes(64, STEP) {
-                bits = (bits | bits >> ($count / 2 * (STEP - 1))) & const { comb(STEP, $count) };
+                for bits in &mut *groups {
+                    *bits = (*bits | *bits >> ($count / 2 * (STEP - 1))) & const { comb(STEP, $count) };
+                }
             }
         )*};
     }
     together!(2 4 8 16 32);
-    bits
 }
 
 /// Writes the bits of elements that lie `stride` bytes apart.
@@ -229,20 +230,37 @@ unsafe fn pack_comb<L: Lanes<T>, T: Word, const STEP: usize>(
     count: usize,
     writer: &mut BitWriter<'_>,
 ) {
+    /// Lanes, 64 each, whose bits are picked at once: neighbours come together in vectors where that takes steps.
+    const GROUPS: usize = 16;
     let lanes = (count - 1) * STEP + 1;
     let bottom = if backward { src.wrapping_sub((lanes - 1) * T::SIZE) } else { src };
-    let whole = count / 64;
-    // SAFETY: the caller's promise.
+    let each = const { in_lanes(64, STEP) };
+    let (whole, together) = (count / 64, GROUPS * each / 64);
+    // SAFETY: the caller's promise. Of lanes: see `comb_word`.
     unsafe {
-        let mut words = [0; 16];
-        for start in (0..whole).step_by(words.len()) {
-            let some = words.len().min(whole - start);
-            for (word, index) in words[..some].iter_mut().zip(start..) {
-                *word = if backward {
-                    comb_word::<L, T, STEP>(zeros, bottom, lanes, (count - 64 * (index + 1)) * STEP, 64).reverse_bits()
-                } else {
-                    comb_word::<L, T, STEP>(zeros, bottom, lanes, 64 * index * STEP, 64)
-                };
+        for start in (0..whole).step_by(together) {
+            let some = together.min(whole - start);
+            let lowest = STEP * if backward { count - 64 * (start + some) } else { 64 * start };
+            let mut words = [0; GROUPS / 2];
+            if some == together && lowest + (64 * together - each) * STEP + 64 <= lanes {
+                let mut groups = [0; GROUPS];
+                for (index, bits) in groups.iter_mut().enumerate() {
+                    *bits = L::to_bits::<false>(zeros, bottom.add((lowest + index * each * STEP) * T::SIZE));
+                }
+                L::pick::<STEP, GROUPS>(&mut groups);
+                for (word, groups) in words.iter_mut().zip(groups.chunks_exact(64 / each)) {
+                    for (index, bits) in groups.iter().enumerate() {
+                        *word |= bits << (index * each);
+                    }
+                }
+            } else {
+                for (index, word) in words[..some].iter_mut().enumerate() {
+                    *word = comb_word::<L, T, STEP>(zeros, bottom, lanes, lowest + 64 * index * STEP, 64);
+                }
+            }
+            if backward {
+                words[..some].reverse();
+                words.iter_mut().for_each(|word| *word = word.reverse_bits());
             }
             let mut next = words.as_ptr();
             writer.push_words(some, || {
@@ -278,19 +296,13 @@ unsafe fn comb_word<L: Lanes<T>, T: Word, const STEP: usize>(
     // page that none of them is in. What another thread may be writing between the elements meanwhile is left out of
     // the result.
     unsafe {
-        if count == 64 && lowest + (64 - each) * STEP + 64 <= lanes {
-            for at in (0..64).step_by(each) {
-                let bits = L::to_bits::<false>(zeros, bottom.add((lowest + at * STEP) * T::SIZE));
-                word |= L::pick::<STEP>(bits) << at;
-            }
-        } else {
-            for at in (0..count).step_by(each) {
-                // Where fewer than 64 lanes are left, the last 64.
-                let lane = lowest + at * STEP;
-                let from = lane.min(lanes - 64);
-                let bits = L::to_bits::<false>(zeros, bottom.add(from * T::SIZE)) >> (lane - from);
-                word |= L::pick::<STEP>(bits) << at;
-            }
+        for at in (0..count).step_by(each) {
+            // Where fewer than 64 lanes are left, the last 64.
+            let lane = lowest + at * STEP;
+            let from = lane.min(lanes - 64);
+            let mut bits = [L::to_bits::<false>(zeros, bottom.add(from * T::SIZE)) >> (lane - from)];
+            L::pick::<STEP, 1>(&mut bits);
+            word |= bits[0] << at;
         }
     }
     word
@@ -1664,8 +1676,21 @@ mod tests {
             }
             let (size, kernels) = (test.size as i64, set.kernels(test.size));
             let one = One { size: test.size, pattern: 0x3ff0_1234_3f80_3c01 & (u64::MAX >> (64 - 8 * test.size)) };
-            // Runs of 1, 7, 33 and 200 elements at small, negative, wide and odd strides.
-            for (run, stride) in [(200, 2), (200, -1), (33, 1), (7, 3), (33, -5), (200, 9), (1, 1)] {
+            // Runs of 1 to 200 elements at small, negative, wide and odd strides.
+            let runs = [
+                (200, 2),
+                (200, -1),
+                (33, 1),
+                (7, 3),
+                (33, -5),
+                (200, 9),
+                (1, 1),
+                (200, 3),
+                (200, -4),
+                (70, 7),
+                (200, -8),
+            ];
+            for (run, stride) in runs {
                 for stride in [stride * size, stride * (size + 1)] {
                     let mut loops = Loops::<1>::new();
                     loops.push(200i64.div_euclid(run) + 1, [run * 73 * 8]);

@@ -223,9 +223,11 @@ macro_rules! avx512_some {
         const WIDEST_COMB: usize = WIDEST;
 
         #[inline(always)]
-        unsafe fn pick<const STEP: usize>(bits: u64) -> u64 {
-            // SAFETY: the caller's promise.
-            unsafe { _pext_u64(bits, const { comb(STEP, 1) }) }
+        unsafe fn pick<const STEP: usize, const GROUPS: usize>(groups: &mut [u64; GROUPS]) {
+            for bits in groups {
+                // SAFETY: the caller's promise.
+                *bits = unsafe { _pext_u64(*bits, const { comb(STEP, 1) }) };
+            }
         }
 
         #[inline(always)]
