@@ -318,18 +318,16 @@ unsafe fn pack_one_by_one<L: Lanes<T>, T: Word>(
     count: usize,
     writer: &mut BitWriter<'_>,
 ) {
-    // SAFETY: the caller's promise, for every index below `count`.
-    let element = |index: usize| unsafe { src.offset(index as isize * stride).cast::<T>().read_unaligned() };
     let whole = count - count % 64;
-    for start in (0..whole).step_by(64) {
-        let words: [T; 64] = std::array::from_fn(|index| element(start + index));
-        // SAFETY: the caller's promise, and 64 elements on the stack.
-        unsafe { writer.push(L::to_bits::<false>(zeros, words.as_ptr().cast()), 64) };
-    }
-    if whole < count {
-        let bits = (whole..count).fold(0, |bits, index| bits | u64::from(zeros.bit(element(index))) << (index - whole));
-        // SAFETY: the caller's promise.
-        unsafe { writer.push(bits, count - whole) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let at = |index: usize| src.offset(index as isize * stride);
+        for first in (0..whole).step_by(64) {
+            writer.push(collect::<L, T>(zeros, at(first), stride, 64), 64);
+        }
+        if whole < count {
+            writer.push(collect::<L, T>(zeros, at(whole), stride, count - whole), count - whole);
+        }
     }
 }
 
@@ -343,22 +341,59 @@ pub unsafe fn unpack_one_by_one<L: Lanes<T>, T: Word, const BIG: bool>(
     stride: isize,
     count: usize,
 ) {
-    // SAFETY: the caller's promise, for every index below `count`.
-    let put = |index: usize, word: T| unsafe {
-        dst.offset(index as isize * stride).cast::<T>().write_unaligned(word);
-    };
     let whole = count - count % 64;
-    for start in (0..whole).step_by(64) {
-        let mut words = [T::default(); 64];
-        // SAFETY: the caller's promise, and 64 elements on the stack.
-        unsafe { L::from_bits::<BIG, false>(one, reader.next_few(64), words.as_mut_ptr().cast()) };
-        words.into_iter().enumerate().for_each(|(index, word)| put(start + index, word));
+    // SAFETY: the caller's promise.
+    unsafe {
+        let at = |index: usize| dst.offset(index as isize * stride);
+        for first in (0..whole).step_by(64) {
+            distribute::<L, T, BIG>(one, reader.next_few(64), at(first), stride, 64);
+        }
+        if whole < count {
+            distribute::<L, T, BIG>(one, reader.next_few(count - whole), at(whole), stride, count - whole);
+        }
     }
-    if whole < count {
-        let bits = reader.next(count - whole);
+}
+
+/// The bits of up to 64 elements that lie `stride` bytes apart, the first one lowest, zeros above.
+///
+/// # Safety
+/// `src` is the first of `count` elements, at any alignment, and the processor has L's instructions.
+#[inline(always)]
+unsafe fn collect<L: Lanes<T>, T: Word>(zeros: Zeros<T>, src: *const u8, stride: isize, count: usize) -> u64 {
+    // SAFETY: the caller's promise, for every index below `count`, and 64 elements on the stack.
+    unsafe {
+        let element = |index: usize| src.offset(index as isize * stride).cast::<T>().read_unaligned();
+        if count == 64 {
+            let words: [T; 64] = std::array::from_fn(element);
+            return L::to_bits::<false>(zeros, words.as_ptr().cast());
+        }
+        (0..count).fold(0, |bits, index| bits | u64::from(zeros.bit(element(index))) << index)
+    }
+}
+
+/// The inverse, of bits in the order of memory; anything may be above.
+///
+/// # Safety
+/// `dst` is the place of the first of `count` elements, at any alignment, and the processor has L's instructions.
+#[inline(always)]
+unsafe fn distribute<L: Lanes<T>, T: Word, const BIG: bool>(
+    one: T,
+    bits: u64,
+    dst: *mut u8,
+    stride: isize,
+    count: usize,
+) {
+    // SAFETY: the caller's promise, for every index below `count`, and 64 elements on the stack.
+    unsafe {
+        let put = |index: usize, word: T| dst.offset(index as isize * stride).cast::<T>().write_unaligned(word);
+        if count == 64 {
+            let mut words = [T::default(); 64];
+            L::from_bits::<BIG, false>(one, bits, words.as_mut_ptr().cast());
+            return words.into_iter().enumerate().for_each(|(index, word)| put(index, word));
+        }
         // From a table: a branch on a bit of data is foreseen half the time.
-        let words = [T::default(), one];
-        (whole..count).for_each(|index| put(index, words[(bits >> (index - whole) & 1) as usize]));
+        let (bits, words) = (in_order::<BIG>(bits), [T::default(), one]);
+        (0..count).for_each(|index| put(index, words[(bits >> index & 1) as usize]));
     }
 }
 
@@ -942,7 +977,7 @@ unsafe fn unpack_runs<L: Lanes<T>, T: Word, const BIG: bool>(
 pub const TILE: usize = 64;
 
 /// So few columns of a tile are faster done one element at a time than turned round.
-const FEW_COLUMNS: usize = 3;
+pub const FEW_COLUMNS: usize = 3;
 
 /// Turns a square of bits round: bit j of word i becomes bit i of word j.
 #[inline(always)]
@@ -1001,13 +1036,8 @@ unsafe fn pack_tile<L: Lanes<T>, T: Word>(
 ) {
     if columns <= FEW_COLUMNS {
         for (column, word) in words[..columns].iter_mut().enumerate() {
-            let mut bits = 0;
-            for line in 0..lines {
-                // SAFETY: the caller's promise.
-                let word =
-                    unsafe { src.offset(line as isize * stride).add(column * T::SIZE).cast::<T>().read_unaligned() };
-                bits |= u64::from(zeros.bit(word)) << line;
-            }
+            // SAFETY: the caller's promise.
+            let bits = unsafe { collect::<L, T>(zeros, src.add(column * T::SIZE), stride, lines) };
             *word = if order == BitOrder::Big { bits.reverse_bits() } else { bits };
         }
         return;
@@ -1051,11 +1081,8 @@ unsafe fn unpack_tile<L: Lanes<T>, T: Word>(
     if columns <= FEW_COLUMNS {
         for (column, &word) in words[..columns].iter().enumerate() {
             let bits = if order == BitOrder::Big { word.reverse_bits() } else { word };
-            for line in 0..lines {
-                let word = one.times((bits >> line & 1) as u8);
-                // SAFETY: the caller's promise.
-                unsafe { dst.offset(line as isize * stride).add(column * T::SIZE).cast::<T>().write_unaligned(word) };
-            }
+            // SAFETY: the caller's promise.
+            unsafe { distribute::<L, T, false>(one, bits, dst.add(column * T::SIZE), stride, lines) };
         }
         return;
     }
