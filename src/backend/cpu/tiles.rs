@@ -2,7 +2,8 @@
 //!
 //! One element at a time would fetch a cache line for each. So the work is done in squares of 64 x 64: 64 lines of 64
 //! elements side by side become 64 words, the square of bits is turned round, and each word, now 64 bits that follow
-//! each other in the result, is put where it belongs, at any bit.
+//! each other in the result, is put where it belongs, at any bit. Of what is left at the edges, columns are done as a
+//! whole square that overlaps the one before, and a few lines or columns without any square.
 
 use std::ops::Range;
 
