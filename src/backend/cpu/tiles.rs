@@ -2,7 +2,8 @@
 //!
 //! One element at a time would fetch a cache line for each. So the work is done in squares of 64 x 64: 64 lines of 64
 //! elements side by side become 64 words, the square of bits is turned round, and each word, now 64 bits that follow
-//! each other in the result, is put where it belongs, at any bit.
+//! each other in the result, is put where it belongs, at any bit. Of what is left at the edges, columns are done as a
+//! whole square that overlaps the one before, and a few lines or columns without any square.
 
 use std::ops::Range;
 
@@ -11,10 +12,13 @@ use crate::ops::{
     loops::{Cursor, Loops, Run},
 };
 
-use super::words::{Kernels, TILE};
+use super::words::{FEW_COLUMNS, Kernels, Rows, TILE};
 
 /// Fewer elements than this on a side leave most of a square empty.
 const MIN_SIDE: i64 = 16;
+
+/// So few lines of a square are faster done one bit at a time than turned round.
+const FEW_LINES: usize = 3;
 
 /// Columns that are worked on together: enough of each line to be worth the page it is on, and few enough for their
 /// lines of results to stay in the second cache meanwhile.
@@ -86,6 +90,10 @@ impl Tiles {
                     for line in (0..self.lines).step_by(TILE) {
                         let lines = side.min(self.lines - line) as usize;
                         for column in (strip..end).step_by(TILE) {
+                            // Rather than a square of some columns a whole one, with some of those before once more: what
+                            // is done twice has the same result.
+                            let few = end - column <= FEW_COLUMNS as i64;
+                            let column = if few { column } else { column.min((end - side).max(columns.start)) };
                             work(
                                 (element + line * self.line_stride + column * size as i64) as isize,
                                 bit + line + column * self.column_bits,
@@ -115,9 +123,19 @@ impl Tiles {
     ) {
         self.for_each(columns, test.size, |element, bit, lines, columns| {
             let mut words = [0; TILE];
-            // SAFETY: the loops of the plan, of which the squares are made, stay within both sides.
+            // SAFETY: the loops of the plan, of which the squares are made, stay within both sides; a line's bits are at
+            // most a word.
             unsafe {
                 let src = elements.offset(element);
+                if lines <= FEW_LINES {
+                    for line in 0..lines as i64 {
+                        let src = src.offset((line * self.line_stride) as isize);
+                        let mut word = [0; 8];
+                        (kernels.pack)(test, BitOrder::Little, src, columns, word.as_mut_ptr(), &Rows::ONE);
+                        add_apart(order, u64::from_le_bytes(word), columns, bytes, bit + line, self.column_bits);
+                    }
+                    return;
+                }
                 (kernels.pack_tile)(test, order, src, self.line_stride as isize, lines, columns, &mut words);
                 let firsts = (0..).map(|column| (bit + column * self.column_bits) as usize);
                 let places = words[..columns].iter().zip(firsts);
@@ -149,6 +167,16 @@ impl Tiles {
             let mut words = [0; TILE];
             // SAFETY: as in `pack`.
             unsafe {
+                let dst = elements.offset(element);
+                if lines <= FEW_LINES {
+                    for line in 0..lines as i64 {
+                        let word = take_apart(order, columns, bytes, bit + line, self.column_bits);
+                        let dst = dst.offset((line * self.line_stride) as isize);
+                        let word = word.to_le_bytes();
+                        (kernels.unpack)(one, BitOrder::Little, word.as_ptr(), columns, dst, &Rows::ONE);
+                    }
+                    return;
+                }
                 let firsts = (0..).map(|column| (bit + column * self.column_bits) as usize);
                 let places = words[..columns].iter_mut().zip(firsts);
                 // Where all of them are, and more, no word has to ask.
@@ -162,11 +190,55 @@ impl Tiles {
                     }
                     (BitOrder::Little, _) => places.for_each(|(word, at)| *word = bits_at::<false>(lines, bytes, at)),
                 }
-                let dst = elements.offset(element);
                 (kernels.unpack_tile)(one, order, &mut words, dst, self.line_stride as isize, lines, columns);
             }
         });
     }
+}
+
+/// Which bit of its byte bit number `at` is, from the lowest.
+#[inline(always)]
+fn place(order: BitOrder, at: usize) -> usize {
+    (at % 8) ^ if order == BitOrder::Big { 7 } else { 0 }
+}
+
+/// Adds the lowest `count` bits of a word: the lowest at bit number `first`, each of the others `step` bits after the one
+/// before.
+///
+/// # Safety
+/// The bytes that these bits touch are there.
+#[inline(always)]
+unsafe fn add_apart(order: BitOrder, mut word: u64, count: usize, bytes: *mut u8, first: i64, step: i64) {
+    let mut at = first as usize;
+    for _ in 0..count {
+        // SAFETY: the caller's promise.
+        unsafe { *bytes.add(at / 8) |= ((word & 1) as u8) << place(order, at) };
+        word >>= 1;
+        at += step as usize;
+    }
+}
+
+/// The inverse: zeros past the last byte.
+///
+/// # Safety
+/// There are `available` bytes.
+#[inline(always)]
+unsafe fn take_apart(
+    order: BitOrder,
+    count: usize,
+    (bytes, available): (*const u8, usize),
+    first: i64,
+    step: i64,
+) -> u64 {
+    let (mut word, mut at) = (0, first as usize);
+    for index in 0..count {
+        if at / 8 < available {
+            // SAFETY: this byte is there.
+            word |= unsafe { u64::from(*bytes.add(at / 8) >> place(order, at) & 1) } << index;
+        }
+        at += step as usize;
+    }
+    word
 }
 
 /// Adds `count` bits of `word` at bit number `first`: the lowest ones, or with BIG the highest. All other

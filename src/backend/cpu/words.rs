@@ -68,7 +68,7 @@ impl<T: Word> Zeros<T> {
 
 /// What an instruction set does: elements to bits and back. The first element's bit is the lowest, or with BIG the
 /// highest of the lowest byte and so on: the order of bits in memory.
-pub trait Lanes<T: Word> {
+pub trait Lanes<T: Word>: Sized {
     /// The bits of 64 elements side by side.
     ///
     /// # Safety
@@ -119,14 +119,16 @@ pub trait Lanes<T: Word> {
         transpose(words);
     }
 
-    /// Writes the bits of elements that lie `stride` bytes apart.
+    /// How many bytes apart elements may be for it to be faster to test all that lies between them than to collect them.
+    const WIDEST_COMB: usize;
+
+    /// Of some groups of 64 lanes' bits, those of a comb's elements, side by side; zeros above.
     ///
     /// # Safety
-    /// `src` is the first of `count` elements, at any alignment; `writer` has room; the processor has the instructions.
+    /// The processor has the instructions.
     #[inline(always)]
-    unsafe fn pack_apart(zeros: Zeros<T>, src: *const u8, stride: isize, count: usize, writer: &mut BitWriter<'_>) {
-        // SAFETY: the caller's promise.
-        unsafe { pack_one_by_one(zeros, src, stride, count, writer) }
+    unsafe fn pick<const STEP: usize, const GROUPS: usize>(groups: &mut [u64; GROUPS]) {
+        pick::<STEP>(groups);
     }
 
     /// Reads bits to elements that lie `stride` bytes apart.
@@ -142,7 +144,7 @@ pub trait Lanes<T: Word> {
         count: usize,
     ) {
         // SAFETY: the caller's promise.
-        unsafe { unpack_one_by_one(one, reader, dst, stride, count) }
+        unsafe { unpack_one_by_one::<Self, T, BIG>(one, reader, dst, stride, count) }
     }
 }
 
@@ -152,47 +154,246 @@ pub fn in_order<const BIG: bool>(bits: u64) -> u64 {
     if BIG { bits.swap_bytes().reverse_bits() } else { bits }
 }
 
-/// # Safety
-/// As for [`Lanes::pack_apart`].
+/// How many of the elements at every `step`-th of some lanes are worked on together: a power of two, so that groups of
+/// them make words.
+pub const fn in_lanes(lanes: usize, step: usize) -> usize {
+    1 << (lanes / step).ilog2()
+}
+
+/// The lanes of the elements in 64 lanes, of which every `step`-th is one, once groups of `together` of their bits have
+/// come together; `together` is a power of two.
+pub const fn comb(step: usize, together: usize) -> u64 {
+    let (mut lanes, mut element) = (0, 0);
+    while element < in_lanes(64, step) {
+        lanes |= 1 << (element / together * together * step + element % together);
+        element += 1;
+    }
+    lanes
+}
+
+/// See [`Lanes::pick`].
 #[inline(always)]
-pub unsafe fn pack_one_by_one<T: Word>(
+fn pick<const STEP: usize>(groups: &mut [u64]) {
+    // Neighbours come together, then pairs of them, and so on.
+    groups.iter_mut().for_each(|bits| *bits &= const { comb(STEP, 1) });
+    macro_rules! together {
+        ($($count:literal)*) => {$(
+            if $count <= in_lanes(64, STEP) {
+                for bits in &mut *groups {
+                    *bits = (*bits | *bits >> ($count / 2 * (STEP - 1))) & const { comb(STEP, $count) };
+                }
+            }
+        )*};
+    }
+    together!(2 4 8 16 32);
+}
+
+/// Writes the bits of elements that lie `stride` bytes apart.
+///
+/// # Safety
+/// `src` is the first of `count` elements, at any alignment; `writer` has room; the processor has L's instructions.
+#[inline(always)]
+unsafe fn pack_apart<L: Lanes<T>, T: Word>(
     zeros: Zeros<T>,
     src: *const u8,
     stride: isize,
     count: usize,
     writer: &mut BitWriter<'_>,
 ) {
-    for start in (0..count).step_by(64) {
-        let some = (count - start).min(64);
-        let mut bits = 0;
-        for index in 0..some {
-            // SAFETY: the caller's promise.
-            let word = unsafe { src.offset((start + index) as isize * stride).cast::<T>().read_unaligned() };
-            bits |= u64::from(zeros.bit(word)) << index;
+    let distance = stride.unsigned_abs();
+    let step = distance / T::SIZE;
+    let lanes = (count - 1).saturating_mul(step) + 1;
+    macro_rules! of_step {
+        ($($step:literal)*) => {
+            match step {
+                $($step if $step * T::SIZE <= L::WIDEST_COMB && distance == step * T::SIZE && lanes >= 64 => {
+                    pack_comb::<L, T, $step>(zeros, src, stride < 0, count, writer)
+                })*
+                _ => pack_one_by_one::<L, T>(zeros, src, stride, count, writer),
+            }
+        };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { of_step!(2 3 4 5 6 7 8) };
+}
+
+/// Writes the bits of the elements at every `STEP`-th lane, in memory's order or against it, by testing all the lanes
+/// from the lowest to the highest.
+///
+/// # Safety
+/// As for [`pack_apart`], and there are at least 64 lanes.
+#[inline(always)]
+unsafe fn pack_comb<L: Lanes<T>, T: Word, const STEP: usize>(
+    zeros: Zeros<T>,
+    src: *const u8,
+    backward: bool,
+    count: usize,
+    writer: &mut BitWriter<'_>,
+) {
+    /// Lanes, 64 each, whose bits are picked at once: neighbours come together in vectors where that takes steps.
+    const GROUPS: usize = 16;
+    let lanes = (count - 1) * STEP + 1;
+    let bottom = if backward { src.wrapping_sub((lanes - 1) * T::SIZE) } else { src };
+    let each = const { in_lanes(64, STEP) };
+    let (whole, together) = (count / 64, GROUPS * each / 64);
+    // SAFETY: the caller's promise. Of lanes: see `comb_word`.
+    unsafe {
+        for start in (0..whole).step_by(together) {
+            let some = together.min(whole - start);
+            let lowest = STEP * if backward { count - 64 * (start + some) } else { 64 * start };
+            let mut words = [0; GROUPS / 2];
+            if some == together && lowest + (64 * together - each) * STEP + 64 <= lanes {
+                let mut groups = [0; GROUPS];
+                for (index, bits) in groups.iter_mut().enumerate() {
+                    *bits = L::to_bits::<false>(zeros, bottom.add((lowest + index * each * STEP) * T::SIZE));
+                }
+                L::pick::<STEP, GROUPS>(&mut groups);
+                for (word, groups) in words.iter_mut().zip(groups.chunks_exact(64 / each)) {
+                    for (index, bits) in groups.iter().enumerate() {
+                        *word |= bits << (index * each);
+                    }
+                }
+            } else {
+                for (index, word) in words[..some].iter_mut().enumerate() {
+                    *word = comb_word::<L, T, STEP>(zeros, bottom, lanes, lowest + 64 * index * STEP, 64);
+                }
+            }
+            if backward {
+                words[..some].reverse();
+                words.iter_mut().for_each(|word| *word = word.reverse_bits());
+            }
+            let mut next = words.as_ptr();
+            writer.push_words(some, || {
+                next = next.add(1);
+                next.sub(1).read()
+            });
         }
-        // SAFETY: the caller's promise.
-        unsafe { writer.push(bits, some) };
+        let rest = count % 64;
+        if rest > 0 {
+            let lowest = if backward { 0 } else { 64 * whole * STEP };
+            let word = comb_word::<L, T, STEP>(zeros, bottom, lanes, lowest, rest);
+            writer.push(if backward { word.reverse_bits() >> (64 - rest) } else { word }, rest);
+        }
+    }
+}
+
+/// The bits of `count` elements, at most 64, of [`pack_comb`], that of the one at lane `lowest` lowest. Where that is not
+/// 64 of them, those above are of the elements that come next in memory, if any.
+///
+/// # Safety
+/// As for [`pack_comb`]: so many lanes from `bottom` are between its first element and its last.
+#[inline(always)]
+unsafe fn comb_word<L: Lanes<T>, T: Word, const STEP: usize>(
+    zeros: Zeros<T>,
+    bottom: *const u8,
+    lanes: usize,
+    lowest: usize,
+    count: usize,
+) -> u64 {
+    let each = const { in_lanes(64, STEP) };
+    let mut word = 0;
+    // SAFETY: all 64 lanes are between the run's lowest element and its highest, so near each other that there is no
+    // page that none of them is in. What another thread may be writing between the elements meanwhile is left out of
+    // the result.
+    unsafe {
+        for at in (0..count).step_by(each) {
+            // Where fewer than 64 lanes are left, the last 64.
+            let lane = lowest + at * STEP;
+            let from = lane.min(lanes - 64);
+            let mut bits = [L::to_bits::<false>(zeros, bottom.add(from * T::SIZE)) >> (lane - from)];
+            L::pick::<STEP, 1>(&mut bits);
+            word |= bits[0] << at;
+        }
+    }
+    word
+}
+
+/// # Safety
+/// As for [`pack_apart`].
+#[inline(always)]
+unsafe fn pack_one_by_one<L: Lanes<T>, T: Word>(
+    zeros: Zeros<T>,
+    src: *const u8,
+    stride: isize,
+    count: usize,
+    writer: &mut BitWriter<'_>,
+) {
+    let whole = count - count % 64;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let at = |index: usize| src.offset(index as isize * stride);
+        for first in (0..whole).step_by(64) {
+            writer.push(collect::<L, T>(zeros, at(first), stride, 64), 64);
+        }
+        if whole < count {
+            writer.push(collect::<L, T>(zeros, at(whole), stride, count - whole), count - whole);
+        }
     }
 }
 
 /// # Safety
 /// As for [`Lanes::unpack_apart`].
 #[inline(always)]
-pub unsafe fn unpack_one_by_one<T: Word, const BIG: bool>(
+pub unsafe fn unpack_one_by_one<L: Lanes<T>, T: Word, const BIG: bool>(
     one: T,
     reader: &mut BitReader<BIG>,
     dst: *mut u8,
     stride: isize,
     count: usize,
 ) {
-    for start in (0..count).step_by(64) {
-        let some = (count - start).min(64);
-        let bits = reader.next(some);
-        for index in 0..some {
-            let word = one.times((bits >> index & 1) as u8);
-            // SAFETY: the caller's promise.
-            unsafe { dst.offset((start + index) as isize * stride).cast::<T>().write_unaligned(word) };
+    let whole = count - count % 64;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let at = |index: usize| dst.offset(index as isize * stride);
+        for first in (0..whole).step_by(64) {
+            distribute::<L, T, BIG>(one, reader.next_few(64), at(first), stride, 64);
         }
+        if whole < count {
+            distribute::<L, T, BIG>(one, reader.next_few(count - whole), at(whole), stride, count - whole);
+        }
+    }
+}
+
+/// The bits of up to 64 elements that lie `stride` bytes apart, the first one lowest, zeros above.
+///
+/// # Safety
+/// `src` is the first of `count` elements, at any alignment, and the processor has L's instructions.
+#[inline(always)]
+unsafe fn collect<L: Lanes<T>, T: Word>(zeros: Zeros<T>, src: *const u8, stride: isize, count: usize) -> u64 {
+    // SAFETY: the caller's promise, for every index below `count`, and 64 elements on the stack.
+    unsafe {
+        let element = |index: usize| src.offset(index as isize * stride).cast::<T>().read_unaligned();
+        if count == 64 {
+            let words: [T; 64] = std::array::from_fn(element);
+            return L::to_bits::<false>(zeros, words.as_ptr().cast());
+        }
+        (0..count).fold(0, |bits, index| bits | u64::from(zeros.bit(element(index))) << index)
+    }
+}
+
+/// The inverse, of bits in the order of memory; anything may be above.
+///
+/// # Safety
+/// `dst` is the place of the first of `count` elements, at any alignment, and the processor has L's instructions.
+#[inline(always)]
+unsafe fn distribute<L: Lanes<T>, T: Word, const BIG: bool>(
+    one: T,
+    bits: u64,
+    dst: *mut u8,
+    stride: isize,
+    count: usize,
+) {
+    // SAFETY: the caller's promise, for every index below `count`, and 64 elements on the stack.
+    unsafe {
+        let put = |index: usize, word: T| dst.offset(index as isize * stride).cast::<T>().write_unaligned(word);
+        if count == 64 {
+            let mut words = [T::default(); 64];
+            L::from_bits::<BIG, false>(one, bits, words.as_mut_ptr().cast());
+            return words.into_iter().enumerate().for_each(|(index, word)| put(index, word));
+        }
+        // From a table: a branch on a bit of data is foreseen half the time.
+        let (bits, words) = (in_order::<BIG>(bits), [T::default(), one]);
+        (0..count).for_each(|index| put(index, words[(bits >> index & 1) as usize]));
     }
 }
 
@@ -207,7 +408,7 @@ const STREAM_PACKED: usize = 2 << 20;
 const STREAM_UNPACKED: usize = 64 << 20;
 
 /// Takes bits in the order of elements, and puts them in memory in the order of bits asked for.
-pub struct BitWriter<'a> {
+struct BitWriter<'a> {
     /// Apart from the rest, so that the rest can live in registers.
     block: &'a mut [MaybeUninit<u64>; BLOCK],
     /// Words in the block.
@@ -232,7 +433,7 @@ impl<'a> BitWriter<'a> {
     /// # Safety
     /// There is room: see `new`.
     #[inline(always)]
-    pub unsafe fn push(&mut self, bits: u64, count: usize) {
+    unsafe fn push(&mut self, bits: u64, count: usize) {
         self.waiting |= bits << self.filled;
         self.filled += count;
         if self.filled >= 64 {
@@ -244,19 +445,39 @@ impl<'a> BitWriter<'a> {
         }
     }
 
-    /// Whether no bits wait for more to make a word.
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    pub fn is_at_word(&self) -> bool {
-        self.filled == 0
-    }
-
-    /// Writes 64 bits, when there are no others that wait.
+    /// Writes so many words, one after the other. Only if `next` is short is it compiled into this function, as it must be
+    /// to have the instructions.
     ///
     /// # Safety
     /// There is room: see `new`.
     #[inline(always)]
-    pub unsafe fn push_word(&mut self, word: u64) {
+    unsafe fn push_words(&mut self, count: usize, mut next: impl FnMut() -> u64) {
+        if self.filled > 0 {
+            for _ in 0..count {
+                // SAFETY: the caller's promise.
+                unsafe { self.push(next(), 64) };
+            }
+            return;
+        }
+        let mut left = count;
+        while left > 0 {
+            let some = left.min(BLOCK - self.words);
+            for slot in &mut self.block[self.words..self.words + some] {
+                slot.write(next());
+            }
+            self.words += some;
+            left -= some;
+            if self.words == BLOCK {
+                // SAFETY: the caller's promise.
+                unsafe { self.flush() };
+            }
+        }
+    }
+
+    /// # Safety
+    /// There is room: see `new`.
+    #[inline(always)]
+    unsafe fn push_word(&mut self, word: u64) {
         self.block[self.words].write(word);
         self.words += 1;
         if self.words == BLOCK {
@@ -375,7 +596,6 @@ impl<const BIG: bool> BitReader<BIG> {
     }
 
     /// The next `count` bits, at most 64, in the order of memory, anything after them.
-    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub fn next_few(&mut self, count: usize) -> u64 {
         let word = self.peek();
@@ -434,7 +654,7 @@ impl<const BIG: bool> BitReader<BIG> {
 /// Writes the bits of elements side by side.
 ///
 /// # Safety
-/// As for [`Lanes::pack_apart`].
+/// As for [`pack_apart`].
 #[inline(always)]
 unsafe fn pack_side_by_side<L: Lanes<T>, T: Word>(
     zeros: Zeros<T>,
@@ -442,28 +662,13 @@ unsafe fn pack_side_by_side<L: Lanes<T>, T: Word>(
     count: usize,
     writer: &mut BitWriter<'_>,
 ) {
-    let mut whole = count / 64;
     // SAFETY: the caller's promise: `count` elements, and room for their bits.
     unsafe {
-        if writer.filled == 0 {
-            while whole > 0 {
-                let some = whole.min(BLOCK - writer.words);
-                for slot in &mut writer.block[writer.words..writer.words + some] {
-                    slot.write(L::to_bits::<false>(zeros, src));
-                    src = src.add(64 * T::SIZE);
-                }
-                writer.words += some;
-                whole -= some;
-                if writer.words == BLOCK {
-                    writer.flush();
-                }
-            }
-        } else {
-            for _ in 0..whole {
-                writer.push(L::to_bits::<false>(zeros, src), 64);
-                src = src.add(64 * T::SIZE);
-            }
-        }
+        writer.push_words(count / 64, || {
+            let word = L::to_bits::<false>(zeros, src);
+            src = src.add(64 * T::SIZE);
+            word
+        });
         let rest = count % 64;
         if rest > 0 {
             // The last 64 once more, where there are so many: less than to take part of them.
@@ -480,7 +685,7 @@ unsafe fn pack_side_by_side<L: Lanes<T>, T: Word>(
 /// Writes the bits of elements side by side, of which the first one is the last in memory.
 ///
 /// # Safety
-/// As for [`Lanes::pack_apart`].
+/// As for [`pack_apart`].
 #[inline(always)]
 unsafe fn pack_backward<L: Lanes<T>, T: Word>(
     zeros: Zeros<T>,
@@ -491,12 +696,11 @@ unsafe fn pack_backward<L: Lanes<T>, T: Word>(
     // SAFETY: the caller's promise: `count` elements, the first one at `src`, and room for their bits.
     unsafe {
         let mut end = src.add(T::SIZE);
-        for _ in 0..count / 64 {
+        writer.push_words(count / 64, || {
             end = end.sub(64 * T::SIZE);
             // Bits turned round within bytes, and bytes turned round: all turned round.
-            let word = L::to_bits::<true>(zeros, end).swap_bytes();
-            if writer.filled == 0 { writer.push_word(word) } else { writer.push(word, 64) }
-        }
+            L::to_bits::<true>(zeros, end).swap_bytes()
+        });
         let rest = count % 64;
         if rest > 0 {
             let src = end.sub(rest * T::SIZE);
@@ -728,7 +932,7 @@ unsafe fn pack_runs<L: Lanes<T>, T: Word>(
             } else if stride == -(T::SIZE as i64) {
                 pack_backward::<L, T>(zeros, src, count, &mut writer);
             } else {
-                L::pack_apart(zeros, src, stride as isize, count, &mut writer);
+                pack_apart::<L, T>(zeros, src, stride as isize, count, &mut writer);
             }
             left -= count;
         }
@@ -773,7 +977,7 @@ unsafe fn unpack_runs<L: Lanes<T>, T: Word, const BIG: bool>(
 pub const TILE: usize = 64;
 
 /// So few columns of a tile are faster done one element at a time than turned round.
-const FEW_COLUMNS: usize = 3;
+pub const FEW_COLUMNS: usize = 3;
 
 /// Turns a square of bits round: bit j of word i becomes bit i of word j.
 #[inline(always)]
@@ -832,13 +1036,8 @@ unsafe fn pack_tile<L: Lanes<T>, T: Word>(
 ) {
     if columns <= FEW_COLUMNS {
         for (column, word) in words[..columns].iter_mut().enumerate() {
-            let mut bits = 0;
-            for line in 0..lines {
-                // SAFETY: the caller's promise.
-                let word =
-                    unsafe { src.offset(line as isize * stride).add(column * T::SIZE).cast::<T>().read_unaligned() };
-                bits |= u64::from(zeros.bit(word)) << line;
-            }
+            // SAFETY: the caller's promise.
+            let bits = unsafe { collect::<L, T>(zeros, src.add(column * T::SIZE), stride, lines) };
             *word = if order == BitOrder::Big { bits.reverse_bits() } else { bits };
         }
         return;
@@ -882,11 +1081,8 @@ unsafe fn unpack_tile<L: Lanes<T>, T: Word>(
     if columns <= FEW_COLUMNS {
         for (column, &word) in words[..columns].iter().enumerate() {
             let bits = if order == BitOrder::Big { word.reverse_bits() } else { word };
-            for line in 0..lines {
-                let word = one.times((bits >> line & 1) as u8);
-                // SAFETY: the caller's promise.
-                unsafe { dst.offset(line as isize * stride).add(column * T::SIZE).cast::<T>().write_unaligned(word) };
-            }
+            // SAFETY: the caller's promise.
+            unsafe { distribute::<L, T, false>(one, bits, dst.add(column * T::SIZE), stride, lines) };
         }
         return;
     }
@@ -922,6 +1118,8 @@ pub const fn lane_bits<const BIG: bool>() -> u64 {
 }
 
 impl<T: Word> Lanes<T> for Portable {
+    const WIDEST_COMB: usize = 2;
+
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: Zeros<T>, src: *const u8) -> u64 {
         // SAFETY: the caller's promise; an array of T has no invalid values.
@@ -1505,8 +1703,21 @@ mod tests {
             }
             let (size, kernels) = (test.size as i64, set.kernels(test.size));
             let one = One { size: test.size, pattern: 0x3ff0_1234_3f80_3c01 & (u64::MAX >> (64 - 8 * test.size)) };
-            // Runs of 1, 7, 33 and 200 elements at small, negative, wide and odd strides.
-            for (run, stride) in [(200, 2), (200, -1), (33, 1), (7, 3), (33, -5), (200, 9), (1, 1)] {
+            // Runs of 1 to 200 elements at small, negative, wide and odd strides.
+            let runs = [
+                (200, 2),
+                (200, -1),
+                (33, 1),
+                (7, 3),
+                (33, -5),
+                (200, 9),
+                (1, 1),
+                (200, 3),
+                (200, -4),
+                (70, 7),
+                (200, -8),
+            ];
+            for (run, stride) in runs {
                 for stride in [stride * size, stride * (size + 1)] {
                     let mut loops = Loops::<1>::new();
                     loops.push(200i64.div_euclid(run) + 1, [run * 73 * 8]);

@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::words::{BitReader, BitWriter, Lanes, TILE, Zeros, in_order, lane_bits, pack_one_by_one, unpack_one_by_one};
+use super::words::{BitReader, Lanes, TILE, Zeros, comb, in_lanes, in_order, lane_bits, unpack_one_by_one};
 
 /// AVX-512 F and BW, and BMI2: compares give masks, and masks give elements.
 pub struct Avx512;
@@ -31,15 +31,14 @@ unsafe fn store256<const STREAM: bool>(dst: *mut u8, words: __m256i) {
     unsafe { if STREAM { _mm256_stream_si256(dst.cast(), words) } else { _mm256_storeu_si256(dst.cast(), words) } }
 }
 
-/// `EVERY[s]`: every bit whose number s divides.
-const EVERY: [u64; 64] = {
-    let (mut table, mut step) = ([0; 64], 1);
-    while step < 64 {
-        let mut bit = 0;
-        while bit < 64 {
-            table[step] |= 1 << bit;
-            bit += step;
-        }
+/// Widest distance in bytes of elements that [`Comb`] takes.
+const WIDEST: usize = 16;
+
+/// `EVERY[step]`: the lanes of the elements among 64.
+const EVERY: [u64; WIDEST + 1] = {
+    let (mut table, mut step) = ([0; WIDEST + 1], 1);
+    while step <= WIDEST {
+        table[step] = comb(step, 1);
         step += 1;
     }
     table
@@ -52,16 +51,13 @@ struct Spread {
     bits: [[u8; 64]; 2],
 }
 
-/// Widest distance of elements that [`Comb`] takes.
-const WIDEST: usize = 16;
-
 /// `SPREAD[backward][distance]`.
 static SPREAD: [[Spread; WIDEST + 1]; 2] = {
     const NONE: Spread = Spread { copies: [0; 64], bits: [[0; 64]; 2] };
     let mut table = [[NONE; WIDEST + 1], [NONE; WIDEST + 1]];
     let mut distance = 1;
     while distance <= WIDEST {
-        let (elements, mut element) = (64 / distance, 0);
+        let (elements, mut element) = (in_lanes(64, distance), 0);
         while element < elements {
             let at = element * distance;
             let mut backward = 0;
@@ -79,8 +75,8 @@ static SPREAD: [[Spread; WIDEST + 1]; 2] = {
     table
 };
 
-/// How elements that lie apart are taken a vector at a time: those at every `step`-th of its lanes, `elements` of them,
-/// in memory's order or against it. None if they are so far apart, or so oddly, that one at a time is as good.
+/// How elements that lie apart are written a vector at a time: at every `step`-th of its lanes, `elements` of them, in
+/// memory's order or against it. None if they are so far apart, or so oddly, that one at a time is as good.
 #[derive(Clone, Copy)]
 struct Comb {
     step: usize,
@@ -96,13 +92,7 @@ impl Comb {
         if !distance.is_multiple_of(size) || step == 0 || distance > WIDEST {
             return None;
         }
-        Some(Self { step, elements: lanes / step, backward: stride < 0 })
-    }
-
-    /// Whether some vectors' elements are just 64.
-    #[inline(always)]
-    fn makes_words(self) -> bool {
-        64 % self.elements == 0
+        Some(Self { step, elements: in_lanes(lanes, step), backward: stride < 0 })
     }
 
     /// The lanes of the first `count` elements of a vector.
@@ -117,13 +107,7 @@ impl Comb {
         if self.backward { first + count - 1 } else { first }
     }
 
-    /// Where in a word, as lanes have it, the bits of a vector of elements from number `first` are.
-    #[inline(always)]
-    fn shift(self, first: usize) -> usize {
-        if self.backward { 64 - self.elements - first } else { first }
-    }
-
-    /// `count` bits, the lowest for the first element, from or to the order of lanes.
+    /// `count` bits, the lowest for the first element, in the order of lanes.
     #[inline(always)]
     fn turned(self, bits: u64, count: usize) -> u64 {
         if self.backward { bits.reverse_bits() >> (64 - count) } else { bits }
@@ -236,57 +220,13 @@ macro_rules! avx512_some {
             unsafe { transpose512(words) };
         }
 
+        const WIDEST_COMB: usize = WIDEST;
+
         #[inline(always)]
-        unsafe fn pack_apart(
-            zeros: Zeros<$t>,
-            src: *const u8,
-            stride: isize,
-            count: usize,
-            writer: &mut BitWriter<'_>,
-        ) {
-            // SAFETY: the caller's promise. A whole vector is read only where it ends before the run's highest element
-            // does: between two elements so near each other there is no page that neither of them is in. What another
-            // thread may be writing there meanwhile is masked out.
-            unsafe {
-                let Some(comb) = Comb::new(stride, size_of::<$t>()) else {
-                    return pack_one_by_one(zeros, src, stride, count, writer);
-                };
-                let (first_zero, span) = ($set1(zeros.first as $signed), $set1(zeros.span as $signed));
-                let bits_of = |words| match size_of::<$t>() {
-                    1 => u64::from($test(words, words)), // bytes have no signs: only 0 counts as 0
-                    _ => u64::from($cmpgt($sub(words, first_zero), span)),
-                };
-                let every = comb.lanes(comb.elements);
-                let step = comb.elements as isize * stride;
-                let mut first = 0;
-                while first < count {
-                    // Words of whole vectors, where vectors make words and more elements lie on both sides of them.
-                    if comb.makes_words() && writer.is_at_word() && first >= 64 && first + 128 <= count {
-                        let mut low = src.offset(comb.lowest(first, comb.elements) as isize * stride);
-                        let last = first + (count - 64 - first) / 64 * 64;
-                        while first < last {
-                            // Not `step_by`, which divides.
-                            let (mut word, mut part) = (0, 0);
-                            while part < 64 {
-                                let ones = _pext_u64(bits_of(_mm512_loadu_si512(low.cast())), every);
-                                word |= ones << comb.shift(part);
-                                low = low.wrapping_offset(step);
-                                part += comb.elements;
-                            }
-                            writer.push_word(comb.turned(word, 64));
-                            first += 64;
-                        }
-                    }
-                    let some = comb.elements.min(count - first);
-                    let lanes = if some == comb.elements { every } else { comb.lanes(some) };
-                    let low = src.offset(comb.lowest(first, some) as isize * stride);
-                    let above = if comb.backward { first + some - 1 } else { count - 1 - first };
-                    // Masked loads are slow where the address is not in the TLB.
-                    let whole = (above * comb.step + 1) * size_of::<$t>() >= 64;
-                    let words = if whole { _mm512_loadu_si512(low.cast()) } else { $load(lanes as $mask, low.cast()) };
-                    writer.push(comb.turned(_pext_u64(bits_of(words), lanes), some), some);
-                    first += some;
-                }
+        unsafe fn pick<const STEP: usize, const GROUPS: usize>(groups: &mut [u64; GROUPS]) {
+            for bits in groups {
+                // SAFETY: the caller's promise.
+                *bits = unsafe { _pext_u64(*bits, const { comb(STEP, 1) }) };
             }
         }
 
@@ -301,7 +241,7 @@ macro_rules! avx512_some {
             // SAFETY: the caller's promise; masked lanes are not written.
             unsafe {
                 let Some(comb) = Comb::new(stride, size_of::<$t>()) else {
-                    return unpack_one_by_one(one, reader, dst, stride, count);
+                    return unpack_one_by_one::<Self, $t, BIG>(one, reader, dst, stride, count);
                 };
                 let one = $set1(one as $signed);
                 let every = comb.lanes(comb.elements) as $mask;
@@ -315,7 +255,7 @@ macro_rules! avx512_some {
                 let (mut first, mut low) = (0, dst.wrapping_offset(comb.lowest(0, comb.elements) as isize * stride));
                 let step = comb.elements as isize * stride;
                 // Words, where vectors of whole bytes make them: loads between masked stores are slow.
-                while comb.elements.is_multiple_of(8) && comb.makes_words() && first + 64 <= count {
+                while comb.elements.is_multiple_of(8) && first + 64 <= count {
                     let (mut word, mut part) = (reader.next_few(64), 0);
                     while part < 64 {
                         store(word, low);
@@ -474,6 +414,8 @@ macro_rules! avx2_is_zero {
 }
 
 impl Lanes<u8> for Avx2 {
+    const WIDEST_COMB: usize = 8;
+
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: Zeros<u8>, src: *const u8) -> u64 {
         let mut bits = 0;
@@ -517,6 +459,8 @@ impl Lanes<u8> for Avx2 {
 }
 
 impl Lanes<u16> for Avx2 {
+    const WIDEST_COMB: usize = 8;
+
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: Zeros<u16>, src: *const u8) -> u64 {
         let mut bits = 0;
@@ -567,6 +511,8 @@ impl Lanes<u16> for Avx2 {
 }
 
 impl Lanes<u32> for Avx2 {
+    const WIDEST_COMB: usize = 8;
+
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: Zeros<u32>, src: *const u8) -> u64 {
         let mut bits = 0;
@@ -604,6 +550,8 @@ impl Lanes<u32> for Avx2 {
 }
 
 impl Lanes<u64> for Avx2 {
+    const WIDEST_COMB: usize = 8;
+
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: Zeros<u64>, src: *const u8) -> u64 {
         let mut bits = 0;
