@@ -1118,7 +1118,8 @@ pub const fn lane_bits<const BIG: bool>() -> u64 {
 }
 
 impl<T: Word> Lanes<T> for Portable {
-    const WIDEST_COMB: usize = 2;
+    // None: what lies between elements may be written by others meanwhile, and plain loads must not see that.
+    const WIDEST_COMB: usize = 1;
 
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: Zeros<T>, src: *const u8) -> u64 {
