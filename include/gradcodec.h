@@ -32,8 +32,9 @@
  *         return 0;
  *     }
  *
- * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`. Functions are grouped as VERSION, ERRORS,
- * TENSORS, BITS, WORKERS and DEVICES; what holds for all of them comes first.
+ * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`, and where the library lies outside the system's
+ * folders with `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)` too. Functions are grouped as VERSION, ERRORS, TENSORS,
+ * BITS, WORKERS and DEVICES; what holds for all of them comes first.
  *
  * TWO TIERS
  *
@@ -43,23 +44,31 @@
  * was created without the non-blocking flag is being captured.
  *
  * Stream: functions whose names end in `_into`. They take DLTensor views of your memory and a `void *stream`: NULL or
- * 1 is the legacy stream, 2 the per-thread one, anything else a CUstream or cudaStream_t. Once gc_prepare() has run they
- * allocate nothing, synchronize nothing and can be captured in a CUDA graph. (Without it a first call in a context loads
- * the kernels, which waits for all that runs there.) For CPU tensors the stream is ignored and the work is complete when
- * they return.
+ * 1 is the legacy stream (also in programs compiled with per-thread default streams: say 2 there), 2 the per-thread one,
+ * anything else a CUstream or cudaStream_t. On CUDA they enqueue the work there and return: the memory of src and dst
+ * must stay, and src unchanged, until the stream has done it; the structs, shapes and strides are read during the call.
+ * Once gc_prepare() has run they allocate nothing and synchronize nothing. (Without it a first call in a context loads the
+ * kernels, which waits for all that runs there.) For CPU and CUDAHost tensors the stream is ignored and the work is
+ * complete when they return: wait for copies to or from them yourself.
+ *
+ * Graphs: `_into` can be captured in a CUDA graph, after gc_prepare() in the context that captures, on a stream of yours
+ * (CUDA captures neither NULL nor 1). Memory that a captured call uses must stay until the graph's last launch, a tensor
+ * of ours too: do not release it before. Other threads may call anything meanwhile, but for what is said of the simple
+ * tier.
  *
  * CUDA
  *
  * The driver is looked for when a first CUDA tensor comes: libcuda.so.1, of CUDA 12.0 (525) or newer, and devices of
  * compute capability 7.5 and up. Nothing else is needed, and without it everything else works.
  *
- * The device comes from the tensors. The context is the stream's own; for NULL, 1 and 2 your current one if it is on that
- * device, else the device's primary one. Your current context and device are as before when a call returns.
+ * The device comes from the tensors; CPU and CUDAHost count as one, and so do CUDA and CUDAManaged of one number. The
+ * context is the stream's own (one of another device is an INVALID_ARGUMENT); for NULL, 1 and 2 your current one if it is
+ * on that device, else the device's primary one. Your current context and device are as before when a call returns.
  *
  * Device memory of ours is kept, when its tensor is released, for tensors to come, and used again only after all work
  * that was enqueued in its context before the release, on any stream: to be sure of that, a call that returns new tensors
  * may wait for all work there, where much has been released. A call of ours that finds no memory gives what is kept back
- * first; other libraries do not know of it: gc_trim() before they need it. Releasing calls no driver: it works with any
+ * first; other libraries cannot use it: call gc_trim() before they need memory. Releasing calls no driver: it works with any
  * context current or none, when the streams are gone, and while the process ends. Resetting a device takes what is loaded
  * and kept there away: nothing works on it afterwards.
  *
@@ -115,7 +124,7 @@
  *
  * NAMES
  *
- * Functions and types begin with gc_, constants with GC_, version macros with GRADCODEC_. (`gc` alone belongs to the
+ * Functions and types of ours begin with gc_, constants with GC_, version macros with GRADCODEC_. (`gc` alone belongs to the
  * Boehm collector: the two can be used together.)
  */
 
@@ -155,7 +164,7 @@ const char *gc_version_string(void);
  * ERRORS
  */
 
-/* Outcome of a call. Codes are never reused; those of parts that a build does not have never occur in it. */
+/* Outcome of a call. Codes are never reused. BUSY, CORRUPT and 25 to 41 belong to parts that this version does not have. */
 enum gc_status {
     /* Done. */
     GC_STATUS_OK = 0,
@@ -295,7 +304,7 @@ void gc_capsule_destructor(void *py_capsule);
  * A chunk is what one rank sends to another: `n` elements are packed to ceil(n / 8) bytes and these split into
  * n_chunks equal chunks of gc_chunk_bytes(n, n_chunks), the last ones filled up with zero bits. Where the bytes divide
  * evenly they are those of DeepSpeed's compress_by_chunk. Truth: non-zero is 1. Sign: bit = not (x < 0), so zeros of
- * either sign and NaN give 1.
+ * either sign and NaN give 1; gc_pack_signs_into() packs them.
  */
 
 /* For `axis`: all dimensions as one, in C order. */
@@ -468,8 +477,8 @@ gc_status_t gc_set_threads(uint32_t n);
 /*
  * DEVICES
  *
- * Needed only before a graph capture, where a first call must not wait, and where other libraries want the memory that
- * this one keeps.
+ * Needed only where a first call must not wait, as in a graph capture, and where other libraries want the memory that this
+ * one keeps.
  */
 
 /*

@@ -11,9 +11,10 @@
  *             std::cout << chunk->shape[0] << " bytes, the first is " << int(*chunk.data<uint8_t>()) << "\n";
  *     }
  *
- * A function has its C name without `gc_`, takes the same arguments in the same order, and throws `Error` where the C
- * function returns a status: what it does, and each refusal, is said in gradcodec.h. Where C takes pointers to tensors,
- * here comes a Tensor, a View, a DLPack struct or a pointer to one. NULL or an empty Tensor is refused by the library.
+ * A function has its C name without `gc_`, takes the same inputs in the same order, returns what C gives through `out`,
+ * and throws `Error` where the C function returns a status: what it does, and each refusal, is said in gradcodec.h. Where
+ * C takes pointers to tensors, here comes a Tensor, a View, a DLPack struct or a pointer to one. NULL or an empty Tensor
+ * is refused by the library.
  */
 #ifndef GRADCODEC_HPP
 #define GRADCODEC_HPP
@@ -228,7 +229,7 @@ View<T, N> view(T *data, DLDataType dtype, const int64_t (&shape)[N], const int6
     return {data, dtype, device, static_cast<int32_t>(N), shape, strides};
 }
 
-/* A whole vector, array or span, one-dimensional. */
+/* A whole vector, array or span, one-dimensional. It must outlive the view. */
 template <class Elements>
 auto view(Elements &&elements) noexcept -> View<std::remove_reference_t<decltype(*std::data(elements))>, 1>
 {

@@ -3,7 +3,7 @@
 //! A chunk is what one rank sends to another: `n` elements are packed to ceil(n / 8) bytes and these split into
 //! n_chunks equal chunks of gc_chunk_bytes(n, n_chunks), the last ones filled up with zero bits. Where the bytes divide
 //! evenly they are those of DeepSpeed's compress_by_chunk. Truth: non-zero is 1. Sign: bit = not (x < 0), so zeros of
-//! either sign and NaN give 1.
+//! either sign and NaN give 1; gc_pack_signs_into() packs them.
 
 use std::ffi::c_void;
 

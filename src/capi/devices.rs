@@ -1,7 +1,7 @@
 //! DEVICES
 //!
-//! Needed only before a graph capture, where a first call must not wait, and where other libraries want the memory that
-//! this one keeps.
+//! Needed only where a first call must not wait, as in a graph capture, and where other libraries want the memory that this
+//! one keeps.
 
 use std::ffi::c_char;
 
