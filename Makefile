@@ -201,10 +201,11 @@ test-kernels:
 	$(BUILD)/tests/emulate
 
 .PHONY: gpu-test gpu-bench
-## All tests that need a GPU, with the python3 that has NumPy, pytest, PyTorch and CuPy; and compute-sanitizer.
+## All tests that need a GPU, with the python3 that has NumPy, pytest, PyTorch and CuPy; compute-sanitizer; test-peers.
 gpu-test: $(LIBRARY)
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) bash tests/gpu/sanitize.sh $(PYTHON)
+	$(MAKE) --no-print-directory test-peers
 
 ## GPU speed beside a device-to-device copy and CuPy: build/bench/gpu.json and a table. BENCH=--quick is shorter.
 gpu-bench: $(BUILD)/bench/gpu_host.so
