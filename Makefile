@@ -219,6 +219,7 @@ $(BUILD)/bench/gpu_host.so: bench/gpu_host.c $(LIBRARY) include/gradcodec.h
 install: $(LIBRARY)
 	install -d $(DESTDIR)$(PREFIX)/share/doc/gradcodec
 	install -m 644 LICENSE LICENSE-APACHE $(DESTDIR)$(PREFIX)/share/doc/gradcodec
+	install -m 644 kernels/README.md $(DESTDIR)$(PREFIX)/share/doc/gradcodec/kernels.md
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include/gradcodec
 	install -m 755 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/libgradcodec.so.$(VERSION)
 	ln -sf libgradcodec.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(SONAME)

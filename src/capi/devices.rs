@@ -1,7 +1,7 @@
 //! DEVICES
 //!
-//! Needed only where a first call must not wait, as in a graph capture, and where other libraries want the memory that this
-//! one keeps.
+//! Needed only where a first call must not wait, as in a graph capture, and where other libraries want the memory that
+//! this one keeps.
 
 use std::ffi::c_char;
 
@@ -18,8 +18,8 @@ use super::{
 };
 
 /// Does up front what the first calls on a device would do: finds the driver, makes the device's primary context unless
-/// your current one is on the device, and loads the kernels into it. Call it before a first `_into` inside a graph
-/// capture, in the context that captures, and where a first call must not take tens of milliseconds. Other threads may be
+/// your current one is on the device, and loads the kernels into it, which takes half a second unless the driver's cache
+/// has them. Call it before a first `_into` inside a graph capture, in the context that captures. Other threads may be
 /// capturing meanwhile. For a CPU: counts the CPUs and chooses the instruction set.
 ///
 /// UNSUPPORTED_DEVICE: also a compute capability below 7.5.
@@ -36,7 +36,7 @@ pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
 }
 
 /// The PTX of this library's kernels for devices of a compute capability, to load and launch by yourself; names,
-/// arguments and launch shapes are in kernels/README.md. Needs no driver.
+/// arguments and launch shapes are in kernels/README.md, which is installed beside the licences. Needs no driver.
 ///
 /// `compute_capability`: that of the device, 90 for 9.0. `*ptx`: static text with a NUL at its end, `*size`: its bytes
 /// without that NUL.

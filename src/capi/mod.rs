@@ -31,9 +31,9 @@
 //! }
 //! ```
 //!
-//! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`, and where the library lies outside the system's
-//! folders with `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)` too. Functions are grouped as VERSION, ERRORS, TENSORS,
-//! BITS, WORKERS and DEVICES; what holds for all of them comes first.
+//! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`, and where the library lies outside the
+//! system's folders with `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)` too. Functions are grouped as VERSION,
+//! ERRORS, TENSORS, BITS, WORKERS and DEVICES; what holds for all of them comes first.
 //!
 //! TWO TIERS
 //!
@@ -43,17 +43,17 @@
 //! was created without the non-blocking flag is being captured.
 //!
 //! Stream: functions whose names end in `_into`. They take DLTensor views of your memory and a `void *stream`: NULL or
-//! 1 is the legacy stream (also in programs compiled with per-thread default streams: say 2 there), 2 the per-thread one,
-//! anything else a CUstream or cudaStream_t. On CUDA they enqueue the work there and return: the memory of src and dst
-//! must stay, and src unchanged, until the stream has done it; the structs, shapes and strides are read during the call.
-//! Once gc_prepare() has run they allocate nothing and synchronize nothing. (Without it a first call in a context loads the
-//! kernels, which waits for all that runs there.) For CPU and CUDAHost tensors the stream is ignored and the work is
-//! complete when they return: wait for copies to or from them yourself.
+//! 1 is the legacy stream (also in programs compiled with per-thread default streams: say 2 there), 2 the per-thread
+//! one, anything else a CUstream or cudaStream_t. On CUDA they enqueue the work there and return: the memory of src
+//! and dst must stay, and src unchanged, until the stream has done it; the structs, shapes and strides are read during
+//! the call. Once gc_prepare() has run they allocate nothing and synchronize nothing. (Without it a first call in a
+//! context loads the kernels, which waits for all that runs there.) For CPU and CUDAHost tensors the stream is ignored
+//! and the work is complete when they return: wait for copies to or from them yourself.
 //!
-//! Graphs: `_into` can be captured in a CUDA graph, after gc_prepare() in the context that captures, on a stream of yours
-//! (CUDA captures neither NULL nor 1). Memory that a captured call uses must stay until the graph's last launch, a tensor
-//! of ours too: do not release it before. Other threads may call anything meanwhile, but for what is said of the simple
-//! tier.
+//! Graphs: `_into` can be captured in a CUDA graph, after gc_prepare() in the context that captures, on a stream of
+//! yours (CUDA captures neither NULL nor 1). Memory that a captured call uses must stay until the graph's last launch,
+//! a tensor of ours too: do not release it before. Other threads may call anything meanwhile, but for what is said of
+//! the simple tier.
 //!
 //! CUDA
 //!
@@ -61,15 +61,16 @@
 //! compute capability 7.5 and up. Nothing else is needed, and without it everything else works.
 //!
 //! The device comes from the tensors; CPU and CUDAHost count as one, and so do CUDA and CUDAManaged of one number. The
-//! context is the stream's own (one of another device is an INVALID_ARGUMENT); for NULL, 1 and 2 your current one if it is
-//! on that device, else the device's primary one. Your current context and device are as before when a call returns.
+//! context is the stream's own (one of another device is an INVALID_ARGUMENT); for NULL, 1 and 2 your current one if
+//! it is on that device, else the device's primary one. Your current context and device are as before when a call
+//! returns.
 //!
 //! Device memory of ours is kept, when its tensor is released, for tensors to come, and used again only after all work
-//! that was enqueued in its context before the release, on any stream: to be sure of that, a call that returns new tensors
-//! may wait for all work there, where much has been released. A call of ours that finds no memory gives what is kept back
-//! first; other libraries cannot use it: call gc_trim() before they need memory. Releasing calls no driver: it works with any
-//! context current or none, when the streams are gone, and while the process ends. Resetting a device takes what is loaded
-//! and kept there away: nothing works on it afterwards.
+//! that was enqueued in its context before the release, on any stream: to be sure of that, a call that returns new
+//! tensors may wait for all work there, where much has been released. A call of ours that finds no memory gives what
+//! is kept back first; other libraries cannot use it: call gc_trim() before they need memory. Releasing calls no
+//! driver: it works with any context current or none, when the streams are gone, and while the process ends. Resetting
+//! a device takes what is loaded and kept there away: nothing works on it afterwards.
 //!
 //! A fault of the device surfaces in the call that caused it or in a later one, as CUDA or, when nothing on the context
 //! will work any more, CONTEXT_LOST; outputs of work that was under way are undefined then.
@@ -110,7 +111,8 @@
 //! address, intersect those of an input or of another output; if its own elements overlap; or if its strides are so
 //! tangled that this cannot be decided in a millisecond, which takes many dimensions, each reaching into the next.
 //!
-//! Functions that return new tensors, and any on CUDA, may cause OUT_OF_MEMORY. What a function lists is its own, beyond all this.
+//! Functions that return new tensors, and any on CUDA, may cause OUT_OF_MEMORY. What a function lists is its own,
+//! beyond all this.
 //!
 //! THREADS, FORKS AND STACKS
 //!
@@ -123,8 +125,8 @@
 //!
 //! NAMES
 //!
-//! Functions and types of ours begin with gc_, constants with GC_, version macros with GRADCODEC_. (`gc` alone belongs to the
-//! Boehm collector: the two can be used together.)
+//! Functions and types of ours begin with gc_, constants with GC_, version macros with GRADCODEC_. (`gc` alone belongs
+//! to the Boehm collector: the two can be used together.)
 
 mod bits;
 mod borrow;

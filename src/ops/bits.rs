@@ -137,12 +137,19 @@ impl BitPlan {
         self.bytes.push(bytes, [stride]);
     }
 
+    /// Whether each row, of elements of `size` bytes, is contiguous on both sides.
+    #[inline]
+    pub fn has_contiguous_rows(&self, size: usize) -> bool {
+        let stride = [size as i64];
+        self.elements.single_stride(stride) == Some(stride) && self.bytes.single_stride([1]) == Some([1])
+    }
+
     /// The elements and the bytes of all rows together, if they are one run of memory on either side.
     pub fn as_one_run(&self, size: usize) -> Option<(i64, i64)> {
-        let (size, elements, bytes) = (size as i64, self.elements.rounds(), self.bytes.rounds());
-        if self.elements.single_stride([size])? != [size] || self.bytes.single_stride([1])? != [1] {
+        if !self.has_contiguous_rows(size) {
             return None;
         }
+        let (size, elements, bytes) = (size as i64, self.elements.rounds(), self.bytes.rounds());
         match self.rows.as_slice() {
             [] => Some((elements, bytes)),
             // Rows of whole bytes that follow each other. (A row's own stride, where it has one element, is any.)

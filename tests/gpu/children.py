@@ -226,7 +226,7 @@ def jax():
     expected = gpu.chunk_rows(truth, 3)
     for k in range(3):
         address = gpu.view_of(out[k]).data
-        taken = framework.dlpack.from_dlpack(dlpack.Exporter(dlpack.capsule(out[k], dlpack.LEGACY)))
+        taken = framework.dlpack.from_dlpack(dlpack.exporter(dlpack.capsule(out[k], dlpack.LEGACY)))
         assert taken.unsafe_buffer_pointer() == address
         np.testing.assert_array_equal(np.asarray(taken), expected[k])
 

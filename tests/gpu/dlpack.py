@@ -1,35 +1,15 @@
-"""Capsules, made and opened by hand."""
+"""Capsules of tensors on CUDA."""
 
 import ctypes
-from ctypes import byref, c_char_p, c_void_p
+from ctypes import byref, c_void_p
 
 from capi import CUDA, Managed, Versioned, lib
-
-LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
-DESTRUCTOR = ctypes.cast(lib.gc_capsule_destructor, c_void_p)
+from capsules import DESTRUCTOR, LEGACY, VERSIONED, Exporter, capsule_is_valid, capsule_new, capsule_pointer
 
 
-def from_python(name, result, *arguments):
-    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
-
-
-capsule_new = from_python("PyCapsule_New", ctypes.py_object, c_void_p, c_char_p, c_void_p)
-capsule_pointer = from_python("PyCapsule_GetPointer", c_void_p, ctypes.py_object, c_char_p)
-capsule_is_valid = from_python("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, c_char_p)
-capsule_set_name = from_python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, c_char_p)
-
-
-class Exporter:
-    """What from_dlpack asks for, around one capsule."""
-
-    def __init__(self, capsule, index=0):
-        self.capsule, self.index = capsule, index
-
-    def __dlpack__(self, **_requests):
-        return self.capsule
-
-    def __dlpack_device__(self):
-        return CUDA, self.index
+def exporter(capsule, index=0):
+    """What from_dlpack asks for, of a device."""
+    return Exporter(capsule, (CUDA, index))
 
 
 def capsule(tensor, form):

@@ -16,11 +16,9 @@ import numpy as np
 
 import capi
 import driver
-from capi import AXIS_NONE, BIG, COUNT_ALL, CUDA, DTYPES, FLOATS, INTEGERS, LITTLE, DLDevice, Managed, Tensor, lib
+from capi import AXIS_NONE, BIG, COUNT_ALL, CUDA, DTYPES, LITTLE, DLDevice, Managed, Tensor, lib
+from models import ORDERS, bit_patterns, not_below_zero
 
-TRUTHS = ("bool", *INTEGERS)
-UNPACKED = (*TRUTHS, *FLOATS)
-ORDERS = {BIG: "big", LITTLE: "little"}
 PATTERN = 0xA5
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -80,14 +78,6 @@ def unpackbits(array, axis, count, order=BIG):
         array, axis=numpy_axis(axis), count=None if count == COUNT_ALL else count, bitorder=ORDERS[order]
     )
     return bits if array.size else np.zeros_like(bits)
-
-
-def not_below_zero(array, dtype):
-    """not (x < 0), by NumPy's comparison; bfloat16 is the upper half of a float32."""
-    if dtype == "bfloat16":
-        array = (array.astype(np.uint32) << 16).view(np.float32)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(~(array < 0))
 
 
 def truth_of(array):
@@ -216,21 +206,9 @@ def random_bytes(rng, layout):
     return buffer
 
 
-def special_patterns(dtype):
-    """The unsigned type of a float and the patterns that matter in it: exponent all ones or all zeros, and 1.0."""
-    itemsize = np.dtype(DTYPES[dtype][0]).itemsize
-    unsigned = np.dtype(f"uint{8 * itemsize}").type
-    mantissa = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}[dtype]
-    top = 8 * itemsize - 1
-    infinite = ((1 << (top - mantissa)) - 1) << mantissa
-    quiet, one_pattern = infinite | 1 << (mantissa - 1), infinite >> 1 & infinite
-    magnitudes = (0, 1, (1 << mantissa) - 1, 1 << mantissa, one_pattern, infinite - 1, infinite, quiet, infinite | 1)
-    return unsigned, [unsigned(m | sign << top) for m in magnitudes for sign in (0, 1)]
-
-
 def random_floats(rng, layout):
     """A buffer of random bits, half of the elements special ones."""
-    unsigned, special = special_patterns(layout.dtype)
+    unsigned, special = bit_patterns(layout.dtype)
     buffer = random_bytes(rng, layout)
     memory = buffer[MARGIN + layout.shift :]
     memory = memory[: memory.size // layout.numpy.itemsize * layout.numpy.itemsize].view(unsigned)

@@ -18,7 +18,8 @@ import capi  # noqa: E402
 import driver  # noqa: E402
 import gpu  # noqa: E402
 from capi import AXIS_NONE, BIG, FLOATS, LITTLE, Managed, byref, lib  # noqa: E402
-from gpu import UNPACKED, Layout, case, check, chunk_rows, not_below_zero, truth_of, unpackbits  # noqa: E402
+from gpu import Layout, case, check, chunk_rows, truth_of, unpackbits  # noqa: E402
+from models import UNPACKED, not_below_zero  # noqa: E402
 
 # Two threads of different warps use one place of shared memory, with nothing between them.
 RACE = b"""

@@ -12,7 +12,8 @@ import dlpack
 import driver
 import gpu
 from capi import ALIGNMENT, BIG, CUDA, RELEASE, Managed, Versioned, byref, lib
-from dlpack import LEGACY, VERSIONED, Exporter, capsule, capsule_pointer
+from capsules import LEGACY, VERSIONED, capsule_pointer, capsule_set_name
+from dlpack import capsule, exporter
 from gpu import check, pack_chunks, read, view_of
 
 TYPES = ("bool", "uint8", "int8", "int16", "int32", "int64")
@@ -32,7 +33,7 @@ class Torch:
         return array.__dlpack__(stream=1)
 
     def take(self, owner, index=0):
-        return self.module.from_dlpack(Exporter(owner, index))
+        return self.module.from_dlpack(exporter(owner, index))
 
     def pointer(self, array):
         return array.data_ptr()
@@ -243,10 +244,10 @@ def test_torchs_tensor_is_taken_and_let_go_on_another_thread():
         tensor = Managed()
         struct = ctypes.cast(capsule_pointer(owner, VERSIONED), Versioned)
         check(lib.gc_tensor_from_versioned(struct, byref(tensor)))
-        dlpack.capsule_set_name(owner, b"used_dltensor_versioned")
+        capsule_set_name(owner, b"used_dltensor_versioned")
     else:
         tensor = ctypes.cast(capsule_pointer(owner, LEGACY), Managed)
-        dlpack.capsule_set_name(owner, b"used_dltensor")
+        capsule_set_name(owner, b"used_dltensor")
     del owner, array
     out = (Managed * 1)()
     check(lib.gc_pack_chunks(tensor, 1, out))

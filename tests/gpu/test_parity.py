@@ -10,9 +10,10 @@ import driver
 import gpu
 from capi import AXIS_NONE, BIG, COUNT_ALL, DTYPES, FLOATS, Managed, byref, lib
 from gpu import (
-    ORDERS, TRUTHS, UNPACKED, Layout, assert_written, case, check, chunk_rows, not_below_zero, random_bytes,
-    random_floats, random_layout, random_rows, random_shape, random_truth, truth_of, unpackbits, zeros_and_ones,
+    Layout, assert_written, case, check, chunk_rows, random_bytes, random_floats, random_layout, random_rows,
+    random_shape, random_truth, truth_of, unpackbits, zeros_and_ones,
 )  # fmt: skip
+from models import ORDERS, TRUTHS, UNPACKED, bit_patterns, not_below_zero
 
 CHUNKS = (1, 2, 3, 7, 100)
 BLOCKS, CASES = 4, 200  # of random cases: as many tests, with as many cases each
@@ -364,7 +365,7 @@ def test_every_value_of_sixteen_bits_has_the_sign_of_the_rule(bench, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_each_special_value_has_the_sign_of_the_rule_in_every_place(bench, dtype):
-    unsigned, special = gpu.special_patterns(dtype)
+    unsigned, special = bit_patterns(dtype)
     n = len(special)
     # Pairs of both signs: 0, six magnitudes from the smallest denormal to infinity, two NaNs.
     bits = [1, 1, *[1, 0] * 6, 1, 1, 1, 1]

@@ -16,36 +16,14 @@ import pytest
 
 import capi
 from capi import (
-    ALIGNMENT, CPU, DTYPES, RELEASE, DLDevice, Managed, Tensor, Versioned, VersionedTensor, byref, c_char_p, c_void_p,
+    ALIGNMENT, CPU, DTYPES, RELEASE, DLDevice, Managed, Tensor, Versioned, VersionedTensor, byref, c_void_p,
     check, dldtype, int64s, lib, pack_chunks, read, shape_of, take,
 )  # fmt: skip
+from capsules import (
+    DESTRUCTOR, LEGACY, VERSIONED, Exporter, capsule_is_valid, capsule_new, capsule_pointer, capsule_set_name,
+)  # fmt: skip
 
-LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
-DESTRUCTOR = ctypes.cast(lib.gc_capsule_destructor, c_void_p)
-
-
-def from_python(name, result, *arguments):
-    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
-
-
-capsule_new = from_python("PyCapsule_New", ctypes.py_object, c_void_p, c_char_p, c_void_p)
-capsule_pointer = from_python("PyCapsule_GetPointer", c_void_p, ctypes.py_object, c_char_p)
-capsule_is_valid = from_python("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, c_char_p)
-capsule_set_name = from_python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, c_char_p)
 USED_VERSIONED = b"used_dltensor_versioned"
-
-
-class Exporter:
-    """What numpy.from_dlpack asks for, around one capsule."""
-
-    def __init__(self, capsule):
-        self.capsule = capsule
-
-    def __dlpack__(self, **_requests):
-        return self.capsule
-
-    def __dlpack_device__(self):
-        return CPU, 0
 
 
 def to_versioned(tensor):

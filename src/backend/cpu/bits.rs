@@ -104,13 +104,7 @@ fn unpack_with(set: &'static InstructionSet, plan: &BitPlan, one: One, src: &Vie
 
 /// Whether the plan is one row, contiguous on both sides: the usual case, in which nothing else has to be found out.
 fn is_flat(plan: &BitPlan, size: usize) -> bool {
-    plan.rows.rounds() == 1 && is_contiguous(plan, size)
-}
-
-/// Whether rows are contiguous on both sides.
-fn is_contiguous(plan: &BitPlan, size: usize) -> bool {
-    let stride = [size as i64];
-    plan.elements.single_stride(stride) == Some(stride) && plan.bytes.single_stride([1]) == Some([1])
+    plan.rows.rounds() == 1 && plan.has_contiguous_rows(size)
 }
 
 /// A plan with its memory.
@@ -166,7 +160,7 @@ impl<'a> Job<'a> {
             Some((columns, rows)) => (Some(columns), rows),
             None => (None, &plan.rows),
         };
-        Self { plan, kernels, size, elements, bytes, columns, rows, contiguous: is_contiguous(plan, size) }
+        Self { plan, kernels, size, elements, bytes, columns, rows, contiguous: plan.has_contiguous_rows(size) }
     }
 
     /// Does the work on `groups` groups of every row in as many parts as it is worth.
