@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The binary interface of gradcodec.h, one fact a line, and whether it still has all that was released.
+"""The binary interface of gradcodec.h, one fact a line: it still has all that was released, and all of it is on file.
 
     abi.py CC INCLUDE_DIR            compares with the gradcodec-*.abi beside this file that are of this major version
     abi.py CC INCLUDE_DIR --print    prints the facts: what such a file holds
@@ -120,13 +120,13 @@ def main():
     broken, added = compare(released, current)
     names = ", ".join(file.name for file in files) or "no file of this major version"
     print(f"{len(current)} facts: {broken} of the {len(released)} in {names} broken, {added} added")
-    if added:
-        print(
-            "What is added may stay. To have it kept from the next release on:\n"
-            f"    python3 tests/abi/abi.py cc include --print >tests/abi/gradcodec-{'.'.join(version)}.abi"
-        )
     if broken:
         sys.exit("FAILED: what was released is changed or gone; programs that rely on it would break (docs/ABI.md)")
+    if added:
+        sys.exit(
+            "FAILED: no file has what is added. The one of the version under development takes it:\n"
+            f"    python3 tests/abi/abi.py cc include --print >tests/abi/gradcodec-{'.'.join(version)}.abi"
+        )
 
 
 main()
