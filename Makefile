@@ -67,7 +67,7 @@ test-c: $(foreach standard,$(C_STANDARDS),$(C_TESTS:%=$(BUILD)/tests/$(standard)
 	@echo "== $(BUILD)/tests/c17/huge (2^33 elements: takes 9 GiB of memory)"; $(BUILD)/tests/c17/huge
 
 define c_test
-$(BUILD)/tests/$(1)/%: tests/c/%.c tests/c/check.h tests/abi/signatures.h $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
+$(BUILD)/tests/$(1)/%: tests/c/%.c tests/c/check.h tests/abi/functions.h $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
 	@mkdir -p $$(@D)
 	$(CC) -std=$(1) $(CFLAGS) -Iinclude $$< -o $$@ $$(LINK) -pthread
 endef
@@ -95,7 +95,7 @@ test-headers: $(VENV)/ready
 	sh tests/dlpack/order.sh "$(CC)" "$(CXX)" include $(BUILD)/dlpack
 
 test-abi: $(LIBRARY)
-	sh tests/abi/symbols.sh $(LIBRARY) tests/abi/symbols.txt
+	sh tests/abi/symbols.sh $(LIBRARY) tests/abi/functions.h
 	$(PYTHON) tests/abi/abi.py "$(CC)" include
 
 test-python: $(LIBRARY) $(VENV)/ready $(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1

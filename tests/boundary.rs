@@ -1,4 +1,5 @@
-//! Every function that C can call runs through `boundary`, and the exported ones are those of the list.
+//! Every function that C can call runs through `boundary`. The exported ones are those of tests/abi/functions.h, and no
+//! file that should name each of them misses one.
 
 use std::{
     collections::BTreeSet,
@@ -72,12 +73,78 @@ fn every_function_that_c_can_call_runs_through_the_boundary() {
     }
 }
 
+fn read(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    fs::read_to_string(&path).unwrap_or_else(|why| panic!("{}: {why}", path.display()))
+}
+
+/// The names in tests/abi/functions.h.
+fn listed() -> BTreeSet<String> {
+    let list = read("tests/abi/functions.h");
+    list.lines().filter_map(|line| line.strip_prefix("FUNCTION(")?.split(',').next()).map(str::to_owned).collect()
+}
+
 #[test]
 fn the_exported_functions_are_those_of_the_list() {
-    let list = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/abi/symbols.txt")).unwrap();
-    let listed: BTreeSet<String> = list.lines().map(str::to_owned).collect();
     let exported: BTreeSet<String> =
         functions().into_iter().filter(|function| function.exported).map(|function| function.name).collect();
-    assert_eq!(exported, listed);
+    let different: Vec<_> = exported.symmetric_difference(&listed()).cloned().collect();
+    assert!(different.is_empty(), "exported or in the list, not both: {different:?}");
     assert!(exported.iter().all(|name| name.starts_with("gc_")));
+}
+
+/// Files that name every function, and the functions that each does without, with the reason. tests/c/hostile.c and
+/// tests/python see for themselves that they miss none; tests/abi/abi.py sees to it for the file of the version.
+const PLACES: [(&str, &[(&str, &str)]); 7] = [
+    ("tests/signatures.rs", &[]),
+    ("include/gradcodec/loader.h", &[]),
+    ("include/gradcodec/gradcodec.hpp", &[]),
+    ("CHANGELOG.md", &[]),
+    (
+        "tests/c/null.c",
+        &[
+            ("gc_version", "takes nothing"),
+            ("gc_version_string", "takes nothing"),
+            ("gc_set_threads", "takes no pointer"),
+            ("gc_prepare", "takes no pointer"),
+            ("gc_trim", "takes no pointer"),
+        ],
+    ),
+    (
+        "tests/python/test_refusals.py",
+        &[
+            ("gc_last_error", "refuses nothing"),
+            ("gc_capsule_destructor", "returns nothing: tests/python/test_capsules.py looks at what it does"),
+        ],
+    ),
+    (
+        "fuzz/fuzz_targets/descriptors.rs",
+        &[
+            ("gc_version", "takes nothing"),
+            ("gc_version_string", "takes nothing"),
+            ("gc_capsule_destructor", "takes an object of Python"),
+        ],
+    ),
+];
+
+fn words(text: &str) -> BTreeSet<&str> {
+    text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').collect()
+}
+
+#[test]
+fn no_file_that_names_every_function_misses_one() {
+    for (path, excepted) in PLACES {
+        let text = read(path);
+        let excepted = excepted.iter().map(|(name, _)| name.to_string()).collect();
+        let missing: BTreeSet<String> = listed().into_iter().filter(|name| !words(&text).contains(&name[..])).collect();
+        let different: Vec<_> = missing.symmetric_difference(&excepted).collect();
+        assert!(different.is_empty(), "{path} lacks these, or has them and a reason to lack them: {different:?}");
+    }
+}
+
+#[test]
+fn the_cpp_header_has_every_function_without_its_prefix() {
+    let text = read("include/gradcodec/gradcodec.hpp");
+    let missing: Vec<String> = listed().into_iter().filter(|name| !words(&text).contains(&name[3..])).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }

@@ -1,8 +1,10 @@
-//! The header is generated from the sources of `capi` and checked in: this compares the two. `make header` runs it with
-//! GRADCODEC_WRITE set, and then it writes instead.
+//! The headers are generated from the sources of `capi`, and tests/signatures.rs from tests/abi/functions.h. They are
+//! checked in: this compares. `make header` runs it with GRADCODEC_WRITE set, and then it writes instead.
 
 #[path = "header/loader.rs"]
 mod loader;
+#[path = "header/promises.rs"]
+mod promises;
 
 use std::{fs, path::Path, process::Command};
 
@@ -195,4 +197,9 @@ fn the_headers_are_current() {
     let cdef = cdef(&header);
     compare_or_write("include/gradcodec.cdef.h", &cdef);
     compare_or_write("include/gradcodec/loader.h", &loader::loader(&cdef));
+}
+
+#[test]
+fn the_promises_in_rust_are_current() {
+    compare_or_write("tests/signatures.rs", &promises::promises(&read("tests/abi/functions.h")));
 }

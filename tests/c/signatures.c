@@ -1,7 +1,7 @@
 /* Every function has the type that was promised, and is in the library: without one of them this is not linked. */
 #include "check.h"
 
-#include "../abi/signatures.h"
+#include "../abi/functions.h"
 
 int main(void) {
     CHECK(same_gc_version() == GRADCODEC_VERSION);

@@ -1,6 +1,6 @@
 #!/bin/sh
-# gradcodec.hpp: complete, in every standard from C++17, in two units of one program, with real dlpack.h files before
-# and after it, and what it costs. The examples, too. Usage: hpp.sh CC CXX LIBRARY_DIR WORK_DIR DLPACK_DIR
+# gradcodec.hpp in every standard from C++17, in two units of one program, with real dlpack.h files before and after it,
+# and what it costs. The examples, too. Usage: hpp.sh CC CXX LIBRARY_DIR WORK_DIR DLPACK_DIR
 # (LIBRARY_DIR has libgradcodec.so; DLPACK_DIR is what tests/dlpack/fetch.sh filled, and may be missing)
 set -eu
 [ $# -eq 5 ] || { echo "usage: $0 CC CXX LIBRARY_DIR WORK_DIR DLPACK_DIR" >&2; exit 2; }
@@ -9,13 +9,6 @@ cc=$1 cxx=$2 library=$(cd "$3" && pwd) work=$4 dlpack=$5
 mkdir -p "$work"
 flags="-O2 -g -Wall -Wextra -pedantic -Werror -Iinclude"
 link="-L$library -lgradcodec -Wl,-rpath,$library"
-
-# Every function that is exported is used in the header, and is there under its name without gc_.
-while read -r symbol; do
-    word=${symbol#gc_}
-    grep -qw "$symbol" include/gradcodec/gradcodec.hpp || { echo "FAILED: gradcodec.hpp does without $symbol"; exit 1; }
-    grep -qw "$word" include/gradcodec/gradcodec.hpp || { echo "FAILED: gradcodec.hpp has no $word"; exit 1; }
-done <tests/abi/symbols.txt
 
 # shellcheck disable=SC2086 # the flags are words
 for standard in c++17 c++20 c++23; do

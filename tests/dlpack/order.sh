@@ -34,7 +34,7 @@ everywhere() {
 unit() {
     for file in "$@"; do echo "#include <$file>"; done
     echo '#include "layout.h"'
-    case " $* " in *" gradcodec.h "*) echo '#include "signatures.h"' ;; esac
+    case " $* " in *" gradcodec.h "*) echo '#include "functions.h"' ;; esac
 }
 
 for ours in gradcodec/dlpack.h gradcodec.h gradcodec/loader.h; do

@@ -1,0 +1,42 @@
+/* The exported functions as they were promised: name, result, parameters. Written by hand from the interface that was
+ * agreed, not from the code: the header is derived from the definitions, so comparing those two finds no mistake that
+ * is in both. Every other list is made from this one, or a test compares the two: see tests/boundary.rs.
+ *
+ * A file that includes this defines FUNCTION before. If it does not, a pointer of exactly the promised type takes the
+ * address of each function of gradcodec.h, or the file does not compile. */
+#ifndef FUNCTION
+#define FUNCTION(name, result, parameters) result(*same_##name) parameters = name;
+/* What the typedefs below are. */
+int32_t *same_gc_status_t = (gc_status_t *)NULL;
+int32_t *same_gc_bit_order_t = (gc_bit_order_t *)NULL;
+#endif
+
+FUNCTION(gc_version, uint32_t, (void))
+FUNCTION(gc_version_string, const char *, (void))
+FUNCTION(gc_status_name, const char *, (gc_status_t))
+FUNCTION(gc_last_error, const char *, (void))
+FUNCTION(gc_set_threads, gc_status_t, (uint32_t))
+FUNCTION(gc_prepare, gc_status_t, (DLDevice))
+FUNCTION(gc_trim, gc_status_t, (DLDevice))
+FUNCTION(gc_kernel_image, gc_status_t, (int32_t, const char **, size_t *))
+
+FUNCTION(gc_chunk_bytes, int64_t, (int64_t, size_t))
+FUNCTION(gc_pack_chunks, gc_status_t, (const DLManagedTensor *, size_t, DLManagedTensor **))
+FUNCTION(gc_unpack_chunks, gc_status_t, (DLManagedTensor *const *, size_t, int64_t, DLManagedTensor **))
+FUNCTION(gc_pack_bits, gc_status_t, (const DLManagedTensor *, int32_t, gc_bit_order_t, DLManagedTensor **))
+FUNCTION(gc_unpack_bits, gc_status_t, (const DLManagedTensor *, int32_t, int64_t, gc_bit_order_t, DLManagedTensor **))
+FUNCTION(gc_pack_chunks_into, gc_status_t, (const DLTensor *, gc_bit_order_t, DLTensor *, void *))
+FUNCTION(gc_unpack_chunks_into, gc_status_t, (const DLTensor *, gc_bit_order_t, DLTensor *, void *))
+FUNCTION(gc_pack_signs_into, gc_status_t, (const DLTensor *, gc_bit_order_t, DLTensor *, void *))
+FUNCTION(gc_pack_bits_into, gc_status_t, (const DLTensor *, int32_t, gc_bit_order_t, DLTensor *, void *))
+FUNCTION(gc_unpack_bits_into, gc_status_t, (const DLTensor *, int32_t, gc_bit_order_t, DLTensor *, void *))
+
+FUNCTION(gc_tensor_empty, gc_status_t, (DLDevice, DLDataType, int32_t, const int64_t *, DLManagedTensor **))
+FUNCTION(gc_tensor_from_pointer, gc_status_t, (void *, DLDevice, DLDataType, int32_t, const int64_t *, const int64_t *,
+                                               void (*)(void *), void *, DLManagedTensor **))
+FUNCTION(gc_tensor_to_versioned, gc_status_t, (DLManagedTensor *, struct DLManagedTensorVersioned **))
+FUNCTION(gc_tensor_from_versioned, gc_status_t, (struct DLManagedTensorVersioned *, DLManagedTensor **))
+FUNCTION(gc_tensor_free, void, (DLManagedTensor *))
+FUNCTION(gc_capsule_destructor, void, (void *))
+
+#undef FUNCTION
