@@ -4,7 +4,6 @@ import ctypes
 import gc
 import os
 import pickle
-import re
 import subprocess
 import sys
 import threading
@@ -36,43 +35,7 @@ TRUTH = VALUES >= 0
 BYTES = 3072  # that it packs to: 3 and 4 chunks of them are aligned to 256, as JAX likes it
 
 
-# --- what it declares -------------------------------------------------------------------------------------------------
-
-C_TYPES = {
-    "int32_t": ctypes.c_int32, "gc_bit_order_t": ctypes.c_int32, "gc_status_t": ctypes.c_int32,
-    "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "size_t": ctypes.c_size_t, "char *": ctypes.c_char_p,
-    "DLDevice": gradcodec_ctypes.Device, "DLDataType": gradcodec_ctypes.DType, "DLTensor": gradcodec_ctypes.DLTensor,
-    "DLManagedTensor": gradcodec_ctypes.Managed, "DLManagedTensorVersioned": gradcodec_ctypes.Versioned,
-}  # fmt: skip
-
-
-def ctypes_of(parameter):
-    """What a parameter of the header is to ctypes; pointers to nothing in particular, and to functions, are void *."""
-    if "(*" in parameter:
-        return ctypes.c_void_p
-    text = re.sub(r"\b(const|struct)\b", "", parameter)
-    text, stars = re.sub(r"\w+$", "", text.strip()), text.count("*")
-    name = text.replace("*", "").strip()
-    if (name, stars) == ("void", 1):
-        return ctypes.c_void_p
-    if name == "char":
-        name, stars = "char *", stars - 1
-    kind = C_TYPES[name]
-    for _ in range(stars):
-        kind = ctypes.POINTER(kind)
-    return kind
-
-
-def prototypes():
-    text = re.sub(r"/\*.*?\*/", "", (ROOT / "include" / "gradcodec.h").read_text(), flags=re.S)
-    for name, parameters in re.findall(r"^[\w ]+[ *](gc_\w+)\(((?:[^()]|\([^()]*\))*)\);", text, flags=re.M):
-        parts = re.split(r",(?![^()]*\))", " ".join(parameters.split()))
-        yield name, [ctypes_of(part) for part in parts if part.strip() != "void"]
-
-
-def test_every_function_is_declared_as_in_the_header():
-    header = dict(prototypes())
-    assert {name: header[name] for name in gradcodec_ctypes.SIGNATURES} == gradcodec_ctypes.SIGNATURES
+# --- what it is -------------------------------------------------------------------------------------------------------
 
 
 def test_structures_are_those_of_the_abi():

@@ -8,6 +8,7 @@ NumPy's DLPack; `read` copies a tensor of the library back in the same way.
 import ctypes
 import enum
 import os
+import pathlib
 import re
 from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 
@@ -90,36 +91,35 @@ Managed = POINTER(DLManagedTensor)
 Versioned = POINTER(DLManagedTensorVersioned)
 View = POINTER(DLTensor)
 
-# The return type and the arguments of every function, in the order of the header.
-SIGNATURES = {
-    "gc_status_name": (c_char_p, c_int32),
-    "gc_last_error": (c_char_p,),
-    "gc_version": (c_uint32,),
-    "gc_version_string": (c_char_p,),
-    "gc_chunk_bytes": (c_int64, c_int64, c_size_t),
-    "gc_pack_chunks": (c_int32, Managed, c_size_t, POINTER(Managed)),
-    "gc_unpack_chunks": (c_int32, POINTER(Managed), c_size_t, c_int64, POINTER(Managed)),
-    "gc_pack_bits": (c_int32, Managed, c_int32, c_int32, POINTER(Managed)),
-    "gc_unpack_bits": (c_int32, Managed, c_int32, c_int64, c_int32, POINTER(Managed)),
-    "gc_pack_chunks_into": (c_int32, View, c_int32, View, c_void_p),
-    "gc_unpack_chunks_into": (c_int32, View, c_int32, View, c_void_p),
-    "gc_pack_signs_into": (c_int32, View, c_int32, View, c_void_p),
-    "gc_pack_bits_into": (c_int32, View, c_int32, c_int32, View, c_void_p),
-    "gc_unpack_bits_into": (c_int32, View, c_int32, c_int32, View, c_void_p),
-    "gc_tensor_empty": (c_int32, DLDevice, DLDataType, c_int32, POINTER(c_int64), POINTER(Managed)),
-    "gc_tensor_from_pointer": (
-        c_int32, c_void_p, DLDevice, DLDataType, c_int32, POINTER(c_int64), POINTER(c_int64), RELEASE, c_void_p,
-        POINTER(Managed),
-    ),
-    "gc_tensor_to_versioned": (c_int32, Managed, POINTER(Versioned)),
-    "gc_tensor_from_versioned": (c_int32, Versioned, POINTER(Managed)),
-    "gc_tensor_free": (None, Managed),
-    "gc_set_threads": (c_int32, c_uint32),
-    "gc_prepare": (c_int32, DLDevice),
-    "gc_trim": (c_int32, DLDevice),
-    "gc_kernel_image": (c_int32, c_int32, POINTER(c_char_p), POINTER(c_size_t)),
-    "gc_capsule_destructor": (None, c_void_p),  # wants the GIL, which CDLL gives up: only its address is of use
+NUMBERS = {
+    "int32_t": c_int32, "uint32_t": c_uint32, "int64_t": c_int64, "size_t": c_size_t,
+    "gc_status_t": c_int32, "gc_bit_order_t": c_int32,
 }  # fmt: skip
+STRUCTS = (DLDevice, DLDataType, DLTensor, DLManagedTensor, DLManagedTensorVersioned)
+
+
+def signatures(structs, callback):
+    """The return type and the arguments of every function in tests/abi/functions.h, with these ctypes structures."""
+    known = {"void": None, "void *": c_void_p, "char *": c_char_p, "void (*)(void *)": callback, **NUMBERS}
+    known.update((struct.__name__, struct) for struct in structs)
+
+    def of(text):
+        text = " ".join(re.sub(r"\b(const|struct)\b", "", text).split()).replace("* *", "**")
+        if text in known:
+            return known[text]
+        if not text.endswith("*"):
+            raise ValueError(f"tests/abi/functions.h: what {text!r} is to ctypes is not in tests/python/capi.py")
+        return POINTER(of(text[:-1]))
+
+    promises = pathlib.Path(__file__).parents[1].joinpath("abi", "functions.h").read_text()
+    return {
+        name: (of(result), *(of(part) for part in re.split(r",(?![^()]*\))", parameters) if part != "void"))
+        for name, result, parameters in re.findall(r"^FUNCTION\((\w+), (.*?), \((.*?)\)\)$", promises, re.M | re.S)
+    }
+
+
+# gc_capsule_destructor wants the GIL, which CDLL gives up: only its address is of use.
+SIGNATURES = signatures(STRUCTS, RELEASE)
 
 lib = ctypes.CDLL(os.environ.get("GRADCODEC_LIBRARY", "libgradcodec.so.0"))
 for _name, (_result, *_arguments) in SIGNATURES.items():
