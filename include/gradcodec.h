@@ -215,7 +215,7 @@ enum gc_status {
     GC_STATUS_PANIC = 99,
 };
 
-/* The status of a call, as C sees it. */
+/* The status of a call: one of GC_STATUS_*. */
 typedef int32_t gc_status_t;
 
 /*

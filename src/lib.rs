@@ -2,10 +2,14 @@
 //!
 //! The product is `libgradcodec.so` with `include/gradcodec.h`; [`capi`] holds its functions under the same names.
 //!
-//! - [`capi`]: the only exported code: checks, borrows, calls an operation, hands out.
+//! In layers, each of which uses only those before it:
+//!
+//! - `error`, `panics`: what can go wrong, and the line at which panics and failures become a status.
 //! - `tensor`: DLPack in and out: validated views, owned outputs.
-//! - `ops`: what an operation means: shapes, layouts, sizes, plans. No device code, no FFI.
-//! - `backend`: where it runs.
+//! - `plan`: where elements and their bits lie, as values.
+//! - `backend`: where it runs: queues, memory, and the functions that follow a plan.
+//! - `ops`: what an operation means: checks, plans, the choice of the backend's function.
+//! - [`capi`]: the only exported code: checks pointers, borrows, calls an operation, hands out.
 
 #[cfg(not(panic = "unwind"))]
 compile_error!("gradcodec turns panics into a status: build it with panic = \"unwind\"");
@@ -16,4 +20,6 @@ mod backend;
 pub mod capi;
 mod error;
 mod ops;
+mod panics;
+mod plan;
 mod tensor;

@@ -11,9 +11,9 @@ use std::{fs, path::Path, process::Command};
 /// The sections in the order of the header: the module whose `//!` text begins it, and where its declarations are.
 const SECTIONS: [(&str, &[&str]); 6] = [
     ("version", &["src/capi/version.rs"]),
-    ("status", &["src/error.rs", "src/capi/boundary.rs", "src/capi/status.rs"]),
+    ("status", &["src/error.rs", "src/capi/status.rs"]),
     ("tensors", &["src/capi/tensors.rs"]),
-    ("bits", &["src/ops/bits.rs", "src/capi/bits.rs"]),
+    ("bits", &["src/plan/bits.rs", "src/capi/bits.rs"]),
     ("threads", &["src/capi/threads.rs"]),
     ("devices", &["src/capi/devices.rs"]),
 ];

@@ -1,36 +1,16 @@
-//! Where operations run: one module a kind of device, with the same functions.
+//! Where operations run. Each kind of device has a file an operation, and they know plans, not what operations mean.
+//!
+//! A call enters its device once, by a [`Queue`]: it allocates, launches, copies and waits, and is handed down.
 
-mod cpu;
-mod cuda;
+pub mod cpu;
+pub mod cuda;
 
 use std::ffi::c_void;
 
 use crate::{
     error::Result,
-    ops::bits::{BitPlan, One, Test},
-    tensor::{Device, View},
+    tensor::{Device, Owner},
 };
-
-/// Sets the number of CPU workers, the caller counted; 0 for as many as this process has CPUs.
-pub use cpu::pool::set_threads;
-
-/// The PTX for devices of a compute capability, 90 for 9.0.
-pub use cuda::ptx;
-
-/// A device that can be worked on.
-#[derive(Clone, Copy)]
-pub enum Backend {
-    Cpu,
-    Cuda(cuda::Device),
-}
-
-/// The backend of a device.
-pub fn of(device: Device) -> Result<Backend> {
-    match device {
-        Device::Cpu => Ok(Backend::Cpu),
-        Device::Cuda(ordinal) => cuda::Device::of(ordinal).map(Backend::Cuda),
-    }
-}
 
 /// Where work on CUDA is enqueued: as the caller names it. The CPU's work is done when a call returns.
 #[derive(Clone, Copy)]
@@ -56,77 +36,36 @@ impl Stream {
     }
 }
 
-/// Memory of a tensor of ours, given back when it is dropped.
-pub enum Memory {
-    Cpu(cpu::memory::Memory),
-    Cuda(cuda::Memory),
+/// The device and the stream that a call works on. Operations `match` on it to choose the function of a device.
+pub enum Queue {
+    Cpu,
+    Cuda(cuda::Queue),
 }
 
-impl Memory {
-    /// Its address; NULL when there is none of it.
-    pub fn data(&self) -> *mut u8 {
-        match self {
-            Self::Cpu(memory) => memory.data(),
-            Self::Cuda(memory) => memory.data(),
-        }
-    }
-}
-
-impl Backend {
-    /// Memory of `bytes` bytes, not initialized.
-    pub fn allocate(self, bytes: i64) -> Result<Memory> {
-        match self {
-            Self::Cpu => cpu::memory::Memory::allocate(bytes).map(Memory::Cpu),
-            Self::Cuda(device) => device.allocate(bytes).map(Memory::Cuda),
+impl Queue {
+    /// Checks that the device is there. Its context is entered only when something is to be done.
+    #[inline]
+    pub fn of(device: Device, stream: Stream) -> Result<Self> {
+        match device {
+            Device::Cpu => Ok(Self::Cpu),
+            Device::Cuda(ordinal) => cuda::Queue::of(ordinal, stream).map(Self::Cuda),
         }
     }
 
-    /// Does up front what first calls would do.
-    pub fn prepare(self) -> Result<()> {
+    /// New memory of `bytes` bytes, not initialized, aligned to 256.
+    pub fn allocate(&mut self, bytes: i64) -> Result<Owner> {
         match self {
-            Self::Cpu => {
-                cpu::prepare();
-                Ok(())
-            }
-            Self::Cuda(device) => device.prepare(),
+            _ if bytes == 0 => Ok(Owner::of_nothing()),
+            Self::Cpu => cpu::memory::allocate(bytes),
+            Self::Cuda(queue) => queue.allocate(bytes),
         }
     }
 
-    /// Gives back memory that is kept for reuse.
-    pub fn trim(self) -> Result<()> {
-        match self {
-            Self::Cpu => Ok(()), // nothing is kept
-            Self::Cuda(device) => device.trim(),
-        }
-    }
-
-    /// Waits until what was enqueued on [`Stream::LEGACY`] is done.
-    pub fn wait(self) -> Result<()> {
+    /// Waits until what was enqueued is done.
+    pub fn wait(&mut self) -> Result<()> {
         match self {
             Self::Cpu => Ok(()),
-            Self::Cuda(device) => device.wait(),
-        }
-    }
-
-    /// Writes the bits of the elements of `src` to the bytes of `dst`. `plan` was made from these two views.
-    pub fn pack(self, plan: &BitPlan, test: Test, src: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
-        match self {
-            Self::Cpu => {
-                cpu::bits::pack(plan, test, src, dst);
-                Ok(())
-            }
-            Self::Cuda(device) => cuda::bits::pack(device, plan, test, src, dst, stream),
-        }
-    }
-
-    /// Writes the bits in the bytes of `src` to the elements of `dst`. `plan` was made from these two views.
-    pub fn unpack(self, plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
-        match self {
-            Self::Cpu => {
-                cpu::bits::unpack(plan, one, src, dst);
-                Ok(())
-            }
-            Self::Cuda(device) => cuda::bits::unpack(device, plan, one, src, dst, stream),
+            Self::Cuda(queue) => queue.wait(),
         }
     }
 }

@@ -11,12 +11,15 @@ use dlpark::ffi::{DLManagedTensor, DLTensor};
 
 use crate::{
     backend::Stream,
-    ops::bits::{self, Axis, BitOrder, Count},
+    error::{Result, error},
+    ops::bits::{self, Axis, Count},
+    panics::boundary,
+    plan::bits::BitOrder,
 };
 
 use super::{
     borrow::{self, Out},
-    boundary::{boundary, gc_status_t},
+    status::gc_status_t,
 };
 
 /// Which bit of a byte comes first: one of GC_BIT_ORDER_*.
@@ -35,6 +38,14 @@ fn to_axis(code: i32) -> Axis {
 
 fn to_count(code: i64) -> Count {
     if code == GC_COUNT_ALL { Count::All } else { Count::Of(code) }
+}
+
+fn to_order(code: gc_bit_order_t) -> Result<BitOrder> {
+    match code {
+        0 => Ok(BitOrder::Big),
+        1 => Ok(BitOrder::Little),
+        _ => Err(error!(InvalidArgument, "order: {code} is neither GC_BIT_ORDER_BIG 0 nor GC_BIT_ORDER_LITTLE 1")),
+    }
 }
 
 /// Bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks). -1, and the last error, for a negative n_elements or 0
@@ -92,7 +103,6 @@ pub unsafe extern "C" fn gc_unpack_chunks(
     out: *mut *mut DLManagedTensor,
 ) -> gc_status_t {
     boundary(|| {
-        bits::chunk_bytes(n_elements, n_chunks)?;
         // SAFETY: the caller promises `n_chunks` tensors, and room for a pointer.
         let (chunks, out) = unsafe {
             (borrow::managed_items("chunks", chunks, borrow::Count::of("n_chunks", n_chunks))?, Out::one("out", out)?)
@@ -122,7 +132,7 @@ pub unsafe extern "C" fn gc_pack_bits(
     boundary(|| {
         // SAFETY: the caller promises a tensor, and room for a pointer.
         let (src, out) = unsafe { (borrow::managed("src", src)?, Out::one("out", out)?) };
-        out.fill(bits::pack_bits(&src, to_axis(axis), BitOrder::from_code(order)?)?.into_raw());
+        out.fill(bits::pack_bits(&src, to_axis(axis), to_order(order)?)?.into_raw());
         Ok(())
     })
 }
@@ -150,7 +160,7 @@ pub unsafe extern "C" fn gc_unpack_bits(
         // SAFETY: the caller promises a tensor, and room for a pointer.
         let (src, out) = unsafe { (borrow::managed("src", src)?, Out::one("out", out)?) };
         let (axis, count) = (to_axis(axis), to_count(count));
-        out.fill(bits::unpack_bits(&src, axis, count, BitOrder::from_code(order)?)?.into_raw());
+        out.fill(bits::unpack_bits(&src, axis, count, to_order(order)?)?.into_raw());
         Ok(())
     })
 }
@@ -173,11 +183,11 @@ pub unsafe extern "C" fn gc_pack_chunks_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor.
+        // SAFETY: the caller promises a tensor that stays as it is during the call.
         let src = unsafe { borrow::tensor("src", src)? };
-        // SAFETY: and another one.
+        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
         let dst = unsafe { borrow::tensor("dst", dst)? };
-        bits::pack_chunks_into(&src, BitOrder::from_code(order)?, &dst, Stream::from_raw(stream))
+        bits::pack_chunks_into(&src, to_order(order)?, &dst, Stream::from_raw(stream))
     })
 }
 
@@ -199,11 +209,11 @@ pub unsafe extern "C" fn gc_unpack_chunks_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor.
+        // SAFETY: the caller promises a tensor that stays as it is during the call.
         let src = unsafe { borrow::tensor("src", src)? };
-        // SAFETY: and another one.
+        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
         let dst = unsafe { borrow::tensor("dst", dst)? };
-        bits::unpack_chunks_into(&src, BitOrder::from_code(order)?, &dst, Stream::from_raw(stream))
+        bits::unpack_chunks_into(&src, to_order(order)?, &dst, Stream::from_raw(stream))
     })
 }
 
@@ -222,11 +232,11 @@ pub unsafe extern "C" fn gc_pack_signs_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor.
+        // SAFETY: the caller promises a tensor that stays as it is during the call.
         let src = unsafe { borrow::tensor("src", src)? };
-        // SAFETY: and another one.
+        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
         let dst = unsafe { borrow::tensor("dst", dst)? };
-        bits::pack_signs_into(&src, BitOrder::from_code(order)?, &dst, Stream::from_raw(stream))
+        bits::pack_signs_into(&src, to_order(order)?, &dst, Stream::from_raw(stream))
     })
 }
 
@@ -247,11 +257,11 @@ pub unsafe extern "C" fn gc_pack_bits_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor.
+        // SAFETY: the caller promises a tensor that stays as it is during the call.
         let src = unsafe { borrow::tensor("src", src)? };
-        // SAFETY: and another one.
+        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
         let dst = unsafe { borrow::tensor("dst", dst)? };
-        bits::pack_bits_into(&src, to_axis(axis), BitOrder::from_code(order)?, &dst, Stream::from_raw(stream))
+        bits::pack_bits_into(&src, to_axis(axis), to_order(order)?, &dst, Stream::from_raw(stream))
     })
 }
 
@@ -273,10 +283,10 @@ pub unsafe extern "C" fn gc_unpack_bits_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor.
+        // SAFETY: the caller promises a tensor that stays as it is during the call.
         let src = unsafe { borrow::tensor("src", src)? };
-        // SAFETY: and another one.
+        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
         let dst = unsafe { borrow::tensor("dst", dst)? };
-        bits::unpack_bits_into(&src, to_axis(axis), BitOrder::from_code(order)?, &dst, Stream::from_raw(stream))
+        bits::unpack_bits_into(&src, to_axis(axis), to_order(order)?, &dst, Stream::from_raw(stream))
     })
 }

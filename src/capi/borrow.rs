@@ -4,12 +4,15 @@ use std::slice;
 
 use dlpark::{
     DlpackFlags,
-    ffi::{DLManagedTensor, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION, DLTensor},
+    ffi::{
+        DLManagedTensor, DLManagedTensorVersioned, DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED, DLPACK_MAJOR_VERSION,
+        DLTensor,
+    },
 };
 
 use crate::{
     error::{Error, Result, error},
-    tensor::{Name, View},
+    tensor::{Described, Name, View},
 };
 
 /// A number of items, and the argument that says it.
@@ -105,12 +108,23 @@ unsafe fn managed_named<'a>(name: Name, tensor: *const DLManagedTensor) -> Resul
     unsafe { View::from_dlpack(&name, &(*tensor).dl_tensor) }
 }
 
-/// Borrows a versioned tensor that is to be written to.
+/// Borrows a managed tensor that is only to be passed on.
+///
+/// # Safety
+/// Unless NULL or unaligned, `tensor` points at a `dl_tensor` that keeps the promise of [`Described::from_dlpack`].
+pub unsafe fn described<'a>(name: &'static str, tensor: *const DLManagedTensor) -> Result<Described<'a>> {
+    let name = Name::new(name);
+    check(&name, tensor)?;
+    // SAFETY: not NULL, aligned, and a tensor by the caller's promise; no reference to its other fields is made.
+    unsafe { Described::from_dlpack(&name, &(*tensor).dl_tensor) }
+}
+
+/// Borrows a versioned tensor that is to be passed on in the legacy form, which cannot say all that flags can.
 ///
 /// # Safety
 /// Unless NULL or unaligned, `tensor` points at a versioned tensor, and if that is of version 1 its `dl_tensor` keeps
-/// the promise of [`View::from_dlpack`].
-pub unsafe fn versioned<'a>(name: &'static str, tensor: *const DLManagedTensorVersioned) -> Result<View<'a>> {
+/// the promise of [`Described::from_dlpack`].
+pub unsafe fn versioned<'a>(name: &'static str, tensor: *const DLManagedTensorVersioned) -> Result<Described<'a>> {
     let name = Name::new(name);
     check(&name, tensor)?;
     // SAFETY: not NULL, aligned, and by the caller's promise a tensor; what follows the version is read only in 1.x.
@@ -122,10 +136,19 @@ pub unsafe fn versioned<'a>(name: &'static str, tensor: *const DLManagedTensorVe
                 "{name}: DLPack version {}.{}; {DLPACK_MAJOR_VERSION}.x is understood", version.major, version.minor
             ));
         }
-        if (*tensor).flags.contains(DlpackFlags::READ_ONLY) {
-            return Err(error!(ReadOnly, "{name}: read-only by its flags, {:#x}", (*tensor).flags.bits()));
+        let flags = (*tensor).flags;
+        if flags.contains(DlpackFlags::READ_ONLY) {
+            return Err(error!(ReadOnly, "{name}: read-only by its flags, {:#x}", flags.bits()));
         }
-        View::from_dlpack(&name, &(*tensor).dl_tensor)
+        if flags.bits() & u64::from(DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) != 0 {
+            return Err(error!(
+                UnsupportedDtype,
+                "{name}: elements of {} bits padded to bytes by its flags, {:#x}, which the legacy form cannot say",
+                (*tensor).dl_tensor.dtype.bits,
+                flags.bits()
+            ));
+        }
+        Described::from_dlpack(&name, &(*tensor).dl_tensor)
     }
 }
 
@@ -162,14 +185,14 @@ impl<T> Out<T> {
 #[inline(always)]
 fn check<T>(name: &Name, pointer: *const T) -> Result<()> {
     if pointer.is_null() || !pointer.is_aligned() {
-        return Err(no_place(name, pointer.addr(), align_of::<T>()));
+        return Err(bad_pointer(name, pointer.addr(), align_of::<T>()));
     }
     Ok(())
 }
 
 /// Apart from the check, which is on the way of every call.
 #[cold]
-fn no_place(name: &Name, address: usize, alignment: usize) -> Error {
+fn bad_pointer(name: &Name, address: usize, alignment: usize) -> Error {
     match address {
         0 => error!(InvalidArgument, "{name}: NULL"),
         _ => error!(InvalidArgument, "{name}: address {address:#x} is not aligned to {alignment}"),

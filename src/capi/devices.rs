@@ -8,14 +8,13 @@ use std::ffi::c_char;
 use dlpark::ffi::DLDevice;
 
 use crate::{
-    backend,
+    backend::cuda,
+    ops::devices,
+    panics::boundary,
     tensor::{Device, Name},
 };
 
-use super::{
-    borrow::Out,
-    boundary::{boundary, gc_status_t},
-};
+use super::{borrow::Out, status::gc_status_t};
 
 /// Does up front what the first calls on a device would do: finds the driver, makes the device's primary context unless
 /// your current one is on the device, and loads the kernels into it, which takes half a second unless the driver's cache
@@ -25,14 +24,14 @@ use super::{
 /// UNSUPPORTED_DEVICE: also a compute capability below 7.5.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_prepare(device: DLDevice) -> gc_status_t {
-    boundary(|| backend::of(Device::from_dlpack(&Name::new("device"), device)?)?.prepare())
+    boundary(|| devices::prepare(Device::from_dlpack(&Name::new("device"), device)?))
 }
 
 /// Gives back the device memory that is kept for new tensors: what was released in the context that gc_prepare() would
 /// choose. Waits until the work that was enqueued there before is done. For a CPU: nothing, for nothing is kept.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
-    boundary(|| backend::of(Device::from_dlpack(&Name::new("device"), device)?)?.trim())
+    boundary(|| devices::trim(Device::from_dlpack(&Name::new("device"), device)?))
 }
 
 /// The PTX of this library's kernels for devices of a compute capability, to load and launch by yourself; names,
@@ -54,7 +53,7 @@ pub unsafe extern "C" fn gc_kernel_image(
     boundary(|| {
         // SAFETY: the caller promises room.
         let (ptx, size) = unsafe { (Out::one("ptx", ptx)?, Out::one("size", size)?) };
-        let text = backend::ptx(compute_capability)?;
+        let text = cuda::ptx(compute_capability)?;
         ptx.fill([text.as_ptr()]);
         size.fill([text.count_bytes()]);
         Ok(())

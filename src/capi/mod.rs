@@ -130,7 +130,6 @@
 
 mod bits;
 mod borrow;
-mod boundary;
 mod devices;
 mod status;
 mod tensors;
@@ -138,13 +137,10 @@ mod threads;
 mod version;
 
 pub use bits::*;
-pub use boundary::gc_status_t;
 pub use devices::*;
 pub use status::*;
 pub use tensors::*;
 pub use threads::*;
 pub use version::*;
-
-pub(crate) use boundary::boundary;
 
 pub use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLTensor};

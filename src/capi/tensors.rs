@@ -4,11 +4,15 @@ use std::ffi::c_void;
 
 use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLTensor};
 
-use crate::tensor::{self, Device, Dtype, Name, Outputs, Release, Shape, View};
+use crate::{
+    ops::tensors,
+    panics::boundary,
+    tensor::{self, Described, Device, Name, Release, Shape},
+};
 
 use super::{
     borrow::{self, Count, Out},
-    boundary::{boundary, gc_status_t},
+    status::gc_status_t,
 };
 
 /// A new tensor, compact, its elements not initialized.
@@ -32,8 +36,7 @@ pub unsafe extern "C" fn gc_tensor_empty(
         let (shape, out) =
             unsafe { (borrow::items("shape", shape, Count::of_signed("ndim", ndim)?)?, Out::one("out", out)?) };
         let device = Device::from_dlpack(&Name::new("device"), device)?;
-        let dtype = Dtype::from_dlpack(&Name::new("dtype"), dtype)?;
-        out.fill(Outputs::allocate(Name::new("shape"), device, dtype, Shape::of(shape), 1)?.into_raw());
+        out.fill(tensors::empty(device, dtype, Shape::of(shape))?.into_raw());
         Ok(())
     })
 }
@@ -73,8 +76,9 @@ pub unsafe extern "C" fn gc_tensor_from_pointer(
             byte_offset: 0,
         };
         // SAFETY: the caller promises `ndim` sizes and strides, memory that they describe, and room for a pointer.
-        let (view, out) = unsafe { (View::from_dlpack(&Name::new("tensor"), &described)?, Out::one("out", out)?) };
-        out.fill(tensor::from_pointer(&view, Release { function: release, context: ctx })?.into_raw());
+        let (described, out) =
+            unsafe { (Described::from_dlpack(&Name::new("tensor"), &described)?, Out::one("out", out)?) };
+        out.fill(tensor::from_pointer(&described, Release { function: release, context: ctx })?.into_raw());
         Ok(())
     })
 }
@@ -108,8 +112,8 @@ pub unsafe extern "C" fn gc_tensor_to_versioned(
     boundary(|| {
         // SAFETY: the caller promises a tensor of its own, and room for a pointer.
         unsafe {
-            let (view, out) = (borrow::managed("src", src)?, Out::one("out", out)?);
-            out.fill(tensor::to_versioned(&view, src)?.into_raw());
+            let (described, out) = (borrow::described("src", src)?, Out::one("out", out)?);
+            out.fill(tensor::to_versioned(&described, src)?.into_raw());
         }
         Ok(())
     })
@@ -132,8 +136,8 @@ pub unsafe extern "C" fn gc_tensor_from_versioned(
     boundary(|| {
         // SAFETY: the caller promises a tensor of its own, and room for a pointer.
         unsafe {
-            let (view, out) = (borrow::versioned("src", src)?, Out::one("out", out)?);
-            out.fill(tensor::from_versioned(&view, src)?.into_raw());
+            let (described, out) = (borrow::versioned("src", src)?, Out::one("out", out)?);
+            out.fill(tensor::from_versioned(&described, src)?.into_raw());
         }
         Ok(())
     })

@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, c_char};
 
-use super::boundary::boundary;
+use crate::panics::boundary;
 
 /// The version text, for every place that needs it.
 const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {

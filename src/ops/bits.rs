@@ -1,216 +1,42 @@
 //! Packing to bits and unpacking from them.
 //!
-//! Every function here comes down to the same [`BitPlan`]: rows, each with its bits on an *element* side (one element
-//! a bit, any strides) and on a *byte* side (8 bits a byte). Packing reads the first and writes the second, unpacking
-//! the other way round.
+//! Every function here comes down to the same [`BitPlan`].
 
 use std::fmt;
 
 use crate::{
-    backend::{self, Stream},
+    backend::{Queue, Stream, cpu, cuda},
     error::{Error, Result, error},
-    tensor::{Device, Dtype, Name, Outputs, Shape, View},
+    plan::bits::{BitOrder, BitPlan, BitRule, OnePattern, bytes_for},
+    tensor::{Dtype, Outputs, Shape, View},
 };
 
-use super::loops::{Loop, Loops};
+use super::tensors::results;
 
-/// What refusals of a size call the result.
-const OUT: Name = Name::new("out");
-
-/// Which bit of a byte comes first.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BitOrder {
-    /// The most significant: NumPy's default, CuPy, DeepSpeed.
-    Big = 0,
-    /// The least significant.
-    Little = 1,
+/// Non-zero is 1.
+fn nonzero(src: &View<'_>) -> Result<BitRule> {
+    let dtype = src.dtype();
+    if dtype.is_float() {
+        return Err(error!(
+            UnsupportedDtype,
+            "{}: {dtype} cannot be packed as truth; gc_pack_signs_into packs signs",
+            src.name()
+        ));
+    }
+    Ok(BitRule::nonzero(dtype))
 }
 
-impl BitOrder {
-    pub fn from_code(code: i32) -> Result<Self> {
-        match code {
-            0 => Ok(Self::Big),
-            1 => Ok(Self::Little),
-            _ => Err(error!(InvalidArgument, "order: {code} is neither GC_BIT_ORDER_BIG 0 nor GC_BIT_ORDER_LITTLE 1")),
-        }
+/// Not below zero is 1.
+fn not_below_zero(src: &View<'_>) -> Result<BitRule> {
+    let dtype = src.dtype();
+    if !dtype.is_float() {
+        return Err(error!(
+            UnsupportedDtype,
+            "{}: {dtype} has no packed signs; float16, bfloat16, float32 and float64 have",
+            src.name()
+        ));
     }
-}
-
-/// How elements become bits. Each is looked at as an unsigned integer of its width: its bit is 0 when it lies in
-/// `first_zero ..= first_zero + span`, and 1 otherwise. That covers truth (only 0 gives 0) and signs: as integers, the
-/// floats below zero are one range, from the smallest negative denormal to -inf; -0 and the NaNs lie outside it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Test {
-    /// Bytes an element.
-    pub size: usize,
-    pub first_zero: u64,
-    pub span: u64,
-}
-
-impl Test {
-    /// Non-zero is 1.
-    fn truth(src: &View<'_>) -> Result<Self> {
-        let dtype = src.dtype();
-        if dtype.is_float() {
-            return Err(error!(
-                UnsupportedDtype,
-                "{}: {dtype} cannot be packed as truth; gc_pack_signs_into packs signs",
-                src.name()
-            ));
-        }
-        Ok(Self { size: dtype.size, first_zero: 0, span: 0 })
-    }
-
-    /// Not below zero is 1.
-    fn sign(src: &View<'_>) -> Result<Self> {
-        let dtype = src.dtype();
-        if !dtype.is_float() {
-            return Err(error!(
-                UnsupportedDtype,
-                "{}: {dtype} has no packed signs; float16, bfloat16, float32 and float64 have",
-                src.name()
-            ));
-        }
-        let (minus_zero, minus_infinity) = match dtype.size {
-            2 if dtype == Dtype::BF16 => (0x8000, 0xff80),
-            2 => (0x8000, 0xfc00),
-            4 => (0x8000_0000, u64::from(f32::NEG_INFINITY.to_bits())),
-            _ => (1 << 63, f64::NEG_INFINITY.to_bits()),
-        };
-        Ok(Self { size: dtype.size, first_zero: minus_zero + 1, span: minus_infinity - minus_zero - 1 })
-    }
-}
-
-/// How bits become elements: 0 is all bits zero, 1 is this pattern.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct One {
-    /// Bytes an element.
-    pub size: usize,
-    pub pattern: u64,
-}
-
-impl One {
-    fn of(dtype: Dtype) -> Self {
-        let pattern = match (dtype.is_float(), dtype.size) {
-            (false, _) => 1,
-            (true, 2) if dtype == Dtype::BF16 => 0x3f80,
-            (true, 2) => 0x3c00,
-            (true, 4) => u64::from(1f32.to_bits()),
-            (true, _) => 1f64.to_bits(),
-        };
-        Self { size: dtype.size, pattern }
-    }
-}
-
-/// Where the bits lie on both sides. Offsets are in bytes, from the first element and the first byte.
-#[derive(Debug)]
-pub struct BitPlan {
-    /// Where the first row's elements begin.
-    pub start: i64,
-    /// From row to row: strides of the element side and of the byte side.
-    pub rows: Loops<2>,
-    /// The elements of a row.
-    pub elements: Loops<1>,
-    /// The bytes of a row. Packing writes zeros past the last element; unpacking reads zeros past the last byte.
-    pub bytes: Loops<1>,
-    pub order: BitOrder,
-}
-
-impl BitPlan {
-    /// A plan of nothing yet. Plans are large: they are filled in where they stand.
-    #[inline]
-    fn new(order: BitOrder) -> Self {
-        Self { start: 0, rows: Loops::new(), elements: Loops::new(), bytes: Loops::new(), order }
-    }
-
-    /// One row: all elements in C order, all bytes in C order.
-    fn flat(&mut self, elements: &View<'_>, bytes: &View<'_>) {
-        push_dims(&mut self.elements, elements);
-        push_dims(&mut self.bytes, bytes);
-    }
-
-    /// The `count` elements from number `first` of a contiguous tensor of bool, in `bytes` bytes at a stride.
-    fn part(&mut self, first: i64, count: i64, bytes: i64, stride: i64) {
-        self.start = first;
-        self.elements.push(count, [1]);
-        self.bytes.push(bytes, [stride]);
-    }
-
-    /// Whether each row, of elements of `size` bytes, is contiguous on both sides.
-    #[inline]
-    pub fn has_contiguous_rows(&self, size: usize) -> bool {
-        let stride = [size as i64];
-        self.elements.single_stride(stride) == Some(stride) && self.bytes.single_stride([1]) == Some([1])
-    }
-
-    /// The elements and the bytes of all rows together, if they are one run of memory on either side.
-    pub fn as_one_run(&self, size: usize) -> Option<(i64, i64)> {
-        if !self.has_contiguous_rows(size) {
-            return None;
-        }
-        let (size, elements, bytes) = (size as i64, self.elements.rounds(), self.bytes.rounds());
-        match self.rows.as_slice() {
-            [] => Some((elements, bytes)),
-            // Rows of whole bytes that follow each other. (A row's own stride, where it has one element, is any.)
-            [rows] if elements % 8 == 0 && elements / 8 == bytes && rows.strides == [elements * size, bytes] => {
-                Some((rows.count * elements, rows.count * bytes))
-            }
-            _ => None,
-        }
-    }
-
-    /// The same work in rows, if all is one row in which the innermost loop covers whole bytes: a transposed matrix, say.
-    pub fn in_rows(&self) -> Option<Self> {
-        let (inner, outer) = self.elements.as_slice().split_last()?;
-        let (bits, mut step) = (self.elements.rounds(), self.bytes.rounds());
-        if self.rows.rounds() != 1 || outer.is_empty() || inner.count % 8 != 0 || bits / 8 != step {
-            return None;
-        }
-        let [stride] = self.bytes.single_stride([1])?;
-        let mut plan = Self { start: self.start, ..Self::new(self.order) };
-        plan.elements.push(inner.count, inner.strides);
-        plan.bytes.push(inner.count / 8, [stride]);
-        for &Loop { count, strides: [element_stride] } in outer {
-            step /= count;
-            plan.rows.push(count, [element_stride, step * stride]);
-        }
-        Some(plan)
-    }
-
-    /// A row for every index of the dimensions other than `axis`, in which both sides agree.
-    fn along(&mut self, axis: Option<usize>, elements: &View<'_>, bytes: &View<'_>) {
-        let Some(axis) = axis else {
-            return self.flat(elements, bytes);
-        };
-        let size = elements.dtype().size as i64;
-        let sides = elements.dims().zip(bytes.dims());
-        for (index, ((count, element_stride), (byte_count, byte_stride))) in sides.enumerate() {
-            // Strides that nothing uses may be anything: those of sizes of 1, and of a side without elements.
-            let element_stride = element_stride.wrapping_mul(size);
-            let byte_stride = if bytes.elements() == 0 { 0 } else { byte_stride };
-            if index == axis {
-                self.elements.push(count, [element_stride]);
-                self.bytes.push(byte_count, [byte_stride]);
-            } else {
-                self.rows.push(count, [element_stride, byte_stride]);
-            }
-        }
-    }
-}
-
-#[inline]
-fn push_dims(loops: &mut Loops<1>, view: &View<'_>) {
-    let size = view.dtype().size as i64;
-    if view.elements() == 0 {
-        // The other dimensions may be as many and as large as they like.
-        loops.push(0, [0]);
-    } else if view.is_contiguous() {
-        return loops.push(view.elements(), [size]);
-    }
-    for (count, stride) in view.dims().filter(|&(count, _)| view.elements() > 0 && count > 1) {
-        loops.push(count, [stride * size]);
-    }
+    Ok(BitRule::not_below_zero(dtype))
 }
 
 /// What rows run along.
@@ -277,48 +103,35 @@ fn shape_with<'a>(src: &View<'a>, axis: Option<usize>, length: i64) -> Shape<'a>
     }
 }
 
-/// Packs, if there is anything to write, by the plan that `fill` makes.
-fn pack(
-    order: BitOrder,
-    fill: impl FnOnce(&mut BitPlan),
-    test: Test,
-    src: &View<'_>,
-    dst: &View<'_>,
-    stream: Stream,
-) -> Result<()> {
-    let backend = backend::of(src.device())?;
-    if dst.elements() == 0 {
-        return Ok(());
+/// Packs, if there is anything to write. `plan` was made from these two views.
+fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) -> Result<()> {
+    match queue {
+        _ if dst.elements() == 0 => Ok(()),
+        Queue::Cpu => {
+            cpu::bits::pack(plan, rule, src, dst);
+            Ok(())
+        }
+        Queue::Cuda(queue) => cuda::bits::pack(queue, plan, rule, src, dst),
     }
-    let mut plan = BitPlan::new(order);
-    fill(&mut plan);
-    backend.pack(&plan, test, src, dst, stream)
 }
 
-/// Unpacks, if there is anything to write, by the plan that `fill` makes.
-fn unpack(
-    order: BitOrder,
-    fill: impl FnOnce(&mut BitPlan),
-    one: One,
-    src: &View<'_>,
-    dst: &View<'_>,
-    stream: Stream,
-) -> Result<()> {
-    let backend = backend::of(src.device())?;
-    if dst.elements() == 0 {
-        return Ok(());
+/// Unpacks, if there is anything to write. `plan` was made from these two views.
+fn unpack(queue: &mut Queue, plan: &BitPlan, one: OnePattern, src: &View<'_>, dst: &View<'_>) -> Result<()> {
+    match queue {
+        _ if dst.elements() == 0 => Ok(()),
+        Queue::Cpu => {
+            cpu::bits::unpack(plan, one, src, dst);
+            Ok(())
+        }
+        Queue::Cuda(queue) => cuda::bits::unpack(queue, plan, one, src, dst),
     }
-    let mut plan = BitPlan::new(order);
-    fill(&mut plan);
-    backend.unpack(&plan, one, src, dst, stream)
 }
 
-/// The outputs of a simple-tier call, once what was enqueued is done: whether or not all of it was, for the caller has the
-/// inputs back then.
-fn complete(device: Device, enqueued: Result<()>, outputs: Outputs) -> Result<Outputs> {
-    let waited = backend::of(device)?.wait();
-    enqueued.and(waited)?;
-    Ok(outputs)
+/// Waits for what was enqueued, whether or not all of it was: when a simple-tier call returns, the caller has its inputs
+/// back.
+fn complete(mut queue: Queue, enqueued: Result<()>) -> Result<()> {
+    let waited = queue.wait();
+    enqueued.and(waited)
 }
 
 /// Bytes of one chunk when `elements` bits are split into `n_chunks` equal chunks of whole bytes.
@@ -335,14 +148,18 @@ pub fn chunk_bytes(elements: i64, n_chunks: usize) -> Result<i64> {
     Ok(if n_chunks == 1 { bytes } else { bytes.div_ceil(n_chunks as u64) } as i64)
 }
 
-/// Truth of every element to `n_chunks` new tensors.
+/// The bits of non-zero elements to `n_chunks` new tensors.
 pub fn pack_chunks(src: &View<'_>, n_chunks: usize) -> Result<Outputs> {
     let bytes = chunk_bytes(src.elements(), n_chunks)?;
-    let test = Test::truth(src)?;
-    let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, Shape::of(&[bytes]), n_chunks)?;
-    let packed = outputs.joined()?;
-    let enqueued = pack(BitOrder::Big, |plan| plan.flat(src, &packed), test, src, &packed, Stream::LEGACY);
-    complete(src.device(), enqueued, outputs)
+    let rule = nonzero(src)?;
+    let mut queue = Queue::of(src.device(), Stream::LEGACY)?;
+    let chunks = results(&mut queue, src.device(), Dtype::U8, Shape::of(&[bytes]), n_chunks)?;
+    let packed = chunks.joined();
+    let mut plan = BitPlan::new(rule.size, BitOrder::Big);
+    plan.flat(src, &packed);
+    let enqueued = pack(&mut queue, &plan, rule, src, &packed);
+    complete(queue, enqueued)?;
+    Ok(chunks.finished())
 }
 
 /// The chunks of `elements` bits to a new bool tensor.
@@ -362,14 +179,16 @@ pub fn unpack_chunks(chunks: &[View<'_>], elements: i64) -> Result<Outputs> {
         check_same_device(chunk, &chunks[0])?;
     }
     let device = chunks[0].device();
-    let outputs = Outputs::allocate(OUT, device, Dtype::BOOL, Shape::of(&[elements]), 1)?;
-    let unpacked = outputs.view()?;
-    let enqueued = unpack_each(chunks, bytes, &unpacked);
-    complete(device, enqueued, outputs)
+    let mut queue = Queue::of(device, Stream::LEGACY)?;
+    let elements = results(&mut queue, device, Dtype::BOOL, Shape::of(&[elements]), 1)?;
+    let enqueued = unpack_each(&mut queue, chunks, bytes, &elements.view());
+    complete(queue, enqueued)?;
+    Ok(elements.finished())
 }
 
 /// The bits of chunks of `bytes` bytes, one after the other, to all of `unpacked`.
-fn unpack_each(chunks: &[View<'_>], bytes: i64, unpacked: &View<'_>) -> Result<()> {
+fn unpack_each(queue: &mut Queue, chunks: &[View<'_>], bytes: i64, unpacked: &View<'_>) -> Result<()> {
+    let one = OnePattern::of(unpacked.dtype());
     let (mut first, mut left) = (0, chunks);
     while let Some(chunk) = left.first().filter(|_| first < unpacked.elements()) {
         // Chunks that lie as gc_pack_chunks made them, each behind the one before, are one.
@@ -377,8 +196,9 @@ fn unpack_each(chunks: &[View<'_>], bytes: i64, unpacked: &View<'_>) -> Result<(
         let together = if stride == 1 { adjacent(left) } else { 1 };
         let bytes = bytes * together as i64;
         let count = (unpacked.elements() - first).min(bytes.saturating_mul(8));
-        let fill = |plan: &mut BitPlan| plan.part(first, count, bytes, stride);
-        unpack(BitOrder::Big, fill, One::of(Dtype::BOOL), chunk, unpacked, Stream::LEGACY)?;
+        let mut plan = BitPlan::new(one.size, BitOrder::Big);
+        plan.slice(first, count, bytes, stride);
+        unpack(queue, &plan, one, chunk, unpacked)?;
         first += count;
         left = &left[together..];
     }
@@ -396,12 +216,16 @@ fn adjacent(chunks: &[View<'_>]) -> usize {
 /// `numpy.packbits` to a new tensor.
 pub fn pack_bits(src: &View<'_>, axis: Axis, order: BitOrder) -> Result<Outputs> {
     let axis = axis.dimension(src)?;
-    let test = Test::truth(src)?;
+    let rule = nonzero(src)?;
     let shape = shape_with(src, axis, bytes_for(length(src, axis)));
-    let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, shape, 1)?;
-    let packed = outputs.view()?;
-    let enqueued = pack(order, |plan| plan.along(axis, src, &packed), test, src, &packed, Stream::LEGACY);
-    complete(src.device(), enqueued, outputs)
+    let mut queue = Queue::of(src.device(), Stream::LEGACY)?;
+    let bytes = results(&mut queue, src.device(), Dtype::U8, shape, 1)?;
+    let packed = bytes.view();
+    let mut plan = BitPlan::new(rule.size, order);
+    plan.along(axis, src, &packed);
+    let enqueued = pack(&mut queue, &plan, rule, src, &packed);
+    complete(queue, enqueued)?;
+    Ok(bytes.finished())
 }
 
 /// `numpy.unpackbits` to a new uint8 tensor.
@@ -409,28 +233,35 @@ pub fn unpack_bits(src: &View<'_>, axis: Axis, count: Count, order: BitOrder) ->
     check_uint8(src)?;
     let axis = axis.dimension(src)?;
     let shape = shape_with(src, axis, count.of(length(src, axis))?);
-    let outputs = Outputs::allocate(OUT, src.device(), Dtype::U8, shape, 1)?;
-    let unpacked = outputs.view()?;
-    let fill = |plan: &mut BitPlan| plan.along(axis, &unpacked, src);
-    let enqueued = unpack(order, fill, One::of(Dtype::U8), src, &unpacked, Stream::LEGACY);
-    complete(src.device(), enqueued, outputs)
+    let mut queue = Queue::of(src.device(), Stream::LEGACY)?;
+    let elements = results(&mut queue, src.device(), Dtype::U8, shape, 1)?;
+    let unpacked = elements.view();
+    let one = OnePattern::of(Dtype::U8);
+    let mut plan = BitPlan::new(one.size, order);
+    plan.along(axis, &unpacked, src);
+    let enqueued = unpack(&mut queue, &plan, one, src, &unpacked);
+    complete(queue, enqueued)?;
+    Ok(elements.finished())
 }
 
-/// Truth of every element to the chunks that are the rows of `dst`.
+/// The bits of non-zero elements to the chunks that are the rows of `dst`.
 pub fn pack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
-    pack_rows_into(src, Test::truth(src)?, order, dst, stream)
+    pack_rows_into(src, nonzero(src)?, order, dst, stream)
 }
 
 /// Signs of every element to the chunks that are the rows of `dst`.
 pub fn pack_signs_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
-    pack_rows_into(src, Test::sign(src)?, order, dst, stream)
+    pack_rows_into(src, not_below_zero(src)?, order, dst, stream)
 }
 
-fn pack_rows_into(src: &View<'_>, test: Test, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
+fn pack_rows_into(src: &View<'_>, rule: BitRule, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
     check_chunk_rows(dst, src)?;
     check_same_device(dst, src)?;
     dst.check_output(&[src])?;
-    pack(order, |plan| plan.flat(src, dst), test, src, dst, stream)
+    let mut queue = Queue::of(src.device(), stream)?;
+    let mut plan = BitPlan::new(rule.size, order);
+    plan.flat(src, dst);
+    pack(&mut queue, &plan, rule, src, dst)
 }
 
 /// The chunks that are the rows of `src` to 0 and 1 in `dst`.
@@ -438,18 +269,25 @@ pub fn unpack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, strea
     check_chunk_rows(src, dst)?;
     check_same_device(dst, src)?;
     dst.check_output(&[src])?;
-    unpack(order, |plan| plan.flat(dst, src), One::of(dst.dtype()), src, dst, stream)
+    let mut queue = Queue::of(src.device(), stream)?;
+    let one = OnePattern::of(dst.dtype());
+    let mut plan = BitPlan::new(one.size, order);
+    plan.flat(dst, src);
+    unpack(&mut queue, &plan, one, src, dst)
 }
 
 /// `numpy.packbits` to `dst`.
 pub fn pack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
     let axis = axis.dimension(src)?;
-    let test = Test::truth(src)?;
+    let rule = nonzero(src)?;
     check_uint8(dst)?;
     check_shape(dst, shape_with(src, axis, bytes_for(length(src, axis))), src)?;
     check_same_device(dst, src)?;
     dst.check_output(&[src])?;
-    pack(order, |plan| plan.along(axis, src, dst), test, src, dst, stream)
+    let mut queue = Queue::of(src.device(), stream)?;
+    let mut plan = BitPlan::new(rule.size, order);
+    plan.along(axis, src, dst);
+    pack(&mut queue, &plan, rule, src, dst)
 }
 
 /// `numpy.unpackbits` to 0 and 1 in `dst`, whose length along the axis is the count.
@@ -460,12 +298,11 @@ pub fn unpack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<
     check_shape(dst, shape_with(src, axis, count), src)?;
     check_same_device(dst, src)?;
     dst.check_output(&[src])?;
-    unpack(order, |plan| plan.along(axis, dst, src), One::of(dst.dtype()), src, dst, stream)
-}
-
-/// Bytes that hold so many bits.
-pub fn bytes_for(bits: i64) -> i64 {
-    bits / 8 + i64::from(bits % 8 != 0)
+    let mut queue = Queue::of(src.device(), stream)?;
+    let one = OnePattern::of(dst.dtype());
+    let mut plan = BitPlan::new(one.size, order);
+    plan.along(axis, dst, src);
+    unpack(&mut queue, &plan, one, src, dst)
 }
 
 fn check_uint8(bytes: &View<'_>) -> Result<()> {
@@ -531,72 +368,6 @@ fn check_chunk_rows(bytes: &View<'_>, elements: &View<'_>) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A plan of these loops: of the rows, the elements and the bytes.
-    fn plan(rows: &[(i64, [i64; 2])], elements: &[(i64, i64)], bytes: &[(i64, i64)]) -> BitPlan {
-        let mut plan = BitPlan::new(BitOrder::Big);
-        rows.iter().for_each(|&(count, strides)| plan.rows.push(count, strides));
-        elements.iter().for_each(|&(count, stride)| plan.elements.push(count, [stride]));
-        bytes.iter().for_each(|&(count, stride)| plan.bytes.push(count, [stride]));
-        plan
-    }
-
-    #[test]
-    fn one_run_is_what_lies_together_on_both_sides() {
-        for (rows, elements, bytes, expected) in [
-            (vec![], (1000, 4), (125, 1), Some((1000, 125))),
-            (vec![], (1001, 4), (140, 1), Some((1001, 140))), // padding behind
-            (vec![], (1000, 8), (125, 1), None),
-            (vec![], (1000, 4), (125, 2), None),
-            (vec![], (1, 4), (1, 1), Some((1, 1))),
-            (vec![(7, [64, 2])], (16, 4), (2, 1), Some((112, 14))),
-            (vec![(7, [60, 2])], (15, 4), (2, 1), None), // bytes with bits of one row only
-            (vec![(7, [64, 3])], (16, 4), (2, 1), None),
-            (vec![(7, [128, 2])], (16, 4), (2, 1), None),
-            (vec![(7, [64, 2]), (3, [8, 8])], (16, 4), (2, 1), None),
-        ] {
-            let plan = plan(&rows, &[elements], &[bytes]);
-            assert_eq!(plan.as_one_run(4), expected, "{plan:?}");
-        }
-    }
-
-    #[test]
-    fn a_row_of_several_loops_is_rows_of_the_innermost_if_that_covers_bytes() {
-        // The address of every element and of its byte, in order.
-        let places = |plan: &BitPlan| -> Vec<(i64, i64)> {
-            let walk = |loops: &[(i64, i64)]| -> Vec<i64> {
-                loops.iter().fold(vec![0], |at, &(count, stride)| {
-                    at.iter().flat_map(|&at| (0..count).map(move |i| at + i * stride)).collect()
-                })
-            };
-            let side = |loops: &Loops<1>| -> Vec<(i64, i64)> {
-                loops.as_slice().iter().map(|item| (item.count, item.strides[0])).collect()
-            };
-            let rows = |side: usize| -> Vec<(i64, i64)> {
-                plan.rows.as_slice().iter().map(|item| (item.count, item.strides[side])).collect()
-            };
-            let (elements, bytes) = (walk(&side(&plan.elements)), walk(&side(&plan.bytes)));
-            let rows = walk(&rows(0)).into_iter().zip(walk(&rows(1)));
-            rows.flat_map(|(element, byte)| {
-                let bytes = &bytes;
-                elements.iter().enumerate().map(move |(i, at)| (element + at, byte + bytes[i / 8])).collect::<Vec<_>>()
-            })
-            .collect()
-        };
-        for loops in [vec![(5, 1), (16, 100)], vec![(3, 7), (5, 1), (8, -20)], vec![(4, -9), (3, 0), (24, 50)]] {
-            for stride in [1, 3, -2] {
-                let bits: i64 = loops.iter().map(|&(count, _)| count).product();
-                let flat = plan(&[], &loops, &[(bits / 8, stride)]);
-                let rows = flat.in_rows().unwrap();
-                assert_eq!(places(&rows), places(&flat));
-                assert_eq!(rows.elements.as_slice().len(), 1);
-            }
-        }
-        assert!(plan(&[], &[(5, 1), (12, 100)], &[(8, 1)]).in_rows().is_none(), "a byte has bits of two rows");
-        assert!(plan(&[], &[(5, 1), (16, 100)], &[(12, 1)]).in_rows().is_none(), "padding");
-        assert!(plan(&[], &[(16, 2)], &[(2, 1)]).in_rows().is_none(), "nothing to gain");
-        assert!(plan(&[(2, [999, 2])], &[(5, 1), (16, 100)], &[(10, 1)]).in_rows().is_none());
-    }
-
     #[test]
     fn chunk_bytes_is_two_roundings_up() {
         for (elements, n_chunks, expected) in [
@@ -612,23 +383,6 @@ mod tests {
             (i64::MAX, usize::MAX, 1),
         ] {
             assert_eq!(chunk_bytes(elements, n_chunks).unwrap(), expected, "{elements} in {n_chunks}");
-        }
-    }
-
-    #[test]
-    fn the_floats_below_zero_are_one_range_of_integers() {
-        // The formula, in the floats' own arithmetic, at and around every border.
-        for (bits, below) in [
-            (0x8000_0000u32, false), // -0
-            (0x8000_0001, true),     // the smallest negative denormal
-            (0xff80_0000, true),     // -inf
-            (0xff80_0001, false),    // a NaN
-            (0xffff_ffff, false),
-            (0x7f80_0000, false), // +inf
-            (0, false),
-        ] {
-            assert_eq!(f32::from_bits(bits) < 0.0, below);
-            assert_eq!(bits.wrapping_sub(0x8000_0001) <= 0x7f7f_ffff, below, "{bits:#x}");
         }
     }
 }

@@ -1,5 +1,9 @@
-//! What the operations mean: shapes, layouts, sizes and refusals. No device code and no FFI here.
+//! What the operations mean: shapes, sizes and refusals, and which of a device's functions does the work. No FFI here.
+//!
+//! Every operation goes the same way: it checks, opens the [`Queue`] of its device, makes a plan of the checked views, and
+//! matches on the queue to choose the backend's function.
 #![forbid(unsafe_code)]
 
 pub mod bits;
-pub mod loops;
+pub mod devices;
+pub mod tensors;

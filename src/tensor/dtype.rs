@@ -1,8 +1,8 @@
-//! The element types this library reads and writes.
+//! The element types this library reads and writes, and the size of those that it only passes on.
 
 use std::fmt;
 
-use dlpark::ffi::{DLDataType, DLDataTypeCode};
+use dlpark::ffi::{DLDataType, DLDataTypeCode, DLPACK_MINOR_VERSION};
 
 use crate::error::{Result, error};
 
@@ -29,6 +29,9 @@ pub struct Dtype {
 impl Dtype {
     pub const BOOL: Dtype = Dtype { kind: Kind::Bool, size: 1 };
     pub const U8: Dtype = Dtype { kind: Kind::Uint, size: 1 };
+    pub const F16: Dtype = Dtype { kind: Kind::Float, size: 2 };
+    pub const F32: Dtype = Dtype { kind: Kind::Float, size: 4 };
+    pub const F64: Dtype = Dtype { kind: Kind::Float, size: 8 };
     pub const BF16: Dtype = Dtype { kind: Kind::Bfloat, size: 2 };
 
     /// Reads a descriptor's dtype: bool of 8 bits, int and uint of 8 to 64, float of 16 to 64, bfloat of 16; one lane.
@@ -78,6 +81,27 @@ impl Dtype {
 
     pub fn is_float(self) -> bool {
         matches!(self.kind, Kind::Float | Kind::Bfloat)
+    }
+}
+
+/// Bits of an element of any dtype. Lanes are counted in; elements smaller than a byte are packed.
+pub fn element_bits(name: &Name, dtype: DLDataType) -> Result<u32> {
+    let bits = u32::from(dtype.bits) * u32::from(dtype.lanes);
+    if bits == 0 {
+        return Err(error!(
+            UnsupportedDtype,
+            "{name}: {} lanes of {} bits; an element has at least one bit", dtype.lanes, dtype.bits
+        ));
+    }
+    Ok(bits)
+}
+
+/// The lowest minor version of DLPack 1 that has this dtype's code; the newest known, for codes that none has.
+pub fn lowest_minor_version(dtype: DLDataType) -> u32 {
+    match dtype.code.0 {
+        0..=6 => 0,
+        7..=17 => 1, // floats of 8, 6 and 4 bits
+        _ => DLPACK_MINOR_VERSION,
     }
 }
 

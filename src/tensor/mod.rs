@@ -1,13 +1,18 @@
-//! DLPack in and out: what comes in is a validated [`View`], what goes out are [`Outputs`].
+//! DLPack in and out. What comes in is a [`View`], whose elements can be read, or a [`Described`] tensor that is only passed
+//! on; what goes out are [`Outputs`]. Nothing here knows where memory comes from: an [`Owner`] is a value.
 
 mod capsule;
+mod described;
 mod dtype;
 mod output;
+mod owner;
 mod shape;
 mod view;
 
 pub use capsule::release_capsule;
-pub use dtype::Dtype;
-pub use output::{Outputs, Release, from_pointer, from_versioned, release, to_versioned};
+pub use described::Described;
+pub use dtype::{Dtype, element_bits};
+pub use output::{NewTensors, Outputs, Release, from_pointer, from_versioned, release, to_versioned};
+pub use owner::Owner;
 pub use shape::Shape;
 pub use view::{Device, Name, View};

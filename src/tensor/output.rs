@@ -6,87 +6,71 @@
 use std::{
     alloc::{self, Layout},
     ffi::c_void,
-    mem::ManuallyDrop,
+    mem::transmute,
     ptr::{self, NonNull},
+    slice,
     sync::atomic::{AtomicUsize, Ordering, fence},
 };
 
 use dlpark::{
     ManagedTensorBase,
-    ffi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor},
+    ffi::{DLDataType, DLManagedTensor, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION, DLPackVersion, DLTensor},
 };
 
 use crate::{
-    backend,
-    capi::boundary,
     error::{Result, error},
+    panics::boundary,
 };
 
-use super::{Device, Dtype, Name, Shape, View};
+use super::{Described, Device, Dtype, Owner, Shape, View, dtype::lowest_minor_version};
 
-/// What a tensor keeps alive, given back when its last user has released it.
-enum Storage {
-    /// Memory of ours.
-    Ours { _memory: backend::Memory },
-    /// The caller's memory, with what to call when it is no longer needed.
-    Borrowed { _release: Release },
-    /// A tensor that was taken over whole.
-    Legacy { _tensor: Taken<DLManagedTensor> },
-    /// The same, in DLPack's versioned form.
-    Versioned { _tensor: Taken<DLManagedTensorVersioned> },
-}
-
-/// A callback of the caller, to run once.
+/// A callback of the caller's, to run once. It is called as one that may unwind, so that an exception that leaves it, which
+/// it must not, ends the process instead of being undefined behaviour. So are deleters of others, below.
 pub struct Release {
     pub function: Option<unsafe extern "C" fn(*mut c_void)>,
     pub context: *mut c_void,
 }
 
-impl Drop for Release {
-    fn drop(&mut self) {
-        if let Some(function) = self.function {
-            // SAFETY: the caller of gc_tensor_from_pointer passed this pair to be called once, when the last user of
-            // the tensor is done, which is when its storage is dropped.
-            unsafe { function(self.context) };
+impl From<Release> for Owner {
+    fn from(Release { function, context }: Release) -> Self {
+        type Unwinding = unsafe extern "C-unwind" fn(*mut c_void);
+        unsafe fn run(_: *mut u8, [function, context]: [*mut c_void; 2]) {
+            // SAFETY: a function of this type, stored below, and the context that it was passed with.
+            unsafe { transmute::<*mut c_void, Unwinding>(function)(context) };
         }
+        let Some(function) = function else {
+            return Self::of_nothing();
+        };
+        // SAFETY: the caller of gc_tensor_from_pointer passed this pair to be called once, when the last user of the
+        // tensor is done, which is when its owner is dropped.
+        unsafe { Self::new(ptr::null_mut(), [function as *mut c_void, context], run) }
     }
 }
 
-/// Somebody's tensor, released through the deleter that it came with.
-struct Taken<M: ManagedTensorBase> {
-    tensor: *mut M,
-    deleter: Deleter<M>,
-}
-
-type Deleter<M> = unsafe extern "C" fn(*mut M);
-
-impl<M: ManagedTensorBase> Drop for Taken<M> {
-    fn drop(&mut self) {
-        // SAFETY: the tensor was given away with this deleter, to be called once.
-        unsafe { (self.deleter)(self.tensor) };
-    }
-}
-
-/// Takes a tensor over: what of it must stay alive as long as its memory is used, wrapped by `keep`.
+/// Takes a tensor over: what of it must stay alive as long as its memory is used, if anything.
 ///
 /// The deleter is read here: a tensor without one may be a struct that is gone when the new tensor is released, so
-/// nothing of it is kept. And one of our own gives its storage up, so that a tensor that changes its form again and
+/// nothing of it is kept. And one of our own gives its owner up, so that a tensor that changes its form again and
 /// again neither grows nor nests its releases.
 ///
 /// # Safety
 /// `tensor` is the caller's to give away.
-unsafe fn take<M: ManagedTensorBase>(tensor: *mut M, keep: fn(Taken<M>) -> Storage) -> Option<Storage> {
+unsafe fn take<M: ManagedTensorBase>(tensor: *mut M) -> Option<Owner> {
+    unsafe fn delete<M>(_: *mut u8, [tensor, deleter]: [*mut c_void; 2]) {
+        // SAFETY: a deleter, stored below, and the tensor that it came with, to be called once.
+        unsafe { transmute::<*mut c_void, unsafe extern "C-unwind" fn(*mut M)>(deleter)(tensor.cast()) };
+    }
     // SAFETY: a tensor by the caller's promise. If it is ours, `finish` made it, and as long as it is not released its
     // allocation lives; when it is the last one, nobody else can come to look at that.
     unsafe {
         let its_deleter = (*tensor).deleter()?;
-        if ptr::fn_addr_eq(its_deleter, deleter::<M> as Deleter<M>) {
+        if ptr::fn_addr_eq(its_deleter, deleter::<M> as unsafe extern "C" fn(*mut M)) {
             let shared = (*tensor).manager_ctx().cast::<Shared>();
             if (*shared).alive.load(Ordering::Acquire) == 1 {
                 return Shared::take_apart(shared);
             }
         }
-        Some(keep(Taken { tensor, deleter: its_deleter }))
+        Some(Owner::new(ptr::null_mut(), [tensor.cast(), unwinding(its_deleter) as *mut c_void], delete::<M>))
     }
 }
 
@@ -96,7 +80,7 @@ struct Shared {
     alive: AtomicUsize,
     layout: Layout,
     /// None: memory that needs nobody, of a tensor that came without a deleter.
-    storage: Option<Storage>,
+    owner: Option<Owner>,
 }
 
 impl Shared {
@@ -104,12 +88,12 @@ impl Shared {
     ///
     /// # Safety
     /// `shared` was written by [`Headers::finish`], and nobody uses any of its tensors any more.
-    unsafe fn take_apart(shared: *mut Self) -> Option<Storage> {
+    unsafe fn take_apart(shared: *mut Self) -> Option<Owner> {
         // SAFETY: the caller's promise; the allocation was made with this layout.
         unsafe {
-            let Self { layout, storage, .. } = ptr::read(shared);
+            let Self { layout, owner, .. } = ptr::read(shared);
             alloc::dealloc(shared.cast(), layout);
-            storage
+            owner
         }
     }
 }
@@ -152,41 +136,27 @@ impl<M: ManagedTensorBase> Headers<M> {
         Ok(headers)
     }
 
-    /// Headers for one more tensor of what `view` shows.
-    fn like(view: &View<'_>) -> Result<Self> {
-        backend::of(view.device())?;
-        Self::reserve(1, view.shape().len(), view.dims())
-    }
-
-    /// Makes the tensors: number k begins `step * k` bytes after `data`, and all keep `storage` alive.
-    fn finish(
-        self,
-        storage: Option<Storage>,
-        data: *mut u8,
-        step: usize,
-        device: DLDevice,
-        dtype: DLDataType,
-    ) -> Outputs<M> {
+    /// Makes the tensors: number k is `tensor` with its data `step * k` bytes further on, with these headers' shape and
+    /// strides, and all keep `owner` alive.
+    fn finish(self, owner: Option<Owner>, tensor: DLTensor, step: usize) -> Outputs<M> {
         let shared = self.shared.as_ptr();
+        // Without dimensions both may be NULL, and JAX and others write it so.
+        let lengths = if self.ndim == 0 { ptr::null_mut() } else { self.lengths.as_ptr() };
         // SAFETY: `reserve` made room for a Shared, `count` headers and the lengths; nobody else knows of them yet.
         unsafe {
-            shared.write(Shared { alive: AtomicUsize::new(self.count), layout: self.layout, storage });
+            shared.write(Shared { alive: AtomicUsize::new(self.count), layout: self.layout, owner });
             for index in 0..self.count {
-                // Without dimensions both may be NULL, and JAX and others write it so.
-                let lengths = if self.ndim == 0 { ptr::null_mut() } else { self.lengths.as_ptr() };
                 let tensor = DLTensor {
-                    data: data.wrapping_add(step * index).cast(),
-                    device,
+                    data: tensor.data.wrapping_byte_add(step * index),
                     ndim: self.ndim as i32,
-                    dtype,
                     shape: lengths,
                     strides: lengths.wrapping_add(self.ndim),
-                    byte_offset: 0,
+                    ..tensor
                 };
                 self.first.add(index).write(M::from_parts(tensor, shared.cast(), Some(deleter::<M>)));
             }
         }
-        let outputs = Outputs { first: self.first, count: self.count, bytes: (step * self.count) as i64 };
+        let outputs = Outputs { first: self.first, count: self.count };
         std::mem::forget(self);
         outputs
     }
@@ -195,7 +165,7 @@ impl<M: ManagedTensorBase> Headers<M> {
 impl<M> Drop for Headers<M> {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout in `reserve`; `finish` forgets the value, so no tensor refers to it, and
-        // no storage was moved in.
+        // no owner was moved in.
         unsafe { alloc::dealloc(self.shared.as_ptr().cast(), self.layout) };
     }
 }
@@ -211,50 +181,81 @@ fn layout_of<M>(count: usize, ndim: usize) -> Option<(Layout, usize, usize)> {
 pub struct Outputs<M: ManagedTensorBase = DLManagedTensor> {
     first: NonNull<M>,
     count: usize,
-    /// Bytes of all of them together.
-    bytes: i64,
 }
 
 impl Outputs {
-    /// `count` tensors of this shape, side by side in one new allocation, not initialized. Refusals are about `name`.
-    pub fn allocate(name: Name, device: Device, dtype: Dtype, shape: Shape<'_>, count: usize) -> Result<Self> {
-        let elements = shape.elements(&name)?;
-        let bytes = i64::try_from(dtype.size).ok().and_then(|size| size.checked_mul(elements));
-        let total = bytes.zip(i64::try_from(count).ok()).and_then(|(bytes, count)| bytes.checked_mul(count));
-        let (Some(bytes), Some(total)) = (bytes, total) else {
-            return Err(error!(
-                SizeOverflow,
-                "{name}: {count} tensors of shape {shape} of {dtype} exceed 2^63 - 1 bytes"
-            ));
-        };
-        let memory = backend::of(device)?.allocate(total)?;
+    /// `count` compact tensors over new memory, each `step` bytes after the one before.
+    pub fn over(
+        memory: Owner,
+        device: Device,
+        dtype: DLDataType,
+        shape: Shape<'_>,
+        count: usize,
+        step: usize,
+    ) -> Result<Self> {
         let headers = Headers::reserve(count, shape.ndim(), shape.compact())?;
-        let data = memory.data();
-        let step = if data.is_null() { 0 } else { bytes as usize };
-        let storage = Some(Storage::Ours { _memory: memory });
-        Ok(headers.finish(storage, data, step, device.to_dlpack(), dtype.to_dlpack()))
+        let data: *mut c_void = memory.data().cast();
+        let step = if data.is_null() { 0 } else { step };
+        let tensor = DLTensor {
+            data,
+            device: device.to_dlpack(),
+            ndim: 0,
+            dtype,
+            shape: ptr::null_mut(),
+            strides: ptr::null_mut(),
+            byte_offset: 0,
+        };
+        Ok(headers.finish(Some(memory), tensor, step))
+    }
+}
+
+/// Tensors in new memory, that are to be written before they go out.
+pub struct NewTensors {
+    outputs: Outputs,
+    device: Device,
+    dtype: Dtype,
+    /// Of all of them together.
+    bytes: i64,
+}
+
+impl NewTensors {
+    /// `count` tensors of this shape side by side in `memory`, which holds `bytes` bytes: those of all of them.
+    pub fn over(
+        memory: Owner,
+        device: Device,
+        dtype: Dtype,
+        shape: Shape<'_>,
+        count: usize,
+        bytes: i64,
+    ) -> Result<Self> {
+        let step = bytes as usize / count.max(1);
+        Ok(Self {
+            outputs: Outputs::over(memory, device, dtype.to_dlpack(), shape, count, step)?,
+            device,
+            dtype,
+            bytes,
+        })
     }
 
     /// The first tensor, to be written.
-    pub fn view(&self) -> Result<View<'_>> {
-        // SAFETY: `finish` made the header and its lengths, over memory that lives as long as `self`, which nobody else
-        // has seen yet.
-        unsafe { View::from_dlpack(&Name::new("out"), self.first.as_ref().tensor()) }
+    pub fn view(&self) -> View<'_> {
+        // SAFETY: `finish` made the header, with `ndim` sizes behind it, and nobody else has seen it yet.
+        let (shape, data) = unsafe {
+            let tensor = self.outputs.first.as_ref().tensor();
+            let ndim = tensor.ndim as usize;
+            (if ndim == 0 { &[] } else { slice::from_raw_parts(tensor.shape, ndim) }, tensor.data)
+        };
+        View::compact(self.device, self.dtype, shape, data.cast())
     }
 
-    /// All tensors as one, one-dimensional and of uint8.
-    pub fn joined(&self) -> Result<View<'_>> {
-        // SAFETY: as in `view`; `allocate` put the tensors side by side, `bytes` in all.
-        unsafe {
-            let joined = DLTensor {
-                ndim: 1,
-                dtype: Dtype::U8.to_dlpack(),
-                shape: ptr::from_ref(&self.bytes).cast_mut(),
-                strides: ptr::null_mut(),
-                ..*self.first.as_ref().tensor()
-            };
-            View::from_dlpack(&Name::new("out"), &joined)
-        }
+    /// The bytes of all tensors as one.
+    pub fn joined(&self) -> View<'_> {
+        View::compact(self.device, Dtype::U8, slice::from_ref(&self.bytes), self.view().data())
+    }
+
+    /// To be given away.
+    pub fn finished(self) -> Outputs {
+        self.outputs
     }
 }
 
@@ -277,50 +278,50 @@ impl<M: ManagedTensorBase> Drop for Outputs<M> {
     }
 }
 
-/// A tensor over the caller's memory, as `view` describes it; `release` runs when its last user has released it.
-pub fn from_pointer(view: &View<'_>, release: Release) -> Result<Outputs> {
-    // A failure must not run it: the caller keeps what it has not given.
-    let release = ManuallyDrop::new(release);
-    let headers = Headers::like(view)?;
-    let storage = Some(Storage::Borrowed { _release: ManuallyDrop::into_inner(release) });
-    Ok(headers.finish(storage, view.data(), 0, view.dl_device(), view.dtype().to_dlpack()))
+/// A tensor over the caller's memory, as it is described; `release` runs when its last user has released it.
+pub fn from_pointer(described: &Described<'_>, release: Release) -> Result<Outputs> {
+    let headers = Headers::reserve(1, described.ndim(), described.dims())?;
+    Ok(headers.finish(Some(release.into()), described.tensor, 0))
 }
 
-/// The same tensor in DLPack's versioned form, 1.0 and without flags: every importer of versioned tensors takes that.
+/// The same tensor in DLPack's versioned form, of the lowest version that knows its dtype and without flags: every
+/// importer that can use it takes that.
 ///
 /// # Safety
-/// `tensor` is what `view` was made of, and the caller's to give away. It is taken on success only.
-pub unsafe fn to_versioned(view: &View<'_>, tensor: *mut DLManagedTensor) -> Result<Outputs<DLManagedTensorVersioned>> {
+/// `tensor` is the one described, and the caller's to give away. It is taken on success only.
+pub unsafe fn to_versioned(
+    described: &Described<'_>,
+    tensor: *mut DLManagedTensor,
+) -> Result<Outputs<DLManagedTensorVersioned>> {
+    let version = DLPackVersion { major: DLPACK_MAJOR_VERSION, minor: lowest_minor_version(described.tensor.dtype) };
     // SAFETY: the caller's promise.
-    let outputs: Outputs<DLManagedTensorVersioned> =
-        unsafe { convert(view, tensor, |_tensor| Storage::Legacy { _tensor })? };
+    let outputs: Outputs<DLManagedTensorVersioned> = unsafe { convert(described, tensor)? };
     // SAFETY: the header was just made and nobody else knows of it.
-    unsafe { (*outputs.first.as_ptr()).version = DLPackVersion { major: 1, minor: 0 } };
+    unsafe { (*outputs.first.as_ptr()).version = version };
     Ok(outputs)
 }
 
 /// The same tensor in DLPack's legacy form.
 ///
 /// # Safety
-/// `tensor`, of major version 1, is what `view` was made of, and the caller's to give away. It is taken on success only.
-pub unsafe fn from_versioned(view: &View<'_>, tensor: *mut DLManagedTensorVersioned) -> Result<Outputs> {
+/// `tensor`, of major version 1, is the one described, and the caller's to give away. It is taken on success only.
+pub unsafe fn from_versioned(described: &Described<'_>, tensor: *mut DLManagedTensorVersioned) -> Result<Outputs> {
     // SAFETY: the caller's promise.
-    unsafe { convert(view, tensor, |_tensor| Storage::Versioned { _tensor }) }
+    unsafe { convert(described, tensor) }
 }
 
 /// # Safety
-/// `tensor` is what `view` was made of, and the caller's to give away. It is taken on success only.
+/// `tensor` is the one described, and the caller's to give away. It is taken on success only.
 unsafe fn convert<From: ManagedTensorBase, To: ManagedTensorBase>(
-    view: &View<'_>,
+    described: &Described<'_>,
     tensor: *mut From,
-    keep: fn(Taken<From>) -> Storage,
 ) -> Result<Outputs<To>> {
-    let headers = Headers::like(view)?;
-    // Once the tensor is taken, the lengths that the view shows may be gone.
-    let (data, device, dtype) = (view.data(), view.dl_device(), view.dtype().to_dlpack());
+    let headers = Headers::reserve(1, described.ndim(), described.dims())?;
+    // Once the tensor is taken, the shape and strides that were described may be gone: from here on they are not read.
+    let description = described.tensor;
     // SAFETY: the caller's promise.
-    let storage = unsafe { take(tensor, keep) };
-    Ok(headers.finish(storage, data, 0, device, dtype))
+    let owner = unsafe { take(tensor) };
+    Ok(headers.finish(owner, description, 0))
 }
 
 /// Releases a tensor of either form through its deleter; NULL, or a NULL deleter: nothing.
@@ -328,10 +329,20 @@ unsafe fn convert<From: ManagedTensorBase, To: ManagedTensorBase>(
 /// # Safety
 /// `tensor` is NULL or the caller's to give away.
 pub unsafe fn release<M: ManagedTensorBase>(tensor: *mut M) {
-    if !tensor.is_null() {
-        // SAFETY: not NULL, and the caller gives it away.
-        unsafe { M::drop_raw(tensor) };
+    // SAFETY: not NULL where it is read, and the caller gives it away.
+    unsafe {
+        if !tensor.is_null()
+            && let Some(deleter) = (*tensor).deleter()
+        {
+            unwinding(deleter)(tensor);
+        }
     }
+}
+
+/// The deleter of others, to be called as one that may unwind: see [`Release`].
+fn unwinding<M>(deleter: unsafe extern "C" fn(*mut M)) -> unsafe extern "C-unwind" fn(*mut M) {
+    // SAFETY: the two are called in the same way; the type says only what happens when an exception leaves the function.
+    unsafe { transmute::<unsafe extern "C" fn(*mut M), unsafe extern "C-unwind" fn(*mut M)>(deleter) }
 }
 
 /// The deleter of every tensor handed out.
@@ -359,6 +370,7 @@ unsafe extern "C" fn deleter<M: ManagedTensorBase>(tensor: *mut M) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::Name;
 
     unsafe extern "C" fn count(context: *mut c_void) {
         boundary(|| {
@@ -368,16 +380,20 @@ mod tests {
         });
     }
 
-    fn view<M: ManagedTensorBase>(tensor: *mut M) -> View<'static> {
+    fn described<M: ManagedTensorBase>(tensor: *mut M) -> Described<'static> {
         // SAFETY: a tensor of ours, whose lengths live until it is released or taken.
-        unsafe { View::from_dlpack(&Name::new("test"), (*tensor).tensor()).unwrap() }
+        unsafe { Described::from_dlpack(&Name::new("test"), (*tensor).tensor()).unwrap() }
+    }
+
+    fn data<M: ManagedTensorBase>(tensor: *mut M) -> *mut u8 {
+        described(tensor).tensor.data.cast()
     }
 
     fn there_and_back(tensor: *mut DLManagedTensor) -> *mut DLManagedTensor {
         // SAFETY: the tensor is given away; so is what becomes of it.
         unsafe {
-            let versioned = to_versioned(&view(tensor), tensor).unwrap().into_raw().next().unwrap();
-            from_versioned(&view(versioned), versioned).unwrap().into_raw().next().unwrap()
+            let versioned = to_versioned(&described(tensor), tensor).unwrap().into_raw().next().unwrap();
+            from_versioned(&described(versioned), versioned).unwrap().into_raw().next().unwrap()
         }
     }
 
@@ -388,7 +404,7 @@ mod tests {
             let context = ptr::from_ref(&released).cast_mut().cast();
             let mut byte = 1u8;
             let mut length = 1;
-            let described = DLTensor {
+            let tensor_of_byte = DLTensor {
                 data: ptr::from_mut(&mut byte).cast(),
                 device: Device::Cpu.to_dlpack(),
                 ndim: 1,
@@ -398,13 +414,13 @@ mod tests {
                 byte_offset: 0,
             };
             // SAFETY: the description is that of `byte`.
-            let lent = unsafe { View::from_dlpack(&Name::new("test"), &described).unwrap() };
+            let lent = unsafe { Described::from_dlpack(&Name::new("test"), &tensor_of_byte).unwrap() };
             let outputs = from_pointer(&lent, Release { function: Some(count), context }).unwrap();
             let mut tensor = outputs.into_raw().next().unwrap();
             for _ in 0..1_000_000 {
                 tensor = there_and_back(tensor);
             }
-            assert_eq!(view(tensor).data(), described.data.cast());
+            assert_eq!(data(tensor), tensor_of_byte.data.cast());
             assert_eq!(released.load(Ordering::Relaxed), 0);
             // SAFETY: ours, and not used afterwards.
             unsafe { release(tensor) };
@@ -417,11 +433,18 @@ mod tests {
 
     #[test]
     fn chunks_that_change_their_form_keep_the_memory_of_the_others() {
-        let outputs = Outputs::allocate(Name::new("test"), Device::Cpu, Dtype::U8, Shape::of(&[64]), 3).unwrap();
-        let mut chunks: Vec<_> = outputs.into_raw().collect();
+        unsafe fn free(_: *mut u8, [memory, _]: [*mut c_void; 2]) {
+            // SAFETY: the box that was leaked below.
+            drop(unsafe { Box::from_raw(memory.cast::<[u8; 3 * 64]>()) });
+        }
+        let memory = Box::into_raw(Box::new([0u8; 3 * 64]));
+        // SAFETY: a leaked box, and what frees it.
+        let owner = unsafe { Owner::new(memory.cast(), [memory.cast(), ptr::null_mut()], free) };
+        let outputs = NewTensors::over(owner, Device::Cpu, Dtype::U8, Shape::of(&[64]), 3, 3 * 64).unwrap();
+        let mut chunks: Vec<_> = outputs.finished().into_raw().collect();
         for (index, chunk) in chunks.iter_mut().enumerate() {
             // SAFETY: 64 bytes of ours.
-            unsafe { view(*chunk).data().write_bytes(index as u8, 64) };
+            unsafe { data(*chunk).write_bytes(index as u8, 64) };
             for _ in 0..3 {
                 *chunk = there_and_back(*chunk);
             }
@@ -429,7 +452,7 @@ mod tests {
         for (index, chunk) in chunks.into_iter().enumerate() {
             // SAFETY: as above; each is released once.
             unsafe {
-                assert_eq!(std::slice::from_raw_parts(view(chunk).data(), 64), [index as u8; 64]);
+                assert_eq!(slice::from_raw_parts(data(chunk), 64), [index as u8; 64]);
                 release(chunk);
             }
         }

@@ -81,7 +81,6 @@ impl fmt::Display for Name {
 pub struct View<'a> {
     name: Name,
     device: Device,
-    dl_device: DLDevice,
     dtype: Dtype,
     shape: &'a [i64],
     /// None: compact, in C order.
@@ -102,17 +101,10 @@ impl<'a> View<'a> {
     /// describe are memory of that device, which nobody else writes (nor reads, if the tensor is an output).
     #[inline(always)]
     pub unsafe fn from_dlpack(name: &Name, tensor: &DLTensor) -> Result<Self> {
-        let ndim = usize::try_from(tensor.ndim)
-            .map_err(|_| error!(InvalidArgument, "{name}: ndim {} is negative", tensor.ndim))?;
         let device = Device::from_dlpack(name, tensor.device)?;
         let dtype = Dtype::from_dlpack(name, tensor.dtype)?;
-        // SAFETY: the caller promises `ndim` readable integers behind both.
-        let (shape, strides) = unsafe { (integers(tensor.shape, ndim), integers(tensor.strides, ndim)) };
-        let shape =
-            shape.ok_or_else(|| error!(InvalidArgument, "{name}: shape is NULL or unaligned, with ndim {ndim}"))?;
-        if strides.is_none() && !tensor.strides.is_null() {
-            return Err(error!(InvalidArgument, "{name}: strides at {:p} are not aligned to 8", tensor.strides));
-        }
+        // SAFETY: the caller's promise.
+        let (shape, strides) = unsafe { integers(name, tensor)? };
         let elements = Shape::of(shape).elements(name)?;
 
         let contiguous = elements == 0 || is_compact(shape, strides);
@@ -136,18 +128,16 @@ impl<'a> View<'a> {
                 (tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize), extent)
             }
         };
-        Ok(Self {
-            name: *name,
-            device,
-            dl_device: tensor.device,
-            dtype,
-            shape,
-            strides,
-            elements,
-            contiguous,
-            data,
-            extent,
-        })
+        Ok(Self { name: *name, device, dtype, shape, strides, elements, contiguous, data, extent })
+    }
+
+    /// A compact tensor in new memory, of a shape whose size in bytes was found to fit.
+    pub(super) fn compact(device: Device, dtype: Dtype, shape: &'a [i64], data: *mut u8) -> Self {
+        // Beside a 0 the product of the others may overflow.
+        let elements = if shape.contains(&0) { 0 } else { shape.iter().product() };
+        let start = data.addr();
+        let extent = (start, start + elements as usize * dtype.size);
+        Self { name: Name::new("out"), device, dtype, shape, strides: None, elements, contiguous: true, data, extent }
     }
 
     pub fn name(&self) -> Name {
@@ -156,11 +146,6 @@ impl<'a> View<'a> {
 
     pub fn device(&self) -> Device {
         self.device
-    }
-
-    /// The device as the descriptor says it, for headers that pass it on.
-    pub fn dl_device(&self) -> DLDevice {
-        self.dl_device
     }
 
     pub fn dtype(&self) -> Dtype {
@@ -298,7 +283,7 @@ fn has_other_zero(steps: &[Step], sum: i128, moved: bool, budget: &mut u32) -> O
 }
 
 /// Strides as refusals say them.
-struct Strides<'a>(Option<&'a [i64]>);
+pub struct Strides<'a>(pub Option<&'a [i64]>);
 
 impl fmt::Display for Strides<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -310,7 +295,7 @@ impl fmt::Display for Strides<'_> {
 }
 
 /// Size and stride (in elements) of each dimension, outermost first.
-fn dims<'a>(shape: &'a [i64], strides: Option<&'a [i64]>) -> impl Iterator<Item = (i64, i64)> + 'a {
+pub fn dims<'a>(shape: &'a [i64], strides: Option<&'a [i64]>) -> impl Iterator<Item = (i64, i64)> + 'a {
     Shape::of(shape)
         .compact()
         .enumerate()
@@ -354,11 +339,28 @@ fn addresses(tensor: &DLTensor, (low, high): (i64, i64)) -> Option<(usize, usize
     Some((start.checked_add_signed(low as isize)?, start.checked_add_signed(high as isize)?))
 }
 
+/// The shape of a tensor, and its strides unless they are NULL.
+///
+/// # Safety
+/// For `'a`: `shape`, and `strides` unless NULL, point at `ndim` integers that do not change.
+#[inline(always)]
+pub unsafe fn integers<'a>(name: &Name, tensor: &DLTensor) -> Result<(&'a [i64], Option<&'a [i64]>)> {
+    let ndim = usize::try_from(tensor.ndim)
+        .map_err(|_| error!(InvalidArgument, "{name}: ndim {} is negative", tensor.ndim))?;
+    // SAFETY: the caller promises `ndim` readable integers behind both.
+    let (shape, strides) = unsafe { (some_integers(tensor.shape, ndim), some_integers(tensor.strides, ndim)) };
+    let shape = shape.ok_or_else(|| error!(InvalidArgument, "{name}: shape is NULL or unaligned, with ndim {ndim}"))?;
+    if strides.is_none() && !tensor.strides.is_null() {
+        return Err(error!(InvalidArgument, "{name}: strides at {:p} are not aligned to 8", tensor.strides));
+    }
+    Ok((shape, strides))
+}
+
 /// `count` integers at `pointer`; None when it is NULL (unless there are none) or not aligned.
 ///
 /// # Safety
 /// Unless NULL, `pointer` is the address of `count` integers that stay readable and unchanged for `'a`.
-unsafe fn integers<'a>(pointer: *const i64, count: usize) -> Option<&'a [i64]> {
+unsafe fn some_integers<'a>(pointer: *const i64, count: usize) -> Option<&'a [i64]> {
     if count == 0 {
         return Some(&[]);
     }

@@ -10,8 +10,8 @@
 use std::ops::Range;
 
 use crate::{
-    ops::{
-        bits::{BitPlan, One, Test, bytes_for},
+    plan::{
+        bits::{BitPlan, BitRule, Layout, OnePattern, bytes_for},
         loops::{Cursor, Loop, Loops, Run},
     },
     tensor::View,
@@ -32,62 +32,62 @@ const MIN_COLUMNS: i64 = 16;
 /// Bytes of elements that are worth waking another thread for: some 40 us of work.
 const BYTES_A_THREAD: i64 = 4 << 20;
 
-pub fn pack(plan: &BitPlan, test: Test, src: &View<'_>, dst: &View<'_>) {
-    pack_with(InstructionSet::chosen(), plan, test, src, dst);
+/// Writes the bits of the elements of `src` to the bytes of `dst`. `plan` was made from these two views.
+pub fn pack(plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) {
+    pack_with(InstructionSet::chosen(), plan, rule, src, dst);
 }
 
-pub fn unpack(plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>) {
+/// Writes the bits in the bytes of `src` to the elements of `dst`. `plan` was made from these two views.
+pub fn unpack(plan: &BitPlan, one: OnePattern, src: &View<'_>, dst: &View<'_>) {
     unpack_with(InstructionSet::chosen(), plan, one, src, dst);
 }
 
-fn pack_with(set: &'static InstructionSet, plan: &BitPlan, test: Test, src: &View<'_>, dst: &View<'_>) {
-    let kernels = set.kernels(test.size);
-    if is_flat(plan, test.size) {
-        let job = Job::new(plan, &None, kernels, test.size, src.data(), dst.data());
+fn pack_with(set: &'static InstructionSet, plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) {
+    let layout = plan.layout();
+    let across = columns_of(plan, layout);
+    let job = Job::new(plan, &across, set.kernels(plan.size), src.data(), dst.data());
+    if layout == Layout::Flat {
         // SAFETY: see Job.
-        return job.split(plan.bytes.rounds(), |part| unsafe {
-            job.pack_rows(test, job.first_element(), job.bytes, &part.groups, &Rows::ONE)
+        return job.split(plan.bytes.count(), |part| unsafe {
+            job.pack_rows(rule, job.first_element(), job.bytes, &part.groups, &Rows::ONE)
         });
     }
-    let across = columns_of(plan, test.size);
-    let job = Job::new(plan, &across, kernels, test.size, src.data(), dst.data());
-    if let Some(tiles) = Tiles::of(plan, test.size) {
+    if let Some(tiles) = Tiles::of(plan, layout) {
         // SAFETY: see Job. Squares add their bits to zeros.
-        unsafe { job.bytes.write_bytes(0, plan.bytes.rounds() as usize) };
-        return job.split_columns(&tiles, |columns| job.pack_tiles(&tiles, test, columns));
+        unsafe { job.bytes.write_bytes(0, plan.bytes.count() as usize) };
+        return job.split_columns(&tiles, |columns| job.pack_tiles(&tiles, rule, columns));
     }
-    job.split(plan.bytes.rounds(), |part| match job.columns {
-        None if job.contiguous => job.for_each_run(&part.lines, |element, byte, rows| {
+    job.split(plan.bytes.count(), |part| match job.columns {
+        None if layout == Layout::Rows => job.for_each_run(&part.lines, |element, byte, rows| {
             // SAFETY: see Job.
-            unsafe { job.pack_rows(test, element, byte, &part.groups, rows) }
+            unsafe { job.pack_rows(rule, element, byte, &part.groups, rows) }
         }),
         None => job.for_each_row(&part.lines, |element, byte| {
             // SAFETY: see Job.
-            unsafe { job.pack_row(test, element, byte, &part.groups) }
+            unsafe { job.pack_row(rule, element, byte, &part.groups) }
         }),
-        Some(columns) => job.for_each_row(&(0..job.rows.rounds()), |element, byte| {
+        Some(columns) => job.for_each_row(&(0..job.rows.count()), |element, byte| {
             // SAFETY: see Job.
-            unsafe { job.pack_columns(test, columns, element, byte, part) };
+            unsafe { job.pack_columns(rule, columns, element, byte, part) };
         }),
     });
 }
 
-fn unpack_with(set: &'static InstructionSet, plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>) {
-    let kernels = set.kernels(one.size);
-    if is_flat(plan, one.size) {
-        let job = Job::new(plan, &None, kernels, one.size, dst.data(), src.data());
+fn unpack_with(set: &'static InstructionSet, plan: &BitPlan, one: OnePattern, src: &View<'_>, dst: &View<'_>) {
+    let layout = plan.layout();
+    let across = columns_of(plan, layout);
+    let job = Job::new(plan, &across, set.kernels(plan.size), dst.data(), src.data());
+    if layout == Layout::Flat {
         // SAFETY: see Job.
-        return job.split(bytes_for(plan.elements.rounds()), |part| unsafe {
+        return job.split(bytes_for(plan.elements.count()), |part| unsafe {
             job.unpack_rows(one, job.first_element(), job.bytes, &part.groups, &Rows::ONE)
         });
     }
-    let across = columns_of(plan, one.size);
-    let job = Job::new(plan, &across, kernels, one.size, dst.data(), src.data());
-    if let Some(tiles) = Tiles::of(plan, one.size) {
+    if let Some(tiles) = Tiles::of(plan, layout) {
         return job.split_columns(&tiles, |columns| job.unpack_tiles(&tiles, one, columns));
     }
-    job.split(bytes_for(plan.elements.rounds()), |part| match job.columns {
-        None if job.contiguous => job.for_each_run(&part.lines, |element, byte, rows| {
+    job.split(bytes_for(plan.elements.count()), |part| match job.columns {
+        None if layout == Layout::Rows => job.for_each_run(&part.lines, |element, byte, rows| {
             // SAFETY: see Job.
             unsafe { job.unpack_rows(one, element, byte, &part.groups, rows) }
         }),
@@ -95,16 +95,11 @@ fn unpack_with(set: &'static InstructionSet, plan: &BitPlan, one: One, src: &Vie
             // SAFETY: see Job.
             unsafe { job.unpack_row(one, element, byte, &part.groups) }
         }),
-        Some(columns) => job.for_each_row(&(0..job.rows.rounds()), |element, byte| {
+        Some(columns) => job.for_each_row(&(0..job.rows.count()), |element, byte| {
             // SAFETY: see Job.
             unsafe { job.unpack_columns(one, columns, element, byte, part) };
         }),
     });
-}
-
-/// Whether the plan is one row, contiguous on both sides: the usual case, in which nothing else has to be found out.
-fn is_flat(plan: &BitPlan, size: usize) -> bool {
-    plan.rows.rounds() == 1 && plan.has_contiguous_rows(size)
 }
 
 /// A plan with its memory.
@@ -115,16 +110,12 @@ fn is_flat(plan: &BitPlan, size: usize) -> bool {
 struct Job<'a> {
     plan: &'a BitPlan,
     kernels: &'static Kernels,
-    /// Bytes an element.
-    size: usize,
     elements: *mut u8,
     bytes: *mut u8,
     /// The loop over rows whose elements lie side by side, when rows are to be worked on across.
     columns: Option<&'a Loop<2>>,
     /// The rows, without the columns.
     rows: &'a Loops<2>,
-    /// Whether a row is contiguous on both sides.
-    contiguous: bool,
 }
 
 // SAFETY: see above.
@@ -136,15 +127,12 @@ struct Part {
     lines: Range<i64>,
 }
 
-/// The loop over rows whose elements lie side by side, and the other loops over rows, if that is the way to work on them.
-fn columns_of(plan: &BitPlan, size: usize) -> Option<(Loop<2>, Loops<2>)> {
-    let stride = size as i64;
-    if plan.rows.rounds() < MIN_COLUMNS || plan.elements.single_stride([0])? == [stride] {
+/// The columns of a plan, and its other loops over rows, if there are so many that it pays to work across them.
+fn columns_of(plan: &BitPlan, layout: Layout) -> Option<(Loop<2>, Loops<2>)> {
+    let Layout::Columns { across } = layout else {
         return None;
-    }
-    plan.bytes.single_stride([0])?;
-    let columns = plan.rows.as_slice().iter().rfind(|item| item.strides[0] == stride)?;
-    if columns.count < MIN_COLUMNS { None } else { plan.rows.split_off(0, stride) }
+    };
+    (plan.rows.as_slice()[across].count >= MIN_COLUMNS).then(|| plan.rows.split_off(across))
 }
 
 impl<'a> Job<'a> {
@@ -152,7 +140,6 @@ impl<'a> Job<'a> {
         plan: &'a BitPlan,
         across: &'a Option<(Loop<2>, Loops<2>)>,
         kernels: &'static Kernels,
-        size: usize,
         elements: *mut u8,
         bytes: *mut u8,
     ) -> Self {
@@ -160,12 +147,12 @@ impl<'a> Job<'a> {
             Some((columns, rows)) => (Some(columns), rows),
             None => (None, &plan.rows),
         };
-        Self { plan, kernels, size, elements, bytes, columns, rows, contiguous: plan.has_contiguous_rows(size) }
+        Self { plan, kernels, elements, bytes, columns, rows }
     }
 
     /// Does the work on `groups` groups of every row in as many parts as it is worth.
     fn split(&self, groups: i64, work: impl Fn(&Part) + Sync) {
-        let lines = self.columns.map_or(self.rows.rounds(), |columns| columns.count);
+        let lines = self.columns.map_or(self.rows.count(), |columns| columns.count);
         pool::run(self.worth(groups), |index, parts| {
             // Along the longer direction, in pieces that are whole cache lines on either side.
             work(&if lines >= groups && lines >= 64 * parts as i64 {
@@ -178,25 +165,25 @@ impl<'a> Job<'a> {
 
     /// Does the work on squares in as many parts as it is worth, and as can be.
     fn split_columns(&self, tiles: &Tiles, work: impl Fn(&Range<i64>) + Sync) {
-        let groups = bytes_for(self.plan.elements.rounds());
+        let groups = bytes_for(self.plan.elements.count());
         let worth = if tiles.divisible { self.worth(groups) } else { 1 };
         pool::run(worth, |index, parts| work(&cut(tiles.columns(), index, parts)));
     }
 
-    fn pack_tiles(&self, tiles: &Tiles, test: Test, columns: &Range<i64>) {
+    fn pack_tiles(&self, tiles: &Tiles, rule: BitRule, columns: &Range<i64>) {
         // SAFETY: see Job; the columns are this part's alone.
-        unsafe { tiles.pack(self.kernels, test, self.plan.order, columns, self.elements, self.bytes) }
+        unsafe { tiles.pack(self.kernels, rule, self.plan.order, columns, self.elements, self.bytes) }
     }
 
-    fn unpack_tiles(&self, tiles: &Tiles, one: One, columns: &Range<i64>) {
-        let bytes = (self.bytes.cast_const(), self.plan.bytes.rounds() as usize);
+    fn unpack_tiles(&self, tiles: &Tiles, one: OnePattern, columns: &Range<i64>) {
+        let bytes = (self.bytes.cast_const(), self.plan.bytes.count() as usize);
         // SAFETY: see Job; the columns are this part's alone.
         unsafe { tiles.unpack(self.kernels, one, self.plan.order, columns, bytes, self.elements) }
     }
 
     /// How many parts are worth a thread.
     fn worth(&self, groups: i64) -> usize {
-        let touched = self.plan.rows.rounds().saturating_mul(groups.saturating_mul(8 * self.size as i64));
+        let touched = self.plan.rows.count().saturating_mul(groups.saturating_mul(8 * self.plan.size as i64));
         (touched / BYTES_A_THREAD) as usize
     }
 
@@ -207,7 +194,7 @@ impl<'a> Job<'a> {
 
     /// Calls `work` with the first element and the first byte of runs of these rows.
     fn for_each_run(&self, lines: &Range<i64>, mut work: impl FnMut(*mut u8, *mut u8, &Rows)) {
-        if self.rows.rounds() == 1 && lines.start == 0 && lines.end == 1 {
+        if self.rows.count() == 1 && lines.start == 0 && lines.end == 1 {
             return work(self.first_element(), self.bytes, &Rows::ONE);
         }
         let mut cursor = Cursor::starting_at(self.rows, lines.start);
@@ -233,7 +220,7 @@ impl<'a> Job<'a> {
 
     /// The elements of some groups of a row, and its bytes.
     fn ranges(&self, groups: &Range<i64>) -> (Range<i64>, Range<i64>) {
-        let (elements, bytes) = (self.plan.elements.rounds(), self.plan.bytes.rounds());
+        let (elements, bytes) = (self.plan.elements.count(), self.plan.bytes.count());
         let element = |group: i64| group.saturating_mul(8).min(elements);
         (element(groups.start)..element(groups.end), groups.start.min(bytes)..groups.end.min(bytes))
     }
@@ -242,15 +229,15 @@ impl<'a> Job<'a> {
     ///
     /// # Safety
     /// `element` and `byte` are the first of the first row.
-    unsafe fn pack_rows(&self, test: Test, element: *const u8, byte: *mut u8, groups: &Range<i64>, rows: &Rows) {
+    unsafe fn pack_rows(&self, rule: BitRule, element: *const u8, byte: *mut u8, groups: &Range<i64>, rows: &Rows) {
         let (elements, bytes) = self.ranges(groups);
         let (bits, room) = (length(&elements), length(&bytes));
         let used = bits.div_ceil(8);
         // SAFETY: see Job.
         unsafe {
             let dst = byte.add(bytes.start as usize);
-            let src = element.add(elements.start as usize * self.size);
-            (self.kernels.pack)(test, self.plan.order, src, bits, dst, rows);
+            let src = element.add(elements.start as usize * self.plan.size);
+            (self.kernels.pack)(rule, self.plan.order, src, bits, dst, rows);
             if used < room {
                 rows.offsets().for_each(|[_, byte]| dst.offset(byte).add(used).write_bytes(0, room - used));
             }
@@ -261,16 +248,16 @@ impl<'a> Job<'a> {
     ///
     /// # Safety
     /// `element` and `byte` are the first of the first row.
-    unsafe fn unpack_rows(&self, one: One, element: *mut u8, byte: *const u8, groups: &Range<i64>, rows: &Rows) {
+    unsafe fn unpack_rows(&self, one: OnePattern, element: *mut u8, byte: *const u8, groups: &Range<i64>, rows: &Rows) {
         let (elements, bytes) = self.ranges(groups);
         let (wanted, available) = (length(&elements), length(&bytes));
         let bits = wanted.min(available.saturating_mul(8));
         // SAFETY: see Job.
         unsafe {
-            let (src, dst) = (byte.add(bytes.start as usize), element.add(elements.start as usize * self.size));
+            let (src, dst) = (byte.add(bytes.start as usize), element.add(elements.start as usize * self.plan.size));
             (self.kernels.unpack)(one, self.plan.order, src, bits, dst, rows);
             if bits < wanted {
-                let (end, zeros) = (dst.add(bits * self.size), (wanted - bits) * self.size);
+                let (end, zeros) = (dst.add(bits * self.plan.size), (wanted - bits) * self.plan.size);
                 rows.offsets().for_each(|[element, _]| end.offset(element).write_bytes(0, zeros));
             }
         }
@@ -278,7 +265,7 @@ impl<'a> Job<'a> {
 
     /// # Safety
     /// `element` and `byte` are the first of a row.
-    unsafe fn pack_row(&self, test: Test, element: *const u8, byte: *mut u8, groups: &Range<i64>) {
+    unsafe fn pack_row(&self, rule: BitRule, element: *const u8, byte: *mut u8, groups: &Range<i64>) {
         let (elements, bytes) = self.ranges(groups);
         let (mut bits, mut left) = (length(&elements), length(&bytes));
         let mut from = Cursor::starting_at(&self.plan.elements, elements.start);
@@ -286,7 +273,7 @@ impl<'a> Job<'a> {
             // SAFETY: see Job.
             unsafe {
                 let dst = byte.add(bytes.start as usize);
-                (self.kernels.pack_runs)(test, self.plan.order, &mut from, element, bits, dst);
+                (self.kernels.pack_runs)(rule, self.plan.order, &mut from, element, bits, dst);
                 let used = bits.div_ceil(8);
                 dst.add(used).write_bytes(0, left - used);
             }
@@ -299,7 +286,7 @@ impl<'a> Job<'a> {
             packed[..filled].fill(0);
             // SAFETY: see Job; the block has room for `count` bits.
             unsafe {
-                (self.kernels.pack_runs)(test, self.plan.order, &mut from, element, count, packed.as_mut_ptr());
+                (self.kernels.pack_runs)(rule, self.plan.order, &mut from, element, count, packed.as_mut_ptr());
                 scatter_bytes(&mut to, byte, &packed[..filled]);
             }
             bits -= count;
@@ -309,7 +296,7 @@ impl<'a> Job<'a> {
 
     /// # Safety
     /// `element` and `byte` are the first of a row.
-    unsafe fn unpack_row(&self, one: One, element: *mut u8, byte: *const u8, groups: &Range<i64>) {
+    unsafe fn unpack_row(&self, one: OnePattern, element: *mut u8, byte: *const u8, groups: &Range<i64>) {
         let (elements, bytes) = self.ranges(groups);
         let (mut left, mut available) = (length(&elements), length(&bytes));
         let mut to = Cursor::starting_at(&self.plan.elements, elements.start);
@@ -340,7 +327,7 @@ impl<'a> Job<'a> {
     ///
     /// # Safety
     /// `element` and `byte` are the first of column 0.
-    unsafe fn pack_columns(&self, test: Test, columns: &Loop<2>, element: *const u8, byte: *mut u8, part: &Part) {
+    unsafe fn pack_columns(&self, rule: BitRule, columns: &Loop<2>, element: *const u8, byte: *mut u8, part: &Part) {
         let [[element_step], [byte_step]] = self.steps();
         let [_, column_step] = columns.strides;
         let mut packed = [0u8; BLOCK];
@@ -351,11 +338,11 @@ impl<'a> Job<'a> {
                 unsafe {
                     // Past the last element no line is read, and the pointer only has to exist.
                     let src = element.wrapping_offset((elements.start * element_step) as isize);
-                    let src = src.wrapping_add(first as usize * self.size);
+                    let src = src.wrapping_add(first as usize * self.plan.size);
                     let dst = byte.offset((group * byte_step + first * column_step) as isize);
                     let direct = if column_step == 1 { dst } else { packed.as_mut_ptr() };
                     let lines = length(&elements);
-                    (self.kernels.pack_across)(test, self.plan.order, src, element_step as isize, lines, count, direct);
+                    (self.kernels.pack_across)(rule, self.plan.order, src, element_step as isize, lines, count, direct);
                     if column_step != 1 {
                         for (column, &byte) in packed[..count].iter().enumerate() {
                             dst.offset(column as isize * column_step as isize).write(byte);
@@ -370,7 +357,14 @@ impl<'a> Job<'a> {
     ///
     /// # Safety
     /// `element` and `byte` are the first of column 0.
-    unsafe fn unpack_columns(&self, one: One, columns: &Loop<2>, element: *mut u8, byte: *const u8, part: &Part) {
+    unsafe fn unpack_columns(
+        &self,
+        one: OnePattern,
+        columns: &Loop<2>,
+        element: *mut u8,
+        byte: *const u8,
+        part: &Part,
+    ) {
         let [[element_step], [byte_step]] = self.steps();
         let [_, column_step] = columns.strides;
         let mut packed = [0u8; BLOCK];
@@ -380,7 +374,8 @@ impl<'a> Job<'a> {
             for_each_block(&part.lines, if direct { i64::MAX } else { BLOCK as i64 }, |first, count| {
                 // SAFETY: see Job; the block has room for `count` bytes. Past the last byte there are zeros.
                 unsafe {
-                    let dst = element.offset((elements.start * element_step) as isize).add(first as usize * self.size);
+                    let dst =
+                        element.offset((elements.start * element_step) as isize).add(first as usize * self.plan.size);
                     let src = byte.wrapping_offset((group * byte_step + first * column_step) as isize);
                     if bytes.is_empty() {
                         packed[..count].fill(0);

@@ -17,8 +17,8 @@ use std::{
 };
 
 use crate::{
-    capi::boundary,
     error::{Error, Result, error},
+    panics::boundary,
 };
 
 /// Stack of a thread. Parts take a few KiB; the rest is for thread-local storage, which glibc takes from it.
@@ -224,7 +224,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::capi::gc_last_error;
+    use crate::panics::last_error;
 
     const ALONE: &str = "GRADCODEC_TEST_ALONE";
 
@@ -410,7 +410,7 @@ mod tests {
                 Ok(())
             });
             // SAFETY: this thread's text, which ends with a NUL.
-            let words = unsafe { CStr::from_ptr(gc_last_error()) }.to_str().unwrap();
+            let words = unsafe { CStr::from_ptr(last_error()) }.to_str().unwrap();
             eprintln!("{status} after {done:?} parts: {words}");
         }
         assert_eq!(runs_of(4), [1; 4]);

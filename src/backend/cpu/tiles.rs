@@ -1,14 +1,14 @@
 //! Flattening memory whose contiguous dimension is not the last: a transposed matrix in C order, say.
 //!
-//! One element at a time would fetch a cache line for each. So the work is done in squares of 64 x 64: 64 lines of 64
+//! OnePattern element at a time would fetch a cache line for each. So the work is done in squares of 64 x 64: 64 lines of 64
 //! elements side by side become 64 words, the square of bits is turned round, and each word, now 64 bits that follow
 //! each other in the result, is put where it belongs, at any bit. Of what is left at the edges, columns are done as a
 //! whole square that overlaps the one before, and a few lines or columns without any square.
 
 use std::ops::Range;
 
-use crate::ops::{
-    bits::{BitOrder, BitPlan, One, Test},
+use crate::plan::{
+    bits::{BitOrder, BitPlan, BitRule, Layout, OnePattern},
     loops::{Cursor, Loops, Run},
 };
 
@@ -39,13 +39,12 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// The squares of a plan, if that is the way to do it.
-    pub fn of(plan: &BitPlan, size: usize) -> Option<Self> {
-        let (inner, outer) = plan.elements.as_slice().split_last()?;
-        let across = outer.iter().rposition(|item| item.strides == [size as i64])?;
-        if plan.rows.rounds() != 1 || plan.bytes.single_stride([1])? != [1] {
+    /// The squares of a plan, if it is of a transposed matrix large enough for them.
+    pub fn of(plan: &BitPlan, layout: Layout) -> Option<Self> {
+        let Layout::Transposed { across } = layout else {
             return None;
-        }
+        };
+        let (inner, outer) = plan.elements.as_slice().split_last()?;
         if inner.count < MIN_SIDE || outer[across].count < MIN_SIDE {
             return None;
         }
@@ -57,7 +56,7 @@ impl Tiles {
             others: Loops::new(),
             divisible: true,
         };
-        let mut bits = plan.elements.rounds();
+        let mut bits = plan.elements.count();
         for (index, item) in outer.iter().enumerate() {
             bits /= item.count;
             if index == across {
@@ -115,13 +114,13 @@ impl Tiles {
     pub unsafe fn pack(
         &self,
         kernels: &Kernels,
-        test: Test,
+        rule: BitRule,
         order: BitOrder,
         columns: &Range<i64>,
         elements: *const u8,
         bytes: *mut u8,
     ) {
-        self.for_each(columns, test.size, |element, bit, lines, columns| {
+        self.for_each(columns, rule.size, |element, bit, lines, columns| {
             let mut words = [0; TILE];
             // SAFETY: the loops of the plan, of which the squares are made, stay within both sides; a line's bits are at
             // most a word.
@@ -131,12 +130,12 @@ impl Tiles {
                     for line in 0..lines as i64 {
                         let src = src.offset((line * self.line_stride) as isize);
                         let mut word = [0; 8];
-                        (kernels.pack)(test, BitOrder::Little, src, columns, word.as_mut_ptr(), &Rows::ONE);
+                        (kernels.pack)(rule, BitOrder::Little, src, columns, word.as_mut_ptr(), &Rows::ONE);
                         add_apart(order, u64::from_le_bytes(word), columns, bytes, bit + line, self.column_bits);
                     }
                     return;
                 }
-                (kernels.pack_tile)(test, order, src, self.line_stride as isize, lines, columns, &mut words);
+                (kernels.pack_tile)(rule, order, src, self.line_stride as isize, lines, columns, &mut words);
                 let firsts = (0..).map(|column| (bit + column * self.column_bits) as usize);
                 let places = words[..columns].iter().zip(firsts);
                 // Whole words apart, for they take fewer instructions when their length is known.
@@ -157,7 +156,7 @@ impl Tiles {
     pub unsafe fn unpack(
         &self,
         kernels: &Kernels,
-        one: One,
+        one: OnePattern,
         order: BitOrder,
         columns: &Range<i64>,
         bytes: (*const u8, usize),

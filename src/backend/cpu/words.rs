@@ -9,8 +9,8 @@ use std::{
     sync::atomic::{AtomicPtr, Ordering},
 };
 
-use crate::ops::{
-    bits::{BitOrder, One, Test},
+use crate::plan::{
+    bits::{BitOrder, BitRule, OnePattern},
     loops::{Cursor, Run},
 };
 
@@ -55,8 +55,8 @@ pub struct Zeros<T> {
 
 impl<T: Word> Zeros<T> {
     #[inline(always)]
-    pub fn new(test: Test) -> Self {
-        Self { first: T::from_u64(test.first_zero), span: T::from_u64(test.span) }
+    pub fn new(rule: BitRule) -> Self {
+        Self { first: T::from_u64(rule.first_zero), span: T::from_u64(rule.span) }
     }
 
     /// The bit of an element.
@@ -1263,17 +1263,26 @@ impl Rows {
     }
 }
 
-type Pack = unsafe fn(Test, BitOrder, src: *const u8, bits: usize, dst: *mut u8, rows: &Rows);
-type Unpack = unsafe fn(One, BitOrder, src: *const u8, bits: usize, dst: *mut u8, rows: &Rows);
-type PackAcross = unsafe fn(Test, BitOrder, src: *const u8, stride: isize, lines: usize, columns: usize, dst: *mut u8);
-type PackRuns = unsafe fn(Test, BitOrder, cursor: &mut Cursor<'_, 1>, base: *const u8, bits: usize, dst: *mut u8);
-type UnpackRuns =
-    unsafe fn(One, BitOrder, src: *const u8, available: usize, cursor: &mut Cursor<'_, 1>, base: *mut u8, bits: usize);
+type Pack = unsafe fn(BitRule, BitOrder, src: *const u8, bits: usize, dst: *mut u8, rows: &Rows);
+type Unpack = unsafe fn(OnePattern, BitOrder, src: *const u8, bits: usize, dst: *mut u8, rows: &Rows);
+type PackAcross =
+    unsafe fn(BitRule, BitOrder, src: *const u8, stride: isize, lines: usize, columns: usize, dst: *mut u8);
+type PackRuns = unsafe fn(BitRule, BitOrder, cursor: &mut Cursor<'_, 1>, base: *const u8, bits: usize, dst: *mut u8);
+type UnpackRuns = unsafe fn(
+    OnePattern,
+    BitOrder,
+    src: *const u8,
+    available: usize,
+    cursor: &mut Cursor<'_, 1>,
+    base: *mut u8,
+    bits: usize,
+);
 type PackTile =
-    unsafe fn(Test, BitOrder, src: *const u8, stride: isize, lines: usize, columns: usize, words: &mut [u64; TILE]);
+    unsafe fn(BitRule, BitOrder, src: *const u8, stride: isize, lines: usize, columns: usize, words: &mut [u64; TILE]);
 type UnpackTile =
-    unsafe fn(One, BitOrder, words: &mut [u64; TILE], dst: *mut u8, stride: isize, lines: usize, columns: usize);
-type UnpackAcross = unsafe fn(One, BitOrder, src: *const u8, columns: usize, dst: *mut u8, stride: isize, lines: usize);
+    unsafe fn(OnePattern, BitOrder, words: &mut [u64; TILE], dst: *mut u8, stride: isize, lines: usize, columns: usize);
+type UnpackAcross =
+    unsafe fn(OnePattern, BitOrder, src: *const u8, columns: usize, dst: *mut u8, stride: isize, lines: usize);
 
 /// The kernels of one instruction set for one width of element; their arguments and promises are those of the functions
 /// of the same names above. `pack` and `unpack` do so for each of some rows: fewer calls, where rows are short.
@@ -1294,7 +1303,7 @@ macro_rules! kernels {
     ($lanes:ty $(, $feature:literal)?) => {{
         $(#[target_feature(enable = $feature)])?
         unsafe fn pack_with<T: Word>(
-            test: Test,
+            rule: BitRule,
             order: BitOrder,
             src: *const u8,
             bits: usize,
@@ -1303,7 +1312,7 @@ macro_rules! kernels {
         ) where
             $lanes: Lanes<T>,
         {
-            let zeros = Zeros::new(test);
+            let zeros = Zeros::new(rule);
             for [element, byte] in rows.offsets() {
                 // SAFETY: the caller's promise.
                 unsafe {
@@ -1317,7 +1326,7 @@ macro_rules! kernels {
         }
         $(#[target_feature(enable = $feature)])?
         unsafe fn unpack_with<T: Word>(
-            one: One,
+            one: OnePattern,
             order: BitOrder,
             src: *const u8,
             bits: usize,
@@ -1340,7 +1349,7 @@ macro_rules! kernels {
         }
         $(#[target_feature(enable = $feature)])?
         unsafe fn pack_across_with<T: Word>(
-            test: Test,
+            rule: BitRule,
             order: BitOrder,
             src: *const u8,
             stride: isize,
@@ -1351,14 +1360,14 @@ macro_rules! kernels {
             // SAFETY: the caller's promise.
             unsafe {
                 match order {
-                    BitOrder::Big => pack_across::<T, true>(Zeros::new(test), src, stride, lines, columns, dst),
-                    BitOrder::Little => pack_across::<T, false>(Zeros::new(test), src, stride, lines, columns, dst),
+                    BitOrder::Big => pack_across::<T, true>(Zeros::new(rule), src, stride, lines, columns, dst),
+                    BitOrder::Little => pack_across::<T, false>(Zeros::new(rule), src, stride, lines, columns, dst),
                 }
             }
         }
         $(#[target_feature(enable = $feature)])?
         unsafe fn unpack_across_with<T: Word>(
-            one: One,
+            one: OnePattern,
             order: BitOrder,
             src: *const u8,
             columns: usize,
@@ -1377,7 +1386,7 @@ macro_rules! kernels {
         }
         $(#[target_feature(enable = $feature)])?
         unsafe fn pack_runs_with<T: Word>(
-            test: Test,
+            rule: BitRule,
             order: BitOrder,
             cursor: &mut Cursor<'_, 1>,
             base: *const u8,
@@ -1388,12 +1397,12 @@ macro_rules! kernels {
         {
             // SAFETY: the caller's promise.
             unsafe {
-                pack_runs::<$lanes, T>(Zeros::new(test), order, cursor, base, bits, dst)
+                pack_runs::<$lanes, T>(Zeros::new(rule), order, cursor, base, bits, dst)
             }
         }
         $(#[target_feature(enable = $feature)])?
         unsafe fn unpack_runs_with<T: Word>(
-            one: One,
+            one: OnePattern,
             order: BitOrder,
             src: *const u8,
             available: usize,
@@ -1414,7 +1423,7 @@ macro_rules! kernels {
         }
         $(#[target_feature(enable = $feature)])?
         unsafe fn pack_tile_with<T: Word>(
-            test: Test,
+            rule: BitRule,
             order: BitOrder,
             src: *const u8,
             stride: isize,
@@ -1425,11 +1434,11 @@ macro_rules! kernels {
             $lanes: Lanes<T>,
         {
             // SAFETY: the caller's promise.
-            unsafe { pack_tile::<$lanes, T>(Zeros::new(test), order, src, stride, lines, columns, words) }
+            unsafe { pack_tile::<$lanes, T>(Zeros::new(rule), order, src, stride, lines, columns, words) }
         }
         $(#[target_feature(enable = $feature)])?
         unsafe fn unpack_tile_with<T: Word>(
-            one: One,
+            one: OnePattern,
             order: BitOrder,
             words: &mut [u64; TILE],
             dst: *mut u8,
@@ -1516,43 +1525,43 @@ impl InstructionSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::loops::Loops;
+    use crate::plan::loops::Loops;
 
     /// Elements that matter to a test: zero, one, the borders of what counts as 0, and noise.
-    fn element(index: usize, test: Test) -> u64 {
+    fn element(index: usize, rule: BitRule) -> u64 {
         let noise = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         match noise >> 60 {
             0..=3 => 0,
-            4 => test.first_zero,
-            5 => test.first_zero.wrapping_sub(1),
-            6 => test.first_zero.wrapping_add(test.span),
-            7 => test.first_zero.wrapping_add(test.span).wrapping_add(1),
+            4 => rule.first_zero,
+            5 => rule.first_zero.wrapping_sub(1),
+            6 => rule.first_zero.wrapping_add(rule.span),
+            7 => rule.first_zero.wrapping_add(rule.span).wrapping_add(1),
             _ => noise >> 17,
         }
     }
 
-    fn tests_of(size: usize) -> Vec<Test> {
-        let truth = Test { size, first_zero: 0, span: 0 };
+    fn rules_of(size: usize) -> Vec<BitRule> {
+        let truth = BitRule { size, first_zero: 0, span: 0 };
         let signs: &[(u64, u64)] = match size {
             2 => &[(0x8001, 0x7bff), (0x8001, 0x7f7f)],
             4 => &[(0x8000_0001, 0x7f7f_ffff)],
             8 => &[(0x8000_0000_0000_0001, 0x7fef_ffff_ffff_ffff)],
             _ => &[],
         };
-        let signs = signs.iter().map(|&(first_zero, span)| Test { size, first_zero, span });
+        let signs = signs.iter().map(|&(first_zero, span)| BitRule { size, first_zero, span });
         std::iter::once(truth).chain(signs).collect()
     }
 
-    /// Every instruction set, width, test, order and length around a word, at an odd address.
-    fn for_every_case(mut check: impl FnMut(&InstructionSet, Test, BitOrder, usize, &[u8])) {
+    /// Every instruction set, width, rule, order and length around a word, at an odd address.
+    fn for_every_case(mut check: impl FnMut(&InstructionSet, BitRule, BitOrder, usize, &[u8])) {
         for set in InstructionSet::available() {
             for size in [1, 2, 4, 8] {
-                for test in tests_of(size) {
+                for rule in rules_of(size) {
                     let bytes: Vec<u8> =
-                        (0..200).flat_map(|index| element(index, test).to_le_bytes()[..size].to_vec()).collect();
+                        (0..200).flat_map(|index| element(index, rule).to_le_bytes()[..size].to_vec()).collect();
                     for order in [BitOrder::Big, BitOrder::Little] {
                         for bits in (0..=200).filter(|bits| bits % 64 < 18 || bits % 64 > 46) {
-                            check(set, test, order, bits, &bytes);
+                            check(set, rule, order, bits, &bytes);
                         }
                     }
                 }
@@ -1561,11 +1570,11 @@ mod tests {
     }
 
     /// The bit of an element by the definition, and its mask in a byte.
-    fn model(bytes: &[u8], index: usize, test: Test) -> bool {
+    fn model(bytes: &[u8], index: usize, rule: BitRule) -> bool {
         let mut word = [0; 8];
-        word[..test.size].copy_from_slice(&bytes[index * test.size..][..test.size]);
+        word[..rule.size].copy_from_slice(&bytes[index * rule.size..][..rule.size]);
         let word = u64::from_le_bytes(word);
-        word < test.first_zero || word > test.first_zero + test.span
+        word < rule.first_zero || word > rule.first_zero + rule.span
     }
 
     fn mask(order: BitOrder, index: usize) -> u8 {
@@ -1574,37 +1583,38 @@ mod tests {
 
     #[test]
     fn packing_is_the_definition_in_every_instruction_set() {
-        for_every_case(|set, test, order, bits, bytes| {
+        for_every_case(|set, rule, order, bits, bytes| {
             let mut src = vec![0xff; 1];
-            src.extend(&bytes[..bits * test.size]);
+            src.extend(&bytes[..bits * rule.size]);
             let mut expected = vec![0; bits.div_ceil(8)];
             (0..bits)
-                .filter(|&index| model(bytes, index, test))
+                .filter(|&index| model(bytes, index, rule))
                 .for_each(|index| expected[index / 8] |= mask(order, index));
             expected.push(0xee);
             let mut dst = vec![0xee; 1 + expected.len()];
             // SAFETY: the elements, and room for their bytes.
             unsafe {
-                (set.kernels(test.size).pack)(test, order, src[1..].as_ptr(), bits, dst[1..].as_mut_ptr(), &Rows::ONE)
+                (set.kernels(rule.size).pack)(rule, order, src[1..].as_ptr(), bits, dst[1..].as_mut_ptr(), &Rows::ONE)
             };
-            assert_eq!(dst[1..], expected, "{} {test:x?} {order:?} {bits}", set.name);
+            assert_eq!(dst[1..], expected, "{} {rule:x?} {order:?} {bits}", set.name);
         });
     }
 
     #[test]
     fn unpacking_is_the_definition_in_every_instruction_set() {
-        for_every_case(|set, test, order, bits, bytes| {
-            let one = One { size: test.size, pattern: 0x3ff0_1234_3f80_3c01 & (u64::MAX >> (64 - 8 * test.size)) };
+        for_every_case(|set, rule, order, bits, bytes| {
+            let one =
+                OnePattern { size: rule.size, pattern: 0x3ff0_1234_3f80_3c01 & (u64::MAX >> (64 - 8 * rule.size)) };
             let mut expected = Vec::new();
             for index in 0..bits {
                 let set = bytes[index / 8] & mask(order, index) != 0;
-                expected.extend(&(if set { one.pattern } else { 0 }).to_le_bytes()[..test.size]);
+                expected.extend(&(if set { one.pattern } else { 0 }).to_le_bytes()[..rule.size]);
             }
             expected.push(0xee);
             let mut dst = vec![0xee; 1 + expected.len()];
             // SAFETY: the bytes, and room for the elements.
             unsafe {
-                (set.kernels(test.size).unpack)(one, order, bytes.as_ptr(), bits, dst[1..].as_mut_ptr(), &Rows::ONE)
+                (set.kernels(rule.size).unpack)(one, order, bytes.as_ptr(), bits, dst[1..].as_mut_ptr(), &Rows::ONE)
             };
             assert_eq!(dst[1..], expected, "{} {one:x?} {order:?} {bits}", set.name);
         });
@@ -1612,23 +1622,23 @@ mod tests {
 
     #[test]
     fn rows_are_packed_and_unpacked_each_for_itself() {
-        for_every_case(|set, test, order, bits, bytes| {
+        for_every_case(|set, rule, order, bits, bytes| {
             // Row j begins at element 3 * j and byte 26 * j, with a byte between that is nobody's.
-            let (kernels, size) = (set.kernels(test.size), test.size);
+            let (kernels, size) = (set.kernels(rule.size), rule.size);
             let rows = Rows { count: 3, steps: [3 * size as isize, 26] };
             let bits = bits.min(200 - 6);
             let (mut expected, mut dst) = (vec![0xee; 3 * 26], vec![0xee; 3 * 26]);
             for row in 0..3 {
-                let ones = (0..bits).filter(|index| model(bytes, 3 * row + index, test));
+                let ones = (0..bits).filter(|index| model(bytes, 3 * row + index, rule));
                 expected[26 * row..][..bits.div_ceil(8)].fill(0);
                 ones.for_each(|index| expected[26 * row + index / 8] |= mask(order, index));
             }
             // SAFETY: the elements, and room for their bytes.
-            unsafe { (kernels.pack)(test, order, bytes.as_ptr(), bits, dst.as_mut_ptr(), &rows) };
-            assert_eq!(dst, expected, "{} {test:x?} {order:?} {bits}", set.name);
+            unsafe { (kernels.pack)(rule, order, bytes.as_ptr(), bits, dst.as_mut_ptr(), &rows) };
+            assert_eq!(dst, expected, "{} {rule:x?} {order:?} {bits}", set.name);
 
             let rows = Rows { count: 3, steps: [201 * size as isize, 26] };
-            let one = One { size, pattern: 1 };
+            let one = OnePattern { size, pattern: 1 };
             let (mut elements, mut model) = (vec![0xdd; 3 * 201 * size], vec![0xdd; 3 * 201 * size]);
             for (row, index) in (0..3).flat_map(|row| (0..bits).map(move |index| (row, index))) {
                 let set = u64::from(expected[26 * row + index / 8] & mask(order, index) != 0);
@@ -1642,44 +1652,44 @@ mod tests {
 
     #[test]
     fn packing_across_is_packing_along_turned_round() {
-        for_every_case(|set, test, order, columns, bytes| {
+        for_every_case(|set, rule, order, columns, bytes| {
             for lines in [0, 1, 5, 8] {
                 // Line j begins at element j: overlapping, as inputs may.
                 let columns = columns.min(200 - 8);
                 let expected: Vec<u8> = (0..columns)
                     .map(|column| {
-                        let ones = (0..lines).filter(|line| model(bytes, line + column, test));
+                        let ones = (0..lines).filter(|line| model(bytes, line + column, rule));
                         ones.map(|line| mask(order, line)).sum()
                     })
                     .collect();
                 let mut dst = vec![0xee; columns];
-                let stride = test.size as isize;
+                let stride = rule.size as isize;
                 // SAFETY: the elements, and room for a byte a column.
                 unsafe {
-                    let kernels = set.kernels(test.size);
-                    (kernels.pack_across)(test, order, bytes.as_ptr(), stride, lines, columns, dst.as_mut_ptr());
+                    let kernels = set.kernels(rule.size);
+                    (kernels.pack_across)(rule, order, bytes.as_ptr(), stride, lines, columns, dst.as_mut_ptr());
                 }
-                assert_eq!(dst, expected, "{} {test:x?} {order:?} {columns} x {lines}", set.name);
+                assert_eq!(dst, expected, "{} {rule:x?} {order:?} {columns} x {lines}", set.name);
             }
         });
     }
 
     #[test]
     fn unpacking_across_is_unpacking_along_turned_round() {
-        for_every_case(|set, test, order, columns, bytes| {
-            let one = One { size: test.size, pattern: 1 };
+        for_every_case(|set, rule, order, columns, bytes| {
+            let one = OnePattern { size: rule.size, pattern: 1 };
             for lines in [0, 1, 5, 8] {
-                let width = columns * test.size + 3;
+                let width = columns * rule.size + 3;
                 let mut expected = vec![0xee; 8 * width];
                 for (line, column) in (0..lines).flat_map(|line| (0..columns).map(move |column| (line, column))) {
                     let set = u64::from(bytes[column] & mask(order, line) != 0);
-                    let place = line * width + column * test.size;
-                    expected[place..place + test.size].copy_from_slice(&set.to_le_bytes()[..test.size]);
+                    let place = line * width + column * rule.size;
+                    expected[place..place + rule.size].copy_from_slice(&set.to_le_bytes()[..rule.size]);
                 }
                 let mut dst = vec![0xee; 8 * width];
                 // SAFETY: the bytes, and room for lines `width` bytes apart.
                 unsafe {
-                    let kernels = set.kernels(test.size);
+                    let kernels = set.kernels(rule.size);
                     (kernels.unpack_across)(
                         one,
                         order,
@@ -1697,13 +1707,14 @@ mod tests {
 
     #[test]
     fn runs_are_packed_and_unpacked_as_if_side_by_side() {
-        for_every_case(|set, test, order, bits, bytes| {
+        for_every_case(|set, rule, order, bits, bytes| {
             // Every ninth length is all remainders of 64 that matter, in a tenth of the time.
             if !bits.is_multiple_of(9) {
                 return;
             }
-            let (size, kernels) = (test.size as i64, set.kernels(test.size));
-            let one = One { size: test.size, pattern: 0x3ff0_1234_3f80_3c01 & (u64::MAX >> (64 - 8 * test.size)) };
+            let (size, kernels) = (rule.size as i64, set.kernels(rule.size));
+            let one =
+                OnePattern { size: rule.size, pattern: 0x3ff0_1234_3f80_3c01 & (u64::MAX >> (64 - 8 * rule.size)) };
             // Runs of 1 to 200 elements at small, negative, wide and odd strides.
             let runs = [
                 (200, 2),
@@ -1733,17 +1744,17 @@ mod tests {
                     let mut memory = vec![0xeeu8; 2 * middle + 400 * 73 * 8];
                     for (index, place) in places.iter().enumerate() {
                         let at = (middle as i64 + place) as usize;
-                        memory[at..at + test.size].copy_from_slice(&bytes[index * test.size..][..test.size]);
+                        memory[at..at + rule.size].copy_from_slice(&bytes[index * rule.size..][..rule.size]);
                     }
                     let (mut expected, mut dst) = (vec![0xee; bits.div_ceil(8) + 1], vec![0xee; bits.div_ceil(8) + 1]);
                     let mut cursor = Cursor::starting_at(&loops, 0);
                     // SAFETY: the elements, and room for their bytes.
                     unsafe {
-                        (kernels.pack)(test, order, bytes.as_ptr(), bits, expected.as_mut_ptr(), &Rows::ONE);
+                        (kernels.pack)(rule, order, bytes.as_ptr(), bits, expected.as_mut_ptr(), &Rows::ONE);
                         let base = memory.as_ptr().add(middle);
-                        (kernels.pack_runs)(test, order, &mut cursor, base, bits, dst.as_mut_ptr());
+                        (kernels.pack_runs)(rule, order, &mut cursor, base, bits, dst.as_mut_ptr());
                     }
-                    let case = format!("{} {test:x?} {order:?} {bits} bits, runs of {run} at {stride}", set.name);
+                    let case = format!("{} {rule:x?} {order:?} {bits} bits, runs of {run} at {stride}", set.name);
                     assert_eq!(dst, expected, "{case}");
 
                     // Back again, with the last byte missing: zeros there, and nothing else touched.
@@ -1754,7 +1765,7 @@ mod tests {
                         let set = index / 8 < available && expected[index / 8] & mask(order, index) != 0;
                         let at = (middle as i64 + place) as usize;
                         let word = (if set { one.pattern } else { 0 }).to_le_bytes();
-                        model[at..at + test.size].copy_from_slice(&word[..test.size]);
+                        model[at..at + rule.size].copy_from_slice(&word[..rule.size]);
                     }
                     let mut cursor = Cursor::starting_at(&loops, 0);
                     // SAFETY: the bytes, and room for the elements.
@@ -1772,15 +1783,15 @@ mod tests {
     fn a_tile_is_turned_round() {
         for set in InstructionSet::available() {
             for size in [1, 2, 4, 8] {
-                let (kernels, test) = (set.kernels(size), Test { size, first_zero: 0, span: 0 });
+                let (kernels, rule) = (set.kernels(size), BitRule { size, first_zero: 0, span: 0 });
                 let bytes: Vec<u8> =
-                    (0..70 * 70).flat_map(|index| element(index, test).to_le_bytes()[..size].to_vec()).collect();
+                    (0..70 * 70).flat_map(|index| element(index, rule).to_le_bytes()[..size].to_vec()).collect();
                 for (lines, columns) in [(64, 64), (64, 5), (64, 3), (3, 64), (63, 62), (1, 1)] {
                     let (mut words, stride) = ([7; TILE], 70 * size);
                     // SAFETY: 70 lines of 70 elements, of which the tile is a part.
                     unsafe {
                         (kernels.pack_tile)(
-                            test,
+                            rule,
                             BitOrder::Little,
                             bytes.as_ptr(),
                             stride as isize,
@@ -1790,7 +1801,7 @@ mod tests {
                         )
                     };
                     for (column, word) in words.iter().enumerate().take(columns) {
-                        let ones = (0..lines).filter(|line| model(bytes[line * stride..].as_ref(), column, test));
+                        let ones = (0..lines).filter(|line| model(bytes[line * stride..].as_ref(), column, rule));
                         assert_eq!(*word, ones.map(|line| 1 << line).sum(), "{} {lines} x {columns}", set.name);
                     }
                     let mut expected = vec![0xee; bytes.len()];
@@ -1799,7 +1810,7 @@ mod tests {
                         expected[at..at + size].copy_from_slice(&(words[column] >> line & 1).to_le_bytes()[..size]);
                     }
                     let mut dst = vec![0xee; bytes.len()];
-                    let one = One { size, pattern: 1 };
+                    let one = OnePattern { size, pattern: 1 };
                     // SAFETY: as above.
                     unsafe {
                         (kernels.unpack_tile)(

@@ -183,7 +183,7 @@ unsafe fn transpose512(words: &mut [u64; TILE]) {
 
 /// What AVX-512 does with elements apart, and with fewer than 64: masks leave the lanes between and beyond alone.
 macro_rules! avx512_some {
-    ($t:ty, $load:ident, $store:ident, $set1:ident as $signed:ty, $sub:ident, $cmpgt:ident, $test:ident, $select:ident,
+    ($t:ty, $load:ident, $store:ident, $set1:ident as $signed:ty, $sub:ident, $cmpgt:ident, $rule:ident, $select:ident,
      $mask:ty) => {
         #[inline(always)]
         unsafe fn some_to_bits(zeros: Zeros<$t>, src: *const u8, count: usize) -> u64 {
@@ -250,7 +250,7 @@ macro_rules! avx512_some {
                 let bits = _mm512_loadu_si512(spread.bits[usize::from(BIG)].as_ptr().cast());
                 let store = |word: u64, low: *mut u8| {
                     let bytes = _mm512_shuffle_epi8(_mm512_set1_epi64(word as i64), copies);
-                    $store(low.cast(), every, $select($test(bytes, bits), one));
+                    $store(low.cast(), every, $select($rule(bytes, bits), one));
                 };
                 let (mut first, mut low) = (0, dst.wrapping_offset(comb.lowest(0, comb.elements) as isize * stride));
                 let step = comb.elements as isize * stride;
@@ -336,9 +336,9 @@ impl Lanes<u8> for Avx512 {
 
 macro_rules! avx512_lanes {
     ($t:ty, $lanes:literal, $load:ident, $store:ident, $set1:ident as $signed:ty, $sub:ident, $cmpgt:ident,
-     $test:ident, $select:ident, $mask:ty) => {
+     $rule:ident, $select:ident, $mask:ty) => {
         impl Lanes<$t> for Avx512 {
-            avx512_some!($t, $load, $store, $set1 as $signed, $sub, $cmpgt, $test, $select, $mask);
+            avx512_some!($t, $load, $store, $set1 as $signed, $sub, $cmpgt, $rule, $select, $mask);
 
             #[inline(always)]
             unsafe fn to_bits<const BIG: bool>(zeros: Zeros<$t>, src: *const u8) -> u64 {

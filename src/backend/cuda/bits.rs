@@ -6,22 +6,21 @@
 use std::ptr;
 
 use crate::{
-    backend::Stream,
     error::Result,
-    ops::{
-        bits::{BitPlan, One, Test},
+    plan::{
+        bits::{BitPlan, BitRule, Layout, OnePattern},
         loops::{Loop, MAX_LOOPS},
     },
     tensor::{Dtype, View},
 };
 
-use super::Device;
+use super::queue::Queue;
 
-pub fn pack(device: Device, plan: &BitPlan, test: Test, src: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
-    let entered = device.enter(stream)?;
-    let kernels = entered.kernels()?;
+/// Writes the bits of the elements of `src` to the bytes of `dst`. `plan` was made from these two views.
+pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) -> Result<()> {
+    let kernels = queue.kernels()?;
     let elements = src.data().wrapping_offset(plan.start as isize);
-    if let Some((count, bytes)) = contiguous(plan, test.size, elements) {
+    if is_contiguous(plan, elements) {
         let dtype = src.dtype();
         let kernel = match (dtype.is_float(), dtype.size) {
             (false, size) => kernels.pack_truth[size.ilog2() as usize],
@@ -29,8 +28,8 @@ pub fn pack(device: Device, plan: &BitPlan, test: Test, src: &View<'_>, dst: &Vi
             (true, 2) => kernels.pack_signs[0],
             (true, size) => kernels.pack_signs[size.ilog2() as usize],
         };
-        let (mut src, mut dst, mut count, mut bytes) = (elements, dst.data(), count, bytes);
-        let mut order = plan.order as u32;
+        let (mut src, mut dst, mut order) = (elements, dst.data(), plan.order as u32);
+        let (mut count, mut bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
         let mut arguments = [
             ptr::from_mut(&mut src).cast(),
             ptr::from_mut(&mut dst).cast(),
@@ -39,27 +38,26 @@ pub fn pack(device: Device, plan: &BitPlan, test: Test, src: &View<'_>, dst: &Vi
             ptr::from_mut(&mut order).cast(),
         ];
         // SAFETY: the kernel's arguments (kernels/README.md), over memory that the makers of the views vouched for.
-        return unsafe { entered.launch(kernel, bytes, &mut arguments, stream) };
+        return unsafe { queue.launch(kernel, bytes, &mut arguments) };
     }
     let rows = plan.in_rows();
-    let mut strided = Strided::of(rows.as_ref().unwrap_or(plan), elements, dst.data(), elements, test.size);
-    strided.first_zero = test.first_zero;
-    strided.span = test.span;
+    let mut strided = Strided::of(rows.as_ref().unwrap_or(plan), elements, dst.data(), elements);
+    strided.first_zero = rule.first_zero;
+    strided.span = rule.span;
     let items = strided.rows.saturating_mul(strided.bytes);
-    // SAFETY: as above.
-    unsafe {
-        let mut arguments = [ptr::from_mut(&mut strided).cast()];
-        entered.launch(kernels.strided[0], items, &mut arguments, stream)
-    }
+    let mut arguments = [ptr::from_mut(&mut strided).cast()];
+    // SAFETY: the kernel's argument, made of the plan of these views, over memory that their makers vouched for.
+    unsafe { queue.launch(kernels.strided[0], items, &mut arguments) }
 }
 
-pub fn unpack(device: Device, plan: &BitPlan, one: One, src: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
-    let entered = device.enter(stream)?;
-    let kernels = entered.kernels()?;
+/// Writes the bits in the bytes of `src` to the elements of `dst`. `plan` was made from these two views.
+pub fn unpack(queue: &mut Queue, plan: &BitPlan, one: OnePattern, src: &View<'_>, dst: &View<'_>) -> Result<()> {
+    let kernels = queue.kernels()?;
     let elements = dst.data().wrapping_offset(plan.start as isize);
-    if let Some((count, bytes)) = contiguous(plan, one.size, elements) {
+    if is_contiguous(plan, elements) {
         let kernel = kernels.unpack[one.size.ilog2() as usize];
-        let (mut src, mut dst, mut count, mut bytes) = (src.data(), elements, count, bytes);
+        let (mut src, mut dst) = (src.data(), elements);
+        let (mut count, mut bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
         // Little-endian, so an argument of fewer bytes is the beginning of it.
         let (mut pattern, mut order) = (one.pattern, plan.order as u32);
         let mut arguments = [
@@ -71,24 +69,20 @@ pub fn unpack(device: Device, plan: &BitPlan, one: One, src: &View<'_>, dst: &Vi
             ptr::from_mut(&mut order).cast(),
         ];
         // SAFETY: the kernel's arguments (kernels/README.md), over memory that the makers of the views vouched for.
-        return unsafe { entered.launch(kernel, count, &mut arguments, stream) };
+        return unsafe { queue.launch(kernel, count, &mut arguments) };
     }
     let rows = plan.in_rows();
-    let mut strided = Strided::of(rows.as_ref().unwrap_or(plan), src.data(), elements, elements, one.size);
+    let mut strided = Strided::of(rows.as_ref().unwrap_or(plan), src.data(), elements, elements);
     strided.one = one.pattern;
     let items = strided.rows.saturating_mul(strided.elements.div_ceil(8));
-    // SAFETY: as above.
-    unsafe {
-        let mut arguments = [ptr::from_mut(&mut strided).cast()];
-        entered.launch(kernels.strided[1], items, &mut arguments, stream)
-    }
+    let mut arguments = [ptr::from_mut(&mut strided).cast()];
+    // SAFETY: the kernel's argument, made of the plan of these views, over memory that their makers vouched for.
+    unsafe { queue.launch(kernels.strided[1], items, &mut arguments) }
 }
 
-/// The elements and the bytes, if the contiguous kernels can do it: both sides are one run of memory, and elements lie at
-/// multiples of their size.
-fn contiguous(plan: &BitPlan, size: usize, elements: *mut u8) -> Option<(u64, u64)> {
-    let (count, bytes) = plan.as_one_run(size)?;
-    elements.addr().is_multiple_of(size).then_some((count as u64, bytes as u64))
+/// Whether the contiguous kernels can do it: both sides are one run of memory, and elements lie at multiples of their size.
+fn is_contiguous(plan: &BitPlan, elements: *mut u8) -> bool {
+    plan.layout() == Layout::Flat && elements.addr().is_multiple_of(plan.size)
 }
 
 /// The argument of the strided kernels, as they declare it (kernels/bits.cu): at most 4096 bytes, passed by value.
@@ -131,8 +125,8 @@ struct StridedLoop {
 
 impl Strided {
     /// Lays a plan out. `elements` is where the first row's elements begin, which are on the side `src` or `dst`.
-    fn of(plan: &BitPlan, src: *const u8, dst: *mut u8, elements: *mut u8, size: usize) -> Self {
-        let (rows, inner) = (plan.rows.as_slice(), plan.elements.as_slice());
+    fn of(plan: &BitPlan, src: *const u8, dst: *mut u8, elements: *mut u8) -> Self {
+        let (size, rows, inner) = (plan.size, plan.rows.as_slice(), plan.elements.as_slice());
         let loops = rows
             .iter()
             .map(|&Loop { count, strides: [element_stride, byte_stride] }| (count, element_stride, byte_stride))
@@ -143,9 +137,9 @@ impl Strided {
         let mut strided = Self {
             src,
             dst,
-            rows: plan.rows.rounds() as u64,
-            elements: plan.elements.rounds() as u64,
-            bytes: plan.bytes.rounds() as u64,
+            rows: plan.rows.count() as u64,
+            elements: plan.elements.count() as u64,
+            bytes: plan.bytes.count() as u64,
             first_zero: 0,
             span: 0,
             one: 0,

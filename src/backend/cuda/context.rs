@@ -1,6 +1,10 @@
 //! Which context a call works in, and leaving the caller's thread as it was.
 
-use std::{ffi::c_int, ptr};
+use std::{
+    ffi::{c_int, c_void},
+    ptr,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode};
 
@@ -11,117 +15,179 @@ use crate::{
 
 use super::{
     Device,
-    driver::{Driver, Properties},
+    driver::{Driver, INVALID_CONTEXT, Properties},
 };
 
-/// A context that is current; the one before is again once this is dropped.
-pub struct Entered {
-    pub device: Device,
-    context: CUcontext,
+/// The context that a call works in.
+pub struct Context {
+    driver: &'static Driver,
+    handle: CUcontext,
+    /// What tells it apart from all others of the process, also from those that are gone.
+    pub id: u64,
+    /// Whether it is current on this thread.
+    current: bool,
+    /// Whether that is our doing: then the one before is current again once this is dropped.
     pushed: bool,
-    _relaxed: Relaxed,
 }
 
-impl Device {
-    /// Enters the stream's own context; for the legacy and the per-thread stream the current one if it is on this device,
-    /// else the device's primary one.
-    pub fn enter(self, stream: Stream) -> Result<Entered> {
-        let relaxed = Relaxed::begin(self.driver)?;
-        let Some(stream) = stream.created() else {
-            return match self.current()? {
-                Some(context) => Ok(Entered { device: self, context, pushed: false, _relaxed: relaxed }),
-                None => self.push(self.primary()?, relaxed),
-            };
-        };
-        let mut context = ptr::null_mut();
+impl Context {
+    /// The stream's own context; for the legacy and the per-thread stream the current one if it is on this device, else
+    /// the device's primary one.
+    ///
+    /// A stream's own need not be current for launches: a kernel that belongs to no context takes it from the stream.
+    pub fn of(device: Device, stream: Stream) -> Result<Self> {
+        match stream.created() {
+            Some(stream) => Self::of_stream(device, stream),
+            None => Self::of_thread(device),
+        }
+    }
+
+    fn of_stream(device: Device, stream: *mut c_void) -> Result<Self> {
+        let driver = device.driver;
+        let mut handle = ptr::null_mut();
         // SAFETY: the caller of the stream tier promises a stream that is alive.
-        let code = unsafe { (self.driver.functions.cuStreamGetCtx)(stream.cast(), &mut context) };
-        self.driver.check(code, format_args!("cuStreamGetCtx"))?;
-        let entered = self.push(context, relaxed)?;
-        let on = device_of_current(self.driver)?;
-        if on != self.properties().handle {
-            return Err(match self.driver.devices.iter().position(|device| device.handle == on) {
-                Some(on) => error!(InvalidArgument, "stream: it is on cuda:{on}, the tensors on {self}"),
-                None => error!(InvalidArgument, "stream: it is on another device than {self}, where the tensors are"),
-            });
+        let code = unsafe { (driver.functions.cuStreamGetCtx)(stream.cast(), &mut handle) };
+        driver.check(code, format_args!("cuStreamGetCtx"))?;
+        let id = id_of(driver, handle)?;
+        let mut context = Self { driver, handle, id, current: false, pushed: false };
+        let on = context.device()?;
+        if on != device.ordinal {
+            return Err(error!(InvalidArgument, "stream: it is on cuda:{on}, the tensors on {device}"));
         }
-        Ok(entered)
+        Ok(context)
     }
 
-    fn push(self, context: CUcontext, relaxed: Relaxed) -> Result<Entered> {
-        // SAFETY: a stream's own context, or a primary one that is retained.
-        let code = unsafe { (self.driver.functions.cuCtxPushCurrent_v2)(context) };
-        self.driver.check(code, format_args!("cuCtxPushCurrent on {self}"))?;
-        Ok(Entered { device: self, context, pushed: true, _relaxed: relaxed })
+    fn of_thread(device: Device) -> Result<Self> {
+        let (driver, mut id) = (device.driver, 0);
+        // SAFETY: the place outlives the call; NULL stands for the current context.
+        match unsafe { (driver.functions.cuCtxGetId)(ptr::null_mut(), &mut id) } {
+            INVALID_CONTEXT => {} // there is none
+            code => {
+                driver.check(code, format_args!("cuCtxGetId of the current context"))?;
+                let mut current = Self { driver, handle: ptr::null_mut(), id, current: true, pushed: false };
+                if current.device()? == device.ordinal {
+                    return Ok(current);
+                }
+            }
+        }
+        let mut primary = Self { driver, handle: primary(device)?, id: 0, current: false, pushed: false };
+        primary.make_current()?;
+        primary.id = id_of(driver, ptr::null_mut())?;
+        DEVICES.remember(primary.id, device.ordinal);
+        Ok(primary)
     }
 
-    /// The caller's current context, if it is on this device.
-    fn current(self) -> Result<Option<CUcontext>> {
-        let mut context = ptr::null_mut();
+    /// Makes it current on this thread, for whatever is not a launch.
+    pub fn make_current(&mut self) -> Result<()> {
+        if !self.current {
+            // SAFETY: a stream's own context, or a primary one that is retained.
+            let code = unsafe { (self.driver.functions.cuCtxPushCurrent_v2)(self.handle) };
+            self.driver.check(code, format_args!("cuCtxPushCurrent"))?;
+            (self.current, self.pushed) = (true, true);
+        }
+        Ok(())
+    }
+
+    /// The number of its device.
+    fn device(&mut self) -> Result<usize> {
+        if let Some(ordinal) = DEVICES.recall(self.id) {
+            return Ok(ordinal);
+        }
+        let current_before = self.current;
+        self.make_current()?;
+        let mut handle = 0;
         // SAFETY: the place outlives the call.
-        let code = unsafe { (self.driver.functions.cuCtxGetCurrent)(&mut context) };
-        self.driver.check(code, format_args!("cuCtxGetCurrent"))?;
-        let here = !context.is_null() && device_of_current(self.driver)? == self.properties().handle;
-        Ok(here.then_some(context))
-    }
-
-    /// The primary context, retained for good.
-    fn primary(self) -> Result<CUcontext> {
-        let Properties { handle, primary, .. } = self.properties();
-        if let Some(&context) = primary.get() {
-            return Ok(context as CUcontext);
+        let code = unsafe { (self.driver.functions.cuCtxGetDevice)(&mut handle) };
+        self.driver.check(code, format_args!("cuCtxGetDevice"))?;
+        if !current_before {
+            self.leave();
         }
-        let mut context = ptr::null_mut();
-        // SAFETY: a device of the driver's. Two threads may retain it side by side: it is one context.
-        let code = unsafe { (self.driver.functions.cuDevicePrimaryCtxRetain)(&mut context, *handle) };
-        self.driver.check(code, format_args!("cuDevicePrimaryCtxRetain of {self}"))?;
-        Ok(*primary.get_or_init(|| context as usize) as CUcontext)
-    }
-}
-
-impl Entered {
-    pub fn driver(&self) -> &'static Driver {
-        self.device.driver
+        let ordinal = self.driver.devices.iter().position(|device| device.handle == handle).ok_or_else(|| {
+            error!(InvalidArgument, "stream: it is on a device, {handle}, that the driver did not show")
+        })?;
+        DEVICES.remember(self.id, ordinal);
+        Ok(ordinal)
     }
 
-    /// What tells this context apart from all others of the process, also from those that are gone.
-    pub fn id(&self) -> Result<u64> {
-        let mut id = 0;
-        // SAFETY: the context is current.
-        let code = unsafe { (self.driver().functions.cuCtxGetId)(self.context, &mut id) };
-        self.driver().check(code, format_args!("cuCtxGetId on {}", self.device))?;
-        Ok(id)
-    }
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
+    /// Makes the context current that was so before.
+    fn leave(&mut self) {
         if self.pushed {
             let mut context = ptr::null_mut();
             // SAFETY: what was pushed on this thread is still on top: nothing of ours leaves another one there. There is
             // nobody to tell of a failure, and none that leaves the caller worse off than it is.
-            unsafe { (self.driver().functions.cuCtxPopCurrent_v2)(&mut context) };
+            unsafe { (self.driver.functions.cuCtxPopCurrent_v2)(&mut context) };
+            (self.current, self.pushed) = (false, false);
         }
     }
 }
 
-fn device_of_current(driver: &Driver) -> Result<i32> {
-    let mut device = 0;
-    // SAFETY: the place outlives the call.
-    let code = unsafe { (driver.functions.cuCtxGetDevice)(&mut device) };
-    driver.check(code, format_args!("cuCtxGetDevice"))?;
-    Ok(device)
+impl Drop for Context {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// The id of a context; NULL stands for the current one.
+fn id_of(driver: &Driver, handle: CUcontext) -> Result<u64> {
+    let mut id = 0;
+    // SAFETY: a context that is alive, or NULL; the place outlives the call.
+    let code = unsafe { (driver.functions.cuCtxGetId)(handle, &mut id) };
+    driver.check(code, format_args!("cuCtxGetId"))?;
+    Ok(id)
+}
+
+/// The primary context of a device, retained for good.
+fn primary(device: Device) -> Result<CUcontext> {
+    let Properties { handle, primary, .. } = device.properties();
+    if let Some(&context) = primary.get() {
+        return Ok(context as CUcontext);
+    }
+    let mut context = ptr::null_mut();
+    // SAFETY: a device of the driver's. Two threads may retain it side by side: it is one context.
+    let code = unsafe { (device.driver.functions.cuDevicePrimaryCtxRetain)(&mut context, *handle) };
+    device.driver.check(code, format_args!("cuDevicePrimaryCtxRetain of {device}"))?;
+    Ok(*primary.get_or_init(|| context as usize) as CUcontext)
+}
+
+/// The devices of contexts.
+static DEVICES: Remembered = Remembered::nothing();
+
+/// A small number for each of some contexts, by their ids, which the driver never gives twice. What is asked for again and
+/// again is there; a context that comes to another's place takes it, and then that one's number is to be found out anew.
+pub struct Remembered([AtomicU64; 64]);
+
+impl Remembered {
+    pub const fn nothing() -> Self {
+        Self([const { AtomicU64::new(0) }; 64])
+    }
+
+    fn place(&self, id: u64) -> &AtomicU64 {
+        &self.0[(id % 64) as usize]
+    }
+
+    /// The number remembered of this context.
+    pub fn recall(&self, id: u64) -> Option<usize> {
+        let word = self.place(id).load(Ordering::Relaxed);
+        (word >> 8 == id && word & 0xff > 0).then(|| (word & 0xff) as usize - 1)
+    }
+
+    /// Remembers a number below 255; larger ones, and ids beyond 56 bits, are not remembered.
+    pub fn remember(&self, id: u64, number: usize) {
+        if number < 255 && id >> 56 == 0 {
+            self.place(id).store(id << 8 | (number as u64 + 1), Ordering::Relaxed);
+        }
+    }
 }
 
 /// While it lives, calls of this thread do not disturb what other threads, or this one, capture: to load, to allocate or
 /// to wait for the legacy stream would fail otherwise, and break the capture, for as long as any thread captures.
-struct Relaxed {
+pub struct Relaxed {
     driver: &'static Driver,
     before: c_int,
 }
 
 impl Relaxed {
-    fn begin(driver: &'static Driver) -> Result<Self> {
+    pub fn begin(driver: &'static Driver) -> Result<Self> {
         let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_int;
         Ok(Self { driver, before: exchange_capture_mode(driver, relaxed)? })
     }
@@ -140,4 +206,22 @@ fn exchange_capture_mode(driver: &Driver, mut mode: c_int) -> Result<c_int> {
     let code = unsafe { (driver.functions.cuThreadExchangeStreamCaptureMode)(ptr::from_mut(&mut mode).cast()) };
     driver.check(code, format_args!("cuThreadExchangeStreamCaptureMode"))?;
     Ok(mode)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_remembered_of_a_context_is_never_told_of_another() {
+        let remembered = Remembered::nothing();
+        assert_eq!(remembered.recall(0), None);
+        remembered.remember(7, 3);
+        assert_eq!((remembered.recall(7), remembered.recall(7 + 64)), (Some(3), None));
+        remembered.remember(7 + 64, 0);
+        assert_eq!((remembered.recall(7), remembered.recall(7 + 64)), (None, Some(0)));
+        remembered.remember(8, 255);
+        remembered.remember(1 << 56 | 8, 1);
+        assert_eq!((remembered.recall(8), remembered.recall(1 << 56 | 8)), (None, None));
+    }
 }

@@ -68,7 +68,6 @@ functions! {
     cuDeviceGet(*mut CUdevice, c_int);
     cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
     cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
-    cuCtxGetCurrent(*mut CUcontext);
     cuCtxPushCurrent_v2(CUcontext);
     cuCtxPopCurrent_v2(*mut CUcontext);
     cuCtxGetDevice(*mut CUdevice);
@@ -210,6 +209,8 @@ impl Driver {
 }
 
 const NO_DEVICE: c_int = 100;
+/// What is asked of the current context, where there is none.
+pub const INVALID_CONTEXT: c_int = 201;
 
 /// The status of an error code of the driver.
 fn status_of(code: c_int) -> Status {

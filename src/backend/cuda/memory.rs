@@ -10,6 +10,7 @@
 
 use std::{
     alloc::{self, Layout},
+    ffi::c_void,
     ptr,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -18,18 +19,15 @@ use std::{
 };
 
 use crate::{
-    backend::Stream,
     error::{Result, Status, error},
+    tensor::Owner,
 };
 
-use super::{Device, context::Entered};
+use super::queue::Queue;
 
 /// What may be pending in a context before a fence is worth its wait: so many blocks, or so many bytes.
 const PENDING_BLOCKS: usize = 32;
 const PENDING_BYTES: usize = 256 << 20;
-
-/// Device memory of a tensor.
-pub struct Memory(Option<Box<Block>>);
 
 struct Block {
     address: u64,
@@ -43,34 +41,34 @@ struct Block {
     /// In a [`List`].
     next: Option<Box<Block>>,
     /// Among [`RELEASED`].
-    below: AtomicPtr<Block>,
-}
-
-impl Memory {
-    /// Its address; NULL when there is none of it.
-    pub fn data(&self) -> *mut u8 {
-        self.0.as_ref().map_or(ptr::null_mut(), |block| block.address as usize as *mut u8)
-    }
+    next_released: AtomicPtr<Block>,
 }
 
 /// Blocks that nobody has looked at since their release.
 static RELEASED: AtomicPtr<Block> = AtomicPtr::new(ptr::null_mut());
 
-impl Drop for Memory {
-    /// Runs on any thread, in a forked child, and while the process ends: so no driver and no lock here.
-    fn drop(&mut self) {
-        let Some(block) = self.0.take() else {
-            return;
-        };
-        let mut head = RELEASED.load(Ordering::Relaxed);
-        let block = Box::into_raw(block);
-        loop {
-            // SAFETY: it came from a Box, and stays this call's until the exchange below gives it away.
-            unsafe { (*block).below.store(head, Ordering::Relaxed) };
-            match RELEASED.compare_exchange_weak(head, block, Ordering::Release, Ordering::Relaxed) {
-                Ok(_) => return,
-                Err(now) => head = now,
-            }
+impl Block {
+    /// The block as memory of a tensor, which gives it back when it is dropped.
+    fn into_owner(self: Box<Self>) -> Owner {
+        let data = self.address as usize as *mut u8;
+        // SAFETY: `release` is called once, with a block that came out of a Box.
+        unsafe { Owner::new(data, [Box::into_raw(self).cast(), ptr::null_mut()], release) }
+    }
+}
+
+/// Runs on any thread, in a forked child, and while the process ends: so no driver and no lock here.
+///
+/// # Safety
+/// `block` came out of a Box and is given away.
+unsafe fn release(_: *mut u8, [block, _]: [*mut c_void; 2]) {
+    let block: *mut Block = block.cast();
+    let mut head = RELEASED.load(Ordering::Relaxed);
+    loop {
+        // SAFETY: the caller gave it away, and it stays this call's until the exchange below gives it away in turn.
+        unsafe { (*block).next_released.store(head, Ordering::Relaxed) };
+        match RELEASED.compare_exchange_weak(head, block, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(now) => head = now,
         }
     }
 }
@@ -96,9 +94,9 @@ impl Kept {
     fn collect(&mut self) {
         let mut released = RELEASED.swap(ptr::null_mut(), Ordering::Acquire);
         while !released.is_null() {
-            // SAFETY: `Memory::drop` put it there out of a Box, and the swap made it ours alone.
+            // SAFETY: `release` put it there, out of a Box, and the swap made it ours alone.
             let block = unsafe { Box::from_raw(released) };
-            released = block.below.load(Ordering::Relaxed);
+            released = block.next_released.load(Ordering::Relaxed);
             self.pending.push(block);
         }
     }
@@ -118,66 +116,60 @@ impl Kept {
     }
 }
 
-impl Device {
-    /// Memory of `bytes` bytes, not initialized, aligned to 256 at least.
-    pub fn allocate(self, bytes: i64) -> Result<Memory> {
-        let entered = self.enter(Stream::LEGACY)?;
-        if bytes == 0 {
-            return Ok(Memory(None));
-        }
-        let context = entered.id()?;
+impl Queue {
+    /// Memory of `bytes` bytes, at least one, not initialized, aligned to 256 at least.
+    pub fn allocate(&mut self, bytes: i64) -> Result<Owner> {
+        let context = self.current()?.id;
         let capacity = capacity_for(bytes as usize);
         let fits = |block: &Block| block.context == context && (bytes as usize..=capacity).contains(&block.capacity);
         let mut kept = Kept::lock();
         kept.collect();
         if let Some(block) = kept.ready.take(fits) {
-            return Ok(Memory(Some(block)));
+            return Ok(block.into_owner());
         }
         let much_is_pending = kept.much_is_pending(context);
         drop(kept);
         if much_is_pending {
-            entered.fence(context)?;
+            self.fence(context)?;
             if let Some(block) = Kept::lock().ready.take(fits) {
-                return Ok(Memory(Some(block)));
+                return Ok(block.into_owner());
             }
         }
-        let mut block = new_block(capacity, context, self.ordinal)?;
-        block.address = match entered.allocate(capacity, bytes) {
+        let mut block = new_block(capacity, context, self.device.ordinal)?;
+        block.address = match self.allocate_anew(capacity, bytes) {
             Err(failure) if failure.status == Status::OutOfMemory => {
-                entered.give_back(context)?;
+                self.give_back(context)?;
                 block.capacity = bytes as usize;
-                entered.allocate(block.capacity, bytes)?
+                self.allocate_anew(block.capacity, bytes)?
             }
             outcome => outcome?,
         };
-        Ok(Memory(Some(block)))
+        Ok(block.into_owner())
     }
 
     /// Gives back what is kept, in the context that calls without a stream work in.
-    pub fn trim(self) -> Result<()> {
+    pub fn trim(&mut self) -> Result<()> {
         // A device that was never used must not get a context for this.
-        if !Kept::lock().has_any_of(self.ordinal) {
+        if !Kept::lock().has_any_of(self.device.ordinal) {
             return Ok(());
         }
-        let entered = self.enter(Stream::LEGACY)?;
-        entered.give_back(entered.id()?)
+        let context = self.current()?.id;
+        self.give_back(context)
     }
-}
 
-impl Entered {
-    fn allocate(&self, capacity: usize, wanted: i64) -> Result<u64> {
-        let mut address = 0;
+    fn allocate_anew(&self, capacity: usize, wanted: i64) -> Result<u64> {
+        let (driver, mut address) = (self.device.driver, 0);
         // SAFETY: the place outlives the call.
-        let code = unsafe { (self.driver().functions.cuMemAlloc_v2)(&mut address, capacity) };
-        self.driver().check(code, format_args!("cuMemAlloc of {wanted} bytes on {}", self.device))?;
+        let code = unsafe { (driver.functions.cuMemAlloc_v2)(&mut address, capacity) };
+        driver.check(code, format_args!("cuMemAlloc of {wanted} bytes on {}", self.device))?;
         Ok(address)
     }
 
     /// Frees memory; returns once all work of the context that was enqueued before is done.
     fn free(&self, address: u64) -> Result<()> {
         // SAFETY: memory of this context that came from cuMemAlloc and is in no tensor any more.
-        let code = unsafe { (self.driver().functions.cuMemFree_v2)(address) };
-        self.driver().check(code, format_args!("cuMemFree on {}", self.device))
+        let code = unsafe { (self.device.driver.functions.cuMemFree_v2)(address) };
+        self.device.driver.check(code, format_args!("cuMemFree on {}", self.device))
     }
 
     /// Frees blocks, as far as it goes: those that are left were not.
@@ -204,7 +196,7 @@ impl Entered {
         let outcome = if idle.0.is_some() {
             self.free_all(&mut idle)
         } else {
-            match self.allocate(SMALLEST, SMALLEST as i64) {
+            match self.allocate_anew(SMALLEST, SMALLEST as i64) {
                 Ok(address) => self.free(address),
                 // Not even for that: then any block will do, for there are many.
                 Err(failure) if failure.status == Status::OutOfMemory => self.free_all(&mut pending),
@@ -256,7 +248,7 @@ fn new_block(capacity: usize, context: u64, device: usize) -> Result<Box<Block>>
             device,
             idle: false,
             next: None,
-            below: AtomicPtr::default(),
+            next_released: AtomicPtr::default(),
         });
         Ok(Box::from_raw(place))
     }

@@ -10,7 +10,7 @@ use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUkernel};
 
 use crate::error::{Result, error};
 
-use super::context::Entered;
+use super::{context::Remembered, queue::Queue};
 
 /// PTX for a compute capability and those above it, up to that of the next image.
 struct Image {
@@ -109,24 +109,42 @@ kernels! {
     strided: [c"gc_pack_strided": 256, c"gc_unpack_strided": 256],
 }
 
-impl Entered {
-    /// The kernels for this device, loaded by whoever needs them first.
-    pub fn kernels(&self) -> Result<&'static Kernels> {
+/// The contexts in which every kernel is.
+static PREPARED: Remembered = Remembered::nothing();
+
+impl Queue {
+    /// The kernels for this device, loaded and put into this context by the first call there, so that no launch has to,
+    /// which waits for all that runs there.
+    pub(super) fn kernels(&mut self) -> Result<&'static Kernels> {
         let image = image(self.device.properties().compute_capability)?;
+        let context = self.context()?.id;
         match image.kernels.get() {
-            Some(kernels) => Ok(kernels),
-            None => self.load(image),
+            Some(kernels) if PREPARED.recall(context).is_some() => Ok(kernels),
+            _ => self.prepare(),
         }
     }
 
+    /// Loads what calls in this context need, down to every kernel.
     #[cold]
+    pub fn prepare(&mut self) -> Result<&'static Kernels> {
+        let image = image(self.device.properties().compute_capability)?;
+        let context = self.current()?.id;
+        let kernels = match image.kernels.get() {
+            Some(kernels) => kernels,
+            None => self.load(image)?,
+        };
+        kernels.for_each(|kernel| self.put_into_context(kernel))?;
+        PREPARED.remember(context, 0);
+        Ok(kernels)
+    }
+
     fn load(&self, image: &'static Image) -> Result<&'static Kernels> {
         static LOADING: Mutex<()> = Mutex::new(());
         let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernels) = image.kernels.get() {
             return Ok(kernels); // another thread was faster
         }
-        let driver = self.driver();
+        let driver = self.device.driver;
         let mut library = ptr::null_mut();
         // SAFETY: text that ends with a NUL, and no options.
         let code = unsafe {
@@ -156,21 +174,18 @@ impl Entered {
         Ok(image.kernels.get_or_init(|| kernels))
     }
 
-    /// Puts every kernel into this context, so that no launch has to, which waits for all that runs there.
-    pub fn prepare(&self) -> Result<()> {
-        let kernels = self.kernels()?;
-        kernels.for_each(|kernel| {
-            let (mut function, mut registers) = (ptr::null_mut(), 0);
-            let functions = &self.driver().functions;
-            // SAFETY: a kernel of a library that is never unloaded, and this context is current.
-            unsafe {
-                let code = (functions.cuKernelGetFunction)(&mut function, kernel.handle as CUkernel);
-                self.driver().check(code, format_args!("cuKernelGetFunction of {}", kernel.name.to_string_lossy()))?;
-                // Asking is what loads: drivers load lazily.
-                let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
-                let code = (functions.cuFuncGetAttribute)(&mut registers, attribute, function);
-                self.driver().check(code, format_args!("cuFuncGetAttribute of {}", kernel.name.to_string_lossy()))
-            }
-        })
+    /// Puts a kernel into the current context.
+    fn put_into_context(&self, kernel: Kernel) -> Result<()> {
+        let (driver, name) = (self.device.driver, kernel.name.to_string_lossy());
+        let (mut function, mut registers) = (ptr::null_mut(), 0);
+        // SAFETY: a kernel of a library that is never unloaded, and this context is current.
+        unsafe {
+            let code = (driver.functions.cuKernelGetFunction)(&mut function, kernel.handle as CUkernel);
+            driver.check(code, format_args!("cuKernelGetFunction of {name}"))?;
+            // Asking is what loads: drivers load lazily.
+            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
+            let code = (driver.functions.cuFuncGetAttribute)(&mut registers, attribute, function);
+            driver.check(code, format_args!("cuFuncGetAttribute of {name}"))
+        }
     }
 }

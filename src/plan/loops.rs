@@ -1,11 +1,16 @@
-//! Nested loops over strided memory, simplified as far as they go.
+//! Nested loops over strided memory, as few as describe it.
+//!
+//! ```text
+//! shape [2, 3, 4], strides [12, 4, 1]:  one loop of 24        (contiguous)
+//! shape [2, 3, 4], strides [16, 4, 1]:  2 at 16, 12 at 1      (the last two dimensions are one)
+//! ```
 
 use arrayvec::ArrayVec;
 
 /// As many as there can be: each counts at least 2, and the product of all counts stays below 2^63.
 pub const MAX_LOOPS: usize = 62;
 
-/// One loop: how often, and how far each round moves on every side, in bytes.
+/// One loop: how often it runs, and how far each round moves on every side, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loop<const SIDES: usize> {
     pub count: i64,
@@ -17,21 +22,27 @@ pub struct Loop<const SIDES: usize> {
 #[derive(Clone, Debug)]
 pub struct Loops<const SIDES: usize> {
     items: ArrayVec<Loop<SIDES>, MAX_LOOPS>,
-    rounds: i64,
+    count: i64,
 }
 
 impl<const SIDES: usize> Loops<SIDES> {
     /// No loop: a single round.
     #[inline]
     pub fn new() -> Self {
-        Self { items: ArrayVec::new(), rounds: 1 }
+        Self { items: ArrayVec::new(), count: 1 }
+    }
+
+    /// Back to no loop.
+    pub fn clear(&mut self) {
+        self.items.clear();
+        self.count = 1;
     }
 
     /// Adds a loop inside those that are there. The product of all counts other than 0 must stay below 2^63.
     #[inline]
     pub fn push(&mut self, count: i64, strides: [i64; SIDES]) {
-        self.rounds *= count;
-        if count == 1 || self.rounds == 0 {
+        self.count *= count;
+        if count == 1 || self.count == 0 {
             return;
         }
         if let Some(outer) = self.items.last_mut()
@@ -43,22 +54,21 @@ impl<const SIDES: usize> Loops<SIDES> {
         self.items.push(Loop { count, strides });
     }
 
-    /// Rounds of all loops together.
-    pub fn rounds(&self) -> i64 {
-        self.rounds
+    /// Rounds of all loops together: the product of their counts.
+    pub fn count(&self) -> i64 {
+        self.count
     }
 
     pub fn as_slice(&self) -> &[Loop<SIDES>] {
         &self.items
     }
 
-    /// The innermost loop with this stride on one side, and the others without it.
-    pub fn split_off(&self, side: usize, stride: i64) -> Option<(Loop<SIDES>, Self)> {
-        let index = self.items.iter().rposition(|item| item.strides[side] == stride)?;
+    /// The loop at this index, and the others without it.
+    pub fn split_off(&self, index: usize) -> (Loop<SIDES>, Self) {
         let mut others = self.clone();
         let found = others.items.remove(index);
-        others.rounds /= found.count;
-        Some((found, others))
+        others.count /= found.count;
+        (found, others)
     }
 
     /// The stride of the only loop: None if there are several; `any` if there is at most one round.
@@ -93,7 +103,7 @@ impl<'a, const SIDES: usize> Cursor<'a, SIDES> {
     /// Begins at round number `first`.
     #[inline]
     pub fn starting_at(loops: &'a Loops<SIDES>, first: i64) -> Self {
-        let left = (loops.rounds - first).max(0);
+        let left = (loops.count - first).max(0);
         let mut cursor = Self { loops: &loops.items, index: ArrayVec::new(), offsets: [0; SIDES], left };
         loops.items.iter().for_each(|_| cursor.index.push(0));
         let mut round = first;
@@ -181,7 +191,7 @@ mod tests {
         both.push(2, [8, 100]);
         both.push(4, [2, 1]);
         assert_eq!(both.as_slice().len(), 2);
-        assert_eq!(both.rounds(), 8);
+        assert_eq!(both.count(), 8);
     }
 
     #[test]

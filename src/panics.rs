@@ -1,4 +1,5 @@
-//! The line between callers and this library: every call from outside crosses it here.
+//! The line between callers and this library, which every call from outside crosses: panics become errors, and a failure
+//! becomes the thread's last error.
 
 use std::{
     cell::{Cell, RefCell},
@@ -14,10 +15,6 @@ use std::{
 
 use crate::error::{Error, MESSAGE_LIMIT, Result, Status, sentence};
 
-/// The status of a call, as C sees it.
-#[allow(non_camel_case_types, reason = "the name in the header")]
-pub type gc_status_t = i32;
-
 /// What a function answers: its value on success, and what stands for failure.
 pub trait Answer {
     type C;
@@ -26,12 +23,12 @@ pub trait Answer {
 }
 
 impl Answer for () {
-    type C = gc_status_t;
-    fn success(self) -> gc_status_t {
-        Status::Ok as gc_status_t
+    type C = i32;
+    fn success(self) -> i32 {
+        Status::Ok as i32
     }
-    fn failure(status: Status) -> gc_status_t {
-        status as gc_status_t
+    fn failure(status: Status) -> i32 {
+        status as i32
     }
 }
 
@@ -171,7 +168,7 @@ mod tests {
     fn a_panic_becomes_a_status_that_names_its_place() {
         let status = boundary(|| -> Result<()> { panic!("seven is {}", 7) });
         assert_eq!(status, 99);
-        assert!(last_error_text().contains("boundary.rs"), "{}", last_error_text());
+        assert!(last_error_text().contains("panics.rs"), "{}", last_error_text());
         assert!(last_error_text().contains("seven is 7"), "{}", last_error_text());
     }
 
@@ -204,7 +201,7 @@ mod tests {
     /// What a test of this module prints in a process of its own.
     fn stderr_of(test: &str) -> String {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", &format!("capi::boundary::tests::{test}")])
+            .args(["--exact", "--nocapture", &format!("panics::tests::{test}")])
             .env("GRADCODEC_TEST_PANICS", "1")
             .output()
             .unwrap();
@@ -259,7 +256,7 @@ mod tests {
             caught.or_else(|failure| failure.resume())
         });
         assert_eq!(status, 99);
-        assert!(last_error_text().contains("boundary.rs"), "{}", last_error_text());
+        assert!(last_error_text().contains("panics.rs"), "{}", last_error_text());
         assert!(last_error_text().contains("elsewhere"), "{}", last_error_text());
     }
 }

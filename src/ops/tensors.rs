@@ -1,0 +1,30 @@
+//! New tensors.
+
+use dlpark::ffi::DLDataType;
+
+use crate::{
+    backend::{Queue, Stream},
+    error::{Error, Result, error},
+    tensor::{Device, Dtype, Name, NewTensors, Outputs, Shape, element_bits},
+};
+
+/// A compact tensor of any dtype, its elements not initialized.
+pub fn empty(device: Device, dtype: DLDataType, shape: Shape<'_>) -> Result<Outputs> {
+    let bits = i128::from(element_bits(&Name::new("dtype"), dtype)?);
+    let elements = i128::from(shape.elements(&Name::new("shape"))?);
+    // At most 2^87, so it fits.
+    let bytes = i64::try_from((elements * bits + 7) / 8)
+        .map_err(|_| error!(SizeOverflow, "shape: {shape} of {bits}-bit elements exceeds 2^63 - 1 bytes"))?;
+    let memory = Queue::of(device, Stream::LEGACY)?.allocate(bytes)?;
+    Outputs::over(memory, device, dtype, shape, 1, 0)
+}
+
+/// `count` compact tensors side by side in new memory, to be written by the operation whose results they are.
+pub fn results(queue: &mut Queue, device: Device, dtype: Dtype, shape: Shape<'_>, count: usize) -> Result<NewTensors> {
+    let too_large =
+        || -> Error { error!(SizeOverflow, "out: {count} tensors of shape {shape} of {dtype} exceed 2^63 - 1 bytes") };
+    let elements = shape.elements(&Name::new("out"))?;
+    let bytes = elements.checked_mul(dtype.size as i64).ok_or_else(too_large)?;
+    let total = i64::try_from(count).ok().and_then(|count| bytes.checked_mul(count)).ok_or_else(too_large)?;
+    NewTensors::over(queue.allocate(total)?, device, dtype, shape, count, total)
+}

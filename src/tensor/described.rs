@@ -1,0 +1,77 @@
+//! A tensor whose elements nobody here reads: of any dtype and any device.
+
+use dlpark::ffi::DLTensor;
+
+use crate::error::{Result, error};
+
+use super::{
+    Device, Name, Shape,
+    dtype::element_bits,
+    view::{Strides, dims, integers},
+};
+
+/// A borrowed descriptor that holds together: dimensions not negative, the element count within 63 bits, an element of at
+/// least one bit and, on the devices of ours, every element within the address space.
+///
+/// Elsewhere `data` may be a handle that is no address (OpenCL's, Metal's), so it is passed on as it is.
+pub struct Described<'a> {
+    /// As it came in, but for `data` and `byte_offset`, which are one where that is an address.
+    pub tensor: DLTensor,
+    shape: &'a [i64],
+    strides: Option<&'a [i64]>,
+}
+
+impl<'a> Described<'a> {
+    /// Validates a descriptor.
+    ///
+    /// # Safety
+    /// For `'a`: `shape`, and `strides` unless NULL, point at `ndim` integers that do not change.
+    pub unsafe fn from_dlpack(name: &Name, tensor: &DLTensor) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let (shape, strides) = unsafe { integers(name, tensor)? };
+        let elements = Shape::of(shape).elements(name)?;
+        let bits = i128::from(element_bits(name, tensor.dtype)?);
+        let mut tensor = *tensor;
+        if elements == 0 {
+            (tensor.data, tensor.byte_offset) = (std::ptr::null_mut(), 0);
+            return Ok(Self { tensor, shape, strides });
+        }
+        if tensor.data.is_null() {
+            return Err(error!(InvalidArgument, "{name}: data is NULL, with {elements} elements"));
+        }
+        // In bits, as 128-bit integers: a product of two 64-bit ones and a 24-bit one fits, so sums of as many as there
+        // can be do not overflow unless they are far beyond what is allowed.
+        let (mut low, mut high) = (0i128, bits);
+        for (count, stride) in dims(shape, strides) {
+            let reach = i128::from(count - 1) * i128::from(stride);
+            let end = if reach < 0 { &mut low } else { &mut high };
+            *end = end.saturating_add(reach.saturating_mul(bits));
+        }
+        let start = if Device::from_dlpack(name, tensor.device).is_ok() { tensor.data.addr() } else { 0 };
+        let first = start as i128 + i128::from(tensor.byte_offset);
+        let fits = |bits: i128| (0..=i128::from(u64::MAX)).contains(&(first + bits.div_euclid(8)));
+        if high.saturating_sub(low) > 8 * i128::from(i64::MAX) || (start > 0 && !(fits(low) && fits(high + 7))) {
+            return Err(error!(
+                SizeOverflow,
+                "{name}: shape {} of {bits}-bit elements with strides {} and byte_offset {} reaches past the address space",
+                Shape::of(shape),
+                Strides(strides),
+                tensor.byte_offset
+            ));
+        }
+        if start > 0 {
+            tensor.data = tensor.data.wrapping_byte_add(tensor.byte_offset as usize);
+            tensor.byte_offset = 0;
+        }
+        Ok(Self { tensor, shape, strides })
+    }
+
+    pub fn ndim(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// Size and stride (in elements) of each dimension, outermost first.
+    pub fn dims(&self) -> impl Iterator<Item = (i64, i64)> + 'a {
+        dims(self.shape, self.strides)
+    }
+}
