@@ -141,7 +141,9 @@ typedef struct {
     Faults faults;
     bool counted;    /* the sizes could be read and multiplied: `elements` holds */
     int64_t elements;
-    size_t size;     /* bytes an element; 0 for a dtype that does not exist */
+    bool passed_on;  /* nobody looks at the elements: any dtype and any device will do */
+    wide bits;       /* of an element; 0 for a dtype that does not exist */
+    size_t size;     /* bytes of an element that is looked at */
     bool is_float;
     int64_t steps[MAX_DIMS]; /* strides, worked out when there are none */
     wide low, high;  /* the addresses that the elements cover */
@@ -172,6 +174,17 @@ static wide product(int ndim, const int64_t *sizes) {
     return result <= INT64_MAX ? result : (wide)INT64_MAX + 1;
 }
 
+static Faults device_faults(const DLTensor *t) {
+    if (t->device.device_type == kDLCUDA || t->device.device_type == kDLCUDAManaged)
+        return NO_CUDA;
+    return t->device.device_type == kDLCPU || t->device.device_type == kDLCUDAHost ? 0 : FAULT(UNSUPPORTED_DEVICE);
+}
+
+/* Whether data is an address there, to which the offset can be added. */
+static bool has_addresses(const DLTensor *t) {
+    return device_faults(t) != FAULT(UNSUPPORTED_DEVICE);
+}
+
 /* Works out what is wrong with a descriptor, as the library's header has it, or else where its elements lie. */
 static void understand(Argument *a) {
     const DLTensor *t = &a->tensor.dl_tensor;
@@ -179,17 +192,16 @@ static void understand(Argument *a) {
     a->counted = false;
     a->elements = 0;
     a->size = size_of(t->dtype);
+    a->bits = a->passed_on ? t->dtype.bits * t->dtype.lanes : 8 * (int)a->size;
     a->is_float = t->dtype.code == kDLFloat || t->dtype.code == kDLBfloat;
     a->low = a->high = 0;
     if (a->passed == NULL || unaligned(a->passed)) {
         a->faults = FAULT(INVALID_ARGUMENT);
         return;
     }
-    if (t->device.device_type == kDLCUDA || t->device.device_type == kDLCUDAManaged)
-        a->faults |= NO_CUDA;
-    else if (t->device.device_type != kDLCPU && t->device.device_type != kDLCUDAHost)
-        a->faults |= FAULT(UNSUPPORTED_DEVICE);
-    if (a->size == 0)
+    if (!a->passed_on)
+        a->faults |= device_faults(t);
+    if (a->bits == 0)
         a->faults |= FAULT(UNSUPPORTED_DTYPE);
     bool lengths = t->ndim == 0 || (t->shape != NULL && !unaligned(t->shape) && !unaligned(t->strides));
     for (int i = 0; lengths && i < t->ndim; i++)
@@ -207,22 +219,28 @@ static void understand(Argument *a) {
     a->elements = (int64_t)elements;
     for (int i = t->ndim - 1; i >= 0 && elements > 0; step *= t->shape[i--])
         a->steps[i] = t->strides ? t->strides[i] : (int64_t)step;
-    if (elements == 0 || a->size == 0)
+    if (elements == 0 || a->bits == 0)
         return;
     if (t->data == NULL) {
         a->faults |= FAULT(INVALID_ARGUMENT);
         return;
     }
-    a->low = (wide)(uintptr_t)t->data + t->byte_offset;
-    a->high = a->low + (wide)a->size;
+    a->low = 0;
+    a->high = a->bits;
     for (int i = t->ndim - 1; i >= 0; i--) {
         wide reach = (wide)(t->shape[i] - 1) * a->steps[i];
         /* Beyond any address, and small enough to be multiplied and added up. */
         wide most = (wide)1 << 70;
-        reach = (reach > most ? most : reach < -most ? -most : reach) * (wide)a->size;
+        reach = (reach > most ? most : reach < -most ? -most : reach) * a->bits;
         *(reach < 0 ? &a->low : &a->high) += reach;
     }
-    if (a->low < 0 || a->high > (wide)UINT64_MAX || a->high - a->low > INT64_MAX)
+    if (a->high - a->low > (wide)INT64_MAX * 8)
+        a->faults |= FAULT(SIZE_OVERFLOW);
+    /* From bits to whole bytes, downwards and upwards. */
+    wide first = (wide)(uintptr_t)t->data + t->byte_offset;
+    a->low = first + (a->low - (a->low < 0 ? 7 : 0)) / 8;
+    a->high = first + (a->high + 7) / 8;
+    if (has_addresses(t) && (a->low < 0 || a->high > (wide)UINT64_MAX))
         a->faults |= FAULT(SIZE_OVERFLOW);
 }
 
@@ -360,6 +378,7 @@ static void make(Argument *a, DLDataType dtype, int ndim, const int64_t *shape, 
     wide bytes, below_first;
     memset(&a->tensor, 0xa5, sizeof a->tensor);
     a->passed = &a->tensor;
+    a->passed_on = false;
     t->device.device_type = one_in(8) ? kDLCUDAHost : kDLCPU;
     t->device.device_id = one_in(8) ? (int32_t)next() : 0;
     t->dtype = dtype;
@@ -752,8 +771,8 @@ static void check_output(const DLTensor *t, DLDataType dtype, int ndim, const in
 }
 
 /* Whether an output of this shape can be asked for, adding the faults that it brings. */
-static bool askable(int ndim, const int64_t *shape, size_t size, Faults *faults) {
-    wide elements = product(ndim, shape), bytes = elements * (wide)size;
+static bool askable(int ndim, const int64_t *shape, wide bits, Faults *faults) {
+    wide elements = product(ndim, shape), bytes = (elements * bits + 7) / 8;
     if (elements > INT64_MAX || bytes > INT64_MAX)
         *faults |= FAULT(SIZE_OVERFLOW) | (elements > INT64_MAX ? 0 : FAULT(OUT_OF_MEMORY));
     else if (bytes >= NOWHERE)
@@ -906,6 +925,7 @@ static void call_tensor_empty(void) {
     DLManagedTensor *out[2] = {UNTOUCHED, UNTOUCHED};
     prepare(SMALL);
     make(&src, dtypes[below(DTYPES)], -1, NULL, SMALL / 8, &windows[0], false);
+    src.passed_on = true;
     if (one_in(4))
         spoil_once(&src);
     /* Only device, dtype, ndim and shape count. */
@@ -915,8 +935,8 @@ static void call_tensor_empty(void) {
     t->strides = NULL;
     t->byte_offset = 0;
     understand(&src);
-    Faults faults = src.faults;
-    if (src.counted && src.size != 0 && !askable(t->ndim, t->shape, src.size, &faults))
+    Faults faults = src.faults | device_faults(t);
+    if (src.counted && src.bits != 0 && !askable(t->ndim, t->shape, src.bits, &faults))
         return;
     DLManagedTensor **place = random_out(out, &faults);
     begin(f_gc_tensor_empty);
@@ -924,7 +944,7 @@ static void call_tensor_empty(void) {
         check_output(&out[0]->dl_tensor, t->dtype, t->ndim, t->shape);
         EXPECT((uintptr_t)out[0]->dl_tensor.data % 256 == 0 && out[0]->deleter != NULL);
         if (src.elements > 0)
-            memset(out[0]->dl_tensor.data, 0x5a, src.size * (size_t)src.elements);
+            memset(out[0]->dl_tensor.data, 0x5a, (size_t)((src.bits * src.elements + 7) / 8));
         keep(out[0], false);
         out[0] = UNTOUCHED;
     }
@@ -934,19 +954,20 @@ static void call_tensor_empty(void) {
 /* A tensor that nobody looks into: it may lie anywhere. */
 static void make_anywhere(Argument *a) {
     make(a, dtypes[below(DTYPES)], -1, NULL, one_in(4) ? BIG / 8 : 100, &windows[0], false);
+    a->passed_on = true;
     while (one_in(3))
         spoil_once(a);
-    if (a->faults & NO_CUDA)
-        a->faults |= MAY_SUCCEED; /* memory of a card is believed to be there */
 }
 
 /* That `t` shows what `a` shows. */
 static void check_same(const DLTensor *t, const Argument *a) {
     const DLTensor *s = &a->tensor.dl_tensor;
-    EXPECT(t->ndim == s->ndim && memcmp(&t->dtype, &s->dtype, sizeof t->dtype) == 0 && t->byte_offset == 0);
+    bool joined = a->elements == 0 || has_addresses(s);
+    EXPECT(t->ndim == s->ndim && memcmp(&t->dtype, &s->dtype, sizeof t->dtype) == 0);
     EXPECT(t->device.device_type == s->device.device_type && t->device.device_id == s->device.device_id);
     EXPECT(t->ndim == 0 || memcmp(t->shape, s->shape, sizeof *t->shape * (size_t)t->ndim) == 0);
-    EXPECT((uintptr_t)t->data == (a->elements == 0 ? 0 : (uintptr_t)s->data + s->byte_offset));
+    EXPECT(t->byte_offset == (joined ? 0 : s->byte_offset));
+    EXPECT((uintptr_t)t->data == (a->elements == 0 ? 0 : (uintptr_t)s->data + (joined ? s->byte_offset : 0)));
     for (int i = 0; i < t->ndim && a->elements > 0; i++)
         EXPECT(t->strides[i] == a->steps[i]);
 }
@@ -961,9 +982,8 @@ static void call_tensor_from_pointer(void) {
     src.passed = &src.tensor;
     t->data = t->data == NULL ? NULL : (void *)((uintptr_t)t->data + t->byte_offset);
     t->byte_offset = 0;
-    Faults may_succeed = src.faults & MAY_SUCCEED;
     understand(&src);
-    Faults faults = src.faults | (src.faults & NO_CUDA ? may_succeed : 0);
+    Faults faults = src.faults;
     DLManagedTensor **place = random_out(out, &faults);
     begin(f_gc_tensor_from_pointer);
     gc_status_t status = gc_tensor_from_pointer(t->data, t->device, t->dtype, t->ndim, t->shape, t->strides,
@@ -1008,7 +1028,7 @@ static void call_convert_kept(void) {
                             : gc_tensor_to_versioned(old, &versioned);
     judge(status, 0);
     const DLTensor *after = item.versioned ? &legacy->dl_tensor : &versioned->dl_tensor;
-    EXPECT(after->data == before.data && after->ndim == before.ndim && after->byte_offset == 0);
+    EXPECT(after->data == before.data && after->ndim == before.ndim && after->byte_offset == before.byte_offset);
     if (item.versioned)
         keep(legacy, false);
     else
@@ -1040,7 +1060,9 @@ static void call_convert_foreign(void) {
         if (right_address && foreign->versioned.version.major != 1)
             faults = FAULT(INVALID_ARGUMENT);
         else if (right_address && (foreign->versioned.flags & DLPACK_FLAG_BITMASK_READ_ONLY))
-            faults = (faults & ~MAY_SUCCEED) | FAULT(READ_ONLY);
+            faults |= FAULT(READ_ONLY);
+        else if (right_address && (foreign->versioned.flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED))
+            faults |= FAULT(UNSUPPORTED_DTYPE);
         char *passed = foreign->a.passed == NULL ? NULL
                                                  : (char *)&foreign->versioned + (right_address ? 0 : 1 + below(7));
         DLManagedTensor **place = random_out(legacy, &faults);
@@ -1061,7 +1083,9 @@ static void call_convert_foreign(void) {
         legacy[0] = UNTOUCHED;
     } else {
         check_same(&versioned[0]->dl_tensor, &foreign->a);
-        EXPECT(versioned[0]->version.major == 1 && versioned[0]->version.minor == 0 && versioned[0]->flags == 0);
+        uint8_t code = foreign->a.tensor.dl_tensor.dtype.code;
+        uint32_t minor = code <= kDLBool ? 0 : code <= kDLFloat4_e2m1fn ? 1 : DLPACK_MINOR_VERSION;
+        EXPECT(versioned[0]->version.major == 1 && versioned[0]->version.minor == minor && versioned[0]->flags == 0);
         EXPECT(versioned[0]->deleter != NULL);
         keep(versioned[0], true);
         versioned[0] = (void *)UNTOUCHED;
@@ -1093,7 +1117,7 @@ static void call_pack_chunks(size_t size) {
     faults |= n_chunks > 600 ? FAULT(OUT_OF_MEMORY) | FAULT(SIZE_OVERFLOW) : 0;
     DLManagedTensor **place = random_out(out, &faults);
     int64_t bytes = src.counted && n_chunks > 0 ? chunk_bytes(src.elements, n_chunks) : 0;
-    if (faults == 0 && !askable(1, &src.elements, 1, &faults))
+    if (faults == 0 && !askable(1, &src.elements, 8, &faults))
         return;
     for (int k = 0; k <= 600; k++)
         out[k] = UNTOUCHED;
@@ -1160,7 +1184,7 @@ static void call_unpack_chunks(size_t size) {
         if (chunk[k].faults & NO_CUDA) /* on another device than the others */
             faults |= FAULT(INVALID_ARGUMENT);
     }
-    if (faults == 0 && !askable(1, &elements, 1, &faults))
+    if (faults == 0 && !askable(1, &elements, 8, &faults))
         return;
     DLManagedTensor **place = random_out(out, &faults), **from = chunks;
     if (one_in(60)) {
@@ -1198,7 +1222,7 @@ static void call_pack_bits(size_t size) {
     int32_t order = random_order(&faults);
     if (src.counted && axis_fault == 0) {
         ndim = shape_along(&src, along, bytes_for(length_along(&src, along)), shape);
-        if (!askable(ndim, shape, 1, &faults))
+        if (!askable(ndim, shape, 8, &faults))
             return;
     }
     DLManagedTensor **place = random_out(out, &faults);
@@ -1268,7 +1292,7 @@ static void call_unpack_bits(size_t size) {
         faults |= FAULT(INVALID_ARGUMENT);
     } else if (known) {
         ndim = shape_along(&src, along, length, shape);
-        if (!askable(ndim, shape, 1, &faults))
+        if (!askable(ndim, shape, 8, &faults))
             return;
     }
     DLManagedTensor **place = random_out(out, &faults);

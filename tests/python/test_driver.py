@@ -24,7 +24,7 @@ from capi import CUDA, CUDA_MANAGED, DLDevice, Managed, Status, dldtype, int64s,
 
 def driver():
     fake = ctypes.CDLL("libcuda.so.1")
-    for name in "launches", "allocations", "frees", "waits":
+    for name in "calls", "launches", "allocations", "frees", "waits":
         getattr(fake, "fake_" + name).restype = ctypes.c_ulonglong
     fake.fake_last_launch.restype = ctypes.c_char_p
     fake.fake_enter.restype = fake.fake_stream.restype = ctypes.c_void_p
@@ -133,7 +133,7 @@ def test_devices_that_are_not_there():
 def test_every_call_of_the_driver_may_fail_and_the_next_call_works():
     script = """
         CALLS = [
-            "cuCtxGetCurrent", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuCtxGetId",
+            "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuCtxGetId",
             "cuThreadExchangeStreamCaptureMode", "cuMemAlloc_v2", "cuLibraryLoadData", "cuLibraryGetKernel",
             "cuLaunchKernel", "cuStreamSynchronize",
         ]
@@ -211,6 +211,50 @@ def test_into_neither_waits_nor_allocates():
         for _ in range(100):
             assert lib.gc_pack_chunks_into(byref(view(src, (800,))), 0, byref(view(dst, (1, 100))), None) == 0
         assert (fake.fake_waits(), fake.fake_allocations(), fake.fake_frees()) == before
+    """
+    run(script)
+
+
+@pytest.mark.parametrize(
+    "place, simple, into",
+    [
+        ("fake.fake_enter(0, 100)", 7, 3),  # a current context, as every framework has
+        ("fake.fake_enter(1, 100)", 9, 5),  # one of another device: the primary context is entered and left
+        ("None", 9, 5),  # none
+    ],
+)
+def test_a_call_of_ours_is_few_calls_of_the_driver(place, simple, into):
+    script = f"""
+        fake = driver()
+        assert fake.fake_calls() == 0
+        lib.gc_tensor_free(held(100))
+        {place}
+        src, dst, stream = held(800), held(100), fake.fake_stream(0)
+        packing = byref(view(src, (800,))), 0, byref(view(dst, (1, 100)))
+        counts = {{}}
+        for name, call in dict(
+            simple=lambda: pack(src)[0],
+            into=lambda: lib.gc_pack_chunks_into(*packing, None),
+            stream=lambda: lib.gc_pack_chunks_into(*packing, stream),
+            empty=lambda: empty(0)[0],
+        ).items():
+            assert call() == 0  # finds out what is remembered
+            before = fake.fake_calls()
+            assert call() == 0, last_error()
+            counts[name] = fake.fake_calls() - before
+        assert counts["simple"] <= {simple} and counts["into"] <= {into}, counts
+        assert counts["stream"] <= 3 and counts["empty"] == 0, counts
+    """
+    run(script)
+
+
+def test_an_empty_tensor_makes_no_context():
+    script = """
+        fake = driver()
+        status, tensor = empty(0)
+        assert status == 0 and pack(tensor)[0] == 0
+        assert fake.fake_retained(0) == 0
+        expect(empty(0, 2)[0], Status.UNSUPPORTED_DEVICE, "cuda:2")
     """
     run(script)
 
@@ -337,7 +381,7 @@ def test_tensors_may_be_alive_when_the_process_ends():
     script = """
         import atexit
         late = held(1000)
-        fail(cuMemFree_v2=4, cuCtxGetCurrent=4)  # the driver is on its way out
+        fail(cuMemFree_v2=4, cuCtxGetId=4)  # the driver is on its way out
         atexit.register(lib.gc_tensor_free, late)
     """
     run(script)
@@ -348,7 +392,7 @@ def test_a_forked_child_gets_a_status():
         tensor = held(1000)
         child = os.fork()
         if child == 0:
-            fail(cuCtxGetCurrent=3, cuThreadExchangeStreamCaptureMode=3)  # as the driver answers there
+            fail(cuCtxGetId=3, cuThreadExchangeStreamCaptureMode=3)  # as the driver answers there
             expect(empty(100)[0], Status.DRIVER_UNAVAILABLE, "CUDA_ERROR_NOT_INITIALIZED", "forked")
             lib.gc_tensor_free(tensor)
             os._exit(0)

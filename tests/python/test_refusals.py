@@ -172,6 +172,11 @@ TENSOR_FAULTS = [
     ({".shape": None}, INVALID_ARGUMENT, "NULL"),
     ({".ndim": -3}, INVALID_ARGUMENT, "-3"),
     ({".shape": (-17, 17)}, INVALID_ARGUMENT, "-17"),
+    ({".dtype": (1, 8, 0)}, UNSUPPORTED_DTYPE, "0"),
+]
+
+# Faults of a tensor whose elements are read or written.
+ELEMENT_FAULTS = [
     ({".dtype": (200, 8, 1)}, UNSUPPORTED_DTYPE, "200"),
     ({".dtype": (5, 64, 1)}, UNSUPPORTED_DTYPE, "5"),  # complex
     ({".dtype": (0, 7, 1)}, UNSUPPORTED_DTYPE, "7"),
@@ -180,7 +185,6 @@ TENSOR_FAULTS = [
     ({".dtype": (4, 32, 1)}, UNSUPPORTED_DTYPE, "32"),
     ({".dtype": (6, 1, 1)}, UNSUPPORTED_DTYPE, "1"),  # bools of one bit
     ({".dtype": (1, 8, 2)}, UNSUPPORTED_DTYPE, "2"),
-    ({".dtype": (1, 8, 0)}, UNSUPPORTED_DTYPE, "0"),
     ({".device": ROCM}, UNSUPPORTED_DEVICE, "10"),
     ({".device": 0}, UNSUPPORTED_DEVICE, "0"),
 ]
@@ -198,6 +202,8 @@ TENSORS = {
     "gc_tensor_to_versioned": ["src"],
     "gc_tensor_from_versioned": ["src"],
 }
+
+PASSING = ("gc_tensor_to_versioned", "gc_tensor_from_versioned")  # whatever the elements are, nobody looks at them
 
 WITH_AXIS = [name for name, make in CALLS.items() if "axis" in make()]
 WITH_ORDER = [name for name, make in CALLS.items() if "order" in make()]
@@ -223,7 +229,7 @@ TABLE = [
         (function, {name + path: value for path, value in fault.items()}, status, name, *words)
         for function, names in TENSORS.items()
         for name in names
-        for fault, status, *words in TENSOR_FAULTS
+        for fault, status, *words in TENSOR_FAULTS + (ELEMENT_FAULTS if function not in PASSING else [])
     ),
     *((function, {"out": None}, INVALID_ARGUMENT, "out", "NULL") for function in WITH_OUT),
     *((function, {"order": order}, INVALID_ARGUMENT, "order", order) for function in WITH_ORDER for order in (2, -1)),
@@ -236,13 +242,13 @@ TABLE = [
     *(
         (function, {f"{name}.device": device for name in {n.partition("[")[0] for n in names}}, NO_CUDA)
         for function, names in TENSORS.items()
-        if function != "gc_unpack_chunks"
+        if function not in ("gc_unpack_chunks", *PASSING)
         for device in (CUDA, CUDA_MANAGED)
     ),
     ("gc_unpack_chunks", {f"chunks[{k}].device": CUDA for k in range(3)}, NO_CUDA),
     *(
         (function, {"device": DLDevice(device, 0)}, NO_CUDA)
-        for function in ("gc_tensor_empty", "gc_tensor_from_pointer", "gc_prepare", "gc_trim")
+        for function in ("gc_tensor_empty", "gc_prepare", "gc_trim")
         for device in (CUDA, CUDA_MANAGED)
     ),
     *((function, {"dst.device": CUDA}, INVALID_ARGUMENT, "dst") for function in INTO),
@@ -292,7 +298,7 @@ TABLE = [
         (function, {f"{name}.shape": (2**40, 2**40)}, SIZE_OVERFLOW, name, 2**40)
         for function, names in TENSORS.items()
         for name in names
-        if function != "gc_unpack_chunks"
+        if function not in ("gc_unpack_chunks", *PASSING)
     ),
     *(
         (function, {f"{name}.shape": shape, f"{name}.strides": strides}, SIZE_OVERFLOW, name, 2**62)
@@ -387,12 +393,12 @@ TABLE = [
     ),
     *(
         (function, {"device": DLDevice(ROCM, 0)}, UNSUPPORTED_DEVICE, "device", 10)
-        for function in ("gc_tensor_empty", "gc_tensor_from_pointer", "gc_prepare", "gc_trim")
+        for function in ("gc_tensor_empty", "gc_prepare", "gc_trim")
     ),
     *(
         (function, {"dtype": DLDataType(*dtype)}, UNSUPPORTED_DTYPE, word)
         for function in ("gc_tensor_empty", "gc_tensor_from_pointer")
-        for dtype, word in [((200, 8, 1), 200), ((1, 7, 1), 7), ((1, 8, 2), 2), ((1, 8, 0), 0), ((6, 1, 1), 1)]
+        for dtype, word in [((1, 8, 0), 0), ((17, 0, 2), 0)]
     ),
     ("gc_tensor_from_pointer", {"data": None}, INVALID_ARGUMENT, "data", "NULL"),
     *(("gc_kernel_image", {place: None}, INVALID_ARGUMENT, place, "NULL") for place in ("ptx", "size")),
@@ -403,6 +409,8 @@ TABLE = [
     ("gc_tensor_from_versioned", {"src.version": 2}, INVALID_ARGUMENT, "src", 2),
     ("gc_tensor_from_versioned", {"src.flags": READ_ONLY_FLAG}, Status.READ_ONLY, "src"),
     ("gc_tensor_from_versioned", {"src.flags": READ_ONLY_FLAG | 2 | 4}, Status.READ_ONLY, "src"),
+    ("gc_tensor_from_versioned", {"src.flags": 4, "src.dtype": (17, 4, 1)}, UNSUPPORTED_DTYPE, "src", 4),
+    ("gc_tensor_empty", {"shape": [2**60, 2], "dtype": DLDataType(5, 128, 4)}, SIZE_OVERFLOW, 2**60, 512),
 ]  # fmt: skip
 
 
