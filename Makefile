@@ -139,8 +139,9 @@ endif
 
 .PHONY: test-peers
 ## With PyTorch, JAX and tvm-ffi, as extensions, through CMake and from Python; on a GPU, too, where there is one.
-test-peers: $(LIBRARY) $(PEERS_READY)
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/peers
+test-peers: $(LIBRARY) $(PEERS_READY) $(BUILD)/tests/driver/libcuda.so.1
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) \
+	    $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/peers
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/peers_python
 	sh tests/peers/headers.sh $(PEERS) "$(CXX)" $(LIB) $(BUILD)/tests/peers
 	sh tests/cpp/cmake.sh $(BUILD)/tests/cmake $(PEERS)

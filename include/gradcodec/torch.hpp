@@ -35,6 +35,7 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/version.h>
 
@@ -114,7 +115,12 @@ inline void *current_stream(const at::Tensor &tensor)
     return c10::impl::getDeviceGuardImpl(device.type())->getStream(device).native_handle();
 }
 
-inline void prepare(c10::Device device) { detail::torch_check(gc_prepare(detail::device_of("device", device))); }
+inline void prepare(c10::Device device)
+{
+    if (device.is_cuda() && !device.has_index()) /* in torch that is the current device */
+        device = c10::impl::getDeviceGuardImpl(device.type())->getDevice();
+    detail::torch_check(gc_prepare(detail::device_of("device", device)));
+}
 
 /* INTO TENSORS OF YOURS */
 
@@ -124,9 +130,12 @@ template <class Call> void into(const at::Tensor &src, const at::Tensor &dst, Ca
 {
     const DLTensor from = view(src);
     DLTensor to = view_to_write(dst);
-    /* As torch's own operators in place: a backward pass that has saved `dst` is told that it has changed. */
-    dst.unsafeGetTensorImpl()->bump_version();
+    /* As torch's own operators in place: a backward pass that has saved `dst` is told that it has changed. What stops
+     * the counter from moving must be found before `dst` is written to. */
+    TORCH_CHECK(dst.unsafeGetTensorImpl()->version_counter().enabled() || c10::InferenceMode::is_enabled(),
+                "dst: an inference tensor is written to in inference mode only");
     torch_check(call(&from, &to, current_stream(src)));
+    dst.unsafeGetTensorImpl()->bump_version();
 }
 
 } // namespace detail

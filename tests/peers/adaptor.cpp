@@ -4,6 +4,7 @@
 #include <gradcodec/torch.hpp>
 
 #include <ATen/DLConvertor.h>
+#include <c10/core/impl/FakeGuardImpl.h>
 #include <torch/library.h>
 
 #include <cstdint>
@@ -44,6 +45,14 @@ std::pair<at::Tensor, int64_t> packed_by_the_library(const at::Tensor &x)
     return {at::fromDLPack(packed.release()), address};
 }
 
+/* From here on torch takes this for CUDA's current device, and asks no driver. Torch keeps the guard: it never goes. */
+void pretend_current(c10::Device device)
+{
+    static auto *guard = new c10::impl::FakeGuardImpl<c10::kCUDA>;
+    guard->setDevice(device);
+    c10::impl::registerDeviceGuard(c10::kCUDA, guard);
+}
+
 } // namespace
 
 TORCH_LIBRARY(gradcodec_adaptor, m)
@@ -53,6 +62,7 @@ TORCH_LIBRARY(gradcodec_adaptor, m)
     m.def("written_at", [](const Tensor &x) { return written_at(x); });
     m.def("current_stream", [](const Tensor &x) { return current_stream(x); });
     m.def("prepare", [](c10::Device device) { gradcodec::prepare(device); });
+    m.def("pretend_current", [](c10::Device device) { pretend_current(device); });
     m.def("through_dlpack", [](const Tensor &x) { return through_dlpack(x); });
     m.def("packed_by_the_library", [](const Tensor &x) {
         auto [packed, address] = packed_by_the_library(x);

@@ -1,5 +1,9 @@
 """include/gradcodec/torch.hpp: views without copies, the current stream, and tensors through DLPack."""
 
+import os
+import subprocess
+import sys
+
 import model
 import numpy as np
 import pytest
@@ -64,6 +68,30 @@ def test_a_backward_pass_is_told_of_what_was_written(adaptor, device):
         y.backward()
 
 
+def test_a_call_that_is_refused_leaves_the_version_and_the_elements(adaptor, device):
+    factor, x = torch.ones(9, device=device), torch.ones(9, device=device, requires_grad=True)
+    y = (x * factor).sum()
+    before = factor._version
+    with pytest.raises(RuntimeError, match="src: "):  # 9 elements are two bytes
+        adaptor.unpack_chunks_into(torch.zeros(1, 1, dtype=torch.uint8, device=device), 0, factor)
+    assert factor._version == before and factor.eq(1).all()
+    y.backward()
+    adaptor.unpack_chunks_into(torch.zeros(1, 2, dtype=torch.uint8, device=device), 0, factor)
+    assert factor._version == before + 1 and factor.eq(0).all()
+
+
+def test_an_inference_tensor_is_written_to_in_inference_mode_only(adaptor, device):
+    bits = torch.zeros(1, 1, dtype=torch.uint8, device=device)
+    with torch.inference_mode():
+        out = torch.ones(8, device=device)
+    with pytest.raises(RuntimeError, match="dst: an inference tensor is written to in inference mode only"):
+        adaptor.unpack_chunks_into(bits, 0, out)
+    assert out.eq(1).all()
+    with torch.inference_mode():
+        adaptor.unpack_chunks_into(bits, 0, out)
+    assert out.eq(0).all()
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_bits_along_an_axis_are_numpy_s(adaptor, device, order):
     x = model.integers(torch.int16, device)
@@ -104,8 +132,32 @@ def test_what_is_no_plain_tensor_is_refused(adaptor, device):
 
 def test_prepare(adaptor, device):
     adaptor.prepare(torch.device(device, 0))
+    adaptor.prepare(torch.device(device))
     with pytest.raises(RuntimeError, match="device: a tensor on the CPU or on CUDA expected"):
         adaptor.prepare(torch.device("meta"))
+
+
+# In a process of its own, beside tests/driver/libcuda.c: a driver of two devices without any hardware.
+PREPARE_WITHOUT_AN_INDEX = """
+import ctypes, sys, torch
+torch.ops.load_library(sys.argv[1])
+adaptor, driver = torch.ops.gradcodec_adaptor, ctypes.CDLL("libcuda.so.1")
+for current in 1, 0:
+    adaptor.pretend_current(torch.device("cuda", current))
+    before = [driver.fake_retained(k) for k in range(2)]
+    adaptor.prepare(torch.device("cuda"))
+    print([driver.fake_retained(k) - before[k] for k in range(2)])
+"""
+
+
+def test_prepare_without_an_index_prepares_the_current_device(adaptor):
+    built = next(path for path in torch.ops.loaded_libraries if "gradcodec_adaptor" in path)
+    folders = os.path.join(os.environ["GRADCODEC_DRIVERS"], "driver"), os.environ.get("LD_LIBRARY_PATH", "")
+    environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, folders))}
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARE_WITHOUT_AN_INDEX, built], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "[0, 1]\n[1, 0]\n"), done.stderr
 
 
 def test_the_stream_of_the_cpu_is_none(adaptor):
