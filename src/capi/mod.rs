@@ -85,10 +85,10 @@
 //! WHAT TENSORS MAY BE
 //!
 //! Taken: any strides, in elements, NULL for compact, negative and zero ones too; any byte_offset; data NULL when there
-//! is no element; sizes of 1 with whatever stride; a NULL deleter; ndim 0. Elements may lie at any address. Dtypes:
-//! bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16, float32, float64, bfloat16, of one lane.
-//! Devices: CPU 1 and CUDAHost 3, which are the CPU's work and give CPU outputs; CUDA 2 and CUDAManaged 13, which are
-//! CUDA's and give CUDA outputs.
+//! is no element; sizes of 1 with whatever stride; a NULL deleter; ndim 0. Elements may lie at any address. Bytes between
+//! the elements of a strided input may be read, but never change a result. Dtypes: bool (code 6, 8 bits), int and uint of
+//! 8, 16, 32 and 64 bits, float16, float32, float64, bfloat16, of one lane. Devices: CPU 1 and CUDAHost 3, which are the
+//! CPU's work and give CPU outputs; CUDA 2 and CUDAManaged 13, which are CUDA's and give CUDA outputs.
 //! Given: explicit strides, byte_offset 0, data NULL when empty, a deleter always; memory of ours is aligned to 256.
 //!
 //! WHEN A CALL FAILS
