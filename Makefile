@@ -85,6 +85,9 @@ test-examples: $(EXAMPLES:%=$(BUILD)/examples/%) $(VENV)/ready
 	$(MAKE) --no-print-directory demo
 	@set -e; for name in examples_python/*.py; do echo "== $$name"; \
 	    GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(VENV)/bin/python $$name; done
+ifneq ($(wildcard Cargo.toml),)
+	$(CARGO) run --quiet --locked --manifest-path examples_rust/Cargo.toml --target-dir target/examples_rust
+endif
 
 test-readme: $(LIBRARY) $(VENV)/ready
 	sh tests/readme.sh "$(CC)" $(VENV)/bin/python $(LIBRARY)

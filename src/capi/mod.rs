@@ -143,4 +143,11 @@ pub use tensors::*;
 pub use threads::*;
 pub use version::*;
 
-pub use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLTensor};
+// All that a Rust program has to name to fill in a tensor, so that it needs no DLPack crate of its own.
+pub use dlpark::{
+    DlpackFlags,
+    ffi::{
+        DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
+        DLTensor,
+    },
+};
