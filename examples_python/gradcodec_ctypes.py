@@ -12,9 +12,12 @@ on the tensors; until it is done they must stay. JAX's arrays are immutable and 
 
 import ctypes
 import os
+import pathlib
+import sys
 from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any, Callable, Protocol, Sequence
 
+NAME = "libgradcodec.so.0"
 BIG, LITTLE, AXIS_NONE, COUNT_ALL = 0, 1, -(2**31), -(2**63)  # which bit of a byte comes first, and as in the header
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 DTYPES = {f"{k}{bits}": (code, bits, 1) for code, k in enumerate(("int", "uint", "float")) for bits in (8, 16, 32, 64)}
@@ -134,11 +137,27 @@ class Tensor:
         return self._capsule
 
 
+def _installed() -> ctypes.CDLL:
+    """The library where the system finds it, or where `make install` with a PREFIX may have put it."""
+    try:
+        return ctypes.CDLL(NAME)
+    except OSError as error:
+        prefixes = pathlib.Path(__file__).resolve().parent.parent, sys.prefix, os.path.expanduser("~/.local")
+        places = [os.path.join(prefix, "lib", NAME) for prefix in prefixes]
+        for place in filter(os.path.exists, places):
+            return ctypes.CDLL(place)
+        raise OSError(
+            f"{error}; nor is it one of {', '.join(places)}. Install GradCodec with `make install PREFIX=$HOME/.local`, "
+            "or name the file: GradCodec(path), or GRADCODEC_LIBRARY in the environment"
+        ) from None
+
+
 class GradCodec:
     """The library: the file at `path`, or that GRADCODEC_LIBRARY names, or the libgradcodec.so.0 that is installed."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self.lib = ctypes.CDLL(os.fspath(path or os.environ.get("GRADCODEC_LIBRARY") or "libgradcodec.so.0"))
+        named = path or os.environ.get("GRADCODEC_LIBRARY")
+        self.lib = ctypes.CDLL(os.fspath(named)) if named else _installed()
         for name, arguments in SIGNATURES.items():
             function = getattr(self.lib, name)
             function.argtypes, function.restype = arguments, self._check
