@@ -4,6 +4,7 @@
 CARGO  ?= cargo
 PYTHON ?= python3
 PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
 BUILD   = build
 C_STANDARDS = c99 c11 c17
 CFLAGS  = -O2 -g -Wall -Wextra -pedantic -Werror
@@ -27,8 +28,14 @@ EXAMPLES = $(patsubst examples_c/%.c,%,$(wildcard examples_c/*.c))
 C_TESTS  = $(patsubst tests/c/%.c,%,$(wildcard tests/c/*.c))
 VENV     = $(BUILD)/venv
 
-.PHONY: all demo test header install dist clean
+.PHONY: all demo test header install uninstall dist clean help
+## The library.
 all: $(LIBRARY)
+
+## This list.
+help:
+	@awk '/^## / { text = substr($$0, 4); next } text && /^[a-z-]+:/ { sub(/:.*/, ""); printf "%-14s %s\n", $$0, text } \
+	    { text = "" }' Makefile
 
 ifneq ($(wildcard Cargo.toml),)
 # cargo knows best whether it is current.
@@ -46,6 +53,7 @@ $(BUILD)/examples/%: examples_c/%.c $(LIBRARY) $(wildcard include/*.h include/gr
 	@mkdir -p $(@D)
 	$(CC) -std=c99 $(CFLAGS) -Iinclude $< -o $@ $(LINK) -lm
 
+## include/gradcodec.h and gradcodec.cdef.h, of what src/ says.
 header:
 	GRADCODEC_WRITE=1 $(CARGO) test --quiet --test header
 
@@ -219,22 +227,43 @@ $(BUILD)/bench/gpu_host.so: bench/gpu_host.c $(LIBRARY) include/gradcodec.h
 	@mkdir -p $(@D)
 	$(CC) -std=c11 $(CFLAGS) -shared -fPIC -Iinclude $< -o $@ $(LINK)
 
-## Library with its SONAME link, headers, pkg-config file, licences. DESTDIR is respected.
+# ldconfig keeps a list of the libraries in the folders that it reads: programs find a new one only after it has run.
+define tell_ldconfig
+	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" -eq 0 ]; then PATH="$$PATH:/usr/sbin:/sbin"; \
+	    ldconfig -NXv 2>/dev/null | sed -n 's|^\(/[^:]*\):.*|\1|p' | while read -r folder; do \
+	        if [ "$$folder" -ef "$(LIBDIR)" ]; then echo ldconfig; ldconfig; exit; fi; done; fi
+endef
+
+INTO_LIB     = $(DESTDIR)$(LIBDIR)
+INTO_INCLUDE = $(DESTDIR)$(PREFIX)/include
+INTO_DOC     = $(DESTDIR)$(PREFIX)/share/doc/gradcodec
+# From the library's folder: the CMake package may be moved with its tree.
+LIB_TO_INCLUDE = $(shell realpath -ms --relative-to=$(LIBDIR) $(PREFIX)/include)
+
+## Library with its SONAME link, headers, pkg-config file, licences: to PREFIX and LIBDIR; DESTDIR is respected.
 install: $(LIBRARY)
-	install -d $(DESTDIR)$(PREFIX)/share/doc/gradcodec
-	install -m 644 LICENSE LICENSE-APACHE $(DESTDIR)$(PREFIX)/share/doc/gradcodec
-	install -m 644 kernels/README.md $(DESTDIR)$(PREFIX)/share/doc/gradcodec/kernels.md
-	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include/gradcodec
-	install -m 755 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/libgradcodec.so.$(VERSION)
-	ln -sf libgradcodec.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(SONAME)
-	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libgradcodec.so
-	install -m 644 include/*.h $(DESTDIR)$(PREFIX)/include
-	install -m 644 include/gradcodec/* $(DESTDIR)$(PREFIX)/include/gradcodec
-	install -d $(DESTDIR)$(PREFIX)/lib/cmake/gradcodec
+	install -d $(INTO_DOC) $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_INCLUDE)/gradcodec
+	install -m 644 LICENSE LICENSE-APACHE $(INTO_DOC)
+	install -m 644 kernels/README.md $(INTO_DOC)/kernels.md
+	install -m 755 $(LIBRARY) $(INTO_LIB)/libgradcodec.so.$(VERSION)
+	ln -sf libgradcodec.so.$(VERSION) $(INTO_LIB)/$(SONAME)
+	ln -sf $(SONAME) $(INTO_LIB)/libgradcodec.so
+	install -m 644 include/*.h $(INTO_INCLUDE)
+	install -m 644 include/gradcodec/* $(INTO_INCLUDE)/gradcodec
 	for name in gradcodec-config gradcodec-config-version; do sed -e 's|@VERSION@|$(VERSION)|' \
-	    -e 's|@MAJOR@|$(firstword $(subst ., ,$(VERSION)))|' cmake/$$name.cmake.in \
-	    > $(DESTDIR)$(PREFIX)/lib/cmake/gradcodec/$$name.cmake || exit; done
-	sed -e 's|@PREFIX@|$(abspath $(PREFIX))|' -e 's|@VERSION@|$(VERSION)|' gradcodec.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gradcodec.pc
+	    -e 's|@MAJOR@|$(firstword $(subst ., ,$(VERSION)))|' -e 's|@LIB_TO_INCLUDE@|$(LIB_TO_INCLUDE)|' \
+	    cmake/$$name.cmake.in > $(INTO_LIB)/cmake/gradcodec/$$name.cmake || exit; done
+	sed -e 's|@PREFIX@|$(abspath $(PREFIX))|' -e 's|@VERSION@|$(VERSION)|' \
+	    -e 's|@LIBDIR@|$(patsubst $(abspath $(PREFIX))/%,$${prefix}/%,$(abspath $(LIBDIR)))|' \
+	    gradcodec.pc.in > $(INTO_LIB)/pkgconfig/gradcodec.pc
+	$(tell_ldconfig)
+
+## Takes away what `make install` with the same PREFIX, LIBDIR and DESTDIR has put there.
+uninstall:
+	rm -f $(addprefix $(INTO_LIB)/,libgradcodec.so $(SONAME) libgradcodec.so.$(VERSION) pkgconfig/gradcodec.pc)
+	rm -f $(patsubst include/%,$(INTO_INCLUDE)/%,$(wildcard include/*.h))
+	rm -rf $(INTO_INCLUDE)/gradcodec $(INTO_LIB)/cmake/gradcodec $(INTO_DOC)
+	$(tell_ldconfig)
 
 ## A tree that needs only gcc, make and python3: for machines without Rust.
 dist: $(LIBRARY)
@@ -247,5 +276,6 @@ ifneq ($(wildcard Cargo.toml),)
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif
 
+## Takes away what was built.
 clean:
 	rm -rf $(BUILD) target

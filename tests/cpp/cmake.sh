@@ -29,6 +29,11 @@ configure "$work/build" -DCMAKE_PREFIX_PATH="$work/installed" -DCMAKE_CXX_FLAGS=
 LD_LIBRARY_PATH="$work/installed/lib" "$work/build/dlopen"
 echo "ok: the examples build against a tree that was moved"
 
+make --no-print-directory install PREFIX="$work/prefix" LIBDIR="$work/prefix/lib/deeper" >/dev/null
+configure "$work/deeper" -Dgradcodec_DIR="$work/prefix/lib/deeper/cmake/gradcodec"
+"$work/deeper/raii"
+echo "ok: and with another LIBDIR"
+
 # asks WANTED ARGUMENT...: whether find_package(gradcodec ARGUMENT...) finds it
 asks() {
     wanted=$1 && shift
