@@ -98,7 +98,7 @@ ifneq ($(wildcard Cargo.toml),)
 endif
 
 test-readme: $(LIBRARY) $(VENV)/ready
-	sh tests/readme.sh "$(CC)" $(VENV)/bin/python $(LIBRARY)
+	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/readme.sh "$(CC)" $(LIB)
 
 # Our DLPack declarations before and after real ones, in every standard.
 test-headers: $(VENV)/ready
