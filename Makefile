@@ -176,15 +176,15 @@ test-fuzz:
 .PHONY: bench bench-report
 ## CPU speed beside plain loops and NumPy: build/bench/cpu.json and a table. BENCH=--quick takes a minute.
 bench: $(BUILD)/bench/bits.so $(VENV)/ready
-	$(VENV)/bin/python bench/cpu.py $(BENCH)
+	$(VENV)/bin/python bench/cpu.py --library $(LIBRARY) $(BENCH)
 
 ## docs/PERFORMANCE.md and its plot, of build/bench/cpu.json.
 bench-report: $(VENV)/plot
 	$(VENV)/bin/python bench/report.py
 
-$(BUILD)/bench/bits.so: bench/bits.c $(LIBRARY) include/gradcodec.h
+$(BUILD)/bench/bits.so: bench/bits.c bench/library.h $(LIBRARY) include/gradcodec.h
 	@mkdir -p $(@D)
-	$(CC) -std=c11 $(CFLAGS) -O3 -march=native -shared -fPIC -Iinclude $< -o $@ $(LINK)
+	$(CC) -std=gnu11 $(CFLAGS) -O3 -march=native -shared -fPIC -Iinclude $< -o $@ -ldl
 
 $(VENV)/plot: bench/requirements.txt $(VENV)/ready
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
@@ -221,11 +221,11 @@ gpu-test: $(LIBRARY)
 
 ## GPU speed beside a device-to-device copy and CuPy: build/bench/gpu.json and a table. BENCH=--quick is shorter.
 gpu-bench: $(BUILD)/bench/gpu_host.so
-	$(PYTHON) bench/gpu.py $(BENCH)
+	$(PYTHON) bench/gpu.py --library $(LIBRARY) $(BENCH)
 
-$(BUILD)/bench/gpu_host.so: bench/gpu_host.c $(LIBRARY) include/gradcodec.h
+$(BUILD)/bench/gpu_host.so: bench/gpu_host.c bench/library.h $(LIBRARY) include/gradcodec.h
 	@mkdir -p $(@D)
-	$(CC) -std=c11 $(CFLAGS) -shared -fPIC -Iinclude $< -o $@ $(LINK)
+	$(CC) -std=gnu11 $(CFLAGS) -shared -fPIC -Iinclude $< -o $@ -ldl
 
 # ldconfig keeps a list of the libraries in the folders that it reads: programs find a new one only after it has run.
 define tell_ldconfig

@@ -2,11 +2,11 @@
  * What bench/cpu.py times. In C, since a call through ctypes costs as much as packing 2^16 elements does.
  *
  * Every function makes one call that is not timed, then `calls` that are, and returns the seconds of these; -1 when a
- * call was refused (gc_last_error() says why).
+ * call was refused (last_error() says why).
  */
 #define _POSIX_C_SOURCE 200809L
+#include "library.h"
 #include <time.h>
-#include <gradcodec.h>
 
 static double now(void)
 {
@@ -69,27 +69,27 @@ double write_loop(int64_t calls, void *to, int64_t bytes)
     RETURN_SECONDS_OF(write_all(to, bytes / (int64_t)sizeof(vector)));
 }
 
-double pack_chunks(int64_t calls, const DLTensor *src, DLTensor *dst)
+double pack_chunks(int64_t calls, const Library *library, const DLTensor *src, DLTensor *dst)
 {
-    RETURN_SECONDS_OF(gc_pack_chunks_into(src, GC_BIT_ORDER_BIG, dst, NULL));
+    RETURN_SECONDS_OF(library->gc_pack_chunks_into(src, GC_BIT_ORDER_BIG, dst, NULL));
 }
 
-double pack_signs(int64_t calls, const DLTensor *src, DLTensor *dst)
+double pack_signs(int64_t calls, const Library *library, const DLTensor *src, DLTensor *dst)
 {
-    RETURN_SECONDS_OF(gc_pack_signs_into(src, GC_BIT_ORDER_BIG, dst, NULL));
+    RETURN_SECONDS_OF(library->gc_pack_signs_into(src, GC_BIT_ORDER_BIG, dst, NULL));
 }
 
-double unpack_chunks(int64_t calls, const DLTensor *src, DLTensor *dst)
+double unpack_chunks(int64_t calls, const Library *library, const DLTensor *src, DLTensor *dst)
 {
-    RETURN_SECONDS_OF(gc_unpack_chunks_into(src, GC_BIT_ORDER_BIG, dst, NULL));
+    RETURN_SECONDS_OF(library->gc_unpack_chunks_into(src, GC_BIT_ORDER_BIG, dst, NULL));
 }
 
-double pack_bits(int64_t calls, const DLTensor *src, DLTensor *dst, int32_t axis)
+double pack_bits(int64_t calls, const Library *library, const DLTensor *src, DLTensor *dst, int32_t axis)
 {
-    RETURN_SECONDS_OF(gc_pack_bits_into(src, axis, GC_BIT_ORDER_BIG, dst, NULL));
+    RETURN_SECONDS_OF(library->gc_pack_bits_into(src, axis, GC_BIT_ORDER_BIG, dst, NULL));
 }
 
-double unpack_bits(int64_t calls, const DLTensor *src, DLTensor *dst, int32_t axis)
+double unpack_bits(int64_t calls, const Library *library, const DLTensor *src, DLTensor *dst, int32_t axis)
 {
-    RETURN_SECONDS_OF(gc_unpack_bits_into(src, axis, GC_BIT_ORDER_BIG, dst, NULL));
+    RETURN_SECONDS_OF(library->gc_unpack_bits_into(src, axis, GC_BIT_ORDER_BIG, dst, NULL));
 }

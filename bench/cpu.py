@@ -72,33 +72,59 @@ def packed_rows(elements):
     return empty((1, -(-elements // 8)), np.uint8)
 
 
+class Library:
+    """A build of the library, which bench/library.h loads."""
+
+    def __init__(self, timer, path):
+        self.timer, self.path = timer, path
+        self.functions = ctypes.CDLL(path)
+        self.functions.gc_version_string.restype = ctypes.c_char_p
+        timer.load_library.restype, timer.last_error.restype = c_void_p, ctypes.c_char_p
+        self.handle = c_void_p(timer.load_library(str(path).encode()))
+        assert self.handle, f"{path}: not a library that can be timed"
+
+    def last_error(self):
+        return self.timer.last_error(self.handle).decode()
+
+
 class Bench:
     """The functions of bench/bits.c as functions of the number of calls, which return seconds."""
 
-    def __init__(self, path):
-        self.lib = ctypes.CDLL(path)
-        self.lib.gc_version_string.restype = self.lib.gc_last_error.restype = ctypes.c_char_p
+    def __init__(self, path, library, against):
+        self.timer = ctypes.CDLL(path)
+        self.library = Library(self.timer, library)
+        self.against = against and Library(self.timer, against)
 
     def loop(self, name, array):
         """`read_loop` or `write_loop` over a contiguous array."""
         return lambda calls: self.seconds(name, calls, c_void_p(array.ctypes.data), c_int64(array.nbytes))
 
     def ours(self, threads, name, src, dst, *axis, code=None):
-        """One of the others, from an array to an array; `code`: of a dtype that NumPy lacks."""
+        """One of the others, from an array to an array; `code`: of a dtype that NumPy lacks. Its attribute `against` is
+        the same with the other library, if there is one."""
         arrays = [(src, describe(src, code)), (dst, describe(dst))]
 
-        def sample(calls):
-            self.lib.gc_set_threads(threads)
-            return self.seconds(name, calls, *(ctypes.byref(tensor) for _, tensor in arrays), *map(c_int32, axis))
+        def of(library):
+            def sample(calls):
+                self.timer.set_threads(library.handle, threads)
+                tensors = [ctypes.byref(tensor) for _, tensor in arrays]
+                try:
+                    return self.seconds(name, calls, library.handle, *tensors, *map(c_int32, axis))
+                except RuntimeError as error:
+                    raise RuntimeError(f"{error}: {library.last_error()}") from None
 
+            return sample
+
+        sample = of(self.library)
+        sample.against = self.against and of(self.against)
         return sample
 
     def seconds(self, name, calls, *arguments):
-        function = getattr(self.lib, name)
+        function = getattr(self.timer, name)
         function.restype = c_double
         seconds = function(c_int64(calls), *arguments)
         if seconds < 0:
-            raise RuntimeError(f"{name}: {self.lib.gc_last_error().decode()}")
+            raise RuntimeError(name)
         return seconds
 
 
@@ -274,6 +300,8 @@ def row(kind, make, argument, budget, **more):
         assert np.array_equal(ours.reshape(expected.shape), expected), f"{kind}, {argument}: not what NumPy gives"
         del ours, expected
         contenders["numpy"] = numpy_calls(numpy)
+    if contenders["ours"].against:
+        contenders["against"] = contenders["ours"].against
     return {
         "kind": kind,
         "elements": elements.size,
@@ -319,7 +347,7 @@ def about(bench):
         "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "library": bench.lib.gc_version_string().decode(),
+        "library": bench.library.functions.gc_version_string().decode(),
         "path": wanted if wanted in paths else paths[0],
         "commit": commit(),
         "date": datetime.date.today().isoformat(),
@@ -332,9 +360,11 @@ def main():
     options.add_argument("--only", metavar="KIND", default="", help="kinds whose names begin so")
     options.add_argument("--output", metavar="FILE", type=pathlib.Path, default=ROOT / "build/bench/cpu.json")
     options.add_argument("--bits", metavar="FILE", default=ROOT / "build/bench/bits.so", help="bench/bits.c, built")
+    options.add_argument("--library", metavar="FILE", required=True, help="libgradcodec.so, to be timed")
+    options.add_argument("--against", metavar="FILE", help="another build of it, to be timed in turns with the first")
     options = options.parse_args()
 
-    bench = Bench(options.bits)
+    bench = Bench(options.bits, options.library, options.against)
     results = {"about": {**about(bench), "quick": options.quick}, "sizes": [], "layouts": []}
     for kind, make in sized(bench).items():
         for elements in SIZES if kind.startswith(options.only) else []:
@@ -348,6 +378,8 @@ def main():
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results) + "\n")
     print(report.tables(results))
+    if options.against:
+        print(report.against(results))
 
 
 if __name__ == "__main__":

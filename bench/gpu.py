@@ -22,7 +22,7 @@ import time
 from ctypes import c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 
 import report
-from cpu import BFLOAT16, CODES, ROOT, DLTensor, commit
+from cpu import BFLOAT16, CODES, ROOT, DLTensor, Library, commit
 
 SIZES = [2**k for k in range(10, 33, 2)]
 QUICK_SIZES = [2**20, 2**26, 2**30]
@@ -88,12 +88,13 @@ class Random:
 
 
 class Bench:
-    def __init__(self, path):
+    def __init__(self, path, library, against):
         import cupy as cp
 
         self.cp, self.random = cp, Random(cp)
-        self.library = ctypes.CDLL(str(path))
-        self.library.gc_version_string.restype = self.library.gc_last_error.restype = ctypes.c_char_p
+        self.host = ctypes.CDLL(str(path))
+        self.library = Library(self.host, library)
+        self.against = against and Library(self.host, against)
         self.driver = ctypes.CDLL("libcuda.so.1")
         self.stream = cp.cuda.Stream(non_blocking=True)
         self.stream.use()
@@ -108,7 +109,8 @@ class Bench:
                 do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); while (now - start < nanoseconds);
             }"""
         self.spin = cp.RawKernel(source, "spin")
-        self.check(self.library.gc_prepare(*self.device()))
+        for library in filter(None, (self.library, self.against)):
+            self.check(library.functions.gc_prepare(*self.device()), library)
 
     @staticmethod
     def device():
@@ -117,9 +119,9 @@ class Bench:
 
         return (DLDevice(CUDA, 0),)
 
-    def check(self, status):
+    def check(self, status, library):
         if status:
-            raise RuntimeError(self.library.gc_last_error().decode())
+            raise RuntimeError(library.last_error())
 
     def on_device(self, enqueue, nanoseconds):
         """Seconds between two events around what `enqueue` enqueues, which the device finds complete."""
@@ -146,23 +148,25 @@ class Bench:
             self.yardstick_samples.append(significant(self.on_device(copy, 100_000)))
 
     def ours(self, function, pairs, axis=AXIS_NONE, codes=(None, None)):
-        """What enqueues one call for each pair of arrays."""
+        """What enqueues one call for each pair of arrays. Its attribute `against` does so with the other library, if there
+        is one."""
         sources = (DLTensor * len(pairs))(*(describe(src, codes[0]) for src, _ in pairs))
         targets = (DLTensor * len(pairs))(*(describe(dst, codes[1]) for _, dst in pairs))
+        arguments = c_int32(function), c_int64(len(pairs)), sources, targets, c_int32(axis), c_void_p(self.stream.ptr)
 
-        def enqueue():
-            self.check(
-                self.library.enqueue(
-                    c_int32(function), c_int64(len(pairs)), sources, targets, c_int32(axis), c_void_p(self.stream.ptr)
-                )
-            )
+        def of(library):
+            return lambda: self.check(self.host.enqueue(library.handle, *arguments), library)
 
+        enqueue = of(self.library)
         enqueue.kept = pairs, sources, targets
+        enqueue.against = self.against and of(self.against)
         return enqueue
 
     def measure(self, contenders, calls):
         """Seconds a call of every sample, the contenders taking turns; None for one that fails, and why."""
         samples, spins, spent, failures = {}, {}, {}, {}
+        if contenders["ours"].against:
+            contenders = {**contenders, "against": contenders["ours"].against}
         for name, enqueue in contenders.items():
             try:
                 enqueue()  # what is compiled and allocated once
@@ -353,7 +357,7 @@ def layout_row(bench, kind, make, side):
 
 def host(bench, calls):
     """Seconds a call of the host, at HOST_ELEMENTS bools."""
-    cp, library = bench.cp, bench.library
+    cp, timer = bench.cp, bench.host
     truth = bench.random((HOST_ELEMENTS,), "bool")
     packed = cp.empty((N_CHUNKS, HOST_ELEMENTS // 8 // N_CHUNKS), cp.uint8)
     bits = cp.empty(HOST_ELEMENTS, cp.uint8)
@@ -365,22 +369,25 @@ def host(bench, calls):
     found = {}
 
     def in_c(name, function):
-        seconds = (c_double * calls)()
-        for _ in range(2):  # the first is to warm up
-            bench.check(function(seconds))
-        found[name] = [significant(s) for s in seconds]
+        for library, suffix in (bench.library, ""), (bench.against, ", against"):
+            if library:
+                seconds = (c_double * calls)()
+                for _ in range(2):  # the first is to warm up
+                    bench.check(function(library.handle, seconds), library)
+                found[name + suffix] = [significant(s) for s in seconds]
 
     def into(function, source, target):
-        return lambda seconds: library.host_seconds(
-            c_int32(function), c_int64(calls), seconds, ctypes.byref(source), ctypes.byref(target), stream, synchronize
+        tensors = ctypes.byref(source), ctypes.byref(target)
+        return lambda library, seconds: timer.host_seconds(
+            library, c_int32(function), c_int64(calls), seconds, *tensors, stream, synchronize
         )
+
+    def pack_chunks(library, seconds):
+        return timer.pack_chunks_seconds(library, c_int64(calls), seconds, ctypes.byref(src), c_int64(N_CHUNKS))
 
     in_c("gc_pack_chunks_into", into(PACK_CHUNKS, src, dst))
     in_c("gc_unpack_chunks_into", into(UNPACK_CHUNKS, dst, out))
-    in_c(
-        "gc_pack_chunks and releases",
-        lambda seconds: library.pack_chunks_seconds(c_int64(calls), seconds, ctypes.byref(src), c_int64(N_CHUNKS)),
-    )
+    in_c("gc_pack_chunks and releases", pack_chunks)
 
     def in_python(name, function):
         for _ in range(20):
@@ -468,7 +475,7 @@ def about(bench):
         "driver": driver,
         "cuda": bench.cp.cuda.runtime.driverGetVersion(),
         "cupy": bench.cp.__version__,
-        "library": bench.library.gc_version_string().decode(),
+        "library": bench.library.functions.gc_version_string().decode(),
         "commit": commit(),
         "date": datetime.date.today().isoformat(),
     }
@@ -481,6 +488,8 @@ def main():
     options.add_argument("--only", metavar="KIND", help="kinds whose names begin so, and nothing else")
     options.add_argument("--output", metavar="FILE", type=pathlib.Path, default=output)
     options.add_argument("--host", metavar="FILE", default=ROOT / "build/bench/gpu_host.so", help="gpu_host.c, built")
+    options.add_argument("--library", metavar="FILE", help="libgradcodec.so, to be timed")
+    options.add_argument("--against", metavar="FILE", help="another build of it, to be timed in turns with the first")
     options.add_argument("--first-call", metavar="LIBRARY", help=argparse.SUPPRESS)
     options = options.parse_args()
     if options.first_call:
@@ -489,8 +498,8 @@ def main():
     everything = options.only is None
     only = options.only or ""
     # These first: their processes then do not wait for the memory that this one is about to take.
-    first = first_calls(options.host, 1 if options.quick else 3) if everything else {}
-    bench = Bench(options.host)
+    first = first_calls(options.library, 1 if options.quick else 3) if everything else {}
+    bench = Bench(options.host, options.library, options.against)
     pool = bench.cp.get_default_memory_pool()
     results = {"about": {**about(bench), "quick": options.quick}, "sizes": [], "layouts": [], "host": {}}
     results["first call"] = first
@@ -515,6 +524,8 @@ def main():
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results) + "\n")
     print(report.gpu_tables(results))
+    if options.against:
+        print(report.against(results))
     spread = sorted(bench.yardstick_samples)
     print(
         f"\nyardstick: {statistics.median(spread) * 1e3:.3f} ms, from {spread[0] * 1e3:.3f} to {spread[-1] * 1e3:.3f}"

@@ -49,6 +49,24 @@ def ratio(row, contender, other):
     return others and others / seconds
 
 
+def against(results):
+    """How fast the library is compared with the other that took turns with it: by group, and the slowest rows."""
+    lines, rows = [], []
+    for group in "sizes", "layouts":
+        found = [(ratio(row, "ours", "against"), row) for row in results[group] if row["seconds"].get("against")]
+        rows += found
+        if found:
+            lines.append(f"{group}: median {statistics.median(times for times, _ in found):.3f} of {len(found)} rows")
+    for name, seconds in results.get("host", {}).items():
+        if others := results["host"].get(f"{name}, against"):
+            ours, theirs = statistics.median(seconds) * 1e6, statistics.median(others) * 1e6
+            lines.append(f"{name}: {ours:.2f} us, {theirs:.2f} us against")
+    lines.append("slowest:")
+    for times, row in sorted(rows, key=lambda found: found[0])[:12]:
+        lines.append(f"  {times:.3f}  {row['kind']}, {row.get('side') or row['elements']}")
+    return "Times as fast as the library it was timed against\n" + "\n".join(lines)
+
+
 def loop(row):
     return "read" if "read" in row["seconds"] else "write"
 

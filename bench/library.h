@@ -1,0 +1,39 @@
+/*
+ * The library that is timed, loaded by its path: two builds of it can take turns in one process.
+ */
+#include <dlfcn.h>
+#include <gradcodec.h>
+#include <stdlib.h>
+
+#define FUNCTIONS(X)                                                                                             \
+    X(gc_last_error) X(gc_set_threads) X(gc_pack_chunks) X(gc_tensor_free) X(gc_pack_chunks_into)                 \
+    X(gc_unpack_chunks_into) X(gc_pack_signs_into) X(gc_pack_bits_into) X(gc_unpack_bits_into)
+
+#define MEMBER(name) __typeof__(&name) name;
+typedef struct {
+    FUNCTIONS(MEMBER)
+} Library;
+
+/* NULL: not there, or without one of these functions. */
+Library *load_library(const char *path)
+{
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    Library *library = handle ? malloc(sizeof *library) : NULL;
+    if (!library)
+        return NULL;
+#define FIND(name)                                                  \
+    if (!(*(void **)&library->name = dlsym(handle, #name)))          \
+        return NULL;
+    FUNCTIONS(FIND)
+    return library;
+}
+
+const char *last_error(const Library *library)
+{
+    return library->gc_last_error();
+}
+
+int32_t set_threads(const Library *library, uint32_t n)
+{
+    return library->gc_set_threads(n);
+}
