@@ -3,7 +3,9 @@
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
+    env,
     ffi::{CStr, c_void},
+    process::Command,
     ptr,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
 };
@@ -98,7 +100,6 @@ fn with_failure<T>(turn: u32, stays: bool, call: impl FnOnce() -> T) -> (T, bool
 /// many there were.
 fn with_every_failure(outputs: usize, mut call: impl FnMut(*mut *mut DLManagedTensor) -> gc_status_t) -> u32 {
     let mut out = vec![ptr::dangling_mut::<DLManagedTensor>(); outputs];
-    gc_chunk_bytes(-1, 1); // whatever a first call sets up
     for turn in 0.. {
         for stays in [true, false] {
             let live = LIVE.get();
@@ -148,14 +149,46 @@ fn unpacking_survives_the_failure_of_every_allocation() {
     }
 }
 
+/// Elements of one large job, and the memory that they are packed to.
+struct Large {
+    elements: Vec<u8>,
+    bytes: Vec<u8>,
+}
+
+impl Large {
+    fn new() -> Self {
+        let count = 16 << 20;
+        Self { elements: vec![1; count], bytes: vec![0; count / 8] }
+    }
+
+    /// Packs the first `count` elements.
+    fn pack(&mut self, count: usize) -> gc_status_t {
+        let (mut shape, mut rows) = ([count as i64], [1, count as i64 / 8]);
+        let src = described(&mut self.elements, 6, &mut shape);
+        let mut dst = described(&mut self.bytes, 1, &mut [0]);
+        (dst.ndim, dst.shape) = (2, rows.as_mut_ptr());
+        // SAFETY: tensors over memory of that size.
+        unsafe { gc_pack_chunks_into(&src, 0, &mut dst, ptr::null_mut()) }
+    }
+
+    fn is_packed(&self, count: usize) -> bool {
+        let (packed, rest) = self.bytes.split_at(count / 8);
+        packed.iter().all(|&byte| byte == 0xff) && rest.iter().all(|&byte| byte == 0)
+    }
+}
+
+/// Runs `call` with every allocation failing, on every thread of the library; tells whether there was one.
+fn without_memory<T>(call: impl FnOnce() -> T) -> (T, bool) {
+    ALL_FAIL.store(true, Ordering::Relaxed);
+    let (result, failed) = with_failure(0, true, call);
+    ALL_FAIL.store(false, Ordering::Relaxed);
+    (result, failed || FAILURES_OF_ALL.load(Ordering::Relaxed) > 0)
+}
+
 #[test]
 fn a_large_job_into_memory_of_the_caller_allocates_nothing_on_any_thread() {
-    let (count, calls) = (16usize << 20, 40);
-    let (mut data, mut shape) = (vec![1u8; count], [count as i64]);
-    let (mut bytes, mut rows) = (vec![0u8; count / 8], [1, count as i64 / 8]);
-    let src = described(&mut data, 6, &mut shape);
-    let mut dst = described(&mut bytes, 1, &mut [0]);
-    (dst.ndim, dst.shape) = (2, rows.as_mut_ptr());
+    let (count, calls) = (16 << 20, 40);
+    let mut large = Large::new();
     let threads = || {
         std::fs::read_dir("/proc/self/task")
             .unwrap()
@@ -165,16 +198,57 @@ fn a_large_job_into_memory_of_the_caller_allocates_nothing_on_any_thread() {
             })
             .count()
     };
-    // SAFETY: tensors over `data` and `bytes`.
-    let mut pack = || unsafe { gc_pack_chunks_into(&src, 0, &mut dst, ptr::null_mut()) };
     assert_eq!(gc_set_threads(4), 0);
-    assert_eq!(pack(), 0); // starts the threads
+    let outcome = without_memory(|| (0..calls).map(|_| large.pack(count)).max());
+    assert_eq!(outcome, (Some(0), false));
     assert_eq!(threads(), 3);
-    ALL_FAIL.store(true, Ordering::Relaxed);
-    let (statuses, failed) = with_failure(0, true, || (0..calls).map(|_| pack()).max());
-    ALL_FAIL.store(false, Ordering::Relaxed);
-    assert_eq!((statuses, failed, FAILURES_OF_ALL.load(Ordering::Relaxed)), (Some(0), false, 0));
-    assert!(bytes.iter().all(|&byte| byte == 0xff));
+    assert!(large.is_packed(count));
+}
+
+const FIRST_CALL: &str = "GRADCODEC_TEST_FIRST_CALL";
+
+/// The first call of a process, which has no memory for it.
+fn first_call(call: &str) {
+    let mut large = Large::new();
+    match call {
+        "gc_prepare" => assert_eq!(without_memory(|| gc_prepare(CPU)), (0, false)),
+        "gc_set_threads" => assert_eq!(without_memory(|| gc_set_threads(2)), (0, false)),
+        "gc_pack_chunks" => {
+            let (mut shape, mut out) = ([100], ptr::dangling_mut());
+            let src = bools(&mut large.elements, &mut shape);
+            // SAFETY: a tensor over more memory than that, and room for the result.
+            let outcome = without_memory(|| unsafe { gc_pack_chunks(&src, 1, &mut out) });
+            assert_eq!((outcome, out), ((OUT_OF_MEMORY, true), ptr::dangling_mut()));
+        }
+        elements => {
+            let count = elements.parse().unwrap();
+            assert_eq!(without_memory(|| large.pack(count)), (0, false));
+            assert!(large.is_packed(count));
+        }
+    }
+    println!("{call} returned");
+}
+
+#[test]
+fn a_first_call_survives_without_any_memory() {
+    if let Ok(call) = env::var(FIRST_CALL) {
+        return first_call(&call);
+    }
+    // Numbers: elements to be packed into memory of the caller; more than 8 MiB are worth several threads.
+    for call in ["800", "16777216", "gc_prepare", "gc_set_threads", "gc_pack_chunks"] {
+        for instruction_set in [None, Some("portable"), Some("none of that name")] {
+            let mut child = Command::new(env::current_exe().unwrap());
+            child.args(["--exact", "--nocapture", "a_first_call_survives_without_any_memory"]).env(FIRST_CALL, call);
+            match instruction_set {
+                Some(name) => child.env("GRADCODEC_CPU", name),
+                None => child.env_remove("GRADCODEC_CPU"),
+            };
+            let child = child.output().unwrap();
+            let (stdout, stderr) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
+            assert!(child.status.success(), "{call}, {instruction_set:?}: {}\n{stderr}", child.status);
+            assert!(stdout.contains(&format!("{call} returned\n")), "{stdout}");
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The CPU: also the reference that other backends are held to, bit for bit.
 
 pub mod bits;
+mod cpus;
 pub mod memory;
 pub mod pool;
 mod tiles;

@@ -7,19 +7,19 @@
 use std::{
     ffi::c_void,
     mem::MaybeUninit,
-    num::NonZero,
     ptr,
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
-    thread,
 };
 
 use crate::{
     error::{Error, Result, error},
     panics::boundary,
 };
+
+use super::cpus;
 
 /// Stack of a thread. Parts take a few KiB; the rest is for thread-local storage, which glibc takes from it.
 const STACK_BYTES: usize = 2 << 20;
@@ -85,7 +85,7 @@ pub fn workers() -> usize {
     match (WANTED.load(Ordering::Relaxed), CPUS.load(Ordering::Relaxed)) {
         (0, 0) => {
             // What the affinity mask and the cgroup allow. Reads files: once.
-            let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+            let cpus = cpus::count();
             CPUS.store(cpus, Ordering::Relaxed);
             cpus
         }
@@ -221,6 +221,7 @@ mod tests {
         ffi::CStr,
         process::{Command, Output},
         sync::Barrier,
+        thread,
     };
 
     use super::*;

@@ -4,6 +4,7 @@
 //! is written once and compiled for each.
 
 use std::{
+    ffi::CStr,
     mem::MaybeUninit,
     ptr, slice,
     sync::atomic::{AtomicPtr, Ordering},
@@ -1514,8 +1515,10 @@ impl InstructionSet {
 
     #[cold]
     fn choose() -> &'static Self {
-        let wanted = std::env::var_os("GRADCODEC_CPU");
-        let named = Self::available().find(|set| wanted.as_ref().is_none_or(|name| name == set.name));
+        // Not std::env::var_os, which allocates.
+        // SAFETY: a name that ends with a NUL; what it stands for ends with one too, and is not used below.
+        let wanted = unsafe { libc::getenv(c"GRADCODEC_CPU".as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
+        let named = Self::available().find(|set| wanted.is_none_or(|name| name.to_bytes() == set.name.as_bytes()));
         let chosen = named.or_else(|| Self::available().next()).unwrap_or(&PORTABLE);
         CHOSEN.store(ptr::from_ref(chosen).cast_mut(), Ordering::Release);
         chosen
