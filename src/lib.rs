@@ -4,6 +4,7 @@
 //!
 //! In layers, each of which uses only those before it:
 //!
+//! - `cancel`: keeps a cancelled thread whole while it is in a call.
 //! - `error`, `panics`: what can go wrong, and the line at which panics and failures become a status.
 //! - `tensor`: DLPack in and out: validated views, owned outputs.
 //! - `plan`: where elements and their bits lie, as values.
@@ -17,6 +18,7 @@ compile_error!("gradcodec turns panics into a status: build it with panic = \"un
 compile_error!("gradcodec is written for 64-bit little-endian machines");
 
 mod backend;
+mod cancel;
 pub mod capi;
 mod error;
 mod ops;

@@ -18,14 +18,35 @@ use dlpark::{
 };
 
 use crate::{
+    cancel,
     error::{Result, error},
     panics::boundary,
 };
 
 use super::{Described, Device, Dtype, Owner, Shape, View, dtype::lowest_minor_version};
 
-/// A callback of the caller's, to run once. It is called as one that may unwind, so that an exception that leaves it, which
-/// it must not, ends the process instead of being undefined behaviour. So are deleters of others, below.
+/// Calls a deleter or a callback of others. The thread is not cancelled within it. An exception that leaves it, which none
+/// must, ends the process: calling it as a function that may unwind makes that so, where it would be undefined otherwise.
+///
+/// # Safety
+/// `function` may be called with `argument` now.
+unsafe fn call<T>(function: unsafe extern "C" fn(*mut T), argument: *mut T) {
+    type Unwinding<T> = unsafe extern "C-unwind" fn(*mut T);
+    let _delay = cancel::delay();
+    // SAFETY: the caller's promise; the two types are called in the same way.
+    unsafe { transmute::<unsafe extern "C" fn(*mut T), Unwinding<T>>(function)(argument) };
+}
+
+/// What [`call`]s a function, the first word, with the second, once nobody needs the memory any more.
+///
+/// # Safety
+/// The first word is a `unsafe extern "C" fn(*mut T)`, which may be called with the second.
+unsafe fn call_word<T>(_: *mut u8, [function, argument]: [*mut c_void; 2]) {
+    // SAFETY: the caller's promise.
+    unsafe { call(transmute::<*mut c_void, unsafe extern "C" fn(*mut T)>(function), argument.cast()) };
+}
+
+/// A callback of the caller's, to run once.
 pub struct Release {
     pub function: Option<unsafe extern "C" fn(*mut c_void)>,
     pub context: *mut c_void,
@@ -33,17 +54,12 @@ pub struct Release {
 
 impl From<Release> for Owner {
     fn from(Release { function, context }: Release) -> Self {
-        type Unwinding = unsafe extern "C-unwind" fn(*mut c_void);
-        unsafe fn run(_: *mut u8, [function, context]: [*mut c_void; 2]) {
-            // SAFETY: a function of this type, stored below, and the context that it was passed with.
-            unsafe { transmute::<*mut c_void, Unwinding>(function)(context) };
-        }
         let Some(function) = function else {
             return Self::of_nothing();
         };
         // SAFETY: the caller of gc_tensor_from_pointer passed this pair to be called once, when the last user of the
         // tensor is done, which is when its owner is dropped.
-        unsafe { Self::new(ptr::null_mut(), [function as *mut c_void, context], run) }
+        unsafe { Self::new(ptr::null_mut(), [function as *mut c_void, context], call_word::<c_void>) }
     }
 }
 
@@ -56,10 +72,6 @@ impl From<Release> for Owner {
 /// # Safety
 /// `tensor` is the caller's to give away.
 unsafe fn take<M: ManagedTensorBase>(tensor: *mut M) -> Option<Owner> {
-    unsafe fn delete<M>(_: *mut u8, [tensor, deleter]: [*mut c_void; 2]) {
-        // SAFETY: a deleter, stored below, and the tensor that it came with, to be called once.
-        unsafe { transmute::<*mut c_void, unsafe extern "C-unwind" fn(*mut M)>(deleter)(tensor.cast()) };
-    }
     // SAFETY: a tensor by the caller's promise. If it is ours, `finish` made it, and as long as it is not released its
     // allocation lives; when it is the last one, nobody else can come to look at that.
     unsafe {
@@ -70,7 +82,7 @@ unsafe fn take<M: ManagedTensorBase>(tensor: *mut M) -> Option<Owner> {
                 return Shared::take_apart(shared);
             }
         }
-        Some(Owner::new(ptr::null_mut(), [tensor.cast(), unwinding(its_deleter) as *mut c_void], delete::<M>))
+        Some(Owner::new(ptr::null_mut(), [tensor.cast(), its_deleter as *mut c_void], call_word::<M>))
     }
 }
 
@@ -334,15 +346,9 @@ pub unsafe fn release<M: ManagedTensorBase>(tensor: *mut M) {
         if !tensor.is_null()
             && let Some(deleter) = (*tensor).deleter()
         {
-            unwinding(deleter)(tensor);
+            call(deleter, tensor);
         }
     }
-}
-
-/// The deleter of others, to be called as one that may unwind: see [`Release`].
-fn unwinding<M>(deleter: unsafe extern "C" fn(*mut M)) -> unsafe extern "C-unwind" fn(*mut M) {
-    // SAFETY: the two are called in the same way; the type says only what happens when an exception leaves the function.
-    unsafe { transmute::<unsafe extern "C" fn(*mut M), unsafe extern "C-unwind" fn(*mut M)>(deleter) }
 }
 
 /// The deleter of every tensor handed out.

@@ -6,6 +6,8 @@
 
 use std::{ffi::CStr, iter, mem, str};
 
+use crate::cancel;
+
 /// Enough for /proc/self/cgroup: about ten lines, each with a path.
 const TEXT_BYTES: usize = 4096;
 
@@ -15,6 +17,8 @@ const MOUNTS_V1: [&[u8]; 2] = [b"/sys/fs/cgroup/cpu", b"/sys/fs/cgroup/cpu,cpuac
 
 /// The number of CPUs, at least 1.
 pub fn count() -> usize {
+    // Opening and reading files are cancellation points.
+    let _delay = cancel::delay();
     let cpus = in_affinity_mask().unwrap_or_else(online);
     quota().map_or(cpus, |quota| cpus.min(quota)).max(1)
 }

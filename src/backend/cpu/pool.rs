@@ -15,6 +15,7 @@ use std::{
 };
 
 use crate::{
+    cancel,
     error::{Error, Result, error},
     panics::boundary,
 };
@@ -156,6 +157,7 @@ fn start(wanted: usize) -> usize {
 }
 
 fn start_one() -> bool {
+    let _delay = cancel::delay();
     let (mut thread, mut attributes) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     let (mut blocked, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     // SAFETY: each is initialized by the first function that gets it, which cannot fail with these arguments but for

@@ -15,7 +15,10 @@ use cudarc::driver::sys::{
     CUkernel, CUlibrary, CUlibraryOption, CUresult, CUstream, CUstreamCaptureMode,
 };
 
-use crate::error::{Error, Result, Status, error};
+use crate::{
+    cancel,
+    error::{Error, Result, Status, error},
+};
 
 /// What the driver of CUDA 12.0 (525) calls itself: the first that reads our PTX.
 const OLDEST: c_int = 12000;
@@ -119,6 +122,8 @@ impl Driver {
     }
 
     fn load() -> Result<Self> {
+        // Initializers and the driver may reach cancellation points.
+        let _delay = cancel::delay();
         // The name that NVIDIA's driver packages install, and the one that CUDA's own runtime loads. libcuda.so may be a
         // toolkit's stub.
         // SAFETY: loading the driver runs its initializers, as every CUDA program does.

@@ -1,0 +1,169 @@
+/* A thread that is cancelled while it is in a call ends after the call, at a cancellation point of its own, and the
+ * call has done its work. Each case in a child, where its call is the first one. */
+#define _POSIX_C_SOURCE 200809L
+#include "check.h"
+
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { LARGE = 32 << 20 };
+
+static int returned, released;
+
+/* What any cancellation point in a callback does. */
+static void release(void *unused) {
+    (void)unused;
+    pthread_testcancel();
+    released++;
+}
+
+/* The cancellation comes while the callback runs. */
+static void release_and_be_cancelled(void *unused) {
+    CHECK(pthread_cancel(pthread_self()) == 0);
+    release(unused);
+}
+
+static void delete_tensor(DLManagedTensor *tensor) {
+    release(tensor);
+}
+
+static void delete_versioned(DLManagedTensorVersioned *tensor) {
+    release(tensor);
+}
+
+static void cancel_myself(void) {
+    CHECK(pthread_cancel(pthread_self()) == 0);
+}
+
+static DLManagedTensor *tensor_with(void (*callback)(void *)) {
+    static unsigned char byte;
+    static int64_t length = 1;
+    DLManagedTensor *tensor;
+    CHECK_OK(gc_tensor_from_pointer(&byte, cpu(), dtype_of(kDLUInt, 8), 1, &length, NULL, callback, NULL, &tensor));
+    return tensor;
+}
+
+static void a_first_large_call(void) {
+    int64_t length = LARGE, rows[2] = {1, LARGE / 8};
+    unsigned char *elements = malloc(LARGE), *bytes = malloc(LARGE / 8);
+    DLTensor src = view_of(elements, dtype_of(kDLBool, 8), 1, &length), dst;
+    CHECK(elements != NULL && bytes != NULL);
+    for (int64_t i = 0; i < LARGE; i++)
+        elements[i] = i % 3 == 0;
+    dst = view_of(bytes, dtype_of(kDLUInt, 8), 2, rows);
+    cancel_myself();
+    CHECK_OK(gc_pack_chunks_into(&src, GC_BIT_ORDER_BIG, &dst, NULL));
+    for (int64_t i = 0; i < LARGE / 8; i++)
+        CHECK(bytes[i] == (i % 3 == 0 ? 0x92 : i % 3 == 1 ? 0x49 : 0x24));
+    free(elements);
+    free(bytes);
+}
+
+static void a_first_large_call_with_threads(void) {
+    CHECK_OK(gc_set_threads(4));
+    a_first_large_call();
+}
+
+static void a_preparation(void) {
+    cancel_myself();
+    CHECK_OK(gc_prepare(cpu()));
+}
+
+static void a_release(void) {
+    DLManagedTensor *tensor = tensor_with(release);
+    cancel_myself();
+    gc_tensor_free(tensor);
+    CHECK(released == 1);
+}
+
+static void a_release_that_is_cancelled_within(void) {
+    gc_tensor_free(tensor_with(release_and_be_cancelled));
+    CHECK(released == 1);
+}
+
+static void the_deleter_of_another(void) {
+    DLManagedTensor tensor;
+    memset(&tensor, 0, sizeof tensor);
+    tensor.deleter = delete_tensor;
+    cancel_myself();
+    gc_tensor_free(&tensor);
+    CHECK(released == 1);
+}
+
+/* Tensors that were taken over, in either form. */
+static void the_deleter_of_another_that_is_kept(void) {
+    static unsigned char byte;
+    int64_t length = 1;
+    DLManagedTensor legacy, *ours;
+    DLManagedTensorVersioned versioned, *ours_versioned;
+    memset(&legacy, 0, sizeof legacy);
+    memset(&versioned, 0, sizeof versioned);
+    legacy.dl_tensor = versioned.dl_tensor = view_of(&byte, dtype_of(kDLUInt, 8), 1, &length);
+    legacy.deleter = delete_tensor;
+    versioned.deleter = delete_versioned;
+    versioned.version.major = 1;
+    CHECK_OK(gc_tensor_to_versioned(&legacy, &ours_versioned));
+    CHECK_OK(gc_tensor_from_versioned(&versioned, &ours));
+    cancel_myself();
+    ours_versioned->deleter(ours_versioned);
+    gc_tensor_free(ours);
+    CHECK(released == 2);
+}
+
+static void *thread(void *call) {
+    int state;
+    (*(void (**)(void))call)();
+    CHECK(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state) == 0);
+    CHECK(state == PTHREAD_CANCEL_ENABLE);
+    returned = 1;
+    pthread_testcancel();
+    return NULL;
+}
+
+/* A thread that cannot be cancelled stays so. */
+static void check_that_the_state_is_kept(void) {
+    int state;
+    CHECK(pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state) == 0);
+    gc_tensor_free(tensor_with(release));
+    CHECK(pthread_setcancelstate(state, &state) == 0);
+    CHECK(state == PTHREAD_CANCEL_DISABLE);
+}
+
+int main(void) {
+    static struct {
+        const char *name;
+        void (*run)(void);
+    } cases[] = {
+        {"a first large call", a_first_large_call},
+        {"a first large call with threads", a_first_large_call_with_threads},
+        {"gc_prepare", a_preparation},
+        {"a release", a_release},
+        {"a release that is cancelled within", a_release_that_is_cancelled_within},
+        {"the deleter of another", the_deleter_of_another},
+        {"the deleter of another that is kept", the_deleter_of_another_that_is_kept},
+    };
+    int failed = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int status;
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            pthread_t cancelled;
+            void *result;
+            CHECK(pthread_create(&cancelled, NULL, thread, &cases[i].run) == 0);
+            CHECK(pthread_join(cancelled, &result) == 0);
+            CHECK(returned && result == PTHREAD_CANCELED);
+            _exit(0);
+        }
+        CHECK(waitpid(child, &status, 0) == child);
+        if (status != 0) {
+            fprintf(stderr, "cancel: FAILED: %s\n", cases[i].name);
+            failed = 1;
+        }
+    }
+    check_that_the_state_is_kept();
+    if (!failed)
+        puts("cancel: ok");
+    return failed;
+}
