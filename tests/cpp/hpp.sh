@@ -25,6 +25,10 @@ for standard in c++17 c++20 c++23; do
     echo "== examples_cpp/dlopen, $standard" && "$work/dlopen" "$library/libgradcodec.so.0"
 done
 
+# shellcheck disable=SC2086
+$cxx -std=c++17 $flags tests/cpp/throws.cpp -o "$work/throws" $link
+echo "== throws" && "$work/throws"
+
 # The program at the top of the header.
 sed -n '/^ \*     #include <gradcodec/,/^ \*     }$/s/^ \*     //p' include/gradcodec/gradcodec.hpp >"$work/start.cpp"
 # shellcheck disable=SC2086
