@@ -22,21 +22,27 @@ const LARGE: usize = 4 << 20;
 pub fn allocate(bytes: i64) -> Result<Owner> {
     let refusal = || error!(OutOfMemory, "{bytes} bytes of host memory could not be had");
     let size = usize::try_from(bytes).ok().filter(|&size| size > 0).ok_or_else(refusal)?;
-    let layout = Layout::from_size_align(size, ALIGNMENT).map_err(|_| refusal())?;
+    // Aligned here, for not every malloc that is put in place of the system's has a posix_memalign that aligns: mimalloc
+    // 2.0.9's does not.
+    let room = size.checked_add(ALIGNMENT - 1).ok_or_else(refusal)?;
+    let layout = Layout::from_size_align(room, 1).map_err(|_| refusal())?;
     // SAFETY: the size is not zero.
-    let data = NonNull::new(unsafe { alloc::alloc(layout) }).ok_or_else(refusal)?;
+    let allocated = NonNull::new(unsafe { alloc::alloc(layout) }).ok_or_else(refusal)?;
+    // SAFETY: less than ALIGNMENT further, so `size` bytes are left from there.
+    let data = unsafe { allocated.add(allocated.align_offset(ALIGNMENT)) };
     if size >= LARGE {
         ask_for_large_pages(data, size);
     }
-    // SAFETY: `free` wants the size, and is called once.
-    Ok(unsafe { Owner::new(data.as_ptr(), [ptr::without_provenance_mut(size), ptr::null_mut()], free) })
+    let words = [allocated.as_ptr().cast(), ptr::without_provenance_mut(room)];
+    // SAFETY: `free` wants what was allocated and its size, and is called once.
+    Ok(unsafe { Owner::new(data.as_ptr(), words, free) })
 }
 
 /// # Safety
-/// `data` came from [`allocate`], with this size, and is not used any more.
-unsafe fn free(data: *mut u8, [size, _]: [*mut c_void; 2]) {
+/// `room` bytes were `allocated` here, and are not used any more.
+unsafe fn free(_: *mut u8, [allocated, room]: [*mut c_void; 2]) {
     // SAFETY: the caller's promise: `allocate` made this layout.
-    unsafe { alloc::dealloc(data, Layout::from_size_align_unchecked(size.addr(), ALIGNMENT)) };
+    unsafe { alloc::dealloc(allocated.cast(), Layout::from_size_align_unchecked(room.addr(), 1)) };
 }
 
 /// Asks the system to back memory with large pages, where it gives them to those who ask.
