@@ -26,6 +26,7 @@ $(LOADING): private LINK = -ldl -Wl,-rpath,$(abspath $(LIB))
 
 EXAMPLES = $(patsubst examples_c/%.c,%,$(wildcard examples_c/*.c))
 C_TESTS  = $(patsubst tests/c/%.c,%,$(wildcard tests/c/*.c))
+STAND_INS = $(patsubst %.c,$(BUILD)/%.so,$(wildcard tests/stand_ins/*.c))
 VENV     = $(BUILD)/venv
 
 .PHONY: all demo test header install uninstall dist clean help
@@ -69,17 +70,22 @@ ifneq ($(wildcard Cargo.toml),)
 endif
 
 # Every test program in every standard; all but the largest run in each.
-test-c: $(foreach standard,$(C_STANDARDS),$(C_TESTS:%=$(BUILD)/tests/$(standard)/%))
+test-c: $(foreach standard,$(C_STANDARDS),$(C_TESTS:%=$(BUILD)/tests/$(standard)/%)) | $(STAND_INS)
 	@set -e; for program in $(filter-out %/huge,$^); do echo "== $$program"; \
-	    GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $$program; done
+	    GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_STAND_INS=$(abspath $(BUILD)/tests/stand_ins) $$program; done
 	@echo "== $(BUILD)/tests/c17/huge (2^33 elements: takes 9 GiB of memory)"; $(BUILD)/tests/c17/huge
 
 define c_test
 $(BUILD)/tests/$(1)/%: tests/c/%.c tests/c/check.h tests/abi/functions.h $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
 	@mkdir -p $$(@D)
-	$(CC) -std=$(1) $(CFLAGS) -Iinclude $$< -o $$@ $$(LINK) -pthread
+	$(CC) -std=$(1) $(CFLAGS) -Iinclude $$< -o $$@ $$(LINK) -pthread -ldl
 endef
 $(foreach standard,$(C_STANDARDS),$(eval $(call c_test,$(standard))))
+
+# Libraries that stand in for others, for tests to load.
+$(BUILD)/tests/stand_ins/%.so: tests/stand_ins/%.c
+	@mkdir -p $(@D)
+	$(CC) -std=c99 $(CFLAGS) -shared -fPIC $< -o $@
 
 # Two files of a program that both include the loader.
 test-loader: $(LIBRARY)
@@ -271,7 +277,7 @@ ifneq ($(wildcard Cargo.toml),)
 	rm -rf $(BUILD)/dist && mkdir -p $(BUILD)/dist/lib
 	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
 	cp -r include kernels cmake examples_c examples_cpp examples_python bench docs Makefile *.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
-	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/cpp tests/driver tests/gpu tests/kernels tests/peers tests/peers_python tests/python tests/dlpack tests/abi tests/*.sh $(BUILD)/dist/tests/
+	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/cpp tests/driver tests/gpu tests/kernels tests/peers tests/peers_python tests/python tests/dlpack tests/abi tests/stand_ins tests/*.sh $(BUILD)/dist/tests/
 	-git describe --always --dirty --abbrev=12 '--exclude=*' > $(BUILD)/dist/COMMIT 2>/dev/null
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif

@@ -2,13 +2,17 @@
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
-    ptr,
+    mem, ptr,
     sync::OnceLock,
 };
 
 use dlpark::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 
-use crate::error::{Result, error};
+use crate::{
+    cancel,
+    capi::boundary,
+    error::{Result, error},
+};
 
 use super::release;
 
@@ -27,28 +31,95 @@ struct Python {
 
 impl Python {
     fn get() -> Result<&'static Self> {
-        static PYTHON: OnceLock<Option<Python>> = OnceLock::new();
-        let python = PYTHON.get_or_init(|| {
-            // SAFETY: these are the signatures that Python's stable ABI gives the names.
-            unsafe {
-                Some(Python {
-                    is_valid: std::mem::transmute::<*mut c_void, IsValid>(symbol(c"PyCapsule_IsValid")?),
-                    get_pointer: std::mem::transmute::<*mut c_void, GetPointer>(symbol(c"PyCapsule_GetPointer")?),
-                    fetch: std::mem::transmute::<*mut c_void, Fetch>(symbol(c"PyErr_Fetch")?),
-                    restore: std::mem::transmute::<*mut c_void, Restore>(symbol(c"PyErr_Restore")?),
-                })
-            }
-        });
-        python.as_ref().ok_or_else(|| error!(InvalidArgument, "py_capsule: there is no Python in this process"))
+        static PYTHON: OnceLock<Python> = OnceLock::new();
+        if let Some(python) = PYTHON.get() {
+            return Ok(python);
+        }
+        // Only what was found is kept: Python may be loaded after a call that found none.
+        match Self::find() {
+            Some(python) => Ok(PYTHON.get_or_init(|| python)),
+            None => Err(error!(InvalidArgument, "py_capsule: there is no Python in this process")),
+        }
+    }
+
+    fn find() -> Option<Self> {
+        let _delay = cancel::delay();
+        // What every library sees goes first. A host may also have loaded Python for itself alone (RTLD_LOCAL).
+        Self::of(libc::RTLD_DEFAULT).or_else(|| (0..).map_while(path_of_python).find_map(|path| Self::at(&path)))
+    }
+
+    /// The functions of the Python in the library at `path`, which then stays loaded. Nothing is loaded anew.
+    fn at(path: &Path) -> Option<Self> {
+        // SAFETY: a path that ends with a NUL.
+        let library = unsafe { libc::dlopen(path.as_ptr().cast(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+        if library.is_null() {
+            return None;
+        }
+        let python = Self::of(library);
+        if python.is_none() {
+            // SAFETY: opened above, and nothing of it is kept.
+            unsafe { libc::dlclose(library) };
+        }
+        python
+    }
+
+    /// Python's functions, as a handle of the dynamic loader finds them.
+    fn of(handle: *mut c_void) -> Option<Self> {
+        // SAFETY: a handle that is open, and a name that ends with a NUL.
+        let symbol = |name: &CStr| Some(unsafe { libc::dlsym(handle, name.as_ptr()) }).filter(|found| !found.is_null());
+        // SAFETY: these are the signatures that Python's stable ABI gives the names.
+        unsafe {
+            Some(Python {
+                is_valid: mem::transmute::<*mut c_void, IsValid>(symbol(c"PyCapsule_IsValid")?),
+                get_pointer: mem::transmute::<*mut c_void, GetPointer>(symbol(c"PyCapsule_GetPointer")?),
+                fetch: mem::transmute::<*mut c_void, Fetch>(symbol(c"PyErr_Fetch")?),
+                restore: mem::transmute::<*mut c_void, Restore>(symbol(c"PyErr_Restore")?),
+            })
+        }
     }
 }
 
-/// The address of a symbol that the process has loaded.
-fn symbol(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a name that ends with a NUL, looked up in what is loaded.
-    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    (!address.is_null()).then_some(address)
+/// A path that ends with a NUL.
+type Path = [u8; libc::PATH_MAX as usize];
+
+/// The path of number `index` of those loaded libraries that are Python's by their file names.
+fn path_of_python(index: usize) -> Option<Path> {
+    let mut search = Search { others: index, found: None };
+    // The loader is locked while it shows what it has loaded, so a path is copied, to be opened afterwards.
+    // SAFETY: `look_at` gets the search, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(look_at), ptr::from_mut(&mut search).cast()) };
+    search.found
 }
+
+struct Search {
+    /// How many of Python's libraries come before the one that is looked for.
+    others: usize,
+    found: Option<Path>,
+}
+
+/// Called for everything that is loaded.
+unsafe extern "C" fn look_at(loaded: *mut libc::dl_phdr_info, _size: usize, search: *mut c_void) -> c_int {
+    boundary(|| {
+        // SAFETY: the loader shows an object whose name ends with a NUL; `path_of_python` passed a Search.
+        let (path, search) = unsafe { (CStr::from_ptr((*loaded).dlpi_name), &mut *search.cast::<Search>()) };
+        let file = path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        if search.found.is_none() && file.windows(PYTHON.len()).any(|part| part == PYTHON) {
+            let mut copy = [0; libc::PATH_MAX as usize];
+            match (search.others.checked_sub(1), copy.get_mut(..path.count_bytes())) {
+                (Some(others), _) => search.others = others,
+                (None, Some(room)) => {
+                    room.copy_from_slice(path.to_bytes());
+                    search.found = Some(copy);
+                }
+                (None, None) => {} // the system opens no path of that length
+            }
+        }
+        Ok(())
+    })
+}
+
+/// In the file name of every shared Python: libpython3.13.so.1.0, libpython3.so, libpython3.13t.so.
+const PYTHON: &[u8] = b"libpython";
 
 /// Releases the tensor of a capsule that nobody consumed.
 ///
