@@ -10,8 +10,8 @@ use dlpark::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 
 use crate::{
     cancel,
-    capi::boundary,
     error::{Result, error},
+    panics::boundary,
 };
 
 use super::release;

@@ -1,0 +1,229 @@
+/* A call uses less than 32 KiB of stack: each runs on a thread whose stack was painted before, and what was overwritten
+ * is what it took. Each in a child, where it is also the first call; on every instruction set. */
+#define _GNU_SOURCE
+#include "check.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { KIB = 1024, BOUND = 32 * KIB, STACK = 1024 * KIB, LARGE = 48 << 20, DIMS = 40, LOOPS = 22, PAINT = 0xa5 };
+
+static unsigned char *elements, *bytes; /* LARGE each */
+
+static DLTensor flat(void *data, DLDataType dtype, int64_t *length) {
+    return view_of(data, dtype, 1, length);
+}
+
+/* ---- what is called; what it says or refuses is for other tests */
+
+static void call_small(void) {
+    int64_t length = 1001;
+    DLManagedTensor src = borrowed(flat(elements, dtype_of(kDLBool, 8), &length)), *chunks[3], *unpacked;
+    CHECK_OK(gc_pack_chunks(&src, 3, chunks));
+    CHECK_OK(gc_unpack_chunks(chunks, 3, 1001, &unpacked));
+    for (int i = 0; i < 3; i++)
+        gc_tensor_free(chunks[i]);
+    gc_tensor_free(unpacked);
+}
+
+static void call_large(void) {
+    int64_t length = LARGE, rows[2] = {1, LARGE / 8};
+    DLTensor src = flat(elements, dtype_of(kDLBool, 8), &length);
+    DLTensor dst = view_of(bytes, dtype_of(kDLUInt, 8), 2, rows);
+    CHECK_OK(gc_pack_chunks_into(&src, GC_BIT_ORDER_BIG, &dst, NULL));
+    CHECK_OK(gc_unpack_chunks_into(&dst, GC_BIT_ORDER_LITTLE, &src, NULL));
+}
+
+static void call_large_with_threads(void) {
+    CHECK_OK(gc_set_threads(4));
+    call_large();
+}
+
+/* Rows, columns and both orders, of elements of every size, from memory that is strided or transposed. */
+static void call_bits_of(int64_t rows, int64_t columns, uint8_t bits, int transposed) {
+    int64_t shape[2], strides[2];
+    DLManagedTensor src = borrowed(view_of(elements, dtype_of(kDLUInt, bits), 2, shape)), *packed, *unpacked;
+    shape[0] = rows;
+    shape[1] = columns;
+    strides[0] = transposed ? 1 : 2 * columns;
+    strides[1] = transposed ? rows : 2;
+    src.dl_tensor.strides = strides;
+    for (int32_t axis = 0; axis < 2; axis++)
+        for (gc_bit_order_t order = GC_BIT_ORDER_BIG; order <= GC_BIT_ORDER_LITTLE; order++) {
+            CHECK_OK(gc_pack_bits(&src, axis, order, &packed));
+            CHECK_OK(gc_unpack_bits(packed, axis, shape[axis], order, &unpacked));
+            gc_tensor_free(packed);
+            gc_tensor_free(unpacked);
+        }
+}
+
+static void call_bits(void) {
+    for (uint8_t bits = 8; bits <= 64; bits = (uint8_t)(2 * bits))
+        for (int transposed = 0; transposed < 2; transposed++) {
+            call_bits_of(67, 131, bits, transposed);
+            call_bits_of(5, 3, bits, transposed);
+        }
+}
+
+static void call_large_bits_with_threads(void) {
+    CHECK_OK(gc_set_threads(4));
+    call_bits_of(4096, 4096, 8, 1);
+    call_bits_of(4000, 4001, 8, 0);
+    call_bits_of(1500, 2001, 64, 1);
+}
+
+static void call_signs(void) {
+    static const uint8_t codes[] = {kDLFloat, kDLBfloat, kDLFloat, kDLFloat}, sizes[] = {16, 16, 32, 64};
+    for (int i = 0; i < 4; i++)
+        for (int transposed = 0; transposed < 2; transposed++) {
+            int64_t shape[2] = {300, 100}, strides[2], row[2] = {1, 300 * 100 / 8};
+            DLTensor src = view_of(elements, dtype_of(codes[i], sizes[i]), 2, shape);
+            DLTensor dst = view_of(bytes, dtype_of(kDLUInt, 8), 2, row);
+            strides[0] = transposed ? 1 : 301;
+            strides[1] = transposed ? 300 : 3;
+            src.strides = strides;
+            CHECK_OK(gc_pack_signs_into(&src, GC_BIT_ORDER_BIG, &dst, NULL));
+        }
+}
+
+/* Dimensions that cannot be joined: each is a loop. */
+static void call_with_many_dimensions(void) {
+    int64_t shape[DIMS], strides[DIMS], step = 1;
+    DLManagedTensor src = borrowed(view_of(elements, dtype_of(kDLBool, 8), DIMS, shape)), *packed, *unpacked;
+    for (int axis = 0; axis < DIMS; axis++) {
+        shape[axis] = axis < LOOPS ? 2 : 1;
+        strides[axis] = step;
+        step = axis < LOOPS ? 2 * step + 1 : step;
+    }
+    src.dl_tensor.strides = strides;
+    CHECK_OK(gc_pack_chunks(&src, 1, &packed));
+    gc_tensor_free(packed);
+    CHECK_OK(gc_pack_bits(&src, LOOPS / 2, GC_BIT_ORDER_LITTLE, &packed));
+    CHECK_OK(gc_unpack_bits(packed, LOOPS / 2, 2, GC_BIT_ORDER_LITTLE, &unpacked));
+    gc_tensor_free(packed);
+    gc_tensor_free(unpacked);
+}
+
+/* Strides of which each reaches into the next: whether elements overlap is searched for, and the sentence is long. */
+static void call_to_be_refused(void) {
+    int64_t shape[DIMS], strides[DIMS], rows[2] = {1, 1};
+    DLTensor src = view_of(bytes, dtype_of(kDLUInt, 8), 2, rows);
+    DLTensor dst = view_of(elements, dtype_of(kDLBool, 8), DIMS, shape);
+    DLManagedTensor *out;
+    for (int axis = 0; axis < DIMS; axis++) {
+        shape[axis] = axis < LOOPS ? 2 : 1;
+        strides[axis] = 1000 + 7 * axis;
+    }
+    dst.strides = strides;
+    CHECK(gc_unpack_chunks_into(&src, GC_BIT_ORDER_BIG, &dst, NULL) != GC_STATUS_OK);
+    for (int axis = 0; axis < DIMS; axis++)
+        shape[axis] = INT64_MAX;
+    CHECK(gc_tensor_empty(cpu(), dtype_of(kDLUInt, 8), DIMS, shape, &out) != GC_STATUS_OK);
+    CHECK(gc_chunk_bytes(-1, 0) == -1);
+}
+
+static void release(void *unused) {
+    (void)unused;
+}
+
+static void call_for_tensors(void) {
+    int64_t length = 1000;
+    DLManagedTensor *tensor;
+    DLManagedTensorVersioned *versioned;
+    CHECK_OK(gc_tensor_from_pointer(elements, cpu(), dtype_of(kDLUInt, 8), 1, &length, NULL, release, NULL, &tensor));
+    CHECK_OK(gc_tensor_to_versioned(tensor, &versioned));
+    CHECK_OK(gc_tensor_from_versioned(versioned, &tensor));
+    gc_tensor_free(tensor);
+    CHECK_OK(gc_tensor_empty(cpu(), dtype_of(kDLUInt, 8), 1, &length, &tensor));
+    gc_tensor_free(tensor);
+}
+
+static void call_for_a_capsule(void) {
+    gc_capsule_destructor(&elements); /* no capsule: Python is looked for first, and there is none */
+}
+
+static void call_to_prepare(void) {
+    CHECK_OK(gc_prepare(cpu()));
+    CHECK_OK(gc_trim(cpu()));
+}
+
+/* ---- */
+
+struct run {
+    void (*call)(void);
+    unsigned char *top; /* of what the call can take of the stack */
+};
+
+static void *thread(void *argument) {
+    struct run *run = argument;
+    unsigned char here;
+    run->top = &here;
+    run->call();
+    return NULL;
+}
+
+/* The bytes of stack that a call takes, with the functions of this file, which take little. */
+static long depth_of(void (*call)(void)) {
+    struct run run = {NULL, NULL};
+    pthread_attr_t attributes;
+    pthread_t id;
+    unsigned char *stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *deepest;
+    CHECK(stack != MAP_FAILED);
+    memset(stack, PAINT, STACK);
+    run.call = call;
+    CHECK(pthread_attr_init(&attributes) == 0 && pthread_attr_setstack(&attributes, stack, STACK) == 0);
+    CHECK(pthread_create(&id, &attributes, thread, &run) == 0 && pthread_join(id, NULL) == 0);
+    for (deepest = stack; *deepest == PAINT; deepest++)
+        ;
+    return run.top - deepest;
+}
+
+int main(void) {
+    static const struct {
+        const char *name;
+        void (*call)(void);
+    } calls[] = {
+        {"small tensors", call_small},
+        {"large tensors", call_large},
+        {"large tensors, 4 threads", call_large_with_threads},
+        {"bits along an axis", call_bits},
+        {"large bits along an axis, 4 threads", call_large_bits_with_threads},
+        {"signs", call_signs},
+        {"many dimensions", call_with_many_dimensions},
+        {"refusals", call_to_be_refused},
+        {"tensors", call_for_tensors},
+        {"a capsule", call_for_a_capsule},
+        {"gc_prepare", call_to_prepare},
+    };
+    static const char *const sets[] = {"portable", "avx2", "avx512"};
+    long *depth = mmap(NULL, sizeof *depth, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int failed = 0;
+    elements = calloc(LARGE, 1);
+    bytes = calloc(LARGE, 1);
+    CHECK(depth != MAP_FAILED && elements != NULL && bytes != NULL);
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        printf("%6s", "");
+        for (size_t set = 0; set < sizeof sets / sizeof *sets; set++) {
+            int status;
+            pid_t child;
+            fflush(stdout);
+            child = fork();
+            CHECK(child >= 0);
+            if (child == 0) {
+                CHECK(setenv("GRADCODEC_CPU", sets[set], 1) == 0);
+                *depth = depth_of(calls[i].call);
+                _exit(0);
+            }
+            CHECK(waitpid(child, &status, 0) == child && status == 0);
+            printf("%6ld", *depth);
+            failed |= *depth >= BOUND;
+        }
+        printf(" bytes of stack (%s, %s, %s): %s\n", sets[0], sets[1], sets[2], calls[i].name);
+    }
+    free(elements);
+    free(bytes);
+    printf(failed ? "stack: FAILED: %d bytes and more\n" : "stack: ok, all less than %d bytes\n", BOUND);
+    return failed;
+}
