@@ -1,8 +1,8 @@
 //! BITS
 //!
-//! A chunk is what one rank sends to another: `n` elements are packed to ceil(n / 8) bytes and these split into
+//! A chunk is what one rank (process of a group) sends to another: `n` elements are packed to ceil(n / 8) bytes and these split into
 //! n_chunks equal chunks of gc_chunk_bytes(n, n_chunks), the last ones filled up with zero bits. Where the bytes divide
-//! evenly they are those of DeepSpeed's compress_by_chunk. Truth: non-zero is 1. Sign: bit = not (x < 0), so zeros of
+//! evenly they are those of DeepSpeed's compress_by_chunk. Booleans: bit = (x != 0). Signs: bit = not (x < 0), so zeros of
 //! either sign and NaN give 1; gc_pack_signs_into() packs them.
 
 use std::ffi::c_void;
@@ -55,8 +55,8 @@ pub extern "C" fn gc_chunk_bytes(n_elements: i64, n_chunks: usize) -> i64 {
     boundary(|| bits::chunk_bytes(n_elements, n_chunks))
 }
 
-/// Packs the truth of every element of `src`, most significant bit first, and splits the bytes into `n_chunks` equal
-/// chunks.
+/// Packs every element of `src` to a bit, 1 where it is not zero, most significant bit first, and splits the bytes into
+/// `n_chunks` equal chunks.
 ///
 /// `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
 /// receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the last
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn gc_unpack_bits(
     })
 }
 
-/// gc_pack_chunks() into memory of yours.
+/// gc_pack_chunks() into your memory.
 ///
 /// `src`: bool or integer, any shape and strides, flattened in C order. `dst`: uint8, C-contiguous, two-dimensional:
 /// [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk. Every byte of it is written.
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn gc_pack_chunks_into(
     })
 }
 
-/// Chunks to 0 and 1 in memory of yours.
+/// Chunks to 0 and 1 in your memory.
 ///
 /// `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape and
 /// strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
@@ -240,7 +240,7 @@ pub unsafe extern "C" fn gc_pack_signs_into(
     })
 }
 
-/// gc_pack_bits() into memory of yours.
+/// gc_pack_bits() into your memory.
 ///
 /// `dst`: uint8, of the shape that gc_pack_bits() would give, any strides.
 ///
@@ -265,7 +265,7 @@ pub unsafe extern "C" fn gc_pack_bits_into(
     })
 }
 
-/// gc_unpack_bits() into memory of yours.
+/// gc_unpack_bits() into your memory.
 ///
 /// `dst`: of the shape that gc_unpack_bits() would give, whatever its length along the axis: that is the count. Any
 /// strides; uint8, or any other dtype that gc_unpack_chunks_into() writes.

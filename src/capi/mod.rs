@@ -1,8 +1,8 @@
-//! gradcodec: gradients at one bit an element, and tensors between frameworks. DLPack in, DLPack out.
+//! gradcodec: gradients at one bit per element, and tensors between frameworks. DLPack in, DLPack out.
 //!
-//! This library packs truth and signs to bits and unpacks them again, on memory that NumPy, PyTorch, CuPy, JAX or a
-//! program of your own has allocated. It links against neither a framework nor a CUDA toolkit. Tensors cross this
-//! interface as DLPack structs, so nothing is copied on the way in or out.
+//! This library packs booleans (non-zero is 1) and signs to bits and unpacks them again, in memory that NumPy, PyTorch,
+//! CuPy, JAX or your own program has allocated. It links against neither a framework nor a CUDA toolkit. Tensors cross
+//! this interface as DLPack structs, which describe memory and who owns it, so nothing is copied on the way in or out.
 //!
 //! Start here:
 //!
@@ -31,102 +31,107 @@
 //! }
 //! ```
 //!
-//! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`, and where the library lies outside the
-//! system's folders with `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)` too. Functions are grouped as VERSION,
-//! ERRORS, TENSORS, BITS, WORKERS and DEVICES; what holds for all of them comes first.
+//! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
+//! folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
+//! BITS, WORKERS and DEVICES. What holds for all of them comes first; what is said of CUDA and of streams does not concern
+//! programs that use the CPU only.
 //!
 //! TWO TIERS
 //!
 //! Simple: functions that take and return DLManagedTensor. They allocate their outputs and are complete when they
-//! return. On CUDA they work on the legacy default stream: inputs must be ready there (`__dlpack__(stream=1)` sees to
-//! it; non-blocking streams are not ordered with it). CUDA allows no work there while a stream of the same context that
+//! return. On CUDA they work on the legacy default stream, so inputs must be ready there: `__dlpack__(stream=1)` sees to
+//! it. Non-blocking streams are not ordered with it. CUDA allows no work there while a stream of the same context that
 //! was created without the non-blocking flag is being captured.
 //!
 //! Stream: functions whose names end in `_into`. They take DLTensor views of your memory and a `void *stream`: NULL or
-//! 1 is the legacy stream (also in programs compiled with per-thread default streams: say 2 there), 2 the per-thread
-//! one, anything else a CUstream or cudaStream_t. On CUDA they enqueue the work there and return: the memory of src
-//! and dst must stay, and src unchanged, until the stream has done it; the structs, shapes and strides are read during
-//! the call. Once gc_prepare() has run they allocate nothing and synchronize nothing. (Without it a first call in a
-//! context loads the kernels, which waits for all that runs there.) For CPU and CUDAHost tensors the stream is ignored
-//! and the work is complete when they return: wait for copies to or from them yourself.
+//! 1 is the legacy stream (also in programs compiled with per-thread default streams: pass 2 there), 2 the per-thread
+//! one, anything else a CUstream or cudaStream_t. On CUDA they enqueue the work and return. The memory of src and dst
+//! must stay, and src must not change, until the stream has done the work; the structs, shapes and strides are read
+//! during the call. Once gc_prepare() has run they allocate nothing and synchronize nothing. (Without it, a first call in
+//! a context loads the kernels, which waits for all that runs there.) For CPU and CUDAHost tensors the stream is ignored
+//! and the work is complete when the function returns: wait for copies to or from them yourself.
 //!
-//! Graphs: `_into` can be captured in a CUDA graph, after gc_prepare() in the context that captures, on a stream of
-//! yours (CUDA captures neither NULL nor 1). Memory that a captured call uses must stay until the graph's last launch,
-//! a tensor of ours too: do not release it before. Other threads may call anything meanwhile, but for what is said of
-//! the simple tier.
+//! Graphs: `_into` functions can be captured in a CUDA graph, after gc_prepare() in the context that captures, on a stream
+//! of yours (CUDA captures neither NULL nor 1). Memory that a captured call uses must stay until the graph's last launch;
+//! that includes tensors of ours, so do not release them before. Meanwhile other threads may call anything except the
+//! simple tier in that context, if the stream was created without the non-blocking flag.
 //!
 //! CUDA
 //!
-//! The driver is looked for when a first CUDA tensor comes: libcuda.so.1, of CUDA 12.0 (525) or newer, and devices of
+//! The driver is looked for when the first CUDA tensor comes: libcuda.so.1, of CUDA 12.0 (525) or newer, and devices of
 //! compute capability 7.5 and up. Nothing else is needed, and without it everything else works.
 //!
-//! The device comes from the tensors; CPU and CUDAHost count as one, and so do CUDA and CUDAManaged of one number. The
-//! context is the stream's own (one of another device is an INVALID_ARGUMENT); for NULL, 1 and 2 your current one if
-//! it is on that device, else the device's primary one. Your current context and device are as before when a call
-//! returns.
+//! The device is that of the tensors; CPU and CUDAHost count as one, and so do CUDA and CUDAManaged with the same number.
+//! The context is the stream's own (INVALID_ARGUMENT if that is on another device). For NULL, 1 and 2 it is your current
+//! context if that is on the device, and the device's primary context otherwise. When a call returns, your current
+//! context and device are as before.
 //!
-//! Device memory of ours is kept, when its tensor is released, for tensors to come, and used again only after all work
-//! that was enqueued in its context before the release, on any stream: to be sure of that, a call that returns new
-//! tensors may wait for all work there, where much has been released. A call of ours that finds no memory gives what
-//! is kept back first; other libraries cannot use it: call gc_trim() before they need memory. Releasing calls no
-//! driver: it works with any context current or none, when the streams are gone, and while the process ends. Resetting
-//! a device takes what is loaded and kept there away: nothing works on it afterwards.
+//! When a tensor of ours is released, its device memory is kept for new tensors. It is used again only after all work
+//! that was enqueued in its context before the release is done, on any stream. To make sure of that, a call that returns
+//! new tensors may wait for all work in the context, when much has been released. A call of ours that finds no memory
+//! gives back what is kept first; other libraries cannot use it, so call gc_trim() before they need memory. A release
+//! calls no driver: it works with any context current or none, when the streams are gone, and while the process ends.
+//! cudaDeviceReset() destroys what is loaded and kept on the device, and nothing works on it afterwards.
 //!
-//! A fault of the device surfaces in the call that caused it or in a later one, as CUDA or, when nothing on the context
-//! will work any more, CONTEXT_LOST; outputs of work that was under way are undefined then.
+//! A fault of the device is reported by the call that caused it or by a later one: as CUDA or, when nothing in the context
+//! will work any more, as CONTEXT_LOST. Outputs of work that was under way are undefined then.
 //!
 //! OWNERSHIP
 //!
 //! Inputs are borrowed for the call, never released. Of a borrowed DLManagedTensor only `dl_tensor` is read, so a view
-//! `{ v->dl_tensor, NULL, NULL }` of a versioned tensor is a valid input. Outputs are yours, to release by
-//! gc_tensor_free() or their own deleter, once, on any thread, in any order, also after the inputs are gone. When a
-//! call fails, `*out` is untouched and what you passed is still yours.
+//! `{ v->dl_tensor, NULL, NULL }` of a versioned tensor is a valid input. Outputs are yours. Release each once, by
+//! gc_tensor_free() or its own deleter, on any thread, in any order, also after the inputs are gone. When a call fails,
+//! `*out` is untouched and what you passed is still yours.
 //!
 //! WHAT TENSORS MAY BE
 //!
-//! Taken: any strides, in elements, NULL for compact, negative and zero ones too; any byte_offset; data NULL when there
-//! is no element; sizes of 1 with whatever stride; a NULL deleter; ndim 0. Elements may lie at any address. Bytes between
-//! the elements of a strided input may be read, but never change a result. Dtypes: bool (code 6, 8 bits), int and uint of
-//! 8, 16, 32 and 64 bits, float16, float32, float64, bfloat16, of one lane. Devices: CPU 1 and CUDAHost 3, which are the
-//! CPU's work and give CPU outputs; CUDA 2 and CUDAManaged 13, which are CUDA's and give CUDA outputs.
-//! Given: explicit strides, byte_offset 0, data NULL when empty, a deleter always; memory of ours is aligned to 256.
+//! Inputs may have any strides, in elements: NULL for compact, negative and zero ones too; any byte_offset; data NULL when
+//! there is no element; any stride where the size is 1; a NULL deleter; ndim 0. Elements may lie at any address. Bytes
+//! between the elements of a strided input may be read, but never change a result.
+//!
+//! Elements that are read or written are bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16, float32,
+//! float64 or bfloat16, of one lane, on the devices CPU 1 and CUDAHost 3, where the CPU works and outputs are CPU tensors,
+//! or CUDA 2 and CUDAManaged 13, where CUDA works and outputs are CUDA tensors. Functions that only pass a tensor on take
+//! every dtype, lanes included, and every device; they say so.
+//!
+//! Outputs have explicit strides, byte_offset 0, data NULL when empty, and always a deleter. Memory of ours is aligned to
+//! 256 bytes.
 //!
 //! WHEN A CALL FAILS
 //!
-//! Functions that can fail return a gc_status_t, 0 for success; but gc_chunk_bytes() returns -1 for failure, and
+//! Functions that can fail return a gc_status_t, 0 for success, with two exceptions: gc_chunk_bytes() returns -1, and
 //! functions without a result only set the last error. gc_last_error() has the failure in words, with the number that
-//! was wrong. Arguments are checked before anything runs: a status from that check means that nothing changed. Of
-//! several faults any one may be reported.
+//! was wrong. Arguments are checked before anything runs, so a status from that check means that nothing changed. If
+//! several things are wrong, any one of them may be reported.
 //!
-//! Any pointer may cause INVALID_ARGUMENT, if it is NULL or not aligned; beyond that it must be good, for a wild one
-//! cannot be told from it. Any tensor may cause
+//! A pointer that is NULL or not aligned gives INVALID_ARGUMENT. No other bad pointer can be detected. Any tensor may give
 //!
 //! - INVALID_ARGUMENT: a negative size or ndim; shape NULL, or data with elements; tensors on different devices;
 //! - UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: not one of those above;
 //! - DRIVER_UNAVAILABLE: on CUDA, without a driver that could take it; UNSUPPORTED_DEVICE: one that is not there;
-//! - CUDA, CONTEXT_LOST: on CUDA, an error of the driver, which the sentence names with the driver's function;
+//! - CUDA, CONTEXT_LOST: on CUDA, an error of the driver, which the message names with the driver's function;
 //! - SIZE_OVERFLOW: more than 2^63 - 1 elements, or some beyond the address space.
 //!
-//! Any tensor to be written to may cause INVALID_ARGUMENT also by overlap: if its bytes, from the lowest to the highest
-//! address, intersect those of an input or of another output; if its own elements overlap; or if its strides are so
-//! tangled that this cannot be decided in a millisecond, which takes many dimensions, each reaching into the next.
+//! A tensor to be written to also gives INVALID_ARGUMENT if its bytes, from the lowest to the highest address, intersect
+//! those of an input or of another output; if its own elements overlap; or if that cannot be decided within a millisecond,
+//! which takes many dimensions with interleaved strides.
 //!
-//! Functions that return new tensors, and any on CUDA, may cause OUT_OF_MEMORY. What a function lists is its own,
-//! beyond all this.
+//! Functions that return new tensors, and any on CUDA, may give OUT_OF_MEMORY. What a function lists comes in addition to
+//! all this.
 //!
 //! THREADS, FORKS AND STACKS
 //!
-//! Any thread may call any function at any time on different objects, and inputs may be shared between calls. A forked
-//! child may go on calling on CPU tensors; CUDA does not work there. A call uses less than 32 KiB of stack, your
-//! callbacks and the CUDA driver not counted.
+//! Any thread may call any function at any time on different objects, and calls may share inputs. A thread that is
+//! cancelled during a call ends after it. A forked child may go on calling on CPU tensors; CUDA does not work there. A
+//! call uses less than 32 KiB of stack, not counting your callbacks and the CUDA driver.
 //!
-//! Deleters and callbacks of yours run on the thread that releases. They must return: no exception and no longjmp may
-//! leave them.
+//! Your deleters and callbacks run on the thread that releases. They must return: no exception and no longjmp may leave
+//! them.
 //!
 //! NAMES
 //!
-//! Functions and types of ours begin with gc_, constants with GC_, version macros with GRADCODEC_. (`gc` alone belongs
-//! to the Boehm collector: the two can be used together.)
+//! Our functions and types begin with gc_, constants with GC_, version macros with GRADCODEC_. (`gc` alone belongs to the
+//! Boehm collector: the two can be used together.)
 
 mod bits;
 mod borrow;

@@ -17,9 +17,10 @@ use super::{
 
 /// A new tensor, compact, its elements not initialized.
 ///
-/// `shape`: `ndim` sizes, copied; may be NULL when `ndim` is 0. `*out`: yours to release.
+/// `dtype`: any; elements of less than a byte are packed, their bytes rounded up. `shape`: `ndim` sizes, copied; may be
+/// NULL when `ndim` is 0. `*out`: yours to release.
 ///
-/// SIZE_OVERFLOW: more than 2^63 - 1 bytes.
+/// UNSUPPORTED_DTYPE: 0 bits or 0 lanes. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -41,15 +42,17 @@ pub unsafe extern "C" fn gc_tensor_empty(
     })
 }
 
-/// A tensor over memory of yours: nothing is copied.
+/// A tensor over your memory: nothing is copied, and no element is read.
 ///
-/// `data`: element 0; NULL only if there is no element. `shape`: `ndim` sizes, `strides`: as many strides in elements,
+/// `data`: element 0; NULL only if there is no element. `device`, `dtype`: any. `shape`: `ndim` sizes, `strides`: as many strides in elements,
 /// NULL for compact; both are copied. `release`, unless NULL, is called once with `ctx` when the last user of the tensor
 /// has released it, on that user's thread; it must not throw or longjmp. It is not called when this function fails.
 /// `*out`: yours to release.
 ///
-/// The device is believed, not asked for: memory of another process or card is valid here. `*out` gives it back as you
-/// said it, CUDAHost included.
+/// The device is believed, and no driver is asked: memory of another process or card is valid here. `*out` names the
+/// device as you did, CUDAHost included.
+///
+/// UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
 ///
 /// # Safety
 /// The pointers are as described, and the memory stays until `release` is called.
@@ -96,11 +99,14 @@ pub unsafe extern "C" fn gc_tensor_free(tensor: *mut DLManagedTensor) {
     });
 }
 
-/// The same tensor in DLPack's versioned form (1.0, no flags), which NumPy imports as writable. (It imports the legacy
-/// form as read-only.)
+/// The same tensor in DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as read-only.)
+/// The version is the lowest 1.x that knows the dtype; there are no flags.
 ///
-/// `src`: taken on success, still yours when the call fails; if it has no deleter, the struct may go as soon as the call
-/// returns, its memory must stay. `*out`: yours to release, by its own deleter: `v->deleter(v)`.
+/// `src`: of any dtype and device, for no element is read. Taken on success, still yours when the call fails. If it has no
+/// deleter, the struct may go as soon as the call returns; its memory must stay. `*out`: yours to release, by its own
+/// deleter: `v->deleter(v)`. On devices other than ours `data` and `byte_offset` are passed on as they are.
+///
+/// UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -124,7 +130,8 @@ pub unsafe extern "C" fn gc_tensor_to_versioned(
 /// `src`: any version 1.x, taken as by gc_tensor_to_versioned(). `*out`: yours to release.
 ///
 /// READ_ONLY: the legacy form cannot say that a tensor is. (To read it, borrow it: `{ v->dl_tensor, NULL, NULL }`.)
-/// INVALID_ARGUMENT: another major version.
+/// UNSUPPORTED_DTYPE: nor can it say that elements of less than a byte are padded to one (IS_SUBBYTE_TYPE_PADDED); 0 bits
+/// or 0 lanes. INVALID_ARGUMENT: another major version.
 ///
 /// # Safety
 /// The pointers are as described.

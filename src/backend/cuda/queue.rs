@@ -1,6 +1,6 @@
 //! A call's way to a device: which one, in what context, on what stream.
 
-use crate::{backend::Stream, error::Result};
+use crate::{backend::Stream, cancel, error::Result};
 
 use super::{
     Device,
@@ -9,9 +9,11 @@ use super::{
 
 /// A device that is there, and a stream there. Its context is found at the first allocation or launch.
 pub struct Queue {
-    // In this order they are dropped: the capture mode is the context's to set as long as there is one.
+    // In this order they are dropped, so that the thread is left as it was found.
     relaxed: Option<Relaxed>,
     context: Option<Context>,
+    /// The driver may reach cancellation points wherever it waits.
+    _delay: cancel::Delay,
     pub(super) device: Device,
     pub(super) stream: Stream,
 }
@@ -19,7 +21,7 @@ pub struct Queue {
 impl Queue {
     /// Finds the driver, and the device with this number.
     pub fn of(ordinal: i32, stream: Stream) -> Result<Self> {
-        Ok(Self { relaxed: None, context: None, device: Device::of(ordinal)?, stream })
+        Ok(Self { relaxed: None, context: None, _delay: cancel::delay(), device: Device::of(ordinal)?, stream })
     }
 
     /// The context, for launches.
