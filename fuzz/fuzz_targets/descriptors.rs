@@ -192,7 +192,8 @@ fn run(call: Call) {
                 let tensor = Tensor::new(&description);
                 let dl = tensor.managed.dl_tensor;
                 let sensible = dl.ndim >= 0 && tensor.shape.iter().all(|&size| size >= 0);
-                if sensible && too_much(product(tensor.shape.iter().copied())) {
+                let bits = i128::from(dl.dtype.bits) * i128::from(dl.dtype.lanes);
+                if sensible && too_much(product(tensor.shape.iter().copied()).saturating_mul(bits) / 8) {
                     return;
                 }
                 // A product of so many elements may be of more bytes than there can be.
@@ -221,7 +222,12 @@ fn run(call: Call) {
                 let mut out = ptr::dangling_mut();
                 // Its own address is good here, whatever the description says, so all may succeed.
                 if check(gc_tensor_to_versioned(&raw mut (*foreign).managed, &mut out), true) {
-                    assert_eq!(((*out).version.major, (*out).version.minor, (*out).flags.bits()), (1, 0, 0));
+                    let minor = match (*out).dl_tensor.dtype.code.0 {
+                        0..=6 => 0,
+                        7..=17 => 1,
+                        _ => 3,
+                    };
+                    assert_eq!(((*out).version.major, (*out).version.minor, (*out).flags.bits()), (1, minor, 0));
                     (*out).deleter.unwrap()(out);
                 } else {
                     assert_eq!(out, ptr::dangling_mut());
@@ -230,7 +236,7 @@ fn run(call: Call) {
             }
             Call::FromVersioned { description, major, minor, flags } => {
                 let foreign = foreign(Tensor::new(&description), u32::from(major % 3), minor, flags);
-                let may_succeed = major % 3 == 1 && flags & 1 == 0;
+                let may_succeed = major % 3 == 1 && flags & (1 | 4) == 0;
                 let mut out = ptr::dangling_mut();
                 if check(gc_tensor_from_versioned(&raw mut (*foreign).versioned, &mut out), may_succeed) {
                     gc_tensor_free(out);

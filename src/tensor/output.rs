@@ -82,7 +82,7 @@ unsafe fn take<M: ManagedTensorBase>(tensor: *mut M) -> Option<Owner> {
                 return Shared::take_apart(shared);
             }
         }
-        Some(Owner::new(ptr::null_mut(), [tensor.cast(), its_deleter as *mut c_void], call_word::<M>))
+        Some(Owner::new(ptr::null_mut(), [its_deleter as *mut c_void, tensor.cast()], call_word::<M>))
     }
 }
 

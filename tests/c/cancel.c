@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -68,6 +69,25 @@ static void a_first_large_call_with_threads(void) {
 static void a_preparation(void) {
     cancel_myself();
     CHECK_OK(gc_prepare(cpu()));
+}
+
+/* In place of libc's, for the library, which loads the CUDA driver: initializers of a driver may do anything. */
+void *dlopen(const char *file, int mode) {
+    (void)file;
+    (void)mode;
+    pthread_testcancel();
+    return NULL;
+}
+
+char *dlerror(void) {
+    static char reason[] = "there is none";
+    return reason;
+}
+
+static void the_loading_of_a_driver(void) {
+    DLDevice cuda = {kDLCUDA, 0};
+    cancel_myself();
+    CHECK_STATUS(gc_prepare(cuda), GC_STATUS_DRIVER_UNAVAILABLE);
 }
 
 static void a_release(void) {
@@ -138,6 +158,7 @@ int main(void) {
         {"a first large call", a_first_large_call},
         {"a first large call with threads", a_first_large_call_with_threads},
         {"gc_prepare", a_preparation},
+        {"the loading of a driver", the_loading_of_a_driver},
         {"a release", a_release},
         {"a release that is cancelled within", a_release_that_is_cancelled_within},
         {"the deleter of another", the_deleter_of_another},
