@@ -13,6 +13,7 @@ import math
 import os
 import pathlib
 import platform
+import random
 import re
 import subprocess
 import time
@@ -142,7 +143,9 @@ def numpy_calls(function):
 
 
 def measure(contenders, budget):
-    """Seconds a call of every sample, the contenders taking turns."""
+    """Seconds a call of every sample, the contenders taking turns, in an order that changes from round to round: what the
+    one before leaves in the caches is an advantage or a burden."""
+    order, turns = list(contenders.items()), random.Random(1)
     batches, samples = {}, {name: [] for name in contenders}
     for name, sample in contenders.items():
         calls = 1
@@ -153,7 +156,8 @@ def measure(contenders, budget):
     for done in range(MOST):
         if done >= FEWEST and time.monotonic() > end:
             break
-        for name, sample in contenders.items():
+        turns.shuffle(order)
+        for name, sample in order:
             samples[name].append(float(f"{sample(batches[name]) / batches[name]:.5g}"))
     return samples
 

@@ -37,14 +37,14 @@ def test_a_device_that_is_not_there_is_refused(index, kind):
     assert not out
 
 
-def test_memory_of_a_device_that_is_not_there_is_not_taken():
-    released, out = [], Managed()
+def test_memory_of_a_device_that_is_not_there_is_believed_and_no_work_is_done_on_it():
+    released, out, chunk = [], Managed(), Managed()
     release = capi.RELEASE(released.append)
-    status = lib.gc_tensor_from_pointer(
-        0x7000_0000, gpu.device(97), capi.dldtype("uint8"), 1, capi.int64s([4]), None, release, 42, byref(out)
-    )
-    refused(status, Status.UNSUPPORTED_DEVICE, 97)
-    assert not out and not released
+    arguments = 0x7000_0000, gpu.device(97), capi.dldtype("uint8"), 1, capi.int64s([4]), None, release, 42
+    capi.check(lib.gc_tensor_from_pointer(*arguments, byref(out)))
+    refused(lib.gc_pack_chunks(out, 1, byref(chunk)), Status.UNSUPPORTED_DEVICE, 97)
+    lib.gc_tensor_free(out)
+    assert released == [42]
 
 
 def test_an_empty_tensor_of_a_device_that_is_not_there_is_refused_too():
