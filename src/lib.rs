@@ -5,6 +5,7 @@
 //! In layers, each of which uses only those before it:
 //!
 //! - `cancel`: keeps a cancelled thread whole while it is in a call.
+//! - `dynamic`: tables of functions of libraries that are found at run time.
 //! - `error`, `panics`: what can go wrong, and the line at which panics and failures become a status.
 //! - `tensor`: DLPack in and out: validated views, owned outputs.
 //! - `plan`: where elements and their bits lie, as values.
@@ -20,6 +21,7 @@ compile_error!("gradcodec is written for 64-bit little-endian machines");
 mod backend;
 mod cancel;
 pub mod capi;
+mod dynamic;
 mod error;
 mod ops;
 mod panics;

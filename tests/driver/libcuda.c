@@ -1,11 +1,15 @@
-/* A CUDA driver of host memory, for tests of what ours does with a driver's answers. It has devices without any hardware:
- * contexts and streams are numbers, memory is malloc's, and a launch only counts. What goes wrong is said in the environment:
+/* A CUDA driver of host memory, for tests of what ours does with a driver's answers, and asks of it. It has devices without
+ * any hardware: memory is malloc's, and a launch does on the host what the kernel of that name does (kernels/README.md). It
+ * knows its blocks, contexts and streams, and refuses, as a card would, and says on stderr: memory that is not there or of
+ * another context, addresses that are not aligned, more or fewer blocks than the work has, and memory that unfinished work of
+ * another stream uses. Work is finished when somebody has waited for it. What goes wrong is said in the environment:
  *
  *   FAKE_VERSION   of the driver, 12000 unless said
  *   FAKE_DEVICES   how many, 2 unless said
  *   FAKE_CAPABILITY  of all devices, 90 unless said
  *   FAKE_FAILURES  "name=code name=code ...": these functions answer that
  *   FAKE_MEMORY    bytes a device has, unlimited unless said
+ *   FAKE_FREE      "does not wait": cuMemFree returns while work is unfinished
  *
  * -DWITHOUT_LIBRARIES leaves out what drivers before 12.0 do not have. fake_...() at the end are for the tests. */
 #include <stdatomic.h>
@@ -13,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef int Result;
 typedef struct Context {
@@ -21,28 +26,37 @@ typedef struct Context {
 } *Context;
 typedef struct Stream {
     Context context;
+    int at_work;
+    struct Stream *next;
 } *Stream;
 
 /* The handles that every context has: NULL and 1 stand for the legacy stream, 2 for the thread's own. */
 static int is_created(Stream stream) { return (uintptr_t)stream > 2; }
 
 enum { SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 100, INVALID_DEVICE, INVALID_CONTEXT = 201 };
+enum { ILLEGAL_ADDRESS = 700, MISALIGNED_ADDRESS = 716, NOT_READY = 600 };
 enum { DEVICES = 8, DEPTH = 16, BLOCKS = 4096 };
 
 static struct Context primary[DEVICES];
 static int retained[DEVICES];
-static int initialized;
+static pid_t initialized; /* the process in which: a forked child has no driver */
+static long fail_at = -1; /* the call that answers `fail_code`, counted down */
+static int fail_code;
+static const char *failed_call = "";
 static __thread Context stack[DEPTH];
 static __thread int depth;
 static __thread int capture_mode;
 static size_t in_use[DEVICES];
-static struct {
-    void *memory;
+static struct Block {
+    unsigned char *memory;
     size_t bytes;
-    int device;
+    Context context;
+    enum { UNUSED, READ, WRITTEN } in_use; /* by unfinished work of `stream` */
+    Stream stream;
 } blocks[BLOCKS];
+static Stream streams; /* that were created */
 static int libraries;
-static atomic_int hold_frees, held;
+static atomic_int hold_frees, held, refused;
 static unsigned long long calls, launches, allocations, frees, waits;
 static char last_launch[64];
 
@@ -68,8 +82,12 @@ static Result failure(const char *function) {
         Result said = failure(__func__); \
         if (said) \
             return said; \
-        if (!initialized) \
+        if (initialized != getpid()) \
             return NOT_INITIALIZED; \
+        if (fail_at >= 0 && fail_at-- == 0) { \
+            failed_call = __func__; \
+            return fail_code; \
+        } \
     } while (0)
 
 Result cuDriverGetVersion(int *version) {
@@ -84,7 +102,7 @@ Result cuInit(unsigned flags) {
         return said;
     if (number("FAKE_DEVICES", 2) == 0)
         return NO_DEVICE;
-    initialized = 1;
+    initialized = getpid();
     for (int k = 0; k < DEVICES; k++)
         primary[k] = (struct Context){k, 1 + (unsigned long long)k};
     return SUCCESS;
@@ -120,6 +138,14 @@ Result cuDeviceGetAttribute(int *value, int attribute, int device) {
         return INVALID_DEVICE;
     int capability = (int)number("FAKE_CAPABILITY", 90);
     *value = attribute == 75 ? capability / 10 : capability % 10;
+    return SUCCESS;
+}
+
+Result cuDeviceTotalMem_v2(size_t *bytes, int device) {
+    MAY_FAIL;
+    if (device < 70)
+        return INVALID_DEVICE;
+    *bytes = (size_t)number("FAKE_MEMORY", (long)64 << 30);
     return SUCCESS;
 }
 
@@ -162,9 +188,28 @@ Result cuCtxGetDevice(int *device) {
     return SUCCESS;
 }
 
+/* All work of a context is done, or that of one of its streams. */
+static void finish(Context context, int all, Stream stream) {
+    for (int k = 0; k < BLOCKS; k++)
+        if (blocks[k].memory && blocks[k].context == context && (all || blocks[k].stream == stream))
+            blocks[k].in_use = UNUSED;
+    for (Stream other = streams; other; other = other->next)
+        if (other->context == context && (all || other == stream))
+            other->at_work = 0;
+}
+
+static Stream new_stream(Context context) {
+    Stream stream = malloc(sizeof *stream);
+    *stream = (struct Stream){context, 0, streams};
+    return streams = stream;
+}
+
 Result cuCtxSynchronize(void) {
     MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
     waits++;
+    finish(current(), 1, NULL);
     return SUCCESS;
 }
 
@@ -175,9 +220,36 @@ Result cuStreamGetCtx(Stream stream, Context *context) {
 }
 
 Result cuStreamSynchronize(Stream stream) {
-    (void)stream;
     MAY_FAIL;
+    if (!is_created(stream) && !current())
+        return INVALID_CONTEXT;
     waits++;
+    finish(is_created(stream) ? stream->context : current(), 0, stream);
+    return SUCCESS;
+}
+
+Result cuStreamCreate(Stream *stream, unsigned flags) {
+    (void)flags;
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    *stream = new_stream(current());
+    return SUCCESS;
+}
+
+Result cuStreamQuery(Stream stream) {
+    MAY_FAIL;
+    return stream->at_work ? NOT_READY : SUCCESS;
+}
+
+Result cuStreamDestroy_v2(Stream stream) {
+    MAY_FAIL;
+    finish(stream->context, 0, stream); /* no work is left behind that nobody can wait for */
+    Stream *place = &streams;
+    while (*place != stream)
+        place = &(*place)->next;
+    *place = stream->next;
+    free(stream);
     return SUCCESS;
 }
 
@@ -189,19 +261,27 @@ Result cuThreadExchangeStreamCaptureMode(int *mode) {
     return SUCCESS;
 }
 
+/* What a card would not survive. */
+static Result fault(Result code, const char *what) {
+    fprintf(stderr, "libcuda: %s\n", what);
+    return code;
+}
+
 Result cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     MAY_FAIL;
     if (!current())
         return INVALID_CONTEXT;
     int device = current()->device;
-    if (bytes > (size_t)number("FAKE_MEMORY", INT64_MAX) - in_use[device])
+    if (bytes > (size_t)number("FAKE_MEMORY", INT64_MAX) - in_use[device]) {
+        atomic_fetch_add(&refused, 1);
         return OUT_OF_MEMORY;
+    }
     for (int k = 0; k < BLOCKS; k++) {
         if (!blocks[k].memory) {
             void *memory = aligned_alloc(512, (bytes + 511) / 512 * 512);
             if (!memory)
                 return OUT_OF_MEMORY;
-            blocks[k].memory = memory, blocks[k].bytes = bytes, blocks[k].device = device;
+            blocks[k] = (struct Block){memory, bytes, current(), UNUSED, NULL};
             in_use[device] += bytes;
             allocations++;
             *address = (uint64_t)(uintptr_t)memory;
@@ -219,9 +299,16 @@ Result cuMemFree_v2(uint64_t address) {
         return INVALID_CONTEXT;
     for (int k = 0; k < BLOCKS; k++) {
         if (blocks[k].memory && (uint64_t)(uintptr_t)blocks[k].memory == address) {
+            if (blocks[k].context != current())
+                return fault(INVALID_VALUE, "freed in another context");
+            const char *waits_not = getenv("FAKE_FREE");
+            if (!waits_not || !*waits_not)
+                finish(current(), 1, NULL);
+            else if (blocks[k].in_use)
+                return fault(ILLEGAL_ADDRESS, "freed while in use");
             free(blocks[k].memory);
             blocks[k].memory = NULL;
-            in_use[blocks[k].device] -= blocks[k].bytes;
+            in_use[blocks[k].context->device] -= blocks[k].bytes;
             frees++;
             return SUCCESS;
         }
@@ -229,17 +316,156 @@ Result cuMemFree_v2(uint64_t address) {
     return INVALID_VALUE;
 }
 
+/* ---- what the kernels do ----------------------------------------------------------------------------------------- */
+
+typedef struct {
+    int64_t count, element_stride, byte_stride;
+} Loop;
+
+typedef struct {
+    unsigned char *src, *dst;
+    uint64_t rows, elements, bytes, first_zero, span, one;
+    uint32_t size, order, aligned, rows_first, n_row_loops, n_element_loops, n_byte_loops, reserved;
+    Loop loops[124];
+} Plan;
+
+typedef struct {
+    Context context;
+    Stream stream;
+} Place;
+
+/* Where round number `round` of some loops lies. */
+static void walk(const Loop *loops, unsigned count, uint64_t round, int64_t *element, int64_t *byte) {
+    while (count--) {
+        *element += loops[count].element_stride * (int64_t)(round % (uint64_t)loops[count].count);
+        *byte += loops[count].byte_stride * (int64_t)(round % (uint64_t)loops[count].count);
+        round /= (uint64_t)loops[count].count;
+    }
+}
+
+/* Memory that a launch uses: whether it is there, of this context, and in no use by unfinished work of another stream. */
+static Result use(Place place, int how, const unsigned char *memory, size_t bytes) {
+    for (int k = 0; k < BLOCKS; k++) {
+        struct Block *block = &blocks[k];
+        if (!block->memory || memory < block->memory || memory + bytes > block->memory + block->bytes)
+            continue;
+        if (block->context != place.context)
+            return fault(ILLEGAL_ADDRESS, "memory of another context");
+        if (block->stream != place.stream && (block->in_use == WRITTEN || (block->in_use && how == WRITTEN)))
+            return fault(ILLEGAL_ADDRESS, "memory that unfinished work of another stream uses");
+        if (how > (int)block->in_use)
+            block->in_use = how, block->stream = place.stream;
+        return SUCCESS;
+    }
+    return fault(ILLEGAL_ADDRESS, "memory that is not there");
+}
+
+/* One row after the other, one bit after the other. */
+static Result run_plan(Place place, const Plan *plan, int packs) {
+    unsigned char *elements = packs ? plan->src : plan->dst, *bytes = packs ? plan->dst : plan->src;
+    const Loop *element_loops = plan->loops + plan->n_row_loops, *byte_loops = element_loops + plan->n_element_loops;
+    uint64_t bits = packs ? plan->bytes * 8 : plan->elements;
+    if (plan->rows * bits > 1 << 24)
+        return SUCCESS; /* too long for a test: such a launch is only looked at */
+    for (uint64_t row = 0; row < plan->rows; row++) {
+        for (uint64_t i = 0; i < bits; i++) {
+            int64_t element = 0, byte = 0, none = 0;
+            walk(plan->loops, plan->n_row_loops, row, &element, &byte);
+            walk(element_loops, plan->n_element_loops, i, &element, &none);
+            walk(byte_loops, plan->n_byte_loops, i / 8, &none, &byte);
+            unsigned char *place_of_byte = bytes + byte, mask = (unsigned char)(plan->order ? 1 << i % 8 : 128 >> i % 8);
+            uint64_t value = 0, width = UINT64_MAX >> (64 - 8 * plan->size);
+            Result result = SUCCESS;
+            if (i < plan->elements)
+                result = use(place, packs ? READ : WRITTEN, elements + element, plan->size);
+            if (result == SUCCESS && i / 8 < plan->bytes)
+                result = use(place, packs ? WRITTEN : READ, place_of_byte, 1);
+            if (result)
+                return result;
+            if (i < plan->elements && plan->aligned && (uintptr_t)(elements + element) % plan->size)
+                return fault(MISALIGNED_ADDRESS, "an element that is not aligned");
+            if (packs) {
+                if (i < plan->elements)
+                    memcpy(&value, elements + element, plan->size);
+                int bit = i < plan->elements && ((value - plan->first_zero) & width) > plan->span;
+                *place_of_byte = (unsigned char)((*place_of_byte & ~mask) | (bit ? mask : 0));
+            } else {
+                value = i / 8 < plan->bytes && *place_of_byte & mask ? plan->one : 0;
+                memcpy(elements + element, &value, plan->size);
+            }
+        }
+    }
+    return SUCCESS;
+}
+
+/* The contiguous kernels: the name says the rule and the size. */
+static Result run_contiguous(Place place, const char *kernel, unsigned blocks, void **arguments) {
+    static const struct {
+        const char *name;
+        uint32_t size, items_per_block;
+        uint64_t first_zero, span;
+    } kernels[] = {
+        {"gc_pack_truth_u8", 1, 2048, 0, 0},
+        {"gc_pack_truth_u16", 2, 1024, 0, 0},
+        {"gc_pack_truth_u32", 4, 1024, 0, 0},
+        {"gc_pack_truth_u64", 8, 1024, 0, 0},
+        {"gc_pack_signs_f16", 2, 1024, 0x8001, 0x7bff},
+        {"gc_pack_signs_bf16", 2, 1024, 0x8001, 0x7f7f},
+        {"gc_pack_signs_f32", 4, 1024, 0x80000001, 0x7f7fffff},
+        {"gc_pack_signs_f64", 8, 1024, 0x8000000000000001, 0x7fefffffffffffff},
+        {"gc_unpack_u8", 1, 8192, 0, 0},
+        {"gc_unpack_u16", 2, 4096, 0, 0},
+        {"gc_unpack_u32", 4, 2048, 0, 0},
+        {"gc_unpack_u64", 8, 1024, 0, 0},
+    };
+    int packs = strstr(kernel, "_pack_") != NULL;
+    for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++) {
+        if (strcmp(kernels[k].name, kernel))
+            continue;
+        Plan plan = {.rows = 1, .size = kernels[k].size, .aligned = 1, .n_element_loops = 1, .n_byte_loops = 1,
+                     .first_zero = kernels[k].first_zero, .span = kernels[k].span};
+        memcpy(&plan.src, arguments[0], sizeof plan.src);
+        memcpy(&plan.dst, arguments[1], sizeof plan.dst);
+        memcpy(&plan.elements, arguments[2], sizeof plan.elements);
+        memcpy(&plan.bytes, arguments[3], sizeof plan.bytes);
+        if (!packs)
+            memcpy(&plan.one, arguments[4], plan.size);
+        memcpy(&plan.order, arguments[packs ? 4 : 5], sizeof plan.order);
+        plan.loops[0] = (Loop){(int64_t)plan.elements, plan.size, 0};
+        plan.loops[1] = (Loop){(int64_t)plan.bytes, 0, 1};
+        uint64_t items = packs ? plan.bytes : plan.elements;
+        if (blocks != (items + kernels[k].items_per_block - 1) / kernels[k].items_per_block)
+            return fault(INVALID_VALUE, "more or fewer blocks than the work has");
+        return run_plan(place, &plan, packs);
+    }
+    return SUCCESS; /* one that is not known here: counted, not run */
+}
+
+static Result run_kernel(Place place, const char *kernel, unsigned blocks, void **arguments) {
+    int packs = !strcmp(kernel, "gc_pack_strided");
+    if (!packs && strcmp(kernel, "gc_unpack_strided"))
+        return run_contiguous(place, kernel, blocks, arguments);
+    const Plan *plan = arguments[0];
+    __extension__ typedef unsigned __int128 wide;
+    if (blocks != ((wide)plan->rows * (packs ? plan->bytes : (plan->elements + 7) / 8) + 255) / 256)
+        return fault(INVALID_VALUE, "more or fewer blocks than the work has");
+    return run_plan(place, plan, packs);
+}
+
 Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
                       unsigned shared, Stream stream, void **arguments, void **extra) {
-    (void)y, (void)z, (void)ty, (void)tz, (void)shared, (void)arguments, (void)extra;
+    (void)shared, (void)extra;
     MAY_FAIL;
     if (!is_created(stream) && !current()) /* a kernel of a library takes its context from a stream that has one */
         return INVALID_CONTEXT;
-    if (!x || !threads)
+    if (!x || x > INT32_MAX || y != 1 || z != 1 || !threads || ty != 1 || tz != 1)
         return INVALID_VALUE;
     launches++;
     snprintf(last_launch, sizeof last_launch, "%s", kernel);
-    return SUCCESS;
+    if (is_created(stream))
+        stream->at_work = 1;
+    Place place = {is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream};
+    return run_kernel(place, kernel, x, arguments);
 }
 
 #ifndef WITHOUT_LIBRARIES
@@ -300,7 +526,12 @@ unsigned long long fake_launches(void) { return launches; }
 unsigned long long fake_allocations(void) { return allocations; }
 unsigned long long fake_frees(void) { return frees; }
 unsigned long long fake_waits(void) { return waits; }
+/* The call of the driver after the next `calls` answers `code`. */
+void fake_fail_call(long calls, int code) { fail_at = calls, fail_code = code, failed_call = ""; }
+const char *fake_failed_call(void) { return failed_call; }
 void fake_hold_frees(int hold) { atomic_store(&hold_frees, hold); }
+size_t fake_in_use(int device) { return in_use[device]; }
+int fake_refused(void) { return atomic_load(&refused); } /* for want of memory */
 int fake_held(void) { return atomic_load(&held); }
 int fake_libraries(void) { return libraries; }
 int fake_depth(void) { return depth; }
@@ -316,8 +547,24 @@ void *fake_enter(int device, unsigned long long id) {
     return context;
 }
 void fake_leave(void) { free(stack[--depth]); }
+void fake_destroy(void) {
+    for (int k = 0; k < BLOCKS; k++) {
+        if (blocks[k].memory && blocks[k].context == current()) {
+            free(blocks[k].memory);
+            blocks[k].memory = NULL;
+            in_use[current()->device] -= blocks[k].bytes;
+        }
+    }
+    fake_leave();
+}
+/* All work is done. */
+void fake_finish(void) {
+    for (int k = 0; k < BLOCKS; k++)
+        blocks[k].in_use = UNUSED;
+    for (Stream stream = streams; stream; stream = stream->next)
+        stream->at_work = 0;
+}
+void *fake_stream_here(void) { return new_stream(current()); }
 void *fake_stream(int device) {
-    Stream stream = malloc(sizeof *stream);
-    stream->context = &primary[device];
-    return stream;
+    return new_stream(&primary[device]);
 }

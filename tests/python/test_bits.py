@@ -555,6 +555,14 @@ def test_outputs_may_interleave_without_touching():
     assert memory.tolist() == [1, PATTERN, 1, 0, 0, 1, PATTERN, 1, PATTERN, PATTERN]
 
 
+def test_a_chunk_that_begins_where_another_ends_may_have_a_stride():
+    memory = np.random.default_rng(3).integers(0, 256, 100, np.uint8)
+    parts = memory[0:20], memory[20:40], memory[40:80:2]
+    out = Managed()
+    check(lib.gc_unpack_chunks(managed_array([Tensor(part) for part in parts]), 3, 480, byref(out)))
+    np.testing.assert_array_equal(take(out), np.unpackbits(np.concatenate(parts)))
+
+
 def test_one_buffer_may_hold_both_sides_next_to_each_other():
     memory = np.concatenate([np.ones(64, np.uint8), np.zeros(8, np.uint8), np.ones(64, np.uint8)])
     rows_between = memory[64:72].reshape(1, 8)

@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUstreamCaptureMode};
 
 use crate::{
     backend::Stream,
@@ -50,7 +50,10 @@ impl Context {
         driver.check(code, format_args!("cuStreamGetCtx"))?;
         let id = id_of(driver, handle)?;
         let mut context = Self { driver, handle, id, current: false, pushed: false };
-        let on = context.device()?;
+        let on = match DEVICES.recall(id) {
+            Some(ordinal) => ordinal,
+            None => context.ask_for_device_of(stream)?,
+        };
         if on != device.ordinal {
             return Err(error!(InvalidArgument, "stream: it is on cuda:{on}, the tensors on {device}"));
         }
@@ -58,21 +61,42 @@ impl Context {
     }
 
     fn of_thread(device: Device) -> Result<Self> {
+        match Self::of_thread_now(device)? {
+            Some(current) => Ok(current),
+            None => Self::primary(device),
+        }
+    }
+
+    /// The context that calls without a stream work in, unless it is a primary one that nobody here has used.
+    pub fn existing(device: Device) -> Result<Option<Self>> {
+        match Self::of_thread_now(device)? {
+            None if device.properties().primary.get().is_some() => Self::primary(device).map(Some),
+            current => Ok(current),
+        }
+    }
+
+    /// The current context, if it is on this device.
+    fn of_thread_now(device: Device) -> Result<Option<Self>> {
         let (driver, mut id) = (device.driver, 0);
         // SAFETY: the place outlives the call; NULL stands for the current context.
-        match unsafe { (driver.functions.cuCtxGetId)(ptr::null_mut(), &mut id) } {
-            INVALID_CONTEXT => {} // there is none
-            code => {
-                driver.check(code, format_args!("cuCtxGetId of the current context"))?;
-                let mut current = Self { driver, handle: ptr::null_mut(), id, current: true, pushed: false };
-                if current.device()? == device.ordinal {
-                    return Ok(current);
-                }
-            }
+        let code = unsafe { (driver.functions.cuCtxGetId)(ptr::null_mut(), &mut id) };
+        if code == INVALID_CONTEXT {
+            return Ok(None); // there is none
         }
-        let mut primary = Self { driver, handle: primary(device)?, id: 0, current: false, pushed: false };
+        driver.check(code, format_args!("cuCtxGetId of the current context"))?;
+        let mut current = Self { driver, handle: ptr::null_mut(), id, current: true, pushed: false };
+        let on = match DEVICES.recall(id) {
+            Some(ordinal) => ordinal,
+            None => current.ask_for_device()?,
+        };
+        Ok((on == device.ordinal).then_some(current))
+    }
+
+    fn primary(device: Device) -> Result<Self> {
+        let mut primary =
+            Self { driver: device.driver, handle: primary(device)?, id: 0, current: false, pushed: false };
         primary.make_current()?;
-        primary.id = id_of(driver, ptr::null_mut())?;
+        primary.id = id_of(device.driver, ptr::null_mut())?;
         DEVICES.remember(primary.id, device.ordinal);
         Ok(primary)
     }
@@ -88,20 +112,33 @@ impl Context {
         Ok(())
     }
 
-    /// The number of its device.
-    fn device(&mut self) -> Result<usize> {
-        if let Some(ordinal) = DEVICES.recall(self.id) {
-            return Ok(ordinal);
+    /// The number of the device that a stream of this context is on.
+    fn ask_for_device_of(&mut self, stream: *mut c_void) -> Result<usize> {
+        // A context of some of a card's processors may be current to one thread at a time: it is not made so for this.
+        if let Some(get_device) = self.driver.functions.cuStreamGetDevice {
+            let mut handle = 0;
+            // SAFETY: a stream that is alive; the place outlives the call.
+            let code = unsafe { get_device(stream.cast(), &mut handle) };
+            self.driver.check(code, format_args!("cuStreamGetDevice"))?;
+            return self.is_on(handle);
         }
-        let current_before = self.current;
         self.make_current()?;
+        let found = self.ask_for_device();
+        self.leave();
+        found
+    }
+
+    /// The number of the device that this context, which is current, is on.
+    fn ask_for_device(&mut self) -> Result<usize> {
         let mut handle = 0;
         // SAFETY: the place outlives the call.
         let code = unsafe { (self.driver.functions.cuCtxGetDevice)(&mut handle) };
         self.driver.check(code, format_args!("cuCtxGetDevice"))?;
-        if !current_before {
-            self.leave();
-        }
+        self.is_on(handle)
+    }
+
+    /// Remembers the device that this context is on; tells its number.
+    fn is_on(&self, handle: CUdevice) -> Result<usize> {
         let ordinal = self.driver.devices.iter().position(|device| device.handle == handle).ok_or_else(|| {
             error!(InvalidArgument, "stream: it is on a device, {handle}, that the driver did not show")
         })?;

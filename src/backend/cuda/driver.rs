@@ -17,86 +17,65 @@ use cudarc::driver::sys::{
 
 use crate::{
     cancel,
+    dynamic::{self, table},
     error::{Error, Result, Status, error},
 };
+
+use super::reuse::Reuse;
 
 /// What the driver of CUDA 12.0 (525) calls itself: the first that reads our PTX.
 const OLDEST: c_int = 12000;
 
-/// Declares the functions that are used, and checks each against cudarc's declaration.
-macro_rules! functions {
-    ($($name:ident($($argument:ty),*);)*) => {
-        /// The functions of the driver.
-        #[allow(non_snake_case, reason = "the driver's own names")]
-        pub struct Functions {
-            /// Apart from the others: cudarc has the code as an enum here too.
-            cuGetErrorName: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
-            $(pub $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
-        }
-
-        impl Functions {
-            /// # Safety
-            /// `library` is a driver's, loaded for good.
-            unsafe fn of(library: *mut c_void) -> Result<Self> {
-                // SAFETY: the driver's functions of these names have these signatures: the constants below hold them
-                // against the declarations made from its header. CUresult is an int there.
-                unsafe {
-                    Ok(Self {
-                        cuGetErrorName: std::mem::transmute::<
-                            *mut c_void,
-                            unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
-                        >(symbol(library, c"cuGetErrorName")?),
-                        $($name: {
-                            const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                                Ok(name) => name,
-                                Err(_) => panic!("an identifier has no NUL"),
-                            };
-                            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(
-                                symbol(library, NAME)?,
-                            )
-                        },)*
-                    })
-                }
-            }
-        }
-
-        $(const _: unsafe fn($($argument),*) -> CUresult = sys::$name;)*
-    };
+table! {
+    /// The functions of the driver.
+    Functions, declared in sys to answer CUresult,
+    required {
+        cuInit(c_uint);
+        cuDriverGetVersion(*mut c_int);
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGet(*mut CUdevice, c_int);
+        cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+        cuDeviceTotalMem_v2(*mut usize, CUdevice);
+        cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+        cuCtxPushCurrent_v2(CUcontext);
+        cuCtxPopCurrent_v2(*mut CUcontext);
+        cuCtxGetDevice(*mut CUdevice);
+        cuCtxGetId(CUcontext, *mut c_ulonglong);
+        cuCtxSynchronize();
+        cuStreamCreate(*mut CUstream, c_uint);
+        cuStreamDestroy_v2(CUstream);
+        cuStreamGetCtx(CUstream, *mut CUcontext);
+        cuStreamQuery(CUstream);
+        cuStreamSynchronize(CUstream);
+        cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
+        cuMemAlloc_v2(*mut CUdeviceptr, usize);
+        cuMemFree_v2(CUdeviceptr);
+        cuLibraryLoadData(
+            *mut CUlibrary, *const c_void, *mut CUjit_option, *mut *mut c_void, c_uint, *mut CUlibraryOption,
+            *mut *mut c_void, c_uint,
+        );
+        cuLibraryUnload(CUlibrary);
+        cuLibraryGetKernel(*mut CUkernel, CUlibrary, *const c_char);
+        cuKernelGetFunction(*mut CUfunction, CUkernel);
+        cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction);
+        cuLaunchKernel(
+            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void,
+            *mut *mut c_void,
+        );
+    }
+    optional {
+        /// 12.8. Without it a stream's device is that of its context, once made current to be asked.
+        cuStreamGetDevice(CUstream, *mut CUdevice);
+    }
 }
 
-functions! {
-    cuInit(c_uint);
-    cuDriverGetVersion(*mut c_int);
-    cuDeviceGetCount(*mut c_int);
-    cuDeviceGet(*mut CUdevice, c_int);
-    cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
-    cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
-    cuCtxPushCurrent_v2(CUcontext);
-    cuCtxPopCurrent_v2(*mut CUcontext);
-    cuCtxGetDevice(*mut CUdevice);
-    cuCtxGetId(CUcontext, *mut c_ulonglong);
-    cuStreamGetCtx(CUstream, *mut CUcontext);
-    cuStreamSynchronize(CUstream);
-    cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
-    cuMemAlloc_v2(*mut CUdeviceptr, usize);
-    cuMemFree_v2(CUdeviceptr);
-    cuLibraryLoadData(
-        *mut CUlibrary, *const c_void, *mut CUjit_option, *mut *mut c_void, c_uint, *mut CUlibraryOption,
-        *mut *mut c_void, c_uint
-    );
-    cuLibraryUnload(CUlibrary);
-    cuLibraryGetKernel(*mut CUkernel, CUlibrary, *const c_char);
-    cuKernelGetFunction(*mut CUfunction, CUkernel);
-    cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction);
-    cuLaunchKernel(
-        CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void,
-        *mut *mut c_void
-    );
-}
+/// Apart from the table, where the code is an enum to the crate that declares it.
+type GetErrorName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
 /// The driver of this machine, initialized.
 pub struct Driver {
     pub functions: Functions,
+    error_name: GetErrorName,
     /// The devices it shows, by their numbers.
     pub devices: Vec<Properties>,
 }
@@ -108,6 +87,8 @@ pub struct Properties {
     pub compute_capability: i32,
     /// The primary context, once it was needed: kept as long as the process lives. As a number, to be shared.
     pub primary: OnceLock<usize>,
+    /// Its memory that is kept.
+    pub reuse: Reuse,
 }
 
 impl Driver {
@@ -133,10 +114,18 @@ impl Driver {
             let reason = unsafe { CStr::from_ptr(libc::dlerror()) };
             return Err(error!(DriverUnavailable, "the CUDA driver could not be loaded: {}", reason.to_string_lossy()));
         }
-        // SAFETY: libcuda.so.1 is the driver, and it stays loaded.
-        let functions = unsafe { Functions::of(library)? };
+        // Drivers older than 12.0 lack some.
+        let missing = |name: &CStr| -> Error {
+            error!(DriverUnavailable, "the CUDA driver has no {}: 12.0 is needed (driver 525)", name.to_string_lossy())
+        };
+        // SAFETY: libcuda.so.1 is the driver, and it stays loaded; this is what its reference says of this function.
+        let (functions, error_name) = unsafe {
+            const NAME: &CStr = c"cuGetErrorName";
+            let error_name = dynamic::address(library, NAME).ok_or_else(|| missing(NAME))?;
+            (Functions::of(library).map_err(missing)?, std::mem::transmute::<*mut c_void, GetErrorName>(error_name))
+        };
         let unavailable = |failure| Error { status: Status::DriverUnavailable, ..failure };
-        let mut driver = Self { functions, devices: Vec::new() };
+        let mut driver = Self { functions, error_name, devices: Vec::new() };
         let (mut version, mut count) = (0, 0);
         // SAFETY: the integers outlive the calls; these may be called at any time.
         unsafe {
@@ -175,7 +164,7 @@ impl Driver {
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
         };
-        let (mut handle, mut major, mut minor) = (0, 0, 0);
+        let (mut handle, mut major, mut minor, mut memory) = (0, 0, 0, 0);
         // SAFETY: the integers outlive the calls, and the driver is initialized.
         unsafe {
             self.check(
@@ -186,8 +175,15 @@ impl Driver {
                 let code = (self.functions.cuDeviceGetAttribute)(value, attribute, handle);
                 self.check(code, format_args!("cuDeviceGetAttribute of cuda:{ordinal}"))?;
             }
+            let code = (self.functions.cuDeviceTotalMem_v2)(&mut memory, handle);
+            self.check(code, format_args!("cuDeviceTotalMem of cuda:{ordinal}"))?;
         }
-        Ok(Properties { handle, compute_capability: 10 * major + minor, primary: OnceLock::new() })
+        Ok(Properties {
+            handle,
+            compute_capability: 10 * major + minor,
+            primary: OnceLock::new(),
+            reuse: Reuse::of_card(memory),
+        })
     }
 
     /// Turns what a driver call answered into a result; `call` says which it was, and on what.
@@ -200,13 +196,13 @@ impl Driver {
     fn failure(&self, code: c_int, call: fmt::Arguments<'_>) -> Error {
         let mut name = ptr::null();
         // SAFETY: any code may be asked for; an unknown one leaves NULL.
-        let known = unsafe { (self.functions.cuGetErrorName)(code, &mut name) } == 0 && !name.is_null();
+        let known = unsafe { (self.error_name)(code, &mut name) } == 0 && !name.is_null();
         // SAFETY: a name is text of the driver's that stays.
         let name = if known { unsafe { CStr::from_ptr(name) } } else { c"an error of a newer driver" };
         let status = status_of(code);
         let consequence = match status {
             Status::ContextLost => "; nothing on this context works any more, and its outputs are undefined",
-            Status::DriverUnavailable => "; CUDA does not work in a forked child, nor while a process ends",
+            _ if matches!(code, 3 | 4) => "; CUDA does not work in a forked child, nor while a process ends",
             _ => "",
         };
         Error::new(status, format_args!("{call}: {} ({code}){consequence}", name.to_string_lossy()))
@@ -214,6 +210,8 @@ impl Driver {
 }
 
 const NO_DEVICE: c_int = 100;
+/// Of a stream that has not done its work.
+pub const NOT_READY: c_int = 600;
 /// What is asked of the current context, where there is none.
 pub const INVALID_CONTEXT: c_int = 201;
 
@@ -221,30 +219,12 @@ pub const INVALID_CONTEXT: c_int = 201;
 fn status_of(code: c_int) -> Status {
     match code {
         2 => Status::OutOfMemory,
-        // Not initialized, which a forked child finds, and deinitialized, at the end of a process.
-        3 | 4 => Status::DriverUnavailable,
         // Those after which the context answers nothing else: uncorrectable ECC and NVLink errors, a context destroyed or
         // lost to a kernel's illegal address, timeout, assertion, stack error, illegal instruction, misaligned address,
-        // address space, program counter, or failed launch.
-        214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 => Status::ContextLost,
+        // address space, program counter, or failed launch; the end of an MPS server or client; an external device's error.
+        214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 806 | 810 | 911 => Status::ContextLost,
         _ => Status::Cuda,
     }
-}
-
-/// # Safety
-/// `library` came from dlopen and is still loaded.
-unsafe fn symbol(library: *mut c_void, name: &CStr) -> Result<*mut c_void> {
-    // SAFETY: the caller's promise; the name ends with a NUL.
-    let address = unsafe { libc::dlsym(library, name.as_ptr()) };
-    if address.is_null() {
-        // Drivers older than 12.0 lack some.
-        return Err(error!(
-            DriverUnavailable,
-            "the CUDA driver has no {}: 12.0 is needed (driver 525)",
-            name.to_string_lossy()
-        ));
-    }
-    Ok(address)
 }
 
 #[cfg(test)]
@@ -255,8 +235,8 @@ mod tests {
     fn codes_have_the_status_that_says_what_can_still_be_done() {
         for (code, status) in [
             (CUresult::CUDA_ERROR_OUT_OF_MEMORY, Status::OutOfMemory),
-            (CUresult::CUDA_ERROR_NOT_INITIALIZED, Status::DriverUnavailable),
-            (CUresult::CUDA_ERROR_DEINITIALIZED, Status::DriverUnavailable),
+            (CUresult::CUDA_ERROR_NOT_INITIALIZED, Status::Cuda),
+            (CUresult::CUDA_ERROR_DEINITIALIZED, Status::Cuda),
             (CUresult::CUDA_ERROR_ECC_UNCORRECTABLE, Status::ContextLost),
             (CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE, Status::ContextLost),
             (CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, Status::ContextLost),
@@ -269,6 +249,9 @@ mod tests {
             (CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE, Status::ContextLost),
             (CUresult::CUDA_ERROR_INVALID_PC, Status::ContextLost),
             (CUresult::CUDA_ERROR_LAUNCH_FAILED, Status::ContextLost),
+            (CUresult::CUDA_ERROR_MPS_RPC_FAILURE, Status::ContextLost),
+            (CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED, Status::ContextLost),
+            (CUresult::CUDA_ERROR_EXTERNAL_DEVICE, Status::ContextLost),
             (CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, Status::Cuda),
             (CUresult::CUDA_ERROR_INVALID_HANDLE, Status::Cuda),
             (CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, Status::Cuda),

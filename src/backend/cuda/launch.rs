@@ -23,6 +23,7 @@ impl Queue {
             return Err(error!(SizeOverflow, "{blocks} blocks are more than the {MOST_BLOCKS} of one launch"));
         }
         self.context()?;
+        self.keep_within_bound()?;
         // SAFETY: the kernel is of this device's image, and the context is current or the stream's own; the rest is the
         // caller's promise.
         let code = unsafe {

@@ -7,6 +7,7 @@ mod launch;
 mod memory;
 mod module;
 mod queue;
+mod reuse;
 
 use std::fmt;
 

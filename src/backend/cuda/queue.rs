@@ -33,6 +33,14 @@ impl Queue {
         Ok(self.context.insert(context))
     }
 
+    /// Whether there is a context to work in that need not be made.
+    pub(super) fn has_context(&mut self) -> Result<bool> {
+        if self.context.is_none() {
+            self.context = Context::existing(self.device)?;
+        }
+        Ok(self.context.is_some())
+    }
+
     /// The context, current on this thread, and in a capture mode in which what is not a launch disturbs no capture: for
     /// loading, allocating, freeing and waiting.
     pub(super) fn current(&mut self) -> Result<&mut Context> {

@@ -1,0 +1,443 @@
+//! Blocks of device memory that are kept for reuse. Lists only: what calls the driver is in `memory`.
+//!
+//! ```text
+//! in a tensor --release--> released --collect--> pending --fence--> ready --take--> in a tensor
+//!                                                   `-- beyond the bound: freed --'
+//! ```
+//!
+//! *Released* blocks were let go on any thread, at any time, without a lock or a call of the driver. *Pending* ones may
+//! still be in use by work that was enqueued before their release. *Ready* ones are free.
+
+use std::{
+    alloc::{self, Layout},
+    ffi::c_void,
+    ptr,
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicPtr, AtomicUsize, Ordering},
+    },
+};
+
+use crate::{
+    error::{Result, error},
+    tensor::Owner,
+};
+
+/// What is kept of a card: this share of its memory, and this much of a small one.
+const SHARE: usize = 32;
+const AT_LEAST: usize = 256 << 20;
+
+/// What may be pending in a context before a fence is worth its wait: so many blocks, or so many bytes.
+const PENDING_BLOCKS: usize = 32;
+const PENDING_BYTES: usize = 256 << 20;
+
+/// The smallest block: the driver's own granularity.
+pub const SMALLEST: usize = 512;
+
+/// A block of device memory.
+pub struct Block {
+    pub address: u64,
+    pub capacity: usize,
+    /// The id of the context that it belongs to: with that it is gone.
+    pub context: u64,
+    home: &'static Reuse,
+    /// In a [`List`].
+    next: Option<Box<Block>>,
+    /// Among those released.
+    next_released: AtomicPtr<Block>,
+}
+
+impl Block {
+    /// A block without memory yet.
+    pub fn new(capacity: usize, context: u64, home: &'static Reuse) -> Result<Box<Self>> {
+        let layout = Layout::new::<Self>();
+        // SAFETY: the layout's size is not zero.
+        let place = unsafe { alloc::alloc(layout) }.cast::<Self>();
+        if place.is_null() {
+            return Err(error!(OutOfMemory, "{} bytes of host memory could not be had", layout.size()));
+        }
+        // SAFETY: allocated as Box does, with the layout of a Block, which it is made to hold.
+        unsafe {
+            place.write(Self { address: 0, capacity, context, home, next: None, next_released: AtomicPtr::default() });
+            Ok(Box::from_raw(place))
+        }
+    }
+
+    /// The block as memory of a tensor, which releases it when it is dropped.
+    pub fn into_owner(self: Box<Self>) -> Owner {
+        let data = self.address as usize as *mut u8;
+        // SAFETY: `release` is called once, with a block that came out of a Box.
+        unsafe { Owner::new(data, [Box::into_raw(self).cast(), ptr::null_mut()], release) }
+    }
+}
+
+/// Runs on any thread, in a forked child, and while the process ends: so no driver and no lock here.
+///
+/// # Safety
+/// `block` came out of a Box and is given away.
+unsafe fn release(_: *mut u8, [block, _]: [*mut c_void; 2]) {
+    let block: *mut Block = block.cast();
+    // SAFETY: the caller gave it away, and it stays this call's until the exchange below gives it away in turn.
+    let Block { home, capacity, next_released, .. } = unsafe { &*block };
+    home.bytes.fetch_add(*capacity, Ordering::Relaxed);
+    let mut head = home.released.load(Ordering::Relaxed);
+    loop {
+        next_released.store(head, Ordering::Relaxed);
+        match home.released.compare_exchange_weak(head, block, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(now) => head = now,
+        }
+    }
+}
+
+/// What is kept of a card's memory.
+pub struct Reuse {
+    released: AtomicPtr<Block>,
+    /// Of all blocks that are in no tensor and not freed.
+    bytes: AtomicUsize,
+    bound: usize,
+    kept: Mutex<Kept>,
+    /// Somebody put blocks back, or freed them.
+    changed: Condvar,
+}
+
+/// The lists, a card's.
+pub struct Kept {
+    /// Free: a list for each class of sizes, so that what is searched is all of about the wanted size.
+    ready: [List; CLASSES],
+    pending: List,
+    /// Threads that have taken blocks out to free them or to wait for them.
+    busy: usize,
+}
+
+impl Reuse {
+    /// Nothing is kept of a card of so much memory.
+    pub fn of_card(memory: usize) -> Self {
+        Self {
+            released: AtomicPtr::default(),
+            bytes: AtomicUsize::new(0),
+            bound: (memory / SHARE).max(AT_LEAST),
+            kept: Mutex::new(Kept { ready: [const { List(None) }; CLASSES], pending: List(None), busy: 0 }),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub fn is_beyond_bound(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) > self.bound
+    }
+
+    /// The lists, with what was released meanwhile. Not to be held while the driver is called: that may wait for work which
+    /// ends only once another thread, of this device or of another, has its memory and goes on.
+    pub fn lock(&self) -> MutexGuard<'_, Kept> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut released = self.released.swap(ptr::null_mut(), Ordering::Acquire);
+        while !released.is_null() {
+            // SAFETY: `release` put it there, out of a Box, and the swap made it ours alone.
+            let block = unsafe { Box::from_raw(released) };
+            released = block.next_released.load(Ordering::Relaxed);
+            kept.pending.push(block);
+        }
+        kept
+    }
+
+    /// A free block for `bytes` bytes, of at most `capacity`.
+    pub fn take(&self, context: u64, bytes: usize, capacity: usize) -> Option<Box<Block>> {
+        let fits = |block: &Block| block.context == context && (bytes..=capacity).contains(&block.capacity);
+        let block = self.lock().ready[class_of(capacity)].take(fits)?;
+        self.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
+        Some(block)
+    }
+
+    /// Takes the largest block of a context out, to be freed.
+    pub fn take_largest(&'static self, context: u64) -> Option<Taken> {
+        let mut kept = self.lock();
+        let block = kept.take_largest(context)?;
+        let mut blocks = List(None);
+        blocks.push(block);
+        Some(self.taken(&mut kept, blocks))
+    }
+
+    /// Takes all pending blocks of a context out, until a fence has passed.
+    pub fn take_pending(&'static self, context: u64) -> Taken {
+        let (mut kept, mut blocks) = (self.lock(), List(None));
+        kept.pending.move_to(&mut blocks, |block| block.context == context);
+        self.taken(&mut kept, blocks)
+    }
+
+    fn taken(&'static self, kept: &mut Kept, blocks: List) -> Taken {
+        kept.busy += 1;
+        Taken { home: self, blocks }
+    }
+
+    /// If another thread has blocks out, waits until one has put them back or freed them.
+    pub fn wait_for_others(&self) -> bool {
+        let kept = self.lock();
+        let waits = kept.busy > 0;
+        if waits {
+            drop(self.changed.wait(kept).unwrap_or_else(PoisonError::into_inner));
+        }
+        waits
+    }
+}
+
+/// Blocks that a thread has taken out. Those that are left when it is dropped are pending.
+pub struct Taken {
+    home: &'static Reuse,
+    blocks: List,
+}
+
+impl Taken {
+    pub fn largest(&self) -> Option<&Block> {
+        self.blocks.iter().max_by_key(|block| block.capacity)
+    }
+
+    /// Adds a block that was in no tensor.
+    pub fn add(&mut self, block: Box<Block>) {
+        self.home.bytes.fetch_add(block.capacity, Ordering::Relaxed);
+        self.blocks.push(block);
+    }
+
+    /// Strikes out a block that was freed.
+    pub fn forget(&mut self, address: u64) {
+        if let Some(block) = self.blocks.take(|block| block.address == address) {
+            self.home.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
+        }
+    }
+
+    /// Puts the blocks among those that are free: all work that used them is done.
+    pub fn are_ready(mut self) {
+        let mut kept = self.home.lock();
+        while let Some(block) = self.blocks.take(|_| true) {
+            kept.ready[class_of(block.capacity)].push(block);
+        }
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        let mut kept = self.home.lock();
+        self.blocks.move_to(&mut kept.pending, |_| true);
+        kept.busy -= 1;
+        drop(kept);
+        self.home.changed.notify_all();
+    }
+}
+
+impl Kept {
+    /// Whether so much of a context is pending that a fence is worth its wait.
+    pub fn much_is_pending(&self, context: u64) -> bool {
+        let of_context = self.pending.iter().filter(|block| block.context == context);
+        let (blocks, bytes) = of_context.fold((0, 0), |(blocks, bytes), block| (blocks + 1, bytes + block.capacity));
+        blocks >= PENDING_BLOCKS || bytes >= PENDING_BYTES
+    }
+
+    fn take_largest(&mut self, context: u64) -> Option<Box<Block>> {
+        let Self { ready, pending, .. } = self;
+        let lists = ready.iter_mut().chain([pending]);
+        let (_, list) =
+            lists.filter_map(|list| Some((list.largest_of(context)?, list))).max_by_key(|&(size, _)| size)?;
+        let largest = list.largest_of(context)?;
+        list.take(|block| block.context == context && block.capacity == largest)
+    }
+
+    /// Drops the blocks of contexts that are gone: those of another than `context` that memory new to it overlaps, for no
+    /// two contexts that live have memory in one place.
+    pub fn forget_gone(&mut self, home: &Reuse, context: u64, address: u64, capacity: usize) {
+        while let Some(gone) = self.overlapped(context, address, capacity) {
+            let mut blocks = List(None);
+            for list in self.ready.iter_mut().chain([&mut self.pending]) {
+                list.move_to(&mut blocks, |block| block.context == gone);
+            }
+            home.bytes.fetch_sub(blocks.iter().map(|block| block.capacity).sum(), Ordering::Relaxed);
+            while blocks.take(|_| true).is_some() {} // one after the other, not one within the other
+        }
+    }
+
+    /// Another context that has a block where this memory is.
+    fn overlapped(&self, context: u64, address: u64, capacity: usize) -> Option<u64> {
+        let overlaps = |block: &&Block| {
+            let (end, other_end) = (address + capacity as u64, block.address + block.capacity as u64);
+            block.context != context && block.address < end && address < other_end
+        };
+        self.ready.iter().chain([&self.pending]).find_map(|list| list.iter().find(overlaps).map(|block| block.context))
+    }
+}
+
+/// How large a block is made, so that sizes that are nearly the same share it: an eighth more at most.
+pub fn capacity_for(bytes: usize) -> usize {
+    const LARGEST_STEP: usize = 2 << 20;
+    let step = (bytes.checked_next_power_of_two().unwrap_or(usize::MAX) / 16).clamp(SMALLEST, LARGEST_STEP);
+    bytes.checked_next_multiple_of(step).unwrap_or(bytes)
+}
+
+/// Eight to each power of two from [`SMALLEST`] on.
+const CLASSES: usize = 8 * (usize::BITS as usize - 9);
+
+/// The class of a capacity.
+fn class_of(capacity: usize) -> usize {
+    let power = capacity.max(SMALLEST).ilog2() as usize;
+    8 * (power - 9) + (capacity >> (power - 3) & 7)
+}
+
+/// A list that allocates nothing.
+struct List(Option<Box<Block>>);
+
+impl List {
+    fn push(&mut self, mut block: Box<Block>) {
+        block.next = self.0.take();
+        self.0 = Some(block);
+    }
+
+    /// Removes the first that is wanted.
+    fn take(&mut self, wanted: impl Fn(&Block) -> bool) -> Option<Box<Block>> {
+        let mut place = &mut self.0;
+        while place.as_ref().is_some_and(|block| !wanted(block)) {
+            place = &mut place.as_mut()?.next;
+        }
+        let mut block = place.take()?;
+        *place = block.next.take();
+        Some(block)
+    }
+
+    /// Moves what is wanted to another list.
+    fn move_to(&mut self, other: &mut Self, wanted: impl Fn(&Block) -> bool) {
+        while let Some(block) = self.take(&wanted) {
+            other.push(block);
+        }
+    }
+
+    /// The capacity of a context's largest block here.
+    fn largest_of(&self, context: u64) -> Option<usize> {
+        self.iter().filter(|block| block.context == context).map(|block| block.capacity).max()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Block> {
+        std::iter::successors(self.0.as_deref(), |block| block.next.as_deref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_card() -> &'static Reuse {
+        Box::leak(Box::new(Reuse::of_card(1 << 30)))
+    }
+
+    /// A block of a tensor that was released.
+    fn released(home: &'static Reuse, context: u64, address: u64, capacity: usize) {
+        let mut block = Block::new(capacity, context, home).unwrap();
+        block.address = address;
+        drop(block.into_owner());
+    }
+
+    /// The addresses of what can be taken out, the largest first.
+    fn addresses(home: &'static Reuse, context: u64) -> Vec<u64> {
+        let mut found = Vec::new();
+        while let Some(mut taken) = home.take_largest(context) {
+            let address = taken.largest().unwrap().address;
+            taken.forget(address);
+            found.push(address);
+        }
+        found
+    }
+
+    #[test]
+    fn blocks_are_an_eighth_larger_at_most_and_aligned() {
+        for bytes in (1..10_000).chain((10..40).flat_map(|k| [(1 << k) - 1, 1 << k, (1 << k) + 1, 3 << k])) {
+            let capacity = capacity_for(bytes);
+            assert!(capacity >= bytes && capacity - bytes <= (bytes / 8).max(511), "{bytes}: {capacity}");
+            assert_eq!(capacity % 512, 0, "{bytes}: {capacity}");
+        }
+        assert_eq!(capacity_for(usize::MAX), usize::MAX);
+        assert_eq!(capacity_for(i64::MAX as usize) % 2, 0);
+    }
+
+    #[test]
+    fn a_class_has_an_eighth_of_a_power_of_two_and_there_are_enough() {
+        assert_eq!([512, 575, 576, 1023, 1024].map(class_of), [0, 0, 1, 7, 8]);
+        assert_eq!(class_of(usize::MAX), CLASSES - 1);
+        for capacity in (9..60).flat_map(|k| (8..16).map(move |eighths: usize| eighths << (k - 3))) {
+            assert_eq!(class_of(capacity), class_of(capacity + capacity / 16));
+            assert!(class_of(capacity) > class_of(capacity - 1) || capacity == 512);
+        }
+    }
+
+    #[test]
+    fn what_is_released_is_pending_until_it_is_ready() {
+        let home = of_card();
+        released(home, 7, 4096, 1024);
+        assert!(home.take(7, 1000, 1024).is_none());
+        home.take_pending(7).are_ready();
+        assert!(home.take(8, 1000, 1024).is_none(), "of another context");
+        assert!(home.take(7, 1025, 1088).is_none(), "too small");
+        assert!(home.take(7, 500, 512).is_none(), "too large");
+        assert_eq!(home.take(7, 1000, 1024).unwrap().address, 4096);
+        assert!(home.take(7, 1000, 1024).is_none());
+    }
+
+    #[test]
+    fn blocks_that_were_taken_and_not_freed_are_pending_again() {
+        let home = of_card();
+        released(home, 7, 4096, 1024);
+        drop(home.take_pending(7));
+        drop(home.take_largest(7));
+        assert_eq!(addresses(home, 7), [4096]);
+    }
+
+    #[test]
+    fn the_largest_goes_first_wherever_it_is() {
+        let home = of_card();
+        for (address, capacity) in [(0x10000, 512), (0x20000, 8192), (0x30000, 4096)] {
+            released(home, 7, address, capacity);
+        }
+        home.take_pending(7).are_ready();
+        for (address, capacity) in [(0x40000, 6144), (0x50000, 1024)] {
+            released(home, 7, address, capacity);
+        }
+        released(home, 8, 0x60000, 1 << 20);
+        assert_eq!(addresses(home, 7), [0x20000, 0x40000, 0x30000, 0x50000, 0x10000]);
+        assert_eq!(addresses(home, 8), [0x60000]);
+        assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn the_bound_is_a_share_of_the_card() {
+        let home = Box::leak(Box::new(Reuse::of_card(64 << 30)));
+        released(home, 7, 1 << 32, 2 << 30);
+        assert!(!home.is_beyond_bound());
+        released(home, 7, 1 << 40, 512);
+        assert!(home.is_beyond_bound());
+        assert_eq!(addresses(home, 7).len(), 2);
+        assert!(!home.is_beyond_bound());
+    }
+
+    #[test]
+    fn blocks_of_a_context_that_is_gone_leave_when_their_place_is_taken() {
+        let home = of_card();
+        released(home, 7, 0x10000, 0x1000);
+        released(home, 7, 0x90000, 0x1000);
+        released(home, 8, 0x20000, 0x1000);
+        home.take_pending(7).are_ready();
+        home.lock().forget_gone(home, 9, 0x11000, 0x1000);
+        assert_eq!(home.bytes.load(Ordering::Relaxed), 0x3000, "side by side");
+        home.lock().forget_gone(home, 9, 0x10800, 0x1000);
+        assert_eq!((addresses(home, 7), addresses(home, 8)), (vec![], vec![0x20000]));
+        assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn who_finds_nothing_waits_for_those_who_have_blocks_out() {
+        let home = of_card();
+        assert!(!home.wait_for_others());
+        released(home, 7, 4096, 1024);
+        let taken = home.take_pending(7);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| home.wait_for_others());
+            // Whether it waits already or comes when the blocks are back: it returns.
+            taken.are_ready();
+            waiting.join().unwrap();
+        });
+        assert!(home.take(7, 1000, 1024).is_some());
+    }
+}

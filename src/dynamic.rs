@@ -1,0 +1,69 @@
+//! Tables of functions of libraries that are found at run time.
+
+use std::ffi::{CStr, c_void};
+
+/// The address of a function of a library.
+///
+/// # Safety
+/// `library` came from dlopen and is still loaded.
+pub unsafe fn address(library: *mut c_void, name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: the caller's promise; the name ends with a NUL.
+    let address = unsafe { libc::dlsym(library, name.as_ptr()) };
+    (!address.is_null()).then_some(address)
+}
+
+/// A name with the NUL that C wants.
+pub const fn with_nul(name: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("an identifier has no NUL"),
+    }
+}
+
+/// Declares a table of a library's functions, which all answer an int. Those that are *required* are there, or the table is
+/// not made; each is checked against its declaration in a crate's `sys`. Those that are *optional*, which newer libraries
+/// have, may be None: whoever calls one has a way without it.
+macro_rules! table {
+    (
+        $(#[$about:meta])*
+        $table:ident, declared in $sys:ident to answer $answer:ty,
+        required { $($name:ident($($argument:ty),* $(,)?);)* }
+        optional { $($(#[$since:meta])* $newer:ident($($its_argument:ty),* $(,)?);)* }
+    ) => {
+        $(#[$about])*
+        #[allow(non_snake_case, reason = "the library's own names")]
+        pub struct $table {
+            $(pub $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+            $($(#[$since])* pub $newer: Option<unsafe extern "C" fn($($its_argument),*) -> c_int>,)*
+        }
+
+        impl $table {
+            /// The functions of a library; the name of one that is required and not there.
+            ///
+            /// # Safety
+            /// `library` came from dlopen, and stays loaded for good.
+            unsafe fn of(library: *mut c_void) -> std::result::Result<Self, &'static std::ffi::CStr> {
+                use $crate::dynamic::{address, with_nul};
+                // SAFETY: the caller's promise. The library's functions of these names have these types: the constants
+                // below hold them against the declarations that were made from its header, where the answer is an enum
+                // and so an int; those of the optional ones are copied from its reference.
+                unsafe {
+                    Ok(Self {
+                        $($name: {
+                            const NAME: &std::ffi::CStr = with_nul(concat!(stringify!($name), "\0"));
+                            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(
+                                address(library, NAME).ok_or(NAME)?,
+                            )
+                        },)*
+                        $($newer: address(library, with_nul(concat!(stringify!($newer), "\0"))).map(|address| {
+                            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($its_argument),*) -> c_int>(address)
+                        }),)*
+                    })
+                }
+            }
+        }
+
+        $(const _: unsafe fn($($argument),*) -> $answer = $sys::$name;)*
+    };
+}
+pub(crate) use table;

@@ -1,0 +1,253 @@
+"""CUDA's way through the library, down to the arguments of the launches, on a driver that does the kernels' work on the host.
+
+What is computed is compared with NumPy; what is asked for and is not there is refused by the stand-in, as by a card.
+"""
+
+import pytest
+
+from stand_in import run
+
+# Arrays by name: what to pack, whose layout says which kernels it goes to.
+LAYOUTS = {
+    "contiguous": "noise(1003)",
+    "one element off": "noise(1004)[1:]",
+    "empty": "noise(0)",
+    "every other": "noise(801)[::2]",
+    "reversed": "noise(801)[::-1]",
+    "transposed": "noise(24 * 40).reshape(24, 40).T",
+    "permuted": "noise(7 * 8 * 9).reshape(7, 8, 9).transpose(2, 0, 1)",
+    "rows of a wider matrix": "noise(30 * 41).reshape(30, 41)[:, 3:36]",
+    "one value": "np.broadcast_to(noise(1), (5, 40))",
+}
+
+WORK = """
+fake = driver()
+fake.fake_enter(0, 100)
+
+def noise(count):
+    values = np.random.default_rng(7).integers(0, 3, count)
+    if dtype == "f4":
+        return (values - 1).astype("f4")
+    return values.astype(dtype)
+
+def of_layout(array):
+    # The array with the memory it is a view of, on the card.
+    base = array
+    while base.base is not None:
+        base = base.base
+    tensor = held(max(1, base.nbytes))
+    ctypes.memmove(tensor.contents.dl_tensor.data, base.ctypes.data, base.nbytes)
+    described = like(tensor, array)
+    described.struct.dl_tensor.data += array.ctypes.data - base.ctypes.data if array.size else 0
+    return described
+"""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["?", "i2", "u4", "i8", "f4"])
+def test_what_is_packed_and_unpacked_is_numpys(layout, dtype):
+    script = f"""
+        dtype = {dtype!r}
+        exec(WORK)
+        array = {LAYOUTS[layout]}
+        bits = ~(array < 0) if dtype == "f4" else array != 0
+        n, n_chunks = array.size, 3
+        rows = -(-(-(-n // 8)) // n_chunks)
+        src = of_layout(array)
+        for order, name in (0, "big"), (1, "little"):
+            packed = np.zeros(n_chunks * rows, np.uint8)
+            expected = np.packbits(bits.reshape(-1), bitorder=name)
+            packed[: expected.size] = expected
+            dst = on_card(np.full((n_chunks, rows), 0xAA, np.uint8))
+            function = lib.gc_pack_signs_into if dtype == "f4" else lib.gc_pack_chunks_into
+            capi.check(function(src.view, order, dst.view, None))
+            assert (from_card(dst.memory, (packed.size,), np.uint8) == packed).all()
+            back = of_layout(array)  # the same layout, overwritten
+            if {layout!r} != "one value":
+                capi.check(lib.gc_unpack_chunks_into(dst.view, order, back.view, None))
+                unpacked = np.empty(n, array.dtype)
+                compact = on_card(unpacked)
+                capi.check(lib.gc_unpack_chunks_into(dst.view, order, compact.view, None))
+                assert (from_card(compact.memory, (n,), array.dtype) == bits.reshape(-1)).all()
+                again = on_card(np.zeros((n_chunks, rows), np.uint8))
+                if dtype != "f4":
+                    capi.check(lib.gc_pack_chunks_into(back.view, order, again.view, None))
+                    assert (from_card(again.memory, (packed.size,), np.uint8) == packed).all()
+    """
+    run("WORK = '''" + WORK + "'''\n" + __import__("textwrap").dedent(script))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_an_axis_is_packed_and_unpacked_as_numpy_does(axis):
+    script = f"""
+        dtype = "?"
+        exec(WORK)
+        array = noise(5 * 16 * 11).reshape(5, 16, 11)
+        out = Managed()
+        capi.check(lib.gc_pack_bits(of_layout(array).managed, {axis}, 0, byref(out)))
+        expected = np.packbits(array, axis={axis})
+        assert (from_card(out, expected.shape, np.uint8) == expected).all()
+        capi.check(lib.gc_unpack_bits(out, {axis}, array.shape[{axis}], 0, byref(out)))
+        assert (from_card(out, array.shape, np.uint8) == array).all()
+    """
+    run("WORK = '''" + WORK + "'''\n" + __import__("textwrap").dedent(script))
+
+
+def test_chunks_on_a_card_are_unpacked_whatever_lies_behind_them():
+    script = """
+        dtype = "u1"
+        exec(WORK)
+        memory = np.random.default_rng(3).integers(0, 256, 100, np.uint8)
+        tensor = held(100)
+        ctypes.memmove(tensor.contents.dl_tensor.data, memory.ctypes.data, 100)
+        # Two that lie one behind the other; then one that begins where they end, but takes every other byte.
+        parts = memory[0:20], memory[20:40], memory[40:80:2]
+        chunks = [like(tensor, part) for part in parts]
+        for chunk, start in zip(chunks, (0, 20, 40)):
+            chunk.struct.dl_tensor.data = tensor.contents.dl_tensor.data + start
+        out = Managed()
+        launches = fake.fake_launches()
+        capi.check(lib.gc_unpack_chunks(capi.managed_array(chunks), 3, 480, byref(out)))
+        assert (from_card(out, (480,), np.uint8) == np.unpackbits(np.concatenate(parts))).all()
+        assert fake.fake_launches() - launches == 2, "the first two are one"
+    """
+    run("WORK = '''" + WORK + "'''\n" + __import__("textwrap").dedent(script))
+
+
+def test_work_of_more_blocks_than_a_launch_can_have_is_refused():
+    script = """
+        fake = driver()
+        byte = on_card(np.ones(1, np.uint8))
+        # Nothing so large is there: a tensor whose elements are all the same byte, and room that is believed.
+        n = 2**42
+        src = byte.struct
+        src.dl_tensor.ndim, src.dl_tensor.shape, src.dl_tensor.strides = 1, int64s((n,)), int64s((0,))
+        dst = on_card(np.ones((1, 1), np.uint8))
+        dst.struct.dl_tensor.data = 2**50
+        dst.struct.dl_tensor.shape, dst.struct.dl_tensor.strides = int64s((1, n // 8)), None
+        status = lib.gc_pack_chunks_into(byref(src.dl_tensor), 0, dst.view, None)
+        expect(status, Status.SIZE_OVERFLOW, 2**31, 2**31 - 1)
+        assert fake.fake_launches() == 0
+    """
+    run(script)
+
+
+EVERY_CALL = """
+import traceback
+cuda, u1 = DLDevice(CUDA, 0), dldtype("uint8")
+mask = np.random.default_rng(1).integers(0, 2, 320).astype(np.uint8)
+bits = np.packbits(mask)
+
+def results(count, function, expected):
+    # A simple-tier call: new tensors, or the place untouched.
+    def call(fake, sources):
+        out = (Managed * count)()
+        status = function(sources, out)
+        if status:
+            assert not any(out), "untouched"
+            return status
+        found = [capi.shape_of(tensor) for tensor in out]
+        values = np.concatenate([from_card(tensor, shape, np.uint8).reshape(-1) for tensor, shape in zip(out, found)])
+        assert expected is None or (values == expected).all(), "success, and something else"
+        for tensor in out:
+            lib.gc_tensor_free(tensor)
+        return 0
+    return call
+
+def into(function, expected):
+    def call(fake, sources):
+        dst = sources["dst of " + str(expected.size)]
+        status = function(sources, dst)
+        assert status or (from_card(dst.memory, (expected.size,), np.uint8) == expected).all()
+        fake.fake_finish()
+        return status
+    return call
+
+def nothing(function):
+    return lambda fake, sources: function(sources)
+
+CALLS = {
+    "gc_prepare": nothing(lambda s: lib.gc_prepare(cuda)),
+    "gc_trim": nothing(lambda s: lib.gc_trim(cuda)),
+    "gc_tensor_empty": results(1, lambda s, out: lib.gc_tensor_empty(cuda, u1, 1, int64s([320]), out), None),
+    "gc_pack_chunks": results(4, lambda s, out: lib.gc_pack_chunks(s["mask"].managed, 4, out), bits),
+    "gc_unpack_chunks": results(1, lambda s, out: lib.gc_unpack_chunks(capi.managed_array([s["bits"]]), 1, 320, out), mask),
+    "gc_pack_bits": results(1, lambda s, out: lib.gc_pack_bits(s["mask"].managed, 0, 0, out), bits),
+    "gc_unpack_bits": results(1, lambda s, out: lib.gc_unpack_bits(s["bits"].managed, 0, 320, 0, out), mask),
+    "gc_pack_chunks_into": into(lambda s, dst: lib.gc_pack_chunks_into(s["mask"].view, 0, dst.view, None), bits),
+    "gc_pack_signs_into": into(lambda s, dst: lib.gc_pack_signs_into(s["signs"].view, 0, dst.view, s["stream"]), bits),
+    "gc_unpack_chunks_into": into(lambda s, dst: lib.gc_unpack_chunks_into(s["row"].view, 0, dst.view, s["stream"]), mask),
+    "gc_pack_bits_into": into(lambda s, dst: lib.gc_pack_bits_into(s["mask"].view, 0, 0, s["flat"].view, None), bits),
+    "gc_unpack_bits_into": into(lambda s, dst: lib.gc_unpack_bits_into(s["bits"].view, 0, 0, dst.view, None), mask),
+}
+
+def child(name, number, code, status):
+    # In a process of its own, so that what is done once is done here; the exit status tells what came of it.
+    fake = driver()
+    sources = {}
+    if name not in ("gc_prepare", "gc_tensor_empty", "gc_trim"):
+        sources = {
+            "mask": on_card(mask), "bits": on_card(bits), "row": on_card(bits.reshape(1, -1)),
+            "signs": on_card(np.where(mask, 1, -1).astype("f4")),
+            "dst of 40": on_card(np.zeros((1, 40), np.uint8)), "dst of 320": on_card(np.zeros(320, np.uint8)),
+            "stream": ctypes.c_void_p(fake.fake_stream(0)),
+        }
+        sources["flat"] = like(sources["dst of 40"].memory, np.zeros(40, np.uint8))
+    if name == "gc_trim" or number % 2:
+        tensors = [held(300) for _ in range(40)]  # enough to be worth a fence
+        for tensor in tensors:
+            lib.gc_tensor_free(tensor)
+    call = CALLS[name]
+    fake.fake_fail_call(number, code)
+    got = call(fake, sources)
+    failed = fake.fake_failed_call().decode()
+    fake.fake_fail_call(-1, 0)
+    if not failed:
+        assert got == 0, last_error()
+        return 1  # fewer calls than that
+    if got:
+        expected = Status.DRIVER_UNAVAILABLE if failed in ("cuInit", "cuDriverGetVersion") else status
+        # A second chance, where there is one: the sentence is then of another call.
+        assert got == expected, (failed, got, last_error())
+        assert code in (2, 201) or failed.removesuffix("_v2") in last_error(), (failed, last_error())
+    else:
+        assert code in (2, 201) or "Pop" in failed or "Exchange" in failed, f"{failed} is not checked"
+    if not ("Pop" in failed or "Exchange" in failed):
+        assert (fake.fake_depth(), fake.fake_capture_mode()) == (0, 0), failed
+        assert call(fake, sources) == 0, (failed, last_error())
+        for source in sources.values():
+            if isinstance(source, capi.Tensor) and source is not sources["flat"]:
+                lib.gc_tensor_free(source.memory)
+        capi.check(lib.gc_trim(cuda))
+        assert fake.fake_in_use(0) == 0, failed
+    return 0
+
+for number in range(100):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(child(NAME, number, CODE, STATUS))
+        except BaseException:
+            print(f"{NAME}, call {number}:", file=sys.stderr)
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(2)
+    outcome = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert outcome in (0, 1), (NAME, number, outcome)
+    if outcome == 1:
+        break
+assert 5 < number < 99, number
+"""
+
+FUNCTIONS = [
+    "gc_prepare", "gc_trim", "gc_tensor_empty", "gc_pack_chunks", "gc_unpack_chunks", "gc_pack_bits", "gc_unpack_bits",
+    "gc_pack_chunks_into", "gc_pack_signs_into", "gc_unpack_chunks_into", "gc_pack_bits_into", "gc_unpack_bits_into",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    "code, status", [(2, "OUT_OF_MEMORY"), (201, "CUDA"), (700, "CONTEXT_LOST"), (123456, "CUDA")]
+)
+def test_every_call_of_the_driver_fails_in_turn_and_the_next_call_works(function, code, status):
+    run(f"NAME, CODE, STATUS = {function!r}, {code}, Status.{status}\n" + EVERY_CALL)
