@@ -559,7 +559,7 @@ def test_a_chunk_that_begins_where_another_ends_may_have_a_stride():
     memory = np.random.default_rng(3).integers(0, 256, 100, np.uint8)
     parts = memory[0:20], memory[20:40], memory[40:80:2]
     out = Managed()
-    check(lib.gc_unpack_chunks(managed_array([Tensor(part) for part in parts]), 3, 480, byref(out)))
+    check(lib.gc_unpack_chunks(capi.managed_array([Tensor(part) for part in parts]), 3, 480, byref(out)))
     np.testing.assert_array_equal(take(out), np.unpackbits(np.concatenate(parts)))
 
 
