@@ -1,11 +1,9 @@
 //! Every function that C can call runs through `boundary`. The exported ones are those of tests/abi/functions.h, and no
 //! file that should name each of them misses one.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-};
+mod sources;
+
+use std::{collections::BTreeSet, fs, path::Path};
 
 struct Function {
     name: String,
@@ -13,17 +11,6 @@ struct Function {
     /// What lies between the braces, trimmed.
     body: String,
     exported: bool,
-}
-
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
 }
 
 /// The text from the first `open` to the `close` that matches it, both left out.
@@ -41,10 +28,8 @@ fn between(text: &str, open: char, close: char) -> (&str, usize) {
 
 /// All definitions (not types) of functions with C's calling convention.
 fn functions() -> Vec<Function> {
-    let mut paths = Vec::new();
-    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut paths);
     let mut found = Vec::new();
-    for path in paths {
+    for path in sources::paths() {
         let text = fs::read_to_string(&path).unwrap();
         for (start, marker) in text.match_indices("extern \"C\" fn ") {
             let rest = &text[start + marker.len()..];

@@ -1,26 +1,14 @@
 //! The layers of src/ go one way: each uses only those before it.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+mod sources;
+
+use std::{fs, path::Path};
 
 /// The modules of the crate, the lowest first. CONTRIBUTING.md says what each is for.
 const LAYERS: [&str; 9] = ["cancel", "dynamic", "error", "panics", "tensor", "plan", "backend", "ops", "capi"];
 
 /// Parts of a layer that stand side by side, and use nothing of each other.
 const APART: [[&str; 2]; 2] = [["backend::cpu", "backend::cuda"], ["backend::cuda", "backend::cpu"]];
-
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
 
 /// What a path that begins with `crate::`, cut off, names: `{error::{a, b}, tensor::View}` is error::a, error::b and
 /// tensor::View.
@@ -80,11 +68,9 @@ fn layer(name: &str) -> usize {
 
 #[test]
 fn every_layer_uses_only_those_before_it() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let (mut paths, mut wrong, mut looked_at) = (Vec::new(), Vec::new(), 0);
-    sources(&root, &mut paths);
-    for path in paths.iter().filter(|path| !path.ends_with("lib.rs")) {
-        let module = module(path.strip_prefix(&root).unwrap());
+    let (mut wrong, mut looked_at) = (Vec::new(), 0);
+    for path in sources::paths().iter().filter(|path| !path.ends_with("lib.rs")) {
+        let module = module(path.strip_prefix(sources::root()).unwrap());
         let text = fs::read_to_string(path).unwrap();
         assert!(!text.contains("super::super"), "{module}: a path from crate:: says which layer is used");
         for name in used(&text) {

@@ -5,6 +5,8 @@
 //! library is compiled from: dlpark's structs, and what cbindgen takes from src/. So there is no copy that could fall
 //! behind. What ctest does not compare is in tests/signatures.rs.
 
+mod sources;
+
 use std::{
     collections::BTreeSet,
     ffi::CStr,
@@ -26,20 +28,6 @@ fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|why| panic!("{command:?}: {why}"));
     assert!(output.status.success(), "{command:?}\n{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
-}
-
-/// All Rust sources of the library.
-fn sources(folder: &Path) -> String {
-    let mut text = String::new();
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            text += &sources(&path);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            text += &read(path);
-        }
-    }
-    text
 }
 
 /// dlpark's declarations of DLPack. Its flags are a type with methods around a number: here they are the number.
@@ -115,7 +103,7 @@ fn words(text: &str) -> BTreeSet<&str> {
 }
 
 fn mirror(cdef: &str) -> String {
-    let (dlpark, sources) = (dlpark(), sources(&root().join("src")));
+    let (dlpark, sources) = (dlpark(), sources::paths().into_iter().map(read).collect::<String>());
     format!("{dlpark}\n{}{}{}", dlpack_constants(&dlpark, &words(cdef)), enums(&sources), items(&sources))
 }
 

@@ -285,6 +285,20 @@ def empty(*shape, dtype="uint8"):
     return out
 
 
+def to_versioned(tensor):
+    """The tensor in the other form, which takes it over."""
+    out = Versioned()
+    check(lib.gc_tensor_to_versioned(tensor, byref(out)))
+    return out
+
+
+def from_versioned(tensor):
+    """And back."""
+    out = Managed()
+    check(lib.gc_tensor_from_versioned(tensor, byref(out)))
+    return out
+
+
 def says(sentence, *words):
     """Whether each word stands in the sentence as a word of its own: 17 is not in 170, "-3" is in "got -3"."""
     return all(re.search(rf"(?<![\w]){re.escape(str(w))}(?![\w])", sentence) for w in words)

@@ -17,25 +17,13 @@ import pytest
 import capi
 from capi import (
     ALIGNMENT, CPU, DTYPES, RELEASE, DLDevice, Managed, Tensor, Versioned, VersionedTensor, byref, c_void_p,
-    check, dldtype, int64s, lib, pack_chunks, read, shape_of, take,
+    check, dldtype, from_versioned, int64s, lib, pack_chunks, read, shape_of, take, to_versioned,
 )  # fmt: skip
 from capsules import (
     DESTRUCTOR, LEGACY, VERSIONED, Exporter, capsule_is_valid, capsule_new, capsule_pointer, capsule_set_name,
 )  # fmt: skip
 
 USED_VERSIONED = b"used_dltensor_versioned"
-
-
-def to_versioned(tensor):
-    out = Versioned()
-    check(lib.gc_tensor_to_versioned(tensor, byref(out)))
-    return out
-
-
-def from_versioned(tensor):
-    out = Managed()
-    check(lib.gc_tensor_from_versioned(tensor, byref(out)))
-    return out
 
 
 def capsule(tensor, form):

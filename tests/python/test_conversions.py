@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import capi
-from capi import ALIGNMENT, CPU, CUDA, RELEASE, DLDataType, DLDevice, Managed, Versioned, check, int64s, lib
+from capi import ALIGNMENT, CPU, CUDA, RELEASE, DLDataType, DLDevice, Managed, check, from_versioned, int64s, lib, to_versioned
 
 OPENCL, VULKAN, METAL, ROCM, ONE_API, TRAINIUM = 4, 7, 8, 10, 14, 18
 
@@ -44,18 +44,6 @@ class Lent:
         strides = None if strides is None else int64s(strides)
         arguments = c_void_p(address), DLDevice(*device), DLDataType(*dtype), len(shape), int64s(shape), strides
         self.status = lib.gc_tensor_from_pointer(*arguments, self.callback, 42, byref(self.out))
-
-
-def to_versioned(tensor):
-    out = Versioned()
-    check(lib.gc_tensor_to_versioned(tensor, byref(out)))
-    return out
-
-
-def from_versioned(tensor):
-    out = Managed()
-    check(lib.gc_tensor_from_versioned(tensor, byref(out)))
-    return out
 
 
 def said(view):
