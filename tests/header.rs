@@ -68,7 +68,39 @@ fn declarations(sources: &[&str]) -> String {
     }
     let mut text = Vec::new();
     builder.generate().unwrap().write(&mut text);
-    tidy(String::from_utf8(text).unwrap().trim_matches('\n')) + "\n"
+    with_typedefs(&tidy(String::from_utf8(text).unwrap().trim_matches('\n'))) + "\n"
+}
+
+/// Our structs with a typedef of the same name, by which all else calls them. No style of cbindgen's does that and leaves
+/// the enums plain.
+fn with_typedefs(text: &str) -> String {
+    let (mut lines, mut open) = (Vec::new(), None);
+    for line in text.lines() {
+        lines.push(match (line.strip_prefix("struct gc_"), open) {
+            (Some(rest), _) => match rest.split_once(" {") {
+                Some((name, _)) => {
+                    open = Some(name);
+                    format!("typedef {line}")
+                }
+                None => format!("typedef {} gc_{rest}", line.trim_end_matches(';')),
+            },
+            (None, Some(name)) if line == "};" => {
+                open = None;
+                format!("}} gc_{name};")
+            }
+            _ => line.replace("struct gc_", "gc_"),
+        });
+    }
+    lines.join("\n")
+}
+
+#[test]
+fn a_struct_has_a_typedef_and_goes_by_it() {
+    let text = "struct gc_a_t;\n\nstruct gc_x_t {\n    struct gc_a_t *of;\n};\n\nenum gc_e {\n    GC_E,\n};\n\
+                void gc_f(const struct gc_x_t *x,\n          struct DLManagedTensorVersioned *y);";
+    let expected = "typedef struct gc_a_t gc_a_t;\n\ntypedef struct gc_x_t {\n    gc_a_t *of;\n} gc_x_t;\n\n\
+                    enum gc_e {\n    GC_E,\n};\nvoid gc_f(const gc_x_t *x,\n          struct DLManagedTensorVersioned *y);";
+    assert_eq!(with_typedefs(text), expected);
 }
 
 /// cbindgen's comments in the header's style: on one line where they have one, with a star before each otherwise.

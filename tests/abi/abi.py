@@ -32,8 +32,9 @@ int main(void) {
 
 
 def nameless(declaration):
-    """Without the names of parameters and of what is declared: `void (*release)(void *ctx);` is `void (*)(void *)`."""
-    rest = re.sub(r"(?<=[ *])\w+(?=[,);])", "", declaration).replace(" ,", ",").replace(" )", ")").rstrip("; ")
+    """Without the names of parameters and of what is declared: `void (*release)(void *ctx);` is `void (*)(void *)`, and
+    `uint32_t reserved[3];` is `uint32_t [3]`."""
+    rest = re.sub(r"(?<=[ *])\w+(?=[,);[])", "", declaration).replace(" ,", ",").replace(" )", ")").rstrip("; ")
     if re.search(r"[(,] ?[,)]", rest):
         sys.exit(f"a parameter without a name: {declaration}")
     return rest
@@ -56,7 +57,7 @@ def facts_of(line):
     elif match := re.match(r"(typedef )?(struct \w+|struct) {", line):
         name = name[1] if match[1] else match[2].split()[1]
         type = name if match[1] else match[2]
-        fields = [(re.search(r"\(\*(\w+)|(\w+)$", field), field) for field in re.findall(r"\s*([^;]+);", body)]
+        fields = [(re.search(r"\(\*(\w+)|(\w+)(\[\d+\])?$", field), field) for field in re.findall(r"\s*([^;]+);", body)]
         fields = [(found[1] or found[2], nameless(field + ";")) for found, field in fields]
         # Structs of options grow at the end (docs/ABI.md), so how large they are is no promise.
         yield f"{'OPTIONS' if fields[0][0] == 'struct_size' else 'STRUCT'}({name}, {type})"
