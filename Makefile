@@ -118,10 +118,12 @@ test-abi: $(LIBRARY)
 test-python: $(LIBRARY) $(VENV)/ready $(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) $(VENV)/bin/python -m pytest -q tests/python
 
-# CUDA drivers without a card, for what ours does with a driver's answers; the old one is of before 12.0.
-$(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1: tests/driver/libcuda.c
+# CUDA drivers without a card, for what ours does with a driver's answers; the old one is of before 12.0. They have
+# the kernels whose names stand in the sources.
+KERNEL_NAMES = $(sort $(shell grep -oh 'gc_[a-z0-9_]*' kernels/*.cu))
+$(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1: tests/driver/libcuda.c $(wildcard kernels/*.cu)
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) -shared -fPIC $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< -o $@
+	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DKERNELS="$(KERNEL_NAMES)"' -shared -fPIC $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< -o $@
 
 test-install: $(LIBRARY) $(VENV)/ready
 	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/install.sh $(BUILD)/install "$(CC)"
@@ -202,20 +204,20 @@ $(KERNEL_VENV)/ready: kernels/requirements.txt
 	$(KERNEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
-.PHONY: kernels test-ptx test-kernels
-## The PTX of kernels/, made anew; needs no GPU.
+.PHONY: kernels test-fatbin test-kernels
+## The fatbins of kernels/, made anew; needs no GPU.
 kernels: $(KERNEL_VENV)/ready
 	$(KERNEL_VENV)/bin/python kernels/build.py
 
-## Whether it is what the sources give, and assembles for every card that it is meant for.
-test-ptx: $(KERNEL_VENV)/ready
+## Whether they are what the sources give, for every card that they are meant for.
+test-fatbin: $(KERNEL_VENV)/ready
 	$(KERNEL_VENV)/bin/python kernels/build.py --check
 
 ## The kernels on the CPU, lane by lane.
-test-kernels:
+test-kernels: $(LIBRARY)
 	@mkdir -p $(BUILD)/tests
 	$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -Iinclude -fsanitize=address,alignment \
-	    -fno-sanitize-recover=alignment tests/kernels/emulate.cpp -o $(BUILD)/tests/emulate
+	    -fno-sanitize-recover=alignment tests/kernels/emulate.cpp -o $(BUILD)/tests/emulate $(LINK)
 	$(BUILD)/tests/emulate
 
 .PHONY: gpu-test gpu-bench

@@ -296,8 +296,8 @@ def gpu_tables(results):
         parts.append(of_host(results))
     if results["first call"]:
         parts.append(
-            "The driver compiles the kernels when they are first loaded, unless its cache has them. cuInit and the\n"
-            "context are the driver's own beginning."
+            "The driver compiles the kernels when they are first loaded, unless the library has machine code for the\n"
+            "card or the driver's cache has it. cuInit and the context are the driver's own beginning."
         )
         parts.append(of_first_calls(results))
     return "\n\n".join(part for part in parts if part)

@@ -2,12 +2,11 @@
 
     python3 examples_python/cupy_kernels.py
 
-Headers are looked for in the folder that GRADCODEC_INCLUDE names, or else in ../include. Names, arguments and launch
-shapes of the library's kernels are in kernels/README.md.
+Headers are looked for in the folder that GRADCODEC_INCLUDE names, or else in ../include. Names and arguments of the
+library's kernels are in kernels/README.md.
 """
 
 import os
-import re
 import tempfile
 from pathlib import Path
 
@@ -53,18 +52,25 @@ def fused(cupy, n):
     assert good and bool((weight == cupy.where(state >= 0, -0.5, 0.5)).all())
 
 
-def by_name(cupy, ptx, n):
+def by_name(cupy, gradcodec, n):
     """The library's own kernels."""
-    with tempfile.NamedTemporaryFile(suffix=".ptx") as file:
-        file.write(ptx)
+    capability = int(cupy.cuda.Device().compute_capability)
+    with tempfile.NamedTemporaryFile(suffix=".fatbin") as file:
+        file.write(gradcodec.builtin_kernels("bits"))
         file.flush()
         module = cupy.RawModule(path=file.name)
-        pack, unpack = module.get_function("gc_pack_signs_f32"), module.get_function("gc_unpack_u8")
+        functions = {name: module.get_function(name) for name in ("gc_pack_signs_f32", "gc_unpack_u8")}
+
+    def launch(name, items, arguments):
+        shape = gradcodec.builtin_kernel_shape(name, capability)
+        blocks = -(-items // shape.items_per_block)
+        functions[name]((blocks,), (shape.threads,), arguments, shared_mem=shape.shared_bytes)
+
     values = cupy.random.default_rng(2).standard_normal(n, cupy.float32)
     bits, truth = cupy.empty(-(-n // 8), cupy.uint8), cupy.empty(n, cupy.uint8)
     sizes = np.uint64(n), np.uint64(bits.size)
-    pack((-(-bits.size // 1024),), (256,), (values, bits, *sizes, np.uint32(BIG)))
-    unpack((-(-n // 8192),), (256,), (bits, truth, *sizes, np.uint8(1), np.uint32(BIG)))
+    launch("gc_pack_signs_f32", bits.size, (values, bits, *sizes, np.uint32(BIG)))
+    launch("gc_unpack_u8", n, (bits, truth, *sizes, np.uint8(1), np.uint32(BIG)))
     good = bool((bits == cupy.packbits(values >= 0)).all()) and bool((truth == (values >= 0)).all())
     print(f"cupy: gc_pack_signs_f32 and gc_unpack_u8 launched by name: {good}")
     assert good
@@ -72,23 +78,22 @@ def by_name(cupy, ptx, n):
 
 def main():
     gradcodec = GradCodec()
-    ptx = gradcodec.kernel_image(90)
-    names = re.findall(rb"\.entry (\w+)", ptx)
-    print(f"{len(ptx)} bytes of PTX for 9.0 and up, with {len(names)} kernels")
-    assert {b"gc_pack_signs_f32", b"gc_unpack_u8"} <= set(names)
+    shape = gradcodec.builtin_kernel_shape("gc_unpack_u8", 90)
+    print(f"{len(gradcodec.builtin_kernels('bits'))} bytes of kernels for all cards")
+    print(f"gc_unpack_u8 on 9.0: blocks of {shape.threads} threads for {shape.items_per_block} elements each")
     try:
         import cupy
     except ImportError:
         print("SKIPPED: no CuPy here, so no kernel was launched")
         raise SystemExit
     try:
-        capability = int(cupy.cuda.Device().compute_capability)
+        cupy.cuda.Device().compute_capability
     except cupy.cuda.runtime.CUDARuntimeError:
         print("SKIPPED: no CUDA device, so no kernel was launched")
         raise SystemExit
     for n in 1, 1000, 1_000_003:
         fused(cupy, n)
-        by_name(cupy, gradcodec.kernel_image(capability), n)
+        by_name(cupy, gradcodec, n)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,8 @@ DLTensor = _struct("DLTensor", data=c_void_p, device=Device, ndim=c_int32, dtype
 Managed = _struct("DLManagedTensor", dl_tensor=DLTensor, manager_ctx=c_void_p, deleter=c_void_p)
 _HEAD = {"major": c_uint32, "minor": c_uint32, "manager_ctx": c_void_p, "deleter": c_void_p, "flags": c_uint64}
 Versioned = _struct("DLManagedTensorVersioned", **_HEAD, dl_tensor=DLTensor)
+_SHAPE = {"struct_size": c_uint32, "threads": c_uint32, "items_per_block": c_uint32, "shared_bytes": c_uint32}
+KernelShape = _struct("gc_kernel_shape_t", **_SHAPE, cluster=c_uint32, reserved=c_uint32 * 3)
 T, V, VIEW, SIZES = map(POINTER, (Managed, Versioned, DLTensor, c_int64))
 OUT, INTO, ALONG = POINTER(T), [VIEW, c_int32, VIEW, c_void_p], [VIEW, c_int32, c_int32, VIEW, c_void_p]
 SIGNATURES: dict[str, list[Any]] = {
@@ -56,7 +58,8 @@ SIGNATURES: dict[str, list[Any]] = {
     "gc_tensor_from_pointer": [c_void_p, Device, DType, c_int32, SIZES, SIZES, c_void_p, c_void_p, OUT],
     "gc_tensor_to_versioned": [T, POINTER(V)], "gc_tensor_from_versioned": [V, OUT],
     "gc_set_threads": [c_uint32], "gc_prepare": [Device], "gc_trim": [Device],
-    "gc_kernel_image": [c_int32, POINTER(c_char_p), POINTER(c_size_t)],
+    "gc_builtin_kernels": [c_char_p, POINTER(c_void_p), POINTER(c_size_t)],
+    "gc_builtin_kernel_shape": [c_char_p, c_int32, POINTER(KernelShape)],
 }  # fmt: skip
 _python = ctypes.PyDLL(None)  # as ctypes.pythonapi, whose declarations belong to everybody
 _python.PyCapsule_New.restype, _python.PyCapsule_New.argtypes = ctypes.py_object, [c_void_p, c_char_p, c_void_p]
@@ -211,7 +214,11 @@ class GradCodec:
     def tensor_empty(self, shape: Sequence[int], dtype: str, device: tuple[int, int] = (CPU, 0)) -> Tensor:
         about = Device(*device), DType(*DTYPES[dtype]), len(shape), (c_int64 * len(shape))(*shape)
         return self.make(self.lib.gc_tensor_empty, *about)
-    def kernel_image(self, compute_capability: int) -> bytes:
-        ptx, size = c_char_p(), c_size_t()
-        self.lib.gc_kernel_image(compute_capability, byref(ptx), byref(size))
-        return ctypes.string_at(ptx, size.value)
+    def builtin_kernels(self, family: str) -> bytes:
+        fatbin, size = c_void_p(), c_size_t()
+        self.lib.gc_builtin_kernels(family.encode(), byref(fatbin), byref(size))
+        return ctypes.string_at(fatbin, size.value)
+    def builtin_kernel_shape(self, kernel: str, compute_capability: int) -> Any:
+        shape = KernelShape(ctypes.sizeof(KernelShape))
+        self.lib.gc_builtin_kernel_shape(kernel.encode(), compute_capability, byref(shape))
+        return shape

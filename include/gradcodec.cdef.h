@@ -40,9 +40,11 @@ gc_status_t gc_pack_signs_into(const DLTensor *src, gc_bit_order_t order, DLTens
 gc_status_t gc_pack_bits_into(const DLTensor *src, int32_t axis, gc_bit_order_t order, DLTensor *dst, void *stream);
 gc_status_t gc_unpack_bits_into(const DLTensor *src, int32_t axis, gc_bit_order_t order, DLTensor *dst, void *stream);
 gc_status_t gc_set_threads(uint32_t n);
+typedef struct gc_kernel_shape_t { uint32_t struct_size; uint32_t threads; uint32_t items_per_block; uint32_t shared_bytes; uint32_t cluster; uint32_t reserved[3]; } gc_kernel_shape_t;
 gc_status_t gc_prepare(DLDevice device);
 gc_status_t gc_trim(DLDevice device);
-gc_status_t gc_kernel_image(int32_t compute_capability, const char **ptx, size_t *size);
+gc_status_t gc_builtin_kernels(const char *family, const void **fatbin, size_t *size);
+gc_status_t gc_builtin_kernel_shape(const char *kernel, int32_t compute_capability, gc_kernel_shape_t *out);
 #define GRADCODEC_VERSION_MAJOR 0
 #define GRADCODEC_VERSION_MINOR 1
 #define GRADCODEC_VERSION_PATCH 0

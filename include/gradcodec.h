@@ -498,11 +498,28 @@ gc_status_t gc_set_threads(uint32_t n);
  * this one keeps.
  */
 
+/* How a kernel is launched: on ceil(items / items_per_block) blocks of `threads` threads, both in one dimension. */
+typedef struct gc_kernel_shape_t {
+    /* Set by you: sizeof(gc_kernel_shape_t). */
+    uint32_t struct_size;
+    /* Threads of a block. */
+    uint32_t threads;
+    /* How many of what the kernel counts a block works on: bytes of bits, or elements, as kernels/README.md says. */
+    uint32_t items_per_block;
+    /* Bytes of dynamic shared memory of a block. */
+    uint32_t shared_bytes;
+    /* Blocks of a cluster; 1 where the kernel is launched without clusters. */
+    uint32_t cluster;
+    /* 0. */
+    uint32_t reserved[3];
+} gc_kernel_shape_t;
+
 /*
  * Does up front what the first calls on a device would do: finds the driver, makes the device's primary context unless
- * your current one is on the device, and loads the kernels into it, which takes half a second unless the driver's cache
- * has them. Call it before a first `_into` inside a graph capture, in the context that captures. Other threads may be
- * capturing meanwhile. For a CPU: counts the CPUs and chooses the instruction set.
+ * your current one is on the device, and loads all kernels into it. That takes a millisecond or two where the library
+ * has machine code for the device (see gc_builtin_kernels()), and up to a second where the driver compiles it. Call it
+ * before a first `_into` inside a graph capture, in the context that captures. Other threads may be capturing meanwhile.
+ * For a CPU: counts the CPUs and chooses the instruction set.
  *
  * UNSUPPORTED_DEVICE: also a compute capability below 7.5.
  */
@@ -515,17 +532,31 @@ gc_status_t gc_prepare(DLDevice device);
 gc_status_t gc_trim(DLDevice device);
 
 /*
- * The PTX of this library's kernels for devices of a compute capability, to load and launch by yourself; names,
- * arguments and launch shapes are in kernels/README.md, which is installed beside the licences. Needs no driver.
+ * The kernels of a family as a *fatbin*, to load and launch by yourself: machine code for cards of compute capability
+ * 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData() takes it from memory,
+ * CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as an item are in
+ * kernels/README.md, which is installed beside the licences. Needs no driver.
  *
- * `compute_capability`: that of the device, 90 for 9.0. `*ptx`: static text with a NUL at its end, `*size`: its bytes
- * without that NUL.
+ * `family`: "bits". `*fatbin`: static memory, aligned to 16; `*size`: its bytes.
  *
- * UNSUPPORTED_DEVICE: below 75.
+ * INVALID_ARGUMENT: no such family.
  */
-gc_status_t gc_kernel_image(int32_t compute_capability,
-                            const char **ptx,
-                            size_t *size);
+gc_status_t gc_builtin_kernels(const char *family,
+                               const void **fatbin,
+                               size_t *size);
+
+/*
+ * The launch shape of a kernel on cards of a compute capability. Needs no driver. Ask for it in the program that launches
+ * the kernel: it may be another in the next version.
+ *
+ * `kernel`: its name, one of those in kernels/README.md. `compute_capability`: that of the device, 90 for 9.0. `out`:
+ * you set struct_size, the other fields are written.
+ *
+ * INVALID_ARGUMENT: no such kernel; a wrong struct_size. UNSUPPORTED_DEVICE: below 75.
+ */
+gc_status_t gc_builtin_kernel_shape(const char *kernel,
+                                    int32_t compute_capability,
+                                    gc_kernel_shape_t *out);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
 // Packing and unpacking bits: contiguous memory at the speed of memory, any strides at the speed of their accesses.
-// Names, arguments and launch shapes are in README.md beside this file.
+// Names, arguments and items are in README.md beside this file, launch shapes in src/backend/cuda/module.rs.
 //
 // Contiguous memory is cut into tiles. Packing, a tile is a warp's: UNITS units of 1024 elements. A lane loads 2, 4, 8 or 16
 // vectors of 16 bytes a unit, side by side across the warp; what bits they give become 32 words in the 32 lanes by an
@@ -229,21 +229,30 @@ UNPACK(gc_unpack_u16, unsigned short)
 UNPACK(gc_unpack_u32, unsigned)
 UNPACK(gc_unpack_u64, u64)
 
-// ---- Any strides
+// ---- Any strides, for the library alone
+//
+// A thread packs one byte, or unpacks one byte's elements and writes nothing beside them: rows * bytes threads for packing,
+// rows * ceil(elements / 8) for unpacking.
 
 struct gc_loop {
     long long count, element_stride, byte_stride;
 };
 
-// The memory layout is shared with the host: see README.md.
+// As the host lays it out: Strided in src/backend/cuda/bits.rs. Each set of loops is nested, outermost first; the product of
+// its counts is `rows`, `elements` or `bytes`; where that is 0 or 1 there may be none. Strides are in bytes and may be
+// negative or 0; row loops use both, the others their own.
 struct gc_strided_plan {
-    const unsigned char *src;
+    const unsigned char *src;           // the first element, and the first byte: one is read, the other written
     unsigned char *dst;
-    u64 rows, elements, bytes;
-    u64 first_zero, span, one;
-    unsigned size, order, aligned, rows_first;
+    u64 rows, elements, bytes;          // rows; elements and bytes of each
+    u64 first_zero, span;               // packing: as in Rule, in the width of an element
+    u64 one;                            // unpacking: the bit pattern of 1
+    unsigned size, order;               // bytes of an element: 1, 2, 4 or 8
+    unsigned aligned;                   // 1: every element's address is a multiple of its size
+    unsigned rows_first;                // 1: neighbouring threads take neighbouring rows, 0: neighbouring bytes of a row;
+                                        // the wrong choice costs a factor of three to ten
     unsigned n_row_loops, n_element_loops, n_byte_loops, reserved;
-    gc_loop loops[124];
+    gc_loop loops[124];                 // those over rows, then over a row's elements, then over its bytes
 };
 static_assert(sizeof(gc_strided_plan) == 3072, "the host lays it out too, and parameters hold 4096 bytes");
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Compiles kernels/*.cu to kernels/ptx/*.ptx with NVRTC; no GPU, driver or toolkit needed.
+"""Compiles kernels/*.cu to kernels/fatbin/*.fatbin: machine code and PTX in one file; no GPU, driver or toolkit needed.
 
-    build.py            writes the images, and assembles each for the cards it is meant for
-    build.py --check    writes nothing: fails when an image is not what its source gives
+    build.py            writes the fatbins
+    build.py --check    writes nothing: fails when a fatbin is not what its source gives
 
 Needs the packages of requirements.txt. The same sources give the same bytes on every machine.
 """
@@ -19,34 +19,46 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
 
-# The images: source, level of the PTX, and the cards that it must assemble for.
-IMAGES = [
-    ("bits", 75, [75, 80, 86, 89]),
-    ("bits", 90, [90]),
+# One source and one fatbin each.
+FAMILIES = ["bits"]
+
+# The levels of the PTX, and the cards that get machine code of it. All other cards compile the highest level that they
+# know, so both are in the fatbin. Levels 8.0 to 8.9 give the PTX of 7.5, and the same machine code.
+LEVELS = {75: [75, 80, 86, 89], 90: [90, 100, 120]}
+
+OPTIONS = [
+    "--std=c++14",
+    # No contraction of a * b + c: the CPU and every card give the same bits.
+    "--fmad=false",
+    # Keeps out a header of NVRTC's own that is included unasked, and puts 38 variables into every program.
+    "-D__NV_TARGET_H",
 ]
 
-# No contraction of a * b + c: the CPU and every card give the same bits.
-OPTIONS = ["--std=c++14", "--fmad=false", "-default-device"]
+# Not "-compress-mode=size": only drivers from 550 read that.
+FATBIN_OPTIONS = ["-64", "-cuda", "-compress-all"]
+
+NVRTC, PTXAS, NVFATBIN = "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-nvfatbin-cu12"
 
 
-NVRTC, PTXAS = "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvcc-cu12"
-
-
-def package_files(package, pattern):
-    """The files of an installed package with such a name."""
+def package_file(package, pattern):
+    """The file of an installed package with such a name."""
     try:
         files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError:
         files = []
     found = [str(file.locate()) for file in files if re.fullmatch(pattern, file.name)]
-    return found or sys.exit(f"{package} is not installed here: pip install -r kernels/requirements.txt")
+    return found[0] if found else sys.exit(f"{package} is not installed here: pip install -r kernels/requirements.txt")
+
+
+def texts(strings):
+    return (ctypes.c_char_p * len(strings))(*(string.encode() for string in strings))
 
 
 class Nvrtc:
     def __init__(self):
         # NVRTC looks for its companion by name, and finds it when it is loaded already.
-        ctypes.CDLL(package_files(NVRTC, r"libnvrtc-builtins\.so.*")[0], mode=ctypes.RTLD_GLOBAL)
-        self.lib = ctypes.CDLL(package_files(NVRTC, r"libnvrtc\.so.*")[0])
+        ctypes.CDLL(package_file(NVRTC, r"libnvrtc-builtins\.so.*"), mode=ctypes.RTLD_GLOBAL)
+        self.lib = ctypes.CDLL(package_file(NVRTC, r"libnvrtc\.so.*"))
         self.lib.nvrtcGetErrorString.restype = ctypes.c_char_p
 
     def call(self, name, *arguments):
@@ -64,27 +76,32 @@ class Nvrtc:
         program = ctypes.c_void_p()
         # The headers go in as text and under bare names, so that no path of this machine gets into the PTX.
         headers = sorted((ROOT / "include").glob("gradcodec/*.cuh"))
-        names = (ctypes.c_char_p * len(headers))(*(f"gradcodec/{header.name}".encode() for header in headers))
-        texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers))
-        self.call("nvrtcCreateProgram", ctypes.byref(program), source.read_bytes(), source.name.encode(), len(headers), texts,
-                  names)
-        options = [option.encode() for option in [*OPTIONS, f"--gpu-architecture=compute_{level}"]]
-        failure = self.call("nvrtcCompileProgram", program, len(options), (ctypes.c_char_p * len(options))(*options))
+        contents = texts([header.read_text() for header in headers])
+        names = texts([f"gradcodec/{header.name}" for header in headers])
+        self.call("nvrtcCreateProgram", ctypes.byref(program), source.read_bytes(), source.name.encode(), len(headers),
+                  contents, names)
+        options = [*OPTIONS, f"--gpu-architecture=compute_{level}"]
+        failure = self.call("nvrtcCompileProgram", program, len(options), texts(options))
         log = self.text(program, "ProgramLog").strip()
         if failure or log:
             sys.exit(f"{source.name} for compute_{level}: {failure or 'the compiler warns'}\n{log}")
-        return self.text(program, "PTX")
+        ptx = self.text(program, "PTX")
+        # What was meant as a constant, and would take a place in every context.
+        if variables := re.findall(r"^(?:\.\w+ )*\.(?:global|const)\b.*", ptx, re.M):
+            sys.exit(f"{source.name} for compute_{level} has variables:\n  " + "\n  ".join(variables))
+        return ptx
 
 
 def assemble(ptx, card):
-    """Has ptxas make machine code of it; prints each kernel's registers. Spilled registers are an error."""
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
-        file.flush()
-        command = [package_files(PTXAS, "ptxas")[0], "-v", f"-arch=sm_{card}", "-o", "/dev/null", file.name]
-        done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"ptxas for sm_{card}:\n{done.stdout}{done.stderr}")
+    """The machine code that ptxas makes of it. Prints each kernel's registers; spilled registers are an error."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = pathlib.Path(folder, "kernels.ptx"), pathlib.Path(folder, "kernels.cubin")
+        source.write_text(ptx)
+        command = [package_file(PTXAS, "ptxas"), "-v", f"-arch=sm_{card}", "-o", cubin.name, source.name]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+        if done.returncode != 0:
+            sys.exit(f"ptxas for sm_{card}:\n{done.stdout}{done.stderr}")
+        code = cubin.read_bytes()
     kernels = re.findall(r"entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill "
                          r"loads.*?Used (\d+) registers", done.stderr, re.DOTALL)
     if len(kernels) != ptx.count(".entry "):
@@ -94,29 +111,67 @@ def assemble(ptx, card):
                if (frame, stores, loads) != ("0", "0", "0")]
     if spilled:
         sys.exit(f"for sm_{card} registers do not suffice:\n  " + "\n  ".join(spilled))
+    return code
+
+
+class Fatbin:
+    """What a driver chooses from: machine code for some cards, PTX for all others."""
+
+    def __init__(self):
+        self.lib = ctypes.CDLL(package_file(NVFATBIN, r"libnvfatbin\.so.*"))
+        self.lib.nvFatbinGetErrorString.restype = ctypes.c_char_p
+        self.handle = ctypes.c_void_p()
+        self.call("Create", ctypes.byref(self.handle), texts(FATBIN_OPTIONS), ctypes.c_size_t(len(FATBIN_OPTIONS)))
+
+    def call(self, name, *arguments):
+        result = getattr(self.lib, f"nvFatbin{name}")(*arguments)
+        if result != 0:
+            sys.exit(f"nvFatbin{name}: {self.lib.nvFatbinGetErrorString(result).decode()}")
+
+    def add_cubin(self, code, card, name):
+        self.call("AddCubin", self.handle, code, ctypes.c_size_t(len(code)), str(card).encode(), name.encode())
+
+    def add_ptx(self, ptx, level, name):
+        code = ptx.encode() + b"\0"  # counted, as it wants
+        self.call("AddPTX", self.handle, code, ctypes.c_size_t(len(code)), str(level).encode(), name.encode(), b"")
+
+    def take(self):
+        size = ctypes.c_size_t()
+        self.call("Size", self.handle, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        self.call("Get", self.handle, buffer)
+        self.call("Destroy", ctypes.byref(self.handle))
+        return buffer.raw
+
+
+def fatbin(nvrtc, family):
+    built = Fatbin()
+    for level, cards in LEVELS.items():
+        ptx = nvrtc.ptx(KERNELS / f"{family}.cu", level)
+        print(f"{family}.cu for compute_{level}: {ptx.count('.entry ')} kernels, {len(ptx)} bytes of PTX")
+        for card in cards:
+            built.add_cubin(assemble(ptx, card), card, family)
+        built.add_ptx(ptx, level, family)
+    return built.take()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare with what is checked in, write nothing")
     check = parser.parse_args().check
-    nvrtc = Nvrtc()
-    stale = []
-    for name, level, cards in IMAGES:
-        ptx = nvrtc.ptx(KERNELS / f"{name}.cu", level)
-        path = KERNELS / "ptx" / f"{name}_sm{level}.ptx"
-        print(f"{path.relative_to(ROOT)}: {len(ptx)} bytes, {ptx.count('.entry ')} kernels")
-        for card in cards:
-            assemble(ptx, card)
+    nvrtc, folder, stale = Nvrtc(), KERNELS / "fatbin", []
+    for family in FAMILIES:
+        path = folder / f"{family}.fatbin"
+        built = fatbin(nvrtc, family)
+        print(f"{path.relative_to(ROOT)}: {len(built)} bytes")
         if not check:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(ptx)
-        elif not path.exists() or path.read_text() != ptx:
-            stale.append(str(path.relative_to(ROOT)))
-    known = {f"{name}_sm{level}.ptx" for name, level, _ in IMAGES}
-    stale += [f"kernels/ptx/{path.name} (of no source)" for path in (KERNELS / "ptx").iterdir() if path.name not in known]
+            folder.mkdir(exist_ok=True)
+            path.write_bytes(built)
+        elif not path.exists() or path.read_bytes() != built:
+            stale.append(path.name)
+    stale += [f"{path.name} (of no source)" for path in folder.iterdir() if path.stem not in FAMILIES]
     if stale:
-        sys.exit(f"not current: {', '.join(stale)}; run `make kernels` and commit what it writes")
+        sys.exit(f"not current in kernels/fatbin: {', '.join(stale)}; run `make kernels` and commit what it writes")
 
 
 main()

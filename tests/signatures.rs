@@ -19,7 +19,8 @@ promised! {
     gc_set_threads(u32) -> i32;
     gc_prepare(DLDevice) -> i32;
     gc_trim(DLDevice) -> i32;
-    gc_kernel_image(i32, *mut *const c_char, *mut usize) -> i32;
+    gc_builtin_kernels(*const c_char, *mut *const c_void, *mut usize) -> i32;
+    gc_builtin_kernel_shape(*const c_char, i32, *mut gc_kernel_shape_t) -> i32;
     gc_chunk_bytes(i64, usize) -> i64;
     gc_pack_chunks(*const DLManagedTensor, usize, *mut *mut DLManagedTensor) -> i32;
     gc_unpack_chunks(*const *mut DLManagedTensor, usize, i64, *mut *mut DLManagedTensor) -> i32;

@@ -25,7 +25,8 @@ enum Call {
     ChunkBytes { elements: Number, n_chunks: Number },
     StatusName(i32),
     SetThreads(u8),
-    KernelImage(i32),
+    BuiltinKernels(Vec<u8>),
+    BuiltinKernelShape { kernel: Vec<u8>, capability: i32, struct_size: u32 },
     Prepare(Description),
     Empty(Description),
     FromPointer { description: Description, release: bool },
@@ -179,10 +180,25 @@ fn run(call: Call) {
             }
             Call::StatusName(code) => assert!(!gc_status_name(code).is_null()),
             Call::SetThreads(n) => assert_eq!(gc_set_threads(u32::from(n % 4)), 0),
-            Call::KernelImage(capability) => {
-                let (mut ptx, mut size) = (std::ptr::null(), 0);
-                let status = gc_kernel_image(capability, &mut ptx, &mut size);
-                assert_eq!(status, if capability < 75 { 3 } else { 0 });
+            Call::BuiltinKernels(mut family) => {
+                family.push(0);
+                let (mut fatbin, mut size) = (ptr::null(), 0);
+                let status = gc_builtin_kernels(family.as_ptr().cast(), &mut fatbin, &mut size);
+                assert_eq!(status, if family.starts_with(b"bits\0") { 0 } else { 1 });
+            }
+            Call::BuiltinKernelShape { mut kernel, capability, struct_size } => {
+                kernel.push(0);
+                let mut shape = gc_kernel_shape_t {
+                    struct_size,
+                    threads: 0,
+                    items_per_block: 0,
+                    shared_bytes: 0,
+                    cluster: 0,
+                    reserved: [7; 3],
+                };
+                let status = gc_builtin_kernel_shape(kernel.as_ptr().cast(), capability, &mut shape);
+                assert_eq!((shape.threads > 0, shape.reserved[0]), if status == 0 { (true, 0) } else { (false, 7) });
+                assert!(status != 0 || (capability >= 75 && struct_size == 32));
             }
             Call::Prepare(description) => {
                 let device = Tensor::new(&description).managed.dl_tensor.device;

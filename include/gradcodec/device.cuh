@@ -5,7 +5,7 @@
 //
 //     __global__ void step(const float *gradient, unsigned char *bits, unsigned long long n) {   // an epilogue
 //         unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
-//         float update = i < n ? ... : 0;
+//         float update = i < n ? ... : 0;              // no `if (i >= n) return;`: see below
 //         gradcodec::store_bit(bits, i, n, gradcodec::sign(update), gradcodec::ORDER_BIG);       // by every lane
 //     }
 //
@@ -13,6 +13,10 @@
 //         unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
 //         if (i < n) weight[i] += gradcodec::load_bit(bits, i, gradcodec::ORDER_BIG) ? 0.1f : -0.1f;
 //     }
+//
+// store_bit() is for a whole warp. A lane that has returned before, as after `if (i >= n) return;`, makes the behaviour of
+// the others undefined: results may be wrong, or the kernel may hang. Let every lane come to it; those with i >= n store
+// nothing. load_bit() is for any lane, alone.
 //
 // A *word* here is 32 bits of which the first is the least significant. Words are what lanes exchange; in_order() turns
 // one into the four bytes that lie in memory, in either order.
@@ -35,7 +39,9 @@ enum : unsigned { WARP = 32, WHOLE_WARP = 0xffffffffu };
 template <typename T, T FIRST_ZERO, T SPAN>
 struct Rule {
     typedef T element;
-    static constexpr T first_zero = FIRST_ZERO, span = SPAN;
+    // Functions: compilers write a constant that is a member into every program, as a variable of its own.
+    static __device__ constexpr T first_zero() { return FIRST_ZERO; }
+    static __device__ constexpr T span() { return SPAN; }
 };
 template <typename T>
 using Truth = Rule<T, 0, 0>;
@@ -51,7 +57,7 @@ __device__ __forceinline__ bool outside(T x, T first_zero, T span) {
 }
 template <typename R>
 __device__ __forceinline__ bool bit_of(typename R::element x) {
-    return outside<typename R::element>(x, R::first_zero, R::span);
+    return outside<typename R::element>(x, R::first_zero(), R::span());
 }
 
 // The same for values. A 16-bit float is its bit pattern: bit_of<SignF16>(pattern), bit_of<SignBF16>(pattern).
@@ -90,7 +96,8 @@ __device__ __forceinline__ unsigned bytes_of_bits(unsigned bits) {
     return ((bits & 0xf) * 0x00204081u) & 0x01010101u;
 }
 
-// ---- A warp at work: all 32 lanes call together, with the same `order`. Blocks of one dimension, a multiple of 32 threads.
+// ---- A warp at work: all 32 lanes call together, with the same `order`. No lane may have returned before. Blocks of one
+// dimension, a multiple of 32 threads.
 
 // Lane i's bit is bit i of the word that every lane receives.
 __device__ __forceinline__ unsigned pack_warp(bool bit) {

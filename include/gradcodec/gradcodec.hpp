@@ -461,13 +461,20 @@ inline void set_threads(uint32_t n) { detail::check(gc_set_threads(n)); }
 inline void prepare(DLDevice device) { detail::check(gc_prepare(device)); }
 inline void trim(DLDevice device) { detail::check(gc_trim(device)); }
 
-/* The PTX; a NUL follows it, as cuModuleLoadData() wants. */
-inline std::string_view kernel_image(int32_t compute_capability)
+/* The fatbin: its data() is for cuModuleLoadData(). `family` ends with a NUL. */
+inline std::string_view builtin_kernels(const char *family)
 {
-    const char *ptx = nullptr;
+    const void *fatbin = nullptr;
     std::size_t size = 0;
-    detail::check(gc_kernel_image(compute_capability, &ptx, &size));
-    return {ptx, size};
+    detail::check(gc_builtin_kernels(family, &fatbin, &size));
+    return {static_cast<const char *>(fatbin), size};
+}
+inline gc_kernel_shape_t builtin_kernel_shape(const char *kernel, int32_t compute_capability)
+{
+    gc_kernel_shape_t shape{};
+    shape.struct_size = sizeof shape;
+    detail::check(gc_builtin_kernel_shape(kernel, compute_capability, &shape));
+    return shape;
 }
 
 } // namespace gradcodec

@@ -66,7 +66,8 @@ typedef struct gc_api_t {
     gc_status_t (*gc_set_threads)(uint32_t n);
     gc_status_t (*gc_prepare)(DLDevice device);
     gc_status_t (*gc_trim)(DLDevice device);
-    gc_status_t (*gc_kernel_image)(int32_t compute_capability, const char **ptx, size_t *size);
+    gc_status_t (*gc_builtin_kernels)(const char *family, const void **fatbin, size_t *size);
+    gc_status_t (*gc_builtin_kernel_shape)(const char *kernel, int32_t compute_capability, gc_kernel_shape_t *out);
 } gc_api_t;
 
 /* For gc_load(): fills `*api` with what `library` has. The name of the first function that it lacks, or NULL. */
@@ -99,7 +100,8 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_set_threads", &api->gc_set_threads},
         {"gc_prepare", &api->gc_prepare},
         {"gc_trim", &api->gc_trim},
-        {"gc_kernel_image", &api->gc_kernel_image},
+        {"gc_builtin_kernels", &api->gc_builtin_kernels},
+        {"gc_builtin_kernel_shape", &api->gc_builtin_kernel_shape},
     };
     const char *missing = NULL;
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {

@@ -1,6 +1,9 @@
 //! Pointers from outside, checked as far as they can be: not NULL, aligned, of a size that fits.
 
-use std::slice;
+use std::{
+    ffi::{CStr, c_char},
+    slice,
+};
 
 use dlpark::{
     DlpackFlags,
@@ -55,6 +58,16 @@ pub unsafe fn items<'a, T>(name: &'static str, pointer: *const T, count: Count) 
     check(&Name::new(name), pointer)?;
     // SAFETY: not NULL, aligned, of a size that fits, and readable by the caller's promise.
     Ok(unsafe { slice::from_raw_parts(pointer, count.items) })
+}
+
+/// Reads a text.
+///
+/// # Safety
+/// Unless NULL, `pointer` is the address of bytes up to a NUL that stay readable and unchanged for `'a`.
+pub unsafe fn text<'a>(name: &'static str, pointer: *const c_char) -> Result<&'a CStr> {
+    check(&Name::new(name), pointer)?;
+    // SAFETY: not NULL, and a text by the caller's promise.
+    Ok(unsafe { CStr::from_ptr(pointer) })
 }
 
 /// Borrows a tensor.
@@ -164,6 +177,21 @@ impl<T> Out<T> {
     pub unsafe fn one(name: &'static str, place: *mut T) -> Result<Self> {
         check(&Name::new(name), place)?;
         Ok(Self { first: place, count: 1 })
+    }
+
+    /// For a struct of ours that begins with its own size, as `struct_size`.
+    ///
+    /// # Safety
+    /// Unless NULL or unaligned, `place` has room for a result, and its first four bytes are readable.
+    pub unsafe fn sized(name: &'static str, place: *mut T) -> Result<Self> {
+        check(&Name::new(name), place.cast::<u32>())?;
+        // SAFETY: not NULL, aligned, and readable by the caller's promise.
+        let size = unsafe { place.cast::<u32>().read() };
+        if size as usize != size_of::<T>() {
+            return Err(error!(InvalidArgument, "{name}: struct_size {} expected, got {size}", size_of::<T>()));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { Self::one(name, place) }
     }
 
     /// # Safety

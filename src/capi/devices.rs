@@ -3,23 +3,26 @@
 //! Needed only where a first call must not wait, as in a graph capture, and where other libraries want the memory that
 //! this one keeps.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 
 use dlpark::ffi::DLDevice;
 
 use crate::{
-    backend::cuda,
     ops::devices,
     panics::boundary,
     tensor::{Device, Name},
 };
 
-use super::{borrow::Out, status::gc_status_t};
+use super::{
+    borrow::{self, Out},
+    status::gc_status_t,
+};
 
 /// Does up front what the first calls on a device would do: finds the driver, makes the device's primary context unless
-/// your current one is on the device, and loads the kernels into it, which takes half a second unless the driver's cache
-/// has them. Call it before a first `_into` inside a graph capture, in the context that captures. Other threads may be
-/// capturing meanwhile. For a CPU: counts the CPUs and chooses the instruction set.
+/// your current one is on the device, and loads all kernels into it. That takes a millisecond or two where the library
+/// has machine code for the device (see gc_builtin_kernels()), and up to a second where the driver compiles it. Call it
+/// before a first `_into` inside a graph capture, in the context that captures. Other threads may be capturing meanwhile.
+/// For a CPU: counts the CPUs and chooses the instruction set.
 ///
 /// UNSUPPORTED_DEVICE: also a compute capability below 7.5.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
@@ -34,28 +37,80 @@ pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
     boundary(|| devices::trim(Device::from_dlpack(&Name::new("device"), device)?))
 }
 
-/// The PTX of this library's kernels for devices of a compute capability, to load and launch by yourself; names,
-/// arguments and launch shapes are in kernels/README.md, which is installed beside the licences. Needs no driver.
+/// The kernels of a family as a *fatbin*, to load and launch by yourself: machine code for cards of compute capability
+/// 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData() takes it from memory,
+/// CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as an item are in
+/// kernels/README.md, which is installed beside the licences. Needs no driver.
 ///
-/// `compute_capability`: that of the device, 90 for 9.0. `*ptx`: static text with a NUL at its end, `*size`: its bytes
-/// without that NUL.
+/// `family`: "bits". `*fatbin`: static memory, aligned to 16; `*size`: its bytes.
 ///
-/// UNSUPPORTED_DEVICE: below 75.
+/// INVALID_ARGUMENT: no such family.
 ///
 /// # Safety
-/// The pointers have room for what they receive.
+/// The pointers have room for what they receive, and `family` ends with a NUL.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
-pub unsafe extern "C" fn gc_kernel_image(
-    compute_capability: i32,
-    ptx: *mut *const c_char,
+pub unsafe extern "C" fn gc_builtin_kernels(
+    family: *const c_char,
+    fatbin: *mut *const c_void,
     size: *mut usize,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises room.
-        let (ptx, size) = unsafe { (Out::one("ptx", ptx)?, Out::one("size", size)?) };
-        let text = cuda::ptx(compute_capability)?;
-        ptx.fill([text.as_ptr()]);
-        size.fill([text.count_bytes()]);
+        // SAFETY: the caller promises a text, and room.
+        let (family, fatbin, size) =
+            unsafe { (borrow::text("family", family)?, Out::one("fatbin", fatbin)?, Out::one("size", size)?) };
+        let bytes = devices::builtin_kernels(family)?;
+        fatbin.fill([bytes.as_ptr().cast()]);
+        size.fill([bytes.len()]);
+        Ok(())
+    })
+}
+
+/// How a kernel is launched: on ceil(items / items_per_block) blocks of `threads` threads, both in one dimension.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+#[repr(C)]
+pub struct gc_kernel_shape_t {
+    /// Set by you: sizeof(gc_kernel_shape_t).
+    pub struct_size: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// How many of what the kernel counts a block works on: bytes of bits, or elements, as kernels/README.md says.
+    pub items_per_block: u32,
+    /// Bytes of dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// Blocks of a cluster; 1 where the kernel is launched without clusters.
+    pub cluster: u32,
+    /// 0.
+    pub reserved: [u32; 3],
+}
+
+/// The launch shape of a kernel on cards of a compute capability. Needs no driver. Ask for it in the program that launches
+/// the kernel: it may be another in the next version.
+///
+/// `kernel`: its name, one of those in kernels/README.md. `compute_capability`: that of the device, 90 for 9.0. `out`:
+/// you set struct_size, the other fields are written.
+///
+/// INVALID_ARGUMENT: no such kernel; a wrong struct_size. UNSUPPORTED_DEVICE: below 75.
+///
+/// # Safety
+/// `kernel` ends with a NUL, and `out` is a struct.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_builtin_kernel_shape(
+    kernel: *const c_char,
+    compute_capability: i32,
+    out: *mut gc_kernel_shape_t,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a text, and a struct.
+        let (kernel, out) = unsafe { (borrow::text("kernel", kernel)?, Out::sized("out", out)?) };
+        let shape = devices::kernel_shape(kernel, compute_capability)?;
+        out.fill([gc_kernel_shape_t {
+            struct_size: size_of::<gc_kernel_shape_t>() as u32,
+            threads: shape.threads,
+            items_per_block: shape.items_per_block,
+            shared_bytes: shape.shared_bytes,
+            cluster: 1,
+            reserved: [0; 3],
+        }]);
         Ok(())
     })
 }

@@ -1,8 +1,13 @@
 //! What is done to a device, whatever will run there.
 
+use std::{ffi::CStr, fmt};
+
 use crate::{
-    backend::{Queue, Stream, cpu},
-    error::Result,
+    backend::{
+        Queue, Stream, cpu,
+        cuda::{self, LaunchShape},
+    },
+    error::{Result, error},
     tensor::Device,
 };
 
@@ -10,9 +15,7 @@ use crate::{
 pub fn prepare(device: Device) -> Result<()> {
     match Queue::of(device, Stream::LEGACY)? {
         Queue::Cpu => cpu::prepare(),
-        Queue::Cuda(mut queue) => {
-            queue.prepare()?;
-        }
+        Queue::Cuda(mut queue) => queue.prepare()?,
     }
     Ok(())
 }
@@ -22,5 +25,37 @@ pub fn trim(device: Device) -> Result<()> {
     match Queue::of(device, Stream::LEGACY)? {
         Queue::Cpu => Ok(()), // nothing is kept
         Queue::Cuda(mut queue) => queue.trim(),
+    }
+}
+
+/// The kernels of a family, for drivers.
+pub fn builtin_kernels(family: &CStr) -> Result<&'static [u8]> {
+    match cuda::FAMILIES.iter().find(|known| known.name == family) {
+        Some(known) => Ok(known.fatbin),
+        None => Err(error!(InvalidArgument, "family: \"{}\"; there is {}", beginning(family), Families)),
+    }
+}
+
+/// How a kernel is launched on cards of a compute capability.
+pub fn kernel_shape(kernel: &CStr, compute_capability: i32) -> Result<LaunchShape> {
+    cuda::launch_shape(kernel, compute_capability)?
+        .ok_or_else(|| error!(InvalidArgument, "kernel: \"{}\" is none of kernels/README.md", beginning(kernel)))
+}
+
+/// As much of a text from outside as a message has room for, in ASCII.
+fn beginning(text: &CStr) -> impl fmt::Display {
+    let bytes = text.to_bytes();
+    bytes[..bytes.len().min(64)].escape_ascii()
+}
+
+/// The names of all families.
+struct Families;
+
+impl fmt::Display for Families {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, family) in cuda::FAMILIES.iter().enumerate() {
+            write!(out, "{}\"{}\"", if index > 0 { ", " } else { "" }, family.name.to_string_lossy())?;
+        }
+        Ok(())
     }
 }

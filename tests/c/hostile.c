@@ -858,9 +858,13 @@ static void call_small_ones(void) {
     bool on_cpu = device.device_type == kDLCPU || device.device_type == kDLCUDAHost;
     bool on_card = device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
     Faults of_device = on_cpu ? 0 : on_card ? NO_CUDA : FAULT(UNSUPPORTED_DEVICE);
+    unsigned char name[200]; /* of no kernel and no family: it begins with a byte that no name has */
+    for (size_t i = 0; i < sizeof name; i++)
+        name[i] = i == 0 ? 0xff : i == sizeof name - 1 ? 0 : (unsigned char)next();
     const char *text = NULL;
+    const void *fatbin = NULL;
     size_t size = 0;
-    switch (below(9)) {
+    switch (below(10)) {
     case 0:
         begin(f_gc_version);
         EXPECT(gc_version() == GRADCODEC_VERSION);
@@ -899,14 +903,25 @@ static void call_small_ones(void) {
         judge(gc_trim(device), of_device);
         return;
     case 8:
-        begin(f_gc_kernel_image);
-        if (one_in(8)) {
-            judge(gc_kernel_image(code, one_in(2) ? &text : NULL, NULL), FAULT(INVALID_ARGUMENT) | FAULT(UNSUPPORTED_DEVICE));
+        begin(f_gc_builtin_kernels);
+        if (one_in(2)) {
+            judge(gc_builtin_kernels("bits", &fatbin, &size), 0);
+            EXPECT(fatbin != NULL && (uintptr_t)fatbin % 16 == 0 && size > 1000);
         } else {
-            judge(gc_kernel_image(code, &text, &size), code < 75 ? FAULT(UNSUPPORTED_DEVICE) : 0);
-            EXPECT(code < 75 ? text == NULL && size == 0 : size > 1000 && strlen(text) == size);
+            judge(gc_builtin_kernels(one_in(8) ? NULL : (char *)name, &fatbin, one_in(8) ? NULL : &size),
+                  FAULT(INVALID_ARGUMENT));
+            EXPECT(fatbin == NULL && size == 0);
         }
         return;
+    case 9: {
+        bool known = one_in(2), sized = !one_in(8), old = code < 75;
+        gc_kernel_shape_t shape = {sized ? sizeof shape : threads % sizeof shape, 0, 0, 0, 0, {7, 7, 7}};
+        begin(f_gc_builtin_kernel_shape);
+        Faults faults = (known && sized ? 0 : FAULT(INVALID_ARGUMENT)) | (old ? FAULT(UNSUPPORTED_DEVICE) : 0);
+        judge(gc_builtin_kernel_shape(known ? "gc_unpack_u8" : (char *)name, code, &shape), faults);
+        EXPECT(faults ? shape.threads == 0 && shape.reserved[1] == 7 : shape.threads > 0 && shape.reserved[1] == 0);
+        return;
+    }
     }
     succeeded();
 }

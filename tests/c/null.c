@@ -35,7 +35,9 @@ int main(void) {
     DLManagedTensor *chunks[2] = {NULL, NULL};
     DLManagedTensor **odd_out = (DLManagedTensor **)(void *)((char *)outs + 1);
     const DLManagedTensor *odd_src = (const DLManagedTensor *)(const void *)((const char *)&src + 4);
-    const char *ptx = NULL;
+    const void *fatbin = NULL;
+    gc_kernel_shape_t shape = {sizeof(gc_kernel_shape_t), 7, 7, 7, 7, {7, 7, 7}};
+    gc_kernel_shape_t *odd_struct = (gc_kernel_shape_t *)(void *)((char *)&shape + 1);
     size_t size = 0;
     const int64_t *odd_shape = (const int64_t *)(const void *)((const char *)shape2 + 1);
 
@@ -54,9 +56,18 @@ int main(void) {
     invalid(gc_tensor_from_pointer(bools, cpu(), boolean, 1, shape1, NULL, NULL, NULL, NULL), "out: NULL");
     invalid(gc_tensor_from_pointer(bools, cpu(), boolean, -7, shape1, NULL, NULL, NULL, &out), "tensor: ndim -7");
 
-    invalid(gc_kernel_image(75, NULL, &size), "ptx: NULL");
-    invalid(gc_kernel_image(75, &ptx, NULL), "size: NULL");
-    CHECK(ptx == NULL && size == 0);
+    invalid(gc_builtin_kernels(NULL, &fatbin, &size), "family: NULL");
+    invalid(gc_builtin_kernels("bits", NULL, &size), "fatbin: NULL");
+    invalid(gc_builtin_kernels("bits", &fatbin, NULL), "size: NULL");
+    invalid(gc_builtin_kernels("", &fatbin, &size), "family: \"\"");
+    CHECK(fatbin == NULL && size == 0);
+    invalid(gc_builtin_kernel_shape(NULL, 90, &shape), "kernel: NULL");
+    invalid(gc_builtin_kernel_shape("gc_unpack_u8", 90, NULL), "out: NULL");
+    invalid(gc_builtin_kernel_shape("gc_unpack_u8", 90, odd_struct), "out: address");
+    invalid(gc_builtin_kernel_shape("", 90, &shape), "kernel: \"\"");
+    shape.struct_size = 4;
+    invalid(gc_builtin_kernel_shape("gc_unpack_u8", 90, &shape), "out: struct_size 32 expected, got 4");
+    CHECK(shape.struct_size == 4 && shape.threads == 7 && shape.cluster == 7 && shape.reserved[2] == 7);
 
     gc_tensor_free(NULL);
     gc_capsule_destructor(NULL);

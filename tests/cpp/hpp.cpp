@@ -282,7 +282,9 @@ static void a_refusal_throws_and_leaves_nothing()
     HOLD(status([] { gradcodec::chunk_bytes(-1, 1); }) == GC_STATUS_INVALID_ARGUMENT);
     HOLD(status([] { gradcodec::chunk_bytes(1, 0); }) == GC_STATUS_INVALID_ARGUMENT);
     HOLD(status([] { gradcodec::set_threads(100000); }) == GC_STATUS_INVALID_ARGUMENT);
-    HOLD(status([] { gradcodec::kernel_image(50); }) == GC_STATUS_UNSUPPORTED_DEVICE);
+    HOLD(status([] { gradcodec::builtin_kernels("bit"); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([] { gradcodec::builtin_kernel_shape("gc_unpack_u9", 90); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([] { gradcodec::builtin_kernel_shape("gc_unpack_u8", 50); }) == GC_STATUS_UNSUPPORTED_DEVICE);
     HOLD(status([] { gradcodec::prepare({kDLOpenCL, 0}); }) == GC_STATUS_UNSUPPORTED_DEVICE);
     HOLD(status([] { gradcodec::trim({kDLOpenCL, 0}); }) == GC_STATUS_UNSUPPORTED_DEVICE);
     HOLD(status([] { gradcodec::tensor_empty(gradcodec::cpu, gradcodec::bfloat16, {1, -1}); }) ==
@@ -301,8 +303,10 @@ static void the_rest()
     gradcodec::trim(gradcodec::cpu);
     gradcodec::set_threads(1);
     gradcodec::set_threads(0);
-    const std::string_view ptx = gradcodec::kernel_image(90);
-    HOLD(ptx.find("gc_") != ptx.npos && ptx.data()[ptx.size()] == '\0');
+    const std::string_view fatbin = gradcodec::builtin_kernels("bits");
+    HOLD(fatbin.size() > 1000 && fatbin.substr(0, 4) == "\x50\xed\x55\xba");
+    const gc_kernel_shape_t shape = gradcodec::builtin_kernel_shape("gc_unpack_u8", 90);
+    HOLD(shape.threads > 0 && shape.items_per_block > 0 && shape.struct_size == sizeof shape);
     HOLD(gradcodec::capsule_destructor == &gc_capsule_destructor);
     const std::vector<int64_t> shape{3, 5};
     const Tensor empty = gradcodec::tensor_empty(gradcodec::cpu, gradcodec::bfloat16, shape);

@@ -192,8 +192,17 @@ def no_devices():
     lib.gc_trim(gpu.device())
     truth = np.random.default_rng(0).random(1000) < 0.5
     assert capi.take(capi.pack_chunks(capi.Tensor(truth), 1)[0]).tobytes() == np.packbits(truth).tobytes()
-    image, size = ctypes.c_char_p(), ctypes.c_size_t()
-    gpu.check(lib.gc_kernel_image(90, byref(image), byref(size)))  # needs no driver
+    fatbin, size = ctypes.c_void_p(), ctypes.c_size_t()
+    gpu.check(lib.gc_builtin_kernels(b"bits", byref(fatbin), byref(size)))  # needs no driver
+
+
+def packs():
+    """The first call of a process."""
+    driver.use(driver.primary())
+    work = gpu.Prepared("pack_chunks", seed=1)
+    gpu.check(work.call(None))
+    driver.synchronize()
+    work.check()
 
 
 def after_fork():

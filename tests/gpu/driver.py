@@ -276,7 +276,7 @@ DONE:
 
 
 def load(image):
-    """A module in the current context, from PTX as bytes."""
+    """A module in the current context, from PTX or a fatbin as bytes."""
     module = c_void_p()
     call("cuModuleLoadData", byref(module), c_char_p(image))
     return module.value

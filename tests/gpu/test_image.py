@@ -1,4 +1,4 @@
-"""The kernels as PTX, for programs that launch them: by the names, arguments and shapes of kernels/README.md."""
+"""The kernels for programs that launch them: by the names and arguments of kernels/README.md, in the shapes asked for."""
 
 import ctypes
 
@@ -8,53 +8,34 @@ import pytest
 import capi
 import driver
 import gpu
-from capi import BIG, LITTLE, lib
+from capi import BIG, LITTLE, byref, lib
 from gpu import check
 
-
-def image(capability):
-    text, size = ctypes.c_char_p(), ctypes.c_size_t()
-    check(lib.gc_kernel_image(capability, ctypes.byref(text), ctypes.byref(size)))
-    found = ctypes.string_at(ctypes.cast(text, ctypes.c_void_p), size.value)
-    assert found == text.value, "a NUL ends it, which is not counted"
-    return found
+KERNELS = [
+    *(f"gc_pack_truth_{size}" for size in ("u8", "u16", "u32", "u64")),
+    *(f"gc_pack_signs_{dtype}" for dtype in ("f16", "bf16", "f32", "f64")),
+    *(f"gc_unpack_{size}" for size in ("u8", "u16", "u32", "u64")),
+]
 
 
-@pytest.mark.parametrize("capability", [75, 80, 86, 89, 90, 100, 120])
-def test_there_is_ptx_for_every_capability_from_7_5_on(capability):
-    text = image(capability)
-    target = next(line for line in text.decode().splitlines() if line.startswith(".target"))
-    assert 75 <= int(target.split("sm_")[1].split(",")[0].rstrip("af")) <= capability
-    assert b".entry gc_pack_truth_u8" in text
-    assert image(capability) == text
+def fatbin():
+    address, size = ctypes.c_void_p(), ctypes.c_size_t()
+    check(lib.gc_builtin_kernels(b"bits", byref(address), byref(size)))
+    return ctypes.string_at(address, size.value)
 
 
-@pytest.mark.parametrize("capability", [74, 70, 9, 7, 0, -1])
-def test_there_is_none_for_older_ones(capability):
-    text, size = ctypes.c_char_p(b"untouched"), ctypes.c_size_t(123)
-    status = lib.gc_kernel_image(capability, ctypes.byref(text), ctypes.byref(size))
-    assert status == capi.Status.UNSUPPORTED_DEVICE and "7.5" in capi.last_error()
-    assert (text.value, size.value) == (b"untouched", 123)
+def shape_here(kernel):
+    return capi.kernel_shape(kernel, driver.compute_capability())
 
 
-def test_null_is_refused():
-    text, size = ctypes.c_char_p(), ctypes.c_size_t()
-    assert lib.gc_kernel_image(90, None, ctypes.byref(size)) == capi.Status.INVALID_ARGUMENT
-    assert lib.gc_kernel_image(90, ctypes.byref(text), None) == capi.Status.INVALID_ARGUMENT
-
-
-THREADS, BYTES = 256, 2048  # of a block: see kernels/README.md
-
-
-def blocks(packed):
-    return -(-packed // BYTES)
+def blocks(shape, items):
+    return -(-items // shape.items_per_block)
 
 
 @pytest.mark.parametrize("order", [BIG, LITTLE])
 @pytest.mark.parametrize("elements", [1, 8, 1001, 2048 * 8, 2**20 + 5])
 def test_a_kernel_is_launched_by_name_through_the_driver(elements, order):
-    capability = driver.compute_capability()
-    function = driver.kernel(driver.load(image(capability)), "gc_pack_truth_u8")
+    function, shape = driver.kernel(driver.load(fatbin()), "gc_pack_truth_u8"), shape_here("gc_pack_truth_u8")
     truth = np.random.default_rng(elements).random(elements) < 0.5
     expected = gpu.chunk_rows(truth, 1, order)[0]
     size = expected.size + 3  # the bytes behind the last element are zeroed
@@ -62,30 +43,30 @@ def test_a_kernel_is_launched_by_name_through_the_driver(elements, order):
         driver.upload(source.address, truth)
         driver.fill(target.address, gpu.PATTERN, size + 8)
         arguments = [ctypes.c_uint64(n) for n in (source.address, target.address, elements, size)]
-        driver.launch(function, blocks(size), THREADS, None, *arguments, ctypes.c_uint32(order))
+        driver.launch(function, blocks(shape, size), shape.threads, None, *arguments, ctypes.c_uint32(order))
         found = driver.download(target.address, size + 8)
     np.testing.assert_array_equal(found, [*expected, 0, 0, 0, *[gpu.PATTERN] * 8])
 
 
 def test_a_kernel_is_launched_by_name_through_cupy(tmp_path):
     cupy = pytest.importorskip("cupy")
-    path = tmp_path / "gradcodec.ptx"
-    path.write_bytes(image(driver.compute_capability()))
-    kernel = cupy.RawModule(path=str(path)).get_function("gc_pack_truth_u8")
+    path = tmp_path / "gradcodec.fatbin"
+    path.write_bytes(fatbin())
+    kernel, shape = cupy.RawModule(path=str(path)).get_function("gc_pack_truth_u8"), shape_here("gc_pack_truth_u8")
     values = cupy.random.random(1_000_003) < 0.5
     packed = cupy.full(-(-values.size // 8), gpu.PATTERN, cupy.uint8)
     arguments = values, packed, np.uint64(values.size), np.uint64(packed.size), np.uint32(BIG)
-    kernel((blocks(packed.size),), (THREADS,), arguments)
+    kernel((blocks(shape, packed.size),), (shape.threads,), arguments, shared_mem=shape.shared_bytes)
     np.testing.assert_array_equal(cupy.asnumpy(packed), np.packbits(cupy.asnumpy(values)))
 
 
-def test_every_kernel_of_the_image_loads():
-    capability = driver.compute_capability()
-    text = image(capability)
-    names = [
-        line.split(b".entry ")[1].split(b"(")[0].strip().decode() for line in text.splitlines() if b".entry " in line
-    ]
-    assert names and all(name.startswith("gc_") for name in names)
-    module = driver.load(text)
-    for name in names:
+def test_every_promised_kernel_loads_and_has_a_shape():
+    module = driver.load(fatbin())
+    for name in KERNELS:
         assert driver.kernel(module, name)
+        assert shape_here(name).threads % 32 == 0
+
+
+@pytest.mark.parametrize("environment", [{"CUDA_DISABLE_PTX_JIT": "1"}, {"CUDA_FORCE_PTX_JIT": "1"}])
+def test_the_library_works_from_machine_code_alone_and_from_ptx_alone(environment):
+    gpu.run_child("packs", environment={**environment, "CUDA_CACHE_DISABLE": "1"})

@@ -42,7 +42,7 @@ fn rust_type(c: &str) -> String {
         "int32_t" | "gc_status_t" | "gc_bit_order_t" => "i32",
         "int64_t" => "i64",
         "size_t" => "usize",
-        "DLDevice" | "DLDataType" | "DLTensor" | "DLManagedTensor" => c,
+        "DLDevice" | "DLDataType" | "DLTensor" | "DLManagedTensor" | "gc_kernel_shape_t" => c,
         "struct DLManagedTensorVersioned" => "DLManagedTensorVersioned",
         _ => panic!("tests/abi/functions.h: what {c:?} is in Rust is not in tests/header/promises.rs"),
     };

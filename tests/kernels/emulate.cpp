@@ -3,9 +3,13 @@
 // 9.0 and up alone, cache hints and prefetches, is not seen here.
 //
 //     g++ -std=c++17 -O1 -Iinclude -fsanitize=address,alignment -fno-sanitize-recover=alignment tests/kernels/emulate.cpp
+//         -Ltarget/release -lgradcodec
+//
+// The library says how it launches each kernel: those shapes are tried, too.
 //
 // A lane is a context of its own. Lanes run one after the other up to their next exchange (a shuffle or a ballot), where
 // each leaves its value and finds those of all others when it goes on.
+#include <gradcodec.h>
 #include <sanitizer/asan_interface.h>
 #include <ucontext.h>
 
@@ -188,9 +192,21 @@ static T some_pattern() {
     }
 }
 
+// As the library launches it: where its blocks do not fit the kernel, results are wrong.
+static gc_kernel_shape_t shape_of(const char *name) {
+    gc_kernel_shape_t shape = {};
+    shape.struct_size = sizeof shape;
+    if (gc_builtin_kernel_shape(name, 90, &shape) != GC_STATUS_OK) {
+        printf("%s\n", gc_last_error());
+        exit(1);
+    }
+    return shape;
+}
+
 template <typename T, typename Kernel, typename Model>
 static void pack_matches(const char *name, Kernel pack, Model bit, unsigned rounds) {
-    const u64 a_block = sizeof(T) == 1 ? 2048 : 1024;
+    const gc_kernel_shape_t shape = shape_of(name);
+    const u64 a_block = shape.items_per_block;
     for (unsigned round = 0; round < rounds; round++) {
         const u64 offset = random(2) ? random(140) : 0;
         // A fourth of the time whole tiles and hardly more.
@@ -200,7 +216,7 @@ static void pack_matches(const char *name, Kernel pack, Model bit, unsigned roun
         if (bytes == 0) continue;
         Memory src((random(2) ? random(20) : 0) * sizeof(T), n * sizeof(T)), dst(offset, bytes);
         for (u64 i = 0; i < n; i++) reinterpret_cast<T *>(src.bytes)[i] = some_pattern<T>();
-        launch((bytes + a_block - 1) / a_block, 256,
+        launch((bytes + a_block - 1) / a_block, shape.threads,
                [&] { pack(reinterpret_cast<T *>(src.bytes), dst.bytes, n, bytes, order); });
         bool right = true;
         for (u64 byte = 0; byte < bytes; byte++) {
@@ -216,7 +232,8 @@ static void pack_matches(const char *name, Kernel pack, Model bit, unsigned roun
 
 template <typename T, typename Kernel>
 static void unpack_matches(const char *name, Kernel unpack, T one, unsigned rounds) {
-    const u64 a_block = 8192 / sizeof(T);
+    const gc_kernel_shape_t shape = shape_of(name);
+    const u64 a_block = shape.items_per_block;
     for (unsigned round = 0; round < rounds; round++) {
         const u64 offset = (random(2) ? random(140) : 0) * sizeof(T);
         const u64 tiles = a_block * (1 + random(2)) + Memory(offset, 0).head(sizeof(T));
@@ -225,7 +242,7 @@ static void unpack_matches(const char *name, Kernel unpack, T one, unsigned roun
         if (n == 0) continue;
         Memory src(random(2) ? random(20) : 0, bytes), dst(offset, n * sizeof(T));
         for (u64 byte = 0; byte < bytes; byte++) src.bytes[byte] = static_cast<unsigned char>(random(256));
-        launch((n + a_block - 1) / a_block, 256,
+        launch((n + a_block - 1) / a_block, shape.threads,
                [&] { unpack(src.bytes, reinterpret_cast<T *>(dst.bytes), n, bytes, one, order); });
         bool right = true;
         for (u64 i = 0; i < n; i++) {
@@ -285,7 +302,8 @@ static void strided_matches(unsigned rounds) {
         plan.src = packing ? element : byte, plan.dst = packing ? byte : element;
         const u64 groups = packing ? plan.bytes : (plan.elements + 7) / 8;
         const std::vector<unsigned char> before(elements.bytes, elements.bytes + (high[0] - low[0]) + plan.size);
-        launch((plan.rows * groups + 255) / 256, 256, [&] { packing ? gc_pack_strided(plan) : gc_unpack_strided(plan); });
+        launch((plan.rows * groups + THREADS - 1) / THREADS, THREADS,
+               [&] { packing ? gc_pack_strided(plan) : gc_unpack_strided(plan); });
 
         bool right = true;
         const gc_loop *rows = plan.loops, *of_elements = rows + plan.n_row_loops, *of_bytes = rows + first_byte_loop;

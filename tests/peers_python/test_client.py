@@ -534,7 +534,8 @@ def test_an_error_has_a_status_and_the_librarys_sentence():
         (lambda: gradcodec.pack_chunks_into(TRUTH, np.zeros((BYTES, 2), np.uint8).T[:1]), 6, "dst"),
         (lambda: gradcodec.tensor_empty((2**62, 2**62), "int8"), 7, ""),
         (lambda: gradcodec.set_threads(1025), 1, "1025"),
-        (lambda: gradcodec.kernel_image(70), 3, "7.5"),
+        (lambda: gradcodec.builtin_kernels("bit"), 1, "bits"),
+        (lambda: gradcodec.builtin_kernel_shape("gc_unpack_u8", 70), 3, "7.5"),
     ):
         with pytest.raises(GradCodecError) as error:
             call()
@@ -575,8 +576,9 @@ def test_devices_workers_and_kernels():
     for n in 1, 2, 0:
         gradcodec.set_threads(n)
         np.testing.assert_array_equal(np.from_dlpack(gradcodec.pack_bits(TRUTH)), np.packbits(TRUTH))
-    ptx = gradcodec.kernel_image(75)
-    assert ptx.lstrip().startswith(b"//") and b".target sm_75" in ptx and b"\0" not in ptx
+    assert gradcodec.builtin_kernels("bits").startswith(b"\x50\xed\x55\xba")  # a fatbin
+    shape = gradcodec.builtin_kernel_shape("gc_unpack_u8", 75)
+    assert shape.threads % 32 == 0 and shape.items_per_block > 0
 
 
 def test_threads_work_and_fail_at_the_same_time():

@@ -37,7 +37,7 @@ SAYS = {
     "cupy_bits.py": (["numpy: int64 by its address, packed to 125 bytes"],
                      ("cupy", ["cupy: int64 by its address, packed to 125 bytes", "4 chunks of 32 bytes",
                                "on a stream: True"])),
-    "cupy_kernels.py": (["bytes of PTX for 9.0 and up, with "],
+    "cupy_kernels.py": (["bytes of kernels for all cards", "gc_unpack_u8 on 9.0: blocks of "],
                         ("cupy", ["epilogue: True; applied in a prologue: True", "launched by name: True"])),
     "jax_bits.py": (["cpu: 32768 bytes of gradient, 4 chunks of 256 bytes, not copied: True",
                      "cpu: unpacked, as they were: True"],

@@ -87,6 +87,20 @@ DLManagedTensorVersioned._fields_ = [
     ("dl_tensor", DLTensor),
 ]
 
+
+class KernelShape(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("threads", c_uint32),
+        ("items_per_block", c_uint32),
+        ("shared_bytes", c_uint32),
+        ("cluster", c_uint32),
+        ("reserved", c_uint32 * 3),
+    ]
+
+
+KernelShape.__name__ = "gc_kernel_shape_t"  # as functions.h has it
+
 Managed = POINTER(DLManagedTensor)
 Versioned = POINTER(DLManagedTensorVersioned)
 View = POINTER(DLTensor)
@@ -95,7 +109,7 @@ NUMBERS = {
     "int32_t": c_int32, "uint32_t": c_uint32, "int64_t": c_int64, "size_t": c_size_t,
     "gc_status_t": c_int32, "gc_bit_order_t": c_int32,
 }  # fmt: skip
-STRUCTS = (DLDevice, DLDataType, DLTensor, DLManagedTensor, DLManagedTensorVersioned)
+STRUCTS = (DLDevice, DLDataType, DLTensor, DLManagedTensor, DLManagedTensorVersioned, KernelShape)
 
 
 def signatures(structs, callback):
@@ -166,6 +180,12 @@ def c_strides(shape):
 
 def last_error():
     return lib.gc_last_error().decode()
+
+
+def kernel_shape(kernel, compute_capability):
+    shape = KernelShape(ctypes.sizeof(KernelShape))
+    check(lib.gc_builtin_kernel_shape(kernel.encode(), compute_capability, byref(shape)))
+    return shape
 
 
 def check(status):

@@ -15,7 +15,7 @@ import pytest
 import capi
 from capi import (
     AXIS_NONE, BIG, CPU, CUDA, CUDA_MANAGED, READ_ONLY_FLAG, RELEASE, ROCM, DLDataType, DLDevice, Managed, Status,
-    Tensor, VersionedTensor, c_char_p, c_size_t, c_uint64, check, dldtype, int64s, last_error, lib, says,
+    Tensor, VersionedTensor, c_uint64, check, dldtype, int64s, last_error, lib, says,
 )  # fmt: skip
 
 INVALID_ARGUMENT = Status.INVALID_ARGUMENT
@@ -55,13 +55,16 @@ class At:
 
 
 class Out:
-    """Room for pointers, which hold a sentinel until a call succeeds."""
+    """Room for pointers, which hold a sentinel until a call succeeds; or for a struct that begins with its size."""
 
-    def __init__(self, count=1):
+    def __init__(self, count=1, struct_size=None):
         self.memory = (c_uint64 * count)(*[SENTINEL] * count)
+        if struct_size is not None:
+            self.memory[0] = struct_size
+        self.before = bytes(self.memory)
 
     def untouched(self):
-        return all(value == SENTINEL for value in self.memory)
+        return bytes(self.memory) == self.before
 
 
 def elements(*shape, dtype="uint8"):
@@ -102,7 +105,10 @@ CALLS = {
     "gc_set_threads": lambda: dict(n=0),
     "gc_prepare": lambda: dict(device=DLDevice(CPU, 0)),
     "gc_trim": lambda: dict(device=DLDevice(CPU, 0)),
-    "gc_kernel_image": lambda: dict(compute_capability=75, ptx=(c_char_p * 1)(), size=(c_size_t * 1)()),
+    "gc_builtin_kernels": lambda: dict(family=b"bits", fatbin=Out(), size=Out()),
+    "gc_builtin_kernel_shape": lambda: dict(
+        kernel=b"gc_unpack_u8", compute_capability=75, out=Out(4, struct_size=32)
+    ),
 }  # fmt: skip
 
 released = []  # by gc_tensor_from_pointer's callback
@@ -401,11 +407,36 @@ TABLE = [
         for dtype, word in [((1, 8, 0), 0), ((17, 0, 2), 0)]
     ),
     ("gc_tensor_from_pointer", {"data": None}, INVALID_ARGUMENT, "data", "NULL"),
-    *(("gc_kernel_image", {place: None}, INVALID_ARGUMENT, place, "NULL") for place in ("ptx", "size")),
+    *(
+        ("gc_builtin_kernels", {place: None}, INVALID_ARGUMENT, place, "NULL")
+        for place in ("family", "fatbin", "size")
+    ),
+    ("gc_builtin_kernels", {"family": b""}, INVALID_ARGUMENT, "family", "bits"),
+    ("gc_builtin_kernels", {"family": b"bit"}, INVALID_ARGUMENT, "family", "bit", "bits"),
+    ("gc_builtin_kernels", {"family": b"bits\xff"}, INVALID_ARGUMENT, "family", r"bits\xff", "bits"),
+    # However long it is, the families that there are have room behind it.
+    ("gc_builtin_kernels", {"family": b"bits" * 100_000}, INVALID_ARGUMENT, "family", "bits" * 16, "bits"),
+    *(("gc_builtin_kernel_shape", {place: None}, INVALID_ARGUMENT, place, "NULL") for place in ("kernel", "out")),
+    *(
+        ("gc_builtin_kernel_shape", {"kernel": kernel}, INVALID_ARGUMENT, "kernel", word)
+        for kernel, word in [
+            (b"gc_unpack_u9", "gc_unpack_u9"),
+            (b"gc_pack_strided", "gc_pack_strided"),  # which is internal
+            (b"\xf0\x28", r"\xf0("),
+            (b"u" * 100_000, "u" * 64),
+        ]
+    ),
+    *(
+        ("gc_builtin_kernel_shape", {"out": Out(4, struct_size=size)}, INVALID_ARGUMENT, "out", "struct_size", size, 32)
+        for size in (0, 4, 31, 33, 2**32 - 1)
+    ),
     ("gc_tensor_from_pointer", {"shape": [2**40, 2**40], "strides": None}, SIZE_OVERFLOW, "shape", 2**40),
     ("gc_tensor_from_pointer", {"shape": [5, 5], "strides": [2**62, 1]}, SIZE_OVERFLOW, 2**62),
     *(("gc_set_threads", {"n": n}, INVALID_ARGUMENT, "n", n, 1024) for n in (1025, 2**32 - 1)),
-    *(("gc_kernel_image", {"compute_capability": n}, UNSUPPORTED_DEVICE, "7.5") for n in (74, 0, -1, -(2**31))),
+    *(
+        ("gc_builtin_kernel_shape", {"compute_capability": n}, UNSUPPORTED_DEVICE, said, "7.5")
+        for n, said in [(74, "7.4"), (0, "0.0"), (-5, "-0.5"), (-(2**31), "-214748364.8")]
+    ),
     ("gc_tensor_from_versioned", {"src.version": 2}, INVALID_ARGUMENT, "src", 2),
     ("gc_tensor_from_versioned", {"src.flags": READ_ONLY_FLAG}, Status.READ_ONLY, "src"),
     ("gc_tensor_from_versioned", {"src.flags": READ_ONLY_FLAG | 2 | 4}, Status.READ_ONLY, "src"),
@@ -426,7 +457,7 @@ def test_the_calls_of_the_table_are_good_without_a_fault(function):
     if function == "gc_tensor_to_versioned":
         (out,) = arguments["out"].memory
         ctypes.cast(out, capi.Versioned).contents.deleter(ctypes.cast(out, capi.Versioned))
-    elif "out" in arguments:
+    elif "out" in arguments and function != "gc_builtin_kernel_shape":
         for out in arguments["out"].memory:
             lib.gc_tensor_free(ctypes.cast(out, Managed))
 

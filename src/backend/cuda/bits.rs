@@ -14,19 +14,18 @@ use crate::{
     tensor::{Dtype, View},
 };
 
-use super::queue::Queue;
+use super::{module::BITS, queue::Queue};
 
 /// Writes the bits of the elements of `src` to the bytes of `dst`. `plan` was made from these two views.
 pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) -> Result<()> {
-    let kernels = queue.kernels()?;
     let elements = src.data().wrapping_offset(plan.start as isize);
     if is_contiguous(plan, elements) {
         let dtype = src.dtype();
         let kernel = match (dtype.is_float(), dtype.size) {
-            (false, size) => kernels.pack_truth[size.ilog2() as usize],
-            (true, 2) if dtype == Dtype::BF16 => kernels.pack_signs[1],
-            (true, 2) => kernels.pack_signs[0],
-            (true, size) => kernels.pack_signs[size.ilog2() as usize],
+            (false, size) => &BITS.pack_truth[size.ilog2() as usize],
+            (true, 2) if dtype == Dtype::BF16 => &BITS.pack_signs[1],
+            (true, 2) => &BITS.pack_signs[0],
+            (true, size) => &BITS.pack_signs[size.ilog2() as usize],
         };
         let (mut src, mut dst, mut order) = (elements, dst.data(), plan.order as u32);
         let (mut count, mut bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
@@ -47,15 +46,14 @@ pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, ds
     let items = strided.rows.saturating_mul(strided.bytes);
     let mut arguments = [ptr::from_mut(&mut strided).cast()];
     // SAFETY: the kernel's argument, made of the plan of these views, over memory that their makers vouched for.
-    unsafe { queue.launch(kernels.strided[0], items, &mut arguments) }
+    unsafe { queue.launch(&BITS.strided[0], items, &mut arguments) }
 }
 
 /// Writes the bits in the bytes of `src` to the elements of `dst`. `plan` was made from these two views.
 pub fn unpack(queue: &mut Queue, plan: &BitPlan, one: OnePattern, src: &View<'_>, dst: &View<'_>) -> Result<()> {
-    let kernels = queue.kernels()?;
     let elements = dst.data().wrapping_offset(plan.start as isize);
     if is_contiguous(plan, elements) {
-        let kernel = kernels.unpack[one.size.ilog2() as usize];
+        let kernel = &BITS.unpack[one.size.ilog2() as usize];
         let (mut src, mut dst) = (src.data(), elements);
         let (mut count, mut bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
         // Little-endian, so an argument of fewer bytes is the beginning of it.
@@ -77,7 +75,7 @@ pub fn unpack(queue: &mut Queue, plan: &BitPlan, one: OnePattern, src: &View<'_>
     let items = strided.rows.saturating_mul(strided.elements.div_ceil(8));
     let mut arguments = [ptr::from_mut(&mut strided).cast()];
     // SAFETY: the kernel's argument, made of the plan of these views, over memory that their makers vouched for.
-    unsafe { queue.launch(kernels.strided[1], items, &mut arguments) }
+    unsafe { queue.launch(&BITS.strided[1], items, &mut arguments) }
 }
 
 /// Whether the contiguous kernels can do it: both sides are one run of memory, and elements lie at multiples of their size.

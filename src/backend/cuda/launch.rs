@@ -4,10 +4,10 @@ use std::{ffi::c_void, ptr};
 
 use crate::error::{Result, error};
 
-use super::{module::Kernel, queue::Queue};
-
-/// Threads a block, of every kernel.
-const THREADS: u32 = 256;
+use super::{
+    module::{Kernel, LaunchShape},
+    queue::Queue,
+};
 
 /// Most blocks of a launch.
 const MOST_BLOCKS: u64 = i32::MAX as u64;
@@ -17,25 +17,26 @@ impl Queue {
     ///
     /// # Safety
     /// `arguments` are the kernel's, in order and of its types, and describe memory that it may use until it is done.
-    pub(super) unsafe fn launch(&mut self, kernel: Kernel, items: u64, arguments: &mut [*mut c_void]) -> Result<()> {
-        let blocks = items.div_ceil(kernel.a_block);
+    pub(super) unsafe fn launch(&mut self, kernel: &Kernel, items: u64, arguments: &mut [*mut c_void]) -> Result<()> {
+        let LaunchShape { threads, items_per_block, shared_bytes } = kernel.shape;
+        let blocks = items.div_ceil(items_per_block.into());
         if blocks > MOST_BLOCKS {
             return Err(error!(SizeOverflow, "{blocks} blocks are more than the {MOST_BLOCKS} of one launch"));
         }
-        self.context()?;
         self.keep_within_bound()?;
-        // SAFETY: the kernel is of this device's image, and the context is current or the stream's own; the rest is the
+        let function = self.ready(kernel)?;
+        // SAFETY: the kernel is in this context, and the context is current or the stream's own; the rest is the
         // caller's promise.
         let code = unsafe {
             (self.device.driver.functions.cuLaunchKernel)(
-                kernel.as_function(),
+                function,
                 blocks as u32,
                 1,
                 1,
-                THREADS,
+                threads,
                 1,
                 1,
-                0,
+                shared_bytes,
                 self.stream.as_ptr().cast(),
                 arguments.as_mut_ptr(),
                 ptr::null_mut(),

@@ -15,7 +15,7 @@ use crate::error::{Result, error};
 
 use driver::{Driver, Properties};
 
-pub use module::ptx;
+pub use module::{FAMILIES, LaunchShape, launch_shape};
 pub use queue::Queue;
 
 /// A device that is there.

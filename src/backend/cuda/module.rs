@@ -1,4 +1,6 @@
-//! The kernels: PTX that travels in the library, loaded once.
+//! The kernels: machine code and PTX that travel in the library, a fatbin for each family of kernels.
+//!
+//! A new family is a struct of its kernels, a static of that, and a [`Family`] in [`FAMILIES`].
 
 use std::{
     ffi::CStr,
@@ -6,151 +8,170 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 
-use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUkernel};
+use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUkernel, CUlibrary};
 
 use crate::error::{Result, error};
 
 use super::{context::Remembered, queue::Queue};
 
-/// PTX for a compute capability and those above it, up to that of the next image.
-struct Image {
-    compute_capability: i32,
-    ptx: &'static CStr,
-    kernels: OnceLock<Kernels>,
-}
+/// The lowest compute capability that kernels are compiled for: 7.5.
+const LOWEST: i32 = 75;
 
-/// The lowest first.
-static IMAGES: [Image; 2] = [
-    Image {
-        compute_capability: 75,
-        ptx: text(concat!(include_str!("../../../kernels/ptx/bits_sm75.ptx"), "\0")),
-        kernels: OnceLock::new(),
-    },
-    Image {
-        compute_capability: 90,
-        ptx: text(concat!(include_str!("../../../kernels/ptx/bits_sm90.ptx"), "\0")),
-        kernels: OnceLock::new(),
-    },
-];
-
-const fn text(with_nul: &'static str) -> &'static CStr {
-    match CStr::from_bytes_with_nul(with_nul.as_bytes()) {
-        Ok(text) => text,
-        Err(_) => panic!("PTX has no NUL"),
-    }
-}
-
-fn image(compute_capability: i32) -> Result<&'static Image> {
-    IMAGES.iter().rfind(|image| image.compute_capability <= compute_capability).ok_or_else(|| {
-        error!(
-            UnsupportedDevice,
-            "compute capability {}.{}: {}.{} and up are supported",
-            compute_capability / 10,
-            compute_capability % 10,
-            IMAGES[0].compute_capability / 10,
-            IMAGES[0].compute_capability % 10
-        )
-    })
-}
-
-/// The PTX that runs on devices of a compute capability (90: 9.0).
-pub fn ptx(compute_capability: i32) -> Result<&'static CStr> {
-    Ok(image(compute_capability)?.ptx)
+/// How a kernel is launched: on as many blocks of one dimension as its items need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchShape {
+    pub threads: u32,
+    /// What a block does of what the kernel counts.
+    pub items_per_block: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
 }
 
 /// A kernel of any context: the driver puts it into one when it is first launched there.
-#[derive(Clone, Copy)]
 pub struct Kernel {
     pub name: &'static CStr,
-    /// What a block does of what the kernel counts: `kernels/README.md`.
-    pub a_block: u64,
-    handle: usize,
+    pub shape: LaunchShape,
+    family: &'static Family,
+    /// A CUkernel, from when its family is loaded.
+    handle: OnceLock<usize>,
 }
 
 impl Kernel {
-    /// For cuLaunchKernel, which takes kernels and functions alike.
-    pub fn as_function(self) -> CUfunction {
-        self.handle as CUfunction
+    /// A kernel whose blocks have 256 threads and no shared memory.
+    const fn of(family: &'static Family, name: &'static CStr, items_per_block: u32) -> Self {
+        let shape = LaunchShape { threads: 256, items_per_block, shared_bytes: 0 };
+        Self { name, shape, family, handle: OnceLock::new() }
     }
 }
 
-macro_rules! kernels {
-    ($($(#[$about:meta])* $field:ident: [$($name:literal: $a_block:literal),* $(,)?],)*) => {
-        /// All kernels of an image.
-        pub struct Kernels {
-            $($(#[$about])* pub $field: [Kernel; [$($name),*].len()],)*
-        }
-
-        impl Kernels {
-            fn find(mut find: impl FnMut(&'static CStr, u64) -> Result<Kernel>) -> Result<Self> {
-                Ok(Self { $($field: [$(find($name, $a_block)?),*],)* })
-            }
-
-            fn for_each(&self, mut work: impl FnMut(Kernel) -> Result<()>) -> Result<()> {
-                $(self.$field.into_iter().try_for_each(&mut work)?;)*
-                Ok(())
-            }
-        }
-    };
+/// Kernels of one source, loaded together when the first of them is needed.
+pub struct Family {
+    pub name: &'static CStr,
+    pub fatbin: &'static [u8],
+    /// Those that kernels/README.md lists: names, arguments and what they count never change.
+    promised: &'static [&'static [Kernel]],
+    internal: &'static [&'static [Kernel]],
+    /// The contexts in which every kernel is.
+    prepared: Remembered,
 }
 
-kernels! {
-    /// By the binary logarithm of the element's size. Counted in bytes of bits.
+impl Family {
+    fn kernels(&self) -> impl Iterator<Item = &'static Kernel> {
+        self.promised.iter().chain(self.internal).copied().flatten()
+    }
+}
+
+/// Machine code lies at addresses that drivers expect of it.
+#[repr(align(16))]
+struct Aligned<T>(T);
+
+/// All families.
+pub static FAMILIES: [&Family; 1] = [&BITS_FAMILY];
+
+static BITS_FAMILY: Family = Family {
+    name: c"bits",
+    fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/bits.fatbin")).0,
+    promised: &[&BITS.pack_truth, &BITS.pack_signs, &BITS.unpack],
+    internal: &[&BITS.strided],
+    prepared: Remembered::nothing(),
+};
+
+/// The kernels of kernels/bits.cu.
+pub static BITS: Bits = Bits {
     pack_truth: [
-        c"gc_pack_truth_u8": 2048, c"gc_pack_truth_u16": 1024, c"gc_pack_truth_u32": 1024, c"gc_pack_truth_u64": 1024,
+        Kernel::of(&BITS_FAMILY, c"gc_pack_truth_u8", 2048),
+        Kernel::of(&BITS_FAMILY, c"gc_pack_truth_u16", 1024),
+        Kernel::of(&BITS_FAMILY, c"gc_pack_truth_u32", 1024),
+        Kernel::of(&BITS_FAMILY, c"gc_pack_truth_u64", 1024),
     ],
-    /// float16, bfloat16, float32, float64. Counted in bytes of bits.
     pack_signs: [
-        c"gc_pack_signs_f16": 1024, c"gc_pack_signs_bf16": 1024, c"gc_pack_signs_f32": 1024, c"gc_pack_signs_f64": 1024,
+        Kernel::of(&BITS_FAMILY, c"gc_pack_signs_f16", 1024),
+        Kernel::of(&BITS_FAMILY, c"gc_pack_signs_bf16", 1024),
+        Kernel::of(&BITS_FAMILY, c"gc_pack_signs_f32", 1024),
+        Kernel::of(&BITS_FAMILY, c"gc_pack_signs_f64", 1024),
     ],
+    unpack: [
+        Kernel::of(&BITS_FAMILY, c"gc_unpack_u8", 8192),
+        Kernel::of(&BITS_FAMILY, c"gc_unpack_u16", 4096),
+        Kernel::of(&BITS_FAMILY, c"gc_unpack_u32", 2048),
+        Kernel::of(&BITS_FAMILY, c"gc_unpack_u64", 1024),
+    ],
+    strided: [Kernel::of(&BITS_FAMILY, c"gc_pack_strided", 256), Kernel::of(&BITS_FAMILY, c"gc_unpack_strided", 256)],
+};
+
+pub struct Bits {
+    /// By the binary logarithm of the element's size. Counted in bytes of bits.
+    pub pack_truth: [Kernel; 4],
+    /// float16, bfloat16, float32, float64. Counted in bytes of bits.
+    pub pack_signs: [Kernel; 4],
     /// By the binary logarithm of the element's size. Counted in elements.
-    unpack: [c"gc_unpack_u8": 8192, c"gc_unpack_u16": 4096, c"gc_unpack_u32": 2048, c"gc_unpack_u64": 1024],
+    pub unpack: [Kernel; 4],
     /// Any strides: packing, unpacking. Counted in groups of 8 elements, or their byte, of all rows.
-    strided: [c"gc_pack_strided": 256, c"gc_unpack_strided": 256],
+    pub strided: [Kernel; 2],
 }
 
-/// The contexts in which every kernel is.
-static PREPARED: Remembered = Remembered::nothing();
+/// The launch shape of a kernel on cards of a compute capability (90: 9.0); None if kernels/README.md lists no such kernel.
+pub fn launch_shape(kernel: &CStr, compute_capability: i32) -> Result<Option<LaunchShape>> {
+    supported(compute_capability)?;
+    let mut promised = FAMILIES.iter().flat_map(|family| family.promised.iter().copied().flatten());
+    Ok(promised.find(|known| known.name == kernel).map(|known| known.shape))
+}
+
+fn supported(compute_capability: i32) -> Result<()> {
+    if compute_capability >= LOWEST {
+        return Ok(());
+    }
+    let [given, lowest] = [compute_capability, LOWEST].map(|number| f64::from(number) / 10.0);
+    Err(error!(UnsupportedDevice, "compute capability {given:.1}: {lowest:.1} and up are supported"))
+}
 
 impl Queue {
-    /// The kernels for this device, loaded and put into this context by the first call there, so that no launch has to,
-    /// which waits for all that runs there.
-    pub(super) fn kernels(&mut self) -> Result<&'static Kernels> {
-        let image = image(self.device.properties().compute_capability)?;
+    /// A kernel for launches on this device. The first call in a context puts the whole family there, which waits for all
+    /// that runs in it: no later launch has to.
+    pub(super) fn ready(&mut self, kernel: &Kernel) -> Result<CUfunction> {
         let context = self.context()?.id;
-        match image.kernels.get() {
-            Some(kernels) if PREPARED.recall(context).is_some() => Ok(kernels),
-            _ => self.prepare(),
+        if kernel.family.prepared.recall(context).is_none() {
+            self.put_into_context(kernel.family)?;
         }
+        // cuLaunchKernel takes kernels and functions alike. In a context there are only kernels with a handle.
+        Ok(kernel.handle.get().map_or(ptr::null_mut(), |&handle| handle as CUfunction))
     }
 
     /// Loads what calls in this context need, down to every kernel.
-    #[cold]
-    pub fn prepare(&mut self) -> Result<&'static Kernels> {
-        let image = image(self.device.properties().compute_capability)?;
-        let context = self.current()?.id;
-        let kernels = match image.kernels.get() {
-            Some(kernels) => kernels,
-            None => self.load(image)?,
-        };
-        kernels.for_each(|kernel| self.put_into_context(kernel))?;
-        PREPARED.remember(context, 0);
-        Ok(kernels)
+    pub fn prepare(&mut self) -> Result<()> {
+        FAMILIES.iter().try_for_each(|family| self.put_into_context(family))
     }
 
-    fn load(&self, image: &'static Image) -> Result<&'static Kernels> {
+    #[cold]
+    fn put_into_context(&mut self, family: &'static Family) -> Result<()> {
+        supported(self.device.properties().compute_capability)?;
+        let context = self.current()?.id;
+        self.load(family)?;
+        for kernel in family.kernels() {
+            self.load_function(kernel)?;
+        }
+        family.prepared.remember(context, 0);
+        Ok(())
+    }
+
+    /// Gives every kernel of a family its handle, unless they have them.
+    fn load(&self, family: &'static Family) -> Result<()> {
         static LOADING: Mutex<()> = Mutex::new(());
         let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernels) = image.kernels.get() {
-            return Ok(kernels); // another thread was faster
+        if family.kernels().all(|kernel| kernel.handle.get().is_some()) {
+            return Ok(());
         }
         let driver = self.device.driver;
+        let mut handles = Vec::new();
+        handles
+            .try_reserve_exact(family.kernels().count())
+            .map_err(|_| error!(OutOfMemory, "a list of the kernels of {:?} could not be had", family.name))?;
         let mut library = ptr::null_mut();
-        // SAFETY: text that ends with a NUL, and no options.
+        // SAFETY: a fatbin that stays, which says its own size, and no options.
         let code = unsafe {
             (driver.functions.cuLibraryLoadData)(
                 &mut library,
-                image.ptx.as_ptr().cast(),
+                family.fatbin.as_ptr().cast(),
                 ptr::null_mut(),
                 ptr::null_mut(),
                 0,
@@ -160,27 +181,34 @@ impl Queue {
             )
         };
         driver.check(code, format_args!("cuLibraryLoadData on {}", self.device))?;
-        let kernels = Kernels::find(|name, a_block| {
-            let mut kernel: CUkernel = ptr::null_mut();
-            // SAFETY: a library that is loaded.
-            let code = unsafe { (driver.functions.cuLibraryGetKernel)(&mut kernel, library, name.as_ptr()) };
-            driver.check(code, format_args!("cuLibraryGetKernel of {}", name.to_string_lossy()))?;
-            Ok(Kernel { name, a_block, handle: kernel as usize })
-        })
-        .inspect_err(|_| {
-            // SAFETY: loaded above, and nobody has a kernel of it.
-            unsafe { (driver.functions.cuLibraryUnload)(library) };
-        })?;
-        Ok(image.kernels.get_or_init(|| kernels))
+        for kernel in family.kernels() {
+            handles.push(self.find(library, kernel).inspect_err(|_| {
+                // SAFETY: loaded above, and no kernel of it has a handle.
+                unsafe { (driver.functions.cuLibraryUnload)(library) };
+            })?);
+        }
+        for (kernel, handle) in family.kernels().zip(handles) {
+            kernel.handle.get_or_init(|| handle);
+        }
+        Ok(())
     }
 
-    /// Puts a kernel into the current context.
-    fn put_into_context(&self, kernel: Kernel) -> Result<()> {
+    fn find(&self, library: CUlibrary, kernel: &Kernel) -> Result<usize> {
+        let (driver, mut handle): (_, CUkernel) = (self.device.driver, ptr::null_mut());
+        // SAFETY: a library that is loaded, and a name that ends with a NUL.
+        let code = unsafe { (driver.functions.cuLibraryGetKernel)(&mut handle, library, kernel.name.as_ptr()) };
+        driver.check(code, format_args!("cuLibraryGetKernel of {}", kernel.name.to_string_lossy()))?;
+        Ok(handle as usize)
+    }
+
+    /// Puts a kernel that has its handle into the current context.
+    fn load_function(&self, kernel: &Kernel) -> Result<()> {
         let (driver, name) = (self.device.driver, kernel.name.to_string_lossy());
+        let handle = kernel.handle.get().map_or(ptr::null_mut(), |&handle| handle as CUkernel);
         let (mut function, mut registers) = (ptr::null_mut(), 0);
         // SAFETY: a kernel of a library that is never unloaded, and this context is current.
         unsafe {
-            let code = (driver.functions.cuKernelGetFunction)(&mut function, kernel.handle as CUkernel);
+            let code = (driver.functions.cuKernelGetFunction)(&mut function, handle);
             driver.check(code, format_args!("cuKernelGetFunction of {name}"))?;
             // Asking is what loads: drivers load lazily.
             let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
