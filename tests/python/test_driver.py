@@ -323,6 +323,45 @@ def test_kernels_that_are_not_there_leave_nothing_loaded():
     run(script)
 
 
+@pytest.mark.parametrize(
+    "code, words",
+    [
+        (221, ("CUDA_ERROR_JIT_COMPILER_NOT_FOUND", "machine code", "PTX compiler is not installed")),
+        (223, ("CUDA_ERROR_JIT_COMPILATION_DISABLED", "machine code", "CUDA_DISABLE_PTX_JIT")),
+    ],
+)
+def test_a_card_without_machine_code_and_without_a_compiler_is_told_so(code, words):
+    # Some drivers compile where a library is loaded, others where a kernel comes into a context.
+    script = f"""
+        for call in "cuLibraryLoadData", "cuKernelGetFunction", "cuFuncGetAttribute":
+            fail(**{{call: {code}}})
+            expect(lib.gc_prepare(DLDevice(CUDA, 0)), Status.CUDA, call, {code}, *{words})
+        fail()
+        assert lib.gc_prepare(DLDevice(CUDA, 0)) == 0
+    """
+    run(script)
+
+
+def test_a_family_is_loaded_once_and_put_into_each_context_when_it_is_first_used_there():
+    script = """
+        fake = driver()
+        src, dst = held(800), held(100)
+        arguments = byref(view(src, (800,))), 0, byref(view(dst, (1, 100))), None
+        counts = []
+        for id in 100, 101:
+            fake.fake_enter(0, id)
+            for _ in range(2):
+                before = fake.fake_calls()
+                assert lib.gc_pack_chunks_into(*arguments) == 0, last_error()
+                counts.append(fake.fake_calls() - before)
+            assert fake.fake_libraries() == 1
+            fake.fake_leave()
+        assert fake.fake_last_launch() == b"gc_pack_truth_u8"
+        assert counts[0] > counts[2] > 14 and counts[1] == counts[3] <= 3, counts
+    """
+    run(script)
+
+
 def test_memory_that_is_kept_is_given_back_when_there_is_none_left():
     script = """
         fake = driver()

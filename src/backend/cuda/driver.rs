@@ -23,7 +23,7 @@ use crate::{
 
 use super::reuse::Reuse;
 
-/// What the driver of CUDA 12.0 (525) calls itself: the first that reads our PTX.
+/// What the driver of CUDA 12.0 (525) calls itself: the first that reads our fatbins, and the PTX in them.
 const OLDEST: c_int = 12000;
 
 table! {
@@ -201,6 +201,13 @@ impl Driver {
         let name = if known { unsafe { CStr::from_ptr(name) } } else { c"an error of a newer driver" };
         let status = status_of(code);
         let consequence = match status {
+            _ if code == NO_COMPILER => {
+                "; the library has no machine code for this card, and the driver's PTX compiler is not installed"
+            }
+            _ if code == COMPILER_DISABLED => {
+                "; the library has no machine code for this card, and CUDA_DISABLE_PTX_JIT keeps the driver from \
+                 compiling PTX"
+            }
             Status::ContextLost => "; nothing on this context works any more, and its outputs are undefined",
             _ if matches!(code, 3 | 4) => "; CUDA does not work in a forked child, nor while a process ends",
             _ => "",
@@ -214,6 +221,10 @@ const NO_DEVICE: c_int = 100;
 pub const NOT_READY: c_int = 600;
 /// What is asked of the current context, where there is none.
 pub const INVALID_CONTEXT: c_int = 201;
+
+/// For a card without machine code in a fatbin the driver compiles PTX, unless its library for that is missing or disabled.
+const NO_COMPILER: c_int = 221;
+const COMPILER_DISABLED: c_int = 223;
 
 /// The status of an error code of the driver.
 fn status_of(code: c_int) -> Status {
