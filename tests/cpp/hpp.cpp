@@ -305,8 +305,8 @@ static void the_rest()
     gradcodec::set_threads(0);
     const std::string_view fatbin = gradcodec::builtin_kernels("bits");
     HOLD(fatbin.size() > 1000 && fatbin.substr(0, 4) == "\x50\xed\x55\xba");
-    const gc_kernel_shape_t shape = gradcodec::builtin_kernel_shape("gc_unpack_u8", 90);
-    HOLD(shape.threads > 0 && shape.items_per_block > 0 && shape.struct_size == sizeof shape);
+    const gc_kernel_shape_t launch = gradcodec::builtin_kernel_shape("gc_unpack_u8", 90);
+    HOLD(launch.threads > 0 && launch.items_per_block > 0 && launch.struct_size == sizeof launch);
     HOLD(gradcodec::capsule_destructor == &gc_capsule_destructor);
     const std::vector<int64_t> shape{3, 5};
     const Tensor empty = gradcodec::tensor_empty(gradcodec::cpu, gradcodec::bfloat16, shape);
