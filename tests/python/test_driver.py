@@ -215,6 +215,8 @@ def test_what_is_kept_stays_within_a_share_of_the_card_and_the_largest_goes_firs
 def test_calls_into_memory_of_the_caller_give_back_what_is_beyond_the_bound_few_blocks_each():
     script = """
         fake = driver()
+        lib.gc_tensor_free(held(1000))
+        assert lib.gc_trim(DLDevice(CUDA, 0)) == 0  # how the driver frees is known from here on
         src, dst = held(800), held(100)
         packing = byref(view(src, (800,))), 0, byref(view(dst, (1, 100))), None
         assert lib.gc_pack_chunks_into(*packing) == 0
@@ -238,11 +240,14 @@ def test_a_refusal_for_want_of_memory_waits_for_what_another_thread_has_in_its_h
     script = """
         import threading
         fake = driver()
-        for _ in range(3):
-            lib.gc_tensor_free(held(300 << 20))  # pending: worth a fence
+        lib.gc_tensor_free(held(1000))
+        assert lib.gc_trim(DLDevice(CUDA, 0)) == 0  # how the driver frees is known from here on
+        filler = held(15 << 30)
+        for tensor in [held(240 << 20), held(240 << 20)]:
+            lib.gc_tensor_free(tensor)  # pending: worth a fence, and within the bound
         fake.fake_hold_frees(1)
         made = []
-        threads = [threading.Thread(target=lambda size=size: made.append(held(size))) for size in (10 << 20, 900 << 20)]
+        threads = [threading.Thread(target=lambda size=size: made.append(held(size))) for size in (10 << 20, 700 << 20)]
         threads[0].start()
         while not fake.fake_held():
             pass
@@ -253,10 +258,44 @@ def test_a_refusal_for_want_of_memory_waits_for_what_another_thread_has_in_its_h
         for thread in threads:
             thread.join()
         assert len(made) == 2
-        for tensor in made:
+        for tensor in (filler, *made):
             lib.gc_tensor_free(tensor)
     """
-    run(script, FAKE_MEMORY=1 << 30)
+    run(script, FAKE_MEMORY=16 << 30)
+
+
+def test_where_freeing_does_not_wait_nothing_is_used_again():
+    script = """
+        fake = driver()
+        addresses = [held(1000).contents.dl_tensor.data]  # stays
+        for _ in range(200):
+            tensor = held(1000)
+            dst, stream = view(tensor, (1, 100)), fake.fake_stream(0)
+            src = held(800)
+            assert lib.gc_pack_chunks_into(byref(view(src, (800,))), 0, byref(dst), ctypes.c_void_p(stream)) == 0
+            lib.gc_tensor_free(tensor)
+            lib.gc_tensor_free(src)
+        assert fake.fake_allocations() >= 401 and fake.fake_frees() == 1, "the probe's alone"
+        waits = fake.fake_waits()
+        assert lib.gc_trim(DLDevice(CUDA, 0)) == 0, last_error()  # waits, and frees what nobody uses then
+        assert fake.fake_waits() > waits and fake.fake_in_use(0) == 1024
+    """
+    run(script, FAKE_FREE="does not wait")
+
+
+def test_the_first_fence_of_a_context_tries_whether_freeing_waits():
+    script = """
+        fake = driver()
+        for _ in range(2):
+            lib.gc_tensor_free(held(300 << 20))
+            held(300 << 20)
+            assert fake.fake_last_launch() == b"gc_hold" and fake.fake_launches() == 1, "once"
+        fake.fake_enter(0, 100)
+        lib.gc_tensor_free(held(300 << 20))
+        held(300 << 20)
+        assert fake.fake_launches() == 2, "and in another context"
+    """
+    run(script)
 
 
 def test_memory_of_a_context_that_is_gone_is_forgotten_once_its_place_is_taken():

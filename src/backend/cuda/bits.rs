@@ -14,19 +14,17 @@ use crate::{
     tensor::{Dtype, View},
 };
 
-use super::{module::BITS, queue::Queue};
+use super::{
+    module::{BITS, Kernel},
+    queue::Queue,
+};
 
 /// Writes the bits of the elements of `src` to the bytes of `dst`. `plan` was made from these two views.
 pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     let elements = src.data().wrapping_offset(plan.start as isize);
-    if is_contiguous(plan, elements) {
-        let dtype = src.dtype();
-        let kernel = match (dtype.is_float(), dtype.size) {
-            (false, size) => &BITS.pack_truth[size.ilog2() as usize],
-            (true, 2) if dtype == Dtype::BF16 => &BITS.pack_signs[1],
-            (true, 2) => &BITS.pack_signs[0],
-            (true, size) => &BITS.pack_signs[size.ilog2() as usize],
-        };
+    if is_contiguous(plan, elements)
+        && let Some(kernel) = contiguous_packing(rule)
+    {
         let (mut src, mut dst, mut order) = (elements, dst.data(), plan.order as u32);
         let (mut count, mut bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
         let mut arguments = [
@@ -76,6 +74,16 @@ pub fn unpack(queue: &mut Queue, plan: &BitPlan, one: OnePattern, src: &View<'_>
     let mut arguments = [ptr::from_mut(&mut strided).cast()];
     // SAFETY: the kernel's argument, made of the plan of these views, over memory that their makers vouched for.
     unsafe { queue.launch(&BITS.strided[1], items, &mut arguments) }
+}
+
+/// The contiguous kernel that packs by this rule, if there is one.
+fn contiguous_packing(rule: BitRule) -> Option<&'static Kernel> {
+    const SIGNS: [Dtype; 4] = [Dtype::F16, Dtype::BF16, Dtype::F32, Dtype::F64];
+    if (rule.first_zero, rule.span) == (0, 0) {
+        return BITS.pack_truth.get(rule.size.ilog2() as usize);
+    }
+    let signs = SIGNS.iter().position(|&dtype| BitRule::not_below_zero(dtype) == rule)?;
+    BITS.pack_signs.get(signs)
 }
 
 /// Whether the contiguous kernels can do it: both sides are one run of memory, and elements lie at multiples of their size.
@@ -160,5 +168,28 @@ impl Strided {
             *place = StridedLoop { count, element_stride, byte_stride };
         }
         strided
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_goes_to_the_kernel_that_keeps_it_or_to_none() {
+        let signs = BitRule::not_below_zero;
+        for (rule, expected) in [
+            (BitRule::nonzero(Dtype::BOOL), Some(c"gc_pack_truth_u8")),
+            (BitRule { size: 8, first_zero: 0, span: 0 }, Some(c"gc_pack_truth_u64")),
+            (signs(Dtype::F16), Some(c"gc_pack_signs_f16")),
+            (signs(Dtype::BF16), Some(c"gc_pack_signs_bf16")),
+            (signs(Dtype::F32), Some(c"gc_pack_signs_f32")),
+            (signs(Dtype::F64), Some(c"gc_pack_signs_f64")),
+            (BitRule { size: 1, first_zero: 0x80, span: 0x7f }, None),
+            (BitRule { size: 4, first_zero: 0, span: 1 }, None),
+            (BitRule { span: 5, ..signs(Dtype::F32) }, None),
+        ] {
+            assert_eq!(contiguous_packing(rule).map(|kernel| kernel.name), expected, "{rule:?}");
+        }
     }
 }

@@ -200,22 +200,26 @@ impl Driver {
         // SAFETY: a name is text of the driver's that stays.
         let name = if known { unsafe { CStr::from_ptr(name) } } else { c"an error of a newer driver" };
         let status = status_of(code);
-        let consequence = match status {
-            _ if code == NO_COMPILER => {
+        let consequence = match code {
+            NOT_INITIALIZED | DEINITIALIZED => "; CUDA does not work in a forked child, nor while a process ends",
+            NO_COMPILER => {
                 "; the library has no machine code for this card, and the driver's PTX compiler is not installed"
             }
-            _ if code == COMPILER_DISABLED => {
+            COMPILER_DISABLED => {
                 "; the library has no machine code for this card, and CUDA_DISABLE_PTX_JIT keeps the driver from \
                  compiling PTX"
             }
-            Status::ContextLost => "; nothing on this context works any more, and its outputs are undefined",
-            _ if matches!(code, 3 | 4) => "; CUDA does not work in a forked child, nor while a process ends",
+            _ if status == Status::ContextLost => {
+                "; nothing on this context works any more, and its outputs are undefined"
+            }
             _ => "",
         };
         Error::new(status, format_args!("{call}: {} ({code}){consequence}", name.to_string_lossy()))
     }
 }
 
+const NOT_INITIALIZED: c_int = 3;
+const DEINITIALIZED: c_int = 4;
 const NO_DEVICE: c_int = 100;
 /// Of a stream that has not done its work.
 pub const NOT_READY: c_int = 600;

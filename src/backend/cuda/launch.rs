@@ -2,7 +2,10 @@
 
 use std::{ffi::c_void, ptr};
 
-use crate::error::{Result, error};
+use crate::{
+    backend::Stream,
+    error::{Result, error},
+};
 
 use super::{
     module::{Kernel, LaunchShape},
@@ -18,12 +21,27 @@ impl Queue {
     /// # Safety
     /// `arguments` are the kernel's, in order and of its types, and describe memory that it may use until it is done.
     pub(super) unsafe fn launch(&mut self, kernel: &Kernel, items: u64, arguments: &mut [*mut c_void]) -> Result<()> {
+        self.keep_within_bound()?;
+        // SAFETY: the caller's promise; the stream is this call's.
+        unsafe { self.launch_on(self.stream, kernel, items, arguments) }
+    }
+
+    /// The same on another stream of this context.
+    ///
+    /// # Safety
+    /// As for [`Queue::launch`], and the stream is alive.
+    pub(super) unsafe fn launch_on(
+        &mut self,
+        stream: Stream,
+        kernel: &Kernel,
+        items: u64,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
         let LaunchShape { threads, items_per_block, shared_bytes } = kernel.shape;
         let blocks = items.div_ceil(items_per_block.into());
         if blocks > MOST_BLOCKS {
             return Err(error!(SizeOverflow, "{blocks} blocks are more than the {MOST_BLOCKS} of one launch"));
         }
-        self.keep_within_bound()?;
         let function = self.ready(kernel)?;
         // SAFETY: the kernel is in this context, and the context is current or the stream's own; the rest is the
         // caller's promise.
@@ -37,13 +55,15 @@ impl Queue {
                 1,
                 1,
                 shared_bytes,
-                self.stream.as_ptr().cast(),
+                stream.as_ptr().cast(),
                 arguments.as_mut_ptr(),
                 ptr::null_mut(),
             )
         };
         self.device
             .driver
-            .check(code, format_args!("cuLaunchKernel of {} on {}", kernel.name.to_string_lossy(), self.device))
+            .check(code, format_args!("cuLaunchKernel of {} on {}", kernel.name.to_string_lossy(), self.device))?;
+        kernel.is_in(self.context()?.id);
+        Ok(())
     }
 }

@@ -11,18 +11,30 @@
 //!
 //! Blocks come from cuMemAlloc, never from a pool of the driver's, so that other processes can be given them.
 
+use std::ptr;
+
 use crate::{
+    backend::Stream,
     error::{Result, Status},
     tensor::Owner,
 };
 
 use super::{
+    context::Remembered,
+    driver::NOT_READY,
+    module::HOLD,
     queue::Queue,
     reuse::{Block, Reuse, SMALLEST, Taken, capacity_for},
 };
 
 /// The most blocks that a call frees to keep within the bound.
 const FREES_A_CALL: usize = 8;
+
+/// How long a stream is kept at work to try whether cuMemFree waits for it: many times what that takes otherwise.
+const HELD_NANOSECONDS: u64 = 5_000_000;
+
+/// Of each context, whether cuMemFree waits there for all that runs: 1 if so.
+static FREEING_WAITS: Remembered = Remembered::nothing();
 
 /// How often a call that finds no memory waits for another thread, which may have some in its hands.
 const MOST_WAITS: usize = 16;
@@ -117,23 +129,31 @@ impl Queue {
         while freed < most
             && let Some(mut taken) = self.reuse().take_largest(context)
         {
-            self.current()?;
-            self.free_largest(&mut taken)?;
+            self.free_largest(&mut taken, context)?;
             freed += 1;
         }
         Ok(freed > 0)
     }
 
-    fn free_largest(&self, taken: &mut Taken) -> Result<()> {
+    fn free_largest(&mut self, taken: &mut Taken, context: u64) -> Result<()> {
         if let Some(&Block { address, .. }) = taken.largest() {
+            if !self.freeing_waits(context)? {
+                // SAFETY: a context is current.
+                let code = unsafe { (self.device.driver.functions.cuCtxSynchronize)() };
+                self.device.driver.check(code, format_args!("cuCtxSynchronize on {}", self.device))?;
+            }
             self.free(address)?;
             taken.forget(address);
         }
         Ok(())
     }
 
-    /// Waits until all work of the context that was enqueued before is done: then what is pending now is ready.
+    /// Waits until all work of the context that was enqueued before is done: then what is pending now is ready. Where
+    /// nothing is known to wait for that without breaking captures, nothing becomes ready.
     fn fence(&mut self, context: u64) -> Result<()> {
+        if !self.freeing_waits(context)? {
+            return Ok(());
+        }
         let mut taken = self.reuse().take_pending(context);
         let mut block = Block::new(SMALLEST, context, self.reuse())?;
         match self.allocate_anew(SMALLEST, SMALLEST) {
@@ -144,10 +164,52 @@ impl Queue {
                 taken.forget(address);
             }
             // Not even for that: then any block will do, for there are many.
-            Err(failure) if failure.status == Status::OutOfMemory => self.free_largest(&mut taken)?,
+            Err(failure) if failure.status == Status::OutOfMemory => self.free_largest(&mut taken, context)?,
             Err(failure) => return Err(failure),
         }
         taken.are_ready();
         Ok(())
+    }
+
+    /// Whether cuMemFree waits for all work of this context. Tried when it is first asked.
+    fn freeing_waits(&mut self, context: u64) -> Result<bool> {
+        self.current()?;
+        match FREEING_WAITS.recall(context) {
+            Some(waits) => Ok(waits == 1),
+            None => self.probe(context),
+        }
+    }
+
+    /// Keeps a stream of its own at work, frees some memory, and looks whether the stream is still at work.
+    fn probe(&mut self, context: u64) -> Result<bool> {
+        const NON_BLOCKING: u32 = 1;
+        let address = match self.allocate_anew(SMALLEST, SMALLEST) {
+            Err(failure) if failure.status == Status::OutOfMemory => return Ok(false), // this time
+            outcome => outcome?,
+        };
+        let mut block = Block::new(SMALLEST, context, self.reuse())?;
+        block.address = address;
+        let mut taken = self.reuse().take_none();
+        taken.add(block);
+        let (driver, mut stream) = (self.device.driver, ptr::null_mut());
+        // SAFETY: a context is current, and the place outlives the call.
+        let code = unsafe { (driver.functions.cuStreamCreate)(&mut stream, NON_BLOCKING) };
+        driver.check(code, format_args!("cuStreamCreate on {}", self.device))?;
+        let mut nanoseconds = HELD_NANOSECONDS;
+        let mut arguments = [ptr::from_mut(&mut nanoseconds).cast()];
+        // SAFETY: the kernel's argument, and the stream made above.
+        let launched = unsafe { self.launch_on(Stream::from_raw(stream.cast()), &HOLD[0], 1, &mut arguments) };
+        let freed = launched.and_then(|()| self.free(address));
+        // SAFETY: the stream is alive until it is destroyed, and its work goes on to its end.
+        let (code, destroyed) =
+            unsafe { ((driver.functions.cuStreamQuery)(stream), (driver.functions.cuStreamDestroy_v2)(stream)) };
+        freed?;
+        taken.forget(address);
+        if code != NOT_READY {
+            driver.check(code, format_args!("cuStreamQuery on {}", self.device))?;
+        }
+        driver.check(destroyed, format_args!("cuStreamDestroy on {}", self.device))?;
+        FREEING_WAITS.remember(context, usize::from(code == 0));
+        Ok(code == 0)
     }
 }

@@ -34,13 +34,22 @@ pub struct Kernel {
     family: &'static Family,
     /// A CUkernel, from when its family is loaded.
     handle: OnceLock<usize>,
+    /// The contexts in which it is, so that no launch there loads it.
+    contexts: Remembered,
 }
 
 impl Kernel {
     /// A kernel whose blocks have 256 threads and no shared memory.
     const fn of(family: &'static Family, name: &'static CStr, items_per_block: u32) -> Self {
         let shape = LaunchShape { threads: 256, items_per_block, shared_bytes: 0 };
-        Self { name, shape, family, handle: OnceLock::new() }
+        Self { name, shape, family, handle: OnceLock::new(), contexts: Remembered::nothing() }
+    }
+
+    /// Remembers that it was launched in a context, and so is there.
+    pub fn is_in(&self, context: u64) {
+        if self.contexts.recall(context).is_none() {
+            self.contexts.remember(context, 0);
+        }
     }
 }
 
@@ -51,8 +60,6 @@ pub struct Family {
     /// Those that kernels/README.md lists: names, arguments and what they count never change.
     promised: &'static [&'static [Kernel]],
     internal: &'static [&'static [Kernel]],
-    /// The contexts in which every kernel is.
-    prepared: Remembered,
 }
 
 impl Family {
@@ -66,15 +73,24 @@ impl Family {
 struct Aligned<T>(T);
 
 /// All families.
-pub static FAMILIES: [&Family; 1] = [&BITS_FAMILY];
+pub static FAMILIES: [&Family; 2] = [&BITS_FAMILY, &PROBE_FAMILY];
 
 static BITS_FAMILY: Family = Family {
     name: c"bits",
     fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/bits.fatbin")).0,
     promised: &[&BITS.pack_truth, &BITS.pack_signs, &BITS.unpack],
     internal: &[&BITS.strided],
-    prepared: Remembered::nothing(),
 };
+
+static PROBE_FAMILY: Family = Family {
+    name: c"probe",
+    fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/probe.fatbin")).0,
+    promised: &[],
+    internal: &[&HOLD],
+};
+
+/// The kernel of kernels/probe.cu.
+pub static HOLD: [Kernel; 1] = [Kernel::of(&PROBE_FAMILY, c"gc_hold", 1)];
 
 /// The kernels of kernels/bits.cu.
 pub static BITS: Bits = Bits {
@@ -126,12 +142,18 @@ fn supported(compute_capability: i32) -> Result<()> {
 }
 
 impl Queue {
-    /// A kernel for launches on this device. The first call in a context puts the whole family there, which waits for all
-    /// that runs in it: no later launch has to.
+    /// A kernel for launches on this device. Where it is not in the context yet, its family is put there, which waits for
+    /// all that runs in it. But a context that a stream brings along need not be current, and so is not made so: there the
+    /// launch itself loads the kernel, in a capture mode in which that disturbs nobody.
     pub(super) fn ready(&mut self, kernel: &Kernel) -> Result<CUfunction> {
         let context = self.context()?.id;
-        if kernel.family.prepared.recall(context).is_none() {
-            self.put_into_context(kernel.family)?;
+        if kernel.contexts.recall(context).is_none() {
+            if self.stream.created().is_some() {
+                self.relax()?;
+                self.load(kernel.family)?;
+            } else {
+                self.put_into_context(kernel.family)?;
+            }
         }
         // cuLaunchKernel takes kernels and functions alike. In a context there are only kernels with a handle.
         Ok(kernel.handle.get().map_or(ptr::null_mut(), |&handle| handle as CUfunction))
@@ -144,18 +166,18 @@ impl Queue {
 
     #[cold]
     fn put_into_context(&mut self, family: &'static Family) -> Result<()> {
-        supported(self.device.properties().compute_capability)?;
         let context = self.current()?.id;
         self.load(family)?;
         for kernel in family.kernels() {
             self.load_function(kernel)?;
+            kernel.is_in(context);
         }
-        family.prepared.remember(context, 0);
         Ok(())
     }
 
     /// Gives every kernel of a family its handle, unless they have them.
     fn load(&self, family: &'static Family) -> Result<()> {
+        supported(self.device.properties().compute_capability)?;
         static LOADING: Mutex<()> = Mutex::new(());
         let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
         if family.kernels().all(|kernel| kernel.handle.get().is_some()) {

@@ -45,10 +45,16 @@ impl Queue {
     /// loading, allocating, freeing and waiting.
     pub(super) fn current(&mut self) -> Result<&mut Context> {
         self.context()?.make_current()?;
+        self.relax()?;
+        self.context()
+    }
+
+    /// Begins the capture mode in which what is not a launch disturbs no capture.
+    pub(super) fn relax(&mut self) -> Result<()> {
         if self.relaxed.is_none() {
             self.relaxed = Some(Relaxed::begin(self.device.driver)?);
         }
-        self.context()
+        Ok(())
     }
 
     /// Waits until what this call enqueued on the legacy stream is done.

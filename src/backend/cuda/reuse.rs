@@ -157,6 +157,11 @@ impl Reuse {
         Some(self.taken(&mut kept, blocks))
     }
 
+    /// Takes no block out: some are to be added.
+    pub fn take_none(&'static self) -> Taken {
+        self.taken(&mut self.lock(), List(None))
+    }
+
     /// Takes all pending blocks of a context out, until a fence has passed.
     pub fn take_pending(&'static self, context: u64) -> Taken {
         let (mut kept, mut blocks) = (self.lock(), List(None));
