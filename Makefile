@@ -120,10 +120,12 @@ test-python: $(LIBRARY) $(VENV)/ready $(BUILD)/tests/driver/libcuda.so.1 $(BUILD
 
 # CUDA drivers without a card, for what ours does with a driver's answers; the old one is of before 12.0. They have
 # the kernels whose names stand in the sources.
-KERNEL_NAMES = $(sort $(shell grep -oh 'gc_[a-z0-9_]*' kernels/*.cu))
-$(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1: tests/driver/libcuda.c $(wildcard kernels/*.cu)
+KERNEL_SOURCES = $(wildcard kernels/*.cu)
+KERNEL_NAMES = $(sort $(shell grep -oh 'gc_[a-z0-9_]*' $(KERNEL_SOURCES)))
+$(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1: tests/driver/libcuda.c $(KERNEL_SOURCES)
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DKERNELS="$(KERNEL_NAMES)"' -shared -fPIC $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< -o $@
+	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DKERNELS="$(KERNEL_NAMES)"' -shared -fPIC \
+	    $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< -o $@
 
 test-install: $(LIBRARY) $(VENV)/ready
 	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/install.sh $(BUILD)/install "$(CC)"

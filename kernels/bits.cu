@@ -231,16 +231,16 @@ UNPACK(gc_unpack_u64, u64)
 
 // ---- Any strides, for the library alone
 //
-// A thread packs one byte, or unpacks one byte's elements and writes nothing beside them: rows * bytes threads for packing,
-// rows * ceil(elements / 8) for unpacking.
+// A thread packs one byte, or unpacks one byte's elements and writes nothing beside them: rows * bytes threads for
+// packing, rows * ceil(elements / 8) for unpacking.
 
 struct gc_loop {
     long long count, element_stride, byte_stride;
 };
 
-// As the host lays it out: Strided in src/backend/cuda/bits.rs. Each set of loops is nested, outermost first; the product of
-// its counts is `rows`, `elements` or `bytes`; where that is 0 or 1 there may be none. Strides are in bytes and may be
-// negative or 0; row loops use both, the others their own.
+// As the host lays it out: Strided in src/backend/cuda/bits.rs. Each set of loops is nested, outermost first; the
+// product of its counts is `rows`, `elements` or `bytes`; where that is 0 or 1 there may be none. Strides are in bytes
+// and may be negative or 0; row loops use both, the others their own.
 struct gc_strided_plan {
     const unsigned char *src;           // the first element, and the first byte: one is read, the other written
     unsigned char *dst;
@@ -249,8 +249,8 @@ struct gc_strided_plan {
     u64 one;                            // unpacking: the bit pattern of 1
     unsigned size, order;               // bytes of an element: 1, 2, 4 or 8
     unsigned aligned;                   // 1: every element's address is a multiple of its size
-    unsigned rows_first;                // 1: neighbouring threads take neighbouring rows, 0: neighbouring bytes of a row;
-                                        // the wrong choice costs a factor of three to ten
+    unsigned rows_first;                // neighbouring threads take: 1: neighbouring rows, 0: bytes of a row; the
+                                        // wrong choice costs a factor of three to ten
     unsigned n_row_loops, n_element_loops, n_byte_loops, reserved;
     gc_loop loops[124];                 // those over rows, then over a row's elements, then over its bytes
 };

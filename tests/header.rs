@@ -71,8 +71,8 @@ fn declarations(sources: &[&str]) -> String {
     with_typedefs(&tidy(String::from_utf8(text).unwrap().trim_matches('\n'))) + "\n"
 }
 
-/// Our structs with a typedef of the same name, by which all else calls them. No style of cbindgen's does that and leaves
-/// the enums plain.
+/// Our structs with a typedef of the same name, by which all else calls them. No style of cbindgen's does that and
+/// leaves the enums plain.
 fn with_typedefs(text: &str) -> String {
     let (mut lines, mut open) = (Vec::new(), None);
     for line in text.lines() {
@@ -99,7 +99,8 @@ fn a_struct_has_a_typedef_and_goes_by_it() {
     let text = "struct gc_a_t;\n\nstruct gc_x_t {\n    struct gc_a_t *of;\n};\n\nenum gc_e {\n    GC_E,\n};\n\
                 void gc_f(const struct gc_x_t *x,\n          struct DLManagedTensorVersioned *y);";
     let expected = "typedef struct gc_a_t gc_a_t;\n\ntypedef struct gc_x_t {\n    gc_a_t *of;\n} gc_x_t;\n\n\
-                    enum gc_e {\n    GC_E,\n};\nvoid gc_f(const gc_x_t *x,\n          struct DLManagedTensorVersioned *y);";
+                    enum gc_e {\n    GC_E,\n};\n\
+         void gc_f(const gc_x_t *x,\n          struct DLManagedTensorVersioned *y);";
     assert_eq!(with_typedefs(text), expected);
 }
 

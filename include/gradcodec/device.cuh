@@ -14,9 +14,9 @@
 //         if (i < n) weight[i] += gradcodec::load_bit(bits, i, gradcodec::ORDER_BIG) ? 0.1f : -0.1f;
 //     }
 //
-// store_bit() is for a whole warp. A lane that has returned before, as after `if (i >= n) return;`, makes the behaviour of
-// the others undefined: results may be wrong, or the kernel may hang. Let every lane come to it; those with i >= n store
-// nothing. load_bit() is for any lane, alone.
+// store_bit() is for a whole warp. A lane that has returned before, as after `if (i >= n) return;`, makes the behaviour
+// of the others undefined: results may be wrong, or the kernel may hang. Let every lane come to it; those with i >= n
+// store nothing. load_bit() is for any lane, alone.
 //
 // A *word* here is 32 bits of which the first is the least significant. Words are what lanes exchange; in_order() turns
 // one into the four bytes that lie in memory, in either order.
@@ -96,8 +96,8 @@ __device__ __forceinline__ unsigned bytes_of_bits(unsigned bits) {
     return ((bits & 0xf) * 0x00204081u) & 0x01010101u;
 }
 
-// ---- A warp at work: all 32 lanes call together, with the same `order`. No lane may have returned before. Blocks of one
-// dimension, a multiple of 32 threads.
+// ---- A warp at work: all 32 lanes call together, with the same `order`. No lane may have returned before. Blocks of
+// one dimension, a multiple of 32 threads.
 
 // Lane i's bit is bit i of the word that every lane receives.
 __device__ __forceinline__ unsigned pack_warp(bool bit) {

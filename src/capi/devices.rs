@@ -20,9 +20,9 @@ use super::{
 
 /// Does up front what the first calls on a device would do: finds the driver, makes the device's primary context unless
 /// your current one is on the device, and loads all kernels into it. That takes a millisecond or two where the library
-/// has machine code for the device (see gc_builtin_kernels()), and up to a second where the driver compiles it. Call it
-/// before a first `_into` inside a graph capture, in the context that captures. Other threads may be capturing meanwhile.
-/// For a CPU: counts the CPUs and chooses the instruction set.
+/// has machine code for the device (see gc_builtin_kernels()), and up to a second where the driver compiles it. Call
+/// it before a first `_into` inside a graph capture, in the context that captures. Other threads may be capturing
+/// meanwhile. For a CPU: counts the CPUs and chooses the instruction set.
 ///
 /// UNSUPPORTED_DEVICE: also a compute capability below 7.5.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
@@ -83,8 +83,8 @@ pub struct gc_kernel_shape_t {
     pub reserved: [u32; 3],
 }
 
-/// The launch shape of a kernel on cards of a compute capability. Needs no driver. Ask for it in the program that launches
-/// the kernel: it may be another in the next version.
+/// The launch shape of a kernel on cards of a compute capability. Needs no driver. Ask for it in the program that
+/// launches the kernel: it may be another in the next version.
 ///
 /// `kernel`: its name, one of those in kernels/README.md. `compute_capability`: that of the device, 90 for 9.0. `out`:
 /// you set struct_size, the other fields are written.

@@ -57,7 +57,8 @@ def facts_of(line):
     elif match := re.match(r"(typedef )?(struct \w+|struct) {", line):
         name = name[1] if match[1] else match[2].split()[1]
         type = name if match[1] else match[2]
-        fields = [(re.search(r"\(\*(\w+)|(\w+)(\[\d+\])?$", field), field) for field in re.findall(r"\s*([^;]+);", body)]
+        fields = re.findall(r"\s*([^;]+);", body)
+        fields = [(re.search(r"\(\*(\w+)|(\w+)(\[\d+\])?$", field), field) for field in fields]
         fields = [(found[1] or found[2], nameless(field + ";")) for found, field in fields]
         # Structs of options grow at the end (docs/ABI.md), so how large they are is no promise.
         yield f"{'OPTIONS' if fields[0][0] == 'struct_size' else 'STRUCT'}({name}, {type})"

@@ -11,7 +11,7 @@
  *   FAKE_MEMORY    bytes a device has, unlimited unless said
  *   FAKE_FREE      "does not wait": cuMemFree returns while work is unfinished
  *
- * -DKERNELS="..." has the names of the kernels that there are, separated by blanks: a compressed fatbin does not show them.
+ * -DKERNELS="..." has the names of the kernels, separated by blanks: a compressed fatbin does not show them.
  * -DWITHOUT_LIBRARIES leaves out what drivers before 12.0 do not have. fake_...() at the end are for the tests. */
 #include <stdatomic.h>
 #include <stdint.h>

@@ -5,7 +5,7 @@
 //     g++ -std=c++17 -O1 -Iinclude -fsanitize=address,alignment -fno-sanitize-recover=alignment tests/kernels/emulate.cpp
 //         -Ltarget/release -lgradcodec
 //
-// The library says how it launches each kernel: those shapes are tried, too.
+// The library says how it launches each kernel: those shapes are tried, and compared with what a block does.
 //
 // A lane is a context of its own. Lanes run one after the other up to their next exchange (a shuffle or a ballot), where
 // each leaves its value and finds those of all others when it goes on.
@@ -192,7 +192,7 @@ static T some_pattern() {
     }
 }
 
-// As the library launches it: where its blocks do not fit the kernel, results are wrong.
+// As the library launches it.
 static gc_kernel_shape_t shape_of(const char *name) {
     gc_kernel_shape_t shape = {};
     shape.struct_size = sizeof shape;
@@ -203,10 +203,25 @@ static gc_kernel_shape_t shape_of(const char *name) {
     return shape;
 }
 
+// That the first of several blocks works on as many items as the library says. `written`: bytes of an item of `dst`.
+template <typename Launch>
+static void a_block_does_its_items(const char *name, const gc_kernel_shape_t &shape, const Memory &dst, u64 written,
+                                   u64 all, Launch block) {
+    launch(1, shape.threads, block);
+    u64 items = 0;
+    while (items < all && dst.bytes[items * written] != 0xa5) items++;
+    count(name, items == shape.items_per_block, items, shape.items_per_block, 0);
+}
+
 template <typename T, typename Kernel, typename Model>
 static void pack_matches(const char *name, Kernel pack, Model bit, unsigned rounds) {
     const gc_kernel_shape_t shape = shape_of(name);
-    const u64 a_block = shape.items_per_block;
+    const u64 a_block = shape.items_per_block, all = 3 * a_block;
+    Memory zeros(0, all * 8 * sizeof(T)), packed(0, all);
+    memset(zeros.bytes, 0, all * 8 * sizeof(T));
+    a_block_does_its_items(name, shape, packed, 1, all, [&] {
+        pack(reinterpret_cast<T *>(zeros.bytes), packed.bytes, all * 8, all, 0);
+    });
     for (unsigned round = 0; round < rounds; round++) {
         const u64 offset = random(2) ? random(140) : 0;
         // A fourth of the time whole tiles and hardly more.
@@ -233,7 +248,12 @@ static void pack_matches(const char *name, Kernel pack, Model bit, unsigned roun
 template <typename T, typename Kernel>
 static void unpack_matches(const char *name, Kernel unpack, T one, unsigned rounds) {
     const gc_kernel_shape_t shape = shape_of(name);
-    const u64 a_block = shape.items_per_block;
+    const u64 a_block = shape.items_per_block, all = 3 * a_block;
+    Memory zeros(0, all / 8), unpacked(0, all * sizeof(T));
+    memset(zeros.bytes, 0, all / 8);
+    a_block_does_its_items(name, shape, unpacked, sizeof(T), all, [&] {
+        unpack(zeros.bytes, reinterpret_cast<T *>(unpacked.bytes), all, all / 8, one, 0);
+    });
     for (unsigned round = 0; round < rounds; round++) {
         const u64 offset = (random(2) ? random(140) : 0) * sizeof(T);
         const u64 tiles = a_block * (1 + random(2)) + Memory(offset, 0).head(sizeof(T));

@@ -63,6 +63,9 @@ class Out:
             self.memory[0] = struct_size
         self.before = bytes(self.memory)
 
+    def __repr__(self):
+        return f"Out({[*self.memory]})"
+
     def untouched(self):
         return bytes(self.memory) == self.before
 

@@ -226,7 +226,7 @@ pub const NOT_READY: c_int = 600;
 /// What is asked of the current context, where there is none.
 pub const INVALID_CONTEXT: c_int = 201;
 
-/// For a card without machine code in a fatbin the driver compiles PTX, unless its library for that is missing or disabled.
+/// For a card without machine code in a fatbin the driver compiles PTX, unless what it does so with is missing or off.
 const NO_COMPILER: c_int = 221;
 const COMPILER_DISABLED: c_int = 223;
 

@@ -151,10 +151,11 @@ impl Queue {
     /// Waits until all work of the context that was enqueued before is done: then what is pending now is ready. Where
     /// nothing is known to wait for that without breaking captures, nothing becomes ready.
     fn fence(&mut self, context: u64) -> Result<()> {
+        // Taken out first of all, so that no other thread waits for the same.
+        let mut taken = self.reuse().take_pending(context);
         if !self.freeing_waits(context)? {
             return Ok(());
         }
-        let mut taken = self.reuse().take_pending(context);
         let mut block = Block::new(SMALLEST, context, self.reuse())?;
         match self.allocate_anew(SMALLEST, SMALLEST) {
             Ok(address) => {

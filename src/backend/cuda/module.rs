@@ -126,7 +126,8 @@ pub struct Bits {
     pub strided: [Kernel; 2],
 }
 
-/// The launch shape of a kernel on cards of a compute capability (90: 9.0); None if kernels/README.md lists no such kernel.
+/// The launch shape of a kernel on cards of a compute capability (90: 9.0); None for those that kernels/README.md
+/// does not list.
 pub fn launch_shape(kernel: &CStr, compute_capability: i32) -> Result<Option<LaunchShape>> {
     supported(compute_capability)?;
     let mut promised = FAMILIES.iter().flat_map(|family| family.promised.iter().copied().flatten());
