@@ -1,6 +1,6 @@
 //! What the operations mean: shapes, sizes and refusals, and which of a device's functions does the work. No FFI here.
 //!
-//! Every operation goes the same way: it checks, opens the [`Queue`] of its device, makes a plan of the checked views, and
+//! Every operation goes the same way: it checks, opens the queue of its device, makes a plan of the checked views, and
 //! matches on the queue to choose the backend's function.
 #![forbid(unsafe_code)]
 
