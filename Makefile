@@ -59,14 +59,20 @@ header:
 	GRADCODEC_WRITE=1 $(CARGO) test --quiet --test header
 
 ## All tests that need no GPU.
-test: test-rust test-c test-cpp test-loader test-examples test-readme test-headers test-abi test-python test-kernels test-install test-dist
+test: test-rust test-loom test-c test-cpp test-loader test-examples test-readme test-headers test-abi test-python test-kernels test-install test-dist
 	@echo "make test: all passed"
 
-.PHONY: test-rust test-c test-cpp test-loader test-examples test-readme test-headers test-abi test-python test-install test-dist
+.PHONY: test-rust test-loom test-c test-cpp test-loader test-examples test-readme test-headers test-abi test-python test-install test-dist
 test-rust:
 ifneq ($(wildcard Cargo.toml),)
 	$(CARGO) test --quiet
 	$(CARGO) check --quiet --no-default-features
+endif
+
+# How threads share a job, in every order in which their steps can come; with planted faults that must be found.
+test-loom:
+ifneq ($(wildcard Cargo.toml),)
+	bash tests/loom/run.sh
 endif
 
 # Every test program in every standard; all but the largest run in each.

@@ -32,6 +32,19 @@ const MIN_COLUMNS: i64 = 16;
 /// Bytes of elements that are worth waking another thread for: some 40 us of work.
 const BYTES_A_THREAD: i64 = 4 << 20;
 
+/// Bytes of elements in a part: some 10 us of work, beside which the taking of a part is nothing. A thread that the system
+/// holds up keeps the others waiting for no more than this.
+const BYTES_A_PART: i64 = 1 << 20;
+
+/// Columns in a part, where there are as many: fewer leave most of each page that a row lies on to other parts.
+const COLUMNS_A_PART: i64 = 4096;
+
+/// Groups from whose output on the kernels stream past the caches (see `words`), where they can at all.
+const STREAM_PACKED: i64 = 2 << 20;
+const fn stream_unpacked(size: usize) -> i64 {
+    (8 << 20) / size as i64
+}
+
 /// Writes the bits of the elements of `src` to the bytes of `dst`. `plan` was made from these two views.
 pub fn pack(plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) {
     pack_with(InstructionSet::chosen(), plan, rule, src, dst);
@@ -48,7 +61,7 @@ fn pack_with(set: &'static InstructionSet, plan: &BitPlan, rule: BitRule, src: &
     let job = Job::new(plan, &across, set.kernels(plan.size), src.data(), dst.data());
     if layout == Layout::Flat {
         // SAFETY: see Job.
-        return job.split(plan.bytes.count(), |part| unsafe {
+        return job.split(plan.bytes.count(), STREAM_PACKED, |part| unsafe {
             job.pack_rows(rule, job.first_element(), job.bytes, &part.groups, &Rows::ONE)
         });
     }
@@ -57,7 +70,7 @@ fn pack_with(set: &'static InstructionSet, plan: &BitPlan, rule: BitRule, src: &
         unsafe { job.bytes.write_bytes(0, plan.bytes.count() as usize) };
         return job.split_columns(&tiles, |columns| job.pack_tiles(&tiles, rule, columns));
     }
-    job.split(plan.bytes.count(), |part| match job.columns {
+    job.split(plan.bytes.count(), STREAM_PACKED, |part| match job.columns {
         None if layout == Layout::Rows => job.for_each_run(&part.lines, |element, byte, rows| {
             // SAFETY: see Job.
             unsafe { job.pack_rows(rule, element, byte, &part.groups, rows) }
@@ -79,14 +92,14 @@ fn unpack_with(set: &'static InstructionSet, plan: &BitPlan, one: OnePattern, sr
     let job = Job::new(plan, &across, set.kernels(plan.size), dst.data(), src.data());
     if layout == Layout::Flat {
         // SAFETY: see Job.
-        return job.split(bytes_for(plan.elements.count()), |part| unsafe {
+        return job.split(bytes_for(plan.elements.count()), stream_unpacked(plan.size), |part| unsafe {
             job.unpack_rows(one, job.first_element(), job.bytes, &part.groups, &Rows::ONE)
         });
     }
     if let Some(tiles) = Tiles::of(plan, layout) {
         return job.split_columns(&tiles, |columns| job.unpack_tiles(&tiles, one, columns));
     }
-    job.split(bytes_for(plan.elements.count()), |part| match job.columns {
+    job.split(bytes_for(plan.elements.count()), stream_unpacked(plan.size), |part| match job.columns {
         None if layout == Layout::Rows => job.for_each_run(&part.lines, |element, byte, rows| {
             // SAFETY: see Job.
             unsafe { job.unpack_rows(one, element, byte, &part.groups, rows) }
@@ -150,12 +163,29 @@ impl<'a> Job<'a> {
         Self { plan, kernels, elements, bytes, columns, rows }
     }
 
-    /// Does the work on `groups` groups of every row in as many parts as it is worth.
-    fn split(&self, groups: i64, work: impl Fn(&Part) + Sync) {
+    /// Does the work on `groups` groups of every row in as many parts as it is worth. Parts with `streamed` groups of one
+    /// row stream.
+    fn split(&self, groups: i64, streamed: i64, work: impl Fn(&Part) + Sync) {
         let lines = self.columns.map_or(self.rows.count(), |columns| columns.count);
-        pool::run(self.worth(groups), |index, parts| {
-            // Along the longer direction, in pieces that are whole cache lines on either side.
-            work(&if lines >= groups && lines >= 64 * parts as i64 {
+        // Along the longer direction, in pieces that are whole cache lines on either side. Columns, only where there are few
+        // groups: those of some rows lie side by side.
+        let along_lines = |parts: usize| {
+            let pieces = 64 * parts as i64;
+            if self.columns.is_some() { groups < pieces } else { lines >= groups && lines >= pieces }
+        };
+        let parts_for = |threads: usize| {
+            let most = if !along_lines(threads) {
+                // A thread's share that would stream is cut to parts that do.
+                if groups / threads as i64 >= streamed { groups / streamed } else { groups / 64 }
+            } else if self.columns.is_some() {
+                lines / COLUMNS_A_PART
+            } else {
+                lines / 64
+            };
+            self.parts(groups, most, threads)
+        };
+        pool::run(self.worth(groups), parts_for, |index, parts| {
+            work(&if along_lines(parts) {
                 Part { groups: 0..groups, lines: cut(lines, index, parts) }
             } else {
                 Part { groups: cut(groups, index, parts), lines: 0..lines }
@@ -167,7 +197,8 @@ impl<'a> Job<'a> {
     fn split_columns(&self, tiles: &Tiles, work: impl Fn(&Range<i64>) + Sync) {
         let groups = bytes_for(self.plan.elements.count());
         let worth = if tiles.divisible { self.worth(groups) } else { 1 };
-        pool::run(worth, |index, parts| work(&cut(tiles.columns(), index, parts)));
+        let parts_for = |threads: usize| self.parts(groups, tiles.columns() / COLUMNS_A_PART, threads);
+        pool::run(worth, parts_for, |index, parts| work(&cut(tiles.columns(), index, parts)));
     }
 
     fn pack_tiles(&self, tiles: &Tiles, rule: BitRule, columns: &Range<i64>) {
@@ -181,10 +212,19 @@ impl<'a> Job<'a> {
         unsafe { tiles.unpack(self.kernels, one, self.plan.order, columns, bytes, self.elements) }
     }
 
-    /// How many parts are worth a thread.
+    /// The bytes of elements in `groups` groups of every row.
+    fn bytes_of(&self, groups: i64) -> i64 {
+        self.plan.rows.count().saturating_mul(groups.saturating_mul(8 * self.plan.size as i64))
+    }
+
+    /// How many threads it is worth to work on `groups` groups of every row.
     fn worth(&self, groups: i64) -> usize {
-        let touched = self.plan.rows.count().saturating_mul(groups.saturating_mul(8 * self.plan.size as i64));
-        (touched / BYTES_A_THREAD) as usize
+        (self.bytes_of(groups) / BYTES_A_THREAD) as usize
+    }
+
+    /// How many parts `groups` groups of every row are cut to: small ones, but at most `most` unless there are more threads.
+    fn parts(&self, groups: i64, most: i64, threads: usize) -> u32 {
+        (self.bytes_of(groups) / BYTES_A_PART).min(most).clamp(threads as i64, i64::from(u32::MAX)) as u32
     }
 
     /// The first element of the first row.

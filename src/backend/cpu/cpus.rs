@@ -1,36 +1,90 @@
-//! The number of CPUs that this process may use, counted without an allocation: a first call must also work where
-//! there is no memory left.
+//! The CPUs that this process may use, found without an allocation: a first call must also work where there is no memory
+//! left.
 //!
-//! The rules are those of std::thread::available_parallelism, which allocates: the CPUs of the thread's affinity
-//! mask, but no more than the CPU quota of the process's cgroup, or of any group above it, allows.
+//! Which ones: those of the affinity masks of its threads, all together. A single thread's mask says little: OpenMP and
+//! MPI launchers hold each thread to a CPU of its own. How many: no more than the CPU quota of the process's cgroup, or of
+//! any group above it, allows, by the rules of std::thread::available_parallelism, which allocates.
 
-use std::{ffi::CStr, iter, mem, str};
+use std::{
+    ffi::{CStr, c_int},
+    iter, str,
+};
 
 use crate::cancel;
 
-/// Enough for /proc/self/cgroup: about ten lines, each with a path.
+/// What this library calls its own threads.
+pub const OWN_NAME: &CStr = c"gradcodec";
+
+/// Enough for /proc/self/cgroup: about ten lines, each with a path. Also for some hundred entries of a folder at a time.
 const TEXT_BYTES: usize = 4096;
 
 /// Where version 2 of cgroups is mounted, and the CPU controller of version 1; see file-hierarchy(7) and cgroups(7).
 const MOUNT_V2: &[u8] = b"/sys/fs/cgroup";
 const MOUNTS_V1: [&[u8]; 2] = [b"/sys/fs/cgroup/cpu", b"/sys/fs/cgroup/cpu,cpuacct"];
 
-/// The number of CPUs, at least 1.
-pub fn count() -> usize {
-    // Opening and reading files are cancellation points.
-    let _delay = cancel::delay();
-    let cpus = in_affinity_mask().unwrap_or_else(online);
-    quota().map_or(cpus, |quota| cpus.min(quota)).max(1)
+/// Words of a set: of 8192 CPUs, the most that Linux can be built for on x86-64. cpu_set_t has room for 1024.
+pub const SET_WORDS: usize = 128;
+
+/// Some of the machine's CPUs: bit number `cpu % 64` of word `cpu / 64`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CpuSet(pub [u64; SET_WORDS]);
+
+impl CpuSet {
+    /// The CPUs that a thread may run on; 0 is the caller. None where the thread has ended, or the system does not tell.
+    pub fn of_thread(id: libc::pid_t) -> Option<Self> {
+        let mut set = [0u64; SET_WORDS];
+        // SAFETY: writes no more than the size of the set. Any bits are a set.
+        let refused = unsafe { libc::sched_getaffinity(id, size_of_val(&set), (&raw mut set).cast()) } != 0;
+        (!refused).then_some(Self(set))
+    }
+
+    /// Has a thread of this library run on these CPUs. It runs where it did if the system refuses.
+    pub fn give(&self, thread: libc::pthread_t) {
+        // SAFETY: the library's threads never end; reads no more than the size of the set.
+        unsafe { libc::pthread_setaffinity_np(thread, size_of_val(&self.0), (&raw const self.0).cast()) };
+    }
+
+    pub fn is_within(&self, other: &Self) -> bool {
+        self.0.iter().zip(&other.0).all(|(own, others)| own & !others == 0)
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.0.iter_mut().zip(&other.0).for_each(|(own, others)| *own |= others);
+    }
+
+    fn len(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
 }
 
-fn in_affinity_mask() -> Option<usize> {
-    // SAFETY: a mask is an array of integers.
-    let mut mask: libc::cpu_set_t = unsafe { mem::zeroed() };
-    // SAFETY: 0 is this thread, and the size is that of the mask. More CPUs than it has room for are refused.
-    let refused = unsafe { libc::sched_getaffinity(0, size_of_val(&mask), &mut mask) } != 0;
-    // SAFETY: reads the mask.
-    let cpus = || unsafe { libc::CPU_COUNT(&mask) } as usize;
-    (!refused).then(cpus)
+/// The CPUs that the threads of this process may run on, of which the caller may run on `callers`. Threads of this library
+/// do not count, which have what was found before.
+pub fn of_process(callers: CpuSet) -> CpuSet {
+    // Opening and reading files are cancellation points.
+    let _delay = cancel::delay();
+    let mut all = callers;
+    let Some(tasks) = File::open([b"/proc/self/task", b"", b""]) else { return all };
+    let mut entries = [0; TEXT_BYTES];
+    while let Some(entries) = tasks.entries(&mut entries) {
+        for name in names(entries) {
+            let Some(id) = number(name) else { continue }; // "." and ".."
+            let mut text = [0; 64];
+            let called = read([b"/proc/self/task/", name, b"/comm"], &mut text);
+            if called.is_none_or(|called| called.trim_ascii() != OWN_NAME.to_bytes())
+                && let Some(set) = CpuSet::of_thread(id)
+            {
+                all.add(&set);
+            }
+        }
+    }
+    all
+}
+
+/// How many of these CPUs the process may keep busy, at least 1; of all that are there, if it is not known which ones.
+pub fn count(set: Option<&CpuSet>) -> usize {
+    let _delay = cancel::delay();
+    let cpus = set.map_or_else(online, CpuSet::len);
+    quota().map_or(cpus, |quota| cpus.min(quota)).max(1)
 }
 
 fn online() -> usize {
@@ -107,36 +161,70 @@ fn cpu_max(text: &[u8]) -> Option<usize> {
 
 /// The whole CPUs that `limit` microseconds of work in every `period` microseconds take. A limit of -1 is none.
 fn whole_cpus(limit: &[u8], period: &[u8]) -> Option<usize> {
-    let number = |text: &[u8]| str::from_utf8(text.trim_ascii()).ok()?.parse::<usize>().ok();
-    number(limit)?.checked_div(number(period)?)
+    number::<usize>(limit)?.checked_div(number(period)?)
+}
+
+fn number<T: str::FromStr>(text: &[u8]) -> Option<T> {
+    str::from_utf8(text.trim_ascii()).ok()?.parse().ok()
+}
+
+/// A file or a folder that is open.
+struct File(c_int);
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: opened by `open`, and not used any more.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+impl File {
+    /// Opens what the path names that the three parts make.
+    fn open(path: [&[u8]; 3]) -> Option<Self> {
+        let mut joined = [0; libc::PATH_MAX as usize];
+        let mut length = 0;
+        for part in path {
+            joined.get_mut(length..length + part.len())?.copy_from_slice(part);
+            length += part.len();
+        }
+        let joined = CStr::from_bytes_until_nul(&joined).ok()?;
+        // SAFETY: a path that ends with a NUL.
+        let file = unsafe { libc::open(joined.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        (file >= 0).then_some(Self(file))
+    }
+
+    /// Reads what comes next, some or all of it.
+    fn read(&self, room: &mut [u8]) -> Option<usize> {
+        // SAFETY: writes to `room`, no more than its length.
+        usize::try_from(unsafe { libc::read(self.0, room.as_mut_ptr().cast(), room.len()) }).ok()
+    }
+
+    /// The next entries of a folder, as the kernel writes them: opendir() would allocate. None after the last.
+    fn entries<'a>(&self, room: &'a mut [u8]) -> Option<&'a [u8]> {
+        // SAFETY: writes to `room`, no more than its length.
+        let written = unsafe { libc::syscall(libc::SYS_getdents64, self.0, room.as_mut_ptr(), room.len()) };
+        let written = usize::try_from(written).ok().filter(|&bytes| bytes > 0)?;
+        room.get(..written)
+    }
+}
+
+/// The names in entries of a folder (getdents64(2)): the length of an entry is at byte 16, its name at byte 19.
+fn names(mut entries: &[u8]) -> impl Iterator<Item = &[u8]> {
+    iter::from_fn(move || {
+        let length = u16::from_ne_bytes(entries.get(16..18)?.try_into().ok()?);
+        let (entry, rest) = entries.split_at_checked(usize::from(length))?;
+        entries = rest;
+        Some(CStr::from_bytes_until_nul(entry.get(19..)?).ok()?.to_bytes())
+    })
 }
 
 /// The text of the file whose path the three parts make. Of a file longer than the buffer, the whole lines that fit.
 fn read<'a>(path: [&[u8]; 3], buffer: &'a mut [u8]) -> Option<&'a [u8]> {
-    let mut joined = [0; libc::PATH_MAX as usize];
-    let mut length = 0;
-    for part in path {
-        joined.get_mut(length..length + part.len())?.copy_from_slice(part);
-        length += part.len();
-    }
-    let joined = CStr::from_bytes_until_nul(&joined).ok()?;
-    // SAFETY: a path that ends with a NUL.
-    let file = unsafe { libc::open(joined.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
-    if file < 0 {
-        return None;
-    }
+    let file = File::open(path)?;
     let mut filled = 0;
-    loop {
-        let room = &mut buffer[filled..];
-        // SAFETY: writes to `room`, no more than its length.
-        let read = unsafe { libc::read(file, room.as_mut_ptr().cast(), room.len()) };
-        match usize::try_from(read) {
-            Ok(0) | Err(_) => break,
-            Ok(bytes) => filled += bytes,
-        }
+    while let Some(bytes) = file.read(&mut buffer[filled..]).filter(|&bytes| bytes > 0) {
+        filled += bytes;
     }
-    // SAFETY: opened above, and not used below.
-    unsafe { libc::close(file) };
     if filled < buffer.len() {
         return buffer.get(..filled);
     }
@@ -149,26 +237,82 @@ mod tests {
 
     use super::*;
 
+    /// The first CPU of a set alone.
+    fn first_of(set: &CpuSet) -> CpuSet {
+        let mut one = CpuSet([0; SET_WORDS]);
+        let word = set.0.iter().position(|&word| word != 0).unwrap();
+        one.0[word] = set.0[word] & set.0[word].wrapping_neg();
+        one
+    }
+
+    fn hold_this_thread_to(set: &CpuSet) {
+        // SAFETY: reads no more than the size of the set.
+        let refused = unsafe { libc::sched_setaffinity(0, size_of_val(&set.0), (&raw const set.0).cast()) };
+        assert_eq!(refused, 0);
+    }
+
     #[test]
     fn the_count_is_that_of_the_standard_library() {
-        let counts = || (count(), thread::available_parallelism().unwrap().get());
+        let counts = || (count(CpuSet::of_thread(0).as_ref()), thread::available_parallelism().unwrap().get());
         let (ours, theirs) = counts();
         assert_eq!(ours, theirs);
         // On one CPU of those that this process has, in a thread of its own.
         let (ours, theirs) = thread::spawn(move || {
-            // SAFETY: masks of this thread, which ends below.
-            unsafe {
-                let (mut all, mut one): (libc::cpu_set_t, libc::cpu_set_t) = (mem::zeroed(), mem::zeroed());
-                assert_eq!(libc::sched_getaffinity(0, size_of_val(&all), &mut all), 0);
-                let first = (0..libc::CPU_SETSIZE as usize).find(|&cpu| libc::CPU_ISSET(cpu, &all)).unwrap();
-                libc::CPU_SET(first, &mut one);
-                assert_eq!(libc::sched_setaffinity(0, size_of_val(&one), &one), 0);
-            }
+            hold_this_thread_to(&first_of(&CpuSet::of_thread(0).unwrap()));
             counts()
         })
         .join()
         .unwrap();
         assert_eq!((ours, theirs), (1, 1));
+    }
+
+    #[test]
+    fn a_process_may_use_what_any_of_its_threads_may_use() {
+        let all = CpuSet::of_thread(0).unwrap();
+        let one = first_of(&all);
+        assert_eq!(of_process(all), all);
+        thread::spawn(move || {
+            hold_this_thread_to(&one);
+            assert_eq!(CpuSet::of_thread(0), Some(one));
+            assert_eq!(of_process(one), all, "the thread that started this one may use all of them");
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_set_is_within_another_that_has_all_its_cpus() {
+        let set = |cpus: &[usize]| {
+            let mut set = CpuSet([0; SET_WORDS]);
+            cpus.iter().for_each(|cpu| set.0[cpu / 64] |= 1 << (cpu % 64));
+            set
+        };
+        let mut both = set(&[0, 8191]);
+        assert!(set(&[]).is_within(&set(&[])) && set(&[8191]).is_within(&both) && both.is_within(&both));
+        assert!(!both.is_within(&set(&[8191])) && !set(&[1]).is_within(&both));
+        both.add(&set(&[1, 64]));
+        assert_eq!((both, both.len()), (set(&[0, 1, 64, 8191]), 4));
+    }
+
+    #[test]
+    fn the_names_in_a_folder_are_found_however_many_there_are() {
+        let folder = groups("names", &[]);
+        let expected: Vec<String> = (0..300).map(|number| format!("name{number}")).collect();
+        fs::create_dir_all(&folder).unwrap();
+        for name in &expected {
+            fs::write(format!("{folder}/{name}"), "").unwrap();
+        }
+        let (mut found, mut room, mut reads) = (Vec::new(), [0; 1000], 0);
+        let opened = File::open([folder.as_bytes(), b"", b""]).unwrap();
+        while let Some(entries) = opened.entries(&mut room) {
+            found.extend(names(entries).map(|name| str::from_utf8(name).unwrap().to_owned()));
+            reads += 1;
+        }
+        fs::remove_dir_all(folder).unwrap();
+        found.retain(|name| number::<i32>(name.as_bytes()).is_none() && !name.starts_with('.'));
+        found.sort_by_key(|name| name.trim_start_matches("name").parse::<u32>().unwrap());
+        assert!(reads > 5, "{reads}");
+        assert_eq!(found, expected);
     }
 
     #[test]

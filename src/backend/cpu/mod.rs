@@ -11,6 +11,6 @@ mod x86;
 
 /// Counts the CPUs and chooses the instruction set, which reads files and the environment.
 pub fn prepare() {
-    pool::workers();
+    pool::prepare();
     words::InstructionSet::chosen();
 }

@@ -1,17 +1,16 @@
 //! The threads of this library: they share the parts of a large job with the caller, and sleep in between.
 //!
-//! One job at a time has the threads; a caller who finds them at work works alone, at once. Parts are taken, not handed
-//! out: what a thread that is late, or not there, does not take, the caller does. Nothing is allocated for a job. All
-//! state is in atomics and no lock is held at any time, so that a process can be forked while its threads are anywhere.
+//! One job at a time has the threads; a caller that finds them at work works alone, at once. `job` says how the parts are
+//! shared, and tests/loom tries it in every order. All state is in atomics: see there why.
+
+mod job;
+mod sync;
 
 use std::{
     ffi::c_void,
     mem::MaybeUninit,
     ptr,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 
 use crate::{
@@ -20,7 +19,9 @@ use crate::{
     panics::boundary,
 };
 
-use super::cpus;
+use super::cpus::{self, CpuSet, SET_WORDS};
+use job::{Pool, Taken};
+use sync::Word;
 
 /// Stack of a thread. Parts take a few KiB; the rest is for thread-local storage, which glibc takes from it.
 const STACK_BYTES: usize = 2 << 20;
@@ -30,28 +31,37 @@ const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGIL
 
 /// Workers asked for, the caller counted; 0: as many as this process has CPUs.
 static WANTED: AtomicU32 = AtomicU32::new(0);
-/// The CPUs that this process may use; 0 before they are counted.
-static CPUS: AtomicUsize = AtomicUsize::new(0);
 /// Whether a forked child will know that it has no threads.
 static PREPARED: AtomicBool = AtomicBool::new(false);
-/// Whether a caller has the threads. The rest is his to change.
-static TAKEN: AtomicBool = AtomicBool::new(false);
-/// Threads that were started. They never end.
-static STARTED: AtomicUsize = AtomicUsize::new(0);
-/// Lies on its caller's stack, and is there as long as a part of it is not done.
-static JOB: AtomicPtr<Job<'static>> = AtomicPtr::new(ptr::null_mut());
-/// The job's number of parts in the upper half, the next one to be taken in the lower: read and counted in one step, so
-/// that who comes late can never take a part of another job than he sees.
-static TICKETS: AtomicU64 = AtomicU64::new(0);
-/// The parts that are not done. The caller sleeps on it.
-static LEFT: AtomicU32 = AtomicU32::new(0);
-/// Changes with each job. The threads sleep on it.
-static BELL: AtomicU32 = AtomicU32::new(0);
 
-struct Job<'a> {
-    work: &'a (dyn Fn(usize, usize) + Sync),
-    /// The first panic in a part.
-    failure: Mutex<Option<Error>>,
+static POOL: Pool<Error> = Pool {
+    taken: AtomicBool::new(false),
+    job: AtomicPtr::new(ptr::null_mut()),
+    tickets: AtomicU64::new(0),
+    left: Word::new(0),
+    bell: Word::new(0),
+};
+
+/// What the caller that has the threads knows of them, and changes.
+static TEAM: Team = Team {
+    recount: AtomicBool::new(true),
+    cpus: AtomicUsize::new(0),
+    set: [const { AtomicU64::new(0) }; SET_WORDS],
+    started: AtomicUsize::new(0),
+    threads: [const { AtomicU64::new(0) }; MOST_WORKERS as usize],
+};
+
+struct Team {
+    /// Whether the CPUs are to be counted at the next job, whoever comes with it.
+    recount: AtomicBool,
+    /// How many threads the process's CPUs and its quota allow.
+    cpus: AtomicUsize,
+    /// The CPUs that the threads may run on.
+    set: [AtomicU64; SET_WORDS],
+    /// Threads that were started. They never end.
+    started: AtomicUsize,
+    /// Their pthread_t.
+    threads: [AtomicU64; MOST_WORKERS as usize],
 }
 
 /// The most workers that can be asked for.
@@ -62,101 +72,98 @@ pub fn set_threads(wanted: u32) -> Result<()> {
     if wanted > MOST_WORKERS {
         return Err(error!(InvalidArgument, "n: {wanted} workers; at most {MOST_WORKERS} expected"));
     }
-    CPUS.store(0, Ordering::Relaxed);
+    TEAM.recount.store(true, Ordering::Relaxed);
     WANTED.store(wanted, Ordering::Relaxed);
     Ok(())
 }
 
-/// Runs `work(index, parts)` for every index below `parts`, which is at most `worth`, on the caller and the threads. A
-/// panic in a part is raised again here, when all parts are done.
-pub fn run(worth: usize, work: impl Fn(usize, usize) + Sync) {
-    let wanted = if worth > 1 { workers().min(worth) } else { 1 };
-    if wanted == 1 || !prepared() || TAKEN.swap(true, Ordering::Acquire) {
+/// Counts the CPUs now, so that the first large job need not.
+pub fn prepare() {
+    if let Some(taken) = take() {
+        TEAM.look_at_cpus(&taken);
+    }
+}
+
+/// Runs `work(index, parts)` for every index below `parts`, on the caller and on threads: `worth` in all, if there are so
+/// many. `parts_for` says how many parts a number of threads is to have: more than threads, so that a slow one does not
+/// hold up the job with a whole share. A caller alone has one part. A panic in a part is raised again here, when all
+/// parts are done.
+pub fn run(worth: usize, parts_for: impl Fn(usize) -> u32, work: impl Fn(usize, usize) + Sync) {
+    let Some(taken) = (if worth > 1 && WANTED.load(Ordering::Relaxed) != 1 { take() } else { None }) else {
+        return work(0, 1);
+    };
+    let threads = TEAM.gather(&taken, worth);
+    if threads == 1 {
+        drop(taken);
         return work(0, 1);
     }
-    let outcome = share(start(wanted - 1).min(wanted - 1) + 1, &work);
-    TAKEN.store(false, Ordering::Release);
+    let outcome = taken.share(threads - 1, parts_for(threads), &|index, parts| Error::catch(|| work(index, parts)));
+    drop(taken);
     if let Err(failure) = outcome {
         failure.resume();
     }
 }
 
-/// The number of workers wanted.
-pub fn workers() -> usize {
-    match (WANTED.load(Ordering::Relaxed), CPUS.load(Ordering::Relaxed)) {
-        (0, 0) => {
-            // What the affinity mask and the cgroup allow. Reads files: once.
-            let cpus = cpus::count();
-            CPUS.store(cpus, Ordering::Relaxed);
-            cpus
-        }
-        (0, cpus) => cpus,
-        (wanted, _) => wanted as usize,
-    }
+/// The threads, unless another caller has them or a forked child could not be told that it has none.
+fn take() -> Option<Taken<'static, Error>> {
+    if prepared() { POOL.take() } else { None }
 }
 
-/// Does a job of the caller, who has the threads.
-fn share(parts: usize, work: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
-    let job = Job { work, failure: Mutex::new(None) };
-    JOB.store(ptr::from_ref(&job).cast_mut().cast(), Ordering::Relaxed);
-    LEFT.store(parts as u32, Ordering::Relaxed);
-    TICKETS.store((parts as u64) << 32, Ordering::Release);
-    BELL.fetch_add(1, Ordering::Release);
-    wake(&BELL, parts - 1);
-    do_parts();
-    loop {
-        match LEFT.load(Ordering::Acquire) {
-            0 => break,
-            left => sleep(&LEFT, left),
-        }
+impl Team {
+    /// How many threads work on a job that is worth so many, the caller counted; starts those that are not there.
+    fn gather(&self, taken: &Taken<'_, Error>, worth: usize) -> usize {
+        self.look_at_cpus(taken);
+        let workers = match WANTED.load(Ordering::Relaxed) {
+            0 => self.cpus.load(Ordering::Relaxed),
+            wanted => wanted as usize,
+        };
+        let others = workers.min(worth) - 1;
+        self.start(others).min(others) + 1
     }
-    job.failure.into_inner().unwrap_or(None).map_or(Ok(()), Err)
-}
 
-/// Takes parts of the job, and does them, until there are none to be taken.
-fn do_parts() {
-    loop {
-        let ticket = TICKETS.fetch_add(1, Ordering::Acquire);
-        let (index, parts) = ((ticket & u64::from(u32::MAX)) as usize, (ticket >> 32) as usize);
-        if index >= parts {
+    /// Counts the CPUs if that is to be done, or if the caller may use one that was not counted: its thread, or the
+    /// process, may have been held to fewer then.
+    fn look_at_cpus(&self, _: &Taken<'_, Error>) {
+        let recount = self.recount.swap(false, Ordering::Relaxed);
+        let known = CpuSet(self.set.each_ref().map(|word| word.load(Ordering::Relaxed)));
+        let callers = CpuSet::of_thread(0);
+        if !recount && callers.is_none_or(|set| set.is_within(&known)) {
             return;
         }
-        // SAFETY: the job was there before its tickets, and stays until this part of it is counted as done, below.
-        let job = unsafe { &*JOB.load(Ordering::Relaxed) };
-        if let Err(failure) = Error::catch(|| (job.work)(index, parts))
-            && let Ok(mut first) = job.failure.lock()
+        let set = callers.map(|callers| cpus::of_process(callers));
+        self.cpus.store(cpus::count(set.as_ref()), Ordering::Relaxed);
+        if let Some(set) = set {
+            self.set.iter().zip(set.0).for_each(|(word, bits)| word.store(bits, Ordering::Relaxed));
+            let started = self.started.load(Ordering::Relaxed);
+            self.threads.iter().take(started).for_each(|thread| set.give(thread.load(Ordering::Relaxed)));
+        }
+    }
+
+    /// Starts threads until there are as many as `wanted`, or the system refuses; tells how many there are.
+    fn start(&self, wanted: usize) -> usize {
+        let mut started = self.started.load(Ordering::Relaxed);
+        while started < wanted
+            && let Some(thread) = start_one()
         {
-            first.get_or_insert(failure);
+            // Not its starter's CPUs, who may be held to a single one. (glibc allocates for a set in the attributes.)
+            CpuSet(self.set.each_ref().map(|word| word.load(Ordering::Relaxed))).give(thread);
+            self.threads[started].store(thread, Ordering::Relaxed);
+            started += 1;
+            self.started.store(started, Ordering::Relaxed);
         }
-        if LEFT.fetch_sub(1, Ordering::AcqRel) == 1 {
-            wake(&LEFT, 1);
-        }
+        started
     }
 }
 
 /// What a thread does, for ever.
 extern "C" fn worker(_: *mut c_void) -> *mut c_void {
-    boundary(|| -> Result<*mut c_void> {
-        loop {
-            // Read before the tickets are looked at: a job that comes in between has changed it, and sleep returns.
-            let rung = BELL.load(Ordering::Acquire);
-            do_parts();
-            sleep(&BELL, rung);
-        }
+    boundary(|| {
+        POOL.serve(|| false);
+        Ok(ptr::null_mut::<c_void>())
     })
 }
 
-/// Starts threads until there are as many as `wanted`, or the system refuses; tells how many there are.
-fn start(wanted: usize) -> usize {
-    let mut started = STARTED.load(Ordering::Relaxed);
-    while started < wanted && start_one() {
-        started += 1;
-        STARTED.store(started, Ordering::Relaxed);
-    }
-    started
-}
-
-fn start_one() -> bool {
+fn start_one() -> Option<libc::pthread_t> {
     let _delay = cancel::delay();
     let (mut thread, mut attributes) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     let (mut blocked, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
@@ -175,10 +182,12 @@ fn start_one() -> bool {
         let refusal = libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), worker, ptr::null_mut());
         libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
         libc::pthread_attr_destroy(attributes.as_mut_ptr());
-        if refusal == 0 {
-            libc::pthread_setname_np(thread.assume_init(), c"gradcodec".as_ptr());
+        if refusal != 0 {
+            return None;
         }
-        refusal == 0
+        let thread = thread.assume_init();
+        libc::pthread_setname_np(thread, cpus::OWN_NAME.as_ptr());
+        Some(thread)
     }
 }
 
@@ -194,25 +203,11 @@ fn prepared() -> bool {
 /// In a forked child: it has this memory as some thread may have been about to change it, but the forking thread alone.
 extern "C" fn start_anew() {
     boundary(|| {
-        CPUS.store(0, Ordering::Relaxed);
-        STARTED.store(0, Ordering::Relaxed);
-        TICKETS.store(0, Ordering::Relaxed);
-        TAKEN.store(false, Ordering::Relaxed);
+        TEAM.recount.store(true, Ordering::Relaxed);
+        TEAM.started.store(0, Ordering::Relaxed);
+        POOL.start_anew();
         Ok(())
     });
-}
-
-/// Sleeps until somebody wakes this word's sleepers, unless it is not `expected` any more. May return early.
-fn sleep(word: &AtomicU32, expected: u32) {
-    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: a word that is there, and no time limit.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, expected, ptr::null::<libc::timespec>()) };
-}
-
-/// Wakes up to `count` of those who sleep on this word.
-fn wake(word: &AtomicU32, count: usize) {
-    // SAFETY: a word that is there.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, count as i32) };
 }
 
 #[cfg(test)]
@@ -222,12 +217,17 @@ mod tests {
         env,
         ffi::CStr,
         process::{Command, Output},
-        sync::Barrier,
+        sync::{Barrier, Mutex},
         thread,
     };
 
     use super::*;
     use crate::panics::last_error;
+
+    /// A job of as many parts as threads.
+    fn run(worth: usize, work: impl Fn(usize, usize) + Sync) {
+        super::run(worth, |threads| threads as u32, work);
+    }
 
     const ALONE: &str = "GRADCODEC_TEST_ALONE";
 
@@ -295,12 +295,26 @@ mod tests {
     }
 
     alone! {
+        fn a_slow_thread_holds_up_no_more_than_a_part() {
+            set_threads(3).unwrap();
+            let (slow, done, parts) = (Barrier::new(2), AtomicUsize::new(0), 100);
+            super::run(3, |threads| { assert_eq!(threads, 3); parts }, |index, parts| {
+                // Whoever has the first part waits for whoever does the last but one of all.
+                if index == 0 || done.fetch_add(1, Ordering::Relaxed) + 2 == parts {
+                    slow.wait();
+                }
+            });
+            assert_eq!(done.into_inner() + 1, parts as usize);
+        }
+    }
+
+    alone! {
         fn as_many_threads_work_as_are_wanted_the_caller_counted() {
             for wanted in [2, 5, 3, 5, 9] {
                 set_threads(wanted).unwrap();
                 assert_eq!(threads_of(wanted as usize).len(), wanted as usize);
             }
-            assert_eq!(STARTED.load(Ordering::Relaxed), 8, "the caller is the ninth");
+            assert_eq!(TEAM.started.load(Ordering::Relaxed), 8, "the caller is the ninth");
         }
     }
 
@@ -309,7 +323,7 @@ mod tests {
             set_threads(1).unwrap();
             assert_eq!(runs_of(64), [1]);
             assert_eq!(threads_of(1), HashSet::from([thread::current().id()]));
-            assert_eq!(STARTED.load(Ordering::Relaxed), 0);
+            assert_eq!(TEAM.started.load(Ordering::Relaxed), 0);
         }
     }
 
@@ -426,7 +440,7 @@ mod tests {
         assert_eq!(lines.len(), 4, "two sentences of two lines, and nothing else: {stderr}");
         for sentence in lines.chunks(2) {
             assert!(sentence[0].starts_with("99 after 4 parts: a defect of this library, caught: "), "{stderr}");
-            assert!(sentence[0].contains("src/backend/cpu/pool.rs:"), "{stderr}");
+            assert!(sentence[0].contains("src/backend/cpu/pool/mod.rs:"), "{stderr}");
             assert_eq!(sentence[1], "not to be heard", "{stderr}");
         }
     }

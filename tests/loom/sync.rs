@@ -1,0 +1,42 @@
+//! Loom's atomics and a futex of its parts, in place of src/backend/cpu/pool/sync.rs.
+
+use std::ops::Deref;
+
+use loom::sync::{Condvar, atomic::AtomicU32};
+pub use loom::sync::{
+    Mutex,
+    atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering},
+};
+
+pub struct Word {
+    value: AtomicU32,
+    /// The kernel's lock of the sleepers: under it a sleeper looks at the value once more.
+    sleepers: Mutex<()>,
+    woken: Condvar,
+}
+
+impl Deref for Word {
+    type Target = AtomicU32;
+
+    fn deref(&self) -> &AtomicU32 {
+        &self.value
+    }
+}
+
+impl Word {
+    pub fn new(value: u32) -> Self {
+        Self { value: AtomicU32::new(value), sleepers: Mutex::new(()), woken: Condvar::new() }
+    }
+
+    pub fn sleep(&self, expected: u32) {
+        let sleepers = self.sleepers.lock().unwrap();
+        if self.value.load(Ordering::Relaxed) == expected {
+            drop(self.woken.wait(sleepers));
+        }
+    }
+
+    pub fn wake(&self, count: usize) {
+        let _sleepers = self.sleepers.lock().unwrap();
+        (0..count).for_each(|_| self.woken.notify_one());
+    }
+}
