@@ -24,6 +24,8 @@ LINK    = -L$(LIB) -lgradcodec -Wl,-rpath,$(abspath $(LIB))
 LOADING = $(BUILD)/examples/dlopen $(C_STANDARDS:%=$(BUILD)/tests/%/loader)
 $(LOADING): private LINK = -ldl -Wl,-rpath,$(abspath $(LIB))
 
+$(C_STANDARDS:%=$(BUILD)/tests/%/openmp): private CFLAGS += -fopenmp
+
 EXAMPLES = $(patsubst examples_c/%.c,%,$(wildcard examples_c/*.c))
 C_TESTS  = $(patsubst tests/c/%.c,%,$(wildcard tests/c/*.c))
 STAND_INS = $(patsubst %.c,$(BUILD)/%.so,$(wildcard tests/stand_ins/*.c))
@@ -82,7 +84,7 @@ test-c: $(foreach standard,$(C_STANDARDS),$(C_TESTS:%=$(BUILD)/tests/$(standard)
 	@echo "== $(BUILD)/tests/c17/huge (2^33 elements: takes 9 GiB of memory)"; $(BUILD)/tests/c17/huge
 
 define c_test
-$(BUILD)/tests/$(1)/%: tests/c/%.c tests/c/check.h tests/abi/functions.h $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
+$(BUILD)/tests/$(1)/%: tests/c/%.c $(wildcard tests/c/*.h) tests/abi/functions.h $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
 	@mkdir -p $$(@D)
 	$(CC) -std=$(1) $(CFLAGS) -Iinclude $$< -o $$@ $$(LINK) -pthread -ldl
 endef

@@ -8,6 +8,7 @@
 use std::{
     ffi::{CStr, c_int},
     iter, str,
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use crate::cancel;
@@ -15,19 +16,22 @@ use crate::cancel;
 /// What this library calls its own threads.
 pub const OWN_NAME: &CStr = c"gradcodec";
 
-/// Enough for /proc/self/cgroup: about ten lines, each with a path. Also for some hundred entries of a folder at a time.
+/// Enough for /proc/self/cgroup: about ten lines, each with a path.
 const TEXT_BYTES: usize = 4096;
+
+/// Entries of a folder at a time: some thirty threads.
+const ENTRY_BYTES: usize = 1024;
 
 /// Where version 2 of cgroups is mounted, and the CPU controller of version 1; see file-hierarchy(7) and cgroups(7).
 const MOUNT_V2: &[u8] = b"/sys/fs/cgroup";
 const MOUNTS_V1: [&[u8]; 2] = [b"/sys/fs/cgroup/cpu", b"/sys/fs/cgroup/cpu,cpuacct"];
 
 /// Words of a set: of 8192 CPUs, the most that Linux can be built for on x86-64. cpu_set_t has room for 1024.
-pub const SET_WORDS: usize = 128;
+const SET_WORDS: usize = 128;
 
 /// Some of the machine's CPUs: bit number `cpu % 64` of word `cpu / 64`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CpuSet(pub [u64; SET_WORDS]);
+pub struct CpuSet([u64; SET_WORDS]);
 
 impl CpuSet {
     /// The CPUs that a thread may run on; 0 is the caller. None where the thread has ended, or the system does not tell.
@@ -44,10 +48,6 @@ impl CpuSet {
         unsafe { libc::pthread_setaffinity_np(thread, size_of_val(&self.0), (&raw const self.0).cast()) };
     }
 
-    pub fn is_within(&self, other: &Self) -> bool {
-        self.0.iter().zip(&other.0).all(|(own, others)| own & !others == 0)
-    }
-
     fn add(&mut self, other: &Self) {
         self.0.iter_mut().zip(&other.0).for_each(|(own, others)| *own |= others);
     }
@@ -57,30 +57,52 @@ impl CpuSet {
     }
 }
 
-/// The CPUs that the threads of this process may run on, of which the caller may run on `callers`. Threads of this library
-/// do not count, which have what was found before.
-pub fn of_process(callers: CpuSet) -> CpuSet {
+/// A set that threads may read and change at the same time, word by word.
+pub struct SharedCpuSet([AtomicU64; SET_WORDS]);
+
+impl SharedCpuSet {
+    /// No CPU.
+    pub const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; SET_WORDS])
+    }
+
+    pub fn has_all_of(&self, set: &CpuSet) -> bool {
+        set.0.iter().zip(&self.0).all(|(bits, own)| bits & !own.load(Ordering::Relaxed) == 0)
+    }
+
+    pub fn load(&self) -> CpuSet {
+        CpuSet(self.0.each_ref().map(|word| word.load(Ordering::Relaxed)))
+    }
+
+    pub fn store(&self, set: &CpuSet) {
+        self.0.iter().zip(set.0).for_each(|(own, bits)| own.store(bits, Ordering::Relaxed));
+    }
+}
+
+/// Adds to the CPUs that the caller may run on those of the process's other threads. Threads of this library do not count,
+/// which have what was found before.
+#[inline(never)] // its buffers are not to lie on the stack beside those of `count`
+pub fn add_those_of_the_process(set: &mut CpuSet) {
     // Opening and reading files are cancellation points.
     let _delay = cancel::delay();
-    let mut all = callers;
-    let Some(tasks) = File::open([b"/proc/self/task", b"", b""]) else { return all };
-    let mut entries = [0; TEXT_BYTES];
+    let Some(tasks) = File::open([b"/proc/self/task", b"", b""]) else { return };
+    let mut entries = [0; ENTRY_BYTES];
     while let Some(entries) = tasks.entries(&mut entries) {
         for name in names(entries) {
             let Some(id) = number(name) else { continue }; // "." and ".."
             let mut text = [0; 64];
             let called = read([b"/proc/self/task/", name, b"/comm"], &mut text);
             if called.is_none_or(|called| called.trim_ascii() != OWN_NAME.to_bytes())
-                && let Some(set) = CpuSet::of_thread(id)
+                && let Some(others) = CpuSet::of_thread(id)
             {
-                all.add(&set);
+                set.add(&others);
             }
         }
     }
-    all
 }
 
 /// How many of these CPUs the process may keep busy, at least 1; of all that are there, if it is not known which ones.
+#[inline(never)]
 pub fn count(set: Option<&CpuSet>) -> usize {
     let _delay = cancel::delay();
     let cpus = set.map_or_else(online, CpuSet::len);
@@ -180,6 +202,7 @@ impl Drop for File {
 
 impl File {
     /// Opens what the path names that the three parts make.
+    #[inline(never)] // its buffer is not to lie on the stack while the file is read
     fn open(path: [&[u8]; 3]) -> Option<Self> {
         let mut joined = [0; libc::PATH_MAX as usize];
         let mut length = 0;
@@ -270,26 +293,33 @@ mod tests {
     fn a_process_may_use_what_any_of_its_threads_may_use() {
         let all = CpuSet::of_thread(0).unwrap();
         let one = first_of(&all);
-        assert_eq!(of_process(all), all);
+        let mut found = all;
+        add_those_of_the_process(&mut found);
+        assert_eq!(found, all);
         thread::spawn(move || {
             hold_this_thread_to(&one);
             assert_eq!(CpuSet::of_thread(0), Some(one));
-            assert_eq!(of_process(one), all, "the thread that started this one may use all of them");
+            let mut found = one;
+            add_those_of_the_process(&mut found);
+            assert_eq!(found, all, "the thread that started this one may use all of them");
         })
         .join()
         .unwrap();
     }
 
     #[test]
-    fn a_set_is_within_another_that_has_all_its_cpus() {
+    fn a_set_has_all_cpus_of_those_within_it() {
         let set = |cpus: &[usize]| {
             let mut set = CpuSet([0; SET_WORDS]);
             cpus.iter().for_each(|cpu| set.0[cpu / 64] |= 1 << (cpu % 64));
             set
         };
-        let mut both = set(&[0, 8191]);
-        assert!(set(&[]).is_within(&set(&[])) && set(&[8191]).is_within(&both) && both.is_within(&both));
-        assert!(!both.is_within(&set(&[8191])) && !set(&[1]).is_within(&both));
+        let (shared, mut both) = (SharedCpuSet::new(), set(&[0, 8191]));
+        assert!(shared.has_all_of(&set(&[])) && !shared.has_all_of(&both));
+        shared.store(&both);
+        assert_eq!(shared.load(), both);
+        assert!(shared.has_all_of(&set(&[8191])) && shared.has_all_of(&both));
+        assert!(!shared.has_all_of(&set(&[1])) && !shared.has_all_of(&set(&[0, 64])));
         both.add(&set(&[1, 64]));
         assert_eq!((both, both.len()), (set(&[0, 1, 64, 8191]), 4));
     }

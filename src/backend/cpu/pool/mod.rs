@@ -19,7 +19,7 @@ use crate::{
     panics::boundary,
 };
 
-use super::cpus::{self, CpuSet, SET_WORDS};
+use super::cpus::{self, CpuSet, SharedCpuSet};
 use job::{Pool, Taken};
 use sync::Word;
 
@@ -46,7 +46,7 @@ static POOL: Pool<Error> = Pool {
 static TEAM: Team = Team {
     recount: AtomicBool::new(true),
     cpus: AtomicUsize::new(0),
-    set: [const { AtomicU64::new(0) }; SET_WORDS],
+    set: SharedCpuSet::new(),
     started: AtomicUsize::new(0),
     threads: [const { AtomicU64::new(0) }; MOST_WORKERS as usize],
 };
@@ -57,7 +57,7 @@ struct Team {
     /// How many threads the process's CPUs and its quota allow.
     cpus: AtomicUsize,
     /// The CPUs that the threads may run on.
-    set: [AtomicU64; SET_WORDS],
+    set: SharedCpuSet,
     /// Threads that were started. They never end.
     started: AtomicUsize,
     /// Their pthread_t.
@@ -123,20 +123,23 @@ impl Team {
 
     /// Counts the CPUs if that is to be done, or if the caller may use one that was not counted: its thread, or the
     /// process, may have been held to fewer then.
-    fn look_at_cpus(&self, _: &Taken<'_, Error>) {
+    fn look_at_cpus(&self, taken: &Taken<'_, Error>) {
         let recount = self.recount.swap(false, Ordering::Relaxed);
-        let known = CpuSet(self.set.each_ref().map(|word| word.load(Ordering::Relaxed)));
         let callers = CpuSet::of_thread(0);
-        if !recount && callers.is_none_or(|set| set.is_within(&known)) {
-            return;
+        if recount || callers.as_ref().is_some_and(|set| !self.set.has_all_of(set)) {
+            self.count_cpus(taken, callers);
         }
-        let set = callers.map(|callers| cpus::of_process(callers));
-        self.cpus.store(cpus::count(set.as_ref()), Ordering::Relaxed);
-        if let Some(set) = set {
-            self.set.iter().zip(set.0).for_each(|(word, bits)| word.store(bits, Ordering::Relaxed));
+    }
+
+    #[inline(never)] // nothing of it is to lie on the stack of a job
+    fn count_cpus(&self, _: &Taken<'_, Error>, mut set: Option<CpuSet>) {
+        if let Some(set) = &mut set {
+            cpus::add_those_of_the_process(set);
+            self.set.store(set);
             let started = self.started.load(Ordering::Relaxed);
             self.threads.iter().take(started).for_each(|thread| set.give(thread.load(Ordering::Relaxed)));
         }
+        self.cpus.store(cpus::count(set.as_ref()), Ordering::Relaxed);
     }
 
     /// Starts threads until there are as many as `wanted`, or the system refuses; tells how many there are.
@@ -146,7 +149,7 @@ impl Team {
             && let Some(thread) = start_one()
         {
             // Not its starter's CPUs, who may be held to a single one. (glibc allocates for a set in the attributes.)
-            CpuSet(self.set.each_ref().map(|word| word.load(Ordering::Relaxed))).give(thread);
+            self.set.load().give(thread);
             self.threads[started].store(thread, Ordering::Relaxed);
             started += 1;
             self.started.store(started, Ordering::Relaxed);
