@@ -86,7 +86,7 @@ test-c: $(foreach standard,$(C_STANDARDS),$(C_TESTS:%=$(BUILD)/tests/$(standard)
 define c_test
 $(BUILD)/tests/$(1)/%: tests/c/%.c $(wildcard tests/c/*.h) tests/abi/functions.h $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
 	@mkdir -p $$(@D)
-	$(CC) -std=$(1) $(CFLAGS) -Iinclude $$< -o $$@ $$(LINK) -pthread -ldl
+	$(CC) -std=$(1) $$(CFLAGS) -Iinclude $$< -o $$@ $$(LINK) -pthread -ldl
 endef
 $(foreach standard,$(C_STANDARDS),$(eval $(call c_test,$(standard))))
 
@@ -145,9 +145,11 @@ ifneq ($(wildcard Cargo.toml),)
 	$(MAKE) --no-print-directory -C $(BUILD)/dist-test CARGO=false demo test-abi
 endif
 
-$(VENV)/ready: tests/python/requirements.txt
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt
+
+$(VENV)/ready: tests/python/requirements.txt tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(VENV)/bin/python $(PIP_INSTALL) -r $<
 	touch $@
 
 # gradcodec.hpp and its examples. Without cargo there may be no network: then without real dlpack.h files.
@@ -166,7 +168,10 @@ else
 PEERS       = $(PYTHON)
 endif
 
-.PHONY: test-peers
+.PHONY: test-peers peers
+# What test-peers needs, several GB.
+peers: $(PEERS_READY)
+
 ## With PyTorch, JAX and tvm-ffi, as extensions, through CMake and from Python; on a GPU, too, where there is one.
 test-peers: $(LIBRARY) $(PEERS_READY) $(BUILD)/tests/driver/libcuda.so.1
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) \
@@ -177,9 +182,9 @@ test-peers: $(LIBRARY) $(PEERS_READY) $(BUILD)/tests/driver/libcuda.so.1
 	@set -e; for name in examples_cpp/*.py; do echo "== $$name"; \
 	    GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) $$name; done
 
-$(VENV)-peers/ready: tests/peers/requirements.txt tests/peers_python/requirements.txt
+$(VENV)-peers/ready: tests/peers/requirements.txt tests/peers_python/requirements.txt tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)-peers
-	$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check $(^:%=-r %)
+	$(VENV)-peers/bin/python $(PIP_INSTALL) $(patsubst %,-r %,$(filter %/requirements.txt,$^))
 	touch $@
 
 .PHONY: test-sanitize test-fuzz
@@ -187,7 +192,7 @@ $(VENV)-peers/ready: tests/peers/requirements.txt tests/peers_python/requirement
 test-sanitize:
 	bash tests/sanitize.sh
 
-## Arbitrary descriptors into every function, and packing against a model; FUZZ_SECONDS each.
+## Arbitrary descriptors into every function, packing against a model; FUZZ_SECONDS each on every instruction set.
 test-fuzz:
 	bash fuzz/run.sh $(or $(FUZZ_SECONDS),60)
 
@@ -205,13 +210,13 @@ $(BUILD)/bench/bits.so: bench/bits.c bench/library.h $(LIBRARY) include/gradcode
 	$(CC) -std=gnu11 $(CFLAGS) -O3 -march=native -shared -fPIC -Iinclude $< -o $@ -ldl
 
 $(VENV)/plot: bench/requirements.txt $(VENV)/ready
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(VENV)/bin/python $(PIP_INSTALL) -r $<
 	touch $@
 
 KERNEL_VENV = $(BUILD)/kernel-venv
-$(KERNEL_VENV)/ready: kernels/requirements.txt
+$(KERNEL_VENV)/ready: kernels/requirements.txt tests/constraints.txt
 	$(PYTHON) -m venv $(KERNEL_VENV)
-	$(KERNEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(KERNEL_VENV)/bin/python $(PIP_INSTALL) -r $<
 	touch $@
 
 .PHONY: kernels test-fatbin test-kernels
@@ -289,7 +294,7 @@ ifneq ($(wildcard Cargo.toml),)
 	rm -rf $(BUILD)/dist && mkdir -p $(BUILD)/dist/lib
 	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
 	cp -r include kernels cmake examples_c examples_cpp examples_python bench docs Makefile *.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
-	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/cpp tests/driver tests/gpu tests/kernels tests/peers tests/peers_python tests/python tests/dlpack tests/abi tests/stand_ins tests/*.sh $(BUILD)/dist/tests/
+	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/cpp tests/driver tests/gpu tests/kernels tests/peers tests/peers_python tests/python tests/dlpack tests/abi tests/stand_ins tests/*.sh tests/constraints.txt $(BUILD)/dist/tests/
 	-git describe --always --dirty --abbrev=12 '--exclude=*' > $(BUILD)/dist/COMMIT 2>/dev/null
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif
