@@ -4,8 +4,17 @@
 //! - rows that are contiguous on both sides go straight through the kernels;
 //! - rows that lie across memory whose columns are contiguous (packing along the first axis, say) are worked on many at
 //!   a time, side by side;
-//! - one row of memory whose contiguous dimension is not the last goes in squares (`tiles`);
+//! - one row of memory whose contiguous dimension is not the last goes in tiles (`tiles`);
 //! - everything else goes run by run, a run being what lies at one stride.
+
+mod across;
+mod flat;
+mod kernels;
+mod runs;
+mod strided;
+#[cfg(test)]
+mod tests;
+mod tiles;
 
 use std::ops::Range;
 
@@ -18,10 +27,13 @@ use crate::{
 };
 
 use super::{
+    dispatch::{InstructionSet, Variant},
     pool,
-    tiles::Tiles,
-    words::{InstructionSet, Kernels, Rows},
 };
+
+use across::Lines;
+use flat::Rows;
+use tiles::Tiles;
 
 /// Bytes that pass through the stack at once where they do not lie side by side.
 const BLOCK: usize = 512;
@@ -55,10 +67,10 @@ pub fn unpack(plan: &BitPlan, one: OnePattern, src: &View<'_>, dst: &View<'_>) {
     unpack_with(InstructionSet::chosen(), plan, one, src, dst);
 }
 
-fn pack_with(set: &'static InstructionSet, plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) {
+fn pack_with(set: InstructionSet, plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) {
     let layout = plan.layout();
     let across = columns_of(plan, layout);
-    let job = Job::new(plan, &across, set.kernels(plan.size), src.data(), dst.data());
+    let job = Job::new(plan, &across, Variant::packing(set, rule), src.data(), dst.data());
     if layout == Layout::Flat {
         // SAFETY: see Job.
         return job.split(plan.bytes.count(), STREAM_PACKED, |part| unsafe {
@@ -66,7 +78,7 @@ fn pack_with(set: &'static InstructionSet, plan: &BitPlan, rule: BitRule, src: &
         });
     }
     if let Some(tiles) = Tiles::of(plan, layout) {
-        // SAFETY: see Job. Squares add their bits to zeros.
+        // SAFETY: see Job. Tiles add their bits to zeros.
         unsafe { job.bytes.write_bytes(0, plan.bytes.count() as usize) };
         return job.split_columns(&tiles, |columns| job.pack_tiles(&tiles, rule, columns));
     }
@@ -86,10 +98,10 @@ fn pack_with(set: &'static InstructionSet, plan: &BitPlan, rule: BitRule, src: &
     });
 }
 
-fn unpack_with(set: &'static InstructionSet, plan: &BitPlan, one: OnePattern, src: &View<'_>, dst: &View<'_>) {
+fn unpack_with(set: InstructionSet, plan: &BitPlan, one: OnePattern, src: &View<'_>, dst: &View<'_>) {
     let layout = plan.layout();
     let across = columns_of(plan, layout);
-    let job = Job::new(plan, &across, set.kernels(plan.size), dst.data(), src.data());
+    let job = Job::new(plan, &across, Variant::unpacking(set, plan.size), dst.data(), src.data());
     if layout == Layout::Flat {
         // SAFETY: see Job.
         return job.split(bytes_for(plan.elements.count()), stream_unpacked(plan.size), |part| unsafe {
@@ -122,7 +134,7 @@ fn unpack_with(set: &'static InstructionSet, plan: &BitPlan, one: OnePattern, sr
 /// in the same place, so that parts of the work may run side by side.
 struct Job<'a> {
     plan: &'a BitPlan,
-    kernels: &'static Kernels,
+    variant: Variant,
     elements: *mut u8,
     bytes: *mut u8,
     /// The loop over rows whose elements lie side by side, when rows are to be worked on across.
@@ -152,7 +164,7 @@ impl<'a> Job<'a> {
     fn new(
         plan: &'a BitPlan,
         across: &'a Option<(Loop<2>, Loops<2>)>,
-        kernels: &'static Kernels,
+        variant: Variant,
         elements: *mut u8,
         bytes: *mut u8,
     ) -> Self {
@@ -160,7 +172,7 @@ impl<'a> Job<'a> {
             Some((columns, rows)) => (Some(columns), rows),
             None => (None, &plan.rows),
         };
-        Self { plan, kernels, elements, bytes, columns, rows }
+        Self { plan, variant, elements, bytes, columns, rows }
     }
 
     /// Does the work on `groups` groups of every row in as many parts as it is worth. Parts with `streamed` groups of one
@@ -193,7 +205,7 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// Does the work on squares in as many parts as it is worth, and as can be.
+    /// Does the work on tiles in as many parts as it is worth, and as can be.
     fn split_columns(&self, tiles: &Tiles, work: impl Fn(&Range<i64>) + Sync) {
         let groups = bytes_for(self.plan.elements.count());
         let worth = if tiles.divisible { self.worth(groups) } else { 1 };
@@ -203,13 +215,13 @@ impl<'a> Job<'a> {
 
     fn pack_tiles(&self, tiles: &Tiles, rule: BitRule, columns: &Range<i64>) {
         // SAFETY: see Job; the columns are this part's alone.
-        unsafe { tiles.pack(self.kernels, rule, self.plan.order, columns, self.elements, self.bytes) }
+        unsafe { tiles.pack(self.variant, rule, self.plan.order, columns, self.elements, self.bytes) }
     }
 
     fn unpack_tiles(&self, tiles: &Tiles, one: OnePattern, columns: &Range<i64>) {
         let bytes = (self.bytes.cast_const(), self.plan.bytes.count() as usize);
         // SAFETY: see Job; the columns are this part's alone.
-        unsafe { tiles.unpack(self.kernels, one, self.plan.order, columns, bytes, self.elements) }
+        unsafe { tiles.unpack(self.variant, one, self.plan.order, columns, bytes, self.elements) }
     }
 
     /// The bytes of elements in `groups` groups of every row.
@@ -277,7 +289,7 @@ impl<'a> Job<'a> {
         unsafe {
             let dst = byte.add(bytes.start as usize);
             let src = element.add(elements.start as usize * self.plan.size);
-            (self.kernels.pack)(rule, self.plan.order, src, bits, dst, rows);
+            kernels::pack_rows(self.variant, rule, self.plan.order, src, bits, dst, rows);
             if used < room {
                 rows.offsets().for_each(|[_, byte]| dst.offset(byte).add(used).write_bytes(0, room - used));
             }
@@ -295,7 +307,7 @@ impl<'a> Job<'a> {
         // SAFETY: see Job.
         unsafe {
             let (src, dst) = (byte.add(bytes.start as usize), element.add(elements.start as usize * self.plan.size));
-            (self.kernels.unpack)(one, self.plan.order, src, bits, dst, rows);
+            kernels::unpack_rows(self.variant, one, self.plan.order, src, bits, dst, rows);
             if bits < wanted {
                 let (end, zeros) = (dst.add(bits * self.plan.size), (wanted - bits) * self.plan.size);
                 rows.offsets().for_each(|[element, _]| end.offset(element).write_bytes(0, zeros));
@@ -313,7 +325,7 @@ impl<'a> Job<'a> {
             // SAFETY: see Job.
             unsafe {
                 let dst = byte.add(bytes.start as usize);
-                (self.kernels.pack_runs)(rule, self.plan.order, &mut from, element, bits, dst);
+                kernels::pack_runs(self.variant, rule, self.plan.order, &mut from, element, bits, dst);
                 let used = bits.div_ceil(8);
                 dst.add(used).write_bytes(0, left - used);
             }
@@ -326,7 +338,7 @@ impl<'a> Job<'a> {
             packed[..filled].fill(0);
             // SAFETY: see Job; the block has room for `count` bits.
             unsafe {
-                (self.kernels.pack_runs)(rule, self.plan.order, &mut from, element, count, packed.as_mut_ptr());
+                kernels::pack_runs(self.variant, rule, self.plan.order, &mut from, element, count, packed.as_mut_ptr());
                 scatter_bytes(&mut to, byte, &packed[..filled]);
             }
             bits -= count;
@@ -344,7 +356,7 @@ impl<'a> Job<'a> {
             // SAFETY: see Job.
             unsafe {
                 let src = byte.add(bytes.start as usize);
-                (self.kernels.unpack_runs)(one, self.plan.order, src, available, &mut to, element, left);
+                kernels::unpack_runs(self.variant, one, self.plan.order, (src, available), &mut to, element, left);
             }
             return;
         }
@@ -356,7 +368,15 @@ impl<'a> Job<'a> {
             // SAFETY: see Job; the block holds `filled` bytes.
             unsafe {
                 gather_bytes(&mut from, byte, &mut packed[..filled]);
-                (self.kernels.unpack_runs)(one, self.plan.order, packed.as_ptr(), filled, &mut to, element, count);
+                kernels::unpack_runs(
+                    self.variant,
+                    one,
+                    self.plan.order,
+                    (packed.as_ptr(), filled),
+                    &mut to,
+                    element,
+                    count,
+                );
             }
             available -= filled;
             left -= count;
@@ -381,8 +401,8 @@ impl<'a> Job<'a> {
                     let src = src.wrapping_add(first as usize * self.plan.size);
                     let dst = byte.offset((group * byte_step + first * column_step) as isize);
                     let direct = if column_step == 1 { dst } else { packed.as_mut_ptr() };
-                    let lines = length(&elements);
-                    (self.kernels.pack_across)(rule, self.plan.order, src, element_step as isize, lines, count, direct);
+                    let lines = Lines { count: length(&elements), columns: count, stride: element_step as isize };
+                    kernels::pack_across(self.variant, rule, self.plan.order, src, lines, direct);
                     if column_step != 1 {
                         for (column, &byte) in packed[..count].iter().enumerate() {
                             dst.offset(column as isize * column_step as isize).write(byte);
@@ -424,17 +444,9 @@ impl<'a> Job<'a> {
                             *slot = src.offset(column as isize * column_step as isize).read();
                         }
                     }
-                    let lines = length(&elements);
+                    let lines = Lines { count: length(&elements), columns: count, stride: element_step as isize };
                     let packed = if direct { src } else { packed.as_ptr() };
-                    (self.kernels.unpack_across)(
-                        one,
-                        self.plan.order,
-                        packed,
-                        count,
-                        dst,
-                        element_step as isize,
-                        lines,
-                    );
+                    kernels::unpack_across(self.variant, one, self.plan.order, packed, dst, lines);
                 }
             });
         }

@@ -1,30 +1,49 @@
 //! Flattening memory whose contiguous dimension is not the last: a transposed matrix in C order, say.
 //!
-//! OnePattern element at a time would fetch a cache line for each. So the work is done in squares of 64 x 64: 64 lines of 64
-//! elements side by side become 64 words, the square of bits is turned round, and each word, now 64 bits that follow
-//! each other in the result, is put where it belongs, at any bit. Of what is left at the edges, columns are done as a
-//! whole square that overlaps the one before, and a few lines or columns without any square.
+//! One element at a time would fetch a cache line for each. So the work is done in tiles of 64 x 64 elements: lines that
+//! are contiguous in memory, and columns whose elements follow each other in the result.
+//!
+//! ```text
+//!              columns, contiguous in memory      as bits: a word a line     transposed: a word a column
+//!     line 0   e00 e01 e02 .. e63                 b00 b01 b02 .. b63         b00 b10 b20 .. -> 64 bits of the result
+//!     line 1   e10 e11 e12 ..                     b10 b11 b12 ..             b01 b11 b21 .. -> column_bits further on
+//!     line 2   e20 ..                             b20 ..                     b02 ..
+//! ```
+//!
+//! Each transposed word is put where it belongs in the result, at any bit. At the edges, columns are done as a whole tile
+//! that overlaps the one before; a few lines or columns go without any tile.
 
 use std::ops::Range;
 
-use crate::plan::{
-    bits::{BitOrder, BitPlan, BitRule, Layout, OnePattern},
-    loops::{Cursor, Loops, Run},
+use crate::{
+    backend::cpu::{
+        dispatch::Variant,
+        simd::{Element, Simd, TILE, ZeroRange},
+    },
+    plan::{
+        bits::{BitOrder, BitPlan, BitRule, Layout, OnePattern},
+        loops::{Cursor, Loops, Run},
+    },
 };
 
-use super::words::{FEW_COLUMNS, Kernels, Rows, TILE};
+use super::{
+    across::Lines,
+    flat::Rows,
+    kernels,
+    strided::{collect, distribute},
+};
 
-/// Fewer elements than this on a side leave most of a square empty.
+/// Fewer elements than this on a side leave most of a tile empty.
 const MIN_SIDE: i64 = 16;
 
-/// So few lines of a square are faster done one bit at a time than turned round.
+/// So few lines of a tile are faster done one bit at a time than transposed.
 const FEW_LINES: usize = 3;
 
 /// Columns that are worked on together: enough of each line to be worth the page it is on, and few enough for their
 /// lines of results to stay in the second cache meanwhile.
 const STRIP: i64 = 16 * TILE as i64;
 
-/// How a plan of one row falls into squares.
+/// How a plan of one row falls into tiles.
 pub struct Tiles {
     /// Elements side by side, and how many bits of the result lie between two of them.
     columns: i64,
@@ -39,7 +58,7 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// The squares of a plan, if it is of a transposed matrix large enough for them.
+    /// The tiles of a plan, if it is of a transposed matrix large enough for them.
     pub fn of(plan: &BitPlan, layout: Layout) -> Option<Self> {
         let Layout::Transposed { across } = layout else {
             return None;
@@ -74,7 +93,7 @@ impl Tiles {
         self.columns
     }
 
-    /// Calls `work` for each square of some columns with the offset of its first element, the number of its first bit,
+    /// Calls `work` for each tile of some columns with the offset of its first element, the number of its first bit,
     /// and its lines and columns.
     fn for_each(&self, columns: &Range<i64>, size: usize, mut work: impl FnMut(isize, i64, usize, usize)) {
         let side = TILE as i64;
@@ -89,7 +108,7 @@ impl Tiles {
                     for line in (0..self.lines).step_by(TILE) {
                         let lines = side.min(self.lines - line) as usize;
                         for column in (strip..end).step_by(TILE) {
-                            // Rather than a square of some columns a whole one, with some of those before once more: what
+                            // Rather than a tile of some columns a whole one, with some of those before once more: what
                             // is done twice has the same result.
                             let few = end - column <= FEW_COLUMNS as i64;
                             let column = if few { column } else { column.min((end - side).max(columns.start)) };
@@ -109,11 +128,11 @@ impl Tiles {
     /// Packs some columns. Bits are added to what is there: the bytes must be zeros.
     ///
     /// # Safety
-    /// `elements` and `bytes` are the first of the plan that the squares were made of, of elements that `kernels` are
-    /// for; nobody else works on the same columns, nor on others if the squares are not divisible.
+    /// `elements` and `bytes` are the first of the plan that the tiles were made of, of elements that `variant` is
+    /// for; nobody else works on the same columns, nor on others if the tiles are not divisible.
     pub unsafe fn pack(
         &self,
-        kernels: &Kernels,
+        variant: Variant,
         rule: BitRule,
         order: BitOrder,
         columns: &Range<i64>,
@@ -122,20 +141,29 @@ impl Tiles {
     ) {
         self.for_each(columns, rule.size, |element, bit, lines, columns| {
             let mut words = [0; TILE];
-            // SAFETY: the loops of the plan, of which the squares are made, stay within both sides; a line's bits are at
+            // SAFETY: the loops of the plan, of which the tiles are made, stay within both sides; a line's bits are at
             // most a word.
             unsafe {
                 let src = elements.offset(element);
+                let tile = Lines { count: lines, columns, stride: self.line_stride as isize };
                 if lines <= FEW_LINES {
                     for line in 0..lines as i64 {
                         let src = src.offset((line * self.line_stride) as isize);
                         let mut word = [0; 8];
-                        (kernels.pack)(rule, BitOrder::Little, src, columns, word.as_mut_ptr(), &Rows::ONE);
+                        kernels::pack_rows(
+                            variant,
+                            rule,
+                            BitOrder::Little,
+                            src,
+                            columns,
+                            word.as_mut_ptr(),
+                            &Rows::ONE,
+                        );
                         add_apart(order, u64::from_le_bytes(word), columns, bytes, bit + line, self.column_bits);
                     }
                     return;
                 }
-                (kernels.pack_tile)(rule, order, src, self.line_stride as isize, lines, columns, &mut words);
+                kernels::pack_tile(variant, rule, order, src, tile, &mut words);
                 let firsts = (0..).map(|column| (bit + column * self.column_bits) as usize);
                 let places = words[..columns].iter().zip(firsts);
                 // Whole words apart, for they take fewer instructions when their length is known.
@@ -155,7 +183,7 @@ impl Tiles {
     /// As for `pack`, and `bytes` says how many there are.
     pub unsafe fn unpack(
         &self,
-        kernels: &Kernels,
+        variant: Variant,
         one: OnePattern,
         order: BitOrder,
         columns: &Range<i64>,
@@ -164,15 +192,17 @@ impl Tiles {
     ) {
         self.for_each(columns, one.size, |element, bit, lines, columns| {
             let mut words = [0; TILE];
-            // SAFETY: as in `pack`.
+            // SAFETY: the loops of the plan, of which the tiles are made, stay within both sides; bytes past the last are not
+            // read.
             unsafe {
                 let dst = elements.offset(element);
+                let tile = Lines { count: lines, columns, stride: self.line_stride as isize };
                 if lines <= FEW_LINES {
                     for line in 0..lines as i64 {
                         let word = take_apart(order, columns, bytes, bit + line, self.column_bits);
                         let dst = dst.offset((line * self.line_stride) as isize);
                         let word = word.to_le_bytes();
-                        (kernels.unpack)(one, BitOrder::Little, word.as_ptr(), columns, dst, &Rows::ONE);
+                        kernels::unpack_rows(variant, one, BitOrder::Little, word.as_ptr(), columns, dst, &Rows::ONE);
                     }
                     return;
                 }
@@ -189,9 +219,114 @@ impl Tiles {
                     }
                     (BitOrder::Little, _) => places.for_each(|(word, at)| *word = bits_at::<false>(lines, bytes, at)),
                 }
-                (kernels.unpack_tile)(one, order, &mut words, dst, self.line_stride as isize, lines, columns);
+                kernels::unpack_tile(variant, one, order, &mut words, dst, tile);
             }
         });
+    }
+}
+
+/// So few columns of a tile are faster done one element at a time than transposed.
+const FEW_COLUMNS: usize = 3;
+
+/// Asks for the line of the next tile: no prefetcher of a processor follows 64 lines at once. Any address will do.
+#[inline(always)]
+fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has the instruction, and it reads nothing.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// The words of the lines in a tile: after transposing, the first line's bit is the lowest of each word, or the highest.
+#[inline(always)]
+fn words_of(order: BitOrder) -> impl Iterator<Item = usize> {
+    let last = if order == BitOrder::Big { TILE - 1 } else { 0 };
+    (0..TILE).map(move |line| line ^ last)
+}
+
+/// The bits of a tile, transposed: word i has those of element i of each line. The first line's bit is the lowest, or
+/// with [`BitOrder::Big`] the highest.
+///
+/// # Safety
+/// The lines begin at `src`, at most [`TILE`] both ways, and the processor has S's instructions.
+#[inline(always)]
+pub unsafe fn pack_tile<S: Simd<T>, T: Element>(
+    rule: BitRule,
+    order: BitOrder,
+    src: *const u8,
+    Lines { count: lines, columns, stride }: Lines,
+    words: &mut [u64; TILE],
+) {
+    let zeros = ZeroRange::new(rule);
+    if columns <= FEW_COLUMNS {
+        for (column, word) in words[..columns].iter_mut().enumerate() {
+            // SAFETY: a column of the lines.
+            let bits = unsafe { collect::<S, T>(zeros, src.add(column * T::SIZE), stride, lines) };
+            *word = if order == BitOrder::Big { bits.reverse_bits() } else { bits };
+        }
+        return;
+    }
+    if lines < TILE {
+        words.fill(0);
+    }
+    // SAFETY: every line has `columns` elements.
+    unsafe {
+        if columns == TILE {
+            for (word, line) in words_of(order).zip(0..lines) {
+                let src = src.offset(line as isize * stride);
+                prefetch(src.wrapping_add(TILE * T::SIZE));
+                words[word] = S::to_bits::<false>(zeros, src);
+            }
+        } else {
+            for (word, line) in words_of(order).zip(0..lines) {
+                words[word] = S::some_to_bits(zeros, src.offset(line as isize * stride), columns);
+            }
+        }
+    }
+    // SAFETY: the processor has the instructions.
+    unsafe { S::transpose(words) };
+}
+
+/// The inverse: elements of a tile of the bits of [`pack_tile`].
+///
+/// # Safety
+/// There is room for `lines` lines of `columns` elements each, both at most [`TILE`], and the processor has L's
+/// instructions.
+#[inline(always)]
+pub unsafe fn unpack_tile<S: Simd<T>, T: Element>(
+    one: OnePattern,
+    order: BitOrder,
+    words: &mut [u64; TILE],
+    dst: *mut u8,
+    Lines { count: lines, columns, stride }: Lines,
+) {
+    let one = T::from_u64(one.pattern);
+    if columns <= FEW_COLUMNS {
+        for (column, &word) in words[..columns].iter().enumerate() {
+            let bits = if order == BitOrder::Big { word.reverse_bits() } else { word };
+            // SAFETY: a column of the lines.
+            unsafe { distribute::<S, T, false>(one, bits, dst.add(column * T::SIZE), stride, lines) };
+        }
+        return;
+    }
+    // SAFETY: the processor has the instructions, and every line has `columns` elements.
+    unsafe {
+        S::transpose(words);
+        if columns == TILE {
+            for (word, line) in words_of(order).zip(0..lines) {
+                let dst = dst.offset(line as isize * stride);
+                prefetch(dst.wrapping_add(TILE * T::SIZE));
+                S::from_bits::<false, false>(one, words[word], dst);
+            }
+        } else {
+            for (word, line) in words_of(order).zip(0..lines) {
+                S::some_from_bits(one, words[word], dst.offset(line as isize * stride), columns);
+            }
+        }
     }
 }
 
@@ -210,7 +345,7 @@ fn place(order: BitOrder, at: usize) -> usize {
 unsafe fn add_apart(order: BitOrder, mut word: u64, count: usize, bytes: *mut u8, first: i64, step: i64) {
     let mut at = first as usize;
     for _ in 0..count {
-        // SAFETY: the caller's promise.
+        // SAFETY: this is a byte of one of the bits.
         unsafe { *bytes.add(at / 8) |= ((word & 1) as u8) << place(order, at) };
         word >>= 1;
         at += step as usize;
@@ -255,7 +390,7 @@ unsafe fn add_bits<const BIG: bool>(word: u64, count: usize, bytes: *mut u8, fir
     } else {
         (word << shift, (word >> 1 >> (63 - shift)) as u8)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: so many bytes are touched, and the caller promises those.
     unsafe {
         if touched >= 8 {
             let place = dst.cast::<u64>();
@@ -297,7 +432,7 @@ unsafe fn bits_at<const BIG: bool>(count: usize, (bytes, available): (*const u8,
 #[inline(always)]
 unsafe fn bits_from<const BIG: bool>(bytes: *const u8, first: usize) -> u64 {
     let shift = first % 8;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises 9 bytes.
     let (word, last) = unsafe {
         let src = bytes.add(first / 8);
         (src.cast::<[u8; 8]>().read_unaligned(), src.add(8).read())

@@ -1,0 +1,235 @@
+//! Runs: what lies at one stride, one after the other.
+
+use std::mem::MaybeUninit;
+
+use crate::{
+    backend::cpu::{
+        bit_stream::{BLOCK, BitReader, BitWriter},
+        simd::{Element, Simd, ZeroRange},
+    },
+    plan::{
+        bits::{BitOrder, BitRule, OnePattern},
+        loops::{Cursor, Run},
+    },
+};
+
+use super::strided::{pack_strided, unpack_strided};
+
+/// Writes the bits of elements side by side.
+///
+/// # Safety
+/// As for [`pack_strided`].
+#[inline(always)]
+unsafe fn pack_side_by_side<S: Simd<T>, T: Element>(
+    zeros: ZeroRange<T>,
+    mut src: *const u8,
+    count: usize,
+    writer: &mut BitWriter<'_>,
+) {
+    // SAFETY: `src` moves on over `count` elements, and there is room for their bits.
+    unsafe {
+        writer.push_words(count / 64, || {
+            let word = S::to_bits::<false>(zeros, src);
+            src = src.add(64 * T::SIZE);
+            word
+        });
+        let rest = count % 64;
+        if rest > 0 {
+            // The last 64 once more, where there are so many: less than to take part of them.
+            let bits = if count < 64 {
+                S::some_to_bits(zeros, src, rest)
+            } else {
+                S::to_bits::<false>(zeros, src.sub((64 - rest) * T::SIZE)) >> (64 - rest)
+            };
+            writer.push(bits, rest);
+        }
+    }
+}
+
+/// Writes the bits of elements side by side, of which the first one is the last in memory.
+///
+/// # Safety
+/// As for [`pack_strided`].
+#[inline(always)]
+unsafe fn pack_backward<S: Simd<T>, T: Element>(
+    zeros: ZeroRange<T>,
+    src: *const u8,
+    count: usize,
+    writer: &mut BitWriter<'_>,
+) {
+    // SAFETY: `end` goes back over `count` elements from the one at `src`, and there is room for their bits.
+    unsafe {
+        let mut end = src.add(T::SIZE);
+        writer.push_words(count / 64, || {
+            end = end.sub(64 * T::SIZE);
+            // Bits reversed within bytes, and bytes reversed: all reversed.
+            S::to_bits::<true>(zeros, end).swap_bytes()
+        });
+        let rest = count % 64;
+        if rest > 0 {
+            let src = end.sub(rest * T::SIZE);
+            let bits = if count < 64 {
+                S::some_to_bits(zeros, src, rest).reverse_bits()
+            } else {
+                S::to_bits::<true>(zeros, src).swap_bytes()
+            };
+            writer.push(bits >> (64 - rest), rest);
+        }
+    }
+}
+
+/// Reads bits to elements side by side, of which the first one is the last in memory.
+///
+/// # Safety
+/// As for [`unpack_strided`].
+#[inline(always)]
+unsafe fn unpack_backward<S: Simd<T>, T: Element, const BIG: bool>(
+    one: T,
+    reader: &mut BitReader<BIG>,
+    dst: *mut u8,
+    count: usize,
+) {
+    // SAFETY: `end` goes back over the room for `count` elements, the first of them at `dst`.
+    unsafe {
+        let store = |word: u64, dst| {
+            // Bytes reversed, and bits taken in the other order: all reversed.
+            if BIG {
+                S::from_bits::<false, false>(one, word.swap_bytes(), dst);
+            } else {
+                S::from_bits::<true, false>(one, word.swap_bytes(), dst);
+            }
+        };
+        let mut end = dst.add(T::SIZE);
+        reader.for_each_word(count / 64, |word| {
+            end = end.sub(64 * T::SIZE);
+            store(word, end);
+        });
+        let rest = count % 64;
+        if rest > 0 {
+            let dst = end.sub(rest * T::SIZE);
+            if count < 64 {
+                S::some_from_bits(one, reader.next(rest).reverse_bits() >> (64 - rest), dst, rest);
+            } else {
+                // The last 64 once more: less than to write part of them.
+                store(reader.word_up_to(rest), dst);
+            }
+        }
+    }
+}
+
+/// Reads bits to elements side by side.
+///
+/// # Safety
+/// As for [`unpack_strided`].
+#[inline(always)]
+unsafe fn unpack_side_by_side<S: Simd<T>, T: Element, const BIG: bool>(
+    one: T,
+    reader: &mut BitReader<BIG>,
+    mut dst: *mut u8,
+    count: usize,
+) {
+    // SAFETY: `dst` moves on over the room for `count` elements.
+    unsafe {
+        reader.for_each_word(count / 64, |word| {
+            S::from_bits::<BIG, false>(one, word, dst);
+            dst = dst.add(64 * T::SIZE);
+        });
+        let rest = count % 64;
+        if rest > 0 {
+            if count < 64 {
+                S::some_from_bits(one, reader.next(rest), dst, rest);
+            } else {
+                // The last 64 once more: less than to write part of them.
+                S::from_bits::<BIG, false>(one, reader.word_up_to(rest), dst.sub((64 - rest) * T::SIZE));
+            }
+        }
+    }
+}
+
+/// Packs the next `bits` elements that the cursor passes over to ceil(bits / 8) bytes, zeros after the last bit.
+///
+/// # Safety
+/// Every offset of the cursor from `base` is an element, at any alignment; `dst` has room for the bytes; the processor
+/// has S's instructions.
+#[inline(always)]
+pub unsafe fn pack_runs<S: Simd<T>, T: Element>(
+    rule: BitRule,
+    order: BitOrder,
+    cursor: &mut Cursor<'_, 1>,
+    base: *const u8,
+    bits: usize,
+    dst: *mut u8,
+) {
+    let zeros = ZeroRange::new(rule);
+    let mut left = bits;
+    // SAFETY: the cursor's runs are elements, as the caller promises, and all of them together are `bits`.
+    unsafe {
+        let mut block = [MaybeUninit::uninit(); BLOCK];
+        let mut writer = BitWriter::new(&mut block, dst, order);
+        while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run(left as i64) {
+            let (src, count) = (base.offset(offset as isize), count as usize);
+            if stride == T::SIZE as i64 {
+                pack_side_by_side::<S, T>(zeros, src, count, &mut writer);
+            } else if stride == -(T::SIZE as i64) {
+                pack_backward::<S, T>(zeros, src, count, &mut writer);
+            } else {
+                pack_strided::<S, T>(zeros, src, stride as isize, count, &mut writer);
+            }
+            left -= count;
+        }
+        writer.finish();
+    }
+}
+
+/// Unpacks `bytes`, an address and how many there are, to the next `bits` elements that the cursor passes over: the pattern
+/// for 1, 0 for 0 and past the last byte.
+///
+/// # Safety
+/// Every offset of the cursor from `base` is the place of an element, at any alignment; the bytes are there;
+/// the processor has S's instructions.
+#[inline(always)]
+pub unsafe fn unpack_runs<S: Simd<T>, T: Element>(
+    one: OnePattern,
+    order: BitOrder,
+    bytes: (*const u8, usize),
+    cursor: &mut Cursor<'_, 1>,
+    base: *mut u8,
+    bits: usize,
+) {
+    let one = T::from_u64(one.pattern);
+    // SAFETY: the arguments are the same.
+    unsafe {
+        match order {
+            BitOrder::Big => unpack_ordered::<S, T, true>(one, bytes, cursor, base, bits),
+            BitOrder::Little => unpack_ordered::<S, T, false>(one, bytes, cursor, base, bits),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`unpack_runs`].
+#[inline(always)]
+unsafe fn unpack_ordered<S: Simd<T>, T: Element, const BIG: bool>(
+    one: T,
+    (src, available): (*const u8, usize),
+    cursor: &mut Cursor<'_, 1>,
+    base: *mut u8,
+    bits: usize,
+) {
+    let mut left = bits;
+    // SAFETY: the cursor's runs are places of elements, as the caller promises.
+    unsafe {
+        let mut reader = BitReader::<BIG>::new(src, available);
+        while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run(left as i64) {
+            let (dst, count) = (base.offset(offset as isize), count as usize);
+            if stride == T::SIZE as i64 {
+                unpack_side_by_side::<S, T, BIG>(one, &mut reader, dst, count);
+            } else if stride == -(T::SIZE as i64) {
+                unpack_backward::<S, T, BIG>(one, &mut reader, dst, count);
+            } else {
+                unpack_strided::<S, T, BIG>(one, &mut reader, dst, stride as isize, count);
+            }
+            left -= count;
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! AVX2: compares give bytes of ones, whose signs are gathered.
+
+#![allow(clippy::missing_safety_doc, reason = "the promises are those of Simd")]
+
+use std::arch::x86_64::*;
+
+use super::{BoolByte, Element, Simd, ZeroRange, portable::lane_bits};
+use crate::backend::cpu::bit_stream::in_order;
+
+/// AVX2.
+pub struct Avx2;
+
+/// The bytes of each group of 8 in reverse: what makes a compare's mask most significant bit first.
+const REVERSED: [u8; 16] = [7, 6, 5, 4, 3, 2, 1, 0, 15, 14, 13, 12, 11, 10, 9, 8];
+
+/// # Safety
+/// `dst` has room for a vector, aligned to 32 with STREAM, and the processor has AVX.
+#[inline(always)]
+unsafe fn store<const STREAM: bool>(dst: *mut u8, elements: __m256i) {
+    // SAFETY: the caller promises the room, and the alignment that streaming wants.
+    unsafe {
+        if STREAM { _mm256_stream_si256(dst.cast(), elements) } else { _mm256_storeu_si256(dst.cast(), elements) }
+    }
+}
+
+/// Elements as the lanes of a vector. All of its functions want a processor that has AVX2.
+trait Lanes256: Element {
+    /// `self` in every lane.
+    unsafe fn splat(self) -> __m256i;
+    unsafe fn subtract(one: __m256i, other: __m256i) -> __m256i;
+    /// The smaller of unsigned elements.
+    unsafe fn smaller(one: __m256i, other: __m256i) -> __m256i;
+    /// Ones in every bit of the lanes that are equal.
+    unsafe fn equal(one: __m256i, other: __m256i) -> __m256i;
+
+    /// Ones in every bit of the lanes whose element has the bit 0.
+    #[inline(always)]
+    unsafe fn is_zero(zeros: ZeroRange<Self>, elements: __m256i) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe {
+            // There is no unsigned compare: what is not above the span is the smaller of the two.
+            let offsets = Self::subtract(elements, zeros.first.splat());
+            Self::equal(Self::smaller(offsets, zeros.span.splat()), offsets)
+        }
+    }
+}
+
+impl Lanes256 for u8 {
+    #[inline(always)]
+    unsafe fn splat(self) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { _mm256_set1_epi8(self as i8) }
+    }
+    #[inline(always)]
+    unsafe fn subtract(one: __m256i, other: __m256i) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { _mm256_sub_epi8(one, other) }
+    }
+    #[inline(always)]
+    unsafe fn smaller(one: __m256i, other: __m256i) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { _mm256_min_epu8(one, other) }
+    }
+    #[inline(always)]
+    unsafe fn equal(one: __m256i, other: __m256i) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { _mm256_cmpeq_epi8(one, other) }
+    }
+}
+
+impl Lanes256 for BoolByte {
+    #[inline(always)]
+    unsafe fn splat(self) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { self.0.splat() }
+    }
+    #[inline(always)]
+    unsafe fn subtract(one: __m256i, other: __m256i) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { u8::subtract(one, other) }
+    }
+    #[inline(always)]
+    unsafe fn smaller(one: __m256i, other: __m256i) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { u8::smaller(one, other) }
+    }
+    #[inline(always)]
+    unsafe fn equal(one: __m256i, other: __m256i) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { u8::equal(one, other) }
+    }
+    #[inline(always)]
+    unsafe fn is_zero(_zeros: ZeroRange<Self>, elements: __m256i) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { u8::equal(elements, _mm256_setzero_si256()) }
+    }
+}
+
+impl Lanes256 for u16 {
+    #[inline(always)]
+    unsafe fn splat(self) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { _mm256_set1_epi16(self as i16) }
+    }
+    #[inline(always)]
+    unsafe fn subtract(one: __m256i, other: __m256i) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { _mm256_sub_epi16(one, other) }
+    }
+    #[inline(always)]
+    unsafe fn smaller(one: __m256i, other: __m256i) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { _mm256_min_epu16(one, other) }
+    }
+    #[inline(always)]
+    unsafe fn equal(one: __m256i, other: __m256i) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { _mm256_cmpeq_epi16(one, other) }
+    }
+}
+
+impl Lanes256 for u32 {
+    #[inline(always)]
+    unsafe fn splat(self) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { _mm256_set1_epi32(self as i32) }
+    }
+    #[inline(always)]
+    unsafe fn subtract(one: __m256i, other: __m256i) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { _mm256_sub_epi32(one, other) }
+    }
+    #[inline(always)]
+    unsafe fn smaller(one: __m256i, other: __m256i) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { _mm256_min_epu32(one, other) }
+    }
+    #[inline(always)]
+    unsafe fn equal(one: __m256i, other: __m256i) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { _mm256_cmpeq_epi32(one, other) }
+    }
+}
+
+/// Elements of a byte.
+trait Byte256: Lanes256 {}
+impl Byte256 for u8 {}
+impl Byte256 for BoolByte {}
+
+impl<T: Byte256> Simd<T> for Avx2 {
+    const WIDEST_STRIDE: usize = 8;
+
+    #[inline(always)]
+    unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<T>, src: *const u8) -> u64 {
+        let mut bits = 0;
+        for part in 0..2 {
+            // SAFETY: the vector lies within the 64 elements.
+            let mask = unsafe {
+                let mut elements = _mm256_loadu_si256(src.add(part * 32).cast());
+                if BIG {
+                    let reversed = _mm256_broadcastsi128_si256(_mm_loadu_si128(REVERSED.as_ptr().cast()));
+                    elements = _mm256_shuffle_epi8(elements, reversed);
+                }
+                _mm256_movemask_epi8(T::is_zero(zeros, elements))
+            };
+            bits |= u64::from(mask as u32) << (part * 32);
+        }
+        !bits
+    }
+
+    #[inline(always)]
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: T, bits: u64, dst: *mut u8) {
+        for part in 0..2 {
+            // SAFETY: the vector lies within the room for 64 elements.
+            unsafe {
+                // Each byte eight times, and of each copy one bit.
+                let copies = _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0);
+                let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32((bits >> (part * 32)) as i32), copies);
+                let lane = _mm256_set1_epi64x(lane_bits::<BIG>() as i64);
+                let ones = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, lane), lane);
+                let elements = _mm256_and_si256(ones, one.splat());
+                store::<STREAM>(dst.add(part * 32), elements);
+            }
+        }
+    }
+}
+
+impl Simd<u16> for Avx2 {
+    const WIDEST_STRIDE: usize = 8;
+
+    #[inline(always)]
+    unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<u16>, src: *const u8) -> u64 {
+        let mut bits = 0;
+        for part in 0..2 {
+            // SAFETY: the vector lies within the 64 elements.
+            let mask = unsafe {
+                let low = _mm256_loadu_si256(src.add(part * 64).cast());
+                let high = _mm256_loadu_si256(src.add(part * 64 + 32).cast());
+                let low = u16::is_zero(zeros, low);
+                let high = u16::is_zero(zeros, high);
+                // Packing works within halves: the quarters come out as low, high, low, high.
+                _mm256_movemask_epi8(_mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi16(low, high)))
+            };
+            bits |= u64::from(mask as u32) << (part * 32);
+        }
+        in_order::<BIG>(!bits)
+    }
+
+    #[inline(always)]
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: u16, bits: u64, dst: *mut u8) {
+        let bits = in_order::<BIG>(bits);
+        for part in 0..4 {
+            // SAFETY: the vector lies within the room for 64 elements.
+            unsafe {
+                let lane =
+                    _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, -32768);
+                let copies = _mm256_set1_epi16((bits >> (part * 16)) as i16);
+                let ones = _mm256_cmpeq_epi16(_mm256_and_si256(copies, lane), lane);
+                let elements = _mm256_and_si256(ones, _mm256_set1_epi16(one as i16));
+                store::<STREAM>(dst.add(part * 32), elements);
+            }
+        }
+    }
+}
+
+impl Simd<u32> for Avx2 {
+    const WIDEST_STRIDE: usize = 8;
+
+    #[inline(always)]
+    unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<u32>, src: *const u8) -> u64 {
+        let mut bits = 0;
+        for part in 0..8 {
+            // SAFETY: the vector lies within the 64 elements.
+            let mask = unsafe {
+                _mm256_movemask_ps(_mm256_castsi256_ps(u32::is_zero(
+                    zeros,
+                    _mm256_loadu_si256(src.add(part * 32).cast()),
+                )))
+            };
+            bits |= u64::from(mask as u32) << (part * 8);
+        }
+        in_order::<BIG>(!bits)
+    }
+
+    #[inline(always)]
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: u32, bits: u64, dst: *mut u8) {
+        let bits = in_order::<BIG>(bits);
+        for part in 0..8 {
+            // SAFETY: the vector lies within the room for 64 elements.
+            unsafe {
+                let lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+                let copies = _mm256_set1_epi32((bits >> (part * 8)) as i32);
+                let ones = _mm256_cmpeq_epi32(_mm256_and_si256(copies, lane), lane);
+                let elements = _mm256_and_si256(ones, _mm256_set1_epi32(one as i32));
+                store::<STREAM>(dst.add(part * 32), elements);
+            }
+        }
+    }
+}
+
+impl Simd<u64> for Avx2 {
+    const WIDEST_STRIDE: usize = 8;
+
+    #[inline(always)]
+    unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<u64>, src: *const u8) -> u64 {
+        let mut bits = 0;
+        for part in 0..16 {
+            // SAFETY: the vector lies within the 64 elements.
+            let mask = unsafe {
+                // There is no unsigned compare of this width: turning the sign bits round makes the signed one fit.
+                let sign = _mm256_set1_epi64x(i64::MIN);
+                let elements = _mm256_loadu_si256(src.add(part * 32).cast());
+                let offsets = _mm256_sub_epi64(elements, _mm256_set1_epi64x(zeros.first as i64));
+                let span = _mm256_set1_epi64x(zeros.span as i64);
+                let ones = _mm256_cmpgt_epi64(_mm256_xor_si256(offsets, sign), _mm256_xor_si256(span, sign));
+                _mm256_movemask_pd(_mm256_castsi256_pd(ones))
+            };
+            bits |= u64::from(mask as u32) << (part * 4);
+        }
+        in_order::<BIG>(bits)
+    }
+
+    #[inline(always)]
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: u64, bits: u64, dst: *mut u8) {
+        let bits = in_order::<BIG>(bits);
+        for part in 0..16 {
+            // SAFETY: the vector lies within the room for 64 elements.
+            unsafe {
+                let lane = _mm256_setr_epi64x(1, 2, 4, 8);
+                let copies = _mm256_set1_epi64x((bits >> (part * 4)) as i64);
+                let ones = _mm256_cmpeq_epi64(_mm256_and_si256(copies, lane), lane);
+                let elements = _mm256_and_si256(ones, _mm256_set1_epi64x(one as i64));
+                store::<STREAM>(dst.add(part * 32), elements);
+            }
+        }
+    }
+}
