@@ -433,6 +433,26 @@ def test_dimensions_in_any_order_are_read_and_written_in_c_order(shape, order, d
         assert np.array_equal(target, memory), axes
 
 
+# Of some 5,000 elements: more than pass through the stack at once.
+@pytest.mark.parametrize("inner", [*range(1, 20), 31, 33, 57, 58, 63, 64, 65])
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int32"])
+def test_narrow_dimensions_are_packed_and_unpacked_along_every_axis(dtype, inner):
+    rng = np.random.default_rng(inner)
+    for middle in 2, 7, 8, 9, 17, 64:
+        memory = rng.integers(0, 2, (5000 // (middle * inner) + 1, middle, inner + 3)).astype(DTYPES[dtype][0])
+        for elements in memory[:, :, :inner].copy(), memory[:, :, 3:], memory[::-1, :, :inner]:
+            for axis, order in itertools.product(range(3), ORDERS):
+                expected = np.packbits(elements.view(np.uint8) if dtype == "bool" else elements, axis, ORDERS[order])
+                written = np.full_like(expected, PATTERN)
+                check(lib.gc_pack_bits_into(Tensor(elements, dtype).view, axis, order, Tensor(written).view, None))
+                assert np.array_equal(written, expected), (middle, axis)
+                target = np.full_like(memory, 1)
+                unpacked = target[:, :, 3:]
+                check(lib.gc_unpack_bits_into(Tensor(expected).view, axis, order, Tensor(unpacked, dtype).view, None))
+                assert np.array_equal(unpacked, elements != 0), (middle, axis)
+                assert (target[:, :, :3] == 1).all(), (middle, axis)
+
+
 # Enough for four workers, who get 4 MiB of elements each. Odd sizes: where one worker's part ends and the next begins
 # lies at any place of a row, of a byte and of a vector.
 # name: for about n elements, the shape of the memory that they are in; and how they lie there.

@@ -12,6 +12,7 @@ use crate::{
 use super::{
     across::{self, Lines},
     flat::{self, Rows},
+    narrow::{self, Groups, PACKED, SLACK, STRING},
     runs, tiles,
 };
 
@@ -27,4 +28,9 @@ compiled_for_each_set! {
 
     fn pack_tile(rule: BitRule, order: BitOrder, src: *const u8, lines: Lines, words: &mut [u64; TILE]) = tiles::pack_tile;
     fn unpack_tile(one: OnePattern, order: BitOrder, words: &mut [u64; TILE], dst: *mut u8, lines: Lines) = tiles::unpack_tile;
+
+    fn string_to_columns(order: BitOrder, string: &[u8; STRING + SLACK], groups: Groups, count: (usize, usize), packed: &mut [u8; PACKED + SLACK]) = narrow::string_to_columns;
+    fn columns_to_string(order: BitOrder, packed: &[u8; PACKED + SLACK], groups: Groups, count: (usize, usize), string: &mut [u8; STRING + SLACK]) = narrow::columns_to_string;
+    fn string_to_rows(order: BitOrder, string: &[u8; STRING + SLACK], groups: Groups, count: usize, packed: &mut [u8; PACKED + SLACK]) = narrow::string_to_rows;
+    fn rows_to_string(order: BitOrder, packed: &mut [u8; PACKED + SLACK], groups: Groups, count: usize, string: &mut [u8; STRING + SLACK]) = narrow::rows_to_string;
 }

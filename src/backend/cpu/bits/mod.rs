@@ -5,11 +5,13 @@
 //! - rows that lie across memory whose columns are contiguous (packing along the first axis, say) are worked on many at
 //!   a time, side by side;
 //! - one row of memory whose contiguous dimension is not the last goes in tiles (`tiles`);
+//! - rows or columns of a few elements, many of them at once, pass through the stack as a string of bits (`narrow`);
 //! - everything else goes run by run, a run being what lies at one stride.
 
 mod across;
 mod flat;
 mod kernels;
+mod narrow;
 mod runs;
 mod strided;
 #[cfg(test)]
@@ -33,6 +35,7 @@ use super::{
 
 use across::Lines;
 use flat::Rows;
+use narrow::Narrow;
 use tiles::Tiles;
 
 /// Bytes that pass through the stack at once where they do not lie side by side.
@@ -82,6 +85,12 @@ fn pack_with(set: InstructionSet, plan: &BitPlan, rule: BitRule, src: &View<'_>,
         unsafe { job.bytes.write_bytes(0, plan.bytes.count() as usize) };
         return job.split_columns(&tiles, |columns| job.pack_tiles(&tiles, rule, columns));
     }
+    if let Some(narrow) = Narrow::of(plan, layout) {
+        // SAFETY: see Job; the groups are this part's alone.
+        return job.split_narrow(&narrow, |groups| unsafe {
+            narrow.pack(job.variant, rule, plan.order, groups, job.first_element(), job.bytes)
+        });
+    }
     job.split(plan.bytes.count(), STREAM_PACKED, |part| match job.columns {
         None if layout == Layout::Rows => job.for_each_run(&part.lines, |element, byte, rows| {
             // SAFETY: see Job.
@@ -110,6 +119,12 @@ fn unpack_with(set: InstructionSet, plan: &BitPlan, one: OnePattern, src: &View<
     }
     if let Some(tiles) = Tiles::of(plan, layout) {
         return job.split_columns(&tiles, |columns| job.unpack_tiles(&tiles, one, columns));
+    }
+    if let Some(narrow) = Narrow::of(plan, layout) {
+        // SAFETY: see Job; the groups are this part's alone.
+        return job.split_narrow(&narrow, |groups| unsafe {
+            narrow.unpack(job.variant, one, plan.order, groups, job.bytes, job.first_element())
+        });
     }
     job.split(bytes_for(plan.elements.count()), stream_unpacked(plan.size), |part| match job.columns {
         None if layout == Layout::Rows => job.for_each_run(&part.lines, |element, byte, rows| {
@@ -154,8 +169,13 @@ struct Part {
 
 /// The columns of a plan, and its other loops over rows, if there are so many that it pays to work across them.
 fn columns_of(plan: &BitPlan, layout: Layout) -> Option<(Loop<2>, Loops<2>)> {
-    let Layout::Columns { across } = layout else {
-        return None;
+    let across = match layout {
+        Layout::Columns { across } => across,
+        // Rows of one element are columns, too.
+        Layout::Rows if plan.elements.count() == 1 => {
+            plan.rows.as_slice().iter().rposition(|rows| rows.strides[0] == plan.size as i64)?
+        }
+        _ => return None,
     };
     (plan.rows.as_slice()[across].count >= MIN_COLUMNS).then(|| plan.rows.split_off(across))
 }
@@ -211,6 +231,13 @@ impl<'a> Job<'a> {
         let worth = if tiles.divisible { self.worth(groups) } else { 1 };
         let parts_for = |threads: usize| self.parts(groups, tiles.columns() / COLUMNS_A_PART, threads);
         pool::run(worth, parts_for, |index, parts| work(&cut(tiles.columns(), index, parts)));
+    }
+
+    /// Does the work on groups of narrow rows or columns in as many parts as it is worth.
+    fn split_narrow(&self, narrow: &Narrow, work: impl Fn(&Range<i64>) + Sync) {
+        let groups = bytes_for(self.plan.elements.count());
+        let parts_for = |threads: usize| self.parts(groups, narrow.count / 64, threads);
+        pool::run(self.worth(groups), parts_for, |index, parts| work(&cut(narrow.count, index, parts)));
     }
 
     fn pack_tiles(&self, tiles: &Tiles, rule: BitRule, columns: &Range<i64>) {
@@ -460,25 +487,39 @@ impl<'a> Job<'a> {
 
 /// # Safety
 /// `base` is the first byte of the cursor's row.
-unsafe fn gather_bytes(cursor: &mut Cursor<'_, 1>, base: *const u8, block: &mut [u8]) {
-    let mut slots = block.iter_mut();
-    while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run(slots.len() as i64) {
-        for (index, slot) in slots.by_ref().take(count as usize).enumerate() {
-            // SAFETY: see Job.
-            *slot = unsafe { base.offset((offset + index as i64 * stride) as isize).read() };
+unsafe fn gather_bytes(cursor: &mut Cursor<'_, 1>, base: *const u8, mut block: &mut [u8]) {
+    while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run(block.len() as i64) {
+        let (some, rest) = block.split_at_mut(count as usize);
+        let first = base.wrapping_offset(offset as isize);
+        if stride == 1 {
+            // SAFETY: the run is `count` bytes side by side: see Job.
+            unsafe { some.as_mut_ptr().copy_from_nonoverlapping(first, some.len()) };
+        } else {
+            for (index, slot) in some.iter_mut().enumerate() {
+                // SAFETY: this byte is one of the run: see Job.
+                *slot = unsafe { first.offset(index as isize * stride as isize).read() };
+            }
         }
+        block = rest;
     }
 }
 
 /// # Safety
 /// `base` is the first byte of the cursor's row.
-unsafe fn scatter_bytes(cursor: &mut Cursor<'_, 1>, base: *mut u8, block: &[u8]) {
-    let mut bytes = block.iter();
-    while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run(bytes.len() as i64) {
-        for (index, &byte) in bytes.by_ref().take(count as usize).enumerate() {
-            // SAFETY: see Job.
-            unsafe { base.offset((offset + index as i64 * stride) as isize).write(byte) };
+unsafe fn scatter_bytes(cursor: &mut Cursor<'_, 1>, base: *mut u8, mut block: &[u8]) {
+    while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run(block.len() as i64) {
+        let (some, rest) = block.split_at(count as usize);
+        let first = base.wrapping_offset(offset as isize);
+        if stride == 1 {
+            // SAFETY: the run is `count` bytes side by side: see Job.
+            unsafe { first.copy_from_nonoverlapping(some.as_ptr(), some.len()) };
+        } else {
+            for (index, &byte) in some.iter().enumerate() {
+                // SAFETY: this byte is one of the run: see Job.
+                unsafe { first.offset(index as isize * stride as isize).write(byte) };
+            }
         }
+        block = rest;
     }
 }
 

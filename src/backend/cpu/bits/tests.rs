@@ -1,13 +1,13 @@
 //! The kernels of every instruction set against the definition.
 
-use super::{across::Lines, flat::Rows, kernels};
+use super::{across::Lines, flat::Rows, kernels, narrow::Narrow};
 use crate::{
     backend::cpu::{
         dispatch::{InstructionSet, Variant},
         simd::TILE,
     },
     plan::{
-        bits::{BitOrder, BitRule, OnePattern},
+        bits::{BitOrder, BitPlan, BitRule, Layout, OnePattern},
         loops::{Cursor, Loops},
     },
 };
@@ -357,4 +357,106 @@ fn a_tile_is_transposed() {
             }
         }
     }
+}
+
+/// Where memory of `counts` lies: from the outermost dimension in, so many elements from one to the next, with a gap
+/// behind each of the innermost but one.
+fn strides(counts: [i64; 3], gap: i64) -> [i64; 3] {
+    [(counts[2] + gap) * counts[1], counts[2] + gap, 1]
+}
+
+/// A plan of packing `counts` elements along the axis 1 or 2 to bytes that lie `spacing` apart.
+fn narrow_plan(size: usize, order: BitOrder, counts: [i64; 3], axis: usize, gap: i64, spacing: i64) -> BitPlan {
+    let (mut packed, size_) = (counts, size as i64);
+    packed[axis] = (counts[axis] + 7) / 8;
+    let (from, to) = (strides(counts, gap), strides(packed, 0));
+    let mut plan = BitPlan::new(size, order);
+    for other in (0..3).filter(|&other| other != axis) {
+        plan.rows.push(counts[other], [from[other] * size_, to[other] * spacing]);
+    }
+    plan.elements.push(counts[axis], [from[axis] * size_]);
+    plan.bytes.push(packed[axis], [to[axis] * spacing]);
+    plan
+}
+
+#[test]
+fn narrow_rows_and_columns_are_packed_and_unpacked_by_the_definition() {
+    let mut by_columns = 0;
+    for set in InstructionSet::available() {
+        for (case, width) in (2..=63).chain([2, 3, 4, 8, 9, 16]).enumerate() {
+            let size = [1, 4, 2, 8][case % 4];
+            let lines = [8, 2, 9, 15, 16, 17, 31, 64, 7][case % 9].max((16 / width + 1) * i64::from(case % 2 == 1));
+            // So many groups that they are several blocks.
+            let counts = [9000 / (lines * width) + 2, lines, width];
+            for (axis, gap, spacing) in
+                [(1, 0, 1), (1, 0, -3), (2, 0, 1), (2, 0, 2), (1, if width < 16 { 0 } else { 5 }, 1)]
+            {
+                for order in [BitOrder::Big, BitOrder::Little] {
+                    let plan = narrow_plan(size, order, counts, axis, gap, spacing);
+                    let Some(narrow) = Narrow::of(&plan, plan.layout()) else {
+                        assert!(axis == 2 && width > 57 || lines * width < 16, "{plan:?}");
+                        continue;
+                    };
+                    by_columns += usize::from(matches!(plan.layout(), Layout::Columns { .. }));
+                    let rule = *rules_of(size).last().unwrap();
+                    let from = strides(counts, gap);
+                    let elements: Vec<u8> = (0..(counts[0] * from[0]) as usize)
+                        .flat_map(|index| element(index, rule).to_le_bytes()[..size].to_vec())
+                        .collect();
+                    let mut packed = counts;
+                    packed[axis] = (counts[axis] + 7) / 8;
+                    let to = strides(packed, 0);
+                    let n_bytes = (packed[0] * to[0]) as usize;
+                    let middle = if spacing < 0 { n_bytes * 3 } else { 0 };
+                    // The definition: of every element, its bit.
+                    let mut expected = vec![0xee; n_bytes * 3 + 1];
+                    let place =
+                        |at: [i64; 3]| (middle as i64 + (0..3).map(|d| at[d] * to[d]).sum::<i64>() * spacing) as usize;
+                    let every = |counts: [i64; 3]| {
+                        (0..counts[0] * counts[1] * counts[2])
+                            .map(move |i| [i / counts[2] / counts[1], i / counts[2] % counts[1], i % counts[2]])
+                    };
+                    every(packed).for_each(|at| expected[place(at)] = 0);
+                    for at in every(counts) {
+                        let index = (0..3).map(|d| at[d] * from[d]).sum::<i64>() as usize;
+                        let mut byte = at;
+                        byte[axis] /= 8;
+                        if model(&elements, index, rule) {
+                            expected[place(byte)] |= mask(order, at[axis] as usize);
+                        }
+                    }
+                    let case = format!("{} {rule:x?} {order:?} {counts:?} along {axis}, {gap}, {spacing}", set.name());
+                    let mut dst = vec![0xee; expected.len()];
+                    let (variant, half) = (Variant::packing(set, rule), narrow.count / 2 + 1);
+                    for groups in [half..narrow.count, 0..half] {
+                        // SAFETY: the elements of the plan, and room for its bytes.
+                        unsafe {
+                            let dst = dst.as_mut_ptr().add(middle);
+                            narrow.pack(variant, rule, order, &groups, elements.as_ptr(), dst);
+                        }
+                    }
+                    assert!(dst == expected, "{case}: packing");
+
+                    let one = OnePattern { size, pattern: 1 };
+                    let mut unpacked = vec![0xdd; elements.len()];
+                    let mut twin = unpacked.clone();
+                    for at in every(counts) {
+                        let index = (0..3).map(|d| at[d] * from[d]).sum::<i64>() as usize;
+                        let bit = u64::from(model(&elements, index, rule));
+                        twin[index * size..][..size].copy_from_slice(&bit.to_le_bytes()[..size]);
+                    }
+                    let variant = Variant::unpacking(set, size);
+                    for groups in [half..narrow.count, 0..half] {
+                        // SAFETY: the bytes of the plan, and room for its elements.
+                        unsafe {
+                            let src = expected.as_ptr().add(middle);
+                            narrow.unpack(variant, one, order, &groups, src, unpacked.as_mut_ptr());
+                        }
+                    }
+                    assert!(unpacked == twin, "{case}: unpacking");
+                }
+            }
+        }
+    }
+    assert!(by_columns > 100, "only {by_columns} plans of columns");
 }
