@@ -47,9 +47,10 @@
 //! 1 is the legacy stream (also in programs compiled with per-thread default streams: pass 2 there), 2 the per-thread
 //! one, anything else a CUstream or cudaStream_t. On CUDA they enqueue the work and return. The memory of src and dst
 //! must stay, and src must not change, until the stream has done the work; the structs, shapes and strides are read
-//! during the call. Once gc_prepare() has run they allocate nothing and synchronize nothing. (Without it, a first call in
-//! a context loads the kernels, which waits for all that runs there.) For CPU and CUDAHost tensors the stream is ignored
-//! and the work is complete when the function returns: wait for copies to or from them yourself.
+//! during the call. Once gc_prepare() has run they allocate nothing and synchronize nothing, with one exception, after much
+//! was released: see CUDA. (Without gc_prepare(), a first call in a context loads the kernels, which waits for all that
+//! runs there.) For CPU and CUDAHost tensors the stream is ignored and the work is complete when the function returns:
+//! wait for copies to or from them yourself.
 //!
 //! Graphs: `_into` functions can be captured in a CUDA graph, after gc_prepare() in the context that captures, on a stream
 //! of yours (CUDA captures neither NULL nor 1). Memory that a captured call uses must stay until the graph's last launch;
@@ -66,12 +67,18 @@
 //! context if that is on the device, and the device's primary context otherwise. When a call returns, your current
 //! context and device are as before.
 //!
-//! When a tensor of ours is released, its device memory is kept for new tensors. It is used again only after all work
-//! that was enqueued in its context before the release is done, on any stream. To make sure of that, a call that returns
-//! new tensors may wait for all work in the context, when much has been released. A call of ours that finds no memory
-//! gives back what is kept first; other libraries cannot use it, so call gc_trim() before they need memory. A release
-//! calls no driver: it works with any context current or none, when the streams are gone, and while the process ends.
-//! cudaDeviceReset() destroys what is loaded and kept on the device, and nothing works on it afterwards.
+//! When a tensor of ours is released, its device memory is kept for new tensors: up to 1/32 of the card's memory, at least
+//! 256 MiB. It is used again only after all work that was enqueued in its context before the release is done, on any
+//! stream. A release calls no driver: it works with any context current or none, when the streams are gone, and while the
+//! process ends. Other libraries cannot use what is kept, so call gc_trim() before they need memory; a call of ours that
+//! finds no memory gives it back first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing
+//! works on it afterwards.
+//!
+//! Calls that may wait for all work in the context: those that return new tensors, where much has been released;
+//! gc_prepare() and first calls, to load kernels; gc_trim(); and any call, also a stream one, that finds more kept than the
+//! bound above, because so much has been released: it gives a few blocks back. Such a call must not stand between the
+//! launches of a collective (NCCL's for several cards of one process, say): the launch that it holds up is the one that it
+//! waits for. gc_trim() beforehand makes sure that no stream call waits.
 //!
 //! A fault of the device is reported by the call that caused it or by a later one: as CUDA or, when nothing in the context
 //! will work any more, as CONTEXT_LOST. Outputs of work that was under way are undefined then.

@@ -219,6 +219,20 @@ def after_fork():
         lib.gc_tensor_free(tensor)
 
 
+def addresses_of_new_tensors():
+    """How many places 200 tensors have, each made when the one before has been released."""
+    driver.use(driver.primary())
+    places = set()
+    for _ in range(200):
+        tensor = gpu.empty((4 << 20,))
+        places.add(gpu.view_of(tensor).data)
+        lib.gc_tensor_free(tensor)
+    before = driver.free_bytes()
+    gpu.check(lib.gc_trim(gpu.device()))
+    assert driver.free_bytes() - before >= (len(places) - 1) * (4 << 20) // 2, "and all comes back"
+    print(len(places))
+
+
 def jax():
     """In a process of its own, since JAX takes most of the card's memory otherwise."""
     import jax as framework

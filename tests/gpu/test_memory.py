@@ -1,5 +1,6 @@
 """When released memory may be used again, and that it comes back; releases in every place that a deleter can run."""
 
+import os
 import pathlib
 import subprocess
 import threading
@@ -189,6 +190,55 @@ def test_memory_of_all_sizes_comes_back():
             lib.gc_tensor_free(chunk)
     check(lib.gc_trim(gpu.device()))
     assert before - driver.free_bytes() <= SLACK
+
+
+def test_what_is_kept_is_a_share_of_the_card_whatever_calls_come():
+    check(lib.gc_trim(gpu.device()))
+    with gpu.Prepared("pack_chunks") as work:
+        before, bound = driver.free_bytes(), driver.total_bytes() // 32
+        tensors = [gpu.empty((bound // 2,)) for _ in range(8)]
+        for tensor in tensors:
+            lib.gc_tensor_free(tensor)
+        assert before - driver.free_bytes() >= 4 * bound, "a release calls no driver"
+        for _ in range(3):
+            check(work.call(None))
+        assert before - driver.free_bytes() <= bound + SLACK
+        driver.synchronize()
+        work.check()
+    check(lib.gc_trim(gpu.device()))
+
+
+def test_threads_at_the_edge_of_memory_are_not_refused_what_another_has_in_its_hands():
+    check(lib.gc_trim(gpu.device()))
+    room, errors = 3 << 30, []
+    with driver.Memory(driver.free_bytes() - room):
+
+        def make_and_release(seed):
+            rng = np.random.default_rng(seed)
+            try:
+                for _ in range(100):
+                    lib.gc_tensor_free(gpu.empty((int(rng.integers(100, 1000)) * MIB,)))
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=make_and_release, args=(seed,)) for seed in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        check(lib.gc_trim(gpu.device()))
+    assert not errors, errors
+
+
+def test_where_freeing_does_not_wait_nothing_is_used_again(tmp_path):
+    assert int(gpu.run_child("addresses_of_new_tensors")) < 100, "with this driver memory is used again"
+    proxy = tmp_path / "libcuda.so.1"
+    command = ["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", str(gpu.HERE / "proxy.c")]
+    subprocess.run([*command, "-o", str(proxy), "-ldl"], check=True)
+    (real,) = {line.split()[-1] for line in open("/proc/self/maps") if "/libcuda.so" in line}
+    paths = [str(tmp_path), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    environment = {"LD_LIBRARY_PATH": ":".join(paths), "REAL_DRIVER": real}
+    assert int(gpu.run_child("addresses_of_new_tensors", environment=environment)) == 200
 
 
 def test_trim_leaves_what_is_in_use_alone(gate):
