@@ -135,6 +135,12 @@ __device__ __forceinline__ unsigned transpose_fields(unsigned fields, unsigned l
 __device__ __forceinline__ unsigned pack_vector(uint4 v, Truth<unsigned char>) {
     return truth_of_bytes(v.x) | truth_of_bytes(v.y) << 4 | truth_of_bytes(v.z) << 8 | truth_of_bytes(v.w) << 12;
 }
+// A value in a register of its own. Left to itself ptxas 12.9 keeps the bits of 16-bit elements in predicates, and gathers
+// some of those in the wrong byte of a register (P2R.B1): bits 2 and 4 of a vector were lost.
+__device__ __forceinline__ unsigned in_register(unsigned value) {
+    asm("" : "+r"(value));
+    return value;
+}
 template <unsigned short FIRST_ZERO, unsigned short SPAN>
 __device__ __forceinline__ unsigned pack_vector(uint4 v, Rule<unsigned short, FIRST_ZERO, SPAN>) {
     // Compared as the upper half of 32 bits, whatever the lower half is: arithmetic in 16 bits would cost a mask each.
@@ -143,8 +149,8 @@ __device__ __forceinline__ unsigned pack_vector(uint4 v, Rule<unsigned short, FI
     unsigned bits = 0;
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) {
-        bits |= unsigned(outside(words[k] << 16, first_zero, span)) << 2 * k;
-        bits |= unsigned(outside(words[k], first_zero, span | 0xffff)) << (2 * k + 1);
+        bits |= in_register(outside(words[k] << 16, first_zero, span) ? 1u << 2 * k : 0);
+        bits |= in_register(outside(words[k], first_zero, span | 0xffff) ? 2u << 2 * k : 0);
     }
     return bits;
 }
