@@ -16,7 +16,11 @@ export RUSTC_BOOTSTRAP=1 # the sanitizer's flag is not stable
 
 sets=(portable)
 for set in avx2 avx512; do
-    grep -qw "${set/avx512/avx512bw}" /proc/cpuinfo && sets+=("$set") || echo "SKIPPED $set: this processor does not have it"
+    if grep -qw "${set/avx512/avx512bw}" /proc/cpuinfo; then
+        sets+=("$set")
+    else
+        echo "SKIPPED $set: this processor does not have it"
+    fi
 done
 
 log=$(mktemp)

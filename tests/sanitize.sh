@@ -66,8 +66,8 @@ dies_of() {
     grep -q "$words" <<<"$report" && grep -q "$where" <<<"$report"
 }
 
-# What runs in every round: all but the largest, which takes 9 GiB, the one that measures the stack, for a sanitizer takes
-# more of it, and the OpenMP program: valgrind runs one thread at a time, and gcc's runtime leaves memory behind.
+# What runs in every round: all but the largest, which takes 9 GiB, the one that measures the stack, for a sanitizer
+# takes more of it, and the OpenMP program: valgrind runs one thread at a time, and gcc's runtime leaves memory behind.
 programs=()
 for source in tests/c/*.c examples_c/*.c; do
     case $source in

@@ -24,7 +24,9 @@ fault() {
         echo "FAILED: \"$1\" is not found"
         exit 1
     fi
-    echo "found: $1: $(grep -m 1 -A 1 -E "^thread .* panicked" "$log" | tail -n 1)"
+    local panic
+    panic=$(grep -m 1 -A 1 "^thread .* panicked" "$log" | tail -n 1)
+    echo "found: $1: ${panic:-$(tail -n 1 "$log")}"
 }
 
 swap='pool\.tickets\.swap.*'
@@ -32,7 +34,7 @@ fault "tickets before the job" "/pool\.job\.store/{h;d}; /$swap/{G}"
 fault "tickets before the count of parts" "/pool\.left\.store/{h;d}; /$swap/{G}"
 fault "tickets that publish nothing" "/$swap/s/Release/Relaxed/"
 fault "a ticket that is looked at, and taken in a second step" \
-    's/self\.tickets\.fetch_add\(1, Ordering::Acquire\);/self.tickets.load(Ordering::Acquire); self.tickets.fetch_add(1, Ordering::Acquire);/'
+    's/(self\.tickets\.)fetch_add(\(1, Ordering::Acquire\);)/\1load(Ordering::Acquire); \1fetch_add\2/'
 fault "a ticket that nobody checks" 's/index >= parts/parts == 0/'
 fault "a part that is done, but its writes not seen" '/left\.fetch_sub/s/AcqRel/Relaxed/'
 fault "a caller that does not wait" 's/0 => break,/_ => break,/; /left => pool\.left\.sleep/d'

@@ -1,9 +1,9 @@
-//! The CPUs that this process may use, found without an allocation: a first call must also work where there is no memory
-//! left.
+//! The CPUs that this process may use, found without an allocation: a first call must also work where there is no
+//! memory left.
 //!
 //! Which ones: those of the affinity masks of its threads, all together. A single thread's mask says little: OpenMP and
-//! MPI launchers hold each thread to a CPU of its own. How many: no more than the CPU quota of the process's cgroup, or of
-//! any group above it, allows, by the rules of std::thread::available_parallelism, which allocates.
+//! MPI launchers hold each thread to a CPU of its own. How many: no more than the CPU quota of the process's cgroup, or
+//! of any group above it, allows, by the rules of std::thread::available_parallelism, which allocates.
 
 use std::{
     ffi::{CStr, c_int},
@@ -34,7 +34,8 @@ const SET_WORDS: usize = 128;
 pub struct CpuSet([u64; SET_WORDS]);
 
 impl CpuSet {
-    /// The CPUs that a thread may run on; 0 is the caller. None where the thread has ended, or the system does not tell.
+    /// The CPUs that a thread may run on; 0 is the caller. None where the thread has ended, or the system does not
+    /// tell.
     pub fn of_thread(id: libc::pid_t) -> Option<Self> {
         let mut set = [0u64; SET_WORDS];
         // SAFETY: writes no more than the size of the set. Any bits are a set.
@@ -79,8 +80,8 @@ impl SharedCpuSet {
     }
 }
 
-/// Adds to the CPUs that the caller may run on those of the process's other threads. Threads of this library do not count,
-/// which have what was found before.
+/// Adds to the CPUs that the caller may run on those of the process's other threads. Threads of this library do not
+/// count, which have what was found before.
 #[inline(never)] // its buffers are not to lie on the stack beside those of `count`
 pub fn add_those_of_the_process(set: &mut CpuSet) {
     // Opening and reading files are cancellation points.

@@ -47,8 +47,8 @@ const MIN_COLUMNS: i64 = 16;
 /// Bytes of elements that are worth waking another thread for: some 40 us of work.
 const BYTES_A_THREAD: i64 = 4 << 20;
 
-/// Bytes of elements in a part: some 10 us of work, beside which the taking of a part is nothing. A thread that the system
-/// holds up keeps the others waiting for no more than this.
+/// Bytes of elements in a part: some 10 us of work, beside which the taking of a part is nothing. A thread that the
+/// system holds up keeps the others waiting for no more than this.
 const BYTES_A_PART: i64 = 1 << 20;
 
 /// Columns in a part, where there are as many: fewer leave most of each page that a row lies on to other parts.
@@ -195,12 +195,12 @@ impl<'a> Job<'a> {
         Self { plan, variant, elements, bytes, columns, rows }
     }
 
-    /// Does the work on `groups` groups of every row in as many parts as it is worth. Parts with `streamed` groups of one
-    /// row stream.
+    /// Does the work on `groups` groups of every row in as many parts as it is worth. Parts with `streamed` groups of
+    /// one row stream.
     fn split(&self, groups: i64, streamed: i64, work: impl Fn(&Part) + Sync) {
         let lines = self.columns.map_or(self.rows.count(), |columns| columns.count);
-        // Along the longer direction, in pieces that are whole cache lines on either side. Columns, only where there are few
-        // groups: those of some rows lie side by side.
+        // Along the longer direction, in pieces that are whole cache lines on either side. Columns, only where there
+        // are few groups: those of some rows lie side by side.
         let along_lines = |parts: usize| {
             let pieces = 64 * parts as i64;
             if self.columns.is_some() { groups < pieces } else { lines >= groups && lines >= pieces }
@@ -261,7 +261,8 @@ impl<'a> Job<'a> {
         (self.bytes_of(groups) / BYTES_A_THREAD) as usize
     }
 
-    /// How many parts `groups` groups of every row are cut to: small ones, but at most `most` unless there are more threads.
+    /// How many parts `groups` groups of every row are cut to: small ones, but at most `most` unless there are more
+    /// threads.
     fn parts(&self, groups: i64, most: i64, threads: usize) -> u32 {
         (self.bytes_of(groups) / BYTES_A_PART).min(most).clamp(threads as i64, i64::from(u32::MAX)) as u32
     }

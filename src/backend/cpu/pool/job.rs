@@ -1,8 +1,8 @@
 //! How one job at a time is shared: who takes which part, and when all of them are done.
 //!
-//! Parts are taken, not handed out: a thread that is late, or not there, takes none, and the caller does them. No lock is
-//! held and nothing is allocated, so that a process can be forked while its threads are anywhere in here. The atomics and
-//! the futex are those of `sync`, so that `tests/loom` can put a model checker's in their place.
+//! Parts are taken, not handed out: a thread that is late, or not there, takes none, and the caller does them. No lock
+//! is held and nothing is allocated, so that a process can be forked while its threads are anywhere in here. The
+//! atomics and the futex are those of `sync`, so that `tests/loom` can put a model checker's in their place.
 
 use super::sync::{AtomicBool, AtomicPtr, AtomicU64, Mutex, Ordering, Word};
 
@@ -56,8 +56,8 @@ impl<E> Pool<E> {
         }
     }
 
-    /// Forgets the threads and their job. In a forked child, which has this memory as some thread may have been about to
-    /// change it, but the forking thread alone.
+    /// Forgets the threads and their job. In a forked child, which has this memory as some thread may have been about
+    /// to change it, but the forking thread alone.
     pub fn start_anew(&self) {
         self.tickets.store(0, Ordering::Relaxed);
         self.taken.store(false, Ordering::Relaxed);
@@ -98,8 +98,8 @@ impl<E> Taken<'_, E> {
         let job = Job { work, failure: Mutex::new(None) };
         pool.job.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
         pool.left.store(parts, Ordering::Relaxed);
-        // A late thread may be counting the last job's tickets. A store cannot come between the reading and the writing of
-        // its step, but loom does not know that. A swap costs nothing here.
+        // A late thread may be counting the last job's tickets. A store cannot come between the reading and the writing
+        // of its step, but loom does not know that. A swap costs nothing here.
         pool.tickets.swap(u64::from(parts) << 32, Ordering::Release);
         pool.bell.fetch_add(1, Ordering::Release);
         pool.bell.wake(others);

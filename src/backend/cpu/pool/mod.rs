@@ -1,7 +1,7 @@
 //! The threads of this library: they share the parts of a large job with the caller, and sleep in between.
 //!
-//! One job at a time has the threads; a caller that finds them at work works alone, at once. `job` says how the parts are
-//! shared, and tests/loom tries it in every order. All state is in atomics: see there why.
+//! One job at a time has the threads; a caller that finds them at work works alone, at once. `job` says how the parts
+//! are shared, and tests/loom tries it in every order. All state is in atomics: see there why.
 
 mod job;
 mod sync;
@@ -84,10 +84,10 @@ pub fn prepare() {
     }
 }
 
-/// Runs `work(index, parts)` for every index below `parts`, on the caller and on threads: `worth` in all, if there are so
-/// many. `parts_for` says how many parts a number of threads is to have: more than threads, so that a slow one does not
-/// hold up the job with a whole share. A caller alone has one part. A panic in a part is raised again here, when all
-/// parts are done.
+/// Runs `work(index, parts)` for every index below `parts`, on the caller and on threads: `worth` in all, if there are
+/// so many. `parts_for` says how many parts a number of threads is to have: more than threads, so that a slow one does
+/// not hold up the job with a whole share. A caller alone has one part. A panic in a part is raised again here, when
+/// all parts are done.
 pub fn run(worth: usize, parts_for: impl Fn(usize) -> u32, work: impl Fn(usize, usize) + Sync) {
     let Some(taken) = (if worth > 1 && WANTED.load(Ordering::Relaxed) != 1 { take() } else { None }) else {
         return work(0, 1);
@@ -194,7 +194,8 @@ fn start_one() -> Option<libc::pthread_t> {
     }
 }
 
-/// Sees to it that forked children start anew. Before anything is taken, so that no child can miss it; twice is harmless.
+/// Sees to it that forked children start anew. Before anything is taken, so that no child can miss it; twice is
+/// harmless.
 fn prepared() -> bool {
     // SAFETY: a function that can be called in a forked child.
     if !PREPARED.load(Ordering::Relaxed) && unsafe { libc::pthread_atfork(None, None, Some(start_anew)) } == 0 {
