@@ -7,6 +7,9 @@ cd "$(dirname "$0")/../.."
 export CARGO_TARGET_DIR=$PWD/target/loom RUST_BACKTRACE=0
 cargo test --quiet --locked --manifest-path tests/loom/Cargo.toml
 
+# Cargo does not tell the copy from the original by its path.
+CARGO_TARGET_DIR=$PWD/target/loom_faults
+
 copy=$PWD/build/loom
 file=src/backend/cpu/pool/job.rs
 rm -rf "$copy"
