@@ -28,8 +28,8 @@ fault() {
         exit 1
     fi
     local panic
-    panic=$(grep -m 1 -A 1 "^thread .* panicked" "$log" | tail -n 1)
-    echo "found: $1: ${panic:-$(tail -n 1 "$log")}"
+    panic=$(grep -m 1 -A 1 "^thread .* panicked" "$log" | tail -n 1) || panic=$(tail -n 1 "$log") # or a crash
+    echo "found: $1: $panic"
 }
 
 swap='pool\.tickets\.swap.*'
