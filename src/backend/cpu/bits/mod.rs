@@ -85,7 +85,7 @@ fn pack_with(set: InstructionSet, plan: &BitPlan, rule: BitRule, src: &View<'_>,
         unsafe { job.bytes.write_bytes(0, plan.bytes.count() as usize) };
         return job.split_columns(&tiles, |columns| job.pack_tiles(&tiles, rule, columns));
     }
-    if let Some(narrow) = Narrow::of(plan, layout) {
+    if let Some(narrow) = Narrow::packing(plan, layout) {
         // SAFETY: see Job; the groups are this part's alone.
         return job.split_narrow(&narrow, |groups| unsafe {
             narrow.pack(job.variant, rule, plan.order, groups, job.first_element(), job.bytes)
@@ -120,7 +120,7 @@ fn unpack_with(set: InstructionSet, plan: &BitPlan, one: OnePattern, src: &View<
     if let Some(tiles) = Tiles::of(plan, layout) {
         return job.split_columns(&tiles, |columns| job.unpack_tiles(&tiles, one, columns));
     }
-    if let Some(narrow) = Narrow::of(plan, layout) {
+    if let Some(narrow) = Narrow::unpacking(plan, layout) {
         // SAFETY: see Job; the groups are this part's alone.
         return job.split_narrow(&narrow, |groups| unsafe {
             narrow.unpack(job.variant, one, plan.order, groups, job.bytes, job.first_element())
