@@ -8,6 +8,7 @@ import argparse
 import ctypes
 import datetime
 import functools
+import itertools
 import json
 import math
 import os
@@ -142,15 +143,15 @@ def numpy_calls(function):
     return sample
 
 
-def measure(contenders, budget):
-    """Seconds a call of every sample, the contenders taking turns, in an order that changes from round to round: what the
-    one before leaves in the caches is an advantage or a burden."""
+def measure(contenders, budget, least=SAMPLE_SECONDS):
+    """Seconds a call of every sample, each of which takes at least `least`. The contenders take turns, in an order that
+    changes from round to round: what the one before leaves in the caches is an advantage or a burden."""
     order, turns = list(contenders.items()), random.Random(1)
     batches, samples = {}, {name: [] for name in contenders}
     for name, sample in contenders.items():
         calls = 1
-        while sample(calls) < SAMPLE_SECONDS:
-            calls *= 2
+        while (taken := sample(calls)) < least:
+            calls = max(2 * calls, min(64 * calls, int(calls * least / taken)))
         batches[name] = calls
     end = time.monotonic() + budget
     for done in range(MOST):
@@ -293,7 +294,7 @@ def strided(bench):
     return kinds
 
 
-def row(kind, make, argument, budget, **more):
+def row(kind, make, argument, budget, least=SAMPLE_SECONDS, **more):
     """A row of the results; what is timed is compared with NumPy first, which returns it or writes it to `dst`."""
     elements, dst, numpy, contenders = make(argument)
     if numpy is not None:
@@ -311,8 +312,47 @@ def row(kind, make, argument, budget, **more):
         "elements": elements.size,
         "bytes": elements.size * elements.itemsize,
         **more,
-        "seconds": measure(contenders, budget),
+        "seconds": measure(contenders, budget, least),
     }
+
+
+# The narrow grid: (outer, middle, inner) elements in one piece, packed and unpacked along each axis.
+INNER = range(1, 18)
+MIDDLE = [8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64]
+NARROW_ELEMENTS = [2**18, 2**12]
+
+
+def narrow(bench, quick):
+    """Points of the grid: every one, or a few that no step of the lists leaves out."""
+
+    def contenders(kind, shape, axis):
+        verb, dtype = kind.split()
+        counts = list(shape)
+        counts[axis] = -(-counts[axis] // 8)
+        if verb == "pack":
+            src, dst = empty(shape, dtype), empty(counts, np.uint8)
+            src[...] = random_bools(shape)
+            numpy = functools.partial(np.packbits, src, axis=axis)
+        else:
+            src, dst = random_bytes(tuple(counts)), empty(shape, dtype)
+            numpy = functools.partial(np.unpackbits, src, axis=axis, count=shape[axis])
+        return src if verb == "pack" else dst, dst, numpy, {"ours": bench.ours(1, f"{verb}_bits", src, dst, axis)}
+
+    points = []
+    for kind in "pack bool", "pack uint8", "pack int32", "unpack uint8":
+        for elements, inner, middle, axis in itertools.product(NARROW_ELEMENTS, INNER, MIDDLE, range(3)):
+            shape = (max(1, elements // (middle * inner)), middle, inner)
+            points.append((f"narrow {kind}", functools.partial(contenders, kind, shape), shape, axis))
+    return points[::11] if quick else points
+
+
+def narrow_row(kind, make, shape, axis):
+    """A row of the narrow grid: some ms, and more where it seems slower than NumPy."""
+    more = {"shape": shape, "axis": axis}
+    found = row(kind, lambda _: make(axis), None, 0, least=50e-6, **more)
+    if report.times_numpy(found) > report.MOST_TIMES_NUMPY:
+        found = row(kind, lambda _: make(axis), None, 0.05, **more)
+    return found
 
 
 def commit():
@@ -369,7 +409,7 @@ def main():
     options = options.parse_args()
 
     bench = Bench(options.bits, options.library, options.against)
-    results = {"about": {**about(bench), "quick": options.quick}, "sizes": [], "layouts": []}
+    results = {"about": {**about(bench), "quick": options.quick}, "sizes": [], "layouts": [], "narrow": []}
     for kind, make in sized(bench).items():
         for elements in SIZES if kind.startswith(options.only) else []:
             budget = 0.1 if options.quick else 2
@@ -378,6 +418,9 @@ def main():
         for side in SIDES if kind.startswith(options.only) else []:
             budget = 0.04 if options.quick else 0.5
             results["layouts"].append(row(kind, make, side, budget, side=side, touched=touched))
+    for kind, *point in narrow(bench, options.quick):
+        if kind.startswith(options.only):
+            results["narrow"].append(narrow_row(kind, *point))
 
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results) + "\n")

@@ -20,6 +20,8 @@ TO_REACH = {
 }
 # No layout should take longer than this many times the contiguous one.
 MOST_TIMES = 4
+# No narrow point should take longer than this many times NumPy.
+MOST_TIMES_NUMPY = 1.05
 
 # How contenders are drawn.
 LINES = {
@@ -49,11 +51,23 @@ def ratio(row, contender, other):
     return others and others / seconds
 
 
+def times_numpy(row):
+    """The time as a multiple of NumPy's."""
+    return ratio(row, "numpy", "ours")
+
+
+def named(row):
+    """What a row of a kind is of."""
+    if "shape" in row:
+        return f"{' x '.join(map(str, row['shape']))} along axis {row['axis']}"
+    return row.get("side") or row["elements"]
+
+
 def against(results):
     """How fast the library is compared with the other that took turns with it: by group, and the slowest rows."""
     lines, rows = [], []
-    for group in "sizes", "layouts":
-        found = [(ratio(row, "ours", "against"), row) for row in results[group] if row["seconds"].get("against")]
+    for group in "sizes", "layouts", "narrow":
+        found = [(ratio(row, "ours", "against"), row) for row in results.get(group, []) if row["seconds"].get("against")]
         rows += found
         if found:
             lines.append(f"{group}: median {statistics.median(times for times, _ in found):.3f} of {len(found)} rows")
@@ -63,7 +77,7 @@ def against(results):
             lines.append(f"{name}: {ours:.2f} us, {theirs:.2f} us against")
     lines.append("slowest:")
     for times, row in sorted(rows, key=lambda found: found[0])[:12]:
-        lines.append(f"  {times:.3f}  {row['kind']}, {row.get('side') or row['elements']}")
+        lines.append(f"  {times:.3f}  {row['kind']}, {named(row)}")
     return "Times as fast as the library it was timed against\n" + "\n".join(lines)
 
 
@@ -122,6 +136,18 @@ def of_layouts(rows):
     return table(header, lines)
 
 
+def of_narrow(rows):
+    lines = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        of_kind = sorted((row for row in rows if row["kind"] == kind), key=times_numpy, reverse=True)
+        slower = sum(times_numpy(row) > MOST_TIMES_NUMPY for row in of_kind)
+        middle = statistics.median(map(times_numpy, of_kind))
+        for place, row in enumerate(of_kind[:3]):
+            first = [kind, str(len(of_kind)), str(slower), number(middle)] if place == 0 else [""] * 4
+            lines.append([*first, number(times_numpy(row)), named(row)])
+    return table(["kind", "points", f"above {MOST_TIMES_NUMPY}", "median", "the worst", "of"], lines)
+
+
 def tables(results):
     about = results["about"]
     caches = ", ".join(f"{name} {size}" for name, size in about["caches"].items())
@@ -145,6 +171,12 @@ def tables(results):
             "lowest of the sizes; NumPy unpacks to new memory and copies to the layout."
         )
         parts.append(of_layouts(results["layouts"]))
+    if results.get("narrow"):
+        parts.append(
+            "Narrow dimensions: outer x middle x inner contiguous elements, inner 1 to 17 and middle 8 to 64, packed and\n"
+            "unpacked along each axis on one thread. Time as a multiple of NumPy's, so below 1 is faster; the worst points."
+        )
+        parts.append(of_narrow(results["narrow"]))
     return "\n\n".join(parts)
 
 

@@ -198,6 +198,7 @@ def no_devices():
 
 def packs():
     """The first call of a process."""
+    assert driver.device_count()
     driver.use(driver.primary())
     work = gpu.Prepared("pack_chunks", seed=1)
     gpu.check(work.call(None))
