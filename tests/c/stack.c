@@ -64,6 +64,7 @@ static void call_bits(void) {
         for (int transposed = 0; transposed < 2; transposed++) {
             call_bits_of(67, 131, bits, transposed);
             call_bits_of(5, 3, bits, transposed);
+            call_bits_of(2000, 5, bits, transposed); /* narrow rows and columns */
         }
 }
 
