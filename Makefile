@@ -28,6 +28,7 @@ $(C_STANDARDS:%=$(BUILD)/tests/%/openmp): private CFLAGS += -fopenmp
 
 EXAMPLES = $(patsubst examples_c/%.c,%,$(wildcard examples_c/*.c))
 C_TESTS  = $(patsubst tests/c/%.c,%,$(wildcard tests/c/*.c))
+DRIVERS = $(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1
 STAND_INS = $(patsubst %.c,$(BUILD)/%.so,$(wildcard tests/stand_ins/*.c))
 VENV     = $(BUILD)/venv
 
@@ -78,9 +79,10 @@ ifneq ($(wildcard Cargo.toml),)
 endif
 
 # Every test program in every standard; all but the largest run in each.
-test-c: $(foreach standard,$(C_STANDARDS),$(C_TESTS:%=$(BUILD)/tests/$(standard)/%)) | $(STAND_INS)
+test-c: $(foreach standard,$(C_STANDARDS),$(C_TESTS:%=$(BUILD)/tests/$(standard)/%)) | $(STAND_INS) $(DRIVERS)
 	@set -e; for program in $(filter-out %/huge,$^); do echo "== $$program"; \
-	    GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_STAND_INS=$(abspath $(BUILD)/tests/stand_ins) $$program; done
+	    GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_STAND_INS=$(abspath $(BUILD)/tests/stand_ins) \
+	    GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) $$program; done
 	@echo "== $(BUILD)/tests/c17/huge (2^33 elements: takes 9 GiB of memory)"; $(BUILD)/tests/c17/huge
 
 define c_test
@@ -123,16 +125,16 @@ test-abi: $(LIBRARY)
 	sh tests/abi/symbols.sh $(LIBRARY) tests/abi/functions.h
 	$(PYTHON) tests/abi/abi.py "$(CC)" include
 
-test-python: $(LIBRARY) $(VENV)/ready $(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1
+test-python: $(LIBRARY) $(VENV)/ready $(DRIVERS)
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) $(VENV)/bin/python -m pytest -q tests/python
 
 # CUDA drivers without a card, for what ours does with a driver's answers; the old one is of before 12.0. They have
 # the kernels whose names stand in the sources.
 KERNEL_SOURCES = $(wildcard kernels/*.cu)
 KERNEL_NAMES = $(sort $(shell grep -oh 'gc_[a-z0-9_]*' $(KERNEL_SOURCES)))
-$(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1: tests/driver/libcuda.c $(KERNEL_SOURCES)
+$(DRIVERS): tests/driver/libcuda.c $(KERNEL_SOURCES)
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DKERNELS="$(KERNEL_NAMES)"' -shared -fPIC \
+	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DKERNELS="$(KERNEL_NAMES)"' -shared -fPIC -Wl,-soname,libcuda.so.1 \
 	    $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< -o $@
 
 test-install: $(LIBRARY) $(VENV)/ready

@@ -411,6 +411,35 @@ def host(bench, calls):
     return found
 
 
+# --- memory that is kept ----------------------------------------------------------------------------------------------
+
+
+def kept(bench):
+    """MiB of the card that the library keeps when 20 GiB of its tensors have been released, and after each of some calls
+    into memory of the caller."""
+    functions, (device,) = bench.library.functions, bench.device()
+    byte, shape, tensors = c_int32(1 | 8 << 8 | 1 << 16), (c_int64 * 1)(1 << 30), []
+    truth = bench.random((HOST_ELEMENTS,), "bool")
+    call = bench.ours(PACK_CHUNKS, [(truth, bench.cp.empty((1, HOST_ELEMENTS // 8), bench.cp.uint8))])
+    call()
+    bench.stream.synchronize()
+    bench.check(functions.gc_trim(device), bench.library)
+    free, _ = bench.cp.cuda.runtime.memGetInfo()
+    for _ in range(20):
+        tensor = c_void_p()
+        bench.check(functions.gc_tensor_empty(device, byte, 1, shape, ctypes.byref(tensor)), bench.library)
+        tensors.append(tensor)
+    for tensor in tensors:
+        functions.gc_tensor_free(tensor)
+    left = [free - bench.cp.cuda.runtime.memGetInfo()[0]]
+    for _ in range(4):
+        call()
+        bench.stream.synchronize()
+        left.append(free - bench.cp.cuda.runtime.memGetInfo()[0])
+    bench.check(functions.gc_trim(device), bench.library)
+    return [size >> 20 for size in left]
+
+
 # --- the first call of a process --------------------------------------------------------------------------------------
 
 
@@ -506,6 +535,7 @@ def main():
     bench.copy_yardstick(SAMPLES)
     if everything:
         results["host"] = host(bench, HOST_CALLS // 4 if options.quick else HOST_CALLS)
+        results["kept"] = kept(bench)
     for kind, make in sized(bench).items():
         for elements in (QUICK_SIZES if options.quick else SIZES) if kind.startswith(only) else []:
             try:

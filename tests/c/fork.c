@@ -1,10 +1,12 @@
 /* Forked children: whatever threads of the parent were doing in the library, a child's calls return, are right, and have
  * threads of its own. First while a thread makes the first call of the process, then after a large call, then while
- * threads are in large calls; last a child with its parent's number, as the first process of a PID namespace. */
+ * threads are in large calls, and in calls on CUDA, which is refused there; last a child with its parent's number, as the
+ * first process of a PID namespace. */
 #define _GNU_SOURCE
 #include "check.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -167,15 +169,11 @@ static void *keep_packing(void *bytes) {
     return NULL;
 }
 
-/* The threads of the library may not have been started yet when the first forks come. */
-static void fork_during_large_calls(void) {
-    static unsigned char bytes[PACKERS][SMALL / 8];
-    pthread_t threads[PACKERS];
-    for (int i = 0; i < PACKERS; i++)
-        CHECK(pthread_create(&threads[i], NULL, keep_packing, bytes[i]) == 0);
+/* Children again and again, each in the middle of some call. */
+static void fork_during_calls(void (*body)(void)) {
     for (int i = 0; i < FORKS; i++) {
         int64_t before;
-        in_child(pack_small);
+        in_child(body);
         pthread_mutex_lock(&lock);
         for (before = calls; calls == before;)
             pthread_cond_wait(&called, &lock);
@@ -184,8 +182,68 @@ static void fork_during_large_calls(void) {
     pthread_mutex_lock(&lock);
     stop = 1;
     pthread_mutex_unlock(&lock);
+}
+
+/* The threads of the library may not have been started yet when the first forks come. */
+static void fork_during_large_calls(void) {
+    static unsigned char bytes[PACKERS][SMALL / 8];
+    pthread_t threads[PACKERS];
+    for (int i = 0; i < PACKERS; i++)
+        CHECK(pthread_create(&threads[i], NULL, keep_packing, bytes[i]) == 0);
+    fork_during_calls(pack_small);
     for (int i = 0; i < PACKERS; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
+/* ---- */
+
+static const DLDevice cuda = {kDLCUDA, 0};
+static DLManagedTensor *of_the_parent;
+
+static gc_status_t make(int64_t size, DLManagedTensor **out) {
+    return gc_tensor_empty(cuda, dtype_of(kDLUInt, 8), 1, &size, out);
+}
+
+static void *keep_making(void *unused) {
+    int stopped = 0;
+    for (int64_t size = MIB; !stopped; size = size % (64 * MIB) + MIB) {
+        DLManagedTensor *tensor;
+        CHECK_OK(make(size, &tensor));
+        gc_tensor_free(tensor);
+        pthread_mutex_lock(&lock);
+        stopped = stop;
+        calls++;
+        pthread_cond_signal(&called);
+        pthread_mutex_unlock(&lock);
+    }
+    return unused;
+}
+
+/* CUDA does not work in a child: every call says so, and returns. */
+static void be_refused(void) {
+    DLManagedTensor *tensor;
+    CHECK_STATUS(gc_trim(cuda), GC_STATUS_CUDA);
+    CHECK_STATUS(make(MIB, &tensor), GC_STATUS_CUDA);
+    CHECK_STATUS(gc_pack_chunks(of_the_parent, 1, &tensor), GC_STATUS_CUDA);
+    CHECK_STATUS(gc_prepare(cuda), GC_STATUS_CUDA);
+    gc_tensor_free(of_the_parent);
+}
+
+/* With a CUDA driver that needs no card: the library takes the one that is loaded. */
+static void fork_during_cuda_calls(void) {
+    char path[4096];
+    pthread_t thread;
+    const char *drivers = getenv("GRADCODEC_DRIVERS");
+    if (drivers == NULL)
+        _exit(LEFT_OUT);
+    snprintf(path, sizeof path, "%s/driver/libcuda.so.1", drivers);
+    CHECK(dlopen(path, RTLD_NOW) != NULL);
+    CHECK_OK(make(100, &of_the_parent));
+    CHECK(pthread_create(&thread, NULL, keep_making, NULL) == 0);
+    fork_during_calls(be_refused);
+    CHECK(pthread_join(thread, NULL) == 0);
+    gc_tensor_free(of_the_parent);
+    CHECK_OK(gc_trim(cuda));
 }
 
 /* ---- */
@@ -221,6 +279,8 @@ int main(void) {
     CHECK_OK(gc_set_threads(WORKERS));
     in_child(fork_after_a_large_call);
     in_child(fork_during_large_calls);
+    if (in_child(fork_during_cuda_calls))
+        puts("fork: left out: CUDA calls, which take a driver without a card in GRADCODEC_DRIVERS");
     if (in_child(fork_to_the_same_number))
         puts("fork: left out: a child with its parent's number, which takes the right to unshare PID namespaces");
     puts("fork: ok");

@@ -114,6 +114,19 @@ def own_context(device=0):
         use(before)
 
 
+@contextlib.contextmanager
+def green_context(device=0):
+    """A context of some of a card's processors (here all of them), which may be current to one thread at a time."""
+    resource, description, context = ctypes.create_string_buffer(1024), c_void_p(), c_void_p()
+    call("cuDeviceGetDevResource", device, resource, 1)  # processors
+    call("cuDevResourceGenerateDesc", byref(description), resource, 1)
+    call("cuGreenCtxCreate", byref(context), description, device, 1)
+    try:
+        yield context
+    finally:
+        call("cuGreenCtxDestroy", context)
+
+
 def synchronize():
     call("cuCtxSynchronize")
 

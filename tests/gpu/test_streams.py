@@ -5,6 +5,7 @@ A closed gate is a kernel that runs until the host opens it. What is enqueued be
 waited for the device would not come back before the gate gives up, which the tests see.
 """
 
+import ctypes
 import threading
 
 import numpy as np
@@ -210,6 +211,39 @@ def test_the_default_streams_are_those_of_the_current_context(name, stream):
         assert driver.current() == own
         driver.synchronize()
         work.check()
+
+
+def test_threads_work_on_streams_of_one_green_context_and_make_it_nobodys():
+    errors = []
+    with driver.green_context() as green:
+        streams = [ctypes.c_void_p() for _ in range(2)]
+        for stream in streams:
+            driver.call("cuGreenCtxStreamCreate", byref(stream), green, 1, 0)
+
+        def pack(stream, seed):
+            try:
+                assert driver.current() is None
+                work = works_of[seed]
+                for _ in range(200):
+                    check(work.call(stream.value))
+                assert driver.current() is None
+                driver.call("cuStreamSynchronize", stream)
+            except BaseException as error:
+                errors.append(error)
+
+        works_of = [Prepared("pack_chunks", seed=seed) for seed in range(2)]
+        driver.synchronize()
+        threads = [threading.Thread(target=pack, args=(stream, seed)) for seed, stream in enumerate(streams)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors, errors
+        for work in works_of:
+            work.check()
+            work.free()
+        for stream in streams:
+            driver.call("cuStreamDestroy_v2", stream)
 
 
 def test_contexts_come_and_go():
