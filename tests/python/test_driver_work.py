@@ -11,6 +11,7 @@ from stand_in import run
 LAYOUTS = {
     "contiguous": "noise(1003)",
     "one element off": "noise(1004)[1:]",
+    "one byte off": "one_byte_off(noise(1003))",
     "empty": "noise(0)",
     "every other": "noise(801)[::2]",
     "reversed": "noise(801)[::-1]",
@@ -29,6 +30,11 @@ def noise(count):
     if dtype == "f4":
         return (values - 1).astype("f4")
     return values.astype(dtype)
+
+def one_byte_off(array):
+    memory = np.zeros(array.nbytes + 1, np.uint8)
+    memory[1:] = array.view(np.uint8)
+    return memory[1:].view(array.dtype)
 
 def of_layout(array):
     # The array with the memory it is a view of, on the card.
