@@ -36,8 +36,9 @@ use super::{gather_bytes, kernels, scatter_bytes};
 const MOST_COLUMNS_PACKED: i64 = 63;
 const MOST_COLUMNS_UNPACKED: i64 = 24;
 
-/// A row of more elements than this is long enough for a call of its own, and no word has all of it from any bit on.
-const MOST_ELEMENTS: i64 = 57;
+/// A row of more elements than this is long enough for a call of its own: with AVX-512, rows of 48 elements of 4 bytes took
+/// 1.5 times as long as a string.
+const MOST_ELEMENTS: i64 = 31;
 
 /// With fewer elements side by side than this, all the lines of a group together, a string of bits is made no faster than
 /// the bits of each row.

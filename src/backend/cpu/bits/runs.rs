@@ -1,10 +1,10 @@
 //! Runs: what lies at one stride, one after the other.
 
-use std::mem::MaybeUninit;
+use std::{marker::PhantomData, mem::MaybeUninit};
 
 use crate::{
     backend::cpu::{
-        bit_stream::{BLOCK, BitReader, BitWriter},
+        bit_stream::{BLOCK, BitReader, BitWriter, TakesWords, Words},
         simd::{Element, Simd, ZeroRange},
     },
     plan::{
@@ -14,6 +14,80 @@ use crate::{
 };
 
 use super::strided::{pack_strided, unpack_strided};
+
+/// Elements side by side, from which words of bits are made: in the order of memory, or from the last back.
+struct Forward<S, T> {
+    zeros: ZeroRange<T>,
+    next: *const u8,
+    set: PhantomData<S>,
+}
+
+struct Backward<S, T> {
+    zeros: ZeroRange<T>,
+    end: *const u8,
+    set: PhantomData<S>,
+}
+
+/// Room for elements, which are made of words of bits in the same orders.
+struct IntoForward<S, T, const BIG: bool> {
+    one: T,
+    first: *mut u8,
+    set: PhantomData<S>,
+}
+
+struct IntoBackward<S, T, const BIG: bool> {
+    one: T,
+    end: *mut u8,
+    set: PhantomData<S>,
+}
+
+impl<S: Simd<T>, T: Element> Words for Forward<S, T> {
+    #[inline(always)]
+    unsafe fn next(&mut self) -> u64 {
+        // SAFETY: 64 more elements are there: the caller knows of another word.
+        unsafe {
+            let word = S::to_bits::<false>(self.zeros, self.next);
+            self.next = self.next.add(64 * T::SIZE);
+            word
+        }
+    }
+}
+
+impl<S: Simd<T>, T: Element> Words for Backward<S, T> {
+    #[inline(always)]
+    unsafe fn next(&mut self) -> u64 {
+        // SAFETY: 64 more elements lie before: the caller knows of another word.
+        unsafe {
+            self.end = self.end.sub(64 * T::SIZE);
+            // Bits reversed within bytes, and bytes reversed: all reversed.
+            S::to_bits::<true>(self.zeros, self.end).swap_bytes()
+        }
+    }
+}
+
+impl<S: Simd<T>, T: Element, const BIG: bool> TakesWords for IntoForward<S, T, BIG> {
+    #[inline(always)]
+    unsafe fn take(&self, number: usize, word: u64) {
+        // SAFETY: there is room for the 64 elements of a word of this number.
+        unsafe { S::from_bits::<BIG, false>(self.one, word, self.first.add(64 * number * T::SIZE)) };
+    }
+}
+
+impl<S: Simd<T>, T: Element, const BIG: bool> TakesWords for IntoBackward<S, T, BIG> {
+    #[inline(always)]
+    unsafe fn take(&self, number: usize, word: u64) {
+        // SAFETY: there is room for the 64 elements of a word of this number.
+        unsafe {
+            let dst = self.end.sub(64 * (number + 1) * T::SIZE);
+            // Bytes reversed, and bits taken in the other order: all reversed.
+            if BIG {
+                S::from_bits::<false, false>(self.one, word.swap_bytes(), dst);
+            } else {
+                S::from_bits::<true, false>(self.one, word.swap_bytes(), dst);
+            }
+        }
+    }
+}
 
 /// Writes the bits of elements side by side.
 ///
@@ -26,13 +100,10 @@ unsafe fn pack_side_by_side<S: Simd<T>, T: Element>(
     count: usize,
     writer: &mut BitWriter<'_>,
 ) {
-    // SAFETY: `src` moves on over `count` elements, and there is room for their bits.
+    // SAFETY: `src` is moved over `count` elements, and there is room for their bits.
     unsafe {
-        writer.push_words(count / 64, || {
-            let word = S::to_bits::<false>(zeros, src);
-            src = src.add(64 * T::SIZE);
-            word
-        });
+        writer.push_words(count / 64, Forward::<S, T> { zeros, next: src, set: PhantomData });
+        src = src.add(count / 64 * 64 * T::SIZE);
         let rest = count % 64;
         if rest > 0 {
             // The last 64 once more, where there are so many: less than to take part of them.
@@ -59,12 +130,9 @@ unsafe fn pack_backward<S: Simd<T>, T: Element>(
 ) {
     // SAFETY: `end` goes back over `count` elements from the one at `src`, and there is room for their bits.
     unsafe {
-        let mut end = src.add(T::SIZE);
-        writer.push_words(count / 64, || {
-            end = end.sub(64 * T::SIZE);
-            // Bits reversed within bytes, and bytes reversed: all reversed.
-            S::to_bits::<true>(zeros, end).swap_bytes()
-        });
+        let end = src.add(T::SIZE);
+        writer.push_words(count / 64, Backward::<S, T> { zeros, end, set: PhantomData });
+        let end = end.sub(count / 64 * 64 * T::SIZE);
         let rest = count % 64;
         if rest > 0 {
             let src = end.sub(rest * T::SIZE);
@@ -91,19 +159,9 @@ unsafe fn unpack_backward<S: Simd<T>, T: Element, const BIG: bool>(
 ) {
     // SAFETY: `end` goes back over the room for `count` elements, the first of them at `dst`.
     unsafe {
-        let store = |word: u64, dst| {
-            // Bytes reversed, and bits taken in the other order: all reversed.
-            if BIG {
-                S::from_bits::<false, false>(one, word.swap_bytes(), dst);
-            } else {
-                S::from_bits::<true, false>(one, word.swap_bytes(), dst);
-            }
-        };
-        let mut end = dst.add(T::SIZE);
-        reader.for_each_word(count / 64, |word| {
-            end = end.sub(64 * T::SIZE);
-            store(word, end);
-        });
+        let end = dst.add(T::SIZE);
+        reader.for_each_word(count / 64, IntoBackward::<S, T, BIG> { one, end, set: PhantomData });
+        let end = end.sub(count / 64 * 64 * T::SIZE);
         let rest = count % 64;
         if rest > 0 {
             let dst = end.sub(rest * T::SIZE);
@@ -111,7 +169,8 @@ unsafe fn unpack_backward<S: Simd<T>, T: Element, const BIG: bool>(
                 S::some_from_bits(one, reader.next(rest).reverse_bits() >> (64 - rest), dst, rest);
             } else {
                 // The last 64 once more: less than to write part of them.
-                store(reader.word_up_to(rest), dst);
+                let end = dst.add(64 * T::SIZE);
+                IntoBackward::<S, T, BIG> { one, end, set: PhantomData }.take(0, reader.word_up_to(rest));
             }
         }
     }
@@ -128,12 +187,10 @@ unsafe fn unpack_side_by_side<S: Simd<T>, T: Element, const BIG: bool>(
     mut dst: *mut u8,
     count: usize,
 ) {
-    // SAFETY: `dst` moves on over the room for `count` elements.
+    // SAFETY: `dst` is moved over the room for `count` elements.
     unsafe {
-        reader.for_each_word(count / 64, |word| {
-            S::from_bits::<BIG, false>(one, word, dst);
-            dst = dst.add(64 * T::SIZE);
-        });
+        reader.for_each_word(count / 64, IntoForward::<S, T, BIG> { one, first: dst, set: PhantomData });
+        dst = dst.add(count / 64 * 64 * T::SIZE);
         let rest = count % 64;
         if rest > 0 {
             if count < 64 {

@@ -4,7 +4,7 @@
 //! others one at a time.
 
 use crate::backend::cpu::{
-    bit_stream::{BitReader, BitWriter, in_order},
+    bit_stream::{BitReader, BitWriter, Words, in_order},
     simd::{Element, Simd, ZeroRange, per_group},
 };
 
@@ -83,17 +83,27 @@ unsafe fn pack_strided_lanes<S: Simd<T>, T: Element, const STEP: usize>(
                 words[..some].reverse();
                 words.iter_mut().for_each(|word| *word = word.reverse_bits());
             }
-            let mut next = words.as_ptr();
-            writer.push_words(some, || {
-                next = next.add(1);
-                next.sub(1).read()
-            });
+            writer.push_words(some, Ready(words.as_ptr()));
         }
         let rest = count % 64;
         if rest > 0 {
             let lowest = if backward { 0 } else { 64 * whole * STEP };
             let word = strided_word::<S, T, STEP>(zeros, bottom, lanes, lowest, rest);
             writer.push(if backward { word.reverse_bits() >> (64 - rest) } else { word }, rest);
+        }
+    }
+}
+
+/// Words in memory.
+struct Ready(*const u64);
+
+impl Words for Ready {
+    #[inline(always)]
+    unsafe fn next(&mut self) -> u64 {
+        // SAFETY: the caller knows of another word.
+        unsafe {
+            self.0 = self.0.add(1);
+            self.0.sub(1).read()
         }
     }
 }
