@@ -36,9 +36,11 @@ use super::{gather_bytes, kernels, scatter_bytes};
 const MOST_COLUMNS_PACKED: i64 = 63;
 const MOST_COLUMNS_UNPACKED: i64 = 24;
 
-/// A row of more elements than this is long enough for a call of its own: with AVX-512, rows of 48 elements of 4 bytes took
-/// 1.5 times as long as a string.
-const MOST_ELEMENTS: i64 = 31;
+/// A row of more elements than this is long enough for a call of its own. Rows of 33 bytes take up to 1.5 times NumPy's time
+/// in calls (without vectors), less than it as a string; rows of 48 elements of 4 bytes took 1.5 times as long as a string
+/// (AVX-512). 57 bits are what a word has from any bit on.
+const MOST_BYTES: i64 = 57;
+const MOST_WIDER_ELEMENTS: i64 = 31;
 
 /// With fewer elements side by side than this, all the lines of a group together, a string of bits is made no faster than
 /// the bits of each row.
@@ -109,6 +111,7 @@ impl Narrow {
         if lines < 2 || plan.bytes.count() != bytes_for(lines) {
             return None;
         }
+        let most_elements = if plan.size == 1 { MOST_BYTES } else { MOST_WIDER_ELEMENTS };
         let (mut elements, mut bytes) = (Loops::new(), Loops::new());
         let groups = match layout {
             Layout::Columns { across } if plan.rows.as_slice()[across].count <= most_columns => {
@@ -126,7 +129,7 @@ impl Narrow {
                 let last_lines = lines as usize - 8 * (per_row - 1);
                 Groups { width, per_row, bits: 8 * width, last_bits: last_lines * width, bytes: width }
             }
-            Layout::Rows | Layout::OneStride if lines <= MOST_ELEMENTS && plan.rows.count() > 1 => {
+            Layout::Rows | Layout::OneStride if lines <= most_elements && plan.rows.count() > 1 => {
                 for item in plan.rows.as_slice() {
                     elements.push(item.count, [item.strides[0]]);
                     bytes.push(item.count, [item.strides[1]]);

@@ -5,7 +5,7 @@
 
 use crate::backend::cpu::{
     bit_stream::{BitReader, BitWriter, Words, in_order},
-    simd::{Element, Simd, ZeroRange, per_group},
+    simd::{Element, Simd, ZeroRange, per_group, prefetch},
 };
 
 /// Writes the bits of elements that lie `stride` bytes apart.
@@ -52,6 +52,8 @@ unsafe fn pack_strided_lanes<S: Simd<T>, T: Element, const STEP: usize>(
 ) {
     /// Groups of 64 lanes whose bits are compacted at once: where that takes several steps, in vectors.
     const GROUPS: usize = 16;
+    /// Bytes ahead of which a cache line is asked for.
+    const AHEAD: isize = 2048;
     let lanes = (count - 1) * STEP + 1;
     let bottom = if backward { src.wrapping_sub((lanes - 1) * T::SIZE) } else { src };
     let each = const { per_group(64, STEP) };
@@ -66,7 +68,11 @@ unsafe fn pack_strided_lanes<S: Simd<T>, T: Element, const STEP: usize>(
             if some == together && lowest + (64 * together - each) * STEP + 64 <= lanes {
                 let mut groups = [0; GROUPS];
                 for (index, bits) in groups.iter_mut().enumerate() {
-                    *bits = S::to_bits::<false>(zeros, bottom.add((lowest + index * each * STEP) * T::SIZE));
+                    let group = bottom.add((lowest + index * each * STEP) * T::SIZE);
+                    if S::PREFETCHES_STRIDED {
+                        prefetch(group.wrapping_offset(if backward { -AHEAD } else { AHEAD }));
+                    }
+                    *bits = S::to_bits::<false>(zeros, group);
                 }
                 S::compact::<STEP, GROUPS>(&mut groups);
                 for (word, groups) in words.iter_mut().zip(groups.chunks_exact(64 / each)) {

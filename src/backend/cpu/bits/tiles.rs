@@ -18,7 +18,7 @@ use std::ops::Range;
 use crate::{
     backend::cpu::{
         dispatch::Variant,
-        simd::{Element, Simd, TILE, ZeroRange},
+        simd::{Element, Simd, TILE, ZeroRange, prefetch},
     },
     plan::{
         bits::{BitOrder, BitPlan, BitRule, Layout, OnePattern},
@@ -228,19 +228,6 @@ impl Tiles {
 /// So few columns of a tile are faster done one element at a time than transposed.
 const FEW_COLUMNS: usize = 3;
 
-/// Asks for the line of the next tile: no prefetcher of a processor follows 64 lines at once. Any address will do.
-#[inline(always)]
-fn prefetch(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 processor has the instruction, and it reads nothing.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
-}
-
 /// The words of the lines in a tile: after transposing, the first line's bit is the lowest of each word, or the highest.
 #[inline(always)]
 fn words_of(order: BitOrder) -> impl Iterator<Item = usize> {
@@ -278,6 +265,7 @@ pub unsafe fn pack_tile<S: Simd<T>, T: Element>(
         if columns == TILE {
             for (word, line) in words_of(order).zip(0..lines) {
                 let src = src.offset(line as isize * stride);
+                // The next tile: no prefetcher of a processor follows 64 lines at once.
                 prefetch(src.wrapping_add(TILE * T::SIZE));
                 words[word] = S::to_bits::<false>(zeros, src);
             }
@@ -319,6 +307,7 @@ pub unsafe fn unpack_tile<S: Simd<T>, T: Element>(
         if columns == TILE {
             for (word, line) in words_of(order).zip(0..lines) {
                 let dst = dst.offset(line as isize * stride);
+                // The next tile: no prefetcher of a processor follows 64 lines at once.
                 prefetch(dst.wrapping_add(TILE * T::SIZE));
                 S::from_bits::<false, false>(one, words[word], dst);
             }

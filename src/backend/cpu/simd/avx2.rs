@@ -149,6 +149,7 @@ impl Byte256 for BoolByte {}
 
 impl<T: Byte256> Simd<T> for Avx2 {
     const WIDEST_STRIDE: usize = 8;
+    const PREFETCHES_STRIDED: bool = true;
 
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<T>, src: *const u8) -> u64 {
@@ -187,6 +188,7 @@ impl<T: Byte256> Simd<T> for Avx2 {
 
 impl Simd<u16> for Avx2 {
     const WIDEST_STRIDE: usize = 8;
+    const PREFETCHES_STRIDED: bool = true;
 
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<u16>, src: *const u8) -> u64 {
@@ -225,6 +227,7 @@ impl Simd<u16> for Avx2 {
 
 impl Simd<u32> for Avx2 {
     const WIDEST_STRIDE: usize = 8;
+    const PREFETCHES_STRIDED: bool = true;
 
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<u32>, src: *const u8) -> u64 {
@@ -260,6 +263,7 @@ impl Simd<u32> for Avx2 {
 
 impl Simd<u64> for Avx2 {
     const WIDEST_STRIDE: usize = 8;
+    const PREFETCHES_STRIDED: bool = true;
 
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<u64>, src: *const u8) -> u64 {
