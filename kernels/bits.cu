@@ -5,19 +5,11 @@
 // vectors of 16 bytes a unit, side by side across the warp; what bits they give become 32 words in the 32 lanes by an
 // exchange of fields; one store writes 128 bytes. Unpacking, a tile is a block's, and each lane writes vectors of 16 bytes.
 // The side that is written is aligned to whole cache lines by a *head* of less than one; the side that is read is then
-// anywhere, and is read at aligned addresses and shifted. Nothing outside the operands is touched: what would be,
-// the *edges*, goes element by element.
-#include "gradcodec/device.cuh"
+// anywhere, and is read at aligned addresses and shifted. Nothing outside the operands is touched: what would touch it, and
+// the block with the head, take a way of their own through *ragged* tiles (tile.cuh).
+#include "tile.cuh"
 
-using namespace gradcodec;
-typedef unsigned long long u64;
-
-enum : unsigned { LINE = 128, UNIT = 1024, THREADS = 256 };
-
-// How far beyond a multiple of `size` an address lies.
-__device__ __forceinline__ unsigned misalignment(const void *address, unsigned size) {
-    return static_cast<unsigned>(reinterpret_cast<u64>(address)) % size;
-}
+enum : unsigned { UNIT = 1024, THREADS = 256 };
 
 // The bits to unpack, and what is made of them. A few reads scattered among many writes cost far more than their bytes, for
 // memory turns around for each. So from 9.0 on the bits come to the L2 cache in bursts, ahead of their use (prefetch_burst);
@@ -52,11 +44,6 @@ __device__ __forceinline__ void store_vector(uint4 *to, uint4 v) {
 #endif
 }
 
-// This thread among all threads of the launch.
-__device__ __forceinline__ u64 thread_number() {
-    return static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x;
-}
-
 // A byte of which only bit number i is set.
 __device__ __forceinline__ unsigned bit_of_byte(unsigned i, unsigned order) {
     return order == ORDER_LITTLE ? 1u << i : 0x80u >> i;
@@ -64,49 +51,73 @@ __device__ __forceinline__ unsigned bit_of_byte(unsigned i, unsigned order) {
 
 // ---- Packing contiguous elements
 
-// The bytes first ... end - 1, by a warp; element by element.
+// The bytes before the first whole line, at most 127, by the first block: 16 a warp, 4 elements a lane.
 template <typename R, typename T = typename R::element>
-__device__ __forceinline__ void pack_edge(const T *__restrict__ src, unsigned char *__restrict__ dst, u64 elements,
-                                          u64 first, u64 end, unsigned order) {
-#pragma unroll 1
-    for (u64 at = first + threadIdx.x % WARP; at < end; at += WARP) {
-        unsigned byte = 0;
+__device__ __forceinline__ void pack_head(const T *__restrict__ src, unsigned char *__restrict__ dst, u64 elements,
+                                          unsigned bytes, unsigned order) {
+    const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, byte = warp * 16 + lane;
+    const unsigned end = elements < bytes * 8 ? static_cast<unsigned>(elements) : bytes * 8;
+    T x[4];
 #pragma unroll
-        for (unsigned k = 0; k < 8; k++) {
-            if (at * 8 + k < elements && bit_of<R>(src[at * 8 + k])) byte |= bit_of_byte(k, order);
-        }
-        dst[at] = static_cast<unsigned char>(byte);
+    for (unsigned k = 0; k < 4; k++) {
+        const unsigned i = warp * LINE + k * WARP + lane;
+        x[k] = i < end ? src[i] : R::first_zero();
     }
+    unsigned word = 0;
+#pragma unroll
+    for (unsigned k = 0; k < 4; k++) {
+        const unsigned bits = pack_warp(bit_of<R>(x[k]));
+        if (lane / 4 == k) word = bits;
+    }
+    if (lane < 16 && byte < bytes) dst[byte] = static_cast<unsigned char>(in_order(word, order) >> lane % 4 * 8);
 }
 
 // Reads sizeof(T), writes 1/8 byte an element.
 template <typename R, unsigned UNITS, typename T = typename R::element>
 __device__ __forceinline__ void pack(const T *__restrict__ src, unsigned char *__restrict__ dst, u64 elements, u64 bytes,
                                      unsigned order) {
-    constexpr unsigned VECTORS = 2 * sizeof(T), A_VECTOR = 16 / sizeof(T);
+    constexpr unsigned VECTORS = 2 * sizeof(T), A_VECTOR = 16 / sizeof(T), BEHIND = UNITS * UNIT;
     const unsigned lane = threadIdx.x % WARP;
-    const u64 warp = thread_number() / WARP;
     u64 head = (LINE - misalignment(dst, LINE)) % LINE;
     if (head > bytes) head = bytes;
-    const u64 byte = head + warp * (UNITS * LINE), end = byte + UNITS * LINE, first = byte * 8;
+    const u64 byte = head + thread_number() / WARP * (UNITS * LINE), first = byte * 8;
     // The same for every tile: a tile begins a multiple of 16 bytes after the one before.
     const unsigned shift = misalignment(src + first, 16) / sizeof(T);
-    const bool whole = end <= bytes && first >= shift && first + UNITS * UNIT + (shift ? A_VECTOR : 0) <= elements;
-    // The first warp has the head too.
-    const u64 edge = warp == 0 ? 0 : byte, edge_end = !whole ? (end < bytes ? end : bytes) : warp == 0 ? head : 0;
-    if (edge < edge_end) pack_edge<R>(src, dst, elements, edge, edge_end, order);
-    if (!whole) return;
+    // The first block has the head too.
+    const bool with_head = blockIdx.x == 0 && head > 0;
+    const bool whole = byte + UNITS * LINE <= bytes && first >= shift && !with_head
+                    && first + BEHIND + (shift ? A_VECTOR : 0) <= elements;
 
-    const uint4 *vectors = reinterpret_cast<const uint4 *>(src + first - shift) + lane;
-    uint4 loaded[UNITS][VECTORS];
+    // A lane's vectors, and the one behind the tile, which a shift needs.
+    const T *from = src + (first - shift);
+    const auto place = [&](unsigned u, unsigned k) { return ((u * VECTORS + k) * WARP + lane) * A_VECTOR; };
+    uint4 loaded[UNITS][VECTORS], last = make_uint4(0, 0, 0, 0);
+    Extent inside = {0, 0};
+    unsigned ends = 0;
+    if (whole) {
 #pragma unroll
-    for (unsigned u = 0; u < UNITS; u++) {
+        for (unsigned u = 0; u < UNITS; u++) {
 #pragma unroll
-        for (unsigned k = 0; k < VECTORS; k++) loaded[u][k] = vectors[(u * VECTORS + k) * WARP];
+            for (unsigned k = 0; k < VECTORS; k++) loaded[u][k] = *reinterpret_cast<const uint4 *>(from + place(u, k));
+        }
+        if (shift) last = *reinterpret_cast<const uint4 *>(from + BEHIND);
+    } else {
+        if (byte >= bytes && !with_head) return;
+        inside = extent(static_cast<long long>(first - shift), BEHIND + A_VECTOR, elements);
+#pragma unroll
+        for (unsigned u = 0; u < UNITS; u++) {
+#pragma unroll
+            for (unsigned k = 0; k < VECTORS; k++) loaded[u][k] = load_inside(from, place(u, k), inside);
+        }
+        if (shift) last = load_inside(from, BEHIND, inside);
+        ends = pack_ends<R>(from, inside, lane);
+        if (with_head) pack_head<R>(src, dst, elements, static_cast<unsigned>(head), order);
     }
-    // The vector behind the tile, which a shift needs.
     unsigned behind = 0;
-    if (shift) behind = pack_vector(vectors[UNITS * VECTORS * WARP - lane], R());
+    if (shift) {
+        behind = pack_vector(last, R());
+        if (!whole) behind = bits_inside<A_VECTOR>(behind, BEHIND, inside, ends);
+    }
 
     unsigned words[UNITS];
 #pragma unroll
@@ -114,11 +125,18 @@ __device__ __forceinline__ void pack(const T *__restrict__ src, unsigned char *_
         unsigned fields = 0;
 #pragma unroll
         for (unsigned k = 0; k < VECTORS; k++) fields |= pack_vector(loaded[u][k], R()) << k * A_VECTOR;
+        if (!whole) {
+            unsigned kept = 0;
+#pragma unroll
+            for (unsigned k = 0; k < VECTORS; k++) {
+                kept |= bits_inside<A_VECTOR>(fields >> k * A_VECTOR, place(u, k), inside, ends) << k * A_VECTOR;
+            }
+            fields = kept;
+        }
         // Now lane g * VECTORS + k holds word g of vector k of all lanes: to the lane of its number.
         fields = transpose_fields<VECTORS>(fields, lane);
         words[u] = __shfl_sync(WHOLE_WARP, fields, lane % A_VECTOR * VECTORS + lane / A_VECTOR);
     }
-    unsigned *out = reinterpret_cast<unsigned *>(dst + byte) + lane;
 #pragma unroll
     for (unsigned u = 0; u < UNITS; u++) {
         unsigned word = words[u];
@@ -127,7 +145,16 @@ __device__ __forceinline__ void pack(const T *__restrict__ src, unsigned char *_
             const unsigned next = __shfl_down_sync(WHOLE_WARP, word, 1);
             word = __funnelshift_r(word, lane == WARP - 1 ? beyond : next, shift);
         }
-        out[u * WARP] = in_order(word, order);
+        words[u] = in_order(word, order);
+    }
+    unsigned char *to = dst + byte;
+    if (whole) {
+#pragma unroll
+        for (unsigned u = 0; u < UNITS; u++) reinterpret_cast<unsigned *>(to)[u * WARP + lane] = words[u];
+    } else {
+        inside = extent(static_cast<long long>(byte), UNITS * LINE, bytes);
+#pragma unroll
+        for (unsigned u = 0; u < UNITS; u++) store_inside(to, u * LINE + lane * 4, inside, words[u]);
     }
 }
 
@@ -164,14 +191,38 @@ __device__ __forceinline__ void prefetch_burst(const unsigned char *src, u64 byt
 }
 #endif
 
-// The elements first ... end - 1, one a thread at a time.
-template <typename T>
-__device__ __forceinline__ void unpack_edge(const unsigned char *__restrict__ src, T *__restrict__ dst, u64 bytes, u64 first,
-                                            u64 end, T one, unsigned order) {
-#pragma unroll 1
-    for (u64 i = first + threadIdx.x; i < end; i += THREADS) {
-        dst[i] = i / 8 < bytes && load_bit(src, i, order) ? one : T(0);
+// A ragged tile of a block, which begins at element `first`, and the head. Bits come by bytes, at most three a vector, of
+// which each is loaded if it is there.
+template <unsigned STORES, typename T>
+__device__ __forceinline__ void unpack_ragged(const unsigned char *__restrict__ src, T *__restrict__ dst, u64 elements,
+                                              u64 bytes, unsigned head, u64 first, T one, unsigned order) {
+    constexpr unsigned A_VECTOR = 16 / sizeof(T), TILE = STORES * THREADS * A_VECTOR;
+    constexpr unsigned BYTES = (7 + A_VECTOR + 7) / 8;  // that a vector's bits lie in, wherever they begin
+    u64 begin[STORES];
+    unsigned loaded[STORES][BYTES];
+#pragma unroll
+    for (unsigned s = 0; s < STORES; s++) {
+        begin[s] = first + (s * THREADS + threadIdx.x) * A_VECTOR;
+#pragma unroll
+        for (unsigned k = 0; k < BYTES; k++) loaded[s][k] = begin[s] / 8 + k < bytes ? src[begin[s] / 8 + k] : 0;
     }
+    // Single elements, one a thread: the first threads have the head, those after them what fills no vector at the end.
+    const u64 left = elements > first ? elements - first : 0;
+    const u64 end = first + (left < TILE ? left : TILE), filled = end - left % A_VECTOR;
+    const bool of_head = threadIdx.x < LINE;
+    const u64 single = of_head ? threadIdx.x : filled + (threadIdx.x - LINE);
+    const bool exists = single < elements && (of_head ? threadIdx.x < head : left < TILE);
+    const bool bit = exists && single / 8 < bytes && load_bit(src, single, order);
+
+#pragma unroll
+    for (unsigned s = 0; s < STORES; s++) {
+        unsigned word = 0;
+#pragma unroll
+        for (unsigned k = 0; k < BYTES; k++) word |= loaded[s][k] << 8 * k;
+        const unsigned bits = in_order(word, order) >> static_cast<unsigned>(begin[s]) % 8;
+        if (begin[s] + A_VECTOR <= elements) store_vector(reinterpret_cast<uint4 *>(dst + begin[s]), unpack_vector(bits, one));
+    }
+    if (exists) dst[single] = bit ? one : T(0);
 }
 
 // Reads 1/8, writes sizeof(T) bytes an element. Block: a tile of STORES * THREADS vectors; thread: STORES of them, THREADS
@@ -193,9 +244,7 @@ __device__ __forceinline__ void unpack(const unsigned char *__restrict__ src, T 
     const bool whole = end <= elements && end / 8 + (apart ? 8 : 0) <= bytes && (blockIdx.x > 0 || before == 0);
     if (!whole || (blockIdx.x == 0 && head)) {
         // The first block has the head too.
-        const u64 to = whole ? head : end;
-        unpack_edge(src, dst, bytes, blockIdx.x == 0 ? 0 : first, to < elements ? to : elements, one, order);
-        if (!whole) return;
+        return unpack_ragged<STORES>(src, dst, elements, bytes, blockIdx.x == 0 ? head : 0, first, one, order);
     }
 
     const u64 position = first + before * 8 + threadIdx.x * A_VECTOR;

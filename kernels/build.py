@@ -76,9 +76,9 @@ class Nvrtc:
     def ptx(self, source, level):
         program = ctypes.c_void_p()
         # The headers go in as text and under bare names, so that no path of this machine gets into the PTX.
-        headers = sorted((ROOT / "include").glob("gradcodec/*.cuh"))
-        contents = texts([header.read_text() for header in headers])
-        names = texts([f"gradcodec/{header.name}" for header in headers])
+        headers = {f"gradcodec/{header.name}": header for header in sorted((ROOT / "include").glob("gradcodec/*.cuh"))}
+        headers |= {header.name: header for header in sorted(KERNELS.glob("*.cuh"))}
+        contents, names = texts([header.read_text() for header in headers.values()]), texts(headers)
         self.call("nvrtcCreateProgram", ctypes.byref(program), source.read_bytes(), source.name.encode(), len(headers),
                   contents, names)
         options = [*OPTIONS, f"--gpu-architecture=compute_{level}"]
