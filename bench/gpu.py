@@ -1,15 +1,16 @@
 """How fast the GPU packs and unpacks: every size and layout as a fraction of a device-to-device copy, beside CuPy.
 
-The yardstick is cuMemcpyDtoDAsync of 4 GiB, bytes read and written, measured again and again in the same run. All
-contenders take turns. Every call of a sample has memory of its own, and the cache is flushed before, so that nothing
-comes from it; the calls are enqueued behind a kernel that spins, so that the device has them all when it begins.
-bench/gpu_host.c makes the calls, `make gpu-bench` builds it. The samples go to a JSON file, of which bench/report.py
-makes tables and a plot.
+The yardstick is cuMemcpyDtoDAsync of 4 GiB, bytes read and written, measured again and again in the same run. Beside it
+stand a sum that only reads, and a memset. All contenders take turns. Every call of a sample has memory of its own, and
+the cache is flushed before, so that nothing comes from it; the calls are enqueued behind a kernel that spins, so that
+the device has them all when it begins. bench/gpu_host.c makes the calls, `make gpu-bench` builds it. The samples go to
+a JSON file, of which bench/report.py makes tables and a plot.
 """
 
 import argparse
 import ctypes
 import datetime
+import itertools
 import json
 import math
 import os
@@ -26,7 +27,11 @@ from cpu import BFLOAT16, CODES, ROOT, DLTensor, Library, commit
 
 SIZES = [2**k for k in range(10, 33, 2)]
 QUICK_SIZES = [2**20, 2**26, 2**30]
-SIDES = [4096, 16384]
+# Elements: a size that whole tiles make up, and an odd one beside it.
+ODD_SIZES = {2**k: 2**k - 1 for k in range(12, 25, 2)} | {61 * 2**14: 1_000_003}
+QUICK_ODD_SIZES = {2**20: 2**20 - 1}
+SMALL_SIZES = [2**12, 2**20]
+SHAPES = [(2048, 2048), (12289, 6151), (16384, 16384)]
 
 YARDSTICK_BYTES = 4 << 30
 ROTATED = 256 << 20  # bytes that a sample goes through before it touches memory again: four times an H200's L2
@@ -101,14 +106,27 @@ class Bench:
         self.start, self.end = cp.cuda.Event(), cp.cuda.Event()
         self.scratch = cp.zeros(ROTATED // 8, cp.uint64)
         self.yardstick_memory = [cp.ones(YARDSTICK_BYTES, cp.uint8) for _ in range(2)]
-        self.yardstick_samples = []
+        self.yardsticks = {
+            "copy": {"bytes": 2 * YARDSTICK_BYTES, "seconds": []},
+            "sum": {"bytes": YARDSTICK_BYTES, "seconds": []},
+            "memset": {"bytes": YARDSTICK_BYTES, "seconds": []},
+        }
         source = r"""
+            extern "C" __global__ void sum(const uint4 *from, unsigned *to) {
+                from += blockIdx.x * 2048ull + threadIdx.x;
+                uint4 v[8];
+                for (int k = 0; k < 8; k++) v[k] = from[k * 256];
+                unsigned sum = 0;
+                for (int k = 0; k < 8; k++) sum += v[k].x + v[k].y + v[k].z + v[k].w;
+                if (sum == 1) *to = sum;  // it is not: the bytes are all alike
+            }
             extern "C" __global__ void spin(unsigned long long nanoseconds) {
                 unsigned long long start, now;
                 asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
                 do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); while (now - start < nanoseconds);
             }"""
-        self.spin = cp.RawKernel(source, "spin")
+        kernels = cp.RawModule(code=source)
+        self.spin, self.sum = (kernels.get_function(name) for name in ("spin", "sum"))
         for library in filter(None, (self.library, self.against)):
             self.check(library.functions.gc_prepare(*self.device()), library)
 
@@ -133,19 +151,24 @@ class Bench:
         self.end.synchronize()
         return self.cp.cuda.get_elapsed_time(self.start, self.end) * 1e-3
 
-    def copy_yardstick(self, samples):
-        """The yardstick, a few times more."""
-        to, source = (memory.data.ptr for memory in self.yardstick_memory)
+    def measure_yardsticks(self, samples):
+        """So many samples of the copy; where they are several, as many of the others."""
+        to, source = (c_uint64(memory.data.ptr) for memory in self.yardstick_memory)
+        stream = c_void_p(self.stream.ptr)
 
-        def copy():
-            code = self.driver.cuMemcpyDtoDAsync_v2(
-                c_uint64(to), c_uint64(source), c_size_t(YARDSTICK_BYTES), c_void_p(self.stream.ptr)
-            )
-            assert code == 0, f"cuMemcpyDtoDAsync: {code}"
+        def done(code):
+            assert code == 0, f"the driver answers {code}"
 
-        copy()
-        for _ in range(samples):
-            self.yardstick_samples.append(significant(self.on_device(copy, 100_000)))
+        ways = {
+            "copy": lambda: done(self.driver.cuMemcpyDtoDAsync_v2(to, source, c_size_t(YARDSTICK_BYTES), stream)),
+            "sum": lambda: self.sum((YARDSTICK_BYTES >> 15,), (256,), tuple(self.yardstick_memory)),
+            "memset": lambda: done(self.driver.cuMemsetD8Async(to, 1, c_size_t(YARDSTICK_BYTES), stream)),
+        }
+        for name, way in ways.items():
+            if name == "copy" or samples > 1:
+                way()
+                for _ in range(samples):
+                    self.yardsticks[name]["seconds"].append(significant(self.on_device(way, 100_000)))
 
     def ours(self, function, pairs, axis=AXIS_NONE, codes=(None, None)):
         """What enqueues one call for each pair of arrays. Its attribute `against` does so with the other library, if there
@@ -157,16 +180,30 @@ class Bench:
         def of(library):
             return lambda: self.check(self.host.enqueue(library.handle, *arguments), library)
 
-        enqueue = of(self.library)
-        enqueue.kept = pairs, sources, targets
-        enqueue.against = self.against and of(self.against)
+        enqueue, against = (library and of(library) for library in (self.library, self.against))
+        return self.kept((pairs, sources, targets), enqueue, against)
+
+    @staticmethod
+    def kept(memory, enqueue, against):
+        enqueue.memory, enqueue.against = memory, against
         return enqueue
+
+    def in_graph(self, enqueue):
+        """The same calls as one graph."""
+
+        def of(enqueue):
+            self.stream.begin_capture()
+            enqueue()
+            graph = self.stream.end_capture()
+            return lambda: graph.launch(self.stream)
+
+        return self.kept(enqueue.memory, of(enqueue), enqueue.against and of(enqueue.against))
 
     def measure(self, contenders, calls):
         """Seconds a call of every sample, the contenders taking turns; None for one that fails, and why."""
         samples, spins, spent, failures = {}, {}, {}, {}
-        if contenders["ours"].against:
-            contenders = {**contenders, "against": contenders["ours"].against}
+        others = {report.other(name): getattr(enqueue, "against", None) for name, enqueue in contenders.items()}
+        contenders = contenders | {name: enqueue for name, enqueue in others.items() if enqueue}
         for name, enqueue in contenders.items():
             try:
                 enqueue()  # what is compiled and allocated once
@@ -205,129 +242,130 @@ def compress_by_chunk(cp, truth, n_chunks):
     return chunks
 
 
-def sized(bench):
-    """Kinds of work by name: dtype, function, CuPy's way, and what else there is."""
-    cp = bench.cp
-
-    def pack(dtype, function, peer, code=None):
-        def make(elements):
-            itemsize = {"bool": 1, "bfloat16": 2}.get(dtype, 4)
-            moved = elements * itemsize + elements // 8
-            calls = calls_for(moved)
-            sources = bench.random((calls, elements), dtype)
-            targets = cp.empty((calls, 1, elements // 8), cp.uint8)
-            contenders = {"ours": bench.ours(function, list(zip(sources, targets)), codes=(code, None))}
-            if peer:
-                contenders["cupy"] = lambda: [peer(source) for source in sources]
-            expected = (lambda: peer(sources[0])) if peer else None
-            return moved, calls, contenders, targets[0].reshape(-1), expected
-
-        return make
-
-    def unpack(dtype, peer):
-        def make(elements):
-            moved = elements * cp.dtype(dtype).itemsize + elements // 8
-            calls = calls_for(moved)
-            sources = bench.random((calls, 1, elements // 8), "uint8")
-            targets = cp.empty((calls, elements), dtype)
-            contenders = {
-                "ours": bench.ours(UNPACK_CHUNKS, list(zip(sources, targets))),
-                "cupy": lambda: [peer(source) for source in sources],
-            }
-            return moved, calls, contenders, targets[0], lambda: peer(sources[0])
-
-        return make
-
+# Kinds of work by name: dtype of the elements, function, CuPy's way, and the code of a dtype that CuPy lacks.
+def kinds(cp):
     return {
-        "pack bool": pack("bool", PACK_CHUNKS, lambda x: cp.packbits(x)),
-        "pack int32": pack("int32", PACK_CHUNKS, lambda x: cp.packbits(x)),
-        "signs float32": pack("float32", PACK_SIGNS, lambda x: cp.packbits(~(x < 0))),
-        "signs bfloat16": pack("bfloat16", PACK_SIGNS, None, BFLOAT16),
-        "unpack uint8": unpack("uint8", lambda x: cp.unpackbits(x)),
-        "unpack float32": unpack("float32", lambda x: cp.unpackbits(x).astype(cp.float32)),
+        "pack bool": ("bool", PACK_CHUNKS, lambda x: cp.packbits(x), None),
+        "pack int32": ("int32", PACK_CHUNKS, lambda x: cp.packbits(x), None),
+        "signs float32": ("float32", PACK_SIGNS, lambda x: cp.packbits(~(x < 0)), None),
+        "signs bfloat16": ("bfloat16", PACK_SIGNS, None, BFLOAT16),
+        "unpack uint8": ("uint8", UNPACK_CHUNKS, lambda x: cp.unpackbits(x), None),
+        "unpack float32": ("float32", UNPACK_CHUNKS, lambda x: cp.unpackbits(x).astype(cp.float32), None),
     }
+
+
+class Work:
+    """Calls of one kind on so many contiguous elements; the source or the destination may lie so many of its elements
+    beyond a cache line."""
+
+    def __init__(self, bench, kind, elements, source_off=0, target_off=0):
+        dtype, function, peer, code = kinds(bench.cp)[kind]
+        packs, n_bytes = function != UNPACK_CHUNKS, -(-elements // 8)
+        itemsize = {"bool": 1, "uint8": 1, "bfloat16": 2}.get(dtype, 4)
+        self.bytes = elements * itemsize + n_bytes
+        self.calls = calls_for(self.bytes)
+
+        def rows(make, dtype, count, off):
+            # Every row begins at a cache line, but for `off`.
+            return make((self.calls, -(-(count + off) // 128) * 128), dtype)[:, off : off + count]
+
+        source = (dtype, elements) if packs else ("uint8", n_bytes)
+        target = ("uint8", n_bytes) if packs else (dtype, elements)
+        self.sources, self.targets = rows(bench.random, *source, source_off), rows(bench.cp.empty, *target, target_off)
+        bits = self.targets if packs else self.sources
+        bits = bits.reshape(self.calls, 1, n_bytes)
+        pairs = zip(self.sources, bits) if packs else zip(bits, self.targets)
+        self.ours = bench.ours(function, list(pairs), codes=(code, None))
+        self.peer = peer and (lambda: [peer(source) for source in self.sources])
+        self.expected = peer and (lambda: peer(self.sources[0])[: self.targets.shape[1]])
+
+    def check(self, what):
+        """That the first call gives what CuPy's does."""
+        if self.expected is not None:
+            self.ours()
+            assert bool((self.targets[0] == self.expected()).all()), f"{what}: not what CuPy gives"
 
 
 def layouts(bench):
-    """Squares in other layouts, by name: function, axis, bytes of memory that a call moves, and its two arrays."""
+    """Matrices in other layouts, by name: functions of a shape, which give the function of the library, the axis, the
+    bytes of memory that a call moves, and the pair of arrays."""
     cp, rng = bench.cp, bench.random
-
-    def rows(count):
-        return cp.empty((1, -(-count // 8)), cp.uint8)
-
-    def packed(count):
-        return rng((1, -(-count // 8)), "uint8")
-
-    def pack_from(memory_shape, view, touched, dtype="bool", function=PACK_CHUNKS):
-        def make(side):
-            memory = rng(memory_shape(side), dtype)
-            src = view(memory, side)
-            return function, AXIS_NONE, src.size * src.itemsize * touched + src.size // 8, src, rows(src.size)
-
-        return make
-
-    def unpack_to(memory_shape, view, touched, dtype="uint8"):
-        def make(side):
-            dst = view(cp.empty(memory_shape(side), dtype), side)
-            # Bytes between the elements are read and written back with the lines that they lie in.
-            moved = dst.size * dst.itemsize * (1 if touched == 1 else 2 * touched) + dst.size // 8
-            return UNPACK_CHUNKS, AXIS_NONE, moved, packed(dst.size), dst
-
-        return make
-
-    def along(axis, width, unpacks):
-        def make(side):
-            shape = side, width(side)
-            bits = tuple(-(-n // 8) if d == axis else n for d, n in enumerate(shape))
-            moved = math.prod(shape) + math.prod(bits)
-            if unpacks:
-                return UNPACK_BITS, axis, moved, rng(bits, "uint8"), cp.empty(shape, cp.uint8)
-            return PACK_BITS, axis, moved, rng(shape, "bool"), cp.empty(bits, cp.uint8)
-
-        return make
-
-    def square(side):
-        return side, side
-
-    def twice(side):
-        return (2 * side * side,)
-
-    def one_more(side):
-        return (side * side + 1,)
-
-    kinds = {}
-    for unpacks in False, True:
-        verb = "unpack" if unpacks else "pack"
-        kinds[f"{verb} along axis 0"] = along(0, lambda side: side, unpacks)
-        kinds[f"{verb} along axis 1"] = along(1, lambda side: side, unpacks)
-        kinds[f"{verb} along axis 1, rows of one less"] = along(1, lambda side: side - 1, unpacks)
-    kinds |= {
-        "pack transposed": pack_from(square, lambda memory, side: memory.T, 1),
-        "pack transposed int32": pack_from(square, lambda memory, side: memory.T, 1, "int32"),
-        "pack every other": pack_from(twice, lambda memory, side: memory[::2], 2),
-        "pack reversed": pack_from(lambda side: (side * side,), lambda memory, side: memory[::-1], 1),
-        "pack x[1:]": pack_from(one_more, lambda memory, side: memory[1:], 1),
-        "pack x[1:] int32": pack_from(one_more, lambda memory, side: memory[1:], 1, "int32"),
-        "signs x[1:] float32": pack_from(one_more, lambda memory, side: memory[1:], 1, "float32", PACK_SIGNS),
-        "unpack transposed": unpack_to(square, lambda memory, side: memory.T, 1),
-        "unpack every other": unpack_to(twice, lambda memory, side: memory[::2], 2),
-        "unpack x[1:]": unpack_to(one_more, lambda memory, side: memory[1:], 1),
-        "unpack x[1:] float32": unpack_to(one_more, lambda memory, side: memory[1:], 1, "float32"),
+    # The shape of the memory, the view of it, how much of the memory a call touches for each element, and the axis.
+    views = {
+        "along axis 0": (lambda shape: shape, lambda memory: memory, 1, 0),
+        "along axis 1": (lambda shape: shape, lambda memory: memory, 1, 1),
+        "transposed": (lambda shape: shape, lambda memory: memory.T, 1, AXIS_NONE),
+        "every other": (lambda shape: (2 * math.prod(shape),), lambda memory: memory[::2], 2, AXIS_NONE),
+        "reversed": (lambda shape: (math.prod(shape),), lambda memory: memory[::-1], 1, AXIS_NONE),
+        "x[1:]": (lambda shape: (math.prod(shape) + 1,), lambda memory: memory[1:], 1, AXIS_NONE),
     }
-    return kinds
+
+    def of(dtype, unpacks, memory_shape, view, touched, axis):
+        def make(shape):
+            if unpacks:
+                elements = view(cp.empty(memory_shape(shape), dtype))
+            else:
+                elements = view(rng(memory_shape(shape), dtype))
+            if axis == AXIS_NONE:
+                bits_shape = (1, -(-elements.size // 8))
+                function = UNPACK_CHUNKS if unpacks else PACK_SIGNS if dtype == "float32" else PACK_CHUNKS
+            else:
+                bits_shape = tuple(-(-n // 8) if d == axis else n for d, n in enumerate(elements.shape))
+                function = UNPACK_BITS if unpacks else PACK_BITS
+            bits = rng(bits_shape, "uint8") if unpacks else cp.empty(bits_shape, cp.uint8)
+            # What lies between elements that are written is read and written back with the lines that it lies in.
+            lines = 2 * touched if unpacks and touched > 1 else touched
+            moved = elements.nbytes * lines + bits.size
+            return function, axis, moved, (bits, elements) if unpacks else (elements, bits)
+
+        return make
+
+    verbs = [("pack", "bool"), ("pack", "int32"), ("signs", "float32"), ("unpack", "uint8"), ("unpack", "float32")]
+    return {
+        f"{verb} {name} {dtype}": of(dtype, verb == "unpack", *view)
+        for name, view in views.items()
+        for verb, dtype in verbs
+        if verb != "signs" or view[-1] == AXIS_NONE  # there is no function for signs along an axis
+    }
 
 
-def size_row(bench, kind, make, elements):
-    bench.copy_yardstick(1)
-    moved, calls, contenders, found, expected = make(elements)
-    if expected is not None and elements <= 2**26:
-        contenders["ours"]()
-        assert bool((found == expected()).all()), f"{kind}, {elements}: not what CuPy gives"
-    samples, failures = bench.measure(contenders, calls)
-    row = {"kind": kind, "elements": elements, "bytes": moved, "calls": calls, "seconds": samples, "failures": failures}
+def size_row(bench, kind, elements):
+    bench.measure_yardsticks(1)
+    work = Work(bench, kind, elements)
+    if elements <= 2**26:
+        work.check(f"{kind}, {elements}")
+    contenders = {"ours": work.ours} | ({"cupy": work.peer} if work.peer else {})
+    samples, failures = bench.measure(contenders, work.calls)
+    row = {"kind": kind, "elements": elements, "bytes": work.bytes, "calls": work.calls}
     if kind == "pack bool" and elements < 2**32:  # CuPy counts in 32 bits
         samples["compress_by_chunk"] = chunk_samples(bench, elements)
-    return row
+    return {**row, "seconds": samples, "failures": failures}
+
+
+def ragged_row(bench, kind, even, odd):
+    """Whole tiles beside what is not: all in turns."""
+    works = {
+        "ours": Work(bench, kind, even),
+        "odd": Work(bench, kind, odd),
+        "source off": Work(bench, kind, even, source_off=1),
+        "destination off": Work(bench, kind, even, target_off=1),
+    }
+    for name, work in works.items():
+        work.check(f"{kind}, {even}, {name}")
+    whole = works["ours"]
+    samples, _ = bench.measure({name: work.ours for name, work in works.items()}, whole.calls)
+    row = {"kind": kind, "elements": even, "odd": odd, "bytes": whole.bytes, "calls": whole.calls}
+    return {**row, "seconds": samples}
+
+
+def small_row(bench, kind, elements):
+    """Calls back to back, the same calls in a graph, and one call alone."""
+    work = Work(bench, kind, elements)
+    samples, _ = bench.measure({"ours": work.ours, "graph": bench.in_graph(work.ours)}, work.calls)
+    pairs, *_ = work.ours.memory
+    dtype, function, _, code = kinds(bench.cp)[kind]
+    alone, _ = bench.measure({"alone": bench.ours(function, pairs[:1], codes=(code, None))}, 1)
+    return {"kind": kind, "elements": elements, "bytes": work.bytes, "calls": work.calls, "seconds": samples | alone}
 
 
 def chunk_samples(bench, elements):
@@ -343,13 +381,13 @@ def chunk_samples(bench, elements):
     return samples[2:]
 
 
-def layout_row(bench, kind, make, side):
-    bench.copy_yardstick(1)
-    function, axis, moved, *_ = first = make(side)
+def layout_row(bench, kind, make, shape):
+    bench.measure_yardsticks(1)
+    function, axis, moved, pair = make(shape)
     calls = calls_for(moved)
-    pairs = [first[3:], *(make(side)[3:] for _ in range(calls - 1))]
+    pairs = [pair, *(make(shape)[-1] for _ in range(calls - 1))]
     samples, _ = bench.measure({"ours": bench.ours(function, pairs, axis)}, calls)
-    return {"kind": kind, "side": side, "bytes": moved, "calls": calls, "seconds": samples}
+    return {"kind": kind, "shape": shape, "bytes": moved, "calls": calls, "seconds": samples}
 
 
 # --- the host ---------------------------------------------------------------------------------------------------------
@@ -491,18 +529,30 @@ def first_calls(path, rounds):
     return found
 
 
-def about(bench):
-    properties = bench.cp.cuda.runtime.getDeviceProperties(0)
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+def of_card(*fields):
+    """What nvidia-smi says of the card, or nothing."""
+    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
     try:
-        driver = subprocess.run(query, capture_output=True, text=True).stdout.strip() or None
+        answer = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     except FileNotFoundError:
-        driver = None
+        answer = ""
+    return dict(zip(fields, answer.split(", "))) if answer else {}
+
+
+def clocks():
+    return of_card("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+
+
+def about(bench):
+    runtime = bench.cp.cuda.runtime
+    properties = runtime.getDeviceProperties(0)
+    memory_clock, bus_width = (runtime.deviceGetAttribute(attribute, 0) for attribute in (36, 37))  # kHz, bits
     return {
         "card": properties["name"].decode(),
         "capability": f"{properties['major']}.{properties['minor']}",
-        "driver": driver,
-        "cuda": bench.cp.cuda.runtime.driverGetVersion(),
+        "theoretical": 2 * memory_clock * 1000 * bus_width // 8,
+        "driver": of_card("driver_version").get("driver_version"),
+        "cuda": runtime.driverGetVersion(),
         "cupy": bench.cp.__version__,
         "library": bench.library.functions.gc_version_string().decode(),
         "commit": commit(),
@@ -513,7 +563,7 @@ def about(bench):
 def main():
     output = pathlib.Path(os.environ.get("BENCH_OUT") or ROOT / "build/bench/gpu.json")
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--quick", action="store_true", help="fewer sizes, one side, fewer calls")
+    options.add_argument("--quick", action="store_true", help="fewer sizes, one shape, fewer calls")
     options.add_argument("--only", metavar="KIND", help="kinds whose names begin so, and nothing else")
     options.add_argument("--output", metavar="FILE", type=pathlib.Path, default=output)
     options.add_argument("--host", metavar="FILE", default=ROOT / "build/bench/gpu_host.so", help="gpu_host.c, built")
@@ -530,36 +580,44 @@ def main():
     first = first_calls(options.library, 1 if options.quick else 3) if everything else {}
     bench = Bench(options.host, options.library, options.against)
     pool = bench.cp.get_default_memory_pool()
-    results = {"about": {**about(bench), "quick": options.quick}, "sizes": [], "layouts": [], "host": {}}
+    results = {"about": {**about(bench), "quick": options.quick}, "host": {}}
     results["first call"] = first
-    bench.copy_yardstick(SAMPLES)
+    results["clocks"] = [clocks()]
+    bench.measure_yardsticks(SAMPLES)
     if everything:
         results["host"] = host(bench, HOST_CALLS // 4 if options.quick else HOST_CALLS)
         results["kept"] = kept(bench)
-    for kind, make in sized(bench).items():
-        for elements in (QUICK_SIZES if options.quick else SIZES) if kind.startswith(only) else []:
-            try:
-                results["sizes"].append(size_row(bench, kind, make, elements))
-            except bench.cp.cuda.memory.OutOfMemoryError as error:
-                print(f"{kind}, {elements}: {error}", file=sys.stderr)
-            pool.free_all_blocks()
-    for kind, make in layouts(bench).items():
-        for side in SIDES[:1] if options.quick else SIDES:
+
+    def measure(group, row, of_kinds, cases):
+        begin = time.perf_counter()
+        results[group] = []
+        for kind, case in itertools.product(of_kinds, cases):
             if kind.startswith(only):
-                results["layouts"].append(layout_row(bench, kind, make, side))
+                try:
+                    results[group].append(row(kind, case))
+                except bench.cp.cuda.memory.OutOfMemoryError as error:
+                    print(f"{kind}, {case}: {error}", file=sys.stderr)
                 pool.free_all_blocks()
-    bench.copy_yardstick(5)
-    results["yardstick"] = {"bytes": 2 * YARDSTICK_BYTES, "seconds": bench.yardstick_samples}
+        print(f"{group}: {time.perf_counter() - begin:.0f} s", file=sys.stderr)
+
+    quick, of_kinds, of_layouts = options.quick, kinds(bench.cp), layouts(bench)
+    measure("sizes", lambda kind, size: size_row(bench, kind, size), of_kinds, QUICK_SIZES if quick else SIZES)
+    pairs = QUICK_ODD_SIZES if quick else ODD_SIZES
+    measure("ragged", lambda kind, even: ragged_row(bench, kind, even, pairs[even]), of_kinds, pairs)
+    measure("small", lambda kind, size: small_row(bench, kind, size), of_kinds, SMALL_SIZES)
+    shapes = SHAPES[:1] if quick else SHAPES
+    measure("layouts", lambda kind, shape: layout_row(bench, kind, of_layouts[kind], shape), of_layouts, shapes)
+    bench.measure_yardsticks(5)
+    results["clocks"].append(clocks())
+    results["yardsticks"] = bench.yardsticks
 
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results) + "\n")
     print(report.gpu_tables(results))
     if options.against:
         print(report.against(results))
-    spread = sorted(bench.yardstick_samples)
-    print(
-        f"\nyardstick: {statistics.median(spread) * 1e3:.3f} ms, from {spread[0] * 1e3:.3f} to {spread[-1] * 1e3:.3f}"
-    )
+    spread = sorted(bench.yardsticks["copy"]["seconds"])
+    print(f"\nthe copy: {statistics.median(spread) * 1e3:.3f} ms, {spread[0] * 1e3:.3f} to {spread[-1] * 1e3:.3f}")
 
 
 if __name__ == "__main__":

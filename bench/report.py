@@ -59,25 +59,45 @@ def times_numpy(row):
 def named(row):
     """What a row of a kind is of."""
     if "shape" in row:
-        return f"{' x '.join(map(str, row['shape']))} along axis {row['axis']}"
-    return row.get("side") or row["elements"]
+        axis = f" along axis {row['axis']}" if "axis" in row else ""
+        return f"{' x '.join(map(str, row['shape']))}{axis}"
+    return row.get("side") or count(row["elements"])
+
+
+def count(elements):
+    """2^24, 2^24 - 1, or the number."""
+    for less, suffix in (0, ""), (1, " - 1"):
+        if (elements + less).bit_count() == 1:
+            return f"2^{(elements + less).bit_length() - 1}{suffix}"
+    return f"{elements:,}"
+
+
+def other(contender):
+    """What a contender is called when the other library takes its place."""
+    return "against" if contender == "ours" else f"{contender}, against"
 
 
 def against(results):
     """How fast the library is compared with the other that took turns with it: by group, and the slowest rows."""
     lines, rows = [], []
-    for group in "sizes", "layouts", "narrow":
-        found = [(ratio(row, "ours", "against"), row) for row in results.get(group, []) if row["seconds"].get("against")]
+    for group in "sizes", "ragged", "small", "layouts", "narrow":
+        found = [
+            (ratio(row, name, other(name)), row, name)
+            for row in results.get(group, [])
+            for name in row["seconds"]
+            if row["seconds"].get(other(name))
+        ]
         rows += found
-        if found:
-            lines.append(f"{group}: median {statistics.median(times for times, _ in found):.3f} of {len(found)} rows")
+        for name in dict.fromkeys(name for *_, name in found):
+            times = [times for times, _, of in found if of == name]
+            lines.append(f"{group}, {name}: median {statistics.median(times):.3f} of {len(times)} rows")
     for name, seconds in results.get("host", {}).items():
         if others := results["host"].get(f"{name}, against"):
             ours, theirs = statistics.median(seconds) * 1e6, statistics.median(others) * 1e6
             lines.append(f"{name}: {ours:.2f} us, {theirs:.2f} us against")
     lines.append("slowest:")
-    for times, row in sorted(rows, key=lambda found: found[0])[:12]:
-        lines.append(f"  {times:.3f}  {row['kind']}, {named(row)}")
+    for times, row, name in sorted(rows, key=lambda found: found[0])[:12]:
+        lines.append(f"  {times:.3f}  {row['kind']}, {named(row)}{'' if name == 'ours' else f', {name}'}")
     return "Times as fast as the library it was timed against\n" + "\n".join(lines)
 
 
@@ -116,8 +136,7 @@ def of_sizes(rows):
             if to_reach is not None
         ]
         rates = [rate(row, contender) for contender in (loop(row), "ours", "ours x2", "numpy")]
-        power = f"2^{row['elements'].bit_length() - 1}"
-        cells = [power, *map(number, [*rates, of_loop, of_numpy]), "; ".join(targets)]
+        cells = [count(row["elements"]), *map(number, [*rates, of_loop, of_numpy]), "; ".join(targets)]
         lines.append([row["kind"], *cells])
     header = ["kind", "elements", "loop", "1 thread", "2 threads", "NumPy", "of the loop", "times NumPy", "to reach"]
     return table(header, lines)
@@ -206,8 +225,10 @@ def plot(results, path):
 
 # --- the GPU ----------------------------------------------------------------------------------------------------------
 
-# Bytes a second, by a word of the card's name: below this it was not at its speed, and the run says nothing.
-LEAST_YARDSTICK = {"H200": 4.1e12}
+# Of the card's theoretical rate: below this the copy was not at its speed, and the run says nothing.
+LEAST_YARDSTICK = 0.85
+# The time of odd sizes and addresses, as a multiple of that of whole tiles.
+MOST_TIMES_RAGGED = 1.25
 # To reach at 2^30 elements, of the yardstick.
 GPU_TO_REACH = {
     "pack bool": 0.98,
@@ -225,19 +246,18 @@ HOST_TO_REACH = {
 }
 
 
-def yardstick(results):
-    """Bytes a second of the copy."""
-    return results["yardstick"]["bytes"] / statistics.median(results["yardstick"]["seconds"])
+def yardstick(results, name="copy"):
+    """Bytes a second."""
+    measured = results["yardsticks"][name]
+    return measured["bytes"] / statistics.median(measured["seconds"])
 
 
 def void(results):
     """Why the run does not count, or nothing."""
-    for card, least in LEAST_YARDSTICK.items():
-        if card in results["about"]["card"] and yardstick(results) < least:
-            return (
-                f"VOID: the yardstick is {yardstick(results) / 1e12:.2f} TB/s, below {least / 1e12:.1f} on this card."
-            )
-    return None
+    reached, theoretical = yardstick(results), results["about"]["theoretical"]
+    if reached >= LEAST_YARDSTICK * theoretical:
+        return None
+    return f"VOID: the copy moves {reached / 1e12:.2f} TB/s, below {LEAST_YARDSTICK} of {theoretical / 1e12:.2f}."
 
 
 def fraction(results, row, contender="ours"):
@@ -252,7 +272,7 @@ def of_gpu_sizes(results):
         least = GPU_TO_REACH.get(row["kind"]) if row["elements"] == 2**30 else None
         ours = fraction(results, row)
         cells = [
-            f"2^{row['elements'].bit_length() - 1}",
+            count(row["elements"]),
             number(median(row, "ours") * 1e6),
             number(ours, 4),
             number(fraction(results, row, "cupy"), 4),
@@ -265,15 +285,36 @@ def of_gpu_sizes(results):
     return table(header, lines)
 
 
+def of_ragged(results):
+    """A contender `against` stands for the library of before: its whole tiles are what others are compared with."""
+    lines = []
+    for row in results["ragged"]:
+        whole = median(row, "against") or median(row, "ours")
+        ragged = [median(row, name) for name in ("odd", "source off", "destination off")]
+        times = max(ragged) / whole
+        cells = [count(row["elements"]), count(row["odd"]), *(number(s * 1e6) for s in (median(row, "ours"), *ragged))]
+        lines.append([row["kind"], *cells, number(times), verdict(times <= MOST_TIMES_RAGGED)])
+    header = ["kind", "whole", "odd", "us whole", "odd", "source off", "destination off", "times", "to reach"]
+    return table([*header[:-1], f"at most {MOST_TIMES_RAGGED}"], lines)
+
+
+def of_small(results):
+    lines = [
+        [row["kind"], count(row["elements"]), *(number(median(row, name) * 1e6) for name in ("ours", "graph", "alone"))]
+        for row in results["small"]
+    ]
+    return table(["us", "elements", "back to back", "in a graph", "alone"], lines)
+
+
 def of_gpu_layouts(results):
     rows = results["layouts"]
-    sides = list(dict.fromkeys(row["side"] for row in rows))
+    shapes = list(dict.fromkeys(map(named, rows)))
     lines = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
-        of_kind = {row["side"]: row for row in rows if row["kind"] == kind}
-        fractions = [number(fraction(results, of_kind[side]), 4) if side in of_kind else "-" for side in sides]
+        of_kind = {named(row): row for row in rows if row["kind"] == kind}
+        fractions = [number(fraction(results, of_kind[shape]), 4) if shape in of_kind else "-" for shape in shapes]
         lines.append([kind, *fractions])
-    return table(["kind", *(f"{side} x {side}" for side in sides)], lines)
+    return table(["kind", *shapes], lines)
 
 
 def of_host(results):
@@ -298,12 +339,16 @@ def of_first_calls(results):
 
 def gpu_tables(results):
     about = results["about"]
-    samples = sorted(results["yardstick"]["seconds"])
+    rates = [f"{yardstick(results, name) / 1e12:.2f}" for name in ("copy", "sum", "memset")]
+    samples = results["yardsticks"]["copy"]["seconds"]
+    clocks = " and ".join(", ".join(found.values()) for found in results["clocks"] if found)
     machine = (
         f"{about['card']} (compute capability {about['capability']}), driver {about['driver']}; GradCodec "
         f"{about['library']}, commit {about['commit']}; CuPy {about['cupy']}; {about['date']}"
-        f"{'; a quick run' if about['quick'] else ''}. The copy: {yardstick(results) / 1e12:.2f} TB/s, the median of "
-        f"{len(samples)} in the course of the run, of cuMemcpyDtoDAsync of 4 GiB, bytes read and written."
+        f"{'; a quick run' if about['quick'] else ''}. The copy: {rates[0]} TB/s, the median of "
+        f"{len(samples)} in the course of the run, of cuMemcpyDtoDAsync of 4 GiB, bytes read and written; a sum that "
+        f"only reads: {rates[1]}; a memset: {rates[2]}; in theory {about['theoretical'] / 1e12:.2f}. Clocks of the "
+        f"processors and of memory, power and degrees, before and after: {clocks or 'unknown'}."
     )
     parts = [void(results), textwrap.fill(machine, 110, break_on_hyphens=False)]
     if results["sizes"]:
@@ -314,10 +359,22 @@ def gpu_tables(results):
             "waits for the device and is measured at the caller."
         )
         parts.append(of_gpu_sizes(results))
+    if results["ragged"]:
+        parts.append(
+            "What whole tiles do not make up: an odd number of elements, or the source or the destination one element\n"
+            "(one byte of bits) beyond a cache line. Times: the slowest of the three, as a multiple of whole tiles."
+        )
+        parts.append(of_ragged(results))
+    if results["small"]:
+        parts.append(
+            "Small calls one after another, the same calls in a graph, and one call alone between two events, with\n"
+            "what the events cost."
+        )
+        parts.append(of_small(results))
     if results["layouts"]:
         parts.append(
-            "Squares in other layouts, bool or uint8 unless it says otherwise, as a fraction of the copy. Bytes:\n"
-            "of the cache lines that are touched; what lies between elements that are written is read and written."
+            "Matrices in other layouts, as a fraction of the copy. Bytes are those of the cache lines that are\n"
+            "touched; what lies between elements that are written is read and written."
         )
         parts.append(of_gpu_layouts(results))
     if results["host"]:
@@ -396,7 +453,7 @@ def main():
     for path in options.results:
         results = json.loads(path.read_text())
         page = options.page.read_text() if options.page.exists() else "# Performance\n"
-        if "yardstick" in results:
+        if "yardsticks" in results:
             image = options.page.parent / "performance-gpu.svg"
             for suffix in ".svg", ".png":
                 gpu_plot(results, image.with_suffix(suffix))
