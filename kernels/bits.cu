@@ -5,8 +5,8 @@
 // vectors of 16 bytes a unit, side by side across the warp; what bits they give become 32 words in the 32 lanes by an
 // exchange of fields; one store writes 128 bytes. Unpacking, a tile is a block's, and each lane writes vectors of 16 bytes.
 // The side that is written is aligned to whole cache lines by a *head* of less than one; the side that is read is then
-// anywhere, and is read at aligned addresses and shifted. Nothing outside the operands is touched: what would touch it, and
-// the block with the head, take a way of their own through *ragged* tiles (tile.cuh).
+// anywhere, and is read at aligned addresses and shifted. Nothing outside the operands is touched: a tile that would is
+// *ragged* (tile.cuh) and has code of its own, and so are those of the block with the head.
 #include "tile.cuh"
 
 enum : unsigned { UNIT = 1024, THREADS = 256 };
@@ -72,29 +72,21 @@ __device__ __forceinline__ void pack_head(const T *__restrict__ src, unsigned ch
     if (lane < 16 && byte < bytes) dst[byte] = static_cast<unsigned char>(in_order(word, order) >> lane % 4 * 8);
 }
 
-// Reads sizeof(T), writes 1/8 byte an element.
-template <typename R, unsigned UNITS, typename T = typename R::element>
-__device__ __forceinline__ void pack(const T *__restrict__ src, unsigned char *__restrict__ dst, u64 elements, u64 bytes,
-                                     unsigned order) {
+// A warp's tile, which begins at byte number `byte` of dst; its first vector begins `shift` elements before it. A tile
+// that is not WHOLE may reach over the ends of src and dst, and its warp takes part in the head.
+template <typename R, unsigned UNITS, bool WHOLE, typename T = typename R::element>
+__device__ __forceinline__ void pack_tile(const T *__restrict__ src, unsigned char *__restrict__ dst, u64 elements,
+                                          u64 bytes, unsigned head, u64 byte, unsigned shift, unsigned order) {
     constexpr unsigned VECTORS = 2 * sizeof(T), A_VECTOR = 16 / sizeof(T), BEHIND = UNITS * UNIT;
     const unsigned lane = threadIdx.x % WARP;
-    u64 head = (LINE - misalignment(dst, LINE)) % LINE;
-    if (head > bytes) head = bytes;
-    const u64 byte = head + thread_number() / WARP * (UNITS * LINE), first = byte * 8;
-    // The same for every tile: a tile begins a multiple of 16 bytes after the one before.
-    const unsigned shift = misalignment(src + first, 16) / sizeof(T);
-    // The first block has the head too.
-    const bool with_head = blockIdx.x == 0 && head > 0;
-    const bool whole = byte + UNITS * LINE <= bytes && first >= shift && !with_head
-                    && first + BEHIND + (shift ? A_VECTOR : 0) <= elements;
-
+    const u64 first = byte * 8;
     // A lane's vectors, and the one behind the tile, which a shift needs.
     const T *from = src + (first - shift);
     const auto place = [&](unsigned u, unsigned k) { return ((u * VECTORS + k) * WARP + lane) * A_VECTOR; };
     uint4 loaded[UNITS][VECTORS], last = make_uint4(0, 0, 0, 0);
     Extent inside = {0, 0};
     unsigned ends = 0;
-    if (whole) {
+    if (WHOLE) {
 #pragma unroll
         for (unsigned u = 0; u < UNITS; u++) {
 #pragma unroll
@@ -102,7 +94,6 @@ __device__ __forceinline__ void pack(const T *__restrict__ src, unsigned char *_
         }
         if (shift) last = *reinterpret_cast<const uint4 *>(from + BEHIND);
     } else {
-        if (byte >= bytes && !with_head) return;
         inside = extent(static_cast<long long>(first - shift), BEHIND + A_VECTOR, elements);
 #pragma unroll
         for (unsigned u = 0; u < UNITS; u++) {
@@ -110,13 +101,15 @@ __device__ __forceinline__ void pack(const T *__restrict__ src, unsigned char *_
             for (unsigned k = 0; k < VECTORS; k++) loaded[u][k] = load_inside(from, place(u, k), inside);
         }
         if (shift) last = load_inside(from, BEHIND, inside);
-        ends = pack_ends<R>(from, inside, lane);
-        if (with_head) pack_head<R>(src, dst, elements, static_cast<unsigned>(head), order);
+        const T end = load_end<R>(from, inside, lane);
+        if (head) pack_head<R>(src, dst, elements, head, order);
+        // Only now: it waits for memory, and what the head needs is to be under way by then.
+        ends = pack_warp(bit_of<R>(end));
     }
     unsigned behind = 0;
     if (shift) {
         behind = pack_vector(last, R());
-        if (!whole) behind = bits_inside<A_VECTOR>(behind, BEHIND, inside, ends);
+        if (!WHOLE) behind = bits_inside<A_VECTOR>(behind, BEHIND, inside, ends);
     }
 
     unsigned words[UNITS];
@@ -125,7 +118,7 @@ __device__ __forceinline__ void pack(const T *__restrict__ src, unsigned char *_
         unsigned fields = 0;
 #pragma unroll
         for (unsigned k = 0; k < VECTORS; k++) fields |= pack_vector(loaded[u][k], R()) << k * A_VECTOR;
-        if (!whole) {
+        if (!WHOLE) {
             unsigned kept = 0;
 #pragma unroll
             for (unsigned k = 0; k < VECTORS; k++) {
@@ -148,13 +141,34 @@ __device__ __forceinline__ void pack(const T *__restrict__ src, unsigned char *_
         words[u] = in_order(word, order);
     }
     unsigned char *to = dst + byte;
-    if (whole) {
+    if (WHOLE) {
 #pragma unroll
         for (unsigned u = 0; u < UNITS; u++) reinterpret_cast<unsigned *>(to)[u * WARP + lane] = words[u];
     } else {
         inside = extent(static_cast<long long>(byte), UNITS * LINE, bytes);
 #pragma unroll
         for (unsigned u = 0; u < UNITS; u++) store_inside(to, u * LINE + lane * 4, inside, words[u]);
+    }
+}
+
+// Reads sizeof(T), writes 1/8 byte an element.
+template <typename R, unsigned UNITS, typename T = typename R::element>
+__device__ __forceinline__ void pack(const T *__restrict__ src, unsigned char *__restrict__ dst, u64 elements,
+                                     u64 bytes, unsigned order) {
+    u64 head = (LINE - misalignment(dst, LINE)) % LINE;
+    if (head > bytes) head = bytes;
+    const u64 byte = head + thread_number() / WARP * (UNITS * LINE), first = byte * 8;
+    // The same for every tile: a tile begins a multiple of 16 bytes after the one before.
+    const unsigned shift = misalignment(src + first, 16) / sizeof(T);
+    const bool whole = byte + UNITS * LINE <= bytes && first >= shift
+                    && first + UNITS * UNIT + (shift ? 16 / sizeof(T) : 0) <= elements;  // and the vector behind it
+    // The first block has the head too.
+    if (blockIdx.x > 0) head = 0;
+    // Two copies of the code: with branches in one, small calls of whole tiles of bools took 4 % longer on an H200.
+    if (whole && head == 0) {
+        pack_tile<R, UNITS, true>(src, dst, elements, bytes, 0, byte, shift, order);
+    } else if (head || byte < bytes) {
+        pack_tile<R, UNITS, false>(src, dst, elements, bytes, static_cast<unsigned>(head), byte, shift, order);
     }
 }
 
@@ -191,8 +205,8 @@ __device__ __forceinline__ void prefetch_burst(const unsigned char *src, u64 byt
 }
 #endif
 
-// A ragged tile of a block, which begins at element `first`, and the head. Bits come by bytes, at most three a vector, of
-// which each is loaded if it is there.
+// A ragged tile of a block, which begins at element `first`, and the head. Bits are read as bytes, at most three a
+// vector; a byte that is not there counts as 0.
 template <unsigned STORES, typename T>
 __device__ __forceinline__ void unpack_ragged(const unsigned char *__restrict__ src, T *__restrict__ dst, u64 elements,
                                               u64 bytes, unsigned head, u64 first, T one, unsigned order) {
@@ -206,7 +220,7 @@ __device__ __forceinline__ void unpack_ragged(const unsigned char *__restrict__ 
 #pragma unroll
         for (unsigned k = 0; k < BYTES; k++) loaded[s][k] = begin[s] / 8 + k < bytes ? src[begin[s] / 8 + k] : 0;
     }
-    // Single elements, one a thread: the first threads have the head, those after them what fills no vector at the end.
+    // Single elements, one a thread: the first 128 threads have the head, the next what fills no vector at the end.
     const u64 left = elements > first ? elements - first : 0;
     const u64 end = first + (left < TILE ? left : TILE), filled = end - left % A_VECTOR;
     const bool of_head = threadIdx.x < LINE;
@@ -220,7 +234,9 @@ __device__ __forceinline__ void unpack_ragged(const unsigned char *__restrict__ 
 #pragma unroll
         for (unsigned k = 0; k < BYTES; k++) word |= loaded[s][k] << 8 * k;
         const unsigned bits = in_order(word, order) >> static_cast<unsigned>(begin[s]) % 8;
-        if (begin[s] + A_VECTOR <= elements) store_vector(reinterpret_cast<uint4 *>(dst + begin[s]), unpack_vector(bits, one));
+        if (begin[s] + A_VECTOR <= elements) {
+            store_vector(reinterpret_cast<uint4 *>(dst + begin[s]), unpack_vector(bits, one));
+        }
     }
     if (exists) dst[single] = bit ? one : T(0);
 }
