@@ -150,7 +150,8 @@ impl BitPlan {
 
     /// A row for every index of the dimensions other than `axis`, in which both sides agree; without an axis, one row.
     pub fn along(&mut self, axis: Option<usize>, elements: &View<'_>, bytes: &View<'_>) {
-        let Some(axis) = axis else {
+        // Where neither side has anything, the other sizes are bounded by nothing, and their product may be too large.
+        let Some(axis) = axis.filter(|_| elements.elements() > 0 || bytes.elements() > 0) else {
             return self.flat(elements, bytes);
         };
         let sides = elements.dims().zip(bytes.dims());

@@ -550,6 +550,19 @@ def test_empty_tensors_have_no_data_and_give_none():
         lib.gc_tensor_free(chunk)
 
 
+@pytest.mark.parametrize("shape, axis", [((0, *(2,) * 63), 0), ((*(2,) * 63, 0), 63), ((2**62, 2**62, 0, 5), 2)])
+def test_sizes_beside_a_0_may_be_as_many_and_as_large_as_they_like(shape, axis):
+    source, out = Tensor(np.empty(0, np.uint8)), Managed()
+    strides = [2**index for index in range(len(shape))]  # no two dimensions are one
+    source.struct.dl_tensor = capi.DLTensor(
+        None, source.struct.dl_tensor.device, len(shape), capi.dldtype("uint8"), capi.int64s(shape), capi.int64s(strides)
+    )
+    for function, arguments in [(lib.gc_pack_bits, ()), (lib.gc_unpack_bits, (COUNT_ALL,))]:
+        check(function(source.managed, axis, *arguments, BIG, byref(out)))
+        assert capi.shape_of(out) == shape
+        lib.gc_tensor_free(out)
+
+
 def test_inputs_without_a_deleter_are_inputs():
     source = Tensor(np.ones(16, bool))
     source.struct.deleter = capi.DELETER()
