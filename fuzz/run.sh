@@ -3,8 +3,9 @@
 # AddressSanitizer with overflow checks. Begins with corpus/, which stays as it is: what is found goes to build/fuzz.
 # Ends at the first crash; cargo-fuzz prints where the input lies and how to run and to minimize it.
 #
-# To renew corpus/, add what was found there and keep one input for each edge that is reached:
-#     cp ../build/fuzz/TARGET/* corpus/TARGET/ && cargo fuzz cmin TARGET -- -use_counters=0
+# To renew corpus/, add what was found to it, and keep as few inputs as reach the same edges:
+#     mkdir -p ../build/corpus/TARGET
+#     cargo fuzz run TARGET ../build/corpus/TARGET corpus/TARGET ../build/fuzz/TARGET -- -set_cover_merge=1 -use_counters=0
 set -euo pipefail
 cd "$(dirname "$0")"
 

@@ -325,10 +325,14 @@ impl List {
 mod tests {
     use super::*;
 
-    /// As a card's, it stays for ever; what finds leaks can see that it is meant to.
     fn of_card() -> &'static Reuse {
+        of_card_with(1 << 30)
+    }
+
+    /// Of a card with so many bytes. It stays for ever, and in a static: what looks for leaks sees that it is meant to.
+    fn of_card_with(bytes: usize) -> &'static Reuse {
         static CARDS: Mutex<Vec<&'static Reuse>> = Mutex::new(Vec::new());
-        let card: &Reuse = Box::leak(Box::new(Reuse::of_card(1 << 30)));
+        let card: &Reuse = Box::leak(Box::new(Reuse::of_card(bytes)));
         CARDS.lock().unwrap().push(card);
         card
     }
@@ -412,7 +416,7 @@ mod tests {
 
     #[test]
     fn the_bound_is_a_share_of_the_card() {
-        let home = Box::leak(Box::new(Reuse::of_card(64 << 30)));
+        let home = of_card_with(64 << 30);
         released(home, 7, 1 << 32, 2 << 30);
         assert!(!home.is_beyond_bound());
         released(home, 7, 1 << 40, 512);
