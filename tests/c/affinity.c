@@ -2,11 +2,11 @@
  * for them, those of all threads of the process do. Each case in a child, where no call was made before. */
 #define _GNU_SOURCE
 #include "check.h"
+#include "child.h"
 #include "workers.h"
 
 #include <pthread.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 
 static cpu_set_t all, one;
 static int *usual; /* workers of a process that may use all CPUs, which a quota may make fewer */
@@ -82,23 +82,16 @@ static void a_process_that_is_held_to_one_cpu_later(void) {
     CHECK(workers_that_may_use(&one) == 1);
 }
 
-static void fork_and_pack(void) {
-    int status;
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        pack_large();
-        CHECK(workers_that_may_use(&all) == *usual);
-        _exit(0);
-    }
-    CHECK(waitpid(child, &status, 0) == child && status == 0);
+static void pack_on_all(void) {
+    pack_large();
+    CHECK(workers_that_may_use(&all) == *usual);
 }
 
 static void a_child_that_is_forked_after_a_count_on_one_cpu(void) {
     hold_this_thread_to(&one);
     pack_large();
     hold_this_thread_to(&all);
-    fork_and_pack();
+    CHECK(returns_in_a_child(pack_on_all));
 }
 
 int main(void) {
@@ -124,15 +117,7 @@ int main(void) {
         first++;
     CPU_SET(first, &one);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int status;
-        pid_t child = fork();
-        CHECK(child >= 0);
-        if (child == 0) {
-            cases[i].run();
-            _exit(0);
-        }
-        CHECK(waitpid(child, &status, 0) == child);
-        if (status != 0) {
+        if (!returns_in_a_child(cases[i].run)) {
             fprintf(stderr, "affinity: FAILED: %s\n", cases[i].name);
             failed = 1;
         }

@@ -2,11 +2,10 @@
  * call has done its work. Each case in a child, where its call is the first one. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
+#include "child.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 enum { LARGE = 32 << 20 };
 
@@ -131,14 +130,24 @@ static void the_deleter_of_another_that_is_kept(void) {
     CHECK(released == 2);
 }
 
-static void *thread(void *call) {
+static void (*call)(void);
+
+static void *thread(void *unused) {
     int state;
-    (*(void (**)(void))call)();
+    call();
     CHECK(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state) == 0);
     CHECK(state == PTHREAD_CANCEL_ENABLE);
     returned = 1;
     pthread_testcancel();
-    return NULL;
+    return unused;
+}
+
+static void in_a_thread_that_is_cancelled(void) {
+    pthread_t cancelled;
+    void *result;
+    CHECK(pthread_create(&cancelled, NULL, thread, NULL) == 0);
+    CHECK(pthread_join(cancelled, &result) == 0);
+    CHECK(returned && result == PTHREAD_CANCELED);
 }
 
 /* A thread that cannot be cancelled stays so. */
@@ -151,7 +160,7 @@ static void check_that_the_state_is_kept(void) {
 }
 
 int main(void) {
-    static struct {
+    static const struct {
         const char *name;
         void (*run)(void);
     } cases[] = {
@@ -166,19 +175,8 @@ int main(void) {
     };
     int failed = 0;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int status;
-        pid_t child = fork();
-        CHECK(child >= 0);
-        if (child == 0) {
-            pthread_t cancelled;
-            void *result;
-            CHECK(pthread_create(&cancelled, NULL, thread, &cases[i].run) == 0);
-            CHECK(pthread_join(cancelled, &result) == 0);
-            CHECK(returned && result == PTHREAD_CANCELED);
-            _exit(0);
-        }
-        CHECK(waitpid(child, &status, 0) == child);
-        if (status != 0) {
+        call = cases[i].run;
+        if (!returns_in_a_child(in_a_thread_that_is_cancelled)) {
             fprintf(stderr, "cancel: FAILED: %s\n", cases[i].name);
             failed = 1;
         }

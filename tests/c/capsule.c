@@ -2,10 +2,9 @@
  * stand-ins for a Python, made of tests/stand_ins. Each case in a child, where nothing has been looked for before. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
+#include "child.h"
 
 #include <dlfcn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 /* A capsule as the stand-in knows it. */
 struct capsule {
@@ -101,15 +100,7 @@ int main(void) {
     };
     int failed = 0;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int status;
-        pid_t child = fork();
-        CHECK(child >= 0);
-        if (child == 0) {
-            cases[i].run();
-            _exit(0);
-        }
-        CHECK(waitpid(child, &status, 0) == child);
-        if (status != 0) {
+        if (!returns_in_a_child(cases[i].run)) {
             fprintf(stderr, "capsule: FAILED: Python is %s\n", cases[i].name);
             failed = 1;
         }
