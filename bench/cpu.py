@@ -320,6 +320,18 @@ def row(kind, make, argument, budget, least=SAMPLE_SECONDS, **more):
 INNER = range(1, 18)
 MIDDLE = [8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64]
 NARROW_ELEMENTS = [2**18, 2**12]
+# Rows of so many elements, flattened: of so many rows of so many, the shape of the memory and the view of it.
+RUNS = range(2, 18)
+NARROW_ROWS = {
+    "wider rows": (lambda rows, run: (rows, run + 1), lambda memory, run: memory[:, :run]),
+    "far wider rows": (lambda rows, run: (rows, run + 64), lambda memory, run: memory[:, :run]),
+    "every other row": (lambda rows, run: (2 * rows, run), lambda memory, run: memory[::2]),
+    "rows backwards": (lambda rows, run: (rows, run), lambda memory, run: memory[:, ::-1]),
+    "every other element": (lambda rows, run: (rows, 2 * run + 1), lambda memory, run: memory[:, : 2 * run : 2]),
+    "rows of planes": (lambda rows, run: (rows // 8, 9, run + 1), lambda memory, run: memory[:, :8, :run]),
+    "columns": (lambda rows, run: (run, rows), lambda memory, run: memory.T),
+    "columns of planes": (lambda rows, run: (rows // 8, run, 8), lambda memory, run: memory.transpose(0, 2, 1)),
+}
 
 
 def narrow(bench, quick):
@@ -338,20 +350,40 @@ def narrow(bench, quick):
             numpy = functools.partial(np.unpackbits, src, axis=axis, count=shape[axis])
         return src if verb == "pack" else dst, dst, numpy, {"ours": bench.ours(1, f"{verb}_bits", src, dst, axis)}
 
+    def flattened(kind, rows, run, where):
+        verb, dtype = kind.split()
+        shape, view = NARROW_ROWS[where]
+        memory = empty(shape(rows, run), dtype)
+        elements = view(memory, run)
+        packed = random_bytes((1, -(-elements.size // 8)))
+        if verb == "pack":
+            memory[...] = random_bools(memory.shape)
+            src, dst, numpy = elements, packed, functools.partial(np.packbits, elements)
+        else:
+            unpacked = functools.partial(np.unpackbits, packed, count=elements.size)
+            src, dst = packed, elements
+            numpy = lambda: np.copyto(elements, unpacked().reshape(elements.shape), casting="unsafe")  # noqa: E731
+        return elements, dst, numpy, {"ours": bench.ours(1, f"{verb}_chunks", src, dst)}
+
     points = []
     for kind in "pack bool", "pack uint8", "pack int32", "unpack uint8":
         for elements, inner, middle, axis in itertools.product(NARROW_ELEMENTS, INNER, MIDDLE, range(3)):
             shape = (max(1, elements // (middle * inner)), middle, inner)
-            points.append((f"narrow {kind}", functools.partial(contenders, kind, shape), shape, axis))
+            make = functools.partial(contenders, kind, shape, axis)
+            points.append((f"narrow {kind}", make, {"shape": shape, "axis": axis}))
+    for kind in "pack bool", "pack uint8", "pack int32", "unpack bool", "unpack uint8", "unpack int32":
+        for elements, run, where in itertools.product(NARROW_ELEMENTS, RUNS, NARROW_ROWS):
+            rows = elements // run // 8 * 8
+            make = functools.partial(flattened, kind, rows, run, where)
+            points.append((f"flattened {kind}", make, {"shape": (rows, run), "of": where}))
     return points[::11] if quick else points
 
 
-def narrow_row(kind, make, shape, axis):
+def narrow_row(kind, make, more):
     """A row of the narrow grid: some ms, and more where it seems slower than NumPy."""
-    more = {"shape": shape, "axis": axis}
-    found = row(kind, lambda _: make(axis), None, 0, least=50e-6, **more)
+    found = row(kind, lambda _: make(), None, 0, least=50e-6, **more)
     if report.times_numpy(found) > report.MOST_TIMES_NUMPY:
-        found = row(kind, lambda _: make(axis), None, 0.05, **more)
+        found = row(kind, lambda _: make(), None, 0.05, **more)
     return found
 
 

@@ -60,7 +60,8 @@ def named(row):
     """What a row of a kind is of."""
     if "shape" in row:
         axis = f" along axis {row['axis']}" if "axis" in row else ""
-        return f"{' x '.join(map(str, row['shape']))}{axis}"
+        of = f" of {row['of']}" if "of" in row else ""
+        return f"{' x '.join(map(str, row['shape']))}{axis}{of}"
     return row.get("side") or count(row["elements"])
 
 
@@ -193,7 +194,8 @@ def tables(results):
     if results.get("narrow"):
         parts.append(
             "Narrow dimensions: outer x middle x inner contiguous elements, inner 1 to 17 and middle 8 to 64, packed and\n"
-            "unpacked along each axis on one thread. Time as a multiple of NumPy's, so below 1 is faster; the worst points."
+            "unpacked along each axis on one thread; and rows of 2 to 17 elements, flattened, in several layouts. Time as a\n"
+            "multiple of NumPy's, so below 1 is faster; the worst points."
         )
         parts.append(of_narrow(results["narrow"]))
     return "\n\n".join(parts)

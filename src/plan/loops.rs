@@ -90,6 +90,16 @@ pub struct Run<const SIDES: usize> {
     pub strides: [i64; SIDES],
 }
 
+/// `count` rounds of a loop at fixed strides, each with all rounds of the loops inside it.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<'a, const SIDES: usize> {
+    /// Where the first round lies, in bytes from the very first.
+    pub offsets: [i64; SIDES],
+    pub count: i64,
+    pub strides: [i64; SIDES],
+    pub inside: &'a [Loop<SIDES>],
+}
+
 /// Walks all rounds of some loops in order, a run of the innermost loop at a time.
 #[derive(Clone)]
 pub struct Cursor<'a, const SIDES: usize> {
@@ -126,27 +136,52 @@ impl<'a, const SIDES: usize> Cursor<'a, SIDES> {
             self.left = 0;
             return Some(Run { offsets: self.offsets, count: 1, strides: [0; SIDES] });
         };
-        let at = &mut self.index[outer.len()];
-        let count = limit.min(inner.count - *at);
+        let count = limit.min(inner.count - self.index[outer.len()]);
         let run = Run { offsets: self.offsets, count, strides: inner.strides };
         self.left -= count;
-        if *at + count < inner.count {
-            *at += count;
-            step(&mut self.offsets, &inner.strides, count);
-            return Some(run);
+        self.advance(outer.len(), count);
+        Some(run)
+    }
+
+    /// The loops that it walks.
+    pub fn loops(&self) -> &'a [Loop<SIDES>] {
+        self.loops
+    }
+
+    /// At most `limit` of the next rounds, as large a block as can be: some rounds of one loop, and all of those
+    /// inside it. None past the last round.
+    pub fn next_block(&mut self, limit: i64) -> Option<Block<'a, SIDES>> {
+        let limit = limit.min(self.left);
+        if limit <= 0 || self.loops.is_empty() {
+            let run = self.next_run(limit)?;
+            return Some(Block { offsets: run.offsets, count: run.count, strides: run.strides, inside: &[] });
         }
-        step(&mut self.offsets, &inner.strides, -*at);
-        *at = 0;
-        for (item, at) in outer.iter().zip(self.index.iter_mut()).rev() {
-            *at += 1;
+        let (mut depth, mut rounds) = (self.loops.len() - 1, 1);
+        while depth > 0 && self.index[depth] == 0 && rounds * self.loops[depth].count <= limit {
+            rounds *= self.loops[depth].count;
+            depth -= 1;
+        }
+        let Loop { count, strides } = self.loops[depth];
+        let count = (limit / rounds).min(count - self.index[depth]);
+        let block = Block { offsets: self.offsets, count, strides, inside: &self.loops[depth + 1..] };
+        self.left -= count * rounds;
+        self.advance(depth, count);
+        Some(block)
+    }
+
+    /// Goes `rounds` rounds on in the loop at `depth`, at most to its end, and then a round in the loop around it.
+    #[inline(always)]
+    fn advance(&mut self, depth: usize, rounds: i64) {
+        let mut rounds = rounds;
+        for (item, at) in self.loops[..=depth].iter().zip(self.index.iter_mut()).rev() {
+            *at += rounds;
             if *at < item.count {
-                step(&mut self.offsets, &item.strides, 1);
-                break;
+                return step(&mut self.offsets, &item.strides, rounds);
             }
             *at = 0;
-            step(&mut self.offsets, &item.strides, 1 - item.count);
+            step(&mut self.offsets, &item.strides, rounds - item.count);
+            rounds = 1;
         }
-        Some(run)
     }
 }
 
@@ -218,6 +253,23 @@ mod tests {
                 seen.extend((0..run.count).map(|i| run.offsets[0] + i * run.strides[0]));
             }
             assert_eq!(seen, expected[first as usize..], "from {first}");
+        }
+        for (first, limit) in (0..=24).flat_map(|first| (1..=25).map(move |limit| (first, limit))) {
+            let mut cursor = Cursor::starting_at(&nest, first);
+            let mut seen = Vec::new();
+            // Blocks and runs may follow each other in any order.
+            while let Some(Block { offsets, count, strides, inside }) = cursor.next_block(limit) {
+                let mut block = Loops::new();
+                block.push(count, strides);
+                inside.iter().for_each(|item| block.push(item.count, item.strides));
+                assert!(block.count() <= limit);
+                let mut rounds = Cursor::starting_at(&block, 0);
+                while let Some(run) = rounds.next_run(1) {
+                    seen.push(offsets[0] + run.offsets[0]);
+                }
+                seen.extend(cursor.next_run(1).map(|run| run.offsets[0]));
+            }
+            assert_eq!(seen, expected[first as usize..], "blocks of at most {limit} from {first}");
         }
     }
 }

@@ -453,6 +453,39 @@ def test_narrow_dimensions_are_packed_and_unpacked_along_every_axis(dtype, inner
                 assert (target[:, :, :3] == 1).all(), (middle, axis)
 
 
+# Where runs of a few elements lie: of so many rows of so many, the shape of the memory and the view of it.
+SHORT_RUNS = {
+    "of wider rows": (lambda rows, run: (rows, run + 3), lambda memory, run: memory[:, 1 : run + 1]),
+    "of far wider rows": (lambda rows, run: (rows, run + 90), lambda memory, run: memory[::-1, :run]),
+    "backwards": (lambda rows, run: (rows, run), lambda memory, run: memory[:, ::-1]),
+    "every third": (lambda rows, run: (rows, 3 * run + 1), lambda memory, run: memory[:, : 3 * run : 3]),
+    "of planes": (lambda rows, run: (rows // 5, 7, run + 2), lambda memory, run: memory[:, :5, :run]),
+    "transposed": (lambda rows, run: (run, rows), lambda memory, run: memory.T),
+    "transposed in planes": (lambda rows, run: (rows // 20, run, 20), lambda memory, run: memory.transpose(0, 2, 1)),
+    "turned round": (lambda rows, run: (3, run, 4, rows // 9, 2), lambda memory, run: memory.transpose(2, 4, 3, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("where", SHORT_RUNS)
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "int32", "int64"])
+def test_short_runs_are_flattened_and_written_in_c_order(dtype, where):
+    rng = np.random.default_rng(7)
+    shape, view = SHORT_RUNS[where]
+    for run in [*range(2, 23), 31, 32, 33, 63, 64, 65, 128, 129]:
+        memory = rng.integers(0, 2, shape(3000 // run + 20, run)).astype(DTYPES[dtype][0])
+        elements = view(memory, run)
+        for chunks, order in itertools.product((1, 3), ORDERS):
+            expected = chunk_rows(elements != 0, chunks, order)
+            written = np.full_like(expected, PATTERN)
+            check(lib.gc_pack_chunks_into(Tensor(elements, dtype).view, order, Tensor(written).view, None))
+            assert np.array_equal(written, expected), (run, chunks)
+            target = np.full_like(memory, 3 if dtype != "bool" else 1)
+            wanted = target.copy()
+            view(wanted, run)[...] = elements
+            check(lib.gc_unpack_chunks_into(Tensor(expected).view, order, Tensor(view(target, run), dtype).view, None))
+            assert np.array_equal(target, wanted), (run, chunks)
+
+
 # Enough for four workers, who get 4 MiB of elements each. Odd sizes: where one worker's part ends and the next begins
 # lies at any place of a row, of a byte and of a vector.
 # name: for about n elements, the shape of the memory that they are in; and how they lie there.

@@ -6,13 +6,15 @@
 //!   a time, side by side;
 //! - one row of memory whose contiguous dimension is not the last goes in tiles (`tiles`);
 //! - rows or columns of a few elements, many of them at once, pass through the stack as a string of bits (`narrow`);
-//! - everything else goes run by run, a run being what lies at one stride.
+//! - runs of a few elements, a run being what lies at one stride, pass through the stack many at a time (`short`);
+//! - everything else goes run by run.
 
 mod across;
 mod flat;
 mod kernels;
 mod narrow;
 mod runs;
+mod short;
 mod strided;
 #[cfg(test)]
 mod tests;
@@ -353,7 +355,7 @@ impl<'a> Job<'a> {
             // SAFETY: see Job.
             unsafe {
                 let dst = byte.add(bytes.start as usize);
-                kernels::pack_runs(self.variant, rule, self.plan.order, &mut from, element, bits, dst);
+                short::pack_runs(self.variant, rule, self.plan.order, &mut from, element, bits, dst);
                 let used = bits.div_ceil(8);
                 dst.add(used).write_bytes(0, left - used);
             }
@@ -366,7 +368,7 @@ impl<'a> Job<'a> {
             packed[..filled].fill(0);
             // SAFETY: see Job; the block has room for `count` bits.
             unsafe {
-                kernels::pack_runs(self.variant, rule, self.plan.order, &mut from, element, count, packed.as_mut_ptr());
+                short::pack_runs(self.variant, rule, self.plan.order, &mut from, element, count, packed.as_mut_ptr());
                 scatter_bytes(&mut to, byte, &packed[..filled]);
             }
             bits -= count;
@@ -384,7 +386,7 @@ impl<'a> Job<'a> {
             // SAFETY: see Job.
             unsafe {
                 let src = byte.add(bytes.start as usize);
-                kernels::unpack_runs(self.variant, one, self.plan.order, (src, available), &mut to, element, left);
+                short::unpack_runs(self.variant, one, self.plan.order, (src, available), &mut to, element, left);
             }
             return;
         }
@@ -396,7 +398,7 @@ impl<'a> Job<'a> {
             // SAFETY: see Job; the block holds `filled` bytes.
             unsafe {
                 gather_bytes(&mut from, byte, &mut packed[..filled]);
-                kernels::unpack_runs(
+                short::unpack_runs(
                     self.variant,
                     one,
                     self.plan.order,

@@ -29,7 +29,7 @@ use crate::{
     },
 };
 
-use super::{gather_bytes, kernels, scatter_bytes};
+use super::{gather_bytes, kernels, scatter_bytes, short};
 
 /// With more columns than this, lines are long enough to be worked on across. Packing 63 columns as a string takes half of
 /// the time that it takes across; unpacking 32 with vectors takes 1.3 times as long, 24 without them half as long.
@@ -187,7 +187,7 @@ impl Narrow {
             // SAFETY: the loops of the plan, of which these are made, stay within both sides; a block has room for the
             // bits and bytes of its groups.
             unsafe {
-                kernels::pack_runs(variant, rule, BitOrder::Little, &mut from, elements, bits, string.as_mut_ptr());
+                short::pack_runs(variant, rule, BitOrder::Little, &mut from, elements, bits, string.as_mut_ptr());
                 if self.groups.are_rows() {
                     kernels::string_to_rows(variant, order, &string, self.groups, count, &mut packed);
                 } else {
@@ -225,7 +225,7 @@ impl Narrow {
                     kernels::columns_to_string(variant, order, &packed, self.groups, (first, count), &mut string);
                 }
                 let string = (string.as_ptr(), bits.div_ceil(8));
-                kernels::unpack_runs(variant, one, BitOrder::Little, string, &mut to, elements, bits);
+                short::unpack_runs(variant, one, BitOrder::Little, string, &mut to, elements, bits);
             }
         });
     }
