@@ -355,22 +355,20 @@ static DLTensor view(void *data, uint8_t code, uint8_t bits, int64_t shape[2], i
     return tensor;
 }
 
-static void vote(const int line[WORKERS], int step, float *gradient)
+static void vote(const int line[WORKERS], float *gradient)
 {
+    static uint64_t turn; /* counted alike by all workers */
     const int64_t chunk = gc_chunk_bytes(WEIGHTS, WORKERS); /* a worker's part, in bytes of 8 signs */
     if (chunk < 0)
         die("gc_chunk_bytes: %s", gc_last_error());
 
     uint8_t signs[WORKERS][chunk], ballots[WORKERS][chunk], verdict[chunk];
-    uint8_t votes[WORKERS][8 * chunk], winner[8 * chunk];
-    int64_t shapes[6][2];
+    int64_t shapes[4][2];
     const DLTensor gradient_in = view(gradient, kDLFloat, 32, shapes[0], 0, WEIGHTS);
     DLTensor gradient_out = gradient_in;
     DLTensor signs_view = view(signs, kDLUInt, 8, shapes[1], WORKERS, chunk);
     const DLTensor ballots_view = view(ballots, kDLUInt, 8, shapes[2], WORKERS, chunk);
-    DLTensor votes_view = view(votes, kDLUInt, 8, shapes[3], WORKERS, 8 * chunk);
-    const DLTensor winner_view = view(winner, kDLUInt, 8, shapes[4], 0, 8 * chunk);
-    DLTensor verdict_view = view(verdict, kDLUInt, 8, shapes[5], 1, chunk);
+    DLTensor verdict_view = view(verdict, kDLUInt, 8, shapes[3], 0, chunk);
 
     Piece to_judges[WORKERS], from_voters[WORKERS], to_voters[WORKERS];
     for (int k = 0; k < WORKERS; k++) {
@@ -383,22 +381,12 @@ static void vote(const int line[WORKERS], int step, float *gradient)
     must(gc_pack_signs_into(&gradient_in, GC_BIT_ORDER_BIG, &signs_view, NULL), "gc_pack_signs_into");
     exchange(line, to_judges, from_voters);
 
-    /* A tie, two against two, has no majority, and a bit cannot say "stay". It goes up in every other step and down in
-     * those between, so that ties cancel out; always the same way, they would push the weights along together. The
-     * bits that fill up the last chunk are voted on like the rest, and ignored when the verdict is unpacked. */
-    must(gc_unpack_chunks_into(&ballots_view, GC_BIT_ORDER_BIG, &votes_view, NULL), "gc_unpack_chunks_into");
-    for (int64_t i = 0; i < 8 * chunk; i++) {
-        int ups = 0;
-        for (int k = 0; k < WORKERS; k++)
-            ups += votes[k][i];
-        winner[i] = 2 * ups > WORKERS || (2 * ups == WORKERS && (i + step) % 2 == 0);
-    }
-
-    must(gc_pack_chunks_into(&winner_view, GC_BIT_ORDER_BIG, &verdict_view, NULL), "gc_pack_chunks_into");
+    /* A tie, two against two, has no majority, and a bit cannot say "stay". So in a tie one worker decides, at each byte
+     * and in each step another: always the same way, ties would push the weights along together. The bits that fill up
+     * the last chunk are voted on like the rest, and ignored when the verdict is unpacked. */
+    must(gc_vote_signs_into(&ballots_view, ++turn, &verdict_view, NULL), "gc_vote_signs_into");
     exchange(line, to_voters, to_judges); /* back into the places that the signs left from */
-    must(gc_unpack_chunks_into(&signs_view, GC_BIT_ORDER_BIG, &gradient_out, NULL), "gc_unpack_chunks_into");
-    for (int i = 0; i < WEIGHTS; i++)
-        gradient[i] = 2.0f * gradient[i] - 1.0f;
+    must(gc_unpack_signs_into(&signs_view, NULL, GC_BIT_ORDER_BIG, &gradient_out, NULL), "gc_unpack_signs_into");
 }
 
 /* ---- a worker ---------------------------------------------------------------------------------------------------- */
@@ -442,7 +430,7 @@ static Report train(Mode mode, const int line[WORKERS])
             gradient[i] /= BATCH;
 
         if (mode == SIGNS)
-            vote(line, step, gradient);
+            vote(line, gradient);
         else
             average(line, gradient);
 

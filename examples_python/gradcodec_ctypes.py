@@ -53,6 +53,8 @@ SIGNATURES: dict[str, list[Any]] = {
     "gc_pack_chunks": [T, c_size_t, OUT], "gc_unpack_chunks": [OUT, c_size_t, c_int64, OUT],
     "gc_pack_bits": [T, c_int32, c_int32, OUT], "gc_unpack_bits": [T, c_int32, c_int64, c_int32, OUT],
     "gc_pack_chunks_into": INTO, "gc_unpack_chunks_into": INTO, "gc_pack_signs_into": INTO,
+    "gc_pack_signs": [T, c_size_t, OUT], "gc_unpack_signs": [OUT, c_size_t, c_int64, DType, OUT],
+    "gc_unpack_signs_into": [VIEW, *INTO], "gc_vote_signs_into": [VIEW, c_uint64, VIEW, c_void_p],
     "gc_pack_bits_into": ALONG, "gc_unpack_bits_into": ALONG,
     "gc_tensor_empty": [Device, DType, c_int32, SIZES, OUT],
     "gc_tensor_from_pointer": [c_void_p, Device, DType, c_int32, SIZES, SIZES, c_void_p, c_void_p, OUT],
@@ -179,8 +181,12 @@ class GradCodec:
         function(*arguments, byref(out))
         return Tensor(self, out)
 
-    def _into(self, function: Any, src: Array, dst: Array, stream: Any, *numbers: int) -> None:
-        handle = int(getattr(stream, "cuda_stream", getattr(stream, "ptr", stream)) or 1)
+    @staticmethod
+    def _handle(stream: Any) -> int:
+        return int(getattr(stream, "cuda_stream", getattr(stream, "ptr", stream)) or 1)
+
+    def _into(self, function: Any, src: Array, dst: Array, stream: Any, *numbers: Any) -> None:
+        handle = self._handle(stream)
         source, target = _Borrowed(src, handle), _Borrowed(dst, handle, written=True)
         function(source.view, *numbers, target.view, handle)
 
@@ -190,13 +196,21 @@ class GradCodec:
         self._check(int(size < 0))
         return size
     def pack_chunks(self, src: Array, n_chunks: int) -> list[Tensor]:
+        return self._pack(self.lib.gc_pack_chunks, src, n_chunks)
+    def pack_signs(self, src: Array, n_chunks: int) -> list[Tensor]:
+        return self._pack(self.lib.gc_pack_signs, src, n_chunks)
+    def _pack(self, function: Any, src: Array, n_chunks: int) -> list[Tensor]:
         out = (T * n_chunks)()
-        self.lib.gc_pack_chunks(_Borrowed(src), n_chunks, out)
+        function(_Borrowed(src), n_chunks, out)
         return [Tensor(self, tensor) for tensor in out]
     def unpack_chunks(self, chunks: Sequence[Array], n_elements: int) -> Tensor:
+        return self._unpack(self.lib.gc_unpack_chunks, chunks, n_elements)
+    def unpack_signs(self, chunks: Sequence[Array], n_elements: int, dtype: str = "float32") -> Tensor:
+        return self._unpack(self.lib.gc_unpack_signs, chunks, n_elements, DType(*DTYPES[dtype]))
+    def _unpack(self, function: Any, chunks: Sequence[Array], *arguments: Any) -> Tensor:
         sources = [_Borrowed(chunk) for chunk in chunks]
         pointers = (T * len(sources))(*(source._as_parameter_ for source in sources))
-        return self.make(self.lib.gc_unpack_chunks, pointers, len(sources), n_elements)
+        return self.make(function, pointers, len(sources), *arguments)
     def pack_bits(self, src: Array, axis: int = AXIS_NONE, order: int = BIG) -> Tensor:
         return self.make(self.lib.gc_pack_bits, _Borrowed(src), axis, order)
     def unpack_bits(self, src: Array, axis: int = AXIS_NONE, count: int = COUNT_ALL, order: int = BIG) -> Tensor:
@@ -207,6 +221,13 @@ class GradCodec:
         self._into(self.lib.gc_unpack_chunks_into, src, dst, stream, order)
     def pack_signs_into(self, src: Array, dst: Array, order: int = BIG, stream: Any = 1) -> None:
         self._into(self.lib.gc_pack_signs_into, src, dst, stream, order)
+    def unpack_signs_into(
+        self, src: Array, dst: Array, scales: Array | None = None, order: int = BIG, stream: Any = 1
+    ) -> None:  # scales: none for +1 and -1; or float32, one or one per chunk
+        factors = _Borrowed(scales, self._handle(stream)) if scales is not None else None
+        self._into(self.lib.gc_unpack_signs_into, src, dst, stream, factors and factors.view, order)
+    def vote_signs_into(self, src: Array, dst: Array, turn: int, stream: Any = 1) -> None:
+        self._into(self.lib.gc_vote_signs_into, src, dst, stream, turn)
     def pack_bits_into(self, src: Array, dst: Array, axis: int = AXIS_NONE, order: int = 0, stream: Any = 1) -> None:
         self._into(self.lib.gc_pack_bits_into, src, dst, stream, axis, order)
     def unpack_bits_into(self, src: Array, dst: Array, axis: int = AXIS_NONE, order: int = 0, stream: Any = 1) -> None:

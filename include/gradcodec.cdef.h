@@ -36,9 +36,13 @@ gc_status_t gc_pack_bits(const DLManagedTensor *src, int32_t axis, gc_bit_order_
 gc_status_t gc_unpack_bits(const DLManagedTensor *src, int32_t axis, int64_t count, gc_bit_order_t order, DLManagedTensor **out);
 gc_status_t gc_pack_chunks_into(const DLTensor *src, gc_bit_order_t order, DLTensor *dst, void *stream);
 gc_status_t gc_unpack_chunks_into(const DLTensor *src, gc_bit_order_t order, DLTensor *dst, void *stream);
-gc_status_t gc_pack_signs_into(const DLTensor *src, gc_bit_order_t order, DLTensor *dst, void *stream);
 gc_status_t gc_pack_bits_into(const DLTensor *src, int32_t axis, gc_bit_order_t order, DLTensor *dst, void *stream);
 gc_status_t gc_unpack_bits_into(const DLTensor *src, int32_t axis, gc_bit_order_t order, DLTensor *dst, void *stream);
+gc_status_t gc_pack_signs(const DLManagedTensor *src, size_t n_chunks, DLManagedTensor **out);
+gc_status_t gc_unpack_signs(DLManagedTensor *const *chunks, size_t n_chunks, int64_t n_elements, DLDataType dtype, DLManagedTensor **out);
+gc_status_t gc_pack_signs_into(const DLTensor *src, gc_bit_order_t order, DLTensor *dst, void *stream);
+gc_status_t gc_unpack_signs_into(const DLTensor *src, const DLTensor *scales, gc_bit_order_t order, DLTensor *dst, void *stream);
+gc_status_t gc_vote_signs_into(const DLTensor *src, uint64_t turn, DLTensor *dst, void *stream);
 gc_status_t gc_set_threads(uint32_t n);
 typedef struct gc_kernel_shape_t { uint32_t struct_size; uint32_t threads; uint32_t items_per_block; uint32_t shared_bytes; uint32_t cluster; uint32_t reserved[3]; } gc_kernel_shape_t;
 gc_status_t gc_prepare(DLDevice device);

@@ -34,7 +34,7 @@
  *
  * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
  * folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
- * BITS, WORKERS and DEVICES. What holds for all of them comes first; what is said of CUDA and of streams does not concern
+ * BITS, SIGNS, WORKERS and DEVICES. What holds for all of them comes first; what is said of CUDA and of streams does not concern
  * programs that use the CPU only.
  *
  * TWO TIERS
@@ -327,8 +327,8 @@ void gc_capsule_destructor(void *py_capsule);
  *
  * A chunk is what one rank (process of a group) sends to another: `n` elements are packed to ceil(n / 8) bytes and these split into
  * n_chunks equal chunks of gc_chunk_bytes(n, n_chunks), the last ones filled up with zero bits. Where the bytes divide
- * evenly they are those of DeepSpeed's compress_by_chunk. Booleans: bit = (x != 0). Signs: bit = not (x < 0), so zeros of
- * either sign and NaN give 1; gc_pack_signs_into() packs them.
+ * evenly they are those of DeepSpeed's compress_by_chunk. Booleans and integers: bit = (x != 0). For the
+ * signs of floats see SIGNS.
  */
 
 /* For `axis`: all dimensions as one, in C order. */
@@ -364,7 +364,7 @@ int64_t gc_chunk_bytes(int64_t n_elements,
  * element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`; the first
  * is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
  *
- * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs_into() packs signs. SIZE_OVERFLOW: more than
+ * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs() packs their signs. SIZE_OVERFLOW: more than
  * 2^63 - 1 bytes, or pointers.
  */
 gc_status_t gc_pack_chunks(const DLManagedTensor *src,
@@ -445,17 +445,6 @@ gc_status_t gc_unpack_chunks_into(const DLTensor *src,
                                   void *stream);
 
 /*
- * Packs signs: bit = not (x < 0), so zeros of either sign and NaN give 1, as if positive.
- *
- * `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `dst`: as for
- * gc_pack_chunks_into(), and so are the errors; integers in src are UNSUPPORTED_DTYPE here.
- */
-gc_status_t gc_pack_signs_into(const DLTensor *src,
-                               gc_bit_order_t order,
-                               DLTensor *dst,
-                               void *stream);
-
-/*
  * gc_pack_bits() into your memory.
  *
  * `dst`: uint8, of the shape that gc_pack_bits() would give, any strides.
@@ -481,6 +470,101 @@ gc_status_t gc_unpack_bits_into(const DLTensor *src,
                                 gc_bit_order_t order,
                                 DLTensor *dst,
                                 void *stream);
+
+/*
+ * SIGNS
+ *
+ * What training sends instead of gradients: the sign of every element, bit = not (x < 0), so zeros of either sign and NaN
+ * give 1. The bits lie in chunks, as those of gc_pack_chunks() do. A step of signSGD with majority vote (Bernstein et al.,
+ * 2018) over the ranks of a group:
+ *
+ *     gc_pack_signs_into(&gradient, GC_BIT_ORDER_BIG, &chunks, stream);  // a chunk for every rank
+ *     all_to_all(chunks, ballots);                                       // yours; a row of ballots is a rank's
+ *     gc_vote_signs_into(&ballots, step, &verdict, stream);              // on the chunk that is this rank's
+ *     all_gather(verdict, verdicts);                                     // yours; a row of verdicts is a chunk
+ *     gc_unpack_signs_into(&verdicts, NULL, GC_BIT_ORDER_BIG, &gradient, stream);  // +1 and -1
+ *
+ * With scales it unpacks what 1-bit SGD and 1-bit Adam send, too: +scale and -scale.
+ */
+
+/*
+ * Packs the sign of every element of `src`, most significant bit first, and splits the bytes into `n_chunks` equal
+ * chunks: gc_pack_chunks() for floats.
+ *
+ * `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `out`: as for
+ * gc_pack_chunks().
+ *
+ * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: bool and integers; gc_pack_chunks() packs those. SIZE_OVERFLOW: more
+ * than 2^63 - 1 bytes, or pointers.
+ */
+gc_status_t gc_pack_signs(const DLManagedTensor *src,
+                          size_t n_chunks,
+                          DLManagedTensor **out);
+
+/*
+ * The inverse: chunks to one tensor, +1 where the bit is 1 and -1 where it is 0.
+ *
+ * `chunks`: as for gc_unpack_chunks(). `dtype`: float16, bfloat16, float32, float64, or a signed integer. `*out`:
+ * one-dimensional, of that dtype, `n_elements` long, yours to release.
+ *
+ * As gc_unpack_chunks(); and UNSUPPORTED_DTYPE: bool and unsigned integers, which have no -1.
+ */
+gc_status_t gc_unpack_signs(DLManagedTensor *const *chunks,
+                            size_t n_chunks,
+                            int64_t n_elements,
+                            DLDataType dtype,
+                            DLManagedTensor **out);
+
+/*
+ * gc_pack_signs() into your memory.
+ *
+ * `src`: as for gc_pack_signs(). `dst`: as for gc_pack_chunks_into(), and so are the errors; bool and integers in src are
+ * UNSUPPORTED_DTYPE here.
+ */
+gc_status_t gc_pack_signs_into(const DLTensor *src,
+                               gc_bit_order_t order,
+                               DLTensor *dst,
+                               void *stream);
+
+/*
+ * Chunks of signs to your memory: +scale where the bit is 1, -scale where it is 0.
+ *
+ * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `scales`: NULL for 1; or float32
+ * on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read when the work is
+ * done, so what wrote them need not be waited for. `dst`: n elements, any shape and strides, written in C order: float16,
+ * bfloat16, float32, float64; without scales a signed integer, too.
+ *
+ * A scale is rounded to the dtype of dst once, to nearest even; past the largest of the dtype it is infinite. It may be
+ * anything: with a negative one the signs change places, a NaN gives NaN for either bit, always the same one (0x7fc00000
+ * in float32).
+ *
+ * INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8, scales not float32, bool
+ * or an unsigned integer in dst, or any integer beside scales. SHAPE_MISMATCH: src, scales. NOT_CONTIGUOUS: src, scales.
+ */
+gc_status_t gc_unpack_signs_into(const DLTensor *src,
+                                 const DLTensor *scales,
+                                 gc_bit_order_t order,
+                                 DLTensor *dst,
+                                 void *stream);
+
+/*
+ * A majority vote on every bit: what more than half of the voters have.
+ *
+ * In a tie, which an even number of voters can have, the bit is that of voter number (byte index + turn) mod n_voters: so
+ * ties push some weights one way and some the other. Give another turn each step, the number of the step for example, and
+ * the same on all ranks that are to have the same result.
+ *
+ * `src`: uint8, two-dimensional: [n_voters, n_bytes], the bytes of each voter side by side; any number of voters, at any
+ * stride. `turn`: any number. `dst`: uint8, one-dimensional, contiguous: n_bytes. Bits that fill up a chunk are voted on
+ * like the others. The order of bits does not matter.
+ *
+ * INVALID_ARGUMENT: no voters. UNSUPPORTED_DTYPE: src or dst not uint8. SHAPE_MISMATCH: src not two-dimensional, dst.
+ * NOT_CONTIGUOUS: the bytes of a voter, dst.
+ */
+gc_status_t gc_vote_signs_into(const DLTensor *src,
+                               uint64_t turn,
+                               DLTensor *dst,
+                               void *stream);
 
 /*
  * WORKERS

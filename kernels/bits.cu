@@ -7,42 +7,9 @@
 // The side that is written is aligned to whole cache lines by a *head* of less than one; the side that is read is then
 // anywhere, and is read at aligned addresses and shifted. Nothing outside the operands is touched: a tile that would is
 // *ragged* (tile.cuh) and has code of its own, and so are those of the block with the head.
-#include "tile.cuh"
+#include "unpack.cuh"
 
-enum : unsigned { UNIT = 1024, THREADS = 256 };
-
-// The bits to unpack, and what is made of them. A few reads scattered among many writes cost far more than their bytes, for
-// memory turns around for each. So from 9.0 on the bits come to the L2 cache in bursts, ahead of their use (prefetch_burst);
-// they stay there until they are read, and lines that were written leave it first.
-#if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ u64 leaves_first() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-__device__ __forceinline__ u64 leaves_last() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-#endif
-__device__ __forceinline__ unsigned load_bits(const unsigned *from) {
-#if __CUDA_ARCH__ >= 900
-    unsigned word;
-    asm("ld.global.nc.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(word) : "l"(from), "l"(leaves_first()));
-    return word;
-#else
-    return *from;
-#endif
-}
-__device__ __forceinline__ void store_vector(uint4 *to, uint4 v) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;"
-                 :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(leaves_first()) : "memory");
-#else
-    *to = v;
-#endif
-}
+enum : unsigned { UNIT = 1024 };
 
 // A byte of which only bit number i is set.
 __device__ __forceinline__ unsigned bit_of_byte(unsigned i, unsigned order) {
@@ -188,106 +155,13 @@ PACK(gc_pack_signs_bf16, SignBF16, 1)
 PACK(gc_pack_signs_f32, SignF32, 1)
 PACK(gc_pack_signs_f64, SignF64, 1)
 
-// ---- Unpacking to contiguous elements
-
-// Brings the bits that a later group of blocks reads to the L2 cache: the first blocks of a group together, at once, those of
-// the whole next group. On an H200 that raised unpacking from 0.93 of a copy's speed to 0.99 for bytes and 1.05 for float32;
-// bursts of half or twice the size, of fewer blocks or by each warp for itself gain less.
-#if __CUDA_ARCH__ >= 900
-template <unsigned BYTES_A_BLOCK>
-__device__ __forceinline__ void prefetch_burst(const unsigned char *src, u64 bytes) {
-    constexpr unsigned BURST = 4 << 20, BLOCKS = 512, SHARE = BURST / BLOCKS, GROUP = BURST / BYTES_A_BLOCK;
-    const unsigned number = blockIdx.x % GROUP;
-    if (threadIdx.x != 0 || number >= BLOCKS) return;
-    const u64 at = (blockIdx.x / GROUP + 1ull) * BURST + number * SHARE + (16 - misalignment(src, 16)) % 16;
-    if (at + SHARE > bytes) return;
-    asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" :: "l"(src + at), "r"(SHARE), "l"(leaves_last()));
-}
-#endif
-
-// A ragged tile of a block, which begins at element `first`, and the head. Bits are read as bytes, at most three a
-// vector; a byte that is not there counts as 0.
-template <unsigned STORES, typename T>
-__device__ __forceinline__ void unpack_ragged(const unsigned char *__restrict__ src, T *__restrict__ dst, u64 elements,
-                                              u64 bytes, unsigned head, u64 first, T one, unsigned order) {
-    constexpr unsigned A_VECTOR = 16 / sizeof(T), TILE = STORES * THREADS * A_VECTOR;
-    constexpr unsigned BYTES = (7 + A_VECTOR + 7) / 8;  // that a vector's bits lie in, wherever they begin
-    u64 begin[STORES];
-    unsigned loaded[STORES][BYTES];
-#pragma unroll
-    for (unsigned s = 0; s < STORES; s++) {
-        begin[s] = first + (s * THREADS + threadIdx.x) * A_VECTOR;
-#pragma unroll
-        for (unsigned k = 0; k < BYTES; k++) loaded[s][k] = begin[s] / 8 + k < bytes ? src[begin[s] / 8 + k] : 0;
-    }
-    // Single elements, one a thread: the first 128 threads have the head, the next what fills no vector at the end.
-    const u64 left = elements > first ? elements - first : 0;
-    const u64 end = first + (left < TILE ? left : TILE), filled = end - left % A_VECTOR;
-    const bool of_head = threadIdx.x < LINE;
-    const u64 single = of_head ? threadIdx.x : filled + (threadIdx.x - LINE);
-    const bool exists = single < elements && (of_head ? threadIdx.x < head : left < TILE);
-    const bool bit = exists && single / 8 < bytes && load_bit(src, single, order);
-
-#pragma unroll
-    for (unsigned s = 0; s < STORES; s++) {
-        unsigned word = 0;
-#pragma unroll
-        for (unsigned k = 0; k < BYTES; k++) word |= loaded[s][k] << 8 * k;
-        const unsigned bits = in_order(word, order) >> static_cast<unsigned>(begin[s]) % 8;
-        if (begin[s] + A_VECTOR <= elements) {
-            store_vector(reinterpret_cast<uint4 *>(dst + begin[s]), unpack_vector(bits, one));
-        }
-    }
-    if (exists) dst[single] = bit ? one : T(0);
-}
-
-// Reads 1/8, writes sizeof(T) bytes an element. Block: a tile of STORES * THREADS vectors; thread: STORES of them, THREADS
-// apart, so that the block writes side by side. Each finds its bits in a word or two that it shares with its neighbours.
-// There are so few bytes a thread that the instructions before the first load count: everything rare is kept out of the way.
-template <unsigned STORES, typename T>
-__device__ __forceinline__ void unpack(const unsigned char *__restrict__ src, T *__restrict__ dst, u64 elements, u64 bytes,
-                                       T one, unsigned order) {
-    constexpr unsigned A_VECTOR = 16 / sizeof(T), TILE = STORES * THREADS * A_VECTOR;
-#if __CUDA_ARCH__ >= 900
-    prefetch_burst<TILE / 8>(src, bytes);
-#endif
-    const unsigned head = (LINE - misalignment(dst, LINE)) % LINE / sizeof(T);
-    // Bits are counted from the word that holds the first byte. Unless both are 0, a vector's may lie in two words.
-    const unsigned before = misalignment(src, 4);
-    const bool apart = before || head;
-    const u64 first = head + static_cast<u64>(blockIdx.x) * TILE, end = first + TILE;
-    // Words are read whole: up to 8 bytes past the last, and 3 before the first.
-    const bool whole = end <= elements && end / 8 + (apart ? 8 : 0) <= bytes && (blockIdx.x > 0 || before == 0);
-    if (!whole || (blockIdx.x == 0 && head)) {
-        // The first block has the head too.
-        return unpack_ragged<STORES>(src, dst, elements, bytes, blockIdx.x == 0 ? head : 0, first, one, order);
-    }
-
-    const u64 position = first + before * 8 + threadIdx.x * A_VECTOR;
-    const unsigned shift = static_cast<unsigned>(position) % 32;
-    const unsigned *from = reinterpret_cast<const unsigned *>(src - before) + position / 32;
-    unsigned words[STORES];
-#pragma unroll
-    for (unsigned s = 0; s < STORES; s++) {
-        words[s] = in_order(load_bits(from + s * (THREADS * A_VECTOR / 32)), order) >> shift;
-    }
-    if (apart) {
-#pragma unroll
-        for (unsigned s = 0; s < STORES; s++) {
-            // Two shifts: one by 32 would be none.
-            words[s] |= in_order(load_bits(from + s * (THREADS * A_VECTOR / 32) + 1), order) << 1 << (31 - shift);
-        }
-    }
-    uint4 *to = reinterpret_cast<uint4 *>(dst + first) + threadIdx.x;
-#pragma unroll
-    for (unsigned s = 0; s < STORES; s++) store_vector(to + s * THREADS, unpack_vector(words[s], one));
-}
+// ---- Unpacking to contiguous elements: 0, or `one` (unpack.cuh)
 
 // Two stores: with one or four some widths or alignments are slower on an H200, by up to a tenth.
 #define UNPACK(name, T) \
     extern "C" __global__ void __launch_bounds__(THREADS) name(const unsigned char *src, T *dst, u64 elements, u64 bytes, \
                                                                T one, unsigned order) { \
-        unpack<2>(src, dst, elements, bytes, one, order); \
+        unpack<2>(src, dst, elements, bytes, Ones<T>{one}, order); \
     }
 UNPACK(gc_unpack_u8, unsigned char)
 UNPACK(gc_unpack_u16, unsigned short)

@@ -9,11 +9,12 @@ mod promises;
 use std::{fs, path::Path, process::Command};
 
 /// The sections in the order of the header: the module whose `//!` text begins it, and where its declarations are.
-const SECTIONS: [(&str, &[&str]); 6] = [
+const SECTIONS: [(&str, &[&str]); 7] = [
     ("version", &["src/capi/version.rs"]),
     ("status", &["src/error.rs", "src/capi/status.rs"]),
     ("tensors", &["src/capi/tensors.rs"]),
     ("bits", &["src/plan/bits.rs", "src/capi/bits.rs"]),
+    ("signs", &["src/capi/signs.rs"]),
     ("threads", &["src/capi/threads.rs"]),
     ("devices", &["src/capi/devices.rs"]),
 ];

@@ -132,6 +132,10 @@ fn packing_survives_the_failure_of_every_allocation() {
         // The memory, and the headers over it.
         assert_eq!(with_every_failure(3, |out| gc_pack_chunks(&src, 3, out)), 2);
         assert_eq!(with_every_failure(1, |out| gc_pack_bits(&src, 0, 1, out)), 2);
+        let (mut data, mut shape) = ([0u8; 100], [100 / 4]);
+        let mut floats = bools(&mut data, &mut shape);
+        (floats.dl_tensor.dtype.code, floats.dl_tensor.dtype.bits) = (dlpark::ffi::DLDataTypeCode::FLOAT, 32);
+        assert_eq!(with_every_failure(3, |out| gc_pack_signs(&floats, 3, out)), 2);
     }
 }
 
@@ -145,6 +149,8 @@ fn unpacking_survives_the_failure_of_every_allocation() {
     unsafe {
         // The views of the chunks, the memory, the headers.
         assert_eq!(with_every_failure(1, |out| gc_unpack_chunks(chunks.as_ptr(), 2, 60, out)), 3);
+        let float32 = DLDataType { code: dlpark::ffi::DLDataTypeCode::FLOAT, bits: 32, lanes: 1 };
+        assert_eq!(with_every_failure(1, |out| gc_unpack_signs(chunks.as_ptr(), 2, 60, float32, out)), 3);
         assert_eq!(with_every_failure(1, |out| gc_unpack_bits(&chunk, 0, i64::MIN, 0, out)), 2);
     }
 }

@@ -28,9 +28,13 @@ promised! {
     gc_unpack_bits(*const DLManagedTensor, i32, i64, i32, *mut *mut DLManagedTensor) -> i32;
     gc_pack_chunks_into(*const DLTensor, i32, *mut DLTensor, *mut c_void) -> i32;
     gc_unpack_chunks_into(*const DLTensor, i32, *mut DLTensor, *mut c_void) -> i32;
-    gc_pack_signs_into(*const DLTensor, i32, *mut DLTensor, *mut c_void) -> i32;
     gc_pack_bits_into(*const DLTensor, i32, i32, *mut DLTensor, *mut c_void) -> i32;
     gc_unpack_bits_into(*const DLTensor, i32, i32, *mut DLTensor, *mut c_void) -> i32;
+    gc_pack_signs(*const DLManagedTensor, usize, *mut *mut DLManagedTensor) -> i32;
+    gc_unpack_signs(*const *mut DLManagedTensor, usize, i64, DLDataType, *mut *mut DLManagedTensor) -> i32;
+    gc_pack_signs_into(*const DLTensor, i32, *mut DLTensor, *mut c_void) -> i32;
+    gc_unpack_signs_into(*const DLTensor, *const DLTensor, i32, *mut DLTensor, *mut c_void) -> i32;
+    gc_vote_signs_into(*const DLTensor, u64, *mut DLTensor, *mut c_void) -> i32;
     gc_tensor_empty(DLDevice, DLDataType, i32, *const i64, *mut *mut DLManagedTensor) -> i32;
     gc_tensor_from_pointer(*mut c_void, DLDevice, DLDataType, i32, *const i64, *const i64,
         Option<unsafe extern "C" fn(*mut c_void)>, *mut c_void, *mut *mut DLManagedTensor) -> i32;

@@ -39,6 +39,10 @@ enum Call {
     PackChunksInto { src: Description, dst: Description, order: Order },
     UnpackChunksInto { src: Description, dst: Description, order: Order },
     PackSignsInto { src: Description, dst: Description, order: Order },
+    PackSigns { src: Description, n_chunks: Number },
+    UnpackSigns { chunks: Vec<Description>, elements: Number, of: Description },
+    UnpackSignsInto { src: Description, scales: Option<Description>, dst: Description, order: Order },
+    VoteSignsInto { src: Description, turn: u64, dst: Description },
     PackBitsInto { src: Description, dst: Description, axis: Axis, order: Order },
     UnpackBitsInto { src: Description, dst: Description, axis: Axis, order: Order },
 }
@@ -184,7 +188,7 @@ fn run(call: Call) {
                 family.push(0);
                 let (mut fatbin, mut size) = (ptr::null(), 0);
                 let status = gc_builtin_kernels(family.as_ptr().cast(), &mut fatbin, &mut size);
-                assert_eq!(status, if family.starts_with(b"bits\0") { 0 } else { 1 });
+                assert_eq!(status, if [&b"bits\0"[..], b"signs\0", b"probe\0"].iter().any(|name| family.starts_with(name)) { 0 } else { 1 });
             }
             Call::BuiltinKernelShape { mut kernel, capability, struct_size } => {
                 kernel.push(0);
@@ -261,22 +265,8 @@ fn run(call: Call) {
                     delete_versioned(&raw mut (*foreign).versioned);
                 }
             }
-            Call::PackChunks { src, n_chunks } => {
-                let mut src = Tensor::new(&src);
-                let n_chunks = n_chunks.get() as usize;
-                // Up to so many there is room for; beyond the others there is none in the address space.
-                if src.place == Place::Elsewhere
-                    || i128::from(src.elements) > MOST_ELEMENTS
-                    || (300..1 << 60).contains(&n_chunks)
-                {
-                    return;
-                }
-                let mut out = [ptr::dangling_mut::<DLManagedTensor>(); 300];
-                let status = gc_pack_chunks(src.pointer(), n_chunks, out.as_mut_ptr());
-                let taken = if check(status, src.place == Place::Here && n_chunks != 0) { n_chunks } else { 0 };
-                out[..taken].iter().for_each(|&chunk| gc_tensor_free(chunk));
-                assert!(out[taken..].iter().all(|&chunk| chunk == ptr::dangling_mut()));
-            }
+            Call::PackChunks { src, n_chunks } => pack(gc_pack_chunks, &src, n_chunks),
+            Call::PackSigns { src, n_chunks } => pack(gc_pack_signs, &src, n_chunks),
             Call::UnpackChunks { chunks, elements } => {
                 let mut chunks: Vec<Tensor> = chunks.iter().take(12).map(Tensor::new).collect();
                 if chunks.iter().any(|chunk| chunk.place == Place::Elsewhere) || too_much(i128::from(elements.get())) {
@@ -285,6 +275,20 @@ fn run(call: Call) {
                 let may_succeed = !chunks.is_empty() && chunks.iter().all(|chunk| chunk.place == Place::Here);
                 let pointers: Vec<_> = chunks.iter_mut().map(Tensor::pointer).collect();
                 with_out(may_succeed, |out| gc_unpack_chunks(pointers.as_ptr(), pointers.len(), elements.get(), out));
+            }
+            Call::UnpackSigns { chunks, elements, of } => {
+                let mut chunks: Vec<Tensor> = chunks.iter().take(12).map(Tensor::new).collect();
+                if chunks.iter().any(|chunk| chunk.place == Place::Elsewhere)
+                    || too_much(i128::from(elements.get()) * 8)
+                {
+                    return;
+                }
+                let dtype = Tensor::new(&of).managed.dl_tensor.dtype;
+                let may_succeed = !chunks.is_empty() && chunks.iter().all(|chunk| chunk.place == Place::Here);
+                let pointers: Vec<_> = chunks.iter_mut().map(Tensor::pointer).collect();
+                with_out(may_succeed, |out| {
+                    gc_unpack_signs(pointers.as_ptr(), pointers.len(), elements.get(), dtype, out)
+                });
             }
             Call::PackBits { src, axis, order } => {
                 let mut src = Tensor::new(&src);
@@ -313,6 +317,19 @@ fn run(call: Call) {
             Call::PackSignsInto { src, dst, order } => {
                 into(&src, &dst, |src, dst| gc_pack_signs_into(src, order.get(), dst, ptr::null_mut()));
             }
+            Call::UnpackSignsInto { src, scales, dst, order } => {
+                let mut scales = scales.as_ref().map(Tensor::new);
+                if scales.as_ref().is_some_and(|scales| scales.place == Place::Elsewhere) {
+                    return;
+                }
+                let factors = scales.as_mut().map_or(ptr::null_mut(), Tensor::pointer);
+                into(&src, &dst, |src, dst| {
+                    gc_unpack_signs_into(src, factors.cast(), order.get(), dst, ptr::null_mut())
+                });
+            }
+            Call::VoteSignsInto { src, turn, dst } => {
+                into(&src, &dst, |src, dst| gc_vote_signs_into(src, turn, dst, ptr::null_mut()));
+            }
             Call::PackBitsInto { src, dst, axis, order } => {
                 into(&src, &dst, |src, dst| gc_pack_bits_into(src, axis.get(), order.get(), dst, ptr::null_mut()));
             }
@@ -321,6 +338,28 @@ fn run(call: Call) {
             }
         }
     }
+}
+
+type Pack = unsafe extern "C" fn(*const DLManagedTensor, usize, *mut *mut DLManagedTensor) -> gc_status_t;
+
+/// Calls a function that packs to chunks, and releases them.
+fn pack(function: Pack, src: &Description, n_chunks: Number) {
+    let mut src = Tensor::new(src);
+    let n_chunks = n_chunks.get() as usize;
+    // Up to so many there is room for; beyond the others there is none in the address space.
+    if src.place == Place::Elsewhere
+        || i128::from(src.elements) > MOST_ELEMENTS
+        || (300..1 << 60).contains(&n_chunks)
+    {
+        return;
+    }
+    let mut out = [ptr::dangling_mut::<DLManagedTensor>(); 300];
+    // SAFETY: as in `run`; there is room for the chunks.
+    let status = unsafe { function(src.pointer(), n_chunks, out.as_mut_ptr()) };
+    let taken = if check(status, src.place == Place::Here && n_chunks != 0) { n_chunks } else { 0 };
+    // SAFETY: the call gave them.
+    out[..taken].iter().for_each(|&chunk| unsafe { gc_tensor_free(chunk) });
+    assert!(out[taken..].iter().all(|&chunk| chunk == ptr::dangling_mut()));
 }
 
 /// Elements that unpacking would give; None if it would be refused.

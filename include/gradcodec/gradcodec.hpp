@@ -442,10 +442,6 @@ inline void unpack_chunks_into(Source src, gc_bit_order_t order, Target dst, voi
 {
     detail::check(gc_unpack_chunks_into(src.get(), order, dst.get(), stream));
 }
-inline void pack_signs_into(Source src, gc_bit_order_t order, Target dst, void *stream = nullptr)
-{
-    detail::check(gc_pack_signs_into(src.get(), order, dst.get(), stream));
-}
 inline void pack_bits_into(Source src, int32_t axis, gc_bit_order_t order, Target dst, void *stream = nullptr)
 {
     detail::check(gc_pack_bits_into(src.get(), axis, order, dst.get(), stream));
@@ -453,6 +449,61 @@ inline void pack_bits_into(Source src, int32_t axis, gc_bit_order_t order, Targe
 inline void unpack_bits_into(Source src, int32_t axis, gc_bit_order_t order, Target dst, void *stream = nullptr)
 {
     detail::check(gc_unpack_bits_into(src.get(), axis, order, dst.get(), stream));
+}
+
+/* SIGNS */
+
+/* `out`: as for pack_chunks(). */
+inline void pack_signs(Borrowed src, std::size_t n_chunks, Tensor *out)
+{
+    detail::check(gc_pack_signs(src.get(), n_chunks, detail::pointers(out)));
+}
+#ifdef __cpp_lib_span
+inline void pack_signs(Borrowed src, std::span<Tensor> out) { pack_signs(src, out.size(), out.data()); }
+#endif
+template <std::size_t N> std::array<Tensor, N> pack_signs(Borrowed src)
+{
+    std::array<Tensor, N> chunks;
+    pack_signs(src, N, chunks.data());
+    return chunks;
+}
+inline std::vector<Tensor> pack_signs(Borrowed src, std::size_t n_chunks)
+{
+    std::vector<Tensor> chunks(n_chunks);
+    pack_signs(src, n_chunks, chunks.data());
+    return chunks;
+}
+
+inline Tensor unpack_signs(DLManagedTensor *const *chunks, std::size_t n_chunks, int64_t n_elements, DLDataType dtype)
+{
+    DLManagedTensor *out = nullptr;
+    detail::check(gc_unpack_signs(chunks, n_chunks, n_elements, dtype, &out));
+    return Tensor(out);
+}
+/* `chunks`: an array, a vector or a span of Tensor. */
+template <class Tensors> auto unpack_signs(const Tensors &chunks, int64_t n_elements, DLDataType dtype)
+    -> decltype(detail::pointers(std::data(chunks)), Tensor())
+{
+    const Tensor *tensors = std::data(chunks);
+    return unpack_signs(detail::pointers(tensors), std::size(chunks), n_elements, dtype);
+}
+
+inline void pack_signs_into(Source src, gc_bit_order_t order, Target dst, void *stream = nullptr)
+{
+    detail::check(gc_pack_signs_into(src.get(), order, dst.get(), stream));
+}
+/* To +1 and -1, or with `scales` to +scale and -scale. */
+inline void unpack_signs_into(Source src, gc_bit_order_t order, Target dst, void *stream = nullptr)
+{
+    detail::check(gc_unpack_signs_into(src.get(), nullptr, order, dst.get(), stream));
+}
+inline void unpack_signs_into(Source src, Source scales, gc_bit_order_t order, Target dst, void *stream = nullptr)
+{
+    detail::check(gc_unpack_signs_into(src.get(), scales.get(), order, dst.get(), stream));
+}
+inline void vote_signs_into(Source src, uint64_t turn, Target dst, void *stream = nullptr)
+{
+    detail::check(gc_vote_signs_into(src.get(), turn, dst.get(), stream));
 }
 
 /* WORKERS AND DEVICES */

@@ -58,11 +58,17 @@ typedef struct gc_api_t {
         DLManagedTensor **out);
     gc_status_t (*gc_pack_chunks_into)(const DLTensor *src, gc_bit_order_t order, DLTensor *dst, void *stream);
     gc_status_t (*gc_unpack_chunks_into)(const DLTensor *src, gc_bit_order_t order, DLTensor *dst, void *stream);
-    gc_status_t (*gc_pack_signs_into)(const DLTensor *src, gc_bit_order_t order, DLTensor *dst, void *stream);
     gc_status_t (*gc_pack_bits_into)(const DLTensor *src, int32_t axis, gc_bit_order_t order, DLTensor *dst,
         void *stream);
     gc_status_t (*gc_unpack_bits_into)(const DLTensor *src, int32_t axis, gc_bit_order_t order, DLTensor *dst,
         void *stream);
+    gc_status_t (*gc_pack_signs)(const DLManagedTensor *src, size_t n_chunks, DLManagedTensor **out);
+    gc_status_t (*gc_unpack_signs)(DLManagedTensor *const *chunks, size_t n_chunks, int64_t n_elements,
+        DLDataType dtype, DLManagedTensor **out);
+    gc_status_t (*gc_pack_signs_into)(const DLTensor *src, gc_bit_order_t order, DLTensor *dst, void *stream);
+    gc_status_t (*gc_unpack_signs_into)(const DLTensor *src, const DLTensor *scales, gc_bit_order_t order,
+        DLTensor *dst, void *stream);
+    gc_status_t (*gc_vote_signs_into)(const DLTensor *src, uint64_t turn, DLTensor *dst, void *stream);
     gc_status_t (*gc_set_threads)(uint32_t n);
     gc_status_t (*gc_prepare)(DLDevice device);
     gc_status_t (*gc_trim)(DLDevice device);
@@ -94,9 +100,13 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_unpack_bits", &api->gc_unpack_bits},
         {"gc_pack_chunks_into", &api->gc_pack_chunks_into},
         {"gc_unpack_chunks_into", &api->gc_unpack_chunks_into},
-        {"gc_pack_signs_into", &api->gc_pack_signs_into},
         {"gc_pack_bits_into", &api->gc_pack_bits_into},
         {"gc_unpack_bits_into", &api->gc_unpack_bits_into},
+        {"gc_pack_signs", &api->gc_pack_signs},
+        {"gc_unpack_signs", &api->gc_unpack_signs},
+        {"gc_pack_signs_into", &api->gc_pack_signs_into},
+        {"gc_unpack_signs_into", &api->gc_unpack_signs_into},
+        {"gc_vote_signs_into", &api->gc_vote_signs_into},
         {"gc_set_threads", &api->gc_set_threads},
         {"gc_prepare", &api->gc_prepare},
         {"gc_trim", &api->gc_trim},

@@ -4,7 +4,7 @@
  *     #include <gradcodec/torch.hpp>
  *
  *     at::Tensor chunks = gradcodec::pack_signs(gradient, 4);           // uint8 [4, chunk_bytes], on gradient's device
- *     at::Tensor signs = gradcodec::unpack_chunks(chunks, gradient.sizes(), at::kFloat);
+ *     at::Tensor signs = gradcodec::unpack_signs(chunks, gradient.sizes());     // float32: +1 and -1
  *
  * Nothing is copied and no DLPack capsule is made: the views point into the tensor's own sizes and strides. The only
  * allocation is the output's, by torch. What is refused is a c10::Error (a RuntimeError in Python) with the library's
@@ -38,6 +38,8 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/version.h>
+
+#include <optional>
 
 #if TORCH_VERSION_MAJOR < 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11)
 #error "gradcodec/torch.hpp needs torch 2.11 or newer, for c10::Stream::native_handle()"
@@ -152,6 +154,21 @@ inline void pack_signs_into(const at::Tensor &src, gc_bit_order_t order, const a
         return gc_pack_signs_into(from, order, to, stream);
     });
 }
+/* `scales`: none for +1 and -1; or float32, one or one per chunk. */
+inline void unpack_signs_into(const at::Tensor &src, const std::optional<at::Tensor> &scales, gc_bit_order_t order,
+                              const at::Tensor &dst)
+{
+    const DLTensor factors = scales ? view(*scales) : DLTensor{};
+    detail::into(src, dst, [&](const DLTensor *from, DLTensor *to, void *stream) {
+        return gc_unpack_signs_into(from, scales ? &factors : nullptr, order, to, stream);
+    });
+}
+inline void vote_signs_into(const at::Tensor &src, uint64_t turn, const at::Tensor &dst)
+{
+    detail::into(src, dst, [turn](const DLTensor *from, DLTensor *to, void *stream) {
+        return gc_vote_signs_into(from, turn, to, stream);
+    });
+}
 inline void unpack_chunks_into(const at::Tensor &src, gc_bit_order_t order, const at::Tensor &dst)
 {
     detail::into(src, dst, [order](const DLTensor *from, DLTensor *to, void *stream) {
@@ -223,6 +240,26 @@ inline at::Tensor unpack_chunks(const at::Tensor &chunks, at::IntArrayRef shape,
 {
     const at::Tensor dst = detail::empty(chunks, shape, dtype);
     unpack_chunks_into(chunks, order, dst);
+    return dst;
+}
+
+/* The inverse of pack_signs() in numbers: +1 and -1, or +scale and -scale. */
+inline at::Tensor unpack_signs(const at::Tensor &chunks, at::IntArrayRef shape, at::ScalarType dtype = at::kFloat,
+                               const std::optional<at::Tensor> &scales = std::nullopt,
+                               gc_bit_order_t order = GC_BIT_ORDER_BIG)
+{
+    const at::Tensor dst = detail::empty(chunks, shape, dtype);
+    unpack_signs_into(chunks, scales, order, dst);
+    return dst;
+}
+
+/* What more than half of the rows have in each bit; in a tie, what the row in turn has. */
+inline at::Tensor vote_signs(const at::Tensor &src, uint64_t turn)
+{
+    detail::check_dense("src", src);
+    TORCH_CHECK(src.dim() == 2, "src: two dimensions, voters and bytes, expected, got ", src.dim());
+    const at::Tensor dst = detail::empty(src, {src.size(1)}, at::kByte);
+    vote_signs_into(src, turn, dst);
     return dst;
 }
 

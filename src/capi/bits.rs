@@ -2,8 +2,8 @@
 //!
 //! A chunk is what one rank (process of a group) sends to another: `n` elements are packed to ceil(n / 8) bytes and these split into
 //! n_chunks equal chunks of gc_chunk_bytes(n, n_chunks), the last ones filled up with zero bits. Where the bytes divide
-//! evenly they are those of DeepSpeed's compress_by_chunk. Booleans: bit = (x != 0). Signs: bit = not (x < 0), so zeros of
-//! either sign and NaN give 1; gc_pack_signs_into() packs them.
+//! evenly they are those of DeepSpeed's compress_by_chunk. Booleans and integers: bit = (x != 0). For the
+//! signs of floats see SIGNS.
 
 use std::ffi::c_void;
 
@@ -40,7 +40,7 @@ fn to_count(code: i64) -> Count {
     if code == GC_COUNT_ALL { Count::All } else { Count::Of(code) }
 }
 
-fn to_order(code: gc_bit_order_t) -> Result<BitOrder> {
+pub(super) fn to_order(code: gc_bit_order_t) -> Result<BitOrder> {
     match code {
         0 => Ok(BitOrder::Big),
         1 => Ok(BitOrder::Little),
@@ -63,7 +63,7 @@ pub extern "C" fn gc_chunk_bytes(n_elements: i64, n_chunks: usize) -> i64 {
 /// element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`; the first
 /// is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
 ///
-/// INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs_into() packs signs. SIZE_OVERFLOW: more than
+/// INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs() packs their signs. SIZE_OVERFLOW: more than
 /// 2^63 - 1 bytes, or pointers.
 ///
 /// # Safety
@@ -214,29 +214,6 @@ pub unsafe extern "C" fn gc_unpack_chunks_into(
         // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
         let dst = unsafe { borrow::tensor("dst", dst)? };
         bits::unpack_chunks_into(&src, to_order(order)?, &dst, Stream::from_raw(stream))
-    })
-}
-
-/// Packs signs: bit = not (x < 0), so zeros of either sign and NaN give 1, as if positive.
-///
-/// `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `dst`: as for
-/// gc_pack_chunks_into(), and so are the errors; integers in src are UNSUPPORTED_DTYPE here.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
-#[cfg_attr(feature = "capi", unsafe(no_mangle))]
-pub unsafe extern "C" fn gc_pack_signs_into(
-    src: *const DLTensor,
-    order: gc_bit_order_t,
-    dst: *mut DLTensor,
-    stream: *mut c_void,
-) -> gc_status_t {
-    boundary(|| {
-        // SAFETY: the caller promises a tensor that stays as it is during the call.
-        let src = unsafe { borrow::tensor("src", src)? };
-        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
-        let dst = unsafe { borrow::tensor("dst", dst)? };
-        bits::pack_signs_into(&src, to_order(order)?, &dst, Stream::from_raw(stream))
     })
 }
 

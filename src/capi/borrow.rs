@@ -82,6 +82,18 @@ pub unsafe fn tensor<'a>(name: &'static str, tensor: *const DLTensor) -> Result<
     unsafe { View::from_dlpack(&name, &*tensor) }
 }
 
+/// Borrows a tensor that may be missing: NULL.
+///
+/// # Safety
+/// As for [`tensor`].
+pub unsafe fn optional_tensor<'a>(name: &'static str, pointer: *const DLTensor) -> Result<Option<View<'a>>> {
+    if pointer.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { tensor(name, pointer).map(Some) }
+}
+
 /// Borrows a managed tensor: only its `dl_tensor` is read.
 ///
 /// # Safety

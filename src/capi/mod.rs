@@ -33,7 +33,7 @@
 //!
 //! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
 //! folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
-//! BITS, WORKERS and DEVICES. What holds for all of them comes first; what is said of CUDA and of streams does not concern
+//! BITS, SIGNS, WORKERS and DEVICES. What holds for all of them comes first; what is said of CUDA and of streams does not concern
 //! programs that use the CPU only.
 //!
 //! TWO TIERS
@@ -143,6 +143,7 @@
 mod bits;
 mod borrow;
 mod devices;
+mod signs;
 mod status;
 mod tensors;
 mod threads;
@@ -150,6 +151,7 @@ mod version;
 
 pub use bits::*;
 pub use devices::*;
+pub use signs::*;
 pub use status::*;
 pub use tensors::*;
 pub use threads::*;

@@ -7,7 +7,7 @@ use std::fmt;
 use crate::{
     backend::{Queue, Stream, cpu, cuda},
     error::{Error, Result, error},
-    plan::bits::{BitOrder, BitPlan, BitRule, OnePattern, bytes_for},
+    plan::bits::{BitOrder, BitPlan, BitRule, Patterns, bytes_for},
     tensor::{Dtype, Outputs, Shape, View},
 };
 
@@ -24,19 +24,6 @@ fn nonzero(src: &View<'_>) -> Result<BitRule> {
         ));
     }
     Ok(BitRule::nonzero(dtype))
-}
-
-/// Not below zero is 1.
-fn not_below_zero(src: &View<'_>) -> Result<BitRule> {
-    let dtype = src.dtype();
-    if !dtype.is_float() {
-        return Err(error!(
-            UnsupportedDtype,
-            "{}: {dtype} has no packed signs; float16, bfloat16, float32 and float64 have",
-            src.name()
-        ));
-    }
-    Ok(BitRule::not_below_zero(dtype))
 }
 
 /// What rows run along.
@@ -116,14 +103,20 @@ fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &
 }
 
 /// Unpacks, if there is anything to write. `plan` was made from these two views.
-fn unpack(queue: &mut Queue, plan: &BitPlan, one: OnePattern, src: &View<'_>, dst: &View<'_>) -> Result<()> {
+pub(super) fn unpack(
+    queue: &mut Queue,
+    plan: &BitPlan,
+    patterns: Patterns,
+    src: &View<'_>,
+    dst: &View<'_>,
+) -> Result<()> {
     match queue {
         _ if dst.elements() == 0 => Ok(()),
         Queue::Cpu => {
-            cpu::bits::unpack(plan, one, src, dst);
+            cpu::bits::unpack(plan, patterns, src, dst);
             Ok(())
         }
-        Queue::Cuda(queue) => cuda::bits::unpack(queue, plan, one, src, dst),
+        Queue::Cuda(queue) => cuda::bits::unpack(queue, plan, patterns, src, dst),
     }
 }
 
@@ -150,8 +143,11 @@ pub fn chunk_bytes(elements: i64, n_chunks: usize) -> Result<i64> {
 
 /// The bits of non-zero elements to `n_chunks` new tensors.
 pub fn pack_chunks(src: &View<'_>, n_chunks: usize) -> Result<Outputs> {
+    pack_to_chunks(src, nonzero(src)?, n_chunks)
+}
+
+pub(super) fn pack_to_chunks(src: &View<'_>, rule: BitRule, n_chunks: usize) -> Result<Outputs> {
     let bytes = chunk_bytes(src.elements(), n_chunks)?;
-    let rule = nonzero(src)?;
     let mut queue = Queue::of(src.device(), Stream::LEGACY)?;
     let chunks = results(&mut queue, src.device(), Dtype::U8, Shape::of(&[bytes]), n_chunks)?;
     let packed = chunks.joined();
@@ -164,6 +160,16 @@ pub fn pack_chunks(src: &View<'_>, n_chunks: usize) -> Result<Outputs> {
 
 /// The chunks of `elements` bits to a new bool tensor.
 pub fn unpack_chunks(chunks: &[View<'_>], elements: i64) -> Result<Outputs> {
+    unpack_from_chunks(chunks, elements, Dtype::BOOL, Patterns::of(Dtype::BOOL))
+}
+
+/// The chunks of `elements` bits to a new tensor, by these patterns.
+pub(super) fn unpack_from_chunks(
+    chunks: &[View<'_>],
+    elements: i64,
+    dtype: Dtype,
+    patterns: Patterns,
+) -> Result<Outputs> {
     let bytes = chunk_bytes(elements, chunks.len())?;
     for chunk in chunks {
         check_uint8(chunk)?;
@@ -180,15 +186,20 @@ pub fn unpack_chunks(chunks: &[View<'_>], elements: i64) -> Result<Outputs> {
     }
     let device = chunks[0].device();
     let mut queue = Queue::of(device, Stream::LEGACY)?;
-    let elements = results(&mut queue, device, Dtype::BOOL, Shape::of(&[elements]), 1)?;
-    let enqueued = unpack_each(&mut queue, chunks, bytes, &elements.view());
+    let elements = results(&mut queue, device, dtype, Shape::of(&[elements]), 1)?;
+    let enqueued = unpack_each(&mut queue, patterns, chunks, bytes, &elements.view());
     complete(queue, enqueued)?;
     Ok(elements.finished())
 }
 
 /// The bits of chunks of `bytes` bytes, one after the other, to all of `unpacked`.
-fn unpack_each(queue: &mut Queue, chunks: &[View<'_>], bytes: i64, unpacked: &View<'_>) -> Result<()> {
-    let one = OnePattern::of(unpacked.dtype());
+fn unpack_each(
+    queue: &mut Queue,
+    patterns: Patterns,
+    chunks: &[View<'_>],
+    bytes: i64,
+    unpacked: &View<'_>,
+) -> Result<()> {
     let (mut first, mut left) = (0, chunks);
     while let Some(chunk) = left.first().filter(|_| first < unpacked.elements()) {
         // Chunks that lie as gc_pack_chunks made them, each behind the one before, are one.
@@ -196,9 +207,9 @@ fn unpack_each(queue: &mut Queue, chunks: &[View<'_>], bytes: i64, unpacked: &Vi
         let together = if stride == 1 { adjacent(left) } else { 1 };
         let bytes = bytes * together as i64;
         let count = (unpacked.elements() - first).min(bytes.saturating_mul(8));
-        let mut plan = BitPlan::new(one.size, BitOrder::Big);
+        let mut plan = BitPlan::new(patterns.size, BitOrder::Big);
         plan.slice(first, count, bytes, stride);
-        unpack(queue, &plan, one, chunk, unpacked)?;
+        unpack(queue, &plan, patterns, chunk, unpacked)?;
         first += count;
         left = &left[together..];
     }
@@ -236,10 +247,10 @@ pub fn unpack_bits(src: &View<'_>, axis: Axis, count: Count, order: BitOrder) ->
     let mut queue = Queue::of(src.device(), Stream::LEGACY)?;
     let elements = results(&mut queue, src.device(), Dtype::U8, shape, 1)?;
     let unpacked = elements.view();
-    let one = OnePattern::of(Dtype::U8);
-    let mut plan = BitPlan::new(one.size, order);
+    let patterns = Patterns::of(Dtype::U8);
+    let mut plan = BitPlan::new(patterns.size, order);
     plan.along(axis, &unpacked, src);
-    let enqueued = unpack(&mut queue, &plan, one, src, &unpacked);
+    let enqueued = unpack(&mut queue, &plan, patterns, src, &unpacked);
     complete(queue, enqueued)?;
     Ok(elements.finished())
 }
@@ -249,12 +260,14 @@ pub fn pack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, stream:
     pack_rows_into(src, nonzero(src)?, order, dst, stream)
 }
 
-/// Signs of every element to the chunks that are the rows of `dst`.
-pub fn pack_signs_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
-    pack_rows_into(src, not_below_zero(src)?, order, dst, stream)
-}
-
-fn pack_rows_into(src: &View<'_>, rule: BitRule, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
+/// The bits of elements to the chunks that are the rows of `dst`.
+pub(super) fn pack_rows_into(
+    src: &View<'_>,
+    rule: BitRule,
+    order: BitOrder,
+    dst: &View<'_>,
+    stream: Stream,
+) -> Result<()> {
     check_chunk_rows(dst, src)?;
     check_same_device(dst, src)?;
     dst.check_output(&[src])?;
@@ -270,10 +283,10 @@ pub fn unpack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, strea
     check_same_device(dst, src)?;
     dst.check_output(&[src])?;
     let mut queue = Queue::of(src.device(), stream)?;
-    let one = OnePattern::of(dst.dtype());
-    let mut plan = BitPlan::new(one.size, order);
+    let patterns = Patterns::of(dst.dtype());
+    let mut plan = BitPlan::new(patterns.size, order);
     plan.flat(dst, src);
-    unpack(&mut queue, &plan, one, src, dst)
+    unpack(&mut queue, &plan, patterns, src, dst)
 }
 
 /// `numpy.packbits` to `dst`.
@@ -299,20 +312,20 @@ pub fn unpack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<
     check_same_device(dst, src)?;
     dst.check_output(&[src])?;
     let mut queue = Queue::of(src.device(), stream)?;
-    let one = OnePattern::of(dst.dtype());
-    let mut plan = BitPlan::new(one.size, order);
+    let patterns = Patterns::of(dst.dtype());
+    let mut plan = BitPlan::new(patterns.size, order);
     plan.along(axis, dst, src);
-    unpack(&mut queue, &plan, one, src, dst)
+    unpack(&mut queue, &plan, patterns, src, dst)
 }
 
-fn check_uint8(bytes: &View<'_>) -> Result<()> {
+pub(super) fn check_uint8(bytes: &View<'_>) -> Result<()> {
     if bytes.dtype() == Dtype::U8 {
         return Ok(());
     }
     Err(error!(UnsupportedDtype, "{}: packed bits are uint8, got {}", bytes.name(), bytes.dtype()))
 }
 
-fn check_same_device(one: &View<'_>, other: &View<'_>) -> Result<()> {
+pub(super) fn check_same_device(one: &View<'_>, other: &View<'_>) -> Result<()> {
     if one.device() == other.device() {
         return Ok(());
     }
@@ -334,7 +347,7 @@ fn check_shape(dst: &View<'_>, expected: Shape<'_>, src: &View<'_>) -> Result<()
 }
 
 /// Checks that `bytes` is uint8, C-contiguous, [n_chunks, chunk_bytes] for the elements of `elements`.
-fn check_chunk_rows(bytes: &View<'_>, elements: &View<'_>) -> Result<()> {
+pub(super) fn check_chunk_rows(bytes: &View<'_>, elements: &View<'_>) -> Result<()> {
     check_uint8(bytes)?;
     let refusal = |expected: fmt::Arguments<'_>| -> Error {
         error!(

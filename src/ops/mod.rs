@@ -6,4 +6,5 @@
 
 pub mod bits;
 pub mod devices;
+pub mod signs;
 pub mod tensors;

@@ -53,24 +53,26 @@ impl BitRule {
     }
 }
 
-/// How bits become elements: 0 is all bits zero, 1 is this pattern.
+/// How bits become elements: what is written for a 0 and for a 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OnePattern {
+pub struct Patterns {
     /// Bytes an element.
     pub size: usize,
-    pub pattern: u64,
+    pub zero: u64,
+    pub one: u64,
 }
 
-impl OnePattern {
+impl Patterns {
+    /// The numbers 0 and 1.
     pub fn of(dtype: Dtype) -> Self {
-        let pattern = match dtype {
+        let one = match dtype {
             Dtype::BF16 => 0x3f80,
             Dtype::F16 => 0x3c00,
             Dtype::F32 => u64::from(1f32.to_bits()),
             Dtype::F64 => 1f64.to_bits(),
             _ => 1,
         };
-        Self { size: dtype.size, pattern }
+        Self { size: dtype.size, zero: 0, one }
     }
 }
 

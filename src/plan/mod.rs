@@ -3,3 +3,4 @@
 
 pub mod bits;
 pub mod loops;
+pub mod signs;

@@ -82,6 +82,11 @@ impl Dtype {
     pub fn is_float(self) -> bool {
         matches!(self.kind, Kind::Float | Kind::Bfloat)
     }
+
+    /// Whether there is a -1.
+    pub fn is_signed(self) -> bool {
+        self.is_float() || self.kind == Kind::Int
+    }
 }
 
 /// Bits of an element of any dtype. Lanes are counted in; elements smaller than a byte are packed.

@@ -11,7 +11,7 @@ mod view;
 
 pub use capsule::release_capsule;
 pub use described::Described;
-pub use dtype::{Dtype, element_bits};
+pub use dtype::{Dtype, Kind, element_bits};
 pub use output::{NewTensors, Outputs, Release, from_pointer, from_versioned, release, to_versioned};
 pub use owner::Owner;
 pub use shape::Shape;

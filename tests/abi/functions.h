@@ -28,9 +28,14 @@ FUNCTION(gc_pack_bits, gc_status_t, (const DLManagedTensor *, int32_t, gc_bit_or
 FUNCTION(gc_unpack_bits, gc_status_t, (const DLManagedTensor *, int32_t, int64_t, gc_bit_order_t, DLManagedTensor **))
 FUNCTION(gc_pack_chunks_into, gc_status_t, (const DLTensor *, gc_bit_order_t, DLTensor *, void *))
 FUNCTION(gc_unpack_chunks_into, gc_status_t, (const DLTensor *, gc_bit_order_t, DLTensor *, void *))
-FUNCTION(gc_pack_signs_into, gc_status_t, (const DLTensor *, gc_bit_order_t, DLTensor *, void *))
 FUNCTION(gc_pack_bits_into, gc_status_t, (const DLTensor *, int32_t, gc_bit_order_t, DLTensor *, void *))
 FUNCTION(gc_unpack_bits_into, gc_status_t, (const DLTensor *, int32_t, gc_bit_order_t, DLTensor *, void *))
+
+FUNCTION(gc_pack_signs, gc_status_t, (const DLManagedTensor *, size_t, DLManagedTensor **))
+FUNCTION(gc_unpack_signs, gc_status_t, (DLManagedTensor *const *, size_t, int64_t, DLDataType, DLManagedTensor **))
+FUNCTION(gc_pack_signs_into, gc_status_t, (const DLTensor *, gc_bit_order_t, DLTensor *, void *))
+FUNCTION(gc_unpack_signs_into, gc_status_t, (const DLTensor *, const DLTensor *, gc_bit_order_t, DLTensor *, void *))
+FUNCTION(gc_vote_signs_into, gc_status_t, (const DLTensor *, uint64_t, DLTensor *, void *))
 
 FUNCTION(gc_tensor_empty, gc_status_t, (DLDevice, DLDataType, int32_t, const int64_t *, DLManagedTensor **))
 FUNCTION(gc_tensor_from_pointer, gc_status_t, (void *, DLDevice, DLDataType, int32_t, const int64_t *, const int64_t *,

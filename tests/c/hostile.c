@@ -531,6 +531,32 @@ static void write_bits(const Argument *dst) {
     }
 }
 
+/* Whether there is a -1. */
+static bool is_signed(DLDataType dtype) {
+    return dtype.code == kDLFloat || dtype.code == kDLBfloat || dtype.code == kDLInt;
+}
+
+/* A scale, or minus it, in a dtype; of other scales than 1 only in float32 and float64. A NaN is always the same. */
+static void write_sign(unsigned char *at, DLDataType dtype, bool bit, float scale) {
+    if (dtype.code == kDLInt) {
+        memset(at, bit ? 0 : 0xff, dtype.bits / 8);
+        at[0] = bit ? 1 : 0xff;
+    } else if (dtype.bits == 16) {
+        memcpy(at, dtype.code == kDLFloat ? "\x00\x3c" : "\x80\x3f", 2);
+        at[1] = (unsigned char)(at[1] | (bit ? 0 : 0x80));
+    } else {
+        uint32_t single;
+        memcpy(&single, &scale, 4);
+        bool nan = (single & 0x7fffffff) > 0x7f800000;
+        double wide = bit ? scale : -scale;
+        float narrow = bit ? scale : -scale;
+        uint64_t quiet64 = 0x7ff8000000000000;
+        uint32_t quiet32 = 0x7fc00000;
+        memcpy(at, dtype.bits == 64 ? (nan ? (void *)&quiet64 : (void *)&wide) : (nan ? (void *)&quiet32 : (void *)&narrow),
+               dtype.bits / 8);
+    }
+}
+
 static void write_bytes(const Argument *dst) {
     Walk w = walk(dst);
     for (int64_t i = 0; i < dst->elements; i++, step(&w))
@@ -1118,16 +1144,20 @@ static void unpack_again(DLManagedTensor **chunks, size_t n_chunks, int64_t elem
     keep(out, false);
 }
 
-static void call_pack_chunks(size_t size) {
+static void call_pack_chunks(int function, size_t size) {
+    bool signs = function == f_gc_pack_signs;
     static DLManagedTensor *out[601];
     uint64_t n_chunks = (uint64_t)random_chunks();
     prepare(size);
-    make_elements(0, INTEGERS, size);
+    if (signs)
+        make_elements(INTEGERS, DTYPES - INTEGERS, size);
+    else
+        make_elements(0, INTEGERS, size);
     spoil(&src);
     /* So many that their headers alone are more than any memory: never written, so no room for them is needed. */
     if (one_in(50))
         n_chunks = (uint64_t)NOWHERE + (next() >> below(17));
-    Faults faults = src.faults | (src.is_float ? FAULT(UNSUPPORTED_DTYPE) : 0);
+    Faults faults = src.faults | (src.is_float == signs ? 0 : FAULT(UNSUPPORTED_DTYPE));
     faults |= n_chunks == 0 ? FAULT(INVALID_ARGUMENT) : 0;
     faults |= n_chunks > 600 ? FAULT(OUT_OF_MEMORY) | FAULT(SIZE_OVERFLOW) : 0;
     DLManagedTensor **place = random_out(out, &faults);
@@ -1136,10 +1166,10 @@ static void call_pack_chunks(size_t size) {
         return;
     for (int k = 0; k <= 600; k++)
         out[k] = UNTOUCHED;
-    begin(f_gc_pack_chunks);
-    if (judge(gc_pack_chunks(src.passed, n_chunks, place), faults)) {
+    begin(function);
+    if (judge(signs ? gc_pack_signs(src.passed, n_chunks, place) : gc_pack_chunks(src.passed, n_chunks, place), faults)) {
         Rows rows = {1, 1, src.elements, bytes * (int64_t)n_chunks};
-        read_bits(&src, false);
+        read_bits(&src, signs);
         pack_model(rows, GC_BIT_ORDER_BIG);
         unsigned char *first = out[0]->dl_tensor.data;
         for (size_t k = 0; k < n_chunks; k++) {
@@ -1163,11 +1193,13 @@ static void call_pack_chunks(size_t size) {
     compare_windows();
 }
 
-static void call_unpack_chunks(size_t size) {
+static void call_unpack_chunks(int function, size_t size) {
+    bool signs = function == f_gc_unpack_signs;
+    DLDataType dtype = signs ? dtypes[below(DTYPES)] : dtypes[0];
     DLManagedTensor *out[2] = {UNTOUCHED, UNTOUCHED}, *chunks[13];
     uint64_t n_chunks = 1 + below(12);
     prepare(size);
-    int64_t elements = (int64_t)below(size / 24), bytes = chunk_bytes(elements, n_chunks), length;
+    int64_t elements = (int64_t)below(size / (signs ? 80 : 24)), bytes = chunk_bytes(elements, n_chunks), length;
     Faults faults = 0;
     for (uint64_t k = 0; k < n_chunks; k++) {
         length = bytes;
@@ -1199,23 +1231,35 @@ static void call_unpack_chunks(size_t size) {
         if (chunk[k].faults & NO_CUDA) /* on another device than the others */
             faults |= FAULT(INVALID_ARGUMENT);
     }
-    if (faults == 0 && !askable(1, &elements, 8, &faults))
+    if (signs && !is_signed(dtype))
+        faults |= FAULT(UNSUPPORTED_DTYPE);
+    if (faults == 0 && !askable(1, &elements, dtype.bits, &faults))
         return;
     DLManagedTensor **place = random_out(out, &faults), **from = chunks;
     if (one_in(60)) {
         faults |= FAULT(INVALID_ARGUMENT);
         from = one_in(2) ? NULL : (DLManagedTensor **)(void *)((char *)chunks + 1 + below(7));
     }
-    begin(f_gc_unpack_chunks);
-    if (judge(gc_unpack_chunks(from, count, elements, place), faults)) {
+    begin(function);
+    if (judge(signs ? gc_unpack_signs(from, count, elements, dtype, place)
+                    : gc_unpack_chunks(from, count, elements, place), faults)) {
         Rows rows = {1, 1, elements, bytes * (int64_t)count};
         unsigned char *all = packed;
         for (uint64_t k = 0; k < count; k++, packed += bytes)
             read_bytes(&chunk[k]);
         packed = all;
         unpack_model(rows, GC_BIT_ORDER_BIG);
-        check_output(&out[0]->dl_tensor, dtypes[0], 1, &elements);
-        EXPECT(elements == 0 || memcmp(out[0]->dl_tensor.data, bits, (size_t)elements) == 0);
+        check_output(&out[0]->dl_tensor, dtype, 1, &elements);
+        if (signs) {
+            const unsigned char *found = out[0]->dl_tensor.data;
+            unsigned char expected[8];
+            for (int64_t i = 0; i < elements; i++) {
+                write_sign(expected, dtype, bits[i], 1);
+                EXPECT(memcmp(found + i * (dtype.bits / 8), expected, dtype.bits / 8) == 0);
+            }
+        } else {
+            EXPECT(elements == 0 || memcmp(out[0]->dl_tensor.data, bits, (size_t)elements) == 0);
+        }
         keep(out[0], false);
         out[0] = UNTOUCHED;
     }
@@ -1416,6 +1460,111 @@ static void call_unpack_rows(size_t size) {
     compare_windows();
 }
 
+static void call_unpack_sign_rows(size_t size) {
+    static Argument scales;
+    bool scaled = one_in(2);
+    int64_t shape[2], count;
+    prepare(size);
+    /* What a scale becomes in 16 bits is not for this model to say. */
+    DLDataType dtype = dtypes[scaled && !one_in(20) ? INTEGERS + 1 + below(2) : below(DTYPES)];
+    if (scaled && dtype.bits == 16 && dtype.code != kDLInt && dtype.code != kDLUInt)
+        scaled = false;
+    make(&dst, dtype, -1, NULL, (int64_t)size / 8, output_window(), true);
+    shape[0] = random_chunks();
+    shape[1] = shape[0] == 0 ? (int64_t)below(3) : chunk_bytes(dst.elements, (uint64_t)shape[0]);
+    make(&src, uint8, 2, shape, 0, &windows[0], one_in(2));
+    count = one_in(2) ? 1 : one_in(30) ? (int64_t)below(4) : shape[0];
+    scaled = scaled && count * 4 < (int64_t)size / 8;
+    if (scaled) {
+        make(&scales, one_in(30) ? dtypes[below(DTYPES)] : dtypes[INTEGERS + 1], 1, &count, 0, &windows[0], false);
+        spoil(&scales);
+        scaled = scales.passed != NULL;
+    }
+    spoil(&src);
+    spoil(&dst);
+    Faults faults = src.faults | dst.faults | (scaled ? scales.faults : 0) | faults_of_rows(&src, &dst);
+    dtype = dst.tensor.dl_tensor.dtype;
+    if (!is_signed(dtype))
+        faults |= FAULT(UNSUPPORTED_DTYPE);
+    if (((src.faults | dst.faults | (scaled ? scales.faults : 0)) & NO_CUDA) != 0)
+        faults |= FAULT(INVALID_ARGUMENT); /* different devices */
+    if (scaled) {
+        const DLTensor *s = &scales.tensor.dl_tensor;
+        if (!dst.is_float || memcmp(&s->dtype, &dtypes[INTEGERS + 1], sizeof s->dtype) != 0)
+            faults |= FAULT(UNSUPPORTED_DTYPE);
+        if (scales.counted && (s->ndim != 1 || (s->shape[0] != 1 && src.counted && src.tensor.dl_tensor.ndim > 0 && s->shape[0] != src.tensor.dl_tensor.shape[0])))
+            faults |= FAULT(SHAPE_MISMATCH);
+        if (scales.counted && !is_contiguous(&scales))
+            faults |= FAULT(NOT_CONTIGUOUS);
+    }
+    if (faults == 0 && (intersect(&src, &dst) || (scaled && intersect(&scales, &dst)) || overlaps_itself(&dst)))
+        faults = FAULT(INVALID_ARGUMENT);
+    int32_t order = random_order(&faults);
+    if (faults == 0) {
+        Rows rows = {1, 1, dst.elements, src.elements};
+        const DLTensor *s = &scales.tensor.dl_tensor;
+        read_bytes(&src);
+        unpack_model(rows, order);
+        Walk w = walk(&dst);
+        for (int64_t i = 0; i < dst.elements; i++, step(&w)) {
+            float scale = 1;
+            if (scaled)
+                memcpy(&scale, (const char *)s->data + s->byte_offset + (s->shape[0] > 1 ? 4 * (i / 8 / shape[1]) : 0), 4);
+            write_sign(shadow_of(w.at), dtype, bits[i], scale);
+        }
+    }
+    begin(f_gc_unpack_signs_into);
+    judge(gc_unpack_signs_into(src.passed, scaled ? scales.passed : NULL, order, dst.passed, random_stream()), faults);
+    compare_windows();
+}
+
+static void call_vote(size_t size) {
+    int64_t shape[2];
+    prepare(size);
+    shape[0] = one_in(30) ? 0 : 1 + (int64_t)below(one_in(4) ? 80 : 9);
+    shape[1] = (int64_t)below(size / (16 + 8 * (uint64_t)shape[0]));
+    make(&src, uint8, 2, shape, 0, &windows[0], one_in(2));
+    make(&dst, uint8, 1, shape + 1, 0, output_window(), true);
+    spoil(&src);
+    spoil(&dst);
+    const DLTensor *s = &src.tensor.dl_tensor, *d = &dst.tensor.dl_tensor;
+    uint64_t turn = one_in(2) ? below(10) : next();
+    Faults faults = faults_between();
+    if (memcmp(&s->dtype, &uint8, sizeof uint8) != 0 || memcmp(&d->dtype, &uint8, sizeof uint8) != 0)
+        faults |= FAULT(UNSUPPORTED_DTYPE);
+    if (src.counted && s->ndim != 2)
+        faults |= FAULT(SHAPE_MISMATCH);
+    if (src.counted && s->ndim == 2 && s->shape[0] == 0)
+        faults |= FAULT(INVALID_ARGUMENT);
+    if (src.counted && s->ndim == 2 && s->shape[1] > 1 && src.steps[1] != 1)
+        faults |= FAULT(NOT_CONTIGUOUS);
+    if (src.counted && dst.counted && (d->ndim != 1 || s->ndim != 2 || d->shape[0] != s->shape[1]))
+        faults |= FAULT(SHAPE_MISMATCH);
+    if (dst.counted && !is_contiguous(&dst))
+        faults |= FAULT(NOT_CONTIGUOUS);
+    if (faults == 0) {
+        int64_t voters = s->shape[0], n = s->shape[1];
+        read_bytes(&src);
+        unsigned char *all = packed, *verdict = bits;
+        for (int64_t i = 0; i < n; i++) {
+            uint64_t voter = ((uint64_t)i % (uint64_t)voters + turn % (uint64_t)voters) % (uint64_t)voters;
+            verdict[i] = 0;
+            for (int bit = 0; bit < 8; bit++) {
+                int64_t votes = 0;
+                for (int64_t v = 0; v < voters; v++)
+                    votes += all[v * n + i] >> bit & 1;
+                int up = 2 * votes == voters ? all[(int64_t)voter * n + i] >> bit & 1 : 2 * votes > voters;
+                verdict[i] = (unsigned char)(verdict[i] | up << bit);
+            }
+        }
+        memcpy(packed, verdict, (size_t)n);
+        write_bytes(&dst);
+    }
+    begin(f_gc_vote_signs_into);
+    judge(gc_vote_signs_into(src.passed, turn, dst.passed, random_stream()), faults);
+    compare_windows();
+}
+
 static bool same_shape(const Argument *a, int ndim, const int64_t *shape) {
     return a->tensor.dl_tensor.ndim == ndim &&
            (ndim == 0 || memcmp(a->tensor.dl_tensor.shape, shape, sizeof *shape * (size_t)ndim) == 0);
@@ -1492,7 +1641,7 @@ static void call_bits_into(int function, size_t size) {
 
 static void call_something(size_t size) {
     uint64_t from = size == BIG ? 7 : 0; /* only where memory is looked at */
-    switch (from + below(20 - from)) {
+    switch (from + below(24 - from)) {
     case 0: call_small_ones(); break;
     case 1: call_chunk_bytes(); break;
     case 2: call_tensor_empty(); break;
@@ -1500,8 +1649,8 @@ static void call_something(size_t size) {
     case 4: call_tensor_free(); break;
     case 5: call_convert_kept(); break;
     case 6: call_convert_foreign(); break;
-    case 7: call_pack_chunks(size); break;
-    case 8: call_unpack_chunks(size); break;
+    case 7: call_pack_chunks(f_gc_pack_chunks, size); break;
+    case 8: call_unpack_chunks(f_gc_unpack_chunks, size); break;
     case 9: case 10: call_pack_bits(size); break;
     case 11: case 12: call_unpack_bits(size); break;
     case 13: call_pack_rows(f_gc_pack_chunks_into, size); break;
@@ -1509,6 +1658,10 @@ static void call_something(size_t size) {
     case 15: call_unpack_rows(size); break;
     case 16: case 17: call_bits_into(f_gc_pack_bits_into, size); break;
     case 18: case 19: call_bits_into(f_gc_unpack_bits_into, size); break;
+    case 20: call_pack_chunks(f_gc_pack_signs, size); break;
+    case 21: call_unpack_chunks(f_gc_unpack_signs, size); break;
+    case 22: call_unpack_sign_rows(size); break;
+    case 23: call_vote(size); break;
     }
 }
 

@@ -29,12 +29,13 @@ int main(void) {
     DLTensor elements = view_of(bools, boolean, 1, shape1);
     DLTensor reals = view_of(floats, float32, 1, shape1);
     DLTensor packed = view_of(bytes, uint8, 2, shape2);
-    DLManagedTensor src = borrowed(elements), chunk = borrowed(packed);
+    DLManagedTensor src = borrowed(elements), chunk = borrowed(packed), real = borrowed(reals);
     DLManagedTensor *out = UNTOUCHED, *outs[3] = {UNTOUCHED, UNTOUCHED, UNTOUCHED};
     struct DLManagedTensorVersioned *versioned = &untouched_versioned;
     DLManagedTensor *chunks[2] = {NULL, NULL};
     DLManagedTensor **odd_out = (DLManagedTensor **)(void *)((char *)outs + 1);
     const DLManagedTensor *odd_src = (const DLManagedTensor *)(const void *)((const char *)&src + 4);
+    const DLTensor *odd_tensor = (const DLTensor *)(const void *)((const char *)&reals + 4);
     const void *fatbin = NULL;
     gc_kernel_shape_t shape = {sizeof(gc_kernel_shape_t), 7, 7, 7, 7, {7, 7, 7}};
     gc_kernel_shape_t *odd_struct = (gc_kernel_shape_t *)(void *)((char *)&shape + 1);
@@ -97,6 +98,14 @@ int main(void) {
     expect(gc_unpack_chunks(chunks, SIZE_MAX, 16, &out), GC_STATUS_SIZE_OVERFLOW,
            "n_chunks: 18446744073709551615 items at chunks");
 
+    invalid(gc_pack_signs(NULL, 2, outs), "src: NULL");
+    invalid(gc_pack_signs(&real, 0, outs), "n_chunks: at least 1 expected, got 0");
+    invalid(gc_pack_signs(&real, 2, NULL), "out: NULL");
+    invalid(gc_unpack_signs(NULL, 2, 16, float32, &out), "chunks: NULL");
+    invalid(gc_unpack_signs(chunks, 0, 16, float32, &out), "n_chunks: at least 1 expected, got 0");
+    invalid(gc_unpack_signs(chunks, 2, -16, float32, &out), "n_elements: -16");
+    invalid(gc_unpack_signs(chunks, 2, 16, float32, NULL), "out: NULL");
+
     invalid(gc_pack_bits(NULL, 0, GC_BIT_ORDER_BIG, &out), "src: NULL");
     invalid(gc_pack_bits(&src, 0, GC_BIT_ORDER_BIG, NULL), "out: NULL");
     invalid(gc_pack_bits(&src, 0, -1, &out), "order: -1");
@@ -116,6 +125,12 @@ int main(void) {
     invalid(gc_pack_signs_into(NULL, GC_BIT_ORDER_BIG, &packed, NULL), "src: NULL");
     invalid(gc_pack_signs_into(&reals, GC_BIT_ORDER_BIG, NULL, NULL), "dst: NULL");
     invalid(gc_pack_signs_into(&reals, 2, &packed, NULL), "order: 2");
+    invalid(gc_unpack_signs_into(NULL, NULL, GC_BIT_ORDER_BIG, &reals, NULL), "src: NULL");
+    invalid(gc_unpack_signs_into(&packed, NULL, GC_BIT_ORDER_BIG, NULL, NULL), "dst: NULL");
+    invalid(gc_unpack_signs_into(&packed, NULL, 2, &reals, NULL), "order: 2");
+    invalid(gc_unpack_signs_into(&packed, odd_tensor, GC_BIT_ORDER_BIG, &reals, NULL), "scales: address");
+    invalid(gc_vote_signs_into(NULL, 0, &packed, NULL), "src: NULL");
+    invalid(gc_vote_signs_into(&packed, 0, NULL, NULL), "dst: NULL");
     invalid(gc_pack_bits_into(NULL, 0, GC_BIT_ORDER_BIG, &packed, NULL), "src: NULL");
     invalid(gc_pack_bits_into(&elements, 0, GC_BIT_ORDER_BIG, NULL, NULL), "dst: NULL");
     invalid(gc_pack_bits_into(&elements, 0, 2, &packed, NULL), "order: 2");

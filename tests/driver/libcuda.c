@@ -444,8 +444,150 @@ static Result run_contiguous(Place place, const char *kernel, unsigned blocks, v
     return SUCCESS; /* one that is not known here: counted, not run */
 }
 
+/* The kernels of kernels/signs.cu, as src/backend/cuda/signs.rs lays their arguments out. */
+typedef struct {
+    uint64_t by, reciprocal;
+} Divisor;
+
+typedef struct {
+    uint64_t zero, one;
+    const unsigned char *scales;
+    Divisor chunk_bytes;
+    uint32_t format, order;
+} Signs;
+
+typedef struct {
+    const unsigned char *src;
+    unsigned char *dst;
+    uint64_t elements, bytes;
+    int64_t byte_stride;
+    Divisor across, width;
+    Signs signs;
+    uint32_t size, n_loops;
+    struct {
+        Divisor count;
+        int64_t stride;
+    } loops[62];
+} Scattered;
+
+typedef struct {
+    const unsigned char *src;
+    unsigned char *dst;
+    Divisor voters;
+    uint64_t bytes;
+    int64_t stride;
+    uint64_t turn;
+    uint32_t aligned, reserved;
+} Vote;
+
+static int divides(Divisor divisor) {
+    return divisor.reciprocal == (divisor.by ? UINT64_MAX / divisor.by : 0);
+}
+
+/* Scales of float32 and float64, which C can convert. */
+static Result run_signs(Place place, const Scattered *plan) {
+    if (!divides(plan->signs.chunk_bytes) || !divides(plan->across) || !divides(plan->width))
+        return fault(INVALID_VALUE, "a reciprocal that is none");
+    for (uint64_t i = 0; i < plan->elements; i++) {
+        int64_t at = 0;
+        uint64_t rest = i, value = 0;
+        for (unsigned k = plan->n_loops; k--; rest /= plan->loops[k].count.by) {
+            if (!divides(plan->loops[k].count))
+                return fault(INVALID_VALUE, "a reciprocal that is none");
+            at += (int64_t)(rest % plan->loops[k].count.by) * plan->loops[k].stride;
+        }
+        const unsigned char *byte = plan->src + (int64_t)(i / 8) * plan->byte_stride;
+        Result result = use(place, WRITTEN, plan->dst + at, plan->size);
+        if (result == SUCCESS)
+            result = use(place, READ, byte, 1);
+        if (result)
+            return result;
+        int bit = (plan->signs.order ? *byte >> i % 8 : *byte >> (7 - i % 8)) & 1;
+        value = bit ? plan->signs.one : plan->signs.zero;
+        if (plan->signs.scales) {
+            float scale;
+            const unsigned char *from = plan->signs.scales;
+            if (plan->signs.chunk_bytes.by)
+                from += 4 * (i / 8 / plan->signs.chunk_bytes.by);
+            result = use(place, READ, from, 4);
+            if (result)
+                return result;
+            memcpy(&scale, from, 4);
+            scale = bit ? scale : -scale;
+            double wide = scale;
+            if (plan->signs.format != (plan->size == 4 ? 2 : 3))
+                return fault(INVALID_VALUE, "a format that this driver does not know");
+            memcpy(&value, plan->size == 4 ? (void *)&scale : (void *)&wide, plan->size);
+        }
+        memcpy(plan->dst + at, &value, plan->size);
+    }
+    return SUCCESS;
+}
+
+static Result run_vote(Place place, const Vote *vote) {
+    uint64_t voters = vote->voters.by;
+    if (!voters || vote->turn >= voters || !divides(vote->voters))
+        return fault(INVALID_VALUE, "a vote that is none");
+    for (uint64_t i = 0; i < vote->bytes; i++) {
+        unsigned char elected = 0;
+        Result result = use(place, WRITTEN, vote->dst + i, 1);
+        for (int bit = 0; bit < 8; bit++) {
+            uint64_t votes = 0;
+            for (uint64_t v = 0; v < voters; v++) {
+                const unsigned char *from = vote->src + (int64_t)v * vote->stride + (int64_t)i;
+                if (result == SUCCESS)
+                    result = use(place, READ, from, 1);
+                if (result)
+                    return result;
+                /* In an even number of voters the one in turn votes twice. */
+                votes += (*from >> bit & 1) * (voters % 2 == 0 && (i + vote->turn) % voters == v ? 2u : 1u);
+            }
+            elected = (unsigned char)(elected | (votes > voters / 2) << bit);
+        }
+        vote->dst[i] = elected;
+    }
+    return SUCCESS;
+}
+
+/* Whether it is one of them. */
+static int run_sign_kernel(Place place, const char *kernel, unsigned blocks, void **arguments, Result *result) {
+    uint64_t items, items_per_block;
+    if (!strncmp(kernel, "gc_vote_", 8)) {
+        const Vote *vote = arguments[0];
+        items_per_block = strcmp(kernel, "gc_vote_few") ? 1024 : 4096;
+        items = vote->bytes + items_per_block;
+        if (!strcmp(kernel, "gc_vote_few") && vote->voters.by > 30)
+            *result = fault(INVALID_VALUE, "more voters than few");
+        else
+            *result = run_vote(place, vote);
+    } else if (!strcmp(kernel, "gc_unpack_signs_strided")) {
+        const Scattered *plan = arguments[0];
+        items = (plan->elements + 7) / 8, items_per_block = 256;
+        *result = run_signs(place, plan);
+    } else if (!strncmp(kernel, "gc_unpack_signs_u", 17)) {
+        Scattered plan = {.n_loops = 1, .byte_stride = 1, .size = (uint32_t)atoi(kernel + 17) / 8};
+        memcpy(&plan.src, arguments[0], sizeof plan.src);
+        memcpy(&plan.dst, arguments[1], sizeof plan.dst);
+        memcpy(&plan.elements, arguments[2], sizeof plan.elements);
+        memcpy(&plan.bytes, arguments[3], sizeof plan.bytes);
+        memcpy(&plan.signs, arguments[4], sizeof plan.signs);
+        plan.loops[0].count = (Divisor){plan.elements, UINT64_MAX / plan.elements};
+        plan.loops[0].stride = plan.size;
+        items = plan.elements, items_per_block = 8192 / plan.size;
+        *result = run_signs(place, &plan);
+    } else {
+        return 0;
+    }
+    if (blocks != (items + items_per_block - 1) / items_per_block)
+        *result = fault(INVALID_VALUE, "more or fewer blocks than the work has");
+    return 1;
+}
+
 static Result run_kernel(Place place, const char *kernel, unsigned blocks, void **arguments) {
     int packs = !strcmp(kernel, "gc_pack_strided");
+    Result result;
+    if (run_sign_kernel(place, kernel, blocks, arguments, &result))
+        return result;
     if (!packs && strcmp(kernel, "gc_unpack_strided"))
         return run_contiguous(place, kernel, blocks, arguments);
     const Plan *plan = arguments[0];

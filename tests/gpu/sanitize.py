@@ -19,7 +19,7 @@ import driver  # noqa: E402
 import gpu  # noqa: E402
 from capi import AXIS_NONE, BIG, FLOATS, LITTLE, Managed, byref, lib  # noqa: E402
 from gpu import Layout, case, check, chunk_rows, truth_of, unpackbits  # noqa: E402
-from models import UNPACKED, not_below_zero  # noqa: E402
+from models import SIGNED, UNPACKED, majority, not_below_zero, scaled_signs  # noqa: E402
 
 # Two threads of different warps use one place of shared memory, with nothing between them.
 RACE = b"""
@@ -96,6 +96,28 @@ def both_ways(line, rows_shift, order, rng):
     into(lib.gc_unpack_chunks_into, rows, buffer, order, target=line, expected=expected)
 
 
+def signs(line, rows_shift, order, rng):
+    """Unpacked without scales, with one, and with one per chunk."""
+    count = int(np.prod(line.shape, dtype=np.int64))
+    rows = Layout("uint8", (3, capi.chunk_bytes(count, 3)), shift=rows_shift)
+    buffer = gpu.random_bytes(rng, rows)
+    bits = unpackbits(rows.carve(buffer), AXIS_NONE, count, order)
+    for values in (None, [1.5], [0.5, -3.0, 1e6]) if line.dtype in FLOATS else (None,):
+        each = np.float32(1) if values is None else np.array(values, np.float32)
+        with driver.Memory(12) as memory:
+            driver.upload(memory.address, np.resize(each, 3).astype(np.float32).view(np.uint8))
+            scales = None if values is None else gpu.at(memory.address, (len(values),), "float32").view
+            spread = np.repeat(each, 8 * rows.shape[1])[:count] if np.size(each) > 1 else each
+            expected = scaled_signs(bits, line.dtype, spread).reshape(line.shape)
+            into(lib.gc_unpack_signs_into, rows, buffer, scales, order, target=line, expected=expected)
+
+
+def votes(voters, size, shift, rng):
+    rows, target = Layout("uint8", (voters, size), shift=shift), Layout("uint8", (size,), shift=shift // 2)
+    buffer = gpu.random_bytes(rng, rows)
+    into(lib.gc_vote_signs_into, rows, buffer, 7, target=target, expected=majority(rows.carve(buffer), 7))
+
+
 def along(shape, axis, dtype, rng):
     elements = Layout(dtype, shape)
     buffer = gpu.random_truth(rng, elements)
@@ -131,6 +153,14 @@ def everything():
             dict(shape=(2, 3) * 4, order=(1, 3, 5, 7, 0, 2, 4, 6)),
         ):
             both_ways(Layout(dtype, **more), 1, BIG, rng)
+    for dtype in SIGNED:
+        for count, shift, rows_shift in ((1, 0, 0), (8193, 0, 3), (20_011, 3, 7), (20_003, 16, 16)):
+            signs(Layout(dtype, (count,), shift=shift), rows_shift, LITTLE if shift % 2 else BIG, rng)
+        for more in (dict(shape=(67, 131), order=(1, 0)), dict(shape=(3001,), steps=(2,), shift=1)):
+            signs(Layout(dtype, **more), 1, BIG, rng)
+    for voters in 1, 2, 7, 16, 30, 31, 100:
+        for size, shift in ((1, 0), (61, 1), (4096, 0), (20_000, 16), (20_003, 3)):
+            votes(voters, size, shift, rng)
     for dtype in "bool", "int32", "uint64":
         for shape in (257, 33), (33, 257), (7, 40, 65):
             for axis in (AXIS_NONE, *range(len(shape))):

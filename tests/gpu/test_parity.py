@@ -1,4 +1,4 @@
-"""Every function of "bits" on the device against NumPy, CuPy, and the same library on the CPU."""
+"""Every function of "bits" and "signs" on the device against NumPy, CuPy, and the same library on the CPU."""
 
 import itertools
 
@@ -13,7 +13,9 @@ from gpu import (
     Layout, assert_written, case, check, chunk_rows, random_bytes, random_floats, random_layout, random_rows,
     random_shape, random_truth, truth_of, unpackbits, zeros_and_ones,
 )  # fmt: skip
-from models import ORDERS, TRUTHS, UNPACKED, bit_patterns, not_below_zero
+from models import (
+    ORDERS, SCALES, SIGNED, TRUTHS, UNPACKED, bit_patterns, majority, not_below_zero, scaled_signs,
+)  # fmt: skip
 
 CHUNKS = (1, 2, 3, 7, 100)
 BLOCKS, CASES = 4, 200  # of random cases: as many tests, with as many cases each
@@ -103,6 +105,96 @@ def test_pack_signs_into_is_not_below_zero(bench, block):
         target = random_rows(rng, expected.shape)
         with case(seed=seed, source=source, target=target, order=order):
             assert_written(target, bench.into(lib.gc_pack_signs_into, source, buffer, order, target=target), expected)
+
+
+@blocks
+def test_unpack_signs_into_writes_scales_and_minus_them_and_nothing_else(bench, block):
+    for seed in seeds(block):
+        rng = np.random.default_rng(seed)
+        target = random_layout(rng, SIGNED, random_shape(rng), writable=True)
+        count = int(np.prod(target.shape, dtype=np.int64))
+        n_chunks, order = any_chunks(rng, count), any_order(rng)
+        source = random_rows(rng, (n_chunks, capi.chunk_bytes(count, n_chunks)))
+        buffer = random_bytes(rng, source)
+        n_scales = int(rng.choice((0, 1, n_chunks))) if target.dtype in FLOATS else 0
+        each, memory, scales = np.float32(1), None, None
+        if n_scales:
+            values = rng.choice(np.concatenate([SCALES, rng.standard_normal(30, np.float32)]), n_scales)
+            shift = int(rng.integers(0, 4))
+            memory = driver.Memory(4 * n_scales + shift)
+            driver.upload(memory.address + shift, values.view(np.uint8))
+            scales = gpu.at(memory.address + shift, (n_scales,), "float32")
+            each = np.repeat(values, 8 * source.shape[1])[:count] if n_scales > 1 else values[0]
+        bits = unpackbits(source.carve(buffer), AXIS_NONE, count, order)
+        expected = scaled_signs(bits, target.dtype, each).reshape(target.shape)
+        with case(seed=seed, source=source, target=target, order=order, scales=n_scales):
+            # Between the source and the order, where into() has room for more arguments.
+            found = bench.into(lib.gc_unpack_signs_into, source, buffer, scales and scales.view, order, target=target)
+            assert_patterns(target, found, expected)
+        if memory is not None:
+            memory.free()
+
+
+def assert_patterns(layout, buffer, expected):
+    """assert_written() for floats whose NaNs are compared, too."""
+    twin = layout.buffer()
+    unsigned = f"uint{8 * expected.dtype.itemsize}"
+    layout.carve(twin).view(unsigned)[...] = np.ascontiguousarray(expected).view(unsigned)
+    np.testing.assert_array_equal(buffer, twin)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_scale_is_rounded_on_the_device_as_on_the_cpu(bench, dtype):
+    scales = np.concatenate([SCALES, np.arange(0, 2**32, 65537, np.uint64).astype(np.uint32).view(np.float32)])
+    source, target = Layout("uint8", (scales.size, 1)), Layout(dtype, (8 * scales.size,))
+    buffer = random_bytes(np.random.default_rng(0), source)
+    bits = unpackbits(source.carve(buffer), AXIS_NONE, 8 * scales.size, BIG)
+    with driver.Memory(scales.nbytes) as memory:
+        driver.upload(memory.address, scales.view(np.uint8))
+        view = gpu.at(memory.address, scales.shape, "float32").view
+        found = bench.into(lib.gc_unpack_signs_into, source, buffer, view, BIG, target=target)
+    assert_patterns(target, found, scaled_signs(bits, dtype, np.repeat(scales, 8)))
+
+
+@blocks
+def test_vote_signs_into_is_what_more_than_half_have(bench, block):
+    for seed in seeds(block):
+        rng = np.random.default_rng(seed)
+        voters = int(rng.integers(1, rng.choice((8, 31, 200))))
+        source = random_rows(rng, (voters, int(rng.integers(0, rng.choice((70, 700, 20_000))))))
+        buffer, turn = random_bytes(rng, source), int(rng.integers(0, 2**63))
+        rows = source.carve(buffer)
+        rows[1::2] = ~rows[: rows.shape[0] // 2 * 2 : 2] ^ (rng.integers(0, 256, rows[1::2].shape, np.uint8) & 0x11)
+        target = random_rows(rng, (source.shape[1],))
+        with case(seed=seed, source=source, target=target, turn=turn):
+            found = bench.into(lib.gc_vote_signs_into, source, buffer, turn, target=target)
+            assert_written(target, found, majority(rows, turn))
+
+
+@pytest.mark.parametrize("voters", [1000, 65_536, 70_001])
+def test_any_number_of_voters_is_counted_right(bench, voters):
+    rng = np.random.default_rng(voters)
+    source, target = Layout("uint8", (voters, 33)), Layout("uint8", (33,))
+    buffer = random_bytes(rng, source)
+    expected = majority(source.carve(buffer), 11)
+    assert_written(target, bench.into(lib.gc_vote_signs_into, source, buffer, 11, target=target), expected)
+
+
+@blocks
+def test_pack_signs_and_unpack_signs_as_on_the_cpu(bench, block):
+    for seed in seeds(block)[:20]:
+        rng = np.random.default_rng(seed)
+        bits, n_chunks = rng.random(int(rng.integers(1, 5000))) < 0.5, int(rng.integers(1, 9))
+        gradient = np.where(bits, 1, -1).astype(np.float32)
+        with driver.Memory(gradient.nbytes) as memory:
+            driver.upload(memory.address, gradient.view(np.uint8))
+            chunks, out = (Managed * n_chunks)(), Managed()
+            check(lib.gc_pack_signs(gpu.at(memory.address, gradient.shape, "float32").managed, n_chunks, chunks))
+            for dtype in SIGNED:
+                check(lib.gc_unpack_signs(chunks, n_chunks, bits.size, capi.dldtype(dtype), byref(out)))
+                found, expected = gpu.take(out), scaled_signs(bits, dtype)
+                np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))
+            np.testing.assert_array_equal(np.stack([gpu.take(c) for c in chunks]), chunk_rows(bits, n_chunks))
 
 
 @blocks

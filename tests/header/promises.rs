@@ -40,6 +40,7 @@ fn rust_type(c: &str) -> String {
         "char" => "c_char",
         "uint32_t" => "u32",
         "int32_t" | "gc_status_t" | "gc_bit_order_t" => "i32",
+        "uint64_t" => "u64",
         "int64_t" => "i64",
         "size_t" => "usize",
         "DLDevice" | "DLDataType" | "DLTensor" | "DLManagedTensor" | "gc_kernel_shape_t" => c,

@@ -1,4 +1,4 @@
-// The kernels on the CPU: every block, warp and lane of kernels/bits.cu, against a five-line model. Needs no GPU, and
+// The kernels on the CPU: every block, warp and lane of kernels/bits.cu and signs.cu, against a five-line model. Needs no GPU, and
 // under AddressSanitizer finds each access outside the operands, which end where their memory does. What is compiled for
 // 9.0 and up alone, cache hints and prefetches, is not seen here.
 //
@@ -13,6 +13,7 @@
 #include <sanitizer/asan_interface.h>
 #include <ucontext.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -24,6 +25,7 @@
 #include <vector>
 
 // ---- The device
+
 
 #define __device__
 #define __global__
@@ -80,6 +82,10 @@ static unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
 static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
     return unsigned((uint64_t(high) << 32 | low) >> by % 32);
 }
+static unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
+static unsigned __clz(unsigned x) { return x ? unsigned(__builtin_clz(x)) : 32; }
 static unsigned __float_as_uint(float x) {
     unsigned pattern;
     memcpy(&pattern, &x, sizeof x);
@@ -92,6 +98,7 @@ static long long __double_as_longlong(double x) {
 }
 
 #include "../../kernels/bits.cu"
+#include "../../kernels/signs.cu"
 
 static void enter() {
     kernel();
@@ -351,6 +358,197 @@ static void strided_matches(unsigned rounds) {
     }
 }
 
+// ---- Signs
+
+static gc_divisor divisor(u64 by) { return {by, by ? ~0ull / by : 0}; }
+
+// The value of a scale in a format, by the processor's own conversions, and a NaN of ours for any.
+static u64 model_of_scale(float scale, unsigned format) {
+    u64 pattern = 0;
+    if (format == FORMAT_F32) {
+        if (scale != scale) return 0x7fc00000;
+        memcpy(&pattern, &scale, 4);
+    } else if (format == FORMAT_F64) {
+        if (scale != scale) return 0x7ff8000000000000;
+        const double wide = scale;
+        memcpy(&pattern, &wide, 8);
+    } else if (format == FORMAT_F16) {
+        if (scale != scale) return 0x7e00;
+        const _Float16 half = static_cast<_Float16>(scale);
+        memcpy(&pattern, &half, 2);
+    } else {
+        if (scale != scale) return 0x7fc0;
+        // The nearer of two neighbours, in the arithmetic of doubles.
+        unsigned bits;
+        memcpy(&bits, &scale, 4);
+        const unsigned low = bits >> 16;
+        const auto value = [](unsigned upper) {
+            const unsigned whole = upper << 16;
+            float x;
+            memcpy(&x, &whole, 4);
+            return (upper & 0x7fff) == 0x7f80 ? std::ldexp(upper >> 15 ? -1.0 : 1.0, 128) : double(x);
+        };
+        const double exact = (low & 0x7fff) == 0x7f80 ? value(low) : double(scale);
+        const double below = std::fabs(exact - value(low)), above = std::fabs(value(low + 1) - exact);
+        const bool up = (low & 0x7fff) != 0x7f80 && (above < below || (above == below && low % 2));
+        pattern = up ? low + 1 : low;
+    }
+    return pattern;
+}
+
+static float some_scale() {
+    static const unsigned special[] = {0, 0x80000000, 1, 0x807fffff, 0x00800000, 0x33000000, 0x33000001, 0x33800000,
+        0x387fc000, 0x387fe000, 0x387fffff, 0x38800000, 0x477fefff, 0x477ff000, 0xc77ff000, 0x7f7fffff, 0x7f7f8000,
+        0x7f7f7fff, 0x7f800000, 0xff800000, 0x7f800001, 0xffc00000, 0x3f800000, 0x3f808000, 0x3f818000, 0x3f801000, 0x3f803000};
+    const unsigned bits = random(2) ? special[random(sizeof special / 4)]
+                        : random(2) ? unsigned(random(1ull << 32)) : 0x33000000u + unsigned(random(0x15000000));
+    float scale;
+    memcpy(&scale, &bits, 4);
+    return scale;
+}
+
+static void scales_match(unsigned rounds) {
+    for (unsigned round = 0; round < 500 * rounds; round++) {
+        const unsigned format = unsigned(random(4)), size = format == FORMAT_F32 ? 4 : format == FORMAT_F64 ? 8 : 2;
+        const float scale = some_scale();
+        gc_signs signs = {0, 0, reinterpret_cast<const unsigned char *>(&scale), divisor(0), format, 0};
+        const Patterns patterns = patterns_of(signs, 0, size);
+        const u64 one = model_of_scale(scale, format), sign = scale == scale ? 1ull << (8 * size - 1) : 0;
+        count("a scale", patterns.one == one && patterns.zero == (one ^ sign), format, size, 0);
+    }
+}
+
+// Scales in chunks, or two values, and what they give for bit number i.
+struct SomeSigns {
+    u64 chunk_bytes;
+    Memory scales;
+    gc_signs signs;
+    unsigned size;
+    SomeSigns(unsigned size, u64 bytes)
+        : chunk_bytes(size > 1 && random(2) ? 1 + random(random(2) ? 3 : bytes + 1) : 0),
+          scales(random(3), chunk_bytes ? (bytes + chunk_bytes - 1) / chunk_bytes * 4 : 4), size(size) {
+        const u64 mask = ~0ull >> (64 - 8 * size);
+        signs = {random(~0ull) & mask, random(~0ull) & mask, nullptr, divisor(0), 0, unsigned(random(2))};
+        if (size == 1 || (chunk_bytes == 0 && random(3) == 0)) return;
+        const u64 count = chunk_bytes ? (bytes + chunk_bytes - 1) / chunk_bytes : 1;
+        for (u64 k = 0; k < count; k++) {
+            const float scale = some_scale();
+            memcpy(scales.bytes + 4 * k, &scale, 4);
+        }
+        signs.scales = scales.bytes, signs.chunk_bytes = divisor(chunk_bytes);
+        signs.format = size == 4 ? FORMAT_F32 : size == 8 ? FORMAT_F64 : random(2) ? FORMAT_F16 : FORMAT_BF16;
+    }
+    u64 expected(u64 i, bool bit) const {
+        if (signs.scales == nullptr) return bit ? signs.one : signs.zero;
+        float scale;
+        memcpy(&scale, signs.scales + (chunk_bytes ? i / 8 / chunk_bytes * 4 : 0), 4);
+        const u64 one = model_of_scale(scale, signs.format);
+        return bit || scale != scale ? one : one ^ 1ull << (8 * size - 1);
+    }
+};
+
+template <typename T, typename Kernel>
+static void unpack_signs_matches(const char *name, Kernel unpack, unsigned rounds) {
+    const u64 a_block = 2 * THREADS * 16 / sizeof(T);
+    for (unsigned round = 0; round < rounds; round++) {
+        const u64 offset = (random(2) ? random(140) : 0) * sizeof(T);
+        const u64 tiles = a_block * (1 + random(2)) + Memory(offset, 0).head(sizeof(T));
+        const u64 n = random(4) ? some_elements() : tiles + random(40), bytes = (n + 7) / 8 + (random(2) ? 0 : random(30));
+        if (n == 0) continue;
+        const SomeSigns some(sizeof(T), bytes);
+        Memory src(random(2) ? random(20) : 0, bytes), dst(offset, n * sizeof(T));
+        for (u64 byte = 0; byte < bytes; byte++) src.bytes[byte] = static_cast<unsigned char>(random(256));
+        launch((n + a_block - 1) / a_block, THREADS,
+               [&] { unpack(src.bytes, reinterpret_cast<T *>(dst.bytes), n, bytes, some.signs); });
+        bool right = true;
+        for (u64 i = 0; i < n; i++) {
+            right &= load<T>(dst.bytes + i * sizeof(T)) == T(some.expected(i, src.bytes[i / 8] & mask(i, some.signs.order)));
+        }
+        count(name, right, n, bytes, some.signs.order);
+    }
+}
+
+static void scattered_signs_match(unsigned rounds) {
+    for (unsigned round = 0; round < rounds; round++) {
+        static gc_scattered_signs plan;
+        memset(&plan, 0, sizeof plan);
+        plan.size = 1u << random(4), plan.n_loops = unsigned(random(4)), plan.elements = 1;
+        const long long unit = random(2) ? plan.size : 1;
+        long long covered = plan.size, low = 0, high = 0;
+        std::vector<unsigned> order(plan.n_loops);
+        for (unsigned k = 0; k < plan.n_loops; k++) order[k] = k, std::swap(order[k], order[random(k + 1)]);
+        for (unsigned k : order) {
+            const u64 times = u64(between(2, random(2) ? 5 : 40));
+            plan.loops[k].count = divisor(times), plan.elements *= times;
+            plan.loops[k].stride = random(4) ? covered : -covered;
+            covered = covered * (long long)times + (random(2) ? unit : 0);
+            const long long span = (long long)(times - 1) * plan.loops[k].stride;
+            (span < 0 ? low : high) += span;
+        }
+        if (covered > 1 << 19) continue;
+        // The order of threads: any loop's, if what is inside it covers whole bytes.
+        plan.across = plan.width = divisor(1);
+        u64 inside = 1;
+        for (unsigned k = plan.n_loops; k-- > 0; inside *= plan.loops[k].count.by) {
+            if (inside % 8 == 0 && random(2)) plan.across = divisor(inside / 8), plan.width = plan.loops[k].count;
+        }
+        plan.bytes = (plan.elements + 7) / 8, plan.byte_stride = between(-3, 3);
+        const SomeSigns some(plan.size, plan.bytes);
+        plan.signs = some.signs;
+        const u64 reach = (plan.bytes - 1) * u64(std::llabs(plan.byte_stride));
+        Memory src(random(9), reach + 1), dst(unit == 1 ? random(8) : 0, u64(high - low) + plan.size);
+        for (u64 i = 0; i <= reach; i++) src.bytes[i] = static_cast<unsigned char>(random(256));
+        plan.src = src.bytes + (plan.byte_stride < 0 ? reach : 0), plan.dst = dst.bytes - low;
+        launch((plan.bytes + THREADS - 1) / THREADS, THREADS, [&] { gc_unpack_signs_strided(plan); });
+        bool right = true;
+        for (u64 i = 0; i < plan.elements; i++) {
+            long long at = 0;
+            for (u64 rest = i, k = plan.n_loops; k-- > 0; rest /= plan.loops[k].count.by) {
+                at += (long long)(rest % plan.loops[k].count.by) * plan.loops[k].stride;
+            }
+            u64 found = 0;
+            memcpy(&found, plan.dst + at, plan.size);
+            right &= found == some.expected(i, plan.src[(long long)(i / 8) * plan.byte_stride] & mask(i, some.signs.order));
+        }
+        count("gc_unpack_signs_strided", right, plan.elements, plan.bytes, some.signs.order);
+    }
+}
+
+template <typename Kernel>
+static void votes_match(const char *name, Kernel vote, u64 most_voters, u64 items, unsigned rounds) {
+    for (unsigned round = 0; round < rounds; round++) {
+        const u64 voters = 1 + random(random(2) ? 6 : most_voters), gap = random(2) ? 0 : random(40);
+        const u64 bytes = random(3) ? 1 + random(random(2) ? 70 : 600) : items + random(200), alike = random(2) * 16;
+        const u64 stride = alike ? (bytes + gap + 15) / 16 * 16 : bytes + gap, offset = random(3) ? random(20) : 0;
+        Memory src(alike ? offset : random(20), (voters - 1) * stride + bytes), dst(offset, bytes);
+        // Near a tie, or most bits would be decided alike.
+        for (u64 byte = 0; byte < stride; byte++) {
+            const unsigned same = unsigned(random(256));
+            for (u64 v = 0; v < voters && v * stride + byte < (voters - 1) * stride + bytes; v++) {
+                src.bytes[v * stride + byte] = static_cast<unsigned char>(same ^ (v % 2 ? 255 : 0) ^ (random(256) & random(256) & random(256)));
+            }
+        }
+        const u64 turn = random(voters);
+        const bool backward = random(4) == 0;
+        const unsigned char *first = backward ? src.bytes + (voters - 1) * stride : src.bytes;
+        gc_vote plan = {first, dst.bytes, divisor(voters), bytes, backward ? -(long long)stride : (long long)stride, turn,
+                        0, 0};
+        plan.aligned = (reinterpret_cast<u64>(first) - reinterpret_cast<u64>(dst.bytes)) % 16 == 0 && stride % 16 == 0;
+        launch((bytes + items - 1) / items + 1, THREADS, [&] { vote(plan); });
+        bool right = true;
+        for (u64 byte = 0; byte < bytes; byte++) {
+            const auto has = [&](u64 v, unsigned bit) { return plan.src[(long long)v * plan.stride + (long long)byte] >> bit & 1; };
+            for (unsigned bit = 0; bit < 8; bit++) {
+                u64 votes = 0;
+                for (u64 v = 0; v < voters; v++) votes += u64(has(v, bit));
+                const bool expected = 2 * votes == voters ? has((byte + turn) % voters, bit) : 2 * votes > voters;
+                right &= (dst.bytes[byte] >> bit & 1) == expected;
+            }
+        }
+        count(name, right, voters, bytes, plan.aligned);
+    }
+}
+
 static __attribute__((noinline)) void own_kernels_match() {
     for (u64 n : {1, 7, 32, 33, 1000}) {
         for (unsigned order = 0; order < 2; order++) {
@@ -400,6 +598,14 @@ int main(int argc, char **argv) {
     unpack_matches<unsigned>("gc_unpack_u32", gc_unpack_u32, 0x3f800000, rounds);
     unpack_matches<u64>("gc_unpack_u64", gc_unpack_u64, 0x3ff0000000000000, rounds);
     strided_matches(5 * rounds);
+    scales_match(rounds);
+    unpack_signs_matches<unsigned char>("gc_unpack_signs_u8", gc_unpack_signs_u8, rounds);
+    unpack_signs_matches<unsigned short>("gc_unpack_signs_u16", gc_unpack_signs_u16, rounds);
+    unpack_signs_matches<unsigned>("gc_unpack_signs_u32", gc_unpack_signs_u32, rounds);
+    unpack_signs_matches<u64>("gc_unpack_signs_u64", gc_unpack_signs_u64, rounds);
+    scattered_signs_match(5 * rounds);
+    votes_match("gc_vote_few", gc_vote_few, 30, 4096, rounds);
+    votes_match("gc_vote_many", gc_vote_many, 300, 1024, rounds / 2);
     own_kernels_match();
     printf("%u cases, %u wrong\n", cases, wrong);
     return wrong != 0;

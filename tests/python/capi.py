@@ -106,7 +106,7 @@ Versioned = POINTER(DLManagedTensorVersioned)
 View = POINTER(DLTensor)
 
 NUMBERS = {
-    "int32_t": c_int32, "uint32_t": c_uint32, "int64_t": c_int64, "size_t": c_size_t,
+    "int32_t": c_int32, "uint32_t": c_uint32, "uint64_t": c_uint64, "int64_t": c_int64, "size_t": c_size_t,
     "gc_status_t": c_int32, "gc_bit_order_t": c_int32,
 }  # fmt: skip
 STRUCTS = (DLDevice, DLDataType, DLTensor, DLManagedTensor, DLManagedTensorVersioned, KernelShape)

@@ -120,6 +120,51 @@ def test_chunks_on_a_card_are_unpacked_whatever_lies_behind_them():
     run("WORK = '''" + WORK + "'''\n" + __import__("textwrap").dedent(script))
 
 
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "one value"])
+@pytest.mark.parametrize("dtype, n_scales", [("i1", 0), ("i2", 0), ("f4", 0), ("f4", 1), ("f4", 3), ("f8", 3)])
+def test_signs_on_a_card_are_unpacked_to_scales_and_minus_them(layout, dtype, n_scales):
+    script = f"""
+        dtype, n_scales = {dtype!r}, {n_scales}
+        exec(WORK)
+        array = {LAYOUTS[layout]}
+        n, n_chunks = array.size, 3
+        rows = -(-(-(-n // 8)) // n_chunks)
+        packed = np.random.default_rng(2).integers(0, 256, (n_chunks, rows), np.uint8)
+        values = np.array([0.5, -0.0, 3.25], "f4")[:n_scales]
+        src, dst, scales = on_card(packed), of_layout(array), on_card(values) if n_scales else None
+        for order, name in (0, "big"), (1, "little"):
+            capi.check(lib.gc_unpack_signs_into(src.view, scales and scales.view, order, dst.view, None))
+            bits = np.unpackbits(packed.reshape(-1), bitorder=name)[:n].astype(bool)
+            each = np.repeat(values, 8 * rows)[:n] if n_scales == 3 else values[0] if n_scales else np.float32(1)
+            expected = np.where(bits, each, -each).astype(dtype)
+            # Read back through the layout: the memory as it is now, seen as the array.
+            base = array
+            while base.base is not None:
+                base = base.base
+            found = from_card(dst.memory, (base.nbytes,), np.uint8)
+            offset = array.ctypes.data - base.ctypes.data if n else 0
+            seen = np.ndarray(array.shape, array.dtype, found.tobytes(), offset, array.strides)
+            assert (np.ascontiguousarray(seen).reshape(-1).view("u1") == expected.view("u1")).all()
+    """
+    run("WORK = '''" + WORK + "'''\n" + __import__("textwrap").dedent(script))
+
+
+@pytest.mark.parametrize("voters", [1, 2, 5, 30, 31, 64])
+def test_a_vote_on_a_card_is_what_more_than_half_have(voters):
+    script = f"""
+        dtype = "u1"
+        exec(WORK)
+        from models import majority
+        rows = np.random.default_rng(5).integers(0, 256, ({voters}, 77), np.uint8)
+        src, dst = on_card(rows), on_card(np.zeros(77, np.uint8))
+        for turn in (0, 3, 2**64 - 1):
+            capi.check(lib.gc_vote_signs_into(src.view, turn, dst.view, None))
+            assert (from_card(dst.memory, (77,), np.uint8) == majority(rows, turn)).all()
+        assert fake.fake_last_launch().decode() == ("gc_vote_few" if {voters} <= 30 else "gc_vote_many")
+    """
+    run("WORK = '''" + WORK + "'''\n" + __import__("textwrap").dedent(script))
+
+
 def test_work_of_more_blocks_than_a_launch_can_have_is_refused():
     script = """
         fake = driver()
@@ -183,6 +228,18 @@ CALLS = {
     "gc_pack_chunks_into": into(lambda s, dst: lib.gc_pack_chunks_into(s["mask"].view, 0, dst.view, None), bits),
     "gc_pack_signs_into": into(lambda s, dst: lib.gc_pack_signs_into(s["signs"].view, 0, dst.view, s["stream"]), bits),
     "gc_unpack_chunks_into": into(lambda s, dst: lib.gc_unpack_chunks_into(s["row"].view, 0, dst.view, s["stream"]), mask),
+    "gc_pack_signs": results(4, lambda s, out: lib.gc_pack_signs(s["signs"].managed, 4, out), bits),
+    "gc_unpack_signs": results(
+        1, lambda s, out: lib.gc_unpack_signs(capi.managed_array([s["bits"]]), 1, 320, dldtype("int8"), out),
+        np.where(mask, 1, 255).astype(np.uint8),
+    ),
+    "gc_unpack_signs_into": into(
+        lambda s, dst: lib.gc_unpack_signs_into(s["row"].view, None, 0, s["int8"].view, s["stream"]),
+        np.where(mask, 1, 255).astype(np.uint8),
+    ),
+    "gc_vote_signs_into": into(
+        lambda s, dst: lib.gc_vote_signs_into(s["row"].view, 0, s["flat"].view, s["stream"]), bits
+    ),
     "gc_pack_bits_into": into(lambda s, dst: lib.gc_pack_bits_into(s["mask"].view, 0, 0, s["flat"].view, None), bits),
     "gc_unpack_bits_into": into(lambda s, dst: lib.gc_unpack_bits_into(s["bits"].view, 0, 0, dst.view, None), mask),
 }
@@ -199,6 +256,7 @@ def child(name, number, code, status):
             "stream": ctypes.c_void_p(fake.fake_stream(0)),
         }
         sources["flat"] = like(sources["dst of 40"].memory, np.zeros(40, np.uint8))
+        sources["int8"] = like(sources["dst of 320"].memory, np.zeros(320, np.int8))
     if name == "gc_trim" or number % 2:
         tensors = [held(300) for _ in range(40)]  # enough to be worth a fence
         for tensor in tensors:
@@ -222,7 +280,7 @@ def child(name, number, code, status):
         assert (fake.fake_depth(), fake.fake_capture_mode()) == (0, 0), failed
         assert call(fake, sources) == 0, (failed, last_error())
         for source in sources.values():
-            if isinstance(source, capi.Tensor) and source is not sources["flat"]:
+            if isinstance(source, capi.Tensor) and source not in (sources["flat"], sources["int8"]):
                 lib.gc_tensor_free(source.memory)
         capi.check(lib.gc_trim(cuda))
         assert fake.fake_in_use(0) == 0, failed
@@ -248,6 +306,7 @@ assert 5 < number < 99, number
 FUNCTIONS = [
     "gc_prepare", "gc_trim", "gc_tensor_empty", "gc_pack_chunks", "gc_unpack_chunks", "gc_pack_bits", "gc_unpack_bits",
     "gc_pack_chunks_into", "gc_pack_signs_into", "gc_unpack_chunks_into", "gc_pack_bits_into", "gc_unpack_bits_into",
+    "gc_pack_signs", "gc_unpack_signs", "gc_unpack_signs_into", "gc_vote_signs_into",
 ]  # fmt: skip
 
 

@@ -94,6 +94,15 @@ CALLS = {
     "gc_pack_signs_into": lambda: dict(
         src=elements(400, dtype="float32"), order=BIG, dst=elements(3, 17), stream=None
     ),
+    "gc_pack_signs": lambda: dict(src=elements(400, dtype="float32"), n_chunks=3, out=Out(3)),
+    "gc_unpack_signs": lambda: dict(
+        chunks=[elements(17) for _ in range(3)], n_chunks=3, n_elements=400, dtype=dldtype("float32"), out=Out()
+    ),
+    "gc_unpack_signs_into": lambda: dict(
+        src=elements(3, 17), scales=elements(3, dtype="float32"), order=BIG, dst=elements(400, dtype="float32"),
+        stream=None,
+    ),
+    "gc_vote_signs_into": lambda: dict(src=elements(4, 17), turn=7, dst=elements(17), stream=None),
     "gc_pack_bits_into": lambda: dict(src=elements(5, 80), axis=1, order=BIG, dst=elements(5, 10), stream=None),
     "gc_unpack_bits_into": lambda: dict(src=elements(5, 10), axis=1, order=BIG, dst=elements(5, 80), stream=None),
     "gc_tensor_empty": lambda: dict(
@@ -206,6 +215,10 @@ TENSORS = {
     "gc_pack_chunks_into": ["src", "dst"],
     "gc_unpack_chunks_into": ["src", "dst"],
     "gc_pack_signs_into": ["src", "dst"],
+    "gc_pack_signs": ["src"],
+    "gc_unpack_signs": ["chunks[0]", "chunks[2]"],
+    "gc_unpack_signs_into": ["src", "scales", "dst"],
+    "gc_vote_signs_into": ["src", "dst"],
     "gc_pack_bits_into": ["src", "dst"],
     "gc_unpack_bits_into": ["src", "dst"],
     "gc_tensor_to_versioned": ["src"],
@@ -239,6 +252,7 @@ TABLE = [
         for function, names in TENSORS.items()
         for name in names
         for fault, status, *words in TENSOR_FAULTS + (ELEMENT_FAULTS if function not in PASSING else [])
+        if (name, fault) != ("scales", {"": None})  # those may be missing
     ),
     *((function, {"out": None}, INVALID_ARGUMENT, "out", "NULL") for function in WITH_OUT),
     *((function, {"order": order}, INVALID_ARGUMENT, "order", order) for function in WITH_ORDER for order in (2, -1)),
@@ -251,10 +265,13 @@ TABLE = [
     *(
         (function, {f"{name}.device": device for name in {n.partition("[")[0] for n in names}}, NO_CUDA)
         for function, names in TENSORS.items()
-        if function not in ("gc_unpack_chunks", *PASSING)
+        if function not in ("gc_unpack_chunks", "gc_unpack_signs", *PASSING)
         for device in (CUDA, CUDA_MANAGED)
     ),
-    ("gc_unpack_chunks", {f"chunks[{k}].device": CUDA for k in range(3)}, NO_CUDA),
+    *(
+        (function, {f"chunks[{k}].device": CUDA for k in range(3)}, NO_CUDA)
+        for function in ("gc_unpack_chunks", "gc_unpack_signs")
+    ),
     *(
         (function, {"device": DLDevice(device, 0)}, NO_CUDA)
         for function in ("gc_tensor_empty", "gc_prepare", "gc_trim")
@@ -302,12 +319,33 @@ TABLE = [
     ("gc_unpack_bits_into", {"dst.shape": (400,)}, SHAPE_MISMATCH, "dst", 400),
     ("gc_unpack_bits_into", {"axis": 0}, SHAPE_MISMATCH, "dst", 10, 80),
     ("gc_unpack_bits_into", {"axis": AXIS_NONE}, SHAPE_MISMATCH, "dst", 5, 80),
+    ("gc_pack_signs", {"n_chunks": 0}, INVALID_ARGUMENT, "n_chunks", 0),
+    ("gc_pack_signs", {"n_chunks": 2**61}, SIZE_OVERFLOW, 2**61),
+    ("gc_unpack_signs", {"n_chunks": 0}, INVALID_ARGUMENT, "n_chunks", 0),
+    ("gc_unpack_signs", {"n_elements": -1}, INVALID_ARGUMENT, "n_elements", -1),
+    ("gc_unpack_signs", {"n_elements": 409}, SHAPE_MISMATCH, "chunks[0]", 409, 18, 17),
+    ("gc_unpack_signs", {"chunks[1].shape": (16,)}, SHAPE_MISMATCH, "chunks[1]", 17, 16),
+    ("gc_unpack_signs", {"chunks[1].device": CUDA}, INVALID_ARGUMENT, "chunks[1]"),
+    ("gc_unpack_signs_into", {"src.shape": (3, 16)}, SHAPE_MISMATCH, "src", 17, 16, 400),
+    ("gc_unpack_signs_into", {"src.shape": (0, 17)}, INVALID_ARGUMENT, 0),
+    ("gc_unpack_signs_into", {"scales.shape": (2,)}, SHAPE_MISMATCH, "scales", 2, 3),
+    ("gc_unpack_signs_into", {"scales.shape": (0,)}, SHAPE_MISMATCH, "scales", 0, 3),
+    ("gc_unpack_signs_into", {"scales.shape": (3, 1)}, SHAPE_MISMATCH, "scales", 3, 1),
+    ("gc_unpack_signs_into", {"scales.shape": ()}, SHAPE_MISMATCH, "scales", 3),
+    ("gc_unpack_signs_into", {"scales.device": CUDA}, INVALID_ARGUMENT, "scales"),
+    ("gc_vote_signs_into", {"src.shape": (0, 17)}, INVALID_ARGUMENT, "src", 0),
+    ("gc_vote_signs_into", {"src.shape": (0, 0), "dst.shape": (0,)}, INVALID_ARGUMENT, "src", 0),
+    ("gc_vote_signs_into", {"src.shape": (17,)}, SHAPE_MISMATCH, "src", 17),
+    ("gc_vote_signs_into", {"src.shape": (2, 2, 17)}, SHAPE_MISMATCH, "src", 2, 17),
+    ("gc_vote_signs_into", {"src.shape": ()}, SHAPE_MISMATCH, "src"),
+    ("gc_vote_signs_into", {"dst.shape": (16,)}, SHAPE_MISMATCH, "dst", 17, 16),
+    ("gc_vote_signs_into", {"dst.shape": (1, 17)}, SHAPE_MISMATCH, "dst", 17, 1),
     # sizes that no machine has; a stride of 0 needs no memory
     *(
         (function, {f"{name}.shape": (2**40, 2**40)}, SIZE_OVERFLOW, name, 2**40)
         for function, names in TENSORS.items()
         for name in names
-        if function not in ("gc_unpack_chunks", *PASSING)
+        if function not in ("gc_unpack_chunks", "gc_unpack_signs", *PASSING)
     ),
     *(
         (function, {f"{name}.shape": shape, f"{name}.strides": strides}, SIZE_OVERFLOW, name, 2**62)
@@ -331,15 +369,33 @@ TABLE = [
         for dtype in capi.FLOATS
     ),
     *(
-        ("gc_pack_signs_into", {"src.dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, "src", dtype)
+        (function, {"src.dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, "src", dtype)
+        for function in ("gc_pack_signs", "gc_pack_signs_into")
         for dtype in ("bool", *capi.INTEGERS)
+    ),
+    *(
+        (function, {path: dldtype(dtype)}, UNSUPPORTED_DTYPE, name, dtype)
+        for function, name, path in [
+            ("gc_unpack_signs", "dtype", "dtype"), ("gc_unpack_signs_into", "dst", "dst.dtype"),
+        ]
+        for dtype in ("bool", "uint8", "uint16", "uint32", "uint64")
+    ),
+    ("gc_unpack_signs", {"dtype": DLDataType(2, 32, 2)}, UNSUPPORTED_DTYPE, "dtype", 2),
+    *(
+        ("gc_unpack_signs_into", {"dst.dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, "dst", "scales", dtype)
+        for dtype in ("int8", "int16", "int32")
+    ),
+    *(
+        ("gc_unpack_signs_into", {"scales.dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, "scales", dtype)
+        for dtype in ("int32", "float16", "bfloat16", "uint8")
     ),
     *(
         (function, {f"{name}.dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, name, dtype)
         for function, name in [
             ("gc_unpack_chunks", "chunks[1]"), ("gc_unpack_bits", "src"), ("gc_unpack_bits_into", "src"),
             ("gc_unpack_chunks_into", "src"), ("gc_pack_chunks_into", "dst"), ("gc_pack_signs_into", "dst"),
-            ("gc_pack_bits_into", "dst"),
+            ("gc_pack_bits_into", "dst"), ("gc_unpack_signs", "chunks[1]"), ("gc_unpack_signs_into", "src"),
+            ("gc_vote_signs_into", "src"), ("gc_vote_signs_into", "dst"),
         ]
         for dtype in ("bool", "int8", "uint16", "float32")
     ),
@@ -349,12 +405,20 @@ TABLE = [
     ("gc_unpack_chunks_into", {"src.strides": (1, 3)}, NOT_CONTIGUOUS, "src", 1, 3),
     ("gc_unpack_chunks_into", {"src.strides": (-17, 1), "src.byte_offset": 34}, NOT_CONTIGUOUS, "src", -17),
     ("gc_unpack_chunks_into", {"src.strides": (0, 1)}, NOT_CONTIGUOUS, "src", 0),
+    ("gc_unpack_signs_into", {"src.strides": (1, 3)}, NOT_CONTIGUOUS, "src", 1, 3),
+    ("gc_unpack_signs_into", {"scales.strides": (2,)}, NOT_CONTIGUOUS, "scales", 2),
+    ("gc_unpack_signs_into", {"scales.strides": (0,)}, NOT_CONTIGUOUS, "scales", 0),
+    ("gc_vote_signs_into", {"src.strides": (1, 4)}, NOT_CONTIGUOUS, "src", 1, 4),
+    ("gc_vote_signs_into", {"src.strides": (17, -1), "src.byte_offset": 16}, NOT_CONTIGUOUS, "src", -1),
+    ("gc_vote_signs_into", {"dst.strides": (2,)}, NOT_CONTIGUOUS, "dst", 2),
+    ("gc_unpack_signs_into", {"dst.data": At("scales", 8)}, INVALID_ARGUMENT, "dst", "scales"),
     # an output that lies on an input, by a byte at either end or in between its elements, or on itself
     *(
         (function, {"dst.data": At("src", offset)}, INVALID_ARGUMENT, "dst", "src")
         for function, source_bytes, target_bytes in [
             ("gc_pack_chunks_into", 400, 51), ("gc_unpack_chunks_into", 51, 400), ("gc_pack_signs_into", 1600, 51),
-            ("gc_pack_bits_into", 400, 50), ("gc_unpack_bits_into", 50, 400),
+            ("gc_pack_bits_into", 400, 50), ("gc_unpack_bits_into", 50, 400), ("gc_unpack_signs_into", 51, 1600),
+            ("gc_vote_signs_into", 68, 17),
         ]
         for offset in (0, source_bytes - 1, 1 - target_bytes)
     ),

@@ -6,6 +6,7 @@ mod cpus;
 mod dispatch;
 pub mod memory;
 pub mod pool;
+pub mod signs;
 mod simd;
 
 /// Counts the CPUs and chooses the instruction set, which reads files and the environment.

@@ -8,7 +8,7 @@ use std::ptr;
 use crate::{
     error::Result,
     plan::{
-        bits::{BitPlan, BitRule, Layout, OnePattern},
+        bits::{BitPlan, BitRule, Layout, Patterns},
         loops::{Loop, MAX_LOOPS},
     },
     tensor::{Dtype, View},
@@ -17,6 +17,7 @@ use crate::{
 use super::{
     module::{BITS, Kernel},
     queue::Queue,
+    signs,
 };
 
 /// Writes the bits of the elements of `src` to the bytes of `dst`. `plan` was made from these two views.
@@ -48,14 +49,17 @@ pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, ds
 }
 
 /// Writes the bits in the bytes of `src` to the elements of `dst`. `plan` was made from these two views.
-pub fn unpack(queue: &mut Queue, plan: &BitPlan, one: OnePattern, src: &View<'_>, dst: &View<'_>) -> Result<()> {
+pub fn unpack(queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<'_>, dst: &View<'_>) -> Result<()> {
+    if patterns.zero != 0 {
+        return signs::unpack(queue, plan, patterns, src, dst);
+    }
     let elements = dst.data().wrapping_offset(plan.start as isize);
     if is_contiguous(plan, elements) {
-        let kernel = &BITS.unpack[one.size.ilog2() as usize];
+        let kernel = &BITS.unpack[patterns.size.ilog2() as usize];
         let (mut src, mut dst) = (src.data(), elements);
         let (mut count, mut bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
         // Little-endian, so an argument of fewer bytes is the beginning of it.
-        let (mut pattern, mut order) = (one.pattern, plan.order as u32);
+        let (mut pattern, mut order) = (patterns.one, plan.order as u32);
         let mut arguments = [
             ptr::from_mut(&mut src).cast(),
             ptr::from_mut(&mut dst).cast(),
@@ -69,7 +73,7 @@ pub fn unpack(queue: &mut Queue, plan: &BitPlan, one: OnePattern, src: &View<'_>
     }
     let rows = plan.in_rows();
     let mut strided = Strided::of(rows.as_ref().unwrap_or(plan), src.data(), elements, elements);
-    strided.one = one.pattern;
+    strided.one = patterns.one;
     let items = strided.rows.saturating_mul(strided.elements.div_ceil(8));
     let mut arguments = [ptr::from_mut(&mut strided).cast()];
     // SAFETY: the kernel's argument, made of the plan of these views, over memory that their makers vouched for.
@@ -87,7 +91,7 @@ fn contiguous_packing(rule: BitRule) -> Option<&'static Kernel> {
 }
 
 /// Whether the contiguous kernels can do it: both sides are one run of memory, and elements lie at multiples of their size.
-fn is_contiguous(plan: &BitPlan, elements: *mut u8) -> bool {
+pub(super) fn is_contiguous(plan: &BitPlan, elements: *mut u8) -> bool {
     plan.layout() == Layout::Flat && elements.addr().is_multiple_of(plan.size)
 }
 

@@ -8,6 +8,7 @@ mod memory;
 mod module;
 mod queue;
 mod reuse;
+pub mod signs;
 
 use std::fmt;
 

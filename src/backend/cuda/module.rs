@@ -73,13 +73,20 @@ impl Family {
 struct Aligned<T>(T);
 
 /// All families.
-pub static FAMILIES: [&Family; 2] = [&BITS_FAMILY, &PROBE_FAMILY];
+pub static FAMILIES: [&Family; 3] = [&BITS_FAMILY, &SIGNS_FAMILY, &PROBE_FAMILY];
 
 static BITS_FAMILY: Family = Family {
     name: c"bits",
     fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/bits.fatbin")).0,
     promised: &[&BITS.pack_truth, &BITS.pack_signs, &BITS.unpack],
     internal: &[&BITS.strided],
+};
+
+static SIGNS_FAMILY: Family = Family {
+    name: c"signs",
+    fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/signs.fatbin")).0,
+    promised: &[],
+    internal: &[&SIGNS.unpack, &SIGNS.unpack_strided, &SIGNS.vote],
 };
 
 static PROBE_FAMILY: Family = Family {
@@ -124,6 +131,27 @@ pub struct Bits {
     pub unpack: [Kernel; 4],
     /// Any strides: packing, unpacking. Counted in groups of 8 elements, or their byte, of all rows.
     pub strided: [Kernel; 2],
+}
+
+/// The kernels of kernels/signs.cu.
+pub static SIGNS: Signs = Signs {
+    unpack: [
+        Kernel::of(&SIGNS_FAMILY, c"gc_unpack_signs_u8", 8192),
+        Kernel::of(&SIGNS_FAMILY, c"gc_unpack_signs_u16", 4096),
+        Kernel::of(&SIGNS_FAMILY, c"gc_unpack_signs_u32", 2048),
+        Kernel::of(&SIGNS_FAMILY, c"gc_unpack_signs_u64", 1024),
+    ],
+    unpack_strided: [Kernel::of(&SIGNS_FAMILY, c"gc_unpack_signs_strided", 256)],
+    vote: [Kernel::of(&SIGNS_FAMILY, c"gc_vote_few", 4096), Kernel::of(&SIGNS_FAMILY, c"gc_vote_many", 1024)],
+};
+
+pub struct Signs {
+    /// By the binary logarithm of the element's size. Counted in elements.
+    pub unpack: [Kernel; 4],
+    /// Any strides. Counted in bytes of bits.
+    pub unpack_strided: [Kernel; 1],
+    /// For up to 30 voters, and for any number. Counted in bytes of the result, and one block more.
+    pub vote: [Kernel; 2],
 }
 
 /// The launch shape of a kernel on cards of a compute capability (90: 9.0); None for those that kernels/README.md

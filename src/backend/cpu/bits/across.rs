@@ -3,8 +3,8 @@
 use std::ptr;
 
 use crate::{
-    backend::cpu::simd::{Element, Simd, ZeroRange},
-    plan::bits::{BitOrder, BitRule, OnePattern},
+    backend::cpu::simd::{Element, Simd, Values, ZeroRange},
+    plan::bits::{BitOrder, BitRule, Patterns},
 };
 
 /// Lines of elements in memory, `columns` each, from one to the next so many bytes.
@@ -91,18 +91,18 @@ unsafe fn pack<T: Element, const BIG: bool>(
 /// S's instructions.
 #[inline(always)]
 pub unsafe fn unpack_across<S: Simd<T>, T: Element>(
-    one: OnePattern,
+    patterns: Patterns,
     order: BitOrder,
     src: *const u8,
     dst: *mut u8,
     lines: Lines,
 ) {
-    let one = T::from_u64(one.pattern);
+    let values = Values::new(patterns);
     // SAFETY: the arguments are the same.
     unsafe {
         match order {
-            BitOrder::Big => unpack::<T, true>(one, src, dst, lines),
-            BitOrder::Little => unpack::<T, false>(one, src, dst, lines),
+            BitOrder::Big => unpack::<T, true>(values, src, dst, lines),
+            BitOrder::Little => unpack::<T, false>(values, src, dst, lines),
         }
     }
 }
@@ -111,7 +111,7 @@ pub unsafe fn unpack_across<S: Simd<T>, T: Element>(
 /// As for [`unpack_across`].
 #[inline(always)]
 unsafe fn unpack<T: Element, const BIG: bool>(
-    one: T,
+    values: Values<T>,
     src: *const u8,
     dst: *mut u8,
     Lines { count, columns, stride }: Lines,
@@ -130,7 +130,7 @@ unsafe fn unpack<T: Element, const BIG: bool>(
         }
         for line in 0..count {
             let shift = if BIG { 7 - line } else { line };
-            let elements: [T; BLOCK] = bytes.map(|byte| one.times(byte >> shift & 1));
+            let elements: [T; BLOCK] = bytes.map(|byte| values.of(byte >> shift & 1));
             // SAFETY: there is room for `width` elements of this line.
             unsafe {
                 let line = dst.offset(line as isize * stride).add(start * T::SIZE);

@@ -3,9 +3,9 @@
 use crate::{
     backend::cpu::{
         bit_stream::in_order,
-        simd::{Element, Simd, ZeroRange},
+        simd::{Element, Simd, Values, ZeroRange},
     },
-    plan::bits::{BitOrder, BitRule, OnePattern},
+    plan::bits::{BitOrder, BitRule, Patterns},
 };
 
 /// Rows alike: how many, and how many bytes lie from one to the next on the side of the elements and on that of the bytes.
@@ -144,12 +144,17 @@ unsafe fn pack<S: Simd<T>, T: Element, const BIG: bool>(
     }
 }
 
-/// Unpacks ceil(bits / 8) bytes to `bits` elements side by side: `one` for 1, 0 for 0.
+/// Unpacks ceil(bits / 8) bytes to `bits` elements side by side: a value for each.
 ///
 /// # Safety
 /// `src` holds the bytes; `dst` has room for the elements, at any alignment; the processor has S's instructions.
 #[inline(always)]
-unsafe fn unpack<S: Simd<T>, T: Element, const BIG: bool>(one: T, src: *const u8, bits: usize, dst: *mut u8) {
+unsafe fn unpack<S: Simd<T>, T: Element, const BIG: bool>(
+    values: Values<T>,
+    src: *const u8,
+    bits: usize,
+    dst: *mut u8,
+) {
     let (whole, rest) = (bits / 64, bits % 64);
     // SAFETY: 8 bytes more and room for 64 more elements are there, for every index below `whole`; then the bytes of
     // `rest` elements, and room for them.
@@ -158,19 +163,19 @@ unsafe fn unpack<S: Simd<T>, T: Element, const BIG: bool>(one: T, src: *const u8
         if bits * T::SIZE >= STREAM_UNPACKED && dst.addr().is_multiple_of(64) {
             for index in 0..whole {
                 let bits = words.add(index).read_unaligned();
-                S::from_bits::<BIG, true>(one, bits, dst.add(index * 64 * T::SIZE));
+                S::from_bits::<BIG, true>(values, bits, dst.add(index * 64 * T::SIZE));
             }
             end_of_stream();
         } else {
             for index in 0..whole {
                 let bits = words.add(index).read_unaligned();
-                S::from_bits::<BIG, false>(one, bits, dst.add(index * 64 * T::SIZE));
+                S::from_bits::<BIG, false>(values, bits, dst.add(index * 64 * T::SIZE));
             }
         }
         if rest > 0 {
             let last = read_bytes(src.add(whole * 8), rest.div_ceil(8));
             if whole == 0 {
-                return S::some_from_bits(one, in_order::<BIG>(last), dst, rest);
+                return S::some_from_bits(values, in_order::<BIG>(last), dst, rest);
             }
             // The last 64 once more: less than to write part of them.
             let before = words.add(whole - 1).read_unaligned();
@@ -179,7 +184,7 @@ unsafe fn unpack<S: Simd<T>, T: Element, const BIG: bool>(one: T, src: *const u8
             } else {
                 before >> rest | last << (64 - rest)
             };
-            S::from_bits::<BIG, false>(one, word, dst.add((bits - 64) * T::SIZE));
+            S::from_bits::<BIG, false>(values, word, dst.add((bits - 64) * T::SIZE));
         }
     }
 }
@@ -211,28 +216,28 @@ pub unsafe fn pack_rows<S: Simd<T>, T: Element>(
     }
 }
 
-/// Unpacks ceil(bits / 8) bytes of each row to `bits` elements: the pattern for 1, 0 for 0.
+/// Unpacks ceil(bits / 8) bytes of each row to `bits` elements: the pattern of each bit.
 ///
 /// # Safety
 /// `src` and `dst` are where the first row's bytes and elements lie, at any alignment; each row has ceil(bits / 8) bytes,
 /// and room for the elements; the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn unpack_rows<S: Simd<T>, T: Element>(
-    one: OnePattern,
+    patterns: Patterns,
     order: BitOrder,
     src: *const u8,
     bits: usize,
     dst: *mut u8,
     rows: &Rows,
 ) {
-    let one = T::from_u64(one.pattern);
+    let values = Values::new(patterns);
     for [element, byte] in rows.offsets() {
         // SAFETY: the offsets are those of a row's elements and of its bytes.
         unsafe {
             let (src, dst) = (src.offset(byte), dst.offset(element));
             match order {
-                BitOrder::Big => unpack::<S, T, true>(one, src, bits, dst),
-                BitOrder::Little => unpack::<S, T, false>(one, src, bits, dst),
+                BitOrder::Big => unpack::<S, T, true>(values, src, bits, dst),
+                BitOrder::Little => unpack::<S, T, false>(values, src, bits, dst),
             }
         }
     }

@@ -4,7 +4,7 @@
 use crate::{
     backend::cpu::{dispatch::compiled_for_each_set, simd::TILE},
     plan::{
-        bits::{BitOrder, BitRule, OnePattern},
+        bits::{BitOrder, BitRule, Patterns},
         loops::Cursor,
     },
 };
@@ -18,16 +18,16 @@ use super::{
 
 compiled_for_each_set! {
     fn pack_rows(rule: BitRule, order: BitOrder, src: *const u8, bits: usize, dst: *mut u8, rows: &Rows) = flat::pack_rows;
-    fn unpack_rows(one: OnePattern, order: BitOrder, src: *const u8, bits: usize, dst: *mut u8, rows: &Rows) = flat::unpack_rows;
+    fn unpack_rows(patterns: Patterns, order: BitOrder, src: *const u8, bits: usize, dst: *mut u8, rows: &Rows) = flat::unpack_rows;
 
     fn pack_runs(rule: BitRule, order: BitOrder, from: &mut Cursor<'_, 1>, base: *const u8, bits: usize, dst: *mut u8) = runs::pack_runs;
-    fn unpack_runs(one: OnePattern, order: BitOrder, bytes: (*const u8, usize), to: &mut Cursor<'_, 1>, base: *mut u8, bits: usize) = runs::unpack_runs;
+    fn unpack_runs(patterns: Patterns, order: BitOrder, bytes: (*const u8, usize), to: &mut Cursor<'_, 1>, base: *mut u8, bits: usize) = runs::unpack_runs;
 
     fn pack_across(rule: BitRule, order: BitOrder, src: *const u8, lines: Lines, dst: *mut u8) = across::pack_across;
-    fn unpack_across(one: OnePattern, order: BitOrder, src: *const u8, dst: *mut u8, lines: Lines) = across::unpack_across;
+    fn unpack_across(patterns: Patterns, order: BitOrder, src: *const u8, dst: *mut u8, lines: Lines) = across::unpack_across;
 
     fn pack_tile(rule: BitRule, order: BitOrder, src: *const u8, lines: Lines, words: &mut [u64; TILE]) = tiles::pack_tile;
-    fn unpack_tile(one: OnePattern, order: BitOrder, words: &mut [u64; TILE], dst: *mut u8, lines: Lines) = tiles::unpack_tile;
+    fn unpack_tile(patterns: Patterns, order: BitOrder, words: &mut [u64; TILE], dst: *mut u8, lines: Lines) = tiles::unpack_tile;
 
     fn string_to_columns(order: BitOrder, string: &[u8; STRING + SLACK], groups: Groups, count: (usize, usize), packed: &mut [u8; PACKED + SLACK]) = narrow::string_to_columns;
     fn columns_to_string(order: BitOrder, packed: &[u8; PACKED + SLACK], groups: Groups, count: (usize, usize), string: &mut [u8; STRING + SLACK]) = narrow::columns_to_string;

@@ -24,7 +24,7 @@ use std::ops::Range;
 
 use crate::{
     plan::{
-        bits::{BitPlan, BitRule, Layout, OnePattern, bytes_for},
+        bits::{BitPlan, BitRule, Layout, Patterns, bytes_for},
         loops::{Cursor, Loop, Loops, Run},
     },
     tensor::View,
@@ -47,11 +47,11 @@ const BLOCK: usize = 512;
 const MIN_COLUMNS: i64 = 16;
 
 /// Bytes of elements that are worth waking another thread for: some 40 us of work.
-const BYTES_A_THREAD: i64 = 4 << 20;
+pub const BYTES_A_THREAD: i64 = 4 << 20;
 
 /// Bytes of elements in a part: some 10 us of work, beside which the taking of a part is nothing. A thread that the
 /// system holds up keeps the others waiting for no more than this.
-const BYTES_A_PART: i64 = 1 << 20;
+pub const BYTES_A_PART: i64 = 1 << 20;
 
 /// Columns in a part, where there are as many: fewer leave most of each page that a row lies on to other parts.
 const COLUMNS_A_PART: i64 = 4096;
@@ -68,8 +68,35 @@ pub fn pack(plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) {
 }
 
 /// Writes the bits in the bytes of `src` to the elements of `dst`. `plan` was made from these two views.
-pub fn unpack(plan: &BitPlan, one: OnePattern, src: &View<'_>, dst: &View<'_>) {
-    unpack_with(InstructionSet::chosen(), plan, one, src, dst);
+pub fn unpack(plan: &BitPlan, patterns: Patterns, src: &View<'_>, dst: &View<'_>) {
+    unpack_with(InstructionSet::chosen(), plan, patterns, src, dst);
+}
+
+/// Writes the bits of a flat plan, each `groups` groups of 8 by patterns of their own.
+pub fn unpack_chunks(
+    plan: &BitPlan,
+    groups: i64,
+    patterns: impl Fn(i64) -> Patterns + Sync,
+    src: &View<'_>,
+    dst: &View<'_>,
+) {
+    let layout = plan.layout();
+    let job = Job::new(plan, &None, Variant::unpacking(InstructionSet::chosen(), plan.size), dst.data(), src.data());
+    job.split(bytes_for(plan.elements.count()), stream_unpacked(plan.size), |part| {
+        let mut first = part.groups.start;
+        while first < part.groups.end {
+            let chunk = first / groups;
+            let some = first..((chunk + 1) * groups).min(part.groups.end);
+            first = some.end;
+            // SAFETY: see Job.
+            unsafe {
+                match layout {
+                    Layout::Flat => job.unpack_rows(patterns(chunk), job.first_element(), job.bytes, &some, &Rows::ONE),
+                    _ => job.unpack_row(patterns(chunk), job.first_element(), job.bytes, &some),
+                }
+            }
+        }
+    });
 }
 
 fn pack_with(set: InstructionSet, plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) {
@@ -109,37 +136,37 @@ fn pack_with(set: InstructionSet, plan: &BitPlan, rule: BitRule, src: &View<'_>,
     });
 }
 
-fn unpack_with(set: InstructionSet, plan: &BitPlan, one: OnePattern, src: &View<'_>, dst: &View<'_>) {
+fn unpack_with(set: InstructionSet, plan: &BitPlan, patterns: Patterns, src: &View<'_>, dst: &View<'_>) {
     let layout = plan.layout();
     let across = columns_of(plan, layout);
     let job = Job::new(plan, &across, Variant::unpacking(set, plan.size), dst.data(), src.data());
     if layout == Layout::Flat {
         // SAFETY: see Job.
         return job.split(bytes_for(plan.elements.count()), stream_unpacked(plan.size), |part| unsafe {
-            job.unpack_rows(one, job.first_element(), job.bytes, &part.groups, &Rows::ONE)
+            job.unpack_rows(patterns, job.first_element(), job.bytes, &part.groups, &Rows::ONE)
         });
     }
     if let Some(tiles) = Tiles::of(plan, layout) {
-        return job.split_columns(&tiles, |columns| job.unpack_tiles(&tiles, one, columns));
+        return job.split_columns(&tiles, |columns| job.unpack_tiles(&tiles, patterns, columns));
     }
     if let Some(narrow) = Narrow::unpacking(plan, layout) {
         // SAFETY: see Job; the groups are this part's alone.
         return job.split_narrow(&narrow, |groups| unsafe {
-            narrow.unpack(job.variant, one, plan.order, groups, job.bytes, job.first_element())
+            narrow.unpack(job.variant, patterns, plan.order, groups, job.bytes, job.first_element())
         });
     }
     job.split(bytes_for(plan.elements.count()), stream_unpacked(plan.size), |part| match job.columns {
         None if layout == Layout::Rows => job.for_each_run(&part.lines, |element, byte, rows| {
             // SAFETY: see Job.
-            unsafe { job.unpack_rows(one, element, byte, &part.groups, rows) }
+            unsafe { job.unpack_rows(patterns, element, byte, &part.groups, rows) }
         }),
         None => job.for_each_row(&part.lines, |element, byte| {
             // SAFETY: see Job.
-            unsafe { job.unpack_row(one, element, byte, &part.groups) }
+            unsafe { job.unpack_row(patterns, element, byte, &part.groups) }
         }),
         Some(columns) => job.for_each_row(&(0..job.rows.count()), |element, byte| {
             // SAFETY: see Job.
-            unsafe { job.unpack_columns(one, columns, element, byte, part) };
+            unsafe { job.unpack_columns(patterns, columns, element, byte, part) };
         }),
     });
 }
@@ -247,10 +274,10 @@ impl<'a> Job<'a> {
         unsafe { tiles.pack(self.variant, rule, self.plan.order, columns, self.elements, self.bytes) }
     }
 
-    fn unpack_tiles(&self, tiles: &Tiles, one: OnePattern, columns: &Range<i64>) {
+    fn unpack_tiles(&self, tiles: &Tiles, patterns: Patterns, columns: &Range<i64>) {
         let bytes = (self.bytes.cast_const(), self.plan.bytes.count() as usize);
         // SAFETY: see Job; the columns are this part's alone.
-        unsafe { tiles.unpack(self.variant, one, self.plan.order, columns, bytes, self.elements) }
+        unsafe { tiles.unpack(self.variant, patterns, self.plan.order, columns, bytes, self.elements) }
     }
 
     /// The bytes of elements in `groups` groups of every row.
@@ -330,15 +357,24 @@ impl<'a> Job<'a> {
     ///
     /// # Safety
     /// `element` and `byte` are the first of the first row.
-    unsafe fn unpack_rows(&self, one: OnePattern, element: *mut u8, byte: *const u8, groups: &Range<i64>, rows: &Rows) {
+    unsafe fn unpack_rows(
+        &self,
+        patterns: Patterns,
+        element: *mut u8,
+        byte: *const u8,
+        groups: &Range<i64>,
+        rows: &Rows,
+    ) {
         let (elements, bytes) = self.ranges(groups);
         let (wanted, available) = (length(&elements), length(&bytes));
         let bits = wanted.min(available.saturating_mul(8));
         // SAFETY: see Job.
         unsafe {
             let (src, dst) = (byte.add(bytes.start as usize), element.add(elements.start as usize * self.plan.size));
-            kernels::unpack_rows(self.variant, one, self.plan.order, src, bits, dst, rows);
+            kernels::unpack_rows(self.variant, patterns, self.plan.order, src, bits, dst, rows);
             if bits < wanted {
+                // Signs come with as many bytes as they need.
+                debug_assert_eq!(patterns.zero, 0);
                 let (end, zeros) = (dst.add(bits * self.plan.size), (wanted - bits) * self.plan.size);
                 rows.offsets().for_each(|[element, _]| end.offset(element).write_bytes(0, zeros));
             }
@@ -378,7 +414,7 @@ impl<'a> Job<'a> {
 
     /// # Safety
     /// `element` and `byte` are the first of a row.
-    unsafe fn unpack_row(&self, one: OnePattern, element: *mut u8, byte: *const u8, groups: &Range<i64>) {
+    unsafe fn unpack_row(&self, patterns: Patterns, element: *mut u8, byte: *const u8, groups: &Range<i64>) {
         let (elements, bytes) = self.ranges(groups);
         let (mut left, mut available) = (length(&elements), length(&bytes));
         let mut to = Cursor::starting_at(&self.plan.elements, elements.start);
@@ -386,7 +422,7 @@ impl<'a> Job<'a> {
             // SAFETY: see Job.
             unsafe {
                 let src = byte.add(bytes.start as usize);
-                short::unpack_runs(self.variant, one, self.plan.order, (src, available), &mut to, element, left);
+                short::unpack_runs(self.variant, patterns, self.plan.order, (src, available), &mut to, element, left);
             }
             return;
         }
@@ -400,7 +436,7 @@ impl<'a> Job<'a> {
                 gather_bytes(&mut from, byte, &mut packed[..filled]);
                 short::unpack_runs(
                     self.variant,
-                    one,
+                    patterns,
                     self.plan.order,
                     (packed.as_ptr(), filled),
                     &mut to,
@@ -449,7 +485,7 @@ impl<'a> Job<'a> {
     /// `element` and `byte` are the first of column 0.
     unsafe fn unpack_columns(
         &self,
-        one: OnePattern,
+        patterns: Patterns,
         columns: &Loop<2>,
         element: *mut u8,
         byte: *const u8,
@@ -476,7 +512,7 @@ impl<'a> Job<'a> {
                     }
                     let lines = Lines { count: length(&elements), columns: count, stride: element_step as isize };
                     let packed = if direct { src } else { packed.as_ptr() };
-                    kernels::unpack_across(self.variant, one, self.plan.order, packed, dst, lines);
+                    kernels::unpack_across(self.variant, patterns, self.plan.order, packed, dst, lines);
                 }
             });
         }
@@ -527,7 +563,7 @@ unsafe fn scatter_bytes(cursor: &mut Cursor<'_, 1>, base: *mut u8, mut block: &[
 }
 
 /// Part number `index` of `parts`, in multiples of 64.
-fn cut(total: i64, index: usize, parts: usize) -> Range<i64> {
+pub fn cut(total: i64, index: usize, parts: usize) -> Range<i64> {
     if parts == 1 {
         return 0..total; // without a division
     }

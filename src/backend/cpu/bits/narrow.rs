@@ -24,7 +24,7 @@ use crate::{
         simd::{Element, Simd},
     },
     plan::{
-        bits::{BitOrder, BitPlan, BitRule, Layout, OnePattern, bytes_for},
+        bits::{BitOrder, BitPlan, BitRule, Layout, Patterns, bytes_for},
         loops::{Cursor, Loops},
     },
 };
@@ -205,7 +205,7 @@ impl Narrow {
     pub unsafe fn unpack(
         &self,
         variant: Variant,
-        one: OnePattern,
+        patterns: Patterns,
         order: BitOrder,
         groups: &Range<i64>,
         bytes: *const u8,
@@ -225,7 +225,7 @@ impl Narrow {
                     kernels::columns_to_string(variant, order, &packed, self.groups, (first, count), &mut string);
                 }
                 let string = (string.as_ptr(), bits.div_ceil(8));
-                short::unpack_runs(variant, one, BitOrder::Little, string, &mut to, elements, bits);
+                short::unpack_runs(variant, patterns, BitOrder::Little, string, &mut to, elements, bits);
             }
         });
     }

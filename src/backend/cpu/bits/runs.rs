@@ -5,10 +5,10 @@ use std::{marker::PhantomData, mem::MaybeUninit};
 use crate::{
     backend::cpu::{
         bit_stream::{BLOCK, BitReader, BitWriter, TakesWords, Words},
-        simd::{Element, Simd, ZeroRange},
+        simd::{Element, Simd, Values, ZeroRange},
     },
     plan::{
-        bits::{BitOrder, BitRule, OnePattern},
+        bits::{BitOrder, BitRule, Patterns},
         loops::{Cursor, Run},
     },
 };
@@ -30,13 +30,13 @@ struct Backward<S, T> {
 
 /// Room for elements, which are made of words of bits in the same orders.
 struct IntoForward<S, T, const BIG: bool> {
-    one: T,
+    values: Values<T>,
     first: *mut u8,
     set: PhantomData<S>,
 }
 
 struct IntoBackward<S, T, const BIG: bool> {
-    one: T,
+    values: Values<T>,
     end: *mut u8,
     set: PhantomData<S>,
 }
@@ -69,7 +69,7 @@ impl<S: Simd<T>, T: Element, const BIG: bool> TakesWords for IntoForward<S, T, B
     #[inline(always)]
     unsafe fn take(&self, number: usize, word: u64) {
         // SAFETY: there is room for the 64 elements of a word of this number.
-        unsafe { S::from_bits::<BIG, false>(self.one, word, self.first.add(64 * number * T::SIZE)) };
+        unsafe { S::from_bits::<BIG, false>(self.values, word, self.first.add(64 * number * T::SIZE)) };
     }
 }
 
@@ -81,9 +81,9 @@ impl<S: Simd<T>, T: Element, const BIG: bool> TakesWords for IntoBackward<S, T, 
             let dst = self.end.sub(64 * (number + 1) * T::SIZE);
             // Bytes reversed, and bits taken in the other order: all reversed.
             if BIG {
-                S::from_bits::<false, false>(self.one, word.swap_bytes(), dst);
+                S::from_bits::<false, false>(self.values, word.swap_bytes(), dst);
             } else {
-                S::from_bits::<true, false>(self.one, word.swap_bytes(), dst);
+                S::from_bits::<true, false>(self.values, word.swap_bytes(), dst);
             }
         }
     }
@@ -152,7 +152,7 @@ unsafe fn pack_backward<S: Simd<T>, T: Element>(
 /// As for [`unpack_strided`].
 #[inline(always)]
 unsafe fn unpack_backward<S: Simd<T>, T: Element, const BIG: bool>(
-    one: T,
+    values: Values<T>,
     reader: &mut BitReader<BIG>,
     dst: *mut u8,
     count: usize,
@@ -160,17 +160,17 @@ unsafe fn unpack_backward<S: Simd<T>, T: Element, const BIG: bool>(
     // SAFETY: `end` goes back over the room for `count` elements, the first of them at `dst`.
     unsafe {
         let end = dst.add(T::SIZE);
-        reader.for_each_word(count / 64, IntoBackward::<S, T, BIG> { one, end, set: PhantomData });
+        reader.for_each_word(count / 64, IntoBackward::<S, T, BIG> { values, end, set: PhantomData });
         let end = end.sub(count / 64 * 64 * T::SIZE);
         let rest = count % 64;
         if rest > 0 {
             let dst = end.sub(rest * T::SIZE);
             if count < 64 {
-                S::some_from_bits(one, reader.next(rest).reverse_bits() >> (64 - rest), dst, rest);
+                S::some_from_bits(values, reader.next(rest).reverse_bits() >> (64 - rest), dst, rest);
             } else {
                 // The last 64 once more: less than to write part of them.
                 let end = dst.add(64 * T::SIZE);
-                IntoBackward::<S, T, BIG> { one, end, set: PhantomData }.take(0, reader.word_up_to(rest));
+                IntoBackward::<S, T, BIG> { values, end, set: PhantomData }.take(0, reader.word_up_to(rest));
             }
         }
     }
@@ -182,22 +182,22 @@ unsafe fn unpack_backward<S: Simd<T>, T: Element, const BIG: bool>(
 /// As for [`unpack_strided`].
 #[inline(always)]
 unsafe fn unpack_side_by_side<S: Simd<T>, T: Element, const BIG: bool>(
-    one: T,
+    values: Values<T>,
     reader: &mut BitReader<BIG>,
     mut dst: *mut u8,
     count: usize,
 ) {
     // SAFETY: `dst` is moved over the room for `count` elements.
     unsafe {
-        reader.for_each_word(count / 64, IntoForward::<S, T, BIG> { one, first: dst, set: PhantomData });
+        reader.for_each_word(count / 64, IntoForward::<S, T, BIG> { values, first: dst, set: PhantomData });
         dst = dst.add(count / 64 * 64 * T::SIZE);
         let rest = count % 64;
         if rest > 0 {
             if count < 64 {
-                S::some_from_bits(one, reader.next(rest), dst, rest);
+                S::some_from_bits(values, reader.next(rest), dst, rest);
             } else {
                 // The last 64 once more: less than to write part of them.
-                S::from_bits::<BIG, false>(one, reader.word_up_to(rest), dst.sub((64 - rest) * T::SIZE));
+                S::from_bits::<BIG, false>(values, reader.word_up_to(rest), dst.sub((64 - rest) * T::SIZE));
             }
         }
     }
@@ -239,26 +239,26 @@ pub unsafe fn pack_runs<S: Simd<T>, T: Element>(
 }
 
 /// Unpacks `bytes`, an address and how many there are, to the next `bits` elements that the cursor passes over: the pattern
-/// for 1, 0 for 0 and past the last byte.
+/// of each bit, and of 0 past the last byte.
 ///
 /// # Safety
 /// Every offset of the cursor from `base` is the place of an element, at any alignment; the bytes are there;
 /// the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn unpack_runs<S: Simd<T>, T: Element>(
-    one: OnePattern,
+    patterns: Patterns,
     order: BitOrder,
     bytes: (*const u8, usize),
     cursor: &mut Cursor<'_, 1>,
     base: *mut u8,
     bits: usize,
 ) {
-    let one = T::from_u64(one.pattern);
+    let values = Values::new(patterns);
     // SAFETY: the arguments are the same.
     unsafe {
         match order {
-            BitOrder::Big => unpack_ordered::<S, T, true>(one, bytes, cursor, base, bits),
-            BitOrder::Little => unpack_ordered::<S, T, false>(one, bytes, cursor, base, bits),
+            BitOrder::Big => unpack_ordered::<S, T, true>(values, bytes, cursor, base, bits),
+            BitOrder::Little => unpack_ordered::<S, T, false>(values, bytes, cursor, base, bits),
         }
     }
 }
@@ -267,7 +267,7 @@ pub unsafe fn unpack_runs<S: Simd<T>, T: Element>(
 /// As for [`unpack_runs`].
 #[inline(always)]
 unsafe fn unpack_ordered<S: Simd<T>, T: Element, const BIG: bool>(
-    one: T,
+    values: Values<T>,
     (src, available): (*const u8, usize),
     cursor: &mut Cursor<'_, 1>,
     base: *mut u8,
@@ -280,11 +280,11 @@ unsafe fn unpack_ordered<S: Simd<T>, T: Element, const BIG: bool>(
         while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run(left as i64) {
             let (dst, count) = (base.offset(offset as isize), count as usize);
             if stride == T::SIZE as i64 {
-                unpack_side_by_side::<S, T, BIG>(one, &mut reader, dst, count);
+                unpack_side_by_side::<S, T, BIG>(values, &mut reader, dst, count);
             } else if stride == -(T::SIZE as i64) {
-                unpack_backward::<S, T, BIG>(one, &mut reader, dst, count);
+                unpack_backward::<S, T, BIG>(values, &mut reader, dst, count);
             } else {
-                unpack_strided::<S, T, BIG>(one, &mut reader, dst, stride as isize, count);
+                unpack_strided::<S, T, BIG>(values, &mut reader, dst, stride as isize, count);
             }
             left -= count;
         }

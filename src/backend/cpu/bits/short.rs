@@ -6,7 +6,7 @@ use std::{hint::black_box, mem::MaybeUninit, ptr};
 use crate::{
     backend::cpu::dispatch::Variant,
     plan::{
-        bits::{BitOrder, BitRule, OnePattern},
+        bits::{BitOrder, BitRule, Patterns},
         loops::{Block, Cursor, Loop, Loops},
     },
 };
@@ -94,20 +94,20 @@ pub unsafe fn pack_runs(
 /// pattern for 1, 0 for 0 and past the last byte.
 ///
 /// # Safety
-/// Every offset of the cursor from `base` is the place of an element that `one` and `variant` are for, at any
+/// Every offset of the cursor from `base` is the place of an element that `patterns` and `variant` are for, at any
 /// alignment; the bytes are there.
 pub unsafe fn unpack_runs(
     variant: Variant,
-    one: OnePattern,
+    patterns: Patterns,
     order: BitOrder,
     bytes: (*const u8, usize),
     cursor: &mut Cursor<'_, 1>,
     base: *mut u8,
     bits: usize,
 ) {
-    let Some(most) = block_of_short_runs(cursor, one.size) else {
+    let Some(most) = block_of_short_runs(cursor, patterns.size) else {
         // SAFETY: the arguments are the same.
-        return unsafe { kernels::unpack_runs(variant, one, order, bytes, cursor, base, bits) };
+        return unsafe { kernels::unpack_runs(variant, patterns, order, bytes, cursor, base, bits) };
     };
     let mut block = Room([MaybeUninit::uninit(); BLOCK]);
     let block = block.0.as_mut_ptr().cast::<u8>();
@@ -119,10 +119,10 @@ pub unsafe fn unpack_runs(
         // SAFETY: so many bits are there, and the block has room for `count` elements, as the cursor has; bits are
         // whole bytes in all blocks but the last.
         unsafe {
-            kernels::unpack_rows(variant, one, order, src, there, block, &flat::Rows::ONE);
-            block.add(there * one.size).write_bytes(0, (count - there) * one.size);
-            for_each_rows(cursor, one.size, count, |outside, inside, counts| {
-                copy_rows(one.size, inside.of(block), outside.of(base), counts);
+            kernels::unpack_rows(variant, patterns, order, src, there, block, &flat::Rows::ONE);
+            block.add(there * patterns.size).write_bytes(0, (count - there) * patterns.size);
+            for_each_rows(cursor, patterns.size, count, |outside, inside, counts| {
+                copy_rows(patterns.size, inside.of(block), outside.of(base), counts);
             });
             src = src.add(there.div_ceil(8));
         }

@@ -5,7 +5,7 @@
 
 use crate::backend::cpu::{
     bit_stream::{BitReader, BitWriter, Words, in_order},
-    simd::{Element, Simd, ZeroRange, per_group, prefetch},
+    simd::{Element, Simd, Values, ZeroRange, per_group, prefetch},
 };
 
 /// Writes the bits of elements that lie `stride` bytes apart.
@@ -174,7 +174,7 @@ unsafe fn pack_one_by_one<S: Simd<T>, T: Element>(
 /// `dst` is the place of the first of `count` elements, at any alignment; the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn unpack_strided<S: Simd<T>, T: Element, const BIG: bool>(
-    one: T,
+    values: Values<T>,
     reader: &mut BitReader<BIG>,
     dst: *mut u8,
     stride: isize,
@@ -182,8 +182,8 @@ pub unsafe fn unpack_strided<S: Simd<T>, T: Element, const BIG: bool>(
 ) {
     // SAFETY: the room and the instructions are there, as the caller promises.
     unsafe {
-        if !S::unpack_strided(one, reader, dst, stride, count) {
-            unpack_one_by_one::<S, T, BIG>(one, reader, dst, stride, count);
+        if !S::unpack_strided(values, reader, dst, stride, count) {
+            unpack_one_by_one::<S, T, BIG>(values, reader, dst, stride, count);
         }
     }
 }
@@ -192,7 +192,7 @@ pub unsafe fn unpack_strided<S: Simd<T>, T: Element, const BIG: bool>(
 /// As for [`unpack_strided`].
 #[inline(always)]
 unsafe fn unpack_one_by_one<S: Simd<T>, T: Element, const BIG: bool>(
-    one: T,
+    values: Values<T>,
     reader: &mut BitReader<BIG>,
     dst: *mut u8,
     stride: isize,
@@ -203,10 +203,10 @@ unsafe fn unpack_one_by_one<S: Simd<T>, T: Element, const BIG: bool>(
     unsafe {
         let at = |index: usize| dst.offset(index as isize * stride);
         for first in (0..whole).step_by(64) {
-            distribute::<S, T, BIG>(one, reader.next_few(64), at(first), stride, 64);
+            distribute::<S, T, BIG>(values, reader.next_few(64), at(first), stride, 64);
         }
         if whole < count {
-            distribute::<S, T, BIG>(one, reader.next_few(count - whole), at(whole), stride, count - whole);
+            distribute::<S, T, BIG>(values, reader.next_few(count - whole), at(whole), stride, count - whole);
         }
     }
 }
@@ -234,7 +234,7 @@ pub unsafe fn collect<S: Simd<T>, T: Element>(zeros: ZeroRange<T>, src: *const u
 /// `dst` is the place of the first of `count` elements, at any alignment, and the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn distribute<S: Simd<T>, T: Element, const BIG: bool>(
-    one: T,
+    values: Values<T>,
     bits: u64,
     dst: *mut u8,
     stride: isize,
@@ -245,11 +245,11 @@ pub unsafe fn distribute<S: Simd<T>, T: Element, const BIG: bool>(
         let put = |index: usize, element: T| dst.offset(index as isize * stride).cast::<T>().write_unaligned(element);
         if count == 64 {
             let mut elements = [T::default(); 64];
-            S::from_bits::<BIG, false>(one, bits, elements.as_mut_ptr().cast());
+            S::from_bits::<BIG, false>(values, bits, elements.as_mut_ptr().cast());
             return elements.into_iter().enumerate().for_each(|(index, element)| put(index, element));
         }
         // From a table: a branch on a bit of data is foreseen half the time.
-        let (bits, elements) = (in_order::<BIG>(bits), [T::default(), one]);
+        let (bits, elements) = (in_order::<BIG>(bits), [values.zero, values.one]);
         (0..count).for_each(|index| put(index, elements[(bits >> index & 1) as usize]));
     }
 }

@@ -7,7 +7,7 @@ use crate::{
         simd::TILE,
     },
     plan::{
-        bits::{BitOrder, BitPlan, BitRule, Layout, OnePattern},
+        bits::{BitOrder, BitPlan, BitRule, Layout, Patterns},
         loops::{Cursor, Loops},
     },
 };
@@ -97,11 +97,12 @@ fn packing_is_the_definition_in_every_instruction_set() {
 #[test]
 fn unpacking_is_the_definition_in_every_instruction_set() {
     for_every_case(|set, rule, order, bits, bytes| {
-        let one = OnePattern { size: rule.size, pattern: 0x3ff0_1234_3f80_3c01 & (u64::MAX >> (64 - 8 * rule.size)) };
+        let one =
+            Patterns { size: rule.size, zero: 0, one: 0x3ff0_1234_3f80_3c01 & (u64::MAX >> (64 - 8 * rule.size)) };
         let mut expected = Vec::new();
         for index in 0..bits {
             let set = bytes[index / 8] & mask(order, index) != 0;
-            expected.extend(&(if set { one.pattern } else { 0 }).to_le_bytes()[..rule.size]);
+            expected.extend(&(if set { one.one } else { 0 }).to_le_bytes()[..rule.size]);
         }
         expected.push(0xee);
         let mut dst = vec![0xee; 1 + expected.len()];
@@ -141,7 +142,7 @@ fn rows_are_packed_and_unpacked_each_for_itself() {
         assert_eq!(dst, expected, "{} {rule:x?} {order:?} {bits}", set.name());
 
         let rows = Rows { count: 3, steps: [201 * size as isize, 26] };
-        let one = OnePattern { size, pattern: 1 };
+        let one = Patterns { size, zero: 0, one: 1 };
         let (mut elements, mut model) = (vec![0xdd; 3 * 201 * size], vec![0xdd; 3 * 201 * size]);
         for (row, index) in (0..3).flat_map(|row| (0..bits).map(move |index| (row, index))) {
             let set = u64::from(expected[26 * row + index / 8] & mask(order, index) != 0);
@@ -196,7 +197,7 @@ fn packing_across_is_packing_each_column() {
 #[test]
 fn unpacking_across_is_unpacking_each_column() {
     for_every_case(|set, rule, order, columns, bytes| {
-        let one = OnePattern { size: rule.size, pattern: 1 };
+        let one = Patterns { size: rule.size, zero: 0, one: 1 };
         for lines in [0, 1, 5, 8] {
             let width = columns * rule.size + 3;
             let mut expected = vec![0xee; 8 * width];
@@ -231,7 +232,8 @@ fn runs_are_packed_and_unpacked_as_if_side_by_side() {
             return;
         }
         let size = rule.size as i64;
-        let one = OnePattern { size: rule.size, pattern: 0x3ff0_1234_3f80_3c01 & (u64::MAX >> (64 - 8 * rule.size)) };
+        let one =
+            Patterns { size: rule.size, zero: 0, one: 0x3ff0_1234_3f80_3c01 & (u64::MAX >> (64 - 8 * rule.size)) };
         // Runs of 1 to 200 elements at small, negative, wide and odd strides.
         let runs =
             [(200, 2), (200, -1), (33, 1), (7, 3), (33, -5), (200, 9), (1, 1), (200, 3), (200, -4), (70, 7), (200, -8)];
@@ -286,7 +288,7 @@ fn runs_are_packed_and_unpacked_as_if_side_by_side() {
                 for (index, place) in places.iter().enumerate() {
                     let set = index / 8 < available && expected[index / 8] & mask(order, index) != 0;
                     let at = (middle as i64 + place) as usize;
-                    let word = (if set { one.pattern } else { 0 }).to_le_bytes();
+                    let word = (if set { one.one } else { 0 }).to_le_bytes();
                     model[at..at + rule.size].copy_from_slice(&word[..rule.size]);
                 }
                 let mut cursor = Cursor::starting_at(&loops, 0);
@@ -340,7 +342,7 @@ fn a_tile_is_transposed() {
                     expected[at..at + size].copy_from_slice(&(words[column] >> line & 1).to_le_bytes()[..size]);
                 }
                 let mut dst = vec![0xee; bytes.len()];
-                let one = OnePattern { size, pattern: 1 };
+                let one = Patterns { size, zero: 0, one: 1 };
                 // SAFETY: room for 70 lines of 70 elements, of which the tile is a part.
                 unsafe {
                     let tile = Lines { count: lines, columns, stride: stride as isize };
@@ -441,7 +443,7 @@ fn narrow_rows_and_columns_are_packed_and_unpacked_by_the_definition() {
                         assert!(axis == 1 && width > 24, "{plan:?}");
                         continue;
                     };
-                    let one = OnePattern { size, pattern: 1 };
+                    let one = Patterns { size, zero: 0, one: 1 };
                     let mut unpacked = vec![0xdd; elements.len()];
                     let mut twin = unpacked.clone();
                     for at in every(counts) {

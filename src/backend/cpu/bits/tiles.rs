@@ -18,10 +18,10 @@ use std::ops::Range;
 use crate::{
     backend::cpu::{
         dispatch::Variant,
-        simd::{Element, Simd, TILE, ZeroRange, prefetch},
+        simd::{Element, Simd, TILE, Values, ZeroRange, prefetch},
     },
     plan::{
-        bits::{BitOrder, BitPlan, BitRule, Layout, OnePattern},
+        bits::{BitOrder, BitPlan, BitRule, Layout, Patterns},
         loops::{Cursor, Loops, Run},
     },
 };
@@ -184,13 +184,13 @@ impl Tiles {
     pub unsafe fn unpack(
         &self,
         variant: Variant,
-        one: OnePattern,
+        patterns: Patterns,
         order: BitOrder,
         columns: &Range<i64>,
         bytes: (*const u8, usize),
         elements: *mut u8,
     ) {
-        self.for_each(columns, one.size, |element, bit, lines, columns| {
+        self.for_each(columns, patterns.size, |element, bit, lines, columns| {
             let mut words = [0; TILE];
             // SAFETY: the loops of the plan, of which the tiles are made, stay within both sides; bytes past the last are not
             // read.
@@ -202,7 +202,15 @@ impl Tiles {
                         let word = take_apart(order, columns, bytes, bit + line, self.column_bits);
                         let dst = dst.offset((line * self.line_stride) as isize);
                         let word = word.to_le_bytes();
-                        kernels::unpack_rows(variant, one, BitOrder::Little, word.as_ptr(), columns, dst, &Rows::ONE);
+                        kernels::unpack_rows(
+                            variant,
+                            patterns,
+                            BitOrder::Little,
+                            word.as_ptr(),
+                            columns,
+                            dst,
+                            &Rows::ONE,
+                        );
                     }
                     return;
                 }
@@ -219,7 +227,7 @@ impl Tiles {
                     }
                     (BitOrder::Little, _) => places.for_each(|(word, at)| *word = bits_at::<false>(lines, bytes, at)),
                 }
-                kernels::unpack_tile(variant, one, order, &mut words, dst, tile);
+                kernels::unpack_tile(variant, patterns, order, &mut words, dst, tile);
             }
         });
     }
@@ -286,18 +294,18 @@ pub unsafe fn pack_tile<S: Simd<T>, T: Element>(
 /// instructions.
 #[inline(always)]
 pub unsafe fn unpack_tile<S: Simd<T>, T: Element>(
-    one: OnePattern,
+    patterns: Patterns,
     order: BitOrder,
     words: &mut [u64; TILE],
     dst: *mut u8,
     Lines { count: lines, columns, stride }: Lines,
 ) {
-    let one = T::from_u64(one.pattern);
+    let values = Values::new(patterns);
     if columns <= FEW_COLUMNS {
         for (column, &word) in words[..columns].iter().enumerate() {
             let bits = if order == BitOrder::Big { word.reverse_bits() } else { word };
             // SAFETY: a column of the lines.
-            unsafe { distribute::<S, T, false>(one, bits, dst.add(column * T::SIZE), stride, lines) };
+            unsafe { distribute::<S, T, false>(values, bits, dst.add(column * T::SIZE), stride, lines) };
         }
         return;
     }
@@ -309,11 +317,11 @@ pub unsafe fn unpack_tile<S: Simd<T>, T: Element>(
                 let dst = dst.offset(line as isize * stride);
                 // The next tile: no prefetcher of a processor follows 64 lines at once.
                 prefetch(dst.wrapping_add(TILE * T::SIZE));
-                S::from_bits::<false, false>(one, words[word], dst);
+                S::from_bits::<false, false>(values, words[word], dst);
             }
         } else {
             for (word, line) in words_of(order).zip(0..lines) {
-                S::some_from_bits(one, words[word], dst.offset(line as isize * stride), columns);
+                S::some_from_bits(values, words[word], dst.offset(line as isize * stride), columns);
             }
         }
     }

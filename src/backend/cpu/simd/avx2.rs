@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{BoolByte, Element, Simd, ZeroRange, portable::lane_bits};
+use super::{BoolByte, Element, Simd, Values, ZeroRange, portable::lane_bits};
 use crate::backend::cpu::bit_stream::in_order;
 
 /// AVX2.
@@ -142,6 +142,16 @@ impl Lanes256 for u32 {
     }
 }
 
+/// The second vector where `mask` has ones in every bit of a lane, the first where it has none.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn select(mask: __m256i, [zeros, ones]: [__m256i; 2]) -> __m256i {
+    // SAFETY: the processor has AVX2.
+    unsafe { _mm256_xor_si256(zeros, _mm256_and_si256(mask, _mm256_xor_si256(zeros, ones))) }
+}
+
 /// Elements of a byte.
 trait Byte256: Lanes256 {}
 impl Byte256 for u8 {}
@@ -170,7 +180,7 @@ impl<T: Byte256> Simd<T> for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: T, bits: u64, dst: *mut u8) {
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(values: Values<T>, bits: u64, dst: *mut u8) {
         for part in 0..2 {
             // SAFETY: the vector lies within the room for 64 elements.
             unsafe {
@@ -179,7 +189,7 @@ impl<T: Byte256> Simd<T> for Avx2 {
                 let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32((bits >> (part * 32)) as i32), copies);
                 let lane = _mm256_set1_epi64x(lane_bits::<BIG>() as i64);
                 let ones = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, lane), lane);
-                let elements = _mm256_and_si256(ones, one.splat());
+                let elements = select(ones, [values.zero.splat(), values.one.splat()]);
                 store::<STREAM>(dst.add(part * 32), elements);
             }
         }
@@ -209,7 +219,7 @@ impl Simd<u16> for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: u16, bits: u64, dst: *mut u8) {
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(values: Values<u16>, bits: u64, dst: *mut u8) {
         let bits = in_order::<BIG>(bits);
         for part in 0..4 {
             // SAFETY: the vector lies within the room for 64 elements.
@@ -218,7 +228,7 @@ impl Simd<u16> for Avx2 {
                     _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, -32768);
                 let copies = _mm256_set1_epi16((bits >> (part * 16)) as i16);
                 let ones = _mm256_cmpeq_epi16(_mm256_and_si256(copies, lane), lane);
-                let elements = _mm256_and_si256(ones, _mm256_set1_epi16(one as i16));
+                let elements = select(ones, [values.zero.splat(), values.one.splat()]);
                 store::<STREAM>(dst.add(part * 32), elements);
             }
         }
@@ -246,7 +256,7 @@ impl Simd<u32> for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: u32, bits: u64, dst: *mut u8) {
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(values: Values<u32>, bits: u64, dst: *mut u8) {
         let bits = in_order::<BIG>(bits);
         for part in 0..8 {
             // SAFETY: the vector lies within the room for 64 elements.
@@ -254,7 +264,7 @@ impl Simd<u32> for Avx2 {
                 let lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
                 let copies = _mm256_set1_epi32((bits >> (part * 8)) as i32);
                 let ones = _mm256_cmpeq_epi32(_mm256_and_si256(copies, lane), lane);
-                let elements = _mm256_and_si256(ones, _mm256_set1_epi32(one as i32));
+                let elements = select(ones, [values.zero.splat(), values.one.splat()]);
                 store::<STREAM>(dst.add(part * 32), elements);
             }
         }
@@ -285,7 +295,7 @@ impl Simd<u64> for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: u64, bits: u64, dst: *mut u8) {
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(values: Values<u64>, bits: u64, dst: *mut u8) {
         let bits = in_order::<BIG>(bits);
         for part in 0..16 {
             // SAFETY: the vector lies within the room for 64 elements.
@@ -293,7 +303,8 @@ impl Simd<u64> for Avx2 {
                 let lane = _mm256_setr_epi64x(1, 2, 4, 8);
                 let copies = _mm256_set1_epi64x((bits >> (part * 4)) as i64);
                 let ones = _mm256_cmpeq_epi64(_mm256_and_si256(copies, lane), lane);
-                let elements = _mm256_and_si256(ones, _mm256_set1_epi64x(one as i64));
+                let values = [values.zero, values.one].map(|value| _mm256_set1_epi64x(value as i64));
+                let elements = select(ones, values);
                 store::<STREAM>(dst.add(part * 32), elements);
             }
         }

@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{BoolByte, Element, Simd, TILE, ZeroRange, per_group, portable::lane_bits, strided_lanes};
+use super::{BoolByte, Element, Simd, TILE, Values, ZeroRange, per_group, portable::lane_bits, strided_lanes};
 use crate::backend::cpu::bit_stream::{BitReader, in_order};
 
 /// AVX-512 F and BW, and BMI2.
@@ -39,8 +39,15 @@ trait Lanes512: Element {
     unsafe fn above(one: __m512i, other: __m512i) -> u64;
     /// The lanes in which a bit is set in both.
     unsafe fn meet(one: __m512i, other: __m512i) -> u64;
-    /// Some lanes of a vector, zeros in the others.
-    unsafe fn only(lanes: u64, elements: __m512i) -> __m512i;
+    /// Some lanes of the second vector, those of the first in the others.
+    unsafe fn select(lanes: u64, elements: [__m512i; 2]) -> __m512i;
+
+    /// Both values, each in every lane.
+    #[inline(always)]
+    unsafe fn splat_both(values: Values<Self>) -> [__m512i; 2] {
+        // SAFETY: the processor has AVX-512.
+        unsafe { [values.zero.splat(), values.one.splat()] }
+    }
 
     /// The lanes whose element has the bit 1.
     #[inline(always)]
@@ -82,9 +89,9 @@ impl Lanes512 for u8 {
         unsafe { _mm512_test_epi8_mask(one, other) }
     }
     #[inline(always)]
-    unsafe fn only(lanes: u64, elements: __m512i) -> __m512i {
+    unsafe fn select(lanes: u64, [zeros, ones]: [__m512i; 2]) -> __m512i {
         // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_maskz_mov_epi8(lanes, elements) }
+        unsafe { _mm512_mask_mov_epi8(zeros, lanes, ones) }
     }
 }
 
@@ -120,9 +127,9 @@ impl Lanes512 for BoolByte {
         unsafe { u8::meet(one, other) }
     }
     #[inline(always)]
-    unsafe fn only(lanes: u64, elements: __m512i) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { u8::only(lanes, elements) }
+    unsafe fn select(lanes: u64, elements: [__m512i; 2]) -> __m512i {
+        // SAFETY: the arguments are the same.
+        unsafe { u8::select(lanes, elements) }
     }
     #[inline(always)]
     unsafe fn ones(_zeros: ZeroRange<Self>, elements: __m512i) -> u64 {
@@ -163,9 +170,9 @@ impl Lanes512 for u16 {
         unsafe { u64::from(_mm512_test_epi16_mask(one, other)) }
     }
     #[inline(always)]
-    unsafe fn only(lanes: u64, elements: __m512i) -> __m512i {
+    unsafe fn select(lanes: u64, [zeros, ones]: [__m512i; 2]) -> __m512i {
         // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_maskz_mov_epi16(lanes as __mmask32, elements) }
+        unsafe { _mm512_mask_mov_epi16(zeros, lanes as __mmask32, ones) }
     }
 }
 
@@ -201,9 +208,9 @@ impl Lanes512 for u32 {
         unsafe { u64::from(_mm512_test_epi32_mask(one, other)) }
     }
     #[inline(always)]
-    unsafe fn only(lanes: u64, elements: __m512i) -> __m512i {
+    unsafe fn select(lanes: u64, [zeros, ones]: [__m512i; 2]) -> __m512i {
         // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_maskz_mov_epi32(lanes as __mmask16, elements) }
+        unsafe { _mm512_mask_mov_epi32(zeros, lanes as __mmask16, ones) }
     }
 }
 
@@ -239,9 +246,9 @@ impl Lanes512 for u64 {
         unsafe { u64::from(_mm512_test_epi64_mask(one, other)) }
     }
     #[inline(always)]
-    unsafe fn only(lanes: u64, elements: __m512i) -> __m512i {
+    unsafe fn select(lanes: u64, [zeros, ones]: [__m512i; 2]) -> __m512i {
         // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_maskz_mov_epi64(lanes as __mmask8, elements) }
+        unsafe { _mm512_mask_mov_epi64(zeros, lanes as __mmask8, ones) }
     }
 }
 
@@ -419,7 +426,7 @@ impl<T: Lanes512> Simd<T> for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: T, bits: u64, dst: *mut u8) {
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(values: Values<T>, bits: u64, dst: *mut u8) {
         if T::SIZE == 1 {
             // SAFETY: 64 elements of a byte are a vector, for which there is room.
             return unsafe {
@@ -436,13 +443,13 @@ impl<T: Lanes512> Simd<T> for Avx512 {
                 );
                 let bytes = _mm512_shuffle_epi8(_mm512_set1_epi64(bits as i64), copies);
                 let ones = T::meet(bytes, _mm512_set1_epi64(lane_bits::<BIG>() as i64));
-                store::<STREAM>(dst, T::only(ones, one.splat()));
+                store::<STREAM>(dst, T::select(ones, T::splat_both(values)));
             };
         }
         let bits = in_order::<BIG>(bits);
         for part in 0..T::SIZE {
             // SAFETY: 64 elements are as many vectors as an element has bytes, and there is room for them.
-            unsafe { store::<STREAM>(dst.add(part * 64), T::only(bits >> (part * T::LANES), one.splat())) };
+            unsafe { store::<STREAM>(dst.add(part * 64), T::select(bits >> (part * T::LANES), T::splat_both(values))) };
         }
     }
 
@@ -458,11 +465,11 @@ impl<T: Lanes512> Simd<T> for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn some_from_bits(one: T, bits: u64, dst: *mut u8, count: usize) {
+    unsafe fn some_from_bits(values: Values<T>, bits: u64, dst: *mut u8, count: usize) {
         for first in (0..count).step_by(T::LANES) {
             let lanes = u64::MAX >> (64 - T::LANES.min(count - first));
             // SAFETY: the lanes are those of elements from `first` that are below `count`, for which there is room.
-            unsafe { T::store_some(lanes, dst.add(first * T::SIZE), T::only(bits >> first, one.splat())) };
+            unsafe { T::store_some(lanes, dst.add(first * T::SIZE), T::select(bits >> first, T::splat_both(values))) };
         }
     }
 
@@ -484,7 +491,7 @@ impl<T: Lanes512> Simd<T> for Avx512 {
 
     #[inline(always)]
     unsafe fn unpack_strided<const BIG: bool>(
-        one: T,
+        values: Values<T>,
         reader: &mut BitReader<BIG>,
         dst: *mut u8,
         stride: isize,
@@ -496,14 +503,14 @@ impl<T: Lanes512> Simd<T> for Avx512 {
         // SAFETY: lanes between elements are masked out and not written; every vector has elements below `count` alone,
         // for which there is room.
         unsafe {
-            let one = one.splat();
+            let values = T::splat_both(values);
             let every = strided.lanes(strided.elements);
             let spread = &SPREAD[usize::from(strided.backward)][stride.unsigned_abs()];
             let copies = _mm512_loadu_si512(spread.copies.as_ptr().cast());
             let bits = _mm512_loadu_si512(spread.bits[usize::from(BIG)].as_ptr().cast());
             let store = |word: u64, low: *mut u8| {
                 let bytes = _mm512_shuffle_epi8(_mm512_set1_epi64(word as i64), copies);
-                T::store_some(every, low, T::only(T::meet(bytes, bits), one));
+                T::store_some(every, low, T::select(T::meet(bytes, bits), values));
             };
             let (mut first, mut low) = (0, dst.wrapping_offset(strided.lowest(0, strided.elements) as isize * stride));
             let step = strided.elements as isize * stride;
@@ -528,7 +535,7 @@ impl<T: Lanes512> Simd<T> for Avx512 {
                 let lanes = strided.lanes(some);
                 let ones = _pdep_u64(strided.in_lane_order(reader.next(some), some), lanes);
                 let low = dst.offset(strided.lowest(first, some) as isize * stride);
-                T::store_some(lanes, low, T::only(ones, one));
+                T::store_some(lanes, low, T::select(ones, values));
                 first += some;
             }
         }

@@ -10,7 +10,7 @@ mod avx512;
 
 use std::ptr;
 
-use crate::plan::bits::BitRule;
+use crate::plan::bits::{BitRule, Patterns};
 
 use super::bit_stream::BitReader;
 
@@ -29,6 +29,7 @@ pub trait Element: Copy + Default + Ord {
     fn wrapping_sub(self, other: Self) -> Self;
     /// `self` where `bit` is 1, 0 where it is 0.
     fn times(self, bit: u8) -> Self;
+    fn xor(self, other: Self) -> Self;
     /// The bit of this element.
     #[inline(always)]
     fn bit(self, zeros: ZeroRange<Self>) -> u8 {
@@ -50,6 +51,10 @@ macro_rules! element {
             #[inline(always)]
             fn times(self, bit: u8) -> Self {
                 self & (bit as $t).wrapping_neg()
+            }
+            #[inline(always)]
+            fn xor(self, other: Self) -> Self {
+                self ^ other
             }
         }
     )*};
@@ -75,6 +80,10 @@ impl Element for BoolByte {
         Self(self.0.times(bit))
     }
     #[inline(always)]
+    fn xor(self, other: Self) -> Self {
+        Self(self.0 ^ other.0)
+    }
+    #[inline(always)]
     fn bit(self, _zeros: ZeroRange<Self>) -> u8 {
         u8::from(self.0 != 0)
     }
@@ -94,6 +103,26 @@ impl<T: Element> ZeroRange<T> {
     }
 }
 
+/// What is written for a bit of either value.
+#[derive(Clone, Copy)]
+pub struct Values<T> {
+    pub zero: T,
+    pub one: T,
+}
+
+impl<T: Element> Values<T> {
+    #[inline(always)]
+    pub fn new(patterns: Patterns) -> Self {
+        Self { zero: T::from_u64(patterns.zero), one: T::from_u64(patterns.one) }
+    }
+
+    /// That of a bit, without a branch.
+    #[inline(always)]
+    pub fn of(self, bit: u8) -> T {
+        self.zero.xor(self.zero.xor(self.one).times(bit))
+    }
+}
+
 /// What an instruction set does: elements to bits and back. The first element's bit is the lowest, or with BIG the
 /// highest of the lowest byte and so on: the order of bits in memory.
 pub trait Simd<T: Element>: Sized {
@@ -108,7 +137,7 @@ pub trait Simd<T: Element>: Sized {
     /// # Safety
     /// `dst` has room for the elements, at any alignment (with STREAM, aligned to 64), and the processor has the
     /// instructions.
-    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: T, bits: u64, dst: *mut u8);
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(values: Values<T>, bits: u64, dst: *mut u8);
 
     /// The bits of up to 64 elements side by side, the first one lowest, zeros above.
     ///
@@ -129,11 +158,11 @@ pub trait Simd<T: Element>: Sized {
     /// # Safety
     /// `dst` has room for `count` elements, at any alignment, and the processor has the instructions.
     #[inline(always)]
-    unsafe fn some_from_bits(one: T, bits: u64, dst: *mut u8, count: usize) {
+    unsafe fn some_from_bits(values: Values<T>, bits: u64, dst: *mut u8, count: usize) {
         let mut elements = [T::default(); 64];
         // SAFETY: 64 elements are on the stack, and at `dst` is room for `count`, as the caller promises.
         unsafe {
-            Self::from_bits::<false, false>(one, bits, elements.as_mut_ptr().cast());
+            Self::from_bits::<false, false>(values, bits, elements.as_mut_ptr().cast());
             ptr::copy_nonoverlapping(elements.as_ptr().cast(), dst, count * T::SIZE);
         }
     }
@@ -172,7 +201,7 @@ pub trait Simd<T: Element>: Sized {
     /// `dst` is the place of the first of `count` elements, at any alignment, and the processor has the instructions.
     #[inline(always)]
     unsafe fn unpack_strided<const BIG: bool>(
-        _one: T,
+        _values: Values<T>,
         _reader: &mut BitReader<BIG>,
         _dst: *mut u8,
         _stride: isize,

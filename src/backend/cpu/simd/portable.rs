@@ -1,6 +1,6 @@
 //! Rust alone: every processor has it, and the other sets are held to it.
 
-use super::{Element, Simd, ZeroRange};
+use super::{Element, Simd, Values, ZeroRange};
 
 /// No instructions but what every processor has.
 pub struct Portable;
@@ -37,7 +37,7 @@ impl<T: Element> Simd<T> for Portable {
     }
 
     #[inline(always)]
-    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(one: T, bits: u64, dst: *mut u8) {
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(values: Values<T>, bits: u64, dst: *mut u8) {
         let mut truth = [0u8; 64];
         for (truth, byte) in truth.as_chunks_mut().0.iter_mut().zip(bits.to_le_bytes()) {
             // Each lane has a copy of the byte and looks at one bit of it: if set, the sum carries into its top bit.
@@ -46,7 +46,7 @@ impl<T: Element> Simd<T> for Portable {
         }
         let mut elements = [T::default(); 64];
         for (element, bit) in elements.iter_mut().zip(truth) {
-            *element = one.times(bit);
+            *element = values.of(bit);
         }
         // SAFETY: the caller promises room for 64 elements.
         unsafe { dst.cast::<[T; 64]>().write_unaligned(elements) };

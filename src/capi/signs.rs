@@ -1,0 +1,168 @@
+//! SIGNS
+//!
+//! What training sends instead of gradients: the sign of every element, bit = not (x < 0), so zeros of either sign and NaN
+//! give 1. The bits lie in chunks, as those of gc_pack_chunks() do. A step of signSGD with majority vote (Bernstein et al.,
+//! 2018) over the ranks of a group:
+//!
+//! ```c
+//! gc_pack_signs_into(&gradient, GC_BIT_ORDER_BIG, &chunks, stream);  // a chunk for every rank
+//! all_to_all(chunks, ballots);                                       // yours; a row of ballots is a rank's
+//! gc_vote_signs_into(&ballots, step, &verdict, stream);              // on the chunk that is this rank's
+//! all_gather(verdict, verdicts);                                     // yours; a row of verdicts is a chunk
+//! gc_unpack_signs_into(&verdicts, NULL, GC_BIT_ORDER_BIG, &gradient, stream);  // +1 and -1
+//! ```
+//!
+//! With scales it unpacks what 1-bit SGD and 1-bit Adam send, too: +scale and -scale.
+
+use std::ffi::c_void;
+
+use dlpark::ffi::{DLDataType, DLManagedTensor, DLTensor};
+
+use crate::{backend::Stream, ops::signs, panics::boundary};
+
+use super::{
+    bits::{gc_bit_order_t, to_order},
+    borrow::{self, Out},
+    status::gc_status_t,
+};
+
+/// Packs the sign of every element of `src`, most significant bit first, and splits the bytes into `n_chunks` equal
+/// chunks: gc_pack_chunks() for floats.
+///
+/// `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `out`: as for
+/// gc_pack_chunks().
+///
+/// INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: bool and integers; gc_pack_chunks() packs those. SIZE_OVERFLOW: more
+/// than 2^63 - 1 bytes, or pointers.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_pack_signs(
+    src: *const DLManagedTensor,
+    n_chunks: usize,
+    out: *mut *mut DLManagedTensor,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a tensor, and room for `n_chunks` pointers.
+        let (src, out) = unsafe {
+            (borrow::managed("src", src)?, Out::several("out", out, borrow::Count::of("n_chunks", n_chunks))?)
+        };
+        out.fill(signs::pack_signs(&src, n_chunks)?.into_raw());
+        Ok(())
+    })
+}
+
+/// The inverse: chunks to one tensor, +1 where the bit is 1 and -1 where it is 0.
+///
+/// `chunks`: as for gc_unpack_chunks(). `dtype`: float16, bfloat16, float32, float64, or a signed integer. `*out`:
+/// one-dimensional, of that dtype, `n_elements` long, yours to release.
+///
+/// As gc_unpack_chunks(); and UNSUPPORTED_DTYPE: bool and unsigned integers, which have no -1.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_unpack_signs(
+    chunks: *const *mut DLManagedTensor,
+    n_chunks: usize,
+    n_elements: i64,
+    dtype: DLDataType,
+    out: *mut *mut DLManagedTensor,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises `n_chunks` tensors, and room for a pointer.
+        let (chunks, out) = unsafe {
+            (borrow::managed_items("chunks", chunks, borrow::Count::of("n_chunks", n_chunks))?, Out::one("out", out)?)
+        };
+        out.fill(signs::unpack_signs(&chunks, n_elements, dtype)?.into_raw());
+        Ok(())
+    })
+}
+
+/// gc_pack_signs() into your memory.
+///
+/// `src`: as for gc_pack_signs(). `dst`: as for gc_pack_chunks_into(), and so are the errors; bool and integers in src are
+/// UNSUPPORTED_DTYPE here.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_pack_signs_into(
+    src: *const DLTensor,
+    order: gc_bit_order_t,
+    dst: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a tensor that stays as it is during the call.
+        let src = unsafe { borrow::tensor("src", src)? };
+        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
+        let dst = unsafe { borrow::tensor("dst", dst)? };
+        signs::pack_signs_into(&src, to_order(order)?, &dst, Stream::from_raw(stream))
+    })
+}
+
+/// Chunks of signs to your memory: +scale where the bit is 1, -scale where it is 0.
+///
+/// `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `scales`: NULL for 1; or float32
+/// on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read when the work is
+/// done, so what wrote them need not be waited for. `dst`: n elements, any shape and strides, written in C order: float16,
+/// bfloat16, float32, float64; without scales a signed integer, too.
+///
+/// A scale is rounded to the dtype of dst once, to nearest even; past the largest of the dtype it is infinite. It may be
+/// anything: with a negative one the signs change places, a NaN gives NaN for either bit, always the same one (0x7fc00000
+/// in float32).
+///
+/// INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8, scales not float32, bool
+/// or an unsigned integer in dst, or any integer beside scales. SHAPE_MISMATCH: src, scales. NOT_CONTIGUOUS: src, scales.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_unpack_signs_into(
+    src: *const DLTensor,
+    scales: *const DLTensor,
+    order: gc_bit_order_t,
+    dst: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises tensors that stay as they are during the call.
+        let (src, scales) = unsafe { (borrow::tensor("src", src)?, borrow::optional_tensor("scales", scales)?) };
+        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
+        let dst = unsafe { borrow::tensor("dst", dst)? };
+        signs::unpack_signs_into(&src, scales.as_ref(), to_order(order)?, &dst, Stream::from_raw(stream))
+    })
+}
+
+/// A majority vote on every bit: what more than half of the voters have.
+///
+/// In a tie, which an even number of voters can have, the bit is that of voter number (byte index + turn) mod n_voters: so
+/// ties push some weights one way and some the other. Give another turn each step, the number of the step for example, and
+/// the same on all ranks that are to have the same result.
+///
+/// `src`: uint8, two-dimensional: [n_voters, n_bytes], the bytes of each voter side by side; any number of voters, at any
+/// stride. `turn`: any number. `dst`: uint8, one-dimensional, contiguous: n_bytes. Bits that fill up a chunk are voted on
+/// like the others. The order of bits does not matter.
+///
+/// INVALID_ARGUMENT: no voters. UNSUPPORTED_DTYPE: src or dst not uint8. SHAPE_MISMATCH: src not two-dimensional, dst.
+/// NOT_CONTIGUOUS: the bytes of a voter, dst.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_vote_signs_into(
+    src: *const DLTensor,
+    turn: u64,
+    dst: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a tensor that stays as it is during the call.
+        let src = unsafe { borrow::tensor("src", src)? };
+        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
+        let dst = unsafe { borrow::tensor("dst", dst)? };
+        signs::vote_signs_into(&src, turn, &dst, Stream::from_raw(stream))
+    })
+}
