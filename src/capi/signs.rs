@@ -1,8 +1,8 @@
 //! SIGNS
 //!
-//! What training sends instead of gradients: the sign of every element, bit = not (x < 0), so zeros of either sign and NaN
-//! give 1. The bits lie in chunks, as those of gc_pack_chunks() do. A step of signSGD with majority vote (Bernstein et al.,
-//! 2018) over the ranks of a group:
+//! What training sends instead of gradients: the sign of every element, bit = not (x < 0), so zeros of either sign and
+//! NaN give 1. The bits lie in chunks, as those of gc_pack_chunks() do. A step of signSGD with majority vote (Bernstein
+//! et al., 2018) over the ranks of a group:
 //!
 //! ```c
 //! gc_pack_signs_into(&gradient, GC_BIT_ORDER_BIG, &chunks, stream);  // a chunk for every rank
@@ -32,8 +32,8 @@ use super::{
 /// `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `out`: as for
 /// gc_pack_chunks().
 ///
-/// INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: bool and integers; gc_pack_chunks() packs those. SIZE_OVERFLOW: more
-/// than 2^63 - 1 bytes, or pointers.
+/// INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: bool and integers; gc_pack_chunks() packs those. SIZE_OVERFLOW:
+/// more than 2^63 - 1 bytes, or pointers.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -82,8 +82,8 @@ pub unsafe extern "C" fn gc_unpack_signs(
 
 /// gc_pack_signs() into your memory.
 ///
-/// `src`: as for gc_pack_signs(). `dst`: as for gc_pack_chunks_into(), and so are the errors; bool and integers in src are
-/// UNSUPPORTED_DTYPE here.
+/// `src`: as for gc_pack_signs(). `dst`: as for gc_pack_chunks_into(), and so are the errors; bool and integers in src
+/// are UNSUPPORTED_DTYPE here.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
@@ -105,17 +105,18 @@ pub unsafe extern "C" fn gc_pack_signs_into(
 
 /// Chunks of signs to your memory: +scale where the bit is 1, -scale where it is 0.
 ///
-/// `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `scales`: NULL for 1; or float32
-/// on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read when the work is
-/// done, so what wrote them need not be waited for. `dst`: n elements, any shape and strides, written in C order: float16,
-/// bfloat16, float32, float64; without scales a signed integer, too.
+/// `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `scales`: NULL for 1; or
+/// float32 on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read when
+/// the work is done, so what wrote them need not be waited for. `dst`: n elements, any shape and strides, written in C
+/// order: float16, bfloat16, float32, float64; without scales a signed integer, too.
 ///
-/// A scale is rounded to the dtype of dst once, to nearest even; past the largest of the dtype it is infinite. It may be
-/// anything: with a negative one the signs change places, a NaN gives NaN for either bit, always the same one (0x7fc00000
-/// in float32).
+/// A scale is rounded to the dtype of dst once, to nearest even; past the largest of the dtype it is infinite. It may
+/// be anything: with a negative one the signs change places, a NaN gives NaN for either bit, always the same one
+/// (0x7fc00000 in float32).
 ///
-/// INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8, scales not float32, bool
-/// or an unsigned integer in dst, or any integer beside scales. SHAPE_MISMATCH: src, scales. NOT_CONTIGUOUS: src, scales.
+/// INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8, scales not float32,
+/// bool or an unsigned integer in dst, or any integer beside scales. SHAPE_MISMATCH: src, scales. NOT_CONTIGUOUS: src,
+/// scales.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
@@ -138,13 +139,13 @@ pub unsafe extern "C" fn gc_unpack_signs_into(
 
 /// A majority vote on every bit: what more than half of the voters have.
 ///
-/// In a tie, which an even number of voters can have, the bit is that of voter number (byte index + turn) mod n_voters: so
-/// ties push some weights one way and some the other. Give another turn each step, the number of the step for example, and
-/// the same on all ranks that are to have the same result.
+/// In a tie, which an even number of voters can have, the bit is that of voter number (byte index + turn) mod n_voters:
+/// so ties push some weights one way and some the other. Give another turn each step, the number of the step for
+/// example, and the same on all ranks that are to have the same result.
 ///
-/// `src`: uint8, two-dimensional: [n_voters, n_bytes], the bytes of each voter side by side; any number of voters, at any
-/// stride. `turn`: any number. `dst`: uint8, one-dimensional, contiguous: n_bytes. Bits that fill up a chunk are voted on
-/// like the others. The order of bits does not matter.
+/// `src`: uint8, two-dimensional: [n_voters, n_bytes], the bytes of each voter side by side; any number of voters, at
+/// any stride. `turn`: any number. `dst`: uint8, one-dimensional, contiguous: n_bytes. Bits that fill up a chunk are
+/// voted on like the others. The order of bits does not matter.
 ///
 /// INVALID_ARGUMENT: no voters. UNSUPPORTED_DTYPE: src or dst not uint8. SHAPE_MISMATCH: src not two-dimensional, dst.
 /// NOT_CONTIGUOUS: the bytes of a voter, dst.
