@@ -227,6 +227,7 @@ impl BitPlan {
     }
 
     /// The same work in rows, if all is one row in which the innermost loop covers whole bytes: a transposed matrix, say.
+    /// Rows whose elements lie close together come next to each other, in whatever order the loops were.
     pub fn in_rows(&self) -> Option<Self> {
         let (inner, outer) = self.elements.as_slice().split_last()?;
         let (bits, mut step) = (self.elements.count(), self.bytes.count());
@@ -237,10 +238,12 @@ impl BitPlan {
         let mut plan = Self { start: self.start, ..Self::new(self.size, self.order) };
         plan.elements.push(inner.count, inner.strides);
         plan.bytes.push(inner.count / 8, [stride]);
+        let mut rows = Loops::new();
         for &Loop { count, strides: [element_stride] } in outer {
             step /= count;
-            plan.rows.push(count, [element_stride, step * stride]);
+            rows.push(count, [element_stride, step * stride]);
         }
+        plan.rows = rows.sorted_by_step();
         Some(plan)
     }
 }
@@ -350,6 +353,15 @@ mod tests {
                 assert_eq!(rows.elements.as_slice().len(), 1);
             }
         }
+        // Rows that lie side by side become neighbours, and keep their bytes.
+        let flat = plan(&[], &[(5, 4), (3, 20), (16, 100)], &[(30, 1)]);
+        let rows = flat.in_rows().unwrap();
+        let (mut found, mut expected) = (places(&rows), places(&flat));
+        found.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(found, expected);
+        assert_eq!(rows.rows.as_slice().last(), Some(&Loop { count: 5, strides: [4, 6] }));
+        assert_eq!(rows.layout(), Layout::Columns { across: 1 });
         assert!(plan(&[], &[(5, 1), (12, 100)], &[(8, 1)]).in_rows().is_none(), "a byte has bits of two rows");
         assert!(plan(&[], &[(5, 1), (16, 100)], &[(12, 1)]).in_rows().is_none(), "padding");
         assert!(plan(&[], &[(16, 2)], &[(2, 1)]).in_rows().is_none(), "nothing to gain");

@@ -5,6 +5,8 @@
 //! shape [2, 3, 4], strides [16, 4, 1]:  2 at 16, 12 at 1      (the last two dimensions are one)
 //! ```
 
+use std::cmp::Reverse;
+
 use arrayvec::ArrayVec;
 
 /// As many as there can be: each counts at least 2, and the product of all counts stays below 2^63.
@@ -69,6 +71,15 @@ impl<const SIDES: usize> Loops<SIDES> {
         let found = others.items.remove(index);
         others.count /= found.count;
         (found, others)
+    }
+
+    /// The same loops for rounds that may come in any order: those that step far on the first side outside, those that step
+    /// by little inside.
+    pub fn sorted_by_step(mut self) -> Self {
+        self.items.sort_unstable_by_key(|item| Reverse(item.strides[0].unsigned_abs()));
+        let mut sorted = Self::new();
+        self.items.iter().for_each(|item| sorted.push(item.count, item.strides));
+        sorted
     }
 
     /// The stride of the only loop: None if there are several; `any` if there is at most one round.
@@ -218,6 +229,19 @@ mod tests {
     fn what_does_not_continue_stays_apart() {
         assert_eq!(loops(&[(2, 16), (3, 4), (4, 1)]), [(2, 16), (12, 1)]);
         assert_eq!(loops(&[(4, 1), (3, 4)]), [(4, 1), (3, 4)]);
+    }
+
+    #[test]
+    fn sorted_loops_step_by_less_and_less_and_are_as_few_as_possible() {
+        let sorted = |dims: &[(i64, i64)]| -> Vec<(i64, i64)> {
+            let mut loops = Loops::new();
+            dims.iter().for_each(|&(count, stride)| loops.push(count, [stride, 7 * stride]));
+            let sorted = loops.sorted_by_step();
+            assert_eq!(sorted.count(), dims.iter().map(|&(count, _)| count).product());
+            sorted.as_slice().iter().map(|item| (item.count, item.strides[0])).collect()
+        };
+        assert_eq!(sorted(&[(5, 1), (4, 100), (3, -20)]), [(4, 100), (3, -20), (5, 1)]);
+        assert_eq!(sorted(&[(4, 1), (3, 4)]), [(12, 1)]);
     }
 
     #[test]
