@@ -583,7 +583,57 @@ static int run_sign_kernel(Place place, const char *kernel, unsigned blocks, voi
     return 1;
 }
 
+/* The kernels of kernels/strided.cu take this, as kernels/strided.cuh and the library declare it. */
+typedef struct {
+    uint32_t count, multiplier, shift, reserved;
+} Division;
+
+typedef struct {
+    unsigned char *src, *dst, *begin, *end;
+    uint64_t elements, bytes;
+    int64_t element_stride, byte_stride;
+    uint64_t rows;
+    int64_t row_element_stride, row_byte_stride;
+    uint64_t first_zero, span, one;
+    uint32_t order, log_width, mode, rounds, n_outer, reserved;
+    Division across, along;
+    struct {
+        int64_t element_stride, byte_stride;
+        Division division;
+    } outer[6];
+} Tiles;
+
+static Result run_tiles(Place place, const char *kernel, unsigned blocks, const Tiles *tiles) {
+    int packs = !strncmp(kernel, "gc_pack_", 8), joined = tiles->mode == 2;
+    uint32_t bits = (uint32_t)atoi(strrchr(kernel, 'u') + 1), n = 0;
+    Plan plan = {.src = tiles->src, .dst = tiles->dst, .rows = 1, .elements = tiles->elements, .bytes = tiles->bytes,
+                 .first_zero = tiles->first_zero, .span = tiles->span, .one = tiles->one, .size = bits / 8,
+                 .order = tiles->order, .aligned = 1};
+    uint64_t expected = (uint64_t)tiles->across.count * tiles->along.count;
+    for (; n < tiles->n_outer; n++) {
+        uint32_t count = tiles->outer[n].division.count;
+        plan.loops[n] = (Loop){count, tiles->outer[n].element_stride, tiles->outer[n].byte_stride};
+        plan.rows *= count, expected *= count;
+    }
+    plan.loops[n] = (Loop){(int64_t)tiles->rows, tiles->row_element_stride, tiles->row_byte_stride};
+    plan.loops[n + 1] = (Loop){(int64_t)tiles->elements, tiles->element_stride, 0};
+    if (joined) { /* the rows of a round are one */
+        plan.elements *= tiles->rows;
+        plan.bytes = (plan.elements + 7) / 8;
+        plan.n_row_loops = n, plan.n_element_loops = 2;
+    } else {
+        plan.rows *= tiles->rows;
+        plan.n_row_loops = n + 1, plan.n_element_loops = 1;
+    }
+    plan.loops[n + 2] = (Loop){(int64_t)plan.bytes, 0, joined ? 1 : tiles->byte_stride}, plan.n_byte_loops = 1;
+    if (blocks != expected)
+        return fault(INVALID_VALUE, "more or fewer blocks than the tiles");
+    return run_plan(place, &plan, packs);
+}
+
 static Result run_kernel(Place place, const char *kernel, unsigned blocks, void **arguments) {
+    if (strstr(kernel, "_columns_") || strstr(kernel, "_rows_") || strstr(kernel, "_steps_"))
+        return run_tiles(place, kernel, blocks, arguments[0]);
     int packs = !strcmp(kernel, "gc_pack_strided");
     Result result;
     if (run_sign_kernel(place, kernel, blocks, arguments, &result))

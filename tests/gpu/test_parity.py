@@ -415,6 +415,15 @@ def test_dimensions_in_any_order_are_read_and_written_in_c_order(bench, shape, o
 
 LARGE = {
     "transposed": dict(shape=(1031, 2053), order=(1, 0)),
+    "transposed, rows of whole bytes": dict(shape=(1031, 2056), order=(1, 0)),
+    "transposed, whole vectors": dict(shape=(1040, 1928), order=(1, 0)),
+    "transposed in threes": dict(shape=(3, 131, 640), order=(0, 2, 1)),
+    "transposed, lines from the last": dict(shape=(515, 1027), order=(1, 0), steps=(1, -1)),
+    "transposed, of a wider matrix": dict(shape=(1027, 515), order=(1, 0), steps=(2, 1)),
+    "transposed, tall": dict(shape=(20, 50_001), order=(1, 0)),
+    "transposed, flat": dict(shape=(50_001, 20), order=(1, 0)),
+    "dimensions the other way round": dict(shape=(64, 33, 257), order=(2, 1, 0)),
+    "dimensions the other way round, whole bytes": dict(shape=(33, 65, 264), order=(2, 1, 0)),
     "backwards": dict(shape=(1031, 2053), steps=(-1, -1)),
     "every other": dict(shape=(2_000_003,), steps=(2,)),
     "every third, from the end": dict(shape=(999, 1001), steps=(1, -3)),
@@ -424,10 +433,13 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int32", "bfloat16"])
+@orders
+@pytest.mark.parametrize("dtype", ["bool", "int32", "bfloat16", "float64"])
 @pytest.mark.parametrize("name", LARGE)
-def test_large_layouts_are_packed_and_unpacked_whole(bench, name, dtype):
-    both_ways(bench, Layout(dtype, **LARGE[name]), 3, BIG, np.random.default_rng(5))
+def test_large_layouts_are_packed_and_unpacked_whole(bench, name, dtype, order):
+    # One chunk has no padding, three may have.
+    for n_chunks in 1, 3:
+        both_ways(bench, Layout(dtype, **LARGE[name]), n_chunks, order, np.random.default_rng(5))
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -1,4 +1,4 @@
-// The kernels on the CPU: every block, warp and lane of kernels/bits.cu and signs.cu, against a five-line model. Needs no GPU, and
+// The kernels on the CPU: every block, warp and lane of kernels/, against a five-line model. Needs no GPU, and
 // under AddressSanitizer finds each access outside the operands, which end where their memory does. What is compiled for
 // 9.0 and up alone, cache hints and prefetches, is not seen here.
 //
@@ -8,11 +8,12 @@
 // The library says how it launches each kernel: those shapes are tried, and compared with what a block does.
 //
 // A lane is a context of its own. Lanes run one after the other up to their next exchange (a shuffle or a ballot), where
-// each leaves its value and finds those of all others when it goes on.
+// each leaves its value and finds those of all others when it goes on. At a barrier a lane waits for all of its block.
 #include <gradcodec.h>
 #include <sanitizer/asan_interface.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -32,6 +33,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __shared__ static
 
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
@@ -40,26 +42,31 @@ static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 
 static struct { unsigned x; } threadIdx, blockIdx, blockDim;
 
-static const unsigned LANES = 32, STACK = 64 << 10;
-static ucontext_t scheduler, lanes[LANES];
-static bool finished[LANES];
-static unsigned running, turn[LANES], left_behind[2][LANES];
+static const unsigned LANES = 32, MOST_THREADS = 256, STACK = 64 << 10;
+static ucontext_t scheduler, lanes[MOST_THREADS];
+static enum { RUNS, WAITS, HAS_FINISHED } states[MOST_THREADS];
+static unsigned running, turn[MOST_THREADS], left_behind[2][MOST_THREADS];
 static std::function<void()> kernel;
 
+// The values that the lanes of this warp left behind.
 static const unsigned *exchange(unsigned value) {
-    const unsigned lane = running;
-    unsigned *values = left_behind[turn[lane]++ % 2];
-    values[lane] = value;
-    swapcontext(&lanes[lane], &scheduler);
-    return values;
+    const unsigned thread = running;
+    unsigned *values = left_behind[turn[thread]++ % 2];
+    values[thread] = value;
+    swapcontext(&lanes[thread], &scheduler);
+    return values + thread / LANES * LANES;
+}
+[[maybe_unused]] static void __syncthreads() {
+    states[running] = WAITS;
+    swapcontext(&lanes[running], &scheduler);
 }
 static unsigned __shfl_sync(unsigned, unsigned value, unsigned from) { return exchange(value)[from % LANES]; }
 static unsigned __shfl_xor_sync(unsigned, unsigned value, unsigned mask) {
-    const unsigned lane = running;
+    const unsigned lane = running % LANES;
     return exchange(value)[lane ^ mask];
 }
 static unsigned __shfl_down_sync(unsigned, unsigned value, unsigned by) {
-    const unsigned lane = running;
+    const unsigned lane = running % LANES;
     return exchange(value)[lane + by < LANES ? lane + by : lane];
 }
 static unsigned __ballot_sync(unsigned, bool bit) {
@@ -99,38 +106,46 @@ static long long __double_as_longlong(double x) {
 
 #include "../../kernels/bits.cu"
 #include "../../kernels/signs.cu"
+#include "../../kernels/strided.cu"
 
 static void enter() {
     kernel();
-    finished[running] = true;
+    states[running] = HAS_FINISHED;
     swapcontext(&lanes[running], &scheduler);
 }
 
 template <typename Call>
 static void launch(u64 blocks, unsigned threads, Call call) {
-    static std::vector<char> stacks(LANES * STACK);
+    static std::vector<char> stacks(MOST_THREADS * STACK);
     kernel = call;
     blockDim = {threads};
     for (u64 block = 0; block < blocks; block++) {
         blockIdx = {unsigned(block)};
-        for (unsigned warp = 0; warp < threads / LANES; warp++) {
-            for (unsigned lane = 0; lane < LANES; lane++) {
-                getcontext(&lanes[lane]);
-                lanes[lane].uc_stack.ss_sp = &stacks[lane * STACK];
-                lanes[lane].uc_stack.ss_size = STACK;
-                makecontext(&lanes[lane], enter, 0);
-                finished[lane] = false;
-                turn[lane] = 0;
-            }
-            for (bool any = true; any;) {
-                any = false;
-                for (unsigned lane = 0; lane < LANES; lane++) {
-                    if (finished[lane]) continue;
-                    running = lane;
-                    threadIdx = {warp * LANES + lane};
-                    swapcontext(&scheduler, &lanes[lane]);
-                    any = true;
+        for (unsigned thread = 0; thread < threads; thread++) {
+            getcontext(&lanes[thread]);
+            lanes[thread].uc_stack.ss_sp = &stacks[thread * STACK];
+            lanes[thread].uc_stack.ss_size = STACK;
+            makecontext(&lanes[thread], enter, 0);
+            states[thread] = RUNS;
+            turn[thread] = 0;
+        }
+        // A warp runs until each of its lanes waits or has finished; when all do, the barrier opens.
+        for (bool waiting = true; waiting;) {
+            waiting = false;
+            for (unsigned warp = 0; warp < threads; warp += LANES) {
+                for (bool any = true; any;) {
+                    any = false;
+                    for (unsigned thread = warp; thread < warp + LANES; thread++) {
+                        if (states[thread] != RUNS) continue;
+                        running = thread;
+                        threadIdx = {thread};
+                        swapcontext(&scheduler, &lanes[thread]);
+                        any = true;
+                    }
                 }
+            }
+            for (unsigned thread = 0; thread < threads; thread++) {
+                if (states[thread] == WAITS) states[thread] = RUNS, waiting = true;
             }
         }
     }
@@ -549,6 +564,173 @@ static void votes_match(const char *name, Kernel vote, u64 most_voters, u64 item
     }
 }
 
+// ---- The kernels of strided.cu
+
+static gc_division division(u64 count) {
+    unsigned shift = 31;
+    while (1ull << (shift - 31) < count) shift++;
+    return {unsigned(count), unsigned(((1ull << shift) + count - 1) / count), shift, 0};
+}
+
+enum Tiled { IN_COLUMNS, IN_TRANSPOSED, IN_JOINED, IN_ROWS, IN_STEPS };
+
+static u64 divided_up(u64 number, u64 by) { return (number + by - 1) / by; }
+
+template <typename T>
+static void tiles_match(const char *name, Tiled kind, bool packing, void (*call)(gc_tiles), unsigned rounds) {
+    const long long size = sizeof(T);
+    const u64 a_vector = 16 / size;
+    const bool side_by_side = kind == IN_COLUMNS || kind == IN_TRANSPOSED || kind == IN_JOINED;
+    for (unsigned round = 0; round < rounds; round++) {
+        gc_tiles tiles = {};
+        tiles.order = unsigned(random(2)), tiles.n_outer = unsigned(random(3)), tiles.rounds = 1;
+        tiles.mode = kind == IN_JOINED ? JOINED : kind == IN_TRANSPOSED ? TRANSPOSED : COLUMNS;
+        tiles.elements = 1 + random(random(2) ? 40 : 700), tiles.rows = 1 + random(random(2) ? 40 : 150);
+        if (side_by_side) tiles.elements += 63, tiles.rows += 15;
+        if (kind == IN_JOINED && tiles.rows * tiles.elements % 8) tiles.n_outer = 0;
+        if (kind == IN_STEPS) tiles.elements = 1 + random(3000), tiles.rows = 1 + random(3);
+        tiles.bytes = (tiles.elements + 7) / 8;
+        // Rows may have more bytes than they need: zeros.
+        if (!side_by_side && random(4) == 0) tiles.bytes += random(100);
+        // Half of the time all is aligned, as whole vectors are.
+        const bool aligned = random(2);
+        const long long wide = aligned ? 32 : size, wide_byte = aligned ? 16 : 1;
+        auto padded = [](long long span, long long unit) {
+            return (span + unit - 1) / unit * unit + (random(2) ? (long long)random(3) * unit : 0);
+        };
+        long long element_span, byte_span;
+        if (side_by_side) {
+            tiles.row_element_stride = size, tiles.element_stride = padded(tiles.rows * size, wide);
+            element_span = padded(tiles.elements * tiles.element_stride, wide);
+        } else {
+            tiles.element_stride = kind == IN_STEPS ? size * between(1, 3) : size;
+            tiles.row_element_stride = padded(tiles.elements * tiles.element_stride, wide);
+            element_span = padded(tiles.rows * tiles.row_element_stride, wide);
+        }
+        if (kind == IN_COLUMNS) {
+            tiles.row_byte_stride = 1, tiles.byte_stride = padded(tiles.rows, wide_byte);
+            byte_span = padded(tiles.bytes * tiles.byte_stride, wide_byte);
+        } else if (kind == IN_JOINED) {
+            byte_span = (tiles.rows * tiles.elements + 7) / 8;
+        } else {
+            tiles.byte_stride = 1, tiles.row_byte_stride = padded(tiles.bytes, wide_byte);
+            byte_span = padded(tiles.rows * tiles.row_byte_stride, wide_byte);
+        }
+        // The inner one of outer loops comes last.
+        u64 outer = 1;
+        for (unsigned k = tiles.n_outer; k-- > 0;) {
+            const u64 count = 2 + random(2);
+            const bool joined = kind == IN_JOINED;
+            tiles.outer[k] = {random(2) ? element_span : -element_span, joined || random(2) ? byte_span : -byte_span,
+                              division(count)};
+            element_span *= count, byte_span *= count, outer *= count;
+        }
+        if (random(2)) tiles.element_stride *= -1;
+        if (random(2)) tiles.byte_stride *= kind == IN_COLUMNS ? -1 : 1;
+        if (random(2)) tiles.row_element_stride *= side_by_side ? 1 : -1;
+        if (random(2)) tiles.row_byte_stride *= kind == IN_COLUMNS ? 1 : -1;
+
+        auto element_at = [&](u64 number, u64 row, u64 i) {
+            long long at = (long long)row * tiles.row_element_stride + (long long)i * tiles.element_stride;
+            for (unsigned k = tiles.n_outer; k-- > 0; number /= tiles.outer[k].division.count) {
+                at += (long long)(number % tiles.outer[k].division.count) * tiles.outer[k].element_stride;
+            }
+            return at;
+        };
+        // Of bit i of a row.
+        auto bit_at = [&](u64 number, u64 row, u64 i) {
+            long long at = (long long)row * tiles.row_byte_stride + (long long)(i / 8) * tiles.byte_stride;
+            if (kind == IN_JOINED) at = (long long)(row * tiles.elements + i) / 8;
+            for (unsigned k = tiles.n_outer; k-- > 0; number /= tiles.outer[k].division.count) {
+                at += (long long)(number % tiles.outer[k].division.count) * tiles.outer[k].byte_stride;
+            }
+            return std::pair<long long, unsigned>(at, unsigned(kind == IN_JOINED ? row * tiles.elements + i : i) % 8);
+        };
+        auto each = [&](auto visit) {
+            for (u64 number = 0; number < outer; number++) {
+                for (u64 row = 0; row < tiles.rows; row++) visit(number, row);
+            }
+        };
+        // Padding of a joined row is the next row's.
+        const u64 bits = kind == IN_JOINED ? tiles.elements : tiles.bytes * 8;
+        long long low[2] = {0, 0}, high[2] = {0, 0};
+        each([&](u64 number, u64 row) {
+            auto reach = [&](int side, long long at, long long end) {
+                low[side] = std::min(low[side], at), high[side] = std::max(high[side], end);
+            };
+            for (u64 i : {u64(0), tiles.elements - 1}) {
+                reach(0, element_at(number, row, i), element_at(number, row, i) + size);
+            }
+            for (u64 i : {u64(0), bits - 1}) reach(1, bit_at(number, row, i).first, bit_at(number, row, i).first + 1);
+        });
+        const u64 n_element_bytes = u64(high[0] - low[0]), n_bytes = u64(high[1] - low[1]);
+        if (side_by_side && (packing ? n_element_bytes : n_bytes) < 64) continue;
+        Memory elements(aligned ? (32 - u64(-low[0]) % 32) % 32 : random(9) * size, n_element_bytes);
+        Memory bytes(aligned ? (16 - u64(-low[1]) % 16) % 16 : random(17), n_bytes);
+        unsigned char *element = elements.bytes - low[0], *byte = bytes.bytes - low[1];
+        tiles.src = packing ? element : byte, tiles.dst = packing ? byte : element;
+        tiles.begin = packing ? elements.bytes : bytes.bytes;
+        tiles.end = tiles.begin + (packing ? n_element_bytes : n_bytes);
+        const u64 top = 1ull << (8 * size - 1);
+        const bool sign = size > 1 && random(2);
+        tiles.first_zero = sign ? top + 1 : 0, tiles.span = sign ? top / 2 : 0, tiles.one = size == 1 ? 1 : top / 2 + 1;
+
+        // What is read is random, and what is written has the pattern of fresh memory.
+        std::vector<unsigned char> expected(packing ? n_bytes : n_element_bytes, 0xa5);
+        if (packing) {
+            for (u64 i = 0; i < n_element_bytes / size; i++) {
+                const T x = some_pattern<T>();
+                memcpy(elements.bytes + i * size, &x, size);
+            }
+        } else {
+            for (u64 i = 0; i < n_bytes; i++) bytes.bytes[i] = static_cast<unsigned char>(random(256));
+        }
+        each([&](u64 number, u64 row) {
+            for (u64 i = 0; i < (packing ? bits : tiles.elements); i++) {
+                const std::pair<long long, unsigned> at = bit_at(number, row, i);
+                const unsigned place = mask(at.second, tiles.order);
+                unsigned char *from = element + element_at(number, row, i);
+                if (!packing) {
+                    const T x = byte[at.first] & place ? T(tiles.one) : T(0);
+                    memcpy(&expected[from - elements.bytes], &x, size);
+                    continue;
+                }
+                unsigned char &out = expected[byte + at.first - bytes.bytes];
+                if (at.second == 0) out = 0;
+                if (i >= tiles.elements) continue;
+                const T x = load<T>(from);
+                if (!(x >= tiles.first_zero && x <= tiles.first_zero + tiles.span)) out |= place;
+            }
+        });
+        u64 across, along;
+        if (side_by_side) {
+            const unsigned least = packing ? size == 1 ? 1 : size == 2 ? 2 : size == 4 ? 3 : 4 : 1;
+            tiles.log_width = unsigned(between(least, 5));
+            const u64 n_rows = a_vector << tiles.log_width, overlap = packing && kind == IN_JOINED ? 8 : 0;
+            const u64 n_lines = (packing && size == 8 ? 16 : 8) << (LOG_BLOCK - tiles.log_width);
+            across = divided_up(tiles.rows + (packing || aligned ? 0 : 32 / size - 1), n_rows);
+            along = divided_up(tiles.elements + overlap, n_lines - overlap);
+        } else if (kind == IN_STEPS) {
+            across = divided_up(tiles.elements > tiles.bytes * 8 || !packing ? tiles.elements : tiles.bytes * 8, 8192);
+            along = tiles.rows;
+        } else {
+            tiles.rounds = random(2) ? 1 : unsigned(between(2, 4));
+            tiles.log_width = unsigned(between(tiles.rounds == 1 ? 0 : 5, 8));
+            const u64 bytes_at_once = size < 4 ? 4 / size : 1;
+            const u64 vectors = divided_up(tiles.elements * size + 15, 16);
+            const u64 pieces = packing ? divided_up(tiles.bytes, bytes_at_once) : vectors;
+            across = divided_up(pieces, u64(tiles.rounds) << tiles.log_width);
+            along = divided_up(tiles.rows, BLOCK >> tiles.log_width);
+        }
+        tiles.across = division(across), tiles.along = division(along);
+        const u64 blocks = outer * across * along;
+        if (blocks > 1500) continue;
+        launch(blocks, BLOCK, [&] { call(tiles); });
+        const bool right = memcmp(packing ? bytes.bytes : elements.bytes, expected.data(), expected.size()) == 0;
+        count(name, right, tiles.elements, tiles.bytes, tiles.order);
+    }
+}
+
 static __attribute__((noinline)) void own_kernels_match() {
     for (u64 n : {1, 7, 32, 33, 1000}) {
         for (unsigned order = 0; order < 2; order++) {
@@ -606,6 +788,21 @@ int main(int argc, char **argv) {
     scattered_signs_match(5 * rounds);
     votes_match("gc_vote_few", gc_vote_few, 30, 4096, rounds);
     votes_match("gc_vote_many", gc_vote_many, 300, 1024, rounds / 2);
+#define TILES_MATCH(kernel, kind, packing) \
+    tiles_match<unsigned char>(#kernel "_u8 " #kind, kind, packing, kernel##_u8, rounds / 2); \
+    tiles_match<unsigned short>(#kernel "_u16 " #kind, kind, packing, kernel##_u16, rounds / 2); \
+    tiles_match<unsigned>(#kernel "_u32 " #kind, kind, packing, kernel##_u32, rounds / 2); \
+    tiles_match<u64>(#kernel "_u64 " #kind, kind, packing, kernel##_u64, rounds / 2);
+    TILES_MATCH(gc_pack_columns, IN_COLUMNS, true)
+    TILES_MATCH(gc_pack_columns, IN_TRANSPOSED, true)
+    TILES_MATCH(gc_pack_columns, IN_JOINED, true)
+    TILES_MATCH(gc_unpack_columns, IN_COLUMNS, false)
+    TILES_MATCH(gc_unpack_columns, IN_TRANSPOSED, false)
+    TILES_MATCH(gc_unpack_columns, IN_JOINED, false)
+    TILES_MATCH(gc_pack_rows, IN_ROWS, true)
+    TILES_MATCH(gc_unpack_rows, IN_ROWS, false)
+    TILES_MATCH(gc_pack_steps, IN_STEPS, true)
+    TILES_MATCH(gc_unpack_steps, IN_STEPS, false)
     own_kernels_match();
     printf("%u cases, %u wrong\n", cases, wrong);
     return wrong != 0;

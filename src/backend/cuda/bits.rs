@@ -1,7 +1,8 @@
 //! Packing and unpacking bits on CUDA.
 //!
-//! Memory that is contiguous on both sides goes through kernels of its own width at the speed of memory; everything else
-//! through one kernel each way that walks the loops of the plan.
+//! Memory that is contiguous on both sides goes through kernels of its own width at the speed of memory; other layouts that
+//! are usual through those of their class (strided.rs); everything else through one kernel each way that walks the loops of
+//! the plan.
 
 use std::ptr;
 
@@ -17,7 +18,8 @@ use crate::{
 use super::{
     module::{BITS, Kernel},
     queue::Queue,
-    signs,
+    signs, strided,
+    tiles::Way,
 };
 
 /// Writes the bits of the elements of `src` to the bytes of `dst`. `plan` was made from these two views.
@@ -39,7 +41,12 @@ pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, ds
         return unsafe { queue.launch(kernel, bytes, &mut arguments) };
     }
     let rows = plan.in_rows();
-    let mut strided = Strided::of(rows.as_ref().unwrap_or(plan), elements, dst.data(), elements);
+    let plan = rows.as_ref().unwrap_or(plan);
+    if let Some(work) = strided::work(plan, Way::Pack(rule), elements, dst.data(), src.extent()) {
+        // SAFETY: it is of the plan of these views, over memory that their makers vouched for.
+        return unsafe { work.launch(queue) };
+    }
+    let mut strided = Strided::of(plan, elements, dst.data(), elements);
     strided.first_zero = rule.first_zero;
     strided.span = rule.span;
     let items = strided.rows.saturating_mul(strided.bytes);
@@ -72,7 +79,12 @@ pub fn unpack(queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<
         return unsafe { queue.launch(kernel, count, &mut arguments) };
     }
     let rows = plan.in_rows();
-    let mut strided = Strided::of(rows.as_ref().unwrap_or(plan), src.data(), elements, elements);
+    let plan = rows.as_ref().unwrap_or(plan);
+    if let Some(work) = strided::work(plan, Way::Unpack(patterns), elements, src.data(), src.extent()) {
+        // SAFETY: it is of the plan of these views, over memory that their makers vouched for.
+        return unsafe { work.launch(queue) };
+    }
+    let mut strided = Strided::of(plan, src.data(), elements, elements);
     strided.one = patterns.one;
     let items = strided.rows.saturating_mul(strided.elements.div_ceil(8));
     let mut arguments = [ptr::from_mut(&mut strided).cast()];

@@ -9,6 +9,8 @@ mod module;
 mod queue;
 mod reuse;
 pub mod signs;
+mod strided;
+mod tiles;
 
 use std::fmt;
 

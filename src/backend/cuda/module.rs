@@ -73,7 +73,7 @@ impl Family {
 struct Aligned<T>(T);
 
 /// All families.
-pub static FAMILIES: [&Family; 3] = [&BITS_FAMILY, &SIGNS_FAMILY, &PROBE_FAMILY];
+pub static FAMILIES: [&Family; 4] = [&BITS_FAMILY, &STRIDED_FAMILY, &SIGNS_FAMILY, &PROBE_FAMILY];
 
 static BITS_FAMILY: Family = Family {
     name: c"bits",
@@ -87,6 +87,20 @@ static SIGNS_FAMILY: Family = Family {
     fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/signs.fatbin")).0,
     promised: &[],
     internal: &[&SIGNS.unpack, &SIGNS.unpack_strided, &SIGNS.vote],
+};
+
+static STRIDED_FAMILY: Family = Family {
+    name: c"strided",
+    fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/strided.fatbin")).0,
+    promised: &[],
+    internal: &[
+        &STRIDED.pack_columns,
+        &STRIDED.unpack_columns,
+        &STRIDED.pack_rows,
+        &STRIDED.unpack_rows,
+        &STRIDED.pack_steps,
+        &STRIDED.unpack_steps,
+    ],
 };
 
 static PROBE_FAMILY: Family = Family {
@@ -152,6 +166,56 @@ pub struct Signs {
     pub unpack_strided: [Kernel; 1],
     /// For up to 30 voters, and for any number. Counted in bytes of the result, and one block more.
     pub vote: [Kernel; 2],
+}
+
+/// The kernels of kernels/strided.cu.
+pub static STRIDED: Strided = Strided {
+    pack_columns: [
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_columns_u8", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_columns_u16", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_columns_u32", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_columns_u64", 1),
+    ],
+    unpack_columns: [
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_columns_u8", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_columns_u16", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_columns_u32", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_columns_u64", 1),
+    ],
+    pack_rows: [
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_rows_u8", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_rows_u16", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_rows_u32", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_rows_u64", 1),
+    ],
+    unpack_rows: [
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_rows_u8", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_rows_u16", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_rows_u32", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_rows_u64", 1),
+    ],
+    pack_steps: [
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_steps_u8", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_steps_u16", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_steps_u32", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_steps_u64", 1),
+    ],
+    unpack_steps: [
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_steps_u8", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_steps_u16", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_steps_u32", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_steps_u64", 1),
+    ],
+};
+
+/// By the binary logarithm of the element's size. Counted in blocks.
+pub struct Strided {
+    pub pack_columns: [Kernel; 4],
+    pub unpack_columns: [Kernel; 4],
+    pub pack_rows: [Kernel; 4],
+    pub unpack_rows: [Kernel; 4],
+    pub pack_steps: [Kernel; 4],
+    pub unpack_steps: [Kernel; 4],
 }
 
 /// The launch shape of a kernel on cards of a compute capability (90: 9.0); None for those that kernels/README.md

@@ -1,0 +1,256 @@
+//! Which of the kernels of kernels/strided.cu does a plan, and how the work is cut into tiles.
+
+use std::ops::Range;
+
+use crate::plan::{
+    bits::{BitPlan, Layout},
+    loops::Loop,
+};
+
+use super::{
+    module::STRIDED,
+    tiles::{LOG_BLOCK, Mode, Tiles, Way, Work},
+};
+
+/// Bytes of a vector, which is what a thread reads or writes at once.
+const VECTOR: i64 = 16;
+
+/// With less than this there is more to be gained from many small threads, as the general kernels have.
+const FEWEST_ELEMENTS: i64 = 64;
+
+/// Blocks that keep a large card busy: with fewer, threads do less each.
+const MANY_BLOCKS: i64 = 1024;
+
+/// What does the plan, if one of the kernels can. `elements` and `bytes` are where the first row's begin, `readable`
+/// all addresses of the side that is read.
+pub fn work(plan: &BitPlan, way: Way, elements: *mut u8, bytes: *mut u8, readable: Range<usize>) -> Option<Work> {
+    let tiles = Tiles::of(plan, way, elements, bytes, readable)?;
+    let needed = divide_up(plan.elements.count(), 8);
+    if matches!(way, Way::Unpack(_)) && plan.bytes.count() < needed {
+        return None; // zeros for the bits that are missing
+    }
+    let inner = plan.rows.as_slice().len().checked_sub(1);
+    match plan.layout() {
+        // More bytes than are needed are zeros.
+        Layout::Columns { .. } | Layout::Transposed { .. }
+            if matches!(way, Way::Pack(_)) && plan.bytes.count() > needed =>
+        {
+            None
+        }
+        Layout::Columns { across } => columns(tiles.over(plan, Some(across))?, plan, way),
+        Layout::Transposed { across } => columns(joined(tiles, plan, across)?, plan, way),
+        Layout::Rows => rows(tiles.over(plan, inner)?, plan, way),
+        Layout::OneStride if tiles.element_stride == -(plan.size as i64) => rows(tiles.over(plan, inner)?, plan, way),
+        Layout::OneStride => steps(tiles.over(plan, inner)?, plan, way),
+        Layout::Flat | Layout::General => None,
+    }
+}
+
+/// One row of several loops, the two innermost of which are a transposed matrix, as rows whose bits follow each other.
+fn joined(mut tiles: Tiles, plan: &BitPlan, across: usize) -> Option<Tiles> {
+    let (&[rows, inner], outer) = plan.elements.as_slice().split_last_chunk().map(|(outer, inner)| (inner, outer))?;
+    let mut bits = rows.count * inner.count;
+    if across != outer.len() || (!outer.is_empty() && bits % 8 != 0) {
+        return None;
+    }
+    // From the innermost outwards; they are added the other way round.
+    let mut byte_strides = [0; 6];
+    for (item, stride) in outer.iter().rev().zip(&mut byte_strides) {
+        *stride = bits / 8;
+        bits *= item.count;
+    }
+    for (index, &Loop { count, strides: [element_stride] }) in outer.iter().enumerate() {
+        tiles.push_outer(count, [element_stride, *byte_strides.get(outer.len() - 1 - index)?])?;
+    }
+    tiles.mode = Mode::Joined;
+    (tiles.elements, tiles.element_stride) = (inner.count, inner.strides[0]);
+    (tiles.rows, tiles.row_element_stride) = (rows.count, rows.strides[0]);
+    Some(tiles)
+}
+
+/// Rows whose elements lie side by side.
+fn columns(mut tiles: Tiles, plan: &BitPlan, way: Way) -> Option<Work> {
+    let size = plan.size as i64;
+    if tiles.mode != Mode::Joined {
+        tiles.mode = match (tiles.row_byte_stride, tiles.byte_stride) {
+            (1, _) => Mode::Columns,
+            (_, 1) => Mode::Transposed,
+            _ => return None,
+        };
+    }
+    // A kernel reads a vector that is there in place of one that is not.
+    if tiles.elements < FEWEST_ELEMENTS || tiles.rows * size < VECTOR || tiles.readable() < 64 {
+        return None;
+    }
+    // Lines of a thread, and the fewest threads along x, as the kernels have them: kernels/columns.cuh.
+    let (lines, least) = match way {
+        Way::Pack(_) => (i64::max(8, 2 * size), plan.size.ilog2() + 1),
+        Way::Unpack(_) => (8, 1),
+    };
+    let wide = tiles.rows * size;
+    let lines_of = |log_x: u32| lines << (LOG_BLOCK - log_x);
+    // 128 bytes of a line, a line of a cache: less where rows are few, more where each is short.
+    let mut log_x = u32::max(least, 3);
+    while log_x > least && wide <= VECTOR << (log_x - 1) {
+        log_x -= 1;
+    }
+    while log_x < 5 && wide > VECTOR << log_x && tiles.elements <= lines_of(log_x) / 2 {
+        log_x += 1;
+    }
+    tiles.log_width = log_x;
+    let (tile_rows, tile_lines) = ((VECTOR / size) << log_x, lines_of(log_x));
+    let (rows, elements) = (tiles.rows, tiles.elements);
+    match way {
+        Way::Pack(_) => {
+            let overlap = if tiles.mode == Mode::Joined { 8 } else { 0 };
+            let along = divide_up(elements + overlap, tile_lines - overlap);
+            tiles.cut(&STRIDED.pack_columns, plan.size, divide_up(rows, tile_rows), along)
+        }
+        Way::Unpack(_) => {
+            // Lines that begin behind a sector have what lies between in the first tile, too.
+            let sector = 32;
+            let before = if tiles.writes_aligned(tiles.element_stride, sector) { 0 } else { sector / size - 1 };
+            let across = divide_up(rows + before, tile_rows);
+            tiles.cut(&STRIDED.unpack_columns, plan.size, across, divide_up(elements, tile_lines))
+        }
+    }
+}
+
+/// Rows that are contiguous on both sides, though elements may lie backwards.
+fn rows(mut tiles: Tiles, plan: &BitPlan, way: Way) -> Option<Work> {
+    let size = plan.size as i64;
+    if tiles.byte_stride != 1 {
+        return None;
+    }
+    let (kernels, pieces) = match way {
+        Way::Pack(_) => (&STRIDED.pack_rows, divide_up(tiles.bytes, i64::max(4 / size, 1))),
+        Way::Unpack(_) => {
+            let aligned = tiles.element_stride > 0 && tiles.writes_aligned(tiles.row_element_stride, VECTOR);
+            (&STRIDED.unpack_rows, divide_up(tiles.elements * size + if aligned { 0 } else { VECTOR - 1 }, VECTOR))
+        }
+    };
+    // As wide and as much a thread as leaves hardly one without work; a warp reads and writes side by side if it can.
+    let widths =
+        [4, 2, 1].into_iter().flat_map(|rounds| (5..=LOG_BLOCK).rev().map(move |log_width| (rounds, log_width)));
+    let cut = |rounds: i64, log_width: u32| {
+        (divide_up(pieces, rounds << log_width), divide_up(tiles.rows, 1 << (LOG_BLOCK - log_width)))
+    };
+    let found = widths.into_iter().find(|&(rounds, log_width)| {
+        let (across, along) = cut(rounds, log_width);
+        across * (rounds << log_width) <= pieces + pieces / 8 && (rounds == 1 || across * along >= MANY_BLOCKS)
+    });
+    let (rounds, log_width) = found.unwrap_or((1, u32::min(5, (pieces as u64).next_power_of_two().ilog2())));
+    let (across, along) = cut(rounds, log_width);
+    (tiles.rounds, tiles.log_width) = (rounds as u32, log_width);
+    tiles.cut(kernels, plan.size, across, along)
+}
+
+/// Elements at one stride, in bytes that follow each other.
+fn steps(tiles: Tiles, plan: &BitPlan, way: Way) -> Option<Work> {
+    // A warp takes 1024 elements of a row. Those that are all the same are read as fast by one thread as by all.
+    if tiles.byte_stride != 1 || tiles.element_stride == 0 || tiles.elements < 512 {
+        return None;
+    }
+    let kernels = match way {
+        Way::Pack(_) => &STRIDED.pack_steps,
+        Way::Unpack(_) => &STRIDED.unpack_steps,
+    };
+    // Bytes that no element has a bit in are zeros.
+    let (across, along) = (divide_up(i64::max(tiles.elements, tiles.bytes * 8), 1024 * 8), tiles.rows);
+    tiles.cut(kernels, plan.size, across, along)
+}
+
+fn divide_up(number: i64, by: i64) -> i64 {
+    number / by + i64::from(number % by != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use crate::plan::bits::{BitOrder, BitRule, Patterns};
+
+    use super::*;
+
+    fn truth(size: usize) -> Way {
+        Way::Pack(BitRule { size, first_zero: 0, span: 0 })
+    }
+
+    fn ones(size: usize) -> Way {
+        Way::Unpack(Patterns { size, zero: 0, one: 1 })
+    }
+
+    /// Of these rows, elements and bytes: counts and strides.
+    fn work_of(
+        way: Way,
+        start: usize,
+        rows: &[(i64, [i64; 2])],
+        elements: &[(i64, i64)],
+        bytes: (i64, i64),
+    ) -> Option<Work> {
+        let size = match way {
+            Way::Pack(rule) => rule.size,
+            Way::Unpack(one) => one.size,
+        };
+        let mut plan = BitPlan::new(size, BitOrder::Big);
+        rows.iter().for_each(|&(count, strides)| plan.rows.push(count, strides));
+        elements.iter().for_each(|&(count, stride)| plan.elements.push(count, [stride]));
+        plan.bytes.push(bytes.0, [bytes.1]);
+        let at = |address: usize| ptr::without_provenance_mut(address);
+        work(&plan, way, at(4096 + start), at(1 << 20), 0..1 << 30)
+    }
+
+    #[test]
+    fn a_plan_goes_to_the_kernel_of_its_class_or_to_none() {
+        // Rows: count, stride of elements and of bytes; elements and bytes of each: count and stride.
+        let columns = ([(100, [4, 1])], (80, 400), (10, 100));
+        let transposed = ([(100, [4, 10])], (800, 400), (100, 1));
+        for (way, start, (rows, elements, bytes), expected) in [
+            (truth(4), 0, columns, Some((c"gc_pack_columns_u32", Mode::Columns))),
+            (ones(4), 0, columns, Some((c"gc_unpack_columns_u32", Mode::Columns))),
+            (ones(2), 0, ([(100, [2, 1])], (80, 202), (10, 100)), Some((c"gc_unpack_columns_u16", Mode::Columns))),
+            (truth(4), 2, columns, None), // elements that are not aligned
+            (truth(4), 0, ([(100, [4, 1])], (80, 402), (10, 100)), None),
+            (truth(4), 0, ([(100, [4, 1])], (80, 400), (11, 100)), None), // zeros behind
+            (ones(4), 0, ([(100, [4, 1])], (80, 400), (9, 100)), None),   // bits are missing
+            (truth(4), 0, transposed, Some((c"gc_pack_columns_u32", Mode::Transposed))),
+            (ones(4), 4, transposed, Some((c"gc_unpack_columns_u32", Mode::Transposed))),
+            (truth(4), 0, ([(3, [4, 10])], (800, 400), (100, 1)), None), // too few side by side
+            (truth(4), 0, ([(100, [4, 20])], (800, 400), (100, 2)), None),
+            (truth(8), 0, ([(7, [120, 2])], (15, 8), (2, 1)), Some((c"gc_pack_rows_u64", Mode::Columns))),
+            (ones(8), 0, ([(7, [120, 2])], (15, 8), (2, 1)), Some((c"gc_unpack_rows_u64", Mode::Columns))),
+            (truth(1), 0, ([(2, [-999, 125])], (999, -1), (125, 1)), Some((c"gc_pack_rows_u8", Mode::Columns))),
+            (ones(1), 0, ([(2, [-999, 125])], (999, -1), (125, 1)), Some((c"gc_unpack_rows_u8", Mode::Columns))),
+            (truth(1), 0, ([(2, [1998, 125])], (999, 2), (125, 1)), Some((c"gc_pack_steps_u8", Mode::Columns))),
+            (ones(1), 0, ([(2, [1998, 125])], (999, -2), (125, 1)), Some((c"gc_unpack_steps_u8", Mode::Columns))),
+            (truth(1), 0, ([(2, [1, 125])], (999, 0), (125, 1)), None),
+            (truth(1), 0, ([(1 << 40, [999, 125])], (999, -1), (125, 1)), None), // more blocks than a launch has
+            (Way::Pack(BitRule { size: 1, first_zero: 1, span: 0 }), 0, ([(7, [15, 2])], (15, 1), (2, 1)), None),
+        ] {
+            let found = work_of(way, start, &rows, &[elements], bytes);
+            assert_eq!(
+                found.map(|work| (work.kernel.name, work.tiles.mode)),
+                expected,
+                "{rows:?} {elements:?} {bytes:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_transposed_matrix_whose_rows_share_bytes_is_rows_that_are_joined() {
+        let matrix = [(100, 4), (81, 400)];
+        for (way, elements, bytes, expected) in [
+            (truth(4), &matrix[..], 1013, true),
+            (ones(4), &matrix[..], 1013, true),
+            (ones(4), &matrix[..], 2000, true),
+            (truth(4), &matrix[..], 1014, false), // zeros behind
+            (ones(4), &matrix[..], 1012, false),  // bits are missing
+            (truth(4), &[(2, 40_000), (100, 4), (82, 400)], 2050, true),
+            (truth(4), &[(2, 40_000), (100, 4), (81, 400)], 2025, false), // two matrices share a byte
+            (truth(4), &[(100, 4), (2, 40_000), (81, 400)], 2025, false), // rows are not neighbours
+        ] {
+            let found = work_of(way, 0, &[], elements, (bytes, 1));
+            assert_eq!(found.is_some_and(|work| work.tiles.mode == Mode::Joined), expected, "{elements:?} {bytes}");
+        }
+    }
+}
