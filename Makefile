@@ -38,7 +38,7 @@ all: $(LIBRARY)
 
 ## This list.
 help:
-	@awk '/^## / { text = substr($$0, 4); next } text && /^[a-z-]+:/ { sub(/:.*/, ""); printf "%-14s %s\n", $$0, text } \
+	@awk '/^## / { text = substr($$0, 4); next } text && /^[a-z-]+:/ { sub(/:.*/, ""); printf "%-16s %s\n", $$0, text } \
 	    { text = "" }' Makefile
 
 ifneq ($(wildcard Cargo.toml),)
@@ -131,11 +131,18 @@ test-python: $(LIBRARY) $(VENV)/ready $(DRIVERS)
 # CUDA drivers without a card, for what ours does with a driver's answers; the old one is of before 12.0. They have
 # the kernels whose names stand in the sources.
 KERNEL_SOURCES = $(wildcard kernels/*.cu)
+KERNEL_HEADERS = $(wildcard kernels/*.cuh) include/gradcodec/device.cuh
+# Kernels compiled for the CPU: no contraction, as for a card.
+EMULATED = -ffp-contract=off -Wall -Wextra -Werror -Wno-unknown-pragmas -Iinclude
 KERNEL_NAMES = $(sort $(shell grep -oh 'gc_[a-z0-9_]*' $(KERNEL_SOURCES)))
-$(DRIVERS): tests/driver/libcuda.c $(KERNEL_SOURCES)
+$(DRIVERS): tests/driver/libcuda.c $(BUILD)/tests/driver_codec.o $(KERNEL_SOURCES)
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DKERNELS="$(KERNEL_NAMES)"' -shared -fPIC -Wl,-soname,libcuda.so.1 \
-	    $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< -o $@
+	    $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< $(BUILD)/tests/driver_codec.o -lstdc++ -o $@
+
+$(BUILD)/tests/driver_codec.o: tests/driver/codec.cpp tests/kernels/device.h $(KERNEL_SOURCES) $(KERNEL_HEADERS)
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -O1 -fPIC $(EMULATED) -c $< -o $@
 
 test-install: $(LIBRARY) $(VENV)/ready
 	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/install.sh $(BUILD)/install "$(CC)"
@@ -198,16 +205,20 @@ test-sanitize:
 test-fuzz:
 	bash fuzz/run.sh $(or $(FUZZ_SECONDS),60)
 
-.PHONY: bench bench-report
+.PHONY: bench bench-codec bench-report
 ## CPU speed beside plain loops and NumPy: build/bench/cpu.json and a table. BENCH=--quick takes a minute.
 bench: $(BUILD)/bench/bits.so $(VENV)/ready
 	$(VENV)/bin/python bench/cpu.py --library $(LIBRARY) $(BENCH)
 
-## docs/PERFORMANCE.md and its plot, of build/bench/cpu.json.
+## Codecs on the CPU beside DeepSpeed's formula in torch (`make peers`): build/bench/cpu_codec.json and a table.
+bench-codec: $(BUILD)/bench/bits.so $(VENV)/ready
+	$(if $(wildcard $(VENV)-peers/ready),$(VENV)-peers,$(VENV))/bin/python bench/cpu_codec.py --library $(LIBRARY) $(BENCH)
+
+## docs/PERFORMANCE.md and its plots, of what is in build/bench.
 bench-report: $(VENV)/plot
 	$(VENV)/bin/python bench/report.py
 
-$(BUILD)/bench/bits.so: bench/bits.c bench/library.h $(LIBRARY) include/gradcodec.h
+$(BUILD)/bench/bits.so: bench/bits.c bench/codec.h bench/library.h $(LIBRARY) include/gradcodec.h
 	@mkdir -p $(@D)
 	$(CC) -std=gnu11 $(CFLAGS) -O3 -march=native -shared -fPIC -Iinclude $< -o $@ -ldl
 
@@ -231,13 +242,17 @@ test-fatbin: $(KERNEL_VENV)/ready
 	$(KERNEL_VENV)/bin/python kernels/build.py --check
 
 ## The kernels on the CPU, lane by lane.
-test-kernels: $(LIBRARY)
-	@mkdir -p $(BUILD)/tests
-	$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -Iinclude -fsanitize=address,alignment \
-	    -fno-sanitize-recover=alignment tests/kernels/emulate.cpp -o $(BUILD)/tests/emulate $(LINK)
+test-kernels: $(LIBRARY) $(BUILD)/tests/emulate $(BUILD)/tests/codec
 	$(BUILD)/tests/emulate
+	$(BUILD)/tests/codec
 
-.PHONY: gpu-test gpu-bench
+$(BUILD)/tests/emulate: EMULATED_LINK = $(LINK)
+$(BUILD)/tests/emulate $(BUILD)/tests/codec: $(BUILD)/tests/%: tests/kernels/%.cpp tests/kernels/device.h \
+    $(KERNEL_SOURCES) $(KERNEL_HEADERS) | $(LIBRARY)
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -O1 -g $(EMULATED) -fsanitize=address,alignment -fno-sanitize-recover=alignment $< -o $@ $(EMULATED_LINK)
+
+.PHONY: gpu-test gpu-bench gpu-bench-codec
 ## All tests that need a GPU, with the python3 that has NumPy, pytest, PyTorch and CuPy; compute-sanitizer; test-peers.
 gpu-test: $(LIBRARY)
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu
@@ -248,7 +263,11 @@ gpu-test: $(LIBRARY)
 gpu-bench: $(BUILD)/bench/gpu_host.so
 	$(PYTHON) bench/gpu.py --library $(LIBRARY) $(BENCH)
 
-$(BUILD)/bench/gpu_host.so: bench/gpu_host.c bench/library.h $(LIBRARY) include/gradcodec.h
+## Codecs on the GPU, likewise, beside DeepSpeed's formula in torch and CuPy: build/bench/gpu_codec.json and a table.
+gpu-bench-codec: $(BUILD)/bench/gpu_host.so
+	$(PYTHON) bench/gpu_codec.py --library $(LIBRARY) $(BENCH)
+
+$(BUILD)/bench/gpu_host.so: bench/gpu_host.c bench/codec.h bench/library.h $(LIBRARY) include/gradcodec.h
 	@mkdir -p $(@D)
 	$(CC) -std=gnu11 $(CFLAGS) -shared -fPIC -Iinclude $< -o $@ -ldl
 

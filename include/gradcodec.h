@@ -34,8 +34,8 @@
  *
  * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
  * folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
- * BITS, SIGNS, WORKERS and DEVICES. What holds for all of them comes first; what is said of CUDA and of streams does not concern
- * programs that use the CPU only.
+ * BITS, SIGNS, ONEBIT, CODECS, WORKERS and DEVICES. What holds for all of them comes first; what is said of CUDA and of
+ * streams does not concern programs that use the CPU only.
  *
  * TWO TIERS
  *
@@ -565,6 +565,352 @@ gc_status_t gc_unpack_signs_into(const DLTensor *src,
 gc_status_t gc_vote_signs_into(const DLTensor *src,
                                uint64_t turn,
                                DLTensor *dst,
+                               void *stream);
+
+/*
+ * ONEBIT
+ *
+ * Signs with error feedback, where the error is a tensor of yours: a gradient becomes one bit per element and one scale,
+ * and what that loses is added to the next gradient. With c = gradient + error, in float32:
+ *
+ *     bit = not (c < 0)      scale s = root of the mean of c * c      new error = c - (+s where the bit is 1, else -s)
+ *
+ * This is DeepSpeed's formula; docs/NUMERICS.md says it to the last bit. A codec (below) does the same in one pass over
+ * memory instead of two, keeps the error itself, and takes several tensors at once.
+ */
+
+/* What a scale is: one of GC_SCALE_*. */
+typedef int32_t gc_scale_t;
+
+/*
+ * Compresses a gradient, and updates its error.
+ *
+ * `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on the
+ * same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive chunks as
+ * from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares overflow: then
+ * the error is as it was.
+ *
+ * INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an error of
+ * another size.
+ */
+gc_status_t gc_onebit_compress(const DLManagedTensor *grad,
+                               DLManagedTensor *error,
+                               size_t n_chunks,
+                               DLManagedTensor **out_chunks,
+                               float *out_scale);
+
+/*
+ * gc_onebit_compress() into your memory.
+ *
+ * `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk, bits
+ * most significant first, every byte written. `scale`: float32, one element. `workspace`: uint8, C-contiguous, at least
+ * gc_onebit_workspace_bytes(n) bytes, aligned to 16; whatever is in it, it is written to. All on the gradient's device.
+ *
+ * As gc_onebit_compress(), and INVALID_ARGUMENT: a rule that is none. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
+ * workspace.
+ */
+gc_status_t gc_onebit_compress_into(const DLTensor *grad,
+                                    DLTensor *error,
+                                    gc_scale_t rule,
+                                    DLTensor *dst,
+                                    DLTensor *scale,
+                                    DLTensor *workspace,
+                                    void *stream);
+
+/*
+ * Bytes of the workspace of gc_onebit_compress_into(): about 1/4096 of a float32 gradient's. -1, and the last error,
+ * for a negative n_elements.
+ */
+int64_t gc_onebit_workspace_bytes(int64_t n_elements);
+
+/*
+ * CODECS
+ *
+ * A codec makes a gradient small and, if it is lossy, carries what it lost to the next step (*error feedback*). ONEBIT
+ * sends signs and one float32 per tensor, in one pass over memory; SIGN sends signs, and several of them are reduced by
+ * majority. docs/NUMERICS.md says what they compute, to the last bit: the same on every processor and card.
+ *
+ *     int64_t sizes[] = {1000000, 64, 500};   // three tensors: one launch, a scale each
+ *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .segments = sizes,
+ *                                   .n_segments = 3, .n_chunks = 4};   // on the CPU; float32, and so are the errors
+ *     gc_codec_t *codec;
+ *     gc_codec_create(&options, &codec);
+ *     int64_t bytes = gc_codec_payload_bytes(codec);                    // chunk k is at k * bytes / 4
+ *     gc_codec_encode(codec, gradients, 3, NULL, NULL, payload, NULL);  // each step, then send the payload
+ *     gc_codec_decode(codec, payload, 1, NULL, GC_DECODE_SET, results, 3, NULL);   // where it was received
+ *     gc_codec_free(codec);
+ *
+ * A *segment* is one tensor of a gradient, a *payload* what one process sends: n_chunks equal chunks, one for each
+ * receiver, which carry a header, all scales and the bits. The *error* of an element is what was to be sent less what
+ * was; the codec keeps it, as its *state*.
+ *
+ * A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
+ * streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is made
+ * with it: later calls allocate and load nothing, wait for nothing and can be captured in a graph. All but
+ * gc_codec_payload_bytes() and gc_codec_state_bytes() touch its state, so use one stream, or order the streams yourself,
+ * also the launches of graphs. A call gives BUSY while another one on the same codec is under way in another thread. Free a
+ * codec when its work is done and its graphs will not be launched again.
+ *
+ * Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload may
+ * come from a stranger: every field is compared with what this codec would have written. On the CPU a call that finds a
+ * difference gives CORRUPT; on CUDA, where nothing is known until the stream has done the work, the flag
+ * GC_FLAG_CORRUPT is set and zeros are written. Changed bits within the format cannot be told.
+ */
+
+/* What happened, as bits of a number: in a codec's flags and in those of a chunk. */
+enum gc_flag {
+    /* A payload or a state that this codec would not have written. */
+    GC_FLAG_CORRUPT = 1,
+    /* Something that was not finite. */
+    GC_FLAG_NONFINITE = 2,
+    /* A step was taken back. */
+    GC_FLAG_TAKEN_BACK = 4,
+};
+
+/* Which codec. 3 to 15 are kept for others. */
+enum gc_codec {
+    /* Signs and a scale, with error feedback. */
+    GC_CODEC_ONEBIT = 1,
+    /* Signs alone, reduced by majority. */
+    GC_CODEC_SIGN = 2,
+};
+
+/* What errors are kept as. */
+enum gc_error {
+    GC_ERROR_FLOAT32 = 0,
+    /* Half the memory; what is rounded is gradient plus error. */
+    GC_ERROR_BFLOAT16 = 1,
+    /* None are kept: what a step loses is lost. */
+    GC_ERROR_NONE = 2,
+};
+
+/* What the scale is. */
+enum gc_scale {
+    /* The root of the mean square: DeepSpeed's. */
+    GC_SCALE_RMS = 0,
+    /* The mean of the absolute values: EF-signSGD's. */
+    GC_SCALE_MEAN = 1,
+};
+
+/* What becomes of numbers that are not finite. GC_FLAG_NONFINITE is set in any case. */
+enum gc_nonfinite {
+    /* They stay in the state, until gc_codec_reset() or gc_codec_state_in(). */
+    GC_NONFINITE_PROPAGATE = 0,
+    /* They count as 0; a scale that is not finite is 0, so nothing is sent and all of it is carried. */
+    GC_NONFINITE_ZERO = 1,
+    /* A step is pending until gc_codec_commit(), which takes it back if anything was not finite. */
+    GC_NONFINITE_TRANSACTIONAL = 2,
+};
+
+/* What decoding does with its output. */
+enum gc_decode {
+    /* Writes the values. */
+    GC_DECODE_SET = 0,
+    /* Adds them to what is there. */
+    GC_DECODE_ADD = 1,
+};
+
+/* A codec: gc_codec_create() makes one. */
+typedef struct gc_codec_t gc_codec_t;
+
+/* What a codec is made of. Set struct_size and what you need; a field that is 0 has its default. */
+typedef struct gc_codec_options_t {
+    /* sizeof(gc_codec_options_t). */
+    uint32_t struct_size;
+    /* One of GC_CODEC_*; there is no default. */
+    int32_t codec;
+    /* All 0: the CPU. */
+    DLDevice device;
+    /* Of what is encoded: float32, float16 or bfloat16. All 0: float32. */
+    DLDataType values;
+    /* Of what is decoded in the end, likewise: a reduced scale is rounded to it. */
+    DLDataType results;
+    /* One of GC_ERROR_*. SIGN keeps no errors. */
+    int32_t error;
+    /* One of GC_SCALE_*. */
+    int32_t scale;
+    /* One of GC_NONFINITE_*. */
+    int32_t nonfinite;
+    /* What a carried error is multiplied by each step. 0: 1. */
+    float beta;
+    /* The element counts of n_segments tensors, 0 or more each. NULL: one segment, of n_elements. */
+    const int64_t *segments;
+    /* How many. */
+    size_t n_segments;
+    /* With `segments` NULL, all elements; otherwise 0. */
+    int64_t n_elements;
+    /* 0: 1. */
+    size_t n_chunks;
+    /* k + 1: this codec reduces chunk k, and keeps its error. 0: it reduces none. */
+    uint64_t server;
+    /* 0. */
+    uint64_t reserved[4];
+} gc_codec_options_t;
+
+/* How values are decoded: one of GC_DECODE_*. */
+typedef int32_t gc_decode_t;
+
+/*
+ * Makes a codec. Its state is +0: no error is carried yet.
+ *
+ * `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice with
+ * GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by gc_codec_free().
+ *
+ * INVALID_ARGUMENT: a codec or another number that this version does not know; a field behind those that it knows, or a
+ * reserved one, that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
+ * chunks; errors with GC_CODEC_SIGN. UNSUPPORTED_DTYPE: not float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or a
+ * state of more than 2^63 - 1 bytes.
+ */
+gc_status_t gc_codec_create(const gc_codec_options_t *options,
+                            gc_codec_t **out);
+
+/*
+ * Releases a codec, which nothing may use any more: no thread, no work that is under way, no graph. NULL: nothing. On
+ * CUDA it may wait for all work of the context: not in a capture, not between the launches of a collective.
+ */
+void gc_codec_free(gc_codec_t *codec);
+
+/* Bytes of a payload: n_chunks times those of a chunk. -1, and the last error, if `codec` is NULL. */
+int64_t gc_codec_payload_bytes(const gc_codec_t *codec);
+
+/*
+ * Makes a gradient small: gradient and carried error to a payload and a new error.
+ *
+ * `values`: n_values tensors, one for each segment, of its element count and of the codec's dtype. `value_factor`,
+ * `error_factor`: NULL for 1, or one float32 on the codec's device, by which the gradient and the carried error are
+ * multiplied first: the first takes a loss scale out; the second is the new loss scale over the old where it stays in.
+ * `payload`: gc_codec_payload_bytes() bytes, all of them written.
+ *
+ * INVALID_ARGUMENT: n_values not the number of segments; a payload not aligned to 16. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
+ * NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
+ */
+gc_status_t gc_codec_encode(gc_codec_t *codec,
+                            const DLTensor *const *values,
+                            size_t n_values,
+                            const DLTensor *value_factor,
+                            const DLTensor *error_factor,
+                            DLTensor *payload,
+                            void *stream);
+
+/*
+ * Reads a payload: +s or -s for every element, s the segment's scale in the chunk.
+ *
+ * `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers. `divisor`: the
+ * scale is divided by it; 0 is 1. `factor`: NULL for 1, or one float32 on the codec's device, by which it is multiplied.
+ * `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to what is there, so that rings and trees of your own can
+ * be built. `values`: n_values tensors, one for each segment: all float32, all float16 or all bfloat16; with
+ * GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
+ *
+ * As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, a mode that is none. CORRUPT: on the CPU, a chunk that
+ * this codec would not have written; nothing is written then.
+ */
+gc_status_t gc_codec_decode(gc_codec_t *codec,
+                            const DLTensor *payload,
+                            int32_t divisor,
+                            const DLTensor *factor,
+                            gc_decode_t mode,
+                            DLTensor *const *values,
+                            size_t n_values,
+                            void *stream);
+
+/*
+ * Makes one chunk of those that several encoders made, in the order given: for ONEBIT the signs and the scale of their
+ * mean with the carried error, for SIGN the majority. The error of this chunk is kept.
+ *
+ * `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks], chunk
+ * `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
+ *
+ * A corrupt chunk does not stop the others: what goes out is marked, so that all who decode it know, its scales are +0, and
+ * the carried error is as it was. On the CPU the call gives CORRUPT then; on CUDA GC_FLAG_CORRUPT is set.
+ *
+ * INVALID_ARGUMENT: another chunk, or none; no payloads; memory that is not aligned to 16. SHAPE_MISMATCH. BUSY.
+ */
+gc_status_t gc_codec_reduce(gc_codec_t *codec,
+                            size_t chunk,
+                            const DLTensor *chunks,
+                            DLTensor *dst,
+                            void *stream);
+
+/*
+ * What happened in all calls since the last gc_codec_flags(), in stream order: GC_FLAG_*, or'ed.
+ *
+ * `dst`: uint32, one element, on the codec's device or CUDAHost.
+ */
+gc_status_t gc_codec_flags(gc_codec_t *codec, DLTensor *dst, void *stream);
+
+/*
+ * The scales of the last gc_codec_encode().
+ *
+ * `dst`: float32, one element for each segment, on the codec's device or CUDAHost.
+ */
+gc_status_t gc_codec_scales(gc_codec_t *codec, DLTensor *dst, void *stream);
+
+/*
+ * Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL: its new state becomes the valid one. If `skip` is not 0, or
+ * something was not finite since the last commit, the step is taken back instead: the state is as it was before, and
+ * GC_FLAG_TAKEN_BACK is set. What was decoded is not undone. Without a step, nothing.
+ *
+ * `skip`: NULL, or one bool, int32 or float32 on the codec's device.
+ *
+ * INVALID_ARGUMENT: a codec of another policy. BUSY.
+ */
+gc_status_t gc_codec_commit(gc_codec_t *codec,
+                            const DLTensor *skip,
+                            void *stream);
+
+/* gc_codec_commit() with a `skip` that is not 0: takes the step back. */
+gc_status_t gc_codec_rollback(gc_codec_t *codec, void *stream);
+
+/* Makes the state +0 again, as gc_codec_create() did; drops flags and a pending step. */
+gc_status_t gc_codec_reset(gc_codec_t *codec, void *stream);
+
+/* Bytes of the state. -1, and the last error, if `codec` is NULL. */
+int64_t gc_codec_state_bytes(const gc_codec_t *codec);
+
+/*
+ * The exact state, as bytes: a codec with the same options that takes it by gc_codec_state_in() goes on with the same
+ * bytes, on any device.
+ *
+ * `dst`: gc_codec_state_bytes() bytes on the codec's device.
+ *
+ * INVALID_ARGUMENT: a step is pending; not aligned to 16. SHAPE_MISMATCH. BUSY.
+ */
+gc_status_t gc_codec_state_out(gc_codec_t *codec,
+                               DLTensor *dst,
+                               void *stream);
+
+/*
+ * The inverse. The state is checked on the way in: on the CPU one that is not of such a codec gives CORRUPT, on CUDA it
+ * sets GC_FLAG_CORRUPT; the codec is as it was then.
+ *
+ * `src`: as for gc_codec_state_out(), and so are the errors.
+ */
+gc_status_t gc_codec_state_in(gc_codec_t *codec,
+                              const DLTensor *src,
+                              void *stream);
+
+/*
+ * The carried errors as numbers, to look at them or to go on with other options.
+ *
+ * `worker`: NULL, or float32, as many elements as all segments have, one segment after the other. `server`: NULL, or
+ * float32, as many elements as the chunk has that this codec reduces.
+ *
+ * INVALID_ARGUMENT: a step is pending; `server` without a chunk to reduce. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
+ * NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
+ */
+gc_status_t gc_codec_errors_out(gc_codec_t *codec,
+                                DLTensor *worker,
+                                DLTensor *server,
+                                void *stream);
+
+/*
+ * Carries these errors from now on, rounded to the codec's dtype of errors; what is NULL stays as it is.
+ *
+ * `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps none.
+ */
+gc_status_t gc_codec_errors_in(gc_codec_t *codec,
+                               const DLTensor *worker,
+                               const DLTensor *server,
                                void *stream);
 
 /*

@@ -9,8 +9,6 @@
 // *ragged* (tile.cuh) and has code of its own, and so are those of the block with the head.
 #include "unpack.cuh"
 
-enum : unsigned { UNIT = 1024 };
-
 // A byte of which only bit number i is set.
 __device__ __forceinline__ unsigned bit_of_byte(unsigned i, unsigned order) {
     return order == ORDER_LITTLE ? 1u << i : 0x80u >> i;

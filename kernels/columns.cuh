@@ -3,160 +3,251 @@
 //     line 0     row 0 | row 1 | row 2 | ...
 //     line 1     row 0 | row 1 | row 2 | ...
 //
-// The bytes of the rows lie side by side too (packing a matrix along its first axis), or each row's bytes do
-// (flattening a transposed matrix). A tile is some neighbouring rows of some lines; x counts vectors of 16 bytes along
-// a line. The bits of a tile, an eighth of its elements or less, are turned in shared memory.
+// The bytes of the rows lie side by side too (packing a matrix along its first axis): *columns*, where a thread turns
+// the bits of 8 lines in its registers. Or each row's bytes do (flattening a transposed matrix): then the bytes of a
+// tile are turned in shared memory, an eighth of its elements or less. x counts vectors of 16 bytes along a line, y
+// groups of 8 lines.
 #ifndef GRADCODEC_COLUMNS_CUH
 #define GRADCODEC_COLUMNS_CUH
 
 #include "strided.cuh"
 
-// Packing. Reads sizeof(T), writes 1/8 byte an element.
-//
-// A thread loads a vector of each of LINES lines, and neighbours exchange their bits so that a word has 32 rows of one
-// line. A line that begins `shift` rows behind an aligned vector has its bits so much later, and one vector more. Then
-// a warp turns 32 lines of 32 rows at a time: words of 32 elements of a row.
-//
-// In JOINED rows a byte has the end of one row and the beginning of the next, and belongs to the latter. Tiles overlap
-// by 8 lines, so that every byte lies wholly in one; the lines before line 0 are the last ones of the row before.
-template <typename T>
-__device__ __forceinline__ void pack_tile_of_columns(const gc_tiles &tiles) {
-    enum : unsigned { ROWS = 16 / sizeof(T), TURNED = 2 * sizeof(T), LINES = TURNED < 8 ? 8 : TURNED, BATCH = 8 };
-    enum : unsigned { FIELDS = LINES / TURNED, LOG_TURNED = TURNED == 2 ? 1 : TURNED == 4 ? 2 : TURNED == 8 ? 3 : 4 };
-    // Words of 32 rows, a line after the other; words of 32 lines, a row after the other. One more each than there are:
-    // for what is shifted in, and so that neighbours lie in different banks.
-    __shared__ unsigned of_lines[512 * FIELDS], of_rows[8 * ROWS * LINES + 32 * ROWS];
-    const unsigned log_x = tiles.log_width, x = threadIdx.x & ((1u << log_x) - 1), y = threadIdx.x >> log_x;
-    const unsigned n_lines = LINES << (LOG_BLOCK - log_x), n_rows = ROWS << log_x;
-    const unsigned log_words = log_x - LOG_TURNED, pitch = (1u << log_words) + 1, row_pitch = n_lines / 32 + 1;
-    const bool joined = tiles.mode == JOINED;
-    const unsigned overlap = joined ? 8 : 0;
-    const Place place = this_place(tiles);
-    const u64 first_row = static_cast<u64>(place.across) * n_rows;
-    const long long elements = static_cast<long long>(tiles.elements);
-    const long long first_line = static_cast<long long>(place.along) * (n_lines - overlap) - overlap;
-    const unsigned wide = at_most(n_rows, tiles.rows, first_row) * sizeof(T);
-    const Range<T> range(tiles);
-
-    // Addresses behind the vector in which all memory begins: where lines begin, and the vectors that may be read.
-    const unsigned char *memory = tiles.begin - misalignment(tiles.begin, 16);
-    const u64 src = tiles.src - memory + place.element + first_row * sizeof(T), stride = tiles.element_stride;
-    const u64 before = stride * tiles.elements - sizeof(T);
-    const u64 low = memory == tiles.begin ? 0 : 16, high = static_cast<u64>(tiles.end - memory) / 16 * 16;
-    const auto line_at = [&](long long line) { return src + line * stride + (line < 0 ? before : 0); };
-    const auto vector_at = [](u64 line, unsigned x) { return (line & ~15ull) + 16 * x; };
-    // Whether that vector has something of the tile, and whether it may be read.
-    const auto has = [&](u64 line, unsigned x) { return 16 * x < wide + static_cast<unsigned>(line) % 16; };
-    const auto is_whole = [&](u64 vector) { return vector - low < high - low; };
-    const auto bits_at = [&](u64 vector) {
-        if (!is_whole(vector)) return bits_one_by_one<T>(tiles, memory + vector);
-        return bits_of_vector(*reinterpret_cast<const uint4 *>(memory + vector), range);
-    };
-
-    unsigned fields[FIELDS];
-#pragma unroll
-    for (unsigned j = 0; j < FIELDS; j++) fields[j] = 0;
-#pragma unroll 1
-    for (unsigned batch = 0; batch < LINES && 16 * x < wide + 15; batch += BATCH) {
-        const long long first = first_line + y * LINES + batch;
-        const unsigned count = first < 0 ? BATCH : at_most(BATCH, tiles.elements, first);
-        if (count == 0) break;
-        const u64 begin = line_at(first), last = begin + (count - 1) * stride;
-        if (is_whole(vector_at(begin, x)) && is_whole(vector_at(last, x))) {
-            uint4 v[BATCH];
-            u64 line = begin;
-#pragma unroll
-            for (unsigned i = 0; i < BATCH; i++, line += i < count ? stride : 0) {
-                v[i] = *reinterpret_cast<const uint4 *>(memory + vector_at(line, x));
-            }
-#pragma unroll
-            for (unsigned i = 0; i < BATCH; i++) {
-                const unsigned bits = bits_of_vector(v[i], range) & in_register(i < count ? ~0u : 0);
-                fields[FIELDS == 1 ? 0 : i / TURNED] |= bits << (FIELDS == 1 ? batch + i : i) % TURNED * ROWS;
-            }
-            continue;
-        }
-        // Near the beginning or the end of memory.
-        u64 line = begin;
-#pragma unroll 1
-        for (unsigned i = 0; i < count; i++, line += stride) {
-            const unsigned bits = has(line, x) ? bits_at(vector_at(line, x)) << (batch + i) % TURNED * ROWS : 0;
-#pragma unroll
-            for (unsigned j = 0; j < FIELDS; j++) fields[j] |= j == (batch + i) / TURNED ? bits : 0;
-        }
-    }
-#pragma unroll
-    for (unsigned j = 0; j < FIELDS; j++) {
-        const unsigned line = y * LINES + j * TURNED + x % TURNED;
-        of_lines[line * pitch + x / TURNED] = transpose_fields<TURNED>(fields[j], threadIdx.x % WARP);
-    }
-    // The vector behind, of lines that begin between vectors.
-#pragma unroll 1
-    for (unsigned number = threadIdx.x; number < n_lines; number += BLOCK) {
-        const u64 line = line_at(first_line + number);
-        const bool exists = first_line + number < elements && has(line, 1u << log_x);
-        of_lines[number * pitch + pitch - 1] = exists ? bits_at(vector_at(line, 1u << log_x)) : 0;
-    }
-    __syncthreads();
-
-    const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-#pragma unroll 1
-    for (unsigned k = 0; k < FIELDS; k++) {
-        const unsigned turn = k * (BLOCK / WARP) + warp, group = turn >> log_words, at = turn & ((1u << log_words) - 1);
-        const unsigned number = group * 32 + lane, row = at * 32 + lane;
-        const unsigned *words = of_lines + number * pitch + at;
-        const unsigned shift = static_cast<unsigned>(line_at(first_line + number)) % 16 / sizeof(T);
-        const unsigned word = transpose_fields<32>(__funnelshift_r(words[0], words[1], shift), lane);
-        if (tiles.mode != COLUMNS) {
-            of_rows[row * row_pitch + group] = word;
-        } else if (row * sizeof(T) < wide) {
-            const u64 byte = static_cast<u64>(first_line) / 8 + group * 4;
-            const unsigned bytes = in_order(word, tiles.order), count = at_most(4, tiles.bytes, byte);
-            unsigned char *to = tiles.dst + place.byte + first_row + row
-                              + static_cast<long long>(byte) * tiles.byte_stride;
-#pragma unroll
-            for (unsigned j = 0; j < 4; j++, to += tiles.byte_stride) {
-                if (j < count) *to = static_cast<unsigned char>(bytes >> 8 * j);
-            }
-        }
-    }
-    if (tiles.mode == COLUMNS) return;
-    __syncthreads();
-
-    // A thread stores 4 bytes of some rows. The first byte of a row that lies wholly in the tile begins at its line
-    // `begin`.
-    const unsigned log_row = LOG_BLOCK - 5 - log_x + (LINES == 8 ? 3 : 4), at = threadIdx.x & ((1u << log_row) - 1);
-    const unsigned most = at_most(4, (n_lines - overlap) / 8, at * 4), step = BLOCK >> log_row;
-    const int left = static_cast<int>(at_most(2 * n_lines, elements - first_line, 0)) - static_cast<int>(at * 32);
-    unsigned number = threadIdx.x >> log_row;
-    u64 bit = joined ? (first_row + number) * tiles.elements : 0;
-    unsigned char *row = tiles.dst + place.byte + (first_line >> 3) + at * 4
-                       + (joined ? 0 : static_cast<long long>(first_row + number) * tiles.row_byte_stride);
-#pragma unroll 1
-    for (unsigned k = 0; k < ROWS * LINES / 32 && number * sizeof(T) < wide; k++, number += step) {
-        const unsigned begin = -static_cast<unsigned>(bit) % 8;
-        const unsigned *words = of_rows + number * row_pitch + at;
-        const unsigned word = __funnelshift_r(words[0], words[1], begin);
-        // The last byte of a joined row is the next row's, if that has a part of it; and what begins 8 lines before the
-        // first is the row's before.
-        const bool is_shared = joined && first_row + number + 1 < tiles.rows;
-        const int bytes = (left - static_cast<int>(begin) + (is_shared ? 0 : 7)) >> 3;
-        const Extent existing = {first_line < 0 && begin == 0 && at == 0 ? 1u : 0,
-                                 bytes < 0 ? 0 : bytes < static_cast<int>(most) ? static_cast<unsigned>(bytes) : most};
-        store_bytes(row + ((bit + begin) >> 3), existing, in_order(word, tiles.order));
-        bit += joined ? step * tiles.elements : 0;
-        row += joined ? 0 : step * tiles.row_byte_stride;
-    }
-}
-
-// ---- Unpacking. Reads 1/8, writes sizeof(T) bytes an element.
-
-// A byte for each of the rows of a vector.
+// A byte for each of the rows of a vector: bit i is line i's.
 template <typename T>
 struct Bytes {
     enum : unsigned { ROWS = 16 / sizeof(T), WORDS = ROWS < 4 ? 1 : ROWS / 4 };
     unsigned words[WORDS];
 };
+
+// ---- Packing. Reads sizeof(T), writes 1/8 byte an element.
+
+// Sets bit `i` of each byte to that of an element of a vector.
+__device__ __forceinline__ void add_line(Bytes<unsigned char> &bytes, uint4 v, Range<unsigned char>, unsigned i) {
+    const unsigned words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (unsigned k = 0; k < 4; k++) {
+        // As in truth_of_bytes(): the top bit of each byte that is not 0.
+        const unsigned top = (((words[k] & 0x7f7f7f7fu) + 0x7f7f7f7fu) | words[k]) & 0x80808080u;
+        bytes.words[k] |= top >> (7 - i);
+    }
+}
+__device__ __forceinline__ void add_line(Bytes<unsigned short> &bytes, uint4 v, Range<unsigned short> range,
+                                         unsigned i) {
+    const unsigned first_zero = static_cast<unsigned>(range.first_zero) << 16;
+    const unsigned span = static_cast<unsigned>(range.span) << 16;
+    const unsigned words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (unsigned k = 0; k < 4; k++) {
+        const unsigned place = 16 * (k % 2) + i;
+        bytes.words[k / 2] |= in_register(outside(words[k] << 16, first_zero, span) ? 1u << place : 0)
+                            | in_register(outside(words[k], first_zero, span | 0xffff) ? 0x100u << place : 0);
+    }
+}
+__device__ __forceinline__ void add_line(Bytes<unsigned> &bytes, uint4 v, Range<unsigned> range, unsigned i) {
+    bytes.words[0] |= in_register(range.bit(v.x) ? 1u << i : 0) | in_register(range.bit(v.y) ? 0x100u << i : 0)
+                    | in_register(range.bit(v.z) ? 0x10000u << i : 0)
+                    | in_register(range.bit(v.w) ? 0x1000000u << i : 0);
+}
+__device__ __forceinline__ void add_line(Bytes<u64> &bytes, uint4 v, Range<u64> range, unsigned i) {
+    bytes.words[0] |= in_register(range.bit(static_cast<u64>(v.y) << 32 | v.x) ? 1u << i : 0)
+                    | in_register(range.bit(static_cast<u64>(v.w) << 32 | v.z) ? 0x100u << i : 0);
+}
+
+// 16 bytes that begin `bytes` behind the first of two vectors' 32: a multiple of an element's size.
+template <typename T>
+__device__ __forceinline__ uint4 vector_within(uint4 v, uint4 next, unsigned bytes) {
+    if (bytes & 8) v = make_uint4(v.z, v.w, next.x, next.y), next = make_uint4(next.z, next.w, 0, 0);
+    if (sizeof(T) < 8 && bytes & 4) v = make_uint4(v.y, v.z, v.w, next.x), next.x = next.y;
+    if (sizeof(T) >= 4) return v;
+    const unsigned shift = bytes % 4 * 8;
+    return make_uint4(__funnelshift_r(v.x, v.y, shift), __funnelshift_r(v.y, v.z, shift),
+                      __funnelshift_r(v.z, v.w, shift), __funnelshift_r(v.w, next.x, shift));
+}
+
+// Of 8 lines, `count` of which exist: the last one takes the place of those that do not. SHIFTED: each lies in two
+// aligned vectors, which are read in two turns.
+template <typename T, bool SHIFTED>
+__device__ __forceinline__ Bytes<T> bytes_of_lines(const unsigned char *from, long long stride, unsigned count,
+                                                   Range<T> range) {
+    enum : unsigned { WORDS = Bytes<T>::WORDS, AT_ONCE = SHIFTED ? 4 : 8 };
+    Bytes<T> bytes = {};
+#pragma unroll 1
+    for (unsigned done = 0; done < 8; done += AT_ONCE) {
+        uint4 v[AT_ONCE], next[AT_ONCE];
+        unsigned shifts[AT_ONCE];
+#pragma unroll
+        for (unsigned i = 0; i < AT_ONCE; i++) {
+            shifts[i] = SHIFTED ? misalignment(from, 16) : 0;
+            const uint4 *vectors = reinterpret_cast<const uint4 *>(from - shifts[i]);
+            v[i] = vectors[0];
+            if (SHIFTED) next[i] = vectors[1];
+            from += done + i + 1 < count ? stride : 0;
+        }
+#pragma unroll
+        for (unsigned k = 0; k < WORDS; k++) bytes.words[k] >>= AT_ONCE % 8;
+#pragma unroll
+        for (unsigned i = 0; i < AT_ONCE; i++) {
+            if (SHIFTED) v[i] = vector_within<T>(v[i], next[i], shifts[i]);
+            add_line(bytes, v[i], range, 8 - AT_ONCE + i);
+        }
+    }
+    return bytes;
+}
+
+// The same of what may be read, one by one: for the rare vectors at an end of memory.
+template <typename T>
+__device__ __forceinline__ Bytes<T> bytes_one_by_one(const gc_tiles &tiles, const unsigned char *from, unsigned count,
+                                                     Range<T> range) {
+    enum : unsigned { ROWS = Bytes<T>::ROWS, WORDS = Bytes<T>::WORDS };
+    Bytes<T> bytes = {};
+#pragma unroll 1
+    for (unsigned number = 0; number < 8 * ROWS; number++) {
+        const unsigned i = number / ROWS, row = number % ROWS;
+        const unsigned char *at = from + static_cast<long long>(i) * tiles.element_stride + row * sizeof(T);
+        if (i >= count || !readable(tiles, at, sizeof(T)) || !range.bit(*reinterpret_cast<const T *>(at))) continue;
+#pragma unroll
+        for (unsigned k = 0; k < WORDS; k++) bytes.words[k] |= row / 4 == k ? 1u << (8 * (row % 4) + i) : 0;
+    }
+    return bytes;
+}
+
+// The bytes of a group of 8 lines, of which `count` exist, for the rows from an address on. Bits of lines that do not
+// are 0.
+template <typename T>
+__device__ __forceinline__ Bytes<T> pack_group(const gc_tiles &tiles, const unsigned char *from, unsigned count) {
+    const Range<T> range(tiles);
+    const long long stride = tiles.element_stride, last = (static_cast<long long>(count) - 1) * stride;
+    const unsigned char *low = from + (last < 0 ? last : 0), *high = from + (last < 0 ? 0 : last);
+    const bool shifted = misalignment(from, 16) != 0 || stride % 16 != 0;
+    Bytes<T> bytes;
+    if (low - misalignment(low, 16) < tiles.begin || high - misalignment(high, 16) + (shifted ? 32 : 16) > tiles.end) {
+        return bytes_one_by_one<T>(tiles, from, count, range);
+    } else if (shifted) {
+        bytes = bytes_of_lines<T, true>(from, stride, count, range);
+    } else {
+        bytes = bytes_of_lines<T, false>(from, stride, count, range);
+    }
+#pragma unroll
+    for (unsigned k = 0; k < Bytes<T>::WORDS; k++) bytes.words[k] &= ((1u << count) - 1) * 0x01010101u;
+    return bytes;
+}
+
+__device__ __forceinline__ void store_whole(unsigned char *to, const Bytes<unsigned char> &bytes) {
+    const unsigned *words = bytes.words;
+    *reinterpret_cast<uint4 *>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+}
+__device__ __forceinline__ void store_whole(unsigned char *to, const Bytes<unsigned short> &bytes) {
+    *reinterpret_cast<u64 *>(to) = static_cast<u64>(bytes.words[1]) << 32 | bytes.words[0];
+}
+__device__ __forceinline__ void store_whole(unsigned char *to, const Bytes<unsigned> &bytes) {
+    *reinterpret_cast<unsigned *>(to) = bytes.words[0];
+}
+__device__ __forceinline__ void store_whole(unsigned char *to, const Bytes<u64> &bytes) {
+    *reinterpret_cast<unsigned short *>(to) = static_cast<unsigned short>(bytes.words[0]);
+}
+
+// Columns. A thread packs a group of lines for as many rows as a vector has, and stores their bytes at once, at an
+// aligned address: where a row of bytes begins between such, the first thread's vector begins before it.
+template <typename T>
+__device__ __forceinline__ void pack_tile_of_columns(const gc_tiles &tiles) {
+    enum : unsigned { ROWS = Bytes<T>::ROWS, WORDS = Bytes<T>::WORDS };
+    const Place place = this_place(tiles);
+    const Spot spot = this_spot(tiles, place);
+    const unsigned count = at_most(8, tiles.elements, spot.y * 8);
+    unsigned char *to = tiles.dst + place.byte + static_cast<long long>(spot.y) * tiles.byte_stride;
+    const long long row = static_cast<long long>(spot.x * ROWS) - misalignment(to, ROWS);
+    const long long rows = static_cast<long long>(tiles.rows);
+    if (count == 0 || row >= rows) return;
+    const unsigned char *from = tiles.src + place.element + static_cast<long long>(spot.y) * 8 * tiles.element_stride
+                              + row * static_cast<long long>(sizeof(T));
+    Bytes<T> bytes = pack_group<T>(tiles, from, count);
+#pragma unroll
+    for (unsigned k = 0; k < WORDS; k++) bytes.words[k] = in_order(bytes.words[k], tiles.order);
+    if (row >= 0 && row + ROWS <= rows) {
+        store_whole(to + row, bytes);
+        return;
+    }
+    const Extent existing = extent(row, ROWS, tiles.rows);
+#pragma unroll
+    for (unsigned k = 0; k < ROWS; k++) {
+        if (existing.has(k, 1)) to[row + k] = static_cast<unsigned char>(bytes.words[k / 4] >> 8 * (k % 4));
+    }
+}
+
+// Transposed. A thread packs `rounds` groups of lines, 1, 2 or 4, which are bytes of the rows of its vectors.
+//
+// In JOINED rows a byte has the end of one row and the beginning of the next, and belongs to the latter. Tiles overlap
+// by 8 lines, so that every byte lies wholly in one; the lines before line 0 are the last ones of the row before.
+template <typename T>
+__device__ __forceinline__ void pack_transposed_tile(const gc_tiles &tiles) {
+    enum : unsigned { ROWS = Bytes<T>::ROWS };
+    // The words of each row, and 4 more: for what is shifted in, and so that neighbours lie in different banks. Row
+    // x * ROWS + k is number (k << log_x) + x, for the same reason.
+    __shared__ unsigned of_rows[384 * ROWS];
+    unsigned char *bytes_of_rows = reinterpret_cast<unsigned char *>(of_rows);
+    const unsigned log_x = tiles.log_width, x = threadIdx.x & ((1u << log_x) - 1), y = threadIdx.x >> log_x;
+    const unsigned rounds = tiles.rounds, log_words = LOG_BLOCK - 2 - log_x + rounds / 2, n_words = 1u << log_words;
+    const unsigned n_lines = 32 * n_words, n_rows = ROWS << log_x, pitch = n_words + 4;
+    const bool joined = tiles.mode == JOINED;
+    const unsigned overlap = joined ? 8 : 0;
+    const Place place = this_place(tiles);
+    const u64 first_row = static_cast<u64>(place.across) * n_rows;
+    const long long elements = static_cast<long long>(tiles.elements), stride = tiles.element_stride;
+    const long long first_line = static_cast<long long>(place.along) * (n_lines - overlap) - overlap;
+    const unsigned wide = at_most(n_rows, tiles.rows, first_row);
+    const unsigned char *src = tiles.src + place.element + (first_row + x * ROWS) * sizeof(T);
+
+#pragma unroll 1
+    for (unsigned round = 0; round < rounds && x * ROWS < wide; round++) {
+        const unsigned group = y * rounds + round;
+        const long long line = first_line + group * 8;
+        const unsigned count = line < 0 ? 8 : at_most(8, tiles.elements, line);
+        Bytes<T> bytes = {};
+        if (count != 0) {
+            const long long before = line < 0 ? stride * elements - static_cast<long long>(sizeof(T)) : 0;
+            bytes = pack_group<T>(tiles, src + line * stride + before, count);
+        }
+#pragma unroll
+        for (unsigned k = 0; k < ROWS; k++) {
+            const unsigned number = (k << log_x) + x;
+            bytes_of_rows[number * pitch * 4 + group] = static_cast<unsigned char>(bytes.words[k / 4] >> 8 * (k % 4));
+        }
+    }
+    __syncthreads();
+
+    // A thread stores 4 bytes of some rows, at an aligned address: the first one of a row has what comes before that,
+    // and what is left at the end.
+    const unsigned at = threadIdx.x & (n_words - 1), step = BLOCK >> log_words;
+#pragma unroll 1
+    for (unsigned number = threadIdx.x >> log_words; number < wide; number += step) {
+        const u64 row = first_row + number, bit = joined ? row * tiles.elements : 0;
+        // The first byte that lies wholly in the tile begins at this line of it.
+        const unsigned begin = -static_cast<unsigned>(bit) % 8;
+        unsigned char *to = tiles.dst + place.byte + (first_line >> 3) + static_cast<long long>((bit + begin) >> 3)
+                          + (joined ? 0 : static_cast<long long>(row) * tiles.row_byte_stride);
+        // The last byte of a joined row is the next row's, if that has a part of it; and what begins 8 lines before the
+        // first is the row's before.
+        const bool is_shared = joined && row + 1 < tiles.rows;
+        const long long left = (elements - first_line - begin + (is_shared ? 0 : 7)) >> 3;
+        const unsigned most = (n_lines - overlap) / 8;
+        const unsigned end = left < 0 ? 0 : left < most ? static_cast<unsigned>(left) : most;
+        const unsigned first = first_line < 0 && begin == 0 ? 1 : 0;
+        const unsigned *words = of_rows + ((number % ROWS << log_x) + number / ROWS) * pitch;
+        const unsigned beyond = misalignment(to, 4);
+        unsigned byte = at != 0 ? 4 * at - beyond : 0, count = at != 0 ? 4 : 4 - beyond;
+#pragma unroll 1
+        while (byte < end) {
+            const unsigned place = byte * 8 + begin;
+            const unsigned word = __funnelshift_r(words[place / 32], words[place / 32 + 1], place % 32);
+            const Extent existing = {first > byte ? first - byte : 0, end - byte < count ? end - byte : count};
+            store_bytes(to + byte, existing, in_order(word, tiles.order));
+            if (count == 4) break;
+            byte = byte == 0 ? 4 * n_words - beyond : end, count = beyond;
+        }
+    }
+}
+
+// ---- Unpacking. Reads 1/8, writes sizeof(T) bytes an element.
 
 // Bit i of each byte as a vector.
 __device__ __forceinline__ uint4 vector_of(const Bytes<unsigned char> &bytes, unsigned i, unsigned char one) {
@@ -183,66 +274,170 @@ __device__ __forceinline__ uint4 vector_of(const Bytes<u64> &bytes, unsigned i, 
     return make_uint4(bits & 1 ? low : 0, bits & 1 ? high : 0, bits >> 8 & 1 ? low : 0, bits >> 8 & 1 ? high : 0);
 }
 
-// A thread writes a vector of each of 8 lines, of which it finds 8 bits a row in shared memory. Lines are cut at
-// multiples of 32 bytes, a sector of the L2 cache: one that begins behind such an address has what lies between in the
-// tile, too.
+// The bytes of a vector's rows, and of as many before: those that a vector needs that begins up to a vector earlier.
+template <typename T>
+struct Window {
+    enum : unsigned { WORDS = Bytes<T>::WORDS, LOADED = sizeof(T) == 8 ? 1 : 2 * WORDS };
+    unsigned words[2 * WORDS];
+
+    // Of those bytes, which are two of either for elements of 8 bytes.
+    __device__ __forceinline__ explicit Window(const unsigned (&loaded)[LOADED]) {
+#pragma unroll
+        for (unsigned k = 0; k < LOADED; k++) words[k] = loaded[k];
+        if (LOADED == 1) words[0] = loaded[0] << 16, words[1] = loaded[0] >> 16;
+    }
+    // Those of the rows from `back` earlier on.
+    __device__ __forceinline__ Bytes<T> earlier(unsigned back) const {
+        unsigned all[2 * WORDS];
+#pragma unroll
+        for (unsigned k = 0; k < 2 * WORDS; k++) all[k] = words[k];
+#pragma unroll
+        for (unsigned step = WORDS / 2; step > 0; step /= 2) {
+#pragma unroll
+            for (unsigned k = 2 * WORDS - 1; k >= step; k--) all[k] = back & 4 * step ? all[k - step] : all[k];
+        }
+        Bytes<T> bytes;
+#pragma unroll
+        for (unsigned k = 0; k < WORDS; k++) {
+            bytes.words[k] = __funnelshift_l(all[WORDS + k - 1], all[WORDS + k], back % 4 * 8);
+        }
+        return bytes;
+    }
+};
+
+// Writes the elements of a window's rows to `count` lines, the first at an address. `at`: in bytes from the first row.
+template <typename T>
+__device__ __forceinline__ void store_lines(const gc_tiles &tiles, unsigned char *line, unsigned count, long long at,
+                                            const Window<T> &window) {
+    const T one = static_cast<T>(tiles.one);
+    const long long stride = tiles.element_stride, size = static_cast<long long>(tiles.rows * sizeof(T));
+    if (count == 8 && misalignment(line, 16) == 0 && stride % 16 == 0 && at + 16 <= size) {
+        const Bytes<T> bytes = window.earlier(0);
+        unsigned char *to = line + at;
+#pragma unroll 2
+        for (unsigned i = 0; i < 8; i++, to += stride) {
+            store_vector(reinterpret_cast<uint4 *>(to), vector_of(bytes, i, one));
+        }
+        return;
+    }
+    // Each line begins its vectors elsewhere.
+    if (count == 8 && at >= 16 && at + 16 <= size) {
+        unsigned char *to = line + at;
+#pragma unroll 1
+        for (unsigned i = 0; i < 8; i++, to += stride) {
+            const unsigned beyond = misalignment(to, 16);  // and the line: `at` is a multiple of 16
+            store_vector(reinterpret_cast<uint4 *>(to - beyond), vector_of(window.earlier(beyond / sizeof(T)), i, one));
+        }
+        return;
+    }
+#pragma unroll 1
+    for (unsigned i = 0; i < count; i++, line += stride) {
+        const unsigned beyond = misalignment(line, 16);
+        store_vector(line + at - beyond, at - beyond, size, vector_of(window.earlier(beyond / sizeof(T)), i, one));
+    }
+}
+
+// Columns. A thread writes a vector of each of 8 lines.
 template <typename T>
 __device__ __forceinline__ void unpack_tile_of_columns(const gc_tiles &tiles) {
-    enum : unsigned { ROWS = Bytes<T>::ROWS, WORDS = Bytes<T>::WORDS, SECTOR = 32, BEFORE = SECTOR / sizeof(T) };
-    // Bytes of all rows of the tile and of BEFORE more in front, one group of 8 lines after the other.
-    __shared__ unsigned groups[128 * ROWS + 128];
-    const unsigned log_x = tiles.log_width, x = threadIdx.x & ((1u << log_x) - 1), y = threadIdx.x >> log_x;
-    const unsigned n_groups = BLOCK >> log_x, n_rows = (ROWS << log_x) + BEFORE, pitch = n_rows + 4;
+    enum : unsigned { ROWS = Bytes<T>::ROWS };
+    prefetch_burst(tiles);
     const Place place = this_place(tiles);
-    const long long first_row = (static_cast<long long>(place.across) << log_x) * ROWS, all = first_row - BEFORE;
-    const u64 first_group = static_cast<u64>(place.along) * n_groups, group = first_group + y;
-    const unsigned count = at_most(8, tiles.elements, group * 8);
-
-    const unsigned char *src = tiles.src + place.byte;
-    unsigned char *bytes_of_groups = reinterpret_cast<unsigned char *>(groups);
-    if (tiles.mode == COLUMNS) {
-        const unsigned char *from = src + static_cast<long long>(group) * tiles.byte_stride + all;
-#pragma unroll 1
-        for (unsigned row = 4 * x; row < n_rows && count; row += 4u << log_x) {
-            // Bytes beside each other in either order of bits: the bits of each are turned alone.
-            groups[(y * pitch + row) / 4] = load_word(tiles, bits_from(from + row, 0));
-        }
-    } else {
-        const unsigned log_row = LOG_BLOCK - 2 - log_x;
-#pragma unroll 1
-        for (unsigned piece = threadIdx.x; piece < n_rows << log_row; piece += BLOCK) {
-            const unsigned number = piece >> log_row, at = (piece & ((1u << log_row) - 1)) * 4;
-            const long long row = all + number;
-            if (row < 0) continue;
-            if (row >= static_cast<long long>(tiles.rows)) break;
-            const bool joined = tiles.mode == JOINED;
-            const long long bit = (joined ? row * static_cast<long long>(tiles.elements) : 0)
-                                + static_cast<long long>(first_group + at) * 8;
-            const unsigned word = load_word(tiles, bits_from(src + (joined ? 0 : row * tiles.row_byte_stride), bit));
+    const Spot spot = this_spot(tiles, place);
+    const unsigned count = at_most(8, tiles.elements, spot.y * 8);
+    if (count == 0) return;
+    const unsigned char *from = tiles.src + place.byte + static_cast<long long>(spot.y) * tiles.byte_stride
+                              + (static_cast<long long>(spot.x) - 1) * ROWS;
+    unsigned char *line = tiles.dst + place.element + static_cast<long long>(spot.y) * 8 * tiles.element_stride;
+    unsigned loaded[Window<T>::LOADED];
+    // Bytes beside each other in either order of bits: the bits of each are turned alone.
+    load_words(tiles, from, loaded);
 #pragma unroll
-            for (unsigned k = 0; k < 4; k++) {
-                bytes_of_groups[(at + k) * pitch + number] = static_cast<unsigned char>(word >> 8 * k);
+    for (unsigned k = 0; k < Window<T>::LOADED; k++) loaded[k] = in_order(loaded[k], tiles.order);
+    store_lines<T>(tiles, line, count, static_cast<long long>(spot.x * 16), Window<T>(loaded));
+}
+
+// Transposed. A thread writes a vector of each of 8 lines `rounds` times, 1, 2 or 4.
+template <typename T>
+__device__ __forceinline__ void unpack_transposed_tile(const gc_tiles &tiles) {
+    enum : unsigned { ROWS = Bytes<T>::ROWS, BEFORE = ROWS < 4 ? 4 : ROWS, LOADS = 4 };
+    // Bytes of all rows of the tile and of BEFORE more in front, one group of 8 lines after the other: and a word, so
+    // that neighbours lie in different banks.
+    __shared__ unsigned groups[256 * ROWS + 128 * (BEFORE + 4)];
+    unsigned char *bytes_of_groups = reinterpret_cast<unsigned char *>(groups);
+    const unsigned log_x = tiles.log_width, x = threadIdx.x & ((1u << log_x) - 1), y = threadIdx.x >> log_x;
+    const unsigned n_rows = (ROWS << log_x) + BEFORE, pitch = n_rows + 4;
+    const unsigned log_words = LOG_BLOCK - 2 - log_x + tiles.rounds / 2, n_groups = 4u << log_words;
+    const Place place = this_place(tiles);
+    const long long first_row = (static_cast<long long>(place.across) << log_x) * ROWS;
+    const long long rows = static_cast<long long>(tiles.rows), elements = static_cast<long long>(tiles.elements);
+    const u64 first_group = static_cast<u64>(place.along) * n_groups;
+    const unsigned char *src = tiles.src + place.byte;
+    const bool joined = tiles.mode == JOINED;
+
+    // A piece is a word of a row. Rows and words that are not there: others in their place, which nobody looks at.
+    const unsigned last = (n_rows << log_words) - 1;
+    const auto bits_of = [&](unsigned piece) {
+        long long row = first_row - BEFORE + (piece >> log_words);
+        row = row < 0 ? 0 : row < rows ? row : rows - 1;
+        const u64 group = first_group + (piece & ((1u << log_words) - 1)) * 4;
+        return bits_from(src + (joined ? 0 : row * tiles.row_byte_stride),
+                         (joined ? row * elements : 0) + static_cast<long long>(group) * 8);
+    };
+    const auto put = [&](unsigned piece, unsigned word) {
+        unsigned char *to = bytes_of_groups + (piece & ((1u << log_words) - 1)) * 4 * pitch + (piece >> log_words);
+#pragma unroll
+        for (unsigned j = 0; j < 4; j++) to[j * pitch] = static_cast<unsigned char>(word >> 8 * j);
+    };
+#pragma unroll 1
+    for (unsigned done = threadIdx.x; done <= last; done += LOADS * BLOCK) {
+        unsigned pieces[LOADS];
+        Bits bits[LOADS];
+        bool all = true;
+#pragma unroll
+        for (unsigned k = 0; k < LOADS; k++) {
+            pieces[k] = done + k * BLOCK < last ? done + k * BLOCK : last;
+            bits[k] = bits_of(pieces[k]);
+            all &= readable(tiles, bits[k].from, 8);
+        }
+        if (all) {
+            unsigned low[LOADS], high[LOADS];
+#pragma unroll
+            for (unsigned k = 0; k < LOADS; k++) {
+                const unsigned *words = reinterpret_cast<const unsigned *>(bits[k].from);
+                low[k] = words[0], high[k] = words[bits[k].shift ? 1 : 0];
+            }
+#pragma unroll
+            for (unsigned k = 0; k < LOADS; k++) {
+                put(pieces[k], bits_within(low[k], high[k], bits[k].shift, tiles.order));
+            }
+        } else {
+#pragma unroll 1
+            for (unsigned piece = done; piece <= last && piece < done + LOADS * BLOCK; piece += BLOCK) {
+                put(piece, load_word(tiles, bits_of(piece)));
             }
         }
     }
     __syncthreads();
 
-    const T one = static_cast<T>(tiles.one);
-    unsigned char *line = tiles.dst + place.element + static_cast<long long>(group) * 8 * tiles.element_stride
-                        + first_row * static_cast<long long>(sizeof(T));
+    const long long at = first_row * static_cast<long long>(sizeof(T)) + x * 16;
 #pragma unroll 1
-    for (unsigned i = 0; i < count; i++, line += tiles.element_stride) {
-        const unsigned beyond = misalignment(line, SECTOR);
-        // The first row of this thread's vector, in the tile.
-        const unsigned at = y * pitch + BEFORE + x * ROWS - beyond / sizeof(T);
-        Bytes<T> bytes;
-        unsigned words[WORDS + 1];
+    for (unsigned round = 0; round < tiles.rounds; round++) {
+        const unsigned number = (round << (LOG_BLOCK - log_x)) + y;
+        const u64 group = first_group + number;
+        const unsigned count = at_most(8, tiles.elements, group * 8);
+        if (count == 0) return;
+        unsigned loaded[Window<T>::LOADED];
+        const unsigned char *from = bytes_of_groups + number * pitch + BEFORE - ROWS + x * ROWS;
+        if (ROWS == 2) {
+            const unsigned short *pairs = reinterpret_cast<const unsigned short *>(from);
+            loaded[0] = pairs[0] | static_cast<unsigned>(pairs[1]) << 16;
+        } else {
 #pragma unroll
-        for (unsigned k = 0; k <= WORDS; k++) words[k] = groups[at / 4 + k];
-#pragma unroll
-        for (unsigned k = 0; k < WORDS; k++) bytes.words[k] = __funnelshift_r(words[k], words[k + 1], at % 4 * 8);
-        const long long begin = (first_row + x * ROWS) * static_cast<long long>(sizeof(T)) - beyond;
-        store_vector(line - beyond + 16 * x, begin, tiles.rows * sizeof(T), vector_of(bytes, i, one));
+            for (unsigned k = 0; k < Window<T>::LOADED; k++) loaded[k] = reinterpret_cast<const unsigned *>(from)[k];
+        }
+        unsigned char *line = tiles.dst + place.element + static_cast<long long>(group) * 8 * tiles.element_stride;
+        store_lines<T>(tiles, line, count, at, Window<T>(loaded));
     }
 }
 

@@ -6,21 +6,14 @@
 
 // ---- Contiguous rows. x: words or vectors of a row, of which a thread has every 2^log_width-th of `rounds`; y: rows.
 
-struct Spot {
-    u64 x, y;
-};
-__device__ __forceinline__ Spot this_spot(const gc_tiles &tiles, const Place &place) {
-    const unsigned log_width = tiles.log_width;
-    return {(static_cast<u64>(place.across) * tiles.rounds << log_width) + (threadIdx.x & ((1u << log_width) - 1)),
-            (static_cast<u64>(place.along) << (LOG_BLOCK - log_width)) + (threadIdx.x >> log_width)};
-}
-
 // Reads sizeof(T), writes 1/8 byte an element. A thread packs 4, 2 or 1 bytes of 32 or 64 bytes at once: its neighbours
-// read the same cache lines, and nothing is exchanged.
+// read the same cache lines, and nothing is exchanged. It stores them at an aligned address: where a row of bytes
+// begins between such, the first thread's begin before it.
 template <typename T>
 __device__ __forceinline__ void pack_tile_of_rows(const gc_tiles &tiles) {
     enum : unsigned { BYTES = sizeof(T) < 4 ? 4 / sizeof(T) : 1, ROOM = 8 * BYTES, A_VECTOR = 16 / sizeof(T) };
     enum : unsigned { VECTORS = ROOM / A_VECTOR };
+    enum : long long { SIZE = sizeof(T) };
     const Place place = this_place(tiles);
     const Spot spot = this_spot(tiles, place);
     if (spot.y >= tiles.rows) return;
@@ -28,11 +21,12 @@ __device__ __forceinline__ void pack_tile_of_rows(const gc_tiles &tiles) {
     unsigned char *dst = tiles.dst + place.byte + static_cast<long long>(spot.y) * tiles.row_byte_stride;
     const bool backwards = tiles.element_stride < 0;
     const Range<T> range(tiles);
-    u64 byte = spot.x * BYTES;
+    const long long bytes = static_cast<long long>(tiles.bytes), elements = static_cast<long long>(tiles.elements);
+    long long byte = static_cast<long long>(spot.x * BYTES) - misalignment(dst, BYTES);
 #pragma unroll 1
-    for (unsigned round = 0; round < tiles.rounds && byte < tiles.bytes; round++, byte += BYTES << tiles.log_width) {
+    for (unsigned round = 0; round < tiles.rounds && byte < bytes; round++, byte += BYTES << tiles.log_width) {
         // The lowest address: backwards, the last element's.
-        const unsigned char *from = backwards ? src - (byte * 8 + ROOM - 1) * sizeof(T) : src + byte * 8 * sizeof(T);
+        const unsigned char *from = backwards ? src - (byte * 8 + ROOM - 1) * SIZE : src + byte * 8 * SIZE;
         const unsigned beyond = misalignment(from, 16), behind = beyond ? VECTORS : VECTORS - 1;
         from -= beyond;
         u64 bits = 0;
@@ -55,9 +49,37 @@ __device__ __forceinline__ void pack_tile_of_rows(const gc_tiles &tiles) {
         }
         unsigned word = static_cast<unsigned>(bits >> beyond / sizeof(T));
         if (backwards) word = __brev(word) >> (32 - ROOM);
-        const unsigned count = at_most(ROOM, tiles.elements, byte * 8);
-        if (count < 32) word &= (1u << count) - 1;
-        store_bytes(dst + byte, {0, at_most(BYTES, tiles.bytes, byte)}, in_order(word, tiles.order));
+        const long long left = elements - byte * 8;
+        if (left < 32) word &= left < 0 ? 0 : (1u << left) - 1;
+        const Extent existing = extent(byte, BYTES, tiles.bytes);
+        word = in_order(word, tiles.order);
+        if (BYTES == 4 || !existing.has(0, BYTES)) {
+            store_bytes(dst + byte, existing, word);
+        } else if (BYTES == 2) {
+            *reinterpret_cast<unsigned short *>(dst + byte) = static_cast<unsigned short>(word);
+        } else {
+            dst[byte] = static_cast<unsigned char>(word);
+        }
+    }
+}
+
+// Two words, as load_word() loads one.
+__device__ __forceinline__ void load_two(const gc_tiles &tiles, Bits one, Bits other, unsigned (&words)[2]) {
+    if (readable(tiles, one.from, 8) && readable(tiles, other.from, 8)) {
+        const unsigned *from[2] = {reinterpret_cast<const unsigned *>(one.from),
+                                   reinterpret_cast<const unsigned *>(other.from)};
+        const unsigned more = one.shift ? 1 : 0;
+        const unsigned low[2] = {load_bits(from[0]), load_bits(from[1])};
+        const unsigned high[2] = {load_bits(from[0] + more), load_bits(from[1] + more)};
+#pragma unroll
+        for (unsigned k = 0; k < 2; k++) words[k] = bits_within(low[k], high[k], one.shift, tiles.order);
+    } else {
+        words[1] = 0;
+#pragma unroll 1
+        for (unsigned k = 0; k < 2; k++) {
+            words[0] = words[1];
+            words[1] = load_word(tiles, k == 0 ? one : other);
+        }
     }
 }
 
@@ -65,6 +87,7 @@ __device__ __forceinline__ void pack_tile_of_rows(const gc_tiles &tiles) {
 template <typename T>
 __device__ __forceinline__ void unpack_tile_of_rows(const gc_tiles &tiles) {
     enum : unsigned { A_VECTOR = 16 / sizeof(T) };
+    prefetch_burst(tiles);
     const Place place = this_place(tiles);
     const Spot spot = this_spot(tiles, place);
     if (spot.y >= tiles.rows) return;
@@ -82,12 +105,21 @@ __device__ __forceinline__ void unpack_tile_of_rows(const gc_tiles &tiles) {
     Bits bits = bits_from(src, backwards ? elements - first - A_VECTOR : first);
     const int step = (A_VECTOR << tiles.log_width) / 8;
     const u64 count = tiles.elements * size;
+    // Two loads are under way at once.
 #pragma unroll 1
-    for (unsigned round = 0; round < tiles.rounds && at < static_cast<long long>(count); round++) {
-        const unsigned word = load_word(tiles, bits);
-        store_vector(dst + at, at, count, unpack_vector(backwards ? __brev(word) >> (32 - A_VECTOR) : word, one));
-        at += 16u << tiles.log_width;
-        bits.from += backwards ? -step : step;
+    for (unsigned round = 0; round < tiles.rounds && at < static_cast<long long>(count); round += 2) {
+        const Bits next = {bits.from + (backwards ? -step : step), bits.shift};
+        const long long next_at = at + (16u << tiles.log_width);
+        const bool two = round + 1 < tiles.rounds && next_at < static_cast<long long>(count);
+        unsigned words[2];
+        load_two(tiles, bits, two ? next : bits, words);
+#pragma unroll 1
+        for (unsigned k = 0; k < (two ? 2 : 1); k++, at = next_at, words[0] = words[1]) {
+            const unsigned word = backwards ? __brev(words[0]) >> (32 - A_VECTOR) : words[0];
+            store_vector(dst + at, at, count, unpack_vector(word, one));
+        }
+        at = next_at + (16u << tiles.log_width);
+        bits.from = next.from + (backwards ? -step : step);
     }
 }
 

@@ -21,8 +21,8 @@ struct gc_tile_loop {
     gc_division division;
 };
 
-// How the bytes lie. COLUMNS: byte k of neighbouring rows side by side. TRANSPOSED: the bytes of a row side by side.
-// JOINED: so are the rows, and their bits follow each other even within a byte. Only columns.cuh tells them apart.
+// How the bytes of a transposed matrix lie. TRANSPOSED: those of a row side by side. JOINED: so are the rows, and their
+// bits follow each other even within a byte. Other kernels do not look.
 enum : unsigned { COLUMNS, TRANSPOSED, JOINED };
 
 // As the host lays it out: Tiles in src/backend/cuda/strided.rs. Strides are in bytes and may be negative. There is a
@@ -39,8 +39,9 @@ struct gc_tiles {
     u64 one;                            // unpacking: the bit pattern of 1
     unsigned order, log_width;          // threads along x, as a power of 2
     unsigned mode;                      // how the bytes lie
-    unsigned rounds;                    // pieces of work along x a thread, in rows.cuh
-    unsigned n_outer, reserved;
+    unsigned rounds;                    // pieces of work a thread
+    unsigned n_outer;
+    unsigned burst;                     // unpacking: blocks that read BURST bytes, if they do in turn; 0: they do not
     gc_division across, along;          // tiles along x and y
     gc_tile_loop outer[6];              // outermost first
 };
@@ -69,6 +70,16 @@ __device__ __forceinline__ Place this_place(const gc_tiles &tiles) {
         place.byte += index * tiles.outer[k].byte_stride;
     }
     return place;
+}
+
+// A thread's piece of the work: its number along x and y, where its block has every 2^log_width-th of `rounds` along x.
+struct Spot {
+    u64 x, y;
+};
+__device__ __forceinline__ Spot this_spot(const gc_tiles &tiles, const Place &place) {
+    const unsigned log_width = tiles.log_width;
+    return {(static_cast<u64>(place.across) * tiles.rounds << log_width) + (threadIdx.x & ((1u << log_width) - 1)),
+            (static_cast<u64>(place.along) << (LOG_BLOCK - log_width)) + (threadIdx.x >> log_width)};
 }
 
 // How many of `most` pieces from number `first` on there are.
@@ -105,6 +116,9 @@ __device__ __forceinline__ Bits bits_from(const unsigned char *bits, long long b
     const unsigned before = misalignment(from, 4);
     return {from - before, before * 8 + (static_cast<unsigned>(bit) & 7)};
 }
+__device__ __forceinline__ unsigned bits_within(unsigned low, unsigned high, unsigned shift, unsigned order) {
+    return __funnelshift_r(in_order(low, order), in_order(high, order), shift);
+}
 // Them as a word. Bits that may not be read are 0.
 __device__ __forceinline__ unsigned load_word(const gc_tiles &tiles, Bits bits) {
     unsigned low = 0, high = 0;
@@ -118,7 +132,41 @@ __device__ __forceinline__ unsigned load_word(const gc_tiles &tiles, Bits bits) 
             (k < 4 ? low : high) |= byte << k % 4 * 8;
         }
     }
-    return __funnelshift_r(in_order(low, tiles.order), in_order(high, tiles.order), bits.shift);
+    return bits_within(low, high, bits.shift, tiles.order);
+}
+
+// Bytes that lie anywhere, as words. Those that may not be read are 0.
+template <unsigned N>
+__device__ __forceinline__ void load_words(const gc_tiles &tiles, const unsigned char *from, unsigned (&words)[N]) {
+    const unsigned beyond = misalignment(from, 4);
+    const unsigned *aligned = reinterpret_cast<const unsigned *>(from - beyond);
+    if (readable(tiles, from - beyond, 4 * N + (beyond ? 4 : 0))) {
+        unsigned loaded[N + 1];
+#pragma unroll
+        for (unsigned k = 0; k <= N; k++) loaded[k] = load_bits(aligned + (k < N ? k : beyond ? N : 0));
+#pragma unroll
+        for (unsigned k = 0; k < N; k++) words[k] = __funnelshift_r(loaded[k], loaded[k + 1], beyond * 8);
+        return;
+    }
+#pragma unroll
+    for (unsigned k = 0; k < N; k++) words[k] = 0;
+#pragma unroll 1
+    for (unsigned at = 0; at < 4 * N; at++) {
+        const unsigned byte = readable(tiles, from + at, 1) ? from[at] : 0;
+#pragma unroll
+        for (unsigned k = 0; k < N; k++) words[k] |= at / 4 == k ? byte << at % 4 * 8 : 0;
+    }
+}
+
+// The first blocks that read a burst's bytes bring the next one's to the L2 cache, as in bits.cu.
+__device__ __forceinline__ void prefetch_burst(const gc_tiles &tiles) {
+    constexpr unsigned BURST = 4 << 20, BLOCKS = 512, SHARE = BURST / BLOCKS;
+    if (threadIdx.x != 0 || tiles.burst == 0) return;
+    const unsigned number = blockIdx.x % tiles.burst;
+    const unsigned before = (16 - misalignment(tiles.begin, 16)) % 16;
+    const u64 at = (blockIdx.x / tiles.burst + 1ull) * BURST + number * SHARE + before;
+    if (number >= BLOCKS || tiles.begin + at + SHARE > tiles.end) return;
+    prefetch(tiles.begin + at, SHARE);
 }
 
 // ---- Vectors of elements
@@ -162,7 +210,7 @@ template <typename T>
 __device__ __forceinline__ unsigned bits_one_by_one(const gc_tiles &tiles, const unsigned char *from) {
     const Range<T> range(tiles);
     unsigned bits = 0;
-#pragma unroll 4
+#pragma unroll 1
     for (unsigned k = 0; k < 16 / sizeof(T); k++, from += sizeof(T)) {
         if (readable(tiles, from, sizeof(T)) && range.bit(*reinterpret_cast<const T *>(from))) bits |= 1u << k;
     }
@@ -173,7 +221,7 @@ __device__ __forceinline__ unsigned bits_one_by_one(const gc_tiles &tiles, const
 // `count`.
 __device__ __forceinline__ void store_vector(unsigned char *to, long long begin, u64 count, uint4 v) {
     if (begin >= 0 && static_cast<u64>(begin) + 16 <= count) {
-        *reinterpret_cast<uint4 *>(to) = v;
+        store_vector(reinterpret_cast<uint4 *>(to), v);
         return;
     }
     const Extent existing = extent(begin, 16, count);

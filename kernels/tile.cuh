@@ -84,4 +84,69 @@ __device__ __forceinline__ void store_inside(unsigned char *tile, unsigned at, E
     }
 }
 
+// The bits to unpack, and what is made of them. A few reads scattered among many writes cost far more than their bytes,
+// for memory turns around for each. So from 9.0 on the bits come to the L2 cache in bursts, ahead of their use
+// (prefetch); they stay there until they are read, and lines that were written leave it first.
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ u64 leaves_first() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ u64 leaves_last() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+#endif
+__device__ __forceinline__ void prefetch(const unsigned char *from, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;"
+                 :: "l"(from), "r"(bytes), "l"(leaves_last()));
+#else
+    static_cast<void>(from), static_cast<void>(bytes);
+#endif
+}
+__device__ __forceinline__ unsigned load_bits(const unsigned *from) {
+#if __CUDA_ARCH__ >= 900
+    unsigned word;
+    asm("ld.global.nc.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(word) : "l"(from), "l"(leaves_first()));
+    return word;
+#else
+    return *from;
+#endif
+}
+__device__ __forceinline__ unsigned load_bits(const unsigned char *from) {
+#if __CUDA_ARCH__ >= 900
+    unsigned byte;
+    asm("ld.global.nc.L2::cache_hint.u8 %0, [%1], %2;" : "=r"(byte) : "l"(from), "l"(leaves_first()));
+    return byte;
+#else
+    return *from;
+#endif
+}
+__device__ __forceinline__ void store_vector(uint4 *to, uint4 v) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;"
+                 :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(leaves_first()) : "memory");
+#else
+    *to = v;
+#endif
+}
+
+// Brings the bits that a later group of blocks reads to the L2 cache: the first blocks of a group together, at once, those of
+// the whole next group. On an H200 that raised unpacking from 0.93 of a copy's speed to 0.99 for bytes and 1.05 for float32;
+// bursts of half or twice the size, of fewer blocks or by each warp for itself gain less.
+#if __CUDA_ARCH__ >= 900
+template <unsigned BYTES_A_BLOCK>
+__device__ __forceinline__ void prefetch_burst(const unsigned char *src, u64 bytes) {
+    constexpr unsigned BURST = 4 << 20, BLOCKS = 512, SHARE = BURST / BLOCKS, GROUP = BURST / BYTES_A_BLOCK;
+    const unsigned number = blockIdx.x % GROUP;
+    if (threadIdx.x != 0 || number >= BLOCKS) return;
+    const u64 at = (blockIdx.x / GROUP + 1ull) * BURST + number * SHARE + (16 - misalignment(src, 16)) % 16;
+    if (at + SHARE > bytes) return;
+    prefetch(src + at, SHARE);
+}
+#endif
+
 #endif

@@ -9,12 +9,14 @@ mod promises;
 use std::{fs, path::Path, process::Command};
 
 /// The sections in the order of the header: the module whose `//!` text begins it, and where its declarations are.
-const SECTIONS: [(&str, &[&str]); 7] = [
+const SECTIONS: [(&str, &[&str]); 9] = [
     ("version", &["src/capi/version.rs"]),
     ("status", &["src/error.rs", "src/capi/status.rs"]),
     ("tensors", &["src/capi/tensors.rs"]),
     ("bits", &["src/plan/bits.rs", "src/capi/bits.rs"]),
     ("signs", &["src/capi/signs.rs"]),
+    ("onebit", &["src/capi/onebit.rs"]),
+    ("codec", &["src/plan/codec.rs", "src/capi/codec.rs"]),
     ("threads", &["src/capi/threads.rs"]),
     ("devices", &["src/capi/devices.rs"]),
 ];

@@ -63,8 +63,13 @@ fn enums(sources: &str) -> String {
     for line in read("cbindgen.toml").lines() {
         let Some((name, c_name)) = line.split_once(" = \"gc_") else { continue };
         let prefix = format!("GC_{}", c_name.trim_end_matches('"').to_uppercase());
-        let (_, body) = sources.split_once(&format!("pub enum {name} {{\n")).unwrap();
-        let (body, _) = body.split_once("\n}").unwrap();
+        // Another enum may have the same name, without C's layout.
+        let beginning = format!("\npub enum {name} {{\n");
+        let of_c = |&(start, _): &(usize, &str)| {
+            sources[..start].lines().rev().take_while(|line| line.starts_with("#[")).any(|line| line == "#[repr(C)]")
+        };
+        let (start, _) = sources.match_indices(&beginning).find(of_c).unwrap();
+        let (body, _) = sources[start + beginning.len()..].split_once("\n}").unwrap();
         text += &format!("#[repr(C)]\npub enum {name} {{\n{body}\n}}\n");
         for line in body.lines().filter(|line| !line.trim_start().starts_with("//")) {
             let variant = line.trim().split([' ', ',']).next().unwrap();

@@ -155,6 +155,109 @@ fn unpacking_survives_the_failure_of_every_allocation() {
     }
 }
 
+/// float32 in place of bools.
+fn floats(data: &mut [f32], shape: &mut [i64; 1]) -> DLTensor {
+    shape[0] = data.len() as i64;
+    let mut tensor = described(&mut [], 2, shape);
+    (tensor.data, tensor.dtype.bits) = (data.as_mut_ptr().cast(), 32);
+    tensor
+}
+
+#[test]
+fn compressing_survives_the_failure_of_every_allocation() {
+    let (mut data, mut shape) = ([1f32, -2.0, 3.0, -4.0], [0]);
+    let (mut carried, mut error_shape) = ([0.5f32; 4], [0]);
+    let managed = |dl_tensor| DLManagedTensor { dl_tensor, manager_ctx: ptr::null_mut(), deleter: None };
+    let grad = managed(floats(&mut data, &mut shape));
+    let mut error = managed(floats(&mut carried, &mut error_shape));
+    let mut scale = 7f32;
+    // SAFETY: tensors over arrays, and room for as many results as are asked for.
+    let allocations = unsafe {
+        with_every_failure(3, |out| {
+            let status = gc_onebit_compress(&grad, &mut error, 3, out, &mut scale);
+            // Nothing is carried by a call that failed.
+            let values = std::slice::from_raw_parts(error.dl_tensor.data.cast::<f32>(), 4);
+            assert!(status == 0 || (scale == 7.0 && values == [0.5; 4]));
+            status
+        })
+    };
+    // Memory and headers of the chunks, of the scale and of the workspace.
+    assert_eq!(allocations, 6);
+}
+
+#[test]
+fn a_codec_that_cannot_be_made_leaves_nothing_behind() {
+    let sizes = [1000i64, 0, 3];
+    // SAFETY: zeros are a value of each field.
+    let mut options: gc_codec_options_t = unsafe { std::mem::zeroed() };
+    options.struct_size = size_of::<gc_codec_options_t>() as u32;
+    (options.codec, options.nonfinite) = (1, 2);
+    (options.segments, options.n_segments) = (sizes.as_ptr(), sizes.len());
+    (options.n_chunks, options.server) = (2, 1);
+    for turn in 0.. {
+        for stays in [true, false] {
+            let (live, mut codec) = (LIVE.get(), ptr::dangling_mut());
+            // SAFETY: good options, and room for a pointer.
+            let (status, failed) = with_failure(turn, stays, || unsafe { gc_codec_create(&options, &mut codec) });
+            if failed {
+                assert_eq!((status, codec), (OUT_OF_MEMORY, ptr::dangling_mut()), "allocation {turn}");
+                // SAFETY: the text ends with a NUL.
+                assert!(!unsafe { CStr::from_ptr(gc_last_error()) }.is_empty());
+            } else {
+                assert_eq!(status, 0);
+                // SAFETY: just made.
+                unsafe { gc_codec_free(codec) };
+            }
+            assert_eq!(LIVE.get(), live, "allocation {turn} left something behind");
+            if !failed {
+                // The plan's two lists, two states, and what the work is shared out by.
+                assert!(turn >= 5, "{turn} allocations");
+                return;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_step_of_a_codec_allocates_its_list_of_tensors_and_nothing_else() {
+    let mut shapes = [[0i64; 1]; 2];
+    let (mut data, mut room) = (vec![1.5f32; 100_000], vec![0u128; 1000]);
+    // SAFETY: zeros are a value of each field.
+    let mut options: gc_codec_options_t = unsafe { std::mem::zeroed() };
+    options.struct_size = size_of::<gc_codec_options_t>() as u32;
+    (options.codec, options.n_elements, options.server) = (1, data.len() as i64, 1);
+    let mut codec = ptr::null_mut();
+    let [of_values, of_payload] = &mut shapes;
+    // SAFETY: good options and tensors over memory that is there; the codec is released once.
+    unsafe {
+        assert_eq!(gc_codec_create(&options, &mut codec), 0);
+        let bytes = gc_codec_payload_bytes(codec);
+        assert!(bytes as usize <= room.len() * 16);
+        let mut values = floats(&mut data, of_values);
+        *of_payload = [bytes];
+        let mut payload = described(&mut [], 1, of_payload);
+        payload.data = room.as_mut_ptr().cast();
+        let (values, payload) = (&raw mut values, &raw mut payload);
+        let (list, results) = ([values.cast_const()], [values]);
+        for (allocations, call) in [
+            (
+                1,
+                &(|| gc_codec_encode(codec, list.as_ptr(), 1, ptr::null(), ptr::null(), payload, ptr::null_mut()))
+                    as &dyn Fn() -> gc_status_t,
+            ),
+            (1, &|| gc_codec_decode(codec, payload, 1, ptr::null(), 0, results.as_ptr(), 1, ptr::null_mut())),
+            (0, &|| gc_codec_errors_out(codec, values, ptr::null_mut(), ptr::null_mut())),
+            (0, &|| gc_codec_reset(codec, ptr::null_mut())),
+        ] {
+            for turn in 0..allocations {
+                assert_eq!(with_failure(turn, true, call), (OUT_OF_MEMORY, true));
+            }
+            assert_eq!(with_failure(allocations, true, call), (0, false));
+        }
+        gc_codec_free(codec);
+    }
+}
+
 /// Elements of one large job, and the memory that they are packed to.
 struct Large {
     elements: Vec<u8>,

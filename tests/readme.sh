@@ -63,6 +63,14 @@ compile() {
 cp "$work/tree/pack.c" "$work/"
 compile pack
 
+block c 2 > "$work/codec.c"
+block text 3 > "$work/codec_printed"
+compile codec
+LD_LIBRARY_PATH="$library" "$work/codec" > "$work/got"
+[ -s "$work/codec_printed" ] && diff "$work/codec_printed" "$work/got" ||
+    { echo "FAILED: README.md's codec prints something else" >&2; exit 1; }
+echo "ok codec: $(head -n 1 "$work/got")"
+
 # The block that is indented after "Start here:".
 sed -n '/^ \* Start here:$/,/^ \* Compile it/s/^ \*     //p' "$root/include/gradcodec.h" > "$work/start.c"
 compile start

@@ -222,8 +222,8 @@ step "a leak is found, valgrind" dies_of "definitely lost" "gc_tensor_empty" "${
 step "threads at the end, valgrind" "${memcheck[@]}" "$work/plain/pool"
 for source in "${programs[@]}"; do
     name=$(basename "$source" .c)
-    # Four processes that train a network: minutes on an emulated processor, and no call that others do not make.
-    [ "$name" != digits ] || continue
+    # They train networks: minutes on an emulated processor, and no call that others do not make.
+    case $name in digits | feedback) continue ;; esac
     step "compile $source, plain" compile "$source" "$work/plain/$name" "$work/plain" || continue
     # shellcheck disable=SC2046 # arguments are words
     step "$name, valgrind" "${memcheck[@]}" "$work/plain/$name" $(arguments "$name" $((calls / 10)))

@@ -35,6 +35,28 @@ promised! {
     gc_pack_signs_into(*const DLTensor, i32, *mut DLTensor, *mut c_void) -> i32;
     gc_unpack_signs_into(*const DLTensor, *const DLTensor, i32, *mut DLTensor, *mut c_void) -> i32;
     gc_vote_signs_into(*const DLTensor, u64, *mut DLTensor, *mut c_void) -> i32;
+    gc_onebit_compress(*const DLManagedTensor, *mut DLManagedTensor, usize, *mut *mut DLManagedTensor, *mut f32) -> i32;
+    gc_onebit_compress_into(*const DLTensor, *mut DLTensor, i32, *mut DLTensor, *mut DLTensor, *mut DLTensor,
+        *mut c_void) -> i32;
+    gc_onebit_workspace_bytes(i64) -> i64;
+    gc_codec_create(*const gc_codec_options_t, *mut *mut gc_codec_t) -> i32;
+    gc_codec_free(*mut gc_codec_t);
+    gc_codec_payload_bytes(*const gc_codec_t) -> i64;
+    gc_codec_encode(*mut gc_codec_t, *const *const DLTensor, usize, *const DLTensor, *const DLTensor,
+        *mut DLTensor, *mut c_void) -> i32;
+    gc_codec_decode(*mut gc_codec_t, *const DLTensor, i32, *const DLTensor, i32, *const *mut DLTensor, usize,
+        *mut c_void) -> i32;
+    gc_codec_reduce(*mut gc_codec_t, usize, *const DLTensor, *mut DLTensor, *mut c_void) -> i32;
+    gc_codec_flags(*mut gc_codec_t, *mut DLTensor, *mut c_void) -> i32;
+    gc_codec_scales(*mut gc_codec_t, *mut DLTensor, *mut c_void) -> i32;
+    gc_codec_commit(*mut gc_codec_t, *const DLTensor, *mut c_void) -> i32;
+    gc_codec_rollback(*mut gc_codec_t, *mut c_void) -> i32;
+    gc_codec_reset(*mut gc_codec_t, *mut c_void) -> i32;
+    gc_codec_state_bytes(*const gc_codec_t) -> i64;
+    gc_codec_state_out(*mut gc_codec_t, *mut DLTensor, *mut c_void) -> i32;
+    gc_codec_state_in(*mut gc_codec_t, *const DLTensor, *mut c_void) -> i32;
+    gc_codec_errors_out(*mut gc_codec_t, *mut DLTensor, *mut DLTensor, *mut c_void) -> i32;
+    gc_codec_errors_in(*mut gc_codec_t, *const DLTensor, *const DLTensor, *mut c_void) -> i32;
     gc_tensor_empty(DLDevice, DLDataType, i32, *const i64, *mut *mut DLManagedTensor) -> i32;
     gc_tensor_from_pointer(*mut c_void, DLDevice, DLDataType, i32, *const i64, *const i64,
         Option<unsafe extern "C" fn(*mut c_void)>, *mut c_void, *mut *mut DLManagedTensor) -> i32;

@@ -45,6 +45,48 @@ enum Call {
     VoteSignsInto { src: Description, turn: u64, dst: Description },
     PackBitsInto { src: Description, dst: Description, axis: Axis, order: Order },
     UnpackBitsInto { src: Description, dst: Description, axis: Axis, order: Order },
+    OnebitWorkspaceBytes(Number),
+    OnebitCompress { grad: Description, error: Optional, n_chunks: Number },
+    OnebitCompressInto { grad: Description, outputs: (Optional, Description, Description, Description), rule: i8 },
+    Codec { options: Options, steps: Vec<Step> },
+}
+
+/// What may be missing.
+type Optional = Option<Description>;
+
+/// What a codec is made of.
+#[derive(Arbitrary, Debug)]
+struct Options {
+    struct_size: Option<u8>,
+    codec: u8,
+    device: Option<Description>,
+    dtypes: (Option<Description>, Option<Description>),
+    error: u8,
+    scale: u8,
+    nonfinite: u8,
+    beta: f32,
+    segments: Option<Vec<Number>>,
+    elements: Number,
+    n_chunks: Number,
+    server: Number,
+    reserved: u8,
+}
+
+/// A call on a codec.
+#[derive(Arbitrary, Debug)]
+enum Step {
+    Encode { values: Vec<Description>, factors: [Optional; 2], payload: Description },
+    Decode { payload: Description, divisor: i32, factor: Optional, mode: i8, values: Vec<Description> },
+    Reduce { chunk: Number, chunks: Description, dst: Description },
+    Flags(Description),
+    Scales(Description),
+    Commit(Optional),
+    Rollback,
+    Reset,
+    StateOut(Description),
+    StateIn(Description),
+    ErrorsOut(Optional, Optional),
+    ErrorsIn(Optional, Optional),
 }
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
@@ -163,6 +205,144 @@ fn into(src: &Description, dst: &Description, call: impl FnOnce(*const DLTensor,
     let succeeded = check(status, src.place == Place::Here && dst.place == Place::Here);
     assert!(succeeded || dst.memory == before, "changed by a call that was refused");
     assert!(src.memory == from, "a source was written to");
+}
+
+/// Tensors of a call, of which some may be missing.
+struct Tensors(Vec<Option<Tensor>>);
+
+impl Tensors {
+    fn new<'a>(descriptions: impl IntoIterator<Item = Option<&'a Description>>) -> Self {
+        Self(descriptions.into_iter().map(|description| description.map(Tensor::new)).collect())
+    }
+
+    /// Whether their memory is there, or not looked at.
+    fn can_be_passed(&self) -> bool {
+        self.0.iter().flatten().all(|tensor| tensor.place != Place::Elsewhere)
+    }
+
+    fn pointers(&mut self) -> Vec<*mut DLTensor> {
+        self.0.iter_mut().map(|one| one.as_mut().map_or(ptr::null_mut(), |one| one.pointer().cast())).collect()
+    }
+
+    fn memory(&self) -> Vec<Vec<u8>> {
+        self.0.iter().flatten().map(|tensor| tensor.memory.clone()).collect()
+    }
+}
+
+/// Calls a function with tensors that it reads, and some that it writes to, which it may only do if it succeeds.
+fn with_tensors(
+    mut inputs: Tensors,
+    mut outputs: Tensors,
+    call: impl FnOnce(&[*mut DLTensor], &[*mut DLTensor]) -> gc_status_t,
+) {
+    if !inputs.can_be_passed() || !outputs.can_be_passed() {
+        return;
+    }
+    let (from, before) = (inputs.memory(), outputs.memory());
+    let (given, to) = (inputs.pointers(), outputs.pointers());
+    let succeeded = check(call(&given, &to), true);
+    assert!(succeeded || outputs.memory() == before, "changed by a call that was refused");
+    assert!(inputs.memory() == from, "a source was written to");
+}
+
+/// A codec of these options, and calls on it.
+fn codec(options: &Options, steps: &[Step]) {
+    let about = |description: &Option<Description>| {
+        // SAFETY: zeros are a value of both.
+        description.as_ref().map_or(unsafe { std::mem::zeroed::<DLTensor>() }, |one| Tensor::new(one).managed.dl_tensor)
+    };
+    let segments: Option<Vec<i64>> =
+        options.segments.as_ref().map(|sizes| sizes.iter().take(20).map(|size| size.get()).collect());
+    let elements = options.elements.get();
+    let sizes = segments.as_deref().unwrap_or(std::slice::from_ref(&elements));
+    let all: i128 = sizes.iter().map(|&size| i128::from(size.max(0))).sum();
+    if too_much(all) {
+        return;
+    }
+    // SAFETY: zeros are a value of each field.
+    let mut given: gc_codec_options_t = unsafe { std::mem::zeroed() };
+    given.struct_size =
+        options.struct_size.map_or(size_of::<gc_codec_options_t>() as u32, |size| u32::from(size % 113));
+    given.codec = i32::from(options.codec % 4);
+    given.device = about(&options.device).device;
+    (given.values, given.results) = (about(&options.dtypes.0).dtype, about(&options.dtypes.1).dtype);
+    (given.error, given.scale) = (i32::from(options.error % 4), i32::from(options.scale % 3));
+    (given.nonfinite, given.beta) = (i32::from(options.nonfinite % 4), options.beta);
+    if let Some(segments) = &segments {
+        (given.segments, given.n_segments) = (segments.as_ptr(), segments.len());
+    }
+    given.n_elements = elements;
+    (given.n_chunks, given.server) = (options.n_chunks.get() as usize, options.server.get() as u64);
+    given.reserved[3] = u64::from(options.reserved / 128);
+    let mut codec = ptr::dangling_mut();
+    // SAFETY: options with their segments, and room for a pointer.
+    if !check(unsafe { gc_codec_create(&given, &mut codec) }, true) {
+        assert_eq!(codec, ptr::dangling_mut());
+        return;
+    }
+    let stream = ptr::null_mut();
+    for step in steps.iter().take(8) {
+        // SAFETY: a codec, and tensors that are either good, or refused by arithmetic alone.
+        unsafe {
+            match step {
+                Step::Encode { values, factors, payload } => {
+                    let inputs = factors.iter().map(Option::as_ref).chain(values.iter().take(20).map(Some));
+                    with_tensors(Tensors::new(inputs), Tensors::new([Some(payload)]), |from, to| {
+                        let (factors, values) = from.split_at(2);
+                        let list = values.as_ptr().cast();
+                        gc_codec_encode(codec, list, values.len(), factors[0], factors[1], to[0], stream)
+                    });
+                }
+                Step::Decode { payload, divisor, factor, mode, values } => {
+                    let inputs = Tensors::new([Some(payload), factor.as_ref()]);
+                    with_tensors(inputs, Tensors::new(values.iter().take(20).map(Some)), |from, to| {
+                        let mode = i32::from(*mode);
+                        gc_codec_decode(codec, from[0], *divisor, from[1], mode, to.as_ptr(), to.len(), stream)
+                    });
+                }
+                Step::Reduce { chunk, chunks, dst } => {
+                    // Bytes that no encoder wrote, which is told; then what goes out is written.
+                    let (mut chunks, mut dst) = (Tensors::new([Some(chunks)]), Tensors::new([Some(dst)]));
+                    if chunks.can_be_passed() && dst.can_be_passed() {
+                        let chunk = chunk.get() as usize;
+                        check(gc_codec_reduce(codec, chunk, chunks.pointers()[0], dst.pointers()[0], stream), true);
+                    }
+                }
+                Step::Flags(dst) => with_tensors(Tensors::new([]), Tensors::new([Some(dst)]), |_, to| {
+                    gc_codec_flags(codec, to[0], stream)
+                }),
+                Step::Scales(dst) => with_tensors(Tensors::new([]), Tensors::new([Some(dst)]), |_, to| {
+                    gc_codec_scales(codec, to[0], stream)
+                }),
+                Step::Commit(skip) => with_tensors(Tensors::new([skip.as_ref()]), Tensors::new([]), |from, _| {
+                    gc_codec_commit(codec, from[0], stream)
+                }),
+                Step::Rollback => drop(check(gc_codec_rollback(codec, stream), options.nonfinite % 4 == 2)),
+                Step::Reset => assert!(check(gc_codec_reset(codec, stream), true)),
+                Step::StateOut(dst) => with_tensors(Tensors::new([]), Tensors::new([Some(dst)]), |_, to| {
+                    gc_codec_state_out(codec, to[0], stream)
+                }),
+                Step::StateIn(src) => with_tensors(Tensors::new([Some(src)]), Tensors::new([]), |from, _| {
+                    gc_codec_state_in(codec, from[0], stream)
+                }),
+                Step::ErrorsOut(worker, server) => {
+                    let outputs = Tensors::new([worker.as_ref(), server.as_ref()]);
+                    with_tensors(Tensors::new([]), outputs, |_, to| gc_codec_errors_out(codec, to[0], to[1], stream));
+                }
+                Step::ErrorsIn(worker, server) => {
+                    let inputs = Tensors::new([worker.as_ref(), server.as_ref()]);
+                    with_tensors(inputs, Tensors::new([]), |from, _| {
+                        gc_codec_errors_in(codec, from[0], from[1], stream)
+                    });
+                }
+            }
+        }
+    }
+    // SAFETY: made above.
+    unsafe {
+        assert!(gc_codec_payload_bytes(codec) >= 0 && gc_codec_state_bytes(codec) >= 256);
+        gc_codec_free(codec);
+    }
 }
 
 /// Whether an output of so many elements is too large to ask for, and not so large that it must be refused.
@@ -336,6 +516,32 @@ fn run(call: Call) {
             Call::UnpackBitsInto { src, dst, axis, order } => {
                 into(&src, &dst, |src, dst| gc_unpack_bits_into(src, axis.get(), order.get(), dst, ptr::null_mut()));
             }
+            Call::OnebitWorkspaceBytes(elements) => {
+                assert_eq!(gc_onebit_workspace_bytes(elements.get()) < 0, elements.get() < 0);
+            }
+            Call::OnebitCompress { grad, error, n_chunks } => {
+                let n_chunks = n_chunks.get() as usize;
+                if (300..1 << 60).contains(&n_chunks) {
+                    return;
+                }
+                let (mut out, mut scale) = ([ptr::dangling_mut::<DLManagedTensor>(); 300], 7.0);
+                with_tensors(Tensors::new([Some(&grad)]), Tensors::new([error.as_ref()]), |from, to| {
+                    let status =
+                        gc_onebit_compress(from[0].cast(), to[0].cast(), n_chunks, out.as_mut_ptr(), &mut scale);
+                    let taken = if status == 0 { n_chunks } else { 0 };
+                    out[..taken].iter().for_each(|&chunk| gc_tensor_free(chunk));
+                    assert!(out[taken..].iter().all(|&chunk| chunk == ptr::dangling_mut()));
+                    assert!(status == 0 || scale == 7.0);
+                    status
+                });
+            }
+            Call::OnebitCompressInto { grad, outputs: (error, dst, scale, workspace), rule } => {
+                let outputs = Tensors::new([error.as_ref(), Some(&dst), Some(&scale), Some(&workspace)]);
+                with_tensors(Tensors::new([Some(&grad)]), outputs, |from, to| {
+                    gc_onebit_compress_into(from[0], to[0], rule.into(), to[1], to[2], to[3], ptr::null_mut())
+                });
+            }
+            Call::Codec { options, steps } => codec(&options, &steps),
         }
     }
 }

@@ -113,6 +113,27 @@ __device__ __forceinline__ void store_bit(unsigned char *bits, unsigned long lon
     if (lane < 4 && byte * 8 < n) bits[byte] = static_cast<unsigned char>(word >> 8 * lane);
 }
 
+// Stores bits for N elements a lane, N: 2, 4, 8 or 16: lane l holds the elements from i = first + l * N on, first a multiple
+// of 32 * N, and their bits in the lowest of `field`, the first the least significant. Otherwise as store_bit(). An epilogue
+// that has a float4 a lane:
+//
+//     unsigned field = gradcodec::sign(u.x) | gradcodec::sign(u.y) << 1 | gradcodec::sign(u.z) << 2 | gradcodec::sign(u.w) << 3;
+//     gradcodec::store_bits<4>(bits, i, n, field, gradcodec::ORDER_BIG);
+template <unsigned N>
+__device__ __forceinline__ void store_bits(unsigned char *bits, unsigned long long i, unsigned long long n, unsigned field,
+                                           unsigned order) {
+    field &= i >= n ? 0 : n - i >= N ? (1u << N) - 1 : (1u << (n - i)) - 1;
+    // Lanes that share a byte bring their bits together.
+    if (N == 2) field |= __shfl_down_sync(WHOLE_WARP, field, 1) << N;
+    if (N < 8) field |= __shfl_down_sync(WHOLE_WARP, field, 4 / N) << 4;
+    if (i % 8 != 0) return;
+    const unsigned word = in_order(field, order);
+#pragma unroll
+    for (unsigned k = 0; k < (N + 7) / 8; k++) {
+        if (i + 8 * k < n) bits[i / 8 + k] = static_cast<unsigned char>(word >> 8 * k);
+    }
+}
+
 // Turns fields across lanes: of each N lanes, lane j receives field j of every one of them, lane i's as field i. A
 // field is 32 / N bits, field 0 the least significant. N: 2, 4, 8, 16 or 32.
 template <unsigned N>
@@ -182,6 +203,139 @@ __device__ __forceinline__ uint4 unpack_vector(unsigned bits, unsigned long long
     const unsigned low = static_cast<unsigned>(one), high = static_cast<unsigned>(one >> 32);
     return make_uint4(bits & 1 ? low : 0, bits & 1 ? high : 0, bits & 2 ? low : 0, bits & 2 ? high : 0);
 }
+
+// ---- Signs with error feedback. docs/NUMERICS.md is the specification: these give the library's bits, scales and errors to
+// the last bit, also where the compiler contracts a * b + c. Not with -ftz=true (--use_fast_math), which loses denormals.
+
+enum : unsigned { UNIT = 1024 };
+
+// Every NaN that is written has one pattern.
+__device__ __forceinline__ float canonical(float x) {
+    return x != x ? __uint_as_float(0x7fc00000u) : x;
+}
+__device__ __forceinline__ bool is_finite(float x) {
+    return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+// What a bit stands for: +s, or -s where it is 0.
+__device__ __forceinline__ float signed_scale(bool bit, float s) {
+    return bit ? s : -s;
+}
+
+// Neighbours from element i on, which is a multiple of N, as +s and -s: N is 1, 2, 4 or 8. Any lane, alone.
+template <unsigned N>
+__device__ __forceinline__ void load_signs(const unsigned char *bits, unsigned long long i, unsigned order, float s,
+                                           float (&signs)[N]) {
+    const unsigned byte = in_order(bits[i / 8], order) >> i % 8;
+#pragma unroll
+    for (unsigned m = 0; m < N; m++) signs[m] = signed_scale(byte >> m & 1, s);
+}
+
+// The error of a number that was sent as its sign and the scale s: c - s sigma(c).
+__device__ __forceinline__ float error_of(float c, float s) {
+    return __fsub_rn(c, c < 0 ? -s : s);
+}
+
+// One step of the handle's form: what is kept from now on of a gradient, before it is rounded to the errors' dtype. `kept`:
+// what was kept before, and `s` the scale that it was sent with.
+__device__ __forceinline__ float feedback(float gradient, float kept, float s, float m_g, float m_e, float beta) {
+    return __fadd_rn(__fmul_rn(m_g, gradient), __fmul_rn(beta, __fmul_rn(m_e, error_of(kept, s))));
+}
+
+// 16-bit floats are their patterns.
+__device__ __forceinline__ float from_bf16(unsigned short pattern) {
+    return __uint_as_float(static_cast<unsigned>(pattern) << 16);
+}
+__device__ __forceinline__ float from_f16(unsigned short pattern) {
+#ifdef __CUDA_ARCH__
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(pattern));
+    return x;
+#else
+    // The exponent is 112 too small, which is exact to make up for; but for Inf and NaN.
+    const unsigned magnitude = (pattern & 0x7fffu) << 13, sign = (pattern & 0x8000u) << 16;
+    const unsigned larger = __float_as_uint(__fmul_rn(__uint_as_float(magnitude), __uint_as_float(0x77800000u)));
+    return __uint_as_float((magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : larger) | sign);
+#endif
+}
+// Rounded to float16 once, to nearest, ties to even: Inf past its range, and a NaN to 0x7e00.
+__device__ __forceinline__ unsigned short to_f16(float x) {
+    const unsigned pattern = __float_as_uint(x), magnitude = pattern & 0x7fffffffu;
+    unsigned rounded;
+    if (magnitude > 0x7f800000u) return 0x7e00;
+    if (magnitude >= 0x477ff000u) {
+        rounded = 0x7c00;
+    } else if (magnitude < 0x38800000u) {
+        // A denormal: added to 0.5, whose last place is the smallest of them, it is rounded there.
+        rounded = __float_as_uint(__fadd_rn(__uint_as_float(magnitude), 0.5f)) - 0x3f000000u;
+    } else {
+        rounded = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1)) >> 13;
+    }
+    return static_cast<unsigned short>(rounded | (pattern >> 16 & 0x8000u));
+}
+// Rounded once, to nearest, ties to even; a NaN to 0x7fc0.
+__device__ __forceinline__ unsigned short to_bf16(float x) {
+    const unsigned pattern = __float_as_uint(x);
+    const unsigned rounded = (pattern + 0x7fffu + (pattern >> 16 & 1)) >> 16;
+    return static_cast<unsigned short>(x != x ? 0x7fc0u : rounded);
+}
+// Two of them, the first in the lower half. A NaN stays one, but may get any pattern.
+__device__ __forceinline__ unsigned to_bf16_pair(float first, float second) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+#else
+    return to_bf16(first) | static_cast<unsigned>(to_bf16(second)) << 16;
+#endif
+}
+
+// The sum of a unit of 1024 elements, of which lane l holds those at k * 32 * N + l * N and the N - 1 behind each, k = 0, 1,
+// ... N: 1, 2, 4 or 8. What is added has a prescribed order, so that every machine gets the same sum:
+//
+//     UnitSum<4> sum;
+//     for (k = 0; k < 8; k++) for (m = 0; m < 4; m++) sum.add(k, m, term);        unrolled; in the order of k
+//     float all = sum.of_warp(lane);                                             by the whole warp; all lanes receive it
+template <unsigned N>
+struct UnitSum {
+    // Of 256 columns, those that are this lane's.
+    float columns[8];
+    __device__ __forceinline__ void add(unsigned k, unsigned m, float term) {
+        const unsigned at = k % (8 / N) * N + m;
+        columns[at] = k < 8 / N ? term : __fadd_rn(columns[at], term);
+    }
+    __device__ __forceinline__ float of_warp(unsigned lane) {
+        // Halves that lie in the lane.
+#pragma unroll
+        for (unsigned n = 8; n > N; n /= 2) {
+#pragma unroll
+            for (unsigned i = 0; i < n / 2; i++) columns[i] = __fadd_rn(columns[i], columns[i + n / 2]);
+        }
+        // Halves that lie in lanes. While there are several columns in a lane, each of two gives the other one half of them.
+        unsigned n = N;
+#pragma unroll
+        for (unsigned distance = 16; distance > 0; distance /= 2) {
+            if (n > 1) {
+                n /= 2;
+                const bool upper = lane & distance;
+#pragma unroll
+                for (unsigned i = 0; i < N / 2; i++) {
+                    if (i >= n) continue;
+                    const float given = upper ? columns[i] : columns[i + n], kept = upper ? columns[i + n] : columns[i];
+                    columns[i] = __fadd_rn(kept, __shfl_xor_sync(WHOLE_WARP, given, distance));
+                }
+            } else {
+                columns[0] = __fadd_rn(columns[0], __shfl_xor_sync(WHOLE_WARP, columns[0], distance));
+            }
+        }
+        // The columns of one lane at last, which now are in lanes: the highest bit of their number in the highest of the lane.
+#pragma unroll
+        for (unsigned half = N / 2, distance = 16; half > 0; half /= 2, distance /= 2) {
+            columns[0] = __fadd_rn(columns[0], __shfl_xor_sync(WHOLE_WARP, columns[0], distance));
+        }
+        return columns[0];
+    }
+};
 
 }  // namespace gradcodec
 

@@ -506,6 +506,158 @@ inline void vote_signs_into(Source src, uint64_t turn, Target dst, void *stream 
     detail::check(gc_vote_signs_into(src.get(), turn, dst.get(), stream));
 }
 
+/* ONEBIT AND CODECS */
+
+/* Several tensors, one for each segment: {view(a), view(b)}, a vector or an array of Source or of Target. */
+template <class One> class Several {
+public:
+    Several(std::initializer_list<One> tensors) noexcept : count_(tensors.size())
+    {
+        first_ = tensors.begin(); /* good until the call that {a, b} is an argument of is over */
+    }
+    template <class Tensors, class = decltype(static_cast<const One *>(std::data(std::declval<const Tensors &>())))>
+    Several(const Tensors &tensors) noexcept : first_(std::data(tensors)), count_(std::size(tensors)) {}
+
+    /* One is a pointer and nothing else, and so C reads an array of them in place. */
+    auto data() const noexcept
+    {
+        using Pointer = decltype(first_->get());
+        static_assert(sizeof(One) == sizeof(Pointer) && std::is_standard_layout_v<One>);
+        return reinterpret_cast<const Pointer *>(first_);
+    }
+    std::size_t size() const noexcept { return count_; }
+
+private:
+    const One *first_;
+    std::size_t count_;
+};
+using Sources = Several<Source>;
+using Targets = Several<Target>;
+
+struct Onebit { /* what gc_onebit_compress() gives */
+    std::vector<Tensor> chunks;
+    float scale;
+};
+
+/* `error`: written to. nullptr: none is carried. */
+inline Onebit onebit_compress(Borrowed grad, DLManagedTensor *error, std::size_t n_chunks)
+{
+    Onebit out{std::vector<Tensor>(n_chunks), 0};
+    detail::check(gc_onebit_compress(grad.get(), error, n_chunks, detail::pointers(out.chunks.data()), &out.scale));
+    return out;
+}
+inline void onebit_compress_into(Source grad, Target error, gc_scale_t rule, Target dst, Target scale, Target workspace,
+                                 void *stream = nullptr)
+{
+    detail::check(gc_onebit_compress_into(grad.get(), error.get(), rule, dst.get(), scale.get(), workspace.get(),
+                                          stream));
+}
+inline int64_t onebit_workspace_bytes(int64_t n_elements)
+{
+    const int64_t bytes = gc_onebit_workspace_bytes(n_elements);
+    if (bytes < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    return bytes;
+}
+
+/* The only owner of a codec. As large as a pointer, moved and not copied. */
+class Codec {
+public:
+    Codec() noexcept = default;
+    explicit Codec(gc_codec_t *taken) noexcept : codec_(taken) {}
+    Codec(Codec &&other) noexcept : codec_(other.release()) {}
+    Codec &operator=(Codec &&other) noexcept
+    {
+        reset(other.release());
+        return *this;
+    }
+    ~Codec() { gc_codec_free(codec_); }
+
+    gc_codec_t *get() const noexcept { return codec_; }
+    explicit operator bool() const noexcept { return codec_ != nullptr; }
+    [[nodiscard]] gc_codec_t *release() noexcept { return std::exchange(codec_, nullptr); }
+    void reset(gc_codec_t *taken = nullptr) noexcept { gc_codec_free(std::exchange(codec_, taken)); }
+
+private:
+    gc_codec_t *codec_ = nullptr;
+};
+
+/* `options`: all but struct_size, which is set here. */
+inline Codec codec_create(gc_codec_options_t options)
+{
+    gc_codec_t *out = nullptr;
+    options.struct_size = sizeof options;
+    detail::check(gc_codec_create(&options, &out));
+    return Codec(out);
+}
+inline void codec_free(Codec) noexcept {} /* before its scope ends */
+
+inline int64_t codec_payload_bytes(const Codec &codec)
+{
+    const int64_t bytes = gc_codec_payload_bytes(codec.get());
+    if (bytes < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    return bytes;
+}
+/* Factors and errors: nullptr where there are none. */
+inline void codec_encode(Codec &codec, Sources values, Source value_factor, Source error_factor, Target payload,
+                         void *stream = nullptr)
+{
+    detail::check(gc_codec_encode(codec.get(), values.data(), values.size(), value_factor.get(), error_factor.get(),
+                                  payload.get(), stream));
+}
+inline void codec_decode(Codec &codec, Source payload, int32_t divisor, Source factor, gc_decode_t mode, Targets values,
+                         void *stream = nullptr)
+{
+    detail::check(gc_codec_decode(codec.get(), payload.get(), divisor, factor.get(), mode, values.data(), values.size(),
+                                  stream));
+}
+inline void codec_reduce(Codec &codec, std::size_t chunk, Source chunks, Target dst, void *stream = nullptr)
+{
+    detail::check(gc_codec_reduce(codec.get(), chunk, chunks.get(), dst.get(), stream));
+}
+inline void codec_flags(Codec &codec, Target dst, void *stream = nullptr)
+{
+    detail::check(gc_codec_flags(codec.get(), dst.get(), stream));
+}
+inline void codec_scales(Codec &codec, Target dst, void *stream = nullptr)
+{
+    detail::check(gc_codec_scales(codec.get(), dst.get(), stream));
+}
+inline void codec_commit(Codec &codec, Source skip = nullptr, void *stream = nullptr)
+{
+    detail::check(gc_codec_commit(codec.get(), skip.get(), stream));
+}
+inline void codec_rollback(Codec &codec, void *stream = nullptr)
+{
+    detail::check(gc_codec_rollback(codec.get(), stream));
+}
+inline void codec_reset(Codec &codec, void *stream = nullptr) { detail::check(gc_codec_reset(codec.get(), stream)); }
+
+inline int64_t codec_state_bytes(const Codec &codec)
+{
+    const int64_t bytes = gc_codec_state_bytes(codec.get());
+    if (bytes < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    return bytes;
+}
+inline void codec_state_out(Codec &codec, Target dst, void *stream = nullptr)
+{
+    detail::check(gc_codec_state_out(codec.get(), dst.get(), stream));
+}
+inline void codec_state_in(Codec &codec, Source src, void *stream = nullptr)
+{
+    detail::check(gc_codec_state_in(codec.get(), src.get(), stream));
+}
+inline void codec_errors_out(Codec &codec, Target worker, Target server = nullptr, void *stream = nullptr)
+{
+    detail::check(gc_codec_errors_out(codec.get(), worker.get(), server.get(), stream));
+}
+inline void codec_errors_in(Codec &codec, Source worker, Source server = nullptr, void *stream = nullptr)
+{
+    detail::check(gc_codec_errors_in(codec.get(), worker.get(), server.get(), stream));
+}
+
 /* WORKERS AND DEVICES */
 
 inline void set_threads(uint32_t n) { detail::check(gc_set_threads(n)); }

@@ -69,6 +69,30 @@ typedef struct gc_api_t {
     gc_status_t (*gc_unpack_signs_into)(const DLTensor *src, const DLTensor *scales, gc_bit_order_t order,
         DLTensor *dst, void *stream);
     gc_status_t (*gc_vote_signs_into)(const DLTensor *src, uint64_t turn, DLTensor *dst, void *stream);
+    gc_status_t (*gc_onebit_compress)(const DLManagedTensor *grad, DLManagedTensor *error, size_t n_chunks,
+        DLManagedTensor **out_chunks, float *out_scale);
+    gc_status_t (*gc_onebit_compress_into)(const DLTensor *grad, DLTensor *error, gc_scale_t rule, DLTensor *dst,
+        DLTensor *scale, DLTensor *workspace, void *stream);
+    int64_t (*gc_onebit_workspace_bytes)(int64_t n_elements);
+    gc_status_t (*gc_codec_create)(const gc_codec_options_t *options, gc_codec_t **out);
+    void (*gc_codec_free)(gc_codec_t *codec);
+    int64_t (*gc_codec_payload_bytes)(const gc_codec_t *codec);
+    gc_status_t (*gc_codec_encode)(gc_codec_t *codec, const DLTensor *const *values, size_t n_values,
+        const DLTensor *value_factor, const DLTensor *error_factor, DLTensor *payload, void *stream);
+    gc_status_t (*gc_codec_decode)(gc_codec_t *codec, const DLTensor *payload, int32_t divisor, const DLTensor *factor,
+        gc_decode_t mode, DLTensor *const *values, size_t n_values, void *stream);
+    gc_status_t (*gc_codec_reduce)(gc_codec_t *codec, size_t chunk, const DLTensor *chunks, DLTensor *dst,
+        void *stream);
+    gc_status_t (*gc_codec_flags)(gc_codec_t *codec, DLTensor *dst, void *stream);
+    gc_status_t (*gc_codec_scales)(gc_codec_t *codec, DLTensor *dst, void *stream);
+    gc_status_t (*gc_codec_commit)(gc_codec_t *codec, const DLTensor *skip, void *stream);
+    gc_status_t (*gc_codec_rollback)(gc_codec_t *codec, void *stream);
+    gc_status_t (*gc_codec_reset)(gc_codec_t *codec, void *stream);
+    int64_t (*gc_codec_state_bytes)(const gc_codec_t *codec);
+    gc_status_t (*gc_codec_state_out)(gc_codec_t *codec, DLTensor *dst, void *stream);
+    gc_status_t (*gc_codec_state_in)(gc_codec_t *codec, const DLTensor *src, void *stream);
+    gc_status_t (*gc_codec_errors_out)(gc_codec_t *codec, DLTensor *worker, DLTensor *server, void *stream);
+    gc_status_t (*gc_codec_errors_in)(gc_codec_t *codec, const DLTensor *worker, const DLTensor *server, void *stream);
     gc_status_t (*gc_set_threads)(uint32_t n);
     gc_status_t (*gc_prepare)(DLDevice device);
     gc_status_t (*gc_trim)(DLDevice device);
@@ -107,6 +131,25 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_pack_signs_into", &api->gc_pack_signs_into},
         {"gc_unpack_signs_into", &api->gc_unpack_signs_into},
         {"gc_vote_signs_into", &api->gc_vote_signs_into},
+        {"gc_onebit_compress", &api->gc_onebit_compress},
+        {"gc_onebit_compress_into", &api->gc_onebit_compress_into},
+        {"gc_onebit_workspace_bytes", &api->gc_onebit_workspace_bytes},
+        {"gc_codec_create", &api->gc_codec_create},
+        {"gc_codec_free", &api->gc_codec_free},
+        {"gc_codec_payload_bytes", &api->gc_codec_payload_bytes},
+        {"gc_codec_encode", &api->gc_codec_encode},
+        {"gc_codec_decode", &api->gc_codec_decode},
+        {"gc_codec_reduce", &api->gc_codec_reduce},
+        {"gc_codec_flags", &api->gc_codec_flags},
+        {"gc_codec_scales", &api->gc_codec_scales},
+        {"gc_codec_commit", &api->gc_codec_commit},
+        {"gc_codec_rollback", &api->gc_codec_rollback},
+        {"gc_codec_reset", &api->gc_codec_reset},
+        {"gc_codec_state_bytes", &api->gc_codec_state_bytes},
+        {"gc_codec_state_out", &api->gc_codec_state_out},
+        {"gc_codec_state_in", &api->gc_codec_state_in},
+        {"gc_codec_errors_out", &api->gc_codec_errors_out},
+        {"gc_codec_errors_in", &api->gc_codec_errors_in},
         {"gc_set_threads", &api->gc_set_threads},
         {"gc_prepare", &api->gc_prepare},
         {"gc_trim", &api->gc_trim},

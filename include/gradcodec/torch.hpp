@@ -284,6 +284,113 @@ inline at::Tensor unpack_bits(const at::Tensor &src, int32_t axis = GC_AXIS_NONE
     return dst;
 }
 
+/* CODECS */
+
+namespace detail {
+
+/* Views of several tensors, and the pointers that C takes. */
+class Described {
+public:
+    template <class View> Described(at::TensorList tensors, View of)
+    {
+        views_.reserve(tensors.size()); /* the pointers are to them */
+        for (const at::Tensor &tensor : tensors) {
+            views_.push_back(of(tensor));
+            pointers_.push_back(&views_.back());
+        }
+    }
+    DLTensor *const *data() const noexcept { return pointers_.data(); }
+    std::size_t size() const noexcept { return pointers_.size(); }
+
+private:
+    std::vector<DLTensor> views_;
+    std::vector<DLTensor *> pointers_;
+};
+
+/* An argument that may be an undefined tensor: NULL then. */
+class OptionalView {
+public:
+    explicit OptionalView(const at::Tensor &tensor) : there_(tensor.defined())
+    {
+        if (there_)
+            view_ = view(tensor);
+    }
+    const DLTensor *get() const noexcept { return there_ ? &view_ : nullptr; }
+
+private:
+    DLTensor view_{};
+    bool there_;
+};
+
+inline at::Tensor bytes_beside(const at::Tensor &tensor, int64_t bytes)
+{
+    return at::empty({bytes}, tensor.options().dtype(at::kByte));
+}
+
+} // namespace detail
+
+/*
+ * A codec for tensors like these: of their element counts, dtype and device, which `options` need not have. What it
+ * decodes has their dtype, too, unless `options` name another.
+ */
+inline Codec codec_create(at::TensorList like, gc_codec_options_t options)
+{
+    TORCH_CHECK(!like.empty(), "like: at least one tensor expected, to know dtype and device");
+    std::vector<int64_t> sizes;
+    for (const at::Tensor &tensor : like)
+        sizes.push_back(tensor.numel());
+    options.struct_size = sizeof options;
+    options.device = detail::device_of("like", like[0].device());
+    options.values = detail::dtype_of("like", like[0].scalar_type());
+    if (options.results.bits == 0)
+        options.results = options.values;
+    options.segments = sizes.data();
+    options.n_segments = sizes.size();
+    gc_codec_t *out = nullptr;
+    detail::torch_check(gc_codec_create(&options, &out));
+    return Codec(out);
+}
+
+/* The payload, uint8: gc_codec_payload_bytes() bytes. Factors: float32, one element; undefined where there are none. */
+inline at::Tensor codec_encode(Codec &codec, at::TensorList gradients, const at::Tensor &value_factor = {},
+                               const at::Tensor &error_factor = {})
+{
+    TORCH_CHECK(!gradients.empty(), "gradients: at least one tensor expected, to know the device");
+    const detail::Described values(gradients, [](const at::Tensor &tensor) { return view(tensor); });
+    const detail::OptionalView of_values(value_factor), of_errors(error_factor);
+    const at::Tensor payload = detail::bytes_beside(gradients[0], codec_payload_bytes(codec));
+    DLTensor to = view_to_write(payload);
+    detail::torch_check(gc_codec_encode(codec.get(), values.data(), values.size(), of_values.get(), of_errors.get(),
+                                        &to, current_stream(payload)));
+    return payload;
+}
+
+/* Writes, or with GC_DECODE_ADD adds, to tensors of yours: one for each segment. */
+inline void codec_decode(Codec &codec, const at::Tensor &payload, at::TensorList values, int32_t divisor = 1,
+                         gc_decode_t mode = GC_DECODE_SET, const at::Tensor &factor = {})
+{
+    for (const at::Tensor &tensor : values) /* as for the functions above that write */
+        TORCH_CHECK(tensor.unsafeGetTensorImpl()->version_counter().enabled() || c10::InferenceMode::is_enabled(),
+                    "values: an inference tensor is written to in inference mode only");
+    const detail::Described outputs(values, [](const at::Tensor &tensor) { return view_to_write(tensor); });
+    const detail::OptionalView of_factor(factor);
+    const DLTensor from = view(payload);
+    detail::torch_check(gc_codec_decode(codec.get(), &from, divisor, of_factor.get(), mode, outputs.data(),
+                                        outputs.size(), current_stream(payload)));
+    for (const at::Tensor &tensor : values)
+        tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+/* `chunks`: a row for each payload, chunk `chunk` of it. Gives the chunk that goes out. */
+inline at::Tensor codec_reduce(Codec &codec, int64_t chunk, const at::Tensor &chunks)
+{
+    const DLTensor from = view(chunks);
+    const at::Tensor dst = detail::bytes_beside(chunks, chunks.dim() == 2 ? chunks.size(1) : 0);
+    DLTensor to = view_to_write(dst);
+    detail::torch_check(gc_codec_reduce(codec.get(), static_cast<std::size_t>(chunk), &from, &to, current_stream(dst)));
+    return dst;
+}
+
 } // namespace gradcodec
 
 #endif /* GRADCODEC_TORCH_HPP */

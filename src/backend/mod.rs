@@ -9,7 +9,7 @@ use std::ffi::c_void;
 
 use crate::{
     error::Result,
-    tensor::{Device, Owner},
+    tensor::{Device, Owner, View},
 };
 
 /// Where work on CUDA is enqueued: as the caller names it. The CPU's work is done when a call returns.
@@ -61,6 +61,14 @@ impl Queue {
         }
     }
 
+    /// The float32 of a view of one, once what was enqueued before is done.
+    pub fn read(&mut self, src: &View<'_>) -> Result<f32> {
+        match self {
+            Self::Cpu => Ok(cpu::memory::read(src)),
+            Self::Cuda(queue) => queue.read(src),
+        }
+    }
+
     /// Waits until what was enqueued is done.
     pub fn wait(&mut self) -> Result<()> {
         match self {
@@ -68,4 +76,22 @@ impl Queue {
             Self::Cuda(queue) => queue.wait(),
         }
     }
+}
+
+/// How a payload is decoded.
+pub struct Decoding<'a> {
+    /// What scales are divided by: at least 1.
+    pub divisor: i32,
+    /// What they are then multiplied by: one float32, or 1.
+    pub factor: Option<&'a View<'a>>,
+    /// Whether values are added to what is there, or set.
+    pub add: bool,
+}
+
+/// Whether a commit takes a step back although nothing was met that is not finite.
+pub enum Skip<'a> {
+    Never,
+    Always,
+    /// If this scalar, a bool, an int32 or a float32, is not 0. NaN is not 0.
+    If(&'a View<'a>),
 }

@@ -2,6 +2,7 @@
 
 use std::{
     ffi::{CStr, c_char},
+    ops::Range,
     slice,
 };
 
@@ -82,16 +83,70 @@ pub unsafe fn tensor<'a>(name: &'static str, tensor: *const DLTensor) -> Result<
     unsafe { View::from_dlpack(&name, &*tensor) }
 }
 
-/// Borrows a tensor that may be missing: NULL.
+/// Borrows a tensor that need not be there: NULL is None.
 ///
 /// # Safety
 /// As for [`tensor`].
-pub unsafe fn optional_tensor<'a>(name: &'static str, pointer: *const DLTensor) -> Result<Option<View<'a>>> {
-    if pointer.is_null() {
+pub unsafe fn optional<'a>(name: &'static str, tensor: *const DLTensor) -> Result<Option<View<'a>>> {
+    if tensor.is_null() {
         return Ok(None);
     }
     // SAFETY: the caller's promise.
-    unsafe { tensor(name, pointer).map(Some) }
+    unsafe { self::tensor(name, tensor).map(Some) }
+}
+
+/// Borrows `count` tensors.
+///
+/// # Safety
+/// Unless NULL or unaligned, `tensors` points at `count` pointers, each as for [`tensor`].
+pub unsafe fn tensors<'a>(name: &'static str, tensors: *const *const DLTensor, count: Count) -> Result<Vec<View<'a>>> {
+    // SAFETY: the caller's promise.
+    let tensors = unsafe { items(name, tensors, count)? };
+    let mut views = Vec::new();
+    views
+        .try_reserve_exact(tensors.len())
+        .map_err(|_| error!(OutOfMemory, "{name}: {} views could not be had", tensors.len()))?;
+    for (index, &tensor) in tensors.iter().enumerate() {
+        let name = Name::of_item(name, index);
+        check(&name, tensor)?;
+        // SAFETY: not NULL, aligned, and a tensor by the caller's promise.
+        views.push(unsafe { View::from_dlpack(&name, &*tensor)? });
+    }
+    Ok(views)
+}
+
+/// A struct of options of ours, which begins with its own size, as `struct_size`.
+///
+/// # Safety
+/// Every pattern of bits is a value of the type.
+pub unsafe trait Options: Copy {
+    /// Where the reserved bytes are.
+    const RESERVED: Range<usize>;
+}
+
+/// Reads options. A later version may have given them more fields: those must be 0, for they are not known here.
+///
+/// # Safety
+/// Unless NULL or unaligned, `options` points at as many readable bytes as their `struct_size` says.
+pub unsafe fn options<T: Options>(name: &'static str, options: *const T) -> Result<T> {
+    check(&Name::new(name), options)?;
+    // SAFETY: not NULL, aligned, and readable by the caller's promise.
+    let size = unsafe { options.cast::<u32>().read() } as usize;
+    if size < size_of::<T>() {
+        return Err(error!(InvalidArgument, "{name}: struct_size {} expected, got {size}", size_of::<T>()));
+    }
+    // SAFETY: the caller promises so many bytes.
+    let bytes = unsafe { slice::from_raw_parts(options.cast::<u8>(), size) };
+    let unknown = T::RESERVED.chain(size_of::<T>()..size).find(|&offset| bytes[offset] != 0);
+    if let Some(offset) = unknown {
+        return Err(error!(
+            InvalidArgument,
+            "{name}: the byte at offset {offset} is {}; 0 expected, for this version knows no field there",
+            bytes[offset]
+        ));
+    }
+    // SAFETY: so many bytes are there, aligned, and any pattern is a value.
+    Ok(unsafe { options.read() })
 }
 
 /// Borrows a managed tensor: only its `dl_tensor` is read.
@@ -101,6 +156,18 @@ pub unsafe fn optional_tensor<'a>(name: &'static str, pointer: *const DLTensor) 
 pub unsafe fn managed<'a>(name: &'static str, tensor: *const DLManagedTensor) -> Result<View<'a>> {
     // SAFETY: the caller's promise.
     unsafe { managed_named(Name::new(name), tensor) }
+}
+
+/// Borrows a managed tensor that need not be there: NULL is None.
+///
+/// # Safety
+/// As for [`managed`].
+pub unsafe fn optional_managed<'a>(name: &'static str, tensor: *const DLManagedTensor) -> Result<Option<View<'a>>> {
+    if tensor.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { managed(name, tensor).map(Some) }
 }
 
 /// Borrows `count` managed tensors.
@@ -223,7 +290,7 @@ impl<T> Out<T> {
 }
 
 #[inline(always)]
-fn check<T>(name: &Name, pointer: *const T) -> Result<()> {
+pub fn check<T>(name: &Name, pointer: *const T) -> Result<()> {
     if pointer.is_null() || !pointer.is_aligned() {
         return Err(bad_pointer(name, pointer.addr(), align_of::<T>()));
     }

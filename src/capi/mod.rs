@@ -33,8 +33,8 @@
 //!
 //! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
 //! folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
-//! BITS, SIGNS, WORKERS and DEVICES. What holds for all of them comes first; what is said of CUDA and of streams does not concern
-//! programs that use the CPU only.
+//! BITS, SIGNS, ONEBIT, CODECS, WORKERS and DEVICES. What holds for all of them comes first; what is said of CUDA and of
+//! streams does not concern programs that use the CPU only.
 //!
 //! TWO TIERS
 //!
@@ -142,7 +142,10 @@
 
 mod bits;
 mod borrow;
+mod codec;
 mod devices;
+mod handle;
+mod onebit;
 mod signs;
 mod status;
 mod tensors;
@@ -150,7 +153,9 @@ mod threads;
 mod version;
 
 pub use bits::*;
+pub use codec::*;
 pub use devices::*;
+pub use onebit::*;
 pub use signs::*;
 pub use status::*;
 pub use tensors::*;

@@ -130,7 +130,7 @@ pub unsafe extern "C" fn gc_unpack_signs_into(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises tensors that stay as they are during the call.
-        let (src, scales) = unsafe { (borrow::tensor("src", src)?, borrow::optional_tensor("scales", scales)?) };
+        let (src, scales) = unsafe { (borrow::tensor("src", src)?, borrow::optional("scales", scales)?) };
         // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
         let dst = unsafe { borrow::tensor("dst", dst)? };
         signs::unpack_signs_into(&src, scales.as_ref(), to_order(order)?, &dst, Stream::from_raw(stream))

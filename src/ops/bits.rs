@@ -122,9 +122,9 @@ pub(super) fn unpack(
 
 /// Waits for what was enqueued, whether or not all of it was: when a simple-tier call returns, the caller has its inputs
 /// back.
-fn complete(mut queue: Queue, enqueued: Result<()>) -> Result<()> {
+pub(super) fn complete<T>(mut queue: Queue, enqueued: Result<T>) -> Result<T> {
     let waited = queue.wait();
-    enqueued.and(waited)
+    enqueued.and_then(|value| waited.map(|()| value))
 }
 
 /// Bytes of one chunk when `elements` bits are split into `n_chunks` equal chunks of whole bytes.

@@ -5,6 +5,8 @@
 #![forbid(unsafe_code)]
 
 pub mod bits;
+pub mod codec;
 pub mod devices;
+pub mod onebit;
 pub mod signs;
 pub mod tensors;

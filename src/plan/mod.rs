@@ -1,6 +1,7 @@
-//! Where elements and their bits lie, as values: nothing here reads memory, knows a device or refuses anything.
+//! Where elements and their bits lie, as values: nothing here reads memory, knows a device or refuses anything but sizes that do not fit.
 #![forbid(unsafe_code)]
 
 pub mod bits;
+pub mod codec;
 pub mod loops;
 pub mod signs;

@@ -10,6 +10,9 @@ pub struct Owner {
     free: unsafe fn(data: *mut u8, words: [*mut c_void; 2]),
 }
 
+// SAFETY: `new` was promised that `free` may be called on any thread; the memory itself belongs to whoever has this.
+unsafe impl Send for Owner {}
+
 impl Owner {
     /// `data` is where the memory begins; NULL if there is none of it, or if that is told elsewhere. `words` are whatever
     /// `free` wants to know.

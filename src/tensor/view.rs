@@ -81,6 +81,7 @@ impl fmt::Display for Name {
 pub struct View<'a> {
     name: Name,
     device: Device,
+    pinned: bool,
     dtype: Dtype,
     shape: &'a [i64],
     /// None: compact, in C order.
@@ -128,7 +129,8 @@ impl<'a> View<'a> {
                 (tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize), extent)
             }
         };
-        Ok(Self { name: *name, device, dtype, shape, strides, elements, contiguous, data, extent })
+        let pinned = tensor.device.device_type == DLDeviceType::CUDAHOST;
+        Ok(Self { name: *name, device, pinned, dtype, shape, strides, elements, contiguous, data, extent })
     }
 
     /// A compact tensor in new memory, of a shape whose size in bytes was found to fit.
@@ -137,7 +139,18 @@ impl<'a> View<'a> {
         let elements = if shape.contains(&0) { 0 } else { shape.iter().product() };
         let start = data.addr();
         let extent = (start, start + elements as usize * dtype.size);
-        Self { name: Name::new("out"), device, dtype, shape, strides: None, elements, contiguous: true, data, extent }
+        Self {
+            name: Name::new("out"),
+            device,
+            pinned: false,
+            dtype,
+            shape,
+            strides: None,
+            elements,
+            contiguous: true,
+            data,
+            extent,
+        }
     }
 
     pub fn name(&self) -> Name {
@@ -146,6 +159,11 @@ impl<'a> View<'a> {
 
     pub fn device(&self) -> Device {
         self.device
+    }
+
+    /// CUDAHost memory: the CPU's, where CUDA can write too.
+    pub fn is_pinned(&self) -> bool {
+        self.pinned
     }
 
     pub fn dtype(&self) -> Dtype {

@@ -9,6 +9,8 @@
 /* What the typedefs below are. */
 int32_t *same_gc_status_t = (gc_status_t *)NULL;
 int32_t *same_gc_bit_order_t = (gc_bit_order_t *)NULL;
+int32_t *same_gc_scale_t = (gc_scale_t *)NULL;
+int32_t *same_gc_decode_t = (gc_decode_t *)NULL;
 #endif
 
 FUNCTION(gc_version, uint32_t, (void))
@@ -36,6 +38,30 @@ FUNCTION(gc_unpack_signs, gc_status_t, (DLManagedTensor *const *, size_t, int64_
 FUNCTION(gc_pack_signs_into, gc_status_t, (const DLTensor *, gc_bit_order_t, DLTensor *, void *))
 FUNCTION(gc_unpack_signs_into, gc_status_t, (const DLTensor *, const DLTensor *, gc_bit_order_t, DLTensor *, void *))
 FUNCTION(gc_vote_signs_into, gc_status_t, (const DLTensor *, uint64_t, DLTensor *, void *))
+
+FUNCTION(gc_onebit_compress, gc_status_t, (const DLManagedTensor *, DLManagedTensor *, size_t, DLManagedTensor **, float *))
+FUNCTION(gc_onebit_compress_into, gc_status_t, (const DLTensor *, DLTensor *, gc_scale_t, DLTensor *, DLTensor *,
+                                                DLTensor *, void *))
+FUNCTION(gc_onebit_workspace_bytes, int64_t, (int64_t))
+
+FUNCTION(gc_codec_create, gc_status_t, (const gc_codec_options_t *, gc_codec_t **))
+FUNCTION(gc_codec_free, void, (gc_codec_t *))
+FUNCTION(gc_codec_payload_bytes, int64_t, (const gc_codec_t *))
+FUNCTION(gc_codec_encode, gc_status_t, (gc_codec_t *, const DLTensor *const *, size_t, const DLTensor *,
+                                        const DLTensor *, DLTensor *, void *))
+FUNCTION(gc_codec_decode, gc_status_t, (gc_codec_t *, const DLTensor *, int32_t, const DLTensor *, gc_decode_t,
+                                        DLTensor *const *, size_t, void *))
+FUNCTION(gc_codec_reduce, gc_status_t, (gc_codec_t *, size_t, const DLTensor *, DLTensor *, void *))
+FUNCTION(gc_codec_flags, gc_status_t, (gc_codec_t *, DLTensor *, void *))
+FUNCTION(gc_codec_scales, gc_status_t, (gc_codec_t *, DLTensor *, void *))
+FUNCTION(gc_codec_commit, gc_status_t, (gc_codec_t *, const DLTensor *, void *))
+FUNCTION(gc_codec_rollback, gc_status_t, (gc_codec_t *, void *))
+FUNCTION(gc_codec_reset, gc_status_t, (gc_codec_t *, void *))
+FUNCTION(gc_codec_state_bytes, int64_t, (const gc_codec_t *))
+FUNCTION(gc_codec_state_out, gc_status_t, (gc_codec_t *, DLTensor *, void *))
+FUNCTION(gc_codec_state_in, gc_status_t, (gc_codec_t *, const DLTensor *, void *))
+FUNCTION(gc_codec_errors_out, gc_status_t, (gc_codec_t *, DLTensor *, DLTensor *, void *))
+FUNCTION(gc_codec_errors_in, gc_status_t, (gc_codec_t *, const DLTensor *, const DLTensor *, void *))
 
 FUNCTION(gc_tensor_empty, gc_status_t, (DLDevice, DLDataType, int32_t, const int64_t *, DLManagedTensor **))
 FUNCTION(gc_tensor_from_pointer, gc_status_t, (void *, DLDevice, DLDataType, int32_t, const int64_t *, const int64_t *,

@@ -24,6 +24,113 @@ static void invalid(gc_status_t status, const char *argument) {
     expect(status, GC_STATUS_INVALID_ARGUMENT, argument);
 }
 
+/* The functions of gc_codec_* and gc_onebit_*. */
+static void codecs(void) {
+    static float numbers[16] = {1, -1}, number;
+    static uint64_t payload_memory[28], state_memory[2000];
+    static int64_t one[1] = {1}, payload_shape[1], state_shape[1], sizes[2] = {8, 8};
+    DLDataType uint8 = dtype_of(kDLUInt, 8), float32 = dtype_of(kDLFloat, 32);
+    DLTensor grad = view_of(numbers, float32, 1, shape1), scalar = view_of(&number, float32, 1, one);
+    DLTensor packed = view_of(bytes, uint8, 2, shape2), flags = view_of(&number, dtype_of(kDLUInt, 32), 1, one);
+    DLTensor payload = view_of(NULL, uint8, 1, payload_shape), state = view_of(state_memory, uint8, 1, state_shape);
+    DLManagedTensor managed = borrowed(grad), *chunks[2] = {UNTOUCHED, UNTOUCHED};
+    DLTensor workspace = payload;
+    const DLTensor *values[1] = {&grad}, *no_values[1] = {NULL};
+    DLTensor *results[1] = {&grad}, *no_results[1] = {NULL};
+    gc_codec_options_t options;
+    gc_codec_t *codec = NULL, *untouched = (gc_codec_t *)(void *)UNTOUCHED, *out = untouched;
+    float scale = 7;
+
+    /* Payloads, states and workspaces are aligned to 16. */
+    payload.data = (char *)payload_memory + (16 - (uintptr_t)payload_memory % 16) % 16;
+    state.data = (char *)state_memory + (16 - (uintptr_t)state_memory % 16) % 16;
+    workspace.data = state.data;
+    payload_shape[0] = gc_onebit_workspace_bytes(16);
+
+    CHECK(gc_onebit_workspace_bytes(-1) == -1 && strstr(gc_last_error(), "n_elements: -1"));
+    invalid(gc_onebit_compress(NULL, NULL, 2, chunks, &scale), "grad: NULL");
+    invalid(gc_onebit_compress(&managed, NULL, 0, chunks, &scale), "n_chunks: at least 1 expected, got 0");
+    invalid(gc_onebit_compress(&managed, NULL, 2, NULL, &scale), "out_chunks: NULL");
+    invalid(gc_onebit_compress(&managed, NULL, 2, chunks, NULL), "out_scale: NULL");
+    invalid(gc_onebit_compress(&managed, NULL, 2, chunks, (float *)(void *)((char *)&scale + 1)), "out_scale: address");
+    expect(gc_onebit_compress(&managed, NULL, SIZE_MAX, chunks, &scale), GC_STATUS_SIZE_OVERFLOW,
+           "n_chunks: 18446744073709551615 items at out_chunks");
+    CHECK(chunks[0] == UNTOUCHED && chunks[1] == UNTOUCHED && scale == 7);
+    invalid(gc_onebit_compress_into(NULL, NULL, GC_SCALE_RMS, &packed, &scalar, &workspace, NULL), "grad: NULL");
+    invalid(gc_onebit_compress_into(&grad, NULL, 2, &packed, &scalar, &workspace, NULL), "rule: 2");
+    invalid(gc_onebit_compress_into(&grad, NULL, GC_SCALE_RMS, NULL, &scalar, &workspace, NULL), "dst: NULL");
+    invalid(gc_onebit_compress_into(&grad, NULL, GC_SCALE_RMS, &packed, NULL, &workspace, NULL), "scale: NULL");
+    invalid(gc_onebit_compress_into(&grad, NULL, GC_SCALE_RMS, &packed, &scalar, NULL, NULL), "workspace: NULL");
+    CHECK(bytes[0] == 0 && bytes[1] == 0 && number == 0);
+
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.codec = GC_CODEC_ONEBIT;
+    options.nonfinite = GC_NONFINITE_TRANSACTIONAL;
+    options.n_elements = 16;
+    options.server = 1;
+    invalid(gc_codec_create(NULL, &out), "options: NULL");
+    invalid(gc_codec_create((gc_codec_options_t *)(void *)((char *)&options + 1), &out), "options: address");
+    invalid(gc_codec_create(&options, NULL), "out: NULL");
+    options.codec = 0;
+    invalid(gc_codec_create(&options, &out), "options: codec 0");
+    options.codec = GC_CODEC_ONEBIT;
+    options.segments = sizes;
+    options.n_segments = SIZE_MAX;
+    expect(gc_codec_create(&options, &out), GC_STATUS_SIZE_OVERFLOW,
+           "options: n_segments: 18446744073709551615 items at options: segments");
+    options.segments = (int64_t *)(void *)((char *)sizes + 1);
+    options.n_segments = 2;
+    invalid(gc_codec_create(&options, &out), "options: segments: address");
+    CHECK(out == untouched);
+    options.segments = NULL;
+    CHECK_OK(gc_codec_create(&options, &codec));
+
+    payload_shape[0] = gc_codec_payload_bytes(codec);
+    state_shape[0] = gc_codec_state_bytes(codec);
+    CHECK(payload_shape[0] + 16 <= (int64_t)sizeof payload_memory);
+    CHECK(state_shape[0] + 16 <= (int64_t)sizeof state_memory);
+    CHECK(gc_codec_payload_bytes(NULL) == -1 && strcmp(gc_last_error(), "codec: NULL") == 0);
+    CHECK(gc_codec_state_bytes(NULL) == -1 && strcmp(gc_last_error(), "codec: NULL") == 0);
+    gc_codec_free(NULL);
+
+    invalid(gc_codec_encode(NULL, values, 1, NULL, NULL, &payload, NULL), "codec: NULL");
+    invalid(gc_codec_encode(codec, NULL, 1, NULL, NULL, &payload, NULL), "values: NULL");
+    invalid(gc_codec_encode(codec, no_values, 1, NULL, NULL, &payload, NULL), "values[0]: NULL");
+    invalid(gc_codec_encode(codec, values, 1, NULL, NULL, NULL, NULL), "payload: NULL");
+    invalid(gc_codec_encode(codec, values, 0, NULL, NULL, &payload, NULL), "n_values: 1 expected");
+    expect(gc_codec_encode(codec, values, SIZE_MAX, NULL, NULL, &payload, NULL), GC_STATUS_SIZE_OVERFLOW,
+           "n_values: 18446744073709551615 items at values");
+    invalid(gc_codec_decode(NULL, &payload, 1, NULL, GC_DECODE_SET, results, 1, NULL), "codec: NULL");
+    invalid(gc_codec_decode(codec, NULL, 1, NULL, GC_DECODE_SET, results, 1, NULL), "payload: NULL");
+    invalid(gc_codec_decode(codec, &payload, -1, NULL, GC_DECODE_SET, results, 1, NULL), "divisor: -1");
+    invalid(gc_codec_decode(codec, &payload, 1, NULL, 2, results, 1, NULL), "mode: 2");
+    invalid(gc_codec_decode(codec, &payload, 1, NULL, GC_DECODE_SET, NULL, 1, NULL), "values: NULL");
+    invalid(gc_codec_decode(codec, &payload, 1, NULL, GC_DECODE_SET, no_results, 1, NULL), "values[0]: NULL");
+    invalid(gc_codec_reduce(NULL, 0, &payload, &payload, NULL), "codec: NULL");
+    invalid(gc_codec_reduce(codec, 1, &payload, &payload, NULL), "chunk: 1");
+    invalid(gc_codec_reduce(codec, 0, NULL, &payload, NULL), "chunks: NULL");
+    invalid(gc_codec_reduce(codec, 0, &payload, NULL, NULL), "dst: NULL");
+    invalid(gc_codec_flags(NULL, &flags, NULL), "codec: NULL");
+    invalid(gc_codec_flags(codec, NULL, NULL), "dst: NULL");
+    invalid(gc_codec_scales(NULL, &scalar, NULL), "codec: NULL");
+    invalid(gc_codec_scales(codec, NULL, NULL), "dst: NULL");
+    invalid(gc_codec_commit(NULL, NULL, NULL), "codec: NULL");
+    invalid(gc_codec_rollback(NULL, NULL), "codec: NULL");
+    invalid(gc_codec_reset(NULL, NULL), "codec: NULL");
+    invalid(gc_codec_state_out(NULL, &state, NULL), "codec: NULL");
+    invalid(gc_codec_state_out(codec, NULL, NULL), "dst: NULL");
+    invalid(gc_codec_state_in(NULL, &state, NULL), "codec: NULL");
+    invalid(gc_codec_state_in(codec, NULL, NULL), "src: NULL");
+    invalid(gc_codec_errors_out(NULL, &grad, &grad, NULL), "codec: NULL");
+    invalid(gc_codec_errors_in(NULL, &grad, &grad, NULL), "codec: NULL");
+    /* NULL is nothing to read or to write here. */
+    CHECK_OK(gc_codec_errors_out(codec, NULL, NULL, NULL));
+    CHECK_OK(gc_codec_errors_in(codec, NULL, NULL, NULL));
+    CHECK_OK(gc_codec_commit(codec, NULL, NULL));
+    gc_codec_free(codec);
+}
+
 int main(void) {
     DLDataType boolean = dtype_of(kDLBool, 8), uint8 = dtype_of(kDLUInt, 8), float32 = dtype_of(kDLFloat, 32);
     DLTensor elements = view_of(bools, boolean, 1, shape1);
@@ -139,6 +246,8 @@ int main(void) {
     invalid(gc_unpack_bits_into(&packed, 0, GC_BIT_ORDER_BIG, NULL, NULL), "dst: NULL");
     invalid(gc_unpack_bits_into(&packed, 0, 2, &elements, NULL), "order: 2");
     invalid(gc_unpack_bits_into(&packed, 2, GC_BIT_ORDER_BIG, &elements, NULL), "axis: 2");
+
+    codecs();
 
     CHECK(out == UNTOUCHED && outs[0] == UNTOUCHED && outs[1] == UNTOUCHED && outs[2] == UNTOUCHED);
     CHECK(versioned == &untouched_versioned);

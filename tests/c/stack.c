@@ -89,6 +89,97 @@ static void call_signs(void) {
         }
 }
 
+/* Every function of a codec, on tensors of so many elements each. */
+static void call_codec_of(int32_t kind, int64_t length, int32_t error, uint8_t code, uint8_t bits) {
+    int64_t sizes[3], payload_shape[1], chunk_shape[2] = {1, 0}, state_shape[1], one[1] = {1}, all[1];
+    int64_t scales_shape[1] = {3};
+    unsigned char *room = bytes; /* aligned to 16, as all that malloc gives */
+    float factor = 1, scales[3];
+    uint32_t flags;
+    gc_codec_options_t options;
+    gc_codec_t *codec;
+    DLTensor values[3], payload, chunk, state, worker, server;
+    DLTensor scalar = view_of(&factor, dtype_of(kDLFloat, 32), 1, one);
+    DLTensor of_flags = view_of(&flags, dtype_of(kDLUInt, 32), 1, one);
+    DLTensor of_scales = view_of(scales, dtype_of(kDLFloat, 32), 1, scales_shape);
+    const DLTensor *inputs[3] = {&values[0], &values[1], &values[2]};
+    DLTensor *outputs[3] = {&values[0], &values[1], &values[2]};
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.codec = kind;
+    options.error = error;
+    options.values = dtype_of(code, bits);
+    options.nonfinite = GC_NONFINITE_TRANSACTIONAL;
+    options.segments = sizes;
+    options.n_segments = 3;
+    options.server = 1;
+    for (int i = 0; i < 3; i++) {
+        sizes[i] = length;
+        values[i] = view_of(elements + (size_t)(i * length * bits / 8), options.values, 1, &sizes[i]);
+    }
+    CHECK_OK(gc_codec_create(&options, &codec));
+    payload_shape[0] = chunk_shape[1] = gc_codec_payload_bytes(codec);
+    state_shape[0] = gc_codec_state_bytes(codec);
+    payload = view_of(room, dtype_of(kDLUInt, 8), 1, payload_shape);
+    chunk = view_of(room, dtype_of(kDLUInt, 8), 2, chunk_shape);
+    room += (payload_shape[0] + 15) / 16 * 16;
+    state = view_of(room, dtype_of(kDLUInt, 8), 1, state_shape);
+    CHECK(room + state_shape[0] <= bytes + LARGE);
+    all[0] = 3 * length;
+    worker = view_of(elements, dtype_of(kDLFloat, 32), 1, all);
+    server = view_of(elements + (size_t)(12 * length), dtype_of(kDLFloat, 32), 1, all);
+    CHECK(24 * length <= LARGE);
+    CHECK_OK(gc_codec_encode(codec, inputs, 3, &scalar, &scalar, &payload, NULL));
+    CHECK_STATUS(gc_codec_reduce(codec, 0, &chunk, &state, NULL), GC_STATUS_SHAPE_MISMATCH);
+    state_shape[0] = payload_shape[0];
+    CHECK_OK(gc_codec_reduce(codec, 0, &chunk, &state, NULL));
+    state_shape[0] = gc_codec_state_bytes(codec);
+    CHECK_OK(gc_codec_commit(codec, NULL, NULL));
+    CHECK_OK(gc_codec_decode(codec, &payload, 2, &scalar, GC_DECODE_SET, outputs, 3, NULL));
+    CHECK_OK(gc_codec_flags(codec, &of_flags, NULL));
+    CHECK_OK(gc_codec_scales(codec, &of_scales, NULL));
+    CHECK_OK(gc_codec_state_out(codec, &state, NULL));
+    CHECK_OK(gc_codec_state_in(codec, &state, NULL));
+    CHECK_OK(gc_codec_errors_out(codec, &worker, &server, NULL));
+    if (kind == GC_CODEC_ONEBIT)
+        CHECK_OK(gc_codec_errors_in(codec, &worker, &server, NULL));
+    CHECK_OK(gc_codec_rollback(codec, NULL));
+    memset(bytes, 0, 64); /* no payload any more: the refusal looks at every field */
+    CHECK_STATUS(gc_codec_decode(codec, &payload, 2, &scalar, GC_DECODE_SET, outputs, 3, NULL), GC_STATUS_CORRUPT);
+    CHECK_OK(gc_codec_reset(codec, NULL));
+    gc_codec_free(codec);
+}
+
+static void call_codecs(void) {
+    static const uint8_t codes[] = {kDLFloat, kDLFloat, kDLBfloat}, sizes[] = {32, 16, 16};
+    for (int i = 0; i < 3; i++)
+        for (int32_t kind = GC_CODEC_ONEBIT; kind <= GC_CODEC_SIGN; kind++)
+            call_codec_of(kind, 5001, kind == GC_CODEC_SIGN ? GC_ERROR_NONE : i % 2, codes[i], sizes[i]);
+}
+
+static void call_large_codec_with_threads(void) {
+    CHECK_OK(gc_set_threads(4));
+    call_codec_of(GC_CODEC_ONEBIT, 1 << 20, GC_ERROR_FLOAT32, kDLFloat, 32);
+}
+
+static void call_onebit(void) {
+    int64_t length = 100001, shape[2], workspace_shape[1], one[1] = {1};
+    float scale;
+    DLTensor grad = flat(elements, dtype_of(kDLFloat, 32), &length);
+    DLTensor error = flat(elements + 4 * 100001, dtype_of(kDLBfloat, 16), &length);
+    DLTensor of_scale = view_of(&scale, dtype_of(kDLFloat, 32), 1, one), dst, workspace;
+    DLManagedTensor managed = borrowed(grad), managed_error = borrowed(error), *chunks[2];
+    shape[0] = 2;
+    shape[1] = gc_chunk_bytes(length, 2);
+    workspace_shape[0] = gc_onebit_workspace_bytes(length);
+    workspace = view_of(bytes, dtype_of(kDLUInt, 8), 1, workspace_shape);
+    dst = view_of(bytes + workspace_shape[0], dtype_of(kDLUInt, 8), 2, shape);
+    CHECK_OK(gc_onebit_compress_into(&grad, &error, GC_SCALE_MEAN, &dst, &of_scale, &workspace, NULL));
+    CHECK_OK(gc_onebit_compress(&managed, &managed_error, 2, chunks, &scale));
+    gc_tensor_free(chunks[0]);
+    gc_tensor_free(chunks[1]);
+}
+
 /* Dimensions that cannot be joined: each is a loop. */
 static void call_with_many_dimensions(void) {
     int64_t shape[DIMS], strides[DIMS], step = 1;
@@ -192,6 +283,9 @@ int main(void) {
         {"bits along an axis", call_bits},
         {"large bits along an axis, 4 threads", call_large_bits_with_threads},
         {"signs", call_signs},
+        {"codecs", call_codecs},
+        {"a large codec, 4 threads", call_large_codec_with_threads},
+        {"gc_onebit_compress", call_onebit},
         {"many dimensions", call_with_many_dimensions},
         {"refusals", call_to_be_refused},
         {"tensors", call_for_tensors},

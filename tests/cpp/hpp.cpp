@@ -264,6 +264,100 @@ static void bits_along_an_axis()
     HOLD(floats[0] == 1 && floats[1] == 0 && floats[4] == 1);
 }
 
+/* Memory aligned to 16, as payloads, states and workspaces are. */
+struct alignas(16) Block {
+    uint8_t bytes[16];
+};
+
+static void the_plain_form_carries_what_a_step_loses()
+{
+    const float gradient[2] = {1, -7};
+    float error[2] = {0, 0};
+    gradcodec::Tensor carried = gradcodec::tensor_from_pointer(error, gradcodec::cpu, gradcodec::dtype<float>(), {2});
+    /* The example of docs/NUMERICS.md. */
+    const gradcodec::Onebit first = gradcodec::onebit_compress(view(gradient), carried.get(), 1);
+    HOLD(first.scale == 5 && first.chunks.size() == 1 && *first.chunks[0].data<uint8_t>() == 0x80);
+    HOLD(error[0] == -4 && error[1] == -2);
+    HOLD(gradcodec::onebit_compress(view(gradient), nullptr, 3).chunks[0]->shape[0] == 1);
+
+    const float second[2] = {2, 4};
+    float scale = 0;
+    uint8_t bits[1][1];
+    std::vector<Block> workspace(static_cast<std::size_t>(gradcodec::onebit_workspace_bytes(2)) / 16);
+    const auto room = view(workspace[0].bytes, {static_cast<int64_t>(16 * workspace.size())});
+    gradcodec::onebit_compress_into(view(second), view(error), GC_SCALE_RMS, view(&bits[0][0], {1, 1}),
+                                    view(&scale, {1}), room);
+    HOLD(scale == 2 && bits[0][0] == 0x40 && error[0] == 0 && error[1] == 0);
+    HOLD(status([] { gradcodec::onebit_workspace_bytes(-1); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([&] { gradcodec::onebit_compress(view(gradient), nullptr, 0); }) == GC_STATUS_INVALID_ARGUMENT);
+}
+
+static void a_codec_goes_there_and_back()
+{
+    using gradcodec::Codec, gradcodec::Source;
+    const int64_t sizes[] = {2, 3};
+    gc_codec_options_t options{};
+    options.codec = GC_CODEC_ONEBIT;
+    options.segments = sizes;
+    options.n_segments = 2;
+    options.n_chunks = 1;
+    options.server = 1;
+    options.nonfinite = GC_NONFINITE_TRANSACTIONAL;
+    Codec codec = gradcodec::codec_create(options);
+
+    float first[2] = {1, -7}, second[3] = {2, -2, 2}, back[5] = {}, factor = 2;
+    std::vector<Block> memory(static_cast<std::size_t>(gradcodec::codec_payload_bytes(codec)) / 16);
+    const auto payload = view(memory[0].bytes, {static_cast<int64_t>(16 * memory.size())});
+    gradcodec::codec_encode(codec, {view(first), view(second)}, nullptr, nullptr, payload);
+    gradcodec::codec_decode(codec, payload, 1, nullptr, GC_DECODE_SET, {view(back, {2}), view(back + 2, {3})});
+    const float sent[5] = {5, -5, 2, -2, 2};
+    HOLD(std::memcmp(back, sent, sizeof sent) == 0);
+    gradcodec::codec_decode(codec, payload, 2, view(&factor, {1}), GC_DECODE_ADD,
+                            {view(back, {2}), view(back + 2, {3})});
+    HOLD(back[1] == -10 && back[2] == 4);
+
+    float scales[2];
+    gradcodec::codec_scales(codec, view(scales));
+    HOLD(scales[0] == 5 && scales[1] == 2);
+    std::vector<Block> reduced(memory.size());
+    const auto row = view(memory[0].bytes, {1, static_cast<int64_t>(16 * memory.size())});
+    gradcodec::codec_reduce(codec, 0, row, view(reduced[0].bytes, {static_cast<int64_t>(16 * reduced.size())}));
+    gradcodec::codec_commit(codec);
+
+    float worker[5], server[5];
+    gradcodec::codec_errors_out(codec, view(worker), view(server));
+    HOLD(worker[0] == -4 && worker[1] == -2 && worker[2] == 0 && server[0] == 0);
+    gradcodec::codec_errors_in(codec, view(worker));
+    std::vector<Block> state(static_cast<std::size_t>(gradcodec::codec_state_bytes(codec)) / 16);
+    const auto whole = view(state[0].bytes, {static_cast<int64_t>(16 * state.size())});
+    gradcodec::codec_state_out(codec, whole);
+
+    /* An array of sources; a step that is taken back. */
+    const auto one = view(first), other = view(second);
+    const std::array<Source, 2> both{one, other};
+    gradcodec::codec_encode(codec, both, view(&factor, {1}), view(&factor, {1}), payload);
+    gradcodec::codec_rollback(codec);
+    uint32_t flags = 0;
+    gradcodec::codec_flags(codec, view(&flags, {1}));
+    HOLD(flags == GC_FLAG_TAKEN_BACK);
+    gradcodec::codec_reset(codec);
+    gradcodec::codec_state_in(codec, whole);
+    gradcodec::codec_errors_out(codec, view(worker));
+    HOLD(worker[0] == -4);
+
+    Codec moved = std::move(codec);
+    HOLD(moved && !codec && status([&] { gradcodec::codec_reset(codec); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([&] { gradcodec::codec_payload_bytes(codec); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([&] { gradcodec::codec_state_bytes(codec); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([&] { gradcodec::codec_encode(moved, {view(first)}, nullptr, nullptr, payload); }) ==
+         GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([] { gradcodec::codec_create({}); }) == GC_STATUS_INVALID_ARGUMENT);
+    codec = Codec(moved.release());
+    HOLD(codec && !moved);
+    codec.reset();
+    gradcodec::codec_free(gradcodec::codec_create(options));
+}
+
 static void a_refusal_throws_and_leaves_nothing()
 {
     const float floats[8] = {};
@@ -324,6 +418,8 @@ int main()
     chunks();
     signs();
     bits_along_an_axis();
+    the_plain_form_carries_what_a_step_loses();
+    a_codec_goes_there_and_back();
     a_refusal_throws_and_leaves_nothing();
     the_rest();
     std::puts("gradcodec.hpp: all functions do as they say");

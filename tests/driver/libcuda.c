@@ -595,7 +595,7 @@ typedef struct {
     uint64_t rows;
     int64_t row_element_stride, row_byte_stride;
     uint64_t first_zero, span, one;
-    uint32_t order, log_width, mode, rounds, n_outer, reserved;
+    uint32_t order, log_width, mode, rounds, n_outer, burst;
     Division across, along;
     struct {
         int64_t element_stride, byte_stride;
@@ -631,8 +631,14 @@ static Result run_tiles(Place place, const char *kernel, unsigned blocks, const 
     return run_plan(place, &plan, packs);
 }
 
-static Result run_kernel(Place place, const char *kernel, unsigned blocks, void **arguments) {
-    if (strstr(kernel, "_columns_") || strstr(kernel, "_rows_") || strstr(kernel, "_steps_"))
+/* tests/driver/codec.cpp */
+int run_codec_kernel(const char *name, unsigned blocks, unsigned threads, void **arguments);
+
+static Result run_kernel(Place place, const char *kernel, unsigned blocks, unsigned threads, void **arguments) {
+    if (!strncmp(kernel, "gc_onebit_", 10))
+        return run_codec_kernel(kernel, blocks, threads, arguments) ? fault(INVALID_VALUE, "an unknown kernel") : SUCCESS;
+    if (strstr(kernel, "_columns_") || strstr(kernel, "_transposed_") || strstr(kernel, "_rows_")
+        || strstr(kernel, "_steps_"))
         return run_tiles(place, kernel, blocks, arguments[0]);
     int packs = !strcmp(kernel, "gc_pack_strided");
     Result result;
@@ -660,7 +666,66 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     if (is_created(stream))
         stream->at_work = 1;
     Place place = {is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream};
-    return run_kernel(place, kernel, x, arguments);
+    return run_kernel(place, kernel, x, threads, arguments);
+}
+
+/* The place of a copy: as that of a launch. */
+static Place place_of(Stream stream) {
+    if (is_created(stream))
+        stream->at_work = 1;
+    return (Place){is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream};
+}
+
+static int is_on_device(uint64_t address) {
+    for (int k = 0; k < BLOCKS; k++)
+        if (blocks[k].memory && address - (uint64_t)(uintptr_t)blocks[k].memory < blocks[k].bytes)
+            return 1;
+    return 0;
+}
+
+Result cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, Stream stream) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    void *to = (void *)(uintptr_t)address;
+    Result result = use(place_of(stream), WRITTEN, to, bytes);
+    if (result == SUCCESS)
+        memset(to, value, bytes);
+    return result;
+}
+
+Result cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, Stream stream) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    Place place = place_of(stream);
+    Result result = use(place, READ, (void *)(uintptr_t)from, bytes);
+    if (result == SUCCESS && is_on_device(to)) /* else pinned memory */
+        result = use(place, WRITTEN, (void *)(uintptr_t)to, bytes);
+    if (result == SUCCESS)
+        memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
+    return result;
+}
+
+/* Both are done when they return, and wait for the legacy stream. */
+Result cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    Result result = use(place_of(NULL), WRITTEN, (void *)(uintptr_t)to, bytes);
+    if (result == SUCCESS)
+        memcpy((void *)(uintptr_t)to, from, bytes);
+    return result;
+}
+
+Result cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    Result result = use(place_of(NULL), READ, (void *)(uintptr_t)from, bytes);
+    if (result == SUCCESS)
+        memcpy(to, (void *)(uintptr_t)from, bytes);
+    return result;
 }
 
 #ifndef WITHOUT_LIBRARIES

@@ -14,9 +14,10 @@ int cuStreamQuery(void *stream) {
 #define FORWARDED(X) \
     X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetAttribute) \
     X(cuDeviceTotalMem_v2) X(cuDevicePrimaryCtxRetain) X(cuCtxPushCurrent_v2) X(cuCtxPopCurrent_v2) X(cuCtxGetDevice) \
-    X(cuCtxGetId) X(cuCtxSynchronize) X(cuStreamCreate) X(cuStreamDestroy_v2) X(cuStreamGetCtx) X(cuStreamGetDevice) \
+    X(cuCtxGetId) X(cuCtxGetCurrent) X(cuCtxSynchronize) X(cuStreamCreate) X(cuStreamDestroy_v2) X(cuStreamGetCtx) X(cuStreamGetDevice) \
     X(cuStreamSynchronize) X(cuThreadExchangeStreamCaptureMode) X(cuMemAlloc_v2) X(cuMemFree_v2) X(cuLibraryLoadData) \
-    X(cuLibraryUnload) X(cuLibraryGetKernel) X(cuKernelGetFunction) X(cuFuncGetAttribute) X(cuLaunchKernel)
+    X(cuMemcpyHtoD_v2) X(cuMemcpyDtoH_v2) X(cuMemcpyAsync) X(cuMemsetD8Async) X(cuLibraryUnload) X(cuLibraryGetKernel) \
+    X(cuKernelGetFunction) X(cuFuncGetAttribute) X(cuLaunchKernel)
 #define DEFINE(name) \
     static void *real_##name __attribute__((used)); \
     __attribute__((naked)) void name(void) { __asm__("jmp *real_" #name "(%rip)"); }

@@ -17,6 +17,9 @@ import numpy as np  # noqa: E402 the path comes first
 import capi  # noqa: E402
 import driver  # noqa: E402
 import gpu  # noqa: E402
+from codec_model import ONEBIT, SIGN  # noqa: E402
+from card import Card  # noqa: E402
+from codecs_c import one_case, strangers  # noqa: E402
 from capi import AXIS_NONE, BIG, FLOATS, LITTLE, Managed, byref, lib  # noqa: E402
 from gpu import Layout, case, check, chunk_rows, truth_of, unpackbits  # noqa: E402
 from models import SIGNED, UNPACKED, majority, not_below_zero, scaled_signs  # noqa: E402
@@ -176,6 +179,7 @@ def everything():
             np.testing.assert_array_equal(gpu.take(out), truth)
             np.testing.assert_array_equal(np.stack([gpu.take(c) for c in chunks]), chunk_rows(truth, 3))
     check(lib.gc_trim(gpu.device()))
+    codecs()
 
 
 def wild():
@@ -195,6 +199,18 @@ def race():
     with driver.Memory(512) as memory:
         driver.launch(function, 1, 128, None, driver.c_uint64(memory.address))
         driver.synchronize()
+
+
+def codecs():
+    """Every kernel of the codecs, on operands that end with their memory."""
+    card = Card(1 << 20, exact=True)
+    for seed in range(40):
+        with case(seed=seed):
+            one_case(card, seed, 30_000)
+            card.start_again()
+    for kind in ONEBIT, SIGN:
+        strangers(card, kind)
+        card.start_again()
 
 
 def main():

@@ -6,150 +6,16 @@
 //         -Ltarget/release -lgradcodec
 //
 // The library says how it launches each kernel: those shapes are tried, and compared with what a block does.
-//
-// A lane is a context of its own. Lanes run one after the other up to their next exchange (a shuffle or a ballot), where
-// each leaves its value and finds those of all others when it goes on. At a barrier a lane waits for all of its block.
 #include <gradcodec.h>
 #include <sanitizer/asan_interface.h>
-#include <ucontext.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
-// ---- The device
-
-
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __grid_constant__
-#define __shared__ static
-
-struct alignas(16) uint4 {
-    unsigned x, y, z, w;
-};
-static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-
-static struct { unsigned x; } threadIdx, blockIdx, blockDim;
-
-static const unsigned LANES = 32, MOST_THREADS = 256, STACK = 64 << 10;
-static ucontext_t scheduler, lanes[MOST_THREADS];
-static enum { RUNS, WAITS, HAS_FINISHED } states[MOST_THREADS];
-static unsigned running, turn[MOST_THREADS], left_behind[2][MOST_THREADS];
-static std::function<void()> kernel;
-
-// The values that the lanes of this warp left behind.
-static const unsigned *exchange(unsigned value) {
-    const unsigned thread = running;
-    unsigned *values = left_behind[turn[thread]++ % 2];
-    values[thread] = value;
-    swapcontext(&lanes[thread], &scheduler);
-    return values + thread / LANES * LANES;
-}
-[[maybe_unused]] static void __syncthreads() {
-    states[running] = WAITS;
-    swapcontext(&lanes[running], &scheduler);
-}
-static unsigned __shfl_sync(unsigned, unsigned value, unsigned from) { return exchange(value)[from % LANES]; }
-static unsigned __shfl_xor_sync(unsigned, unsigned value, unsigned mask) {
-    const unsigned lane = running % LANES;
-    return exchange(value)[lane ^ mask];
-}
-static unsigned __shfl_down_sync(unsigned, unsigned value, unsigned by) {
-    const unsigned lane = running % LANES;
-    return exchange(value)[lane + by < LANES ? lane + by : lane];
-}
-static unsigned __ballot_sync(unsigned, bool bit) {
-    const unsigned *bits = exchange(bit);
-    unsigned word = 0;
-    for (unsigned lane = 0; lane < LANES; lane++) word |= bits[lane] << lane;
-    return word;
-}
-static unsigned __brev(unsigned x) {
-    unsigned mirrored = 0;
-    for (unsigned k = 0; k < 32; k++) mirrored |= (x >> k & 1) << (31 - k);
-    return mirrored;
-}
-static unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
-    const uint64_t bytes = uint64_t(high) << 32 | low;
-    unsigned chosen = 0;
-    for (unsigned k = 0; k < 4; k++) chosen |= unsigned(bytes >> 8 * (selector >> 4 * k & 7) & 0xff) << 8 * k;
-    return chosen;
-}
-static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
-    return unsigned((uint64_t(high) << 32 | low) >> by % 32);
-}
-static unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
-    return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
-}
-static unsigned __clz(unsigned x) { return x ? unsigned(__builtin_clz(x)) : 32; }
-static unsigned __float_as_uint(float x) {
-    unsigned pattern;
-    memcpy(&pattern, &x, sizeof x);
-    return pattern;
-}
-static long long __double_as_longlong(double x) {
-    long long pattern;
-    memcpy(&pattern, &x, sizeof x);
-    return pattern;
-}
+#include "device.h"
 
 #include "../../kernels/bits.cu"
 #include "../../kernels/signs.cu"
 #include "../../kernels/strided.cu"
-
-static void enter() {
-    kernel();
-    states[running] = HAS_FINISHED;
-    swapcontext(&lanes[running], &scheduler);
-}
-
-template <typename Call>
-static void launch(u64 blocks, unsigned threads, Call call) {
-    static std::vector<char> stacks(MOST_THREADS * STACK);
-    kernel = call;
-    blockDim = {threads};
-    for (u64 block = 0; block < blocks; block++) {
-        blockIdx = {unsigned(block)};
-        for (unsigned thread = 0; thread < threads; thread++) {
-            getcontext(&lanes[thread]);
-            lanes[thread].uc_stack.ss_sp = &stacks[thread * STACK];
-            lanes[thread].uc_stack.ss_size = STACK;
-            makecontext(&lanes[thread], enter, 0);
-            states[thread] = RUNS;
-            turn[thread] = 0;
-        }
-        // A warp runs until each of its lanes waits or has finished; when all do, the barrier opens.
-        for (bool waiting = true; waiting;) {
-            waiting = false;
-            for (unsigned warp = 0; warp < threads; warp += LANES) {
-                for (bool any = true; any;) {
-                    any = false;
-                    for (unsigned thread = warp; thread < warp + LANES; thread++) {
-                        if (states[thread] != RUNS) continue;
-                        running = thread;
-                        threadIdx = {thread};
-                        swapcontext(&scheduler, &lanes[thread]);
-                        any = true;
-                    }
-                }
-            }
-            for (unsigned thread = 0; thread < threads; thread++) {
-                if (states[thread] == WAITS) states[thread] = RUNS, waiting = true;
-            }
-        }
-    }
-}
 
 // ---- The tests
 
@@ -579,7 +445,6 @@ static u64 divided_up(u64 number, u64 by) { return (number + by - 1) / by; }
 template <typename T>
 static void tiles_match(const char *name, Tiled kind, bool packing, void (*call)(gc_tiles), unsigned rounds) {
     const long long size = sizeof(T);
-    const u64 a_vector = 16 / size;
     const bool side_by_side = kind == IN_COLUMNS || kind == IN_TRANSPOSED || kind == IN_JOINED;
     for (unsigned round = 0; round < rounds; round++) {
         gc_tiles tiles = {};
@@ -703,13 +568,17 @@ static void tiles_match(const char *name, Tiled kind, bool packing, void (*call)
             }
         });
         u64 across, along;
-        if (side_by_side) {
-            const unsigned least = packing ? size == 1 ? 1 : size == 2 ? 2 : size == 4 ? 3 : 4 : 1;
-            tiles.log_width = unsigned(between(least, 5));
-            const u64 n_rows = a_vector << tiles.log_width, overlap = packing && kind == IN_JOINED ? 8 : 0;
-            const u64 n_lines = (packing && size == 8 ? 16 : 8) << (LOG_BLOCK - tiles.log_width);
-            across = divided_up(tiles.rows + (packing || aligned ? 0 : 32 / size - 1), n_rows);
-            along = divided_up(tiles.elements + overlap, n_lines - overlap);
+        if (kind == IN_COLUMNS) {
+            tiles.log_width = unsigned(between(0, 8));
+            across = divided_up(divided_up(tiles.rows * size + (aligned ? 0 : 16 - size), 16), 1ull << tiles.log_width);
+            along = divided_up(divided_up(tiles.elements, 8), BLOCK >> tiles.log_width);
+        } else if (side_by_side) {
+            tiles.log_width = unsigned(between(1, 5)), tiles.rounds = 1u << random(3);
+            const u64 lines = tiles.rounds * 8 << (LOG_BLOCK - tiles.log_width);
+            const u64 overlap = packing && kind == IN_JOINED ? 8 : 0;
+            const u64 before = packing || aligned ? 0 : 16 - size;
+            across = divided_up(divided_up(tiles.rows * size + before, 16), 1ull << tiles.log_width);
+            along = divided_up(tiles.elements + overlap, lines - overlap);
         } else if (kind == IN_STEPS) {
             across = divided_up(tiles.elements > tiles.bytes * 8 || !packing ? tiles.elements : tiles.bytes * 8, 8192);
             along = tiles.rows;
@@ -718,7 +587,7 @@ static void tiles_match(const char *name, Tiled kind, bool packing, void (*call)
             tiles.log_width = unsigned(between(tiles.rounds == 1 ? 0 : 5, 8));
             const u64 bytes_at_once = size < 4 ? 4 / size : 1;
             const u64 vectors = divided_up(tiles.elements * size + 15, 16);
-            const u64 pieces = packing ? divided_up(tiles.bytes, bytes_at_once) : vectors;
+            const u64 pieces = packing ? divided_up(tiles.bytes + bytes_at_once - 1, bytes_at_once) : vectors;
             across = divided_up(pieces, u64(tiles.rounds) << tiles.log_width);
             along = divided_up(tiles.rows, BLOCK >> tiles.log_width);
         }
@@ -794,11 +663,11 @@ int main(int argc, char **argv) {
     tiles_match<unsigned>(#kernel "_u32 " #kind, kind, packing, kernel##_u32, rounds / 2); \
     tiles_match<u64>(#kernel "_u64 " #kind, kind, packing, kernel##_u64, rounds / 2);
     TILES_MATCH(gc_pack_columns, IN_COLUMNS, true)
-    TILES_MATCH(gc_pack_columns, IN_TRANSPOSED, true)
-    TILES_MATCH(gc_pack_columns, IN_JOINED, true)
+    TILES_MATCH(gc_pack_transposed, IN_TRANSPOSED, true)
+    TILES_MATCH(gc_pack_transposed, IN_JOINED, true)
     TILES_MATCH(gc_unpack_columns, IN_COLUMNS, false)
-    TILES_MATCH(gc_unpack_columns, IN_TRANSPOSED, false)
-    TILES_MATCH(gc_unpack_columns, IN_JOINED, false)
+    TILES_MATCH(gc_unpack_transposed, IN_TRANSPOSED, false)
+    TILES_MATCH(gc_unpack_transposed, IN_JOINED, false)
     TILES_MATCH(gc_pack_rows, IN_ROWS, true)
     TILES_MATCH(gc_unpack_rows, IN_ROWS, false)
     TILES_MATCH(gc_pack_steps, IN_STEPS, true)

@@ -4,6 +4,7 @@
 #include <gradcodec/torch.hpp>
 
 #include <ATen/DLConvertor.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/impl/FakeGuardImpl.h>
 #include <torch/library.h>
 
@@ -85,5 +86,20 @@ TORCH_LIBRARY(gradcodec_adaptor, m)
     m.def("unpack_bits", [](const Tensor &x, Optional axis, Optional count, int64_t order) {
         return gradcodec::unpack_bits(x, static_cast<int32_t>(axis.value_or(GC_AXIS_NONE)),
                                       count.value_or(GC_COUNT_ALL), static_cast<int32_t>(order));
+    });
+
+    /* One step of two workers: everyone's gradients to the mean, into `out`, and what the first then decodes it to. */
+    m.def("codec_step", [](const std::vector<Tensor> &ours, const std::vector<Tensor> &theirs, std::vector<Tensor> out,
+                           const std::optional<Tensor> &factor) {
+        gc_codec_options_t options{};
+        options.codec = GC_CODEC_ONEBIT;
+        options.server = 1;
+        gradcodec::Codec codec = gradcodec::codec_create(ours, options);
+        gradcodec::Codec other = gradcodec::codec_create(theirs, options);
+        const Tensor first = gradcodec::codec_encode(codec, ours, factor.value_or(Tensor()));
+        const Tensor second = gradcodec::codec_encode(other, theirs);
+        const Tensor reduced = gradcodec::codec_reduce(codec, 0, at::stack({first, second}));
+        gradcodec::codec_decode(codec, reduced, out);
+        return std::make_tuple(first, second, reduced);
     });
 }

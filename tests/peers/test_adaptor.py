@@ -172,3 +172,28 @@ def test_the_stream_is_torch_s(adaptor, cuda):
             assert adaptor.current_stream(x) == stream.cuda_stream
     with torch.cuda.stream(torch.cuda.ExternalStream(torch.cuda.Stream().cuda_stream)):
         assert adaptor.current_stream(x) == torch.cuda.current_stream().cuda_stream
+
+
+def test_a_codec_takes_and_gives_tensors(adaptor, device):
+    """Two constant gradients: every scale is known, and so is the mean's."""
+    ours, theirs = [torch.full((3, 5), 2.0), torch.full((7,), -4.0)], [torch.full((3, 5), 6.0), torch.full((7,), 4.0)]
+    ours, theirs = ([x.to(device) for x in xs] for xs in (ours, theirs))
+    out = [torch.zeros_like(x) for x in ours]
+    versions = [x._version for x in out]
+    payloads = adaptor.codec_step(ours, theirs, out, None)
+    assert out[0].eq(4).all() and out[1].eq(0).all()  # (2 + 6) / 2, (-4 + 4) / 2
+    assert [x._version for x in out] == [version + 1 for version in versions]
+    assert all(bytes(x[:4].tolist()) == b"GCPL" for x in payloads)
+    assert all((x.dtype, x.device) == (torch.uint8, out[0].device) for x in payloads)
+    adaptor.codec_step(ours, theirs, out, torch.tensor([3.0], device=device))
+    assert out[0].eq(6).all() and out[1].eq(-4).all()  # (3 * 2 + 6) / 2, (3 * -4 + 4) / 2
+
+
+def test_what_a_codec_refuses_is_an_error_of_torch(adaptor):
+    x = [torch.zeros(4)]
+    for ours, out, words in [
+        ([torch.zeros(4, dtype=torch.int32)], x, "int32"), (x, [torch.zeros(5)], "4 elements expected, got 5"),
+        ([], x, "at least one tensor"), (x, [], "n_values: 1 expected"),
+    ]:  # fmt: skip
+        with pytest.raises(RuntimeError, match=words):
+            adaptor.codec_step(ours, x if ours else [], out, None)

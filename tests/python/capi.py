@@ -10,7 +10,7 @@ import enum
 import os
 import pathlib
 import re
-from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 
 import numpy as np
 
@@ -24,6 +24,8 @@ class Status(enum.IntEnum):
     READ_ONLY = 5
     NOT_CONTIGUOUS = 6
     SIZE_OVERFLOW = 7
+    BUSY = 8
+    CORRUPT = 9
     OUT_OF_MEMORY = 10
     DRIVER_UNAVAILABLE = 20
     CUDA = 21
@@ -101,15 +103,47 @@ class KernelShape(ctypes.Structure):
 
 KernelShape.__name__ = "gc_kernel_shape_t"  # as functions.h has it
 
+
+class CodecOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("codec", c_int32),
+        ("device", DLDevice),
+        ("values", DLDataType),
+        ("results", DLDataType),
+        ("error", c_int32),
+        ("scale", c_int32),
+        ("nonfinite", c_int32),
+        ("beta", c_float),
+        ("segments", POINTER(c_int64)),
+        ("n_segments", c_size_t),
+        ("n_elements", c_int64),
+        ("n_chunks", c_size_t),
+        ("server", c_uint64),
+        ("reserved", c_uint64 * 4),
+    ]
+
+
+CodecOptions.__name__ = "gc_codec_options_t"
+
+
+class Codec(ctypes.Structure):
+    """Opaque."""
+
+
+Codec.__name__ = "gc_codec_t"
+
 Managed = POINTER(DLManagedTensor)
 Versioned = POINTER(DLManagedTensorVersioned)
 View = POINTER(DLTensor)
 
 NUMBERS = {
     "int32_t": c_int32, "uint32_t": c_uint32, "uint64_t": c_uint64, "int64_t": c_int64, "size_t": c_size_t,
-    "gc_status_t": c_int32, "gc_bit_order_t": c_int32,
+    "gc_status_t": c_int32, "gc_bit_order_t": c_int32, "gc_scale_t": c_int32, "gc_decode_t": c_int32, "float": c_float,
 }  # fmt: skip
-STRUCTS = (DLDevice, DLDataType, DLTensor, DLManagedTensor, DLManagedTensorVersioned, KernelShape)
+STRUCTS = (
+    DLDevice, DLDataType, DLTensor, DLManagedTensor, DLManagedTensorVersioned, KernelShape, CodecOptions, Codec
+)  # fmt: skip
 
 
 def signatures(structs, callback):
@@ -219,6 +253,8 @@ class Tensor:
             None,
             DELETER(lambda _, releases=self.releases: releases.append(1)),
         )
+
+        self.struct.array = array  # pointers to the struct keep it, too
 
     @property
     def managed(self):

@@ -6,10 +6,12 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 LIBRARY = os.environ["GRADCODEC_LIBRARY"]
 CLIENT = Path(__file__).resolve().parent.parent.parent / "examples_python" / "gradcodec_ctypes.py"
+ONEBIT, SIGN, TRANSACTIONAL = 1, 2, 2
 NAME = "libgradcodec-of-a-test.so.0"  # one that no machine has installed
 
 
@@ -52,3 +54,82 @@ def test_a_file_that_is_found_but_no_library_is_not_passed_over(client, tmp_path
     place.write_text("not a library")
     with pytest.raises(OSError, match=str(place)):
         client.GradCodec()
+
+
+@pytest.fixture
+def gradcodec():
+    spec = importlib.util.spec_from_file_location("client", CLIENT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.GradCodec(LIBRARY)
+
+
+def aligned(count, dtype=np.uint8):
+    """Payloads, states and workspaces are aligned to 16."""
+    memory = np.zeros(count * np.dtype(dtype).itemsize + 16, np.uint8)
+    start = -memory.ctypes.data % 16
+    return memory[start : start + count * np.dtype(dtype).itemsize].view(dtype)
+
+
+def test_a_codec_carries_what_a_step_loses(gradcodec):
+    """The example of docs/NUMERICS.md in one segment; in the other, all that can be told of a constant."""
+    codec = gradcodec.codec(ONEBIT, [2, 3], n_chunks=2, server=1, nonfinite=TRANSACTIONAL)
+    payload, errors = aligned(codec.payload_bytes), np.zeros(5, "f4")
+    codec.encode([np.array([1, -7], "f4"), np.full(3, -2, "f4")], payload)
+    codec.commit()
+    results = [np.zeros(2, "f4"), np.zeros((3, 1), "f4")]
+    codec.decode(payload, results)
+    assert results[0].tolist() == [5, -5] and results[1].ravel().tolist() == [-2, -2, -2]
+    codec.decode(payload, results, divisor=2, factor=np.array(2, "f4"), mode=1)
+    assert results[0].tolist() == [10, -10]
+    codec.errors_out(errors)
+    assert errors.tolist() == [-4, -2, 0, 0, 0]
+    scales, flags, state = np.zeros(2, "f4"), np.zeros(1, "u4"), aligned(codec.state_bytes)
+    codec.scales(scales)
+    codec.state_out(state)
+    assert scales.tolist() == [5, 2] and state[:4].tobytes() == b"GCST"
+
+    codec.encode([np.array([np.nan, 1], "f4"), np.zeros(3, "f4")], payload, np.ones(1, "f4"), np.ones(1, "f4"))
+    codec.rollback()
+    codec.flags(flags)
+    assert flags[0] == 2 | 4
+    codec.reset()
+    codec.state_in(state)
+    codec.encode([np.array([2, 4], "f4"), np.zeros(3, "f4")], payload)
+    codec.commit(np.array(False))
+    codec.errors_out(errors)
+    assert errors.tolist() == [0] * 5
+    codec.errors_in(np.arange(5, dtype="f4"))
+    codec.errors_out(errors)
+    assert errors.tolist() == [0, 1, 2, 3, 4]
+
+    chunk = aligned(codec.payload_bytes // 2)
+    codec.reduce(0, payload.reshape(2, -1)[:1], chunk)
+    codec.rollback()
+    assert chunk[:4].tobytes() == b"GCPL" and chunk[80] == payload[80]
+
+
+def test_the_plain_form_updates_the_error(gradcodec):
+    gradient, error = np.array([1, -7], "f4"), np.zeros(2, "f4")
+    (chunk,), scale = gradcodec.onebit_compress(gradient, error, 1)
+    assert (np.from_dlpack(chunk).tolist(), scale, error.tolist()) == ([0x80], 5, [-4, -2])
+    bits, out, workspace = np.zeros((1, 1), "u1"), np.zeros(1, "f4"), aligned(gradcodec.onebit_workspace_bytes(2))
+    gradcodec.onebit_compress_into(np.array([2, 4], "f4"), error, bits, out, workspace)
+    assert (bits[0, 0], out[0], error.tolist()) == (0x40, 2, [0, 0])
+    _, mean = gradcodec.onebit_compress(gradient, None, 3)
+    gradcodec.onebit_compress_into(gradient, None, bits, out, workspace, rule=1)
+    assert (mean, out[0]) == (5, 4)
+
+
+def test_a_refusal_of_a_codec_is_an_exception_and_the_codec_goes_with_its_object(gradcodec):
+    with pytest.raises(RuntimeError, match="codec 7"):
+        gradcodec.codec(7, [3])
+    codec = gradcodec.codec(SIGN, [8], device=(1, 0), values="float16", results="bfloat16")
+    with pytest.raises(RuntimeError, match="n_values: 1 expected"):
+        codec.encode([], aligned(codec.payload_bytes))
+    read_only = aligned(codec.payload_bytes)
+    read_only.flags.writeable = False
+    with pytest.raises((RuntimeError, BufferError)):
+        codec.encode([np.ones(8, "f2")], read_only)
+    with pytest.raises(RuntimeError, match="n_elements: -1"):
+        gradcodec.onebit_workspace_bytes(-1)

@@ -19,7 +19,10 @@ WITHOUT = {
 
 
 def test_the_client_declares_every_function_as_it_was_promised():
-    structs = client.Device, client.DType, client.DLTensor, client.Managed, client.Versioned, client.KernelShape
+    structs = (
+        client.Device, client.DType, client.DLTensor, client.Managed, client.Versioned, client.KernelShape,
+        client.CodecOptions, client.CodecHandle,
+    )  # fmt: skip
     promised = capi.signatures(structs, ctypes.c_void_p).items()
     assert client.SIGNATURES == {name: arguments for name, (_, *arguments) in promised if name not in WITHOUT}
     library = client.GradCodec()

@@ -83,6 +83,98 @@ def memory_of(tensor):
 
 # --- a good call of each function -------------------------------------------------------------------------------------
 
+def aligned(*shape):
+    """As `elements`, at an address that payloads and states may have."""
+    n_bytes = int(np.prod(shape))
+    memory = np.full(n_bytes + 2 * MARGIN + 16, PATTERN, np.uint8)
+    start = MARGIN + -(memory.ctypes.data + MARGIN) % 16
+    return Tensor(memory[start : start + n_bytes].reshape(shape))
+
+
+def options(**changed):
+    """Of two tensors, 100 and 5 by 60 elements, in 2 chunks, of which it reduces the second.
+
+    A chunk: 64 + 8 bytes, filled up to 80, and half of 51 bytes of bits, filled up to 32: 112. The second one begins with
+    byte 13 of the second tensor, which leaves it 300 - 8 * 13 elements. The state: 64 + 16, to 256, and units of 4096
+    bytes, 1 + 1 of the encoder and 1 of the reducer."""
+    sizes = int64s((100, 300))
+    fields = dict(
+        struct_size=ctypes.sizeof(capi.CodecOptions), codec=1, segments=sizes, n_segments=2, n_chunks=2, server=2,
+    )  # fmt: skip
+    made = capi.CodecOptions(**{**fields, **changed})
+    made.sizes = sizes
+    return made
+
+
+PAYLOAD, CHUNK, STATE, PART = 224, 112, 256 + 3 * 4096, 300 - 8 * 13
+
+
+class Handle:
+    """A codec of those options, released with this object; or what is passed in its place."""
+
+    def __init__(self, **changed):
+        self.changed = changed
+        self.pointer = ctypes.POINTER(capi.Codec)()
+        check(lib.gc_codec_create(ctypes.byref(options(**changed)), ctypes.byref(self.pointer)))
+
+    def __repr__(self):
+        return f"Handle({[*self.changed]})"
+
+    def __del__(self):
+        lib.gc_codec_free(self.pointer)
+
+
+def payload_of(codec, like):
+    """Fills a tensor with a payload that the codec takes."""
+    ones = [elements(100, dtype="float32"), elements(5, 60, dtype="float32")]
+    whole = aligned(PAYLOAD)
+    views = (capi.View * 2)(*(one.view for one in ones))
+    check(lib.gc_codec_encode(codec.pointer, views, 2, None, None, whole.view, None))
+    like.array.reshape(-1)[:] = whole.array[PAYLOAD - like.array.size :]
+    return like
+
+
+def state_of(codec, like):
+    check(lib.gc_codec_state_out(codec.pointer, like.view, None))
+    return like
+
+
+def floats(*shape):
+    return elements(*shape, dtype="float32")
+
+
+TRANSACTIONAL = dict(nonfinite=2)
+CODEC_CALLS = {
+    "gc_onebit_compress": lambda: dict(
+        grad=floats(400), error=floats(400), n_chunks=3, out_chunks=Out(3), out_scale=Out(1)
+    ),
+    "gc_onebit_compress_into": lambda: dict(
+        grad=floats(400), error=floats(400), rule=0, dst=elements(3, 17), scale=floats(1), workspace=aligned(80),
+        stream=None,
+    ),
+    "gc_codec_create": lambda: dict(options=options(), out=Out()),
+    "gc_codec_encode": lambda: dict(
+        codec=Handle(), values=[floats(100), floats(5, 60)], n_values=2, value_factor=floats(1), error_factor=floats(1),
+        payload=aligned(PAYLOAD), stream=None,
+    ),
+    "gc_codec_decode": lambda: dict(
+        codec=(codec := Handle()), payload=payload_of(codec, aligned(PAYLOAD)), divisor=2, factor=floats(1), mode=0,
+        values=[floats(100), floats(5, 60)], n_values=2, stream=None,
+    ),
+    "gc_codec_reduce": lambda: dict(
+        codec=(codec := Handle()), chunk=1, chunks=payload_of(codec, aligned(1, CHUNK)), dst=aligned(CHUNK), stream=None
+    ),
+    "gc_codec_flags": lambda: dict(codec=Handle(), dst=elements(1, dtype="uint32"), stream=None),
+    "gc_codec_scales": lambda: dict(codec=Handle(), dst=floats(2), stream=None),
+    "gc_codec_commit": lambda: dict(codec=Handle(**TRANSACTIONAL), skip=elements(1, dtype="int32"), stream=None),
+    "gc_codec_rollback": lambda: dict(codec=Handle(**TRANSACTIONAL), stream=None),
+    "gc_codec_reset": lambda: dict(codec=Handle(), stream=None),
+    "gc_codec_state_out": lambda: dict(codec=Handle(), dst=aligned(STATE), stream=None),
+    "gc_codec_state_in": lambda: dict(codec=(codec := Handle()), src=state_of(codec, aligned(STATE)), stream=None),
+    "gc_codec_errors_out": lambda: dict(codec=Handle(), worker=floats(400), server=floats(PART), stream=None),
+    "gc_codec_errors_in": lambda: dict(codec=Handle(), worker=floats(400), server=floats(PART), stream=None),
+}  # fmt: skip
+
 # Arguments in the order of the header. 400 elements are 50 bytes: 3 chunks of 17.
 CALLS = {
     "gc_pack_chunks": lambda: dict(src=elements(400), n_chunks=3, out=Out(3)),
@@ -105,6 +197,7 @@ CALLS = {
     "gc_vote_signs_into": lambda: dict(src=elements(4, 17), turn=7, dst=elements(17), stream=None),
     "gc_pack_bits_into": lambda: dict(src=elements(5, 80), axis=1, order=BIG, dst=elements(5, 10), stream=None),
     "gc_unpack_bits_into": lambda: dict(src=elements(5, 10), axis=1, order=BIG, dst=elements(5, 80), stream=None),
+    **CODEC_CALLS,
     "gc_tensor_empty": lambda: dict(
         device=DLDevice(CPU, 0), dtype=dldtype("int32"), ndim=2, shape=[5, 80], out=Out()
     ),
@@ -164,6 +257,12 @@ def marshal(function, arguments):
                 return value.array.ctypes.data
             case Tensor() | VersionedTensor():
                 return value.managed
+            case Handle():
+                return value.pointer
+            case capi.CodecOptions():
+                return ctypes.pointer(value)
+            case [*views] if kind is ctypes.POINTER(capi.View):
+                return (capi.View * len(views))(*(view and view.view for view in views))
             case [*chunks] if kind is ctypes.POINTER(Managed):
                 return capi.managed_array(chunks)
             case [*numbers]:
@@ -511,6 +610,231 @@ TABLE = [
     ("gc_tensor_empty", {"shape": [2**60, 2], "dtype": DLDataType(5, 128, 4)}, SIZE_OVERFLOW, 2**60, 512),
 ]  # fmt: skip
 
+# The tensors of codecs; and those where NULL is none.
+CODEC_TENSORS = {
+    "gc_onebit_compress": ["grad"],
+    "gc_onebit_compress_into": ["grad", "dst", "scale", "workspace"],
+    "gc_codec_encode": ["values[0]", "values[1]", "payload"],
+    "gc_codec_decode": ["values[0]", "values[1]", "payload"],
+    "gc_codec_reduce": ["chunks", "dst"],
+    "gc_codec_flags": ["dst"],
+    "gc_codec_scales": ["dst"],
+    "gc_codec_state_out": ["dst"],
+    "gc_codec_state_in": ["src"],
+}
+OPTIONAL = {
+    "gc_onebit_compress": ["error"],
+    "gc_onebit_compress_into": ["error"],
+    "gc_codec_encode": ["value_factor", "error_factor"],
+    "gc_codec_decode": ["factor"],
+    "gc_codec_commit": ["skip"],
+    "gc_codec_errors_out": ["worker", "server"],
+    "gc_codec_errors_in": ["worker", "server"],
+}
+EACH_CODEC_TENSOR = [(f, name) for names in (CODEC_TENSORS, OPTIONAL) for f in names for name in names[f]]
+OF_CODECS = [name for name in CODEC_CALLS if "codec" in CODEC_CALLS[name]()]
+
+TABLE += [
+    *(
+        (function, {name + path: value for path, value in fault.items()}, status, name, *words)
+        for function, name in EACH_CODEC_TENSOR
+        for fault, status, *words in TENSOR_FAULTS + ELEMENT_FAULTS
+        if "" not in fault or name in CODEC_TENSORS.get(function, ())
+    ),
+    *((function, {"codec": None}, INVALID_ARGUMENT, "codec", "NULL") for function in OF_CODECS),
+    *(
+        (function, {f"{name}.shape": (2**40, 2**40)}, SIZE_OVERFLOW, name, 2**40)
+        for function, name in EACH_CODEC_TENSOR
+    ),
+    # another device, another number of elements, another dtype, strides
+    *(
+        (function, {f"{name}.device": device}, INVALID_ARGUMENT, name)
+        for function, name in EACH_CODEC_TENSOR
+        if function in OF_CODECS
+        for device in (CUDA, CUDA_MANAGED)
+    ),
+    *(
+        ("gc_onebit_compress_into", {f"{name}.device": CUDA}, INVALID_ARGUMENT, name)
+        for name in ("error", "dst", "scale", "workspace")
+    ),
+    ("gc_onebit_compress", {"grad.device": CUDA, "error": None}, NO_CUDA),
+    (
+        "gc_onebit_compress_into",
+        {f"{name}.device": CUDA for name in ("grad", "error", "dst", "scale", "workspace")}, NO_CUDA,
+    ),
+    *(
+        (function, {f"{name}.shape": shape}, SHAPE_MISMATCH, name, *words)
+        for function, name, shape, *words in [
+            ("gc_onebit_compress", "error", (399,), 399, 400),
+            ("gc_onebit_compress_into", "error", (401,), 401, 400),
+            ("gc_onebit_compress_into", "dst", (3, 16), 16, 17, 400),
+            ("gc_onebit_compress_into", "dst", (51,), 51),
+            ("gc_onebit_compress_into", "scale", (2,), 1, 2),
+            ("gc_onebit_compress_into", "workspace", (79,), 80, 79, 400),
+            ("gc_codec_encode", "values[0]", (99,), 100, 99),
+            ("gc_codec_encode", "values[1]", (0,), 300, 0),
+            ("gc_codec_encode", "payload", (2, 111), 224, 222),
+            ("gc_codec_encode", "value_factor", (0,), 1, 0),
+            ("gc_codec_encode", "error_factor", (2,), 1, 2),
+            ("gc_codec_decode", "values[1]", (60, 6), 300, 360),
+            ("gc_codec_decode", "payload", (225,), 224, 225),
+            ("gc_codec_decode", "factor", (1, 2), 1, 2),
+            ("gc_codec_reduce", "chunks", (112,), 112),
+            ("gc_codec_reduce", "chunks", (1, 111), 112, 111),
+            ("gc_codec_reduce", "dst", (111,), 112, 111),
+            ("gc_codec_flags", "dst", (2,), 1, 2),
+            ("gc_codec_scales", "dst", (1,), 2, 1),
+            ("gc_codec_commit", "skip", (0,), 1, 0),
+            ("gc_codec_state_out", "dst", (STATE - 16,), STATE, STATE - 16),
+            ("gc_codec_state_in", "src", (STATE + 1,), STATE, STATE + 1),
+            *(
+                (f"gc_codec_errors_{way}", name, (n + 1,), n, n + 1)
+                for way in ("out", "in")
+                for name, n in (("worker", 400), ("server", PART))
+            ),
+        ]
+    ),
+    *(
+        (function, {f"{name}.dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, name, dtype)
+        for function, names, known in [
+            ("gc_onebit_compress", ["grad"], ("float32", "float16", "bfloat16")),
+            ("gc_onebit_compress_into", ["grad"], ("float32", "float16", "bfloat16")),
+            ("gc_onebit_compress", ["error"], ("float32", "bfloat16")),
+            ("gc_onebit_compress_into", ["error"], ("float32", "bfloat16")),
+            ("gc_onebit_compress_into", ["scale"], ("float32",)),
+            ("gc_onebit_compress_into", ["dst", "workspace"], ("uint8",)),
+            ("gc_codec_encode", ["values[0]", "values[1]", "value_factor", "error_factor"], ("float32",)),
+            ("gc_codec_encode", ["payload"], ("uint8",)),
+            ("gc_codec_decode", ["values[0]"], ("float32", "float16", "bfloat16")),
+            ("gc_codec_decode", ["values[1]", "factor"], ("float32",)),
+            ("gc_codec_decode", ["payload"], ("uint8",)),
+            ("gc_codec_reduce", ["chunks", "dst"], ("uint8",)),
+            ("gc_codec_flags", ["dst"], ("uint32",)),
+            ("gc_codec_scales", ["dst"], ("float32",)),
+            ("gc_codec_commit", ["skip"], ("bool", "int32", "float32")),
+            ("gc_codec_state_out", ["dst"], ("uint8",)),
+            ("gc_codec_state_in", ["src"], ("uint8",)),
+            ("gc_codec_errors_out", ["worker", "server"], ("float32",)),
+            ("gc_codec_errors_in", ["worker", "server"], ("float32",)),
+        ]
+        for name in names
+        for dtype in ("bool", *capi.INTEGERS, *capi.FLOATS)
+        if dtype not in known
+    ),
+    *(
+        (function, {f"{name}.shape": (count, 1), f"{name}.strides": (2, 1)}, NOT_CONTIGUOUS, name, 2)
+        for function, name, count in [
+            ("gc_onebit_compress", "grad", 400), ("gc_onebit_compress", "error", 400),
+            ("gc_onebit_compress_into", "grad", 400), ("gc_onebit_compress_into", "error", 400),
+            ("gc_onebit_compress_into", "workspace", 80),
+            ("gc_codec_encode", "values[0]", 100), ("gc_codec_encode", "payload", PAYLOAD),
+            ("gc_codec_decode", "values[1]", 300), ("gc_codec_decode", "payload", PAYLOAD),
+            ("gc_codec_reduce", "dst", CHUNK), ("gc_codec_scales", "dst", 2),
+            ("gc_codec_state_out", "dst", STATE), ("gc_codec_state_in", "src", STATE),
+            ("gc_codec_errors_out", "worker", 400), ("gc_codec_errors_in", "server", PART),
+        ]
+    ),
+    ("gc_onebit_compress_into", {"dst.strides": (1, 3)}, NOT_CONTIGUOUS, "dst", 3),
+    ("gc_codec_reduce", {"chunks.shape": (2, CHUNK), "chunks.strides": (1, 2)}, NOT_CONTIGUOUS, "chunks"),
+    # addresses
+    *(
+        (function, {f"{name}.byte_offset": offset}, INVALID_ARGUMENT, name, 16)
+        for function, name in [
+            ("gc_onebit_compress_into", "workspace"), ("gc_codec_encode", "payload"), ("gc_codec_decode", "payload"),
+            ("gc_codec_reduce", "chunks"), ("gc_codec_reduce", "dst"), ("gc_codec_state_out", "dst"),
+            ("gc_codec_state_in", "src"),
+        ]
+        for offset in (1, 8)
+    ),
+    *(
+        (function, {f"{out}.data": At(within, offset)}, INVALID_ARGUMENT, out, within)
+        for function, out, within, offset in [
+            ("gc_onebit_compress", "error", "grad", 4), ("gc_onebit_compress_into", "error", "grad", -1596),
+            ("gc_onebit_compress_into", "dst", "grad", 1599), ("gc_onebit_compress_into", "scale", "dst", 0),
+            ("gc_onebit_compress_into", "scale", "error", 8), ("gc_onebit_compress_into", "scale", "workspace", 0),
+            ("gc_codec_encode", "payload", "value_factor", -208), ("gc_codec_reduce", "dst", "chunks", 96),
+            ("gc_codec_errors_out", "server", "worker", 1596),
+        ]
+    ),
+    # numbers
+    *(
+        (function, {"n_values": n}, INVALID_ARGUMENT, "n_values", 2, n)
+        for function in ("gc_codec_encode", "gc_codec_decode")
+        for n in (0, 1)
+    ),
+    *(
+        (function, {"n_values": 2**61}, SIZE_OVERFLOW, "n_values", 2**61)
+        for function in ("gc_codec_encode", "gc_codec_decode")
+    ),
+    *(
+        (function, {"values": None}, INVALID_ARGUMENT, "values", "NULL")
+        for function in ("gc_codec_encode", "gc_codec_decode")
+    ),
+    *(("gc_codec_decode", {"divisor": n}, INVALID_ARGUMENT, "divisor", n) for n in (-1, -(2**31))),
+    *(("gc_codec_decode", {"mode": n}, INVALID_ARGUMENT, "mode", n) for n in (-1, 2)),
+    ("gc_codec_decode", {"mode": 1, "values[0].dtype": dldtype("float16")}, UNSUPPORTED_DTYPE, "values[0]", "float16"),
+    *(("gc_codec_reduce", {"chunk": n}, INVALID_ARGUMENT, "chunk", n, 1) for n in (0, 2, 2**64 - 1)),
+    ("gc_codec_reduce", {"chunks.shape": (0, CHUNK)}, INVALID_ARGUMENT, "chunks", 0),
+    *(("gc_onebit_compress_into", {"rule": n}, INVALID_ARGUMENT, "rule", n) for n in (-1, 2)),
+    *(("gc_onebit_compress", {name: None}, INVALID_ARGUMENT, name, "NULL") for name in ("out_chunks", "out_scale")),
+    ("gc_onebit_compress", {"n_chunks": 0}, INVALID_ARGUMENT, "n_chunks", 0),
+    ("gc_onebit_compress", {"n_chunks": 2**61}, SIZE_OVERFLOW, "n_chunks", 2**61),
+    # what a codec was not made for
+    *(
+        (function, {"codec": Handle()}, INVALID_ARGUMENT, "codec", "GC_NONFINITE_TRANSACTIONAL")
+        for function in ("gc_codec_commit", "gc_codec_rollback")
+    ),
+    *(
+        (function, {"codec": Handle(server=0)}, INVALID_ARGUMENT, "server")
+        for function in ("gc_codec_errors_out", "gc_codec_errors_in")
+    ),
+    ("gc_codec_reduce", {"codec": Handle(server=0)}, INVALID_ARGUMENT, "chunk", 1),
+    ("gc_codec_errors_in", {"codec": Handle(error=2)}, INVALID_ARGUMENT, "codec"),
+    ("gc_codec_errors_in", {"codec": Handle(codec=2)}, INVALID_ARGUMENT, "codec"),
+    ("gc_codec_encode", {"codec": Handle(values=dldtype("float16"))}, UNSUPPORTED_DTYPE, "values[0]", "float32"),
+    # bytes of another codec
+    ("gc_codec_decode", {"codec": Handle(codec=2)}, Status.CORRUPT, "payload", "0x1", "0x2"),
+    ("gc_codec_decode", {"payload": aligned(PAYLOAD)}, Status.CORRUPT, "payload"),
+    ("gc_codec_state_in", {"src": aligned(STATE)}, Status.CORRUPT, "src"),
+    ("gc_codec_state_in", {"codec": Handle(segments=int64s((101, 299)))}, Status.CORRUPT, "src", "digest"),
+    # options
+    ("gc_codec_create", {"options": None}, INVALID_ARGUMENT, "options", "NULL"),
+    *(
+        ("gc_codec_create", {"options": options(struct_size=size)}, INVALID_ARGUMENT, "struct_size", 112, size)
+        for size in (0, 4, 111)
+    ),
+    *(
+        ("gc_codec_create", {"options": options(**fields)}, status, *words)
+        for fields, status, *words in [
+            *(({"codec": n}, INVALID_ARGUMENT, "codec", n) for n in (-1, 0, 3)),
+            *(({"error": n}, INVALID_ARGUMENT, "error", n) for n in (-1, 3)),
+            *(({"scale": n}, INVALID_ARGUMENT, "scale", n) for n in (-1, 2)),
+            *(({"nonfinite": n}, INVALID_ARGUMENT, "nonfinite", n) for n in (-1, 3)),
+            *(({"beta": n}, INVALID_ARGUMENT, "beta") for n in (np.inf, -np.inf, np.nan)),
+            ({"codec": 2, "error": 1}, INVALID_ARGUMENT, "error", "GC_CODEC_SIGN"),
+            ({"reserved": (c_uint64 * 4)(0, 0, 1 << 8)}, INVALID_ARGUMENT, "offset", 97, 1),
+            ({"segments": int64s((100, -7))}, INVALID_ARGUMENT, "segment", 1, -7),
+            ({"segments": int64s((2**62, 2**62))}, SIZE_OVERFLOW),
+            ({"segments": int64s((2**60, 0))}, OUT_OF_MEMORY),
+            ({"n_segments": 2**60}, SIZE_OVERFLOW, "n_segments", 2**60),
+            ({"n_elements": 400}, INVALID_ARGUMENT, "n_elements", 400),
+            ({"segments": None, "n_elements": -5}, INVALID_ARGUMENT, -5),
+            ({"n_chunks": 2**32}, SIZE_OVERFLOW, 2**32),
+            ({"server": 3}, INVALID_ARGUMENT, "server", 3, 2),
+            ({"server": 2**64 - 1}, INVALID_ARGUMENT, "server", 2**64 - 1, 2),
+            *(
+                ({name: dldtype(dtype)}, UNSUPPORTED_DTYPE, name, dtype)
+                for name in ("values", "results")
+                for dtype in ("bool", "float64", *capi.INTEGERS)
+            ),
+            ({"values": DLDataType(2, 32, 2)}, UNSUPPORTED_DTYPE, "values", 2),
+            ({"device": DLDevice(ROCM, 0)}, UNSUPPORTED_DEVICE, "device", 10),
+            ({"device": DLDevice(0, 1)}, UNSUPPORTED_DEVICE, "device", 0),
+            *(({"device": DLDevice(device, 0)}, NO_CUDA) for device in (CUDA, CUDA_MANAGED)),
+        ]
+    ),
+]  # fmt: skip
+
 
 def is_sentence(text):
     """One line in words: who and what, with nothing of the language it was written in."""
@@ -524,6 +848,11 @@ def test_the_calls_of_the_table_are_good_without_a_fault(function):
     if function == "gc_tensor_to_versioned":
         (out,) = arguments["out"].memory
         ctypes.cast(out, capi.Versioned).contents.deleter(ctypes.cast(out, capi.Versioned))
+    elif function == "gc_codec_create":
+        lib.gc_codec_free(ctypes.cast(arguments["out"].memory[0], ctypes.POINTER(capi.Codec)))
+    elif function == "gc_onebit_compress":
+        for out in arguments["out_chunks"].memory:
+            lib.gc_tensor_free(ctypes.cast(out, Managed))
     elif "out" in arguments and function != "gc_builtin_kernel_shape":
         for out in arguments["out"].memory:
             lib.gc_tensor_free(ctypes.cast(out, Managed))
@@ -558,6 +887,17 @@ def test_a_refusal_says_what_was_wrong_and_changes_nothing(row):
 def test_chunk_bytes_that_cannot_be_are_minus_one(n_elements, n_chunks, words):
     assert lib.gc_chunk_bytes(n_elements, n_chunks) == -1
     assert is_sentence(last_error()) and says(last_error(), *words), last_error()
+
+
+@pytest.mark.parametrize("function", ["gc_codec_payload_bytes", "gc_codec_state_bytes"])
+def test_bytes_of_no_codec_are_minus_one(function):
+    assert getattr(lib, function)(None) == -1
+    assert is_sentence(last_error()) and says(last_error(), "codec", "NULL"), last_error()
+
+
+def test_a_workspace_of_fewer_than_no_elements_has_minus_one_byte():
+    assert lib.gc_onebit_workspace_bytes(-3) == -1
+    assert is_sentence(last_error()) and says(last_error(), "n_elements", -3), last_error()
 
 
 def test_the_last_error_is_the_threads_own_and_success_leaves_it_alone():

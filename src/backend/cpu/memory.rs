@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     error::{Result, error},
-    tensor::Owner,
+    tensor::{Owner, View},
 };
 
 /// Alignment of every allocation handed out: DLPack's, and CUDA's.
@@ -36,6 +36,12 @@ pub fn allocate(bytes: i64) -> Result<Owner> {
     let words = [allocated.as_ptr().cast(), ptr::without_provenance_mut(room)];
     // SAFETY: `free` wants what was allocated and its size, and is called once.
     Ok(unsafe { Owner::new(data.as_ptr(), words, free) })
+}
+
+/// The float32 of a view of one.
+pub fn read(src: &View<'_>) -> f32 {
+    // SAFETY: a view of a float32, at any address.
+    unsafe { src.data().cast::<f32>().read_unaligned() }
 }
 
 /// # Safety

@@ -2,6 +2,7 @@
 
 mod bit_stream;
 pub mod bits;
+pub mod codec;
 mod cpus;
 mod dispatch;
 pub mod memory;

@@ -92,6 +92,45 @@ impl Context {
         Ok((on == device.ordinal).then_some(current))
     }
 
+    /// The context that a handle was made in. A stream that somebody created must belong to it; the others are its own,
+    /// whichever context is current.
+    pub fn of_home(device: Device, stream: Stream, home: Home) -> Result<Self> {
+        if let Some(stream) = stream.created() {
+            let context = Self::of_stream(device, stream)?;
+            if context.id != home.id {
+                return Err(error!(
+                    InvalidArgument,
+                    "stream: it belongs to context {}, the handle was made in context {}", context.id, home.id
+                ));
+            }
+            return Ok(context);
+        }
+        if let Some(current) = Self::of_thread_now(device)?
+            && current.id == home.id
+        {
+            return Ok(current);
+        }
+        let handle = home.handle as CUcontext;
+        let mut context = Self { driver: device.driver, handle, id: home.id, current: false, pushed: false };
+        context.make_current()?;
+        Ok(context)
+    }
+
+    /// Where this is, which is current, for a handle to come back to.
+    pub fn home(&self) -> Result<Home> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: the place outlives the call.
+        let code = unsafe { (self.driver.functions.cuCtxGetCurrent)(&mut handle) };
+        self.driver.check(code, format_args!("cuCtxGetCurrent"))?;
+        Ok(Home { handle: handle as usize, id: self.id })
+    }
+
+    /// Whether this, which is current, is still the context that a handle was made in: a primary one that was reset keeps
+    /// its address, and all memory is gone.
+    pub fn is_still(&self, home: Home) -> bool {
+        id_of(self.driver, ptr::null_mut()).is_ok_and(|id| id == home.id)
+    }
+
     fn primary(device: Device) -> Result<Self> {
         let mut primary =
             Self { driver: device.driver, handle: primary(device)?, id: 0, current: false, pushed: false };
@@ -156,6 +195,13 @@ impl Context {
             (self.current, self.pushed) = (false, false);
         }
     }
+}
+
+/// A context that a handle of ours lives in, and must not outlive. The address as a number, to be shared.
+#[derive(Clone, Copy)]
+pub struct Home {
+    handle: usize,
+    pub id: u64,
 }
 
 impl Drop for Context {

@@ -5,7 +5,7 @@
 //! a newer driver invents is undefined behaviour.
 
 use std::{
-    ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void},
+    ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void},
     fmt, ptr,
     sync::OnceLock,
 };
@@ -39,6 +39,7 @@ table! {
         cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
         cuCtxPushCurrent_v2(CUcontext);
         cuCtxPopCurrent_v2(*mut CUcontext);
+        cuCtxGetCurrent(*mut CUcontext);
         cuCtxGetDevice(*mut CUdevice);
         cuCtxGetId(CUcontext, *mut c_ulonglong);
         cuCtxSynchronize();
@@ -50,6 +51,10 @@ table! {
         cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
         cuMemAlloc_v2(*mut CUdeviceptr, usize);
         cuMemFree_v2(CUdeviceptr);
+        cuMemcpyHtoD_v2(CUdeviceptr, *const c_void, usize);
+        cuMemcpyDtoH_v2(*mut c_void, CUdeviceptr, usize);
+        cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
+        cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
         cuLibraryLoadData(
             *mut CUlibrary, *const c_void, *mut CUjit_option, *mut *mut c_void, c_uint, *mut CUlibraryOption,
             *mut *mut c_void, c_uint,

@@ -1,6 +1,7 @@
 //! CUDA: the driver API, without the toolkit.
 
 pub mod bits;
+pub mod codec;
 mod context;
 mod driver;
 mod launch;

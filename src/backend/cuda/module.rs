@@ -73,7 +73,7 @@ impl Family {
 struct Aligned<T>(T);
 
 /// All families.
-pub static FAMILIES: [&Family; 4] = [&BITS_FAMILY, &STRIDED_FAMILY, &SIGNS_FAMILY, &PROBE_FAMILY];
+pub static FAMILIES: [&Family; 5] = [&BITS_FAMILY, &STRIDED_FAMILY, &SIGNS_FAMILY, &ONEBIT_FAMILY, &PROBE_FAMILY];
 
 static BITS_FAMILY: Family = Family {
     name: c"bits",
@@ -95,11 +95,27 @@ static STRIDED_FAMILY: Family = Family {
     promised: &[],
     internal: &[
         &STRIDED.pack_columns,
+        &STRIDED.pack_transposed,
         &STRIDED.unpack_columns,
+        &STRIDED.unpack_transposed,
         &STRIDED.pack_rows,
         &STRIDED.unpack_rows,
         &STRIDED.pack_steps,
         &STRIDED.unpack_steps,
+    ],
+};
+
+pub static ONEBIT_FAMILY: Family = Family {
+    name: c"onebit",
+    fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/onebit.fatbin")).0,
+    promised: &[],
+    internal: &[
+        &ONEBIT.encode,
+        &ONEBIT.decode,
+        &ONEBIT.reduce,
+        &ONEBIT.compress,
+        &ONEBIT.compress_errors,
+        &ONEBIT.others,
     ],
 };
 
@@ -176,11 +192,23 @@ pub static STRIDED: Strided = Strided {
         Kernel::of(&STRIDED_FAMILY, c"gc_pack_columns_u32", 1),
         Kernel::of(&STRIDED_FAMILY, c"gc_pack_columns_u64", 1),
     ],
+    pack_transposed: [
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_transposed_u8", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_transposed_u16", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_transposed_u32", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_pack_transposed_u64", 1),
+    ],
     unpack_columns: [
         Kernel::of(&STRIDED_FAMILY, c"gc_unpack_columns_u8", 1),
         Kernel::of(&STRIDED_FAMILY, c"gc_unpack_columns_u16", 1),
         Kernel::of(&STRIDED_FAMILY, c"gc_unpack_columns_u32", 1),
         Kernel::of(&STRIDED_FAMILY, c"gc_unpack_columns_u64", 1),
+    ],
+    unpack_transposed: [
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_transposed_u8", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_transposed_u16", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_transposed_u32", 1),
+        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_transposed_u64", 1),
     ],
     pack_rows: [
         Kernel::of(&STRIDED_FAMILY, c"gc_pack_rows_u8", 1),
@@ -211,11 +239,117 @@ pub static STRIDED: Strided = Strided {
 /// By the binary logarithm of the element's size. Counted in blocks.
 pub struct Strided {
     pub pack_columns: [Kernel; 4],
+    pub pack_transposed: [Kernel; 4],
     pub unpack_columns: [Kernel; 4],
+    pub unpack_transposed: [Kernel; 4],
     pub pack_rows: [Kernel; 4],
     pub unpack_rows: [Kernel; 4],
     pub pack_steps: [Kernel; 4],
     pub unpack_steps: [Kernel; 4],
+}
+
+/// The kernels of kernels/onebit.cu. Counted in blocks, but for one.
+pub static ONEBIT: Onebit = Onebit {
+    encode: [
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_f32_f32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_f32_bf16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_f32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_f16_f32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_f16_bf16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_f16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_bf16_f32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_bf16_bf16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_bf16", 1),
+    ],
+    decode: [
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_decode_u32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_decode_u16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_decode_add", 1),
+    ],
+    reduce: [
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_reduce_f32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_reduce_bf16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_reduce", 1),
+    ],
+    compress: [
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_f32_f32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_f32_bf16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_f32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_f16_f32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_f16_bf16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_f16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_bf16_f32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_bf16_bf16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_bf16", 1),
+    ],
+    compress_errors: [
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_f32_f32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_f32_bf16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_f16_f32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_f16_bf16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_bf16_f32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_bf16_bf16", 1),
+    ],
+    others: [
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_scale", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_commit", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_reset", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_state_out", 256),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_check_state", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_state_in", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_errors_in", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_errors_out", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_addresses", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_finish", 1),
+    ],
+};
+
+pub struct Onebit {
+    /// By values (float32, float16, bfloat16), and in each by errors (float32, bfloat16, none).
+    pub encode: [Kernel; 9],
+    /// To elements of 4 bytes, of 2 bytes; added to float32.
+    pub decode: [Kernel; 3],
+    /// By errors: float32, bfloat16, none.
+    pub reduce: [Kernel; 3],
+    /// As `encode`.
+    pub compress: [Kernel; 9],
+    /// By values, and in each by errors (float32, bfloat16).
+    pub compress_errors: [Kernel; 6],
+    others: [Kernel; 10],
+}
+
+impl Onebit {
+    pub fn compress_scale(&self) -> &Kernel {
+        &self.others[0]
+    }
+    pub fn finish(&self) -> &Kernel {
+        &self.others[9]
+    }
+    pub fn commit(&self) -> &Kernel {
+        &self.others[1]
+    }
+    pub fn reset(&self) -> &Kernel {
+        &self.others[2]
+    }
+    /// Counted in words of 4 bytes.
+    pub fn state_out(&self) -> &Kernel {
+        &self.others[3]
+    }
+    pub fn check_state(&self) -> &Kernel {
+        &self.others[4]
+    }
+    pub fn state_in(&self) -> &Kernel {
+        &self.others[5]
+    }
+    pub fn errors_in(&self) -> &Kernel {
+        &self.others[6]
+    }
+    pub fn errors_out(&self) -> &Kernel {
+        &self.others[7]
+    }
+    pub fn addresses(&self) -> &Kernel {
+        &self.others[8]
+    }
 }
 
 /// The launch shape of a kernel on cards of a compute capability (90: 9.0); None for those that kernels/README.md
@@ -257,8 +391,9 @@ impl Queue {
         FAMILIES.iter().try_for_each(|family| self.put_into_context(family))
     }
 
+    /// Loads a family, down to every kernel.
     #[cold]
-    fn put_into_context(&mut self, family: &'static Family) -> Result<()> {
+    pub(super) fn put_into_context(&mut self, family: &'static Family) -> Result<()> {
         let context = self.current()?.id;
         self.load(family)?;
         for kernel in family.kernels() {

@@ -1,10 +1,12 @@
 //! A call's way to a device: which one, in what context, on what stream.
 
-use crate::{backend::Stream, cancel, error::Result};
+use std::ptr;
+
+use crate::{backend::Stream, cancel, error::Result, tensor::View};
 
 use super::{
     Device,
-    context::{Context, Relaxed},
+    context::{Context, Home, Relaxed},
 };
 
 /// A device that is there, and a stream there. Its context is found at the first allocation or launch.
@@ -22,6 +24,13 @@ impl Queue {
     /// Finds the driver, and the device with this number.
     pub fn of(ordinal: i32, stream: Stream) -> Result<Self> {
         Ok(Self { relaxed: None, context: None, _delay: cancel::delay(), device: Device::of(ordinal)?, stream })
+    }
+
+    /// On a stream of a handle that was made in a context.
+    pub(super) fn at(device: Device, stream: Stream, home: Home) -> Result<Self> {
+        let delay = cancel::delay();
+        let context = Some(Context::of_home(device, stream, home)?);
+        Ok(Self { relaxed: None, context, _delay: delay, device, stream })
     }
 
     /// The context, for launches.
@@ -55,6 +64,19 @@ impl Queue {
             self.relaxed = Some(Relaxed::begin(self.device.driver)?);
         }
         Ok(())
+    }
+
+    /// The float32 of a view of one, once what was enqueued before on this stream is done.
+    pub fn read(&mut self, src: &View<'_>) -> Result<f32> {
+        self.current()?;
+        self.wait()?;
+        let (driver, mut value) = (self.device.driver, 0f32);
+        // SAFETY: the maker of the view vouched for 4 bytes there; the place outlives the call.
+        let code = unsafe {
+            (driver.functions.cuMemcpyDtoH_v2)(ptr::from_mut(&mut value).cast(), src.data() as u64, size_of::<f32>())
+        };
+        driver.check(code, format_args!("cuMemcpyDtoH on {}", self.device))?;
+        Ok(value)
     }
 
     /// Waits until what this call enqueued on the legacy stream is done.

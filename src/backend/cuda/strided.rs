@@ -18,8 +18,8 @@ const VECTOR: i64 = 16;
 /// With less than this there is more to be gained from many small threads, as the general kernels have.
 const FEWEST_ELEMENTS: i64 = 64;
 
-/// Blocks that keep a large card busy: with fewer, threads do less each.
-const MANY_BLOCKS: i64 = 1024;
+/// Blocks that keep a large card busy to the end: with fewer, threads do less each.
+const MANY_BLOCKS: i64 = 2048;
 
 /// What does the plan, if one of the kernels can. `elements` and `bytes` are where the first row's begin, `readable`
 /// all addresses of the side that is read.
@@ -82,38 +82,37 @@ fn columns(mut tiles: Tiles, plan: &BitPlan, way: Way) -> Option<Work> {
     if tiles.elements < FEWEST_ELEMENTS || tiles.rows * size < VECTOR || tiles.readable() < 64 {
         return None;
     }
-    // Lines of a thread, and the fewest threads along x, as the kernels have them: kernels/columns.cuh.
-    let (lines, least) = match way {
-        Way::Pack(_) => (i64::max(8, 2 * size), plan.size.ilog2() + 1),
-        Way::Unpack(_) => (8, 1),
+    let (rows, groups) = (tiles.rows, divide_up(tiles.elements, 8));
+    // Lines that begin behind a vector have what lies between in their first one, too.
+    let vectors = match way {
+        Way::Pack(_) if tiles.mode != Mode::Columns => divide_up(rows * size, VECTOR),
+        Way::Pack(_) if tiles.writes_aligned(way, tiles.byte_stride, VECTOR / size) => divide_up(rows * size, VECTOR),
+        Way::Unpack(_) if tiles.writes_aligned(way, tiles.element_stride, VECTOR) => divide_up(rows * size, VECTOR),
+        _ => divide_up(rows * size + VECTOR - size, VECTOR),
     };
-    let wide = tiles.rows * size;
-    let lines_of = |log_x: u32| lines << (LOG_BLOCK - log_x);
-    // 128 bytes of a line, a line of a cache: less where rows are few, more where each is short.
-    let mut log_x = u32::max(least, 3);
-    while log_x > least && wide <= VECTOR << (log_x - 1) {
+    if tiles.mode == Mode::Columns {
+        let kernels = if matches!(way, Way::Pack(_)) { &STRIDED.pack_columns } else { &STRIDED.unpack_columns };
+        tiles.log_width = width(vectors, 1);
+        let (across, along) = (cover(vectors, tiles.log_width), cover(groups, LOG_BLOCK - tiles.log_width));
+        let in_turn = tiles.byte_stride > 0;
+        return Some(tiles.cut(kernels, plan.size, across, along)?.reading(in_turn));
+    }
+    // 128 bytes of a line, a line of a cache, and twice that where bits are read: on an H200 that was the fastest, and
+    // more than one round a thread was slower. Less where rows are few, more where each is short.
+    let mut log_x = if matches!(way, Way::Pack(_)) { 3 } else { 4 };
+    while log_x > 1 && vectors <= 1 << (log_x - 1) {
         log_x -= 1;
     }
-    while log_x < 5 && wide > VECTOR << log_x && tiles.elements <= lines_of(log_x) / 2 {
+    while log_x < 5 && vectors > 1 << log_x && groups <= 1 << (LOG_BLOCK - log_x - 1) {
         log_x += 1;
     }
+    let across = cover(vectors, log_x);
+    let (kernels, overlap) = match way {
+        Way::Pack(_) => (&STRIDED.pack_transposed, i64::from(tiles.mode == Mode::Joined)),
+        Way::Unpack(_) => (&STRIDED.unpack_transposed, 0),
+    };
     tiles.log_width = log_x;
-    let (tile_rows, tile_lines) = ((VECTOR / size) << log_x, lines_of(log_x));
-    let (rows, elements) = (tiles.rows, tiles.elements);
-    match way {
-        Way::Pack(_) => {
-            let overlap = if tiles.mode == Mode::Joined { 8 } else { 0 };
-            let along = divide_up(elements + overlap, tile_lines - overlap);
-            tiles.cut(&STRIDED.pack_columns, plan.size, divide_up(rows, tile_rows), along)
-        }
-        Way::Unpack(_) => {
-            // Lines that begin behind a sector have what lies between in the first tile, too.
-            let sector = 32;
-            let before = if tiles.writes_aligned(tiles.element_stride, sector) { 0 } else { sector / size - 1 };
-            let across = divide_up(rows + before, tile_rows);
-            tiles.cut(&STRIDED.unpack_columns, plan.size, across, divide_up(elements, tile_lines))
-        }
-    }
+    tiles.cut(kernels, plan.size, across, divide_up(groups + overlap, (1 << (LOG_BLOCK - log_x)) - overlap))
 }
 
 /// Rows that are contiguous on both sides, though elements may lie backwards.
@@ -123,26 +122,30 @@ fn rows(mut tiles: Tiles, plan: &BitPlan, way: Way) -> Option<Work> {
         return None;
     }
     let (kernels, pieces) = match way {
-        Way::Pack(_) => (&STRIDED.pack_rows, divide_up(tiles.bytes, i64::max(4 / size, 1))),
+        Way::Pack(_) => {
+            let at_once = i64::max(4 / size, 1);
+            let aligned = tiles.writes_aligned(way, tiles.row_byte_stride, at_once);
+            (&STRIDED.pack_rows, divide_up(tiles.bytes + if aligned { 0 } else { at_once - 1 }, at_once))
+        }
         Way::Unpack(_) => {
-            let aligned = tiles.element_stride > 0 && tiles.writes_aligned(tiles.row_element_stride, VECTOR);
-            (&STRIDED.unpack_rows, divide_up(tiles.elements * size + if aligned { 0 } else { VECTOR - 1 }, VECTOR))
+            let aligned = tiles.element_stride > 0 && tiles.writes_aligned(way, tiles.row_element_stride, VECTOR);
+            (&STRIDED.unpack_rows, divide_up(tiles.elements * size + if aligned { 0 } else { VECTOR - size }, VECTOR))
         }
     };
-    // As wide and as much a thread as leaves hardly one without work; a warp reads and writes side by side if it can.
-    let widths =
-        [4, 2, 1].into_iter().flat_map(|rounds| (5..=LOG_BLOCK).rev().map(move |log_width| (rounds, log_width)));
-    let cut = |rounds: i64, log_width: u32| {
-        (divide_up(pieces, rounds << log_width), divide_up(tiles.rows, 1 << (LOG_BLOCK - log_width)))
+    let cut = |rounds: i64| {
+        let log_width = width(pieces, rounds);
+        (log_width, divide_up(pieces, rounds << log_width), cover(tiles.rows, LOG_BLOCK - log_width))
     };
-    let found = widths.into_iter().find(|&(rounds, log_width)| {
-        let (across, along) = cut(rounds, log_width);
-        across * (rounds << log_width) <= pieces + pieces / 8 && (rounds == 1 || across * along >= MANY_BLOCKS)
+    // As much a thread as leaves a third of them without work at most: a block has to last.
+    let rounds = [4, 2].into_iter().find(|&rounds| {
+        let (log_width, across, along) = cut(rounds);
+        across * (rounds << log_width) <= pieces + pieces / 2 && across * along >= MANY_BLOCKS
     });
-    let (rounds, log_width) = found.unwrap_or((1, u32::min(5, (pieces as u64).next_power_of_two().ilog2())));
-    let (across, along) = cut(rounds, log_width);
+    let rounds = rounds.unwrap_or(1);
+    let (log_width, across, along) = cut(rounds);
     (tiles.rounds, tiles.log_width) = (rounds as u32, log_width);
-    tiles.cut(kernels, plan.size, across, along)
+    let in_turn = tiles.rows == 1 || tiles.row_byte_stride > 0;
+    Some(tiles.cut(kernels, plan.size, across, along)?.reading(in_turn))
 }
 
 /// Elements at one stride, in bytes that follow each other.
@@ -158,6 +161,22 @@ fn steps(tiles: Tiles, plan: &BitPlan, way: Way) -> Option<Work> {
     // Bytes that no element has a bit in are zeros.
     let (across, along) = (divide_up(i64::max(tiles.elements, tiles.bytes * 8), 1024 * 8), tiles.rows);
     tiles.cut(kernels, plan.size, across, along)
+}
+
+/// Threads along x, as a power of 2, for so many pieces of work: as many as leave hardly more without any than the fewest,
+/// but a warp at least, which reads and writes side by side.
+fn width(pieces: i64, rounds: i64) -> u32 {
+    if pieces < 32 {
+        return (pieces as u64).next_power_of_two().ilog2();
+    }
+    let room = |log_width: u32| divide_up(pieces, rounds << log_width) * (rounds << log_width);
+    let least = (5..=LOG_BLOCK).map(room).min().unwrap_or(pieces);
+    (5..=LOG_BLOCK).rev().find(|&log_width| room(log_width) <= least + least / 32).unwrap_or(5)
+}
+
+/// How many blocks so many pieces fill, of which each has 2^log.
+fn cover(pieces: i64, log: u32) -> i64 {
+    divide_up(pieces, 1 << log)
 }
 
 fn divide_up(number: i64, by: i64) -> i64 {
@@ -213,8 +232,8 @@ mod tests {
             (truth(4), 0, ([(100, [4, 1])], (80, 402), (10, 100)), None),
             (truth(4), 0, ([(100, [4, 1])], (80, 400), (11, 100)), None), // zeros behind
             (ones(4), 0, ([(100, [4, 1])], (80, 400), (9, 100)), None),   // bits are missing
-            (truth(4), 0, transposed, Some((c"gc_pack_columns_u32", Mode::Transposed))),
-            (ones(4), 4, transposed, Some((c"gc_unpack_columns_u32", Mode::Transposed))),
+            (truth(4), 0, transposed, Some((c"gc_pack_transposed_u32", Mode::Transposed))),
+            (ones(4), 4, transposed, Some((c"gc_unpack_transposed_u32", Mode::Transposed))),
             (truth(4), 0, ([(3, [4, 10])], (800, 400), (100, 1)), None), // too few side by side
             (truth(4), 0, ([(100, [4, 20])], (800, 400), (100, 2)), None),
             (truth(8), 0, ([(7, [120, 2])], (15, 8), (2, 1)), Some((c"gc_pack_rows_u64", Mode::Columns))),

@@ -18,6 +18,10 @@ pub const LOG_BLOCK: u32 = 8;
 /// Most blocks of a launch.
 pub const MOST_BLOCKS: i64 = i32::MAX as i64;
 
+/// Bytes that so many blocks at least bring to the L2 cache together: prefetch_burst() in kernels/strided.cuh.
+const BURST: i64 = 4 << 20;
+const BURST_BLOCKS: i64 = 512;
+
 /// The most loops over rows, apart from the inner one.
 const MOST_OUTER: usize = 6;
 
@@ -92,10 +96,11 @@ pub struct Tiles {
     order: u32,
     pub log_width: u32,
     pub mode: Mode,
-    /// What each thread does of the work along x, for kernels of rows.
+    /// Pieces of work a thread.
     pub rounds: u32,
     n_outer: u32,
-    reserved: u32,
+    /// Blocks that read `BURST` bytes; 0: they do not read in turn.
+    burst: u32,
     across: Division,
     along: Division,
     outer: [TileLoop; MOST_OUTER],
@@ -138,7 +143,7 @@ impl Tiles {
             mode: Mode::Columns,
             rounds: 1,
             n_outer: 0,
-            reserved: 0,
+            burst: 0,
             across: Division::by(1),
             along: Division::by(1),
             outer: [TileLoop::default(); MOST_OUTER],
@@ -175,9 +180,11 @@ impl Tiles {
     }
 
     /// Whether all that is written at this stride and those of the outer loops begins at multiples of so many bytes.
-    /// The side of the elements is written.
-    pub fn writes_aligned(&self, stride: i64, bytes: i64) -> bool {
-        let outer = self.outer[..self.n_outer as usize].iter().map(|item| item.element_stride);
+    pub fn writes_aligned(&self, way: Way, stride: i64, bytes: i64) -> bool {
+        let outer = self.outer[..self.n_outer as usize].iter().map(|item| match way {
+            Way::Pack(_) => item.byte_stride,
+            Way::Unpack(_) => item.element_stride,
+        });
         self.dst.addr().is_multiple_of(bytes as usize) && outer.chain([stride]).all(|stride| stride % bytes == 0)
     }
 
@@ -203,6 +210,15 @@ pub struct Work {
 }
 
 impl Work {
+    /// Says whether blocks read memory one after the other. Then what later ones read can come to the L2 cache before.
+    pub fn reading(mut self, in_turn: bool) -> Self {
+        let bursts = (self.tiles.readable() as i64 / BURST).max(1);
+        if in_turn && self.tiles.n_outer == 0 && self.blocks / bursts >= BURST_BLOCKS {
+            self.tiles.burst = (self.blocks / bursts) as u32;
+        }
+        self
+    }
+
     /// # Safety
     /// The plan and the addresses that this is of describe memory that the kernel may use until it is done.
     pub unsafe fn launch(mut self, queue: &mut Queue) -> Result<()> {

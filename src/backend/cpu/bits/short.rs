@@ -22,12 +22,16 @@ const MOST_BYTES_SIDE_BY_SIDE: i64 = 128;
 /// through the stack with AVX-512, twice as fast without vectors.
 const LONGEST: i64 = 20;
 
-/// Elements that pass through the stack at once.
-const BLOCK: usize = 1024;
+/// Bytes of elements that pass through the stack at once: what a call leaves of its 32 KiB.
+const ROOM: usize = 4096;
 
-/// Room for BLOCK elements of up to 8 bytes.
 #[repr(align(64))]
-struct Room([MaybeUninit<u64>; BLOCK]);
+struct Room([MaybeUninit<u8>; ROOM]);
+
+/// Elements of so many bytes that pass at once.
+fn block_of(size: usize) -> usize {
+    (ROOM / size).min(1024)
+}
 
 /// How many elements to take at once where runs are short: whole bytes of bits, and whole rounds of as many loops as
 /// fit.
@@ -43,15 +47,16 @@ fn block_of_short_runs(cursor: &Cursor<'_, 1>, size: usize) -> Option<usize> {
     if outer.is_empty() || !is_short {
         return None;
     }
+    let most = block_of(size);
     let whole_bytes = |elements: i64| elements << (3 - elements.trailing_zeros().min(3));
     let rounds = outer.iter().rev().scan(run.count, |elements, item| {
         *elements = elements.saturating_mul(item.count);
         Some(*elements)
     });
     let fitting =
-        rounds.take_while(|&elements| elements <= BLOCK as i64 / 8 || elements % 8 == 0 && elements <= BLOCK as i64);
+        rounds.take_while(|&elements| elements <= most as i64 / 8 || elements % 8 == 0 && elements <= most as i64);
     let together = whole_bytes(fitting.last().unwrap_or(run.count)) as usize;
-    Some(BLOCK - BLOCK % together)
+    Some(most - most % together)
 }
 
 /// Packs the next `bits` elements that the cursor passes over to ceil(bits / 8) bytes, zeros after the last bit.
@@ -72,7 +77,7 @@ pub unsafe fn pack_runs(
         // SAFETY: the arguments are the same.
         return unsafe { kernels::pack_runs(variant, rule, order, cursor, base, bits, dst) };
     };
-    let mut block = Room([MaybeUninit::uninit(); BLOCK]);
+    let mut block = Room([MaybeUninit::uninit(); ROOM]);
     let block = block.0.as_mut_ptr().cast::<u8>();
     let mut left = bits;
     while left > 0 {
@@ -109,7 +114,7 @@ pub unsafe fn unpack_runs(
         // SAFETY: the arguments are the same.
         return unsafe { kernels::unpack_runs(variant, patterns, order, bytes, cursor, base, bits) };
     };
-    let mut block = Room([MaybeUninit::uninit(); BLOCK]);
+    let mut block = Room([MaybeUninit::uninit(); ROOM]);
     let block = block.0.as_mut_ptr().cast::<u8>();
     let (mut src, mut available) = bytes;
     let mut left = bits;

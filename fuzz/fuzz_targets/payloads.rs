@@ -1,0 +1,224 @@
+//! Payloads and states of strangers. One that was written for this codec is changed anywhere, its header above all; then it
+//! is decoded, reduced and taken as a state. What differs from what the codec would have written is told, as CORRUPT, and
+//! nothing changes; all else is right: numbers of the payload's scales, and no byte beyond the tensors.
+#![no_main]
+
+use std::{mem, ptr};
+
+use arbitrary::Arbitrary;
+use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLTensor};
+use gradcodec::capi::*;
+use libfuzzer_sys::fuzz_target;
+
+const CORRUPT: gc_status_t = 9;
+const HEADER: usize = 64;
+
+#[derive(Arbitrary, Debug)]
+struct Input {
+    sign: bool,
+    error: u8,
+    nonfinite: u8,
+    segments: Vec<u8>,
+    n_chunks: u8,
+    server: u8,
+    gradient: u8,
+    changes: Vec<Change>,
+    add: bool,
+    half: bool,
+    voters: u8,
+    /// Bytes of nobody, in place of the payload.
+    noise: Option<Vec<u8>>,
+}
+
+/// A byte that is changed; mostly of a header or of the scales behind it.
+#[derive(Arbitrary, Debug)]
+struct Change {
+    anywhere: Option<u16>,
+    chunk: u8,
+    place: u8,
+    xor: u8,
+}
+
+/// Memory aligned to 16, with exactly as much behind it as is described.
+struct Bytes(Vec<u128>, usize);
+
+impl Bytes {
+    fn of(count: usize) -> Self {
+        Self(vec![0x5a5a_5a5a_5a5a_5a5a_5a5a_5a5a_5a5a_5a5a; count.div_ceil(16)], count)
+    }
+
+    fn get(&mut self) -> &mut [u8] {
+        // SAFETY: any pattern is a byte, and there are as many.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.1) }
+    }
+}
+
+fn view(data: *mut u8, code: u8, bits: u8, shape: &mut [i64]) -> DLTensor {
+    DLTensor {
+        data: data.cast(),
+        device: DLDevice { device_type: DLDeviceType::CPU, device_id: 0 },
+        ndim: shape.len() as i32,
+        dtype: DLDataType { code: DLDataTypeCode(code), bits, lanes: 1 },
+        shape: shape.as_mut_ptr(),
+        strides: ptr::null_mut(),
+        byte_offset: 0,
+    }
+}
+
+/// Whether the codec must take a chunk, as docs/NUMERICS.md has it: all fields but the flags as they were, no flag but
+/// NONFINITE, no scale that it would not have written.
+fn is_right(good: &[u8], got: &[u8], segments: usize) -> bool {
+    let field = |range: std::ops::Range<usize>| good[range.clone()] == got[range];
+    let word = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    field(0..28) && field(32..HEADER) && word(got, 28) & !2 == 0 && {
+        (0..segments).map(|segment| HEADER + 4 * segment).all(|at| {
+            let (before, scale) = (f32::from_bits(word(good, at)), f32::from_bits(word(got, at)));
+            // A NaN has any sign; what is not held or is a sign's keeps its one value, which the changes leave alone.
+            before.to_bits() == scale.to_bits() || !(scale.is_sign_negative() && !scale.is_nan())
+        })
+    }
+}
+
+fuzz_target!(|input: Input| {
+    let sizes: Vec<i64> = input.segments.iter().take(6).map(|&size| i64::from(size)).collect();
+    // SAFETY: zeros are a value of each field.
+    let mut options: gc_codec_options_t = unsafe { mem::zeroed() };
+    options.struct_size = size_of::<gc_codec_options_t>() as u32;
+    options.codec = 1 + i32::from(input.sign);
+    options.error = if input.sign { 2 } else { i32::from(input.error % 3) };
+    options.nonfinite = i32::from(input.nonfinite % 2);
+    (options.segments, options.n_segments) = (sizes.as_ptr(), sizes.len());
+    options.n_chunks = 1 + usize::from(input.n_chunks % 4);
+    let number = usize::from(input.server) % options.n_chunks;
+    options.server = 1 + number as u64;
+    let mut codec = ptr::null_mut();
+    // SAFETY: good options; below, tensors over memory that is there, and a codec that is released once.
+    unsafe {
+        assert_eq!(gc_codec_create(&options, &mut codec), 0);
+        let bytes = gc_codec_payload_bytes(codec) as usize;
+        let stride = bytes / options.n_chunks;
+        let mut payload = Bytes::of(bytes);
+        let mut shape = [bytes as i64];
+        let mut of_payload = view(payload.get().as_mut_ptr(), 1, 8, &mut shape);
+
+        // One step of our own.
+        let mut noise = u64::from(input.gradient);
+        let mut gradients: Vec<Vec<f32>> = sizes
+            .iter()
+            .map(|&size| {
+                (0..size)
+                    .map(|_| {
+                        noise = noise.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                        (noise >> 40) as f32 - 8e6
+                    })
+                    .collect()
+            })
+            .collect();
+        let mut lengths: Vec<[i64; 1]> = sizes.iter().map(|&size| [size]).collect();
+        let mut values: Vec<DLTensor> = gradients
+            .iter_mut()
+            .zip(&mut lengths)
+            .map(|(gradient, length)| view(gradient.as_mut_ptr().cast(), 2, 32, length))
+            .collect();
+        let list: Vec<*const DLTensor> = values.iter().map(ptr::from_ref).collect();
+        let status = gc_codec_encode(
+            codec,
+            list.as_ptr(),
+            list.len(),
+            ptr::null(),
+            ptr::null(),
+            &mut of_payload,
+            ptr::null_mut(),
+        );
+        assert_eq!(status, 0);
+        let good = payload.get().to_vec();
+
+        // Changed by a stranger.
+        match &input.noise {
+            Some(noise) if !noise.is_empty() => {
+                payload.get().iter_mut().zip(noise.iter().cycle()).for_each(|(byte, &other)| *byte = other);
+            }
+            _ => {
+                for change in input.changes.iter().take(20) {
+                    let near =
+                        usize::from(change.chunk) % options.n_chunks * stride + usize::from(change.place) % stride;
+                    payload.get()[change.anywhere.map_or(near, |at| usize::from(at) % bytes)] ^= change.xor;
+                }
+            }
+        }
+        let got = payload.get().to_vec();
+        let rows = || good.chunks(stride).zip(got.chunks(stride));
+        let all_right = rows().all(|(good, got)| is_right(good, got, sizes.len()));
+
+        // Decoded: all of it or nothing, and the scales that it says.
+        let (code, bits) = if input.half && !input.add { (4, 16) } else { (2, 32) };
+        let mut room: Vec<Vec<u8>> = sizes.iter().map(|&size| vec![0; size as usize * bits as usize / 8]).collect();
+        for ((value, room), length) in values.iter_mut().zip(&mut room).zip(&mut lengths) {
+            *value = view(room.as_mut_ptr(), code, bits, length);
+        }
+        let outputs: Vec<*mut DLTensor> = values.iter_mut().map(ptr::from_mut).collect();
+        let mode = i32::from(input.add);
+        let count = outputs.len();
+        let list = outputs.as_ptr();
+        let status = gc_codec_decode(codec, &of_payload, 1, ptr::null(), mode, list, count, ptr::null_mut());
+        assert!(status == 0 || status == CORRUPT);
+        // What makes a scale wrong where none is held, or of a sign, is not said here again.
+        assert!(all_right || status == CORRUPT, "taken, and should not have been");
+        assert!(status == 0 || room.iter().flatten().all(|&byte| byte == 0), "changed by a call that was refused");
+        assert!(good != got || status == 0, "its own payload is refused");
+        if status == 0 && (code, bits) == (2, 32) {
+            for (segment, room) in room.iter().enumerate() {
+                for (element, value) in room.chunks_exact(4).enumerate() {
+                    let value = f32::from_le_bytes(value.try_into().unwrap());
+                    let found = got.chunks(stride).any(|chunk| {
+                        let at = HEADER + 4 * segment;
+                        let scale = f32::from_le_bytes(chunk[at..at + 4].try_into().unwrap());
+                        value.abs() == scale || (value.is_nan() && scale.is_nan())
+                    });
+                    assert!(found, "{value} for element {element} of segment {segment}: no chunk has that scale");
+                }
+            }
+        }
+
+        // Reduced: something goes out in any case, and says whether it is good.
+        let voters = 1 + usize::from(input.voters % 4);
+        let mut chunks = Bytes::of(voters * stride);
+        for voter in 0..voters {
+            // The changed one is the last.
+            let source = if voter + 1 == voters { &got } else { &good };
+            chunks.get()[voter * stride..][..stride].copy_from_slice(&source[number * stride..][..stride]);
+        }
+        let (mut reduced, mut chunk_shape, mut row) =
+            (Bytes::of(stride), [voters as i64, stride as i64], [stride as i64]);
+        let of_chunks = view(chunks.get().as_mut_ptr(), 1, 8, &mut chunk_shape);
+        let mut of_reduced = view(reduced.get().as_mut_ptr(), 1, 8, &mut row);
+        let right = is_right(&good[number * stride..][..stride], &got[number * stride..][..stride], sizes.len());
+        let status = gc_codec_reduce(codec, number, &of_chunks, &mut of_reduced, ptr::null_mut());
+        assert!((status == 0 && right) || status == CORRUPT);
+        assert_eq!(reduced.get()[28] & 1 != 0, status == CORRUPT);
+        assert_eq!(reduced.get()[..4], *b"GCPL");
+
+        // A state, changed likewise: taken as it is, or not at all.
+        let count = gc_codec_state_bytes(codec) as usize;
+        let (mut state, mut after, mut shape) = (Bytes::of(count), Bytes::of(count), [count as i64]);
+        let mut of_state = view(state.get().as_mut_ptr(), 1, 8, &mut shape);
+        assert_eq!(gc_codec_state_out(codec, &mut of_state, ptr::null_mut()), 0);
+        let before = state.get().to_vec();
+        for change in input.changes.iter().take(20) {
+            state.get()[change.anywhere.map_or(usize::from(change.place), usize::from) % count] ^= change.xor;
+        }
+        let status = gc_codec_state_in(codec, &of_state, ptr::null_mut());
+        assert!(status == 0 || status == CORRUPT);
+        let header_changed = before[..56] != state.get()[..56];
+        assert!(!header_changed || status == CORRUPT);
+        let mut of_after = of_state;
+        of_after.data = after.get().as_mut_ptr().cast();
+        assert_eq!(gc_codec_state_out(codec, &mut of_after, ptr::null_mut()), 0);
+        if status == CORRUPT {
+            assert!(after.get() == before, "a refused state was taken");
+        } else {
+            assert_eq!(after.get()[..HEADER], state.get()[..HEADER]);
+        }
+        gc_codec_free(codec);
+    }
+});

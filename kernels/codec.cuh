@@ -1,0 +1,196 @@
+// What the kernels of codecs are given, and where a tile's elements, bits and state lie.
+#ifndef GRADCODEC_CODEC_CUH
+#define GRADCODEC_CODEC_CUH
+
+#include "sum.cuh"
+
+enum : unsigned { THREADS = 256, WARPS = THREADS / WARP, HEADER = 64, HEADER_WORDS = HEADER / 4, MOST_VALUES = 16 };
+enum : unsigned { TILE = WARPS * UNIT };  // elements
+enum : unsigned { FLAGS_WORD = 7, CHUNK_WORD = 5, TURN_WORD = 14 };
+enum : unsigned { CORRUPT = 1, NONFINITE = 2, TAKEN_BACK = 4 };
+enum : unsigned { ONEBIT = 1, SIGN = 2 };
+enum : unsigned { RMS = 0, MEAN = 1 };
+enum : unsigned { PROPAGATE = 0, ZERO = 1, TRANSACTIONAL = 2 };
+enum : unsigned { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2 };
+enum : unsigned { WORKER = 0, SERVER = 1 };
+enum : unsigned { NO_RUN = 0xffffffffu };
+
+// The structs are laid out by the host too: src/backend/cuda/codec/.
+
+struct gc_run {
+    u64 elements;
+    u64 byte;           // its first among the payload's bits
+    u64 base;           // elements of the runs before it
+    u64 first_tile;
+    unsigned tiles, reserved;
+};
+
+struct alignas(16) gc_tile {
+    u64 first;          // element of the run
+    u64 unit;           // its first among the units of all runs
+    u64 to;             // where its bits begin: in the payload, or in the chunk that is reduced
+    u64 byte;           // its first among the payload's bits
+    unsigned run, count;  // elements; a tile without any is there so that its run ends
+    unsigned left;      // bytes of bits to the end of the chunk, if they fit 32 bits
+    unsigned chunk;
+};
+
+// What is known on the device alone.
+struct gc_control {
+    unsigned flags;     // since they were taken
+    unsigned since;     // since the last commit
+    unsigned valid;     // bit WORKER, bit SERVER: which of two states is valid
+    unsigned pending;   // bit WORKER, bit SERVER: a step in the other one
+    unsigned found;     // flags of the launch that runs
+    unsigned accepted;  // by gc_codec_check_state
+    unsigned reserved[2];
+};
+
+struct gc_codec {
+    unsigned char *state[2];  // the same one twice where there is one
+    gc_control *control;
+    double *partials;         // a tile
+    unsigned *counter;        // of the runs that have their scale, while they get it
+    const gc_tile *tiles;
+    const gc_run *runs;       // what is encoded or reduced: a run for each segment, also an empty one
+    const gc_run *segments;
+    float *scales;            // of the last encode
+    const void **addresses;   // of the segments' values, where there are more than MOST_VALUES
+    u64 bytes, chunk_bytes, head, stride;
+    u64 scales_at, units_at;  // of these runs in the state
+    unsigned n_segments, n_chunks, chunk, chunks;  // those that are written: `chunks` from `chunk` on
+    unsigned kind, rule, policy, results, half, reserved;
+    float beta;
+    unsigned error;           // bytes of an error's element, 0: none
+    unsigned header[HEADER_WORDS];
+    gc_run only;              // where there is one segment: its run
+    u64 reciprocal;           // floor((2^64 - 1) / chunk_bytes), or 0
+};
+
+struct gc_encode {
+    gc_codec codec;
+    const float *m_g, *m_e;
+    unsigned char *payload;
+    const void *values[MOST_VALUES];
+};
+struct gc_finish {
+    gc_codec codec;
+    unsigned char *dst;       // the first of the chunks that are written
+};
+struct gc_reduce {
+    gc_codec codec;
+    const unsigned char *chunks;
+    unsigned char *dst;
+    u64 payloads;
+};
+struct gc_decode {
+    gc_codec codec;
+    const unsigned char *payload;
+    const float *factor;
+    float divisor;
+    unsigned dtype;
+    u64 tiles;                // the blocks behind them look at chunks without elements
+    u64 first_empty;          // the first chunk without any
+    void *values[MOST_VALUES];
+};
+static_assert(sizeof(gc_run) == 40 && sizeof(gc_tile) == 48 && sizeof(gc_control) == 32 && sizeof(gc_codec) == 288
+                  && sizeof(gc_encode) == 440 && sizeof(gc_finish) == 296 && sizeof(gc_reduce) == 312
+                  && sizeof(gc_decode) == 456,
+              "the host lays them out too");
+
+// ---- Tiles
+//
+// What a block needs before its first loads is known without a load where there is one segment, and in one table entry where
+// there are several: each load that another one waits for costs a block about a tenth of its time.
+
+__device__ __forceinline__ gc_run run_of(const gc_codec &codec, unsigned number) {
+    return codec.n_segments == 1 ? codec.only : codec.runs[number];
+}
+__device__ __forceinline__ gc_run segment_of(const gc_codec &codec, unsigned number) {
+    return codec.n_segments == 1 && codec.half == WORKER ? codec.only : codec.segments[number];
+}
+
+__device__ __forceinline__ gc_tile tile_of(const gc_codec &codec, unsigned number) {
+    if (codec.n_segments != 1) return codec.tiles[number];
+    gc_tile tile;
+    tile.first = static_cast<u64>(number) * TILE;
+    tile.unit = static_cast<u64>(number) * WARPS;
+    tile.byte = codec.only.byte + tile.first / 8;
+    tile.run = 0;
+    const u64 left = codec.only.elements - tile.first;
+    tile.count = left < TILE ? static_cast<unsigned>(left) : +TILE;
+    u64 chunk = codec.chunk;
+    if (codec.half == WORKER && codec.n_chunks > 1) {
+        chunk = __umul64hi(tile.byte, codec.reciprocal);  // the quotient, or one less
+        if (tile.byte - chunk * codec.chunk_bytes >= codec.chunk_bytes && tile.count != 0) chunk++;
+    }
+    const u64 at = tile.byte - chunk * codec.chunk_bytes, room = codec.chunk_bytes - at;
+    tile.to = (codec.half == WORKER ? chunk * codec.stride : 0) + codec.head + at;
+    tile.left = codec.half == WORKER && room < ~0u ? static_cast<unsigned>(room) : ~0u;
+    tile.chunk = static_cast<unsigned>(chunk);
+    return tile;
+}
+
+// How many of a tile's elements lie in the unit that begins at `at`.
+__device__ __forceinline__ unsigned elements_of_unit(const gc_tile &tile, unsigned at) {
+    return tile.count <= at ? 0 : tile.count - at < UNIT ? tile.count - at : UNIT;
+}
+
+// A chunk's bytes of bits, as far as a tile can tell.
+__device__ __forceinline__ unsigned chunk_bytes_of(const gc_codec &codec) {
+    return codec.chunk_bytes < ~0u ? static_cast<unsigned>(codec.chunk_bytes) : ~0u;
+}
+
+// Where byte number `at` of a tile's bits lies.
+__device__ __forceinline__ u64 place_of_byte(const gc_codec &codec, const gc_tile &tile, unsigned at) {
+    u64 place = tile.to + at;
+    if (at >= tile.left) place += (1 + (at - tile.left) / chunk_bytes_of(codec)) * (codec.stride - codec.chunk_bytes);
+    return place;
+}
+
+// The address of a run's values.
+__device__ __forceinline__ unsigned char *values_of(const gc_codec &codec, const void *const (&values)[MOST_VALUES], unsigned run) {
+    const void *found = codec.addresses ? codec.addresses[run] : values[run % MOST_VALUES];
+#ifdef __CUDA_ARCH__
+    // Global memory, which the compiler does not find out of an address that it has loaded.
+    u64 global;
+    asm("cvta.to.global.u64 %0, %1;" : "=l"(global) : "l"(found));
+    found = __cvta_global_to_generic(global);
+#endif
+    return static_cast<unsigned char *>(const_cast<void *>(found));
+}
+
+__device__ __forceinline__ float factor(const float *m) {
+    return m ? *m : 1;
+}
+
+// ---- Which state is valid
+
+// Which of two states is valid once a pending step has been committed.
+__device__ __forceinline__ unsigned valid_after_commit(const gc_control &control) {
+    return control.since & NONFINITE ? control.valid : control.valid ^ control.pending;
+}
+// The one that a step of this half reads: a step that is pending there is committed first.
+__device__ __forceinline__ unsigned valid_state(const gc_codec &codec) {
+    if (codec.policy != TRANSACTIONAL) return 0;
+    const gc_control &control = *codec.control;
+    const bool commits = control.pending >> codec.half & 1;
+    return (commits ? valid_after_commit(control) : control.valid) >> codec.half & 1;
+}
+__device__ __forceinline__ void commit(gc_control &control, bool skip) {
+    if (control.pending == 0) {
+        control.since = 0;
+        return;
+    }
+    if (skip || (control.since & NONFINITE)) control.flags |= TAKEN_BACK;
+    else control.valid ^= control.pending;
+    control.pending = control.since = 0;
+}
+
+// Whether a chunk holds elements of a segment.
+__device__ __forceinline__ bool holds(const gc_codec &codec, unsigned chunk, const gc_run &segment) {
+    const u64 begin = chunk * codec.chunk_bytes, end = segment.byte + (segment.elements + 7) / 8;
+    return segment.elements != 0 && begin < end && segment.byte < begin + codec.chunk_bytes;
+}
+
+#endif

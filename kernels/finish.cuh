@@ -1,0 +1,96 @@
+// What follows an encode or a reduce: scales of the sums of tiles, and the chunks' headers. A launch of its own, for a block
+// that has to tell others that it is done waits for all that it has written, which took a sixth of an encode's time.
+#ifndef GRADCODEC_FINISH_CUH
+#define GRADCODEC_FINISH_CUH
+
+#include "codec.cuh"
+
+// The scale of the sum of some elements' terms. By one thread.
+__device__ __forceinline__ float scale_of(unsigned rule, double sum, u64 elements) {
+    if (elements == 0) return 0;
+    const double mean = __ddiv_rn(sum, static_cast<double>(elements));
+    return canonical(__double2float_rn(rule == RMS ? __dsqrt_rn(mean) : mean));
+}
+// ---- The end of a run, and of all
+
+__device__ __forceinline__ float to_results(float t, unsigned results) {
+    if (results == BFLOAT16) return from_bf16(to_bf16(t));
+    if (results == FLOAT16) return is_finite(t) ? from_f16(to_f16(t > 65504 ? 65504 : t)) : canonical(t);
+    return t;
+}
+
+__device__ __forceinline__ float scale_of_run(const gc_codec &codec, double sum, u64 elements) {
+    if (codec.kind == SIGN) return elements != 0;
+    float s = scale_of(codec.rule, sum, elements);
+    if (codec.half == SERVER) s = to_results(s, codec.results);
+    if (!is_finite(s)) {
+        atomicOr(&codec.control->found, NONFINITE);
+        if (codec.policy == ZERO) s = 0;
+    }
+    return s;
+}
+
+// A block for each run, which folds the sums of its tiles to its scale. The last of all writes the headers of the chunks.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const __grid_constant__ gc_finish call) {
+    __shared__ float shared_scale;
+    __shared__ unsigned shared_flags;
+    const gc_codec &codec = call.codec;
+    gc_control &control = *codec.control;
+    const unsigned valid = valid_state(codec);
+    const unsigned char *from = codec.state[valid];
+    unsigned char *to = codec.state[codec.policy == TRANSACTIONAL ? valid ^ 1 : valid];
+    // Then nothing but flags is written. Other blocks may add flags, but never this one.
+    const bool corrupt = codec.half == SERVER && (*static_cast<const volatile unsigned *>(&control.found) & CORRUPT);
+    if (codec.n_segments != 0) {
+        const unsigned number = blockIdx.x;
+        const gc_run run = run_of(codec, number);
+        const double sum = fold(codec.partials + run.first_tile, run.tiles);
+        if (threadIdx.x == 0) {
+            const float s = corrupt ? 0 : scale_of_run(codec, sum, run.elements);
+            if (!corrupt) {
+                reinterpret_cast<float *>(to + codec.scales_at)[number] = s;
+                if (codec.scales) codec.scales[number] = s;
+            }
+            shared_scale = s;
+        }
+        __syncthreads();
+        const gc_run segment = segment_of(codec, number);
+#pragma unroll 1
+        for (unsigned k = threadIdx.x; k < codec.chunks; k += THREADS) {
+            const bool held = holds(codec, codec.chunk + k, segment);
+            reinterpret_cast<float *>(call.dst + k * codec.stride + HEADER)[number] = held ? shared_scale : 0;
+        }
+        if (codec.n_segments > 1 && !is_last(codec.counter, codec.n_segments)) return;
+    }
+    if (threadIdx.x == 0) {
+        const unsigned found = atomicExch(&control.found, 0);
+        if (codec.policy == TRANSACTIONAL) {
+            if (control.pending >> codec.half & 1) commit(control, false);
+            if (!corrupt) control.pending |= 1u << codec.half;
+        }
+        control.flags |= found, control.since |= found;
+        shared_flags = corrupt ? found & (CORRUPT | NONFINITE) : found & NONFINITE;
+        if (codec.half == SERVER && !corrupt) {
+            reinterpret_cast<u64 *>(to)[TURN_WORD / 2] = reinterpret_cast<const u64 *>(from)[TURN_WORD / 2] + 1;
+        }
+    }
+    __syncthreads();
+    const u64 scales = HEADER + 4 * static_cast<u64>(codec.n_segments);
+#pragma unroll 1
+    for (unsigned k = threadIdx.x; k < codec.chunks; k += THREADS) {
+        const unsigned number = codec.chunk + k;
+        unsigned char *chunk = call.dst + k * codec.stride;
+        unsigned *words = reinterpret_cast<unsigned *>(chunk);
+#pragma unroll
+        for (unsigned w = 0; w < HEADER_WORDS; w++) {
+            words[w] = w == FLAGS_WORD ? shared_flags : w == CHUNK_WORD ? number : codec.header[w];
+        }
+#pragma unroll 1
+        for (u64 at = scales; at < codec.head; at += 4) words[at / 4] = 0;
+        const u64 begin = number * codec.chunk_bytes, left = begin < codec.bytes ? codec.bytes - begin : 0;
+#pragma unroll 1
+        for (u64 at = codec.head + (left < codec.chunk_bytes ? left : codec.chunk_bytes); at < codec.stride; at++) chunk[at] = 0;
+    }
+}
+
+#endif

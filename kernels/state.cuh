@@ -1,0 +1,132 @@
+// The state, out and in.
+#ifndef GRADCODEC_STATE_CUH
+#define GRADCODEC_STATE_CUH
+
+#include "decode.cuh"
+
+struct gc_state {
+    gc_codec worker, server;   // server.n_segments 0: there is none
+    unsigned char *bytes;      // a state, or float32 errors: those of the half that is meant, one run after the other
+    const void *skip;          // gc_onebit_commit: a scalar of 1 byte, an int32, or a float32
+    u64 size;                  // of a state
+    unsigned half, skip_kind;  // 0: never, 1: always, 2: bool, 3: int32, 4: float32
+};
+static_assert(sizeof(gc_state) == 608, "the host lays it out too");
+
+extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_commit(const __grid_constant__ gc_state call) {
+    if (threadIdx.x != 0) return;
+    bool skip = call.skip_kind == 1;
+    if (call.skip_kind == 2) skip = *static_cast<const unsigned char *>(call.skip) != 0;
+    if (call.skip_kind == 3) skip = *static_cast<const int *>(call.skip) != 0;
+    if (call.skip_kind == 4) skip = *static_cast<const float *>(call.skip) != 0;
+    commit(*call.worker.control, skip);
+}
+
+// Word number `w` of a state's header, at the turn 0.
+__device__ __forceinline__ unsigned state_header_word(const gc_codec &codec, unsigned w) {
+    return w == 0 ? 0x54534347u : w == CHUNK_WORD || w == FLAGS_WORD ? 0 : codec.header[w];  // "GCST"
+}
+
+// Makes states whose memory is 0 anew, and what is known of them. One block.
+extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_reset(const __grid_constant__ gc_state call) {
+    const gc_codec &codec = call.worker;
+    if (threadIdx.x < HEADER_WORDS) {
+        for (unsigned k = 0; k < 2; k++) {
+            reinterpret_cast<unsigned *>(codec.state[k])[threadIdx.x] = state_header_word(codec, threadIdx.x);
+        }
+    }
+    if (threadIdx.x < sizeof(gc_control) / 4) reinterpret_cast<unsigned *>(codec.control)[threadIdx.x] = 0;
+    for (unsigned k = threadIdx.x; k < codec.n_segments; k += THREADS) codec.scales[k] = 0;
+}
+
+// Copies the valid state out, 4 bytes a thread.
+extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_state_out(const __grid_constant__ gc_state call) {
+    const u64 w = thread_number(), at = w * 4;
+    if (at >= call.size) return;
+    const gc_codec &server = call.server;
+    const bool of_server = server.n_segments != 0
+                           && (w / 2 == TURN_WORD / 2 || at >= server.units_at
+                               || (at >= server.scales_at && at < server.scales_at + 4 * static_cast<u64>(server.n_segments)));
+    const unsigned valid = call.worker.control->valid >> of_server & 1;
+    reinterpret_cast<unsigned *>(call.bytes)[w] = reinterpret_cast<const unsigned *>(call.worker.state[valid])[w];
+}
+
+// Looks whether a state can be taken in. One block.
+extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_check_state(const __grid_constant__ gc_state call) {
+    const unsigned *words = reinterpret_cast<const unsigned *>(call.bytes);
+    bool wrong = false;
+    if (threadIdx.x < TURN_WORD) wrong = words[threadIdx.x] != state_header_word(call.worker, threadIdx.x);
+    const u64 end = HEADER_WORDS + static_cast<u64>(call.worker.n_segments) + call.server.n_segments;
+    for (u64 w = HEADER_WORDS + threadIdx.x; w < end; w += THREADS) wrong |= is_negative(words[w]);
+    wrong = __syncthreads_or(wrong);
+    if (threadIdx.x != 0) return;
+    gc_control &control = *call.worker.control;
+    control.accepted = !wrong;
+    if (wrong) control.flags |= CORRUPT, control.since |= CORRUPT;
+}
+
+__device__ __forceinline__ float kept_at(const gc_codec &codec, const unsigned char *units, u64 i) {
+    return codec.error == 4 ? reinterpret_cast<const float *>(units)[i]
+                            : from_bf16(reinterpret_cast<const unsigned short *>(units)[i]);
+}
+
+// Takes one half in, a tile a block: of a state that was looked at, or of errors. Which says `errors`.
+template <bool ERRORS>
+__device__ __forceinline__ void take_in(const gc_state &call) {
+    const gc_codec &codec = call.half == SERVER ? call.server : call.worker;
+    gc_control &control = *codec.control;
+    if (!ERRORS && !control.accepted) return;
+    unsigned char *to = codec.state[control.valid >> codec.half & 1];
+    const gc_tile tile = codec.tiles[blockIdx.x];
+    if (!ERRORS && blockIdx.x == 0 && threadIdx.x == 0 && codec.half == SERVER) {
+        reinterpret_cast<u64 *>(to)[TURN_WORD / 2] = reinterpret_cast<const u64 *>(call.bytes)[TURN_WORD / 2];
+    }
+    if (tile.run == NO_RUN) return;
+    if (tile.first == 0 && threadIdx.x == 0) {
+        const float s = ERRORS ? 0 : reinterpret_cast<const float *>(call.bytes + codec.scales_at)[tile.run];
+        reinterpret_cast<float *>(to + codec.scales_at)[tile.run] = canonical(s);
+    }
+    if (codec.error == 0) return;
+    const u64 at = codec.units_at + tile.unit * UNIT * codec.error;
+    const float *errors = reinterpret_cast<const float *>(call.bytes) + codec.runs[tile.run].base + tile.first;
+    for (unsigned i = threadIdx.x; i < (tile.count + UNIT - 1) / UNIT * UNIT; i += THREADS) {
+        float c = 0;
+        if (i < tile.count) c = canonical(ERRORS ? errors[i] : kept_at(codec, call.bytes + at, i));
+        if (codec.error == 4) reinterpret_cast<float *>(to + at)[i] = c;
+        else reinterpret_cast<unsigned short *>(to + at)[i] = to_bf16(c);
+    }
+}
+extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_state_in(const __grid_constant__ gc_state call) {
+    take_in<false>(call);
+}
+extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_errors_in(const __grid_constant__ gc_state call) {
+    take_in<true>(call);
+}
+
+// The errors of one half, a tile a block.
+extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_errors_out(const __grid_constant__ gc_state call) {
+    const gc_codec &codec = call.half == SERVER ? call.server : call.worker;
+    const unsigned char *from = codec.state[codec.control->valid >> codec.half & 1];
+    const gc_tile tile = codec.tiles[blockIdx.x];
+    if (tile.run == NO_RUN) return;
+    const float s = reinterpret_cast<const float *>(from + codec.scales_at)[tile.run];
+    float *errors = reinterpret_cast<float *>(call.bytes) + codec.runs[tile.run].base + tile.first;
+    const unsigned char *units = from + codec.units_at + tile.unit * UNIT * codec.error;
+    for (unsigned i = threadIdx.x; i < tile.count; i += THREADS) {
+        errors[i] = codec.error == 0 ? 0 : canonical(error_of(kept_at(codec, units, i), s));
+    }
+}
+
+// Writes up to MOST_ADDRESSES addresses of segments, from one on, to the codec's table.
+enum : unsigned { MOST_ADDRESSES = 448 };
+struct gc_addresses {
+    const void **table;
+    u64 count;
+    const void *values[MOST_ADDRESSES];
+};
+static_assert(sizeof(gc_addresses) == 3600, "the host lays it out too, and parameters hold 4096 bytes");
+extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_addresses(const __grid_constant__ gc_addresses call) {
+    for (unsigned k = threadIdx.x; k < call.count; k += THREADS) call.table[k] = call.values[k];
+}
+
+#endif

@@ -1,0 +1,307 @@
+// One step of a unit: from values and errors to what is kept, its bits and its sum.
+#ifndef GRADCODEC_STEP_CUH
+#define GRADCODEC_STEP_CUH
+
+#include "codec.cuh"
+
+// ---- Elements
+
+// How values and errors are kept. A lane has N neighbours in a vector, in as many words as they take.
+struct F32 {
+    enum : unsigned { SIZE = 4 };
+    typedef unsigned element;
+    static __device__ __forceinline__ float of(element x) { return __uint_as_float(x); }
+    static __device__ __forceinline__ float at(const unsigned *words, unsigned m) { return of(words[m]); }
+};
+struct F16 {
+    enum : unsigned { SIZE = 2 };
+    typedef unsigned short element;
+    static __device__ __forceinline__ float of(element x) { return from_f16(x); }
+    static __device__ __forceinline__ float at(const unsigned *words, unsigned m) {
+        return of(static_cast<unsigned short>(words[m / 2] >> m % 2 * 16));
+    }
+};
+struct BF16 {
+    enum : unsigned { SIZE = 2 };
+    typedef unsigned short element;
+    static __device__ __forceinline__ float of(element x) { return from_bf16(x); }
+    static __device__ __forceinline__ float at(const unsigned *words, unsigned m) {
+        return __uint_as_float(m % 2 ? words[m / 2] & 0xffff0000u : words[m / 2] << 16);
+    }
+};
+struct None {
+    enum : unsigned { SIZE = 0 };
+    typedef unsigned char element;
+    static __device__ __forceinline__ float of(element) { return 0; }
+    static __device__ __forceinline__ float at(const unsigned *, unsigned) { return 0; }
+};
+
+// Neighbours of a lane: as many as both sides move in 16 bytes at most. A lane that writes 32 bytes as two vectors that lie
+// apart ran at half the speed.
+template <typename V, typename E>
+__device__ constexpr unsigned neighbours() {
+    return V::SIZE == 2 && E::SIZE < 4 ? 8 : 4;
+}
+
+template <unsigned BYTES>
+struct Words {
+    unsigned words[BYTES < 4 ? 1 : BYTES / 4];
+};
+__device__ __forceinline__ void load(Words<16> &to, const void *from) {
+    const uint4 v = *static_cast<const uint4 *>(from);
+    to.words[0] = v.x, to.words[1] = v.y, to.words[2] = v.z, to.words[3] = v.w;
+}
+__device__ __forceinline__ void load(Words<8> &to, const void *from) {
+    const uint2 v = *static_cast<const uint2 *>(from);
+    to.words[0] = v.x, to.words[1] = v.y;
+}
+__device__ __forceinline__ void load(Words<0> &, const void *) {}
+__device__ __forceinline__ void store(const Words<16> &from, void *to) {
+    *static_cast<uint4 *>(to) = make_uint4(from.words[0], from.words[1], from.words[2], from.words[3]);
+}
+__device__ __forceinline__ void store(const Words<8> &from, void *to) {
+    *static_cast<uint2 *>(to) = make_uint2(from.words[0], from.words[1]);
+}
+__device__ __forceinline__ void store(const Words<0> &, void *) {}
+
+// A unit's worth of a lane: element (k, m) is number k * 32 * N + lane * N + m.
+template <typename T, unsigned N>
+struct Lane {
+    enum : unsigned { VECTORS = 32 / N };
+    Words<T::SIZE * N> vectors[VECTORS];
+    __device__ __forceinline__ float at(unsigned k, unsigned m) const { return T::at(vectors[k].words, m); }
+    // Whole vectors, aligned. `from`: the unit's first element.
+    __device__ __forceinline__ void load_from(const unsigned char *from, unsigned lane) {
+#pragma unroll
+        for (unsigned k = 0; k < VECTORS; k++) load(vectors[k], from + (k * WARP + lane) * N * T::SIZE);
+    }
+    __device__ __forceinline__ void store_to(unsigned char *to, unsigned lane) const {
+#pragma unroll
+        for (unsigned k = 0; k < VECTORS; k++) store(vectors[k], to + (k * WARP + lane) * N * T::SIZE);
+    }
+    // Element by element, wherever they lie, as far as there are any; 0 for all others.
+    __device__ __forceinline__ void load_each(const unsigned char *from, unsigned lane, unsigned count) {
+        const typename T::element *elements = reinterpret_cast<const typename T::element *>(from);
+#pragma unroll
+        for (unsigned k = 0; k < VECTORS; k++) {
+#pragma unroll
+            for (unsigned m = 0; m < N; m++) {
+                const unsigned at = (k * WARP + lane) * N + m, x = at < count ? elements[at] : 0;
+                if (T::SIZE == 4) vectors[k].words[m] = x;
+                else if (m % 2 == 0) vectors[k].words[m / 2] = x;
+                else vectors[k].words[m / 2] |= x << 16;
+            }
+        }
+    }
+};
+
+// Rounded to the errors' dtype, put where vector k has it, and told as what it is then.
+template <unsigned N>
+__device__ __forceinline__ void keep(Lane<F32, N> &kept, unsigned k, float (&c)[N]) {
+#pragma unroll
+    for (unsigned m = 0; m < N; m++) kept.vectors[k].words[m] = __float_as_uint(c[m]);
+}
+template <unsigned N>
+__device__ __forceinline__ void keep(Lane<BF16, N> &kept, unsigned k, float (&c)[N]) {
+#pragma unroll
+    for (unsigned m = 0; m < N; m += 2) {
+        kept.vectors[k].words[m / 2] = to_bf16_pair(c[m], c[m + 1]);
+        c[m] = kept.at(k, m), c[m + 1] = kept.at(k, m + 1);
+    }
+}
+template <unsigned N>
+__device__ __forceinline__ void keep(Lane<None, N> &, unsigned, float (&)[N]) {}
+
+// ---- The bits of a unit
+
+// Bits are gathered as fields, that of element (k, m) as number 31 - (k * N + m), by shifting in from the right; 1 where the
+// element is below zero. This gives lane l the word number l of the unit as it lies in memory, most significant bits first.
+template <unsigned N>
+__device__ __forceinline__ unsigned word_of_unit(unsigned below_zero, unsigned lane) {
+    constexpr unsigned VECTORS = 32 / N;
+    // Of VECTORS lanes, the one of number j receives field j of all: that of vector VECTORS - 1 - j.
+    unsigned word = transpose_fields<VECTORS>(~below_zero, lane);
+    word = __shfl_sync(WHOLE_WARP, word, lane % N * VECTORS + (VECTORS - 1 - lane / N));
+    // Fields of 8 bits are bytes. Those of 4 lie the wrong way round in theirs.
+    return N == 8 ? word : (word & 0x0f0f0f0fu) << 4 | ((word >> 4) & 0x0f0f0f0fu);
+}
+// The reverse: field k * N + m is element (k, m)'s. `word`: word number `lane` of the unit, its first bit the least significant.
+template <unsigned N>
+__device__ __forceinline__ unsigned fields_of_unit(unsigned word, unsigned lane) {
+    constexpr unsigned VECTORS = 32 / N;
+    return transpose_fields<VECTORS>(__shfl_sync(WHOLE_WARP, word, lane % VECTORS * N + lane / VECTORS), lane);
+}
+
+// Stores the words of a unit, which begins at byte number `at` of its tile.
+__device__ __forceinline__ void store_words(const gc_codec &codec, const gc_tile &tile, unsigned char *bits, unsigned at,
+                                            unsigned word, unsigned lane) {
+    const unsigned bytes = (tile.count + 7) / 8;
+    unsigned char *to = bits + tile.to + at;
+    if (at + UNIT / 8 <= bytes && at + UNIT / 8 <= tile.left && misalignment(to, 4) == 0) {
+        reinterpret_cast<unsigned *>(to)[lane] = word;
+        return;
+    }
+    // Bytes, side by side across the warp.
+#pragma unroll
+    for (unsigned round = 0; round < 4; round++) {
+        const unsigned number = round * WARP + lane, byte = __shfl_sync(WHOLE_WARP, word, number / 4) >> number % 4 * 8;
+        if (at + number < bytes) bits[place_of_byte(codec, tile, at + number)] = static_cast<unsigned char>(byte);
+    }
+}
+
+// ---- A step of a unit
+
+// What is common to all elements of a launch.
+struct Rules {
+    bool rms, zero, zero_values;  // squares or magnitudes; what is not finite is +0; also a value before it is used
+};
+
+// How c is made of a value and of what was kept, before it is rounded: with the handle, and in the plain form.
+struct Handle {
+    float s, m_g, m_e, beta;
+    template <typename E>
+    __device__ __forceinline__ float make(float g, float kept) const {
+        return E::SIZE != 0 ? feedback(g, kept, s, m_g, m_e, beta) : __fmul_rn(m_g, g);
+    }
+};
+struct Plain {
+    template <typename E>
+    __device__ __forceinline__ float make(float g, float e) const {
+        return __fadd_rn(g, e);
+    }
+};
+
+// A term of the scale, and the sign of an element at the top of a word. -0 is not below zero: it becomes +0.
+__device__ __forceinline__ float term_of(const Rules &rules, float c) {
+    return rules.rms ? __fmul_rn(c, c) : fabsf(c);
+}
+__device__ __forceinline__ unsigned top_of(float c) {
+    return __float_as_uint(__fadd_rn(c, 0.0f));
+}
+
+// Which of a lane's elements are among the first `count` of a unit, numbered as fields of bits are.
+template <unsigned N>
+__device__ __forceinline__ unsigned which_exist(unsigned lane, unsigned count) {
+    unsigned fields = ~0u;
+    if (count < UNIT) {
+        fields = 0;
+#pragma unroll
+        for (unsigned k = 0; k < 32 / N; k++) {
+            const unsigned at = (k * WARP + lane) * N, many = count <= at ? 0 : count - at < N ? count - at : N;
+            fields = fields << N | ((1u << N) - 1 & ~((1u << N >> many) - 1));
+        }
+    }
+    return fields;
+}
+
+// A unit: what is kept as K, its bits and its sum, of new values and old ones. Elements that do not exist become +0, and their
+// bits 0. If the sum is finite all of it was, and is right; otherwise it is to be done again.
+template <typename K, unsigned N, typename V, typename E, typename Form>
+__device__ __forceinline__ float step(const Rules &rules, const Form &form, const Lane<V, N> &fresh, const Lane<E, N> &old,
+                                      Lane<K, N> &kept, unsigned &below_zero, unsigned lane, unsigned exist) {
+    UnitSum<N> sum;
+    below_zero = 0;
+#pragma unroll
+    for (unsigned k = 0; k < 32 / N; k++) {
+        float c[N];
+#pragma unroll
+        for (unsigned m = 0; m < N; m++) {
+            c[m] = form.template make<E>(fresh.at(k, m), old.at(k, m));
+            if (!(exist & 0x80000000u >> (k * N + m))) c[m] = 0;
+        }
+        keep(kept, k, c);
+#pragma unroll
+        for (unsigned m = 0; m < N; m++) {
+            sum.add(k, m, term_of(rules, c[m]));
+            below_zero = __funnelshift_l(top_of(c[m]), below_zero, 1);
+        }
+    }
+    below_zero |= ~exist;
+    return sum.of_warp(lane);
+}
+
+// The element that is kept in a word, or half a word.
+template <typename K>
+__device__ __forceinline__ void put(unsigned *words, unsigned m, float c) {
+    if (K::SIZE == 4) words[m] = __float_as_uint(c);
+    else if (K::SIZE == 2 && m % 2 == 0) words[m / 2] = __float_as_uint(c) >> 16;
+    else if (K::SIZE == 2) words[m / 2] |= __float_as_uint(c) & 0xffff0000u;
+}
+
+// The same where something is not finite, a row of its sum at a time: a loop, for this is rare and to be small. Elements past `count` are +0,
+// NaN gets its one pattern, what is not finite is told, or zeroed. `load_row` gives the lane's 8 values of a row, and what was
+// kept of them: number j * N + m is element (k, m), k = row * 8 / N + j. `to`: where it is kept.
+template <typename K, unsigned N, typename E, typename Form, typename LoadRow>
+__device__ __forceinline__ float step_exactly(const Rules &rules, const Form &form, LoadRow load_row, unsigned char *to,
+                                              unsigned &below_zero, bool &found, unsigned lane, unsigned count) {
+    UnitSum<N> sum;
+    below_zero = 0;
+#pragma unroll
+    for (unsigned i = 0; i < 8; i++) sum.columns[i] = 0;  // terms are never -0, so this adds nothing
+#pragma unroll 1
+    for (unsigned row = 0; row < 4; row++) {
+        float values[8], old[8];
+        load_row(row, values, old);
+#pragma unroll
+        for (unsigned j = 0; j < 8 / N; j++) {
+            const unsigned at = ((row * (8 / N) + j) * WARP + lane) * N;
+            Words<K::SIZE * N> kept;
+#pragma unroll
+            for (unsigned m = 0; m < N; m++) {
+                const bool exists = at + m < count;
+                float g = values[j * N + m];
+                if (exists && rules.zero_values && !is_finite(g)) found = true, g = 0;
+                float c = form.template make<E>(g, old[j * N + m]);
+                if (K::SIZE == 2) c = from_bf16(to_bf16(c));
+                if (!exists) c = 0;
+                if (!is_finite(c)) {
+                    found = true;
+                    c = rules.zero ? 0 : canonical(c);
+                }
+                put<K>(kept.words, m, c);
+                sum.columns[j * N + m] = __fadd_rn(sum.columns[j * N + m], term_of(rules, c));
+                // Bits that fill up are 0.
+                below_zero = __funnelshift_l(exists ? top_of(c) : 0x80000000u, below_zero, 1);
+            }
+            store(kept, to + at * K::SIZE);
+        }
+    }
+    return sum.of_warp(lane);
+}
+
+// A row of what is kept in whole units.
+template <typename E, unsigned N>
+__device__ __forceinline__ void load_kept_row(float (&old)[8], const unsigned char *from, unsigned row, unsigned lane) {
+#pragma unroll
+    for (unsigned j = 0; j < 8 / N; j++) {
+        Words<E::SIZE * N> words;
+        load(words, from + ((row * (8 / N) + j) * WARP + lane) * N * E::SIZE);
+#pragma unroll
+        for (unsigned m = 0; m < N; m++) old[j * N + m] = E::at(words.words, m);
+    }
+}
+// A row of elements that lie anywhere, as far as they exist.
+template <typename V, unsigned N>
+__device__ __forceinline__ void load_row_each(float (&values)[8], const unsigned char *from, unsigned row, unsigned lane,
+                                              unsigned count) {
+    const typename V::element *elements = reinterpret_cast<const typename V::element *>(from);
+#pragma unroll
+    for (unsigned i = 0; i < 8; i++) {
+        const unsigned at = ((row * (8 / N) + i / N) * WARP + lane) * N + i % N;
+        values[i] = V::SIZE != 0 && at < count ? V::of(elements[at]) : 0;
+    }
+}
+
+// Leaves the sum of a tile: of its units' sums, of which each warp has one.
+__device__ __forceinline__ void leave_sum(double *partial, float sum) {
+    __shared__ double shared[WARPS];
+    if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = sum;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    double warps[WARPS];
+#pragma unroll
+    for (unsigned w = 0; w < WARPS; w++) warps[w] = shared[w];
+    *partial = sum_of(warps);
+}
+
+#endif

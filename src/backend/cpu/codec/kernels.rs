@@ -1,0 +1,314 @@
+//! The loops, generic over the instruction set that they are compiled for. What the compiler does not vectorize by
+//! itself, bits from signs, is that of `simd`.
+//!
+//! All of it must be inlined into the functions at the end, or it is compiled without the instructions of the set.
+
+use crate::{
+    backend::cpu::{
+        dispatch::InstructionSet,
+        simd::{Portable, Simd, ZeroRange},
+    },
+    plan::codec::ScaleRule,
+};
+
+#[cfg(target_arch = "x86_64")]
+use crate::backend::cpu::simd::{Avx2, Avx512};
+
+use super::{
+    chunks::Chunks,
+    numbers::{Number, canonical, is_kept, signed},
+    sources::{FINITE, Plain, Source, bits_at, for_each_word, has_bit, magnitude},
+    sum::{self, TILE_UNITS, UNIT_ELEMENTS, Unit},
+};
+
+/// Bytes of bits of a unit.
+pub const UNIT_BYTES: usize = UNIT_ELEMENTS / 8;
+
+/// The elements whose bit is 0: below 0, from the first denormal to -Inf. NaN of either sign are not.
+const NEGATIVE: ZeroRange<u32> = ZeroRange { first: 0x8000_0001, span: 0x7f7f_ffff };
+
+/// The number 0 alone.
+const ZERO: ZeroRange<u32> = ZeroRange { first: 0, span: 0 };
+
+/// Where the elements of a tile, c^, go.
+pub struct Sink {
+    /// Of the tile's first element, where elements are kept.
+    pub kept: *mut u8,
+    pub chunks: Chunks,
+    /// The number of its first byte of bits.
+    pub byte: i64,
+}
+
+/// What is done with them.
+#[derive(Clone, Copy)]
+pub struct Treatment {
+    /// Which sum is made, if one is.
+    pub sum: Option<ScaleRule>,
+    /// Whether numbers that are not finite become 0.
+    pub zero: bool,
+}
+
+/// What a tile has come to.
+pub struct Outcome {
+    pub sum: f64,
+    pub nonfinite: bool,
+}
+
+/// c^ of c. Tells whether one is not finite, before that becomes 0.
+#[inline(always)]
+fn settle<E: Number>(elements: &mut [f32], zero: bool) -> bool {
+    let mut highest = 0;
+    for c in elements {
+        let kept = E::round(*c);
+        highest = highest.max(magnitude(kept));
+        *c = if zero && magnitude(kept) > FINITE { 0.0 } else { kept };
+    }
+    highest > FINITE
+}
+
+/// The bits of elements: 1 where they are not among `zeros`. Returns the bytes that `count` elements have, with zeros
+/// behind the last one's.
+///
+/// # Safety
+/// The processor has the instructions.
+#[inline(always)]
+unsafe fn bits_of<S: Simd<u32>>(
+    elements: *const u32,
+    zeros: ZeroRange<u32>,
+    count: usize,
+    bytes: &mut [u8; UNIT_BYTES],
+) -> &[u8] {
+    for (index, bytes) in bytes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        // SAFETY: the elements of a unit are 16 times 64.
+        *bytes = unsafe { S::to_bits::<true>(zeros, elements.add(64 * index).cast()) }.to_le_bytes();
+    }
+    let used = &mut bytes[..count.div_ceil(8)];
+    if !count.is_multiple_of(8)
+        && let Some(last) = used.last_mut()
+    {
+        *last &= 0xff << (8 - count % 8);
+    }
+    used
+}
+
+#[inline(always)]
+unsafe fn tile_on<S: Simd<u32>, C: Source>(source: &C, sink: &Sink, treatment: Treatment, elements: usize) -> Outcome {
+    let mut unit = Unit([0.0; UNIT_ELEMENTS]);
+    let mut bytes = [0; UNIT_BYTES];
+    let mut sums = [0.0; TILE_UNITS];
+    let mut nonfinite = false;
+    for (number, first) in (0..elements).step_by(UNIT_ELEMENTS).enumerate() {
+        let count = (elements - first).min(UNIT_ELEMENTS);
+        // SAFETY: the caller's promise, for this source and this sink.
+        unsafe {
+            nonfinite |= source.form(first, &mut unit, count);
+            nonfinite |= settle::<C::Kept>(&mut unit.0[..count], treatment.zero);
+            unit.0[count..].fill(0.0);
+            if is_kept::<C::Kept>() {
+                let kept = sink.kept;
+                for (index, &c) in unit.0[..count].iter().enumerate() {
+                    C::Kept::store(kept, first + index, c);
+                }
+            }
+            let bits = bits_of::<S>(unit.0.as_ptr().cast(), NEGATIVE, count, &mut bytes);
+            sink.chunks.write(sink.byte + (first / 8) as i64, bits);
+        }
+        if let Some(rule) = treatment.sum {
+            sums[number] = f64::from(sum::of_unit(&unit, rule));
+        }
+    }
+    Outcome { sum: sum::of_tile(sums), nonfinite }
+}
+
+#[inline(always)]
+unsafe fn error_on<S: Simd<u32>, G: Number, E: Number>(plain: &Plain<G, E>, error: *mut u8, scale: f32, count: usize) {
+    // By units on the stack, so that the compiler need not ask whether one side overlaps the other.
+    let mut unit = Unit([0.0; UNIT_ELEMENTS]);
+    for first in (0..count).step_by(UNIT_ELEMENTS) {
+        let count = (count - first).min(UNIT_ELEMENTS);
+        // SAFETY: the caller's promise.
+        unsafe {
+            plain.form(first, &mut unit, count);
+            for (index, &c) in unit.0[..count].iter().enumerate() {
+                E::store(error, first + index, c - signed(scale, c));
+            }
+        }
+    }
+}
+
+/// A vote of SIGN: a part's bits of several payloads.
+pub struct Vote {
+    pub bits: *const u8,
+    pub stride: usize,
+    pub payloads: usize,
+    /// The number of the first byte, plus the turn: which payload decides its ties.
+    pub tie: u64,
+    pub dst: *mut u8,
+    pub elements: usize,
+}
+
+#[inline(always)]
+unsafe fn vote_on<S: Simd<u32>>(vote: &Vote) {
+    let (mut more, mut ties) = ([0; UNIT_BYTES], [0; UNIT_BYTES]);
+    for first in (0..vote.elements).step_by(UNIT_ELEMENTS) {
+        let count = (vote.elements - first).min(UNIT_ELEMENTS);
+        let mut ones = [0u32; UNIT_ELEMENTS];
+        // SAFETY: the caller's promise: every payload has these bits, and there is room for as many.
+        let bits_of_payload =
+            |payload: usize| unsafe { bits_at(vote.bits.add(payload * vote.stride + first / 8), count) };
+        for payload in 0..vote.payloads {
+            for_each_word(bits_of_payload(payload), |first, word| {
+                for (index, ones) in ones[first..first + 32].iter_mut().enumerate() {
+                    *ones += u32::from(has_bit(word, index));
+                }
+            });
+        }
+        let half = vote.payloads as u32 / 2;
+        let even = vote.payloads.is_multiple_of(2);
+        // SAFETY: as above.
+        unsafe {
+            let more = bits_of::<S>(ones.as_ptr(), ZeroRange { first: 0, span: half }, count, &mut more);
+            ones.iter_mut().for_each(|ones| *ones = u32::from(even && *ones == half));
+            let ties = bits_of::<S>(ones.as_ptr(), ZERO, count, &mut ties);
+            for (index, (&more, &tie)) in more.iter().zip(ties).enumerate() {
+                let decides = (vote.tie + (first / 8 + index) as u64) % vote.payloads as u64;
+                let decided = if tie == 0 { 0 } else { bits_of_payload(decides as usize)[index] };
+                vote.dst.add(first / 8 + index).write(more | tie & decided);
+            }
+        }
+    }
+}
+
+/// Values of bits.
+pub struct Values<V: Number> {
+    pub plus: V::Bits,
+    pub minus: V::Bits,
+}
+
+#[inline(always)]
+unsafe fn set_on<S: Simd<u32>, V: Number>(bits: *const u8, values: &Values<V>, dst: *mut u8, count: usize) {
+    let Values { plus, minus } = *values;
+    let dst = dst.cast::<V::Bits>();
+    // SAFETY: the caller's promise.
+    let bits = unsafe { bits_at(bits, count) };
+    for_each_word(bits, |first, word| {
+        let mut some = [minus; 32];
+        for (index, value) in some.iter_mut().enumerate() {
+            *value = if has_bit(word, index) { plus } else { minus };
+        }
+        // SAFETY: the caller's promise: as many as are left.
+        unsafe {
+            match count - first {
+                32.. => dst.add(first).cast::<[V::Bits; 32]>().write_unaligned(some),
+                left => dst
+                    .add(first)
+                    .cast::<u8>()
+                    .copy_from_nonoverlapping(some.as_ptr().cast(), left * size_of::<V::Bits>()),
+            }
+        }
+    });
+}
+
+#[inline(always)]
+unsafe fn add_on<S: Simd<u32>>(bits: *const u8, value: f32, dst: *mut u8, count: usize) -> bool {
+    let dst = dst.cast::<f32>();
+    // SAFETY: the caller's promise.
+    let bits = unsafe { bits_at(bits, count) };
+    let mut highest = 0;
+    for_each_word(bits, |first, word| {
+        let mut some = [0.0f32; 32];
+        let used = (count - first).min(32);
+        // SAFETY: the caller's promise: as many as are left.
+        unsafe {
+            match used {
+                32 => some = dst.add(first).cast::<[f32; 32]>().read_unaligned(),
+                _ => some.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(dst.add(first).cast(), 4 * used),
+            }
+        }
+        for (index, sum) in some.iter_mut().enumerate() {
+            *sum += if has_bit(word, index) { value } else { -value };
+        }
+        // What is not there counts as the value: not finite only if the others' sums with it are not, either.
+        for sum in &mut some {
+            highest = highest.max(magnitude(*sum));
+            *sum = canonical(*sum);
+        }
+        // SAFETY: as above.
+        unsafe {
+            match used {
+                32 => dst.add(first).cast::<[f32; 32]>().write_unaligned(some),
+                _ => dst.add(first).cast::<u8>().copy_from_nonoverlapping(some.as_ptr().cast(), 4 * used),
+            }
+        }
+    });
+    highest > FINITE
+}
+
+/// Compiles a generic function for each instruction set, and makes one that calls that of a set.
+macro_rules! for_each_set {
+    ($(
+        $(#[$doc:meta])*
+        fn $name:ident $([$($T:ident: $bound:ident),*])? ($($argument:ident: $type:ty),*) $(-> $result:ty)?
+            = $generic:ident;
+    )*) => {$(
+        $(#[$doc])*
+        pub unsafe fn $name $(<$($T: $bound),*>)? (set: InstructionSet, $($argument: $type),*) $(-> $result)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2")]
+            unsafe fn avx2 $(<$($T: $bound),*>)? ($($argument: $type),*) $(-> $result)? {
+                // SAFETY: the arguments are the same.
+                unsafe { $generic::<Avx2 $(, $($T),*)?>($($argument),*) }
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,bmi2")]
+            unsafe fn avx512 $(<$($T: $bound),*>)? ($($argument: $type),*) $(-> $result)? {
+                // SAFETY: the arguments are the same.
+                unsafe { $generic::<Avx512 $(, $($T),*)?>($($argument),*) }
+            }
+
+            // SAFETY: the caller's promises; the set is one that the processor has.
+            unsafe {
+                match set {
+                    InstructionSet::Portable => $generic::<Portable $(, $($T),*)?>($($argument),*),
+                    #[cfg(target_arch = "x86_64")]
+                    InstructionSet::Avx2 => avx2($($argument),*),
+                    #[cfg(target_arch = "x86_64")]
+                    InstructionSet::Avx512 => avx512($($argument),*),
+                }
+            }
+        }
+    )*};
+}
+
+for_each_set! {
+    /// Does a tile of so many elements.
+    ///
+    /// # Safety
+    /// The source holds them, the sink has room for them, and the set is one that this processor has.
+    fn tile[C: Source](source: &C, sink: &Sink, treatment: Treatment, elements: usize) -> Outcome = tile_on;
+
+    /// The second pass of the plain form: the error of what was sent with a scale.
+    ///
+    /// # Safety
+    /// There are `count` gradients and errors, and the set is one that this processor has.
+    fn error[G: Number, E: Number](plain: &Plain<G, E>, error: *mut u8, scale: f32, count: usize) = error_on;
+
+    /// Counts a vote of at least one payload.
+    ///
+    /// # Safety
+    /// Each payload has the bits, `dst` has room for them, and the set is one that this processor has.
+    fn vote(vote: &Vote) = vote_on;
+
+    /// Writes a value for each bit.
+    ///
+    /// # Safety
+    /// There are `count` bits at `bits` and room for as many values at `dst`; the set is one that this processor has.
+    fn set_values[V: Number](bits: *const u8, values: &Values<V>, dst: *mut u8, count: usize) = set_on;
+
+    /// Adds a value to a float32 for each bit, with its sign. Tells whether a sum is not finite.
+    ///
+    /// # Safety
+    /// There are `count` bits at `bits` and as many values at `dst`; the set is one that this processor has.
+    fn add_values(bits: *const u8, value: f32, dst: *mut u8, count: usize) -> bool = add_on;
+}

@@ -1,0 +1,185 @@
+//! Elements as numbers: read to float32 exactly, written with one rounding, to nearest even, by integer arithmetic that
+//! vectorizes. (VCVTNEPS2BF16 would flush denormals.) They are right in the default environment only.
+
+use crate::{plan::codec::CodecPlan, tensor::Dtype};
+
+/// The only NaN that is written.
+pub const NAN: f32 = f32::from_bits(0x7fc0_0000);
+
+/// `value`, or the NaN that is written.
+#[inline(always)]
+pub fn canonical(value: f32) -> f32 {
+    if value.is_nan() { NAN } else { value }
+}
+
+/// `scale` with the sign of an element: sigma is -1 where it is below 0.
+#[inline(always)]
+pub fn signed(scale: f32, element: f32) -> f32 {
+    if element < 0.0 { -scale } else { scale }
+}
+
+/// An element type, as its bits lie in memory at any address.
+pub trait Number: 'static {
+    type Bits: Copy;
+
+    fn widen(bits: Self::Bits) -> f32;
+    /// Rounded to nearest even; NaN is the one that is written.
+    fn narrow(value: f32) -> Self::Bits;
+
+    /// What of a value is kept.
+    #[inline(always)]
+    fn round(value: f32) -> f32 {
+        Self::widen(Self::narrow(value))
+    }
+
+    /// # Safety
+    /// `src` holds an element number `index`.
+    #[inline(always)]
+    unsafe fn load(src: *const u8, index: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        Self::widen(unsafe { src.cast::<Self::Bits>().add(index).read_unaligned() })
+    }
+
+    /// # Safety
+    /// `dst` has room for an element number `index`.
+    #[inline(always)]
+    unsafe fn store(dst: *mut u8, index: usize, value: f32) {
+        // SAFETY: the caller's promise.
+        unsafe { dst.cast::<Self::Bits>().add(index).write_unaligned(Self::narrow(value)) };
+    }
+}
+
+/// Whether elements are kept at all.
+pub const fn is_kept<E: Number>() -> bool {
+    size_of::<E::Bits>() > 0
+}
+
+pub struct F32;
+pub struct F16;
+pub struct BF16;
+/// No element: errors that are not kept.
+pub struct Nothing;
+
+impl Number for F32 {
+    type Bits = u32;
+    #[inline(always)]
+    fn widen(bits: u32) -> f32 {
+        f32::from_bits(bits)
+    }
+    #[inline(always)]
+    fn narrow(value: f32) -> u32 {
+        canonical(value).to_bits()
+    }
+}
+
+impl Number for BF16 {
+    type Bits = u16;
+    #[inline(always)]
+    fn widen(bits: u16) -> f32 {
+        f32::from_bits(u32::from(bits) << 16)
+    }
+    #[inline(always)]
+    fn narrow(value: f32) -> u16 {
+        let bits = value.to_bits();
+        // May carry into the exponent, up to that of Inf: rightly.
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        (if value.is_nan() { 0x7fc0 } else { rounded }) as u16
+    }
+}
+
+impl Number for F16 {
+    type Bits = u16;
+    #[inline(always)]
+    fn widen(bits: u16) -> f32 {
+        let (sign, rest) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff));
+        // Exponents are 112 less; that of Inf and NaN is the highest again. A denormal is a count of 2^-24, the
+        // distance of neighbours of 0.5.
+        let rebias = if rest >= 0x7c00 { 224 << 23 } else { 112 << 23 };
+        let normal = (rest << 13) + rebias;
+        let denormal = (f32::from_bits(0.5f32.to_bits() | rest) - 0.5).to_bits();
+        f32::from_bits(sign | if rest < 0x400 { denormal } else { normal })
+    }
+    #[inline(always)]
+    fn narrow(value: f32) -> u16 {
+        let (sign, rest) = ((value.to_bits() >> 16) & 0x8000, value.to_bits() & 0x7fff_ffff);
+        let rounded = if rest > 0x7f80_0000 {
+            return 0x7e00;
+        } else if rest >= 0x4780_0000 {
+            0x7c00 // 2^16 and more
+        } else if rest < 0x3880_0000 {
+            // Below 2^-14: the sum rounds to a multiple of 2^-24.
+            (f32::from_bits(rest) + 0.5).to_bits() - 0.5f32.to_bits()
+        } else {
+            // May carry into the exponent, up to that of Inf: rightly.
+            (rest - (112 << 23) + 0xfff + (rest >> 13 & 1)) >> 13
+        };
+        (sign | rounded) as u16
+    }
+}
+
+impl Number for Nothing {
+    type Bits = ();
+    #[inline(always)]
+    fn widen(_: ()) -> f32 {
+        0.0
+    }
+    #[inline(always)]
+    fn narrow(_: f32) {}
+    #[inline(always)]
+    fn round(value: f32) -> f32 {
+        canonical(value)
+    }
+}
+
+/// Calls a generic function for element types that are known at run time: of values and of what is kept.
+macro_rules! with_numbers {
+    ($values:expr, $kept:expr, |$G:ident, $E:ident| $work:expr) => {{
+        use $crate::{
+            backend::cpu::codec::numbers::{BF16, F16, F32, Nothing},
+            tensor::Dtype,
+        };
+        macro_rules! kept {
+            () => {
+                match $kept {
+                    None => {
+                        type $E = Nothing;
+                        $work
+                    }
+                    Some(Dtype::BF16) => {
+                        type $E = BF16;
+                        $work
+                    }
+                    Some(_) => {
+                        type $E = F32;
+                        $work
+                    }
+                }
+            };
+        }
+        match $values {
+            Dtype::F16 => {
+                type $G = F16;
+                kept!()
+            }
+            Dtype::BF16 => {
+                type $G = BF16;
+                kept!()
+            }
+            _ => {
+                type $G = F32;
+                kept!()
+            }
+        }
+    }};
+}
+pub(super) use with_numbers;
+
+/// A scale as the dtype of results has it, where a finite one stays finite in float16.
+pub fn round_scale(plan: &CodecPlan, scale: f32) -> f32 {
+    match plan.rules.results {
+        Dtype::F16 if scale.is_finite() => F16::round(scale).min(65504.0),
+        Dtype::F16 => F16::round(scale),
+        Dtype::BF16 => BF16::round(scale),
+        _ => F32::round(scale),
+    }
+}

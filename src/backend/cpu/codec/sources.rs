@@ -1,0 +1,193 @@
+//! Where the elements of a tile come from: what each operation makes c of.
+//!
+//! All of it is inlined into the functions of `kernels`, which have the instructions of a set.
+
+use std::{marker::PhantomData, slice};
+
+use super::{
+    numbers::{Nothing, Number, is_kept, signed},
+    sum::Unit,
+};
+
+/// The highest magnitude of a finite number, as an integer.
+pub const FINITE: u32 = 0x7f7f_ffff;
+
+/// Where the elements of a tile, c, come from.
+pub trait Source: Sync {
+    /// What c^ is kept as.
+    type Kept: Number;
+
+    /// Writes c of `count` elements from number `first` of the tile, a multiple of 1024. Tells whether something was
+    /// met that is not finite and does not show in c.
+    ///
+    /// # Safety
+    /// These elements are in the memory that this was made of.
+    unsafe fn form(&self, first: usize, unit: &mut Unit, count: usize) -> bool;
+}
+
+/// A gradient and the error that was carried.
+pub struct Feedback<G, E> {
+    pub gradient: *const u8,
+    pub kept: *const u8,
+    pub scale: f32,
+    pub factors: [f32; 2],
+    pub beta: f32,
+    pub zero: bool,
+    pub types: PhantomData<(G, E)>,
+}
+
+// SAFETY: nothing is written through it, and its memory is not written meanwhile but by the tile's own thread.
+unsafe impl<G: Number, E: Number> Sync for Feedback<G, E> {}
+
+impl<G: Number, E: Number> Source for Feedback<G, E> {
+    type Kept = E;
+
+    #[inline(always)]
+    unsafe fn form(&self, first: usize, unit: &mut Unit, count: usize) -> bool {
+        // Copies: read through a reference in the loop they would keep it from being vectorized.
+        let Self { gradient, kept, scale, factors: [of_gradient, of_error], beta, zero, .. } = *self;
+        let mut highest = 0;
+        for (index, c) in unit.0[..count].iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            let element = unsafe { G::load(gradient, first + index) };
+            highest = highest.max(magnitude(element));
+            *c = of_gradient * if zero && magnitude(element) > FINITE { 0.0 } else { element };
+            if is_kept::<E>() {
+                // SAFETY: the caller's promise.
+                let kept = unsafe { E::load(kept, first + index) };
+                *c += beta * (of_error * (kept - signed(scale, kept)));
+            }
+        }
+        highest > FINITE
+    }
+}
+
+/// A gradient and its error, of the plain form.
+pub struct Plain<G, E> {
+    pub gradient: *const u8,
+    pub error: *const u8,
+    pub types: PhantomData<(G, E)>,
+}
+
+// SAFETY: nothing is written through it.
+unsafe impl<G: Number, E: Number> Sync for Plain<G, E> {}
+
+/// c of the plain form: an error that is not there is 0.
+///
+/// # Safety
+/// There is a gradient number `index`, and an error unless there are none.
+#[inline(always)]
+unsafe fn candidate<G: Number, E: Number>(gradient: *const u8, error: *const u8, index: usize) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe { G::load(gradient, index) + E::load(error, index) }
+}
+
+impl<G: Number, E: Number> Source for Plain<G, E> {
+    type Kept = Nothing;
+
+    #[inline(always)]
+    unsafe fn form(&self, first: usize, unit: &mut Unit, count: usize) -> bool {
+        let Self { gradient, error, .. } = *self;
+        for (index, c) in unit.0[..count].iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *c = unsafe { candidate::<G, E>(gradient, error, first + index) };
+        }
+        false
+    }
+}
+
+/// The parts of several payloads, and the server's error.
+pub struct Parts<E> {
+    /// The bits of the tile's first element in the first payload, its scale, and from payload to payload.
+    pub bits: *const u8,
+    pub scale: *const u8,
+    pub stride: usize,
+    pub payloads: usize,
+    pub kept: *const u8,
+    pub kept_scale: f32,
+    pub beta: f32,
+    pub zero: bool,
+    pub types: PhantomData<E>,
+}
+
+// SAFETY: nothing is written through it, and its memory is not written meanwhile but by the tile's own thread.
+unsafe impl<E: Number> Sync for Parts<E> {}
+
+impl<E: Number> Source for Parts<E> {
+    type Kept = E;
+
+    #[inline(always)]
+    unsafe fn form(&self, first: usize, unit: &mut Unit, count: usize) -> bool {
+        unit.0.fill(0.0);
+        let mut nonfinite = false;
+        for payload in 0..self.payloads {
+            // SAFETY: the caller's promise: every payload has its scale and these bits.
+            let (scale, bits) = unsafe {
+                let at = payload * self.stride;
+                (self.scale.add(at).cast::<f32>().read_unaligned(), bits_at(self.bits.add(at + first / 8), count))
+            };
+            let mut share = scale / self.payloads as f32;
+            if !share.is_finite() {
+                nonfinite = true;
+                share = if self.zero { 0.0 } else { share };
+            }
+            add_signs(unit, bits, share);
+        }
+        if is_kept::<E>() {
+            let Self { kept, kept_scale, beta, .. } = *self;
+            for (index, d) in unit.0[..count].iter_mut().enumerate() {
+                // SAFETY: the caller's promise.
+                let kept = unsafe { E::load(kept, first + index) };
+                *d += beta * (kept - signed(kept_scale, kept));
+            }
+        }
+        nonfinite
+    }
+}
+
+/// The bytes of the bits of `count` elements.
+///
+/// # Safety
+/// They are there as long as the result.
+#[inline(always)]
+pub unsafe fn bits_at<'a>(bits: *const u8, count: usize) -> &'a [u8] {
+    // SAFETY: the caller's promise.
+    unsafe { slice::from_raw_parts(bits, count.div_ceil(8)) }
+}
+
+/// Adds `share` with the sign of each bit. What is beyond the last byte is nobody's.
+#[inline(always)]
+fn add_signs(unit: &mut Unit, bits: &[u8], share: f32) {
+    for_each_word(bits, |first, word| {
+        for (index, d) in unit.0[first..first + 32].iter_mut().enumerate() {
+            *d += if has_bit(word, index) { share } else { -share };
+        }
+    });
+}
+
+/// Calls `work` with the number of the first bit of each 32, and those bits, the first one highest; zeros beyond the
+/// last.
+#[inline(always)]
+pub fn for_each_word(bits: &[u8], mut work: impl FnMut(usize, u32)) {
+    let (words, rest) = bits.as_chunks();
+    for (index, &word) in words.iter().enumerate() {
+        work(32 * index, u32::from_be_bytes(word));
+    }
+    if !rest.is_empty() {
+        let mut word = [0; 4];
+        word[..rest.len()].copy_from_slice(rest);
+        work(32 * words.len(), u32::from_be_bytes(word));
+    }
+}
+
+/// A bit of a word, the highest being number 0. The word is not shifted by the number: not every set can shift lanes by
+/// different counts.
+#[inline(always)]
+pub fn has_bit(word: u32, index: usize) -> bool {
+    word & (0x8000_0000 >> index) != 0
+}
+
+#[inline(always)]
+pub fn magnitude(value: f32) -> u32 {
+    value.to_bits() & 0x7fff_ffff
+}

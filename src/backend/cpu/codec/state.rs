@@ -1,0 +1,169 @@
+//! The state out and in, as it is and as errors.
+
+use std::ops::Range;
+
+use crate::{
+    error::{Result, error},
+    plan::codec::{CodecPlan, HEADER, Run, TURN_FIELD},
+    tensor::View,
+};
+
+use super::{
+    Codec, Half,
+    chunks::{check_header, is_negative},
+    environment::in_default,
+    numbers::{Number, is_kept, signed, with_numbers},
+};
+
+/// Where a state has the scale of a segment (`half` 0) or of its part (1).
+pub fn scale_in(plan: &CodecPlan, state: *mut u8, half: usize, segment: usize) -> *mut f32 {
+    state.wrapping_add(plan.state_scales()[half] as usize + 4 * segment).cast()
+}
+
+/// Where a state has the number of the next turn.
+pub fn turn(state: *mut u8) -> *mut u64 {
+    state.wrapping_add(TURN_FIELD.start).cast()
+}
+
+/// The bytes of a state that belong to workers and to the server: scales, then what is kept.
+fn ranges(plan: &CodecPlan) -> [[Range<usize>; 2]; 2] {
+    let [workers, servers] = plan.state_scales().map(|at| at as usize);
+    let bytes = plan.state_bytes as usize;
+    let first = |runs: &[Run]| match (runs.first(), plan.rules.error) {
+        (Some(run), Some(_)) => run.state as usize,
+        _ => bytes,
+    };
+    let of_server = first(&plan.servers);
+    let of_workers = first(&plan.workers).min(of_server);
+    let end = if plan.server.is_some() { servers + (servers - workers) } else { servers };
+    [[workers..servers, of_workers..of_server], [servers..end, of_server..bytes]]
+}
+
+impl Codec {
+    /// The state as it was made; the flags are 0.
+    pub fn reset(&mut self, plan: &CodecPlan) -> Result<()> {
+        // SAFETY: a state of ours.
+        unsafe { self.buffers[0].data().write_bytes(0, plan.state_bytes as usize) };
+        (self.worker, self.server) = (Half::default(), Half::default());
+        (self.flags, self.since_commit) = (0, 0);
+        self.scales.fill(0.0);
+        Ok(())
+    }
+
+    /// Writes the valid state.
+    pub fn state_out(&mut self, plan: &CodecPlan, dst: &View<'_>) -> Result<()> {
+        let (out, bytes) = (dst.data(), plan.state_bytes as usize);
+        let mut header = plan.state_header();
+        let states = [self.worker, self.server].map(|half| self.buffers_of(half).0);
+        // SAFETY: states of ours, and a view of as many bytes, at any address.
+        unsafe {
+            header[TURN_FIELD].copy_from_slice(&turn(states[1]).read().to_le_bytes());
+            out.copy_from_nonoverlapping(header.as_ptr(), HEADER);
+            out.add(HEADER).write_bytes(0, ranges(plan)[0][1].start.min(bytes) - HEADER);
+            for (state, ranges) in states.into_iter().zip(ranges(plan)) {
+                for range in ranges {
+                    out.add(range.start).copy_from_nonoverlapping(state.add(range.start), range.len());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over a state that `state_out` wrote. One that it cannot have written is refused.
+    pub fn state_in(&mut self, plan: &CodecPlan, src: &View<'_>) -> Result<()> {
+        let from = src.data();
+        // SAFETY: a view of a state's bytes, at any address.
+        let header = unsafe { from.cast::<[u8; HEADER]>().read_unaligned() };
+        check_header(format_args!("{}", src.name()), &header, &plan.state_header(), TURN_FIELD)?;
+        let halves = ranges(plan);
+        for [scales, _] in &halves {
+            for at in scales.clone().step_by(4) {
+                // SAFETY: as above.
+                let scale = unsafe { from.add(at).cast::<f32>().read_unaligned() };
+                if is_negative(scale) {
+                    return Err(error!(Corrupt, "{}: scale {scale:?} at byte {at} is negative", src.name()));
+                }
+            }
+        }
+        (self.worker.pending, self.server.pending) = (false, false);
+        let states = [self.worker, self.server].map(|half| self.buffers_of(half).0);
+        let mut of_turn = [0; 8];
+        of_turn.copy_from_slice(&header[TURN_FIELD]);
+        // SAFETY: states of ours, and as many bytes as above. What fills up stays +0: it is not copied.
+        unsafe {
+            turn(states[1]).write(u64::from_le_bytes(of_turn));
+            for (state, [scales, _]) in states.into_iter().zip(&halves) {
+                state.add(scales.start).copy_from_nonoverlapping(from.add(scales.start), scales.len());
+            }
+            for (state, runs) in states.into_iter().zip([&plan.workers, &plan.servers]) {
+                for run in runs {
+                    let bytes = plan.rules.error.map_or(0, |error| run.elements as usize * error.size);
+                    state.add(run.state as usize).copy_from_nonoverlapping(from.add(run.state as usize), bytes);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the errors that the next step will read, in float32: the workers', the server's.
+    pub fn errors_out(&mut self, plan: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>) -> Result<()> {
+        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.for_halves(
+            plan,
+            [worker, server],
+            errors_of::<E>
+        ));
+        Ok(())
+    }
+
+    /// Takes over errors, rounded to the dtype of errors.
+    pub fn errors_in(&mut self, plan: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>) -> Result<()> {
+        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.for_halves(plan, [worker, server], keep::<E>));
+        Ok(())
+    }
+
+    /// Calls `work` with each run of each half that has a view: where its scale is, what is kept of it, its errors in
+    /// the view, and how many there are.
+    fn for_halves(
+        &mut self,
+        plan: &CodecPlan,
+        errors: [Option<&View<'_>>; 2],
+        work: impl Fn(*mut f32, *mut u8, *mut f32, usize),
+    ) {
+        let halves = [(self.worker, &plan.workers), (self.server, &plan.servers)];
+        for (half, ((valid, runs), errors)) in halves.into_iter().zip(errors).enumerate() {
+            let Some(errors) = errors else { continue };
+            let (state, mut errors) = (self.buffers_of(valid).0, errors.data().cast::<f32>());
+            for run in runs {
+                let (scale, kept) = (scale_in(plan, state, half, run.segment), state.wrapping_add(run.state as usize));
+                let elements = run.elements as usize;
+                in_default(|| work(scale, kept, errors, elements));
+                errors = errors.wrapping_add(elements);
+            }
+        }
+    }
+}
+
+fn errors_of<E: Number>(scale: *mut f32, kept: *mut u8, errors: *mut f32, count: usize) {
+    // SAFETY: a scale of the state and `count` elements of it, and a view of as many float32, at any address.
+    unsafe {
+        let scale = scale.read();
+        for index in 0..count {
+            let kept = E::load(kept, index);
+            let error = if is_kept::<E>() { kept - signed(scale, kept) } else { 0.0 };
+            super::numbers::F32::store(errors.cast(), index, error);
+        }
+    }
+}
+
+fn keep<E: Number>(scale: *mut f32, kept: *mut u8, errors: *mut f32, count: usize) {
+    if !is_kept::<E>() {
+        return;
+    }
+    // SAFETY: as in `errors_of`.
+    unsafe {
+        scale.write(0.0);
+        for index in 0..count {
+            E::store(kept, index, errors.add(index).read_unaligned());
+        }
+    }
+}

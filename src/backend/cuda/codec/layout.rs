@@ -1,0 +1,375 @@
+//! What the kernels are given, as kernels/onebit.cu declares it, and the tables on the device that say where tiles lie.
+
+use std::{ffi::c_void, ptr};
+
+use crate::{
+    error::{Result, error},
+    plan::codec::{CodecPlan, HEADER, Kind, NonFinite, Run as PlanRun, UNIT, units},
+    tensor::Dtype,
+};
+
+/// Elements of a tile, which is a block's: 8 units.
+pub const TILE: i64 = 8 * UNIT;
+
+/// Addresses of segments that travel with a launch; more of them go through a table on the device.
+pub const MOST_VALUES: usize = 16;
+/// Those that one launch puts into the table.
+pub const MOST_ADDRESSES: usize = 448;
+
+/// Of a tile without elements, where there is no run either.
+const NO_RUN: u32 = u32::MAX;
+
+/// Which half of a state is meant.
+pub const WORKER: u32 = 0;
+pub const SERVER: u32 = 1;
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Run {
+    elements: u64,
+    /// Its first among the payload's bits.
+    byte: u64,
+    /// Elements of the runs before it.
+    base: u64,
+    first_tile: u64,
+    tiles: u32,
+    reserved: u32,
+}
+
+#[repr(C, align(16))]
+#[derive(Clone, Copy)]
+pub struct Tile {
+    /// Element of the run.
+    first: u64,
+    /// Its first among the units of all runs.
+    unit: u64,
+    /// Where its bits begin: in the payload, or in the chunk that is reduced.
+    to: u64,
+    /// Its first among the payload's bits.
+    byte: u64,
+    run: u32,
+    count: u32,
+    /// Bytes of bits to the end of the chunk, if they fit 32 bits.
+    left: u32,
+    chunk: u32,
+}
+
+/// Flags, valid and pending states, and what else is known on the device alone.
+pub const CONTROL_BYTES: usize = 32;
+
+/// A half of a codec: what is encoded, or what is reduced.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Half {
+    pub states: [u64; 2],
+    pub control: u64,
+    pub partials: u64,
+    pub counter: u64,
+    pub tiles: u64,
+    pub runs: u64,
+    pub segments: u64,
+    pub scales: u64,
+    /// 0: the addresses come with the launch.
+    pub addresses: u64,
+    pub bytes: u64,
+    pub chunk_bytes: u64,
+    pub head: u64,
+    pub stride: u64,
+    pub scales_at: u64,
+    pub units_at: u64,
+    pub n_segments: u32,
+    pub n_chunks: u32,
+    pub chunk: u32,
+    pub chunks: u32,
+    pub kind: u32,
+    pub rule: u32,
+    pub policy: u32,
+    pub results: u32,
+    pub half: u32,
+    pub reserved: u32,
+    pub beta: f32,
+    pub error: u32,
+    pub header: [u8; HEADER],
+    /// Where there is one segment: its run.
+    pub only: Run,
+    /// What a quotient by `chunk_bytes` is multiplied with: the number that the kernels take is at most one too small.
+    pub reciprocal: u64,
+}
+
+#[repr(C)]
+pub struct Finish {
+    pub codec: Half,
+    pub dst: *mut u8,
+}
+
+#[repr(C)]
+pub struct Encode {
+    pub codec: Half,
+    pub factors: [*const u8; 2],
+    pub payload: *mut u8,
+    pub values: [*const u8; MOST_VALUES],
+}
+
+#[repr(C)]
+pub struct Reduce {
+    pub codec: Half,
+    pub chunks: *const u8,
+    pub dst: *mut u8,
+    pub payloads: u64,
+}
+
+#[repr(C)]
+pub struct Decode {
+    pub codec: Half,
+    pub payload: *const u8,
+    pub factor: *const u8,
+    pub divisor: f32,
+    pub dtype: u32,
+    pub tiles: u64,
+    pub first_empty: u64,
+    pub values: [*const u8; MOST_VALUES],
+}
+
+#[repr(C)]
+pub struct State {
+    pub worker: Half,
+    pub server: Half,
+    pub bytes: *mut u8,
+    pub skip: *const u8,
+    pub size: u64,
+    pub half: u32,
+    pub skip_kind: u32,
+}
+
+#[repr(C)]
+pub struct Addresses {
+    pub table: u64,
+    pub count: u64,
+    pub values: [*const u8; MOST_ADDRESSES],
+}
+
+#[repr(C)]
+pub struct Compress {
+    pub grad: *const u8,
+    pub error: *mut u8,
+    pub dst: *mut u8,
+    pub scale: *mut u8,
+    pub partials: *mut u8,
+    pub elements: u64,
+    pub bytes: u64,
+    pub rule: u32,
+    pub reserved: u32,
+}
+
+const _: () = assert!(size_of::<Run>() == 40 && size_of::<Tile>() == 48 && size_of::<Half>() == 288);
+const _: () = assert!(size_of::<Encode>() == 440 && size_of::<Finish>() == 296 && size_of::<Reduce>() == 312);
+const _: () = assert!(size_of::<Decode>() == 456 && size_of::<State>() == 608);
+const _: () = assert!(size_of::<Addresses>() == 3600 && size_of::<Compress>() == 64);
+
+/// A kernel's only argument, for a launch.
+pub fn argument<T>(call: &mut T) -> [*mut c_void; 1] {
+    [ptr::from_mut(call).cast()]
+}
+
+/// The number that stands for a dtype of values, errors or results.
+pub fn number_of(dtype: Dtype) -> usize {
+    match dtype {
+        Dtype::F16 => 1,
+        Dtype::BF16 => 2,
+        _ => 0,
+    }
+}
+
+/// The runs of a half, one for each segment, and their tiles.
+pub struct Tables {
+    pub runs: Vec<Run>,
+    pub tiles: Vec<Tile>,
+    /// Units of all runs.
+    units: i64,
+}
+
+impl Tables {
+    /// What is encoded: whole segments.
+    pub fn of_workers(plan: &CodecPlan) -> Result<Self> {
+        Self::of(
+            plan,
+            |segment| plan.workers[segment],
+            |byte| {
+                let chunk = byte / plan.chunk_bytes.max(1);
+                let at = byte - chunk * plan.chunk_bytes;
+                (chunk, chunk * plan.stride + plan.head + at, plan.chunk_bytes - at)
+            },
+        )
+    }
+
+    /// What is reduced: the parts that lie in a chunk. A segment without one has an empty run.
+    pub fn of_servers(plan: &CodecPlan, chunk: usize) -> Result<Self> {
+        let first = plan.held_by(chunk).start;
+        let mut parts = plan.servers.iter().peekable();
+        let run = |segment| {
+            let none = PlanRun { segment, first: 0, elements: 0, byte: first, state: 0 };
+            parts.next_if(|part| part.segment == segment).copied().unwrap_or(none)
+        };
+        Self::of(plan, run, |byte| (chunk as i64, plan.head + byte - first, i64::MAX))
+    }
+
+    /// `run`: of each segment in turn. `place`: of a byte of bits: its chunk, where it lies, how many are left in the chunk.
+    fn of(
+        plan: &CodecPlan,
+        mut run: impl FnMut(usize) -> PlanRun,
+        place: impl Fn(i64) -> (i64, i64, i64),
+    ) -> Result<Self> {
+        let segments = plan.workers.len();
+        let refusal = |_| error!(OutOfMemory, "a table of the tiles of {segments} segments could not be had");
+        let (mut runs, mut tiles) = (Vec::new(), Vec::new());
+        runs.try_reserve_exact(segments).map_err(refusal)?;
+        let (mut base, mut unit) = (0, 0);
+        for segment in 0..segments {
+            let PlanRun { elements, byte, .. } = run(segment);
+            // An empty run has a tile, too, whose block writes its scale.
+            let count = (elements / TILE + i64::from(elements % TILE != 0)).max(1);
+            let number = u32::try_from(count).map_err(|_| {
+                error!(SizeOverflow, "segment {segment}: {elements} elements are more than {TILE} times 2^32")
+            })?;
+            tiles.try_reserve(count as usize).map_err(refusal)?;
+            runs.push(Run {
+                elements: elements as u64,
+                byte: byte as u64,
+                base: base as u64,
+                first_tile: tiles.len() as u64,
+                tiles: number,
+                reserved: 0,
+            });
+            for tile in 0..count {
+                let first = tile * TILE;
+                let (chunk, to, left) = place(byte + first / 8);
+                tiles.push(Tile {
+                    first: first as u64,
+                    unit: (unit + first / UNIT) as u64,
+                    to: to as u64,
+                    byte: (byte + first / 8) as u64,
+                    run: segment as u32,
+                    count: (elements - first).min(TILE) as u32,
+                    left: u32::try_from(left).unwrap_or(u32::MAX),
+                    chunk: chunk as u32,
+                });
+            }
+            base += elements;
+            unit += units(elements);
+        }
+        if tiles.is_empty() {
+            tiles.try_reserve_exact(1).map_err(refusal)?;
+            tiles.push(Tile { first: 0, unit: 0, to: 0, byte: 0, run: NO_RUN, count: 0, left: u32::MAX, chunk: 0 });
+        }
+        Ok(Self { runs, tiles, units: unit })
+    }
+
+    /// The first run, which is all that there is of one segment.
+    pub fn only(&self) -> Run {
+        self.runs.first().copied().unwrap_or_default()
+    }
+
+    /// Bytes of what is kept of the runs.
+    pub fn state_bytes(&self, plan: &CodecPlan) -> i64 {
+        self.units * UNIT * plan.rules.error.map_or(0, |error| error.size as i64)
+    }
+}
+
+impl Half {
+    /// What a half has of the plan; addresses are 0.
+    pub fn of(plan: &CodecPlan, half: u32, units_at: i64) -> Self {
+        let rules = &plan.rules;
+        let (chunk, chunks) = if half == SERVER { (plan.server.unwrap_or(0), 1) } else { (0, plan.n_chunks) };
+        Self {
+            states: [0; 2],
+            control: 0,
+            partials: 0,
+            counter: 0,
+            tiles: 0,
+            runs: 0,
+            segments: 0,
+            scales: 0,
+            addresses: 0,
+            // Each is in the plan, which counts no more segments and chunks than fit.
+            bytes: plan.workers.last().map_or(0, |run| run.byte + units_of_byte(run.elements)) as u64,
+            chunk_bytes: plan.chunk_bytes as u64,
+            head: plan.head as u64,
+            stride: plan.stride as u64,
+            scales_at: plan.state_scales()[half as usize] as u64,
+            units_at: units_at as u64,
+            n_segments: plan.workers.len() as u32,
+            n_chunks: plan.n_chunks as u32,
+            chunk: chunk as u32,
+            chunks: chunks as u32,
+            kind: match rules.kind {
+                Kind::Onebit => 1,
+                Kind::Sign => 2,
+            },
+            rule: rules.scale as u32,
+            policy: match rules.policy {
+                NonFinite::Propagate => 0,
+                NonFinite::Zero => 1,
+                NonFinite::Transactional => 2,
+            },
+            results: number_of(rules.results) as u32,
+            half,
+            reserved: 0,
+            beta: rules.beta,
+            error: rules.error.map_or(0, |error| error.size as u32),
+            header: plan.header(0),
+            only: Run::default(),
+            reciprocal: u64::MAX.checked_div(plan.chunk_bytes as u64).unwrap_or(0),
+        }
+    }
+}
+
+/// Bytes that the bits of so many elements take.
+fn units_of_byte(elements: i64) -> i64 {
+    elements / 8 + i64::from(elements % 8 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::codec::{Rules, ScaleRule};
+
+    fn plan(segments: &[i64], n_chunks: usize, server: Option<usize>) -> CodecPlan {
+        let rules = Rules {
+            kind: Kind::Onebit,
+            values: Dtype::F32,
+            results: Dtype::F32,
+            error: Some(Dtype::BF16),
+            scale: ScaleRule::Rms,
+            beta: 1.0,
+            policy: NonFinite::Propagate,
+        };
+        CodecPlan::new(rules, segments, n_chunks, server).unwrap()
+    }
+
+    #[test]
+    fn every_byte_of_bits_is_in_one_tile_that_knows_its_place() {
+        let plan = plan(&[20_000, 0, 8192, 13], 3, None);
+        let tables = Tables::of_workers(&plan).unwrap();
+        let runs: Vec<_> = tables.runs.iter().map(|run| (run.elements, run.first_tile, run.tiles)).collect();
+        assert_eq!(runs, [(20_000, 0, 3), (0, 3, 1), (8192, 4, 1), (13, 5, 1)]);
+        // 2500 + 1024 + 2 bytes, in chunks of 1176; a head of 80 and 1184 bytes are a chunk of 1264.
+        assert_eq!((plan.chunk_bytes, plan.head, plan.stride), (1176, 80, 1264));
+        let tiles: Vec<_> = tables.tiles.iter().map(|tile| (tile.chunk, tile.to, tile.left, tile.count)).collect();
+        let at = |byte: u64| (byte / 1176 * 1264 + 80 + byte % 1176, (1176 - byte % 1176) as u32);
+        let expected = [(0, 0, 8192), (0, 1024, 8192), (1, 2048, 3616), (2, 2500, 0), (2, 2500, 8192), (2, 3524, 13)];
+        assert_eq!(tiles, expected.map(|(chunk, byte, count)| (chunk, at(byte).0, at(byte).1, count)));
+        let units: Vec<_> = tables.tiles.iter().map(|tile| tile.unit).collect();
+        assert_eq!(units, [0, 8, 16, 20, 20, 28]);
+    }
+
+    #[test]
+    fn a_part_lies_where_its_chunk_has_it() {
+        let plan = plan(&[20_000, 0, 8192, 13], 3, Some(2));
+        let tables = Tables::of_servers(&plan, 2).unwrap();
+        let runs: Vec<_> = tables.runs.iter().map(|run| (run.elements, run.byte, run.base)).collect();
+        assert_eq!(runs, [(1184, 2352, 0), (0, 2352, 1184), (8192, 2500, 1184), (13, 3524, 9376)]);
+        let tiles: Vec<_> = tables.tiles.iter().map(|tile| (tile.chunk, tile.to, tile.unit, tile.count)).collect();
+        assert_eq!(tiles, [(2, 80, 0, 1184), (2, 80, 2, 0), (2, 228, 2, 8192), (2, 1252, 10, 13)]);
+        assert_eq!(tables.state_bytes(&plan), 11 * 2048);
+    }
+}

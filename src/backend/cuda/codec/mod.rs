@@ -1,0 +1,380 @@
+//! Codecs on CUDA: docs/NUMERICS.md is what they compute, kernels/onebit.cu how.
+//!
+//! All memory and tables are made with the codec. After that a call is a launch, another one where scales are made (of many
+//! segments, one more that carries their addresses), and nothing of the state is known to the host: it is the device that finds which of two states
+//! is valid, so that what was captured in a graph can be launched again.
+
+mod layout;
+mod memory;
+mod plain;
+
+use std::{ffi::c_void, ptr};
+
+use crate::{
+    backend::{Decoding, Skip, Stream},
+    error::{Result, error},
+    plan::codec::{CodecPlan, NonFinite},
+    tensor::{Dtype, View},
+};
+
+use super::{
+    module::{Kernel, ONEBIT, ONEBIT_FAMILY},
+    queue::Queue,
+};
+
+use layout::{
+    Addresses, CONTROL_BYTES, Decode, Encode, Finish, Half, MOST_ADDRESSES, MOST_VALUES, Reduce, Run, SERVER, State,
+    Tables, Tile, WORKER, argument, number_of,
+};
+use memory::{Memory, Parts};
+
+pub use plain::compress;
+
+/// A codec's memory on a device, and what its launches are given.
+pub struct Codec {
+    memory: Memory,
+    /// What is encoded, and what is reduced: without segments if nothing is.
+    halves: Vec<Half>,
+    /// How many tiles each half has.
+    tiles: [u64; 2],
+    /// Where parts of the memory lie: the states, the flags, the table of addresses, the last scales.
+    states: [u64; 2],
+    flags: u64,
+    addresses: u64,
+    scales: u64,
+    transactional: bool,
+    /// Whether the last call that was made here left a step that is to be committed. What graphs do since is not known.
+    pending: bool,
+}
+
+/// What the memory of a half has.
+struct Places {
+    runs: u64,
+    tiles: u64,
+    partials: u64,
+    counter: u64,
+}
+
+impl Places {
+    fn of(parts: &mut Parts, tables: &Tables) -> Result<Self> {
+        let (runs, tiles) = (tables.runs.len(), tables.tiles.len());
+        Ok(Self {
+            runs: parts.add(runs, size_of::<Run>())?,
+            tiles: parts.add(tiles, size_of::<Tile>())?,
+            partials: parts.add(tiles, size_of::<f64>())?,
+            counter: parts.add(1, size_of::<u32>())?,
+        })
+    }
+}
+
+impl Codec {
+    /// Allocates, loads the kernels and waits until all is there.
+    pub fn new(queue: &mut Queue, plan: &CodecPlan) -> Result<Self> {
+        queue.put_into_context(&ONEBIT_FAMILY)?;
+        let transactional = plan.rules.policy == NonFinite::Transactional;
+        let reduced = plan.server.map(|chunk| Tables::of_servers(plan, chunk)).transpose()?;
+        let tables = Tables::of_workers(plan)?;
+        let segments = plan.workers.len();
+
+        let mut parts = Parts::default();
+        let first = parts.add(1, plan.state_bytes as usize)?;
+        let states = [first, if transactional { parts.add(1, plan.state_bytes as usize)? } else { first }];
+        let flags = parts.add(1, CONTROL_BYTES)?;
+        let scales = parts.add(segments, size_of::<f32>())?;
+        let addresses = parts.add(segments, size_of::<*const u8>())?;
+        let places = Places::of(&mut parts, &tables)?;
+        let reduced_places = reduced.as_ref().map(|tables| Places::of(&mut parts, tables)).transpose()?;
+
+        let memory = Memory::new(queue, parts.bytes)?;
+        let half = |which, tables: &Tables, at: &Places, units_at| -> Result<Half> {
+            memory.put(at.runs, &tables.runs)?;
+            memory.put(at.tiles, &tables.tiles)?;
+            Ok(Half {
+                states: states.map(|at| memory.at(at)),
+                control: memory.at(flags),
+                partials: memory.at(at.partials),
+                counter: memory.at(at.counter),
+                tiles: memory.at(at.tiles),
+                runs: memory.at(at.runs),
+                segments: memory.at(places.runs),
+                scales: if which == WORKER { memory.at(scales) } else { 0 },
+                only: tables.only(),
+                ..Half::of(plan, which, units_at)
+            })
+        };
+        let of_server = reduced.as_ref().map_or(0, |tables| tables.state_bytes(plan));
+        let server_at = plan.state_bytes - of_server;
+        let worker = half(WORKER, &tables, &places, server_at - tables.state_bytes(plan))?;
+        let server = match (&reduced, &reduced_places) {
+            (Some(tables), Some(places)) => half(SERVER, tables, places, server_at)?,
+            _ => Half { n_segments: 0, ..worker },
+        };
+        let tiles = [tables.tiles.len() as u64, reduced.as_ref().map_or(0, |tables| tables.tiles.len() as u64)];
+        let mut halves = Vec::new();
+        halves.try_reserve_exact(2).map_err(|_| error!(OutOfMemory, "memory for a codec could not be had"))?;
+        halves.extend([worker, server]);
+        let codec = Self { memory, halves, tiles, states, flags, addresses, scales, transactional, pending: false };
+        codec.launch_on_state(queue, ONEBIT.reset(), 1, |_| ())?;
+        // Calls may come on streams that are not ordered with this one.
+        queue.wait()?;
+        Ok(codec)
+    }
+
+    /// A queue for a call on this stream, which must be of the codec's context.
+    pub fn queue(&self, stream: Stream) -> Result<Queue> {
+        self.memory.queue(stream)
+    }
+
+    /// Whether a step waits for its commit, as far as it was not a graph that made it.
+    pub fn is_pending(&self) -> bool {
+        self.pending
+    }
+
+    pub fn encode(
+        &mut self,
+        queue: &mut Queue,
+        plan: &CodecPlan,
+        values: &[View<'_>],
+        factors: [Option<&View<'_>>; 2],
+        payload: &View<'_>,
+    ) -> Result<()> {
+        let mut call = Encode {
+            codec: self.halves[0],
+            factors: factors.map(|factor| factor.map_or(ptr::null(), |factor| factor.data().cast_const())),
+            payload: payload.data(),
+            values: [ptr::null(); MOST_VALUES],
+        };
+        call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
+        let kernel = &ONEBIT.encode[index_of(plan.rules.values, plan.rules.error)];
+        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan.
+        unsafe { launch(queue, kernel, self.tiles[0], &mut argument(&mut call)) }?;
+        self.finish(queue, call.codec, payload)
+    }
+
+    /// Launches what makes scales of the sums that a launch before has left, and headers of chunks.
+    fn finish(&mut self, queue: &mut Queue, codec: Half, dst: &View<'_>) -> Result<()> {
+        let runs = u64::from(codec.n_segments).max(1);
+        let mut call = Finish { codec, dst: dst.data() };
+        // SAFETY: as in `encode`, which wrote to the same memory.
+        unsafe { launch(queue, ONEBIT.finish(), runs, &mut argument(&mut call)) }?;
+        self.pending = self.transactional;
+        Ok(())
+    }
+
+    pub fn decode(
+        &mut self,
+        queue: &mut Queue,
+        plan: &CodecPlan,
+        payload: &View<'_>,
+        by: &Decoding<'_>,
+        values: &[View<'_>],
+    ) -> Result<()> {
+        // Without segments there are no values, and only the header is looked at.
+        let dtype = values.first().map_or(Dtype::F32, View::dtype);
+        let kernel = match (by.add, dtype.size) {
+            (true, _) => 2,
+            (false, 4) => 0,
+            _ => 1,
+        };
+        let first_empty =
+            if plan.chunk_bytes == 0 { 0 } else { self.halves[0].bytes.div_ceil(self.halves[0].chunk_bytes) };
+        let mut call = Decode {
+            codec: self.halves[0],
+            payload: payload.data(),
+            factor: by.factor.map_or(ptr::null(), |factor| factor.data().cast_const()),
+            divisor: by.divisor as f32,
+            dtype: number_of(dtype) as u32,
+            tiles: self.tiles[0],
+            first_empty,
+            values: [ptr::null(); MOST_VALUES],
+        };
+        call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
+        let blocks = call.tiles + (plan.n_chunks as u64 - first_empty);
+        // SAFETY: as in `encode`.
+        unsafe { launch(queue, &ONEBIT.decode[kernel], blocks, &mut argument(&mut call)) }
+    }
+
+    pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, dst: &View<'_>) -> Result<()> {
+        let payloads = (chunks.elements() / plan.stride) as u64;
+        let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst: dst.data(), payloads };
+        let kernel = &ONEBIT.reduce[index_of(Dtype::F32, plan.rules.error)];
+        // SAFETY: as in `encode`.
+        unsafe { launch(queue, kernel, self.tiles[1], &mut argument(&mut call)) }?;
+        self.finish(queue, call.codec, dst)
+    }
+
+    /// Writes the flags of all calls since the last, to a uint32.
+    pub fn take_flags(&mut self, queue: &mut Queue, dst: &View<'_>) -> Result<()> {
+        // SAFETY: a view of one uint32, on the device or in pinned memory.
+        unsafe { self.memory.copy_to(queue, self.flags, dst.data(), 4) }?;
+        // They are the first of what is known there.
+        self.memory.clear(queue, self.flags, 4)
+    }
+
+    /// Writes the scales of the last encode, a float32 a segment.
+    pub fn scales(&mut self, queue: &mut Queue, plan: &CodecPlan, dst: &View<'_>) -> Result<()> {
+        let bytes = 4 * plan.workers.len() as u64;
+        // SAFETY: a view of as many float32, on the device or in pinned memory.
+        unsafe { self.memory.copy_to(queue, self.scales, dst.data(), bytes) }
+    }
+
+    /// Makes a pending step valid, or takes it back.
+    pub fn commit(&mut self, queue: &mut Queue, skip: Skip<'_>) -> Result<()> {
+        self.launch_on_state(queue, ONEBIT.commit(), 1, |call| match skip {
+            Skip::Never => (),
+            Skip::Always => call.skip_kind = 1,
+            Skip::If(scalar) => {
+                call.skip = scalar.data();
+                call.skip_kind = match scalar.dtype() {
+                    Dtype::F32 => 4,
+                    Dtype { size: 4, .. } => 3,
+                    _ => 2,
+                };
+            }
+        })?;
+        self.pending = false;
+        Ok(())
+    }
+
+    /// The state as it was made; the flags are 0.
+    pub fn reset(&mut self, queue: &mut Queue, plan: &CodecPlan) -> Result<()> {
+        for (index, &state) in self.states.iter().enumerate() {
+            if index == 0 || self.transactional {
+                self.memory.clear(queue, state, plan.state_bytes as u64)?;
+            }
+        }
+        self.launch_on_state(queue, ONEBIT.reset(), 1, |_| ())?;
+        self.pending = false;
+        Ok(())
+    }
+
+    /// Writes the valid state.
+    pub fn state_out(&mut self, queue: &mut Queue, plan: &CodecPlan, dst: &View<'_>) -> Result<()> {
+        let words = plan.state_bytes as u64 / 4;
+        self.launch_on_state(queue, ONEBIT.state_out(), words, |call| call.bytes = dst.data())
+    }
+
+    /// Takes over a state that `state_out` wrote. Another one is flagged, and changes nothing.
+    pub fn state_in(&mut self, queue: &mut Queue, _: &CodecPlan, src: &View<'_>) -> Result<()> {
+        self.launch_on_state(queue, ONEBIT.check_state(), 1, |call| call.bytes = src.data())?;
+        for half in [WORKER, SERVER] {
+            self.launch_on_half(queue, ONEBIT.state_in(), half, src)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the errors that the next step will read, in float32: the workers', the server's.
+    pub fn errors_out(
+        &mut self,
+        queue: &mut Queue,
+        _: &CodecPlan,
+        worker: Option<&View<'_>>,
+        server: Option<&View<'_>>,
+    ) -> Result<()> {
+        self.for_halves(queue, ONEBIT.errors_out(), [worker, server])
+    }
+
+    /// Takes over errors, rounded to the dtype of errors.
+    pub fn errors_in(
+        &mut self,
+        queue: &mut Queue,
+        _: &CodecPlan,
+        worker: Option<&View<'_>>,
+        server: Option<&View<'_>>,
+    ) -> Result<()> {
+        self.for_halves(queue, ONEBIT.errors_in(), [worker, server])
+    }
+
+    fn for_halves(&self, queue: &mut Queue, kernel: &Kernel, errors: [Option<&View<'_>>; 2]) -> Result<()> {
+        for (half, errors) in [WORKER, SERVER].into_iter().zip(errors) {
+            if let Some(errors) = errors {
+                self.launch_on_half(queue, kernel, half, errors)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Launches a kernel that has a block for each tile of a half.
+    fn launch_on_half(&self, queue: &mut Queue, kernel: &Kernel, half: u32, bytes: &View<'_>) -> Result<()> {
+        match self.tiles[half as usize] {
+            0 => Ok(()), // nothing is reduced
+            tiles => self.launch_on_state(queue, kernel, tiles, |call| {
+                call.bytes = bytes.data();
+                call.half = half;
+            }),
+        }
+    }
+
+    /// Launches one of the kernels that take a whole state. `complete` sets what differs between them.
+    fn launch_on_state(
+        &self,
+        queue: &mut Queue,
+        kernel: &Kernel,
+        items: u64,
+        complete: impl FnOnce(&mut State),
+    ) -> Result<()> {
+        let mut call = State {
+            worker: self.halves[0],
+            server: self.halves[1],
+            bytes: ptr::null_mut(),
+            skip: ptr::null(),
+            // Counted in words where it is asked for.
+            size: items * 4,
+            half: WORKER,
+            skip_kind: 0,
+        };
+        complete(&mut call);
+        // SAFETY: the kernel's argument: memory of the codec, and of a view whose size was checked against its plan.
+        unsafe { launch(queue, kernel, items, &mut argument(&mut call)) }
+    }
+
+    /// Where the kernels find the addresses of the segments' values: few are in `places`, which is told by 0, more in a
+    /// table on the device, which is written for this call.
+    fn pass_addresses(
+        &self,
+        queue: &mut Queue,
+        values: &[View<'_>],
+        places: &mut [*const u8; MOST_VALUES],
+    ) -> Result<u64> {
+        if values.len() <= MOST_VALUES {
+            for (place, value) in places.iter_mut().zip(values) {
+                *place = value.data();
+            }
+            return Ok(0);
+        }
+        let table = self.memory.at(self.addresses);
+        for (group, values) in values.chunks(MOST_ADDRESSES).enumerate() {
+            let mut call = Addresses {
+                table: table + (group * MOST_ADDRESSES * size_of::<*const u8>()) as u64,
+                count: values.len() as u64,
+                values: [ptr::null(); MOST_ADDRESSES],
+            };
+            for (place, value) in call.values.iter_mut().zip(values) {
+                *place = value.data();
+            }
+            // SAFETY: the kernel's argument: the table has an entry for each segment.
+            unsafe { launch(queue, ONEBIT.addresses(), 1, &mut argument(&mut call)) }?;
+        }
+        Ok(table)
+    }
+}
+
+/// Launches a kernel on this call's stream. Nothing is freed for it, as other launches may: a codec's calls never wait.
+///
+/// # Safety
+/// As for [`Queue::launch`].
+unsafe fn launch(queue: &mut Queue, kernel: &Kernel, items: u64, arguments: &mut [*mut c_void]) -> Result<()> {
+    let stream = queue.stream;
+    // SAFETY: the caller's promise; the stream is this call's.
+    unsafe { queue.launch_on(stream, kernel, items, arguments) }
+}
+
+/// Which of the kernels that differ by values and errors.
+fn index_of(values: Dtype, error: Option<Dtype>) -> usize {
+    let errors = match error {
+        Some(Dtype::BF16) => 1,
+        Some(_) => 0,
+        None => 2,
+    };
+    3 * number_of(values) + errors
+}

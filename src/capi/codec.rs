@@ -1,0 +1,505 @@
+//! CODECS
+//!
+//! A codec makes a gradient small and, if it is lossy, carries what it lost to the next step (*error feedback*). ONEBIT
+//! sends signs and one float32 per tensor, in one pass over memory; SIGN sends signs, and several of them are reduced by
+//! majority. docs/NUMERICS.md says what they compute, to the last bit: the same on every processor and card.
+//!
+//! ```c
+//! int64_t sizes[] = {1000000, 64, 500};   // three tensors: one launch, a scale each
+//! gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .segments = sizes,
+//!                               .n_segments = 3, .n_chunks = 4};   // on the CPU; float32, and so are the errors
+//! gc_codec_t *codec;
+//! gc_codec_create(&options, &codec);
+//! int64_t bytes = gc_codec_payload_bytes(codec);                    // chunk k is at k * bytes / 4
+//! gc_codec_encode(codec, gradients, 3, NULL, NULL, payload, NULL);  // each step, then send the payload
+//! gc_codec_decode(codec, payload, 1, NULL, GC_DECODE_SET, results, 3, NULL);   // where it was received
+//! gc_codec_free(codec);
+//! ```
+//!
+//! A *segment* is one tensor of a gradient, a *payload* what one process sends: n_chunks equal chunks, one for each
+//! receiver, which carry a header, all scales and the bits. The *error* of an element is what was to be sent less what
+//! was; the codec keeps it, as its *state*.
+//!
+//! A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
+//! streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is made
+//! with it: later calls allocate no device memory, load nothing, wait for nothing and can be captured in a graph. (On the
+//! host, those that take several tensors allocate a list of them.) All but
+//! gc_codec_payload_bytes() and gc_codec_state_bytes() touch its state, so use one stream, or order the streams yourself,
+//! also the launches of graphs. A call gives BUSY while another one on the same codec is under way in another thread. Free a
+//! codec when its work is done and its graphs will not be launched again.
+//!
+//! Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload may
+//! come from a stranger: every field is compared with what this codec would have written. On the CPU a call that finds a
+//! difference gives CORRUPT; on CUDA, where nothing is known until the stream has done the work, the flag
+//! GC_FLAG_CORRUPT is set and zeros are written. Changed bits within the format cannot be told.
+
+use std::{ffi::c_void, mem::offset_of, ops::Range};
+
+use dlpark::ffi::{DLDataType, DLDevice, DLTensor};
+
+use crate::{
+    backend::Stream,
+    error::{Result, error},
+    ops::codec::{Codec, Descriptor},
+    panics::boundary,
+    plan::codec::{Decode, ErrorKind, Kind, NonFinite, ScaleRule},
+    tensor::{Device, Dtype, Name},
+};
+
+use super::{
+    borrow::{self, Count, Out},
+    handle,
+    status::gc_status_t,
+};
+
+/// How values are decoded: one of GC_DECODE_*.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+pub type gc_decode_t = i32;
+
+/// A codec: gc_codec_create() makes one.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+pub struct gc_codec_t(Codec);
+
+/// What a codec is made of. Set struct_size and what you need; a field that is 0 has its default.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct gc_codec_options_t {
+    /// sizeof(gc_codec_options_t).
+    pub struct_size: u32,
+    /// One of GC_CODEC_*; there is no default.
+    pub codec: i32,
+    /// All 0: the CPU.
+    pub device: DLDevice,
+    /// Of what is encoded: float32, float16 or bfloat16. All 0: float32.
+    pub values: DLDataType,
+    /// Of what is decoded in the end, likewise: a reduced scale is rounded to it.
+    pub results: DLDataType,
+    /// One of GC_ERROR_*. SIGN keeps no errors.
+    pub error: i32,
+    /// One of GC_SCALE_*.
+    pub scale: i32,
+    /// One of GC_NONFINITE_*.
+    pub nonfinite: i32,
+    /// What a carried error is multiplied by each step. 0: 1.
+    pub beta: f32,
+    /// The element counts of n_segments tensors, 0 or more each. NULL: one segment, of n_elements.
+    pub segments: *const i64,
+    /// How many.
+    pub n_segments: usize,
+    /// With `segments` NULL, all elements; otherwise 0.
+    pub n_elements: i64,
+    /// 0: 1.
+    pub n_chunks: usize,
+    /// k + 1: this codec reduces chunk k, and keeps its error. 0: it reduces none.
+    pub server: u64,
+    /// 0.
+    pub reserved: [u64; 4],
+}
+
+// SAFETY: numbers and pointers, without gaps between them.
+unsafe impl borrow::Options for gc_codec_options_t {
+    const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
+}
+
+/// A number that is one of an enum's.
+fn one_of<T: Copy>(name: &str, code: i32, all: &[(i32, T)]) -> Result<T> {
+    all.iter()
+        .find(|(known, _)| *known == code)
+        .map(|&(_, value)| value)
+        .ok_or_else(|| error!(InvalidArgument, "options: {name} {code} is not known to this version"))
+}
+
+fn value_dtype(name: &'static str, dtype: DLDataType) -> Result<Dtype> {
+    if (dtype.code.0, dtype.bits, dtype.lanes) == (0, 0, 0) {
+        return Ok(Dtype::F32);
+    }
+    let dtype = Dtype::from_dlpack(&Name::new(name), dtype)?;
+    if ![Dtype::F32, Dtype::F16, Dtype::BF16].contains(&dtype) {
+        return Err(error!(UnsupportedDtype, "options: {name} are float32, float16 or bfloat16, got {dtype}"));
+    }
+    Ok(dtype)
+}
+
+impl gc_codec_options_t {
+    /// # Safety
+    /// `segments` points at `n_segments` integers, unless NULL or unaligned, for `'a`.
+    unsafe fn descriptor<'a>(&self) -> Result<Descriptor<'a>> {
+        let kind = one_of("codec", self.codec, &[(1, Kind::Onebit), (2, Kind::Sign)])?;
+        let device = if (self.device.device_type.0, self.device.device_id) == (0, 0) {
+            Device::Cpu
+        } else {
+            Device::from_dlpack(&Name::new("options: device"), self.device)?
+        };
+        let errors = [(0, ErrorKind::Float32), (1, ErrorKind::Bfloat16), (2, ErrorKind::None)];
+        let policies = [(0, NonFinite::Propagate), (1, NonFinite::Zero), (2, NonFinite::Transactional)];
+        let segments = if self.segments.is_null() {
+            None
+        } else {
+            // SAFETY: the caller's promise.
+            Some(unsafe {
+                borrow::items("options: segments", self.segments, Count::of("options: n_segments", self.n_segments))?
+            })
+        };
+        Ok(Descriptor {
+            kind,
+            device,
+            values: value_dtype("values", self.values)?,
+            results: value_dtype("results", self.results)?,
+            error: one_of("error", self.error, &errors)?,
+            scale: one_of("scale", self.scale, &[(0, ScaleRule::Rms), (1, ScaleRule::Mean)])?,
+            nonfinite: one_of("nonfinite", self.nonfinite, &policies)?,
+            beta: self.beta,
+            segments,
+            elements: self.n_elements,
+            n_chunks: self.n_chunks,
+            server: self.server,
+        })
+    }
+}
+
+/// Makes a codec. Its state is +0: no error is carried yet.
+///
+/// `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice with
+/// GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by gc_codec_free().
+///
+/// INVALID_ARGUMENT: a codec or another number that this version does not know; a field behind those that it knows, or a
+/// reserved one, that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
+/// chunks; errors with GC_CODEC_SIGN. UNSUPPORTED_DTYPE: not float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or a
+/// state of more than 2^63 - 1 bytes.
+///
+/// # Safety
+/// The pointers are as described, and struct_size bytes are readable.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_create(options: *const gc_codec_options_t, out: *mut *mut gc_codec_t) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises options of their own size, segments, and room for a pointer.
+        let (descriptor, out) = unsafe { (borrow::options("options", options)?.descriptor()?, Out::one("out", out)?) };
+        out.fill([handle::hand_out(gc_codec_t(Codec::new(&descriptor)?))?]);
+        Ok(())
+    })
+}
+
+/// Releases a codec, which nothing may use any more: no thread, no work that is under way, no graph. NULL: nothing. On
+/// CUDA it may wait for all work of the context: not in a capture, not between the launches of a collective.
+///
+/// # Safety
+/// As described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_free(codec: *mut gc_codec_t) {
+    boundary(|| {
+        // SAFETY: the caller's promise.
+        unsafe { handle::release(codec) };
+        Ok(())
+    });
+}
+
+/// Bytes of a payload: n_chunks times those of a chunk. -1, and the last error, if `codec` is NULL.
+///
+/// # Safety
+/// As described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_payload_bytes(codec: *const gc_codec_t) -> i64 {
+    boundary(|| {
+        // SAFETY: the caller promises a codec.
+        Ok(unsafe { handle::borrow("codec", codec)? }.0.payload_bytes())
+    })
+}
+
+/// Makes a gradient small: gradient and carried error to a payload and a new error.
+///
+/// `values`: n_values tensors, one for each segment, of its element count and of the codec's dtype. `value_factor`,
+/// `error_factor`: NULL for 1, or one float32 on the codec's device, by which the gradient and the carried error are
+/// multiplied first: the first takes a loss scale out; the second is the new loss scale over the old where it stays in.
+/// `payload`: gc_codec_payload_bytes() bytes, all of them written.
+///
+/// INVALID_ARGUMENT: n_values not the number of segments; a payload not aligned to 16. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
+/// NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `payload` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_encode(
+    codec: *mut gc_codec_t,
+    values: *const *const DLTensor,
+    n_values: usize,
+    value_factor: *const DLTensor,
+    error_factor: *const DLTensor,
+    payload: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a codec, and tensors that stay as they are during the call.
+        let (codec, values, factors, payload) = unsafe {
+            (
+                handle::borrow("codec", codec)?,
+                borrow::tensors("values", values, Count::of("n_values", n_values))?,
+                [borrow::optional("value_factor", value_factor)?, borrow::optional("error_factor", error_factor)?],
+                borrow::tensor("payload", payload)?,
+            )
+        };
+        codec.0.encode(&values, &factors, &payload, Stream::from_raw(stream))
+    })
+}
+
+/// Reads a payload: +s or -s for every element, s the segment's scale in the chunk.
+///
+/// `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers. `divisor`: the
+/// scale is divided by it; 0 is 1. `factor`: NULL for 1, or one float32 on the codec's device, by which it is multiplied.
+/// `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to what is there, so that rings and trees of your own can
+/// be built. `values`: n_values tensors, one for each segment: all float32, all float16 or all bfloat16; with
+/// GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
+///
+/// As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, a mode that is none. CORRUPT: on the CPU, a chunk that
+/// this codec would not have written; nothing is written then.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `values` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_decode(
+    codec: *mut gc_codec_t,
+    payload: *const DLTensor,
+    divisor: i32,
+    factor: *const DLTensor,
+    mode: gc_decode_t,
+    values: *const *mut DLTensor,
+    n_values: usize,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a codec, and tensors that stay as they are during the call.
+        let (codec, payload, factor, values) = unsafe {
+            (
+                handle::borrow("codec", codec)?,
+                borrow::tensor("payload", payload)?,
+                borrow::optional("factor", factor)?,
+                borrow::tensors("values", values.cast(), Count::of("n_values", n_values))?,
+            )
+        };
+        let mode = match mode {
+            0 => Decode::Set,
+            1 => Decode::Add,
+            _ => return Err(error!(InvalidArgument, "mode: {mode} is neither GC_DECODE_SET 0 nor GC_DECODE_ADD 1")),
+        };
+        codec.0.decode(&payload, divisor, factor.as_ref(), mode, &values, Stream::from_raw(stream))
+    })
+}
+
+/// Makes one chunk of those that several encoders made, in the order given: for ONEBIT the signs and the scale of their
+/// mean with the carried error, for SIGN the majority. The error of this chunk is kept.
+///
+/// `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks], chunk
+/// `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
+///
+/// A corrupt chunk does not stop the others: what goes out is marked, so that all who decode it know, its scales are +0, and
+/// the carried error is as it was. On the CPU the call gives CORRUPT then; on CUDA GC_FLAG_CORRUPT is set.
+///
+/// INVALID_ARGUMENT: another chunk, or none; no payloads; memory that is not aligned to 16. SHAPE_MISMATCH. BUSY.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_reduce(
+    codec: *mut gc_codec_t,
+    chunk: usize,
+    chunks: *const DLTensor,
+    dst: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a codec, and tensors that stay as they are during the call.
+        let (codec, chunks, dst) = unsafe {
+            (handle::borrow("codec", codec)?, borrow::tensor("chunks", chunks)?, borrow::tensor("dst", dst)?)
+        };
+        codec.0.reduce(chunk, &chunks, &dst, Stream::from_raw(stream))
+    })
+}
+
+/// What happened in all calls since the last gc_codec_flags(), in stream order: GC_FLAG_*, or'ed.
+///
+/// `dst`: uint32, one element, on the codec's device or CUDAHost.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_flags(
+    codec: *mut gc_codec_t,
+    dst: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a codec, and a tensor that stays as it is during the call.
+        let (codec, dst) = unsafe { (handle::borrow("codec", codec)?, borrow::tensor("dst", dst)?) };
+        codec.0.flags(&dst, Stream::from_raw(stream))
+    })
+}
+
+/// The scales of the last gc_codec_encode().
+///
+/// `dst`: float32, one element for each segment, on the codec's device or CUDAHost.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_scales(
+    codec: *mut gc_codec_t,
+    dst: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a codec, and a tensor that stays as it is during the call.
+        let (codec, dst) = unsafe { (handle::borrow("codec", codec)?, borrow::tensor("dst", dst)?) };
+        codec.0.scales(&dst, Stream::from_raw(stream))
+    })
+}
+
+/// Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL: its new state becomes the valid one. If `skip` is not 0, or
+/// something was not finite since the last commit, the step is taken back instead: the state is as it was before, and
+/// GC_FLAG_TAKEN_BACK is set. What was decoded is not undone. Without a step, nothing.
+///
+/// `skip`: NULL, or one bool, int32 or float32 on the codec's device.
+///
+/// INVALID_ARGUMENT: a codec of another policy. BUSY.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_commit(
+    codec: *mut gc_codec_t,
+    skip: *const DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a codec, and a tensor that stays as it is during the call.
+        let (codec, skip) = unsafe { (handle::borrow("codec", codec)?, borrow::optional("skip", skip)?) };
+        codec.0.commit(skip.as_ref(), Stream::from_raw(stream))
+    })
+}
+
+/// gc_codec_commit() with a `skip` that is not 0: takes the step back.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_rollback(codec: *mut gc_codec_t, stream: *mut c_void) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a codec.
+        let codec = unsafe { handle::borrow("codec", codec)? };
+        codec.0.rollback(Stream::from_raw(stream))
+    })
+}
+
+/// Makes the state +0 again, as gc_codec_create() did; drops flags and a pending step.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_reset(codec: *mut gc_codec_t, stream: *mut c_void) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a codec.
+        let codec = unsafe { handle::borrow("codec", codec)? };
+        codec.0.reset(Stream::from_raw(stream))
+    })
+}
+
+/// Bytes of the state. -1, and the last error, if `codec` is NULL.
+///
+/// # Safety
+/// As described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_state_bytes(codec: *const gc_codec_t) -> i64 {
+    boundary(|| {
+        // SAFETY: the caller promises a codec.
+        Ok(unsafe { handle::borrow("codec", codec)? }.0.state_bytes())
+    })
+}
+
+/// The exact state, as bytes: a codec with the same options that takes it by gc_codec_state_in() goes on with the same
+/// bytes, on any device.
+///
+/// `dst`: gc_codec_state_bytes() bytes on the codec's device.
+///
+/// INVALID_ARGUMENT: a step is pending; not aligned to 16. SHAPE_MISMATCH. BUSY.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_state_out(
+    codec: *mut gc_codec_t,
+    dst: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a codec, and a tensor that stays as it is during the call.
+        let (codec, dst) = unsafe { (handle::borrow("codec", codec)?, borrow::tensor("dst", dst)?) };
+        codec.0.state_out(&dst, Stream::from_raw(stream))
+    })
+}
+
+/// The inverse. The state is checked on the way in: on the CPU one that is not of such a codec gives CORRUPT, on CUDA it
+/// sets GC_FLAG_CORRUPT; the codec is as it was then.
+///
+/// `src`: as for gc_codec_state_out(), and so are the errors.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_state_in(
+    codec: *mut gc_codec_t,
+    src: *const DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a codec, and a tensor that stays as it is during the call.
+        let (codec, src) = unsafe { (handle::borrow("codec", codec)?, borrow::tensor("src", src)?) };
+        codec.0.state_in(&src, Stream::from_raw(stream))
+    })
+}
+
+/// The carried errors as numbers, to look at them or to go on with other options.
+///
+/// `worker`: NULL, or float32, as many elements as all segments have, one segment after the other. `server`: NULL, or
+/// float32, as many elements as the chunk has that this codec reduces.
+///
+/// INVALID_ARGUMENT: a step is pending; `server` without a chunk to reduce. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
+/// NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of the tensors meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_errors_out(
+    codec: *mut gc_codec_t,
+    worker: *mut DLTensor,
+    server: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a codec, and tensors that stay as they are during the call.
+        let (codec, worker, server) = unsafe {
+            (handle::borrow("codec", codec)?, borrow::optional("worker", worker)?, borrow::optional("server", server)?)
+        };
+        codec.0.errors_out(worker.as_ref(), server.as_ref(), Stream::from_raw(stream))
+    })
+}
+
+/// Carries these errors from now on, rounded to the codec's dtype of errors; what is NULL stays as it is.
+///
+/// `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps none.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_errors_in(
+    codec: *mut gc_codec_t,
+    worker: *const DLTensor,
+    server: *const DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a codec, and tensors that stay as they are during the call.
+        let (codec, worker, server) = unsafe {
+            (handle::borrow("codec", codec)?, borrow::optional("worker", worker)?, borrow::optional("server", server)?)
+        };
+        codec.0.errors_in(worker.as_ref(), server.as_ref(), Stream::from_raw(stream))
+    })
+}

@@ -1,0 +1,122 @@
+//! ONEBIT
+//!
+//! Signs with error feedback, where the error is a tensor of yours: a gradient becomes one bit per element and one scale,
+//! and what that loses is added to the next gradient. With c = gradient + error, in float32:
+//!
+//! ```text
+//! bit = not (c < 0)      scale s = root of the mean of c * c      new error = c - (+s where the bit is 1, else -s)
+//! ```
+//!
+//! This is DeepSpeed's formula; docs/NUMERICS.md says it to the last bit. A codec (below) does the same in one pass over
+//! memory instead of two, keeps the error itself, and takes several tensors at once.
+
+use std::ffi::c_void;
+
+use dlpark::ffi::{DLManagedTensor, DLTensor};
+
+use crate::{
+    backend::Stream,
+    error::{Result, error},
+    ops::onebit,
+    panics::boundary,
+    plan::codec::ScaleRule,
+};
+
+use super::{
+    borrow::{self, Out},
+    status::gc_status_t,
+};
+
+/// What a scale is: one of GC_SCALE_*.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+pub type gc_scale_t = i32;
+
+fn to_rule(code: gc_scale_t) -> Result<ScaleRule> {
+    match code {
+        0 => Ok(ScaleRule::Rms),
+        1 => Ok(ScaleRule::Mean),
+        _ => Err(error!(InvalidArgument, "rule: {code} is neither GC_SCALE_RMS 0 nor GC_SCALE_MEAN 1")),
+    }
+}
+
+/// Compresses a gradient, and updates its error.
+///
+/// `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on the
+/// same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive chunks as
+/// from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares overflow: then
+/// the error is as it was.
+///
+/// INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an error of
+/// another size.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `error` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_onebit_compress(
+    grad: *const DLManagedTensor,
+    error: *mut DLManagedTensor,
+    n_chunks: usize,
+    out_chunks: *mut *mut DLManagedTensor,
+    out_scale: *mut f32,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises tensors, and room for `n_chunks` pointers and a number.
+        let (grad, error, chunks, scale) = unsafe {
+            (
+                borrow::managed("grad", grad)?,
+                borrow::optional_managed("error", error)?,
+                Out::several("out_chunks", out_chunks, borrow::Count::of("n_chunks", n_chunks))?,
+                Out::one("out_scale", out_scale)?,
+            )
+        };
+        let (packed, s) = onebit::compress(&grad, error.as_ref(), n_chunks)?;
+        chunks.fill(packed.into_raw());
+        scale.fill([s]);
+        Ok(())
+    })
+}
+
+/// gc_onebit_compress() into your memory.
+///
+/// `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk, bits
+/// most significant first, every byte written. `scale`: float32, one element. `workspace`: uint8, C-contiguous, at least
+/// gc_onebit_workspace_bytes(n) bytes, aligned to 16; whatever is in it, it is written to. All on the gradient's device.
+///
+/// As gc_onebit_compress(), and INVALID_ARGUMENT: a rule that is none. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
+/// workspace.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `error`, `dst`, `scale` and `workspace` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_onebit_compress_into(
+    grad: *const DLTensor,
+    error: *mut DLTensor,
+    rule: gc_scale_t,
+    dst: *mut DLTensor,
+    scale: *mut DLTensor,
+    workspace: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises tensors that stay as they are during the call, whose memory nothing else uses
+        // meanwhile where it is written.
+        let (grad, error, dst, scale, workspace) = unsafe {
+            (
+                borrow::tensor("grad", grad)?,
+                borrow::optional("error", error)?,
+                borrow::tensor("dst", dst)?,
+                borrow::tensor("scale", scale)?,
+                borrow::tensor("workspace", workspace)?,
+            )
+        };
+        let (rule, stream) = (to_rule(rule)?, Stream::from_raw(stream));
+        onebit::compress_into(&grad, error.as_ref(), rule, &dst, &scale, &workspace, stream)
+    })
+}
+
+/// Bytes of the workspace of gc_onebit_compress_into(): about 1/4096 of a float32 gradient's. -1, and the last error,
+/// for a negative n_elements.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub extern "C" fn gc_onebit_workspace_bytes(n_elements: i64) -> i64 {
+    boundary(|| onebit::workspace_bytes(n_elements))
+}

@@ -1,0 +1,440 @@
+//! Codecs: what is checked before a backend encodes, decodes and reduces.
+
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+use crate::{
+    backend::{Decoding, Queue, Skip, Stream, cpu, cuda},
+    error::{Error, Result, error},
+    plan::codec::{ALIGNMENT, CodecPlan, Decode, ErrorKind, Kind, NonFinite, Rules, ScaleRule},
+    tensor::{Device, Dtype, Kind as DtypeKind, Shape, View},
+};
+
+/// What a codec is to be, as the caller names it.
+pub struct Descriptor<'a> {
+    pub kind: Kind,
+    pub device: Device,
+    pub values: Dtype,
+    pub results: Dtype,
+    pub error: ErrorKind,
+    pub scale: ScaleRule,
+    pub nonfinite: NonFinite,
+    /// 0: 1.
+    pub beta: f32,
+    /// Element counts; None: one segment, of `elements`.
+    pub segments: Option<&'a [i64]>,
+    pub elements: i64,
+    /// 0: 1.
+    pub n_chunks: usize,
+    /// 0, or 1 more than the chunk that is reduced.
+    pub server: u64,
+}
+
+impl Descriptor<'_> {
+    fn plan(&self) -> Result<CodecPlan> {
+        let one = [self.elements];
+        let segments = match self.segments {
+            None => &one,
+            Some(_) if self.elements != 0 => {
+                return Err(error!(
+                    InvalidArgument,
+                    "options: n_elements {} beside segments, which say how many there are; 0 expected", self.elements
+                ));
+            }
+            Some(segments) => segments,
+        };
+        if let Some(index) = segments.iter().position(|&count| count < 0) {
+            return Err(error!(InvalidArgument, "options: segment {index} has {} elements", segments[index]));
+        }
+        if !self.beta.is_finite() {
+            return Err(error!(InvalidArgument, "options: beta {} is not finite", self.beta));
+        }
+        let n_chunks = self.n_chunks.max(1);
+        let server = match self.server {
+            0 => None,
+            server if server <= n_chunks as u64 => Some(server as usize - 1),
+            server => {
+                return Err(error!(
+                    InvalidArgument,
+                    "options: server {server}; 0 or 1 more than the number of one of {n_chunks} chunks expected"
+                ));
+            }
+        };
+        let rules = Rules {
+            kind: self.kind,
+            values: self.values,
+            results: self.results,
+            error: self.error()?,
+            scale: self.scale,
+            beta: if self.beta == 0.0 { 1.0 } else { self.beta },
+            policy: self.nonfinite,
+        };
+        CodecPlan::new(rules, segments, n_chunks, server)
+    }
+
+    fn error(&self) -> Result<Option<Dtype>> {
+        match (self.kind, self.error) {
+            // Float32 is what is not set.
+            (_, ErrorKind::None) | (Kind::Sign, ErrorKind::Float32) => Ok(None),
+            (Kind::Sign, ErrorKind::Bfloat16) => {
+                Err(error!(InvalidArgument, "options: error GC_ERROR_BFLOAT16, and GC_CODEC_SIGN keeps no errors"))
+            }
+            (Kind::Onebit, ErrorKind::Float32) => Ok(Some(Dtype::F32)),
+            (Kind::Onebit, ErrorKind::Bfloat16) => Ok(Some(Dtype::BF16)),
+        }
+    }
+}
+
+/// A codec with its state.
+pub struct Codec {
+    device: Device,
+    plan: CodecPlan,
+    /// Only ever tried: whoever finds it locked is told so.
+    state: Mutex<State>,
+}
+
+enum State {
+    Cpu(cpu::codec::Codec),
+    Cuda(cuda::codec::Codec),
+}
+
+/// Calls a method of the backend's codec: on CUDA with a queue on the stream as the first argument.
+macro_rules! on_backend {
+    ($codec:expr, $stream:expr, $method:ident($($argument:expr),*)) => {
+        match &mut *$codec.enter()? {
+            State::Cpu(state) => state.$method($($argument),*),
+            State::Cuda(state) => {
+                let mut queue = state.queue($stream)?;
+                state.$method(&mut queue, $($argument),*)
+            }
+        }
+    };
+}
+
+impl Codec {
+    pub fn new(descriptor: &Descriptor<'_>) -> Result<Self> {
+        let plan = descriptor.plan()?;
+        let state = match Queue::of(descriptor.device, Stream::LEGACY)? {
+            Queue::Cpu => State::Cpu(cpu::codec::Codec::new(&plan)?),
+            Queue::Cuda(mut queue) => State::Cuda(cuda::codec::Codec::new(&mut queue, &plan)?),
+        };
+        Ok(Self { device: descriptor.device, plan, state: Mutex::new(state) })
+    }
+
+    fn enter(&self) -> Result<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Ok(state),
+            Err(TryLockError::WouldBlock) => Err(error!(Busy, "codec: another thread's call on it is under way")),
+            Err(TryLockError::Poisoned(_)) => Err(error!(Panic, "codec: an earlier call on it was broken off")),
+        }
+    }
+
+    pub fn payload_bytes(&self) -> i64 {
+        self.plan.payload_bytes()
+    }
+
+    pub fn state_bytes(&self) -> i64 {
+        self.plan.state_bytes
+    }
+
+    pub fn encode(
+        &self,
+        values: &[View<'_>],
+        factors: &[Option<View<'_>>; 2],
+        payload: &View<'_>,
+        stream: Stream,
+    ) -> Result<()> {
+        self.check_values(values, &[self.plan.rules.values])?;
+        for factor in factors.iter().flatten() {
+            self.check_scalar(factor, &[Dtype::F32])?;
+        }
+        self.check_bytes(payload, self.payload_bytes())?;
+        // Not all of them into one list, which would have to be allocated.
+        for input in values.iter().chain(factors.iter().flatten()) {
+            payload.check_output(&[input])?;
+        }
+        on_backend!(self, stream, encode(&self.plan, values, [factors[0].as_ref(), factors[1].as_ref()], payload))
+    }
+
+    pub fn decode(
+        &self,
+        payload: &View<'_>,
+        divisor: i32,
+        factor: Option<&View<'_>>,
+        mode: Decode,
+        values: &[View<'_>],
+        stream: Stream,
+    ) -> Result<()> {
+        let add = mode == Decode::Add;
+        self.check_bytes(payload, self.payload_bytes())?;
+        if divisor < 0 {
+            return Err(error!(InvalidArgument, "divisor: {divisor} is negative"));
+        }
+        if let Some(factor) = factor {
+            self.check_scalar(factor, &[Dtype::F32])?;
+        }
+        let known: &[Dtype] = if add { &[Dtype::F32] } else { &[Dtype::F32, Dtype::F16, Dtype::BF16] };
+        self.check_values(values, known)?;
+        for one in values {
+            if one.dtype() != values[0].dtype() {
+                return Err(error!(
+                    UnsupportedDtype,
+                    "{} is {}, {} is {}: one dtype for all expected",
+                    one.name(),
+                    one.dtype(),
+                    values[0].name(),
+                    values[0].dtype()
+                ));
+            }
+            one.check_output(&[payload])?;
+            if let Some(factor) = factor {
+                one.check_output(&[factor])?;
+            }
+        }
+        check_apart(values)?;
+        let by = Decoding { divisor: divisor.max(1), factor, add };
+        on_backend!(self, stream, decode(&self.plan, payload, &by, values))
+    }
+
+    pub fn reduce(&self, chunk: usize, chunks: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
+        match self.plan.server {
+            Some(own) if own == chunk => {}
+            Some(own) => return Err(error!(InvalidArgument, "chunk: {chunk}; this codec reduces chunk {own}")),
+            None => return Err(error!(InvalidArgument, "chunk: {chunk}; this codec was made to reduce none")),
+        }
+        let stride = self.plan.stride;
+        match *chunks.shape() {
+            [0, _] => return Err(error!(InvalidArgument, "{}: at least 1 payload expected, got 0", chunks.name())),
+            [_, bytes] if bytes == stride => {}
+            _ => {
+                return Err(error!(
+                    ShapeMismatch,
+                    "{}: shape [W, {stride}] expected, a chunk of each of W payloads, got {}",
+                    chunks.name(),
+                    Shape::of(chunks.shape())
+                ));
+            }
+        }
+        self.check_memory(chunks)?;
+        self.check_bytes(dst, stride)?;
+        dst.check_output(&[chunks])?;
+        on_backend!(self, stream, reduce(&self.plan, chunks, dst))
+    }
+
+    pub fn flags(&self, dst: &View<'_>, stream: Stream) -> Result<()> {
+        self.check_result(dst, Dtype { kind: DtypeKind::Uint, size: 4 }, 1)?;
+        on_backend!(self, stream, take_flags(dst))
+    }
+
+    pub fn scales(&self, dst: &View<'_>, stream: Stream) -> Result<()> {
+        self.check_result(dst, Dtype::F32, self.plan.workers.len() as i64)?;
+        on_backend!(self, stream, scales(&self.plan, dst))
+    }
+
+    pub fn commit(&self, skip: Option<&View<'_>>, stream: Stream) -> Result<()> {
+        if let Some(skip) = skip {
+            self.check_scalar(skip, &[Dtype::BOOL, Dtype { kind: DtypeKind::Int, size: 4 }, Dtype::F32])?;
+        }
+        self.end_step(skip.map_or(Skip::Never, Skip::If), stream)
+    }
+
+    pub fn rollback(&self, stream: Stream) -> Result<()> {
+        self.end_step(Skip::Always, stream)
+    }
+
+    fn end_step(&self, skip: Skip<'_>, stream: Stream) -> Result<()> {
+        if self.plan.rules.policy != NonFinite::Transactional {
+            return Err(error!(InvalidArgument, "codec: not made with GC_NONFINITE_TRANSACTIONAL: no step is pending"));
+        }
+        on_backend!(self, stream, commit(skip))
+    }
+
+    pub fn reset(&self, stream: Stream) -> Result<()> {
+        on_backend!(self, stream, reset(&self.plan))
+    }
+
+    pub fn state_out(&self, dst: &View<'_>, stream: Stream) -> Result<()> {
+        self.check_bytes(dst, self.plan.state_bytes)?;
+        self.check_not_pending()?;
+        on_backend!(self, stream, state_out(&self.plan, dst))
+    }
+
+    pub fn state_in(&self, src: &View<'_>, stream: Stream) -> Result<()> {
+        self.check_bytes(src, self.plan.state_bytes)?;
+        self.check_not_pending()?;
+        on_backend!(self, stream, state_in(&self.plan, src))
+    }
+
+    pub fn errors_out(&self, worker: Option<&View<'_>>, server: Option<&View<'_>>, stream: Stream) -> Result<()> {
+        self.check_errors(worker, server)?;
+        if let (Some(worker), Some(server)) = (worker, server) {
+            server.check_output(&[worker])?;
+        }
+        self.check_not_pending()?;
+        on_backend!(self, stream, errors_out(&self.plan, worker, server))
+    }
+
+    pub fn errors_in(&self, worker: Option<&View<'_>>, server: Option<&View<'_>>, stream: Stream) -> Result<()> {
+        self.check_errors(worker, server)?;
+        if self.plan.rules.error.is_none() {
+            return Err(error!(InvalidArgument, "codec: it keeps no errors"));
+        }
+        self.check_not_pending()?;
+        on_backend!(self, stream, errors_in(&self.plan, worker, server))
+    }
+
+    /// That the step, if there is one, was committed or taken back.
+    fn check_not_pending(&self) -> Result<()> {
+        let pending = match &*self.enter()? {
+            State::Cpu(state) => state.is_pending(),
+            State::Cuda(state) => state.is_pending(),
+        };
+        if pending {
+            return Err(error!(
+                InvalidArgument,
+                "codec: a step is pending: gc_codec_commit or gc_codec_rollback first"
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_device(&self, tensor: &View<'_>) -> Result<()> {
+        if tensor.device() == self.device {
+            return Ok(());
+        }
+        Err(error!(InvalidArgument, "{} is on {}, the codec on {}", tensor.name(), tensor.device(), self.device))
+    }
+
+    /// One tensor for each segment.
+    fn check_values(&self, values: &[View<'_>], known: &[Dtype]) -> Result<()> {
+        let workers = &self.plan.workers;
+        if values.len() != workers.len() {
+            return Err(error!(
+                InvalidArgument,
+                "n_values: {} expected, one tensor for each segment, got {}",
+                workers.len(),
+                values.len()
+            ));
+        }
+        for (one, run) in values.iter().zip(workers) {
+            check_dtype(one, known)?;
+            if one.elements() != run.elements {
+                return Err(error!(
+                    ShapeMismatch,
+                    "{}: {} elements expected, got {}, of shape {}",
+                    one.name(),
+                    run.elements,
+                    one.elements(),
+                    Shape::of(one.shape())
+                ));
+            }
+            check_contiguous(one)?;
+            self.check_device(one)?;
+        }
+        Ok(())
+    }
+
+    fn check_scalar(&self, scalar: &View<'_>, known: &[Dtype]) -> Result<()> {
+        check_dtype(scalar, known)?;
+        check_elements(scalar, 1)?;
+        self.check_device(scalar)
+    }
+
+    /// What is written to on the device or in pinned memory.
+    fn check_result(&self, dst: &View<'_>, dtype: Dtype, elements: i64) -> Result<()> {
+        check_dtype(dst, &[dtype])?;
+        check_elements(dst, elements)?;
+        check_contiguous(dst)?;
+        if dst.is_pinned() { Ok(()) } else { self.check_device(dst) }
+    }
+
+    /// A payload, a chunk or a state.
+    fn check_bytes(&self, bytes: &View<'_>, expected: i64) -> Result<()> {
+        check_elements(bytes, expected)?;
+        self.check_memory(bytes)
+    }
+
+    fn check_memory(&self, bytes: &View<'_>) -> Result<()> {
+        check_dtype(bytes, &[Dtype::U8])?;
+        check_contiguous(bytes)?;
+        if !(bytes.data().addr() as u64).is_multiple_of(ALIGNMENT as u64) {
+            return Err(error!(
+                InvalidArgument,
+                "{}: address {:#x} is not aligned to {ALIGNMENT}",
+                bytes.name(),
+                bytes.data().addr()
+            ));
+        }
+        self.check_device(bytes)
+    }
+
+    fn check_errors(&self, worker: Option<&View<'_>>, server: Option<&View<'_>>) -> Result<()> {
+        let plan = &self.plan;
+        if server.is_some() && plan.server.is_none() {
+            return Err(error!(InvalidArgument, "server: this codec was made to reduce no chunk"));
+        }
+        for (errors, elements) in [(worker, plan.elements), (server, plan.server_elements())] {
+            if let Some(errors) = errors {
+                check_dtype(errors, &[Dtype::F32])?;
+                check_elements(errors, elements)?;
+                check_contiguous(errors)?;
+                self.check_device(errors)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// That no two outputs share a byte.
+fn check_apart(outputs: &[View<'_>]) -> Result<()> {
+    // Mostly each lies behind the one before, and many pairs need not be looked at.
+    if outputs.windows(2).all(|pair| pair[0].extent().end <= pair[1].extent().start) {
+        return Ok(());
+    }
+    for (index, one) in outputs.iter().enumerate() {
+        outputs[..index].iter().try_for_each(|other| one.check_output(&[other]))?;
+    }
+    Ok(())
+}
+
+pub(super) fn check_contiguous(tensor: &View<'_>) -> Result<()> {
+    if tensor.is_contiguous() {
+        return Ok(());
+    }
+    Err(error!(
+        NotContiguous,
+        "{}: C-contiguous expected, got strides {} for shape {}",
+        tensor.name(),
+        tensor.strides(),
+        Shape::of(tensor.shape())
+    ))
+}
+
+pub(super) fn check_dtype(tensor: &View<'_>, known: &[Dtype]) -> Result<()> {
+    if known.contains(&tensor.dtype()) {
+        return Ok(());
+    }
+    Err(unexpected_dtype(tensor, known))
+}
+
+#[cold]
+fn unexpected_dtype(tensor: &View<'_>, known: &[Dtype]) -> Error {
+    let (name, got) = (tensor.name(), tensor.dtype());
+    match *known {
+        [one] => error!(UnsupportedDtype, "{name}: {one} expected, got {got}"),
+        [one, other, third] => error!(UnsupportedDtype, "{name}: {one}, {other} or {third} expected, got {got}"),
+        _ => error!(UnsupportedDtype, "{name}: {got} is not taken here"),
+    }
+}
+
+pub(super) fn check_elements(tensor: &View<'_>, expected: i64) -> Result<()> {
+    if tensor.elements() == expected {
+        return Ok(());
+    }
+    Err(error!(
+        ShapeMismatch,
+        "{}: {expected} elements expected, got {}, of shape {}",
+        tensor.name(),
+        tensor.elements(),
+        Shape::of(tensor.shape())
+    ))
+}

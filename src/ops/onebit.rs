@@ -1,0 +1,112 @@
+//! Signs with error feedback where the error is the caller's tensor.
+
+use crate::{
+    backend::{Queue, Stream, cpu, cuda},
+    error::{Result, error},
+    plan::codec::{ALIGNMENT, ScaleRule, workspace_bytes as bytes_of_workspace},
+    tensor::{Dtype, Outputs, Shape, View},
+};
+
+use super::{
+    bits::{check_chunk_rows, check_same_device, chunk_bytes, complete},
+    codec::{check_contiguous, check_dtype, check_elements},
+    tensors::results,
+};
+
+/// Bytes of the workspace for so many elements.
+pub fn workspace_bytes(elements: i64) -> Result<i64> {
+    if elements < 0 {
+        return Err(error!(InvalidArgument, "n_elements: {elements} is negative"));
+    }
+    Ok(bytes_of_workspace(elements))
+}
+
+/// To new chunks, and the scale.
+pub fn compress(grad: &View<'_>, error: Option<&View<'_>>, n_chunks: usize) -> Result<(Outputs, f32)> {
+    let bytes = chunk_bytes(grad.elements(), n_chunks)?;
+    check_gradient(grad, error)?;
+    let device = grad.device();
+    let mut queue = Queue::of(device, Stream::LEGACY)?;
+    let chunks = results(&mut queue, device, Dtype::U8, Shape::of(&[bytes]), n_chunks)?;
+    let scale = results(&mut queue, device, Dtype::F32, Shape::of(&[1]), 1)?;
+    let workspace = results(&mut queue, device, Dtype::U8, Shape::of(&[bytes_of_workspace(grad.elements())]), 1)?;
+    let enqueued = run(&mut queue, grad, error, ScaleRule::Rms, &chunks.joined(), &scale.view(), &workspace.view());
+    let read = enqueued.and_then(|()| queue.read(&scale.view()));
+    let s = complete(queue, read)?;
+    Ok((chunks.finished(), s))
+}
+
+/// To the rows of `dst`.
+pub fn compress_into(
+    grad: &View<'_>,
+    error: Option<&View<'_>>,
+    rule: ScaleRule,
+    dst: &View<'_>,
+    scale: &View<'_>,
+    workspace: &View<'_>,
+    stream: Stream,
+) -> Result<()> {
+    check_gradient(grad, error)?;
+    check_chunk_rows(dst, grad)?;
+    check_dtype(scale, &[Dtype::F32])?;
+    check_elements(scale, 1)?;
+    check_workspace(workspace, grad.elements())?;
+    let outputs = [error.unwrap_or(scale), dst, scale, workspace];
+    for (index, output) in outputs.iter().enumerate().skip(usize::from(error.is_none())) {
+        check_same_device(output, grad)?;
+        output.check_output(&[grad])?;
+        outputs[usize::from(error.is_none())..index].iter().try_for_each(|before| output.check_output(&[before]))?;
+    }
+    let mut queue = Queue::of(grad.device(), stream)?;
+    run(&mut queue, grad, error, rule, dst, scale, workspace)
+}
+
+fn run(
+    queue: &mut Queue,
+    grad: &View<'_>,
+    error: Option<&View<'_>>,
+    rule: ScaleRule,
+    dst: &View<'_>,
+    scale: &View<'_>,
+    workspace: &View<'_>,
+) -> Result<()> {
+    match queue {
+        Queue::Cpu => cpu::codec::compress(grad, error, rule, dst, scale, workspace),
+        Queue::Cuda(queue) => cuda::codec::compress(queue, grad, error, rule, dst, scale, workspace),
+    }
+}
+
+fn check_gradient(grad: &View<'_>, error: Option<&View<'_>>) -> Result<()> {
+    check_dtype(grad, &[Dtype::F32, Dtype::F16, Dtype::BF16])?;
+    check_contiguous(grad)?;
+    if let Some(error) = error {
+        check_dtype(error, &[Dtype::F32, Dtype::BF16])?;
+        check_elements(error, grad.elements())?;
+        check_contiguous(error)?;
+        check_same_device(error, grad)?;
+        error.check_output(&[grad])?;
+    }
+    Ok(())
+}
+
+fn check_workspace(workspace: &View<'_>, elements: i64) -> Result<()> {
+    check_dtype(workspace, &[Dtype::U8])?;
+    check_contiguous(workspace)?;
+    let (expected, got) = (bytes_of_workspace(elements), workspace.elements());
+    if got < expected {
+        return Err(error!(
+            ShapeMismatch,
+            "{}: at least {expected} bytes expected for {elements} elements, got {got}",
+            workspace.name()
+        ));
+    }
+    if !(workspace.data().addr() as u64).is_multiple_of(ALIGNMENT as u64) {
+        return Err(error!(
+            InvalidArgument,
+            "{}: address {:#x} is not aligned to {ALIGNMENT}",
+            workspace.name(),
+            workspace.data().addr()
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,395 @@
+//! The plan of a codec: what its payload and its state look like, byte for byte. docs/NUMERICS.md is the specification.
+//!
+//! ```text
+//!     segments    |--- 0 ---|- 1 -|------- 2 -------|              elements, each segment filled up to whole bytes of bits
+//!     bits        |bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb|
+//!     chunks      |---- 0 ----|---- 1 ----|---- 2 ----|            equal; the last ones are filled up with zeros
+//!     parts       |--- 0 ---|0|2|...                               what of a segment lies in a chunk
+//! ```
+//!
+//! A [`Run`] is what shares a scale: a segment where it is encoded, a part where it is reduced.
+
+use std::ops::Range;
+
+use crate::{
+    error::{Result, error},
+    tensor::Dtype,
+};
+
+use super::bits::bytes_for;
+
+/// Elements of a unit, whose sum is formed in float32.
+pub const UNIT: i64 = 1024;
+
+/// Bytes of a chunk's header, and of a state's.
+pub const HEADER: usize = 64;
+
+/// What payloads and states are aligned to.
+pub const ALIGNMENT: i64 = 16;
+
+/// What the state of each run, and its first, is aligned to.
+const STATE_ALIGNMENT: i64 = 256;
+
+/// The fields of a header that differ from chunk to chunk: the chunk's number, and its flags.
+pub const CHUNK_FIELD: Range<usize> = 20..24;
+pub const FLAGS_FIELD: Range<usize> = 28..32;
+/// Of a state's header: the number of the next turn.
+pub const TURN_FIELD: Range<usize> = 56..64;
+
+/// What happened, as bits of a number: in a codec's flags and in those of a chunk.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flag {
+    /// A payload or a state that this codec would not have written.
+    Corrupt = 1,
+    /// Something that was not finite.
+    Nonfinite = 2,
+    /// A step was taken back.
+    TakenBack = 4,
+}
+
+pub const CORRUPT: u32 = Flag::Corrupt as u32;
+pub const NONFINITE: u32 = Flag::Nonfinite as u32;
+pub const TAKEN_BACK: u32 = Flag::TakenBack as u32;
+
+/// Which codec. 3 to 15 are kept for others.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Signs and a scale, with error feedback.
+    Onebit = 1,
+    /// Signs alone, reduced by majority.
+    Sign = 2,
+}
+
+/// What errors are kept as.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    Float32 = 0,
+    /// Half the memory; what is rounded is gradient plus error.
+    Bfloat16 = 1,
+    /// None are kept: what a step loses is lost.
+    None = 2,
+}
+
+/// What the scale is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleRule {
+    /// The root of the mean square: DeepSpeed's.
+    Rms = 0,
+    /// The mean of the absolute values: EF-signSGD's.
+    Mean = 1,
+}
+
+/// What becomes of numbers that are not finite. GC_FLAG_NONFINITE is set in any case.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NonFinite {
+    /// They stay in the state, until gc_codec_reset() or gc_codec_state_in().
+    Propagate = 0,
+    /// They count as 0; a scale that is not finite is 0, so nothing is sent and all of it is carried.
+    Zero = 1,
+    /// A step is pending until gc_codec_commit(), which takes it back if anything was not finite.
+    Transactional = 2,
+}
+
+/// What decoding does with its output.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decode {
+    /// Writes the values.
+    Set = 0,
+    /// Adds them to what is there.
+    Add = 1,
+}
+
+/// What a codec computes with.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    pub kind: Kind,
+    /// float32, float16 or bfloat16.
+    pub values: Dtype,
+    /// The same; what a reduced scale is rounded to.
+    pub results: Dtype,
+    /// float32 or bfloat16; None: no errors are kept.
+    pub error: Option<Dtype>,
+    pub scale: ScaleRule,
+    /// The decay of the error.
+    pub beta: f32,
+    pub policy: NonFinite,
+}
+
+/// Elements that share a scale: a segment, or what of it lies in a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Whose scale it is.
+    pub segment: usize,
+    /// The number of its first element in the segment: 0, or a multiple of 8.
+    pub first: i64,
+    pub elements: i64,
+    /// The number of its first byte in the payload's bits, before they are cut.
+    pub byte: i64,
+    /// Where its c^ begins in the state, in bytes: filled up to whole units. Without errors, 0.
+    pub state: i64,
+}
+
+impl Run {
+    pub fn units(&self) -> i64 {
+        units(self.elements)
+    }
+}
+
+/// Units that hold so many elements.
+pub fn units(elements: i64) -> i64 {
+    elements / UNIT + i64::from(elements % UNIT != 0)
+}
+
+/// Everything that is known of a codec before it sees a number.
+#[derive(Debug)]
+pub struct CodecPlan {
+    pub rules: Rules,
+    /// The segments.
+    pub workers: Vec<Run>,
+    /// The chunk that is reduced, if one is.
+    pub server: Option<usize>,
+    /// Its parts, of segments that have elements there.
+    pub servers: Vec<Run>,
+    pub n_chunks: usize,
+    /// Elements of all segments.
+    pub elements: i64,
+    /// Bytes of bits of a chunk.
+    pub chunk_bytes: i64,
+    /// Where a chunk's bits begin.
+    pub head: i64,
+    /// From chunk to chunk.
+    pub stride: i64,
+    /// Bytes of the state.
+    pub state_bytes: i64,
+    /// The fields of a header, with chunk number 0 and no flags.
+    header: [u8; HEADER],
+}
+
+/// Bytes of the workspace of the plain form, which holds the sums of tiles: one formula for every device, so that a program
+/// need not ask for each. A tile has 8192 elements at least.
+pub fn workspace_bytes(elements: i64) -> i64 {
+    // At most 2^54, so it fits.
+    64 + (elements / 8192 + 2) / 2 * 16
+}
+
+/// What a size that does not fit is.
+fn too_large() -> crate::error::Error {
+    error!(SizeOverflow, "segments: payload and state would have more than 2^63 - 1 bytes")
+}
+
+/// The next multiple of a power of two.
+fn align(bytes: i64, to: i64) -> Option<i64> {
+    Some(bytes.checked_add(to - 1)? & -to)
+}
+
+impl CodecPlan {
+    /// `segments`: how many elements each has, at least 0. `n_chunks`: at least 1. `server`: below n_chunks.
+    pub fn new(rules: Rules, segments: &[i64], n_chunks: usize, server: Option<usize>) -> Result<Self> {
+        if u32::try_from(n_chunks).is_err() || u32::try_from(segments.len()).is_err() {
+            return Err(error!(
+                SizeOverflow,
+                "{n_chunks} chunks of {} segments: a header counts up to 2^32 - 1 of each",
+                segments.len()
+            ));
+        }
+        let no_memory = |_| error!(OutOfMemory, "a list of {} segments could not be had", segments.len());
+        let (mut workers, mut servers) = (Vec::new(), Vec::new());
+        workers.try_reserve_exact(segments.len()).map_err(no_memory)?;
+        let (mut elements, mut bytes) = (0i64, 0i64);
+        for (segment, &count) in segments.iter().enumerate() {
+            workers.push(Run { segment, first: 0, elements: count, byte: bytes, state: 0 });
+            elements = elements.checked_add(count).ok_or_else(too_large)?;
+            bytes += bytes_for(count); // at most 1/8 of the elements, and a byte a segment
+        }
+        // More chunks than bytes: the others are empty.
+        let chunk_bytes = (bytes as u64).div_ceil(n_chunks as u64) as i64;
+        let scales = 4 * segments.len() as i64;
+        let head = align(HEADER as i64 + scales, ALIGNMENT).ok_or_else(too_large)?;
+        let stride = align(chunk_bytes, ALIGNMENT).and_then(|bits| head.checked_add(bits)).ok_or_else(too_large)?;
+        stride.checked_mul(n_chunks as i64).ok_or_else(too_large)?;
+        if let Some(chunk) = server {
+            servers.try_reserve_exact(segments.len()).map_err(no_memory)?;
+            let held = chunk as i64 * chunk_bytes..(chunk as i64 + 1) * chunk_bytes;
+            servers.extend(workers.iter().filter_map(|run| part(run, &held)));
+        }
+        let mut plan = Self {
+            rules,
+            workers,
+            server,
+            servers,
+            n_chunks,
+            elements,
+            chunk_bytes,
+            head,
+            stride,
+            state_bytes: 0,
+            header: [0; HEADER],
+        };
+        plan.lay_out_state().ok_or_else(too_large)?;
+        plan.header = plan.fields();
+        Ok(plan)
+    }
+
+    fn lay_out_state(&mut self) -> Option<()> {
+        let scales = (1 + i64::from(self.server.is_some())) * 4 * self.workers.len() as i64;
+        let mut bytes = align(HEADER as i64 + scales, STATE_ALIGNMENT)?;
+        if let Some(error) = self.rules.error {
+            for run in self.workers.iter_mut().chain(&mut self.servers) {
+                run.state = bytes;
+                bytes = bytes.checked_add(run.units().checked_mul(UNIT * error.size as i64)?)?;
+            }
+        }
+        self.state_bytes = bytes;
+        Some(())
+    }
+
+    fn fields(&self) -> [u8; HEADER] {
+        let rules = &self.rules;
+        let dtype = |dtype| match dtype {
+            Dtype::F16 => 1u8,
+            Dtype::BF16 => 2,
+            _ => 0,
+        };
+        let scale = if rules.kind == Kind::Sign { 0 } else { rules.scale as u8 };
+        let mut header = [0; HEADER];
+        let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, b"GCPL");
+        put(4, &1u16.to_le_bytes());
+        put(6, &(rules.kind as u16).to_le_bytes());
+        put(8, &[dtype(rules.values), dtype(rules.results), scale]);
+        put(16, &(self.n_chunks as u32).to_le_bytes());
+        put(24, &(self.workers.len() as u32).to_le_bytes());
+        put(32, &self.elements.to_le_bytes());
+        put(40, &self.chunk_bytes.to_le_bytes());
+        put(48, &self.digest().to_le_bytes());
+        header
+    }
+
+    /// FNV-1a of the segments' counts.
+    fn digest(&self) -> u64 {
+        let bytes = self.workers.iter().flat_map(|run| run.elements.to_le_bytes());
+        bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    }
+
+    /// The header of a chunk, without flags.
+    pub fn header(&self, chunk: usize) -> [u8; HEADER] {
+        let mut header = self.header;
+        header[CHUNK_FIELD].copy_from_slice(&(chunk as u32).to_le_bytes());
+        header
+    }
+
+    /// The header of a state, at the turn 0.
+    pub fn state_header(&self) -> [u8; HEADER] {
+        let mut header = self.header;
+        header[..4].copy_from_slice(b"GCST");
+        header
+    }
+
+    /// Where the scales of segments are in the state, and those of parts, in bytes.
+    pub fn state_scales(&self) -> [i64; 2] {
+        [HEADER as i64, HEADER as i64 + 4 * self.workers.len() as i64]
+    }
+
+    pub fn payload_bytes(&self) -> i64 {
+        self.stride * self.n_chunks as i64
+    }
+
+    /// Elements of the chunk that is reduced.
+    pub fn server_elements(&self) -> i64 {
+        self.servers.iter().map(|run| run.elements).sum()
+    }
+
+    /// The bytes of bits, before they are cut, that a chunk holds.
+    pub fn held_by(&self, chunk: usize) -> Range<i64> {
+        // Past the last chunk with bits the product may be anything up to n_chunks * chunk_bytes, which fits.
+        chunk as i64 * self.chunk_bytes..(chunk as i64 + 1) * self.chunk_bytes
+    }
+
+    /// The part of a segment that a chunk holds, if it holds elements of it. Its `state` is not set.
+    pub fn part(&self, segment: usize, chunk: usize) -> Option<Run> {
+        part(&self.workers[segment], &self.held_by(chunk))
+    }
+}
+
+/// What of a segment lies within some bytes, if anything does.
+fn part(run: &Run, held: &Range<i64>) -> Option<Run> {
+    let begin = held.start.max(run.byte);
+    let end = held.end.min(run.byte + bytes_for(run.elements));
+    (begin < end).then(|| {
+        let first = (begin - run.byte) * 8;
+        let elements = ((end - run.byte).saturating_mul(8)).min(run.elements) - first;
+        Run { segment: run.segment, first, elements, byte: begin, state: 0 }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(error: Option<Dtype>) -> Rules {
+        Rules {
+            kind: Kind::Onebit,
+            values: Dtype::F32,
+            results: Dtype::F32,
+            error,
+            scale: ScaleRule::Rms,
+            beta: 1.0,
+            policy: NonFinite::Propagate,
+        }
+    }
+
+    #[test]
+    fn the_payload_is_that_of_the_specification() {
+        // docs/NUMERICS.md, the example by hand.
+        let plan = CodecPlan::new(rules(Some(Dtype::F32)), &[2], 1, None).unwrap();
+        assert_eq!((plan.head, plan.stride, plan.payload_bytes()), (80, 96, 96));
+        let expected: [u8; HEADER] = [
+            0x47, 0x43, 0x50, 0x4c, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, // 0
+            1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, // 16
+            2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, // 32
+            0x07, 0xce, 0xf8, 0x3d, 0x44, 0x86, 0xbd, 0xe6, 0, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        assert_eq!(plan.header(0), expected);
+        assert_eq!(plan.state_bytes, 256 + 4096);
+    }
+
+    #[test]
+    fn parts_are_what_of_segments_lies_in_a_chunk() {
+        // Bytes of bits: 0..2, 2..2, 2..5, 5..6; chunks of 2: 0..2, 2..4, 4..6, and one behind all of them.
+        let segments = [13, 0, 17, 8];
+        let part = |segment, first, elements, byte| Run { segment, first, elements, byte, state: 0 };
+        for (chunk, expected) in
+            [(0, vec![part(0, 0, 13, 0)]), (1, vec![part(2, 0, 16, 2)]), (2, vec![part(2, 16, 1, 4), part(3, 0, 8, 5)])]
+        {
+            let plan = CodecPlan::new(rules(None), &segments, 3, Some(chunk)).unwrap();
+            assert_eq!(plan.chunk_bytes, 2);
+            assert_eq!(plan.servers, expected, "chunk {chunk}");
+        }
+        let plan = CodecPlan::new(rules(None), &segments, 7, Some(6)).unwrap();
+        assert_eq!((plan.chunk_bytes, plan.servers.len(), plan.server_elements()), (1, 0, 0));
+    }
+
+    #[test]
+    fn states_lie_behind_the_scales_in_whole_units() {
+        let plan = CodecPlan::new(rules(Some(Dtype::BF16)), &[1025, 0, 7], 2, Some(1)).unwrap();
+        let states: Vec<i64> = plan.workers.iter().chain(&plan.servers).map(|run| run.state).collect();
+        // 64 + 2 * 12 bytes, to 256; units of 2048 bytes.
+        assert_eq!(states, [256, 256 + 2 * 2048, 256 + 2 * 2048, 256 + 3 * 2048, 256 + 4 * 2048]);
+        assert_eq!(plan.state_bytes, 256 + 5 * 2048);
+        assert_eq!(plan.state_scales(), [64, 76]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        for segments in [vec![i64::MAX, 1], vec![i64::MAX - 7]] {
+            assert!(CodecPlan::new(rules(Some(Dtype::F32)), &segments, 1, None).is_err(), "{segments:?}");
+        }
+        assert!(CodecPlan::new(rules(None), &[100], usize::MAX, None).is_err());
+    }
+}

@@ -1,0 +1,42 @@
+// The codecs' kernels for the driver without a card (libcuda.c): those of kernels/onebit.cu themselves, lane by lane.
+#include "../kernels/device.h"
+
+#include "../../kernels/onebit.cu"
+
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+template <typename Call>
+static std::function<void(void *)> kernel_of(void (*kernel)(Call)) {
+    return [kernel](void *call) { kernel(*static_cast<const Call *>(call)); };
+}
+#define KERNEL(name) {#name, kernel_of(name)}
+
+/* Runs a kernel of the family: 0; 1 if there is none of that name. */
+extern "C" int run_codec_kernel(const char *name, unsigned blocks, unsigned threads, void **arguments);
+extern "C" int run_codec_kernel(const char *name, unsigned blocks, unsigned threads, void **arguments) {
+    static const std::unordered_map<std::string, std::function<void(void *)>> kernels = {
+        KERNEL(gc_onebit_encode_f32_f32), KERNEL(gc_onebit_encode_f32_bf16), KERNEL(gc_onebit_encode_f32),
+        KERNEL(gc_onebit_encode_f16_f32), KERNEL(gc_onebit_encode_f16_bf16), KERNEL(gc_onebit_encode_f16),
+        KERNEL(gc_onebit_encode_bf16_f32), KERNEL(gc_onebit_encode_bf16_bf16), KERNEL(gc_onebit_encode_bf16),
+        KERNEL(gc_onebit_decode_u32), KERNEL(gc_onebit_decode_u16), KERNEL(gc_onebit_decode_add),
+        KERNEL(gc_onebit_reduce_f32), KERNEL(gc_onebit_reduce_bf16), KERNEL(gc_onebit_reduce),
+        KERNEL(gc_onebit_compress_f32_f32), KERNEL(gc_onebit_compress_f32_bf16), KERNEL(gc_onebit_compress_f32),
+        KERNEL(gc_onebit_compress_f16_f32), KERNEL(gc_onebit_compress_f16_bf16), KERNEL(gc_onebit_compress_f16),
+        KERNEL(gc_onebit_compress_bf16_f32), KERNEL(gc_onebit_compress_bf16_bf16), KERNEL(gc_onebit_compress_bf16),
+        KERNEL(gc_onebit_compress_scale),
+        KERNEL(gc_onebit_compress_errors_f32_f32), KERNEL(gc_onebit_compress_errors_f32_bf16),
+        KERNEL(gc_onebit_compress_errors_f16_f32), KERNEL(gc_onebit_compress_errors_f16_bf16),
+        KERNEL(gc_onebit_compress_errors_bf16_f32), KERNEL(gc_onebit_compress_errors_bf16_bf16),
+        KERNEL(gc_onebit_commit), KERNEL(gc_onebit_reset), KERNEL(gc_onebit_state_out), KERNEL(gc_onebit_check_state),
+        KERNEL(gc_onebit_state_in), KERNEL(gc_onebit_errors_in), KERNEL(gc_onebit_errors_out), KERNEL(gc_onebit_addresses),
+        KERNEL(gc_onebit_finish),
+    };
+    static std::mutex running_now;
+    const auto found = kernels.find(name);
+    if (found == kernels.end()) return 1;
+    const std::lock_guard<std::mutex> alone(running_now);
+    launch(blocks, threads, [&] { found->second(arguments[0]); });
+    return 0;
+}

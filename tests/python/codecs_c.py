@@ -1,0 +1,326 @@
+"""Codecs through the C interface, and random cases of them: the same for the CPU and for CUDA.
+
+A `Place` puts NumPy's arrays where a codec works and brings them back. `Checked` is a codec of the library beside the
+model of docs/NUMERICS.md: each of its methods calls both and compares every byte.
+"""
+
+import ctypes
+from ctypes import POINTER, byref, c_int64
+
+import numpy as np
+
+import capi
+import codec_model
+from capi import CUDA, CodecOptions, DLDevice, Status, Tensor, lib
+from codec_model import MEAN, ONEBIT, PROPAGATE, RMS, SIGN, TRANSACTIONAL, ZERO
+
+ERRORS = {"float32": 0, "bfloat16": 1, None: 2}
+View = POINTER(capi.DLTensor)
+
+
+class Host:
+    """Memory of the CPU. Payloads are aligned as they must be, gradients as they come."""
+
+    device = DLDevice(0, 0)
+
+    def put(self, array, dtype=None, aligned=True):
+        room = np.full(array.nbytes + 64, 0xA5, np.uint8)
+        start = -room.ctypes.data % 16 + (0 if aligned else array.itemsize)
+        there = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        there[...] = array
+        return Tensor(there, dtype)
+
+    def get(self, tensor):
+        return tensor.array.copy()
+
+
+def views(tensors):
+    return (View * max(1, len(tensors)))(*(t.view for t in tensors))
+
+
+def or_null(tensor):
+    return None if tensor is None else tensor.view
+
+
+def dtype_name(array, dtype):
+    return dtype if dtype == "bfloat16" else None
+
+
+class Refused(Exception):
+    def __init__(self, status, sentence):
+        super().__init__(f"{Status(status).name}: {sentence}")
+        self.status = status
+
+
+def call(name, *arguments):
+    status = getattr(lib, name)(*arguments)
+    if status != Status.OK:
+        raise Refused(status, capi.last_error())
+
+
+def options_of(model, device):
+    segments = (c_int64 * max(1, len(model.segments)))(*model.segments)
+    return CodecOptions(
+        struct_size=ctypes.sizeof(CodecOptions), codec=model.codec, device=device,
+        values=capi.dldtype(model.values), results=capi.dldtype(model.results), error=ERRORS[model.error],
+        scale=model.scale, nonfinite=model.nonfinite, beta=model.beta, segments=segments,
+        n_segments=len(model.segments), n_chunks=model.n_chunks,
+        server=0 if model.server is None else model.server + 1,
+    )  # fmt: skip
+
+
+def same(got, expected, what):
+    got, expected = np.ascontiguousarray(got), np.ascontiguousarray(expected)
+    assert got.shape == expected.shape, f"{what}: {got.shape}, expected {expected.shape}"
+    one, other = got.view(np.uint8).reshape(-1), expected.view(np.uint8).reshape(-1)
+    different = np.flatnonzero(one != other)
+    if different.size:
+        at = different[0]
+        raise AssertionError(
+            f"{what}: {different.size} of {one.size} bytes differ, the first at {at}: "
+            f"{one[at:at + 8].tobytes().hex(' ')}, expected {other[at:at + 8].tobytes().hex(' ')}"
+        )
+
+
+class Checked:
+    """A codec and its model."""
+
+    def __init__(self, place, **options):
+        self.place, self.model = place, codec_model.Model(**options)
+        self.on_cuda = place.device.device_type == CUDA
+        self.handle = POINTER(capi.Codec)()
+        call("gc_codec_create", byref(options_of(self.model, place.device)), byref(self.handle))
+        stride, chunks = self.model.stride, self.model.n_chunks
+        assert lib.gc_codec_payload_bytes(self.handle) == stride * chunks
+        assert lib.gc_codec_state_bytes(self.handle) == self.model.state().size
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        lib.gc_codec_free(self.handle)
+
+    def factor(self, value):
+        return None if value is None else self.place.put(np.array([value], np.float32))
+
+    def encode(self, gradients, value_factor=None, error_factor=None, aligned=True):
+        """Gradients in memory's dtype. Gives the payload."""
+        put = [self.place.put(g, dtype_name(g, self.model.values), aligned) for g in gradients]
+        payload = self.place.put(np.full((self.model.n_chunks, self.model.stride), 0x5A, np.uint8))
+        factors = [self.factor(value_factor), self.factor(error_factor)]
+        call("gc_codec_encode", self.handle, views(put), len(put), *map(or_null, factors), payload.view, None)
+        expected = self.model.encode(
+            gradients, 1.0 if value_factor is None else value_factor, 1.0 if error_factor is None else error_factor
+        )
+        got = self.place.get(payload)
+        same(got.reshape(-1), expected, "payload")
+        for one, before in zip(put, gradients):
+            same(self.place.get(one), before, "gradient")
+        return got
+
+    def decode(self, payload, dtype="float32", divisor=0, factor=None, add=False, aligned=True):
+        """Gives one array a segment; compares with the model, also that nothing is written where it says so."""
+        memory = np.uint16 if dtype == "bfloat16" else np.dtype(dtype)
+        rng = np.random.default_rng(len(payload))
+        old = [rng.standard_normal(n).astype(memory) for n in self.model.segments]
+        put = [self.place.put(o, dtype_name(o, dtype), aligned) for o in old]
+        expected = self.model.decode(
+            payload.reshape(-1), dtype, divisor or 1, 1.0 if factor is None else factor, old if add else None,
+            self.on_cuda,
+        )  # fmt: skip
+        status = Status.OK
+        try:
+            call("gc_codec_decode", self.handle, self.place.put(payload).view, divisor, or_null(self.factor(factor)),
+                 int(add), views(put), len(put), None)  # fmt: skip
+        except Refused as refusal:
+            status = refusal.status
+        got = [self.place.get(one) for one in put]
+        if expected is None:
+            assert status == Status.CORRUPT, capi.last_error()
+            expected = old
+        else:
+            assert status == Status.OK, capi.last_error()
+        for index, (one, e) in enumerate(zip(got, expected)):
+            same(one, e, f"values[{index}]")
+        return got
+
+    def reduce(self, chunks):
+        """[W, stride]. Gives the chunk that goes out."""
+        dst = self.place.put(np.full(self.model.stride, 0x5A, np.uint8))
+        corrupt = any(self.model.is_corrupt(chunk, self.model.server) for chunk in chunks)
+        status = Status.OK
+        try:
+            call("gc_codec_reduce", self.handle, self.model.server, self.place.put(chunks).view, dst.view, None)
+        except Refused as refusal:
+            status = refusal.status
+        refused = corrupt and not self.on_cuda
+        assert status == (Status.CORRUPT if refused else Status.OK), capi.last_error()
+        got = self.place.get(dst)
+        same(got, self.model.reduce(chunks), "reduced chunk")
+        return got
+
+    def commit(self, skip=None):
+        put = None if skip is None else self.place.put(np.atleast_1d(skip))
+        call("gc_codec_commit", self.handle, or_null(put), None)
+        self.model.commit(bool(skip is not None and np.atleast_1d(skip)[0] != 0))
+
+    def rollback(self):
+        call("gc_codec_rollback", self.handle, None)
+        self.model.commit(True)
+
+    def reset(self):
+        call("gc_codec_reset", self.handle, None)
+        self.model.reset()
+
+    def flags(self):
+        dst = self.place.put(np.full(1, 0x77, np.uint32))
+        call("gc_codec_flags", self.handle, dst.view, None)
+        got, expected = int(self.place.get(dst)[0]), self.model.flags
+        assert got == expected, f"flags {got}, expected {expected}"
+        self.model.flags = 0
+        return got
+
+    def scales(self):
+        dst = self.place.put(np.full(len(self.model.segments), 7, np.float32))
+        call("gc_codec_scales", self.handle, dst.view, None)
+        same(self.place.get(dst), np.array(self.model.last_scales, np.float32), "scales")
+
+    def state(self):
+        dst = self.place.put(np.full(self.model.state().size, 0x5A, np.uint8))
+        call("gc_codec_state_out", self.handle, dst.view, None)
+        got = self.place.get(dst)
+        same(got, self.model.state(), "state")
+        return got
+
+    def errors(self):
+        worker = self.place.put(np.full(sum(self.model.segments), 7, np.float32))
+        server = None
+        if self.model.server is not None:
+            server = self.place.put(np.full(self.model.errors(1).size, 7, np.float32))
+        call("gc_codec_errors_out", self.handle, worker.view, or_null(server), None)
+        same(self.place.get(worker), self.model.errors(0), "worker's errors")
+        if server is not None:
+            same(self.place.get(server), self.model.errors(1), "server's errors")
+
+    def compare_all(self):
+        """Everything that can be looked at."""
+        self.flags()
+        self.scales()
+        if self.model.pending == [None, None]:
+            self.state()
+            self.errors()
+
+
+# --- random cases -----------------------------------------------------------------------------------------------------
+
+SIZES = (0, 1, 7, 8, 1023, 1024, 1025, 8191, 8193)
+SPECIAL = (0.0, -0.0, 1e-45, -1e-42, 6e17, -6e17, 1.9e19, -1.9e19, np.inf, -np.inf, np.nan, 65504.0, 7e4)
+
+
+def gradient(rng, count, dtype, special):
+    """Numbers of several magnitudes, a few of them out of SPECIAL."""
+    with np.errstate(over="ignore"):
+        x = (rng.standard_normal(count) * 10.0 ** rng.integers(-4, 3)).astype(np.float32)
+        if special and count:
+            where = rng.integers(0, count, rng.integers(1, 4))
+            x[where] = rng.choice(np.array(SPECIAL[: rng.integers(5, len(SPECIAL) + 1)], np.float32), where.size)
+    return codec_model.narrow(x, dtype)
+
+
+def random_options(rng, most):
+    codec = int(rng.choice([ONEBIT, ONEBIT, ONEBIT, SIGN]))
+    n_segments = int(rng.integers(1, 10)) if rng.random() < 0.6 else 1
+
+    def size():
+        return int(rng.choice(SIZES)) if rng.random() < 0.6 else int(rng.integers(0, most // n_segments))
+
+    n_chunks = int(rng.integers(1, 9)) if rng.random() < 0.7 else 1
+    return dict(
+        codec=codec,
+        segments=[size() for _ in range(n_segments)],
+        values=str(rng.choice(["float32", "float16", "bfloat16"])),
+        results=str(rng.choice(["float32", "float16", "bfloat16"])),
+        error=None if codec == SIGN else [None, "float32", "float32", "bfloat16"][rng.integers(0, 4)],
+        scale=int(rng.choice([RMS, MEAN])),
+        nonfinite=int(rng.choice([PROPAGATE, ZERO, TRANSACTIONAL])),
+        beta=float(np.float32(rng.choice([1.0, 0.95, 0.5]))),
+        n_chunks=n_chunks,
+        server=int(rng.integers(0, n_chunks)) if rng.random() < 0.7 else None,
+    )
+
+
+def one_case(place, seed, most):
+    """A few steps of a random codec; every byte compared. Gives the options, to be told when it fails."""
+    rng = np.random.default_rng(seed)
+    options = random_options(rng, most)
+    with Checked(place, **options) as codec:
+        model = codec.model
+        for _ in range(int(rng.integers(1, 4))):
+            special = rng.random() < 0.3
+            gradients = [gradient(rng, n, model.values, special) for n in model.segments]
+            factors = [float(np.float32(rng.choice([0.5, 2.0**-8, 3.0]))) if rng.random() < 0.3 else None for _ in "ge"]
+            payload = codec.encode(gradients, *factors, aligned=rng.random() < 0.7)
+            add = bool(rng.random() < 0.3)
+            codec.decode(
+                payload, "float32" if add else str(rng.choice(["float32", "float16", "bfloat16"])),
+                divisor=int(rng.integers(0, 5)), factor=0.25 if rng.random() < 0.3 else None, add=add,
+                aligned=rng.random() < 0.7,
+            )  # fmt: skip
+            if model.server is not None:
+                others = [codec_model.Model(**{**options, "server": None}) for _ in range(int(rng.integers(0, 5)))]
+                chunks = [payload[model.server]]
+                for other in others:
+                    g = [gradient(rng, n, model.values, special) for n in model.segments]
+                    chunks.append(other.encode(g).reshape(model.n_chunks, -1)[model.server])
+                codec.reduce(np.stack(chunks))
+            if model.nonfinite == TRANSACTIONAL and rng.random() < 0.7:
+                skip = [None, np.array([rng.random() < 0.5]), np.array([0, 3][rng.integers(0, 2)], np.int32),
+                        np.array([0.0, 0.5][rng.integers(0, 2)], np.float32)][rng.integers(0, 4)]  # fmt: skip
+                codec.commit(skip)
+            codec.compare_all()
+        if model.nonfinite == TRANSACTIONAL:
+            codec.rollback()
+            codec.compare_all()
+        state = codec.state()
+        with Checked(place, **options) as other:
+            call("gc_codec_state_in", other.handle, place.put(state).view, None)
+            other.model.worker, other.model.reducer = model.worker, model.reducer
+            other.state()
+    return options
+
+
+# --- strangers --------------------------------------------------------------------------------------------------------
+
+
+def corruptions(model, payload):
+    """Payloads with one thing wrong, and what it is."""
+    for at in range(64):
+        changed = payload.copy()
+        changed[-1, at] ^= 0x10
+        yield f"byte {at} of a header", changed
+    for name, bits in [("CORRUPT", codec_model.CORRUPT), ("an unknown flag", 8)]:
+        changed = payload.copy()
+        changed[0, 28] |= bits
+        yield name, changed
+    minus = -1.0 if model.codec == ONEBIT else 1.5
+    for value in [minus, -0.0, -np.inf]:
+        changed = payload.copy()
+        changed[0, 64:68] = np.array([value], np.float32).view(np.uint8)
+        yield f"scale {value}", changed
+    changed = payload.copy()
+    changed[0, 68:72] = np.array([1.0], np.float32).view(np.uint8)
+    yield "a scale where there are no elements", changed
+
+
+def strangers(place, kind):
+    """Each of them is told, and writes nothing (on CUDA zeros)."""
+    rng = np.random.default_rng(2)
+    error = None if kind == SIGN else "float32"
+    with Checked(place, codec=kind, segments=[64, 0, 300], n_chunks=2, error=error, server=0) as codec:
+        payload = codec.encode([gradient(rng, n, "float32", False) for n in codec.model.segments])
+        for what, changed in corruptions(codec.model, payload):
+            assert codec.model.is_corrupt(changed[0], 0) or codec.model.is_corrupt(changed[1], 1), what
+            codec.decode(changed)
+            codec.decode(changed, add=True)
+            codec.reduce(np.stack([payload[0], changed[0]]))  # the other chunk is not looked at
+        codec.compare_all()

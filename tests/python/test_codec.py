@@ -1,0 +1,395 @@
+"""Codecs on the CPU against docs/NUMERICS.md in NumPy: every byte of payloads, states, scales and flags; and what they
+refuse."""
+
+import ctypes
+import os
+import pathlib
+import re
+import struct
+import threading
+from ctypes import POINTER, byref
+
+import numpy as np
+import pytest
+
+import capi
+import codec_model
+from capi import Status, Tensor, lib, says
+from codec_model import MEAN, NONFINITE, ONEBIT, RMS, SIGN, TRANSACTIONAL, narrow, widen
+from codecs_c import Checked, Host, Refused, call, gradient, one_case, options_of, same, strangers, views
+
+CASES = int(os.environ.get("CODEC_CASES", "300"))
+SEED = int(os.environ.get("CODEC_SEED", "0"))
+HOST = Host()
+
+
+def test_random_codecs_do_what_the_specification_says():
+    print(f"CODEC_SEED={SEED}, {CASES} cases")
+    for seed in range(SEED, SEED + CASES):
+        try:
+            one_case(HOST, seed, 3000 if seed % 10 else 100_000)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+def test_the_example_by_hand():
+    """Section 9, read from the page."""
+    page = pathlib.Path(__file__).parents[2].joinpath("docs", "NUMERICS.md").read_text()
+    lines = re.findall(r"^    ((?:[0-9a-f]{2} +){15}[0-9a-f]{2})(?: |$)", page, re.M)
+    expected = bytes.fromhex("".join(lines))
+    with Checked(HOST, codec=ONEBIT, segments=[2]) as codec:
+        assert codec.encode([np.array([1, -7], "f4")]).tobytes() == expected
+        second = codec.encode([np.array([2, 4], "f4")]).tobytes()
+        assert (struct.unpack_from("<f", second, 64)[0], second[80]) == (2.0, 0x40)
+        codec.errors()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_change_nothing(threads):
+    rng = np.random.default_rng(threads)
+    try:
+        capi.check(lib.gc_set_threads(threads))
+        with Checked(HOST, codec=ONEBIT, segments=[1_000_003, 5, 0, 400_000], n_chunks=3, server=1) as codec:
+            for _ in range(2):
+                payload = codec.encode([gradient(rng, n, "float32", False) for n in codec.model.segments])
+                codec.decode(payload, "bfloat16")
+                codec.reduce(np.stack([payload[1]] * 3))
+                codec.compare_all()
+    finally:
+        capi.check(lib.gc_set_threads(0))
+
+
+@pytest.mark.parametrize("error", ["float32", "bfloat16"])
+def test_many_steps_of_error_feedback_add_up(error):
+    """What was sent and what is still carried is what there was: the point of it all, up to float32's rounding."""
+    rng = np.random.default_rng(1)
+    n, steps = 4099, 50
+    with Checked(HOST, codec=ONEBIT, segments=[n], error=error) as codec:
+        given, sent = np.zeros(n), np.zeros(n)
+        for _ in range(steps):
+            g = rng.standard_normal(n).astype(np.float32)
+            given += g
+            sent += codec.decode(codec.encode([g]))[0]
+        left = codec.model.errors(0)
+        # Each step rounds c, whose size is a few units, to 24 or 8 bits.
+        bound = steps * 8 * (2.0**-24 if error == "float32" else 2.0**-8)
+        assert np.abs(given - sent - left).max() < bound
+
+
+def plain_into(g, e, e_dtype, g_dtype, rule, n_chunks):
+    """gc_onebit_compress_into: the chunks, the scale, the error as it is afterwards."""
+    n = g.size
+    grad = HOST.put(g, "bfloat16" if g_dtype == "bfloat16" else None, aligned=n % 2 == 0)
+    error = None if e is None else HOST.put(e, "bfloat16" if e_dtype == "bfloat16" else None, aligned=n % 3 == 0)
+    dst = HOST.put(np.full((n_chunks, capi.chunk_bytes(n, n_chunks)), 0x5A, np.uint8))
+    scale = HOST.put(np.full(1, 7, np.float32))
+    workspace = HOST.put(np.full(lib.gc_onebit_workspace_bytes(n), 0x5A, np.uint8))
+    call("gc_onebit_compress_into", grad.view, None if error is None else error.view, rule, dst.view, scale.view,
+         workspace.view, None)  # fmt: skip
+    return dst.array, scale.array, None if error is None else error.array
+
+
+@pytest.mark.parametrize("e_dtype", [None, "float32", "bfloat16"])
+@pytest.mark.parametrize("g_dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("rule", [RMS, MEAN])
+def test_the_plain_form_does_what_the_specification_says(rule, g_dtype, e_dtype):
+    rng = np.random.default_rng(7)
+    for n in [0, 1, 7, 8, 9, 1023, 1024, 1025, 8192, 65536, 65537, 100_003]:
+        for special in (False, True):
+            g = gradient(rng, n, g_dtype, special)
+            e = None if e_dtype is None else narrow(rng.standard_normal(n).astype(np.float32), e_dtype)
+            n_chunks = int(rng.integers(1, 5))
+            bits, s, new = codec_model.plain(
+                widen(g, g_dtype), None if e is None else widen(e, e_dtype), rule, e_dtype
+            )
+            dst, scale, error = plain_into(g, e, e_dtype, g_dtype, rule, n_chunks)
+            packed = np.packbits(bits)
+            expected = np.zeros(dst.size, np.uint8)
+            expected[: packed.size] = packed
+            same(dst.reshape(-1), expected, f"chunks of {n}")
+            same(scale, np.array([s], np.float32), f"scale of {n}")
+            if e is not None:
+                same(error, narrow(new, e_dtype) if np.isfinite(s) else e, f"error of {n}")
+
+
+def test_the_plain_form_allocates_its_chunks():
+    rng = np.random.default_rng(3)
+    g, e = rng.standard_normal((2, 1001)).astype(np.float32)
+    bits, s, new = codec_model.plain(g, e, RMS, "float32")
+    grad, error = Tensor(g.copy()), Tensor(e.copy())
+    out, scale = (capi.Managed * 3)(), ctypes.c_float(7)
+    capi.check(lib.gc_onebit_compress(grad.managed, error.managed, 3, out, byref(scale)))
+    chunks = np.concatenate([capi.take(chunk) for chunk in out])
+    same(chunks[:126], np.packbits(bits), "chunks")
+    assert chunks.size == 126 and scale.value == s
+    same(error.array, new, "error")
+    capi.check(lib.gc_onebit_compress(grad.managed, None, 1, out, byref(scale)))
+    same(capi.take(out[0]), np.packbits(codec_model.bit(g)), "chunks without an error")
+
+
+def test_the_handle_is_the_plain_form_byte_for_byte():
+    """With float32 errors, over many steps (section 4)."""
+    rng = np.random.default_rng(5)
+    n = 20_003
+    e = np.zeros(n, np.float32)
+    with Checked(HOST, codec=ONEBIT, segments=[n], n_chunks=2) as codec:
+        for _ in range(30):
+            g = (rng.standard_normal(n) * 10.0 ** rng.integers(-3, 3)).astype(np.float32)
+            payload = codec.encode([g])
+            dst, scale, e = plain_into(g, e, "float32", "float32", RMS, 2)
+            size = dst.shape[1]
+            for k in range(2):
+                same(payload[k, codec.model.head :][:size], dst[k], f"bits of chunk {k}")
+                same(payload[k, 64:68], scale.view(np.uint8), "scale")
+            same(codec.model.errors(0), e, "error")
+
+
+# --- strangers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [ONEBIT, SIGN])
+def test_what_a_stranger_sends_is_refused_and_nothing_written(kind):
+    strangers(HOST, kind)
+
+
+def test_scales_that_are_not_finite_are_decoded_and_flagged():
+    with Checked(HOST, codec=ONEBIT, segments=[9]) as codec:
+        payload = codec.encode([np.ones(9, "f4")])
+        for value in [np.inf, np.nan, -np.nan]:
+            changed = payload.copy()
+            changed[0, 64:68] = np.array([value], "f4").view(np.uint8)
+            for dtype in ("float32", "float16", "bfloat16"):
+                codec.decode(changed, dtype)
+                assert codec.flags() == NONFINITE
+
+
+def test_states_of_another_codec_are_refused():
+    with Checked(HOST, codec=ONEBIT, segments=[100]) as codec:
+        codec.encode([np.ones(100, "f4")])
+        state = codec.state()
+        for at in [*range(56), 64 + 3]:
+            changed = state.copy()
+            changed[at] ^= 0x80
+            with pytest.raises(Refused) as refusal:
+                call("gc_codec_state_in", codec.handle, HOST.put(changed).view, None)
+            assert refusal.value.status == Status.CORRUPT, at
+        codec.state()
+        changed = state.copy()
+        changed[256 + 400 :] = 0xFF  # what fills up is never read as an error
+        call("gc_codec_state_in", codec.handle, HOST.put(changed).view, None)
+        codec.encode([np.full(100, 2, "f4")])
+        codec.compare_all()
+
+
+def test_errors_in_are_rounded_and_carried():
+    rng = np.random.default_rng(4)
+    for dtype in ("float32", "bfloat16"):
+        with Checked(HOST, codec=ONEBIT, segments=[10, 2000], error=dtype, n_chunks=2, server=1) as codec:
+            codec.encode([gradient(rng, n, "float32", False) for n in codec.model.segments])
+            worker = rng.standard_normal(2010).astype(np.float32)
+            server = rng.standard_normal(codec.model.errors(1).size).astype(np.float32)
+            call("gc_codec_errors_in", codec.handle, HOST.put(worker).view, HOST.put(server).view, None)
+            model = codec.model
+            zeros = [np.float32(0)] * 2
+            model.worker = [codec_model.rounded(e, dtype) for e in np.split(worker, [10])], zeros
+            cuts = np.cumsum([kept.size for kept in model.reducer[0]])[:-1]
+            model.reducer = [codec_model.rounded(e, dtype) for e in np.split(server, cuts)], zeros, 0
+            codec.state()
+            codec.errors()
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def refused(status, words, name, *arguments):
+    with pytest.raises(Refused) as refusal:
+        call(name, *arguments)
+    assert refusal.value.status == status and says(capi.last_error(), *words), capi.last_error()
+
+
+@pytest.mark.parametrize(
+    "field, value, status, words",
+    [
+        ("struct_size", 8, Status.INVALID_ARGUMENT, ["options", 8, 112]),
+        ("codec", 0, Status.INVALID_ARGUMENT, ["codec", 0]),
+        ("codec", 3, Status.INVALID_ARGUMENT, ["codec", 3]),
+        ("error", 3, Status.INVALID_ARGUMENT, ["error", 3]),
+        ("scale", -1, Status.INVALID_ARGUMENT, ["scale", -1]),
+        ("nonfinite", 3, Status.INVALID_ARGUMENT, ["nonfinite", 3]),
+        ("beta", np.inf, Status.INVALID_ARGUMENT, ["beta"]),
+        ("server", 3, Status.INVALID_ARGUMENT, ["server", 3, 2]),
+        ("n_elements", 5, Status.INVALID_ARGUMENT, ["n_elements", 5]),
+        ("values", capi.dldtype("float64"), Status.UNSUPPORTED_DTYPE, ["values", "float64"]),
+        ("results", capi.dldtype("int32"), Status.UNSUPPORTED_DTYPE, ["results", "int32"]),
+        ("n_chunks", 2**32, Status.SIZE_OVERFLOW, [2**32]),
+        ("segments", (ctypes.c_int64 * 2)(4, -1), Status.INVALID_ARGUMENT, [1, -1]),
+        ("segments", (ctypes.c_int64 * 2)(2**62, 2**62), Status.SIZE_OVERFLOW, ["segments"]),
+        ("device", capi.DLDevice(10, 0), Status.UNSUPPORTED_DEVICE, ["device", 10]),
+    ],
+)
+def test_a_descriptor_that_is_not_understood_is_refused(field, value, status, words):
+    options = options_of(codec_model.Model(ONEBIT, [10, 20], n_chunks=2), HOST.device)
+    setattr(options, field, value)
+    out = POINTER(capi.Codec)()
+    refused(status, words, "gc_codec_create", byref(options), byref(out))
+    assert not out
+
+
+def test_fields_of_a_later_version_must_be_0_and_are_told_by_their_offset():
+    options = options_of(codec_model.Model(ONEBIT, [10]), HOST.device)
+    out = POINTER(capi.Codec)()
+    options.reserved[2] = 1
+    refused(Status.INVALID_ARGUMENT, ["offset", 96], "gc_codec_create", byref(options), byref(out))
+    options.reserved[2] = 0
+    longer = ctypes.create_string_buffer(bytes(options), 128)
+    struct.pack_into("<I", longer, 0, 128)
+    as_options = ctypes.cast(longer, POINTER(capi.CodecOptions))
+    longer[120] = b"\x07"
+    refused(Status.INVALID_ARGUMENT, ["offset", 120, 7], "gc_codec_create", as_options, byref(out))
+    longer[120] = b"\0"
+    capi.check(lib.gc_codec_create(as_options, byref(out)))
+    lib.gc_codec_free(out)
+
+
+def tensors(**changed):
+    """What a good encode takes, but for what is changed."""
+    good = dict(
+        values=[HOST.put(np.ones(10, "f4")), HOST.put(np.ones((4, 5), "f4"))], factor=HOST.put(np.ones(1, "f4")),
+        payload=HOST.put(np.zeros((2, 96 + 16), np.uint8)),
+    )  # fmt: skip
+    return {**good, **changed}
+
+
+@pytest.mark.parametrize(
+    "changed, status, words",
+    [
+        ({"values": [HOST.put(np.ones(10, "f4"))]}, Status.INVALID_ARGUMENT, ["n_values", 2, 1]),
+        ({"values": [HOST.put(np.ones(10, "f4")), HOST.put(np.ones(21, "f4"))]}, Status.SHAPE_MISMATCH,
+         ["values[1]", 20, 21]),
+        ({"values": [HOST.put(np.ones(10, "f8")), HOST.put(np.ones(20, "f4"))]}, Status.UNSUPPORTED_DTYPE,
+         ["values[0]", "float64"]),
+        ({"values": [HOST.put(np.ones(10, "f4")), Tensor(np.ones((4, 10), "f4")[:, ::2])]}, Status.NOT_CONTIGUOUS,
+         ["values[1]"]),
+        ({"factor": HOST.put(np.ones(2, "f4"))}, Status.SHAPE_MISMATCH, ["value_factor", 1, 2]),
+        ({"factor": HOST.put(np.ones(1, "f8"))}, Status.UNSUPPORTED_DTYPE, ["value_factor", "float64"]),
+        ({"payload": HOST.put(np.zeros(100, np.uint8))}, Status.SHAPE_MISMATCH, ["payload", 192, 100]),
+        ({"payload": HOST.put(np.zeros(48, "f4"))}, Status.SHAPE_MISMATCH, ["payload", 192, 48]),
+    ],
+)  # fmt: skip
+def test_tensors_that_do_not_fit_are_refused(changed, status, words):
+    what = tensors(**changed)
+    with Checked(HOST, codec=ONEBIT, segments=[10, 20], n_chunks=2) as codec:
+        if "payload" not in changed:
+            what["payload"] = HOST.put(np.full(192, 0x5A, np.uint8))
+        before = what["payload"].array.copy()
+        refused(status, words, "gc_codec_encode", codec.handle, views(what["values"]), len(what["values"]),
+                what["factor"].view, None, what["payload"].view, None)  # fmt: skip
+        same(what["payload"].array, before, "payload")
+        codec.compare_all()
+
+
+def test_memory_that_overlaps_or_is_not_aligned_is_refused():
+    memory = np.zeros(4096, np.uint8)
+    start = -memory.ctypes.data % 16
+    with Checked(HOST, codec=ONEBIT, segments=[10]) as codec:
+        payload = Tensor(memory[start + 8 : start + 8 + 96])
+        good = HOST.put(np.ones(10, "f4"))
+        refused(Status.INVALID_ARGUMENT, ["payload", 16], "gc_codec_encode", codec.handle, views([good]), 1, None, None,
+                payload.view, None)  # fmt: skip
+        over = Tensor(memory[start + 64 : start + 104].view("f4"))
+        payload = Tensor(memory[start : start + 96])
+        refused(Status.INVALID_ARGUMENT, ["payload", "values[0]"], "gc_codec_encode", codec.handle, views([over]), 1,
+                None, None, payload.view, None)  # fmt: skip
+        codec.encode([np.ones(10, "f4")])
+        payload = HOST.put(codec.encode([np.ones(10, "f4")]))
+        refused(Status.INVALID_ARGUMENT, ["mode", 2], "gc_codec_decode", codec.handle, payload.view, 1, None, 2,
+                views([good]), 1, None)  # fmt: skip
+        refused(Status.INVALID_ARGUMENT, ["divisor", -1], "gc_codec_decode", codec.handle, payload.view, -1, None, 0,
+                views([good]), 1, None)  # fmt: skip
+        refused(Status.INVALID_ARGUMENT, ["chunk", 0], "gc_codec_reduce", codec.handle, 0, payload.view, payload.view,
+                None)  # fmt: skip
+        for name in ("gc_codec_commit", "gc_codec_rollback"):
+            arguments = [None, None] if name.endswith("commit") else [None]
+            refused(Status.INVALID_ARGUMENT, ["GC_NONFINITE_TRANSACTIONAL"], name, codec.handle, *arguments)
+        server = HOST.put(np.zeros(0, "f4"))
+        refused(Status.INVALID_ARGUMENT, ["server"], "gc_codec_errors_out", codec.handle, None, server.view, None)
+
+
+def test_gradient_and_error_of_the_plain_form_must_not_overlap():
+    memory = np.zeros(100, "f4")
+    out, scale = (capi.Managed * 1)(), ctypes.c_float(7)
+    refused(Status.INVALID_ARGUMENT, ["error", "grad"], "gc_onebit_compress", Tensor(memory[:60]).managed,
+            Tensor(memory[40:]).managed, 1, out, byref(scale))  # fmt: skip
+    refused(Status.SHAPE_MISMATCH, ["error", 60, 50], "gc_onebit_compress", Tensor(memory[:60]).managed,
+            Tensor(np.zeros(50, "f4")).managed, 1, out, byref(scale))  # fmt: skip
+    refused(Status.UNSUPPORTED_DTYPE, ["error", "float16"], "gc_onebit_compress", Tensor(memory[:60]).managed,
+            Tensor(np.zeros(60, "f2")).managed, 1, out, byref(scale))  # fmt: skip
+    assert scale.value == 7 and not out[0]
+
+
+def test_a_state_is_not_read_while_a_step_is_pending():
+    with Checked(HOST, codec=ONEBIT, segments=[10], nonfinite=TRANSACTIONAL) as codec:
+        state = HOST.put(codec.state())
+        codec.encode([np.ones(10, "f4")])
+        errors = HOST.put(np.zeros(10, "f4"))
+        for name, arguments in [
+            ("gc_codec_state_out", [state.view]), ("gc_codec_state_in", [state.view]),
+            ("gc_codec_errors_out", [errors.view, None]), ("gc_codec_errors_in", [errors.view, None]),
+        ]:  # fmt: skip
+            refused(Status.INVALID_ARGUMENT, ["pending"], name, codec.handle, *arguments, None)
+        codec.commit()
+        codec.compare_all()
+
+
+def test_a_step_that_was_not_finite_is_taken_back():
+    with Checked(HOST, codec=ONEBIT, segments=[10], nonfinite=TRANSACTIONAL) as codec:
+        codec.encode([np.arange(10, dtype="f4")])
+        codec.commit()
+        codec.encode([np.full(10, np.nan, "f4")])
+        codec.commit()
+        assert codec.flags() == NONFINITE | codec_model.TAKEN_BACK
+        codec.compare_all()
+        codec.encode([np.arange(10, dtype="f4")])
+        codec.encode([np.arange(10, dtype="f4")])  # commits the one before
+        codec.rollback()
+        codec.compare_all()
+
+
+def test_two_threads_in_one_codec_are_told_apart():
+    """Either call succeeds, or it is told BUSY: never anything else, and the codec is whole afterwards."""
+    n = 1 << 20
+    with Checked(HOST, codec=ONEBIT, segments=[n]) as codec:
+        g = HOST.put(np.ones(n, "f4"))
+        statuses, begin = [], threading.Barrier(2)
+
+        def work():
+            payload = HOST.put(np.zeros(lib.gc_codec_payload_bytes(codec.handle), np.uint8))
+            begin.wait()
+            for _ in range(200):
+                status = lib.gc_codec_encode(codec.handle, views([g]), 1, None, None, payload.view, None)
+                statuses.append(status)
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert set(statuses) == {Status.OK, Status.BUSY}, set(statuses)
+        codec.reset()
+        codec.encode([np.ones(n, "f4")])
+
+
+def test_null_is_told():
+    assert lib.gc_codec_payload_bytes(None) == -1 and says(capi.last_error(), "codec", "NULL")
+    assert lib.gc_codec_state_bytes(None) == -1
+    lib.gc_codec_free(None)
+    assert lib.gc_onebit_workspace_bytes(-1) == -1 and says(capi.last_error(), -1)
+    refused(Status.INVALID_ARGUMENT, ["codec", "NULL"], "gc_codec_reset", None, None)
+
+
+def test_nothing_to_send_is_sent():
+    for segments in ([], [0], [0, 0]):
+        with Checked(HOST, codec=ONEBIT, segments=segments, n_chunks=2, server=1) as codec:
+            payload = codec.encode([np.zeros(0, "f4")] * len(segments))
+            codec.decode(payload)
+            codec.reduce(np.stack([payload[1]] * 2))
+            codec.compare_all()

@@ -1,0 +1,187 @@
+"""Codecs on CUDA, on a driver that runs the kernels themselves on the host, lane by lane: every byte against
+docs/NUMERICS.md in NumPy, and what happens when the driver fails."""
+
+import pytest
+
+from stand_in import run
+
+PLACE = """
+import codec_model, codecs_c
+from codec_model import CORRUPT, MEAN, NONFINITE, ONEBIT, RMS, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, narrow, widen
+from codecs_c import Checked, Refused, call, gradient, one_case, or_null, same, strangers, views
+
+fake = driver()
+fake.fake_enter(0, 100)
+
+class Place:
+    # Memory of the stand-in's device, which is the host's.
+    device = DLDevice(CUDA, 0)
+
+    def put(self, array, dtype=None, aligned=True):
+        shift = 0 if aligned else array.itemsize
+        owner = held(max(1, array.nbytes + shift))
+        described = capi.Tensor(np.empty((), array.dtype), dtype)
+        described.owner = owner
+        view = described.struct.dl_tensor
+        view.data, view.device, view.ndim = owner.contents.dl_tensor.data + shift, self.device, array.ndim
+        view.shape, view.strides = int64s(array.shape), None
+        described.what = array
+        ctypes.memmove(view.data, np.ascontiguousarray(array).ctypes.data, array.nbytes)
+        return described
+
+    def get(self, tensor):
+        fake.fake_finish()
+        array = tensor.what
+        text = ctypes.string_at(tensor.struct.dl_tensor.data, array.nbytes)
+        return np.frombuffer(text, array.dtype).reshape(array.shape)
+"""
+
+
+def run_codec(script, **environment):
+    run(f"exec({PLACE!r})\n" + script, **environment)
+
+
+def test_random_codecs_do_what_the_specification_says():
+    run_codec("""
+for seed in range(60):
+    try:
+        one_case(Place(), seed, 3000 if seed % 10 else 20_000)
+    except Exception as error:
+        raise AssertionError(f"seed {seed}") from error
+""")
+
+
+@pytest.mark.parametrize("kind", ["ONEBIT", "SIGN"])
+def test_what_a_stranger_sends_is_flagged_and_zeros_written(kind):
+    run_codec(f"strangers(Place(), {kind})")
+
+
+def test_the_plain_form_does_what_the_specification_says():
+    run_codec("""
+rng = np.random.default_rng(7)
+place = Place()
+for n in [0, 1, 8, 1023, 1025, 8193, 20_003]:
+    for g_dtype in "float32", "float16", "bfloat16":
+        for e_dtype in None, "float32", "bfloat16":
+            special, rule, n_chunks = rng.random() < 0.3, int(rng.integers(0, 2)), int(rng.integers(1, 5))
+            g = gradient(rng, n, g_dtype, special)
+            e = None if e_dtype is None else narrow(rng.standard_normal(n).astype(np.float32), e_dtype)
+            grad = place.put(g, "bfloat16" if g_dtype == "bfloat16" else None, aligned=n % 2 == 0)
+            error = None if e is None else place.put(e, "bfloat16" if e_dtype == "bfloat16" else None, aligned=n % 3 == 0)
+            dst = place.put(np.full((n_chunks, capi.chunk_bytes(n, n_chunks)), 0x5A, np.uint8), aligned=n % 5 != 0)
+            scale = place.put(np.full(1, 7, np.float32))
+            workspace = place.put(np.full(lib.gc_onebit_workspace_bytes(n), 0x5A, np.uint8))
+            call("gc_onebit_compress_into", grad.view, or_null(error), rule, dst.view, scale.view, workspace.view, None)
+            bits, s, new = codec_model.plain(widen(g, g_dtype), None if e is None else widen(e, e_dtype), rule, e_dtype)
+            expected = np.zeros(n_chunks * capi.chunk_bytes(n, n_chunks), np.uint8)
+            packed = np.packbits(bits)
+            expected[: packed.size] = packed
+            same(place.get(dst).reshape(-1), expected, f"chunks of {n}")
+            same(place.get(scale), np.array([s], np.float32), f"scale of {n}")
+            if e is not None:
+                same(place.get(error), narrow(new, e_dtype) if np.isfinite(s) else e, f"error of {n}")
+""")
+
+
+def test_more_segments_than_one_launch_has_addresses_of():
+    run_codec("""
+sizes = [1 + k % 11 for k in range(500)]
+with Checked(Place(), codec=ONEBIT, segments=sizes, n_chunks=3, server=1) as codec:
+    g = [np.full(n, k - 200, "f4") for k, n in enumerate(sizes)]
+    payload = codec.encode(g)
+    launches = fake.fake_launches()
+    payload = codec.encode(g)
+    codec.decode(payload)
+    codec.reduce(payload[1:2])
+    codec.compare_all()
+    # Two for the addresses of 500 segments and one for the work, twice; one to reduce; what compares takes some, too.
+    assert fake.fake_launches() - launches >= 7
+""")
+
+
+def test_no_call_allocates_frees_or_waits():
+    run_codec("""
+place = Place()
+with Checked(place, codec=ONEBIT, segments=[3000, 0, 5], n_chunks=2, server=0, nonfinite=TRANSACTIONAL) as codec:
+    g = [place.put(np.ones(n, "f4")) for n in (3000, 0, 5)]
+    payload = place.put(np.zeros((2, codec.model.stride), np.uint8))
+    chunks, dst = place.put(np.zeros((1, codec.model.stride), np.uint8)), place.put(np.zeros(codec.model.stride, np.uint8))
+    state, flags = place.put(np.zeros(lib.gc_codec_state_bytes(codec.handle), np.uint8)), place.put(np.zeros(1, np.uint32))
+    before = fake.fake_allocations(), fake.fake_frees(), fake.fake_waits()
+    for _ in range(3):
+        call("gc_codec_encode", codec.handle, views(g), 3, None, None, payload.view, None)
+        call("gc_codec_decode", codec.handle, payload.view, 1, None, 0, views(g), 3, None)
+        call("gc_codec_reduce", codec.handle, 0, chunks.view, dst.view, None)
+        call("gc_codec_commit", codec.handle, None, None)
+        call("gc_codec_flags", codec.handle, flags.view, None)
+        call("gc_codec_state_out", codec.handle, state.view, None)
+        call("gc_codec_state_in", codec.handle, state.view, None)
+        call("gc_codec_reset", codec.handle, None)
+    assert (fake.fake_allocations(), fake.fake_frees(), fake.fake_waits()) == before
+""")
+
+
+def test_a_codec_keeps_to_its_context():
+    run_codec("""
+place = Place()
+with Checked(place, codec=ONEBIT, segments=[1000]) as codec:
+    g, payload = place.put(np.ones(1000, "f4")), place.put(np.zeros(codec.model.stride, np.uint8))
+    fake.fake_enter(0, 200)
+    foreign = fake.fake_stream_here()
+    encode = lambda stream: lib.gc_codec_encode(codec.handle, views([g]), 1, None, None, payload.view, ctypes.c_void_p(stream))
+    expect(encode(foreign), Status.INVALID_ARGUMENT, "context 200", "context 100")
+    depth = fake.fake_depth()
+    assert encode(None) == 0 and encode(2) == 0, last_error()  # the codec's own, whatever is current
+    assert fake.fake_depth() == depth
+    fake.fake_leave()
+    codec.model.encode([np.ones(1000, "f4")])
+    same(place.get(payload), codec.model.encode([np.ones(1000, "f4")]), "payload")
+""")
+
+
+def test_memory_is_freed_in_its_context():
+    run_codec("""
+place = Place()
+with Checked(place, codec=ONEBIT, segments=[100_000]) as codec:
+    assert fake.fake_in_use(0) > 400_000
+    fake.fake_enter(0, 200)
+fake.fake_leave()
+assert fake.fake_in_use(0) < 400_000
+assert fake.fake_capture_mode() == 0
+""")
+
+
+def test_every_call_of_the_driver_may_fail_when_a_codec_is_made():
+    run_codec("""
+from codecs_c import options_of
+
+new_handle = lambda: lib.gc_codec_create.argtypes[1]._type_()
+model = codec_model.Model(codec=ONEBIT, segments=[3000, 5], n_chunks=2, server=0, nonfinite=TRANSACTIONAL)
+options, handle = options_of(model, Place.device), new_handle()
+call("gc_codec_create", byref(options), byref(handle))
+lib.gc_codec_free(handle)
+in_use, depth = fake.fake_in_use(0), fake.fake_depth()
+for at in range(200):
+    fake.fake_fail_call(at, 999)
+    handle = new_handle()
+    status = lib.gc_codec_create(byref(options), byref(handle))
+    failed = fake.fake_failed_call().decode()
+    fake.fake_fail_call(-1, 0)
+    assert fake.fake_depth() == depth or failed == "cuCtxPopCurrent_v2", failed
+    if failed == "cuThreadExchangeStreamCaptureMode":  # of that nothing can make good
+        fake.cuThreadExchangeStreamCaptureMode(byref(ctypes.c_int(0)))
+    assert fake.fake_capture_mode() == 0, failed
+    if not failed:
+        assert status == 0
+        lib.gc_codec_free(handle)
+        break
+    if status == 0:  # it was the thread that could not be left as it was
+        assert failed == "cuThreadExchangeStreamCaptureMode"
+        lib.gc_codec_free(handle)
+    else:
+        assert status == Status.CUDA and not handle, (failed, status)
+        assert failed.split("_v2")[0] in last_error(), (failed, last_error())
+    assert fake.fake_in_use(0) == in_use, failed
+else:
+    raise AssertionError("it never ends")
+""")
