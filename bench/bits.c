@@ -1,11 +1,12 @@
 /*
- * What bench/cpu.py times. In C, since a call through ctypes costs as much as packing 2^16 elements does.
+ * What bench/cpu.py and bench/cpu_codec.py time. In C, since a call through ctypes costs as much as packing 2^16
+ * elements does.
  *
  * Every function makes one call that is not timed, then `calls` that are, and returns the seconds of these; -1 when a
  * call was refused (last_error() says why).
  */
 #define _POSIX_C_SOURCE 200809L
-#include "library.h"
+#include "codec.h"
 #include <time.h>
 
 static double now(void)
@@ -92,4 +93,9 @@ double pack_bits(int64_t calls, const Library *library, const DLTensor *src, DLT
 double unpack_bits(int64_t calls, const Library *library, const DLTensor *src, DLTensor *dst, int32_t axis)
 {
     RETURN_SECONDS_OF(library->gc_unpack_bits_into(src, axis, GC_BIT_ORDER_BIG, dst, NULL));
+}
+
+double codec_call(int64_t calls, const Library *library, const CodecCall *call)
+{
+    RETURN_SECONDS_OF(call_codec(library, call, NULL));
 }

@@ -399,15 +399,24 @@ def commit():
         return None
 
 
+def processor():
+    """What the first one says of itself."""
+    info = pathlib.Path("/proc/cpuinfo").read_text()
+    return dict(re.findall(r"^(\S[^\t]*)\t*: (.*)$", info.split("\n\n")[0], re.MULTILINE))
+
+
+def paths_of(flags):
+    """What GRADCODEC_CPU can name, the best first."""
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
+        return ["avx512", "avx2", "portable"]
+    return ["avx2", "portable"] if "avx2" in flags else ["portable"]
+
+
 def about(bench):
     """What the figures hold for."""
-    info = pathlib.Path("/proc/cpuinfo").read_text()
-    first = dict(re.findall(r"^(\S[^\t]*)\t*: (.*)$", info.split("\n\n")[0], re.MULTILINE))
+    first = processor()
     flags = set(first.get("flags", "").split())
-    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
-        paths = ["avx512", "avx2", "portable"]
-    else:
-        paths = ["avx2", "portable"] if "avx2" in flags else ["portable"]
+    paths = paths_of(flags)
     wanted = os.environ.get("GRADCODEC_CPU")
     caches = [
         [(folder / name).read_text().strip() for name in ("level", "type", "size")]
@@ -430,16 +439,19 @@ def about(bench):
     }
 
 
-def main():
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def arguments(text, name):
+    options = argparse.ArgumentParser(description=text.splitlines()[0])
     options.add_argument("--quick", action="store_true", help="fewer rounds: a minute in all")
     options.add_argument("--only", metavar="KIND", default="", help="kinds whose names begin so")
-    options.add_argument("--output", metavar="FILE", type=pathlib.Path, default=ROOT / "build/bench/cpu.json")
+    options.add_argument("--output", metavar="FILE", type=pathlib.Path, default=ROOT / "build/bench" / name)
     options.add_argument("--bits", metavar="FILE", default=ROOT / "build/bench/bits.so", help="bench/bits.c, built")
     options.add_argument("--library", metavar="FILE", required=True, help="libgradcodec.so, to be timed")
     options.add_argument("--against", metavar="FILE", help="another build of it, to be timed in turns with the first")
-    options = options.parse_args()
+    return options.parse_args()
 
+
+def main():
+    options = arguments(__doc__, "cpu.json")
     bench = Bench(options.bits, options.library, options.against)
     results = {"about": {**about(bench), "quick": options.quick}, "sizes": [], "layouts": [], "narrow": []}
     for kind, make in sized(bench).items():

@@ -193,8 +193,10 @@ class Bench:
 
         def of(enqueue):
             self.stream.begin_capture()
-            enqueue()
-            graph = self.stream.end_capture()
+            try:
+                enqueue()
+            finally:
+                graph = self.stream.end_capture()
             return lambda: graph.launch(self.stream)
 
         return self.kept(enqueue.memory, of(enqueue), enqueue.against and of(enqueue.against))
@@ -393,6 +395,16 @@ def layout_row(bench, kind, make, shape):
 # --- the host ---------------------------------------------------------------------------------------------------------
 
 
+def host_seconds(bench, found, name, calls, function):
+    """Puts into `found` what a function of gpu_host.c measures, with each library."""
+    for library, suffix in (bench.library, ""), (bench.against, ", against"):
+        if library:
+            seconds = (c_double * calls)()
+            for _ in range(2):  # the first is to warm up
+                bench.check(function(library, seconds), library)
+            found[name + suffix] = [significant(s) for s in seconds]
+
+
 def host(bench, calls):
     """Seconds a call of the host, at HOST_ELEMENTS bools."""
     cp, timer = bench.cp, bench.host
@@ -407,21 +419,16 @@ def host(bench, calls):
     found = {}
 
     def in_c(name, function):
-        for library, suffix in (bench.library, ""), (bench.against, ", against"):
-            if library:
-                seconds = (c_double * calls)()
-                for _ in range(2):  # the first is to warm up
-                    bench.check(function(library.handle, seconds), library)
-                found[name + suffix] = [significant(s) for s in seconds]
+        host_seconds(bench, found, name, calls, function)
 
     def into(function, source, target):
         tensors = ctypes.byref(source), ctypes.byref(target)
         return lambda library, seconds: timer.host_seconds(
-            library, c_int32(function), c_int64(calls), seconds, *tensors, stream, synchronize
+            library.handle, c_int32(function), c_int64(calls), seconds, *tensors, stream, synchronize
         )
 
     def pack_chunks(library, seconds):
-        return timer.pack_chunks_seconds(library, c_int64(calls), seconds, ctypes.byref(src), c_int64(N_CHUNKS))
+        return timer.pack_chunks_seconds(library.handle, c_int64(calls), seconds, ctypes.byref(src), c_int64(N_CHUNKS))
 
     in_c("gc_pack_chunks_into", into(PACK_CHUNKS, src, dst))
     in_c("gc_unpack_chunks_into", into(UNPACK_CHUNKS, dst, out))
@@ -481,8 +488,8 @@ def kept(bench):
 # --- the first call of a process --------------------------------------------------------------------------------------
 
 
-def first_call(path):
-    """In a process of its own: seconds of CUDA's beginning, of loading the library, of gc_prepare and a first call."""
+def laps():
+    """Seconds of CUDA's beginning, in a new process, and a function that adds those since the last."""
     times, last = {}, time.perf_counter()
 
     def lap(name):
@@ -495,6 +502,12 @@ def first_call(path):
     assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
     assert driver.cuCtxSetCurrent(context) == 0 and driver.cuCtxSynchronize() == 0
     lap("context")
+    return times, lap
+
+
+def first_call(path):
+    """In a process of its own: seconds of CUDA's beginning, of loading the library, of gc_prepare and a first call."""
+    times, lap = laps()
     library = ctypes.CDLL(path)
     library.gc_last_error.restype = ctypes.c_char_p
     lap("load the library")
@@ -510,12 +523,12 @@ def first_call(path):
     print(json.dumps(times))
 
 
-def first_calls(path, rounds):
+def first_calls(script, options, rounds):
     """The samples of first_call() with the driver's cache of compiled kernels off, empty, and full."""
     found = {}
 
     def run(name, **environment):
-        command = [sys.executable, __file__, "--first-call", str(path)]
+        command = [sys.executable, script, "--first-call", str(options.library), "--host", str(options.host)]
         child = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
         if child.returncode:
             raise RuntimeError(f"first call: {child.stderr}")
@@ -560,9 +573,8 @@ def about(bench):
     }
 
 
-def main():
-    output = pathlib.Path(os.environ.get("BENCH_OUT") or ROOT / "build/bench/gpu.json")
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def arguments(text, output):
+    options = argparse.ArgumentParser(description=text.splitlines()[0])
     options.add_argument("--quick", action="store_true", help="fewer sizes, one shape, fewer calls")
     options.add_argument("--only", metavar="KIND", help="kinds whose names begin so, and nothing else")
     options.add_argument("--output", metavar="FILE", type=pathlib.Path, default=output)
@@ -570,14 +582,23 @@ def main():
     options.add_argument("--library", metavar="FILE", help="libgradcodec.so, to be timed")
     options.add_argument("--against", metavar="FILE", help="another build of it, to be timed in turns with the first")
     options.add_argument("--first-call", metavar="LIBRARY", help=argparse.SUPPRESS)
-    options = options.parse_args()
+    return options.parse_args()
+
+
+def copy_spread(bench):
+    spread = sorted(bench.yardsticks["copy"]["seconds"])
+    return f"the copy: {statistics.median(spread) * 1e3:.3f} ms, {spread[0] * 1e3:.3f} to {spread[-1] * 1e3:.3f}"
+
+
+def main():
+    options = arguments(__doc__, pathlib.Path(os.environ.get("BENCH_OUT") or ROOT / "build/bench/gpu.json"))
     if options.first_call:
         return first_call(options.first_call)
 
     everything = options.only is None
     only = options.only or ""
     # These first: their processes then do not wait for the memory that this one is about to take.
-    first = first_calls(options.library, 1 if options.quick else 3) if everything else {}
+    first = first_calls(__file__, options, 1 if options.quick else 3) if everything else {}
     bench = Bench(options.host, options.library, options.against)
     pool = bench.cp.get_default_memory_pool()
     results = {"about": {**about(bench), "quick": options.quick}, "host": {}}
@@ -616,8 +637,7 @@ def main():
     print(report.gpu_tables(results))
     if options.against:
         print(report.against(results))
-    spread = sorted(bench.yardsticks["copy"]["seconds"])
-    print(f"\nthe copy: {statistics.median(spread) * 1e3:.3f} ms, {spread[0] * 1e3:.3f} to {spread[-1] * 1e3:.3f}")
+    print(f"\n{copy_spread(bench)}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 /*
- * What bench/gpu.py calls and times. In C, since a call through ctypes costs as much as the library's own part of one.
+ * What bench/gpu.py and bench/gpu_codec.py call and time. In C, since a call through ctypes costs as much as the
+ * library's own part of one.
  *
  * Functions return 0, or the status of a call that was refused (last_error() says why).
  */
 #define _POSIX_C_SOURCE 200809L
-#include "library.h"
+#include "codec.h"
 #include <time.h>
 
 enum { PACK_CHUNKS, UNPACK_CHUNKS, PACK_SIGNS, PACK_BITS, UNPACK_BITS };
@@ -82,5 +83,22 @@ int32_t pack_chunks_seconds(const Library *library, int64_t calls, double *secon
             library->gc_tensor_free(chunks[k]);
         seconds[i] = now() - start;
     }
+    return GC_STATUS_OK;
+}
+
+/* The host's seconds of each of `calls` times the same call, as host_seconds(). */
+int32_t codec_host_seconds(const Library *library, int64_t calls, double *seconds, const CodecCall *call, void *stream,
+                           int (*synchronize)(void *stream))
+{
+    for (int64_t i = 0; i < calls; i++) {
+        if (i % 128 == 0)
+            synchronize(stream);
+        const double start = now();
+        gc_status_t status = call_codec(library, call, stream);
+        seconds[i] = now() - start;
+        if (status)
+            return status;
+    }
+    synchronize(stream);
     return GC_STATUS_OK;
 }

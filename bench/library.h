@@ -9,9 +9,14 @@
     X(gc_last_error) X(gc_set_threads) X(gc_pack_chunks) X(gc_tensor_free) X(gc_pack_chunks_into)                 \
     X(gc_unpack_chunks_into) X(gc_pack_signs_into) X(gc_pack_bits_into) X(gc_unpack_bits_into)
 
+/* NULL in a build of before codecs. */
+#define CODEC_FUNCTIONS(X) \
+    X(gc_codec_create) X(gc_codec_encode) X(gc_codec_decode) X(gc_codec_reduce) X(gc_onebit_compress_into)
+
 #define MEMBER(name) __typeof__(&name) name;
 typedef struct {
     FUNCTIONS(MEMBER)
+    CODEC_FUNCTIONS(MEMBER)
 } Library;
 
 /* NULL: not there, or without one of these functions. */
@@ -25,6 +30,8 @@ Library *load_library(const char *path)
     if (!(*(void **)&library->name = dlsym(handle, #name)))          \
         return NULL;
     FUNCTIONS(FIND)
+#define LOOK_FOR(name) *(void **)&library->name = dlsym(handle, #name);
+    CODEC_FUNCTIONS(LOOK_FOR)
     return library;
 }
 

@@ -1,4 +1,5 @@
-"""Makes the parts of docs/PERFORMANCE.md and their plots: of what bench/cpu.py measured, and bench/gpu.py.
+"""Makes the parts of docs/PERFORMANCE.md and their plots: of what bench/cpu.py measured, bench/gpu.py, and the same of
+codecs.
 
 Each part lies between two markers; what stands around them stays.
 """
@@ -81,10 +82,10 @@ def other(contender):
 def against(results):
     """How fast the library is compared with the other that took turns with it: by group, and the slowest rows."""
     lines, rows = [], []
-    for group in "sizes", "ragged", "small", "layouts", "narrow":
+    for group in "large", "segments", "sizes", "ragged", "small", "layouts", "narrow":
         found = [
             (ratio(row, name, other(name)), row, name)
-            for row in results.get(group, [])
+            for row in measured(results.get(group, []))
             for name in row["seconds"]
             if row["seconds"].get(other(name))
         ]
@@ -100,6 +101,11 @@ def against(results):
     for times, row, name in sorted(rows, key=lambda found: found[0])[:12]:
         lines.append(f"  {times:.3f}  {row['kind']}, {named(row)}{'' if name == 'ours' else f', {name}'}")
     return "Times as fast as the library it was timed against\n" + "\n".join(lines)
+
+
+def measured(rows):
+    """Those that did not fail."""
+    return [row for row in rows if "seconds" in row]
 
 
 def loop(row):
@@ -168,15 +174,19 @@ def of_narrow(rows):
     return table(["kind", "points", f"above {MOST_TIMES_NUMPY}", "median", "the worst", "of"], lines)
 
 
-def tables(results):
+def of_processor(results):
     about = results["about"]
     caches = ", ".join(f"{name} {size}" for name, size in about["caches"].items())
-    machine = (
+    return (
         f"{about['processor']} (family {about['family']}, model {about['model']}; {caches}), {about['cpus']} CPUs, "
         f"kernel {about['kernel']}; GradCodec {about['library']}, commit {about['commit']}, path {about['path']}; "
-        f"NumPy {about['numpy']}; {about['date']}{'; a quick run' if about['quick'] else ''}."
+        f"NumPy {about['numpy']}; {'torch ' + about['torch'] + '; ' if about.get('torch') else ''}"
+        f"{about['date']}{'; a quick run' if about['quick'] else ''}."
     )
-    parts = [textwrap.fill(machine, 110, break_on_hyphens=False)]
+
+
+def tables(results):
+    parts = [textwrap.fill(of_processor(results), 110, break_on_hyphens=False)]
     if results["sizes"]:
         parts.append(
             "GB/s of elements, medians, all contenders taking turns, memory warm. The loop reads (packing) or writes\n"
@@ -319,14 +329,14 @@ def of_gpu_layouts(results):
     return table(["kind", *shapes], lines)
 
 
-def of_host(results):
+def of_host(results, title="2^20 bools, us of the host", to_reach=HOST_TO_REACH):
     lines = []
     for name, samples in results["host"].items():
-        ordered, least = sorted(samples), HOST_TO_REACH.get(name)
+        ordered, least = sorted(samples), to_reach.get(name)
         middle, slow = statistics.median(ordered), ordered[int(0.99 * (len(ordered) - 1))]
         target = f"{least * 1e6:.0f}: {verdict(middle <= least)}" if least else ""
         lines.append([name, number(middle * 1e6), number(slow * 1e6), target])
-    return table(["2^20 bools, us of the host", "median", "99 of 100", "to reach"], lines)
+    return table([title, "median", "99 of 100", "to reach"], lines)
 
 
 def of_first_calls(results):
@@ -339,20 +349,25 @@ def of_first_calls(results):
     return table(["first call of a process, ms", *caches], lines)
 
 
-def gpu_tables(results):
+def of_card(results):
+    """The card, and what the copy makes of it."""
     about = results["about"]
     rates = [f"{yardstick(results, name) / 1e12:.2f}" for name in ("copy", "sum", "memset")]
     samples = results["yardsticks"]["copy"]["seconds"]
     clocks = " and ".join(", ".join(found.values()) for found in results["clocks"] if found)
-    machine = (
+    return (
         f"{about['card']} (compute capability {about['capability']}), driver {about['driver']}; GradCodec "
-        f"{about['library']}, commit {about['commit']}; CuPy {about['cupy']}; {about['date']}"
+        f"{about['library']}, commit {about['commit']}; CuPy {about['cupy']}; "
+        f"{'torch ' + about['torch'] + '; ' if about.get('torch') else ''}{about['date']}"
         f"{'; a quick run' if about['quick'] else ''}. The copy: {rates[0]} TB/s, the median of "
         f"{len(samples)} in the course of the run, of cuMemcpyDtoDAsync of 4 GiB, bytes read and written; a sum that "
         f"only reads: {rates[1]}; a memset: {rates[2]}; in theory {about['theoretical'] / 1e12:.2f}. Clocks of the "
         f"processors and of memory, power and degrees, before and after: {clocks or 'unknown'}."
     )
-    parts = [void(results), textwrap.fill(machine, 110, break_on_hyphens=False)]
+
+
+def gpu_tables(results):
+    parts = [void(results), textwrap.fill(of_card(results), 110, break_on_hyphens=False)]
     if results["sizes"]:
         parts.append(
             "Time on the device, and bytes read and written as a fraction of what the copy moves in that time;\n"
@@ -431,6 +446,193 @@ def gpu_plot(results, path):
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
+# --- codecs -----------------------------------------------------------------------------------------------------------
+
+# To reach with 300 * 2^20 elements, of the yardstick.
+CODEC_TO_REACH = {
+    "encode float32": 0.98,
+    "encode bfloat16": 0.97,
+    "decode float32": 1.00,
+    "decode bfloat16": 0.97,
+    "plain float32": 0.95,
+}
+# With 200 tensors in one call.
+SEGMENTS_TO_REACH = {"encode float32": 0.85}
+CODEC_HOST_TO_REACH = {"gc_codec_encode": 6e-6}
+# On the CPU with 2^26 elements, times DeepSpeed's chain on as many threads.
+CHAIN_TO_REACH = {("encode float32", 2**26): 10}
+
+BYTES_NOTE = (
+    "Bytes: read and written for each element: encoding reads the gradient, reads and writes the error and writes a "
+    "bit, decoding reads a bit and writes the value; the plain form reads gradient and error twice."
+)
+
+
+def paragraph(*sentences):
+    return textwrap.fill(" ".join(sentences), 110, break_on_hyphens=False)
+
+
+def best(row, contender):
+    """Seconds of its fastest sample: so others are compared with what they can do at best."""
+    samples = row["seconds"].get(contender)
+    return min(samples) if samples else None
+
+
+def times_best(row, ours, contender):
+    """How many times as fast our median is as the other's best."""
+    seconds, others = median(row, ours), best(row, contender)
+    return seconds and others and others / seconds
+
+
+def bytes_an_element(row):
+    return f"{row['bytes'] / row['elements']:.3f}"
+
+
+def target(reached, least):
+    return f"{least}: {verdict(reached >= least)}" if least else ""
+
+
+def milliseconds(seconds):
+    return number(seconds and seconds * 1e3)
+
+
+def microseconds(seconds):
+    return number(seconds and seconds * 1e6)
+
+
+def failures(results):
+    """What is not in the tables, and why."""
+    lines = [f"{name}: {why}" for name, why in results.get("failed", {}).items()]
+    for group, rows in results.items():
+        for row in rows if isinstance(rows, list) else []:
+            if "failed" in row:
+                lines.append(f"{group}, {row['kind']}, {count(row['elements'])}: {row['failed']}")
+            for name, why in row.get("failures", {}).items():
+                lines.append(f"{group}, {row['kind']}, {count(row['elements'])}, {name}: {why}")
+    return "FAILED, and so not in the tables:\n\n" + "\n".join(f"- {line}" for line in lines) if lines else None
+
+
+def of_large(results):
+    lines = []
+    for row in measured(results["large"]):
+        ours = fraction(results, row)
+        cells = [bytes_an_element(row), milliseconds(median(row, "ours")), number(ours, 4)]
+        cells += [milliseconds(best(row, "deepspeed")), number(times_best(row, "ours", "deepspeed"))]
+        cells += [number(times_best(row, "ours", "lean")), target(ours, CODEC_TO_REACH.get(row["kind"]))]
+        lines.append([row["kind"], *cells])
+    header = ["300 * 2^20 elements", "bytes", "ms", "of the copy", "DeepSpeed, ms", "times DeepSpeed"]
+    return table([*header, "times torch, lean", "to reach"], lines)
+
+
+def of_segments(results):
+    lines = []
+    for row in measured(results["segments"]):
+        ours = fraction(results, row)
+        cells = [str(row["segments"]), count(row["elements"]), microseconds(median(row, "ours")), number(ours, 4)]
+        cells += [microseconds(median(row, "separate")), number(ratio(row, "ours", "separate"))]
+        lines.append([row["kind"], *cells, target(ours, SEGMENTS_TO_REACH.get(row["kind"]))])
+    header = ["many tensors", "tensors", "elements", "us in one call", "of the copy", "us, a call each"]
+    return table([*header, "times", "to reach"], lines)
+
+
+def of_codec_sizes(results):
+    lines = []
+    for row in measured(results["sizes"]):
+        seconds = [median(row, name) for name in ("ours", "graph", "alone")] + [best(row, "deepspeed")]
+        cells = [count(row["elements"]), *map(microseconds, seconds), number(times_best(row, "alone", "deepspeed"))]
+        lines.append([row["kind"], *cells])
+    return table(["us", "elements", "back to back", "in a graph", "alone", "DeepSpeed alone", "times"], lines)
+
+
+def of_codec_ragged(results):
+    lines = []
+    for row in measured(results["ragged"]):
+        seconds = [median(row, name) for name in ("ours", "odd", "off")]
+        times = None if None in seconds else max(seconds[1:]) / seconds[0]
+        cells = [count(row["elements"]), count(row["odd"]), *map(microseconds, seconds), number(times)]
+        lines.append([row["kind"], *cells, verdict(times <= MOST_TIMES_RAGGED) if times else ""])
+    header = ["kind", "whole", "odd", "us whole", "odd", "one off", "times"]
+    return table([*header, f"at most {MOST_TIMES_RAGGED}"], lines)
+
+
+def gpu_codec_tables(results):
+    parts = [void(results), paragraph(of_card(results)), failures(results)]
+    if measured(results.get("large", [])):
+        parts.append(
+            paragraph(
+                BYTES_NOTE,
+                "DeepSpeed: what its worker did, in torch and CuPy, on float32 (bench/deepspeed_worker.py), its best",
+                "sample; ours are medians. Lean: the same in as few operations as torch allows.",
+            )
+        )
+        parts.append(of_large(results))
+    if measured(results.get("segments", [])):
+        parts.append(
+            paragraph(
+                "Many tensors of 2^14 to 2^20 elements, log-uniform: one codec and one call for all of them, and a",
+                "codec and a call for each, enqueued ahead.",
+            )
+        )
+        parts.append(of_segments(results))
+    if measured(results.get("sizes", [])):
+        parts.append(
+            paragraph(
+                "Calls one after another, each with a codec and memory of its own; the same calls in a graph; one call",
+                "alone between two events, and DeepSpeed's operations alone, enqueued ahead: their best sample.",
+            )
+        )
+        parts.append(of_codec_sizes(results))
+    if measured(results.get("ragged", [])):
+        parts.append(
+            paragraph(
+                "What whole tiles do not make up: an odd number of elements, or a tensor that begins one element",
+                "beyond a cache line. Times: the slower of the two, as a multiple of whole tiles.",
+            )
+        )
+        parts.append(of_codec_ragged(results))
+    if results["host"]:
+        parts.append("What a call costs the host, from C; it returns when the work is enqueued.")
+        parts.append(of_host(results, "2^20 float32, us of the host", CODEC_HOST_TO_REACH))
+    if results["first call"]:
+        parts.append("The first codec of a process, with the driver's cache of compiled kernels off, empty, and full.")
+        parts.append(of_first_calls(results))
+    return "\n\n".join(part for part in parts if part)
+
+
+# Contenders on the CPU that are the library with another instruction set.
+PATHS = ["avx2", "portable"]
+
+
+def of_codec_speed(results):
+    lines = []
+    for row in measured(results["sizes"]):
+        least = CHAIN_TO_REACH.get((row["kind"], row["elements"]))
+        times = [times_best(row, "ours", "deepspeed"), times_best(row, "ours x2", "deepspeed x2")]
+        lean = [times_best(row, "ours", "lean"), times_best(row, "ours x2", "lean x2")]
+        rates = [rate(row, name) for name in ("ours", "ours x2", *PATHS, "add")]
+        reached = target(min(times), least) if None not in times else ""
+        lines.append([row["kind"], count(row["elements"]), *map(number, [*rates, *times, *lean]), reached])
+    header = ["GB/s", "elements", "1 thread", "2 threads", *PATHS, "e += g"]
+    return table([*header, "times DeepSpeed", "2 threads", "times lean", "2 threads", "to reach"], lines)
+
+
+def cpu_codec_tables(results):
+    parts = [paragraph(of_processor(results)), failures(results)]
+    if measured(results["sizes"]):
+        parts.append(
+            paragraph(
+                "GB/s of the bytes that count, medians, all contenders taking turns, memory warm.",
+                BYTES_NOTE,
+                "avx2, portable: the same on one thread with that instruction set. e += g: NumPy's, on one thread,",
+                "counted as if it wrote the bits, too. DeepSpeed: what its worker did, in torch and NumPy",
+                "(bench/deepspeed_worker.py), on as many threads, its best sample. Lean: the same in as few operations",
+                "as torch allows.",
+            )
+        )
+        parts.append(of_codec_speed(results))
+    return "\n\n".join(part for part in parts if part)
+
+
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
@@ -445,7 +647,8 @@ def insert(page, name, part):
 
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    there = [path for path in (ROOT / "build/bench/cpu.json", ROOT / "build/bench/gpu.json") if path.exists()]
+    names = "cpu.json", "cpu_codec.json", "gpu.json", "gpu_codec.json"
+    there = [path for path in (ROOT / "build/bench" / name for name in names) if path.exists()]
     options.add_argument("results", nargs="*", type=pathlib.Path, default=there)
     options.add_argument("--page", metavar="FILE", type=pathlib.Path, default=ROOT / "docs/PERFORMANCE.md")
     options = options.parse_args()
@@ -455,7 +658,11 @@ def main():
     for path in options.results:
         results = json.loads(path.read_text())
         page = options.page.read_text() if options.page.exists() else "# Performance\n"
-        if "yardsticks" in results:
+        if results["about"].get("of") == "codec":
+            where, made = ("GPU", gpu_codec_tables) if "yardsticks" in results else ("CPU", cpu_codec_tables)
+            part = f"## Codecs on the {where}\n\n{made(results)}"
+            options.page.write_text(insert(page, f"{where.lower()} codecs", part))
+        elif "yardsticks" in results:
             image = options.page.parent / "performance-gpu.svg"
             for suffix in ".svg", ".png":
                 gpu_plot(results, image.with_suffix(suffix))
