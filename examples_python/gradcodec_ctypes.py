@@ -14,12 +14,14 @@ import ctypes
 import os
 import pathlib
 import sys
-from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32
+from ctypes import c_uint64, c_void_p
 from typing import Any, Callable, Protocol, Sequence
 
 NAME = "libgradcodec.so.0"
 BIG, LITTLE, AXIS_NONE, COUNT_ALL = 0, 1, -(2**31), -(2**63)  # which bit of a byte comes first, and as in the header
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
+ONEBIT, SIGN, RMS, MEAN, PROPAGATE, ZERO, TRANSACTIONAL, SET, ADD = 1, 2, 0, 1, 0, 1, 2, 0, 1  # of codecs
 DTYPES = {f"{k}{bits}": (code, bits, 1) for code, k in enumerate(("int", "uint", "float")) for bits in (8, 16, 32, 64)}
 DTYPES.update(bool=(6, 8, 1), bfloat16=(4, 16, 1))
 
@@ -46,7 +48,13 @@ _HEAD = {"major": c_uint32, "minor": c_uint32, "manager_ctx": c_void_p, "deleter
 Versioned = _struct("DLManagedTensorVersioned", **_HEAD, dl_tensor=DLTensor)
 _SHAPE = {"struct_size": c_uint32, "threads": c_uint32, "items_per_block": c_uint32, "shared_bytes": c_uint32}
 KernelShape = _struct("gc_kernel_shape_t", **_SHAPE, cluster=c_uint32, reserved=c_uint32 * 3)
+_DTYPES = {"values": DType, "results": DType, "error": c_int32, "scale": c_int32, "nonfinite": c_int32}
+_SIZES = {"beta": c_float, "segments": POINTER(c_int64), "n_segments": c_size_t, "n_elements": c_int64}
+_OPTIONS = {"struct_size": c_uint32, "codec": c_int32, "device": Device, **_DTYPES, **_SIZES, "n_chunks": c_size_t}
+CodecOptions = _struct("gc_codec_options_t", **_OPTIONS, server=c_uint64, reserved=c_uint64 * 4)
+CodecHandle = _struct("gc_codec_t")
 T, V, VIEW, SIZES = map(POINTER, (Managed, Versioned, DLTensor, c_int64))
+C, VIEWS = POINTER(CodecHandle), POINTER(POINTER(DLTensor))
 OUT, INTO, ALONG = POINTER(T), [VIEW, c_int32, VIEW, c_void_p], [VIEW, c_int32, c_int32, VIEW, c_void_p]
 SIGNATURES: dict[str, list[Any]] = {
     "gc_last_error": [], "gc_version_string": [], "gc_chunk_bytes": [c_int64, c_size_t],
@@ -56,6 +64,17 @@ SIGNATURES: dict[str, list[Any]] = {
     "gc_pack_signs": [T, c_size_t, OUT], "gc_unpack_signs": [OUT, c_size_t, c_int64, DType, OUT],
     "gc_unpack_signs_into": [VIEW, *INTO], "gc_vote_signs_into": [VIEW, c_uint64, VIEW, c_void_p],
     "gc_pack_bits_into": ALONG, "gc_unpack_bits_into": ALONG,
+    "gc_onebit_compress": [T, T, c_size_t, OUT, POINTER(c_float)], "gc_onebit_workspace_bytes": [c_int64],
+    "gc_onebit_compress_into": [VIEW, VIEW, c_int32, VIEW, VIEW, VIEW, c_void_p],
+    "gc_codec_create": [POINTER(CodecOptions), POINTER(C)], "gc_codec_free": [C],
+    "gc_codec_payload_bytes": [C], "gc_codec_state_bytes": [C],
+    "gc_codec_encode": [C, VIEWS, c_size_t, VIEW, VIEW, VIEW, c_void_p],
+    "gc_codec_decode": [C, VIEW, c_int32, VIEW, c_int32, VIEWS, c_size_t, c_void_p],
+    "gc_codec_reduce": [C, c_size_t, VIEW, VIEW, c_void_p], "gc_codec_commit": [C, VIEW, c_void_p],
+    "gc_codec_flags": [C, VIEW, c_void_p], "gc_codec_scales": [C, VIEW, c_void_p],
+    "gc_codec_rollback": [C, c_void_p], "gc_codec_reset": [C, c_void_p],
+    "gc_codec_state_out": [C, VIEW, c_void_p], "gc_codec_state_in": [C, VIEW, c_void_p],
+    "gc_codec_errors_out": [C, VIEW, VIEW, c_void_p], "gc_codec_errors_in": [C, VIEW, VIEW, c_void_p],
     "gc_tensor_empty": [Device, DType, c_int32, SIZES, OUT],
     "gc_tensor_from_pointer": [c_void_p, Device, DType, c_int32, SIZES, SIZES, c_void_p, c_void_p, OUT],
     "gc_tensor_to_versioned": [T, POINTER(V)], "gc_tensor_from_versioned": [V, OUT],
@@ -167,7 +186,9 @@ class GradCodec:
             function = getattr(self.lib, name)
             function.argtypes, function.restype = arguments, self._check
         self.lib.gc_last_error.restype = self.lib.gc_version_string.restype = c_char_p
-        self.lib.gc_chunk_bytes.restype = c_int64
+        for name in ("chunk_bytes", "onebit_workspace_bytes", "codec_payload_bytes", "codec_state_bytes"):
+            getattr(self.lib, f"gc_{name}").restype = c_int64
+        self.lib.gc_codec_free.restype = None
         self.set_threads: Callable[[int], None] = self.lib.gc_set_threads
         self.prepare: Callable[[tuple[int, int]], None] = lambda device: self.lib.gc_prepare(Device(*device))
         self.trim: Callable[[tuple[int, int]], None] = lambda device: self.lib.gc_trim(Device(*device))
@@ -243,3 +264,102 @@ class GradCodec:
         shape = KernelShape(ctypes.sizeof(KernelShape))
         self.lib.gc_builtin_kernel_shape(kernel.encode(), compute_capability, byref(shape))
         return shape
+    def onebit_workspace_bytes(self, n_elements: int) -> int:
+        size = int(self.lib.gc_onebit_workspace_bytes(n_elements))
+        self._check(int(size < 0))
+        return size
+    def onebit_compress(self, grad: Array, error: Array | None, n_chunks: int) -> tuple[list[Tensor], float]:
+        out, scale = (T * n_chunks)(), c_float()
+        carried = _Borrowed(error, written=True) if error is not None else None
+        self.lib.gc_onebit_compress(_Borrowed(grad), carried, n_chunks, out, byref(scale))
+        return [Tensor(self, tensor) for tensor in out], scale.value
+    def onebit_compress_into(
+        self, grad: Array, error: Array | None, dst: Array, scale: Array, workspace: Array, rule: int = RMS,
+        stream: Any = 1,
+    ) -> None:
+        handle = self._handle(stream)
+        source, to = _Borrowed(grad, handle), _Views([error, dst, scale, workspace], handle, written=True)
+        of_error, *outputs = to.pointers
+        self.lib.gc_onebit_compress_into(source.view, of_error, rule, *outputs, handle)
+    def codec(self, kind: int, segments: Sequence[int], **options: Any) -> "Codec":
+        return Codec(self, kind, segments, **options)
+
+
+class _Views:
+    """Views of several tensors, NULL for None; good as long as this object."""
+
+    def __init__(self, sources: Sequence[Array | None], stream: int = 1, written: bool = False) -> None:
+        self._borrowed = [None if source is None else _Borrowed(source, stream, written) for source in sources]
+        views = [one and ctypes.pointer(one._as_parameter_.contents.dl_tensor) for one in self._borrowed]
+        self.pointers = (POINTER(DLTensor) * len(views))(*views)
+
+
+class Codec:
+    """A codec (gc_codec_t), released with this object. `kind`: ONEBIT or SIGN; `segments`: the element counts of the
+    tensors; `options`: fields of gc_codec_options_t, dtypes by their names and the device as a pair of numbers."""
+
+    def __init__(self, library: GradCodec, kind: int, segments: Sequence[int], **options: Any) -> None:
+        for name in {"values", "results"} & options.keys():
+            options[name] = DType(*DTYPES[options[name]])
+        if "device" in options:
+            options["device"] = Device(*options["device"])
+        sizes = (c_int64 * max(1, len(segments)))(*segments)
+        own = {"segments": sizes, "n_segments": len(segments), **options}
+        all_of_them = CodecOptions(ctypes.sizeof(CodecOptions), kind, **own)
+        self._library, self._lib, self._codec = library, library.lib, C()
+        self._lib.gc_codec_create(byref(all_of_them), byref(self._codec))
+        self.n_chunks: int = all_of_them.n_chunks or 1
+        self.payload_bytes = int(self._lib.gc_codec_payload_bytes(self._codec))
+        self.state_bytes = int(self._lib.gc_codec_state_bytes(self._codec))
+
+    def __del__(self) -> None:
+        if getattr(self, "_codec", None):
+            self._lib.gc_codec_free(self._codec)
+
+    def _views(self, stream: Any, *tensors: Array | None, written: bool = False) -> _Views:
+        return _Views(tensors, self._library._handle(stream), written)
+
+    # fmt: off
+    def _call(self, name: str, stream: Any, *arguments: Any) -> None:
+        getattr(self._lib, f"gc_codec_{name}")(self._codec, *arguments, self._library._handle(stream))
+    def encode(
+        self, values: Sequence[Array], payload: Array, value_factor: Array | None = None,
+        error_factor: Array | None = None, stream: Any = 1,
+    ) -> None:
+        inputs, factors = self._views(stream, *values), self._views(stream, value_factor, error_factor)
+        to = self._views(stream, payload, written=True)
+        self._call("encode", stream, inputs.pointers, len(values), *factors.pointers, *to.pointers)
+    def decode(
+        self, payload: Array, values: Sequence[Array], divisor: int = 1, factor: Array | None = None, mode: int = SET,
+        stream: Any = 1,
+    ) -> None:
+        given, outputs = self._views(stream, payload, factor), self._views(stream, *values, written=True)
+        source, scalar = given.pointers
+        self._call("decode", stream, source, divisor, scalar, mode, outputs.pointers, len(values))
+    def reduce(self, chunk: int, chunks: Array, dst: Array, stream: Any = 1) -> None:
+        given, to = self._views(stream, chunks), self._views(stream, dst, written=True)
+        self._call("reduce", stream, chunk, *given.pointers, *to.pointers)
+    def commit(self, skip: Array | None = None, stream: Any = 1) -> None:
+        self._read("commit", stream, skip)
+    def rollback(self, stream: Any = 1) -> None:
+        self._call("rollback", stream)
+    def reset(self, stream: Any = 1) -> None:
+        self._call("reset", stream)
+    def _read(self, name: str, stream: Any, *tensors: Array | None) -> None:
+        given = self._views(stream, *tensors)
+        self._call(name, stream, *given.pointers)
+    def _write(self, name: str, stream: Any, *tensors: Array | None) -> None:
+        to = self._views(stream, *tensors, written=True)
+        self._call(name, stream, *to.pointers)
+    def flags(self, dst: Array, stream: Any = 1) -> None:
+        self._write("flags", stream, dst)
+    def scales(self, dst: Array, stream: Any = 1) -> None:
+        self._write("scales", stream, dst)
+    def state_out(self, dst: Array, stream: Any = 1) -> None:
+        self._write("state_out", stream, dst)
+    def state_in(self, src: Array, stream: Any = 1) -> None:
+        self._read("state_in", stream, src)
+    def errors_out(self, worker: Array | None = None, server: Array | None = None, stream: Any = 1) -> None:
+        self._write("errors_out", stream, worker, server)
+    def errors_in(self, worker: Array | None = None, server: Array | None = None, stream: Any = 1) -> None:
+        self._read("errors_in", stream, worker, server)
