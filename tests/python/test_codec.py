@@ -2,6 +2,7 @@
 refuse."""
 
 import ctypes
+import json
 import os
 import pathlib
 import re
@@ -197,6 +198,38 @@ def test_errors_in_are_rounded_and_carried():
             model.reducer = [codec_model.rounded(e, dtype) for e in np.split(server, cuts)], zeros, 0
             codec.state()
             codec.errors()
+
+
+# --- golden -----------------------------------------------------------------------------------------------------------
+
+GOLDEN = json.loads(pathlib.Path(__file__).with_name("golden_codecs.json").read_text())["cases"]
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: str(case["options"]))
+def test_payloads_and_states_of_version_1_are_read(case):
+    """Written down once, by the model: what was sent or saved by one version is read by every later one."""
+    def floats(text):
+        return np.frombuffer(bytes.fromhex(text), np.float32)
+
+    model = codec_model.Model(**case["options"])
+    handle = POINTER(capi.Codec)()
+    call("gc_codec_create", byref(options_of(model, HOST.device)), byref(handle))
+    payload = HOST.put(np.frombuffer(bytes.fromhex(case["payload"]), np.uint8))
+    values = [HOST.put(np.full(n, 7, np.float32)) for n in model.segments]
+    call("gc_codec_decode", handle, payload.view, 1, None, 0, views(values), len(values), None)
+    for one, expected in zip(values, case["values"]):
+        same(one.array, floats(expected), "values")
+
+    state = np.zeros(case["state_bytes"], np.uint8)
+    head, kept = (np.frombuffer(bytes.fromhex(case[part]), np.uint8) for part in ("state", "kept"))
+    state[: head.size] = head
+    state[head.size :][: kept.size] = kept
+    call("gc_codec_state_in", handle, HOST.put(state).view, None)
+    errors = [HOST.put(np.full(floats(e).size, 7, np.float32)) for e in case["errors"]]
+    call("gc_codec_errors_out", handle, errors[0].view, errors[1].view if errors[1:] else None, None)
+    for one, expected in zip(errors, case["errors"]):
+        same(one.array, floats(expected), "errors")
+    lib.gc_codec_free(handle)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
