@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from gradcodec_ctypes import BIG, GradCodec
+from gradcodec_ctypes import BIG, ONEBIT, Codec, GradCodec
 
 INCLUDE = os.environ.get("GRADCODEC_INCLUDE", Path(__file__).resolve().parent.parent / "include")
 
@@ -35,6 +35,29 @@ extern "C" __global__ void descend(const unsigned char *bits, float *weight, flo
     unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) weight[i] -= gradcodec::load_bit(bits, i, gradcodec::ORDER_BIG) ? rate : -rate;
 }
+
+// The same with error feedback: a warp takes a unit of 1024 elements, 32 side by side at a time. `kept` and `s` are
+// what the last step left; the scale of this one is made of the units' sums (docs/NUMERICS.md).
+extern "C" __global__ void feedback(const float *gradient, float *state, float *kept, float s, unsigned char *bits,
+                                    float *sums, unsigned long long n) {
+    unsigned lane = threadIdx.x % 32;
+    unsigned long long unit = ((unsigned long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    gradcodec::UnitSum<1> sum;
+    #pragma unroll
+    for (unsigned k = 0; k < 32; k++) {
+        unsigned long long i = unit * gradcodec::UNIT + k * 32 + lane;
+        float c = 0;
+        if (i < n) {
+            float update = __fadd_rn(__fmul_rn(0.9f, state[i]), __fmul_rn(0.1f, gradient[i]));
+            state[i] = update;
+            kept[i] = c = gradcodec::canonical(gradcodec::feedback(update, kept[i], s, 1, 1, 1));
+        }
+        gradcodec::store_bit(bits, i, n, gradcodec::sign(c), gradcodec::ORDER_BIG);
+        sum.add(k, 0, __fmul_rn(c, c));
+    }
+    float all = sum.of_warp(lane);
+    if (lane == 0 && unit * gradcodec::UNIT < n) sums[unit] = all;
+}
 """
 
 
@@ -50,6 +73,34 @@ def fused(cupy, n):
     good = bool((bits == cupy.packbits(state >= 0)).all())
     print(f"cupy: packed in an epilogue: {good}; applied in a prologue: {bool((abs(weight) == 0.5).all())}")
     assert good and bool((weight == cupy.where(state >= 0, -0.5, 0.5)).all())
+
+
+def scale_of(sums, n):
+    """The root of the mean square, of the sums of units: neighbours are added in float64 until one is left."""
+    sums = sums.get().astype(np.float64)
+    while sums.size > 1:
+        sums = np.append(sums, np.zeros(sums.size % 2))
+        sums = sums[::2] + sums[1::2]
+    return np.float32(np.sqrt(sums[0] / n))
+
+
+def fed_back(cupy, gradcodec, n):
+    """An optimizer step that leaves bits behind: the same, to the last bit, as a codec that encodes its update."""
+    step = cupy.RawModule(code=SOURCE, options=("--std=c++14", f"-I{INCLUDE}")).get_function("feedback")
+    random, units = cupy.random.default_rng(3), -(-n // 1024)
+    state, kept, sums = cupy.zeros(n, cupy.float32), cupy.zeros(n, cupy.float32), cupy.empty(units, cupy.float32)
+    bits, s, good = cupy.empty(-(-n // 8), cupy.uint8), np.float32(0), True
+    codec = Codec(gradcodec, ONEBIT, [n], device=(2, cupy.cuda.Device().id))
+    payload, scale = cupy.empty(codec.payload_bytes, cupy.uint8), cupy.empty(1, cupy.float32)
+    for _ in range(3):
+        gradient = random.standard_normal(n, cupy.float32)
+        step((-(-units // 8),), (256,), (gradient, state, kept, s, bits, sums, np.uint64(n)))
+        s = scale_of(sums, n)
+        codec.encode([state], payload)
+        codec.scales(scale)
+        good &= bool((payload[80 : 80 + bits.size] == bits).all()) and float(scale[0]) == float(s)
+    print(f"cupy: a step with error feedback is a codec's: {good}")
+    assert good
 
 
 def by_name(cupy, gradcodec, n):
@@ -93,6 +144,7 @@ def main():
         raise SystemExit
     for n in 1, 1000, 1_000_003:
         fused(cupy, n)
+        fed_back(cupy, gradcodec, n)
         by_name(cupy, gradcodec, n)
 
 

@@ -319,7 +319,7 @@ struct UnitSum {
                 n /= 2;
                 const bool upper = lane & distance;
 #pragma unroll
-                for (unsigned i = 0; i < N / 2; i++) {
+                for (unsigned i = 0; i < (N + 1) / 2; i++) {  // no comparison with 0 where N is 1
                     if (i >= n) continue;
                     const float given = upper ? columns[i] : columns[i + n], kept = upper ? columns[i + n] : columns[i];
                     columns[i] = __fadd_rn(kept, __shfl_xor_sync(WHOLE_WARP, given, distance));

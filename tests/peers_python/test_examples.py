@@ -23,6 +23,7 @@ def has(module):
 # What must be printed: always; then with the framework's CUDA part, and what says that it was left out.
 SAYS = {
     "cffi_bits.py": (["1000 bytes of bool in 128", "as it was: True", "refused: dst: 4 chunks of 32 bytes"], None),
+    "codec_numpy.py": (["NumPy and the library read the same", "refused: "], None),
     "gradcodec_ctypes.py": ([], None),
     "numpy_ctypes.py": (["4 chunks of 32 bytes", "as they were: True", "(40, 25) to (40, 4)", "unpacked: True",
                          "refused, status 1: axis: 2"], None),
@@ -38,7 +39,8 @@ SAYS = {
                      ("cupy", ["cupy: int64 by its address, packed to 125 bytes", "4 chunks of 32 bytes",
                                "on a stream: True"])),
     "cupy_kernels.py": (["bytes of kernels for all cards", "gc_unpack_u8 on 9.0: blocks of "],
-                        ("cupy", ["epilogue: True; applied in a prologue: True", "launched by name: True"])),
+                        ("cupy", ["epilogue: True; applied in a prologue: True", "feedback is a codec's: True",
+                                  "launched by name: True"])),
     "jax_bits.py": (["cpu: 32768 bytes of gradient, 4 chunks of 256 bytes, not copied: True",
                      "cpu: unpacked, as they were: True"],
                     ("jax", ["gpu: 32768 bytes of gradient, 4 chunks of 256 bytes, not copied: True",
@@ -117,4 +119,4 @@ def test_the_kernels_of_the_example_compile(capability):
     lib.nvrtcGetPTXSize(program, ctypes.byref(size))
     ptx = ctypes.create_string_buffer(size.value)
     lib.nvrtcGetPTX(program, ptx)
-    assert re.findall(rb"\.entry (\w+)", ptx.value) == [b"momentum", b"descend"]
+    assert re.findall(rb"\.entry (\w+)", ptx.value) == [b"momentum", b"descend", b"feedback"]
