@@ -188,7 +188,7 @@ __device__ __forceinline__ unsigned which_exist(unsigned lane, unsigned count) {
 #pragma unroll
         for (unsigned k = 0; k < 32 / N; k++) {
             const unsigned at = (k * WARP + lane) * N, many = count <= at ? 0 : count - at < N ? count - at : N;
-            fields = fields << N | ((1u << N) - 1 & ~((1u << N >> many) - 1));
+            fields = fields << N | (((1u << N) - 1) & ~((1u << N >> many) - 1));
         }
     }
     return fields;

@@ -368,7 +368,14 @@ fn run(call: Call) {
                 family.push(0);
                 let (mut fatbin, mut size) = (ptr::null(), 0);
                 let status = gc_builtin_kernels(family.as_ptr().cast(), &mut fatbin, &mut size);
-                assert_eq!(status, if [&b"bits\0"[..], b"signs\0", b"probe\0"].iter().any(|name| family.starts_with(name)) { 0 } else { 1 });
+                assert_eq!(
+                    status,
+                    if [&b"bits\0"[..], b"signs\0", b"probe\0"].iter().any(|name| family.starts_with(name)) {
+                        0
+                    } else {
+                        1
+                    }
+                );
             }
             Call::BuiltinKernelShape { mut kernel, capability, struct_size } => {
                 kernel.push(0);
@@ -553,10 +560,7 @@ fn pack(function: Pack, src: &Description, n_chunks: Number) {
     let mut src = Tensor::new(src);
     let n_chunks = n_chunks.get() as usize;
     // Up to so many there is room for; beyond the others there is none in the address space.
-    if src.place == Place::Elsewhere
-        || i128::from(src.elements) > MOST_ELEMENTS
-        || (300..1 << 60).contains(&n_chunks)
-    {
+    if src.place == Place::Elsewhere || i128::from(src.elements) > MOST_ELEMENTS || (300..1 << 60).contains(&n_chunks) {
         return;
     }
     let mut out = [ptr::dangling_mut::<DLManagedTensor>(); 300];
