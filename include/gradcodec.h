@@ -646,7 +646,8 @@ int64_t gc_onebit_workspace_bytes(int64_t n_elements);
  *
  * A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
  * streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is made
- * with it: later calls allocate and load nothing, wait for nothing and can be captured in a graph. All but
+ * with it: later calls allocate no device memory, load nothing, wait for nothing and can be captured in a graph. (On the
+ * host, those that take several tensors allocate a list of them.) All but
  * gc_codec_payload_bytes() and gc_codec_state_bytes() touch its state, so use one stream, or order the streams yourself,
  * also the launches of graphs. A call gives BUSY while another one on the same codec is under way in another thread. Free a
  * codec when its work is done and its graphs will not be launched again.
