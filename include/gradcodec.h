@@ -3,8 +3,8 @@
 /*
  * gradcodec: gradients at one bit per element, and tensors between frameworks. DLPack in, DLPack out.
  *
- * This library packs booleans (non-zero is 1) and signs to bits and unpacks them again, in memory that NumPy, PyTorch,
- * CuPy, JAX or your own program has allocated. It links against neither a framework nor a CUDA toolkit. Tensors cross
+ * This library packs booleans (non-zero is 1) and signs to bits and unpacks them again, with error feedback if you like,
+ * in memory that NumPy, PyTorch, CuPy, JAX or your own program has allocated. It links against neither a framework nor a CUDA toolkit. Tensors cross
  * this interface as DLPack structs, which describe memory and who owns it, so nothing is copied on the way in or out.
  *
  * Start here:
@@ -44,7 +44,7 @@
  * it. Non-blocking streams are not ordered with it. CUDA allows no work there while a stream of the same context that
  * was created without the non-blocking flag is being captured.
  *
- * Stream: functions whose names end in `_into`. They take DLTensor views of your memory and a `void *stream`: NULL or
+ * Stream: functions whose names end in `_into`, and those of codecs. They take DLTensor views of your memory and a `void *stream`: NULL or
  * 1 is the legacy stream (also in programs compiled with per-thread default streams: pass 2 there), 2 the per-thread
  * one, anything else a CUstream or cudaStream_t. On CUDA they enqueue the work and return. The memory of src and dst
  * must stay, and src must not change, until the stream has done the work; the structs, shapes and strides are read
@@ -107,8 +107,8 @@
  *
  * WHEN A CALL FAILS
  *
- * Functions that can fail return a gc_status_t, 0 for success, with two exceptions: gc_chunk_bytes() returns -1, and
- * functions without a result only set the last error. gc_last_error() has the failure in words, with the number that
+ * Functions that can fail return a gc_status_t, 0 for success, with two exceptions: functions that return a number of
+ * bytes return -1, and functions without a result only set the last error. gc_last_error() has the failure in words, with the number that
  * was wrong. Arguments are checked before anything runs, so a status from that check means that nothing changed. If
  * several things are wrong, any one of them may be reported.
  *
@@ -178,10 +178,7 @@ const char *gc_version_string(void);
  * ERRORS
  */
 
-/*
- * Outcome of a call. Codes are never reused. This version never gives BUSY, CORRUPT and 25 to 41: they are kept for
- * functions to come.
- */
+/* Outcome of a call. Codes are never reused. This version never gives 25 to 41: they are kept for functions to come. */
 enum gc_status {
     /* Done. */
     GC_STATUS_OK = 0,
@@ -984,7 +981,7 @@ gc_status_t gc_trim(DLDevice device);
  * CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as an item are in
  * kernels/README.md, which is installed beside the licences. Needs no driver.
  *
- * `family`: "bits". `*fatbin`: static memory, aligned to 16; `*size`: its bytes.
+ * `family`: "bits", or another that kernels/README.md names. `*fatbin`: static memory, aligned to 16; `*size`: its bytes.
  *
  * INVALID_ARGUMENT: no such family.
  */

@@ -42,7 +42,7 @@ pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
 /// CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as an item are in
 /// kernels/README.md, which is installed beside the licences. Needs no driver.
 ///
-/// `family`: "bits". `*fatbin`: static memory, aligned to 16; `*size`: its bytes.
+/// `family`: "bits", or another that kernels/README.md names. `*fatbin`: static memory, aligned to 16; `*size`: its bytes.
 ///
 /// INVALID_ARGUMENT: no such family.
 ///

@@ -1,7 +1,7 @@
 //! Signs as elements, a scale where the bit is 1 and minus it where it is 0; and votes on them.
 //!
-//! Scales are rounded in integers: neither the caller's rounding mode nor its flushing of denormals changes a result, and a GPU gives the
-//! same (kernels/signs.cu).
+//! Scales are rounded in integers: neither the caller's rounding mode nor its flushing of denormals changes a result, and
+//! a GPU gives the same (kernels/signs.cu).
 
 use crate::tensor::{Dtype, Kind};
 

@@ -1,8 +1,8 @@
 //! Codecs on CUDA: docs/NUMERICS.md is what they compute, kernels/onebit.cu how.
 //!
-//! All memory and tables are made with the codec. After that a call is a launch, another one where scales are made (of many
-//! segments, one more that carries their addresses), and nothing of the state is known to the host: it is the device that finds which of two states
-//! is valid, so that what was captured in a graph can be launched again.
+//! All memory and tables are made with the codec. After that a call is a launch, another one where scales are made (of
+//! many segments, one more that carries their addresses), and nothing of the state is known to the host: it is the device
+//! that finds which of two states is valid, so that what was captured in a graph can be launched again.
 
 mod layout;
 mod memory;

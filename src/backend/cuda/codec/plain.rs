@@ -3,13 +3,13 @@
 use std::ptr;
 
 use crate::{
+    backend::cuda::{module::ONEBIT, queue::Queue},
     error::Result,
     plan::codec::ScaleRule,
     tensor::{Dtype, View},
 };
 
 use super::{
-    super::{module::ONEBIT, queue::Queue},
     index_of,
     layout::{Compress, TILE, argument, number_of},
 };
