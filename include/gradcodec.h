@@ -3,9 +3,10 @@
 /*
  * gradcodec: gradients at one bit per element, and tensors between frameworks. DLPack in, DLPack out.
  *
- * This library packs booleans (non-zero is 1) and signs to bits and unpacks them again, with error feedback if you like,
- * in memory that NumPy, PyTorch, CuPy, JAX or your own program has allocated. It links against neither a framework nor a CUDA toolkit. Tensors cross
- * this interface as DLPack structs, which describe memory and who owns it, so nothing is copied on the way in or out.
+ * This library packs booleans (non-zero is 1) and signs to bits and unpacks them again, with error feedback if you
+ * like, in memory that NumPy, PyTorch, CuPy, JAX or your own program has allocated. It links against neither a
+ * framework nor a CUDA toolkit. Tensors cross this interface as DLPack structs, which describe memory and who owns it,
+ * so nothing is copied on the way in or out.
  *
  * Start here:
  *
@@ -44,14 +45,14 @@
  * it. Non-blocking streams are not ordered with it. CUDA allows no work there while a stream of the same context that
  * was created without the non-blocking flag is being captured.
  *
- * Stream: functions whose names end in `_into`, and those of codecs. They take DLTensor views of your memory and a `void *stream`: NULL or
- * 1 is the legacy stream (also in programs compiled with per-thread default streams: pass 2 there), 2 the per-thread
- * one, anything else a CUstream or cudaStream_t. On CUDA they enqueue the work and return. The memory of src and dst
- * must stay, and src must not change, until the stream has done the work; the structs, shapes and strides are read
- * during the call. Once gc_prepare() has run they allocate nothing and synchronize nothing, with one exception, after much
- * was released: see CUDA. (Without gc_prepare(), a first call in a context loads the kernels, which waits for all that
- * runs there.) For CPU and CUDAHost tensors the stream is ignored and the work is complete when the function returns:
- * wait for copies to or from them yourself.
+ * Stream: functions whose names end in `_into`, and those of codecs. They take DLTensor views of your memory and a
+ * `void *stream`: NULL or 1 is the legacy stream (also in programs compiled with per-thread default streams: pass 2
+ * there), 2 the per-thread one, anything else a CUstream or cudaStream_t. On CUDA they enqueue the work and return.
+ * The memory of src and dst must stay, and src must not change, until the stream has done the work; the structs,
+ * shapes and strides are read during the call. Once gc_prepare() has run they allocate nothing and synchronize
+ * nothing, with one exception, after much was released: see CUDA. (Without gc_prepare(), a first call in a context
+ * loads the kernels, which waits for all that runs there.) For CPU and CUDAHost tensors the stream is ignored and the
+ * work is complete when the function returns: wait for copies to or from them yourself.
  *
  * Graphs: `_into` functions can be captured in a CUDA graph, after gc_prepare() in the context that captures, on a stream
  * of yours (CUDA captures neither NULL nor 1). Memory that a captured call uses must stay until the graph's last launch;
@@ -108,9 +109,9 @@
  * WHEN A CALL FAILS
  *
  * Functions that can fail return a gc_status_t, 0 for success, with two exceptions: functions that return a number of
- * bytes return -1, and functions without a result only set the last error. gc_last_error() has the failure in words, with the number that
- * was wrong. Arguments are checked before anything runs, so a status from that check means that nothing changed. If
- * several things are wrong, any one of them may be reported.
+ * bytes return -1, and functions without a result only set the last error. gc_last_error() has the failure in words,
+ * with the number that was wrong. Arguments are checked before anything runs, so a status from that check means that
+ * nothing changed. If several things are wrong, any one of them may be reported.
  *
  * A pointer that is NULL or not aligned gives INVALID_ARGUMENT. No other bad pointer can be detected. Any tensor may give
  *
