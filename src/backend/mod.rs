@@ -9,7 +9,7 @@ use std::ffi::c_void;
 
 use crate::{
     error::Result,
-    tensor::{Device, Owner, View},
+    tensor::{Device, Dtype, Owner, View},
 };
 
 /// Where work on CUDA is enqueued: as the caller names it. The CPU's work is done when a call returns.
@@ -78,8 +78,25 @@ impl Queue {
     }
 }
 
+/// Where something begins in memory that threads share, each in places of its own.
+#[derive(Clone, Copy)]
+pub struct Address(pub *mut u8);
+
+// SAFETY: an address; who reads and writes there promises that it may be done.
+unsafe impl Send for Address {}
+// SAFETY: likewise.
+unsafe impl Sync for Address {}
+
+impl Address {
+    pub fn at(&self, offset: usize) -> *mut u8 {
+        self.0.wrapping_add(offset)
+    }
+}
+
 /// How a payload is decoded.
 pub struct Decoding<'a> {
+    /// float32, float16 or bfloat16.
+    pub dtype: Dtype,
     /// What scales are divided by: at least 1.
     pub divisor: i32,
     /// What they are then multiplied by: one float32, or 1.

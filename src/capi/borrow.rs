@@ -95,24 +95,23 @@ pub unsafe fn optional<'a>(name: &'static str, tensor: *const DLTensor) -> Resul
     unsafe { self::tensor(name, tensor).map(Some) }
 }
 
-/// Borrows `count` tensors.
+/// Borrows `count` tensors, each when it is its turn: no list of them is made, which would have to be allocated.
 ///
 /// # Safety
-/// Unless NULL or unaligned, `tensors` points at `count` pointers, each as for [`tensor`].
-pub unsafe fn tensors<'a>(name: &'static str, tensors: *const *const DLTensor, count: Count) -> Result<Vec<View<'a>>> {
+/// Unless NULL or unaligned, `tensors` points at `count` pointers, each as for [`tensor`]; all of that for `'a`.
+pub unsafe fn tensors<'a>(
+    name: &'static str,
+    tensors: *const *const DLTensor,
+    count: Count,
+) -> Result<impl ExactSizeIterator<Item = Result<View<'a>>>> {
     // SAFETY: the caller's promise.
-    let tensors = unsafe { items(name, tensors, count)? };
-    let mut views = Vec::new();
-    views
-        .try_reserve_exact(tensors.len())
-        .map_err(|_| error!(OutOfMemory, "{name}: {} views could not be had", tensors.len()))?;
-    for (index, &tensor) in tensors.iter().enumerate() {
+    let tensors: &'a [_] = unsafe { items(name, tensors, count)? };
+    Ok(tensors.iter().enumerate().map(move |(index, &tensor)| {
         let name = Name::of_item(name, index);
         check(&name, tensor)?;
-        // SAFETY: not NULL, aligned, and a tensor by the caller's promise.
-        views.push(unsafe { View::from_dlpack(&name, &*tensor)? });
-    }
-    Ok(views)
+        // SAFETY: not NULL, aligned, and for `'a` a tensor by the caller's promise.
+        unsafe { View::from_dlpack(&name, &*tensor) }
+    }))
 }
 
 /// A struct of options of ours, which begins with its own size, as `struct_size`.

@@ -22,11 +22,10 @@
 //!
 //! A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
 //! streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is made
-//! with it: later calls allocate no device memory, load nothing, wait for nothing and can be captured in a graph. (On the
-//! host, those that take several tensors allocate a list of them.) All but
-//! gc_codec_payload_bytes() and gc_codec_state_bytes() touch its state, so use one stream, or order the streams yourself,
-//! also the launches of graphs. A call gives BUSY while another one on the same codec is under way in another thread. Free a
-//! codec when its work is done and its graphs will not be launched again.
+//! with it: later calls but gc_codec_free() allocate nothing, load nothing, wait for nothing and can be captured in a graph.
+//! All but gc_codec_payload_bytes() and gc_codec_state_bytes() touch its state, so use one stream, or order the streams
+//! yourself, also the launches of graphs. A call gives BUSY while another one on the same codec is under way in another
+//! thread. Free a codec when its work is done and its graphs will not be launched again.
 //!
 //! Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload may
 //! come from a stranger: every field is compared with what this codec would have written. On the CPU a call that finds a
@@ -238,7 +237,7 @@ pub unsafe extern "C" fn gc_codec_encode(
                 borrow::tensor("payload", payload)?,
             )
         };
-        codec.0.encode(&values, &factors, &payload, Stream::from_raw(stream))
+        codec.0.encode(values, &factors, &payload, Stream::from_raw(stream))
     })
 }
 
@@ -281,7 +280,7 @@ pub unsafe extern "C" fn gc_codec_decode(
             1 => Decode::Add,
             _ => return Err(error!(InvalidArgument, "mode: {mode} is neither GC_DECODE_SET 0 nor GC_DECODE_ADD 1")),
         };
-        codec.0.decode(&payload, divisor, factor.as_ref(), mode, &values, Stream::from_raw(stream))
+        codec.0.decode(&payload, divisor, factor.as_ref(), mode, values, Stream::from_raw(stream))
     })
 }
 

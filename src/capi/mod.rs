@@ -124,8 +124,8 @@
 //! those of an input or of another output; if its own elements overlap; or if that cannot be decided within a millisecond,
 //! which takes many dimensions with interleaved strides.
 //!
-//! Functions that return new tensors, and any on CUDA, may give OUT_OF_MEMORY. What a function lists comes in addition to
-//! all this.
+//! Functions that return new tensors or handles, and any on CUDA, may give OUT_OF_MEMORY. What a function lists comes in
+//! addition to all this.
 //!
 //! THREADS, FORKS AND STACKS
 //!

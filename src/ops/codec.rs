@@ -3,10 +3,10 @@
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use crate::{
-    backend::{Decoding, Queue, Skip, Stream, cpu, cuda},
+    backend::{Address, Decoding, Queue, Skip, Stream, cpu, cuda},
     error::{Error, Result, error},
     plan::codec::{ALIGNMENT, CodecPlan, Decode, ErrorKind, Kind, NonFinite, Rules, ScaleRule},
-    tensor::{Device, Dtype, Kind as DtypeKind, Shape, View},
+    tensor::{self, Device, Dtype, Kind as DtypeKind, Name, Shape, View},
 };
 
 /// What a codec is to be, as the caller names it.
@@ -92,19 +92,26 @@ pub struct Codec {
     state: Mutex<State>,
 }
 
-enum State {
+struct State {
+    backend: Backend,
+    /// Where the values of the call that is under way begin. Calls allocate nothing: room for all segments is made with the
+    /// codec.
+    values: Vec<Address>,
+}
+
+enum Backend {
     Cpu(cpu::codec::Codec),
     Cuda(cuda::codec::Codec),
 }
 
 /// Calls a method of the backend's codec: on CUDA with a queue on the stream as the first argument.
 macro_rules! on_backend {
-    ($codec:expr, $stream:expr, $method:ident($($argument:expr),*)) => {
-        match &mut *$codec.enter()? {
-            State::Cpu(state) => state.$method($($argument),*),
-            State::Cuda(state) => {
-                let mut queue = state.queue($stream)?;
-                state.$method(&mut queue, $($argument),*)
+    ($backend:expr, $stream:expr, $method:ident($($argument:expr),*)) => {
+        match $backend {
+            Backend::Cpu(codec) => codec.$method($($argument),*),
+            Backend::Cuda(codec) => {
+                let mut queue = codec.queue($stream)?;
+                codec.$method(&mut queue, $($argument),*)
             }
         }
     };
@@ -113,11 +120,14 @@ macro_rules! on_backend {
 impl Codec {
     pub fn new(descriptor: &Descriptor<'_>) -> Result<Self> {
         let plan = descriptor.plan()?;
-        let state = match Queue::of(descriptor.device, Stream::LEGACY)? {
-            Queue::Cpu => State::Cpu(cpu::codec::Codec::new(&plan)?),
-            Queue::Cuda(mut queue) => State::Cuda(cuda::codec::Codec::new(&mut queue, &plan)?),
+        let (mut values, segments) = (Vec::new(), plan.workers.len());
+        let no_memory = |_| error!(OutOfMemory, "a list of {segments} addresses could not be had");
+        values.try_reserve_exact(segments).map_err(no_memory)?;
+        let backend = match Queue::of(descriptor.device, Stream::LEGACY)? {
+            Queue::Cpu => Backend::Cpu(cpu::codec::Codec::new(&plan)?),
+            Queue::Cuda(mut queue) => Backend::Cuda(cuda::codec::Codec::new(&mut queue, &plan)?),
         };
-        Ok(Self { device: descriptor.device, plan, state: Mutex::new(state) })
+        Ok(Self { device: descriptor.device, plan, state: Mutex::new(State { backend, values }) })
     }
 
     fn enter(&self) -> Result<MutexGuard<'_, State>> {
@@ -136,32 +146,32 @@ impl Codec {
         self.plan.state_bytes
     }
 
-    pub fn encode(
+    /// `values`: of each segment in turn.
+    pub fn encode<'v>(
         &self,
-        values: &[View<'_>],
+        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         factors: &[Option<View<'_>>; 2],
         payload: &View<'_>,
         stream: Stream,
     ) -> Result<()> {
-        self.check_values(values, &[self.plan.rules.values])?;
+        self.check_bytes(payload, self.payload_bytes())?;
         for factor in factors.iter().flatten() {
             self.check_scalar(factor, &[Dtype::F32])?;
+            payload.check_output(&[factor])?;
         }
-        self.check_bytes(payload, self.payload_bytes())?;
-        // Not all of them into one list, which would have to be allocated.
-        for input in values.iter().chain(factors.iter().flatten()) {
-            payload.check_output(&[input])?;
-        }
-        on_backend!(self, stream, encode(&self.plan, values, [factors[0].as_ref(), factors[1].as_ref()], payload))
+        let State { backend, values: places } = &mut *self.enter()?;
+        self.take_values(values, &[self.plan.rules.values], places, |one| payload.check_output(&[one]))?;
+        on_backend!(backend, stream, encode(&self.plan, places, [factors[0].as_ref(), factors[1].as_ref()], payload))
     }
 
-    pub fn decode(
+    /// `values`: of each segment in turn.
+    pub fn decode<'v>(
         &self,
         payload: &View<'_>,
         divisor: i32,
         factor: Option<&View<'_>>,
         mode: Decode,
-        values: &[View<'_>],
+        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         stream: Stream,
     ) -> Result<()> {
         let add = mode == Decode::Add;
@@ -173,26 +183,26 @@ impl Codec {
             self.check_scalar(factor, &[Dtype::F32])?;
         }
         let known: &[Dtype] = if add { &[Dtype::F32] } else { &[Dtype::F32, Dtype::F16, Dtype::BF16] };
-        self.check_values(values, known)?;
-        for one in values {
-            if one.dtype() != values[0].dtype() {
+        let State { backend, values: places } = &mut *self.enter()?;
+        let mut dtype = None;
+        self.take_values(values, known, places, |one| {
+            let of_first = *dtype.get_or_insert(one.dtype());
+            if one.dtype() != of_first {
                 return Err(error!(
                     UnsupportedDtype,
-                    "{} is {}, {} is {}: one dtype for all expected",
+                    "{} is {}, {} is {of_first}: one dtype for all expected",
                     one.name(),
                     one.dtype(),
-                    values[0].name(),
-                    values[0].dtype()
+                    name_of_values(0)
                 ));
             }
             one.check_output(&[payload])?;
-            if let Some(factor) = factor {
-                one.check_output(&[factor])?;
-            }
-        }
-        check_apart(values)?;
-        let by = Decoding { divisor: divisor.max(1), factor, add };
-        on_backend!(self, stream, decode(&self.plan, payload, &by, values))
+            factor.map_or(Ok(()), |factor| one.check_output(&[factor]))
+        })?;
+        let dtype = dtype.unwrap_or(Dtype::F32); // without segments there is nothing of any
+        self.check_apart(places, dtype)?;
+        let by = Decoding { dtype, divisor: divisor.max(1), factor, add };
+        on_backend!(backend, stream, decode(&self.plan, payload, &by, places))
     }
 
     pub fn reduce(&self, chunk: usize, chunks: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
@@ -217,17 +227,17 @@ impl Codec {
         self.check_memory(chunks)?;
         self.check_bytes(dst, stride)?;
         dst.check_output(&[chunks])?;
-        on_backend!(self, stream, reduce(&self.plan, chunks, dst))
+        on_backend!(&mut self.enter()?.backend, stream, reduce(&self.plan, chunks, dst))
     }
 
     pub fn flags(&self, dst: &View<'_>, stream: Stream) -> Result<()> {
         self.check_result(dst, Dtype { kind: DtypeKind::Uint, size: 4 }, 1)?;
-        on_backend!(self, stream, take_flags(dst))
+        on_backend!(&mut self.enter()?.backend, stream, take_flags(dst))
     }
 
     pub fn scales(&self, dst: &View<'_>, stream: Stream) -> Result<()> {
         self.check_result(dst, Dtype::F32, self.plan.workers.len() as i64)?;
-        on_backend!(self, stream, scales(&self.plan, dst))
+        on_backend!(&mut self.enter()?.backend, stream, scales(&self.plan, dst))
     }
 
     pub fn commit(&self, skip: Option<&View<'_>>, stream: Stream) -> Result<()> {
@@ -245,23 +255,23 @@ impl Codec {
         if self.plan.rules.policy != NonFinite::Transactional {
             return Err(error!(InvalidArgument, "codec: not made with GC_NONFINITE_TRANSACTIONAL: no step is pending"));
         }
-        on_backend!(self, stream, commit(skip))
+        on_backend!(&mut self.enter()?.backend, stream, commit(skip))
     }
 
     pub fn reset(&self, stream: Stream) -> Result<()> {
-        on_backend!(self, stream, reset(&self.plan))
+        on_backend!(&mut self.enter()?.backend, stream, reset(&self.plan))
     }
 
     pub fn state_out(&self, dst: &View<'_>, stream: Stream) -> Result<()> {
         self.check_bytes(dst, self.plan.state_bytes)?;
         self.check_not_pending()?;
-        on_backend!(self, stream, state_out(&self.plan, dst))
+        on_backend!(&mut self.enter()?.backend, stream, state_out(&self.plan, dst))
     }
 
     pub fn state_in(&self, src: &View<'_>, stream: Stream) -> Result<()> {
         self.check_bytes(src, self.plan.state_bytes)?;
         self.check_not_pending()?;
-        on_backend!(self, stream, state_in(&self.plan, src))
+        on_backend!(&mut self.enter()?.backend, stream, state_in(&self.plan, src))
     }
 
     pub fn errors_out(&self, worker: Option<&View<'_>>, server: Option<&View<'_>>, stream: Stream) -> Result<()> {
@@ -270,7 +280,7 @@ impl Codec {
             server.check_output(&[worker])?;
         }
         self.check_not_pending()?;
-        on_backend!(self, stream, errors_out(&self.plan, worker, server))
+        on_backend!(&mut self.enter()?.backend, stream, errors_out(&self.plan, worker, server))
     }
 
     pub fn errors_in(&self, worker: Option<&View<'_>>, server: Option<&View<'_>>, stream: Stream) -> Result<()> {
@@ -279,14 +289,14 @@ impl Codec {
             return Err(error!(InvalidArgument, "codec: it keeps no errors"));
         }
         self.check_not_pending()?;
-        on_backend!(self, stream, errors_in(&self.plan, worker, server))
+        on_backend!(&mut self.enter()?.backend, stream, errors_in(&self.plan, worker, server))
     }
 
     /// That the step, if there is one, was committed or taken back.
     fn check_not_pending(&self) -> Result<()> {
-        let pending = match &*self.enter()? {
-            State::Cpu(state) => state.is_pending(),
-            State::Cuda(state) => state.is_pending(),
+        let pending = match &self.enter()?.backend {
+            Backend::Cpu(codec) => codec.is_pending(),
+            Backend::Cuda(codec) => codec.is_pending(),
         };
         if pending {
             return Err(error!(
@@ -304,8 +314,14 @@ impl Codec {
         Err(error!(InvalidArgument, "{} is on {}, the codec on {}", tensor.name(), tensor.device(), self.device))
     }
 
-    /// One tensor for each segment.
-    fn check_values(&self, values: &[View<'_>], known: &[Dtype]) -> Result<()> {
+    /// Takes one tensor for each segment, checked also by `check`, and notes where its elements begin.
+    fn take_values<'v>(
+        &self,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        known: &[Dtype],
+        places: &mut Vec<Address>,
+        mut check: impl FnMut(&View<'v>) -> Result<()>,
+    ) -> Result<()> {
         let workers = &self.plan.workers;
         if values.len() != workers.len() {
             return Err(error!(
@@ -315,8 +331,10 @@ impl Codec {
                 values.len()
             ));
         }
-        for (one, run) in values.iter().zip(workers) {
-            check_dtype(one, known)?;
+        places.clear();
+        for (one, run) in values.zip(workers) {
+            let one = one?;
+            check_dtype(&one, known)?;
             if one.elements() != run.elements {
                 return Err(error!(
                     ShapeMismatch,
@@ -327,8 +345,29 @@ impl Codec {
                     Shape::of(one.shape())
                 ));
             }
-            check_contiguous(one)?;
-            self.check_device(one)?;
+            check_contiguous(&one)?;
+            self.check_device(&one)?;
+            check(&one)?;
+            places.push(Address(one.data()));
+        }
+        Ok(())
+    }
+
+    /// That no two of the values that `take_values` has taken share a byte.
+    fn check_apart(&self, places: &[Address], dtype: Dtype) -> Result<()> {
+        let extent = |index: usize| {
+            let start = places[index].0.addr();
+            start..start + self.plan.workers[index].elements as usize * dtype.size
+        };
+        // Mostly each lies behind the one before, and many pairs need not be looked at.
+        if (1..places.len()).all(|index| extent(index - 1).end <= extent(index).start) {
+            return Ok(());
+        }
+        for index in 0..places.len() {
+            for other in 0..index {
+                let names = [index, other].map(name_of_values);
+                tensor::check_apart(&names[0], &extent(index), &names[1], &extent(other))?;
+            }
         }
         Ok(())
     }
@@ -384,16 +423,9 @@ impl Codec {
     }
 }
 
-/// That no two outputs share a byte.
-fn check_apart(outputs: &[View<'_>]) -> Result<()> {
-    // Mostly each lies behind the one before, and many pairs need not be looked at.
-    if outputs.windows(2).all(|pair| pair[0].extent().end <= pair[1].extent().start) {
-        return Ok(());
-    }
-    for (index, one) in outputs.iter().enumerate() {
-        outputs[..index].iter().try_for_each(|other| one.check_output(&[other]))?;
-    }
-    Ok(())
+/// What one of the tensors of values is called.
+fn name_of_values(index: usize) -> Name {
+    Name::of_item("values", index)
 }
 
 pub(super) fn check_contiguous(tensor: &View<'_>) -> Result<()> {

@@ -15,4 +15,4 @@ pub use dtype::{Dtype, Kind, element_bits};
 pub use output::{NewTensors, Outputs, Release, from_pointer, from_versioned, release, to_versioned};
 pub use owner::Owner;
 pub use shape::Shape;
-pub use view::{Device, Name, View};
+pub use view::{Device, Name, View, check_apart};

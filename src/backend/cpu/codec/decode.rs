@@ -1,7 +1,7 @@
 //! Decoding: a payload to values.
 
 use crate::{
-    backend::Decoding,
+    backend::{Address, Decoding},
     error::Result,
     plan::codec::{CORRUPT, CodecPlan, NONFINITE},
     tensor::{Dtype, View},
@@ -10,7 +10,6 @@ use crate::{
 use super::{
     Codec,
     chunks::{self, Chunks, scale_at},
-    encode::{Address, Values},
     factor, kernels,
     numbers::{BF16, F16, F32, Number, canonical},
     tiles::Met,
@@ -22,17 +21,17 @@ struct Decoder<'a> {
     payload: Address,
     divisor: i32,
     factor: f32,
-    values: Values<'a>,
+    values: &'a [Address],
 }
 
 impl Codec {
-    /// Decodes a payload to a view a segment. If a chunk is corrupt, nothing is written.
+    /// Decodes a payload to an address a segment. If a chunk is corrupt, nothing is written.
     pub fn decode(
         &mut self,
         plan: &CodecPlan,
         payload: &View<'_>,
         by: &Decoding<'_>,
-        values: &[View<'_>],
+        values: &[Address],
     ) -> Result<()> {
         let mut flags = 0;
         for chunk in 0..plan.n_chunks {
@@ -46,17 +45,12 @@ impl Codec {
                 }
             }
         }
-        let decoder = Decoder {
-            plan,
-            payload: Address(payload.data()),
-            divisor: by.divisor,
-            factor: factor(by.factor),
-            values: Values(values),
-        };
-        let nonfinite = match values.first().map(View::dtype) {
+        let decoder =
+            Decoder { plan, payload: Address(payload.data()), divisor: by.divisor, factor: factor(by.factor), values };
+        let nonfinite = match by.dtype {
             _ if by.add => self.add(&decoder),
-            Some(Dtype::F16) => self.set::<F16>(&decoder),
-            Some(Dtype::BF16) => self.set::<BF16>(&decoder),
+            Dtype::F16 => self.set::<F16>(&decoder),
+            Dtype::BF16 => self.set::<BF16>(&decoder),
             _ => self.set::<F32>(&decoder),
         };
         self.raise(flags | if nonfinite { NONFINITE } else { 0 });
@@ -67,7 +61,7 @@ impl Codec {
         let set = self.set;
         self.for_each_piece(decoder, size_of::<V::Bits>(), |bits, value, dst, count| {
             let values = kernels::Values::<V> { plus: V::narrow(value), minus: V::narrow(-value) };
-            // SAFETY: the piece lies within the payload and within its segment's view.
+            // SAFETY: the piece lies within the payload and within its segment's values.
             unsafe { kernels::set_values(set, bits, &values, dst, count) };
             !V::widen(values.plus).is_finite()
         })
@@ -76,7 +70,7 @@ impl Codec {
     fn add(&self, decoder: &Decoder<'_>) -> bool {
         let set = self.set;
         self.for_each_piece(decoder, size_of::<f32>(), |bits, value, dst, count| {
-            // SAFETY: the piece lies within the payload and within its segment's view.
+            // SAFETY: the piece lies within the payload and within its segment's values.
             unsafe { kernels::add_values(set, bits, value, dst, count) }
         })
     }
@@ -94,7 +88,7 @@ impl Codec {
         let met = Met::default();
         self.worker_tiles.for_each(&plan.workers, size as i64, |tile| {
             let run = &plan.workers[tile.run];
-            let mut dst = decoder.values.of(tile.run).wrapping_add(tile.first as usize * size);
+            let mut dst = decoder.values[tile.run].at(tile.first as usize * size);
             let (mut byte, mut left) = (run.byte + tile.first / 8, tile.elements);
             while left > 0 {
                 let (chunk, bits, side_by_side) = chunks.at(byte);

@@ -3,6 +3,7 @@
 use std::{marker::PhantomData, sync::atomic::Ordering};
 
 use crate::{
+    backend::{Address, Skip},
     error::Result,
     plan::codec::{CodecPlan, Kind, NONFINITE, NonFinite, ScaleRule},
     tensor::View,
@@ -27,16 +28,16 @@ pub fn sum_of(plan: &CodecPlan) -> Option<ScaleRule> {
 }
 
 impl Codec {
-    /// Encodes a gradient, of a view a segment. `factors`: what gradients and errors are multiplied by.
+    /// Encodes a gradient, an address a segment. `factors`: what gradients and errors are multiplied by.
     pub fn encode(
         &mut self,
         plan: &CodecPlan,
-        values: &[View<'_>],
+        values: &[Address],
         factors: [Option<&View<'_>>; 2],
         payload: &View<'_>,
     ) -> Result<()> {
         if self.worker.pending {
-            self.commit(crate::backend::Skip::Never)?;
+            self.commit(Skip::Never)?;
         }
         let factors = factors.map(factor);
         let nonfinite = with_numbers!(plan.rules.values, plan.rules.error, |G, E| {
@@ -57,7 +58,7 @@ impl Codec {
     fn encode_tiles<G: Number, E: Number>(
         &self,
         plan: &CodecPlan,
-        values: &[View<'_>],
+        values: &[Address],
         factors: [f32; 2],
         payload: &View<'_>,
     ) -> bool {
@@ -65,7 +66,6 @@ impl Codec {
         let (valid, next) = (Address(valid), Address(next));
         let chunks = Chunks::of_payload(plan, payload.data());
         let zero = plan.rules.policy == NonFinite::Zero;
-        let values = Values(values);
         let (set, partials) = (self.set, &self.partials);
         let met = Met::default();
         let bytes = (size_of::<G::Bits>() + 2 * size_of::<E::Bits>()) as i64;
@@ -73,7 +73,7 @@ impl Codec {
             let run = &plan.workers[tile.run];
             let kept = run.state as usize + tile.first as usize * size_of::<E::Bits>();
             let source = Feedback::<G, E> {
-                gradient: values.of(tile.run).wrapping_add(tile.first as usize * size_of::<G::Bits>()),
+                gradient: values[tile.run].at(tile.first as usize * size_of::<G::Bits>()),
                 kept: valid.at(if is_kept::<E>() { kept } else { 0 }),
                 // SAFETY: the state has a scale a segment.
                 scale: unsafe { scale_in(plan, valid.at(0), 0, run.segment).read() },
@@ -84,7 +84,7 @@ impl Codec {
             };
             let sink = Sink { kept: next.at(kept), chunks, byte: run.byte + tile.first / 8 };
             let treatment = Treatment { sum: sum_of(plan), zero };
-            // SAFETY: the tile lies within a segment, which has a view and a place in both states and in the payload.
+            // SAFETY: the tile lies within a segment, which has values and a place in both states and in the payload.
             let outcome = unsafe { kernels::tile(set, &source, &sink, treatment, tile.elements) };
             partials[tile.number].store(outcome.sum.to_bits(), Ordering::Relaxed);
             met.note(outcome.nonfinite);
@@ -112,30 +112,5 @@ impl Codec {
             unsafe { scale_in(plan, next, 0, run.segment).write(scale) };
         }
         nonfinite
-    }
-}
-
-/// Memory that threads share, each in places of its own.
-#[derive(Clone, Copy)]
-pub struct Address(pub *mut u8);
-
-// SAFETY: an address; who reads and writes there promises that it may be done.
-unsafe impl Sync for Address {}
-
-impl Address {
-    pub fn at(&self, offset: usize) -> *mut u8 {
-        self.0.wrapping_add(offset)
-    }
-}
-
-/// The views of a gradient, for all threads.
-pub struct Values<'a>(pub &'a [View<'a>]);
-
-// SAFETY: their addresses are read, and the places of different tiles are different ones.
-unsafe impl Sync for Values<'_> {}
-
-impl Values<'_> {
-    pub fn of(&self, run: usize) -> *mut u8 {
-        self.0[run].data()
     }
 }

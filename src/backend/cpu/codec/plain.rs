@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    backend::cpu::dispatch::InstructionSet,
+    backend::{Address, cpu::dispatch::InstructionSet},
     error::Result,
     plan::{bits::bytes_for, codec::ScaleRule},
     tensor::View,
@@ -15,7 +15,6 @@ use crate::{
 
 use super::{
     chunks::Chunks,
-    encode::Address,
     environment::in_default,
     kernels::{self, Sink, Treatment},
     numbers::{Number, is_kept, with_numbers},

@@ -3,7 +3,7 @@
 use std::{marker::PhantomData, sync::atomic::Ordering};
 
 use crate::{
-    backend::Skip,
+    backend::{Address, Skip},
     error::{Error, Result},
     plan::codec::{CORRUPT, CodecPlan, Kind, NONFINITE, NonFinite, Run},
     tensor::View,
@@ -12,7 +12,7 @@ use crate::{
 use super::{
     Codec,
     chunks::{self, Chunks, scale_at},
-    encode::{Address, sum_of},
+    encode::sum_of,
     environment::in_default,
     kernels::{self, Sink, Treatment, Vote},
     numbers::{Number, is_kept, round_scale, with_numbers},

@@ -11,7 +11,7 @@ mod plain;
 use std::{ffi::c_void, ptr};
 
 use crate::{
-    backend::{Decoding, Skip, Stream},
+    backend::{Address, Decoding, Skip, Stream},
     error::{Result, error},
     plan::codec::{CodecPlan, NonFinite},
     tensor::{Dtype, View},
@@ -134,7 +134,7 @@ impl Codec {
         &mut self,
         queue: &mut Queue,
         plan: &CodecPlan,
-        values: &[View<'_>],
+        values: &[Address],
         factors: [Option<&View<'_>>; 2],
         payload: &View<'_>,
     ) -> Result<()> {
@@ -167,11 +167,9 @@ impl Codec {
         plan: &CodecPlan,
         payload: &View<'_>,
         by: &Decoding<'_>,
-        values: &[View<'_>],
+        values: &[Address],
     ) -> Result<()> {
-        // Without segments there are no values, and only the header is looked at.
-        let dtype = values.first().map_or(Dtype::F32, View::dtype);
-        let kernel = match (by.add, dtype.size) {
+        let kernel = match (by.add, by.dtype.size) {
             (true, _) => 2,
             (false, 4) => 0,
             _ => 1,
@@ -183,7 +181,7 @@ impl Codec {
             payload: payload.data(),
             factor: by.factor.map_or(ptr::null(), |factor| factor.data().cast_const()),
             divisor: by.divisor as f32,
-            dtype: number_of(dtype) as u32,
+            dtype: number_of(by.dtype) as u32,
             tiles: self.tiles[0],
             first_empty,
             values: [ptr::null(); MOST_VALUES],
@@ -333,12 +331,12 @@ impl Codec {
     fn pass_addresses(
         &self,
         queue: &mut Queue,
-        values: &[View<'_>],
+        values: &[Address],
         places: &mut [*const u8; MOST_VALUES],
     ) -> Result<u64> {
         if values.len() <= MOST_VALUES {
             for (place, value) in places.iter_mut().zip(values) {
-                *place = value.data();
+                *place = value.0;
             }
             return Ok(0);
         }
@@ -350,7 +348,7 @@ impl Codec {
                 values: [ptr::null(); MOST_ADDRESSES],
             };
             for (place, value) in call.values.iter_mut().zip(values) {
-                *place = value.data();
+                *place = value.0;
             }
             // SAFETY: the kernel's argument: the table has an entry for each segment.
             unsafe { launch(queue, ONEBIT.addresses(), 1, &mut argument(&mut call)) }?;

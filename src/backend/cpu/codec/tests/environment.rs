@@ -39,24 +39,24 @@ fn the_callers_environment_changes_nothing() {
                 let bytes: Vec<u8> = denormals(&mut random, count).iter().flat_map(|bits| bits.to_le_bytes()).collect();
                 Memory::of(Dtype::F32, &bytes, 0)
             });
-            let views: Vec<View<'_>> = memory.iter_mut().map(Memory::view).collect();
+            let gradient = memory.each_mut().map(Memory::address);
             let bytes = codec.plan.payload_bytes() as usize;
             let (mut payload, mut reduced) = (Memory::new(Dtype::U8, bytes, 0), Memory::new(Dtype::U8, bytes, 0));
             let mut values = segments.map(|count| Memory::new(Dtype::F16, count, 0));
             let mut factors = [1.1, f32::from_bits(0x3f7f_ffff)].map(|factor| Memory::of_floats(&[factor]));
             let factor_views: Vec<View<'_>> = factors.iter_mut().map(Memory::view).collect();
             let (payload_view, reduced_view) = (payload.view(), reduced.view());
-            let value_views: Vec<View<'_>> = values.iter_mut().map(Memory::view).collect();
-            let by = Decoding { divisor: 16_777_217, factor: Some(&factor_views[0]), add: false };
+            let places = values.each_mut().map(Memory::address);
+            let by = Decoding { dtype: Dtype::F16, divisor: 16_777_217, factor: Some(&factor_views[0]), add: false };
             if odd {
                 set_mxcsr(ODD);
             }
             let given = [Some(&factor_views[0]), Some(&factor_views[1])];
             let outcome = codec
                 .codec
-                .encode(&codec.plan, &views, given, &payload_view)
+                .encode(&codec.plan, &gradient, given, &payload_view)
                 .and_then(|()| codec.codec.reduce(&codec.plan, &payload_view, &reduced_view))
-                .and_then(|()| codec.codec.decode(&codec.plan, &reduced_view, &by, &value_views));
+                .and_then(|()| codec.codec.decode(&codec.plan, &reduced_view, &by, &places));
             let after = mxcsr();
             set_mxcsr(0x1f80);
             outcome.unwrap();

@@ -55,10 +55,10 @@ fn a_corrupt_chunk_is_refused_and_nothing_is_decoded() {
             }
             let mut values = [100, 0, 100].map(|count| Memory::new(Dtype::F32, count, 0));
             let untouched = values.each_ref().map(Memory::bits);
-            let views: Vec<View<'_>> = values.iter_mut().map(Memory::view).collect();
-            let by = Decoding { divisor: 1, factor: None, add: false };
+            let places = values.each_mut().map(Memory::address);
+            let by = Decoding { dtype: Dtype::F32, divisor: 1, factor: None, add: false };
             let refusal =
-                pair.codec.decode(&pair.plan, &Memory::of(Dtype::U8, &bad, 0).view(), &by, &views).unwrap_err();
+                pair.codec.decode(&pair.plan, &Memory::of(Dtype::U8, &bad, 0).view(), &by, &places).unwrap_err();
             assert_eq!(refusal.status, Status::Corrupt);
             let expected = format!("test: chunk {chunk}: {words}");
             assert!(refusal.message.starts_with(&expected), "{}: {expected} expected", refusal.message);
@@ -109,11 +109,11 @@ fn zeros_and_bits_that_fill_up_are_not_looked_at() {
     odd[76..head].fill(0xff);
     odd[stride - 1] = 0xff;
     odd[head + 12] |= 0x0f; // of the first segment's last byte
-    let by = Decoding { divisor: 1, factor: None, add: false };
+    let by = Decoding { dtype: Dtype::F32, divisor: 1, factor: None, add: false };
     let [expected, got] = [&payload, &odd].map(|payload| {
         let mut values = [100, 0, 100].map(|count| Memory::new(Dtype::F32, count, 0));
-        let views: Vec<View<'_>> = values.iter_mut().map(Memory::view).collect();
-        pair.codec.decode(&pair.plan, &Memory::of(Dtype::U8, payload, 0).view(), &by, &views).unwrap();
+        let places = values.each_mut().map(Memory::address);
+        pair.codec.decode(&pair.plan, &Memory::of(Dtype::U8, payload, 0).view(), &by, &places).unwrap();
         values.each_ref().map(Memory::bits)
     });
     assert_eq!(got, expected);

@@ -12,7 +12,7 @@ use dlpark::ffi::DLTensor;
 
 use super::*;
 use crate::{
-    backend::{Decoding, cpu::pool},
+    backend::{Address, Decoding, cpu::pool},
     plan::codec::{Kind, Rules, ScaleRule},
     tensor::{Device, Dtype, Name},
 };
@@ -81,6 +81,10 @@ impl Memory {
         // SAFETY: the description is that of this memory, which is lent with its shape.
         unsafe { View::from_dlpack(&Name::new("test"), &tensor).unwrap() }
     }
+
+    fn address(&mut self) -> Address {
+        Address(self.view().data())
+    }
 }
 
 /// A codec and its model.
@@ -110,7 +114,7 @@ impl Pair {
                 Memory::of(dtype, &bytes, segment % 3)
             })
             .collect();
-        let views: Vec<View<'_>> = memory.iter_mut().map(Memory::view).collect();
+        let values: Vec<Address> = memory.iter_mut().map(Memory::address).collect();
         let mut payload = Memory::new(Dtype::U8, self.plan.payload_bytes() as usize, 0);
         let mut factor_memory = factors.map(|factor| Memory::of_floats(&[factor]));
         let [first, second] = &mut factor_memory;
@@ -118,7 +122,7 @@ impl Pair {
         let views_of = [(factors[0] != 1.0, first.view()), (factors[1] != 1.0, second.view())];
         let [first, second] = &views_of;
         let given = [first, second].map(|(given, view)| given.then_some(view));
-        self.codec.encode(&self.plan, &views, given, &payload.view()).unwrap();
+        self.codec.encode(&self.plan, &values, given, &payload.view()).unwrap();
         let widened: Vec<Vec<f32>> =
             gradient.iter().map(|bits| bits.iter().map(|&bits| numbers::widen(dtype, bits)).collect()).collect();
         let expected = self.model.encode(&widened, factors);
@@ -143,11 +147,11 @@ impl Pair {
             Some(old) => old.iter().map(|old| Memory::of_floats(old)).collect(),
             None => self.model.segments.iter().map(|&count| Memory::new(dtype, count, count % 3)).collect(),
         };
-        let views: Vec<View<'_>> = memory.iter_mut().map(Memory::view).collect();
+        let values: Vec<Address> = memory.iter_mut().map(Memory::address).collect();
         let mut factor_memory = Memory::of_floats(&[factor]);
         let factor_view = factor_memory.view();
-        let by = Decoding { divisor, factor: (factor != 1.0).then_some(&factor_view), add: old.is_some() };
-        self.codec.decode(&self.plan, &payload_memory.view(), &by, &views).unwrap();
+        let by = Decoding { dtype, divisor, factor: (factor != 1.0).then_some(&factor_view), add: old.is_some() };
+        self.codec.decode(&self.plan, &payload_memory.view(), &by, &values).unwrap();
         let expected = self.model.decode(payload, divisor, factor, dtype, old);
         for (segment, (memory, expected)) in memory.iter().zip(&expected).enumerate() {
             assert_eq!(memory.bits(), *expected, "values of segment {segment}");
