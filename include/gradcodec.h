@@ -586,7 +586,7 @@ typedef int32_t gc_scale_t;
  * `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on the
  * same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive chunks as
  * from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares overflow: then
- * the error is as it was.
+ * the error is as it was. So it is when the call fails.
  *
  * INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an error of
  * another size.
@@ -647,7 +647,8 @@ int64_t gc_onebit_workspace_bytes(int64_t n_elements);
  * with it: later calls but gc_codec_free() allocate nothing, load nothing, wait for nothing and can be captured in a graph.
  * All but gc_codec_payload_bytes() and gc_codec_state_bytes() touch its state, so use one stream, or order the streams
  * yourself, also the launches of graphs. A call gives BUSY while another one on the same codec is under way in another
- * thread. Free a codec when its work is done and its graphs will not be launched again.
+ * thread. If the driver fails in the middle of a call, so that the state is neither the old nor the new one, all others
+ * give CUDA until gc_codec_reset(). Free a codec when its work is done and its graphs will not be launched again.
  *
  * Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload may
  * come from a stranger: every field is compared with what this codec would have written. On the CPU a call that finds a

@@ -9,6 +9,7 @@ use std::ffi::c_void;
 
 use crate::{
     error::Result,
+    plan::codec::ScaleRule,
     tensor::{Device, Dtype, Owner, View},
 };
 
@@ -91,6 +92,17 @@ impl Address {
     pub fn at(&self, offset: usize) -> *mut u8 {
         self.0.wrapping_add(offset)
     }
+}
+
+/// A gradient that is compressed in the plain form, and where what becomes of it goes.
+pub struct Compression<'a> {
+    pub grad: &'a View<'a>,
+    /// Carried, and written anew.
+    pub error: Option<&'a View<'a>>,
+    pub rule: ScaleRule,
+    pub dst: &'a View<'a>,
+    pub scale: &'a View<'a>,
+    pub workspace: &'a View<'a>,
 }
 
 /// How a payload is decoded.

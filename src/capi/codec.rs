@@ -25,7 +25,8 @@
 //! with it: later calls but gc_codec_free() allocate nothing, load nothing, wait for nothing and can be captured in a graph.
 //! All but gc_codec_payload_bytes() and gc_codec_state_bytes() touch its state, so use one stream, or order the streams
 //! yourself, also the launches of graphs. A call gives BUSY while another one on the same codec is under way in another
-//! thread. Free a codec when its work is done and its graphs will not be launched again.
+//! thread. If the driver fails in the middle of a call, so that the state is neither the old nor the new one, all others
+//! give CUDA until gc_codec_reset(). Free a codec when its work is done and its graphs will not be launched again.
 //!
 //! Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload may
 //! come from a stranger: every field is compared with what this codec would have written. On the CPU a call that finds a

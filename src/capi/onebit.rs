@@ -15,7 +15,7 @@ use std::ffi::c_void;
 use dlpark::ffi::{DLManagedTensor, DLTensor};
 
 use crate::{
-    backend::Stream,
+    backend::{Compression, Stream},
     error::{Result, error},
     ops::onebit,
     panics::boundary,
@@ -44,7 +44,7 @@ fn to_rule(code: gc_scale_t) -> Result<ScaleRule> {
 /// `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on the
 /// same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive chunks as
 /// from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares overflow: then
-/// the error is as it was.
+/// the error is as it was. So it is when the call fails.
 ///
 /// INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an error of
 /// another size.
@@ -109,8 +109,9 @@ pub unsafe extern "C" fn gc_onebit_compress_into(
                 borrow::tensor("workspace", workspace)?,
             )
         };
-        let (rule, stream) = (to_rule(rule)?, Stream::from_raw(stream));
-        onebit::compress_into(&grad, error.as_ref(), rule, &dst, &scale, &workspace, stream)
+        let (grad, error, rule, dst) = (&grad, error.as_ref(), to_rule(rule)?, &dst);
+        let call = Compression { grad, error, rule, dst, scale: &scale, workspace: &workspace };
+        onebit::compress_into(&call, Stream::from_raw(stream))
     })
 }
 

@@ -110,6 +110,7 @@ macro_rules! on_backend {
         match $backend {
             Backend::Cpu(codec) => codec.$method($($argument),*),
             Backend::Cuda(codec) => {
+                codec.check_whole()?;
                 let mut queue = codec.queue($stream)?;
                 codec.$method(&mut queue, $($argument),*)
             }
@@ -259,7 +260,10 @@ impl Codec {
     }
 
     pub fn reset(&self, stream: Stream) -> Result<()> {
-        on_backend!(&mut self.enter()?.backend, stream, reset(&self.plan))
+        match &mut self.enter()?.backend {
+            Backend::Cpu(codec) => codec.reset(&self.plan),
+            Backend::Cuda(codec) => codec.reset(&mut codec.queue(stream)?, &self.plan), // whether it is whole or not
+        }
     }
 
     pub fn state_out(&self, dst: &View<'_>, stream: Stream) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Signs with error feedback where the error is the caller's tensor.
 
 use crate::{
-    backend::{Queue, Stream, cpu, cuda},
+    backend::{Compression, Queue, Stream, cpu, cuda},
     error::{Result, error},
     plan::codec::{ALIGNMENT, ScaleRule, workspace_bytes as bytes_of_workspace},
     tensor::{Dtype, Outputs, Shape, View},
@@ -30,22 +30,18 @@ pub fn compress(grad: &View<'_>, error: Option<&View<'_>>, n_chunks: usize) -> R
     let chunks = results(&mut queue, device, Dtype::U8, Shape::of(&[bytes]), n_chunks)?;
     let scale = results(&mut queue, device, Dtype::F32, Shape::of(&[1]), 1)?;
     let workspace = results(&mut queue, device, Dtype::U8, Shape::of(&[bytes_of_workspace(grad.elements())]), 1)?;
-    let enqueued = run(&mut queue, grad, error, ScaleRule::Rms, &chunks.joined(), &scale.view(), &workspace.view());
-    let read = enqueued.and_then(|()| queue.read(&scale.view()));
-    let s = complete(queue, read)?;
+    let (dst, s, workspace) = (chunks.joined(), scale.view(), workspace.view());
+    let call = Compression { grad, error, rule: ScaleRule::Rms, dst: &dst, scale: &s, workspace: &workspace };
+    // The error at last, when nothing else can fail: a call that gives nothing must not carry anything.
+    let sent = send(&mut queue, &call).and_then(|()| queue.read(&s));
+    let carried = sent.and_then(|s| carry(&mut queue, &call).map(|()| s));
+    let s = complete(queue, carried)?;
     Ok((chunks.finished(), s))
 }
 
 /// To the rows of `dst`.
-pub fn compress_into(
-    grad: &View<'_>,
-    error: Option<&View<'_>>,
-    rule: ScaleRule,
-    dst: &View<'_>,
-    scale: &View<'_>,
-    workspace: &View<'_>,
-    stream: Stream,
-) -> Result<()> {
+pub fn compress_into(call: &Compression<'_>, stream: Stream) -> Result<()> {
+    let &Compression { grad, error, dst, scale, workspace, .. } = call;
     check_gradient(grad, error)?;
     check_chunk_rows(dst, grad)?;
     check_dtype(scale, &[Dtype::F32])?;
@@ -58,21 +54,29 @@ pub fn compress_into(
         outputs[usize::from(error.is_none())..index].iter().try_for_each(|before| output.check_output(&[before]))?;
     }
     let mut queue = Queue::of(grad.device(), stream)?;
-    run(&mut queue, grad, error, rule, dst, scale, workspace)
+    send(&mut queue, call)?;
+    carry(&mut queue, call)
 }
 
-fn run(
-    queue: &mut Queue,
-    grad: &View<'_>,
-    error: Option<&View<'_>>,
-    rule: ScaleRule,
-    dst: &View<'_>,
-    scale: &View<'_>,
-    workspace: &View<'_>,
-) -> Result<()> {
+/// Writes bits and scale.
+fn send(queue: &mut Queue, call: &Compression<'_>) -> Result<()> {
     match queue {
-        Queue::Cpu => cpu::codec::compress(grad, error, rule, dst, scale, workspace),
-        Queue::Cuda(queue) => cuda::codec::compress(queue, grad, error, rule, dst, scale, workspace),
+        Queue::Cpu => {
+            cpu::codec::compress(call);
+            Ok(())
+        }
+        Queue::Cuda(queue) => cuda::codec::compress(queue, call),
+    }
+}
+
+/// Writes the error of what was sent.
+fn carry(queue: &mut Queue, call: &Compression<'_>) -> Result<()> {
+    match queue {
+        Queue::Cpu => {
+            cpu::codec::carry(call);
+            Ok(())
+        }
+        Queue::Cuda(queue) => cuda::codec::carry(queue, call),
     }
 }
 

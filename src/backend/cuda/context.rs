@@ -77,19 +77,24 @@ impl Context {
 
     /// The current context, if it is on this device.
     fn of_thread_now(device: Device) -> Result<Option<Self>> {
-        let (driver, mut id) = (device.driver, 0);
+        let Some(current) = Self::of_thread_anywhere(device.driver)? else { return Ok(None) };
+        let on = match DEVICES.recall(current.id) {
+            Some(ordinal) => ordinal,
+            None => current.ask_for_device()?,
+        };
+        Ok((on == device.ordinal).then_some(current))
+    }
+
+    /// The current context, on whatever device it is.
+    fn of_thread_anywhere(driver: &'static Driver) -> Result<Option<Self>> {
+        let mut id = 0;
         // SAFETY: the place outlives the call; NULL stands for the current context.
         let code = unsafe { (driver.functions.cuCtxGetId)(ptr::null_mut(), &mut id) };
         if code == INVALID_CONTEXT {
             return Ok(None); // there is none
         }
         driver.check(code, format_args!("cuCtxGetId of the current context"))?;
-        let mut current = Self { driver, handle: ptr::null_mut(), id, current: true, pushed: false };
-        let on = match DEVICES.recall(id) {
-            Some(ordinal) => ordinal,
-            None => current.ask_for_device()?,
-        };
-        Ok((on == device.ordinal).then_some(current))
+        Ok(Some(Self { driver, handle: ptr::null_mut(), id, current: true, pushed: false }))
     }
 
     /// The context that a handle was made in. A stream that somebody created must belong to it; the others are its own,
@@ -105,7 +110,7 @@ impl Context {
             }
             return Ok(context);
         }
-        if let Some(current) = Self::of_thread_now(device)?
+        if let Some(current) = Self::of_thread_anywhere(device.driver)?
             && current.id == home.id
         {
             return Ok(current);
@@ -168,7 +173,7 @@ impl Context {
     }
 
     /// The number of the device that this context, which is current, is on.
-    fn ask_for_device(&mut self) -> Result<usize> {
+    fn ask_for_device(&self) -> Result<usize> {
         let mut handle = 0;
         // SAFETY: the place outlives the call.
         let code = unsafe { (self.driver.functions.cuCtxGetDevice)(&mut handle) };

@@ -38,7 +38,7 @@ use crate::{
 
 use tiles::Tiles;
 
-pub use plain::compress;
+pub use plain::{carry, compress};
 
 /// Half of a state: the workers' or the server's. Each half is valid in one of the two buffers.
 #[derive(Clone, Copy, Default)]

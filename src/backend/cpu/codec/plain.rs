@@ -7,8 +7,7 @@ use std::{
 };
 
 use crate::{
-    backend::{Address, cpu::dispatch::InstructionSet},
-    error::Result,
+    backend::{Address, Compression, cpu::dispatch::InstructionSet},
     plan::{bits::bytes_for, codec::ScaleRule},
     tensor::View,
 };
@@ -23,29 +22,14 @@ use super::{
     tiles::{self, tiles_of},
 };
 
-/// Compresses `grad` plus `error` to signs and their scale, and updates `error`, unless the scale is not finite.
-/// `workspace`: 8 bytes for each 65,536 elements at least, aligned to 8.
-pub fn compress(
-    grad: &View<'_>,
-    error: Option<&View<'_>>,
-    rule: ScaleRule,
-    dst: &View<'_>,
-    scale: &View<'_>,
-    workspace: &View<'_>,
-) -> Result<()> {
-    compress_with(InstructionSet::chosen(), grad, error, rule, dst, scale, workspace);
-    Ok(())
+/// Compresses a gradient plus its error to signs and their scale. The workspace has 8 bytes for each 65,536 elements at
+/// least, aligned to 8.
+pub fn compress(call: &Compression<'_>) {
+    compress_with(InstructionSet::chosen(), call);
 }
 
-pub(super) fn compress_with(
-    set: InstructionSet,
-    grad: &View<'_>,
-    error: Option<&View<'_>>,
-    rule: ScaleRule,
-    dst: &View<'_>,
-    scale: &View<'_>,
-    workspace: &View<'_>,
-) {
+pub(super) fn compress_with(set: InstructionSet, call: &Compression<'_>) {
+    let Compression { grad, dst, scale, workspace, .. } = call;
     let elements = grad.elements();
     let used = bytes_for(elements) as usize;
     // SAFETY: a view of at least so many bytes; the bits come below.
@@ -58,49 +42,77 @@ pub(super) fn compress_with(
             slice::from_raw_parts(workspace.data().cast(), tiles)
         },
     };
-    let job =
-        Job { set, elements, grad: Address(grad.data()), error: error.map(|error| Address(error.data())), partials };
-    let of_error = error.map(View::dtype);
-    let found = with_numbers!(grad.dtype(), of_error, |G, E| job.compress::<G, E>(rule, dst));
+    let job = Job::of(set, call);
+    with_numbers!(grad.dtype(), call.error.map(View::dtype), |G, E| job.pack::<G, E>(call.rule, dst, partials));
+    let found = in_default(|| sum::scale(call.rule, sum::of_tiles(partials), elements));
     // SAFETY: a view of one float32, at any address.
     unsafe { scale.data().cast::<f32>().write_unaligned(found) };
 }
 
-struct Job<'a> {
+/// Writes what the signs and their scale, which `compress` has written, have lost to the error, unless the scale is not
+/// finite.
+pub fn carry(call: &Compression<'_>) {
+    carry_with(InstructionSet::chosen(), call);
+}
+
+pub(super) fn carry_with(set: InstructionSet, call: &Compression<'_>) {
+    // SAFETY: a view of one float32, at any address.
+    let scale = unsafe { call.scale.data().cast::<f32>().read_unaligned() };
+    if scale.is_finite() {
+        let job = Job::of(set, call);
+        with_numbers!(call.grad.dtype(), call.error.map(View::dtype), |G, E| job.carry::<G, E>(scale));
+    }
+}
+
+struct Job {
     set: InstructionSet,
     elements: i64,
     grad: Address,
     error: Option<Address>,
-    partials: &'a [AtomicU64],
 }
 
-impl Job<'_> {
-    fn compress<G: Number, E: Number>(&self, rule: ScaleRule, dst: &View<'_>) -> f32 {
-        let chunks = Chunks::whole(dst.data());
-        let sizes = [size_of::<G::Bits>(), size_of::<E::Bits>()];
-        let error_at =
-            |first: usize| self.error.as_ref().map_or(std::ptr::null_mut(), |error| error.at(first * sizes[1]));
-        let source = |first: i64| Plain::<G, E> {
-            gradient: self.grad.at(first as usize * sizes[0]),
-            error: error_at(first as usize),
+impl Job {
+    fn of(set: InstructionSet, call: &Compression<'_>) -> Self {
+        let error = call.error.map(|error| Address(error.data()));
+        Self { set, elements: call.grad.elements(), grad: Address(call.grad.data()), error }
+    }
+
+    fn error_at<E: Number>(&self, first: i64) -> *mut u8 {
+        self.error.map_or(std::ptr::null_mut(), |error| error.at(first as usize * size_of::<E::Bits>()))
+    }
+
+    fn source<G: Number, E: Number>(&self, first: i64) -> Plain<G, E> {
+        Plain {
+            gradient: self.grad.at(first as usize * size_of::<G::Bits>()),
+            error: self.error_at::<E>(first),
             types: PhantomData,
-        };
-        let bytes = (sizes[0] + sizes[1]) as i64;
-        tiles::for_each_of(self.elements, bytes, |tile| {
+        }
+    }
+
+    /// Writes bits and the sums of tiles.
+    fn pack<G: Number, E: Number>(&self, rule: ScaleRule, dst: &View<'_>, partials: &[AtomicU64]) {
+        let chunks = Chunks::whole(dst.data());
+        let bytes = size_of::<G::Bits>() + size_of::<E::Bits>();
+        tiles::for_each_of(self.elements, bytes as i64, |tile| {
             let sink = Sink { kept: std::ptr::null_mut(), chunks, byte: tile.first / 8 };
             let treatment = Treatment { sum: Some(rule), zero: false };
+            let source = self.source::<G, E>(tile.first);
             // SAFETY: the tile lies within the views, and the bits within that of their bytes.
-            let outcome = unsafe { kernels::tile(self.set, &source(tile.first), &sink, treatment, tile.elements) };
-            self.partials[tile.number].store(outcome.sum.to_bits(), Ordering::Relaxed);
+            let outcome = unsafe { kernels::tile(self.set, &source, &sink, treatment, tile.elements) };
+            partials[tile.number].store(outcome.sum.to_bits(), Ordering::Relaxed);
         });
-        let scale = in_default(|| sum::scale(rule, sum::of_tiles(self.partials), self.elements));
-        if is_kept::<E>() && scale.is_finite() {
-            tiles::for_each_of(self.elements, bytes + sizes[1] as i64, |tile| {
-                let error = error_at(tile.first as usize);
-                // SAFETY: the tile lies within the views.
-                unsafe { kernels::error(self.set, &source(tile.first), error, scale, tile.elements) };
-            });
+    }
+
+    /// Writes the error.
+    fn carry<G: Number, E: Number>(&self, scale: f32) {
+        if !is_kept::<E>() {
+            return;
         }
-        scale
+        let bytes = size_of::<G::Bits>() + 2 * size_of::<E::Bits>();
+        tiles::for_each_of(self.elements, bytes as i64, |tile| {
+            let (source, error) = (self.source::<G, E>(tile.first), self.error_at::<E>(tile.first));
+            // SAFETY: the tile lies within the views.
+            unsafe { kernels::error(self.set, &source, error, scale, tile.elements) };
+        });
     }
 }

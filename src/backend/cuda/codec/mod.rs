@@ -28,7 +28,7 @@ use layout::{
 };
 use memory::{Memory, Parts};
 
-pub use plain::compress;
+pub use plain::{carry, compress};
 
 /// A codec's memory on a device, and what its launches are given.
 pub struct Codec {
@@ -45,6 +45,8 @@ pub struct Codec {
     transactional: bool,
     /// Whether the last call that was made here left a step that is to be committed. What graphs do since is not known.
     pending: bool,
+    /// Whether the driver has failed between the launches of a call: then the state is neither the old one nor the new one.
+    torn: bool,
 }
 
 /// What the memory of a half has.
@@ -113,7 +115,18 @@ impl Codec {
         let mut halves = Vec::new();
         halves.try_reserve_exact(2).map_err(|_| error!(OutOfMemory, "memory for a codec could not be had"))?;
         halves.extend([worker, server]);
-        let codec = Self { memory, halves, tiles, states, flags, addresses, scales, transactional, pending: false };
+        let codec = Self {
+            memory,
+            halves,
+            tiles,
+            states,
+            flags,
+            addresses,
+            scales,
+            transactional,
+            pending: false,
+            torn: false,
+        };
         codec.launch_on_state(queue, ONEBIT.reset(), 1, |_| ())?;
         // Calls may come on streams that are not ordered with this one.
         queue.wait()?;
@@ -123,6 +136,17 @@ impl Codec {
     /// A queue for a call on this stream, which must be of the codec's context.
     pub fn queue(&self, stream: Stream) -> Result<Queue> {
         self.memory.queue(stream)
+    }
+
+    /// That the state is whole. If it is not, only `reset` is of use.
+    pub fn check_whole(&self) -> Result<()> {
+        if self.torn {
+            return Err(error!(
+                Cuda,
+                "codec: the driver failed in the middle of an earlier call; gc_codec_reset makes its state anew"
+            ));
+        }
+        Ok(())
     }
 
     /// Whether a step waits for its commit, as far as it was not a graph that made it.
@@ -151,13 +175,15 @@ impl Codec {
         self.finish(queue, call.codec, payload)
     }
 
-    /// Launches what makes scales of the sums that a launch before has left, and headers of chunks.
+    /// Launches what makes scales of the sums that a launch before has left, and headers of chunks. Without that the state
+    /// has new elements and old scales.
     fn finish(&mut self, queue: &mut Queue, codec: Half, dst: &View<'_>) -> Result<()> {
         let runs = u64::from(codec.n_segments).max(1);
         let mut call = Finish { codec, dst: dst.data() };
+        self.torn = true;
         // SAFETY: as in `encode`, which wrote to the same memory.
         unsafe { launch(queue, ONEBIT.finish(), runs, &mut argument(&mut call)) }?;
-        self.pending = self.transactional;
+        (self.torn, self.pending) = (false, self.transactional);
         Ok(())
     }
 
@@ -236,13 +262,14 @@ impl Codec {
 
     /// The state as it was made; the flags are 0.
     pub fn reset(&mut self, queue: &mut Queue, plan: &CodecPlan) -> Result<()> {
+        self.torn = true;
         for (index, &state) in self.states.iter().enumerate() {
             if index == 0 || self.transactional {
                 self.memory.clear(queue, state, plan.state_bytes as u64)?;
             }
         }
         self.launch_on_state(queue, ONEBIT.reset(), 1, |_| ())?;
-        self.pending = false;
+        (self.torn, self.pending) = (false, false);
         Ok(())
     }
 
@@ -255,10 +282,7 @@ impl Codec {
     /// Takes over a state that `state_out` wrote. Another one is flagged, and changes nothing.
     pub fn state_in(&mut self, queue: &mut Queue, _: &CodecPlan, src: &View<'_>) -> Result<()> {
         self.launch_on_state(queue, ONEBIT.check_state(), 1, |call| call.bytes = src.data())?;
-        for half in [WORKER, SERVER] {
-            self.launch_on_half(queue, ONEBIT.state_in(), half, src)?;
-        }
-        Ok(())
+        self.take_in(queue, ONEBIT.state_in(), [Some(src); 2])
     }
 
     /// Writes the errors that the next step will read, in float32: the workers', the server's.
@@ -269,7 +293,8 @@ impl Codec {
         worker: Option<&View<'_>>,
         server: Option<&View<'_>>,
     ) -> Result<()> {
-        self.for_halves(queue, ONEBIT.errors_out(), [worker, server])
+        self.launch_on_half(queue, ONEBIT.errors_out(), WORKER, worker)?;
+        self.launch_on_half(queue, ONEBIT.errors_out(), SERVER, server)
     }
 
     /// Takes over errors, rounded to the dtype of errors.
@@ -280,23 +305,24 @@ impl Codec {
         worker: Option<&View<'_>>,
         server: Option<&View<'_>>,
     ) -> Result<()> {
-        self.for_halves(queue, ONEBIT.errors_in(), [worker, server])
+        self.take_in(queue, ONEBIT.errors_in(), [worker, server])
     }
 
-    fn for_halves(&self, queue: &mut Queue, kernel: &Kernel, errors: [Option<&View<'_>>; 2]) -> Result<()> {
-        for (half, errors) in [WORKER, SERVER].into_iter().zip(errors) {
-            if let Some(errors) = errors {
-                self.launch_on_half(queue, kernel, half, errors)?;
-            }
-        }
+    /// Takes over what there is for each half. Between the two launches the state is part new, part old.
+    fn take_in(&mut self, queue: &mut Queue, kernel: &Kernel, halves: [Option<&View<'_>>; 2]) -> Result<()> {
+        let [worker, server] = halves;
+        self.launch_on_half(queue, kernel, WORKER, worker)?;
+        self.torn = worker.is_some();
+        self.launch_on_half(queue, kernel, SERVER, server)?;
+        self.torn = false;
         Ok(())
     }
 
-    /// Launches a kernel that has a block for each tile of a half.
-    fn launch_on_half(&self, queue: &mut Queue, kernel: &Kernel, half: u32, bytes: &View<'_>) -> Result<()> {
-        match self.tiles[half as usize] {
-            0 => Ok(()), // nothing is reduced
-            tiles => self.launch_on_state(queue, kernel, tiles, |call| {
+    /// Launches a kernel that has a block for each tile of a half, if there are any, and bytes for them.
+    fn launch_on_half(&self, queue: &mut Queue, kernel: &Kernel, half: u32, bytes: Option<&View<'_>>) -> Result<()> {
+        match (bytes, self.tiles[half as usize]) {
+            (None, _) | (_, 0) => Ok(()), // or nothing is reduced
+            (Some(bytes), tiles) => self.launch_on_state(queue, kernel, tiles, |call| {
                 call.bytes = bytes.data();
                 call.half = half;
             }),

@@ -3,9 +3,11 @@
 use std::ptr;
 
 use crate::{
-    backend::cuda::{module::ONEBIT, queue::Queue},
+    backend::{
+        Compression,
+        cuda::{module::ONEBIT, queue::Queue},
+    },
     error::Result,
-    plan::codec::ScaleRule,
     tensor::{Dtype, View},
 };
 
@@ -14,42 +16,42 @@ use super::{
     layout::{Compress, TILE, argument, number_of},
 };
 
-/// Writes bits to `dst` and the scale, and the error anew if the scale is finite. `workspace` has room for a float64 for
-/// each tile.
-pub fn compress(
-    queue: &mut Queue,
-    grad: &View<'_>,
-    error: Option<&View<'_>>,
-    rule: ScaleRule,
-    dst: &View<'_>,
-    scale: &View<'_>,
-    workspace: &View<'_>,
-) -> Result<()> {
-    let elements = grad.elements() as u64;
-    let mut call = Compress {
-        grad: grad.data(),
-        error: error.map_or(ptr::null_mut(), View::data),
-        dst: dst.data(),
-        scale: scale.data(),
-        partials: workspace.data(),
-        elements,
-        bytes: dst.elements() as u64,
-        rule: rule as u32,
-        reserved: 0,
-    };
-    let tiles = elements.div_ceil(TILE as u64);
-    let index = index_of(grad.dtype(), error.map(View::dtype));
+/// Writes bits and the scale. The workspace has room for a float64 for each tile.
+pub fn compress(queue: &mut Queue, call: &Compression<'_>) -> Result<()> {
+    let (tiles, mut given) = (tiles_of(call), of(call));
+    let index = index_of(call.grad.dtype(), call.error.map(View::dtype));
     // SAFETY: the kernels' argument, over memory that the makers of the views vouched for, of sizes that were checked.
     unsafe {
         if tiles > 0 {
-            queue.launch(&ONEBIT.compress[index], tiles, &mut argument(&mut call))?;
+            queue.launch(&ONEBIT.compress[index], tiles, &mut argument(&mut given))?;
         }
-        queue.launch(ONEBIT.compress_scale(), 1, &mut argument(&mut call))?;
-        if let (Some(error), 1..) = (error, tiles) {
-            let errors = usize::from(error.dtype() == Dtype::BF16);
-            let kernel = &ONEBIT.compress_errors[2 * number_of(grad.dtype()) + errors];
-            queue.launch(kernel, tiles, &mut argument(&mut call))?;
-        }
+        queue.launch(ONEBIT.compress_scale(), 1, &mut argument(&mut given))
     }
-    Ok(())
+}
+
+/// Writes what the signs and their scale, which `compress` has written, have lost to the error, unless the scale is not
+/// finite.
+pub fn carry(queue: &mut Queue, call: &Compression<'_>) -> Result<()> {
+    let (Some(error), tiles @ 1..) = (call.error, tiles_of(call)) else { return Ok(()) };
+    let kernel = &ONEBIT.compress_errors[2 * number_of(call.grad.dtype()) + usize::from(error.dtype() == Dtype::BF16)];
+    // SAFETY: as in `compress`.
+    unsafe { queue.launch(kernel, tiles, &mut argument(&mut of(call))) }
+}
+
+fn tiles_of(call: &Compression<'_>) -> u64 {
+    (call.grad.elements() as u64).div_ceil(TILE as u64)
+}
+
+fn of(call: &Compression<'_>) -> Compress {
+    Compress {
+        grad: call.grad.data(),
+        error: call.error.map_or(ptr::null_mut(), View::data),
+        dst: call.dst.data(),
+        scale: call.scale.data(),
+        partials: call.workspace.data(),
+        elements: call.grad.elements() as u64,
+        bytes: call.dst.elements() as u64,
+        rule: call.rule as u32,
+        reserved: 0,
+    }
 }

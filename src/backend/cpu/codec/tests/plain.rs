@@ -1,6 +1,11 @@
 //! The plain form against the model, and against the handle.
 
-use super::{super::plain::compress_with, random::Random, *};
+use super::{
+    super::plain::{carry_with, compress_with},
+    random::Random,
+    *,
+};
+use crate::backend::Compression;
 
 fn bytes_of(dtype: Dtype, bits: &[u32]) -> Vec<u8> {
     bits.iter().flat_map(|bits| bits.to_le_bytes()[..dtype.size].to_vec()).collect()
@@ -17,8 +22,12 @@ fn compress(
     let mut dst = Memory::new(Dtype::U8, bytes, 1);
     let mut scale = Memory::new(Dtype::F32, 1, 1);
     let mut workspace = Memory::new(Dtype::U8, 8 * grad.shape[0] as usize / 8192 + 16, 0);
-    let error = error.map(Memory::view);
-    compress_with(set, &grad.view(), error.as_ref(), rule, &dst.view(), &scale.view(), &workspace.view());
+    let (error, views) = (error.map(Memory::view), [grad, &mut dst, &mut scale, &mut workspace].map(Memory::view));
+    let [grad, dst_view, scale_view, workspace_view] = &views;
+    let error = error.as_ref();
+    let call = Compression { grad, error, rule, dst: dst_view, scale: scale_view, workspace: workspace_view };
+    compress_with(set, &call);
+    carry_with(set, &call);
     workspace.bytes();
     (dst.bytes().to_vec(), scale.bits()[0])
 }
