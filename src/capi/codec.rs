@@ -43,7 +43,7 @@ use crate::{
     ops::codec::{Codec, Descriptor},
     panics::boundary,
     plan::codec::{Decode, ErrorKind, Kind, NonFinite, ScaleRule},
-    tensor::{Device, Dtype, Name},
+    tensor::{Device, Dtype, Name, View},
 };
 
 use super::{
@@ -156,6 +156,40 @@ impl gc_codec_options_t {
             server: self.server,
         })
     }
+}
+
+/// A call on a codec and one tensor.
+///
+/// # Safety
+/// As for [`handle::borrow`] and [`borrow::tensor`].
+unsafe fn with_tensor(
+    codec: *const gc_codec_t,
+    name: &'static str,
+    tensor: *const DLTensor,
+    stream: *mut c_void,
+    operation: impl FnOnce(&Codec, &View<'_>, Stream) -> Result<()>,
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let (codec, tensor) = unsafe { (handle::borrow("codec", codec)?, borrow::tensor(name, tensor)?) };
+    operation(&codec.0, &tensor, Stream::from_raw(stream))
+}
+
+/// A call on a codec and its errors, the workers' and the server's.
+///
+/// # Safety
+/// As for [`handle::borrow`] and [`borrow::optional`].
+unsafe fn with_errors(
+    codec: *const gc_codec_t,
+    worker: *const DLTensor,
+    server: *const DLTensor,
+    stream: *mut c_void,
+    operation: impl FnOnce(&Codec, Option<&View<'_>>, Option<&View<'_>>, Stream) -> Result<()>,
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let (codec, worker, server) = unsafe {
+        (handle::borrow("codec", codec)?, borrow::optional("worker", worker)?, borrow::optional("server", server)?)
+    };
+    operation(&codec.0, worker.as_ref(), server.as_ref(), Stream::from_raw(stream))
 }
 
 /// Makes a codec. Its state is +0: no error is carried yet.
@@ -329,8 +363,7 @@ pub unsafe extern "C" fn gc_codec_flags(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and a tensor that stays as it is during the call.
-        let (codec, dst) = unsafe { (handle::borrow("codec", codec)?, borrow::tensor("dst", dst)?) };
-        codec.0.flags(&dst, Stream::from_raw(stream))
+        unsafe { with_tensor(codec, "dst", dst, stream, Codec::flags) }
     })
 }
 
@@ -348,8 +381,7 @@ pub unsafe extern "C" fn gc_codec_scales(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and a tensor that stays as it is during the call.
-        let (codec, dst) = unsafe { (handle::borrow("codec", codec)?, borrow::tensor("dst", dst)?) };
-        codec.0.scales(&dst, Stream::from_raw(stream))
+        unsafe { with_tensor(codec, "dst", dst, stream, Codec::scales) }
     })
 }
 
@@ -431,8 +463,7 @@ pub unsafe extern "C" fn gc_codec_state_out(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and a tensor that stays as it is during the call.
-        let (codec, dst) = unsafe { (handle::borrow("codec", codec)?, borrow::tensor("dst", dst)?) };
-        codec.0.state_out(&dst, Stream::from_raw(stream))
+        unsafe { with_tensor(codec, "dst", dst, stream, Codec::state_out) }
     })
 }
 
@@ -451,8 +482,7 @@ pub unsafe extern "C" fn gc_codec_state_in(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and a tensor that stays as it is during the call.
-        let (codec, src) = unsafe { (handle::borrow("codec", codec)?, borrow::tensor("src", src)?) };
-        codec.0.state_in(&src, Stream::from_raw(stream))
+        unsafe { with_tensor(codec, "src", src, stream, Codec::state_in) }
     })
 }
 
@@ -475,10 +505,7 @@ pub unsafe extern "C" fn gc_codec_errors_out(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and tensors that stay as they are during the call.
-        let (codec, worker, server) = unsafe {
-            (handle::borrow("codec", codec)?, borrow::optional("worker", worker)?, borrow::optional("server", server)?)
-        };
-        codec.0.errors_out(worker.as_ref(), server.as_ref(), Stream::from_raw(stream))
+        unsafe { with_errors(codec, worker, server, stream, Codec::errors_out) }
     })
 }
 
@@ -497,9 +524,6 @@ pub unsafe extern "C" fn gc_codec_errors_in(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and tensors that stay as they are during the call.
-        let (codec, worker, server) = unsafe {
-            (handle::borrow("codec", codec)?, borrow::optional("worker", worker)?, borrow::optional("server", server)?)
-        };
-        codec.0.errors_in(worker.as_ref(), server.as_ref(), Stream::from_raw(stream))
+        unsafe { with_errors(codec, worker, server, stream, Codec::errors_in) }
     })
 }

@@ -3,5 +3,6 @@
 
 pub mod bits;
 pub mod codec;
+pub mod floats;
 pub mod loops;
 pub mod signs;

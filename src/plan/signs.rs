@@ -1,13 +1,13 @@
 //! Signs as elements, a scale where the bit is 1 and minus it where it is 0; and votes on them.
 //!
-//! Scales are rounded in integers: neither the caller's rounding mode nor its flushing of denormals changes a result, and
-//! a GPU gives the same (kernels/signs.cu).
+//! Scales are rounded as `floats` does it, and a GPU does the same (kernels/signs.cu).
 
 use crate::tensor::{Dtype, Kind};
 
-use super::bits::Patterns;
-
-const INFINITY: u32 = f32::INFINITY.to_bits();
+use super::{
+    bits::Patterns,
+    floats::{canonical, to_bf16, to_f16, to_f64},
+};
 
 impl Patterns {
     /// +1 and -1. `dtype` is a float or a signed integer.
@@ -20,60 +20,19 @@ impl Patterns {
 
     /// A scale rounded to a float's dtype once, to nearest even, and minus that. NaN is the same NaN twice.
     pub fn scaled(dtype: Dtype, scale: f32) -> Self {
-        let one = rounded(dtype, scale.to_bits());
+        let one = rounded(dtype, scale);
         let sign = u64::from(!scale.is_nan()) << (8 * dtype.size - 1);
         Self { size: dtype.size, zero: one ^ sign, one }
     }
 }
 
-/// A float32 in another format, both by their bits.
-fn rounded(dtype: Dtype, scale: u32) -> u64 {
-    let (sign, size) = (u64::from(scale >> 31), scale & !(1 << 31));
-    let is_nan = size > INFINITY;
+/// The bits of a float32 in a float's format.
+fn rounded(dtype: Dtype, scale: f32) -> u64 {
     match (dtype.kind, dtype.size) {
-        (Kind::Bfloat, _) if is_nan => 0x7fc0,
-        (Kind::Bfloat, _) => sign << 15 | u64::from(cut_off(size, 16)),
-        (_, 2) if is_nan => 0x7e00,
-        (_, 2) => sign << 15 | u64::from(half(size)),
-        (_, 4) if is_nan => 0x7fc0_0000,
-        (_, 4) => u64::from(scale),
-        _ if is_nan => 0x7ff8_0000_0000_0000,
-        _ => sign << 63 | double(size),
-    }
-}
-
-/// A value without its lowest bits, at most 31, rounded to nearest, to even in the middle.
-fn cut_off(value: u32, bits: u32) -> u32 {
-    (value + (1 << (bits - 1)) - 1 + (value >> bits & 1)) >> bits
-}
-
-/// A float32 that is neither negative nor NaN as a float16.
-fn half(size: u32) -> u32 {
-    const OVERFLOWS: u32 = 65520f32.to_bits(); // nearer to what would be the next than to the largest
-    const NORMAL: u32 = 0x3880_0000; // 2^-14
-    match size {
-        OVERFLOWS.. => 0x7c00,
-        NORMAL.. => cut_off(size - (112 << 23), 13),
-        _ => {
-            // A multiple of 2^-24; less than half of that is 0.
-            let bits = 126 - (size >> 23);
-            if bits > 24 { 0 } else { cut_off(size & 0x7f_ffff | 0x80_0000, bits) }
-        }
-    }
-}
-
-/// A float32 that is neither negative nor NaN as a float64.
-fn double(size: u32) -> u64 {
-    let wide = u64::from(size) << 29;
-    match size {
-        0 => 0,
-        INFINITY.. => wide | f64::INFINITY.to_bits(),
-        0x80_0000.. => wide + (896 << 52),
-        _ => {
-            // Denormal here, not there: its first one moves to where it is not written.
-            let up = size.leading_zeros() - 8;
-            (wide << up) + (u64::from(896 - up) << 52)
-        }
+        (Kind::Bfloat, _) => to_bf16(scale).into(),
+        (_, 2) => to_f16(scale).into(),
+        (_, 4) => canonical(scale).to_bits().into(),
+        _ => to_f64(scale),
     }
 }
 
@@ -122,19 +81,19 @@ mod tests {
                 let middle = ((below + above) / 2.0) as f32;
                 let even = low + low % 2;
                 if value(dtype, low) as f32 as f64 == below {
-                    assert_eq!(rounded(dtype, (below as f32).to_bits()), low, "{dtype} {low:#x}");
+                    assert_eq!(rounded(dtype, below as f32), low, "{dtype} {low:#x}");
                 }
                 if f64::from(middle) == (below + above) / 2.0 {
-                    assert_eq!(rounded(dtype, middle.to_bits()), even, "{dtype} between {low:#x} and the next");
-                    assert_eq!(rounded(dtype, middle.next_down().to_bits()), low);
-                    assert_eq!(rounded(dtype, middle.next_up().to_bits()), low + 1);
+                    assert_eq!(rounded(dtype, middle), even, "{dtype} between {low:#x} and the next");
+                    assert_eq!(rounded(dtype, middle.next_down()), low);
+                    assert_eq!(rounded(dtype, middle.next_up()), low + 1);
                 }
-                assert_eq!(rounded(dtype, (-middle).to_bits()), rounded(dtype, middle.to_bits()) | 0x8000);
+                assert_eq!(rounded(dtype, -middle), rounded(dtype, middle) | 0x8000);
             }
-            assert_eq!(rounded(dtype, f32::MAX.to_bits()), infinity);
-            assert_eq!(rounded(dtype, INFINITY), infinity);
+            assert_eq!(rounded(dtype, f32::MAX), infinity);
+            assert_eq!(rounded(dtype, f32::INFINITY), infinity);
         }
-        assert_eq!(rounded(Dtype::F16, 1), 0);
+        assert_eq!(rounded(Dtype::F16, f32::from_bits(1)), 0);
     }
 
     #[test]
@@ -143,8 +102,8 @@ mod tests {
             for fraction in [0, 1, 0x2a_aaaa, 0x7f_ffff] {
                 let scale = f32::from_bits(exponent << 23 | fraction);
                 if !scale.is_nan() {
-                    assert_eq!(rounded(Dtype::F64, scale.to_bits()), f64::from(scale).to_bits(), "{scale:e}");
-                    assert_eq!(rounded(Dtype::F64, (-scale).to_bits()), f64::from(-scale).to_bits(), "{scale:e}");
+                    assert_eq!(rounded(Dtype::F64, scale), f64::from(scale).to_bits(), "{scale:e}");
+                    assert_eq!(rounded(Dtype::F64, -scale), f64::from(-scale).to_bits(), "{scale:e}");
                 }
             }
         }

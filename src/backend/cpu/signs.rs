@@ -49,7 +49,8 @@ pub fn vote(poll: &Poll, src: &View<'_>, dst: &View<'_>) {
     vote_with(InstructionSet::chosen(), poll, src.data(), dst.data());
 }
 
-fn vote_with(set: InstructionSet, poll: &Poll, src: *mut u8, dst: *mut u8) {
+/// The same in memory that nobody else writes, on processors with these instructions.
+pub(super) fn vote_with(set: InstructionSet, poll: &Poll, src: *mut u8, dst: *mut u8) {
     let (src, dst) = (Shared(src), Shared(dst));
     let read = poll.bytes.saturating_mul(poll.voters as i64);
     let parts_for = |threads: usize| {

@@ -3,7 +3,10 @@
 use crate::{
     backend::{Address, Decoding},
     error::Result,
-    plan::codec::{CORRUPT, CodecPlan, NONFINITE},
+    plan::{
+        codec::{CORRUPT, CodecPlan, NONFINITE},
+        floats::canonical,
+    },
     tensor::{Dtype, View},
 };
 
@@ -11,7 +14,7 @@ use super::{
     Codec,
     chunks::{self, Chunks, scale_at},
     factor, kernels,
-    numbers::{BF16, F16, F32, Number, canonical},
+    numbers::{BF16, F16, F32, Number},
     tiles::Met,
 };
 

@@ -8,7 +8,7 @@ use crate::{
         dispatch::InstructionSet,
         simd::{Portable, Simd, ZeroRange},
     },
-    plan::codec::ScaleRule,
+    plan::{codec::ScaleRule, floats::canonical},
 };
 
 #[cfg(target_arch = "x86_64")]
@@ -16,7 +16,7 @@ use crate::backend::cpu::simd::{Avx2, Avx512};
 
 use super::{
     chunks::Chunks,
-    numbers::{Number, canonical, is_kept, signed},
+    numbers::{Number, is_kept, signed},
     sources::{FINITE, Plain, Source, bits_at, for_each_word, has_bit, magnitude},
     sum::{self, TILE_UNITS, UNIT_ELEMENTS, Unit},
 };
@@ -26,9 +26,6 @@ pub const UNIT_BYTES: usize = UNIT_ELEMENTS / 8;
 
 /// The elements whose bit is 0: below 0, from the first denormal to -Inf. NaN of either sign are not.
 const NEGATIVE: ZeroRange<u32> = ZeroRange { first: 0x8000_0001, span: 0x7f7f_ffff };
-
-/// The number 0 alone.
-const ZERO: ZeroRange<u32> = ZeroRange { first: 0, span: 0 };
 
 /// Where the elements of a tile, c^, go.
 pub struct Sink {
@@ -131,49 +128,6 @@ unsafe fn error_on<S: Simd<u32>, G: Number, E: Number>(plain: &Plain<G, E>, erro
             plain.form(first, &mut unit, count);
             for (index, &c) in unit.0[..count].iter().enumerate() {
                 E::store(error, first + index, c - signed(scale, c));
-            }
-        }
-    }
-}
-
-/// A vote of SIGN: a part's bits of several payloads.
-pub struct Vote {
-    pub bits: *const u8,
-    pub stride: usize,
-    pub payloads: usize,
-    /// The number of the first byte, plus the turn: which payload decides its ties.
-    pub tie: u64,
-    pub dst: *mut u8,
-    pub elements: usize,
-}
-
-#[inline(always)]
-unsafe fn vote_on<S: Simd<u32>>(vote: &Vote) {
-    let (mut more, mut ties) = ([0; UNIT_BYTES], [0; UNIT_BYTES]);
-    for first in (0..vote.elements).step_by(UNIT_ELEMENTS) {
-        let count = (vote.elements - first).min(UNIT_ELEMENTS);
-        let mut ones = [0u32; UNIT_ELEMENTS];
-        // SAFETY: the caller's promise: every payload has these bits, and there is room for as many.
-        let bits_of_payload =
-            |payload: usize| unsafe { bits_at(vote.bits.add(payload * vote.stride + first / 8), count) };
-        for payload in 0..vote.payloads {
-            for_each_word(bits_of_payload(payload), |first, word| {
-                for (index, ones) in ones[first..first + 32].iter_mut().enumerate() {
-                    *ones += u32::from(has_bit(word, index));
-                }
-            });
-        }
-        let half = vote.payloads as u32 / 2;
-        let even = vote.payloads.is_multiple_of(2);
-        // SAFETY: as above.
-        unsafe {
-            let more = bits_of::<S>(ones.as_ptr(), ZeroRange { first: 0, span: half }, count, &mut more);
-            ones.iter_mut().for_each(|ones| *ones = u32::from(even && *ones == half));
-            let ties = bits_of::<S>(ones.as_ptr(), ZERO, count, &mut ties);
-            for (index, (&more, &tie)) in more.iter().zip(ties).enumerate() {
-                let decides = (vote.tie + (first / 8 + index) as u64) % vote.payloads as u64;
-                let decided = if tie == 0 { 0 } else { bits_of_payload(decides as usize)[index] };
-                vote.dst.add(first / 8 + index).write(more | tie & decided);
             }
         }
     }
@@ -293,12 +247,6 @@ for_each_set! {
     /// # Safety
     /// There are `count` gradients and errors, and the set is one that this processor has.
     fn error[G: Number, E: Number](plain: &Plain<G, E>, error: *mut u8, scale: f32, count: usize) = error_on;
-
-    /// Counts a vote of at least one payload.
-    ///
-    /// # Safety
-    /// Each payload has the bits, `dst` has room for them, and the set is one that this processor has.
-    fn vote(vote: &Vote) = vote_on;
 
     /// Writes a value for each bit.
     ///

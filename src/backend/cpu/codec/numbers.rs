@@ -1,16 +1,12 @@
-//! Elements as numbers: read to float32 exactly, written with one rounding, to nearest even, by integer arithmetic that
-//! vectorizes. (VCVTNEPS2BF16 would flush denormals.) They are right in the default environment only.
+//! Elements as numbers: read to float32 exactly, in the default environment, and written with one rounding.
 
-use crate::{plan::codec::CodecPlan, tensor::Dtype};
-
-/// The only NaN that is written.
-pub const NAN: f32 = f32::from_bits(0x7fc0_0000);
-
-/// `value`, or the NaN that is written.
-#[inline(always)]
-pub fn canonical(value: f32) -> f32 {
-    if value.is_nan() { NAN } else { value }
-}
+use crate::{
+    plan::{
+        codec::CodecPlan,
+        floats::{canonical, to_bf16, to_f16},
+    },
+    tensor::Dtype,
+};
 
 /// `scale` with the sign of an element: sigma is -1 where it is below 0.
 #[inline(always)]
@@ -80,10 +76,7 @@ impl Number for BF16 {
     }
     #[inline(always)]
     fn narrow(value: f32) -> u16 {
-        let bits = value.to_bits();
-        // May carry into the exponent, up to that of Inf: rightly.
-        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-        (if value.is_nan() { 0x7fc0 } else { rounded }) as u16
+        to_bf16(value)
     }
 }
 
@@ -101,19 +94,7 @@ impl Number for F16 {
     }
     #[inline(always)]
     fn narrow(value: f32) -> u16 {
-        let (sign, rest) = ((value.to_bits() >> 16) & 0x8000, value.to_bits() & 0x7fff_ffff);
-        let rounded = if rest > 0x7f80_0000 {
-            return 0x7e00;
-        } else if rest >= 0x4780_0000 {
-            0x7c00 // 2^16 and more
-        } else if rest < 0x3880_0000 {
-            // Below 2^-14: the sum rounds to a multiple of 2^-24.
-            (f32::from_bits(rest) + 0.5).to_bits() - 0.5f32.to_bits()
-        } else {
-            // May carry into the exponent, up to that of Inf: rightly.
-            (rest - (112 << 23) + 0xfff + (rest >> 13 & 1)) >> 13
-        };
-        (sign | rounded) as u16
+        to_f16(value)
     }
 }
 

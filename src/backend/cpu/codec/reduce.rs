@@ -3,9 +3,13 @@
 use std::{marker::PhantomData, sync::atomic::Ordering};
 
 use crate::{
-    backend::{Address, Skip},
+    backend::{Address, Skip, cpu::signs},
     error::{Error, Result},
-    plan::codec::{CORRUPT, CodecPlan, Kind, NONFINITE, NonFinite, Run},
+    plan::{
+        bits::bytes_for,
+        codec::{CORRUPT, CodecPlan, Kind, NONFINITE, NonFinite, Run},
+        signs::Poll,
+    },
     tensor::View,
 };
 
@@ -14,7 +18,7 @@ use super::{
     chunks::{self, Chunks, scale_at},
     encode::sum_of,
     environment::in_default,
-    kernels::{self, Sink, Treatment, Vote},
+    kernels::{self, Sink, Treatment},
     numbers::{Number, is_kept, round_scale, with_numbers},
     sources::Parts,
     state::{scale_in, turn},
@@ -112,27 +116,23 @@ impl Codec {
         met.any()
     }
 
+    /// Writes bits. Parts lie side by side, so it is one poll of all of them; what fills up a part's last byte is nobody's
+    /// vote.
     fn vote(&self, inputs: &Inputs<'_>, dst: &View<'_>) {
         let plan = inputs.plan;
+        let behind = |part: &Run| part.byte - inputs.start + bytes_for(part.elements);
+        let bytes = plan.servers.last().map_or(0, behind);
         let (valid, _) = self.buffers_of(self.server);
         // SAFETY: a state.
         let turn = unsafe { turn(valid).read() };
-        let (set, payloads) = (self.set, inputs.payloads as u64);
-        let dst = Address(dst.data());
-        self.server_tiles.for_each(&plan.servers, 2 * inputs.payloads as i64, |tile| {
-            let run = &plan.servers[tile.run];
-            let byte = run.byte - inputs.start + tile.first / 8;
-            let vote = Vote {
-                bits: inputs.bits(byte),
-                stride: plan.stride as usize,
-                payloads: inputs.payloads,
-                tie: (run.byte + tile.first / 8) as u64 % payloads + turn % payloads,
-                dst: dst.at((plan.head + byte) as usize),
-                elements: tile.elements,
-            };
-            // SAFETY: the tile lies within a part, which every payload has, and the chunk has room for.
-            unsafe { kernels::vote(set, &vote) };
-        });
+        let voters = inputs.payloads as u64;
+        let turn = (inputs.start as u64 % voters + turn % voters) % voters;
+        let dst = dst.data().wrapping_add(plan.head as usize);
+        signs::vote_with(self.set, &Poll { voters, bytes, stride: plan.stride, turn }, inputs.bits(0), dst);
+        for part in plan.servers.iter().filter(|part| part.elements % 8 != 0) {
+            // SAFETY: the chunk has all bytes of the part.
+            unsafe { *dst.add(behind(part) as usize - 1) &= 0xff << (8 - part.elements % 8) };
+        }
     }
 
     /// Makes the scales of the partial sums, and keeps them. Tells whether one is not finite.
@@ -167,7 +167,7 @@ struct Inputs<'a> {
 
 impl Inputs<'_> {
     /// A byte of the first payload's bits, counted from the chunk's first.
-    fn bits(&self, byte: i64) -> *const u8 {
+    fn bits(&self, byte: i64) -> *mut u8 {
         self.first.at((self.plan.head + byte) as usize)
     }
 }

@@ -2,9 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::plan::codec::{ScaleRule, UNIT};
-
-use super::numbers::canonical;
+use crate::plan::{
+    codec::{ScaleRule, UNIT},
+    floats::canonical,
+};
 
 pub const UNIT_ELEMENTS: usize = UNIT as usize;
 

@@ -100,8 +100,14 @@ fn reducing_a_corrupt_chunk_says_so_and_keeps_the_state() {
 
 #[test]
 fn zeros_and_bits_that_fill_up_are_not_looked_at() {
+    for rules in [rules(), Rules { kind: Kind::Sign, error: None, ..rules() }] {
+        bits_that_fill_up_are_not_looked_at(rules);
+    }
+}
+
+fn bits_that_fill_up_are_not_looked_at(rules: Rules) {
     let mut random = Random(11);
-    let mut pair = pair();
+    let mut pair = Pair::new(InstructionSet::chosen(), rules, &[100, 0, 100], 2, Some(0));
     let gradient = some_gradient(&mut random, &pair);
     let payload = pair.encode(&gradient, [1.0; 2]);
     let (head, stride) = (pair.plan.head as usize, pair.plan.stride as usize);
