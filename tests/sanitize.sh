@@ -3,7 +3,7 @@
 # instruction set; then C tests and examples under valgrind, on the library as it is shipped. First of all two programs
 # with a defect, which must be found: a run that sees nothing is no proof.
 #
-# Works in build/sanitize; the standard library is not rebuilt. HOSTILE_CALLS: calls of the hostile driver in each run.
+# Works in build/sanitize; the standard library is not rebuilt. HOSTILE_CALLS: calls of either hostile driver in each run.
 # The last line says how much passed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -52,7 +52,7 @@ compile() {
 # arguments NAME CALLS: what a program needs on its command line
 arguments() {
     case $1 in
-    hostile) echo "$2" ;;
+    hostile | hostile_codec) echo "$2" ;;
     digits) echo examples_c/data/digits.bin ;;
     esac
 }
@@ -179,7 +179,9 @@ for source in "${programs[@]}"; do
     step "$name" env LD_LIBRARY_PATH="$asan" "$work/asan/$name" $(arguments "$name" "$calls")
 done
 for set in portable avx2; do
-    step "hostile, $set" env GRADCODEC_CPU=$set "$work/asan/hostile" "$calls" 7
+    for name in hostile hostile_codec; do
+        step "$name, $set" env GRADCODEC_CPU=$set "$work/asan/$name" "$calls" 7
+    done
 done
 
 # ---- valgrind ----
@@ -230,7 +232,9 @@ for source in "${programs[@]}"; do
 done
 # Valgrind's processor has no AVX-512, and says so when asked: who uses it all the same dies of an illegal instruction.
 for set in avx512 portable; do
-    step "hostile, valgrind, $set" env GRADCODEC_CPU=$set "${memcheck[@]}" "$work/plain/hostile" $((calls / 40)) 7
+    for name in hostile hostile_codec; do
+        step "$name, valgrind, $set" env GRADCODEC_CPU=$set "${memcheck[@]}" "$work/plain/$name" $((calls / 40)) 7
+    done
 done
 
 finish

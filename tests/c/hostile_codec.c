@@ -1,0 +1,582 @@
+/* hostile_codec [CALLS [SEED]]: what hostile.c does, to codecs and the plain form.
+ *
+ * What a call must do to its numbers is tests/python/test_codec.py's. Here: which calls are refused, that refused ones
+ * change nothing, that others write to their outputs only, and that bytes of strangers are told from our own. */
+#define _DEFAULT_SOURCE
+#include "hostile.h"
+
+enum { SEGMENTS = 3, SAVED = 32 << 10 };
+static const DLDataType float32 = {kDLFloat, 32, 1};
+static const DLDataType gradients[] = {{kDLFloat, 32, 1}, {kDLFloat, 16, 1}, {kDLBfloat, 16, 1}};
+
+typedef struct {
+    gc_codec_t *handle;
+    gc_codec_options_t options;
+    int64_t sizes[SEGMENTS], chunk_bytes, elements, part_elements, state_bytes;
+    int segments;
+    int64_t n_chunks;
+    bool pending; /* a step waits for its commit */
+    bool has_payload, has_state;
+} Made;
+
+static unsigned char saved_payload[SAVED], saved_state[SAVED];
+
+/* The sizes that docs/NUMERICS.md gives. */
+static int64_t up(int64_t bytes, int64_t to) {
+    return (bytes + to - 1) / to * to;
+}
+
+static void measure(Made *m) {
+    int64_t bytes = 0, units = 0, first = 0, error = m->options.error == GC_ERROR_BFLOAT16 ? 2 : 4;
+    bool server = m->options.server != 0;
+    m->elements = m->part_elements = 0;
+    for (int i = 0; i < m->segments; i++) {
+        m->elements += m->sizes[i];
+        bytes += bytes_for(m->sizes[i]);
+        units += up(m->sizes[i], 1024);
+    }
+    int64_t in_chunk = bytes / m->n_chunks + (bytes % m->n_chunks != 0);
+    m->chunk_bytes = up(64 + 4 * m->segments, 16) + up(in_chunk, 16);
+    for (int i = 0; i < m->segments && server; first += bytes_for(m->sizes[i++])) {
+        int64_t low = (int64_t)(m->options.server - 1) * in_chunk, high = low + in_chunk, part;
+        int64_t last = first + bytes_for(m->sizes[i]);
+        low = low > first ? low : first;
+        high = high < last ? high : last;
+        if (low < high) {
+            part = high == last ? m->sizes[i] - 8 * (low - first) : 8 * (high - low);
+            m->part_elements += part;
+            units += up(part, 1024);
+        }
+    }
+    if (m->options.codec == GC_CODEC_SIGN || m->options.error == GC_ERROR_NONE)
+        units = 0;
+    m->state_bytes = up(64 + 4 * m->segments * (server ? 2 : 1), 256) + units * error;
+}
+
+/* A codec of a random description, which may have to be refused. */
+static bool make_codec(Made *m) {
+    gc_codec_options_t *o = &m->options;
+    gc_codec_t *out[2] = {(gc_codec_t *)(void *)UNTOUCHED, (gc_codec_t *)(void *)UNTOUCHED}, **place = out;
+    const gc_codec_options_t *passed = o;
+    Faults faults = 0;
+    memset(m, 0, sizeof *m);
+    o->struct_size = sizeof *o;
+    o->codec = one_in(3) ? GC_CODEC_SIGN : GC_CODEC_ONEBIT;
+    o->error = o->codec == GC_CODEC_SIGN ? (one_in(2) ? GC_ERROR_NONE : 0) : (int32_t)below(3);
+    o->scale = (int32_t)below(2);
+    o->nonfinite = (int32_t)below(3);
+    o->beta = one_in(2) ? 0.0f : 0.5f;
+    o->device.device_type = one_in(2) ? 0 : one_in(2) ? kDLCPU : kDLCUDAHost;
+    o->values = one_in(3) ? o->values : gradients[below(3)];
+    o->results = one_in(3) ? o->results : gradients[below(3)];
+    m->segments = one_in(3) ? 1 : (int)below(SEGMENTS + 1);
+    for (int i = 0; i < m->segments; i++)
+        m->sizes[i] = one_in(6) ? 0 : i == 0 && m->segments < 3 && one_in(10) ? 1025 : (int64_t)below(70);
+    if (m->segments == 1 && one_in(2)) {
+        o->n_elements = m->sizes[0];
+        o->n_segments = one_in(2) ? 0 : (size_t)next(); /* of no account where there are no segments */
+    } else {
+        o->segments = m->sizes;
+        o->n_segments = (size_t)m->segments;
+    }
+    o->n_chunks = (size_t)below(5);
+    m->n_chunks = o->n_chunks ? (int64_t)o->n_chunks : 1;
+    o->server = below((uint64_t)m->n_chunks + 1);
+    while (one_in(4))
+        switch (below(12)) {
+        case 0: o->struct_size = (uint32_t)below(sizeof *o); faults |= FAULT(INVALID_ARGUMENT); break;
+        case 1: o->codec = one_in(2) ? 0 : 3 + (int32_t)below(1000); faults |= FAULT(INVALID_ARGUMENT); break;
+        case 2: o->error = 3 + (int32_t)below(100); faults |= FAULT(INVALID_ARGUMENT); break;
+        case 3: o->scale = -1 - (int32_t)below(100); faults |= FAULT(INVALID_ARGUMENT); break;
+        case 4: o->nonfinite = INT32_MAX; faults |= FAULT(INVALID_ARGUMENT); break;
+        case 5: o->beta = one_in(2) ? HUGE_VALF : -HUGE_VALF; faults |= FAULT(INVALID_ARGUMENT); break;
+        case 6: o->reserved[below(4)] = next() | 1; faults |= FAULT(INVALID_ARGUMENT); break;
+        case 7: o->server = (uint64_t)m->n_chunks + 1 + below(9); faults |= FAULT(INVALID_ARGUMENT); break;
+        case 8:
+            *(one_in(2) ? &o->values : &o->results) = dtypes[below(INTEGERS)];
+            faults |= FAULT(UNSUPPORTED_DTYPE);
+            break;
+        case 9:
+            o->device.device_type = one_in(2) ? kDLCUDA : kDLOpenCL;
+            o->device.device_id = 1000;
+            faults |= NO_CUDA;
+            break;
+        case 10:
+            if (one_in(2)) {
+                passed = one_in(2) ? NULL : (const gc_codec_options_t *)(const void *)((const char *)o + 1 + below(7));
+            } else {
+                place = one_in(2) ? NULL : (gc_codec_t **)(void *)((char *)out + 1 + below(7));
+            }
+            faults |= FAULT(INVALID_ARGUMENT);
+            break;
+        case 11:
+            if (o->segments == NULL) {
+                o->n_elements = one_in(2) ? -1 - (int64_t)below(9) : INT64_MAX - (int64_t)below(9);
+                faults |= FAULT(INVALID_ARGUMENT) | FAULT(SIZE_OVERFLOW) | FAULT(OUT_OF_MEMORY);
+            } else if (one_in(2)) {
+                o->n_elements = one_in(2) ? 1 : -1;
+                faults |= FAULT(INVALID_ARGUMENT);
+            } else if (one_in(2)) {
+                o->n_segments = (size_t)1 << 60 | (size_t)next();
+                faults |= FAULT(SIZE_OVERFLOW);
+            } else if (m->segments > 0) {
+                o->segments = (const int64_t *)(const void *)((const char *)m->sizes + 1 + below(7));
+                faults |= FAULT(INVALID_ARGUMENT);
+            }
+            break;
+        }
+    begin(f_gc_codec_create);
+    bool made = judge(gc_codec_create(passed, place), faults);
+    EXPECT((out[0] == (gc_codec_t *)(void *)UNTOUCHED) == !made && out[1] == (gc_codec_t *)(void *)UNTOUCHED);
+    if (!made)
+        return false;
+    m->handle = out[0];
+    measure(m);
+    return true;
+}
+
+/* Places a tensor behind the one before, as codecs want them; now and then anyhow, or spoilt. */
+static void place(Argument *a, DLDataType dtype, int64_t elements, size_t alignment, int window, size_t *used) {
+    DLTensor *t = &a->tensor.dl_tensor;
+    const Window *w = &windows[window];
+    int64_t shape[2] = {elements, 1};
+    dtype = one_in(60) && (size_t)elements <= w->size / 8 ? dtypes[below(DTYPES)] : dtype;
+    make(a, dtype, one_in(3) ? 2 : 1, shape, 0, w, true);
+    size_t at = (*used + below(3) * alignment + alignment - 1) / alignment * alignment;
+    if (elements > 0 && !one_in(40) && at + (size_t)elements * a->size <= w->size) {
+        t->strides = NULL;
+        t->byte_offset = one_in(4) ? at : 0;
+        t->data = w->base + at - t->byte_offset;
+        understand(a);
+        *used = at + (size_t)elements * a->size;
+    }
+    if (one_in(8))
+        spoil(a);
+}
+
+/* What is wrong with an argument of a codec on the CPU. */
+static Faults faults_of(const Argument *a, const DLDataType *known, int n_known, int64_t elements, bool aligned) {
+    const DLTensor *t = &a->tensor.dl_tensor;
+    Faults faults = a->faults;
+    bool taken = false;
+    if (a->passed == NULL || unaligned(a->passed))
+        return faults;
+    for (int i = 0; i < n_known; i++)
+        taken |= memcmp(&t->dtype, &known[i], sizeof *known) == 0;
+    faults |= taken ? 0 : FAULT(UNSUPPORTED_DTYPE);
+    faults |= faults & NO_CUDA ? FAULT(INVALID_ARGUMENT) : 0; /* another device than the codec's */
+    if (!a->counted)
+        return faults;
+    faults |= a->elements == elements ? 0 : FAULT(SHAPE_MISMATCH);
+    faults |= is_contiguous(a) ? 0 : FAULT(NOT_CONTIGUOUS);
+    return faults | (aligned && ((uintptr_t)t->data + t->byte_offset) % 16 != 0 ? FAULT(INVALID_ARGUMENT) : 0);
+}
+
+/* The same where NULL is no argument. */
+static Faults faults_of_optional(const Argument *a, const DLDataType *known, int n_known, int64_t elements) {
+    return a->passed == NULL ? 0 : faults_of(a, known, n_known, elements, false);
+}
+
+static Faults faults_of_overlap(const Argument *out, const Argument *in) {
+    bool both = out->passed != NULL && in->passed != NULL && out->faults == 0 && in->faults == 0;
+    return both && intersect(out, in) ? FAULT(INVALID_ARGUMENT) : 0;
+}
+
+/* A scalar, or NULL. */
+static void place_optional(Argument *a, DLDataType dtype, int64_t elements, int window, size_t *used) {
+    place(a, dtype, elements, 1, window, used);
+    if (one_in(2)) {
+        a->passed = NULL;
+        understand(a);
+    }
+}
+
+/* Fills a source with bytes: those given, those with one of them changed, or noise. Gives what the library
+ * may say of them. */
+static Faults fill(const Argument *a, const unsigned char *bytes, size_t count, bool known) {
+    unsigned char *at = (unsigned char *)a->tensor.dl_tensor.data + a->tensor.dl_tensor.byte_offset;
+    Faults faults = 0;
+    if (!known || one_in(3)) {
+        for (size_t i = 0; i < 64; i++) /* a header of ours may lie there */
+            at[i] = (unsigned char)next();
+        memcpy(shadow_of((uintptr_t)at), at, 64);
+        return FAULT(CORRUPT);
+    }
+    memcpy(at, bytes, count);
+    if (one_in(2)) {
+        uint64_t place = one_in(2) ? below(64) : below(count);
+        bool field = place < 28 || (place >= 32 && place < 56); /* behind flags; before zeros, or the turn of a state */
+        at[place] ^= (unsigned char)(1 << below(8));
+        faults = FAULT(CORRUPT) | (field ? 0 : MAY_SUCCEED);
+    }
+    memcpy(shadow_of((uintptr_t)at), at, count);
+    return faults;
+}
+
+/* What was written to is what the next calls begin with. */
+static void accept(const Argument *a) {
+    if (a->passed == NULL)
+        return;
+    Walk w = walk(a);
+    for (int64_t i = 0; i < a->elements; i++, step(&w))
+        memcpy(shadow_of(w.at), (const void *)w.at, a->size);
+}
+
+static Faults judged; /* the status of the last call, as a set */
+
+static bool judge_codec(gc_status_t status, Faults faults) {
+    judged = (Faults)1 << status;
+    return judge(status, faults);
+}
+
+static gc_codec_t *random_handle(const Made *m, Faults *faults) {
+    if (!one_in(60))
+        return m->handle;
+    *faults |= FAULT(INVALID_ARGUMENT);
+    return one_in(2) ? NULL : (gc_codec_t *)(void *)((char *)m->handle + 1 + below(7));
+}
+
+static void place_values(const Made *m, DLDataType dtype, int window, size_t *used, const DLTensor **pointers) {
+    for (int i = 0; i < m->segments; i++) {
+        place(&chunk[i], dtype, m->sizes[i], 1, window, used);
+        pointers[i] = chunk[i].passed;
+    }
+}
+
+static size_t random_count(const Made *m, Faults *faults) {
+    if (!one_in(60))
+        return (size_t)m->segments;
+    size_t count = one_in(2) || m->segments == 0 ? (size_t)1 << 61 | (size_t)next() : (size_t)m->segments - 1;
+    *faults |= FAULT(INVALID_ARGUMENT) | FAULT(SIZE_OVERFLOW);
+    return count;
+}
+
+static void call_encode(Made *m) {
+    const DLTensor *values[SEGMENTS + 1] = {NULL};
+    DLDataType dtype = m->options.values.bits ? m->options.values : float32;
+    size_t in = 0, out = 0;
+    Faults faults = 0;
+    place_values(m, dtype, 0, &in, values);
+    place(&dst, uint8, m->n_chunks * m->chunk_bytes, 16, one_in(16) ? 0 : 1, &out);
+    place_optional(&chunk[4], float32, 1, 0, &in);
+    place_optional(&chunk[5], float32, 1, 0, &in);
+    for (int i = 0; i < m->segments; i++)
+        faults |= faults_of(&chunk[i], &dtype, 1, m->sizes[i], false) | faults_of_overlap(&dst, &chunk[i]);
+    for (int i = 4; i < 6; i++)
+        faults |= faults_of_optional(&chunk[i], &float32, 1, 1) | faults_of_overlap(&dst, &chunk[i]);
+    faults |= faults_of(&dst, &uint8, 1, m->n_chunks * m->chunk_bytes, true);
+    gc_codec_t *handle = random_handle(m, &faults);
+    size_t count = random_count(m, &faults);
+    begin(f_gc_codec_encode);
+    if (judge_codec(gc_codec_encode(handle, values, count, chunk[4].passed, chunk[5].passed, dst.passed,
+                                    random_stream()), faults)) {
+        accept(&dst);
+        memcpy(saved_payload, (unsigned char *)dst.tensor.dl_tensor.data + dst.tensor.dl_tensor.byte_offset,
+               (size_t)(m->n_chunks * m->chunk_bytes));
+        m->has_payload = true;
+        m->pending |= m->options.nonfinite == GC_NONFINITE_TRANSACTIONAL;
+    }
+}
+
+static void call_decode(Made *m) {
+    const DLTensor *values[SEGMENTS + 1] = {NULL};
+    int32_t mode = one_in(40) ? (int32_t)wild() : (int32_t)below(2);
+    int32_t divisor = one_in(40) ? (int32_t)wild() : (int32_t)below(5);
+    DLDataType dtype = mode == GC_DECODE_ADD ? float32 : gradients[below(3)];
+    size_t in = 0, out = 0;
+    Faults faults = 0;
+    place_values(m, dtype, 1, &out, values);
+    place(&src, uint8, m->n_chunks * m->chunk_bytes, 16, one_in(16) ? 1 : 0, &in);
+    place_optional(&chunk[4], float32, 1, 0, &in);
+    for (int i = 0; i < m->segments; i++) {
+        const DLDataType *known = mode == GC_DECODE_ADD ? &float32 : gradients;
+        faults |= faults_of(&chunk[i], known, mode == GC_DECODE_ADD ? 1 : 3, m->sizes[i], false);
+        faults |= faults_of_overlap(&chunk[i], &src) | faults_of_overlap(&chunk[i], &chunk[4]);
+        for (int j = 0; j < i; j++)
+            faults |= faults_of_overlap(&chunk[i], &chunk[j]);
+        if (memcmp(&chunk[i].tensor.dl_tensor.dtype, &chunk[0].tensor.dl_tensor.dtype, sizeof dtype) != 0)
+            faults |= FAULT(UNSUPPORTED_DTYPE);
+    }
+    faults |= faults_of_optional(&chunk[4], &float32, 1, 1);
+    faults |= faults_of(&src, &uint8, 1, m->n_chunks * m->chunk_bytes, true);
+    faults |= (mode == 0 || mode == 1) && divisor >= 0 ? 0 : FAULT(INVALID_ARGUMENT);
+    gc_codec_t *handle = random_handle(m, &faults);
+    size_t count = random_count(m, &faults);
+    if (faults == 0)
+        faults = fill(&src, saved_payload, (size_t)(m->n_chunks * m->chunk_bytes), m->has_payload);
+    begin(f_gc_codec_decode);
+    if (judge_codec(gc_codec_decode(handle, src.passed, divisor, chunk[4].passed, mode, (DLTensor *const *)values,
+                                    count, random_stream()), faults))
+        for (int i = 0; i < m->segments; i++)
+            accept(&chunk[i]);
+}
+
+static void call_reduce(Made *m) {
+    int64_t rows = 1 + (int64_t)below(4), shape[2] = {rows, m->chunk_bytes};
+    uint64_t number = m->options.server ? m->options.server - 1 : below(3);
+    size_t in = 0, out = 0;
+    place(&src, uint8, rows * m->chunk_bytes, 16, 0, &in);
+    bool whole = src.passed == &src.tensor && src.faults == 0 && src.elements == rows * m->chunk_bytes &&
+                 is_contiguous(&src) && src.tensor.dl_tensor.ndim <= 2;
+    if (whole && !one_in(20)) {
+        memcpy(src.shape, shape, sizeof shape);
+        src.tensor.dl_tensor.shape = src.shape;
+        src.tensor.dl_tensor.ndim = 2;
+        src.tensor.dl_tensor.strides = NULL;
+        understand(&src);
+    }
+    place(&dst, uint8, m->chunk_bytes, 16, one_in(16) ? 0 : 1, &out);
+    const DLTensor *t = &src.tensor.dl_tensor;
+    Faults faults = faults_of(&src, &uint8, 1, src.elements, true);
+    faults |= faults_of(&dst, &uint8, 1, m->chunk_bytes, true) | faults_of_overlap(&dst, &src);
+    if (src.counted && (t->ndim != 2 || t->shape[0] == 0 || t->shape[1] != m->chunk_bytes))
+        faults |= FAULT(SHAPE_MISMATCH) | FAULT(INVALID_ARGUMENT);
+    number = one_in(20) ? (uint64_t)wild() : number;
+    if (m->options.server == 0 || number != m->options.server - 1)
+        faults |= FAULT(INVALID_ARGUMENT);
+    gc_codec_t *handle = random_handle(m, &faults);
+    if (faults == 0) {
+        rows = t->shape[0];
+        for (int64_t r = 0; r < rows; r++) {
+            Argument row = src;
+            row.tensor.dl_tensor.data = (unsigned char *)t->data + r * m->chunk_bytes;
+            faults |= fill(&row, saved_payload + number * (uint64_t)m->chunk_bytes, (size_t)m->chunk_bytes,
+                           m->has_payload);
+        }
+        if ((faults & FAULT(CORRUPT)) && rows > 1)
+            faults |= MAY_SUCCEED;
+    }
+    bool right = (faults & ~(FAULT(CORRUPT) | MAY_SUCCEED)) == 0;
+    begin(f_gc_codec_reduce);
+    judge_codec(gc_codec_reduce(handle, number, src.passed, dst.passed, random_stream()), faults);
+    if (right) {
+        accept(&dst); /* what is corrupt goes out, too, and is marked */
+        EXPECT(judged != FAULT(CORRUPT) ||
+               (((unsigned char *)dst.tensor.dl_tensor.data + dst.tensor.dl_tensor.byte_offset)[28] & 1) != 0);
+        bool steps = m->options.nonfinite == GC_NONFINITE_TRANSACTIONAL;
+        m->pending |= steps;
+        if (steps && judged != FAULT(OK)) { /* a step from before may wait, or none */
+            begin(f_gc_codec_rollback);
+            judge(gc_codec_rollback(m->handle, NULL), 0);
+            m->pending = false;
+        }
+    }
+}
+
+/* Flags, scales, and the end of a step. */
+static void call_small_results(Made *m) {
+    static const DLDataType scalars[] = {{kDLBool, 8, 1}, {kDLInt, 32, 1}, {kDLFloat, 32, 1}};
+    static const DLDataType uint32 = {kDLUInt, 32, 1};
+    size_t out = 0;
+    bool scales = one_in(2);
+    Faults faults = 0;
+    gc_codec_t *handle = random_handle(m, &faults);
+    Faults no_step = m->options.nonfinite == GC_NONFINITE_TRANSACTIONAL ? 0 : FAULT(INVALID_ARGUMENT);
+    switch (below(5)) {
+    case 0: case 1:
+        place(&dst, scales ? float32 : uint32, scales ? m->segments : 1, 1, 1, &out);
+        faults |= faults_of(&dst, scales ? &float32 : &uint32, 1, scales ? m->segments : 1, false);
+        begin(scales ? f_gc_codec_scales : f_gc_codec_flags);
+        if (judge_codec(scales ? gc_codec_scales(handle, dst.passed, random_stream())
+                               : gc_codec_flags(handle, dst.passed, random_stream()), faults))
+            accept(&dst);
+        return;
+    case 2:
+        place_optional(&src, scalars[below(3)], 1, 0, &out);
+        faults |= faults_of_optional(&src, scalars, 3, 1) | no_step;
+        begin(f_gc_codec_commit);
+        judge_codec(gc_codec_commit(handle, src.passed, random_stream()), faults);
+        break;
+    case 3:
+        begin(f_gc_codec_rollback);
+        faults |= no_step;
+        judge_codec(gc_codec_rollback(handle, random_stream()), faults);
+        break;
+    case 4:
+        begin(f_gc_codec_reset);
+        judge_codec(gc_codec_reset(handle, random_stream()), faults);
+        break;
+    }
+    if (faults == 0)
+        m->pending = false;
+}
+
+static void call_state(Made *m) {
+    bool outwards = one_in(2), errors = one_in(2), kept = m->options.codec == GC_CODEC_ONEBIT &&
+                                                          m->options.error != GC_ERROR_NONE;
+    size_t used = 0;
+    Faults faults = m->pending ? FAULT(INVALID_ARGUMENT) : 0;
+    gc_codec_t *handle = random_handle(m, &faults);
+    Argument *one = outwards ? &dst : &src, *other = &chunk[4];
+    if (errors) {
+        place_optional(one, float32, m->elements, outwards, &used);
+        place_optional(other, float32, m->part_elements, outwards, &used);
+        faults |= faults_of_optional(one, &float32, 1, m->elements);
+        faults |= faults_of_optional(other, &float32, 1, m->part_elements);
+        faults |= outwards ? faults_of_overlap(one, other) : 0;
+        faults |= m->options.server == 0 && other->passed != NULL ? FAULT(INVALID_ARGUMENT) : 0;
+        faults |= !outwards && !kept ? FAULT(INVALID_ARGUMENT) : 0;
+        begin(outwards ? f_gc_codec_errors_out : f_gc_codec_errors_in);
+        bool done = judge_codec(outwards ? gc_codec_errors_out(handle, one->passed, other->passed, random_stream())
+                                         : gc_codec_errors_in(handle, one->passed, other->passed, random_stream()),
+                                faults);
+        if (done && outwards) {
+            accept(one);
+            accept(other);
+        }
+        return;
+    }
+    place(one, uint8, m->state_bytes, 16, outwards, &used);
+    faults |= faults_of(one, &uint8, 1, m->state_bytes, true);
+    if (!outwards && faults == 0)
+        faults = fill(one, saved_state, (size_t)m->state_bytes, m->has_state);
+    begin(outwards ? f_gc_codec_state_out : f_gc_codec_state_in);
+    if (judge_codec(outwards ? gc_codec_state_out(handle, one->passed, random_stream())
+                             : gc_codec_state_in(handle, one->passed, random_stream()), faults) && outwards) {
+        accept(one);
+        memcpy(saved_state, (unsigned char *)one->tensor.dl_tensor.data + one->tensor.dl_tensor.byte_offset,
+               (size_t)m->state_bytes);
+        m->has_state = true;
+    }
+}
+
+static void call_codec(void) {
+    Made m;
+    prepare(MEDIUM);
+    if (!make_codec(&m))
+        return;
+    begin(f_gc_codec_payload_bytes);
+    EXPECT(gc_codec_payload_bytes(m.handle) == m.n_chunks * m.chunk_bytes);
+    succeeded();
+    begin(f_gc_codec_state_bytes);
+    EXPECT(gc_codec_state_bytes(m.handle) == m.state_bytes);
+    succeeded();
+    for (int steps = 4 + (int)below(20); steps > 0; steps--) {
+        switch (below(6)) {
+        case 0: case 1: call_encode(&m); break;
+        case 2: call_decode(&m); break;
+        case 3: call_reduce(&m); break;
+        case 4: call_small_results(&m); break;
+        case 5: call_state(&m); break;
+        }
+        compare_windows();
+    }
+    begin(f_gc_codec_free);
+    gc_codec_free(m.handle);
+    succeeded();
+}
+
+static void call_onebit_bytes(void) {
+    int64_t elements = one_in(2) ? wild() : (int64_t)below(100000);
+    Faults faults = elements < 0 ? FAULT(INVALID_ARGUMENT) : 0;
+    begin(f_gc_onebit_workspace_bytes);
+    int64_t got = gc_onebit_workspace_bytes(elements);
+    EXPECT(faults ? got == -1 : got >= 64 && got <= 96 + elements / 500);
+    judge(faults ? GC_STATUS_INVALID_ARGUMENT : GC_STATUS_OK, faults);
+}
+
+/* The plain form. Without an error the bits are the gradient's own signs. */
+static void call_onebit(size_t size) {
+    static const DLDataType errors[] = {{kDLFloat, 32, 1}, {kDLBfloat, 16, 1}};
+    DLManagedTensor *out[12] = {NULL};
+    DLDataType dtype = gradients[below(3)];
+    int64_t elements = limit == BIG_LIMIT ? (int64_t)size / 8 : (int64_t)below(size / 16), shape[2];
+    float scale = 7, *of_scale = &scale;
+    size_t in = 0, outs = 0;
+    prepare(size);
+    place(&src, dtype, elements, 1, 0, &in);
+    place_optional(&chunk[4], errors[below(2)], elements, one_in(16) ? 0 : 1, &outs);
+    Faults faults = faults_of(&src, gradients, 3, src.elements, false) |
+                    faults_of_optional(&chunk[4], errors, 2, src.elements) | faults_of_overlap(&chunk[4], &src);
+    if (one_in(2)) {
+        uint64_t n_chunks = one_in(40) ? 0 : 1 + below(9);
+        faults |= n_chunks == 0 ? FAULT(INVALID_ARGUMENT) : 0;
+        if (one_in(60)) {
+            of_scale = one_in(2) ? NULL : (float *)(void *)((char *)&scale + 1 + below(3));
+            faults |= FAULT(INVALID_ARGUMENT);
+        }
+        for (int i = 0; i < 12; i++)
+            out[i] = UNTOUCHED;
+        begin(f_gc_onebit_compress);
+        uint64_t done = 0;
+        if (judge(gc_onebit_compress(src.passed, chunk[4].passed, n_chunks, out, of_scale), faults)) {
+            Rows rows = {1, 1, src.elements, chunk_bytes(src.elements, n_chunks) * (int64_t)n_chunks};
+            accept(&chunk[4]);
+            read_bits(&src, true);
+            pack_model(rows, GC_BIT_ORDER_BIG);
+            for (; done < n_chunks; done++) {
+                const DLTensor *t = &out[done]->dl_tensor;
+                shape[0] = chunk_bytes(src.elements, n_chunks);
+                check_output(t, uint8, 1, shape);
+                EXPECT(chunk[4].passed != NULL || shape[0] == 0 ||
+                       memcmp(t->data, packed + done * (uint64_t)shape[0], (size_t)shape[0]) == 0);
+                keep(out[done], false);
+            }
+        }
+        EXPECT(done > 0 || scale == 7);
+        for (; done < 12; done++)
+            EXPECT(out[done] == UNTOUCHED);
+        compare_windows();
+        return;
+    }
+    int32_t rule = one_in(40) ? (int32_t)wild() : (int32_t)below(2);
+    int64_t workspace = gc_onebit_workspace_bytes(src.counted ? src.elements : 0);
+    shape[0] = random_chunks();
+    shape[0] = shape[0] == 0 ? 1 : shape[0];
+    shape[1] = chunk_bytes(elements, (uint64_t)shape[0]);
+    if (shape[0] * shape[1] > (int64_t)size / 4 || workspace > (int64_t)size / 4)
+        return;
+    make(&dst, uint8, 2, shape, 0, &windows[1], true);
+    if (!one_in(20)) { /* behind the error */
+        outs += shape[0] * shape[1] + outs <= size ? 0 : size;
+        if (outs < size && dst.elements > 0) {
+            dst.tensor.dl_tensor.strides = NULL;
+            dst.tensor.dl_tensor.byte_offset = 0;
+            dst.tensor.dl_tensor.data = windows[1].base + outs;
+            understand(&dst);
+            outs += (size_t)dst.elements;
+        }
+    }
+    place(&chunk[5], float32, 1, 1, 1, &outs);
+    place(&chunk[6], uint8, workspace, 16, 1, &outs);
+    faults |= faults_of_rows(&dst, &src) | dst.faults | faults_of(&chunk[5], &float32, 1, 1, false) |
+              faults_of(&chunk[6], &uint8, 1, chunk[6].elements, true);
+    faults |= chunk[6].counted && chunk[6].elements < workspace ? FAULT(SHAPE_MISMATCH) : 0;
+    faults |= rule == 0 || rule == 1 ? 0 : FAULT(INVALID_ARGUMENT);
+    Argument *outputs[] = {&chunk[4], &dst, &chunk[5], &chunk[6]};
+    for (int i = 0; i < 4; i++) {
+        faults |= faults_of_overlap(outputs[i], &src);
+        for (int j = 0; j < i; j++)
+            faults |= faults_of_overlap(outputs[i], outputs[j]);
+    }
+    if ((src.faults | dst.faults) & NO_CUDA)
+        faults |= FAULT(INVALID_ARGUMENT);
+    begin(f_gc_onebit_compress_into);
+    if (judge(gc_onebit_compress_into(src.passed, chunk[4].passed, rule, dst.passed, chunk[5].passed, chunk[6].passed,
+                                      random_stream()), faults)) {
+        Rows rows = {1, 1, src.elements, dst.elements};
+        for (int i = 0; i < 4; i++)
+            accept(outputs[i]);
+        if (chunk[4].passed == NULL) {
+            read_bits(&src, true);
+            pack_model(rows, GC_BIT_ORDER_BIG);
+            write_bytes(&dst);
+        }
+    }
+    compare_windows();
+}
+
+static void call_something(size_t size) {
+    if (size != BIG && one_in(3)) /* a call of this is a dozen */
+        call_codec();
+    else if (size != BIG && one_in(12))
+        call_onebit_bytes();
+    else
+        call_onebit(size);
+}
+
+int main(int argc, char **argv) {
+    run(argc, argv, 500000, true, call_something);
+    puts("hostile_codec: ok");
+    return 0;
+}
