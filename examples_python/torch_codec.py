@@ -8,8 +8,8 @@
     received = decompress(bits, scale, gradient.numel(), gradient.dtype).view_as(gradient)
 
 On CUDA they work on the current stream, and nothing waits. They are for gradients, after the backward pass: a backward
-pass that comes to one of them is an error. gc_onebit_compress_into and gc_unpack_signs_into in gradcodec.h say what they
-compute. torch_feedback.py shows a codec, which keeps the errors itself and takes all layers at once.
+pass that comes to one of them is an error. What they compute is said in gradcodec.h, at gc_onebit_compress_into and
+gc_unpack_signs_into. torch_feedback.py shows a codec, which keeps the errors itself and takes all layers at once.
 """
 
 try:
@@ -28,8 +28,8 @@ def stream_of(tensor):
 
 @torch.library.custom_op("gradcodec_python::compress", mutates_args=("error",))
 def compress(gradient: torch.Tensor, error: torch.Tensor, n_chunks: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """The signs of gradient plus error, uint8 [n_chunks, bytes], and their scale, float32 [1]. What these lose of the sum is
-    left in `error`: float32 or bfloat16, contiguous, with as many elements."""
+    """The signs of gradient plus error, uint8 [n_chunks, bytes], and their scale, float32 [1]. What these lose of the
+    sum is left in `error`: float32 or bfloat16, contiguous, with as many elements."""
     n, new = gradient.numel(), gradient.new_empty
     bits = new((n_chunks, gradcodec.chunk_bytes(n, n_chunks)), dtype=torch.uint8)
     scale, workspace = new(1, dtype=torch.float32), new(gradcodec.onebit_workspace_bytes(n), dtype=torch.uint8)

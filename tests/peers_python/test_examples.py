@@ -35,6 +35,8 @@ SAYS = {
     "torch_codec.py": (["cpu: 1, -7, 2 and 4 are received as 5 -5 -2 2", "cpu: compiled as eager: True"],
                        ("torch", ["cuda: 1, -7, 2 and 4 are received as 5 -5 -2 2", "cuda: compiled as eager: True",
                                   "cuda: in a graph as without: True"])),
+    "torch_feedback.py": (["cpu: one bit: loss ", "960 bytes of payload", "cpu: one bit trains as well: True"],
+                          ("torch", ["cuda: one bit: loss ", "cuda: one bit trains as well: True"])),
     "torch_streams.py": (["cpu: no stream; 0 of 1000003 signs wrong"],
                          ("torch", ["inside_streams: 0 signs wrong", "beside_the_current_stream: 0 signs wrong",
                                     "in_a_graph: 0 signs wrong"])),
