@@ -209,6 +209,20 @@ def test_work_is_enqueued_on_the_current_stream(ops, cuda):
     assert not packed.any()
 
 
+def test_feedback_is_enqueued_on_the_current_stream(ops, cuda):
+    x, error, stream = torch.ones(1 << 20, device=cuda), torch.zeros(1 << 20, device=cuda), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        ops.decompress(*ops.compress(x, error), 1 << 20, x.dtype)  # loads the kernels, which may wait for what runs
+        torch.cuda.synchronize()
+        torch.cuda._sleep(1_000_000_000)
+        x.fill_(-2)
+        received = ops.decompress(*ops.compress(x, error), 1 << 20, x.dtype)
+        assert not stream.query(), "a call has waited for the stream"
+    stream.synchronize()
+    assert received.eq(-2).all() and not error.any()
+
+
 def test_memory_freed_on_the_stream_is_not_read_too_late(ops, cuda):
     """What record_stream() would be for: an input that is gone, and its memory reused, before the kernel has run."""
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -256,3 +270,15 @@ def test_another_device_than_the_current(ops, cuda):
         assert packed.device == x.device and torch.cuda.current_device() == 0
     torch.cuda.synchronize("cuda:1")
     assert model.same(packed, model.chunks(model.signs(x), 1))
+
+
+def test_a_graph_feeds_errors_back_from_replay_to_replay(ops, adaptor, cuda):
+    adaptor.prepare(torch.device(cuda, 0))
+    x, errors = torch.zeros(1 << 16, device=cuda), torch.zeros(2, 1 << 16, device=cuda)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = fed_back(x, errors[0])
+    for seed in range(3):
+        x.copy_(torch.randn(1 << 16, generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        assert all(map(torch.equal, captured, fed_back(x, errors[1]))) and torch.equal(*errors)

@@ -1,4 +1,4 @@
-"""examples_python/torch_codec.py: operators that compute what docs/NUMERICS.md says, which tests/python/codec_model.py is."""
+"""examples_python/torch_codec.py: operators that compute what docs/NUMERICS.md says (tests/python/codec_model.py)."""
 
 import pathlib
 import sys
