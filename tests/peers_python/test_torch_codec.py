@@ -136,7 +136,7 @@ def test_work_is_enqueued_on_the_current_stream():
     gradient, error = torch.ones(1 << 20, device="cuda"), torch.zeros(1 << 20, device="cuda")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        compress(gradient, error)  # loads the kernels, which may wait for what runs
+        decompress(*compress(gradient, error), gradient.numel(), torch.float32)  # loads kernels, which may wait
         error.zero_()
         torch.cuda.synchronize()
         torch.cuda._sleep(1_000_000_000)
