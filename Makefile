@@ -181,12 +181,13 @@ endif
 # What test-peers needs, several GB.
 peers: $(PEERS_READY)
 
-## With PyTorch, JAX and tvm-ffi, as extensions, through CMake and from Python; on a GPU, too, where there is one.
+## With PyTorch, JAX, tvm-ffi and nvcc, as extensions, through CMake and from Python; on a GPU, too, where there is one.
 test-peers: $(LIBRARY) $(PEERS_READY) $(BUILD)/tests/driver/libcuda.so.1
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) \
 	    $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/peers
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/peers_python
 	sh tests/peers/headers.sh $(PEERS) "$(CXX)" $(LIB) $(BUILD)/tests/peers
+	sh tests/peers/nvcc.sh $(PEERS) "$(CXX)" $(LIB) $(BUILD)/tests/nvcc
 	sh tests/cpp/cmake.sh $(BUILD)/tests/cmake $(PEERS)
 	@set -e; for name in examples_cpp/*.py; do echo "== $$name"; \
 	    GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) $$name; done

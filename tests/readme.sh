@@ -71,6 +71,12 @@ LD_LIBRARY_PATH="$library" "$work/codec" > "$work/got"
     { echo "FAILED: README.md's codec prints something else" >&2; exit 1; }
 echo "ok codec: $(head -n 1 "$work/got")"
 
+block python 2 > "$work/codec.py"
+GRADCODEC_LIBRARY="$library/libgradcodec.so.0" PYTHONPATH="$root/examples_python" python3 "$work/codec.py" > "$work/got"
+[ -s "$work/got" ] && diff "$work/codec_printed" "$work/got" ||
+    { echo "FAILED: README.md's codec in Python prints something else" >&2; exit 1; }
+echo "ok codec in Python: $(head -n 1 "$work/got")"
+
 # The block that is indented after "Start here:".
 sed -n '/^ \* Start here:$/,/^ \* Compile it/s/^ \*     //p' "$root/include/gradcodec.h" > "$work/start.c"
 compile start

@@ -40,6 +40,7 @@
 #include <torch/version.h>
 
 #include <optional>
+#include <tuple>
 
 #if TORCH_VERSION_MAJOR < 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11)
 #error "gradcodec/torch.hpp needs torch 2.11 or newer, for c10::Stream::native_handle()"
@@ -128,16 +129,22 @@ inline void prepare(c10::Device device)
 
 namespace detail {
 
+/* As torch's own operators in place: a backward pass that has saved a tensor is told that it has changed. What stops
+ * the counter from moving must be found before the tensor is written to. */
+inline void check_version(const char *name, const at::Tensor &tensor)
+{
+    TORCH_CHECK(tensor.unsafeGetTensorImpl()->version_counter().enabled() || c10::InferenceMode::is_enabled(), name,
+                ": an inference tensor is written to in inference mode only");
+}
+inline void bump_version(const at::Tensor &tensor) { tensor.unsafeGetTensorImpl()->bump_version(); }
+
 template <class Call> void into(const at::Tensor &src, const at::Tensor &dst, Call call)
 {
     const DLTensor from = view(src);
     DLTensor to = view_to_write(dst);
-    /* As torch's own operators in place: a backward pass that has saved `dst` is told that it has changed. What stops
-     * the counter from moving must be found before `dst` is written to. */
-    TORCH_CHECK(dst.unsafeGetTensorImpl()->version_counter().enabled() || c10::InferenceMode::is_enabled(),
-                "dst: an inference tensor is written to in inference mode only");
+    check_version("dst", dst);
     torch_check(call(&from, &to, current_stream(src)));
-    dst.unsafeGetTensorImpl()->bump_version();
+    bump_version(dst);
 }
 
 } // namespace detail
@@ -284,6 +291,31 @@ inline at::Tensor unpack_bits(const at::Tensor &src, int32_t axis = GC_AXIS_NONE
     return dst;
 }
 
+/* ONEBIT */
+
+/*
+ * Signs of gradient plus error, uint8 [n_chunks, gc_chunk_bytes()], and their scale, float32 [1], for unpack_signs().
+ * What they lose is left in `error`; undefined: none is carried.
+ */
+inline std::tuple<at::Tensor, at::Tensor> onebit_compress(const at::Tensor &grad, const at::Tensor &error,
+                                                          int64_t n_chunks = 1, gc_scale_t rule = GC_SCALE_RMS)
+{
+    const at::Tensor dst = detail::chunks_for(grad, n_chunks);
+    const at::Tensor scale = detail::empty(grad, {1}, at::kFloat);
+    const at::Tensor workspace = detail::empty(grad, {gc_onebit_workspace_bytes(grad.numel())}, at::kByte);
+    DLTensor carried{}, bits = view_to_write(dst), factor = view_to_write(scale), room = view_to_write(workspace);
+    const DLTensor from = view(grad);
+    if (error.defined()) {
+        carried = view_to_write(error);
+        detail::check_version("error", error);
+    }
+    detail::torch_check(gc_onebit_compress_into(&from, error.defined() ? &carried : nullptr, rule, &bits, &factor,
+                                                &room, current_stream(grad)));
+    if (error.defined())
+        detail::bump_version(error);
+    return {dst, scale};
+}
+
 /* CODECS */
 
 namespace detail {
@@ -369,16 +401,15 @@ inline at::Tensor codec_encode(Codec &codec, at::TensorList gradients, const at:
 inline void codec_decode(Codec &codec, const at::Tensor &payload, at::TensorList values, int32_t divisor = 1,
                          gc_decode_t mode = GC_DECODE_SET, const at::Tensor &factor = {})
 {
-    for (const at::Tensor &tensor : values) /* as for the functions above that write */
-        TORCH_CHECK(tensor.unsafeGetTensorImpl()->version_counter().enabled() || c10::InferenceMode::is_enabled(),
-                    "values: an inference tensor is written to in inference mode only");
     const detail::Described outputs(values, [](const at::Tensor &tensor) { return view_to_write(tensor); });
+    for (const at::Tensor &tensor : values)
+        detail::check_version("values", tensor);
     const detail::OptionalView of_factor(factor);
     const DLTensor from = view(payload);
     detail::torch_check(gc_codec_decode(codec.get(), &from, divisor, of_factor.get(), mode, outputs.data(),
                                         outputs.size(), current_stream(payload)));
     for (const at::Tensor &tensor : values)
-        tensor.unsafeGetTensorImpl()->bump_version();
+        detail::bump_version(tensor);
 }
 
 /* `chunks`: a row for each payload, chunk `chunk` of it. Gives the chunk that goes out. */

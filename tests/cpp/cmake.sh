@@ -26,6 +26,7 @@ configure() { # BUILD_DIR OPTION...
 
 configure "$work/build" -DCMAKE_PREFIX_PATH="$work/installed" -DCMAKE_CXX_FLAGS="-Wall -Wextra -pedantic -Werror"
 "$work/build/raii"
+"$work/build/feedback"
 LD_LIBRARY_PATH="$work/installed/lib" "$work/build/dlopen"
 echo "ok: the examples build against a tree that was moved"
 

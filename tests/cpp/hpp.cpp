@@ -345,6 +345,11 @@ static void a_codec_goes_there_and_back()
     gradcodec::codec_errors_out(codec, view(worker));
     HOLD(worker[0] == -4);
 
+    static_assert(sizeof(Codec) == sizeof(void *) && !std::is_copy_constructible_v<Codec>);
+    static_assert(std::is_nothrow_move_constructible_v<Codec> && std::is_nothrow_move_assignable_v<Codec>);
+    Codec &itself = codec;
+    codec = std::move(itself);
+    HOLD(codec);
     Codec moved = std::move(codec);
     HOLD(moved && !codec && status([&] { gradcodec::codec_reset(codec); }) == GC_STATUS_INVALID_ARGUMENT);
     HOLD(status([&] { gradcodec::codec_payload_bytes(codec); }) == GC_STATUS_INVALID_ARGUMENT);

@@ -9,6 +9,7 @@ import torch
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(HERE), str(ROOT / "examples_cpp")]
+sys.path.append(str(ROOT / "tests" / "python"))  # codec_model: docs/NUMERICS.md in NumPy
 
 import torch_ops  # noqa: E402 the path comes first
 
