@@ -31,7 +31,7 @@ __device__ __forceinline__ void pack_head(const T *__restrict__ src, unsigned ch
     unsigned word = 0;
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) {
-        const unsigned bits = pack_warp(bit_of<R>(x[k]));
+        const unsigned bits = pack_warp(bit_of<R>(from_memory(x[k])));
         if (lane / 4 == k) word = bits;
     }
     if (lane < 16 && byte < bytes) dst[byte] = static_cast<unsigned char>(in_order(word, order) >> lane % 4 * 8);
@@ -69,7 +69,7 @@ __device__ __forceinline__ void pack_tile(const T *__restrict__ src, unsigned ch
         const T end = load_end<R>(from, inside, lane);
         if (head) pack_head<R>(src, dst, elements, head, order);
         // Only now: it waits for memory, and what the head needs is to be under way by then.
-        ends = pack_warp(bit_of<R>(end));
+        ends = pack_warp(bit_of<R>(from_memory(end)));
     }
     unsigned behind = 0;
     if (shift) {
