@@ -3,6 +3,7 @@
 pub mod bits;
 pub mod codec;
 mod context;
+mod divisor;
 mod driver;
 mod launch;
 mod memory;
