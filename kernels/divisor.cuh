@@ -16,8 +16,9 @@ __device__ __forceinline__ unsigned long long quotient(unsigned long long value,
 
 // Divides in place and returns the remainder.
 __device__ __forceinline__ unsigned long long split(unsigned long long &value, const gc_divisor &divisor) {
-    const unsigned long long whole = quotient(value, divisor), rest = value - whole * divisor.by;
-    value = whole;
+    unsigned long long low = __umul64hi(value, divisor.reciprocal), rest = value - low * divisor.by;
+    if (rest >= divisor.by) low++, rest -= divisor.by;
+    value = low;
     return rest;
 }
 

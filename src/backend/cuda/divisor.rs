@@ -19,4 +19,8 @@ impl Divisor {
             },
         }
     }
+
+    pub const fn by(self) -> u64 {
+        self.by
+    }
 }

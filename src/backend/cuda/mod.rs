@@ -13,6 +13,7 @@ mod reuse;
 pub mod signs;
 mod strided;
 mod tiles;
+mod walk;
 
 use std::fmt;
 
