@@ -155,28 +155,38 @@ __device__ __forceinline__ unsigned pack_next(const Aligned<T> &elements, const 
     for (unsigned i = 0; i < 8; i++) bits |= elements.bit(ALL ? x[i] : from_memory(x[i])) ? 1u << i : 0;
     return bits;
 }
+// The next `bytes` whole bytes of a line as a word, or, if that is 0, its next `count` elements.
 template <typename T>
-__device__ __forceinline__ unsigned pack_some(const gc_strided_plan &plan, const unsigned char *from, unsigned count) {
+__device__ __forceinline__ unsigned pack_run(const gc_strided_plan &plan, const unsigned char *from, unsigned bytes,
+                                             unsigned count) {
     const Aligned<T> elements(plan);
-    return count == 8 ? pack_next<true>(elements, from, plan.element_stride, 8)
-                      : pack_next<false>(elements, from, plan.element_stride, count);
+    const long long stride = plan.element_stride;
+    if (bytes == 0) return pack_next<false>(elements, from, stride, count);
+    unsigned word = 0;
+#pragma unroll 1
+    for (unsigned k = 0; k < bytes; k++, from += 8 * stride) {
+        word |= pack_next<true>(elements, from, stride, 8) << 8 * k;
+    }
+    return word;
 }
-__device__ __forceinline__ unsigned pack_some(const gc_strided_plan &plan, const unsigned char *from, unsigned count) {
+__device__ __forceinline__ unsigned pack_run(const gc_strided_plan &plan, const unsigned char *from, unsigned bytes,
+                                             unsigned count) {
     if (plan.aligned) {
         switch (plan.size) {
-        case 1: return pack_some<unsigned char>(plan, from, count);
-        case 2: return pack_some<unsigned short>(plan, from, count);
-        case 4: return pack_some<unsigned>(plan, from, count);
-        default: return pack_some<u64>(plan, from, count);
+        case 1: return pack_run<unsigned char>(plan, from, bytes, count);
+        case 2: return pack_run<unsigned short>(plan, from, bytes, count);
+        case 4: return pack_run<unsigned>(plan, from, bytes, count);
+        default: return pack_run<u64>(plan, from, bytes, count);
         }
     }
     const Anywhere elements(plan);
-    unsigned bits = 0;
+    unsigned word = 0;
+    if (bytes != 0) count = 8 * bytes;
 #pragma unroll 1
     for (unsigned i = 0; i < count; i++, from += plan.element_stride) {
-        bits |= unsigned(elements.bit(elements.load(from))) << i;
+        word |= unsigned(elements.bit(elements.load(from))) << i;
     }
-    return bits;
+    return word;
 }
 
 __device__ __forceinline__ void pack_walk(const gc_strided_plan &plan) {
@@ -199,15 +209,17 @@ __device__ __forceinline__ void pack_walk(const gc_strided_plan &plan) {
     unsigned word = 0;
 #pragma unroll 1
     for (unsigned done = 0; done < 8 * count;) {
-        const unsigned wanted = 8 - done % 8;
         const u64 left = plan.elements - number;
-        const unsigned next = left < wanted ? static_cast<unsigned>(left) : wanted;
-        if (next == 0) {
+        if (left == 0) {
             if (!plan.joined || ++in_line == plan.lines) break;
             number = 0, from = plan.src + line_at(plan, in_line).element;
             continue;
         }
-        word |= pack_some(plan, from, next) << done;
+        const unsigned wanted = 8 * count - done, there = left < wanted ? static_cast<unsigned>(left) : wanted;
+        // To the end of a byte of two lines, then whole bytes, then what is left of the line.
+        const unsigned in_byte = 8 - done % 8, bytes = in_byte == 8 ? there / 8 : 0;
+        const unsigned next = bytes != 0 ? 8 * bytes : there < in_byte ? there : in_byte;
+        word |= pack_run(plan, from, bytes, next) << done;
         done += next, number += next, from += static_cast<long long>(next) * plan.element_stride;
     }
     word = in_order(word, plan.order);
