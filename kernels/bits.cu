@@ -8,11 +8,7 @@
 // anywhere, and is read at aligned addresses and shifted. Nothing outside the operands is touched: a tile that would is
 // *ragged* (tile.cuh) and has code of its own, and so are those of the block with the head.
 #include "unpack.cuh"
-
-// A byte of which only bit number i is set.
-__device__ __forceinline__ unsigned bit_of_byte(unsigned i, unsigned order) {
-    return order == ORDER_LITTLE ? 1u << i : 0x80u >> i;
-}
+#include "walk.cuh"
 
 // ---- Packing contiguous elements
 
@@ -31,7 +27,7 @@ __device__ __forceinline__ void pack_head(const T *__restrict__ src, unsigned ch
     unsigned word = 0;
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) {
-        const unsigned bits = pack_warp(bit_of<R>(x[k]));
+        const unsigned bits = pack_warp(bit_of<R>(from_memory(x[k])));
         if (lane / 4 == k) word = bits;
     }
     if (lane < 16 && byte < bytes) dst[byte] = static_cast<unsigned char>(in_order(word, order) >> lane % 4 * 8);
@@ -69,7 +65,7 @@ __device__ __forceinline__ void pack_tile(const T *__restrict__ src, unsigned ch
         const T end = load_end<R>(from, inside, lane);
         if (head) pack_head<R>(src, dst, elements, head, order);
         // Only now: it waits for memory, and what the head needs is to be under way by then.
-        ends = pack_warp(bit_of<R>(end));
+        ends = pack_warp(bit_of<R>(from_memory(end)));
     }
     unsigned behind = 0;
     if (shift) {
@@ -166,180 +162,11 @@ UNPACK(gc_unpack_u16, unsigned short)
 UNPACK(gc_unpack_u32, unsigned)
 UNPACK(gc_unpack_u64, u64)
 
-// ---- Any strides, for the library alone
-//
-// A thread packs one byte, or unpacks one byte's elements and writes nothing beside them: rows * bytes threads for
-// packing, rows * ceil(elements / 8) for unpacking.
-
-struct gc_loop {
-    long long count, element_stride, byte_stride;
-};
-
-// As the host lays it out: Strided in src/backend/cuda/bits.rs. Each set of loops is nested, outermost first; the
-// product of its counts is `rows`, `elements` or `bytes`; where that is 0 or 1 there may be none. Strides are in bytes
-// and may be negative or 0; row loops use both, the others their own.
-struct gc_strided_plan {
-    const unsigned char *src;           // the first element, and the first byte: one is read, the other written
-    unsigned char *dst;
-    u64 rows, elements, bytes;          // rows; elements and bytes of each
-    u64 first_zero, span;               // packing: as in Rule, in the width of an element
-    u64 one;                            // unpacking: the bit pattern of 1
-    unsigned size, order;               // bytes of an element: 1, 2, 4 or 8
-    unsigned aligned;                   // 1: every element's address is a multiple of its size
-    unsigned rows_first;                // neighbouring threads take: 1: neighbouring rows, 0: bytes of a row; the
-                                        // wrong choice costs a factor of three to ten
-    unsigned n_row_loops, n_element_loops, n_byte_loops, reserved;
-    gc_loop loops[124];                 // those over rows, then over a row's elements, then over its bytes
-};
-static_assert(sizeof(gc_strided_plan) == 3072, "the host lays it out too, and parameters hold 4096 bytes");
-
-// Divides in place and returns the remainder; in 32 bits, several times as fast, where both fit.
-__device__ __forceinline__ u64 divide(u64 &value, u64 by) {
-    if ((value | by) >> 32 == 0) {
-        const unsigned a = static_cast<unsigned>(value), b = static_cast<unsigned>(by);
-        value = a / b;
-        return a % b;
-    }
-    const u64 quotient = value / by, rest = value - quotient * by;
-    value = quotient;
-    return rest;
-}
-
-// Where round number `round` of some loops lies.
-struct Offsets {
-    long long element, byte;
-};
-__device__ __forceinline__ Offsets decode(const gc_loop *loops, unsigned count, u64 round) {
-    Offsets at = {0, 0};
-    for (unsigned k = count; k-- > 0 && round != 0;) {
-        const long long index = divide(round, loops[k].count);
-        at.element += index * loops[k].element_stride;
-        at.byte += index * loops[k].byte_stride;
-    }
-    return at;
-}
-
-// The group of 8 elements and their byte that is this thread's, among `groups` a row.
-struct Group {
-    u64 row, number;
-    bool exists;
-};
-__device__ __forceinline__ Group this_group(const gc_strided_plan &plan, u64 groups) {
-    u64 rest = thread_number();
-    if (plan.rows_first) {
-        const u64 row = divide(rest, plan.rows);
-        return {row, rest, rest < groups};
-    }
-    const u64 number = divide(rest, groups);
-    return {rest, number, rest < plan.rows};
-}
-
-// Where a byte of a row lies, from the row's first.
-__device__ __forceinline__ long long byte_offset(const gc_strided_plan &plan, u64 number) {
-    return decode(plan.loops + plan.n_row_loops + plan.n_element_loops, plan.n_byte_loops, number).byte;
-}
-
-// How many elements a group has: 8 before the end, none past it.
-__device__ __forceinline__ unsigned elements_of(const gc_strided_plan &plan, u64 number) {
-    const u64 first = number * 8;
-    return first >= plan.elements ? 0 : plan.elements - first < 8 ? static_cast<unsigned>(plan.elements - first) : 8;
-}
-
-// The elements of a row from one on, as far as they lie at one stride.
-struct Run {
-    long long offset, stride;
-    u64 length;
-};
-__device__ __forceinline__ Run run_from(const gc_strided_plan &plan, u64 element) {
-    if (plan.n_element_loops == 0) return {0, 0, 1};
-    const gc_loop *loops = plan.loops + plan.n_row_loops, &inner = loops[plan.n_element_loops - 1];
-    const u64 at = divide(element, inner.count);
-    const long long offset = decode(loops, plan.n_element_loops - 1, element).element;
-    return {offset + static_cast<long long>(at) * inner.element_stride, inner.element_stride, inner.count - at};
-}
-
-// The 8 elements of a run as a byte. All loads are under way before the first is used.
-template <typename T>
-__device__ __forceinline__ unsigned pack_run(const gc_strided_plan &plan, const unsigned char *from, long long stride) {
-    T x[8];
-#pragma unroll
-    for (unsigned i = 0; i < 8; i++) x[i] = *reinterpret_cast<const T *>(from + i * stride);
-    unsigned bits = 0;
-#pragma unroll
-    for (unsigned i = 0; i < 8; i++) {
-        bits |= unsigned(outside(x[i], static_cast<T>(plan.first_zero), static_cast<T>(plan.span))) << i;
-    }
-    return in_order(bits, plan.order) & 0xff;
-}
-
-// One element, wherever it lies.
-__device__ __forceinline__ bool pack_element(const gc_strided_plan &plan, const unsigned char *from) {
-    u64 x = 0;
-    for (unsigned k = 0; k < plan.size; k++) x |= static_cast<u64>(from[k]) << 8 * k;
-    // As an integer of its own width: what lies below first_zero wraps around to above the span.
-    return ((x - plan.first_zero) & (~0ull >> (64 - 8 * plan.size))) > plan.span;
-}
+// ---- Any strides, for the library alone (walk.cuh). Items: pieces of all lines
 
 extern "C" __global__ void __launch_bounds__(THREADS) gc_pack_strided(const __grid_constant__ gc_strided_plan plan) {
-    const Group group = this_group(plan, plan.bytes);
-    if (!group.exists) return;
-    const Offsets row = decode(plan.loops, plan.n_row_loops, group.row);
-    const unsigned char *from = plan.src + row.element;
-    const unsigned count = elements_of(plan, group.number);
-    unsigned byte = 0;
-    Run run = run_from(plan, group.number * 8);
-    if (count == 8 && run.length >= 8 && plan.aligned) {
-        from += run.offset;
-        switch (plan.size) {
-        case 1: byte = pack_run<unsigned char>(plan, from, run.stride); break;
-        case 2: byte = pack_run<unsigned short>(plan, from, run.stride); break;
-        case 4: byte = pack_run<unsigned>(plan, from, run.stride); break;
-        default: byte = pack_run<u64>(plan, from, run.stride); break;
-        }
-    } else {
-#pragma unroll 1
-        for (unsigned i = 0; i < count; i++) {
-            if (pack_element(plan, from + run.offset)) byte |= bit_of_byte(i, plan.order);
-            run.offset += run.stride;
-            if (--run.length == 0 && i + 1 < count) run = run_from(plan, group.number * 8 + i + 1);
-        }
-    }
-    plan.dst[row.byte + byte_offset(plan, group.number)] = static_cast<unsigned char>(byte);
+    pack_walk(plan);
 }
-
-// The bits of a word to the 8 elements of a run.
-template <typename T>
-__device__ __forceinline__ void unpack_run(const gc_strided_plan &plan, unsigned bits, unsigned char *to, long long stride) {
-#pragma unroll
-    for (unsigned i = 0; i < 8; i++) {
-        *reinterpret_cast<T *>(to + i * stride) = bits >> i & 1 ? static_cast<T>(plan.one) : T(0);
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) gc_unpack_strided(const __grid_constant__ gc_strided_plan plan) {
-    const Group group = this_group(plan, plan.elements / 8 + (plan.elements % 8 != 0));
-    if (!group.exists) return;
-    const Offsets row = decode(plan.loops, plan.n_row_loops, group.row);
-    unsigned bits = 0;
-    if (group.number < plan.bytes) bits = in_order(plan.src[row.byte + byte_offset(plan, group.number)], plan.order);
-    unsigned char *to = plan.dst + row.element;
-    const unsigned count = elements_of(plan, group.number);
-    Run run = run_from(plan, group.number * 8);
-    if (count == 8 && run.length >= 8 && plan.aligned) {
-        to += run.offset;
-        switch (plan.size) {
-        case 1: return unpack_run<unsigned char>(plan, bits, to, run.stride);
-        case 2: return unpack_run<unsigned short>(plan, bits, to, run.stride);
-        case 4: return unpack_run<unsigned>(plan, bits, to, run.stride);
-        default: return unpack_run<u64>(plan, bits, to, run.stride);
-        }
-    }
-#pragma unroll 1
-    for (unsigned i = 0; i < count; i++) {
-        for (unsigned k = 0; k < plan.size; k++) {
-            to[run.offset + k] = bits >> i & 1 ? static_cast<unsigned char>(plan.one >> 8 * k) : 0;
-        }
-        run.offset += run.stride;
-        if (--run.length == 0 && i + 1 < count) run = run_from(plan, group.number * 8 + i + 1);
-    }
+    unpack_walk(plan);
 }

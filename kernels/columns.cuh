@@ -53,19 +53,29 @@ __device__ __forceinline__ void add_line(Bytes<u64> &bytes, uint4 v, Range<u64> 
                     | in_register(range.bit(static_cast<u64>(v.w) << 32 | v.z) ? 0x100u << i : 0);
 }
 
-// 16 bytes that begin `bytes` behind the first of two vectors' 32: a multiple of an element's size.
+// 16 bytes of elements as aligned words, where they do not lie at a multiple of 16: four, or five where an element is
+// smaller than a word. To choose words from two vectors instead takes eleven instructions more; a processor of an H200
+// has integer units for two such in a cycle, and they, not memory, are what rows of odd length wait for.
 template <typename T>
-__device__ __forceinline__ uint4 vector_within(uint4 v, uint4 next, unsigned bytes) {
-    if (bytes & 8) v = make_uint4(v.z, v.w, next.x, next.y), next = make_uint4(next.z, next.w, 0, 0);
-    if (sizeof(T) < 8 && bytes & 4) v = make_uint4(v.y, v.z, v.w, next.x), next.x = next.y;
-    if (sizeof(T) >= 4) return v;
-    const unsigned shift = bytes % 4 * 8;
-    return make_uint4(__funnelshift_r(v.x, v.y, shift), __funnelshift_r(v.y, v.z, shift),
-                      __funnelshift_r(v.z, v.w, shift), __funnelshift_r(v.w, next.x, shift));
-}
+struct Apart {
+    enum : unsigned { WORDS = sizeof(T) < 4 ? 5 : 4 };
+    unsigned words[WORDS], shift;
+    __device__ __forceinline__ void load(const unsigned char *from) {
+        const unsigned beyond = sizeof(T) < 4 ? misalignment(from, 4) : 0;
+        shift = beyond * 8;
+        const unsigned *aligned = reinterpret_cast<const unsigned *>(from - beyond);
+#pragma unroll
+        for (unsigned k = 0; k < WORDS; k++) words[k] = aligned[k];
+    }
+    __device__ __forceinline__ uint4 vector() const {
+        if (sizeof(T) >= 4) return make_uint4(words[0], words[1], words[2], words[3]);
+        return make_uint4(__funnelshift_r(words[0], words[1], shift), __funnelshift_r(words[1], words[2], shift),
+                          __funnelshift_r(words[2], words[3], shift), __funnelshift_r(words[3], words[WORDS - 1], shift));
+    }
+};
 
-// Of 8 lines, `count` of which exist: the last one takes the place of those that do not. SHIFTED: each lies in two
-// aligned vectors, which are read in two turns.
+// Of 8 lines, `count` of which exist: the last one takes the place of those that do not. SHIFTED: they do not lie at
+// multiples of 16 bytes, and are read in two turns.
 template <typename T, bool SHIFTED>
 __device__ __forceinline__ Bytes<T> bytes_of_lines(const unsigned char *from, long long stride, unsigned count,
                                                    Range<T> range) {
@@ -73,22 +83,19 @@ __device__ __forceinline__ Bytes<T> bytes_of_lines(const unsigned char *from, lo
     Bytes<T> bytes = {};
 #pragma unroll 1
     for (unsigned done = 0; done < 8; done += AT_ONCE) {
-        uint4 v[AT_ONCE], next[AT_ONCE];
-        unsigned shifts[AT_ONCE];
+        uint4 v[AT_ONCE];
+        Apart<T> apart[AT_ONCE];
 #pragma unroll
         for (unsigned i = 0; i < AT_ONCE; i++) {
-            shifts[i] = SHIFTED ? misalignment(from, 16) : 0;
-            const uint4 *vectors = reinterpret_cast<const uint4 *>(from - shifts[i]);
-            v[i] = vectors[0];
-            if (SHIFTED) next[i] = vectors[1];
+            if (SHIFTED) apart[i].load(from);
+            else v[i] = *reinterpret_cast<const uint4 *>(from);
             from += done + i + 1 < count ? stride : 0;
         }
 #pragma unroll
         for (unsigned k = 0; k < WORDS; k++) bytes.words[k] >>= AT_ONCE % 8;
 #pragma unroll
         for (unsigned i = 0; i < AT_ONCE; i++) {
-            if (SHIFTED) v[i] = vector_within<T>(v[i], next[i], shifts[i]);
-            add_line(bytes, v[i], range, 8 - AT_ONCE + i);
+            add_line(bytes, SHIFTED ? apart[i].vector() : v[i], range, 8 - AT_ONCE + i);
         }
     }
     return bytes;

@@ -1,18 +1,7 @@
 // Signs: unpacking them to a scale and minus it, and counting votes. For the library alone; launch shapes are in
 // src/backend/cuda/module.rs.
+#include "divisor.cuh"
 #include "unpack.cuh"
-
-// A number to divide by, as the host lays it out: Divisor in src/backend/cuda/signs.rs.
-struct gc_divisor {
-    u64 by;
-    u64 reciprocal;           // floor((2^64 - 1) / by)
-};
-
-// The quotient of a value below 2^63: a multiplication instead of the hundred instructions of a division.
-__device__ __forceinline__ u64 quotient(u64 value, const gc_divisor &divisor) {
-    const u64 low = __umul64hi(value, divisor.reciprocal);  // the quotient, or one less
-    return value - low * divisor.by >= divisor.by ? low + 1 : low;
-}
 
 // ---- Values
 

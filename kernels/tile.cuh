@@ -54,6 +54,17 @@ __device__ __forceinline__ uint4 load_inside(const T *tile, unsigned at, Extent 
     return v;
 }
 
+// A value that was loaded under a condition, where it is first used. Without this the compiler moves the first step of
+// the use, the subtraction of a rule, into the branch that loads; there it waits for memory, and every load behind it
+// waits too. On an H200 that cost signs 1.2 us a call where the destination began a byte beyond a cache line.
+template <typename T>
+__device__ __forceinline__ T from_memory(T x) {
+    return static_cast<T>(in_register(x));
+}
+__device__ __forceinline__ u64 from_memory(u64 x) {
+    return static_cast<u64>(in_register(static_cast<unsigned>(x >> 32))) << 32 | in_register(static_cast<unsigned>(x));
+}
+
 // This lane's element of the vectors that lie inside only in part: the lower half of a warp has those of the first
 // vector, the upper half those of the one that ends outside. A lane without one gets an element whose bit is 0.
 // pack_warp() makes the *ends* of their bits.

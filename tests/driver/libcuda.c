@@ -328,7 +328,7 @@ typedef struct {
 typedef struct {
     unsigned char *src, *dst;
     uint64_t rows, elements, bytes, first_zero, span, one;
-    uint32_t size, order, aligned, rows_first, n_row_loops, n_element_loops, n_byte_loops, reserved;
+    uint32_t size, order, aligned, n_row_loops, n_element_loops, n_byte_loops;
     Loop loops[124];
 } Plan;
 
@@ -583,6 +583,73 @@ static int run_sign_kernel(Place place, const char *kernel, unsigned blocks, voi
     return 1;
 }
 
+/* The kernels of kernels/walk.cuh take this, as it and the library declare it. */
+typedef struct {
+    unsigned char *src, *dst;
+    uint64_t lines, elements, bytes, first_byte;
+    int64_t element_stride, byte_stride;
+    uint64_t first_zero, span, one;
+    Divisor width, pieces, between;
+    uint32_t size, order, aligned, joined, piece, boundary, n_line_loops, n_byte_loops;
+    struct {
+        Divisor count;
+        int64_t element_stride, byte_stride;
+    } line_loops[62];
+    struct {
+        Divisor count;
+        int64_t stride;
+    } byte_loops[62];
+} Walk;
+
+static Result run_walk(Place place, const Walk *walk, unsigned blocks, int packs) {
+    uint32_t n = 0, rows = walk->joined ? 0 : walk->n_line_loops;
+    uint64_t all = walk->bytes + walk->first_byte, lines = 1;
+    Plan plan = {.src = walk->src, .dst = walk->dst, .rows = walk->joined ? 1 : walk->lines, .elements = walk->elements,
+                 .bytes = walk->bytes, .first_zero = walk->first_zero, .span = walk->span, .one = walk->one,
+                 .size = walk->size, .order = walk->order, .aligned = walk->aligned, .n_row_loops = rows};
+    if (walk->joined)
+        plan.elements *= walk->lines;
+    for (; n < walk->n_line_loops; n++) {
+        if (!divides(walk->line_loops[n].count))
+            return fault(INVALID_VALUE, "a reciprocal that is none");
+        lines *= walk->line_loops[n].count.by;
+        plan.loops[n] = (Loop){(int64_t)walk->line_loops[n].count.by, walk->line_loops[n].element_stride,
+                               walk->line_loops[n].byte_stride};
+    }
+    if (walk->elements)
+        plan.loops[n++] = (Loop){(int64_t)walk->elements, walk->element_stride, 0};
+    plan.n_element_loops = n - rows;
+    if (walk->first_byte && walk->n_byte_loops) { /* only what is behind all elements: byte by byte */
+        if (walk->elements || walk->lines != 1)
+            return fault(INVALID_VALUE, "bytes that begin in the middle of loops");
+        for (uint64_t byte = walk->first_byte; byte < all; byte++) {
+            uint64_t rest = byte;
+            int64_t at = 0;
+            for (uint32_t k = walk->n_byte_loops; k--; rest /= walk->byte_loops[k].count.by)
+                at += walk->byte_loops[k].stride * (int64_t)(rest % walk->byte_loops[k].count.by);
+            Result result = use(place, WRITTEN, walk->dst + at, 1);
+            if (result)
+                return result;
+            walk->dst[at] = 0;
+        }
+        return SUCCESS;
+    }
+    *(packs ? &plan.dst : &plan.src) += (int64_t)walk->first_byte * walk->byte_stride;
+    for (uint32_t k = 0; k < walk->n_byte_loops; k++, plan.n_byte_loops++)
+        plan.loops[n++] = (Loop){(int64_t)walk->byte_loops[k].count.by, 0, walk->byte_loops[k].stride};
+    if (!walk->n_byte_loops)
+        plan.loops[n] = (Loop){(int64_t)all, 0, walk->byte_stride}, plan.n_byte_loops = 1;
+    /* Every thread's line exists but for those of the last block, and every piece of a line has a thread. */
+    uint64_t bytes = walk->joined ? (walk->elements + 7) / 8 : walk->bytes;
+    uint64_t piece = packs ? walk->piece : 8 * walk->piece, to_cover = packs ? bytes : walk->elements;
+    __extension__ typedef unsigned __int128 wide;
+    if (!divides(walk->width) || !divides(walk->pieces) || !divides(walk->between) || lines != walk->lines
+        || walk->lines % (walk->width.by * walk->between.by) || walk->pieces.by * piece < to_cover
+        || blocks != ((wide)walk->lines * walk->pieces.by + 255) / 256)
+        return fault(INVALID_VALUE, "more or fewer threads than the work has");
+    return run_plan(place, &plan, packs);
+}
+
 /* The kernels of kernels/strided.cu take this, as kernels/strided.cuh and the library declare it. */
 typedef struct {
     uint32_t count, multiplier, shift, reserved;
@@ -646,11 +713,7 @@ static Result run_kernel(Place place, const char *kernel, unsigned blocks, unsig
         return result;
     if (!packs && strcmp(kernel, "gc_unpack_strided"))
         return run_contiguous(place, kernel, blocks, arguments);
-    const Plan *plan = arguments[0];
-    __extension__ typedef unsigned __int128 wide;
-    if (blocks != ((wide)plan->rows * (packs ? plan->bytes : (plan->elements + 7) / 8) + 255) / 256)
-        return fault(INVALID_VALUE, "more or fewer blocks than the work has");
-    return run_plan(place, plan, packs);
+    return run_walk(place, arguments[0], blocks, packs);
 }
 
 Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,

@@ -8,6 +8,7 @@
 // The library says how it launches each kernel: those shapes are tried, and compared with what a block does.
 #include <gradcodec.h>
 #include <sanitizer/asan_interface.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 
@@ -161,13 +162,46 @@ static void unpack_matches(const char *name, Kernel unpack, T one, unsigned roun
     }
 }
 
-// Where round number `round` of some loops lies.
-static long long place(const gc_loop *loops, unsigned n, u64 round, bool bytes) {
+// ---- The kernels of walk.cuh
+
+static gc_divisor divisor(u64 by) { return {by, by ? ~0ull / by : 0}; }
+static u64 divided_up(u64 number, u64 by) { return (number + by - 1) / by; }
+
+// Where a line begins, and where a byte of a row lies.
+static long long line_place(const gc_strided_plan &plan, u64 number, bool bytes) {
     long long at = 0;
-    for (unsigned k = n; k-- > 0; round /= loops[k].count) {
-        at += (long long)(round % loops[k].count) * (bytes ? loops[k].byte_stride : loops[k].element_stride);
+    for (unsigned k = plan.n_line_loops; k-- > 0; number /= plan.line_loops[k].count.by) {
+        const gc_line_loop &loop = plan.line_loops[k];
+        at += (long long)(number % loop.count.by) * (bytes ? loop.byte_stride : loop.element_stride);
     }
     return at;
+}
+static long long byte_place(const gc_strided_plan &plan, u64 number) {
+    number += plan.first_byte;
+    if (plan.n_byte_loops == 0) return (long long)number * plan.byte_stride;
+    long long at = 0;
+    for (unsigned k = plan.n_byte_loops; k-- > 0; number /= plan.byte_loops[k].count.by) {
+        at += (long long)(number % plan.byte_loops[k].count.by) * plan.byte_loops[k].stride;
+    }
+    return at;
+}
+
+// Where element `i` of a line and its byte lie, and which bit of that is its own.
+struct BitPlace {
+    long long element, byte;
+    u64 number;
+};
+static BitPlace place(const gc_strided_plan &plan, u64 line, u64 i) {
+    const u64 bit = plan.joined ? line * plan.elements + i : i;
+    return {line_place(plan, line, false) + (long long)i * plan.element_stride,
+            line_place(plan, line, true) + byte_place(plan, bit / 8), bit};
+}
+
+// As many pieces as a line has at least.
+static u64 pieces_of(const gc_strided_plan &plan, bool packing) {
+    const u64 bytes = plan.joined ? divided_up(plan.elements, 8) : plan.bytes;
+    return packing ? divided_up(bytes + plan.boundary - 1, plan.piece)
+                   : divided_up(plan.elements + (plan.boundary - 1) / plan.size, 8 * plan.piece);
 }
 
 static void strided_matches(unsigned rounds) {
@@ -176,72 +210,182 @@ static void strided_matches(unsigned rounds) {
         memset(&plan, 0, sizeof plan);
         const bool packing = random(2), sign = random(2);
         plan.size = 1u << random(4), plan.order = unsigned(random(2)), plan.aligned = unsigned(random(2));
-        plan.rows_first = unsigned(random(2)), plan.rows = plan.elements = plan.bytes = 1;
-        plan.n_row_loops = unsigned(random(3)), plan.n_element_loops = unsigned(random(4)), plan.n_byte_loops = unsigned(random(3));
-        const unsigned first_byte_loop = plan.n_row_loops + plan.n_element_loops, n = first_byte_loop + plan.n_byte_loops;
-        // What is written must not overlap: each loop steps over all that the loops before it cover, in a random order.
-        const long long unit = plan.aligned ? plan.size : 1;
-        long long covered = packing ? 1 : plan.size, low[2] = {0, 0}, high[2] = {0, 0};
-        std::vector<unsigned> order(n);
-        for (unsigned k = 0; k < n; k++) order[k] = k, std::swap(order[k], order[random(k + 1)]);
-        for (unsigned k : order) {
-            gc_loop &loop = plan.loops[k];
-            const bool row = k < plan.n_row_loops, of_elements = row || k < first_byte_loop, of_bytes = row || !of_elements;
-            loop.count = between(2, row ? 4 : of_bytes ? 9 : random(2) ? 5 : 20);
-            (row ? plan.rows : of_bytes ? plan.bytes : plan.elements) *= loop.count;
-            loop.element_stride = between(-20, 20) * unit, loop.byte_stride = between(-20, 20);
-            if (packing ? of_bytes : of_elements) {
-                (packing ? loop.byte_stride : loop.element_stride) = random(4) ? covered : -covered;
-                covered = covered * loop.count + (random(2) ? (packing ? 1 : plan.size) : 0);
-            }
-            const long long spans[2] = {of_elements ? (loop.count - 1) * loop.element_stride : 0,
-                                        of_bytes ? (loop.count - 1) * loop.byte_stride : 0};
-            for (int side = 0; side < 2; side++) (spans[side] < 0 ? low : high)[side] += spans[side];
+        plan.joined = unsigned(random(2)), plan.piece = random(2) ? 1u : unsigned(PIECE), plan.boundary = 1;
+        plan.n_line_loops = unsigned(random(3)) + plan.joined, plan.lines = 1;
+        plan.elements = random(2) ? random(9) : random(300);
+        if (plan.joined) plan.elements += plan.elements == 0;
+        for (unsigned k = 0; k < plan.n_line_loops; k++) {
+            plan.line_loops[k].count = divisor(2 + random(random(2) ? 3 : 20));
+            plan.lines *= plan.line_loops[k].count.by;
         }
-        if (high[0] - low[0] > 1 << 20 || high[1] - low[1] > 1 << 20 || plan.rows * plan.elements > 1 << 15) continue;
-        if (plan.n_element_loops == 0 && random(4) == 0) plan.elements = 0;
+        const u64 needed = divided_up(plan.elements * (plan.joined ? plan.lines : 1), 8);
+        plan.bytes = packing ? needed + (plan.joined ? 0 : random(4) ? 0 : random(50))
+                   : random(4) ? needed : random(needed + 2);
+        plan.first_byte = random(3) ? 0 : random(9);
+        if (random(3) == 0) {
+            plan.n_byte_loops = 2;
+            const u64 outer = 2 + random(3), inner = divided_up(plan.bytes + plan.first_byte, outer) + 1;
+            plan.byte_loops[0].count = divisor(outer), plan.byte_loops[1].count = divisor(inner);
+        }
+        // What is written must not overlap: each loop steps over all that the loops before it cover, in a random order.
+        // Number n is of the elements of a line; those above are of the bytes of a row.
+        const unsigned n = plan.n_line_loops;
+        const long long unit = plan.aligned ? plan.size : 1;
+        long long covered[2] = {plan.size, 1};
+        std::vector<unsigned> order(n + 1 + std::max(plan.n_byte_loops, 1u));
+        const bool in_turn = random(2);
+        for (unsigned k = 0; k < order.size(); k++) order[k] = k, std::swap(order[k], order[random(k + 1)]);
+        // Half of the time elements and bytes lie side by side in a line, as they usually do.
+        if (in_turn) for (unsigned k = 0; k < order.size(); k++) order[k] = unsigned(order.size()) - 1 - k;
+        for (unsigned k : order) {
+            const u64 count = k < n ? plan.line_loops[k].count.by : k == n ? plan.elements
+                            : plan.n_byte_loops ? plan.byte_loops[k - n - 1].count.by : plan.bytes + plan.first_byte;
+            for (int side = 0; side < 2; side++) {
+                if (side == 0 ? k > n : k == n || (k < n && plan.joined)) continue;
+                const long long units = side ? 1 : unit, gap = in_turn && k >= n ? 0 : (long long)random(3) * units;
+                const long long stride = random(4) || in_turn ? covered[side] : -covered[side];
+                covered[side] = covered[side] * (long long)(count + !count) + gap;
+                (k == n ? plan.element_stride
+                 : k < n ? (side ? plan.line_loops[k].byte_stride : plan.line_loops[k].element_stride)
+                 : plan.n_byte_loops ? plan.byte_loops[k - n - 1].stride : plan.byte_stride) = stride;
+            }
+        }
+        if (covered[0] > 1 << 20 || covered[1] > 1 << 20 || plan.lines * plan.elements > 1 << 15) continue;
+        // What is read may overlap, and be the same again and again.
+        if (packing && random(4) == 0) plan.element_stride = between(-3, 3) * unit;
+        if (!packing && random(4) == 0) plan.byte_stride = between(-3, 3);
 
-        Memory elements(plan.aligned ? 0 : random(8), u64(high[0] - low[0]) + plan.size), bytes(random(8), u64(high[1] - low[1]) + 1);
-        for (long long i = 0; i < high[0] - low[0] + plan.size; i++) elements.bytes[i] = static_cast<unsigned char>(random(3) ? 0 : random(2) ? 0x80 : random(256));
-        for (long long i = 0; i <= high[1] - low[1]; i++) bytes.bytes[i] = static_cast<unsigned char>(random(256));
+        long long low[2] = {0, 0}, high[2] = {1, 1};
+        const auto reach = [&](int side, long long at, long long size) {
+            low[side] = std::min(low[side], at), high[side] = std::max(high[side], at + size);
+        };
+        for (u64 line = 0; line < plan.lines; line++) {
+            for (u64 i = 0; i < plan.elements; i++) reach(0, place(plan, line, i).element, plan.size);
+            for (u64 i = 0; i < plan.bytes; i++) reach(1, line_place(plan, line, true) + byte_place(plan, i), 1);
+        }
+        Memory elements(plan.aligned ? random(3) * plan.size : random(8), u64(high[0] - low[0]));
+        Memory bytes(random(8), u64(high[1] - low[1]));
+        // Aligned memory begins with an aligned element.
+        unsigned char *element = elements.bytes - low[0], *byte = bytes.bytes - low[1];
+        if (plan.aligned && reinterpret_cast<u64>(element) % plan.size) continue;
+        for (long long i = 0; i < high[0] - low[0]; i++) {
+            elements.bytes[i] = static_cast<unsigned char>(random(3) ? 0 : random(2) ? 0x80 : random(256));
+        }
+        for (long long i = 0; i < high[1] - low[1]; i++) bytes.bytes[i] = static_cast<unsigned char>(random(256));
         const u64 top = 1ull << (8 * plan.size - 1);
         plan.first_zero = sign ? top + 1 : 0, plan.span = sign ? top / 2 : 0, plan.one = top / 2 + 1;
-        unsigned char *element = elements.bytes - low[0], *byte = bytes.bytes - low[1];
         plan.src = packing ? element : byte, plan.dst = packing ? byte : element;
-        const u64 groups = packing ? plan.bytes : (plan.elements + 7) / 8;
-        const std::vector<unsigned char> before(elements.bytes, elements.bytes + (high[0] - low[0]) + plan.size);
-        launch((plan.rows * groups + THREADS - 1) / THREADS, THREADS,
-               [&] { packing ? gc_pack_strided(plan) : gc_unpack_strided(plan); });
 
-        bool right = true;
-        const gc_loop *rows = plan.loops, *of_elements = rows + plan.n_row_loops, *of_bytes = rows + first_byte_loop;
-        for (u64 row = 0; row < plan.rows; row++) {
-            unsigned char *e = element + place(rows, plan.n_row_loops, row, false), *b = byte + place(rows, plan.n_row_loops, row, true);
-            auto read = [&](u64 i) {
-                u64 x = 0;
-                memcpy(&x, e + place(of_elements, plan.n_element_loops, i, false), plan.size);
-                return x;
-            };
-            for (u64 i = 0; packing ? i < plan.bytes : i < plan.elements; i++) {
-                if (packing) {
-                    unsigned expected = 0;
-                    for (u64 k = i * 8; k < i * 8 + 8 && k < plan.elements; k++) {
-                        if (!(read(k) >= plan.first_zero && read(k) <= plan.first_zero + plan.span)) expected |= mask(k, plan.order);
-                    }
-                    right &= b[place(of_bytes, plan.n_byte_loops, i, true)] == expected;
-                } else {
-                    const bool bit = i / 8 < plan.bytes && b[place(of_bytes, plan.n_byte_loops, i / 8, true)] & mask(i, plan.order);
-                    right &= read(i) == (bit ? plan.one : 0);
+        // The order of threads: any loop's lines side by side.
+        plan.width = plan.between = divisor(1);
+        if (n > 0 && random(3)) {
+            u64 between = 1;
+            unsigned k = n - 1;
+            for (; k > 0 && random(2); k--) between *= plan.line_loops[k].count.by;
+            plan.width = plan.line_loops[k].count, plan.between = divisor(between);
+            if (!plan.joined && random(2)) plan.width = divisor(plan.lines), plan.between = divisor(1);
+        }
+        const bool bytes_in_turn = plan.n_byte_loops == 0 && plan.byte_stride == 1;
+        if (packing && plan.piece == PIECE && bytes_in_turn && random(4)) plan.boundary = 4;
+        if (!packing && plan.aligned && plan.element_stride == plan.size && random(4)) {
+            plan.boundary = plan.size == 1 ? 8 : 16;
+        }
+        plan.pieces = divisor(pieces_of(plan, packing) + random(2));
+
+        const unsigned char *written = packing ? bytes.bytes : elements.bytes;
+        std::vector<unsigned char> expected(written, written + (high[packing] - low[packing]));
+        for (u64 line = 0; line < plan.lines; line++) {
+            if (packing && (!plan.joined || line == 0)) {
+                for (u64 i = 0; i < plan.bytes; i++) {
+                    expected[line_place(plan, line, true) + byte_place(plan, i) - low[1]] = 0;
                 }
             }
         }
+        for (u64 line = 0; line < plan.lines; line++) {
+            for (u64 i = 0; i < plan.elements; i++) {
+                const BitPlace at = place(plan, line, i);
+                u64 x = 0;
+                memcpy(&x, element + at.element, plan.size);
+                if (packing) {
+                    const bool zero = x >= plan.first_zero && x <= plan.first_zero + plan.span;
+                    if (!zero) expected[at.byte - low[1]] |= static_cast<unsigned char>(mask(at.number, plan.order));
+                } else {
+                    const bool bit = at.number / 8 < plan.bytes && byte[at.byte] & mask(at.number, plan.order);
+                    const u64 pattern = bit ? plan.one : 0;
+                    memcpy(&expected[at.element - low[0]], &pattern, plan.size);
+                }
+            }
+        }
+        launch(divided_up(plan.lines * plan.pieces.by, THREADS), THREADS,
+               [&] { packing ? gc_pack_strided(plan) : gc_unpack_strided(plan); });
+        const bool right = memcmp(written, expected.data(), expected.size()) == 0;
         count(packing ? "gc_pack_strided" : "gc_unpack_strided", right, plan.elements, plan.bytes, plan.order);
     }
 }
 
-// ---- Signs
+// Memory that is there when it is touched, so that sizes and strides may be of more than 32 bits.
+struct Vast {
+    u64 size;
+    unsigned char *bytes;
+    explicit Vast(u64 size)
+        : size(size), bytes(static_cast<unsigned char *>(mmap(nullptr, size, PROT_READ | PROT_WRITE,
+                                                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {
+        if (bytes == MAP_FAILED) puts("no vast memory"), exit(1);
+    }
+    Vast(const Vast &) = delete;
+    ~Vast() { munmap(bytes, size); }
+};
 
-static gc_divisor divisor(u64 by) { return {by, by ? ~0ull / by : 0}; }
+// A block far out among 2^33 lines of 3 bytes, and lines of elements that lie 4 GiB and more apart.
+static void vast_strided_matches() {
+    const u64 lines = 1ull << 33, inner = 1ull << 21;
+    for (unsigned round = 0; round < 24; round++) {
+        static gc_strided_plan plan;
+        memset(&plan, 0, sizeof plan);
+        const bool packing = round % 2, many = round / 2 % 2;
+        Vast elements(many ? 3 * lines : 24ull << 32), bytes(3 * lines / 8);
+        plan.src = packing ? elements.bytes : bytes.bytes, plan.dst = packing ? bytes.bytes : elements.bytes;
+        plan.size = plan.aligned = plan.one = plan.byte_stride = plan.boundary = 1;
+        plan.piece = random(2) ? 1u : unsigned(PIECE);
+        plan.width = plan.between = divisor(1), plan.lines = 3, plan.elements = 9 + random(4);
+        plan.bytes = 2, plan.element_stride = (1ll << 32) + 8, plan.n_line_loops = 1;
+        plan.line_loops[0] = {divisor(3), (1ll << 32) * 5 + 1, 7};
+        u64 block = 0;
+        if (many) {
+            plan.joined = 1, plan.lines = lines, plan.elements = 3, plan.element_stride = 1, plan.bytes = 3 * lines / 8;
+            plan.n_line_loops = 2;
+            plan.line_loops[0] = {divisor(lines / inner), (long long)(3 * inner), 0};
+            plan.line_loops[1] = {divisor(inner), 3, 0};
+            if (random(2)) plan.width = divisor(inner);
+            block = random(4) ? lines / THREADS - 1 - random(random(2) ? 3 : lines / THREADS) : random(4);
+        }
+        plan.pieces = divisor(pieces_of(plan, packing));
+        const u64 first = block * THREADS, end = std::min(first + THREADS, plan.lines);
+        for (u64 line = first; line < std::min(end + 3, plan.lines); line++) {
+            for (u64 i = 0; i < plan.elements; i++) {
+                elements.bytes[place(plan, line, i).element] = packing ? random(2) : 7;
+                bytes.bytes[place(plan, line, i).byte] = static_cast<unsigned char>(random(256));
+            }
+        }
+        launch(1, THREADS, [&] {
+            blockIdx = {unsigned(block)};
+            packing ? gc_pack_strided(plan) : gc_unpack_strided(plan);
+        });
+        bool right = true;
+        for (u64 line = first; line < end; line++) {
+            for (u64 i = 0; i < plan.elements; i++) {
+                const BitPlace at = place(plan, line, i);
+                const bool bit = bytes.bytes[at.byte] & mask(at.number, 0);
+                // A byte is packed with the line that its first bit is of.
+                if (packing && plan.joined && at.number / 8 * 8 < first * plan.elements) continue;
+                right &= elements.bytes[at.element] == bit;
+            }
+        }
+        count(packing ? "gc_pack_strided, vast" : "gc_unpack_strided, vast", right, plan.lines, plan.elements, many);
+    }
+}
+
+// ---- Signs
 
 // The value of a scale in a format, by the processor's own conversions, and a NaN of ours for any.
 static u64 model_of_scale(float scale, unsigned format) {
@@ -440,8 +584,6 @@ static gc_division division(u64 count) {
 
 enum Tiled { IN_COLUMNS, IN_TRANSPOSED, IN_JOINED, IN_ROWS, IN_STEPS };
 
-static u64 divided_up(u64 number, u64 by) { return (number + by - 1) / by; }
-
 template <typename T>
 static void tiles_match(const char *name, Tiled kind, bool packing, void (*call)(gc_tiles), unsigned rounds) {
     const long long size = sizeof(T);
@@ -451,7 +593,9 @@ static void tiles_match(const char *name, Tiled kind, bool packing, void (*call)
         tiles.order = unsigned(random(2)), tiles.n_outer = unsigned(random(3)), tiles.rounds = 1;
         tiles.mode = kind == IN_JOINED ? JOINED : kind == IN_TRANSPOSED ? TRANSPOSED : COLUMNS;
         tiles.elements = 1 + random(random(2) ? 40 : 700), tiles.rows = 1 + random(random(2) ? 40 : 150);
-        if (side_by_side) tiles.elements += 63, tiles.rows += 15;
+        if (side_by_side) tiles.elements += kind == IN_COLUMNS ? 0 : 63, tiles.rows += 15;
+        // The last word of a row lacks one bit: there a mask that is off by one keeps a bit of what lies behind the row.
+        if (kind == IN_ROWS && random(4) == 0) tiles.elements = tiles.elements / 32 * 32 + 31;
         if (kind == IN_JOINED && tiles.rows * tiles.elements % 8) tiles.n_outer = 0;
         if (kind == IN_STEPS) tiles.elements = 1 + random(3000), tiles.rows = 1 + random(3);
         tiles.bytes = (tiles.elements + 7) / 8;
@@ -649,6 +793,7 @@ int main(int argc, char **argv) {
     unpack_matches<unsigned>("gc_unpack_u32", gc_unpack_u32, 0x3f800000, rounds);
     unpack_matches<u64>("gc_unpack_u64", gc_unpack_u64, 0x3ff0000000000000, rounds);
     strided_matches(5 * rounds);
+    vast_strided_matches();
     scales_match(rounds);
     unpack_signs_matches<unsigned char>("gc_unpack_signs_u8", gc_unpack_signs_u8, rounds);
     unpack_signs_matches<unsigned short>("gc_unpack_signs_u16", gc_unpack_signs_u16, rounds);

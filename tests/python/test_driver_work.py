@@ -17,6 +17,9 @@ LAYOUTS = {
     "reversed": "noise(801)[::-1]",
     "transposed": "noise(24 * 40).reshape(24, 40).T",
     "transposed, large": "noise(264 * 80).reshape(264, 80).T",
+    "transposed, zeros behind": "noise(272 * 80).reshape(272, 80).T",
+    "transposed, short rows": "noise(10 * 400).reshape(10, 400).T",
+    "permuted, rows that share bytes": "noise(61 * 9 * 83).reshape(61, 9, 83).transpose(2, 1, 0)",
     "transposed, rows that share bytes": "noise(263 * 73).reshape(263, 73).T",
     "steps": "noise(3 * 2001).reshape(3, 2001)[:, ::-2]",
     "permuted": "noise(7 * 8 * 9).reshape(7, 8, 9).transpose(2, 0, 1)",
@@ -173,14 +176,15 @@ def test_work_of_more_blocks_than_a_launch_can_have_is_refused():
         fake = driver()
         byte = on_card(np.ones(1, np.uint8))
         # Nothing so large is there: a tensor whose elements are all the same byte, and room that is believed.
-        n = 2**42
+        n = 2**44
         src = byte.struct
         src.dl_tensor.ndim, src.dl_tensor.shape, src.dl_tensor.strides = 1, int64s((n,)), int64s((0,))
         dst = on_card(np.ones((1, 1), np.uint8))
         dst.struct.dl_tensor.data = 2**50
         dst.struct.dl_tensor.shape, dst.struct.dl_tensor.strides = int64s((1, n // 8)), None
         status = lib.gc_pack_chunks_into(byref(src.dl_tensor), 0, dst.view, None)
-        expect(status, Status.SIZE_OVERFLOW, 2**31, 2**31 - 1)
+        # 256 threads of 4 bytes each, and a thread for bytes before an aligned address.
+        expect(status, Status.SIZE_OVERFLOW, 2**31 + 1, 2**31 - 1)
         assert fake.fake_launches() == 0
     """
     run(script)

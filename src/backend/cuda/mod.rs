@@ -3,6 +3,7 @@
 pub mod bits;
 pub mod codec;
 mod context;
+mod divisor;
 mod driver;
 mod launch;
 mod memory;
@@ -12,6 +13,7 @@ mod reuse;
 pub mod signs;
 mod strided;
 mod tiles;
+mod walk;
 
 use std::fmt;
 

@@ -13,28 +13,7 @@ use crate::{
     tensor::{Dtype, Kind, View},
 };
 
-use super::{bits::is_contiguous, module::SIGNS, queue::Queue};
-
-/// A number to divide by.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Divisor {
-    by: u64,
-    reciprocal: u64,
-}
-
-impl Divisor {
-    /// 0 is for no division at all.
-    const fn new(by: u64) -> Self {
-        Self {
-            by,
-            reciprocal: match u64::MAX.checked_div(by) {
-                Some(reciprocal) => reciprocal,
-                None => 0,
-            },
-        }
-    }
-}
+use super::{bits::is_contiguous, divisor::Divisor, module::SIGNS, queue::Queue};
 
 /// What the bits stand for.
 #[repr(C)]

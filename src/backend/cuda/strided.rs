@@ -15,7 +15,7 @@ use super::{
 /// Bytes of a vector, which is what a thread reads or writes at once.
 const VECTOR: i64 = 16;
 
-/// With less than this there is more to be gained from many small threads, as the general kernels have.
+/// A transposed matrix of shorter rows is better off with the many small threads of the general kernels.
 const FEWEST_ELEMENTS: i64 = 64;
 
 /// Blocks that keep a large card busy to the end: with fewer, threads do less each.
@@ -78,8 +78,10 @@ fn columns(mut tiles: Tiles, plan: &BitPlan, way: Way) -> Option<Work> {
             _ => return None,
         };
     }
-    // A kernel reads a vector that is there in place of one that is not.
-    if tiles.elements < FEWEST_ELEMENTS || tiles.rows * size < VECTOR || tiles.readable() < 64 {
+    // A kernel reads a vector that is there in place of one that is not. Short rows that are turned leave most of a block
+    // without work.
+    let short = tiles.mode != Mode::Columns && tiles.elements < FEWEST_ELEMENTS;
+    if short || tiles.rows * size < VECTOR || tiles.readable() < 64 {
         return None;
     }
     let (rows, groups) = (tiles.rows, divide_up(tiles.elements, 8));
@@ -228,6 +230,8 @@ mod tests {
             (truth(4), 0, columns, Some((c"gc_pack_columns_u32", Mode::Columns))),
             (ones(4), 0, columns, Some((c"gc_unpack_columns_u32", Mode::Columns))),
             (ones(2), 0, ([(100, [2, 1])], (80, 202), (10, 100)), Some((c"gc_unpack_columns_u16", Mode::Columns))),
+            (truth(4), 0, ([(100, [4, 1])], (9, 400), (2, 100)), Some((c"gc_pack_columns_u32", Mode::Columns))),
+            (truth(4), 0, ([(100, [4, 2])], (9, 400), (2, 1)), None), // short rows
             (truth(4), 2, columns, None), // elements that are not aligned
             (truth(4), 0, ([(100, [4, 1])], (80, 402), (10, 100)), None),
             (truth(4), 0, ([(100, [4, 1])], (80, 400), (11, 100)), None), // zeros behind
