@@ -25,6 +25,11 @@ impl Stream {
         Self(stream)
     }
 
+    /// As the caller names it.
+    pub fn as_raw(self) -> *mut c_void {
+        self.0
+    }
+
     /// A CUstream for the driver, which knows the small numbers too.
     fn as_ptr(self) -> *mut c_void {
         self.0
@@ -74,6 +79,33 @@ impl Queue {
         match self {
             Self::Cpu => Ok(()),
             Self::Cuda(queue) => queue.wait(),
+        }
+    }
+}
+
+/// Memory of a handle: its own from creation to the end, aligned to 256.
+pub enum Block {
+    Cpu(Owner),
+    Cuda(cuda::Memory),
+}
+
+impl Block {
+    /// `bytes`: at least 1. Waits until it can be used on any stream.
+    pub fn new(queue: &mut Queue, bytes: i64) -> Result<Self> {
+        match queue {
+            Queue::Cpu => cpu::memory::allocate(bytes).map(Self::Cpu),
+            Queue::Cuda(queue) => {
+                let memory = cuda::Memory::new(queue, bytes as u64)?;
+                queue.wait()?;
+                Ok(Self::Cuda(memory))
+            }
+        }
+    }
+
+    pub fn data(&self) -> *mut u8 {
+        match self {
+            Self::Cpu(owner) => owner.data(),
+            Self::Cuda(memory) => std::ptr::with_exposed_provenance_mut(memory.at(0) as usize),
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::error::{Result, error};
 
 use driver::{Driver, Properties};
 
+pub use codec::Memory;
 pub use module::{FAMILIES, LaunchShape, launch_shape};
 pub use queue::Queue;
 

@@ -24,10 +24,11 @@ use super::{
 
 use layout::{
     Addresses, CONTROL_BYTES, Decode, Encode, Finish, Half, MOST_ADDRESSES, MOST_VALUES, Reduce, Run, SERVER, State,
-    Tables, Tile, WORKER, argument, number_of,
+    TILE, Tables, Tile, WORKER, argument, number_of,
 };
-use memory::{Memory, Parts};
+use memory::Parts;
 
+pub use memory::Memory;
 pub use plain::compress;
 
 /// A codec's memory on a device, and what its launches are given.
@@ -123,6 +124,13 @@ impl Codec {
     /// A queue for a call on this stream, which must be of the codec's context.
     pub fn queue(&self, stream: Stream) -> Result<Queue> {
         self.memory.queue(stream)
+    }
+
+    /// For another plan of one segment, not larger than the one that this was made for.
+    pub fn refit(&mut self, plan: &CodecPlan) {
+        for (half, tiles) in self.halves.iter_mut().zip(&mut self.tiles) {
+            *tiles = half.refit(plan);
+        }
     }
 
     /// Whether a step waits for its commit, as far as it was not a graph that made it.
@@ -258,7 +266,7 @@ impl Codec {
     pub fn state_in(&mut self, queue: &mut Queue, _: &CodecPlan, src: &View<'_>) -> Result<()> {
         self.launch_on_state(queue, ONEBIT.check_state(), 1, |call| call.bytes = src.data())?;
         for half in [WORKER, SERVER] {
-            self.launch_on_half(queue, ONEBIT.state_in(), half, src)?;
+            self.launch_on_half(queue, ONEBIT.state_in(), half, src, |_| ())?;
         }
         Ok(())
     }
@@ -271,36 +279,92 @@ impl Codec {
         worker: Option<&View<'_>>,
         server: Option<&View<'_>>,
     ) -> Result<()> {
-        self.for_halves(queue, ONEBIT.errors_out(), [worker, server])
+        self.errors_out_unless(queue, 0, [worker, server])
+    }
+
+    fn errors_out_unless(&self, queue: &mut Queue, skip_kind: u32, errors: [Option<&View<'_>>; 2]) -> Result<()> {
+        for (half, errors) in [WORKER, SERVER].into_iter().zip(errors) {
+            let Some(errors) = errors else { continue };
+            self.launch_on_half(queue, ONEBIT.errors_out(), half, errors, |call| call.skip_kind = skip_kind)?;
+        }
+        Ok(())
+    }
+
+    /// Errors of the caller's, for the encode and the reduce that follow.
+    pub fn borrow_errors(
+        &mut self,
+        queue: &mut Queue,
+        plan: &CodecPlan,
+        worker: &View<'_>,
+        server: &View<'_>,
+    ) -> Result<()> {
+        // The flags, and those since the last commit, are the first of what is known there.
+        self.memory.clear(queue, self.flags, 8)?;
+        self.errors_in(queue, plan, Some(worker), Some(server))
+    }
+
+    /// What they are now, unless something was met that is corrupt or not finite: then `values` becomes NaN.
+    pub fn return_errors(
+        &mut self,
+        queue: &mut Queue,
+        _: &CodecPlan,
+        values: &View<'_>,
+        worker: &View<'_>,
+        server: &View<'_>,
+    ) -> Result<()> {
+        const AFTER_REFUSAL: u32 = 5;
+        self.errors_out_unless(queue, AFTER_REFUSAL, [Some(worker), Some(server)])?;
+        let elements = values.elements() as u64;
+        self.launch_on_state(queue, ONEBIT.refuse(), elements.div_ceil(TILE as u64), |call| {
+            call.bytes = values.data();
+            call.size = elements;
+        })
     }
 
     /// Takes over errors, rounded to the dtype of errors.
     pub fn errors_in(
         &mut self,
         queue: &mut Queue,
-        _: &CodecPlan,
+        plan: &CodecPlan,
         worker: Option<&View<'_>>,
         server: Option<&View<'_>>,
     ) -> Result<()> {
-        self.for_halves(queue, ONEBIT.errors_in(), [worker, server])
+        self.mean_errors_in(queue, plan, worker, 1, server)
     }
 
-    fn for_halves(&self, queue: &mut Queue, kernel: &Kernel, errors: [Option<&View<'_>>; 2]) -> Result<()> {
-        for (half, errors) in [WORKER, SERVER].into_iter().zip(errors) {
-            if let Some(errors) = errors {
-                self.launch_on_half(queue, kernel, half, errors)?;
-            }
+    /// The same of several workers, a row of all elements each: their mean.
+    pub fn mean_errors_in(
+        &mut self,
+        queue: &mut Queue,
+        plan: &CodecPlan,
+        workers: Option<&View<'_>>,
+        rows: usize,
+        server: Option<&View<'_>>,
+    ) -> Result<()> {
+        for (half, errors, rows) in [(WORKER, workers, rows), (SERVER, server, 1)] {
+            let Some(errors) = errors else { continue };
+            self.launch_on_half(queue, ONEBIT.errors_in(), half, errors, |call| {
+                (call.rows, call.row) = (rows as u64, plan.elements as u64);
+            })?;
         }
         Ok(())
     }
 
     /// Launches a kernel that has a block for each tile of a half.
-    fn launch_on_half(&self, queue: &mut Queue, kernel: &Kernel, half: u32, bytes: &View<'_>) -> Result<()> {
+    fn launch_on_half(
+        &self,
+        queue: &mut Queue,
+        kernel: &Kernel,
+        half: u32,
+        bytes: &View<'_>,
+        complete: impl FnOnce(&mut State),
+    ) -> Result<()> {
         match self.tiles[half as usize] {
             0 => Ok(()), // nothing is reduced
             tiles => self.launch_on_state(queue, kernel, tiles, |call| {
                 call.bytes = bytes.data();
                 call.half = half;
+                complete(call);
             }),
         }
     }
@@ -322,6 +386,8 @@ impl Codec {
             size: items * 4,
             half: WORKER,
             skip_kind: 0,
+            rows: 1,
+            row: 0,
         };
         complete(&mut call);
         // SAFETY: the kernel's argument: memory of the codec, and of a view whose size was checked against its plan.
