@@ -74,6 +74,14 @@ impl Queue {
         }
     }
 
+    /// Whether what is enqueued becomes part of a graph.
+    pub fn is_capturing(&mut self) -> Result<bool> {
+        match self {
+            Self::Cpu => Ok(false),
+            Self::Cuda(queue) => queue.is_capturing(),
+        }
+    }
+
     /// Waits until what was enqueued is done.
     pub fn wait(&mut self) -> Result<()> {
         match self {
@@ -99,6 +107,14 @@ impl Block {
                 queue.wait()?;
                 Ok(Self::Cuda(memory))
             }
+        }
+    }
+
+    /// A queue on a stream of the context that this is in.
+    pub fn queue(&self, stream: Stream) -> Result<Queue> {
+        match self {
+            Self::Cpu(_) => Ok(Queue::Cpu),
+            Self::Cuda(memory) => memory.queue(stream).map(Queue::Cuda),
         }
     }
 

@@ -56,9 +56,11 @@ impl AllReduce {
         let Parts { codec, wire } = &*parts;
         // What decoding would refuse, before anything is changed.
         codec.check_outputs(values)?;
+        self.communicator.transport.check_capture(&mut wire.memory().queue(stream)?)?;
         codec.encode(values, factors, &wire.payload(), stream)?;
         let reduced = self.communicator.reduce_among_ranks(codec, wire, stream)?;
-        self.communicator.note(codec.decode(&reduced, 1, None, Decode::Set, values, stream))
+        self.communicator.note(codec.decode(&reduced, 1, None, Decode::Set, values, stream))?;
+        self.communicator.report(codec, stream)
     }
 
     pub fn flags(&self, dst: &View<'_>, stream: Stream) -> Result<()> {

@@ -42,7 +42,11 @@ impl Callbacks {
         Self { ctx, all_to_all, all_gather, host }
     }
 
-    pub fn exchange(&self, exchange: &Exchange) -> Result<()> {
+    pub fn want_host_memory(&self) -> bool {
+        self.host
+    }
+
+    pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
         let (name, function) = match exchange.pattern {
             Pattern::AllToAll => ("all_to_all", self.all_to_all),
             Pattern::AllGather => ("all_gather", self.all_gather),

@@ -14,12 +14,15 @@ mod transport;
 mod wire;
 
 use std::sync::{
-    Mutex, MutexGuard, TryLockError,
+    Mutex, MutexGuard, OnceLock, TryLockError,
     atomic::{AtomicI32, Ordering},
 };
 
 use crate::{
-    backend::Stream,
+    backend::{
+        Queue, Stream,
+        cuda::{self, Pinned},
+    },
     error::{Error, Result, Status, error},
     ops::codec::Codec,
     tensor::{Device, View},
@@ -43,13 +46,22 @@ pub struct Communicator {
     /// Only ever tried: whoever finds it locked is told so. What the calls whose errors are the caller's work in: the last
     /// one is in use, those before it are outgrown.
     scratches: Mutex<Vec<Scratch>>,
-    /// The status of what went wrong for good or may have gone unnoticed, 0: nothing.
+    /// The status of what went wrong, 0: nothing.
     failed: AtomicI32,
+    /// Where cards write that something was corrupt: a uint32, not 0 then.
+    report: OnceLock<Pinned>,
 }
 
 impl Communicator {
     fn new(rank: usize, world: usize, transport: Transport) -> Self {
-        Self { rank, world, transport, scratches: Mutex::new(Vec::new()), failed: AtomicI32::new(0) }
+        Self {
+            rank,
+            world,
+            transport,
+            scratches: Mutex::new(Vec::new()),
+            failed: AtomicI32::new(0),
+            report: OnceLock::new(),
+        }
     }
 
     /// Over callbacks of the caller.
@@ -67,21 +79,37 @@ impl Communicator {
             return Err(error!(InvalidArgument, "n_elements: {elements} is negative"));
         }
         let mut scratches = self.enter()?;
-        if elements > 0 {
-            Scratch::of(self, &mut scratches, device, elements)?;
+        if elements > 0 && Scratch::there(&mut scratches, device, elements).is_none() {
+            Scratch::made(self, &mut scratches, device, elements)?;
         }
         Ok(())
     }
 
     /// What is known to have gone wrong, without waiting for anything.
     pub fn async_error(&self) -> Result<()> {
+        // SAFETY: four bytes that are there as long as this is, which a card may be writing.
+        let reported = self.report.get().map_or(0, |word| unsafe { word.data().cast::<u32>().read_volatile() });
         match self.failed.load(Ordering::Relaxed) {
-            0 => Ok(()),
-            code if code == Status::Corrupt as i32 => {
-                Err(error!(Corrupt, "communicator: rank {} received what no rank of this version sends", self.rank))
+            code if code == Status::Comm as i32 => {
+                Err(error!(Comm, "communicator: an exchange of rank {} failed", self.rank))
             }
-            _ => Err(error!(Comm, "communicator: an exchange of rank {} failed", self.rank)),
+            0 if reported == 0 => Ok(()),
+            _ => Err(error!(Corrupt, "communicator: rank {} received what no rank of this version sends", self.rank)),
         }
+    }
+
+    /// Makes the place where cards report.
+    fn prepare_report(&self, queue: &mut cuda::Queue) -> Result<()> {
+        if self.report.get().is_none() {
+            // One call is in here at a time; another one would have made as good a place.
+            let _ = self.report.set(Pinned::new(queue, size_of::<u32>() as i64)?);
+        }
+        Ok(())
+    }
+
+    /// Lets `async_error` know of what a codec has met on a card. On the CPU the call itself has said it.
+    fn report(&self, codec: &Codec, stream: Stream) -> Result<()> {
+        self.report.get().map_or(Ok(()), |word| codec.report(word.data(), stream))
     }
 
     /// One call at a time.
@@ -113,35 +141,45 @@ impl Communicator {
         let outcome = self.exchange_and_reduce(codec, wire, stream);
         if outcome.is_err() {
             // The others may be waiting for this rank.
-            self.transport.give_up(self.rank);
+            self.transport.give_up();
         }
         self.note(outcome)?;
         Ok(wire.payload())
     }
 
     fn exchange_and_reduce(&self, codec: &Codec, wire: &Wire, stream: Stream) -> Result<()> {
-        self.exchange(Pattern::AllToAll, &wire.payload(), &wire.payloads(), stream)?;
+        self.exchange(Pattern::AllToAll, wire, &wire.payload(), &wire.payloads(), stream)?;
         match codec.reduce(self.rank, &wire.payloads(), &wire.chunk(), stream) {
             Err(Error { status: Status::Corrupt, .. }) => {} // and so the decoding says
             outcome => outcome?,
         }
-        self.exchange(Pattern::AllGather, &wire.chunk(), &wire.payload(), stream)
+        self.exchange(Pattern::AllGather, wire, &wire.chunk(), &wire.payload(), stream)
     }
 
-    fn exchange(&self, pattern: Pattern, send: &View<'_>, recv: &View<'_>, stream: Stream) -> Result<()> {
+    fn exchange(&self, pattern: Pattern, wire: &Wire, send: &View<'_>, recv: &View<'_>, stream: Stream) -> Result<()> {
         let bytes = match pattern {
             Pattern::AllToAll => send.elements() / self.world as i64,
             Pattern::AllGather => send.elements(),
         };
-        let exchange = Exchange {
-            pattern,
-            send: send.data(),
-            recv: recv.data(),
-            bytes: bytes as usize,
-            device: send.device(),
-            stream,
+        let (bytes, device, memory) = (bytes as usize, send.device(), Some(wire.memory()));
+        let exchange = Exchange { pattern, send: send.data(), recv: recv.data(), bytes, device, stream, memory };
+        let Some([sent, received]) = wire.on_host() else {
+            return self.transport.exchange(&exchange);
         };
-        self.transport.exchange(self.rank, self.world, &exchange)
+        // SAFETY: views and pinned memory with room for a chunk for each rank, twice; what an earlier call still copies out
+        // of that is done once the stream is.
+        unsafe { copy(&exchange, sent, send.data(), send.elements() as usize, true)? };
+        let on_host = Exchange {
+            send: sent,
+            recv: received,
+            device: Device::Cpu,
+            stream: Stream::LEGACY,
+            memory: None,
+            ..exchange
+        };
+        self.transport.exchange(&on_host)?;
+        // SAFETY: as above; that memory is written to only after the next wait.
+        unsafe { copy(&exchange, recv.data(), received, self.world * bytes, false) }
     }
 
     /// Tells every rank 64 bytes of each: `result` has room for those of all.
@@ -157,9 +195,21 @@ impl Communicator {
             bytes: RECORD,
             device: Device::Cpu,
             stream: Stream::LEGACY,
+            memory: None,
         };
-        self.note(self.transport.exchange(self.rank, self.world, &exchange))
+        self.note(self.transport.exchange(&exchange))
     }
+}
+
+/// Copies to or from pinned memory on an exchange's stream. The caller's context is current again when it returns.
+///
+/// # Safety
+/// Both sides have so many bytes, and stay until the stream has done it.
+unsafe fn copy(exchange: &Exchange<'_>, to: *mut u8, from: *const u8, bytes: usize, wait: bool) -> Result<()> {
+    let Queue::Cuda(mut queue) = exchange.queue()? else { return Ok(()) };
+    // SAFETY: the caller's promise.
+    unsafe { queue.copy(to, from, bytes)? };
+    if wait { queue.wait() } else { Ok(()) }
 }
 
 /// Bytes that ranks tell each other when a handle is made.

@@ -4,7 +4,7 @@
 //! comes out at last, on every rank or on none.
 
 use crate::{
-    backend::Stream,
+    backend::{Queue, Stream},
     error::{Result, error},
     ops::{
         bits::chunk_bytes,
@@ -25,28 +25,22 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// The one for so many elements, at least 1, on this device: made if there is none.
-    pub fn of<'a>(
+    /// The last one on this device that has room for so many elements.
+    pub fn there(scratches: &mut [Self], device: Device, elements: i64) -> Option<&mut Self> {
+        scratches.iter_mut().rfind(|one| one.device == device && one.most >= elements)
+    }
+
+    /// One more, for so many elements, at least 1.
+    pub fn made<'a>(
         communicator: &Communicator,
         scratches: &'a mut Vec<Self>,
         device: Device,
         elements: i64,
     ) -> Result<&'a mut Self> {
-        let found = scratches.iter().rposition(|one| one.device == device && one.most >= elements);
-        let index = match found {
-            Some(index) => index,
-            None => {
-                scratches
-                    .try_reserve(1)
-                    .map_err(|_| error!(OutOfMemory, "a list of {} stages could not be had", scratches.len() + 1))?;
-                scratches.push(Self::new(communicator, device, elements)?);
-                scratches.len() - 1
-            }
-        };
-        let scratch = &mut scratches[index];
-        scratch.codec.refit(elements)?;
-        scratch.wire.fit(&scratch.codec);
-        Ok(scratch)
+        let count = scratches.len();
+        scratches.try_reserve(1).map_err(|_| error!(OutOfMemory, "a list of {} stages could not be had", count + 1))?;
+        scratches.push(Self::new(communicator, device, elements)?);
+        Ok(&mut scratches[count])
     }
 
     fn new(communicator: &Communicator, device: Device, elements: i64) -> Result<Self> {
@@ -93,7 +87,21 @@ pub fn allreduce(
     if elements == 0 {
         return Ok(());
     }
-    let scratch = Scratch::of(communicator, &mut scratches, buffer.device(), elements)?;
+    let mut queue = Queue::of(buffer.device(), stream)?;
+    communicator.transport.check_capture(&mut queue)?;
+    let scratch = match Scratch::there(&mut scratches, buffer.device(), elements) {
+        Some(scratch) => scratch,
+        None if queue.is_capturing()? => {
+            return Err(error!(
+                InvalidArgument,
+                "stream: it is being captured, and no memory is reserved for {elements} elements: gc_comm_reserve first"
+            ));
+        }
+        None => Scratch::made(communicator, &mut scratches, buffer.device(), elements)?,
+    };
+    drop(queue);
+    scratch.codec.refit(elements)?;
+    scratch.wire.fit(&scratch.codec);
     let outcome = scratch.allreduce(communicator, buffer, worker_error, server_error, stream);
     communicator.note(outcome)
 }
@@ -114,7 +122,8 @@ impl Scratch {
         codec.encode(&[*buffer], &[None, None], &wire.payload(), stream)?;
         let reduced = communicator.reduce_among_ranks(codec, wire, stream)?;
         codec.decode(&reduced, 1, None, Decode::Set, &[*buffer], stream)?;
-        codec.return_errors(buffer, worker_error, &server_error, stream)
+        codec.return_errors(buffer, worker_error, &server_error, stream)?;
+        communicator.report(codec, stream)
     }
 }
 

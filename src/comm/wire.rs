@@ -1,7 +1,7 @@
 //! The memory that ranks exchange.
 
 use crate::{
-    backend::{Block, Queue, Stream},
+    backend::{Block, Queue, Stream, cuda::Pinned},
     error::{Result, error},
     ops::codec::Codec,
     tensor::{Device, Dtype, Name, View},
@@ -22,6 +22,8 @@ pub struct Wire {
     /// Bytes of a chunk, at most.
     most: i64,
     world: i64,
+    /// Room for what is sent and what is received, where that has to be on the host and is not.
+    pinned: Option<Pinned>,
     /// Shapes of the three.
     payload: [i64; 1],
     payloads: [i64; 2],
@@ -37,7 +39,16 @@ impl Wire {
         })?;
         let mut queue = Queue::of(device, Stream::LEGACY)?;
         let memory = Block::new(&mut queue, bytes)?;
-        let mut wire = Self { device, memory, most: stride, world, payload: [0], payloads: [world, 0], chunk: [0] };
+        let pinned = match &mut queue {
+            Queue::Cuda(queue) => {
+                communicator.prepare_report(queue)?;
+                let wanted = communicator.transport.wants_host_memory();
+                wanted.then(|| Pinned::new(queue, 2 * world * stride)).transpose()?
+            }
+            Queue::Cpu => None,
+        };
+        let mut wire =
+            Self { device, memory, most: stride, world, pinned, payload: [0], payloads: [world, 0], chunk: [0] };
         wire.fit(codec);
         Ok(wire)
     }
@@ -47,6 +58,16 @@ impl Wire {
         let stride = codec.payload_bytes() / self.world;
         assert!(stride <= self.most);
         (self.payload, self.payloads, self.chunk) = ([self.world * stride], [self.world, stride], [stride]);
+    }
+
+    pub fn memory(&self) -> &Block {
+        &self.memory
+    }
+
+    /// Where on the host to bring what is sent, and where to receive, if that is needed.
+    pub fn on_host(&self) -> Option<[*mut u8; 2]> {
+        let pinned = self.pinned.as_ref()?;
+        Some([pinned.data(), pinned.data().wrapping_add((self.world * self.most) as usize)])
     }
 
     pub fn payload(&self) -> View<'_> {

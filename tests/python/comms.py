@@ -52,7 +52,7 @@ class Board:
         self.calls = []
         self.answers = itertools.repeat(0)
 
-    def transport(self, rank):
+    def transport(self, rank, flags=0):
         def exchange(name):
             def run(_, send, recv, size, device, stream):
                 self.calls.append((name, rank, size, device.device_type, stream))
@@ -67,21 +67,21 @@ class Board:
 
             return EXCHANGE(run)
 
-        transport = Transport(ctypes.sizeof(Transport), rank, self.world, 0, None, exchange("all_to_all"), exchange("all_gather"))
+        transport = Transport(ctypes.sizeof(Transport), rank, self.world, flags, None, exchange("all_to_all"), exchange("all_gather"))
         return transport
 
 
 class World:
-    """`world` communicators: of a group in this process, or over `Board`."""
+    """`world` communicators: of a group in this process, or over `Board`, with the flags of a transport."""
 
-    def __init__(self, world, over="group"):
+    def __init__(self, world, over="group", flags=0):
         self.size = world
         self.comms = (POINTER(Comm) * world)()
         if over == "group":
             call("gc_comm_group", world, self.comms)
         else:
             self.board = Board(world)
-            self.transports = [self.board.transport(rank) for rank in range(world)]
+            self.transports = [self.board.transport(rank, flags) for rank in range(world)]
             for rank, transport in enumerate(self.transports):
                 comm = POINTER(Comm)()
                 call("gc_comm_from_transport", byref(transport), byref(comm))

@@ -4,9 +4,11 @@ pub mod bits;
 pub mod codec;
 mod context;
 mod driver;
+mod event;
 mod launch;
 mod memory;
 mod module;
+mod pinned;
 mod queue;
 mod reuse;
 pub mod signs;
@@ -20,7 +22,9 @@ use crate::error::{Result, error};
 use driver::{Driver, Properties};
 
 pub use codec::Memory;
+pub use event::{Event, EventHandle};
 pub use module::{FAMILIES, LaunchShape, launch_shape};
+pub use pinned::Pinned;
 pub use queue::Queue;
 
 /// A device that is there.

@@ -226,6 +226,11 @@ impl Codec {
         unsafe { self.memory.copy_to(queue, self.scales, dst.data(), bytes) }
     }
 
+    /// Writes a 1 to `word` if anything since the last commit was corrupt.
+    pub fn report(&mut self, queue: &mut Queue, word: *mut u8) -> Result<()> {
+        self.launch_on_state(queue, ONEBIT.refuse(), 1, |call| (call.skip, call.size) = (word, 0))
+    }
+
     /// Makes a pending step valid, or takes it back.
     pub fn commit(&mut self, queue: &mut Queue, skip: Skip<'_>) -> Result<()> {
         self.launch_on_state(queue, ONEBIT.commit(), 1, |call| match skip {
