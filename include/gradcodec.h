@@ -913,6 +913,245 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
                                void *stream);
 
 /*
+ * COMMUNICATORS
+ *
+ * A communicator is one rank's way to the others of its world: by functions of yours over any engine (MPI, gloo, UCX), or
+ * among threads of one process. Over it gradients are averaged at one bit per element:
+ *
+ *     gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
+ *                           .all_to_all = my_all_to_all, .all_gather = my_all_gather};
+ *     gc_comm_t *comm;
+ *     gc_comm_from_transport(&mpi, &comm);
+ *     // worker_error: as many elements as the gradient; server_error: gc_shard_elements(n, size); both 0 at first
+ *     gc_compressed_allreduce(comm, &gradient, &worker_error, &server_error, NULL);   // each step, on every rank
+ *     gc_comm_free(comm);
+ *
+ * Each rank's gradient plus its error becomes signs and a scale, cut to a chunk for every rank; every rank adds up the
+ * chunks that are its own, with its server error, and sends signs and a scale of their mean to all. What both steps lose is
+ * kept in the errors. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021), with two exchanges
+ * in all; docs/NUMERICS.md says what is computed. A rank sends and receives about 1/4 byte per element, and 80 to 112 bytes a
+ * chunk; a ring all-reduce of float32 moves 8 bytes.
+ *
+ * A call may block until the other ranks' calls come, so there is one thread for each rank, and calls on a communicator
+ * come in the same order on every rank. A rank that refuses its arguments does not take part, and the others wait for its
+ * next call; in a group they get COMM once its communicator is freed. If a call fails on some rank it need not fail on the
+ * others.
+ *
+ * One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. What a
+ * call works in is made on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), also what was outgrown.
+ */
+
+/* What a transport cannot do. */
+enum gc_transport {
+    /* It takes host memory only: what is on a card goes through pinned memory, and calls wait for their stream. */
+    GC_TRANSPORT_HOST = 1,
+};
+
+/* A communicator: gc_comm_from_transport() and gc_comm_group() make them. */
+typedef struct gc_comm_t gc_comm_t;
+
+/*
+ * An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are called
+ * on the thread that calls, never with 0 bytes, and must neither throw nor longjmp.
+ */
+typedef struct gc_transport_t {
+    /* sizeof(gc_transport_t). */
+    uint32_t struct_size;
+    /* This rank: 0 to world_size - 1. */
+    int32_t rank;
+    /* At least 1. */
+    int32_t world_size;
+    /* 0, or GC_TRANSPORT_HOST. */
+    uint32_t flags;
+    /* Whatever the functions want to know. */
+    void *ctx;
+    /* Sends block k of `send` to rank k, and receives one of each rank, in ranks' order; each has bytes_per_rank bytes. */
+    int32_t (*all_to_all)(void *ctx,
+                          const void *send,
+                          void *recv,
+                          size_t bytes_per_rank,
+                          DLDevice device,
+                          void *stream);
+    /* Sends the bytes_per_rank bytes at `send` to every rank, and receives those of each, in ranks' order. */
+    int32_t (*all_gather)(void *ctx,
+                          const void *send,
+                          void *recv,
+                          size_t bytes_per_rank,
+                          DLDevice device,
+                          void *stream);
+} gc_transport_t;
+
+/*
+ * Makes a communicator of functions of yours.
+ *
+ * `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release, by
+ * gc_comm_free().
+ *
+ * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; a function that is NULL; an unknown flag.
+ */
+gc_status_t gc_comm_from_transport(const gc_transport_t *transport,
+                                   gc_comm_t **out);
+
+/*
+ * Makes the communicators of a world within this process: one for each rank, to be used by a thread each.
+ *
+ * `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
+ *
+ * INVALID_ARGUMENT: world_size below 1.
+ */
+gc_status_t gc_comm_group(int32_t world_size,
+                          gc_comm_t **out);
+
+/*
+ * Makes what gc_compressed_allreduce() works in, for calls with up to `n_elements` elements on `device`, so that they
+ * allocate nothing on it. It is about 9 bytes an element and more on the device. Other ranks need not call this.
+ *
+ * INVALID_ARGUMENT: n_elements negative. SIZE_OVERFLOW. BUSY.
+ */
+gc_status_t gc_comm_reserve(gc_comm_t *comm,
+                            DLDevice device,
+                            int64_t n_elements);
+
+/*
+ * What is known to have gone wrong on this rank in earlier calls, for good: COMM after an exchange that failed; CORRUPT after
+ * a payload that no rank of this version sends. OK otherwise. Never waits, on any thread.
+ */
+gc_status_t gc_comm_async_error(const gc_comm_t *comm);
+
+/*
+ * Releases a communicator, which no thread may be in any more. NULL: nothing. All-reduce handles that were made of it go on
+ * working. Its transport's functions are not called, but must stay until its last handle is released, too.
+ */
+void gc_comm_free(gc_comm_t *comm);
+
+/*
+ * Replaces `buffer`, on every rank, by the mean over the ranks of what it was plus the errors, at one bit per element; all
+ * ranks end with the same bytes.
+ *
+ * `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous, as
+ * many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the
+ * elements of this rank's shard are used: from number rank * shard on, as far as there are. All three on one device, 0
+ * before the first call, and written to by each.
+ *
+ * If anything was not finite on any rank, buffer is NaN everywhere and both errors are as they were, on every rank. A call
+ * that fails leaves buffer and errors of this rank as they were. Without elements: OK, and nothing is exchanged.
+ *
+ * UNSUPPORTED_DTYPE, NOT_CONTIGUOUS, SHAPE_MISMATCH: a tensor that is not as described. INVALID_ARGUMENT: tensors on different
+ * devices, or that overlap. COMM: an exchange failed. CORRUPT: a rank runs another version, or calls with another number of
+ * elements. BUSY.
+ */
+gc_status_t gc_compressed_allreduce(gc_comm_t *comm,
+                                    DLTensor *buffer,
+                                    DLTensor *worker_error,
+                                    DLTensor *server_error,
+                                    void *stream);
+
+/*
+ * Elements of a rank's server error: 8 * gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that cannot be:
+ * n_elements negative, world_size below 1, or more than 2^63 - 1.
+ */
+int64_t gc_shard_elements(int64_t n_elements,
+                          int32_t world_size);
+
+/*
+ * ALL-REDUCE
+ *
+ * The compressed all-reduce as a handle: a communicator and a codec, which keeps the errors itself and goes over memory once
+ * where gc_compressed_allreduce() goes three times. It takes several tensors at once, in any dtype that codecs know, by any
+ * codec: GC_CODEC_ONEBIT for the mean with error feedback, GC_CODEC_SIGN for the majority.
+ *
+ *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
+ *     gc_allreduce_t *allreduce;
+ *     gc_allreduce_create(comm, &options, &allreduce);                        // on every rank
+ *     gc_allreduce_run(allreduce, &gradient, 1, NULL, NULL, NULL);            // each step, on every rank
+ *     gc_allreduce_free(allreduce);
+ *
+ * What is said of codecs holds here: one stream, BUSY, memory that is made with the handle, what happens to values that are
+ * not finite. Payloads carry what was not finite to every rank, so that with GC_NONFINITE_TRANSACTIONAL all of them take the
+ * same step back.
+ */
+
+/* An all-reduce of gradients made small: gc_allreduce_create() makes one. */
+typedef struct gc_allreduce_t gc_allreduce_t;
+
+/*
+ * Makes a handle. Every rank calls this, with the same options but for the device's number; they tell each other 64 bytes.
+ *
+ * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values. `*out`: yours
+ * to release, by gc_allreduce_free().
+ *
+ * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle. COMM,
+ * BUSY. If one rank fails, all do, unless `comm` is NULL there.
+ */
+gc_status_t gc_allreduce_create(gc_comm_t *comm,
+                                const gc_codec_options_t *options,
+                                gc_allreduce_t **out);
+
+/* Releases a handle: as gc_codec_free(). Other ranks need not. */
+void gc_allreduce_free(gc_allreduce_t *allreduce);
+
+/*
+ * Replaces values, on every rank, by their mean over the ranks (GC_CODEC_SIGN: by +1 and -1, as most of them say); all ranks
+ * end with the same bytes.
+ *
+ * `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
+ * `error_factor`: as for gc_codec_encode().
+ *
+ * As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a rank
+ * whose payload is not of such a handle: values are as they were; on CUDA the flag is set. After a failure the errors of
+ * this rank may be those of the step: roll it back, or make them anew.
+ */
+gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
+                             DLTensor *const *values,
+                             size_t n_values,
+                             const DLTensor *value_factor,
+                             const DLTensor *error_factor,
+                             void *stream);
+
+/* What happened on this rank since the last call of this, in stream order: as gc_codec_flags(). */
+gc_status_t gc_allreduce_flags(gc_allreduce_t *allreduce, DLTensor *dst, void *stream);
+
+/*
+ * Ends a step: as gc_codec_commit(). What was not finite on any rank takes it back on all. What the values became is not
+ * undone. Nothing is exchanged, so `skip` must say the same on every rank.
+ */
+gc_status_t gc_allreduce_commit(gc_allreduce_t *allreduce,
+                                const DLTensor *skip,
+                                void *stream);
+
+/* gc_allreduce_commit() with a `skip` that is not 0: takes the step back. */
+gc_status_t gc_allreduce_rollback(gc_allreduce_t *allreduce, void *stream);
+
+/* Makes the errors +0 again, as gc_allreduce_create() did; drops flags and a pending step. */
+gc_status_t gc_allreduce_reset(gc_allreduce_t *allreduce, void *stream);
+
+/*
+ * The errors of this rank, and of the shard that it reduces, to keep them: as gc_codec_errors_out().
+ *
+ * `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard has:
+ * all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
+ */
+gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
+                                    DLTensor *worker,
+                                    DLTensor *server,
+                                    void *stream);
+
+/*
+ * Goes on with the errors of a world of any size. Other ranks need not call this at the same time.
+ *
+ * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it had as
+ * many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided by W and
+ * added in order. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all shards, of which this rank
+ * takes those of its own.
+ *
+ * As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
+ */
+gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
+                                   const DLTensor *workers,
+                                   const DLTensor *server,
+                                   void *stream);
+
+/*
  * WORKERS
  *
  * Large CPU tensors are worked on by several threads, which are started when the first one comes and again in a forked

@@ -107,7 +107,11 @@ __device__ __forceinline__ gc_run run_of(const gc_codec &codec, unsigned number)
     return codec.n_segments == 1 ? codec.only : codec.runs[number];
 }
 __device__ __forceinline__ gc_run segment_of(const gc_codec &codec, unsigned number) {
-    return codec.n_segments == 1 && codec.half == WORKER ? codec.only : codec.segments[number];
+    if (codec.n_segments != 1) return codec.segments[number];
+    gc_run only = codec.only;
+    // What is reduced is a part of the segment, which the header counts.
+    if (codec.half != WORKER) only.byte = 0, only.elements = static_cast<u64>(codec.header[9]) << 32 | codec.header[8];
+    return only;
 }
 
 __device__ __forceinline__ gc_tile tile_of(const gc_codec &codec, unsigned number) {

@@ -7,11 +7,12 @@
 struct gc_state {
     gc_codec worker, server;   // server.n_segments 0: there is none
     unsigned char *bytes;      // a state, or float32 errors: those of the half that is meant, one run after the other
-    const void *skip;          // gc_onebit_commit: a scalar of 1 byte, an int32, or a float32
-    u64 size;                  // of a state
-    unsigned half, skip_kind;  // 0: never, 1: always, 2: bool, 3: int32, 4: float32
+    const void *skip;          // gc_onebit_commit: a scalar of 1 byte, an int32, or a float32; gc_onebit_refuse: see there
+    u64 size;                  // of a state; gc_onebit_refuse: elements
+    unsigned half, skip_kind;  // 0: never, 1: always, 2: bool, 3: int32, 4: float32, 5: after anything corrupt or not finite
+    u64 rows, row;             // gc_onebit_errors_in: the mean of so many rows, of so many elements each
 };
-static_assert(sizeof(gc_state) == 608, "the host lays it out too");
+static_assert(sizeof(gc_state) == 624, "the host lays it out too");
 
 extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_commit(const __grid_constant__ gc_state call) {
     if (threadIdx.x != 0) return;
@@ -70,6 +71,14 @@ __device__ __forceinline__ float kept_at(const gc_codec &codec, const unsigned c
                             : from_bf16(reinterpret_cast<const unsigned short *>(units)[i]);
 }
 
+// Of an element of each row; of one row, the element itself.
+__device__ __forceinline__ float mean_of_rows(const gc_state &call, const float *errors, u64 i) {
+    if (call.rows == 1) return errors[i];
+    float sum = 0;
+    for (u64 r = 0; r < call.rows; r++) sum = __fadd_rn(sum, __fdiv_rn(errors[r * call.row + i], static_cast<float>(call.rows)));
+    return sum;
+}
+
 // Takes one half in, a tile a block: of a state that was looked at, or of errors. Which says `errors`.
 template <bool ERRORS>
 __device__ __forceinline__ void take_in(const gc_state &call) {
@@ -77,7 +86,7 @@ __device__ __forceinline__ void take_in(const gc_state &call) {
     gc_control &control = *codec.control;
     if (!ERRORS && !control.accepted) return;
     unsigned char *to = codec.state[control.valid >> codec.half & 1];
-    const gc_tile tile = codec.tiles[blockIdx.x];
+    const gc_tile tile = tile_of(codec, blockIdx.x);
     if (!ERRORS && blockIdx.x == 0 && threadIdx.x == 0 && codec.half == SERVER) {
         reinterpret_cast<u64 *>(to)[TURN_WORD / 2] = reinterpret_cast<const u64 *>(call.bytes)[TURN_WORD / 2];
     }
@@ -88,10 +97,10 @@ __device__ __forceinline__ void take_in(const gc_state &call) {
     }
     if (codec.error == 0) return;
     const u64 at = codec.units_at + tile.unit * UNIT * codec.error;
-    const float *errors = reinterpret_cast<const float *>(call.bytes) + codec.runs[tile.run].base + tile.first;
+    const float *errors = reinterpret_cast<const float *>(call.bytes) + run_of(codec, tile.run).base + tile.first;
     for (unsigned i = threadIdx.x; i < (tile.count + UNIT - 1) / UNIT * UNIT; i += THREADS) {
         float c = 0;
-        if (i < tile.count) c = canonical(ERRORS ? errors[i] : kept_at(codec, call.bytes + at, i));
+        if (i < tile.count) c = canonical(ERRORS ? mean_of_rows(call, errors, i) : kept_at(codec, call.bytes + at, i));
         if (codec.error == 4) reinterpret_cast<float *>(to + at)[i] = c;
         else reinterpret_cast<unsigned short *>(to + at)[i] = to_bf16(c);
     }
@@ -106,15 +115,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_errors_in(const 
 // The errors of one half, a tile a block.
 extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_errors_out(const __grid_constant__ gc_state call) {
     const gc_codec &codec = call.half == SERVER ? call.server : call.worker;
+    if (call.skip_kind == 5 && codec.control->since & (CORRUPT | NONFINITE)) return;
     const unsigned char *from = codec.state[codec.control->valid >> codec.half & 1];
-    const gc_tile tile = codec.tiles[blockIdx.x];
+    const gc_tile tile = tile_of(codec, blockIdx.x);
     if (tile.run == NO_RUN) return;
     const float s = reinterpret_cast<const float *>(from + codec.scales_at)[tile.run];
-    float *errors = reinterpret_cast<float *>(call.bytes) + codec.runs[tile.run].base + tile.first;
+    float *errors = reinterpret_cast<float *>(call.bytes) + run_of(codec, tile.run).base + tile.first;
     const unsigned char *units = from + codec.units_at + tile.unit * UNIT * codec.error;
     for (unsigned i = threadIdx.x; i < tile.count; i += THREADS) {
         errors[i] = codec.error == 0 ? 0 : canonical(error_of(kept_at(codec, units, i), s));
     }
+}
+
+// After anything corrupt or not finite: all values become NaN, a tile's worth a block; `skip`, if given, is set where something
+// was corrupt.
+extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_refuse(const __grid_constant__ gc_state call) {
+    const unsigned since = call.worker.control->since;
+    if (!(since & (CORRUPT | NONFINITE))) return;
+    if (call.skip && since & CORRUPT && blockIdx.x == 0 && threadIdx.x == 0) {
+        *static_cast<unsigned *>(const_cast<void *>(call.skip)) = 1;
+    }
+    const u64 first = static_cast<u64>(blockIdx.x) * TILE, end = first + TILE < call.size ? first + TILE : call.size;
+    for (u64 i = first + threadIdx.x; i < end; i += THREADS) reinterpret_cast<unsigned *>(call.bytes)[i] = 0x7fc00000u;
 }
 
 // Writes up to MOST_ADDRESSES addresses of segments, from one on, to the codec's table.

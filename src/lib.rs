@@ -11,6 +11,7 @@
 //! - `plan`: where elements and their bits lie, as values.
 //! - `backend`: where it runs: queues, memory, and the functions that follow a plan.
 //! - `ops`: what an operation means: checks, plans, the choice of the backend's function.
+//! - `comm`: ranks that exchange memory, and the all-reduces over them.
 //! - [`capi`]: the only exported code: checks pointers, borrows, calls an operation, hands out.
 
 #[cfg(not(panic = "unwind"))]
@@ -21,6 +22,7 @@ compile_error!("gradcodec is written for 64-bit little-endian machines");
 mod backend;
 mod cancel;
 pub mod capi;
+mod comm;
 mod dynamic;
 mod error;
 mod ops;

@@ -9,7 +9,7 @@ mod promises;
 use std::{fs, path::Path, process::Command};
 
 /// The sections in the order of the header: the module whose `//!` text begins it, and where its declarations are.
-const SECTIONS: [(&str, &[&str]); 9] = [
+const SECTIONS: [(&str, &[&str]); 11] = [
     ("version", &["src/capi/version.rs"]),
     ("status", &["src/error.rs", "src/capi/status.rs"]),
     ("tensors", &["src/capi/tensors.rs"]),
@@ -17,6 +17,8 @@ const SECTIONS: [(&str, &[&str]); 9] = [
     ("signs", &["src/capi/signs.rs"]),
     ("onebit", &["src/capi/onebit.rs"]),
     ("codec", &["src/plan/codec.rs", "src/capi/codec.rs"]),
+    ("comm", &["src/capi/comm.rs"]),
+    ("allreduce", &["src/capi/allreduce.rs"]),
     ("threads", &["src/capi/threads.rs"]),
     ("devices", &["src/capi/devices.rs"]),
 ];

@@ -57,6 +57,23 @@ promised! {
     gc_codec_state_in(*mut gc_codec_t, *const DLTensor, *mut c_void) -> i32;
     gc_codec_errors_out(*mut gc_codec_t, *mut DLTensor, *mut DLTensor, *mut c_void) -> i32;
     gc_codec_errors_in(*mut gc_codec_t, *const DLTensor, *const DLTensor, *mut c_void) -> i32;
+    gc_comm_from_transport(*const gc_transport_t, *mut *mut gc_comm_t) -> i32;
+    gc_comm_group(i32, *mut *mut gc_comm_t) -> i32;
+    gc_comm_reserve(*mut gc_comm_t, DLDevice, i64) -> i32;
+    gc_comm_async_error(*const gc_comm_t) -> i32;
+    gc_comm_free(*mut gc_comm_t);
+    gc_compressed_allreduce(*mut gc_comm_t, *mut DLTensor, *mut DLTensor, *mut DLTensor, *mut c_void) -> i32;
+    gc_shard_elements(i64, i32) -> i64;
+    gc_allreduce_create(*mut gc_comm_t, *const gc_codec_options_t, *mut *mut gc_allreduce_t) -> i32;
+    gc_allreduce_free(*mut gc_allreduce_t);
+    gc_allreduce_run(*mut gc_allreduce_t, *const *mut DLTensor, usize, *const DLTensor, *const DLTensor,
+        *mut c_void) -> i32;
+    gc_allreduce_flags(*mut gc_allreduce_t, *mut DLTensor, *mut c_void) -> i32;
+    gc_allreduce_commit(*mut gc_allreduce_t, *const DLTensor, *mut c_void) -> i32;
+    gc_allreduce_rollback(*mut gc_allreduce_t, *mut c_void) -> i32;
+    gc_allreduce_reset(*mut gc_allreduce_t, *mut c_void) -> i32;
+    gc_allreduce_errors_out(*mut gc_allreduce_t, *mut DLTensor, *mut DLTensor, *mut c_void) -> i32;
+    gc_allreduce_errors_in(*mut gc_allreduce_t, *const DLTensor, *const DLTensor, *mut c_void) -> i32;
     gc_tensor_empty(DLDevice, DLDataType, i32, *const i64, *mut *mut DLManagedTensor) -> i32;
     gc_tensor_from_pointer(*mut c_void, DLDevice, DLDataType, i32, *const i64, *const i64,
         Option<unsafe extern "C" fn(*mut c_void)>, *mut c_void, *mut *mut DLManagedTensor) -> i32;

@@ -93,6 +93,25 @@ typedef struct gc_api_t {
     gc_status_t (*gc_codec_state_in)(gc_codec_t *codec, const DLTensor *src, void *stream);
     gc_status_t (*gc_codec_errors_out)(gc_codec_t *codec, DLTensor *worker, DLTensor *server, void *stream);
     gc_status_t (*gc_codec_errors_in)(gc_codec_t *codec, const DLTensor *worker, const DLTensor *server, void *stream);
+    gc_status_t (*gc_comm_from_transport)(const gc_transport_t *transport, gc_comm_t **out);
+    gc_status_t (*gc_comm_group)(int32_t world_size, gc_comm_t **out);
+    gc_status_t (*gc_comm_reserve)(gc_comm_t *comm, DLDevice device, int64_t n_elements);
+    gc_status_t (*gc_comm_async_error)(const gc_comm_t *comm);
+    void (*gc_comm_free)(gc_comm_t *comm);
+    gc_status_t (*gc_compressed_allreduce)(gc_comm_t *comm, DLTensor *buffer, DLTensor *worker_error,
+        DLTensor *server_error, void *stream);
+    int64_t (*gc_shard_elements)(int64_t n_elements, int32_t world_size);
+    gc_status_t (*gc_allreduce_create)(gc_comm_t *comm, const gc_codec_options_t *options, gc_allreduce_t **out);
+    void (*gc_allreduce_free)(gc_allreduce_t *allreduce);
+    gc_status_t (*gc_allreduce_run)(gc_allreduce_t *allreduce, DLTensor *const *values, size_t n_values,
+        const DLTensor *value_factor, const DLTensor *error_factor, void *stream);
+    gc_status_t (*gc_allreduce_flags)(gc_allreduce_t *allreduce, DLTensor *dst, void *stream);
+    gc_status_t (*gc_allreduce_commit)(gc_allreduce_t *allreduce, const DLTensor *skip, void *stream);
+    gc_status_t (*gc_allreduce_rollback)(gc_allreduce_t *allreduce, void *stream);
+    gc_status_t (*gc_allreduce_reset)(gc_allreduce_t *allreduce, void *stream);
+    gc_status_t (*gc_allreduce_errors_out)(gc_allreduce_t *allreduce, DLTensor *worker, DLTensor *server, void *stream);
+    gc_status_t (*gc_allreduce_errors_in)(gc_allreduce_t *allreduce, const DLTensor *workers, const DLTensor *server,
+        void *stream);
     gc_status_t (*gc_set_threads)(uint32_t n);
     gc_status_t (*gc_prepare)(DLDevice device);
     gc_status_t (*gc_trim)(DLDevice device);
@@ -150,6 +169,22 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_codec_state_in", &api->gc_codec_state_in},
         {"gc_codec_errors_out", &api->gc_codec_errors_out},
         {"gc_codec_errors_in", &api->gc_codec_errors_in},
+        {"gc_comm_from_transport", &api->gc_comm_from_transport},
+        {"gc_comm_group", &api->gc_comm_group},
+        {"gc_comm_reserve", &api->gc_comm_reserve},
+        {"gc_comm_async_error", &api->gc_comm_async_error},
+        {"gc_comm_free", &api->gc_comm_free},
+        {"gc_compressed_allreduce", &api->gc_compressed_allreduce},
+        {"gc_shard_elements", &api->gc_shard_elements},
+        {"gc_allreduce_create", &api->gc_allreduce_create},
+        {"gc_allreduce_free", &api->gc_allreduce_free},
+        {"gc_allreduce_run", &api->gc_allreduce_run},
+        {"gc_allreduce_flags", &api->gc_allreduce_flags},
+        {"gc_allreduce_commit", &api->gc_allreduce_commit},
+        {"gc_allreduce_rollback", &api->gc_allreduce_rollback},
+        {"gc_allreduce_reset", &api->gc_allreduce_reset},
+        {"gc_allreduce_errors_out", &api->gc_allreduce_errors_out},
+        {"gc_allreduce_errors_in", &api->gc_allreduce_errors_in},
         {"gc_set_threads", &api->gc_set_threads},
         {"gc_prepare", &api->gc_prepare},
         {"gc_trim", &api->gc_trim},

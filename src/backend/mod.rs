@@ -26,6 +26,11 @@ impl Stream {
         Self(stream)
     }
 
+    /// As the caller names it.
+    pub fn as_raw(self) -> *mut c_void {
+        self.0
+    }
+
     /// A CUstream for the driver, which knows the small numbers too.
     fn as_ptr(self) -> *mut c_void {
         self.0
@@ -70,6 +75,14 @@ impl Queue {
         }
     }
 
+    /// Whether what is enqueued becomes part of a graph.
+    pub fn is_capturing(&mut self) -> Result<bool> {
+        match self {
+            Self::Cpu => Ok(false),
+            Self::Cuda(queue) => queue.is_capturing(),
+        }
+    }
+
     /// Waits until what was enqueued is done.
     pub fn wait(&mut self) -> Result<()> {
         match self {
@@ -103,6 +116,41 @@ pub struct Compression<'a> {
     pub dst: &'a View<'a>,
     pub scale: &'a View<'a>,
     pub workspace: &'a View<'a>,
+}
+
+/// Memory of a handle: its own from creation to the end, aligned to 256.
+pub enum Block {
+    Cpu(Owner),
+    Cuda(cuda::Memory),
+}
+
+impl Block {
+    /// `bytes`: at least 1. Waits until it can be used on any stream.
+    pub fn new(queue: &mut Queue, bytes: i64) -> Result<Self> {
+        match queue {
+            Queue::Cpu => cpu::memory::allocate(bytes).map(Self::Cpu),
+            Queue::Cuda(queue) => {
+                let memory = cuda::Memory::new(queue, bytes as u64)?;
+                queue.wait()?;
+                Ok(Self::Cuda(memory))
+            }
+        }
+    }
+
+    /// A queue on a stream of the context that this is in.
+    pub fn queue(&self, stream: Stream) -> Result<Queue> {
+        match self {
+            Self::Cpu(_) => Ok(Queue::Cpu),
+            Self::Cuda(memory) => memory.queue(stream).map(Queue::Cuda),
+        }
+    }
+
+    pub fn data(&self) -> *mut u8 {
+        match self {
+            Self::Cpu(owner) => owner.data(),
+            Self::Cuda(memory) => std::ptr::with_exposed_provenance_mut(memory.at(0) as usize),
+        }
+    }
 }
 
 /// How a payload is decoded.

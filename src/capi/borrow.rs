@@ -103,7 +103,7 @@ pub unsafe fn tensors<'a>(
     name: &'static str,
     tensors: *const *const DLTensor,
     count: Count,
-) -> Result<impl ExactSizeIterator<Item = Result<View<'a>>>> {
+) -> Result<impl ExactSizeIterator<Item = Result<View<'a>>> + Clone> {
     // SAFETY: the caller's promise.
     let tensors: &'a [_] = unsafe { items(name, tensors, count)? };
     Ok(tensors.iter().enumerate().map(move |(index, &tensor)| {

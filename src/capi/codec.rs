@@ -122,6 +122,17 @@ fn value_dtype(name: &'static str, dtype: DLDataType) -> Result<Dtype> {
 }
 
 impl gc_codec_options_t {
+    /// With results that are, unless said, as the values, which they replace.
+    ///
+    /// # Safety
+    /// As for `descriptor`.
+    pub(super) unsafe fn descriptor_for_values<'a>(self) -> Result<Descriptor<'a>> {
+        let results = self.results;
+        let unsaid = (results.code.0, results.bits, results.lanes) == (0, 0, 0);
+        // SAFETY: the caller's promise.
+        unsafe { Self { results: if unsaid { self.values } else { results }, ..self }.descriptor() }
+    }
+
     /// # Safety
     /// `segments` points at `n_segments` integers, unless NULL or unaligned, for `'a`.
     unsafe fn descriptor<'a>(&self) -> Result<Descriptor<'a>> {

@@ -141,9 +141,11 @@
 //! Our functions and types begin with gc_, constants with GC_, version macros with GRADCODEC_. (`gc` alone belongs to the
 //! Boehm collector: the two can be used together.)
 
+mod allreduce;
 mod bits;
 mod borrow;
 mod codec;
+mod comm;
 mod devices;
 mod handle;
 mod onebit;
@@ -153,8 +155,10 @@ mod tensors;
 mod threads;
 mod version;
 
+pub use allreduce::*;
 pub use bits::*;
 pub use codec::*;
+pub use comm::*;
 pub use devices::*;
 pub use onebit::*;
 pub use signs::*;

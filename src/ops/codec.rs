@@ -139,6 +139,64 @@ impl Codec {
         }
     }
 
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Of all that its numbers depend on.
+    pub fn digest(&self) -> u64 {
+        self.plan.digest_of_all()
+    }
+
+    /// Elements of the chunk that it reduces.
+    pub fn server_elements(&self) -> i64 {
+        self.plan.server_elements()
+    }
+
+    /// Makes it one for another number of elements, at least 1, in the memory that it has; it was made for one segment of
+    /// at least as many. Its state is nobody's then.
+    pub fn refit(&mut self, elements: i64) -> Result<()> {
+        if elements != self.plan.elements {
+            let plan = CodecPlan::new(self.plan.rules, &[elements], self.plan.n_chunks, self.plan.server)?;
+            match &mut self.enter()?.backend {
+                Backend::Cpu(codec) => codec.refit(&plan)?,
+                Backend::Cuda(codec) => codec.refit(&plan),
+            }
+            self.plan = plan;
+        }
+        Ok(())
+    }
+
+    /// Carries errors of the caller's, in float32, for the encode and the reduce that follow.
+    pub fn borrow_errors(&self, worker: &View<'_>, server: &View<'_>, stream: Stream) -> Result<()> {
+        match &mut self.enter()?.backend {
+            Backend::Cpu(codec) => codec.borrow_errors(&self.plan, worker, server),
+            // Whether it is whole or not: it is made anew.
+            Backend::Cuda(codec) => codec.borrow_errors(&mut codec.queue(stream)?, &self.plan, worker, server),
+        }
+    }
+
+    /// Gives them back as they are now, if nothing since `borrow_errors` was corrupt or not finite: otherwise they stay as
+    /// they were, and `values` becomes NaN everywhere.
+    pub fn return_errors(&self, values: &View<'_>, worker: &View<'_>, server: &View<'_>, stream: Stream) -> Result<()> {
+        on_backend!(&mut self.enter()?.backend, stream, return_errors(&self.plan, values, worker, server))
+    }
+
+    /// Writes a 1 to a uint32 of pinned memory if anything was corrupt. Nothing on the CPU, whose calls say so.
+    pub fn report(&self, word: *mut u8, stream: Stream) -> Result<()> {
+        match &mut self.enter()?.backend {
+            Backend::Cpu(_) => Ok(()),
+            Backend::Cuda(codec) => codec.report(&mut codec.queue(stream)?, word),
+        }
+    }
+
+    /// That values can be replaced by results.
+    pub fn check_outputs<'v>(&self, values: impl ExactSizeIterator<Item = Result<View<'v>>>) -> Result<()> {
+        let (dtype, State { values: places, .. }) = (self.plan.rules.values, &mut *self.enter()?);
+        self.take_values(values, &[dtype], places, |_| Ok(()))?;
+        self.check_apart(places, dtype)
+    }
+
     pub fn payload_bytes(&self) -> i64 {
         self.plan.payload_bytes()
     }
@@ -296,6 +354,47 @@ impl Codec {
         on_backend!(&mut self.enter()?.backend, stream, errors_in(&self.plan, worker, server))
     }
 
+    /// Takes over the errors of an earlier world: of each of its ranks a row of `workers`, of all elements `server`. The row
+    /// of this rank where the world is as large, otherwise the mean of all rows; and this chunk's part of `server`.
+    pub fn errors_of_world_in(
+        &self,
+        workers: Option<&View<'_>>,
+        server: Option<&View<'_>>,
+        (rank, world): (usize, usize),
+        stream: Stream,
+    ) -> Result<()> {
+        let plan = &self.plan;
+        if plan.rules.error.is_none() {
+            return Err(error!(InvalidArgument, "handle: it keeps no errors"));
+        }
+        for errors in [workers, server].into_iter().flatten() {
+            check_dtype(errors, &[Dtype::F32])?;
+            check_contiguous(errors)?;
+            self.check_device(errors)?;
+        }
+        if let Some(server) = server {
+            check_elements(server, plan.elements)?;
+        }
+        let (rows, elements) = match workers.map(View::shape) {
+            None => (1, 0),
+            Some(&[rows, elements]) if rows > 0 && elements == plan.elements => (rows, elements),
+            Some(shape) => {
+                return Err(error!(
+                    ShapeMismatch,
+                    "workers: shape [W, {}] expected, a row of each rank, got {}",
+                    plan.elements,
+                    Shape::of(shape)
+                ));
+            }
+        };
+        self.check_not_pending()?;
+        let (shape, shard) = ([elements], [plan.server_elements()]);
+        let of_rank = workers.filter(|_| rows == world as i64).map(|all| all.part(rank as i64 * elements, &shape));
+        let (workers, rows) = if of_rank.is_some() { (of_rank.as_ref(), 1) } else { (workers, rows as usize) };
+        let server = server.map(|all| all.part(if shard == [0] { 0 } else { plan.first_of_server() }, &shard));
+        on_backend!(&mut self.enter()?.backend, stream, mean_errors_in(plan, workers, rows, server.as_ref()))
+    }
+
     /// That the step, if there is one, was committed or taken back.
     fn check_not_pending(&self) -> Result<()> {
         let pending = match &self.enter()?.backend {
@@ -432,7 +531,7 @@ fn name_of_values(index: usize) -> Name {
     Name::of_item("values", index)
 }
 
-pub(super) fn check_contiguous(tensor: &View<'_>) -> Result<()> {
+pub fn check_contiguous(tensor: &View<'_>) -> Result<()> {
     if tensor.is_contiguous() {
         return Ok(());
     }
@@ -445,7 +544,7 @@ pub(super) fn check_contiguous(tensor: &View<'_>) -> Result<()> {
     ))
 }
 
-pub(super) fn check_dtype(tensor: &View<'_>, known: &[Dtype]) -> Result<()> {
+pub fn check_dtype(tensor: &View<'_>, known: &[Dtype]) -> Result<()> {
     if known.contains(&tensor.dtype()) {
         return Ok(());
     }
@@ -462,7 +561,7 @@ fn unexpected_dtype(tensor: &View<'_>, known: &[Dtype]) -> Error {
     }
 }
 
-pub(super) fn check_elements(tensor: &View<'_>, expected: i64) -> Result<()> {
+pub fn check_elements(tensor: &View<'_>, expected: i64) -> Result<()> {
     if tensor.elements() == expected {
         return Ok(());
     }

@@ -273,8 +273,21 @@ impl CodecPlan {
 
     /// FNV-1a of the segments' counts.
     fn digest(&self) -> u64 {
-        let bytes = self.workers.iter().flat_map(|run| run.elements.to_le_bytes());
-        bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+        fnv1a(self.workers.iter().flat_map(|run| run.elements.to_le_bytes()))
+    }
+
+    /// Of all that the numbers depend on, for ranks to compare: FNV-1a of a header and of what headers do not say.
+    pub fn digest_of_all(&self) -> u64 {
+        let Rules { error, beta, policy, .. } = &self.rules;
+        let error = error.map_or(0, |error| if error == Dtype::F32 { 1u8 } else { 2 });
+        let rest = [error, *policy as u8].into_iter().chain(beta.to_bits().to_le_bytes());
+        fnv1a(self.header.into_iter().chain(rest))
+    }
+
+    /// The first element, of all segments one after the other, of those that are reduced.
+    pub fn first_of_server(&self) -> i64 {
+        let Some(part) = self.servers.first() else { return 0 };
+        self.workers[..part.segment].iter().map(|run| run.elements).sum::<i64>() + part.first
     }
 
     /// The header of a chunk, without flags.
@@ -315,6 +328,10 @@ impl CodecPlan {
     pub fn part(&self, segment: usize, chunk: usize) -> Option<Run> {
         part(&self.workers[segment], &self.held_by(chunk))
     }
+}
+
+fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// What of a segment lies within some bytes, if anything does.

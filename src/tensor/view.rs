@@ -153,6 +153,25 @@ impl<'a> View<'a> {
         }
     }
 
+    /// A compact tensor in memory that is not a tensor of the caller's, of a size that fits.
+    ///
+    /// # Safety
+    /// For `'a`: the elements are memory of that device, which nobody else writes (nor reads, if the tensor is an output).
+    pub unsafe fn of_memory(name: &Name, device: Device, dtype: Dtype, shape: &'a [i64], data: *mut u8) -> Self {
+        Self { name: *name, ..Self::compact(device, dtype, shape, data) }
+    }
+
+    /// A compact tensor of the elements from number `first` on, which this one, that is C-contiguous, has.
+    pub fn part<'b>(&self, first: i64, shape: &'b [i64]) -> View<'b>
+    where
+        'a: 'b,
+    {
+        let count: i64 = shape.iter().product();
+        assert!(self.contiguous && first >= 0 && first + count <= self.elements);
+        let data = self.data.wrapping_add(first as usize * self.dtype.size);
+        View { name: self.name, ..View::compact(self.device, self.dtype, shape, data) }
+    }
+
     pub fn name(&self) -> Name {
         self.name
     }

@@ -63,6 +63,23 @@ FUNCTION(gc_codec_state_in, gc_status_t, (gc_codec_t *, const DLTensor *, void *
 FUNCTION(gc_codec_errors_out, gc_status_t, (gc_codec_t *, DLTensor *, DLTensor *, void *))
 FUNCTION(gc_codec_errors_in, gc_status_t, (gc_codec_t *, const DLTensor *, const DLTensor *, void *))
 
+FUNCTION(gc_comm_from_transport, gc_status_t, (const gc_transport_t *, gc_comm_t **))
+FUNCTION(gc_comm_group, gc_status_t, (int32_t, gc_comm_t **))
+FUNCTION(gc_comm_reserve, gc_status_t, (gc_comm_t *, DLDevice, int64_t))
+FUNCTION(gc_comm_async_error, gc_status_t, (const gc_comm_t *))
+FUNCTION(gc_comm_free, void, (gc_comm_t *))
+FUNCTION(gc_compressed_allreduce, gc_status_t, (gc_comm_t *, DLTensor *, DLTensor *, DLTensor *, void *))
+FUNCTION(gc_shard_elements, int64_t, (int64_t, int32_t))
+FUNCTION(gc_allreduce_create, gc_status_t, (gc_comm_t *, const gc_codec_options_t *, gc_allreduce_t **))
+FUNCTION(gc_allreduce_free, void, (gc_allreduce_t *))
+FUNCTION(gc_allreduce_run, gc_status_t, (gc_allreduce_t *, DLTensor *const *, size_t, const DLTensor *, const DLTensor *, void *))
+FUNCTION(gc_allreduce_flags, gc_status_t, (gc_allreduce_t *, DLTensor *, void *))
+FUNCTION(gc_allreduce_commit, gc_status_t, (gc_allreduce_t *, const DLTensor *, void *))
+FUNCTION(gc_allreduce_rollback, gc_status_t, (gc_allreduce_t *, void *))
+FUNCTION(gc_allreduce_reset, gc_status_t, (gc_allreduce_t *, void *))
+FUNCTION(gc_allreduce_errors_out, gc_status_t, (gc_allreduce_t *, DLTensor *, DLTensor *, void *))
+FUNCTION(gc_allreduce_errors_in, gc_status_t, (gc_allreduce_t *, const DLTensor *, const DLTensor *, void *))
+
 FUNCTION(gc_tensor_empty, gc_status_t, (DLDevice, DLDataType, int32_t, const int64_t *, DLManagedTensor **))
 FUNCTION(gc_tensor_from_pointer, gc_status_t, (void *, DLDevice, DLDataType, int32_t, const int64_t *, const int64_t *,
                                                void (*)(void *), void *, DLManagedTensor **))

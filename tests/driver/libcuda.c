@@ -13,6 +13,7 @@
  *
  * -DKERNELS="..." has the names of the kernels, separated by blanks: a compressed fatbin does not show them.
  * -DWITHOUT_LIBRARIES leaves out what drivers before 12.0 do not have. fake_...() at the end are for the tests. */
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -56,7 +57,7 @@ static struct Block {
     Stream stream;
 } blocks[BLOCKS];
 static Stream streams; /* that were created */
-static int libraries;
+static int libraries, pinned, events, capturing;
 static atomic_int hold_frees, held, refused;
 static unsigned long long calls, launches, allocations, frees, waits;
 static char last_launch[64];
@@ -77,19 +78,35 @@ static Result failure(const char *function) {
     return 0;
 }
 
+/* One call at a time, whichever threads make them. */
+static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+
+static int enter(void) { return pthread_mutex_lock(&one_at_a_time); }
+static void leave(int *entered) {
+    (void)entered;
+    pthread_mutex_unlock(&one_at_a_time);
+}
+
+static Result begin(const char *function) {
+    calls++;
+    Result said = failure(function);
+    if (said)
+        return said;
+    if (initialized != getpid())
+        return NOT_INITIALIZED;
+    if (fail_at >= 0 && fail_at-- == 0) {
+        failed_call = function;
+        return fail_code;
+    }
+    return SUCCESS;
+}
+
+/* The first line of a call: it is alone until it returns, and may fail here. */
 #define MAY_FAIL \
-    do { \
-        calls++; \
-        Result said = failure(__func__); \
-        if (said) \
-            return said; \
-        if (initialized != getpid()) \
-            return NOT_INITIALIZED; \
-        if (fail_at >= 0 && fail_at-- == 0) { \
-            failed_call = __func__; \
-            return fail_code; \
-        } \
-    } while (0)
+    __attribute__((cleanup(leave))) int entered = enter(); \
+    Result begun = begin(__func__); \
+    if (begun) \
+        return begun
 
 Result cuDriverGetVersion(int *version) {
     *version = (int)number("FAKE_VERSION", 12000);
@@ -245,6 +262,13 @@ Result cuStreamQuery(Stream stream) {
     return stream->at_work ? NOT_READY : SUCCESS;
 }
 
+Result cuStreamIsCapturing(Stream stream, int *status) {
+    (void)stream;
+    MAY_FAIL;
+    *status = capturing;
+    return SUCCESS;
+}
+
 Result cuStreamDestroy_v2(Stream stream) {
     MAY_FAIL;
     finish(stream->context, 0, stream); /* no work is left behind that nobody can wait for */
@@ -296,8 +320,11 @@ Result cuMemAlloc_v2(uint64_t *address, size_t bytes) {
 
 Result cuMemFree_v2(uint64_t address) {
     MAY_FAIL;
-    while (atomic_load(&hold_frees)) /* as when the device is at work */
+    while (atomic_load(&hold_frees)) { /* as when the device is at work; others go on */
         atomic_store(&held, 1);
+        leave(&entered);
+        entered = enter();
+    }
     if (!current())
         return INVALID_CONTEXT;
     for (int k = 0; k < BLOCKS; k++) {
@@ -317,6 +344,67 @@ Result cuMemFree_v2(uint64_t address) {
         }
     }
     return INVALID_VALUE;
+}
+
+/* Host memory that kernels reach: they use it as it is. */
+Result cuMemHostAlloc(void **place, size_t bytes, unsigned flags) {
+    (void)flags;
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    void *memory = malloc(bytes);
+    if (!memory)
+        return OUT_OF_MEMORY;
+    *place = memory, pinned++;
+    return SUCCESS;
+}
+
+Result cuMemFreeHost(void *place) {
+    MAY_FAIL;
+    free(place);
+    pinned--;
+    return SUCCESS;
+}
+
+/* An event is after the work of one stream, which whoever waits for it finds done. */
+typedef struct Event {
+    Context context, of;
+    Stream stream;
+} *Event;
+
+Result cuEventCreate(Event *event, unsigned flags) {
+    (void)flags;
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    *event = malloc(sizeof **event);
+    **event = (struct Event){current(), NULL, NULL};
+    events++;
+    return SUCCESS;
+}
+
+Result cuEventRecord(Event event, Stream stream) {
+    MAY_FAIL;
+    Context context = is_created(stream) ? stream->context : current();
+    if (context != event->context)
+        return fault(INVALID_VALUE, "an event of another context");
+    event->of = context, event->stream = (uintptr_t)stream == 1 ? NULL : stream;
+    return SUCCESS;
+}
+
+Result cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
+    (void)stream, (void)flags;
+    MAY_FAIL;
+    if (event->of)
+        finish(event->of, 0, event->stream);
+    return SUCCESS;
+}
+
+Result cuEventDestroy_v2(Event event) {
+    MAY_FAIL;
+    free(event);
+    events--;
+    return SUCCESS;
 }
 
 /* ---- what the kernels do ----------------------------------------------------------------------------------------- */
@@ -762,7 +850,7 @@ Result cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, Stream stream) {
     if (!current())
         return INVALID_CONTEXT;
     Place place = place_of(stream);
-    Result result = use(place, READ, (void *)(uintptr_t)from, bytes);
+    Result result = is_on_device(from) ? use(place, READ, (void *)(uintptr_t)from, bytes) : SUCCESS;
     if (result == SUCCESS && is_on_device(to)) /* else pinned memory */
         result = use(place, WRITTEN, (void *)(uintptr_t)to, bytes);
     if (result == SUCCESS)
@@ -857,6 +945,9 @@ size_t fake_in_use(int device) { return in_use[device]; }
 int fake_refused(void) { return atomic_load(&refused); } /* for want of memory */
 int fake_held(void) { return atomic_load(&held); }
 int fake_libraries(void) { return libraries; }
+int fake_pinned(void) { return pinned; }
+int fake_events(void) { return events; }
+void fake_capture(int status) { capturing = status; }
 int fake_depth(void) { return depth; }
 int fake_capture_mode(void) { return capture_mode; }
 int fake_retained(int device) { return retained[device]; }

@@ -30,6 +30,7 @@ class Status(enum.IntEnum):
     DRIVER_UNAVAILABLE = 20
     CUDA = 21
     CONTEXT_LOST = 22
+    COMM = 31
 
 
 BIG, LITTLE = 0, 1
@@ -133,6 +134,31 @@ class Codec(ctypes.Structure):
 
 Codec.__name__ = "gc_codec_t"
 
+EXCHANGE = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, DLDevice, c_void_p)
+
+
+class Transport(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("rank", c_int32),
+        ("world_size", c_int32),
+        ("flags", c_uint32),
+        ("ctx", c_void_p),
+        ("all_to_all", EXCHANGE),
+        ("all_gather", EXCHANGE),
+    ]
+
+
+class Comm(ctypes.Structure):
+    """Opaque."""
+
+
+class AllReduce(ctypes.Structure):
+    """Opaque."""
+
+
+Transport.__name__, Comm.__name__, AllReduce.__name__ = "gc_transport_t", "gc_comm_t", "gc_allreduce_t"
+
 Managed = POINTER(DLManagedTensor)
 Versioned = POINTER(DLManagedTensorVersioned)
 View = POINTER(DLTensor)
@@ -142,7 +168,8 @@ NUMBERS = {
     "gc_status_t": c_int32, "gc_bit_order_t": c_int32, "gc_scale_t": c_int32, "gc_decode_t": c_int32, "float": c_float,
 }  # fmt: skip
 STRUCTS = (
-    DLDevice, DLDataType, DLTensor, DLManagedTensor, DLManagedTensorVersioned, KernelShape, CodecOptions, Codec
+    DLDevice, DLDataType, DLTensor, DLManagedTensor, DLManagedTensorVersioned, KernelShape, CodecOptions, Codec,
+    Transport, Comm, AllReduce,
 )  # fmt: skip
 
 

@@ -162,7 +162,7 @@ impl<const BIG: bool> BitReader<BIG> {
         Self { src, available, position: 0 }
     }
 
-    /// The next 64 bits as if they began a byte, in the order of memory. ZeroRange past the last byte.
+    /// The next 64 bits as if they began a byte, in the order of memory. Zeros past the last byte.
     #[inline(always)]
     fn peek(&self) -> u64 {
         let (first, shift) = (self.position / 8, self.position % 8);

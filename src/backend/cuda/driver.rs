@@ -11,8 +11,8 @@ use std::{
 };
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUfunction, CUfunction_attribute, CUjit_option,
-    CUkernel, CUlibrary, CUlibraryOption, CUresult, CUstream, CUstreamCaptureMode,
+    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute,
+    CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 
 use crate::{
@@ -48,9 +48,16 @@ table! {
         cuStreamGetCtx(CUstream, *mut CUcontext);
         cuStreamQuery(CUstream);
         cuStreamSynchronize(CUstream);
+        cuStreamWaitEvent(CUstream, CUevent, c_uint);
+        cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
+        cuEventCreate(*mut CUevent, c_uint);
+        cuEventRecord(CUevent, CUstream);
+        cuEventDestroy_v2(CUevent);
         cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
         cuMemAlloc_v2(*mut CUdeviceptr, usize);
         cuMemFree_v2(CUdeviceptr);
+        cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        cuMemFreeHost(*mut c_void);
         cuMemcpyHtoD_v2(CUdeviceptr, *const c_void, usize);
         cuMemcpyDtoH_v2(*mut c_void, CUdeviceptr, usize);
         cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);

@@ -5,9 +5,11 @@ pub mod codec;
 mod context;
 mod divisor;
 mod driver;
+mod event;
 mod launch;
 mod memory;
 mod module;
+mod pinned;
 mod queue;
 mod reuse;
 pub mod signs;
@@ -21,7 +23,10 @@ use crate::error::{Result, error};
 
 use driver::{Driver, Properties};
 
+pub use codec::Memory;
+pub use event::{Event, EventHandle};
 pub use module::{FAMILIES, LaunchShape, launch_shape};
+pub use pinned::Pinned;
 pub use queue::Queue;
 
 /// A device that is there.

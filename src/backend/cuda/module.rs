@@ -301,6 +301,7 @@ pub static ONEBIT: Onebit = Onebit {
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_errors_out", 1),
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_addresses", 1),
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_finish", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_refuse", 1),
     ],
 };
 
@@ -315,7 +316,7 @@ pub struct Onebit {
     pub compress: [Kernel; 9],
     /// By values, and in each by errors (float32, bfloat16).
     pub compress_errors: [Kernel; 6],
-    others: [Kernel; 10],
+    others: [Kernel; 11],
 }
 
 impl Onebit {
@@ -349,6 +350,9 @@ impl Onebit {
     }
     pub fn addresses(&self) -> &Kernel {
         &self.others[8]
+    }
+    pub fn refuse(&self) -> &Kernel {
+        &self.others[10]
     }
 }
 

@@ -1,6 +1,6 @@
 //! A call's way to a device: which one, in what context, on what stream.
 
-use std::ptr;
+use std::{ffi::c_int, ptr};
 
 use crate::{backend::Stream, cancel, error::Result, tensor::View};
 
@@ -79,7 +79,31 @@ impl Queue {
         Ok(value)
     }
 
-    /// Waits until what this call enqueued on the legacy stream is done.
+    /// Copies between memory of devices and pinned memory of the host, in the order of the stream.
+    ///
+    /// # Safety
+    /// Both sides are such memory of so many bytes, and stay until the stream has done it.
+    pub unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: usize) -> Result<()> {
+        self.context()?.make_current()?;
+        let (driver, stream) = (self.device.driver, self.stream.as_ptr().cast());
+        // SAFETY: the caller's promise; the stream is alive.
+        let code = unsafe { (driver.functions.cuMemcpyAsync)(to as u64, from as u64, bytes, stream) };
+        driver.check(code, format_args!("cuMemcpyAsync of {bytes} bytes on {}", self.device))
+    }
+
+    /// Whether what is enqueued becomes part of a graph.
+    pub fn is_capturing(&mut self) -> Result<bool> {
+        self.context()?.make_current()?;
+        let (driver, mut status) = (self.device.driver, 0 as c_int);
+        // SAFETY: the stream is alive; the enum is an int to the driver, which writes it.
+        let code = unsafe {
+            (driver.functions.cuStreamIsCapturing)(self.stream.as_ptr().cast(), ptr::from_mut(&mut status).cast())
+        };
+        driver.check(code, format_args!("cuStreamIsCapturing on {}", self.device))?;
+        Ok(status != 0)
+    }
+
+    /// Waits until what this call enqueued on its stream is done.
     pub fn wait(&mut self) -> Result<()> {
         if self.context.is_none() {
             return Ok(()); // nothing was

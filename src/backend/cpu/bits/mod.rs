@@ -33,6 +33,7 @@ use crate::{
 use super::{
     dispatch::{InstructionSet, Variant},
     pool,
+    simd::LineAligned,
 };
 
 use across::Lines;
@@ -397,7 +398,7 @@ impl<'a> Job<'a> {
             }
             return;
         }
-        let mut packed = [0u8; BLOCK];
+        let LineAligned(packed) = &mut LineAligned([0u8; BLOCK]);
         let mut to = Cursor::starting_at(&self.plan.bytes, bytes.start);
         while left > 0 {
             let (count, filled) = (bits.min(8 * BLOCK), left.min(BLOCK));
@@ -426,7 +427,7 @@ impl<'a> Job<'a> {
             }
             return;
         }
-        let mut packed = [0u8; BLOCK];
+        let LineAligned(packed) = &mut LineAligned([0u8; BLOCK]);
         let mut from = Cursor::starting_at(&self.plan.bytes, bytes.start);
         while left > 0 {
             let count = left.min(8 * BLOCK);
@@ -456,7 +457,7 @@ impl<'a> Job<'a> {
     unsafe fn pack_columns(&self, rule: BitRule, columns: &Loop<2>, element: *const u8, byte: *mut u8, part: &Part) {
         let [[element_step], [byte_step]] = self.steps();
         let [_, column_step] = columns.strides;
-        let mut packed = [0u8; BLOCK];
+        let LineAligned(packed) = &mut LineAligned([0u8; BLOCK]);
         for group in part.groups.clone() {
             let (elements, _) = self.ranges(&(group..group + 1));
             for_each_block(&part.lines, if column_step == 1 { i64::MAX } else { BLOCK as i64 }, |first, count| {
@@ -493,7 +494,7 @@ impl<'a> Job<'a> {
     ) {
         let [[element_step], [byte_step]] = self.steps();
         let [_, column_step] = columns.strides;
-        let mut packed = [0u8; BLOCK];
+        let LineAligned(packed) = &mut LineAligned([0u8; BLOCK]);
         for group in part.groups.clone() {
             let (elements, bytes) = self.ranges(&(group..group + 1));
             let direct = column_step == 1 && !bytes.is_empty();

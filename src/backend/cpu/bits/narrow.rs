@@ -21,7 +21,7 @@ use crate::{
     backend::cpu::{
         bit_stream::{self, BitWriter},
         dispatch::Variant,
-        simd::{Element, Simd},
+        simd::{Element, LineAligned, Simd},
     },
     plan::{
         bits::{BitOrder, BitPlan, BitRule, Layout, Patterns, bytes_for},
@@ -370,10 +370,10 @@ pub unsafe fn columns_to_string<S: Simd<T>, T: Element>(
     string: &mut [u8; STRING + SLACK],
 ) {
     let width = groups.width;
-    let mut block = [MaybeUninit::uninit(); bit_stream::BLOCK];
+    let LineAligned(block) = &mut LineAligned([MaybeUninit::uninit(); bit_stream::BLOCK]);
     // SAFETY: the string has room for all the bits that are pushed; every read of `packed` ends in its slack.
     unsafe {
-        let mut writer = BitWriter::new(&mut block, string.as_mut_ptr(), BitOrder::Little);
+        let mut writer = BitWriter::new(block, string.as_mut_ptr(), BitOrder::Little);
         let mut src = packed.as_ptr();
         let lines_of = |columns: usize, src: *const u8| {
             let columns = u64::from_le(src.cast::<u64>().read_unaligned()) & u64::MAX >> (64 - 8 * columns);
@@ -482,10 +482,10 @@ pub unsafe fn rows_to_string<S: Simd<T>, T: Element>(
         packed[..count * groups.bytes].iter_mut().for_each(|byte| *byte = byte.reverse_bits());
     }
     let mask = u64::MAX >> (64 - groups.width);
-    let mut block = [MaybeUninit::uninit(); bit_stream::BLOCK];
+    let LineAligned(block) = &mut LineAligned([MaybeUninit::uninit(); bit_stream::BLOCK]);
     // SAFETY: the string has room for all the bits that are pushed; every read of `packed` ends in its slack.
     unsafe {
-        let mut writer = BitWriter::new(&mut block, string.as_mut_ptr(), BitOrder::Little);
+        let mut writer = BitWriter::new(block, string.as_mut_ptr(), BitOrder::Little);
         let mut src = packed.as_ptr();
         for _ in 0..count {
             writer.push(u64::from_le(src.cast::<u64>().read_unaligned()) & mask, groups.width);

@@ -5,7 +5,7 @@ use std::{marker::PhantomData, mem::MaybeUninit};
 use crate::{
     backend::cpu::{
         bit_stream::{BLOCK, BitReader, BitWriter, TakesWords, Words},
-        simd::{Element, Simd, Values, ZeroRange},
+        simd::{Element, LineAligned, Simd, Values, ZeroRange},
     },
     plan::{
         bits::{BitOrder, BitRule, Patterns},
@@ -221,8 +221,8 @@ pub unsafe fn pack_runs<S: Simd<T>, T: Element>(
     let mut left = bits;
     // SAFETY: the cursor's runs are elements, as the caller promises, and all of them together are `bits`.
     unsafe {
-        let mut block = [MaybeUninit::uninit(); BLOCK];
-        let mut writer = BitWriter::new(&mut block, dst, order);
+        let LineAligned(block) = &mut LineAligned([MaybeUninit::uninit(); BLOCK]);
+        let mut writer = BitWriter::new(block, dst, order);
         while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run(left as i64) {
             let (src, count) = (base.offset(offset as isize), count as usize);
             if stride == T::SIZE as i64 {

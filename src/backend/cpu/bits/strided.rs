@@ -5,7 +5,7 @@
 
 use crate::backend::cpu::{
     bit_stream::{BitReader, BitWriter, Words, in_order},
-    simd::{Element, Simd, Values, ZeroRange, per_group, prefetch},
+    simd::{Element, LineAligned, Simd, Values, ZeroRange, per_group, prefetch},
 };
 
 /// Writes the bits of elements that lie `stride` bytes apart.
@@ -64,7 +64,7 @@ unsafe fn pack_strided_lanes<S: Simd<T>, T: Element, const STEP: usize>(
         for start in (0..whole).step_by(together) {
             let some = together.min(whole - start);
             let lowest = STEP * if backward { count - 64 * (start + some) } else { 64 * start };
-            let mut words = [0; GROUPS / 2];
+            let LineAligned(words) = &mut LineAligned([0; GROUPS / 2]);
             if some == together && lowest + (64 * together - each) * STEP + 64 <= lanes {
                 let mut groups = [0; GROUPS];
                 for (index, bits) in groups.iter_mut().enumerate() {
@@ -76,9 +76,8 @@ unsafe fn pack_strided_lanes<S: Simd<T>, T: Element, const STEP: usize>(
                 }
                 S::compact::<STEP, GROUPS>(&mut groups);
                 for (word, groups) in words.iter_mut().zip(groups.chunks_exact(64 / each)) {
-                    for (index, bits) in groups.iter().enumerate() {
-                        *word |= bits << (index * each);
-                    }
+                    // Added up in a register: what vectors have just written is read slowly.
+                    *word = (0..64 / each).fold(0, |word, index| word | groups[index] << (index * each));
                 }
             } else {
                 for (index, word) in words[..some].iter_mut().enumerate() {

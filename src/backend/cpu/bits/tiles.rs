@@ -18,7 +18,7 @@ use std::ops::Range;
 use crate::{
     backend::cpu::{
         dispatch::Variant,
-        simd::{Element, Simd, TILE, Values, ZeroRange, prefetch},
+        simd::{Element, LineAligned, Simd, TILE, Values, ZeroRange, prefetch},
     },
     plan::{
         bits::{BitOrder, BitPlan, BitRule, Layout, Patterns},
@@ -140,7 +140,7 @@ impl Tiles {
         bytes: *mut u8,
     ) {
         self.for_each(columns, rule.size, |element, bit, lines, columns| {
-            let mut words = [0; TILE];
+            let LineAligned(words) = &mut LineAligned([0; TILE]);
             // SAFETY: the loops of the plan, of which the tiles are made, stay within both sides; a line's bits are at
             // most a word.
             unsafe {
@@ -163,7 +163,7 @@ impl Tiles {
                     }
                     return;
                 }
-                kernels::pack_tile(variant, rule, order, src, tile, &mut words);
+                kernels::pack_tile(variant, rule, order, src, tile, words);
                 let firsts = (0..).map(|column| (bit + column * self.column_bits) as usize);
                 let places = words[..columns].iter().zip(firsts);
                 // Whole words apart, for they take fewer instructions when their length is known.
@@ -191,7 +191,7 @@ impl Tiles {
         elements: *mut u8,
     ) {
         self.for_each(columns, patterns.size, |element, bit, lines, columns| {
-            let mut words = [0; TILE];
+            let LineAligned(words) = &mut LineAligned([0; TILE]);
             // SAFETY: the loops of the plan, of which the tiles are made, stay within both sides; bytes past the last are not
             // read.
             unsafe {
@@ -227,7 +227,7 @@ impl Tiles {
                     }
                     (BitOrder::Little, _) => places.for_each(|(word, at)| *word = bits_at::<false>(lines, bytes, at)),
                 }
-                kernels::unpack_tile(variant, patterns, order, &mut words, dst, tile);
+                kernels::unpack_tile(variant, patterns, order, words, dst, tile);
             }
         });
     }

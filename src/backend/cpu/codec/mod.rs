@@ -55,6 +55,8 @@ pub struct Codec {
     transactional: bool,
     /// As docs/NUMERICS.md has them, each aligned to 256. The second one is empty unless the codec is transactional.
     buffers: [Owner; 2],
+    /// Of each.
+    state_bytes: i64,
     worker: Half,
     server: Half,
     /// What was met since the flags were last taken, and since the last commit.
@@ -88,6 +90,7 @@ impl Codec {
             set: InstructionSet::chosen(),
             transactional,
             buffers,
+            state_bytes: plan.state_bytes,
             worker: Half::default(),
             server: Half::default(),
             flags: 0,
@@ -97,6 +100,13 @@ impl Codec {
             server_tiles,
             partials,
         })
+    }
+
+    /// For another plan of one segment, not larger than the one that this was made for.
+    pub fn refit(&mut self, plan: &CodecPlan) -> Result<()> {
+        assert!(plan.state_bytes <= self.state_bytes && self.scales.len() == plan.workers.len());
+        (self.worker_tiles, self.server_tiles) = (Tiles::new(&plan.workers)?, Tiles::new(&plan.servers)?);
+        Ok(())
     }
 
     /// Where a half is read, and where the next step of it is written.

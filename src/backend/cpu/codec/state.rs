@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use crate::{
     error::{Result, error},
-    plan::codec::{CodecPlan, HEADER, Run, TURN_FIELD},
+    plan::{
+        codec::{CodecPlan, HEADER, NONFINITE, Run, TURN_FIELD},
+        floats,
+    },
     tensor::View,
 };
 
@@ -12,7 +15,7 @@ use super::{
     Codec, Half,
     chunks::{check_header, is_negative},
     environment::in_default,
-    numbers::{Number, is_kept, signed, with_numbers},
+    numbers::{F32, Number, is_kept, signed, with_numbers},
 };
 
 /// Where a state has the scale of a segment (`half` 0) or of its part (1).
@@ -117,7 +120,51 @@ impl Codec {
 
     /// Takes over errors, rounded to the dtype of errors.
     pub fn errors_in(&mut self, plan: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>) -> Result<()> {
-        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.for_halves(plan, [worker, server], keep::<E>));
+        self.mean_errors_in(plan, worker, 1, server)
+    }
+
+    /// The same of several workers, a row of all elements each: their mean.
+    pub fn mean_errors_in(
+        &mut self,
+        plan: &CodecPlan,
+        workers: Option<&View<'_>>,
+        rows: usize,
+        server: Option<&View<'_>>,
+    ) -> Result<()> {
+        let row = plan.elements as usize;
+        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
+            self.for_halves(plan, [workers, None], |scale, kept, errors, count| {
+                keep::<E>(scale, kept, count, |index| mean(errors, row, rows, index));
+            });
+            self.for_halves(plan, [None, server], |scale, kept, errors, count| {
+                keep::<E>(scale, kept, count, |index| mean(errors, 0, 1, index));
+            });
+        });
+        Ok(())
+    }
+
+    /// Errors of the caller's, for the encode and the reduce that follow.
+    pub fn borrow_errors(&mut self, plan: &CodecPlan, worker: &View<'_>, server: &View<'_>) -> Result<()> {
+        (self.flags, self.since_commit) = (0, 0);
+        self.errors_in(plan, Some(worker), Some(server))
+    }
+
+    /// What they are now, if nothing was met that is not finite: otherwise `values` becomes NaN. What was corrupt has
+    /// failed before.
+    pub fn return_errors(
+        &mut self,
+        plan: &CodecPlan,
+        values: &View<'_>,
+        worker: &View<'_>,
+        server: &View<'_>,
+    ) -> Result<()> {
+        if self.flags & NONFINITE == 0 {
+            return self.errors_out(plan, Some(worker), Some(server));
+        }
+        for index in 0..values.elements() as usize {
+            // SAFETY: a view of so many float32, at any address.
+            unsafe { F32::store(values.data(), index, floats::NAN) };
+        }
         Ok(())
     }
 
@@ -150,12 +197,12 @@ fn errors_of<E: Number>(scale: *mut f32, kept: *mut u8, errors: *mut f32, count:
         for index in 0..count {
             let kept = E::load(kept, index);
             let error = if is_kept::<E>() { kept - signed(scale, kept) } else { 0.0 };
-            super::numbers::F32::store(errors.cast(), index, error);
+            F32::store(errors.cast(), index, error);
         }
     }
 }
 
-fn keep<E: Number>(scale: *mut f32, kept: *mut u8, errors: *mut f32, count: usize) {
+fn keep<E: Number>(scale: *mut f32, kept: *mut u8, count: usize, error: impl Fn(usize) -> f32) {
     if !is_kept::<E>() {
         return;
     }
@@ -163,7 +210,17 @@ fn keep<E: Number>(scale: *mut f32, kept: *mut u8, errors: *mut f32, count: usiz
     unsafe {
         scale.write(0.0);
         for index in 0..count {
-            E::store(kept, index, errors.add(index).read_unaligned());
+            E::store(kept, index, error(index));
         }
+    }
+}
+
+/// Of an element of each of several rows; of one row, the element itself.
+fn mean(errors: *const f32, row: usize, rows: usize, index: usize) -> f32 {
+    // SAFETY: the view has so many rows of float32, at any address.
+    let of_row = |number: usize| unsafe { errors.add(number * row + index).read_unaligned() };
+    match rows {
+        1 => of_row(0),
+        _ => (0..rows).fold(0.0, |sum, number| sum + of_row(number) / rows as f32),
     }
 }

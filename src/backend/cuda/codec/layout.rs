@@ -139,6 +139,8 @@ pub struct State {
     pub size: u64,
     pub half: u32,
     pub skip_kind: u32,
+    pub rows: u64,
+    pub row: u64,
 }
 
 #[repr(C)]
@@ -163,7 +165,7 @@ pub struct Compress {
 
 const _: () = assert!(size_of::<Run>() == 40 && size_of::<Tile>() == 48 && size_of::<Half>() == 288);
 const _: () = assert!(size_of::<Encode>() == 440 && size_of::<Finish>() == 296 && size_of::<Reduce>() == 312);
-const _: () = assert!(size_of::<Decode>() == 456 && size_of::<State>() == 608);
+const _: () = assert!(size_of::<Decode>() == 456 && size_of::<State>() == 624);
 const _: () = assert!(size_of::<Addresses>() == 3600 && size_of::<Compress>() == 64);
 
 /// A kernel's only argument, for a launch.
@@ -226,8 +228,7 @@ impl Tables {
         let (mut base, mut unit) = (0, 0);
         for segment in 0..segments {
             let PlanRun { elements, byte, .. } = run(segment);
-            // An empty run has a tile, too, whose block writes its scale.
-            let count = (elements / TILE + i64::from(elements % TILE != 0)).max(1);
+            let count = tiles_of(elements);
             let number = u32::try_from(count).map_err(|_| {
                 error!(SizeOverflow, "segment {segment}: {elements} elements are more than {TILE} times 2^32")
             })?;
@@ -275,7 +276,50 @@ impl Tables {
     }
 }
 
+impl Run {
+    /// The only one of a half: the segment, or what of it is reduced.
+    fn only(plan: &CodecPlan, half: u32) -> Self {
+        let part = plan.servers.first().filter(|_| half == SERVER);
+        let (elements, byte) = match part {
+            Some(part) => (part.elements, part.byte),
+            None if half == SERVER => (0, plan.held_by(plan.server.unwrap_or(0)).start),
+            None => (plan.workers[0].elements, 0),
+        };
+        // No more than those of the plan that there were tables of.
+        let tiles = tiles_of(elements) as u32;
+        Self { elements: elements as u64, byte: byte as u64, base: 0, first_tile: 0, tiles, reserved: 0 }
+    }
+}
+
+/// Tiles of a run, of which an empty one has one, too: its block writes the scale.
+fn tiles_of(elements: i64) -> i64 {
+    (elements / TILE + i64::from(elements % TILE != 0)).max(1)
+}
+
 impl Half {
+    /// The same memory for another plan of one segment; tells how many tiles there are.
+    pub fn refit(&mut self, plan: &CodecPlan) -> u64 {
+        let bytes = |run: &Run| (run.elements as i64 + UNIT - 1) / UNIT * UNIT * i64::from(self.error);
+        let [worker, server] = [WORKER, SERVER].map(|half| Run::only(plan, half));
+        let server_at = plan.state_bytes - if plan.server.is_some() { bytes(&server) } else { 0 };
+        let (only, units_at) =
+            if self.half == SERVER { (server, server_at) } else { (worker, server_at - bytes(&worker)) };
+        let Self { states, control, partials, counter, tiles, runs, segments, scales, .. } = *self;
+        *self = Self {
+            states,
+            control,
+            partials,
+            counter,
+            tiles,
+            runs,
+            segments,
+            scales,
+            only,
+            ..Self::of(plan, self.half, units_at)
+        };
+        u64::from(only.tiles)
+    }
+
     /// What a half has of the plan; addresses are 0.
     pub fn of(plan: &CodecPlan, half: u32, units_at: i64) -> Self {
         let rules = &plan.rules;

@@ -24,10 +24,11 @@ use super::{
 
 use layout::{
     Addresses, CONTROL_BYTES, Decode, Encode, Finish, Half, MOST_ADDRESSES, MOST_VALUES, Reduce, Run, SERVER, State,
-    Tables, Tile, WORKER, argument, number_of,
+    TILE, Tables, Tile, WORKER, argument, number_of,
 };
-use memory::{Memory, Parts};
+use memory::Parts;
 
+pub use memory::Memory;
 pub use plain::{carry, compress};
 
 /// A codec's memory on a device, and what its launches are given.
@@ -149,6 +150,13 @@ impl Codec {
         Ok(())
     }
 
+    /// For another plan of one segment, not larger than the one that this was made for.
+    pub fn refit(&mut self, plan: &CodecPlan) {
+        for (half, tiles) in self.halves.iter_mut().zip(&mut self.tiles) {
+            *tiles = half.refit(plan);
+        }
+    }
+
     /// Whether a step waits for its commit, as far as it was not a graph that made it.
     pub fn is_pending(&self) -> bool {
         self.pending
@@ -242,6 +250,11 @@ impl Codec {
         unsafe { self.memory.copy_to(queue, self.scales, dst.data(), bytes) }
     }
 
+    /// Writes a 1 to `word` if anything since the last commit was corrupt.
+    pub fn report(&mut self, queue: &mut Queue, word: *mut u8) -> Result<()> {
+        self.launch_on_state(queue, ONEBIT.refuse(), 1, |call| (call.skip, call.size) = (word, 0))
+    }
+
     /// Makes a pending step valid, or takes it back.
     pub fn commit(&mut self, queue: &mut Queue, skip: Skip<'_>) -> Result<()> {
         self.launch_on_state(queue, ONEBIT.commit(), 1, |call| match skip {
@@ -282,7 +295,7 @@ impl Codec {
     /// Takes over a state that `state_out` wrote. Another one is flagged, and changes nothing.
     pub fn state_in(&mut self, queue: &mut Queue, _: &CodecPlan, src: &View<'_>) -> Result<()> {
         self.launch_on_state(queue, ONEBIT.check_state(), 1, |call| call.bytes = src.data())?;
-        self.take_in(queue, ONEBIT.state_in(), [Some(src); 2])
+        self.take_in(queue, ONEBIT.state_in(), [Some(src); 2], |_| ())
     }
 
     /// Writes the errors that the next step will read, in float32: the workers', the server's.
@@ -293,38 +306,104 @@ impl Codec {
         worker: Option<&View<'_>>,
         server: Option<&View<'_>>,
     ) -> Result<()> {
-        self.launch_on_half(queue, ONEBIT.errors_out(), WORKER, worker)?;
-        self.launch_on_half(queue, ONEBIT.errors_out(), SERVER, server)
+        self.errors_out_unless(queue, 0, [worker, server])
+    }
+
+    fn errors_out_unless(&self, queue: &mut Queue, skip_kind: u32, errors: [Option<&View<'_>>; 2]) -> Result<()> {
+        for (half, errors) in [WORKER, SERVER].into_iter().zip(errors) {
+            self.launch_on_half(queue, ONEBIT.errors_out(), half, errors, |call| call.skip_kind = skip_kind)?;
+        }
+        Ok(())
+    }
+
+    /// Errors of the caller's, for the encode and the reduce that follow: nothing of the state before is left.
+    pub fn borrow_errors(
+        &mut self,
+        queue: &mut Queue,
+        plan: &CodecPlan,
+        worker: &View<'_>,
+        server: &View<'_>,
+    ) -> Result<()> {
+        // The flags, and those since the last commit, are the first of what is known there; and those of a launch.
+        self.memory.clear(queue, self.flags, CONTROL_BYTES as u64)?;
+        self.errors_in(queue, plan, Some(worker), Some(server))
+    }
+
+    /// What they are now, unless something was met that is corrupt or not finite: then `values` becomes NaN.
+    pub fn return_errors(
+        &mut self,
+        queue: &mut Queue,
+        _: &CodecPlan,
+        values: &View<'_>,
+        worker: &View<'_>,
+        server: &View<'_>,
+    ) -> Result<()> {
+        const AFTER_REFUSAL: u32 = 5;
+        self.errors_out_unless(queue, AFTER_REFUSAL, [Some(worker), Some(server)])?;
+        let elements = values.elements() as u64;
+        self.launch_on_state(queue, ONEBIT.refuse(), elements.div_ceil(TILE as u64), |call| {
+            call.bytes = values.data();
+            call.size = elements;
+        })
     }
 
     /// Takes over errors, rounded to the dtype of errors.
     pub fn errors_in(
         &mut self,
         queue: &mut Queue,
-        _: &CodecPlan,
+        plan: &CodecPlan,
         worker: Option<&View<'_>>,
         server: Option<&View<'_>>,
     ) -> Result<()> {
-        self.take_in(queue, ONEBIT.errors_in(), [worker, server])
+        self.mean_errors_in(queue, plan, worker, 1, server)
+    }
+
+    /// The same of several workers, a row of all elements each: their mean.
+    pub fn mean_errors_in(
+        &mut self,
+        queue: &mut Queue,
+        plan: &CodecPlan,
+        workers: Option<&View<'_>>,
+        rows: usize,
+        server: Option<&View<'_>>,
+    ) -> Result<()> {
+        self.take_in(queue, ONEBIT.errors_in(), [workers, server], |call| {
+            (call.rows, call.row) = (if call.half == WORKER { rows as u64 } else { 1 }, plan.elements as u64);
+        })
     }
 
     /// Takes over what there is for each half. Between the two launches the state is part new, part old.
-    fn take_in(&mut self, queue: &mut Queue, kernel: &Kernel, halves: [Option<&View<'_>>; 2]) -> Result<()> {
+    fn take_in(
+        &mut self,
+        queue: &mut Queue,
+        kernel: &Kernel,
+        halves: [Option<&View<'_>>; 2],
+        complete: impl Fn(&mut State),
+    ) -> Result<()> {
         let [worker, server] = halves;
-        self.launch_on_half(queue, kernel, WORKER, worker)?;
+        self.launch_on_half(queue, kernel, WORKER, worker, &complete)?;
         self.torn = worker.is_some();
-        self.launch_on_half(queue, kernel, SERVER, server)?;
+        self.launch_on_half(queue, kernel, SERVER, server, &complete)?;
         self.torn = false;
         Ok(())
     }
 
-    /// Launches a kernel that has a block for each tile of a half, if there are any, and bytes for them.
-    fn launch_on_half(&self, queue: &mut Queue, kernel: &Kernel, half: u32, bytes: Option<&View<'_>>) -> Result<()> {
+    /// Launches a kernel that has a block for each tile of a half, if there are any, and bytes for them. `complete` sets what
+    /// differs between kernels.
+    fn launch_on_half(
+        &self,
+        queue: &mut Queue,
+        kernel: &Kernel,
+        half: u32,
+        bytes: Option<&View<'_>>,
+        complete: impl FnOnce(&mut State),
+    ) -> Result<()> {
         match (bytes, self.tiles[half as usize]) {
             (None, _) | (_, 0) => Ok(()), // or nothing is reduced
             (Some(bytes), tiles) => self.launch_on_state(queue, kernel, tiles, |call| {
                 call.bytes = bytes.data();
                 call.half = half;
+                complete(call);
             }),
         }
     }
@@ -346,6 +425,8 @@ impl Codec {
             size: items * 4,
             half: WORKER,
             skip_kind: 0,
+            rows: 1,
+            row: 0,
         };
         complete(&mut call);
         // SAFETY: the kernel's argument: memory of the codec, and of a view whose size was checked against its plan.

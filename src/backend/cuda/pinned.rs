@@ -1,0 +1,58 @@
+//! Memory of the host that cards reach, too.
+
+use std::ptr;
+
+use crate::{
+    backend::Stream,
+    cancel,
+    error::{Result, error},
+};
+
+use super::{
+    Device,
+    context::{Context, Home, Relaxed},
+    queue::Queue,
+};
+
+/// So that every context may use it.
+const PORTABLE: u32 = 1;
+
+pub struct Pinned {
+    device: Device,
+    home: Home,
+    /// As a number, to be shared.
+    address: usize,
+}
+
+impl Pinned {
+    /// `bytes` bytes, at least 1, all 0.
+    pub fn new(queue: &mut Queue, bytes: i64) -> Result<Self> {
+        let size = usize::try_from(bytes).map_err(|_| error!(SizeOverflow, "{bytes} bytes of pinned memory"))?;
+        let (device, mut place) = (queue.device, ptr::null_mut());
+        let home = queue.current()?.home()?;
+        // SAFETY: the place outlives the call.
+        let code = unsafe { (device.driver.functions.cuMemHostAlloc)(&mut place, size, PORTABLE) };
+        device.driver.check(code, format_args!("cuMemHostAlloc of {bytes} bytes on {device}"))?;
+        // SAFETY: memory of so many bytes, which is ours alone.
+        unsafe { place.cast::<u8>().write_bytes(0, size) };
+        Ok(Self { device, home, address: place.expose_provenance() })
+    }
+
+    pub fn data(&self) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(self.address)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // As for `Memory`: the driver may reach cancellation points, and nobody can be told of a failure.
+        let _delay = cancel::delay();
+        let Ok(context) = Context::of_home(self.device, Stream::LEGACY, self.home) else { return };
+        if context.is_still(self.home)
+            && let Ok(_relaxed) = Relaxed::begin(self.device.driver)
+        {
+            // SAFETY: from cuMemHostAlloc in this context, which is current; its user's work is done.
+            unsafe { (self.device.driver.functions.cuMemFreeHost)(self.data().cast()) };
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! ALL-REDUCE
+//!
+//! The compressed all-reduce as a handle: a communicator and a codec, which keeps the errors itself and goes over memory once
+//! where gc_compressed_allreduce() goes three times. It takes several tensors at once, in any dtype that codecs know, by any
+//! codec: GC_CODEC_ONEBIT for the mean with error feedback, GC_CODEC_SIGN for the majority.
+//!
+//! ```c
+//! gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
+//! gc_allreduce_t *allreduce;
+//! gc_allreduce_create(comm, &options, &allreduce);                        // on every rank
+//! gc_allreduce_run(allreduce, &gradient, 1, NULL, NULL, NULL);            // each step, on every rank
+//! gc_allreduce_free(allreduce);
+//! ```
+//!
+//! What is said of codecs holds here: one stream, BUSY, memory that is made with the handle, what happens to values that are
+//! not finite. Payloads carry what was not finite to every rank, so that with GC_NONFINITE_TRANSACTIONAL all of them take the
+//! same step back.
+
+use std::ffi::c_void;
+
+use dlpark::ffi::DLTensor;
+
+use crate::{backend::Stream, comm::AllReduce, panics::boundary};
+
+use super::{
+    borrow::{self, Count, Out},
+    codec::gc_codec_options_t,
+    comm::gc_comm_t,
+    handle,
+    status::gc_status_t,
+};
+
+/// An all-reduce of gradients made small: gc_allreduce_create() makes one.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+pub struct gc_allreduce_t(AllReduce);
+
+/// Makes a handle. Every rank calls this, with the same options but for the device's number; they tell each other 64 bytes.
+///
+/// `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values. `*out`: yours
+/// to release, by gc_allreduce_free().
+///
+/// As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle. COMM,
+/// BUSY. If one rank fails, all do, unless `comm` is NULL there.
+///
+/// # Safety
+/// The pointers are as described, and struct_size bytes are readable.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_create(
+    comm: *mut gc_comm_t,
+    options: *const gc_codec_options_t,
+    out: *mut *mut gc_allreduce_t,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a communicator, options of their own size, segments, and room for a pointer.
+        let (comm, options, out) =
+            unsafe { (handle::borrow("comm", comm)?, borrow::options("options", options), Out::one("out", out)) };
+        // SAFETY: the caller's promise.
+        let descriptor = options.and_then(|options| unsafe { options.descriptor_for_values() });
+        // Whatever was refused, the others wait for this rank.
+        let (out, descriptor) = match out {
+            Ok(out) => (Some(out), descriptor),
+            Err(refusal) => (None, Err(refusal)),
+        };
+        let allreduce = handle::hand_out(gc_allreduce_t(AllReduce::new(comm.0.clone(), descriptor)?))?;
+        out.into_iter().for_each(|out| out.fill([allreduce]));
+        Ok(())
+    })
+}
+
+/// Releases a handle: as gc_codec_free(). Other ranks need not.
+///
+/// # Safety
+/// As described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_free(allreduce: *mut gc_allreduce_t) {
+    boundary(|| {
+        // SAFETY: the caller's promise.
+        unsafe { handle::release(allreduce) };
+        Ok(())
+    });
+}
+
+/// Replaces values, on every rank, by their mean over the ranks (GC_CODEC_SIGN: by +1 and -1, as most of them say); all ranks
+/// end with the same bytes.
+///
+/// `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
+/// `error_factor`: as for gc_codec_encode().
+///
+/// As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a rank
+/// whose payload is not of such a handle: values are as they were; on CUDA the flag is set. After a failure the errors of
+/// this rank may be those of the step: roll it back, or make them anew.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `values` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_run(
+    allreduce: *mut gc_allreduce_t,
+    values: *const *mut DLTensor,
+    n_values: usize,
+    value_factor: *const DLTensor,
+    error_factor: *const DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a handle, and tensors that stay as they are during the call.
+        let (allreduce, values, factors) = unsafe {
+            (
+                handle::borrow("allreduce", allreduce)?,
+                borrow::tensors("values", values.cast(), Count::of("n_values", n_values))?,
+                [borrow::optional("value_factor", value_factor)?, borrow::optional("error_factor", error_factor)?],
+            )
+        };
+        allreduce.0.run(values, &factors, Stream::from_raw(stream))
+    })
+}
+
+/// What happened on this rank since the last call of this, in stream order: as gc_codec_flags().
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_flags(
+    allreduce: *mut gc_allreduce_t,
+    dst: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a handle, and a tensor that stays as it is during the call.
+        let (allreduce, dst) = unsafe { (handle::borrow("allreduce", allreduce)?, borrow::tensor("dst", dst)?) };
+        allreduce.0.flags(&dst, Stream::from_raw(stream))
+    })
+}
+
+/// Ends a step: as gc_codec_commit(). What was not finite on any rank takes it back on all. What the values became is not
+/// undone. Nothing is exchanged, so `skip` must say the same on every rank.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_commit(
+    allreduce: *mut gc_allreduce_t,
+    skip: *const DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a handle, and a tensor that stays as it is during the call.
+        let (allreduce, skip) = unsafe { (handle::borrow("allreduce", allreduce)?, borrow::optional("skip", skip)?) };
+        allreduce.0.commit(skip.as_ref(), Stream::from_raw(stream))
+    })
+}
+
+/// gc_allreduce_commit() with a `skip` that is not 0: takes the step back.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_rollback(allreduce: *mut gc_allreduce_t, stream: *mut c_void) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a handle.
+        unsafe { handle::borrow("allreduce", allreduce)? }.0.rollback(Stream::from_raw(stream))
+    })
+}
+
+/// Makes the errors +0 again, as gc_allreduce_create() did; drops flags and a pending step.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_reset(allreduce: *mut gc_allreduce_t, stream: *mut c_void) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a handle.
+        unsafe { handle::borrow("allreduce", allreduce)? }.0.reset(Stream::from_raw(stream))
+    })
+}
+
+/// The errors of this rank, and of the shard that it reduces, to keep them: as gc_codec_errors_out().
+///
+/// `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard has:
+/// all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of the tensors meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_errors_out(
+    allreduce: *mut gc_allreduce_t,
+    worker: *mut DLTensor,
+    server: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a handle, and tensors that stay as they are during the call.
+        let (allreduce, worker, server) = unsafe {
+            (
+                handle::borrow("allreduce", allreduce)?,
+                borrow::optional("worker", worker)?,
+                borrow::optional("server", server)?,
+            )
+        };
+        allreduce.0.errors_out(worker.as_ref(), server.as_ref(), Stream::from_raw(stream))
+    })
+}
+
+/// Goes on with the errors of a world of any size. Other ranks need not call this at the same time.
+///
+/// `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it had as
+/// many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided by W and
+/// added in order. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all shards, of which this rank
+/// takes those of its own.
+///
+/// As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_errors_in(
+    allreduce: *mut gc_allreduce_t,
+    workers: *const DLTensor,
+    server: *const DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a handle, and tensors that stay as they are during the call.
+        let (allreduce, workers, server) = unsafe {
+            (
+                handle::borrow("allreduce", allreduce)?,
+                borrow::optional("workers", workers)?,
+                borrow::optional("server", server)?,
+            )
+        };
+        allreduce.0.errors_in(workers.as_ref(), server.as_ref(), Stream::from_raw(stream))
+    })
+}

@@ -1,0 +1,292 @@
+//! COMMUNICATORS
+//!
+//! A communicator is one rank's way to the others of its world: by functions of yours over any engine (MPI, gloo, UCX), or
+//! among threads of one process. Over it gradients are averaged at one bit per element:
+//!
+//! ```c
+//! gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
+//!                       .all_to_all = my_all_to_all, .all_gather = my_all_gather};
+//! gc_comm_t *comm;
+//! gc_comm_from_transport(&mpi, &comm);
+//! // worker_error: as many elements as the gradient; server_error: gc_shard_elements(n, size); both 0 at first
+//! gc_compressed_allreduce(comm, &gradient, &worker_error, &server_error, NULL);   // each step, on every rank
+//! gc_comm_free(comm);
+//! ```
+//!
+//! Each rank's gradient plus its error becomes signs and a scale, cut to a chunk for every rank; every rank adds up the
+//! chunks that are its own, with its server error, and sends signs and a scale of their mean to all. What both steps lose is
+//! kept in the errors. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021), with two exchanges
+//! in all; docs/NUMERICS.md says what is computed. A rank sends and receives about 1/4 byte per element, and 80 to 112 bytes a
+//! chunk; a ring all-reduce of float32 moves 8 bytes.
+//!
+//! A call may block until the other ranks' calls come, so there is one thread for each rank, and calls on a communicator
+//! come in the same order on every rank. A rank that refuses its arguments does not take part, and the others wait for its
+//! next call; in a group they get COMM once its communicator is freed. If a call fails on some rank it need not fail on the
+//! others.
+//!
+//! One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. What a
+//! call works in is made on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), also what was outgrown.
+
+use std::{ffi::c_void, mem::offset_of, ops::Range};
+
+use dlpark::ffi::{DLDevice, DLTensor};
+
+use crate::{
+    backend::Stream,
+    comm::{self, Callback, Callbacks, Communicator, Shared},
+    error::{Result, error},
+    panics::boundary,
+    tensor::{Device, Name},
+};
+
+use super::{
+    borrow::{self, Out},
+    handle,
+    status::gc_status_t,
+};
+
+/// A communicator: gc_comm_from_transport() and gc_comm_group() make them.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+pub struct gc_comm_t(pub(super) Shared<Communicator>);
+
+/// An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are called
+/// on the thread that calls, never with 0 bytes, and must neither throw nor longjmp.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct gc_transport_t {
+    /// sizeof(gc_transport_t).
+    pub struct_size: u32,
+    /// This rank: 0 to world_size - 1.
+    pub rank: i32,
+    /// At least 1.
+    pub world_size: i32,
+    /// 0, or GC_TRANSPORT_HOST.
+    pub flags: u32,
+    /// Whatever the functions want to know.
+    pub ctx: *mut c_void,
+    /// Sends block k of `send` to rank k, and receives one of each rank, in ranks' order; each has bytes_per_rank bytes.
+    pub all_to_all: Option<
+        unsafe extern "C" fn(
+            ctx: *mut c_void,
+            send: *const c_void,
+            recv: *mut c_void,
+            bytes_per_rank: usize,
+            device: DLDevice,
+            stream: *mut c_void,
+        ) -> i32,
+    >,
+    /// Sends the bytes_per_rank bytes at `send` to every rank, and receives those of each, in ranks' order.
+    pub all_gather: Option<
+        unsafe extern "C" fn(
+            ctx: *mut c_void,
+            send: *const c_void,
+            recv: *mut c_void,
+            bytes_per_rank: usize,
+            device: DLDevice,
+            stream: *mut c_void,
+        ) -> i32,
+    >,
+}
+
+// SAFETY: numbers, pointers and functions that may be NULL, without gaps between them; a function is called only if the
+// caller promised that it is one.
+unsafe impl borrow::Options for gc_transport_t {
+    const RESERVED: Range<usize> = offset_of!(Self, all_gather) + size_of::<usize>()..size_of::<Self>();
+}
+
+/// What a transport cannot do.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransportFlag {
+    /// It takes host memory only: what is on a card goes through pinned memory, and calls wait for their stream.
+    Host = 1,
+}
+
+/// Makes a communicator of functions of yours.
+///
+/// `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release, by
+/// gc_comm_free().
+///
+/// INVALID_ARGUMENT: a rank not within 0 to world_size - 1; a function that is NULL; an unknown flag.
+///
+/// # Safety
+/// The pointers are as described, and the functions do what they are said to do.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_from_transport(
+    transport: *const gc_transport_t,
+    out: *mut *mut gc_comm_t,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises options of their own size, and room for a pointer.
+        let (transport, out) = unsafe { (borrow::options("transport", transport)?, Out::one("out", out)?) };
+        // SAFETY: the caller's promise.
+        let callbacks = unsafe { callbacks(&transport)? };
+        let communicator = Communicator::over_callbacks(transport.rank, transport.world_size, callbacks)?;
+        out.fill([handle::hand_out(gc_comm_t(Shared::new(communicator)?))?]);
+        Ok(())
+    })
+}
+
+/// # Safety
+/// The functions are what they are said to be.
+unsafe fn callbacks(transport: &gc_transport_t) -> Result<Callbacks> {
+    const HOST: u32 = TransportFlag::Host as u32;
+    if transport.flags & !HOST != 0 {
+        return Err(error!(
+            InvalidArgument,
+            "transport: flags {:#x}; 0 or GC_TRANSPORT_HOST {HOST} expected", transport.flags
+        ));
+    }
+    let named =
+        |name, function: Option<Callback>| function.ok_or_else(|| error!(InvalidArgument, "transport: {name} is NULL"));
+    let (all_to_all, all_gather) =
+        (named("all_to_all", transport.all_to_all)?, named("all_gather", transport.all_gather)?);
+    let host = transport.flags & HOST != 0;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { Callbacks::new(transport.ctx, all_to_all, all_gather, host) })
+}
+
+/// Makes the communicators of a world within this process: one for each rank, to be used by a thread each.
+///
+/// `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
+///
+/// INVALID_ARGUMENT: world_size below 1.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_group(world_size: i32, out: *mut *mut gc_comm_t) -> gc_status_t {
+    boundary(|| {
+        let ranks = usize::try_from(world_size).ok().filter(|&ranks| ranks > 0);
+        let ranks = ranks.ok_or_else(|| error!(InvalidArgument, "world_size: {world_size}; at least 1 expected"))?;
+        // SAFETY: the caller promises room for so many pointers.
+        let out = unsafe { Out::several("out", out, borrow::Count::of("world_size", ranks))? };
+        let mut handles = Handles::with_room(ranks)?;
+        for communicator in comm::group(ranks)? {
+            handles.push(gc_comm_t(Shared::new(communicator)?))?;
+        }
+        out.fill(handles.into_raw());
+        Ok(())
+    })
+}
+
+/// Communicators that are to be handed out all together.
+struct Handles(Vec<*mut gc_comm_t>);
+
+impl Handles {
+    fn with_room(count: usize) -> Result<Self> {
+        let mut handles = Vec::new();
+        handles
+            .try_reserve_exact(count)
+            .map_err(|_| error!(OutOfMemory, "a list of {count} communicators could not be had"))?;
+        Ok(Self(handles))
+    }
+
+    fn push(&mut self, communicator: gc_comm_t) -> Result<()> {
+        self.0.push(handle::hand_out(communicator)?);
+        Ok(())
+    }
+
+    fn into_raw(mut self) -> Vec<*mut gc_comm_t> {
+        std::mem::take(&mut self.0)
+    }
+}
+
+impl Drop for Handles {
+    fn drop(&mut self) {
+        for &handle in &self.0 {
+            // SAFETY: `push` made it, and nobody else has it.
+            unsafe { handle::release(handle) };
+        }
+    }
+}
+
+/// Makes what gc_compressed_allreduce() works in, for calls with up to `n_elements` elements on `device`, so that they
+/// allocate nothing on it. It is about 9 bytes an element and more on the device. Other ranks need not call this.
+///
+/// INVALID_ARGUMENT: n_elements negative. SIZE_OVERFLOW. BUSY.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_reserve(comm: *mut gc_comm_t, device: DLDevice, n_elements: i64) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a communicator.
+        let comm = unsafe { handle::borrow("comm", comm)? };
+        comm.0.reserve(Device::from_dlpack(&Name::new("device"), device)?, n_elements)
+    })
+}
+
+/// What is known to have gone wrong on this rank in earlier calls, for good: COMM after an exchange that failed; CORRUPT after
+/// a payload that no rank of this version sends. OK otherwise. Never waits, on any thread.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_async_error(comm: *const gc_comm_t) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a communicator.
+        unsafe { handle::borrow("comm", comm)? }.0.async_error()
+    })
+}
+
+/// Releases a communicator, which no thread may be in any more. NULL: nothing. All-reduce handles that were made of it go on
+/// working. Its transport's functions are not called, but must stay until its last handle is released, too.
+///
+/// # Safety
+/// As described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_free(comm: *mut gc_comm_t) {
+    boundary(|| {
+        // SAFETY: the caller's promise.
+        unsafe { handle::release(comm) };
+        Ok(())
+    });
+}
+
+/// Replaces `buffer`, on every rank, by the mean over the ranks of what it was plus the errors, at one bit per element; all
+/// ranks end with the same bytes.
+///
+/// `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous, as
+/// many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the
+/// elements of this rank's shard are used: from number rank * shard on, as far as there are. All three on one device, 0
+/// before the first call, and written to by each.
+///
+/// If anything was not finite on any rank, buffer is NaN everywhere and both errors are as they were, on every rank. A call
+/// that fails leaves buffer and errors of this rank as they were. Without elements: OK, and nothing is exchanged.
+///
+/// UNSUPPORTED_DTYPE, NOT_CONTIGUOUS, SHAPE_MISMATCH: a tensor that is not as described. INVALID_ARGUMENT: tensors on different
+/// devices, or that overlap. COMM: an exchange failed. CORRUPT: a rank runs another version, or calls with another number of
+/// elements. BUSY.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of the tensors meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_compressed_allreduce(
+    comm: *mut gc_comm_t,
+    buffer: *mut DLTensor,
+    worker_error: *mut DLTensor,
+    server_error: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a communicator, and tensors that stay as they are during the call.
+        let (comm, buffer, worker, server) = unsafe {
+            (
+                handle::borrow("comm", comm)?,
+                borrow::tensor("buffer", buffer)?,
+                borrow::tensor("worker_error", worker_error)?,
+                borrow::tensor("server_error", server_error)?,
+            )
+        };
+        comm::allreduce(&comm.0, &buffer, &worker, &server, Stream::from_raw(stream))
+    })
+}
+
+/// Elements of a rank's server error: 8 * gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that cannot be:
+/// n_elements negative, world_size below 1, or more than 2^63 - 1.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub extern "C" fn gc_shard_elements(n_elements: i64, world_size: i32) -> i64 {
+    boundary(|| comm::shard_elements(n_elements, world_size))
+}

@@ -1,0 +1,255 @@
+//! Ranks that are threads of one process.
+//!
+//! A round: each rank posts what it sends, waits until all have, takes what is meant for it out of the others' memory, and
+//! waits until all have done so, for until then what it sent must stay. On cards the threads wait for each other in the same
+//! way, and their streams by events.
+
+use std::{
+    ptr,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::{
+    backend::{
+        Queue,
+        cuda::{self, Event, EventHandle},
+    },
+    cancel,
+    error::{Error, Result, error},
+};
+
+use super::{
+    Communicator, Shared,
+    transport::{Exchange, Pattern, Transport},
+};
+
+/// What the ranks share.
+struct Group {
+    round: Mutex<Round>,
+    /// All have posted, taken or left, or one has given up.
+    moved: Condvar,
+}
+
+struct Round {
+    /// By rank.
+    posts: Vec<Option<Post>>,
+    /// How many ranks have done what in this round.
+    posted: usize,
+    taken: usize,
+    left: usize,
+    /// A rank that will come no more.
+    gone: Option<usize>,
+}
+
+/// What a rank offers to the others.
+#[derive(Clone, Copy)]
+struct Post {
+    pattern: Pattern,
+    bytes: usize,
+    /// The address as a number, to be shared.
+    send: usize,
+    /// On a card: after which of its stream's work that is there, and after which it has taken all.
+    events: Option<[EventHandle; 2]>,
+}
+
+/// One rank's part of a group.
+pub struct Member {
+    rank: usize,
+    group: Shared<Group>,
+    /// Those of its posts, in the context that it was last used in.
+    events: Mutex<Option<[Event; 2]>>,
+}
+
+/// The communicators of a group, by rank.
+pub fn group(world: usize) -> Result<Vec<Communicator>> {
+    let no_memory = |_| error!(OutOfMemory, "{world} communicators could not be had");
+    let (mut posts, mut all) = (Vec::new(), Vec::new());
+    posts.try_reserve_exact(world).map_err(no_memory)?;
+    all.try_reserve_exact(world).map_err(no_memory)?;
+    posts.resize(world, None);
+    let round = Round { posts, posted: 0, taken: 0, left: 0, gone: None };
+    let group = Shared::new(Group { round: Mutex::new(round), moved: Condvar::new() })?;
+    for rank in 0..world {
+        let member = Member { rank, group: group.clone(), events: Mutex::new(None) };
+        all.push(Communicator::new(rank, world, Transport::Group(member)));
+    }
+    Ok(all)
+}
+
+/// A call's stream, and this rank's events of its context.
+struct Lane {
+    queue: cuda::Queue,
+    events: [EventHandle; 2],
+}
+
+impl Member {
+    pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
+        let _delay = cancel::delay();
+        let mut lane = self.lane(exchange)?;
+        let own = Post {
+            pattern: exchange.pattern,
+            bytes: exchange.bytes,
+            send: exchange.send.expose_provenance(),
+            events: lane.as_ref().map(|lane| lane.events),
+        };
+        self.post(own)?;
+        // Whatever this rank finds, the others must not wait for it.
+        let taken = self.take_all(exchange, &own, &mut lane);
+        self.arrive(|round| &mut round.taken);
+        // Only now has everybody said after what its taking is done.
+        let released = taken.and_then(|()| self.hold_up_for_takers(&mut lane));
+        self.leave();
+        released
+    }
+
+    /// On a card: its context, and when this rank's memory is there.
+    fn lane(&self, exchange: &Exchange<'_>) -> Result<Option<Lane>> {
+        let Queue::Cuda(mut queue) = exchange.queue()? else { return Ok(None) };
+        let mut kept = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let events = match &*kept {
+            Some(events) if events[0].is_of(&mut queue)? => events,
+            _ => kept.insert([Event::new(&mut queue)?, Event::new(&mut queue)?]),
+        };
+        let events = events.each_ref().map(Event::handle);
+        // SAFETY: an event of this context, which this rank has.
+        unsafe { events[0].record(&mut queue)? };
+        Ok(Some(Lane { queue, events }))
+    }
+
+    /// Posts once all have left the round before, and waits until all have posted.
+    fn post(&self, own: Post) -> Result<()> {
+        let mut round = self.lock();
+        let world = round.posts.len();
+        while round.posted == world {
+            check(&round)?;
+            round = self.wait(round);
+        }
+        check(&round)?;
+        round.posts[self.rank] = Some(own);
+        round.posted += 1;
+        self.group.moved.notify_all();
+        while round.posted < world {
+            check(&round)?;
+            round = self.wait(round);
+        }
+        Ok(())
+    }
+
+    fn take_all(&self, exchange: &Exchange<'_>, own: &Post, lane: &mut Option<Lane>) -> Result<()> {
+        let world = self.lock().posts.len();
+        for other in 0..world {
+            let Some(post) = self.lock().posts[other] else { return Err(gone(other)) };
+            self.take(other, &post, own, exchange, lane)?;
+        }
+        if let Some(lane) = lane {
+            // SAFETY: an event of this context, which this rank has.
+            unsafe { lane.events[1].record(&mut lane.queue)? };
+        }
+        Ok(())
+    }
+
+    /// Takes what another rank has for this one.
+    fn take(
+        &self,
+        other: usize,
+        post: &Post,
+        own: &Post,
+        exchange: &Exchange<'_>,
+        lane: &mut Option<Lane>,
+    ) -> Result<()> {
+        if (post.pattern, post.bytes) != (own.pattern, own.bytes) || post.events.is_some() != own.events.is_some() {
+            let place = |post: &Post| if post.events.is_some() { "on a card" } else { "on the host" };
+            return Err(error!(
+                Comm,
+                "rank {} makes an {:?} of {} bytes {} where rank {other} makes an {:?} of {} bytes {}: calls come in the \
+                 same order on every rank",
+                self.rank,
+                own.pattern,
+                own.bytes,
+                place(own),
+                post.pattern,
+                post.bytes,
+                place(post)
+            ));
+        }
+        let block = if own.pattern == Pattern::AllToAll { self.rank } else { 0 };
+        let from = ptr::with_exposed_provenance::<u8>(post.send).wrapping_add(block * own.bytes);
+        // SAFETY: the other rank sends a block for each rank, or one for all, which stays until all have taken; here is room
+        // for a block of each. The other's events are alive as long as its memory.
+        unsafe {
+            let to = exchange.recv.add(other * own.bytes);
+            match (lane, post.events) {
+                (Some(lane), Some([ready, _])) => {
+                    ready.hold_up(&mut lane.queue)?;
+                    lane.queue.copy(to, from, own.bytes)?;
+                }
+                _ => to.copy_from_nonoverlapping(from, own.bytes),
+            }
+        }
+        Ok(())
+    }
+
+    /// On a card: this rank's stream goes on, and may write anew to what it sent, once all have taken it.
+    fn hold_up_for_takers(&self, lane: &mut Option<Lane>) -> Result<()> {
+        let Some(lane) = lane else { return Ok(()) };
+        let world = self.lock().posts.len();
+        for other in 0..world {
+            let post = self.lock().posts[other];
+            if let Some([_, done]) = post.and_then(|post| post.events) {
+                // SAFETY: no rank posts anew, with other events, before all have left.
+                unsafe { done.hold_up(&mut lane.queue)? };
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts this rank, and waits until all are counted. All are in this round, so none of them fails to come.
+    fn arrive(&self, count: impl Fn(&mut Round) -> &mut usize) {
+        let mut round = self.lock();
+        let world = round.posts.len();
+        *count(&mut round) += 1;
+        self.group.moved.notify_all();
+        while *count(&mut round) < world {
+            round = self.wait(round);
+        }
+    }
+
+    /// The last rank to leave makes room for the next round.
+    fn leave(&self) {
+        let mut round = self.lock();
+        round.left += 1;
+        if round.left == round.posts.len() {
+            (round.posted, round.taken, round.left) = (0, 0, 0);
+            self.group.moved.notify_all();
+        }
+    }
+
+    pub fn give_up(&self) {
+        let mut round = self.lock();
+        round.gone.get_or_insert(self.rank);
+        self.group.moved.notify_all();
+    }
+
+    /// Nothing panics while it is held, and each field is right by itself.
+    fn lock(&self) -> MutexGuard<'_, Round> {
+        self.group.round.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, round: MutexGuard<'a, Round>) -> MutexGuard<'a, Round> {
+        self.group.moved.wait(round).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+fn check(round: &Round) -> Result<()> {
+    round.gone.map_or(Ok(()), |rank| Err(gone(rank)))
+}
+
+fn gone(rank: usize) -> Error {
+    error!(Comm, "rank {rank} of the group has failed or was freed")
+}

@@ -1,0 +1,216 @@
+//! Ranks that exchange memory, and the all-reduces of gradients made small over them.
+//!
+//! - `transport`: the two exchanges that there are, and who makes them: `callbacks` of the caller, `group` for ranks that
+//!   are threads of one process;
+//! - `wire`: the memory that is exchanged;
+//! - `plain`: the all-reduce whose errors are the caller's tensors; `allreduce`: the handle, which keeps its own.
+
+mod allreduce;
+mod callbacks;
+mod group;
+mod plain;
+mod shared;
+mod transport;
+mod wire;
+
+use std::sync::{
+    Mutex, MutexGuard, OnceLock, TryLockError,
+    atomic::{AtomicI32, Ordering},
+};
+
+use crate::{
+    backend::{
+        Queue, Stream,
+        cuda::{self, Pinned},
+    },
+    error::{Error, Result, Status, error},
+    ops::codec::Codec,
+    tensor::{Device, View},
+};
+
+pub use allreduce::AllReduce;
+pub use callbacks::{Callback, Callbacks};
+pub use group::group;
+pub use plain::{allreduce, shard_elements};
+pub use shared::Shared;
+
+use plain::Scratch;
+use transport::{Exchange, Pattern, Transport};
+use wire::Wire;
+
+/// One of several ranks, and its way to the others.
+pub struct Communicator {
+    rank: usize,
+    world: usize,
+    transport: Transport,
+    /// Only ever tried: whoever finds it locked is told so. What the calls whose errors are the caller's work in: the last
+    /// one is in use, those before it are outgrown.
+    scratches: Mutex<Vec<Scratch>>,
+    /// The status of what went wrong, 0: nothing.
+    failed: AtomicI32,
+    /// Where cards write that something was corrupt: a uint32, not 0 then.
+    report: OnceLock<Pinned>,
+}
+
+impl Communicator {
+    fn new(rank: usize, world: usize, transport: Transport) -> Self {
+        Self {
+            rank,
+            world,
+            transport,
+            scratches: Mutex::new(Vec::new()),
+            failed: AtomicI32::new(0),
+            report: OnceLock::new(),
+        }
+    }
+
+    /// Over callbacks of the caller.
+    pub fn over_callbacks(rank: i32, world: i32, callbacks: Callbacks) -> Result<Self> {
+        let ranks = usize::try_from(world).ok().filter(|&ranks| ranks > 0);
+        match (ranks, usize::try_from(rank)) {
+            (Some(ranks), Ok(rank)) if rank < ranks => Ok(Self::new(rank, ranks, Transport::Callbacks(callbacks))),
+            _ => Err(error!(InvalidArgument, "transport: rank {rank} of {world}: 0 <= rank < world_size expected")),
+        }
+    }
+
+    /// Makes what calls with up to so many elements on this device work in.
+    pub fn reserve(&self, device: Device, elements: i64) -> Result<()> {
+        if elements < 0 {
+            return Err(error!(InvalidArgument, "n_elements: {elements} is negative"));
+        }
+        let mut scratches = self.enter()?;
+        if elements > 0 && Scratch::there(&mut scratches, device, elements).is_none() {
+            Scratch::made(self, &mut scratches, device, elements)?;
+        }
+        Ok(())
+    }
+
+    /// What is known to have gone wrong, without waiting for anything.
+    pub fn async_error(&self) -> Result<()> {
+        // SAFETY: four bytes that are there as long as this is, which a card may be writing.
+        let reported = self.report.get().map_or(0, |word| unsafe { word.data().cast::<u32>().read_volatile() });
+        match self.failed.load(Ordering::Relaxed) {
+            code if code == Status::Comm as i32 => {
+                Err(error!(Comm, "communicator: an exchange of rank {} failed", self.rank))
+            }
+            0 if reported == 0 => Ok(()),
+            _ => Err(error!(Corrupt, "communicator: rank {} received what no rank of this version sends", self.rank)),
+        }
+    }
+
+    /// Makes the place where cards report.
+    fn prepare_report(&self, queue: &mut cuda::Queue) -> Result<()> {
+        if self.report.get().is_none() {
+            // One call is in here at a time; another one would have made as good a place.
+            let _ = self.report.set(Pinned::new(queue, size_of::<u32>() as i64)?);
+        }
+        Ok(())
+    }
+
+    /// Lets `async_error` know of what a codec has met on a card. On the CPU the call itself has said it.
+    fn report(&self, codec: &Codec, stream: Stream) -> Result<()> {
+        self.report.get().map_or(Ok(()), |word| codec.report(word.data(), stream))
+    }
+
+    /// One call at a time.
+    fn enter(&self) -> Result<MutexGuard<'_, Vec<Scratch>>> {
+        match self.scratches.try_lock() {
+            Ok(scratches) => Ok(scratches),
+            Err(TryLockError::WouldBlock) => {
+                Err(error!(Busy, "communicator: another thread's call on it is under way"))
+            }
+            Err(TryLockError::Poisoned(_)) => Err(error!(Panic, "communicator: an earlier call on it was broken off")),
+        }
+    }
+
+    fn note<T>(&self, outcome: Result<T>) -> Result<T> {
+        if let Err(Error { status: status @ (Status::Comm | Status::Corrupt), .. }) = outcome {
+            self.failed.store(status as i32, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    /// From this rank's payload, which lies in `wire`, to the reduced chunks of all ranks: the middle of an all-reduce.
+    ///
+    /// A chunk that is corrupt goes on, marked, so that the others neither wait nor take it for good.
+    fn reduce_among_ranks<'a>(&self, codec: &Codec, wire: &'a Wire, stream: Stream) -> Result<View<'a>> {
+        if self.world == 1 {
+            codec.reduce(0, &wire.payloads(), &wire.chunk(), stream)?;
+            return Ok(wire.chunk());
+        }
+        let outcome = self.exchange_and_reduce(codec, wire, stream);
+        if outcome.is_err() {
+            // The others may be waiting for this rank.
+            self.transport.give_up();
+        }
+        self.note(outcome)?;
+        Ok(wire.payload())
+    }
+
+    fn exchange_and_reduce(&self, codec: &Codec, wire: &Wire, stream: Stream) -> Result<()> {
+        self.exchange(Pattern::AllToAll, wire, &wire.payload(), &wire.payloads(), stream)?;
+        match codec.reduce(self.rank, &wire.payloads(), &wire.chunk(), stream) {
+            Err(Error { status: Status::Corrupt, .. }) => {} // and so the decoding says
+            outcome => outcome?,
+        }
+        self.exchange(Pattern::AllGather, wire, &wire.chunk(), &wire.payload(), stream)
+    }
+
+    fn exchange(&self, pattern: Pattern, wire: &Wire, send: &View<'_>, recv: &View<'_>, stream: Stream) -> Result<()> {
+        let bytes = match pattern {
+            Pattern::AllToAll => send.elements() / self.world as i64,
+            Pattern::AllGather => send.elements(),
+        };
+        let (bytes, device, memory) = (bytes as usize, send.device(), Some(wire.memory()));
+        let exchange = Exchange { pattern, send: send.data(), recv: recv.data(), bytes, device, stream, memory };
+        let Some([sent, received]) = wire.on_host() else {
+            return self.transport.exchange(&exchange);
+        };
+        // SAFETY: views and pinned memory with room for a chunk for each rank, twice; what an earlier call still copies out
+        // of that is done once the stream is.
+        unsafe { copy(&exchange, sent, send.data(), send.elements() as usize, true)? };
+        let on_host = Exchange {
+            send: sent,
+            recv: received,
+            device: Device::Cpu,
+            stream: Stream::LEGACY,
+            memory: None,
+            ..exchange
+        };
+        self.transport.exchange(&on_host)?;
+        // SAFETY: as above; that memory is written to only after the next wait.
+        unsafe { copy(&exchange, recv.data(), received, self.world * bytes, false) }
+    }
+
+    /// Tells every rank 64 bytes of each: `result` has room for those of all.
+    fn tell(&self, own: &[u8; RECORD], all: &mut [[u8; RECORD]]) -> Result<()> {
+        if self.world == 1 {
+            all[0] = *own;
+            return Ok(());
+        }
+        let exchange = Exchange {
+            pattern: Pattern::AllGather,
+            send: own.as_ptr(),
+            recv: all.as_mut_ptr().cast(),
+            bytes: RECORD,
+            device: Device::Cpu,
+            stream: Stream::LEGACY,
+            memory: None,
+        };
+        self.note(self.transport.exchange(&exchange))
+    }
+}
+
+/// Copies to or from pinned memory on an exchange's stream. The caller's context is current again when it returns.
+///
+/// # Safety
+/// Both sides have so many bytes, and stay until the stream has done it.
+unsafe fn copy(exchange: &Exchange<'_>, to: *mut u8, from: *const u8, bytes: usize, wait: bool) -> Result<()> {
+    let Queue::Cuda(mut queue) = exchange.queue()? else { return Ok(()) };
+    // SAFETY: the caller's promise.
+    unsafe { queue.copy(to, from, bytes)? };
+    if wait { queue.wait() } else { Ok(()) }
+}
+
+/// Bytes that ranks tell each other when a handle is made.
+const RECORD: usize = 64;

@@ -1,0 +1,81 @@
+//! The two exchanges, and who makes them.
+
+use crate::{
+    backend::{Block, Queue, Stream},
+    error::{Result, error},
+    tensor::Device,
+};
+
+use super::{callbacks::Callbacks, group::Member};
+
+/// What goes where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// Block k of what a rank sends is for rank k.
+    AllToAll,
+    /// What a rank sends is for every rank.
+    AllGather,
+}
+
+/// One rank's part in an exchange. In both patterns it receives a block from each rank, its own too, in ranks' order.
+#[derive(Clone, Copy)]
+pub struct Exchange<'a> {
+    pub pattern: Pattern,
+    /// A block for each rank, or one for all.
+    pub send: *const u8,
+    /// Room for a block of each rank.
+    pub recv: *mut u8,
+    /// Of a block: at least 1.
+    pub bytes: usize,
+    pub device: Device,
+    pub stream: Stream,
+    /// What both sides are part of, on a card.
+    pub memory: Option<&'a Block>,
+}
+
+impl Exchange<'_> {
+    /// A queue in the context of the memory.
+    pub fn queue(&self) -> Result<Queue> {
+        self.memory.map_or(Ok(Queue::Cpu), |memory| memory.queue(self.stream))
+    }
+}
+
+/// A way to the other ranks.
+pub enum Transport {
+    Callbacks(Callbacks),
+    Group(Member),
+}
+
+impl Transport {
+    /// Blocks until the other ranks come.
+    pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
+        match self {
+            Self::Callbacks(callbacks) => callbacks.exchange(exchange),
+            Self::Group(member) => member.exchange(exchange),
+        }
+    }
+
+    /// Whether what is on a card has to be brought to the host first.
+    pub fn wants_host_memory(&self) -> bool {
+        matches!(self, Self::Callbacks(callbacks) if callbacks.want_host_memory())
+    }
+
+    /// Refuses to become part of a graph, where threads of the host wait for each other.
+    pub fn check_capture(&self, queue: &mut Queue) -> Result<()> {
+        if (self.wants_host_memory() || matches!(self, Self::Group(_))) && queue.is_capturing()? {
+            return Err(error!(
+                InvalidArgument,
+                "stream: it is being captured, and this communicator's ranks wait for each other on the host"
+            ));
+        }
+        Ok(())
+    }
+
+    /// This rank will not come to the exchange that the others may be waiting in.
+    pub fn give_up(&self) {
+        match self {
+            Self::Callbacks(_) => {} // whose engine knows, or bounds its waiting
+            Self::Group(member) => member.give_up(),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The memory that ranks exchange.
+
+use crate::{
+    backend::{Block, Queue, Stream, cuda::Pinned},
+    error::{Result, error},
+    ops::codec::Codec,
+    tensor::{Device, Dtype, Name, View},
+};
+
+use super::Communicator;
+
+/// What a rank sends and receives for one codec, which has a chunk for each rank:
+///
+/// ```text
+///     payload     | chunk 0 | chunk 1 | ...    of this rank; then the reduced chunks of all
+///     payloads    | own     | own     | ...    this rank's chunk of every rank's payload
+///     chunk       | own |                      reduced by this rank
+/// ```
+pub struct Wire {
+    device: Device,
+    memory: Block,
+    /// Bytes of a chunk, at most.
+    most: i64,
+    world: i64,
+    /// Room for what is sent and what is received, where that has to be on the host and is not.
+    pinned: Option<Pinned>,
+    /// Shapes of the three.
+    payload: [i64; 1],
+    payloads: [i64; 2],
+    chunk: [i64; 1],
+}
+
+impl Wire {
+    pub fn new(communicator: &Communicator, device: Device, codec: &Codec) -> Result<Self> {
+        let (world, stride) = (communicator.world as i64, codec.payload_bytes() / communicator.world as i64);
+        let bytes = world.checked_mul(2).and_then(|blocks| (blocks + 1).checked_mul(stride));
+        let bytes = bytes.ok_or_else(|| {
+            error!(SizeOverflow, "{world} chunks of {stride} bytes, sent and received, are more than 2^63 - 1")
+        })?;
+        let mut queue = Queue::of(device, Stream::LEGACY)?;
+        let memory = Block::new(&mut queue, bytes)?;
+        let pinned = match &mut queue {
+            Queue::Cuda(queue) => {
+                communicator.prepare_report(queue)?;
+                let wanted = communicator.transport.wants_host_memory();
+                wanted.then(|| Pinned::new(queue, 2 * world * stride)).transpose()?
+            }
+            Queue::Cpu => None,
+        };
+        let mut wire =
+            Self { device, memory, most: stride, world, pinned, payload: [0], payloads: [world, 0], chunk: [0] };
+        wire.fit(codec);
+        Ok(wire)
+    }
+
+    /// For a codec whose chunks are no larger than those of the one that this was made for.
+    pub fn fit(&mut self, codec: &Codec) {
+        let stride = codec.payload_bytes() / self.world;
+        assert!(stride <= self.most);
+        (self.payload, self.payloads, self.chunk) = ([self.world * stride], [self.world, stride], [stride]);
+    }
+
+    pub fn memory(&self) -> &Block {
+        &self.memory
+    }
+
+    /// Where on the host to bring what is sent, and where to receive, if that is needed.
+    pub fn on_host(&self) -> Option<[*mut u8; 2]> {
+        let pinned = self.pinned.as_ref()?;
+        Some([pinned.data(), pinned.data().wrapping_add((self.world * self.most) as usize)])
+    }
+
+    pub fn payload(&self) -> View<'_> {
+        self.view("payload", 0, &self.payload)
+    }
+
+    pub fn payloads(&self) -> View<'_> {
+        // A rank that is alone has its own payload only.
+        let behind = if self.world == 1 { 0 } else { self.world };
+        self.view("payloads", behind, &self.payloads)
+    }
+
+    pub fn chunk(&self) -> View<'_> {
+        self.view("chunk", 2 * self.world, &self.chunk)
+    }
+
+    /// Behind so many chunks.
+    fn view<'a>(&'a self, name: &'static str, chunks: i64, shape: &'a [i64]) -> View<'a> {
+        let data = self.memory.data().wrapping_add((chunks * self.most) as usize);
+        // SAFETY: memory of this device, of at least so many bytes; whoever has the communicator uses the views.
+        unsafe { View::of_memory(&Name::new(name), self.device, Dtype::U8, shape, data) }
+    }
+}
