@@ -215,9 +215,10 @@ bench: $(BUILD)/bench/bits.so $(VENV)/ready
 bench-codec: $(BUILD)/bench/bits.so $(VENV)/ready
 	$(if $(wildcard $(VENV)-peers/ready),$(VENV)-peers,$(VENV))/bin/python bench/cpu_codec.py --library $(LIBRARY) $(BENCH)
 
-## docs/PERFORMANCE.md and its plots, of what is in build/bench.
+## docs/PERFORMANCE.md, docs/WHEN.md and their plots, of what is in build/bench.
 bench-report: $(VENV)/plot
 	$(VENV)/bin/python bench/report.py
+	$(if $(wildcard $(BUILD)/bench/gpu_codec.json),$(VENV)/bin/python bench/when.py)
 
 $(BUILD)/bench/bits.so: bench/bits.c bench/codec.h bench/library.h $(LIBRARY) include/gradcodec.h
 	@mkdir -p $(@D)

@@ -15,12 +15,12 @@ from cpu import BFLOAT16, DLTensor
 
 ENCODE, DECODE, ADD, REDUCE, COMPRESS = range(5)  # as in codec.h
 FLOAT32_ERRORS, BFLOAT16_ERRORS, NO_ERRORS = range(3)  # as gc_error
-WORLD = 4  # payloads that are reduced
+WORLDS = 2, 4, 8  # payloads that are reduced
 HEADER = 64
 
 # `dtype` is that of the gradient, or of what is decoded. `bytes` are read and written for each element of the gradient:
 # the gradient is read, the error read and written, the bit written; or the bit is read and the value written.
-Kind = namedtuple("Kind", "function dtype error bytes")
+Kind = namedtuple("Kind", "function dtype error bytes world", defaults=[1])
 KINDS = {
     "encode float32": Kind(ENCODE, "float32", FLOAT32_ERRORS, 4 + 2 * 4 + 1 / 8),
     "encode bfloat16": Kind(ENCODE, "bfloat16", BFLOAT16_ERRORS, 2 + 2 * 2 + 1 / 8),
@@ -30,8 +30,9 @@ KINDS = {
     "decode and add float32": Kind(ADD, "float32", NO_ERRORS, 2 * 4 + 1 / 8),
     # The scale is needed before the error can be written: gradient and error are read twice.
     "plain float32": Kind(COMPRESS, "float32", FLOAT32_ERRORS, 2 * (4 + 4) + 4 + 1 / 8),
-    # A quarter of the elements: bits of each payload, the error, the bits that go out.
-    f"reduce {WORLD} float32": Kind(REDUCE, "float32", FLOAT32_ERRORS, (WORLD / 8 + 2 * 4 + 1 / 8) / WORLD),
+    # A rank's share of the elements: bits of each payload, the error, the bits that go out.
+    **{f"reduce {w} float32": Kind(REDUCE, "float32", FLOAT32_ERRORS, (w / 8 + 2 * 4 + 1 / 8) / w, w) for w in WORLDS},
+    **{f"reduce {w} bfloat16": Kind(REDUCE, "bfloat16", BFLOAT16_ERRORS, (w / 8 + 2 * 2 + 1 / 8) / w, w) for w in WORLDS},
 }
 
 
@@ -132,7 +133,7 @@ class Work:
 
         decodes = kind.function in (DECODE, ADD)
         dtype = "float32" if decodes else kind.dtype
-        codec = self.codec(dtype, kind.error, segments, WORLD if kind.function == REDUCE else 1)
+        codec = self.codec(dtype, kind.error, segments, kind.world)
         gradients = values if values and not decodes else self.arrays(place.random, segments, dtype)
         payload = self.zeros((codec.payload_bytes,))
         encode = Call(ENCODE, codec.handle, self.tensors(gradients, dtype), len(segments), self.tensor(payload))
@@ -141,8 +142,8 @@ class Work:
         if kind.function == ENCODE:
             return encode
         if kind.function == REDUCE:
-            stride = codec.payload_bytes // WORLD
-            chunks, chunk = self.zeros((WORLD, stride)), self.zeros((stride,))
+            stride = codec.payload_bytes // kind.world
+            chunks, chunk = self.zeros((kind.world, stride)), self.zeros((stride,))
             for row in chunks:
                 place.call(self.library, encode)
                 row[...] = payload[:stride]

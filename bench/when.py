@@ -1,0 +1,176 @@
+"""When a compressed all-reduce pays: docs/WHEN.md and its plot, from the stages that bench/gpu_codec.py has measured.
+
+The model, for one all-reduce of n elements among W ranks, each with a link that moves B bytes a second each way:
+
+    plain        2 (W - 1) / W * n * size / B  +  2 (W - 1) * L        a ring: reduce-scatter and all-gather
+    compressed   encode(n) + reduce(n, W) + decode(n)  +  2 (W - 1) / W * n / 8 / B  +  2 * L
+
+L is what an exchange takes however little it moves. Stages are linear in n: their time at 300 * 2^20 elements, and as much as
+a call of 1024 elements takes in a graph. Nothing overlaps. A plain all-reduce inside a switch (NVLS) moves half as much.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import textwrap
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LATENCY = 10e-6
+WORLDS = 2, 4, 8
+# Bytes a second each way for one rank.
+LINKS = [
+    ("NVLink of an H200, 18 links", 450e9),
+    ("PCIe 5.0, 16 lanes", 55e9),
+    ("InfiniBand NDR, 400 Gbit/s", 50e9),
+    ("Ethernet, 100 Gbit/s", 12.5e9),
+    ("Ethernet, 25 Gbit/s", 3.1e9),
+    ("Ethernet, 10 Gbit/s", 1.25e9),
+    ("a link of 1 Gbit/s", 0.125e9),
+]
+SIZES = [2**16, 2**20, 2**24, 300 * 2**20]
+BYTES = {"float32": 4, "bfloat16": 2}
+
+
+class Stages:
+    """Seconds of what is measured."""
+
+    def __init__(self, results):
+        self.about = results["about"]
+        self.large = {row["kind"]: row for row in results["large"] if "seconds" in row}
+        small = [row for row in results["sizes"] if row["elements"] <= 4096 and "seconds" in row]
+        times = [statistics.median(row["seconds"].get("graph") or row["seconds"]["ours"]) for row in small]
+        self.least = statistics.median(times) if times else 0.0
+
+    def of(self, kind, elements):
+        row = self.large[kind]
+        return self.least + statistics.median(row["seconds"]["ours"]) * elements / row["elements"]
+
+    def all(self, dtype, elements, world):
+        return [self.of(f"{stage} {dtype}", elements) for stage in ("encode", f"reduce {world}", "decode")]
+
+
+def plain(elements, world, rate, dtype):
+    return 2 * (world - 1) / world * elements * BYTES[dtype] / rate + 2 * (world - 1) * LATENCY
+
+
+def exchange(elements, world, rate):
+    return 2 * (world - 1) / world * elements / 8 / rate + 2 * LATENCY
+
+
+def compressed(stages, elements, world, rate, dtype):
+    return sum(stages.all(dtype, elements, world)) + exchange(elements, world, rate)
+
+
+def break_even(stages, elements, world, dtype):
+    """The rate of a link at which both take the same time; None if compressing is never slower."""
+    saved = 2 * (world - 1) / world * elements * (BYTES[dtype] - 1 / 8)
+    longer = sum(stages.all(dtype, elements, world)) + 2 * LATENCY - 2 * (world - 1) * LATENCY
+    return None if longer <= 0 else saved / longer
+
+
+def size_name(elements):
+    return "300 Mi" if elements == 300 * 2**20 else f"2^{elements.bit_length() - 1}"
+
+
+def table(header, rows):
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def factor_rows(stages, dtype, elements):
+    for name, rate in LINKS:
+        factors = [plain(elements, w, rate, dtype) / compressed(stages, elements, w, rate, dtype) for w in WORLDS]
+        yield [name, f"{rate / 1e9:g}", *(f"{factor:.2g}" for factor in factors)]
+
+
+def stage_rows(stages):
+    for dtype in BYTES:
+        for world in WORLDS:
+            times = stages.all(dtype, 300 * 2**20, world)
+            yield [dtype, str(world), *(f"{1e3 * time:.2f}" for time in times), f"{1e3 * sum(times):.2f}"]
+
+
+def break_even_rows(stages):
+    for dtype in BYTES:
+        for elements in SIZES:
+            rates = [break_even(stages, elements, world, dtype) for world in WORLDS]
+            yield [dtype, size_name(elements), *("always" if r is None else f"{r / 1e9:.3g}" for r in rates)]
+
+
+def plot(stages, path):
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "gradcodec", "font.size": 9})
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    rates = [10 ** (8 + 4 * k / 200) for k in range(201)]
+    for dtype, style in zip(BYTES, ("-", "--")):
+        for elements in (2**20, 300 * 2**20):
+            factors = [plain(elements, 4, r, dtype) / compressed(stages, elements, 4, r, dtype) for r in rates]
+            axes.plot([r / 1e9 for r in rates], factors, style, label=f"{dtype}, {size_name(elements)} elements")
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="GB/s each way for a rank", ylabel="times as fast, four ranks")
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def page(stages):
+    about = stages.about
+    fill = lambda *sentences: textwrap.fill(" ".join(sentences), 110, break_on_hyphens=False)  # noqa: E731
+    return "\n\n".join([
+        "# When a compressed all-reduce pays",
+        fill(
+            "Made by `make bench-report` of the stages that `make gpu-bench-codec` has measured on one",
+            f"{about['card']} ({about['date']}, commit {about['commit']}), and of a model of what is between the ranks. No",
+            "figure on this page but the stages' is measured: several cards have not been.",
+        ),
+        fill(
+            "The model: a plain all-reduce is a ring and moves 2 (W - 1) / W of its bytes over each rank's link; a",
+            "compressed one moves 1/32 of that in float32, 1/16 in bfloat16, and spends the stages' time. Each exchange",
+            f"takes at least {1e6 * LATENCY:.0f} us, a ring W - 1 times as long. Nothing overlaps, and nothing is hidden",
+            "behind the backward pass: where all of it is, there is nothing to gain.",
+        ),
+        "## The stages, in ms, of 300 * 2^20 elements",
+        table(["gradient and error", "ranks", "encode", "reduce", "decode", "all"], stage_rows(stages)),
+        "## How many times as fast, 300 * 2^20 elements",
+        *(
+            part
+            for dtype in BYTES
+            for part in (
+                f"Gradient and error {dtype}, against an all-reduce in {dtype}:",
+                table(["link", "GB/s", *(f"{w} ranks" for w in WORLDS)], factor_rows(stages, dtype, 300 * 2**20)),
+            )
+        ),
+        "## Up to which link",
+        fill(
+            "GB/s of a link, each way, above which a plain all-reduce is faster. *always*: it never is, for its ring takes",
+            "more steps than two exchanges.",
+        ),
+        table(["gradient and error", "elements", *(f"{w} ranks" for w in WORLDS)], break_even_rows(stages)),
+        "![Factor by link](when.svg)",
+        "## Where it does not pay",
+        "\n".join([
+            "- Where the all-reduce hides behind the backward pass already.",
+            "- Where gradients are bfloat16 and the link is NVLink: what is saved is little more than what the stages take.",
+            "- Where an optimizer needs more than a sign and a scale: see [CODECS.md](CODECS.md).",
+            "- On the CPU, for gradients that the network moves faster than memory is read three times.",
+        ]),
+    ]) + "\n"  # fmt: skip
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--results", type=pathlib.Path, default=ROOT / "build/bench/gpu_codec.json")
+    options = options.parse_args()
+    stages = Stages(json.loads(options.results.read_text()))
+    plot(stages, ROOT / "docs/when.svg")
+    (ROOT / "docs/WHEN.md").write_text(page(stages))
+
+
+if __name__ == "__main__":
+    main()
