@@ -232,7 +232,7 @@ mod tests {
             (ones(2), 0, ([(100, [2, 1])], (80, 202), (10, 100)), Some((c"gc_unpack_columns_u16", Mode::Columns))),
             (truth(4), 0, ([(100, [4, 1])], (9, 400), (2, 100)), Some((c"gc_pack_columns_u32", Mode::Columns))),
             (truth(4), 0, ([(100, [4, 2])], (9, 400), (2, 1)), None), // short rows
-            (truth(4), 2, columns, None), // elements that are not aligned
+            (truth(4), 2, columns, None),                             // elements that are not aligned
             (truth(4), 0, ([(100, [4, 1])], (80, 402), (10, 100)), None),
             (truth(4), 0, ([(100, [4, 1])], (80, 400), (11, 100)), None), // zeros behind
             (ones(4), 0, ([(100, [4, 1])], (80, 400), (9, 100)), None),   // bits are missing
