@@ -284,8 +284,8 @@ __device__ __forceinline__ uint4 vector_of(const Bytes<u64> &bytes, unsigned i, 
 // The bytes of a vector's rows, and of as many before: those that a vector needs that begins up to a vector earlier.
 template <typename T>
 struct Window {
-    enum : unsigned { WORDS = Bytes<T>::WORDS, LOADED = sizeof(T) == 8 ? 1 : 2 * WORDS };
-    unsigned words[2 * WORDS];
+    enum : unsigned { WORDS = Bytes<T>::WORDS, N = 2 * WORDS, LOADED = sizeof(T) == 8 ? 1 : 2 * WORDS };
+    unsigned words[N];
 
     // Of those bytes, which are two of either for elements of 8 bytes.
     __device__ __forceinline__ explicit Window(const unsigned (&loaded)[LOADED]) {
@@ -312,12 +312,15 @@ struct Window {
     }
 };
 
-// Writes the elements of a window's rows to `count` lines, the first at an address. `at`: in bytes from the first row.
+// Writes the elements of a window's rows to `count` lines, the first at an address. `at`: in bytes from the first row. By
+// all lanes of a warp, also those that have nothing: what is not wholly inside a line its warp writes together, a lane a
+// line. When one lane did so alone the others waited, and of rows of 6,151 bytes two warps of thirteen have such.
 template <typename T>
 __device__ __forceinline__ void store_lines(const gc_tiles &tiles, unsigned char *line, unsigned count, long long at,
                                             const Window<T> &window) {
     const T one = static_cast<T>(tiles.one);
     const long long stride = tiles.element_stride, size = static_cast<long long>(tiles.rows * sizeof(T));
+    bool left = false;
     if (count == 8 && misalignment(line, 16) == 0 && stride % 16 == 0 && at + 16 <= size) {
         const Bytes<T> bytes = window.earlier(0);
         unsigned char *to = line + at;
@@ -325,22 +328,31 @@ __device__ __forceinline__ void store_lines(const gc_tiles &tiles, unsigned char
         for (unsigned i = 0; i < 8; i++, to += stride) {
             store_vector(reinterpret_cast<uint4 *>(to), vector_of(bytes, i, one));
         }
-        return;
-    }
-    // Each line begins its vectors elsewhere.
-    if (count == 8 && at >= 16 && at + 16 <= size) {
+    } else if (at >= 16 && at + 16 <= size) {
+        // Each line begins its vectors elsewhere.
         unsigned char *to = line + at;
 #pragma unroll 1
-        for (unsigned i = 0; i < 8; i++, to += stride) {
+        for (unsigned i = 0; i < count; i++, to += stride) {
             const unsigned beyond = misalignment(to, 16);  // and the line: `at` is a multiple of 16
             store_vector(reinterpret_cast<uint4 *>(to - beyond), vector_of(window.earlier(beyond / sizeof(T)), i, one));
         }
-        return;
+    } else {
+        left = count != 0 && at < size + 16;
     }
 #pragma unroll 1
-    for (unsigned i = 0; i < count; i++, line += stride) {
-        const unsigned beyond = misalignment(line, 16);
-        store_vector(line + at - beyond, at - beyond, size, vector_of(window.earlier(beyond / sizeof(T)), i, one));
+    for (unsigned lanes = __ballot_sync(WHOLE_WARP, left); lanes != 0; lanes &= lanes - 1) {
+        const unsigned lane = 31 - __clz(lanes & (0 - lanes)), i = threadIdx.x % WARP;
+        Window<T> its = window;
+#pragma unroll
+        for (unsigned k = 0; k < Window<T>::N; k++) its.words[k] = __shfl_sync(WHOLE_WARP, window.words[k], lane);
+        const u64 first = __shfl_sync(WHOLE_WARP, reinterpret_cast<u64>(line), lane);
+        const long long begin = __shfl_sync(WHOLE_WARP, at, lane);
+        if (i < __shfl_sync(WHOLE_WARP, count, lane)) {
+            unsigned char *to = reinterpret_cast<unsigned char *>(first) + static_cast<long long>(i) * stride;
+            const unsigned beyond = misalignment(to, 16);
+            const uint4 v = vector_of(its.earlier(beyond / sizeof(T)), i, one);
+            store_vector(to + begin - beyond, begin - beyond, size, v);
+        }
     }
 }
 
@@ -352,13 +364,12 @@ __device__ __forceinline__ void unpack_tile_of_columns(const gc_tiles &tiles) {
     const Place place = this_place(tiles);
     const Spot spot = this_spot(tiles, place);
     const unsigned count = at_most(8, tiles.elements, spot.y * 8);
-    if (count == 0) return;
     const unsigned char *from = tiles.src + place.byte + static_cast<long long>(spot.y) * tiles.byte_stride
                               + (static_cast<long long>(spot.x) - 1) * ROWS;
     unsigned char *line = tiles.dst + place.element + static_cast<long long>(spot.y) * 8 * tiles.element_stride;
-    unsigned loaded[Window<T>::LOADED];
+    unsigned loaded[Window<T>::LOADED] = {};
     // Bytes beside each other in either order of bits: the bits of each are turned alone.
-    load_words(tiles, from, loaded);
+    if (count != 0) load_words(tiles, from, loaded);
 #pragma unroll
     for (unsigned k = 0; k < Window<T>::LOADED; k++) loaded[k] = in_order(loaded[k], tiles.order);
     store_lines<T>(tiles, line, count, static_cast<long long>(spot.x * 16), Window<T>(loaded));
@@ -433,7 +444,6 @@ __device__ __forceinline__ void unpack_transposed_tile(const gc_tiles &tiles) {
         const unsigned number = (round << (LOG_BLOCK - log_x)) + y;
         const u64 group = first_group + number;
         const unsigned count = at_most(8, tiles.elements, group * 8);
-        if (count == 0) return;
         unsigned loaded[Window<T>::LOADED];
         const unsigned char *from = bytes_of_groups + number * pitch + BEFORE - ROWS + x * ROWS;
         if (ROWS == 2) {
