@@ -1,12 +1,12 @@
 // Packing and unpacking bits: contiguous memory at the speed of memory, any strides at the speed of their accesses.
 // Names, arguments and items are in README.md beside this file, launch shapes in src/backend/cuda/module.rs.
 //
-// Contiguous memory is cut into tiles. Packing, a tile is a warp's: UNITS units of 1024 elements. A lane loads 2, 4, 8 or 16
-// vectors of 16 bytes a unit, side by side across the warp; what bits they give become 32 words in the 32 lanes by an
-// exchange of fields; one store writes 128 bytes. Unpacking, a tile is a block's, and each lane writes vectors of 16 bytes.
-// The side that is written is aligned to whole cache lines by a *head* of less than one; the side that is read is then
-// anywhere, and is read at aligned addresses and shifted. Nothing outside the operands is touched: a tile that would is
-// *ragged* (tile.cuh) and has code of its own, and so are those of the block with the head.
+// Contiguous memory is cut into tiles. Packing, a tile is a warp's: UNITS units of 1024 elements. A lane loads 2, 4, 8
+// or 16 vectors of 16 bytes a unit, side by side across the warp; what bits they give become 32 words in the 32 lanes
+// by an exchange of fields; one store writes 128 bytes. Unpacking, a tile is a block's, and each lane writes vectors of
+// 16 bytes. The side that is written is aligned to whole cache lines by a *head* of less than one; the side that is
+// read is then anywhere, and is read at aligned addresses and shifted. Nothing outside the operands is touched: a tile
+// that would is *ragged* (tile.cuh) and has code of its own, and so are those of the block with the head.
 #include "unpack.cuh"
 #include "walk.cuh"
 
@@ -95,7 +95,8 @@ __device__ __forceinline__ void pack_tile(const T *__restrict__ src, unsigned ch
     for (unsigned u = 0; u < UNITS; u++) {
         unsigned word = words[u];
         if (shift) {
-            const unsigned beyond = u + 1 < UNITS ? __shfl_sync(WHOLE_WARP, words[u + 1 < UNITS ? u + 1 : 0], 0) : behind;
+            const unsigned following = words[u + 1 < UNITS ? u + 1 : 0];
+            const unsigned beyond = u + 1 < UNITS ? __shfl_sync(WHOLE_WARP, following, 0) : behind;
             const unsigned next = __shfl_down_sync(WHOLE_WARP, word, 1);
             word = __funnelshift_r(word, lane == WARP - 1 ? beyond : next, shift);
         }
@@ -133,8 +134,8 @@ __device__ __forceinline__ void pack(const T *__restrict__ src, unsigned char *_
     }
 }
 
-// Units and threads: the best measured on an H200. Two blocks at least: left to itself the compiler halves the loads that
-// are under way to save registers, and spills.
+// Units and threads: the best measured on an H200. Two blocks at least: left to itself the compiler halves the loads
+// that are under way to save registers, and spills.
 #define PACK(name, rule, UNITS) \
     extern "C" __global__ void __launch_bounds__(THREADS, 2) name(const rule::element *src, unsigned char *dst, \
                                                                   u64 elements, u64 bytes, unsigned order) { \
@@ -153,8 +154,8 @@ PACK(gc_pack_signs_f64, SignF64, 1)
 
 // Two stores: with one or four some widths or alignments are slower on an H200, by up to a tenth.
 #define UNPACK(name, T) \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const unsigned char *src, T *dst, u64 elements, u64 bytes, \
-                                                               T one, unsigned order) { \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const unsigned char *src, T *dst, u64 elements, \
+                                                               u64 bytes, T one, unsigned order) { \
         unpack<2>(src, dst, elements, bytes, Ones<T>{one}, order); \
     }
 UNPACK(gc_unpack_u8, unsigned char)

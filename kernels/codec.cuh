@@ -100,8 +100,8 @@ static_assert(sizeof(gc_run) == 40 && sizeof(gc_tile) == 48 && sizeof(gc_control
 
 // ---- Tiles
 //
-// What a block needs before its first loads is known without a load where there is one segment, and in one table entry where
-// there are several: each load that another one waits for costs a block about a tenth of its time.
+// What a block needs before its first loads is known without a load where there is one segment, and in one table entry
+// where there are several: each load that another one waits for costs a block about a tenth of its time.
 
 __device__ __forceinline__ gc_run run_of(const gc_codec &codec, unsigned number) {
     return codec.n_segments == 1 ? codec.only : codec.runs[number];
@@ -153,7 +153,8 @@ __device__ __forceinline__ u64 place_of_byte(const gc_codec &codec, const gc_til
 }
 
 // The address of a run's values.
-__device__ __forceinline__ unsigned char *values_of(const gc_codec &codec, const void *const (&values)[MOST_VALUES], unsigned run) {
+__device__ __forceinline__ unsigned char *values_of(const gc_codec &codec, const void *const (&values)[MOST_VALUES],
+                                                    unsigned run) {
     const void *found = codec.addresses ? codec.addresses[run] : values[run % MOST_VALUES];
 #ifdef __CUDA_ARCH__
     // Global memory, which the compiler does not find out of an address that it has loaded.

@@ -10,7 +10,8 @@ __device__ __forceinline__ bool is_negative(unsigned pattern) {
 }
 
 // The flags that word number `w` of a chunk gives: of its header, or the scale of a segment.
-__device__ __forceinline__ unsigned look_at_word(const gc_codec &codec, const unsigned char *chunk, unsigned number, unsigned w) {
+__device__ __forceinline__ unsigned look_at_word(const gc_codec &codec, const unsigned char *chunk, unsigned number,
+                                                 unsigned w) {
     const unsigned x = reinterpret_cast<const unsigned *>(chunk)[w];
     if (w == FLAGS_WORD) return x & ~NONFINITE ? static_cast<unsigned>(CORRUPT) : x;
     if (w < HEADER_WORDS) return x == (w == CHUNK_WORD ? number : codec.header[w]) ? 0 : +CORRUPT;
@@ -19,15 +20,13 @@ __device__ __forceinline__ unsigned look_at_word(const gc_codec &codec, const un
     return right ? 0 : +CORRUPT;
 }
 
-// Reads 1/8 byte, writes an element of T's size, or reads and writes a float32. Block: a tile; thread: vectors of 16 bytes,
-// THREADS apart. Bits, header and scale are loaded at the same time. +s and -s are made once a block.
-
-// What bits become: the patterns of +s and -s.
+// What bits become: the patterns of +s and -s, which are made once a block.
 struct Levels {
     unsigned plus, minus;
     bool corrupt;
 };
-// Of chunk number `number` and a segment, or none. By all threads of a block; one of them computes, for what follows is short.
+// Of chunk number `number` and a segment, or none. By all threads of a block; one of them computes, for what follows is
+// short.
 __device__ __forceinline__ Levels levels_of(const gc_decode &call, unsigned number, unsigned run) {
     __shared__ unsigned shared[2][2];  // in turn, so that nobody waits for those who still read
     const gc_codec &codec = call.codec;
@@ -82,106 +81,119 @@ __device__ __forceinline__ uint4 add_vector(uint4 old, uint4 v, bool &found) {
     return make_uint4(add(old.x, v.x), add(old.y, v.y), add(old.z, v.z), add(old.w, v.w));
 }
 
-// Element m of a vector.
-__device__ __forceinline__ unsigned element_of(uint4 v, unsigned m, unsigned) {
-    return m == 0 ? v.x : m == 1 ? v.y : m == 2 ? v.z : v.w;
-}
-__device__ __forceinline__ unsigned element_of(uint4 v, unsigned m, unsigned short) {
-    return element_of(v, m / 2, 0u) >> m % 2 * 16;
-}
-
-// Puts the first `count` elements of a vector, or adds them.
-template <bool ADD, typename T>
-__device__ __forceinline__ void put_each(T *to, uint4 v, unsigned count, bool &found) {
-    constexpr unsigned A_VECTOR = 16 / sizeof(T);
-    T elements[A_VECTOR];
-#pragma unroll
-    for (unsigned m = 0; m < A_VECTOR; m++) elements[m] = ADD && m < count ? to[m] : 0;
-    if (ADD) v = add_vector(make_uint4(elements[0], elements[1], elements[2], elements[3]), v, found);
-#pragma unroll
-    for (unsigned m = 0; m < A_VECTOR; m++) {
-        if (m < count) to[m] = static_cast<T>(element_of(v, m, T()));
-    }
-}
-
 __device__ __forceinline__ void tell_nonfinite(const gc_codec &codec) {
     atomicOr(&codec.control->flags, NONFINITE);
     atomicOr(&codec.control->since, NONFINITE);
 }
 
-// A tile with an end, at an odd address or in several chunks, chunk by chunk.
-template <typename T, bool ADD>
-__device__ __forceinline__ bool decode_ragged(const gc_decode &call, const gc_tile &tile, T *to) {
-    constexpr unsigned A_VECTOR = 16 / sizeof(T), STORES = TILE / (THREADS * A_VECTOR), APART = THREADS * A_VECTOR / 8;
-    const bool aligned = misalignment(to, 16) == 0;
-    const unsigned end = (tile.count + 7) / 8, shift = threadIdx.x * A_VECTOR % 8;
-    bool found = false;
-#pragma unroll 1
-    for (unsigned byte = 0; byte < end;) {
-        unsigned next = tile.left, chunk = tile.chunk;
-        if (byte >= next) {
-            const unsigned chunk_bytes = chunk_bytes_of(call.codec), later = 1 + (byte - next) / chunk_bytes;
-            chunk += later, next += later * chunk_bytes;
-        }
-        if (next > end) next = end;
-        const unsigned char *from = call.payload + place_of_byte(call.codec, tile, byte) - byte;
-        // All bits are under way before the first is used; a byte of them a vector.
-        u64 bits = 0;
-#pragma unroll
-        for (unsigned s = 0; s < STORES; s++) {
-            const unsigned at = s * APART + threadIdx.x * A_VECTOR / 8;
-            if (at >= byte && at < next) bits |= static_cast<u64>(load_bits(from + at)) << 8 * s;
-        }
-        const Levels levels = levels_of(call, chunk, tile.run);
-#pragma unroll 1
-        for (unsigned s = 0; s < STORES && !(ADD && levels.corrupt); s++, bits >>= 8) {
-            const unsigned at = s * APART + threadIdx.x * A_VECTOR / 8, first = (s * THREADS + threadIdx.x) * A_VECTOR;
-            if (at < byte || at >= next || first >= tile.count) continue;
-            const uint4 v = vector_of(levels, static_cast<unsigned>(bits & 0xff) << shift, T());
-            if (!ADD && aligned && first + A_VECTOR <= tile.count) store_vector(reinterpret_cast<uint4 *>(to + first), v);
-            else put_each<ADD>(to + first, v, tile.count - first, found);
-        }
-        byte = next;
-    }
-    return found;
-}
-
+// Reads 1/8 byte, writes an element of T's size, or reads and writes a float32. Block: a tile; thread: vectors of 16
+// bytes, THREADS apart. Bits, header and scale are loaded at the same time. A tile is *ragged* if it has an end, an odd
+// address or several chunks: it goes chunk by chunk, of each a *head* of single elements up to the first aligned
+// vector, vectors, whose bits may lie in two bytes then, and single elements behind the last, one a thread.
 template <typename T, bool ADD>
 __device__ __forceinline__ void decode(const gc_decode &call) {
-    constexpr unsigned A_VECTOR = 16 / sizeof(T), STORES = TILE / (THREADS * A_VECTOR), APART = THREADS * A_VECTOR / 8;
+    constexpr unsigned A_VECTOR = 16 / sizeof(T), STORES = TILE / (THREADS * A_VECTOR), APART = THREADS * A_VECTOR;
     const gc_codec &codec = call.codec;
-    if (blockIdx.x >= call.tiles) {
-        levels_of(call, static_cast<unsigned>(call.first_empty + (blockIdx.x - call.tiles)), NO_RUN);
-        return;
-    }
+    // Behind the tiles are chunks without elements, which are only looked at.
+    gc_tile tile = {};
+    tile.run = NO_RUN, tile.left = ~0u;
+    tile.chunk = static_cast<unsigned>(call.first_empty + (blockIdx.x - call.tiles));
+    T *to = nullptr;
+    if (blockIdx.x < call.tiles) {
 #if __CUDA_ARCH__ >= 900
-    prefetch_burst<TILE / 8>(call.payload, codec.n_chunks * codec.stride);
+        prefetch_burst<TILE / 8>(call.payload, codec.n_chunks * codec.stride);
 #endif
-    const gc_tile tile = tile_of(codec, blockIdx.x);
-    if (tile.count == 0) return;
-    T *to = reinterpret_cast<T *>(values_of(codec, call.values, tile.run)) + tile.first;
-    if (tile.count < TILE || tile.left < TILE / 8 || misalignment(to, 16) != 0) {
-        if (decode_ragged<T, ADD>(call, tile, to)) tell_nonfinite(codec);
-        return;
+        tile = tile_of(codec, blockIdx.x);
+        if (tile.count == 0) return;
+        to = reinterpret_cast<T *>(values_of(codec, call.values, tile.run)) + tile.first;
     }
-    const unsigned char *from = call.payload + tile.to + threadIdx.x * A_VECTOR / 8;
-    uint4 *vectors = reinterpret_cast<uint4 *>(to) + threadIdx.x, old[ADD ? STORES : 1];
-    unsigned bits[STORES];
-#pragma unroll
-    for (unsigned s = 0; s < STORES; s++) {
-        bits[s] = load_bits(from + s * APART);
-        if (ADD) old[ADD ? s : 0] = vectors[s * THREADS];
-    }
-    const Levels levels = levels_of(call, tile.chunk, tile.run);
-    const unsigned shift = threadIdx.x * A_VECTOR % 8;
-    if (ADD && levels.corrupt) return;
+    const bool ragged = tile.count < TILE || tile.left < TILE / 8 || misalignment(to, 16) != 0;
+    const unsigned end = (tile.count + 7) / 8;
     bool found = false;
+    unsigned byte = 0;
+#pragma unroll 1
+    do {
+        unsigned bits[STORES], chunk = tile.chunk, begin = threadIdx.x * A_VECTOR, single = 0;
+        const unsigned char *from = call.payload + tile.to;
+        uint4 old[ADD ? STORES : 1];
+        int left = TILE;
+        bool exists = false, bit = false;
+        T old_single = 0;
+        // All loads are under way before the first is used.
+        if (!ragged) {
+            byte = end;
 #pragma unroll
-    for (unsigned s = 0; s < STORES; s++) {
-        const uint4 v = vector_of(levels, bits[s] << shift, T());
-        if (ADD) vectors[s * THREADS] = add_vector(old[ADD ? s : 0], v, found);
-        else store_vector(vectors + s * THREADS, v);
-    }
+            for (unsigned s = 0; s < STORES; s++) {
+                bits[s] = load_bits(from + begin / 8 + s * APART / 8);
+                if (ADD) old[ADD ? s : 0] = reinterpret_cast<uint4 *>(to + begin)[s * THREADS];
+            }
+        } else {
+            unsigned next = tile.left;
+            if (byte >= next) {
+                const unsigned chunk_bytes = chunk_bytes_of(codec), later = 1 + (byte - next) / chunk_bytes;
+                chunk += later, next += later * chunk_bytes;
+            }
+            if (next > end) next = end;
+            from = call.payload + place_of_byte(codec, tile, byte) - byte;
+            const unsigned first = byte * 8, last = next * 8 < tile.count ? next * 8 : tile.count;
+            byte = next;
+            unsigned head = (16 - misalignment(to + first, 16)) % 16 / sizeof(T);
+            if (head > last - first) head = last - first;
+            const unsigned filled = first + head + (last - first - head) / A_VECTOR * A_VECTOR;
+            begin += first + head;
+            // Without a branch: what is not there is read from the payload's beginning, and not used. Whether vector
+            // number s is there is a comparison with a constant.
+            left = static_cast<int>(filled) - static_cast<int>(begin);
+#pragma unroll
+            for (unsigned s = 0; s < STORES; s++) {
+                const bool inside = static_cast<int>(s * APART) < left;
+                bits[s] = load_bits(inside ? from + begin / 8 + s * APART / 8 : call.payload);
+            }
+            // The first threads have the head, the next ones the end.
+            single = threadIdx.x < A_VECTOR ? first + threadIdx.x : filled + threadIdx.x - A_VECTOR;
+            exists = threadIdx.x < A_VECTOR ? threadIdx.x < head : single < last;
+            bit = exists && load_bit(from, single, ORDER_BIG);
+            if (ADD && exists) old_single = to[single];
+        }
+        const Levels levels = levels_of(call, chunk, tile.run);
+        if (ADD && levels.corrupt) continue;
+        uint4 *vectors = reinterpret_cast<uint4 *>(to + begin);
+        if (!ragged) {
+#pragma unroll
+            for (unsigned s = 0; s < STORES; s++) {
+                const uint4 v = vector_of(levels, bits[s] << begin % 8, T());
+                if (ADD) vectors[s * THREADS] = add_vector(old[ADD ? s : 0], v, found);
+                else store_vector(vectors + s * THREADS, v);
+            }
+            break;
+        }
+        // The second byte, which is in the L1 cache, for another thread has loaded it as its first.
+        const unsigned apart = begin % 8 + A_VECTOR > 8;
+#pragma unroll
+        for (unsigned s = 0; s < STORES; s++) {
+            const bool inside = static_cast<int>(s * APART) < left;
+            bits[s] = bits[s] << 8 | load_bits(inside ? from + (begin / 8 + apart) + s * APART / 8 : call.payload);
+            // Only here: there are not registers for all of them before.
+            if (ADD) old[ADD ? s : 0] = make_uint4(0, 0, 0, 0);
+            if (ADD && inside) old[ADD ? s : 0] = vectors[s * THREADS];
+        }
+#pragma unroll
+        for (unsigned s = 0; s < STORES; s++) {
+            if (static_cast<int>(s * APART) >= left) continue;
+            const uint4 v = vector_of(levels, bits[s] << begin % 8 >> 8, T());
+            if (ADD) vectors[s * THREADS] = add_vector(old[ADD ? s : 0], v, found);
+            else store_vector(vectors + s * THREADS, v);
+        }
+        if (exists) {
+            const unsigned pattern = bit ? levels.plus : levels.minus;
+            if (ADD) {
+                const float sum = add_finite(__uint_as_float(old_single), __uint_as_float(pattern), found);
+                to[single] = static_cast<T>(__float_as_uint(sum));
+            } else {
+                to[single] = static_cast<T>(pattern);
+            }
+        }
+    } while (byte < end);
     if (found) tell_nonfinite(codec);
 }
 

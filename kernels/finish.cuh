@@ -1,5 +1,6 @@
-// What follows an encode or a reduce: scales of the sums of tiles, and the chunks' headers. A launch of its own, for a block
-// that has to tell others that it is done waits for all that it has written, which took a sixth of an encode's time.
+// What follows an encode or a reduce: scales of the sums of tiles, and the chunks' headers. A launch of its own, for a
+// block that has to tell others that it is done waits for all that it has written, which took a sixth of an encode's
+// time.
 #ifndef GRADCODEC_FINISH_CUH
 #define GRADCODEC_FINISH_CUH
 
@@ -30,7 +31,8 @@ __device__ __forceinline__ float scale_of_run(const gc_codec &codec, double sum,
     return s;
 }
 
-// A block for each run, which folds the sums of its tiles to its scale. The last of all writes the headers of the chunks.
+// A block for each run, which folds the sums of its tiles to its scale. The last of all writes the headers of the
+// chunks.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const __grid_constant__ gc_finish call) {
     __shared__ float shared_scale;
     __shared__ unsigned shared_flags;
@@ -89,7 +91,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
         for (u64 at = scales; at < codec.head; at += 4) words[at / 4] = 0;
         const u64 begin = number * codec.chunk_bytes, left = begin < codec.bytes ? codec.bytes - begin : 0;
 #pragma unroll 1
-        for (u64 at = codec.head + (left < codec.chunk_bytes ? left : codec.chunk_bytes); at < codec.stride; at++) chunk[at] = 0;
+        for (u64 at = codec.head + (left < codec.chunk_bytes ? left : codec.chunk_bytes); at < codec.stride; at++) {
+            chunk[at] = 0;
+        }
     }
 }
 

@@ -16,42 +16,28 @@ struct gc_compress {
 };
 static_assert(sizeof(gc_compress) == 64, "the host lays it out too");
 
-// Reads a value and an error, writes 1/8 byte an element.
+// Reads a value and an error, writes 1/8 byte an element. Block: a tile, a unit a warp. What is not finite needs no
+// care: a NaN that a card has computed has no sign, so its bit is 1, and the unit's sum shows it.
 template <typename V, typename E>
 __device__ __forceinline__ void compress(const gc_compress &call) {
     constexpr unsigned N = neighbours<V, E>();
     const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u64 first = (static_cast<u64>(blockIdx.x) * WARPS + warp) * UNIT;
-    float sum = 0;
-    if (first < call.elements) {
-        const unsigned count = call.elements - first < UNIT ? static_cast<unsigned>(call.elements - first) : UNIT;
-        const unsigned char *values = call.grad + first * V::SIZE, *errors = call.error + first * E::SIZE;
-        const Rules rules = {call.rule == RMS, false, false};
-        unsigned below_zero;
-        bool done = false, found = false;
-        if (count == UNIT && misalignment(values, V::SIZE * N) == 0
-            && (E::SIZE == 0 || misalignment(errors, E::SIZE * N + (E::SIZE == 0)) == 0)) {
-            Lane<V, N> fresh;
-            Lane<E, N> old;
-            Lane<None, N> nothing;
-            fresh.load_from(values, lane);
-            old.load_from(errors, lane);
-            sum = step(rules, Plain(), fresh, old, nothing, below_zero, lane, ~0u);
-            done = is_finite(sum);
-        }
-        if (!done) {
-            const auto load_row = [&](unsigned row, float (&news)[8], float (&olds)[8]) {
-                load_row_each<V, N>(news, values, row, lane, count);
-                load_row_each<E, N>(olds, errors, row, lane, count);
-            };
-            sum = step_exactly<None, N, E>(rules, Plain(), load_row, nullptr, below_zero, found, lane, count);
-        }
-        // As a tile without ends.
-        gc_codec codec;
-        codec.stride = codec.chunk_bytes = ~0ull;
-        const gc_tile tile = {0, 0, first / 8, 0, 0, count, ~0u, 0};
-        store_words(codec, tile, call.dst, 0, word_of_unit<N>(below_zero, lane), lane);
-    }
+    const u64 left = first < call.elements ? call.elements - first : 0;
+    const unsigned count = left < UNIT ? static_cast<unsigned>(left) : +UNIT;
+    Lane<V, N> fresh;
+    Lane<E, N> old;
+    Lane<None, N> nothing;
+    fresh.load_anywhere(call.grad + first * V::SIZE, lane, count);
+    old.load_anywhere(call.error + first * E::SIZE, lane, count);
+    const Rules rules = {call.rule == RMS, false, false};
+    unsigned below_zero;
+    const float sum = step(rules, Plain(), fresh, old, nothing, below_zero, lane, which_exist<N>(lane, count));
+    // As a tile without ends.
+    gc_codec codec;
+    codec.stride = codec.chunk_bytes = ~0ull;
+    const gc_tile tile = {0, 0, first / 8, 0, 0, count, ~0u, 0};
+    store_words(codec, tile, call.dst, 0, word_of_unit<N>(below_zero, lane), lane);
     leave_sum(call.partials + blockIdx.x, sum);
 }
 
@@ -70,44 +56,49 @@ COMPRESS(gc_onebit_compress_bf16_bf16, BF16, BF16, 4)
 COMPRESS(gc_onebit_compress_bf16, BF16, None, 4)
 
 // The scale, and the bytes behind the bits. One block.
-extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_compress_scale(const __grid_constant__ gc_compress call) {
-    for (u64 at = call.elements / 8 + (call.elements % 8 != 0) + threadIdx.x; at < call.bytes; at += THREADS) call.dst[at] = 0;
+extern "C" __global__ void __launch_bounds__(THREADS)
+gc_onebit_compress_scale(const __grid_constant__ gc_compress call) {
+    const u64 bits = call.elements / 8 + (call.elements % 8 != 0);
+    for (u64 at = bits + threadIdx.x; at < call.bytes; at += THREADS) call.dst[at] = 0;
     const double sum = fold(call.partials, (call.elements + WARPS * UNIT - 1) / (WARPS * UNIT));
     if (threadIdx.x == 0) *call.scale = scale_of(call.rule, sum, call.elements);
 }
 
-// Reads a value and an error, writes the error. A lane takes the elements that it has in the first pass.
+// Reads a value and an error, writes the error. Block: a tile, a unit a warp, counted from the first error at which a
+// vector can be written. The *head* before it, and what fills no vector at the end, are single elements, one a lane.
 template <typename V, typename E>
 __device__ __forceinline__ void compress_errors(const gc_compress &call) {
-    constexpr unsigned N = neighbours<V, E>();
-    const float s = *call.scale;
-    if (!is_finite(s)) return;
-    const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const u64 first = (static_cast<u64>(blockIdx.x) * WARPS + warp) * UNIT;
-    if (first >= call.elements) return;
-    const unsigned count = call.elements - first < UNIT ? static_cast<unsigned>(call.elements - first) : UNIT;
+    constexpr unsigned N = neighbours<V, E>(), A_VECTOR = N * E::SIZE, HALF = WARP / 2;
+    const unsigned lane = threadIdx.x % WARP, unit = blockIdx.x * WARPS + threadIdx.x / WARP;
+    unsigned head = (A_VECTOR - misalignment(call.error, A_VECTOR)) % A_VECTOR / E::SIZE;
+    if (head > call.elements) head = static_cast<unsigned>(call.elements);
+    const u64 first = head + static_cast<u64>(unit) * UNIT, left = first < call.elements ? call.elements - first : 0;
+    const unsigned count = left < UNIT ? static_cast<unsigned>(left) : +UNIT, filled = count / N * N;
     const unsigned char *values = call.grad + first * V::SIZE;
     unsigned char *errors = call.error + first * E::SIZE;
-    if (count == UNIT && misalignment(values, V::SIZE * N) == 0 && misalignment(errors, E::SIZE * N) == 0) {
-        Lane<V, N> fresh;
-        Lane<E, N> old;
-        fresh.load_from(values, lane);
-        old.load_from(errors, lane);
+    Lane<V, N> fresh;
+    Lane<E, N> old;
+    fresh.load_anywhere(values, lane, filled);
+    old.load_inside(errors, lane, filled);
+    // The lower half of a warp has the end, the upper half the head.
+    const bool of_head = lane >= HALF;
+    const int single = static_cast<int>(of_head ? lane - HALF - head : filled + lane);
+    const bool exists = of_head ? unit == 0 && single < 0 : single < static_cast<int>(count);
+    const typename V::element *g = reinterpret_cast<const typename V::element *>(values) + single;
+    typename E::element *e = reinterpret_cast<typename E::element *>(errors) + single;
+    const float of_single = exists ? __fadd_rn(V::of(*g), E::of(*e)) : 0, s = *call.scale;
+    if (!is_finite(s)) return;
 #pragma unroll
-        for (unsigned k = 0; k < 32 / N; k++) {
-            float e[N];
+    for (unsigned k = 0; k < 32 / N; k++) {
+        float error[N];
 #pragma unroll
-            for (unsigned m = 0; m < N; m++) e[m] = error_of(__fadd_rn(fresh.at(k, m), old.at(k, m)), s);
-            keep(old, k, e);
-        }
-        old.store_to(errors, lane);
-        return;
+        for (unsigned m = 0; m < N; m++) error[m] = error_of(__fadd_rn(fresh.at(k, m), old.at(k, m)), s);
+        keep(old, k, error);
     }
-    const typename V::element *g = reinterpret_cast<const typename V::element *>(values);
-    typename E::element *e = reinterpret_cast<typename E::element *>(errors);
-    for (unsigned i = lane; i < count; i += WARP) {
-        const float error = error_of(__fadd_rn(V::of(g[i]), E::of(e[i])), s);
-        e[i] = static_cast<typename E::element>(E::SIZE == 4 ? __float_as_uint(error) : to_bf16(error));
+    old.store_inside(errors, lane, filled);
+    if (exists) {
+        const float error = error_of(of_single, s);
+        *e = static_cast<typename E::element>(E::SIZE == 4 ? __float_as_uint(error) : to_bf16(error));
     }
 }
 

@@ -2,6 +2,7 @@
 // src/backend/cuda/module.rs.
 #include "divisor.cuh"
 #include "unpack.cuh"
+#include "vote.cuh"
 
 // ---- Values
 
@@ -22,8 +23,8 @@ __device__ __forceinline__ unsigned rounded(unsigned value, unsigned cut) {
     return (value + ((1u << cut) / 2 - 1) + (value >> cut & 1)) >> cut;
 }
 
-// A float32 in a format, by its bits: rounded to nearest even, past the largest of the format infinite, any NaN the one.
-// In integers, so that the CPU gives the same (src/plan/signs.rs) and no denormal is flushed.
+// A float32 in a format, by its bits: rounded to nearest even, past the largest of the format infinite, any NaN the
+// one. In integers, so that the CPU gives the same (src/plan/signs.rs) and no denormal is flushed.
 __device__ __forceinline__ u64 in_format(unsigned scale, unsigned format) {
     const unsigned sign = scale >> 31, size = scale & 0x7fffffff, infinity = 0x7f800000;
     if (format == FORMAT_F32) return size > infinity ? 0x7fc00000 : scale;
@@ -67,7 +68,8 @@ struct Patterns {
 };
 __device__ __forceinline__ Patterns patterns_of(const gc_signs &signs, u64 byte, unsigned size) {
     if (signs.scales == nullptr) return {signs.zero, signs.one};
-    const unsigned scale = load_scale(signs.scales + (signs.chunk_bytes.by ? quotient(byte, signs.chunk_bytes) * 4 : 0));
+    const u64 number = signs.chunk_bytes.by ? quotient(byte, signs.chunk_bytes) : 0;
+    const unsigned scale = load_scale(signs.scales + number * 4);
     const u64 one = in_format(scale, signs.format);
     return {(scale & 0x7fffffff) > 0x7f800000 ? one : one ^ 1ull << (8 * size - 1), one};
 }
@@ -138,8 +140,8 @@ struct Signs {
 // ---- Unpacking to contiguous elements. Reads 1/8, writes sizeof(T) bytes an element.
 
 #define UNPACK_SIGNS(name, T) \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const unsigned char *src, T *dst, u64 elements, u64 bytes, \
-                                                               const __grid_constant__ gc_signs signs) { \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const unsigned char *src, T *dst, u64 elements, \
+                                                               u64 bytes, const __grid_constant__ gc_signs signs) { \
         unpack<2>(src, dst, elements, bytes, Signs<T>{signs}, signs.order); \
     }
 UNPACK_SIGNS(gc_unpack_signs_u8, unsigned char)
@@ -210,13 +212,6 @@ gc_unpack_signs_strided(const __grid_constant__ gc_scattered_signs plan) {
 }
 
 // ---- Votes
-//
-// A thread counts the votes on the bits of N words at once: plane p has bit p of the count of each.
-//
-//     votes on bit   0 1 2 3 ...          in an even number of voters the one in turn votes twice, so that there is
-//     plane 0        1 0 1 1              no tie, and more than half of all votes is a majority
-//     plane 1        0 1 1 0
-//                    1 2 3 1  votes
 
 // As the host lays it out: Vote in src/backend/cuda/signs.rs.
 struct gc_vote {
@@ -231,17 +226,12 @@ struct gc_vote {
 };
 static_assert(sizeof(gc_vote) == 64, "the host lays it out too");
 
-template <unsigned N>
-struct Words {
-    unsigned word[N];
-};
-
 // N words from any address. Whole vectors are read: up to 4 * N bytes behind it, and as many before.
-__device__ __forceinline__ Words<1> load_words(const unsigned *from, unsigned beyond) {
+__device__ __forceinline__ Ballot<1> load_words(const unsigned *from, unsigned beyond) {
     const unsigned low = from[0], high = beyond ? from[1] : 0;
     return {{__funnelshift_r(low, high, beyond * 8)}};
 }
-__device__ __forceinline__ Words<4> load_words(const uint4 *from, unsigned beyond) {
+__device__ __forceinline__ Ballot<4> load_words(const uint4 *from, unsigned beyond) {
     const uint4 low = from[0];
     if (beyond == 0) return {{low.x, low.y, low.z, low.w}};
     const uint4 high = from[1];
@@ -251,89 +241,10 @@ __device__ __forceinline__ Words<4> load_words(const uint4 *from, unsigned beyon
     for (unsigned k = 0; k < 6; k++) w[k] = beyond & 8 ? w[k + 2] : w[k];
 #pragma unroll
     for (unsigned k = 0; k < 5; k++) w[k] = beyond & 4 ? w[k + 1] : w[k];
-    Words<4> words;
+    Ballot<4> words;
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) words.word[k] = __funnelshift_r(w[k], w[k + 1], beyond % 4 * 8);
     return words;
-}
-
-// Adds two bits and a third in place; the carry is what is returned.
-__device__ __forceinline__ unsigned add_two(unsigned &sum, unsigned a, unsigned b) {
-    const unsigned carry = (sum & a) | (sum & b) | (a & b);
-    sum ^= a ^ b;
-    return carry;
-}
-
-template <unsigned PLANES>
-struct Count {
-    unsigned plane[PLANES];
-    // Adds to the count from a plane on.
-    __device__ __forceinline__ void add(unsigned votes, unsigned from) {
-#pragma unroll
-        for (unsigned p = 0; p < PLANES; p++) {
-            if (p < from) continue;
-            // Carries rarely go far.
-            if (PLANES > 8 && votes == 0) break;
-            const unsigned carry = plane[p] & votes;
-            plane[p] ^= votes;
-            votes = carry;
-        }
-    }
-    __device__ __forceinline__ void add_eight(const unsigned *votes) {
-        const unsigned twos[4] = {add_two(plane[0], votes[0], votes[1]), add_two(plane[0], votes[2], votes[3]),
-                                  add_two(plane[0], votes[4], votes[5]), add_two(plane[0], votes[6], votes[7])};
-        const unsigned fours[2] = {add_two(plane[1], twos[0], twos[1]), add_two(plane[1], twos[2], twos[3])};
-        add(add_two(plane[2], fours[0], fours[1]), 3);
-    }
-    // Where it is `least` or more.
-    __device__ __forceinline__ unsigned reaches(u64 least) const {
-        unsigned reached = ~0u;
-#pragma unroll
-        for (unsigned p = 0; p < PLANES; p++) reached = least >> p & 1 ? plane[p] & reached : plane[p] | reached;
-        return reached;
-    }
-};
-
-// The bits that more than half of all voters have. `row(v)`: what voter v has; `turn`: sees the rows of all voters, and
-// has the second votes in an even number of them.
-template <unsigned PLANES, unsigned N, typename Row, typename Turn>
-__device__ __forceinline__ Words<N> elect(u64 voters, Row row, Turn &turn) {
-    Count<PLANES> counts[N];
-#pragma unroll
-    for (unsigned k = 0; k < N; k++) {
-#pragma unroll
-        for (unsigned p = 0; p < PLANES; p++) counts[k].plane[p] = 0;
-    }
-    const bool even = voters % 2 == 0;
-#pragma unroll 1
-    for (u64 first = 0; first < voters; first += 8) {
-        Words<N> rows[8];
-#pragma unroll
-        for (unsigned v = 0; v < 8; v++) {
-            rows[v] = Words<N>();
-            if (first + v < voters) rows[v] = row(first + v);
-        }
-#pragma unroll
-        for (unsigned k = 0; k < N; k++) {
-            unsigned votes[8];
-#pragma unroll
-            for (unsigned v = 0; v < 8; v++) votes[v] = rows[v].word[k];
-            counts[k].add_eight(votes);
-        }
-        if (even) {
-#pragma unroll
-            for (unsigned v = 0; v < 8; v++) turn.see(rows[v]);
-        }
-    }
-    if (even) {
-        const Words<N> second = turn.votes();
-#pragma unroll
-        for (unsigned k = 0; k < N; k++) counts[k].add(second.word[k], 0);
-    }
-    Words<N> elected;
-#pragma unroll
-    for (unsigned k = 0; k < N; k++) elected.word[k] = counts[k].reaches(voters / 2 + 1);
-    return elected;
 }
 
 // The voter in turn at a byte.
@@ -345,29 +256,18 @@ __device__ __forceinline__ const unsigned char *row_of(const gc_vote &vote, u64 
     return vote.src + static_cast<long long>(voter) * vote.stride;
 }
 
-// Second votes read by themselves, a byte each, where they are few among all.
+// Second votes of some bytes from `at` on.
 template <unsigned BYTES>
-struct TurnByByte {
-    const gc_vote &vote;
-    u64 at;
-    __device__ __forceinline__ void see(const Words<1> &) {}
-    __device__ __forceinline__ Words<1> votes() const {
-        u64 voter = in_turn(vote, at);
-        unsigned word = 0;
-#pragma unroll
-        for (unsigned k = 0; k < BYTES; k++) {
-            word |= static_cast<unsigned>(row_of(vote, voter)[at + k]) << 8 * k;
-            if (++voter == vote.voters.by) voter = 0;
-        }
-        return {{word}};
-    }
-};
+__device__ __forceinline__ auto turn_at(const gc_vote &vote, u64 at) {
+    return turn_by_byte<BYTES>(vote.voters.by, [&vote, at] { return in_turn(vote, at); },
+                               [&vote, at](u64 voter, unsigned k) { return row_of(vote, voter)[at + k]; });
+}
 
 // Second votes kept of the rows as they come by. The bytes at which a voter is in turn are one further up than those of
 // the voter before, every `voters` bytes.
 template <unsigned N>
 struct TurnByMask {
-    Words<N> mask, kept;
+    Ballot<N> mask, kept;
     unsigned last;            // the voter in turn at byte 0 has its byte once this many have passed
     __device__ __forceinline__ TurnByMask(const gc_vote &vote, u64 at) {
         const unsigned voters = static_cast<unsigned>(vote.voters.by), first = static_cast<unsigned>(in_turn(vote, at));
@@ -382,7 +282,7 @@ struct TurnByMask {
             }
         }
     }
-    __device__ __forceinline__ void see(const Words<N> &row) {
+    __device__ __forceinline__ void see(const Ballot<N> &row) {
 #pragma unroll
         for (unsigned k = 0; k < N; k++) kept.word[k] |= row.word[k] & mask.word[k];
         last--;
@@ -390,11 +290,12 @@ struct TurnByMask {
         for (unsigned k = N; k-- > 1;) mask.word[k] = __funnelshift_r(mask.word[k - 1], mask.word[k], 24);
         mask.word[0] = mask.word[0] << 8 | (last == 0 ? 0xff : 0);
     }
-    __device__ __forceinline__ Words<N> votes() const { return kept; }
+    __device__ __forceinline__ Ballot<N> votes() const { return kept; }
 };
 
-// How the bytes of dst fall into vectors of 4 * N that are aligned there. Those at the ends, fewer than 64, are the first
-// block's, one a thread; where src is not aligned alike these are also bytes beside which a vector cannot be read.
+// How the bytes of dst fall into vectors of 4 * N that are aligned there. Those at the ends, fewer than 64, are the
+// first block's, one a thread; where src is not aligned alike these are also bytes beside which a vector cannot be
+// read.
 template <unsigned N>
 struct Vectors {
     u64 first, count;
@@ -407,8 +308,8 @@ struct Vectors {
 
 template <unsigned PLANES>
 __device__ __forceinline__ void vote_byte(const gc_vote &vote, u64 at) {
-    TurnByByte<1> turn = {vote, at};
-    const auto row = [&](u64 voter) { return Words<1>{{row_of(vote, voter)[at]}}; };
+    auto turn = turn_at<1>(vote, at);
+    const auto row = [&](u64 voter) { return Ballot<1>{{row_of(vote, voter)[at]}}; };
     vote.dst[at] = static_cast<unsigned char>(elect<PLANES, 1>(vote.voters.by, row, turn).word[0]);
 }
 
@@ -420,7 +321,7 @@ __device__ __forceinline__ void vote_ends(const gc_vote &vote, u64 first, u64 in
 }
 
 template <unsigned N, typename Vector>
-__device__ __forceinline__ Words<N> load_row(const gc_vote &vote, u64 voter, u64 at) {
+__device__ __forceinline__ Ballot<N> load_row(const gc_vote &vote, u64 voter, u64 at) {
     const unsigned char *from = row_of(vote, voter) + at;
     const unsigned beyond = misalignment(from, sizeof(Vector));
     return load_words(reinterpret_cast<const Vector *>(from - beyond), beyond);
@@ -434,7 +335,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_vote_few(const __grid_c
     const u64 number = thread_number() - THREADS, at = vectors.first + number * 16;
     if (number >= vectors.count) return;
     TurnByMask<4> turn(vote, at);
-    const Words<4> elected = elect<5, 4>(vote.voters.by, [&](u64 voter) { return load_row<4, uint4>(vote, voter, at); }, turn);
+    const auto row = [&](u64 voter) { return load_row<4, uint4>(vote, voter, at); };
+    const Ballot<4> elected = elect<5, 4>(vote.voters.by, row, turn);
     *reinterpret_cast<uint4 *>(vote.dst + at) =
         make_uint4(elected.word[0], elected.word[1], elected.word[2], elected.word[3]);
 }
@@ -445,7 +347,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_vote_many(const __grid_
     if (blockIdx.x == 0) return vote_ends<64>(vote, vectors.first, vectors.count * 4);
     const u64 number = thread_number() - THREADS, at = vectors.first + number * 4;
     if (number >= vectors.count) return;
-    TurnByByte<4> turn = {vote, at};
-    const Words<1> elected = elect<64, 1>(vote.voters.by, [&](u64 voter) { return load_row<1, unsigned>(vote, voter, at); }, turn);
+    auto turn = turn_at<4>(vote, at);
+    const auto row = [&](u64 voter) { return load_row<1, unsigned>(vote, voter, at); };
+    const Ballot<1> elected = elect<64, 1>(vote.voters.by, row, turn);
     *reinterpret_cast<unsigned *>(vote.dst + at) = elected.word[0];
 }

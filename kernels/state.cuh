@@ -45,9 +45,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_state_out(const 
     const u64 w = thread_number(), at = w * 4;
     if (at >= call.size) return;
     const gc_codec &server = call.server;
+    const u64 scales_end = server.scales_at + 4 * static_cast<u64>(server.n_segments);
     const bool of_server = server.n_segments != 0
                            && (w / 2 == TURN_WORD / 2 || at >= server.units_at
-                               || (at >= server.scales_at && at < server.scales_at + 4 * static_cast<u64>(server.n_segments)));
+                               || (at >= server.scales_at && at < scales_end));
     const unsigned valid = call.worker.control->valid >> of_server & 1;
     reinterpret_cast<unsigned *>(call.bytes)[w] = reinterpret_cast<const unsigned *>(call.worker.state[valid])[w];
 }

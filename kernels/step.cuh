@@ -36,8 +36,8 @@ struct None {
     static __device__ __forceinline__ float at(const unsigned *, unsigned) { return 0; }
 };
 
-// Neighbours of a lane: as many as both sides move in 16 bytes at most. A lane that writes 32 bytes as two vectors that lie
-// apart ran at half the speed.
+// Neighbours of a lane: as many as both sides move in 16 bytes at most. A lane that writes 32 bytes as two vectors that
+// lie apart ran at half the speed.
 template <typename V, typename E>
 __device__ constexpr unsigned neighbours() {
     return V::SIZE == 2 && E::SIZE < 4 ? 8 : 4;
@@ -64,6 +64,12 @@ __device__ __forceinline__ void store(const Words<8> &from, void *to) {
 }
 __device__ __forceinline__ void store(const Words<0> &, void *) {}
 
+// Counted from a lane's first element, the end of the first `count` of a unit. What is compared with it are constants.
+template <unsigned N>
+__device__ __forceinline__ int left_of_lane(unsigned lane, unsigned count) {
+    return static_cast<int>(count) - static_cast<int>(lane * N);
+}
+
 // A unit's worth of a lane: element (k, m) is number k * 32 * N + lane * N + m.
 template <typename T, unsigned N>
 struct Lane {
@@ -79,19 +85,43 @@ struct Lane {
 #pragma unroll
         for (unsigned k = 0; k < VECTORS; k++) store(vectors[k], to + (k * WARP + lane) * N * T::SIZE);
     }
+    // The vectors that lie wholly inside the first `count` of a unit, aligned, and back.
+    __device__ __forceinline__ void load_inside(const unsigned char *from, unsigned lane, unsigned count) {
+        const int left = left_of_lane<N>(lane, count);
+#pragma unroll
+        for (unsigned k = 0; k < VECTORS; k++) {
+            vectors[k] = Words<T::SIZE * N>();
+            if (static_cast<int>(k * WARP * N + N) <= left) load(vectors[k], from + (k * WARP + lane) * N * T::SIZE);
+        }
+    }
+    __device__ __forceinline__ void store_inside(unsigned char *to, unsigned lane, unsigned count) const {
+        const int left = left_of_lane<N>(lane, count);
+#pragma unroll
+        for (unsigned k = 0; k < VECTORS; k++) {
+            if (static_cast<int>(k * WARP * N + N) <= left) store(vectors[k], to + (k * WARP + lane) * N * T::SIZE);
+        }
+    }
     // Element by element, wherever they lie, as far as there are any; 0 for all others.
     __device__ __forceinline__ void load_each(const unsigned char *from, unsigned lane, unsigned count) {
-        const typename T::element *elements = reinterpret_cast<const typename T::element *>(from);
+        const typename T::element *elements = reinterpret_cast<const typename T::element *>(from) + lane * N;
+        const int left = left_of_lane<N>(lane, count);
 #pragma unroll
         for (unsigned k = 0; k < VECTORS; k++) {
 #pragma unroll
             for (unsigned m = 0; m < N; m++) {
-                const unsigned at = (k * WARP + lane) * N + m, x = at < count ? elements[at] : 0;
+                const unsigned at = k * WARP * N + m, x = static_cast<int>(at) < left ? elements[at] : 0;
                 if (T::SIZE == 4) vectors[k].words[m] = x;
                 else if (m % 2 == 0) vectors[k].words[m / 2] = x;
                 else vectors[k].words[m / 2] |= x << 16;
             }
         }
+    }
+    // The first `count` of a unit, wherever they lie; 0 for all others. By elements it is hardly slower than by
+    // vectors: what they bring along is in the L1 cache for the next one.
+    __device__ __forceinline__ void load_anywhere(const unsigned char *from, unsigned lane, unsigned count) {
+        if (T::SIZE == 0) return;
+        if (count == UNIT && misalignment(from, T::SIZE * N + (T::SIZE == 0)) == 0) load_from(from, lane);
+        else load_each(from, lane, count);
     }
 };
 
@@ -114,8 +144,9 @@ __device__ __forceinline__ void keep(Lane<None, N> &, unsigned, float (&)[N]) {}
 
 // ---- The bits of a unit
 
-// Bits are gathered as fields, that of element (k, m) as number 31 - (k * N + m), by shifting in from the right; 1 where the
-// element is below zero. This gives lane l the word number l of the unit as it lies in memory, most significant bits first.
+// Bits are gathered as fields, that of element (k, m) as number 31 - (k * N + m), by shifting in from the right; 1
+// where the element is below zero. This gives lane l the word number l of the unit as it lies in memory, most
+// significant bits first.
 template <unsigned N>
 __device__ __forceinline__ unsigned word_of_unit(unsigned below_zero, unsigned lane) {
     constexpr unsigned VECTORS = 32 / N;
@@ -125,7 +156,8 @@ __device__ __forceinline__ unsigned word_of_unit(unsigned below_zero, unsigned l
     // Fields of 8 bits are bytes. Those of 4 lie the wrong way round in theirs.
     return N == 8 ? word : (word & 0x0f0f0f0fu) << 4 | ((word >> 4) & 0x0f0f0f0fu);
 }
-// The reverse: field k * N + m is element (k, m)'s. `word`: word number `lane` of the unit, its first bit the least significant.
+// The reverse: field k * N + m is element (k, m)'s. `word`: word number `lane` of the unit, its first bit the least
+// significant.
 template <unsigned N>
 __device__ __forceinline__ unsigned fields_of_unit(unsigned word, unsigned lane) {
     constexpr unsigned VECTORS = 32 / N;
@@ -133,8 +165,8 @@ __device__ __forceinline__ unsigned fields_of_unit(unsigned word, unsigned lane)
 }
 
 // Stores the words of a unit, which begins at byte number `at` of its tile.
-__device__ __forceinline__ void store_words(const gc_codec &codec, const gc_tile &tile, unsigned char *bits, unsigned at,
-                                            unsigned word, unsigned lane) {
+__device__ __forceinline__ void store_words(const gc_codec &codec, const gc_tile &tile, unsigned char *bits,
+                                            unsigned at, unsigned word, unsigned lane) {
     const unsigned bytes = (tile.count + 7) / 8;
     unsigned char *to = bits + tile.to + at;
     if (at + UNIT / 8 <= bytes && at + UNIT / 8 <= tile.left && misalignment(to, 4) == 0) {
@@ -142,9 +174,9 @@ __device__ __forceinline__ void store_words(const gc_codec &codec, const gc_tile
         return;
     }
     // Bytes, side by side across the warp.
-#pragma unroll
-    for (unsigned round = 0; round < 4; round++) {
-        const unsigned number = round * WARP + lane, byte = __shfl_sync(WHOLE_WARP, word, number / 4) >> number % 4 * 8;
+#pragma unroll 1
+    for (unsigned number = lane; number < UNIT / 8; number += WARP) {
+        const unsigned byte = __shfl_sync(WHOLE_WARP, word, number / 4) >> number % 4 * 8;
         if (at + number < bytes) bits[place_of_byte(codec, tile, at + number)] = static_cast<unsigned char>(byte);
     }
 }
@@ -158,6 +190,7 @@ struct Rules {
 
 // How c is made of a value and of what was kept, before it is rounded: with the handle, and in the plain form.
 struct Handle {
+    enum : bool { FILLED = true };  // 0 and 0 need not give 0
     float s, m_g, m_e, beta;
     template <typename E>
     __device__ __forceinline__ float make(float g, float kept) const {
@@ -165,6 +198,7 @@ struct Handle {
     }
 };
 struct Plain {
+    enum : bool { FILLED = false };
     template <typename E>
     __device__ __forceinline__ float make(float g, float e) const {
         return __fadd_rn(g, e);
@@ -179,26 +213,23 @@ __device__ __forceinline__ unsigned top_of(float c) {
     return __float_as_uint(__fadd_rn(c, 0.0f));
 }
 
-// Which of a lane's elements are among the first `count` of a unit, numbered as fields of bits are.
+// Which of a lane's elements are among the first `count` of a unit, numbered as fields of bits are: the highest bits.
 template <unsigned N>
 __device__ __forceinline__ unsigned which_exist(unsigned lane, unsigned count) {
-    unsigned fields = ~0u;
-    if (count < UNIT) {
-        fields = 0;
-#pragma unroll
-        for (unsigned k = 0; k < 32 / N; k++) {
-            const unsigned at = (k * WARP + lane) * N, many = count <= at ? 0 : count - at < N ? count - at : N;
-            fields = fields << N | (((1u << N) - 1) & ~((1u << N >> many) - 1));
-        }
-    }
-    return fields;
+    if (count >= UNIT) return ~0u;
+    const int left = left_of_lane<N>(lane, count), apart = WARP * N;
+    if (left <= 0) return 0;
+    // Whole vectors, and what there is of the next one.
+    const unsigned vectors = static_cast<unsigned>(left) / apart, rest = static_cast<unsigned>(left) % apart;
+    return ~static_cast<unsigned>(0xffffffffull >> (vectors * N + (rest < N ? rest : N)));
 }
 
-// A unit: what is kept as K, its bits and its sum, of new values and old ones. Elements that do not exist become +0, and their
-// bits 0. If the sum is finite all of it was, and is right; otherwise it is to be done again.
+// A unit: what is kept as K, its bits and its sum, of new values and old ones. Elements that do not exist become +0,
+// and their bits 0. If the sum is finite all of it was, and is right; otherwise it is to be done again.
 template <typename K, unsigned N, typename V, typename E, typename Form>
-__device__ __forceinline__ float step(const Rules &rules, const Form &form, const Lane<V, N> &fresh, const Lane<E, N> &old,
-                                      Lane<K, N> &kept, unsigned &below_zero, unsigned lane, unsigned exist) {
+__device__ __forceinline__ float step(const Rules &rules, const Form &form, const Lane<V, N> &fresh,
+                                      const Lane<E, N> &old, Lane<K, N> &kept, unsigned &below_zero, unsigned lane,
+                                      unsigned exist) {
     UnitSum<N> sum;
     below_zero = 0;
 #pragma unroll
@@ -207,7 +238,7 @@ __device__ __forceinline__ float step(const Rules &rules, const Form &form, cons
 #pragma unroll
         for (unsigned m = 0; m < N; m++) {
             c[m] = form.template make<E>(fresh.at(k, m), old.at(k, m));
-            if (!(exist & 0x80000000u >> (k * N + m))) c[m] = 0;
+            if (Form::FILLED && !(exist & 0x80000000u >> (k * N + m))) c[m] = 0;
         }
         keep(kept, k, c);
 #pragma unroll
@@ -228,9 +259,10 @@ __device__ __forceinline__ void put(unsigned *words, unsigned m, float c) {
     else if (K::SIZE == 2) words[m / 2] |= __float_as_uint(c) & 0xffff0000u;
 }
 
-// The same where something is not finite, a row of its sum at a time: a loop, for this is rare and to be small. Elements past `count` are +0,
-// NaN gets its one pattern, what is not finite is told, or zeroed. `load_row` gives the lane's 8 values of a row, and what was
-// kept of them: number j * N + m is element (k, m), k = row * 8 / N + j. `to`: where it is kept.
+// The same where something is not finite, a row of its sum at a time: a loop, for this is rare and to be small.
+// Elements past `count` are +0, NaN gets its one pattern, what is not finite is told, or zeroed. `load_row` gives the
+// lane's 8 values of a row, and what was kept of them: number j * N + m is element (k, m), k = row * 8 / N + j. `to`:
+// where it is kept.
 template <typename K, unsigned N, typename E, typename Form, typename LoadRow>
 __device__ __forceinline__ float step_exactly(const Rules &rules, const Form &form, LoadRow load_row, unsigned char *to,
                                               unsigned &below_zero, bool &found, unsigned lane, unsigned count) {
@@ -282,13 +314,15 @@ __device__ __forceinline__ void load_kept_row(float (&old)[8], const unsigned ch
 }
 // A row of elements that lie anywhere, as far as they exist.
 template <typename V, unsigned N>
-__device__ __forceinline__ void load_row_each(float (&values)[8], const unsigned char *from, unsigned row, unsigned lane,
-                                              unsigned count) {
-    const typename V::element *elements = reinterpret_cast<const typename V::element *>(from);
+__device__ __forceinline__ void load_row_each(float (&values)[8], const unsigned char *from, unsigned row,
+                                              unsigned lane, unsigned count) {
+    const unsigned first = row * 8 * WARP + lane * N;
+    const typename V::element *elements = reinterpret_cast<const typename V::element *>(from) + first;
+    const int left = static_cast<int>(count) - static_cast<int>(first);
 #pragma unroll
     for (unsigned i = 0; i < 8; i++) {
-        const unsigned at = ((row * (8 / N) + i / N) * WARP + lane) * N + i % N;
-        values[i] = V::SIZE != 0 && at < count ? V::of(elements[at]) : 0;
+        const unsigned at = i / N * WARP * N + i % N;
+        values[i] = V::SIZE != 0 && static_cast<int>(at) < left ? V::of(elements[at]) : 0;
     }
 }
 

@@ -1,8 +1,8 @@
-// Sums that are the same on every machine: docs/NUMERICS.md, section 2. A unit's is formed by a warp (UnitSum in device.cuh).
-// Above units neighbours are added in float64; an absent one is +0.
+// Sums that are the same on every machine: docs/NUMERICS.md, section 2. A unit's is formed by a warp (UnitSum in
+// device.cuh). Above units neighbours are added in float64; an absent one is +0.
 //
 //     units     u0 u1 ... u7 | u8 ...           a warp each
-//     partials       p0      |   p1   ...       a block each: a node of the tree, for a block has a power of two of units
+//     partials       p0      |   p1   ...       a block each: a node of the tree, for it has a power of two of units
 //     runs                   s                  by the last block of a run to come
 #ifndef GRADCODEC_SUM_CUH
 #define GRADCODEC_SUM_CUH
@@ -22,27 +22,26 @@ __device__ __forceinline__ double sum_of(const double (&values)[1]) {
     return values[0];
 }
 
-// The sums of 64 * ROUNDS partials each, by all threads of a block, a warp at a time. `step`: how far they are apart; a sum
-// takes the place of the first. Lane l loads numbers 64 k + 2 l and 2 l + 1 for each round k, all before the first is used.
+// The sums of 64 * ROUNDS neighbours each, by all threads of a block, a warp at a time; sum number k takes place k.
+// Lane l loads numbers 64 r + 2 l and 2 l + 1 for each round r, all before the first is used.
 template <unsigned ROUNDS>
-__device__ __forceinline__ void fold_once(double *partials, u64 count, u64 step) {
-    constexpr unsigned A_ROUND = 2 * WARP, A_WARP = ROUNDS * A_ROUND;
-    const unsigned lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+__device__ __forceinline__ void fold_once(double *partials, u64 count) {
+    constexpr unsigned A_ROUND = 2 * WARP, A_WARP = ROUNDS * A_ROUND, WARPS = 8;
+    const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 #pragma unroll 1
-    for (u64 first = static_cast<u64>(threadIdx.x / WARP) * A_WARP; first < count; first += warps * A_WARP) {
-        double values[ROUNDS][2];
-#pragma unroll
-        for (unsigned k = 0; k < ROUNDS; k++) {
-#pragma unroll
-            for (unsigned i = 0; i < 2; i++) {
-                const u64 at = first + k * A_ROUND + lane * 2 + i;
-                values[k][i] = at < count ? partials[at * step] : 0;
-            }
-        }
-        // Neighbouring lanes are added. While a lane has several rounds, each of two gives the other one half of them.
+    for (u64 number = warp; __any_sync(WHOLE_WARP, number - warp < (count + A_WARP - 1) / A_WARP); number += WARPS) {
+        const u64 first = number * A_WARP + lane * 2;
+        const long long left = static_cast<long long>(count) - static_cast<long long>(first);
+        const int inside = left < static_cast<int>(A_WARP) ? static_cast<int>(left < 0 ? 0 : left) : +A_WARP;
+        const double *from = partials + first;
         double sums[ROUNDS];
 #pragma unroll
-        for (unsigned k = 0; k < ROUNDS; k++) sums[k] = __dadd_rn(values[k][0], values[k][1]);
+        for (unsigned r = 0; r < ROUNDS; r++) {
+            const int at = r * A_ROUND;
+            const double one = at < inside ? from[at] : 0, other = at + 1 < inside ? from[at + 1] : 0;
+            sums[r] = __dadd_rn(one, other);
+        }
+        // Neighbouring lanes are added. While a lane has several rounds, each of two gives the other one half of them.
         unsigned rounds = ROUNDS;
 #pragma unroll
         for (unsigned distance = 1; distance < WARP; distance *= 2) {
@@ -64,27 +63,27 @@ __device__ __forceinline__ void fold_once(double *partials, u64 count, u64 step)
         for (unsigned distance = ROUNDS / 2; distance > 0; distance /= 2) {
             sums[0] = __dadd_rn(sums[0], __shfl_xor_sync(WHOLE_WARP, sums[0], distance));
         }
-        if (lane == 0) partials[first * step] = sums[0];
+        // All have read what lies in the places.
+        __syncthreads();
+        if (lane == 0 && number * A_WARP < count) partials[number] = sums[0];
     }
     __syncthreads();
 }
 
 // The sum of a run's partials, which an earlier launch wrote, by all threads of a block. It destroys them.
 __device__ __forceinline__ double fold(double *partials, u64 count) {
-    constexpr unsigned FEW = 2, MANY = 32;
-    u64 step = 1;
+    constexpr unsigned FEW = 2, MANY = 16;
     for (u64 left = count; left > 1;) {
         const unsigned rounds = left > 8 * FEW * 2 * WARP ? MANY : FEW;
-        if (rounds == MANY) fold_once<MANY>(partials, left, step);
-        else fold_once<FEW>(partials, left, step);
-        step *= rounds * 2 * WARP;
+        if (rounds == MANY) fold_once<MANY>(partials, left);
+        else fold_once<FEW>(partials, left);
         left = (left + rounds * 2 * WARP - 1) / (rounds * 2 * WARP);
     }
     return count ? *partials : 0;
 }
 
-// Whether this block is the last of `count` that come to a counter, which is 0 before and afterwards. By all threads; what
-// any of them has written before is seen by the last block.
+// Whether this block is the last of `count` that come to a counter, which is 0 before and afterwards. By all threads;
+// what any of them has written before is seen by the last block.
 __device__ __forceinline__ bool is_last(unsigned *counter, unsigned count) {
     __shared__ unsigned before;
     __syncthreads();

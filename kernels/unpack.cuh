@@ -63,12 +63,13 @@ __device__ __forceinline__ void unpack_ragged(const unsigned char *__restrict__ 
     if (exists) dst[single] = values.at(single).single(bit);
 }
 
-// Reads 1/8, writes sizeof(T) bytes an element. Block: a tile of STORES * THREADS vectors; thread: STORES of them, THREADS
-// apart, so that the block writes side by side. Each finds its bits in a word or two that it shares with its neighbours.
-// There are so few bytes a thread that the instructions before the first load count: everything rare is kept out of the way.
+// Reads 1/8, writes sizeof(T) bytes an element. Block: a tile of STORES * THREADS vectors; thread: STORES of them,
+// THREADS apart, so that the block writes side by side. Each finds its bits in a word or two that it shares with its
+// neighbours. There are so few bytes a thread that the instructions before the first load count: everything rare is
+// kept out of the way.
 template <unsigned STORES, typename V, typename T = typename V::element>
-__device__ __forceinline__ void unpack(const unsigned char *__restrict__ src, T *__restrict__ dst, u64 elements, u64 bytes,
-                                       V values, unsigned order) {
+__device__ __forceinline__ void unpack(const unsigned char *__restrict__ src, T *__restrict__ dst, u64 elements,
+                                       u64 bytes, V values, unsigned order) {
     constexpr unsigned A_VECTOR = 16 / sizeof(T), TILE = STORES * THREADS * A_VECTOR;
 #if __CUDA_ARCH__ >= 900
     prefetch_burst<TILE / 8>(src, bytes);

@@ -33,9 +33,9 @@ enum : unsigned { WARP = 32, WHOLE_WARP = 0xffffffffu };
 // ---- The bit of one element. Any lane, alone.
 
 // How elements become bits: as unsigned integers of their width, first_zero ... first_zero + span give 0, all others 1.
-// That covers truth, where only 0 gives 0, and signs, where the floats below zero do: as integers they are one range, from
-// the smallest negative denormal to -inf. Zeros of either sign and NaN give 1. Integers also see the denormals that
-// floating point flushes in some builds.
+// That covers truth, where only 0 gives 0, and signs, where the floats below zero do: as integers they are one range,
+// from the smallest negative denormal to -inf. Zeros of either sign and NaN give 1. Integers also see the denormals
+// that floating point flushes in some builds.
 template <typename T, T FIRST_ZERO, T SPAN>
 struct Rule {
     typedef T element;
@@ -84,8 +84,8 @@ __device__ __forceinline__ bool load_bit(const unsigned char *bits, unsigned lon
 
 // Whether each of four bytes is not zero: four bits.
 __device__ __forceinline__ unsigned truth_of_bytes(unsigned bytes) {
-    // The top bit of each byte: set by a carry out of the other seven, or set already. Copies 7 apart bring the four next
-    // to each other at the very top, and nothing else there.
+    // The top bit of each byte: set by a carry out of the other seven, or set already. Copies 7 apart bring the four
+    // next to each other at the very top, and nothing else there.
     const unsigned top = (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u;
     return top * 0x00204081u >> 28;
 }
@@ -104,8 +104,8 @@ __device__ __forceinline__ unsigned pack_warp(bool bit) {
     return __ballot_sync(WHOLE_WARP, bit);
 }
 
-// Stores bit number `i` of `n`: consecutive lanes hold consecutive i, lane 0 a multiple of 32. Lanes with i >= n take part
-// too; past the last element bits are 0, and nothing is stored past byte (n - 1) / 8. `bits` may have any address.
+// Stores bit number `i` of `n`: consecutive lanes hold consecutive i, lane 0 a multiple of 32. Lanes with i >= n take
+// part too; past the last element bits are 0, and nothing is stored past byte (n - 1) / 8. `bits` may have any address.
 __device__ __forceinline__ void store_bit(unsigned char *bits, unsigned long long i, unsigned long long n, bool bit,
                                           unsigned order) {
     const unsigned lane = static_cast<unsigned>(i) % WARP, word = in_order(pack_warp(bit && i < n), order);
@@ -113,15 +113,16 @@ __device__ __forceinline__ void store_bit(unsigned char *bits, unsigned long lon
     if (lane < 4 && byte * 8 < n) bits[byte] = static_cast<unsigned char>(word >> 8 * lane);
 }
 
-// Stores bits for N elements a lane, N: 2, 4, 8 or 16: lane l holds the elements from i = first + l * N on, first a multiple
-// of 32 * N, and their bits in the lowest of `field`, the first the least significant. Otherwise as store_bit(). An epilogue
-// that has a float4 a lane:
+// Stores bits for N elements a lane, N: 2, 4, 8 or 16: lane l holds the elements from i = first + l * N on, first a
+// multiple of 32 * N, and their bits in the lowest of `field`, the first the least significant. Otherwise as
+// store_bit(). An epilogue that has a float4 a lane:
 //
-//     unsigned field = gradcodec::sign(u.x) | gradcodec::sign(u.y) << 1 | gradcodec::sign(u.z) << 2 | gradcodec::sign(u.w) << 3;
+//     unsigned field = gradcodec::sign(u.x) | gradcodec::sign(u.y) << 1;
+//     field |= gradcodec::sign(u.z) << 2 | gradcodec::sign(u.w) << 3;
 //     gradcodec::store_bits<4>(bits, i, n, field, gradcodec::ORDER_BIG);
 template <unsigned N>
-__device__ __forceinline__ void store_bits(unsigned char *bits, unsigned long long i, unsigned long long n, unsigned field,
-                                           unsigned order) {
+__device__ __forceinline__ void store_bits(unsigned char *bits, unsigned long long i, unsigned long long n,
+                                           unsigned field, unsigned order) {
     field &= i >= n ? 0 : n - i >= N ? (1u << N) - 1 : (1u << (n - i)) - 1;
     // Lanes that share a byte bring their bits together.
     if (N == 2) field |= __shfl_down_sync(WHOLE_WARP, field, 1) << N;
@@ -156,8 +157,8 @@ __device__ __forceinline__ unsigned transpose_fields(unsigned fields, unsigned l
 __device__ __forceinline__ unsigned pack_vector(uint4 v, Truth<unsigned char>) {
     return truth_of_bytes(v.x) | truth_of_bytes(v.y) << 4 | truth_of_bytes(v.z) << 8 | truth_of_bytes(v.w) << 12;
 }
-// A value in a register of its own. Left to itself ptxas 12.9 keeps the bits of 16-bit elements in predicates, and gathers
-// some of those in the wrong byte of a register (P2R.B1): bits 2 and 4 of a vector were lost.
+// A value in a register of its own. Left to itself ptxas 12.9 keeps the bits of 16-bit elements in predicates, and
+// gathers some of those in the wrong byte of a register (P2R.B1): bits 2 and 4 of a vector were lost.
 __device__ __forceinline__ unsigned in_register(unsigned value) {
     asm("" : "+r"(value));
     return value;
@@ -204,8 +205,9 @@ __device__ __forceinline__ uint4 unpack_vector(unsigned bits, unsigned long long
     return make_uint4(bits & 1 ? low : 0, bits & 1 ? high : 0, bits & 2 ? low : 0, bits & 2 ? high : 0);
 }
 
-// ---- Signs with error feedback. docs/NUMERICS.md is the specification: these give the library's bits, scales and errors to
-// the last bit, also where the compiler contracts a * b + c. Not with -ftz=true (--use_fast_math), which loses denormals.
+// ---- Signs with error feedback. docs/NUMERICS.md is the specification: these give the library's bits, scales and
+// errors to the last bit, also where the compiler contracts a * b + c. Not with -ftz=true (--use_fast_math), which
+// loses denormals.
 
 enum : unsigned { UNIT = 1024 };
 
@@ -236,8 +238,8 @@ __device__ __forceinline__ float error_of(float c, float s) {
     return __fsub_rn(c, c < 0 ? -s : s);
 }
 
-// One step of the handle's form: what is kept from now on of a gradient, before it is rounded to the errors' dtype. `kept`:
-// what was kept before, and `s` the scale that it was sent with.
+// One step of the handle's form: what is kept from now on of a gradient, before it is rounded to the errors' dtype.
+// `kept`: what was kept before, and `s` the scale that it was sent with.
 __device__ __forceinline__ float feedback(float gradient, float kept, float s, float m_g, float m_e, float beta) {
     return __fadd_rn(__fmul_rn(m_g, gradient), __fmul_rn(beta, __fmul_rn(m_e, error_of(kept, s))));
 }
@@ -290,12 +292,12 @@ __device__ __forceinline__ unsigned to_bf16_pair(float first, float second) {
 #endif
 }
 
-// The sum of a unit of 1024 elements, of which lane l holds those at k * 32 * N + l * N and the N - 1 behind each, k = 0, 1,
-// ... N: 1, 2, 4 or 8. What is added has a prescribed order, so that every machine gets the same sum:
+// The sum of a unit of 1024 elements, of which lane l holds those at k * 32 * N + l * N and the N - 1 behind each,
+// k = 0, 1, ... N: 1, 2, 4 or 8. What is added has a prescribed order, so that every machine gets the same sum:
 //
 //     UnitSum<4> sum;
-//     for (k = 0; k < 8; k++) for (m = 0; m < 4; m++) sum.add(k, m, term);        unrolled; in the order of k
-//     float all = sum.of_warp(lane);                                             by the whole warp; all lanes receive it
+//     for (k = 0; k < 8; k++) for (m = 0; m < 4; m++) sum.add(k, m, term);    unrolled; in the order of k
+//     float all = sum.of_warp(lane);                                  by the whole warp; all lanes receive it
 template <unsigned N>
 struct UnitSum {
     // Of 256 columns, those that are this lane's.
@@ -311,7 +313,8 @@ struct UnitSum {
 #pragma unroll
             for (unsigned i = 0; i < n / 2; i++) columns[i] = __fadd_rn(columns[i], columns[i + n / 2]);
         }
-        // Halves that lie in lanes. While there are several columns in a lane, each of two gives the other one half of them.
+        // Halves that lie in lanes. While there are several columns in a lane, each of two gives the other one half of
+        // them.
         unsigned n = N;
 #pragma unroll
         for (unsigned distance = 16; distance > 0; distance /= 2) {
@@ -328,7 +331,8 @@ struct UnitSum {
                 columns[0] = __fadd_rn(columns[0], __shfl_xor_sync(WHOLE_WARP, columns[0], distance));
             }
         }
-        // The columns of one lane at last, which now are in lanes: the highest bit of their number in the highest of the lane.
+        // The columns of one lane at last, which now are in lanes: the highest bit of their number in the highest of
+        // the lane.
 #pragma unroll
         for (unsigned half = N / 2, distance = 16; half > 0; half /= 2, distance /= 2) {
             columns[0] = __fadd_rn(columns[0], __shfl_xor_sync(WHOLE_WARP, columns[0], distance));

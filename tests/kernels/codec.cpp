@@ -1,5 +1,6 @@
-// The codecs' kernels on the CPU: every block, warp and lane of kernels/onebit.cu, against docs/NUMERICS.md as plain loops.
-// Needs no GPU, and under AddressSanitizer finds each access outside the operands, which end where their memory does.
+// The codecs' kernels on the CPU: every block, warp and lane of kernels/onebit.cu, against docs/NUMERICS.md as plain
+// loops. Needs no GPU, and under AddressSanitizer finds each access outside the operands, which end where their memory
+// does.
 //
 //     g++ -std=c++17 -O1 -ffp-contract=off -Iinclude -fsanitize=address,alignment tests/kernels/codec.cpp
 #include "device.h"
@@ -645,45 +646,107 @@ static void handle_matches(unsigned rounds) {
     }
 }
 
-static void plain_form_matches(unsigned rounds) {
+// `g_off`, `e_off`: how many elements beyond a cache line gradient and error begin.
+static void plain_form_matches(Dtype values, Dtype error, u64 n, u64 g_off, u64 e_off) {
+    const unsigned rule = unsigned(random(2));
+    const bool hostile = random(2);
+    Memory grad(n * SIZES[values], 0, g_off * SIZES[values]);
+    Memory errors(n * SIZES[error], 0xa5, e_off * SIZES[error]);
+    std::vector<float> c(n);
+    for (u64 i = 0; i < n; i++) {
+        write(grad.bytes, i, values, some_number(hostile));
+        if (error != NONE_) write(errors.bytes, i, error, some_number(false));
+        c[i] = read(grad.bytes, i, values) + read(errors.bytes, i, error);
+    }
+    const u64 bytes = (n + 7) / 8 + random(40), tiles = (n + TILE - 1) / TILE;
+    Memory dst(bytes, 0xa5, random(20)), workspace(8 * tiles, 0xa5), scale(4, 0xa5);
+    Bytes bits(bytes), expected(n * SIZES[error] + 1);
+    memcpy(expected.data(), errors.bytes, n * SIZES[error]);
+    const float s = model_scale(c, rule);
+    for (u64 i = 0; i < n; i++) {
+        if (!(c[i] < 0)) bits[i / 8] |= 0x80 >> i % 8;
+        if (finite(s) && error != NONE_) write(expected.data(), i, error, c[i] - s * sigma(c[i]));
+    }
+    gc_compress call = {grad.bytes, errors.bytes, dst.bytes, &scale.at<float>(0), &workspace.at<double>(0), n, bytes, rule, 0};
+    void (*first[3][4])(gc_compress) = {
+        {gc_onebit_compress_f32_f32, nullptr, gc_onebit_compress_f32_bf16, gc_onebit_compress_f32},
+        {gc_onebit_compress_f16_f32, nullptr, gc_onebit_compress_f16_bf16, gc_onebit_compress_f16},
+        {gc_onebit_compress_bf16_f32, nullptr, gc_onebit_compress_bf16_bf16, gc_onebit_compress_bf16}};
+    void (*second[3][3])(gc_compress) = {
+        {gc_onebit_compress_errors_f32_f32, nullptr, gc_onebit_compress_errors_f32_bf16},
+        {gc_onebit_compress_errors_f16_f32, nullptr, gc_onebit_compress_errors_f16_bf16},
+        {gc_onebit_compress_errors_bf16_f32, nullptr, gc_onebit_compress_errors_bf16_bf16}};
+    launch(tiles, THREADS, [&] { first[values][error](call); });
+    launch(1, THREADS, [&] { gc_onebit_compress_scale(call); });
+    if (error != NONE_) launch(tiles, THREADS, [&] { second[values][error](call); });
+    const std::string what = std::to_string(n) + " elements of " + std::to_string(values) + ", errors "
+                             + std::to_string(error) + ", off by " + std::to_string(g_off) + " and "
+                             + std::to_string(e_off);
+    count(!memcmp(dst.bytes, bits.data(), bytes), "compress: bits of " + what);
+    count(!memcmp(scale.bytes, &s, 4), "compress: scale of " + what);
+    count(!memcmp(errors.bytes, expected.data(), n * SIZES[error]), "compress: errors of " + what);
+    bool before = true;
+    for (u64 k = 0; k < e_off * SIZES[error]; k++) before &= errors.all.get()[k] == 0xa5;
+    count(before, "compress: before errors of " + what);
+}
+
+static void plain_forms_match(unsigned rounds) {
     for (unsigned round = 0; round < rounds; round++) {
         const Dtype values = Dtype(random(3)), error = random(4) == 0 ? NONE_ : random(2) ? F32_ : BF16_;
         const u64 n = random(4) ? some_count() : 8192 * 520 * (random(40) == 0);
-        const unsigned rule = unsigned(random(2));
-        const bool hostile = random(2);
-        Memory grad(n * SIZES[values], 0, (random(2) ? random(17) : 0) * SIZES[values]);
-        Memory errors(n * SIZES[error], 0, (random(2) ? random(17) : 0) * SIZES[error]);
-        std::vector<float> c(n);
-        for (u64 i = 0; i < n; i++) {
-            write(grad.bytes, i, values, some_number(hostile));
-            if (error != NONE_) write(errors.bytes, i, error, some_number(false));
-            c[i] = read(grad.bytes, i, values) + read(errors.bytes, i, error);
+        plain_form_matches(values, error, n, random(2) ? random(17) : 0, random(2) ? random(17) : 0);
+    }
+    // Every address, of either and of both; no whole vector, ends in the first and in a later tile.
+    for (const u64 n : {3, 8192, 8192 + 1029}) {
+        for (const Dtype values : {F32_, F16_, BF16_}) {
+            for (const Dtype error : {F32_, BF16_, NONE_}) {
+                for (u64 off = 1; off < 8; off++) {
+                    plain_form_matches(values, error, n, off, 0);
+                    if (error == NONE_) continue;
+                    plain_form_matches(values, error, n, 0, off);
+                    plain_form_matches(values, error, n, off, off);
+                }
+            }
         }
-        const u64 bytes = (n + 7) / 8 + random(40), tiles = (n + TILE - 1) / TILE;
-        Memory dst(bytes, 0xa5, random(20)), workspace(8 * tiles, 0xa5), scale(4, 0xa5);
-        Bytes bits(bytes), expected(n * SIZES[error] + 1);
-        memcpy(expected.data(), errors.bytes, n * SIZES[error]);
-        const float s = model_scale(c, rule);
-        for (u64 i = 0; i < n; i++) {
-            if (!(c[i] < 0)) bits[i / 8] |= 0x80 >> i % 8;
-            if (finite(s) && error != NONE_) write(expected.data(), i, error, c[i] - s * sigma(c[i]));
+    }
+}
+
+// Decoding to every address: v = fl(fl(s / divisor) m) sigma, by docs/NUMERICS.md. Of one chunk, and of several, whose
+// borders are in the middle of vectors then.
+static void decoding_to_any_address_matches() {
+    for (const u64 n : {5, 8192, 2 * 8192 + 11}) {
+        for (const unsigned n_chunks : {1, 3}) {
+            Model m;
+            m.kind = ONEBIT, m.rule = RMS, m.policy = PROPAGATE, m.values = F32_, m.results = F32_, m.error = NONE_;
+            m.beta = 1, m.n_chunks = n_chunks, m.server = 0, m.segments = {n};
+            m.lay_out();
+            Device device(m);
+            Memory payload(m.n_chunks * m.stride, 0), gradient(4 * n, 0);
+            std::vector<float> c(n);
+            for (u64 i = 0; i < n; i++) gradient.at<float>(4 * i) = c[i] = some_number(false);
+            device.encode({gradient.bytes}, nullptr, nullptr, payload.bytes);
+            const float s = model_scale(c, RMS), factor = -0.3f, v = (s / 3) * factor;
+            for (unsigned kind = 0; kind < 4; kind++) {
+                const Dtype dtype = kind == 3 ? F32_ : Dtype(kind);
+                const bool add = kind == 3;
+                for (u64 off = 0; off < 16 / SIZES[dtype]; off++) {
+                    Memory to(n * SIZES[dtype], 0xa5, off * SIZES[dtype]);
+                    std::vector<float> old(n);
+                    for (u64 i = 0; i < n && add; i++) to.at<float>(4 * i) = old[i] = some_number(false);
+                    device.decode(payload.bytes, 3, &factor, dtype, add, {to.bytes});
+                    bool right = true;
+                    for (u64 i = 0; i < n; i++) {
+                        unsigned char expected[4];
+                        write(expected, 0, dtype, add ? old[i] + v * sigma(c[i]) : v * sigma(c[i]));
+                        right &= !memcmp(to.bytes + i * SIZES[dtype], expected, SIZES[dtype]);
+                    }
+                    for (u64 k = 0; k < off * SIZES[dtype]; k++) right &= to.all.get()[k] == 0xa5;
+                    count(right, "decode of " + std::to_string(n) + " elements in " + std::to_string(n_chunks)
+                                     + " chunks to " + std::to_string(dtype) + (add ? ", added" : "") + ", off by "
+                                     + std::to_string(off));
+                }
+            }
         }
-        gc_compress call = {grad.bytes, errors.bytes, dst.bytes, &scale.at<float>(0), &workspace.at<double>(0), n, bytes, rule, 0};
-        void (*first[3][4])(gc_compress) = {
-            {gc_onebit_compress_f32_f32, nullptr, gc_onebit_compress_f32_bf16, gc_onebit_compress_f32},
-            {gc_onebit_compress_f16_f32, nullptr, gc_onebit_compress_f16_bf16, gc_onebit_compress_f16},
-            {gc_onebit_compress_bf16_f32, nullptr, gc_onebit_compress_bf16_bf16, gc_onebit_compress_bf16}};
-        void (*second[3][3])(gc_compress) = {
-            {gc_onebit_compress_errors_f32_f32, nullptr, gc_onebit_compress_errors_f32_bf16},
-            {gc_onebit_compress_errors_f16_f32, nullptr, gc_onebit_compress_errors_f16_bf16},
-            {gc_onebit_compress_errors_bf16_f32, nullptr, gc_onebit_compress_errors_bf16_bf16}};
-        launch(tiles, THREADS, [&] { first[values][error](call); });
-        launch(1, THREADS, [&] { gc_onebit_compress_scale(call); });
-        if (error != NONE_) launch(tiles, THREADS, [&] { second[values][error](call); });
-        const std::string what = std::to_string(n) + " elements of " + std::to_string(values) + ", errors " + std::to_string(error);
-        count(!memcmp(dst.bytes, bits.data(), bytes), "compress: bits of " + what);
-        count(!memcmp(scale.bytes, &s, 4), "compress: scale of " + what);
-        count(!memcmp(errors.bytes, expected.data(), n * SIZES[error]), "compress: errors of " + what);
     }
 }
 
@@ -754,7 +817,8 @@ int main(int argc, char **argv) {
     bits_of_lanes_match<2>(), bits_of_lanes_match<4>(), bits_of_lanes_match<8>(), bits_of_lanes_match<16>();
     sums_of_lanes_match<1>(), sums_of_lanes_match<2>(), sums_of_lanes_match<4>(), sums_of_lanes_match<8>();
     handle_matches(rounds);
-    plain_form_matches(2 * rounds);
+    plain_forms_match(2 * rounds);
+    decoding_to_any_address_matches();
     printf("%u cases, %u wrong\n", cases, wrong);
     return wrong != 0;
 }

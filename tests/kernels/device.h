@@ -1,9 +1,9 @@
 // A device of host memory: what kernels use of CUDA, so that every block, warp and lane of them runs on the CPU.
 //
-// A lane is a context of its own. Lanes run one after the other up to their next exchange (a shuffle or a ballot), where
-// each leaves its value and finds those of all others when it goes on. At a barrier a lane waits for all of its block. Blocks
-// run one after the other, in an order of no meaning. What is compiled for some cards alone, cache hints, prefetches and
-// instructions of their own, is not seen here.
+// A lane is a context of its own. Lanes run one after the other up to their next exchange (a shuffle or a ballot),
+// where each leaves its value and finds those of all others when it goes on. At a barrier a lane waits for all of its
+// block. Blocks run one after the other, in an order of no meaning. What is compiled for some cards alone, cache hints,
+// prefetches and instructions of their own, is not seen here.
 #ifndef GRADCODEC_TESTS_DEVICE_H
 #define GRADCODEC_TESTS_DEVICE_H
 
@@ -88,6 +88,7 @@ static T __shfl_down_sync(unsigned, T value, unsigned by) {
     return word;
 }
 [[maybe_unused]] static bool __any_sync(unsigned mask, bool bit) { return __ballot_sync(mask, bit) != 0; }
+[[maybe_unused]] static bool __all_sync(unsigned mask, bool bit) { return __ballot_sync(mask, !bit) == 0; }
 [[maybe_unused]] static void __syncthreads() {
     states[running] = WAITS;
     swapcontext(&lanes[running], &scheduler);
@@ -139,11 +140,13 @@ static T __shfl_down_sync(unsigned, T value, unsigned by) {
 [[maybe_unused]] static unsigned __float_as_uint(float x) { return unsigned(pattern_of(x)); }
 [[maybe_unused]] static float __uint_as_float(unsigned x) { return value_of<float>(x); }
 [[maybe_unused]] static long long __double_as_longlong(double x) { return (long long)pattern_of(x); }
-// Built without contraction, so that each is rounded.
-[[maybe_unused]] static float __fadd_rn(float a, float b) { return a + b; }
-[[maybe_unused]] static float __fsub_rn(float a, float b) { return a - b; }
-[[maybe_unused]] static float __fmul_rn(float a, float b) { return a * b; }
-[[maybe_unused]] static float __fdiv_rn(float a, float b) { return a / b; }
+// Built without contraction, so that each is rounded. A card's NaN is 0x7fffffff, whatever it was made of; other
+// processors keep a sign.
+static float of_card(float x) { return x != x ? value_of<float>(0x7fffffff) : x; }
+[[maybe_unused]] static float __fadd_rn(float a, float b) { return of_card(a + b); }
+[[maybe_unused]] static float __fsub_rn(float a, float b) { return of_card(a - b); }
+[[maybe_unused]] static float __fmul_rn(float a, float b) { return of_card(a * b); }
+[[maybe_unused]] static float __fdiv_rn(float a, float b) { return of_card(a / b); }
 [[maybe_unused]] static double __dadd_rn(double a, double b) { return a + b; }
 [[maybe_unused]] static double __ddiv_rn(double a, double b) { return a / b; }
 [[maybe_unused]] static double __dsqrt_rn(double a) { return std::sqrt(a); }
