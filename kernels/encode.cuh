@@ -35,13 +35,15 @@ __device__ __forceinline__ void encode(const gc_encode &call) {
     const Rules rules = {codec.rule == RMS && codec.kind == ONEBIT, codec.policy == ZERO, codec.policy == ZERO};
     const Handle form = {s, factor(call.m_g), factor(call.m_e), codec.beta};
     unsigned below_zero;
-    float sum = step(rules, form, fresh, old, kept, below_zero, lane, which_exist<N>(lane, count));
+    const unsigned dtype = codec.header[2] & 0xff;
+    const Lane<F32, N> wide = widened(fresh, dtype);
+    float sum = step(rules, form, wide, old, kept, below_zero, lane, which_exist<N>(lane, count));
     if (__all_sync(WHOLE_WARP, is_finite(sum))) {
         if (count != 0) kept.store_to(to + kept_at, lane);
     } else {
         bool found = false;
         const auto load_row = [&](unsigned row, float (&news)[8], float (&olds)[8]) {
-            load_row_each<V, N>(news, values, row, lane, count);
+            load_row_each<V, N>(news, values, row, lane, count, dtype);
             load_kept_row<E, N>(olds, from + kept_at, row, lane);
         };
         sum = step_exactly<E, N, E>(rules, form, load_row, to + kept_at, below_zero, found, lane, count);
@@ -57,14 +59,11 @@ __device__ __forceinline__ void encode(const gc_encode &call) {
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_encode call) { \
         encode<V, E>(call); \
     }
-ENCODE(gc_onebit_encode_f32_f32, F32, F32, 2)
-ENCODE(gc_onebit_encode_f32_bf16, F32, BF16, 2)
-ENCODE(gc_onebit_encode_f32, F32, None, 4)
-ENCODE(gc_onebit_encode_f16_f32, F16, F32, 2)
-ENCODE(gc_onebit_encode_f16_bf16, F16, BF16, 3)
-ENCODE(gc_onebit_encode_f16, F16, None, 4)
-ENCODE(gc_onebit_encode_bf16_f32, BF16, F32, 2)
-ENCODE(gc_onebit_encode_bf16_bf16, BF16, BF16, 3)
-ENCODE(gc_onebit_encode_bf16, BF16, None, 4)
+ENCODE(gc_onebit_encode_f32_f32, Float, F32, 2)
+ENCODE(gc_onebit_encode_f32_bf16, Float, BF16, 2)
+ENCODE(gc_onebit_encode_f32, Float, None, 4)
+ENCODE(gc_onebit_encode_16_f32, Half, F32, 2)
+ENCODE(gc_onebit_encode_16_bf16, Half, BF16, 3)
+ENCODE(gc_onebit_encode_16, Half, None, 4)
 
 #endif

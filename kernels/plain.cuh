@@ -12,7 +12,7 @@ struct gc_compress {
     float *scale;
     double *partials;          // a tile of WARPS units each
     u64 elements, bytes;       // bytes of dst
-    unsigned rule, reserved;
+    unsigned rule, values;     // the dtype of grad
 };
 static_assert(sizeof(gc_compress) == 64, "the host lays it out too");
 
@@ -32,7 +32,8 @@ __device__ __forceinline__ void compress(const gc_compress &call) {
     old.load_anywhere(call.error + first * E::SIZE, lane, count);
     const Rules rules = {call.rule == RMS, false, false};
     unsigned below_zero;
-    const float sum = step(rules, Plain(), fresh, old, nothing, below_zero, lane, which_exist<N>(lane, count));
+    const Lane<F32, N> wide = widened(fresh, call.values);
+    const float sum = step(rules, Plain(), wide, old, nothing, below_zero, lane, which_exist<N>(lane, count));
     // As a tile without ends.
     gc_codec codec;
     codec.stride = codec.chunk_bytes = ~0ull;
@@ -45,15 +46,12 @@ __device__ __forceinline__ void compress(const gc_compress &call) {
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_compress call) { \
         compress<V, E>(call); \
     }
-COMPRESS(gc_onebit_compress_f32_f32, F32, F32, 3)
-COMPRESS(gc_onebit_compress_f32_bf16, F32, BF16, 3)
-COMPRESS(gc_onebit_compress_f32, F32, None, 4)
-COMPRESS(gc_onebit_compress_f16_f32, F16, F32, 3)
-COMPRESS(gc_onebit_compress_f16_bf16, F16, BF16, 4)
-COMPRESS(gc_onebit_compress_f16, F16, None, 4)
-COMPRESS(gc_onebit_compress_bf16_f32, BF16, F32, 3)
-COMPRESS(gc_onebit_compress_bf16_bf16, BF16, BF16, 4)
-COMPRESS(gc_onebit_compress_bf16, BF16, None, 4)
+COMPRESS(gc_onebit_compress_f32_f32, Float, F32, 3)
+COMPRESS(gc_onebit_compress_f32_bf16, Float, BF16, 3)
+COMPRESS(gc_onebit_compress_f32, Float, None, 4)
+COMPRESS(gc_onebit_compress_16_f32, Half, F32, 3)
+COMPRESS(gc_onebit_compress_16_bf16, Half, BF16, 3)
+COMPRESS(gc_onebit_compress_16, Half, None, 4)
 
 // The scale, and the bytes behind the bits. One block.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -86,13 +84,14 @@ __device__ __forceinline__ void compress_errors(const gc_compress &call) {
     const bool exists = of_head ? unit == 0 && single < 0 : single < static_cast<int>(count);
     const typename V::element *g = reinterpret_cast<const typename V::element *>(values) + single;
     typename E::element *e = reinterpret_cast<typename E::element *>(errors) + single;
-    const float of_single = exists ? __fadd_rn(V::of(*g), E::of(*e)) : 0, s = *call.scale;
+    const float of_single = exists ? __fadd_rn(V::of(*g, call.values), E::of(*e)) : 0, s = *call.scale;
     if (!is_finite(s)) return;
+    const Lane<F32, N> wide = widened(fresh, call.values);
 #pragma unroll
     for (unsigned k = 0; k < 32 / N; k++) {
         float error[N];
 #pragma unroll
-        for (unsigned m = 0; m < N; m++) error[m] = error_of(__fadd_rn(fresh.at(k, m), old.at(k, m)), s);
+        for (unsigned m = 0; m < N; m++) error[m] = error_of(__fadd_rn(wide.at(k, m), old.at(k, m)), s);
         keep(old, k, error);
     }
     old.store_inside(errors, lane, filled);
@@ -103,14 +102,12 @@ __device__ __forceinline__ void compress_errors(const gc_compress &call) {
 }
 
 #define COMPRESS_ERRORS(name, V, E) \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ gc_compress call) { \
+    extern "C" __global__ void __launch_bounds__(THREADS, 3) name(const __grid_constant__ gc_compress call) { \
         compress_errors<V, E>(call); \
     }
-COMPRESS_ERRORS(gc_onebit_compress_errors_f32_f32, F32, F32)
-COMPRESS_ERRORS(gc_onebit_compress_errors_f32_bf16, F32, BF16)
-COMPRESS_ERRORS(gc_onebit_compress_errors_f16_f32, F16, F32)
-COMPRESS_ERRORS(gc_onebit_compress_errors_f16_bf16, F16, BF16)
-COMPRESS_ERRORS(gc_onebit_compress_errors_bf16_f32, BF16, F32)
-COMPRESS_ERRORS(gc_onebit_compress_errors_bf16_bf16, BF16, BF16)
+COMPRESS_ERRORS(gc_onebit_compress_errors_f32_f32, Float, F32)
+COMPRESS_ERRORS(gc_onebit_compress_errors_f32_bf16, Float, BF16)
+COMPRESS_ERRORS(gc_onebit_compress_errors_16_f32, Half, F32)
+COMPRESS_ERRORS(gc_onebit_compress_errors_16_bf16, Half, BF16)
 
 #endif

@@ -125,6 +125,47 @@ struct Lane {
     }
 };
 
+// ---- Values
+
+// Values of 16 bits, of which the call says whether they are float16 or bfloat16: one kernel serves both.
+struct Half {
+    enum : unsigned { SIZE = 2 };
+    typedef unsigned short element;
+    static __device__ __forceinline__ float of(element x, unsigned dtype) {
+        return dtype == BFLOAT16 ? from_bf16(x) : from_f16(x);
+    }
+};
+struct Float : F32 {
+    static __device__ __forceinline__ float of(element x, unsigned) { return F32::of(x); }
+};
+
+// A lane's values as float32.
+template <unsigned N>
+__device__ __forceinline__ Lane<F32, N> widened(const Lane<Float, N> &lane, unsigned) {
+    Lane<F32, N> wide;
+#pragma unroll
+    for (unsigned k = 0; k < 32 / N; k++) {
+#pragma unroll
+        for (unsigned m = 0; m < N; m++) wide.vectors[k].words[m] = lane.vectors[k].words[m];
+    }
+    return wide;
+}
+template <typename V, unsigned N>
+__device__ __forceinline__ void widen(Lane<F32, N> &wide, const Lane<Half, N> &lane) {
+#pragma unroll
+    for (unsigned k = 0; k < 32 / N; k++) {
+#pragma unroll
+        for (unsigned m = 0; m < N; m++) wide.vectors[k].words[m] = __float_as_uint(V::at(lane.vectors[k].words, m));
+    }
+}
+template <unsigned N>
+__device__ __forceinline__ Lane<F32, N> widened(const Lane<Half, N> &lane, unsigned dtype) {
+    Lane<F32, N> wide;
+    if (dtype == BFLOAT16) widen<BF16>(wide, lane);
+    else widen<F16>(wide, lane);
+    return wide;
+}
+
 // Rounded to the errors' dtype, put where vector k has it, and told as what it is then.
 template <unsigned N>
 __device__ __forceinline__ void keep(Lane<F32, N> &kept, unsigned k, float (&c)[N]) {
@@ -315,14 +356,14 @@ __device__ __forceinline__ void load_kept_row(float (&old)[8], const unsigned ch
 // A row of elements that lie anywhere, as far as they exist.
 template <typename V, unsigned N>
 __device__ __forceinline__ void load_row_each(float (&values)[8], const unsigned char *from, unsigned row,
-                                              unsigned lane, unsigned count) {
+                                              unsigned lane, unsigned count, unsigned dtype) {
     const unsigned first = row * 8 * WARP + lane * N;
     const typename V::element *elements = reinterpret_cast<const typename V::element *>(from) + first;
     const int left = static_cast<int>(count) - static_cast<int>(first);
 #pragma unroll
     for (unsigned i = 0; i < 8; i++) {
         const unsigned at = i / N * WARP * N + i % N;
-        values[i] = V::SIZE != 0 && static_cast<int>(at) < left ? V::of(elements[at]) : 0;
+        values[i] = V::SIZE != 0 && static_cast<int>(at) < left ? V::of(elements[at], dtype) : 0;
     }
 }
 

@@ -418,8 +418,8 @@ struct Device {
         set_values(call.values, call.codec, values);
         void (*kernels[3][4])(gc_encode) = {
             {gc_onebit_encode_f32_f32, nullptr, gc_onebit_encode_f32_bf16, gc_onebit_encode_f32},
-            {gc_onebit_encode_f16_f32, nullptr, gc_onebit_encode_f16_bf16, gc_onebit_encode_f16},
-            {gc_onebit_encode_bf16_f32, nullptr, gc_onebit_encode_bf16_bf16, gc_onebit_encode_bf16}};
+            {gc_onebit_encode_16_f32, nullptr, gc_onebit_encode_16_bf16, gc_onebit_encode_16},
+            {gc_onebit_encode_16_f32, nullptr, gc_onebit_encode_16_bf16, gc_onebit_encode_16}};
         launch(tiles[0].size(), THREADS, [&] { kernels[model.values][model.error](call); });
         finish(call.codec, payload);
     }
@@ -562,6 +562,16 @@ static void handle_matches(unsigned rounds) {
                 const Bytes &from = payloads[random(payloads.size())];
                 chunks.insert(chunks.end(), &from[m.server * m.stride], &from[m.server * m.stride] + m.stride);
             }
+            // Bits that fill up a byte may be anything, and scales not finite.
+            for (const Part &run : m.workers) {
+                const u64 b = run.byte + run.elements / 8, in_chunk = b - m.server * m.chunk_bytes;
+                if (run.elements % 8 == 0 || b < m.server * m.chunk_bytes || in_chunk >= m.chunk_bytes) continue;
+                chunks[random(many) * m.stride + m.head + in_chunk] |= 0xff >> run.elements % 8;
+            }
+            for (u64 k = 0; m.kind == ONEBIT && k < m.segments.size(); k++) {
+                if (random(8) || !m.holds(m.server, k)) continue;
+                put_at(chunks, random(many) * m.stride + 64 + 4 * k, random(2) ? INFINITY : NAN);
+            }
             if (random(6) == 0) chunks[random(many) * m.stride + random(64 + 4 * m.segments.size())] ^= 1 << random(8);
             const Bytes reduced = m.reduce(chunks, many);
             Memory src(chunks.size(), 0), dst(m.stride, 0xa5);
@@ -667,15 +677,16 @@ static void plain_form_matches(Dtype values, Dtype error, u64 n, u64 g_off, u64 
         if (!(c[i] < 0)) bits[i / 8] |= 0x80 >> i % 8;
         if (finite(s) && error != NONE_) write(expected.data(), i, error, c[i] - s * sigma(c[i]));
     }
-    gc_compress call = {grad.bytes, errors.bytes, dst.bytes, &scale.at<float>(0), &workspace.at<double>(0), n, bytes, rule, 0};
+    gc_compress call = {grad.bytes, errors.bytes, dst.bytes, &scale.at<float>(0), &workspace.at<double>(0), n, bytes, rule,
+                        unsigned(values)};
     void (*first[3][4])(gc_compress) = {
         {gc_onebit_compress_f32_f32, nullptr, gc_onebit_compress_f32_bf16, gc_onebit_compress_f32},
-        {gc_onebit_compress_f16_f32, nullptr, gc_onebit_compress_f16_bf16, gc_onebit_compress_f16},
-        {gc_onebit_compress_bf16_f32, nullptr, gc_onebit_compress_bf16_bf16, gc_onebit_compress_bf16}};
+        {gc_onebit_compress_16_f32, nullptr, gc_onebit_compress_16_bf16, gc_onebit_compress_16},
+        {gc_onebit_compress_16_f32, nullptr, gc_onebit_compress_16_bf16, gc_onebit_compress_16}};
     void (*second[3][3])(gc_compress) = {
         {gc_onebit_compress_errors_f32_f32, nullptr, gc_onebit_compress_errors_f32_bf16},
-        {gc_onebit_compress_errors_f16_f32, nullptr, gc_onebit_compress_errors_f16_bf16},
-        {gc_onebit_compress_errors_bf16_f32, nullptr, gc_onebit_compress_errors_bf16_bf16}};
+        {gc_onebit_compress_errors_16_f32, nullptr, gc_onebit_compress_errors_16_bf16},
+        {gc_onebit_compress_errors_16_f32, nullptr, gc_onebit_compress_errors_16_bf16}};
     launch(tiles, THREADS, [&] { first[values][error](call); });
     launch(1, THREADS, [&] { gc_onebit_compress_scale(call); });
     if (error != NONE_) launch(tiles, THREADS, [&] { second[values][error](call); });

@@ -254,12 +254,9 @@ pub static ONEBIT: Onebit = Onebit {
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_f32_f32", 1),
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_f32_bf16", 1),
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_f16_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_f16_bf16", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_f16", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_bf16_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_bf16_bf16", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_bf16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_16_f32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_16_bf16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_16", 1),
     ],
     decode: [
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_decode_u32", 1),
@@ -275,20 +272,15 @@ pub static ONEBIT: Onebit = Onebit {
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_f32_f32", 1),
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_f32_bf16", 1),
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_f16_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_f16_bf16", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_f16", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_bf16_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_bf16_bf16", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_bf16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_16_f32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_16_bf16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_16", 1),
     ],
     compress_errors: [
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_f32_f32", 1),
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_f32_bf16", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_f16_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_f16_bf16", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_bf16_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_bf16_bf16", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_16_f32", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_16_bf16", 1),
     ],
     others: [
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_scale", 1),
@@ -306,16 +298,16 @@ pub static ONEBIT: Onebit = Onebit {
 };
 
 pub struct Onebit {
-    /// By values (float32, float16, bfloat16), and in each by errors (float32, bfloat16, none).
-    pub encode: [Kernel; 9],
+    /// By values (float32, 16 bits of either dtype), and in each by errors (float32, bfloat16, none).
+    pub encode: [Kernel; 6],
     /// To elements of 4 bytes, of 2 bytes; added to float32.
     pub decode: [Kernel; 3],
     /// By errors: float32, bfloat16, none.
     pub reduce: [Kernel; 3],
     /// As `encode`.
-    pub compress: [Kernel; 9],
+    pub compress: [Kernel; 6],
     /// By values, and in each by errors (float32, bfloat16).
-    pub compress_errors: [Kernel; 6],
+    pub compress_errors: [Kernel; 4],
     others: [Kernel; 11],
 }
 

@@ -160,7 +160,8 @@ pub struct Compress {
     pub elements: u64,
     pub bytes: u64,
     pub rule: u32,
-    pub reserved: u32,
+    /// The dtype of `grad`, as [`number_of`] has it.
+    pub values: u32,
 }
 
 const _: () = assert!(size_of::<Run>() == 40 && size_of::<Tile>() == 48 && size_of::<Half>() == 288);

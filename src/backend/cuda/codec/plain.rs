@@ -33,7 +33,8 @@ pub fn compress(queue: &mut Queue, call: &Compression<'_>) -> Result<()> {
 /// finite.
 pub fn carry(queue: &mut Queue, call: &Compression<'_>) -> Result<()> {
     let (Some(error), tiles @ 1..) = (call.error, tiles_of(call)) else { return Ok(()) };
-    let kernel = &ONEBIT.compress_errors[2 * number_of(call.grad.dtype()) + usize::from(error.dtype() == Dtype::BF16)];
+    let (narrow, errors) = (call.grad.dtype().size == 2, error.dtype() == Dtype::BF16);
+    let kernel = &ONEBIT.compress_errors[2 * usize::from(narrow) + usize::from(errors)];
     // SAFETY: as in `compress`.
     unsafe { queue.launch(kernel, tiles, &mut argument(&mut of(call))) }
 }
@@ -52,6 +53,6 @@ fn of(call: &Compression<'_>) -> Compress {
         elements: call.grad.elements() as u64,
         bytes: call.dst.elements() as u64,
         rule: call.rule as u32,
-        reserved: 0,
+        values: number_of(call.grad.dtype()) as u32,
     }
 }
