@@ -566,7 +566,7 @@ static void handle_matches(unsigned rounds) {
             for (const Part &run : m.workers) {
                 const u64 b = run.byte + run.elements / 8, in_chunk = b - m.server * m.chunk_bytes;
                 if (run.elements % 8 == 0 || b < m.server * m.chunk_bytes || in_chunk >= m.chunk_bytes) continue;
-                chunks[random(many) * m.stride + m.head + in_chunk] |= 0xff >> run.elements % 8;
+                for (unsigned r = 0; r < many; r++) chunks[r * m.stride + m.head + in_chunk] |= 0xff >> run.elements % 8;
             }
             for (u64 k = 0; m.kind == ONEBIT && k < m.segments.size(); k++) {
                 if (random(8) || !m.holds(m.server, k)) continue;
