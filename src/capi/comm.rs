@@ -16,8 +16,8 @@
 //! Each rank's gradient plus its error becomes signs and a scale, cut to a chunk for every rank; every rank adds up the
 //! chunks that are its own, with its server error, and sends signs and a scale of their mean to all. What both steps lose is
 //! kept in the errors. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021), with two exchanges
-//! in all; docs/NUMERICS.md says what is computed. A rank sends and receives about 1/4 byte per element, and 80 to 112 bytes a
-//! chunk; a ring all-reduce of float32 moves 8 bytes.
+//! in all; docs/NUMERICS.md says what is computed, docs/WHEN.md when it pays. A rank sends and receives about 1/4 byte per
+//! element, and about 100 bytes a chunk; a ring all-reduce of float32 moves 8 bytes.
 //!
 //! A call may block until the other ranks' calls come, so there is one thread for each rank, and calls on a communicator
 //! come in the same order on every rank. A rank that refuses its arguments does not take part, and the others wait for its
@@ -26,6 +26,11 @@
 //!
 //! One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. What a
 //! call works in is made on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), also what was outgrown.
+//!
+//! On CUDA the work is enqueued, and the call returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits
+//! for its stream. Ranks may share a card. A call over a transport of the card's memory can be captured in a graph, if what
+//! it works in is there; one over a group or a host transport cannot (INVALID_ARGUMENT). What was corrupt does not fail a
+//! call on CUDA: buffer is NaN, the errors are as they were, and gc_comm_async_error() says CORRUPT.
 
 use std::{ffi::c_void, mem::offset_of, ops::Range};
 
@@ -203,7 +208,7 @@ impl Drop for Handles {
 }
 
 /// Makes what gc_compressed_allreduce() works in, for calls with up to `n_elements` elements on `device`, so that they
-/// allocate nothing on it. It is about 9 bytes an element and more on the device. Other ranks need not call this.
+/// allocate nothing on it: about 4.3 + 4 / world_size bytes an element. Other ranks need not call this.
 ///
 /// INVALID_ARGUMENT: n_elements negative. SIZE_OVERFLOW. BUSY.
 ///
