@@ -372,7 +372,8 @@ class Graph:
         count = c_size_t()
         call("cuGraphGetNodes", c_void_p(self.graph), None, byref(count))
         nodes = (c_void_p * max(1, count.value))()
-        call("cuGraphGetNodes", c_void_p(self.graph), nodes, byref(count))
+        if count.value:
+            call("cuGraphGetNodes", c_void_p(self.graph), nodes, byref(count))
         kinds = []
         for node in nodes[: count.value]:
             kind = c_int()

@@ -17,7 +17,8 @@ int cuStreamQuery(void *stream) {
     X(cuCtxGetId) X(cuCtxGetCurrent) X(cuCtxSynchronize) X(cuStreamCreate) X(cuStreamDestroy_v2) X(cuStreamGetCtx) X(cuStreamGetDevice) \
     X(cuStreamSynchronize) X(cuThreadExchangeStreamCaptureMode) X(cuMemAlloc_v2) X(cuMemFree_v2) X(cuLibraryLoadData) \
     X(cuMemcpyHtoD_v2) X(cuMemcpyDtoH_v2) X(cuMemcpyAsync) X(cuMemsetD8Async) X(cuLibraryUnload) X(cuLibraryGetKernel) \
-    X(cuKernelGetFunction) X(cuFuncGetAttribute) X(cuLaunchKernel)
+    X(cuKernelGetFunction) X(cuFuncGetAttribute) X(cuLaunchKernel) X(cuMemHostAlloc) X(cuMemFreeHost) X(cuEventCreate) \
+    X(cuEventRecord) X(cuEventDestroy_v2) X(cuStreamWaitEvent) X(cuStreamIsCapturing)
 #define DEFINE(name) \
     static void *real_##name __attribute__((used)); \
     __attribute__((naked)) void name(void) { __asm__("jmp *real_" #name "(%rip)"); }
