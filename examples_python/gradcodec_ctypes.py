@@ -65,6 +65,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "gc_unpack_signs_into": [VIEW, *INTO], "gc_vote_signs_into": [VIEW, c_uint64, VIEW, c_void_p],
     "gc_pack_bits_into": ALONG, "gc_unpack_bits_into": ALONG,
     "gc_onebit_compress": [T, T, c_size_t, OUT, POINTER(c_float)], "gc_onebit_workspace_bytes": [c_int64],
+    "gc_onebit_decompress": [OUT, c_size_t, POINTER(c_float), c_int64, DType, OUT],
     "gc_onebit_compress_into": [VIEW, VIEW, c_int32, VIEW, VIEW, VIEW, c_void_p],
     "gc_codec_create": [POINTER(CodecOptions), POINTER(C)], "gc_codec_free": [C],
     "gc_codec_payload_bytes": [C], "gc_codec_state_bytes": [C],
@@ -273,6 +274,13 @@ class GradCodec:
         carried = _Borrowed(error, written=True) if error is not None else None
         self.lib.gc_onebit_compress(_Borrowed(grad), carried, n_chunks, out, byref(scale))
         return [Tensor(self, tensor) for tensor in out], scale.value
+    def onebit_decompress(
+        self, chunks: Sequence[Array], scales: Sequence[float], n_elements: int, dtype: str = "float32"
+    ) -> Tensor:  # scales: one per chunk
+        if len(scales) != len(chunks):
+            raise ValueError(f"scales: {len(chunks)} expected, one per chunk, got {len(scales)}")
+        of_chunks, about = (c_float * len(scales))(*scales), DType(*DTYPES[dtype])
+        return self._unpack(self.lib.gc_onebit_decompress, chunks, of_chunks, n_elements, about)
     def onebit_compress_into(
         self, grad: Array, error: Array | None, dst: Array, scale: Array, workspace: Array, rule: int = RMS,
         stream: Any = 1,

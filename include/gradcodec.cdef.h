@@ -45,6 +45,7 @@ gc_status_t gc_unpack_signs_into(const DLTensor *src, const DLTensor *scales, gc
 gc_status_t gc_vote_signs_into(const DLTensor *src, uint64_t turn, DLTensor *dst, void *stream);
 typedef int32_t gc_scale_t;
 gc_status_t gc_onebit_compress(const DLManagedTensor *grad, DLManagedTensor *error, size_t n_chunks, DLManagedTensor **out_chunks, float *out_scale);
+gc_status_t gc_onebit_decompress(DLManagedTensor *const *chunks, size_t n_chunks, const float *scales, int64_t n_elements, DLDataType dtype, DLManagedTensor **out);
 gc_status_t gc_onebit_compress_into(const DLTensor *grad, DLTensor *error, gc_scale_t rule, DLTensor *dst, DLTensor *scale, DLTensor *workspace, void *stream);
 int64_t gc_onebit_workspace_bytes(int64_t n_elements);
 enum gc_flag { GC_FLAG_CORRUPT = 1, GC_FLAG_NONFINITE = 2, GC_FLAG_TAKEN_BACK = 4, };

@@ -598,6 +598,26 @@ gc_status_t gc_onebit_compress(const DLManagedTensor *grad,
                                float *out_scale);
 
 /*
+ * The inverse, less what was lost: chunks to one tensor, +s where the bit is 1 and -s where it is 0. In your memory:
+ * gc_unpack_signs_into().
+ *
+ * `chunks`: as for gc_unpack_chunks(). `scales`: `n_chunks` numbers in host memory, s of each chunk: all the same for
+ * those of one gc_onebit_compress(). `dtype`: float32, float16 or bfloat16. `*out`: one-dimensional, of that dtype,
+ * `n_elements` long, on the device of the chunks, yours to release.
+ *
+ * A scale may be anything. It is rounded to the dtype once, to nearest even; past the largest of the dtype it is
+ * infinite, and a NaN gives NaN for either bit.
+ *
+ * As gc_unpack_chunks(); and INVALID_ARGUMENT: scales NULL. UNSUPPORTED_DTYPE: another dtype.
+ */
+gc_status_t gc_onebit_decompress(DLManagedTensor *const *chunks,
+                                 size_t n_chunks,
+                                 const float *scales,
+                                 int64_t n_elements,
+                                 DLDataType dtype,
+                                 DLManagedTensor **out);
+
+/*
  * gc_onebit_compress() into your memory.
  *
  * `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk, bits

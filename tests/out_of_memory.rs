@@ -151,6 +151,9 @@ fn unpacking_survives_the_failure_of_every_allocation() {
         assert_eq!(with_every_failure(1, |out| gc_unpack_chunks(chunks.as_ptr(), 2, 60, out)), 3);
         let float32 = DLDataType { code: dlpark::ffi::DLDataTypeCode::FLOAT, bits: 32, lanes: 1 };
         assert_eq!(with_every_failure(1, |out| gc_unpack_signs(chunks.as_ptr(), 2, 60, float32, out)), 3);
+        let scales = [0.5, 2.0];
+        let decompress = |out| gc_onebit_decompress(chunks.as_ptr(), 2, scales.as_ptr(), 60, float32, out);
+        assert_eq!(with_every_failure(1, decompress), 3);
         assert_eq!(with_every_failure(1, |out| gc_unpack_bits(&chunk, 0, i64::MIN, 0, out)), 2);
     }
 }

@@ -38,6 +38,8 @@ promised! {
     gc_onebit_compress(*const DLManagedTensor, *mut DLManagedTensor, usize, *mut *mut DLManagedTensor, *mut f32) -> i32;
     gc_onebit_compress_into(*const DLTensor, *mut DLTensor, i32, *mut DLTensor, *mut DLTensor, *mut DLTensor,
         *mut c_void) -> i32;
+    gc_onebit_decompress(*const *mut DLManagedTensor, usize, *const f32, i64, DLDataType,
+        *mut *mut DLManagedTensor) -> i32;
     gc_onebit_workspace_bytes(i64) -> i64;
     gc_codec_create(*const gc_codec_options_t, *mut *mut gc_codec_t) -> i32;
     gc_codec_free(*mut gc_codec_t);

@@ -47,6 +47,7 @@ enum Call {
     UnpackBitsInto { src: Description, dst: Description, axis: Axis, order: Order },
     OnebitWorkspaceBytes(Number),
     OnebitCompress { grad: Description, error: Optional, n_chunks: Number },
+    OnebitDecompress { chunks: Vec<Description>, scales: [u32; 12], elements: Number, of: Description },
     OnebitCompressInto { grad: Description, outputs: (Optional, Description, Description, Description), rule: i8 },
     Codec { options: Options, steps: Vec<Step> },
 }
@@ -540,6 +541,27 @@ fn run(call: Call) {
                     assert!(out[taken..].iter().all(|&chunk| chunk == ptr::dangling_mut()));
                     assert!(status == 0 || scale == 7.0);
                     status
+                });
+            }
+            Call::OnebitDecompress { chunks, scales, elements, of } => {
+                let mut chunks: Vec<Tensor> = chunks.iter().take(12).map(Tensor::new).collect();
+                if chunks.iter().any(|chunk| chunk.place == Place::Elsewhere)
+                    || too_much(i128::from(elements.get()) * 4)
+                {
+                    return;
+                }
+                let dtype = Tensor::new(&of).managed.dl_tensor.dtype;
+                let may_succeed = !chunks.is_empty() && chunks.iter().all(|chunk| chunk.place == Place::Here);
+                let pointers: Vec<_> = chunks.iter_mut().map(Tensor::pointer).collect();
+                with_out(may_succeed, |out| {
+                    gc_onebit_decompress(
+                        pointers.as_ptr(),
+                        pointers.len(),
+                        scales.map(f32::from_bits).as_ptr(),
+                        elements.get(),
+                        dtype,
+                        out,
+                    )
                 });
             }
             Call::OnebitCompressInto { grad, outputs: (error, dst, scale, workspace), rule } => {

@@ -552,6 +552,21 @@ inline void onebit_compress_into(Source grad, Target error, gc_scale_t rule, Tar
     detail::check(gc_onebit_compress_into(grad.get(), error.get(), rule, dst.get(), scale.get(), workspace.get(),
                                           stream));
 }
+/* `scales`: one for each chunk. */
+inline Tensor onebit_decompress(DLManagedTensor *const *chunks, std::size_t n_chunks, const float *scales,
+                                int64_t n_elements, DLDataType dtype)
+{
+    DLManagedTensor *out = nullptr;
+    detail::check(gc_onebit_decompress(chunks, n_chunks, scales, n_elements, dtype, &out));
+    return Tensor(out);
+}
+/* What onebit_compress() gave. */
+inline Tensor onebit_decompress(const Onebit &sent, int64_t n_elements, DLDataType dtype)
+{
+    const std::vector<float> scales(sent.chunks.size(), sent.scale);
+    const Tensor *chunks = sent.chunks.data();
+    return onebit_decompress(detail::pointers(chunks), sent.chunks.size(), scales.data(), n_elements, dtype);
+}
 inline int64_t onebit_workspace_bytes(int64_t n_elements)
 {
     const int64_t bytes = gc_onebit_workspace_bytes(n_elements);

@@ -71,6 +71,8 @@ typedef struct gc_api_t {
     gc_status_t (*gc_vote_signs_into)(const DLTensor *src, uint64_t turn, DLTensor *dst, void *stream);
     gc_status_t (*gc_onebit_compress)(const DLManagedTensor *grad, DLManagedTensor *error, size_t n_chunks,
         DLManagedTensor **out_chunks, float *out_scale);
+    gc_status_t (*gc_onebit_decompress)(DLManagedTensor *const *chunks, size_t n_chunks, const float *scales,
+        int64_t n_elements, DLDataType dtype, DLManagedTensor **out);
     gc_status_t (*gc_onebit_compress_into)(const DLTensor *grad, DLTensor *error, gc_scale_t rule, DLTensor *dst,
         DLTensor *scale, DLTensor *workspace, void *stream);
     int64_t (*gc_onebit_workspace_bytes)(int64_t n_elements);
@@ -151,6 +153,7 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_unpack_signs_into", &api->gc_unpack_signs_into},
         {"gc_vote_signs_into", &api->gc_vote_signs_into},
         {"gc_onebit_compress", &api->gc_onebit_compress},
+        {"gc_onebit_decompress", &api->gc_onebit_decompress},
         {"gc_onebit_compress_into", &api->gc_onebit_compress_into},
         {"gc_onebit_workspace_bytes", &api->gc_onebit_workspace_bytes},
         {"gc_codec_create", &api->gc_codec_create},

@@ -12,7 +12,7 @@
 
 use std::ffi::c_void;
 
-use dlpark::ffi::{DLManagedTensor, DLTensor};
+use dlpark::ffi::{DLDataType, DLManagedTensor, DLTensor};
 
 use crate::{
     backend::{Compression, Stream},
@@ -72,6 +72,44 @@ pub unsafe extern "C" fn gc_onebit_compress(
         let (packed, s) = onebit::compress(&grad, error.as_ref(), n_chunks)?;
         chunks.fill(packed.into_raw());
         scale.fill([s]);
+        Ok(())
+    })
+}
+
+/// The inverse, less what was lost: chunks to one tensor, +s where the bit is 1 and -s where it is 0. In your memory:
+/// gc_unpack_signs_into().
+///
+/// `chunks`: as for gc_unpack_chunks(). `scales`: `n_chunks` numbers in host memory, s of each chunk: all the same for
+/// those of one gc_onebit_compress(). `dtype`: float32, float16 or bfloat16. `*out`: one-dimensional, of that dtype,
+/// `n_elements` long, on the device of the chunks, yours to release.
+///
+/// A scale may be anything. It is rounded to the dtype once, to nearest even; past the largest of the dtype it is
+/// infinite, and a NaN gives NaN for either bit.
+///
+/// As gc_unpack_chunks(); and INVALID_ARGUMENT: scales NULL. UNSUPPORTED_DTYPE: another dtype.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_onebit_decompress(
+    chunks: *const *mut DLManagedTensor,
+    n_chunks: usize,
+    scales: *const f32,
+    n_elements: i64,
+    dtype: DLDataType,
+    out: *mut *mut DLManagedTensor,
+) -> gc_status_t {
+    boundary(|| {
+        let count = borrow::Count::of("n_chunks", n_chunks);
+        // SAFETY: the caller promises `n_chunks` tensors and as many numbers, and room for a pointer.
+        let (chunks, scales, out) = unsafe {
+            (
+                borrow::managed_items("chunks", chunks, count)?,
+                borrow::items("scales", scales, count)?,
+                Out::one("out", out)?,
+            )
+        };
+        out.fill(onebit::decompress(&chunks, scales, n_elements, dtype)?.into_raw());
         Ok(())
     })
 }

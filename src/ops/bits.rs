@@ -160,15 +160,15 @@ pub(super) fn pack_to_chunks(src: &View<'_>, rule: BitRule, n_chunks: usize) -> 
 
 /// The chunks of `elements` bits to a new bool tensor.
 pub fn unpack_chunks(chunks: &[View<'_>], elements: i64) -> Result<Outputs> {
-    unpack_from_chunks(chunks, elements, Dtype::BOOL, Patterns::of(Dtype::BOOL))
+    unpack_from_chunks(chunks, elements, Dtype::BOOL, |_| Patterns::of(Dtype::BOOL))
 }
 
-/// The chunks of `elements` bits to a new tensor, by these patterns.
+/// The chunks of `elements` bits to a new tensor, by the patterns of each.
 pub(super) fn unpack_from_chunks(
     chunks: &[View<'_>],
     elements: i64,
     dtype: Dtype,
-    patterns: Patterns,
+    patterns: impl Fn(usize) -> Patterns,
 ) -> Result<Outputs> {
     let bytes = chunk_bytes(elements, chunks.len())?;
     for chunk in chunks {
@@ -195,33 +195,32 @@ pub(super) fn unpack_from_chunks(
 /// The bits of chunks of `bytes` bytes, one after the other, to all of `unpacked`.
 fn unpack_each(
     queue: &mut Queue,
-    patterns: Patterns,
+    patterns: impl Fn(usize) -> Patterns,
     chunks: &[View<'_>],
     bytes: i64,
     unpacked: &View<'_>,
 ) -> Result<()> {
-    let (mut first, mut left) = (0, chunks);
-    while let Some(chunk) = left.first().filter(|_| first < unpacked.elements()) {
-        // Chunks that lie as gc_pack_chunks made them, each behind the one before, are one.
+    let (mut first, mut done) = (0, 0);
+    while let Some(chunk) = chunks.get(done).filter(|_| first < unpacked.elements()) {
+        // Chunks that lie as gc_pack_chunks made them, each behind the one before, are one if their patterns are.
         let stride = chunk.dims().next().filter(|&(size, _)| size > 1).map_or(1, |(_, stride)| stride);
-        let together = if stride == 1 { adjacent(left) } else { 1 };
+        let of_chunk = patterns(done);
+        let goes_on = |&next: &usize| is_behind(&chunks[next], &chunks[next - 1]) && patterns(next) == of_chunk;
+        let together = if stride == 1 { 1 + (done + 1..chunks.len()).take_while(goes_on).count() } else { 1 };
         let bytes = bytes * together as i64;
         let count = (unpacked.elements() - first).min(bytes.saturating_mul(8));
-        let mut plan = BitPlan::new(patterns.size, BitOrder::Big);
+        let mut plan = BitPlan::new(of_chunk.size, BitOrder::Big);
         plan.slice(first, count, bytes, stride);
-        unpack(queue, &plan, patterns, chunk, unpacked)?;
+        unpack(queue, &plan, of_chunk, chunk, unpacked)?;
         first += count;
-        left = &left[together..];
+        done += together;
     }
     Ok(())
 }
 
-/// How many of the first chunks, of contiguous bytes, lie one behind the other.
-fn adjacent(chunks: &[View<'_>]) -> usize {
-    let follow = |pair: &[View<'_>]| {
-        pair[1].is_contiguous() && pair[1].data() == pair[0].data().wrapping_add(pair[0].elements() as usize)
-    };
-    1 + chunks.windows(2).take_while(|pair| follow(pair)).count()
+/// Whether the bytes of a chunk, contiguous, lie right behind those of another, which are.
+fn is_behind(chunk: &View<'_>, before: &View<'_>) -> bool {
+    chunk.is_contiguous() && chunk.data() == before.data().wrapping_add(before.elements() as usize)
 }
 
 /// `numpy.packbits` to a new tensor.

@@ -548,12 +548,11 @@ pub fn check_dtype(tensor: &View<'_>, known: &[Dtype]) -> Result<()> {
     if known.contains(&tensor.dtype()) {
         return Ok(());
     }
-    Err(unexpected_dtype(tensor, known))
+    Err(unexpected_dtype(&tensor.name(), tensor.dtype(), known))
 }
 
 #[cold]
-fn unexpected_dtype(tensor: &View<'_>, known: &[Dtype]) -> Error {
-    let (name, got) = (tensor.name(), tensor.dtype());
+pub(super) fn unexpected_dtype(name: &Name, got: Dtype, known: &[Dtype]) -> Error {
     match *known {
         [one] => error!(UnsupportedDtype, "{name}: {one} expected, got {got}"),
         [one, other, third] => error!(UnsupportedDtype, "{name}: {one}, {other} or {third} expected, got {got}"),

@@ -1,15 +1,18 @@
 //! Signs with error feedback where the error is the caller's tensor.
 
+use dlpark::ffi::DLDataType;
+
 use crate::{
     backend::{Compression, Queue, Stream, cpu, cuda},
     error::{Result, error},
     plan::codec::{ALIGNMENT, ScaleRule, workspace_bytes as bytes_of_workspace},
-    tensor::{Dtype, Outputs, Shape, View},
+    tensor::{Dtype, Name, Outputs, Shape, View},
 };
 
 use super::{
     bits::{check_chunk_rows, check_same_device, chunk_bytes, complete},
-    codec::{check_contiguous, check_dtype, check_elements},
+    codec::{check_contiguous, check_dtype, check_elements, unexpected_dtype},
+    signs,
     tensors::results,
 };
 
@@ -37,6 +40,17 @@ pub fn compress(grad: &View<'_>, error: Option<&View<'_>>, n_chunks: usize) -> R
     let carried = sent.and_then(|s| carry(&mut queue, &call).map(|()| s));
     let s = complete(queue, carried)?;
     Ok((chunks.finished(), s))
+}
+
+/// Chunks, with a scale for each, to values in a new tensor.
+pub fn decompress(chunks: &[View<'_>], scales: &[f32], elements: i64, dtype: DLDataType) -> Result<Outputs> {
+    const KNOWN: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
+    let name = Name::new("dtype");
+    let dtype = Dtype::from_dlpack(&name, dtype)?;
+    if !KNOWN.contains(&dtype) {
+        return Err(unexpected_dtype(&name, dtype, &KNOWN));
+    }
+    signs::unpack_scaled(chunks, scales, elements, dtype)
 }
 
 /// To the rows of `dst`.

@@ -42,6 +42,8 @@ FUNCTION(gc_vote_signs_into, gc_status_t, (const DLTensor *, uint64_t, DLTensor 
 FUNCTION(gc_onebit_compress, gc_status_t, (const DLManagedTensor *, DLManagedTensor *, size_t, DLManagedTensor **, float *))
 FUNCTION(gc_onebit_compress_into, gc_status_t, (const DLTensor *, DLTensor *, gc_scale_t, DLTensor *, DLTensor *,
                                                 DLTensor *, void *))
+FUNCTION(gc_onebit_decompress, gc_status_t, (DLManagedTensor *const *, size_t, const float *, int64_t, DLDataType,
+                                            DLManagedTensor **))
 FUNCTION(gc_onebit_workspace_bytes, int64_t, (int64_t))
 
 FUNCTION(gc_codec_create, gc_status_t, (const gc_codec_options_t *, gc_codec_t **))

@@ -566,11 +566,89 @@ static void call_onebit(size_t size) {
     compare_windows();
 }
 
+/* The inverse of the plain form. What 16 bits round scales to is tests/python/test_codec.py's: here they are 1. */
+static void call_decompress(size_t size) {
+    DLDataType dtype = one_in(6) ? dtypes[below(DTYPES)] : gradients[below(3)];
+    DLManagedTensor *out[2] = {UNTOUCHED, UNTOUCHED}, *chunks[12];
+    uint64_t n_chunks = 1 + below(12);
+    float scales[13];
+    prepare(size);
+    int64_t elements = (int64_t)below(size / 40), bytes = chunk_bytes(elements, n_chunks), length;
+    Faults faults = 0;
+    for (uint64_t k = 0; k < n_chunks; k++) {
+        uint32_t pattern = (uint32_t)next();
+        scales[k] = 1;
+        if (dtype.bits == 32)
+            memcpy(&scales[k], &pattern, 4);
+        length = bytes + (one_in(100) ? 1 : 0);
+        make(&chunk[k], one_in(200) ? dtypes[below(DTYPES)] : uint8, 1, &length, 0, &windows[below(2)], false);
+        if (one_in(6))
+            spoil(&chunk[k]);
+        chunks[k] = chunk[k].passed;
+    }
+    if (one_in(20))
+        elements = wild();
+    uint64_t count = one_in(50) ? 0 : one_in(50) ? ((uint64_t)1 << 61) + (next() >> 3) : n_chunks;
+    if (elements < 0 || count == 0)
+        faults |= FAULT(INVALID_ARGUMENT);
+    else
+        bytes = chunk_bytes(elements, count);
+    if (count > 12)
+        faults |= FAULT(SIZE_OVERFLOW); /* more pointers than addresses: none of them is looked at */
+    for (uint64_t k = 0; count == n_chunks && k < count; k++) {
+        const DLTensor *t = &chunk[k].tensor.dl_tensor;
+        faults |= chunk[k].faults;
+        if (memcmp(&t->dtype, &uint8, sizeof uint8) != 0)
+            faults |= FAULT(UNSUPPORTED_DTYPE);
+        if (chunk[k].counted && (t->ndim != 1 || t->shape[0] != bytes))
+            faults |= FAULT(SHAPE_MISMATCH);
+        if (chunk[k].faults & NO_CUDA) /* on another device than the others */
+            faults |= FAULT(INVALID_ARGUMENT);
+    }
+    bool known = false;
+    for (int i = 0; i < 3; i++)
+        known |= memcmp(&dtype, &gradients[i], sizeof dtype) == 0;
+    faults |= known ? 0 : FAULT(UNSUPPORTED_DTYPE);
+    if (faults == 0 && !askable(1, &elements, dtype.bits, &faults))
+        return;
+    DLManagedTensor **room = random_out(out, &faults), **from = chunks;
+    const float *of_chunks = scales;
+    if (one_in(60)) {
+        faults |= FAULT(INVALID_ARGUMENT);
+        from = one_in(2) ? NULL : (DLManagedTensor **)(void *)((char *)chunks + 1 + below(7));
+    }
+    if (count > 0 && one_in(60)) {
+        faults |= FAULT(INVALID_ARGUMENT);
+        of_chunks = one_in(2) ? NULL : (const float *)(const void *)((const char *)scales + 1 + below(3));
+    }
+    begin(f_gc_onebit_decompress);
+    if (judge(gc_onebit_decompress(from, count, of_chunks, elements, dtype, room), faults)) {
+        Rows rows = {1, 1, elements, bytes * (int64_t)count};
+        unsigned char *all = packed, expected[8];
+        for (uint64_t k = 0; k < count; k++, packed += bytes)
+            read_bytes(&chunk[k]);
+        packed = all;
+        unpack_model(rows, GC_BIT_ORDER_BIG);
+        check_output(&out[0]->dl_tensor, dtype, 1, &elements);
+        const unsigned char *found = out[0]->dl_tensor.data;
+        for (int64_t i = 0; i < elements; i++) {
+            write_sign(expected, dtype, bits[i], scales[i / 8 / bytes]);
+            EXPECT(memcmp(found + i * (dtype.bits / 8), expected, dtype.bits / 8) == 0);
+        }
+        keep(out[0], false);
+        out[0] = UNTOUCHED;
+    }
+    EXPECT(out[0] == UNTOUCHED && out[1] == UNTOUCHED);
+    compare_windows();
+}
+
 static void call_something(size_t size) {
     if (size != BIG && one_in(3)) /* a call of this is a dozen */
         call_codec();
     else if (size != BIG && one_in(12))
         call_onebit_bytes();
+    else if (one_in(3))
+        call_decompress(size);
     else
         call_onebit(size);
 }

@@ -33,7 +33,8 @@ static void codecs(void) {
     DLTensor grad = view_of(numbers, float32, 1, shape1), scalar = view_of(&number, float32, 1, one);
     DLTensor packed = view_of(bytes, uint8, 2, shape2), flags = view_of(&number, dtype_of(kDLUInt, 32), 1, one);
     DLTensor payload = view_of(NULL, uint8, 1, payload_shape), state = view_of(state_memory, uint8, 1, state_shape);
-    DLManagedTensor managed = borrowed(grad), *chunks[2] = {UNTOUCHED, UNTOUCHED};
+    DLManagedTensor managed = borrowed(grad), *chunks[2] = {UNTOUCHED, UNTOUCHED}, *result = UNTOUCHED;
+    DLManagedTensor chunk = borrowed(view_of(bytes, uint8, 1, one)), *some_chunks[1] = {&chunk}, *no_chunks[1] = {NULL};
     DLTensor workspace = payload;
     const DLTensor *values[1] = {&grad}, *no_values[1] = {NULL};
     DLTensor *results[1] = {&grad}, *no_results[1] = {NULL};
@@ -56,6 +57,17 @@ static void codecs(void) {
     expect(gc_onebit_compress(&managed, NULL, SIZE_MAX, chunks, &scale), GC_STATUS_SIZE_OVERFLOW,
            "n_chunks: 18446744073709551615 items at out_chunks");
     CHECK(chunks[0] == UNTOUCHED && chunks[1] == UNTOUCHED && scale == 7);
+    invalid(gc_onebit_decompress(NULL, 1, &scale, 8, float32, &result), "chunks: NULL");
+    invalid(gc_onebit_decompress(no_chunks, 1, &scale, 8, float32, &result), "chunks[0]: NULL");
+    invalid(gc_onebit_decompress(some_chunks, 1, NULL, 8, float32, &result), "scales: NULL");
+    invalid(gc_onebit_decompress(some_chunks, 1, (float *)(void *)((char *)&scale + 1), 8, float32, &result),
+            "scales: address");
+    invalid(gc_onebit_decompress(some_chunks, 0, NULL, 8, float32, &result), "n_chunks: at least 1 expected, got 0");
+    invalid(gc_onebit_decompress(some_chunks, 1, &scale, -8, float32, &result), "n_elements: -8");
+    invalid(gc_onebit_decompress(some_chunks, 1, &scale, 8, float32, NULL), "out: NULL");
+    expect(gc_onebit_decompress(some_chunks, SIZE_MAX, &scale, 8, float32, &result), GC_STATUS_SIZE_OVERFLOW,
+           "n_chunks: 18446744073709551615 items at chunks");
+    CHECK(result == UNTOUCHED);
     invalid(gc_onebit_compress_into(NULL, NULL, GC_SCALE_RMS, &packed, &scalar, &workspace, NULL), "grad: NULL");
     invalid(gc_onebit_compress_into(&grad, NULL, 2, &packed, &scalar, &workspace, NULL), "rule: 2");
     invalid(gc_onebit_compress_into(&grad, NULL, GC_SCALE_RMS, NULL, &scalar, &workspace, NULL), "dst: NULL");

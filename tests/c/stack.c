@@ -164,11 +164,11 @@ static void call_large_codec_with_threads(void) {
 
 static void call_onebit(void) {
     int64_t length = 100001, shape[2], workspace_shape[1], one[1] = {1};
-    float scale;
+    float scale, scales[2] = {1, 2};
     DLTensor grad = flat(elements, dtype_of(kDLFloat, 32), &length);
     DLTensor error = flat(elements + 4 * 100001, dtype_of(kDLBfloat, 16), &length);
     DLTensor of_scale = view_of(&scale, dtype_of(kDLFloat, 32), 1, one), dst, workspace;
-    DLManagedTensor managed = borrowed(grad), managed_error = borrowed(error), *chunks[2];
+    DLManagedTensor managed = borrowed(grad), managed_error = borrowed(error), *chunks[2], *back;
     shape[0] = 2;
     shape[1] = gc_chunk_bytes(length, 2);
     workspace_shape[0] = gc_onebit_workspace_bytes(length);
@@ -176,6 +176,8 @@ static void call_onebit(void) {
     dst = view_of(bytes + workspace_shape[0], dtype_of(kDLUInt, 8), 2, shape);
     CHECK_OK(gc_onebit_compress_into(&grad, &error, GC_SCALE_MEAN, &dst, &of_scale, &workspace, NULL));
     CHECK_OK(gc_onebit_compress(&managed, &managed_error, 2, chunks, &scale));
+    CHECK_OK(gc_onebit_decompress(chunks, 2, scales, length, dtype_of(kDLBfloat, 16), &back));
+    gc_tensor_free(back);
     gc_tensor_free(chunks[0]);
     gc_tensor_free(chunks[1]);
 }
@@ -285,7 +287,7 @@ int main(void) {
         {"signs", call_signs},
         {"codecs", call_codecs},
         {"a large codec, 4 threads", call_large_codec_with_threads},
-        {"gc_onebit_compress", call_onebit},
+        {"the plain form", call_onebit},
         {"many dimensions", call_with_many_dimensions},
         {"refusals", call_to_be_refused},
         {"tensors", call_for_tensors},

@@ -279,6 +279,10 @@ static void the_plain_form_carries_what_a_step_loses()
     HOLD(first.scale == 5 && first.chunks.size() == 1 && *first.chunks[0].data<uint8_t>() == 0x80);
     HOLD(error[0] == -4 && error[1] == -2);
     HOLD(gradcodec::onebit_compress(view(gradient), nullptr, 3).chunks[0]->shape[0] == 1);
+    const gradcodec::Tensor back = gradcodec::onebit_decompress(first, 2, gradcodec::dtype<float>());
+    HOLD(back->shape[0] == 2 && back.data<float>()[0] == 5 && back.data<float>()[1] == -5);
+    HOLD(status([&] { gradcodec::onebit_decompress(first, 9, gradcodec::dtype<float>()); }) ==
+         GC_STATUS_SHAPE_MISMATCH);
 
     const float second[2] = {2, 4};
     float scale = 0;

@@ -15,6 +15,7 @@ import gpu
 from capi import CUDA_HOST, Status, lib
 from codec_model import CORRUPT, MEAN, NONFINITE, ONEBIT, RMS, SIGN, TRANSACTIONAL, narrow, widen
 from card import Card
+from models import scaled_signs
 from codecs_c import Checked, Host, Refused, call, gradient, one_case, options_of, or_null, same, strangers, views
 
 CASES = int(os.environ.get("CODEC_CASES", "300"))
@@ -116,6 +117,27 @@ def test_the_plain_form_allocates_its_chunks(card):
     same(np.concatenate([gpu.take(chunk) for chunk in out]), np.packbits(bits), "chunks")
     assert scale.value == s
     same(card.get(error), new, "error")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_chunks_are_decompressed_with_a_scale_each(card, dtype):
+    rng = np.random.default_rng(4)
+    special = np.array([1e-45, 65519, 65520, -0.0, np.inf, -np.nan, 1.5, -3e-8], np.float32)
+    for n in [0, 1, 9, 400, 65_537, 1_000_003]:
+        for n_chunks in (1, 3, special.size):
+            card.start_again()
+            bits = rng.integers(0, 256, (n_chunks, capi.chunk_bytes(n, n_chunks)), np.uint8)
+            scales = rng.permutation(special)[:n_chunks]
+            chunks = [card.put(row, aligned=n % 2 == 0) for row in bits]
+            out, of_chunks = capi.Managed(), (ctypes.c_float * n_chunks).from_buffer_copy(scales)
+            gpu.check(lib.gc_onebit_decompress(
+                capi.managed_array(chunks), n_chunks, of_chunks, n, capi.dldtype(dtype), byref(out)
+            ))  # fmt: skip
+            ctypes.memset(of_chunks, 0xFF, 4 * n_chunks)  # nobody reads them any more
+            expected = scaled_signs(
+                np.unpackbits(bits.reshape(-1))[:n], dtype, np.repeat(scales, 8 * bits.shape[1])[:n]
+            )
+            same(gpu.take(out), expected, f"{n} in {n_chunks} chunks")
 
 
 def test_a_captured_step_replayed_is_as_many_calls(card, stream):

@@ -112,6 +112,7 @@ def test_a_codec_carries_what_a_step_loses(gradcodec):
 def test_the_plain_form_updates_the_error(gradcodec):
     gradient, error = np.array([1, -7], "f4"), np.zeros(2, "f4")
     (chunk,), scale = gradcodec.onebit_compress(gradient, error, 1)
+    assert np.from_dlpack(gradcodec.onebit_decompress([chunk], [scale], 2)).tolist() == [5, -5]
     assert (np.from_dlpack(chunk).tolist(), scale, error.tolist()) == ([0x80], 5, [-4, -2])
     bits, out, workspace = np.zeros((1, 1), "u1"), np.zeros(1, "f4"), aligned(gradcodec.onebit_workspace_bytes(2))
     gradcodec.onebit_compress_into(np.array([2, 4], "f4"), error, bits, out, workspace)

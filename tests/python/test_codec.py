@@ -17,6 +17,7 @@ import capi
 import codec_model
 from capi import Status, Tensor, lib, says
 from codec_model import MEAN, NONFINITE, ONEBIT, RMS, SIGN, TRANSACTIONAL, narrow, widen
+from models import scaled_signs
 from codecs_c import Checked, Host, Refused, call, gradient, one_case, options_of, same, strangers, views
 
 CASES = int(os.environ.get("CODEC_CASES", "300"))
@@ -127,6 +128,51 @@ def test_the_plain_form_allocates_its_chunks():
     same(error.array, new, "error")
     capi.check(lib.gc_onebit_compress(grad.managed, None, 1, out, byref(scale)))
     same(capi.take(out[0]), np.packbits(codec_model.bit(g)), "chunks without an error")
+
+
+def decompressed(chunks, scales, n, dtype):
+    out, of_chunks = capi.Managed(), (ctypes.c_float * len(scales))(*scales.tolist())
+    # As they are: a signaling NaN need not survive ctypes' conversion.
+    ctypes.memmove(of_chunks, scales.ctypes.data, scales.nbytes)
+    tensors = [Tensor(chunk) for chunk in chunks]
+    capi.check(lib.gc_onebit_decompress(
+        capi.managed_array(tensors), len(tensors), of_chunks, n, capi.dldtype(dtype), byref(out)
+    ))  # fmt: skip
+    assert not any(tensor.releases for tensor in tensors)
+    about = out.contents.dl_tensor.dtype
+    assert (about.code, about.bits, about.lanes) == (*capi.DTYPES[dtype][1:], 1)
+    return capi.take(out)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_decompressing_gives_each_chunk_its_scale_and_minus_it(dtype):
+    rng = np.random.default_rng(4)
+    # Denormals of each dtype, what float16 rounds to its largest and to Inf, either zero, Inf, and NaNs.
+    special = np.array(
+        [0x00000001, 0x80000001, 0x33000000, 0x33000001, 0x387FFFFF, 0x477FEFFF, 0x477FF000, 0xC77FF000, 0x7F7FFFFF,
+         0, 0x80000000, 0x7F800000, 0xFF800000, 0x7F800001, 0x7FC00000, 0xFFFFFFFF], np.uint32,
+    ).view(np.float32)  # fmt: skip
+    for n in [0, 1, 7, 8, 9, 400, 1025, 65_537]:
+        for n_chunks in (1, 3, special.size):
+            bits = rng.integers(0, 256, (n_chunks, capi.chunk_bytes(n, n_chunks)), np.uint8)
+            scales = rng.permutation(special)[:n_chunks]
+            if n == 400:
+                scales[1:] = scales[0]  # one launch
+            expected = scaled_signs(
+                np.unpackbits(bits.reshape(-1))[:n], dtype, np.repeat(scales, 8 * bits.shape[1])[:n]
+            )
+            # Side by side; and each in a place of its own, with a stride.
+            for chunks in (bits, [np.repeat(row, 2)[::2] for row in bits]):
+                same(decompressed(chunks, scales, n, dtype), expected, f"{n} in {n_chunks} chunks")
+
+
+def test_what_was_compressed_is_decompressed_to_what_was_not_lost():
+    g, e = np.random.default_rng(8).standard_normal((2, 1001)).astype(np.float32)
+    c, error = g + e, e.copy()
+    out, scale = (capi.Managed * 4)(), ctypes.c_float(7)
+    capi.check(lib.gc_onebit_compress(Tensor(g).managed, Tensor(error).managed, 4, out, byref(scale)))
+    values = decompressed([capi.take(chunk) for chunk in out], np.full(4, scale.value, "f4"), 1001, "float32")
+    same(c - values, error, "what is lost")
 
 
 def test_the_handle_is_the_plain_form_byte_for_byte():

@@ -241,6 +241,16 @@ def compress(sources, out):
     assert error_is(sources, carried if status else error_after), ("the error", status, last_error())
     return status
 
+def decompress(sources, out):
+    # Two chunks, the halves of the bits.
+    halves = [like(sources["bits"].memory, bits[:20]), like(sources["bits"].memory, bits[20:])]
+    halves[1].struct.dl_tensor.data += 20
+    scales = (ctypes.c_float * 2)(0.5, -3)
+    status = lib.gc_onebit_decompress(capi.managed_array(halves), 2, scales, 320, dldtype("float16"), out)
+    ctypes.memset(scales, 0xFF, 8)
+    assert status or from_card(out[0], (320,), "f2").tobytes() == halves_scaled.tobytes(), "success, and something else"
+    return status
+
 def compress_into(sources, dst):
     carry(sources)
     status = lib.gc_onebit_compress_into(
@@ -250,6 +260,8 @@ def compress_into(sources, dst):
     assert error_is(sources, carried if status else error_after), ("the error", status, last_error())
     assert status or from_card(sources["scale"].memory, (1,), "f4")[0] == scale_of_c
     return status
+
+halves_scaled = np.where(mask, 1, -1).astype("f2") * np.repeat([0.5, -3], 160).astype("f2")
 
 def nothing(function):
     return lambda fake, sources: function(sources)
@@ -278,6 +290,7 @@ CALLS = {
         lambda s, dst: lib.gc_vote_signs_into(s["row"].view, 0, s["flat"].view, s["stream"]), bits
     ),
     "gc_onebit_compress": results(4, compress, packed_signs),
+    "gc_onebit_decompress": results(1, decompress, None),
     "gc_onebit_compress_into": into(compress_into, packed_signs),
     "gc_pack_bits_into": into(lambda s, dst: lib.gc_pack_bits_into(s["mask"].view, 0, 0, s["flat"].view, None), bits),
     "gc_unpack_bits_into": into(lambda s, dst: lib.gc_unpack_bits_into(s["bits"].view, 0, 0, dst.view, None), mask),
@@ -348,7 +361,7 @@ FUNCTIONS = [
     "gc_prepare", "gc_trim", "gc_tensor_empty", "gc_pack_chunks", "gc_unpack_chunks", "gc_pack_bits", "gc_unpack_bits",
     "gc_pack_chunks_into", "gc_pack_signs_into", "gc_unpack_chunks_into", "gc_pack_bits_into", "gc_unpack_bits_into",
     "gc_pack_signs", "gc_unpack_signs", "gc_unpack_signs_into", "gc_vote_signs_into", "gc_onebit_compress",
-    "gc_onebit_compress_into",
+    "gc_onebit_compress_into", "gc_onebit_decompress",
 ]  # fmt: skip
 
 

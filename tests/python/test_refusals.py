@@ -148,6 +148,10 @@ CODEC_CALLS = {
     "gc_onebit_compress": lambda: dict(
         grad=floats(400), error=floats(400), n_chunks=3, out_chunks=Out(3), out_scale=Out(1)
     ),
+    "gc_onebit_decompress": lambda: dict(
+        chunks=[elements(17) for _ in range(3)], n_chunks=3, scales=(ctypes.c_float * 3)(1, 2, 3), n_elements=400,
+        dtype=dldtype("float32"), out=Out(),
+    ),
     "gc_onebit_compress_into": lambda: dict(
         grad=floats(400), error=floats(400), rule=0, dst=elements(3, 17), scale=floats(1), workspace=aligned(80),
         stream=None,
@@ -613,6 +617,7 @@ TABLE = [
 # The tensors of codecs; and those where NULL is none.
 CODEC_TENSORS = {
     "gc_onebit_compress": ["grad"],
+    "gc_onebit_decompress": ["chunks[0]", "chunks[2]"],
     "gc_onebit_compress_into": ["grad", "dst", "scale", "workspace"],
     "gc_codec_encode": ["values[0]", "values[1]", "payload"],
     "gc_codec_decode": ["values[0]", "values[1]", "payload"],
@@ -645,6 +650,7 @@ TABLE += [
     *(
         (function, {f"{name}.shape": (2**40, 2**40)}, SIZE_OVERFLOW, name, 2**40)
         for function, name in EACH_CODEC_TENSOR
+        if function != "gc_onebit_decompress"
     ),
     # another device, another number of elements, another dtype, strides
     *(
@@ -779,6 +785,25 @@ TABLE += [
     *(("gc_onebit_compress", {name: None}, INVALID_ARGUMENT, name, "NULL") for name in ("out_chunks", "out_scale")),
     ("gc_onebit_compress", {"n_chunks": 0}, INVALID_ARGUMENT, "n_chunks", 0),
     ("gc_onebit_compress", {"n_chunks": 2**61}, SIZE_OVERFLOW, "n_chunks", 2**61),
+    ("gc_onebit_decompress", {f"chunks[{k}].device": CUDA for k in range(3)}, NO_CUDA),
+    ("gc_onebit_decompress", {"chunks[1].device": CUDA}, INVALID_ARGUMENT, "chunks[1]"),
+    ("gc_onebit_decompress", {"chunks": None}, INVALID_ARGUMENT, "chunks", "NULL"),
+    ("gc_onebit_decompress", {"chunks[1].shape": (16,)}, SHAPE_MISMATCH, "chunks[1]", 17, 16),
+    ("gc_onebit_decompress", {"chunks[1].shape": (1, 17)}, SHAPE_MISMATCH, "chunks[1]", 17, 1),
+    ("gc_onebit_decompress", {"n_chunks": 0}, INVALID_ARGUMENT, "n_chunks", 0),
+    ("gc_onebit_decompress", {"n_chunks": 2**61}, SIZE_OVERFLOW, "n_chunks", 2**61),
+    ("gc_onebit_decompress", {"n_elements": -1}, INVALID_ARGUMENT, "n_elements", -1),
+    ("gc_onebit_decompress", {"n_elements": 409}, SHAPE_MISMATCH, "chunks[0]", 409, 18, 17),
+    ("gc_onebit_decompress", {"scales": None}, INVALID_ARGUMENT, "scales", "NULL"),
+    *(
+        ("gc_onebit_decompress", {"dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, "dtype", dtype)
+        for dtype in ("bool", "float64", *capi.INTEGERS)
+    ),
+    ("gc_onebit_decompress", {"dtype": DLDataType(2, 32, 2)}, UNSUPPORTED_DTYPE, "dtype", 2),
+    *(
+        ("gc_onebit_decompress", {"chunks[1].dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, "chunks[1]", dtype)
+        for dtype in ("bool", "int8", "uint16", "float32")
+    ),
     # what a codec was not made for
     *(
         (function, {"codec": Handle()}, INVALID_ARGUMENT, "codec", "GC_NONFINITE_TRANSACTIONAL")
