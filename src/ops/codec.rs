@@ -178,10 +178,14 @@ impl Codec {
         }
     }
 
-    /// That values can be replaced by results.
-    pub fn check_outputs(&self, values: &[View<'_>]) -> Result<()> {
+    /// That values can be replaced by results, with these factors.
+    pub fn check_outputs(&self, values: &[View<'_>], factors: &[Option<View<'_>>; 2]) -> Result<()> {
         self.check_values(values, &[self.plan.rules.values])?;
-        check_apart(values)
+        check_apart(values)?;
+        for factor in factors.iter().flatten() {
+            values.iter().try_for_each(|one| one.check_output(&[factor]))?;
+        }
+        Ok(())
     }
 
     pub fn payload_bytes(&self) -> i64 {
