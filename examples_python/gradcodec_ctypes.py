@@ -52,9 +52,12 @@ _DTYPES = {"values": DType, "results": DType, "error": c_int32, "scale": c_int32
 _SIZES = {"beta": c_float, "segments": POINTER(c_int64), "n_segments": c_size_t, "n_elements": c_int64}
 _OPTIONS = {"struct_size": c_uint32, "codec": c_int32, "device": Device, **_DTYPES, **_SIZES, "n_chunks": c_size_t}
 CodecOptions = _struct("gc_codec_options_t", **_OPTIONS, server=c_uint64, reserved=c_uint64 * 4)
-CodecHandle = _struct("gc_codec_t")
+CodecHandle, CommHandle, AllReduceHandle = _struct("gc_codec_t"), _struct("gc_comm_t"), _struct("gc_allreduce_t")
+Exchange = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, Device, c_void_p)
+_RANK = {"struct_size": c_uint32, "rank": c_int32, "world_size": c_int32, "flags": c_uint32, "ctx": c_void_p}
+Transport = _struct("gc_transport_t", **_RANK, all_to_all=Exchange, all_gather=Exchange)
 T, V, VIEW, SIZES = map(POINTER, (Managed, Versioned, DLTensor, c_int64))
-C, VIEWS = POINTER(CodecHandle), POINTER(POINTER(DLTensor))
+C, G, R, VIEWS = *map(POINTER, (CodecHandle, CommHandle, AllReduceHandle)), POINTER(POINTER(DLTensor))
 OUT, INTO, ALONG = POINTER(T), [VIEW, c_int32, VIEW, c_void_p], [VIEW, c_int32, c_int32, VIEW, c_void_p]
 SIGNATURES: dict[str, list[Any]] = {
     "gc_last_error": [], "gc_version_string": [], "gc_chunk_bytes": [c_int64, c_size_t],
@@ -76,6 +79,14 @@ SIGNATURES: dict[str, list[Any]] = {
     "gc_codec_rollback": [C, c_void_p], "gc_codec_reset": [C, c_void_p],
     "gc_codec_state_out": [C, VIEW, c_void_p], "gc_codec_state_in": [C, VIEW, c_void_p],
     "gc_codec_errors_out": [C, VIEW, VIEW, c_void_p], "gc_codec_errors_in": [C, VIEW, VIEW, c_void_p],
+    "gc_comm_from_transport": [POINTER(Transport), POINTER(G)], "gc_comm_group": [c_int32, POINTER(G)],
+    "gc_comm_reserve": [G, Device, c_int64], "gc_comm_async_error": [G], "gc_comm_free": [G],
+    "gc_compressed_allreduce": [G, VIEW, VIEW, VIEW, c_void_p], "gc_shard_elements": [c_int64, c_int32],
+    "gc_allreduce_create": [G, POINTER(CodecOptions), POINTER(R)], "gc_allreduce_free": [R],
+    "gc_allreduce_run": [R, VIEWS, c_size_t, VIEW, VIEW, c_void_p], "gc_allreduce_flags": [R, VIEW, c_void_p],
+    "gc_allreduce_commit": [R, VIEW, c_void_p], "gc_allreduce_rollback": [R, c_void_p],
+    "gc_allreduce_reset": [R, c_void_p], "gc_allreduce_errors_out": [R, VIEW, VIEW, c_void_p],
+    "gc_allreduce_errors_in": [R, VIEW, VIEW, c_void_p],
     "gc_tensor_empty": [Device, DType, c_int32, SIZES, OUT],
     "gc_tensor_from_pointer": [c_void_p, Device, DType, c_int32, SIZES, SIZES, c_void_p, c_void_p, OUT],
     "gc_tensor_to_versioned": [T, POINTER(V)], "gc_tensor_from_versioned": [V, OUT],
@@ -187,9 +198,11 @@ class GradCodec:
             function = getattr(self.lib, name)
             function.argtypes, function.restype = arguments, self._check
         self.lib.gc_last_error.restype = self.lib.gc_version_string.restype = c_char_p
-        for name in ("chunk_bytes", "onebit_workspace_bytes", "codec_payload_bytes", "codec_state_bytes"):
+        numbers = "chunk_bytes", "onebit_workspace_bytes", "codec_payload_bytes", "codec_state_bytes", "shard_elements"
+        for name in numbers:
             getattr(self.lib, f"gc_{name}").restype = c_int64
-        self.lib.gc_codec_free.restype = None
+        for name in ("codec", "comm", "allreduce"):
+            getattr(self.lib, f"gc_{name}_free").restype = None
         self.set_threads: Callable[[int], None] = self.lib.gc_set_threads
         self.prepare: Callable[[tuple[int, int]], None] = lambda device: self.lib.gc_prepare(Device(*device))
         self.trim: Callable[[tuple[int, int]], None] = lambda device: self.lib.gc_trim(Device(*device))
@@ -291,6 +304,18 @@ class GradCodec:
         self.lib.gc_onebit_compress_into(source.view, of_error, rule, *outputs, handle)
     def codec(self, kind: int, segments: Sequence[int], **options: Any) -> "Codec":
         return Codec(self, kind, segments, **options)
+    def shard_elements(self, n_elements: int, world_size: int) -> int:
+        elements = int(self.lib.gc_shard_elements(n_elements, world_size))
+        self._check(int(elements < 0))
+        return elements
+    def communicator(
+        self, rank: int, world_size: int, all_to_all: "Exchanger", all_gather: "Exchanger"
+    ) -> "Communicator":
+        return Communicator(self, rank, world_size, all_to_all, all_gather)
+    def group(self, world_size: int) -> list["Communicator"]:  # by rank, for a thread each
+        comms = (G * max(0, world_size))()
+        self.lib.gc_comm_group(world_size, comms)
+        return [Communicator._of(self, comm) for comm in comms]
 
 
 class _Views:
@@ -302,34 +327,67 @@ class _Views:
         self.pointers = (POINTER(DLTensor) * len(views))(*views)
 
 
-class Codec:
-    """A codec (gc_codec_t), released with this object. `kind`: ONEBIT or SIGN; `segments`: the element counts of the
-    tensors; `options`: fields of gc_codec_options_t, dtypes by their names and the device as a pair of numbers."""
+def _options(kind: int, segments: Sequence[int], options: dict[str, Any]) -> Any:
+    for name in {"values", "results"} & options.keys():
+        options[name] = DType(*DTYPES[options[name]])
+    if "device" in options:
+        options["device"] = Device(*options["device"])
+    sizes = (c_int64 * max(1, len(segments)))(*segments)
+    own = {"segments": sizes, "n_segments": len(segments), **options}
+    return CodecOptions(ctypes.sizeof(CodecOptions), kind, **own)
 
-    def __init__(self, library: GradCodec, kind: int, segments: Sequence[int], **options: Any) -> None:
-        for name in {"values", "results"} & options.keys():
-            options[name] = DType(*DTYPES[options[name]])
-        if "device" in options:
-            options["device"] = Device(*options["device"])
-        sizes = (c_int64 * max(1, len(segments)))(*segments)
-        own = {"segments": sizes, "n_segments": len(segments), **options}
-        all_of_them = CodecOptions(ctypes.sizeof(CodecOptions), kind, **own)
-        self._library, self._lib, self._codec = library, library.lib, C()
-        self._lib.gc_codec_create(byref(all_of_them), byref(self._codec))
-        self.n_chunks: int = all_of_them.n_chunks or 1
-        self.payload_bytes = int(self._lib.gc_codec_payload_bytes(self._codec))
-        self.state_bytes = int(self._lib.gc_codec_state_bytes(self._codec))
+
+class _Steps:
+    """What codecs and all-reduces share. Released with this object."""
+
+    _library: GradCodec
+    _lib: Any
+    _handle: Any
+    _prefix: str
 
     def __del__(self) -> None:
-        if getattr(self, "_codec", None):
-            self._lib.gc_codec_free(self._codec)
+        if getattr(self, "_handle", None):
+            getattr(self._lib, f"{self._prefix}_free")(self._handle)
 
     def _views(self, stream: Any, *tensors: Array | None, written: bool = False) -> _Views:
         return _Views(tensors, self._library._handle(stream), written)
 
     # fmt: off
     def _call(self, name: str, stream: Any, *arguments: Any) -> None:
-        getattr(self._lib, f"gc_codec_{name}")(self._codec, *arguments, self._library._handle(stream))
+        getattr(self._lib, f"{self._prefix}_{name}")(self._handle, *arguments, self._library._handle(stream))
+    def commit(self, skip: Array | None = None, stream: Any = 1) -> None:
+        self._read("commit", stream, skip)
+    def rollback(self, stream: Any = 1) -> None:
+        self._call("rollback", stream)
+    def reset(self, stream: Any = 1) -> None:
+        self._call("reset", stream)
+    def _read(self, name: str, stream: Any, *tensors: Array | None) -> None:
+        given = self._views(stream, *tensors)
+        self._call(name, stream, *given.pointers)
+    def _write(self, name: str, stream: Any, *tensors: Array | None) -> None:
+        to = self._views(stream, *tensors, written=True)
+        self._call(name, stream, *to.pointers)
+    def flags(self, dst: Array, stream: Any = 1) -> None:
+        self._write("flags", stream, dst)
+    def errors_out(self, worker: Array | None = None, server: Array | None = None, stream: Any = 1) -> None:
+        self._write("errors_out", stream, worker, server)
+
+
+class Codec(_Steps):
+    """A codec (gc_codec_t), released with this object. `kind`: ONEBIT or SIGN; `segments`: the element counts of the
+    tensors; `options`: fields of gc_codec_options_t, dtypes by their names and the device as a pair of numbers."""
+
+    _prefix = "gc_codec"
+
+    def __init__(self, library: GradCodec, kind: int, segments: Sequence[int], **options: Any) -> None:
+        all_of_them = _options(kind, segments, options)
+        self._library, self._lib, self._handle = library, library.lib, C()
+        self._lib.gc_codec_create(byref(all_of_them), byref(self._handle))
+        self.n_chunks: int = all_of_them.n_chunks or 1
+        self.payload_bytes = int(self._lib.gc_codec_payload_bytes(self._handle))
+        self.state_bytes = int(self._lib.gc_codec_state_bytes(self._handle))
+
+    # fmt: off
     def encode(
         self, values: Sequence[Array], payload: Array, value_factor: Array | None = None,
         error_factor: Array | None = None, stream: Any = 1,
@@ -347,27 +405,99 @@ class Codec:
     def reduce(self, chunk: int, chunks: Array, dst: Array, stream: Any = 1) -> None:
         given, to = self._views(stream, chunks), self._views(stream, dst, written=True)
         self._call("reduce", stream, chunk, *given.pointers, *to.pointers)
-    def commit(self, skip: Array | None = None, stream: Any = 1) -> None:
-        self._read("commit", stream, skip)
-    def rollback(self, stream: Any = 1) -> None:
-        self._call("rollback", stream)
-    def reset(self, stream: Any = 1) -> None:
-        self._call("reset", stream)
-    def _read(self, name: str, stream: Any, *tensors: Array | None) -> None:
-        given = self._views(stream, *tensors)
-        self._call(name, stream, *given.pointers)
-    def _write(self, name: str, stream: Any, *tensors: Array | None) -> None:
-        to = self._views(stream, *tensors, written=True)
-        self._call(name, stream, *to.pointers)
-    def flags(self, dst: Array, stream: Any = 1) -> None:
-        self._write("flags", stream, dst)
     def scales(self, dst: Array, stream: Any = 1) -> None:
         self._write("scales", stream, dst)
     def state_out(self, dst: Array, stream: Any = 1) -> None:
         self._write("state_out", stream, dst)
     def state_in(self, src: Array, stream: Any = 1) -> None:
         self._read("state_in", stream, src)
-    def errors_out(self, worker: Array | None = None, server: Array | None = None, stream: Any = 1) -> None:
-        self._write("errors_out", stream, worker, server)
     def errors_in(self, worker: Array | None = None, server: Array | None = None, stream: Any = 1) -> None:
         self._read("errors_in", stream, worker, server)
+
+
+Exchanger = Callable[[memoryview, memoryview], Any]
+
+
+def _exchange(function: Exchanger, world_size: int, blocks: int, failures: list[BaseException]) -> Any:
+    def exchange(_: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
+        try:
+            given, room = (c_uint8 * (blocks * size)).from_address(send), (c_uint8 * (world_size * size)).from_address(recv)
+            function(memoryview(given).cast("B"), memoryview(room).cast("B"))
+            return 0
+        except BaseException as failure:  # C knows no exceptions
+            failures.append(failure)
+            return 1
+
+    return Exchange(exchange)
+
+
+class Communicator:
+    """A rank's way to the others (gc_comm_t), released with this object. `all_to_all` and `all_gather` take what to send
+    and room to receive, host memory both, as mpi4py's comm.Alltoall and comm.Allgather do. What they raise is the cause
+    of the exception that a call raises then."""
+
+    def __init__(
+        self, library: GradCodec, rank: int, world_size: int, all_to_all: Exchanger, all_gather: Exchanger
+    ) -> None:
+        self._keep(library, G())
+        to_all = _exchange(all_to_all, world_size, world_size, self._failures)
+        gather, host = _exchange(all_gather, world_size, 1, self._failures), 1
+        self._transport = Transport(ctypes.sizeof(Transport), rank, world_size, host, None, to_all, gather)
+        library.lib.gc_comm_from_transport(byref(self._transport), byref(self._comm))
+
+    def _keep(self, library: GradCodec, comm: Any) -> None:
+        self._library, self._comm, self._failures = library, comm, list[BaseException]()
+
+    @classmethod
+    def _of(cls, library: GradCodec, comm: Any) -> "Communicator":
+        made = cls.__new__(cls)
+        made._keep(library, comm)
+        return made
+
+    def __del__(self) -> None:
+        if getattr(self, "_comm", None):
+            self._library.lib.gc_comm_free(self._comm)
+
+    def _run(self, function: Any, *arguments: Any) -> None:
+        self._failures.clear()
+        try:
+            function(*arguments)
+        except GradCodecError as error:
+            raise error from next(iter(self._failures), None)
+
+    # fmt: off
+    def reserve(self, n_elements: int, device: tuple[int, int] = (CPU, 0)) -> None:
+        self._library.lib.gc_comm_reserve(self._comm, Device(*device), n_elements)
+    def async_error(self) -> None:
+        self._library.lib.gc_comm_async_error(self._comm)
+    def compressed_allreduce(self, buffer: Array, worker_error: Array, server_error: Array, stream: Any = 1) -> None:
+        handle = self._library._handle(stream)
+        tensors = _Views([buffer, worker_error, server_error], handle, written=True)
+        self._run(self._library.lib.gc_compressed_allreduce, self._comm, *tensors.pointers, handle)
+    def allreduce(self, kind: int, segments: Sequence[int], **options: Any) -> "AllReduce":
+        return AllReduce(self, kind, segments, **options)
+
+
+class AllReduce(_Steps):
+    """An all-reduce that keeps its errors (gc_allreduce_t), made on every rank with what makes a Codec; released with this
+    object."""
+
+    _prefix = "gc_allreduce"
+
+    def __init__(self, comm: Communicator, kind: int, segments: Sequence[int], **options: Any) -> None:
+        self._library, self._lib, self._comm, self._handle = comm._library, comm._library.lib, comm, R()
+        all_of_them = _options(kind, segments, options)
+        comm._run(self._lib.gc_allreduce_create, comm._comm, byref(all_of_them), byref(self._handle))
+
+    # fmt: off
+    def run(
+        self, values: Sequence[Array], value_factor: Array | None = None, error_factor: Array | None = None,
+        stream: Any = 1,
+    ) -> None:
+        outputs, factors = self._views(stream, *values, written=True), self._views(stream, value_factor, error_factor)
+        handle = self._library._handle(stream)
+        self._comm._run(
+            self._lib.gc_allreduce_run, self._handle, outputs.pointers, len(values), *factors.pointers, handle
+        )
+    def errors_in(self, workers: Array | None = None, server: Array | None = None, stream: Any = 1) -> None:
+        self._read("errors_in", stream, workers, server)

@@ -50,6 +50,12 @@ enum Call {
     OnebitDecompress { chunks: Vec<Description>, scales: [u32; 12], elements: Number, of: Description },
     OnebitCompressInto { grad: Description, outputs: (Optional, Description, Description, Description), rule: i8 },
     Codec { options: Options, steps: Vec<Step> },
+    ShardElements { elements: Number, world_size: i32 },
+    CommFromTransport { size: Option<u8>, rank: i8, world_size: i8, flags: u8, missing: (bool, bool) },
+    CommGroup(i8),
+    CommReserve { device: Description, elements: Number },
+    CompressedAllreduce { tensors: [Description; 3], device: Description },
+    AllReduce { options: Options, steps: Vec<Run> },
 }
 
 /// What may be missing.
@@ -86,6 +92,18 @@ enum Step {
     Reset,
     StateOut(Description),
     StateIn(Description),
+    ErrorsOut(Optional, Optional),
+    ErrorsIn(Optional, Optional),
+}
+
+/// A call on an all-reduce.
+#[derive(Arbitrary, Debug)]
+enum Run {
+    Values { values: Vec<Description>, factors: [Optional; 2] },
+    Flags(Description),
+    Commit(Optional),
+    Rollback,
+    Reset,
     ErrorsOut(Optional, Optional),
     ErrorsIn(Optional, Optional),
 }
@@ -246,8 +264,8 @@ fn with_tensors(
     assert!(inputs.memory() == from, "a source was written to");
 }
 
-/// A codec of these options, and calls on it.
-fn codec(options: &Options, steps: &[Step]) {
+/// Gives a function options for a codec, unless they are of more than there is memory for.
+fn with_options(options: &Options, call: impl FnOnce(&gc_codec_options_t)) {
     let about = |description: &Option<Description>| {
         // SAFETY: zeros are a value of both.
         description.as_ref().map_or(unsafe { std::mem::zeroed::<DLTensor>() }, |one| Tensor::new(one).managed.dl_tensor)
@@ -275,9 +293,14 @@ fn codec(options: &Options, steps: &[Step]) {
     given.n_elements = elements;
     (given.n_chunks, given.server) = (options.n_chunks.get() as usize, options.server.get() as u64);
     given.reserved[3] = u64::from(options.reserved / 128);
+    call(&given);
+}
+
+/// A codec of these options, and calls on it.
+fn codec(options: &Options, given: &gc_codec_options_t, steps: &[Step]) {
     let mut codec = ptr::dangling_mut();
     // SAFETY: options with their segments, and room for a pointer.
-    if !check(unsafe { gc_codec_create(&given, &mut codec) }, true) {
+    if !check(unsafe { gc_codec_create(given, &mut codec) }, true) {
         assert_eq!(codec, ptr::dangling_mut());
         return;
     }
@@ -344,6 +367,80 @@ fn codec(options: &Options, steps: &[Step]) {
         assert!(gc_codec_payload_bytes(codec) >= 0 && gc_codec_state_bytes(codec) >= 256);
         gc_codec_free(codec);
     }
+}
+
+/// A rank that is alone asks nobody for anything.
+unsafe extern "C" fn never(
+    _: *mut c_void,
+    _: *const c_void,
+    _: *mut c_void,
+    _: usize,
+    _: DLDevice,
+    _: *mut c_void,
+) -> i32 {
+    panic!("a world of one rank exchanges something")
+}
+
+/// Gives a function a communicator of a world of one rank.
+fn alone(call: impl FnOnce(*mut gc_comm_t)) {
+    let mut comm = ptr::dangling_mut();
+    // SAFETY: room for a pointer; released once.
+    unsafe {
+        assert_eq!(gc_comm_group(1, &mut comm), 0);
+        call(comm);
+        gc_comm_free(comm);
+    }
+}
+
+/// An all-reduce of these options, and calls on it.
+fn allreduce(comm: *mut gc_comm_t, options: &Options, given: &gc_codec_options_t, steps: &[Run]) {
+    let mut allreduce = ptr::dangling_mut();
+    // What all-reduces want otherwise than codecs, now and then.
+    let mut given = *given;
+    if options.reserved % 4 != 0 {
+        (given.n_chunks, given.server, given.results) = (given.n_chunks % 2, 0, given.values);
+    }
+    // SAFETY: a communicator, options with their segments, and room for a pointer.
+    if !check(unsafe { gc_allreduce_create(comm, &given, &mut allreduce) }, true) {
+        assert_eq!(allreduce, ptr::dangling_mut());
+        return;
+    }
+    let stream = ptr::null_mut();
+    for step in steps.iter().take(8) {
+        // SAFETY: an all-reduce, and tensors that are either good, or refused by arithmetic alone.
+        unsafe {
+            match step {
+                Run::Values { values, factors } => {
+                    let inputs = Tensors::new(factors.iter().map(Option::as_ref));
+                    with_tensors(inputs, Tensors::new(values.iter().take(20).map(Some)), |from, to| {
+                        gc_allreduce_run(allreduce, to.as_ptr(), to.len(), from[0], from[1], stream)
+                    });
+                }
+                Run::Flags(dst) => with_tensors(Tensors::new([]), Tensors::new([Some(dst)]), |_, to| {
+                    gc_allreduce_flags(allreduce, to[0], stream)
+                }),
+                Run::Commit(skip) => with_tensors(Tensors::new([skip.as_ref()]), Tensors::new([]), |from, _| {
+                    gc_allreduce_commit(allreduce, from[0], stream)
+                }),
+                Run::Rollback => drop(check(gc_allreduce_rollback(allreduce, stream), options.nonfinite % 4 == 2)),
+                Run::Reset => assert!(check(gc_allreduce_reset(allreduce, stream), true)),
+                Run::ErrorsOut(worker, server) => {
+                    let outputs = Tensors::new([worker.as_ref(), server.as_ref()]);
+                    with_tensors(Tensors::new([]), outputs, |_, to| {
+                        gc_allreduce_errors_out(allreduce, to[0], to[1], stream)
+                    });
+                }
+                Run::ErrorsIn(workers, server) => {
+                    let inputs = Tensors::new([workers.as_ref(), server.as_ref()]);
+                    with_tensors(inputs, Tensors::new([]), |from, _| {
+                        gc_allreduce_errors_in(allreduce, from[0], from[1], stream)
+                    });
+                }
+            }
+        }
+    }
+    // SAFETY: made above.
+    unsafe { gc_allreduce_free(allreduce) };
 }
 
 /// Whether an output of so many elements is too large to ask for, and not so large that it must be refused.
@@ -570,7 +667,66 @@ fn run(call: Call) {
                     gc_onebit_compress_into(from[0], to[0], rule.into(), to[1], to[2], to[3], ptr::null_mut())
                 });
             }
-            Call::Codec { options, steps } => codec(&options, &steps),
+            Call::Codec { options, steps } => with_options(&options, |given| codec(&options, given, &steps)),
+            Call::ShardElements { elements, world_size } => {
+                let (elements, got) = (elements.get(), gc_shard_elements(elements.get(), world_size));
+                let chunks = i128::from(elements).div_euclid(8) + i128::from(elements % 8 > 0);
+                let expected = match world_size {
+                    1.. if elements >= 0 => (chunks + i128::from(world_size) - 1) / i128::from(world_size) * 8,
+                    _ => -1,
+                };
+                assert_eq!(i128::from(got), if expected > i128::from(i64::MAX) { -1 } else { expected });
+            }
+            Call::CommFromTransport { size, rank, world_size, flags, missing } => {
+                let (rank, world_size) = (rank.into(), world_size.into());
+                let given = gc_transport_t {
+                    struct_size: size.map_or(size_of::<gc_transport_t>() as u32, |size| u32::from(size % 41)),
+                    rank,
+                    world_size,
+                    flags: flags.into(),
+                    ctx: ptr::null_mut(),
+                    all_to_all: (!missing.0).then_some(never),
+                    all_gather: (!missing.1).then_some(never),
+                };
+                let good = given.struct_size == size_of::<gc_transport_t>() as u32
+                    && (0..world_size).contains(&rank)
+                    && flags <= 1
+                    && missing == (false, false);
+                let mut comm = ptr::dangling_mut();
+                if check(gc_comm_from_transport(&given, &mut comm), good) {
+                    assert!(check(gc_comm_async_error(comm), true));
+                    gc_comm_free(comm);
+                } else {
+                    assert!(!good && comm == ptr::dangling_mut());
+                }
+            }
+            Call::CommGroup(world_size) => {
+                let mut comms = [ptr::dangling_mut::<gc_comm_t>(); 127];
+                let made = check(gc_comm_group(world_size.into(), comms.as_mut_ptr()), world_size > 0);
+                assert_eq!(made, world_size > 0);
+                let taken = if made { world_size as usize } else { 0 };
+                comms[..taken].iter().for_each(|&comm| gc_comm_free(comm));
+                assert!(comms[taken..].iter().all(|&comm| comm == ptr::dangling_mut()));
+            }
+            Call::CommReserve { device, elements } => {
+                let (elements, device) = (elements.get(), Tensor::new(&device).managed.dl_tensor.device);
+                // Between what there is memory for and what no machine has.
+                if !(MOST_ELEMENTS as i64..1 << 58).contains(&elements) {
+                    alone(|comm| {
+                        check(gc_comm_reserve(comm, device, elements), elements >= 0);
+                    });
+                }
+            }
+            Call::CompressedAllreduce { tensors, device } => alone(|comm| {
+                let device = Tensor::new(&device).managed.dl_tensor.device;
+                check(gc_comm_reserve(comm, device, 1000), true);
+                with_tensors(Tensors::new([]), Tensors::new(tensors.iter().map(Some)), |_, to| {
+                    gc_compressed_allreduce(comm, to[0], to[1], to[2], ptr::null_mut())
+                });
+            }),
+            Call::AllReduce { options, steps } => {
+                with_options(&options, |given| alone(|comm| allreduce(comm, &options, given, &steps)));
+            }
         }
     }
 }

@@ -575,27 +575,28 @@ inline int64_t onebit_workspace_bytes(int64_t n_elements)
     return bytes;
 }
 
-/* The only owner of a codec. As large as a pointer, moved and not copied. */
-class Codec {
+/* The only owner of an object of the library. As large as a pointer, moved and not copied. */
+template <class T, void (*free)(T *)> class Handle {
 public:
-    Codec() noexcept = default;
-    explicit Codec(gc_codec_t *taken) noexcept : codec_(taken) {}
-    Codec(Codec &&other) noexcept : codec_(other.release()) {}
-    Codec &operator=(Codec &&other) noexcept
+    Handle() noexcept = default;
+    explicit Handle(T *taken) noexcept : handle_(taken) {}
+    Handle(Handle &&other) noexcept : handle_(other.release()) {}
+    Handle &operator=(Handle &&other) noexcept
     {
         reset(other.release());
         return *this;
     }
-    ~Codec() { gc_codec_free(codec_); }
+    ~Handle() { free(handle_); }
 
-    gc_codec_t *get() const noexcept { return codec_; }
-    explicit operator bool() const noexcept { return codec_ != nullptr; }
-    [[nodiscard]] gc_codec_t *release() noexcept { return std::exchange(codec_, nullptr); }
-    void reset(gc_codec_t *taken = nullptr) noexcept { gc_codec_free(std::exchange(codec_, taken)); }
+    T *get() const noexcept { return handle_; }
+    explicit operator bool() const noexcept { return handle_ != nullptr; }
+    [[nodiscard]] T *release() noexcept { return std::exchange(handle_, nullptr); }
+    void reset(T *taken = nullptr) noexcept { free(std::exchange(handle_, taken)); }
 
 private:
-    gc_codec_t *codec_ = nullptr;
+    T *handle_ = nullptr;
 };
+using Codec = Handle<gc_codec_t, gc_codec_free>;
 
 /* `options`: all but struct_size, which is set here. */
 inline Codec codec_create(gc_codec_options_t options)
@@ -671,6 +672,91 @@ inline void codec_errors_out(Codec &codec, Target worker, Target server = nullpt
 inline void codec_errors_in(Codec &codec, Source worker, Source server = nullptr, void *stream = nullptr)
 {
     detail::check(gc_codec_errors_in(codec.get(), worker.get(), server.get(), stream));
+}
+
+/* COMMUNICATORS AND ALL-REDUCE */
+
+using Communicator = Handle<gc_comm_t, gc_comm_free>;
+using AllReduce = Handle<gc_allreduce_t, gc_allreduce_free>;
+
+/* `transport`: all but struct_size, which is set here. */
+inline Communicator comm_from_transport(gc_transport_t transport)
+{
+    gc_comm_t *out = nullptr;
+    transport.struct_size = sizeof transport;
+    detail::check(gc_comm_from_transport(&transport, &out));
+    return Communicator(out);
+}
+/* One for each rank, by rank. */
+inline std::vector<Communicator> comm_group(int32_t world_size)
+{
+    static_assert(sizeof(Communicator) == sizeof(gc_comm_t *) && std::is_standard_layout_v<Communicator>);
+    std::vector<Communicator> ranks(world_size > 0 ? static_cast<std::size_t>(world_size) : 0);
+    detail::check(gc_comm_group(world_size, reinterpret_cast<gc_comm_t **>(ranks.data())));
+    return ranks;
+}
+inline void comm_free(Communicator) noexcept {} /* before its scope ends */
+
+inline void comm_reserve(Communicator &comm, DLDevice device, int64_t n_elements)
+{
+    detail::check(gc_comm_reserve(comm.get(), device, n_elements));
+}
+/* Throws what went wrong earlier, if anything did. */
+inline void comm_async_error(const Communicator &comm) { detail::check(gc_comm_async_error(comm.get())); }
+
+inline int64_t shard_elements(int64_t n_elements, int32_t world_size)
+{
+    const int64_t elements = gc_shard_elements(n_elements, world_size);
+    if (elements < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    return elements;
+}
+inline void compressed_allreduce(Communicator &comm, Target buffer, Target worker_error, Target server_error,
+                                 void *stream = nullptr)
+{
+    detail::check(gc_compressed_allreduce(comm.get(), buffer.get(), worker_error.get(), server_error.get(), stream));
+}
+
+/* `options`: all but struct_size, which is set here. */
+inline AllReduce allreduce_create(Communicator &comm, gc_codec_options_t options)
+{
+    gc_allreduce_t *out = nullptr;
+    options.struct_size = sizeof options;
+    detail::check(gc_allreduce_create(comm.get(), &options, &out));
+    return AllReduce(out);
+}
+inline void allreduce_free(AllReduce) noexcept {} /* before its scope ends */
+
+/* Factors and errors: nullptr where there are none. */
+inline void allreduce_run(AllReduce &allreduce, Targets values, Source value_factor = nullptr,
+                          Source error_factor = nullptr, void *stream = nullptr)
+{
+    detail::check(gc_allreduce_run(allreduce.get(), values.data(), values.size(), value_factor.get(),
+                                   error_factor.get(), stream));
+}
+inline void allreduce_flags(AllReduce &allreduce, Target dst, void *stream = nullptr)
+{
+    detail::check(gc_allreduce_flags(allreduce.get(), dst.get(), stream));
+}
+inline void allreduce_commit(AllReduce &allreduce, Source skip = nullptr, void *stream = nullptr)
+{
+    detail::check(gc_allreduce_commit(allreduce.get(), skip.get(), stream));
+}
+inline void allreduce_rollback(AllReduce &allreduce, void *stream = nullptr)
+{
+    detail::check(gc_allreduce_rollback(allreduce.get(), stream));
+}
+inline void allreduce_reset(AllReduce &allreduce, void *stream = nullptr)
+{
+    detail::check(gc_allreduce_reset(allreduce.get(), stream));
+}
+inline void allreduce_errors_out(AllReduce &allreduce, Target worker, Target server = nullptr, void *stream = nullptr)
+{
+    detail::check(gc_allreduce_errors_out(allreduce.get(), worker.get(), server.get(), stream));
+}
+inline void allreduce_errors_in(AllReduce &allreduce, Source workers, Source server = nullptr, void *stream = nullptr)
+{
+    detail::check(gc_allreduce_errors_in(allreduce.get(), workers.get(), server.get(), stream));
 }
 
 /* WORKERS AND DEVICES */

@@ -34,8 +34,8 @@
 //!
 //! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
 //! folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
-//! BITS, SIGNS, ONEBIT, CODECS, WORKERS and DEVICES. What holds for all of them comes first; what is said of CUDA and of
-//! streams does not concern programs that use the CPU only.
+//! BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, WORKERS and DEVICES. What holds for all of them comes first; what
+//! is said of CUDA and of streams does not concern programs that use the CPU only.
 //!
 //! TWO TIERS
 //!
@@ -44,9 +44,9 @@
 //! it. Non-blocking streams are not ordered with it. CUDA allows no work there while a stream of the same context that
 //! was created without the non-blocking flag is being captured.
 //!
-//! Stream: functions whose names end in `_into`, and those of codecs. They take DLTensor views of your memory and a
-//! `void *stream`: NULL or 1 is the legacy stream (also in programs compiled with per-thread default streams: pass 2
-//! there), 2 the per-thread one, anything else a CUstream or cudaStream_t. On CUDA they enqueue the work and return.
+//! Stream: functions whose names end in `_into`, and those of codecs and of all-reduces. They take DLTensor views of your
+//! memory and a `void *stream`: NULL or 1 is the legacy stream (also in programs compiled with per-thread default streams:
+//! pass 2 there), 2 the per-thread one, anything else a CUstream or cudaStream_t. On CUDA they enqueue the work and return.
 //! The memory of src and dst must stay, and src must not change, until the stream has done the work; the structs,
 //! shapes and strides are read during the call. Once gc_prepare() has run they allocate nothing and synchronize
 //! nothing, with one exception, after much was released: see CUDA. (Without gc_prepare(), a first call in a context

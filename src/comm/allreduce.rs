@@ -60,7 +60,7 @@ impl AllReduce {
         let _entered = self.communicator.enter()?;
         let Parts { codec, wire } = &*parts;
         // What decoding would refuse, before anything is changed.
-        codec.check_outputs(values.clone())?;
+        codec.check_outputs(values.clone(), factors)?;
         self.communicator.transport.check_capture(&mut wire.memory().queue(stream)?)?;
         codec.encode(values.clone(), factors, &wire.payload(), stream)?;
         let reduced = self.communicator.reduce_among_ranks(codec, wire, stream)?;

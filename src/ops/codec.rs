@@ -190,10 +190,16 @@ impl Codec {
         }
     }
 
-    /// That values can be replaced by results.
-    pub fn check_outputs<'v>(&self, values: impl ExactSizeIterator<Item = Result<View<'v>>>) -> Result<()> {
+    /// That values can be replaced by results, with these factors.
+    pub fn check_outputs<'v>(
+        &self,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        factors: &[Option<View<'_>>; 2],
+    ) -> Result<()> {
         let (dtype, State { values: places, .. }) = (self.plan.rules.values, &mut *self.enter()?);
-        self.take_values(values, &[dtype], places, |_| Ok(()))?;
+        self.take_values(values, &[dtype], places, |one| {
+            factors.iter().flatten().try_for_each(|factor| one.check_output(&[factor]))
+        })?;
         self.check_apart(places, dtype)
     }
 

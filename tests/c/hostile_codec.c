@@ -53,8 +53,8 @@ static void measure(Made *m) {
     m->state_bytes = up(64 + 4 * m->segments * (server ? 2 : 1), 256) + units * error;
 }
 
-/* A codec of a random description, which may have to be refused. */
-static bool make_codec(Made *m) {
+/* A codec of a random description, which may have to be refused; or an all-reduce of it, where there is a `comm`. */
+static bool make_codec(Made *m, gc_comm_t *comm) {
     gc_codec_options_t *o = &m->options;
     gc_codec_t *out[2] = {(gc_codec_t *)(void *)UNTOUCHED, (gc_codec_t *)(void *)UNTOUCHED}, **place = out;
     const gc_codec_options_t *passed = o;
@@ -82,6 +82,18 @@ static bool make_codec(Made *m) {
     o->n_chunks = (size_t)below(5);
     m->n_chunks = o->n_chunks ? (int64_t)o->n_chunks : 1;
     o->server = below((uint64_t)m->n_chunks + 1);
+    if (comm != NULL) {
+        m->n_chunks = 1;
+        o->n_chunks = (size_t)below(2);
+        o->server = 0;
+        memset(&o->results, 0, sizeof o->results);
+        if (one_in(2))
+            o->results = o->values;
+        if (one_in(20)) { /* what all-reduces do not take */
+            o->n_chunks = 2;
+            faults |= FAULT(INVALID_ARGUMENT);
+        }
+    }
     while (one_in(4))
         switch (below(12)) {
         case 0: o->struct_size = (uint32_t)below(sizeof *o); faults |= FAULT(INVALID_ARGUMENT); break;
@@ -125,12 +137,27 @@ static bool make_codec(Made *m) {
             }
             break;
         }
-    begin(f_gc_codec_create);
-    bool made = judge(gc_codec_create(passed, place), faults);
+    bool made;
+    if (comm == NULL) {
+        begin(f_gc_codec_create);
+        made = judge(gc_codec_create(passed, place), faults);
+    } else {
+        static const DLDataType none;
+        if (memcmp(&o->results, &none, sizeof none) != 0 && memcmp(&o->results, &o->values, sizeof none) != 0)
+            faults |= FAULT(INVALID_ARGUMENT);
+        if (one_in(60)) {
+            comm = one_in(2) ? NULL : (gc_comm_t *)(void *)((char *)comm + 1 + below(7));
+            faults |= FAULT(INVALID_ARGUMENT);
+        }
+        begin(f_gc_allreduce_create);
+        made = judge(gc_allreduce_create(comm, passed, (gc_allreduce_t **)(void *)place), faults);
+    }
     EXPECT((out[0] == (gc_codec_t *)(void *)UNTOUCHED) == !made && out[1] == (gc_codec_t *)(void *)UNTOUCHED);
     if (!made)
         return false;
     m->handle = out[0];
+    if (comm != NULL)
+        o->server = 1; /* a rank that is alone reduces all there is */
     measure(m);
     return true;
 }
@@ -443,7 +470,7 @@ static void call_state(Made *m) {
 static void call_codec(void) {
     Made m;
     prepare(MEDIUM);
-    if (!make_codec(&m))
+    if (!make_codec(&m, NULL))
         return;
     begin(f_gc_codec_payload_bytes);
     EXPECT(gc_codec_payload_bytes(m.handle) == m.n_chunks * m.chunk_bytes);
@@ -463,6 +490,218 @@ static void call_codec(void) {
     }
     begin(f_gc_codec_free);
     gc_codec_free(m.handle);
+    succeeded();
+}
+
+/* ---- all-reduces of a rank that is alone ------------------------------------------------------------------------- */
+
+static int32_t never(void *ctx, const void *send, void *recv, size_t bytes, DLDevice device, void *stream) {
+    (void)ctx, (void)send, (void)recv, (void)bytes, (void)device, (void)stream;
+    EXPECT(!"a rank that is alone exchanges something");
+    return 1;
+}
+
+/* The handle, or what is none. */
+static void *spoilt(void *handle, Faults *faults) {
+    if (!one_in(60))
+        return handle;
+    *faults |= FAULT(INVALID_ARGUMENT);
+    return one_in(2) ? NULL : (char *)handle + 1 + below(7);
+}
+
+static gc_comm_t *make_comm(void) {
+    gc_comm_t *out[3] = {NULL}, **place = out;
+    gc_transport_t transport, *passed = &transport;
+    Faults faults = 0;
+    if (one_in(2)) {
+        int32_t ranks = one_in(8) ? (int32_t)(one_in(2) ? 0 : INT32_MIN + (int64_t)below(INT32_MAX)) : 1 + (int32_t)below(3);
+        place = one_in(40) ? NULL : out;
+        faults = ranks < 1 || place == NULL ? FAULT(INVALID_ARGUMENT) : 0;
+        begin(f_gc_comm_group);
+        bool made = judge(gc_comm_group(ranks, place), faults);
+        for (int i = 0; i < 3; i++)
+            EXPECT((out[i] != NULL) == (made && i < ranks));
+        for (int i = made && ranks == 1 ? 1 : 0; i < 3; i++)
+            gc_comm_free(out[i]);
+        return made && ranks == 1 ? out[0] : NULL;
+    }
+    memset(&transport, 0, sizeof transport);
+    transport.struct_size = sizeof transport;
+    transport.world_size = 1;
+    transport.flags = (uint32_t)below(2);
+    transport.all_to_all = transport.all_gather = never;
+    while (one_in(4)) {
+        faults = FAULT(INVALID_ARGUMENT);
+        switch (below(6)) {
+        case 0: transport.struct_size = (uint32_t)below(sizeof transport); break;
+        case 1: transport.rank = one_in(2) ? 1 : -1 - (int32_t)below(INT32_MAX); break;
+        case 2: transport.world_size = -(int32_t)below(INT32_MAX); break;
+        case 3: transport.flags |= 2u << below(31); break;
+        case 4: *(one_in(2) ? &transport.all_to_all : &transport.all_gather) = NULL; break;
+        case 5: passed = one_in(2) ? NULL : (gc_transport_t *)(void *)((char *)&transport + 1 + below(7)); break;
+        }
+    }
+    begin(f_gc_comm_from_transport);
+    bool made = judge(gc_comm_from_transport(passed, place), faults);
+    EXPECT((out[0] != NULL) == made && out[1] == NULL);
+    return out[0];
+}
+
+/* The form whose errors are the caller's. */
+static void call_plain_allreduce(gc_comm_t *comm) {
+    static const int types[] = {kDLCPU, kDLCUDAHost, kDLCUDA, kDLOpenCL};
+    DLDevice device = {(DLDeviceType)types[below(4)], 1000};
+    int64_t count = one_in(3) ? INT64_MIN + (int64_t)below(INT64_MAX) : (int64_t)below(5000), elements = (int64_t)below(600);
+    size_t used = 0;
+    Faults faults = count < 0 ? FAULT(INVALID_ARGUMENT) : 0;
+    faults |= device.device_type == kDLCUDA && count != 0 ? NO_CUDA : 0;
+    faults |= device.device_type == kDLOpenCL ? FAULT(UNSUPPORTED_DEVICE) : 0;
+    void *handle = spoilt(comm, &faults);
+    begin(f_gc_comm_reserve);
+    judge(gc_comm_reserve(handle, device, count), faults);
+
+    faults = 0;
+    handle = spoilt(comm, &faults);
+    place(&chunk[0], float32, elements, 1, 1, &used);
+    elements = chunk[0].counted ? chunk[0].elements : elements;
+    int64_t shard = gc_shard_elements(elements, 1);
+    place(&chunk[1], float32, elements < 600 ? elements : 600, 1, one_in(20) ? 0 : 1, &used);
+    place(&chunk[2], float32, shard >= 0 && shard < 600 ? shard : 600, 1, 1, &used);
+    faults |= faults_of(&chunk[0], &float32, 1, elements, false) | faults_of(&chunk[1], &float32, 1, elements, false) |
+              faults_of(&chunk[2], &float32, 1, shard, false) | (shard < 0 ? FAULT(SIZE_OVERFLOW) : 0);
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < i; j++)
+            faults |= faults_of_overlap(&chunk[i], &chunk[j]);
+    begin(f_gc_compressed_allreduce);
+    if (judge(gc_compressed_allreduce(handle, chunk[0].passed, chunk[1].passed, chunk[2].passed, random_stream()), faults))
+        for (int i = 0; i < 3; i++)
+            accept(&chunk[i]);
+    begin(f_gc_comm_async_error);
+    judge(gc_comm_async_error(comm), 0);
+}
+
+static void call_run(Made *m, gc_allreduce_t *allreduce) {
+    const DLTensor *values[SEGMENTS + 1] = {NULL};
+    DLDataType dtype = m->options.values.bits ? m->options.values : float32;
+    size_t in = 0, out = 0;
+    Faults faults = 0;
+    place_values(m, dtype, 1, &out, values);
+    place_optional(&chunk[4], float32, 1, one_in(16) ? 1 : 0, &in);
+    place_optional(&chunk[5], float32, 1, 0, &in);
+    for (int i = 0; i < m->segments; i++) {
+        faults |= faults_of(&chunk[i], &dtype, 1, m->sizes[i], false);
+        for (int j = 0; j < 6; j++)
+            faults |= j < i || j > 3 ? faults_of_overlap(&chunk[i], &chunk[j]) : 0;
+    }
+    for (int i = 4; i < 6; i++)
+        faults |= faults_of_optional(&chunk[i], &float32, 1, 1);
+    void *handle = spoilt(allreduce, &faults);
+    size_t count = random_count(m, &faults);
+    begin(f_gc_allreduce_run);
+    if (judge(gc_allreduce_run(handle, (DLTensor *const *)values, count, chunk[4].passed, chunk[5].passed,
+                               random_stream()), faults)) {
+        for (int i = 0; i < m->segments; i++)
+            accept(&chunk[i]);
+        m->pending |= m->options.nonfinite == GC_NONFINITE_TRANSACTIONAL;
+    }
+}
+
+static void call_allreduce_errors(const Made *m, gc_allreduce_t *allreduce) {
+    bool outwards = one_in(2), kept = m->options.codec == GC_CODEC_ONEBIT && m->options.error != GC_ERROR_NONE;
+    int64_t rows = outwards ? 1 : 1 + (int64_t)below(3);
+    size_t used = 0;
+    Faults faults = m->pending ? FAULT(INVALID_ARGUMENT) : 0;
+    void *handle = spoilt(allreduce, &faults);
+    Argument *one = outwards ? &dst : &src, *other = &chunk[4];
+    place_optional(one, float32, rows * m->elements, outwards, &used);
+    place_optional(other, float32, m->elements, outwards, &used);
+    faults |= faults_of_optional(one, &float32, 1, rows * m->elements);
+    faults |= faults_of_optional(other, &float32, 1, m->elements);
+    if (outwards) {
+        faults |= faults_of_overlap(one, other);
+        begin(f_gc_allreduce_errors_out);
+        if (judge(gc_allreduce_errors_out(handle, one->passed, other->passed, random_stream()), faults)) {
+            accept(one);
+            accept(other);
+        }
+        return;
+    }
+    if (one->passed == &one->tensor && one->faults == 0 && !one_in(20)) { /* in rows */
+        one->tensor.dl_tensor.ndim = 2;
+        one->tensor.dl_tensor.shape = one->shape;
+        one->shape[0] = rows;
+        one->shape[1] = m->elements;
+        one->tensor.dl_tensor.strides = NULL;
+        understand(one);
+        faults = (faults & ~(FAULT(SHAPE_MISMATCH) | FAULT(NOT_CONTIGUOUS))) |
+                 faults_of_optional(one, &float32, 1, rows * m->elements) |
+                 faults_of_optional(other, &float32, 1, m->elements);
+    } else if (one->passed != NULL && (one->tensor.dl_tensor.ndim != 2 || one->faults != 0 ||
+                                       one->shape[0] != rows || one->shape[1] != m->elements)) {
+        faults |= FAULT(SHAPE_MISMATCH);
+    }
+    faults |= kept ? 0 : FAULT(INVALID_ARGUMENT);
+    begin(f_gc_allreduce_errors_in);
+    judge(gc_allreduce_errors_in(handle, one->passed, other->passed, random_stream()), faults);
+}
+
+static void call_allreduce(void) {
+    static const DLDataType uint32 = {kDLUInt, 32, 1}, int32 = {kDLInt, 32, 1};
+    int64_t elements = one_in(2) ? wild() : (int64_t)below(100000), ranks = 1 + (int64_t)below(9);
+    Faults faults = elements < 0 ? FAULT(INVALID_ARGUMENT) : elements > INT64_MAX - 8 * ranks ? FAULT(SIZE_OVERFLOW) | MAY_SUCCEED : 0;
+    Made m;
+    prepare(MEDIUM);
+    begin(f_gc_shard_elements);
+    int64_t shard = gc_shard_elements(elements, (int32_t)ranks);
+    EXPECT(shard == -1 || shard == 8 * chunk_bytes(elements, (uint64_t)ranks));
+    judge(shard >= 0 ? GC_STATUS_OK : elements < 0 ? GC_STATUS_INVALID_ARGUMENT : GC_STATUS_SIZE_OVERFLOW, faults);
+    gc_comm_t *comm = make_comm();
+    if (comm == NULL)
+        return;
+    for (int steps = 1 + (int)below(4); steps > 0; steps--) {
+        call_plain_allreduce(comm);
+        compare_windows();
+    }
+    bool made = make_codec(&m, comm);
+    gc_allreduce_t *allreduce = made ? (gc_allreduce_t *)(void *)m.handle : NULL;
+    begin(f_gc_comm_free);
+    gc_comm_free(comm);
+    succeeded();
+    for (int steps = made ? 4 + (int)below(20) : 0; steps > 0; steps--) {
+        Faults no_step = m.options.nonfinite == GC_NONFINITE_TRANSACTIONAL ? 0 : FAULT(INVALID_ARGUMENT);
+        size_t used = 0;
+        faults = 0;
+        void *handle = spoilt(allreduce, &faults);
+        switch (below(8)) {
+        case 0: case 1: case 2: call_run(&m, allreduce); break;
+        case 3:
+            place(&dst, uint32, 1, 1, 1, &used);
+            faults |= faults_of(&dst, &uint32, 1, 1, false);
+            begin(f_gc_allreduce_flags);
+            if (judge(gc_allreduce_flags(handle, dst.passed, random_stream()), faults))
+                accept(&dst);
+            break;
+        case 4:
+            place_optional(&src, int32, 1, 0, &used);
+            faults |= no_step | faults_of_optional(&src, &int32, 1, 1);
+            faults |= src.passed && src.tensor.dl_tensor.dtype.code != kDLInt ? MAY_SUCCEED : 0; /* takes others, too */
+            begin(f_gc_allreduce_commit);
+            m.pending &= !judge(gc_allreduce_commit(handle, src.passed, random_stream()), faults);
+            break;
+        case 5:
+            begin(f_gc_allreduce_rollback);
+            m.pending &= !judge(gc_allreduce_rollback(handle, random_stream()), faults | no_step);
+            break;
+        case 6:
+            begin(f_gc_allreduce_reset);
+            m.pending &= !judge(gc_allreduce_reset(handle, random_stream()), faults);
+            break;
+        case 7: call_allreduce_errors(&m, allreduce); break;
+        }
+        compare_windows();
+    }
+    begin(f_gc_allreduce_free);
+    gc_allreduce_free(allreduce);
     succeeded();
 }
 
@@ -644,7 +883,7 @@ static void call_decompress(size_t size) {
 
 static void call_something(size_t size) {
     if (size != BIG && one_in(3)) /* a call of this is a dozen */
-        call_codec();
+        one_in(3) ? call_allreduce() : call_codec();
     else if (size != BIG && one_in(12))
         call_onebit_bytes();
     else if (one_in(3))

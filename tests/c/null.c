@@ -143,6 +143,103 @@ static void codecs(void) {
     gc_codec_free(codec);
 }
 
+/* An engine that nothing may ask for anything. */
+static int32_t never(void *ctx, const void *send, void *recv, size_t bytes, DLDevice device, void *stream) {
+    (void)ctx, (void)send, (void)recv, (void)bytes, (void)device, (void)stream;
+    abort();
+}
+
+/* The functions of gc_comm_* and gc_allreduce_*. */
+static void communicators(void) {
+    static float numbers[16], errors[16], sums[16], number;
+    static int64_t one[1] = {1}, both[2] = {1, 16};
+    DLDataType float32 = dtype_of(kDLFloat, 32);
+    DLTensor buffer = view_of(numbers, float32, 1, shape1), worker = view_of(errors, float32, 1, shape1);
+    DLTensor server = view_of(sums, float32, 1, shape1), workers = view_of(errors, float32, 2, both);
+    DLTensor flags = view_of(&number, dtype_of(kDLUInt, 32), 1, one);
+    DLTensor *values[1] = {&buffer}, *no_values[1] = {NULL};
+    DLDevice cpu = {kDLCPU, 0};
+    gc_transport_t transport;
+    gc_codec_options_t options;
+    gc_comm_t *comm, *untouched_comm = (gc_comm_t *)(void *)UNTOUCHED, *comms[2], *out = untouched_comm;
+    gc_allreduce_t *allreduce, *untouched = (gc_allreduce_t *)(void *)UNTOUCHED, *made = untouched;
+
+    memset(&transport, 0, sizeof transport);
+    transport.struct_size = sizeof transport;
+    transport.world_size = 1;
+    transport.all_to_all = transport.all_gather = never;
+    invalid(gc_comm_from_transport(NULL, &out), "transport: NULL");
+    invalid(gc_comm_from_transport((gc_transport_t *)(void *)((char *)&transport + 1), &out), "transport: address");
+    invalid(gc_comm_from_transport(&transport, NULL), "out: NULL");
+    transport.all_gather = NULL;
+    invalid(gc_comm_from_transport(&transport, &out), "transport: all_gather is NULL");
+    transport.all_gather = never;
+    transport.all_to_all = NULL;
+    invalid(gc_comm_from_transport(&transport, &out), "transport: all_to_all is NULL");
+    transport.all_to_all = never;
+    transport.rank = 1;
+    invalid(gc_comm_from_transport(&transport, &out), "transport: rank 1 of 1");
+    transport.rank = 0;
+    invalid(gc_comm_group(0, &out), "world_size: 0");
+    invalid(gc_comm_group(2, NULL), "out: NULL");
+    invalid(gc_comm_group(2, (gc_comm_t **)(void *)((char *)comms + 1)), "out: address");
+    CHECK(out == untouched_comm);
+    CHECK(gc_shard_elements(16, 0) == -1 && strstr(gc_last_error(), "world_size: 0"));
+    CHECK(gc_shard_elements(-16, 1) == -1 && strstr(gc_last_error(), "n_elements: -16"));
+
+    CHECK_OK(gc_comm_group(2, comms));
+    gc_comm_free(comms[1]);
+    gc_comm_free(comms[0]);
+    gc_comm_free(NULL);
+    CHECK_OK(gc_comm_from_transport(&transport, &comm));
+    invalid(gc_comm_reserve(NULL, cpu, 16), "comm: NULL");
+    invalid(gc_comm_reserve(comm, cpu, -16), "n_elements: -16");
+    invalid(gc_comm_async_error(NULL), "comm: NULL");
+    CHECK_OK(gc_comm_async_error(comm));
+    invalid(gc_compressed_allreduce(NULL, &buffer, &worker, &server, NULL), "comm: NULL");
+    invalid(gc_compressed_allreduce(comm, NULL, &worker, &server, NULL), "buffer: NULL");
+    invalid(gc_compressed_allreduce(comm, &buffer, NULL, &server, NULL), "worker_error: NULL");
+    invalid(gc_compressed_allreduce(comm, &buffer, &worker, NULL, NULL), "server_error: NULL");
+    invalid(gc_compressed_allreduce(comm, &buffer, &worker, &worker, NULL), "server_error:");
+
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.codec = GC_CODEC_ONEBIT;
+    options.n_elements = 16;
+    options.nonfinite = GC_NONFINITE_TRANSACTIONAL;
+    invalid(gc_allreduce_create(NULL, &options, &made), "comm: NULL");
+    invalid(gc_allreduce_create(comm, NULL, &made), "options: NULL");
+    invalid(gc_allreduce_create(comm, &options, NULL), "out: NULL");
+    options.codec = 0;
+    invalid(gc_allreduce_create(comm, &options, &made), "options: codec 0");
+    options.codec = GC_CODEC_ONEBIT;
+    CHECK(made == untouched);
+    CHECK_OK(gc_allreduce_create(comm, &options, &allreduce));
+    gc_allreduce_free(NULL);
+    invalid(gc_allreduce_run(NULL, values, 1, NULL, NULL, NULL), "allreduce: NULL");
+    invalid(gc_allreduce_run(allreduce, NULL, 1, NULL, NULL, NULL), "values: NULL");
+    invalid(gc_allreduce_run(allreduce, no_values, 1, NULL, NULL, NULL), "values[0]: NULL");
+    invalid(gc_allreduce_run(allreduce, values, 0, NULL, NULL, NULL), "n_values: 1 expected");
+    expect(gc_allreduce_run(allreduce, values, SIZE_MAX, NULL, NULL, NULL), GC_STATUS_SIZE_OVERFLOW,
+           "n_values: 18446744073709551615 items at values");
+    invalid(gc_allreduce_flags(NULL, &flags, NULL), "allreduce: NULL");
+    invalid(gc_allreduce_flags(allreduce, NULL, NULL), "dst: NULL");
+    invalid(gc_allreduce_commit(NULL, NULL, NULL), "allreduce: NULL");
+    invalid(gc_allreduce_rollback(NULL, NULL), "allreduce: NULL");
+    invalid(gc_allreduce_reset(NULL, NULL), "allreduce: NULL");
+    invalid(gc_allreduce_errors_out(NULL, &worker, &server, NULL), "allreduce: NULL");
+    invalid(gc_allreduce_errors_in(NULL, &workers, &server, NULL), "allreduce: NULL");
+    /* NULL where it says that there is none. */
+    CHECK_OK(gc_allreduce_errors_out(allreduce, NULL, NULL, NULL));
+    CHECK_OK(gc_allreduce_errors_in(allreduce, NULL, NULL, NULL));
+    CHECK_OK(gc_allreduce_commit(allreduce, NULL, NULL));
+    gc_comm_free(comm);
+    gc_allreduce_free(allreduce);
+    for (int i = 0; i < 16; i++)
+        CHECK(numbers[i] == 0 && errors[i] == 0 && sums[i] == 0);
+    CHECK(number == 0);
+}
+
 int main(void) {
     DLDataType boolean = dtype_of(kDLBool, 8), uint8 = dtype_of(kDLUInt, 8), float32 = dtype_of(kDLFloat, 32);
     DLTensor elements = view_of(bools, boolean, 1, shape1);
@@ -260,6 +357,7 @@ int main(void) {
     invalid(gc_unpack_bits_into(&packed, 2, GC_BIT_ORDER_BIG, &elements, NULL), "axis: 2");
 
     codecs();
+    communicators();
 
     CHECK(out == UNTOUCHED && outs[0] == UNTOUCHED && outs[1] == UNTOUCHED && outs[2] == UNTOUCHED);
     CHECK(versioned == &untouched_versioned);

@@ -11,6 +11,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -367,6 +368,68 @@ static void a_codec_goes_there_and_back()
     gradcodec::codec_free(gradcodec::codec_create(options));
 }
 
+static void ranks_reduce_to_the_same_mean()
+{
+    using gradcodec::AllReduce, gradcodec::Communicator;
+    std::vector<Communicator> ranks = gradcodec::comm_group(2);
+    float gradients[2][2] = {{1, -7}, {5, 5}}, workers[2][2] = {}, servers[2][8] = {};
+    gradcodec::comm_reserve(ranks[0], gradcodec::cpu, 2);
+    std::vector<std::thread> threads;
+    for (std::size_t k = 0; k < 2; k++)
+        threads.emplace_back([&, k] {
+            gradcodec::compressed_allreduce(ranks[k], view(gradients[k]), view(workers[k]), view(servers[k]));
+        });
+    for (std::thread &thread : threads)
+        thread.join();
+    /* Signs (+, -) of scale 5 and (+, +) of scale 5: their mean is (5, 0), whose root mean square is sent. */
+    const float sent = std::sqrt(12.5f);
+    for (const auto &gradient : gradients)
+        HOLD(gradient[0] == sent && gradient[1] == sent);
+    HOLD(workers[0][0] == -4 && workers[0][1] == -2 && workers[1][0] == 0 && servers[0][0] == 5 - sent);
+    gradcodec::comm_async_error(ranks[1]);
+    HOLD(gradcodec::shard_elements(17, 2) == 16);
+
+    /* A rank that is alone, over a transport that is never called. */
+    gc_transport_t transport{};
+    transport.world_size = 1;
+    HOLD(status([&] { gradcodec::comm_from_transport(transport); }) == GC_STATUS_INVALID_ARGUMENT);
+    transport.all_to_all = transport.all_gather =
+        [](void *, const void *, void *, std::size_t, DLDevice, void *) { return int32_t{1}; };
+    Communicator alone = gradcodec::comm_from_transport(transport);
+    gc_codec_options_t options{};
+    options.codec = GC_CODEC_ONEBIT;
+    options.n_elements = 2;
+    options.nonfinite = GC_NONFINITE_TRANSACTIONAL;
+    AllReduce allreduce = gradcodec::allreduce_create(alone, options);
+    gradcodec::comm_free(std::move(alone));
+    float values[2] = {1, -7}, factor = 1, worker[2], server[2], both[1][2] = {{3, 4}};
+    gradcodec::allreduce_run(allreduce, {view(values)});
+    gradcodec::allreduce_commit(allreduce);
+    HOLD(values[0] == 5 && values[1] == -5);
+    gradcodec::allreduce_errors_out(allreduce, view(worker), view(server));
+    HOLD(worker[0] == -4 && worker[1] == -2 && server[0] == 0);
+    gradcodec::allreduce_run(allreduce, {view(values)}, view(&factor, {1}), view(&factor, {1}));
+    gradcodec::allreduce_rollback(allreduce);
+    uint32_t flags = 0;
+    gradcodec::allreduce_flags(allreduce, view(&flags, {1}));
+    HOLD(flags == GC_FLAG_TAKEN_BACK);
+    gradcodec::allreduce_errors_in(allreduce, view(&both[0][0], {1, 2}));
+    gradcodec::allreduce_errors_out(allreduce, view(worker));
+    HOLD(worker[0] == 3 && worker[1] == 4);
+    gradcodec::allreduce_reset(allreduce);
+    gradcodec::allreduce_errors_out(allreduce, view(worker));
+    HOLD(worker[0] == 0 && worker[1] == 0);
+
+    AllReduce moved = std::move(allreduce);
+    HOLD(moved && !allreduce);
+    HOLD(status([&] { gradcodec::allreduce_reset(allreduce); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([&] { gradcodec::comm_async_error(alone); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([&] { gradcodec::allreduce_create(alone, options); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([] { gradcodec::comm_group(-1); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([] { gradcodec::shard_elements(8, 0); }) == GC_STATUS_INVALID_ARGUMENT);
+    gradcodec::allreduce_free(std::move(moved));
+}
+
 static void a_refusal_throws_and_leaves_nothing()
 {
     const float floats[8] = {};
@@ -429,6 +492,7 @@ int main()
     bits_along_an_axis();
     the_plain_form_carries_what_a_step_loses();
     a_codec_goes_there_and_back();
+    ranks_reduce_to_the_same_mean();
     a_refusal_throws_and_leaves_nothing();
     the_rest();
     std::puts("gradcodec.hpp: all functions do as they say");

@@ -7,7 +7,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 cc=$1 cxx=$2 library=$(cd "$3" && pwd) work=$4 dlpack=$5
 mkdir -p "$work"
-flags="-O2 -g -Wall -Wextra -pedantic -Werror -Iinclude"
+flags="-O2 -g -Wall -Wextra -pedantic -Werror -pthread -Iinclude"
 link="-L$library -lgradcodec -Wl,-rpath,$library"
 
 # shellcheck disable=SC2086 # the flags are words

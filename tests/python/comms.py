@@ -1,17 +1,14 @@
 """Worlds of ranks, a thread each, and DeepSpeed's compressed all-reduce in NumPy, which they are held to."""
 
 import ctypes
-import itertools
 import threading
-from ctypes import POINTER, byref, c_int64
+from ctypes import POINTER, byref
 
 import numpy as np
 
-import capi
-import codec_model
-from capi import EXCHANGE, Comm, Transport, lib
-from codec_model import RMS, bit, canonical, f32, scale_of, sigma
-from codecs_c import call
+from capi import EXCHANGE, AllReduce, Comm, Transport, last_error, lib
+from codec_model import RMS, Model, f32, scale_of, sigma
+from codecs_c import call, dtype_name, options_of, or_null, same, views
 
 
 def shards(n, world):
@@ -43,32 +40,35 @@ def reference(buffers, workers, servers):
 
 
 class Board:
-    """Exchanges between threads, by Python: what a transport is to do, said plainly."""
+    """Exchanges between threads, by Python: what a transport is to do, said plainly.
+
+    `before(name, rank, sent)` gives what is sent in its place; `answer(name, rank)` what the function returns."""
 
     def __init__(self, world):
         self.world = world
         self.barrier = threading.Barrier(world)
         self.sent = [None] * world
         self.calls = []
-        self.answers = itertools.repeat(0)
+        self.before = lambda name, rank, sent: sent
+        self.answer = lambda name, rank: 0
 
     def transport(self, rank, flags=0):
         def exchange(name):
             def run(_, send, recv, size, device, stream):
                 self.calls.append((name, rank, size, device.device_type, stream))
                 blocks = self.world if name == "all_to_all" else 1
-                self.sent[rank] = ctypes.string_at(send, blocks * size)
+                self.sent[rank] = self.before(name, rank, ctypes.string_at(send, blocks * size))
                 self.barrier.wait()
                 for other in range(self.world):
                     first = rank * size if name == "all_to_all" else 0
                     ctypes.memmove(recv + other * size, self.sent[other][first : first + size], size)
                 self.barrier.wait()
-                return next(self.answers)
+                return self.answer(name, rank)
 
             return EXCHANGE(run)
 
-        transport = Transport(ctypes.sizeof(Transport), rank, self.world, flags, None, exchange("all_to_all"), exchange("all_gather"))
-        return transport
+        functions = exchange("all_to_all"), exchange("all_gather")
+        return Transport(ctypes.sizeof(Transport), rank, self.world, flags, None, *functions)
 
 
 class World:
@@ -112,3 +112,108 @@ class World:
         if failures:
             raise failures[0]
         return results
+
+
+def status_of(function, *arguments):
+    """The status, and the last error of this thread."""
+    status = function(*arguments)
+    return status, last_error() if status else ""
+
+
+class CheckedRanks:
+    """A handle on every rank of a world, and a model for each. The models exchange in Python; every byte is compared.
+
+    `options`: those of a Model; there is a chunk for each rank, which that rank reduces."""
+
+    def __init__(self, world, place, **options):
+        self.world, self.place = world, place
+        self.models = [Model(**options, n_chunks=world.size, server=rank) for rank in range(world.size)]
+        self.handles = [POINTER(AllReduce)() for _ in self.models]
+        each = [options_of(model, place.device) for model in self.models]
+        for rank, one in enumerate(each):
+            one.server, one.n_chunks = 0, [0, world.size][rank % 2]
+        self.all("gc_allreduce_create", lambda rank: (world.comms[rank], byref(each[rank]), byref(self.handles[rank])))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for handle in self.handles:
+            lib.gc_allreduce_free(handle)
+
+    def all(self, name, arguments):
+        self.world.each(lambda rank: call(name, *arguments(rank)))
+
+    def run(self, gradients, value_factor=None, error_factor=None, aligned=True):
+        """[rank][segment], in memory's dtype. Gives what they became on every rank, by segment."""
+        dtype, place = self.models[0].values, self.place
+        put = [[place.put(g, dtype_name(g, dtype), aligned) for g in each] for each in gradients]
+        factors = [None if f is None else place.put(np.array([f], f32)) for f in (value_factor, error_factor)]
+        self.all("gc_allreduce_run", lambda rank: (
+            self.handles[rank], views(put[rank]), len(put[rank]), *map(or_null, factors), None
+        ))  # fmt: skip
+        numbers = [1.0 if f is None else f for f in (value_factor, error_factor)]
+        payloads = [m.encode(g, *numbers).reshape(m.n_chunks, m.stride) for m, g in zip(self.models, gradients)]
+        reduced = [m.reduce(np.stack([p[rank] for p in payloads])) for rank, m in enumerate(self.models)]
+        for rank, model in enumerate(self.models):
+            expected = model.decode(np.concatenate(reduced), dtype)
+            for index, (got, e) in enumerate(zip(put[rank], expected)):
+                same(place.get(got), e, f"rank {rank}, values[{index}]")
+        return expected
+
+    def commit(self, skip=None):
+        put = None if skip is None else self.place.put(np.atleast_1d(skip))
+        self.all("gc_allreduce_commit", lambda rank: (self.handles[rank], or_null(put), None))
+        for model in self.models:
+            model.commit(bool(skip is not None and np.atleast_1d(skip)[0] != 0))
+
+    def rollback(self):
+        self.all("gc_allreduce_rollback", lambda rank: (self.handles[rank], None))
+        for model in self.models:
+            model.commit(True)
+
+    def reset(self):
+        self.all("gc_allreduce_reset", lambda rank: (self.handles[rank], None))
+        for model in self.models:
+            model.reset()
+
+    def flags(self):
+        """Of each rank."""
+        dsts = [self.place.put(np.full(1, 0x77, np.uint32)) for _ in self.models]
+        self.all("gc_allreduce_flags", lambda rank: (self.handles[rank], dsts[rank].view, None))
+        got = [int(self.place.get(dst)[0]) for dst in dsts]
+        assert got == [model.flags for model in self.models]
+        for model in self.models:
+            model.flags = 0
+        return got
+
+    def errors(self):
+        """Those of all workers, [rank, n], and of the whole server."""
+        each = [[self.place.put(np.full(m.errors(k).size, 7, f32)) for k in (0, 1)] for m in self.models]
+        self.all("gc_allreduce_errors_out", lambda rank: (self.handles[rank], *(e.view for e in each[rank]), None))
+        for rank, (model, (worker, server)) in enumerate(zip(self.models, each)):
+            same(self.place.get(worker), model.errors(0), f"rank {rank}: worker's errors")
+            same(self.place.get(server), model.errors(1), f"rank {rank}: server's errors")
+        workers, servers = zip(*each)
+        return np.stack([self.place.get(w) for w in workers]), np.concatenate([self.place.get(s) for s in servers])
+
+    def errors_in(self, workers, server):
+        """Of a world of as many ranks as `workers` has rows; None: not that."""
+        put = [None if one is None else self.place.put(one) for one in (workers, server)]
+        self.all("gc_allreduce_errors_in", lambda rank: (self.handles[rank], *map(or_null, put), None))
+        if server is not None:  # in the payload's order, which is the elements', shard after shard
+            cuts = np.cumsum([m.errors(1).size for m in self.models])[:-1]
+            for model, part in zip(self.models, np.split(server, cuts)):
+                model.take_errors(1, part)
+        for rank, model in enumerate(self.models):
+            if workers is not None:
+                model.take_errors(0, workers[rank] if len(workers) == self.world.size else mean_of(workers))
+
+
+def mean_of(rows):
+    """Each divided first, then added in order, from +0."""
+    total = np.zeros(rows.shape[1], f32)
+    with np.errstate(all="ignore"):
+        for row in rows:
+            total = total + row / f32(len(rows))
+    return total

@@ -1,28 +1,33 @@
-"""The compressed all-reduces, on the CPU, against DeepSpeed's formula in NumPy."""
+"""The compressed all-reduces, on the CPU: gc_compressed_allreduce against DeepSpeed's formula in NumPy, the handle against
+the codecs' model, and what becomes of bad input, of ranks that fail, and of numbers that are not finite."""
+
+import ctypes
+import os
+import threading
+from ctypes import POINTER, byref
 
 import numpy as np
 import pytest
 
-import codec_model
-from capi import Status, Tensor, last_error, lib
-from codecs_c import Host, same
-from comms import World, reference, shards
+import capi
+from capi import AllReduce, CodecOptions, Comm, Status, Tensor, last_error, lib, says
+from codec_model import (
+    CORRUPT, MEAN, NONFINITE, ONEBIT, PROPAGATE, RMS, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32,
+)  # fmt: skip
+from codecs_c import Host, call, gradient, same, views
+from comms import CheckedRanks, World, mean_of, reference, shards, status_of
 
 place = Host()
-
-
-def status_of(function, *arguments):
-    """The status, and the last error of this thread."""
-    status = function(*arguments)
-    return status, last_error() if status else ""
+BOTH = pytest.mark.parametrize("over", ["group", "board"])
+NAN = 0x7FC00000
 
 
 def allreduce(world, buffers, workers, servers):
     """One call on every rank, on arrays that are written to. Gives statuses and sentences by rank."""
 
     def run(rank):
-        views = [Tensor(x[rank]).view for x in (buffers, workers, servers)]
-        return status_of(lib.gc_compressed_allreduce, world.comms[rank], *views, None)
+        tensors = [Tensor(x[rank]).view for x in (buffers, workers, servers)]
+        return status_of(lib.gc_compressed_allreduce, world.comms[rank], *tensors, None)
 
     return world.each(run)
 
@@ -30,25 +35,499 @@ def allreduce(world, buffers, workers, servers):
 def padded(servers, n, world):
     """Server errors as the call takes them: filled up to a shard each, with what it must leave alone."""
     whole = lib.gc_shard_elements(n, world)
-    return [np.concatenate([s, np.full(whole - s.size, 7, np.float32)]) for s in servers]
+    return [np.concatenate([s, np.full(whole - s.size, 7, f32)]) for s in servers]
 
 
-@pytest.mark.parametrize("over", ["group", "board"])
+def numbers(rng, size, n):
+    """Buffers, worker and server errors of so many ranks."""
+    buffers, workers = ([rng.standard_normal(n).astype(f32) for _ in range(size)] for _ in "bw")
+    servers = [rng.standard_normal(s.stop - s.start).astype(f32) for s in shards(n, size)]
+    return buffers, workers, padded(servers, n, size)
+
+
+def copies(lists):
+    return [[x.copy() for x in one] for one in lists]
+
+
+def all_same(got, expected, what):
+    for name, one, other in zip(("buffer", "worker error", "server error"), got, expected):
+        for rank, (x, y) in enumerate(zip(one, other)):
+            same(x, y, f"{what}: {name} of rank {rank}")
+
+
+# --- the form whose errors are the caller's ---------------------------------------------------------------------------
+
+
+@BOTH
 @pytest.mark.parametrize("size", range(1, 10))
 def test_fifty_steps_are_deepspeeds_formula_to_the_bit(size, over):
     rng = np.random.default_rng(size)
     with World(size, over) as world:
         for n in (0, 1, 7, 1023, 1025, 40_003):
-            workers = [np.zeros(n, np.float32) for _ in range(size)]
-            servers = [np.zeros(s.stop - s.start, np.float32) for s in shards(n, size)]
+            workers = [np.zeros(n, f32) for _ in range(size)]
+            servers = [np.zeros(s.stop - s.start, f32) for s in shards(n, size)]
             expected_workers, expected_servers = workers, servers
             workers, servers = [w.copy() for w in workers], padded(servers, n, size)
             for step in range(50 if n == 1025 else 3):
-                buffers = [rng.standard_normal(n).astype(np.float32) for _ in range(size)]
+                buffers = [rng.standard_normal(n).astype(f32) for _ in range(size)]
                 out, expected_workers, expected_servers = reference(buffers, expected_workers, expected_servers)
                 assert allreduce(world, buffers, workers, servers) == [(Status.OK, "")] * size
-                for rank in range(size):
-                    same(buffers[rank], out, f"{n} elements, step {step}: buffer of rank {rank}")
-                    same(workers[rank], expected_workers[rank], f"{n} elements, step {step}: worker error of rank {rank}")
-                for rank, server in enumerate(padded(expected_servers, n, size)):
-                    same(servers[rank], server, f"{n} elements, step {step}: server error of rank {rank}")
+                expected = [out] * size, expected_workers, padded(expected_servers, n, size)
+                all_same((buffers, workers, servers), expected, f"{n} elements, step {step}")
+
+
+def test_two_exchanges_and_none_without_elements():
+    # 17 elements: 3 bytes, in 2 chunks of 2; a chunk has a header of 64 bytes, a scale, and bits, each up to 16: 96.
+    with World(2, "board") as world:
+        assert allreduce(world, *numbers(np.random.default_rng(0), 2, 17)) == [(Status.OK, "")] * 2
+        expected = [(name, rank, 96, 1, None) for name in ("all_gather", "all_to_all") for rank in (0, 1)]
+        assert sorted(world.board.calls) == expected
+        assert allreduce(world, *numbers(np.random.default_rng(0), 2, 0)) == [(Status.OK, "")] * 2
+        assert len(world.board.calls) == 4
+    with World(1, "board") as world:
+        assert allreduce(world, *numbers(np.random.default_rng(0), 1, 17)) == [(Status.OK, "")]
+        assert world.board.calls == []
+
+
+@BOTH
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38])
+@pytest.mark.parametrize("where", ["buffer", "worker error", "server error"])
+def test_what_is_not_finite_on_one_rank_makes_nan_of_all_and_leaves_errors_alone(where, value, over):
+    rng = np.random.default_rng(3)
+    for size in (1, 2, 4):
+        with World(size, over) as world:
+            lists = numbers(rng, size, 1500)
+            index = ("buffer", "worker error", "server error").index(where)
+            # 3e38 is finite, its square is not.
+            lists[index][size - 1][5] = value
+            lists[1][0].view(np.uint32)[7] = 0x80000000  # the errors stay to the byte
+            before = copies(lists)
+            assert allreduce(world, *lists) == [(Status.OK, "")] * size
+            nan = np.full(1500, np.uint32(NAN).view(f32))
+            all_same(lists, ([nan] * size, before[1], before[2]), f"{size} ranks")
+            assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [Status.OK] * size
+            # and the next step is as if that had not been
+            lists = numbers(rng, size, 1500)
+            out, workers, servers = reference(
+                copies(lists)[0], lists[1], [s[: c.stop - c.start] for s, c in zip(lists[2], shards(1500, size))]
+            )
+            assert allreduce(world, *lists) == [(Status.OK, "")] * size
+            all_same(lists, ([out] * size, workers, padded(servers, 1500, size)), f"{size} ranks, afterwards")
+
+
+def test_a_nan_with_a_payload_in_an_error_stays_as_it_is():
+    with World(2) as world:
+        lists = numbers(np.random.default_rng(4), 2, 100)
+        lists[1][1].view(np.uint32)[9] = 0xFFA12345
+        before = copies(lists)
+        assert allreduce(world, *lists) == [(Status.OK, "")] * 2
+        nan = np.full(100, np.uint32(NAN).view(f32))
+        all_same(lists, ([nan] * 2, before[1], before[2]), "a NaN with a payload")
+
+
+# --- the handle -------------------------------------------------------------------------------------------------------
+
+SEGMENTS = ([0], [5], [1025], [0, 7, 0, 3000, 1], [8, 8, 8, 8], [0, 0], [2048, 1023, 65])
+
+
+def random_handle(rng):
+    codec = int(rng.choice([ONEBIT, ONEBIT, SIGN]))
+    dtype = str(rng.choice(["float32", "float16", "bfloat16"]))
+    return dict(
+        codec=codec, segments=list(SEGMENTS[rng.integers(0, len(SEGMENTS))]), values=dtype, results=dtype,
+        error=None if codec == SIGN else [None, "float32", "float32", "bfloat16"][rng.integers(0, 4)],
+        scale=int(rng.choice([RMS, MEAN])), nonfinite=int(rng.choice([PROPAGATE, ZERO, TRANSACTIONAL])),
+        beta=float(f32(rng.choice([1.0, 0.95]))),
+    )  # fmt: skip
+
+
+@BOTH
+@pytest.mark.parametrize("size", range(1, 6))
+@pytest.mark.parametrize("seed", range(12))
+def test_a_handle_is_a_codec_for_each_rank_and_two_exchanges(seed, size, over):
+    rng = np.random.default_rng([seed, size])
+    options = random_handle(rng)
+    with World(size, over) as world, CheckedRanks(world, place, **options) as ranks:
+        for step in range(5):
+            special = rng.random() < 0.3
+            dtype, segments = options["values"], options["segments"]
+            gradients = [[gradient(rng, n, dtype, special) for n in segments] for _ in range(size)]
+            factors = [float(f32(rng.choice([0.5, 2.0**-8, 3.0]))) if rng.random() < 0.3 else None for _ in "ge"]
+            ranks.run(gradients, *factors, aligned=rng.random() < 0.7)
+            if options["nonfinite"] == TRANSACTIONAL:
+                skips = [None, np.array([rng.random() < 0.5]), np.array([3], np.int32), np.array([0], f32)]
+                ranks.commit(skips[rng.integers(0, 4)])
+            ranks.flags()
+            ranks.errors()
+        if options["nonfinite"] == TRANSACTIONAL:
+            ranks.run(gradients)
+            ranks.rollback()
+            ranks.flags()
+            ranks.errors()
+        ranks.reset()
+        workers, server = ranks.errors()
+        assert not workers.any() and not server.any()
+
+
+@BOTH
+@pytest.mark.parametrize("codec", [ONEBIT, SIGN])
+def test_an_infinity_on_one_rank_takes_the_step_back_on_all(codec, over):
+    rng, segments = np.random.default_rng(5), [300, 2000]
+    error = "float32" if codec == ONEBIT else None
+    options = dict(codec=codec, segments=segments, error=error, nonfinite=TRANSACTIONAL)
+    with World(3, over) as world, CheckedRanks(world, place, **options) as ranks:
+
+        def step(infinite):
+            gradients = [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(3)]
+            if infinite:
+                gradients[1][0][17] = np.inf
+            ranks.run(gradients)
+
+        step(False)
+        ranks.commit()
+        assert ranks.flags() == [0] * 3
+        before = ranks.errors()
+        step(True)
+        ranks.commit()
+        assert ranks.flags() == [NONFINITE | TAKEN_BACK] * 3
+        for one, other in zip(ranks.errors(), before):
+            same(one, other, "errors of the step before")
+        step(False)
+        ranks.commit(np.array([True]))
+        assert ranks.flags() == [TAKEN_BACK] * 3
+        for one, other in zip(ranks.errors(), before):
+            same(one, other, "errors of the step before")
+
+
+@pytest.mark.parametrize("error", ["float32", "bfloat16"])
+@pytest.mark.parametrize("old, new", [(3, 3), (2, 3), (4, 1), (1, 3), (3, 5)])
+def test_errors_go_on_in_a_world_of_any_size(old, new, error):
+    rng, segments = np.random.default_rng(6), [100, 0, 1500]
+    options = dict(codec=ONEBIT, segments=segments, error=error)
+
+    def gradients(size):
+        return [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(size)]
+
+    with World(old) as world, CheckedRanks(world, place, **options) as ranks:
+        for _ in range(3):
+            ranks.run(gradients(old))
+        workers, server = ranks.errors()
+    with World(new) as world, CheckedRanks(world, place, **options) as ranks:
+        ranks.run(gradients(new))  # whose errors are forgotten
+        ranks.errors_in(workers, server)
+        got_workers, got_server = ranks.errors()
+        if error == "float32":
+            same(got_server, server, "the server's errors, cut anew")
+            same(got_workers, workers if old == new else np.stack([mean_of(workers)] * new), "the workers' errors")
+        ranks.run(gradients(new))
+        ranks.errors()
+        kept = ranks.errors()[0]
+        ranks.errors_in(None, server)
+        if error == "float32":
+            same(ranks.errors()[0], kept, "the workers' errors, where only the server's come in")
+
+
+BASE = dict(codec=ONEBIT, n_elements=100)
+OTHERS = dict(
+    codec=dict(codec=SIGN, error=2), values=dict(values=capi.dldtype("float16")), error=dict(error=1), scale=dict(scale=1),
+    nonfinite=dict(nonfinite=1), beta=dict(beta=0.5), n_elements=dict(n_elements=101),
+    segments=dict(segments=capi.int64s((40, 60)), n_segments=2, n_elements=0),
+)  # fmt: skip
+
+
+def created(world, each):
+    """Handles of these options, a set for each rank: statuses and sentences; what was made is released."""
+    handles = [POINTER(AllReduce)() for _ in each]
+
+    def create(rank):
+        options = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), **each[rank])
+        return status_of(lib.gc_allreduce_create, world.comms[rank], byref(options), byref(handles[rank]))
+
+    results = world.each(create)
+    for handle, (status, _) in zip(handles, results):
+        assert bool(handle) == (status == Status.OK)
+        lib.gc_allreduce_free(handle)
+    return results
+
+
+@BOTH
+@pytest.mark.parametrize("field", OTHERS)
+def test_ranks_with_other_options_get_no_handle_and_then_one(field, over):
+    with World(3, over) as world:
+        results = created(world, [BASE, BASE, {**BASE, **OTHERS[field]}])
+        assert [status for status, _ in results] == [Status.INVALID_ARGUMENT] * 3
+        # The others name the rank that differs; it names the first that differs from it.
+        for (_, sentence), rank in zip(results, (2, 2, 0)):
+            assert says(sentence, f"rank {rank}", "options"), sentence
+        assert created(world, [{**BASE, **OTHERS[field]}] * 3) == [(Status.OK, "")] * 3
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "refused, words",
+    [
+        (dict(codec=9), ("codec", 9)),
+        (dict(n_elements=-1), (-1,)),
+        (dict(n_chunks=2), ("n_chunks", 2, 3)),
+        (dict(server=2), ("server", 2)),
+        (dict(results=capi.dldtype("bfloat16")), ("results", "bfloat16", "float32")),
+        (dict(reserved=(capi.c_uint64 * 4)(0, 1)), ("offset",)),
+    ],
+)  # fmt: skip
+def test_a_rank_whose_options_are_refused_makes_all_fail(refused, words, over):
+    with World(3, over) as world:
+        results = created(world, [BASE, {**BASE, **refused}, BASE])
+        assert [status for status, _ in results] == [Status.INVALID_ARGUMENT] * 3
+        assert says(results[1][1], *words), results[1]
+        for rank in (0, 2):
+            assert says(results[rank][1], "rank 1"), results[rank]
+        assert created(world, [BASE] * 3) == [(Status.OK, "")] * 3
+
+
+def test_ranks_that_say_the_number_of_chunks_agree_with_those_that_do_not():
+    with World(3) as world:
+        explicit = {**BASE, "n_chunks": 3, "values": capi.dldtype("float32"), "results": capi.dldtype("float32")}
+        assert created(world, [BASE, explicit, {**BASE, "beta": 1.0}]) == [(Status.OK, "")] * 3
+
+
+# --- bad input, and ranks that fail -----------------------------------------------------------------------------------
+
+
+def plain_arguments(comm, n=64, size=2):
+    lists = numbers(np.random.default_rng(1), 1, n)
+    server = np.zeros(lib.gc_shard_elements(n, size), f32)
+    return (comm, *(Tensor(x).view for x in (lists[0][0], lists[1][0], server)), None)
+
+
+def test_a_second_call_at_once_is_refused_and_leaves_the_first_alone():
+    with World(2, "board") as world, CheckedRanks(world, place, codec=ONEBIT, segments=[64]) as ranks:
+        within, go_on, inside = threading.Event(), threading.Event(), []
+
+        def hold(name, rank, sent):
+            if rank == 0 and name == "all_to_all":
+                within.set()
+                assert go_on.wait(60)
+            return sent
+
+        world.board.before = hold
+        comm, handle = world.comms[0], ranks.handles[0]
+
+        def meanwhile():
+            assert within.wait(60)
+            within.clear()
+            try:
+                values = Tensor(np.ones(64, f32))
+                inside.append([
+                    status_of(lib.gc_compressed_allreduce, *plain_arguments(comm)),
+                    status_of(lib.gc_comm_reserve, comm, capi.DLDevice(1, 0), 64),
+                    created(world, [BASE])[0],
+                    status_of(lib.gc_allreduce_run, handle, views([values]), 1, None, None, None),
+                    status_of(lib.gc_allreduce_reset, handle, None),
+                    status_of(lib.gc_comm_async_error, comm),
+                ])  # fmt: skip
+            finally:
+                go_on.set()
+
+        def against(run):
+            go_on.clear()
+            other = threading.Thread(target=meanwhile)
+            other.start()
+            run()
+            other.join()
+            return inside.pop()
+
+        rng = np.random.default_rng(8)
+        lists = numbers(rng, 2, 64)
+        out, *_ = reference(copies(lists)[0], lists[1], [s[:32] for s in copies(lists)[2]])
+        *busy, handle_reset, quiet = against(lambda: allreduce(world, *lists))
+        same(lists[0][0], out, "the call that was first")
+        assert [status for status, _ in busy] == [Status.BUSY] * 4 and quiet == (Status.OK, "")
+        assert all(says(sentence, "communicator") for _, sentence in busy), busy
+        assert handle_reset == (Status.OK, "")  # the handle itself was idle
+
+        gradients = [[rng.standard_normal(64).astype(f32)] for _ in range(2)]
+        *busy, quiet = against(lambda: ranks.run(gradients))  # which compares with the model
+        assert [status for status, _ in busy] == [Status.BUSY] * 5 and quiet == (Status.OK, "")
+        assert all(says(sentence, "handle") for _, sentence in busy[3:]), busy
+        ranks.run(gradients)
+        ranks.errors()
+
+
+def tampered(world, rank, change):
+    """What rank `rank` sends to all goes through `change`, which is given the chunk for each."""
+
+    def before(name, sender, sent):
+        if name != "all_to_all" or sender != rank:
+            return sent
+        chunks = [bytearray(c.tobytes()) for c in np.frombuffer(sent, np.uint8).reshape(world.size, -1)]
+        for to, chunk in enumerate(chunks):
+            change(to, chunk)
+        return b"".join(chunks)
+
+    world.board.before = before
+
+
+def another_version(to, chunk):
+    chunk[4] += 1
+
+
+def another_count(to, chunk):
+    chunk[32] ^= 1
+
+
+def only_for_rank_0(to, chunk):
+    if to == 0:
+        chunk[0] ^= 0xFF
+
+
+@pytest.mark.parametrize("change", [another_version, another_count, only_for_rank_0])
+def test_a_payload_of_a_stranger_is_corrupt_on_every_rank_and_changes_nothing(change):
+    with World(3, "board") as world:
+        lists = numbers(np.random.default_rng(9), 3, 1000)
+        before = copies(lists)
+        tampered(world, 1, change)
+        results = allreduce(world, *lists)
+        assert [status for status, _ in results] == [Status.CORRUPT] * 3, results
+        all_same(lists, before, "a corrupt step")
+        for comm in world.comms:
+            assert lib.gc_comm_async_error(comm) == Status.CORRUPT and says(last_error(), "rank")
+        # Nobody has given up: with sound payloads the same communicators go on.
+        world.board.before = lambda name, rank, sent: sent
+        servers = [s[: c.stop - c.start] for s, c in zip(before[2], shards(1000, 3))]
+        out, workers, servers = reference(before[0], before[1], servers)
+        assert allreduce(world, *lists) == [(Status.OK, "")] * 3
+        all_same(lists, ([out] * 3, workers, padded(servers, 1000, 3)), "the next step")
+
+
+@pytest.mark.parametrize("change", [another_version, only_for_rank_0])
+def test_a_stranger_is_corrupt_to_a_handle_and_its_step_can_be_taken_back(change):
+    rng, options = np.random.default_rng(10), dict(codec=ONEBIT, segments=[1000, 50], nonfinite=TRANSACTIONAL)
+    with World(3, "board") as world, CheckedRanks(world, place, **options) as ranks:
+        gradients = [[rng.standard_normal(n).astype(f32) for n in (1000, 50)] for _ in range(3)]
+        ranks.run(gradients)
+        ranks.commit()
+        ranks.flags()
+        put = [[place.put(g) for g in each] for each in gradients]
+        tampered(world, 1, change)
+        results = world.each(lambda rank: status_of(
+            lib.gc_allreduce_run, ranks.handles[rank], views(put[rank]), 2, None, None, None
+        ))  # fmt: skip
+        assert [status for status, _ in results] == [Status.CORRUPT] * 3, results
+        for each, before in zip(put, gradients):
+            for got, e in zip(each, before):
+                same(place.get(got), e, "values of a step that failed")
+        for model in ranks.models:
+            model.flags |= CORRUPT
+            model.pending[0] = model.worker  # a step there is, whatever is in it
+        ranks.rollback()
+        ranks.flags()
+        world.board.before = lambda name, rank, sent: sent
+        ranks.errors()
+        ranks.run(gradients)
+        ranks.commit()
+        ranks.errors()
+
+
+@pytest.mark.parametrize("name, failing", [("all_to_all", (0, 1, 2)), ("all_gather", (0, 1, 2)), ("all_gather", (1,))])
+def test_a_function_that_returns_7_fails_the_call_of_its_rank_with_that_number(name, failing):
+    with World(3, "board") as world:
+        lists = numbers(np.random.default_rng(11), 3, 1000)
+        before = copies(lists)
+        world.board.answer = lambda called, rank: 7 if called == name and rank in failing else 0
+        results = allreduce(world, *lists)
+        for rank, (status, sentence) in enumerate(results):
+            if rank in failing:
+                assert status == Status.COMM and says(sentence, name, 7), sentence
+                all_same([[x[rank]] for x in lists], [[x[rank]] for x in before], f"rank {rank}")
+                assert lib.gc_comm_async_error(world.comms[rank]) == Status.COMM and says(last_error(), f"rank {rank}")
+            else:
+                assert status == Status.OK and lib.gc_comm_async_error(world.comms[rank]) == Status.OK
+
+
+def test_a_handle_is_not_made_where_telling_fails():
+    with World(2, "board") as world:
+        world.board.answer = lambda called, rank: -(2**31)
+        results = created(world, [BASE] * 2)
+        assert [status for status, _ in results] == [Status.COMM] * 2
+        assert all(says(sentence, "all_gather", -(2**31)) for _, sentence in results)
+
+
+def test_a_rank_that_is_freed_does_not_leave_the_others_waiting():
+    with World(3) as world:
+        gone = world.comms[2]
+        lists = numbers(np.random.default_rng(12), 3, 100)
+        before = copies(lists)
+
+        def run(rank):
+            if rank == 2:
+                return lib.gc_comm_free(gone)
+            tensors = [Tensor(x[rank]).view for x in lists]
+            return status_of(lib.gc_compressed_allreduce, world.comms[rank], *tensors, None)
+
+        for _ in range(2):  # the second time they do not wait at all
+            for status, sentence in world.each(run)[:2]:
+                assert status == Status.COMM and says(sentence, "rank 2"), sentence
+            gone = None
+            assert [lib.gc_comm_async_error(world.comms[rank]) for rank in (0, 1)] == [Status.COMM] * 2
+        all_same(lists, before, "a world without rank 2")
+        world.comms[2] = POINTER(Comm)()
+
+
+def test_ranks_of_a_group_that_call_with_other_numbers_are_told_so():
+    with World(2) as world:
+        each = [numbers(np.random.default_rng(1), 2, n) for n in (100, 3000)]
+        lists = [[few[0], many[1]] for few, many in zip(*each)]
+        before = copies(lists)
+        results = allreduce(world, *lists)
+        # Chunks of 80 bytes and 7, and 188, each up to 16.
+        assert [status for status, _ in results] == [Status.COMM] * 2
+        for rank, (own, other) in enumerate([(96, 272), (272, 96)]):
+            assert says(results[rank][1], f"rank {rank}", own, f"rank {1 - rank}", other), results[rank]
+        all_same(lists, before, "ranks that disagree")
+
+
+def test_a_reserved_communicator_and_one_that_is_not_give_the_same():
+    results = []
+    for reserved in (None, 0, 10, 5000):
+        with World(2) as world:
+            if reserved is not None:
+                call("gc_comm_reserve", world.comms[0], capi.DLDevice(1, 0), reserved)
+            for n in (10, 3000, 10, 3000):
+                lists = numbers(np.random.default_rng(n), 2, n)
+                assert allreduce(world, *lists) == [(Status.OK, "")] * 2
+                results.append(np.concatenate([x for one in lists for x in one]).tobytes())
+    assert len(set(results)) == 2
+
+
+# --- what is left behind ----------------------------------------------------------------------------------------------
+
+
+def in_use():
+    """Bytes that are mapped, and open files."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))
+
+
+def test_a_thousand_runs_leave_nothing_behind():
+    handle = [POINTER(AllReduce)() for _ in "ab"]
+
+    def steps(world, count):
+        def work(rank):
+            tensors = [Tensor(x[rank]) for x in numbers(np.random.default_rng(1), 2, 30_000)]
+            options = CodecOptions(112, codec=ONEBIT, n_elements=30_000)
+            call("gc_allreduce_create", world.comms[rank], byref(options), byref(handle[rank]))
+            for _ in range(count):
+                call("gc_compressed_allreduce", world.comms[rank], *(t.view for t in tensors), None)
+                call("gc_allreduce_run", handle[rank], views(tensors[:1]), 1, None, None, None)
+            lib.gc_allreduce_free(handle[rank])
+
+        world.each(work)
+
+    with World(2) as world:
+        steps(world, 30)
+        steps(world, 30)
+        memory, files = in_use()
+        steps(world, 1000)
+        after, files_after = in_use()
+    # One byte per element and run would be 60 MB.
+    assert after - memory < 8 << 20 and files_after == files

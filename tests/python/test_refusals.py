@@ -124,6 +124,44 @@ class Handle:
         lib.gc_codec_free(self.pointer)
 
 
+class Alone(Handle):
+    """A communicator that is alone in its world, over functions that are never called; or what its transport is."""
+
+    def __init__(self):
+        self.transport, self.pointer = transport(), ctypes.POINTER(capi.Comm)()
+        check(lib.gc_comm_from_transport(ctypes.byref(self.transport), ctypes.byref(self.pointer)))
+
+    def __repr__(self):
+        return "Alone()"
+
+    def __del__(self):
+        lib.gc_comm_free(self.pointer)
+
+
+class AllReduce(Handle):
+    """An all-reduce of those options, but with a chunk for each rank, of which there is one."""
+
+    def __init__(self, **changed):
+        self.changed, self.pointer, comm = changed, ctypes.POINTER(capi.AllReduce)(), Alone()
+        given = options(**ALONE, **changed)
+        check(lib.gc_allreduce_create(comm.pointer, ctypes.byref(given), ctypes.byref(self.pointer)))
+
+    def __repr__(self):
+        return f"AllReduce({[*self.changed]})"
+
+    def __del__(self):
+        lib.gc_allreduce_free(self.pointer)
+
+
+ALONE = dict(n_chunks=0, server=0)
+never = capi.EXCHANGE(lambda *_: 1 / 0)
+
+
+def transport(**changed):
+    fields = dict(struct_size=ctypes.sizeof(capi.Transport), world_size=1, all_to_all=never, all_gather=never)
+    return capi.Transport(**{**fields, **changed})
+
+
 def payload_of(codec, like):
     """Fills a tensor with a payload that the codec takes."""
     ones = [elements(100, dtype="float32"), elements(5, 60, dtype="float32")]
@@ -179,6 +217,33 @@ CODEC_CALLS = {
     "gc_codec_errors_in": lambda: dict(codec=Handle(), worker=floats(400), server=floats(PART), stream=None),
 }  # fmt: skip
 
+COMM_CALLS = {
+    "gc_comm_from_transport": lambda: dict(transport=transport(), out=Out()),
+    "gc_comm_group": lambda: dict(world_size=2, out=Out(2)),
+    "gc_comm_reserve": lambda: dict(comm=Alone(), device=DLDevice(CPU, 0), n_elements=400),
+    "gc_comm_async_error": lambda: dict(comm=Alone()),
+    "gc_compressed_allreduce": lambda: dict(
+        comm=Alone(), buffer=floats(5, 80), worker_error=floats(400), server_error=floats(400), stream=None
+    ),
+    "gc_allreduce_create": lambda: dict(comm=Alone(), options=options(**ALONE), out=Out()),
+    "gc_allreduce_run": lambda: dict(
+        allreduce=AllReduce(), values=[floats(100), floats(5, 60)], n_values=2, value_factor=floats(1),
+        error_factor=floats(1), stream=None,
+    ),
+    "gc_allreduce_flags": lambda: dict(allreduce=AllReduce(), dst=elements(1, dtype="uint32"), stream=None),
+    "gc_allreduce_commit": lambda: dict(
+        allreduce=AllReduce(**TRANSACTIONAL), skip=elements(1, dtype="int32"), stream=None
+    ),
+    "gc_allreduce_rollback": lambda: dict(allreduce=AllReduce(**TRANSACTIONAL), stream=None),
+    "gc_allreduce_reset": lambda: dict(allreduce=AllReduce(), stream=None),
+    "gc_allreduce_errors_out": lambda: dict(
+        allreduce=AllReduce(), worker=floats(400), server=floats(400), stream=None
+    ),
+    "gc_allreduce_errors_in": lambda: dict(
+        allreduce=AllReduce(), workers=floats(3, 400), server=floats(400), stream=None
+    ),
+}  # fmt: skip
+
 # Arguments in the order of the header. 400 elements are 50 bytes: 3 chunks of 17.
 CALLS = {
     "gc_pack_chunks": lambda: dict(src=elements(400), n_chunks=3, out=Out(3)),
@@ -202,6 +267,7 @@ CALLS = {
     "gc_pack_bits_into": lambda: dict(src=elements(5, 80), axis=1, order=BIG, dst=elements(5, 10), stream=None),
     "gc_unpack_bits_into": lambda: dict(src=elements(5, 10), axis=1, order=BIG, dst=elements(5, 80), stream=None),
     **CODEC_CALLS,
+    **COMM_CALLS,
     "gc_tensor_empty": lambda: dict(
         device=DLDevice(CPU, 0), dtype=dldtype("int32"), ndim=2, shape=[5, 80], out=Out()
     ),
@@ -263,7 +329,7 @@ def marshal(function, arguments):
                 return value.managed
             case Handle():
                 return value.pointer
-            case capi.CodecOptions():
+            case capi.CodecOptions() | capi.Transport():
                 return ctypes.pointer(value)
             case [*views] if kind is ctypes.POINTER(capi.View):
                 return (capi.View * len(views))(*(view and view.view for view in views))
@@ -626,6 +692,9 @@ CODEC_TENSORS = {
     "gc_codec_scales": ["dst"],
     "gc_codec_state_out": ["dst"],
     "gc_codec_state_in": ["src"],
+    "gc_compressed_allreduce": ["buffer", "worker_error", "server_error"],
+    "gc_allreduce_run": ["values[0]", "values[1]"],
+    "gc_allreduce_flags": ["dst"],
 }
 OPTIONAL = {
     "gc_onebit_compress": ["error"],
@@ -635,9 +704,14 @@ OPTIONAL = {
     "gc_codec_commit": ["skip"],
     "gc_codec_errors_out": ["worker", "server"],
     "gc_codec_errors_in": ["worker", "server"],
+    "gc_allreduce_run": ["value_factor", "error_factor"],
+    "gc_allreduce_commit": ["skip"],
+    "gc_allreduce_errors_out": ["worker", "server"],
+    "gc_allreduce_errors_in": ["workers", "server"],
 }
 EACH_CODEC_TENSOR = [(f, name) for names in (CODEC_TENSORS, OPTIONAL) for f in names for name in names[f]]
 OF_CODECS = [name for name in CODEC_CALLS if "codec" in CODEC_CALLS[name]()]
+OF_COMMS = [(name, handle) for name in COMM_CALLS for handle in ("comm", "allreduce") if handle in COMM_CALLS[name]()]
 
 TABLE += [
     *(
@@ -656,7 +730,7 @@ TABLE += [
     *(
         (function, {f"{name}.device": device}, INVALID_ARGUMENT, name)
         for function, name in EACH_CODEC_TENSOR
-        if function in OF_CODECS
+        if function in OF_CODECS or "allreduce" in function and name != "buffer"
         for device in (CUDA, CUDA_MANAGED)
     ),
     *(
@@ -698,6 +772,18 @@ TABLE += [
                 for way in ("out", "in")
                 for name, n in (("worker", 400), ("server", PART))
             ),
+            ("gc_compressed_allreduce", "worker_error", (399,), 400, 399),
+            ("gc_compressed_allreduce", "worker_error", (401,), 400, 401),
+            ("gc_compressed_allreduce", "server_error", (392,), 400, 392),
+            ("gc_allreduce_run", "values[1]", (60, 6), 300, 360),
+            ("gc_allreduce_run", "value_factor", (2,), 1, 2),
+            ("gc_allreduce_flags", "dst", (2,), 1, 2),
+            ("gc_allreduce_errors_out", "worker", (401,), 400, 401),
+            ("gc_allreduce_errors_out", "server", (399,), 400, 399),
+            ("gc_allreduce_errors_in", "workers", (2, 399), 400, 399),
+            ("gc_allreduce_errors_in", "workers", (400,), 400),
+            ("gc_allreduce_errors_in", "workers", (0, 400), 400, 0),
+            ("gc_allreduce_errors_in", "server", (401,), 400, 401),
         ]
     ),
     *(
@@ -722,6 +808,12 @@ TABLE += [
             ("gc_codec_state_in", ["src"], ("uint8",)),
             ("gc_codec_errors_out", ["worker", "server"], ("float32",)),
             ("gc_codec_errors_in", ["worker", "server"], ("float32",)),
+            ("gc_compressed_allreduce", ["buffer", "worker_error", "server_error"], ("float32",)),
+            ("gc_allreduce_run", ["values[0]", "value_factor", "error_factor"], ("float32",)),
+            ("gc_allreduce_flags", ["dst"], ("uint32",)),
+            ("gc_allreduce_commit", ["skip"], ("bool", "int32", "float32")),
+            ("gc_allreduce_errors_out", ["worker", "server"], ("float32",)),
+            ("gc_allreduce_errors_in", ["workers", "server"], ("float32",)),
         ]
         for name in names
         for dtype in ("bool", *capi.INTEGERS, *capi.FLOATS)
@@ -738,6 +830,9 @@ TABLE += [
             ("gc_codec_reduce", "dst", CHUNK), ("gc_codec_scales", "dst", 2),
             ("gc_codec_state_out", "dst", STATE), ("gc_codec_state_in", "src", STATE),
             ("gc_codec_errors_out", "worker", 400), ("gc_codec_errors_in", "server", PART),
+            ("gc_compressed_allreduce", "buffer", 400), ("gc_compressed_allreduce", "worker_error", 400),
+            ("gc_compressed_allreduce", "server_error", 400), ("gc_allreduce_run", "values[0]", 100),
+            ("gc_allreduce_errors_out", "worker", 400), ("gc_allreduce_errors_in", "server", 400),
         ]
     ),
     ("gc_onebit_compress_into", {"dst.strides": (1, 3)}, NOT_CONTIGUOUS, "dst", 3),
@@ -760,6 +855,12 @@ TABLE += [
             ("gc_onebit_compress_into", "scale", "error", 8), ("gc_onebit_compress_into", "scale", "workspace", 0),
             ("gc_codec_encode", "payload", "value_factor", -208), ("gc_codec_reduce", "dst", "chunks", 96),
             ("gc_codec_errors_out", "server", "worker", 1596),
+            ("gc_compressed_allreduce", "worker_error", "buffer", 1596),
+            ("gc_compressed_allreduce", "server_error", "buffer", -1596),
+            ("gc_compressed_allreduce", "server_error", "worker_error", 0),
+            ("gc_allreduce_errors_out", "server", "worker", 1596),
+            ("gc_allreduce_run", "values[0]", "value_factor", -396),
+            ("gc_allreduce_run", "values[1]", "error_factor", 0),
         ]
     ),
     # numbers
@@ -804,7 +905,50 @@ TABLE += [
         ("gc_onebit_decompress", {"chunks[1].dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, "chunks[1]", dtype)
         for dtype in ("bool", "int8", "uint16", "float32")
     ),
+    *((function, {handle: None}, INVALID_ARGUMENT, handle, "NULL") for function, handle in OF_COMMS),
+    ("gc_allreduce_run", {"n_values": 1}, INVALID_ARGUMENT, "n_values", 2, 1),
+    ("gc_allreduce_run", {"n_values": 2**61}, SIZE_OVERFLOW, "n_values", 2**61),
+    ("gc_allreduce_run", {"values": None}, INVALID_ARGUMENT, "values", "NULL"),
+    *(("gc_comm_group", {"world_size": n}, INVALID_ARGUMENT, "world_size", n) for n in (0, -1, -(2**31))),
+    *(("gc_comm_reserve", {"n_elements": n}, INVALID_ARGUMENT, "n_elements", n) for n in (-1, -(2**63))),
+    ("gc_comm_reserve", {"n_elements": 2**58}, OUT_OF_MEMORY),
+    ("gc_comm_reserve", {"n_elements": 2**63 - 1}, SIZE_OVERFLOW),
+    ("gc_comm_reserve", {"device": DLDevice(ROCM, 0)}, UNSUPPORTED_DEVICE, "device", 10),
+    *(("gc_comm_reserve", {"device": DLDevice(device, 0)}, NO_CUDA) for device in (CUDA, CUDA_MANAGED)),
+    (
+        "gc_compressed_allreduce",
+        {f"{name}.device": CUDA for name in ("buffer", "worker_error", "server_error")}, NO_CUDA,
+    ),
+    ("gc_comm_from_transport", {"transport": None}, INVALID_ARGUMENT, "transport", "NULL"),
+    *(
+        ("gc_comm_from_transport", {"transport": transport(**fields)}, INVALID_ARGUMENT, "transport", *words)
+        for fields, *words in [
+            *(({"struct_size": size}, "struct_size", 40, size) for size in (0, 4, 39)),
+            *(({"rank": rank, "world_size": size}, rank, size) for rank, size in [
+                (0, 0), (0, -1), (-1, 4), (4, 4), (2**31 - 1, 2**31 - 1), (-(2**31), -(2**31)),
+            ]),
+            *(({"flags": flags}, hex(flags)) for flags in (2, 3, 2**31)),
+            ({"all_to_all": capi.EXCHANGE()}, "all_to_all", "NULL"),
+            ({"all_gather": capi.EXCHANGE()}, "all_gather", "NULL"),
+        ]
+    ),
     # what a codec was not made for
+    *(
+        (function, {"allreduce": AllReduce()}, INVALID_ARGUMENT, "GC_NONFINITE_TRANSACTIONAL")
+        for function in ("gc_allreduce_commit", "gc_allreduce_rollback")
+    ),
+    *(
+        ("gc_allreduce_errors_in", {"allreduce": AllReduce(**without)}, INVALID_ARGUMENT)
+        for without in (dict(error=2), dict(codec=2))
+    ),
+    ("gc_allreduce_create", {"options": None}, INVALID_ARGUMENT, "options", "NULL"),
+    ("gc_allreduce_create", {"options": options(n_chunks=2, server=0)}, INVALID_ARGUMENT, "n_chunks", 2, 1),
+    ("gc_allreduce_create", {"options": options(n_chunks=1, server=1)}, INVALID_ARGUMENT, "server", 1),
+    (
+        "gc_allreduce_create", {"options": options(**ALONE, results=dldtype("float16"))}, INVALID_ARGUMENT,
+        "results", "float16", "float32",
+    ),
+    ("gc_allreduce_create", {"options": options(**ALONE, codec=3)}, INVALID_ARGUMENT, "codec", 3),
     *(
         (function, {"codec": Handle()}, INVALID_ARGUMENT, "codec", "GC_NONFINITE_TRANSACTIONAL")
         for function in ("gc_codec_commit", "gc_codec_rollback")
@@ -875,6 +1019,11 @@ def test_the_calls_of_the_table_are_good_without_a_fault(function):
         ctypes.cast(out, capi.Versioned).contents.deleter(ctypes.cast(out, capi.Versioned))
     elif function == "gc_codec_create":
         lib.gc_codec_free(ctypes.cast(arguments["out"].memory[0], ctypes.POINTER(capi.Codec)))
+    elif function == "gc_allreduce_create":
+        lib.gc_allreduce_free(ctypes.cast(arguments["out"].memory[0], ctypes.POINTER(capi.AllReduce)))
+    elif function in ("gc_comm_from_transport", "gc_comm_group"):
+        for out in arguments["out"].memory:
+            lib.gc_comm_free(ctypes.cast(out, ctypes.POINTER(capi.Comm)))
     elif function == "gc_onebit_compress":
         for out in arguments["out_chunks"].memory:
             lib.gc_tensor_free(ctypes.cast(out, Managed))
@@ -918,6 +1067,16 @@ def test_chunk_bytes_that_cannot_be_are_minus_one(n_elements, n_chunks, words):
 def test_bytes_of_no_codec_are_minus_one(function):
     assert getattr(lib, function)(None) == -1
     assert is_sentence(last_error()) and says(last_error(), "codec", "NULL"), last_error()
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [((-5, 3), ("n_elements", -5)), ((8, 0), ("world_size", 0)), ((8, -3), ("world_size", -3)),
+     ((2**63 - 1, 1), (2**63 - 1,))],
+)  # fmt: skip
+def test_shards_that_cannot_be_are_minus_one(arguments, words):
+    assert lib.gc_shard_elements(*arguments) == -1
+    assert is_sentence(last_error()) and says(last_error(), *words), last_error()
 
 
 def test_a_workspace_of_fewer_than_no_elements_has_minus_one_byte():
