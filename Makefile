@@ -26,7 +26,8 @@ $(LOADING): private LINK = -ldl -Wl,-rpath,$(abspath $(LIB))
 
 $(C_STANDARDS:%=$(BUILD)/tests/%/openmp): private CFLAGS += -fopenmp
 
-EXAMPLES = $(patsubst examples_c/%.c,%,$(wildcard examples_c/*.c))
+# mpi wants an MPI: tests/peers/mpi.sh.
+EXAMPLES = $(filter-out mpi,$(patsubst examples_c/%.c,%,$(wildcard examples_c/*.c)))
 C_TESTS  = $(patsubst tests/c/%.c,%,$(wildcard tests/c/*.c))
 DRIVERS = $(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1
 STAND_INS = $(patsubst %.c,$(BUILD)/%.so,$(wildcard tests/stand_ins/*.c))
@@ -181,7 +182,7 @@ endif
 # What test-peers needs, several GB.
 peers: $(PEERS_READY)
 
-## With PyTorch, JAX, tvm-ffi and nvcc, as extensions, through CMake and from Python; on a GPU, too, where there is one.
+## With PyTorch, JAX, tvm-ffi, MPI and nvcc, as extensions, through CMake and from Python; also on a GPU, if there is one.
 test-peers: $(LIBRARY) $(PEERS_READY) $(BUILD)/tests/driver/libcuda.so.1
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) \
 	    $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/peers
@@ -189,6 +190,7 @@ test-peers: $(LIBRARY) $(PEERS_READY) $(BUILD)/tests/driver/libcuda.so.1
 	sh tests/peers/headers.sh $(PEERS) "$(CXX)" $(LIB) $(BUILD)/tests/peers
 	sh tests/peers/nvcc.sh $(PEERS) "$(CXX)" $(LIB) $(BUILD)/tests/nvcc
 	sh tests/cpp/cmake.sh $(BUILD)/tests/cmake $(PEERS)
+	sh tests/peers/mpi.sh $(PEERS) "$(CC)" $(LIB) $(BUILD)/tests/mpi
 	@set -e; for name in examples_cpp/*.py; do echo "== $$name"; \
 	    GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) $$name; done
 
