@@ -3,9 +3,9 @@
  *   gcc -std=c99 -O2 -Iinclude examples_c/allreduce.c -Ltarget/release -lgradcodec -lm -pthread -o allreduce
  *   LD_LIBRARY_PATH=target/release ./allreduce
  *
- * Least squares: each rank has 500 equations of its own in 800 unknowns, all of which hold for the same `truth`. Its
- * gradient is known to it alone; a step follows the mean of the four. Once the mean is that of float32, once it is
- * gc_allreduce_run()'s. What signs and one scale lose of a gradient the handle adds to the next one.
+ * Least squares: each rank has 250 equations of its own in 400 unknowns, all of which hold for the same `truth`. Its
+ * gradient is known to it alone; a step follows the mean of the four. Once the mean is that of float32, once that of
+ * gc_allreduce_run(). What signs and one scale lose of a gradient the handle adds to the next one.
  *
  * Between processes all stays the same but for gc_comm_group(): gc_comm_from_transport() takes two functions over MPI,
  * gloo or sockets. The exit status is 0 only if all ranks end with the same weights, byte for byte, and one bit comes as
@@ -20,7 +20,7 @@
 
 #include <gradcodec.h>
 
-enum { RANKS = 4, ROWS = 500, UNKNOWNS = 800, STEPS = 400, EVERY = 50 };
+enum { RANKS = 4, ROWS = 250, UNKNOWNS = 400, STEPS = 200, EVERY = 25 };
 static const float step_size = 0.2f;
 
 static float truth[UNKNOWNS], rows[RANKS][ROWS][UNKNOWNS], sides[RANKS][ROWS];
@@ -157,7 +157,7 @@ int main(void)
             fprintf(stderr, "allreduce: ranks 0 and %d have other weights\n", r);
             return EXIT_FAILURE;
         }
-    if (!(ranks[0].distance[last] < 1e-4 && all.distance[last] < 1e-4)) {
+    if (!(ranks[0].distance[last] < 1e-3 && all.distance[last] < 1e-3)) {
         fprintf(stderr, "allreduce: that is too far away\n");
         return EXIT_FAILURE;
     }
