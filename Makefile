@@ -56,7 +56,7 @@ demo: $(BUILD)/examples/digits
 
 $(BUILD)/examples/%: examples_c/%.c $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
 	@mkdir -p $(@D)
-	$(CC) -std=c99 $(CFLAGS) -Iinclude $< -o $@ $(LINK) -lm
+	$(CC) -std=c99 $(CFLAGS) -Iinclude $< -o $@ $(LINK) -lm -pthread
 
 ## include/gradcodec.h and gradcodec.cdef.h, of what src/ says.
 header:

@@ -421,7 +421,7 @@ Exchanger = Callable[[memoryview, memoryview], Any]
 def _exchange(function: Exchanger, world_size: int, blocks: int, failures: list[BaseException]) -> Any:
     def exchange(_: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
         try:
-            given, room = (c_uint8 * (blocks * size)).from_address(send), (c_uint8 * (world_size * size)).from_address(recv)
+            given, room = ((c_uint8 * n).from_address(at) for n, at in ((blocks * size, send), (world_size * size, recv)))
             function(memoryview(given).cast("B"), memoryview(room).cast("B"))
             return 0
         except BaseException as failure:  # C knows no exceptions
@@ -432,9 +432,9 @@ def _exchange(function: Exchanger, world_size: int, blocks: int, failures: list[
 
 
 class Communicator:
-    """A rank's way to the others (gc_comm_t), released with this object. `all_to_all` and `all_gather` take what to send
-    and room to receive, host memory both, as mpi4py's comm.Alltoall and comm.Allgather do. What they raise is the cause
-    of the exception that a call raises then."""
+    """A rank's way to the others (gc_comm_t), released with this object. `all_to_all` and `all_gather` take what to
+    send and room to receive, host memory both, as mpi4py's comm.Alltoall and comm.Allgather do. What they raise is the
+    cause of the exception that a call raises then."""
 
     def __init__(
         self, library: GradCodec, rank: int, world_size: int, all_to_all: Exchanger, all_gather: Exchanger
@@ -479,8 +479,8 @@ class Communicator:
 
 
 class AllReduce(_Steps):
-    """An all-reduce that keeps its errors (gc_allreduce_t), made on every rank with what makes a Codec; released with this
-    object."""
+    """An all-reduce that keeps its errors (gc_allreduce_t), made on every rank with what makes a Codec; released with
+    this object."""
 
     _prefix = "gc_allreduce"
 

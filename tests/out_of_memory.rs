@@ -197,28 +197,142 @@ fn a_codec_that_cannot_be_made_leaves_nothing_behind() {
     (options.codec, options.nonfinite) = (1, 2);
     (options.segments, options.n_segments) = (sizes.as_ptr(), sizes.len());
     (options.n_chunks, options.server) = (2, 1);
+    // SAFETY: good options, and room for a pointer; what was made is released once.
+    let allocations = with_every_failure_of(1, |out| unsafe { gc_codec_create(&options, out) }, gc_codec_free);
+    // The plan's two lists, two states, and what the work is shared out by.
+    assert!(allocations >= 5, "{allocations} allocations");
+}
+
+/// Runs `make`, which hands handles out, with the first allocation failing, then the second, until none fails; tells how
+/// many there were.
+fn with_every_failure_of<T>(
+    outputs: usize,
+    mut make: impl FnMut(*mut *mut T) -> gc_status_t,
+    free: unsafe extern "C" fn(*mut T),
+) -> u32 {
+    let mut out = vec![ptr::dangling_mut::<T>(); outputs];
     for turn in 0.. {
         for stays in [true, false] {
-            let (live, mut codec) = (LIVE.get(), ptr::dangling_mut());
-            // SAFETY: good options, and room for a pointer.
-            let (status, failed) = with_failure(turn, stays, || unsafe { gc_codec_create(&options, &mut codec) });
+            let live = LIVE.get();
+            let (status, failed) = with_failure(turn, stays, || make(out.as_mut_ptr()));
             if failed {
-                assert_eq!((status, codec), (OUT_OF_MEMORY, ptr::dangling_mut()), "allocation {turn}");
+                assert_eq!(status, OUT_OF_MEMORY, "allocation {turn}");
+                assert!(out.iter().all(|&handle| handle == ptr::dangling_mut()), "allocation {turn}");
                 // SAFETY: the text ends with a NUL.
                 assert!(!unsafe { CStr::from_ptr(gc_last_error()) }.is_empty());
             } else {
                 assert_eq!(status, 0);
                 // SAFETY: just made.
-                unsafe { gc_codec_free(codec) };
+                out.iter().for_each(|&handle| unsafe { free(handle) });
             }
             assert_eq!(LIVE.get(), live, "allocation {turn} left something behind");
             if !failed {
-                // The plan's two lists, two states, and what the work is shared out by.
-                assert!(turn >= 5, "{turn} allocations");
-                return;
+                return turn;
             }
         }
     }
+    unreachable!("{} turns", u32::MAX)
+}
+
+/// An engine that nothing is asked of.
+unsafe extern "C" fn never(
+    _: *mut c_void,
+    _: *const c_void,
+    _: *mut c_void,
+    _: usize,
+    _: DLDevice,
+    _: *mut c_void,
+) -> i32 {
+    1
+}
+
+#[test]
+fn a_communicator_that_cannot_be_made_leaves_nothing_behind() {
+    let transport = gc_transport_t {
+        struct_size: size_of::<gc_transport_t>() as u32,
+        rank: 0,
+        world_size: 1,
+        flags: 0,
+        ctx: ptr::null_mut(),
+        all_to_all: Some(never),
+        all_gather: Some(never),
+    };
+    // SAFETY: a good transport, and room for so many pointers; what was made is released once.
+    unsafe {
+        let allocations = with_every_failure_of(1, |out| gc_comm_from_transport(&transport, out), gc_comm_free);
+        assert!(allocations >= 1, "{allocations} allocations");
+        let allocations = with_every_failure_of(3, |out| gc_comm_group(3, out), gc_comm_free);
+        // What the three share, and each of them.
+        assert!(allocations >= 4, "{allocations} allocations");
+    }
+}
+
+#[test]
+fn an_allreduce_that_cannot_be_made_or_run_changes_nothing() {
+    let (mut data, mut shape) = (vec![1.5f32; 1000], [0i64; 1]);
+    let mut values = floats(&mut data, &mut shape);
+    // SAFETY: zeros are a value of each field.
+    let mut options: gc_codec_options_t = unsafe { std::mem::zeroed() };
+    options.struct_size = size_of::<gc_codec_options_t>() as u32;
+    (options.codec, options.n_elements) = (1, 1000);
+    let (mut comm, mut allreduce) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: a communicator, good options and tensors; what was made is released once.
+    unsafe {
+        assert_eq!(gc_comm_group(1, &mut comm), 0);
+        let make = |out| gc_allreduce_create(comm, &options, out);
+        let allocations = with_every_failure_of(1, make, gc_allreduce_free);
+        // A codec, what is exchanged, what ranks tell each other, and the handle.
+        assert!(allocations >= 8, "{allocations} allocations");
+        assert_eq!(make(&mut allreduce), 0);
+        let list = [&raw mut values];
+        let run = || gc_allreduce_run(allreduce, list.as_ptr(), 1, ptr::null(), ptr::null(), ptr::null_mut());
+        // The list of tensors is all that a run allocates.
+        assert_eq!(with_failure(0, true, run), (OUT_OF_MEMORY, true));
+        assert!(data.iter().all(|&value| value == 1.5));
+        data[0] = -1.5;
+        assert_eq!(with_failure(1, true, run), (0, false));
+        assert_eq!(data[..2], [-1.5, 1.5]);
+        gc_allreduce_free(allreduce);
+        gc_comm_free(comm);
+    }
+}
+
+#[test]
+fn a_compressed_allreduce_allocates_what_was_not_reserved_and_changes_nothing_without_it() {
+    let mut shapes = [[0i64; 1]; 3];
+    let [mut buffer, mut worker, mut server] = [vec![1.5f32; 1000], vec![0.25f32; 1000], vec![0.5f32; 1000]];
+    let live = LIVE.get();
+    // SAFETY: a communicator, and tensors over memory that is there; what was made is released once.
+    unsafe {
+        let (mut comm, [first, second, third]) = (ptr::null_mut(), &mut shapes);
+        let [mut of_buffer, mut of_worker, mut of_server] =
+            [floats(&mut buffer, first), floats(&mut worker, second), floats(&mut server, third)];
+        let mut run =
+            |comm| gc_compressed_allreduce(comm, &mut of_buffer, &mut of_worker, &mut of_server, ptr::null_mut());
+        for reserved in [false, true] {
+            assert_eq!(gc_comm_group(1, &mut comm), 0);
+            let mut allocations = 0;
+            loop {
+                let (status, failed) = match reserved {
+                    false => with_failure(allocations, true, || run(comm)),
+                    true => with_failure(allocations, true, || gc_comm_reserve(comm, CPU, 1000)),
+                };
+                if !failed {
+                    assert_eq!(status, 0);
+                    break;
+                }
+                assert_eq!(status, OUT_OF_MEMORY, "allocation {allocations}");
+                assert_eq!((buffer[7], worker[7], server[7]), (1.5, 0.25, 0.5));
+                allocations += 1;
+            }
+            // A codec, what is exchanged, and the list of such stages, of which the room may be there by then.
+            assert!(allocations >= 6, "{allocations} allocations");
+            assert_eq!(with_failure(0, true, || run(comm)), (0, false));
+            gc_comm_free(comm);
+            [buffer[7], worker[7], server[7]] = [1.5, 0.25, 0.5];
+        }
+    }
+    assert_eq!(LIVE.get(), live);
 }
 
 /// Memory of a tensor, aligned to 16.

@@ -130,6 +130,64 @@ static void the_deleter_of_another_that_is_kept(void) {
     CHECK(released == 2);
 }
 
+/* A rank, and what came of its call. */
+typedef struct {
+    gc_comm_t *comm;
+    gc_status_t status;
+} Rank;
+
+static void *reduce(void *argument) {
+    Rank *rank = argument;
+    float buffer[8] = {1, -1}, worker[8] = {0}, server[8] = {0};
+    int64_t eight = 8;
+    DLTensor tensors[3];
+    tensors[0] = view_of(buffer, dtype_of(kDLFloat, 32), 1, &eight);
+    tensors[1] = view_of(worker, dtype_of(kDLFloat, 32), 1, &eight);
+    tensors[2] = view_of(server, dtype_of(kDLFloat, 32), 1, &eight);
+    rank->status = gc_compressed_allreduce(rank->comm, &tensors[0], &tensors[1], &tensors[2], NULL);
+    return NULL;
+}
+
+static int32_t engine(void *ctx, const void *send, void *recv, size_t bytes, DLDevice device, void *stream) {
+    (void)send, (void)recv, (void)bytes, (void)device, (void)stream;
+    release(ctx);
+    return 7;
+}
+
+static void an_engine_that_is_cancelled_within(void) {
+    gc_transport_t transport;
+    Rank rank;
+    memset(&transport, 0, sizeof transport);
+    transport.struct_size = sizeof transport;
+    transport.world_size = 2;
+    transport.all_to_all = transport.all_gather = engine;
+    CHECK_OK(gc_comm_from_transport(&transport, &rank.comm));
+    cancel_myself();
+    reduce(&rank);
+    CHECK(rank.status == GC_STATUS_COMM && released == 1);
+    gc_comm_free(rank.comm);
+}
+
+/* Whichever rank comes first waits; the other one is not cancelled. */
+static void ranks_that_wait_for_each_other(void) {
+    gc_comm_t *comms[2];
+    Rank ranks[2];
+    pthread_t other;
+    int state;
+    CHECK_OK(gc_comm_group(2, comms));
+    ranks[0].comm = comms[0];
+    ranks[1].comm = comms[1];
+    CHECK(pthread_create(&other, NULL, reduce, &ranks[1]) == 0);
+    cancel_myself();
+    reduce(&ranks[0]);
+    CHECK(pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state) == 0); /* pthread_join is a cancellation point */
+    CHECK(state == PTHREAD_CANCEL_ENABLE && pthread_join(other, NULL) == 0);
+    CHECK(ranks[0].status == GC_STATUS_OK && ranks[1].status == GC_STATUS_OK);
+    gc_comm_free(comms[0]);
+    gc_comm_free(comms[1]);
+    CHECK(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state) == 0);
+}
+
 static void (*call)(void);
 
 static void *thread(void *unused) {
@@ -172,6 +230,8 @@ int main(void) {
         {"a release that is cancelled within", a_release_that_is_cancelled_within},
         {"the deleter of another", the_deleter_of_another},
         {"the deleter of another that is kept", the_deleter_of_another_that_is_kept},
+        {"an engine that is cancelled within", an_engine_that_is_cancelled_within},
+        {"ranks that wait for each other", ranks_that_wait_for_each_other},
     };
     int failed = 0;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -514,7 +514,7 @@ static gc_comm_t *make_comm(void) {
     gc_transport_t transport, *passed = &transport;
     Faults faults = 0;
     if (one_in(2)) {
-        int32_t ranks = one_in(8) ? (int32_t)(one_in(2) ? 0 : INT32_MIN + (int64_t)below(INT32_MAX)) : 1 + (int32_t)below(3);
+        int32_t ranks = one_in(8) ? -(int32_t)below(INT32_MAX) : 1 + (int32_t)below(3);
         place = one_in(40) ? NULL : out;
         faults = ranks < 1 || place == NULL ? FAULT(INVALID_ARGUMENT) : 0;
         begin(f_gc_comm_group);
@@ -551,7 +551,8 @@ static gc_comm_t *make_comm(void) {
 static void call_plain_allreduce(gc_comm_t *comm) {
     static const int types[] = {kDLCPU, kDLCUDAHost, kDLCUDA, kDLOpenCL};
     DLDevice device = {(DLDeviceType)types[below(4)], 1000};
-    int64_t count = one_in(3) ? INT64_MIN + (int64_t)below(INT64_MAX) : (int64_t)below(5000), elements = (int64_t)below(600);
+    int64_t count = one_in(3) ? INT64_MIN + (int64_t)below(INT64_MAX) : (int64_t)below(5000);
+    int64_t elements = (int64_t)below(600);
     size_t used = 0;
     Faults faults = count < 0 ? FAULT(INVALID_ARGUMENT) : 0;
     faults |= device.device_type == kDLCUDA && count != 0 ? NO_CUDA : 0;
@@ -573,7 +574,8 @@ static void call_plain_allreduce(gc_comm_t *comm) {
         for (int j = 0; j < i; j++)
             faults |= faults_of_overlap(&chunk[i], &chunk[j]);
     begin(f_gc_compressed_allreduce);
-    if (judge(gc_compressed_allreduce(handle, chunk[0].passed, chunk[1].passed, chunk[2].passed, random_stream()), faults))
+    if (judge(gc_compressed_allreduce(handle, chunk[0].passed, chunk[1].passed, chunk[2].passed, random_stream()),
+              faults))
         for (int i = 0; i < 3; i++)
             accept(&chunk[i]);
     begin(f_gc_comm_async_error);
@@ -648,7 +650,8 @@ static void call_allreduce_errors(const Made *m, gc_allreduce_t *allreduce) {
 static void call_allreduce(void) {
     static const DLDataType uint32 = {kDLUInt, 32, 1}, int32 = {kDLInt, 32, 1};
     int64_t elements = one_in(2) ? wild() : (int64_t)below(100000), ranks = 1 + (int64_t)below(9);
-    Faults faults = elements < 0 ? FAULT(INVALID_ARGUMENT) : elements > INT64_MAX - 8 * ranks ? FAULT(SIZE_OVERFLOW) | MAY_SUCCEED : 0;
+    Faults faults = elements < 0 ? FAULT(INVALID_ARGUMENT) : 0;
+    faults |= elements > INT64_MAX - 8 * ranks ? FAULT(SIZE_OVERFLOW) | MAY_SUCCEED : 0;
     Made m;
     prepare(MEDIUM);
     begin(f_gc_shard_elements);

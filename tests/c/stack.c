@@ -162,6 +162,46 @@ static void call_large_codec_with_threads(void) {
     call_codec_of(GC_CODEC_ONEBIT, 1 << 20, GC_ERROR_FLOAT32, kDLFloat, 32);
 }
 
+/* Both all-reduces, of a rank that is alone. */
+static void call_allreduces(void) {
+    int64_t length = 5001, shard = gc_shard_elements(length, 1), sizes[3] = {5000, 0, 1}, one[1] = {1};
+    int64_t rows[2] = {1, 5001};
+    uint32_t flags;
+    gc_codec_options_t options;
+    gc_comm_t *comm;
+    gc_allreduce_t *allreduce;
+    DLDevice host = {kDLCPU, 0};
+    DLTensor buffer = flat(elements, dtype_of(kDLFloat, 32), &length);
+    DLTensor worker = flat(elements + 32 * 1024, dtype_of(kDLFloat, 32), &length);
+    DLTensor server = flat(elements + 64 * 1024, dtype_of(kDLFloat, 32), &shard), values[3];
+    DLTensor all_workers = view_of(elements + 32 * 1024, dtype_of(kDLFloat, 32), 2, rows);
+    DLTensor dst = view_of(&flags, dtype_of(kDLUInt, 32), 1, one);
+    DLTensor *results[3] = {&values[0], &values[1], &values[2]};
+    CHECK_OK(gc_comm_group(1, &comm));
+    CHECK_OK(gc_comm_reserve(comm, host, 100));
+    CHECK_OK(gc_compressed_allreduce(comm, &buffer, &worker, &server, NULL));
+    CHECK_OK(gc_comm_async_error(comm));
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.codec = GC_CODEC_ONEBIT;
+    options.nonfinite = GC_NONFINITE_TRANSACTIONAL;
+    options.segments = sizes;
+    options.n_segments = 3;
+    for (int i = 0; i < 3; i++)
+        values[i] = flat(elements + 32 * 1024 * i, dtype_of(kDLFloat, 32), &sizes[i]);
+    CHECK_OK(gc_allreduce_create(comm, &options, &allreduce));
+    CHECK_OK(gc_allreduce_run(allreduce, results, 3, NULL, NULL, NULL));
+    CHECK_OK(gc_allreduce_commit(allreduce, NULL, NULL));
+    CHECK_OK(gc_allreduce_flags(allreduce, &dst, NULL));
+    shard = length; /* without the elements that fill up the last byte */
+    CHECK_OK(gc_allreduce_errors_out(allreduce, &worker, &server, NULL));
+    CHECK_OK(gc_allreduce_errors_in(allreduce, &all_workers, &server, NULL));
+    CHECK_OK(gc_allreduce_rollback(allreduce, NULL));
+    CHECK_OK(gc_allreduce_reset(allreduce, NULL));
+    gc_allreduce_free(allreduce);
+    gc_comm_free(comm);
+}
+
 static void call_onebit(void) {
     int64_t length = 100001, shape[2], workspace_shape[1], one[1] = {1};
     float scale, scales[2] = {1, 2};
@@ -287,6 +327,7 @@ int main(void) {
         {"signs", call_signs},
         {"codecs", call_codecs},
         {"a large codec, 4 threads", call_large_codec_with_threads},
+        {"all-reduces", call_allreduces},
         {"the plain form", call_onebit},
         {"many dimensions", call_with_many_dimensions},
         {"refusals", call_to_be_refused},

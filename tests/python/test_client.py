@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,92 @@ def test_a_codec_carries_what_a_step_loses(gradcodec):
     codec.reduce(0, payload.reshape(2, -1)[:1], chunk)
     codec.rollback()
     assert chunk[:4].tobytes() == b"GCPL" and chunk[80] == payload[80]
+
+
+def in_threads(functions):
+    """What they return, each called in a thread of its own; an exception is what it returns, too."""
+    results = [None] * len(functions)
+
+    def run(rank):
+        try:
+            results[rank] = functions[rank]()
+        except Exception as failure:
+            results[rank] = failure
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+class Engine:
+    """Two ranks, which exchange through lists."""
+
+    def __init__(self):
+        self.barrier, self.sent = threading.Barrier(2), [None, None]
+
+    def functions(self, rank):
+        def exchange(send, receive, first):
+            self.sent[rank] = bytes(send)
+            self.barrier.wait()
+            half = len(receive) // 2
+            for other in (0, 1):
+                receive[other * half : (other + 1) * half] = self.sent[other][first * half : first * half + half]
+            self.barrier.wait()
+
+        return lambda s, r: exchange(s, r, rank), lambda s, r: exchange(s, r, 0)
+
+
+@pytest.mark.parametrize("over", ["group", "engine"])
+def test_ranks_reduce_to_the_same_mean(gradcodec, over):
+    engine = Engine()
+    comms = gradcodec.group(2) if over == "group" else [
+        gradcodec.communicator(rank, 2, *engine.functions(rank)) for rank in (0, 1)
+    ]  # fmt: skip
+    gradients = [np.array([1, -7], "f4"), np.array([5, 5], "f4")]
+    workers, servers = np.zeros((2, 2), "f4"), np.zeros((2, gradcodec.shard_elements(2, 2)), "f4")
+    comms[0].reserve(2)
+    plain = [lambda r=r: comms[r].compressed_allreduce(gradients[r], workers[r], servers[r]) for r in (0, 1)]
+    assert in_threads(plain) == [None, None]
+    # Signs (+, -) and (+, +), both of scale 5: their mean is (5, 0), whose root mean square is sent.
+    sent = np.sqrt(np.float32(12.5))
+    assert np.array_equal(gradients, np.full((2, 2), sent))
+    assert workers.tolist() == [[-4, -2], [0, 0]] and servers[0, :2].tolist() == [5 - sent, -sent]
+
+    handles = in_threads([lambda r=r: comms[r].allreduce(ONEBIT, [1, 1], nonfinite=TRANSACTIONAL) for r in (0, 1)])
+    values = [[np.array([1], "f4"), np.array([-7], "f4")], [np.array([3], "f4"), np.array([7], "f4")]]
+    assert in_threads([lambda r=r: handles[r].run(values[r]) for r in (0, 1)]) == [None, None]
+    assert [[v.tolist() for v in each] for each in values] == [[[2], [0]]] * 2
+    worker, server, flags = np.zeros(2, "f4"), np.zeros(2, "f4"), np.zeros(1, "u4")
+    handles[0].rollback()
+    handles[0].flags(flags)
+    assert flags.tolist() == [4]
+    handles[0].errors_in(np.arange(6, dtype="f4").reshape(3, 2), np.array([8, 9], "f4"))
+    handles[0].errors_out(worker)
+    assert worker.tolist() == [2, 3]  # the mean over a world of three
+    handles[0].reset()
+    handles[0].errors_out(worker)
+    assert worker.tolist() == [0, 0] and server.tolist() == [0, 0]
+    handles[1].commit()
+    comms[0].async_error()
+
+
+def test_what_an_engine_raises_is_the_cause(gradcodec):
+    def broken(send, receive):
+        raise ConnectionError("the network is gone")
+
+    comm = gradcodec.communicator(0, 2, broken, broken)
+    for call in (
+        lambda: comm.compressed_allreduce(np.ones(8, "f4"), np.zeros(8, "f4"), np.zeros(8, "f4")),
+        lambda: comm.allreduce(ONEBIT, [8]),
+    ):
+        with pytest.raises(RuntimeError, match="returned 1") as raised:
+            call()
+        assert isinstance(raised.value.__cause__, ConnectionError) and raised.value.status == 31
+    with pytest.raises(RuntimeError, match="world_size: 0"):
+        gradcodec.group(0)
 
 
 def test_the_plain_form_updates_the_error(gradcodec):

@@ -1,5 +1,5 @@
-"""The compressed all-reduces, on the CPU: gc_compressed_allreduce against DeepSpeed's formula in NumPy, the handle against
-the codecs' model, and what becomes of bad input, of ranks that fail, and of numbers that are not finite."""
+"""The compressed all-reduces, on the CPU: gc_compressed_allreduce against DeepSpeed's formula in NumPy, the handle
+against the codecs' model, and what becomes of bad input, of ranks that fail, and of numbers that are not finite."""
 
 import ctypes
 import os
@@ -229,7 +229,8 @@ def test_errors_go_on_in_a_world_of_any_size(old, new, error):
 
 BASE = dict(codec=ONEBIT, n_elements=100)
 OTHERS = dict(
-    codec=dict(codec=SIGN, error=2), values=dict(values=capi.dldtype("float16")), error=dict(error=1), scale=dict(scale=1),
+    codec=dict(codec=SIGN, error=2), values=dict(values=capi.dldtype("float16")), error=dict(error=1),
+    scale=dict(scale=1),
     nonfinite=dict(nonfinite=1), beta=dict(beta=0.5), n_elements=dict(n_elements=101),
     segments=dict(segments=capi.int64s((40, 60)), n_segments=2, n_elements=0),
 )  # fmt: skip
@@ -316,11 +317,11 @@ def test_a_second_call_at_once_is_refused_and_leaves_the_first_alone():
             assert within.wait(60)
             within.clear()
             try:
-                values = Tensor(np.ones(64, f32))
+                values, options, made = Tensor(np.ones(64, f32)), CodecOptions(112, **BASE), POINTER(AllReduce)()
                 inside.append([
                     status_of(lib.gc_compressed_allreduce, *plain_arguments(comm)),
                     status_of(lib.gc_comm_reserve, comm, capi.DLDevice(1, 0), 64),
-                    created(world, [BASE])[0],
+                    status_of(lib.gc_allreduce_create, comm, byref(options), byref(made)),
                     status_of(lib.gc_allreduce_run, handle, views([values]), 1, None, None, None),
                     status_of(lib.gc_allreduce_reset, handle, None),
                     status_of(lib.gc_comm_async_error, comm),
