@@ -19,7 +19,8 @@ import driver  # noqa: E402
 import gpu  # noqa: E402
 from codec_model import ONEBIT, SIGN  # noqa: E402
 from card import Card  # noqa: E402
-from codecs_c import one_case, strangers  # noqa: E402
+from codecs_c import call, one_case, same, strangers  # noqa: E402
+from comms import World, reference, shards  # noqa: E402
 from capi import AXIS_NONE, BIG, FLOATS, LITTLE, Managed, byref, lib  # noqa: E402
 from gpu import Layout, case, check, chunk_rows, truth_of, unpackbits  # noqa: E402
 from models import SIGNED, UNPACKED, majority, not_below_zero, scaled_signs  # noqa: E402
@@ -180,6 +181,7 @@ def everything():
             np.testing.assert_array_equal(np.stack([gpu.take(c) for c in chunks]), chunk_rows(truth, 3))
     check(lib.gc_trim(gpu.device()))
     codecs()
+    ranks()
 
 
 def wild():
@@ -211,6 +213,40 @@ def codecs():
     for kind in ONEBIT, SIGN:
         strangers(card, kind)
         card.start_again()
+
+
+def ranks():
+    """Four ranks on the card, a stream each."""
+    card, size = Card(1 << 20, exact=True), 4
+    streams = [driver.Stream() for _ in range(size)]
+    rng = np.random.default_rng(4)
+    with World(size) as world:
+        for n in 20_003, 5, 8192:
+            workers = [np.zeros(n, "f4") for _ in range(size)]
+            servers = [np.zeros(s.stop - s.start, "f4") for s in shards(n, size)]
+            whole = lib.gc_shard_elements(n, size)
+            put_workers = [card.put(w) for w in workers]
+            put_servers = [card.put(np.zeros(whole, "f4")) for _ in range(size)]
+            for step in range(3):
+                buffers = [rng.standard_normal(n).astype("f4") for _ in range(size)]
+                if step == 1:
+                    buffers[2][n // 2] = np.nan
+                put = [card.put(b) for b in buffers]
+                driver.synchronize()
+                out, workers, servers = reference(buffers, workers, servers)
+                world.each(
+                    lambda rank: call(
+                        "gc_compressed_allreduce", world.comms[rank], put[rank].view, put_workers[rank].view,
+                        put_servers[rank].view, streams[rank].handle,
+                    )
+                )  # fmt: skip
+                for rank in range(size):
+                    same(card.get(put[rank]), out, "buffer")
+                    same(card.get(put_workers[rank]), workers[rank], "worker error")
+                    same(card.get(put_servers[rank])[: servers[rank].size], servers[rank], "server error")
+            card.start_again()
+    for stream in streams:
+        stream.destroy()
 
 
 def main():
