@@ -17,7 +17,7 @@ use crate::backend::cpu::simd::{Avx2, Avx512};
 use super::{
     chunks::Chunks,
     numbers::{Number, is_kept, signed},
-    sources::{FINITE, Plain, Source, bits_at, for_each_word, has_bit, magnitude},
+    sources::{FINITE, PARTS, Plain, Source, bits_at, for_each_word, has_bit, magnitude},
     sum::{self, TILE_UNITS, UNIT_ELEMENTS, Unit},
 };
 
@@ -96,11 +96,14 @@ unsafe fn tile_on<S: Simd<u32>, C: Source>(source: &C, sink: &Sink, treatment: T
     let mut nonfinite = false;
     for (number, first) in (0..elements).step_by(UNIT_ELEMENTS).enumerate() {
         let count = (elements - first).min(UNIT_ELEMENTS);
+        let next = first + UNIT_ELEMENTS;
         // SAFETY: the caller's promise, for this source and this sink.
         unsafe {
             nonfinite |= source.form(first, &mut unit, count);
+            source.ask_for(next, 0);
             nonfinite |= settle::<C::Kept>(&mut unit.0[..count], treatment.zero);
             unit.0[count..].fill(0.0);
+            source.ask_for(next, 1);
             if is_kept::<C::Kept>() {
                 let kept = sink.kept;
                 for (index, &c) in unit.0[..count].iter().enumerate() {
@@ -108,11 +111,13 @@ unsafe fn tile_on<S: Simd<u32>, C: Source>(source: &C, sink: &Sink, treatment: T
                 }
             }
             let bits = bits_of::<S>(unit.0.as_ptr().cast(), NEGATIVE, count, &mut bytes);
+            source.ask_for(next, 2);
             sink.chunks.write(sink.byte + (first / 8) as i64, bits);
         }
         if let Some(rule) = treatment.sum {
             sums[number] = f64::from(sum::of_unit(&unit, rule));
         }
+        source.ask_for(next, 3);
     }
     Outcome { sum: sum::of_tile(sums), nonfinite }
 }
@@ -126,6 +131,7 @@ unsafe fn error_on<S: Simd<u32>, G: Number, E: Number>(plain: &Plain<G, E>, erro
         // SAFETY: the caller's promise.
         unsafe {
             plain.form(first, &mut unit, count);
+            (0..PARTS).for_each(|part| plain.ask_for(first + UNIT_ELEMENTS, part));
             for (index, &c) in unit.0[..count].iter().enumerate() {
                 E::store(error, first + index, c - signed(scale, c));
             }

@@ -109,7 +109,7 @@ impl Job {
             return;
         }
         let bytes = size_of::<G::Bits>() + 2 * size_of::<E::Bits>();
-        tiles::for_each_of(self.elements, bytes as i64, |tile| {
+        tiles::for_each_of_backwards(self.elements, bytes as i64, |tile| {
             let (source, error) = (self.source::<G, E>(tile.first), self.error_at::<E>(tile.first));
             // SAFETY: the tile lies within the views.
             unsafe { kernels::error(self.set, &source, error, scale, tile.elements) };

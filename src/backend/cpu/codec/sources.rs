@@ -2,11 +2,13 @@
 //!
 //! All of it is inlined into the functions of `kernels`, which have the instructions of a set.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::{marker::PhantomData, slice};
 
 use super::{
     numbers::{Nothing, Number, is_kept, signed},
-    sum::Unit,
+    sum::{UNIT_ELEMENTS, Unit},
 };
 
 /// The highest magnitude of a finite number, as an integer.
@@ -23,6 +25,33 @@ pub trait Source: Sync {
     /// # Safety
     /// These elements are in the memory that this was made of.
     unsafe fn form(&self, first: usize, unit: &mut Unit, count: usize) -> bool;
+
+    /// Asks for the memory of a part, one of [`PARTS`], of the unit that begins with an element, which need not be there.
+    #[inline(always)]
+    fn ask_for(&self, _first: usize, _part: usize) {}
+}
+
+/// In how many parts the next unit is asked for, between the loops over this one. Its elements are a page or less, at
+/// whose end processors stop reading ahead by themselves: they would wait for memory in `form` and leave it idle in all
+/// other loops (a fifth to a third of the time of 2^20 and 2^24 float32, on Sapphire Rapids).
+pub const PARTS: usize = 4;
+
+/// Asks for a part of the unit of elements that begins with number `first`.
+#[inline(always)]
+fn ask_for<N: Number>(elements: *const u8, first: usize, part: usize) {
+    const LINE: usize = 64;
+    let bytes = UNIT_ELEMENTS / PARTS * size_of::<N::Bits>();
+    let start = elements.wrapping_add(first * size_of::<N::Bits>() + part * bytes);
+    for offset in (0..bytes).step_by(LINE) {
+        let line = start.wrapping_add(offset);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: no memory is read, whatever the address is.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(line.cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = line; // Rust has no word for it there
+    }
 }
 
 /// A gradient and the error that was carried.
@@ -60,6 +89,12 @@ impl<G: Number, E: Number> Source for Feedback<G, E> {
         }
         highest > FINITE
     }
+
+    #[inline(always)]
+    fn ask_for(&self, first: usize, part: usize) {
+        ask_for::<G>(self.gradient, first, part);
+        ask_for::<E>(self.kept, first, part);
+    }
 }
 
 /// A gradient and its error, of the plain form.
@@ -93,6 +128,12 @@ impl<G: Number, E: Number> Source for Plain<G, E> {
             *c = unsafe { candidate::<G, E>(gradient, error, first + index) };
         }
         false
+    }
+
+    #[inline(always)]
+    fn ask_for(&self, first: usize, part: usize) {
+        ask_for::<G>(self.gradient, first, part);
+        ask_for::<E>(self.error, first, part);
     }
 }
 
