@@ -413,7 +413,8 @@ Exchanger = Callable[[memoryview, memoryview], Any]
 def _exchange(function: Exchanger, world_size: int, blocks: int, failures: list[BaseException]) -> Any:
     def exchange(_: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
         try:
-            given, room = ((c_uint8 * n).from_address(at) for n, at in ((blocks * size, send), (world_size * size, recv)))
+            given = (c_uint8 * (blocks * size)).from_address(send)
+            room = (c_uint8 * (world_size * size)).from_address(recv)
             function(memoryview(given).cast("B"), memoryview(room).cast("B"))
             return 0
         except BaseException as failure:  # C knows no exceptions

@@ -179,7 +179,10 @@ const char *gc_version_string(void);
  * ERRORS
  */
 
-/* Outcome of a call. Codes are never reused. This version never gives 25 to 30, 40 and 41: they are kept for functions to come. */
+/*
+ * Outcome of a call. Codes are never reused. This version never gives 25 to 30, 40 and 41: they are kept for functions to
+ * come.
+ */
 enum gc_status {
     /* Done. */
     GC_STATUS_OK = 0,
