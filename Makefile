@@ -29,6 +29,7 @@ $(C_STANDARDS:%=$(BUILD)/tests/%/openmp): private CFLAGS += -fopenmp
 EXAMPLES = $(patsubst examples_c/%.c,%,$(wildcard examples_c/*.c))
 C_TESTS  = $(patsubst tests/c/%.c,%,$(wildcard tests/c/*.c))
 DRIVERS = $(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1
+NCCLS   = $(BUILD)/tests/driver/libnccl.so.2 $(BUILD)/tests/old_nccl/libnccl.so.2
 STAND_INS = $(patsubst %.c,$(BUILD)/%.so,$(wildcard tests/stand_ins/*.c))
 VENV     = $(BUILD)/venv
 
@@ -125,7 +126,7 @@ test-abi: $(LIBRARY)
 	sh tests/abi/symbols.sh $(LIBRARY) tests/abi/functions.h
 	$(PYTHON) tests/abi/abi.py "$(CC)" include
 
-test-python: $(LIBRARY) $(VENV)/ready $(DRIVERS)
+test-python: $(LIBRARY) $(VENV)/ready $(DRIVERS) $(NCCLS)
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) $(VENV)/bin/python -m pytest -q tests/python
 
 # CUDA drivers without a card, for what ours does with a driver's answers; the old one is of before 12.0. They have
@@ -139,6 +140,12 @@ $(DRIVERS): tests/driver/libcuda.c $(BUILD)/tests/driver_codec.o $(KERNEL_SOURCE
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DKERNELS="$(KERNEL_NAMES)"' -shared -fPIC -Wl,-soname,libcuda.so.1 \
 	    $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< $(BUILD)/tests/driver_codec.o -lstdc++ -o $@
+
+# NCCL among threads, on the memory of that driver; the old one is of before 2.18.
+$(NCCLS): tests/driver/libnccl.c $(BUILD)/tests/driver/libcuda.so.1
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) $(if $(findstring /old_nccl/,$@),-DOLD) -shared -fPIC -Wl,-soname,libnccl.so.2 \
+	    $< -L$(BUILD)/tests/driver -l:libcuda.so.1 -pthread -o $@
 
 $(BUILD)/tests/driver_codec.o: tests/driver/codec.cpp tests/kernels/device.h $(KERNEL_SOURCES) $(KERNEL_HEADERS)
 	@mkdir -p $(@D)

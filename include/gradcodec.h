@@ -918,8 +918,8 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
 /*
  * COMMUNICATORS
  *
- * A communicator is one rank's way to the others of its world: by functions of yours over any engine (MPI, gloo, UCX), or
- * among threads of one process. Over it gradients are averaged at one bit per element:
+ * A communicator is one rank's way to the others of its world: by functions of yours over any engine (MPI, gloo, UCX), by
+ * NCCL (see there), or among threads of one process. Over it gradients are averaged at one bit per element:
  *
  *     gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
  *                           .all_to_all = my_all_to_all, .all_gather = my_all_gather};
@@ -950,7 +950,7 @@ enum gc_transport {
     GC_TRANSPORT_HOST = 1,
 };
 
-/* A communicator: gc_comm_from_transport() and gc_comm_group() make them. */
+/* A communicator: gc_comm_from_transport(), gc_comm_group() and gc_comm_from_nccl() make them, and gc_comm_from_nccl_id(). */
 typedef struct gc_comm_t gc_comm_t;
 
 /*
@@ -1055,6 +1055,95 @@ gc_status_t gc_compressed_allreduce(gc_comm_t *comm,
  */
 int64_t gc_shard_elements(int64_t n_elements,
                           int32_t world_size);
+
+/*
+ * NCCL
+ *
+ * A communicator over NCCL 2.18 or later: of one that you have, such as PyTorch's, or of its own. This library is not
+ * linked against NCCL; it uses the one that the process has loaded:
+ *
+ *     gc_nccl_options_t mine = {.struct_size = sizeof mine, .comm = my_nccl_comm};
+ *     gc_comm_t *comm;
+ *     gc_comm_from_nccl(&mine, &comm);                                        // borrowed: keep my_nccl_comm alive
+ *
+ *     gc_nccl_options_t none = {.struct_size = sizeof none};
+ *     uint8_t id[128];
+ *     if (rank == 0) gc_comm_nccl_id(&none, id);                              // and send it to the others, as you like
+ *     gc_comm_from_nccl_id(&none, id, rank, size, (DLDevice){kDLCUDA, card}, &comm);      // on every rank
+ *
+ * It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can
+ * be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
+ * between ncclGroupStart and ncclGroupEnd of yours. A rank that waits for one that does not come waits for ever, on
+ * its device: gc_comm_async_error() asks NCCL what it knows.
+ *
+ * Where NCCL is: in dl_handle, if you say so, which must stay open; otherwise where this process sees ncclSend,
+ * otherwise in a libnccl.so.2 that is loaded. Some builds of PyTorch have NCCL within another library. If several
+ * libraries have ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), for it works in the one
+ * that made it alone.
+ */
+
+/* How an ncclComm_t is used. */
+enum gc_nccl {
+    /* A communicator of all its ranks is split from it, so that calls on the two need no order. */
+    GC_NCCL_SPLIT = 1,
+};
+
+/* What there is of NCCL. */
+typedef struct gc_nccl_options_t {
+    /* sizeof(gc_nccl_options_t). */
+    uint32_t struct_size;
+    /* 0, or GC_NCCL_SPLIT. */
+    uint32_t flags;
+    /* An ncclComm_t, for gc_comm_from_nccl(); NULL for the others. */
+    void *comm;
+    /* NCCL, from dlopen(). NULL: what is loaded. */
+    void *dl_handle;
+} gc_nccl_options_t;
+
+/*
+ * Makes a communicator of one of NCCL's. Its rank, world size and device are those of `comm`.
+ *
+ * Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
+ * never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
+ * GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work that waits for another
+ * rank, and is not used afterwards. A `comm` that is still being made is waited for.
+ *
+ * `*out`: yours to release, by gc_comm_free().
+ *
+ * INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not
+ * clear which. COMM: a failure of NCCL's. And as for a tensor on the device of `comm`.
+ */
+gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options,
+                              gc_comm_t **out);
+
+/*
+ * Makes what the ranks of a new world find each other by. One rank calls this, and sends the bytes to all others.
+ *
+ * `options`: comm NULL and flags 0. `id`: room for 128 bytes.
+ *
+ * Loads libnccl.so.2 if no NCCL is loaded.
+ *
+ * INVALID_ARGUMENT: a comm, or flags. COMM_UNAVAILABLE: no NCCL, or one older than 2.18. COMM: a failure of NCCL's.
+ */
+gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options,
+                            uint8_t *id);
+
+/*
+ * Makes a communicator of its own over NCCL, which gc_comm_free() destroys. All ranks of a world call this, and block
+ * until the others do.
+ *
+ * `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
+ * `*out`: yours to release, by gc_comm_free().
+ *
+ * As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as
+ * for a tensor on the device.
+ */
+gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
+                                 const uint8_t *id,
+                                 int32_t rank,
+                                 int32_t world_size,
+                                 DLDevice device,
+                                 gc_comm_t **out);
 
 /*
  * ALL-REDUCE

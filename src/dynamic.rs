@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_void};
 /// The address of a function of a library.
 ///
 /// # Safety
-/// `library` came from dlopen and is still loaded.
+/// `library` is RTLD_DEFAULT, or came from dlopen and is still loaded.
 pub unsafe fn address(library: *mut c_void, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: the caller's promise; the name ends with a NUL.
     let address = unsafe { libc::dlsym(library, name.as_ptr()) };
@@ -41,7 +41,7 @@ macro_rules! table {
             /// The functions of a library; the name of one that is required and not there.
             ///
             /// # Safety
-            /// `library` came from dlopen, and stays loaded for good.
+            /// `library` is RTLD_DEFAULT or came from dlopen, and stays loaded as long as the table is used.
             unsafe fn of(library: *mut c_void) -> std::result::Result<Self, &'static std::ffi::CStr> {
                 use $crate::dynamic::{address, with_nul};
                 // SAFETY: the caller's promise. The library's functions of these names have these types: the constants

@@ -9,7 +9,7 @@ mod promises;
 use std::{fs, path::Path, process::Command};
 
 /// The sections in the order of the header: the module whose `//!` text begins it, and where its declarations are.
-const SECTIONS: [(&str, &[&str]); 11] = [
+const SECTIONS: [(&str, &[&str]); 12] = [
     ("version", &["src/capi/version.rs"]),
     ("status", &["src/error.rs", "src/capi/status.rs"]),
     ("tensors", &["src/capi/tensors.rs"]),
@@ -18,6 +18,7 @@ const SECTIONS: [(&str, &[&str]); 11] = [
     ("onebit", &["src/capi/onebit.rs"]),
     ("codec", &["src/plan/codec.rs", "src/capi/codec.rs"]),
     ("comm", &["src/capi/comm.rs"]),
+    ("nccl", &["src/capi/nccl.rs"]),
     ("allreduce", &["src/capi/allreduce.rs"]),
     ("threads", &["src/capi/threads.rs"]),
     ("devices", &["src/capi/devices.rs"]),

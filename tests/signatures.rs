@@ -58,6 +58,9 @@ promised! {
     gc_codec_errors_out(*mut gc_codec_t, *mut DLTensor, *mut DLTensor, *mut c_void) -> i32;
     gc_codec_errors_in(*mut gc_codec_t, *const DLTensor, *const DLTensor, *mut c_void) -> i32;
     gc_comm_from_transport(*const gc_transport_t, *mut *mut gc_comm_t) -> i32;
+    gc_comm_from_nccl(*const gc_nccl_options_t, *mut *mut gc_comm_t) -> i32;
+    gc_comm_nccl_id(*const gc_nccl_options_t, *mut u8) -> i32;
+    gc_comm_from_nccl_id(*const gc_nccl_options_t, *const u8, i32, i32, DLDevice, *mut *mut gc_comm_t) -> i32;
     gc_comm_group(i32, *mut *mut gc_comm_t) -> i32;
     gc_comm_reserve(*mut gc_comm_t, DLDevice, i64) -> i32;
     gc_comm_async_error(*const gc_comm_t) -> i32;

@@ -101,6 +101,10 @@ typedef struct gc_api_t {
     gc_status_t (*gc_compressed_allreduce)(gc_comm_t *comm, DLTensor *buffer, DLTensor *worker_error,
         DLTensor *server_error, void *stream);
     int64_t (*gc_shard_elements)(int64_t n_elements, int32_t world_size);
+    gc_status_t (*gc_comm_from_nccl)(const gc_nccl_options_t *options, gc_comm_t **out);
+    gc_status_t (*gc_comm_nccl_id)(const gc_nccl_options_t *options, uint8_t *id);
+    gc_status_t (*gc_comm_from_nccl_id)(const gc_nccl_options_t *options, const uint8_t *id, int32_t rank,
+        int32_t world_size, DLDevice device, gc_comm_t **out);
     gc_status_t (*gc_allreduce_create)(gc_comm_t *comm, const gc_codec_options_t *options, gc_allreduce_t **out);
     void (*gc_allreduce_free)(gc_allreduce_t *allreduce);
     gc_status_t (*gc_allreduce_run)(gc_allreduce_t *allreduce, DLTensor *const *values, size_t n_values,
@@ -176,6 +180,9 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_comm_free", &api->gc_comm_free},
         {"gc_compressed_allreduce", &api->gc_compressed_allreduce},
         {"gc_shard_elements", &api->gc_shard_elements},
+        {"gc_comm_from_nccl", &api->gc_comm_from_nccl},
+        {"gc_comm_nccl_id", &api->gc_comm_nccl_id},
+        {"gc_comm_from_nccl_id", &api->gc_comm_from_nccl_id},
         {"gc_allreduce_create", &api->gc_allreduce_create},
         {"gc_allreduce_free", &api->gc_allreduce_free},
         {"gc_allreduce_run", &api->gc_allreduce_run},

@@ -1,7 +1,7 @@
 //! COMMUNICATORS
 //!
-//! A communicator is one rank's way to the others of its world: by functions of yours over any engine (MPI, gloo, UCX), or
-//! among threads of one process. Over it gradients are averaged at one bit per element:
+//! A communicator is one rank's way to the others of its world: by functions of yours over any engine (MPI, gloo, UCX), by
+//! NCCL (see there), or among threads of one process. Over it gradients are averaged at one bit per element:
 //!
 //! ```c
 //! gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
@@ -45,7 +45,7 @@ use super::{
     status::gc_status_t,
 };
 
-/// A communicator: gc_comm_from_transport() and gc_comm_group() make them.
+/// A communicator: gc_comm_from_transport(), gc_comm_group() and gc_comm_from_nccl() make them, and gc_comm_from_nccl_id().
 #[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_comm_t(pub(super) Shared<Communicator>);
 

@@ -1,13 +1,14 @@
 //! Ranks that exchange memory, and the all-reduces of gradients made small over them.
 //!
 //! - `transport`: the two exchanges that there are, and who makes them: `callbacks` of the caller, `group` for ranks that
-//!   are threads of one process;
+//!   are threads of one process, `nccl`;
 //! - `wire`: the memory that is exchanged;
 //! - `plain`: the all-reduce whose errors are the caller's tensors; `allreduce`: the handle, which keeps its own.
 
 mod allreduce;
 mod callbacks;
 mod group;
+mod nccl;
 mod plain;
 mod shared;
 mod transport;
@@ -31,6 +32,7 @@ use crate::{
 pub use allreduce::AllReduce;
 pub use callbacks::{Callback, Callbacks};
 pub use group::group;
+pub use nccl::{ID_BYTES as NCCL_ID_BYTES, Nccl};
 pub use plain::{allreduce, shard_elements};
 pub use shared::Shared;
 
@@ -73,6 +75,12 @@ impl Communicator {
         }
     }
 
+    /// Over NCCL.
+    pub fn over_nccl(nccl: Nccl) -> Self {
+        let (rank, world) = nccl.place();
+        Self::new(rank, world, Transport::Nccl(nccl))
+    }
+
     /// Makes what calls with up to so many elements on this device work in.
     pub fn reserve(&self, device: Device, elements: i64) -> Result<()> {
         if elements < 0 {
@@ -93,7 +101,7 @@ impl Communicator {
             code if code == Status::Comm as i32 => {
                 Err(error!(Comm, "communicator: an exchange of rank {} failed", self.rank))
             }
-            0 if reported == 0 => Ok(()),
+            0 if reported == 0 => self.transport.async_error(),
             _ => Err(error!(Corrupt, "communicator: rank {} received what no rank of this version sends", self.rank)),
         }
     }
@@ -187,6 +195,9 @@ impl Communicator {
         if self.world == 1 {
             all[0] = *own;
             return Ok(());
+        }
+        if let Transport::Nccl(nccl) = &self.transport {
+            return self.note(nccl.tell(own, all));
         }
         let exchange = Exchange {
             pattern: Pattern::AllGather,

@@ -6,7 +6,7 @@ use crate::{
     tensor::Device,
 };
 
-use super::{callbacks::Callbacks, group::Member};
+use super::{callbacks::Callbacks, group::Member, nccl::Nccl};
 
 /// What goes where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +44,7 @@ impl Exchange<'_> {
 pub enum Transport {
     Callbacks(Callbacks),
     Group(Member),
+    Nccl(Nccl),
 }
 
 impl Transport {
@@ -52,6 +53,23 @@ impl Transport {
         match self {
             Self::Callbacks(callbacks) => callbacks.exchange(exchange),
             Self::Group(member) => member.exchange(exchange),
+            Self::Nccl(nccl) => nccl.exchange(exchange),
+        }
+    }
+
+    /// Refuses memory that it cannot exchange.
+    pub fn check(&self, device: Device, memory: &Block) -> Result<()> {
+        match self {
+            Self::Nccl(nccl) => nccl.check(device, memory),
+            Self::Callbacks(_) | Self::Group(_) => Ok(()),
+        }
+    }
+
+    /// What it knows to have gone wrong since, without waiting for anything.
+    pub fn async_error(&self) -> Result<()> {
+        match self {
+            Self::Nccl(nccl) => nccl.async_error(),
+            Self::Callbacks(_) | Self::Group(_) => Ok(()),
         }
     }
 
@@ -76,6 +94,7 @@ impl Transport {
         match self {
             Self::Callbacks(_) => {} // whose engine knows, or bounds its waiting
             Self::Group(member) => member.give_up(),
+            Self::Nccl(_) => {} // which has no way to tell the others
         }
     }
 }

@@ -1,13 +1,19 @@
 //! The memory that ranks exchange.
 
 use crate::{
-    backend::{Block, Queue, Stream, cuda::Pinned},
+    backend::{
+        Block, Queue, Stream,
+        cuda::{self, Pinned},
+    },
     error::{Result, error},
     ops::codec::Codec,
     tensor::{Device, Dtype, Name, View},
 };
 
-use super::Communicator;
+use super::{
+    Communicator, RECORD,
+    transport::{Exchange, Pattern},
+};
 
 /// What a rank sends and receives for one codec, which has a chunk for each rank:
 ///
@@ -39,6 +45,7 @@ impl Wire {
         })?;
         let mut queue = Queue::of(device, Stream::LEGACY)?;
         let memory = Block::new(&mut queue, bytes)?;
+        communicator.transport.check(device, &memory)?;
         let pinned = match &mut queue {
             Queue::Cuda(queue) => {
                 communicator.prepare_report(queue)?;
@@ -89,5 +96,44 @@ impl Wire {
         let data = self.memory.data().wrapping_add((chunks * self.most) as usize);
         // SAFETY: memory of this device, of at least so many bytes; whoever has the communicator uses the views.
         unsafe { View::of_memory(&Name::new(name), self.device, Dtype::U8, shape, data) }
+    }
+}
+
+/// What ranks tell each other when a handle is made, on its way through memory of a card, for transports that take no
+/// other.
+pub struct Stage {
+    device: i32,
+    /// A record of this rank, then those of all.
+    memory: cuda::Memory,
+}
+
+impl Stage {
+    pub fn new(device: i32, world: usize) -> Result<Self> {
+        let mut queue = cuda::Queue::of(device, Stream::LEGACY)?;
+        // So many ranks are numbered by an i32.
+        let memory = cuda::Memory::new(&mut queue, (world as u64 + 1) * RECORD as u64)?;
+        Ok(Self { device, memory })
+    }
+
+    /// Tells by an exchange that is enqueued on the legacy stream. Waits for it.
+    pub fn tell(
+        &self,
+        own: &[u8; RECORD],
+        all: &mut [[u8; RECORD]],
+        exchange: impl FnOnce(&Exchange<'_>) -> Result<()>,
+    ) -> Result<()> {
+        const ALL: u64 = RECORD as u64;
+        let at = |offset| std::ptr::with_exposed_provenance_mut::<u8>(self.memory.at(offset) as usize);
+        self.memory.write(0, own)?;
+        exchange(&Exchange {
+            pattern: Pattern::AllGather,
+            send: at(0),
+            recv: at(ALL),
+            bytes: RECORD,
+            device: Device::Cuda(self.device),
+            stream: Stream::LEGACY,
+            memory: None,
+        })?;
+        self.memory.read(ALL, all.as_flattened_mut())
     }
 }

@@ -64,6 +64,10 @@ FUNCTION(gc_codec_errors_out, gc_status_t, (gc_codec_t *, DLTensor *, DLTensor *
 FUNCTION(gc_codec_errors_in, gc_status_t, (gc_codec_t *, const DLTensor *, const DLTensor *, void *))
 
 FUNCTION(gc_comm_from_transport, gc_status_t, (const gc_transport_t *, gc_comm_t **))
+FUNCTION(gc_comm_from_nccl, gc_status_t, (const gc_nccl_options_t *, gc_comm_t **))
+FUNCTION(gc_comm_nccl_id, gc_status_t, (const gc_nccl_options_t *, uint8_t *))
+FUNCTION(gc_comm_from_nccl_id, gc_status_t, (const gc_nccl_options_t *, const uint8_t *, int32_t, int32_t, DLDevice,
+                                             gc_comm_t **))
 FUNCTION(gc_comm_group, gc_status_t, (int32_t, gc_comm_t **))
 FUNCTION(gc_comm_reserve, gc_status_t, (gc_comm_t *, DLDevice, int64_t))
 FUNCTION(gc_comm_async_error, gc_status_t, (const gc_comm_t *))

@@ -910,10 +910,18 @@ void fake_destroy(void) {
 }
 /* All work is done. */
 void fake_finish(void) {
+    __attribute__((cleanup(leave), unused)) int entered = enter();
     for (int k = 0; k < BLOCKS; k++)
         blocks[k].in_use = UNUSED;
     for (Stream stream = streams; stream; stream = stream->next)
         stream->at_work = 0;
+}
+/* A library's use of memory by work that it enqueues. */
+Result fake_use(const void *memory, size_t bytes, int is_written, Stream stream) {
+    __attribute__((cleanup(leave), unused)) int entered = enter();
+    if (!is_created(stream) && !current())
+        return INVALID_CONTEXT;
+    return use(place_of(stream), is_written ? WRITTEN : READ, memory, bytes);
 }
 void *fake_stream_here(void) { return new_stream(current()); }
 void *fake_stream(int device) {

@@ -30,6 +30,7 @@ class Status(enum.IntEnum):
     DRIVER_UNAVAILABLE = 20
     CUDA = 21
     CONTEXT_LOST = 22
+    COMM_UNAVAILABLE = 30
     COMM = 31
 
 
@@ -149,6 +150,13 @@ class Transport(ctypes.Structure):
     ]
 
 
+class NcclOptions(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("comm", c_void_p), ("dl_handle", c_void_p)]
+
+
+NcclOptions.__name__ = "gc_nccl_options_t"
+
+
 class Comm(ctypes.Structure):
     """Opaque."""
 
@@ -164,12 +172,12 @@ Versioned = POINTER(DLManagedTensorVersioned)
 View = POINTER(DLTensor)
 
 NUMBERS = {
-    "int32_t": c_int32, "uint32_t": c_uint32, "uint64_t": c_uint64, "int64_t": c_int64, "size_t": c_size_t,
+    "int32_t": c_int32, "uint8_t": c_uint8, "uint32_t": c_uint32, "uint64_t": c_uint64, "int64_t": c_int64, "size_t": c_size_t,
     "gc_status_t": c_int32, "gc_bit_order_t": c_int32, "gc_scale_t": c_int32, "gc_decode_t": c_int32, "float": c_float,
 }  # fmt: skip
 STRUCTS = (
     DLDevice, DLDataType, DLTensor, DLManagedTensor, DLManagedTensorVersioned, KernelShape, CodecOptions, Codec,
-    Transport, Comm, AllReduce,
+    Transport, NcclOptions, Comm, AllReduce,
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUstreamCaptureMode};
 
 use crate::{
     backend::Stream,
+    cancel,
     error::{Result, error},
 };
 
@@ -204,9 +205,36 @@ pub struct Home {
     pub id: u64,
 }
 
+impl Home {
+    /// Whether it is the primary context of this device.
+    pub(super) fn is_primary(self, device: Device) -> Result<bool> {
+        Ok(primary(device)? as usize == self.handle)
+    }
+}
+
 impl Drop for Context {
     fn drop(&mut self) {
         self.leave();
+    }
+}
+
+/// While it lives, a device's primary context is current on this thread, whichever was before: for libraries over CUDA's
+/// runtime, which work in no other one and may leave it current.
+pub struct InPrimary {
+    // In this order they are dropped.
+    _context: Context,
+    /// Such libraries may reach cancellation points.
+    _delay: cancel::Delay,
+}
+
+impl InPrimary {
+    pub fn enter(ordinal: i32) -> Result<Self> {
+        let delay = cancel::delay();
+        let device = Device::of(ordinal)?;
+        let handle = primary(device)?;
+        let mut context = Context { driver: device.driver, handle, id: 0, current: false, pushed: false };
+        context.make_current()?;
+        Ok(Self { _context: context, _delay: delay })
     }
 }
 

@@ -74,6 +74,30 @@ impl Memory {
         driver.check(code, format_args!("cuMemcpyHtoD of {bytes} bytes on {}", self.device))
     }
 
+    /// Copies bytes of the host into it, behind what was enqueued on the legacy stream, and waits for that.
+    pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
+        let mut queue = self.queue(Stream::LEGACY)?;
+        queue.current()?;
+        self.put(offset, from)
+    }
+
+    /// Copies some of it to the host, behind what was enqueued on the legacy stream, and waits for that.
+    pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
+        assert!(offset.checked_add(to.len() as u64).is_some_and(|end| end <= self.bytes));
+        let mut queue = self.queue(Stream::LEGACY)?;
+        queue.current()?;
+        let driver = self.device.driver;
+        // SAFETY: from within this memory, as was asserted, whose context is current; the bytes are there until it is done.
+        let code =
+            unsafe { (driver.functions.cuMemcpyDtoH_v2)(to.as_mut_ptr().cast(), self.address + offset, to.len()) };
+        driver.check(code, format_args!("cuMemcpyDtoH of {} bytes on {}", to.len(), self.device))
+    }
+
+    /// Whether it is in the device's primary context.
+    pub fn is_in_primary(&self) -> Result<bool> {
+        self.home.is_primary(self.device)
+    }
+
     /// Copies some of it to memory of the device, or to pinned memory of the host.
     ///
     /// # Safety

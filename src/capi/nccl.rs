@@ -1,0 +1,177 @@
+//! NCCL
+//!
+//! A communicator over NCCL 2.18 or later: of one that you have, such as PyTorch's, or of its own. This library is not
+//! linked against NCCL; it uses the one that the process has loaded:
+//!
+//! ```c
+//! gc_nccl_options_t mine = {.struct_size = sizeof mine, .comm = my_nccl_comm};
+//! gc_comm_t *comm;
+//! gc_comm_from_nccl(&mine, &comm);                                        // borrowed: keep my_nccl_comm alive
+//!
+//! gc_nccl_options_t none = {.struct_size = sizeof none};
+//! uint8_t id[128];
+//! if (rank == 0) gc_comm_nccl_id(&none, id);                              // and send it to the others, as you like
+//! gc_comm_from_nccl_id(&none, id, rank, size, (DLDevice){kDLCUDA, card}, &comm);      // on every rank
+//! ```
+//!
+//! It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can
+//! be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
+//! between ncclGroupStart and ncclGroupEnd of yours. A rank that waits for one that does not come waits for ever, on
+//! its device: gc_comm_async_error() asks NCCL what it knows.
+//!
+//! Where NCCL is: in dl_handle, if you say so, which must stay open; otherwise where this process sees ncclSend,
+//! otherwise in a libnccl.so.2 that is loaded. Some builds of PyTorch have NCCL within another library. If several
+//! libraries have ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), for it works in the one
+//! that made it alone.
+
+use std::{ffi::c_void, mem::offset_of, ops::Range};
+
+use dlpark::ffi::DLDevice;
+
+use crate::{
+    comm::{Communicator, NCCL_ID_BYTES, Nccl, Shared},
+    error::{Result, error},
+    panics::boundary,
+    tensor::{Device, Name},
+};
+
+use super::{
+    borrow::{self, Count, Out},
+    comm::gc_comm_t,
+    handle,
+    status::gc_status_t,
+};
+
+/// What there is of NCCL.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct gc_nccl_options_t {
+    /// sizeof(gc_nccl_options_t).
+    pub struct_size: u32,
+    /// 0, or GC_NCCL_SPLIT.
+    pub flags: u32,
+    /// An ncclComm_t, for gc_comm_from_nccl(); NULL for the others.
+    pub comm: *mut c_void,
+    /// NCCL, from dlopen(). NULL: what is loaded.
+    pub dl_handle: *mut c_void,
+}
+
+// SAFETY: numbers and pointers without gaps between them.
+unsafe impl borrow::Options for gc_nccl_options_t {
+    const RESERVED: Range<usize> = offset_of!(Self, dl_handle) + size_of::<usize>()..size_of::<Self>();
+}
+
+/// How an ncclComm_t is used.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NcclFlag {
+    /// A communicator of all its ranks is split from it, so that calls on the two need no order.
+    Split = 1,
+}
+
+/// Makes a communicator of one of NCCL's. Its rank, world size and device are those of `comm`.
+///
+/// Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
+/// never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
+/// GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work that waits for another
+/// rank, and is not used afterwards. A `comm` that is still being made is waited for.
+///
+/// `*out`: yours to release, by gc_comm_free().
+///
+/// INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not
+/// clear which. COMM: a failure of NCCL's. And as for a tensor on the device of `comm`.
+///
+/// # Safety
+/// The pointers are as described: comm is a communicator of the library that dl_handle or the process has.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, out: *mut *mut gc_comm_t) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises options of their own size, and room for a pointer.
+        let (options, out) = unsafe { (borrow::options("options", options)?, Out::one("out", out)?) };
+        const SPLIT: u32 = NcclFlag::Split as u32;
+        let gc_nccl_options_t { flags, comm, dl_handle, .. } = options;
+        if flags & !SPLIT != 0 {
+            return Err(error!(InvalidArgument, "options: flags {flags:#x}; 0 or GC_NCCL_SPLIT {SPLIT} expected"));
+        }
+        if comm.is_null() {
+            return Err(error!(InvalidArgument, "options: comm is NULL"));
+        }
+        // SAFETY: the caller's promise.
+        let nccl = unsafe { Nccl::of_comm(dl_handle, comm, flags & SPLIT != 0)? };
+        hand_out(nccl, out)
+    })
+}
+
+/// Makes what the ranks of a new world find each other by. One rank calls this, and sends the bytes to all others.
+///
+/// `options`: comm NULL and flags 0. `id`: room for 128 bytes.
+///
+/// Loads libnccl.so.2 if no NCCL is loaded.
+///
+/// INVALID_ARGUMENT: a comm, or flags. COMM_UNAVAILABLE: no NCCL, or one older than 2.18. COMM: a failure of NCCL's.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_nccl_id(options: *const gc_nccl_options_t, id: *mut u8) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises options of their own size, and room for an id.
+        let (options, id) =
+            unsafe { (borrow::options("options", options)?, Out::several("id", id, Count::of("id", NCCL_ID_BYTES))?) };
+        // SAFETY: the caller's promise.
+        id.fill(unsafe { Nccl::new_id(handle_alone(&options)?)? });
+        Ok(())
+    })
+}
+
+/// Makes a communicator of its own over NCCL, which gc_comm_free() destroys. All ranks of a world call this, and block
+/// until the others do.
+///
+/// `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
+/// `*out`: yours to release, by gc_comm_free().
+///
+/// As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as
+/// for a tensor on the device.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_from_nccl_id(
+    options: *const gc_nccl_options_t,
+    id: *const u8,
+    rank: i32,
+    world_size: i32,
+    device: DLDevice,
+    out: *mut *mut gc_comm_t,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises options of their own size, an id, and room for a pointer.
+        let (options, id, out) = unsafe {
+            borrow::check(&Name::new("id"), id)?;
+            (borrow::options("options", options)?, &*id.cast::<[u8; NCCL_ID_BYTES]>(), Out::one("out", out)?)
+        };
+        let device = Device::from_dlpack(&Name::new("device"), device)?;
+        // SAFETY: the caller's promise.
+        let nccl = unsafe { Nccl::of_id(handle_alone(&options)?, id, rank, world_size, device)? };
+        hand_out(nccl, out)
+    })
+}
+
+/// The library, from options that must say nothing else.
+fn handle_alone(options: &gc_nccl_options_t) -> Result<*mut c_void> {
+    if options.flags != 0 || !options.comm.is_null() {
+        return Err(error!(
+            InvalidArgument,
+            "options: flags {:#x} and comm {:p}; 0 and NULL expected, for a world is made anew",
+            options.flags,
+            options.comm
+        ));
+    }
+    Ok(options.dl_handle)
+}
+
+fn hand_out(nccl: Nccl, out: Out<*mut gc_comm_t>) -> Result<()> {
+    out.fill([handle::hand_out(gc_comm_t(Shared::new(Communicator::over_nccl(nccl))?))?]);
+    Ok(())
+}

@@ -1,0 +1,551 @@
+//! Exchanges by NCCL: found when it is first asked for, its answers taken as the integers they are.
+//!
+//! cudarc declares the functions, and its declarations are held against ours at compile time. It does not make the
+//! calls: it panics where a library is missing, does not know the name `libnccl.so.2`, and returns a Rust enum.
+
+use std::{
+    ffi::{CStr, c_char, c_int, c_void},
+    fmt, mem, ptr,
+    sync::atomic::{AtomicBool, AtomicPtr, Ordering},
+    thread,
+    time::Duration,
+};
+
+use cudarc::nccl::sys::{
+    self, cudaStream_t, ncclComm, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclResult_t, ncclUniqueId,
+};
+
+use crate::{
+    backend::{Block, cuda::InPrimary},
+    cancel,
+    dynamic::{self, table},
+    error::{Error, Result, error},
+    panics::boundary,
+    tensor::Device,
+};
+
+use super::{
+    RECORD,
+    transport::{Exchange, Pattern},
+    wire::Stage,
+};
+
+/// The first that can split communicators, as ncclGetVersion says it.
+const OLDEST: c_int = 21800;
+
+/// What a communicator that does not block answers while it is at work.
+const IN_PROGRESS: c_int = 7;
+
+/// Bytes of what ranks find each other by.
+pub const ID_BYTES: usize = 128;
+
+table! {
+    /// The functions of NCCL.
+    Functions, declared in sys to answer ncclResult_t,
+    required {
+        ncclGetUniqueId(*mut ncclUniqueId);
+        ncclCommInitRank(*mut ncclComm_t, c_int, ncclUniqueId, c_int);
+        ncclCommSplit(ncclComm_t, c_int, c_int, *mut ncclComm_t, *mut ncclConfig_t);
+        ncclCommDestroy(ncclComm_t);
+        ncclCommAbort(ncclComm_t);
+        ncclCommCount(ncclComm_t, *mut c_int);
+        ncclCommCuDevice(ncclComm_t, *mut c_int);
+        ncclCommUserRank(ncclComm_t, *mut c_int);
+        ncclCommGetAsyncError(ncclComm_t, *mut ncclResult_t);
+        ncclSend(*const c_void, usize, ncclDataType_t, c_int, ncclComm_t, cudaStream_t);
+        ncclRecv(*mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, cudaStream_t);
+        ncclAllGather(*const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, cudaStream_t);
+        ncclGroupStart();
+        ncclGroupEnd();
+    }
+    optional {}
+}
+
+/// Apart from the table, for they do not answer an int, or are asked before there is one.
+type GetErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
+type GetLastError = unsafe extern "C" fn(ncclComm_t) -> *const c_char;
+type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
+
+/// NCCL, as this process has it.
+struct Library {
+    functions: Functions,
+    error_string: GetErrorString,
+    last_error: GetLastError,
+}
+
+impl Library {
+    /// The one that a caller names by its handle; else the one that is loaded, if it is clear which.
+    ///
+    /// # Safety
+    /// `handle` is NULL or came from dlopen, and stays open as long as this is used.
+    unsafe fn of_borrowed(handle: *mut c_void) -> Result<Self> {
+        let _delay = cancel::delay();
+        if !handle.is_null() {
+            // SAFETY: the caller's promise.
+            return unsafe { Self::of(handle) };
+        }
+        // A communicator is of one of them, and nothing tells of which.
+        let copies = copies()?;
+        if let [one, other, ..] = copies[..] {
+            let (one, other) = (file_of(one), file_of(other));
+            return Err(error!(
+                CommUnavailable,
+                "ncclSend is in {one} and in {other}: dl_handle must say which of them made the communicator"
+            ));
+        }
+        match (loaded(), copies.first()) {
+            // SAFETY: it is never closed.
+            (Some(library), _) => unsafe { Self::of(library) },
+            (None, Some(&only)) => Err(error!(
+                CommUnavailable,
+                "NCCL is not loaded as libnccl.so.2, but {} has ncclSend: its handle as dl_handle says so",
+                file_of(only)
+            )),
+            (None, None) => Err(error!(
+                CommUnavailable,
+                "no library that is loaded shows ncclSend: dl_handle must say which made the communicator"
+            )),
+        }
+    }
+
+    /// The one that a caller names by its handle; else the one that is loaded; else libnccl.so.2.
+    ///
+    /// # Safety
+    /// As for [`Library::of_borrowed`].
+    unsafe fn of_new(handle: *mut c_void) -> Result<Self> {
+        let _delay = cancel::delay();
+        let mut library = if handle.is_null() { loaded() } else { Some(handle) };
+        if library.is_none() {
+            library = Some(open(libc::RTLD_NOW)).filter(|library| !library.is_null());
+        }
+        let Some(library) = library else {
+            // SAFETY: a dlopen of this thread failed just now, so dlerror has its reason: text until the next dl call.
+            let reason = unsafe { CStr::from_ptr(libc::dlerror()) };
+            return Err(error!(CommUnavailable, "NCCL could not be loaded: {}", reason.to_string_lossy()));
+        };
+        // SAFETY: it is never closed, or the caller's promise.
+        unsafe { Self::of(library) }
+    }
+
+    /// # Safety
+    /// `library` is RTLD_DEFAULT or came from dlopen, and stays open as long as this is used.
+    unsafe fn of(library: *mut c_void) -> Result<Self> {
+        let missing = |name: &CStr| -> Error {
+            error!(CommUnavailable, "NCCL has no {}: 2.18 or later is needed", name.to_string_lossy())
+        };
+        // SAFETY: the caller's promise; these are the functions' types by NCCL's reference.
+        unsafe {
+            let address = |name| dynamic::address(library, name).ok_or_else(|| missing(name));
+            let version = mem::transmute::<*mut c_void, GetVersion>(address(c"ncclGetVersion")?);
+            let error_string = mem::transmute::<*mut c_void, GetErrorString>(address(c"ncclGetErrorString")?);
+            // Before anything that an older one may lack.
+            let mut found = 0;
+            match version(&mut found) {
+                0 => {}
+                code => {
+                    let why = CStr::from_ptr(error_string(code)).to_string_lossy();
+                    return Err(error!(CommUnavailable, "ncclGetVersion: {why} ({code})"));
+                }
+            }
+            if found < OLDEST {
+                // Up to 2.8 the number had a digit less.
+                let major = if found < 10000 { 1000 } else { 10000 };
+                return Err(error!(
+                    CommUnavailable,
+                    "NCCL is of version {}.{}.{} ({found}); 2.18 or later is needed",
+                    found / major,
+                    found % major / 100,
+                    found % 100
+                ));
+            }
+            let last_error = mem::transmute::<*mut c_void, GetLastError>(address(c"ncclGetLastError")?);
+            Ok(Self { functions: Functions::of(library).map_err(missing)?, error_string, last_error })
+        }
+    }
+
+    /// Turns what a call answered into a result; `call` says which it was, and on what.
+    fn check(&self, code: c_int, call: fmt::Arguments<'_>) -> Result<()> {
+        if code == 0 { Ok(()) } else { Err(self.failure(code, call)) }
+    }
+
+    #[cold]
+    fn failure(&self, code: c_int, call: fmt::Arguments<'_>) -> Error {
+        // SAFETY: any code may be asked for, and NULL for the communicator.
+        let (name, last) = unsafe { ((self.error_string)(code), (self.last_error)(ptr::null_mut())) };
+        let mut text = [0u8; 200];
+        let mut length = 0;
+        while length < text.len() && !last.is_null() {
+            // Read once and by bytes, for another thread's failure may be written there meanwhile.
+            // SAFETY: NCCL's text ends with a NUL that stays, and no byte before it was one.
+            match unsafe { last.add(length).cast::<u8>().read_volatile() } {
+                0 | b'\n' => break,
+                byte => text[length] = byte,
+            }
+            length += 1;
+        }
+        let details = String::from_utf8_lossy(&text[..length]);
+        let separator = if length > 0 { "; " } else { "" };
+        // SAFETY: a text of NCCL's that stays.
+        let name = if name.is_null() { c"an unknown error" } else { unsafe { CStr::from_ptr(name) } };
+        error!(Comm, "{call}: {} ({code}){separator}{details}", name.to_string_lossy())
+    }
+
+    /// Waits while a communicator that does not block is at work on what a call asked of it.
+    ///
+    /// # Safety
+    /// `comm` is a communicator of this library.
+    unsafe fn settle(&self, comm: ncclComm_t, mut code: c_int, call: fmt::Arguments<'_>) -> Result<()> {
+        for polls in 0.. {
+            if code != IN_PROGRESS {
+                break;
+            }
+            match polls {
+                0..1000 => thread::yield_now(),
+                _ => thread::sleep(Duration::from_micros(100)),
+            }
+            // SAFETY: the caller's promise.
+            code = unsafe { self.state(comm)? };
+        }
+        self.check(code, call)
+    }
+
+    /// What a communicator knows to have gone wrong, or that it is at work.
+    ///
+    /// # Safety
+    /// `comm` is a communicator of this library.
+    unsafe fn state(&self, comm: ncclComm_t) -> Result<c_int> {
+        let mut state: c_int = 0;
+        // SAFETY: the caller's promise; the enum is an int to NCCL, and the place outlives the call.
+        let code = unsafe { (self.functions.ncclCommGetAsyncError)(comm, ptr::from_mut(&mut state).cast()) };
+        self.check(code, format_args!("ncclCommGetAsyncError"))?;
+        Ok(state)
+    }
+
+    /// A new communicator, by a call that puts it into a place.
+    ///
+    /// # Safety `call` calls a function of this library with its argument; `parent` is a communicator of this library
+    /// that the new one is split from, or NULL.
+    unsafe fn make(
+        &self,
+        parent: ncclComm_t,
+        name: &str,
+        call: impl FnOnce(*mut ncclComm_t) -> c_int,
+    ) -> Result<ncclComm_t> {
+        let mut place = Vec::new();
+        place.try_reserve_exact(1).map_err(|_| {
+            error!(OutOfMemory, "{} bytes for a communicator could not be had", size_of::<ncclComm_t>())
+        })?;
+        place.push(AtomicPtr::<ncclComm>::new(ptr::null_mut()));
+        let code = call(place[0].as_ptr());
+        // Where it is split from another one, and that does not block, a thread of NCCL's fills the place while the
+        // other one is at work.
+        let at_work = if parent.is_null() { place[0].load(Ordering::Acquire) } else { parent };
+        // SAFETY: a communicator of this library.
+        let outcome = unsafe { self.settle(at_work, code, format_args!("{name}")) };
+        let made = place[0].load(Ordering::Acquire);
+        let outcome = outcome.and_then(|()| match made.is_null() {
+            // SAFETY: as above.
+            false => unsafe { self.settle(made, self.state(made)?, format_args!("{name}")) },
+            true => Err(error!(Comm, "{name}: it made no communicator")),
+        });
+        if outcome.is_err() {
+            if !made.is_null() {
+                // SAFETY: a communicator of this library that nobody else has. Nobody can be told of a failure.
+                unsafe { (self.functions.ncclCommAbort)(made) };
+            }
+            if code == IN_PROGRESS {
+                mem::forget(place); // whether NCCL is done with it is not known
+            }
+        }
+        outcome.map(|()| made)
+    }
+}
+
+/// NCCL as this process has loaded it, if it has: RTLD_DEFAULT, or a handle that is never closed.
+fn loaded() -> Option<*mut c_void> {
+    // SAFETY: RTLD_DEFAULT needs no library.
+    if unsafe { dynamic::address(libc::RTLD_DEFAULT, c"ncclSend") }.is_some() {
+        return Some(libc::RTLD_DEFAULT);
+    }
+    Some(open(libc::RTLD_NOW | libc::RTLD_NOLOAD)).filter(|library| !library.is_null())
+}
+
+/// The only name in NCCL's packages that programs can rely on.
+fn open(flags: c_int) -> *mut c_void {
+    // SAFETY: loading NCCL runs its initializers, as in every program that uses it.
+    unsafe { libc::dlopen(c"libnccl.so.2".as_ptr(), flags) }
+}
+
+/// Where each ncclSend of this process is, also of libraries whose names others do not see.
+fn copies() -> Result<Vec<*mut c_void>> {
+    let mut names = Vec::<u8>::new();
+    // SAFETY: the function takes such a list, and it outlives the call.
+    if unsafe { libc::dl_iterate_phdr(Some(note_name), ptr::from_mut(&mut names).cast()) } != 0 {
+        return Err(error!(OutOfMemory, "a list of the libraries of this process could not be had"));
+    }
+    let mut found = Vec::new();
+    for name in names.split_inclusive(|&byte| byte == 0) {
+        // SAFETY: a name that ends with a NUL; nothing is loaded that is not.
+        let library = unsafe { libc::dlopen(name.as_ptr().cast(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        if library.is_null() {
+            continue; // the kernel's own, or closed meanwhile
+        }
+        // SAFETY: it is open, until it is closed here, which leaves it to those who have it open, too.
+        let address = unsafe {
+            let address = dynamic::address(library, c"ncclSend");
+            libc::dlclose(library);
+            address
+        };
+        // Those that depend on it show it, too.
+        if let Some(address) = address.filter(|address| !found.contains(address)) {
+            found
+                .try_reserve(1)
+                .map_err(|_| error!(OutOfMemory, "a list of {} libraries could not be had", found.len()))?;
+            found.push(address);
+        }
+    }
+    Ok(found)
+}
+
+/// Adds a library's name, with its NUL, to a list.
+unsafe extern "C" fn note_name(library: *mut libc::dl_phdr_info, _size: usize, names: *mut c_void) -> c_int {
+    boundary(|| {
+        // SAFETY: the list of `copies`, which nobody else uses now, and a library whose name is text.
+        let (names, name) = unsafe { (&mut *names.cast::<Vec<u8>>(), CStr::from_ptr((*library).dlpi_name)) };
+        let name = name.to_bytes_with_nul();
+        names.try_reserve(name.len()).map_err(|_| error!(OutOfMemory, "{} bytes could not be had", name.len()))?;
+        names.extend_from_slice(name);
+        Ok(())
+    })
+}
+
+/// The file of the library that has an address, for a sentence.
+fn file_of(address: *mut c_void) -> String {
+    let mut about = mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the place outlives the call, and zeros are a value of it.
+    let (found, about) = unsafe { (libc::dladdr(address, about.as_mut_ptr()), about.assume_init()) };
+    let name = match found != 0 && !about.dli_fname.is_null() {
+        // SAFETY: the name of a library that is loaded.
+        true => unsafe { CStr::from_ptr(about.dli_fname) },
+        false => c"a library that was closed meanwhile",
+    };
+    crate::error::sentence(format_args!("{}", name.to_string_lossy()))
+}
+
+/// A communicator of NCCL's.
+pub struct Nccl {
+    library: Library,
+    comm: ncclComm_t,
+    /// Whether it is ours to destroy.
+    owned: bool,
+    rank: usize,
+    world: usize,
+    device: i32,
+    /// Whether a call on it has failed.
+    broken: AtomicBool,
+    stage: Stage,
+}
+
+// SAFETY: a communicator of NCCL's belongs to no thread.
+unsafe impl Send for Nccl {}
+// SAFETY: `Communicator` lets one call in at a time, and what it is asked of its state may be asked at any time.
+unsafe impl Sync for Nccl {}
+
+impl Nccl {
+    /// What all ranks of a new world are to be told by the caller.
+    ///
+    /// # Safety
+    /// `handle` is NULL or came from dlopen, and is open.
+    pub unsafe fn new_id(handle: *mut c_void) -> Result<[u8; ID_BYTES]> {
+        // SAFETY: the caller's promise.
+        let library = unsafe { Library::of_new(handle)? };
+        let _delay = cancel::delay();
+        let mut id = ncclUniqueId { internal: [0; ID_BYTES] };
+        // SAFETY: the place outlives the call.
+        let code = unsafe { (library.functions.ncclGetUniqueId)(&mut id) };
+        library.check(code, format_args!("ncclGetUniqueId"))?;
+        Ok(id.internal.map(|byte| byte as u8))
+    }
+
+    /// A communicator of its own. Blocks until all ranks of the world do this.
+    ///
+    /// # Safety
+    /// `handle` is NULL or came from dlopen, and stays open as long as this lives.
+    pub unsafe fn of_id(
+        handle: *mut c_void,
+        id: &[u8; ID_BYTES],
+        rank: i32,
+        world: i32,
+        device: Device,
+    ) -> Result<Self> {
+        let Device::Cuda(device) = device else {
+            return Err(error!(UnsupportedDevice, "device: {device}; NCCL exchanges memory of CUDA devices"));
+        };
+        if rank < 0 || rank >= world {
+            return Err(error!(InvalidArgument, "rank {rank} of {world}: 0 <= rank < world_size expected"));
+        }
+        // SAFETY: the caller's promise.
+        let library = unsafe { Library::of_new(handle)? };
+        let _entered = InPrimary::enter(device)?;
+        let stage = Stage::new(device, world as usize)?;
+        let id = ncclUniqueId { internal: id.map(|byte| byte as c_char) };
+        // SAFETY: the place is the call's.
+        let comm = unsafe {
+            library.make(ptr::null_mut(), "ncclCommInitRank", |place| {
+                (library.functions.ncclCommInitRank)(place, world, id, rank)
+            })?
+        };
+        let (rank, world, broken) = (rank as usize, world as usize, AtomicBool::new(false));
+        Ok(Self { library, comm, owned: true, rank, world, device, broken, stage })
+    }
+
+    /// A caller's communicator; with `split` one of our own, made of all its ranks, which all do this.
+    ///
+    /// # Safety `comm` is a communicator of the library with this handle, or of the only one if that is NULL. Both stay
+    /// as long as this lives, unless it is split, and then the library does.
+    pub unsafe fn of_comm(handle: *mut c_void, comm: *mut c_void, split: bool) -> Result<Self> {
+        let comm: ncclComm_t = comm.cast();
+        // SAFETY: the caller's promise.
+        let library = unsafe { Library::of_borrowed(handle)? };
+        let _delay = cancel::delay();
+        let (mut rank, mut world, mut device) = (0, 0, 0);
+        // SAFETY: a communicator of this library, by the caller's promise; the places outlive the calls.
+        unsafe {
+            // It may be one that does not block and is not ready.
+            library.settle(comm, library.state(comm)?, format_args!("options: the communicator"))?;
+            let functions = &library.functions;
+            library.check((functions.ncclCommUserRank)(comm, &mut rank), format_args!("ncclCommUserRank"))?;
+            library.check((functions.ncclCommCount)(comm, &mut world), format_args!("ncclCommCount"))?;
+            library.check((functions.ncclCommCuDevice)(comm, &mut device), format_args!("ncclCommCuDevice"))?;
+        }
+        if rank < 0 || rank >= world {
+            return Err(error!(Comm, "ncclCommUserRank and ncclCommCount say rank {rank} of {world}"));
+        }
+        let _entered = InPrimary::enter(device)?;
+        let stage = Stage::new(device, world as usize)?;
+        let comm = match split {
+            // SAFETY: as above; all ranks are of one color and keep their numbers, and the rest is as in `comm`.
+            true => unsafe {
+                library.make(comm, "ncclCommSplit", |place| {
+                    (library.functions.ncclCommSplit)(comm, 0, rank, place, ptr::null_mut())
+                })?
+            },
+            false => comm,
+        };
+        let (rank, world, broken) = (rank as usize, world as usize, AtomicBool::new(false));
+        Ok(Self { library, comm, owned: split, rank, world, device, broken, stage })
+    }
+
+    /// The rank, and how many there are.
+    pub fn place(&self) -> (usize, usize) {
+        (self.rank, self.world)
+    }
+
+    /// Refuses memory that is not of its device, or in another context than the one that CUDA's runtime works in: there
+    /// the legacy stream is another.
+    pub fn check(&self, device: Device, memory: &Block) -> Result<()> {
+        let own = Device::Cuda(self.device);
+        match memory {
+            Block::Cpu(_) => Err(error!(
+                UnsupportedDevice,
+                "device: {device}; the communicator, over NCCL, exchanges memory of {own}"
+            )),
+            Block::Cuda(_) if device != own => {
+                Err(error!(InvalidArgument, "device: {device}; the communicator, over NCCL, is on {own}"))
+            }
+            Block::Cuda(memory) if !memory.is_in_primary()? => Err(error!(
+                InvalidArgument,
+                "the current context is not the primary one of {own}, the only one that NCCL works in"
+            )),
+            Block::Cuda(_) => Ok(()),
+        }
+    }
+
+    pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
+        let _entered = InPrimary::enter(self.device)?;
+        let outcome = self.ready().and_then(|()| match exchange.pattern {
+            Pattern::AllToAll => self.all_to_all(exchange),
+            Pattern::AllGather => self.all_gather(exchange),
+        });
+        if outcome.is_err() {
+            self.broken.store(true, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    /// A communicator that does not block may be at work on what its owner asked of it before, and refuses all else
+    /// then.
+    fn ready(&self) -> Result<()> {
+        // SAFETY: the communicator is there as long as this.
+        unsafe { self.library.settle(self.comm, self.library.state(self.comm)?, format_args!("the communicator")) }
+    }
+
+    fn all_to_all(&self, exchange: &Exchange<'_>) -> Result<()> {
+        let Functions { ncclGroupStart, ncclGroupEnd, ncclSend, ncclRecv, .. } = self.library.functions;
+        let Exchange { send, recv, bytes, .. } = *exchange;
+        let (uint8, stream) = (ncclDataType_t::ncclUint8, exchange.stream.as_raw().cast());
+        // SAFETY: it may be called at any time.
+        self.library.check(unsafe { ncclGroupStart() }, format_args!("ncclGroupStart"))?;
+        let asked = (0..self.world).try_for_each(|peer| {
+            let (to, from) = (send.wrapping_add(peer * bytes).cast(), recv.wrapping_add(peer * bytes).cast());
+            // SAFETY: a block for each rank, and room for one of each, in memory of the communicator's device that is
+            // left alone until the stream has passed this; the stream is alive.
+            let sent = unsafe { ncclSend(to, bytes, uint8, peer as c_int, self.comm, stream) };
+            self.library.check(enqueued(sent), format_args!("ncclSend of {bytes} bytes to rank {peer}"))?;
+            // SAFETY: as above.
+            let received = unsafe { ncclRecv(from, bytes, uint8, peer as c_int, self.comm, stream) };
+            self.library.check(enqueued(received), format_args!("ncclRecv of {bytes} bytes from rank {peer}"))
+        });
+        // In any case, or all that this thread asks of NCCL from now on would belong to the group.
+        // SAFETY: a group was begun; the communicator is there as long as this.
+        let ended = unsafe { self.library.settle(self.comm, ncclGroupEnd(), format_args!("ncclGroupEnd")) };
+        asked.and(ended)
+    }
+
+    fn all_gather(&self, exchange: &Exchange<'_>) -> Result<()> {
+        let Exchange { send, recv, bytes, .. } = *exchange;
+        let (uint8, stream) = (ncclDataType_t::ncclUint8, exchange.stream.as_raw().cast());
+        // SAFETY: as in `all_to_all`: a block that is sent, and room for one of each rank.
+        unsafe {
+            let gather = self.library.functions.ncclAllGather;
+            let code = gather(send.cast(), recv.cast(), bytes, uint8, self.comm, stream);
+            self.library.settle(self.comm, code, format_args!("ncclAllGather of {bytes} bytes"))
+        }
+    }
+
+    /// Tells every rank 64 bytes of each.
+    pub fn tell(&self, own: &[u8; RECORD], all: &mut [[u8; RECORD]]) -> Result<()> {
+        let _entered = InPrimary::enter(self.device)?;
+        self.stage.tell(own, all, |exchange| self.exchange(exchange))
+    }
+
+    /// What has gone wrong since, without waiting.
+    pub fn async_error(&self) -> Result<()> {
+        let _delay = cancel::delay();
+        // SAFETY: the communicator is there as long as this.
+        match unsafe { self.library.state(self.comm)? } {
+            0 | IN_PROGRESS => Ok(()),
+            code => Err(self.library.failure(code, format_args!("communicator: rank {}", self.rank))),
+        }
+    }
+}
+
+/// In a group nothing has begun: what a communicator that does not block is at work on is waited for at its end.
+fn enqueued(code: c_int) -> c_int {
+    if code == IN_PROGRESS { 0 } else { code }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
+        // In a forked child, and while the process ends, the driver refuses, and NCCL is left alone.
+        let Ok(_entered) = InPrimary::enter(self.device) else { return };
+        let Functions { ncclCommDestroy, ncclCommAbort, .. } = self.library.functions;
+        // What failed may never end, and destroying it would wait for that.
+        let broken = self.broken.load(Ordering::Relaxed) || self.async_error().is_err();
+        // SAFETY: ours, and nobody uses it any more. Nobody can be told of a failure.
+        unsafe { if broken { ncclCommAbort(self.comm) } else { ncclCommDestroy(self.comm) } };
+    }
+}

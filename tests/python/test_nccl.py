@@ -1,0 +1,583 @@
+"""All-reduces over NCCL, on an NCCL among threads and a driver without a card (tests/driver): the same bytes as over a
+group on the CPU, and what happens when NCCL fails, is missing, is there twice, does not block."""
+
+import os
+import pathlib
+import shutil
+
+import pytest
+
+from stand_in import DRIVERS, run
+
+RANKS = """
+import shutil, threading
+from ctypes import POINTER, c_int, c_uint8, c_void_p
+
+from capi import AllReduce, CodecOptions, Comm, NcclOptions
+from codecs_c import Host, Refused, call, same, views
+from comms import World, reference, shards
+
+fake = driver()
+assert fake.cuInit(0) == 0
+SPLIT = 1
+
+class Id(ctypes.Structure):
+    _fields_ = [("bytes", c_uint8 * 128)]
+
+def library(name="libnccl.so.2", mode=0):
+    nccl = ctypes.CDLL(name, mode=mode)
+    nccl.fake_nccl_failed_call.restype = ctypes.c_char_p
+    nccl.fake_nccl_fail_call.argtypes = ctypes.c_long, c_int
+    nccl.ncclCommInitRank.argtypes = POINTER(c_void_p), c_int, Id, c_int
+    return nccl
+
+def options(**fields):
+    return NcclOptions(struct_size=ctypes.sizeof(NcclOptions), **fields)
+
+def use_card(device):
+    # As CUDA's runtime does: the primary context is current on this thread.
+    context = c_void_p()
+    assert fake.cuDevicePrimaryCtxRetain(byref(context), 70 + device) == 0
+    assert fake.cuCtxPushCurrent_v2(context) == 0
+
+def communicator(nccl, size, rank, id):
+    # A caller's own, in a thread that has the rank's card.
+    use_card(rank)
+    comm = c_void_p()
+    state = nccl.ncclCommInitRank(byref(comm), size, id, rank)
+    assert state in (0, 7), state
+    return comm
+
+class Threads:
+    each = World.each
+    __enter__ = World.__enter__
+    __exit__ = World.__exit__
+
+class Own(Threads):
+    # A world of an id, on a card for each rank.
+    def __init__(self, size, **fields):
+        self.size, self.comms = size, [POINTER(Comm)() for _ in range(size)]
+        id = (c_uint8 * 128)()
+        call("gc_comm_nccl_id", byref(options(**fields)), id)
+        self.each(lambda rank: call("gc_comm_from_nccl_id", byref(options(**fields)), id, rank, size,
+                                    DLDevice(CUDA, rank), byref(self.comms[rank])))
+
+class Borrowed(Threads):
+    # Of communicators of the caller's.
+    def __init__(self, nccl, size, flags=0, **fields):
+        self.size, self.comms = size, [POINTER(Comm)() for _ in range(size)]
+        id = Id()
+        assert nccl.ncclGetUniqueId(byref(id)) == 0
+        self.mine = self.each(lambda rank: communicator(nccl, size, rank, id))
+        self.each(lambda rank: call("gc_comm_from_nccl", byref(options(comm=self.mine[rank], flags=flags, **fields)),
+                                    byref(self.comms[rank])))
+
+class Card:
+    # Memory of a card, which is the host's.
+    def __init__(self, device):
+        self.device = DLDevice(CUDA, device)
+
+    def put(self, array):
+        owner = held(max(1, array.nbytes), self.device.device_id)
+        tensor = capi.Tensor(np.empty((), array.dtype))
+        view = tensor.struct.dl_tensor
+        view.data, view.device, view.ndim = owner.contents.dl_tensor.data, self.device, array.ndim
+        view.shape, view.strides = int64s(array.shape), None
+        tensor.owner, tensor.what = owner, array
+        ctypes.memmove(view.data, np.ascontiguousarray(array).ctypes.data, array.nbytes)
+        return tensor
+
+    def get(self, tensor):
+        call("gc_prepare", self.device)
+        fake.fake_finish()
+        array = tensor.what
+        text = ctypes.string_at(tensor.struct.dl_tensor.data, array.nbytes)
+        return np.frombuffer(text, array.dtype).reshape(array.shape)
+
+    def free(self, *tensors):
+        for tensor in tensors:
+            lib.gc_tensor_free(tensor.owner)
+
+class Cpu:
+    device = DLDevice(0, 0)
+    put, get = Host().put, Host().get
+    def free(self, *tensors):
+        pass
+
+def inputs(size, n, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(n).astype("f4") for _ in range(size)]
+
+def plain(world, places, n, steps=3):
+    # Buffers, worker and server errors of all ranks after some steps of gc_compressed_allreduce.
+    whole = lib.gc_shard_elements(n, world.size)
+    def rank_of(rank):
+        place = places(rank)
+        worker, server = place.put(np.zeros(n, "f4")), place.put(np.full(whole, 0, "f4"))
+        for step in range(steps):
+            buffer = place.put(inputs(world.size, n, step)[rank])
+            call("gc_compressed_allreduce", world.comms[rank], buffer.view, worker.view, server.view, None)
+        results = [place.get(x).copy() for x in (buffer, worker, server)]
+        place.free(buffer, worker, server)
+        return results
+    return world.each(rank_of)
+
+def handles(world, places, sizes, steps=3, codec=1):
+    # Values and errors of all ranks after some steps of a handle.
+    def rank_of(rank):
+        place, handle, segments = places(rank), POINTER(AllReduce)(), int64s(sizes)
+        what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=codec, device=place.device,
+                            segments=segments, n_segments=len(sizes), error=0 if codec == 1 else 2)
+        call("gc_allreduce_create", world.comms[rank], byref(what), byref(handle))
+        for step in range(steps):
+            values = [place.put(inputs(world.size, n, 10 * step + k)[rank]) for k, n in enumerate(sizes)]
+            call("gc_allreduce_run", handle, views(values), len(sizes), None, None, None)
+        results = [place.get(x).copy() for x in values]
+        place.free(*values)
+        if codec == 1:
+            worker = place.put(np.full(sum(sizes), 7, "f4"))
+            call("gc_allreduce_errors_out", handle, worker.view, None, None)
+            results.append(place.get(worker).copy())
+            place.free(worker)
+        lib.gc_allreduce_free(handle)
+        return results
+    return world.each(rank_of)
+
+def compare(got, expected, what):
+    for rank, (one, other) in enumerate(zip(got, expected)):
+        for k, (a, b) in enumerate(zip(one, other)):
+            same(a, b, f"{what}: array {k} of rank {rank}")
+
+def both_forms(world):
+    with World(world.size) as group:
+        for n in 1, 8, 1023, 9001:
+            compare(plain(world, Card, n), plain(group, lambda _: Cpu(), n), f"plain, {n}")
+        compare(handles(world, Card, [3000, 0, 5]), handles(group, lambda _: Cpu(), [3000, 0, 5]), "handle")
+"""
+
+
+def run_ranks(script, **environment):
+    run(f"exec({RANKS!r})\n" + script, **{"FAKE_DEVICES": 5, **environment})
+
+
+@pytest.mark.parametrize("polls", [0, 5])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_a_world_of_an_id_gives_the_bytes_of_a_group_on_the_cpu(size, polls):
+    run_ranks(f"""
+with Own({size}) as world:
+    both_forms(world)
+    nccl = library()
+    assert nccl.fake_nccl_communicators() == {size}
+assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_destroyed(), nccl.fake_nccl_aborted()) == (0, {size}, 0)
+""", FAKE_NCCL_POLLS=polls)
+
+
+def test_the_plain_form_is_deepspeeds_formula():
+    run_ranks("""
+n, size = 5003, 3
+with Own(size) as world:
+    got = plain(world, Card, n, steps=1)
+zeros = [np.zeros(s.stop - s.start, "f4") for s in shards(n, size)]
+out, workers, servers = reference(inputs(size, n), [np.zeros(n, "f4")] * size, zeros)
+for rank, (buffer, worker, server) in enumerate(got):
+    same(buffer, out, "buffer")
+    same(worker, workers[rank], "worker error")
+    same(server[: servers[rank].size], servers[rank], "server error")
+""")
+
+
+@pytest.mark.parametrize("polls", [0, 5])
+@pytest.mark.parametrize("flags", [0, 1])
+def test_a_borrowed_communicator_stays_and_a_split_one_goes(flags, polls):
+    run_ranks(f"""
+nccl = library()
+with Borrowed(nccl, 3, flags={flags}) as world:
+    both_forms(world)
+    assert nccl.fake_nccl_communicators() == 3 + 3 * {flags}
+assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_destroyed(), nccl.fake_nccl_aborted()) == (3, 3 * {flags}, 0)
+""", FAKE_NCCL_POLLS=polls)
+
+
+def test_a_handle_keeps_its_communicator():
+    run_ranks("""
+nccl, world = None, Own(2)
+made = [POINTER(AllReduce)() for _ in range(2)]
+def make(rank):
+    what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=1, device=DLDevice(CUDA, rank), n_elements=100)
+    call("gc_allreduce_create", world.comms[rank], byref(what), byref(made[rank]))
+    lib.gc_comm_free(world.comms[rank])
+world.each(make)
+nccl = library()
+assert nccl.fake_nccl_communicators() == 2
+def work(rank):
+    values = Card(rank).put(np.ones(100, "f4"))
+    call("gc_allreduce_run", made[rank], views([values]), 1, None, None, None)
+    same(Card(rank).get(values), np.ones(100, "f4"), "values")
+    lib.gc_allreduce_free(made[rank])
+world.each(work)
+assert nccl.fake_nccl_communicators() == 0
+""")
+
+
+def test_no_call_allocates_or_frees_after_reserve():
+    run_ranks("""
+with Own(2) as world:
+    n = 5000
+    whole = lib.gc_shard_elements(n, 2)
+    tensors = [[Card(rank).put(np.zeros(k, "f4")) for k in (n, n, whole)] for rank in range(2)]
+    world.each(lambda rank: call("gc_comm_reserve", world.comms[rank], DLDevice(CUDA, rank), n))
+    before = fake.fake_allocations(), fake.fake_frees()
+    for _ in range(3):
+        world.each(lambda rank: call(
+            "gc_compressed_allreduce", world.comms[rank], *(x.view for x in tensors[rank]), None
+        ))
+    assert (fake.fake_allocations(), fake.fake_frees()) == before
+""")
+
+
+def test_memory_that_nccl_does_not_take_is_refused():
+    run_ranks("""
+with Own(1) as world:
+    def allreduce(device):
+        place = Cpu() if device is None else Card(device)
+        tensors = [place.put(np.ones(8, "f4")) for _ in range(3)]
+        return lib.gc_compressed_allreduce(world.comms[0], *(x.view for x in tensors), None)
+    expect(allreduce(None), Status.UNSUPPORTED_DEVICE, "NCCL", "cpu", "cuda:0")
+    expect(allreduce(1), Status.INVALID_ARGUMENT, "cuda:1", "cuda:0")
+    expect(lib.gc_comm_reserve(world.comms[0], DLDevice(1, 0), 8), Status.UNSUPPORTED_DEVICE, "NCCL")
+    assert allreduce(0) == 0, last_error()
+    # The legacy stream of another context is another.
+    fake.fake_enter(0, 100)
+    status = lib.gc_comm_reserve(world.comms[0], DLDevice(CUDA, 0), 100_000)
+    expect(status, Status.INVALID_ARGUMENT, "primary", "cuda:0")
+    fake.fake_leave()
+    assert lib.gc_comm_async_error(world.comms[0]) == 0
+
+# A rank whose options are refused tells the others.
+with Own(3) as world:
+    def create(rank):
+        handle = POINTER(AllReduce)()
+        device = DLDevice(1, 0) if rank == 1 else DLDevice(CUDA, rank)
+        what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=1, device=device, n_elements=9)
+        return lib.gc_allreduce_create(world.comms[rank], byref(what), byref(handle)), last_error()
+    statuses = world.each(create)
+    other, own = Status.INVALID_ARGUMENT, Status.UNSUPPORTED_DEVICE
+    assert [s for s, _ in statuses] == [other, own, other], statuses
+    assert "rank 1" in statuses[0][1] and "NCCL" in statuses[1][1], statuses
+""")
+
+
+def test_the_callers_context_is_current_again():
+    run_ranks("""
+def current():
+    context = c_void_p()
+    assert fake.cuCtxGetCurrent(byref(context)) == 0
+    return context.value
+own = fake.fake_enter(0, 100)
+depth = fake.fake_depth()
+id, comm = (c_uint8 * 128)(), POINTER(Comm)()
+call("gc_comm_nccl_id", byref(options()), id)
+call("gc_comm_from_nccl_id", byref(options()), id, 0, 1, DLDevice(CUDA, 0), byref(comm))
+assert (current(), fake.fake_depth()) == (own, depth)
+lib.gc_comm_free(comm)
+assert (current(), fake.fake_depth()) == (own, depth)
+
+whole = lib.gc_shard_elements(100, 2)
+def work(rank):
+    use_card(rank)
+    before = current()
+    tensors = [Card(rank).put(np.ones(n, "f4")) for n in (100, 100, whole)]
+    call("gc_compressed_allreduce", world.comms[rank], *(x.view for x in tensors), None)
+    assert (current(), fake.fake_depth()) == (before, 1)
+with Own(2) as world:
+    world.each(work)
+""")
+
+
+# What a rank does, and what it asks of NCCL for it.
+MADE = "ncclGetVersion ncclCommGetAsyncError"
+BORROWED = f"{MADE} ncclCommUserRank ncclCommCount ncclCommCuDevice"
+ASKED = {
+    "an id": "ncclGetVersion ncclGetUniqueId",
+    "a world": f"{MADE} ncclCommInitRank ncclCommDestroy",
+    "borrowing": BORROWED,
+    "splitting": f"{BORROWED} ncclCommSplit ncclCommDestroy",
+    "an all-reduce": "ncclCommGetAsyncError ncclGroupStart ncclSend ncclRecv ncclGroupEnd ncclAllGather",
+    "a handle": "ncclCommGetAsyncError ncclAllGather",
+}
+CALLS = {
+    "an id": 'call("gc_comm_nccl_id", byref(options()), (c_uint8 * 128)())',
+    "a world": """
+comm = POINTER(Comm)()
+try:
+    call("gc_comm_from_nccl_id", byref(options()), ids[rank], rank, 2, DLDevice(CUDA, rank), byref(comm))
+finally:
+    lib.gc_comm_free(comm)
+""",
+    "borrowing": """
+comm = POINTER(Comm)()
+try:
+    call("gc_comm_from_nccl", byref(options(comm=mine.mine[rank])), byref(comm))
+finally:
+    lib.gc_comm_free(comm)
+""",
+    "splitting": """
+comm = POINTER(Comm)()
+try:
+    call("gc_comm_from_nccl", byref(options(comm=mine.mine[rank], flags=SPLIT)), byref(comm))
+finally:
+    lib.gc_comm_free(comm)
+""",
+    "an all-reduce": """
+call("gc_compressed_allreduce", mine.comms[rank], *(x.view for x in tensors[rank]), None)
+for tensor, value in zip(tensors[rank], (3, 0, 0)):
+    array = np.full(tensor.what.size, value, "f4")
+    ctypes.memmove(tensor.struct.dl_tensor.data, array.ctypes.data, array.nbytes)
+""",
+    "a handle": """
+handle = POINTER(AllReduce)()
+what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=1, device=DLDevice(CUDA, rank), n_elements=100)
+try:
+    call("gc_allreduce_create", mine.comms[rank], byref(what), byref(handle))
+finally:
+    lib.gc_allreduce_free(handle)
+""",
+}
+
+
+@pytest.mark.parametrize("polls", [0, 3])
+@pytest.mark.parametrize("what", CALLS)
+def test_every_call_of_nccl_may_fail(what, polls):
+    run_ranks(f"""
+nccl = library()
+mine = Borrowed(nccl, 2)
+n = 1000
+whole = lib.gc_shard_elements(n, 2)
+tensors = [[Card(rank).put(np.full(k, value, "f4")) for k, value in ((n, 3), (n, 0), (whole, 0))] for rank in range(2)]
+mine.each(lambda rank: call("gc_comm_reserve", mine.comms[rank], DLDevice(CUDA, rank), n))
+
+def work(rank):
+    status, sentence = 0, ""
+    try:
+        exec({CALLS[what]!r}, {{**globals(), "rank": rank}})
+    except Refused as refusal:
+        status, sentence = refusal.status, str(refusal)
+    assert nccl.fake_nccl_depth() == 0 and fake.fake_depth() == 0 and fake.fake_capture_mode() == 0
+    return status, sentence
+
+def all_of_it(at, code):
+    nccl.fake_nccl_fail_call(-1, 0)
+    id = Id()
+    assert nccl.ncclGetUniqueId(byref(id)) == 0
+    globals()["ids"] = [id.bytes] * 2
+    nccl.fake_nccl_fail_call(at, code)
+    results = mine.each(work)
+    failed = nccl.fake_nccl_failed_call().decode()
+    nccl.fake_nccl_fail_call(-1, 0)
+    return failed, results
+
+in_use = [fake.fake_in_use(k) for k in range(2)]
+seen = set()
+for code in 1, 2, 4, 6, 8, 77:
+    for at in range(100):
+        communicators = nccl.fake_nccl_communicators()
+        failed, results = all_of_it(at, code)
+        left = nccl.fake_nccl_communicators() - communicators
+        assert [fake.fake_in_use(k) for k in range(2)] == in_use, failed
+        if not failed:
+            assert results == [(0, "")] * 2, results
+            break
+        seen.add(failed)
+        if failed in ("ncclCommDestroy", "ncclCommAbort"):  # of which nobody can be told
+            assert all(status == 0 for status, _ in results), results
+            continue
+        # One that is being split off is NCCL's, as long as it does not say that it is done.
+        assert left == 0 or (failed == "ncclCommGetAsyncError" and {what == "splitting" and polls > 0}), (failed, left)
+        of_free = failed == "ncclCommGetAsyncError" and [s for s, _ in results] == [0, 0]
+        for status, sentence in results:
+            expected = Status.COMM_UNAVAILABLE if failed == "ncclGetVersion" else Status.COMM
+            named = failed in sentence and f"({{code}})" in sentence
+            assert of_free or (status == expected and named), (failed, results)
+            assert of_free or failed == "ncclGetVersion" or "stand-in" in sentence, results
+    else:
+        raise AssertionError("it never ends")
+assert seen == set({ASKED[what]!r}.split()), seen
+""", FAKE_NCCL_POLLS=polls)
+
+
+def test_every_call_of_the_driver_may_fail_when_a_communicator_is_made():
+    run_ranks("""
+id, nccl = (c_uint8 * 128)(), library()
+def make():
+    comm = POINTER(Comm)()
+    call("gc_comm_nccl_id", byref(options()), id)
+    status = lib.gc_comm_from_nccl_id(byref(options()), id, 0, 1, DLDevice(CUDA, 0), byref(comm))
+    return status, comm
+status, comm = make()
+lib.gc_comm_free(comm)
+in_use = fake.fake_in_use(0)
+for at in range(100):
+    fake.fake_fail_call(at, 999)
+    status, comm = make()
+    failed = fake.fake_failed_call().decode()
+    fake.fake_fail_call(-1, 0)
+    if failed == "cuThreadExchangeStreamCaptureMode":  # of that nothing can make good
+        fake.cuThreadExchangeStreamCaptureMode(byref(ctypes.c_int(0)))
+    assert status in (0, Status.CUDA, Status.COMM) and bool(comm) == (status == 0), (failed, status, last_error())
+    assert status != Status.CUDA or failed.split("_v2")[0] in last_error(), (failed, last_error())
+    lib.gc_comm_free(comm)
+    assert (nccl.fake_nccl_communicators(), fake.fake_in_use(0)) == (0, in_use), failed
+    if not failed:
+        assert status == 0
+        break
+    while fake.fake_depth():  # what could not be left
+        fake.cuCtxPopCurrent_v2(byref(c_void_p()))
+else:
+    raise AssertionError("it never ends")
+""")
+
+
+def test_an_asynchronous_error_is_told_without_waiting_and_the_communicator_aborted():
+    run_ranks("""
+with Own(2) as world:
+    nccl = library()
+    assert lib.gc_comm_async_error(world.comms[0]) == 0
+    nccl.fake_nccl_async_error(7)
+    assert lib.gc_comm_async_error(world.comms[0]) == 0  # at work is no error
+    nccl.fake_nccl_async_error(6)
+    expect(lib.gc_comm_async_error(world.comms[1]), Status.COMM, "rank 1", "remote process", 6)
+assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_destroyed(), nccl.fake_nccl_aborted()) == (0, 0, 2)
+""")
+
+
+def test_after_a_failed_exchange_a_communicator_of_its_own_is_aborted():
+    run_ranks("""
+with Own(2) as world:
+    nccl = library()
+    whole = lib.gc_shard_elements(100, 2)
+    tensors = [[Card(rank).put(np.ones(k, "f4")) for k in (100, 100, whole)] for rank in range(2)]
+    os.environ["FAKE_NCCL_FAILURES"] = "ncclRecv=3"
+    def work(rank):
+        status = lib.gc_compressed_allreduce(world.comms[rank], *(x.view for x in tensors[rank]), None)
+        return status, last_error(), lib.gc_comm_async_error(world.comms[rank])
+    for status, sentence, later in world.each(work):
+        assert status == later == Status.COMM, sentence
+        assert "ncclRecv of" in sentence and "from rank 0" in sentence and "internal error (3)" in sentence, sentence
+    for rank in range(2):
+        for tensor in tensors[rank]:
+            same(Card(rank).get(tensor), tensor.what, "a tensor of a call that failed")
+    os.environ["FAKE_NCCL_FAILURES"] = ""
+assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_aborted()) == (0, 2)
+""")
+
+
+# --- where NCCL is ----------------------------------------------------------------------------------------------------
+
+BORROW = """
+def borrow(nccl, **fields):
+    id, comm = Id(), POINTER(Comm)()
+    assert nccl.ncclGetUniqueId(byref(id)) == 0
+    mine = communicator(nccl, 1, 0, id)
+    status = lib.gc_comm_from_nccl(byref(options(comm=mine, **fields)), byref(comm))
+    lib.gc_comm_free(comm)
+    return status
+
+def is_loaded():
+    return "libnccl" in open("/proc/self/maps").read()
+"""
+
+
+def run_borrow(script, **environment):
+    run_ranks(f"exec({BORROW!r})\n" + script, **environment)
+
+
+@pytest.mark.parametrize("mode", [os.RTLD_LOCAL, os.RTLD_GLOBAL])
+def test_the_one_that_is_loaded_is_found(mode):
+    run_borrow(f"""
+assert borrow(library(mode={int(mode)})) == 0, last_error()
+""")
+
+
+def test_several_libraries_need_a_handle(tmp_path):
+    other = tmp_path / "libwith_nccl_within.so"
+    shutil.copy(pathlib.Path(DRIVERS) / "driver" / "libnccl.so.2", other)
+    run_borrow(f"""
+nccl, other = library(), library({str(other)!r})
+for one in nccl, other:
+    expect(borrow(one), Status.COMM_UNAVAILABLE, "dl_handle", "libnccl.so.2", "libwith_nccl_within.so")
+    assert borrow(one, dl_handle=one._handle) == 0, last_error()
+with Own(2) as world:  # whichever it is
+    both_forms(world)
+""")
+
+
+def test_one_of_another_name_needs_a_handle(tmp_path):
+    other = tmp_path / "libwith_nccl_within.so"
+    nccl = (pathlib.Path(DRIVERS) / "driver" / "libnccl.so.2").read_bytes()
+    other.write_bytes(nccl.replace(b"libnccl.so.2\0", b"libwithin.so\0"))  # its SONAME
+    run_borrow(f"""
+other = library({str(other)!r})
+expect(borrow(other), Status.COMM_UNAVAILABLE, "dl_handle", "libwith_nccl_within.so")
+assert borrow(other, dl_handle=other._handle) == 0, last_error()
+assert "libnccl.so.2" not in open("/proc/self/maps").read()
+with Own(2, dl_handle=other._handle) as world:
+    both_forms(world)
+assert "libnccl.so.2" not in open("/proc/self/maps").read()
+""")
+
+
+def test_only_a_world_of_an_id_loads_nccl():
+    run_borrow("""
+status = lib.gc_comm_from_nccl(byref(options(comm=1 << 20)), byref(POINTER(Comm)()))
+expect(status, Status.COMM_UNAVAILABLE, "dl_handle")
+assert not is_loaded()
+call("gc_comm_nccl_id", byref(options()), (c_uint8 * 128)())
+assert is_loaded()
+""")
+
+
+def test_a_missing_library_is_named():
+    run_borrow("""
+expect(lib.gc_comm_nccl_id(byref(options()), (c_uint8 * 128)()), Status.COMM_UNAVAILABLE, "libnccl.so.2")
+""", LD_LIBRARY_PATH=f"{DRIVERS}/old_driver")
+
+
+@pytest.mark.parametrize("version, text", [(2804, "2.8.4"), (21705, "2.17.5")])
+def test_an_old_version_is_refused_with_its_number(version, text):
+    run_borrow(f"""
+expect(lib.gc_comm_nccl_id(byref(options()), (c_uint8 * 128)()), Status.COMM_UNAVAILABLE, {text!r}, "2.18")
+expect(borrow(library()), Status.COMM_UNAVAILABLE, {text!r}, "2.18")
+""", FAKE_NCCL_VERSION=version)
+
+
+def test_a_function_that_is_missing_is_named():
+    run_borrow("""
+expect(lib.gc_comm_nccl_id(byref(options()), (c_uint8 * 128)()), Status.COMM_UNAVAILABLE, "ncclCommSplit", "2.18")
+expect(lib.gc_comm_nccl_id(byref(options(dl_handle=ctypes.CDLL("libm.so.6")._handle)), (c_uint8 * 128)()),
+       Status.COMM_UNAVAILABLE, "ncclGetVersion")
+""", LD_LIBRARY_PATH=f"{DRIVERS}/old_nccl:{DRIVERS}/driver")
+
+
+def test_arguments_are_refused():
+    run_borrow("""
+id, comm = (c_uint8 * 128)(), POINTER(Comm)()
+def new(rank, size, device, **fields):
+    return lib.gc_comm_from_nccl_id(byref(options(**fields)), id, rank, size, device, byref(comm))
+cuda = DLDevice(CUDA, 0)
+for rank, size in (-1, 2), (2, 2), (0, 0), (0, -1):
+    expect(new(rank, size, cuda), Status.INVALID_ARGUMENT, rank, size)
+expect(new(0, 1, DLDevice(1, 0)), Status.UNSUPPORTED_DEVICE, "cpu")
+expect(new(0, 1, DLDevice(10, 0)), Status.UNSUPPORTED_DEVICE, 10)
+expect(new(0, 1, DLDevice(CUDA, 9)), Status.UNSUPPORTED_DEVICE, "cuda:9")
+expect(new(0, 1, cuda, flags=1), Status.INVALID_ARGUMENT, "0x1")
+expect(new(0, 1, cuda, comm=8), Status.INVALID_ARGUMENT, "0x8")
+expect(lib.gc_comm_nccl_id(byref(options(flags=1)), id), Status.INVALID_ARGUMENT, "0x1")
+expect(lib.gc_comm_nccl_id(byref(options()), None), Status.INVALID_ARGUMENT, "id: NULL")
+expect(lib.gc_comm_nccl_id(None, id), Status.INVALID_ARGUMENT, "options: NULL")
+expect(lib.gc_comm_from_nccl(byref(options()), byref(comm)), Status.INVALID_ARGUMENT, "comm is NULL")
+expect(lib.gc_comm_from_nccl(byref(options(comm=8, flags=2)), byref(comm)), Status.INVALID_ARGUMENT, "0x2")
+small = options()
+small.struct_size -= 1
+expect(lib.gc_comm_nccl_id(byref(small), id), Status.INVALID_ARGUMENT, 24, 23)
+assert not comm
+""")
