@@ -1,0 +1,267 @@
+"""All-reduces over NCCL itself: the bytes of a group on the CPU, also captured and launched again. One card does for
+some of it; with several, ranks are threads with a card each."""
+
+import ctypes
+import threading
+import time
+from ctypes import POINTER, byref, c_uint8
+
+import numpy as np
+import pytest
+
+import capi
+import driver
+import gpu
+from capi import AllReduce, CodecOptions, Comm, NcclOptions, lib
+from codecs_c import call, same, views
+
+torch = pytest.importorskip("torch")  # which brings an NCCL, and has it loaded
+
+RANKS = min(4, driver.device_count())
+SIZES = [300_001, 0, 5]
+STEPS = 6
+
+
+def options(**fields):
+    return NcclOptions(struct_size=ctypes.sizeof(NcclOptions), **fields)
+
+
+def each(size, function):
+    """Calls function(rank) in a thread for each rank, with the rank's card; the results by rank."""
+    results, failures, end = [None] * size, [], time.monotonic() + 120
+
+    def run(rank):
+        try:
+            driver.use(driver.primary(rank) if driver.device_count() else None)
+            results[rank] = function(rank)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive() and not failures and time.monotonic() < end:
+            thread.join(0.1)  # the others wait for ever for one that has failed
+    if failures:
+        raise failures[0]
+    assert not any(thread.is_alive() for thread in threads), "a rank waits for ever"
+    return results
+
+
+class World:
+    """Of an id, with a card for each rank."""
+
+    def __init__(self, size):
+        self.size, self.comms, id = size, [POINTER(Comm)() for _ in range(size)], (c_uint8 * 128)()
+        call("gc_comm_nccl_id", byref(options()), id)
+        each(size, lambda rank: call(
+            "gc_comm_from_nccl_id", byref(options()), id, rank, size, gpu.device(rank), byref(self.comms[rank])
+        ))  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        each(self.size, lambda rank: lib.gc_comm_free(self.comms[rank]))
+
+
+class Group(World):
+    """On the CPU."""
+
+    def __init__(self, size):
+        self.size, self.comms = size, (POINTER(Comm) * size)()
+        call("gc_comm_group", size, self.comms)
+
+
+class Cpu:
+    device = gpu.device(0, capi.CPU)
+
+    def __init__(self, rank):
+        pass
+
+    def put(self, array):
+        return capi.Tensor(array.copy())
+
+    def set(self, tensor, array):
+        tensor.array[...] = array
+
+    def get(self, tensor):
+        return tensor.array.copy()
+
+
+class Card:
+    """Memory of the current context. It is left to the end of the process."""
+
+    def __init__(self, rank):
+        self.rank, self.device = rank, gpu.device(rank)
+
+    def put(self, array):
+        memory = driver.Memory(max(1, array.nbytes))
+        tensor = gpu.at(memory.address, array.shape, array.dtype.name, index=self.rank)
+        tensor.what = array
+        self.set(tensor, array)
+        return tensor
+
+    def set(self, tensor, array):
+        driver.upload(tensor.struct.dl_tensor.data, array)
+
+    def get(self, tensor):
+        driver.synchronize()
+        what = tensor.what
+        return driver.download(tensor.struct.dl_tensor.data, what.nbytes).view(what.dtype).reshape(what.shape)
+
+
+def gradient(rank, step, n):
+    return np.random.default_rng([rank, step, n]).standard_normal(n).astype(np.float32)
+
+
+def plain(world, place_of):
+    """Buffer, worker and server error of each rank after some steps of gc_compressed_allreduce."""
+    n = SIZES[0]
+
+    def work(rank):
+        place = place_of(rank)
+        sizes = n, n, lib.gc_shard_elements(n, world.size)
+        tensors = [place.put(np.zeros(size, np.float32)) for size in sizes]
+        for step in range(STEPS):
+            place.set(tensors[0], gradient(rank, step, n))
+            call("gc_compressed_allreduce", world.comms[rank], *(tensor.view for tensor in tensors), None)
+        return [place.get(tensor) for tensor in tensors]
+
+    return each(world.size, work)
+
+
+def handle_of(world, rank, device):
+    handle, segments = POINTER(AllReduce)(), capi.int64s(SIZES)
+    what = CodecOptions(
+        struct_size=ctypes.sizeof(CodecOptions), codec=1, device=device, segments=segments, n_segments=len(SIZES)
+    )
+    call("gc_allreduce_create", world.comms[rank], byref(what), byref(handle))
+    return handle
+
+
+def results_of(handle, place, values):
+    worker = place.put(np.zeros(sum(SIZES), np.float32))
+    call("gc_allreduce_errors_out", handle, worker.view, None, None)
+    results = [place.get(tensor) for tensor in (*values, worker)]
+    lib.gc_allreduce_free(handle)
+    return results
+
+
+def handles(world, place_of, changing=True):
+    """Values and worker error of each rank after some steps of a handle, of the same gradients if not `changing`."""
+
+    def work(rank):
+        place = place_of(rank)
+        handle = handle_of(world, rank, place.device)
+        values = [place.put(np.zeros(n, np.float32)) for n in SIZES]
+        for step in range(STEPS):
+            for n, value in zip(SIZES, values):
+                place.set(value, gradient(rank, step * changing, n))
+            call("gc_allreduce_run", handle, views(values), len(values), None, None, None)
+        return results_of(handle, place, values)
+
+    return each(world.size, work)
+
+
+def captured(world):
+    """As handles(..., changing=False), by a graph of one step that is launched again and again."""
+
+    def work(rank):
+        place = Card(rank)
+        handle = handle_of(world, rank, place.device)
+        gradients = [place.put(gradient(rank, 0, n)) for n in SIZES]
+        values = [place.put(np.zeros(n, np.float32)) for n in SIZES]
+        driver.synchronize()
+        with driver.Stream() as stream:
+            with driver.Graph(stream.handle) as graph:
+                for source, value in zip(gradients, values):
+                    to, of = value.struct.dl_tensor.data, source.struct.dl_tensor.data
+                    driver.copy(to, of, source.what.nbytes, stream.handle)
+                call("gc_allreduce_run", handle, views(values), len(values), None, None, stream.handle)
+            for _ in range(STEPS):
+                graph.replay(stream.handle)
+            stream.synchronize()
+            results = results_of(handle, place, values)
+            graph.destroy()
+        return results
+
+    return each(world.size, work)
+
+
+def compare(got, expected):
+    for rank, (one, other) in enumerate(zip(got, expected)):
+        for k, (a, b) in enumerate(zip(one, other)):
+            same(a, b, f"array {k} of rank {rank}")
+
+
+def whole_comparison(world):
+    with Group(world.size) as group:
+        compare(plain(world, Card), plain(group, Cpu))
+        compare(handles(world, Card), handles(group, Cpu))
+        compare(captured(world), handles(group, Cpu, changing=False))
+    for comm in world.comms:
+        gpu.check(lib.gc_comm_async_error(comm))
+
+
+def test_a_world_of_one():
+    with World(1) as world:
+        whole_comparison(world)
+
+
+@pytest.mark.two_devices
+def test_a_world_of_several_cards():
+    print(f"{RANKS} cards")
+    with World(RANKS) as world:
+        whole_comparison(world)
+
+
+@pytest.mark.two_devices
+def test_a_call_on_a_stream_does_not_wait_for_it():
+    with World(2) as world:
+
+        def work(rank):
+            place, gate = Card(rank), driver.Gate()
+            handle = handle_of(world, rank, place.device)
+            values = [place.put(gradient(rank, 0, n)) for n in SIZES]
+            call("gc_allreduce_run", handle, views(values), len(values), None, None, None)  # NCCL connects
+            driver.synchronize()
+            with driver.Stream() as stream:
+                gate.close(stream.handle)
+                call("gc_allreduce_run", handle, views(values), len(values), None, None, stream.handle)
+                closed = driver.raw("cuStreamQuery", ctypes.c_void_p(stream.handle)) == driver.NOT_READY
+                gate.open()
+                stream.synchronize()
+            lib.gc_allreduce_free(handle)
+            return closed
+
+        assert each(2, work) == [True, True]
+
+
+@pytest.fixture(scope="module")
+def torchs():
+    """The communicator of torch.distributed, of a world of one."""
+    import torch.distributed as dist
+
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.ones(8, device="cuda"))  # before, there is none
+    torch.cuda.synchronize()
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+    if not hasattr(backend, "_comm_ptr"):
+        pytest.skip("this torch does not show its communicator")
+    yield backend._comm_ptr()
+    dist.all_reduce(torch.ones(8, device="cuda"))  # it is still there
+    torch.cuda.synchronize()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("flags", [0, 1])
+def test_torchs_communicator(torchs, flags):
+    class Borrowed(World):
+        def __init__(self):
+            self.size, self.comms = 1, [POINTER(Comm)()]
+            call("gc_comm_from_nccl", byref(options(comm=torchs, flags=flags)), byref(self.comms[0]))
+
+    with Borrowed() as world:
+        whole_comparison(world)
