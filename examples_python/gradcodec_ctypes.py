@@ -56,6 +56,7 @@ CodecHandle, CommHandle, AllReduceHandle = _struct("gc_codec_t"), _struct("gc_co
 Exchange = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, Device, c_void_p)
 _RANK = {"struct_size": c_uint32, "rank": c_int32, "world_size": c_int32, "flags": c_uint32, "ctx": c_void_p}
 Transport = _struct("gc_transport_t", **_RANK, all_to_all=Exchange, all_gather=Exchange)
+NcclOptions = _struct("gc_nccl_options_t", struct_size=c_uint32, flags=c_uint32, comm=c_void_p, dl_handle=c_void_p)
 T, V, VIEW, SIZES = map(POINTER, (Managed, Versioned, DLTensor, c_int64))
 C, G, R, VIEWS = *map(POINTER, (CodecHandle, CommHandle, AllReduceHandle)), POINTER(POINTER(DLTensor))
 OUT, INTO, ALONG = POINTER(T), [VIEW, c_int32, VIEW, c_void_p], [VIEW, c_int32, c_int32, VIEW, c_void_p]
@@ -79,6 +80,9 @@ SIGNATURES: dict[str, list[Any]] = {
     "gc_codec_state_out": [C, VIEW, c_void_p], "gc_codec_state_in": [C, VIEW, c_void_p],
     "gc_codec_errors_out": [C, VIEW, VIEW, c_void_p], "gc_codec_errors_in": [C, VIEW, VIEW, c_void_p],
     "gc_comm_from_transport": [POINTER(Transport), POINTER(G)], "gc_comm_group": [c_int32, POINTER(G)],
+    "gc_comm_from_nccl": [POINTER(NcclOptions), POINTER(G)],
+    "gc_comm_nccl_id": [POINTER(NcclOptions), POINTER(c_uint8)],
+    "gc_comm_from_nccl_id": [POINTER(NcclOptions), POINTER(c_uint8), c_int32, c_int32, Device, POINTER(G)],
     "gc_comm_reserve": [G, Device, c_int64], "gc_comm_async_error": [G], "gc_comm_free": [G],
     "gc_compressed_allreduce": [G, VIEW, VIEW, VIEW, c_void_p], "gc_shard_elements": [c_int64, c_int32],
     "gc_allreduce_create": [G, POINTER(CodecOptions), POINTER(R)], "gc_allreduce_free": [R],
@@ -308,6 +312,21 @@ class GradCodec:
         comms = (G * max(0, world_size))()
         self.lib.gc_comm_group(world_size, comms)
         return [Communicator._of(self, comm) for comm in comms]
+    def nccl(self, comm: int, split: bool = False, dl_handle: int | None = None) -> "Communicator":  # an ncclComm_t
+        made, options = G(), NcclOptions(ctypes.sizeof(NcclOptions), int(split), comm, dl_handle)
+        self.lib.gc_comm_from_nccl(byref(options), byref(made))
+        return Communicator._of(self, made)
+    def nccl_id(self, dl_handle: int | None = None) -> bytes:  # on one rank, for all
+        made, options = (c_uint8 * 128)(), NcclOptions(ctypes.sizeof(NcclOptions), 0, None, dl_handle)
+        self.lib.gc_comm_nccl_id(byref(options), made)
+        return bytes(made)
+    def nccl_world(
+        self, of_all: bytes, rank: int, world_size: int, device: int, dl_handle: int | None = None
+    ) -> "Communicator":
+        made, options = G(), NcclOptions(ctypes.sizeof(NcclOptions), 0, None, dl_handle)
+        given = (c_uint8 * 128)(*of_all)
+        self.lib.gc_comm_from_nccl_id(byref(options), given, rank, world_size, Device(CUDA, device), byref(made))
+        return Communicator._of(self, made)
 
 
 class _Views:

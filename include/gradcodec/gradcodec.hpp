@@ -680,6 +680,30 @@ inline std::vector<Communicator> comm_group(int32_t world_size)
     detail::check(gc_comm_group(world_size, reinterpret_cast<gc_comm_t **>(ranks.data())));
     return ranks;
 }
+/* `comm`: an ncclComm_t. `dl_handle`: NCCL, from dlopen(), where it is not clear which. */
+inline Communicator comm_from_nccl(void *comm, uint32_t flags = 0, void *dl_handle = nullptr)
+{
+    gc_comm_t *out = nullptr;
+    const gc_nccl_options_t options{sizeof(gc_nccl_options_t), flags, comm, dl_handle};
+    detail::check(gc_comm_from_nccl(&options, &out));
+    return Communicator(out);
+}
+/* On one rank, for all. */
+inline std::array<uint8_t, 128> comm_nccl_id(void *dl_handle = nullptr)
+{
+    std::array<uint8_t, 128> id;
+    const gc_nccl_options_t options{sizeof(gc_nccl_options_t), 0, nullptr, dl_handle};
+    detail::check(gc_comm_nccl_id(&options, id.data()));
+    return id;
+}
+inline Communicator comm_from_nccl_id(const std::array<uint8_t, 128> &id, int32_t rank, int32_t world_size,
+                                      DLDevice device, void *dl_handle = nullptr)
+{
+    gc_comm_t *out = nullptr;
+    const gc_nccl_options_t options{sizeof(gc_nccl_options_t), 0, nullptr, dl_handle};
+    detail::check(gc_comm_from_nccl_id(&options, id.data(), rank, world_size, device, &out));
+    return Communicator(out);
+}
 inline void comm_free(Communicator) noexcept {} /* before its scope ends */
 
 inline void comm_reserve(Communicator &comm, DLDevice device, int64_t n_elements)

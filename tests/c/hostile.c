@@ -63,7 +63,11 @@ static const char *const function_names[] = {
 #include "../abi/functions.h"
 };
 /* Why a function of the list is not called here, or cannot succeed: [f_gc_name] = "reason". */
-static const char *const excuses[FUNCTION_COUNT] = {NULL};
+static const char *const excuses[FUNCTION_COUNT] = {
+    [f_gc_comm_from_nccl] = "wants NCCL: tests/python/test_nccl.py",
+    [f_gc_comm_nccl_id] = "wants NCCL",
+    [f_gc_comm_from_nccl_id] = "wants NCCL",
+};
 
 enum { STATUSES = 100 };
 static uint64_t outcomes[FUNCTION_COUNT][STATUSES], calls;

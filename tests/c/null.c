@@ -146,7 +146,9 @@ static void communicators(void) {
     DLTensor server = view_of(sums, float32, 1, shape1), workers = view_of(errors, float32, 2, both);
     DLTensor flags = view_of(&number, dtype_of(kDLUInt, 32), 1, one);
     DLTensor *values[1] = {&buffer}, *no_values[1] = {NULL};
-    DLDevice cpu = {kDLCPU, 0};
+    DLDevice cpu = {kDLCPU, 0}, cuda = {kDLCUDA, 0};
+    gc_nccl_options_t nccl = {0, 0, NULL, NULL};
+    uint8_t id[128] = {0};
     gc_transport_t transport;
     gc_codec_options_t options;
     gc_comm_t *comm, *untouched_comm = (gc_comm_t *)(void *)UNTOUCHED, *comms[2], *out = untouched_comm;
@@ -171,6 +173,16 @@ static void communicators(void) {
     invalid(gc_comm_group(0, &out), "world_size: 0");
     invalid(gc_comm_group(2, NULL), "out: NULL");
     invalid(gc_comm_group(2, (gc_comm_t **)(void *)((char *)comms + 1)), "out: address");
+    nccl.struct_size = sizeof nccl;
+    invalid(gc_comm_from_nccl(NULL, &out), "options: NULL");
+    invalid(gc_comm_from_nccl(&nccl, NULL), "out: NULL");
+    invalid(gc_comm_from_nccl(&nccl, &out), "options: comm is NULL");
+    invalid(gc_comm_nccl_id(NULL, id), "options: NULL");
+    invalid(gc_comm_nccl_id(&nccl, NULL), "id: NULL");
+    invalid(gc_comm_from_nccl_id(NULL, id, 0, 1, cuda, &out), "options: NULL");
+    invalid(gc_comm_from_nccl_id(&nccl, NULL, 0, 1, cuda, &out), "id: NULL");
+    invalid(gc_comm_from_nccl_id(&nccl, id, 0, 1, cuda, NULL), "out: NULL");
+    invalid(gc_comm_from_nccl_id(&nccl, id, 1, 1, cuda, &out), "rank 1 of 1");
     CHECK(out == untouched_comm);
     CHECK(gc_shard_elements(16, 0) == -1 && strstr(gc_last_error(), "world_size: 0"));
     CHECK(gc_shard_elements(-16, 1) == -1 && strstr(gc_last_error(), "n_elements: -16"));

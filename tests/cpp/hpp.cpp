@@ -380,6 +380,12 @@ static void ranks_reduce_to_the_same_mean()
     gradcodec::comm_async_error(ranks[1]);
     HOLD(gradcodec::shard_elements(17, 2) == 16);
 
+    /* Over NCCL, which need not be here. */
+    HOLD(status([] { gradcodec::comm_from_nccl(nullptr); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([] { gradcodec::comm_from_nccl_id({}, 1, 1, {kDLCUDA, 0}); }) == GC_STATUS_INVALID_ARGUMENT);
+    const gc_status_t id = status([] { gradcodec::comm_nccl_id(); });
+    HOLD(id == GC_STATUS_OK || id == GC_STATUS_COMM_UNAVAILABLE || id == GC_STATUS_COMM);
+
     /* A rank that is alone, over a transport that is never called. */
     gc_transport_t transport{};
     transport.world_size = 1;
