@@ -180,7 +180,7 @@ const char *gc_version_string(void);
  */
 
 /*
- * Outcome of a call. Codes are never reused. This version never gives 25 to 30, 40 and 41: they are kept for functions to
+ * Outcome of a call. Codes are never reused. This version never gives 25, 26, 40 and 41: they are kept for functions to
  * come.
  */
 enum gc_status {
