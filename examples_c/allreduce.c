@@ -8,8 +8,8 @@
  * gc_allreduce_run(). What signs and one scale lose of a gradient the handle adds to the next one.
  *
  * Between processes all stays the same but for gc_comm_group(): gc_comm_from_transport() takes two functions over MPI,
- * gloo or sockets. The exit status is 0 only if all ranks end with the same weights, byte for byte, and one bit comes as
- * close to the truth as it should. */
+ * gloo or sockets. The exit status is 0 only if all ranks end with the same weights, byte for byte, and come as close to
+ * the truth as they should. */
 
 #include <math.h>
 #include <pthread.h>

@@ -81,7 +81,8 @@ SIGNATURES: dict[str, list[Any]] = {
     "gc_codec_state_out": [C, VIEW, c_void_p], "gc_codec_state_in": [C, VIEW, c_void_p],
     "gc_codec_errors_out": [C, VIEW, VIEW, c_void_p], "gc_codec_errors_in": [C, VIEW, VIEW, c_void_p],
     "gc_comm_from_transport": [POINTER(Transport), POINTER(G)], "gc_comm_group": [c_int32, POINTER(G)],
-    "gc_comm_from_nccl": [POINTER(NcclOptions), POINTER(G)], "gc_comm_nccl_id": [POINTER(NcclOptions), POINTER(c_uint8)],
+    "gc_comm_from_nccl": [POINTER(NcclOptions), POINTER(G)],
+    "gc_comm_nccl_id": [POINTER(NcclOptions), POINTER(c_uint8)],
     "gc_comm_from_nccl_id": [POINTER(NcclOptions), POINTER(c_uint8), c_int32, c_int32, Device, POINTER(G)],
     "gc_comm_reserve": [G, Device, c_int64], "gc_comm_async_error": [G], "gc_comm_free": [G],
     "gc_compressed_allreduce": [G, VIEW, VIEW, VIEW, c_void_p], "gc_shard_elements": [c_int64, c_int32],
@@ -439,7 +440,8 @@ Exchanger = Callable[[memoryview, memoryview], Any]
 def _exchange(function: Exchanger, world_size: int, blocks: int, failures: list[BaseException]) -> Any:
     def exchange(_: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
         try:
-            given, room = ((c_uint8 * n).from_address(at) for n, at in ((blocks * size, send), (world_size * size, recv)))
+            given = (c_uint8 * (blocks * size)).from_address(send)
+            room = (c_uint8 * (world_size * size)).from_address(recv)
             function(memoryview(given).cast("B"), memoryview(room).cast("B"))
             return 0
         except BaseException as failure:  # C knows no exceptions

@@ -1,7 +1,7 @@
 //! NCCL
 //!
-//! A communicator over NCCL 2.18 or later: of one that you have, such as PyTorch's, or of its own. This library is not linked
-//! against NCCL; it uses the one that the process has loaded:
+//! A communicator over NCCL 2.18 or later: of one that you have, such as PyTorch's, or of its own. This library is not
+//! linked against NCCL; it uses the one that the process has loaded:
 //!
 //! ```c
 //! gc_nccl_options_t mine = {.struct_size = sizeof mine, .comm = my_nccl_comm};
@@ -14,14 +14,15 @@
 //! gc_comm_from_nccl_id(&none, id, rank, size, (DLDevice){kDLCUDA, card}, &comm);      // on every rank
 //! ```
 //!
-//! It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can be
-//! captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made between
-//! ncclGroupStart and ncclGroupEnd of yours. A rank that waits for one that does not come waits for ever, on its device:
-//! gc_comm_async_error() asks NCCL what it knows.
+//! It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can
+//! be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
+//! between ncclGroupStart and ncclGroupEnd of yours. A rank that waits for one that does not come waits for ever, on
+//! its device: gc_comm_async_error() asks NCCL what it knows.
 //!
-//! Where NCCL is: in dl_handle, if you say so, which must stay open; otherwise where this process sees ncclSend, otherwise in
-//! a libnccl.so.2 that is loaded. Some builds of PyTorch have NCCL within another library. If several libraries have
-//! ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), for it works in the one that made it alone.
+//! Where NCCL is: in dl_handle, if you say so, which must stay open; otherwise where this process sees ncclSend,
+//! otherwise in a libnccl.so.2 that is loaded. Some builds of PyTorch have NCCL within another library. If several
+//! libraries have ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), for it works in the one
+//! that made it alone.
 
 use std::{ffi::c_void, mem::offset_of, ops::Range};
 
@@ -71,15 +72,15 @@ pub enum NcclFlag {
 
 /// Makes a communicator of one of NCCL's. Its rank, world size and device are those of `comm`.
 ///
-/// Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is never
-/// destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With GC_NCCL_SPLIT
-/// all ranks call this, and block until the others do; `comm` must have no work that waits for another rank, and is not used
-/// afterwards. A `comm` that is still being made is waited for.
+/// Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
+/// never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
+/// GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work that waits for another
+/// rank, and is not used afterwards. A `comm` that is still being made is waited for.
 ///
 /// `*out`: yours to release, by gc_comm_free().
 ///
-/// INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not clear
-/// which. COMM: a failure of NCCL's. And as for a tensor on the device of `comm`.
+/// INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not
+/// clear which. COMM: a failure of NCCL's. And as for a tensor on the device of `comm`.
 ///
 /// # Safety
 /// The pointers are as described: comm is a communicator of the library that dl_handle or the process has.
@@ -124,14 +125,14 @@ pub unsafe extern "C" fn gc_comm_nccl_id(options: *const gc_nccl_options_t, id: 
     })
 }
 
-/// Makes a communicator of its own over NCCL, which gc_comm_free() destroys. All ranks of a world call this, and block until
-/// the others do.
+/// Makes a communicator of its own over NCCL, which gc_comm_free() destroys. All ranks of a world call this, and block
+/// until the others do.
 ///
-/// `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA. `*out`:
-/// yours to release, by gc_comm_free().
+/// `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
+/// `*out`: yours to release, by gc_comm_free().
 ///
-/// As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as for a
-/// tensor on the device.
+/// As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as
+/// for a tensor on the device.
 ///
 /// # Safety
 /// The pointers are as described.

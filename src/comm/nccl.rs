@@ -1,7 +1,7 @@
 //! Exchanges by NCCL: found when it is first asked for, its answers taken as the integers they are.
 //!
-//! cudarc declares the functions, and its declarations are held against ours at compile time. It does not make the calls:
-//! it panics where a library is missing, does not know the name `libnccl.so.2`, and returns a Rust enum.
+//! cudarc declares the functions, and its declarations are held against ours at compile time. It does not make the
+//! calls: it panics where a library is missing, does not know the name `libnccl.so.2`, and returns a Rust enum.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -223,9 +223,8 @@ impl Library {
 
     /// A new communicator, by a call that puts it into a place.
     ///
-    /// # Safety
-    /// `call` calls a function of this library with its argument; `parent` is a communicator of this library that the new one
-    /// is split from, or NULL.
+    /// # Safety `call` calls a function of this library with its argument; `parent` is a communicator of this library
+    /// that the new one is split from, or NULL.
     unsafe fn make(
         &self,
         parent: ncclComm_t,
@@ -238,8 +237,8 @@ impl Library {
         })?;
         place.push(AtomicPtr::<ncclComm>::new(ptr::null_mut()));
         let code = call(place[0].as_ptr());
-        // Where it is split from another one, and that does not block, a thread of NCCL's fills the place while the other one
-        // is at work.
+        // Where it is split from another one, and that does not block, a thread of NCCL's fills the place while the
+        // other one is at work.
         let at_work = if parent.is_null() { place[0].load(Ordering::Acquire) } else { parent };
         // SAFETY: a communicator of this library.
         let outcome = unsafe { self.settle(at_work, code, format_args!("{name}")) };
@@ -402,9 +401,8 @@ impl Nccl {
 
     /// A caller's communicator; with `split` one of our own, made of all its ranks, which all do this.
     ///
-    /// # Safety
-    /// `comm` is a communicator of the library with this handle, or of the only one if that is NULL. Both stay as long as this
-    /// lives, unless it is split, and then the library does.
+    /// # Safety `comm` is a communicator of the library with this handle, or of the only one if that is NULL. Both stay
+    /// as long as this lives, unless it is split, and then the library does.
     pub unsafe fn of_comm(handle: *mut c_void, comm: *mut c_void, split: bool) -> Result<Self> {
         let comm: ncclComm_t = comm.cast();
         // SAFETY: the caller's promise.
@@ -443,8 +441,8 @@ impl Nccl {
         (self.rank, self.world)
     }
 
-    /// Refuses memory that is not of its device, or in another context than the one that CUDA's runtime works in: there the
-    /// legacy stream is another.
+    /// Refuses memory that is not of its device, or in another context than the one that CUDA's runtime works in: there
+    /// the legacy stream is another.
     pub fn check(&self, device: Device, memory: &Block) -> Result<()> {
         let own = Device::Cuda(self.device);
         match memory {
@@ -475,7 +473,8 @@ impl Nccl {
         outcome
     }
 
-    /// A communicator that does not block may be at work on what its owner asked of it before, and refuses all else then.
+    /// A communicator that does not block may be at work on what its owner asked of it before, and refuses all else
+    /// then.
     fn ready(&self) -> Result<()> {
         // SAFETY: the communicator is there as long as this.
         unsafe { self.library.settle(self.comm, self.library.state(self.comm)?, format_args!("the communicator")) }
@@ -489,8 +488,8 @@ impl Nccl {
         self.library.check(unsafe { ncclGroupStart() }, format_args!("ncclGroupStart"))?;
         let asked = (0..self.world).try_for_each(|peer| {
             let (to, from) = (send.wrapping_add(peer * bytes).cast(), recv.wrapping_add(peer * bytes).cast());
-            // SAFETY: a block for each rank, and room for one of each, in memory of the communicator's device that is left
-            // alone until the stream has passed this; the stream is alive.
+            // SAFETY: a block for each rank, and room for one of each, in memory of the communicator's device that is
+            // left alone until the stream has passed this; the stream is alive.
             let sent = unsafe { ncclSend(to, bytes, uint8, peer as c_int, self.comm, stream) };
             self.library.check(enqueued(sent), format_args!("ncclSend of {bytes} bytes to rank {peer}"))?;
             // SAFETY: as above.

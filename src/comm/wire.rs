@@ -99,7 +99,8 @@ impl Wire {
     }
 }
 
-/// What ranks tell each other when a handle is made, on its way through memory of a card, for transports that take no other.
+/// What ranks tell each other when a handle is made, on its way through memory of a card, for transports that take no
+/// other.
 pub struct Stage {
     device: i32,
     /// A record of this rank, then those of all.

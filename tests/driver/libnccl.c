@@ -1,7 +1,7 @@
-/* NCCL among the threads of one process, for tests of what ours asks of it and does with its answers. A rank is a thread;
- * memory is that of the driver without a card (libcuda.c), whose rules for memory, contexts and streams hold here, too. An
- * exchange is made when it is asked for, and waits for the other ranks' threads: not for ever. What goes wrong is said in the
- * environment:
+/* NCCL among the threads of one process, for tests of what ours asks of it and does with its answers. A rank is a
+ * thread; memory is that of the driver without a card (libcuda.c), whose rules for memory, contexts and streams hold
+ * here, too. An exchange is made when it is asked for, and waits for the other ranks' threads: not for ever. What goes
+ * wrong is said in the environment:
  *
  *   FAKE_NCCL_VERSION    as ncclGetVersion says it, 22803 unless said
  *   FAKE_NCCL_FAILURES   "name=code name=code ...": these functions answer that
@@ -53,7 +53,8 @@ static World *worlds; /* that are being made */
 static uint64_t ids;
 static char last_error[1024];
 static atomic_int communicators, destroyed, aborted, calls, async_error;
-static atomic_long fail_at = -1, fail_code, failures; /* the call of each thread that fails, and how often that was set */
+static atomic_long fail_at = -1, fail_code; /* the call of each thread that fails */
+static atomic_long failures;                /* how often that was set */
 static _Atomic(const char *) failed_call = "";
 static __thread long calls_of_thread, failures_seen;
 static __thread int depth, n_ops;
@@ -163,7 +164,8 @@ Result ncclGetVersion(int *version) {
 
 const char *ncclGetErrorString(Result code) {
     static const char *const names[] = {"no error", "unhandled cuda error", "unhandled system error", "internal error",
-                                        "invalid argument", "invalid usage", "remote process exited or there was a network error",
+                                        "invalid argument", "invalid usage",
+                                        "remote process exited or there was a network error",
                                         "NCCL operation in progress"};
     return code >= 0 && code < 8 ? names[code] : "unknown result code";
 }
@@ -330,6 +332,8 @@ Result ncclCommGetAsyncError(Comm *comm, Result *state) {
 /* Notes what is to be done at the end of the group, which is of one communicator here. */
 static Result add(Comm *comm, Op op, int type, void *stream) {
     USABLE(comm);
+    if (depth == 0)
+        return fault(INVALID_USAGE, "outside of a group");
     if (type != UINT8 || op.peer < 0 || op.peer >= comm->world->size || n_ops == OPS)
         return fault(INVALID_ARGUMENT, "no such type or peer");
     if (fake_use(op.send ? op.send : op.recv, op.bytes, !op.send, stream))
@@ -397,14 +401,14 @@ Result ncclGroupEnd(void) {
 Result ncclSend(const void *send, size_t count, int type, int peer, Comm *comm, void *stream) {
     Result said = failure(__func__);
     if (!said)
-        said = depth ? add(comm, (Op){send, NULL, count, peer}, type, stream) : fault(INVALID_USAGE, "outside of a group");
+        said = add(comm, (Op){send, NULL, count, peer}, type, stream);
     return group_result = said ? said : group_result, said;
 }
 
 Result ncclRecv(void *recv, size_t count, int type, int peer, Comm *comm, void *stream) {
     Result said = failure(__func__);
     if (!said)
-        said = depth ? add(comm, (Op){NULL, recv, count, peer}, type, stream) : fault(INVALID_USAGE, "outside of a group");
+        said = add(comm, (Op){NULL, recv, count, peer}, type, stream);
     return group_result = said ? said : group_result, said;
 }
 
@@ -415,8 +419,9 @@ Result ncclAllGather(const void *send, void *recv, size_t count, int type, Comm 
         n_ops = 0, group_comm = NULL, group_result = SUCCESS;
     for (int peer = 0; peer < comm->world->size && !group_result; peer++) {
         group_result = add(comm, (Op){send, NULL, count, peer}, type, stream);
+        unsigned char *to = (unsigned char *)recv + (size_t)peer * count;
         if (!group_result)
-            group_result = add(comm, (Op){NULL, (unsigned char *)recv + (size_t)peer * count, count, peer}, type, stream);
+            group_result = add(comm, (Op){NULL, to, count, peer}, type, stream);
     }
     return end();
 }

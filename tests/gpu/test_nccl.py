@@ -1,8 +1,9 @@
-"""All-reduces over NCCL itself: the bytes of a group on the CPU, also captured and launched again. One card is enough for most
-of it; with several, ranks are threads with a card each."""
+"""All-reduces over NCCL itself: the bytes of a group on the CPU, also captured and launched again. One card does for
+some of it; with several, ranks are threads with a card each."""
 
 import ctypes
 import threading
+import time
 from ctypes import POINTER, byref, c_uint8
 
 import numpy as np
@@ -27,7 +28,7 @@ def options(**fields):
 
 def each(size, function):
     """Calls function(rank) in a thread for each rank, with the rank's card; the results by rank."""
-    results, failures = [None] * size, []
+    results, failures, end = [None] * size, [], time.monotonic() + 120
 
     def run(rank):
         try:
@@ -36,13 +37,15 @@ def each(size, function):
         except BaseException as failure:
             failures.append(failure)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        while thread.is_alive() and not failures and time.monotonic() < end:
+            thread.join(0.1)  # the others wait for ever for one that has failed
     if failures:
         raise failures[0]
+    assert not any(thread.is_alive() for thread in threads), "a rank waits for ever"
     return results
 
 
@@ -147,7 +150,7 @@ def results_of(handle, place, values):
 
 
 def handles(world, place_of, changing=True):
-    """Values and worker error of each rank after some steps of a handle; of the same gradients each time if not `changing`."""
+    """Values and worker error of each rank after some steps of a handle, of the same gradients if not `changing`."""
 
     def work(rank):
         place = place_of(rank)
@@ -174,7 +177,8 @@ def captured(world):
         with driver.Stream() as stream:
             with driver.Graph(stream.handle) as graph:
                 for source, value in zip(gradients, values):
-                    driver.copy(value.struct.dl_tensor.data, source.struct.dl_tensor.data, source.what.nbytes, stream.handle)
+                    to, of = value.struct.dl_tensor.data, source.struct.dl_tensor.data
+                    driver.copy(to, of, source.what.nbytes, stream.handle)
                 call("gc_allreduce_run", handle, views(values), len(values), None, None, stream.handle)
             for _ in range(STEPS):
                 graph.replay(stream.handle)

@@ -400,31 +400,47 @@ def test_a_payload_of_a_stranger_is_corrupt_on_every_rank_and_changes_nothing(ch
         all_same(lists, ([out] * 3, workers, padded(servers, 1000, 3)), "the next step")
 
 
-@pytest.mark.parametrize("change", [another_version, only_for_rank_0])
-def test_a_stranger_is_corrupt_to_a_handle_and_its_step_can_be_taken_back(change):
-    rng, options = np.random.default_rng(10), dict(codec=ONEBIT, segments=[1000, 50], nonfinite=TRANSACTIONAL)
+def fail_in(name):
+    return lambda world: setattr(world.board, "answer", lambda called, rank: 7 if called == name else 0)
+
+
+@pytest.mark.parametrize("codec", [ONEBIT, SIGN])
+@pytest.mark.parametrize(
+    "status, spoil",
+    [
+        (Status.CORRUPT, lambda world: tampered(world, 1, another_version)),
+        (Status.CORRUPT, lambda world: tampered(world, 1, only_for_rank_0)),
+        (Status.COMM, fail_in("all_to_all")),
+        (Status.COMM, fail_in("all_gather")),
+    ],
+    ids=["another version", "only for rank 0", "all_to_all", "all_gather"],
+)
+def test_a_step_of_a_handle_that_fails_can_be_taken_back(status, spoil, codec):
+    rng, segments, error = np.random.default_rng(10), [1000, 50], "float32" if codec == ONEBIT else None
+    options = dict(codec=codec, segments=segments, error=error, nonfinite=TRANSACTIONAL)
     with World(3, "board") as world, CheckedRanks(world, place, **options) as ranks:
-        gradients = [[rng.standard_normal(n).astype(f32) for n in (1000, 50)] for _ in range(3)]
+        gradients = [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(3)]
         ranks.run(gradients)
         ranks.commit()
-        ranks.flags()
+        assert ranks.flags() == [0] * 3
         put = [[place.put(g) for g in each] for each in gradients]
-        tampered(world, 1, change)
+        sound = world.board.before, world.board.answer
+        spoil(world)
         results = world.each(lambda rank: status_of(
             lib.gc_allreduce_run, ranks.handles[rank], views(put[rank]), 2, None, None, None
         ))  # fmt: skip
-        assert [status for status, _ in results] == [Status.CORRUPT] * 3, results
+        assert [got for got, _ in results] == [status] * 3, results
         for each, before in zip(put, gradients):
             for got, e in zip(each, before):
                 same(place.get(got), e, "values of a step that failed")
         for model in ranks.models:
-            model.flags |= CORRUPT
+            model.flags |= CORRUPT if status == Status.CORRUPT else 0
             model.pending[0] = model.worker  # a step there is, whatever is in it
         ranks.rollback()
         ranks.flags()
-        world.board.before = lambda name, rank, sent: sent
         ranks.errors()
-        ranks.run(gradients)
+        world.board.before, world.board.answer = sound
+        ranks.run(gradients)  # also the turn of votes is as it was
         ranks.commit()
         ranks.errors()
 

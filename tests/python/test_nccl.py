@@ -1,5 +1,5 @@
-"""All-reduces over NCCL, on an NCCL among threads and a driver without a card (tests/driver): the same bytes as over a group
-on the CPU, and what happens when NCCL fails, is missing, is there twice, does not block."""
+"""All-reduces over NCCL, on an NCCL among threads and a driver without a card (tests/driver): the same bytes as over a
+group on the CPU, and what happens when NCCL fails, is missing, is there twice, does not block."""
 
 import os
 import pathlib
@@ -91,7 +91,8 @@ class Card:
         call("gc_prepare", self.device)
         fake.fake_finish()
         array = tensor.what
-        return np.frombuffer(ctypes.string_at(tensor.struct.dl_tensor.data, array.nbytes), array.dtype).reshape(array.shape)
+        text = ctypes.string_at(tensor.struct.dl_tensor.data, array.nbytes)
+        return np.frombuffer(text, array.dtype).reshape(array.shape)
 
     def free(self, *tensors):
         for tensor in tensors:
@@ -125,8 +126,8 @@ def handles(world, places, sizes, steps=3, codec=1):
     # Values and errors of all ranks after some steps of a handle.
     def rank_of(rank):
         place, handle, segments = places(rank), POINTER(AllReduce)(), int64s(sizes)
-        what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=codec, device=place.device, segments=segments,
-                            n_segments=len(sizes), error=0 if codec == 1 else 2)
+        what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=codec, device=place.device,
+                            segments=segments, n_segments=len(sizes), error=0 if codec == 1 else 2)
         call("gc_allreduce_create", world.comms[rank], byref(what), byref(handle))
         for step in range(steps):
             values = [place.put(inputs(world.size, n, 10 * step + k)[rank]) for k, n in enumerate(sizes)]
@@ -227,7 +228,9 @@ with Own(2) as world:
     world.each(lambda rank: call("gc_comm_reserve", world.comms[rank], DLDevice(CUDA, rank), n))
     before = fake.fake_allocations(), fake.fake_frees()
     for _ in range(3):
-        world.each(lambda rank: call("gc_compressed_allreduce", world.comms[rank], *(x.view for x in tensors[rank]), None))
+        world.each(lambda rank: call(
+            "gc_compressed_allreduce", world.comms[rank], *(x.view for x in tensors[rank]), None
+        ))
     assert (fake.fake_allocations(), fake.fake_frees()) == before
 """)
 
@@ -245,7 +248,8 @@ with Own(1) as world:
     assert allreduce(0) == 0, last_error()
     # The legacy stream of another context is another.
     fake.fake_enter(0, 100)
-    expect(lib.gc_comm_reserve(world.comms[0], DLDevice(CUDA, 0), 100_000), Status.INVALID_ARGUMENT, "primary", "cuda:0")
+    status = lib.gc_comm_reserve(world.comms[0], DLDevice(CUDA, 0), 100_000)
+    expect(status, Status.INVALID_ARGUMENT, "primary", "cuda:0")
     fake.fake_leave()
     assert lib.gc_comm_async_error(world.comms[0]) == 0
 
@@ -257,7 +261,8 @@ with Own(3) as world:
         what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=1, device=device, n_elements=9)
         return lib.gc_allreduce_create(world.comms[rank], byref(what), byref(handle)), last_error()
     statuses = world.each(create)
-    assert [s for s, _ in statuses] == [Status.INVALID_ARGUMENT, Status.UNSUPPORTED_DEVICE, Status.INVALID_ARGUMENT], statuses
+    other, own = Status.INVALID_ARGUMENT, Status.UNSUPPORTED_DEVICE
+    assert [s for s, _ in statuses] == [other, own, other], statuses
     assert "rank 1" in statuses[0][1] and "NCCL" in statuses[1][1], statuses
 """)
 
@@ -326,7 +331,8 @@ finally:
     "an all-reduce": """
 call("gc_compressed_allreduce", mine.comms[rank], *(x.view for x in tensors[rank]), None)
 for tensor, value in zip(tensors[rank], (3, 0, 0)):
-    ctypes.memmove(tensor.struct.dl_tensor.data, np.full(tensor.what.size, value, "f4").ctypes.data, 4 * tensor.what.size)
+    array = np.full(tensor.what.size, value, "f4")
+    ctypes.memmove(tensor.struct.dl_tensor.data, array.ctypes.data, array.nbytes)
 """,
     "a handle": """
 handle = POINTER(AllReduce)()
@@ -390,7 +396,8 @@ for code in 1, 2, 4, 6, 8, 77:
         of_free = failed == "ncclCommGetAsyncError" and [s for s, _ in results] == [0, 0]
         for status, sentence in results:
             expected = Status.COMM_UNAVAILABLE if failed == "ncclGetVersion" else Status.COMM
-            assert of_free or (status == expected and failed in sentence and f"({{code}})" in sentence), (failed, results)
+            named = failed in sentence and f"({{code}})" in sentence
+            assert of_free or (status == expected and named), (failed, results)
             assert of_free or failed == "ncclGetVersion" or "stand-in" in sentence, results
     else:
         raise AssertionError("it never ends")
@@ -521,7 +528,8 @@ assert "libnccl.so.2" not in open("/proc/self/maps").read()
 
 def test_only_a_world_of_an_id_loads_nccl():
     run_borrow("""
-expect(lib.gc_comm_from_nccl(byref(options(comm=1 << 20)), byref(POINTER(Comm)())), Status.COMM_UNAVAILABLE, "dl_handle")
+status = lib.gc_comm_from_nccl(byref(options(comm=1 << 20)), byref(POINTER(Comm)()))
+expect(status, Status.COMM_UNAVAILABLE, "dl_handle")
 assert not is_loaded()
 call("gc_comm_nccl_id", byref(options()), (c_uint8 * 128)())
 assert is_loaded()
@@ -553,7 +561,8 @@ expect(lib.gc_comm_nccl_id(byref(options(dl_handle=ctypes.CDLL("libm.so.6")._han
 def test_arguments_are_refused():
     run_borrow("""
 id, comm = (c_uint8 * 128)(), POINTER(Comm)()
-new = lambda rank, size, device, **fields: lib.gc_comm_from_nccl_id(byref(options(**fields)), id, rank, size, device, byref(comm))
+def new(rank, size, device, **fields):
+    return lib.gc_comm_from_nccl_id(byref(options(**fields)), id, rank, size, device, byref(comm))
 cuda = DLDevice(CUDA, 0)
 for rank, size in (-1, 2), (2, 2), (0, 0), (0, -1):
     expect(new(rank, size, cuda), Status.INVALID_ARGUMENT, rank, size)
