@@ -10,7 +10,7 @@ struct gc_state {
     const void *skip;          // gc_onebit_commit: a scalar of 1 byte, an int32, or a float32; gc_onebit_refuse: see there
     u64 size;                  // of a state; gc_onebit_refuse: elements
     unsigned half, skip_kind;  // 0: never, 1: always, 2: bool, 3: int32, 4: float32, 5: after anything corrupt or not finite
-    u64 rows, row;             // gc_onebit_errors_in: the mean of so many rows, of so many elements each
+    u64 rows, row;             // gc_onebit_errors_in: the mean of so many rows, of so many elements each; 0: of no mean
 };
 static_assert(sizeof(gc_state) == 624, "the host lays it out too");
 
@@ -72,9 +72,9 @@ __device__ __forceinline__ float kept_at(const gc_codec &codec, const unsigned c
                             : from_bf16(reinterpret_cast<const unsigned short *>(units)[i]);
 }
 
-// Of an element of each row; of one row, the element itself.
+// Of an element of each row; without rows, the element itself.
 __device__ __forceinline__ float mean_of_rows(const gc_state &call, const float *errors, u64 i) {
-    if (call.rows == 1) return errors[i];
+    if (call.rows == 0) return errors[i];
     float sum = 0;
     for (u64 r = 0; r < call.rows; r++) sum = __fadd_rn(sum, __fdiv_rn(errors[r * call.row + i], static_cast<float>(call.rows)));
     return sum;

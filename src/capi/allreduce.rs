@@ -40,7 +40,7 @@ pub struct gc_allreduce_t(AllReduce);
 /// to release, by gc_allreduce_free().
 ///
 /// As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle. COMM,
-/// BUSY. If one rank fails, all do, unless `comm` is NULL there.
+/// BUSY. If one rank fails, all do, unless that is with BUSY or a NULL `comm`, for which the others wait.
 ///
 /// # Safety
 /// The pointers are as described, and struct_size bytes are readable.

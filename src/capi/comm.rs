@@ -20,9 +20,9 @@
 //! element, and about 100 bytes a chunk; a ring all-reduce of float32 moves 8 bytes.
 //!
 //! A call may block until the other ranks' calls come, so there is one thread for each rank, and calls on a communicator
-//! come in the same order on every rank. A rank that refuses its arguments does not take part, and the others wait for its
-//! next call; in a group they get COMM once its communicator is freed. If a call fails on some rank it need not fail on the
-//! others.
+//! come in the same order on every rank. A rank that refuses its arguments, or finds no memory to work in, does not take
+//! part, and the others wait for its next call; in a group they get COMM once its communicator is freed. If a call fails on
+//! some rank it need not fail on the others.
 //!
 //! One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. What a
 //! call works in is made on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), also what was outgrown.
@@ -55,7 +55,8 @@ use super::{
 pub struct gc_comm_t(pub(super) Shared<Communicator>);
 
 /// An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are called
-/// on the thread that calls, never with 0 bytes, and must neither throw nor longjmp.
+/// on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the memory is: host
+/// memory also without GC_TRANSPORT_HOST, where handles on a card are made.
 #[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -30,11 +30,18 @@ impl AllReduce {
         let entered = communicator.enter()?;
         let parts = descriptor.and_then(|descriptor| Parts::new(&communicator, descriptor));
         let mut records = Vec::new();
-        let refusal = |_| error!(OutOfMemory, "{world} records of {RECORD} bytes could not be had");
-        // Without memory for them the others wait, too: there is nothing to tell them from.
-        records.try_reserve_exact(world).map_err(refusal)?;
-        records.resize(world, [0; RECORD]);
-        communicator.tell(&record(&parts), &mut records)?;
+        let told = match records.try_reserve_exact(world) {
+            Ok(()) => {
+                records.resize(world, [0; RECORD]);
+                communicator.tell(&record(&parts), &mut records)
+            }
+            Err(_) => Err(error!(OutOfMemory, "{world} records of {RECORD} bytes could not be had")),
+        };
+        if told.is_err() {
+            // The others may be waiting for this rank.
+            communicator.transport.give_up();
+        }
+        told?;
         let parts = parts?;
         compare(&records, communicator.rank)?;
         drop(entered);

@@ -382,7 +382,7 @@ impl Codec {
             check_elements(server, plan.elements)?;
         }
         let (rows, elements) = match workers.map(View::shape) {
-            None => (1, 0),
+            None => (0, 0),
             Some(&[rows, elements]) if rows > 0 && elements == plan.elements => (rows, elements),
             Some(shape) => {
                 return Err(error!(
@@ -396,7 +396,7 @@ impl Codec {
         self.check_not_pending()?;
         let (shape, shard) = ([elements], [plan.server_elements()]);
         let of_rank = workers.filter(|_| rows == world as i64).map(|all| all.part(rank as i64 * elements, &shape));
-        let (workers, rows) = if of_rank.is_some() { (of_rank.as_ref(), 1) } else { (workers, rows as usize) };
+        let (workers, rows) = if of_rank.is_some() { (of_rank.as_ref(), 0) } else { (workers, rows as usize) };
         let server = server.map(|all| all.part(if shard == [0] { 0 } else { plan.first_of_server() }, &shard));
         on_backend!(&mut self.enter()?.backend, stream, mean_errors_in(plan, workers, rows, server.as_ref()))
     }

@@ -120,10 +120,10 @@ impl Codec {
 
     /// Takes over errors, rounded to the dtype of errors.
     pub fn errors_in(&mut self, plan: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>) -> Result<()> {
-        self.mean_errors_in(plan, worker, 1, server)
+        self.mean_errors_in(plan, worker, 0, server)
     }
 
-    /// The same of several workers, a row of all elements each: their mean.
+    /// The same of `rows` workers, a row of all elements each: their mean. Without rows, of one worker as it is.
     pub fn mean_errors_in(
         &mut self,
         plan: &CodecPlan,
@@ -137,7 +137,7 @@ impl Codec {
                 keep::<E>(scale, kept, count, |index| mean(errors, row, rows, index));
             });
             self.for_halves(plan, [None, server], |scale, kept, errors, count| {
-                keep::<E>(scale, kept, count, |index| mean(errors, 0, 1, index));
+                keep::<E>(scale, kept, count, |index| mean(errors, 0, 0, index));
             });
         });
         Ok(())
@@ -215,12 +215,12 @@ fn keep<E: Number>(scale: *mut f32, kept: *mut u8, count: usize, error: impl Fn(
     }
 }
 
-/// Of an element of each of several rows; of one row, the element itself.
+/// Of an element of each of some rows; without rows, the element itself.
 fn mean(errors: *const f32, row: usize, rows: usize, index: usize) -> f32 {
     // SAFETY: the view has so many rows of float32, at any address.
     let of_row = |number: usize| unsafe { errors.add(number * row + index).read_unaligned() };
     match rows {
-        1 => of_row(0),
+        0 => of_row(0),
         _ => (0..rows).fold(0.0, |sum, number| sum + of_row(number) / rows as f32),
     }
 }

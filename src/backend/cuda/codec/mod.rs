@@ -355,10 +355,10 @@ impl Codec {
         worker: Option<&View<'_>>,
         server: Option<&View<'_>>,
     ) -> Result<()> {
-        self.mean_errors_in(queue, plan, worker, 1, server)
+        self.mean_errors_in(queue, plan, worker, 0, server)
     }
 
-    /// The same of several workers, a row of all elements each: their mean.
+    /// The same of `rows` workers, a row of all elements each: their mean. Without rows, of one worker as it is.
     pub fn mean_errors_in(
         &mut self,
         queue: &mut Queue,
@@ -368,7 +368,7 @@ impl Codec {
         server: Option<&View<'_>>,
     ) -> Result<()> {
         self.take_in(queue, ONEBIT.errors_in(), [workers, server], |call| {
-            (call.rows, call.row) = (if call.half == WORKER { rows as u64 } else { 1 }, plan.elements as u64);
+            (call.rows, call.row) = (if call.half == WORKER { rows as u64 } else { 0 }, plan.elements as u64);
         })
     }
 
@@ -425,7 +425,7 @@ impl Codec {
             size: items * 4,
             half: WORKER,
             skip_kind: 0,
-            rows: 1,
+            rows: 0,
             row: 0,
         };
         complete(&mut call);
