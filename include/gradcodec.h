@@ -179,7 +179,10 @@ const char *gc_version_string(void);
  * ERRORS
  */
 
-/* Outcome of a call. Codes are never reused. This version never gives 25 to 30, 40 and 41: they are kept for functions to come. */
+/*
+ * Outcome of a call. Codes are never reused. This version never gives 25, 26, 40 and 41: they are kept for functions to
+ * come.
+ */
 enum gc_status {
     /* Done. */
     GC_STATUS_OK = 0,
@@ -935,8 +938,8 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
 /*
  * COMMUNICATORS
  *
- * A communicator is one rank's way to the others of its world: by functions of yours over any engine (MPI, gloo, UCX), or
- * among threads of one process. Over it gradients are averaged at one bit per element:
+ * A communicator is one rank's way to the others of its world: by functions of yours over any engine (MPI, gloo, UCX), by
+ * NCCL (see there), or among threads of one process. Over it gradients are averaged at one bit per element:
  *
  *     gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
  *                           .all_to_all = my_all_to_all, .all_gather = my_all_gather};
@@ -949,16 +952,21 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  * Each rank's gradient plus its error becomes signs and a scale, cut to a chunk for every rank; every rank adds up the
  * chunks that are its own, with its server error, and sends signs and a scale of their mean to all. What both steps lose is
  * kept in the errors. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021), with two exchanges
- * in all; docs/NUMERICS.md says what is computed. A rank sends and receives about 1/4 byte per element, and 80 to 112 bytes a
- * chunk; a ring all-reduce of float32 moves 8 bytes.
+ * in all; docs/NUMERICS.md says what is computed, docs/WHEN.md when it pays. A rank sends and receives about 1/4 byte per
+ * element, and about 100 bytes a chunk; a ring all-reduce of float32 moves 8 bytes.
  *
  * A call may block until the other ranks' calls come, so there is one thread for each rank, and calls on a communicator
- * come in the same order on every rank. A rank that refuses its arguments does not take part, and the others wait for its
- * next call; in a group they get COMM once its communicator is freed. If a call fails on some rank it need not fail on the
- * others.
+ * come in the same order on every rank. A rank that refuses its arguments, or finds no memory to work in, does not take
+ * part, and the others wait for its next call; in a group they get COMM once its communicator is freed. If a call fails on
+ * some rank it need not fail on the others.
  *
  * One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. What a
  * call works in is made on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), also what was outgrown.
+ *
+ * On CUDA the work is enqueued, and the call returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits
+ * for its stream. Ranks may share a card. A call over a transport of the card's memory can be captured in a graph, if what
+ * it works in is there; one over a group or a host transport cannot (INVALID_ARGUMENT). What was corrupt does not fail a
+ * call on CUDA: buffer is NaN, the errors are as they were, and gc_comm_async_error() says CORRUPT.
  */
 
 /* What a transport cannot do. */
@@ -967,12 +975,13 @@ enum gc_transport {
     GC_TRANSPORT_HOST = 1,
 };
 
-/* A communicator: gc_comm_from_transport() and gc_comm_group() make them. */
+/* A communicator: gc_comm_from_transport(), gc_comm_group() and gc_comm_from_nccl() make them, and gc_comm_from_nccl_id(). */
 typedef struct gc_comm_t gc_comm_t;
 
 /*
  * An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are called
- * on the thread that calls, never with 0 bytes, and must neither throw nor longjmp.
+ * on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the memory is: host
+ * memory also without GC_TRANSPORT_HOST, where handles on a card are made.
  */
 typedef struct gc_transport_t {
     /* sizeof(gc_transport_t). */
@@ -1024,7 +1033,7 @@ gc_status_t gc_comm_group(int32_t world_size,
 
 /*
  * Makes what gc_compressed_allreduce() works in, for calls with up to `n_elements` elements on `device`, so that they
- * allocate nothing on it. It is about 9 bytes an element and more on the device. Other ranks need not call this.
+ * allocate nothing on it: about 4.3 + 4 / world_size bytes an element. Other ranks need not call this.
  *
  * INVALID_ARGUMENT: n_elements negative. SIZE_OVERFLOW. BUSY.
  */
@@ -1076,8 +1085,8 @@ int64_t gc_shard_elements(int64_t n_elements,
 /*
  * NCCL
  *
- * A communicator over NCCL 2.18 or later: of one that you have, such as PyTorch's, or of its own. This library is not linked
- * against NCCL; it uses the one that the process has loaded:
+ * A communicator over NCCL 2.18 or later: of one that you have, such as PyTorch's, or of its own. This library is not
+ * linked against NCCL; it uses the one that the process has loaded:
  *
  *     gc_nccl_options_t mine = {.struct_size = sizeof mine, .comm = my_nccl_comm};
  *     gc_comm_t *comm;
@@ -1088,14 +1097,15 @@ int64_t gc_shard_elements(int64_t n_elements,
  *     if (rank == 0) gc_comm_nccl_id(&none, id);                              // and send it to the others, as you like
  *     gc_comm_from_nccl_id(&none, id, rank, size, (DLDevice){kDLCUDA, card}, &comm);      // on every rank
  *
- * It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can be
- * captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made between
- * ncclGroupStart and ncclGroupEnd of yours. A rank that waits for one that does not come waits for ever, on its device:
- * gc_comm_async_error() asks NCCL what it knows.
+ * It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can
+ * be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
+ * between ncclGroupStart and ncclGroupEnd of yours. A rank that waits for one that does not come waits for ever, on
+ * its device: gc_comm_async_error() asks NCCL what it knows.
  *
- * Where NCCL is: in dl_handle, if you say so, which must stay open; otherwise where this process sees ncclSend, otherwise in
- * a libnccl.so.2 that is loaded. Some builds of PyTorch have NCCL within another library. If several libraries have
- * ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), for it works in the one that made it alone.
+ * Where NCCL is: in dl_handle, if you say so, which must stay open; otherwise where this process sees ncclSend,
+ * otherwise in a libnccl.so.2 that is loaded. Some builds of PyTorch have NCCL within another library. If several
+ * libraries have ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), for it works in the one
+ * that made it alone.
  */
 
 /* How an ncclComm_t is used. */
@@ -1119,15 +1129,15 @@ typedef struct gc_nccl_options_t {
 /*
  * Makes a communicator of one of NCCL's. Its rank, world size and device are those of `comm`.
  *
- * Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is never
- * destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With GC_NCCL_SPLIT
- * all ranks call this, and block until the others do; `comm` must have no work that waits for another rank, and is not used
- * afterwards. A `comm` that is still being made is waited for.
+ * Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
+ * never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
+ * GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work that waits for another
+ * rank, and is not used afterwards. A `comm` that is still being made is waited for.
  *
  * `*out`: yours to release, by gc_comm_free().
  *
- * INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not clear
- * which. COMM: a failure of NCCL's. And as for a tensor on the device of `comm`.
+ * INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not
+ * clear which. COMM: a failure of NCCL's. And as for a tensor on the device of `comm`.
  */
 gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options,
                               gc_comm_t **out);
@@ -1145,14 +1155,14 @@ gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options,
                             uint8_t *id);
 
 /*
- * Makes a communicator of its own over NCCL, which gc_comm_free() destroys. All ranks of a world call this, and block until
- * the others do.
+ * Makes a communicator of its own over NCCL, which gc_comm_free() destroys. All ranks of a world call this, and block
+ * until the others do.
  *
- * `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA. `*out`:
- * yours to release, by gc_comm_free().
+ * `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
+ * `*out`: yours to release, by gc_comm_free().
  *
- * As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as for a
- * tensor on the device.
+ * As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as
+ * for a tensor on the device.
  */
 gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
                                  const uint8_t *id,
@@ -1189,7 +1199,7 @@ typedef struct gc_allreduce_t gc_allreduce_t;
  * to release, by gc_allreduce_free().
  *
  * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle. COMM,
- * BUSY. If one rank fails, all do, unless `comm` is NULL there.
+ * BUSY. If one rank fails, all do, unless that is with BUSY or a NULL `comm`, for which the others wait.
  */
 gc_status_t gc_allreduce_create(gc_comm_t *comm,
                                 const gc_codec_options_t *options,
