@@ -286,11 +286,9 @@ fn an_allreduce_that_cannot_be_made_or_run_changes_nothing() {
         assert_eq!(make(&mut allreduce), 0);
         let list = [&raw mut values];
         let run = || gc_allreduce_run(allreduce, list.as_ptr(), 1, ptr::null(), ptr::null(), ptr::null_mut());
-        // The list of tensors is all that a run allocates.
-        assert_eq!(with_failure(0, true, run), (OUT_OF_MEMORY, true));
-        assert!(data.iter().all(|&value| value == 1.5));
+        // A run allocates nothing.
         data[0] = -1.5;
-        assert_eq!(with_failure(1, true, run), (0, false));
+        assert_eq!(with_failure(0, true, run), (0, false));
         assert_eq!(data[..2], [-1.5, 1.5]);
         gc_allreduce_free(allreduce);
         gc_comm_free(comm);
