@@ -708,7 +708,7 @@ static void call_vote(size_t size) {
         faults |= FAULT(SHAPE_MISMATCH);
     if (src.counted && s->ndim == 2 && s->shape[0] == 0)
         faults |= FAULT(INVALID_ARGUMENT);
-    if (src.counted && s->ndim == 2 && s->shape[1] > 1 && src.steps[1] != 1)
+    if (src.elements > 0 && s->ndim == 2 && s->shape[1] > 1 && src.steps[1] != 1)
         faults |= FAULT(NOT_CONTIGUOUS);
     if (src.counted && dst.counted && (d->ndim != 1 || s->ndim != 2 || d->shape[0] != s->shape[1]))
         faults |= FAULT(SHAPE_MISMATCH);
