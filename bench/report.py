@@ -222,7 +222,7 @@ def plot(results, path):
     for panel, kind in zip(panels, ("pack bool", "unpack bool")):
         rows = [row for row in results["sizes"] if row["kind"] == kind]
         sizes = [row["elements"] for row in rows]
-        for contender in rows[0]["seconds"]:
+        for contender in (name for name in rows[0]["seconds"] if name in LINES):
             label, style, color = LINES[contender]
             rates = [rate(row, contender) for row in rows]
             panel.plot(sizes, rates, style, color=color, marker=".", label=label)
