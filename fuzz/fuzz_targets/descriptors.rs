@@ -710,8 +710,8 @@ fn run(call: Call) {
             }
             Call::CommReserve { device, elements } => {
                 let (elements, device) = (elements.get(), Tensor::new(&device).managed.dl_tensor.device);
-                // Between what there is memory for and what no machine has.
-                if !(MOST_ELEMENTS as i64..1 << 58).contains(&elements) {
+                // Between what there is memory for and what is refused before any is asked for.
+                if !(MOST_ELEMENTS as i64..1 << 61).contains(&elements) {
                     alone(|comm| {
                         check(gc_comm_reserve(comm, device, elements), elements >= 0);
                     });
