@@ -78,13 +78,14 @@ static Result failure(const char *function) {
     return 0;
 }
 
-/* One call at a time, whichever threads make them. */
+/* One call at a time, whichever threads make them. In a forked child, where another thread may have been in a call, there is
+ * no driver to wait for. */
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 
-static int enter(void) { return pthread_mutex_lock(&one_at_a_time); }
+static int enter(void) { return initialized == getpid() ? pthread_mutex_lock(&one_at_a_time) : -1; }
 static void leave(int *entered) {
-    (void)entered;
-    pthread_mutex_unlock(&one_at_a_time);
+    if (*entered == 0)
+        pthread_mutex_unlock(&one_at_a_time);
 }
 
 static Result begin(const char *function) {
