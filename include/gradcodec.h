@@ -592,7 +592,8 @@ typedef int32_t gc_scale_t;
  * the error is as it was. So it is when the call fails.
  *
  * INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an error of
- * another size.
+ * another size. A call that fails leaves the error as it was; on CUDA it may be the new one if what fails is the driver's
+ * wait at the end.
  */
 gc_status_t gc_onebit_compress(const DLManagedTensor *grad,
                                DLManagedTensor *error,

@@ -47,7 +47,8 @@ fn to_rule(code: gc_scale_t) -> Result<ScaleRule> {
 /// the error is as it was. So it is when the call fails.
 ///
 /// INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an error of
-/// another size.
+/// another size. A call that fails leaves the error as it was; on CUDA it may be the new one if what fails is the driver's
+/// wait at the end.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `error` meanwhile.
