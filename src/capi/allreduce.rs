@@ -56,13 +56,15 @@ pub unsafe extern "C" fn gc_allreduce_create(
             unsafe { (handle::borrow("comm", comm)?, borrow::options("options", options), Out::one("out", out)) };
         // SAFETY: the caller's promise.
         let descriptor = options.and_then(|options| unsafe { options.descriptor_for_values() });
-        // Whatever was refused, the others wait for this rank.
-        let (out, descriptor) = match out {
-            Ok(out) => (Some(out), descriptor),
+        // Whatever was refused, the others wait for this rank; and once it has told them that all is well, nothing may fail.
+        let (places, descriptor) = match out.and_then(|out| Ok((out, handle::Place::new()?))) {
+            Ok(places) => (Some(places), descriptor),
             Err(refusal) => (None, Err(refusal)),
         };
-        let allreduce = handle::hand_out(gc_allreduce_t(AllReduce::new(comm.0.clone(), descriptor)?))?;
-        out.into_iter().for_each(|out| out.fill([allreduce]));
+        let allreduce = gc_allreduce_t(AllReduce::new(comm.0.clone(), descriptor)?);
+        if let Some((out, place)) = places {
+            out.fill([place.hand_out(allreduce)]);
+        }
         Ok(())
     })
 }

@@ -223,8 +223,9 @@ impl Library {
 
     /// A new communicator, by a call that puts it into a place.
     ///
-    /// # Safety `call` calls a function of this library with its argument; `parent` is a communicator of this library
-    /// that the new one is split from, or NULL.
+    /// # Safety
+    /// `call` calls a function of this library with its argument; `parent` is a communicator of this library that the new
+    /// one is split from, or NULL.
     unsafe fn make(
         &self,
         parent: ncclComm_t,

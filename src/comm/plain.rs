@@ -67,7 +67,7 @@ impl Scratch {
 pub fn shard_elements(elements: i64, world: i32) -> Result<i64> {
     let ranks = usize::try_from(world).ok().filter(|&ranks| ranks > 0);
     let ranks = ranks.ok_or_else(|| error!(InvalidArgument, "world_size: {world}; at least 1 expected"))?;
-    // At most the elements and 7 more.
+    // A shard is whole bytes of bits, so the last one's may be more elements than there are.
     chunk_bytes(elements, ranks)?
         .checked_mul(8)
         .ok_or_else(|| error!(SizeOverflow, "n_elements: {elements} elements are 2^63 bits, filled up"))

@@ -215,6 +215,20 @@ impl Home {
     pub(super) fn is_primary(self, device: Device) -> Result<bool> {
         Ok(primary(device)? as usize == self.handle)
     }
+
+    /// Calls what gives something of this context back to the driver, with the context current, unless that is gone, and all
+    /// that was in it. Nobody can be told of a failure: in a forked child, and while the process ends, the driver refuses
+    /// everything.
+    pub(super) fn give_back(self, device: Device, release: impl FnOnce()) {
+        // The driver may reach cancellation points while it waits.
+        let _delay = cancel::delay();
+        let Ok(context) = Context::of_home(device, Stream::LEGACY, self) else { return };
+        if context.is_still(self)
+            && let Ok(_relaxed) = Relaxed::begin(device.driver)
+        {
+            release();
+        }
+    }
 }
 
 impl Drop for Context {

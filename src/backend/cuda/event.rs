@@ -4,13 +4,9 @@ use std::ptr;
 
 use cudarc::driver::sys::CUevent;
 
-use crate::{backend::Stream, cancel, error::Result};
+use crate::error::Result;
 
-use super::{
-    Device,
-    context::{Context, Home},
-    queue::Queue,
-};
+use super::{Device, context::Home, queue::Queue};
 
 const WITHOUT_TIMES: u32 = 2;
 
@@ -76,12 +72,9 @@ impl EventHandle {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let _delay = cancel::delay();
-        // Nobody can be told of a failure.
-        let Ok(context) = Context::of_home(self.device, Stream::LEGACY, self.home) else { return };
-        if context.is_still(self.home) {
+        self.home.give_back(self.device, || {
             // SAFETY: from cuEventCreate in this context, which is current; streams that wait for it go on to do so.
             unsafe { (self.device.driver.functions.cuEventDestroy_v2)(self.handle.as_ptr()) };
-        }
+        });
     }
 }

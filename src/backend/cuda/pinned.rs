@@ -2,17 +2,9 @@
 
 use std::ptr;
 
-use crate::{
-    backend::Stream,
-    cancel,
-    error::{Result, error},
-};
+use crate::error::{Result, error};
 
-use super::{
-    Device,
-    context::{Context, Home, Relaxed},
-    queue::Queue,
-};
+use super::{Device, context::Home, queue::Queue};
 
 /// So that every context may use it.
 const PORTABLE: u32 = 1;
@@ -45,14 +37,9 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // As for `Memory`: the driver may reach cancellation points, and nobody can be told of a failure.
-        let _delay = cancel::delay();
-        let Ok(context) = Context::of_home(self.device, Stream::LEGACY, self.home) else { return };
-        if context.is_still(self.home)
-            && let Ok(_relaxed) = Relaxed::begin(self.device.driver)
-        {
+        self.home.give_back(self.device, || {
             // SAFETY: from cuMemHostAlloc in this context, which is current; its user's work is done.
             unsafe { (self.device.driver.functions.cuMemFreeHost)(self.data().cast()) };
-        }
+        });
     }
 }

@@ -2,15 +2,10 @@
 
 use crate::{
     backend::Stream,
-    cancel,
     error::{Result, error},
 };
 
-use crate::backend::cuda::{
-    Device,
-    context::{Context, Home, Relaxed},
-    queue::Queue,
-};
+use crate::backend::cuda::{Device, context::Home, queue::Queue};
 
 /// What parts of it are aligned to.
 const ALIGNMENT: u64 = 256;
@@ -118,16 +113,10 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // The driver may reach cancellation points while it waits.
-        let _delay = cancel::delay();
-        // Nobody can be told of a failure. In a forked child, and while the process ends, the driver refuses all of it.
-        let Ok(context) = Context::of_home(self.device, Stream::LEGACY, self.home) else { return };
-        if context.is_still(self.home)
-            && let Ok(_relaxed) = Relaxed::begin(self.device.driver)
-        {
+        self.home.give_back(self.device, || {
             // SAFETY: memory of this context, which is current, from cuMemAlloc; the handle's work is done.
             unsafe { (self.device.driver.functions.cuMemFree_v2)(self.address) };
-        }
+        });
     }
 }
 
