@@ -51,7 +51,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 static World *worlds; /* that are being made */
 static uint64_t ids;
-static char last_error[1024];
+static __thread char last_error[1024]; /* of NCCL there is one, in which ranks that fail together are mixed up */
 static atomic_int communicators, destroyed, aborted, calls, async_error;
 static atomic_long fail_at = -1, fail_code; /* the call of each thread that fails */
 static atomic_long failures;                /* how often that was set */
