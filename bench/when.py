@@ -6,7 +6,12 @@ The model, for one all-reduce of n elements among W ranks, each with a link that
     compressed   encode(n) + reduce(n, W) + decode(n)  +  2 (W - 1) / W * n / 8 / B  +  2 * L
 
 L is what an exchange takes however little it moves. Stages are linear in n: their time at 300 * 2^20 elements, and as much as
-a call of 1024 elements takes in a graph. Nothing overlaps. A plain all-reduce inside a switch (NVLS) moves half as much.
+a call of 1024 elements takes in a graph. Nothing overlaps, unless a gradient is in P parts, each a handle's, on two streams:
+
+    in parts     longer + shorter / P      of P times the stages of n / P elements, and P times their exchanges
+
+for the first part's stages have no exchange beside them, or its exchange no stages. A plain all-reduce inside a switch (NVLS)
+moves half as much.
 """
 
 import argparse
@@ -18,6 +23,7 @@ import textwrap
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LATENCY = 10e-6
 WORLDS = 2, 4, 8
+PARTS = 2, 4, 8
 # Bytes a second each way for one rank.
 LINKS = [
     ("NVLink of an H200, 18 links", 450e9),
@@ -62,6 +68,13 @@ def compressed(stages, elements, world, rate, dtype):
     return sum(stages.all(dtype, elements, world)) + exchange(elements, world, rate)
 
 
+def in_parts(stages, elements, world, rate, dtype, parts):
+    """As `compressed`, by several handles on two streams."""
+    work = parts * sum(stages.all(dtype, elements / parts, world))
+    wire = parts * exchange(elements / parts, world, rate)
+    return max(work, wire) + min(work, wire) / parts
+
+
 def break_even(stages, elements, world, dtype):
     """The rate of a link at which both take the same time; None if compressing is never slower."""
     saved = 2 * (world - 1) / world * elements * (BYTES[dtype] - 1 / 8)
@@ -89,6 +102,16 @@ def stage_rows(stages):
         for world in WORLDS:
             times = stages.all(dtype, 300 * 2**20, world)
             yield [dtype, str(world), *(f"{1e3 * time:.2f}" for time in times), f"{1e3 * sum(times):.2f}"]
+
+
+def part_rows(stages, elements):
+    for name, rate in LINKS:
+        gains = [
+            compressed(stages, elements, 4, rate, dtype) / in_parts(stages, elements, 4, rate, dtype, parts)
+            for dtype in BYTES
+            for parts in PARTS
+        ]
+        yield [name, f"{rate / 1e9:g}", *(f"{gain:.2f}" for gain in gains)]
 
 
 def break_even_rows(stages):
@@ -145,6 +168,17 @@ def page(stages):
                 f"Gradient and error {dtype}, against an all-reduce in {dtype}:",
                 table(["link", "GB/s", *(f"{w} ranks" for w in WORLDS)], factor_rows(stages, dtype, 300 * 2**20)),
             )
+        ),
+        "## In several parts",
+        fill(
+            "A handle's exchange cannot begin before its scale is known, which is when all of it is encoded, so nothing",
+            "overlaps within one. Several do: each for a part of the gradient, in turn on two streams, with a communicator for",
+            "each stream (see [ALLREDUCE.md](ALLREDUCE.md)). By the model, so many times as fast as one handle, 300 * 2^20",
+            "elements, 4 ranks:",
+        ),
+        table(
+            ["link", "GB/s", *(f"{dtype}, {parts} parts" for dtype in BYTES for parts in PARTS)],
+            part_rows(stages, 300 * 2**20),
         ),
         "## Up to which link",
         fill(

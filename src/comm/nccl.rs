@@ -402,7 +402,8 @@ impl Nccl {
 
     /// A caller's communicator; with `split` one of our own, made of all its ranks, which all do this.
     ///
-    /// # Safety `comm` is a communicator of the library with this handle, or of the only one if that is NULL. Both stay
+    /// # Safety
+    /// `comm` is a communicator of the library with this handle, or of the only one if that is NULL. Both stay
     /// as long as this lives, unless it is split, and then the library does.
     pub unsafe fn of_comm(handle: *mut c_void, comm: *mut c_void, split: bool) -> Result<Self> {
         let comm: ncclComm_t = comm.cast();

@@ -217,6 +217,38 @@ def test_a_world_of_several_cards():
         whole_comparison(world)
 
 
+class NoStream:
+    handle = None
+
+    def synchronize(self):
+        pass
+
+
+def in_turns(worlds, place_of, streams):
+    """Values and worker errors of each rank after some steps of a handle for each world, enqueued one after the other, each
+    on a stream of its own."""
+
+    def work(rank):
+        place = place_of(rank)
+        made = [handle_of(world, rank, place.device) for world in worlds]
+        values = [[place.put(gradient(rank, k, n)) for n in SIZES] for k in range(len(worlds))]
+        for _ in range(STEPS):
+            for handle, tensors, stream in zip(made, values, streams[rank]):
+                call("gc_allreduce_run", handle, views(tensors), len(tensors), None, None, stream.handle)
+        for stream in streams[rank]:
+            stream.synchronize()
+        return [array for handle, tensors in zip(made, values) for array in results_of(handle, place, tensors)]
+
+    return each(worlds[0].size, work)
+
+
+@pytest.mark.parametrize("size", [1, pytest.param(RANKS, marks=pytest.mark.two_devices)])
+def test_handles_on_streams_of_their_own_do_not_disturb_each_other(size):
+    with World(size) as one, World(size) as other, Group(size) as group:
+        on_cards = each(size, lambda rank: [driver.Stream() for _ in range(2)])
+        compare(in_turns([one, other], Card, on_cards), in_turns([group, group], Cpu, [[NoStream()] * 2] * size))
+
+
 @pytest.mark.two_devices
 def test_a_call_on_a_stream_does_not_wait_for_it():
     with World(2) as world:
