@@ -78,7 +78,7 @@ def view(tensor, shape):
 
 
 def run(script, driver="driver", **environment):
-    """Runs a script beside a driver of these; an assertion of its own fails the test."""
+    """Runs a script beside a driver of these; an assertion of its own fails the test. What it printed."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("CUDA")},
         "LD_LIBRARY_PATH": str(Path(DRIVERS) / driver),
@@ -88,3 +88,4 @@ def run(script, driver="driver", **environment):
     script = PRELUDE + textwrap.dedent(script)
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
