@@ -542,9 +542,9 @@ def first_calls(script, options, rounds):
     return found
 
 
-def of_card(*fields):
+def of_card(*fields, card=0):
     """What nvidia-smi says of the card, or nothing."""
-    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
+    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", f"--id={card}"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     except FileNotFoundError:
@@ -552,8 +552,8 @@ def of_card(*fields):
     return dict(zip(fields, answer.split(", "))) if answer else {}
 
 
-def clocks():
-    return of_card("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+def clocks(card=0):
+    return of_card("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", card=card)
 
 
 def about(bench):
