@@ -50,7 +50,7 @@ class AllReduce:
         server error = d - t * sigma(d);   buffer = t_k * sigma(d_k) of each shard k
 
     `ranks` has all_to_all_single and all_gather as torch.distributed has them. `pack` and `unpack` are from tensors of
-    bools to tensors of bytes and back to bytes that are 0 or 1; `wait` waits for the stream. The number of elements is a
+    bools to tensors of bytes and back to bytes that are 0 or 1; `wait` waits for the stream. The elements are a
     multiple of 8 * W.
     """
 

@@ -60,10 +60,9 @@ class Bench:
             try:
                 return self.ranks.call(function, *arguments, seconds=SECONDS)
             except RankError as error:
-                latest = self.ranks.latest
-                at = latest[0] if isinstance(latest, tuple) else "the beginning"
+                at = self.ranks.latest or "the beginning"
                 print(f"{at}: {error}", file=sys.stderr)
-                failures[at] = str(error).strip()[-400:]
+                failures[at] = error.short[:400]
                 self.left_out.append(at)
                 self.close()
         return None

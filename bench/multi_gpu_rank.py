@@ -6,6 +6,7 @@ A *machine* is where a rank works: a card with NCCL, or, to rehearse it, the hos
 import ctypes
 import math
 import os
+import sys
 import time
 from ctypes import POINTER, byref, c_uint8, c_void_p
 
@@ -102,8 +103,8 @@ class Card:
         self.stream.synchronize()
 
     def together(self, is_ahead=False):
-        """All ranks' streams come here at about the same time; with `is_ahead` late enough for the host to have enqueued
-        what follows."""
+        """All ranks' streams come here at about the same time; with `is_ahead` so late that the host has enqueued what
+        follows."""
         if is_ahead:
             torch.cuda._sleep(1_000_000)  # cycles: some 500 us
         self.nccl.all_reduce(self.own, self.aligning.data_ptr(), self.aligning.data_ptr(), 1, FLOAT32, self.handle)
@@ -274,8 +275,8 @@ def about(here, on):
 
 
 class Contender:
-    """`allocate` may fail for want of memory, on some rank. After it all ranks `connect`, or none does. `again` makes the
-    inputs those of the beginning, which is not timed; `run` is what is."""
+    """`allocate` may fail for want of memory, on some rank. After it all ranks `connect`, or none does. `run` is timed;
+    before it `again`, which is not, makes the inputs those of the beginning."""
 
     def __init__(self, machine, inputs):
         self.machine, self.inputs, self.n = machine, inputs, inputs["float32"].numel()
@@ -401,7 +402,8 @@ def agreed(here, what, function):
         function()
     except Exception as error:
         why = f"rank {here.rank}: {type(error).__name__}: {error}"[:300]
-    return next((other for _, other in here.gather((what, why)) if other), None)
+        print(f"{what}: {why}", file=sys.stderr)  # the others may never come to hear of it
+    return next(filter(None, here.gather(why, at=what)), None)
 
 
 def calls_for(elements):
@@ -462,7 +464,7 @@ def measure(here, on, elements, rounds, left_out):
             for name in order:
                 contender, run = ways[name]
                 contender.again()
-                here.gather((name, None))
+                here.gather(at=name)
                 took = machine.seconds(run, is_ahead=name.endswith("graph")) / calls
                 if number:
                     seconds[name].append(gpu.significant(took))
@@ -512,8 +514,8 @@ def compare(machine, contenders):
 
 
 def stages(here, on, elements, rounds, dtype):
-    """Seconds of every stage of an all-reduce in every round, made of a codec and NCCL's exchanges; and their bytes: read
-    and written in memory, or sent to others."""
+    """Seconds of every stage of an all-reduce in every round, made of a codec and NCCL's exchanges; and their bytes:
+    read and written in memory, or sent to others."""
     machine = machine_of(here, on)
     world, codec = machine.world, POINTER(Codec)()
     try:
@@ -548,7 +550,7 @@ def stages(here, on, elements, rounds, dtype):
         }
         found = {stage: [] for stage in STAGES}
         for number in range(rounds + 1):
-            here.gather((f"stages {dtype}", None))
+            here.gather(at=f"stages {dtype}")
             took = machine.seconds_of_each([runs[stage] for stage in STAGES])
             for stage, seconds in zip(STAGES, took):
                 found[stage] += [gpu.significant(seconds)] if number else []

@@ -685,8 +685,10 @@ def of_cards(results):
     )
 
 
-def all_reduce_to_reach(world, dtype, row, eager, graph, deepspeed):
-    targets = []
+def all_reduce_to_reach(about, dtype, row, eager, graph, deepspeed):
+    world, targets = about["world"], []
+    if about["rehearsal"]:
+        return ""
     if row["elements"] == LARGE:
         targets.append(("times NCCL", eager, NCCL_TO_REACH.get((world, dtype))))
         targets.append(("times DeepSpeed", deepspeed, DEEPSPEED_TO_REACH.get((world, dtype))))
@@ -700,7 +702,7 @@ def all_reduce_to_reach(world, dtype, row, eager, graph, deepspeed):
 
 
 def of_all_reduces(results, dtype):
-    world, lines = results["about"]["world"], []
+    lines = []
     names = [f"handle {dtype}", f"handle {dtype}, graph", f"nccl {dtype}", f"nccl {dtype}, graph"]
     others = ["plain float32", "deepspeed"] if dtype == "float32" else []
     for row in as_rows(results):
@@ -708,7 +710,7 @@ def of_all_reduces(results, dtype):
         deepspeed = ratio(row, names[0], "deepspeed") if others else None
         cells = [microseconds(median(row, name)) for name in names + others] + [number(eager), number(graph)]
         cells += [number(deepspeed)] if others else []
-        reached = "" if results["about"]["rehearsal"] else all_reduce_to_reach(world, dtype, row, eager, graph, deepspeed)
+        reached = all_reduce_to_reach(results["about"], dtype, row, eager, graph, deepspeed)
         lines.append([large_count(row["elements"]), *cells, reached])
     header = [f"{dtype}, us", "handle", "in a graph", "NCCL", "in a graph"]
     header += ["plain form", "DeepSpeed"] if others else []

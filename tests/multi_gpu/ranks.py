@@ -11,7 +11,7 @@ from multiprocessing import connection
 
 
 class Alone(Exception):
-    """Another rank will not come: it failed, is gone, or is done."""
+    """Another rank will not come: it failed, is gone, is done, or is at something else."""
 
 
 class Here:
@@ -20,9 +20,9 @@ class Here:
     def __init__(self, rank, world, folder, pipe):
         self.rank, self.world, self.folder, self.kept, self._pipe = rank, world, folder, {}, pipe
 
-    def gather(self, value=None):
-        """The value of every rank, by rank. Waits for all of them."""
-        self._pipe.send(("gather", value))
+    def gather(self, value=None, at=None):
+        """The value of every rank, by rank. Waits for all of them, which must be at the same."""
+        self._pipe.send(("gather", (at, value)))
         values = self._pipe.recv()
         if values is None:
             raise Alone("another rank will not come")
@@ -38,13 +38,19 @@ class Outcome:
 
 
 class RankError(Exception):
-    pass
+    """`short`: a line on each rank that failed of itself."""
+
+    def __init__(self, outcomes, seconds):
+        super().__init__(said(outcomes, seconds))
+        failed = [(rank, o) for rank, o in enumerate(outcomes) if o.kind != "done"]
+        own = [(rank, o) for rank, o in failed if Alone.__name__ not in str(o.value)]
+        self.short = "; ".join(f"rank {rank} {words(o, seconds).splitlines()[-1]}" for rank, o in own or failed)
 
 
 class Ranks:
     def __init__(self, world, environment=None):
         self.world, self.sound = world, True
-        self.latest = None  # what rank 0 gave when all last gathered
+        self.latest = None  # what the ranks were at when they last gathered
         self.folder = tempfile.mkdtemp(prefix="ranks-")
         spawn = multiprocessing.get_context("spawn")
         before = dict(os.environ)
@@ -82,11 +88,11 @@ class Ranks:
         """function(here, *arguments) on every rank; the results by rank."""
         outcomes = self.outcomes(function, *arguments, seconds=seconds)
         if any(outcome.kind != "done" for outcome in outcomes):
-            raise RankError(said(outcomes, seconds))
+            raise RankError(outcomes, seconds)
         return [outcome.value for outcome in outcomes]
 
     def outcomes(self, function, *arguments, seconds=180):
-        """The same, whatever becomes of the ranks: an Outcome of each. They serve no more after one that is not done."""
+        """The same, whatever becomes of the ranks: an Outcome of each. After one that is not done they are of no use."""
         outcomes, gathered, end = {}, {}, time.monotonic() + seconds
         for rank, pipe in enumerate(self.pipes):
             try:
@@ -111,8 +117,10 @@ class Ranks:
                 else:
                     outcomes[rank] = Outcome(kind, value)
             if gathered and len(gathered) + len(outcomes) == self.world:
-                answer = None if outcomes else [gathered[rank] for rank in range(self.world)]
-                self.latest = answer[0] if answer else self.latest
+                ats = {at for at, _ in gathered.values()}
+                are_together = not outcomes and len(ats) == 1
+                answer = [gathered[rank][1] for rank in range(self.world)] if are_together else None
+                self.latest = (ats.pop() if are_together else None) or self.latest
                 for rank in gathered:
                     self.pipes[rank].send(answer)
                 gathered.clear()
@@ -120,15 +128,15 @@ class Ranks:
         return [outcomes[rank] for rank in range(self.world)]
 
 
+def words(outcome, seconds):
+    if outcome.kind == "failed":
+        return outcome.value.strip()
+    return {"done": "done", "gone": f"ended with {outcome.value}", "late": f"not done after {seconds} s"}[outcome.kind]
+
+
 def said(outcomes, seconds):
     """What became of the ranks, those first that failed of themselves."""
-    words = {
-        "done": lambda _: "done",
-        "failed": lambda text: text,
-        "gone": lambda code: f"ended with {code}",
-        "late": lambda _: f"not done after {seconds} s",
-    }
-    lines = [f"rank {rank}: {words[o.kind](o.value)}".rstrip() for rank, o in enumerate(outcomes)]
+    lines = [f"rank {rank}: {words(outcome, seconds)}" for rank, outcome in enumerate(outcomes)]
     return "\n".join(sorted(lines, key=lambda line: Alone.__name__ in line))
 
 

@@ -60,9 +60,7 @@ def test_a_large_tensor_is_that_of_a_group_on_the_cpu(ranks, on, usual):
     found = ranks.call(on_rank, on, usual, cases.digest_of_handle, n, steps)
     with World(ranks.world) as group:
         host = cases.OnHost()
-        expected = group.each(
-            lambda rank: cases.digest_of_handle(group.comms[rank], host, rank, ranks.world, n, steps)
-        )
+        expected = group.each(lambda rank: cases.digest_of_handle(group.comms[rank], host, rank, ranks.world, n, steps))
     assert found == expected and len(set(found)) == 1
 
 
