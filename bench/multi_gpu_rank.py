@@ -446,6 +446,7 @@ def measure(here, on, elements, rounds, left_out):
             if not machine.has_graphs or name not in ready or in_graph in left_out:
                 continue
             captured = []
+            here.gather(at=in_graph)
 
             def capture():
                 captured.append(machine.captured(many(ready[name].run, calls)))

@@ -92,7 +92,7 @@ class Ranks:
         return [outcome.value for outcome in outcomes]
 
     def outcomes(self, function, *arguments, seconds=180):
-        """The same, whatever becomes of the ranks: an Outcome of each. After one that is not done they are of no use."""
+        """The same, whatever becomes of the ranks: an Outcome of each. Once one is not done they are of no use."""
         outcomes, gathered, end = {}, {}, time.monotonic() + seconds
         for rank, pipe in enumerate(self.pipes):
             try:
