@@ -555,6 +555,24 @@ def of_codec_ragged(results):
     return table([*header, f"at most {MOST_TIMES_RAGGED}"], lines)
 
 
+def of_all_reduce_stages(results):
+    """What a rank does in an all-reduce, for it encodes and decodes all and reduces its share."""
+    rows = {row["kind"]: row for group in ("large", "stages") for row in measured(results.get(group, []))}
+    lines = []
+    for dtype in "float32", "bfloat16":
+        for world in 2, 4, 8:
+            of_rank = [rows.get(f"{stage} {world} {dtype}") for stage in ("encode", "reduce", "decode")]
+            if None in of_rank:
+                continue
+            seconds = sum(median(row, "ours") for row in of_rank)
+            floor = sum(row["bytes"] for row in of_rank) / yardstick(results)
+            cells = [milliseconds(median(row, "ours")) for row in of_rank]
+            cells += [number(fraction(results, row), 4) for row in of_rank]
+            lines.append([dtype, str(world), *cells, *map(milliseconds, (seconds, floor)), number(floor / seconds, 4)])
+    header = ["300 * 2^20 elements", "ranks", "encode, ms", "reduce", "decode", "of the copy", "", "", "all, ms", "floor"]
+    return table([*header, "of the copy"], lines)
+
+
 def gpu_codec_tables(results):
     parts = [void(results), paragraph(of_card(results)), failures(results)]
     if measured(results.get("large", [])):
@@ -566,6 +584,15 @@ def gpu_codec_tables(results):
             )
         )
         parts.append(of_large(results))
+    if measured(results.get("stages", [])):
+        parts.append(
+            paragraph(
+                "The stages of an all-reduce on one rank: it encodes the gradient to a chunk for each rank, reduces those",
+                "that are its own, and decodes all. Of the copy: encode, reduce, decode. The floor: their bytes at the",
+                "copy's speed. What is between the ranks comes on top.",
+            )
+        )
+        parts.append(of_all_reduce_stages(results))
     if measured(results.get("segments", [])):
         parts.append(
             paragraph(
@@ -593,6 +620,9 @@ def gpu_codec_tables(results):
     if results["host"]:
         parts.append("What a call costs the host, from C; it returns when the work is enqueued.")
         parts.append(of_host(results, "2^20 float32, us of the host", CODEC_HOST_TO_REACH))
+    for name, nodes in results.get("launches", {}).items():
+        counted = ", ".join(f"{count} {kind}" for kind, count in nodes.items()) or "nothing"
+        parts.append(f"{name}, of one rank, enqueues: {counted}.")
     if results["first call"]:
         parts.append("The first codec of a process, with the driver's cache of compiled kernels off, empty, and full.")
         parts.append(of_first_calls(results))
