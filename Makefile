@@ -279,15 +279,16 @@ gpu-bench: $(BUILD)/bench/gpu_host.so
 gpu-bench-codec: $(BUILD)/bench/gpu_host.so
 	$(PYTHON) bench/gpu_codec.py --library $(LIBRARY) $(BENCH)
 
-# Whatever fails, the rest is run. With one card this is a rehearsal, and says so.
+# Whatever fails, the rest is run. With one card this is a rehearsal, and says so; DEVICE=cpu rehearses it without any.
 ## On all cards there are: all-reduces over NCCL and in a group, tests for two cards; speed: build/bench/multi_gpu.json.
+multi-gpu: private ON = $(if $(DEVICE),--device $(DEVICE))
 multi-gpu: $(LIBRARY)
 	@export GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) failed=; \
-	$(PYTHON) -m pytest -rs -p no:cacheprovider tests/multi_gpu || failed="$$failed tests/multi_gpu"; \
+	$(PYTHON) -m pytest -rs -p no:cacheprovider tests/multi_gpu $(ON) || failed="$$failed tests/multi_gpu"; \
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu -m two_devices || failed="$$failed tests/gpu"; \
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/peers_python -k "another_device or becomes_its_mean" || \
 	    failed="$$failed tests/peers_python"; \
-	$(PYTHON) bench/multi_gpu.py --library $(LIBRARY) $(BENCH) || failed="$$failed bench/multi_gpu.py"; \
+	$(PYTHON) bench/multi_gpu.py --library $(LIBRARY) $(ON) $(BENCH) || failed="$$failed bench/multi_gpu.py"; \
 	if [ -n "$$failed" ]; then echo "make multi-gpu: FAILED:$$failed"; exit 1; fi; echo "make multi-gpu: all passed"
 
 $(BUILD)/bench/gpu_host.so: bench/gpu_host.c bench/codec.h bench/library.h $(LIBRARY) include/gradcodec.h

@@ -100,7 +100,8 @@ class Bench(gpu.Bench):
     def chains(self, work):
         """DeepSpeed's worker on the gradient of a first call, as contenders; nothing without torch."""
         torch = self.torch
-        if not torch or work.kind.function not in (ENCODE, COMPRESS) or work.kind.dtype != "float32" or work.kind.world > 1:
+        kind = work.kind
+        if not torch or kind.function not in (ENCODE, COMPRESS) or (kind.dtype, kind.world) != ("float32", 1):
             return {}
         gradient = work.values[0][0]
 

@@ -43,6 +43,7 @@ class OnCard:
     """Memory of a card, and a stream there. The card is current in this thread from here on."""
 
     def __init__(self, index):
+        assert index < driver.device_count()  # which initializes the driver in a new process
         driver.use(driver.primary(index))
         self.index, self.device, self.memory = index, gpu.device(index), []
         self.own = driver.Stream()
@@ -233,21 +234,28 @@ class Handle:
 
     def free(self):
         lib.gc_allreduce_free(self.handle)
+        self.handle = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.free()
 
 
 def steps_of_handle(comm, place, rank, world, case):
     """By step what the values became, and in the end errors and flags."""
-    handle, found = Handle(comm, place, rank, world, case), []
-    for step in range(case.steps):
-        tensors = handle.put(case.gradients(step, rank, world))
-        handle.run(tensors)
-        handle.commit()
-        place.wait()
-        found.append([place.get(tensor).copy() for tensor in tensors])
+    found = []
+    with Handle(comm, place, rank, world, case) as handle:
+        for step in range(case.steps):
+            tensors = handle.put(case.gradients(step, rank, world))
+            handle.run(tensors)
+            handle.commit()
+            place.wait()
+            found.append([place.get(tensor).copy() for tensor in tensors])
+            place.clear()
+        found.append(handle.rest())
         place.clear()
-    found.append(handle.rest())
-    place.clear()
-    handle.free()
     gpu.check(lib.gc_comm_async_error(comm))
     return found
 
@@ -270,26 +278,24 @@ def expected_of_handle(world, case):
 
 def graph_of_handle(comm, place, rank, world, case):
     """As steps_of_handle(), by one graph that is launched again and again."""
-    handle, stream = Handle(comm, place, rank, world, case), place.stream
-    first = case.gradients(0, rank, world)
-    sources, tensors = handle.put(first), handle.put(first)
-    found = []
-    with driver.Graph(stream) as graph:
-        for source, tensor in zip(sources, tensors):
-            to, of = tensor.struct.dl_tensor.data, source.struct.dl_tensor.data
-            driver.copy(to, of, source.what.nbytes, stream)
-        handle.run(tensors)
-        handle.commit()
-    for step in range(case.steps):
-        for source, array in zip(sources, case.gradients(step, rank, world)):
-            place.set(source, array)
-        graph.replay(stream)
-        place.wait()
-        found.append([place.get(tensor).copy() for tensor in tensors])
-    found.append(handle.rest())
-    graph.destroy()
-    place.clear()
-    handle.free()
+    stream, first, found = place.stream, case.gradients(0, rank, world), []
+    with Handle(comm, place, rank, world, case) as handle:
+        sources, tensors = handle.put(first), handle.put(first)
+        with driver.Graph(stream) as graph:
+            for source, tensor in zip(sources, tensors):
+                to, of = tensor.struct.dl_tensor.data, source.struct.dl_tensor.data
+                driver.copy(to, of, source.what.nbytes, stream)
+            handle.run(tensors)
+            handle.commit()
+        for step in range(case.steps):
+            for source, array in zip(sources, case.gradients(step, rank, world)):
+                place.set(source, array)
+            graph.replay(stream)
+            place.wait()
+            found.append([place.get(tensor).copy() for tensor in tensors])
+        found.append(handle.rest())
+        graph.destroy()
+        place.clear()
     gpu.check(lib.gc_comm_async_error(comm))
     return found
 
@@ -297,14 +303,13 @@ def graph_of_handle(comm, place, rank, world, case):
 def digest_of_handle(comm, place, rank, world, n, steps):
     """Of the values after some steps on one large tensor."""
     case = Case(segments=(n,), steps=steps)
-    handle = Handle(comm, place, rank, world, case)
-    tensor = place.put(np.random.default_rng(rank).standard_normal(n, np.float32))
-    for _ in range(steps):
-        handle.run([tensor])
-    place.wait()
-    digest = hashlib.sha256(place.get(tensor)).hexdigest()
-    handle.free()
-    place.clear()
+    with Handle(comm, place, rank, world, case) as handle:
+        tensor = place.put(np.random.default_rng(rank).standard_normal(n, np.float32))
+        for _ in range(steps):
+            handle.run([tensor])
+        place.wait()
+        digest = hashlib.sha256(place.get(tensor)).hexdigest()
+        place.clear()
     return digest
 
 

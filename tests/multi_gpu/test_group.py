@@ -1,10 +1,12 @@
 """A rank is a thread of this process: with a card of its own, as far as there are; otherwise ranks share cards."""
 
+from ctypes import POINTER
+
 import pytest
 
 import cases
 import driver
-from capi import Status, lib
+from capi import Comm, Status, lib
 from cases import Case, compare, expected_of_handle, expected_of_plain
 from codec_model import SIGN
 from codecs_c import Refused
@@ -25,7 +27,19 @@ def place(pytestconfig):
 
 
 def each(world, place, function, *arguments):
-    return world.each(lambda rank: function(world.comms[rank], place(rank), rank, world.size, *arguments))
+    def run(rank):
+        try:
+            return function(world.comms[rank], place(rank), rank, world.size, *arguments)
+        except BaseException:
+            leave(world, rank)  # or the others would wait for it
+            raise
+
+    return world.each(run)
+
+
+def leave(world, rank):
+    lib.gc_comm_free(world.comms[rank])
+    world.comms[rank] = POINTER(Comm)()
 
 
 @pytest.mark.parametrize("case", KINDS, ids=lambda case: f"{case.codec}, {case.values}")
@@ -53,8 +67,7 @@ def test_a_rank_that_is_freed_fails_the_others(group_size, place, pytestconfig):
 
         def run(rank):
             if rank == group_size - 1:
-                lib.gc_comm_free(world.comms[rank])
-                world.comms[rank] = type(world.comms[rank])()
+                leave(world, rank)
                 return None
             try:
                 cases.steps_of_plain(world.comms[rank], place(rank), rank, group_size, 8193, 1)
