@@ -428,9 +428,11 @@ def a_rank_does_not_come(here):
     """The others abort the communicator that they have lent, as a watchdog does, and all make a new one.
 
     Gives whether the stream waited before, and the steps of a handle after."""
-    place, nccl = place_of(here, "cuda"), None
-    mine = own_nccl(here)
-    nccl, comm = Nccl(), borrow(mine)
+    import torch  # noqa: F401 as above
+
+    place, nccl = place_of(here, "cuda"), Nccl()
+    mine = nccl.communicator(here)
+    comm = borrow(mine)
     handle = Handle(comm, place, here.rank, here.world, ONE)
     tensors = handle.put(ONE.gradients(0, here.rank, here.world))
     handle.run(tensors)
@@ -446,9 +448,11 @@ def a_rank_does_not_come(here):
     lib.gc_comm_free(comm)
     handle.free()
     place.clear()
-    del here.kept["nccl"]
     here.gather()
-    return waits, steps_of_handle(comm_of(here, "id"), place, here.rank, here.world, ONE)
+    after = of_id(here)
+    steps = steps_of_handle(after, place, here.rank, here.world, ONE)
+    lib.gc_comm_free(after)
+    return waits, steps
 
 
 def ranks_with_other_options(here, on, over):

@@ -25,14 +25,13 @@ def test_a_rank_that_exits_is_told_to_the_others(pytestconfig, on, usual):
             assert sentence
 
 
-def test_when_a_rank_does_not_come_the_others_abort_and_all_go_on(pool, on):
+def test_when_a_rank_does_not_come_the_others_abort_and_all_go_on(ranks, on):
     """With one card nobody waits: then this only shows that what is aborted can be freed."""
     if on == "cpu":
         pytest.skip("no card: no communicator of NCCL's")
-    with Ranks(pool.world) as ranks:
-        waited, found = zip(*ranks.call(cases.a_rank_does_not_come, seconds=90))
-        assert list(waited) == [False] + [True] * (pool.world - 1)
-        compare(found, expected_of_handle(pool.world, cases.ONE))
+    waited, found = zip(*ranks.call(cases.a_rank_does_not_come, seconds=90))
+    assert list(waited) == [False] + [True] * (ranks.world - 1)
+    compare(found, expected_of_handle(ranks.world, cases.ONE))
 
 
 def test_ranks_that_want_something_else_are_refused_and_go_on(ranks, on, usual):

@@ -55,7 +55,7 @@ def test_the_plain_form(group_size, place, n):
 
 
 def test_large_tensors_are_those_of_a_group_on_the_cpu(group_size, place, pytestconfig):
-    n = 2**26 + 3 if pytestconfig.cards else 2**20 + 3
+    n = 2**25 + 3 if pytestconfig.cards else 2**20 + 3
     with World(group_size) as world, World(group_size) as on_cpu:
         found = each(world, place, cases.digest_of_handle, n, 3)
         assert found == each(on_cpu, lambda rank: cases.OnHost(), cases.digest_of_handle, n, 3)
