@@ -32,7 +32,7 @@ STAGE_SIZES = [LARGE, 2**24, 2**20]
 ROUNDS, QUICK_ROUNDS = 21, 7
 REHEARSAL_SIZES, REHEARSAL_ROUNDS = [2**10, 2**12 + 8], 3
 SECONDS = 100  # for a size: ranks that take longer wait for each other for ever
-ATTEMPTS = 3
+ATTEMPTS = 3  # each without what broke the one before
 
 
 def cards():
@@ -50,11 +50,11 @@ class Bench:
     def __init__(self, world):
         self.world, self.ranks, self.left_out = world, None, []
 
-    def call(self, failures, function, *arguments):
+    def call(self, failures, function, *arguments, attempts=1):
         """What function gives on every rank; None if it fails, and why is put into failures."""
         from ranks import RankError, Ranks
 
-        for _ in range(ATTEMPTS):
+        for _ in range(attempts):
             if self.ranks is None:
                 self.ranks = Ranks(self.world)
             try:
@@ -63,8 +63,10 @@ class Bench:
                 at = self.ranks.latest or "the beginning"
                 print(f"{at}: {error}", file=sys.stderr)
                 failures[at] = error.short[:400]
-                self.left_out.append(at)
                 self.close()
+                if at in self.left_out:
+                    return None  # to leave it out did not help
+                self.left_out.append(at)
         return None
 
     def close(self):
@@ -76,7 +78,7 @@ class Bench:
 def row(bench, rank, on, elements, rounds, with_stages):
     failures = {}
     row = {"kind": "all-reduce", "elements": elements, "failures": failures}
-    of_ranks = bench.call(failures, rank.measure, on, elements, rounds, bench.left_out)
+    of_ranks = bench.call(failures, rank.measure, on, elements, rounds, bench.left_out, attempts=ATTEMPTS)
     if of_ranks is None:
         return {**row, "failed": "see its failures"}
     first = of_ranks[0]
