@@ -129,6 +129,7 @@ test-abi: $(LIBRARY)
 
 test-python: $(LIBRARY) $(VENV)/ready $(DRIVERS) $(NCCLS)
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) $(VENV)/bin/python -m pytest -q tests/python
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/multi_gpu --device cpu
 
 # CUDA drivers without a card, for what ours does with a driver's answers; the old one is of before 12.0. They have
 # the kernels whose names stand in the sources.
@@ -263,7 +264,7 @@ $(BUILD)/tests/emulate $(BUILD)/tests/codec: $(BUILD)/tests/%: tests/kernels/%.c
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -g $(EMULATED) -fsanitize=address,alignment -fno-sanitize-recover=alignment $< -o $@ $(EMULATED_LINK)
 
-.PHONY: gpu-test gpu-bench gpu-bench-codec
+.PHONY: gpu-test gpu-bench gpu-bench-codec multi-gpu
 ## All tests that need a GPU, with the python3 that has NumPy, pytest, PyTorch and CuPy; compute-sanitizer; test-peers.
 gpu-test: $(LIBRARY)
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu
@@ -277,6 +278,18 @@ gpu-bench: $(BUILD)/bench/gpu_host.so
 ## Codecs on the GPU, likewise, beside DeepSpeed's formula in torch and CuPy: build/bench/gpu_codec.json and a table.
 gpu-bench-codec: $(BUILD)/bench/gpu_host.so
 	$(PYTHON) bench/gpu_codec.py --library $(LIBRARY) $(BENCH)
+
+# Whatever fails, the rest is run. With one card this is a rehearsal, and says so; DEVICE=cpu rehearses it without any.
+## On all cards there are: all-reduces over NCCL and in a group, tests for two cards; speed: build/bench/multi_gpu.json.
+multi-gpu: private ON = $(if $(DEVICE),--device $(DEVICE))
+multi-gpu: $(LIBRARY)
+	@export GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) failed=; \
+	$(PYTHON) -m pytest -rs -p no:cacheprovider tests/multi_gpu $(ON) || failed="$$failed tests/multi_gpu"; \
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu -m two_devices || failed="$$failed tests/gpu"; \
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/peers_python -k "another_device or becomes_its_mean" || \
+	    failed="$$failed tests/peers_python"; \
+	$(PYTHON) bench/multi_gpu.py --library $(LIBRARY) $(ON) $(BENCH) || failed="$$failed bench/multi_gpu.py"; \
+	if [ -n "$$failed" ]; then echo "make multi-gpu: FAILED:$$failed"; exit 1; fi; echo "make multi-gpu: all passed"
 
 $(BUILD)/bench/gpu_host.so: bench/gpu_host.c bench/codec.h bench/library.h $(LIBRARY) include/gradcodec.h
 	@mkdir -p $(@D)
@@ -326,7 +339,7 @@ ifneq ($(wildcard Cargo.toml),)
 	rm -rf $(BUILD)/dist && mkdir -p $(BUILD)/dist/lib
 	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
 	cp -r include kernels cmake examples_c examples_cpp examples_python bench docs Makefile *.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
-	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/cpp tests/driver tests/gpu tests/kernels tests/peers tests/peers_python tests/python tests/dlpack tests/abi tests/stand_ins tests/*.sh tests/constraints.txt $(BUILD)/dist/tests/
+	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/cpp tests/driver tests/gpu tests/kernels tests/multi_gpu tests/peers tests/peers_python tests/python tests/dlpack tests/abi tests/stand_ins tests/*.sh tests/constraints.txt $(BUILD)/dist/tests/
 	-git describe --always --dirty --abbrev=12 '--exclude=*' > $(BUILD)/dist/COMMIT 2>/dev/null
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif

@@ -34,6 +34,14 @@ KINDS = {
     **{f"reduce {w} float32": Kind(REDUCE, "float32", FLOAT32_ERRORS, (w / 8 + 2 * 4 + 1 / 8) / w, w) for w in WORLDS},
     **{f"reduce {w} bfloat16": Kind(REDUCE, "bfloat16", BFLOAT16_ERRORS, (w / 8 + 2 * 2 + 1 / 8) / w, w) for w in WORLDS},
 }
+# What a rank does before and after its share: payloads of a chunk for each rank.
+STAGE_KINDS = {
+    f"{stage} {w} {dtype}": KINDS[f"{stage} {dtype}"]._replace(world=w)
+    for dtype in ("float32", "bfloat16")
+    for w in WORLDS
+    for stage in ("encode", "decode")
+}
+KINDS |= STAGE_KINDS
 
 
 class Call(ctypes.Structure):
@@ -133,7 +141,7 @@ class Work:
 
         decodes = kind.function in (DECODE, ADD)
         dtype = "float32" if decodes else kind.dtype
-        codec = self.codec(dtype, kind.error, segments, kind.world)
+        codec = self.codec(dtype, kind.error, segments, kind.world)  # which reduces chunk 0, if there are several
         gradients = values if values and not decodes else self.arrays(place.random, segments, dtype)
         payload = self.zeros((codec.payload_bytes,))
         encode = Call(ENCODE, codec.handle, self.tensors(gradients, dtype), len(segments), self.tensor(payload))
@@ -168,7 +176,10 @@ class Work:
             magic, flags = bytes(payload[:4].tolist()), int(payload[28:32].view(np.uint32)[0])
             assert magic == b"GCPL" and flags == 0, f"a payload that begins with {magic} and has the flags {flags}"
             head = -(-(HEADER + 4 * len(self.groups[0])) // 16) * 16
-            scale, bits = float(payload[HEADER : HEADER + 4].view(np.float32)[0]), payload[head : head + -(-n // 8)]
+            scale = float(payload[HEADER : HEADER + 4].view(np.float32)[0])
+            n_chunks = 1 if self.kind.function == REDUCE else self.kind.world
+            chunk_bytes = -(-sum(-(-count // 8) for count in self.groups[0]) // n_chunks)
+            bits = payload.reshape(n_chunks, -1)[:, head : head + chunk_bytes].reshape(-1)[: -(-n // 8)]
         assert math.isfinite(scale) and scale > 0, f"the scale is {scale}"
         if self.kind.function == REDUCE:
             return

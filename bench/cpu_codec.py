@@ -19,7 +19,7 @@ import numpy as np
 import cpu
 import deepspeed_worker
 import report
-from codec import COMPRESS, ENCODE, KINDS, Work
+from codec import COMPRESS, ENCODE, KINDS, STAGE_KINDS, Work
 from cpu import Library
 
 SIZES = [2**k for k in range(10, 27, 2)]
@@ -168,7 +168,7 @@ def main():
         results = {"about": {**cpu.about(place), "of": "codec", "quick": options.quick}, "sizes": []}
         results["about"]["torch"] = torch and torch.__version__
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        for kind in KINDS:
+        for kind in (kind for kind in KINDS if kind not in STAGE_KINDS):
             for elements in (QUICK_SIZES if options.quick else SIZES) if kind.startswith(options.only) else []:
                 try:
                     found = row(place, torch, kind, elements, 0.1 if options.quick else 2)

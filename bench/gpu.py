@@ -292,7 +292,8 @@ def layouts(bench):
     """Matrices in other layouts, by name: functions of a shape, which give the function of the library, the axis, the
     bytes of memory that a call moves, and the pair of arrays."""
     cp, rng = bench.cp, bench.random
-    # The shape of the memory, the view of it, how much of the memory a call touches for each element, and the axis.
+    # The shape of the memory, the view of it, how much of the memory a call touches for each element, and the axis; for
+    # unpacking, how many rows of bytes are missing. The last two go through the kernel that takes any strides.
     views = {
         "along axis 0": (lambda shape: shape, lambda memory: memory, 1, 0),
         "along axis 1": (lambda shape: shape, lambda memory: memory, 1, 1),
@@ -300,9 +301,14 @@ def layouts(bench):
         "every other": (lambda shape: (2 * math.prod(shape),), lambda memory: memory[::2], 2, AXIS_NONE),
         "reversed": (lambda shape: (math.prod(shape),), lambda memory: memory[::-1], 1, AXIS_NONE),
         "x[1:]": (lambda shape: (math.prod(shape) + 1,), lambda memory: memory[1:], 1, AXIS_NONE),
-    }
+        # Rows neither of whole bytes nor at one stride with each other.
+        "every other, odd rows": (
+            lambda shape: (shape[0], 2 * (shape[1] - 1) - 1), lambda memory: memory[:, ::2], 2, AXIS_NONE,
+        ),
+        "along axis 0, bits missing": (lambda shape: shape, lambda memory: memory, 1, 0, 1),
+    }  # fmt: skip
 
-    def of(dtype, unpacks, memory_shape, view, touched, axis):
+    def of(dtype, unpacks, memory_shape, view, touched, axis, missing=0):
         def make(shape):
             if unpacks:
                 elements = view(cp.empty(memory_shape(shape), dtype))
@@ -312,7 +318,7 @@ def layouts(bench):
                 bits_shape = (1, -(-elements.size // 8))
                 function = UNPACK_CHUNKS if unpacks else PACK_SIGNS if dtype == "float32" else PACK_CHUNKS
             else:
-                bits_shape = tuple(-(-n // 8) if d == axis else n for d, n in enumerate(elements.shape))
+                bits_shape = tuple(-(-n // 8) - missing if d == axis else n for d, n in enumerate(elements.shape))
                 function = UNPACK_BITS if unpacks else PACK_BITS
             bits = rng(bits_shape, "uint8") if unpacks else cp.empty(bits_shape, cp.uint8)
             # What lies between elements that are written is read and written back with the lines that it lies in.
@@ -327,7 +333,8 @@ def layouts(bench):
         f"{verb} {name} {dtype}": of(dtype, verb == "unpack", *view)
         for name, view in views.items()
         for verb, dtype in verbs
-        if verb != "signs" or view[-1] == AXIS_NONE  # there is no function for signs along an axis
+        # There is no function for signs along an axis, and packing has all bits.
+        if (verb != "signs" or view[3] == AXIS_NONE) and (verb == "unpack" or len(view) == 4)
     }
 
 
@@ -542,9 +549,9 @@ def first_calls(script, options, rounds):
     return found
 
 
-def of_card(*fields):
+def of_card(*fields, card=0):
     """What nvidia-smi says of the card, or nothing."""
-    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
+    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", f"--id={card}"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     except FileNotFoundError:
@@ -552,8 +559,8 @@ def of_card(*fields):
     return dict(zip(fields, answer.split(", "))) if answer else {}
 
 
-def clocks():
-    return of_card("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+def clocks(card=0):
+    return of_card("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", card=card)
 
 
 def about(bench):

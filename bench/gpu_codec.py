@@ -12,14 +12,14 @@ import json
 import sys
 import time
 import types
-from ctypes import POINTER, byref, c_int32, c_int64, c_void_p
+from ctypes import POINTER, byref, c_int32, c_int64, c_size_t, c_void_p
 
 import numpy as np
 
 import deepspeed_worker
 import gpu
 import report
-from codec import COMPRESS, ENCODE, KINDS, Call, Codec, Work
+from codec import COMPRESS, ENCODE, KINDS, STAGE_KINDS, Call, Codec, Work
 from cpu import ROOT, DLTensor, Library
 
 LARGE = 300 * 2**20
@@ -30,6 +30,7 @@ RAGGED_KINDS = [*SIZE_KINDS, "encode bfloat16, float32 errors", "decode bfloat16
 SEGMENT_KINDS = ["encode float32", "encode bfloat16", "decode float32"]
 # A model's layers: sizes between 2^14 and 2^20, as many between each power of two and the next.
 SEGMENTS = [int(size) for size in 2 ** np.random.default_rng(0).uniform(14, 20, 200)]
+ALL_REDUCE_SIZES = [2**10, 2**20]
 MOST_CALLS = 64  # in a sample: each has a codec, and memory that the driver allocates for it
 
 
@@ -99,7 +100,8 @@ class Bench(gpu.Bench):
     def chains(self, work):
         """DeepSpeed's worker on the gradient of a first call, as contenders; nothing without torch."""
         torch = self.torch
-        if not torch or work.kind.function not in (ENCODE, COMPRESS) or work.kind.dtype != "float32":
+        kind = work.kind
+        if not torch or kind.function not in (ENCODE, COMPRESS) or (kind.dtype, kind.world) != ("float32", 1):
             return {}
         gradient = work.values[0][0]
 
@@ -220,6 +222,94 @@ def host(bench, calls, failures):
     return found
 
 
+class AllReduce:
+    """One of a single rank, and a tensor for it."""
+
+    def __init__(self, place, library, over_nccl, elements):
+        make = place.timer.make_all_reduce
+        make.restype = c_void_p
+        self.place, self.library = place, library
+        if not hasattr(library.functions, "gc_allreduce_run"):
+            raise RuntimeError(f"{library.path}: of before all-reduces")
+        options = map(c_int32, (place.device_type, over_nccl))
+        handle = make(library.handle, *options, c_int64(elements))
+        if not handle:
+            raise RuntimeError(library.last_error())
+        self.handle = c_void_p(handle)
+        self.memory = place.random((elements,), "float32")
+        self.values = place.describe(self.memory)
+
+    def run(self, stream):
+        status = self.place.timer.run_all_reduce(self.library.handle, self.handle, byref(self.values), stream)
+        if status:
+            raise RuntimeError(self.library.last_error())
+
+    def host_seconds(self, calls, seconds, stream, synchronize):
+        what = self.handle, byref(self.values), stream, synchronize
+        return self.place.timer.all_reduce_host_seconds(self.library.handle, c_int64(calls), seconds, *what)
+
+    def free(self):
+        self.place.timer.free_all_reduce(self.library.handle, self.handle)
+
+
+def count_nodes(driver, stream, enqueue):
+    """How many kernels, copies and others `enqueue` puts on a stream: the nodes of a graph of it."""
+    graph, count = c_void_p(), c_size_t()
+
+    def done(code):
+        if code:
+            raise RuntimeError(f"the driver answers {code}")
+
+    done(driver.cuStreamBeginCapture_v2(stream, c_int32(1)))  # of this thread
+    try:
+        enqueue()
+    finally:
+        code = driver.cuStreamEndCapture(stream, byref(graph))
+    done(code)
+    done(driver.cuGraphGetNodes(graph, None, byref(count)))
+    nodes, found = (c_void_p * max(1, count.value))(), {}
+    if count.value:
+        done(driver.cuGraphGetNodes(graph, nodes, byref(count)))
+    for node in nodes[: count.value]:
+        kind = c_int32()
+        done(driver.cuGraphNodeGetType(c_void_p(node), byref(kind)))
+        name = {0: "kernels", 1: "copies", 2: "sets"}.get(kind.value, "others")
+        found[name] = found.get(name, 0) + 1
+    done(driver.cuGraphDestroy(graph))
+    return found
+
+
+def all_reduces(bench, calls, results):
+    """The host's seconds of gc_allreduce_run() of one rank, and what it enqueues."""
+    synchronize = ctypes.cast(bench.driver.cuStreamSynchronize, c_void_p)
+    stream = c_void_p(bench.stream.ptr)
+    # torch brings an NCCL; a group cannot be captured, so that its nodes are not counted.
+    for over, elements in itertools.product(("NCCL", "a group") if bench.torch else ("a group",), ALL_REDUCE_SIZES):
+        name = f"gc_allreduce_run over {over}, {report.count(elements)}"
+
+        def measured():
+            made = {}
+            try:
+                for library in filter(None, (bench.library, bench.against)):
+                    made[library] = AllReduce(bench, library, over == "NCCL", elements)
+                bench.wait()
+
+                def seconds_of(library, seconds):
+                    return made[library].host_seconds(calls, seconds, stream, synchronize)
+
+                gpu.host_seconds(bench, results["host"], name, calls, seconds_of)
+                if over == "NCCL":
+                    run = made[bench.library].run
+                    results["launches"][name] = count_nodes(bench.driver, stream, lambda: run(stream))
+            finally:
+                bench.wait()
+                for one in made.values():
+                    one.free()
+            return {}
+
+        attempt(results["failed"], name, measured)
+
+
 # --- the first call of a process --------------------------------------------------------------------------------------
 
 
@@ -254,7 +344,7 @@ def main():
         return first_call(options.first_call, options.host)
 
     everything, quick, only = options.only is None, options.quick, options.only or ""
-    results = {"about": {}, "host": {}, "first call": {}, "failed": {}}
+    results = {"about": {}, "host": {}, "launches": {}, "first call": {}, "failed": {}}
     if everything:
         # First: these processes then do not wait for the memory that this one is about to take.
         rounds = 1 if quick else 3
@@ -289,11 +379,13 @@ def main():
             save()
         print(f"{group}: {time.perf_counter() - begin:.0f} s", file=sys.stderr)
 
-    measure("large", large_row, KINDS, [LARGE])
+    measure("large", large_row, [kind for kind in KINDS if kind not in STAGE_KINDS], [LARGE])
+    measure("stages", large_row, STAGE_KINDS, [LARGE])
     measure("segments", segments_row, SEGMENT_KINDS, [SEGMENTS])
     if everything:
         n_calls = gpu.HOST_CALLS // 4 if quick else gpu.HOST_CALLS
         results["host"] = host(bench, n_calls, results["failed"])
+        all_reduces(bench, n_calls, results)
         save()
     measure("sizes", size_row, SIZE_KINDS, QUICK_SIZES if quick else SIZES)
     pairs = gpu.QUICK_ODD_SIZES if quick else gpu.ODD_SIZES

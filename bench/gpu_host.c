@@ -102,3 +102,58 @@ int32_t codec_host_seconds(const Library *library, int64_t calls, double *second
     synchronize(stream);
     return GC_STATUS_OK;
 }
+
+/*
+ * An all-reduce of one rank, over NCCL or a group, of `n` elements of float32 on a device: what the library itself does
+ * in one, and nothing else. The handle alone holds its communicator. NULL: refused (last_error() says why).
+ */
+gc_allreduce_t *make_all_reduce(const Library *library, int32_t device_type, int32_t over_nccl, int64_t n)
+{
+    gc_nccl_options_t nccl = { 0 };
+    gc_codec_options_t options = { 0 };
+    gc_comm_t *comm = NULL;
+    gc_allreduce_t *handle = NULL;
+    uint8_t id[128];
+    nccl.struct_size = sizeof nccl;
+    options.struct_size = sizeof options;
+    options.codec = GC_CODEC_ONEBIT;
+    options.device.device_type = (DLDeviceType)device_type;
+    options.n_elements = n;
+    gc_status_t status;
+    if (!over_nccl)
+        status = library->gc_comm_group(1, &comm);
+    else if (!(status = library->gc_comm_nccl_id(&nccl, id)))
+        status = library->gc_comm_from_nccl_id(&nccl, id, 0, 1, options.device, &comm);
+    if (!status)
+        status = library->gc_allreduce_create(comm, &options, &handle);
+    library->gc_comm_free(comm);
+    return status ? NULL : handle;
+}
+
+void free_all_reduce(const Library *library, gc_allreduce_t *handle)
+{
+    library->gc_allreduce_free(handle);
+}
+
+int32_t run_all_reduce(const Library *library, gc_allreduce_t *handle, DLTensor *values, void *stream)
+{
+    return library->gc_allreduce_run(handle, &values, 1, NULL, NULL, stream);
+}
+
+/* The host's seconds of each of `calls` times the same all-reduce, as host_seconds(). */
+int32_t all_reduce_host_seconds(const Library *library, int64_t calls, double *seconds, gc_allreduce_t *handle,
+                                DLTensor *values, void *stream, int (*synchronize)(void *stream))
+{
+    for (int64_t i = 0; i < calls; i++) {
+        if (i % 128 == 0 && synchronize)
+            synchronize(stream);
+        const double start = now();
+        gc_status_t status = run_all_reduce(library, handle, values, stream);
+        seconds[i] = now() - start;
+        if (status)
+            return status;
+    }
+    if (synchronize)
+        synchronize(stream);
+    return GC_STATUS_OK;
+}

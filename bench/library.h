@@ -13,10 +13,16 @@
 #define CODEC_FUNCTIONS(X) \
     X(gc_codec_create) X(gc_codec_encode) X(gc_codec_decode) X(gc_codec_reduce) X(gc_onebit_compress_into)
 
+/* NULL in a build of before all-reduces. */
+#define ALL_REDUCE_FUNCTIONS(X)                                                                                  \
+    X(gc_comm_group) X(gc_comm_nccl_id) X(gc_comm_from_nccl_id) X(gc_comm_free) X(gc_allreduce_create)            \
+    X(gc_allreduce_run) X(gc_allreduce_free)
+
 #define MEMBER(name) __typeof__(&name) name;
 typedef struct {
     FUNCTIONS(MEMBER)
     CODEC_FUNCTIONS(MEMBER)
+    ALL_REDUCE_FUNCTIONS(MEMBER)
 } Library;
 
 /* NULL: not there, or without one of these functions. */
@@ -32,6 +38,7 @@ Library *load_library(const char *path)
     FUNCTIONS(FIND)
 #define LOOK_FOR(name) *(void **)&library->name = dlsym(handle, #name);
     CODEC_FUNCTIONS(LOOK_FOR)
+    ALL_REDUCE_FUNCTIONS(LOOK_FOR)
     return library;
 }
 

@@ -1,5 +1,5 @@
-"""Makes the parts of docs/PERFORMANCE.md and their plots: of what bench/cpu.py measured, bench/gpu.py, and the same of
-codecs.
+"""Makes the parts of docs/PERFORMANCE.md and their plots: of what bench/cpu.py measured, bench/gpu.py, the same of
+codecs, and bench/multi_gpu.py.
 
 Each part lies between two markers; what stands around them stays.
 """
@@ -555,6 +555,24 @@ def of_codec_ragged(results):
     return table([*header, f"at most {MOST_TIMES_RAGGED}"], lines)
 
 
+def of_all_reduce_stages(results):
+    """What a rank does in an all-reduce, for it encodes and decodes all and reduces its share."""
+    rows = {row["kind"]: row for group in ("large", "stages") for row in measured(results.get(group, []))}
+    lines = []
+    for dtype in "float32", "bfloat16":
+        for world in 2, 4, 8:
+            of_rank = [rows.get(f"{stage} {world} {dtype}") for stage in ("encode", "reduce", "decode")]
+            if None in of_rank:
+                continue
+            seconds = sum(median(row, "ours") for row in of_rank)
+            floor = sum(row["bytes"] for row in of_rank) / yardstick(results)
+            cells = [milliseconds(median(row, "ours")) for row in of_rank]
+            cells += [number(fraction(results, row), 4) for row in of_rank]
+            lines.append([dtype, str(world), *cells, *map(milliseconds, (seconds, floor)), number(floor / seconds, 4)])
+    header = ["300 * 2^20 elements", "ranks", "encode, ms", "reduce", "decode", "of the copy", "", "", "all, ms", "floor"]
+    return table([*header, "of the copy"], lines)
+
+
 def gpu_codec_tables(results):
     parts = [void(results), paragraph(of_card(results)), failures(results)]
     if measured(results.get("large", [])):
@@ -566,6 +584,15 @@ def gpu_codec_tables(results):
             )
         )
         parts.append(of_large(results))
+    if measured(results.get("stages", [])):
+        parts.append(
+            paragraph(
+                "The stages of an all-reduce on one rank: it encodes the gradient to a chunk for each rank, reduces those",
+                "that are its own, and decodes all. Of the copy: encode, reduce, decode. The floor: their bytes at the",
+                "copy's speed. What is between the ranks comes on top.",
+            )
+        )
+        parts.append(of_all_reduce_stages(results))
     if measured(results.get("segments", [])):
         parts.append(
             paragraph(
@@ -593,6 +620,9 @@ def gpu_codec_tables(results):
     if results["host"]:
         parts.append("What a call costs the host, from C; it returns when the work is enqueued.")
         parts.append(of_host(results, "2^20 float32, us of the host", CODEC_HOST_TO_REACH))
+    for name, nodes in results.get("launches", {}).items():
+        counted = ", ".join(f"{count} {kind}" for kind, count in nodes.items()) or "nothing"
+        parts.append(f"{name}, of one rank, enqueues: {counted}.")
     if results["first call"]:
         parts.append("The first codec of a process, with the driver's cache of compiled kernels off, empty, and full.")
         parts.append(of_first_calls(results))
@@ -633,6 +663,180 @@ def cpu_codec_tables(results):
     return "\n\n".join(part for part in parts if part)
 
 
+# --- several cards ----------------------------------------------------------------------------------------------------
+
+LARGE = 300 * 2**20
+# To reach by the handle with 300 * 2^20 elements, times NCCL's sum in the same dtype, by the number of cards.
+NCCL_TO_REACH = {
+    (2, "float32"): 2.2,
+    (2, "bfloat16"): 1.8,
+    (4, "float32"): 3.2,
+    (4, "bfloat16"): 2.7,
+}
+# Times DeepSpeed's chain, likewise.
+DEEPSPEED_TO_REACH = {(4, "float32"): 15}
+# No slower than NCCL: in a graph with so many elements, and otherwise from so many on.
+GRAPH_SIZE, EAGER_SIZE = 2**20, 2**22
+
+
+def slowest(of_ranks):
+    """Seconds of the slowest rank in each round."""
+    return [max(samples) for samples in zip(*of_ranks)]
+
+
+def as_rows(results):
+    """The sizes that were measured, as others' rows are."""
+    rows = [row for row in results["sizes"] if row.get("samples")]
+    return [{**row, "seconds": {name: slowest(found) for name, found in row["samples"].items()}} for row in rows]
+
+
+def large_count(elements):
+    return "300 * 2^20" if elements == LARGE else count(elements)
+
+
+def of_cards(results):
+    about, copies = results["about"], [row["copy"] for row in as_rows(results)]
+    first = about["ranks"][0]
+    copied = [copy["bytes"] / statistics.median(slowest(copy["seconds"])) for copy in copies]
+    names = dict.fromkeys(of_rank["card"] for of_rank in about["ranks"])
+    clocks = [
+        "; ".join(", ".join(card.values()) for card in cards if card)
+        for cards in ([of_rank["clocks"] for of_rank in about["ranks"]], results.get("clocks", {}).get("after", []))
+    ]
+    nvls = f"NCCL_NVLS_ENABLE={first['nvls']}" if first["nvls"] is not None else "no NVLS"
+    return (
+        f"{about['world']} of {', '.join(names)} (compute capability {first['capability']}), driver "
+        f"{about['driver'] or 'unknown'}; NCCL {first['nccl']}, without sums in the switch ({nvls}); GradCodec "
+        f"{first['library']}, commit {about['commit']}; torch {first['torch']}; {about['date']}"
+        f"{'; a quick run' if about['quick'] else ''}. The copy on the slowest card: "
+        f"{number(statistics.median(copied) / 1e12) if copied else '-'} TB/s, bytes read and written. Clocks of the "
+        f"processors and of memory, power and degrees of each card, before: {clocks[0] or 'unknown'}; after: "
+        f"{clocks[1] or 'unknown'}."
+    )
+
+
+def all_reduce_to_reach(about, dtype, row, eager, graph, deepspeed):
+    world, targets = about["world"], []
+    if about["rehearsal"]:
+        return ""
+    if row["elements"] == LARGE:
+        targets.append(("times NCCL", eager, NCCL_TO_REACH.get((world, dtype))))
+        targets.append(("times DeepSpeed", deepspeed, DEEPSPEED_TO_REACH.get((world, dtype))))
+    if row["elements"] >= EAGER_SIZE:
+        targets.append(("times NCCL", eager, 1))
+    if row["elements"] == GRAPH_SIZE:
+        targets.append(("in a graph", graph, 1))
+    # One of a kind is enough: the first.
+    named = {name: (reached, least) for name, reached, least in reversed(targets) if reached and least}
+    return "; ".join(f"{least} {name}: {verdict(reached >= least)}" for name, (reached, least) in named.items())
+
+
+def of_all_reduces(results, dtype):
+    lines = []
+    names = [f"handle {dtype}", f"handle {dtype}, graph", f"nccl {dtype}", f"nccl {dtype}, graph"]
+    others = ["plain float32", "deepspeed"] if dtype == "float32" else []
+    for row in as_rows(results):
+        eager, graph = ratio(row, names[0], names[2]), ratio(row, names[1], names[3])
+        deepspeed = ratio(row, names[0], "deepspeed") if others else None
+        cells = [microseconds(median(row, name)) for name in names + others] + [number(eager), number(graph)]
+        cells += [number(deepspeed)] if others else []
+        reached = all_reduce_to_reach(results["about"], dtype, row, eager, graph, deepspeed)
+        lines.append([large_count(row["elements"]), *cells, reached])
+    header = [f"{dtype}, us", "handle", "in a graph", "NCCL", "in a graph"]
+    header += ["plain form", "DeepSpeed"] if others else []
+    header += ["times NCCL", "in graphs"] + (["times DeepSpeed"] if others else [])
+    return table([*header, "to reach"], lines)
+
+
+def of_stages(results):
+    lines = []
+    for row in as_rows(results):
+        copied = row["copy"]["bytes"] / statistics.median(slowest(row["copy"]["seconds"]))
+        for dtype, found in row["stages"].items():
+            total = least = 0
+            for stage, samples in found["samples"].items():
+                seconds, moved = statistics.median(slowest(samples)), found["bytes"][stage]
+                is_sent = stage.startswith("all_")
+                total += seconds
+                least += 0 if is_sent else moved / copied
+                floor = "" if is_sent else microseconds(moved / copied)
+                fraction = "" if is_sent else number(moved / copied / seconds, 4)
+                sent = number(moved / seconds / 1e9) if is_sent else ""
+                lines.append([stage, dtype, large_count(row["elements"]), microseconds(seconds), floor, fraction, sent])
+            handle = median(row, f"handle {dtype}")
+            cells = [microseconds(total), microseconds(least), "", f"the handle: {microseconds(handle)}"]
+            lines.append(["all", dtype, large_count(row["elements"]), *cells])
+    return table(["stage, us", "dtype", "elements", "us", "floor", "of the copy", "GB/s sent by a rank"], lines)
+
+
+def multi_gpu_tables(results):
+    rehearsal = None
+    if results["about"]["rehearsal"]:
+        where = "one card" if results["about"]["on"] == "cuda" else "no card"
+        rehearsal = f"A REHEARSAL, on {where}: no figure here says anything of several cards."
+    left_out = [f"{count(row['elements'])}: {row['left out']}" for row in results["sizes"] if "left out" in row]
+    parts = [rehearsal, paragraph(of_cards(results)), failures(results)]
+    if left_out:
+        parts.append("Left out for want of memory: " + "; ".join(left_out) + ".")
+    if as_rows(results):
+        parts.append(
+            paragraph(
+                "An all-reduce, us a call: the slowest rank of each round between two events, medians, all contenders",
+                "taking turns, memory warm. NCCL: ncclAllReduce, which sums. In bfloat16 the handle's errors are",
+                "bfloat16, too. DeepSpeed: its compressed all-reduce in torch, CuPy and torch.distributed",
+                "(bench/deepspeed_worker.py). Up to 2^24 elements several calls between the events; without a graph",
+                "they are made from Python.",
+            )
+        )
+        parts += [of_all_reduces(results, dtype) for dtype in ("float32", "bfloat16")]
+    if any(row["stages"] for row in as_rows(results)):
+        parts.append(
+            paragraph(
+                "The stages of such an all-reduce one by one, of a codec and NCCL's sends. The floor: the bytes that a",
+                "stage must read and write, at the copy's speed. Sent: what a rank sends to the others.",
+            )
+        )
+        parts.append(of_stages(results))
+    return "\n\n".join(part for part in parts if part)
+
+
+# How contenders are drawn.
+ALL_REDUCE_LINES = {
+    "handle {}": ("handle", "-", "C0"),
+    "handle {}, graph": ("handle, in a graph", "--", "C0"),
+    "nccl {}": ("NCCL", "-", "C1"),
+    "nccl {}, graph": ("NCCL, in a graph", "--", "C1"),
+    "plain {}": ("plain form", "-", "C2"),
+    "deepspeed": ("DeepSpeed", "-", "C3"),
+}
+
+
+def multi_gpu_plot(results, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "gradcodec", "font.size": 9})
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharey=True)
+    rows = as_rows(results)
+    for panel, dtype in zip(panels, ("float32", "bfloat16")):
+        for name, (label, style, color) in ALL_REDUCE_LINES.items():
+            if name == "deepspeed" and dtype != "float32":
+                continue
+            drawn = [(row["elements"], median(row, name.format(dtype))) for row in rows]
+            drawn = [(size, seconds * 1e6) for size, seconds in drawn if seconds]
+            if drawn:
+                panel.plot(*zip(*drawn), style, color=color, marker=".", label=label)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set(title=f"{dtype}, {results['about']['world']} cards", xlabel="elements")
+        panel.grid(alpha=0.3)
+        panel.legend(frameon=False)
+    panels[0].set_ylabel("us")
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
@@ -647,7 +851,7 @@ def insert(page, name, part):
 
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = "cpu.json", "cpu_codec.json", "gpu.json", "gpu_codec.json"
+    names = "cpu.json", "cpu_codec.json", "gpu.json", "gpu_codec.json", "multi_gpu.json"
     there = [path for path in (ROOT / "build/bench" / name for name in names) if path.exists()]
     options.add_argument("results", nargs="*", type=pathlib.Path, default=there)
     options.add_argument("--page", metavar="FILE", type=pathlib.Path, default=ROOT / "docs/PERFORMANCE.md")
@@ -658,7 +862,15 @@ def main():
     for path in options.results:
         results = json.loads(path.read_text())
         page = options.page.read_text() if options.page.exists() else "# Performance\n"
-        if results["about"].get("of") == "codec":
+        if results["about"].get("of") == "several cards":
+            if results["about"]["rehearsal"]:
+                print(f"{path}: a rehearsal, of which the page has nothing")
+                continue
+            image = options.page.parent / "performance-multi-gpu.svg"
+            multi_gpu_plot(results, image)
+            part = f"## Several cards\n\n{multi_gpu_tables(results)}\n\n![Time against size]({image.name})"
+            options.page.write_text(insert(page, "several cards", part))
+        elif results["about"].get("of") == "codec":
             where, made = ("GPU", gpu_codec_tables) if "yardsticks" in results else ("CPU", cpu_codec_tables)
             part = f"## Codecs on the {where}\n\n{made(results)}"
             options.page.write_text(insert(page, f"{where.lower()} codecs", part))

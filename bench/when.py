@@ -142,7 +142,8 @@ def plot(stages, path):
     figure.savefig(path, metadata={"Date": None})
 
 
-def page(stages):
+def page(stages, several):
+    """`several`: what there is to say of several cards."""
     about = stages.about
     fill = lambda *sentences: textwrap.fill(" ".join(sentences), 110, break_on_hyphens=False)  # noqa: E731
     return "\n\n".join([
@@ -150,7 +151,7 @@ def page(stages):
         fill(
             "Made by `make bench-report` of the stages that `make gpu-bench-codec` has measured on one",
             f"{about['card']} ({about['date']}, commit {about['commit']}), and of a model of what is between the ranks. No",
-            "figure on this page but the stages' is measured: several cards have not been.",
+            f"figure on this page but the stages' is measured: {several}.",
         ),
         fill(
             "The model: a plain all-reduce is a ring and moves 2 (W - 1) / W of its bytes over each rank's link; a",
@@ -200,10 +201,15 @@ def page(stages):
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--results", type=pathlib.Path, default=ROOT / "build/bench/gpu_codec.json")
+    options.add_argument("--several", type=pathlib.Path, default=ROOT / "build/bench/multi_gpu.json")
     options = options.parse_args()
     stages = Stages(json.loads(options.results.read_text()))
     plot(stages, ROOT / "docs/when.svg")
-    (ROOT / "docs/WHEN.md").write_text(page(stages))
+    measured = options.several.exists() and not json.loads(options.several.read_text())["about"]["rehearsal"]
+    several = "several cards have not been"
+    if measured:
+        several = "what several cards reached is in [PERFORMANCE.md](PERFORMANCE.md)"
+    (ROOT / "docs/WHEN.md").write_text(page(stages, several))
 
 
 if __name__ == "__main__":

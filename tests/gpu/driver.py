@@ -51,6 +51,12 @@ def device_count():
     return count.value
 
 
+def name(device=0):
+    text = ctypes.create_string_buffer(100)
+    call("cuDeviceGetName", text, len(text), device)
+    return text.value.decode()
+
+
 def attribute(which, device=0):
     value = c_int()
     call("cuDeviceGetAttribute", byref(value), which, device)

@@ -1,0 +1,171 @@
+"""How fast the all-reduces are over NCCL on all cards there are, beside NCCL's own and DeepSpeed's chain.
+
+A process a card; bench/multi_gpu_rank.py is what they measure, tests/multi_gpu/ranks.py tells them what to do. All
+contenders of a size take turns, in an order that goes round; what a round took is what the slowest rank took, between
+two events, the ranks beginning together. Memory is warm and inputs are random. Small calls are several between the
+events. Without a graph a contender pays what Python and its host cost; graphs are enqueued ahead.
+
+A contender that fails is recorded and left out from then on, and the others go on; the exit code then is 1. NCCL goes
+without NVLS, the sums within a switch. `make multi-gpu` runs this. The samples go to a JSON file, of which
+bench/report.py makes tables and a plot. With one card, or --device cpu, this is a rehearsal.
+"""
+
+import argparse
+import ctypes
+import datetime
+import json
+import os
+import pathlib
+import sys
+import time
+
+import report
+from cpu import ROOT, commit
+
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("multi_gpu", "python")]
+
+LARGE = report.LARGE
+# What matters most comes first, for a run that has to end early.
+SIZES = [LARGE, *(2**k for k in (20, 22, 24, 26, 28, 10, 12, 14, 16, 18, 30))]
+QUICK_SIZES = [LARGE, 2**20, 2**24, 2**12]
+STAGE_SIZES = [LARGE, 2**24, 2**20]
+ROUNDS, QUICK_ROUNDS = 21, 7
+REHEARSAL_SIZES, REHEARSAL_ROUNDS = [2**10, 2**12 + 8], 3
+SECONDS = 100  # for a size: ranks that take longer wait for each other for ever
+ATTEMPTS = 3  # each without what broke the one before
+
+
+def cards():
+    count = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    return 0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value
+
+
+class Bench:
+    """Ranks that are made anew when they are broken, and what is left out because it broke them."""
+
+    def __init__(self, world):
+        self.world, self.ranks, self.left_out = world, None, []
+
+    def call(self, failures, function, *arguments, attempts=1):
+        """What function gives on every rank; None if it fails, and why is put into failures."""
+        from ranks import RankError, Ranks
+
+        for _ in range(attempts):
+            if self.ranks is None:
+                self.ranks = Ranks(self.world)
+            try:
+                return self.ranks.call(function, *arguments, seconds=SECONDS)
+            except RankError as error:
+                at = self.ranks.latest or "the beginning"
+                print(f"{at}: {error}", file=sys.stderr)
+                failures[at] = error.short[:400]
+                self.close()
+                if at in self.left_out:
+                    return None  # to leave it out did not help
+                self.left_out.append(at)
+        return None
+
+    def close(self):
+        if self.ranks:
+            self.ranks.close()
+        self.ranks = None
+
+
+def row(bench, rank, on, elements, rounds, with_stages):
+    failures = {}
+    row = {"kind": "all-reduce", "elements": elements, "failures": failures}
+    of_ranks = bench.call(failures, rank.measure, on, elements, rounds, bench.left_out, attempts=ATTEMPTS)
+    if of_ranks is None:
+        return {**row, "failed": "see its failures"}
+    first = of_ranks[0]
+    if "left out" in first:
+        return {**row, "left out": first["left out"]}
+    failures |= first["failures"]
+    row |= {"calls": first["calls"], "copy": {**first["copy"], "seconds": [r["copy"]["seconds"] for r in of_ranks]}}
+    row["samples"] = {name: [of_rank["seconds"][name] for of_rank in of_ranks] for name in first["seconds"]}
+    row["stages"] = {}
+    for dtype in ("float32", "bfloat16") if with_stages else ():
+        if f"stages {dtype}" in bench.left_out:
+            continue
+        of_ranks = bench.call(failures, rank.stages, on, elements, rounds, dtype)
+        if of_ranks is None or "failed" in of_ranks[0]:
+            failures[f"stages {dtype}"] = of_ranks[0]["failed"] if of_ranks else "see above"
+            continue
+        seconds = {stage: [r["seconds"][stage] for r in of_ranks] for stage in of_ranks[0]["seconds"]}
+        row["stages"][dtype] = {"samples": seconds, "bytes": of_ranks[0]["bytes"]}
+    return row
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--library", metavar="FILE", required=True, help="libgradcodec.so, to be timed")
+    options.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
+    options.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a rehearsal without a card")
+    options.add_argument("--ranks", type=int, default=2, help="with --device cpu")
+    options.add_argument("--seconds", type=float, default=330, help="no size is begun after so many")
+    default = pathlib.Path(os.environ.get("BENCH_OUT") or ROOT / "build/bench/multi_gpu.json")
+    options.add_argument("--output", metavar="FILE", type=pathlib.Path, default=default)
+    options = options.parse_args()
+    begin, on = time.monotonic(), options.device
+    world = cards() if on == "cuda" else options.ranks
+    if not world:
+        raise SystemExit("no CUDA device; --device cpu rehearses this without one")
+
+    os.environ["GRADCODEC_LIBRARY"] = os.path.abspath(options.library)
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # this program looks after ranks that are stuck
+    import multi_gpu_rank as rank  # which loads the library
+
+    if on == "cpu":
+        sizes, stage_sizes, rounds = REHEARSAL_SIZES, REHEARSAL_SIZES, REHEARSAL_ROUNDS
+        print(f"no card: a rehearsal with {world} ranks, which exchange through pipes")
+    else:
+        sizes, stage_sizes = QUICK_SIZES if options.quick else SIZES, STAGE_SIZES
+        rounds = QUICK_ROUNDS if options.quick else ROUNDS
+        print(f"{world} card(s), a rank each{': a rehearsal, for nothing is exchanged' if world == 1 else ''}")
+
+    bench, results = Bench(world), {"failed": {}}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+
+    def save():
+        """After every size: what was measured stays when the run is cut short."""
+        options.output.write_text(json.dumps(results) + "\n")
+
+    found = bench.call(results["failed"], rank.about, on)
+    if found is None:
+        raise SystemExit("the ranks do not come about")
+    results["about"] = {
+        "of": "several cards",
+        "world": world,
+        "on": on,
+        "rehearsal": world == 1 or on == "cpu",
+        "ranks": found,
+        "driver": rank.gpu.of_card("driver_version").get("driver_version"),
+        "commit": commit(),
+        "date": datetime.date.today().isoformat(),
+        "quick": options.quick,
+    }
+    results["sizes"] = []
+    for elements in sizes:
+        if time.monotonic() - begin > options.seconds:
+            results["failed"][report.count(elements)] = f"not begun: {options.seconds:.0f} s had passed"
+            continue
+        results["sizes"].append(row(bench, rank, on, elements, rounds, elements in stage_sizes))
+        print(f"{report.count(elements)}: {time.monotonic() - begin:.0f} s", file=sys.stderr)
+        save()
+    results["sizes"].sort(key=lambda row: row["elements"])
+    after = bench.call(results["failed"], rank.about, on)
+    results["clocks"] = {"after": [of_rank["clocks"] for of_rank in after or []]}
+    save()
+    bench.close()
+    print(report.multi_gpu_tables(results))
+    if report.failures(results):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,465 @@
+"""What ranks do in the tests, on a card or on the host, and what NumPy says that it gives.
+
+Functions whose first argument is `here` are for Ranks.call(). What they give has all that changed, after every step.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import time
+from ctypes import POINTER, byref, c_uint8, c_void_p
+from dataclasses import dataclass
+
+import numpy as np
+
+import capi
+import driver
+import gpu
+from capi import EXCHANGE, AllReduce, CodecOptions, Comm, NcclOptions, Transport, lib
+from codec_model import ONEBIT, PROPAGATE, TRANSACTIONAL, Model
+from codecs_c import Host, call, dtype_name, gradient, options_of, same, views
+from comms import reference, shards
+from nccl import Nccl
+
+SPLIT = 1  # GC_NCCL_SPLIT
+UNTOUCHED = 7
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+class OnHost(Host):
+    stream = None
+
+    def wait(self):
+        pass
+
+    def clear(self):
+        pass
+
+
+class OnCard:
+    """Memory of a card, and a stream there. The card is current in this thread from here on."""
+
+    def __init__(self, index):
+        assert index < driver.device_count()  # which initializes the driver in a new process
+        driver.use(driver.primary(index))
+        self.index, self.device, self.memory = index, gpu.device(index), []
+        self.own = driver.Stream()
+        self.stream = self.own.handle
+
+    def put(self, array, dtype=None):
+        memory = driver.Memory(max(1, array.nbytes))
+        self.memory.append(memory)
+        tensor = gpu.at(memory.address, array.shape, dtype or array.dtype.name, index=self.index)
+        tensor.what = array
+        self.set(tensor, array)
+        return tensor
+
+    def set(self, tensor, array):
+        driver.upload(tensor.struct.dl_tensor.data, array)
+
+    def get(self, tensor):
+        driver.synchronize()
+        what = tensor.what
+        return driver.download(tensor.struct.dl_tensor.data, what.nbytes).view(what.dtype).reshape(what.shape)
+
+    def wait(self):
+        self.own.synchronize()
+
+    def clear(self):
+        """What was put is not used any more."""
+        driver.synchronize()
+        while self.memory:
+            self.memory.pop().free()
+
+
+def place_of(here, on):
+    if "place" not in here.kept:
+        here.kept["place"] = OnHost() if on == "cpu" else OnCard(here.rank)
+    return here.kept["place"]
+
+
+# --- communicators ----------------------------------------------------------------------------------------------------
+
+
+def nccl_options(**fields):
+    return NcclOptions(struct_size=ctypes.sizeof(NcclOptions), **fields)
+
+
+def over_pipes(here):
+    """Exchanges by way of the process that tells the ranks what to do."""
+
+    def exchange(is_all_to_all):
+        def run(_, send, recv, size, device, stream):
+            try:
+                blocks = here.gather(ctypes.string_at(send, (here.world if is_all_to_all else 1) * size))
+            except Exception:  # a rank that is gone; ctypes would print it, and return 0
+                return 1
+            first = here.rank * size if is_all_to_all else 0
+            ctypes.memmove(recv, b"".join(block[first : first + size] for block in blocks), here.world * size)
+            return 0
+
+        return EXCHANGE(run)
+
+    functions = here.kept.setdefault("exchanges", (exchange(True), exchange(False)))
+    transport = Transport(ctypes.sizeof(Transport), here.rank, here.world, 0, None, *functions)
+    comm = POINTER(Comm)()
+    call("gc_comm_from_transport", byref(transport), byref(comm))
+    return comm
+
+
+def of_id(here):
+    import torch  # noqa: F401 which brings an NCCL, and has it loaded
+
+    id, comm = (c_uint8 * 128)(), POINTER(Comm)()
+    if here.rank == 0:
+        call("gc_comm_nccl_id", byref(nccl_options()), id)
+    id = (c_uint8 * 128)(*here.gather(bytes(id))[0])
+    call("gc_comm_from_nccl_id", byref(nccl_options()), id, here.rank, here.world, gpu.device(here.rank), byref(comm))
+    return comm
+
+
+def borrow(mine, flags=0):
+    comm = POINTER(Comm)()
+    call("gc_comm_from_nccl", byref(nccl_options(comm=mine, flags=flags)), byref(comm))
+    return comm
+
+
+def own_nccl(here):
+    """A communicator that this program has made, without the library."""
+    import torch  # noqa: F401 as above
+
+    if "nccl" not in here.kept:
+        here.kept["nccl"] = Nccl().communicator(here)
+    return here.kept["nccl"]
+
+
+def torchs(here):
+    """That of torch.distributed; None if this torch does not show it."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        torch.cuda.set_device(here.rank)
+        store = dist.FileStore(os.path.join(here.folder, "torch"), here.world)
+        dist.init_process_group("nccl", store=store, rank=here.rank, world_size=here.world)
+        dist.all_reduce(torch.ones(8, device="cuda"))  # before, there is none
+        torch.cuda.synchronize()
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+    return backend._comm_ptr() if hasattr(backend, "_comm_ptr") else None
+
+
+def shows_its_communicator(here):
+    place_of(here, "cuda")
+    return torchs(here) is not None
+
+
+OVER = {
+    "pipes": over_pipes,
+    "id": of_id,
+    "borrowed": lambda here: borrow(own_nccl(here)),
+    "split": lambda here: borrow(own_nccl(here), SPLIT),
+    "torch": lambda here: borrow(torchs(here)),
+    "torch, split": lambda here: borrow(torchs(here), SPLIT),
+}
+
+
+def comm_of(here, over):
+    if over not in here.kept:
+        here.kept[over] = OVER[over](here)
+    return here.kept[over]
+
+
+# --- the handle -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A handle, and steps of it."""
+
+    values: str = "float32"
+    error: str | None = "float32"
+    codec: int = ONEBIT
+    segments: tuple = (100_003, 0, 7, 20_000)
+    nonfinite: int = PROPAGATE
+    steps: int = 5
+    infinite: int | None = None  # in which step one element of the last rank is
+
+    def models(self, world):
+        options = {"codec": self.codec, "segments": list(self.segments), "values": self.values, "results": self.values}
+        options |= {"error": self.error, "nonfinite": self.nonfinite}
+        return [Model(**options, n_chunks=world, server=rank) for rank in range(world)]
+
+    def gradients(self, step, rank, world):
+        """A gradient of this rank in this step, one array a segment. Some magnitudes, and numbers that are not usual in
+        the last step."""
+        rng = np.random.default_rng([step, rank])
+        special = self.nonfinite == PROPAGATE and step == self.steps - 1
+        arrays = [gradient(rng, n, self.values, special) for n in self.segments]
+        if step == self.infinite and rank == world - 1:
+            arrays[0][-1] = np.inf
+        return arrays
+
+
+class Handle:
+    def __init__(self, comm, place, rank, world, case):
+        self.place, self.case, self.model = place, case, case.models(world)[rank]
+        options = options_of(self.model, place.device)
+        options.server, options.n_chunks = 0, 0
+        self.handle = POINTER(AllReduce)()
+        call("gc_allreduce_create", comm, byref(options), byref(self.handle))
+
+    def put(self, arrays):
+        return [self.place.put(array, dtype_name(array, self.case.values)) for array in arrays]
+
+    def run(self, tensors):
+        call("gc_allreduce_run", self.handle, views(tensors), len(tensors), None, None, self.place.stream)
+
+    def commit(self):
+        if self.case.nonfinite == TRANSACTIONAL:
+            call("gc_allreduce_commit", self.handle, None, self.place.stream)
+
+    def rest(self):
+        """Errors and flags."""
+        place, stream = self.place, self.place.stream
+        sizes = [self.model.errors(which).size for which in (0, 1)]
+        errors = [place.put(np.full(size, UNTOUCHED, np.float32)) for size in sizes]
+        flags = place.put(np.zeros(1, np.uint32))
+        call("gc_allreduce_errors_out", self.handle, *(e.view for e in errors), stream)
+        call("gc_allreduce_flags", self.handle, flags.view, stream)
+        place.wait()
+        return [place.get(x).copy() for x in (*errors, flags)]
+
+    def free(self):
+        lib.gc_allreduce_free(self.handle)
+        self.handle = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.free()
+
+
+def steps_of_handle(comm, place, rank, world, case):
+    """By step what the values became, and in the end errors and flags."""
+    found = []
+    with Handle(comm, place, rank, world, case) as handle:
+        for step in range(case.steps):
+            tensors = handle.put(case.gradients(step, rank, world))
+            handle.run(tensors)
+            handle.commit()
+            place.wait()
+            found.append([place.get(tensor).copy() for tensor in tensors])
+            place.clear()
+        found.append(handle.rest())
+        place.clear()
+    gpu.check(lib.gc_comm_async_error(comm))
+    return found
+
+
+@functools.cache
+def expected_of_handle(world, case):
+    """The same of every rank, by NumPy."""
+    models, found = case.models(world), []
+    for step in range(case.steps):
+        gradients = [case.gradients(step, rank, world) for rank in range(world)]
+        payloads = [model.encode(g).reshape(world, model.stride) for model, g in zip(models, gradients)]
+        reduced = [model.reduce(np.stack([p[rank] for p in payloads])) for rank, model in enumerate(models)]
+        found.append([model.decode(np.concatenate(reduced), case.values) for model in models])
+        if case.nonfinite == TRANSACTIONAL:
+            for model in models:
+                model.commit()
+    found.append([[m.errors(0), m.errors(1), np.array([m.flags], np.uint32)] for m in models])
+    return [[step[rank] for step in found] for rank in range(world)]
+
+
+def graph_of_handle(comm, place, rank, world, case):
+    """As steps_of_handle(), by one graph that is launched again and again."""
+    stream, first, found = place.stream, case.gradients(0, rank, world), []
+    with Handle(comm, place, rank, world, case) as handle:
+        sources, tensors = handle.put(first), handle.put(first)
+        with driver.Graph(stream) as graph:
+            for source, tensor in zip(sources, tensors):
+                to, of = tensor.struct.dl_tensor.data, source.struct.dl_tensor.data
+                driver.copy(to, of, source.what.nbytes, stream)
+            handle.run(tensors)
+            handle.commit()
+        for step in range(case.steps):
+            for source, array in zip(sources, case.gradients(step, rank, world)):
+                place.set(source, array)
+            graph.replay(stream)
+            place.wait()
+            found.append([place.get(tensor).copy() for tensor in tensors])
+        found.append(handle.rest())
+        graph.destroy()
+        place.clear()
+    gpu.check(lib.gc_comm_async_error(comm))
+    return found
+
+
+def digest_of_handle(comm, place, rank, world, n, steps):
+    """Of the values after some steps on one large tensor."""
+    case = Case(segments=(n,), steps=steps)
+    with Handle(comm, place, rank, world, case) as handle:
+        tensor = place.put(np.random.default_rng(rank).standard_normal(n, np.float32))
+        for _ in range(steps):
+            handle.run([tensor])
+        place.wait()
+        digest = hashlib.sha256(place.get(tensor)).hexdigest()
+        place.clear()
+    return digest
+
+
+# --- the plain form ---------------------------------------------------------------------------------------------------
+
+
+def plain_inputs(n, step, rank):
+    buffer = np.random.default_rng([n, step, rank]).standard_normal(n).astype(np.float32)
+    if step == 2 and rank == 0 and n:
+        buffer[n // 3] = np.inf
+    return buffer
+
+
+def padded(server, n, world):
+    """As large as a shard is; what is behind the elements is left as it was."""
+    return np.concatenate([server, np.full(lib.gc_shard_elements(n, world) - server.size, UNTOUCHED, np.float32)])
+
+
+def steps_of_plain(comm, place, rank, world, n, steps):
+    """By step the buffer, and the errors of worker and server."""
+    shard = shards(n, world)[rank]
+    worker = place.put(np.zeros(n, np.float32))
+    server = place.put(padded(np.zeros(shard.stop - shard.start, np.float32), n, world))
+    found = []
+    for step in range(steps):
+        buffer = place.put(plain_inputs(n, step, rank))
+        call("gc_compressed_allreduce", comm, buffer.view, worker.view, server.view, place.stream)
+        place.wait()
+        found.append([place.get(tensor).copy() for tensor in (buffer, worker, server)])
+    place.clear()
+    gpu.check(lib.gc_comm_async_error(comm))
+    return found
+
+
+def expected_of_plain(world, n, steps):
+    workers = [np.zeros(n, np.float32)] * world
+    servers = [np.zeros(s.stop - s.start, np.float32) for s in shards(n, world)]
+    found = []
+    for step in range(steps):
+        out, workers, servers = reference([plain_inputs(n, step, rank) for rank in range(world)], workers, servers)
+        found.append([[out, workers[rank], padded(servers[rank], n, world)] for rank in range(world)])
+    return [[step[rank] for step in found] for rank in range(world)]
+
+
+# --- in a process each ------------------------------------------------------------------------------------------------
+
+
+def on_rank(here, on, over, function, *arguments):
+    """One of the functions above."""
+    place = place_of(here, on)
+    return function(comm_of(here, over), place, here.rank, here.world, *arguments)
+
+
+def compare(found, expected):
+    for rank, (of_rank, wanted) in enumerate(zip(found, expected, strict=True)):
+        for step, (got, want) in enumerate(zip(of_rank, wanted, strict=True)):
+            for k, (a, b) in enumerate(zip(got, want, strict=True)):
+                same(a, b, f"rank {rank}, step {step}, array {k}")
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+ONE = Case(segments=(10_001,), steps=2)
+
+
+def until(seconds, is_so):
+    end = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < end:
+        time.sleep(0.02)
+    return is_so()
+
+
+def last_rank_exits(here, on, over, seconds):
+    """All have exchanged something when the last one goes. What the others are told: the status of the next call, or of
+    gc_comm_async_error() after it; its sentence; the status of one more call; and whether their device still works."""
+    place = place_of(here, on)
+    comm = comm_of(here, over)
+    handle = Handle(comm, place, here.rank, here.world, ONE)
+    tensors = handle.put(ONE.gradients(0, here.rank, here.world))
+    handle.run(tensors)
+    place.wait()
+    here.gather()
+    if here.rank == here.world - 1:
+        os._exit(7)
+    told = [0, ""]
+
+    def failed():
+        told[0] = told[0] or lib.gc_comm_async_error(comm)
+        told[1] = told[1] or (capi.last_error() if told[0] else "")
+        return told[0] != 0
+
+    def run():
+        return lib.gc_allreduce_run(handle.handle, views(tensors), len(tensors), None, None, place.stream)
+
+    told[0] = run()
+    told[1] = capi.last_error() if told[0] else ""
+    until(seconds, failed)
+    later = run() if told[0] else None
+    lib.gc_comm_free(comm)
+    handle.free()  # which has the communicator until now: only then the device is free of the exchange
+    place.wait()
+    return told[0], told[1], later, still_works(place)
+
+
+def still_works(place):
+    truth = np.random.default_rng(0).random(10_003) < 0.5
+    source, bits = place.put(truth), place.put(np.zeros((1, capi.chunk_bytes(truth.size, 1)), np.uint8))
+    call("gc_pack_chunks_into", source.view, capi.BIG, bits.view, place.stream)
+    place.wait()
+    works = place.get(bits).tobytes() == np.packbits(truth).tobytes()
+    place.clear()
+    return works
+
+
+def a_rank_does_not_come(here):
+    """The others abort the communicator that they have lent, as a watchdog does, and all make a new one.
+
+    Gives whether the stream waited before, and the steps of a handle after."""
+    import torch  # noqa: F401 as above
+
+    place, nccl = place_of(here, "cuda"), Nccl()
+    mine = nccl.communicator(here)
+    comm = borrow(mine)
+    handle = Handle(comm, place, here.rank, here.world, ONE)
+    tensors = handle.put(ONE.gradients(0, here.rank, here.world))
+    handle.run(tensors)
+    place.wait()
+    here.gather()
+    waits = False
+    if here.rank > 0:
+        handle.run(tensors)
+        time.sleep(0.5)
+        waits = driver.raw("cuStreamQuery", c_void_p(place.stream)) == driver.NOT_READY
+    nccl.call("ncclCommAbort", mine)
+    place.wait()
+    lib.gc_comm_free(comm)
+    handle.free()
+    place.clear()
+    here.gather()
+    after = of_id(here)
+    steps = steps_of_handle(after, place, here.rank, here.world, ONE)
+    lib.gc_comm_free(after)
+    return waits, steps
+
+
+def ranks_with_other_options(here, on, over):
+    """The status of making a handle of which rank 0 has another size than the others."""
+    place = place_of(here, on)
+    options = CodecOptions(
+        struct_size=ctypes.sizeof(CodecOptions), codec=ONEBIT, device=place.device, n_elements=100 + (here.rank == 0)
+    )
+    handle = POINTER(AllReduce)()
+    return lib.gc_allreduce_create(comm_of(here, over), byref(options), byref(handle)), capi.last_error()

@@ -1,0 +1,108 @@
+"""The compressed all-reduces on all cards there are: a process a card over NCCL, and a thread a card in one process.
+
+`make multi-gpu` runs this. `--device cpu` rehearses it without a card, with as many ranks as `--ranks` says.
+"""
+
+import os
+import pathlib
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "gpu"), str(HERE.parent / "python")]
+if not os.environ.get("GRADCODEC_LIBRARY"):
+    in_tree = [ROOT / folder / "libgradcodec.so.0" for folder in ("lib", "target/release")]
+    os.environ["GRADCODEC_LIBRARY"] = str(next((path for path in in_tree if path.exists()), in_tree[0]))
+
+import driver  # noqa: E402 the path comes first
+from ranks import Ranks  # noqa: E402
+
+# Groups of one process may have several ranks on a card; these are tried in any case.
+SMALL_GROUPS = [2, 3]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.addoption("--ranks", type=int, default=3, help="at most, with --device cpu")
+
+
+def pytest_configure(config):
+    if not os.path.exists(os.environ["GRADCODEC_LIBRARY"]):
+        raise pytest.UsageError(f"no library at {os.environ['GRADCODEC_LIBRARY']}; GRADCODEC_LIBRARY names it")
+    on_cpu = config.getoption("device") == "cpu"
+    config.cards = 0 if on_cpu else driver.device_count()
+    most = config.getoption("ranks") if on_cpu else config.cards
+    config.worlds = list(range(2, most + 1)) or [1]
+    config.groups = sorted({*SMALL_GROUPS, *config.worlds} - {1})
+    if not on_cpu and not config.cards:
+        raise pytest.UsageError("no CUDA device; --device cpu rehearses these tests without one")
+
+
+def pytest_report_header(config):
+    worlds, groups = (", ".join(map(str, sizes)) for sizes in (config.worlds, config.groups))
+    if not config.cards:
+        return [f"no card: processes exchange through pipes, in worlds of {worlds} ranks; groups of {groups}"]
+    names = ", ".join(f"{k}: {driver.name(k)}" for k in range(config.cards))
+    lines = [f"cards: {config.cards} ({names})"]
+    if config.cards == 1:
+        lines.append("over NCCL: a world of 1 only, for its ranks cannot share a card; NOT RUN: any exchange over NCCL")
+    else:
+        lines.append(f"over NCCL, a process a card: worlds of {worlds}")
+    shared = [str(size) for size in config.groups if size > config.cards]
+    lines.append(f"in one process, a thread a rank: groups of {groups}")
+    if shared:
+        lines.append(f"  of which ranks share cards in those of {', '.join(shared)}")
+    return lines
+
+
+def pytest_generate_tests(metafunc):
+    config = metafunc.config
+    if "pool" in metafunc.fixturenames:
+        metafunc.parametrize("pool", config.worlds, indirect=True, scope="session", ids=lambda n: f"{n} ranks")
+    if "over" in metafunc.fixturenames:
+        ways = ["id", "borrowed", "split", "torch", "torch, split"] if config.cards else ["pipes"]
+        metafunc.parametrize("over", ways)
+    if "group_size" in metafunc.fixturenames:
+        metafunc.parametrize("group_size", config.groups)
+
+
+@pytest.fixture(scope="session")
+def on(pytestconfig):
+    return "cuda" if pytestconfig.cards else "cpu"
+
+
+@pytest.fixture(scope="session")
+def usual(on):
+    """The communicator of tests that are not about communicators."""
+    return "id" if on == "cuda" else "pipes"
+
+
+class Pool:
+    """Ranks that are made anew when a test has broken them."""
+
+    def __init__(self, world):
+        self.world, self.ranks = world, None
+
+    def get(self):
+        if self.ranks is None or not self.ranks.sound:
+            self.close()
+            self.ranks = Ranks(self.world)
+        return self.ranks
+
+    def close(self):
+        if self.ranks:
+            self.ranks.close()
+
+
+@pytest.fixture(scope="session")
+def pool(request):
+    pool = Pool(request.param)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def ranks(pool):
+    return pool.get()

@@ -1,0 +1,43 @@
+"""Ranks that exit, that do not come, or that want something else: the others get a status, and go on."""
+
+import pytest
+
+import cases
+from capi import Status
+from cases import compare, expected_of_handle
+from ranks import Ranks
+
+# NCCL does not know that a process which it reaches through memory is gone; over sockets it does.
+OVER_SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket"}
+
+
+def test_a_rank_that_exits_is_told_to_the_others(pytestconfig, on, usual):
+    world = max(pytestconfig.worlds)
+    if world == 1:
+        pytest.skip("two cards needed, one found")
+    with Ranks(world, OVER_SOCKETS) as ranks:
+        *others, last = ranks.outcomes(cases.last_rank_exits, on, usual, 60)
+        assert (last.kind, last.value) == ("gone", 7)
+        for other in others:
+            assert other.kind == "done", other
+            status, sentence, later, works = other.value
+            assert (status, later, works) == (Status.COMM, Status.COMM, True), other
+            assert sentence
+
+
+def test_when_a_rank_does_not_come_the_others_abort_and_all_go_on(ranks, on):
+    """With one card nobody waits: then this only shows that what is aborted can be freed."""
+    if on == "cpu":
+        pytest.skip("no card: no communicator of NCCL's")
+    waited, found = zip(*ranks.call(cases.a_rank_does_not_come, seconds=90))
+    assert list(waited) == [False] + [True] * (ranks.world - 1)
+    compare(found, expected_of_handle(ranks.world, cases.ONE))
+
+
+def test_ranks_that_want_something_else_are_refused_and_go_on(ranks, on, usual):
+    if ranks.world == 1:
+        pytest.skip("two cards needed, one found")
+    for status, sentence in ranks.call(cases.ranks_with_other_options, on, usual):
+        assert status == Status.INVALID_ARGUMENT and "other options" in sentence, sentence
+    found = ranks.call(cases.on_rank, on, usual, cases.steps_of_handle, cases.ONE)
+    compare(found, expected_of_handle(ranks.world, cases.ONE))

@@ -1,0 +1,79 @@
+"""A rank is a process with a card of its own. All bytes are those of NumPy's models, which exchange in Python."""
+
+import pytest
+
+import cases
+from cases import Case, compare, expected_of_handle, expected_of_plain, on_rank
+from codec_model import NONFINITE, ONEBIT, SIGN, TAKEN_BACK, TRANSACTIONAL
+from comms import World
+
+KINDS = [
+    Case("float32", "float32"),
+    Case("bfloat16", "bfloat16"),
+    Case("bfloat16", "float32"),
+    Case("float16", "float32"),
+    Case("float16", None),
+    Case("float32", None, SIGN),
+    Case("bfloat16", None, SIGN),
+    Case(segments=(1,)),
+    Case(segments=tuple(range(40))),
+]
+
+
+def name(case):
+    codec = {ONEBIT: "onebit", SIGN: "sign"}[case.codec]
+    return f"{codec} {case.values}, errors {case.error}, {len(case.segments)} segments"
+
+
+def usable(ranks, over):
+    if over.startswith("torch") and not all(ranks.call(cases.shows_its_communicator)):
+        pytest.skip("this torch does not show its communicator")
+
+
+def test_every_communicator_gives_the_bytes_of_the_model(ranks, on, over):
+    usable(ranks, over)
+    case = Case()
+    compare(ranks.call(on_rank, on, over, cases.steps_of_handle, case), expected_of_handle(ranks.world, case))
+    plain = ranks.call(on_rank, on, over, cases.steps_of_plain, 8193, 4)
+    compare(plain, expected_of_plain(ranks.world, 8193, 4))
+
+
+@pytest.mark.parametrize("case", KINDS, ids=name)
+def test_a_handle(ranks, on, usual, case):
+    compare(ranks.call(on_rank, on, usual, cases.steps_of_handle, case), expected_of_handle(ranks.world, case))
+
+
+@pytest.mark.parametrize("n", [0, 7, 100_000, 1_000_003])
+def test_the_plain_form(ranks, on, usual, n):
+    compare(ranks.call(on_rank, on, usual, cases.steps_of_plain, n, 4), expected_of_plain(ranks.world, n, 4))
+
+
+def test_a_step_that_is_not_finite_on_one_rank_is_taken_back_on_all(ranks, on, usual):
+    case = Case(nonfinite=TRANSACTIONAL, infinite=2)
+    expected = expected_of_handle(ranks.world, case)
+    assert [int(of_rank[-1][2][0]) for of_rank in expected] == [NONFINITE | TAKEN_BACK] * ranks.world
+    compare(ranks.call(on_rank, on, usual, cases.steps_of_handle, case), expected)
+
+
+def test_a_large_tensor_is_that_of_a_group_on_the_cpu(ranks, on, usual):
+    n, steps = (2**26 + 3 if on == "cuda" else 2**20 + 3), 3
+    found = ranks.call(on_rank, on, usual, cases.digest_of_handle, n, steps)
+    with World(ranks.world) as group:
+        host = cases.OnHost()
+        expected = group.each(lambda rank: cases.digest_of_handle(group.comms[rank], host, rank, ranks.world, n, steps))
+    assert found == expected and len(set(found)) == 1
+
+
+@pytest.mark.parametrize("case", [Case(steps=30), Case("bfloat16", "bfloat16", steps=30)], ids=name)
+def test_a_graph_launched_again_and_again(ranks, on, over, case):
+    if on == "cpu":
+        pytest.skip("no card: nothing to capture")
+    usable(ranks, over)
+    compare(ranks.call(on_rank, on, over, cases.graph_of_handle, case), expected_of_handle(ranks.world, case))
+
+
+def test_a_captured_step_that_is_not_finite_is_taken_back(ranks, on, usual):
+    if on == "cpu":
+        pytest.skip("no card: nothing to capture")
+    case = Case(nonfinite=TRANSACTIONAL, infinite=2, steps=6)
+    compare(ranks.call(on_rank, on, usual, cases.graph_of_handle, case), expected_of_handle(ranks.world, case))

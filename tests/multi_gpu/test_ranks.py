@@ -1,0 +1,51 @@
+"""The processes themselves: whoever fails, exits or does not come is named, and nobody waits for ever."""
+
+import os
+import time
+
+import pytest
+
+from ranks import Outcome, RankError, Ranks
+
+
+def told(here, what):
+    if here.rank == 1 and what == "exit":
+        os._exit(9)
+    if here.rank == 1 and what == "raise":
+        raise ValueError("of rank 1")
+    if here.rank == 1 and what == "stay away":
+        time.sleep(60)
+    if here.rank == 1 and what == "be elsewhere":
+        return here.gather(10, at="elsewhere")
+    return here.gather(10 * here.rank, at="home")
+
+
+def test_all_ranks_gather_what_each_gives():
+    with Ranks(3) as ranks:
+        assert ranks.call(told, "come") == [[0, 10, 20]] * 3
+        assert ranks.sound and ranks.latest == "home"
+
+
+@pytest.mark.parametrize("what, of_rank_1", [("exit", "ended with 9"), ("raise", "ValueError: of rank 1")])
+def test_a_rank_that_fails_is_named_first_and_the_others_do_not_wait(what, of_rank_1):
+    with Ranks(3) as ranks:
+        with pytest.raises(RankError) as error:
+            ranks.call(told, what)
+        assert "rank 1" in str(error.value).splitlines()[0] and of_rank_1 in str(error.value)
+        assert str(error.value).count("Alone: another rank will not come") == 2
+        assert error.value.short.startswith("rank 1 ") and "rank 2" not in error.value.short
+        assert not ranks.sound
+
+
+def test_ranks_that_are_not_at_the_same_are_told():
+    with Ranks(2) as ranks:
+        outcomes = ranks.outcomes(told, "be elsewhere")
+        assert [outcome.kind for outcome in outcomes] == ["failed"] * 2
+
+
+def test_a_rank_that_does_not_come_is_late_and_so_are_those_that_wait_for_it():
+    with Ranks(2) as ranks:
+        begin = time.monotonic()
+        assert ranks.outcomes(told, "stay away", seconds=4) == [Outcome("late")] * 2
+        assert not ranks.sound
+    assert time.monotonic() - begin < 30
