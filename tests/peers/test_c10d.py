@@ -18,9 +18,8 @@ COMM = 31
 
 
 @pytest.fixture(scope="module")
-def c10d():
-    torch_ops.build(HERE / "c10d.cpp", name="gradcodec_c10d")
-    return torch.ops.gradcodec_c10d
+def library():
+    return torch_ops.build(HERE / "c10d.cpp", name="gradcodec_c10d")
 
 
 def gradients(rank, dtype):
@@ -66,14 +65,13 @@ def run(rank, world, library, folder):
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_processes_have_the_bytes_of_threads(c10d, world, tmp_path):
-    (library,) = [path for path in torch.ops.loaded_libraries if "gradcodec_c10d" in path]
+def test_processes_have_the_bytes_of_threads(library, world, tmp_path):
     torch.multiprocessing.spawn(run, (world, library, str(tmp_path)), world)
 
 
 @pytest.mark.parametrize("how", ["torch", "standard", "other", "late", "aborted"])
-def test_what_a_group_throws_is_a_status(c10d, how):
-    status, sentence, later, *thrown = c10d.failure(how)
+def test_what_a_group_throws_is_a_status(library, how):
+    status, sentence, later, *thrown = torch.ops.gradcodec_c10d.failure(how)
     assert (status, later) == (COMM, COMM)
     assert sentence == "all_to_all: the transport's function returned 1"
     words = {"other": "an exception that is no std::exception", "aborted": "the group's work was aborted"}
@@ -93,6 +91,5 @@ def on_stream(rank, library):
         assert torch.ops.gradcodec_c10d.on_stream(77, gather) == [1, 0, 1]
 
 
-def test_a_card_s_exchange_is_on_the_stream_of_the_call(c10d):
-    (library,) = [path for path in torch.ops.loaded_libraries if "gradcodec_c10d" in path]
+def test_a_card_s_exchange_is_on_the_stream_of_the_call(library):
     torch.multiprocessing.spawn(on_stream, (library,), 1)
