@@ -27,7 +27,7 @@ def library():
 
 
 def build(*sources, name, flags=()):
-    """Builds and loads an extension that uses gradcodec/torch.hpp. No Python module: operators only."""
+    """Builds and loads an extension that uses gradcodec/torch.hpp; gives its path. No Python module: operators only."""
     from torch.utils import cpp_extension
 
     # torch looks for ninja on the PATH, where a virtual environment that is not activated does not have it.

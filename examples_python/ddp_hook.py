@@ -97,8 +97,9 @@ class OneBit:
         self.comm, self.handles = c_void_p(), {}
         self.sent = self.elements = 0
         self.failure = None
-        # NCCL takes memory of cards only, all others that of the host.
+        # NCCL takes memory of cards, all others that of the host.
         flags = 0 if "nccl" in dist.get_backend(group) else TRANSPORT_HOST
+        self.takes_host = "cpu" in dist.get_backend_config(group)
         self.functions = EXCHANGE(self.all_to_all), EXCHANGE(self.all_gather)
         size = ctypes.sizeof(Transport)
         transport = Transport(size, self.rank, self.world, flags, None, *self.functions)
@@ -113,7 +114,13 @@ class OneBit:
     def exchange(self, collective, n_sent, send, recv, size, device):
         """Called by the library within gc_allreduce_*, on the stream that it was given: the current one."""
         try:
-            collective(at(recv, self.world * size, device), at(send, n_sent, device), group=self.group)
+            received, sent = at(recv, self.world * size, device), at(send, n_sent, device)
+            if received.is_cuda or self.takes_host:
+                collective(received, sent, group=self.group)
+            else:  # the few bytes that make a handle, by NCCL alone
+                on_card = torch.empty_like(received, device="cuda")
+                collective(on_card, sent.cuda(), group=self.group)
+                received.copy_(on_card)
         except Exception as failure:  # ctypes would print it, and return 0
             self.failure = failure
             return 1

@@ -15,6 +15,8 @@
  * same stream. So no record_stream() is needed, unless the caller brings a tensor from another stream without waiting.
  * No device guard either: a stream knows its device. Before a first call inside a graph capture: prepare(device).
  *
+ * All-reduces are here, too; gradcodec/c10d.hpp makes their communicators over process groups of torch.distributed.
+ *
  * NEEDS torch 2.11, where c10::Stream::native_handle() came: it gives the cudaStream_t without a CUDA header or
  * library, so that this compiles with a CPU-only torch, too. C++17, or what torch's headers ask for.
  *
@@ -40,6 +42,7 @@
 #include <torch/version.h>
 
 #include <optional>
+#include <string>
 #include <tuple>
 
 #if TORCH_VERSION_MAJOR < 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11)
@@ -339,6 +342,27 @@ private:
     std::vector<DLTensor *> pointers_;
 };
 
+/* Tensors that a call writes to. Finds out before it whether they may be, and tells torch after it that they were. */
+class Written {
+public:
+    explicit Written(at::TensorList tensors) : tensors_(tensors), views_(tensors, view_to_write)
+    {
+        for (const at::Tensor &tensor : tensors)
+            check_version("values", tensor);
+    }
+    DLTensor *const *data() const noexcept { return views_.data(); }
+    std::size_t size() const noexcept { return views_.size(); }
+    void bump() const
+    {
+        for (const at::Tensor &tensor : tensors_)
+            bump_version(tensor);
+    }
+
+private:
+    at::TensorList tensors_;
+    Described views_;
+};
+
 /* An argument that may be an undefined tensor: NULL then. */
 class OptionalView {
 public:
@@ -361,26 +385,38 @@ inline at::Tensor bytes_beside(const at::Tensor &tensor, int64_t bytes)
 
 } // namespace detail
 
-/*
- * A codec for tensors like these: of their element counts, dtype and device, which `options` need not have. What it
- * decodes has their dtype, too, unless `options` name another.
- */
-inline Codec codec_create(at::TensorList like, gc_codec_options_t options)
+namespace detail {
+
+/* `create` with options for tensors like these, as far as `options` leave that open. */
+template <class Create> auto create_like(at::TensorList like, gc_codec_options_t options, Create create)
 {
     TORCH_CHECK(!like.empty(), "like: at least one tensor expected, to know dtype and device");
     std::vector<int64_t> sizes;
     for (const at::Tensor &tensor : like)
         sizes.push_back(tensor.numel());
     options.struct_size = sizeof options;
-    options.device = detail::device_of("like", like[0].device());
-    options.values = detail::dtype_of("like", like[0].scalar_type());
+    options.device = device_of("like", like[0].device());
+    options.values = dtype_of("like", like[0].scalar_type());
     if (options.results.bits == 0)
         options.results = options.values;
     options.segments = sizes.data();
     options.n_segments = sizes.size();
-    gc_codec_t *out = nullptr;
-    detail::torch_check(gc_codec_create(&options, &out));
-    return Codec(out);
+    return create(options);
+}
+
+} // namespace detail
+
+/*
+ * A codec for tensors like these: of their element counts, dtype and device, which `options` need not have. What it
+ * decodes has their dtype, too, unless `options` name another.
+ */
+inline Codec codec_create(at::TensorList like, gc_codec_options_t options)
+{
+    return detail::create_like(like, options, [](const gc_codec_options_t &complete) {
+        gc_codec_t *out = nullptr;
+        detail::torch_check(gc_codec_create(&complete, &out));
+        return Codec(out);
+    });
 }
 
 /* The payload, uint8: gc_codec_payload_bytes() bytes. Factors: float32, one element; undefined where there are none. */
@@ -401,15 +437,12 @@ inline at::Tensor codec_encode(Codec &codec, at::TensorList gradients, const at:
 inline void codec_decode(Codec &codec, const at::Tensor &payload, at::TensorList values, int32_t divisor = 1,
                          gc_decode_t mode = GC_DECODE_SET, const at::Tensor &factor = {})
 {
-    const detail::Described outputs(values, [](const at::Tensor &tensor) { return view_to_write(tensor); });
-    for (const at::Tensor &tensor : values)
-        detail::check_version("values", tensor);
+    const detail::Written outputs(values);
     const detail::OptionalView of_factor(factor);
     const DLTensor from = view(payload);
     detail::torch_check(gc_codec_decode(codec.get(), &from, divisor, of_factor.get(), mode, outputs.data(),
                                         outputs.size(), current_stream(payload)));
-    for (const at::Tensor &tensor : values)
-        detail::bump_version(tensor);
+    outputs.bump();
 }
 
 /* `chunks`: a row for each payload, chunk `chunk` of it. Gives the chunk that goes out. */
@@ -420,6 +453,65 @@ inline at::Tensor codec_reduce(Codec &codec, int64_t chunk, const at::Tensor &ch
     DLTensor to = view_to_write(dst);
     detail::torch_check(gc_codec_reduce(codec.get(), static_cast<std::size_t>(chunk), &from, &to, current_stream(dst)));
     return dst;
+}
+
+/* ALL-REDUCE, over communicators of gradcodec.hpp, and of gradcodec/c10d.hpp */
+
+namespace detail {
+
+/* Why an exchange over a process group failed, in torch's words. Of this thread, as gc_last_error() is. */
+inline std::string &exchange_failure() noexcept
+{
+    static thread_local std::string words;
+    return words;
+}
+
+/* torch_check() of a call that exchanges. */
+template <class Call> void exchange(Call call)
+{
+    std::string &failure = exchange_failure();
+    failure.clear();
+    const gc_status_t status = call();
+    TORCH_CHECK(status == GC_STATUS_OK, gc_last_error(), failure.empty() ? "" : ": ", failure);
+}
+
+} // namespace detail
+
+/* Three float32 tensors, on every rank: `buffer` becomes the mean, and the errors what it lost. */
+inline void compressed_allreduce(Communicator &comm, const at::Tensor &buffer, const at::Tensor &worker_error,
+                                 const at::Tensor &server_error)
+{
+    const at::Tensor tensors[] = {buffer, worker_error, server_error};
+    const detail::Written views(tensors);
+    DLTensor *const *of = views.data();
+    detail::exchange([&] {
+        return gc_compressed_allreduce(comm.get(), of[0], of[1], of[2], current_stream(buffer));
+    });
+    views.bump();
+}
+
+/* A handle for tensors like these, as codec_create(). Every rank calls this. */
+inline AllReduce allreduce_create(Communicator &comm, at::TensorList like, gc_codec_options_t options)
+{
+    return detail::create_like(like, options, [&](const gc_codec_options_t &complete) {
+        gc_allreduce_t *out = nullptr;
+        detail::exchange([&] { return gc_allreduce_create(comm.get(), &complete, &out); });
+        return AllReduce(out);
+    });
+}
+
+/* Replaces `values`, one for each segment, by their mean over the ranks. Factors as for codec_encode(). */
+inline void allreduce_run(AllReduce &allreduce, at::TensorList values, const at::Tensor &value_factor = {},
+                          const at::Tensor &error_factor = {})
+{
+    TORCH_CHECK(!values.empty(), "values: at least one tensor expected, to know the device");
+    const detail::Written views(values);
+    const detail::OptionalView of_values(value_factor), of_errors(error_factor);
+    detail::exchange([&] {
+        return gc_allreduce_run(allreduce.get(), views.data(), views.size(), of_values.get(), of_errors.get(),
+                                current_stream(values[0]));
+    });
+    views.bump();
 }
 
 } // namespace gradcodec

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The CMake package: the examples against an installed tree that was moved; what its version file promises; and with a
-# Python that has torch, torch_ops, which that Python then runs. Usage: cmake.sh WORK_DIR [PYTHON]
+# Python that has torch, torch_ops and ddp, which that Python then runs. Usage: cmake.sh WORK_DIR [PYTHON]
 set -eu
 [ $# -ge 1 ] || { echo "usage: $0 WORK_DIR [PYTHON]" >&2; exit 2; }
 work=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -63,7 +63,7 @@ asks 0 0.0.1...0.0.9
 asks 0 "0.0.1...<$version"
 echo "ok: find_package gives versions that fit, and no others"
 
-[ -n "$python" ] || { echo "SKIPPED torch_ops: no Python with torch was named"; exit 0; }
+[ -n "$python" ] || { echo "SKIPPED torch_ops and ddp: no Python with torch was named"; exit 0; }
 torch=$("$python" -c 'import torch; print(torch.utils.cmake_prefix_path)')
 set -- -DTORCH_OPS=ON -DCMAKE_PREFIX_PATH="$work/installed;$torch"
 if "$python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' && [ -z "${CUDA_HOME:-}" ] &&
@@ -71,7 +71,7 @@ if "$python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' && [ -
     # A toolkit of the wheels that came with torch. They lack what linkers look for: names without a version.
     wheels=$("$python" -c 'import glob, sysconfig as s; print(*glob.glob(s.get_path("purelib") + "/nvidia/cu[0-9]*"))')
     if [ ! -x "$wheels/bin/nvcc" ]; then
-        echo "SKIPPED torch_ops: this torch is built for CUDA, and CMake does not find it without nvcc"
+        echo "SKIPPED torch_ops and ddp: this torch is built for CUDA, and CMake does not find it without nvcc"
         exit 0
     fi
     mkdir -p "$work/cuda/lib" && ln -s lib "$work/cuda/lib64"
@@ -86,4 +86,5 @@ if "$python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' && [ -
 fi
 configure "$work/torch" "$@"
 GRADCODEC_TORCH_OPS=$work/torch/libtorch_ops.so "$python" examples_cpp/torch_ops.py
-echo "ok: torch_ops as built by CMake"
+GRADCODEC_DDP=$work/torch/libddp.so "$python" examples_cpp/ddp.py
+echo "ok: torch_ops and ddp as built by CMake"

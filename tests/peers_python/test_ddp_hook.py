@@ -115,7 +115,7 @@ def a_failed_exchange_is_raised(state):
 
 
 def what_is_at_a_pointer_is_exchanged(state, device):
-    """The two functions of a transport, on memory of the card."""
+    """The two functions of a transport, on memory of a device."""
     world, rank = dist.get_world_size(), dist.get_rank()
     sent = torch.arange(world * 48, dtype=torch.uint8, device=device) + rank
     received = [torch.zeros_like(sent) for _ in range(2)]
@@ -143,6 +143,8 @@ def run(rank, world, backend, on, folder):
         ranks_that_differ_end_alike_and_errors_arrive(device)
         if backend == "nccl" or on == "cpu":
             what_is_at_a_pointer_is_exchanged(state, device)
+        if backend == "nccl":  # which knows no host memory; a handle is made of some
+            what_is_at_a_pointer_is_exchanged(state, torch.device("cpu"))
         if backend == "gloo" and on == "cpu":
             a_failed_exchange_is_raised(state)
     except BaseException:

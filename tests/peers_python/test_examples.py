@@ -26,6 +26,8 @@ SAYS = {
     "codec_numpy.py": (["NumPy and the library read the same", "refused: "], None),
     "ddp_hook.py": (["gloo, 4 ranks, plain DDP: loss ", "of the bytes of float32", "gloo: one bit within 2 %: True"],
                     ("torch", ["nccl: one bit within 2 %: True"])),
+    "fsdp_hook.py": (["gloo, 4 ranks, plain FSDP: loss ", "of the bytes of float32", "gloo: one bit within 2 %: True"],
+                     None),
     "gradcodec_ctypes.py": ([], None),
     "numpy_ctypes.py": (["4 chunks of 32 bytes", "as they were: True", "(40, 25) to (40, 4)", "unpacked: True",
                          "refused, status 1: axis: 2"], None),
@@ -62,7 +64,7 @@ def test_no_example_is_forgotten():
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example_runs_and_says_what_it_should(name):
     always, on_cuda = SAYS[name]
-    module = "torch" if name == "ddp_hook.py" else name.split("_")[0]
+    module = "torch" if name.endswith("_hook.py") else name.split("_")[0]
     if module in ("torch", "jax", "cffi") and not has(module):
         # A machine with a card comes with what it has; any other is to have all of requirements.txt.
         (pytest.skip if has_cuda() else pytest.fail)(f"no {module} here")
@@ -85,7 +87,7 @@ def test_an_example_runs_and_says_what_it_should(name):
 def test_an_example_without_its_framework_says_so(module, tmp_path):
     (tmp_path / f"{module}.py").write_text(f"raise ImportError('no {module}')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    for path in sorted([*EXAMPLES.glob(f"{module}_*.py"), *[EXAMPLES / "ddp_hook.py"] * (module == "torch")]):
+    for path in sorted([*EXAMPLES.glob(f"{module}_*.py"), *(EXAMPLES.glob("*_hook.py") if module == "torch" else [])]):
         child = subprocess.run([sys.executable, "-B", str(path)], capture_output=True, text=True, env=environment)
         assert (child.returncode, child.stderr) == (0, "") and "SKIPPED: no " in child.stdout
 

@@ -1,0 +1,257 @@
+/* gradcodec/c10d.hpp, for test_c10d.py: all-reduces over a process group, groups that fail, and streams. */
+
+#include <gradcodec/c10d.hpp>
+#include <gradcodec/c10d.hpp>
+
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/library.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+
+constexpr int STEPS = 3;
+
+gc_codec_options_t onebit()
+{
+    gc_codec_options_t options{};
+    options.codec = GC_CODEC_ONEBIT;
+    return options;
+}
+
+/* Steps of one rank in both forms: by a handle, which takes the gradients one by one, and with the errors in tensors,
+ * which takes them as one. All that each step ends with, the errors too. */
+template <class Comm> Tensors steps(Comm &comm, int64_t world, const Tensors &gradients)
+{
+    auto allreduce = gradcodec::allreduce_create(comm, gradients, onebit());
+    Tensors parts, out;
+    for (const Tensor &gradient : gradients)
+        parts.push_back(gradient.reshape({-1}).to(at::kFloat));
+    const Tensor whole = at::cat(parts), worker = at::zeros_like(whole);
+    const Tensor server = at::zeros({gradcodec::shard_elements(whole.numel(), static_cast<int32_t>(world))});
+    for (int step = 0; step < STEPS; step++) {
+        for (const Tensor &gradient : gradients)
+            out.push_back(gradient * (step + 1));
+        gradcodec::allreduce_run(allreduce, at::TensorList(out).slice(out.size() - gradients.size()));
+        const Tensor buffer = whole * (step + 1);
+        gradcodec::compressed_allreduce(comm, buffer, worker, server);
+        out.insert(out.end(), {buffer, worker.clone(), server.clone()});
+    }
+    gradcodec::comm_async_error(comm);
+    return out;
+}
+
+Tensors over_group(const std::string &name, const Tensors &gradients)
+{
+    auto comm = gradcodec::comm_from_process_group(c10d::resolve_process_group(name));
+    return steps(comm, c10d::resolve_process_group(name)->getSize(), gradients);
+}
+
+Tensors over_backend(const std::string &name, const Tensors &gradients)
+{
+    const auto backend = c10d::resolve_process_group(name)->getDefaultBackend();
+    auto comm = gradcodec::comm_from_process_group(backend);
+    return steps(comm, backend->getSize(), gradients);
+}
+
+/* `gradients`: those of all ranks, one after the other. What the ranks of a world in one process end with, likewise. */
+Tensors in_one_process(int64_t world, const Tensors &gradients)
+{
+    const auto ranks = static_cast<std::size_t>(world), count = gradients.size() / ranks;
+    std::vector<gradcodec::Communicator> group = gradcodec::comm_group(static_cast<int32_t>(world));
+    std::vector<Tensors> results(ranks);
+    std::vector<std::thread> threads;
+    for (std::size_t k = 0; k < ranks; k++)
+        threads.emplace_back([&, k] {
+            const auto first = gradients.begin() + static_cast<std::ptrdiff_t>(k * count);
+            results[k] = steps(group[k], world, Tensors(first, first + static_cast<std::ptrdiff_t>(count)));
+        });
+    Tensors all;
+    for (std::size_t k = 0; k < ranks; k++) {
+        threads[k].join();
+        all.insert(all.end(), results[k].begin(), results[k].end());
+    }
+    return all;
+}
+
+/* A handle goes on without its communicator, wherever both are moved, and nothing keeps the group when it is gone. */
+Tensors outlived(const std::string &name, const Tensors &gradients)
+{
+    const auto group = c10d::resolve_process_group(name);
+    const auto users = group.use_count();
+    Tensors out;
+    {
+        gradcodec::GroupAllReduce allreduce;
+        {
+            auto made = gradcodec::comm_from_process_group(group);
+            gradcodec::GroupCommunicator comm(std::move(made));
+            auto handle = gradcodec::allreduce_create(comm, gradients, onebit());
+            comm = gradcodec::comm_from_process_group(group); /* the one before is released */
+            allreduce = std::move(handle);
+        }
+        TORCH_CHECK(group.use_count() == users + 1, "the handle keeps the group ", group.use_count() - users, " times");
+        for (const Tensor &gradient : gradients)
+            out.push_back(gradient.clone());
+        gradcodec::allreduce_run(allreduce, out);
+    }
+    TORCH_CHECK(group.use_count() == users, "something still keeps the group");
+    return out;
+}
+
+/* A group of two whose other rank is none. torch's newer names for the collectives, and its older ones. */
+class Fake : public c10d::Backend {
+public:
+    Fake() : Backend(0, 2) {}
+    virtual c10::intrusive_ptr<c10d::Work> exchange(const Tensor &to, const Tensor &from, bool asynchronous) = 0;
+
+    using Work = c10::intrusive_ptr<c10d::Work>;
+    using Sizes = std::vector<int64_t>;
+    Work all_to_all_single(Tensor &to, Tensor &from, Sizes &, Sizes &, const c10d::AllToAllOptions &options)
+    {
+        return exchange(to, from, options.asyncOp);
+    }
+    Work alltoall_base(Tensor &to, Tensor &from, Sizes &, Sizes &, const c10d::AllToAllOptions &options)
+    {
+        return exchange(to, from, options.asyncOp);
+    }
+    Work all_gather_single(Tensor &to, Tensor &from, const c10d::AllgatherOptions &options)
+    {
+        return exchange(to, from, options.asyncOp);
+    }
+    Work _allgather_base(Tensor &to, Tensor &from, const c10d::AllgatherOptions &options)
+    {
+        return exchange(to, from, options.asyncOp);
+    }
+};
+
+class FailedWork : public c10d::Work {
+public:
+    explicit FailedWork(bool throws) : throws_(throws) {}
+    bool wait(std::chrono::milliseconds) override
+    {
+        TORCH_CHECK(!throws_, "the cable is cut");
+        return false;
+    }
+
+private:
+    bool throws_;
+};
+
+class Failing : public Fake {
+public:
+    explicit Failing(std::string how) : how_(std::move(how)) {}
+    const std::string getBackendName() const override { return "failing"; }
+    Work exchange(const Tensor &, const Tensor &, bool) override
+    {
+        TORCH_CHECK(how_ != "torch", "the cable is cut");
+        if (how_ == "standard")
+            throw std::runtime_error("the cable is cut");
+        if (how_ == "other")
+            throw 7;
+        return c10::make_intrusive<FailedWork>(how_ == "late");
+    }
+
+private:
+    std::string how_;
+};
+
+/* Over a group that fails: what the C function returns and says; what the communicator says later; and what the
+ * functions on tensors throw, when a step is made and when a handle is. */
+std::tuple<int64_t, std::string, int64_t, std::string, std::string> failure(const std::string &how)
+{
+    auto comm = gradcodec::comm_from_process_group(c10::make_intrusive<Failing>(how));
+    const Tensor buffer = at::ones({100}), worker = at::zeros({100}), server = at::zeros({56});
+    DLTensor views[] = {gradcodec::view_to_write(buffer), gradcodec::view_to_write(worker),
+                        gradcodec::view_to_write(server)};
+    const gc_status_t status = gc_compressed_allreduce(comm.get(), &views[0], &views[1], &views[2], nullptr);
+    const std::string sentence = gc_last_error();
+    const gc_status_t later = gc_comm_async_error(comm.get());
+    std::string thrown[2];
+    try {
+        gradcodec::compressed_allreduce(comm, buffer, worker, server);
+    } catch (const c10::Error &error) {
+        thrown[0] = error.what_without_backtrace();
+    }
+    try {
+        gradcodec::allreduce_create(comm, buffer, onebit());
+    } catch (const c10::Error &error) {
+        thrown[1] = error.what_without_backtrace();
+    }
+    TORCH_CHECK(at::equal(buffer, at::ones({100})) && at::equal(worker, at::zeros({100})), "a failed call has written");
+    return {status, sentence, later, thrown[0], thrown[1]};
+}
+
+/* Streams of a card that is not there. As in torch, the numbers of those of others are their handles; odd numbers are
+ * torch's own. */
+struct Streams final : c10::impl::DeviceGuardImplInterface {
+    c10::DeviceType type() const override { return c10::kCUDA; }
+    c10::Device exchangeDevice(c10::Device device) const override { return std::exchange(device_, device); }
+    c10::Device getDevice() const override { return device_; }
+    void setDevice(c10::Device device) const override { device_ = device; }
+    void uncheckedSetDevice(c10::Device device) const noexcept override { device_ = device; }
+    c10::Stream getStream(c10::Device) const override { return stream_; }
+    c10::Stream exchangeStream(c10::Stream stream) const override { return std::exchange(stream_, stream); }
+    c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+    void *getStreamNativeHandle(const c10::Stream stream) const override
+    {
+        return reinterpret_cast<void *>(stream.id() % 2 == 0 ? stream.id() : 1000 + stream.id());
+    }
+
+    mutable c10::Device device_{c10::kCUDA, 0};
+    mutable c10::Stream stream_ = c10::Stream::unpack3(1, 0, c10::kCUDA);
+};
+
+class Recording : public Fake {
+public:
+    const std::string getBackendName() const override { return "nccl"; }
+    Work exchange(const Tensor &to, const Tensor &from, bool asynchronous) override
+    {
+        const c10::Stream stream = c10::impl::getDeviceGuardImpl(c10::kCUDA)->getStream(to.device());
+        seen = {reinterpret_cast<int64_t>(to.data_ptr()), reinterpret_cast<int64_t>(from.data_ptr()), to.numel(),
+                from.numel(), to.is_cuda() && from.is_cuda(), asynchronous, stream.id()};
+        return {};
+    }
+    std::vector<int64_t> seen;
+};
+
+/* What a group with memory of cards is given when the library calls with `stream`, and in the end what it returned, the
+ * transport's flags, and the number of the stream that is current then. */
+std::vector<int64_t> on_stream(int64_t stream, bool gather)
+{
+    static Streams *const streams = [] { /* torch keeps it: it never goes */
+        auto *made = new Streams;
+        c10::impl::registerDeviceGuard(c10::kCUDA, made);
+        return made;
+    }();
+    const auto group = c10::make_intrusive<Recording>();
+    gradcodec::detail::GroupTransport<c10d::Backend> over(group);
+    const gc_transport_t transport = over.functions();
+    const auto exchange = gather ? transport.all_gather : transport.all_to_all;
+    const int32_t code = exchange(transport.ctx, reinterpret_cast<void *>(4096), reinterpret_cast<void *>(8192), 48,
+                                  {kDLCUDA, 0}, reinterpret_cast<void *>(stream));
+    std::vector<int64_t> seen = group->seen;
+    seen.insert(seen.end(), {code, transport.flags, streams->stream_.id()});
+    return seen;
+}
+
+} // namespace
+
+TORCH_LIBRARY(gradcodec_c10d, m)
+{
+    m.def("over_group", [](const std::string &name, const Tensors &gradients) { return over_group(name, gradients); });
+    m.def("over_backend",
+          [](const std::string &name, const Tensors &gradients) { return over_backend(name, gradients); });
+    m.def("in_one_process", [](int64_t world, const Tensors &gradients) { return in_one_process(world, gradients); });
+    m.def("outlived", [](const std::string &name, const Tensors &gradients) { return outlived(name, gradients); });
+    m.def("failure", [](const std::string &how) { return failure(how); });
+    m.def("on_stream", [](int64_t stream, bool gather) { return on_stream(stream, gather); });
+}

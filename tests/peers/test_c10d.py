@@ -1,0 +1,95 @@
+"""include/gradcodec/c10d.hpp: a communicator over a process group of torch.distributed, between processes over gloo."""
+
+import os
+import pathlib
+import traceback
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch_ops
+
+HERE = pathlib.Path(__file__).resolve().parent
+WORLDS = 2, 4
+# One element, odd sizes, more than one dimension; float32 and 16 bits. The last is several blocks of a kernel.
+SHAPES = [(1,), (33, 5), (1, 1, 3), (20_003,)]
+STEPS, TENSORS_OF_A_STEP = 3, len(SHAPES) + 3
+COMM = 31
+
+
+@pytest.fixture(scope="module")
+def library():
+    return torch_ops.build(HERE / "c10d.cpp", name="gradcodec_c10d")
+
+
+def gradients(rank, dtype):
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
+
+
+def same_as_in_one_process(ops, rank, world, name):
+    for dtype in torch.float32, torch.float16, torch.bfloat16:
+        of_all = [tensor for k in range(world) for tensor in gradients(k, dtype)]
+        expected = ops.in_one_process(world, of_all)
+        mine = expected[rank * STEPS * TENSORS_OF_A_STEP :][: STEPS * TENSORS_OF_A_STEP]
+        for over in ops.over_group, ops.over_backend:
+            results = over(name, gradients(rank, dtype))
+            assert len(results) == len(mine) and all(map(torch.equal, results, mine))
+        assert all(tensor.isfinite().all() and tensor.any() for tensor in mine[:TENSORS_OF_A_STEP])
+        first = ops.outlived(name, gradients(rank, dtype))
+        assert all(map(torch.equal, first, mine)), "a handle without its communicator"
+
+
+def a_rank_that_is_gone_is_an_error(ops, rank, world, name):
+    """The last thing that is tried: whoever waits for the rank that ends is told so, and goes on."""
+    if rank == world - 1:
+        os._exit(0)
+    with pytest.raises(RuntimeError, match=r"the transport's function returned 1: .*[a-z]{3}"):
+        ops.over_group(name, gradients(rank, torch.float32))
+    assert ops.failure("torch")[0] == COMM
+
+
+def run(rank, world, library, folder):
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.ops.load_library(library)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    try:
+        name = dist.group.WORLD.group_name
+        same_as_in_one_process(torch.ops.gradcodec_c10d, rank, world, name)
+        a_rank_that_is_gone_is_an_error(torch.ops.gradcodec_c10d, rank, world, name)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # the others would wait for this rank
+    os._exit(0)  # leaving the group waits for the rank that is gone
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_processes_have_the_bytes_of_threads(library, world, tmp_path):
+    torch.multiprocessing.spawn(run, (world, library, str(tmp_path)), world)
+
+
+@pytest.mark.parametrize("how", ["torch", "standard", "other", "late", "aborted"])
+def test_what_a_group_throws_is_a_status(library, how):
+    status, sentence, later, *thrown = torch.ops.gradcodec_c10d.failure(how)
+    assert (status, later) == (COMM, COMM)
+    assert sentence == "all_to_all: the transport's function returned 1"
+    words = {"other": "an exception that is no std::exception", "aborted": "the group's work was aborted"}
+    for what, name in zip(thrown, ("all_to_all", "all_gather")):
+        assert what.startswith(f"{name}: the transport's function returned 1: {words.get(how, 'the cable is cut')}")
+
+
+def on_stream(rank, library):
+    """Streams of a card that is not there: in a process of their own, whose torch takes them for the current ones."""
+    torch.ops.load_library(library)
+    for gather, sent in (False, 96), (True, 48):
+        # The current stream is number 1, whose handle is 1001. Then one of another library, by its handle.
+        for handle, number in (1001, 1), (64, 64), (0, 0):
+            seen = torch.ops.gradcodec_c10d.on_stream(handle, gather)
+            assert seen == [8192, 4096, 96, sent, True, False, number, 0, 0, 1], seen
+        # One that torch takes for another: it is asked nothing.
+        assert torch.ops.gradcodec_c10d.on_stream(77, gather) == [1, 0, 1]
+
+
+def test_a_card_s_exchange_is_on_the_stream_of_the_call(library):
+    torch.multiprocessing.spawn(on_stream, (library,), 1)
