@@ -5,9 +5,9 @@
 #include "step.cuh"
 
 // Reads a value and an error, writes an error and 1/8 byte an element. Block: a tile, a unit a warp. All that the first
-// loads need is there from the start, and what else comes from memory comes meanwhile. With the server's half, which has
-// no factors, it makes the chunk of a shard: then the values are those of the parts, and what is not finite in them stays
-// until the error is added, as in reduce().
+// loads need is there from the start, and what else comes from memory comes meanwhile. With the server's half it makes
+// the chunk of a shard, whose parts are the values: what is not finite in them stays until the error is added, as in
+// reduce().
 template <typename V, typename E>
 __device__ __forceinline__ void encode(const gc_encode &call) {
     constexpr unsigned N = neighbours<V, E>();

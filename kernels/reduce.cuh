@@ -114,8 +114,9 @@ __device__ __forceinline__ Told look_at_payloads(const gc_reduce &call, unsigned
 }
 
 // The word of a lane that most payloads have there, at the turn that a state says.
-__device__ __forceinline__ unsigned vote_of_unit(const Payloads &payloads, const gc_tile &tile, const unsigned char *state,
-                                                 unsigned at, unsigned count, unsigned lane) {
+__device__ __forceinline__ unsigned vote_of_unit(const Payloads &payloads, const gc_tile &tile,
+                                                 const unsigned char *state, unsigned at, unsigned count,
+                                                 unsigned lane) {
     const u64 byte = tile.byte + at / 8 + lane * 4, turn = reinterpret_cast<const u64 *>(state)[TURN_WORD / 2];
     return vote_of_payloads(payloads, (byte % payloads.many + turn % payloads.many) % payloads.many,
                             static_cast<int>(count) - static_cast<int>(lane * 32));
@@ -192,9 +193,9 @@ REDUCE(gc_onebit_reduce_f32, F32)
 REDUCE(gc_onebit_reduce_bf16, BF16)
 REDUCE(gc_onebit_reduce, None)
 
-// What reduce() adds the error to: the shard of the mean, or of the majority as +1 and -1, of one part after the other.
-// Reads 1/8 byte of each payload, writes a float32 an element, and +0 where a payload is corrupt. `dst`: the shard. The
-// state is only read: whoever makes a chunk of a shard goes on to the next turn.
+// The shard that reduce() would add the error to: the mean, or the majority as +1 and -1, one part after the other.
+// Reads 1/8 byte of each payload, writes a float32 an element: +0 if a payload is corrupt. `dst`: the shard. The state
+// is only read: whoever makes a chunk of a shard goes on to the next turn.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __grid_constant__ gc_reduce call) {
     constexpr unsigned N = 4;
     const gc_codec &codec = call.codec;

@@ -424,7 +424,13 @@ fn allreduce(comm: *mut gc_comm_t, options: &Options, given: &gc_codec_options_t
                         let (factors, values) = from.split_at(2);
                         let first = values.as_ptr().cast::<*const DLTensor>();
                         gc_allreduce_reduce_scatter(
-                            allreduce, first, values.len(), factors[0], factors[1], to[0], stream,
+                            allreduce,
+                            first,
+                            values.len(),
+                            factors[0],
+                            factors[1],
+                            to[0],
+                            stream,
                         )
                     });
                 }

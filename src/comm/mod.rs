@@ -164,8 +164,8 @@ impl Communicator {
         self.exchange(Pattern::AllGather, wire, &wire.chunk(), &wire.payload(), stream)
     }
 
-    /// From this rank's payload, which lies in `wire`, to the mean of all ranks' in its shard: what comes before the error in
-    /// the middle of an all-reduce.
+    /// From this rank's payload, which lies in `wire`, to the mean of all ranks' in its shard: the middle of an
+    /// all-reduce up to the server's error.
     fn mean_among_ranks(&self, codec: &Codec, wire: &Wire, shard: &View<'_>, stream: Stream) -> Result<()> {
         let exchanged = match self.world {
             1 => Ok(()),

@@ -311,6 +311,8 @@ struct Model {
         }
         return d;
     }
+    // Of the valid state.
+    u64 turn() const { return get_at<u64>(states[policy == TRANSACTIONAL ? valid[SERVER] : 0].data(), 56); }
     // The shard of all parts, one after the other.
     std::vector<float> mean(const Bytes &chunks, unsigned payloads) {
         std::vector<float> shard;
@@ -320,9 +322,8 @@ struct Model {
             bad |= corrupt(&chunks[r * stride], server);
             found |= get_at<unsigned>(&chunks[r * stride], 28);
         }
-        const u64 turn = get_at<u64>(states[policy == TRANSACTIONAL ? valid[SERVER] : 0].data(), 56);
         for (const Part &part : servers) {
-            for (const float x : sum(chunks, payloads, part, turn, found)) shard.push_back(bad ? 0 : nan_pattern(x));
+            for (const float x : sum(chunks, payloads, part, turn(), found)) shard.push_back(bad ? 0 : nan_pattern(x));
         }
         flag(bad ? unsigned(CORRUPT) : found);
         return shard;
@@ -347,7 +348,7 @@ struct Model {
             found |= get_at<unsigned>(&chunks[r * stride], 28);
         }
         return make_chunk(found, [&](const Part &part, unsigned &met) {
-            return sum(chunks, payloads, part, get_at<u64>(states[policy == TRANSACTIONAL ? valid[SERVER] : 0].data(), 56), met);
+            return sum(chunks, payloads, part, turn(), met);
         });
     }
     // The chunk of what `sums` says of each part, and the error.
@@ -355,7 +356,7 @@ struct Model {
     Bytes make_chunk(unsigned found, Sums sums) {
         const auto [from, to] = begin(SERVER);
         Bytes out(stride, 0);
-        const u64 turn = get_at<u64>(from->data(), 56);
+        const u64 next = get_at<u64>(from->data(), 56) + 1;
         for (const Part &part : servers) {
             const std::vector<float> e = errors(SERVER, part, *from);
             std::vector<float> d = sums(part, found);
@@ -366,7 +367,7 @@ struct Model {
             }
             memcpy(&out[64 + 4 * part.segment], &(*to)[scales_at[1] + 4 * part.segment], 4);
         }
-        put_at(*to, 56, turn + 1);
+        put_at(*to, 56, next);
         write_header(out.data(), server, found);
         if (policy == TRANSACTIONAL) pending[SERVER] = 1;
         flag(found);
@@ -465,7 +466,8 @@ struct Device {
         std::vector<const unsigned char *> parts;
         for (const gc_run &run : runs[1]) parts.push_back(shard + 4 * run.base);
         set_values(call.values, call.codec, parts);
-        void (*kernels[4])(gc_encode) = {gc_onebit_encode_f32_f32, nullptr, gc_onebit_encode_f32_bf16, gc_onebit_encode_f32};
+        void (*kernels[4])(gc_encode) = {gc_onebit_encode_f32_f32, nullptr, gc_onebit_encode_f32_bf16,
+                                         gc_onebit_encode_f32};
         launch(tiles[1].size(), THREADS, [&] { kernels[model.error](call); });
         finish(call.codec, dst);
     }
@@ -634,7 +636,8 @@ static void handle_matches(unsigned rounds) {
                 device.mean(src.bytes, many, shard.bytes);
                 bool before = true;
                 for (u64 k = 0; k < off; k++) before &= shard.all.get()[k] == 0xa5;
-                count(before && !memcmp(shard.bytes, mean.data(), shard.size), "mean of " + std::to_string(many) + "; " + what);
+                const bool right = before && !memcmp(shard.bytes, mean.data(), shard.size);
+                count(right, "mean of " + std::to_string(many) + "; " + what);
                 states_are_equal("mean");
                 // What was made of it since.
                 std::vector<float> changed(mean);

@@ -538,7 +538,9 @@ def test_a_second_call_at_once_is_refused_and_leaves_the_first_alone():
                     status_of(lib.gc_comm_reserve, comm, capi.DLDevice(1, 0), 64),
                     status_of(lib.gc_allreduce_create, comm, byref(options), byref(made)),
                     status_of(lib.gc_allreduce_run, handle, views([values]), 1, None, None, None),
-                    status_of(lib.gc_allreduce_reduce_scatter, handle, views([values]), 1, None, None, shard.view, None),
+                    status_of(
+                        lib.gc_allreduce_reduce_scatter, handle, views([values]), 1, None, None, shard.view, None
+                    ),
                     status_of(lib.gc_allreduce_all_gather, handle, shard.view, views([values]), 1, None),
                     status_of(lib.gc_allreduce_reset, handle, None),
                     status_of(lib.gc_comm_async_error, comm),

@@ -265,8 +265,8 @@ for_each_set! {
     /// The source holds them, the sink has room for them, and the set is one that this processor has.
     fn tile[C: Source](source: &C, sink: &Sink, treatment: Treatment, elements: usize) -> Outcome = tile_on;
 
-    /// Writes c of a tile of so many elements as float32. Tells whether something was met that is not finite and does not
-    /// show in it.
+    /// Writes c of a tile of so many elements as float32. Tells whether something was met that is not finite and does
+    /// not show in it.
     ///
     /// # Safety
     /// The source holds them, `dst` has room for them, and the set is one that this processor has.

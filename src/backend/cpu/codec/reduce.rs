@@ -98,8 +98,8 @@ impl Codec {
         })
     }
 
-    /// Writes bits, state and partial sums of what `source_of` makes of a piece of a part. `bytes`: that it reads for an
-    /// element, without what is kept. Tells whether anything was not finite.
+    /// Writes bits, state and partial sums of what `source_of` makes of a piece of a part. `bytes`: what it reads of an
+    /// element, but for what is kept. Tells whether anything was not finite.
     pub(super) fn make_parts<E: Number, C: Source<Kept = E>>(
         &self,
         plan: &CodecPlan,
@@ -128,7 +128,7 @@ impl Codec {
             });
             let sink = Sink { kept: next.at(kept), chunks, byte };
             let treatment = Treatment { sum: sum_of(plan), zero };
-            // SAFETY: the tile lies within a part, which every payload and the shard have, and which has a place in both
+            // SAFETY: the tile lies within a part, which every payload has, or the shard, and which has a place in both
             // states and in the chunk.
             let outcome = unsafe { kernels::tile(set, &source, &sink, treatment, tile.elements) };
             partials[tile.number].store(outcome.sum.to_bits(), Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! The two halves of reducing, with a shard of float32 between them: what the payloads say in the mean, and the chunk of
-//! that and the error.
+//! The two halves of reducing, with a shard of float32 between them: the mean of what payloads say, and the chunk that
+//! is made of a shard and the error.
 
 use std::marker::PhantomData;
 
@@ -20,8 +20,8 @@ use super::{
 };
 
 impl Codec {
-    /// Writes the mean of `chunks`, one a payload, or the majority as +1 and -1, to the parts of a shard, whose addresses
-    /// are by segment. If a chunk is corrupt, nothing is written. `room`: for a chunk. The state is only read.
+    /// Writes the mean of `chunks`, one a payload, or the majority as +1 and -1, to the parts of a shard, an address a
+    /// segment. If a chunk is corrupt, nothing is written. `room`: for a chunk. The state is only read.
     pub fn mean(&mut self, plan: &CodecPlan, chunks: &View<'_>, room: &View<'_>, shard: &[Address]) -> Result<()> {
         let Some(number) = plan.server else { return Ok(()) }; // which the operation has refused
         let (inputs, flags) = Inputs::of(plan, chunks, number).inspect_err(|_| self.raise(CORRUPT))?;
