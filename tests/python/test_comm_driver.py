@@ -130,6 +130,26 @@ assert not fake.fake_events() and not fake.fake_pinned(), (fake.fake_events(), f
 """)
 
 
+@pytest.mark.parametrize("policy", ["PROPAGATE", "ZERO", "TRANSACTIONAL"])
+def test_what_is_not_finite_in_a_shard_is_as_in_the_mean(policy):
+    run_comm(f"""
+exec({HALVES!r})
+place, rng, segments = Place(), np.random.default_rng(2), [1500, 3, 9000]
+for kind, error in (ONEBIT, "float32"), (ONEBIT, "bfloat16"), (ONEBIT, None), (SIGN, None):
+    options = dict(codec=kind, segments=segments, error=error, nonfinite={policy})
+    with Entered(2, "group") as world, CheckedRanks(world, place, **options) as ranks:
+        for value in 1, np.inf, -np.inf, np.nan, 3e38, 1:
+            shards = ranks.reduce_scatter([[rng.standard_normal(n).astype("f4") for n in segments] for _ in range(2)])
+            shards[1][1000] = value
+            ranks.all_gather(shards)
+            if {policy} == TRANSACTIONAL:
+                ranks.commit()
+            ranks.flags()
+            ranks.errors()
+    place.release()
+""")
+
+
 @pytest.mark.parametrize("kind", ["ONEBIT", "SIGN"])
 def test_of_a_corrupt_payload_a_card_makes_a_shard_of_zeros(kind):
     run_comm(f"""
