@@ -88,6 +88,8 @@ SIGNATURES: dict[str, list[Any]] = {
     "gc_compressed_allreduce": [G, VIEW, VIEW, VIEW, c_void_p], "gc_shard_elements": [c_int64, c_int32],
     "gc_allreduce_create": [G, POINTER(CodecOptions), POINTER(R)], "gc_allreduce_free": [R],
     "gc_allreduce_run": [R, VIEWS, c_size_t, VIEW, VIEW, c_void_p], "gc_allreduce_flags": [R, VIEW, c_void_p],
+    "gc_allreduce_reduce_scatter": [R, VIEWS, c_size_t, VIEW, VIEW, VIEW, c_void_p],
+    "gc_allreduce_all_gather": [R, VIEW, VIEWS, c_size_t, c_void_p],
     "gc_allreduce_commit": [R, VIEW, c_void_p], "gc_allreduce_rollback": [R, c_void_p],
     "gc_allreduce_reset": [R, c_void_p], "gc_allreduce_errors_out": [R, VIEW, VIEW, c_void_p],
     "gc_allreduce_errors_in": [R, VIEW, VIEW, c_void_p],
@@ -518,6 +520,22 @@ class AllReduce(_Steps):
         handle = self._library._handle(stream)
         self._comm._run(
             self._lib.gc_allreduce_run, self._handle, outputs.pointers, len(values), *factors.pointers, handle
+        )
+    def reduce_scatter(
+        self, values: Sequence[Array], shard: Array, value_factor: Array | None = None,
+        error_factor: Array | None = None, stream: Any = 1,
+    ) -> None:
+        inputs, factors = self._views(stream, *values), self._views(stream, value_factor, error_factor)
+        to, handle = self._views(stream, shard, written=True), self._library._handle(stream)
+        self._comm._run(
+            self._lib.gc_allreduce_reduce_scatter, self._handle, inputs.pointers, len(values), *factors.pointers,
+            *to.pointers, handle,
+        )
+    def all_gather(self, shard: Array, values: Sequence[Array], stream: Any = 1) -> None:
+        given, outputs = self._views(stream, shard), self._views(stream, *values, written=True)
+        handle = self._library._handle(stream)
+        self._comm._run(
+            self._lib.gc_allreduce_all_gather, self._handle, *given.pointers, outputs.pointers, len(values), handle
         )
     def errors_in(self, workers: Array | None = None, server: Array | None = None, stream: Any = 1) -> None:
         self._read("errors_in", stream, workers, server)

@@ -80,7 +80,7 @@ struct gc_finish {
 struct gc_reduce {
     gc_codec codec;
     const unsigned char *chunks;
-    unsigned char *dst;
+    unsigned char *dst;       // a chunk; of gc_onebit_mean the shard
     u64 payloads;
 };
 struct gc_decode {

@@ -5,7 +5,9 @@
 #include "step.cuh"
 
 // Reads a value and an error, writes an error and 1/8 byte an element. Block: a tile, a unit a warp. All that the first
-// loads need is there from the start, and what else comes from memory comes meanwhile.
+// loads need is there from the start, and what else comes from memory comes meanwhile. With the server's half it makes
+// the chunk of a shard, whose parts are the values: what is not finite in them stays until the error is added, as in
+// reduce().
 template <typename V, typename E>
 __device__ __forceinline__ void encode(const gc_encode &call) {
     constexpr unsigned N = neighbours<V, E>();
@@ -32,7 +34,8 @@ __device__ __forceinline__ void encode(const gc_encode &call) {
     }
     // All loads are under way: left to itself ptxas puts the last ones behind the first uses.
     __syncwarp();
-    const Rules rules = {codec.rule == RMS && codec.kind == ONEBIT, codec.policy == ZERO, codec.policy == ZERO};
+    const Rules rules = {codec.rule == RMS && codec.kind == ONEBIT, codec.policy == ZERO,
+                         codec.policy == ZERO && codec.half == WORKER};
     const Handle form = {s, factor(call.m_g), factor(call.m_e), codec.beta};
     unsigned below_zero;
     const unsigned dtype = codec.header[2] & 0xff;

@@ -95,6 +95,33 @@ __device__ __forceinline__ unsigned vote_of_payloads(const Payloads &payloads, u
     return word & in_order(count >= 32 ? ~0u : count > 0 ? (1u << count) - 1 : 0, ORDER_BIG);
 }
 
+// What the chunks that are reduced tell of themselves. By all threads of a block.
+struct Told {
+    bool corrupt, nonfinite;
+};
+__device__ __forceinline__ Told look_at_payloads(const gc_reduce &call, unsigned many, unsigned lane, unsigned warp) {
+    const gc_codec &codec = call.codec;
+    unsigned met = 0;
+#pragma unroll 1
+    for (unsigned r = warp; r < many; r += WARPS) {
+#pragma unroll 1
+        for (unsigned w = lane; w < HEADER_WORDS + codec.n_segments; w += WARP) {
+            met |= look_at_word(codec, call.chunks + r * codec.stride, codec.chunk, w);
+        }
+    }
+    const bool corrupt = __syncthreads_or(met & CORRUPT), nonfinite = __syncthreads_or(met & NONFINITE);
+    return {corrupt, nonfinite};
+}
+
+// The word of a lane that most payloads have there, at the turn that a state says.
+__device__ __forceinline__ unsigned vote_of_unit(const Payloads &payloads, const gc_tile &tile,
+                                                 const unsigned char *state, unsigned at, unsigned count,
+                                                 unsigned lane) {
+    const u64 byte = tile.byte + at / 8 + lane * 4, turn = reinterpret_cast<const u64 *>(state)[TURN_WORD / 2];
+    return vote_of_payloads(payloads, (byte % payloads.many + turn % payloads.many) % payloads.many,
+                            static_cast<int>(count) - static_cast<int>(lane * 32));
+}
+
 // Reads 1/8 byte of each payload and an error, writes an error and 1/8 byte an element. Block: a tile, a unit a warp.
 // SIGN has no errors.
 template <typename E>
@@ -118,25 +145,16 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     }
     group.load(payloads, 0);
 
-    unsigned met = 0;
-#pragma unroll 1
-    for (unsigned r = warp; r < payloads.many; r += WARPS) {
-#pragma unroll 1
-        for (unsigned w = lane; w < HEADER_WORDS + codec.n_segments; w += WARP) {
-            met |= look_at_word(codec, call.chunks + r * codec.stride, codec.chunk, w);
-        }
-    }
-    const bool corrupt = __syncthreads_or(met & CORRUPT), told = __syncthreads_or(met & NONFINITE);
-    if (threadIdx.x == 0 && (corrupt || told)) atomicOr(&codec.control->found, corrupt ? CORRUPT : NONFINITE);
+    const Told told = look_at_payloads(call, payloads.many, lane, warp);
+    const bool corrupt = told.corrupt;
+    if (threadIdx.x == 0 && (corrupt || told.nonfinite)) atomicOr(&codec.control->found, corrupt ? CORRUPT : NONFINITE);
 
     // What follows is done with a corrupt chunk too, but not stored: the compiler knows then that the lanes of a warp
     // are together, and has no other code for lanes that are not.
     float all = 0;
     unsigned word;
     if (E::SIZE == 0 && codec.kind == SIGN) {
-        const u64 byte = tile.byte + at / 8 + lane * 4, turn = reinterpret_cast<const u64 *>(from)[TURN_WORD / 2];
-        word = vote_of_payloads(payloads, (byte % payloads.many + turn % payloads.many) % payloads.many,
-                                static_cast<int>(count) - static_cast<int>(lane * 32));
+        word = vote_of_unit(payloads, tile, from, at, count, lane);
     } else {
         const Rules rules = {codec.rule == RMS, codec.policy == ZERO, false};
         const Handle form = {t, 1, 1, codec.beta};
@@ -174,5 +192,46 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
 REDUCE(gc_onebit_reduce_f32, F32)
 REDUCE(gc_onebit_reduce_bf16, BF16)
 REDUCE(gc_onebit_reduce, None)
+
+// The shard that reduce() would add the error to: the mean, or the majority as +1 and -1, one part after the other.
+// Reads 1/8 byte of each payload, writes a float32 an element: +0 if a payload is corrupt. `dst`: the shard. The state
+// is only read: whoever makes a chunk of a shard goes on to the next turn.
+extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __grid_constant__ gc_reduce call) {
+    constexpr unsigned N = 4;
+    const gc_codec &codec = call.codec;
+    const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, at = warp * UNIT;
+    const gc_tile tile = tile_of(codec, blockIdx.x);
+    const unsigned count = elements_of_unit(tile, at);
+    const Payloads payloads(call, tile, at, count, lane);
+    Group group;
+    group.load(payloads, 0);
+    const Told told = look_at_payloads(call, payloads.many, lane, warp);
+    Lane<F32, N> sum;
+    bool found = told.nonfinite;
+    if (codec.kind == SIGN) {
+        const unsigned char *state = codec.state[codec.control->valid >> SERVER & 1];
+        const unsigned word = vote_of_unit(payloads, tile, state, at, count, lane);
+        const unsigned fields = fields_of_unit<N>(in_order(word, ORDER_BIG), lane);
+#pragma unroll
+        for (unsigned i = 0; i < 32; i++) {
+            sum.vectors[i / N].words[i % N] = 0x3f800000u | (~fields << (31 - i) & 0x80000000u);
+        }
+    } else {
+        sum_of_payloads(payloads, group, codec.policy == ZERO, found, sum, lane);
+    }
+    if (lane == 0 && (told.corrupt || found)) {
+        const unsigned flags = told.corrupt ? CORRUPT : NONFINITE;
+        atomicOr(&codec.control->flags, flags);
+        atomicOr(&codec.control->since, flags);
+    }
+    if (count == 0) return;
+#pragma unroll
+    for (unsigned i = 0; i < 32; i++) {
+        const float mean = sum.at(i / N, i % N);
+        sum.vectors[i / N].words[i % N] = told.corrupt ? 0 : __float_as_uint(canonical(mean));
+    }
+    const u64 first = run_of(codec, tile.run).base + tile.first + at;
+    sum.store_anywhere(call.dst + first * 4, lane, count);
+}
 
 #endif

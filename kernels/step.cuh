@@ -123,6 +123,23 @@ struct Lane {
         if (count == UNIT && misalignment(from, T::SIZE * N + (T::SIZE == 0)) == 0) load_from(from, lane);
         else load_each(from, lane, count);
     }
+    // The first `count` of a unit, wherever they lie: by vectors, or by elements.
+    __device__ __forceinline__ void store_anywhere(unsigned char *to, unsigned lane, unsigned count) const {
+        if (count == UNIT && misalignment(to, T::SIZE * N) == 0) {
+            store_to(to, lane);
+            return;
+        }
+        typename T::element *elements = reinterpret_cast<typename T::element *>(to) + lane * N;
+        const int left = left_of_lane<N>(lane, count);
+#pragma unroll
+        for (unsigned k = 0; k < VECTORS; k++) {
+#pragma unroll
+            for (unsigned m = 0; m < N; m++) {
+                const unsigned at = k * WARP * N + m;
+                if (static_cast<int>(at) < left) elements[at] = vectors[k].words[m];
+            }
+        }
+    }
 };
 
 // ---- Values

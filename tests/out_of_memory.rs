@@ -290,6 +290,17 @@ fn an_allreduce_that_cannot_be_made_or_run_changes_nothing() {
         data[0] = -1.5;
         assert_eq!(with_failure(0, true, run), (0, false));
         assert_eq!(data[..2], [-1.5, 1.5]);
+        // Nor do its halves.
+        let (mut room, mut shape) = (vec![0.0f32; 1000], [0i64; 1]);
+        let mut shard = floats(&mut room, &mut shape);
+        let (from, none) = ([&raw const values], ptr::null());
+        let scatter =
+            || gc_allreduce_reduce_scatter(allreduce, from.as_ptr(), 1, none, none, &mut shard, ptr::null_mut());
+        assert_eq!(with_failure(0, true, scatter), (0, false));
+        assert_eq!(room[..2], [-1.5, 1.5]);
+        let gather = || gc_allreduce_all_gather(allreduce, &shard, list.as_ptr(), 1, ptr::null_mut());
+        assert_eq!(with_failure(0, true, gather), (0, false));
+        assert_eq!(data[..2], [-1.5, 1.5]);
         gc_allreduce_free(allreduce);
         gc_comm_free(comm);
     }

@@ -73,6 +73,9 @@ promised! {
     gc_allreduce_free(*mut gc_allreduce_t);
     gc_allreduce_run(*mut gc_allreduce_t, *const *mut DLTensor, usize, *const DLTensor, *const DLTensor,
         *mut c_void) -> i32;
+    gc_allreduce_reduce_scatter(*mut gc_allreduce_t, *const *const DLTensor, usize, *const DLTensor,
+        *const DLTensor, *mut DLTensor, *mut c_void) -> i32;
+    gc_allreduce_all_gather(*mut gc_allreduce_t, *const DLTensor, *const *mut DLTensor, usize, *mut c_void) -> i32;
     gc_allreduce_flags(*mut gc_allreduce_t, *mut DLTensor, *mut c_void) -> i32;
     gc_allreduce_commit(*mut gc_allreduce_t, *const DLTensor, *mut c_void) -> i32;
     gc_allreduce_rollback(*mut gc_allreduce_t, *mut c_void) -> i32;

@@ -100,6 +100,8 @@ enum Step {
 #[derive(Arbitrary, Debug)]
 enum Run {
     Values { values: Vec<Description>, factors: [Optional; 2] },
+    ToShard { values: Vec<Description>, factors: [Optional; 2], shard: Description },
+    FromShard { shard: Description, values: Vec<Description> },
     Flags(Description),
     Commit(Optional),
     Rollback,
@@ -414,6 +416,28 @@ fn allreduce(comm: *mut gc_comm_t, options: &Options, given: &gc_codec_options_t
                     let inputs = Tensors::new(factors.iter().map(Option::as_ref));
                     with_tensors(inputs, Tensors::new(values.iter().take(20).map(Some)), |from, to| {
                         gc_allreduce_run(allreduce, to.as_ptr(), to.len(), from[0], from[1], stream)
+                    });
+                }
+                Run::ToShard { values, factors, shard } => {
+                    let inputs = factors.iter().map(Option::as_ref).chain(values.iter().take(20).map(Some));
+                    with_tensors(Tensors::new(inputs), Tensors::new([Some(shard)]), |from, to| {
+                        let (factors, values) = from.split_at(2);
+                        let first = values.as_ptr().cast::<*const DLTensor>();
+                        gc_allreduce_reduce_scatter(
+                            allreduce,
+                            first,
+                            values.len(),
+                            factors[0],
+                            factors[1],
+                            to[0],
+                            stream,
+                        )
+                    });
+                }
+                Run::FromShard { shard, values } => {
+                    let outputs = Tensors::new(values.iter().take(20).map(Some));
+                    with_tensors(Tensors::new([Some(shard)]), outputs, |from, to| {
+                        gc_allreduce_all_gather(allreduce, from[0], to.as_ptr(), to.len(), stream)
                     });
                 }
                 Run::Flags(dst) => with_tensors(Tensors::new([]), Tensors::new([Some(dst)]), |_, to| {

@@ -758,6 +758,16 @@ inline void allreduce_run(AllReduce &allreduce, Targets values, Source value_fac
     detail::check(gc_allreduce_run(allreduce.get(), values.data(), values.size(), value_factor.get(),
                                    error_factor.get(), stream));
 }
+inline void allreduce_reduce_scatter(AllReduce &allreduce, Sources values, Source value_factor, Source error_factor,
+                                     Target shard, void *stream = nullptr)
+{
+    detail::check(gc_allreduce_reduce_scatter(allreduce.get(), values.data(), values.size(), value_factor.get(),
+                                              error_factor.get(), shard.get(), stream));
+}
+inline void allreduce_all_gather(AllReduce &allreduce, Source shard, Targets values, void *stream = nullptr)
+{
+    detail::check(gc_allreduce_all_gather(allreduce.get(), shard.get(), values.data(), values.size(), stream));
+}
 inline void allreduce_flags(AllReduce &allreduce, Target dst, void *stream = nullptr)
 {
     detail::check(gc_allreduce_flags(allreduce.get(), dst.get(), stream));

@@ -111,6 +111,10 @@ typedef struct gc_api_t {
     void (*gc_allreduce_free)(gc_allreduce_t *allreduce);
     gc_status_t (*gc_allreduce_run)(gc_allreduce_t *allreduce, DLTensor *const *values, size_t n_values,
         const DLTensor *value_factor, const DLTensor *error_factor, void *stream);
+    gc_status_t (*gc_allreduce_reduce_scatter)(gc_allreduce_t *allreduce, const DLTensor *const *values,
+        size_t n_values, const DLTensor *value_factor, const DLTensor *error_factor, DLTensor *shard, void *stream);
+    gc_status_t (*gc_allreduce_all_gather)(gc_allreduce_t *allreduce, const DLTensor *shard, DLTensor *const *values,
+        size_t n_values, void *stream);
     gc_status_t (*gc_allreduce_flags)(gc_allreduce_t *allreduce, DLTensor *dst, void *stream);
     gc_status_t (*gc_allreduce_commit)(gc_allreduce_t *allreduce, const DLTensor *skip, void *stream);
     gc_status_t (*gc_allreduce_rollback)(gc_allreduce_t *allreduce, void *stream);
@@ -189,6 +193,8 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_allreduce_create", &api->gc_allreduce_create},
         {"gc_allreduce_free", &api->gc_allreduce_free},
         {"gc_allreduce_run", &api->gc_allreduce_run},
+        {"gc_allreduce_reduce_scatter", &api->gc_allreduce_reduce_scatter},
+        {"gc_allreduce_all_gather", &api->gc_allreduce_all_gather},
         {"gc_allreduce_flags", &api->gc_allreduce_flags},
         {"gc_allreduce_commit", &api->gc_allreduce_commit},
         {"gc_allreduce_rollback", &api->gc_allreduce_rollback},

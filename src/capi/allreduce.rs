@@ -116,6 +116,83 @@ pub unsafe extern "C" fn gc_allreduce_run(
     })
 }
 
+/// The first half of gc_allreduce_run(), for an optimizer whose state is cut among the ranks: the mean over the ranks
+/// of the elements that are this rank's, in float32. The optimizer makes its step of that, which
+/// gc_allreduce_all_gather() gives to all. With an untouched shard the two are gc_allreduce_run(), byte for byte.
+///
+/// `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
+/// as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The server's
+/// error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, as most ranks say; a tie is broken as by
+/// gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
+///
+/// As gc_codec_encode(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: a shard that
+/// overlaps values or factors. COMM: an exchange failed. CORRUPT: on the CPU, a rank whose payload is not of such a
+/// handle: the shard is as it was; on CUDA the flag is set, and all of the shard is +0. Other ranks may not have met
+/// it: they wait for this one in gc_allreduce_all_gather(). After a failure the worker's errors of this rank may be
+/// those of the step.
+///
+/// With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends what is pending, both or
+/// one alone; a half whose step is still pending when it comes again commits both first.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `shard` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_reduce_scatter(
+    allreduce: *mut gc_allreduce_t,
+    values: *const *const DLTensor,
+    n_values: usize,
+    value_factor: *const DLTensor,
+    error_factor: *const DLTensor,
+    shard: *mut DLTensor,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a handle, and tensors that stay as they are during the call.
+        let (allreduce, values, factors, shard) = unsafe {
+            (
+                handle::borrow("allreduce", allreduce)?,
+                borrow::tensors("values", values, Count::of("n_values", n_values))?,
+                [borrow::optional("value_factor", value_factor)?, borrow::optional("error_factor", error_factor)?],
+                borrow::tensor("shard", shard)?,
+            )
+        };
+        allreduce.0.reduce_scatter(values, &factors, &shard, Stream::from_raw(stream))
+    })
+}
+
+/// The second half of gc_allreduce_run(): replaces values, on every rank, by the signs and the scale of all ranks'
+/// shards; all ranks end with the same bytes.
+///
+/// `shard`: as gc_allreduce_reduce_scatter() has it, with any numbers in it: the optimizer's step in place of the mean.
+/// The server's error is added first, and what signs and scale lose is the next one. What is not finite is treated as
+/// in the mean. GC_CODEC_SIGN: its signs are sent. `values`: as for gc_allreduce_run(), and written to.
+///
+/// As gc_allreduce_run(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: values that
+/// overlap it. After a failure the server's errors of this rank may be those of the step.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `values` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_all_gather(
+    allreduce: *mut gc_allreduce_t,
+    shard: *const DLTensor,
+    values: *const *mut DLTensor,
+    n_values: usize,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a handle, and tensors that stay as they are during the call.
+        let (allreduce, shard, values) = unsafe {
+            (
+                handle::borrow("allreduce", allreduce)?,
+                borrow::tensor("shard", shard)?,
+                borrow::tensors("values", values.cast(), Count::of("n_values", n_values))?,
+            )
+        };
+        allreduce.0.all_gather(&shard, values, Stream::from_raw(stream))
+    })
+}
+
 /// What happened on this rank since the last call of this, in stream order: as gc_codec_flags().
 ///
 /// # Safety

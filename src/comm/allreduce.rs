@@ -75,6 +75,43 @@ impl AllReduce {
         self.communicator.report(codec, stream)
     }
 
+    /// The first half of `run`: the mean of the elements that this rank reduces, before the server's error is added.
+    pub fn reduce_scatter<'v>(
+        &self,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
+        factors: &[Option<View<'_>>; 2],
+        shard: &View<'_>,
+        stream: Stream,
+    ) -> Result<()> {
+        let parts = self.enter()?;
+        let _entered = self.communicator.enter()?;
+        let Parts { codec, wire } = &*parts;
+        // What would be refused after the encoding, before anything is changed.
+        codec.check_shard_output(shard, values.clone(), factors)?;
+        self.communicator.transport.check_capture(&mut wire.memory().queue(stream)?)?;
+        codec.encode(values, factors, &wire.payload(), stream)?;
+        self.communicator.mean_among_ranks(codec, wire, shard, stream)?;
+        self.communicator.report(codec, stream)
+    }
+
+    /// The second half, of any shard.
+    pub fn all_gather<'v>(
+        &self,
+        shard: &View<'_>,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
+        stream: Stream,
+    ) -> Result<()> {
+        let parts = self.enter()?;
+        let _entered = self.communicator.enter()?;
+        let Parts { codec, wire } = &*parts;
+        codec.check_shard(shard)?;
+        codec.check_outputs(values.clone(), &[Some(*shard)])?;
+        self.communicator.transport.check_capture(&mut wire.memory().queue(stream)?)?;
+        let reduced = self.communicator.gather_among_ranks(codec, wire, shard, stream)?;
+        self.communicator.note(codec.decode(&reduced, 1, None, Decode::Set, values, stream))?;
+        self.communicator.report(codec, stream)
+    }
+
     pub fn flags(&self, dst: &View<'_>, stream: Stream) -> Result<()> {
         self.enter()?.codec.flags(dst, stream)
     }

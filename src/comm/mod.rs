@@ -164,6 +164,45 @@ impl Communicator {
         self.exchange(Pattern::AllGather, wire, &wire.chunk(), &wire.payload(), stream)
     }
 
+    /// From this rank's payload, which lies in `wire`, to the mean of all ranks' in its shard: the middle of an
+    /// all-reduce up to the server's error.
+    fn mean_among_ranks(&self, codec: &Codec, wire: &Wire, shard: &View<'_>, stream: Stream) -> Result<()> {
+        let exchanged = match self.world {
+            1 => Ok(()),
+            _ => self.exchange(Pattern::AllToAll, wire, &wire.payload(), &wire.payloads(), stream),
+        };
+        let outcome = exchanged.and_then(|()| codec.mean(self.rank, &wire.payloads(), &wire.chunk(), shard, stream));
+        match outcome {
+            // The others have what they came for, and this rank can go on, too.
+            Ok(()) | Err(Error { status: Status::Corrupt, .. }) => {}
+            Err(_) => self.transport.give_up(),
+        }
+        self.note(outcome)
+    }
+
+    /// From this rank's shard to the reduced chunks of all ranks: the rest of the middle.
+    fn gather_among_ranks<'a>(
+        &self,
+        codec: &Codec,
+        wire: &'a Wire,
+        shard: &View<'_>,
+        stream: Stream,
+    ) -> Result<View<'a>> {
+        if self.world == 1 {
+            codec.encode_shard(shard, &wire.chunk(), stream)?;
+            return Ok(wire.chunk());
+        }
+        let outcome = codec
+            .encode_shard(shard, &wire.chunk(), stream)
+            .and_then(|()| self.exchange(Pattern::AllGather, wire, &wire.chunk(), &wire.payload(), stream));
+        if outcome.is_err() {
+            // The others may be waiting for this rank.
+            self.transport.give_up();
+        }
+        self.note(outcome)?;
+        Ok(wire.payload())
+    }
+
     fn exchange(&self, pattern: Pattern, wire: &Wire, send: &View<'_>, recv: &View<'_>, stream: Stream) -> Result<()> {
         let bytes = match pattern {
             Pattern::AllToAll => send.elements() / self.world as i64,

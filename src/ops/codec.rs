@@ -190,17 +190,38 @@ impl Codec {
         }
     }
 
-    /// That values can be replaced by results, with these factors.
+    /// That values can be replaced by results, while these are read.
     pub fn check_outputs<'v>(
         &self,
         values: impl ExactSizeIterator<Item = Result<View<'v>>>,
-        factors: &[Option<View<'_>>; 2],
+        inputs: &[Option<View<'_>>],
     ) -> Result<()> {
         let (dtype, State { values: places, .. }) = (self.plan.rules.values, &mut *self.enter()?);
         self.take_values(values, &[dtype], places, |one| {
-            factors.iter().flatten().try_for_each(|factor| one.check_output(&[factor]))
+            inputs.iter().flatten().try_for_each(|input| one.check_output(&[input]))
         })?;
         self.check_apart(places, dtype)
+    }
+
+    /// That a tensor is a shard: of what the chunk has that is reduced.
+    pub fn check_shard(&self, shard: &View<'_>) -> Result<()> {
+        check_dtype(shard, &[Dtype::F32])?;
+        check_elements(shard, self.plan.server_elements())?;
+        check_contiguous(shard)?;
+        self.check_device(shard)
+    }
+
+    /// That a shard can be written to, while values and factors are read.
+    pub fn check_shard_output<'v>(
+        &self,
+        shard: &View<'_>,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        factors: &[Option<View<'_>>; 2],
+    ) -> Result<()> {
+        self.check_shard(shard)?;
+        factors.iter().flatten().try_for_each(|factor| shard.check_output(&[factor]))?;
+        let (dtype, State { values: places, .. }) = (self.plan.rules.values, &mut *self.enter()?);
+        self.take_values(values, &[dtype], places, |one| shard.check_output(&[one]))
     }
 
     pub fn payload_bytes(&self) -> i64 {
@@ -271,6 +292,40 @@ impl Codec {
     }
 
     pub fn reduce(&self, chunk: usize, chunks: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
+        self.check_chunks(chunk, chunks)?;
+        self.check_bytes(dst, self.plan.stride)?;
+        dst.check_output(&[chunks])?;
+        on_backend!(&mut self.enter()?.backend, stream, reduce(&self.plan, chunks, dst))
+    }
+
+    /// The first half of `reduce`: the mean that the error is to be added to. `room`: for a chunk, to work in.
+    pub fn mean(
+        &self,
+        chunk: usize,
+        chunks: &View<'_>,
+        room: &View<'_>,
+        shard: &View<'_>,
+        stream: Stream,
+    ) -> Result<()> {
+        self.check_chunks(chunk, chunks)?;
+        self.check_bytes(room, self.plan.stride)?;
+        self.check_shard(shard)?;
+        let State { backend, values: places } = &mut *self.enter()?;
+        self.take_shard(shard, places);
+        on_backend!(backend, stream, mean(&self.plan, chunks, room, places))
+    }
+
+    /// The second half of `reduce`, of any shard.
+    pub fn encode_shard(&self, shard: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
+        self.check_shard(shard)?;
+        self.check_bytes(dst, self.plan.stride)?;
+        let State { backend, values: places } = &mut *self.enter()?;
+        self.take_shard(shard, places);
+        on_backend!(backend, stream, encode_shard(&self.plan, places, dst))
+    }
+
+    /// That there is a chunk of each of some payloads, and that it is the one that this codec reduces.
+    fn check_chunks(&self, chunk: usize, chunks: &View<'_>) -> Result<()> {
         match self.plan.server {
             Some(own) if own == chunk => {}
             Some(own) => return Err(error!(InvalidArgument, "chunk: {chunk}; this codec reduces chunk {own}")),
@@ -289,10 +344,7 @@ impl Codec {
                 ));
             }
         }
-        self.check_memory(chunks)?;
-        self.check_bytes(dst, stride)?;
-        dst.check_output(&[chunks])?;
-        on_backend!(&mut self.enter()?.backend, stream, reduce(&self.plan, chunks, dst))
+        self.check_memory(chunks)
     }
 
     pub fn flags(&self, dst: &View<'_>, stream: Stream) -> Result<()> {
@@ -460,6 +512,18 @@ impl Codec {
             places.push(Address(one.data()));
         }
         Ok(())
+    }
+
+    /// Notes where each segment's part of a shard begins. The parts lie one behind the other.
+    fn take_shard(&self, shard: &View<'_>, places: &mut Vec<Address>) {
+        let (mut parts, mut at) = (self.plan.servers.iter().peekable(), Address(shard.data()));
+        places.clear();
+        for segment in 0..self.plan.workers.len() {
+            places.push(at);
+            if let Some(part) = parts.next_if(|part| part.segment == segment) {
+                at = Address(at.at(part.elements as usize * Dtype::F32.size));
+            }
+        }
     }
 
     /// That no two of the values that `take_values` has taken share a byte.

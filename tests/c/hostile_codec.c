@@ -608,6 +608,54 @@ static void call_run(Made *m, gc_allreduce_t *allreduce) {
     }
 }
 
+static void call_reduce_scatter(Made *m, gc_allreduce_t *allreduce) {
+    const DLTensor *values[SEGMENTS + 1] = {NULL};
+    DLDataType dtype = m->options.values.bits ? m->options.values : float32;
+    size_t in = 0, out = 0;
+    Faults faults = 0;
+    place_values(m, dtype, 0, &in, values);
+    place(&dst, float32, m->elements, 1, one_in(16) ? 0 : 1, &out);
+    place_optional(&chunk[4], float32, 1, 0, &in);
+    place_optional(&chunk[5], float32, 1, 0, &in);
+    for (int i = 0; i < m->segments; i++)
+        faults |= faults_of(&chunk[i], &dtype, 1, m->sizes[i], false) | faults_of_overlap(&dst, &chunk[i]);
+    for (int i = 4; i < 6; i++)
+        faults |= faults_of_optional(&chunk[i], &float32, 1, 1) | faults_of_overlap(&dst, &chunk[i]);
+    faults |= faults_of(&dst, &float32, 1, m->elements, false);
+    void *handle = spoilt(allreduce, &faults);
+    size_t count = random_count(m, &faults);
+    begin(f_gc_allreduce_reduce_scatter);
+    if (judge(gc_allreduce_reduce_scatter(handle, values, count, chunk[4].passed, chunk[5].passed, dst.passed,
+                                          random_stream()), faults)) {
+        accept(&dst);
+        m->pending |= m->options.nonfinite == GC_NONFINITE_TRANSACTIONAL;
+    }
+}
+
+static void call_all_gather(Made *m, gc_allreduce_t *allreduce) {
+    const DLTensor *values[SEGMENTS + 1] = {NULL};
+    DLDataType dtype = m->options.values.bits ? m->options.values : float32;
+    size_t in = 0, out = 0;
+    Faults faults = 0;
+    place_values(m, dtype, 1, &out, values);
+    place(&src, float32, m->elements, 1, one_in(16) ? 1 : 0, &in);
+    faults |= faults_of(&src, &float32, 1, m->elements, false);
+    for (int i = 0; i < m->segments; i++) {
+        faults |= faults_of(&chunk[i], &dtype, 1, m->sizes[i], false) | faults_of_overlap(&chunk[i], &src);
+        for (int j = 0; j < i; j++)
+            faults |= faults_of_overlap(&chunk[i], &chunk[j]);
+    }
+    void *handle = spoilt(allreduce, &faults);
+    size_t count = random_count(m, &faults);
+    begin(f_gc_allreduce_all_gather);
+    if (judge(gc_allreduce_all_gather(handle, src.passed, (DLTensor *const *)values, count, random_stream()),
+              faults)) {
+        for (int i = 0; i < m->segments; i++)
+            accept(&chunk[i]);
+        m->pending |= m->options.nonfinite == GC_NONFINITE_TRANSACTIONAL;
+    }
+}
+
 static void call_allreduce_errors(const Made *m, gc_allreduce_t *allreduce) {
     bool outwards = one_in(2), kept = m->options.codec == GC_CODEC_ONEBIT && m->options.error != GC_ERROR_NONE;
     int64_t rows = outwards ? 1 : 1 + (int64_t)below(3);
@@ -675,8 +723,10 @@ static void call_allreduce(void) {
         size_t used = 0;
         faults = 0;
         void *handle = spoilt(allreduce, &faults);
-        switch (below(8)) {
+        switch (below(11)) {
         case 0: case 1: case 2: call_run(&m, allreduce); break;
+        case 8: case 9: call_reduce_scatter(&m, allreduce); break;
+        case 10: call_all_gather(&m, allreduce); break;
         case 3:
             place(&dst, uint32, 1, 1, 1, &used);
             faults |= faults_of(&dst, &uint32, 1, 1, false);

@@ -158,6 +158,7 @@ static void communicators(void) {
     DLTensor server = view_of(sums, float32, 1, shape1), workers = view_of(errors, float32, 2, both);
     DLTensor flags = view_of(&number, dtype_of(kDLUInt, 32), 1, one);
     DLTensor *values[1] = {&buffer}, *no_values[1] = {NULL};
+    const DLTensor *sources[1] = {&buffer}, *no_sources[1] = {NULL};
     DLDevice cpu = {kDLCPU, 0}, cuda = {kDLCUDA, 0};
     gc_nccl_options_t nccl = {0, 0, NULL, NULL};
     uint8_t id[128] = {0};
@@ -234,6 +235,16 @@ static void communicators(void) {
     invalid(gc_allreduce_run(allreduce, values, 0, NULL, NULL, NULL), "n_values: 1 expected");
     expect(gc_allreduce_run(allreduce, values, SIZE_MAX, NULL, NULL, NULL), GC_STATUS_SIZE_OVERFLOW,
            "n_values: 18446744073709551615 items at values");
+    invalid(gc_allreduce_reduce_scatter(NULL, sources, 1, NULL, NULL, &server, NULL), "allreduce: NULL");
+    invalid(gc_allreduce_reduce_scatter(allreduce, NULL, 1, NULL, NULL, &server, NULL), "values: NULL");
+    invalid(gc_allreduce_reduce_scatter(allreduce, no_sources, 1, NULL, NULL, &server, NULL), "values[0]: NULL");
+    invalid(gc_allreduce_reduce_scatter(allreduce, sources, 1, NULL, NULL, NULL, NULL), "shard: NULL");
+    invalid(gc_allreduce_reduce_scatter(allreduce, sources, 1, NULL, NULL, &buffer, NULL), "shard: its bytes");
+    invalid(gc_allreduce_all_gather(NULL, &server, values, 1, NULL), "allreduce: NULL");
+    invalid(gc_allreduce_all_gather(allreduce, NULL, values, 1, NULL), "shard: NULL");
+    invalid(gc_allreduce_all_gather(allreduce, &server, NULL, 1, NULL), "values: NULL");
+    invalid(gc_allreduce_all_gather(allreduce, &server, no_values, 1, NULL), "values[0]: NULL");
+    invalid(gc_allreduce_all_gather(allreduce, &buffer, values, 1, NULL), "values[0]: its bytes");
     invalid(gc_allreduce_flags(NULL, &flags, NULL), "allreduce: NULL");
     invalid(gc_allreduce_flags(allreduce, NULL, NULL), "dst: NULL");
     invalid(gc_allreduce_commit(NULL, NULL, NULL), "allreduce: NULL");

@@ -194,6 +194,10 @@ static void call_allreduces(void) {
     CHECK_OK(gc_allreduce_commit(allreduce, NULL, NULL));
     CHECK_OK(gc_allreduce_flags(allreduce, &dst, NULL));
     shard = length; /* without the elements that fill up the last byte */
+    server = flat(elements + 96 * 1024, dtype_of(kDLFloat, 32), &shard);
+    CHECK_OK(gc_allreduce_reduce_scatter(allreduce, (const DLTensor *const *)results, 3, NULL, NULL, &server, NULL));
+    CHECK_OK(gc_allreduce_all_gather(allreduce, &server, results, 3, NULL));
+    CHECK_OK(gc_allreduce_commit(allreduce, NULL, NULL));
     CHECK_OK(gc_allreduce_errors_out(allreduce, &worker, &server, NULL));
     CHECK_OK(gc_allreduce_errors_in(allreduce, &all_workers, &server, NULL));
     CHECK_OK(gc_allreduce_rollback(allreduce, NULL));

@@ -419,6 +419,15 @@ static void ranks_reduce_to_the_same_mean()
     uint32_t flags = 0;
     gradcodec::allreduce_flags(allreduce, view(&flags, {1}));
     HOLD(flags == GC_FLAG_TAKEN_BACK);
+    float shard[2] = {0, 0};
+    gradcodec::allreduce_reset(allreduce);
+    values[0] = 1, values[1] = -7;
+    gradcodec::allreduce_reduce_scatter(allreduce, {view(values)}, nullptr, nullptr, view(shard));
+    HOLD(shard[0] == 5 && shard[1] == -5 && values[0] == 1);
+    shard[0] = -3, shard[1] = 3;
+    gradcodec::allreduce_all_gather(allreduce, view(shard), {view(values)});
+    HOLD(values[0] == -3 && values[1] == 3);
+    gradcodec::allreduce_rollback(allreduce);
     gradcodec::allreduce_errors_in(allreduce, view(&both[0][0], {1, 2}));
     gradcodec::allreduce_errors_out(allreduce, view(worker));
     HOLD(worker[0] == 3 && worker[1] == 4);

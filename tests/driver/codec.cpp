@@ -28,7 +28,7 @@ extern "C" int run_codec_kernel(const char *name, unsigned blocks, unsigned thre
         KERNEL(gc_onebit_compress_errors_16_f32), KERNEL(gc_onebit_compress_errors_16_bf16),
         KERNEL(gc_onebit_commit), KERNEL(gc_onebit_reset), KERNEL(gc_onebit_state_out), KERNEL(gc_onebit_check_state),
         KERNEL(gc_onebit_state_in), KERNEL(gc_onebit_errors_in), KERNEL(gc_onebit_errors_out), KERNEL(gc_onebit_addresses),
-        KERNEL(gc_onebit_finish), KERNEL(gc_onebit_refuse),
+        KERNEL(gc_onebit_finish), KERNEL(gc_onebit_refuse), KERNEL(gc_onebit_mean),
     };
     static std::mutex running_now;
     const auto found = kernels.find(name);

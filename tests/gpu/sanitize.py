@@ -20,7 +20,7 @@ import gpu  # noqa: E402
 from codec_model import ONEBIT, SIGN  # noqa: E402
 from card import Card  # noqa: E402
 from codecs_c import call, one_case, same, strangers  # noqa: E402
-from comms import World, reference, shards  # noqa: E402
+from comms import CheckedRanks, World, reference, shards  # noqa: E402
 from capi import AXIS_NONE, BIG, FLOATS, LITTLE, Managed, byref, lib  # noqa: E402
 from gpu import Layout, case, check, chunk_rows, truth_of, unpackbits  # noqa: E402
 from models import SIGNED, UNPACKED, majority, not_below_zero, scaled_signs  # noqa: E402
@@ -182,6 +182,7 @@ def everything():
     check(lib.gc_trim(gpu.device()))
     codecs()
     ranks()
+    halves()
 
 
 def wild():
@@ -247,6 +248,20 @@ def ranks():
             card.start_again()
     for stream in streams:
         stream.destroy()
+
+
+def halves():
+    """Of an all-reduce, with shards that end with their memory, aligned and not."""
+    card, rng = Card(1 << 20, exact=True), np.random.default_rng(5)
+    for kind, size, segments in (ONEBIT, 1, [8192, 3, 1030]), (ONEBIT, 3, [20_003]), (SIGN, 2, [9000, 0, 5]):
+        error = None if kind == SIGN else "float32"
+        with World(size) as world, CheckedRanks(world, card, codec=kind, segments=segments, error=error) as ranks:
+            for step in range(3):
+                gradients = [[rng.standard_normal(n).astype("f4") for n in segments] for _ in range(size)]
+                shards = ranks.reduce_scatter(gradients, aligned=step != 1)
+                ranks.all_gather([np.float32(-0.1) * shard for shard in shards], aligned=step != 1)
+                ranks.errors()
+        card.start_again()
 
 
 def main():

@@ -14,7 +14,7 @@ from capi import CPU, CUDA, CodecOptions, DLDevice, Status, lib
 from card import Card
 from codec_model import NONFINITE, TAKEN_BACK, TRANSACTIONAL
 from codecs_c import Host, Refused, call, gradient, same, views
-from comms import World, reference, shards
+from comms import CheckedRanks, World, reference, shards
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +134,35 @@ def test_a_handle_on_the_card_is_that_on_the_cpu_to_the_bit(card, size, codec, v
                 for rank in range(size):
                     for got, want in zip(put[rank], expected[rank]):
                         same(card.get(got), want.array, f"step {step}, rank {rank}")
+
+
+@pytest.mark.parametrize("values, error", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", None)])
+@pytest.mark.parametrize("codec", [1, 2], ids=["onebit", "sign"])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_halves_on_the_card_are_a_run_and_what_the_formula_says(card, size, codec, values, error):
+    rng, segments = np.random.default_rng(size), [100_003, 0, 7, 200_000]
+    error = None if codec == 2 else error
+    options = dict(codec=codec, segments=segments, values=values, results=values, error=error, nonfinite=TRANSACTIONAL)
+    with (
+        World(size) as world,
+        CheckedRanks(world, card, **options) as whole,
+        CheckedRanks(world, card, **options) as halves,
+    ):
+        for step in range(6):
+            card.start_again()
+            gradients = [[gradient(rng, n, values, step == 2) for n in segments] for _ in range(size)]
+            # Shards at an address that is not aligned to 16, too.
+            shards, aligned = halves.reduce_scatter(gradients, aligned=step % 2 == 0), step % 2 == 0
+            if step < 4:
+                for one, other in zip(halves.all_gather(shards, aligned=aligned), whole.run(gradients)):
+                    same(one, other, f"step {step}")
+                whole.commit()
+                assert halves.flags() == whole.flags()
+            else:  # what the optimizer made of them
+                with np.errstate(all="ignore"):
+                    halves.all_gather([np.float32(-0.1) * shard for shard in shards], aligned=aligned)
+            halves.commit()
+            halves.errors()
 
 
 def test_a_step_that_is_not_finite_on_one_rank_is_taken_back_on_all(card):

@@ -288,49 +288,86 @@ struct Model {
         }
         return out;
     }
+    // What the payloads say of a part, without an error.
+    std::vector<float> sum(const Bytes &chunks, unsigned payloads, const Part &part, u64 turn, unsigned &found) const {
+        std::vector<float> d(part.elements);
+        for (u64 i = 0; i < part.elements; i++) {
+            const u64 b = part.byte + i / 8, at = head + b - server * chunk_bytes;
+            auto bit = [&](u64 r) { return (chunks[r * stride + at] & 0x80 >> i % 8) != 0; };
+            if (kind == SIGN) {
+                unsigned ones = 0;
+                for (unsigned r = 0; r < payloads; r++) ones += bit(r);
+                d[i] = 2 * ones == payloads ? (bit((b + turn) % payloads) ? 1 : -1) : 2 * ones > payloads ? 1 : -1;
+                continue;
+            }
+            for (unsigned r = 0; r < payloads; r++) {
+                float q = get_at<float>(&chunks[r * stride], 64 + 4 * part.segment) / float(payloads);
+                if (!finite(q)) {
+                    found |= NONFINITE;
+                    if (policy == ZERO) q = 0;
+                }
+                d[i] = d[i] + (bit(r) ? q : -q);
+            }
+        }
+        return d;
+    }
+    // Of the valid state.
+    u64 turn() const { return get_at<u64>(states[policy == TRANSACTIONAL ? valid[SERVER] : 0].data(), 56); }
+    // The shard of all parts, one after the other.
+    std::vector<float> mean(const Bytes &chunks, unsigned payloads) {
+        std::vector<float> shard;
+        unsigned found = 0;
+        bool bad = false;
+        for (unsigned r = 0; r < payloads; r++) {
+            bad |= corrupt(&chunks[r * stride], server);
+            found |= get_at<unsigned>(&chunks[r * stride], 28);
+        }
+        for (const Part &part : servers) {
+            for (const float x : sum(chunks, payloads, part, turn(), found)) shard.push_back(bad ? 0 : nan_pattern(x));
+        }
+        flag(bad ? unsigned(CORRUPT) : found);
+        return shard;
+    }
+    Bytes encode_shard(const std::vector<float> &shard) {
+        u64 first = 0;
+        return make_chunk(0, [&](const Part &part, unsigned &) {
+            first += part.elements;
+            return std::vector<float>(shard.begin() + long(first - part.elements), shard.begin() + long(first));
+        });
+    }
     Bytes reduce(const Bytes &chunks, unsigned payloads) {
-        const auto [from, to] = begin(SERVER);
-        Bytes out(stride, 0);
         unsigned found = 0;
         for (unsigned r = 0; r < payloads; r++) {
             if (corrupt(&chunks[r * stride], server)) {
+                begin(SERVER);
+                Bytes out(stride, 0);
                 write_header(out.data(), server, CORRUPT);
                 flag(CORRUPT);
                 return out;
             }
             found |= get_at<unsigned>(&chunks[r * stride], 28);
         }
-        const u64 turn = get_at<u64>(from->data(), 56);
+        return make_chunk(found, [&](const Part &part, unsigned &met) {
+            return sum(chunks, payloads, part, turn(), met);
+        });
+    }
+    // The chunk of what `sums` says of each part, and the error.
+    template <typename Sums>
+    Bytes make_chunk(unsigned found, Sums sums) {
+        const auto [from, to] = begin(SERVER);
+        Bytes out(stride, 0);
+        const u64 next = get_at<u64>(from->data(), 56) + 1;
         for (const Part &part : servers) {
             const std::vector<float> e = errors(SERVER, part, *from);
-            std::vector<float> d(part.elements);
-            for (u64 i = 0; i < part.elements; i++) {
-                const u64 b = part.byte + i / 8, at = head + b - server * chunk_bytes;
-                auto bit = [&](u64 r) { return (chunks[r * stride + at] & 0x80 >> i % 8) != 0; };
-                if (kind == SIGN) {
-                    unsigned ones = 0;
-                    for (unsigned r = 0; r < payloads; r++) ones += bit(r);
-                    d[i] = 2 * ones == payloads ? (bit((b + turn) % payloads) ? 1 : -1) : 2 * ones > payloads ? 1 : -1;
-                    continue;
-                }
-                float sum = 0;
-                for (unsigned r = 0; r < payloads; r++) {
-                    float q = get_at<float>(&chunks[r * stride], 64 + 4 * part.segment) / float(payloads);
-                    if (!finite(q)) {
-                        found |= NONFINITE;
-                        if (policy == ZERO) q = 0;
-                    }
-                    sum = sum + (bit(r) ? q : -q);
-                }
-                d[i] = error == NONE_ ? sum : sum + beta * e[i];
-            }
+            std::vector<float> d = sums(part, found);
+            for (u64 i = 0; i < part.elements && error != NONE_; i++) d[i] = d[i] + beta * e[i];
             const std::vector<float> kept = keep(SERVER, part, *to, d, found);
             for (u64 i = 0; i < part.elements; i++) {
                 if (!(kept[i] < 0)) out[head + part.byte - server * chunk_bytes + i / 8] |= 0x80 >> i % 8;
             }
             memcpy(&out[64 + 4 * part.segment], &(*to)[scales_at[1] + 4 * part.segment], 4);
         }
-        put_at(*to, 56, turn + 1);
+        put_at(*to, 56, next);
         write_header(out.data(), server, found);
         if (policy == TRANSACTIONAL) pending[SERVER] = 1;
         flag(found);
@@ -422,6 +459,22 @@ struct Device {
             {gc_onebit_encode_16_f32, nullptr, gc_onebit_encode_16_bf16, gc_onebit_encode_16}};
         launch(tiles[0].size(), THREADS, [&] { kernels[model.values][model.error](call); });
         finish(call.codec, payload);
+    }
+    void encode_shard(const unsigned char *shard, unsigned char *dst) {
+        gc_encode call = {};
+        call.codec = codecs[1], call.payload = dst;
+        std::vector<const unsigned char *> parts;
+        for (const gc_run &run : runs[1]) parts.push_back(shard + 4 * run.base);
+        set_values(call.values, call.codec, parts);
+        void (*kernels[4])(gc_encode) = {gc_onebit_encode_f32_f32, nullptr, gc_onebit_encode_f32_bf16,
+                                         gc_onebit_encode_f32};
+        launch(tiles[1].size(), THREADS, [&] { kernels[model.error](call); });
+        finish(call.codec, dst);
+    }
+    void mean(const unsigned char *chunks, u64 payloads, unsigned char *shard) {
+        gc_reduce call = {};
+        call.codec = codecs[1], call.chunks = chunks, call.dst = shard, call.payloads = payloads;
+        launch(tiles[1].size(), THREADS, [&] { gc_onebit_mean(call); });
     }
     void decode(const unsigned char *payload, int divisor, const float *factor, Dtype dtype, bool add, const std::vector<const unsigned char *> &values) {
         gc_decode call = {};
@@ -573,9 +626,30 @@ static void handle_matches(unsigned rounds) {
                 put_at(chunks, random(many) * m.stride + 64 + 4 * k, random(2) ? INFINITY : NAN);
             }
             if (random(6) == 0) chunks[random(many) * m.stride + random(64 + 4 * m.segments.size())] ^= 1 << random(8);
-            const Bytes reduced = m.reduce(chunks, many);
             Memory src(chunks.size(), 0), dst(m.stride, 0xa5);
             memcpy(src.bytes, chunks.data(), chunks.size());
+            if (random(2)) {
+                const std::vector<float> mean = m.mean(chunks, many);
+                // At any float32: vectors if it is aligned to 16, elements otherwise.
+                const u64 off = random(2) ? 4 * random(4) : 0;
+                Memory shard(4 * mean.size(), 0xa5, off);
+                device.mean(src.bytes, many, shard.bytes);
+                bool before = true;
+                for (u64 k = 0; k < off; k++) before &= shard.all.get()[k] == 0xa5;
+                const bool right = before && !memcmp(shard.bytes, mean.data(), shard.size);
+                count(right, "mean of " + std::to_string(many) + "; " + what);
+                states_are_equal("mean");
+                // What was made of it since.
+                std::vector<float> changed(mean);
+                for (float &x : changed) x = random(3) ? x * -0.1f : some_number(hostile);
+                memcpy(shard.bytes, changed.data(), shard.size);
+                const Bytes of_shard = m.encode_shard(changed);
+                Memory chunk(m.stride, 0xa5);
+                device.encode_shard(shard.bytes, chunk.bytes);
+                count(!memcmp(chunk.bytes, of_shard.data(), of_shard.size()), "chunk of a shard; " + what);
+                states_are_equal("chunk of a shard");
+            }
+            const Bytes reduced = m.reduce(chunks, many);
             device.reduce(src.bytes, many, dst.bytes);
             count(!memcmp(dst.bytes, reduced.data(), reduced.size()), "reduce of " + std::to_string(many) + "; " + what);
             states_are_equal("reduce");

@@ -286,47 +286,81 @@ class Model:
     def reduce(self, chunks):
         """Chunk `server` of several payloads, [W, stride]. Gives the chunk that goes out."""
         self.commit_half(1)
-        k, w = self.server, len(chunks)
-        if any(self.is_corrupt(chunk, k) for chunk in chunks):
+        if any(self.is_corrupt(chunk, self.server) for chunk in chunks):
             self.note(CORRUPT)
-            return np.frombuffer(self.chunk(k, CORRUPT, [f32(0)] * len(self.segments), b"\0" * self.chunk_bytes), np.uint8)
-        read = [self.read_chunk(chunk) for chunk in chunks]
+            nothing = [f32(0)] * len(self.segments), b"\0" * self.chunk_bytes
+            return np.frombuffer(self.chunk(self.server, CORRUPT, *nothing), np.uint8)
         self.met = 0
+        return self.chunk_of(self.sums(chunks))
+
+    def mean(self, chunks, on_cuda=False):
+        """The first half of reduce: a shard, of all parts one after the other. Of corrupt ones None, on CUDA zeros."""
+        if any(self.is_corrupt(chunk, self.server) for chunk in chunks):
+            self.note(CORRUPT)
+            return np.zeros(self.shard_elements(), f32) if on_cuda else None
+        self.met = 0
+        shard = canonical(np.concatenate([np.zeros(0, f32), *self.sums(chunks)]))
+        self.note(self.met)
+        return shard
+
+    def encode_shard(self, shard):
+        """The second half: the chunk that goes out, of any shard."""
+        self.commit_half(1)
+        self.met = 0
+        cuts = np.cumsum([c.size for c in self.reducer[0]])[:-1]
+        return self.chunk_of(np.split(shard, cuts) if self.segments else [])
+
+    def shard_elements(self):
+        return sum(c.size for c in self.reducer[0])
+
+    def sums(self, chunks):
+        """For each segment's part what the payloads say of it: sums, or votes as +1 and -1."""
+        k, w, turn = self.server, len(chunks), self.reducer[2]
+        read = [self.read_chunk(chunk) for chunk in chunks]
         for flags, _, _ in read:
             self.met |= flags
-        kept, scales, turn = self.reducer
-        new, t_new = [], []
-        bits = np.zeros(self.chunk_bytes * 8, bool)
+        sums = []
         for i in range(len(self.segments)):
             part = self.part(i, k)
             if part is None:
-                new.append(np.zeros(0, f32))
-                t_new.append(f32(0))
+                sums.append(np.zeros(0, f32))
                 continue
             signs = [self.of_part(b, i, k) for _, _, b in read]
-            first = (self.first_bytes[i] - k * self.chunk_bytes) * 8 + part.start
-            mine = slice(first, first + part.stop - part.start)
+            d = np.zeros(part.stop - part.start, f32)
             if self.codec == SIGN:
                 votes = np.sum(signs, axis=0)
-                byte = self.first_bytes[i] + part.start // 8 + np.arange(part.stop - part.start) // 8
+                byte = self.first_bytes[i] + part.start // 8 + np.arange(d.size) // 8
                 whose = (byte + turn) % w
                 tie = np.asarray(signs)[whose, np.arange(whose.size)]
-                bits[mine] = np.where(2 * votes == w, tie, 2 * votes > w)
-                new.append(np.zeros(part.stop - part.start, f32))
-                t_new.append(f32(1))
+                sums.append(np.where(np.where(2 * votes == w, tie, 2 * votes > w), f32(1), f32(-1)))
                 continue
-            d = np.zeros(part.stop - part.start, f32)
             for (_, s, _), sign in zip(read, signs):
                 with np.errstate(all="ignore"):
                     q = f32(s[i] / f32(w))
                     if self.nonfinite == ZERO and not np.isfinite(q):
                         self.met |= NONFINITE
                         q = f32(0)
+                    self.seen(not np.isfinite(q))
                     d = d + q * np.where(sign, f32(1), f32(-1))
+            sums.append(d)
+        return sums
+
+    def chunk_of(self, sums):
+        """The chunk of these and the server's error."""
+        k, (kept, scales, turn) = self.server, self.reducer
+        new, t_new = [], []
+        bits = np.zeros(self.chunk_bytes * 8, bool)
+        for i, d in enumerate(sums):
+            part = self.part(i, k)
+            if part is None:
+                new.append(np.zeros(0, f32))
+                t_new.append(f32(0))
+                continue
+            first = (self.first_bytes[i] - k * self.chunk_bytes) * 8 + part.start
             d = self.feed_back(d, kept[i], scales[i], f32(1))
             new.append(d)
             t_new.append(self.scale_or_zero(d, self.results))
-            bits[mine] = bit(d)
+            bits[first : first + d.size] = bit(d)
         self.note(self.met)
         self.write_half(1, (new, t_new, turn + 1))
         return np.frombuffer(self.chunk(k, self.met, t_new, np.packbits(bits).tobytes()), np.uint8)

@@ -7,7 +7,7 @@ from ctypes import POINTER, byref
 import numpy as np
 
 from capi import EXCHANGE, AllReduce, Comm, Transport, last_error, lib
-from codec_model import RMS, Model, f32, scale_of, sigma
+from codec_model import RMS, Model, f32, narrow, scale_of, sigma
 from codecs_c import call, dtype_name, options_of, or_null, same, views
 
 
@@ -153,18 +153,60 @@ class CheckedRanks:
         """[rank][segment], in memory's dtype. Gives what they became on every rank, by segment."""
         dtype, place = self.models[0].values, self.place
         put = [[place.put(g, dtype_name(g, dtype), aligned) for g in each] for each in gradients]
-        factors = [None if f is None else place.put(np.array([f], f32)) for f in (value_factor, error_factor)]
+        factors = self.factors(value_factor, error_factor)
         self.all("gc_allreduce_run", lambda rank: (
             self.handles[rank], views(put[rank]), len(put[rank]), *map(or_null, factors), None
         ))  # fmt: skip
-        numbers = [1.0 if f is None else f for f in (value_factor, error_factor)]
+        chunks = self.exchanged(gradients, value_factor, error_factor)
+        return self.decoded(put, [m.reduce(of_rank) for m, of_rank in zip(self.models, chunks)])
+
+    def factors(self, *numbers):
+        return [None if number is None else self.place.put(np.array([number], f32)) for number in numbers]
+
+    def exchanged(self, gradients, *factors):
+        """What the models encode; a chunk of each payload for each rank."""
+        numbers = [1.0 if f is None else f for f in factors]
         payloads = [m.encode(g, *numbers).reshape(m.n_chunks, m.stride) for m, g in zip(self.models, gradients)]
-        reduced = [m.reduce(np.stack([p[rank] for p in payloads])) for rank, m in enumerate(self.models)]
+        return [np.stack([p[rank] for p in payloads]) for rank in range(self.world.size)]
+
+    def decoded(self, put, reduced):
+        """Compares values with what the models make of reduced chunks."""
+        dtype = self.models[0].values
         for rank, model in enumerate(self.models):
             expected = model.decode(np.concatenate(reduced), dtype)
             for index, (got, e) in enumerate(zip(put[rank], expected)):
-                same(place.get(got), e, f"rank {rank}, values[{index}]")
+                same(self.place.get(got), e, f"rank {rank}, values[{index}]")
         return expected
+
+    def reduce_scatter(self, gradients, value_factor=None, error_factor=None, aligned=True):
+        """The first half of `run`. Gives the shard of each rank."""
+        dtype, place = self.models[0].values, self.place
+        put = [[place.put(g, dtype_name(g, dtype), aligned) for g in each] for each in gradients]
+        to = [place.put(np.full(model.shard_elements(), 7, f32), None, aligned) for model in self.models]
+        factors = self.factors(value_factor, error_factor)
+        self.all("gc_allreduce_reduce_scatter", lambda rank: (
+            self.handles[rank], views(put[rank]), len(put[rank]), *map(or_null, factors), to[rank].view, None
+        ))  # fmt: skip
+        chunks = self.exchanged(gradients, value_factor, error_factor)
+        shards = [model.mean(of_rank) for model, of_rank in zip(self.models, chunks)]
+        for rank, (one, expected) in enumerate(zip(to, shards)):
+            same(place.get(one), expected, f"shard of rank {rank}")
+            for index, (value, g) in enumerate(zip(put[rank], gradients[rank])):
+                same(place.get(value), g, f"rank {rank}, values[{index}], which are only read")
+        return shards
+
+    def all_gather(self, shards, aligned=True):
+        """The second half. Gives what values became on every rank, by segment."""
+        dtype, place = self.models[0].values, self.place
+        sevens = [narrow(np.full(n, 7, f32), dtype) for n in self.models[0].segments]
+        put = [[place.put(x, dtype_name(x, dtype), aligned) for x in sevens] for _ in self.models]
+        given = [place.put(shard, None, aligned) for shard in shards]
+        self.all("gc_allreduce_all_gather", lambda rank: (
+            self.handles[rank], given[rank].view, views(put[rank]), len(put[rank]), None
+        ))  # fmt: skip
+        for rank, (one, shard) in enumerate(zip(given, shards)):
+            same(place.get(one), shard, f"shard of rank {rank}, which is only read")
+        return self.decoded(put, [model.encode_shard(shard) for model, shard in zip(self.models, shards)])
 
     def commit(self, skip=None):
         put = None if skip is None else self.place.put(np.atleast_1d(skip))

@@ -169,6 +169,220 @@ def test_a_handle_is_a_codec_for_each_rank_and_two_exchanges(seed, size, over):
         assert not workers.any() and not server.any()
 
 
+# --- its halves -------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("size", range(1, 10))
+@pytest.mark.parametrize("seed", range(8))
+def test_the_two_halves_with_the_same_shard_are_a_run_to_the_byte(seed, size, over):
+    rng = np.random.default_rng([1, seed, size])
+    options = random_handle(rng)
+    dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
+    with (
+        World(size, over) as world,
+        CheckedRanks(world, place, **options) as whole,
+        CheckedRanks(world, place, **options) as halves,
+    ):
+        for step in range(5):
+            special = rng.random() < 0.3
+            gradients = [[gradient(rng, n, dtype, special) for n in segments] for _ in range(size)]
+            factors = [float(f32(rng.choice([0.5, 2.0**-8, 3.0]))) if rng.random() < 0.3 else None for _ in "ge"]
+            expected = whole.run(gradients, *factors)
+            aligned = rng.random() < 0.5
+            got = halves.all_gather(halves.reduce_scatter(gradients, *factors, aligned=aligned), aligned=aligned)
+            for one, other in zip(got, expected):
+                same(one, other, f"step {step}")
+            if transactional and rng.random() < 0.7:  # otherwise the next step commits
+                skip = [None, np.array([rng.random() < 0.5])][rng.integers(0, 2)]
+                for ranks in (whole, halves):
+                    ranks.commit(skip)
+            if not transactional or step % 2:
+                assert whole.flags() == halves.flags()
+        if transactional:
+            for ranks in (whole, halves):
+                ranks.commit()
+        assert whole.flags() == halves.flags()
+        for one, other in zip(whole.errors(), halves.errors()):
+            same(one, other, "errors")
+
+
+def test_each_half_is_one_exchange_and_none_of_a_rank_that_is_alone():
+    for size, expected in ((1, []), (2, ["all_to_all"] * 2 + ["all_gather"] * 2)):
+        with World(size, "board") as world, CheckedRanks(world, place, codec=ONEBIT, segments=[17]) as ranks:
+            world.board.calls.clear()  # the handles are made
+            ranks.all_gather(ranks.reduce_scatter([[np.ones(17, f32)]] * size))
+            assert [name for name, *_ in world.board.calls] == expected
+
+
+def optimizer(rng, special):
+    """What becomes of a shard before it is sent to all: its owner's step."""
+
+    def step(shard):
+        changed = shard * f32(-0.1) + f32(0.01) * rng.standard_normal(shard.size).astype(f32)
+        if special and shard.size:
+            changed[rng.integers(0, shard.size)] = rng.choice(np.array([np.inf, -np.inf, np.nan, 3e38, -0.0], f32))
+        return changed
+
+    with np.errstate(all="ignore"):
+        return step
+
+
+@BOTH
+@pytest.mark.parametrize("size", range(1, 10))
+@pytest.mark.parametrize("seed", range(8))
+def test_halves_do_what_the_formula_says_of_any_shard_and_in_any_order(seed, size, over):
+    rng = np.random.default_rng([2, seed, size])
+    options = random_handle(rng)
+    dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
+    with World(size, over) as world, CheckedRanks(world, place, **options) as ranks:
+        shards = [np.ones(model.shard_elements(), f32) for model in ranks.models]
+        for _ in range(14):
+            call_it, special, aligned = rng.integers(0, 5 + transactional), rng.random() < 0.2, rng.random() < 0.5
+            gradients = [[gradient(rng, n, dtype, special) for n in segments] for _ in range(size)]
+            if call_it == 0:
+                ranks.run(gradients, aligned=aligned)
+            elif call_it <= 2:
+                with np.errstate(all="ignore"):
+                    shards = list(map(optimizer(rng, special), ranks.reduce_scatter(gradients, aligned=aligned)))
+            elif call_it <= 4:
+                ranks.all_gather(shards, aligned=aligned)
+            elif rng.random() < 0.3:
+                ranks.rollback()
+            else:
+                ranks.commit()
+            if all(model.pending == [None, None] for model in ranks.models):
+                ranks.errors()
+            ranks.flags()
+
+
+def test_each_half_of_a_step_is_committed_and_taken_back_for_itself():
+    rng, segments = np.random.default_rng(13), [300, 7, 2000]
+    options = dict(codec=ONEBIT, segments=segments, error="float32", nonfinite=TRANSACTIONAL)
+    with World(3) as world, CheckedRanks(world, place, **options) as ranks:
+
+        def scatter():
+            return ranks.reduce_scatter([[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(3)])
+
+        shards = scatter()
+        ranks.all_gather(shards)
+        ranks.commit()
+        workers, server = ranks.errors()
+        for end, kept in ((ranks.rollback, True), (ranks.commit, False)):
+            scatter()
+            end()
+            new_workers, new_server = ranks.errors()
+            same(new_server, server, "the server's errors after the first half")
+            assert np.array_equal(new_workers, workers) == kept
+        workers = new_workers
+        for end, kept in ((ranks.rollback, True), (ranks.commit, False)):
+            ranks.all_gather(shards)
+            end()
+            new_workers, new_server = ranks.errors()
+            same(new_workers, workers, "the workers' errors after the second half")
+            assert np.array_equal(new_server, server) == kept
+        server = new_server
+        ranks.all_gather(scatter())
+        ranks.rollback()
+        for one, before in zip(ranks.errors(), (workers, server)):
+            same(one, before, "errors after both halves")
+
+
+@pytest.mark.parametrize("codec", [ONEBIT, SIGN])
+@pytest.mark.parametrize(
+    "spoil, statuses",
+    [
+        (lambda world: tampered(world, 1, another_version), [Status.CORRUPT] * 3),
+        (lambda world: tampered(world, 1, only_for_rank_0), [Status.CORRUPT, Status.OK, Status.OK]),
+        (lambda world: fail_in("all_to_all")(world), [Status.COMM] * 3),
+    ],
+    ids=["another version", "only for rank 0", "all_to_all"],
+)
+def test_a_first_half_that_fails_leaves_the_shard_and_can_be_taken_back(spoil, statuses, codec):
+    rng, segments, error = np.random.default_rng(14), [1000, 50], "float32" if codec == ONEBIT else None
+    options = dict(codec=codec, segments=segments, error=error, nonfinite=TRANSACTIONAL)
+    with World(3, "board") as world, CheckedRanks(world, place, **options) as ranks:
+        gradients = [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(3)]
+        ranks.all_gather(ranks.reduce_scatter(gradients))
+        ranks.commit()
+        ranks.flags()
+        put = [[place.put(g) for g in each] for each in gradients]
+        shards = [place.put(np.full(model.shard_elements(), 7, f32)) for model in ranks.models]
+        sound = world.board.before, world.board.answer
+        spoil(world)
+        results = world.each(lambda rank: status_of(
+            lib.gc_allreduce_reduce_scatter, ranks.handles[rank], views(put[rank]), 2, None, None, shards[rank].view,
+            None,
+        ))  # fmt: skip
+        assert [status for status, _ in results] == statuses, results
+        for rank, (model, shard, status) in enumerate(zip(ranks.models, shards, statuses)):
+            if status != Status.OK:
+                same(place.get(shard), np.full(shard.array.size, 7, f32), "a shard of a half that failed")
+                assert lib.gc_comm_async_error(world.comms[rank]) == status
+            model.flags |= CORRUPT if status == Status.CORRUPT else 0
+            model.pending[0] = model.worker  # a step there is, whatever is in it
+        # Nobody has given up: the second half of what a rank has, and then another step.
+        world.board.before, world.board.answer = sound
+        ranks.all_gather([place.get(shard) for shard in shards])
+        ranks.rollback()
+        ranks.flags()
+        ranks.errors()
+        ranks.run(gradients)
+        ranks.commit()
+        ranks.errors()
+
+
+@pytest.mark.parametrize("codec", [ONEBIT, SIGN])
+@pytest.mark.parametrize(
+    "status, spoil",
+    [
+        (Status.CORRUPT, lambda world: marked(world, 1)),
+        (Status.COMM, lambda world: fail_in("all_gather")(world)),
+    ],
+    ids=["a chunk", "all_gather"],
+)
+def test_a_second_half_that_fails_leaves_values_and_can_be_taken_back(status, spoil, codec):
+    rng, segments, error = np.random.default_rng(15), [1000, 50], "float32" if codec == ONEBIT else None
+    options = dict(codec=codec, segments=segments, error=error, nonfinite=TRANSACTIONAL)
+    with World(3, "board") as world, CheckedRanks(world, place, **options) as ranks:
+        gradients = [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(3)]
+        shards = ranks.reduce_scatter(gradients)
+        put = [[place.put(g) for g in each] for each in gradients]
+        given = [place.put(shard) for shard in shards]
+        sound = world.board.before, world.board.answer
+        spoil(world)
+        results = world.each(lambda rank: status_of(
+            lib.gc_allreduce_all_gather, ranks.handles[rank], given[rank].view, views(put[rank]), 2, None
+        ))  # fmt: skip
+        assert [got for got, _ in results] == [status] * 3, results
+        for rank, (model, each) in enumerate(zip(ranks.models, put)):
+            for got, e in zip(each, gradients[rank]):
+                same(place.get(got), e, "values of a half that failed")
+            model.flags |= CORRUPT if status == Status.CORRUPT else 0
+            model.pending[1] = model.reducer
+        ranks.rollback()
+        ranks.flags()
+        ranks.errors()
+        world.board.before, world.board.answer = sound
+        ranks.all_gather(ranks.reduce_scatter(gradients))  # also the turn of votes is as it was
+        ranks.commit()
+        ranks.errors()
+
+
+def marked(world, rank):
+    """What rank `rank` sends to all in the second exchange is of another version."""
+
+    def before(name, sender, sent):
+        chunk = bytearray(sent)
+        chunk[4] += name == "all_gather" and sender == rank
+        return bytes(chunk)
+
+    world.board.before = before
+
+
+# --- steps of a handle ------------------------------------------------------------------------------------------------
+
+
 @BOTH
 @pytest.mark.parametrize("codec", [ONEBIT, SIGN])
 def test_an_infinity_on_one_rank_takes_the_step_back_on_all(codec, over):
@@ -318,11 +532,16 @@ def test_a_second_call_at_once_is_refused_and_leaves_the_first_alone():
             within.clear()
             try:
                 values, options, made = Tensor(np.ones(64, f32)), CodecOptions(112, **BASE), POINTER(AllReduce)()
+                shard = Tensor(np.ones(32, f32))
                 inside.append([
                     status_of(lib.gc_compressed_allreduce, *plain_arguments(comm)),
                     status_of(lib.gc_comm_reserve, comm, capi.DLDevice(1, 0), 64),
                     status_of(lib.gc_allreduce_create, comm, byref(options), byref(made)),
                     status_of(lib.gc_allreduce_run, handle, views([values]), 1, None, None, None),
+                    status_of(
+                        lib.gc_allreduce_reduce_scatter, handle, views([values]), 1, None, None, shard.view, None
+                    ),
+                    status_of(lib.gc_allreduce_all_gather, handle, shard.view, views([values]), 1, None),
                     status_of(lib.gc_allreduce_reset, handle, None),
                     status_of(lib.gc_comm_async_error, comm),
                 ])  # fmt: skip
@@ -342,13 +561,13 @@ def test_a_second_call_at_once_is_refused_and_leaves_the_first_alone():
         out, *_ = reference(copies(lists)[0], lists[1], [s[:32] for s in copies(lists)[2]])
         *busy, handle_reset, quiet = against(lambda: allreduce(world, *lists))
         same(lists[0][0], out, "the call that was first")
-        assert [status for status, _ in busy] == [Status.BUSY] * 4 and quiet == (Status.OK, "")
+        assert [status for status, _ in busy] == [Status.BUSY] * 6 and quiet == (Status.OK, "")
         assert all(says(sentence, "communicator") for _, sentence in busy), busy
         assert handle_reset == (Status.OK, "")  # the handle itself was idle
 
         gradients = [[rng.standard_normal(64).astype(f32)] for _ in range(2)]
         *busy, quiet = against(lambda: ranks.run(gradients))  # which compares with the model
-        assert [status for status, _ in busy] == [Status.BUSY] * 5 and quiet == (Status.OK, "")
+        assert [status for status, _ in busy] == [Status.BUSY] * 7 and quiet == (Status.OK, "")
         assert all(says(sentence, "handle") for _, sentence in busy[3:]), busy
         ranks.run(gradients)
         ranks.errors()

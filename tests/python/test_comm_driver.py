@@ -49,3 +49,139 @@ for size in 1, 2, 3:
                     same(place.get(put_servers[rank]), filled(servers[rank], n, size), f"{{n}}, {{step}}: server error")
     assert not fake.fake_events() and not fake.fake_pinned(), (fake.fake_events(), fake.fake_pinned())
 """)
+
+
+HALVES = """
+from codec_model import PROPAGATE
+from comms import CheckedRanks
+
+home = ctypes.c_void_p()
+assert fake.cuInit(0) == 0 and fake.cuCtxGetCurrent(byref(home)) == 0
+
+class Entered(World):
+    # All ranks in the context in which the tensors are.
+    def each(self, function):
+        def run(rank):
+            assert fake.cuCtxPushCurrent_v2(home) == 0
+            return function(rank)
+        return super().each(run)
+
+SEGMENTS = [0], [5], [1025], [0, 7, 0, 3000, 1], [8, 8, 8, 8], [0, 0], [2048, 1023, 65], [20_003], [1] * 20, []
+
+def random_handle(rng):
+    codec = int(rng.choice([ONEBIT, ONEBIT, SIGN]))
+    dtype = str(rng.choice(["float32", "float16", "bfloat16"]))
+    return dict(
+        codec=codec, segments=list(SEGMENTS[rng.integers(0, len(SEGMENTS))]), values=dtype, results=dtype,
+        error=None if codec == SIGN else [None, "float32", "bfloat16"][rng.integers(0, 3)],
+        scale=int(rng.choice([RMS, MEAN])), nonfinite=int(rng.choice([PROPAGATE, ZERO, TRANSACTIONAL])),
+        beta=float(np.float32(rng.choice([1.0, 0.95]))),
+    )
+"""
+
+
+@pytest.mark.parametrize("over", ["'group'", "'board', 1"])
+@pytest.mark.parametrize("size, seeds", [(1, 8), (2, 6), (3, 6), (5, 4), (9, 3)])
+def test_halves_on_one_card_are_a_run_and_what_the_formula_says(size, seeds, over):
+    run_comm(f"""
+exec({HALVES!r})
+place, size = Place(), {size}
+for seed in range({seeds}):
+    rng = np.random.default_rng([seed, size])
+    options = random_handle(rng)
+    dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
+    with Entered(size, {over}) as world, CheckedRanks(world, place, **options) as whole, \\
+            CheckedRanks(world, place, **options) as halves:
+        shards = None
+        for step in range(5):
+            special, aligned = rng.random() < 0.3, rng.random() < 0.5
+            gradients = [[gradient(rng, n, dtype, special) for n in segments] for _ in range(size)]
+            if step < 3:
+                expected = whole.run(gradients)
+                shards = halves.reduce_scatter(gradients, aligned=aligned)
+                for one, other in zip(halves.all_gather(shards, aligned=aligned), expected):
+                    same(one, other, f"seed {{seed}}, step {{step}}")
+                if step == 2:
+                    assert whole.flags() == halves.flags()
+            else:
+                with np.errstate(all="ignore"):
+                    shards = [np.float32(-0.1) * shard for shard in halves.reduce_scatter(gradients, aligned=aligned)]
+                if special and shards[-1].size:
+                    shards[-1][-1] = [np.inf, np.nan][step % 2]
+                halves.all_gather(shards, aligned=aligned)
+            if transactional and step != 1:
+                skip = [None, np.array([rng.random() < 0.5])][rng.integers(0, 2)]
+                halves.commit(skip)
+                if step < 3:
+                    whole.commit(skip)
+                halves.errors()
+        halves.flags()
+        if transactional:
+            # Each half for itself.
+            halves.reduce_scatter(gradients)
+            [halves.commit, halves.rollback][seed % 2]()
+            halves.errors()
+            halves.all_gather(shards)
+            [halves.rollback, halves.commit][seed % 2]()
+        halves.errors()
+        halves.flags()
+    place.release()
+assert not fake.fake_events() and not fake.fake_pinned(), (fake.fake_events(), fake.fake_pinned())
+""")
+
+
+@pytest.mark.parametrize("policy", ["PROPAGATE", "ZERO", "TRANSACTIONAL"])
+def test_what_is_not_finite_in_a_shard_is_as_in_the_mean(policy):
+    run_comm(f"""
+exec({HALVES!r})
+place, rng, segments = Place(), np.random.default_rng(2), [1500, 3, 9000]
+for kind, error in (ONEBIT, "float32"), (ONEBIT, "bfloat16"), (ONEBIT, None), (SIGN, None):
+    options = dict(codec=kind, segments=segments, error=error, nonfinite={policy})
+    with Entered(2, "group") as world, CheckedRanks(world, place, **options) as ranks:
+        for value in 1, np.inf, -np.inf, np.nan, 3e38, 1:
+            shards = ranks.reduce_scatter([[rng.standard_normal(n).astype("f4") for n in segments] for _ in range(2)])
+            shards[1][1000] = value
+            ranks.all_gather(shards)
+            if {policy} == TRANSACTIONAL:
+                ranks.commit()
+            ranks.flags()
+            ranks.errors()
+    place.release()
+""")
+
+
+@pytest.mark.parametrize("kind", ["ONEBIT", "SIGN"])
+def test_of_a_corrupt_payload_a_card_makes_a_shard_of_zeros(kind):
+    run_comm(f"""
+exec({HALVES!r})
+place, rng, segments = Place(), np.random.default_rng(1), [9000, 3, 2000]
+options = dict(codec={kind}, segments=segments, error=None if {kind} == SIGN else "float32", nonfinite=TRANSACTIONAL)
+with Entered(3, "board", 1) as world, CheckedRanks(world, place, **options) as ranks:
+
+    def before(name, sender, sent):
+        # The chunk for rank 0.
+        return bytes([sent[0] ^ 1]) + sent[1:] if name == "all_to_all" and sender == 1 else sent
+
+    gradients = [[rng.standard_normal(n).astype("f4") for n in segments] for _ in range(3)]
+    shards = ranks.reduce_scatter(gradients)
+    world.board.before = before
+    put = [[place.put(g) for g in each] for each in gradients]
+    to = [place.put(np.full(shard.size, 7, "f4")) for shard in shards]
+    ranks.rollback()
+    ranks.all("gc_allreduce_reduce_scatter", lambda rank: (
+        ranks.handles[rank], views(put[rank]), 3, None, None, to[rank].view, None))
+    same(place.get(to[0]), np.zeros(shards[0].size, "f4"), "shard of rank 0")
+    for rank in 1, 2:
+        same(place.get(to[rank]), shards[rank], f"shard of rank {{rank}}")
+    for rank, model in enumerate(ranks.models):
+        assert lib.gc_comm_async_error(world.comms[rank]) == (Status.CORRUPT if rank == 0 else Status.OK)
+        model.flags |= CORRUPT if rank == 0 else 0
+        model.pending[0] = model.worker
+    ranks.rollback()
+    ranks.flags()
+    ranks.errors()
+    world.board.before = lambda name, sender, sent: sent
+    ranks.all_gather(ranks.reduce_scatter(gradients))
+    ranks.commit()
+    ranks.errors()
+""")

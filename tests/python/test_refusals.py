@@ -230,6 +230,13 @@ COMM_CALLS = {
         allreduce=AllReduce(), values=[floats(100), floats(5, 60)], n_values=2, value_factor=floats(1),
         error_factor=floats(1), stream=None,
     ),
+    "gc_allreduce_reduce_scatter": lambda: dict(
+        allreduce=AllReduce(), values=[floats(100), floats(5, 60)], n_values=2, value_factor=floats(1),
+        error_factor=floats(1), shard=floats(400), stream=None,
+    ),
+    "gc_allreduce_all_gather": lambda: dict(
+        allreduce=AllReduce(), shard=floats(400), values=[floats(100), floats(5, 60)], n_values=2, stream=None
+    ),
     "gc_allreduce_flags": lambda: dict(allreduce=AllReduce(), dst=elements(1, dtype="uint32"), stream=None),
     "gc_allreduce_commit": lambda: dict(
         allreduce=AllReduce(**TRANSACTIONAL), skip=elements(1, dtype="int32"), stream=None
@@ -694,6 +701,8 @@ CODEC_TENSORS = {
     "gc_codec_state_in": ["src"],
     "gc_compressed_allreduce": ["buffer", "worker_error", "server_error"],
     "gc_allreduce_run": ["values[0]", "values[1]"],
+    "gc_allreduce_reduce_scatter": ["values[0]", "values[1]", "shard"],
+    "gc_allreduce_all_gather": ["values[0]", "values[1]", "shard"],
     "gc_allreduce_flags": ["dst"],
 }
 OPTIONAL = {
@@ -705,6 +714,7 @@ OPTIONAL = {
     "gc_codec_errors_out": ["worker", "server"],
     "gc_codec_errors_in": ["worker", "server"],
     "gc_allreduce_run": ["value_factor", "error_factor"],
+    "gc_allreduce_reduce_scatter": ["value_factor", "error_factor"],
     "gc_allreduce_commit": ["skip"],
     "gc_allreduce_errors_out": ["worker", "server"],
     "gc_allreduce_errors_in": ["workers", "server"],
@@ -777,6 +787,11 @@ TABLE += [
             ("gc_compressed_allreduce", "server_error", (392,), 400, 392),
             ("gc_allreduce_run", "values[1]", (60, 6), 300, 360),
             ("gc_allreduce_run", "value_factor", (2,), 1, 2),
+            ("gc_allreduce_reduce_scatter", "values[0]", (99,), 100, 99),
+            ("gc_allreduce_reduce_scatter", "error_factor", (0,), 1, 0),
+            ("gc_allreduce_reduce_scatter", "shard", (399,), 400, 399),
+            ("gc_allreduce_all_gather", "values[1]", (60, 6), 300, 360),
+            ("gc_allreduce_all_gather", "shard", (401,), 400, 401),
             ("gc_allreduce_flags", "dst", (2,), 1, 2),
             ("gc_allreduce_errors_out", "worker", (401,), 400, 401),
             ("gc_allreduce_errors_out", "server", (399,), 400, 399),
@@ -810,6 +825,8 @@ TABLE += [
             ("gc_codec_errors_in", ["worker", "server"], ("float32",)),
             ("gc_compressed_allreduce", ["buffer", "worker_error", "server_error"], ("float32",)),
             ("gc_allreduce_run", ["values[0]", "value_factor", "error_factor"], ("float32",)),
+            ("gc_allreduce_reduce_scatter", ["values[0]", "value_factor", "error_factor", "shard"], ("float32",)),
+            ("gc_allreduce_all_gather", ["values[1]", "shard"], ("float32",)),
             ("gc_allreduce_flags", ["dst"], ("uint32",)),
             ("gc_allreduce_commit", ["skip"], ("bool", "int32", "float32")),
             ("gc_allreduce_errors_out", ["worker", "server"], ("float32",)),

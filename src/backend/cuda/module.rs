@@ -294,6 +294,7 @@ pub static ONEBIT: Onebit = Onebit {
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_addresses", 1),
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_finish", 1),
         Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_refuse", 1),
+        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_mean", 1),
     ],
 };
 
@@ -308,7 +309,7 @@ pub struct Onebit {
     pub compress: [Kernel; 6],
     /// By values, and in each by errors (float32, bfloat16).
     pub compress_errors: [Kernel; 4],
-    others: [Kernel; 11],
+    others: [Kernel; 12],
 }
 
 impl Onebit {
@@ -345,6 +346,10 @@ impl Onebit {
     }
     pub fn refuse(&self) -> &Kernel {
         &self.others[10]
+    }
+    /// What `reduce` adds the error to.
+    pub fn mean(&self) -> &Kernel {
+        &self.others[11]
     }
 }
 

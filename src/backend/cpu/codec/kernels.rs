@@ -16,7 +16,7 @@ use crate::backend::cpu::simd::{Avx2, Avx512};
 
 use super::{
     chunks::Chunks,
-    numbers::{Number, is_kept, signed},
+    numbers::{F32, Number, is_kept, signed},
     sources::{FINITE, PARTS, Plain, Source, bits_at, for_each_word, has_bit, magnitude},
     sum::{self, TILE_UNITS, UNIT_ELEMENTS, Unit},
 };
@@ -120,6 +120,23 @@ unsafe fn tile_on<S: Simd<u32>, C: Source>(source: &C, sink: &Sink, treatment: T
         source.ask_for(next, 3);
     }
     Outcome { sum: sum::of_tile(sums), nonfinite }
+}
+
+#[inline(always)]
+unsafe fn write_on<S: Simd<u32>, C: Source>(source: &C, dst: *mut u8, elements: usize) -> bool {
+    let mut unit = Unit([0.0; UNIT_ELEMENTS]);
+    let mut nonfinite = false;
+    for first in (0..elements).step_by(UNIT_ELEMENTS) {
+        let count = (elements - first).min(UNIT_ELEMENTS);
+        // SAFETY: the caller's promise, for this source and at `dst`.
+        unsafe {
+            nonfinite |= source.form(first, &mut unit, count);
+            for (index, &c) in unit.0[..count].iter().enumerate() {
+                F32::store(dst, first + index, c);
+            }
+        }
+    }
+    nonfinite
 }
 
 #[inline(always)]
@@ -247,6 +264,13 @@ for_each_set! {
     /// # Safety
     /// The source holds them, the sink has room for them, and the set is one that this processor has.
     fn tile[C: Source](source: &C, sink: &Sink, treatment: Treatment, elements: usize) -> Outcome = tile_on;
+
+    /// Writes c of a tile of so many elements as float32. Tells whether something was met that is not finite and does
+    /// not show in it.
+    ///
+    /// # Safety
+    /// The source holds them, `dst` has room for them, and the set is one that this processor has.
+    fn write[C: Source](source: &C, dst: *mut u8, elements: usize) -> bool = write_on;
 
     /// The second pass of the plain form: the error of what was sent with a scale.
     ///

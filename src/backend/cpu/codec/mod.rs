@@ -7,7 +7,7 @@
 //! - `environment`: the floating-point environment; `numbers`: element types; `sum`: sums and the scale;
 //! - `kernels`: the loops, for each instruction set; `sources`: what they make c of; `tiles`: the job;
 //! - `chunks`: payloads; `state`: what is kept, out and in;
-//! - `encode`, `decode`, `reduce`, `plain`: the operations.
+//! - `encode`, `decode`, `reduce`, its halves in `shard`, `plain`: the operations.
 
 mod chunks;
 mod decode;
@@ -17,6 +17,7 @@ mod kernels;
 mod numbers;
 mod plain;
 mod reduce;
+mod shard;
 mod sources;
 mod state;
 mod sum;

@@ -1,6 +1,6 @@
 //! Reducing: one chunk of several payloads to a chunk for everybody.
 
-use std::{marker::PhantomData, sync::atomic::Ordering};
+use std::{marker::PhantomData, ptr, sync::atomic::Ordering};
 
 use crate::{
     backend::{Address, Skip, cpu::signs},
@@ -20,7 +20,7 @@ use super::{
     environment::in_default,
     kernels::{self, Sink, Treatment},
     numbers::{Number, is_kept, round_scale, with_numbers},
-    sources::Parts,
+    sources::{Parts, Source},
     state::{scale_in, turn},
     sum,
     tiles::Met,
@@ -30,26 +30,35 @@ impl Codec {
     /// Reduces `chunks`, one a payload, to `dst`. If one is corrupt, `dst` says so, and the state stays as it was.
     pub fn reduce(&mut self, plan: &CodecPlan, chunks: &View<'_>, dst: &View<'_>) -> Result<()> {
         let Some(number) = plan.server else { return Ok(()) }; // which the operation has refused
-        if self.server.pending {
-            self.commit(Skip::Never)?;
-        }
-        let payloads = (chunks.elements() / plan.stride) as usize;
-        let mut flags = 0;
-        for payload in 0..payloads {
-            let chunk = chunks.data().wrapping_add(payload * plan.stride as usize);
-            // SAFETY: the view has so many chunks.
-            match unsafe { chunks::check(plan, format_args!("{}[{payload}]", chunks.name()), chunk, number) } {
-                Ok(carried) => flags |= carried,
-                Err(failure) => return Err(self.refuse(plan, number, dst, failure)),
-            }
-        }
-        let inputs = Inputs { plan, first: Address(chunks.data()), payloads, start: plan.held_by(number).start };
+        self.commit_pending_reduce()?;
+        let (inputs, flags) = match Inputs::of(plan, chunks, number) {
+            Ok(sound) => sound,
+            Err(failure) => return Err(self.refuse(plan, number, dst, failure)),
+        };
         let nonfinite = if plan.rules.kind == Kind::Sign {
             self.vote(&inputs, dst);
             false
         } else {
             with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.add_up::<E>(&inputs, dst))
         };
+        self.finish_chunk(plan, number, flags, nonfinite, dst);
+        Ok(())
+    }
+
+    /// As an encode does with a step of its own that is pending.
+    pub(super) fn commit_pending_reduce(&mut self) -> Result<()> {
+        if self.server.pending { self.commit(Skip::Never) } else { Ok(()) }
+    }
+
+    /// Makes scales of the sums, and all of a chunk but its bits; goes on to the next turn.
+    pub(super) fn finish_chunk(
+        &mut self,
+        plan: &CodecPlan,
+        number: usize,
+        mut flags: u32,
+        nonfinite: bool,
+        dst: &View<'_>,
+    ) {
         let (valid, next) = self.buffers_of(self.server);
         // SAFETY: both are states.
         unsafe { turn(next).write(turn(valid).read().wrapping_add(1)) };
@@ -64,7 +73,6 @@ impl Codec {
         unsafe { chunks::write_frame(plan, dst.data(), number, flags, scale_of) };
         self.server.pending = self.transactional;
         self.raise(flags);
-        Ok(())
     }
 
     /// Says in `dst` that it was made of a corrupt chunk.
@@ -81,34 +89,47 @@ impl Codec {
     /// Writes bits, state and partial sums. Tells whether anything was not finite.
     fn add_up<E: Number>(&self, inputs: &Inputs<'_>, dst: &View<'_>) -> bool {
         let plan = inputs.plan;
+        // Two bytes a payload, for the work with its bits.
+        self.make_parts::<E, _>(plan, 2 * inputs.payloads, dst, |part| Parts {
+            kept: part.kept,
+            kept_scale: part.kept_scale,
+            beta: plan.rules.beta,
+            ..inputs.parts::<E>(part.run, part.byte)
+        })
+    }
+
+    /// Writes bits, state and partial sums of what `source_of` makes of a piece of a part. `bytes`: what it reads of an
+    /// element, but for what is kept. Tells whether anything was not finite.
+    pub(super) fn make_parts<E: Number, C: Source<Kept = E>>(
+        &self,
+        plan: &CodecPlan,
+        bytes: usize,
+        dst: &View<'_>,
+        source_of: impl Fn(&Piece<'_>) -> C + Sync,
+    ) -> bool {
         let (valid, next) = self.buffers_of(self.server);
         let (valid, next) = (Address(valid), Address(next));
+        let start = plan.held_by(plan.server.unwrap_or(0)).start;
         let chunks = Chunks::whole(dst.data().wrapping_add(plan.head as usize));
         let zero = plan.rules.policy == NonFinite::Zero;
         let (set, partials) = (self.set, &self.partials);
         let met = Met::default();
-        // Two bytes a payload, for the work with its bits.
-        let bytes = (2 * size_of::<E::Bits>() + 2 * inputs.payloads) as i64;
-        self.server_tiles.for_each(&plan.servers, bytes, |tile| {
+        self.server_tiles.for_each(&plan.servers, (2 * size_of::<E::Bits>() + bytes) as i64, |tile| {
             let run = &plan.servers[tile.run];
-            let byte = run.byte - inputs.start + tile.first / 8;
+            let byte = run.byte - start + tile.first / 8;
             let kept = run.state as usize + tile.first as usize * size_of::<E::Bits>();
-            let source = Parts::<E> {
-                bits: inputs.bits(byte),
-                scale: scale_at(inputs.first.at(0), run.segment).cast(),
-                stride: plan.stride as usize,
-                payloads: inputs.payloads,
+            let source = source_of(&Piece {
+                run,
+                first: tile.first as usize,
+                byte,
                 kept: valid.at(if is_kept::<E>() { kept } else { 0 }),
                 // SAFETY: the state has a scale a segment.
                 kept_scale: unsafe { scale_in(plan, valid.at(0), 1, run.segment).read() },
-                beta: plan.rules.beta,
-                zero,
-                types: PhantomData,
-            };
+            });
             let sink = Sink { kept: next.at(kept), chunks, byte };
             let treatment = Treatment { sum: sum_of(plan), zero };
-            // SAFETY: the tile lies within a part, which every payload has, and which has a place in both states and
-            // in the chunk.
+            // SAFETY: the tile lies within a part, which every payload has, or the shard, and which has a place in both
+            // states and in the chunk.
             let outcome = unsafe { kernels::tile(set, &source, &sink, treatment, tile.elements) };
             partials[tile.number].store(outcome.sum.to_bits(), Ordering::Relaxed);
             met.note(outcome.nonfinite);
@@ -118,7 +139,7 @@ impl Codec {
 
     /// Writes bits. Parts lie side by side, so it is one poll of all of them; what fills up a part's last byte is nobody's
     /// vote.
-    fn vote(&self, inputs: &Inputs<'_>, dst: &View<'_>) {
+    pub(super) fn vote(&self, inputs: &Inputs<'_>, dst: &View<'_>) {
         let plan = inputs.plan;
         let behind = |part: &Run| part.byte - inputs.start + bytes_for(part.elements);
         let bytes = plan.servers.last().map_or(0, behind);
@@ -156,8 +177,20 @@ impl Codec {
     }
 }
 
+/// A tile of a part, which a source is made for.
+pub(super) struct Piece<'a> {
+    pub run: &'a Run,
+    /// The number of its first element in the part.
+    pub first: usize,
+    /// The number of its first byte of bits in the chunk.
+    pub byte: i64,
+    /// What was kept of it, and the scale that belongs to that.
+    pub kept: *const u8,
+    pub kept_scale: f32,
+}
+
 /// The chunks that are reduced, one behind the other.
-struct Inputs<'a> {
+pub(super) struct Inputs<'a> {
     plan: &'a CodecPlan,
     first: Address,
     payloads: usize,
@@ -165,7 +198,38 @@ struct Inputs<'a> {
     start: i64,
 }
 
-impl Inputs<'_> {
+impl<'a> Inputs<'a> {
+    /// Chunk `number` of several payloads, and the flags that they carry. Refuses one that is corrupt.
+    pub fn of(plan: &'a CodecPlan, chunks: &View<'_>, number: usize) -> Result<(Self, u32)> {
+        let payloads = (chunks.elements() / plan.stride) as usize;
+        let mut flags = 0;
+        for payload in 0..payloads {
+            let chunk = chunks.data().wrapping_add(payload * plan.stride as usize);
+            // SAFETY: the view has so many chunks.
+            flags |= unsafe { chunks::check(plan, format_args!("{}[{payload}]", chunks.name()), chunk, number) }?;
+        }
+        Ok((Self { plan, first: Address(chunks.data()), payloads, start: plan.held_by(number).start }, flags))
+    }
+
+    pub fn payloads(&self) -> usize {
+        self.payloads
+    }
+
+    /// What they have of a part from a byte of the chunk on, without an error.
+    pub fn parts<E>(&self, run: &Run, byte: i64) -> Parts<E> {
+        Parts {
+            bits: self.bits(byte),
+            scale: scale_at(self.first.at(0), run.segment).cast(),
+            stride: self.plan.stride as usize,
+            payloads: self.payloads,
+            kept: ptr::null(),
+            kept_scale: 0.0,
+            beta: 0.0,
+            zero: self.plan.rules.policy == NonFinite::Zero,
+            types: PhantomData,
+        }
+    }
+
     /// A byte of the first payload's bits, counted from the chunk's first.
     fn bits(&self, byte: i64) -> *mut u8 {
         self.first.at((self.plan.head + byte) as usize)

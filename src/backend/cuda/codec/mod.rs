@@ -170,16 +170,41 @@ impl Codec {
         factors: [Option<&View<'_>>; 2],
         payload: &View<'_>,
     ) -> Result<()> {
+        let kernel = &ONEBIT.encode[index_of(plan.rules.values, plan.rules.error)];
+        self.encode_half(queue, kernel, WORKER, values, factors, payload)
+    }
+
+    /// Makes the chunk of this rank of its shard, where its parts begin by segment.
+    pub fn encode_shard(
+        &mut self,
+        queue: &mut Queue,
+        plan: &CodecPlan,
+        shard: &[Address],
+        dst: &View<'_>,
+    ) -> Result<()> {
+        let kernel = &ONEBIT.encode[index_of(Dtype::F32, plan.rules.error)];
+        self.encode_half(queue, kernel, SERVER, shard, [None; 2], dst)
+    }
+
+    fn encode_half(
+        &mut self,
+        queue: &mut Queue,
+        kernel: &Kernel,
+        half: u32,
+        values: &[Address],
+        factors: [Option<&View<'_>>; 2],
+        payload: &View<'_>,
+    ) -> Result<()> {
+        let half = half as usize;
         let mut call = Encode {
-            codec: self.halves[0],
+            codec: self.halves[half],
             factors: factors.map(|factor| factor.map_or(ptr::null(), |factor| factor.data().cast_const())),
             payload: payload.data(),
             values: [ptr::null(); MOST_VALUES],
         };
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
-        let kernel = &ONEBIT.encode[index_of(plan.rules.values, plan.rules.error)];
         // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan.
-        unsafe { launch(queue, kernel, self.tiles[0], &mut argument(&mut call)) }?;
+        unsafe { launch(queue, kernel, self.tiles[half], &mut argument(&mut call)) }?;
         self.finish(queue, call.codec, payload)
     }
 
@@ -189,7 +214,7 @@ impl Codec {
         let runs = u64::from(codec.n_segments).max(1);
         let mut call = Finish { codec, dst: dst.data() };
         self.torn = true;
-        // SAFETY: as in `encode`, which wrote to the same memory.
+        // SAFETY: as in `encode_half`, which wrote to the same memory.
         unsafe { launch(queue, ONEBIT.finish(), runs, &mut argument(&mut call)) }?;
         (self.torn, self.pending) = (false, self.transactional);
         Ok(())
@@ -222,7 +247,7 @@ impl Codec {
         };
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
         let blocks = call.tiles + (plan.n_chunks as u64 - first_empty);
-        // SAFETY: as in `encode`.
+        // SAFETY: as in `encode_half`.
         unsafe { launch(queue, &ONEBIT.decode[kernel], blocks, &mut argument(&mut call)) }
     }
 
@@ -230,9 +255,26 @@ impl Codec {
         let payloads = (chunks.elements() / plan.stride) as u64;
         let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst: dst.data(), payloads };
         let kernel = &ONEBIT.reduce[index_of(Dtype::F32, plan.rules.error)];
-        // SAFETY: as in `encode`.
+        // SAFETY: as in `encode_half`.
         unsafe { launch(queue, kernel, self.tiles[1], &mut argument(&mut call)) }?;
         self.finish(queue, call.codec, dst)
+    }
+
+    /// Writes the mean of `chunks`, one a payload, to a shard, without the error. The state is only read.
+    pub fn mean(
+        &mut self,
+        queue: &mut Queue,
+        plan: &CodecPlan,
+        chunks: &View<'_>,
+        _: &View<'_>,
+        shard: &[Address],
+    ) -> Result<()> {
+        let payloads = (chunks.elements() / plan.stride) as u64;
+        // The parts lie one behind the other.
+        let dst = shard.first().map_or(ptr::null_mut(), |first| first.0);
+        let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst, payloads };
+        // SAFETY: as in `encode_half`.
+        unsafe { launch(queue, ONEBIT.mean(), self.tiles[1], &mut argument(&mut call)) }
     }
 
     /// Writes the flags of all calls since the last, to a uint32.

@@ -1,0 +1,86 @@
+//! The two halves of reducing, with a shard of float32 between them: the mean of what payloads say, and the chunk that
+//! is made of a shard and the error.
+
+use std::marker::PhantomData;
+
+use crate::{
+    backend::Address,
+    error::Result,
+    plan::codec::{CORRUPT, CodecPlan, Kind, NONFINITE},
+    tensor::View,
+};
+
+use super::{
+    Codec,
+    kernels::{self, Values},
+    numbers::{F32, Nothing, Number, with_numbers},
+    reduce::Inputs,
+    sources::Feedback,
+    tiles::Met,
+};
+
+impl Codec {
+    /// Writes the mean of `chunks`, one a payload, or the majority as +1 and -1, to the parts of a shard, an address a
+    /// segment. If a chunk is corrupt, nothing is written. `room`: for a chunk. The state is only read.
+    pub fn mean(&mut self, plan: &CodecPlan, chunks: &View<'_>, room: &View<'_>, shard: &[Address]) -> Result<()> {
+        let Some(number) = plan.server else { return Ok(()) }; // which the operation has refused
+        let (inputs, flags) = Inputs::of(plan, chunks, number).inspect_err(|_| self.raise(CORRUPT))?;
+        let nonfinite = if plan.rules.kind == Kind::Sign {
+            self.vote(&inputs, room);
+            self.spread(plan, number, room, shard);
+            false
+        } else {
+            self.add_up_without_error(plan, number, &inputs, shard)
+        };
+        self.raise(flags | if nonfinite { NONFINITE } else { 0 });
+        Ok(())
+    }
+
+    /// Tells whether a payload's share was not finite.
+    fn add_up_without_error(&self, plan: &CodecPlan, number: usize, inputs: &Inputs<'_>, shard: &[Address]) -> bool {
+        let (set, met, start) = (self.set, Met::default(), plan.held_by(number).start);
+        let bytes = size_of::<f32>() + 2 * inputs.payloads();
+        self.server_tiles.for_each(&plan.servers, bytes as i64, |tile| {
+            let run = &plan.servers[tile.run];
+            let source = inputs.parts::<Nothing>(run, run.byte - start + tile.first / 8);
+            let dst = shard[run.segment].at(tile.first as usize * size_of::<f32>());
+            // SAFETY: the tile lies within a part, which every payload and the shard have.
+            met.note(unsafe { kernels::write(set, &source, dst, tile.elements) });
+        });
+        met.any()
+    }
+
+    /// Makes values of the bits of a chunk.
+    fn spread(&self, plan: &CodecPlan, number: usize, chunk: &View<'_>, shard: &[Address]) {
+        let (set, bits) = (self.set, Address(chunk.data().wrapping_add(plan.head as usize)));
+        let start = plan.held_by(number).start;
+        self.server_tiles.for_each(&plan.servers, size_of::<f32>() as i64, |tile| {
+            let run = &plan.servers[tile.run];
+            let bits = bits.at((run.byte - start + tile.first / 8) as usize);
+            let dst = shard[run.segment].at(tile.first as usize * size_of::<f32>());
+            let values = Values::<F32> { plus: F32::narrow(1.0), minus: F32::narrow(-1.0) };
+            // SAFETY: the tile lies within a part, which the chunk and the shard have.
+            unsafe { kernels::set_values(set, bits, &values, dst, tile.elements) };
+        });
+    }
+
+    /// Makes the chunk of a shard and the error, as `reduce` does of the mean.
+    pub fn encode_shard(&mut self, plan: &CodecPlan, shard: &[Address], dst: &View<'_>) -> Result<()> {
+        let Some(number) = plan.server else { return Ok(()) }; // which the operation has refused
+        self.commit_pending_reduce()?;
+        let nonfinite = with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
+            self.make_parts::<E, _>(plan, size_of::<f32>(), dst, |part| Feedback::<F32, E> {
+                gradient: shard[part.run.segment].at(part.first * size_of::<f32>()),
+                kept: part.kept,
+                scale: part.kept_scale,
+                factors: [1.0; 2],
+                beta: plan.rules.beta,
+                // What is not finite stays until the error is added, as the mean does in `reduce`.
+                zero: false,
+                types: PhantomData,
+            })
+        });
+        self.finish_chunk(plan, number, 0, nonfinite, dst);
+        Ok(())
+    }
+}
