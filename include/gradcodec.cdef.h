@@ -24,6 +24,7 @@ const char *gc_last_error(void);
 gc_status_t gc_tensor_empty(DLDevice device, DLDataType dtype, int32_t ndim, const int64_t *shape, DLManagedTensor **out);
 gc_status_t gc_tensor_from_pointer(void *data, DLDevice device, DLDataType dtype, int32_t ndim, const int64_t *shape, const int64_t *strides, void (*release)(void *ctx), void *ctx, DLManagedTensor **out);
 void gc_tensor_free(DLManagedTensor *tensor);
+void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
 gc_status_t gc_tensor_to_versioned(DLManagedTensor *src, struct DLManagedTensorVersioned **out);
 gc_status_t gc_tensor_from_versioned(struct DLManagedTensorVersioned *src, DLManagedTensor **out);
 void gc_capsule_destructor(void *py_capsule);

@@ -35,8 +35,8 @@
  *
  * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
  * folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
- * BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, WORKERS and DEVICES. What holds for all of them comes first; what
- * is said of CUDA and of streams does not concern programs that use the CPU only.
+ * BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, SHARING, WORKERS and DEVICES. What holds for all of them comes
+ * first; what is said of CUDA and of streams does not concern programs that use the CPU only.
  *
  * TWO TIERS
  *
@@ -179,10 +179,7 @@ const char *gc_version_string(void);
  * ERRORS
  */
 
-/*
- * Outcome of a call. Codes are never reused. This version never gives 25, 26, 40 and 41: they are kept for functions to
- * come.
- */
+/* Outcome of a call. Codes are never reused. This version never gives 25 and 26: they are kept for functions to come. */
 enum gc_status {
     /* Done. */
     GC_STATUS_OK = 0,
@@ -288,13 +285,16 @@ gc_status_t gc_tensor_from_pointer(void *data,
 /* Releases a tensor: calls its deleter. NULL, or a tensor whose deleter is NULL: nothing. */
 void gc_tensor_free(DLManagedTensor *tensor);
 
+/* Releases a tensor in the versioned form, as gc_tensor_free(). */
+void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
+
 /*
  * The same tensor in DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as read-only.)
  * The version is the lowest 1.x that knows the dtype; there are no flags.
  *
  * `src`: of any dtype and device, for no element is read. Taken on success, still yours when the call fails. If it has no
- * deleter, the struct may go as soon as the call returns; its memory must stay. `*out`: yours to release, by its own
- * deleter: `v->deleter(v)`. On devices other than ours `data` and `byte_offset` are passed on as they are.
+ * deleter, the struct may go as soon as the call returns; its memory must stay. `*out`: yours to release, by
+ * gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are passed on as they are.
  *
  * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
  */

@@ -46,6 +46,7 @@ typedef struct gc_api_t {
     gc_status_t (*gc_tensor_from_pointer)(void *data, DLDevice device, DLDataType dtype, int32_t ndim,
         const int64_t *shape, const int64_t *strides, void (*release)(void *ctx), void *ctx, DLManagedTensor **out);
     void (*gc_tensor_free)(DLManagedTensor *tensor);
+    void (*gc_tensor_free_versioned)(struct DLManagedTensorVersioned *tensor);
     gc_status_t (*gc_tensor_to_versioned)(DLManagedTensor *src, struct DLManagedTensorVersioned **out);
     gc_status_t (*gc_tensor_from_versioned)(struct DLManagedTensorVersioned *src, DLManagedTensor **out);
     void (*gc_capsule_destructor)(void *py_capsule);
@@ -139,6 +140,7 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_tensor_empty", &api->gc_tensor_empty},
         {"gc_tensor_from_pointer", &api->gc_tensor_from_pointer},
         {"gc_tensor_free", &api->gc_tensor_free},
+        {"gc_tensor_free_versioned", &api->gc_tensor_free_versioned},
         {"gc_tensor_to_versioned", &api->gc_tensor_to_versioned},
         {"gc_tensor_from_versioned", &api->gc_tensor_from_versioned},
         {"gc_capsule_destructor", &api->gc_capsule_destructor},
