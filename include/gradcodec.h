@@ -1271,6 +1271,86 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
                                    void *stream);
 
 /*
+ * SHARING
+ *
+ * A tensor for another process of this machine, over a connected Unix stream socket of yours (socketpair(), or connect()).
+ *
+ *     gc_share_t *lease;                                          // here
+ *     gc_share_send(tensor, socket, 0, 1000, &lease);
+ *     gc_share_wait(lease, -1);
+ *     gc_share_free(lease);
+ *
+ *     DLDevice cpu = {kDLCPU, 0};                                 // in the other process
+ *     DLManagedTensor *tensor;
+ *     gc_share_receive(socket, cpu, 1000, &tensor);
+ *     gc_tensor_free(tensor);
+ *
+ * What is sent is a copy, in memory that both processes can have and that holds nothing else; it is made once, on the
+ * sender's side, and mapped by the receiver. What one side writes afterwards the other does not see. This version shares
+ * memory of the CPU and CUDAHost; tensors on CUDA are refused.
+ *
+ * `socket`: SOCK_STREAM of AF_UNIX, connected; blocking or not, as you like. A message of these functions lies on it between
+ * yours, with two descriptors; no byte beyond it is read, and no SIGPIPE is raised. One thread at a time sends on a socket,
+ * and one receives.
+ *
+ * `timeout_ms`: how long a call may wait for the other side; 0: only for what is there; negative: without end. TIMEOUT: it was
+ * too short. Then, or if a message was CORRUPT, part of a message may have passed, and the socket is of no use to both sides.
+ *
+ * What comes is believed no more than a stranger's word: sizes, dtype and descriptors are checked before anything is
+ * mapped, and descriptors of what is refused are closed.
+ */
+
+/* How a tensor is shared. */
+enum gc_share {
+    /* As a copy, so that nothing else can be seen. On the CPU it always is one. */
+    GC_SHARE_COPY = 1,
+};
+
+/* What the sender keeps of a tensor that it has sent: gc_share_send() makes it. */
+typedef struct gc_share_t gc_share_t;
+
+/*
+ * Sends a tensor. Returns when its message is written; whether the other side takes it shows in gc_share_wait().
+ *
+ * `tensor`: of any dtype, on the CPU, with any strides; elements of less than a byte must be C-contiguous. It is copied, and
+ * yours again when this returns. `flags`: 0 or GC_SHARE_COPY. `*lease`: yours to release, by gc_share_free(); `lease` may be
+ * NULL if nobody is to wait.
+ *
+ * INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions. UNSUPPORTED_DEVICE: not on the CPU.
+ * NOT_CONTIGUOUS, OUT_OF_MEMORY. SHARE: the other side has closed the socket, or the system refuses. TIMEOUT.
+ */
+gc_status_t gc_share_send(const DLManagedTensor *tensor,
+                          int socket,
+                          uint32_t flags,
+                          int32_t timeout_ms,
+                          gc_share_t **lease);
+
+/*
+ * Waits until the receiver has released a tensor, with all that it made of it. Any number of times, on any thread.
+ *
+ * TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it.
+ */
+gc_status_t gc_share_wait(gc_share_t *lease,
+                          int32_t timeout_ms);
+
+/* Releases what gc_share_send() made; NULL: nothing. It does not wait, and the receiver keeps its tensor. */
+void gc_share_free(gc_share_t *lease);
+
+/*
+ * Receives the tensor that comes next: compact, writable, its elements as they were when it was sent.
+ *
+ * `device`: {kDLCPU, 0}. `*out`: yours to release, which tells the sender; a child that is forked meanwhile has it, too, and
+ * tells nobody.
+ *
+ * INVALID_ARGUMENT: no such socket; a device of another type than the sender's. CORRUPT: no message of this version.
+ * SHARE: the other side has closed the socket. TIMEOUT, OUT_OF_MEMORY.
+ */
+gc_status_t gc_share_receive(int socket,
+                             DLDevice device,
+                             int32_t timeout_ms,
+                             DLManagedTensor **out);
+
+/*
  * WORKERS
  *
  * Large CPU tensors are worked on by several threads, which are started when the first one comes and again in a forked

@@ -354,6 +354,9 @@ inline Tensor tensor_from_versioned(VersionedTensor &&src)
 #endif
 
 inline void tensor_free(Tensor) noexcept {} /* before its scope ends */
+#ifdef DLPACK_MAJOR_VERSION
+inline void tensor_free_versioned(VersionedTensor) noexcept {}
+#endif
 
 /* For PyCapsule_New. The library's own address: it stays when a module that includes this is unloaded. */
 inline const auto capsule_destructor = &gc_capsule_destructor;
@@ -685,6 +688,7 @@ inline void share_wait(Share &lease, int32_t timeout_ms = -1)
 {
     detail::check(gc_share_wait(lease.get(), timeout_ms));
 }
+inline void share_free(Share) noexcept {} /* before its scope ends */
 inline Tensor share_receive(int socket, DLDevice device = {kDLCPU, 0}, int32_t timeout_ms = -1)
 {
     DLManagedTensor *out = nullptr;

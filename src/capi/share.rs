@@ -63,7 +63,7 @@ pub enum ShareFlag {
 /// yours again when this returns. `flags`: 0 or GC_SHARE_COPY. `*lease`: yours to release, by gc_share_free(); `lease` may be
 /// NULL if nobody is to wait.
 ///
-/// INVALID_ARGUMENT: no such socket; an unknown flag; more than 1024 dimensions. UNSUPPORTED_DEVICE: not on the CPU.
+/// INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions. UNSUPPORTED_DEVICE: not on the CPU.
 /// NOT_CONTIGUOUS, OUT_OF_MEMORY. SHARE: the other side has closed the socket, or the system refuses. TIMEOUT.
 ///
 /// # Safety

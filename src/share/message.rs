@@ -8,6 +8,7 @@
 //!
 //! In the byte order of these machines, as two processes of one machine share it. What comes is a stranger's.
 
+use arrayvec::ArrayVec;
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDeviceType};
 
 use crate::{
@@ -20,13 +21,15 @@ use super::socket::Incoming;
 const HEADER: usize = 32;
 const MAGIC: [u8; 4] = *b"GCSH";
 const VERSION: u32 = 1;
+const CPU: u32 = DLDeviceType::CPU.0;
 
-/// More than any library makes, and little enough to be had.
-const MOST_DIMENSIONS: usize = 1024;
+/// As many as NumPy and torch know. What is read is on the stack, so that nothing fails between the parts of a message.
+pub const MOST_DIMENSIONS: usize = 64;
+const MOST_BYTES: usize = HEADER + 8 * MOST_DIMENSIONS;
 
 pub struct Message {
     pub dtype: DLDataType,
-    pub shape: Vec<i64>,
+    pub shape: ArrayVec<i64, MOST_DIMENSIONS>,
     /// Of all elements, in C order.
     pub bytes: i64,
 }
@@ -40,29 +43,24 @@ impl Message {
                 "tensor: {dimensions} dimensions; at most {MOST_DIMENSIONS} can be sent"
             ));
         }
-        let mut shape = sizes(dimensions)?;
-        shape.extend(tensor.dims().map(|(size, _)| size));
+        let shape: ArrayVec<_, _> = tensor.dims().map(|(size, _)| size).collect();
         let dtype = tensor.tensor.dtype;
         let bytes = bytes_of(dtype, &shape)?;
         Ok(Self { dtype, shape, bytes })
     }
 
-    pub fn encoded(&self) -> Result<Vec<u8>> {
-        let length = HEADER + 8 * self.shape.len();
-        let mut text = Vec::new();
-        text.try_reserve_exact(length)
-            .map_err(|_| error!(OutOfMemory, "a message of {length} bytes could not be had"))?;
+    pub fn encoded(&self) -> ArrayVec<u8, MOST_BYTES> {
+        let mut text = ArrayVec::new();
         let DLDataType { code, bits, lanes } = self.dtype;
         text.extend(MAGIC);
-        text.extend(VERSION.to_ne_bytes());
-        text.extend((length as u32).to_ne_bytes());
-        text.extend((self.shape.len() as u32).to_ne_bytes());
-        text.extend(DLDeviceType::CPU.0.to_ne_bytes());
+        for word in [VERSION, (HEADER + 8 * self.shape.len()) as u32, self.shape.len() as u32, CPU] {
+            text.extend(word.to_ne_bytes());
+        }
         text.extend([code.0, bits]);
         text.extend(lanes.to_ne_bytes());
         text.extend(self.bytes.to_ne_bytes());
         self.shape.iter().for_each(|size| text.extend(size.to_ne_bytes()));
-        Ok(text)
+        text
     }
 
     /// Takes the bytes of a message, and no more.
@@ -84,13 +82,13 @@ impl Message {
                 "socket: a message of {length} bytes says that it has {dimensions} dimensions"
             ));
         }
-        let mut shape = sizes(dimensions)?;
+        let mut shape = ArrayVec::new();
         for _ in 0..dimensions {
             let mut size = [0; 8];
             incoming.read(&mut size)?;
             shape.push(i64::from_ne_bytes(size));
         }
-        if device != DLDeviceType::CPU.0 as u32 {
+        if device != CPU {
             return Err(error!(Corrupt, "socket: the message is of a tensor on a device of type {device}"));
         }
         let dtype = DLDataType {
@@ -105,15 +103,6 @@ impl Message {
             Err(refusal) => Err(error!(Corrupt, "socket: the message: {}", refusal.message)),
         }
     }
-}
-
-/// Room for the sizes of a shape.
-fn sizes(dimensions: usize) -> Result<Vec<i64>> {
-    let mut shape = Vec::new();
-    shape
-        .try_reserve_exact(dimensions)
-        .map_err(|_| error!(OutOfMemory, "a shape of {dimensions} dimensions could not be had"))?;
-    Ok(shape)
 }
 
 /// What a tensor takes in C order; elements of less than a byte are packed.

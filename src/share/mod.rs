@@ -67,7 +67,7 @@ impl Parcel {
     pub fn send(self, socket: BorrowedSocket, patience: Patience) -> Result<Lease> {
         let _delay = cancel::delay();
         let descriptors = [self.memory.descriptor(), &self.answers];
-        socket.send(&self.message.encoded()?, descriptors, Deadline::after(patience.0))?;
+        socket.send(&self.message.encoded(), descriptors, Deadline::after(patience.0))?;
         Ok(self.lease)
     }
 }

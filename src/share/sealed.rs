@@ -9,6 +9,8 @@ use std::{
     process, ptr,
 };
 
+use arrayvec::ArrayVec;
+
 use crate::{
     error::{Result, error},
     tensor::{Described, Name, Owner, element_bits},
@@ -16,6 +18,7 @@ use crate::{
 
 use super::{
     RELEASED,
+    message::MOST_DIMENSIONS,
     socket::{self, Descriptor, Socket},
 };
 
@@ -153,55 +156,39 @@ impl Drop for Mapped {
 /// # Safety
 /// The tensor's memory can be read, and `to` has room for all elements.
 unsafe fn copy(tensor: &Described<'_>, to: *mut u8) -> Result<()> {
-    let name = Name::new("tensor");
-    let (bits, dimensions) = (element_bits(&name, tensor.tensor.dtype)?, tensor.ndim());
-    let mut loops = Vec::new();
-    loops
-        .try_reserve_exact(dimensions)
-        .map_err(|_| error!(OutOfMemory, "loops over {dimensions} dimensions could not be had"))?;
-    loops.extend(tensor.dims().filter(|&(size, _)| size != 1));
+    let bits = element_bits(&Name::new("tensor"), tensor.tensor.dtype)?;
+    let mut loops: ArrayVec<_, MOST_DIMENSIONS> = tensor.dims().filter(|&(size, _)| size != 1).collect();
     if loops.iter().any(|&(size, _)| size == 0) {
         return Ok(());
     }
     // The innermost loops that are one run of elements without gaps.
     let mut run = 1;
-    while let Some(&(size, stride)) = loops.last().filter(|&&(_, stride)| stride == run) {
-        run = size * stride;
+    while let Some(&(size, _)) = loops.last().filter(|&&(_, stride)| stride == run) {
+        run *= size;
         loops.pop();
     }
     if bits % 8 != 0 && !loops.is_empty() {
         return Err(error!(NotContiguous, "tensor: elements of {bits} bits, packed: C-contiguous expected"));
     }
-    let (element, run) = ((bits / 8) as usize, (run as u128 * u128::from(bits)).div_ceil(8) as usize);
-    let from = tensor.tensor.data.cast::<u8>();
-    let from = from.wrapping_add(tensor.tensor.byte_offset as usize);
-    let mut index = Vec::new();
-    index
-        .try_reserve_exact(loops.len())
-        .map_err(|_| error!(OutOfMemory, "loops over {dimensions} dimensions could not be had"))?;
-    index.resize(loops.len(), 0i64);
-    let (mut offset, mut to) = (0i64, to);
+    let (element, run) = (i64::from(bits / 8), (run as u128 * u128::from(bits)).div_ceil(8) as usize);
+    let from = tensor.tensor.data.cast::<u8>().wrapping_add(tensor.tensor.byte_offset as usize);
+    let (mut index, mut offset, mut to) = ([0; MOST_DIMENSIONS], 0, to);
     loop {
         // SAFETY: within the tensor's extent, and behind what was written, of which there is room for all.
         unsafe {
-            ptr::copy_nonoverlapping(from.wrapping_offset((offset * element as i64) as isize), to, run);
+            ptr::copy_nonoverlapping(from.wrapping_offset((offset * element) as isize), to, run);
             to = to.add(run);
         }
-        // The next one, as an odometer counts.
-        let mut axis = loops.len();
-        loop {
-            if axis == 0 {
-                return Ok(());
-            }
-            axis -= 1;
-            let (size, stride) = loops[axis];
-            if index[axis] + 1 < size {
-                index[axis] += 1;
-                offset += stride;
-                break;
-            }
-            offset -= stride * index[axis];
-            index[axis] = 0;
+        // The next run, as an odometer counts.
+        let more = loops.iter().zip(&mut index).rev().any(|(&(size, stride), index)| {
+            let more = *index + 1 < size;
+            let next = if more { *index + 1 } else { 0 };
+            offset += (next - *index) * stride;
+            *index = next;
+            more
+        });
+        if !more {
+            return Ok(());
         }
     }
 }
