@@ -14,7 +14,7 @@ import ctypes
 import os
 import pathlib
 import sys
-from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32
 from ctypes import c_uint64, c_void_p
 from typing import Any, Callable, Protocol, Sequence
 
@@ -53,12 +53,14 @@ _SIZES = {"beta": c_float, "segments": POINTER(c_int64), "n_segments": c_size_t,
 _OPTIONS = {"struct_size": c_uint32, "codec": c_int32, "device": Device, **_DTYPES, **_SIZES, "n_chunks": c_size_t}
 CodecOptions = _struct("gc_codec_options_t", **_OPTIONS, server=c_uint64, reserved=c_uint64 * 4)
 CodecHandle, CommHandle, AllReduceHandle = _struct("gc_codec_t"), _struct("gc_comm_t"), _struct("gc_allreduce_t")
+ShareHandle = _struct("gc_share_t")
 Exchange = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, Device, c_void_p)
 _RANK = {"struct_size": c_uint32, "rank": c_int32, "world_size": c_int32, "flags": c_uint32, "ctx": c_void_p}
 Transport = _struct("gc_transport_t", **_RANK, all_to_all=Exchange, all_gather=Exchange)
 NcclOptions = _struct("gc_nccl_options_t", struct_size=c_uint32, flags=c_uint32, comm=c_void_p, dl_handle=c_void_p)
 T, V, VIEW, SIZES = map(POINTER, (Managed, Versioned, DLTensor, c_int64))
 C, G, R, VIEWS = *map(POINTER, (CodecHandle, CommHandle, AllReduceHandle)), POINTER(POINTER(DLTensor))
+L = POINTER(ShareHandle)
 OUT, INTO, ALONG = POINTER(T), [VIEW, c_int32, VIEW, c_void_p], [VIEW, c_int32, c_int32, VIEW, c_void_p]
 SIGNATURES: dict[str, list[Any]] = {
     "gc_last_error": [], "gc_version_string": [], "gc_chunk_bytes": [c_int64, c_size_t],
@@ -96,6 +98,8 @@ SIGNATURES: dict[str, list[Any]] = {
     "gc_tensor_empty": [Device, DType, c_int32, SIZES, OUT],
     "gc_tensor_from_pointer": [c_void_p, Device, DType, c_int32, SIZES, SIZES, c_void_p, c_void_p, OUT],
     "gc_tensor_to_versioned": [T, POINTER(V)], "gc_tensor_from_versioned": [V, OUT],
+    "gc_share_send": [T, c_int, c_uint32, c_int32, POINTER(L)], "gc_share_wait": [L, c_int32], "gc_share_free": [L],
+    "gc_share_receive": [c_int, Device, c_int32, OUT],
     "gc_set_threads": [c_uint32], "gc_prepare": [Device], "gc_trim": [Device],
     "gc_builtin_kernels": [c_char_p, POINTER(c_void_p), POINTER(c_size_t)],
     "gc_builtin_kernel_shape": [c_char_p, c_int32, POINTER(KernelShape)],
@@ -207,7 +211,7 @@ class GradCodec:
         numbers = "chunk_bytes", "onebit_workspace_bytes", "codec_payload_bytes", "codec_state_bytes", "shard_elements"
         for name in numbers:
             getattr(self.lib, f"gc_{name}").restype = c_int64
-        for name in ("codec", "comm", "allreduce"):
+        for name in ("codec", "comm", "allreduce", "share"):
             getattr(self.lib, f"gc_{name}_free").restype = None
         self.set_threads: Callable[[int], None] = self.lib.gc_set_threads
         self.prepare: Callable[[tuple[int, int]], None] = lambda device: self.lib.gc_prepare(Device(*device))
@@ -308,6 +312,10 @@ class GradCodec:
         source, to = _Borrowed(grad, handle), _Views([error, dst, scale, workspace], handle, written=True)
         of_error, *outputs = to.pointers
         self.lib.gc_onebit_compress_into(source.view, of_error, rule, *outputs, handle)
+    def share_send(self, tensor: Array, socket: int, flags: int = 0, timeout_ms: int = -1) -> "Share":  # socket.fileno()
+        return Share(self, tensor, socket, flags, timeout_ms)
+    def share_receive(self, socket: int, device: tuple[int, int] = (CPU, 0), timeout_ms: int = -1) -> Tensor:
+        return self.make(self.lib.gc_share_receive, socket, Device(*device), timeout_ms)
     def codec(self, kind: int, segments: Sequence[int], **options: Any) -> "Codec":
         return Codec(self, kind, segments, **options)
     def shard_elements(self, n_elements: int, world_size: int) -> int:
@@ -451,6 +459,20 @@ def _exchange(function: Exchanger, world_size: int, blocks: int, failures: list[
             return 1
 
     return Exchange(exchange)
+
+
+class Share:
+    """The sender's side of a tensor that was sent to another process (gc_share_t), released with this object."""
+
+    def __init__(self, library: GradCodec, tensor: Array, socket: int, flags: int, timeout_ms: int) -> None:
+        self._lib, self._handle = library.lib, L()
+        self._lib.gc_share_send(_Borrowed(tensor), socket, flags, timeout_ms, byref(self._handle))
+
+    def wait(self, timeout_ms: int = -1) -> None:
+        self._lib.gc_share_wait(self._handle, timeout_ms)
+
+    def __del__(self) -> None:
+        self._lib.gc_share_free(self._handle)
 
 
 class Communicator:

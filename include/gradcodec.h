@@ -35,8 +35,8 @@
  *
  * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
  * folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
- * BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, WORKERS and DEVICES. What holds for all of them comes first; what
- * is said of CUDA and of streams does not concern programs that use the CPU only.
+ * BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, SHARING, WORKERS and DEVICES. What holds for all of them comes
+ * first; what is said of CUDA and of streams does not concern programs that use the CPU only.
  *
  * TWO TIERS
  *
@@ -179,10 +179,7 @@ const char *gc_version_string(void);
  * ERRORS
  */
 
-/*
- * Outcome of a call. Codes are never reused. This version never gives 25, 26, 40 and 41: they are kept for functions to
- * come.
- */
+/* Outcome of a call. Codes are never reused. This version never gives 25 and 26: they are kept for functions to come. */
 enum gc_status {
     /* Done. */
     GC_STATUS_OK = 0,
@@ -288,13 +285,16 @@ gc_status_t gc_tensor_from_pointer(void *data,
 /* Releases a tensor: calls its deleter. NULL, or a tensor whose deleter is NULL: nothing. */
 void gc_tensor_free(DLManagedTensor *tensor);
 
+/* Releases a tensor in the versioned form, as gc_tensor_free(). */
+void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
+
 /*
  * The same tensor in DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as read-only.)
  * The version is the lowest 1.x that knows the dtype; there are no flags.
  *
  * `src`: of any dtype and device, for no element is read. Taken on success, still yours when the call fails. If it has no
- * deleter, the struct may go as soon as the call returns; its memory must stay. `*out`: yours to release, by its own
- * deleter: `v->deleter(v)`. On devices other than ours `data` and `byte_offset` are passed on as they are.
+ * deleter, the struct may go as soon as the call returns; its memory must stay. `*out`: yours to release, by
+ * gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are passed on as they are.
  *
  * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
  */
@@ -1313,6 +1313,86 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
                                    const DLTensor *workers,
                                    const DLTensor *server,
                                    void *stream);
+
+/*
+ * SHARING
+ *
+ * A tensor for another process of this machine, over a connected Unix stream socket of yours (socketpair(), or connect()).
+ *
+ *     gc_share_t *lease;                                          // here
+ *     gc_share_send(tensor, socket, 0, 1000, &lease);
+ *     gc_share_wait(lease, -1);
+ *     gc_share_free(lease);
+ *
+ *     DLDevice cpu = {kDLCPU, 0};                                 // in the other process
+ *     DLManagedTensor *tensor;
+ *     gc_share_receive(socket, cpu, 1000, &tensor);
+ *     gc_tensor_free(tensor);
+ *
+ * What is sent is a copy, in memory that both processes can have and that holds nothing else; it is made once, on the
+ * sender's side, and mapped by the receiver. What one side writes afterwards the other does not see. This version shares
+ * memory of the CPU and CUDAHost; tensors on CUDA are refused.
+ *
+ * `socket`: SOCK_STREAM of AF_UNIX, connected; blocking or not, as you like. A message of these functions lies on it between
+ * yours, with two descriptors; no byte beyond it is read, and no SIGPIPE is raised. One thread at a time sends on a socket,
+ * and one receives.
+ *
+ * `timeout_ms`: how long a call may wait for the other side; 0: only for what is there; negative: without end. TIMEOUT: it was
+ * too short. Then, or if a message was CORRUPT, part of a message may have passed, and the socket is of no use to both sides.
+ *
+ * What comes is believed no more than a stranger's word: sizes, dtype and descriptors are checked before anything is
+ * mapped, and descriptors of what is refused are closed.
+ */
+
+/* How a tensor is shared. */
+enum gc_share {
+    /* As a copy, so that nothing else can be seen. On the CPU it always is one. */
+    GC_SHARE_COPY = 1,
+};
+
+/* What the sender keeps of a tensor that it has sent: gc_share_send() makes it. */
+typedef struct gc_share_t gc_share_t;
+
+/*
+ * Sends a tensor. Returns when its message is written; whether the other side takes it shows in gc_share_wait().
+ *
+ * `tensor`: of any dtype, on the CPU, with any strides; elements of less than a byte must be C-contiguous. It is copied, and
+ * yours again when this returns. `flags`: 0 or GC_SHARE_COPY. `*lease`: yours to release, by gc_share_free(); `lease` may be
+ * NULL if nobody is to wait.
+ *
+ * INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions. UNSUPPORTED_DEVICE: not on the CPU.
+ * NOT_CONTIGUOUS, OUT_OF_MEMORY. SHARE: the other side has closed the socket, or the system refuses. TIMEOUT.
+ */
+gc_status_t gc_share_send(const DLManagedTensor *tensor,
+                          int socket,
+                          uint32_t flags,
+                          int32_t timeout_ms,
+                          gc_share_t **lease);
+
+/*
+ * Waits until the receiver has released a tensor, with all that it made of it. Any number of times, on any thread.
+ *
+ * TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it.
+ */
+gc_status_t gc_share_wait(gc_share_t *lease,
+                          int32_t timeout_ms);
+
+/* Releases what gc_share_send() made; NULL: nothing. It does not wait, and the receiver keeps its tensor. */
+void gc_share_free(gc_share_t *lease);
+
+/*
+ * Receives the tensor that comes next: compact, writable, its elements as they were when it was sent.
+ *
+ * `device`: {kDLCPU, 0}. `*out`: yours to release, which tells the sender; a child that is forked meanwhile has it, too, and
+ * tells nobody.
+ *
+ * INVALID_ARGUMENT: no such socket; a device of another type than the sender's. CORRUPT: no message of this version.
+ * SHARE: the other side has closed the socket. TIMEOUT, OUT_OF_MEMORY.
+ */
+gc_status_t gc_share_receive(int socket,
+                             DLDevice device,
+                             int32_t timeout_ms,
+                             DLManagedTensor **out);
 
 /*
  * WORKERS

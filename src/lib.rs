@@ -12,6 +12,7 @@
 //! - `backend`: where it runs: queues, memory, and the functions that follow a plan.
 //! - `ops`: what an operation means: checks, plans, the choice of the backend's function.
 //! - `comm`: ranks that exchange memory, and the all-reduces over them.
+//! - `share`: tensors that other processes are to have.
 //! - [`capi`]: the only exported code: checks pointers, borrows, calls an operation, hands out.
 
 #[cfg(not(panic = "unwind"))]
@@ -28,4 +29,5 @@ mod error;
 mod ops;
 mod panics;
 mod plan;
+mod share;
 mod tensor;

@@ -100,6 +100,7 @@ const PLACES: [(&str, &[(&str, &str)]); 7] = [
         &[
             ("gc_last_error", "refuses nothing"),
             ("gc_capsule_destructor", "returns nothing: tests/python/test_capsules.py looks at what it does"),
+            ("gc_tensor_free_versioned", "returns nothing"),
             ("gc_comm_from_nccl", "wants NCCL: tests/python/test_nccl.py"),
             ("gc_comm_nccl_id", "wants NCCL"),
             ("gc_comm_from_nccl_id", "wants NCCL"),
@@ -114,6 +115,10 @@ const PLACES: [(&str, &[(&str, &str)]); 7] = [
             ("gc_comm_from_nccl", "wants NCCL: tests/python/test_nccl.py"),
             ("gc_comm_nccl_id", "wants NCCL"),
             ("gc_comm_from_nccl_id", "wants NCCL"),
+            ("gc_share_send", "wants a socket: fuzz_targets/shares.rs"),
+            ("gc_share_wait", "wants a socket"),
+            ("gc_share_free", "wants a socket"),
+            ("gc_share_receive", "wants a socket"),
         ],
     ),
 ];

@@ -268,6 +268,47 @@ fn a_communicator_that_cannot_be_made_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_share_that_cannot_be_made_sends_nothing_and_one_that_cannot_be_taken_is_refused() {
+    let (mut data, shape, strides) = ([1u8; 100], [5, 10], [20, 2]);
+    let dtype = DLDataType { code: dlpark::ffi::DLDataTypeCode::UINT, bits: 8, lanes: 1 };
+    let (mut src, mut lease, mut ends) = (ptr::null_mut(), ptr::null_mut(), [0; 2]);
+    // SAFETY: `data` outlives the tensor; a pair of sockets; what was made is released once.
+    unsafe {
+        let memory = data.as_mut_ptr().cast();
+        let made = gc_tensor_from_pointer(
+            memory,
+            CPU,
+            dtype,
+            2,
+            shape.as_ptr(),
+            strides.as_ptr(),
+            None,
+            ptr::null_mut(),
+            &mut src,
+        );
+        assert_eq!(made, 0);
+        assert_eq!(libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, ends.as_mut_ptr()), 0);
+        let allocations = with_every_failure_of(1, |out| gc_share_send(src, ends[0], 0, 0, out), gc_share_free);
+        assert_eq!(allocations, 1, "the lease");
+        let mut out = ptr::dangling_mut();
+        for _ in 0..2 {
+            assert_eq!(gc_share_receive(ends[1], CPU, 0, &mut out), 0); // the two that were sent
+            gc_tensor_free(out);
+        }
+        assert_eq!(gc_share_receive(ends[1], CPU, 0, &mut out), 41, "more were sent");
+        for _ in 0..4 {
+            assert_eq!(gc_share_send(src, ends[0], 0, 0, ptr::null_mut()), 0);
+        }
+        let allocations = with_every_failure(1, |out| gc_share_receive(ends[1], CPU, 0, out));
+        assert_eq!(allocations, 1, "the headers");
+        assert_eq!(gc_share_send(src, ends[0], 0, 0, &mut lease), 0);
+        gc_share_free(lease);
+        gc_tensor_free(src);
+        ends.iter().for_each(|&end| assert_eq!(libc::close(end), 0));
+    }
+}
+
+#[test]
 fn an_allreduce_that_cannot_be_made_or_run_changes_nothing() {
     let (mut data, mut shape) = (vec![1.5f32; 1000], [0i64; 1]);
     let mut values = floats(&mut data, &mut shape);

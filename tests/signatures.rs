@@ -88,5 +88,10 @@ promised! {
     gc_tensor_to_versioned(*mut DLManagedTensor, *mut *mut DLManagedTensorVersioned) -> i32;
     gc_tensor_from_versioned(*mut DLManagedTensorVersioned, *mut *mut DLManagedTensor) -> i32;
     gc_tensor_free(*mut DLManagedTensor);
+    gc_tensor_free_versioned(*mut DLManagedTensorVersioned);
     gc_capsule_destructor(*mut c_void);
+    gc_share_send(*const DLManagedTensor, i32, u32, i32, *mut *mut gc_share_t) -> i32;
+    gc_share_wait(*mut gc_share_t, i32) -> i32;
+    gc_share_free(*mut gc_share_t);
+    gc_share_receive(i32, DLDevice, i32, *mut *mut DLManagedTensor) -> i32;
 }

@@ -557,7 +557,7 @@ fn run(call: Call) {
                         _ => 3,
                     };
                     assert_eq!(((*out).version.major, (*out).version.minor, (*out).flags.bits()), (1, minor, 0));
-                    (*out).deleter.unwrap()(out);
+                    gc_tensor_free_versioned(out);
                 } else {
                     assert_eq!(out, ptr::dangling_mut());
                     delete(&raw mut (*foreign).managed);

@@ -118,11 +118,7 @@ namespace detail {
 
 inline void release(DLManagedTensor *tensor) noexcept { gc_tensor_free(tensor); }
 #ifdef DLPACK_MAJOR_VERSION /* beside a real dlpack.h older than 1.0 there is no versioned form */
-inline void release(DLManagedTensorVersioned *tensor) noexcept
-{
-    if (tensor != nullptr && tensor->deleter != nullptr)
-        tensor->deleter(tensor);
-}
+inline void release(DLManagedTensorVersioned *tensor) noexcept { gc_tensor_free_versioned(tensor); }
 #endif
 
 } // namespace detail
@@ -358,6 +354,9 @@ inline Tensor tensor_from_versioned(VersionedTensor &&src)
 #endif
 
 inline void tensor_free(Tensor) noexcept {} /* before its scope ends */
+#ifdef DLPACK_MAJOR_VERSION
+inline void tensor_free_versioned(VersionedTensor) noexcept {}
+#endif
 
 /* For PyCapsule_New. The library's own address: it stays when a module that includes this is unloaded. */
 inline const auto capsule_destructor = &gc_capsule_destructor;
@@ -672,6 +671,29 @@ inline void codec_errors_out(Codec &codec, Target worker, Target server = nullpt
 inline void codec_errors_in(Codec &codec, Source worker, Source server = nullptr, void *stream = nullptr)
 {
     detail::check(gc_codec_errors_in(codec.get(), worker.get(), server.get(), stream));
+}
+
+/* SHARING */
+
+using Share = Handle<gc_share_t, gc_share_free>;
+
+/* Sends a tensor over a connected Unix socket; what to wait for until the other side has released it. */
+inline Share share_send(Borrowed tensor, int socket, int32_t timeout_ms = -1, uint32_t flags = 0)
+{
+    gc_share_t *lease = nullptr;
+    detail::check(gc_share_send(tensor.get(), socket, flags, timeout_ms, &lease));
+    return Share(lease);
+}
+inline void share_wait(Share &lease, int32_t timeout_ms = -1)
+{
+    detail::check(gc_share_wait(lease.get(), timeout_ms));
+}
+inline void share_free(Share) noexcept {} /* before its scope ends */
+inline Tensor share_receive(int socket, DLDevice device = {kDLCPU, 0}, int32_t timeout_ms = -1)
+{
+    DLManagedTensor *out = nullptr;
+    detail::check(gc_share_receive(socket, device, timeout_ms, &out));
+    return Tensor(out);
 }
 
 /* COMMUNICATORS AND ALL-REDUCE */

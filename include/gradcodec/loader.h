@@ -46,6 +46,7 @@ typedef struct gc_api_t {
     gc_status_t (*gc_tensor_from_pointer)(void *data, DLDevice device, DLDataType dtype, int32_t ndim,
         const int64_t *shape, const int64_t *strides, void (*release)(void *ctx), void *ctx, DLManagedTensor **out);
     void (*gc_tensor_free)(DLManagedTensor *tensor);
+    void (*gc_tensor_free_versioned)(struct DLManagedTensorVersioned *tensor);
     gc_status_t (*gc_tensor_to_versioned)(DLManagedTensor *src, struct DLManagedTensorVersioned **out);
     gc_status_t (*gc_tensor_from_versioned)(struct DLManagedTensorVersioned *src, DLManagedTensor **out);
     void (*gc_capsule_destructor)(void *py_capsule);
@@ -122,6 +123,11 @@ typedef struct gc_api_t {
     gc_status_t (*gc_allreduce_errors_out)(gc_allreduce_t *allreduce, DLTensor *worker, DLTensor *server, void *stream);
     gc_status_t (*gc_allreduce_errors_in)(gc_allreduce_t *allreduce, const DLTensor *workers, const DLTensor *server,
         void *stream);
+    gc_status_t (*gc_share_send)(const DLManagedTensor *tensor, int socket, uint32_t flags, int32_t timeout_ms,
+        gc_share_t **lease);
+    gc_status_t (*gc_share_wait)(gc_share_t *lease, int32_t timeout_ms);
+    void (*gc_share_free)(gc_share_t *lease);
+    gc_status_t (*gc_share_receive)(int socket, DLDevice device, int32_t timeout_ms, DLManagedTensor **out);
     gc_status_t (*gc_set_threads)(uint32_t n);
     gc_status_t (*gc_prepare)(DLDevice device);
     gc_status_t (*gc_trim)(DLDevice device);
@@ -143,6 +149,7 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_tensor_empty", &api->gc_tensor_empty},
         {"gc_tensor_from_pointer", &api->gc_tensor_from_pointer},
         {"gc_tensor_free", &api->gc_tensor_free},
+        {"gc_tensor_free_versioned", &api->gc_tensor_free_versioned},
         {"gc_tensor_to_versioned", &api->gc_tensor_to_versioned},
         {"gc_tensor_from_versioned", &api->gc_tensor_from_versioned},
         {"gc_capsule_destructor", &api->gc_capsule_destructor},
@@ -201,6 +208,10 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_allreduce_reset", &api->gc_allreduce_reset},
         {"gc_allreduce_errors_out", &api->gc_allreduce_errors_out},
         {"gc_allreduce_errors_in", &api->gc_allreduce_errors_in},
+        {"gc_share_send", &api->gc_share_send},
+        {"gc_share_wait", &api->gc_share_wait},
+        {"gc_share_free", &api->gc_share_free},
+        {"gc_share_receive", &api->gc_share_receive},
         {"gc_set_threads", &api->gc_set_threads},
         {"gc_prepare", &api->gc_prepare},
         {"gc_trim", &api->gc_trim},

@@ -34,8 +34,8 @@
 //!
 //! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
 //! folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
-//! BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, WORKERS and DEVICES. What holds for all of them comes first; what
-//! is said of CUDA and of streams does not concern programs that use the CPU only.
+//! BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, SHARING, WORKERS and DEVICES. What holds for all of them comes
+//! first; what is said of CUDA and of streams does not concern programs that use the CPU only.
 //!
 //! TWO TIERS
 //!
@@ -150,6 +150,7 @@ mod devices;
 mod handle;
 mod nccl;
 mod onebit;
+mod share;
 mod signs;
 mod status;
 mod tensors;
@@ -163,6 +164,7 @@ pub use comm::*;
 pub use devices::*;
 pub use nccl::*;
 pub use onebit::*;
+pub use share::*;
 pub use signs::*;
 pub use status::*;
 pub use tensors::*;

@@ -99,12 +99,25 @@ pub unsafe extern "C" fn gc_tensor_free(tensor: *mut DLManagedTensor) {
     });
 }
 
+/// Releases a tensor in the versioned form, as gc_tensor_free().
+///
+/// # Safety
+/// `tensor` is NULL or yours, and not used afterwards.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_tensor_free_versioned(tensor: *mut DLManagedTensorVersioned) {
+    boundary(|| {
+        // SAFETY: the caller gives the tensor away.
+        unsafe { tensor::release(tensor) };
+        Ok(())
+    });
+}
+
 /// The same tensor in DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as read-only.)
 /// The version is the lowest 1.x that knows the dtype; there are no flags.
 ///
 /// `src`: of any dtype and device, for no element is read. Taken on success, still yours when the call fails. If it has no
-/// deleter, the struct may go as soon as the call returns; its memory must stay. `*out`: yours to release, by its own
-/// deleter: `v->deleter(v)`. On devices other than ours `data` and `byte_offset` are passed on as they are.
+/// deleter, the struct may go as soon as the call returns; its memory must stay. `*out`: yours to release, by
+/// gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are passed on as they are.
 ///
 /// UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
 ///

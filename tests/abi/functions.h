@@ -95,6 +95,12 @@ FUNCTION(gc_tensor_from_pointer, gc_status_t, (void *, DLDevice, DLDataType, int
 FUNCTION(gc_tensor_to_versioned, gc_status_t, (DLManagedTensor *, struct DLManagedTensorVersioned **))
 FUNCTION(gc_tensor_from_versioned, gc_status_t, (struct DLManagedTensorVersioned *, DLManagedTensor **))
 FUNCTION(gc_tensor_free, void, (DLManagedTensor *))
+FUNCTION(gc_tensor_free_versioned, void, (struct DLManagedTensorVersioned *))
 FUNCTION(gc_capsule_destructor, void, (void *))
+
+FUNCTION(gc_share_send, gc_status_t, (const DLManagedTensor *, int, uint32_t, int32_t, gc_share_t **))
+FUNCTION(gc_share_wait, gc_status_t, (gc_share_t *, int32_t))
+FUNCTION(gc_share_free, void, (gc_share_t *))
+FUNCTION(gc_share_receive, gc_status_t, (int, DLDevice, int32_t, DLManagedTensor **))
 
 #undef FUNCTION

@@ -6,6 +6,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sys/socket.h>
 
 enum { LARGE = 32 << 20 };
 
@@ -188,6 +189,24 @@ static void ranks_that_wait_for_each_other(void) {
     CHECK(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state) == 0);
 }
 
+/* poll(), sendmsg() and recvmsg() are cancellation points, and so is close(). */
+static void a_tensor_for_another_process(void) {
+    DLDevice host = {kDLCPU, 0};
+    DLManagedTensor *tensor = tensor_with(NULL), *received;
+    gc_share_t *lease;
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    cancel_myself();
+    CHECK_STATUS(gc_share_receive(ends[1], host, 1, &received), GC_STATUS_TIMEOUT);
+    CHECK_OK(gc_share_send(tensor, ends[0], 0, -1, &lease));
+    CHECK_STATUS(gc_share_wait(lease, 1), GC_STATUS_TIMEOUT);
+    CHECK_OK(gc_share_receive(ends[1], host, -1, &received));
+    gc_tensor_free(received);
+    CHECK_OK(gc_share_wait(lease, -1));
+    gc_share_free(lease);
+    gc_tensor_free(tensor);
+}
+
 static void (*call)(void);
 
 static void *thread(void *unused) {
@@ -232,6 +251,7 @@ int main(void) {
         {"the deleter of another that is kept", the_deleter_of_another_that_is_kept},
         {"an engine that is cancelled within", an_engine_that_is_cancelled_within},
         {"ranks that wait for each other", ranks_that_wait_for_each_other},
+        {"a tensor for another process", a_tensor_for_another_process},
     };
     int failed = 0;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -240,6 +240,15 @@ static void call_tensor_free(void) {
     succeeded();
 }
 
+static void call_tensor_free_versioned(void) {
+    struct DLManagedTensorVersioned nobodys;
+    begin(f_gc_tensor_free_versioned);
+    memset(&nobodys, 0xa5, sizeof nobodys);
+    nobodys.deleter = NULL;
+    gc_tensor_free_versioned(one_in(2) ? NULL : &nobodys);
+    succeeded();
+}
+
 /* From one form to the other: of what is kept, or of what comes from elsewhere. */
 static void call_convert_kept(void) {
     DLManagedTensor *legacy = UNTOUCHED;
@@ -818,7 +827,7 @@ static void call_something(size_t size) {
     case 1: call_chunk_bytes(); break;
     case 2: call_tensor_empty(); break;
     case 3: call_tensor_from_pointer(); break;
-    case 4: call_tensor_free(); break;
+    case 4: one_in(2) ? call_tensor_free() : call_tensor_free_versioned(); break;
     case 5: call_convert_kept(); break;
     case 6: call_convert_foreign(); break;
     case 7: call_pack_chunks(f_gc_pack_chunks, size); break;

@@ -276,6 +276,7 @@ int main(void) {
     const DLManagedTensor *odd_src = (const DLManagedTensor *)(const void *)((const char *)&src + 4);
     const DLTensor *odd_tensor = (const DLTensor *)(const void *)((const char *)&reals + 4);
     const void *fatbin = NULL;
+    gc_share_t *lease = NULL;
     gc_kernel_shape_t shape = {sizeof(gc_kernel_shape_t), 7, 7, 7, 7, {7, 7, 7}};
     gc_kernel_shape_t *odd_struct = (gc_kernel_shape_t *)(void *)((char *)&shape + 1);
     size_t size = 0;
@@ -310,6 +311,13 @@ int main(void) {
     CHECK(shape.struct_size == 4 && shape.threads == 7 && shape.cluster == 7 && shape.reserved[2] == 7);
 
     gc_tensor_free(NULL);
+    gc_tensor_free_versioned(NULL);
+    invalid(gc_share_send(NULL, 0, 0, 0, &lease), "tensor: NULL");
+    invalid(gc_share_send(&src, -1, 0, 0, NULL), "socket: -1");
+    invalid(gc_share_wait(NULL, 0), "lease: NULL");
+    invalid(gc_share_receive(0, cpu(), 0, NULL), "out: NULL");
+    gc_share_free(NULL);
+    CHECK(lease == NULL);
     gc_capsule_destructor(NULL);
     CHECK(strcmp(gc_last_error(), "py_capsule: NULL") == 0);
 

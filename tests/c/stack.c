@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -278,6 +279,29 @@ static void call_for_tensors(void) {
     gc_tensor_free(tensor);
 }
 
+/* To a socket that nobody listens to, and back. */
+static void call_to_share(void) {
+    int ends[2];
+    int64_t shape[DIMS], strides[DIMS];
+    DLManagedTensor src = borrowed(view_of(elements, dtype_of(kDLUInt, 8), DIMS, shape)), *received;
+    gc_share_t *lease;
+    for (int axis = 0; axis < DIMS; axis++) {
+        shape[axis] = axis < LOOPS / 2 ? 2 : 1;
+        strides[axis] = 3 << axis % 16;
+    }
+    src.dl_tensor.strides = strides;
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    CHECK_OK(gc_share_send(&src, ends[0], 0, 0, &lease));
+    CHECK_STATUS(gc_share_wait(lease, 0), GC_STATUS_TIMEOUT);
+    CHECK_OK(gc_share_receive(ends[1], cpu(), 0, &received));
+    gc_tensor_free(received);
+    CHECK_OK(gc_share_wait(lease, 0));
+    gc_share_free(lease);
+    CHECK(write(ends[0], ends, 1) == 1 && close(ends[0]) == 0);
+    CHECK_STATUS(gc_share_receive(ends[1], cpu(), 0, &received), GC_STATUS_SHARE);
+    close(ends[1]);
+}
+
 static void call_for_a_capsule(void) {
     gc_capsule_destructor(&elements); /* no capsule: Python is looked for first, and there is none */
 }
@@ -336,6 +360,7 @@ int main(void) {
         {"many dimensions", call_with_many_dimensions},
         {"refusals", call_to_be_refused},
         {"tensors", call_for_tensors},
+        {"a share", call_to_share},
         {"a capsule", call_for_a_capsule},
         {"gc_prepare", call_to_prepare},
     };

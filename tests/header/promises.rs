@@ -39,14 +39,14 @@ fn rust_type(c: &str) -> String {
         "void" => "c_void",
         "char" => "c_char",
         "uint32_t" => "u32",
-        "int32_t" | "gc_status_t" | "gc_bit_order_t" | "gc_scale_t" | "gc_decode_t" => "i32",
+        "int" | "int32_t" | "gc_status_t" | "gc_bit_order_t" | "gc_scale_t" | "gc_decode_t" => "i32",
         "uint8_t" => "u8",
         "uint64_t" => "u64",
         "float" => "f32",
         "int64_t" => "i64",
         "size_t" => "usize",
         "DLDevice" | "DLDataType" | "DLTensor" | "DLManagedTensor" | "gc_kernel_shape_t" | "gc_codec_options_t"
-        | "gc_codec_t" | "gc_transport_t" | "gc_nccl_options_t" | "gc_comm_t" | "gc_allreduce_t" => c,
+        | "gc_codec_t" | "gc_transport_t" | "gc_nccl_options_t" | "gc_comm_t" | "gc_allreduce_t" | "gc_share_t" => c,
         "struct DLManagedTensorVersioned" => "DLManagedTensorVersioned",
         _ => panic!("tests/abi/functions.h: what {c:?} is in Rust is not in tests/header/promises.rs"),
     };

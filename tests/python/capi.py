@@ -10,7 +10,8 @@ import enum
 import os
 import pathlib
 import re
-from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32
+from ctypes import c_uint64, c_void_p
 
 import numpy as np
 
@@ -32,6 +33,8 @@ class Status(enum.IntEnum):
     CONTEXT_LOST = 22
     COMM_UNAVAILABLE = 30
     COMM = 31
+    SHARE = 40
+    TIMEOUT = 41
 
 
 BIG, LITTLE = 0, 1
@@ -165,6 +168,11 @@ class AllReduce(ctypes.Structure):
     """Opaque."""
 
 
+class Share(ctypes.Structure):
+    """Opaque."""
+
+
+Share.__name__ = "gc_share_t"
 Transport.__name__, Comm.__name__, AllReduce.__name__ = "gc_transport_t", "gc_comm_t", "gc_allreduce_t"
 
 Managed = POINTER(DLManagedTensor)
@@ -172,12 +180,13 @@ Versioned = POINTER(DLManagedTensorVersioned)
 View = POINTER(DLTensor)
 
 NUMBERS = {
-    "int32_t": c_int32, "uint8_t": c_uint8, "uint32_t": c_uint32, "uint64_t": c_uint64, "int64_t": c_int64, "size_t": c_size_t,
+    "int": c_int, "int32_t": c_int32, "uint8_t": c_uint8, "uint32_t": c_uint32, "uint64_t": c_uint64,
+    "int64_t": c_int64, "size_t": c_size_t,
     "gc_status_t": c_int32, "gc_bit_order_t": c_int32, "gc_scale_t": c_int32, "gc_decode_t": c_int32, "float": c_float,
 }  # fmt: skip
 STRUCTS = (
     DLDevice, DLDataType, DLTensor, DLManagedTensor, DLManagedTensorVersioned, KernelShape, CodecOptions, Codec,
-    Transport, NcclOptions, Comm, AllReduce,
+    Transport, NcclOptions, Comm, AllReduce, Share,
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ WITHOUT = {
     "gc_version": "gc_version_string says it",
     "gc_status_name": "the sentence of an error says more; its status is a number",
     "gc_tensor_free": "capsules release tensors, through gc_capsule_destructor",
+    "gc_tensor_free_versioned": "likewise",
     "gc_capsule_destructor": "never called from Python: it is the destructor of capsules, by its address",
 }
 
@@ -22,6 +23,7 @@ def test_the_client_declares_every_function_as_it_was_promised():
     structs = (
         client.Device, client.DType, client.DLTensor, client.Managed, client.Versioned, client.KernelShape,
         client.CodecOptions, client.CodecHandle, client.Transport, client.NcclOptions, client.CommHandle, client.AllReduceHandle,
+        client.ShareHandle,
     )  # fmt: skip
     promised = capi.signatures(structs, ctypes.c_void_p).items()
     assert client.SIGNATURES == {name: arguments for name, (_, *arguments) in promised if name not in WITHOUT}

@@ -6,6 +6,7 @@ status, and the words that the sentence must hold, the argument's name and the n
 
 import ctypes
 import re
+import socket
 import threading
 from dataclasses import dataclass
 
@@ -122,6 +123,31 @@ class Handle:
 
     def __del__(self):
         lib.gc_codec_free(self.pointer)
+
+
+def sockets():
+    """Both ends, which stay open with the process, so that no number is another's."""
+    KEPT.append(socket.socketpair())
+    return KEPT[-1]
+
+
+KEPT = []
+
+
+class Lease(Handle):
+    """Of a tensor that was sent to `to`, and released there."""
+
+    def __init__(self, released=True):
+        self.changed, self.pointer = {}, ctypes.POINTER(capi.Share)()
+        (one, other), out = sockets(), Managed()
+        self.to = other.fileno()
+        check(lib.gc_share_send(elements(4).managed, one.fileno(), 0, 0, ctypes.byref(self.pointer)))
+        if released:
+            check(lib.gc_share_receive(self.to, DLDevice(CPU, 0), 0, ctypes.byref(out)))
+            lib.gc_tensor_free(out)
+
+    def __del__(self):
+        lib.gc_share_free(self.pointer)
 
 
 class Alone(Handle):
@@ -284,6 +310,11 @@ CALLS = {
     ),
     "gc_tensor_to_versioned": lambda: dict(src=elements(400), out=Out()),
     "gc_tensor_from_versioned": lambda: dict(src=VersionedTensor(np.full(400, PATTERN, np.uint8)), out=Out()),
+    "gc_share_send": lambda: dict(
+        tensor=elements(5, 80), socket=sockets()[0].fileno(), flags=1, timeout_ms=0, lease=Out()
+    ),
+    "gc_share_wait": lambda: dict(lease=Lease(), timeout_ms=0),
+    "gc_share_receive": lambda: dict(socket=Lease(released=False).to, device=DLDevice(CPU, 0), timeout_ms=0, out=Out()),
     "gc_set_threads": lambda: dict(n=0),
     "gc_prepare": lambda: dict(device=DLDevice(CPU, 0)),
     "gc_trim": lambda: dict(device=DLDevice(CPU, 0)),
@@ -923,6 +954,17 @@ TABLE += [
         for dtype in ("bool", "int8", "uint16", "float32")
     ),
     *((function, {handle: None}, INVALID_ARGUMENT, handle, "NULL") for function, handle in OF_COMMS),
+    ("gc_share_send", {"tensor": None}, INVALID_ARGUMENT, "tensor", "NULL"),
+    ("gc_share_send", {"tensor.device": CUDA}, UNSUPPORTED_DEVICE, "tensor", "cuda:0"),
+    ("gc_share_send", {"tensor.device": ROCM}, UNSUPPORTED_DEVICE, "tensor", 10),
+    ("gc_share_send", {"tensor.dtype": DLDataType(1, 0, 1)}, UNSUPPORTED_DTYPE, "tensor", 0),
+    ("gc_share_send", {"tensor.shape": (1,) * 65}, INVALID_ARGUMENT, "tensor", 65, 64),
+    *(("gc_share_send", {"flags": n}, INVALID_ARGUMENT, "flags", f"{n:#x}") for n in (2, 3, 2**31)),
+    *((name, {"socket": -1}, INVALID_ARGUMENT, "socket", -1) for name in ("gc_share_send", "gc_share_receive")),
+    ("gc_share_wait", {"lease": None}, INVALID_ARGUMENT, "lease", "NULL"),
+    ("gc_share_receive", {"out": None}, INVALID_ARGUMENT, "out", "NULL"),
+    ("gc_share_receive", {"device": DLDevice(CUDA, 3)}, INVALID_ARGUMENT, "device", "cuda:3", "cpu"),
+    ("gc_share_receive", {"device": DLDevice(ROCM, 0)}, UNSUPPORTED_DEVICE, "device", 10),
     ("gc_allreduce_run", {"n_values": 1}, INVALID_ARGUMENT, "n_values", 2, 1),
     ("gc_allreduce_run", {"n_values": 2**61}, SIZE_OVERFLOW, "n_values", 2**61),
     ("gc_allreduce_run", {"values": None}, INVALID_ARGUMENT, "values", "NULL"),
@@ -1041,6 +1083,8 @@ def test_the_calls_of_the_table_are_good_without_a_fault(function):
     elif function in ("gc_comm_from_transport", "gc_comm_group"):
         for out in arguments["out"].memory:
             lib.gc_comm_free(ctypes.cast(out, ctypes.POINTER(capi.Comm)))
+    elif function == "gc_share_send":
+        lib.gc_share_free(ctypes.cast(arguments["lease"].memory[0], ctypes.POINTER(capi.Share)))
     elif function == "gc_onebit_compress":
         for out in arguments["out_chunks"].memory:
             lib.gc_tensor_free(ctypes.cast(out, Managed))

@@ -1,0 +1,194 @@
+//! Memory of the CPU in a file without a name, which can be sent, and then neither shrinks nor grows: whoever maps it never
+//! meets a page that is gone.
+
+use std::{
+    ffi::{c_int, c_void},
+    io,
+    mem::MaybeUninit,
+    os::fd::RawFd,
+    process, ptr,
+};
+
+use arrayvec::ArrayVec;
+
+use crate::{
+    error::{Result, error},
+    tensor::{Described, Name, Owner, element_bits},
+};
+
+use super::{
+    RELEASED,
+    message::MOST_DIMENSIONS,
+    socket::{self, Descriptor, Socket},
+};
+
+const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// A file of so many bytes, and where it is mapped: NULL if it is not, or has no byte.
+pub struct Sealed {
+    file: Descriptor,
+    mapped: Mapped,
+}
+
+impl Sealed {
+    /// The elements of a tensor of the CPU in C order, which are so many bytes.
+    pub fn copy_of(tensor: &Described<'_>, bytes: i64) -> Result<Self> {
+        // SAFETY: a name that ends with a NUL.
+        let file = unsafe { libc::memfd_create(c"gradcodec".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        if file < 0 {
+            return Err(error!(Share, "memfd_create: {}", io::Error::last_os_error()));
+        }
+        // SAFETY: it is new and nobody else's.
+        let file = unsafe { Descriptor::of(file) };
+        if bytes > 0 {
+            // The system gives files more pages than it has, and ends processes for it; of memory that is nobody else's it
+            // refuses at once what it can never have.
+            drop(Mapped::anonymous(bytes)?);
+            // Its pages are had here, where that may fail.
+            // SAFETY: a file of ours.
+            while unsafe { libc::fallocate(file.number(), 0, 0, bytes) } != 0 {
+                match io::Error::last_os_error() {
+                    failure if failure.kind() == io::ErrorKind::Interrupted => {}
+                    failure => return Err(error!(OutOfMemory, "{bytes} bytes to share could not be had: {failure}")),
+                }
+            }
+        }
+        let mapped = Mapped::new(&file, bytes)?;
+        // SAFETY: as many bytes as the elements take.
+        unsafe { copy(tensor, mapped.data)? };
+        drop(mapped);
+        // SAFETY: a file that allows it.
+        if unsafe { libc::fcntl(file.number(), libc::F_ADD_SEALS, SEALS) } != 0 {
+            return Err(error!(Share, "F_ADD_SEALS: {}", io::Error::last_os_error()));
+        }
+        Ok(Self { file, mapped: Mapped::NOTHING })
+    }
+
+    /// What another process says to be such a file.
+    pub fn received(file: Descriptor, bytes: i64) -> Result<Self> {
+        let mut about = MaybeUninit::<libc::stat>::uninit();
+        // SAFETY: a descriptor that is open, and room for what is said of it.
+        let (seals, size) = unsafe {
+            let seals = libc::fcntl(file.number(), libc::F_GET_SEALS);
+            let size = match libc::fstat(file.number(), about.as_mut_ptr()) {
+                0 => about.assume_init().st_size,
+                _ => -1,
+            };
+            (seals, size)
+        };
+        if seals < 0 || seals & SEALS != SEALS || size != bytes {
+            return Err(error!(
+                Corrupt,
+                "socket: memory of {size} bytes with seals {seals:#x} came; {bytes} bytes and {SEALS:#x} expected"
+            ));
+        }
+        let mapped = Mapped::new(&file, bytes)?;
+        Ok(Self { file, mapped })
+    }
+
+    pub fn descriptor(&self) -> &Descriptor {
+        &self.file
+    }
+
+    /// The memory of a tensor, whose release is answered.
+    pub fn into_owner(self, answers: Socket) -> Owner {
+        let Mapped { data, bytes } = self.mapped;
+        std::mem::forget(self.mapped);
+        // A forked child that releases its tensor says nothing, for this process may still use it.
+        let said_by = (process::id() as usize) << 32 | answers.into_descriptor().into_number() as usize;
+        let words = [ptr::without_provenance_mut(bytes as usize), ptr::without_provenance_mut(said_by)];
+        // SAFETY: the mapping and the descriptor are given up here; `release` may be called on any thread.
+        unsafe { Owner::new(data, words, release) }
+    }
+}
+
+/// # Safety
+/// As `into_owner` put it together.
+unsafe fn release(data: *mut u8, [bytes, said_by]: [*mut c_void; 2]) {
+    drop(Mapped { data, bytes: bytes.addr() as i64 });
+    let (process, descriptor) = ((said_by.addr() >> 32) as u32, said_by.addr() as u32 as RawFd);
+    if process == process::id() {
+        socket::answer(descriptor, RELEASED);
+    }
+    // SAFETY: the caller's promise: it was given up for this.
+    drop(unsafe { Descriptor::of(descriptor) });
+}
+
+/// Memory that a file has.
+struct Mapped {
+    data: *mut u8,
+    bytes: i64,
+}
+
+impl Mapped {
+    const NOTHING: Self = Self { data: ptr::null_mut(), bytes: 0 };
+
+    fn new(file: &Descriptor, bytes: i64) -> Result<Self> {
+        if bytes == 0 { Ok(Self::NOTHING) } else { Self::map(libc::MAP_SHARED, file.number(), bytes) }
+    }
+
+    fn anonymous(bytes: i64) -> Result<Self> {
+        Self::map(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, bytes)
+    }
+
+    fn map(flags: c_int, file: RawFd, bytes: i64) -> Result<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, where nothing is; a file has so many bytes.
+        let data = unsafe { libc::mmap(ptr::null_mut(), bytes as usize, protection, flags, file, 0) };
+        match data == libc::MAP_FAILED {
+            false => Ok(Self { data: data.cast(), bytes }),
+            true => Err(error!(OutOfMemory, "{bytes} bytes could not be mapped: {}", io::Error::last_os_error())),
+        }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            // SAFETY: a mapping of this size, which nobody uses any more.
+            unsafe { libc::munmap(self.data.cast(), self.bytes as usize) };
+        }
+    }
+}
+
+/// Copies a tensor's elements, of any strides, to where they lie in C order.
+///
+/// # Safety
+/// The tensor's memory can be read, and `to` has room for all elements.
+unsafe fn copy(tensor: &Described<'_>, to: *mut u8) -> Result<()> {
+    let bits = element_bits(&Name::new("tensor"), tensor.tensor.dtype)?;
+    let mut loops: ArrayVec<_, MOST_DIMENSIONS> = tensor.dims().filter(|&(size, _)| size != 1).collect();
+    if loops.iter().any(|&(size, _)| size == 0) {
+        return Ok(());
+    }
+    // The innermost loops that are one run of elements without gaps.
+    let mut run = 1;
+    while let Some(&(size, _)) = loops.last().filter(|&&(_, stride)| stride == run) {
+        run *= size;
+        loops.pop();
+    }
+    if bits % 8 != 0 && !loops.is_empty() {
+        return Err(error!(NotContiguous, "tensor: elements of {bits} bits, packed: C-contiguous expected"));
+    }
+    let (element, run) = (i64::from(bits / 8), (run as u128 * u128::from(bits)).div_ceil(8) as usize);
+    let from = tensor.tensor.data.cast::<u8>().wrapping_add(tensor.tensor.byte_offset as usize);
+    let (mut index, mut offset, mut to) = ([0; MOST_DIMENSIONS], 0, to);
+    loop {
+        // SAFETY: within the tensor's extent, and behind what was written, of which there is room for all.
+        unsafe {
+            ptr::copy_nonoverlapping(from.wrapping_offset((offset * element) as isize), to, run);
+            to = to.add(run);
+        }
+        // The next run, as an odometer counts.
+        let more = loops.iter().zip(&mut index).rev().any(|(&(size, stride), index)| {
+            let more = *index + 1 < size;
+            let next = if more { *index + 1 } else { 0 };
+            offset += (next - *index) * stride;
+            *index = next;
+            more
+        });
+        if !more {
+            return Ok(());
+        }
+    }
+}

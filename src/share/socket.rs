@@ -1,0 +1,310 @@
+//! Bytes and descriptors over a socket, within a time. A signal that comes meanwhile ends nothing.
+
+use std::{
+    ffi::{c_int, c_void},
+    io,
+    mem::{self, MaybeUninit},
+    os::fd::RawFd,
+    ptr,
+    time::{Duration, Instant},
+};
+
+use arrayvec::ArrayVec;
+
+use crate::{
+    cancel,
+    error::{Error, Result, error},
+};
+
+/// Descriptors that travel with a message.
+const DESCRIPTORS: usize = 2;
+
+/// An open descriptor that is nobody else's.
+pub struct Descriptor(RawFd);
+
+impl Descriptor {
+    /// # Safety
+    /// It is open, and nobody else closes it.
+    pub unsafe fn of(number: RawFd) -> Self {
+        Self(number)
+    }
+
+    pub fn number(&self) -> RawFd {
+        self.0
+    }
+
+    pub fn into_number(self) -> RawFd {
+        let number = self.0;
+        mem::forget(self);
+        number
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        let _delay = cancel::delay(); // close() is a cancellation point
+        // SAFETY: open, and given up here.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+/// When a call gives up. None: never.
+#[derive(Clone, Copy)]
+pub struct Deadline(Option<Instant>);
+
+impl Deadline {
+    pub fn after(patience: Option<Duration>) -> Self {
+        // What is too far away for a clock is never.
+        Self(patience.and_then(|patience| Instant::now().checked_add(patience)))
+    }
+
+    /// Milliseconds that poll() may wait: rounded up, so that it does not come back too early again and again.
+    fn left(self) -> c_int {
+        let Some(end) = self.0 else { return -1 };
+        let left = end.saturating_duration_since(Instant::now());
+        c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
+    }
+}
+
+/// Room for descriptors beside bytes, aligned as the kernel wants it.
+#[repr(C)]
+union Control {
+    header: libc::cmsghdr,
+    room: [u8; 64],
+}
+
+/// What `CMSG_SPACE` says for a message's descriptors.
+const CONTROL: usize = {
+    // SAFETY: it only computes.
+    unsafe { libc::CMSG_SPACE((DESCRIPTORS * size_of::<RawFd>()) as u32) as usize }
+};
+const _: () = assert!(CONTROL <= size_of::<Control>());
+
+/// A message of one piece, with room for what travels along.
+fn message(piece: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
+    // SAFETY: zeros are a message of nothing.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = piece;
+    message.msg_iovlen = 1;
+    message.msg_control = ptr::from_mut(control).cast();
+    message.msg_controllen = CONTROL as _;
+    message
+}
+
+/// A stream socket of the caller's: it stays open during the call, and its flags are left alone.
+#[derive(Clone, Copy)]
+pub struct BorrowedSocket(RawFd);
+
+impl BorrowedSocket {
+    pub fn new(descriptor: c_int) -> Result<Self> {
+        let socket = Self(descriptor);
+        let (domain, kind) = (socket.option(libc::SO_DOMAIN)?, socket.option(libc::SO_TYPE)?);
+        if (domain, kind) != (libc::AF_UNIX, libc::SOCK_STREAM) {
+            return Err(error!(
+                InvalidArgument,
+                "socket: {descriptor} is of domain {domain} and type {kind}; AF_UNIX {} and SOCK_STREAM {} expected",
+                libc::AF_UNIX,
+                libc::SOCK_STREAM
+            ));
+        }
+        Ok(socket)
+    }
+
+    fn option(self, name: c_int) -> Result<c_int> {
+        let (mut value, mut size) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
+        // SAFETY: room for an int, whose size is told; any number may be asked about.
+        let code =
+            unsafe { libc::getsockopt(self.0, libc::SOL_SOCKET, name, ptr::from_mut(&mut value).cast(), &mut size) };
+        match code {
+            0 => Ok(value),
+            _ => Err(error!(InvalidArgument, "socket: {}: {}", self.0, io::Error::last_os_error())),
+        }
+    }
+
+    /// Waits until it is ready for something, or closed, or broken.
+    fn wait(self, events: i16, deadline: Deadline, what: &str) -> Result<()> {
+        loop {
+            let mut poll = libc::pollfd { fd: self.0, events, revents: 0 };
+            // SAFETY: one that outlives the call.
+            match unsafe { libc::poll(&mut poll, 1, deadline.left()) } {
+                0 if deadline.left() == 0 => return Err(error!(Timeout, "socket: {what} in time")),
+                0 => {}
+                count if count > 0 => return Ok(()),
+                _ => match io::Error::last_os_error() {
+                    failure if failure.kind() == io::ErrorKind::Interrupted => {}
+                    failure => return Err(error!(Share, "poll: {failure}")),
+                },
+            }
+        }
+    }
+
+    /// Sends bytes, with descriptors beside the first.
+    pub fn send(self, mut bytes: &[u8], descriptors: [&Descriptor; DESCRIPTORS], deadline: Deadline) -> Result<()> {
+        let numbers = descriptors.map(Descriptor::number);
+        let mut control = Control { room: [0; 64] };
+        let mut with_descriptors = true;
+        while !bytes.is_empty() {
+            let mut piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+            let mut message = message(&mut piece, &mut control);
+            if with_descriptors {
+                // SAFETY: the message has room for one such header with so many descriptors.
+                unsafe {
+                    let header = libc::CMSG_FIRSTHDR(&message);
+                    (*header).cmsg_level = libc::SOL_SOCKET;
+                    (*header).cmsg_type = libc::SCM_RIGHTS;
+                    (*header).cmsg_len = libc::CMSG_LEN(size_of_val(&numbers) as u32) as _;
+                    libc::CMSG_DATA(header).cast::<[RawFd; DESCRIPTORS]>().write_unaligned(numbers);
+                }
+            } else {
+                (message.msg_control, message.msg_controllen) = (ptr::null_mut(), 0);
+            }
+            // SAFETY: a message whose parts outlive the call, and which is only read.
+            let sent = unsafe { libc::sendmsg(self.0, &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+            match usize::try_from(sent) {
+                Ok(sent) => (bytes, with_descriptors) = (&bytes[sent.min(bytes.len())..], false),
+                Err(_) => {
+                    self.wait_after(libc::POLLOUT, deadline, "sendmsg", "the other side did not take the message")?
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// After a call that failed: waits if that was for want of room or of bytes.
+    fn wait_after(self, events: i16, deadline: Deadline, call: &str, what: &str) -> Result<()> {
+        match io::Error::last_os_error() {
+            failure if failure.kind() == io::ErrorKind::Interrupted => Ok(()),
+            failure if failure.kind() == io::ErrorKind::WouldBlock => self.wait(events, deadline, what),
+            failure => Err(error!(Share, "socket: {call}: {failure}")),
+        }
+    }
+
+    pub fn incoming(self, deadline: Deadline) -> Incoming {
+        Incoming { socket: self, deadline, found: ArrayVec::new(), too_many: false }
+    }
+}
+
+/// What comes by a socket: bytes as they are asked for, and the descriptors that have come with them.
+pub struct Incoming {
+    socket: BorrowedSocket,
+    deadline: Deadline,
+    found: ArrayVec<Descriptor, DESCRIPTORS>,
+    too_many: bool,
+}
+
+impl Incoming {
+    /// Fills all of it.
+    pub fn read(&mut self, mut bytes: &mut [u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+            let mut control = Control { room: [0; 64] };
+            let mut message = message(&mut piece, &mut control);
+            let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+            // SAFETY: a message whose parts are written to, and outlive the call.
+            let received = unsafe { libc::recvmsg(self.socket.0, &mut message, flags) };
+            let Ok(received) = usize::try_from(received) else {
+                self.socket.wait_after(libc::POLLIN, self.deadline, "recvmsg", "no whole message came")?;
+                continue;
+            };
+            // SAFETY: the kernel has filled it in.
+            unsafe { self.keep_descriptors(&message) };
+            if received == 0 {
+                return Err(error!(Share, "socket: the other side has closed it, {} bytes short", bytes.len()));
+            }
+            bytes = &mut bytes[received..];
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// recvmsg() has filled the message in, and nobody has taken its descriptors.
+    unsafe fn keep_descriptors(&mut self, message: &libc::msghdr) {
+        self.too_many |= message.msg_flags & libc::MSG_CTRUNC != 0;
+        // SAFETY: the caller's promise: headers, each within the room, and behind one of rights descriptors of this process.
+        unsafe {
+            let mut header = libc::CMSG_FIRSTHDR(message);
+            while !header.is_null() {
+                if ((*header).cmsg_level, (*header).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                    let bytes = (*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                    let numbers = libc::CMSG_DATA(header).cast::<RawFd>();
+                    for index in 0..bytes / size_of::<RawFd>() {
+                        let descriptor = Descriptor::of(numbers.add(index).read_unaligned());
+                        self.too_many |= self.found.try_push(descriptor).is_err(); // which closes it
+                    }
+                }
+                header = libc::CMSG_NXTHDR(message, header);
+            }
+        }
+    }
+
+    /// Those of a message, when all of it has come.
+    pub fn descriptors(self) -> Result<[Descriptor; DESCRIPTORS]> {
+        let too_many = if self.too_many { " and more" } else { "" };
+        let refusal = |found: usize| -> Error {
+            error!(Corrupt, "socket: {found}{too_many} descriptors came with the message; {DESCRIPTORS} expected")
+        };
+        if self.too_many {
+            return Err(refusal(self.found.len()));
+        }
+        self.found.into_inner().map_err(|found| refusal(found.len()))
+    }
+}
+
+/// A socket of this library's: one end of a pair, made here or by the other side.
+pub struct Socket(Descriptor);
+
+/// Two ends: one that is kept and one that travels.
+pub fn pair() -> Result<(Socket, Descriptor)> {
+    let mut ends = [0; 2];
+    // SAFETY: room for two descriptors.
+    if unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) } != 0 {
+        return Err(error!(Share, "socketpair: {}", io::Error::last_os_error()));
+    }
+    // SAFETY: both are new and nobody else's.
+    let [kept, travels] = ends.map(|end| unsafe { Descriptor::of(end) });
+    Ok((Socket(kept), travels))
+}
+
+impl Socket {
+    /// One that came with a message.
+    pub fn of(descriptor: Descriptor) -> Result<Self> {
+        match BorrowedSocket::new(descriptor.number()) {
+            Ok(_) => Ok(Self(descriptor)),
+            Err(refusal) => Err(error!(Corrupt, "socket: the second descriptor of the message: {}", refusal.message)),
+        }
+    }
+
+    pub fn into_descriptor(self) -> Descriptor {
+        self.0
+    }
+
+    /// Tells the sender. It may be gone, or not listen.
+    pub fn answer(&self, byte: u8) {
+        answer(self.0.number(), byte);
+    }
+
+    /// The byte that was answered; None if the other side ended without one. It stays there.
+    pub fn peek(&self, deadline: Deadline) -> Result<Option<u8>> {
+        let socket = BorrowedSocket(self.0.number());
+        let mut byte = MaybeUninit::<u8>::uninit();
+        loop {
+            let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+            // SAFETY: room for a byte.
+            match unsafe { libc::recv(socket.0, byte.as_mut_ptr().cast::<c_void>(), 1, flags) } {
+                0 => return Ok(None),
+                // SAFETY: it was written.
+                1 => return Ok(Some(unsafe { byte.assume_init() })),
+                _ => match io::Error::last_os_error() {
+                    failure if failure.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+                    _ => socket.wait_after(libc::POLLIN, deadline, "recv", "the tensor was not released")?,
+                },
+            }
+        }
+    }
+}
+
+/// Sends a byte to whoever listens, without waiting and without a signal.
+pub fn answer(descriptor: RawFd, byte: u8) {
+    // SAFETY: a byte that is there.
+    unsafe { libc::send(descriptor, ptr::from_ref(&byte).cast(), 1, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+}
