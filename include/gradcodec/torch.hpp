@@ -514,6 +514,31 @@ inline void allreduce_run(AllReduce &allreduce, at::TensorList values, const at:
     views.bump();
 }
 
+/* The first half of that: this rank's shard of the mean, in float32. */
+inline void allreduce_reduce_scatter(AllReduce &allreduce, at::TensorList values, const at::Tensor &shard,
+                                     const at::Tensor &value_factor = {}, const at::Tensor &error_factor = {})
+{
+    const detail::Described views(values, [](const at::Tensor &tensor) { return view(tensor); });
+    const detail::Written to(shard);
+    const detail::OptionalView of_values(value_factor), of_errors(error_factor);
+    detail::exchange([&] {
+        return gc_allreduce_reduce_scatter(allreduce.get(), views.data(), views.size(), of_values.get(),
+                                           of_errors.get(), *to.data(), current_stream(shard));
+    });
+    to.bump();
+}
+
+/* The second: to `values`, what the shards of all ranks say. */
+inline void allreduce_all_gather(AllReduce &allreduce, const at::Tensor &shard, at::TensorList values)
+{
+    const DLTensor from = view(shard);
+    const detail::Written views(values);
+    detail::exchange([&] {
+        return gc_allreduce_all_gather(allreduce.get(), &from, views.data(), views.size(), current_stream(shard));
+    });
+    views.bump();
+}
+
 } // namespace gradcodec
 
 #endif /* GRADCODEC_TORCH_HPP */

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -28,9 +29,25 @@ gc_codec_options_t onebit()
     return options;
 }
 
+/* How many elements of a handle's tensors are a rank's: each tensor begins with a byte of its own. */
+int64_t shard_of(const Tensors &tensors, int64_t rank, int64_t world)
+{
+    int64_t bits = 0, count = 0;
+    for (const Tensor &tensor : tensors)
+        bits += (tensor.numel() + 7) / 8 * 8;
+    const int64_t shard = (bits / 8 + world - 1) / world * 8;
+    bits = 0;
+    for (const Tensor &tensor : tensors) {
+        const int64_t first = std::max(bits, rank * shard), end = std::min(bits + tensor.numel(), (rank + 1) * shard);
+        count += std::max<int64_t>(end - first, 0);
+        bits += (tensor.numel() + 7) / 8 * 8;
+    }
+    return count;
+}
+
 /* Steps of one rank in both forms: by a handle, which takes the gradients one by one, and with the errors in tensors,
  * which takes them as one. All that each step ends with, the errors too. */
-template <class Comm> Tensors steps(Comm &comm, int64_t world, const Tensors &gradients)
+template <class Comm> Tensors steps(Comm &comm, int64_t rank, int64_t world, const Tensors &gradients)
 {
     auto allreduce = gradcodec::allreduce_create(comm, gradients, onebit());
     Tensors parts, out;
@@ -46,21 +63,32 @@ template <class Comm> Tensors steps(Comm &comm, int64_t world, const Tensors &gr
         gradcodec::compressed_allreduce(comm, buffer, worker, server);
         out.insert(out.end(), {buffer, worker.clone(), server.clone()});
     }
+    /* The two halves make the whole: here its first step, as a new handle has no errors yet. */
+    auto halves = gradcodec::allreduce_create(comm, gradients, onebit());
+    const Tensor mean = at::zeros({shard_of(gradients, rank, world)});
+    Tensors values;
+    for (const Tensor &gradient : gradients)
+        values.push_back(gradient.clone());
+    gradcodec::allreduce_reduce_scatter(halves, values, mean);
+    gradcodec::allreduce_all_gather(halves, mean, values);
+    for (std::size_t i = 0; i < values.size(); i++)
+        TORCH_CHECK(at::equal(values[i], out[i]), "the halves make another tensor ", i);
     gradcodec::comm_async_error(comm);
     return out;
 }
 
 Tensors over_group(const std::string &name, const Tensors &gradients)
 {
-    auto comm = gradcodec::comm_from_process_group(c10d::resolve_process_group(name));
-    return steps(comm, c10d::resolve_process_group(name)->getSize(), gradients);
+    const auto group = c10d::resolve_process_group(name);
+    auto comm = gradcodec::comm_from_process_group(group);
+    return steps(comm, group->getRank(), group->getSize(), gradients);
 }
 
 Tensors over_backend(const std::string &name, const Tensors &gradients)
 {
     const auto backend = c10d::resolve_process_group(name)->getDefaultBackend();
     auto comm = gradcodec::comm_from_process_group(backend);
-    return steps(comm, backend->getSize(), gradients);
+    return steps(comm, backend->getRank(), backend->getSize(), gradients);
 }
 
 /* `gradients`: those of all ranks, one after the other. What the ranks of a world in one process end with, likewise. */
@@ -73,7 +101,8 @@ Tensors in_one_process(int64_t world, const Tensors &gradients)
     for (std::size_t k = 0; k < ranks; k++)
         threads.emplace_back([&, k] {
             const auto first = gradients.begin() + static_cast<std::ptrdiff_t>(k * count);
-            results[k] = steps(group[k], world, Tensors(first, first + static_cast<std::ptrdiff_t>(count)));
+            const Tensors mine(first, first + static_cast<std::ptrdiff_t>(count));
+            results[k] = steps(group[k], static_cast<int64_t>(k), world, mine);
         });
     Tensors all;
     for (std::size_t k = 0; k < ranks; k++) {
