@@ -250,12 +250,23 @@ def ranks():
         stream.destroy()
 
 
+class OnCard(World):
+    """Whose threads have the card's context: to ask for the current one where there is none is an error to the tool."""
+
+    def each(self, function):
+        def on_card(rank):
+            driver.use(driver.primary(0))
+            return function(rank)
+
+        return super().each(on_card)
+
+
 def halves():
     """Of an all-reduce, with shards that end with their memory, aligned and not."""
     card, rng = Card(1 << 20, exact=True), np.random.default_rng(5)
     for kind, size, segments in (ONEBIT, 1, [8192, 3, 1030]), (ONEBIT, 3, [20_003]), (SIGN, 2, [9000, 0, 5]):
         error = None if kind == SIGN else "float32"
-        with World(size) as world, CheckedRanks(world, card, codec=kind, segments=segments, error=error) as ranks:
+        with OnCard(size) as world, CheckedRanks(world, card, codec=kind, segments=segments, error=error) as ranks:
             for step in range(3):
                 gradients = [[rng.standard_normal(n).astype("f4") for n in segments] for _ in range(size)]
                 shards = ranks.reduce_scatter(gradients, aligned=step != 1)

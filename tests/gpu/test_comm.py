@@ -156,13 +156,14 @@ def test_halves_on_the_card_are_a_run_and_what_the_formula_says(card, size, code
             if step < 4:
                 for one, other in zip(halves.all_gather(shards, aligned=aligned), whole.run(gradients)):
                     same(one, other, f"step {step}")
-                whole.commit()
-                assert halves.flags() == whole.flags()
             else:  # what the optimizer made of them
                 with np.errstate(all="ignore"):
                     halves.all_gather([np.float32(-0.1) * shard for shard in shards], aligned=aligned)
             halves.commit()
             halves.errors()
+            if step < 4:
+                whole.commit()
+                assert halves.flags() == whole.flags()
 
 
 def test_a_step_that_is_not_finite_on_one_rank_is_taken_back_on_all(card):
