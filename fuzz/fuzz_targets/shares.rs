@@ -34,9 +34,9 @@ struct Input {
 impl Input {
     fn message(&self) -> (Vec<u8>, i64) {
         let sizes = &self.shape[..self.shape.len().min(20)];
-        let elements: i128 = sizes.iter().map(|&size| i128::from(size)).product();
-        let bytes = (elements * i128::from(self.bits) * i128::from(self.lanes) + 7) / 8;
-        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let bits = i64::from(self.bits) * i64::from(self.lanes);
+        let bits = sizes.iter().fold(bits, |product, &size| product.saturating_mul(size.into()));
+        let bytes = bits / 8 + i64::from(bits % 8 > 0);
         let mut text = b"GCSH".to_vec();
         for word in [1, 32 + 8 * sizes.len() as u32, sizes.len() as u32, 1] {
             text.extend(word.to_ne_bytes());
@@ -110,10 +110,10 @@ fuzz_target!(|input: Input| {
         assert!(STATUSES.contains(&status), "{status}");
         if status == 0 {
             let tensor = &(*out).dl_tensor;
-            let elements: i64 = (0..tensor.ndim as usize).map(|axis| *tensor.shape.add(axis)).product();
-            let bits = i64::from(tensor.dtype.bits) * i64::from(tensor.dtype.lanes);
-            if elements > 0 {
-                slice::from_raw_parts_mut(tensor.data.cast::<u8>(), ((elements * bits + 7) / 8) as usize).fill(7);
+            let sizes = (0..tensor.ndim as usize).map(|axis| *tensor.shape.add(axis));
+            if sizes.clone().all(|size| size > 0) {
+                let bits = i64::from(tensor.dtype.bits) * i64::from(tensor.dtype.lanes) * sizes.product::<i64>();
+                slice::from_raw_parts_mut(tensor.data.cast::<u8>(), (bits + 7) as usize / 8).fill(7);
             }
             gc_tensor_free(out);
         } else {
