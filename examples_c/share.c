@@ -62,8 +62,10 @@ int main(void)
     gc_tensor_free(tensor); /* it was copied */
     must(gc_share_wait(lease, SECONDS * 1000));
     gc_share_free(lease);
-    if (read(ends[0], &sum, sizeof sum) != sizeof sum || waitpid(process, &status, 0) != process)
-        return perror("the other process"), EXIT_FAILURE;
+    if (read(ends[0], &sum, sizeof sum) != sizeof sum || waitpid(process, &status, 0) != process) {
+        fprintf(stderr, "the other process ended too early\n");
+        return EXIT_FAILURE;
+    }
     printf("%d floats were sent, mapped and released; their sum there was %.0f\n", COUNT, sum);
     return status == 0 && sum == COUNT / 2 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -678,7 +678,7 @@ inline void codec_errors_in(Codec &codec, Source worker, Source server = nullptr
 using Share = Handle<gc_share_t, gc_share_free>;
 
 /* Sends a tensor over a connected Unix socket; what to wait for until the other side has released it. */
-inline Share share_send(Borrowed tensor, int socket, int32_t timeout_ms = -1, uint32_t flags = 0)
+inline Share share_send(Borrowed tensor, int socket, uint32_t flags = 0, int32_t timeout_ms = -1)
 {
     gc_share_t *lease = nullptr;
     detail::check(gc_share_send(tensor.get(), socket, flags, timeout_ms, &lease));

@@ -132,7 +132,8 @@ pub unsafe extern "C" fn gc_allreduce_run(
 /// those of the step.
 ///
 /// With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends what is pending, both or
-/// one alone; a half whose step is still pending when it comes again commits both first.
+/// one alone; a half whose step is still pending when it comes again commits both first. So end each half by itself, or
+/// both together.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `shard` meanwhile.

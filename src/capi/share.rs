@@ -23,10 +23,12 @@
 //! and one receives.
 //!
 //! `timeout_ms`: how long a call may wait for the other side; 0: only for what is there; negative: without end. TIMEOUT: it was
-//! too short. Then, or if a message was CORRUPT, part of a message may have passed, and the socket is of no use to both sides.
+//! too short. A message normally passes whole or not at all, and then the socket is as it was; but if only a part of it has
+//! passed, or if it was CORRUPT, the socket is of no use to both sides. gc_share_wait() does not touch the socket.
 //!
 //! What comes is believed no more than a stranger's word: sizes, dtype and descriptors are checked before anything is
-//! mapped, and descriptors of what is refused are closed.
+//! mapped, and descriptors of what is refused are closed. But a sender that is not this library may go on changing the
+//! elements: whoever checks what they say checks a copy.
 
 use std::ffi::c_int;
 
@@ -59,12 +61,13 @@ pub enum ShareFlag {
 
 /// Sends a tensor. Returns when its message is written; whether the other side takes it shows in gc_share_wait().
 ///
-/// `tensor`: of any dtype, on the CPU, with any strides; elements of less than a byte must be C-contiguous. It is copied, and
+/// `tensor`: of any dtype, on CPU or CUDAHost, with any strides; elements of less than a byte must be C-contiguous. It is copied, and
 /// yours again when this returns. `flags`: 0 or GC_SHARE_COPY. `*lease`: yours to release, by gc_share_free(); `lease` may be
 /// NULL if nobody is to wait.
 ///
-/// INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions. UNSUPPORTED_DEVICE: not on the CPU.
-/// NOT_CONTIGUOUS, OUT_OF_MEMORY. SHARE: the other side has closed the socket, or the system refuses. TIMEOUT.
+/// INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions. UNSUPPORTED_DEVICE: on CUDA or elsewhere.
+/// SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes. NOT_CONTIGUOUS, OUT_OF_MEMORY. SHARE: the other side has
+/// closed the socket, or the system refuses. TIMEOUT. The copy counts as a file: RLIMIT_FSIZE and its SIGXFSZ apply.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -100,7 +103,8 @@ pub unsafe extern "C" fn gc_share_send(
 
 /// Waits until the receiver has released a tensor, with all that it made of it. Any number of times, on any thread.
 ///
-/// TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it.
+/// TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it; that it
+/// ended shows when its children that inherited the tensor have ended, too.
 ///
 /// # Safety
 /// The pointer is as described.
@@ -127,11 +131,12 @@ pub unsafe extern "C" fn gc_share_free(lease: *mut gc_share_t) {
 
 /// Receives the tensor that comes next: compact, writable, its elements as they were when it was sent.
 ///
-/// `device`: {kDLCPU, 0}. `*out`: yours to release, which tells the sender; a child that is forked meanwhile has it, too, and
-/// tells nobody.
+/// `device`: {kDLCPU, 0}. `*out`: yours to release, which tells the sender; a child that is forked meanwhile has the same
+/// memory, and its release tells nobody.
 ///
-/// INVALID_ARGUMENT: no such socket; a device of another type than the sender's. CORRUPT: no message of this version.
-/// SHARE: the other side has closed the socket. TIMEOUT, OUT_OF_MEMORY.
+/// INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not ours.
+/// CORRUPT: no message of this version. SHARE: the other side has closed the socket, or this process can have no more
+/// descriptors. TIMEOUT, OUT_OF_MEMORY. A message that was refused, for its device or for want of memory, has been taken.
 ///
 /// # Safety
 /// The pointer is as described.

@@ -94,17 +94,17 @@ pub fn receive(socket: BorrowedSocket, device: Device, patience: Patience) -> Re
     let message = Message::receive(&mut incoming)?;
     let [memory, answers] = incoming.descriptors()?;
     let answers = Socket::of(answers)?;
-    let taken = take(&message, memory, device);
-    match taken {
-        Ok(memory) => {
-            let memory = memory.into_owner(answers);
-            Outputs::over(memory, Device::Cpu, message.dtype, Shape::of(&message.shape), 1, 0)
-        }
-        Err(refusal) => {
-            answers.answer(refusal.status as u8);
-            Err(refusal)
-        }
+    let shape = Shape::of(&message.shape);
+    let taken = take(&message, memory, device).and_then(|memory| {
+        // SAFETY: the answers are given up where this is called, below.
+        let owner = || unsafe { memory.into_owner(answers.number()) };
+        Outputs::over_made(owner, Device::Cpu, message.dtype, shape, 1, 0)
+    });
+    match &taken {
+        Ok(_) => answers.forget(),
+        Err(refusal) => answers.answer(refusal.status as u8),
     }
+    taken
 }
 
 /// The memory of a tensor that is not refused.

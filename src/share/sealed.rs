@@ -1,5 +1,5 @@
-//! Memory of the CPU in a file without a name, which can be sent, and then neither shrinks nor grows: whoever maps it never
-//! meets a page that is gone.
+//! Memory of the CPU in a file without a name, which can be sent, and then neither shrinks nor grows: whoever maps it finds
+//! all of it there. A stranger may go on writing to it.
 
 use std::{
     ffi::{c_int, c_void},
@@ -19,10 +19,15 @@ use crate::{
 use super::{
     RELEASED,
     message::MOST_DIMENSIONS,
-    socket::{self, Descriptor, Socket},
+    socket::{self, Descriptor},
 };
 
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+/// As newer systems want it of a file that is no program: it cannot become one.
+const NO_PROGRAM: u32 = 8;
+const F_SEAL_EXEC: c_int = 0x20;
+/// What is allocated at once: on older systems a signal undoes all that a call has allocated.
+const PIECE: i64 = 64 << 20;
 
 /// A file of so many bytes, and where it is mapped: NULL if it is not, or has no byte.
 pub struct Sealed {
@@ -33,8 +38,15 @@ pub struct Sealed {
 impl Sealed {
     /// The elements of a tensor of the CPU in C order, which are so many bytes.
     pub fn copy_of(tensor: &Described<'_>, bytes: i64) -> Result<Self> {
-        // SAFETY: a name that ends with a NUL.
-        let file = unsafe { libc::memfd_create(c"gradcodec".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        let create = |more| {
+            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | more;
+            // SAFETY: a name that ends with a NUL.
+            unsafe { libc::memfd_create(c"gradcodec".as_ptr(), flags) }
+        };
+        let mut file = create(NO_PROGRAM);
+        if file < 0 {
+            file = create(0); // a system that does not know it
+        }
         if file < 0 {
             return Err(error!(Share, "memfd_create: {}", io::Error::last_os_error()));
         }
@@ -45,11 +57,18 @@ impl Sealed {
             // refuses at once what it can never have.
             drop(Mapped::anonymous(bytes)?);
             // Its pages are had here, where that may fail.
-            // SAFETY: a file of ours.
-            while unsafe { libc::fallocate(file.number(), 0, 0, bytes) } != 0 {
-                match io::Error::last_os_error() {
-                    failure if failure.kind() == io::ErrorKind::Interrupted => {}
-                    failure => return Err(error!(OutOfMemory, "{bytes} bytes to share could not be had: {failure}")),
+            let mut at = 0;
+            while at < bytes {
+                let piece = PIECE.min(bytes - at);
+                // SAFETY: a file of ours.
+                match unsafe { libc::fallocate(file.number(), 0, at, piece) } {
+                    0 => at += piece,
+                    _ => match io::Error::last_os_error() {
+                        failure if failure.kind() == io::ErrorKind::Interrupted => {}
+                        failure => {
+                            return Err(error!(OutOfMemory, "{bytes} bytes to share could not be had: {failure}"));
+                        }
+                    },
                 }
             }
         }
@@ -67,19 +86,26 @@ impl Sealed {
     /// What another process says to be such a file.
     pub fn received(file: Descriptor, bytes: i64) -> Result<Self> {
         let mut about = MaybeUninit::<libc::stat>::uninit();
+        let mut system = MaybeUninit::<libc::statfs>::uninit();
         // SAFETY: a descriptor that is open, and room for what is said of it.
-        let (seals, size) = unsafe {
-            let seals = libc::fcntl(file.number(), libc::F_GET_SEALS);
+        let (seals, access, size, of_large_pages) = unsafe {
+            let (seals, access) =
+                (libc::fcntl(file.number(), libc::F_GET_SEALS), libc::fcntl(file.number(), libc::F_GETFL));
             let size = match libc::fstat(file.number(), about.as_mut_ptr()) {
                 0 => about.assume_init().st_size,
                 _ => -1,
             };
-            (seals, size)
+            // There may be none of them when they are touched.
+            let of_large_pages = libc::fstatfs(file.number(), system.as_mut_ptr()) != 0
+                || system.assume_init().f_type == libc::HUGETLBFS_MAGIC;
+            (seals, access & libc::O_ACCMODE, size, of_large_pages)
         };
-        if seals < 0 || seals & SEALS != SEALS || size != bytes {
+        if seals & !F_SEAL_EXEC != SEALS || access != libc::O_RDWR || size != bytes || of_large_pages {
             return Err(error!(
                 Corrupt,
-                "socket: memory of {size} bytes with seals {seals:#x} came; {bytes} bytes and {SEALS:#x} expected"
+                "socket: memory of {size} bytes with seals {seals:#x} and access {access} came; {bytes} bytes, {SEALS:#x} \
+                 and access {} expected, of pages of the usual size",
+                libc::O_RDWR
             ));
         }
         let mapped = Mapped::new(&file, bytes)?;
@@ -91,13 +117,16 @@ impl Sealed {
     }
 
     /// The memory of a tensor, whose release is answered.
-    pub fn into_owner(self, answers: Socket) -> Owner {
+    ///
+    /// # Safety
+    /// `answers` is a socket that is given up here.
+    pub unsafe fn into_owner(self, answers: RawFd) -> Owner {
         let Mapped { data, bytes } = self.mapped;
         std::mem::forget(self.mapped);
         // A forked child that releases its tensor says nothing, for this process may still use it.
-        let said_by = (process::id() as usize) << 32 | answers.into_descriptor().into_number() as usize;
+        let said_by = (process::id() as usize) << 32 | answers as usize;
         let words = [ptr::without_provenance_mut(bytes as usize), ptr::without_provenance_mut(said_by)];
-        // SAFETY: the mapping and the descriptor are given up here; `release` may be called on any thread.
+        // SAFETY: the mapping and the socket are given up here; `release` may be called on any thread.
         unsafe { Owner::new(data, words, release) }
     }
 }

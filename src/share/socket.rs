@@ -32,12 +32,6 @@ impl Descriptor {
     pub fn number(&self) -> RawFd {
         self.0
     }
-
-    pub fn into_number(self) -> RawFd {
-        let number = self.0;
-        mem::forget(self);
-        number
-    }
 }
 
 impl Drop for Descriptor {
@@ -66,12 +60,19 @@ impl Deadline {
     }
 }
 
-/// Room for descriptors beside bytes, aligned as the kernel wants it.
+/// Room for what comes beside bytes, aligned as the kernel wants it. A socket may be set up to tell who sends, too.
 #[repr(C)]
 union Control {
     header: libc::cmsghdr,
-    room: [u8; 64],
+    room: [u8; 256],
 }
+
+impl Control {
+    const EMPTY: Self = Self { room: [0; 256] };
+}
+
+/// Beside bytes: a descriptor of the process that sends.
+const SCM_PIDFD: c_int = 4;
 
 /// What `CMSG_SPACE` says for a message's descriptors.
 const CONTROL: usize = {
@@ -80,14 +81,14 @@ const CONTROL: usize = {
 };
 const _: () = assert!(CONTROL <= size_of::<Control>());
 
-/// A message of one piece, with room for what travels along.
-fn message(piece: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
+/// A message of one piece, with so much room for what travels along.
+fn message(piece: &mut libc::iovec, control: &mut Control, room: usize) -> libc::msghdr {
     // SAFETY: zeros are a message of nothing.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_iov = piece;
     message.msg_iovlen = 1;
     message.msg_control = ptr::from_mut(control).cast();
-    message.msg_controllen = CONTROL as _;
+    message.msg_controllen = room as _;
     message
 }
 
@@ -141,11 +142,11 @@ impl BorrowedSocket {
     /// Sends bytes, with descriptors beside the first.
     pub fn send(self, mut bytes: &[u8], descriptors: [&Descriptor; DESCRIPTORS], deadline: Deadline) -> Result<()> {
         let numbers = descriptors.map(Descriptor::number);
-        let mut control = Control { room: [0; 64] };
+        let mut control = Control::EMPTY;
         let mut with_descriptors = true;
         while !bytes.is_empty() {
             let mut piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-            let mut message = message(&mut piece, &mut control);
+            let mut message = message(&mut piece, &mut control, CONTROL);
             if with_descriptors {
                 // SAFETY: the message has room for one such header with so many descriptors.
                 unsafe {
@@ -174,13 +175,17 @@ impl BorrowedSocket {
     fn wait_after(self, events: i16, deadline: Deadline, call: &str, what: &str) -> Result<()> {
         match io::Error::last_os_error() {
             failure if failure.kind() == io::ErrorKind::Interrupted => Ok(()),
-            failure if failure.kind() == io::ErrorKind::WouldBlock => self.wait(events, deadline, what),
+            // Also where it was ready a moment ago, so that nobody is kept waiting by what never comes.
+            failure if failure.kind() == io::ErrorKind::WouldBlock => match deadline.left() {
+                0 => Err(error!(Timeout, "socket: {what} in time")),
+                _ => self.wait(events, deadline, what),
+            },
             failure => Err(error!(Share, "socket: {call}: {failure}")),
         }
     }
 
     pub fn incoming(self, deadline: Deadline) -> Incoming {
-        Incoming { socket: self, deadline, found: ArrayVec::new(), too_many: false }
+        Incoming { socket: self, deadline, found: ArrayVec::new(), too_many: false, cut: false }
     }
 }
 
@@ -190,6 +195,8 @@ pub struct Incoming {
     deadline: Deadline,
     found: ArrayVec<Descriptor, DESCRIPTORS>,
     too_many: bool,
+    /// Some did not come, for want of room here or of numbers in this process.
+    cut: bool,
 }
 
 impl Incoming {
@@ -197,8 +204,8 @@ impl Incoming {
     pub fn read(&mut self, mut bytes: &mut [u8]) -> Result<()> {
         while !bytes.is_empty() {
             let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-            let mut control = Control { room: [0; 64] };
-            let mut message = message(&mut piece, &mut control);
+            let mut control = Control::EMPTY;
+            let mut message = message(&mut piece, &mut control, size_of::<Control>());
             let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
             // SAFETY: a message whose parts are written to, and outlive the call.
             let received = unsafe { libc::recvmsg(self.socket.0, &mut message, flags) };
@@ -219,17 +226,19 @@ impl Incoming {
     /// # Safety
     /// recvmsg() has filled the message in, and nobody has taken its descriptors.
     unsafe fn keep_descriptors(&mut self, message: &libc::msghdr) {
-        self.too_many |= message.msg_flags & libc::MSG_CTRUNC != 0;
+        self.cut |= message.msg_flags & libc::MSG_CTRUNC != 0;
         // SAFETY: the caller's promise: headers, each within the room, and behind one of rights descriptors of this process.
         unsafe {
             let mut header = libc::CMSG_FIRSTHDR(message);
             while !header.is_null() {
-                if ((*header).cmsg_level, (*header).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let (level, kind) = ((*header).cmsg_level, (*header).cmsg_type);
+                if level == libc::SOL_SOCKET && (kind == libc::SCM_RIGHTS || kind == SCM_PIDFD) {
                     let bytes = (*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
                     let numbers = libc::CMSG_DATA(header).cast::<RawFd>();
                     for index in 0..bytes / size_of::<RawFd>() {
                         let descriptor = Descriptor::of(numbers.add(index).read_unaligned());
-                        self.too_many |= self.found.try_push(descriptor).is_err(); // which closes it
+                        // What is not wanted is closed here.
+                        self.too_many |= kind == libc::SCM_RIGHTS && self.found.try_push(descriptor).is_err();
                     }
                 }
                 header = libc::CMSG_NXTHDR(message, header);
@@ -239,14 +248,18 @@ impl Incoming {
 
     /// Those of a message, when all of it has come.
     pub fn descriptors(self) -> Result<[Descriptor; DESCRIPTORS]> {
-        let too_many = if self.too_many { " and more" } else { "" };
-        let refusal = |found: usize| -> Error {
-            error!(Corrupt, "socket: {found}{too_many} descriptors came with the message; {DESCRIPTORS} expected")
-        };
-        if self.too_many {
-            return Err(refusal(self.found.len()));
+        let found = self.found.len();
+        if self.cut && found < DESCRIPTORS {
+            return Err(error!(Share, "socket: {found} of {DESCRIPTORS} descriptors could be had (RLIMIT_NOFILE)"));
         }
-        self.found.into_inner().map_err(|found| refusal(found.len()))
+        let more = if self.too_many || self.cut { " and more" } else { "" };
+        let refusal = || -> Error {
+            error!(Corrupt, "socket: {found}{more} descriptors came with the message; {DESCRIPTORS} expected")
+        };
+        match self.found.into_inner() {
+            Ok(descriptors) if more.is_empty() => Ok(descriptors),
+            _ => Err(refusal()),
+        }
     }
 }
 
@@ -262,6 +275,13 @@ pub fn pair() -> Result<(Socket, Descriptor)> {
     }
     // SAFETY: both are new and nobody else's.
     let [kept, travels] = ends.map(|end| unsafe { Descriptor::of(end) });
+    // A stranger's urgent byte is an answer like others: poll() would speak of it, and recv() not.
+    let one: c_int = 1;
+    let size = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: an int, whose size is told.
+    unsafe {
+        libc::setsockopt(kept.number(), libc::SOL_SOCKET, libc::SO_OOBINLINE, ptr::from_ref(&one).cast(), size);
+    }
     Ok((Socket(kept), travels))
 }
 
@@ -274,8 +294,13 @@ impl Socket {
         }
     }
 
-    pub fn into_descriptor(self) -> Descriptor {
-        self.0
+    pub fn number(&self) -> RawFd {
+        self.0.number()
+    }
+
+    /// Gives it up to whoever has its number.
+    pub fn forget(self) {
+        mem::forget(self.0);
     }
 
     /// Tells the sender. It may be gone, or not listen.
@@ -305,6 +330,7 @@ impl Socket {
 
 /// Sends a byte to whoever listens, without waiting and without a signal.
 pub fn answer(descriptor: RawFd, byte: u8) {
+    let _delay = cancel::delay(); // send() is a cancellation point
     // SAFETY: a byte that is there.
     unsafe { libc::send(descriptor, ptr::from_ref(&byte).cast(), 1, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
 }

@@ -205,7 +205,20 @@ impl Outputs {
         count: usize,
         step: usize,
     ) -> Result<Self> {
+        Self::over_made(|| memory, device, dtype, shape, count, step)
+    }
+
+    /// The same over memory that is taken only when nothing can fail any more.
+    pub fn over_made(
+        memory: impl FnOnce() -> Owner,
+        device: Device,
+        dtype: DLDataType,
+        shape: Shape<'_>,
+        count: usize,
+        step: usize,
+    ) -> Result<Self> {
         let headers = Headers::reserve(count, shape.ndim(), shape.compact())?;
+        let memory = memory();
         let data: *mut c_void = memory.data().cast();
         let step = if data.is_null() { 0 } else { step };
         let tensor = DLTensor {

@@ -201,7 +201,7 @@ static void a_tensor_for_another_process(void) {
     CHECK_OK(gc_share_send(tensor, ends[0], 0, -1, &lease));
     CHECK_STATUS(gc_share_wait(lease, 1), GC_STATUS_TIMEOUT);
     CHECK_OK(gc_share_receive(ends[1], host, -1, &received));
-    gc_tensor_free(received);
+    received->deleter(received);
     CHECK_OK(gc_share_wait(lease, -1));
     gc_share_free(lease);
     gc_tensor_free(tensor);

@@ -58,10 +58,10 @@ static const char *const excuses[FUNCTION_COUNT] = {
     [f_gc_comm_from_nccl] = "wants NCCL: tests/python/test_nccl.py",
     [f_gc_comm_nccl_id] = "wants NCCL",
     [f_gc_comm_from_nccl_id] = "wants NCCL",
-    [f_gc_share_send] = "wants another process: tests/python/test_share.py",
-    [f_gc_share_wait] = "wants another process",
-    [f_gc_share_free] = "wants another process",
-    [f_gc_share_receive] = "wants another process",
+    [f_gc_share_send] = "wants a socket: tests/python/test_share.py",
+    [f_gc_share_wait] = "wants a socket",
+    [f_gc_share_free] = "wants a socket",
+    [f_gc_share_receive] = "wants a socket",
 };
 
 /* hostile_codec.c calls these, hostile.c all others; either may need a few of the other's. */

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import fcntl
+import gc
 import os
 import resource
 import socket
@@ -22,6 +23,7 @@ from capi import CPU, DLDataType, DLDevice, Managed, Share, Status, check, last_
 HOST = DLDevice(CPU, 0)
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 SOON = 50  # milliseconds that a call waits where nothing comes
+LONG = 60_000  # what the tests do not wait for
 
 
 def send(tensor, to, timeout=0, flags=0):
@@ -59,6 +61,7 @@ def in_use():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
+    gc.collect()  # what other tests have left
     before = in_use()
     yield
     assert in_use() == before
@@ -153,13 +156,13 @@ def test_another_process(how):
             command = [sys.executable, "-c", CHILD, str(theirs.fileno()), how]
             child = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
         values = np.arange(1000, dtype="f4")
-        lease = send(capi.Tensor(values), ours, 60_000)
+        lease = send(capi.Tensor(values), ours, LONG)
         values[:] = 0  # nor does the child see this
         assert struct.unpack("d", ours.recv(8))[0] == 499500
         assert (values == 0).all()
         assert lib.gc_share_wait(lease, SOON) == Status.TIMEOUT and "not released" in last_error()
         ours.sendall(b"x")
-        status = lib.gc_share_wait(lease, 60_000)
+        status = lib.gc_share_wait(lease, LONG)
         if how == "releases":
             assert status == 0 and child.poll() is None
         else:
@@ -209,9 +212,9 @@ def test_the_receivers_refusal_is_told(ends):
 def test_a_receiver_that_closes_its_socket_is_noticed(ends):
     lease = send(capi.Tensor(np.ones(3)), ends[0])
     ends[1].close()
-    assert lib.gc_share_wait(lease, -1) == Status.SHARE
+    assert lib.gc_share_wait(lease, LONG) == Status.SHARE
     lib.gc_share_free(lease)
-    status = lib.gc_share_send(capi.Tensor(np.ones(3)).managed, ends[0].fileno(), 0, -1, None)
+    status = lib.gc_share_send(capi.Tensor(np.ones(3)).managed, ends[0].fileno(), 0, LONG, None)
     assert status == Status.SHARE and os.strerror(errno.EPIPE) in last_error()
 
 
@@ -274,8 +277,8 @@ def test_a_socket_that_is_none_of_these(what, tmp_path):
     }[what]()
     out = Managed()
     for status in (
-        lib.gc_share_send(capi.Tensor(np.ones(3)).managed, at, 0, -1, None),
-        lib.gc_share_receive(at, HOST, -1, byref(out)),
+        lib.gc_share_send(capi.Tensor(np.ones(3)).managed, at, 0, LONG, None),
+        lib.gc_share_receive(at, HOST, LONG, byref(out)),
     ):
         assert status == Status.INVALID_ARGUMENT and str(at) in last_error(), last_error()
     for number in [at, *others][what == "closed" :]:
@@ -284,8 +287,8 @@ def test_a_socket_that_is_none_of_these(what, tmp_path):
 
 def test_a_socket_that_is_not_connected():
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as alone:
-        assert lib.gc_share_send(capi.Tensor(np.ones(3)).managed, alone.fileno(), 0, -1, None) == Status.SHARE
-        assert refused(alone, -1)[0] in (Status.SHARE, Status.INVALID_ARGUMENT)
+        assert lib.gc_share_send(capi.Tensor(np.ones(3)).managed, alone.fileno(), 0, LONG, None) == Status.SHARE
+        assert refused(alone, LONG)[0] in (Status.SHARE, Status.INVALID_ARGUMENT)
 
 
 # --- what a stranger sends --------------------------------------------------------------------------------------------
@@ -383,6 +386,8 @@ def test_a_message_that_does_not_hold_together(ends, fields, words):
     ("memory that may shrink", [40]),
     ("memory that may grow", [40]),
     ("memory whose seals may change", [40]),
+    ("memory that is sealed for good", [40]),
+    ("memory to be read only", [40, "access 0"]),
     ("too little memory", [39, 40]),
     ("too much memory", [41, 40]),
     ("a file", [40]),
@@ -410,6 +415,8 @@ def test_descriptors_that_are_not_what_they_should_be(ends, what, words, tmp_pat
             "memory that may shrink": lambda: [own(memory(40, SEALS & ~fcntl.F_SEAL_SHRINK)), answers],
             "memory that may grow": lambda: [own(memory(40, SEALS & ~fcntl.F_SEAL_GROW)), answers],
             "memory whose seals may change": lambda: [own(memory(40, SEALS & ~fcntl.F_SEAL_SEAL)), answers],
+            "memory that is sealed for good": lambda: [own(memory(40, SEALS | fcntl.F_SEAL_WRITE)), answers],
+            "memory to be read only": lambda: [own(os.open(f"/proc/self/fd/{own(memory(40))}", os.O_RDONLY)), answers],
             "too little memory": lambda: [own(memory(39)), answers],
             "too much memory": lambda: [own(memory(41)), answers],
             "a file": lambda: [own(os.open(tmp_path / "file", os.O_RDWR)), answers],
@@ -425,7 +432,8 @@ def test_descriptors_that_are_not_what_they_should_be(ends, what, words, tmp_pat
         for number in made:
             os.close(number)
         assert status == Status.CORRUPT and all(str(word) in sentence for word in words), sentence
-        assert stranger.answer() in (b"", bytes([Status.CORRUPT]))
+        mapped = what.startswith(("memory", "too")) or what in ("a file", "a socket")
+        assert stranger.answer() == (bytes([Status.CORRUPT]) if mapped else b"")
 
 
 @pytest.mark.parametrize("known", range(0, 40))
@@ -436,14 +444,41 @@ def test_part_of_a_message(ends, known, then):
             stranger.send(message()[:known])
         if then == "closes":
             ends[0].close()
-        status, sentence = refused(ends[1], 0 if then == "nothing" else -1)
+        status, sentence = refused(ends[1], 0 if then == "nothing" else LONG)
         assert status == (Status.TIMEOUT if then == "nothing" else Status.SHARE), sentence
+
+
+SO_PASSPIDFD = 76
+
+
+@pytest.mark.parametrize("option", [socket.SO_PASSCRED, SO_PASSPIDFD])
+def test_a_socket_that_tells_who_sends(ends, option):
+    try:
+        ends[1].setsockopt(socket.SOL_SOCKET, option, 1)
+    except OSError as refusal:
+        assert option == SO_PASSPIDFD and refusal.errno == errno.ENOPROTOOPT  # before Linux 6.5
+        return
+    sent = np.arange(24.0).reshape(2, 3, 4)
+    lib.gc_share_free(send(capi.Tensor(sent), ends[0]))
+    got = receive(ends[1])
+    np.testing.assert_array_equal(array_of(got, "f8"), sent)
+    lib.gc_tensor_free(got)
+
+
+def test_an_urgent_byte_in_place_of_an_answer(ends):
+    lease = send(capi.Tensor(np.ones(3)), ends[0])
+    _, numbers, *_ = socket.recv_fds(ends[1], 1000, 10)
+    with socket.socket(fileno=numbers[1]) as answers:
+        answers.send(bytes([Status.CORRUPT]), socket.MSG_OOB)
+        assert lib.gc_share_wait(lease, SOON) == Status.SHARE and "GC_STATUS_CORRUPT" in last_error()
+    os.close(numbers[0])
+    lib.gc_share_free(lease)
 
 
 def test_a_message_that_comes_byte_by_byte(ends):
     with Stranger(ends[0]) as stranger:
         text, out = message(), []
-        thread = threading.Thread(target=lambda: out.append(receive(ends[1], 60_000)))
+        thread = threading.Thread(target=lambda: out.append(receive(ends[1], LONG)))
         thread.start()
         stranger.send(text[:1])
         for at in range(1, len(text)):
@@ -468,7 +503,7 @@ def test_no_descriptor_left_for_what_comes(ends):
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
             for number in filled:
                 os.close(number)
-        assert status == Status.CORRUPT and "descriptors" in sentence, sentence
+        assert status == Status.SHARE and "RLIMIT_NOFILE" in sentence, sentence
 
 
 def test_no_memory_to_share():
