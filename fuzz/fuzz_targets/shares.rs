@@ -122,7 +122,10 @@ fuzz_target!(|input: Input| {
         // Whoever sent it is told, or finds that nobody is there.
         let mut answer = 0u8;
         let told = libc::recv(answers[0], ptr::from_mut(&mut answer).cast(), 1, libc::MSG_DONTWAIT);
-        assert!(told == 0 || told == 1 && i32::from(answer) == status || told < 0 && input.descriptors % 5 < 2, "{told}");
+        assert!(
+            told == 0 || told == 1 && i32::from(answer) == status || told < 0 && input.descriptors % 5 < 2,
+            "{told}"
+        );
         for number in [ends[0], ends[1], answers[0], memory] {
             libc::close(number);
         }
