@@ -399,7 +399,7 @@ fn allreduce(comm: *mut gc_comm_t, options: &Options, given: &gc_codec_options_t
     let mut allreduce = ptr::dangling_mut();
     // What all-reduces want otherwise than codecs, now and then.
     let mut given = *given;
-    if options.reserved % 4 != 0 {
+    if !options.reserved.is_multiple_of(4) {
         (given.n_chunks, given.server, given.results) = (given.n_chunks % 2, 0, given.values);
     }
     // SAFETY: a communicator, options with their segments, and room for a pointer.
