@@ -279,8 +279,9 @@ gpu-bench: $(BUILD)/bench/gpu_host.so
 gpu-bench-codec: $(BUILD)/bench/gpu_host.so
 	$(PYTHON) bench/gpu_codec.py --library $(LIBRARY) $(BENCH)
 
-# Whatever fails, the rest is run. With one card this is a rehearsal, and says so; DEVICE=cpu rehearses it without any.
-## On all cards there are: all-reduces over NCCL and in a group, tests for two cards; speed: build/bench/multi_gpu.json.
+# Whatever fails, the rest is run. With one card this is a rehearsal, and says so. With python3 as for gpu-test: NumPy,
+# pytest, PyTorch and CuPy. The tests are of all-reduces over NCCL and in a group, and those that need two cards.
+## All-reduces on all cards, tests and speed: build/bench/multi_gpu.json; python3 as for gpu-test. DEVICE=cpu rehearses.
 multi-gpu: private ON = $(if $(DEVICE),--device $(DEVICE))
 multi-gpu: $(LIBRARY)
 	@export GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) failed=; \

@@ -300,7 +300,8 @@ def all_reduces(bench, calls, results):
                 gpu.host_seconds(bench, results["host"], name, calls, seconds_of)
                 if over == "NCCL":
                     run = made[bench.library].run
-                    results["launches"][name] = count_nodes(bench.driver, stream, lambda: run(stream))
+                    launch = f"gc_allreduce_run of {report.count(elements)} elements, one rank over {over}"
+                    results["launches"][launch] = count_nodes(bench.driver, stream, lambda: run(stream))
             finally:
                 bench.wait()
                 for one in made.values():

@@ -5,9 +5,10 @@ contenders of a size take turns, in an order that goes round; what a round took 
 two events, the ranks beginning together. Memory is warm and inputs are random. Small calls are several between the
 events. Without a graph a contender pays what Python and its host cost; graphs are enqueued ahead.
 
-A contender that fails is recorded and left out from then on, and the others go on; the exit code then is 1. NCCL goes
-without NVLS, the sums within a switch. `make multi-gpu` runs this. The samples go to a JSON file, of which
-bench/report.py makes tables and a plot. With one card, or --device cpu, this is a rehearsal.
+A contender that fails is recorded and left out from then on, and the others go on; the exit code then is 1. A size
+that is not begun because the time is over is recorded and no failure. NCCL goes without NVLS, the sums within a switch.
+`make multi-gpu` runs this. The samples go to a JSON file, of which bench/report.py makes tables and a plot. With one
+card, or --device cpu, this is a rehearsal.
 """
 
 import argparse
@@ -90,6 +91,7 @@ def row(bench, rank, on, elements, rounds, with_stages):
     row["stages"] = {}
     for dtype in ("float32", "bfloat16") if with_stages else ():
         if f"stages {dtype}" in bench.left_out:
+            failures.setdefault(f"stages {dtype}", "left out: they broke the ranks before")
             continue
         of_ranks = bench.call(failures, rank.stages, on, elements, rounds, dtype)
         if of_ranks is None or "failed" in of_ranks[0]:
@@ -130,14 +132,18 @@ def main():
 
     bench, results = Bench(world), {"failed": {}}
     options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.unlink(missing_ok=True)  # an earlier run's samples are not to be taken for this one's
 
     def save():
-        """After every size: what was measured stays when the run is cut short."""
-        options.output.write_text(json.dumps(results) + "\n")
+        """After every size, and whole: what was measured stays when the run is cut short."""
+        written = options.output.with_name(options.output.name + ".tmp")
+        written.write_text(json.dumps(results) + "\n")
+        os.replace(written, options.output)
 
     found = bench.call(results["failed"], rank.about, on)
     if found is None:
-        raise SystemExit("the ranks do not come about")
+        why = "; ".join(f"{at}: {words}" for at, words in results["failed"].items())
+        raise SystemExit(f"the ranks did not start: {why}")
     results["about"] = {
         "of": "several cards",
         "world": world,
@@ -149,10 +155,10 @@ def main():
         "date": datetime.date.today().isoformat(),
         "quick": options.quick,
     }
-    results["sizes"] = []
+    results["sizes"], results["not begun"] = [], {"seconds": options.seconds, "elements": []}
     for elements in sizes:
         if time.monotonic() - begin > options.seconds:
-            results["failed"][report.count(elements)] = f"not begun: {options.seconds:.0f} s had passed"
+            results["not begun"]["elements"].append(elements)
             continue
         results["sizes"].append(row(bench, rank, on, elements, rounds, elements in stage_sizes))
         print(f"{report.count(elements)}: {time.monotonic() - begin:.0f} s", file=sys.stderr)

@@ -78,12 +78,14 @@ class Card:
 
     def about(self):
         properties = torch.cuda.get_device_properties(self.rank)
+        # nvidia-smi numbers all cards, whatever CUDA_VISIBLE_DEVICES says. Older torch has no uuid.
+        uuid = getattr(properties, "uuid", None)
         return {
             "card": properties.name,
             "capability": f"{properties.major}.{properties.minor}",
             "nccl": self.nccl.version(),
             "nvls": os.environ.get("NCCL_NVLS_ENABLE"),
-            "clocks": gpu.clocks(self.rank),
+            "clocks": gpu.clocks(f"GPU-{uuid}" if uuid else self.rank),
         }
 
     def free_bytes(self):
@@ -222,8 +224,13 @@ class Host:
     def seconds_of_each(self, runs):
         return [self.seconds(run, False) for run in runs]
 
+    def gather(self, tensor):
+        """The tensor of every rank. As bytes: torch would share a tensor's memory, and leave a socket in /tmp."""
+        blocks = self.here.gather(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        return [torch.frombuffer(bytearray(block), dtype=tensor.dtype).view(tensor.shape) for block in blocks]
+
     def all_reduce(self, send, recv, dtype):
-        return lambda: recv.copy_(torch.stack(self.here.gather(send)).sum(0))
+        return lambda: recv.copy_(torch.stack(self.gather(send)).sum(0))
 
     def all_to_all(self, send, recv, size):
         run = self.exchange(True)
@@ -253,7 +260,7 @@ class Host:
 
             @staticmethod
             def all_gather(rows, tensor):
-                for row, value in zip(rows, self.here.gather(tensor)):
+                for row, value in zip(rows, self.gather(tensor)):
                     row.copy_(value)
 
         what = torch, Ranks, self.world, elements, self.torch_device

@@ -49,7 +49,7 @@ def rate(row, contender):
 def ratio(row, contender, other):
     """How many times as fast as the other."""
     seconds, others = median(row, contender), median(row, other)
-    return others and others / seconds
+    return seconds and others and others / seconds
 
 
 def times_numpy(row):
@@ -622,7 +622,7 @@ def gpu_codec_tables(results):
         parts.append(of_host(results, "2^20 float32, us of the host", CODEC_HOST_TO_REACH))
     for name, nodes in results.get("launches", {}).items():
         counted = ", ".join(f"{count} {kind}" for kind, count in nodes.items()) or "nothing"
-        parts.append(f"{name}, of one rank, enqueues: {counted}.")
+        parts.append(f"{name}, enqueues {counted}.")
     if results["first call"]:
         parts.append("The first codec of a process, with the driver's cache of compiled kernels off, empty, and full.")
         parts.append(of_first_calls(results))
@@ -778,6 +778,10 @@ def multi_gpu_tables(results):
     parts = [rehearsal, paragraph(of_cards(results)), failures(results)]
     if left_out:
         parts.append("Left out for want of memory: " + "; ".join(left_out) + ".")
+    late = results.get("not begun", {})
+    if late.get("elements"):
+        names = ", ".join(map(large_count, late["elements"]))
+        parts.append(f"Not begun, for {late['seconds']:g} s were over: {names}.")
     if as_rows(results):
         parts.append(
             paragraph(

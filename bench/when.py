@@ -8,9 +8,10 @@ The model, for one all-reduce of n elements among W ranks, each with a link that
 L is what an exchange takes however little it moves. Stages are linear in n: their time at 300 * 2^20 elements, and as much as
 a call of 1024 elements takes in a graph. Nothing overlaps, unless a gradient is in P parts, each a handle's, on two streams:
 
-    in parts     longer + shorter / P      of P times the stages of n / P elements, and P times their exchanges
+    in parts     longer + shorter / P
 
-for the first part's stages have no exchange beside them, or its exchange no stages. A plain all-reduce inside a switch (NVLS)
+with the longer and shorter of: P times the stages of n / P elements; P times their exchanges. A P-th of the shorter has
+nothing beside it: the stages of the first part, or the exchange of the last. A plain all-reduce inside a switch (NVLS)
 moves half as much.
 """
 
@@ -198,6 +199,13 @@ def page(stages, several):
     ]) + "\n"  # fmt: skip
 
 
+def of_several(path):
+    """What there is to say of several cards, of what bench/multi_gpu.py has measured, if it has."""
+    if path.exists() and not json.loads(path.read_text())["about"]["rehearsal"]:
+        return "what several cards reached is in [PERFORMANCE.md](PERFORMANCE.md)"
+    return "several cards have not been"
+
+
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--results", type=pathlib.Path, default=ROOT / "build/bench/gpu_codec.json")
@@ -205,11 +213,7 @@ def main():
     options = options.parse_args()
     stages = Stages(json.loads(options.results.read_text()))
     plot(stages, ROOT / "docs/when.svg")
-    measured = options.several.exists() and not json.loads(options.several.read_text())["about"]["rehearsal"]
-    several = "several cards have not been"
-    if measured:
-        several = "what several cards reached is in [PERFORMANCE.md](PERFORMANCE.md)"
-    (ROOT / "docs/WHEN.md").write_text(page(stages, several))
+    (ROOT / "docs/WHEN.md").write_text(page(stages, of_several(options.several)))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import shutil
 import tempfile
+import threading
 import time
 import traceback
 from dataclasses import dataclass
@@ -55,8 +56,8 @@ class Ranks:
         spawn = multiprocessing.get_context("spawn")
         before = dict(os.environ)
         os.environ.update(environment or {})
+        self.pipes, self.processes = [], []
         try:
-            self.pipes, self.processes = [], []
             for rank in range(world):
                 pipe, end = spawn.Pipe()
                 process = spawn.Process(target=serve, args=(rank, world, self.folder, end), daemon=True)
@@ -64,6 +65,9 @@ class Ranks:
                 end.close()
                 self.pipes.append(pipe)
                 self.processes.append(process)
+        except BaseException:
+            self.close()
+            raise
         finally:
             os.environ.clear()
             os.environ.update(before)
@@ -122,7 +126,10 @@ class Ranks:
                 answer = [gathered[rank][1] for rank in range(self.world)] if are_together else None
                 self.latest = (ats.pop() if are_together else None) or self.latest
                 for rank in gathered:
-                    self.pipes[rank].send(answer)
+                    try:
+                        self.pipes[rank].send(answer)
+                    except OSError:  # likewise
+                        pass
                 gathered.clear()
         self.sound = self.sound and all(outcome.kind == "done" for outcome in outcomes.values())
         return [outcomes[rank] for rank in range(self.world)]
@@ -140,16 +147,27 @@ def said(outcomes, seconds):
     return "\n".join(sorted(lines, key=lambda line: Alone.__name__ in line))
 
 
+def end_with_the_parent(folder):
+    """A rank that waits in a library would outlive a parent that is killed, which then removes no folder either."""
+    connection.wait([multiprocessing.parent_process().sentinel])
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
 def serve(rank, world, folder, pipe):
+    threading.Thread(target=end_with_the_parent, args=(folder,), daemon=True).start()
     here = Here(rank, world, folder, pipe)
     while True:
         try:
             function, arguments = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             break
         try:
             answer = "done", function(here, *arguments)
         except BaseException:
             answer = "failed", traceback.format_exc()
-        pipe.send(answer)
+        try:
+            pipe.send(answer)
+        except OSError:  # the parent is gone
+            break
     os._exit(0)  # what libraries do at the end of a process may wait for other ranks

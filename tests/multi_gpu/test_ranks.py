@@ -1,6 +1,12 @@
 """The processes themselves: whoever fails, exits or does not come is named, and nobody waits for ever."""
 
+import ctypes
+import multiprocessing.context
 import os
+import pathlib
+import subprocess
+import sys
+import tempfile
 import time
 
 import pytest
@@ -49,3 +55,43 @@ def test_a_rank_that_does_not_come_is_late_and_so_are_those_that_wait_for_it():
         assert ranks.outcomes(told, "stay away", seconds=4) == [Outcome("late")] * 2
         assert not ranks.sound
     assert time.monotonic() - begin < 30
+
+
+def wait_in_a_library(here):
+    os.write(1, f"{here.folder}\n".encode())
+    ctypes.CDLL(None).sleep(60)
+
+
+def be_a_parent():
+    with Ranks(2) as ranks:
+        ranks.call(wait_in_a_library)
+
+
+def test_ranks_end_when_their_parent_is_killed():
+    """They hold its standard output open, and so are gone when that is read to its end."""
+    command = [sys.executable, "-c", "import test_ranks; test_ranks.be_a_parent()"]
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent)}
+    parent = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    folders = {parent.stdout.readline().strip() for _ in range(2)}
+    parent.kill()
+    begin = time.monotonic()
+    assert parent.communicate(timeout=40)[0] == ""
+    assert time.monotonic() - begin < 20
+    assert len(folders) == 1 and not os.path.exists(folders.pop())
+
+
+def test_nothing_stays_when_a_process_does_not_start(tmp_path, monkeypatch):
+    process = multiprocessing.context.SpawnProcess
+    start, started = process.start, []
+
+    def second_fails(self):
+        if started:
+            raise OSError("no more processes")
+        start(self)
+        started.append(self)
+
+    monkeypatch.setattr(process, "start", second_fails)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(OSError, match="no more processes"):
+        Ranks(3)
+    assert not started[0].is_alive() and not list(tmp_path.iterdir())

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import threading
 
 import numpy as np
@@ -14,23 +15,40 @@ torch = pytest.importorskip("torch")
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "python")]
 
 import deepspeed_worker  # noqa: E402 the path comes first
+import report  # noqa: E402
+import when  # noqa: E402
 from comms import reference  # noqa: E402
 
 RANKS = 2
+ALL = {"handle float32", "handle bfloat16", "nccl float32", "nccl bfloat16", "plain float32", "deepspeed"}
 
 
-def test_a_rehearsal_measures_every_contender_on_every_rank(tmp_path):
-    output = tmp_path / "multi_gpu.json"
-    command = [sys.executable, str(ROOT / "bench/multi_gpu.py"), "--device", "cpu", "--ranks", str(RANKS)]
-    command += ["--library", os.environ["GRADCODEC_LIBRARY"], "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+def rehearse(output, *more, program=ROOT / "bench/multi_gpu.py"):
+    command = [sys.executable, str(program), "--device", "cpu", "--ranks", str(RANKS)]
+    command += ["--library", os.environ["GRADCODEC_LIBRARY"], "--output", str(output), *more]
+    temporary = output.parent / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert not list(temporary.iterdir()), "files stayed"
+    return done
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory):
+    output = tmp_path_factory.mktemp("rehearsed") / "multi_gpu.json"
+    output.write_text("of an earlier run")
+    return output, rehearse(output)
+
+
+def test_a_rehearsal_measures_every_contender_on_every_rank(rehearsed, tmp_path):
+    output, done = rehearsed
     assert done.returncode == 0, done.stdout + done.stderr
     assert "A REHEARSAL" in done.stdout
     results = json.loads(output.read_text())
     assert results["about"]["rehearsal"] and len(results["sizes"]) == 2
-    expected = {"handle float32", "handle bfloat16", "nccl float32", "nccl bfloat16", "plain float32", "deepspeed"}
     for row in results["sizes"]:
-        assert set(row["samples"]) == expected and not row["failures"]
+        assert set(row["samples"]) == ALL and not row["failures"]
         assert {len(samples) for of_ranks in row["samples"].values() for samples in of_ranks} == {3}
         assert all(len(of_ranks) == RANKS for of_ranks in row["samples"].values())
         assert set(row["stages"]) == {"float32", "bfloat16"}
@@ -39,6 +57,168 @@ def test_a_rehearsal_measures_every_contender_on_every_rank(tmp_path):
     report = [sys.executable, str(ROOT / "bench/report.py"), str(output), "--page", str(page)]
     subprocess.run(report, check=True, capture_output=True)
     assert not page.exists()  # it is not for a rehearsal
+
+
+def of_cards(rehearsed, tmp_path, without):
+    """The rehearsal's samples, as if they were of cards; `without` a contender."""
+    results = json.loads(rehearsed[0].read_text())
+    results["about"]["rehearsal"] = False
+    for row in results["sizes"]:
+        del row["samples"][without]
+    path = tmp_path / "multi_gpu.json"
+    path.write_text(json.dumps(results))
+    return results, path
+
+
+@pytest.mark.parametrize("without", sorted(ALL))
+def test_tables_have_a_dash_where_a_contender_is_missing(rehearsed, tmp_path, without):
+    results, _ = of_cards(rehearsed, tmp_path, without)
+    tables = report.multi_gpu_tables(results)
+    assert "A REHEARSAL" not in tables
+    # In each of the two tables a line a size.
+    of_sizes = [line.split("|")[2:-1] for line in tables.splitlines() if line.startswith(("| 2^10 ", "| 4,104 "))]
+    assert len(of_sizes) == 4
+    column = {"handle": 0, "nccl": 2, "plain": 4, "deepspeed": 5}[without.split()[0]]
+    table = 1 if without.endswith("bfloat16") else 0
+    for line in of_sizes[2 * table : 2 * table + 2]:
+        eager = 4 if table else 6
+        depends = {0: [eager, eager + 2], 2: [eager], 4: [], 5: [eager + 2]}[column]
+        missing = {column, *(index for index in depends if index < len(line) - 1)} | {1, 3, eager + 1}  # no graphs
+        assert {index for index, cell in enumerate(line) if cell.strip() == "-"} == missing
+
+
+def test_the_page_gets_a_part_and_a_plot(rehearsed, tmp_path):
+    pytest.importorskip("matplotlib")
+    _, path = of_cards(rehearsed, tmp_path, "handle float32")
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- several cards -->\nold\n<!-- /several cards -->\nafter\n")
+    for _ in range(2):
+        subprocess.run([sys.executable, str(ROOT / "bench/report.py"), str(path), "--page", str(page)], check=True)
+        text = page.read_text()
+        assert text.startswith("before\n<!-- several cards -->\n## Several cards\n")
+        assert text.endswith("(performance-multi-gpu.svg)\n<!-- /several cards -->\nafter\n")
+        assert "old" not in text and text.count("## Several cards") == 1
+    plot = (tmp_path / "performance-multi-gpu.svg").read_text()
+    for words in "float32, 2 cards", "bfloat16, 2 cards", "plain form", "DeepSpeed":
+        assert words in plot
+
+
+def test_the_page_on_links_says_whether_several_cards_were_measured(rehearsed, tmp_path):
+    _, path = of_cards(rehearsed, tmp_path, "deepspeed")
+    assert "PERFORMANCE.md" in when.of_several(path)
+    assert when.of_several(rehearsed[0]) == when.of_several(tmp_path / "none") == "several cards have not been"
+
+
+@pytest.mark.parametrize(
+    "world, dtype, elements, eager, graph, deepspeed, expected",
+    [
+        (2, "float32", report.LARGE, 2.2, 9, 1, "2.2 times NCCL: reached"),
+        (2, "float32", report.LARGE, 2.1, 9, 1, "2.2 times NCCL: missed"),
+        (4, "float32", report.LARGE, 3.3, 9, 14, "3.2 times NCCL: reached; 15 times DeepSpeed: missed"),
+        (4, "bfloat16", report.LARGE, 2.7, 9, None, "2.7 times NCCL: reached"),
+        (8, "float32", report.LARGE, 0.9, 9, 20, "1 times NCCL: missed"),
+        (2, "float32", 2**22, 1.0, 0.1, 1, "1 times NCCL: reached"),
+        (2, "float32", 2**22, None, 0.1, 1, ""),
+        (2, "float32", 2**20, 0.1, 0.9, 1, "1 in a graph: missed"),
+        (2, "float32", 2**18, 0.1, 0.1, 1, ""),
+    ],
+)
+def test_what_is_to_reach(world, dtype, elements, eager, graph, deepspeed, expected):
+    about, row = {"world": world, "rehearsal": False}, {"elements": elements}
+    assert report.all_reduce_to_reach(about, dtype, row, eager, graph, deepspeed) == expected
+    assert report.all_reduce_to_reach({**about, "rehearsal": True}, dtype, row, eager, graph, deepspeed) == ""
+
+
+def test_sizes_that_time_does_not_suffice_for_are_named_and_no_failure(tmp_path):
+    done = rehearse(tmp_path / "multi_gpu.json", "--seconds", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Not begun, for 0 s were over: 2^10, 4,104." in done.stdout and "FAILED" not in done.stdout
+    results = json.loads((tmp_path / "multi_gpu.json").read_text())
+    assert results["sizes"] == [] and results["not begun"]["elements"] == [1024, 4104] and not results["failed"]
+
+
+def broken(tmp_path, code):
+    """A program that is bench/multi_gpu.py after `code`, in its ranks, too, which begin with the same file."""
+    program = tmp_path / "broken.py"
+    lines = f"""
+        import os, sys
+        sys.path.insert(0, {str(ROOT / "bench")!r})
+        import multi_gpu
+        import multi_gpu_rank as rank
+    """
+    end = "if __name__ == '__main__':\n    multi_gpu.main()\n"
+    program.write_text(textwrap.dedent(lines) + textwrap.dedent(code) + end)
+    return program
+
+
+def test_a_contender_that_raises_on_one_rank_is_named_and_the_others_are_measured(tmp_path):
+    code = """
+        class Raises(rank.NcclSum):
+            def allocate(self):
+                super().allocate()
+                if self.machine.rank == 1:
+                    raise ValueError("as it was told")
+
+        rank.CONTENDERS["nccl float32"] = lambda *place: Raises(*place, "float32")
+    """
+    done = rehearse(tmp_path / "multi_gpu.json", program=broken(tmp_path, code))
+    why = "rank 1: ValueError: as it was told"
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"- sizes, all-reduce, 2^10, nccl float32: {why}\n" in done.stdout
+    for row in json.loads((tmp_path / "multi_gpu.json").read_text())["sizes"]:
+        assert row["failures"] == {"nccl float32": why}
+        assert set(row["samples"]) == ALL - {"nccl float32"} and set(row["stages"]) == {"float32", "bfloat16"}
+
+
+def test_contenders_that_end_a_rank_are_left_out_from_then_on(tmp_path):
+    """Three of them are one more than a size has attempts to do without; the next size has all that is left."""
+    code = """
+        def ends(name):
+            def make(*place):
+                contender = before(*place)
+                if contender.machine.rank == 1:
+                    contender.run = lambda: os._exit(9)
+                return contender
+
+            before, rank.CONTENDERS[name] = rank.CONTENDERS[name], make
+
+        for name in "handle bfloat16", "plain float32", "deepspeed":
+            ends(name)
+        def stages(here, on, elements, rounds, dtype):
+            if dtype == "bfloat16":
+                here.gather(at="stages bfloat16")
+                os._exit(9)
+            return measured(here, on, elements, rounds, dtype)
+
+        measured, rank.stages = rank.stages, stages
+        multi_gpu.REHEARSAL_SIZES.append(2**11)
+    """
+    done = rehearse(tmp_path / "multi_gpu.json", program=broken(tmp_path, code))
+    assert done.returncode == 1, done.stdout + done.stderr
+    results = json.loads((tmp_path / "multi_gpu.json").read_text())
+    first, third, second = results["sizes"]  # by size
+    gone = {"handle bfloat16", "plain float32", "deepspeed"}
+    assert first["failed"] and set(first["failures"]) == gone and "samples" not in first
+    assert all("rank 1 ended with 9" in why for why in first["failures"].values())
+    for row in second, third:
+        assert set(row["samples"]) == ALL - gone
+        assert set(row["failures"]) == {"stages bfloat16"} and set(row["stages"]) == {"float32"}
+    assert third["failures"]["stages bfloat16"] == "left out: they broke the ranks before"
+
+
+def test_ranks_that_do_not_start_are_told_and_leave_no_samples(tmp_path):
+    code = """
+        def about(here, on):
+            raise ValueError("as it was told")
+
+        rank.about = about
+    """
+    output = tmp_path / "multi_gpu.json"
+    output.write_text("of an earlier run")
+    done = rehearse(output, program=broken(tmp_path, code))
+    assert done.returncode == 1 and "the ranks did not start" in done.stderr
+    assert "rank 0 ValueError: as it was told" in done.stderr.splitlines()[-1]
+    assert not output.exists()
 
 
 class Exchange:
