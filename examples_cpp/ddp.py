@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch_ops
 
 DIGITS = torch_ops.ROOT / "examples_c" / "data" / "digits.bin"
-WORKERS, SEEDS = 4, 5
+WORKERS, SEEDS = 4, 3
 
 
 def worker(rank, world, backend, library, store):

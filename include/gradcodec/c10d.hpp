@@ -20,8 +20,9 @@
  * Nothing is thrown through the library. What a group throws becomes the number 1, which gc_last_error() names and the
  * status is GC_STATUS_COMM; functions that take at::Tensor throw it with torch's words.
  *
- * The group stays as long as its communicator and the handles over it. Release these before destroy_process_group(). A
- * group of NCCL alone is told of a new handle through memory of the current device: call set_device() before.
+ * The group stays as long as its communicator and the handles over it. Release these (`comm = {}`) before
+ * destroy_process_group(). A group of NCCL alone is told of a new handle through memory of the current device: call
+ * set_device() before.
  *
  * NEEDS what gradcodec/torch.hpp does, which it includes, and a torch that was built with torch.distributed.
  */
@@ -45,7 +46,9 @@ namespace detail {
 
 /* torch has given two collectives new names, and deprecates the old ones: whether a group has the new ones. */
 template <class Group, class = void> struct Renamed : std::false_type {};
-template <class Group> struct Renamed<Group, std::void_t<decltype(&Group::all_gather_single)>> : std::true_type {};
+template <class Group>
+struct Renamed<Group, std::void_t<decltype(&Group::all_gather_single), decltype(&Group::all_to_all_single)>>
+    : std::true_type {};
 
 /* What a group exchanges: memory of cards, that of the host. */
 struct Takes {

@@ -345,10 +345,10 @@ private:
 /* Tensors that a call writes to. Finds out before it whether they may be, and tells torch after it that they were. */
 class Written {
 public:
-    explicit Written(at::TensorList tensors) : tensors_(tensors), views_(tensors, view_to_write)
+    Written(const char *name, at::TensorList tensors) : tensors_(tensors), views_(tensors, view_to_write)
     {
         for (const at::Tensor &tensor : tensors)
-            check_version("values", tensor);
+            check_version(name, tensor);
     }
     DLTensor *const *data() const noexcept { return views_.data(); }
     std::size_t size() const noexcept { return views_.size(); }
@@ -437,7 +437,7 @@ inline at::Tensor codec_encode(Codec &codec, at::TensorList gradients, const at:
 inline void codec_decode(Codec &codec, const at::Tensor &payload, at::TensorList values, int32_t divisor = 1,
                          gc_decode_t mode = GC_DECODE_SET, const at::Tensor &factor = {})
 {
-    const detail::Written outputs(values);
+    const detail::Written outputs("values", values);
     const detail::OptionalView of_factor(factor);
     const DLTensor from = view(payload);
     detail::torch_check(gc_codec_decode(codec.get(), &from, divisor, of_factor.get(), mode, outputs.data(),
@@ -481,13 +481,15 @@ template <class Call> void exchange(Call call)
 inline void compressed_allreduce(Communicator &comm, const at::Tensor &buffer, const at::Tensor &worker_error,
                                  const at::Tensor &server_error)
 {
-    const at::Tensor tensors[] = {buffer, worker_error, server_error};
-    const detail::Written views(tensors);
-    DLTensor *const *of = views.data();
+    const detail::Written mean("buffer", buffer), worker("worker_error", worker_error),
+        server("server_error", server_error);
     detail::exchange([&] {
-        return gc_compressed_allreduce(comm.get(), of[0], of[1], of[2], current_stream(buffer));
+        return gc_compressed_allreduce(comm.get(), *mean.data(), *worker.data(), *server.data(),
+                                       current_stream(buffer));
     });
-    views.bump();
+    mean.bump();
+    worker.bump();
+    server.bump();
 }
 
 /* A handle for tensors like these, as codec_create(). Every rank calls this. */
@@ -505,7 +507,7 @@ inline void allreduce_run(AllReduce &allreduce, at::TensorList values, const at:
                           const at::Tensor &error_factor = {})
 {
     TORCH_CHECK(!values.empty(), "values: at least one tensor expected, to know the device");
-    const detail::Written views(values);
+    const detail::Written views("values", values);
     const detail::OptionalView of_values(value_factor), of_errors(error_factor);
     detail::exchange([&] {
         return gc_allreduce_run(allreduce.get(), views.data(), views.size(), of_values.get(), of_errors.get(),
@@ -519,7 +521,7 @@ inline void allreduce_reduce_scatter(AllReduce &allreduce, at::TensorList values
                                      const at::Tensor &value_factor = {}, const at::Tensor &error_factor = {})
 {
     const detail::Described views(values, [](const at::Tensor &tensor) { return view(tensor); });
-    const detail::Written to(shard);
+    const detail::Written to("shard", shard);
     const detail::OptionalView of_values(value_factor), of_errors(error_factor);
     detail::exchange([&] {
         return gc_allreduce_reduce_scatter(allreduce.get(), views.data(), views.size(), of_values.get(),
@@ -532,7 +534,7 @@ inline void allreduce_reduce_scatter(AllReduce &allreduce, at::TensorList values
 inline void allreduce_all_gather(AllReduce &allreduce, const at::Tensor &shard, at::TensorList values)
 {
     const DLTensor from = view(shard);
-    const detail::Written views(values);
+    const detail::Written views("values", values);
     detail::exchange([&] {
         return gc_allreduce_all_gather(allreduce.get(), &from, views.data(), views.size(), current_stream(shard));
     });

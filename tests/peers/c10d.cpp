@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -97,19 +99,41 @@ Tensors in_one_process(int64_t world, const Tensors &gradients)
     const auto ranks = static_cast<std::size_t>(world), count = gradients.size() / ranks;
     std::vector<gradcodec::Communicator> group = gradcodec::comm_group(static_cast<int32_t>(world));
     std::vector<Tensors> results(ranks);
+    std::exception_ptr failure;
+    std::once_flag failed;
     std::vector<std::thread> threads;
     for (std::size_t k = 0; k < ranks; k++)
         threads.emplace_back([&, k] {
-            const auto first = gradients.begin() + static_cast<std::ptrdiff_t>(k * count);
-            const Tensors mine(first, first + static_cast<std::ptrdiff_t>(count));
-            results[k] = steps(group[k], static_cast<int64_t>(k), world, mine);
+            try {
+                const auto first = gradients.begin() + static_cast<std::ptrdiff_t>(k * count);
+                const Tensors mine(first, first + static_cast<std::ptrdiff_t>(count));
+                results[k] = steps(group[k], static_cast<int64_t>(k), world, mine);
+            } catch (...) {
+                std::call_once(failed, [&] { failure = std::current_exception(); });
+                group[k] = {}; /* or the others would wait for this rank */
+            }
         });
+    for (std::thread &thread : threads)
+        thread.join();
+    if (failure)
+        std::rethrow_exception(failure);
     Tensors all;
-    for (std::size_t k = 0; k < ranks; k++) {
-        threads[k].join();
-        all.insert(all.end(), results[k].begin(), results[k].end());
-    }
+    for (const Tensors &of_a_rank : results)
+        all.insert(all.end(), of_a_rank.begin(), of_a_rank.end());
     return all;
+}
+
+/* A world of one, for what becomes of the tensors that are given. */
+void compressed_allreduce(const Tensor &buffer, const Tensor &worker_error, const Tensor &server_error)
+{
+    std::vector<gradcodec::Communicator> group = gradcodec::comm_group(1);
+    gradcodec::compressed_allreduce(group[0], buffer, worker_error, server_error);
+}
+void reduce_scatter(const Tensors &values, const Tensor &shard)
+{
+    std::vector<gradcodec::Communicator> group = gradcodec::comm_group(1);
+    auto allreduce = gradcodec::allreduce_create(group[0], values, onebit());
+    gradcodec::allreduce_reduce_scatter(allreduce, values, shard);
 }
 
 /* A handle goes on without its communicator, wherever both are moved, and nothing keeps the group when it is gone. */
@@ -280,6 +304,10 @@ TORCH_LIBRARY(gradcodec_c10d, m)
     m.def("over_backend",
           [](const std::string &name, const Tensors &gradients) { return over_backend(name, gradients); });
     m.def("in_one_process", [](int64_t world, const Tensors &gradients) { return in_one_process(world, gradients); });
+    m.def("compressed_allreduce", [](const Tensor &buffer, const Tensor &worker_error, const Tensor &server_error) {
+        compressed_allreduce(buffer, worker_error, server_error);
+    });
+    m.def("reduce_scatter", [](const Tensors &values, const Tensor &shard) { reduce_scatter(values, shard); });
     m.def("outlived", [](const std::string &name, const Tensors &gradients) { return outlived(name, gradients); });
     m.def("failure", [](const std::string &how) { return failure(how); });
     m.def("on_stream", [](int64_t stream, bool gather) { return on_stream(stream, gather); });

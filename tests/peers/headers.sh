@@ -35,6 +35,7 @@ for theirs in ATen/dlpack.h $tvm_header; do
     done
 done
 order gradcodec/torch.hpp ATen/DLConvertor.h $tvm_header
+order gradcodec/c10d.hpp ATen/DLConvertor.h
 order $tvm_header ATen/DLConvertor.h gradcodec/torch.hpp
 [ -z "$tvm_header" ] || order ATen/DLConvertor.h $tvm_header gradcodec/torch.hpp
 

@@ -69,6 +69,28 @@ def test_processes_have_the_bytes_of_threads(library, world, tmp_path):
     torch.multiprocessing.spawn(run, (world, library, str(tmp_path)), world)
 
 
+def test_a_rank_that_fails_in_a_thread_fails_the_call(library):
+    """And nobody waits for it. It fails by itself, before it exchanges anything."""
+    of_each = [torch.ones(8), torch.ones(8, dtype=torch.complex64)]
+    with pytest.raises(RuntimeError, match="^like: ComplexFloat is not supported"):
+        torch.ops.gradcodec_c10d.in_one_process(2, of_each)
+
+
+def test_an_inference_tensor_is_refused_by_the_name_of_its_argument(library):
+    ops, names = torch.ops.gradcodec_c10d, ("buffer", "worker_error", "server_error")
+    with torch.inference_mode():
+        frozen = torch.zeros(8)
+    for which, name in enumerate(names):
+        tensors = [frozen if k == which else torch.zeros(8) for k in range(len(names))]
+        with pytest.raises(RuntimeError, match=f"^{name}: an inference tensor is written to in inference mode only"):
+            ops.compressed_allreduce(*tensors)
+    with pytest.raises(RuntimeError, match="^shard: an inference tensor is written to in inference mode only"):
+        ops.reduce_scatter([torch.zeros(8)], frozen)
+    shard = torch.zeros(8)
+    ops.reduce_scatter([torch.ones(8)], shard)
+    assert torch.equal(shard, torch.ones(8)) and shard._version == 1
+
+
 @pytest.mark.parametrize("how", ["torch", "standard", "other", "late", "aborted"])
 def test_what_a_group_throws_is_a_status(library, how):
     status, sentence, later, *thrown = torch.ops.gradcodec_c10d.failure(how)
@@ -91,5 +113,5 @@ def on_stream(rank, library):
         assert torch.ops.gradcodec_c10d.on_stream(77, gather) == [1, 0, 1]
 
 
-def test_a_card_s_exchange_is_on_the_stream_of_the_call(library):
+def test_an_exchange_on_a_card_is_on_the_stream_of_the_call(library):
     torch.multiprocessing.spawn(on_stream, (library,), 1)

@@ -115,6 +115,9 @@ def run(rank, world, folder):
         for dtype in DTYPES:
             a_row_comes_back(dtype)
             gradients_are_sharded(dtype)
+        torch.set_default_dtype(torch.bfloat16)  # which the shard that the library writes to is not
+        a_row_comes_back(torch.bfloat16)
+        torch.set_default_dtype(torch.float32)
         errors_arrive()
         a_failed_exchange_is_raised()
     except BaseException:
