@@ -151,6 +151,7 @@ def run(rank, world, backend, on, folder):
         traceback.print_exc()
         os._exit(1)  # the others would wait for this rank
     dist.destroy_process_group()
+    os._exit(0)  # threads of PyTorch's may abort a process whose interpreter ends
 
 
 @pytest.mark.parametrize("world, backend, on", [(2, "gloo", "cpu"), (2, "gloo", "cuda"), (1, "nccl", "cuda")])

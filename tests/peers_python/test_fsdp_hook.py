@@ -124,6 +124,7 @@ def run(rank, world, folder):
         traceback.print_exc()
         os._exit(1)  # the others would wait for this rank
     dist.destroy_process_group()
+    os._exit(0)  # threads of PyTorch's may abort a process whose interpreter ends
 
 
 def test_a_gradient_becomes_the_shards_of_its_mean(tmp_path, monkeypatch):
