@@ -294,7 +294,8 @@ void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
  *
  * `src`: of any dtype and device, for no element is read. Taken on success, still yours when the call fails. If it has no
  * deleter, the struct may go as soon as the call returns; its memory must stay. `*out`: yours to release, by
- * gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are passed on as they are.
+ * gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are passed on as they
+ * are.
  *
  * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
  */
@@ -1359,9 +1360,9 @@ typedef struct gc_share_t gc_share_t;
 /*
  * Sends a tensor. Returns when its message is written; whether the other side takes it shows in gc_share_wait().
  *
- * `tensor`: of any dtype, on CPU or CUDAHost, with any strides; elements of less than a byte must be C-contiguous. It is copied, and
- * yours again when this returns. `flags`: 0 or GC_SHARE_COPY. `*lease`: yours to release, by gc_share_free(); `lease` may be
- * NULL if nobody is to wait.
+ * `tensor`: of any dtype, on CPU or CUDAHost, with any strides; elements of less than a byte must be C-contiguous. It is
+ * copied, and yours again when this returns. `flags`: 0 or GC_SHARE_COPY. `*lease`: yours to release, by gc_share_free();
+ * `lease` may be NULL if nobody is to wait.
  *
  * INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions. UNSUPPORTED_DEVICE: on CUDA or elsewhere.
  * SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes. NOT_CONTIGUOUS, OUT_OF_MEMORY. SHARE: the other side has

@@ -61,9 +61,9 @@ pub enum ShareFlag {
 
 /// Sends a tensor. Returns when its message is written; whether the other side takes it shows in gc_share_wait().
 ///
-/// `tensor`: of any dtype, on CPU or CUDAHost, with any strides; elements of less than a byte must be C-contiguous. It is copied, and
-/// yours again when this returns. `flags`: 0 or GC_SHARE_COPY. `*lease`: yours to release, by gc_share_free(); `lease` may be
-/// NULL if nobody is to wait.
+/// `tensor`: of any dtype, on CPU or CUDAHost, with any strides; elements of less than a byte must be C-contiguous. It is
+/// copied, and yours again when this returns. `flags`: 0 or GC_SHARE_COPY. `*lease`: yours to release, by gc_share_free();
+/// `lease` may be NULL if nobody is to wait.
 ///
 /// INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions. UNSUPPORTED_DEVICE: on CUDA or elsewhere.
 /// SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes. NOT_CONTIGUOUS, OUT_OF_MEMORY. SHARE: the other side has

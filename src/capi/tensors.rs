@@ -117,7 +117,8 @@ pub unsafe extern "C" fn gc_tensor_free_versioned(tensor: *mut DLManagedTensorVe
 ///
 /// `src`: of any dtype and device, for no element is read. Taken on success, still yours when the call fails. If it has no
 /// deleter, the struct may go as soon as the call returns; its memory must stay. `*out`: yours to release, by
-/// gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are passed on as they are.
+/// gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are passed on as they
+/// are.
 ///
 /// UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
 ///

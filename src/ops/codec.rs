@@ -205,10 +205,7 @@ impl Codec {
 
     /// That a tensor is a shard: of what the chunk has that is reduced.
     pub fn check_shard(&self, shard: &View<'_>) -> Result<()> {
-        check_dtype(shard, &[Dtype::F32])?;
-        check_elements(shard, self.plan.server_elements())?;
-        check_contiguous(shard)?;
-        self.check_device(shard)
+        self.check_floats(shard, self.plan.server_elements())
     }
 
     /// That a shard can be written to, while values and factors are read.
@@ -586,13 +583,17 @@ impl Codec {
         }
         for (errors, elements) in [(worker, plan.elements), (server, plan.server_elements())] {
             if let Some(errors) = errors {
-                check_dtype(errors, &[Dtype::F32])?;
-                check_elements(errors, elements)?;
-                check_contiguous(errors)?;
-                self.check_device(errors)?;
+                self.check_floats(errors, elements)?;
             }
         }
         Ok(())
+    }
+
+    fn check_floats(&self, floats: &View<'_>, elements: i64) -> Result<()> {
+        check_dtype(floats, &[Dtype::F32])?;
+        check_elements(floats, elements)?;
+        check_contiguous(floats)?;
+        self.check_device(floats)
     }
 }
 

@@ -441,8 +441,7 @@ def a_rank_does_not_come(here):
     waits = False
     if here.rank > 0:
         handle.run(tensors)
-        time.sleep(0.5)
-        waits = driver.raw("cuStreamQuery", c_void_p(place.stream)) == driver.NOT_READY
+        waits = not until(0.5, lambda: driver.raw("cuStreamQuery", c_void_p(place.stream)) != driver.NOT_READY)
     nccl.call("ncclCommAbort", mine)
     place.wait()
     lib.gc_comm_free(comm)

@@ -7,7 +7,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 
 import pytest
 
@@ -20,7 +20,7 @@ def told(here, what):
     if here.rank == 1 and what == "raise":
         raise ValueError("of rank 1")
     if here.rank == 1 and what == "stay away":
-        time.sleep(60)
+        threading.Event().wait()  # which never comes, so whoever waits for this rank waits for ever
     if here.rank == 1 and what == "be elsewhere":
         return here.gather(10, at="elsewhere")
     return here.gather(10 * here.rank, at="home")
@@ -51,15 +51,13 @@ def test_ranks_that_are_not_at_the_same_are_told():
 
 def test_a_rank_that_does_not_come_is_late_and_so_are_those_that_wait_for_it():
     with Ranks(2) as ranks:
-        begin = time.monotonic()
         assert ranks.outcomes(told, "stay away", seconds=4) == [Outcome("late")] * 2
         assert not ranks.sound
-    assert time.monotonic() - begin < 30
 
 
 def wait_in_a_library(here):
     os.write(1, f"{here.folder}\n".encode())
-    ctypes.CDLL(None).sleep(60)
+    ctypes.CDLL(None).sleep(600)  # longer than the test waits for its end
 
 
 def be_a_parent():
@@ -74,9 +72,7 @@ def test_ranks_end_when_their_parent_is_killed():
     parent = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     folders = {parent.stdout.readline().strip() for _ in range(2)}
     parent.kill()
-    begin = time.monotonic()
-    assert parent.communicate(timeout=40)[0] == ""
-    assert time.monotonic() - begin < 20
+    assert parent.communicate(timeout=60)[0] == ""
     assert len(folders) == 1 and not os.path.exists(folders.pop())
 
 
