@@ -3,6 +3,7 @@
 
 pub mod bits;
 pub mod codec;
+pub mod copy;
 pub mod floats;
 pub mod loops;
 pub mod signs;
