@@ -124,11 +124,16 @@ impl Context {
 
     /// Where this is, which is current, for a handle to come back to.
     pub fn home(&self) -> Result<Home> {
+        Ok(Home { handle: self.handle_now()? as usize, id: self.id })
+    }
+
+    /// The handle of this, which is current.
+    pub fn handle_now(&self) -> Result<CUcontext> {
         let mut handle = ptr::null_mut();
         // SAFETY: the place outlives the call.
         let code = unsafe { (self.driver.functions.cuCtxGetCurrent)(&mut handle) };
         self.driver.check(code, format_args!("cuCtxGetCurrent"))?;
-        Ok(Home { handle: handle as usize, id: self.id })
+        Ok(handle)
     }
 
     /// Whether this, which is current, is still the context that a handle was made in: a primary one that was reset keeps
@@ -267,7 +272,7 @@ fn id_of(driver: &Driver, handle: CUcontext) -> Result<u64> {
 }
 
 /// The primary context of a device, retained for good.
-fn primary(device: Device) -> Result<CUcontext> {
+pub fn primary(device: Device) -> Result<CUcontext> {
     let Properties { handle, primary, .. } = device.properties();
     if let Some(&context) = primary.get() {
         return Ok(context as CUcontext);

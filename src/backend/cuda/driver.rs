@@ -12,7 +12,8 @@ use std::{
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute,
-    CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
+    CUstreamCaptureStatus,
 };
 
 use crate::{
@@ -21,7 +22,7 @@ use crate::{
     error::{Error, Result, Status, error},
 };
 
-use super::reuse::Reuse;
+use super::{copy::Kept, reuse::Reuse};
 
 /// What the driver of CUDA 12.0 (525) calls itself: the first that reads our fatbins, and the PTX in them.
 const OLDEST: c_int = 12000;
@@ -36,6 +37,7 @@ table! {
         cuDeviceGet(*mut CUdevice, c_int);
         cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
         cuDeviceTotalMem_v2(*mut usize, CUdevice);
+        cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
         cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
         cuCtxPushCurrent_v2(CUcontext);
         cuCtxPopCurrent_v2(*mut CUcontext);
@@ -43,6 +45,8 @@ table! {
         cuCtxGetDevice(*mut CUdevice);
         cuCtxGetId(CUcontext, *mut c_ulonglong);
         cuCtxSynchronize();
+        cuCtxEnablePeerAccess(CUcontext, c_uint);
+        cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
         cuStreamCreate(*mut CUstream, c_uint);
         cuStreamDestroy_v2(CUstream);
         cuStreamGetCtx(CUstream, *mut CUcontext);
@@ -52,6 +56,7 @@ table! {
         cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
         cuEventCreate(*mut CUevent, c_uint);
         cuEventRecord(CUevent, CUstream);
+        cuEventSynchronize(CUevent);
         cuEventDestroy_v2(CUevent);
         cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
         cuMemAlloc_v2(*mut CUdeviceptr, usize);
@@ -61,6 +66,7 @@ table! {
         cuMemcpyHtoD_v2(CUdeviceptr, *const c_void, usize);
         cuMemcpyDtoH_v2(*mut c_void, CUdeviceptr, usize);
         cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
+        cuMemcpyPeerAsync(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
         cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
         cuLibraryLoadData(
             *mut CUlibrary, *const c_void, *mut CUjit_option, *mut *mut c_void, c_uint, *mut CUlibraryOption,
@@ -101,6 +107,8 @@ pub struct Properties {
     pub primary: OnceLock<usize>,
     /// Its memory that is kept.
     pub reuse: Reuse,
+    /// Pinned memory for copies, once there was one from or to pageable memory.
+    pub staging: Kept,
 }
 
 impl Driver {
@@ -195,6 +203,7 @@ impl Driver {
             compute_capability: 10 * major + minor,
             primary: OnceLock::new(),
             reuse: Reuse::of_card(memory),
+            staging: Kept::nothing(),
         })
     }
 

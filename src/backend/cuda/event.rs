@@ -68,6 +68,18 @@ impl EventHandle {
         let code = unsafe { (driver.functions.cuStreamWaitEvent)(stream, self.as_ptr(), 0) };
         driver.check(code, format_args!("cuStreamWaitEvent on {}", queue.device))
     }
+
+    /// Waits until what it was last recorded after is done.
+    ///
+    /// # Safety
+    /// The event is alive.
+    pub(super) unsafe fn wait(self, queue: &mut Queue) -> Result<()> {
+        queue.current()?;
+        let driver = queue.device.driver;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (driver.functions.cuEventSynchronize)(self.as_ptr()) };
+        driver.check(code, format_args!("cuEventSynchronize on {}", queue.device))
+    }
 }
 
 impl Drop for Event {

@@ -100,6 +100,7 @@ impl Queue {
         if self.has_context()? {
             let context = self.current()?.id;
             self.give_back(context, usize::MAX)?;
+            self.device.properties().staging.trim();
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 pub mod bits;
 pub mod codec;
 mod context;
+pub mod copy;
 mod divisor;
 mod driver;
 mod event;

@@ -73,7 +73,8 @@ impl Family {
 struct Aligned<T>(T);
 
 /// All families.
-pub static FAMILIES: [&Family; 5] = [&BITS_FAMILY, &STRIDED_FAMILY, &SIGNS_FAMILY, &ONEBIT_FAMILY, &PROBE_FAMILY];
+pub static FAMILIES: [&Family; 6] =
+    [&BITS_FAMILY, &STRIDED_FAMILY, &SIGNS_FAMILY, &ONEBIT_FAMILY, &COPY_FAMILY, &PROBE_FAMILY];
 
 static BITS_FAMILY: Family = Family {
     name: c"bits",
@@ -117,6 +118,13 @@ pub static ONEBIT_FAMILY: Family = Family {
         &ONEBIT.compress_errors,
         &ONEBIT.others,
     ],
+};
+
+static COPY_FAMILY: Family = Family {
+    name: c"copy",
+    fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/copy.fatbin")).0,
+    promised: &[],
+    internal: &[&COPY.rows, &COPY.transposed, &COPY.cast_transposed, &COPY.general],
 };
 
 static PROBE_FAMILY: Family = Family {
@@ -351,6 +359,45 @@ impl Onebit {
     pub fn mean(&self) -> &Kernel {
         &self.others[11]
     }
+}
+
+/// The kernels of kernels/copy.cu. Counted in blocks, but transposed matrices in so many times the side of a tile.
+pub static COPY: Copy = Copy {
+    rows: [
+        Kernel::of(&COPY_FAMILY, c"gc_copy_rows", 1),
+        Kernel::of(&COPY_FAMILY, c"gc_cast_rows_f32_bf16", 1),
+        Kernel::of(&COPY_FAMILY, c"gc_cast_rows_f32_f16", 1),
+        Kernel::of(&COPY_FAMILY, c"gc_cast_rows_bf16_f32", 1),
+        Kernel::of(&COPY_FAMILY, c"gc_cast_rows_f16_f32", 1),
+        Kernel::of(&COPY_FAMILY, c"gc_cast_rows_f64_f32", 1),
+        Kernel::of(&COPY_FAMILY, c"gc_cast_rows_f32_f64", 1),
+    ],
+    transposed: [
+        Kernel::of(&COPY_FAMILY, c"gc_copy_transposed_u8", 128),
+        Kernel::of(&COPY_FAMILY, c"gc_copy_transposed_u16", 64),
+        Kernel::of(&COPY_FAMILY, c"gc_copy_transposed_u32", 64),
+        Kernel::of(&COPY_FAMILY, c"gc_copy_transposed_u64", 32),
+        Kernel::of(&COPY_FAMILY, c"gc_copy_transposed_u128", 32),
+    ],
+    cast_transposed: [
+        Kernel::of(&COPY_FAMILY, c"gc_cast_transposed", 32),
+        Kernel::of(&COPY_FAMILY, c"gc_cast_transposed_f32_bf16", 64),
+        Kernel::of(&COPY_FAMILY, c"gc_cast_transposed_f32_f16", 64),
+        Kernel::of(&COPY_FAMILY, c"gc_cast_transposed_bf16_f32", 64),
+        Kernel::of(&COPY_FAMILY, c"gc_cast_transposed_f16_f32", 64),
+    ],
+    general: [Kernel::of(&COPY_FAMILY, c"gc_copy_general", 1), Kernel::of(&COPY_FAMILY, c"gc_cast_general", 1)],
+};
+
+pub struct Copy {
+    /// Bytes as they are, then the usual casts.
+    pub rows: [Kernel; 7],
+    /// By the binary logarithm of the element's size.
+    pub transposed: [Kernel; 5],
+    /// Any cast, then the first of the usual ones.
+    pub cast_transposed: [Kernel; 5],
+    /// Bytes as they are, any cast.
+    pub general: [Kernel; 2],
 }
 
 /// The launch shape of a kernel on cards of a compute capability (90: 9.0); None for those that kernels/README.md

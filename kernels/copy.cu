@@ -1,0 +1,39 @@
+// Copies and casts of any layout, for the library alone; which kernel does what is said in src/backend/cuda/copy/launch.rs.
+//
+// Each reads and writes an element once: what it has to move is the two sizes together, and beside that only what lies in
+// the same 32 bytes as an element. Whole vectors are written at aligned addresses. What is read is read at aligned
+// addresses too, never before the first byte of the source or behind its last.
+#include "copy_rows.cuh"
+#include "copy_transposed.cuh"
+#include "copy_general.cuh"
+
+#define COPY(name, core, blocks) \
+    extern "C" __global__ void __launch_bounds__(COPY_THREADS, blocks) name(const __grid_constant__ gc_copy copy) { \
+        core(copy); \
+    }
+
+// ---- Rows that are contiguous on both sides. Lane: vectors of up to 16 bytes on the wider side.
+COPY(gc_copy_rows, copy_rows, 3)
+COPY(gc_cast_rows_f32_bf16, cast_rows<F32ToBF16>, 4)
+COPY(gc_cast_rows_f32_f16, cast_rows<F32ToF16>, 4)
+COPY(gc_cast_rows_bf16_f32, cast_rows<BF16ToF32>, 4)
+COPY(gc_cast_rows_f16_f32, cast_rows<F16ToF32>, 4)
+COPY(gc_cast_rows_f64_f32, cast_rows<F64ToF32>, 4)
+COPY(gc_cast_rows_f32_f64, cast_rows<F32ToF64>, 4)
+
+// ---- Transposed: contiguous along x on the target's side, along y on the source's. Block: a tile, turned in shared
+// memory
+COPY(gc_copy_transposed_u8, copy_transposed<1>, 1)
+COPY(gc_copy_transposed_u16, copy_transposed<2>, 1)
+COPY(gc_copy_transposed_u32, copy_transposed<4>, 1)
+COPY(gc_copy_transposed_u64, copy_transposed<8>, 1)
+COPY(gc_copy_transposed_u128, copy_transposed<16>, 1)
+COPY(gc_cast_transposed_f32_bf16, cast_transposed<F32ToBF16>, 1)
+COPY(gc_cast_transposed_f32_f16, cast_transposed<F32ToF16>, 1)
+COPY(gc_cast_transposed_bf16_f32, cast_transposed<BF16ToF32>, 1)
+COPY(gc_cast_transposed_f16_f32, cast_transposed<F16ToF32>, 1)
+COPY(gc_cast_transposed, cast_transposed_any, 1)
+
+// ---- Any strides. Lane: single elements, side by side along x
+COPY(gc_copy_general, copy_general, 4)
+COPY(gc_cast_general, cast_general, 4)

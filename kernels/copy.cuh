@@ -1,0 +1,89 @@
+// What the kernels of copy.cu share: their argument, and where a block and a thread find their work.
+//
+// A copy is nested loops over elements, each with a stride on either side. The innermost one counts x, another one y
+// (its *rows*); a block has a tile of the two and one round of all the others.
+#ifndef GRADCODEC_COPY_CUH
+#define GRADCODEC_COPY_CUH
+
+#include "convert.cuh"
+#include "divisor.cuh"
+
+struct gc_copy_loop {
+    gc_divisor count;
+    long long dst_stride, src_stride;
+};
+
+// As the host lays it out: Work in src/backend/cuda/copy/launch.rs. Strides are in bytes.
+struct gc_copy {
+    const unsigned char *src;           // where the first round lies
+    unsigned char *dst;
+    const unsigned char *begin, *end;   // all that may be read
+    u64 count;                          // of the innermost loop
+    long long dst_step, src_step;       // its strides, where they are not the element's size
+    u64 rows;                           // of the loop that y counts
+    long long row_dst_stride, row_src_stride;
+    gc_divisor across, along;           // tiles along x and along y
+    gc_cast cast;                       // without one: size of an element, both
+    unsigned log_width;                 // threads along x, as a power of 2
+    unsigned down;                      // 1: a thread's rounds follow each other along y, 0: along x
+    unsigned vectors;                   // 1: source and target lie alike within vectors, or words
+    unsigned aligned;                   // 1: every element's address is a multiple of its size
+    unsigned n_outer;
+    unsigned joined;                    // 1: y counts the rounds of all outer loops; not with `down`
+    gc_copy_loop outer[60];             // outermost first
+};
+static_assert(sizeof(gc_copy) == 2072, "the host lays it out too, and parameters hold 4096 bytes");
+
+enum : unsigned { COPY_THREADS = 256, LOG_COPY_THREADS = 8 };
+
+// A block's tile: its number along x and y, and where its round of the outer loops lies on either side.
+struct CopyPlace {
+    u64 across, along;
+    long long dst, src;
+};
+// Where a round of the outer loops lies.
+__device__ __forceinline__ void add_round(const gc_copy &copy, u64 round, long long &dst, long long &src) {
+#pragma unroll 1
+    for (unsigned k = copy.n_outer; k-- > 0;) {
+        const long long index = static_cast<long long>(split(round, copy.outer[k].count));
+        dst += index * copy.outer[k].dst_stride;
+        src += index * copy.outer[k].src_stride;
+    }
+}
+__device__ __forceinline__ CopyPlace place_of_block(const gc_copy &copy) {
+    u64 block = blockIdx.x;
+    const u64 across = split(block, copy.across), along = split(block, copy.along);
+    CopyPlace place = {across, along, 0, 0};
+    if (!copy.joined) add_round(copy, block, place.dst, place.src);
+    return place;
+}
+// A thread's rounds of work: the number of the first along x and y, and where its row lies; what each further round adds.
+struct CopyRounds {
+    u64 x, y;
+    const unsigned char *from;
+    unsigned char *to;
+    unsigned more_x, more_y;
+    long long more_from, more_to;
+};
+template <unsigned ROUNDS>
+__device__ __forceinline__ CopyRounds rounds_of_thread(const gc_copy &copy) {
+    const CopyPlace place = place_of_block(copy);
+    const unsigned width = 1u << copy.log_width, height = COPY_THREADS >> copy.log_width;
+    const u64 x = (place.across * (copy.down ? 1 : +ROUNDS) << copy.log_width) + (threadIdx.x & (width - 1));
+    const u64 y = place.along * (copy.down ? +ROUNDS : 1) * height + (threadIdx.x >> copy.log_width);
+    const long long row = static_cast<long long>(y);
+    long long dst = place.dst + row * copy.row_dst_stride, src = place.src + row * copy.row_src_stride;
+    if (copy.joined) add_round(copy, y, dst, src);
+    CopyRounds rounds = {x, y, copy.src + src, copy.dst + dst, width, 0, 0, 0};
+    if (copy.down) {
+        rounds.more_x = 0, rounds.more_y = height;
+        rounds.more_from = height * copy.row_src_stride, rounds.more_to = height * copy.row_dst_stride;
+    }
+    return rounds;
+}
+
+__device__ __forceinline__ bool readable(const gc_copy &copy, const unsigned char *from, unsigned bytes) {
+    return from >= copy.begin && from + bytes <= copy.end;
+}
+
+#endif

@@ -1,0 +1,379 @@
+//! Which of the kernels of kernels/copy.cu does a plan, and how the work is cut into tiles.
+
+use std::{ffi::c_void, ptr};
+
+use crate::{
+    error::{Result, error},
+    plan::{
+        copy::{Conversion, CopyPlan, Layout},
+        loops::{Loop, Loops},
+    },
+    tensor::{Dtype, Kind},
+};
+
+use crate::backend::cuda::{
+    divisor::Divisor,
+    module::{COPY, Kernel},
+    queue::Queue,
+};
+
+/// Threads of a block, as a power of 2.
+const LOG_THREADS: u32 = 8;
+
+/// Bytes of a vector: the most that a thread reads or writes at once.
+const VECTOR: i64 = 16;
+
+/// What a thread does, one after the other: vectors of rows, or single elements.
+const ROW_ROUNDS: i64 = 4;
+const ELEMENT_ROUNDS: i64 = 8;
+
+/// A transposed matrix with a shorter side than this would leave most of a tile empty.
+const SHORTEST_SIDE: i64 = 16;
+
+/// The most loops beside the two that make tiles.
+const MOST_OUTER: usize = 60;
+
+/// As kernels/convert.cuh counts them.
+#[derive(Clone, Copy)]
+#[repr(u32)]
+enum Number {
+    Uint = 0,
+    Int = 1,
+    Bool = 2,
+    F16 = 3,
+    BF16 = 4,
+    F32 = 5,
+    F64 = 6,
+}
+
+impl Number {
+    fn of(dtype: Dtype) -> Self {
+        match (dtype.kind, dtype.size) {
+            (Kind::Bool, _) => Self::Bool,
+            (Kind::Int, _) => Self::Int,
+            (Kind::Uint, _) => Self::Uint,
+            (Kind::Bfloat, _) => Self::BF16,
+            (Kind::Float, 2) => Self::F16,
+            (Kind::Float, 4) => Self::F32,
+            (Kind::Float, _) => Self::F64,
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Cast {
+    from: Number,
+    from_size: u32,
+    to: Number,
+    to_size: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct OuterLoop {
+    count: Divisor,
+    strides: [i64; 2],
+}
+
+/// The kernels' argument as kernels/copy.cuh declares it, passed by value.
+#[repr(C)]
+#[derive(Clone)]
+struct Tiles {
+    src: *const u8,
+    dst: *mut u8,
+    begin: usize,
+    end: usize,
+    /// Of the innermost loop.
+    count: i64,
+    steps: [i64; 2],
+    /// Of the loop whose rounds are rows.
+    rows: i64,
+    row_strides: [i64; 2],
+    across: Divisor,
+    along: Divisor,
+    cast: Cast,
+    log_width: u32,
+    down: u32,
+    vectors: u32,
+    aligned: u32,
+    n_outer: u32,
+    joined: u32,
+    outer: [OuterLoop; MOST_OUTER],
+}
+
+const _: () = assert!(size_of::<Tiles>() == 2072);
+
+/// A launch of one of the kernels.
+pub struct Work {
+    pub kernel: &'static Kernel,
+    tiles: Box<Tiles>,
+    blocks: u64,
+}
+
+/// Both sides as numbers: where the first round lies, of the target and of the source.
+#[derive(Clone, Copy)]
+struct Sides([*mut u8; 2]);
+
+impl Sides {
+    fn are_at_multiples(self, plan: &CopyPlan, sizes: [i64; 2]) -> bool {
+        (0..2).all(|side| {
+            self.0[side].addr().is_multiple_of(sizes[side] as usize)
+                && plan.loops.as_slice().iter().all(|item| item.strides[side] % sizes[side] == 0)
+        })
+    }
+}
+
+impl Work {
+    /// What does the plan, of which at least one round is to be done. The target's and the source's element 0 lie at
+    /// `data`.
+    pub fn of(plan: &CopyPlan, data: [*mut u8; 2]) -> Result<Self> {
+        let first = |side: usize| data[side].wrapping_offset(plan.starts[side] as isize);
+        let sides = Sides([first(0), first(1)]);
+        let units;
+        let plan = match plan.conversion {
+            Conversion::Bytes(size) => {
+                units = in_units(plan, size, sides);
+                &units
+            }
+            Conversion::Cast { .. } => plan,
+        };
+        let sizes = plan.conversion.sizes();
+        let aligned = sides.are_at_multiples(plan, sizes);
+        let last = plan.loops.as_slice().len().checked_sub(1);
+        let shortest = |across: usize| {
+            let loops = plan.loops.as_slice();
+            loops.last().map_or(0, |inner| inner.count).min(loops[across].count)
+        };
+        match (plan.layout(), plan.conversion) {
+            (Layout::Flat | Layout::Rows, Conversion::Bytes(_)) => Self::rows(plan, sides, &COPY.rows[0], true),
+            (Layout::Flat | Layout::Rows, Conversion::Cast { from, to }) => match usual_cast(from, to) {
+                Some(index) if aligned => Self::rows(plan, sides, &COPY.rows[1 + index], false),
+                _ => Self::general(plan, sides, aligned, last.and_then(|last| last.checked_sub(1))),
+            },
+            (Layout::Transposed { across }, _) if shortest(across) < SHORTEST_SIDE || !aligned => {
+                Self::general(plan, sides, aligned, Some(across))
+            }
+            (Layout::Transposed { across }, Conversion::Bytes(size)) => {
+                Self::transposed(plan, sides, across, &COPY.transposed[size.ilog2() as usize])
+            }
+            (Layout::Transposed { across }, Conversion::Cast { from, to }) => {
+                let kernel = usual_cast(from, to).and_then(|index| COPY.cast_transposed[1..].get(index));
+                Self::transposed(plan, sides, across, kernel.unwrap_or(&COPY.cast_transposed[0]))
+            }
+            (Layout::General, _) => Self::general(plan, sides, aligned, last.and_then(|last| last.checked_sub(1))),
+        }
+    }
+
+    /// Rows that are contiguous on both sides. Those of bytes are counted in bytes.
+    fn rows(plan: &CopyPlan, sides: Sides, kernel: &'static Kernel, bytes: bool) -> Result<Self> {
+        let sizes = plan.conversion.sizes();
+        let row = plan.loops.as_slice().len().checked_sub(2);
+        let mut tiles = Tiles::of(plan, sides, row)?;
+        // Of elements as the kernel counts them: how many a vector has, and of the target how many bytes.
+        let sizes = if bytes {
+            tiles.count *= sizes[0];
+            [1, 1]
+        } else {
+            sizes
+        };
+        let a_vector = VECTOR / sizes[0].max(sizes[1]);
+        let others = |side: usize| tiles.other_strides().map(move |strides| strides[side]);
+        let whole = |side: usize, bytes: i64| others(side).all(|stride| stride % bytes == 0);
+        let elements = |side: usize| sides.0[side].addr() as i64 / sizes[side];
+        let alike = (elements(1) - elements(0)) % a_vector == 0
+            && tiles.other_strides().all(|strides| (strides[1] / sizes[1] - strides[0] / sizes[0]) % a_vector == 0);
+        let width = a_vector * sizes[0];
+        let begins_whole = sides.0[0].addr() as i64 % width == 0 && whole(0, width);
+        let vectors = divide_up(tiles.count + if begins_whole { 0 } else { a_vector - 1 }, a_vector);
+        tiles.vectors = u32::from(alike);
+        tiles.cut(kernel, vectors, ROW_ROUNDS)
+    }
+
+    /// Any strides, `row` being the loop that is next to the innermost one.
+    fn general(plan: &CopyPlan, sides: Sides, aligned: bool, row: Option<usize>) -> Result<Self> {
+        let kernel = &COPY.general[usize::from(matches!(plan.conversion, Conversion::Cast { .. }))];
+        let mut tiles = Tiles::of(plan, sides, row)?;
+        tiles.aligned = u32::from(aligned);
+        let count = tiles.count;
+        tiles.cut(kernel, count, ELEMENT_ROUNDS)
+    }
+
+    /// Contiguous along the innermost loop on the target's side, along `across` on the source's.
+    fn transposed(plan: &CopyPlan, sides: Sides, across: usize, kernel: &'static Kernel) -> Result<Self> {
+        let mut tiles = Tiles::of(plan, sides, Some(across))?;
+        let words = [tiles.steps[1]].into_iter().chain(tiles.outer().iter().map(|item| item.strides[1]));
+        tiles.vectors = u32::from(sides.0[1].addr().is_multiple_of(4) && words.into_iter().all(|stride| stride % 4 == 0));
+        let side = i64::from(kernel.shape.items_per_block);
+        let [x, y] = [tiles.count, tiles.rows].map(|count| divide_up(count, side));
+        tiles.into_work(kernel, x, y)
+    }
+
+    /// # Safety
+    /// The plan and the addresses that this is of describe memory that the kernel may use until it is done.
+    pub unsafe fn launch(mut self, queue: &mut Queue) -> Result<()> {
+        let mut arguments: [*mut c_void; 1] = [ptr::from_mut(&mut *self.tiles).cast()];
+        let items = self.blocks * u64::from(self.kernel.shape.items_per_block);
+        // SAFETY: the kernel's argument, and the caller's promise.
+        unsafe { queue.launch(self.kernel, items, &mut arguments) }
+    }
+}
+
+impl Tiles {
+    /// All but the tiles. `row`: the loop, beside the innermost one, whose rounds are rows.
+    fn of(plan: &CopyPlan, sides: Sides, row: Option<usize>) -> Result<Box<Self>> {
+        let sizes = plan.conversion.sizes();
+        let (from, to, [to_size, from_size]) = match plan.conversion {
+            Conversion::Bytes(_) => (Number::Uint, Number::Uint, sizes),
+            Conversion::Cast { from, to } => (Number::of(from), Number::of(to), sizes),
+        };
+        let (inner, outer) = match plan.loops.as_slice().split_last() {
+            Some((&inner, outer)) => (inner, outer),
+            None => (Loop { count: 1, strides: sizes }, &[][..]),
+        };
+        let source = sides.0[1].addr();
+        let (mut begin, mut end) = (source, source + from_size as usize);
+        for &Loop { count, strides: [_, stride] } in plan.loops.as_slice() {
+            let reach = (count - 1) * stride;
+            begin = begin.wrapping_add_signed(reach.min(0) as isize);
+            end = end.wrapping_add_signed(reach.max(0) as isize);
+        }
+        let row_loop = row.map_or(Loop { count: 1, strides: [0; 2] }, |row| outer[row]);
+        let mut tiles = boxed(Self {
+            src: sides.0[1],
+            dst: sides.0[0],
+            begin,
+            end,
+            count: inner.count,
+            steps: inner.strides,
+            rows: row_loop.count,
+            row_strides: row_loop.strides,
+            across: Divisor::new(1),
+            along: Divisor::new(1),
+            cast: Cast { from, from_size: from_size as u32, to, to_size: to_size as u32 },
+            log_width: 0,
+            down: 0,
+            vectors: 0,
+            aligned: 1,
+            n_outer: 0,
+            joined: 0,
+            outer: [OuterLoop { count: Divisor::new(1), strides: [0; 2] }; MOST_OUTER],
+        })?;
+        for (_, item) in outer.iter().enumerate().filter(|&(index, _)| Some(index) != row) {
+            // There are at most 62 loops, of which two are not outer ones.
+            tiles.outer[tiles.n_outer as usize] =
+                OuterLoop { count: Divisor::new(item.count as u64), strides: item.strides };
+            tiles.n_outer += 1;
+        }
+        Ok(tiles)
+    }
+
+    fn outer(&self) -> &[OuterLoop] {
+        &self.outer[..self.n_outer as usize]
+    }
+
+    /// Those of all loops but the innermost one.
+    fn other_strides(&self) -> impl Iterator<Item = [i64; 2]> {
+        self.outer().iter().map(|item| item.strides).chain([self.row_strides])
+    }
+
+    /// So many pieces of work along x, of which a thread does `rounds` one after the other, and a row of them for each
+    /// round of the others.
+    fn cut(mut self: Box<Self>, kernel: &'static Kernel, pieces: i64, rounds: i64) -> Result<Work> {
+        let threads = 1 << LOG_THREADS;
+        // Small tiles leave most of a block without work: then rows of all loops follow each other.
+        if self.n_outer > 0 && pieces.saturating_mul(self.rows) < threads * rounds && self.join() {
+            self.joined = 1;
+        }
+        self.down = u32::from(self.joined == 0 && pieces < 32 * rounds);
+        let (across, along);
+        if self.down == 1 {
+            self.log_width = (pieces as u64).next_power_of_two().ilog2().min(LOG_THREADS);
+            across = divide_up(pieces, 1 << self.log_width);
+            along = divide_up(self.rows, (threads >> self.log_width) * rounds);
+        } else {
+            // As many threads as leave hardly more without work than the fewest, but a warp at least.
+            let room = |log_width: u32| divide_up(pieces, rounds << log_width) * (rounds << log_width);
+            let fewest = (pieces as u64).next_power_of_two().ilog2().min(5);
+            let least = (fewest..=LOG_THREADS).map(room).min().unwrap_or(pieces);
+            let mut widths = (fewest..=LOG_THREADS).rev();
+            self.log_width = widths.find(|&log_width| room(log_width) <= least + least / 32).unwrap_or(fewest);
+            across = divide_up(pieces, rounds << self.log_width);
+            along = divide_up(self.rows, threads >> self.log_width);
+        }
+        self.into_work(kernel, across, along)
+    }
+
+    /// Makes rows of the rounds of all loops but the innermost one, unless there are too many.
+    fn join(&mut self) -> bool {
+        let n = self.n_outer as usize;
+        let rows = Divisor::new(self.rows as u64);
+        let Some(all) = self.outer().iter().try_fold(self.rows, |all, item| all.checked_mul(item.count.by() as i64))
+        else {
+            return false;
+        };
+        let Some(place) = self.outer.get_mut(n) else { return false };
+        *place = OuterLoop { count: rows, strides: self.row_strides };
+        self.n_outer += 1;
+        (self.rows, self.row_strides) = (all, [0; 2]);
+        true
+    }
+
+    /// With so many tiles along x and y.
+    fn into_work(mut self: Box<Self>, kernel: &'static Kernel, across: i64, along: i64) -> Result<Work> {
+        let outer = if self.joined == 1 { &[] } else { self.outer() };
+        let counts = outer.iter().map(|item| item.count.by() as i64);
+        let blocks = counts.chain([across, along]).try_fold(1, i64::checked_mul);
+        let blocks = blocks.ok_or_else(|| error!(SizeOverflow, "{across} x {along} tiles in each of many rounds"))?;
+        self.across = Divisor::new(across as u64);
+        self.along = Divisor::new(along as u64);
+        Ok(Work { kernel, tiles: self, blocks: blocks as u64 })
+    }
+}
+
+/// A box, or no memory.
+fn boxed(tiles: Tiles) -> Result<Box<Tiles>> {
+    let layout = std::alloc::Layout::new::<Tiles>();
+    // SAFETY: the layout's size is not zero.
+    let place = unsafe { std::alloc::alloc(layout) }.cast::<Tiles>();
+    if place.is_null() {
+        return Err(error!(OutOfMemory, "{} bytes of host memory could not be had", layout.size()));
+    }
+    // SAFETY: allocated as Box does, with the layout of what is put there.
+    unsafe {
+        place.write(tiles);
+        Ok(Box::from_raw(place))
+    }
+}
+
+/// The plan in elements of 1, 2, 4, 8 or 16 bytes that lie at multiples of their size: what is larger or lies elsewhere is
+/// several.
+fn in_units(plan: &CopyPlan, size: i64, sides: Sides) -> CopyPlan {
+    let strides = plan.loops.as_slice().iter().flat_map(|item| item.strides);
+    let addresses = sides.0.map(|side| side.addr() as i64);
+    let all = strides.chain(addresses).fold(size | VECTOR, |all, number| all | number);
+    let unit = 1 << all.trailing_zeros();
+    let mut loops = Loops::new();
+    plan.loops.as_slice().iter().for_each(|item| loops.push(item.count, item.strides));
+    loops.push(size / unit, [unit; 2]);
+    CopyPlan { conversion: Conversion::Bytes(unit), starts: plan.starts, loops }
+}
+
+/// The casts that have kernels of their own for rows; the first four for transposed matrices, too.
+fn usual_cast(from: Dtype, to: Dtype) -> Option<usize> {
+    const F32: Dtype = Dtype::F32;
+    [
+        (F32, Dtype::BF16),
+        (F32, Dtype::F16),
+        (Dtype::BF16, F32),
+        (Dtype::F16, F32),
+        (Dtype::F64, F32),
+        (F32, Dtype::F64),
+    ]
+    .iter()
+    .position(|&usual| usual == (from, to))
+}
+
+fn divide_up(number: i64, by: i64) -> i64 {
+    number / by + i64::from(number % by != 0)
+}

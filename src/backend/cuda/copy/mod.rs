@@ -1,0 +1,216 @@
+//! Copies and casts between the memory of cards, and between that and the memory of the host.
+//!
+//! | from, to | contiguous, without a cast | otherwise |
+//! |---|---|---|
+//! | one card, or it and pinned memory | cuMemcpyAsync | a kernel, which reads and writes pinned memory itself |
+//! | two cards | cuMemcpyPeerAsync | a kernel of the target's card, if it reaches the other's memory; else staged |
+//! | pageable memory and a card | staged | staged |
+//!
+//! What is staged (staged.rs) goes through pinned memory of the library's own, in pieces, and is done when the call
+//! returns.
+
+mod launch;
+mod staged;
+
+use std::{ffi::c_int, ptr};
+
+use cudarc::driver::sys::CUpointer_attribute;
+
+use crate::{
+    error::{Result, error},
+    plan::copy::{Conversion, CopyPlan, Layout},
+};
+
+use super::{
+    Device,
+    context::{Remembered, primary},
+    queue::Queue,
+};
+
+use launch::Work;
+
+pub use staged::Kept;
+
+/// One side of a copy: on which device, and where its element 0 lies.
+pub struct Side {
+    pub place: Place,
+    pub data: *mut u8,
+}
+
+/// Where memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Of the host, and cards do not reach it.
+    Pageable,
+    /// Of the host, and cards reach it: CUDAHost.
+    Pinned,
+    /// Of the device with this number.
+    Card(i32),
+}
+
+/// Addresses that do not lie alike within so many bytes are copied faster by a kernel than by the driver.
+const VECTOR: usize = 16;
+
+/// Copies the elements of the source to those of the target, in the order of the queue's stream, which is on the target's
+/// device, or on the source's where the target is memory of the host. What runs on another device is not waited for. Where
+/// one side is pageable, or two cards do not reach each other's memory and the copy is not of contiguous bytes, all is done
+/// when this returns, and in a capture it refuses.
+///
+/// # Safety
+/// Both sides are such memory as the plan describes, and stay until the stream has done it.
+pub unsafe fn copy(queue: &mut Queue, plan: &CopyPlan, target: Side, source: Side) -> Result<()> {
+    if plan.loops.count() == 0 {
+        return Ok(());
+    }
+    let data = [target.data, source.data];
+    // SAFETY: in all of these the caller's promise.
+    match (target.place, source.place) {
+        (Place::Card(to), Place::Card(from)) if to != from => unsafe { between_cards(queue, plan, data, from) },
+        (Place::Card(_) | Place::Pinned, Place::Card(_) | Place::Pinned) => unsafe { here(queue, plan, data) },
+        (Place::Card(_), Place::Pageable) => unsafe { with_pageable(queue, plan, data, 1) },
+        (Place::Pageable, _) => unsafe { with_pageable(queue, plan, data, 0) },
+        (Place::Pinned, Place::Pageable) => unsafe { with_pageable(queue, plan, data, 1) },
+    }
+}
+
+/// All of it in one piece, as bytes: where they begin on either side, and how many.
+fn flat(plan: &CopyPlan, data: [*mut u8; 2]) -> Option<([*mut u8; 2], usize)> {
+    let Conversion::Bytes(size) = plan.conversion else { return None };
+    let begin = |side: usize| data[side].wrapping_offset(plan.starts[side] as isize);
+    (plan.layout() == Layout::Flat).then(|| ([begin(0), begin(1)], (plan.loops.count() * size) as usize))
+}
+
+/// Both sides are memory that the queue's device reaches by itself.
+///
+/// # Safety
+/// As for [`copy`].
+unsafe fn here(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match flat(plan, data) {
+            Some(([to, from], bytes)) if to.addr() % VECTOR == from.addr() % VECTOR => queue.copy(to, from, bytes),
+            _ => Work::of(plan, data)?.launch(queue),
+        }
+    }
+}
+
+/// One side is said to be pageable. It may be pinned all the same, by cuMemHostRegister for instance.
+///
+/// # Safety
+/// As for [`copy`].
+unsafe fn with_pageable(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], pageable: usize) -> Result<()> {
+    refuse_capture(queue, "between pageable memory and CUDA")?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        if is_pinned(queue, plan, data[pageable], pageable) {
+            here(queue, plan, data)?;
+            return queue.wait();
+        }
+        staged::between_host_and_card(queue, plan, data, pageable)
+    }
+}
+
+fn refuse_capture(queue: &mut Queue, what: &str) -> Result<()> {
+    if queue.is_capturing()? {
+        return Err(error!(
+            InvalidArgument,
+            "stream: it captures, and a copy {what} is done when the call returns; memory of CUDAHost can be copied in a \
+             capture"
+        ));
+    }
+    Ok(())
+}
+
+/// Whether cards reach all of this side, by the word of the driver on its first and its last byte.
+fn is_pinned(queue: &Queue, plan: &CopyPlan, data: *mut u8, side: usize) -> bool {
+    let size = plan.conversion.sizes()[side];
+    let mut ends = [plan.starts[side], plan.starts[side] + size - 1];
+    for item in plan.loops.as_slice() {
+        let reach = (item.count - 1) * item.strides[side];
+        ends[usize::from(reach > 0)] += reach;
+    }
+    ends.iter().all(|&end| {
+        let (address, mut kind) = (data.wrapping_offset(end as isize).addr() as u64, 0 as c_int);
+        let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+        // SAFETY: any address may be asked for; the place holds the enum, an int to the driver, and outlives the call.
+        let code = unsafe {
+            (queue.device.driver.functions.cuPointerGetAttribute)(ptr::from_mut(&mut kind).cast(), attribute, address)
+        };
+        // An address that it does not know is an error to it, and an answer to us.
+        code == 0 && kind == HOST_MEMORY
+    })
+}
+
+/// CU_MEMORYTYPE_HOST.
+const HOST_MEMORY: c_int = 1;
+
+/// From another card, the one with the number `from`, to the queue's.
+///
+/// # Safety
+/// As for [`copy`].
+unsafe fn between_cards(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], from: i32) -> Result<()> {
+    let source = Device::of(from)?;
+    if let Some((places, bytes)) = flat(plan, data) {
+        // SAFETY: the caller's promise.
+        return unsafe { copy_from_peer(queue, source, places, bytes) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        if reaches(queue, source)? {
+            return Work::of(plan, data)?.launch(queue);
+        }
+        refuse_capture(queue, "between cards that do not reach each other's memory")?;
+        staged::between_cards(queue, plan, data, from)
+    }
+}
+
+/// # Safety
+/// So many bytes are there on both sides, and stay until the stream has done it.
+unsafe fn copy_from_peer(queue: &mut Queue, source: Device, places: [*mut u8; 2], bytes: usize) -> Result<()> {
+    let from = primary(source)?;
+    let to = queue.current()?.handle_now()?;
+    let (driver, stream) = (queue.device.driver, queue.stream.as_ptr().cast());
+    let [to_address, from_address] = places.map(|place| place.addr() as u64);
+    // SAFETY: the caller's promise; both contexts and the stream are alive.
+    let code = unsafe {
+        (driver.functions.cuMemcpyPeerAsync)(to_address, to, from_address, from, bytes, stream)
+    };
+    driver.check(code, format_args!("cuMemcpyPeerAsync of {bytes} bytes from {source} to {}", queue.device))
+}
+
+/// The device that a context was last seen to reach.
+static REACHED: Remembered = Remembered::nothing();
+
+/// The memory of the other is enabled for the context already.
+const ALREADY_ENABLED: c_int = 704;
+/// It cannot be.
+const NOT_SUPPORTED: c_int = 217;
+/// Too many others are.
+const TOO_MANY: c_int = 711;
+
+/// Whether kernels in the queue's context reach the memory of another card. Makes it so if it can be.
+fn reaches(queue: &mut Queue, other: Device) -> Result<bool> {
+    let id = queue.current()?.id;
+    if REACHED.recall(id) == Some(other.ordinal) {
+        return Ok(true);
+    }
+    let (driver, mut can) = (queue.device.driver, 0 as c_int);
+    let [here, there] = [queue.device, other].map(|device| device.properties().handle);
+    // SAFETY: the place outlives the call; both are devices of the driver's.
+    let code = unsafe { (driver.functions.cuDeviceCanAccessPeer)(&mut can, here, there) };
+    driver.check(code, format_args!("cuDeviceCanAccessPeer of {other} by {}", queue.device))?;
+    if can == 0 {
+        return Ok(false);
+    }
+    let context = primary(other)?;
+    queue.current()?;
+    // SAFETY: a context that is alive, and another one of another device is current.
+    let code = unsafe { (driver.functions.cuCtxEnablePeerAccess)(context, 0) };
+    match code {
+        NOT_SUPPORTED | TOO_MANY => return Ok(false),
+        0 | ALREADY_ENABLED => {}
+        code => driver.check(code, format_args!("cuCtxEnablePeerAccess to {other} on {}", queue.device))?,
+    }
+    REACHED.remember(id, other.ordinal);
+    Ok(true)
+}

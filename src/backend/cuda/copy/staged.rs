@@ -1,0 +1,261 @@
+//! Copies by way of pinned memory of the library's own, in pieces: while one is on its way, the next is gathered, or the
+//! one before is scattered.
+//!
+//! ```text
+//! source, any strides  ->  piece in pinned memory, compact  ->  target, any strides
+//! ```
+//!
+//! Either half may cast, and the one that makes pieces smaller does. Elements of the source that are broadcast travel
+//! once. Loops go in the order of the side on the host, which is the one that is slow to jump about in.
+
+use std::{
+    cmp::Reverse,
+    sync::{Mutex, PoisonError},
+};
+
+use arrayvec::ArrayVec;
+
+use crate::{
+    backend::{Stream, cpu},
+    error::Result,
+    plan::{
+        copy::{Conversion, CopyPlan},
+        loops::{Block, Cursor, Loop, Loops, MAX_LOOPS},
+    },
+};
+
+use crate::backend::cuda::{event::Event, pinned::Pinned, queue::Queue};
+
+use super::here;
+
+/// Pieces that exist at a time, and the bytes of one.
+const PIECES: usize = 2;
+const PIECE_BYTES: i64 = 4 << 20;
+
+/// Pinned memory for pieces, and for each of them when the card is done with it.
+struct Staging {
+    pinned: Pinned,
+    events: [Event; PIECES],
+}
+
+/// A device's, made by the first copy that needs it: one is kept, and further ones, of calls at the same time, are not.
+pub struct Kept(Mutex<Option<Staging>>);
+
+impl Kept {
+    pub const fn nothing() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    fn take(&self) -> Option<Staging> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn keep(&self, staging: Staging) {
+        // What is dropped calls the driver, and so not under the lock.
+        let _before = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(staging);
+    }
+
+    /// Gives it back.
+    pub fn trim(&self) {
+        drop(self.take());
+    }
+}
+
+impl Staging {
+    /// What is kept of the queue's device, if it is of the queue's context, or a new one.
+    fn of(queue: &mut Queue) -> Result<Self> {
+        let kept = queue.device.properties().staging.take();
+        if let Some(staging) = kept
+            && staging.events[0].is_of(queue)?
+        {
+            return Ok(staging);
+        }
+        let pinned = Pinned::new(queue, PIECES as i64 * PIECE_BYTES)?;
+        Ok(Self { pinned, events: [Event::new(queue)?, Event::new(queue)?] })
+    }
+
+    fn piece(&self, number: usize) -> *mut u8 {
+        self.pinned.data().wrapping_add(number % PIECES * PIECE_BYTES as usize)
+    }
+
+    /// What is enqueued so far is all that uses this piece.
+    fn record(&self, queue: &mut Queue, number: usize) -> Result<()> {
+        // SAFETY: an event of this, and of the queue's context.
+        unsafe { self.events[number % PIECES].handle().record(queue) }
+    }
+
+    /// Waits for what was enqueued before record().
+    fn wait(&self, queue: &mut Queue, number: usize) -> Result<()> {
+        // SAFETY: an event of this.
+        unsafe { self.events[number % PIECES].handle().wait(queue) }
+    }
+}
+
+/// A copy in two halves.
+struct Halves {
+    /// Of the source's elements to the piece, and of the piece's to the target.
+    gather: Conversion,
+    scatter: Conversion,
+    /// Bytes of an element in a piece.
+    size: i64,
+    /// Of what travels, and how what has arrived is repeated.
+    loops: Loops<2>,
+    repeats: ArrayVec<Loop<2>, MAX_LOOPS>,
+    /// Where the first round lies, of the target and of the source.
+    first: [*mut u8; 2],
+}
+
+impl Halves {
+    fn of(plan: &CopyPlan, data: [*mut u8; 2], host: usize) -> Self {
+        let [to, from] = plan.conversion.sizes();
+        let (gather, scatter) = match plan.conversion {
+            Conversion::Cast { .. } if to < from => (plan.conversion, Conversion::Bytes(to)),
+            conversion => (Conversion::Bytes(from), conversion),
+        };
+        let (mut travel, mut repeats) = (ArrayVec::<_, MAX_LOOPS>::new(), ArrayVec::new());
+        for &item in plan.loops.as_slice() {
+            if item.strides[1] == 0 { repeats.push(item) } else { travel.push(item) }
+        }
+        travel.sort_by_key(|item: &Loop<2>| Reverse(item.strides[host].unsigned_abs()));
+        let mut loops = Loops::new();
+        travel.iter().for_each(|item| loops.push(item.count, item.strides));
+        let first = [0, 1].map(|side: usize| data[side].wrapping_offset(plan.starts[side] as isize));
+        Self { gather, scatter, size: to.min(from), loops, repeats, first }
+    }
+
+    /// The two halves of a piece, each with where its sides begin.
+    fn piece(&self, block: &Block<'_, 2>, piece: *mut u8) -> [(CopyPlan, [*mut u8; 2]); 2] {
+        let mut dims = ArrayVec::<_, { MAX_LOOPS + 1 }>::new();
+        dims.push(Loop { count: block.count, strides: block.strides });
+        block.inside.iter().for_each(|&item| dims.push(item));
+        // Compact, from the innermost outwards.
+        let mut compact = ArrayVec::<i64, { MAX_LOOPS + 1 }>::new();
+        let mut stride = self.size;
+        for item in dims.iter().rev() {
+            compact.push(stride);
+            stride *= item.count;
+        }
+        let dims = dims.iter().zip(compact.iter().rev());
+        let gathered = dims.clone().map(|(item, &compact)| (item.count, [compact, item.strides[1]]));
+        let repeated = self.repeats.iter().map(|item| (item.count, [item.strides[0], 0]));
+        let scattered = dims.map(|(item, &compact)| (item.count, [item.strides[0], compact])).chain(repeated);
+        let [target, source] =
+            [0, 1].map(|side: usize| self.first[side].wrapping_offset(block.offsets[side] as isize));
+        [
+            (CopyPlan::new(self.gather, gathered), [piece, source]),
+            (CopyPlan::new(self.scatter, scattered), [target, piece]),
+        ]
+    }
+
+    fn a_piece(&self) -> i64 {
+        (PIECE_BYTES / self.size).max(1)
+    }
+}
+
+/// `host`: the side that is pageable.
+///
+/// # Safety
+/// Both sides are such memory as the plan describes, and the host's stays until this returns.
+pub unsafe fn between_host_and_card(
+    queue: &mut Queue,
+    plan: &CopyPlan,
+    data: [*mut u8; 2],
+    host: usize,
+) -> Result<()> {
+    let staging = Staging::of(queue)?;
+    let halves = Halves::of(plan, data, host);
+    // SAFETY: the caller's promise.
+    let done = unsafe { if host == 1 { send(queue, &halves, &staging) } else { receive(queue, &halves, &staging) } };
+    finish(queue, staging, done)
+}
+
+/// Waits for all that was enqueued, whatever became of it: nothing uses the caller's memory or the pieces any more.
+fn finish(queue: &mut Queue, staging: Staging, done: Result<()>) -> Result<()> {
+    done.and(queue.wait())?;
+    queue.device.properties().staging.keep(staging);
+    Ok(())
+}
+
+/// From the host.
+unsafe fn send(queue: &mut Queue, halves: &Halves, staging: &Staging) -> Result<()> {
+    let mut cursor = Cursor::starting_at(&halves.loops, 0);
+    let mut number = 0;
+    while let Some(block) = cursor.next_block(halves.a_piece()) {
+        if number >= PIECES {
+            staging.wait(queue, number)?;
+        }
+        let [(gather, host), (scatter, card)] = halves.piece(&block, staging.piece(number));
+        // SAFETY: the caller's promise; a piece that nothing uses now, and has room for so many elements.
+        unsafe {
+            cpu::copy::copy_at(&gather, host);
+            here(queue, &scatter, card)?;
+        }
+        staging.record(queue, number)?;
+        number += 1;
+    }
+    Ok(())
+}
+
+/// To the host.
+unsafe fn receive(queue: &mut Queue, halves: &Halves, staging: &Staging) -> Result<()> {
+    let mut cursor = Cursor::starting_at(&halves.loops, 0);
+    let mut before: Option<(usize, (CopyPlan, [*mut u8; 2]))> = None;
+    loop {
+        let number = before.as_ref().map_or(0, |(number, _)| number + 1);
+        let next = cursor.next_block(halves.a_piece());
+        let mut following = None;
+        if let Some(block) = next {
+            let [(gather, card), scatter] = halves.piece(&block, staging.piece(number));
+            // SAFETY: as in `send`; what was in this piece was scattered two rounds before.
+            unsafe { here(queue, &gather, card)? };
+            staging.record(queue, number)?;
+            following = Some((number, scatter));
+        }
+        if let Some((number, (scatter, host))) = before {
+            staging.wait(queue, number)?;
+            // SAFETY: the caller's promise, and the piece has arrived.
+            unsafe { cpu::copy::copy_at(&scatter, host) };
+        }
+        before = following;
+        if before.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// From a card, the one with the number `from`, to the queue's, which does not reach its memory.
+///
+/// # Safety
+/// Both sides are such memory as the plan describes, and stay until this returns.
+pub unsafe fn between_cards(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], from: i32) -> Result<()> {
+    // What the caller's stream waits for, the other card's stream does not.
+    queue.wait()?;
+    let staging = Staging::of(queue)?;
+    let halves = Halves::of(plan, data, 0);
+    // SAFETY: the caller's promise.
+    let done = unsafe { relay(queue, from, &halves, &staging) };
+    finish(queue, staging, done)
+}
+
+unsafe fn relay(queue: &mut Queue, from: i32, halves: &Halves, staging: &Staging) -> Result<()> {
+    let mut cursor = Cursor::starting_at(&halves.loops, 0);
+    let mut number = 0;
+    while let Some(block) = cursor.next_block(halves.a_piece()) {
+        if number >= PIECES {
+            staging.wait(queue, number)?;
+        }
+        let [(gather, there), (scatter, card)] = halves.piece(&block, staging.piece(number));
+        {
+            // Left before the target's context is needed again: contexts are a stack.
+            let mut other = Queue::of(from, Stream::LEGACY)?;
+            // SAFETY: the caller's promise; pinned memory is every context's.
+            unsafe { here(&mut other, &gather, there)? };
+            other.wait()?;
+        }
+        // SAFETY: likewise.
+        unsafe { here(queue, &scatter, card)? };
+        staging.record(queue, number)?;
+        number += 1;
+    }
+    Ok(())
+}
