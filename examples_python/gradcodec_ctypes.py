@@ -98,6 +98,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "gc_tensor_empty": [Device, DType, c_int32, SIZES, OUT],
     "gc_tensor_from_pointer": [c_void_p, Device, DType, c_int32, SIZES, SIZES, c_void_p, c_void_p, OUT],
     "gc_tensor_to_versioned": [T, POINTER(V)], "gc_tensor_from_versioned": [V, OUT],
+    "gc_tensor_to_device": [T, Device, OUT], "gc_copy_into": [VIEW, VIEW, c_void_p],
     "gc_share_send": [T, c_int, c_uint32, c_int32, POINTER(L)], "gc_share_wait": [L, c_int32], "gc_share_free": [L],
     "gc_share_receive": [c_int, Device, c_int32, OUT],
     "gc_set_threads": [c_uint32], "gc_prepare": [Device], "gc_trim": [Device],
@@ -280,6 +281,10 @@ class GradCodec:
     def tensor_empty(self, shape: Sequence[int], dtype: str, device: tuple[int, int] = (CPU, 0)) -> Tensor:
         about = Device(*device), DType(*DTYPES[dtype]), len(shape), (c_int64 * len(shape))(*shape)
         return self.make(self.lib.gc_tensor_empty, *about)
+    def tensor_to_device(self, src: Array, device: tuple[int, int]) -> Tensor:
+        return self.make(self.lib.gc_tensor_to_device, _Borrowed(src), Device(*device))
+    def copy_into(self, src: Array, dst: Array, stream: Any = 1) -> None:
+        self._into(self.lib.gc_copy_into, src, dst, stream)
     def builtin_kernels(self, family: str) -> bytes:
         fatbin, size = c_void_p(), c_size_t()
         self.lib.gc_builtin_kernels(family.encode(), byref(fatbin), byref(size))

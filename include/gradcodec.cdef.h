@@ -28,6 +28,8 @@ void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
 gc_status_t gc_tensor_to_versioned(DLManagedTensor *src, struct DLManagedTensorVersioned **out);
 gc_status_t gc_tensor_from_versioned(struct DLManagedTensorVersioned *src, DLManagedTensor **out);
 void gc_capsule_destructor(void *py_capsule);
+gc_status_t gc_tensor_to_device(const DLManagedTensor *src, DLDevice device, DLManagedTensor **out);
+gc_status_t gc_copy_into(const DLTensor *src, DLTensor *dst, void *stream);
 enum gc_bit_order { GC_BIT_ORDER_BIG = 0, GC_BIT_ORDER_LITTLE = 1, };
 typedef int32_t gc_bit_order_t;
 int64_t gc_chunk_bytes(int64_t n_elements, size_t n_chunks);

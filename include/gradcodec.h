@@ -35,7 +35,7 @@
  *
  * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
  * folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
- * BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, SHARING, WORKERS and DEVICES. What holds for all of them comes
+ * COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, SHARING, WORKERS and DEVICES. What holds for all of them comes
  * first; what is said of CUDA and of streams does not concern programs that use the CPU only.
  *
  * TWO TIERS
@@ -323,6 +323,65 @@ gc_status_t gc_tensor_from_versioned(struct DLManagedTensorVersioned *src,
  * which ctypes.CDLL gives up.
  */
 void gc_capsule_destructor(void *py_capsule);
+
+/*
+ * COPIES
+ *
+ * Any tensor into any other: other strides, another dtype, another device, as NumPy's `dst[...] = src` does it, CuPy's
+ * asarray() and asnumpy(), or torch's copy_().
+ *
+ *     DLDevice gpu = {kDLCUDA, 0};
+ *     gc_tensor_to_device(array, gpu, &copy);         // a new tensor, compact
+ *     gc_copy_into(&float32_matrix, &bfloat16_transposed, stream);  // cast and laid out anew in one pass
+ *
+ * `src` is broadcast to the shape of `dst` by NumPy's rule: sizes are aligned at the last one, and where src has a size of
+ * 1, or none, its element is repeated.
+ *
+ * Elements of the same dtype are copied as they are, byte for byte: any dtype, lanes included. Casts are between bool,
+ * integers, float16, bfloat16, float32 and float64. Their results are the same on every device, to the last bit:
+ *
+ * - integer to integer: the lowest bits, sign or zeros before them: 300 is 44 in uint8, -1 is 255;
+ * - float to integer: towards 0; what is beyond the integer's range becomes its least or greatest, NaN 0;
+ * - to bool: 1 unless the element is 0 or -0.0, so 1 for NaN; from bool: 1 for every byte but 0;
+ * - to a float: rounded once, to nearest, to even in the middle, also from float64 to bfloat16 or from int64 to float16;
+ *   what rounds to beyond the largest becomes Inf; denormals are kept;
+ * - NaN to a float: 0x7fc00000 in float32, 0x7fc0 in bfloat16, 0x7e00 in float16, 0x7ff8000000000000 in float64.
+ *
+ * Where a cast is defined in NumPy, astype() gives the same, but for the bits of NaN.
+ */
+
+/*
+ * A compact copy on a device.
+ *
+ * `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be C-contiguous.
+ * `device`: CPU 1 or CUDA 2; that of src, too. `*out`: of the same dtype and shape, yours to release.
+ *
+ * UNSUPPORTED_DEVICE: CUDAHost or CUDAManaged as `device`: such memory is yours to make, and gc_copy_into() writes to it.
+ * SIZE_OVERFLOW: more than 2^63 - 1 bytes. NOT_CONTIGUOUS.
+ */
+gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
+                                DLDevice device,
+                                DLManagedTensor **out);
+
+/*
+ * Copies `src` into `dst`: each side any strides, any dtype, any of the devices CPU, CUDAHost, CUDA and CUDAManaged.
+ *
+ * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is. `stream`: of dst's device, or of
+ * src's where dst is on CPU or CUDAHost; ignored where both are.
+ *
+ * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; memory of CUDAHost is copied in
+ * the order of the stream, like memory of CUDA. Two CUDA devices are one copy between them, on a stream of dst's.
+ *
+ * Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
+ * done. Any other overlap is INVALID_ARGUMENT.
+ *
+ * SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
+ * NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such
+ * elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: between CPU and CUDA in a capture.
+ */
+gc_status_t gc_copy_into(const DLTensor *src,
+                         DLTensor *dst,
+                         void *stream);
 
 /*
  * BITS

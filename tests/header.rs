@@ -9,10 +9,11 @@ mod promises;
 use std::{fs, path::Path, process::Command};
 
 /// The sections in the order of the header: the module whose `//!` text begins it, and where its declarations are.
-const SECTIONS: [(&str, &[&str]); 13] = [
+const SECTIONS: [(&str, &[&str]); 14] = [
     ("version", &["src/capi/version.rs"]),
     ("status", &["src/error.rs", "src/capi/status.rs"]),
     ("tensors", &["src/capi/tensors.rs"]),
+    ("copy", &["src/capi/copy.rs"]),
     ("bits", &["src/plan/bits.rs", "src/capi/bits.rs"]),
     ("signs", &["src/capi/signs.rs"]),
     ("onebit", &["src/capi/onebit.rs"]),

@@ -90,6 +90,8 @@ promised! {
     gc_tensor_free(*mut DLManagedTensor);
     gc_tensor_free_versioned(*mut DLManagedTensorVersioned);
     gc_capsule_destructor(*mut c_void);
+    gc_tensor_to_device(*const DLManagedTensor, DLDevice, *mut *mut DLManagedTensor) -> i32;
+    gc_copy_into(*const DLTensor, *mut DLTensor, *mut c_void) -> i32;
     gc_share_send(*const DLManagedTensor, i32, u32, i32, *mut *mut gc_share_t) -> i32;
     gc_share_wait(*mut gc_share_t, i32) -> i32;
     gc_share_free(*mut gc_share_t);

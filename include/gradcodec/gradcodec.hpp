@@ -361,6 +361,19 @@ inline void tensor_free_versioned(VersionedTensor) noexcept {}
 /* For PyCapsule_New. The library's own address: it stays when a module that includes this is unloaded. */
 inline const auto capsule_destructor = &gc_capsule_destructor;
 
+/* COPIES */
+
+inline Tensor tensor_to_device(Borrowed src, DLDevice device)
+{
+    DLManagedTensor *out = nullptr;
+    detail::check(gc_tensor_to_device(src.get(), device, &out));
+    return Tensor(out);
+}
+inline void copy_into(Source src, Target dst, void *stream = nullptr)
+{
+    detail::check(gc_copy_into(src.get(), dst.get(), stream));
+}
+
 /* BITS */
 
 namespace detail {

@@ -50,6 +50,8 @@ typedef struct gc_api_t {
     gc_status_t (*gc_tensor_to_versioned)(DLManagedTensor *src, struct DLManagedTensorVersioned **out);
     gc_status_t (*gc_tensor_from_versioned)(struct DLManagedTensorVersioned *src, DLManagedTensor **out);
     void (*gc_capsule_destructor)(void *py_capsule);
+    gc_status_t (*gc_tensor_to_device)(const DLManagedTensor *src, DLDevice device, DLManagedTensor **out);
+    gc_status_t (*gc_copy_into)(const DLTensor *src, DLTensor *dst, void *stream);
     int64_t (*gc_chunk_bytes)(int64_t n_elements, size_t n_chunks);
     gc_status_t (*gc_pack_chunks)(const DLManagedTensor *src, size_t n_chunks, DLManagedTensor **out);
     gc_status_t (*gc_unpack_chunks)(DLManagedTensor *const *chunks, size_t n_chunks, int64_t n_elements,
@@ -153,6 +155,8 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_tensor_to_versioned", &api->gc_tensor_to_versioned},
         {"gc_tensor_from_versioned", &api->gc_tensor_from_versioned},
         {"gc_capsule_destructor", &api->gc_capsule_destructor},
+        {"gc_tensor_to_device", &api->gc_tensor_to_device},
+        {"gc_copy_into", &api->gc_copy_into},
         {"gc_chunk_bytes", &api->gc_chunk_bytes},
         {"gc_pack_chunks", &api->gc_pack_chunks},
         {"gc_unpack_chunks", &api->gc_unpack_chunks},

@@ -16,7 +16,7 @@ use dlpark::{
 
 use crate::{
     error::{Error, Result, error},
-    tensor::{Described, Name, View},
+    tensor::{Described, Elements, Name, View},
 };
 
 /// A number of items, and the argument that says it.
@@ -208,6 +208,28 @@ pub unsafe fn described<'a>(name: &'static str, tensor: *const DLManagedTensor) 
     check(&name, tensor)?;
     // SAFETY: not NULL, aligned, and a tensor by the caller's promise; no reference to its other fields is made.
     unsafe { Described::from_dlpack(&name, &(*tensor).dl_tensor) }
+}
+
+/// Borrows a managed tensor whose elements are copied.
+///
+/// # Safety
+/// Unless NULL or unaligned, `tensor` points at a `dl_tensor` that keeps the promises of [`Described::from_dlpack`] and
+/// [`Elements::new`].
+pub unsafe fn managed_elements<'a>(name: &'static str, tensor: *const DLManagedTensor) -> Result<Elements<'a>> {
+    // SAFETY: the caller's promise.
+    unsafe { Elements::new(&Name::new(name), described(name, tensor)?) }
+}
+
+/// Borrows a tensor whose elements are copied.
+///
+/// # Safety
+/// Unless NULL or unaligned, `tensor` points at a DLTensor that keeps the promises of [`Described::from_dlpack`] and
+/// [`Elements::new`].
+pub unsafe fn elements<'a>(name: &'static str, tensor: *const DLTensor) -> Result<Elements<'a>> {
+    let name = Name::new(name);
+    check(&name, tensor)?;
+    // SAFETY: not NULL, aligned, and a tensor by the caller's promise.
+    unsafe { Elements::new(&name, Described::from_dlpack(&name, &*tensor)?) }
 }
 
 /// Borrows a versioned tensor that is to be passed on in the legacy form, which cannot say all that flags can.

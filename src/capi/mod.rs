@@ -34,7 +34,7 @@
 //!
 //! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
 //! folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
-//! BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, SHARING, WORKERS and DEVICES. What holds for all of them comes
+//! COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, SHARING, WORKERS and DEVICES. What holds for all of them comes
 //! first; what is said of CUDA and of streams does not concern programs that use the CPU only.
 //!
 //! TWO TIERS
@@ -146,6 +146,7 @@ mod bits;
 mod borrow;
 mod codec;
 mod comm;
+mod copy;
 mod devices;
 mod handle;
 mod nccl;
@@ -161,6 +162,7 @@ pub use allreduce::*;
 pub use bits::*;
 pub use codec::*;
 pub use comm::*;
+pub use copy::*;
 pub use devices::*;
 pub use nccl::*;
 pub use onebit::*;

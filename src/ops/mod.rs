@@ -6,6 +6,7 @@
 
 pub mod bits;
 pub mod codec;
+pub mod copy;
 pub mod devices;
 pub mod onebit;
 pub mod signs;

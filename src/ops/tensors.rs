@@ -10,13 +10,18 @@ use crate::{
 
 /// A compact tensor of any dtype, its elements not initialized.
 pub fn empty(device: Device, dtype: DLDataType, shape: Shape<'_>) -> Result<Outputs> {
-    let bits = i128::from(element_bits(&Name::new("dtype"), dtype)?);
-    let elements = i128::from(shape.elements(&Name::new("shape"))?);
-    // At most 2^87, so it fits.
-    let bytes = i64::try_from((elements * bits + 7) / 8)
-        .map_err(|_| error!(SizeOverflow, "shape: {shape} of {bits}-bit elements exceeds 2^63 - 1 bytes"))?;
+    let bits = element_bits(&Name::new("dtype"), dtype)?;
+    let bytes = bytes_of(&Name::new("shape"), shape, bits)?;
     let memory = Queue::of(device, Stream::LEGACY)?.allocate(bytes)?;
     Outputs::over(memory, device, dtype, shape, 1, 0)
+}
+
+/// The bytes of a compact tensor of elements of so many bits.
+pub fn bytes_of(name: &Name, shape: Shape<'_>, bits: u32) -> Result<i64> {
+    // At most 2^87, so it fits.
+    let bytes = (i128::from(shape.elements(name)?) * i128::from(bits) + 7) / 8;
+    i64::try_from(bytes)
+        .map_err(|_| error!(SizeOverflow, "{name}: {shape} of {bits}-bit elements exceeds 2^63 - 1 bytes"))
 }
 
 /// `count` compact tensors side by side in new memory, to be written by the operation whose results they are.

@@ -1,5 +1,7 @@
 //! A tensor whose elements nobody here reads: of any dtype and any device.
 
+use std::ops::Range;
+
 use dlpark::ffi::DLTensor;
 
 use crate::error::{Result, error};
@@ -19,6 +21,9 @@ pub struct Described<'a> {
     pub tensor: DLTensor,
     shape: &'a [i64],
     strides: Option<&'a [i64]>,
+    elements: i64,
+    /// Addresses from the lowest to past the highest byte; empty where there is no element, or `data` is no address.
+    extent: (usize, usize),
 }
 
 impl<'a> Described<'a> {
@@ -34,7 +39,7 @@ impl<'a> Described<'a> {
         let mut tensor = *tensor;
         if elements == 0 {
             (tensor.data, tensor.byte_offset) = (std::ptr::null_mut(), 0);
-            return Ok(Self { tensor, shape, strides });
+            return Ok(Self { tensor, shape, strides, elements, extent: (0, 0) });
         }
         if tensor.data.is_null() {
             return Err(error!(InvalidArgument, "{name}: data is NULL, with {elements} elements"));
@@ -59,11 +64,31 @@ impl<'a> Described<'a> {
                 tensor.byte_offset
             ));
         }
+        let mut extent = (0, 0);
         if start > 0 {
             tensor.data = tensor.data.wrapping_byte_add(tensor.byte_offset as usize);
             tensor.byte_offset = 0;
+            let address = |bits: i128| (first + bits.div_euclid(8)) as usize; // it fits
+            extent = (address(low), address(high + 7));
         }
-        Ok(Self { tensor, shape, strides })
+        Ok(Self { tensor, shape, strides, elements, extent })
+    }
+
+    pub fn shape(&self) -> &'a [i64] {
+        self.shape
+    }
+
+    pub fn strides(&self) -> Option<&'a [i64]> {
+        self.strides
+    }
+
+    pub fn elements(&self) -> i64 {
+        self.elements
+    }
+
+    /// The addresses from the lowest to past the highest byte of any element; none where there is no element.
+    pub fn extent(&self) -> Range<usize> {
+        self.extent.0..self.extent.1
     }
 
     pub fn ndim(&self) -> usize {
@@ -71,7 +96,7 @@ impl<'a> Described<'a> {
     }
 
     /// Size and stride (in elements) of each dimension, outermost first.
-    pub fn dims(&self) -> impl Iterator<Item = (i64, i64)> + 'a {
+    pub fn dims(&self) -> impl ExactSizeIterator<Item = (i64, i64)> + Clone + 'a {
         dims(self.shape, self.strides)
     }
 }

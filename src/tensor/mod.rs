@@ -1,9 +1,11 @@
-//! DLPack in and out. What comes in is a [`View`], whose elements can be read, or a [`Described`] tensor that is only passed
-//! on; what goes out are [`Outputs`]. Nothing here knows where memory comes from: an [`Owner`] is a value.
+//! DLPack in and out. What comes in is a [`View`], whose elements can be read, [`Elements`], which are copied whatever they
+//! are, or a [`Described`] tensor that is only passed on; what goes out are [`Outputs`]. Nothing here knows where memory
+//! comes from: an [`Owner`] is a value.
 
 mod capsule;
 mod described;
 mod dtype;
+mod elements;
 mod output;
 mod owner;
 mod shape;
@@ -12,7 +14,8 @@ mod view;
 pub use capsule::release_capsule;
 pub use described::Described;
 pub use dtype::{Dtype, Kind, element_bits};
-pub use output::{NewTensors, Outputs, Release, from_pointer, from_versioned, release, to_versioned};
+pub use elements::Elements;
+pub use output::{NewTensor, NewTensors, Outputs, Release, from_pointer, from_versioned, release, to_versioned};
 pub use owner::Owner;
 pub use shape::Shape;
 pub use view::{Device, Name, View, check_apart};

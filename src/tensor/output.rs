@@ -23,7 +23,7 @@ use crate::{
     panics::boundary,
 };
 
-use super::{Described, Device, Dtype, Owner, Shape, View, dtype::lowest_minor_version};
+use super::{Described, Device, Dtype, Elements, Name, Owner, Shape, View, dtype::lowest_minor_version};
 
 /// Calls a deleter or a callback of others. The thread is not cancelled within it. An exception that leaves it, which none
 /// must, ends the process: calling it as a function that may unwind makes that so, where it would be undefined otherwise.
@@ -264,13 +264,8 @@ impl NewTensors {
 
     /// The first tensor, to be written.
     pub fn view(&self) -> View<'_> {
-        // SAFETY: `finish` made the header, with `ndim` sizes behind it, and nobody else has seen it yet.
-        let (shape, data) = unsafe {
-            let tensor = self.outputs.first.as_ref().tensor();
-            let ndim = tensor.ndim as usize;
-            (if ndim == 0 { &[] } else { slice::from_raw_parts(tensor.shape, ndim) }, tensor.data)
-        };
-        View::compact(self.device, self.dtype, shape, data.cast())
+        let (shape, data) = self.outputs.first();
+        View::compact(self.device, self.dtype, shape, data)
     }
 
     /// The bytes of all tensors as one.
@@ -284,7 +279,45 @@ impl NewTensors {
     }
 }
 
+/// A tensor of any dtype in new memory, that is to be written before it goes out.
+pub struct NewTensor {
+    outputs: Outputs,
+    device: Device,
+}
+
+impl NewTensor {
+    /// Of this shape in `memory`, which holds its elements.
+    pub fn over(memory: Owner, device: Device, dtype: DLDataType, shape: Shape<'_>) -> Result<Self> {
+        Ok(Self { outputs: Outputs::over(memory, device, dtype, shape, 1, 0)?, device })
+    }
+
+    /// It, to be written.
+    pub fn elements(&self) -> Result<Elements<'_>> {
+        let (shape, data) = self.outputs.first();
+        // SAFETY: `finish` made the header, whose dtype is as it was then; the memory is new, and nobody else knows of it.
+        unsafe {
+            let dtype = self.outputs.first.as_ref().tensor().dtype;
+            Elements::of_memory(&Name::new("out"), self.device, dtype, shape, data)
+        }
+    }
+
+    /// To be given away.
+    pub fn finished(self) -> Outputs {
+        self.outputs
+    }
+}
+
 impl<M: ManagedTensorBase> Outputs<M> {
+    /// Shape and data of the first tensor, which there is.
+    fn first(&self) -> (&[i64], *mut u8) {
+        // SAFETY: `finish` made the header, with `ndim` sizes behind it, and nobody else has seen it yet.
+        unsafe {
+            let tensor = self.first.as_ref().tensor();
+            let ndim = tensor.ndim as usize;
+            (if ndim == 0 { &[] } else { slice::from_raw_parts(tensor.shape, ndim) }, tensor.data.cast())
+        }
+    }
+
     /// Gives the tensors away, in order.
     pub fn into_raw(self) -> impl ExactSizeIterator<Item = *mut M> {
         let (first, count) = (self.first, self.count);

@@ -22,7 +22,7 @@ impl<'a> Shape<'a> {
         self.sizes.len()
     }
 
-    pub fn iter(self) -> impl Iterator<Item = i64> + Clone + 'a {
+    pub fn iter(self) -> impl ExactSizeIterator<Item = i64> + Clone + 'a {
         let Self { sizes, changed } = self;
         sizes.iter().enumerate().map(move |(axis, &size)| match changed {
             Some((changed, length)) if changed == axis => length,
@@ -49,7 +49,7 @@ impl<'a> Shape<'a> {
     }
 
     /// Size and stride, in elements, of each dimension when the elements lie in C order without gaps.
-    pub fn compact(self) -> impl Iterator<Item = (i64, i64)> + 'a {
+    pub fn compact(self) -> impl ExactSizeIterator<Item = (i64, i64)> + Clone + 'a {
         // A size of 0 counts as 1, as in NumPy and torch. Beside a 0 the others may overflow: then any stride will do.
         let sizes = self.iter().map(|size| size.max(1));
         let mut stride = sizes.clone().try_fold(1i64, |product, size| product.checked_mul(size)).unwrap_or(0);

@@ -227,48 +227,56 @@ impl<'a> View<'a> {
         for input in inputs {
             check_apart(&self.name, &self.extent(), &input.name, &input.extent())?;
         }
-        let (name, strides, shape) = (self.name, self.strides(), Shape::of(self.shape));
-        match self.overlaps_itself() {
-            Some(false) => Ok(()),
-            Some(true) => Err(error!(
-                InvalidArgument,
-                "{name}: strides {strides} put several elements of shape {shape} in one place"
-            )),
-            None => Err(error!(
-                InvalidArgument,
-                "{name}: strides {strides} with shape {shape} are too tangled to tell that no elements share a place"
-            )),
-        }
+        check_places(&self.name, self.shape, self.strides, self.elements, self.contiguous)
     }
+}
 
-    /// Whether two elements share a place. None: finding out would take more than [`OVERLAP_BUDGET`] steps.
-    fn overlaps_itself(&self) -> Option<bool> {
-        if self.contiguous {
-            return Some(false);
+/// Refuses an output two of whose elements share a place.
+pub(super) fn check_places(
+    name: &Name,
+    shape: &[i64],
+    strides: Option<&[i64]>,
+    elements: i64,
+    contiguous: bool,
+) -> Result<()> {
+    let overlaps = if contiguous { Some(false) } else { some_share_a_place(dims(shape, strides), elements) };
+    let (strides, shape) = (Strides(strides), Shape::of(shape));
+    match overlaps {
+        Some(false) => Ok(()),
+        Some(true) => {
+            Err(error!(InvalidArgument, "{name}: strides {strides} put several elements of shape {shape} in one place"))
         }
-        // Dimensions of more than one element, narrowest stride first: at most 62, for the elements are fewer than 2^63.
-        let mut steps = [Step::default(); 62];
-        let mut used = 0;
-        for (size, stride) in self.dims().filter(|&(size, _)| size > 1) {
-            steps[used] = Step { stride: i128::from(stride.unsigned_abs()), most: i128::from(size - 1), narrower: 0 };
-            used += 1;
-        }
-        let steps = &mut steps[..used];
-        steps.sort_unstable_by_key(|step| (step.stride, step.most));
-        let (mut reach, mut nested) = (0, true);
-        for step in &mut *steps {
-            step.narrower = reach;
-            nested &= step.stride > reach;
-            reach += step.stride * step.most;
-        }
-        if nested {
-            return Some(false); // the usual case: each stride is wider than all that the narrower ones reach together
-        }
-        if i128::from(self.elements) > reach + 1 {
-            return Some(true); // more elements than places
-        }
-        has_other_zero(steps, 0, false, &mut OVERLAP_BUDGET.clone())
+        None => Err(error!(
+            InvalidArgument,
+            "{name}: strides {strides} with shape {shape} are too tangled to tell that no elements share a place"
+        )),
     }
+}
+
+/// Whether two elements share a place. None: finding out would take more than [`OVERLAP_BUDGET`] steps.
+fn some_share_a_place(dims: impl Iterator<Item = (i64, i64)>, elements: i64) -> Option<bool> {
+    // Dimensions of more than one element, narrowest stride first: at most 62, for the elements are fewer than 2^63.
+    let mut steps = [Step::default(); 62];
+    let mut used = 0;
+    for (size, stride) in dims.filter(|&(size, _)| size > 1) {
+        steps[used] = Step { stride: i128::from(stride.unsigned_abs()), most: i128::from(size - 1), narrower: 0 };
+        used += 1;
+    }
+    let steps = &mut steps[..used];
+    steps.sort_unstable_by_key(|step| (step.stride, step.most));
+    let (mut reach, mut nested) = (0, true);
+    for step in &mut *steps {
+        step.narrower = reach;
+        nested &= step.stride > reach;
+        reach += step.stride * step.most;
+    }
+    if nested {
+        return Some(false); // the usual case: each stride is wider than all that the narrower ones reach together
+    }
+    if i128::from(elements) > reach + 1 {
+        return Some(true); // more elements than places
+    }
+    has_other_zero(steps, 0, false, &mut OVERLAP_BUDGET.clone())
 }
 
 /// Refuses an output whose bytes, from the lowest address to past the highest, intersect those of another tensor.
@@ -286,7 +294,7 @@ pub fn check_apart(name: &Name, own: &Range<usize>, other_name: &Name, other: &R
     Ok(())
 }
 
-/// Steps after which [`View::overlaps_itself`] gives up: less than a millisecond, at 13 ns each on a current processor.
+/// Steps after which [`some_share_a_place`] gives up: less than a millisecond, at 13 ns each on a current processor.
 const OVERLAP_BUDGET: u32 = 50_000;
 
 /// A dimension, as far as overlap goes.
@@ -334,7 +342,10 @@ impl fmt::Display for Strides<'_> {
 }
 
 /// Size and stride (in elements) of each dimension, outermost first.
-pub fn dims<'a>(shape: &'a [i64], strides: Option<&'a [i64]>) -> impl Iterator<Item = (i64, i64)> + 'a {
+pub fn dims<'a>(
+    shape: &'a [i64],
+    strides: Option<&'a [i64]>,
+) -> impl ExactSizeIterator<Item = (i64, i64)> + Clone + 'a {
     Shape::of(shape)
         .compact()
         .enumerate()
@@ -343,7 +354,7 @@ pub fn dims<'a>(shape: &'a [i64], strides: Option<&'a [i64]>) -> impl Iterator<I
 
 /// Whether the elements, of which there is one at least, lie in C order without gaps. Innermost first, for that takes
 /// no division.
-fn is_compact(shape: &[i64], strides: Option<&[i64]>) -> bool {
+pub(super) fn is_compact(shape: &[i64], strides: Option<&[i64]>) -> bool {
     let Some(strides) = strides else {
         return true;
     };
@@ -416,6 +427,10 @@ mod tests {
 
     use super::*;
 
+    fn overlaps(view: &View<'_>) -> Option<bool> {
+        some_share_a_place(view.dims(), view.elements())
+    }
+
     /// A view over `memory`, whose element 0 is in its middle.
     fn view<'a>(memory: &[u8], shape: &'a mut [i64], strides: &'a mut [i64]) -> View<'a> {
         let tensor = DLTensor {
@@ -446,7 +461,7 @@ mod tests {
                     model |= !places.insert((0..3).map(|axis| at[axis] * strides[axis]).sum::<i64>());
                 }
                 overlapping += i32::from(model);
-                let found = view(&memory, &mut shape, &mut strides).overlaps_itself();
+                let found = overlaps(&view(&memory, &mut shape, &mut strides));
                 assert_eq!(found, Some(model), "shape {sizes:?}, strides {strides:?}");
             }
         }
@@ -470,11 +485,11 @@ mod tests {
             (0..1 << 17).map(|taken| (0..17).filter(|k| taken >> k & 1 == 1).map(|k| strides[k]).sum()).collect();
         assert_eq!(sums.len(), 1 << 17, "no two elements in one place");
         let memory = [0; 64];
-        assert_eq!(view(&memory, &mut [2; 17], &mut strides.clone()).overlaps_itself(), None);
+        assert_eq!(overlaps(&view(&memory, &mut [2; 17], &mut strides.clone())), None);
         // Fewer places than elements: no search needed.
         let mut narrow = strides.map(|stride| stride / 5 + 1);
         assert!(narrow.iter().sum::<i64>() < 1 << 17);
-        assert_eq!(view(&memory, &mut [2; 17], &mut narrow).overlaps_itself(), Some(true));
+        assert_eq!(overlaps(&view(&memory, &mut [2; 17], &mut narrow)), Some(true));
     }
 
     #[test]

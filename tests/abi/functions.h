@@ -98,6 +98,9 @@ FUNCTION(gc_tensor_free, void, (DLManagedTensor *))
 FUNCTION(gc_tensor_free_versioned, void, (struct DLManagedTensorVersioned *))
 FUNCTION(gc_capsule_destructor, void, (void *))
 
+FUNCTION(gc_tensor_to_device, gc_status_t, (const DLManagedTensor *, DLDevice, DLManagedTensor **))
+FUNCTION(gc_copy_into, gc_status_t, (const DLTensor *, DLTensor *, void *))
+
 FUNCTION(gc_share_send, gc_status_t, (const DLManagedTensor *, int, uint32_t, int32_t, gc_share_t **))
 FUNCTION(gc_share_wait, gc_status_t, (gc_share_t *, int32_t))
 FUNCTION(gc_share_free, void, (gc_share_t *))

@@ -321,6 +321,13 @@ int main(void) {
     gc_capsule_destructor(NULL);
     CHECK(strcmp(gc_last_error(), "py_capsule: NULL") == 0);
 
+    invalid(gc_tensor_to_device(NULL, cpu(), &out), "src: NULL");
+    invalid(gc_tensor_to_device(odd_src, cpu(), &out), "src: address");
+    invalid(gc_tensor_to_device(&src, cpu(), NULL), "out: NULL");
+    invalid(gc_copy_into(NULL, &elements, NULL), "src: NULL");
+    invalid(gc_copy_into(odd_tensor, &elements, NULL), "src: address");
+    invalid(gc_copy_into(&elements, NULL, NULL), "dst: NULL");
+
     invalid(gc_tensor_to_versioned(NULL, &versioned), "src: NULL");
     invalid(gc_tensor_to_versioned(&src, NULL), "out: NULL");
     invalid(gc_tensor_from_versioned(NULL, &out), "src: NULL");

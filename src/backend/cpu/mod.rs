@@ -3,8 +3,10 @@
 mod bit_stream;
 pub mod bits;
 pub mod codec;
+pub mod copy;
 mod cpus;
 mod dispatch;
+mod environment;
 pub mod memory;
 pub mod pool;
 pub mod signs;

@@ -3,7 +3,7 @@
 use std::{marker::PhantomData, sync::atomic::Ordering};
 
 use crate::{
-    backend::{Address, Skip},
+    backend::{Address, Skip, cpu::environment::in_default},
     error::Result,
     plan::codec::{CodecPlan, Kind, NONFINITE, NonFinite, ScaleRule},
     tensor::View,
@@ -12,7 +12,6 @@ use crate::{
 use super::{
     Codec,
     chunks::{self, Chunks},
-    environment::in_default,
     factor,
     kernels::{self, Sink, Treatment},
     numbers::{Number, is_kept, with_numbers},

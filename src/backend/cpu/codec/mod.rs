@@ -4,7 +4,7 @@
 //! unit: it makes c, its bits, and its terms' sum. A tile's sum is a node of the tree; the caller adds those up at the
 //! end, and writes what hangs on the scale.
 //!
-//! - `environment`: the floating-point environment; `numbers`: element types; `sum`: sums and the scale;
+//! - `numbers`: element types; `sum`: sums and the scale;
 //! - `kernels`: the loops, for each instruction set; `sources`: what they make c of; `tiles`: the job;
 //! - `chunks`: payloads; `state`: what is kept, out and in;
 //! - `encode`, `decode`, `reduce`, its halves in `shard`, `plain`: the operations.
@@ -12,9 +12,8 @@
 mod chunks;
 mod decode;
 mod encode;
-mod environment;
 mod kernels;
-mod numbers;
+pub mod numbers;
 mod plain;
 mod reduce;
 mod shard;

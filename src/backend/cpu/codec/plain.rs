@@ -7,14 +7,16 @@ use std::{
 };
 
 use crate::{
-    backend::{Address, Compression, cpu::dispatch::InstructionSet},
+    backend::{
+        Address, Compression,
+        cpu::{dispatch::InstructionSet, environment::in_default},
+    },
     plan::{bits::bytes_for, codec::ScaleRule},
     tensor::View,
 };
 
 use super::{
     chunks::Chunks,
-    environment::in_default,
     kernels::{self, Sink, Treatment},
     numbers::{Number, is_kept, with_numbers},
     sources::Plain,

@@ -3,7 +3,10 @@
 use std::{marker::PhantomData, ptr, sync::atomic::Ordering};
 
 use crate::{
-    backend::{Address, Skip, cpu::signs},
+    backend::{
+        Address, Skip,
+        cpu::{environment::in_default, signs},
+    },
     error::{Error, Result},
     plan::{
         bits::bytes_for,
@@ -17,7 +20,6 @@ use super::{
     Codec,
     chunks::{self, Chunks, scale_at},
     encode::sum_of,
-    environment::in_default,
     kernels::{self, Sink, Treatment},
     numbers::{Number, is_kept, round_scale, with_numbers},
     sources::{Parts, Source},

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::{
+    backend::cpu::environment::in_default,
     error::{Result, error},
     plan::{
         codec::{CodecPlan, HEADER, NONFINITE, Run, TURN_FIELD},
@@ -14,7 +15,6 @@ use crate::{
 use super::{
     Codec, Half,
     chunks::{check_header, is_negative},
-    environment::in_default,
     numbers::{F32, Number, is_kept, signed, with_numbers},
 };
 

@@ -6,12 +6,12 @@ use std::{
 };
 
 use crate::{
-    backend::cpu::pool,
+    backend::cpu::{environment::in_default, pool},
     error::{Result, error},
     plan::codec::{Run, UNIT},
 };
 
-use super::{environment::in_default, sum::TILE_UNITS};
+use super::sum::TILE_UNITS;
 
 pub const TILE_ELEMENTS: i64 = UNIT * TILE_UNITS as i64;
 

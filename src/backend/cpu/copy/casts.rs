@@ -1,0 +1,385 @@
+//! Elements of one dtype as those of another, side by side on both sides. The rules are in the header.
+//!
+//! Everything goes in one step or two: float16 and bfloat16 are read as float32, which has all of their values; what
+//! becomes one of them is first a float32 that is rounded to odd, so that it can be rounded a second time.
+
+use std::marker::PhantomData;
+
+use crate::{
+    backend::cpu::{
+        codec::numbers::{BF16, F16, Number},
+        dispatch::InstructionSet,
+    },
+    plan::floats::{NAN, canonical, to_bf16},
+    tensor::{Dtype, Kind},
+};
+
+/// Casts so many elements.
+///
+/// # Safety
+/// They can be read, there is room for them, and the two do not overlap. The environment is the default one.
+type Kernel = unsafe fn(dst: *mut u8, src: *const u8, count: usize);
+
+/// Elements that pass through the stack at once.
+pub const BLOCK: usize = 512;
+
+/// How elements are cast.
+#[derive(Clone, Copy)]
+pub struct Cast {
+    first: Kernel,
+    /// From the float32 that the first makes.
+    second: Option<Kernel>,
+    /// Bytes of an element, of the target and of the source.
+    pub sizes: [usize; 2],
+}
+
+impl Cast {
+    /// `set` is one of [`InstructionSet::available`].
+    pub fn new(set: InstructionSet, from: Dtype, to: Dtype) -> Self {
+        let sizes = [to.size, from.size];
+        let widened = match from {
+            Dtype::F16 => Some(kernel::<Widen<F16>>(set)),
+            Dtype::BF16 => Some(kernel::<Widen<BF16>>(set)),
+            _ => None,
+        };
+        let narrowed = match to {
+            Dtype::F16 => Some(kernel::<NarrowF16>(set)),
+            Dtype::BF16 => Some(kernel::<NarrowBf16>(set)),
+            _ => None,
+        };
+        let (first, second) = match (widened, narrowed) {
+            (None, None) => (direct(set, from, to), None),
+            (None, Some(narrowed)) if from == Dtype::F32 => (narrowed, None),
+            (None, Some(narrowed)) => (to_middle(set, from), Some(narrowed)),
+            (Some(widened), None) if to == Dtype::F32 => (widened, None),
+            (Some(widened), None) => (widened, Some(direct(set, Dtype::F32, to))),
+            (Some(widened), Some(narrowed)) => (widened, Some(narrowed)),
+        };
+        Self { first, second, sizes }
+    }
+
+    /// # Safety
+    /// As for [`Kernel`].
+    pub unsafe fn run(&self, dst: *mut u8, src: *const u8, count: usize) {
+        let Some(second) = self.second else {
+            // SAFETY: the caller's promise.
+            return unsafe { (self.first)(dst, src, count) };
+        };
+        let mut middle = [0f32; BLOCK];
+        let middle: *mut u8 = middle.as_mut_ptr().cast();
+        for at in (0..count).step_by(BLOCK) {
+            let some = BLOCK.min(count - at);
+            // SAFETY: the caller's promise; the block has room for so many.
+            unsafe {
+                (self.first)(middle, src.add(at * self.sizes[1]), some);
+                second(dst.add(at * self.sizes[0]), middle, some);
+            }
+        }
+    }
+}
+
+/// How one element becomes another.
+trait Convert: 'static {
+    type From: Copy;
+    type To: Copy;
+    fn convert(from: Self::From) -> Self::To;
+}
+
+/// # Safety
+/// As for [`Kernel`].
+#[inline(always)]
+unsafe fn each<C: Convert>(dst: *mut u8, src: *const u8, count: usize) {
+    let (dst, src) = (dst.cast::<C::To>(), src.cast::<C::From>());
+    for index in 0..count {
+        // SAFETY: the caller's promise, at any address.
+        unsafe { dst.add(index).write_unaligned(C::convert(src.add(index).read_unaligned())) };
+    }
+}
+
+unsafe fn portable<C: Convert>(dst: *mut u8, src: *const u8, count: usize) {
+    // SAFETY: the arguments are the same.
+    unsafe { each::<C>(dst, src, count) };
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn avx2<C: Convert>(dst: *mut u8, src: *const u8, count: usize) {
+    // SAFETY: the arguments are the same.
+    unsafe { each::<C>(dst, src, count) };
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,bmi2")]
+unsafe fn avx512<C: Convert>(dst: *mut u8, src: *const u8, count: usize) {
+    // SAFETY: the arguments are the same.
+    unsafe { each::<C>(dst, src, count) };
+}
+
+fn kernel<C: Convert>(set: InstructionSet) -> Kernel {
+    match set {
+        InstructionSet::Portable => portable::<C>,
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => avx2::<C>,
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512 => avx512::<C>,
+    }
+}
+
+/// A bool, as its byte.
+#[derive(Clone, Copy)]
+struct Truth(u8);
+
+/// The cast of this to that, which no step comes between.
+trait CastTo<To> {
+    fn cast(self) -> To;
+}
+
+/// Rust's `as` is what the header says, but for NaN: integers wrap, floats to integers saturate, one rounding.
+macro_rules! casts {
+    ($($from:ty: $($to:ty)*;)*) => {$($(
+        impl CastTo<$to> for $from {
+            #[inline(always)]
+            fn cast(self) -> $to {
+                self as $to
+            }
+        }
+    )*)*};
+}
+casts! {
+    i8: i8 u8 i16 u16 i32 u32 i64 u64 f32 f64;
+    u8: i8 u8 i16 u16 i32 u32 i64 u64 f32 f64;
+    i16: i8 u8 i16 u16 i32 u32 i64 u64 f32 f64;
+    u16: i8 u8 i16 u16 i32 u32 i64 u64 f32 f64;
+    i32: i8 u8 i16 u16 i32 u32 i64 u64 f32 f64;
+    u32: i8 u8 i16 u16 i32 u32 i64 u64 f32 f64;
+    i64: i8 u8 i16 u16 i32 u32 i64 u64 f32 f64;
+    u64: i8 u8 i16 u16 i32 u32 i64 u64 f32 f64;
+    f32: i8 u8 i16 u16 i32 u32 i64 u64;
+    f64: i8 u8 i16 u16 i32 u32 i64 u64;
+}
+
+impl CastTo<f32> for f32 {
+    #[inline(always)]
+    fn cast(self) -> f32 {
+        canonical(self)
+    }
+}
+
+impl CastTo<f64> for f32 {
+    #[inline(always)]
+    fn cast(self) -> f64 {
+        canonical_f64(f64::from(self))
+    }
+}
+
+impl CastTo<f32> for f64 {
+    #[inline(always)]
+    fn cast(self) -> f32 {
+        if self.is_nan() { NAN } else { self as f32 }
+    }
+}
+
+impl CastTo<f64> for f64 {
+    #[inline(always)]
+    fn cast(self) -> f64 {
+        canonical_f64(self)
+    }
+}
+
+#[inline(always)]
+fn canonical_f64(value: f64) -> f64 {
+    if value.is_nan() { f64::from_bits(0x7ff8_0000_0000_0000) } else { value }
+}
+
+macro_rules! truths {
+    ($($other:ty)*) => {$(
+        impl CastTo<Truth> for $other {
+            #[inline(always)]
+            fn cast(self) -> Truth {
+                Truth(u8::from(self != 0 as $other))
+            }
+        }
+        impl CastTo<$other> for Truth {
+            #[inline(always)]
+            fn cast(self) -> $other {
+                u8::from(self.0 != 0) as $other
+            }
+        }
+    )*};
+}
+truths!(i8 u8 i16 u16 i32 u32 i64 u64 f32 f64);
+
+impl CastTo<Truth> for Truth {
+    #[inline(always)]
+    fn cast(self) -> Truth {
+        Truth(u8::from(self.0 != 0))
+    }
+}
+
+struct Direct<From, To>(PhantomData<(From, To)>);
+
+impl<From: CastTo<To> + Copy + 'static, To: Copy + 'static> Convert for Direct<From, To> {
+    type From = From;
+    type To = To;
+    #[inline(always)]
+    fn convert(from: From) -> To {
+        from.cast()
+    }
+}
+
+struct Widen<N>(PhantomData<N>);
+
+impl<N: Number> Convert for Widen<N> {
+    type From = N::Bits;
+    type To = f32;
+    #[inline(always)]
+    fn convert(from: N::Bits) -> f32 {
+        canonical(N::widen(from))
+    }
+}
+
+struct NarrowBf16;
+
+impl Convert for NarrowBf16 {
+    type From = f32;
+    type To = u16;
+    #[inline(always)]
+    fn convert(from: f32) -> u16 {
+        to_bf16(from)
+    }
+}
+
+struct NarrowF16;
+
+impl Convert for NarrowF16 {
+    type From = f32;
+    type To = u16;
+    /// `floats::to_f16` without branches, so that loops over it become vectors; in the default environment.
+    #[inline(always)]
+    fn convert(from: f32) -> u16 {
+        const OVERFLOWS: u32 = 65520f32.to_bits();
+        const NORMAL: u32 = 0x3880_0000; // 2^-14
+        let (sign, size) = (from.to_bits() >> 16 & 0x8000, from.to_bits() & 0x7fff_ffff);
+        let normal = size.wrapping_sub(112 << 23).wrapping_add(0xfff + (size >> 13 & 1)) >> 13;
+        // The distance of neighbours of 0.5 is 2^-24, of which a denormal is a multiple: the sum is rounded to one.
+        let denormal = (f32::from_bits(size) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+        let finite = if size < NORMAL { denormal } else { normal };
+        let rounded = if size >= OVERFLOWS { 0x7c00 } else { finite };
+        (if from.is_nan() { 0x7e00 } else { sign | rounded }) as u16
+    }
+}
+
+/// A float32 that says on which side of its neighbours a value lies: where it is not exact, its last bit is 1. Rounded to
+/// a float of at least two bits less it gives what the value itself would.
+trait Odd {
+    fn odd(self) -> f32;
+}
+
+macro_rules! exactly {
+    ($($from:ty)*) => {$(
+        impl Odd for $from {
+            #[inline(always)]
+            fn odd(self) -> f32 {
+                self.cast()
+            }
+        }
+    )*};
+}
+exactly!(Truth i8 u8 i16 u16 f32);
+
+impl Odd for f64 {
+    #[inline(always)]
+    fn odd(self) -> f32 {
+        let nearest = self as f32;
+        let back = f64::from(nearest);
+        let bits = nearest.to_bits();
+        // Of its two neighbours one is odd: the nearest, or the other one.
+        let other = if back.abs() > self.abs() { bits.wrapping_sub(1) } else { bits.wrapping_add(1) };
+        f32::from_bits(if back != self && bits & 1 == 0 { other } else { bits })
+    }
+}
+
+macro_rules! through_f64 {
+    ($($from:ty)*) => {$(
+        impl Odd for $from {
+            #[inline(always)]
+            fn odd(self) -> f32 {
+                f64::from(self).odd()
+            }
+        }
+    )*};
+}
+through_f64!(i32 u32);
+
+macro_rules! odd_through_f64 {
+    ($($from:ty, $size:expr;)*) => {$(
+        impl Odd for $from {
+            #[inline(always)]
+            fn odd(self) -> f32 {
+                // Beyond 2^53 the low 11 bits are too many for a float64: one bit says whether there are any.
+                let some = if self & 0x7ff == 0 { 0 } else { 0x800 };
+                let exact = if $size(self) >> 53 == 0 { self } else { self & !0x7ff | some };
+                (exact as f64).odd()
+            }
+        }
+    )*};
+}
+odd_through_f64! {
+    i64, i64::unsigned_abs;
+    u64, u64::from;
+}
+
+struct Middle<From>(PhantomData<From>);
+
+impl<From: Odd + Copy + 'static> Convert for Middle<From> {
+    type From = From;
+    type To = f32;
+    #[inline(always)]
+    fn convert(from: From) -> f32 {
+        from.odd()
+    }
+}
+
+/// Calls `$kernel!(type)` for a dtype that has a type, which float16 and bfloat16 have not.
+macro_rules! with_type {
+    ($dtype:expr, $kernel:ident) => {
+        match ($dtype.kind, $dtype.size) {
+            (Kind::Bool, _) => $kernel!(Truth),
+            (Kind::Int, 1) => $kernel!(i8),
+            (Kind::Int, 2) => $kernel!(i16),
+            (Kind::Int, 4) => $kernel!(i32),
+            (Kind::Int, _) => $kernel!(i64),
+            (Kind::Uint, 1) => $kernel!(u8),
+            (Kind::Uint, 2) => $kernel!(u16),
+            (Kind::Uint, 4) => $kernel!(u32),
+            (Kind::Uint, _) => $kernel!(u64),
+            (Kind::Float | Kind::Bfloat, 8) => $kernel!(f64),
+            (Kind::Float | Kind::Bfloat, _) => $kernel!(f32),
+        }
+    };
+}
+
+/// From a dtype to another, neither of them float16 or bfloat16.
+fn direct(set: InstructionSet, from: Dtype, to: Dtype) -> Kernel {
+    macro_rules! from {
+        ($from:ty) => {{
+            macro_rules! to {
+                ($to:ty) => {
+                    kernel::<Direct<$from, $to>>(set)
+                };
+            }
+            with_type!(to, to)
+        }};
+    }
+    with_type!(from, from)
+}
+
+/// To a float32 that is rounded to odd, from a dtype other than float16 and bfloat16.
+fn to_middle(set: InstructionSet, from: Dtype) -> Kernel {
+    macro_rules! from {
+        ($from:ty) => {
+            kernel::<Middle<$from>>(set)
+        };
+    }
+    with_type!(from, from)
+}

@@ -1,0 +1,226 @@
+//! Copies on the CPU, with a cast or without.
+//!
+//! Two loops of a plan are a plane (`moves`), and the others lead from plane to plane. The inner one is where the target's
+//! elements lie closest; the other is where the source's do, if that is another, and then planes go in tiles.
+//!
+//! Casts (`casts`) are of elements that lie side by side. Where they do not, they pass through the stack a block at a
+//! time: gathered as by a copy, cast, and scattered as by a copy.
+
+mod casts;
+mod moves;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use crate::{
+    backend::Address,
+    plan::{
+        copy::{Conversion, CopyPlan},
+        loops::{Cursor, Loop, Loops, Run},
+    },
+    tensor::Elements,
+};
+
+use super::{
+    bits::cut,
+    dispatch::InstructionSet,
+    environment::in_default,
+    pool,
+    simd::LineAligned,
+};
+
+use casts::{BLOCK, Cast};
+use moves::{Plane, move_plane};
+
+/// Bytes of both sides that are worth waking another thread for, and that a part has at least, as in `bits`.
+const BYTES_A_THREAD: i64 = if cfg!(test) { 64 << 10 } else { 4 << 20 };
+const BYTES_A_PART: i64 = BYTES_A_THREAD / 4;
+
+/// Copies the elements of `src` to those of `dst`. `plan` was made of these two.
+pub fn copy(plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>) {
+    copy_with(InstructionSet::chosen(), plan, src.data(), dst.data());
+}
+
+/// The same on processors with these instructions.
+fn copy_with(set: InstructionSet, plan: &CopyPlan, src: *const u8, dst: *mut u8) {
+    if plan.loops.count() == 0 {
+        return;
+    }
+    let (inner, lines) = plane_of(plan);
+    let job = Job {
+        set,
+        conversion: match plan.conversion {
+            Conversion::Bytes(size) => Step::Move(size as usize),
+            Conversion::Cast { from, to } => Step::Cast(Cast::new(set, from, to)),
+        },
+        inner,
+        lines: &lines,
+        target: Address(dst.wrapping_offset(plan.starts[0] as isize)),
+        source: Address(src.cast_mut().wrapping_offset(plan.starts[1] as isize)),
+    };
+    let bytes = plan.loops.count().saturating_mul(plan.conversion.sizes().iter().sum());
+    job.split(bytes, |part| match job.conversion {
+        Step::Move(_) => job.run(part),
+        Step::Cast(_) => in_default(|| job.run(part)),
+    });
+}
+
+/// The inner loop of the planes, and all others, of which the last is the planes' other one.
+fn plane_of(plan: &CopyPlan) -> (Loop<2>, Loops<2>) {
+    let loops = &plan.loops;
+    let Some(last) = loops.as_slice().len().checked_sub(1) else {
+        return (Loop { count: 1, strides: plan.conversion.sizes() }, Loops::new());
+    };
+    let (inner, mut others) = loops.split_off(last);
+    let step = |item: &Loop<2>| item.strides[1].unsigned_abs();
+    let closest = (0..last).min_by_key(|&index| step(&others.as_slice()[index]));
+    if let Some(closest) = closest
+        && step(&others.as_slice()[closest]) < step(&inner)
+    {
+        let (closest, mut rest) = others.split_off(closest);
+        rest.push(closest.count, closest.strides);
+        others = rest;
+    }
+    (inner, others)
+}
+
+/// What is done with elements.
+#[derive(Clone, Copy)]
+enum Step {
+    /// Of so many bytes.
+    Move(usize),
+    Cast(Cast),
+}
+
+/// A plan with its memory.
+///
+/// What makes the accesses below sound: the plan was made of two tensors, whose memory their makers vouched for. Every
+/// offset that its loops give lies within them, they do not intersect, and no two rounds of the target lie in the same
+/// place, so that parts of the work may run side by side.
+struct Job<'a> {
+    set: InstructionSet,
+    conversion: Step,
+    inner: Loop<2>,
+    lines: &'a Loops<2>,
+    target: Address,
+    source: Address,
+}
+
+/// A part of the work: some elements of some lines.
+struct Part {
+    elements: Range<i64>,
+    lines: Range<i64>,
+}
+
+impl Job<'_> {
+    /// Does the work in as many parts as `bytes` are worth.
+    fn split(&self, bytes: i64, work: impl Fn(&Part) + Sync) {
+        let (elements, lines) = (self.inner.count, self.lines.count());
+        let parts_for = |threads: usize| (bytes / BYTES_A_PART).clamp(threads as i64, i64::from(u32::MAX)) as u32;
+        pool::run((bytes / BYTES_A_THREAD) as usize, parts_for, |index, parts| {
+            // Along the longer direction.
+            work(&if lines >= elements {
+                Part { elements: 0..elements, lines: cut(lines, index, parts) }
+            } else {
+                Part { elements: cut(elements, index, parts), lines: 0..lines }
+            });
+        });
+    }
+
+    fn run(&self, part: &Part) {
+        let count = part.elements.end - part.elements.start;
+        let mut left = part.lines.end - part.lines.start;
+        if count == 0 || left == 0 {
+            return;
+        }
+        let mut cursor = Cursor::starting_at(self.lines, part.lines.start);
+        while let Some(Run { offsets, count: lines, strides }) = cursor.next_run(left) {
+            left -= lines;
+            let steps = self.inner.strides.map(|stride| stride as isize);
+            let plane = Plane {
+                lines: lines as usize,
+                line_steps: strides.map(|stride| stride as isize),
+                count: count as usize,
+                steps,
+            };
+            let first = part.elements.start as isize;
+            let at = |side: Address, index: usize| side.0.wrapping_offset(offsets[index] as isize + first * steps[index]);
+            let (dst, src) = (at(self.target, 0), at(self.source, 1));
+            // SAFETY: see Job.
+            unsafe {
+                match &self.conversion {
+                    Step::Move(size) => move_plane(self.set, *size, dst, src, &plane),
+                    Step::Cast(cast) => self.cast_plane(cast, dst, src, &plane),
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// The plane is a part of the job's; the environment is the default one.
+    unsafe fn cast_plane(&self, cast: &Cast, dst: *mut u8, src: *const u8, plane: &Plane) {
+        let sizes = cast.sizes.map(|size| size as isize);
+        if plane.steps == sizes {
+            for line in 0..plane.lines {
+                // SAFETY: see Job; the elements of a line lie side by side.
+                unsafe { cast.run(dst.offset(plane.offset(0, line, 0)), src.offset(plane.offset(1, line, 0)), plane.count) };
+            }
+            return;
+        }
+        // Lines and elements of a block: in tiles, whole short lines, or a part of a long one.
+        let (lines, count) = match () {
+            _ if plane.is_across() => (TILE_LINES, BLOCK / TILE_LINES),
+            _ if plane.count < BLOCK => (BLOCK / plane.count, plane.count),
+            _ => (1, BLOCK),
+        };
+        for line in (0..plane.lines).step_by(lines) {
+            for element in (0..plane.count).step_by(count) {
+                let block = Plane { lines: lines.min(plane.lines - line), count: count.min(plane.count - element), ..*plane };
+                // SAFETY: see Job: this is a part of the plane.
+                unsafe {
+                    let dst = dst.offset(plane.offset(0, line, element));
+                    self.cast_block(cast, dst, src.offset(plane.offset(1, line, element)), &block);
+                }
+            }
+        }
+    }
+
+    /// Casts at most [`BLOCK`] elements.
+    ///
+    /// # Safety
+    /// As for [`Self::cast_plane`].
+    unsafe fn cast_block(&self, cast: &Cast, dst: *mut u8, src: *const u8, block: &Plane) {
+        let (LineAligned(gathered), LineAligned(made)) =
+            (&mut LineAligned([0u64; BLOCK]), &mut LineAligned([0u64; BLOCK]));
+        let [dense, loose] = [0, 1].map(|side| {
+            let size = cast.sizes[side] as isize;
+            let line = size * block.count as isize;
+            let is_dense = block.steps[side] == size && (block.lines == 1 || block.line_steps[side] == line);
+            (is_dense, (line, size))
+        });
+        let mut from = src;
+        // SAFETY: see Job; each block of the stack has room for as many elements of 8 bytes.
+        unsafe {
+            if !loose.0 {
+                let (line, size) = loose.1;
+                let gather =
+                    Plane { line_steps: [line, block.line_steps[1]], steps: [size, block.steps[1]], ..*block };
+                move_plane(self.set, cast.sizes[1], gathered.as_mut_ptr().cast(), src, &gather);
+                from = gathered.as_ptr().cast();
+            }
+            let count = block.lines * block.count;
+            if dense.0 {
+                return cast.run(dst, from, count);
+            }
+            let (line, size) = dense.1;
+            let made: *mut u8 = made.as_mut_ptr().cast();
+            cast.run(made, from, count);
+            let scatter = Plane { line_steps: [block.line_steps[0], line], steps: [block.steps[0], size], ..*block };
+            move_plane(self.set, cast.sizes[0], dst, made, &scatter);
+        }
+    }
+}
+
+/// Lines of a tile that is cast: side by side in the source.
+const TILE_LINES: usize = 32;

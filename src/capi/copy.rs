@@ -1,0 +1,88 @@
+//! COPIES
+//!
+//! Any tensor into any other: other strides, another dtype, another device, as NumPy's `dst[...] = src` does it, CuPy's
+//! asarray() and asnumpy(), or torch's copy_().
+//!
+//! ```c
+//! DLDevice gpu = {kDLCUDA, 0};
+//! gc_tensor_to_device(array, gpu, &copy);         // a new tensor, compact
+//! gc_copy_into(&float32_matrix, &bfloat16_transposed, stream);  // cast and laid out anew in one pass
+//! ```
+//!
+//! `src` is broadcast to the shape of `dst` by NumPy's rule: sizes are aligned at the last one, and where src has a size of
+//! 1, or none, its element is repeated.
+//!
+//! Elements of the same dtype are copied as they are, byte for byte: any dtype, lanes included. Casts are between bool,
+//! integers, float16, bfloat16, float32 and float64. Their results are the same on every device, to the last bit:
+//!
+//! - integer to integer: the lowest bits, sign or zeros before them: 300 is 44 in uint8, -1 is 255;
+//! - float to integer: towards 0; what is beyond the integer's range becomes its least or greatest, NaN 0;
+//! - to bool: 1 unless the element is 0 or -0.0, so 1 for NaN; from bool: 1 for every byte but 0;
+//! - to a float: rounded once, to nearest, to even in the middle, also from float64 to bfloat16 or from int64 to float16;
+//!   what rounds to beyond the largest becomes Inf; denormals are kept;
+//! - NaN to a float: 0x7fc00000 in float32, 0x7fc0 in bfloat16, 0x7e00 in float16, 0x7ff8000000000000 in float64.
+//!
+//! Where a cast is defined in NumPy, astype() gives the same, but for the bits of NaN.
+
+use std::ffi::c_void;
+
+use dlpark::ffi::{DLDevice, DLManagedTensor, DLTensor};
+
+use crate::{backend::Stream, ops::copy, panics::boundary};
+
+use super::{
+    borrow::{self, Out},
+    status::gc_status_t,
+};
+
+/// A compact copy on a device.
+///
+/// `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be C-contiguous.
+/// `device`: CPU 1 or CUDA 2; that of src, too. `*out`: of the same dtype and shape, yours to release.
+///
+/// UNSUPPORTED_DEVICE: CUDAHost or CUDAManaged as `device`: such memory is yours to make, and gc_copy_into() writes to it.
+/// SIZE_OVERFLOW: more than 2^63 - 1 bytes. NOT_CONTIGUOUS.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_tensor_to_device(
+    src: *const DLManagedTensor,
+    device: DLDevice,
+    out: *mut *mut DLManagedTensor,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a tensor, and room for a pointer.
+        let (src, out) = unsafe { (borrow::managed_elements("src", src)?, Out::one("out", out)?) };
+        out.fill(copy::to_device(&src, device)?.into_raw());
+        Ok(())
+    })
+}
+
+/// Copies `src` into `dst`: each side any strides, any dtype, any of the devices CPU, CUDAHost, CUDA and CUDAManaged.
+///
+/// `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is. `stream`: of dst's device, or of
+/// src's where dst is on CPU or CUDAHost; ignored where both are.
+///
+/// Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; memory of CUDAHost is copied in
+/// the order of the stream, like memory of CUDA. Two CUDA devices are one copy between them, on a stream of dst's.
+///
+/// Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
+/// done. Any other overlap is INVALID_ARGUMENT.
+///
+/// SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
+/// NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such
+/// elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: between CPU and CUDA in a capture.
+///
+/// # Safety
+/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_copy_into(src: *const DLTensor, dst: *mut DLTensor, stream: *mut c_void) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a tensor that stays as it is during the call.
+        let src = unsafe { borrow::elements("src", src)? };
+        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
+        let dst = unsafe { borrow::elements("dst", dst)? };
+        copy::copy_into(&src, &dst, Stream::from_raw(stream))
+    })
+}

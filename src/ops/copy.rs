@@ -1,0 +1,172 @@
+//! Copies, which may also cast: between tensors of any strides, and to new ones.
+
+use std::{fmt, iter};
+
+use dlpark::ffi::{DLDataType, DLDevice, DLDeviceType};
+
+use crate::{
+    backend::{Queue, Stream, cpu},
+    error::{Result, error},
+    plan::copy::{Conversion, CopyPlan},
+    tensor::{Device, Dtype, Elements, Kind, Name, NewTensor, Outputs, check_apart},
+};
+
+use super::tensors;
+
+/// The elements of `src`, as the dtype of `dst`, broadcast to its shape.
+pub fn copy_into(src: &Elements<'_>, dst: &Elements<'_>, stream: Stream) -> Result<()> {
+    let plan = plan(src, dst)?;
+    dst.check_places()?;
+    let mut queue = queue_of(dst.device(), src.device(), stream)?;
+    if plan.loops.count() == 0 || stays(&plan, src, dst) {
+        return Ok(());
+    }
+    check_apart(dst.name(), &dst.extent(), src.name(), &src.extent())?;
+    run(&mut queue, &plan, src, dst)
+}
+
+/// The same between memory that no stream of the caller's works on; it is done when this returns.
+pub fn copy_now(src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
+    copy_into(src, dst, Stream::LEGACY)?;
+    queue_of(dst.device(), src.device(), Stream::LEGACY)?.wait()
+}
+
+/// A compact copy on this device.
+pub fn to_device(src: &Elements<'_>, device: DLDevice) -> Result<Outputs> {
+    let name = Name::new("device");
+    let target = Device::from_dlpack(&name, device)?;
+    if !matches!(device.device_type, DLDeviceType::CPU | DLDeviceType::CUDA) {
+        return Err(error!(
+            UnsupportedDevice,
+            "{name}: device type {}; copies are made on CPU 1 and CUDA 2, and gc_copy_into writes to your memory of the others",
+            device.device_type.0
+        ));
+    }
+    let bytes = tensors::bytes_of(src.name(), src.shape(), src.bits())?;
+    let memory = Queue::of(target, Stream::LEGACY)?.allocate(bytes)?;
+    let copy = NewTensor::over(memory, target, src.dtype(), src.shape())?;
+    copy_now(src, &copy.elements()?)?;
+    Ok(copy.finished())
+}
+
+/// The queue of the target's device, or of the source's where the target is memory of the host.
+fn queue_of(target: Device, source: Device, stream: Stream) -> Result<Queue> {
+    Queue::of(if target == Device::Cpu { source } else { target }, stream)
+}
+
+fn run(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
+    match queue {
+        Queue::Cpu => {
+            cpu::copy::copy(plan, src, dst);
+            Ok(())
+        }
+        Queue::Cuda(_) => {
+            Err(error!(UnsupportedDevice, "{}: copies from {} to {}", dst.name(), src.device(), dst.device()))
+        }
+    }
+}
+
+/// Where the elements lie, once `src` is broadcast to the shape of `dst`.
+fn plan(src: &Elements<'_>, dst: &Elements<'_>) -> Result<CopyPlan> {
+    let conversion = conversion(src, dst)?;
+    let (more, fewer) = (src.dims().len().saturating_sub(dst.dims().len()), dst.dims().len() - src.dims().len().min(dst.dims().len()));
+    let pairs = dst.dims().zip(iter::repeat_n((1, 0), fewer).chain(src.dims().skip(more)));
+    if src.dims().take(more).any(|(size, _)| size != 1)
+        || pairs.clone().any(|((size, _), (src_size, _))| src_size != size && src_size != 1)
+    {
+        return Err(error!(
+            ShapeMismatch,
+            "{}: shape {} cannot be broadcast to that of {}, {}",
+            src.name(),
+            src.shape(),
+            dst.name(),
+            dst.shape()
+        ));
+    }
+    let Some(conversion) = conversion else {
+        return packed(src, dst);
+    };
+    let [to, from] = conversion.sizes();
+    // The stride of a size of 1 may be anything.
+    let dims = pairs.map(|((size, target), (src_size, source))| {
+        (size, [target.wrapping_mul(to), if src_size == 1 { 0 } else { source.wrapping_mul(from) }])
+    });
+    Ok(CopyPlan::new(conversion, dims))
+}
+
+/// What becomes of an element; None if it shares a byte with others.
+fn conversion(src: &Elements<'_>, dst: &Elements<'_>) -> Result<Option<Conversion>> {
+    let (from, to) = (src.dtype(), dst.dtype());
+    if from == to {
+        let bits = src.bits();
+        return Ok(bits.is_multiple_of(8).then(|| Conversion::Bytes(i64::from(bits / 8))));
+    }
+    let [Ok(from), Ok(to)] = [(src, from), (dst, to)].map(|(side, dtype)| Dtype::from_dlpack(side.name(), dtype)) else {
+        return Err(error!(
+            UnsupportedDtype,
+            "{}: {} cannot be made of {} of {}; casts are between bool, integers, float16, bfloat16, float32 and \
+             float64, others are copied as they are",
+            dst.name(),
+            Words(to),
+            Words(from),
+            src.name()
+        ));
+    };
+    let integers = [from, to].iter().all(|dtype| matches!(dtype.kind, Kind::Int | Kind::Uint));
+    // Integers wrap: with the same width they are the same bytes.
+    Ok(Some(if integers && from.size == to.size {
+        Conversion::Bytes(to.size as i64)
+    } else {
+        Conversion::Cast { from, to }
+    }))
+}
+
+/// The plan for elements that share bytes: these are copied whole.
+fn packed(src: &Elements<'_>, dst: &Elements<'_>) -> Result<CopyPlan> {
+    for side in [src, dst] {
+        if !side.is_contiguous() {
+            return Err(error!(
+                NotContiguous,
+                "{}: elements of {} bits, packed: C-contiguous expected, got strides {} with shape {}",
+                side.name(),
+                side.bits(),
+                side.strides(),
+                side.shape()
+            ));
+        }
+    }
+    if src.elements() != dst.elements() {
+        return Err(error!(
+            ShapeMismatch,
+            "{}: shape {} expected, got {}; elements of {} bits, packed, cannot be broadcast",
+            src.name(),
+            dst.shape(),
+            src.shape(),
+            src.bits()
+        ));
+    }
+    let bytes = tensors::bytes_of(dst.name(), dst.shape(), dst.bits())?;
+    Ok(CopyPlan::new(Conversion::Bytes(1), iter::once((bytes, [1, 1]))))
+}
+
+/// Whether every element is to be copied to where it is.
+fn stays(plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>) -> bool {
+    let same = |[target, source]: [i64; 2]| target == source;
+    matches!(plan.conversion, Conversion::Bytes(_))
+        && src.data() == dst.data()
+        && same(plan.starts)
+        && plan.loops.as_slice().iter().all(|item| same(item.strides))
+}
+
+/// A dtype in words, whatever it is.
+struct Words(DLDataType);
+
+impl fmt::Display for Words {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DLDataType { code, bits, lanes } = self.0;
+        match Dtype::from_dlpack(&Name::new("dtype"), self.0) {
+            Ok(dtype) => dtype.fmt(out),
+            Err(_) => write!(out, "dtype {{{}, {bits}, {lanes}}}", code.0),
+        }
+    }
+}

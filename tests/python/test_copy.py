@@ -1,0 +1,340 @@
+"""Copies and casts, held to NumPy's `dst[...] = src`; where NumPy leaves a cast undefined or has no bfloat16, to a formula."""
+
+import ctypes
+import math
+from ctypes import byref
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from capi import CPU, CUDA_HOST, DTYPES, FLOATS, INTEGERS, DLDataType, DLDevice, Managed, Tensor, check, lib, take
+
+CASTS = ("bool", *INTEGERS, *FLOATS)
+NAN = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
+# Significand's bits, the implied one counted, and the least exponent of a normal number.
+FORMATS = {"float16": (11, -14, 15), "bfloat16": (8, -126, 127), "float32": (24, -126, 127), "float64": (53, -1022, 1023)}
+
+
+@pytest.fixture(autouse=True)
+def default_threads():
+    yield
+    check(lib.gc_set_threads(0))
+
+
+def of(name):
+    return np.dtype(DTYPES[name][0])
+
+
+def copy_into(src, dst, dtypes=(None, None)):
+    check(lib.gc_copy_into(Tensor(src, dtypes[0]).view, Tensor(dst, dtypes[1]).view, None))
+
+
+def numbers(array, name):
+    """What elements are: float64 has every float of fewer bits, bool is 0 and 1."""
+    if name == "bool":
+        return (array.view(np.uint8) != 0).astype(np.uint8)
+    if name == "bfloat16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array
+
+
+def rounded(value, name):
+    """The bits of the float that is nearest to a number, even in the middle: in whole numbers, as a person would."""
+    precision, least, most = FORMATS[name]
+    sign = math.copysign(1, value) < 0 if isinstance(value, float) else value < 0
+    width = of(name).itemsize * 8
+    sign = int(sign) << (width - 1)
+    infinity = (most - least + 2) << (precision - 1)
+    if isinstance(value, float) and math.isnan(value):
+        return NAN[name]
+    if isinstance(value, float) and math.isinf(value):
+        return sign | infinity
+    size = abs(Fraction(value))
+    if size == 0:
+        return sign
+    exponent = size.numerator.bit_length() - size.denominator.bit_length()
+    exponent -= size < Fraction(2) ** exponent
+    exponent = max(exponent, least)
+    count = round(size / Fraction(2) ** (exponent - precision + 1))  # Python's round is to even
+    # A count of 2^(precision - 1) is the first of its exponent; denormals have fewer, and a carry is right.
+    return sign | min(count + ((exponent - least) << (precision - 1)), infinity)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def cast(array, source, target):
+    """The elements of `target` that the header promises."""
+    if source == target:
+        return array.copy()
+    values = numbers(array, source)
+    if target == "bool":
+        return values != 0
+    if target in INTEGERS and values.dtype.kind == "f":
+        limits, whole = np.iinfo(target), np.trunc(values.astype(np.float64))
+        above, below = whole >= float(limits.max) + 1, whole < float(limits.min)
+        within = np.where(np.isnan(whole) | above | below, 0, whole).astype(target)
+        return np.where(above, limits.max, np.where(below, limits.min, within)).astype(target)
+    if target == "bfloat16":
+        return np.array([rounded(value.item(), target) for value in values.flat], np.uint16).reshape(values.shape)
+    result = values.astype(of(target))
+    if target in FLOATS:
+        result.view(f"u{result.itemsize}")[np.isnan(result)] = NAN[target]
+    return result
+
+
+def edges(name):
+    """Elements at which casts go wrong."""
+    random = np.random.default_rng(7)
+    if name == "bool":
+        return np.array([0, 1, 2, 255] * 20, np.uint8).view(np.bool_)
+    if name in INTEGERS:
+        bits, signed = of(name).itemsize * 8, name.startswith("int")
+        values = {0, 1, 2, 3, 2**bits - 1, 2 ** (bits - 1)}
+        for high in range(bits):
+            # Around powers of two, and around the middles of what floats of 8, 11, 24 and 53 bits can say.
+            steps = [0] + [sign * 2 ** (high - digits) for digits in (8, 9, 11, 12, 24, 25, 53, 54) for sign in (1, 3) if high >= digits]
+            values.update((1 << high) + step + near for step in steps for near in (-1, 0, 1))
+        values |= {-value for value in values}
+        least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+        return np.array(sorted(value for value in values if least <= value <= most), name)
+    width = of(name).itemsize * 8
+    precision, _, _ = FORMATS[name]
+    patterns = set(random.integers(0, 2**width, 300, np.uint64).tolist())
+    # 0, denormals, Inf, NaN with other bits; around whole numbers and halves, and around what other types can hold.
+    patterns |= {0, 1, 2, 3, (1 << (precision - 1)) - 1, 1 << (precision - 1), NAN[name], NAN[name] - 1, NAN[name] + 1}
+    infinity = NAN[name] - (1 << (precision - 2))
+    patterns |= {infinity - 1, infinity, infinity + 1, infinity + 5, 2 ** (width - 1) - 1}
+    values = [n + part for n in range(9) for part in (0, 0.25, 0.5, 0.75)] + [2.0**k for k in range(-160, 129, 1)]
+    for value in values + [65504, 65519, 65520, 65535.5, 2**24 + 1, 3.3895313892515355e38, 3.4028235677973366e38]:
+        for factor in (1, 1 + 2.0**-8, 1 + 2.0**-9, 1 + 3 * 2.0**-9, 1 + 2.0**-11, 1 + 2.0**-12, 1 + 2.0**-24, 1 + 2.0**-25):
+            bits = rounded(value * factor, name)
+            patterns |= {max(bits - 1, 0), bits, bits + 1}
+    patterns |= {pattern ^ 1 << (width - 1) for pattern in patterns}
+    return np.array(sorted(patterns), np.uint64).astype(f"u{width // 8}").view(of(name))
+
+
+EDGES = {name: edges(name) for name in CASTS}
+
+
+@pytest.mark.parametrize("target", CASTS)
+@pytest.mark.parametrize("source", CASTS)
+def test_casts_are_what_numpy_says_or_the_header(source, target):
+    src = EDGES[source]
+    expected = cast(src, source, target)
+    dst = np.zeros(src.shape, of(target))
+    copy_into(src, dst, (source, target))
+    as_bits = f"u{dst.itemsize}"
+    assert np.array_equal(dst.view(as_bits), expected.view(as_bits)), np.flatnonzero(dst.view(as_bits) != expected.view(as_bits))
+    # And where the elements do not lie side by side, on either side.
+    spread = np.repeat(src, 3)[::3]
+    apart = np.zeros((len(src), 2), of(target))
+    copy_into(spread, apart[:, 1], (source, target))
+    assert np.array_equal(apart[:, 1].view(as_bits), expected.view(as_bits)) and not apart[:, 0].any()
+
+
+def compact(shape, dtype):
+    return np.zeros(shape, dtype)
+
+
+def transposed(shape, dtype):
+    return np.zeros(shape[::-1], dtype).T
+
+
+def every_other(shape, dtype):
+    return np.zeros([2 * size for size in shape], dtype)[(..., *[slice(None, None, 2)] * len(shape))]
+
+
+def last_of_three(shape, dtype):
+    return np.zeros((*shape, 3), dtype)[..., 2]
+
+
+def backwards(shape, dtype):
+    return np.zeros(shape, dtype)[(..., *[slice(None, None, -1)] * len(shape))]
+
+
+def half_backwards(shape, dtype):
+    return transposed(shape, dtype)[..., ::-1] if shape else np.zeros(shape, dtype)
+
+
+def middle(shape, dtype):
+    return np.zeros([size + 3 for size in shape], dtype)[(..., *(slice(1, size + 1) for size in shape))]
+
+
+def swapped(shape, dtype):
+    """The first two dimensions the other way around, the last as it is."""
+    return np.zeros((*shape[1::-1], *shape[2:]), dtype).swapaxes(0, 1) if len(shape) > 1 else np.zeros(shape, dtype)
+
+
+LAYOUTS = (compact, transposed, every_other, last_of_three, backwards, half_backwards, middle, swapped)
+SHAPES = ((), (1,), (7,), (1000,), (0,), (5, 0, 3), (3, 5), (64, 48), (33, 130), (4, 1, 9), (5, 17, 9), (40, 3, 50), (2, 3, 2, 3, 2, 3))
+WIDTHS = ("bool", "int16", "float32", "complex64")
+
+
+NOISE = np.random.default_rng(1).integers(0, 256, 1 << 16, np.uint8)
+
+
+def noise(array, first=0):
+    """Fills an array, and all memory that it is a part of, with any bytes."""
+    base = array
+    while base.base is not None:
+        base = base.base
+    base = base.reshape(-1).view(np.uint8)
+    base[...] = np.resize(NOISE[first:], base.size)
+    return base
+
+
+@pytest.mark.parametrize("to", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("of_source", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_elements_go_where_numpy_puts_them_and_nowhere_else(of_source, to):
+    for shape in SHAPES:
+        for name in (*WIDTHS, "complex128"):
+            src, dst = of_source(shape, name), to(shape, name)
+            noise(src)
+            if 0 in shape:
+                memory = before = None
+            else:
+                memory = noise(dst, 2)
+                before = memory.copy()
+            view = Tensor(src, "bool"), Tensor(dst, "bool")
+            for side in view:
+                dtype = DTYPES.get(name, (None, 5, 128))
+                side.struct.dl_tensor.dtype = DLDataType(dtype[1], dtype[2], 1)
+            check(lib.gc_copy_into(view[0].view, view[1].view, None))
+            if memory is None:
+                continue
+            result, memory[...] = memory.copy(), before
+            bits = np.dtype((np.void, src.itemsize))  # NumPy, too, takes them as they are
+            np.lib.stride_tricks.as_strided(dst.view(bits), dst.shape, dst.strides)[...] = src.view(bits)
+            assert result.tobytes() == memory.tobytes(), (shape, name)
+
+
+@pytest.mark.parametrize("to", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("of_source", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_casts_go_where_numpy_puts_them_and_nowhere_else(of_source, to):
+    for shape in SHAPES:
+        for source, target in (("float32", "float16"), ("uint8", "int64"), ("float64", "uint8"), ("float16", "int32")):
+            src, dst = of_source(shape, source), to(shape, target)
+            src[...] = np.arange(src.size).reshape(shape) % 251
+            if 0 in shape:
+                copy_into(src, dst)
+                continue
+            memory = noise(dst, 2)
+            before = memory.copy()
+            copy_into(src, dst)
+            result, memory[...] = memory.copy(), before
+            np.copyto(dst, src, casting="unsafe")
+            assert result.tobytes() == memory.tobytes(), (shape, source, target)
+
+
+@pytest.mark.parametrize("size", (3, 6, 12, 24, 40))
+def test_elements_of_any_size_are_copied_as_they_are(size):
+    element = np.dtype((np.void, size))
+    memory = np.random.default_rng(3).integers(0, 256, (20, 31, size), np.uint8).view(element)[..., 0]
+    for src in (memory, memory.T, memory[::2, ::-1]):
+        dst = np.zeros(src.shape, element)
+        sides = []
+        for array in (src, dst):
+            side = Tensor(array, "uint8")
+            side.struct.dl_tensor.dtype = DLDataType(3, 8, size)  # an opaque handle of as many lanes
+            sides.append(side)
+        check(lib.gc_copy_into(sides[0].view, sides[1].view, None))
+        assert dst.tobytes() == src.tobytes()
+
+
+@pytest.mark.parametrize(
+    "source, target",
+    [
+        ((), (3, 4)), ((4,), (3, 4)), ((1,), (3, 4)), ((3, 1), (3, 4)), ((1, 4), (3, 4)), ((1, 1, 3, 4), (3, 4)),
+        ((1,), ()), ((2, 1, 5), (3, 2, 7, 5)), ((1,), (0,)), ((3, 1), (3, 0)), ((600, 1), (600, 700)), ((700,), (600, 700)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("int16", "float64"), ("float64", "bool")])
+def test_the_source_is_broadcast_as_by_numpy(source, target, dtypes):
+    src = np.arange(math.prod(source), dtype=dtypes[0]).reshape(source)
+    for dst, expected in ((np.zeros(target, dtypes[1]), np.zeros(target, dtypes[1])), (np.zeros(target[::-1], dtypes[1]).T, np.zeros(target, dtypes[1]))):
+        expected[...] = src
+        copy_into(src, dst)
+        assert np.array_equal(dst, expected)
+
+
+def test_strides_of_sizes_of_one_mean_nothing():
+    src, dst = np.arange(12, dtype=np.float32).reshape(3, 1, 4), np.zeros((1, 3, 1, 4), np.float32)
+    wild = 2**62 + 1
+    tensors = Tensor(src, strides=(4, wild, 1)), Tensor(dst, strides=(-wild, 4, wild, 1))
+    check(lib.gc_copy_into(tensors[0].view, tensors[1].view, None))
+    assert np.array_equal(dst[0], src)
+
+
+@pytest.mark.parametrize("bits, shape", [(4, (7, 3)), (1, (1000,)), (12, (5, 3)), (4, ()), (4, (0, 3))])
+def test_elements_that_share_bytes_are_copied_whole(bits, shape):
+    count = -(-math.prod(shape) * bits // 8)
+    src = np.random.default_rng(5).integers(0, 256, count + 8, np.uint8)
+    dst = np.zeros(count + 8, np.uint8)
+    sides = []
+    for memory in (src, dst):
+        side = Tensor(np.zeros(shape, np.uint8), "uint8")
+        side.struct.dl_tensor.data, side.memory = memory.ctypes.data, memory
+        side.struct.dl_tensor.dtype = DLDataType(1, bits, 1)
+        sides.append(side)
+    check(lib.gc_copy_into(sides[0].view, sides[1].view, None))
+    assert np.array_equal(dst[:count], src[:count]) and not dst[count:].any()
+    out = Managed()
+    check(lib.gc_tensor_to_device(sides[0].managed, DLDevice(CPU, 0), byref(out)))
+    copy = out.contents.dl_tensor
+    assert (copy.dtype.bits, tuple(copy.shape[: copy.ndim])) == (bits, shape)
+    assert ctypes.string_at(copy.data, count) == src[:count].tobytes() if count else not copy.data
+    lib.gc_tensor_free(out)
+
+
+@pytest.mark.parametrize("threads", (1, 3))
+@pytest.mark.parametrize("shape", [(1 << 22,), (3001, 1501), (7, 1 << 19), (1 << 19, 7), (130, 170, 190)])
+def test_large_copies_are_shared_out_right(shape, threads):
+    check(lib.gc_set_threads(threads))
+    random = np.random.default_rng(9)
+    flat = random.integers(0, 2**32, math.prod(shape), np.uint32).view(np.float32)
+    flat[np.isnan(flat)] = 0
+    for src in (flat.reshape(shape), flat.reshape(shape[::-1]).T, flat.reshape(shape)[..., ::-1]):
+        for target in ("float32", "float16", "int64"):
+            dst = np.zeros(shape, target)
+            copy_into(src, dst)
+            expected = np.zeros(shape, target)
+            if target == "int64":
+                expected = cast(np.ascontiguousarray(src), "float32", target)
+            else:
+                with np.errstate(over="ignore"):
+                    expected[...] = src
+            assert np.array_equal(dst, expected), (src.strides, target)
+        apart = np.zeros((*shape, 2), np.float32)
+        copy_into(src, apart[..., 0])
+        assert np.array_equal(apart[..., 0], src) and not apart[..., 1].any()
+
+
+def test_the_very_same_elements_stay_as_they_are():
+    memory = np.arange(60, dtype=np.int32).reshape(6, 10)
+    for array in (memory, memory.T, memory[::2, ::-3]):
+        copy_into(array, array)
+        copy_into(array, array, ("int32", "uint32"))  # the same bytes
+    assert np.array_equal(memory, np.arange(60).reshape(6, 10))
+
+
+@pytest.mark.parametrize("name", [*CASTS, "complex64"])
+@pytest.mark.parametrize("of_source", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_a_copy_on_the_cpu_is_compact(name, of_source):
+    for shape in ((), (5, 0), (3, 4, 5)):
+        src = of_source(shape, of(name))
+        noise(src)
+        described = Tensor(src, name)
+        out = Managed()
+        check(lib.gc_tensor_to_device(described.managed, DLDevice(CPU, 0), byref(out)))
+        assert not described.releases
+        dtype = out.contents.dl_tensor.dtype
+        assert (dtype.code, dtype.bits, dtype.lanes) == (*DTYPES[name][1:], 1)
+        assert take(out).tobytes() == src.tobytes()
+
+
+def test_memory_of_cuda_host_is_memory_of_the_cpu():
+    src, dst = np.arange(5.0), np.zeros(5, np.float32)
+    check(lib.gc_copy_into(Tensor(src, device=CUDA_HOST).view, Tensor(dst).view, ctypes.c_void_p(0x1234)))
+    assert np.array_equal(dst, src)
+    out = Managed()
+    check(lib.gc_tensor_to_device(Tensor(src, device=CUDA_HOST).managed, DLDevice(CPU, 0), byref(out)))
+    assert np.array_equal(take(out), src)
