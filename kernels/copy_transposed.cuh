@@ -142,7 +142,7 @@ __device__ __forceinline__ void turn_elements(const gc_copy &copy, unsigned char
 
 template <typename C>
 __device__ __forceinline__ void cast_transposed(const gc_copy &copy) {
-    __shared__ alignas(16) unsigned char tile[Tile<sizeof(typename C::To), 64>::BYTES];
+    alignas(16) __shared__ unsigned char tile[Tile<sizeof(typename C::To), 64>::BYTES];
     turn_elements<C, 64>(copy, tile);
 }
 
@@ -157,13 +157,13 @@ struct Same {
 };
 
 // Turns a square of elements that fill a word each way.
-__device__ __forceinline__ void turn(unsigned (&words)[4]) {
+__device__ __forceinline__ void turn_square(unsigned (&words)[4]) {
     const unsigned a = __byte_perm(words[0], words[1], 0x5140), b = __byte_perm(words[2], words[3], 0x5140);
     const unsigned c = __byte_perm(words[0], words[1], 0x7362), d = __byte_perm(words[2], words[3], 0x7362);
     words[0] = __byte_perm(a, b, 0x5410), words[1] = __byte_perm(a, b, 0x7632);
     words[2] = __byte_perm(c, d, 0x5410), words[3] = __byte_perm(c, d, 0x7632);
 }
-__device__ __forceinline__ void turn(unsigned (&words)[2]) {
+__device__ __forceinline__ void turn_square(unsigned (&words)[2]) {
     const unsigned a = words[0], b = words[1];
     words[0] = __byte_perm(a, b, 0x5410), words[1] = __byte_perm(a, b, 0x7632);
 }
@@ -229,7 +229,7 @@ __device__ __forceinline__ void turn_words(const gc_copy &copy, unsigned char *t
         }
 #pragma unroll
         for (unsigned r = 0; r < ROUNDS; r++) {
-            turn(words[r]);
+            turn_square(words[r]);
 #pragma unroll
             for (unsigned k = 0; k < SQUARE; k++) {
                 words_of_tile[(k * SQUARES + x) * PITCH + y + r * AT_ONCE] = words[r][k];
@@ -282,7 +282,7 @@ struct Transposition<16> {
 template <unsigned SIZE>
 __device__ __forceinline__ void copy_transposed(const gc_copy &copy) {
     typedef Transposition<SIZE> T;
-    __shared__ alignas(16) unsigned char tile[Tile<SIZE, T::SIDE>::BYTES];
+    alignas(16) __shared__ unsigned char tile[Tile<SIZE, T::SIDE>::BYTES];
     T::run(copy, tile);
 }
 
@@ -316,7 +316,7 @@ __device__ __forceinline__ void store_cast(const gc_copy &copy, const Matrix &ma
 
 __device__ __forceinline__ void cast_transposed_any(const gc_copy &copy) {
     enum : unsigned { SIDE = 32, APART = COPY_THREADS / SIDE };
-    __shared__ alignas(16) unsigned char tile[Tile<8, SIDE>::BYTES];
+    alignas(16) __shared__ unsigned char tile[Tile<8, SIDE>::BYTES];
     const Matrix matrix = matrix_of_block<SIDE>(copy);
     const unsigned row = threadIdx.x % SIDE, first = threadIdx.x / SIDE;
     u64 x[4] = {0, 0, 0, 0};

@@ -5,7 +5,7 @@ use std::{fmt, iter};
 use dlpark::ffi::{DLDataType, DLDevice, DLDeviceType};
 
 use crate::{
-    backend::{Queue, Stream, cpu},
+    backend::{Queue, Stream, cpu, cuda},
     error::{Result, error},
     plan::copy::{Conversion, CopyPlan},
     tensor::{Device, Dtype, Elements, Kind, Name, NewTensor, Outputs, check_apart},
@@ -60,16 +60,15 @@ fn run(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_
             cpu::copy::copy(plan, src, dst);
             Ok(())
         }
-        Queue::Cuda(_) => {
-            Err(error!(UnsupportedDevice, "{}: copies from {} to {}", dst.name(), src.device(), dst.device()))
-        }
+        Queue::Cuda(queue) => cuda::copy::copy(queue, plan, src, dst),
     }
 }
 
 /// Where the elements lie, once `src` is broadcast to the shape of `dst`.
 fn plan(src: &Elements<'_>, dst: &Elements<'_>) -> Result<CopyPlan> {
     let conversion = conversion(src, dst)?;
-    let (more, fewer) = (src.dims().len().saturating_sub(dst.dims().len()), dst.dims().len() - src.dims().len().min(dst.dims().len()));
+    let (more, fewer) =
+        (src.dims().len().saturating_sub(dst.dims().len()), dst.dims().len() - src.dims().len().min(dst.dims().len()));
     let pairs = dst.dims().zip(iter::repeat_n((1, 0), fewer).chain(src.dims().skip(more)));
     if src.dims().take(more).any(|(size, _)| size != 1)
         || pairs.clone().any(|((size, _), (src_size, _))| src_size != size && src_size != 1)
@@ -101,7 +100,8 @@ fn conversion(src: &Elements<'_>, dst: &Elements<'_>) -> Result<Option<Conversio
         let bits = src.bits();
         return Ok(bits.is_multiple_of(8).then(|| Conversion::Bytes(i64::from(bits / 8))));
     }
-    let [Ok(from), Ok(to)] = [(src, from), (dst, to)].map(|(side, dtype)| Dtype::from_dlpack(side.name(), dtype)) else {
+    let [Ok(from), Ok(to)] = [(src, from), (dst, to)].map(|(side, dtype)| Dtype::from_dlpack(side.name(), dtype))
+    else {
         return Err(error!(
             UnsupportedDtype,
             "{}: {} cannot be made of {} of {}; casts are between bool, integers, float16, bfloat16, float32 and \

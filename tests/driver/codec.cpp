@@ -1,6 +1,7 @@
-// The codecs' kernels for the driver without a card (libcuda.c): those of kernels/onebit.cu themselves, lane by lane.
+// Kernels for the driver without a card (libcuda.c): those of kernels/onebit.cu and copy.cu themselves, lane by lane.
 #include "../kernels/device.h"
 
+#include "../../kernels/copy.cu"
 #include "../../kernels/onebit.cu"
 
 #include <mutex>
@@ -13,9 +14,9 @@ static std::function<void(void *)> kernel_of(void (*kernel)(Call)) {
 }
 #define KERNEL(name) {#name, kernel_of(name)}
 
-/* Runs a kernel of the family: 0; 1 if there is none of that name. */
-extern "C" int run_codec_kernel(const char *name, unsigned blocks, unsigned threads, void **arguments);
-extern "C" int run_codec_kernel(const char *name, unsigned blocks, unsigned threads, void **arguments) {
+/* Runs a kernel of these families: 0; 1 if there is none of that name. */
+extern "C" int run_emulated_kernel(const char *name, unsigned blocks, unsigned threads, void **arguments);
+extern "C" int run_emulated_kernel(const char *name, unsigned blocks, unsigned threads, void **arguments) {
     static const std::unordered_map<std::string, std::function<void(void *)>> kernels = {
         KERNEL(gc_onebit_encode_f32_f32), KERNEL(gc_onebit_encode_f32_bf16), KERNEL(gc_onebit_encode_f32),
         KERNEL(gc_onebit_encode_16_f32), KERNEL(gc_onebit_encode_16_bf16), KERNEL(gc_onebit_encode_16),
@@ -29,6 +30,13 @@ extern "C" int run_codec_kernel(const char *name, unsigned blocks, unsigned thre
         KERNEL(gc_onebit_commit), KERNEL(gc_onebit_reset), KERNEL(gc_onebit_state_out), KERNEL(gc_onebit_check_state),
         KERNEL(gc_onebit_state_in), KERNEL(gc_onebit_errors_in), KERNEL(gc_onebit_errors_out), KERNEL(gc_onebit_addresses),
         KERNEL(gc_onebit_finish), KERNEL(gc_onebit_refuse), KERNEL(gc_onebit_mean),
+        KERNEL(gc_copy_rows), KERNEL(gc_cast_rows_f32_bf16), KERNEL(gc_cast_rows_f32_f16), KERNEL(gc_cast_rows_bf16_f32),
+        KERNEL(gc_cast_rows_f16_f32), KERNEL(gc_cast_rows_f64_f32), KERNEL(gc_cast_rows_f32_f64),
+        KERNEL(gc_copy_transposed_u8), KERNEL(gc_copy_transposed_u16), KERNEL(gc_copy_transposed_u32),
+        KERNEL(gc_copy_transposed_u64), KERNEL(gc_copy_transposed_u128), KERNEL(gc_cast_transposed),
+        KERNEL(gc_cast_transposed_f32_bf16), KERNEL(gc_cast_transposed_f32_f16),
+        KERNEL(gc_cast_transposed_bf16_f32), KERNEL(gc_cast_transposed_f16_f32),
+        KERNEL(gc_copy_general), KERNEL(gc_cast_general),
     };
     static std::mutex running_now;
     const auto found = kernels.find(name);

@@ -9,6 +9,7 @@
  *   FAKE_CAPABILITY  of all devices, 90 unless said
  *   FAKE_FAILURES  "name=code name=code ...": these functions answer that
  *   FAKE_MEMORY    bytes a device has, unlimited unless said
+ *   FAKE_PEERS     0: no device reaches another's memory
  *   FAKE_FREE      "does not wait": cuMemFree returns while work is unfinished
  *
  * -DKERNELS="..." has the names of the kernels, separated by blanks: a compressed fatbin does not show them.
@@ -57,6 +58,11 @@ static struct Block {
     Stream stream;
 } blocks[BLOCKS];
 static Stream streams; /* that were created */
+static struct {
+    unsigned char *memory;
+    size_t bytes;
+} pinned_blocks[BLOCKS];
+static int reached[DEVICES][DEVICES]; /* whose memory kernels of a device may use */
 static int libraries, pinned, events, capturing;
 static atomic_int hold_frees, held, refused;
 static unsigned long long calls, launches, allocations, frees, waits;
@@ -356,12 +362,19 @@ Result cuMemHostAlloc(void **place, size_t bytes, unsigned flags) {
     void *memory = malloc(bytes);
     if (!memory)
         return OUT_OF_MEMORY;
+    int k = 0;
+    while (pinned_blocks[k].memory)
+        k++;
+    pinned_blocks[k].memory = memory, pinned_blocks[k].bytes = bytes;
     *place = memory, pinned++;
     return SUCCESS;
 }
 
 Result cuMemFreeHost(void *place) {
     MAY_FAIL;
+    for (int k = 0; k < BLOCKS; k++)
+        if (pinned_blocks[k].memory == place)
+            pinned_blocks[k].memory = NULL;
     free(place);
     pinned--;
     return SUCCESS;
@@ -396,6 +409,16 @@ Result cuEventRecord(Event event, Stream stream) {
 Result cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
     (void)stream, (void)flags;
     MAY_FAIL;
+    if (event->of)
+        finish(event->of, 0, event->stream);
+    return SUCCESS;
+}
+
+Result cuEventSynchronize(Event event) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    waits++;
     if (event->of)
         finish(event->of, 0, event->stream);
     return SUCCESS;
@@ -441,7 +464,7 @@ static Result use(Place place, int how, const unsigned char *memory, size_t byte
         struct Block *block = &blocks[k];
         if (!block->memory || memory < block->memory || memory + bytes > block->memory + block->bytes)
             continue;
-        if (block->context != place.context)
+        if (block->context != place.context && !reached[place.context->device][block->context->device])
             return fault(ILLEGAL_ADDRESS, "memory of another context");
         if (block->stream != place.stream && (block->in_use == WRITTEN || (block->in_use && how == WRITTEN)))
             return fault(ILLEGAL_ADDRESS, "memory that unfinished work of another stream uses");
@@ -788,11 +811,34 @@ static Result run_tiles(Place place, const char *kernel, unsigned blocks, const 
 }
 
 /* tests/driver/codec.cpp */
-int run_codec_kernel(const char *name, unsigned blocks, unsigned threads, void **arguments);
+int run_emulated_kernel(const char *name, unsigned blocks, unsigned threads, void **arguments);
+
+static int is_on_device(uint64_t address);
+
+/* The kernels of kernels/copy.cu take this; what follows is for them alone. */
+typedef struct {
+    unsigned char *src, *dst, *begin, *end;
+} Copy;
+
+/* Of what is read all, of what is written the first byte. */
+static Result use_of_copy(Place place, const Copy *copy) {
+    Result result = SUCCESS;
+    if (is_on_device((uint64_t)(uintptr_t)copy->begin))
+        result = use(place, READ, copy->begin, (size_t)(copy->end - copy->begin));
+    if (result == SUCCESS && is_on_device((uint64_t)(uintptr_t)copy->dst))
+        result = use(place, WRITTEN, copy->dst, 1);
+    return result;
+}
 
 static Result run_kernel(Place place, const char *kernel, unsigned blocks, unsigned threads, void **arguments) {
     if (!strncmp(kernel, "gc_onebit_", 10))
-        return run_codec_kernel(kernel, blocks, threads, arguments) ? fault(INVALID_VALUE, "an unknown kernel") : SUCCESS;
+        return run_emulated_kernel(kernel, blocks, threads, arguments) ? fault(INVALID_VALUE, "an unknown kernel") : SUCCESS;
+    if (!strncmp(kernel, "gc_copy_", 8) || !strncmp(kernel, "gc_cast_", 8)) {
+        Result result = use_of_copy(place, arguments[0]);
+        if (result == SUCCESS && run_emulated_kernel(kernel, blocks, threads, arguments))
+            result = fault(INVALID_VALUE, "an unknown kernel");
+        return result;
+    }
     if (strstr(kernel, "_columns_") || strstr(kernel, "_transposed_") || strstr(kernel, "_rows_")
         || strstr(kernel, "_steps_"))
         return run_tiles(place, kernel, blocks, arguments[0]);
@@ -857,6 +903,54 @@ Result cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, Stream stream) {
     if (result == SUCCESS)
         memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
     return result;
+}
+
+/* Between devices, whether one reaches the other's memory or not. */
+Result cuMemcpyPeerAsync(uint64_t to, Context to_context, uint64_t from, Context from_context, size_t bytes, Stream stream) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    Place there = {from_context, stream}, here = place_of(stream);
+    Result result = to_context == here.context ? use(there, READ, (void *)(uintptr_t)from, bytes) : INVALID_VALUE;
+    if (result == SUCCESS)
+        result = use(here, WRITTEN, (void *)(uintptr_t)to, bytes);
+    if (result == SUCCESS)
+        memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
+    return result;
+}
+
+Result cuDeviceCanAccessPeer(int *can, int device, int other) {
+    MAY_FAIL;
+    if (device < 70 || other < 70 || device == other)
+        return INVALID_DEVICE;
+    *can = (int)number("FAKE_PEERS", 1);
+    return SUCCESS;
+}
+
+Result cuCtxEnablePeerAccess(Context other, unsigned flags) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    if (flags || other->device == current()->device)
+        return INVALID_VALUE;
+    int *is_reached = &reached[current()->device][other->device];
+    if (*is_reached)
+        return 704;
+    *is_reached = 1;
+    return SUCCESS;
+}
+
+/* Which memory it is, and nothing else. */
+Result cuPointerGetAttribute(void *value, int attribute, uint64_t address) {
+    MAY_FAIL;
+    if (attribute != 2)
+        return INVALID_VALUE;
+    for (int k = 0; k < BLOCKS; k++)
+        if (pinned_blocks[k].memory && address - (uint64_t)(uintptr_t)pinned_blocks[k].memory < pinned_blocks[k].bytes)
+            return *(int *)value = 1, SUCCESS;
+    if (!is_on_device(address))
+        return INVALID_VALUE;
+    return *(int *)value = 2, SUCCESS;
 }
 
 /* Both are done when they return, and wait for the legacy stream. */

@@ -140,6 +140,7 @@ static T __shfl_down_sync(unsigned, T value, unsigned by) {
 [[maybe_unused]] static unsigned __float_as_uint(float x) { return unsigned(pattern_of(x)); }
 [[maybe_unused]] static float __uint_as_float(unsigned x) { return value_of<float>(x); }
 [[maybe_unused]] static long long __double_as_longlong(double x) { return (long long)pattern_of(x); }
+[[maybe_unused]] static double __longlong_as_double(long long x) { return value_of<double>(uint64_t(x)); }
 // Built without contraction, so that each is rounded. A card's NaN is 0x7fffffff, whatever it was made of; other
 // processors keep a sign.
 static float of_card(float x) { return x != x ? value_of<float>(0x7fffffff) : x; }

@@ -203,7 +203,8 @@ impl Work {
     fn transposed(plan: &CopyPlan, sides: Sides, across: usize, kernel: &'static Kernel) -> Result<Self> {
         let mut tiles = Tiles::of(plan, sides, Some(across))?;
         let words = [tiles.steps[1]].into_iter().chain(tiles.outer().iter().map(|item| item.strides[1]));
-        tiles.vectors = u32::from(sides.0[1].addr().is_multiple_of(4) && words.into_iter().all(|stride| stride % 4 == 0));
+        tiles.vectors =
+            u32::from(sides.0[1].addr().is_multiple_of(4) && words.into_iter().all(|stride| stride % 4 == 0));
         let side = i64::from(kernel.shape.items_per_block);
         let [x, y] = [tiles.count, tiles.rows].map(|count| divide_up(count, side));
         tiles.into_work(kernel, x, y)
@@ -362,16 +363,9 @@ fn in_units(plan: &CopyPlan, size: i64, sides: Sides) -> CopyPlan {
 /// The casts that have kernels of their own for rows; the first four for transposed matrices, too.
 fn usual_cast(from: Dtype, to: Dtype) -> Option<usize> {
     const F32: Dtype = Dtype::F32;
-    [
-        (F32, Dtype::BF16),
-        (F32, Dtype::F16),
-        (Dtype::BF16, F32),
-        (Dtype::F16, F32),
-        (Dtype::F64, F32),
-        (F32, Dtype::F64),
-    ]
-    .iter()
-    .position(|&usual| usual == (from, to))
+    [(F32, Dtype::BF16), (F32, Dtype::F16), (Dtype::BF16, F32), (Dtype::F16, F32), (Dtype::F64, F32), (F32, Dtype::F64)]
+        .iter()
+        .position(|&usual| usual == (from, to))
 }
 
 fn divide_up(number: i64, by: i64) -> i64 {

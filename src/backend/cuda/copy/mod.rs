@@ -19,6 +19,7 @@ use cudarc::driver::sys::CUpointer_attribute;
 use crate::{
     error::{Result, error},
     plan::copy::{Conversion, CopyPlan, Layout},
+    tensor::{self, Elements},
 };
 
 use super::{
@@ -32,14 +33,14 @@ use launch::Work;
 pub use staged::Kept;
 
 /// One side of a copy: on which device, and where its element 0 lies.
-pub struct Side {
-    pub place: Place,
-    pub data: *mut u8,
+struct Side {
+    place: Place,
+    data: *mut u8,
 }
 
 /// Where memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+enum Place {
     /// Of the host, and cards do not reach it.
     Pageable,
     /// Of the host, and cards reach it: CUDAHost.
@@ -51,6 +52,23 @@ pub enum Place {
 /// Addresses that do not lie alike within so many bytes are copied faster by a kernel than by the driver.
 const VECTOR: usize = 16;
 
+impl Side {
+    fn of(elements: &Elements<'_>) -> Self {
+        let place = match elements.device() {
+            tensor::Device::Cuda(ordinal) => Place::Card(ordinal),
+            tensor::Device::Cpu if elements.is_pinned() => Place::Pinned,
+            tensor::Device::Cpu => Place::Pageable,
+        };
+        Self { place, data: elements.data() }
+    }
+}
+
+/// Copies the elements of `src` to those of `dst`. `plan` was made of these two.
+pub fn copy(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
+    // SAFETY: the makers of the two vouched for the memory, until the stream has done it.
+    unsafe { between(queue, plan, Side::of(dst), Side::of(src)) }
+}
+
 /// Copies the elements of the source to those of the target, in the order of the queue's stream, which is on the target's
 /// device, or on the source's where the target is memory of the host. What runs on another device is not waited for. Where
 /// one side is pageable, or two cards do not reach each other's memory and the copy is not of contiguous bytes, all is done
@@ -58,7 +76,7 @@ const VECTOR: usize = 16;
 ///
 /// # Safety
 /// Both sides are such memory as the plan describes, and stay until the stream has done it.
-pub unsafe fn copy(queue: &mut Queue, plan: &CopyPlan, target: Side, source: Side) -> Result<()> {
+unsafe fn between(queue: &mut Queue, plan: &CopyPlan, target: Side, source: Side) -> Result<()> {
     if plan.loops.count() == 0 {
         return Ok(());
     }
@@ -83,7 +101,7 @@ fn flat(plan: &CopyPlan, data: [*mut u8; 2]) -> Option<([*mut u8; 2], usize)> {
 /// Both sides are memory that the queue's device reaches by itself.
 ///
 /// # Safety
-/// As for [`copy`].
+/// As for [`between`].
 unsafe fn here(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {
@@ -97,7 +115,7 @@ unsafe fn here(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> Result
 /// One side is said to be pageable. It may be pinned all the same, by cuMemHostRegister for instance.
 ///
 /// # Safety
-/// As for [`copy`].
+/// As for [`between`].
 unsafe fn with_pageable(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], pageable: usize) -> Result<()> {
     refuse_capture(queue, "between pageable memory and CUDA")?;
     // SAFETY: the caller's promise.
@@ -147,7 +165,7 @@ const HOST_MEMORY: c_int = 1;
 /// From another card, the one with the number `from`, to the queue's.
 ///
 /// # Safety
-/// As for [`copy`].
+/// As for [`between`].
 unsafe fn between_cards(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], from: i32) -> Result<()> {
     let source = Device::of(from)?;
     if let Some((places, bytes)) = flat(plan, data) {
@@ -172,9 +190,7 @@ unsafe fn copy_from_peer(queue: &mut Queue, source: Device, places: [*mut u8; 2]
     let (driver, stream) = (queue.device.driver, queue.stream.as_ptr().cast());
     let [to_address, from_address] = places.map(|place| place.addr() as u64);
     // SAFETY: the caller's promise; both contexts and the stream are alive.
-    let code = unsafe {
-        (driver.functions.cuMemcpyPeerAsync)(to_address, to, from_address, from, bytes, stream)
-    };
+    let code = unsafe { (driver.functions.cuMemcpyPeerAsync)(to_address, to, from_address, from, bytes, stream) };
     driver.check(code, format_args!("cuMemcpyPeerAsync of {bytes} bytes from {source} to {}", queue.device))
 }
 

@@ -139,8 +139,7 @@ impl Halves {
         let gathered = dims.clone().map(|(item, &compact)| (item.count, [compact, item.strides[1]]));
         let repeated = self.repeats.iter().map(|item| (item.count, [item.strides[0], 0]));
         let scattered = dims.map(|(item, &compact)| (item.count, [item.strides[0], compact])).chain(repeated);
-        let [target, source] =
-            [0, 1].map(|side: usize| self.first[side].wrapping_offset(block.offsets[side] as isize));
+        let [target, source] = [0, 1].map(|side: usize| self.first[side].wrapping_offset(block.offsets[side] as isize));
         [
             (CopyPlan::new(self.gather, gathered), [piece, source]),
             (CopyPlan::new(self.scatter, scattered), [target, piece]),
@@ -156,12 +155,7 @@ impl Halves {
 ///
 /// # Safety
 /// Both sides are such memory as the plan describes, and the host's stays until this returns.
-pub unsafe fn between_host_and_card(
-    queue: &mut Queue,
-    plan: &CopyPlan,
-    data: [*mut u8; 2],
-    host: usize,
-) -> Result<()> {
+pub unsafe fn between_host_and_card(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], host: usize) -> Result<()> {
     let staging = Staging::of(queue)?;
     let halves = Halves::of(plan, data, host);
     // SAFETY: the caller's promise.

@@ -1,0 +1,222 @@
+"""Copies on cards, down to the kernels, on a driver that runs these on the host.
+
+What a copy on the CPU writes (test_copy.py holds that to NumPy) is what one on a card has to write, in every byte: under
+the elements, between them and around them.
+"""
+
+import pytest
+
+from stand_in import run
+
+WORK = r"""
+fake = driver()
+capi.check(lib.gc_prepare(DLDevice(CUDA, 0)))
+fake.fake_enter(0, 100)
+DTYPES = ("bool", *capi.INTEGERS, *capi.FLOATS)
+MARGIN = 64
+
+class Layout:
+    # A strided array in a buffer of bytes: dimensions in memory from the outermost in (order), a step for each (negative:
+    # backwards, 0: broadcast), and bytes before the first element.
+    def __init__(self, dtype, shape, order, steps, shift, row=0):
+        self.dtype, self.shape, self.order, self.steps, self.shift = dtype, shape, order, steps, shift
+        self.size = np.dtype(capi.DTYPES[dtype][0]).itemsize
+        strides, stride = [0] * len(shape), self.size
+        low = 0
+        for place, d in enumerate(reversed(order)):
+            strides[d] = stride * steps[d]
+            low += min(0, strides[d] * (shape[d] - 1)) if shape[d] else 0
+            stride *= max(1, shape[d] * abs(steps[d])) + (row if place == 0 else 0)
+        self.strides, self.begin, self.bytes = strides, MARGIN + shift - low, 2 * MARGIN + shift + stride
+
+    def __repr__(self):
+        return f"{self.dtype} {self.shape} order {self.order} steps {self.steps} shift {self.shift}"
+
+    def at(self, address, device):
+        tensor = capi.Tensor(np.empty((), capi.DTYPES[self.dtype][0]), self.dtype)
+        dl = tensor.struct.dl_tensor
+        dl.data, dl.device, dl.ndim = address + self.begin, device, len(self.shape)
+        dl.shape = int64s(self.shape)
+        dl.strides = int64s([stride // self.size for stride in self.strides])
+        return tensor
+
+def noise(rng, layout):
+    # Random bits, and floats and integers of usual sizes among them.
+    buffer = rng.integers(0, 256, layout.bytes, np.uint8)
+    return buffer
+
+CPU, HOST = DLDevice(1, 0), DLDevice(3, 0)
+
+def card(index):
+    return DLDevice(CUDA, index)
+
+class Memory:
+    # So many bytes on a device: of the host, pinned, of a card.
+    def __init__(self, device, contents):
+        self.device, self.size = device, contents.size
+        if device.device_type == CUDA:
+            self.tensor = held(contents.size, device.device_id)
+            self.address = self.tensor.contents.dl_tensor.data
+        elif device.device_type == 3:
+            place = ctypes.c_void_p()
+            assert fake.cuMemHostAlloc(byref(place), ctypes.c_size_t(contents.size), 1) == 0
+            self.address = place.value
+        else:
+            self.array = np.empty(contents.size, np.uint8)
+            self.address = self.array.ctypes.data
+        ctypes.memmove(self.address, contents.ctypes.data, contents.size)
+
+    def read(self):
+        return np.frombuffer(ctypes.string_at(self.address, self.size), np.uint8)
+
+    def free(self):
+        if self.device.device_type == CUDA:
+            lib.gc_tensor_free(self.tensor)
+        elif self.device.device_type == 3:
+            fake.cuMemFreeHost(ctypes.c_void_p(self.address))
+
+def copies_as_on_the_cpu(rng, source, target, source_device, target_device, stream=None):
+    contents, before = noise(rng, source), rng.integers(0, 256, target.bytes, np.uint8)
+    expected, src = before.copy(), Memory(source_device, contents)
+    capi.check(lib.gc_copy_into(source.at(contents.ctypes.data, CPU).view, target.at(expected.ctypes.data, CPU).view, None))
+    dst = Memory(target_device, before)
+    capi.check(lib.gc_copy_into(source.at(src.address, source_device).view, target.at(dst.address, target_device).view, stream))
+    fake.fake_finish()
+    found, kernel = dst.read(), fake.fake_last_launch().decode()
+    wrong = np.flatnonzero(found != expected)
+    assert wrong.size == 0, f"{kernel}: {source} to {target}: {wrong.size} bytes differ, the first at {wrong[0]} of {found.size}"
+    src.free(), dst.free()
+    return kernel
+
+def random_layout(rng, dtype, shape, is_target):
+    ndim, plain = len(shape), rng.random() < 0.35
+    steps = (1, 1, 1, 2, 3, -1, -2) if is_target else (1, 1, 1, 2, 3, -1, -2, 0)
+    return Layout(
+        dtype, shape, tuple(range(ndim)) if plain else tuple(int(d) for d in rng.permutation(ndim)),
+        tuple(1 if plain or rng.random() < 0.5 else int(rng.choice(steps)) for _ in shape),
+        int(rng.choice((0, 0, 1, 2, 4, 8, 13))), int(rng.choice((0, 0, 1, 3))),
+    )
+
+def random_shape(rng, most):
+    kind = rng.integers(0, 6)
+    if kind == 0:
+        return tuple(int(n) for n in rng.integers(0, 4, rng.integers(0, 7)))
+    if kind == 1:
+        return (int(rng.integers(1, most)),)
+    if kind in (2, 3):
+        return int(rng.integers(1, 90)), int(rng.integers(1, 150))
+    if kind == 4:
+        return tuple(int(n) for n in rng.integers(1, 40, 3))
+    return tuple(int(n) for n in rng.permutation((int(rng.integers(1, 8)), int(rng.integers(1, 70)), 3)))
+"""
+
+
+def work(script, **environment):
+    return run("WORK = r'''" + WORK + "'''\nexec(WORK)\n" + __import__("textwrap").dedent(script), **environment)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_any_layout_and_any_cast_is_copied_as_on_the_cpu(block):
+    work(f"""
+        for seed in range({block} * 150, {block} * 150 + 150):
+            rng = np.random.default_rng(seed)
+            shape = random_shape(rng, 9000)
+            dtypes = [str(rng.choice(DTYPES)) for _ in range(2)]
+            if rng.random() < 0.4:
+                dtypes[1] = dtypes[0]
+            source, target = (random_layout(rng, dtype, shape, k) for k, dtype in enumerate(dtypes))
+            copies_as_on_the_cpu(rng, source, target, card(0), card(0))
+    """)
+
+
+def test_casts_of_edge_values_are_those_of_the_cpu():
+    work("""
+        import itertools
+        from test_copy import edges, of
+        for source, target in itertools.permutations(DTYPES, 2):
+            values = np.resize(edges(source), 16 * max(16, -(-len(edges(source)) // 16)))
+            for shape in values.shape, (16, values.size // 16):
+                array = values.reshape(shape).T
+                expected = np.empty(array.shape, of(target))
+                capi.check(lib.gc_copy_into(capi.Tensor(array, source).view, capi.Tensor(expected, target).view, None))
+                src, dst = on_card(values), on_card(np.zeros(expected.shape, of(target)))
+                described = capi.Tensor(array, source)
+                described.struct.dl_tensor.data, described.struct.dl_tensor.device = src.memory.contents.dl_tensor.data, card(0)
+                like = capi.Tensor(expected, target)
+                like.struct.dl_tensor.data, like.struct.dl_tensor.device = dst.memory.contents.dl_tensor.data, card(0)
+                capi.check(lib.gc_copy_into(described.view, like.view, None))
+                found = from_card(dst.memory, expected.shape, np.uint8 if target == "bool" else of(target))
+                bits = f"u{of(target).itemsize}"
+                wrong = np.flatnonzero(found.view(bits).ravel() != expected.view(bits).ravel())
+                assert wrong.size == 0, (source, target, shape, array.ravel()[wrong[:3]], found.ravel()[wrong[:3]], expected.ravel()[wrong[:3]])
+                lib.gc_tensor_free(src.memory), lib.gc_tensor_free(dst.memory)
+    """)
+
+
+def test_usual_layouts_go_to_the_kernels_that_are_made_for_them():
+    work("""
+        rng = np.random.default_rng(1)
+        casts = [("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32"), ("float16", "float32"),
+                 ("float64", "float32"), ("float32", "float64")]
+        short = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
+        def kernel(source, target, shape, order=(0, 1), shifts=(0, 0), steps=(1, 1), row=0):
+            size = np.dtype(capi.DTYPES[source][0]).itemsize
+            out = np.dtype(capi.DTYPES[target][0]).itemsize
+            return copies_as_on_the_cpu(
+                rng, Layout(source, shape, order, steps, shifts[0] * size, row),
+                Layout(target, shape, (0, 1), (1, 1), shifts[1] * out), card(0), card(0),
+            )
+        for source, target in casts:
+            name = f"gc_cast_rows_{short[source]}_{short[target]}"
+            for shape in (1, 5000), (1, 5001), (37, 700), (300, 9), (1, 1):
+                for shifts in (0, 0), (1, 0), (0, 1), (3, 2), (5, 5):
+                    for row in 0, 1, 4:
+                        assert kernel(source, target, shape, shifts=shifts, row=row) == name
+            if "float64" not in (source, target):
+                for shape in (64, 64), (65, 130), (17, 200):
+                    for shifts in (0, 0), (1, 0), (0, 1), (1, 1):
+                        assert kernel(source, target, shape, (1, 0), shifts) == name.replace("rows", "transposed")
+        for dtype, bits in ("uint8", 8), ("bfloat16", 16), ("float32", 32), ("float64", 64):
+            for shape in (128, 128), (65, 130), (200, 17), (131, 257):
+                for shifts in (0, 0), (1, 0), (0, 1), (2, 1), (0, 3):
+                    for row in 0, 1, 4:
+                        assert kernel(dtype, dtype, shape, (1, 0), shifts, row=row) == f"gc_copy_transposed_u{bits}"
+            for shifts in (1, 0), (0, 3):
+                assert kernel(dtype, dtype, (1, 20000), shifts=shifts) == "gc_copy_rows"
+            assert kernel(dtype, dtype, (30, 130), row=1) == "gc_copy_rows"
+            assert kernel(dtype, dtype, (30, 130), steps=(1, 2)) == "gc_copy_general"
+            assert kernel(dtype, dtype, (30, 130), steps=(1, -1)) == "gc_copy_general"
+        assert kernel("int64", "float16", (70, 33), (1, 0)) == "gc_cast_transposed"
+        assert kernel("int64", "float16", (70, 33)) == "gc_cast_general"
+    """)
+
+
+@pytest.mark.parametrize("places", ["HOST, card(0)", "card(0), HOST", "CPU, card(0)", "card(0), CPU", "card(1), card(0)"])
+@pytest.mark.parametrize("peers", [0, 1])
+def test_other_memory_is_copied_as_on_the_cpu(places, peers):
+    work(f"""
+        for seed in range(60):
+            rng = np.random.default_rng(1000 + seed)
+            shape = random_shape(rng, 9000)
+            dtypes = [str(rng.choice(DTYPES)) for _ in range(2)]
+            if rng.random() < 0.5:
+                dtypes[1] = dtypes[0]
+            source, target = (random_layout(rng, dtype, shape, k) for k, dtype in enumerate(dtypes))
+            copies_as_on_the_cpu(rng, source, target, {places})
+    """, FAKE_PEERS=peers)
+
+
+def test_large_copies_go_through_pinned_memory_in_pieces():
+    work("""
+        rng = np.random.default_rng(5)
+        for source, target, shape, order in (
+            ("uint8", "uint8", (11 << 20,), (0,)), ("float32", "bfloat16", (3 << 20,), (0,)), ("bfloat16", "float32", (3 << 20,), (0,)),
+            ("float32", "float32", (1500, 1201), (1, 0)), ("int16", "int16", (3, 1 << 20, 2), (0, 2, 1)),
+        ):
+            ndim = len(shape)
+            for places in (CPU, card(0)), (card(0), CPU):
+                copies_as_on_the_cpu(rng, Layout(source, shape, order, (1,) * ndim, 0), Layout(target, shape, tuple(range(ndim)), (1,) * ndim, 0), *places)
+        assert fake.fake_pinned() == 1, "one is kept"
+        capi.check(lib.gc_trim(card(0)))
+        assert fake.fake_pinned() == 0 and fake.fake_events() == 0
+    """)
