@@ -264,7 +264,7 @@ $(BUILD)/tests/emulate $(BUILD)/tests/codec: $(BUILD)/tests/%: tests/kernels/%.c
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -g $(EMULATED) -fsanitize=address,alignment -fno-sanitize-recover=alignment $< -o $@ $(EMULATED_LINK)
 
-.PHONY: gpu-test gpu-bench gpu-bench-codec multi-gpu
+.PHONY: gpu-test gpu-bench gpu-bench-copy gpu-bench-codec multi-gpu
 ## All tests that need a GPU, with the python3 that has NumPy, pytest, PyTorch and CuPy; compute-sanitizer; test-peers.
 gpu-test: $(LIBRARY)
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu
@@ -274,6 +274,10 @@ gpu-test: $(LIBRARY)
 ## GPU speed beside a device-to-device copy and CuPy: build/bench/gpu.json and a table. BENCH=--quick is shorter.
 gpu-bench: $(BUILD)/bench/gpu_host.so
 	$(PYTHON) bench/gpu.py --library $(LIBRARY) $(BENCH)
+
+## Copies on the GPU and to the host, likewise, beside torch and CuPy: build/bench/gpu_copy.json and a table.
+gpu-bench-copy: $(BUILD)/bench/gpu_host.so
+	$(PYTHON) bench/gpu_copy.py --library $(LIBRARY) $(BENCH)
 
 ## Codecs on the GPU, likewise, beside DeepSpeed's formula in torch and CuPy: build/bench/gpu_codec.json and a table.
 gpu-bench-codec: $(BUILD)/bench/gpu_host.so

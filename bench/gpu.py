@@ -40,8 +40,8 @@ FEWEST, SAMPLES, BUDGET = 5, 21, 0.6  # a slow contender stops after so many sec
 N_CHUNKS = 8
 HOST_ELEMENTS, HOST_CALLS = 2**20, 2000
 
-PACK_CHUNKS, UNPACK_CHUNKS, PACK_SIGNS, PACK_BITS, UNPACK_BITS = range(5)  # as in gpu_host.c
-CUDA = 2
+PACK_CHUNKS, UNPACK_CHUNKS, PACK_SIGNS, PACK_BITS, UNPACK_BITS, COPY = range(6)  # as in gpu_host.c
+CPU, CUDA, CUDA_HOST = 1, 2, 3
 AXIS_NONE = -(2**31)
 
 
@@ -59,6 +59,14 @@ def describe(array, code=None):
     code = CODES[array.dtype.kind] if code is None else code
     bits = 8 * array.itemsize
     return DLTensor(array.data.ptr, CUDA, 0, array.ndim, code, bits, 1, dims(*array.shape), strides, 0)
+
+
+def describe_host(array, kind, code=None):
+    """A NumPy array likewise, on CPU or CUDA_HOST."""
+    dims = c_int64 * array.ndim
+    strides = dims(*(stride // array.itemsize for stride in array.strides))
+    code = CODES[array.dtype.kind] if code is None else code
+    return DLTensor(array.ctypes.data, kind, 0, array.ndim, code, 8 * array.itemsize, 1, dims(*array.shape), strides, 0)
 
 
 class Random:

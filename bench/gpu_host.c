@@ -1,5 +1,5 @@
 /*
- * What bench/gpu.py and bench/gpu_codec.py call and time. In C, since a call through ctypes costs as much as the
+ * What bench/gpu.py, gpu_copy.py and gpu_codec.py call and time. In C, since a call through ctypes costs as much as the
  * library's own part of one.
  *
  * Functions return 0, or the status of a call that was refused (last_error() says why).
@@ -8,7 +8,7 @@
 #include "codec.h"
 #include <time.h>
 
-enum { PACK_CHUNKS, UNPACK_CHUNKS, PACK_SIGNS, PACK_BITS, UNPACK_BITS };
+enum { PACK_CHUNKS, UNPACK_CHUNKS, PACK_SIGNS, PACK_BITS, UNPACK_BITS, COPY };
 
 static double now(void)
 {
@@ -28,6 +28,8 @@ static gc_status_t call(const Library *library, int32_t function, const DLTensor
         return library->gc_pack_signs_into(src, GC_BIT_ORDER_BIG, dst, stream);
     case PACK_BITS:
         return library->gc_pack_bits_into(src, axis, GC_BIT_ORDER_BIG, dst, stream);
+    case COPY:
+        return library->gc_copy_into(src, dst, stream);
     default:
         return library->gc_unpack_bits_into(src, axis, GC_BIT_ORDER_BIG, dst, stream);
     }

@@ -415,6 +415,54 @@ def gpu_tables(results):
     return "\n\n".join(part for part in parts if part)
 
 
+COPIES_TO_REACH = {"compact": 0.97, "float32 to bfloat16": 0.95, "transposed float32": 0.80, "every other float32": 0.55}
+
+
+def of_copies(results):
+    """The copies of a card, each shape a line."""
+    lines = []
+    for row in results["copies"]:
+        least = COPIES_TO_REACH.get(row["kind"])
+        ours = fraction(results, row)
+        cells = [
+            row["shape"],
+            number(median(row, "ours") * 1e6),
+            number(ours, 4),
+            number(fraction(results, row, "driver"), 4),
+            number(fraction(results, row, "torch"), 4),
+            f"{least}: {verdict(ours >= least)}" if least else "",
+        ]
+        lines.append([row["kind"], *cells])
+    return table(["copy", "shape", "us", "of the copy", "driver", "torch", "to reach"], lines)
+
+
+def of_host_copies(results):
+    """Those from and to the host, in GB/s of the bytes on the card's side."""
+    rows = results["host copies"]
+    names = list(dict.fromkeys(name for row in rows for name in row["seconds"]))
+    lines = []
+    for row in rows:
+        rates = [row["bytes"] / median(row, name) / 1e9 if name in row["seconds"] else None for name in names]
+        lines.append([row["kind"], row["shape"], *(number(rate) for rate in rates)])
+    return table(["GB/s", "shape", *names], lines)
+
+
+def gpu_copy_tables(results):
+    parts = [void(results), textwrap.fill(of_card(results), 110, break_on_hyphens=False)]
+    parts.append(
+        "Copies on a card: bytes of both sides as a fraction of what the copy moves in that time, where lines are\n"
+        "touched in part those of the lines. Driver: cuMemcpyAsync, where it can do the same. Medians, all taking\n"
+        "turns, the cache flushed before each sample."
+    )
+    parts.append(of_copies(results))
+    parts.append(
+        "From and to memory of the host. Pinned: cuMemcpyAsync is the driver's; pageable: until the call returns,\n"
+        "beside cuMemcpy, torch and CuPy, all from Python."
+    )
+    parts.append(of_host_copies(results))
+    return "\n\n".join(part for part in parts if part)
+
+
 def gpu_plot(results, path):
     import matplotlib
 
@@ -855,7 +903,7 @@ def insert(page, name, part):
 
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = "cpu.json", "cpu_codec.json", "gpu.json", "gpu_codec.json", "multi_gpu.json"
+    names = "cpu.json", "cpu_codec.json", "gpu.json", "gpu_copy.json", "gpu_codec.json", "multi_gpu.json"
     there = [path for path in (ROOT / "build/bench" / name for name in names) if path.exists()]
     options.add_argument("results", nargs="*", type=pathlib.Path, default=there)
     options.add_argument("--page", metavar="FILE", type=pathlib.Path, default=ROOT / "docs/PERFORMANCE.md")
@@ -874,6 +922,9 @@ def main():
             multi_gpu_plot(results, image)
             part = f"## Several cards\n\n{multi_gpu_tables(results)}\n\n![Time against size]({image.name})"
             options.page.write_text(insert(page, "several cards", part))
+        elif results["about"].get("of") == "copies":
+            part = f"## Copies on the GPU\n\n{gpu_copy_tables(results)}"
+            options.page.write_text(insert(page, "gpu copies", part))
         elif results["about"].get("of") == "codec":
             where, made = ("GPU", gpu_codec_tables) if "yardsticks" in results else ("CPU", cpu_codec_tables)
             part = f"## Codecs on the {where}\n\n{made(results)}"

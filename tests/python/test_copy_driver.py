@@ -142,9 +142,9 @@ def test_casts_of_edge_values_are_those_of_the_cpu():
                 src, dst = on_card(values), on_card(np.zeros(expected.shape, of(target)))
                 described = capi.Tensor(array, source)
                 described.struct.dl_tensor.data, described.struct.dl_tensor.device = src.memory.contents.dl_tensor.data, card(0)
-                like = capi.Tensor(expected, target)
-                like.struct.dl_tensor.data, like.struct.dl_tensor.device = dst.memory.contents.dl_tensor.data, card(0)
-                capi.check(lib.gc_copy_into(described.view, like.view, None))
+                written = capi.Tensor(expected, target)
+                written.struct.dl_tensor.data, written.struct.dl_tensor.device = dst.memory.contents.dl_tensor.data, card(0)
+                capi.check(lib.gc_copy_into(described.view, written.view, None))
                 found = from_card(dst.memory, expected.shape, np.uint8 if target == "bool" else of(target))
                 bits = f"u{of(target).itemsize}"
                 wrong = np.flatnonzero(found.view(bits).ravel() != expected.view(bits).ravel())
