@@ -371,3 +371,85 @@ fn usual_cast(from: Dtype, to: Dtype) -> Option<usize> {
 fn divide_up(number: i64, by: i64) -> i64 {
     number / by + i64::from(number % by != 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const F32: Conversion = Conversion::Bytes(4);
+    const TO_BF16: Conversion = Conversion::Cast { from: Dtype::F32, to: Dtype::BF16 };
+    const TO_U8: Conversion = Conversion::Cast { from: Dtype::F32, to: Dtype::U8 };
+
+    /// Of these dimensions, at addresses so far beyond multiples of 4096.
+    fn work(conversion: Conversion, beyond: [usize; 2], dims: &[(i64, [i64; 2])]) -> Work {
+        let plan = CopyPlan::new(conversion, dims.iter().copied());
+        Work::of(&plan, beyond.map(|beyond| ptr::without_provenance_mut((1 << 40) + beyond))).unwrap()
+    }
+
+    #[test]
+    fn a_plan_goes_to_the_kernel_of_its_class() {
+        let transposed = [(100, [400, 4]), (100, [4, 400])];
+        for (conversion, beyond, dims, expected) in [
+            (F32, [0, 4], &[(100, [4, 4])][..], c"gc_copy_rows"),
+            (F32, [0, 0], &[], c"gc_copy_rows"),
+            (F32, [0, 1], &[(7, [80, 40]), (10, [4, 4])], c"gc_copy_rows"),
+            (F32, [0, 0], &transposed, c"gc_copy_transposed_u32"),
+            (F32, [0, 4], &transposed, c"gc_copy_transposed_u32"),
+            (F32, [0, 0], &[(100, [60, 4]), (15, [4, 400])], c"gc_copy_general"), // a short side
+            (F32, [0, 0], &[(100, [4, 8])], c"gc_copy_general"),
+            (F32, [0, 0], &[(100, [4, -4])], c"gc_copy_general"),
+            (F32, [0, 0], &[(100, [4, 0])], c"gc_copy_general"),
+            (Conversion::Bytes(16), [0, 0], &[(100, [1600, 16]), (100, [16, 1600])], c"gc_copy_transposed_u128"),
+            // As elements of 8 bytes, two each.
+            (Conversion::Bytes(16), [0, 8], &[(100, [1600, 16]), (100, [16, 1600])], c"gc_copy_rows"),
+            (Conversion::Bytes(3), [0, 0], &[(100, [3, 6])], c"gc_copy_rows"),
+            (TO_BF16, [0, 0], &[(100, [2, 4])], c"gc_cast_rows_f32_bf16"),
+            (TO_BF16, [0, 1], &[(100, [2, 4])], c"gc_cast_general"),
+            (TO_BF16, [0, 0], &[(100, [200, 4]), (100, [2, 400])], c"gc_cast_transposed_f32_bf16"),
+            (TO_BF16, [1, 0], &[(100, [200, 4]), (100, [2, 400])], c"gc_cast_general"),
+            (TO_U8, [0, 0], &[(100, [1, 4])], c"gc_cast_general"),
+            (TO_U8, [0, 0], &[(100, [100, 4]), (100, [1, 400])], c"gc_cast_transposed"),
+        ] {
+            assert_eq!(work(conversion, beyond, dims).kernel.name, expected, "{conversion:?} {beyond:?} {dims:?}");
+        }
+    }
+
+    #[test]
+    fn vectors_lie_alike_only_if_all_rows_do() {
+        for (conversion, beyond, dims, expected) in [
+            (F32, [0, 0], &[(100, [4, 4])][..], 1),
+            (F32, [4, 20], &[(100, [4, 4])], 1),
+            (F32, [0, 4], &[(100, [4, 4])], 0),
+            (F32, [0, 0], &[(7, [44, 60]), (10, [4, 4])], 1),
+            (F32, [0, 0], &[(7, [44, 64]), (10, [4, 4])], 0),
+            (TO_BF16, [2, 4], &[(100, [2, 4])], 1),
+            (TO_BF16, [2, 8], &[(100, [2, 4])], 0),
+            (TO_BF16, [0, 0], &[(7, [22, 60]), (10, [2, 4])], 1),
+            (TO_BF16, [0, 0], &[(7, [22, 64]), (10, [2, 4])], 0),
+        ] {
+            assert_eq!(work(conversion, beyond, dims).tiles.vectors, expected, "{conversion:?} {beyond:?} {dims:?}");
+        }
+    }
+
+    #[test]
+    fn what_may_be_read_ends_with_the_first_and_the_last_element() {
+        let tiles = work(F32, [0, 4000], &[(10, [400, -100]), (100, [4, 8])]).tiles;
+        let base = (1 << 40) + 4000;
+        assert_eq!((tiles.begin, tiles.end), (base - 900, base + 792 + 4));
+    }
+
+    #[test]
+    fn tiles_cover_every_element_and_hardly_more() {
+        for (conversion, dims, blocks) in [
+            (F32, &[(1 << 20, [4, 4])][..], 256),
+            (TO_BF16, &[((1 << 20) + 1, [2, 4])], 257),
+            (F32, &[(1000, [64, 128]), (8, [4, 4])], 2), // 2 vectors each, and 4 rows a thread
+            (F32, &[(16384, [65536, 4]), (16384, [4, 65536])], 256 * 256),
+            (F32, &[(1 << 20, [4, 8])], 512),
+            // Many short rows in several loops are one loop.
+            (F32, &[(64, [49152, 3072]), (3, [1024, 1 << 20]), (16, [64, 512]), (16, [4, 4])], 64 * 3 * 16 * 4 / 256),
+        ] {
+            assert_eq!(work(conversion, [0, 0], dims).blocks, blocks, "{conversion:?} {dims:?}");
+        }
+    }
+}
