@@ -69,7 +69,8 @@ fn run(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_
 /// Where the elements lie, once `src` is broadcast to the shape of `dst`.
 fn plan(src: &Elements<'_>, dst: &Elements<'_>) -> Result<CopyPlan> {
     let conversion = conversion(src, dst)?;
-    let (more, fewer) = (src.dims().len().saturating_sub(dst.dims().len()), dst.dims().len() - src.dims().len().min(dst.dims().len()));
+    let (more, fewer) =
+        (src.dims().len().saturating_sub(dst.dims().len()), dst.dims().len() - src.dims().len().min(dst.dims().len()));
     let pairs = dst.dims().zip(iter::repeat_n((1, 0), fewer).chain(src.dims().skip(more)));
     if src.dims().take(more).any(|(size, _)| size != 1)
         || pairs.clone().any(|((size, _), (src_size, _))| src_size != size && src_size != 1)
@@ -101,7 +102,8 @@ fn conversion(src: &Elements<'_>, dst: &Elements<'_>) -> Result<Option<Conversio
         let bits = src.bits();
         return Ok(bits.is_multiple_of(8).then(|| Conversion::Bytes(i64::from(bits / 8))));
     }
-    let [Ok(from), Ok(to)] = [(src, from), (dst, to)].map(|(side, dtype)| Dtype::from_dlpack(side.name(), dtype)) else {
+    let [Ok(from), Ok(to)] = [(src, from), (dst, to)].map(|(side, dtype)| Dtype::from_dlpack(side.name(), dtype))
+    else {
         return Err(error!(
             UnsupportedDtype,
             "{}: {} cannot be made of {} of {}; casts are between bool, integers, float16, bfloat16, float32 and \
@@ -166,7 +168,7 @@ impl fmt::Display for Words {
         let DLDataType { code, bits, lanes } = self.0;
         match Dtype::from_dlpack(&Name::new("dtype"), self.0) {
             Ok(dtype) => dtype.fmt(out),
-            Err(_) => write!(out, "dtype {{{}, {bits}, {lanes}}}", code.0),
+            Err(_) => write!(out, "dtype ({}, {bits}, {lanes})", code.0),
         }
     }
 }

@@ -22,13 +22,7 @@ use crate::{
     tensor::Elements,
 };
 
-use super::{
-    bits::cut,
-    dispatch::InstructionSet,
-    environment::in_default,
-    pool,
-    simd::LineAligned,
-};
+use super::{bits::cut, dispatch::InstructionSet, environment::in_default, pool, simd::LineAligned};
 
 use casts::{BLOCK, Cast};
 use moves::{Plane, move_plane};
@@ -145,7 +139,8 @@ impl Job<'_> {
                 steps,
             };
             let first = part.elements.start as isize;
-            let at = |side: Address, index: usize| side.0.wrapping_offset(offsets[index] as isize + first * steps[index]);
+            let at =
+                |side: Address, index: usize| side.0.wrapping_offset(offsets[index] as isize + first * steps[index]);
             let (dst, src) = (at(self.target, 0), at(self.source, 1));
             // SAFETY: see Job.
             unsafe {
@@ -164,7 +159,9 @@ impl Job<'_> {
         if plane.steps == sizes {
             for line in 0..plane.lines {
                 // SAFETY: see Job; the elements of a line lie side by side.
-                unsafe { cast.run(dst.offset(plane.offset(0, line, 0)), src.offset(plane.offset(1, line, 0)), plane.count) };
+                unsafe {
+                    cast.run(dst.offset(plane.offset(0, line, 0)), src.offset(plane.offset(1, line, 0)), plane.count)
+                };
             }
             return;
         }
@@ -176,7 +173,8 @@ impl Job<'_> {
         };
         for line in (0..plane.lines).step_by(lines) {
             for element in (0..plane.count).step_by(count) {
-                let block = Plane { lines: lines.min(plane.lines - line), count: count.min(plane.count - element), ..*plane };
+                let block =
+                    Plane { lines: lines.min(plane.lines - line), count: count.min(plane.count - element), ..*plane };
                 // SAFETY: see Job: this is a part of the plane.
                 unsafe {
                     let dst = dst.offset(plane.offset(0, line, element));
@@ -204,8 +202,7 @@ impl Job<'_> {
         unsafe {
             if !loose.0 {
                 let (line, size) = loose.1;
-                let gather =
-                    Plane { line_steps: [line, block.line_steps[1]], steps: [size, block.steps[1]], ..*block };
+                let gather = Plane { line_steps: [line, block.line_steps[1]], steps: [size, block.steps[1]], ..*block };
                 move_plane(self.set, cast.sizes[1], gathered.as_mut_ptr().cast(), src, &gather);
                 from = gathered.as_ptr().cast();
             }
