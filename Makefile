@@ -216,7 +216,7 @@ test-sanitize:
 test-fuzz:
 	bash fuzz/run.sh $(or $(FUZZ_SECONDS),60)
 
-.PHONY: bench bench-codec bench-report
+.PHONY: bench bench-codec bench-copy bench-report
 ## CPU speed beside plain loops and NumPy: build/bench/cpu.json and a table. BENCH=--quick takes a minute.
 bench: $(BUILD)/bench/bits.so $(VENV)/ready
 	$(VENV)/bin/python bench/cpu.py --library $(LIBRARY) $(BENCH)
@@ -224,6 +224,10 @@ bench: $(BUILD)/bench/bits.so $(VENV)/ready
 ## Codecs on the CPU beside DeepSpeed's formula in torch (`make peers`): build/bench/cpu_codec.json and a table.
 bench-codec: $(BUILD)/bench/bits.so $(VENV)/ready
 	$(if $(wildcard $(VENV)-peers/ready),$(VENV)-peers,$(VENV))/bin/python bench/cpu_codec.py --library $(LIBRARY) $(BENCH)
+
+## Copies and casts on the CPU beside memcpy and NumPy: build/bench/cpu_copy.json and a table.
+bench-copy: $(BUILD)/bench/bits.so $(VENV)/ready
+	$(VENV)/bin/python bench/cpu_copy.py --library $(LIBRARY) $(BENCH)
 
 ## docs/PERFORMANCE.md, docs/WHEN.md and their plots, of what is in build/bench.
 bench-report: $(VENV)/plot

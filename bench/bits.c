@@ -1,5 +1,5 @@
 /*
- * What bench/cpu.py and bench/cpu_codec.py time. In C, since a call through ctypes costs as much as packing 2^16
+ * What bench/cpu.py, bench/cpu_codec.py and bench/cpu_copy.py time. In C, since a call through ctypes costs as much as packing 2^16
  * elements does.
  *
  * Every function makes one call that is not timed, then `calls` that are, and returns the seconds of these; -1 when a
@@ -7,6 +7,7 @@
  */
 #define _POSIX_C_SOURCE 200809L
 #include "codec.h"
+#include <string.h>
 #include <time.h>
 
 static double now(void)
@@ -93,6 +94,23 @@ double pack_bits(int64_t calls, const Library *library, const DLTensor *src, DLT
 double unpack_bits(int64_t calls, const Library *library, const DLTensor *src, DLTensor *dst, int32_t axis)
 {
     RETURN_SECONDS_OF(library->gc_unpack_bits_into(src, axis, GC_BIT_ORDER_BIG, dst, NULL));
+}
+
+double copy_into(int64_t calls, const Library *library, const DLTensor *src, DLTensor *dst)
+{
+    RETURN_SECONDS_OF(library->gc_copy_into(src, dst, NULL));
+}
+
+/* What the C library's memcpy takes for as many bytes. */
+static __attribute__((noinline)) int copy_all(void *to, const void *from, int64_t bytes)
+{
+    memcpy(to, from, (size_t)bytes);
+    return 0;
+}
+
+double memcpy_loop(int64_t calls, const void *from, void *to, int64_t bytes)
+{
+    RETURN_SECONDS_OF(copy_all(to, from, bytes));
 }
 
 double codec_call(int64_t calls, const Library *library, const CodecCall *call)

@@ -35,8 +35,8 @@
  *
  * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
  * folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
- * COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, SHARING, WORKERS and DEVICES. What holds for all of them comes
- * first; what is said of CUDA and of streams does not concern programs that use the CPU only.
+ * COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, SHARING, WORKERS and DEVICES. What holds for all of
+ * them comes first; what is said of CUDA and of streams does not concern programs that use the CPU only.
  *
  * TWO TIERS
  *
@@ -100,8 +100,8 @@
  *
  * Elements that are read or written are bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16, float32,
  * float64 or bfloat16, of one lane, on the devices CPU 1 and CUDAHost 3, where the CPU works and outputs are CPU tensors,
- * or CUDA 2 and CUDAManaged 13, where CUDA works and outputs are CUDA tensors. Functions that only pass a tensor on take
- * every dtype, lanes included, and every device; they say so.
+ * or CUDA 2 and CUDAManaged 13, where CUDA works and outputs are CUDA tensors. Copies without a cast take every dtype,
+ * lanes included, and functions that only pass a tensor on every device, too; they say so.
  *
  * Outputs have explicit strides, byte_offset 0, data NULL when empty, and always a deleter. Memory of ours is aligned to
  * 256 bytes.
@@ -115,7 +115,8 @@
  *
  * A pointer that is NULL or not aligned gives INVALID_ARGUMENT. No other bad pointer can be detected. Any tensor may give
  *
- * - INVALID_ARGUMENT: a negative size or ndim; shape NULL, or data with elements; tensors on different devices;
+ * - INVALID_ARGUMENT: a negative size or ndim; shape NULL, or data with elements; tensors on different devices, but for
+ *   copies;
  * - UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: not one of those above;
  * - DRIVER_UNAVAILABLE: on CUDA, without a driver that could take it; UNSUPPORTED_DEVICE: one that is not there;
  * - CUDA, CONTEXT_LOST: on CUDA, an error of the driver, which the message names with the driver's function;

@@ -124,12 +124,13 @@ fn with_every_failure(outputs: usize, mut call: impl FnMut(*mut *mut DLManagedTe
 }
 
 #[test]
-fn packing_survives_the_failure_of_every_allocation() {
+fn packing_and_copying_survive_the_failure_of_every_allocation() {
     let (mut data, mut shape) = ([1u8; 100], [100]);
     let src = bools(&mut data, &mut shape);
     // SAFETY: a tensor over `data`, and room for as many results as are asked for.
     unsafe {
         // The memory, and the headers over it.
+        assert_eq!(with_every_failure(1, |out| gc_tensor_to_device(&src, CPU, out)), 2);
         assert_eq!(with_every_failure(3, |out| gc_pack_chunks(&src, 3, out)), 2);
         assert_eq!(with_every_failure(1, |out| gc_pack_bits(&src, 0, 1, out)), 2);
         let (mut data, mut shape) = ([0u8; 100], [100 / 4]);
@@ -531,6 +532,22 @@ fn a_large_job_into_memory_of_the_caller_allocates_nothing_on_any_thread() {
     assert_eq!(outcome, (Some(0), false));
     assert_eq!(threads(), 3);
     assert!(large.is_packed(count));
+    // Copied as they are, and cast where they lie apart.
+    let (mut floats, mut ones) = (vec![0u8; count], vec![0u8; count]);
+    let (mut shape, mut quarter) = ([count as i64], [count as i64 / 4]);
+    let (src, mut dst) = (described(&mut large.elements, 1, &mut shape), described(&mut ones, 1, &mut [0]));
+    dst.shape = shape.as_mut_ptr();
+    let mut apart = described(&mut large.elements, 1, &mut quarter);
+    let (mut step, mut cast) = ([4], described(&mut floats, 2, &mut [0]));
+    (apart.strides, cast.dtype.bits, cast.shape) = (step.as_mut_ptr(), 32, apart.shape);
+    // SAFETY: tensors over memory of that size.
+    let outcome = without_memory(|| unsafe {
+        let copied = gc_copy_into(&src, &mut dst, ptr::null_mut());
+        copied.max(gc_copy_into(&apart, &mut cast, ptr::null_mut()))
+    });
+    assert_eq!(outcome, (0, false));
+    assert!(ones.iter().all(|&one| one == 1));
+    assert!(floats.chunks_exact(4).all(|one| one == 1f32.to_ne_bytes()));
 }
 
 const FIRST_CALL: &str = "GRADCODEC_TEST_FIRST_CALL";

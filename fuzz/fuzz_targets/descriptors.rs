@@ -14,7 +14,7 @@ use dlpark::{
     ffi::{DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor},
 };
 use gradcodec::capi::*;
-use gradcodec_fuzz::{Description, Number, Place, Tensor, product};
+use gradcodec_fuzz::{DTYPES, Description, Number, Place, Tensor, product};
 use libfuzzer_sys::fuzz_target;
 
 /// Elements of an output that a call may ask for.
@@ -43,6 +43,8 @@ enum Call {
     UnpackSigns { chunks: Vec<Description>, elements: Number, of: Description },
     UnpackSignsInto { src: Description, scales: Option<Description>, dst: Description, order: Order },
     VoteSignsInto { src: Description, turn: u64, dst: Description },
+    CopyInto { src: Description, dst: Description },
+    ToDevice { src: Description, device: Description },
     PackBitsInto { src: Description, dst: Description, axis: Axis, order: Order },
     UnpackBitsInto { src: Description, dst: Description, axis: Axis, order: Order },
     OnebitWorkspaceBytes(Number),
@@ -213,6 +215,10 @@ fn with_out(may_succeed: bool, call: impl FnOnce(*mut *mut DLManagedTensor) -> g
     } else {
         assert_eq!(out, ptr::dangling_mut());
     }
+}
+
+fn is_known(dtype: DLDataType) -> bool {
+    DTYPES.contains(&(dtype.code.0, dtype.bits)) && dtype.lanes == 1
 }
 
 /// Calls a function that writes to memory of ours, which it may only do if it succeeds.
@@ -638,6 +644,23 @@ fn run(call: Call) {
             }
             Call::VoteSignsInto { src, turn, dst } => {
                 into(&src, &dst, |src, dst| gc_vote_signs_into(src, turn, dst, ptr::null_mut()));
+            }
+            Call::CopyInto { src, dst } => {
+                let [from, to] = [&src, &dst].map(|one| Tensor::new(one).managed.dl_tensor.dtype);
+                // Of a dtype that nobody reads there is no memory here.
+                if from == to && !is_known(from) {
+                    return;
+                }
+                into(&src, &dst, |src, dst| gc_copy_into(src, dst, ptr::null_mut()));
+            }
+            Call::ToDevice { src, device } => {
+                let (mut src, device) = (Tensor::new(&src), Tensor::new(&device).managed.dl_tensor.device);
+                let known = is_known(src.managed.dl_tensor.dtype);
+                if !known || src.place == Place::Elsewhere || i128::from(src.elements) > MOST_ELEMENTS {
+                    return;
+                }
+                let may_succeed = src.place == Place::Here;
+                with_out(may_succeed, |out| gc_tensor_to_device(src.pointer(), device, out));
             }
             Call::PackBitsInto { src, dst, axis, order } => {
                 into(&src, &dst, |src, dst| gc_pack_bits_into(src, axis.get(), order.get(), dst, ptr::null_mut()));

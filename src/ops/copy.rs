@@ -166,7 +166,7 @@ impl fmt::Display for Words {
         let DLDataType { code, bits, lanes } = self.0;
         match Dtype::from_dlpack(&Name::new("dtype"), self.0) {
             Ok(dtype) => dtype.fmt(out),
-            Err(_) => write!(out, "dtype {{{}, {bits}, {lanes}}}", code.0),
+            Err(_) => write!(out, "dtype ({}, {bits}, {lanes})", code.0),
         }
     }
 }

@@ -746,6 +746,192 @@ static void call_vote(size_t size) {
     compare_windows();
 }
 
+/* An element as a number that casts of C start from, where C says what comes of it. */
+typedef struct {
+    bool is_float;
+    double real;
+    uint64_t whole; /* two's complement */
+} Element;
+
+static Element read_element(const unsigned char *at, DLDataType dtype) {
+    Element e = {dtype.code == kDLFloat, 0, 0};
+    float single;
+    memcpy(&e.whole, at, dtype.bits / 8u);
+    if (dtype.code == kDLBool)
+        e.whole = e.whole != 0;
+    if (dtype.code == kDLInt && dtype.bits < 64 && e.whole >> (dtype.bits - 1))
+        e.whole |= UINT64_MAX << dtype.bits;
+    if (e.is_float && dtype.bits == 64)
+        memcpy(&e.real, at, 8);
+    if (e.is_float && dtype.bits == 32) {
+        memcpy(&single, at, 4);
+        e.real = single;
+    }
+    return e;
+}
+
+/* Whether this model knows what becomes of such elements: floats of 16 bits are tests/python/test_copy.py's. */
+static bool is_modelled(DLDataType from, DLDataType to) {
+    bool narrow = (from.bits == 16 && from.code != kDLInt && from.code != kDLUInt) ||
+                  (to.bits == 16 && to.code != kDLInt && to.code != kDLUInt);
+    return !narrow || memcmp(&from, &to, sizeof from) == 0;
+}
+
+static void write_element(unsigned char *at, const unsigned char *element, DLDataType from, DLDataType to) {
+    if (memcmp(&from, &to, sizeof from) == 0) {
+        memcpy(at, element, to.bits / 8u);
+        return;
+    }
+    Element e = read_element(element, from);
+    bool negative = from.code == kDLInt && e.whole >> 63;
+    if (to.code == kDLBool) {
+        *at = e.is_float ? e.real != 0 : e.whole != 0;
+    } else if (to.code == kDLFloat) {
+        double real = e.is_float ? e.real : negative ? (double)(int64_t)e.whole : (double)e.whole;
+        float single = e.is_float ? (float)e.real : negative ? (float)(int64_t)e.whole : (float)e.whole;
+        uint64_t quiet64 = 0x7ff8000000000000;
+        uint32_t quiet32 = 0x7fc00000;
+        const void *as64 = real != real ? (void *)&quiet64 : (void *)&real;
+        memcpy(at, to.bits == 64 ? as64 : single != single ? (void *)&quiet32 : (void *)&single, to.bits / 8u);
+    } else {
+        if (e.is_float) {
+            bool is_signed = to.code == kDLInt;
+            double most = ldexp(1, to.bits - is_signed), least = is_signed ? -most : 0, real = trunc(e.real);
+            e.whole = real != real  ? 0
+                      : real >= most ? UINT64_MAX >> (64 - to.bits + is_signed)
+                      : real < least ? (is_signed ? UINT64_C(1) << (to.bits - 1) : 0)
+                      : real < 0     ? (uint64_t)(int64_t)real
+                                     : (uint64_t)real;
+        }
+        memcpy(at, &e.whole, to.bits / 8u); /* its lowest bytes */
+    }
+}
+
+/* A source for the destination: its shape, or one that is broadcast to it. */
+static void make_source_of(DLDataType dtype, size_t size) {
+    int64_t shape[MAX_DIMS + 1];
+    int ndim = dst.tensor.dl_tensor.ndim, skipped = 0, more = 0;
+    if (one_in(3)) {
+        skipped = (int)below((uint64_t)ndim + 1);
+        more = skipped == 0 && ndim < MAX_DIMS - 3 ? (int)below(3) : 0;
+    }
+    for (int i = 0; i < more; i++)
+        shape[i] = 1;
+    for (int i = skipped; i < ndim; i++)
+        shape[more + i - skipped] = one_in(6) ? 1 : dst.shape[i];
+    ndim += more - skipped;
+    if (product(ndim, shape) * dtype.bits / 8 > (wide)size)
+        ndim = 0;
+    make(&src, dtype, ndim, shape, 0, &windows[0], false);
+}
+
+/* The strides of the source along the dimensions of the destination; false if it cannot be broadcast. */
+static bool broadcast(int64_t *steps) {
+    const DLTensor *s = &src.tensor.dl_tensor, *d = &dst.tensor.dl_tensor;
+    for (int i = 0; i < s->ndim || i < d->ndim; i++) {
+        int64_t from = i < s->ndim ? s->shape[s->ndim - 1 - i] : 1, to = i < d->ndim ? d->shape[d->ndim - 1 - i] : 1;
+        if (from != to && from != 1)
+            return false;
+        if (i < d->ndim)
+            steps[d->ndim - 1 - i] = from == 1 || src.elements == 0 ? 0 : src.steps[s->ndim - 1 - i];
+    }
+    return true;
+}
+
+static void call_copy_into(size_t size) {
+    int64_t steps[MAX_DIMS + 1];
+    prepare(size);
+    DLDataType from = dtypes[below(DTYPES)], to = one_in(3) ? from : dtypes[below(DTYPES)];
+    make(&dst, to, -1, NULL, (int64_t)size / 8, output_window(), true);
+    make_source_of(from, size);
+    if (one_in(30)) { /* onto itself */
+        src = dst;
+        src.tensor.dl_tensor.shape = dst.tensor.dl_tensor.shape ? src.shape : NULL;
+        src.tensor.dl_tensor.strides = dst.tensor.dl_tensor.strides ? src.strides : NULL;
+        src.passed = &src.tensor;
+    }
+    spoil(&src);
+    spoil(&dst);
+    from = src.tensor.dl_tensor.dtype;
+    to = dst.tensor.dl_tensor.dtype;
+    if (memcmp(&from, &to, sizeof from) == 0 && size_of(from) == 0)
+        return; /* copied as it is, whatever it is: its memory is not there */
+    Faults faults = src.faults | dst.faults;
+    if (src.bits == 0 || dst.bits == 0) /* elements as large as they say */
+        faults |= FAULT(SIZE_OVERFLOW) | FAULT(INVALID_ARGUMENT);
+    bool fits = src.counted && dst.counted && broadcast(steps), stays = false;
+    if (src.counted && dst.counted && !fits)
+        faults |= FAULT(SHAPE_MISMATCH);
+    if (faults == 0 && dst.elements > 0) {
+        const DLTensor *s = &src.tensor.dl_tensor, *d = &dst.tensor.dl_tensor;
+        bool integers = from.code <= kDLUInt && to.code <= kDLUInt;
+        stays = (char *)s->data + s->byte_offset == (char *)d->data + d->byte_offset &&
+                (memcmp(&from, &to, sizeof from) == 0 || (integers && from.bits == to.bits));
+        for (int i = 0; i < d->ndim; i++)
+            stays = stays && (d->shape[i] == 1 || steps[i] == dst.steps[i]);
+        if (intersect(&src, &dst) && !stays)
+            faults |= FAULT(INVALID_ARGUMENT);
+    }
+    if (dst.faults == 0 && dst.elements > 0 && overlaps_itself(&dst))
+        faults |= FAULT(INVALID_ARGUMENT);
+    bool modelled = is_modelled(from, to);
+    if (faults == 0 && !stays && modelled) {
+        Walk w = walk(&dst), r = walk(&src);
+        Argument shaped = dst; /* of its shape, with the source's strides */
+        memcpy(shaped.steps, steps, sizeof steps[0] * (size_t)dst.tensor.dl_tensor.ndim);
+        shaped.size = src.size;
+        uintptr_t first = r.at;
+        r = walk(&shaped);
+        r.at = first;
+        for (int64_t i = 0; i < dst.elements; i++, step(&w), step(&r))
+            write_element(shadow_of(w.at), (const unsigned char *)r.at, from, to);
+    }
+    begin(f_gc_copy_into);
+    judge(gc_copy_into(src.passed, dst.passed, random_stream()), faults);
+    if (faults != 0 || modelled)
+        compare_windows();
+}
+
+static void call_to_device(size_t size) {
+    DLManagedTensor *out[2] = {UNTOUCHED, UNTOUCHED};
+    static const int types[] = {kDLCUDA, kDLCUDAHost, kDLCUDAManaged, kDLROCM, 0};
+    DLDevice device = {one_in(8) ? (DLDeviceType)types[below(5)] : kDLCPU, 1000};
+    prepare(size);
+    make_elements(0, DTYPES, size);
+    src.passed_on = true;
+    spoil(&src);
+    understand(&src);
+    const DLTensor *t = &src.tensor.dl_tensor;
+    Faults faults = src.faults;
+    if (src.passed == &src.tensor)
+        faults |= device_faults(t);
+    if (device.device_type != kDLCPU)
+        faults |= device.device_type == kDLCUDA ? NO_CUDA : FAULT(UNSUPPORTED_DEVICE);
+    if (src.counted && src.bits % 8 != 0 && !is_contiguous(&src))
+        faults |= FAULT(NOT_CONTIGUOUS);
+    if (src.counted && !askable(t->ndim, t->shape, src.bits, &faults))
+        return;
+    DLManagedTensor **place = random_out(out, &faults);
+    begin(f_gc_tensor_to_device);
+    if (judge(gc_tensor_to_device(src.passed, device, place), faults)) {
+        check_output(&out[0]->dl_tensor, t->dtype, t->ndim, t->shape);
+        const unsigned char *found = out[0]->dl_tensor.data;
+        src.size = (size_t)(src.bits / 8);
+        if (src.bits % 8 != 0) {
+            wide bytes = (src.elements * src.bits + 7) / 8;
+            EXPECT(bytes == 0 || memcmp(found, (char *)t->data + t->byte_offset, (size_t)bytes) == 0);
+        } else {
+            Walk w = walk(&src);
+            for (int64_t i = 0; i < src.elements; i++, step(&w))
+                EXPECT(memcmp(found + (size_t)i * src.size, (const void *)w.at, src.size) == 0);
+        }
+        keep(out[0], false);
+        out[0] = UNTOUCHED;
+    }
+    EXPECT(out[0] == UNTOUCHED && out[1] == UNTOUCHED);
+    compare_windows();
+}
+
 static bool same_shape(const Argument *a, int ndim, const int64_t *shape) {
     return a->tensor.dl_tensor.ndim == ndim &&
            (ndim == 0 || memcmp(a->tensor.dl_tensor.shape, shape, sizeof *shape * (size_t)ndim) == 0);
@@ -822,7 +1008,7 @@ static void call_bits_into(int function, size_t size) {
 
 static void call_something(size_t size) {
     uint64_t from = size == BIG ? 7 : 0; /* only where memory is looked at */
-    switch (from + below(24 - from)) {
+    switch (from + below(27 - from)) {
     case 0: call_small_ones(); break;
     case 1: call_chunk_bytes(); break;
     case 2: call_tensor_empty(); break;
@@ -843,6 +1029,8 @@ static void call_something(size_t size) {
     case 21: call_unpack_chunks(f_gc_unpack_signs, size); break;
     case 22: call_unpack_sign_rows(size); break;
     case 23: call_vote(size); break;
+    case 24: case 25: call_copy_into(size); break;
+    case 26: call_to_device(size); break;
     }
 }
 

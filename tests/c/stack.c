@@ -263,6 +263,36 @@ static void call_to_be_refused(void) {
     CHECK(gc_chunk_bytes(-1, 0) == -1);
 }
 
+/* Without a cast and with those that take blocks of the stack, of every order of loops, by one thread and by several. */
+static void call_copies(void) {
+    static const uint8_t codes[] = {kDLFloat, kDLInt, kDLBfloat, kDLFloat}, bits[] = {32, 64, 16, 64};
+    int64_t shape[DIMS], strides[2][DIMS], n = 1 << 18, square[2] = {512, 512}, across[2] = {1, 512}, apart[2] = {1024, 2};
+    for (uint32_t threads = 1; threads <= 4; threads += 3)
+        for (int from = 0; from < 4; from++)
+            for (int to = 0; to < 4; to++) {
+                DLTensor src = view_of(elements, dtype_of(codes[from], bits[from]), 1, &n);
+                DLTensor dst = view_of(bytes, dtype_of(codes[to], bits[to]), 1, &n);
+                CHECK_OK(gc_set_threads(threads));
+                CHECK_OK(gc_copy_into(&src, &dst, NULL));
+                src.ndim = dst.ndim = 2;
+                src.shape = dst.shape = square;
+                src.strides = across;
+                CHECK_OK(gc_copy_into(&src, &dst, NULL));
+                dst.strides = apart;
+                CHECK_OK(gc_copy_into(&src, &dst, NULL));
+                for (int axis = 0; axis < DIMS; axis++) {
+                    shape[axis] = axis < LOOPS / 2 ? 2 : 1;
+                    strides[0][axis] = 3 << axis % 16;
+                    strides[1][axis] = 1 << axis % 16;
+                }
+                src.ndim = dst.ndim = DIMS;
+                src.shape = dst.shape = shape;
+                src.strides = strides[0];
+                dst.strides = strides[1];
+                CHECK_OK(gc_copy_into(&src, &dst, NULL));
+            }
+}
+
 static void release(void *unused) {
     (void)unused;
 }
@@ -357,6 +387,7 @@ int main(void) {
         {"a large codec, 4 threads", call_large_codec_with_threads},
         {"all-reduces", call_allreduces},
         {"the plain form", call_onebit},
+        {"copies", call_copies},
         {"many dimensions", call_with_many_dimensions},
         {"refusals", call_to_be_refused},
         {"tensors", call_for_tensors},

@@ -21,7 +21,7 @@ from codec_model import ONEBIT, SIGN  # noqa: E402
 from card import Card  # noqa: E402
 from codecs_c import call, one_case, same, strangers  # noqa: E402
 from comms import CheckedRanks, World, reference, shards  # noqa: E402
-from capi import AXIS_NONE, BIG, FLOATS, LITTLE, Managed, byref, lib  # noqa: E402
+from capi import AXIS_NONE, BIG, DTYPES, FLOATS, LITTLE, Managed, byref, lib  # noqa: E402
 from gpu import Layout, case, check, chunk_rows, truth_of, unpackbits  # noqa: E402
 from models import SIGNED, UNPACKED, majority, not_below_zero, scaled_signs  # noqa: E402
 
@@ -136,8 +136,33 @@ def along(shape, axis, dtype, rng):
     into(lib.gc_unpack_bits_into, rows, buffer, axis, BIG, target=target, expected=expected)
 
 
+def copied(source, target, rng):
+    """As the library does it on the CPU."""
+    buffer = gpu.random_bytes(rng, source)
+    src, expected = source.describe(buffer), np.empty(target.shape, target.numpy)
+    src.struct.dl_tensor.device = gpu.device(0, capi.CPU)
+    check(lib.gc_copy_into(src.view, capi.Tensor(expected, target.dtype).view, None))
+    into(lib.gc_copy_into, source, buffer, target=target, expected=expected)
+
+
+def copies(rng):
+    usual = [("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32"), ("float16", "float32"),
+             ("float64", "float32"), ("float32", "float64"), ("int64", "float16"), ("float64", "uint8")]  # fmt: skip
+    for source, target in [(dtype, dtype) for dtype in ("uint8", "int16", "float32", "float64")] + usual:
+        sizes = [np.dtype(DTYPES[dtype][0]).itemsize for dtype in (source, target)]
+        for shape in (1,), (4099,), (20_000,), (37, 131), (130, 67):
+            order = tuple(range(len(shape)))
+            for first, second in (0, 0), (1, 0), (0, 1), (3, 2):
+                shifts = dict(shift=first * sizes[0]), dict(shift=second * sizes[1])
+                for layout in {order, order[::-1]}:
+                    copied(Layout(source, shape, layout, **shifts[0]), Layout(target, shape, **shifts[1]), rng)
+                steps = (1,) * (len(shape) - 1) + (-2,)
+                copied(Layout(source, shape, order, steps, **shifts[0]), Layout(target, shape, **shifts[1]), rng)
+
+
 def everything():
     rng = np.random.default_rng(1)
+    copies(rng)
     for dtype in UNPACKED:
         for count, shift, rows_shift in (
             (1, 0, 0),

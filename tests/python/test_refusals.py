@@ -15,7 +15,7 @@ import pytest
 
 import capi
 from capi import (
-    AXIS_NONE, BIG, CPU, CUDA, CUDA_MANAGED, READ_ONLY_FLAG, RELEASE, ROCM, DLDataType, DLDevice, Managed, Status,
+    AXIS_NONE, BIG, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, READ_ONLY_FLAG, RELEASE, ROCM, DLDataType, DLDevice, Managed, Status,
     Tensor, VersionedTensor, c_uint64, check, dldtype, int64s, last_error, lib, says,
 )  # fmt: skip
 
@@ -299,6 +299,8 @@ CALLS = {
     "gc_vote_signs_into": lambda: dict(src=elements(4, 17), turn=7, dst=elements(17), stream=None),
     "gc_pack_bits_into": lambda: dict(src=elements(5, 80), axis=1, order=BIG, dst=elements(5, 10), stream=None),
     "gc_unpack_bits_into": lambda: dict(src=elements(5, 10), axis=1, order=BIG, dst=elements(5, 80), stream=None),
+    "gc_copy_into": lambda: dict(src=elements(5, 80), dst=elements(3, 5, 80, dtype="float32"), stream=None),
+    "gc_tensor_to_device": lambda: dict(src=elements(5, 80), device=DLDevice(CPU, 0), out=Out()),
     **CODEC_CALLS,
     **COMM_CALLS,
     "gc_tensor_empty": lambda: dict(
@@ -428,11 +430,20 @@ TENSORS = {
     "gc_vote_signs_into": ["src", "dst"],
     "gc_pack_bits_into": ["src", "dst"],
     "gc_unpack_bits_into": ["src", "dst"],
+    "gc_copy_into": ["src", "dst"],
+    "gc_tensor_to_device": ["src"],
     "gc_tensor_to_versioned": ["src"],
     "gc_tensor_from_versioned": ["src"],
 }
 
 PASSING = ("gc_tensor_to_versioned", "gc_tensor_from_versioned")  # whatever the elements are, nobody looks at them
+
+
+def faults_of(function):
+    """Those of a tensor that a function takes."""
+    any_dtype = [row for row in ELEMENT_FAULTS if ".device" in row[0]]
+    return TENSOR_FAULTS + {"gc_tensor_to_device": any_dtype, **dict.fromkeys(PASSING, [])}.get(function, ELEMENT_FAULTS)
+
 
 WITH_AXIS = [name for name, make in CALLS.items() if "axis" in make()]
 WITH_ORDER = [name for name, make in CALLS.items() if "order" in make()]
@@ -458,7 +469,7 @@ TABLE = [
         (function, {name + path: value for path, value in fault.items()}, status, name, *words)
         for function, names in TENSORS.items()
         for name in names
-        for fault, status, *words in TENSOR_FAULTS + (ELEMENT_FAULTS if function not in PASSING else [])
+        for fault, status, *words in faults_of(function)
         if (name, fault) != ("scales", {"": None})  # those may be missing
     ),
     *((function, {"out": None}, INVALID_ARGUMENT, "out", "NULL") for function in WITH_OUT),
@@ -484,7 +495,13 @@ TABLE = [
         for function in ("gc_tensor_empty", "gc_prepare", "gc_trim")
         for device in (CUDA, CUDA_MANAGED)
     ),
-    *((function, {"dst.device": CUDA}, INVALID_ARGUMENT, "dst") for function in INTO),
+    *((function, {"dst.device": CUDA}, INVALID_ARGUMENT, "dst") for function in INTO if function != "gc_copy_into"),
+    *(("gc_copy_into", {f"{name}.device": CUDA}, NO_CUDA) for name in ("src", "dst")),
+    *(("gc_tensor_to_device", {"device": DLDevice(CUDA, 0), **more}, NO_CUDA) for more in ({}, {"src.device": CUDA})),
+    *(
+        ("gc_tensor_to_device", {"device": DLDevice(device, 0)}, UNSUPPORTED_DEVICE, "device", device)
+        for device in (CUDA_HOST, CUDA_MANAGED, ROCM)
+    ),
     ("gc_unpack_chunks", {"chunks[1].device": CUDA}, INVALID_ARGUMENT, "chunks[1]"),
     # counts and lengths
     ("gc_pack_chunks", {"n_chunks": 0}, INVALID_ARGUMENT, "n_chunks", 0),
@@ -547,6 +564,50 @@ TABLE = [
     ("gc_vote_signs_into", {"src.shape": ()}, SHAPE_MISMATCH, "src"),
     ("gc_vote_signs_into", {"dst.shape": (16,)}, SHAPE_MISMATCH, "dst", 17, 16),
     ("gc_vote_signs_into", {"dst.shape": (1, 17)}, SHAPE_MISMATCH, "dst", 17, 1),
+    # shapes that cannot be broadcast; dtypes that cannot be cast; elements that share bytes
+    *(
+        ("gc_copy_into", {"src.shape": shape}, SHAPE_MISMATCH, "src", "dst", shape[0], 3, 80)
+        for shape in ((4, 80), (2, 5, 80), (79,), (0,), (5, 1, 80), (2, 1, 5, 80))
+    ),
+    ("gc_copy_into", {"dst.shape": ()}, SHAPE_MISMATCH, "src", "dst", 5, 80),
+    ("gc_copy_into", {"dst.shape": (5, 1)}, SHAPE_MISMATCH, "src", 80, 1),
+    ("gc_copy_into", {"src.shape": (3, 0, 80), "dst.shape": (3, 1, 80)}, SHAPE_MISMATCH, "src", 0, 1),
+    *(
+        ("gc_copy_into", {"src.dtype": source, "dst.dtype": target}, UNSUPPORTED_DTYPE, "src", "dst", *words)
+        for source, target, words in [
+            ((5, 64, 1), (2, 32, 1), ("float32", 5, 64)),
+            ((2, 32, 1), (5, 64, 1), ("float32", 5, 64)),
+            ((5, 64, 1), (5, 128, 1), (64, 128)),
+            ((10, 8, 1), (2, 32, 1), (10, "float32")),
+            ((2, 16, 2), (2, 32, 1), ("float32", 16, 2)),
+            ((1, 4, 1), (1, 8, 1), (4, "uint8")),
+        ]
+    ),
+    *(
+        ("gc_copy_into", {"src.dtype": (1, bits, 1), "dst.dtype": (1, bits, 1), **more}, status, name, bits)
+        for bits in (1, 4, 12)
+        for more, status, name in [
+            ({}, SHAPE_MISMATCH, "src"),
+            ({"dst.shape": (5, 80), "dst.strides": (81, 1)}, NOT_CONTIGUOUS, "dst"),
+            ({"dst.shape": (5, 80), "src.strides": (1, 5)}, NOT_CONTIGUOUS, "src"),
+        ]
+    ),
+    ("gc_tensor_to_device", {"src.dtype": (1, 4, 1), "src.strides": (1, 5)}, NOT_CONTIGUOUS, "src", 4, 1, 5),
+    ("gc_tensor_to_device", {"src.shape": (2**62, 1), "src.strides": (0, 0)}, OUT_OF_MEMORY, 2**62),
+    ("gc_tensor_to_device", {"src.dtype": (5, 64, 1), "src.shape": (2**61,), "src.strides": (0,)}, SIZE_OVERFLOW, "src", 2**61),
+    ("gc_copy_into", {"dst.strides": (400, 80, 0)}, INVALID_ARGUMENT, "dst", 0),
+    ("gc_copy_into", {"dst.shape": (5, 80), "dst.strides": (40, 1)}, INVALID_ARGUMENT, "dst", 40),
+    ("gc_copy_into", {"src.shape": (), "dst.shape": (2,) * 17, "dst.strides": TANGLED, "dst.data": FAR_AWAY},
+     INVALID_ARGUMENT, "dst", "tangled"),
+    # the same memory, but not the same elements
+    *(
+        ("gc_copy_into", {"src.dtype": dldtype("float32"), "dst.data": At("src", 0), "dst.shape": (5, 80), **more},
+         INVALID_ARGUMENT, "dst", "src")
+        for more in [
+            {"dst.strides": (1, 5)}, {"src.dtype": dldtype("int32")}, {"dst.byte_offset": 4}, {"dst.shape": (3, 5, 80)},
+            {"src.shape": (80,)}, {"src.dtype": dldtype("float64")}, {"src.strides": (160, 2)},
+        ]
+    ),
     # sizes that no machine has; a stride of 0 needs no memory
     *(
         (function, {f"{name}.shape": (2**40, 2**40)}, SIZE_OVERFLOW, name, 2**40)
@@ -625,7 +686,7 @@ TABLE = [
         for function, source_bytes, target_bytes in [
             ("gc_pack_chunks_into", 400, 51), ("gc_unpack_chunks_into", 51, 400), ("gc_pack_signs_into", 1600, 51),
             ("gc_pack_bits_into", 400, 50), ("gc_unpack_bits_into", 50, 400), ("gc_unpack_signs_into", 51, 1600),
-            ("gc_vote_signs_into", 68, 17),
+            ("gc_vote_signs_into", 68, 17), ("gc_copy_into", 400, 4800),
         ]
         for offset in (0, source_bytes - 1, 1 - target_bytes)
     ),

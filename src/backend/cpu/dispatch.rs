@@ -43,7 +43,7 @@ impl InstructionSet {
         }
     }
 
-    /// Whether this processor has it: all that [`compiled_for_each_set`] enables for it.
+    /// Whether this processor has it: all that [`compiled_for_each_set`] enables for it, and what casts use besides.
     fn is_available(self) -> bool {
         match self {
             Portable => true,
@@ -53,6 +53,8 @@ impl InstructionSet {
             Avx512 => {
                 is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("bmi2")
             }
         }

@@ -109,7 +109,7 @@ unsafe fn avx2<C: Convert>(dst: *mut u8, src: *const u8, count: usize) {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,bmi2")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi2")]
 unsafe fn avx512<C: Convert>(dst: *mut u8, src: *const u8, count: usize) {
     // SAFETY: the arguments are the same.
     unsafe { each::<C>(dst, src, count) };
@@ -134,7 +134,7 @@ trait CastTo<To> {
     fn cast(self) -> To;
 }
 
-/// Rust's `as` is what the header says, but for NaN: integers wrap, floats to integers saturate, one rounding.
+/// Rust's `as` is what the header says, but for NaN: integers wrap, integers to floats are rounded once.
 macro_rules! casts {
     ($($from:ty: $($to:ty)*;)*) => {$($(
         impl CastTo<$to> for $from {
@@ -154,8 +154,38 @@ casts! {
     u32: i8 u8 i16 u16 i32 u32 i64 u64 f32 f64;
     i64: i8 u8 i16 u16 i32 u32 i64 u64 f32 f64;
     u64: i8 u8 i16 u16 i32 u32 i64 u64 f32 f64;
-    f32: i8 u8 i16 u16 i32 u32 i64 u64;
-    f64: i8 u8 i16 u16 i32 u32 i64 u64;
+}
+
+/// Floats to integers, as `as` does it, too; but that does not become vectors.
+macro_rules! truncations {
+    ($($from:ident, $through:ident: $($to:ident)*;)*) => {$($(
+        impl CastTo<$to> for $from {
+            #[inline(always)]
+            fn cast(self) -> $to {
+                const LEAST: $from = $to::MIN as $from;
+                // The greatest is rounded up where there are too few bits for it.
+                const ABOVE: $from = $to::MAX as $from;
+                const IS_EXACT: bool = ABOVE as i128 == $to::MAX as i128;
+                const MOST: $from = if IS_EXACT { ABOVE } else { ABOVE.next_down() };
+                let within = if self > LEAST { self } else { LEAST };
+                let within = if within < MOST { within } else { MOST };
+                // SAFETY: between the least and the greatest that there are, and no NaN.
+                let whole = unsafe { within.to_int_unchecked::<$through>() } as $to;
+                let whole = if !IS_EXACT && self >= ABOVE { $to::MAX } else { whole };
+                if self.is_nan() { 0 } else { whole }
+            }
+        }
+    )*)*};
+}
+truncations! {
+    f32, i32: i8 u8 i16 u16 i32;
+    f32, u32: u32;
+    f32, i64: i64;
+    f32, u64: u64;
+    f64, i32: i8 u8 i16 u16 i32;
+    f64, u32: u32;
+    f64, i64: i64;
+    f64, u64: u64;
 }
 
 impl CastTo<f32> for f32 {

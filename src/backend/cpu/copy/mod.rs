@@ -76,10 +76,9 @@ fn plane_of(plan: &CopyPlan) -> (Loop<2>, Loops<2>) {
     };
     let (inner, mut others) = loops.split_off(last);
     let step = |item: &Loop<2>| item.strides[1].unsigned_abs();
-    let closest = (0..last).min_by_key(|&index| step(&others.as_slice()[index]));
-    if let Some(closest) = closest
-        && step(&others.as_slice()[closest]) < step(&inner)
-    {
+    // Where the source repeats its elements, they need not be read in another order.
+    let closer = |&index: &usize| (1..step(&inner)).contains(&step(&others.as_slice()[index]));
+    if let Some(closest) = (0..last).filter(closer).min_by_key(|&index| step(&others.as_slice()[index])) {
         let (closest, mut rest) = others.split_off(closest);
         rest.push(closest.count, closest.strides);
         others = rest;
@@ -175,7 +174,10 @@ impl Job<'_> {
         }
         // Lines and elements of a block: in tiles, whole short lines, or a part of a long one.
         let (lines, count) = match () {
-            _ if plane.is_across() => (TILE_LINES, BLOCK / TILE_LINES),
+            _ if plane.is_across() => {
+                let lines = plane.lines.min(TILE_LINES);
+                (lines, BLOCK / lines)
+            }
             _ if plane.count < BLOCK => (BLOCK / plane.count, plane.count),
             _ => (1, BLOCK),
         };

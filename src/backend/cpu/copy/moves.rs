@@ -25,7 +25,7 @@ pub struct Plane {
 impl Plane {
     /// Whether the source's elements lie closer from line to line than along a line.
     pub fn is_across(&self) -> bool {
-        self.lines > 1 && self.line_steps[1].unsigned_abs() < self.steps[1].unsigned_abs()
+        self.lines > 1 && (1..self.steps[1].unsigned_abs()).contains(&self.line_steps[1].unsigned_abs())
     }
 
     /// Some of its lines, and of their elements, from `first` of each on.

@@ -82,12 +82,13 @@ unsafe fn between(queue: &mut Queue, plan: &CopyPlan, target: Side, source: Side
     }
     let data = [target.data, source.data];
     // SAFETY: in all of these the caller's promise.
-    match (target.place, source.place) {
-        (Place::Card(to), Place::Card(from)) if to != from => unsafe { between_cards(queue, plan, data, from) },
-        (Place::Card(_) | Place::Pinned, Place::Card(_) | Place::Pinned) => unsafe { here(queue, plan, data) },
-        (Place::Card(_), Place::Pageable) => unsafe { with_pageable(queue, plan, data, 1) },
-        (Place::Pageable, _) => unsafe { with_pageable(queue, plan, data, 0) },
-        (Place::Pinned, Place::Pageable) => unsafe { with_pageable(queue, plan, data, 1) },
+    unsafe {
+        match (target.place, source.place) {
+            (Place::Card(to), Place::Card(from)) if to != from => between_cards(queue, plan, data, from),
+            (Place::Card(_) | Place::Pinned, Place::Card(_) | Place::Pinned) => here(queue, plan, data),
+            (_, Place::Pageable) => with_pageable(queue, plan, data, 1),
+            (Place::Pageable, _) => with_pageable(queue, plan, data, 0),
+        }
     }
 }
 
