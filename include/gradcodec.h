@@ -371,14 +371,20 @@ gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
  * src's where dst is on CPU or CUDAHost; ignored where both are.
  *
  * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; memory of CUDAHost is copied in
- * the order of the stream, like memory of CUDA. Two CUDA devices are one copy between them, on a stream of dst's.
+ * the order of the stream, like memory of CUDA. The first copy between CPU and a device allocates 8 MiB of pinned memory,
+ * which are kept until gc_trim(). Memory of the CPU that is pinned all the same is copied without them.
+ *
+ * Between two CUDA devices the stream is one of dst's: what other streams have to do to src is to be done before, or
+ * waited for by this one. The device of dst is given access to the memory of src's where that can be. Where it cannot, a
+ * copy of another layout or dtype is one by way of the CPU, like the above.
  *
  * Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
  * done. Any other overlap is INVALID_ARGUMENT.
  *
  * SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
  * NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such
- * elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: between CPU and CUDA in a capture.
+ * elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete
+ * when this returns.
  */
 gc_status_t gc_copy_into(const DLTensor *src,
                          DLTensor *dst,
@@ -1521,7 +1527,8 @@ gc_status_t gc_prepare(DLDevice device);
 
 /*
  * Gives back the device memory that is kept for new tensors: what was released in the context that gc_prepare() would
- * choose. Waits until the work that was enqueued there before is done. For a CPU: nothing, for nothing is kept.
+ * choose; and the pinned memory that gc_copy_into() keeps for the device. Waits until the work that was enqueued there
+ * before is done. For a CPU: nothing, for nothing is kept.
  */
 gc_status_t gc_trim(DLDevice device);
 

@@ -31,7 +31,8 @@ pub extern "C" fn gc_prepare(device: DLDevice) -> gc_status_t {
 }
 
 /// Gives back the device memory that is kept for new tensors: what was released in the context that gc_prepare() would
-/// choose. Waits until the work that was enqueued there before is done. For a CPU: nothing, for nothing is kept.
+/// choose; and the pinned memory that gc_copy_into() keeps for the device. Waits until the work that was enqueued there
+/// before is done. For a CPU: nothing, for nothing is kept.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
     boundary(|| devices::trim(Device::from_dlpack(&Name::new("device"), device)?))

@@ -320,3 +320,17 @@ def test_what_waits_is_refused_in_a_capture_and_changes_nothing(name):
             assert (memories[1].read() == expected).all()
         assert fake.fake_waits() == waited, "nothing is waited for in a capture"
     """, FAKE_PEERS=peers)
+
+
+def test_memory_of_the_cpu_that_is_pinned_is_not_staged():
+    work("""
+        rng = np.random.default_rng(2)
+        layout, narrow = Layout("float32", (5000,), (0,), (1,), 0), Layout("bfloat16", (5000,), (0,), (1,), 0)
+        contents = rng.integers(0, 256, layout.bytes, np.uint8)
+        memory, there = Memory(HOST, contents), Memory(card(0), np.zeros(layout.bytes, np.uint8))
+        pinned, waits = fake.fake_pinned(), fake.fake_waits()
+        for target in layout, narrow:
+            capi.check(lib.gc_copy_into(layout.at(memory.address, CPU).view, target.at(there.address, card(0)).view, None))
+            capi.check(lib.gc_copy_into(target.at(there.address, card(0)).view, layout.at(memory.address, CPU).view, None))
+        assert fake.fake_pinned() == pinned and fake.fake_waits() >= waits + 4
+    """)

@@ -85,7 +85,8 @@ unsafe fn between(queue: &mut Queue, plan: &CopyPlan, target: Side, source: Side
     unsafe {
         match (target.place, source.place) {
             (Place::Card(to), Place::Card(from)) if to != from => between_cards(queue, plan, data, from),
-            (Place::Card(_) | Place::Pinned, Place::Card(_) | Place::Pinned) => here(queue, plan, data),
+            (Place::Card(_), Place::Card(_)) => on_card(queue, plan, data),
+            (Place::Card(_) | Place::Pinned, Place::Card(_) | Place::Pinned) => with_pinned(queue, plan, data),
             (_, Place::Pageable) => with_pageable(queue, plan, data, 1),
             (Place::Pageable, _) => with_pageable(queue, plan, data, 0),
         }
@@ -99,16 +100,28 @@ fn flat(plan: &CopyPlan, data: [*mut u8; 2]) -> Option<([*mut u8; 2], usize)> {
     (plan.layout() == Layout::Flat).then(|| ([begin(0), begin(1)], (plan.loops.count() * size) as usize))
 }
 
-/// Both sides are memory that the queue's device reaches by itself.
-///
 /// # Safety
 /// As for [`between`].
-unsafe fn here(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> Result<()> {
+unsafe fn on_card(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {
         match flat(plan, data) {
             Some(([to, from], bytes)) if to.addr() % VECTOR == from.addr() % VECTOR => queue.copy(to, from, bytes),
             _ => Work::of(plan, data)?.launch(queue),
+        }
+    }
+}
+
+/// One side is pinned memory.
+///
+/// # Safety
+/// As for [`between`].
+unsafe fn with_pinned(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match flat(plan, data) {
+            Some(([to, from], bytes)) => queue.copy(to, from, bytes),
+            None => Work::of(plan, data)?.launch(queue),
         }
     }
 }
@@ -122,7 +135,7 @@ unsafe fn with_pageable(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], 
     // SAFETY: the caller's promise.
     unsafe {
         if is_pinned(queue, plan, data[pageable], pageable) {
-            here(queue, plan, data)?;
+            with_pinned(queue, plan, data)?;
             return queue.wait();
         }
         staged::between_host_and_card(queue, plan, data, pageable)

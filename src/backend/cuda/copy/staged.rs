@@ -26,7 +26,7 @@ use crate::{
 
 use crate::backend::cuda::{event::Event, pinned::Pinned, queue::Queue};
 
-use super::here;
+use super::with_pinned;
 
 /// Pieces that exist at a time, and the bytes of one.
 const PIECES: usize = 2;
@@ -182,7 +182,7 @@ unsafe fn send(queue: &mut Queue, halves: &Halves, staging: &Staging) -> Result<
         // SAFETY: the caller's promise; a piece that nothing uses now, and has room for so many elements.
         unsafe {
             cpu::copy::copy_at(&gather, host);
-            here(queue, &scatter, card)?;
+            with_pinned(queue, &scatter, card)?;
         }
         staging.record(queue, number)?;
         number += 1;
@@ -201,7 +201,7 @@ unsafe fn receive(queue: &mut Queue, halves: &Halves, staging: &Staging) -> Resu
         if let Some(block) = next {
             let [(gather, card), scatter] = halves.piece(&block, staging.piece(number));
             // SAFETY: as in `send`; what was in this piece was scattered two rounds before.
-            unsafe { here(queue, &gather, card)? };
+            unsafe { with_pinned(queue, &gather, card)? };
             staging.record(queue, number)?;
             following = Some((number, scatter));
         }
@@ -243,11 +243,11 @@ unsafe fn relay(queue: &mut Queue, from: i32, halves: &Halves, staging: &Staging
             // Left before the target's context is needed again: contexts are a stack.
             let mut other = Queue::of(from, Stream::LEGACY)?;
             // SAFETY: the caller's promise; pinned memory is every context's.
-            unsafe { here(&mut other, &gather, there)? };
+            unsafe { with_pinned(&mut other, &gather, there)? };
             other.wait()?;
         }
         // SAFETY: likewise.
-        unsafe { here(queue, &scatter, card)? };
+        unsafe { with_pinned(queue, &scatter, card)? };
         staging.record(queue, number)?;
         number += 1;
     }
