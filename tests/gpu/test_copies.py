@@ -1,7 +1,7 @@
 """Copies and casts on the device and from and to the host, against NumPy, torch, and the same library on the CPU."""
 
 import ctypes
-from ctypes import c_size_t, c_uint, c_void_p
+from ctypes import byref, c_size_t, c_uint, c_void_p
 
 import numpy as np
 import pytest
@@ -390,3 +390,19 @@ def test_more_float32_than_32_bits_count(torch, room):
     found = copied(values, torch.zeros(LARGE, dtype=torch.bfloat16, device="cuda"))
     for first in range(0, LARGE, 1 << 28):
         assert torch.equal(found[first : first + (1 << 28)], values[first : first + (1 << 28)].to(torch.bfloat16))
+
+
+# --- new tensors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["CPU", "CUDA"])
+def test_a_compact_copy_is_made_on_a_device(sides, where):
+    source = Layout("int16", (300, 7, 11), (2, 0, 1), (1, 2, -1), shift=2)
+    buffer = random_bytes(np.random.default_rng(4), source)
+    for name in "card", "pageable", "pinned":
+        out = capi.Managed()
+        src = place(source, buffer, sides[name])
+        device = gpu.device(0, CPU if where == "CPU" else capi.CUDA)
+        check(lib.gc_tensor_to_device(src.managed, device, byref(out)))
+        found = capi.take(out) if where == "CPU" else gpu.take(out)
+        assert np.array_equal(found, source.carve(buffer)) and not src.releases

@@ -334,3 +334,42 @@ def test_memory_of_the_cpu_that_is_pinned_is_not_staged():
             capi.check(lib.gc_copy_into(target.at(there.address, card(0)).view, layout.at(memory.address, CPU).view, None))
         assert fake.fake_pinned() == pinned and fake.fake_waits() >= waits + 4
     """)
+
+
+def test_a_compact_copy_is_made_on_any_device_and_none_is_left_behind_when_that_fails():
+    work("""
+        matrix = np.arange(300, dtype="f4").reshape(20, 15)
+        for source in CPU, card(0):
+            src = capi.Tensor(matrix.T) if source is CPU else on_card(matrix)
+            if source is not CPU:
+                src = like(src.memory, matrix.T)
+            in_use = [fake.fake_in_use(k) for k in range(2)]
+            for device in CPU, card(0), card(1):
+                for number in range(100):
+                    out = Managed()
+                    fake.fake_finish()
+                    fake.fake_fail_call(number, 999)
+                    status = lib.gc_tensor_to_device(src.managed, device, byref(out))
+                    failed = fake.fake_failed_call().decode()
+                    fake.fake_fail_call(-1, 0)
+                    if "Pop" in failed:  # of these two nothing can make good
+                        fake.cuCtxPopCurrent_v2(byref(ctypes.c_void_p()))
+                    elif "Exchange" in failed:
+                        fake.cuThreadExchangeStreamCaptureMode(byref(ctypes.c_int(0)))
+                    if status:
+                        assert not out, failed
+                    else:
+                        fake.fake_finish()
+                        view = out.contents.dl_tensor
+                        assert (view.device.device_type, view.device.device_id) == (device.device_type, device.device_id)
+                        assert (from_card(out, (15, 20), "f4") == matrix.T).all(), failed
+                        lib.gc_tensor_free(out)
+                    for k in range(2):
+                        capi.check(lib.gc_trim(card(k)))
+                        assert fake.fake_in_use(k) == in_use[k], failed
+                    if not failed:
+                        break
+                else:
+                    raise AssertionError("it never ends")
+        assert fake.fake_pinned() == 0
+    """)
