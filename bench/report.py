@@ -415,14 +415,14 @@ def gpu_tables(results):
     return "\n\n".join(part for part in parts if part)
 
 
-COPIES_TO_REACH = {"compact": 0.97, "float32 to bfloat16": 0.95, "transposed float32": 0.80, "every other float32": 0.55}
+GPU_COPIES_TO_REACH = {"compact": 0.97, "float32 to bfloat16": 0.95, "transposed float32": 0.80, "every other float32": 0.55}
 
 
-def of_copies(results):
+def of_gpu_copies(results):
     """The copies of a card, each shape a line."""
     lines = []
     for row in results["copies"]:
-        least = COPIES_TO_REACH.get(row["kind"])
+        least = GPU_COPIES_TO_REACH.get(row["kind"])
         ours = fraction(results, row)
         cells = [
             row["shape"],
@@ -454,7 +454,7 @@ def gpu_copy_tables(results):
         "touched in part those of the lines. Driver: cuMemcpyAsync, where it can do the same. Medians, all taking\n"
         "turns, the cache flushed before each sample."
     )
-    parts.append(of_copies(results))
+    parts.append(of_gpu_copies(results))
     parts.append(
         "From and to memory of the host. Pinned: cuMemcpyAsync is the driver's; pageable: until the call returns,\n"
         "beside cuMemcpy, torch and CuPy, all from Python."
@@ -954,16 +954,14 @@ def main():
             multi_gpu_plot(results, image)
             part = f"## Several cards\n\n{multi_gpu_tables(results)}\n\n![Time against size]({image.name})"
             options.page.write_text(insert(page, "several cards", part))
-        elif results["about"].get("of") == "copies":
-            part = f"## Copies on the GPU\n\n{gpu_copy_tables(results)}"
-            options.page.write_text(insert(page, "gpu copies", part))
         elif results["about"].get("of") == "codec":
             where, made = ("GPU", gpu_codec_tables) if "yardsticks" in results else ("CPU", cpu_codec_tables)
             part = f"## Codecs on the {where}\n\n{made(results)}"
             options.page.write_text(insert(page, f"{where.lower()} codecs", part))
         elif results["about"].get("of") == "copies":
-            part = f"## Copies on the CPU\n\n{cpu_copy_tables(results)}"
-            options.page.write_text(insert(page, "cpu copies", part))
+            where, made = ("GPU", gpu_copy_tables) if "yardsticks" in results else ("CPU", cpu_copy_tables)
+            part = f"## Copies on the {where}\n\n{made(results)}"
+            options.page.write_text(insert(page, f"{where.lower()} copies", part))
         elif "yardsticks" in results:
             image = options.page.parent / "performance-gpu.svg"
             for suffix in ".svg", ".png":
