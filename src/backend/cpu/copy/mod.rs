@@ -63,8 +63,10 @@ fn copy_with(set: InstructionSet, plan: &CopyPlan, src: *const u8, dst: *mut u8)
 /// The inner loop of the planes, and all others, of which the last is the planes' other one.
 fn plane_of(plan: &CopyPlan) -> (Loop<2>, Loops<2>) {
     let loops = &plan.loops;
-    let Some(last) = loops.as_slice().len().checked_sub(1) else {
-        return (Loop { count: 1, strides: plan.conversion.sizes() }, Loops::new());
+    let last = match loops.as_slice() {
+        [] => return (Loop { count: 1, strides: plan.conversion.sizes() }, Loops::new()),
+        &[only] => return (only, Loops::new()),
+        several => several.len() - 1,
     };
     let (inner, mut others) = loops.split_off(last);
     let step = |item: &Loop<2>| item.strides[1].unsigned_abs();
