@@ -214,10 +214,10 @@ unsafe fn transpose_tile<T: Copy, const N: usize>(dst: *mut u8, src: *const u8, 
     let side = TILE_BYTES / size;
     // A whole one goes by the stack: if rows are 4096 bytes apart they share few places of the first cache, so each cache
     // line is read once.
-    let LineAligned(block) = &mut LineAligned([MaybeUninit::<[u8; TILE_BYTES]>::uninit(); TILE_BYTES]);
+    let LineAligned(block) = &mut LineAligned([[MaybeUninit::<[u8; TILE_BYTES]>::uninit(); N]; TILE_BYTES / 16]);
     let (mut from, mut step) = (src, tile.steps[1]);
     if tile.lines == side && tile.count == side {
-        for (row, copied) in block[..side].iter_mut().enumerate() {
+        for (row, copied) in block.as_flattened_mut().iter_mut().enumerate() {
             // SAFETY: a whole row of a tile: the caller's promise.
             copied.write(unsafe { src.offset(row as isize * step).cast::<[u8; TILE_BYTES]>().read_unaligned() });
         }
