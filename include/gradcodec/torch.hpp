@@ -152,6 +152,15 @@ template <class Call> void into(const at::Tensor &src, const at::Tensor &dst, Ca
 
 } // namespace detail
 
+/* As dst.copy_(src), by the rules of gradcodec.h: on the stream of dst, or of src where dst is on the CPU. */
+inline void copy_into(const at::Tensor &src, const at::Tensor &dst)
+{
+    const DLTensor from = view(src);
+    DLTensor to = view_to_write(dst);
+    detail::check_version("dst", dst);
+    detail::torch_check(gc_copy_into(&from, &to, current_stream(dst.is_cpu() ? src : dst)));
+    detail::bump_version(dst);
+}
 inline void pack_chunks_into(const at::Tensor &src, gc_bit_order_t order, const at::Tensor &dst)
 {
     detail::into(src, dst, [order](const DLTensor *from, DLTensor *to, void *stream) {

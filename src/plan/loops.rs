@@ -76,6 +76,9 @@ impl<const SIDES: usize> Loops<SIDES> {
     /// The same loops for rounds that may come in any order: those that step far on the first side outside, those that step
     /// by little inside.
     pub fn sorted_by_step(mut self) -> Self {
+        if self.items.len() < 2 {
+            return self;
+        }
         self.items.sort_unstable_by_key(|item| Reverse(item.strides[0].unsigned_abs()));
         let mut sorted = Self::new();
         self.items.iter().for_each(|item| sorted.push(item.count, item.strides));

@@ -490,6 +490,16 @@ static void the_rest()
     HOLD(launch.threads > 0 && launch.items_per_block > 0 && launch.struct_size == sizeof launch);
     HOLD(gradcodec::capsule_destructor == &gc_capsule_destructor);
     const std::vector<int64_t> shape{3, 5};
+    const std::vector<float> numbers{1.5f, -2, 300};
+    std::vector<uint8_t> whole(6);
+    gradcodec::copy_into(view(numbers), gradcodec::view(whole.data(), {2, 3}));
+    HOLD((whole == std::vector<uint8_t>{1, 0, 255, 1, 0, 255}));
+    const Tensor copy = gradcodec::tensor_to_device(view(numbers), gradcodec::cpu);
+    HOLD(copy->data != numbers.data() && static_cast<const float *>(copy->data)[2] == 300);
+    HOLD(status([&] { gradcodec::copy_into(view(whole), gradcodec::view(whole.data(), {3})); }) ==
+         GC_STATUS_SHAPE_MISMATCH);
+    HOLD(status([&] { gradcodec::tensor_to_device(view(numbers), {kDLCUDAHost, 0}); }) ==
+         GC_STATUS_UNSUPPORTED_DEVICE);
     const Tensor empty = gradcodec::tensor_empty(gradcodec::cpu, gradcodec::bfloat16, shape);
     HOLD(empty->shape[1] == 5 && empty->dtype.code == kDLBfloat && empty->data != nullptr);
     HOLD(gradcodec::tensor_empty(gradcodec::cpu, gradcodec::dtype<bool>(), {})->ndim == 0);

@@ -70,20 +70,19 @@ fn copy_with(set: InstructionSet, plan: &CopyPlan, src: *const u8, dst: *mut u8)
 
 /// The inner loop of the planes, and all others, of which the last is the planes' other one.
 fn plane_of(plan: &CopyPlan) -> (Loop<2>, Loops<2>) {
-    let loops = &plan.loops;
-    let Some(last) = loops.as_slice().len().checked_sub(1) else {
-        return (Loop { count: 1, strides: plan.conversion.sizes() }, Loops::new());
+    let mut lines = Loops::new();
+    let Some((&inner, others)) = plan.loops.as_slice().split_last() else {
+        return (Loop { count: 1, strides: plan.conversion.sizes() }, lines);
     };
-    let (inner, mut others) = loops.split_off(last);
     let step = |item: &Loop<2>| item.strides[1].unsigned_abs();
     // Where the source repeats its elements, they need not be read in another order.
-    let closer = |&index: &usize| (1..step(&inner)).contains(&step(&others.as_slice()[index]));
-    if let Some(closest) = (0..last).filter(closer).min_by_key(|&index| step(&others.as_slice()[index])) {
-        let (closest, mut rest) = others.split_off(closest);
-        rest.push(closest.count, closest.strides);
-        others = rest;
+    let closer = |&index: &usize| (1..step(&inner)).contains(&step(&others[index]));
+    let closest = (0..others.len()).filter(closer).min_by_key(|&index| step(&others[index]));
+    let apart = |&index: &usize| Some(index) != closest;
+    for index in (0..others.len()).filter(apart).chain(closest) {
+        lines.push(others[index].count, others[index].strides);
     }
-    (inner, others)
+    (inner, lines)
 }
 
 /// What is done with elements.

@@ -3,11 +3,11 @@
 //! A plane is what the two innermost loops of a plan visit: lines of elements, each side at steps of its own. Generic
 //! functions over the width of an element, compiled for each instruction set.
 
-use std::ptr;
+use std::{mem::MaybeUninit, ptr};
 
 use crate::backend::cpu::{
     dispatch::{Variant, compiled_for_each_set},
-    simd::{Element, Simd},
+    simd::{Element, LineAligned, Simd, prefetch, transpose_square},
 };
 
 use super::InstructionSet;
@@ -31,6 +31,11 @@ impl Plane {
     /// Some of its lines, and of their elements, from `first` of each on.
     fn part(&self, lines: usize, count: usize) -> Self {
         Self { lines, count, ..*self }
+    }
+
+    /// With its elements as lines.
+    fn turned(&self) -> Self {
+        Self { lines: self.count, line_steps: self.steps, count: self.lines, steps: self.line_steps }
     }
 
     /// How far an element is from the first.
@@ -70,11 +75,21 @@ unsafe fn plane_on<S: Simd<T>, T: Element>(dst: *mut u8, src: *const u8, plane: 
 /// As for [`move_plane`].
 #[inline(always)]
 unsafe fn plane_of<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
-    let size = size_of::<T>() as isize;
     if plane.is_across() && plane.count > 1 {
         // SAFETY: the caller's promise.
         return unsafe { across::<T>(dst, src, plane) };
     }
+    // SAFETY: the caller's promise.
+    unsafe { lines_of::<T>(dst, src, plane) };
+}
+
+/// Copies line by line.
+///
+/// # Safety
+/// As for [`move_plane`].
+#[inline(always)]
+unsafe fn lines_of<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
+    let size = size_of::<T>() as isize;
     for line in 0..plane.lines {
         // SAFETY: the caller's promise.
         unsafe {
@@ -87,6 +102,7 @@ unsafe fn plane_of<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
                 [to, 0] if to == size => line_of::<T>(dst, src, plane.count, [size, 0]),
                 [to, from] if to == size && from == -size => line_of::<T>(dst, src, plane.count, [size, -size]),
                 [to, from] if to == size && from == 2 * size => line_of::<T>(dst, src, plane.count, [size, 2 * size]),
+                [to, from] if to == size && from == 4 * size => line_of::<T>(dst, src, plane.count, [size, 4 * size]),
                 [to, from] if to == size => line_of::<T>(dst, src, plane.count, [size, from]),
                 steps => line_of::<T>(dst, src, plane.count, steps),
             }
@@ -125,6 +141,12 @@ unsafe fn plane_of_any(size: usize, dst: *mut u8, src: *const u8, plane: &Plane)
     }
 }
 
+/// Bytes of a side of a tile: a cache line.
+const TILE_BYTES: usize = 64;
+
+/// Bytes of a few lines that are copied one after the other.
+const NEAR_BYTES: usize = 8 << 10;
+
 /// Copies a plane whose source's elements lie closer from line to line: in tiles, so that each of its cache lines is
 /// used whole while it is there.
 ///
@@ -132,19 +154,94 @@ unsafe fn plane_of_any(size: usize, dst: *mut u8, src: *const u8, plane: &Plane)
 /// As for [`move_plane`].
 #[inline(always)]
 unsafe fn across<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
-    const TILE: usize = 16;
-    for line in (0..plane.lines).step_by(TILE) {
-        for element in (0..plane.count).step_by(TILE) {
-            let tile = plane.part(TILE.min(plane.lines - line), TILE.min(plane.count - element));
+    let size = size_of::<T>();
+    let (side, dense) = ((TILE_BYTES / size).max(16), size as isize);
+    let is_dense = plane.steps[0] == dense && plane.line_steps[1] == dense;
+    // Few lines, or short ones: the longer direction inside, as far as all of them stay in the first cache.
+    let (few, many) = if plane.lines < side { (plane.lines, plane.count) } else { (plane.count, plane.lines) };
+    if few < side {
+        let some = NEAR_BYTES / size / few;
+        for first in (0..many).step_by(some) {
+            let left = some.min(many - first);
+            let (line, element, part) = match plane.lines < side {
+                true => (0, first, plane.part(plane.lines, left)),
+                false => (first, 0, plane.part(left, plane.count).turned()),
+            };
             // SAFETY: the caller's promise.
             unsafe {
-                let dst = dst.offset(plane.offset(0, line, element));
-                let src = src.offset(plane.offset(1, line, element));
-                for line in 0..tile.lines {
-                    let (dst, src) = (dst.offset(plane.offset(0, line, 0)), src.offset(plane.offset(1, line, 0)));
-                    line_of::<T>(dst, src, tile.count, tile.steps);
+                let (dst, src) =
+                    (dst.offset(plane.offset(0, line, element)), src.offset(plane.offset(1, line, element)));
+                lines_of::<T>(dst, src, &part);
+            }
+        }
+        return;
+    }
+    // Some tiles beside each other, so that what is read of a page is more than a cache line.
+    for lines in (0..plane.lines).step_by(4 * side) {
+        for element in (0..plane.count).step_by(side) {
+            for line in (lines..plane.lines.min(lines + 4 * side)).step_by(side) {
+                let tile = plane.part(side.min(plane.lines - line), side.min(plane.count - element));
+                // No prefetcher of a processor follows as many lines as a tile has.
+                let ahead = if element + 2 * side <= plane.count { side } else { 0 };
+                for next in 0..ahead {
+                    prefetch(src.wrapping_offset(plane.offset(1, line, element + side + next)));
+                    prefetch(dst.wrapping_offset(plane.offset(0, line + next, element + side)));
+                }
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let dst = dst.offset(plane.offset(0, line, element));
+                    let src = src.offset(plane.offset(1, line, element));
+                    match size {
+                        1 if is_dense => transpose_tile::<T, 16>(dst, src, &tile),
+                        2 if is_dense => transpose_tile::<T, 8>(dst, src, &tile),
+                        4 if is_dense => transpose_tile::<T, 4>(dst, src, &tile),
+                        _ => lines_of::<T>(dst, src, &tile),
+                    }
                 }
             }
+        }
+    }
+}
+
+/// Transposes a tile, or what there is of one, whose lines are dense in the target and across them in the source: squares
+/// of 16 bytes in registers, and what is left element by element.
+///
+/// # Safety
+/// As for [`move_plane`]; 16 bytes hold `N` elements.
+#[inline(always)]
+unsafe fn transpose_tile<T: Copy, const N: usize>(dst: *mut u8, src: *const u8, tile: &Plane) {
+    let size = size_of::<T>();
+    let side = TILE_BYTES / size;
+    // A whole one goes by the stack: if rows are 4096 bytes apart they share few places of the first cache, so each cache
+    // line is read once.
+    let LineAligned(block) = &mut LineAligned([[MaybeUninit::<[u8; TILE_BYTES]>::uninit(); N]; TILE_BYTES / 16]);
+    let (mut from, mut step) = (src, tile.steps[1]);
+    if tile.lines == side && tile.count == side {
+        for (row, copied) in block.as_flattened_mut().iter_mut().enumerate() {
+            // SAFETY: a whole row of a tile: the caller's promise.
+            copied.write(unsafe { src.offset(row as isize * step).cast::<[u8; TILE_BYTES]>().read_unaligned() });
+        }
+        (from, step) = (block.as_ptr().cast(), TILE_BYTES as isize);
+    }
+    let (lines, count) = (tile.lines / N * N, tile.count / N * N);
+    for line in (0..lines).step_by(N) {
+        for element in (0..count).step_by(N) {
+            // SAFETY: a square within the tile.
+            unsafe {
+                let from = from.offset(element as isize * step).add(line * size);
+                transpose_square::<N>(dst.offset(tile.offset(0, line, element)), tile.line_steps[0], from, step);
+            }
+        }
+    }
+    // SAFETY: what is left of each of these lines, and the lines that are left.
+    unsafe {
+        if count < tile.count {
+            let left = tile.part(lines, tile.count - count);
+            lines_of::<T>(dst.offset(tile.offset(0, 0, count)), src.offset(tile.offset(1, 0, count)), &left);
+        }
+        if lines < tile.lines {
+            let left = tile.part(tile.lines - lines, tile.count);
+            lines_of::<T>(dst.offset(tile.offset(0, lines, 0)), src.offset(tile.offset(1, lines, 0)), &left);
         }
     }
 }

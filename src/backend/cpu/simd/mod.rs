@@ -2,6 +2,7 @@
 //! built on it is written once (`bits`) and compiled for each of them (`dispatch`).
 
 mod portable;
+mod transpose;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -15,6 +16,7 @@ use crate::plan::bits::{BitRule, Patterns};
 use super::bit_stream::BitReader;
 
 pub use portable::Portable;
+pub use transpose::transpose_square;
 
 #[cfg(target_arch = "x86_64")]
 pub use {avx2::Avx2, avx512::Avx512};
