@@ -97,7 +97,7 @@ __device__ __forceinline__ unsigned vote_of_payloads(const Payloads &payloads, u
 
 // What the chunks that are reduced tell of themselves. By all threads of a block.
 struct Told {
-    bool corrupt, nonfinite;
+    bool broken, corrupt, nonfinite;
 };
 __device__ __forceinline__ Told look_at_payloads(const gc_reduce &call, unsigned many, unsigned lane, unsigned warp) {
     const gc_codec &codec = call.codec;
@@ -110,7 +110,7 @@ __device__ __forceinline__ Told look_at_payloads(const gc_reduce &call, unsigned
         }
     }
     const bool corrupt = __syncthreads_or(met & CORRUPT), nonfinite = __syncthreads_or(met & NONFINITE);
-    return {corrupt, nonfinite};
+    return {codec.control->broken != 0, corrupt, nonfinite};
 }
 
 // The word of a lane that most payloads have there, at the turn that a state says.
@@ -146,7 +146,8 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     group.load(payloads, 0);
 
     const Told told = look_at_payloads(call, payloads.many, lane, warp);
-    const bool corrupt = told.corrupt;
+    // What did not come leaves the error as it was, too.
+    const bool corrupt = told.corrupt || told.broken;
     if (threadIdx.x == 0 && (corrupt || told.nonfinite)) atomicOr(&codec.control->found, corrupt ? CORRUPT : NONFINITE);
 
     // What follows is done with a corrupt chunk too, but not stored: the compiler knows then that the lanes of a warp
@@ -219,8 +220,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __
     } else {
         sum_of_payloads(payloads, group, codec.policy == ZERO, found, sum, lane);
     }
-    if (lane == 0 && (told.corrupt || found)) {
-        const unsigned flags = told.corrupt ? CORRUPT : NONFINITE;
+    if (lane == 0 && (told.broken || told.corrupt || found)) {
+        const unsigned flags = told.corrupt && !told.broken ? CORRUPT : NONFINITE;
         atomicOr(&codec.control->flags, flags);
         atomicOr(&codec.control->since, flags);
     }
@@ -228,7 +229,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __
 #pragma unroll
     for (unsigned i = 0; i < 32; i++) {
         const float mean = sum.at(i / N, i % N);
-        sum.vectors[i / N].words[i % N] = told.corrupt ? 0 : __float_as_uint(canonical(mean));
+        const unsigned pattern = told.corrupt ? 0 : __float_as_uint(canonical(mean));
+        sum.vectors[i / N].words[i % N] = told.broken ? 0x7fc00000 : pattern;
     }
     const u64 first = run_of(codec, tile.run).base + tile.first + at;
     sum.store_anywhere(call.dst + first * 4, lane, count);

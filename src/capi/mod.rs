@@ -34,7 +34,7 @@
 //!
 //! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
 //! folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
-//! BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, SHARING, WORKERS and DEVICES. What holds for all of them comes
+//! BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, NCCL, PEER MEMORY, ALL-REDUCE, SHARING, WORKERS and DEVICES. What holds for all of them comes
 //! first; what is said of CUDA and of streams does not concern programs that use the CPU only.
 //!
 //! TWO TIERS
@@ -150,6 +150,7 @@ mod devices;
 mod handle;
 mod nccl;
 mod onebit;
+mod peers;
 mod share;
 mod signs;
 mod status;

@@ -12,7 +12,8 @@ use std::{
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute,
-    CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUipcMemHandle, CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUpointer_attribute, CUresult, CUstream,
+    CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
 };
 
 use crate::{
@@ -36,6 +37,7 @@ table! {
         cuDeviceGet(*mut CUdevice, c_int);
         cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
         cuDeviceTotalMem_v2(*mut usize, CUdevice);
+        cuDeviceGetUuid(*mut CUuuid, CUdevice);
         cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
         cuCtxPushCurrent_v2(CUcontext);
         cuCtxPopCurrent_v2(*mut CUcontext);
@@ -43,6 +45,7 @@ table! {
         cuCtxGetDevice(*mut CUdevice);
         cuCtxGetId(CUcontext, *mut c_ulonglong);
         cuCtxSynchronize();
+        cuCtxEnablePeerAccess(CUcontext, c_uint);
         cuStreamCreate(*mut CUstream, c_uint);
         cuStreamDestroy_v2(CUstream);
         cuStreamGetCtx(CUstream, *mut CUcontext);
@@ -56,6 +59,10 @@ table! {
         cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
         cuMemAlloc_v2(*mut CUdeviceptr, usize);
         cuMemFree_v2(CUdeviceptr);
+        cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
+        cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
+        cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+        cuIpcCloseMemHandle(CUdeviceptr);
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
         cuMemFreeHost(*mut c_void);
         cuMemcpyHtoD_v2(CUdeviceptr, *const c_void, usize);
