@@ -35,7 +35,7 @@ struct Payloads {
 
 // What is loaded at once: words and scales of some payloads from one on. Nothing for a warp without elements.
 struct Group {
-    enum : unsigned { MOST = 4 };
+    enum : unsigned { MOST = 2 };
     unsigned words[MOST];
     float scales[MOST];
     __device__ __forceinline__ void load(const Payloads &payloads, unsigned first) {
@@ -102,6 +102,7 @@ struct Told {
 __device__ __forceinline__ Told look_at_payloads(const gc_reduce &call, unsigned many, unsigned lane, unsigned warp) {
     const gc_codec &codec = call.codec;
     unsigned met = 0;
+    const unsigned broken = codec.control->broken;  // on its way with the headers
 #pragma unroll 1
     for (unsigned r = warp; r < many; r += WARPS) {
 #pragma unroll 1
@@ -110,7 +111,7 @@ __device__ __forceinline__ Told look_at_payloads(const gc_reduce &call, unsigned
         }
     }
     const bool corrupt = __syncthreads_or(met & CORRUPT), nonfinite = __syncthreads_or(met & NONFINITE);
-    return {codec.control->broken != 0, corrupt, nonfinite};
+    return {broken != 0, corrupt, nonfinite};
 }
 
 // The word of a lane that most payloads have there, at the turn that a state says.
@@ -186,13 +187,13 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     leave_sum(codec.partials + blockIdx.x, all);
 }
 
-#define REDUCE(name, E) \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) name(const __grid_constant__ gc_reduce call) { \
+#define REDUCE(name, E, BLOCKS) \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_reduce call) { \
         reduce<E>(call); \
     }
-REDUCE(gc_onebit_reduce_f32, F32)
-REDUCE(gc_onebit_reduce_bf16, BF16)
-REDUCE(gc_onebit_reduce, None)
+REDUCE(gc_onebit_reduce_f32, F32, 2)
+REDUCE(gc_onebit_reduce_bf16, BF16, 3)
+REDUCE(gc_onebit_reduce, None, 3)
 
 // The shard that reduce() would add the error to: the mean, or the majority as +1 and -1, one part after the other.
 // Reads 1/8 byte of each payload, writes a float32 an element: +0 if a payload is corrupt. `dst`: the shard. The state

@@ -745,7 +745,8 @@ inline Communicator comm_from_nccl_id(const std::array<uint8_t, 128> &id, int32_
 inline int64_t peers_bytes(int64_t n_elements, int32_t world_size)
 {
     const int64_t bytes = gc_peers_bytes(n_elements, world_size);
-    if (bytes < 0) throw Error(GC_STATUS_INVALID_ARGUMENT, gc_last_error());
+    if (bytes < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
     return bytes;
 }
 /* `buffers`: of every rank, as they are mapped here. */

@@ -165,6 +165,7 @@ pub use comm::*;
 pub use devices::*;
 pub use nccl::*;
 pub use onebit::*;
+pub use peers::*;
 pub use share::*;
 pub use signs::*;
 pub use status::*;

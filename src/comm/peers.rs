@@ -105,14 +105,12 @@ impl Peers {
             ));
         }
         let _delay = cancel::delay();
-        let mut buffers = ArrayVec::new();
         for (number, &address) in places.buffers.iter().enumerate() {
             cards::check_buffer(ordinal, number, address, number == rank)?;
-            buffers.push(address);
         }
         let milliseconds = patience(places.milliseconds);
         let bytes = places.bytes as u64;
-        let way = cards::Peers::new(ordinal, rank, buffers, bytes, milliseconds, (Vec::new(), None))?;
+        let way = cards::Peers::new(ordinal, rank, places.buffers, bytes, milliseconds, (Vec::new(), None))?;
         Ok(Self { rank, way, milliseconds, order: None, broken: AtomicBool::new(false) })
     }
 
@@ -263,7 +261,7 @@ pub fn open_peers(
     };
     let made = mapped.and_then(|(buffers, mapped)| {
         let (ordinal, bytes) = (opening.ordinal, opening.bytes);
-        cards::Peers::new(ordinal, rank, buffers, bytes, patience(milliseconds), (mapped, Some(opening.buffer)))
+        cards::Peers::new(ordinal, rank, &buffers, bytes, patience(milliseconds), (mapped, Some(opening.buffer)))
     });
     let outcome = [u8::from(made.is_err()); RECORD];
     let outcomes = bootstrap.tell_all(&outcome)?;

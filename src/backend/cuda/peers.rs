@@ -13,7 +13,6 @@
 
 use std::{ffi::c_void, ptr};
 
-use arrayvec::ArrayVec;
 use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute, CUstream, CUuuid};
 
 use crate::{
@@ -102,7 +101,7 @@ pub struct Peers {
     nanoseconds: u64,
     area: u64,
     /// By rank, as they are mapped here.
-    buffers: ArrayVec<u64, MOST_RANKS>,
+    buffers: Vec<u64>,
     state: Memory,
     /// Where a card writes that a rank did not come: a uint32, not 0 then; and a record of this rank, to be pushed.
     said: Pinned,
@@ -212,11 +211,16 @@ impl Peers {
     pub fn new(
         ordinal: i32,
         rank: usize,
-        buffers: ArrayVec<u64, MOST_RANKS>,
+        given: &[u64],
         bytes: u64,
         milliseconds: u32,
         (mapped, own): (Vec<Mapped>, Option<Buffer>),
     ) -> Result<Self> {
+        let mut buffers = Vec::new();
+        buffers
+            .try_reserve_exact(given.len())
+            .map_err(|_| error!(OutOfMemory, "a list of {} buffers could not be had", given.len()))?;
+        buffers.extend_from_slice(given);
         let mut queue = match &own {
             Some(buffer) => buffer.memory.queue(Stream::LEGACY)?,
             None => Queue::of(ordinal, Stream::LEGACY)?,
@@ -294,7 +298,7 @@ impl Peers {
     /// reads what arrived in the area before.
     pub unsafe fn push(&self, queue: &mut Queue, area: Area, from: *const u8, bytes: u64) -> Result<()> {
         let world = self.buffers.len();
-        assert!(bytes % 16 == 0 && bytes <= self.most_bytes());
+        assert!(bytes.is_multiple_of(16) && bytes <= self.most_bytes());
         let mut call = Push {
             from,
             vectors: bytes / 16,
@@ -385,7 +389,7 @@ pub fn check_buffer(ordinal: i32, rank: usize, address: u64, own: bool) -> Resul
     let (device, driver) = (queue.device, queue.device.driver);
     let refusal =
         || -> Error { error!(InvalidArgument, "options: buffers[{rank}], {address:#x}, is no memory of a card here") };
-    if address == 0 || address % ALIGNMENT != 0 {
+    if address == 0 || !address.is_multiple_of(ALIGNMENT) {
         return Err(error!(
             InvalidArgument,
             "options: buffers[{rank}] is {address:#x}; an address that is a multiple of {ALIGNMENT} expected"
