@@ -24,9 +24,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NUMBERS = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 ERRORS = {"float32": 0, "bfloat16": 1}  # gc_error: as the gradient
 ONEBIT = 1
+MOST_ELEMENTS = 2**30
 COPY_BYTES = 4 << 30
 # All that is measured of one size is in memory at once.
-BYTES_AN_ELEMENT = 70
+BYTES_AN_ELEMENT = 100
 STAGES = ["encode", "all_to_all", "reduce", "all_gather", "decode"]
 
 
@@ -74,7 +75,15 @@ class Card:
         check(lib.gc_comm_from_nccl_id(byref(none), id, here.rank, here.world, self.device, byref(self.comm)))
         self.aligning = torch.zeros(1, device=self.torch_device)
         self.events = [torch.cuda.Event(enable_timing=True) for _ in range(len(STAGES) + 1)]
-        self.copied = None
+        self.copied = self.over_peers = None
+
+    def peers(self):
+        """A communicator over peer memory, for all sizes."""
+        if self.over_peers is None:
+            comm = POINTER(Comm)()
+            check(lib.gc_comm_open_peers(self.comm, self.device, MOST_ELEMENTS, 20_000, byref(comm)))
+            self.over_peers = comm
+        return self.over_peers
 
     def about(self):
         properties = torch.cuda.get_device_properties(self.rank)
@@ -229,6 +238,9 @@ class Host:
         blocks = self.here.gather(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
         return [torch.frombuffer(bytearray(block), dtype=tensor.dtype).view(tensor.shape) for block in blocks]
 
+    def peers(self):
+        return self.comm
+
     def all_reduce(self, send, recv, dtype):
         return lambda: recv.copy_(torch.stack(self.gather(send)).sum(0))
 
@@ -330,6 +342,17 @@ class Handle(Contender):
         self.handle = POINTER(AllReduce)()
 
 
+class OverPeers(Handle):
+    """The same over peer memory."""
+
+    def connect(self):
+        nccl, self.machine.comm = self.machine.comm, self.machine.peers()
+        try:
+            super().connect()
+        finally:
+            self.machine.comm = nccl
+
+
 class Plain(Contender):
     """gc_compressed_allreduce()."""
 
@@ -394,12 +417,14 @@ class DeepSpeed(Contender):
 CONTENDERS = {
     "handle float32": lambda *place: Handle(*place, "float32"),
     "handle bfloat16": lambda *place: Handle(*place, "bfloat16"),
+    "peers float32": lambda *place: OverPeers(*place, "float32"),
+    "peers bfloat16": lambda *place: OverPeers(*place, "bfloat16"),
     "nccl float32": lambda *place: NcclSum(*place, "float32"),
     "nccl bfloat16": lambda *place: NcclSum(*place, "bfloat16"),
     "plain float32": Plain,
     "deepspeed": DeepSpeed,
 }
-IN_A_GRAPH = ["handle float32", "handle bfloat16", "nccl float32", "nccl bfloat16"]
+IN_A_GRAPH = ["handle float32", "handle bfloat16", "peers float32", "peers bfloat16", "nccl float32", "nccl bfloat16"]
 
 
 def agreed(here, what, function):
@@ -505,7 +530,7 @@ def compare(machine, contenders):
     """That ours end with the same bytes on all ranks, and DeepSpeed's chain with the same signs but for few. Of their
     first run."""
     n = next(iter(contenders.values())).n if contenders else 0
-    for name in "handle float32", "handle bfloat16", "plain float32":
+    for name in "handle float32", "handle bfloat16", "peers float32", "peers bfloat16", "plain float32":
         if name in contenders:
             # A sum that does not depend on the order; all bytes would take long.
             result = contenders[name].result().view(torch.int16)

@@ -826,6 +826,17 @@ def of_all_reduces(results, dtype):
     return table([*header, "to reach"], lines)
 
 
+def of_peers(results, dtype):
+    lines, names = [], [f"{who} {dtype}{how}" for who in ("peers", "handle", "nccl") for how in ("", ", graph")]
+    for row in as_rows(results):
+        if median(row, names[0]):
+            cells = [microseconds(median(row, name)) for name in names]
+            ratios = [number(ratio(row, *pair)) for pair in ((names[0], names[4]), (names[1], names[5]))]
+            lines.append([large_count(row["elements"]), *cells, *ratios])
+    header = [f"{dtype}, us", "peers", "in a graph", "over NCCL", "in a graph", "NCCL", "in a graph", "times NCCL", "in graphs"]
+    return table(header, lines) if lines else None
+
+
 def of_stages(results):
     lines = []
     for row in as_rows(results):
@@ -871,6 +882,10 @@ def multi_gpu_tables(results):
             )
         )
         parts += [of_all_reduces(results, dtype) for dtype in ("float32", "bfloat16")]
+        peers = [of_peers(results, dtype) for dtype in ("float32", "bfloat16")]
+        if any(peers):
+            parts.append("The same handle over peer memory, without NCCL, beside both.")
+        parts += peers
     if any(row["stages"] for row in as_rows(results)):
         parts.append(
             paragraph(
@@ -886,6 +901,8 @@ def multi_gpu_tables(results):
 ALL_REDUCE_LINES = {
     "handle {}": ("handle", "-", "C0"),
     "handle {}, graph": ("handle, in a graph", "--", "C0"),
+    "peers {}": ("over peer memory", "-", "C4"),
+    "peers {}, graph": ("over peer memory, in a graph", "--", "C4"),
     "nccl {}": ("NCCL", "-", "C1"),
     "nccl {}, graph": ("NCCL, in a graph", "--", "C1"),
     "plain {}": ("plain form", "-", "C2"),

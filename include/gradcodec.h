@@ -35,8 +35,9 @@
  *
  * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
  * folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
- * COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, SHARING, WORKERS and DEVICES. What holds for all of
- * them comes first; what is said of CUDA and of streams does not concern programs that use the CPU only.
+ * COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, NCCL, PEER MEMORY, ALL-REDUCE, SHARING, WORKERS and DEVICES.
+ * What holds for all of them comes first; what is said of CUDA and of streams does not concern programs that use the CPU
+ * only.
  *
  * TWO TIERS
  *
@@ -1238,6 +1239,94 @@ gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
                                  int32_t world_size,
                                  DLDevice device,
                                  gc_comm_t **out);
+
+/*
+ * PEER MEMORY
+ *
+ * A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the cards of one
+ * machine, over NVLink or PCIe. The calls over it are the same, and so are the bytes that they give.
+ *
+ *     gc_comm_t *comm;                                            // found over another one, such as MPI's, on every rank
+ *     gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, card}, n_elements, 0, &comm);
+ *
+ *     gc_peers_options_t mine = {.struct_size = sizeof mine, .rank = rank, .world_size = size, .device = {kDLCUDA, card},
+ *                                .bytes = bytes, .buffers = buffers};        // or over memory that you have mapped
+ *     gc_comm_from_peers(&mine, &comm);
+ *
+ * Each rank has a buffer, which the others write payloads to; your tensors are never seen by another card. Up to 64 ranks.
+ * Meetings are counted on the card, so graphs can be launched again and again, also with calls of other sizes between
+ * them. A call on another stream comes after the call before; the launches of graphs you order yourself.
+ *
+ * A rank waits for the others on its card, for at most `timeout_ms` of the card's clock, while the host goes on. If one does
+ * not come, the results of that call are NaN (a handle's flag is NONFINITE), gc_comm_async_error() says TIMEOUT, and all later
+ * calls fail with COMM. What a rank that died, or one that writes what it should not, leaves behind ends so, too.
+ *
+ * Ranks within one process that share a card wait for each other on the host as well, so that their kernels cannot keep
+ * each other from running: gc_comm_open_peers() sees to that, and such calls cannot be captured. Release a communicator when
+ * the work of all ranks is done, for the others may write to its buffer until then.
+ */
+
+/* The memory of ranks that reach each other, as one of them has it. */
+typedef struct gc_peers_options_t {
+    /* sizeof(gc_peers_options_t). */
+    uint32_t struct_size;
+    /* This rank: 0 to world_size - 1. */
+    int32_t rank;
+    /* 1 to 64. */
+    int32_t world_size;
+    /* How long a call waits for the other ranks, on the card; 0: 30 seconds. */
+    uint32_t timeout_ms;
+    /* This rank's, CUDA. */
+    DLDevice device;
+    /* Of each buffer: gc_peers_bytes(), the same on every rank. */
+    size_t bytes;
+    /*
+     * world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the first
+     * rank calls this.
+     */
+    void *const *buffers;
+} gc_peers_options_t;
+
+/*
+ * Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements: about n / 4. With several segments
+ * a chunk has 4 bytes a segment more, and up to 1 byte a segment for its bits: add 2 * world_size times that.
+ *
+ * -1, and the last error: n_elements negative, world_size not within 1 to 64, or more than 2^63 - 1 bytes.
+ */
+int64_t gc_peers_bytes(int64_t n_elements,
+                       int32_t world_size);
+
+/*
+ * Makes a communicator over memory that you have mapped: PyTorch's symmetric memory, NCCL's windows, cuIpcOpenMemHandle().
+ * Every rank calls this; none waits for another.
+ *
+ * `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of it,
+ * and nothing else may write to them; to be used once more they are set to 0 again. `*out`: yours to release, by
+ * gc_comm_free().
+ *
+ * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which this
+ * rank's own is not on `device`, or not 0. UNSUPPORTED_DEVICE: the CPU. And as for a tensor on the device.
+ */
+gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
+                               gc_comm_t **out);
+
+/*
+ * Makes a communicator over peer memory of the ranks of another one, each with a buffer of its own. Every rank calls this,
+ * with the same `n_elements`: they tell each other what they need.
+ *
+ * `bootstrap`: any communicator; yours again when this returns, though a group's is still used where its ranks share a
+ * card. `device`: this rank's, CUDA. `n_elements`, `timeout_ms`: as gc_peers_bytes() and gc_peers_options_t have them.
+ * `*out`: yours to release, by gc_comm_free().
+ *
+ * If one rank fails, all do. UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another machine, a card without
+ * peer access); the CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY,
+ * COMM, BUSY.
+ */
+gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
+                               DLDevice device,
+                               int64_t n_elements,
+                               uint32_t timeout_ms,
+                               gc_comm_t **out);
 
 /*
  * ALL-REDUCE

@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
 
 # One source and one fatbin each.
-FAMILIES = ["bits", "strided", "signs", "onebit", "copy", "probe"]
+FAMILIES = ["bits", "strided", "signs", "onebit", "copy", "peers", "probe"]
 
 # The levels of the PTX, and the cards that get machine code of it. All other cards compile the highest level that they
 # know, so both are in the fatbin. Levels 8.0 to 8.9 give the PTX of 7.5, and the same machine code.

@@ -43,7 +43,8 @@ struct gc_control {
     unsigned pending;   // bit WORKER, bit SERVER: a step in the other one
     unsigned found;     // flags of the launch that runs
     unsigned accepted;  // by gc_codec_check_state
-    unsigned reserved[2];
+    unsigned broken;    // a rank did not come to an exchange: what was received counts as NaN
+    unsigned reserved;
 };
 
 struct gc_codec {

@@ -32,12 +32,14 @@ __device__ __forceinline__ Levels levels_of(const gc_decode &call, unsigned numb
     const gc_codec &codec = call.codec;
     const unsigned char *chunk = call.payload + number * codec.stride;
     unsigned flags = 0;
+    const bool broken = codec.control->broken;
 #pragma unroll 1
     for (unsigned w = threadIdx.x; w < HEADER_WORDS + codec.n_segments; w += THREADS) {
         flags |= look_at_word(codec, chunk, number, w);
     }
+    if (broken) flags = 0;
     if (threadIdx.x == 0 && run != NO_RUN) {
-        const float s = reinterpret_cast<const float *>(chunk + HEADER)[run];
+        const float s = broken ? __uint_as_float(0x7fc00000) : reinterpret_cast<const float *>(chunk + HEADER)[run];
         const float v = canonical(__fmul_rn(__fdiv_rn(s, call.divisor), factor(call.factor)));
         unsigned plus = __float_as_uint(v), minus = __float_as_uint(canonical(-v)), infinity = 0x7f800000u;
         if (call.dtype == BFLOAT16) plus = to_bf16(v), minus = to_bf16(-v), infinity = 0x7f80;

@@ -35,7 +35,7 @@ struct Payloads {
 
 // What is loaded at once: words and scales of some payloads from one on. Nothing for a warp without elements.
 struct Group {
-    enum : unsigned { MOST = 4 };
+    enum : unsigned { MOST = 2 };
     unsigned words[MOST];
     float scales[MOST];
     __device__ __forceinline__ void load(const Payloads &payloads, unsigned first) {
@@ -97,11 +97,12 @@ __device__ __forceinline__ unsigned vote_of_payloads(const Payloads &payloads, u
 
 // What the chunks that are reduced tell of themselves. By all threads of a block.
 struct Told {
-    bool corrupt, nonfinite;
+    bool broken, corrupt, nonfinite;
 };
 __device__ __forceinline__ Told look_at_payloads(const gc_reduce &call, unsigned many, unsigned lane, unsigned warp) {
     const gc_codec &codec = call.codec;
     unsigned met = 0;
+    const unsigned broken = codec.control->broken;  // on its way with the headers
 #pragma unroll 1
     for (unsigned r = warp; r < many; r += WARPS) {
 #pragma unroll 1
@@ -110,7 +111,7 @@ __device__ __forceinline__ Told look_at_payloads(const gc_reduce &call, unsigned
         }
     }
     const bool corrupt = __syncthreads_or(met & CORRUPT), nonfinite = __syncthreads_or(met & NONFINITE);
-    return {corrupt, nonfinite};
+    return {broken != 0, corrupt, nonfinite};
 }
 
 // The word of a lane that most payloads have there, at the turn that a state says.
@@ -146,7 +147,8 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     group.load(payloads, 0);
 
     const Told told = look_at_payloads(call, payloads.many, lane, warp);
-    const bool corrupt = told.corrupt;
+    // What did not come leaves the error as it was, too.
+    const bool corrupt = told.corrupt || told.broken;
     if (threadIdx.x == 0 && (corrupt || told.nonfinite)) atomicOr(&codec.control->found, corrupt ? CORRUPT : NONFINITE);
 
     // What follows is done with a corrupt chunk too, but not stored: the compiler knows then that the lanes of a warp
@@ -185,13 +187,13 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     leave_sum(codec.partials + blockIdx.x, all);
 }
 
-#define REDUCE(name, E) \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) name(const __grid_constant__ gc_reduce call) { \
+#define REDUCE(name, E, BLOCKS) \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_reduce call) { \
         reduce<E>(call); \
     }
-REDUCE(gc_onebit_reduce_f32, F32)
-REDUCE(gc_onebit_reduce_bf16, BF16)
-REDUCE(gc_onebit_reduce, None)
+REDUCE(gc_onebit_reduce_f32, F32, 2)
+REDUCE(gc_onebit_reduce_bf16, BF16, 3)
+REDUCE(gc_onebit_reduce, None, 3)
 
 // The shard that reduce() would add the error to: the mean, or the majority as +1 and -1, one part after the other.
 // Reads 1/8 byte of each payload, writes a float32 an element: +0 if a payload is corrupt. `dst`: the shard. The state
@@ -219,8 +221,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __
     } else {
         sum_of_payloads(payloads, group, codec.policy == ZERO, found, sum, lane);
     }
-    if (lane == 0 && (told.corrupt || found)) {
-        const unsigned flags = told.corrupt ? CORRUPT : NONFINITE;
+    if (lane == 0 && (told.broken || told.corrupt || found)) {
+        const unsigned flags = told.corrupt && !told.broken ? CORRUPT : NONFINITE;
         atomicOr(&codec.control->flags, flags);
         atomicOr(&codec.control->since, flags);
     }
@@ -228,7 +230,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __
 #pragma unroll
     for (unsigned i = 0; i < 32; i++) {
         const float mean = sum.at(i / N, i % N);
-        sum.vectors[i / N].words[i % N] = told.corrupt ? 0 : __float_as_uint(canonical(mean));
+        const unsigned pattern = told.corrupt ? 0 : __float_as_uint(canonical(mean));
+        sum.vectors[i / N].words[i % N] = told.broken ? 0x7fc00000 : pattern;
     }
     const u64 first = run_of(codec, tile.run).base + tile.first + at;
     sum.store_anywhere(call.dst + first * 4, lane, count);

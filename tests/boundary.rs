@@ -104,6 +104,8 @@ const PLACES: [(&str, &[(&str, &str)]); 7] = [
             ("gc_comm_from_nccl", "wants NCCL: tests/python/test_nccl.py"),
             ("gc_comm_nccl_id", "wants NCCL"),
             ("gc_comm_from_nccl_id", "wants NCCL"),
+            ("gc_comm_from_peers", "wants memory of cards: tests/python/test_peers.py"),
+            ("gc_comm_open_peers", "wants cards"),
         ],
     ),
     (
@@ -115,6 +117,8 @@ const PLACES: [(&str, &[(&str, &str)]); 7] = [
             ("gc_comm_from_nccl", "wants NCCL: tests/python/test_nccl.py"),
             ("gc_comm_nccl_id", "wants NCCL"),
             ("gc_comm_from_nccl_id", "wants NCCL"),
+            ("gc_comm_from_peers", "wants memory of cards: tests/python/test_peers.py"),
+            ("gc_comm_open_peers", "wants cards"),
             ("gc_share_send", "wants a socket: fuzz_targets/shares.rs"),
             ("gc_share_wait", "wants a socket"),
             ("gc_share_free", "wants a socket"),

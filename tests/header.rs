@@ -9,7 +9,7 @@ mod promises;
 use std::{fs, path::Path, process::Command};
 
 /// The sections in the order of the header: the module whose `//!` text begins it, and where its declarations are.
-const SECTIONS: [(&str, &[&str]); 14] = [
+const SECTIONS: [(&str, &[&str]); 15] = [
     ("version", &["src/capi/version.rs"]),
     ("status", &["src/error.rs", "src/capi/status.rs"]),
     ("tensors", &["src/capi/tensors.rs"]),
@@ -20,6 +20,7 @@ const SECTIONS: [(&str, &[&str]); 14] = [
     ("codec", &["src/plan/codec.rs", "src/capi/codec.rs"]),
     ("comm", &["src/capi/comm.rs"]),
     ("nccl", &["src/capi/nccl.rs"]),
+    ("peers", &["src/capi/peers.rs"]),
     ("allreduce", &["src/capi/allreduce.rs"]),
     ("share", &["src/capi/share.rs"]),
     ("threads", &["src/capi/threads.rs"]),

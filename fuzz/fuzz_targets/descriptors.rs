@@ -723,6 +723,8 @@ fn run(call: Call) {
                     _ => -1,
                 };
                 assert_eq!(i128::from(got), if expected > i128::from(i64::MAX) { -1 } else { expected });
+                let buffer = gc_peers_bytes(elements, world_size);
+                assert!(buffer == -1 || (1..=64).contains(&world_size) && buffer > elements / 4);
             }
             Call::CommFromTransport { size, rank, world_size, flags, missing } => {
                 let (rank, world_size) = (rank.into(), world_size.into());

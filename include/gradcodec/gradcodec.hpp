@@ -754,6 +754,30 @@ inline Communicator comm_from_nccl_id(const std::array<uint8_t, 128> &id, int32_
     detail::check(gc_comm_from_nccl_id(&options, id.data(), rank, world_size, device, &out));
     return Communicator(out);
 }
+/* Bytes of each rank's buffer for comm_from_peers(). */
+inline int64_t peers_bytes(int64_t n_elements, int32_t world_size)
+{
+    const int64_t bytes = gc_peers_bytes(n_elements, world_size);
+    if (bytes < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    return bytes;
+}
+/* `buffers`: of every rank, as they are mapped here. */
+inline Communicator comm_from_peers(int32_t rank, DLDevice device, std::size_t bytes, const std::vector<void *> &buffers,
+                                    uint32_t timeout_ms = 0)
+{
+    gc_comm_t *out = nullptr;
+    const gc_peers_options_t options{sizeof(gc_peers_options_t), rank,  static_cast<int32_t>(buffers.size()),
+                                     timeout_ms,                 device, bytes, buffers.data()};
+    detail::check(gc_comm_from_peers(&options, &out));
+    return Communicator(out);
+}
+inline Communicator comm_open_peers(Communicator &bootstrap, DLDevice device, int64_t n_elements, uint32_t timeout_ms = 0)
+{
+    gc_comm_t *out = nullptr;
+    detail::check(gc_comm_open_peers(bootstrap.get(), device, n_elements, timeout_ms, &out));
+    return Communicator(out);
+}
 inline void comm_free(Communicator) noexcept {} /* before its scope ends */
 
 inline void comm_reserve(Communicator &comm, DLDevice device, int64_t n_elements)

@@ -110,6 +110,10 @@ typedef struct gc_api_t {
     gc_status_t (*gc_comm_nccl_id)(const gc_nccl_options_t *options, uint8_t *id);
     gc_status_t (*gc_comm_from_nccl_id)(const gc_nccl_options_t *options, const uint8_t *id, int32_t rank,
         int32_t world_size, DLDevice device, gc_comm_t **out);
+    int64_t (*gc_peers_bytes)(int64_t n_elements, int32_t world_size);
+    gc_status_t (*gc_comm_from_peers)(const gc_peers_options_t *options, gc_comm_t **out);
+    gc_status_t (*gc_comm_open_peers)(gc_comm_t *bootstrap, DLDevice device, int64_t n_elements, uint32_t timeout_ms,
+        gc_comm_t **out);
     gc_status_t (*gc_allreduce_create)(gc_comm_t *comm, const gc_codec_options_t *options, gc_allreduce_t **out);
     void (*gc_allreduce_free)(gc_allreduce_t *allreduce);
     gc_status_t (*gc_allreduce_run)(gc_allreduce_t *allreduce, DLTensor *const *values, size_t n_values,
@@ -201,6 +205,9 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_comm_from_nccl", &api->gc_comm_from_nccl},
         {"gc_comm_nccl_id", &api->gc_comm_nccl_id},
         {"gc_comm_from_nccl_id", &api->gc_comm_from_nccl_id},
+        {"gc_peers_bytes", &api->gc_peers_bytes},
+        {"gc_comm_from_peers", &api->gc_comm_from_peers},
+        {"gc_comm_open_peers", &api->gc_comm_open_peers},
         {"gc_allreduce_create", &api->gc_allreduce_create},
         {"gc_allreduce_free", &api->gc_allreduce_free},
         {"gc_allreduce_run", &api->gc_allreduce_run},

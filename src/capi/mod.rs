@@ -34,8 +34,9 @@
 //!
 //! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
 //! folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
-//! COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, ALL-REDUCE, SHARING, WORKERS and DEVICES. What holds for all of
-//! them comes first; what is said of CUDA and of streams does not concern programs that use the CPU only.
+//! COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, NCCL, PEER MEMORY, ALL-REDUCE, SHARING, WORKERS and DEVICES.
+//! What holds for all of them comes first; what is said of CUDA and of streams does not concern programs that use the CPU
+//! only.
 //!
 //! TWO TIERS
 //!
@@ -152,6 +153,7 @@ mod devices;
 mod handle;
 mod nccl;
 mod onebit;
+mod peers;
 mod share;
 mod signs;
 mod status;
@@ -167,6 +169,7 @@ pub use copy::*;
 pub use devices::*;
 pub use nccl::*;
 pub use onebit::*;
+pub use peers::*;
 pub use share::*;
 pub use signs::*;
 pub use status::*;

@@ -26,22 +26,9 @@ struct Parts {
 impl AllReduce {
     /// Every rank comes here, with a descriptor or with what went wrong before it had one, for the others wait.
     pub fn new(communicator: Shared<Communicator>, descriptor: Result<Descriptor<'_>>) -> Result<Self> {
-        let world = communicator.world;
         let entered = communicator.enter()?;
         let parts = descriptor.and_then(|descriptor| Parts::new(&communicator, descriptor));
-        let mut records = Vec::new();
-        let told = match records.try_reserve_exact(world) {
-            Ok(()) => {
-                records.resize(world, [0; RECORD]);
-                communicator.tell(&record(&parts), &mut records)
-            }
-            Err(_) => Err(error!(OutOfMemory, "{world} records of {RECORD} bytes could not be had")),
-        };
-        if told.is_err() {
-            // The others may be waiting for this rank.
-            communicator.transport.give_up();
-        }
-        told?;
+        let records = communicator.tell_all(&record(&parts))?;
         let parts = parts?;
         compare(&records, communicator.rank)?;
         drop(entered);
@@ -68,11 +55,11 @@ impl AllReduce {
         let Parts { codec, wire } = &*parts;
         // What decoding would refuse, before anything is changed.
         codec.check_outputs(values.clone(), factors)?;
-        self.communicator.transport.check_capture(&mut wire.memory().queue(stream)?)?;
+        self.communicator.transport.begin(&mut wire.memory().queue(stream)?)?;
         codec.encode(values.clone(), factors, &wire.payload(), stream)?;
         let reduced = self.communicator.reduce_among_ranks(codec, wire, stream)?;
         self.communicator.note(codec.decode(&reduced, 1, None, Decode::Set, values, stream))?;
-        self.communicator.report(codec, stream)
+        self.communicator.end(codec, wire, false, stream)
     }
 
     /// The first half of `run`: the mean of the elements that this rank reduces, before the server's error is added.
@@ -88,10 +75,10 @@ impl AllReduce {
         let Parts { codec, wire } = &*parts;
         // What would be refused after the encoding, before anything is changed.
         codec.check_shard_output(shard, values.clone(), factors)?;
-        self.communicator.transport.check_capture(&mut wire.memory().queue(stream)?)?;
+        self.communicator.transport.begin(&mut wire.memory().queue(stream)?)?;
         codec.encode(values, factors, &wire.payload(), stream)?;
         self.communicator.mean_among_ranks(codec, wire, shard, stream)?;
-        self.communicator.report(codec, stream)
+        self.communicator.end(codec, wire, true, stream)
     }
 
     /// The second half, of any shard.
@@ -106,10 +93,10 @@ impl AllReduce {
         let Parts { codec, wire } = &*parts;
         codec.check_shard(shard)?;
         codec.check_outputs(values.clone(), &[Some(*shard)])?;
-        self.communicator.transport.check_capture(&mut wire.memory().queue(stream)?)?;
+        self.communicator.transport.begin(&mut wire.memory().queue(stream)?)?;
         let reduced = self.communicator.gather_among_ranks(codec, wire, shard, stream)?;
         self.communicator.note(codec.decode(&reduced, 1, None, Decode::Set, values, stream))?;
-        self.communicator.report(codec, stream)
+        self.communicator.end(codec, wire, true, stream)
     }
 
     pub fn flags(&self, dst: &View<'_>, stream: Stream) -> Result<()> {

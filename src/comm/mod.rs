@@ -1,7 +1,7 @@
 //! Ranks that exchange memory, and the all-reduces of gradients made small over them.
 //!
 //! - `transport`: the two exchanges that there are, and who makes them: `callbacks` of the caller, `group` for ranks that
-//!   are threads of one process, `nccl`;
+//!   are threads of one process, `nccl`, `peers` for ranks that reach each other's memory;
 //! - `wire`: the memory that is exchanged;
 //! - `plain`: the all-reduce whose errors are the caller's tensors; `allreduce`: the handle, which keeps its own.
 
@@ -9,6 +9,7 @@ mod allreduce;
 mod callbacks;
 mod group;
 mod nccl;
+mod peers;
 mod plain;
 mod shared;
 mod transport;
@@ -33,6 +34,7 @@ pub use allreduce::AllReduce;
 pub use callbacks::{Callback, Callbacks};
 pub use group::group;
 pub use nccl::{ID_BYTES as NCCL_ID_BYTES, Nccl};
+pub use peers::{MOST_RANKS as MOST_PEERS, Peers, Places, open_peers, peers_bytes, ranks_of as check_peers_world};
 pub use plain::{allreduce, shard_elements};
 pub use shared::Shared;
 
@@ -81,6 +83,12 @@ impl Communicator {
         Self::new(rank, world, Transport::Nccl(nccl))
     }
 
+    /// Over memory that the ranks reach.
+    pub fn over_peers(peers: Peers) -> Self {
+        let (rank, world) = peers.place();
+        Self::new(rank, world, Transport::Peers(peers))
+    }
+
     /// Makes what calls with up to so many elements on this device work in.
     pub fn reserve(&self, device: Device, elements: i64) -> Result<()> {
         if elements < 0 {
@@ -95,6 +103,9 @@ impl Communicator {
 
     /// What is known to have gone wrong, without waiting for anything.
     pub fn async_error(&self) -> Result<()> {
+        if let Transport::Peers(peers) = &self.transport {
+            peers.async_error()?; // which is why later exchanges fail
+        }
         // SAFETY: four bytes that are there as long as this is, which a card may be writing.
         let reported = self.report.get().map_or(0, |word| unsafe { word.data().cast::<u32>().read_volatile() });
         match self.failed.load(Ordering::Relaxed) {
@@ -115,9 +126,11 @@ impl Communicator {
         Ok(())
     }
 
-    /// Lets `async_error` know of what a codec has met on a card. On the CPU the call itself has said it.
-    fn report(&self, codec: &Codec, stream: Stream) -> Result<()> {
-        self.report.get().map_or(Ok(()), |word| codec.report(word.data(), stream))
+    /// The end of a call: lets `async_error` know of what a codec has met on a card. On the CPU the call itself has said it.
+    /// `half`: ranks have exchanged in one pattern only.
+    fn end(&self, codec: &Codec, wire: &Wire, half: bool, stream: Stream) -> Result<()> {
+        self.report.get().map_or(Ok(()), |word| codec.report(word.data(), stream))?;
+        self.transport.end(&mut wire.memory().queue(stream)?, half)
     }
 
     /// One call at a time.
@@ -152,7 +165,7 @@ impl Communicator {
             self.transport.give_up();
         }
         self.note(outcome)?;
-        Ok(wire.payload())
+        Ok(wire.gathered())
     }
 
     fn exchange_and_reduce(&self, codec: &Codec, wire: &Wire, stream: Stream) -> Result<()> {
@@ -161,7 +174,7 @@ impl Communicator {
             Err(Error { status: Status::Corrupt, .. }) => {} // and so the decoding says
             outcome => outcome?,
         }
-        self.exchange(Pattern::AllGather, wire, &wire.chunk(), &wire.payload(), stream)
+        self.exchange(Pattern::AllGather, wire, &wire.chunk(), &wire.gathered(), stream)
     }
 
     /// From this rank's payload, which lies in `wire`, to the mean of all ranks' in its shard: the middle of an
@@ -194,13 +207,13 @@ impl Communicator {
         }
         let outcome = codec
             .encode_shard(shard, &wire.chunk(), stream)
-            .and_then(|()| self.exchange(Pattern::AllGather, wire, &wire.chunk(), &wire.payload(), stream));
+            .and_then(|()| self.exchange(Pattern::AllGather, wire, &wire.chunk(), &wire.gathered(), stream));
         if outcome.is_err() {
             // The others may be waiting for this rank.
             self.transport.give_up();
         }
         self.note(outcome)?;
-        Ok(wire.payload())
+        Ok(wire.gathered())
     }
 
     fn exchange(&self, pattern: Pattern, wire: &Wire, send: &View<'_>, recv: &View<'_>, stream: Stream) -> Result<()> {
@@ -209,7 +222,8 @@ impl Communicator {
             Pattern::AllGather => send.elements(),
         };
         let (bytes, device, memory) = (bytes as usize, send.device(), Some(wire.memory()));
-        let exchange = Exchange { pattern, send: send.data(), recv: recv.data(), bytes, device, stream, memory };
+        let (send_at, recv_at, mark) = (send.data(), recv.data(), wire.mark());
+        let exchange = Exchange { pattern, send: send_at, recv: recv_at, bytes, device, stream, memory, mark };
         let Some([sent, received]) = wire.on_host() else {
             return self.transport.exchange(&exchange);
         };
@@ -229,7 +243,40 @@ impl Communicator {
         unsafe { copy(&exchange, recv.data(), received, self.world * bytes, false) }
     }
 
-    /// Tells every rank 64 bytes of each: `result` has room for those of all.
+    /// Waits, on the host, until every rank has come here.
+    fn wait_for_all(&self) -> Result<()> {
+        let mut here = [0; peers::MOST_RANKS];
+        let exchange = Exchange {
+            pattern: Pattern::AllGather,
+            send: [1u8].as_ptr(),
+            recv: here.as_mut_ptr(),
+            bytes: 1,
+            device: Device::Cpu,
+            stream: Stream::LEGACY,
+            memory: None,
+            mark: std::ptr::null_mut(),
+        };
+        self.note(self.transport.exchange(&exchange))
+    }
+
+    /// Tells every rank 64 bytes of each: those of all, by rank.
+    fn tell_all(&self, own: &[u8; RECORD]) -> Result<Vec<[u8; RECORD]>> {
+        let (world, mut records) = (self.world, Vec::new());
+        let told = match records.try_reserve_exact(world) {
+            Ok(()) => {
+                records.resize(world, [0; RECORD]);
+                self.tell(own, &mut records)
+            }
+            Err(_) => Err(error!(OutOfMemory, "{world} records of {RECORD} bytes could not be had")),
+        };
+        if told.is_err() {
+            // The others may be waiting for this rank.
+            self.transport.give_up();
+        }
+        told.map(|()| records)
+    }
+
+    /// The same into room for those of all.
     fn tell(&self, own: &[u8; RECORD], all: &mut [[u8; RECORD]]) -> Result<()> {
         if self.world == 1 {
             all[0] = *own;
@@ -237,6 +284,9 @@ impl Communicator {
         }
         if let Transport::Nccl(nccl) = &self.transport {
             return self.note(nccl.tell(own, all));
+        }
+        if let Transport::Peers(peers) = &self.transport {
+            return self.note(peers.tell(own, all));
         }
         let exchange = Exchange {
             pattern: Pattern::AllGather,
@@ -246,6 +296,7 @@ impl Communicator {
             device: Device::Cpu,
             stream: Stream::LEGACY,
             memory: None,
+            mark: std::ptr::null_mut(),
         };
         self.note(self.transport.exchange(&exchange))
     }

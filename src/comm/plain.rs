@@ -88,7 +88,7 @@ pub fn allreduce(
         return Ok(());
     }
     let mut queue = Queue::of(buffer.device(), stream)?;
-    communicator.transport.check_capture(&mut queue)?;
+    communicator.transport.begin(&mut queue)?;
     let scratch = match Scratch::there(&mut scratches, buffer.device(), elements) {
         Some(scratch) => scratch,
         None if queue.is_capturing()? => {
@@ -123,7 +123,7 @@ impl Scratch {
         let reduced = communicator.reduce_among_ranks(codec, wire, stream)?;
         codec.decode(&reduced, 1, None, Decode::Set, [Ok(*buffer)].into_iter(), stream)?;
         codec.return_errors(buffer, worker_error, &server_error, stream)?;
-        communicator.report(codec, stream)
+        communicator.end(codec, wire, false, stream)
     }
 }
 

@@ -20,14 +20,27 @@ unsafe impl<T: Send + Sync> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Shared<T> {}
 
-impl<T> Shared<T> {
-    pub fn new(value: T) -> Result<Self> {
+/// Where a value can be shared: had before the value is made, by those for whom it is too late to fail afterwards.
+pub struct Room<T>(Vec<Counted<T>>);
+
+impl<T> Room<T> {
+    pub fn new() -> Result<Self> {
         let mut place = Vec::new();
         place
             .try_reserve_exact(1)
             .map_err(|_| error!(OutOfMemory, "{} bytes of host memory could not be had", size_of::<Counted<T>>()))?;
-        place.push(Counted { owners: AtomicUsize::new(1), value });
-        Ok(Self(NonNull::from(Box::leak(place.into_boxed_slice())).cast()))
+        Ok(Self(place))
+    }
+
+    pub fn fill(mut self, value: T) -> Shared<T> {
+        self.0.push(Counted { owners: AtomicUsize::new(1), value });
+        Shared(NonNull::from(Box::leak(self.0.into_boxed_slice())).cast())
+    }
+}
+
+impl<T> Shared<T> {
+    pub fn new(value: T) -> Result<Self> {
+        Ok(Room::new()?.fill(value))
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     tensor::Device,
 };
 
-use super::{callbacks::Callbacks, group::Member, nccl::Nccl};
+use super::{callbacks::Callbacks, group::Member, nccl::Nccl, peers::Peers};
 
 /// What goes where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub struct Exchange<'a> {
     pub stream: Stream,
     /// What both sides are part of, on a card.
     pub memory: Option<&'a Block>,
+    /// On a card: where it is to be said, by a uint32 1, that a rank did not come; or NULL.
+    pub mark: *mut u8,
 }
 
 impl Exchange<'_> {
@@ -45,6 +47,7 @@ pub enum Transport {
     Callbacks(Callbacks),
     Group(Member),
     Nccl(Nccl),
+    Peers(Peers),
 }
 
 impl Transport {
@@ -54,13 +57,15 @@ impl Transport {
             Self::Callbacks(callbacks) => callbacks.exchange(exchange),
             Self::Group(member) => member.exchange(exchange),
             Self::Nccl(nccl) => nccl.exchange(exchange),
+            Self::Peers(peers) => peers.exchange(exchange),
         }
     }
 
-    /// Refuses memory that it cannot exchange.
-    pub fn check(&self, device: Device, memory: &Block) -> Result<()> {
+    /// Refuses memory that it cannot exchange, and blocks that are too large.
+    pub fn check(&self, device: Device, memory: &Block, bytes: i64) -> Result<()> {
         match self {
             Self::Nccl(nccl) => nccl.check(device, memory),
+            Self::Peers(peers) => peers.check(device, memory, bytes),
             Self::Callbacks(_) | Self::Group(_) => Ok(()),
         }
     }
@@ -69,6 +74,7 @@ impl Transport {
     pub fn async_error(&self) -> Result<()> {
         match self {
             Self::Nccl(nccl) => nccl.async_error(),
+            Self::Peers(peers) => peers.async_error(),
             Self::Callbacks(_) | Self::Group(_) => Ok(()),
         }
     }
@@ -78,8 +84,19 @@ impl Transport {
         matches!(self, Self::Callbacks(callbacks) if callbacks.want_host_memory())
     }
 
-    /// Refuses to become part of a graph, where threads of the host wait for each other.
-    pub fn check_capture(&self, queue: &mut Queue) -> Result<()> {
+    /// Where blocks arrive by each pattern, if it has places of its own for them.
+    pub fn areas(&self) -> Option<[*mut u8; 2]> {
+        match self {
+            Self::Peers(peers) => Some(peers.areas()),
+            _ => None,
+        }
+    }
+
+    /// Before a call's first launch: refuses to become part of a graph where threads of the host wait for each other.
+    pub fn begin(&self, queue: &mut Queue) -> Result<()> {
+        if let (Self::Peers(peers), Queue::Cuda(queue)) = (self, &mut *queue) {
+            return peers.begin(queue);
+        }
         if (self.wants_host_memory() || matches!(self, Self::Group(_))) && queue.is_capturing()? {
             return Err(error!(
                 InvalidArgument,
@@ -89,12 +106,21 @@ impl Transport {
         Ok(())
     }
 
+    /// Behind a call's last launch. `half`: it exchanged in one pattern only.
+    pub fn end(&self, queue: &mut Queue, half: bool) -> Result<()> {
+        match (self, queue) {
+            (Self::Peers(peers), Queue::Cuda(queue)) => peers.end(queue, half),
+            _ => Ok(()),
+        }
+    }
+
     /// This rank will not come to the exchange that the others may be waiting in.
     pub fn give_up(&self) {
         match self {
             Self::Callbacks(_) => {} // whose engine knows, or bounds its waiting
             Self::Group(member) => member.give_up(),
             Self::Nccl(_) => {} // which has no way to tell the others
+            Self::Peers(peers) => peers.give_up(),
         }
     }
 }

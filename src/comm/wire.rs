@@ -22,9 +22,15 @@ use super::{
 ///     payloads    | own     | own     | ...    this rank's chunk of every rank's payload
 ///     chunk       | own |                      reduced by this rank
 /// ```
+///
+/// Where the transport has places in which chunks arrive, there are no payloads, and the reduced chunks arrive there, too.
 pub struct Wire {
     device: Device,
     memory: Block,
+    /// Where chunks arrive, of all ranks' payloads and reduced ones, if the transport has places for them.
+    areas: Option<[usize; 2]>,
+    /// Where the codec finds that a rank did not come, as a number, to be shared.
+    mark: usize,
     /// Bytes of a chunk, at most.
     most: i64,
     world: i64,
@@ -39,13 +45,18 @@ pub struct Wire {
 impl Wire {
     pub fn new(communicator: &Communicator, device: Device, codec: &Codec) -> Result<Self> {
         let (world, stride) = (communicator.world as i64, codec.payload_bytes() / communicator.world as i64);
-        let bytes = world.checked_mul(2).and_then(|blocks| (blocks + 1).checked_mul(stride));
+        // A rank that is alone has its own payload only.
+        let areas = communicator.transport.areas().filter(|_| world > 1);
+        let received = if areas.is_some() { 0 } else { world };
+        let bytes = (world + received).checked_add(1).and_then(|chunks| chunks.checked_mul(stride));
         let bytes = bytes.ok_or_else(|| {
             error!(SizeOverflow, "{world} chunks of {stride} bytes, sent and received, are more than 2^63 - 1")
         })?;
         let mut queue = Queue::of(device, Stream::LEGACY)?;
         let memory = Block::new(&mut queue, bytes)?;
-        communicator.transport.check(device, &memory)?;
+        communicator.transport.check(device, &memory, stride)?;
+        let areas = areas.map(|areas| areas.map(<*mut u8>::expose_provenance));
+        let mark = codec.mark()?.expose_provenance();
         let pinned = match &mut queue {
             Queue::Cuda(queue) => {
                 communicator.prepare_report(queue)?;
@@ -54,8 +65,18 @@ impl Wire {
             }
             Queue::Cpu => None,
         };
-        let mut wire =
-            Self { device, memory, most: stride, world, pinned, payload: [0], payloads: [world, 0], chunk: [0] };
+        let mut wire = Self {
+            device,
+            memory,
+            areas,
+            mark,
+            most: stride,
+            world,
+            pinned,
+            payload: [0],
+            payloads: [world, 0],
+            chunk: [0],
+        };
         wire.fit(codec);
         Ok(wire)
     }
@@ -81,20 +102,44 @@ impl Wire {
         self.view("payload", 0, &self.payload)
     }
 
+    /// This rank's chunk of every rank's payload.
     pub fn payloads(&self) -> View<'_> {
+        if let Some([area, _]) = self.areas {
+            return self.view_at("payloads", area, &self.payloads);
+        }
         // A rank that is alone has its own payload only.
         let behind = if self.world == 1 { 0 } else { self.world };
         self.view("payloads", behind, &self.payloads)
     }
 
     pub fn chunk(&self) -> View<'_> {
-        self.view("chunk", 2 * self.world, &self.chunk)
+        let behind = if self.areas.is_some() { self.world } else { 2 * self.world };
+        self.view("chunk", behind, &self.chunk)
+    }
+
+    /// The reduced chunks of all ranks.
+    pub fn gathered(&self) -> View<'_> {
+        match self.areas {
+            Some([_, area]) => self.view_at("payload", area, &self.payload),
+            None => self.payload(),
+        }
+    }
+
+    /// Where an exchange says that a rank did not come.
+    pub fn mark(&self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.mark)
     }
 
     /// Behind so many chunks.
     fn view<'a>(&'a self, name: &'static str, chunks: i64, shape: &'a [i64]) -> View<'a> {
         let data = self.memory.data().wrapping_add((chunks * self.most) as usize);
-        // SAFETY: memory of this device, of at least so many bytes; whoever has the communicator uses the views.
+        self.view_at(name, data.expose_provenance(), shape)
+    }
+
+    fn view_at<'a>(&'a self, name: &'static str, address: usize, shape: &'a [i64]) -> View<'a> {
+        let data = std::ptr::with_exposed_provenance_mut(address);
+        // SAFETY: memory of this device, of at least so many bytes, or the transport's, which has checked that; whoever has
+        // the communicator uses the views.
         unsafe { View::of_memory(&Name::new(name), self.device, Dtype::U8, shape, data) }
     }
 }
@@ -133,6 +178,7 @@ impl Stage {
             device: Device::Cuda(self.device),
             stream: Stream::LEGACY,
             memory: None,
+            mark: std::ptr::null_mut(),
         })?;
         self.memory.read(ALL, all.as_flattened_mut())
     }

@@ -188,6 +188,16 @@ fn align(bytes: i64, to: i64) -> Option<i64> {
     Some(bytes.checked_add(to - 1)? & -to)
 }
 
+/// Bytes before the bits of a chunk of so many segments.
+fn head_of(segments: usize) -> Option<i64> {
+    align(HEADER as i64 + 4 * segments as i64, ALIGNMENT)
+}
+
+/// Bytes of a chunk of so many segments that has so many bytes of bits.
+pub fn chunk_stride(segments: usize, chunk_bytes: i64) -> Option<i64> {
+    head_of(segments)?.checked_add(align(chunk_bytes, ALIGNMENT)?)
+}
+
 impl CodecPlan {
     /// `segments`: how many elements each has, at least 0. `n_chunks`: at least 1. `server`: below n_chunks.
     pub fn new(rules: Rules, segments: &[i64], n_chunks: usize, server: Option<usize>) -> Result<Self> {
@@ -209,9 +219,8 @@ impl CodecPlan {
         }
         // More chunks than bytes: the others are empty.
         let chunk_bytes = (bytes as u64).div_ceil(n_chunks as u64) as i64;
-        let scales = 4 * segments.len() as i64;
-        let head = align(HEADER as i64 + scales, ALIGNMENT).ok_or_else(too_large)?;
-        let stride = align(chunk_bytes, ALIGNMENT).and_then(|bits| head.checked_add(bits)).ok_or_else(too_large)?;
+        let head = head_of(segments.len()).ok_or_else(too_large)?;
+        let stride = chunk_stride(segments.len(), chunk_bytes).ok_or_else(too_large)?;
         stride.checked_mul(n_chunks as i64).ok_or_else(too_large)?;
         if let Some(chunk) = server {
             servers.try_reserve_exact(segments.len()).map_err(no_memory)?;

@@ -161,6 +161,7 @@ static void communicators(void) {
     const DLTensor *sources[1] = {&buffer}, *no_sources[1] = {NULL};
     DLDevice cpu = {kDLCPU, 0}, cuda = {kDLCUDA, 0};
     gc_nccl_options_t nccl = {0, 0, NULL, NULL};
+    gc_peers_options_t peers = {0, 0, 1, 0, {kDLCUDA, 0}, 0, NULL};
     uint8_t id[128] = {0};
     gc_transport_t transport;
     gc_codec_options_t options;
@@ -197,6 +198,13 @@ static void communicators(void) {
     invalid(gc_comm_from_nccl_id(&nccl, id, 0, 1, cuda, NULL), "out: NULL");
     invalid(gc_comm_from_nccl_id(&nccl, id, 1, 1, cuda, &out), "rank 1 of 1");
     CHECK(out == untouched_comm);
+    peers.struct_size = sizeof peers;
+    invalid(gc_comm_from_peers(NULL, &out), "options: NULL");
+    invalid(gc_comm_from_peers(&peers, NULL), "out: NULL");
+    invalid(gc_comm_from_peers(&peers, &out), "options: buffers: NULL");
+    invalid(gc_comm_open_peers(NULL, cuda, 16, 0, &out), "bootstrap: NULL");
+    CHECK(gc_peers_bytes(16, 0) == -1 && strstr(gc_last_error(), "world_size: 0"));
+    CHECK(gc_peers_bytes(-1, 2) == -1 && gc_peers_bytes(INT64_MAX, 2) == -1 && gc_peers_bytes(0, 1) > 0);
     CHECK(gc_shard_elements(16, 0) == -1 && strstr(gc_last_error(), "world_size: 0"));
     CHECK(gc_shard_elements(-16, 1) == -1 && strstr(gc_last_error(), "n_elements: -16"));
 

@@ -391,6 +391,9 @@ static void ranks_reduce_to_the_same_mean()
 
     /* Over NCCL, which need not be here. */
     HOLD(status([] { gradcodec::comm_from_nccl(nullptr); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(gradcodec::peers_bytes(1000, 2) > 1000 / 4);
+    HOLD(status([] { gradcodec::peers_bytes(1000, 65); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([] { gradcodec::comm_from_peers(2, {kDLCUDA, 0}, 4096, {nullptr, nullptr}); }) == GC_STATUS_INVALID_ARGUMENT);
     HOLD(status([] { gradcodec::comm_from_nccl_id({}, 1, 1, {kDLCUDA, 0}); }) == GC_STATUS_INVALID_ARGUMENT);
     const gc_status_t id = status([] { gradcodec::comm_nccl_id(); });
     HOLD(id == GC_STATUS_OK || id == GC_STATUS_COMM_UNAVAILABLE || id == GC_STATUS_COMM);

@@ -15,11 +15,13 @@
  * -DKERNELS="..." has the names of the kernels, separated by blanks: a compressed fatbin does not show them.
  * -DWITHOUT_LIBRARIES leaves out what drivers before 12.0 do not have. fake_...() at the end are for the tests. */
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef int Result;
@@ -37,7 +39,7 @@ typedef struct Stream {
 static int is_created(Stream stream) { return (uintptr_t)stream > 2; }
 
 enum { SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 100, INVALID_DEVICE, INVALID_CONTEXT = 201 };
-enum { ILLEGAL_ADDRESS = 700, MISALIGNED_ADDRESS = 716, NOT_READY = 600 };
+enum { ILLEGAL_ADDRESS = 700, MISALIGNED_ADDRESS = 716, NOT_READY = 600, NOT_SUPPORTED = 801 };
 enum { DEVICES = 8, DEPTH = 16, BLOCKS = 4096 };
 
 static struct Context primary[DEVICES];
@@ -851,6 +853,75 @@ static Result run_kernel(Place place, const char *kernel, unsigned blocks, unsig
     return run_walk(place, arguments[0], blocks, packs);
 }
 
+static int is_on_device(uint64_t address) {
+    for (int k = 0; k < BLOCKS; k++)
+        if (blocks[k].memory && address - (uint64_t)(uintptr_t)blocks[k].memory < blocks[k].bytes)
+            return 1;
+    return 0;
+}
+
+/* As kernels/peers.cu has them. */
+enum { MOST_RANKS = 64, SPEAK = 1, LISTEN = 2 };
+typedef struct {
+    const unsigned char *from;
+    uint64_t vectors, apart;
+    uint32_t world, rank;
+    unsigned char *places[MOST_RANKS];
+} Push;
+typedef struct {
+    uint64_t *meetings;
+    uint32_t *broken, *marks[2];
+    uint64_t nanoseconds;
+    uint32_t world, steps;
+    const uint64_t *heard;
+    uint64_t *places[MOST_RANKS];
+} Meet;
+
+static Result run_push(Place place, unsigned blocks, const Push *call) {
+    uint64_t bytes = call->vectors * 16;
+    if (blocks != call->world * ((bytes + 16383) / 16384))
+        return fault(INVALID_VALUE, "more or fewer blocks than the vectors");
+    if ((uintptr_t)call->from % 16)
+        return fault(MISALIGNED_ADDRESS, "vectors that are not aligned");
+    Result result = SUCCESS;
+    if (is_on_device((uint64_t)(uintptr_t)call->from)) /* else pinned memory */
+        result = use(place, READ, call->from, call->apart ? bytes * call->world : bytes);
+    for (uint32_t k = 0; k < call->world && result == SUCCESS; k++)
+        memcpy(call->places[k], call->from + k * call->apart, bytes);
+    return result;
+}
+
+static uint64_t nanoseconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* The cards of other ranks go on meanwhile, and so do their threads. */
+static Result run_meet(int *entered, const Meet *call) {
+    uint64_t meeting = *call->meetings + 1, parity = meeting % 2 * MOST_RANKS, begin = nanoseconds_now();
+    int silent = *call->broken != 0;
+    for (uint32_t k = 0; call->steps & SPEAK && k < call->world && !silent; k++)
+        __atomic_store_n(call->places[k] + parity, meeting, __ATOMIC_RELEASE);
+    if (!(call->steps & LISTEN))
+        return SUCCESS;
+    leave(entered);
+    for (uint32_t k = 0; k < call->world && !silent; k++)
+        while (!silent && __atomic_load_n(call->heard + parity + k, __ATOMIC_ACQUIRE) != meeting) {
+            silent = nanoseconds_now() - begin > call->nanoseconds;
+            sched_yield();
+        }
+    *entered = enter();
+    *call->meetings = meeting;
+    if (silent) {
+        *call->broken = 1;
+        for (int k = 0; k < 2; k++)
+            if (call->marks[k])
+                __atomic_store_n(call->marks[k], 1, __ATOMIC_RELAXED);
+    }
+    return SUCCESS;
+}
+
 Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
                       unsigned shared, Stream stream, void **arguments, void **extra) {
     (void)shared, (void)extra;
@@ -864,7 +935,40 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     if (is_created(stream))
         stream->at_work = 1;
     Place place = {is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream};
+    if (!strcmp(kernel, "gc_peers_push"))
+        return run_push(place, x, arguments[0]);
+    if (!strcmp(kernel, "gc_peers_meet"))
+        return x == 1 && threads == MOST_RANKS ? run_meet(&entered, arguments[0]) : fault(INVALID_VALUE, "not one block");
     return run_kernel(place, kernel, x, threads, arguments);
+}
+
+/* Memory of the cards, which all reach each other's. */
+Result cuDeviceGetUuid(unsigned char uuid[16], int device) {
+    MAY_FAIL;
+    memset(uuid, 0, 16);
+    uuid[0] = 0xca, uuid[15] = (unsigned char)device;
+    return SUCCESS;
+}
+
+/* There is no other process. */
+typedef struct {
+    char reserved[64];
+} IpcHandle;
+Result cuIpcGetMemHandle(IpcHandle *handle, uint64_t address) {
+    (void)address;
+    MAY_FAIL;
+    memset(handle, 0, sizeof *handle);
+    return SUCCESS;
+}
+Result cuIpcOpenMemHandle_v2(uint64_t *address, IpcHandle handle, unsigned flags) {
+    (void)address, (void)handle, (void)flags;
+    MAY_FAIL;
+    return NOT_SUPPORTED;
+}
+Result cuIpcCloseMemHandle(uint64_t address) {
+    (void)address;
+    MAY_FAIL;
+    return INVALID_VALUE;
 }
 
 /* The place of a copy: as that of a launch. */
@@ -872,13 +976,6 @@ static Place place_of(Stream stream) {
     if (is_created(stream))
         stream->at_work = 1;
     return (Place){is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream};
-}
-
-static int is_on_device(uint64_t address) {
-    for (int k = 0; k < BLOCKS; k++)
-        if (blocks[k].memory && address - (uint64_t)(uintptr_t)blocks[k].memory < blocks[k].bytes)
-            return 1;
-    return 0;
 }
 
 Result cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, Stream stream) {
@@ -940,10 +1037,14 @@ Result cuCtxEnablePeerAccess(Context other, unsigned flags) {
     return SUCCESS;
 }
 
-/* Which memory it is, and nothing else. */
+/* Which memory it is, and on which device. */
 Result cuPointerGetAttribute(void *value, int attribute, uint64_t address) {
+    enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9 };
     MAY_FAIL;
-    if (attribute != 2)
+    for (int k = 0; attribute == DEVICE_ORDINAL && k < BLOCKS; k++)
+        if (blocks[k].memory && address - (uint64_t)(uintptr_t)blocks[k].memory < blocks[k].bytes)
+            return *(int *)value = blocks[k].context->device, SUCCESS;
+    if (attribute != MEMORY_TYPE)
         return INVALID_VALUE;
     for (int k = 0; k < BLOCKS; k++)
         if (pinned_blocks[k].memory && address - (uint64_t)(uintptr_t)pinned_blocks[k].memory < pinned_blocks[k].bytes)

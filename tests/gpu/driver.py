@@ -211,6 +211,24 @@ def copy(to, source, size, stream):
 # --- streams and events -----------------------------------------------------------------------------------------------
 
 
+def ipc_handle(address):
+    """For other processes."""
+    handle = (ctypes.c_char * 64)()
+    call("cuIpcGetMemHandle", handle, c_uint64(address))
+    return bytes(handle)
+
+
+class IpcHandle(ctypes.Structure):
+    _fields_ = [("reserved", ctypes.c_char * 64)]
+
+
+def ipc_open(handle):
+    """Where memory of another process begins here; mapped to the end of the process."""
+    address, lazily_enable_peer_access = c_uint64(), 1
+    call("cuIpcOpenMemHandle_v2", byref(address), IpcHandle.from_buffer_copy(handle), c_uint(lazily_enable_peer_access))
+    return address.value
+
+
 class Stream:
     """A stream of the current context, non-blocking unless asked otherwise."""
 

@@ -46,7 +46,7 @@ def filled(server, n, world):
     return np.concatenate([server, np.full(lib.gc_shard_elements(n, world) - server.size, 7, "f4")])
 
 
-@pytest.mark.parametrize("over", [("group",), ("board", 1)], ids=["group", "host transport"])
+@pytest.mark.parametrize("over", [("group",), ("board", 1), ("peers",)], ids=["group", "host transport", "peers"])
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_ranks_on_one_card_compute_deepspeeds_formula(card, size, over):
     rng = np.random.default_rng(size)

@@ -7,6 +7,7 @@
 #ifndef GRADCODEC_TESTS_DEVICE_H
 #define GRADCODEC_TESTS_DEVICE_H
 
+#include <time.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -101,6 +102,11 @@ static T __shfl_down_sync(unsigned, T value, unsigned by) {
     __syncthreads();
     any_of_block[at] = false;
     return any;
+}
+[[maybe_unused]] static uint64_t nanoseconds_of_card() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return uint64_t(now.tv_sec) * 1000000000 + uint64_t(now.tv_nsec);
 }
 [[maybe_unused]] static void __threadfence() {}
 [[maybe_unused]] static void __syncwarp() {}

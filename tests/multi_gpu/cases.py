@@ -7,6 +7,8 @@ import ctypes
 import functools
 import hashlib
 import os
+import signal
+import threading
 import time
 from ctypes import POINTER, byref, c_uint8, c_void_p
 from dataclasses import dataclass
@@ -16,10 +18,10 @@ import numpy as np
 import capi
 import driver
 import gpu
-from capi import EXCHANGE, AllReduce, CodecOptions, Comm, NcclOptions, Transport, lib
+from capi import EXCHANGE, AllReduce, CodecOptions, Comm, NcclOptions, PeersOptions, Transport, lib
 from codec_model import ONEBIT, PROPAGATE, TRANSACTIONAL, Model
 from codecs_c import Host, call, dtype_name, gradient, options_of, same, views
-from comms import reference, shards
+from comms import World, reference, shards
 from nccl import Nccl
 
 SPLIT = 1  # GC_NCCL_SPLIT
@@ -77,7 +79,7 @@ class OnCard:
 
 def place_of(here, on):
     if "place" not in here.kept:
-        here.kept["place"] = OnHost() if on == "cpu" else OnCard(here.rank)
+        here.kept["place"] = OnHost() if on == "cpu" else OnCard(here.rank % driver.device_count())
     return here.kept["place"]
 
 
@@ -156,7 +158,43 @@ def shows_its_communicator(here):
     return torchs(here) is not None
 
 
+ROOM = 2**26 + 3  # elements that communicators over peer memory have room for
+PATIENCE = 20_000  # milliseconds that they wait
+
+
+def over_peers(here, patience=PATIENCE):
+    """Found by the library, over pipes."""
+    place, bootstrap, comm = place_of(here, "cuda"), over_pipes(here), POINTER(Comm)()
+    call("gc_comm_open_peers", bootstrap, place.device, ROOM, patience, byref(comm))
+    lib.gc_comm_free(bootstrap)
+    return comm
+
+
+def mapped_buffers(here, size):
+    """A buffer of every rank, by rank, as they are mapped here by this program; and this rank's memory."""
+    memory = driver.Memory(size)
+    driver.fill(memory.address, 0, size)
+    handles = here.gather(driver.ipc_handle(memory.address))
+    return [memory.address if rank == here.rank else driver.ipc_open(handle) for rank, handle in enumerate(handles)], memory
+
+
+def over_mapped_peers(here, patience=PATIENCE, room=ROOM):
+    place, comm, size = place_of(here, "cuda"), POINTER(Comm)(), lib.gc_peers_bytes(room, here.world)
+    buffers, memory = mapped_buffers(here, size)
+    here.kept.setdefault("memory", []).append(memory)  # to the end of the process
+    here.kept["buffers"] = buffers
+    options = PeersOptions(
+        ctypes.sizeof(PeersOptions), here.rank, here.world, patience, place.device, size,
+        (c_void_p * here.world)(*buffers),
+    )  # fmt: skip
+    call("gc_comm_from_peers", byref(options), byref(comm))
+    here.gather()
+    return comm
+
+
 OVER = {
+    "peers": over_peers,
+    "mapped peers": over_mapped_peers,
     "pipes": over_pipes,
     "id": of_id,
     "borrowed": lambda here: borrow(own_nccl(here)),
@@ -462,3 +500,157 @@ def ranks_with_other_options(here, on, over):
     )
     handle = POINTER(AllReduce)()
     return lib.gc_allreduce_create(comm_of(here, over), byref(options), byref(handle)), capi.last_error()
+
+
+# --- peer memory ------------------------------------------------------------------------------------------------------
+
+
+def alternating(here, over, sizes, times, in_graphs):
+    """Handles of several sizes in turn, each on a stream of its own unless they are in graphs: a digest of each one's values
+    in the end."""
+    place, comm = place_of(here, "cuda"), comm_of(here, over)
+    cases = [Case(segments=(n,)) for n in sizes]
+    handles = [Handle(comm, place, here.rank, here.world, case) for case in cases]
+    sources = [handle.put(case.gradients(0, here.rank, here.world)) for handle, case in zip(handles, cases)]
+    values = [handle.put(case.gradients(0, here.rank, here.world)) for handle, case in zip(handles, cases)]
+    streams = [driver.Stream() for _ in sizes]
+
+    def step(k, stream):
+        (source,), (tensor,) = sources[k], values[k]
+        to, of = tensor.struct.dl_tensor.data, source.struct.dl_tensor.data
+        driver.copy(to, of, source.what.nbytes, stream)
+        call("gc_allreduce_run", handles[k].handle, views([tensor]), 1, None, None, stream)
+
+    graphs = []
+    for k in range(len(sizes) if in_graphs else 0):
+        with driver.Graph(place.stream) as graph:
+            step(k, place.stream)
+        graphs.append(graph)
+    for number in range(times):
+        k = number % len(sizes)
+        if in_graphs:
+            graphs[k].replay(place.stream)
+        else:
+            step(k, streams[k].handle)
+    driver.synchronize()
+    found = [hashlib.sha256(place.get(tensor)).hexdigest() for (tensor,) in values]
+    gpu.check(lib.gc_comm_async_error(comm))
+    for graph in graphs:
+        graph.destroy()
+    for handle in handles:
+        handle.free()
+    place.clear()
+    return found
+
+
+def alternating_on_the_host(world, sizes, times):
+    """The same of a group on the CPU, of one rank, for all end alike."""
+    host, found = OnHost(), []
+    for index, n in enumerate(sizes):
+        case = Case(segments=(n,))
+        with World(world) as group:
+
+            def run(rank, comm=group.comms, case=case, index=index):
+                with Handle(comm[rank], host, rank, world, case) as handle:
+                    for _ in range(len(range(index, times, len(sizes)))):
+                        tensors = handle.put(case.gradients(0, rank, world))
+                        handle.run(tensors)
+                    return hashlib.sha256(host.get(tensors[0])).hexdigest()
+
+            found.append(group.each(run)[0])
+    return found
+
+
+def waits_in_vain(here, milliseconds, dies):
+    """All exchange something; then the last rank does not come, or is gone. The others: whether values became NaN, the
+    status told meanwhile, that of one more call, and whether the device still works."""
+    place = place_of(here, "cuda")
+    comm = over_peers(here, milliseconds)
+    handle = Handle(comm, place, here.rank, here.world, ONE)
+    tensors = handle.put(ONE.gradients(0, here.rank, here.world))
+    handle.run(tensors)
+    place.wait()
+    here.gather()
+    if here.rank == here.world - 1:
+        if dies:
+            os._exit(7)
+        return None
+    handle.run(tensors)
+    place.wait()
+    values = place.get(tensors[0])
+    status, sentence = lib.gc_comm_async_error(comm), capi.last_error()
+    later = lib.gc_allreduce_run(handle.handle, views(tensors), len(tensors), None, None, place.stream)
+    handle.free()
+    lib.gc_comm_free(comm)
+    return bool(np.isnan(values).all()), status, sentence, later, still_works(place)
+
+
+def ends_by_a_signal(here):
+    """The first rank waits for one that does not come when it is told to end."""
+    place, comm = place_of(here, "cuda"), over_peers(here, 60_000)
+    handle = Handle(comm, place, here.rank, here.world, ONE)
+    here.gather()
+    if here.rank == 0:
+        handle.run(handle.put(ONE.gradients(0, here.rank, here.world)))
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        place.wait()
+    return "there"
+
+
+def garbage(here, where, milliseconds):
+    """The first rank's buffer is overwritten after the others have come to a call, and before it does: what it heard, or
+    what has arrived."""
+    place = place_of(here, "cuda")
+    size = lib.gc_peers_bytes(20_000, here.world)
+    comm = over_mapped_peers(here, milliseconds, 20_000)
+    buffer = here.kept["memory"][-1].address
+    with Handle(comm, place, here.rank, here.world, ONE) as handle:
+        tensors = handle.put(ONE.gradients(0, here.rank, here.world))
+        handle.run(tensors)
+        place.wait()
+        if here.rank > 0:
+            heard = lambda: driver.download(here.kept["buffers"][0], 1024).tobytes()  # noqa: E731
+            before = heard()
+            handle.run(tensors)
+            assert until(20, lambda: heard() != before)
+        here.gather()
+        if here.rank == 0:
+            noise = np.random.default_rng(0).integers(1, 256, size, np.uint8)
+            heard = 1024
+            at, part = (0, noise[:heard]) if where == "heard" else (heard, noise[heard:])
+            driver.upload(buffer + at, part)
+            handle.run(tensors)
+        place.wait()
+        values = place.get(tensors[0])
+        status = lib.gc_comm_async_error(comm)
+    lib.gc_comm_free(comm)
+    return bool(np.isnan(values).all()), status, still_works(place)
+
+
+def refusals_of_buffers(here):
+    """Statuses and sentences of gc_comm_from_peers() for what is no buffer."""
+    place, size = place_of(here, "cuda"), lib.gc_peers_bytes(1000, 2)
+    good, dirty = driver.Memory(size), driver.Memory(size)
+    for memory in good, dirty:
+        driver.fill(memory.address, 0, size)
+    driver.fill(dirty.address + 8, 1, 8)
+    host = np.zeros(size + 256, np.uint8)
+    aligned = -(-host.ctypes.data // 256) * 256
+    found = {}
+    for name, rank, buffers, how_many in [
+        ("too small", 0, (good.address, good.address), 1535),
+        ("not all 0", 0, (dirty.address, good.address), size),
+        ("of the host", 0, (good.address, aligned), size),
+        ("not there", 0, (good.address, 1 << 44), size),
+        ("NULL", 0, (good.address, None), size),
+        ("not aligned", 0, (good.address + 8, good.address), size),
+        ("rank", 2, (good.address, good.address), size),
+        ("good", 0, (good.address, dirty.address), size),
+    ]:
+        options = PeersOptions(
+            ctypes.sizeof(PeersOptions), rank, 2, 1, place.device, how_many, (c_void_p * 2)(*buffers)
+        )
+        comm = POINTER(Comm)()
+        found[name] = lib.gc_comm_from_peers(byref(options), byref(comm)), capi.last_error(), bool(comm)
+        lib.gc_comm_free(comm)
+    return found

@@ -62,10 +62,21 @@ def pytest_generate_tests(metafunc):
     if "pool" in metafunc.fixturenames:
         metafunc.parametrize("pool", config.worlds, indirect=True, scope="session", ids=lambda n: f"{n} ranks")
     if "over" in metafunc.fixturenames:
-        ways = ["id", "borrowed", "split", "torch", "torch, split"] if config.cards else ["pipes"]
+        peers = ["peers", "mapped peers"] if config.cards > 1 else []
+        ways = ["id", "borrowed", "split", "torch", "torch, split", *peers] if config.cards else ["pipes"]
         metafunc.parametrize("over", ways)
     if "group_size" in metafunc.fixturenames:
         metafunc.parametrize("group_size", config.groups)
+
+
+@pytest.fixture(scope="session")
+def peers(pytestconfig):
+    """Ranks that reach each other's memory: a card each, or, if there is one card, two that share it."""
+    if not pytestconfig.cards:
+        pytest.skip("no card: no peer memory")
+    pool = Pool(max(2, pytestconfig.cards))
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="session")

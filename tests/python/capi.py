@@ -160,6 +160,21 @@ class NcclOptions(ctypes.Structure):
 NcclOptions.__name__ = "gc_nccl_options_t"
 
 
+class PeersOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("rank", c_int32),
+        ("world_size", c_int32),
+        ("timeout_ms", c_uint32),
+        ("device", DLDevice),
+        ("bytes", c_size_t),
+        ("buffers", POINTER(c_void_p)),
+    ]
+
+
+PeersOptions.__name__ = "gc_peers_options_t"
+
+
 class Comm(ctypes.Structure):
     """Opaque."""
 
@@ -186,7 +201,7 @@ NUMBERS = {
 }  # fmt: skip
 STRUCTS = (
     DLDevice, DLDataType, DLTensor, DLManagedTensor, DLManagedTensorVersioned, KernelShape, CodecOptions, Codec,
-    Transport, NcclOptions, Comm, AllReduce, Share,
+    Transport, NcclOptions, PeersOptions, Comm, AllReduce, Share,
 )  # fmt: skip
 
 

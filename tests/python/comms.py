@@ -6,7 +6,7 @@ from ctypes import POINTER, byref
 
 import numpy as np
 
-from capi import EXCHANGE, AllReduce, Comm, Transport, last_error, lib
+from capi import CUDA, EXCHANGE, AllReduce, Comm, DLDevice, Transport, last_error, lib
 from codec_model import RMS, Model, f32, narrow, scale_of, sigma
 from codecs_c import call, dtype_name, options_of, or_null, same, views
 
@@ -77,13 +77,16 @@ class Board:
 
 
 class World:
-    """`world` communicators: of a group in this process, or over `Board`, with the flags of a transport."""
+    """`world` communicators: of a group in this process, over `Board`, with the flags of a transport, or over the memory
+    of cards, which a group finds, with room for so many elements."""
 
-    def __init__(self, world, over="group", flags=0):
+    def __init__(self, world, over="group", flags=0, room=1 << 20, devices=(0,), timeout=60_000):
         self.size = world
         self.comms = (POINTER(Comm) * world)()
-        if over == "group":
+        if over in ("group", "peers"):
             call("gc_comm_group", world, self.comms)
+            if over == "peers":
+                self.open_peers(room, devices, timeout)
         else:
             self.board = Board(world)
             self.transports = [self.board.transport(rank, flags) for rank in range(world)]
@@ -91,6 +94,19 @@ class World:
                 comm = POINTER(Comm)()
                 call("gc_comm_from_transport", byref(transport), byref(comm))
                 self.comms[rank] = comm
+
+    def open_peers(self, room, devices, timeout):
+        found = (POINTER(Comm) * self.size)()
+
+        def open(rank):
+            device, comm = DLDevice(CUDA, devices[rank % len(devices)]), POINTER(Comm)()
+            call("gc_comm_open_peers", self.comms[rank], device, room, timeout, byref(comm))
+            found[rank] = comm
+
+        self.each(open)
+        group, self.comms = self.comms, found
+        for comm in group:
+            lib.gc_comm_free(comm)
 
     def __enter__(self):
         return self

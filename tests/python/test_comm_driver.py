@@ -21,7 +21,7 @@ def run_comm(script):
     run_codec(f"exec({WORLD!r})\n" + script)
 
 
-@pytest.mark.parametrize("over", ["'group'", "'board'", "'board', 1"])
+@pytest.mark.parametrize("over", ["'group'", "'board'", "'board', 1", "'peers'"])
 def test_ranks_on_one_card_compute_deepspeeds_formula(over):
     run_comm(f"""
 place, rng = Place(), np.random.default_rng(3)
@@ -80,7 +80,7 @@ def random_handle(rng):
 """
 
 
-@pytest.mark.parametrize("over", ["'group'", "'board', 1"])
+@pytest.mark.parametrize("over", ["'group'", "'board', 1", "'peers'"])
 @pytest.mark.parametrize("size, seeds", [(1, 8), (2, 6), (3, 6), (5, 4), (9, 3)])
 def test_halves_on_one_card_are_a_run_and_what_the_formula_says(size, seeds, over):
     run_comm(f"""

@@ -22,7 +22,7 @@ WITHOUT = {
 def test_the_client_declares_every_function_as_it_was_promised():
     structs = (
         client.Device, client.DType, client.DLTensor, client.Managed, client.Versioned, client.KernelShape,
-        client.CodecOptions, client.CodecHandle, client.Transport, client.NcclOptions, client.CommHandle, client.AllReduceHandle,
+        client.CodecOptions, client.CodecHandle, client.Transport, client.NcclOptions, client.PeersOptions, client.CommHandle, client.AllReduceHandle,
         client.ShareHandle,
     )  # fmt: skip
     promised = capi.signatures(structs, ctypes.c_void_p).items()

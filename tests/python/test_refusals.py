@@ -1201,6 +1201,16 @@ def test_shards_that_cannot_be_are_minus_one(arguments, words):
     assert is_sentence(last_error()) and says(last_error(), *words), last_error()
 
 
+@pytest.mark.parametrize(
+    "arguments, words",
+    [((-5, 3), ("n_elements", -5)), ((8, 0), ("world_size", 0)), ((8, 65), ("world_size", 65, 64)),
+     ((2**63 - 1, 2), (2**63 - 1,))],
+)  # fmt: skip
+def test_buffers_of_peers_that_cannot_be_are_minus_one(arguments, words):
+    assert lib.gc_peers_bytes(*arguments) == -1
+    assert is_sentence(last_error()) and says(last_error(), *words), last_error()
+
+
 def test_a_workspace_of_fewer_than_no_elements_has_minus_one_byte():
     assert lib.gc_onebit_workspace_bytes(-3) == -1
     assert is_sentence(last_error()) and says(last_error(), "n_elements", -3), last_error()

@@ -216,6 +216,11 @@ pub struct Home {
 }
 
 impl Home {
+    /// The context, for others of this process.
+    pub(super) fn handle(self) -> usize {
+        self.handle
+    }
+
     /// Whether it is the primary context of this device.
     pub(super) fn is_primary(self, device: Device) -> Result<bool> {
         Ok(primary(device)? as usize == self.handle)

@@ -12,8 +12,8 @@ use std::{
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute,
-    CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
-    CUstreamCaptureStatus,
+    CUipcMemHandle, CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUpointer_attribute, CUresult, CUstream,
+    CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
 };
 
 use crate::{
@@ -38,6 +38,7 @@ table! {
         cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
         cuDeviceTotalMem_v2(*mut usize, CUdevice);
         cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+        cuDeviceGetUuid(*mut CUuuid, CUdevice);
         cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
         cuCtxPushCurrent_v2(CUcontext);
         cuCtxPopCurrent_v2(*mut CUcontext);
@@ -46,7 +47,6 @@ table! {
         cuCtxGetId(CUcontext, *mut c_ulonglong);
         cuCtxSynchronize();
         cuCtxEnablePeerAccess(CUcontext, c_uint);
-        cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
         cuStreamCreate(*mut CUstream, c_uint);
         cuStreamDestroy_v2(CUstream);
         cuStreamGetCtx(CUstream, *mut CUcontext);
@@ -61,6 +61,10 @@ table! {
         cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
         cuMemAlloc_v2(*mut CUdeviceptr, usize);
         cuMemFree_v2(CUdeviceptr);
+        cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
+        cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
+        cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+        cuIpcCloseMemHandle(CUdeviceptr);
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
         cuMemFreeHost(*mut c_void);
         cuMemcpyHtoD_v2(CUdeviceptr, *const c_void, usize);

@@ -10,6 +10,7 @@ mod event;
 mod launch;
 mod memory;
 mod module;
+pub mod peers;
 mod pinned;
 mod queue;
 mod reuse;

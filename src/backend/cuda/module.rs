@@ -41,7 +41,11 @@ pub struct Kernel {
 impl Kernel {
     /// A kernel whose blocks have 256 threads and no shared memory.
     const fn of(family: &'static Family, name: &'static CStr, items_per_block: u32) -> Self {
-        let shape = LaunchShape { threads: 256, items_per_block, shared_bytes: 0 };
+        Self::with_threads(family, name, items_per_block, 256)
+    }
+
+    const fn with_threads(family: &'static Family, name: &'static CStr, items_per_block: u32, threads: u32) -> Self {
+        let shape = LaunchShape { threads, items_per_block, shared_bytes: 0 };
         Self { name, shape, family, handle: OnceLock::new(), contexts: Remembered::nothing() }
     }
 
@@ -73,8 +77,8 @@ impl Family {
 struct Aligned<T>(T);
 
 /// All families.
-pub static FAMILIES: [&Family; 6] =
-    [&BITS_FAMILY, &STRIDED_FAMILY, &SIGNS_FAMILY, &ONEBIT_FAMILY, &COPY_FAMILY, &PROBE_FAMILY];
+pub static FAMILIES: [&Family; 7] =
+    [&BITS_FAMILY, &STRIDED_FAMILY, &SIGNS_FAMILY, &ONEBIT_FAMILY, &COPY_FAMILY, &PEERS_FAMILY, &PROBE_FAMILY];
 
 static BITS_FAMILY: Family = Family {
     name: c"bits",
@@ -127,6 +131,13 @@ static COPY_FAMILY: Family = Family {
     internal: &[&COPY.rows, &COPY.transposed, &COPY.cast_transposed, &COPY.general],
 };
 
+pub static PEERS_FAMILY: Family = Family {
+    name: c"peers",
+    fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/peers.fatbin")).0,
+    promised: &[],
+    internal: &[&PEERS.push, &PEERS.meet],
+};
+
 static PROBE_FAMILY: Family = Family {
     name: c"probe",
     fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/probe.fatbin")).0,
@@ -136,6 +147,17 @@ static PROBE_FAMILY: Family = Family {
 
 /// The kernel of kernels/probe.cu.
 pub static HOLD: [Kernel; 1] = [Kernel::of(&PROBE_FAMILY, c"gc_hold", 1)];
+
+/// The kernels of kernels/peers.cu. Counted in blocks.
+pub static PEERS: Peers = Peers {
+    push: [Kernel::of(&PEERS_FAMILY, c"gc_peers_push", 1)],
+    meet: [Kernel::with_threads(&PEERS_FAMILY, c"gc_peers_meet", 1, 64)],
+};
+
+pub struct Peers {
+    pub push: [Kernel; 1],
+    pub meet: [Kernel; 1],
+}
 
 /// The kernels of kernels/bits.cu.
 pub static BITS: Bits = Bits {

@@ -56,6 +56,8 @@ pub struct Tile {
 
 /// Flags, valid and pending states, and what else is known on the device alone.
 pub const CONTROL_BYTES: usize = 32;
+/// Where among them it is known that a rank did not come to an exchange.
+pub const BROKEN: u64 = 24;
 
 /// A half of a codec: what is encoded, or what is reduced.
 #[repr(C)]

@@ -23,8 +23,8 @@ use super::{
 };
 
 use layout::{
-    Addresses, CONTROL_BYTES, Decode, Encode, Finish, Half, MOST_ADDRESSES, MOST_VALUES, Reduce, Run, SERVER, State,
-    TILE, Tables, Tile, WORKER, argument, number_of,
+    Addresses, BROKEN, CONTROL_BYTES, Decode, Encode, Finish, Half, MOST_ADDRESSES, MOST_VALUES, Reduce, Run, SERVER,
+    State, TILE, Tables, Tile, WORKER, argument, number_of,
 };
 use memory::Parts;
 
@@ -155,6 +155,11 @@ impl Codec {
         for (half, tiles) in self.halves.iter_mut().zip(&mut self.tiles) {
             *tiles = half.refit(plan);
         }
+    }
+
+    /// A uint32 of what is known on the device: 1 once a rank did not come to an exchange.
+    pub fn mark(&self) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(self.memory.at(self.flags + BROKEN) as usize)
     }
 
     /// Whether a step waits for its commit, as far as it was not a graph that made it.

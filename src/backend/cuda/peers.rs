@@ -1,0 +1,481 @@
+//! Exchanges over memory that the ranks of a machine reach: kernels/peers.cu.
+//!
+//! Each rank has a buffer that all others write to, and nobody else reads:
+//!
+//! ```text
+//!     heard    | in even meetings | in odd ones |        a number of each rank
+//!     area     | of rank 0 | of rank 1 | ...             blocks of an exchange of all to all
+//!     area     | of rank 0 | of rank 1 | ...             blocks of an exchange in which all gather the same
+//! ```
+//!
+//! The two kinds of exchanges come in turn, and a meeting lies between an area's reading and the next writing to it: that of
+//! the other kind. Where a kind follows itself, a meeting of its own is needed.
+
+use std::{ffi::c_void, ptr};
+
+use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute, CUstream, CUuuid};
+
+use crate::{
+    backend::Stream,
+    error::{Error, Result, Status, error},
+};
+
+use super::{
+    Device,
+    codec::Memory,
+    context::Home,
+    event::Event,
+    module::{PEERS, PEERS_FAMILY},
+    pinned::Pinned,
+    queue::Queue,
+};
+
+/// As the kernels have it.
+pub const MOST_RANKS: usize = 64;
+
+/// Bytes of what is heard.
+const HEARD: u64 = 2 * 8 * MOST_RANKS as u64;
+
+/// What areas are aligned to.
+const ALIGNMENT: u64 = 256;
+
+/// Bytes that a block of threads pushes, at most: 256 threads, 4 vectors of 16.
+const PUSHED: u64 = 256 * 4 * 16;
+
+/// Bytes of a buffer for exchanges of `block` bytes between `world` ranks.
+pub fn buffer_bytes(world: u64, block: u64) -> Option<u64> {
+    let area = world.checked_mul(block)?.checked_next_multiple_of(ALIGNMENT)?;
+    area.checked_mul(2)?.checked_add(HEARD)
+}
+
+#[repr(C)]
+struct Push {
+    from: *const u8,
+    vectors: u64,
+    apart: u64,
+    world: u32,
+    rank: u32,
+    places: [u64; MOST_RANKS],
+}
+
+#[repr(C)]
+struct Meet {
+    meetings: u64,
+    broken: u64,
+    marks: [*mut u8; 2],
+    nanoseconds: u64,
+    world: u32,
+    steps: u32,
+    heard: u64,
+    places: [u64; MOST_RANKS],
+}
+
+/// What a meeting's launch does.
+#[derive(Clone, Copy)]
+pub enum Steps {
+    Speak = 1,
+    Listen = 2,
+    Both = 3,
+}
+
+/// What an area is for.
+#[derive(Clone, Copy)]
+pub enum Area {
+    AllToAll = 0,
+    AllGather = 1,
+}
+
+/// Where this rank's state lies in its memory, behind the count of meetings.
+const BROKEN: u64 = 8;
+const STATE_BYTES: u64 = 16;
+
+/// Where a record of this rank lies in pinned memory, and how much of that there is.
+const RECORD: usize = 64;
+const PINNED_BYTES: i64 = 128;
+
+/// A rank's way to the memory of the others.
+pub struct Peers {
+    device: Device,
+    home: Home,
+    rank: usize,
+    nanoseconds: u64,
+    area: u64,
+    /// By rank, as they are mapped here.
+    buffers: Vec<u64>,
+    state: Memory,
+    /// Where a card writes that a rank did not come: a uint32, not 0 then; and a record of this rank, to be pushed.
+    said: Pinned,
+    /// The end of the last call.
+    ended: Event,
+    /// For what belongs to no call.
+    stream: OwnStream,
+    /// What is to be closed, and this rank's buffer, where they are ours.
+    _mapped: Vec<Mapped>,
+    own: Option<Memory>,
+}
+
+/// What a rank tells the others, so that they can reach its buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// Of the card.
+    pub uuid: [u8; 16],
+    /// In this process: where the buffer lies, and its context.
+    pub address: u64,
+    pub context: u64,
+}
+
+/// A rank's own buffer, before the others are mapped.
+pub struct Buffer {
+    device: Device,
+    memory: Memory,
+    bytes: u64,
+}
+
+impl Buffer {
+    /// `bytes` bytes in the context that calls without a stream work in, all 0.
+    pub fn new(ordinal: i32, bytes: u64) -> Result<Self> {
+        let mut queue = Queue::of(ordinal, Stream::LEGACY)?;
+        let memory = Memory::new(&mut queue, bytes)?;
+        queue.wait()?;
+        Ok(Self { device: queue.device, memory, bytes })
+    }
+
+    pub fn identity(&self) -> Result<Identity> {
+        let home = self.memory.home;
+        Ok(Identity { uuid: self.device.uuid()?, address: self.memory.at(0), context: home.handle() as u64 })
+    }
+
+    /// For another process.
+    pub fn handle(&self) -> Result<[u8; 64]> {
+        let mut queue = self.memory.queue(Stream::LEGACY)?;
+        queue.current()?;
+        let (driver, mut handle) = (self.device.driver, CUipcMemHandle { reserved: [0; 64] });
+        // SAFETY: the place outlives the call; the address is of memory from cuMemAlloc.
+        let code = unsafe { (driver.functions.cuIpcGetMemHandle)(&mut handle, self.memory.at(0)) };
+        driver.check(code, format_args!("cuIpcGetMemHandle of {} bytes on {}", self.bytes, self.device))?;
+        Ok(handle.reserved.map(|byte| byte as u8))
+    }
+
+    /// The buffer of another process.
+    pub fn open(&self, handle: &[u8; 64]) -> Result<Mapped> {
+        /// So that a card that can be reached is.
+        const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
+        let mut queue = self.memory.queue(Stream::LEGACY)?;
+        queue.current()?;
+        let (driver, mut address) = (self.device.driver, 0);
+        let handle = CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
+        // SAFETY: the place outlives the call; the driver checks a handle.
+        let code = unsafe { (driver.functions.cuIpcOpenMemHandle_v2)(&mut address, handle, LAZY_ENABLE_PEER_ACCESS) };
+        driver.check(code, format_args!("cuIpcOpenMemHandle on {}", self.device))?;
+        Ok(Mapped { device: self.device, home: self.memory.home, address })
+    }
+
+    /// The buffer of another rank of this process: its address, once this card reaches it.
+    pub fn reach(&self, other: &Identity) -> Result<u64> {
+        let driver = self.device.driver;
+        if self.device.uuid()? == other.uuid {
+            return Ok(other.address);
+        }
+        let mut queue = self.memory.queue(Stream::LEGACY)?;
+        queue.current()?;
+        const ALREADY_ENABLED: i32 = 704;
+        // SAFETY: the other rank of this process keeps its buffer's context; a context is current.
+        match unsafe { (driver.functions.cuCtxEnablePeerAccess)(other.context as _, 0) } {
+            0 | ALREADY_ENABLED => Ok(other.address),
+            code => {
+                driver.check(code, format_args!("cuCtxEnablePeerAccess on {}", self.device))?;
+                Ok(other.address)
+            }
+        }
+    }
+}
+
+/// A buffer of another process, mapped here.
+pub struct Mapped {
+    device: Device,
+    home: Home,
+    pub address: u64,
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        self.home.give_back(self.device, || {
+            // SAFETY: from cuIpcOpenMemHandle in this context, which is current; the work of its user is done.
+            unsafe { (self.device.driver.functions.cuIpcCloseMemHandle)(self.address) };
+        });
+    }
+}
+
+impl Peers {
+    /// Over buffers of `bytes` bytes, by rank, that are mapped here. `own`: this rank's buffer, where it is ours.
+    pub fn new(
+        ordinal: i32,
+        rank: usize,
+        given: &[u64],
+        bytes: u64,
+        milliseconds: u32,
+        (mapped, own): (Vec<Mapped>, Option<Buffer>),
+    ) -> Result<Self> {
+        let mut buffers = Vec::new();
+        buffers
+            .try_reserve_exact(given.len())
+            .map_err(|_| error!(OutOfMemory, "a list of {} buffers could not be had", given.len()))?;
+        buffers.extend_from_slice(given);
+        let mut queue = match &own {
+            Some(buffer) => buffer.memory.queue(Stream::LEGACY)?,
+            None => Queue::of(ordinal, Stream::LEGACY)?,
+        };
+        queue.put_into_context(&PEERS_FAMILY)?;
+        let state = Memory::new(&mut queue, STATE_BYTES)?;
+        let (said, ended) = (Pinned::new(&mut queue, PINNED_BYTES)?, Event::new(&mut queue)?);
+        let stream = OwnStream::new(&mut queue)?;
+        queue.wait()?;
+        let area = bytes.saturating_sub(HEARD) / 2 / ALIGNMENT * ALIGNMENT;
+        Ok(Self {
+            device: queue.device,
+            home: state.home,
+            rank,
+            nanoseconds: u64::from(milliseconds) * 1_000_000,
+            area,
+            buffers,
+            state,
+            said,
+            ended,
+            stream,
+            _mapped: mapped,
+            own: own.map(|buffer| buffer.memory),
+        })
+    }
+
+    pub fn ordinal(&self) -> i32 {
+        self.device.ordinal as i32
+    }
+
+    pub fn world(&self) -> usize {
+        self.buffers.len()
+    }
+
+    /// Bytes of a block that an exchange can have, at most.
+    pub fn most_bytes(&self) -> u64 {
+        self.area / self.buffers.len() as u64
+    }
+
+    /// Where blocks arrive.
+    pub fn area(&self, area: Area) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(self.place(self.rank, area) as usize)
+    }
+
+    fn place(&self, rank: usize, area: Area) -> u64 {
+        self.buffers[rank] + HEARD + area as u64 * self.area
+    }
+
+    /// Whether a queue works in the context that this was made in.
+    pub fn is_in_context_of(&self, memory: &Memory) -> bool {
+        memory.home.id == self.home.id
+    }
+
+    /// Whether a rank did not come to a meeting. Never waits.
+    pub fn is_broken(&self) -> bool {
+        // SAFETY: four bytes that are there as long as this is, which a card may be writing.
+        unsafe { self.said.data().cast::<u32>().read_volatile() != 0 }
+    }
+
+    /// What follows in the queue comes after the call before, whichever stream that was on.
+    pub fn begin(&self, queue: &mut Queue) -> Result<()> {
+        // SAFETY: an event that this has.
+        unsafe { self.ended.handle().hold_up(queue) }
+    }
+
+    pub fn end(&self, queue: &mut Queue) -> Result<()> {
+        // SAFETY: an event that this has, of the context that the queue works in.
+        unsafe { self.ended.handle().record(queue) }
+    }
+
+    /// Pushes blocks of `bytes` bytes, a multiple of 16: one for each rank, or one for all.
+    ///
+    /// # Safety
+    /// There is such memory of this device at `from`, aligned to 16, which stays until the stream has passed this; nobody
+    /// reads what arrived in the area before.
+    pub unsafe fn push(&self, queue: &mut Queue, area: Area, from: *const u8, bytes: u64) -> Result<()> {
+        let world = self.buffers.len();
+        assert!(bytes.is_multiple_of(16) && bytes <= self.most_bytes());
+        let mut call = Push {
+            from,
+            vectors: bytes / 16,
+            apart: if matches!(area, Area::AllToAll) { bytes } else { 0 },
+            world: world as u32,
+            rank: self.rank as u32,
+            places: [0; MOST_RANKS],
+        };
+        for (rank, place) in call.places.iter_mut().enumerate().take(world) {
+            *place = self.place(rank, area) + self.rank as u64 * bytes;
+        }
+        let (stream, blocks) = (queue.stream, world as u64 * bytes.div_ceil(PUSHED));
+        let mut arguments = [ptr::from_mut(&mut call).cast::<c_void>()];
+        // SAFETY: the kernel's argument: buffers that are mapped here, with room for a block of each rank in each area, as
+        // was asserted, and the caller's memory.
+        unsafe { queue.launch_on(stream, &PEERS.push[0], blocks, &mut arguments) }
+    }
+
+    /// Meets the others. `mark`: a uint32 on this device that becomes 1 if a rank does not come, or NULL.
+    ///
+    /// # Safety
+    /// The mark stays until the stream has passed this.
+    pub unsafe fn meet(&self, queue: &mut Queue, steps: Steps, mark: *mut u8) -> Result<()> {
+        let mut call = Meet {
+            meetings: self.state.at(0),
+            broken: self.state.at(BROKEN),
+            marks: [mark, self.said.data()],
+            nanoseconds: self.nanoseconds,
+            world: self.buffers.len() as u32,
+            steps: steps as u32,
+            heard: self.buffers[self.rank],
+            places: [0; MOST_RANKS],
+        };
+        for (place, &buffer) in call.places.iter_mut().zip(&self.buffers) {
+            *place = buffer + 8 * self.rank as u64;
+        }
+        let stream = queue.stream;
+        let mut arguments = [ptr::from_mut(&mut call).cast::<c_void>()];
+        // SAFETY: the kernel's argument: memory of this rank, buffers that are mapped here, and the caller's mark.
+        unsafe { queue.launch_on(stream, &PEERS.meet[0], 1, &mut arguments) }
+    }
+
+    /// A queue on a stream of its own, which waits for no other.
+    pub fn own_queue(&self) -> Result<Queue> {
+        self.state.queue(self.stream.stream())
+    }
+
+    /// Where a record lies that is to be pushed, once it is written there.
+    pub fn write_record(&self, record: &[u8; 64]) -> *const u8 {
+        let place = self.said.data().wrapping_add(RECORD);
+        // SAFETY: within pinned memory that nobody else writes to; a push that read it before has been waited for.
+        unsafe { place.copy_from_nonoverlapping(record.as_ptr(), record.len()) };
+        place
+    }
+
+    /// Copies what arrived in an area to the host, once the queue is done.
+    pub fn read(&self, queue: &mut Queue, area: Area, to: &mut [u8]) -> Result<()> {
+        queue.current()?;
+        queue.wait()?;
+        let (driver, from) = (self.device.driver, self.place(self.rank, area));
+        assert!(to.len() as u64 <= self.area);
+        // SAFETY: from within this rank's buffer, as was asserted; a context is current, and the bytes are there until it
+        // is done.
+        let code = unsafe { (driver.functions.cuMemcpyDtoH_v2)(to.as_mut_ptr().cast(), from, to.len()) };
+        driver.check(code, format_args!("cuMemcpyDtoH of {} bytes on {}", to.len(), self.device))
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        if self.is_broken()
+            && let Some(own) = self.own.take()
+        {
+            // A rank that comes late writes here.
+            std::mem::forget(own);
+        }
+    }
+}
+
+/// Looks whether a buffer of the caller's is memory of a card that a call of this device's context reaches.
+pub fn check_buffer(ordinal: i32, rank: usize, address: u64, own: bool) -> Result<()> {
+    use CUpointer_attribute::{
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
+    };
+    const OF_DEVICE: u32 = 2;
+    let mut queue = Queue::of(ordinal, Stream::LEGACY)?;
+    queue.current()?;
+    let (device, driver) = (queue.device, queue.device.driver);
+    let refusal =
+        || -> Error { error!(InvalidArgument, "options: buffers[{rank}], {address:#x}, is no memory of a card here") };
+    if address == 0 || !address.is_multiple_of(ALIGNMENT) {
+        return Err(error!(
+            InvalidArgument,
+            "options: buffers[{rank}] is {address:#x}; an address that is a multiple of {ALIGNMENT} expected"
+        ));
+    }
+    let (mut memory_type, mut on) = (0u32, 0i32);
+    // SAFETY: the places are of the attributes' types; any address may be asked for.
+    unsafe {
+        let get = driver.functions.cuPointerGetAttribute;
+        if get(ptr::from_mut(&mut memory_type).cast(), MEMORY_TYPE, address) != 0 || memory_type != OF_DEVICE {
+            return Err(refusal());
+        }
+        let code = get(ptr::from_mut(&mut on).cast(), ORDINAL, address);
+        driver.check(code, format_args!("cuPointerGetAttribute of buffers[{rank}]"))?;
+    }
+    // Of memory of others it may be theirs, or this one.
+    if own && on != ordinal {
+        return Err(error!(
+            InvalidArgument,
+            "options: buffers[{rank}], this rank's own, is on cuda:{on}, not on {device}"
+        ));
+    }
+    let mut heard = [0u64; 2 * MOST_RANKS];
+    // SAFETY: the driver refuses what is not mapped; the integers outlive the call.
+    let code = unsafe { (driver.functions.cuMemcpyDtoH_v2)(heard.as_mut_ptr().cast(), address, size_of_val(&heard)) };
+    if code != 0 {
+        return Err(refusal());
+    }
+    // Ranks that are ahead have come to the first meeting, but not to another.
+    if own
+        && (heard[..MOST_RANKS].iter().any(|&number| number != 0)
+            || heard[MOST_RANKS..].iter().any(|&number| number > 1))
+    {
+        return Err(error!(InvalidArgument, "options: buffers[{rank}], this rank's own, is not all 0"));
+    }
+    Ok(())
+}
+
+impl Device {
+    fn uuid(self) -> Result<[u8; 16]> {
+        let mut uuid = CUuuid { bytes: [0; 16] };
+        // SAFETY: the place outlives the call.
+        let code = unsafe { (self.driver.functions.cuDeviceGetUuid)(&mut uuid, self.properties().handle) };
+        self.driver.check(code, format_args!("cuDeviceGetUuid of {self}"))?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+}
+
+/// A stream that waits for no other.
+struct OwnStream {
+    device: Device,
+    home: Home,
+    /// As a number, to be shared.
+    handle: usize,
+}
+
+impl OwnStream {
+    fn new(queue: &mut Queue) -> Result<Self> {
+        const NON_BLOCKING: u32 = 1;
+        let (device, mut handle) = (queue.device, ptr::null_mut());
+        let home = queue.current()?.home()?;
+        // SAFETY: a context is current, and the place outlives the call.
+        let code = unsafe { (device.driver.functions.cuStreamCreate)(&mut handle, NON_BLOCKING) };
+        device.driver.check(code, format_args!("cuStreamCreate on {device}"))?;
+        Ok(Self { device, home, handle: handle.expose_provenance() })
+    }
+
+    fn stream(&self) -> Stream {
+        Stream::from_raw(ptr::with_exposed_provenance_mut(self.handle))
+    }
+}
+
+impl Drop for OwnStream {
+    fn drop(&mut self) {
+        self.home.give_back(self.device, || {
+            let handle: CUstream = ptr::with_exposed_provenance_mut(self.handle);
+            // SAFETY: from cuStreamCreate in this context, which is current; its work goes on to its end.
+            unsafe { (self.device.driver.functions.cuStreamDestroy_v2)(handle) };
+        });
+    }
+}
+
+/// Peers that cannot be reached are told so, whatever the driver calls that.
+pub fn unreachable(failure: Error) -> Error {
+    match failure.status {
+        Status::OutOfMemory | Status::ContextLost => failure,
+        _ => Error { status: Status::UnsupportedDevice, ..failure },
+    }
+}

@@ -1,0 +1,154 @@
+//! PEER MEMORY
+//!
+//! A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the cards of one
+//! machine, over NVLink or PCIe. The calls over it are the same, and so are the bytes that they give.
+//!
+//! ```c
+//! gc_comm_t *comm;                                            // found over another one, such as MPI's, on every rank
+//! gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, card}, n_elements, 0, &comm);
+//!
+//! gc_peers_options_t mine = {.struct_size = sizeof mine, .rank = rank, .world_size = size, .device = {kDLCUDA, card},
+//!                            .bytes = bytes, .buffers = buffers};        // or over memory that you have mapped
+//! gc_comm_from_peers(&mine, &comm);
+//! ```
+//!
+//! Each rank has a buffer, which the others write payloads to; your tensors are never seen by another card. Up to 64 ranks.
+//! Meetings are counted on the card, so graphs can be launched again and again, also with calls of other sizes between
+//! them. A call on another stream comes after the call before; the launches of graphs you order yourself.
+//!
+//! A rank waits for the others on its card, for at most `timeout_ms` of the card's clock, while the host goes on. If one does
+//! not come, the results of that call are NaN (a handle's flag is NONFINITE), gc_comm_async_error() says TIMEOUT, and all later
+//! calls fail with COMM. What a rank that died, or one that writes what it should not, leaves behind ends so, too.
+//!
+//! Ranks within one process that share a card wait for each other on the host as well, so that their kernels cannot keep
+//! each other from running: gc_comm_open_peers() sees to that, and such calls cannot be captured. Release a communicator when
+//! the work of all ranks is done, for the others may write to its buffer until then.
+
+use std::{ffi::c_void, mem::offset_of, ops::Range};
+
+use arrayvec::ArrayVec;
+use dlpark::ffi::DLDevice;
+
+use crate::{
+    comm::{self, Communicator, MOST_PEERS, Peers, Places, Shared},
+    panics::boundary,
+    tensor::{Device, Name},
+};
+
+use super::{
+    borrow::{self, Count, Out},
+    comm::gc_comm_t,
+    handle,
+    status::gc_status_t,
+};
+
+/// The memory of ranks that reach each other, as one of them has it.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct gc_peers_options_t {
+    /// sizeof(gc_peers_options_t).
+    pub struct_size: u32,
+    /// This rank: 0 to world_size - 1.
+    pub rank: i32,
+    /// 1 to 64.
+    pub world_size: i32,
+    /// How long a call waits for the other ranks, on the card; 0: 30 seconds.
+    pub timeout_ms: u32,
+    /// This rank's, CUDA.
+    pub device: DLDevice,
+    /// Of each buffer: gc_peers_bytes(), the same on every rank.
+    pub bytes: usize,
+    /// world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the first
+    /// rank calls this.
+    pub buffers: *const *mut c_void,
+}
+
+// SAFETY: numbers and a pointer without gaps between them.
+unsafe impl borrow::Options for gc_peers_options_t {
+    const RESERVED: Range<usize> = offset_of!(Self, buffers) + size_of::<usize>()..size_of::<Self>();
+}
+
+/// Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements: about n / 4. With several segments
+/// a chunk has 4 bytes a segment more, and up to 1 byte a segment for its bits: add 2 * world_size times that.
+///
+/// -1, and the last error: n_elements negative, world_size not within 1 to 64, or more than 2^63 - 1 bytes.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub extern "C" fn gc_peers_bytes(n_elements: i64, world_size: i32) -> i64 {
+    boundary(|| comm::peers_bytes(n_elements, world_size))
+}
+
+/// Makes a communicator over memory that you have mapped: PyTorch's symmetric memory, NCCL's windows, cuIpcOpenMemHandle().
+/// Every rank calls this; none waits for another.
+///
+/// `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of it,
+/// and nothing else may write to them; to be used once more they are set to 0 again. `*out`: yours to release, by
+/// gc_comm_free().
+///
+/// INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which this
+/// rank's own is not on `device`, or not 0. UNSUPPORTED_DEVICE: the CPU. And as for a tensor on the device.
+///
+/// # Safety
+/// The pointers are as described, and each buffer has so many bytes that this device can write to.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_from_peers(
+    options: *const gc_peers_options_t,
+    out: *mut *mut gc_comm_t,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises options of their own size, and room for a pointer.
+        let (options, out) = unsafe { (borrow::options("options", options)?, Out::one("out", out)?) };
+        let world = comm::check_peers_world(options.world_size)?;
+        // SAFETY: the caller promises so many addresses.
+        let given = unsafe { borrow::items("options: buffers", options.buffers, Count::of("world_size", world))? };
+        let buffers: ArrayVec<u64, MOST_PEERS> = given.iter().map(|buffer| buffer.expose_provenance() as u64).collect();
+        let places = Places {
+            rank: options.rank,
+            device: Device::from_dlpack(&Name::new("options: device"), options.device)?,
+            bytes: options.bytes,
+            buffers: &buffers,
+            milliseconds: options.timeout_ms,
+        };
+        let communicator = Communicator::over_peers(Peers::new(&places)?);
+        out.fill([handle::hand_out(gc_comm_t(Shared::new(communicator)?))?]);
+        Ok(())
+    })
+}
+
+/// Makes a communicator over peer memory of the ranks of another one, each with a buffer of its own. Every rank calls this,
+/// with the same `n_elements`: they tell each other what they need.
+///
+/// `bootstrap`: any communicator; yours again when this returns, though a group's is still used where its ranks share a
+/// card. `device`: this rank's, CUDA. `n_elements`, `timeout_ms`: as gc_peers_bytes() and gc_peers_options_t have them.
+/// `*out`: yours to release, by gc_comm_free().
+///
+/// If one rank fails, all do. UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another machine, a card without
+/// peer access); the CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY,
+/// COMM, BUSY.
+///
+/// # Safety
+/// The pointers are as described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_open_peers(
+    bootstrap: *mut gc_comm_t,
+    device: DLDevice,
+    n_elements: i64,
+    timeout_ms: u32,
+    out: *mut *mut gc_comm_t,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a communicator, and room for a pointer.
+        let (bootstrap, out) = unsafe { (handle::borrow("bootstrap", bootstrap)?, Out::one("out", out)) };
+        // Whatever was refused, the others wait for this rank; and once it has told them that all is well, nothing may fail.
+        let places = out.and_then(|out| Ok((out, handle::Place::new()?)));
+        let (places, device) = match places {
+            Ok(places) => (Some(places), Device::from_dlpack(&Name::new("device"), device)),
+            Err(refusal) => (None, Err(refusal)),
+        };
+        let communicator = comm::open_peers(bootstrap.0.clone(), device, n_elements, timeout_ms)?;
+        if let Some((out, place)) = places {
+            out.fill([place.hand_out(gc_comm_t(communicator))]);
+        }
+        Ok(())
+    })
+}

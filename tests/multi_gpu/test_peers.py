@@ -1,0 +1,72 @@
+"""Ranks that reach each other's memory, a process each: the bytes of the model, graphs, streams, and ranks that do not come."""
+
+import pytest
+
+import cases
+from capi import Status
+from cases import Case, alternating_on_the_host, compare, expected_of_handle, expected_of_plain, on_rank
+from test_processes import KINDS, name
+
+OVER = ["peers", "mapped peers"]
+SIZES = [10_001, 300_007]
+
+
+@pytest.mark.parametrize("way", OVER)
+@pytest.mark.parametrize("case", KINDS, ids=name)
+def test_a_handle(peers, way, case):
+    ranks = peers.get()
+    compare(ranks.call(on_rank, "cuda", way, cases.steps_of_handle, case), expected_of_handle(ranks.world, case))
+
+
+@pytest.mark.parametrize("way", OVER)
+@pytest.mark.parametrize("n", [7, 100_000, 1_000_003])
+def test_the_plain_form(peers, way, n):
+    ranks = peers.get()
+    compare(ranks.call(on_rank, "cuda", way, cases.steps_of_plain, n, 4), expected_of_plain(ranks.world, n, 4))
+
+
+@pytest.mark.parametrize("case", [Case(steps=30), Case("bfloat16", "bfloat16", steps=30)], ids=name)
+def test_a_graph_launched_again_and_again(peers, case):
+    ranks = peers.get()
+    compare(ranks.call(on_rank, "cuda", "peers", cases.graph_of_handle, case), expected_of_handle(ranks.world, case))
+
+
+@pytest.mark.parametrize("in_graphs, times", [(True, 1000), (False, 200)], ids=["graphs", "streams"])
+def test_sizes_that_alternate(peers, in_graphs, times):
+    ranks = peers.get()
+    found = ranks.call(cases.alternating, "peers", SIZES, times, in_graphs, seconds=200)
+    assert found == [alternating_on_the_host(ranks.world, SIZES, times)] * ranks.world
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["stays away", "dies"])
+def test_a_rank_that_does_not_come(peers, dies):
+    *others, last = peers.get().outcomes(cases.waits_in_vain, 2_000, dies, seconds=60)
+    assert (last.kind, last.value) == (("gone", 7) if dies else ("done", None))
+    for other in others:
+        assert other.kind == "done", other
+        nan, status, sentence, later, works = other.value
+        assert (nan, status, later, works) == (True, Status.TIMEOUT, Status.COMM, True), other
+        assert "2000 ms" in sentence
+
+
+def test_a_rank_that_waits_ends_by_a_signal(peers):
+    first, *others = peers.get().outcomes(cases.ends_by_a_signal, seconds=30)
+    assert (first.kind, first.value) == ("gone", -15)
+    assert all((other.kind, other.value) == ("done", "there") for other in others)
+
+
+@pytest.mark.parametrize("where, status, is_nan", [("heard", Status.TIMEOUT, True), ("areas", Status.CORRUPT, False)])
+def test_a_buffer_that_is_overwritten(peers, where, status, is_nan):
+    """Numbers that nobody said count as silence, and what is no payload is refused; on all ranks, for all hear of it."""
+    ranks = peers.get()
+    assert ranks.call(cases.garbage, where, 2_000, seconds=60) == [(is_nan, status, True)] * ranks.world
+
+
+def test_buffers_that_are_none(peers):
+    found = peers.get().call(cases.refusals_of_buffers)[0]
+    status, _, made = found.pop("good")
+    assert (status, made) == (Status.OK, True)
+    for what, (status, sentence, made) in found.items():
+        assert (status, made) == (Status.INVALID_ARGUMENT, False), (what, sentence)
+    for what, word in {"too small": "1535", "not all 0": "buffers[0]", "of the host": "buffers[1]", "rank": "rank 2"}.items():
+        assert word in found[what][1], found[what]
