@@ -90,12 +90,13 @@ pub unsafe extern "C" fn gc_share_send(
         if flags & !COPY != 0 {
             return Err(error!(InvalidArgument, "flags: {flags:#x}; 0 or GC_SHARE_COPY {COPY} expected"));
         }
-        let (socket, parcel) = (BorrowedSocket::new(socket)?, Parcel::new(&tensor)?);
+        let (socket, parcel) = (BorrowedSocket::new(socket)?, Parcel::new(&tensor, flags & COPY != 0)?);
         // Once the message is written, nothing may fail.
         let place = lease.map(|lease| Place::new().map(|place| (lease, place))).transpose()?;
         let sent = parcel.send(socket, Patience::of_milliseconds(timeout_ms))?;
-        if let Some((lease, place)) = place {
-            lease.fill([place.hand_out(gc_share_t(sent))]);
+        match place {
+            Some((lease, place)) => lease.fill([place.hand_out(gc_share_t(sent))]),
+            None => sent.give_up(),
         }
         Ok(())
     })

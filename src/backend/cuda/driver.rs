@@ -12,7 +12,9 @@ use std::{
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute,
-    CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUipcMemHandle, CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle,
+    CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
 };
 
 use crate::{
@@ -62,6 +64,27 @@ table! {
         cuMemcpyDtoH_v2(*mut c_void, CUdeviceptr, usize);
         cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
         cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
+        cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
+        cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+        cuPointerGetAttributes(c_uint, *mut CUpointer_attribute, *mut *mut c_void, CUdeviceptr);
+        cuMemGetAddressRange_v2(*mut CUdeviceptr, *mut usize, CUdeviceptr);
+        cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
+        cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+        cuIpcCloseMemHandle(CUdeviceptr);
+        cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong);
+        cuMemRelease(CUmemGenericAllocationHandle);
+        cuMemRetainAllocationHandle(*mut CUmemGenericAllocationHandle, *mut c_void);
+        cuMemGetAllocationPropertiesFromHandle(*mut CUmemAllocationProp, CUmemGenericAllocationHandle);
+        cuMemGetAllocationGranularity(*mut usize, *const CUmemAllocationProp, CUmemAllocationGranularity_flags);
+        cuMemExportToShareableHandle(
+            *mut c_void, CUmemGenericAllocationHandle, CUmemAllocationHandleType, c_ulonglong,
+        );
+        cuMemImportFromShareableHandle(*mut CUmemGenericAllocationHandle, *mut c_void, CUmemAllocationHandleType);
+        cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+        cuMemAddressFree(CUdeviceptr, usize);
+        cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong);
+        cuMemUnmap(CUdeviceptr, usize);
+        cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
         cuLibraryLoadData(
             *mut CUlibrary, *const c_void, *mut CUjit_option, *mut *mut c_void, c_uint, *mut CUlibraryOption,
             *mut *mut c_void, c_uint,

@@ -12,6 +12,7 @@ mod module;
 mod pinned;
 mod queue;
 mod reuse;
+pub mod shared;
 pub mod signs;
 mod strided;
 mod tiles;
