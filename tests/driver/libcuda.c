@@ -1348,6 +1348,7 @@ unsigned long long fake_frees(void) { return frees; }
 unsigned long long fake_waits(void) { return waits; }
 /* The call of the driver after the next `calls` answers `code`. */
 void fake_fail_call(long calls, int code) { fail_at = calls, fail_code = code, failed_call = ""; }
+long fake_left(void) { return fail_at; } /* calls before that one */
 const char *fake_failed_call(void) { return failed_call; }
 void fake_hold_frees(int hold) { atomic_store(&hold_frees, hold); }
 size_t fake_in_use(int device) { return in_use[device]; }

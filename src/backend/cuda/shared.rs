@@ -267,10 +267,11 @@ impl Queue {
             mapping.map(&Allocation { driver, handle }, bytes).map_err(said_to_be)?;
         }
         // What asks a pointer for its device is told the one that has the memory, and may use it there.
-        match owner {
-            Some(owner) if owner.ordinal != device.ordinal => mapping.open_for(&[device, owner])?,
-            _ => mapping.open_for(&[device])?,
-        }
+        let opened = match owner {
+            Some(owner) if owner.ordinal != device.ordinal => mapping.open_for(&[device, owner]),
+            _ => mapping.open_for(&[device]),
+        };
+        opened.map_err(said_to_be)?;
         Ok(Imported { device, home, memory: Memory::Mapped(mapping) })
     }
 
