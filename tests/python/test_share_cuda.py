@@ -122,10 +122,14 @@ def in_use():
 
 def two(here, there, environment={}):
     # Each with an end of a pair of sockets, in a process of its own, and with a driver of its own.
-    ours, theirs = socket.socketpair()
+    # `gate` is a second pair, for words that no message lies between.
+    global gate
+    ours, theirs = socket.socketpair(), socket.socketpair()
     pid = os.fork()
-    end, other = (ours, theirs) if pid else (theirs, ours)
-    other.close()
+    (end, gate), others = ((ours[0], theirs[0]), (ours[1], theirs[1])) if pid else ((ours[1], theirs[1]), (ours[0], theirs[0]))
+    for other in others:
+        other.close()
+    signal.alarm(120)
     os.environ.update(environment if not pid else {})
     the_driver()
     try:
@@ -134,7 +138,7 @@ def two(here, there, environment={}):
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(3)
-    end.close()
+    end.close(), gate.close()
     if not pid:
         sys.stderr.flush()
         os._exit(0)
@@ -535,8 +539,8 @@ def test_a_lease_that_is_refused_or_given_up():
             lib.gc_tensor_free(memory)
             lib.gc_share_free(lease)
             check(lib.gc_trim(CARD))
-            say(gates[0])
-            hear(gates[0])
+            say(gate)
+            hear(gate)
         kept = held(10)
         ended(send(kept, end))  # finds what has ended
         lib.gc_tensor_free(kept)
@@ -544,13 +548,12 @@ def test_a_lease_that_is_refused_or_given_up():
         assert fake.fake_in_use(0) == 1 << 20, "for which nobody asked"
     def there(end):
         for _ in range(2):
-            hear(gates[1])
+            hear(gate)
             tensor = receive(end)
             assert len(ctypes.string_at(tensor.contents.dl_tensor.data, 1 << 20)) == 1 << 20
             lib.gc_tensor_free(tensor)
-            say(gates[1])
+            say(gate)
         lib.gc_tensor_free(receive(end))
-    gates = socket.socketpair()
     two(here, there)
     """
     shares(script)
@@ -702,10 +705,10 @@ def test_a_receiver_that_dies(when):
             if isinstance(tensor, Managed):
                 lib.gc_tensor_free(tensor)
             leases.append(lease)
-        hear(gates[0])
+        hear(gate)
         for lease in leases:
             expect(lib.gc_share_wait(lease, 0), Status.TIMEOUT)
-        say(gates[0])
+        say(gate)
         for lease in leases:
             expect(lib.gc_share_wait(lease, LONG), Status.SHARE, "ended without")
             lib.gc_share_free(lease)
@@ -713,10 +716,9 @@ def test_a_receiver_that_dies(when):
     def there(end):
         if {when!r} != "before it has taken it":
             tensors = [receive(end) for _ in range(2)]
-        say(gates[1])
-        hear(gates[1])
+        say(gate)
+        hear(gate)
         os._exit(0)
-    gates = socket.socketpair()
     two(here, there)
     """
     shares(script)
@@ -977,21 +979,23 @@ def here(end):
     if TRIED == "send":
         lease = ctypes.POINTER(Share)()
         tensor = made()
+        say(gate, b"sent")
+        ended(send(tensor, end, FLAGS))
         def after(got, failed):
             nonlocal lease
             if got:
                 assert not lease
             else:
-                say(gates[0], b"sent")
+                say(gate, b"sent")
                 ended(lease)
                 lease = ctypes.POINTER(Share)()
         each_call(lambda: lib.gc_share_send(tensor, end.fileno(), FLAGS, LONG, byref(lease)), after)
-        say(gates[0], b"done")
+        say(gate, b"done")
         return
     def sent():
         tensor = made()
         lease = send(tensor, end, FLAGS)
-        say(gates[0], b"sent")
+        say(gate, b"sent")
         if KIND == "plain":
             lib.gc_tensor_free(tensor)
         return lease
@@ -999,7 +1003,7 @@ def here(end):
         def wait():
             nonlocal lease
             lease = sent()
-            hear(gates[0])
+            hear(gate)
             return lib.gc_share_wait(lease, LONG)
         lease = None
         def after(got, failed):
@@ -1010,7 +1014,7 @@ def here(end):
         wait(), after(0, "")
         for number in range(60):
             lease = sent()
-            hear(gates[0])
+            hear(gate)
             fake.fake_fail_call(number, CODE)
             check(lib.gc_share_wait(lease, LONG))
             failed = fake.fake_failed_call()
@@ -1019,11 +1023,11 @@ def here(end):
             if not failed:
                 break
         assert not failed and number >= (KIND == "plain" and not FLAGS), number
-        say(gates[0], b"done")
+        say(gate, b"done")
         check(lib.gc_trim(CARD))
         assert fake.fake_in_use(0) == 1024, "and that nobody needs is freed, though later"
         return
-    while gates[0].recv(4, socket.MSG_WAITALL) == b"next":
+    while gate.recv(4, socket.MSG_WAITALL) == b"next":
         lease = sent()
         assert lib.gc_share_wait(lease, LONG) in (0, Status.SHARE), last_error()
         lib.gc_share_free(lease)
@@ -1032,15 +1036,15 @@ def there(end):
     held(1)
     lib.gc_tensor_free(receive(end))
     if TRIED in ("send", "wait"):
-        while gates[1].recv(4, socket.MSG_WAITALL) == b"sent":
+        while gate.recv(4, socket.MSG_WAITALL) == b"sent":
             lib.gc_tensor_free(receive(end))
             if TRIED == "wait":
-                say(gates[1])
+                say(gate)
         return
     out = Managed()
     def call():
-        say(gates[1], b"next")
-        hear(gates[1], b"sent")
+        say(gate, b"next")
+        hear(gate, b"sent")
         if TRIED == "receive":
             return lib.gc_share_receive(end.fileno(), CARD, LONG, byref(out))
         # The failure that was asked for is of what follows.
@@ -1056,9 +1060,8 @@ def there(end):
         lib.gc_tensor_free(out)
         out = Managed()
     each_call(call, after)
-    say(gates[1], b"done")
+    say(gate, b"done")
 
-gates = socket.socketpair()
 two(here, there)
 """
 

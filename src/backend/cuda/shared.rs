@@ -227,7 +227,10 @@ impl Queue {
         // SAFETY: the caller's promise, and new memory of so many bytes.
         let code = unsafe { (driver.functions.cuMemcpyAsync)(mapping.address, from, bytes as usize, stream) };
         check(driver, code, "cuMemcpyAsync", bytes, device)?;
-        self.wait()?;
+        if let Err(failure) = self.wait() {
+            let _ = self.finish(); // before it is unmapped
+            return Err(failure);
+        }
         let mut parts = Vec::new();
         parts.try_reserve_exact(1).map_err(|_| error!(OutOfMemory, "a list of one part could not be had"))?;
         parts.push(Part { bytes: whole, file: allocation.export(whole, device)? });
@@ -499,14 +502,16 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let Functions { cuMemUnmap, cuMemAddressFree, .. } = &self.device.driver.functions;
-        let mut at = self.address;
+        let (mut at, mut is_empty) = (self.address, true);
         for &bytes in &self.parts {
             // SAFETY: mapped there by `map`, and nobody uses it any more.
-            unsafe { cuMemUnmap(at, bytes as usize) };
+            is_empty &= unsafe { cuMemUnmap(at, bytes as usize) } == 0;
             at += bytes;
         }
-        // SAFETY: reserved, and nothing is mapped there any more.
-        unsafe { cuMemAddressFree(self.address, self.bytes as usize) };
+        if is_empty {
+            // SAFETY: reserved, and nothing is mapped there any more.
+            unsafe { cuMemAddressFree(self.address, self.bytes as usize) };
+        }
     }
 }
 
