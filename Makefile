@@ -274,6 +274,7 @@ gpu-test: $(LIBRARY)
 ## GPU speed beside a device-to-device copy and CuPy: build/bench/gpu.json and a table. BENCH=--quick is shorter.
 gpu-bench: $(BUILD)/bench/gpu_host.so
 	$(PYTHON) bench/gpu.py --library $(LIBRARY) $(BENCH)
+	$(PYTHON) bench/share.py --library $(LIBRARY)
 
 ## Codecs on the GPU, likewise, beside DeepSpeed's formula in torch and CuPy: build/bench/gpu_codec.json and a table.
 gpu-bench-codec: $(BUILD)/bench/gpu_host.so

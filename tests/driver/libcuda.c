@@ -477,8 +477,16 @@ static void walk(const Loop *loops, unsigned count, uint64_t round, int64_t *ele
 static Result use(Place place, int how, const unsigned char *memory, size_t bytes) {
     for (int k = 0; k < BLOCKS; k++) {
         struct Block *block = &blocks[k];
-        if (!block->memory || memory < block->memory || memory + bytes > block->memory + block->bytes)
+        if (!block->memory || memory < block->memory || memory >= block->memory + block->bytes)
             continue;
+        size_t here = (size_t)(block->memory + block->bytes - memory);
+        if (bytes > here && !block->physical)
+            continue;
+        if (bytes > here) { /* what is mapped behind it */
+            Result result = use(place, how, memory + here, bytes - here);
+            if (result)
+                return result;
+        }
         if (block->physical ? !(block->access >> place.context->device & 1) : block->context != place.context)
             return fault(ILLEGAL_ADDRESS, "memory of another context");
         if (block->stream != place.stream && (block->in_use == WRITTEN || (block->in_use && how == WRITTEN)))
