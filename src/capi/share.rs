@@ -141,8 +141,7 @@ pub unsafe extern "C" fn gc_share_wait(lease: *mut gc_share_t, timeout_ms: i32) 
 }
 
 /// Releases what gc_share_send() made; NULL: nothing. It does not wait, and the receiver keeps its tensor. Memory of this
-/// library on CUDA stays as long as that; later calls of gc_share_send(), gc_tensor_empty() and gc_trim() find that it is
-/// released.
+/// library on CUDA stays as long; that it is released is then found by the next calls of gc_share_send() and this.
 ///
 /// # Safety
 /// As described; nothing waits for it.

@@ -40,8 +40,8 @@ pub struct Known {
     lent: Option<Lent>,
 }
 
-/// The memory that a tensor is in, or a copy in memory that holds nothing else: what is told of it, and its files. The work
-/// on it is done.
+/// The memory that a tensor is in, or a copy in memory that holds nothing else: what is told of it, and its files. The
+/// work on it is done.
 pub fn export(
     tensor: &Described<'_>,
     ordinal: i32,
@@ -198,7 +198,7 @@ impl Sent {
     }
 }
 
-/// A tensor in memory of a device, from another process or from this one; and the socket on which its release is answered.
+/// Memory of a device that has come for a tensor, from another process or from this one.
 pub struct Import {
     memory: Option<Imported>,
     /// Where it goes when it is given to a tensor.
@@ -287,8 +287,8 @@ unsafe fn release(_: *mut u8, [held, _]: [*mut c_void; 2]) {
     }
 }
 
-/// What this process knows of memory that it has sent, if a tensor comes back to it: told by the socket on which it is to
-/// be answered, for what a message says of where it comes from anybody can say.
+/// What this process knows of memory that it has sent, if a tensor comes back to it. The socket for the answer tells: what
+/// a message says of where it comes from, anybody can say.
 fn sent_by_this_process(answers: &Socket) -> Result<Option<(Uuid, u64, u64)>> {
     let travels = Identity::of(answers.number())?;
     let table = table();

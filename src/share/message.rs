@@ -138,7 +138,7 @@ impl Message {
         let Some(n_parts) = n_parts else {
             return Err(error!(
                 Corrupt,
-                "socket: a message of {length} bytes says that it has {dimensions} dimensions and is of device type {device}"
+                "socket: a message of {length} bytes says that it has {dimensions} dimensions on a device of type {device}"
             ));
         };
         let shape = lengths(incoming, dimensions)?;
@@ -222,8 +222,8 @@ fn lengths(incoming: &mut Incoming, count: usize) -> Result<Lengths> {
     Ok(lengths)
 }
 
-/// Reads the sizes of parts, and keeps them where somebody wants them, who has room. The sum of them, unless one is 0 or
-/// they exceed all memory.
+/// Reads the sizes of parts, and keeps them where there is a list for them, with room. Their sum, unless one is 0 or the sum
+/// has more than 64 bits.
 fn read_parts(incoming: &mut Incoming, mut count: usize, mut kept: Option<&mut Vec<u64>>) -> Result<Option<u64>> {
     let (mut sum, mut some) = (Some(0u64), [0; 64 * 8]);
     while count > 0 {

@@ -5,9 +5,9 @@
 //! - `sealed`: memory of the CPU that the other side can map and nobody can make smaller;
 //! - `device`: memory of CUDA, which both sides have from then on.
 //!
-//! With a message travel descriptors: the memory, if it is a file or several, and a socket on which the receiver answers,
-//! once, with a byte: 0 when it has released the tensor, or the status with which it refused it. That it is closed without
-//! a byte says that the receiver has ended.
+//! Descriptors travel with a message: the memory, if it is a file or several, and last a socket on which the receiver
+//! answers, once, with a byte: 0 when it has released the tensor, or the status with which it refused it. That it is closed
+//! without a byte says that the receiver has ended.
 
 mod device;
 mod message;

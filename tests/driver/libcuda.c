@@ -13,8 +13,8 @@
  *   FAKE_FIRST     which card of the machine is device 0; another process may be shown others
  *   FAKE_PEERS     "no": no card reaches another's memory
  *
- * Memory that is given to another process is a file without a name, which both map. A handle of memory says in which process
- * that file is open, and as what; an exported part is the file itself.
+ * Memory that is given to another process is a file without a name, which both map. A handle of memory says in which
+ * process that file is open, and as what; an exported part is the file itself.
  *
  * -DKERNELS="..." has the names of the kernels, separated by blanks: a compressed fatbin does not show them.
  * -DWITHOUT_LIBRARIES leaves out what drivers before 12.0 do not have. fake_...() at the end are for the tests. */
@@ -921,7 +921,7 @@ Result cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
     return result;
 }
 
-/* ---- memory of several processes ---------------------------------------------------------------------------------- */
+/* ---- memory of several processes --------------------------------------------------------------------------------- */
 
 enum { ALREADY_MAPPED = 208, PEER_ACCESS_UNSUPPORTED = 217, OPERATING_SYSTEM = 304, NOT_SUPPORTED = 801 };
 enum { GRANULE = 2 << 20, PHYSICALS = 1 << 13, RESERVATIONS = 256 };
@@ -986,7 +986,8 @@ Result cuPointerGetAttributes(unsigned count, const int *attributes, void **data
             continue;
         }
         if (attributes[k] == 8 || attributes[k] == 10) { /* managed; by a handle of 64 bytes */
-            *(unsigned char *)data[k] = block && (attributes[k] == 8 ? kind == MANAGED : kind == PLAIN && !block->physical);
+            int is_legacy = kind == PLAIN && block && !block->physical;
+            *(unsigned char *)data[k] = (unsigned char)(attributes[k] == 8 ? kind == MANAGED : is_legacy);
             continue;
         }
         if (block && attributes[k] == 2) /* type */
@@ -1036,7 +1037,8 @@ Result cuIpcGetMemHandle(Name *name, uint64_t address) {
     }
     struct stat about;
     fstat(block->file, &about);
-    *name = (Name){"stand-in", getpid(), block->file, first_card() + block->context->device, about.st_ino, block->bytes, ""};
+    int device = first_card() + block->context->device;
+    *name = (Name){"stand-in", getpid(), block->file, device, about.st_ino, block->bytes, ""};
     return SUCCESS;
 }
 
@@ -1194,7 +1196,8 @@ Result cuMemImportFromShareableHandle(uint64_t *handle, void *file, int type) {
     return new_physical(handle, dup((int)(intptr_t)file), (size_t)about.st_size, device, types);
 }
 
-Result cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment, uint64_t wanted, unsigned long long flags) {
+Result cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment, uint64_t wanted,
+                           unsigned long long flags) {
     (void)alignment, (void)wanted, (void)flags;
     MAY_FAIL;
     if (!bytes || bytes % GRANULE)

@@ -78,7 +78,8 @@ def parts_of(address, n_bytes):
 
 
 class Properties(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint) for name in ("type", "types", "where", "device")] + [("rest", ctypes.c_void_p * 2)]
+    NAMES = "type", "types", "where", "device"
+    _fields_ = [*((name, ctypes.c_uint) for name in NAMES), ("rest", ctypes.c_void_p * 2)]
 
 
 def mapped(n_bytes, parts, device=0):
@@ -136,7 +137,8 @@ def sender(source, end, gate, device):
         assert parts > 1, "one tensor over several parts"
         print(f"{source}: {parts} parts")
     driver.upload(address, np.arange(n, dtype="f4"))
-    leases = [send(over(address, (n,), device), end), send(over(address + 4 * (n - 1), (9, 7), device, (-1000, -3)), end)]
+    backwards = over(address + 4 * (n - 1), (9, 7), device, (-1000, -3))
+    leases = [send(over(address, (n,), device), end), send(backwards, end)]
     say(gate, "sent")
     hear(gate, "written there")
     seen = driver.download(address, 4 * n)
@@ -245,7 +247,7 @@ def thousand_receiver(source, end, gate, device):
 
 
 def from_torch(source, end, gate, device):
-    """PyTorch shares, by its own means, with expandable segments; what it opens is viewed there on another device number."""
+    """PyTorch shares by its own means; what it opens there is viewed as memory of that side's device."""
     import torch
     from torch.multiprocessing.reductions import reduce_tensor
 

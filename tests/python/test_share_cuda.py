@@ -1,12 +1,12 @@
-"""Tensors on CUDA for another process, on a driver of host memory (tests/driver/libcuda.c): what both sides see, who frees what
-and when, and what a stranger may send."""
+"""Tensors on CUDA for another process, on a driver of host memory (tests/driver/libcuda.c): what both sides see, who frees
+what and when, what a stranger may send, and what is left behind by a driver that fails."""
 
 import pytest
 
 from stand_in import run
 
 SHARES = r'''
-import contextlib, fcntl, gc, resource, signal, socket, struct, threading, traceback
+import pathlib, resource, signal, socket, struct, threading, traceback
 from capi import CPU, Share, c_strides, check, shape_of
 from ctypes import c_char, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
@@ -67,7 +67,8 @@ def span(tensor):
     # What the elements of a tensor on a card lie in, as this process sees it: an array over it.
     dl = tensor.contents.dl_tensor
     shape, itemsize = shape_of(tensor), dl.dtype.bits // 8
-    dtype = next(np.dtype(d) for d, code, bits in capi.DTYPES.values() if (code, bits) == (dl.dtype.code, dl.dtype.bits))
+    its = dl.dtype.code, dl.dtype.bits
+    dtype = next(np.dtype(d) for d, *known in capi.DTYPES.values() if tuple(known) == its)
     strides = [stride * itemsize for stride in dl.strides[: dl.ndim]] if dl.ndim else []
     low = sum(min(0, (n - 1) * s) for n, s in zip(shape, strides))
     high = itemsize + sum(max(0, (n - 1) * s) for n, s in zip(shape, strides))
@@ -115,7 +116,8 @@ def hear(at, text=b"."):
     assert at.recv(len(text), socket.MSG_WAITALL) == text
 
 def descriptors():
-    return sorted(os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}"))
+    # For a look at what is too much.
+    return sorted(str(path.readlink()) for path in pathlib.Path("/proc/self/fd").iterdir() if path.exists())
 
 def in_use():
     return len(os.listdir("/proc/self/fd")), fake.fake_opened(), fake.fake_reservations(), fake.fake_physicals()
@@ -124,11 +126,11 @@ def two(here, there, environment={}):
     # Each with an end of a pair of sockets, in a process of its own, and with a driver of its own.
     # `gate` is a second pair, for words that no message lies between.
     global gate
-    ours, theirs = socket.socketpair(), socket.socketpair()
+    pairs = socket.socketpair(), socket.socketpair()
     pid = os.fork()
-    (end, gate), others = ((ours[0], theirs[0]), (ours[1], theirs[1])) if pid else ((ours[1], theirs[1]), (ours[0], theirs[0]))
-    for other in others:
-        other.close()
+    end, gate = (pair[not pid] for pair in pairs)
+    for pair in pairs:
+        pair[bool(pid)].close()
     signal.alarm(120)
     os.environ.update(environment if not pid else {})
     the_driver()
@@ -144,10 +146,6 @@ def two(here, there, environment={}):
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
-def both(script):
-    one, other = socket.socketpair()
-    with one, other:
-        script(one, other)
 '''
 
 
@@ -275,7 +273,8 @@ def test_a_tensor_over_many_parts(parts):
         assert (elements[1::step] == np.arange(1, {parts})).all() and elements.size == {parts} * step - step
         elements[2::step] += 1000
         assert elements.base is not None
-        fixed = np.ndarray((1,), "i4", (ctypes.c_uint8 * 4).from_address(tensor.contents.dl_tensor.data + 4 - 4 * (step - 1)))
+        second = tensor.contents.dl_tensor.data + 4 - 4 * (step - 1)
+        fixed = np.ndarray((1,), "i4", (ctypes.c_uint8 * 4).from_address(second))
         fixed += 1000  # of the first part, which the tensor begins in
         lib.gc_tensor_free(tensor)
         assert in_use() == before
@@ -360,7 +359,8 @@ def test_unfinished_work_is_waited_for_on_both_sides():
         tensor = held(1000)
         mapped = Mapped([GRANULE])
         stream = fake.fake_stream(0)
-        for address, its in (tensor.contents.dl_tensor.data, tensor), (mapped.address, over(mapped.address, np.ones(9))):
+        other = over(mapped.address, np.ones(9))
+        for address, its in (tensor.contents.dl_tensor.data, tensor), (mapped.address, other):
             assert fake.fake_use(address, 72, 1, stream) == 0
             ended(send(its, end))
             assert fake.fake_use(address, 72, 1, stream) == 0
@@ -734,7 +734,8 @@ def test_a_sender_that_dies():
     if not pid:
         the_driver()
         mapped = Mapped([GRANULE])
-        send(over(mapped.address, np.ones(9)), one), send(held(100), one), send(over(mapped.address, np.ones(9)), one, COPY)
+        tensor = over(mapped.address, np.ones(9))
+        send(tensor, one), send(held(100), one), send(tensor, one, COPY)
         os._exit(0)
     one.close()
     assert os.waitpid(pid, 0)[1] == 0
@@ -940,7 +941,7 @@ def test_part_of_a_message(then):
     shares(script)
 
 
-# --- a driver that fails ------------------------------------------------------------------------------------------------
+# --- a driver that fails ----------------------------------------------------------------------------------------------
 
 EVERY_CALL = r"""
 # Nobody can be told of these: they give something back, or leave a context as it was found.

@@ -123,8 +123,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits until all work of the context that was enqueued before is done, on any stream; breaks no capture where freeing
-    /// waits for it.
+    /// Waits until all work of the context that was enqueued before is done, on any stream. Breaks no capture where freeing
+    /// waits, too.
     pub(super) fn finish(&mut self) -> Result<()> {
         let context = self.current()?.id;
         if self.fence(context)? {

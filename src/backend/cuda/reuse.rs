@@ -201,8 +201,8 @@ impl Reuse {
         Ok(())
     }
 
-    /// A process that was given this memory is done with it. A block of ours stays listed until it was freed; where others
-    /// have the memory, so does its place, which is then freed once more often than it must.
+    /// A process that was given this memory is done with it. It stays listed, for it may be a block of ours in a tensor. If
+    /// it was another's, the next block of ours that comes to lie there is freed where it could have been kept.
     pub fn is_returned(&self, address: u64) {
         let mut kept = self.lock();
         if let Ok(at) = kept.given.binary_search_by_key(&address, |given| given.address) {
@@ -482,6 +482,38 @@ mod tests {
             assert_eq!(class_of(capacity), class_of(capacity + capacity / 16));
             assert!(class_of(capacity) > class_of(capacity - 1) || capacity == 512);
         }
+    }
+
+    #[test]
+    fn what_another_process_has_is_not_used_again_and_freed_once_it_is_returned() {
+        let home = of_card();
+        for (address, is_released_first) in [(4096, true), (8192, false)] {
+            home.lend(address).unwrap();
+            home.lend(address).unwrap();
+            if is_released_first {
+                released(home, 7, address, 1024);
+            }
+            home.is_returned(address);
+            home.take_pending(7).are_ready();
+            assert!(home.take(7, 1000, 1024).is_none() && home.take_largest(7).is_none());
+            assert!(home.take_spent(7).is_none(), "one has it still");
+            home.is_returned(address);
+            if !is_released_first {
+                released(home, 7, address, 1024);
+            }
+            assert!(home.take(7, 1000, 1024).is_none() && home.take_spent(8).is_none());
+            drop(home.take_spent(7).unwrap()); // which the driver has not freed
+            let mut taken = home.take_spent(7).unwrap();
+            assert_eq!(taken.largest().unwrap().address, address);
+            assert!(home.has_given());
+            taken.forget(address);
+            drop(taken);
+            assert!(home.take_spent(7).is_none() && !home.has_given());
+            assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
+        }
+        released(home, 7, 4096, 1024); // what comes to lie there is a block like others
+        home.take_pending(7).are_ready();
+        assert_eq!(home.take(7, 1000, 1024).unwrap().address, 4096);
     }
 
     #[test]

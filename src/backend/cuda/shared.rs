@@ -64,8 +64,8 @@ pub struct Exported {
     pub lent: Option<Lent>,
 }
 
-/// A promise that memory of this library stays and is used for nothing else, as long as this lives. Memory of others may
-/// be promised so, too: that changes nothing for it.
+/// While it lives, memory of this library stays and is used for nothing else. Where the memory is another's, it does
+/// nothing.
 pub struct Lent {
     device: Device,
     address: u64,
@@ -377,8 +377,8 @@ struct Shared {
     tensors: usize,
 }
 
-/// What is open now. The driver is not called while it is locked. So two threads may open a handle side by side: that are
-/// two entries, of which each is closed once, as the driver counts.
+/// What is open now. The driver is not called while this is locked, so two threads may open a handle side by side. Then it
+/// has two entries, and each is closed once: the driver counts, too.
 static OPEN: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
 
 impl Opened {
