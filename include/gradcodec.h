@@ -267,8 +267,12 @@ gc_status_t gc_tensor_empty(DLDevice device,
  * has released it, on that user's thread; it must not throw or longjmp. It is not called when this function fails.
  * `*out`: yours to release.
  *
- * The device is believed, and no driver is asked: memory of another process or card is valid here. `*out` names the
- * device as you did, CUDAHost included.
+ * The device is believed, and no driver is asked, so that memory of another process or of another card is valid here: name
+ * the device that is to work on it, whichever one the driver tells of the pointer (for memory that another process has
+ * mapped it tells now one, now the other). That this device reaches the memory is for you to see to. `*out` names the device
+ * as you did. Pinned memory is CUDAHost, and worked on by the CPU, or CUDA, if the device reaches it (as it does what
+ * cuMemHostAlloc made); managed memory is CUDAManaged, which is worked on by the device with its number, as CUDA is: what
+ * others do with it on the CPU or on another device is for you to order.
  *
  * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
  */
@@ -1336,8 +1340,8 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
  *
  * Of CUDA the memory itself is sent, and nothing is copied: both sides see what the other writes, and order their work by
  * means of their own. What was enqueued on it before gc_share_send(), in the context that calls without a stream work in, is
- * waited for there; likewise before gc_tensor_free() of the receiver's tensor says that it is released. CUDA gives memory away
- * as a whole: the receiver could read and write all of the allocation that the tensor is in, with the tensors of others
+ * waited for there; likewise before gc_tensor_free() of the receiver's tensor says that it is released. So these two, and
+ * gc_share_wait(), are not for between the launches of a collective on several cards. CUDA gives memory away as a whole: the receiver could read and write all of the allocation that the tensor is in, with the tensors of others
  * that a pool such as PyTorch's has put there, and for small ones of cuMemAlloc also the allocations beside it. GC_SHARE_COPY
  * sends a copy instead, in memory that holds nothing else.
  *
@@ -1406,8 +1410,7 @@ gc_status_t gc_share_wait(gc_share_t *lease,
 
 /*
  * Releases what gc_share_send() made; NULL: nothing. It does not wait, and the receiver keeps its tensor. Memory of this
- * library on CUDA stays as long as that; later calls of gc_share_send(), gc_tensor_empty() and gc_trim() find that it is
- * released.
+ * library on CUDA stays as long; that it is released is then found by the next calls of gc_share_send() and this.
  */
 void gc_share_free(gc_share_t *lease);
 
