@@ -1338,12 +1338,13 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
  * Of the CPU (and CUDAHost) a copy is sent, in memory that both processes can have and that holds nothing else; it is made
  * once, on the sender's side, and mapped by the receiver. What one side writes afterwards the other does not see.
  *
- * Of CUDA the memory itself is sent, and nothing is copied: both sides see what the other writes, and order their work by
- * means of their own. What was enqueued on it before gc_share_send(), in the context that calls without a stream work in, is
- * waited for there; likewise before gc_tensor_free() of the receiver's tensor says that it is released. So these two, and
- * gc_share_wait(), are not for between the launches of a collective on several cards. CUDA gives memory away as a whole: the receiver could read and write all of the allocation that the tensor is in, with the tensors of others
- * that a pool such as PyTorch's has put there, and for small ones of cuMemAlloc also the allocations beside it. GC_SHARE_COPY
- * sends a copy instead, in memory that holds nothing else.
+ * Of CUDA the memory itself is sent, and nothing is copied: both sides see what the other writes, and order their work
+ * by means of their own. What was enqueued on it before gc_share_send(), in the context that calls without a stream
+ * work in, is waited for there; likewise before gc_tensor_free() of the receiver's tensor says that it is released. So
+ * these two, and gc_share_wait(), are not for between the launches of a collective on several cards. CUDA gives memory
+ * away as a whole: the receiver could read and write all of the allocation that the tensor is in, with the tensors of
+ * others that a pool such as PyTorch's has put there, and for small ones of cuMemAlloc also the allocations beside it.
+ * GC_SHARE_COPY sends a copy instead, in memory that holds nothing else.
  *
  *     cuMemAlloc: cudaMalloc, PyTorch, CuPy, gc_tensor_empty()      by its handle (cuIpcGetMemHandle)
  *     cuMemCreate with POSIX file descriptors: PyTorch's            part by part, up to 4096, each a descriptor
