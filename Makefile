@@ -279,6 +279,7 @@ gpu-test: $(LIBRARY)
 ## GPU speed beside a device-to-device copy and CuPy: build/bench/gpu.json and a table. BENCH=--quick is shorter.
 gpu-bench: $(BUILD)/bench/gpu_host.so
 	$(PYTHON) bench/gpu.py --library $(LIBRARY) $(BENCH)
+	$(PYTHON) bench/share.py --library $(LIBRARY)
 
 ## Copies on the GPU and to the host, likewise, beside torch and CuPy: build/bench/gpu_copy.json and a table.
 gpu-bench-copy: $(BUILD)/bench/gpu_host.so

@@ -471,10 +471,11 @@ def _exchange(function: Exchanger, world_size: int, blocks: int, failures: list[
 
 
 class Share:
-    """The sender's side of a tensor that was sent to another process (gc_share_t), released with this object."""
+    """The sender's side of a tensor that was sent to another process (gc_share_t), released with this object. On CUDA
+    the other process has the tensor's own memory: keep this until `wait` has returned, and it keeps the tensor."""
 
     def __init__(self, library: GradCodec, tensor: Array, socket: int, flags: int, timeout_ms: int) -> None:
-        self._lib, self._handle = library.lib, L()
+        self._lib, self._handle, self._tensor = library.lib, L(), tensor
         self._lib.gc_share_send(_Borrowed(tensor), socket, flags, timeout_ms, byref(self._handle))
 
     def wait(self, timeout_ms: int = -1) -> None:

@@ -10,8 +10,9 @@ use gradcodec::capi::*;
 use libfuzzer_sys::fuzz_target;
 
 const CPU: DLDevice = DLDevice { device_type: DLDeviceType::CPU, device_id: 0 };
-/// Done, corrupt, no share, not in time.
-const STATUSES: [gc_status_t; 4] = [0, 9, 40, 41];
+const CUDA: DLDevice = DLDevice { device_type: DLDeviceType::CUDA, device_id: 0 };
+/// Done, of another type than is wanted, corrupt, no driver, no share, not in time. There is no driver where this runs.
+const STATUSES: [gc_status_t; 6] = [0, 1, 9, 20, 40, 41];
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 #[derive(Arbitrary, Debug)]
@@ -29,6 +30,9 @@ struct Input {
     seals: Option<u8>,
     descriptors: u8,
     in_the_wrong_order: bool,
+    /// In memory of CUDA: strides, the offset, the sizes of parts.
+    on_cuda: Option<(Vec<i8>, u16, Vec<u16>)>,
+    is_for_cuda: bool,
 }
 
 impl Input {
@@ -36,14 +40,27 @@ impl Input {
         let sizes = &self.shape[..self.shape.len().min(20)];
         let bits = i64::from(self.bits) * i64::from(self.lanes);
         let bits = sizes.iter().fold(bits, |product, &size| product.saturating_mul(size.into()));
-        let bytes = bits / 8 + i64::from(bits % 8 > 0);
+        let mut bytes = bits / 8 + i64::from(bits % 8 > 0);
+        let mut behind = Vec::new();
+        if let Some((strides, offset, parts)) = &self.on_cuda {
+            let strides = (0..sizes.len()).map(|axis| strides.get(axis).copied().unwrap_or(1));
+            strides.for_each(|stride| behind.extend(i64::from(stride).to_ne_bytes()));
+            behind.extend(u64::from(*offset).to_ne_bytes());
+            behind.extend([7; 64 + 16]);
+            parts.iter().for_each(|&part| behind.extend(u64::from(part).to_ne_bytes()));
+            if !parts.is_empty() {
+                bytes = parts.iter().map(|&part| i64::from(part)).sum();
+            }
+        }
         let mut text = b"GCSH".to_vec();
-        for word in [1, 32 + 8 * sizes.len() as u32, sizes.len() as u32, 1] {
+        let length = (32 + 8 * sizes.len() + behind.len()) as u32;
+        for word in [1, length, sizes.len() as u32, 1 + u32::from(self.on_cuda.is_some())] {
             text.extend(word.to_ne_bytes());
         }
         text.extend([1, self.bits, self.lanes, 0]);
         text.extend(bytes.to_ne_bytes());
         sizes.iter().for_each(|&size| text.extend(i64::from(size).to_ne_bytes()));
+        text.extend(behind);
         for &(at, xor) in &self.changes {
             let at = usize::from(at) % text.len();
             text[at] ^= xor;
@@ -106,8 +123,9 @@ fuzz_target!(|input: Input| {
         }
         libc::close(answers[1]);
         let mut out = ptr::dangling_mut();
-        let status = gc_share_receive(ends[1], CPU, 0, &mut out);
+        let status = gc_share_receive(ends[1], if input.is_for_cuda { CUDA } else { CPU }, 0, &mut out);
         assert!(STATUSES.contains(&status), "{status}");
+        assert!(input.is_for_cuda || status != 20);
         if status == 0 {
             let tensor = &(*out).dl_tensor;
             let sizes = (0..tensor.ndim as usize).map(|axis| *tensor.shape.add(axis));

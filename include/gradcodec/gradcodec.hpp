@@ -690,7 +690,8 @@ inline void codec_errors_in(Codec &codec, Source worker, Source server = nullptr
 
 using Share = Handle<gc_share_t, gc_share_free>;
 
-/* Sends a tensor over a connected Unix socket; what to wait for until the other side has released it. */
+/* Sends a tensor over a connected Unix socket; what to wait for until the other side has released it. On CUDA, without
+ * GC_SHARE_COPY, the other side has the tensor's own memory: it must stay so long. */
 inline Share share_send(Borrowed tensor, int socket, uint32_t flags = 0, int32_t timeout_ms = -1)
 {
     gc_share_t *lease = nullptr;

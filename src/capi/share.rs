@@ -14,19 +14,39 @@
 //! gc_tensor_free(tensor);
 //! ```
 //!
-//! What is sent is a copy, in memory that both processes can have and that holds nothing else; it is made once, on the
-//! sender's side, and mapped by the receiver. What one side writes afterwards the other does not see. This version shares
-//! memory of the CPU and CUDAHost; tensors on CUDA are refused.
+//! Of the CPU (and CUDAHost) a copy is sent, in memory that both processes can have and that holds nothing else; it is made
+//! once, on the sender's side, and mapped by the receiver. What one side writes afterwards the other does not see.
+//!
+//! Of CUDA the memory itself is sent, and nothing is copied: both sides see what the other writes, and order their work
+//! by means of their own. What was enqueued on it before gc_share_send(), in the context that calls without a stream
+//! work in, is waited for there; likewise before gc_tensor_free() of the receiver's tensor says that it is released. So
+//! these two, and gc_share_wait(), are not for between the launches of a collective on several cards. CUDA gives memory
+//! away as a whole: the receiver could read and write all of the allocation that the tensor is in, with the tensors of
+//! others that a pool such as PyTorch's has put there, and for small ones of cuMemAlloc also the allocations beside it.
+//! GC_SHARE_COPY sends a copy instead, in memory that holds nothing else.
+//!
+//! ```text
+//! cuMemAlloc: cudaMalloc, PyTorch, CuPy, gc_tensor_empty()      by its handle (cuIpcGetMemHandle)
+//! cuMemCreate with POSIX file descriptors: PyTorch's            part by part, up to 4096, each a descriptor
+//!     expandable segments
+//! pools (cuMemAllocAsync), managed memory, memory of the host   not at all; GC_SHARE_COPY sends a copy
+//! ```
+//!
+//! The sender keeps its tensor until gc_share_wait() says that the receiver has released it: memory that is freed or used again
+//! before is so under the receiver's hands, and the sender's process must live as long. Memory of this library stays by
+//! itself, when its tensor is released, too; it is freed afterwards, and never used for another tensor. Without a lease it is
+//! never freed. A copy by GC_SHARE_COPY needs nobody to keep it.
 //!
 //! `socket`: SOCK_STREAM of AF_UNIX, connected; blocking or not, as you like. A message of these functions lies on it between
-//! yours, with two descriptors; no byte beyond it is read, and no SIGPIPE is raised. One thread at a time sends on a socket,
-//! and one receives.
+//! yours, with one descriptor or more; no byte beyond it is read, and no SIGPIPE is raised. One thread at a time sends on a
+//! socket, and one receives.
 //!
 //! `timeout_ms`: how long a call may wait for the other side; 0: only for what is there; negative: without end. TIMEOUT: it was
 //! too short. A message normally passes whole or not at all, and then the socket is as it was; but if only a part of it has
-//! passed, or if it was CORRUPT, the socket is of no use to both sides. gc_share_wait() does not touch the socket.
+//! passed, or if it was CORRUPT, the socket is of no use to both sides. gc_share_wait() does not touch the socket. Calls of
+//! the CUDA driver, and the work that it waits for, take the time that they take.
 //!
-//! What comes is believed no more than a stranger's word: sizes, dtype and descriptors are checked before anything is
+//! What comes is believed no more than a stranger's word: sizes, strides, dtype and descriptors are checked before anything is
 //! mapped, and descriptors of what is refused are closed. But a sender that is not this library may go on changing the
 //! elements: whoever checks what they say checks a copy.
 
@@ -55,19 +75,22 @@ pub struct gc_share_t(Lease);
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShareFlag {
-    /// As a copy, so that nothing else can be seen. On the CPU it always is one.
+    /// As a copy, so that nothing else can be seen. On the CPU it always is one. On CUDA it is of memory of any kind.
     Copy = 1,
 }
 
 /// Sends a tensor. Returns when its message is written; whether the other side takes it shows in gc_share_wait().
 ///
-/// `tensor`: of any dtype, on CPU or CUDAHost, with any strides; elements of less than a byte must be C-contiguous. It is
-/// copied, and yours again when this returns. `flags`: 0 or GC_SHARE_COPY. `*lease`: yours to release, by gc_share_free();
+/// `tensor`: of any dtype, with any strides. On CPU or CUDAHost, where elements of less than a byte must be C-contiguous: it is
+/// copied, and yours again when this returns. On CUDA: the receiver's has its strides; keep it until it is released there.
+/// `flags`: 0 or GC_SHARE_COPY, which takes C-contiguous tensors of CUDA. `*lease`: yours to release, by gc_share_free();
 /// `lease` may be NULL if nobody is to wait.
 ///
-/// INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions. UNSUPPORTED_DEVICE: on CUDA or elsewhere.
-/// SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes. NOT_CONTIGUOUS, OUT_OF_MEMORY. SHARE: the other side has
-/// closed the socket, or the system refuses. TIMEOUT. The copy counts as a file: RLIMIT_FSIZE and its SIGXFSZ apply.
+/// INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions; elements outside the memory of element 0.
+/// UNSUPPORTED_DEVICE. SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes. NOT_CONTIGUOUS, OUT_OF_MEMORY. SHARE: the
+/// other side has closed the socket, or the system refuses, or the memory is of a kind that cannot be given away, and what
+/// to do instead. TIMEOUT. CUDA, CONTEXT_LOST: the driver failed. A copy of the CPU counts as a file: RLIMIT_FSIZE and its
+/// SIGXFSZ apply.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -90,18 +113,20 @@ pub unsafe extern "C" fn gc_share_send(
         if flags & !COPY != 0 {
             return Err(error!(InvalidArgument, "flags: {flags:#x}; 0 or GC_SHARE_COPY {COPY} expected"));
         }
-        let (socket, parcel) = (BorrowedSocket::new(socket)?, Parcel::new(&tensor)?);
+        let (socket, parcel) = (BorrowedSocket::new(socket)?, Parcel::new(&tensor, flags & COPY != 0)?);
         // Once the message is written, nothing may fail.
         let place = lease.map(|lease| Place::new().map(|place| (lease, place))).transpose()?;
         let sent = parcel.send(socket, Patience::of_milliseconds(timeout_ms))?;
-        if let Some((lease, place)) = place {
-            lease.fill([place.hand_out(gc_share_t(sent))]);
+        match place {
+            Some((lease, place)) => lease.fill([place.hand_out(gc_share_t(sent))]),
+            None => sent.give_up(),
         }
         Ok(())
     })
 }
 
-/// Waits until the receiver has released a tensor, with all that it made of it. Any number of times, on any thread.
+/// Waits until the receiver has released a tensor, with all that it made of it. Any number of times, on any thread. Memory
+/// of this library on CUDA that was kept for it is then freed, which waits for the work of its context.
 ///
 /// TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it; that it
 /// ended shows when its children that inherited the tensor have ended, too.
@@ -116,7 +141,8 @@ pub unsafe extern "C" fn gc_share_wait(lease: *mut gc_share_t, timeout_ms: i32) 
     })
 }
 
-/// Releases what gc_share_send() made; NULL: nothing. It does not wait, and the receiver keeps its tensor.
+/// Releases what gc_share_send() made; NULL: nothing. It does not wait, and the receiver keeps its tensor. Memory of this
+/// library on CUDA stays as long; that it is released is then found by the next calls of gc_share_send() and this.
 ///
 /// # Safety
 /// As described; nothing waits for it.
@@ -129,14 +155,18 @@ pub unsafe extern "C" fn gc_share_free(lease: *mut gc_share_t) {
     });
 }
 
-/// Receives the tensor that comes next: compact, writable, its elements as they were when it was sent.
+/// Receives the tensor that comes next, writable. Of the CPU: compact, its elements as they were when it was sent. Of CUDA:
+/// the sender's memory, mapped here, with the sender's strides; several tensors of one allocation have one mapping.
 ///
-/// `device`: {kDLCPU, 0}. `*out`: yours to release, which tells the sender; a child that is forked meanwhile has the same
-/// memory, and its release tells nobody.
+/// `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the sender's
+/// card or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the sender; on CUDA
+/// it waits for the work of the context that it was received in. A child that is forked meanwhile has the same memory of
+/// the CPU, and its release tells nobody. In the process that has sent it the tensor is the same memory, on the same device.
 ///
-/// INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not ours.
-/// CORRUPT: no message of this version. SHARE: the other side has closed the socket, or this process can have no more
-/// descriptors. TIMEOUT, OUT_OF_MEMORY. A message that was refused, for its device or for want of memory, has been taken.
+/// INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not ours, or
+/// cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the socket, or this
+/// process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT, OUT_OF_MEMORY, CUDA, CONTEXT_LOST.
+/// A message that was refused, for its device or for want of memory, has been taken.
 ///
 /// # Safety
 /// The pointer is as described.

@@ -49,8 +49,12 @@ pub unsafe extern "C" fn gc_tensor_empty(
 /// has released it, on that user's thread; it must not throw or longjmp. It is not called when this function fails.
 /// `*out`: yours to release.
 ///
-/// The device is believed, and no driver is asked: memory of another process or card is valid here. `*out` names the
-/// device as you did, CUDAHost included.
+/// The device is believed, and no driver is asked, so that memory of another process or of another card is valid here: name
+/// the device that is to work on it, whichever one the driver tells of the pointer (for memory that another process has
+/// mapped it tells now one, now the other). That this device reaches the memory is for you to see to. `*out` names the device
+/// as you did. Pinned memory is CUDAHost, and worked on by the CPU, or CUDA, if the device reaches it (as it does what
+/// cuMemHostAlloc made); managed memory is CUDAManaged, which is worked on by the device with its number, as CUDA is: what
+/// others do with it on the CPU or on another device is for you to order.
 ///
 /// UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
 ///

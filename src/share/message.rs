@@ -4,6 +4,9 @@
 //!      0  "GCSH"           8  bytes of the message     16  device type           24  bytes of the memory, 8
 //!      4  version 1       12  dimensions               20  dtype: code, bits,    32  sizes, 8 each
 //!                                                          lanes (2)
+//!
+//! behind that, on CUDA:    strides, 8 each             offset of element 0, 8    handle of the memory, 64
+//!                          name of the device, 16      bytes of each part, 8; without parts the handle is meant
 //! ```
 //!
 //! In the byte order of these machines, as two processes of one machine share it. What comes is a stranger's.
@@ -12,59 +15,106 @@ use arrayvec::ArrayVec;
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDeviceType};
 
 use crate::{
+    backend::cuda::shared::{Handle, MOST_PARTS, Uuid},
     error::{Result, error},
-    tensor::{Described, Name, Shape, element_bits},
+    tensor::{Described, Name, Shape, element_bits, reach},
 };
 
-use super::socket::Incoming;
+use super::socket::{Incoming, MOST_DESCRIPTORS};
 
 const HEADER: usize = 32;
+/// What a message of CUDA has beside sizes, strides and parts.
+const ON_CUDA: usize = 8 + size_of::<Uuid>() + size_of::<Handle>();
 const MAGIC: [u8; 4] = *b"GCSH";
 const VERSION: u32 = 1;
 const CPU: u32 = DLDeviceType::CPU.0;
+const CUDA: u32 = DLDeviceType::CUDA.0;
 
 /// As many as NumPy and torch know. What is read is on the stack, so that nothing fails between the parts of a message.
 pub const MOST_DIMENSIONS: usize = 64;
-const MOST_BYTES: usize = HEADER + 8 * MOST_DIMENSIONS;
+pub type Lengths = ArrayVec<i64, MOST_DIMENSIONS>;
+
+// Beside the parts, the socket on which is answered.
+const _: () = assert!(MOST_DESCRIPTORS == MOST_PARTS + 1);
 
 pub struct Message {
     pub dtype: DLDataType,
-    pub shape: ArrayVec<i64, MOST_DIMENSIONS>,
-    /// Of all elements, in C order.
+    pub shape: Lengths,
+    /// Of all elements, in C order; on CUDA of the memory that they are in.
     pub bytes: i64,
+    /// Where the elements are in memory of CUDA.
+    pub place: Option<Place>,
+}
+
+/// Where elements are in memory of CUDA.
+pub struct Place {
+    pub strides: Lengths,
+    /// Where element 0 is in the memory.
+    pub offset: u64,
+    pub uuid: Uuid,
+    pub handle: Handle,
+    /// The bytes of each part. None: the memory has a handle.
+    pub parts: Vec<u64>,
+    /// How many parts the message has: where the receiver has no use for them, they are not kept.
+    pub n_parts: usize,
 }
 
 impl Message {
+    /// Of a tensor that is copied to memory where it lies in C order.
     pub fn of(tensor: &Described<'_>) -> Result<Self> {
-        let dimensions = tensor.ndim();
-        if dimensions > MOST_DIMENSIONS {
-            return Err(error!(
-                InvalidArgument,
-                "tensor: {dimensions} dimensions; at most {MOST_DIMENSIONS} can be sent"
-            ));
-        }
-        let shape: ArrayVec<_, _> = tensor.dims().map(|(size, _)| size).collect();
-        let dtype = tensor.tensor.dtype;
+        let (dtype, shape) = (tensor.tensor.dtype, sizes_of(tensor)?);
         let bytes = bytes_of(dtype, &shape)?;
-        Ok(Self { dtype, shape, bytes })
+        Ok(Self { dtype, shape, bytes, place: None })
     }
 
-    pub fn encoded(&self) -> ArrayVec<u8, MOST_BYTES> {
-        let mut text = ArrayVec::new();
+    /// Of a tensor in memory of CUDA.
+    pub fn of_place(tensor: &Described<'_>, bytes: u64, place: Place) -> Result<Self> {
+        let bytes = i64::try_from(bytes).map_err(|_| error!(SizeOverflow, "tensor: {bytes} bytes of memory"))?;
+        Ok(Self { dtype: tensor.tensor.dtype, shape: sizes_of(tensor)?, bytes, place: Some(place) })
+    }
+
+    /// How many descriptors of memory travel with it.
+    pub fn descriptors(&self) -> usize {
+        self.place.as_ref().map_or(1, |place| place.n_parts)
+    }
+
+    fn length(dimensions: usize, parts: Option<usize>) -> usize {
+        HEADER + 8 * dimensions + parts.map_or(0, |parts| 8 * dimensions + ON_CUDA + 8 * parts)
+    }
+
+    pub fn encoded(&self) -> Result<Vec<u8>> {
+        let (dimensions, parts) = (self.shape.len(), self.place.as_ref().map(|place| place.parts.len()));
+        let length = Self::length(dimensions, parts);
+        let mut text = Vec::new();
+        text.try_reserve_exact(length)
+            .map_err(|_| error!(OutOfMemory, "{length} bytes for a message could not be had"))?;
         let DLDataType { code, bits, lanes } = self.dtype;
         text.extend(MAGIC);
-        for word in [VERSION, (HEADER + 8 * self.shape.len()) as u32, self.shape.len() as u32, CPU] {
+        for word in [VERSION, length as u32, dimensions as u32, if parts.is_some() { CUDA } else { CPU }] {
             text.extend(word.to_ne_bytes());
         }
         text.extend([code.0, bits]);
         text.extend(lanes.to_ne_bytes());
         text.extend(self.bytes.to_ne_bytes());
         self.shape.iter().for_each(|size| text.extend(size.to_ne_bytes()));
-        text
+        if let Some(place) = &self.place {
+            place.strides.iter().for_each(|stride| text.extend(stride.to_ne_bytes()));
+            text.extend(place.offset.to_ne_bytes());
+            text.extend(place.handle);
+            text.extend(place.uuid);
+            place.parts.iter().for_each(|bytes| text.extend(bytes.to_ne_bytes()));
+        }
+        Ok(text)
     }
 
-    /// Takes the bytes of a message, and no more.
-    pub fn receive(incoming: &mut Incoming) -> Result<Self> {
+    /// Takes the bytes of a message, and no more. `wants_parts`: the sizes of parts are kept.
+    pub fn receive(incoming: &mut Incoming, wants_parts: bool) -> Result<Self> {
+        let mut parts: Vec<u64> = Vec::new();
+        if wants_parts {
+            parts
+                .try_reserve_exact(MOST_PARTS)
+                .map_err(|_| error!(OutOfMemory, "a list of {MOST_PARTS} parts could not be had"))?;
+        }
         let mut header = [0; HEADER];
         incoming.read(&mut header)?;
         let word = |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
@@ -75,20 +125,24 @@ impl Message {
                 &header[..8]
             ));
         }
-        let (length, dimensions, device) = (word(8), word(12) as usize, word(16));
-        if dimensions > MOST_DIMENSIONS || length as usize != HEADER + 8 * dimensions {
+        let (length, dimensions, device) = (word(8) as usize, word(12) as usize, word(16));
+        // What is longer than a message without parts are parts.
+        let n_parts = match device {
+            _ if dimensions > MOST_DIMENSIONS => None,
+            CUDA => length
+                .checked_sub(Self::length(dimensions, Some(0)))
+                .filter(|bytes| bytes % 8 == 0 && bytes / 8 <= MOST_PARTS)
+                .map(|bytes| bytes / 8),
+            _ => (length == Self::length(dimensions, None)).then_some(0),
+        };
+        let Some(n_parts) = n_parts else {
             return Err(error!(
                 Corrupt,
-                "socket: a message of {length} bytes says that it has {dimensions} dimensions"
+                "socket: a message of {length} bytes says that it has {dimensions} dimensions on a device of type {device}"
             ));
-        }
-        let mut shape = ArrayVec::new();
-        for _ in 0..dimensions {
-            let mut size = [0; 8];
-            incoming.read(&mut size)?;
-            shape.push(i64::from_ne_bytes(size));
-        }
-        if device != CPU {
+        };
+        let shape = lengths(incoming, dimensions)?;
+        if device != CPU && device != CUDA {
             return Err(error!(Corrupt, "socket: the message is of a tensor on a device of type {device}"));
         }
         let dtype = DLDataType {
@@ -96,17 +150,108 @@ impl Message {
             bits: header[21],
             lanes: u16::from_ne_bytes([header[22], header[23]]),
         };
-        let said = i64::from(word(24)) | i64::from(word(28)) << 32;
-        match bytes_of(dtype, &shape) {
-            Ok(bytes) if bytes == said => Ok(Self { dtype, shape, bytes }),
-            Ok(bytes) => Err(error!(Corrupt, "socket: the message says {said} bytes of a tensor of {bytes}")),
+        let bytes = i64::from(word(24)) | i64::from(word(28)) << 32;
+        let place = match device {
+            CPU => None,
+            _ => {
+                let strides = lengths(incoming, dimensions)?;
+                let (mut offset, mut handle, mut uuid) = ([0; 8], [0; 64], [0; 16]);
+                for field in [offset.as_mut_slice(), &mut handle, &mut uuid] {
+                    incoming.read(field)?;
+                }
+                let sum = read_parts(incoming, n_parts, wants_parts.then_some(&mut parts))?;
+                if n_parts > 0 && sum != u64::try_from(bytes).ok() {
+                    return Err(error!(
+                        Corrupt,
+                        "socket: the message says {bytes} bytes of memory, in {n_parts} parts of other sizes"
+                    ));
+                }
+                Some(Place { strides, offset: u64::from_ne_bytes(offset), uuid, handle, parts, n_parts })
+            }
+        };
+        let message = Self { dtype, shape, bytes, place };
+        match message.check() {
+            Ok(()) => Ok(message),
             Err(refusal) => Err(error!(Corrupt, "socket: the message: {}", refusal.message)),
         }
     }
+
+    /// Whether all elements are in the memory.
+    fn check(&self) -> Result<()> {
+        let (bits, elements) = (
+            i128::from(element_bits(&Name::new("dtype"), self.dtype)?),
+            Shape::of(&self.shape).elements(&Name::new("shape"))?,
+        );
+        let Some(place) = &self.place else {
+            let bytes = bytes_of(self.dtype, &self.shape)?;
+            if bytes != self.bytes {
+                return Err(error!(Corrupt, "{} bytes of a tensor of {bytes}", self.bytes));
+            }
+            return Ok(());
+        };
+        if elements == 0 {
+            return match self.bytes {
+                0 => Ok(()),
+                bytes => Err(error!(Corrupt, "{bytes} bytes of memory for no element")),
+            };
+        }
+        let (low, high) = reach(self.shape.iter().copied().zip(place.strides.iter().copied()), bits);
+        let (first, all) = (8 * i128::from(place.offset), 8 * i128::from(self.bytes));
+        if first + low < 0 || first.saturating_add(high) > all {
+            return Err(error!(
+                Corrupt,
+                "shape {} of {bits}-bit elements with strides {:?} from byte {} on is not within {} bytes of memory",
+                Shape::of(&self.shape),
+                place.strides,
+                place.offset,
+                self.bytes
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// So many sizes or strides.
+fn lengths(incoming: &mut Incoming, count: usize) -> Result<Lengths> {
+    let mut lengths = Lengths::new();
+    for _ in 0..count {
+        let mut length = [0; 8];
+        incoming.read(&mut length)?;
+        lengths.push(i64::from_ne_bytes(length));
+    }
+    Ok(lengths)
+}
+
+/// Reads the sizes of parts, and keeps them where there is a list for them, with room. Their sum, unless one is 0 or the sum
+/// has more than 64 bits.
+fn read_parts(incoming: &mut Incoming, mut count: usize, mut kept: Option<&mut Vec<u64>>) -> Result<Option<u64>> {
+    let (mut sum, mut some) = (Some(0u64), [0; 64 * 8]);
+    while count > 0 {
+        let some = &mut some[..8 * count.min(64)];
+        incoming.read(some)?;
+        count -= some.len() / 8;
+        for bytes in some.chunks_exact(8) {
+            let bytes = u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
+            sum = sum.filter(|_| bytes > 0).and_then(|sum| sum.checked_add(bytes));
+            if let Some(kept) = &mut kept {
+                kept.push(bytes);
+            }
+        }
+    }
+    Ok(sum)
+}
+
+/// The sizes of a tensor, if they are not too many.
+pub fn sizes_of(tensor: &Described<'_>) -> Result<Lengths> {
+    let dimensions = tensor.ndim();
+    if dimensions > MOST_DIMENSIONS {
+        return Err(error!(InvalidArgument, "tensor: {dimensions} dimensions; at most {MOST_DIMENSIONS} can be sent"));
+    }
+    Ok(tensor.dims().map(|(size, _)| size).collect())
 }
 
 /// What a tensor takes in C order; elements of less than a byte are packed.
-fn bytes_of(dtype: DLDataType, shape: &[i64]) -> Result<i64> {
+pub fn bytes_of(dtype: DLDataType, shape: &[i64]) -> Result<i64> {
     let bits = i128::from(element_bits(&Name::new("dtype"), dtype)?);
     let elements = i128::from(Shape::of(shape).elements(&Name::new("shape"))?);
     // At most 2^87, so it fits.

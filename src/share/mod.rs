@@ -2,24 +2,27 @@
 //!
 //! - `socket`: bytes and descriptors, within a time;
 //! - `message`: how a tensor is described to the other side, and what of such a description is believed;
-//! - `sealed`: memory that the other side can map and nobody can make smaller.
+//! - `sealed`: memory of the CPU that the other side can map and nobody can make smaller;
+//! - `device`: memory of CUDA, which both sides have from then on.
 //!
-//! Two descriptors travel with a message: the memory, and a socket on which the receiver answers, once, with a byte: 0 when
-//! it has released the tensor, or the status with which it refused it. That it is closed without a byte says that the
-//! receiver has ended.
+//! Descriptors travel with a message: the memory, if it is a file or several, and last a socket on which the receiver
+//! answers, once, with a byte: 0 when it has released the tensor, or the status with which it refused it. That it is closed
+//! without a byte says that the receiver has ended.
 
+mod device;
 mod message;
 mod sealed;
 mod socket;
 
-use std::time::Duration;
+use std::{os::fd::RawFd, time::Duration};
 
 use crate::{
     cancel,
-    error::{Result, Status, error, status_name},
+    error::{Error, Result, Status, error, status_name},
     tensor::{Described, Device, Name, Outputs, Shape},
 };
 
+use device::{Import, Sent};
 use message::Message;
 use sealed::Sealed;
 use socket::{Deadline, Descriptor, Socket};
@@ -40,43 +43,67 @@ impl Patience {
 }
 
 /// The sender's side of a tensor that was sent.
-pub struct Lease(Socket);
+pub struct Lease {
+    /// None: left to those who remember what was sent.
+    socket: Option<Socket>,
+    sent: Option<Sent>,
+}
 
 /// A tensor that can be sent: everything that can fail but for the socket has been done.
 pub struct Parcel {
-    message: Message,
-    memory: Sealed,
-    answers: Descriptor,
+    text: Vec<u8>,
+    /// Of the memory, and last the socket for answers.
+    files: Vec<Descriptor>,
     lease: Lease,
 }
 
 impl Parcel {
-    /// A copy of a tensor of the CPU, in C order.
-    pub fn new(tensor: &Described<'_>) -> Result<Self> {
+    /// On the CPU a copy of the tensor, in C order. On CUDA its memory, or a copy in memory that holds nothing else.
+    pub fn new(tensor: &Described<'_>, as_copy: bool) -> Result<Self> {
         let _delay = cancel::delay();
-        let device = Device::from_dlpack(&Name::new("tensor"), tensor.tensor.device)?;
-        if device != Device::Cpu {
-            return Err(error!(UnsupportedDevice, "tensor: {device}; memory of the CPU is shared"));
-        }
-        let message = Message::of(tensor)?;
-        let memory = Sealed::copy_of(tensor, message.bytes)?;
-        let (lease, answers) = socket::pair()?;
-        Ok(Self { message, memory, answers, lease: Lease(lease) })
+        let (message, mut files, known) = match Device::from_dlpack(&Name::new("tensor"), tensor.tensor.device)? {
+            Device::Cpu => {
+                let message = Message::of(tensor)?;
+                let file = Sealed::copy_of(tensor, message.bytes)?.into_descriptor();
+                let mut files = Vec::new();
+                files.try_reserve_exact(2).map_err(no_list)?;
+                files.push(file);
+                (message, files, None)
+            }
+            Device::Cuda(ordinal) => device::export(tensor, ordinal, as_copy)?,
+        };
+        let text = message.encoded()?;
+        files.try_reserve(1).map_err(no_list)?;
+        let (socket, answers) = socket::pair()?;
+        let sent = known.map(|known| known.remember(&socket, &answers)).transpose()?;
+        files.push(answers);
+        Ok(Self { text, files, lease: Lease { socket: Some(socket), sent } })
     }
 
     pub fn send(self, socket: BorrowedSocket, patience: Patience) -> Result<Lease> {
         let _delay = cancel::delay();
-        let descriptors = [self.memory.descriptor(), &self.answers];
-        socket.send(&self.message.encoded(), descriptors, Deadline::after(patience.0))?;
+        let mut numbers: Vec<RawFd> = Vec::new();
+        numbers.try_reserve_exact(self.files.len()).map_err(no_list)?;
+        numbers.extend(self.files.iter().map(Descriptor::number));
+        socket.send(&self.text, &numbers, Deadline::after(patience.0))?;
         Ok(self.lease)
     }
+}
+
+fn no_list(_: std::collections::TryReserveError) -> Error {
+    error!(OutOfMemory, "a list of descriptors could not be had")
 }
 
 impl Lease {
     /// Waits until the receiver has released the tensor.
     pub fn wait(&self, patience: Patience) -> Result<()> {
         let _delay = cancel::delay();
-        match self.0.peek(Deadline::after(patience.0))? {
+        let Some(socket) = &self.socket else { return Ok(()) }; // only while it is dropped
+        let answer = socket.peek(Deadline::after(patience.0))?;
+        if let Some(sent) = &self.sent {
+            sent.has_ended();
+        }
+        match answer {
             Some(RELEASED) => Ok(()),
             Some(code) => {
                 let name = status_name(code.into()).to_string_lossy();
@@ -85,21 +112,34 @@ impl Lease {
             None => Err(error!(Share, "lease: the receiver ended without releasing the tensor")),
         }
     }
+
+    /// Nobody will wait: memory of this library stays for ever.
+    pub fn give_up(mut self) {
+        let _delay = cancel::delay();
+        if let (Some(sent), Some(socket)) = (self.sent.take(), self.socket.take()) {
+            sent.never_ends(socket);
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let _delay = cancel::delay();
+        if let (Some(sent), Some(socket)) = (&self.sent, self.socket.take()) {
+            sent.is_left(socket);
+        }
+    }
 }
 
 /// The tensor that comes next.
 pub fn receive(socket: BorrowedSocket, device: Device, patience: Patience) -> Result<Outputs> {
     let _delay = cancel::delay();
-    let mut incoming = socket.incoming(Deadline::after(patience.0));
-    let message = Message::receive(&mut incoming)?;
-    let [memory, answers] = incoming.descriptors()?;
+    let mut incoming = socket.incoming(Deadline::after(patience.0))?;
+    let message = Message::receive(&mut incoming, device != Device::Cpu)?;
+    let mut files = incoming.descriptors(message.descriptors() + 1)?;
+    let Some(answers) = files.pop() else { return Err(error!(Corrupt, "socket: no descriptor came")) };
     let answers = Socket::of(answers)?;
-    let shape = Shape::of(&message.shape);
-    let taken = take(&message, memory, device).and_then(|memory| {
-        // SAFETY: the answers are given up where this is called, below.
-        let owner = || unsafe { memory.into_owner(answers.number()) };
-        Outputs::over_made(owner, Device::Cpu, message.dtype, shape, 1, 0)
-    });
+    let taken = take(&message, files, device, &answers);
     match &taken {
         Ok(_) => answers.forget(),
         Err(refusal) => answers.answer(refusal.status as u8),
@@ -107,10 +147,24 @@ pub fn receive(socket: BorrowedSocket, device: Device, patience: Patience) -> Re
     taken
 }
 
-/// The memory of a tensor that is not refused.
-fn take(message: &Message, memory: Descriptor, device: Device) -> Result<Sealed> {
-    if device != Device::Cpu {
-        return Err(error!(InvalidArgument, "device: {device}; the tensor that was sent is on {}", Device::Cpu));
+/// The tensor, if it is not refused: then it answers when it is released.
+fn take(message: &Message, mut files: Vec<Descriptor>, device: Device, answers: &Socket) -> Result<Outputs> {
+    match (device, &message.place) {
+        (Device::Cpu, None) => {
+            let Some(memory) = files.pop() else { return Err(error!(Corrupt, "socket: no memory came")) };
+            let memory = Sealed::received(memory, message.bytes)?;
+            // SAFETY: the answers are given up where this is called, when it succeeds.
+            let owner = || unsafe { memory.into_owner(answers.number()) };
+            Outputs::over_made(owner, Device::Cpu, message.dtype, Shape::of(&message.shape), 1, 0)
+        }
+        (Device::Cuda(ordinal), Some(place)) => {
+            let import = Import::of(message, place, &files, ordinal, answers)?;
+            // SAFETY: likewise.
+            unsafe { import.into_tensor(message, place, ordinal, answers.number()) }
+        }
+        (Device::Cpu, Some(_)) => Err(error!(InvalidArgument, "device: {device}; the tensor that was sent is on CUDA")),
+        (Device::Cuda(_), None) => {
+            Err(error!(InvalidArgument, "device: {device}; the tensor that was sent is on {}", Device::Cpu))
+        }
     }
-    Sealed::received(memory, message.bytes)
 }

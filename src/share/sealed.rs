@@ -112,8 +112,8 @@ impl Sealed {
         Ok(Self { file, mapped })
     }
 
-    pub fn descriptor(&self) -> &Descriptor {
-        &self.file
+    pub fn into_descriptor(self) -> Descriptor {
+        self.file
     }
 
     /// The memory of a tensor, whose release is answered.

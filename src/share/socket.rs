@@ -9,15 +9,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use arrayvec::ArrayVec;
-
 use crate::{
     cancel,
-    error::{Error, Result, error},
+    error::{Result, error},
 };
 
-/// Descriptors that travel with a message.
-const DESCRIPTORS: usize = 2;
+/// The most descriptors that come with a message.
+pub const MOST_DESCRIPTORS: usize = 4097;
+
+/// As many as the system takes at once.
+const DESCRIPTORS_AT_ONCE: usize = 253;
 
 /// An open descriptor that is nobody else's.
 pub struct Descriptor(RawFd);
@@ -52,6 +53,11 @@ impl Deadline {
         Self(patience.and_then(|patience| Instant::now().checked_add(patience)))
     }
 
+    /// At once.
+    pub fn now() -> Self {
+        Self::after(Some(Duration::ZERO))
+    }
+
     /// Milliseconds that poll() may wait: rounded up, so that it does not come back too early again and again.
     fn left(self) -> c_int {
         let Some(end) = self.0 else { return -1 };
@@ -64,22 +70,23 @@ impl Deadline {
 #[repr(C)]
 union Control {
     header: libc::cmsghdr,
-    room: [u8; 256],
+    room: [u8; CONTROL],
 }
 
 impl Control {
-    const EMPTY: Self = Self { room: [0; 256] };
+    const EMPTY: Self = Self { room: [0; CONTROL] };
 }
 
 /// Beside bytes: a descriptor of the process that sends.
 const SCM_PIDFD: c_int = 4;
 
-/// What `CMSG_SPACE` says for a message's descriptors.
-const CONTROL: usize = {
+/// What `CMSG_SPACE` says for descriptors.
+const fn control(descriptors: usize) -> usize {
     // SAFETY: it only computes.
-    unsafe { libc::CMSG_SPACE((DESCRIPTORS * size_of::<RawFd>()) as u32) as usize }
-};
-const _: () = assert!(CONTROL <= size_of::<Control>());
+    unsafe { libc::CMSG_SPACE((descriptors * size_of::<RawFd>()) as u32) as usize }
+}
+
+const CONTROL: usize = control(DESCRIPTORS_AT_ONCE) + 256;
 
 /// A message of one piece, with so much room for what travels along.
 fn message(piece: &mut libc::iovec, control: &mut Control, room: usize) -> libc::msghdr {
@@ -139,36 +146,46 @@ impl BorrowedSocket {
         }
     }
 
-    /// Sends bytes, with descriptors beside the first.
-    pub fn send(self, mut bytes: &[u8], descriptors: [&Descriptor; DESCRIPTORS], deadline: Deadline) -> Result<()> {
-        let numbers = descriptors.map(Descriptor::number);
-        let mut control = Control::EMPTY;
-        let mut with_descriptors = true;
+    /// Sends bytes, and descriptors beside the first of them: there are more bytes than it takes turns to send these.
+    pub fn send(self, mut bytes: &[u8], mut descriptors: &[RawFd], deadline: Deadline) -> Result<()> {
         while !bytes.is_empty() {
+            let numbers = &descriptors[..descriptors.len().min(DESCRIPTORS_AT_ONCE)];
+            // With all but the last of them a byte.
+            let length = if numbers.len() < descriptors.len() { 1 } else { bytes.len() };
+            let sent = self.send_piece(&bytes[..length], numbers, deadline)?;
+            (bytes, descriptors) = (&bytes[sent..], &descriptors[numbers.len()..]);
+        }
+        Ok(())
+    }
+
+    /// Sends some of the bytes, at least one, with all of the descriptors; tells how many.
+    fn send_piece(self, bytes: &[u8], numbers: &[RawFd], deadline: Deadline) -> Result<usize> {
+        let mut control = Control::EMPTY;
+        loop {
             let mut piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-            let mut message = message(&mut piece, &mut control, CONTROL);
-            if with_descriptors {
+            let mut message = message(&mut piece, &mut control, self::control(numbers.len()));
+            if numbers.is_empty() {
+                (message.msg_control, message.msg_controllen) = (ptr::null_mut(), 0);
+            } else {
                 // SAFETY: the message has room for one such header with so many descriptors.
                 unsafe {
                     let header = libc::CMSG_FIRSTHDR(&message);
                     (*header).cmsg_level = libc::SOL_SOCKET;
                     (*header).cmsg_type = libc::SCM_RIGHTS;
-                    (*header).cmsg_len = libc::CMSG_LEN(size_of_val(&numbers) as u32) as _;
-                    libc::CMSG_DATA(header).cast::<[RawFd; DESCRIPTORS]>().write_unaligned(numbers);
+                    (*header).cmsg_len = libc::CMSG_LEN(size_of_val(numbers) as u32) as _;
+                    let to = libc::CMSG_DATA(header);
+                    ptr::copy_nonoverlapping(numbers.as_ptr().cast::<u8>(), to, size_of_val(numbers));
                 }
-            } else {
-                (message.msg_control, message.msg_controllen) = (ptr::null_mut(), 0);
             }
             // SAFETY: a message whose parts outlive the call, and which is only read.
             let sent = unsafe { libc::sendmsg(self.0, &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
             match usize::try_from(sent) {
-                Ok(sent) => (bytes, with_descriptors) = (&bytes[sent.min(bytes.len())..], false),
+                Ok(sent) => return Ok(sent.min(bytes.len())),
                 Err(_) => {
                     self.wait_after(libc::POLLOUT, deadline, "sendmsg", "the other side did not take the message")?
                 }
             }
         }
-        Ok(())
     }
 
     /// After a call that failed: waits if that was for want of room or of bytes.
@@ -184,8 +201,13 @@ impl BorrowedSocket {
         }
     }
 
-    pub fn incoming(self, deadline: Deadline) -> Incoming {
-        Incoming { socket: self, deadline, found: ArrayVec::new(), too_many: false, cut: false }
+    /// What is to come. There is room for all descriptors, so that nothing fails between the parts of a message.
+    pub fn incoming(self, deadline: Deadline) -> Result<Incoming> {
+        let mut found = Vec::new();
+        found
+            .try_reserve_exact(MOST_DESCRIPTORS)
+            .map_err(|_| error!(OutOfMemory, "a list of {MOST_DESCRIPTORS} descriptors could not be had"))?;
+        Ok(Incoming { socket: self, deadline, found, too_many: false, cut: false })
     }
 }
 
@@ -193,7 +215,7 @@ impl BorrowedSocket {
 pub struct Incoming {
     socket: BorrowedSocket,
     deadline: Deadline,
-    found: ArrayVec<Descriptor, DESCRIPTORS>,
+    found: Vec<Descriptor>,
     too_many: bool,
     /// Some did not come, for want of room here or of numbers in this process.
     cut: bool,
@@ -238,7 +260,11 @@ impl Incoming {
                     for index in 0..bytes / size_of::<RawFd>() {
                         let descriptor = Descriptor::of(numbers.add(index).read_unaligned());
                         // What is not wanted is closed here.
-                        self.too_many |= kind == libc::SCM_RIGHTS && self.found.try_push(descriptor).is_err();
+                        match kind {
+                            libc::SCM_RIGHTS if self.found.len() < MOST_DESCRIPTORS => self.found.push(descriptor),
+                            libc::SCM_RIGHTS => self.too_many = true,
+                            _ => {}
+                        }
                     }
                 }
                 header = libc::CMSG_NXTHDR(message, header);
@@ -247,19 +273,19 @@ impl Incoming {
     }
 
     /// Those of a message, when all of it has come.
-    pub fn descriptors(self) -> Result<[Descriptor; DESCRIPTORS]> {
+    pub fn descriptors(self, expected: usize) -> Result<Vec<Descriptor>> {
         let found = self.found.len();
-        if self.cut && found < DESCRIPTORS {
-            return Err(error!(Share, "socket: {found} of {DESCRIPTORS} descriptors could be had (RLIMIT_NOFILE)"));
+        if self.cut && found < expected {
+            return Err(error!(Share, "socket: {found} of {expected} descriptors could be had (RLIMIT_NOFILE)"));
         }
-        let more = if self.too_many || self.cut { " and more" } else { "" };
-        let refusal = || -> Error {
-            error!(Corrupt, "socket: {found}{more} descriptors came with the message; {DESCRIPTORS} expected")
-        };
-        match self.found.into_inner() {
-            Ok(descriptors) if more.is_empty() => Ok(descriptors),
-            _ => Err(refusal()),
+        if found != expected || self.too_many || self.cut {
+            let more = if self.too_many || self.cut { " and more" } else { "" };
+            return Err(error!(
+                Corrupt,
+                "socket: {found}{more} descriptors came with the message; {expected} expected"
+            ));
         }
+        Ok(self.found)
     }
 }
 
@@ -285,12 +311,29 @@ pub fn pair() -> Result<(Socket, Descriptor)> {
     Ok((Socket(kept), travels))
 }
 
+/// What tells sockets apart, as long as they are open.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Identity(libc::dev_t, libc::ino_t);
+
+impl Identity {
+    pub fn of(descriptor: RawFd) -> Result<Self> {
+        let mut about = MaybeUninit::<libc::stat>::uninit();
+        // SAFETY: room for what is said of it; any number may be asked about.
+        if unsafe { libc::fstat(descriptor, about.as_mut_ptr()) } != 0 {
+            return Err(error!(Share, "fstat: {}", io::Error::last_os_error()));
+        }
+        // SAFETY: it was written.
+        let about = unsafe { about.assume_init() };
+        Ok(Self(about.st_dev, about.st_ino))
+    }
+}
+
 impl Socket {
     /// One that came with a message.
     pub fn of(descriptor: Descriptor) -> Result<Self> {
         match BorrowedSocket::new(descriptor.number()) {
             Ok(_) => Ok(Self(descriptor)),
-            Err(refusal) => Err(error!(Corrupt, "socket: the second descriptor of the message: {}", refusal.message)),
+            Err(refusal) => Err(error!(Corrupt, "socket: the last descriptor of the message: {}", refusal.message)),
         }
     }
 
@@ -310,20 +353,25 @@ impl Socket {
 
     /// The byte that was answered; None if the other side ended without one. It stays there.
     pub fn peek(&self, deadline: Deadline) -> Result<Option<u8>> {
-        let socket = BorrowedSocket(self.0.number());
-        let mut byte = MaybeUninit::<u8>::uninit();
-        loop {
-            let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-            // SAFETY: room for a byte.
-            match unsafe { libc::recv(socket.0, byte.as_mut_ptr().cast::<c_void>(), 1, flags) } {
-                0 => return Ok(None),
-                // SAFETY: it was written.
-                1 => return Ok(Some(unsafe { byte.assume_init() })),
-                _ => match io::Error::last_os_error() {
-                    failure if failure.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
-                    _ => socket.wait_after(libc::POLLIN, deadline, "recv", "the tensor was not released")?,
-                },
-            }
+        peek(self.0.number(), deadline)
+    }
+}
+
+/// The same, of a socket by its number.
+pub fn peek(number: RawFd, deadline: Deadline) -> Result<Option<u8>> {
+    let socket = BorrowedSocket(number);
+    let mut byte = MaybeUninit::<u8>::uninit();
+    loop {
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        // SAFETY: room for a byte.
+        match unsafe { libc::recv(socket.0, byte.as_mut_ptr().cast::<c_void>(), 1, flags) } {
+            0 => return Ok(None),
+            // SAFETY: it was written.
+            1 => return Ok(Some(unsafe { byte.assume_init() })),
+            _ => match io::Error::last_os_error() {
+                failure if failure.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+                _ => socket.wait_after(libc::POLLIN, deadline, "recv", "the tensor was not released")?,
+            },
         }
     }
 }

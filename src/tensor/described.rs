@@ -12,6 +12,21 @@ use super::{
     view::{Strides, dims, integers},
 };
 
+/// How far elements of so many bits reach, in bits, before the beginning of the first and behind it: of sizes that are not 0,
+/// each with its stride.
+///
+/// As 128-bit integers: a product of two 64-bit ones and a 24-bit one fits, so sums of as many as there can be do not overflow
+/// unless they are far beyond what is allowed.
+pub fn reach(dims: impl Iterator<Item = (i64, i64)>, bits: i128) -> (i128, i128) {
+    let (mut low, mut high) = (0i128, bits);
+    for (count, stride) in dims {
+        let reach = i128::from(count - 1) * i128::from(stride);
+        let end = if reach < 0 { &mut low } else { &mut high };
+        *end = end.saturating_add(reach.saturating_mul(bits));
+    }
+    (low, high)
+}
+
 /// A borrowed descriptor that holds together: dimensions not negative, the element count within 63 bits, an element of at
 /// least one bit and, on the devices of ours, every element within the address space.
 ///
@@ -44,14 +59,7 @@ impl<'a> Described<'a> {
         if tensor.data.is_null() {
             return Err(error!(InvalidArgument, "{name}: data is NULL, with {elements} elements"));
         }
-        // In bits, as 128-bit integers: a product of two 64-bit ones and a 24-bit one fits, so sums of as many as there
-        // can be do not overflow unless they are far beyond what is allowed.
-        let (mut low, mut high) = (0i128, bits);
-        for (count, stride) in dims(shape, strides) {
-            let reach = i128::from(count - 1) * i128::from(stride);
-            let end = if reach < 0 { &mut low } else { &mut high };
-            *end = end.saturating_add(reach.saturating_mul(bits));
-        }
+        let (low, high) = reach(dims(shape, strides), bits);
         let start = if Device::from_dlpack(name, tensor.device).is_ok() { tensor.data.addr() } else { 0 };
         let first = start as i128 + i128::from(tensor.byte_offset);
         let fits = |bits: i128| (0..=i128::from(u64::MAX)).contains(&(first + bits.div_euclid(8)));
@@ -93,6 +101,21 @@ impl<'a> Described<'a> {
 
     pub fn ndim(&self) -> usize {
         self.shape.len()
+    }
+
+    /// Whether it has no element.
+    pub fn is_empty(&self) -> bool {
+        self.shape.contains(&0)
+    }
+
+    /// Whether its elements lie in C order without gaps.
+    pub fn is_compact(&self) -> bool {
+        self.strides.is_none()
+            || self.is_empty()
+            || self
+                .dims()
+                .zip(Shape::of(self.shape).compact())
+                .all(|((size, stride), (_, compact))| size == 1 || stride == compact)
     }
 
     /// Size and stride (in elements) of each dimension, outermost first.

@@ -12,10 +12,12 @@ mod shape;
 mod view;
 
 pub use capsule::release_capsule;
-pub use described::Described;
+pub use described::{Described, reach};
 pub use dtype::{Dtype, Kind, element_bits};
 pub use elements::Elements;
-pub use output::{NewTensor, NewTensors, Outputs, Release, from_pointer, from_versioned, release, to_versioned};
+pub use output::{
+    NewTensor, NewTensors, Outputs, Release, from_pointer, from_versioned, over_described, release, to_versioned,
+};
 pub use owner::Owner;
 pub use shape::Shape;
 pub use view::{Device, Name, View, check_apart};

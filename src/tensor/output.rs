@@ -338,8 +338,13 @@ impl<M: ManagedTensorBase> Drop for Outputs<M> {
 
 /// A tensor over the caller's memory, as it is described; `release` runs when its last user has released it.
 pub fn from_pointer(described: &Described<'_>, release: Release) -> Result<Outputs> {
+    over_described(described, || release.into())
+}
+
+/// A tensor as it is described, over memory that is taken only when nothing can fail any more.
+pub fn over_described(described: &Described<'_>, memory: impl FnOnce() -> Owner) -> Result<Outputs> {
     let headers = Headers::reserve(1, described.ndim(), described.dims())?;
-    Ok(headers.finish(Some(release.into()), described.tensor, 0))
+    Ok(headers.finish(Some(memory()), described.tensor, 0))
 }
 
 /// The same tensor in DLPack's versioned form, of the lowest version that knows its dtype and without flags: every

@@ -11,9 +11,14 @@
  *   FAKE_MEMORY    bytes a device has, unlimited unless said
  *   FAKE_PEERS     0: no device reaches another's memory
  *   FAKE_FREE      "does not wait": cuMemFree returns while work is unfinished
+ *   FAKE_FIRST     which card of the machine is device 0; another process may be shown others
+ *
+ * Memory that is given to another process is a file without a name, which both map. A handle of memory says in which
+ * process that file is open, and as what; an exported part is the file itself.
  *
  * -DKERNELS="..." has the names of the kernels, separated by blanks: a compressed fatbin does not show them.
  * -DWITHOUT_LIBRARIES leaves out what drivers before 12.0 do not have. fake_...() at the end are for the tests. */
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -21,6 +26,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -39,8 +46,8 @@ typedef struct Stream {
 static int is_created(Stream stream) { return (uintptr_t)stream > 2; }
 
 enum { SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 100, INVALID_DEVICE, INVALID_CONTEXT = 201 };
-enum { ILLEGAL_ADDRESS = 700, MISALIGNED_ADDRESS = 716, NOT_READY = 600, NOT_SUPPORTED = 801 };
-enum { DEVICES = 8, DEPTH = 16, BLOCKS = 4096 };
+enum { ILLEGAL_ADDRESS = 700, MISALIGNED_ADDRESS = 716, NOT_READY = 600, PEER_ACCESS_UNSUPPORTED = 217 };
+enum { DEVICES = 8, DEPTH = 16, BLOCKS = 5000 };
 
 static struct Context primary[DEVICES];
 static int retained[DEVICES];
@@ -55,10 +62,17 @@ static size_t in_use[DEVICES];
 static struct Block {
     unsigned char *memory;
     size_t bytes;
-    Context context;
-    enum { UNUSED, READ, WRITTEN } in_use; /* by unfinished work of `stream` */
+    Context context;                       /* NULL: mapped by parts, for all that `access` allows it */
+    enum { UNUSED, READ, WRITTEN } in_use; /* by unfinished work of `stream` in the context `user` */
     Stream stream;
+    Context user;
+    int file;     /* once it is shared; 0: not */
+    int opened;   /* it is another process's */
+    int physical; /* what is mapped here, from 1 on */
+    unsigned access;
+    int kind; /* what a test says it is */
 } blocks[BLOCKS];
+enum { PLAIN, OF_POOL, MANAGED, OF_HOST };
 static Stream streams; /* that were created */
 static struct {
     unsigned char *memory;
@@ -74,6 +88,8 @@ static long number(const char *name, long otherwise) {
     const char *text = getenv(name);
     return text && *text ? strtol(text, NULL, 10) : otherwise;
 }
+
+static int peers_reach(void) { return number("FAKE_PEERS", 1) != 0; }
 
 /* What FAKE_FAILURES says of a function; 0 if nothing. */
 static Result failure(const char *function) {
@@ -220,7 +236,7 @@ Result cuCtxGetDevice(int *device) {
 /* All work of a context is done, or that of one of its streams. */
 static void finish(Context context, int all, Stream stream) {
     for (int k = 0; k < BLOCKS; k++)
-        if (blocks[k].memory && blocks[k].context == context && (all || blocks[k].stream == stream))
+        if (blocks[k].memory && blocks[k].user == context && (all || blocks[k].stream == stream))
             blocks[k].in_use = UNUSED;
     for (Stream other = streams; other; other = other->next)
         if (other->context == context && (all || other == stream))
@@ -303,6 +319,25 @@ static Result fault(Result code, const char *what) {
     return code;
 }
 
+enum { PAGE = 4096 };
+
+static size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+
+static struct Block *new_block(void) {
+    for (int k = 0; k < BLOCKS; k++)
+        if (!blocks[k].memory)
+            return &blocks[k];
+    return NULL;
+}
+
+/* The memory that an address is in. */
+static struct Block *block_at(uint64_t address) {
+    for (int k = 0; k < BLOCKS; k++)
+        if (blocks[k].memory && address - (uint64_t)(uintptr_t)blocks[k].memory < blocks[k].bytes)
+            return &blocks[k];
+    return NULL;
+}
+
 Result cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     MAY_FAIL;
     if (!current())
@@ -312,19 +347,27 @@ Result cuMemAlloc_v2(uint64_t *address, size_t bytes) {
         atomic_fetch_add(&refused, 1);
         return OUT_OF_MEMORY;
     }
-    for (int k = 0; k < BLOCKS; k++) {
-        if (!blocks[k].memory) {
-            void *memory = aligned_alloc(512, (bytes + 511) / 512 * 512);
-            if (!memory)
-                return OUT_OF_MEMORY;
-            blocks[k] = (struct Block){memory, bytes, current(), UNUSED, NULL};
-            in_use[device] += bytes;
-            allocations++;
-            *address = (uint64_t)(uintptr_t)memory;
-            return SUCCESS;
-        }
+    struct Block *block = new_block();
+    void *memory = block && bytes < PTRDIFF_MAX - PAGE ? aligned_alloc(PAGE, whole_pages(bytes)) : NULL;
+    if (!memory)
+        return OUT_OF_MEMORY;
+    *block = (struct Block){.memory = memory, .bytes = bytes, .context = current(), .user = current()};
+    in_use[device] += bytes;
+    allocations++;
+    *address = (uint64_t)(uintptr_t)memory;
+    return SUCCESS;
+}
+
+/* Frees memory that cuMemAlloc has made, shared or not. */
+static void free_block(struct Block *block) {
+    if (block->file) { /* what others have mapped stays theirs */
+        mmap(block->memory, whole_pages(block->bytes), PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        close(block->file);
     }
-    return OUT_OF_MEMORY;
+    free(block->memory);
+    in_use[block->context->device] -= block->bytes;
+    block->memory = NULL;
 }
 
 Result cuMemFree_v2(uint64_t address) {
@@ -336,23 +379,19 @@ Result cuMemFree_v2(uint64_t address) {
     }
     if (!current())
         return INVALID_CONTEXT;
-    for (int k = 0; k < BLOCKS; k++) {
-        if (blocks[k].memory && (uint64_t)(uintptr_t)blocks[k].memory == address) {
-            if (blocks[k].context != current())
-                return fault(INVALID_VALUE, "freed in another context");
-            const char *waits_not = getenv("FAKE_FREE");
-            if (!waits_not || !*waits_not)
-                finish(current(), 1, NULL);
-            else if (blocks[k].in_use)
-                return fault(ILLEGAL_ADDRESS, "freed while in use");
-            free(blocks[k].memory);
-            blocks[k].memory = NULL;
-            in_use[blocks[k].context->device] -= blocks[k].bytes;
-            frees++;
-            return SUCCESS;
-        }
-    }
-    return INVALID_VALUE;
+    struct Block *block = block_at(address);
+    if (!block || (uint64_t)(uintptr_t)block->memory != address || block->opened || block->physical)
+        return INVALID_VALUE;
+    if (block->context != current())
+        return fault(INVALID_VALUE, "freed in another context");
+    const char *waits_not = getenv("FAKE_FREE");
+    if (!waits_not || !*waits_not)
+        finish(current(), 1, NULL);
+    else if (block->in_use)
+        return fault(ILLEGAL_ADDRESS, "freed while in use");
+    free_block(block);
+    frees++;
+    return SUCCESS;
 }
 
 /* Host memory that kernels reach: they use it as it is. */
@@ -464,14 +503,23 @@ static void walk(const Loop *loops, unsigned count, uint64_t round, int64_t *ele
 static Result use(Place place, int how, const unsigned char *memory, size_t bytes) {
     for (int k = 0; k < BLOCKS; k++) {
         struct Block *block = &blocks[k];
-        if (!block->memory || memory < block->memory || memory + bytes > block->memory + block->bytes)
+        if (!block->memory || memory < block->memory || memory >= block->memory + block->bytes)
             continue;
-        if (block->context != place.context && !reached[place.context->device][block->context->device])
+        size_t here = (size_t)(block->memory + block->bytes - memory);
+        if (bytes > here && !block->physical)
+            continue;
+        if (bytes > here) { /* what is mapped behind it */
+            Result result = use(place, how, memory + here, bytes - here);
+            if (result)
+                return result;
+        }
+        if (block->physical ? !(block->access >> place.context->device & 1)
+                            : block->context != place.context && !reached[place.context->device][block->context->device])
             return fault(ILLEGAL_ADDRESS, "memory of another context");
         if (block->stream != place.stream && (block->in_use == WRITTEN || (block->in_use && how == WRITTEN)))
             return fault(ILLEGAL_ADDRESS, "memory that unfinished work of another stream uses");
         if (how > (int)block->in_use)
-            block->in_use = how, block->stream = place.stream;
+            block->in_use = how, block->stream = place.stream, block->user = place.context;
         return SUCCESS;
     }
     return fault(ILLEGAL_ADDRESS, "memory that is not there");
@@ -853,13 +901,6 @@ static Result run_kernel(Place place, const char *kernel, unsigned blocks, unsig
     return run_walk(place, arguments[0], blocks, packs);
 }
 
-static int is_on_device(uint64_t address) {
-    for (int k = 0; k < BLOCKS; k++)
-        if (blocks[k].memory && address - (uint64_t)(uintptr_t)blocks[k].memory < blocks[k].bytes)
-            return 1;
-    return 0;
-}
-
 /* As kernels/peers.cu has them. */
 enum { MOST_RANKS = 64, SPEAK = 1, LISTEN = 2 };
 typedef struct {
@@ -942,41 +983,14 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     return run_kernel(place, kernel, x, threads, arguments);
 }
 
-/* Memory of the cards, which all reach each other's. */
-Result cuDeviceGetUuid(unsigned char uuid[16], int device) {
-    MAY_FAIL;
-    memset(uuid, 0, 16);
-    uuid[0] = 0xca, uuid[15] = (unsigned char)device;
-    return SUCCESS;
-}
-
-/* There is no other process. */
-typedef struct {
-    char reserved[64];
-} IpcHandle;
-Result cuIpcGetMemHandle(IpcHandle *handle, uint64_t address) {
-    (void)address;
-    MAY_FAIL;
-    memset(handle, 0, sizeof *handle);
-    return SUCCESS;
-}
-Result cuIpcOpenMemHandle_v2(uint64_t *address, IpcHandle handle, unsigned flags) {
-    (void)address, (void)handle, (void)flags;
-    MAY_FAIL;
-    return NOT_SUPPORTED;
-}
-Result cuIpcCloseMemHandle(uint64_t address) {
-    (void)address;
-    MAY_FAIL;
-    return INVALID_VALUE;
-}
-
 /* The place of a copy: as that of a launch. */
 static Place place_of(Stream stream) {
     if (is_created(stream))
         stream->at_work = 1;
     return (Place){is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream};
 }
+
+static int is_on_device(uint64_t address) { return block_at(address) != NULL; }
 
 Result cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, Stream stream) {
     MAY_FAIL;
@@ -1016,20 +1030,14 @@ Result cuMemcpyPeerAsync(uint64_t to, Context to_context, uint64_t from, Context
     return result;
 }
 
-Result cuDeviceCanAccessPeer(int *can, int device, int other) {
-    MAY_FAIL;
-    if (device < 70 || other < 70 || device == other)
-        return INVALID_DEVICE;
-    *can = (int)number("FAKE_PEERS", 1);
-    return SUCCESS;
-}
-
 Result cuCtxEnablePeerAccess(Context other, unsigned flags) {
     MAY_FAIL;
     if (!current())
         return INVALID_CONTEXT;
     if (flags || other->device == current()->device)
         return INVALID_VALUE;
+    if (!peers_reach())
+        return PEER_ACCESS_UNSUPPORTED;
     int *is_reached = &reached[current()->device][other->device];
     if (*is_reached)
         return 704;
@@ -1073,6 +1081,380 @@ Result cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
     if (result == SUCCESS)
         memcpy(to, (void *)(uintptr_t)from, bytes);
     return result;
+}
+
+/* ---- memory of several processes --------------------------------------------------------------------------------- */
+
+enum { ALREADY_MAPPED = 208, OPERATING_SYSTEM = 304, NOT_SUPPORTED = 801 };
+enum { GRANULE = 2 << 20, PHYSICALS = 1 << 13, RESERVATIONS = 256 };
+
+/* What is said of the file of a block; it lies in a handle of 64 bytes. */
+typedef struct {
+    char magic[8];
+    pid_t process;
+    int file, device;
+    uint64_t inode, bytes;
+    char rest[24];
+} Name;
+_Static_assert(sizeof(Name) == 64, "a handle");
+
+/* Memory without an address: its handle is 1000 more than its place here. */
+static struct Physical {
+    int file, device, handles, mappings;
+    unsigned types;
+    size_t bytes;
+} physicals[PHYSICALS];
+static struct {
+    unsigned char *memory;
+    size_t bytes;
+} reservations[RESERVATIONS];
+
+static int first_card(void) { return (int)number("FAKE_FIRST", 0); }
+
+
+typedef struct {
+    char bytes[16];
+} Uuid;
+
+Result cuDeviceGetUuid_v2(Uuid *uuid, int device) {
+    MAY_FAIL;
+    if (device < 70)
+        return INVALID_DEVICE;
+    *uuid = (Uuid){"stand-in card "};
+    uuid->bytes[14] = (char)(first_card() + device - 70);
+    return SUCCESS;
+}
+
+Result cuDeviceCanAccessPeer(int *can, int device, int peer) {
+    MAY_FAIL;
+    if (device < 70 || peer < 70 || device == peer)
+        return INVALID_DEVICE;
+    *can = peers_reach();
+    return SUCCESS;
+}
+
+Result cuPointerGetAttributes(unsigned count, const int *attributes, void **data, uint64_t address) {
+    MAY_FAIL;
+    struct Block *block = block_at(address);
+    for (unsigned k = 0; k < count; k++) {
+        int kind = block ? block->kind : PLAIN, value = 0;
+        uint64_t pool = kind == OF_POOL;
+        if (attributes[k] == 17) { /* pool */
+            memcpy(data[k], &pool, sizeof pool);
+            continue;
+        }
+        if (attributes[k] == 8 || attributes[k] == 10) { /* managed; by a handle of 64 bytes */
+            int is_legacy = kind == PLAIN && block && !block->physical;
+            *(unsigned char *)data[k] = (unsigned char)(attributes[k] == 8 ? kind == MANAGED : is_legacy);
+            continue;
+        }
+        if (block && attributes[k] == 2) /* type */
+            value = kind == OF_HOST ? 1 : 2;
+        if (block && attributes[k] == 9) /* device: that of who has it, but of who has opened a handle */
+            value = block->physical ? physicals[block->physical - 1].device - first_card() : block->context->device;
+        memcpy(data[k], &value, sizeof value);
+    }
+    return SUCCESS;
+}
+
+Result cuMemGetAddressRange_v2(uint64_t *first, size_t *bytes, uint64_t address) {
+    MAY_FAIL;
+    struct Block *block = block_at(address);
+    if (!block)
+        return INVALID_VALUE;
+    *first = (uint64_t)(uintptr_t)block->memory, *bytes = block->bytes;
+    return SUCCESS;
+}
+
+/* A new file of so many bytes, with a name for whoever looks; -1: none. */
+static int new_file(const char *name, size_t bytes) {
+    int file = memfd_create(name, MFD_CLOEXEC);
+    if (file >= 0 && ftruncate(file, (off_t)bytes) != 0)
+        close(file), file = -1;
+    return file;
+}
+
+Result cuIpcGetMemHandle(Name *name, uint64_t address) {
+    MAY_FAIL;
+    struct Block *block = block_at(address);
+    if (!block || (uint64_t)(uintptr_t)block->memory != address || block->opened || block->physical || block->kind)
+        return INVALID_VALUE;
+    if (block->in_use)
+        return fault(INVALID_VALUE, "shared while work on it is unfinished");
+    size_t bytes = whole_pages(block->bytes);
+    if (!block->file) { /* the same memory, now a file's */
+        int file = new_file("stand-in block", bytes);
+        if (file < 0)
+            return OUT_OF_MEMORY;
+        if (pwrite(file, block->memory, block->bytes, 0) != (ssize_t)block->bytes
+            || mmap(block->memory, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) {
+            close(file);
+            return OUT_OF_MEMORY;
+        }
+        block->file = file;
+    }
+    struct stat about;
+    fstat(block->file, &about);
+    int device = first_card() + block->context->device;
+    *name = (Name){"stand-in", getpid(), block->file, device, about.st_ino, block->bytes, ""};
+    return SUCCESS;
+}
+
+Result cuIpcOpenMemHandle_v2(uint64_t *address, Name name, unsigned flags) {
+    MAY_FAIL;
+    if (!current() || name.process == getpid())
+        return INVALID_CONTEXT;
+    char path[64];
+    struct stat about;
+    if (memcmp(name.magic, "stand-in", 8))
+        return INVALID_VALUE;
+    if (name.device != first_card() + current()->device && (!peers_reach() || !(flags & 1)))
+        return PEER_ACCESS_UNSUPPORTED;
+    for (int k = 0; k < BLOCKS; k++)
+        if (blocks[k].memory && blocks[k].opened && fstat(blocks[k].file, &about) == 0 && about.st_ino == name.inode)
+            return ALREADY_MAPPED;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)name.process, name.file);
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0)
+        return INVALID_VALUE;
+    struct Block *block = new_block();
+    if (!block || fstat(file, &about) != 0 || about.st_ino != name.inode || about.st_size < (off_t)name.bytes) {
+        close(file);
+        return INVALID_VALUE;
+    }
+    void *memory = mmap(NULL, whole_pages(name.bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (memory == MAP_FAILED) {
+        close(file);
+        return OUT_OF_MEMORY;
+    }
+    *block = (struct Block){
+        .memory = memory, .bytes = name.bytes, .context = current(), .user = current(), .file = file, .opened = 1};
+    *address = (uint64_t)(uintptr_t)memory;
+    return SUCCESS;
+}
+
+Result cuIpcCloseMemHandle(uint64_t address) {
+    MAY_FAIL;
+    struct Block *block = block_at(address);
+    if (!block || !block->opened || (uint64_t)(uintptr_t)block->memory != address)
+        return INVALID_VALUE;
+    if (block->context != current())
+        return fault(INVALID_CONTEXT, "closed in another context");
+    if (block->in_use)
+        return fault(ILLEGAL_ADDRESS, "closed while work on it is unfinished");
+    munmap(block->memory, whole_pages(block->bytes));
+    close(block->file);
+    block->memory = NULL;
+    return SUCCESS;
+}
+
+typedef struct {
+    unsigned type, types, where;
+    int device;
+    void *rest[2];
+} Properties;
+
+static struct Physical *physical_of(uint64_t handle) {
+    struct Physical *physical = handle - 1000 < PHYSICALS ? &physicals[handle - 1000] : NULL;
+    return physical && physical->handles ? physical : NULL;
+}
+
+static Result new_physical(uint64_t *handle, int file, size_t bytes, int device, unsigned types) {
+    for (int k = 0; file >= 0 && k < PHYSICALS; k++) {
+        if (!physicals[k].bytes) {
+            physicals[k] = (struct Physical){file, device, 1, 0, types, bytes};
+            *handle = 1000 + (uint64_t)k;
+            return SUCCESS;
+        }
+    }
+    if (file >= 0)
+        close(file);
+    return OUT_OF_MEMORY;
+}
+
+static void forget_unused(struct Physical *physical) {
+    if (!physical->handles && !physical->mappings) {
+        close(physical->file);
+        physical->bytes = 0;
+    }
+}
+
+Result cuMemGetAllocationGranularity(size_t *bytes, const Properties *properties, int option) {
+    (void)option;
+    MAY_FAIL;
+    *bytes = GRANULE;
+    return properties->where == 1 ? SUCCESS : INVALID_VALUE;
+}
+
+Result cuMemCreate(uint64_t *handle, size_t bytes, const Properties *properties, unsigned long long flags) {
+    (void)flags;
+    MAY_FAIL;
+    if (!bytes || bytes % GRANULE || properties->type != 1 || properties->where != 1)
+        return INVALID_VALUE;
+    if (bytes > (size_t)number("FAKE_MEMORY", INT64_MAX))
+        return OUT_OF_MEMORY;
+    char name[64];
+    int device = first_card() + properties->device;
+    snprintf(name, sizeof name, "stand-in part %d %u", device, properties->types);
+    return new_physical(handle, new_file(name, bytes), bytes, device, properties->types);
+}
+
+Result cuMemRelease(uint64_t handle) {
+    MAY_FAIL;
+    struct Physical *physical = physical_of(handle);
+    if (!physical)
+        return fault(INVALID_VALUE, "released once more");
+    physical->handles--;
+    forget_unused(physical);
+    return SUCCESS;
+}
+
+Result cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
+    MAY_FAIL;
+    struct Block *block = block_at((uint64_t)(uintptr_t)address);
+    if (!block || !block->physical)
+        return INVALID_VALUE;
+    physicals[block->physical - 1].handles++;
+    *handle = 1000 + (uint64_t)block->physical - 1;
+    return SUCCESS;
+}
+
+Result cuMemGetAllocationPropertiesFromHandle(Properties *properties, uint64_t handle) {
+    MAY_FAIL;
+    struct Physical *physical = physical_of(handle);
+    if (!physical)
+        return INVALID_VALUE;
+    *properties = (Properties){1, physical->types, 1, physical->device - first_card(), {NULL, NULL}};
+    return SUCCESS;
+}
+
+Result cuMemExportToShareableHandle(int *file, uint64_t handle, int type, unsigned long long flags) {
+    (void)flags;
+    MAY_FAIL;
+    struct Physical *physical = physical_of(handle);
+    if (!physical || type != 1 || !(physical->types & 1))
+        return INVALID_VALUE;
+    for (int k = 0; k < BLOCKS; k++)
+        if (blocks[k].memory && blocks[k].physical == physical - physicals + 1 && blocks[k].in_use)
+            return fault(INVALID_VALUE, "shared while work on it is unfinished");
+    *file = dup(physical->file);
+    return *file < 0 ? OPERATING_SYSTEM : SUCCESS;
+}
+
+Result cuMemImportFromShareableHandle(uint64_t *handle, void *file, int type) {
+    MAY_FAIL;
+    char path[64], target[100] = "";
+    int device;
+    unsigned types;
+    struct stat about;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", (int)(intptr_t)file);
+    if (type != 1 || readlink(path, target, sizeof target - 1) < 0 || fstat((int)(intptr_t)file, &about) != 0
+        || sscanf(target, "/memfd:stand-in part %d %u", &device, &types) != 2)
+        return INVALID_VALUE;
+    return new_physical(handle, dup((int)(intptr_t)file), (size_t)about.st_size, device, types);
+}
+
+Result cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment, uint64_t wanted,
+                           unsigned long long flags) {
+    (void)alignment, (void)wanted, (void)flags;
+    MAY_FAIL;
+    if (!bytes || bytes % GRANULE)
+        return INVALID_VALUE;
+    for (int k = 0; k < RESERVATIONS; k++) {
+        if (!reservations[k].memory) {
+            void *memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (memory == MAP_FAILED)
+                return OUT_OF_MEMORY;
+            reservations[k].memory = memory, reservations[k].bytes = bytes;
+            *address = (uint64_t)(uintptr_t)memory;
+            return SUCCESS;
+        }
+    }
+    return OUT_OF_MEMORY;
+}
+
+static int overlaps(const struct Block *block, uint64_t address, size_t bytes) {
+    uint64_t first = (uint64_t)(uintptr_t)block->memory;
+    return first && first < address + bytes && address < first + block->bytes;
+}
+
+Result cuMemAddressFree(uint64_t address, size_t bytes) {
+    MAY_FAIL;
+    for (int k = 0; k < BLOCKS; k++)
+        if (overlaps(&blocks[k], address, bytes))
+            return fault(INVALID_VALUE, "addresses given back where something is mapped");
+    for (int k = 0; k < RESERVATIONS; k++) {
+        if ((uint64_t)(uintptr_t)reservations[k].memory == address && reservations[k].bytes == bytes) {
+            munmap(reservations[k].memory, bytes);
+            reservations[k].memory = NULL;
+            return SUCCESS;
+        }
+    }
+    return fault(INVALID_VALUE, "addresses given back that were not reserved so");
+}
+
+Result cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t handle, unsigned long long flags) {
+    (void)flags;
+    MAY_FAIL;
+    struct Physical *physical = physical_of(handle);
+    struct Block *block = new_block();
+    int is_reserved = 0;
+    for (int k = 0; k < RESERVATIONS; k++) {
+        uint64_t first = (uint64_t)(uintptr_t)reservations[k].memory;
+        is_reserved |= first && first <= address && address + bytes <= first + reservations[k].bytes;
+    }
+    for (int k = 0; k < BLOCKS; k++)
+        if (overlaps(&blocks[k], address, bytes))
+            return fault(INVALID_VALUE, "mapped where something is");
+    if (!physical || !block || offset || !bytes || bytes % GRANULE || bytes > physical->bytes || !is_reserved)
+        return INVALID_VALUE;
+    void *memory = (void *)(uintptr_t)address;
+    if (mmap(memory, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, physical->file, 0) == MAP_FAILED)
+        return OUT_OF_MEMORY;
+    physical->mappings++;
+    *block = (struct Block){.memory = memory, .bytes = bytes, .physical = (int)(physical - physicals) + 1};
+    return SUCCESS;
+}
+
+Result cuMemUnmap(uint64_t address, size_t bytes) {
+    MAY_FAIL;
+    struct Block *block = block_at(address);
+    if (!block || !block->physical || (uint64_t)(uintptr_t)block->memory != address || block->bytes != bytes)
+        return fault(INVALID_VALUE, "unmapped what was not mapped so");
+    if (block->in_use)
+        return fault(ILLEGAL_ADDRESS, "unmapped while work on it is unfinished");
+    mmap(block->memory, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    struct Physical *physical = &physicals[block->physical - 1];
+    physical->mappings--;
+    forget_unused(physical);
+    block->memory = NULL;
+    return SUCCESS;
+}
+
+typedef struct {
+    unsigned where;
+    int device;
+    unsigned flags;
+} Access;
+
+Result cuMemSetAccess(uint64_t address, size_t bytes, const Access *access, size_t count) {
+    MAY_FAIL;
+    for (size_t k = 0; k < count; k++)
+        if (access[k].where != 1 || access[k].flags != 3 || access[k].device < 0 || access[k].device >= DEVICES)
+            return INVALID_VALUE;
+    for (size_t done = 0; done < bytes;) {
+        struct Block *block = block_at(address + done);
+        if (!block || !block->physical || (uint64_t)(uintptr_t)block->memory != address + done)
+            return INVALID_VALUE;
+        for (size_t k = 0; k < count; k++) {
+            if (first_card() + access[k].device != physicals[block->physical - 1].device && !peers_reach())
+                return NOT_SUPPORTED;
+            block->access |= 1u << access[k].device;
+        }
+        mprotect(block->memory, block->bytes, PROT_READ | PROT_WRITE);
+        done += block->bytes;
+    }
+    return SUCCESS;
 }
 
 #ifndef WITHOUT_LIBRARIES
@@ -1135,6 +1517,7 @@ unsigned long long fake_frees(void) { return frees; }
 unsigned long long fake_waits(void) { return waits; }
 /* The call of the driver after the next `calls` answers `code`. */
 void fake_fail_call(long calls, int code) { fail_at = calls, fail_code = code, failed_call = ""; }
+long fake_left(void) { return fail_at; } /* calls before that one */
 const char *fake_failed_call(void) { return failed_call; }
 void fake_hold_frees(int hold) { atomic_store(&hold_frees, hold); }
 size_t fake_in_use(int device) { return in_use[device]; }
@@ -1143,6 +1526,27 @@ int fake_held(void) { return atomic_load(&held); }
 int fake_libraries(void) { return libraries; }
 int fake_pinned(void) { return pinned; }
 int fake_events(void) { return events; }
+/* Memory of others that is open or mapped here, with what was made here and is not given back. */
+int fake_opened(void) {
+    int count = 0;
+    for (int k = 0; k < BLOCKS; k++)
+        count += blocks[k].memory && blocks[k].opened;
+    return count;
+}
+int fake_reservations(void) {
+    int count = 0;
+    for (int k = 0; k < RESERVATIONS; k++)
+        count += reservations[k].memory != NULL;
+    return count;
+}
+int fake_physicals(void) {
+    int count = 0;
+    for (int k = 0; k < PHYSICALS; k++)
+        count += physicals[k].bytes > 0;
+    return count;
+}
+/* Memory that came from elsewhere: of a pool 1, managed 2, of the host 3. */
+void fake_kind(uint64_t address, int kind) { block_at(address)->kind = kind; }
 void fake_capture(int status) { capturing = status; }
 int fake_depth(void) { return depth; }
 int fake_capture_mode(void) { return capture_mode; }
@@ -1158,13 +1562,9 @@ void *fake_enter(int device, unsigned long long id) {
 }
 void fake_leave(void) { free(stack[--depth]); }
 void fake_destroy(void) {
-    for (int k = 0; k < BLOCKS; k++) {
-        if (blocks[k].memory && blocks[k].context == current()) {
-            free(blocks[k].memory);
-            blocks[k].memory = NULL;
-            in_use[current()->device] -= blocks[k].bytes;
-        }
-    }
+    for (int k = 0; k < BLOCKS; k++)
+        if (blocks[k].memory && blocks[k].context == current() && !blocks[k].opened)
+            free_block(&blocks[k]);
     fake_leave();
 }
 /* All work is done. */

@@ -21,6 +21,7 @@ def driver():
     fake.fake_in_use.restype = ctypes.c_size_t
     for name in "calls", "launches", "allocations", "frees", "waits":
         getattr(fake, "fake_" + name).restype = ctypes.c_ulonglong
+    fake.fake_left.restype = ctypes.c_long
     fake.fake_last_launch.restype = fake.fake_failed_call.restype = ctypes.c_char_p
     fake.fake_enter.restype = fake.fake_stream.restype = fake.fake_stream_here.restype = ctypes.c_void_p
     fake.fake_fail_call.argtypes = ctypes.c_long, ctypes.c_int

@@ -44,6 +44,7 @@ impl Queue {
     pub fn allocate(&mut self, bytes: i64) -> Result<Owner> {
         let context = self.current()?.id;
         self.keep_within_bound()?;
+        self.free_spent()?;
         let reuse = self.reuse();
         let (bytes, capacity) = (bytes as usize, capacity_for(bytes as usize));
         if let Some(block) = reuse.take(context, bytes, capacity) {
@@ -94,15 +95,45 @@ impl Queue {
         Ok(())
     }
 
+    /// Frees what was shared and that nobody has any more.
+    fn free_spent(&mut self) -> Result<()> {
+        if !self.reuse().has_given() {
+            return Ok(());
+        }
+        let context = self.current()?.id;
+        while let Some(mut taken) = self.reuse().take_spent(context) {
+            self.free_largest(&mut taken, context)?;
+        }
+        Ok(())
+    }
+
+    /// The same in the context that calls without a stream work in, if there is one.
+    pub fn free_returned(&mut self) -> Result<()> {
+        if self.reuse().has_given() && self.has_context()? { self.free_spent() } else { Ok(()) }
+    }
+
     /// Gives back what is kept, in the context that calls without a stream work in, if there is one.
     pub fn trim(&mut self) -> Result<()> {
         // The driver is asked before a lock is taken: in a forked child it refuses, and another thread may have had the lock.
         if self.has_context()? {
             let context = self.current()?.id;
+            self.free_spent()?;
             self.give_back(context, usize::MAX)?;
             self.device.properties().staging.trim();
         }
         Ok(())
+    }
+
+    /// Waits until all work of the context that was enqueued before is done, on any stream. Breaks no capture where freeing
+    /// waits, too.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        let context = self.current()?.id;
+        if self.fence(context)? {
+            return Ok(());
+        }
+        // SAFETY: a context is current.
+        let code = unsafe { (self.device.driver.functions.cuCtxSynchronize)() };
+        self.device.driver.check(code, format_args!("cuCtxSynchronize on {}", self.device))
     }
 
     fn reuse(&self) -> &'static Reuse {
@@ -150,12 +181,12 @@ impl Queue {
     }
 
     /// Waits until all work of the context that was enqueued before is done: then what is pending now is ready. Where
-    /// nothing is known to wait for that without breaking captures, nothing becomes ready.
-    fn fence(&mut self, context: u64) -> Result<()> {
+    /// nothing is known to wait for that without breaking captures, nothing becomes ready, and it has not waited.
+    fn fence(&mut self, context: u64) -> Result<bool> {
         // Taken out first of all, so that no other thread waits for the same.
         let mut taken = self.reuse().take_pending(context);
         if !self.freeing_waits(context)? {
-            return Ok(());
+            return Ok(false);
         }
         let mut block = Block::new(SMALLEST, context, self.reuse())?;
         match self.allocate_anew(SMALLEST, SMALLEST) {
@@ -165,12 +196,17 @@ impl Queue {
                 self.free(address)?;
                 taken.forget(address);
             }
-            // Not even for that: then any block will do, for there are many.
-            Err(failure) if failure.status == Status::OutOfMemory => self.free_largest(&mut taken, context)?,
+            // Not even for that: then any block will do, if there is one.
+            Err(failure) if failure.status == Status::OutOfMemory => {
+                if taken.largest().is_none() {
+                    return Ok(false);
+                }
+                self.free_largest(&mut taken, context)?;
+            }
             Err(failure) => return Err(failure),
         }
         taken.are_ready();
-        Ok(())
+        Ok(true)
     }
 
     /// Whether cuMemFree waits for all work of this context. Tried when it is first asked.

@@ -14,6 +14,7 @@ pub mod peers;
 mod pinned;
 mod queue;
 mod reuse;
+pub mod shared;
 pub mod signs;
 mod strided;
 mod tiles;

@@ -432,7 +432,7 @@ impl Device {
     fn uuid(self) -> Result<[u8; 16]> {
         let mut uuid = CUuuid { bytes: [0; 16] };
         // SAFETY: the place outlives the call.
-        let code = unsafe { (self.driver.functions.cuDeviceGetUuid)(&mut uuid, self.properties().handle) };
+        let code = unsafe { (self.driver.functions.cuDeviceGetUuid_v2)(&mut uuid, self.properties().handle) };
         self.driver.check(code, format_args!("cuDeviceGetUuid of {self}"))?;
         Ok(uuid.bytes.map(|byte| byte as u8))
     }

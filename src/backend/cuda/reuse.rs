@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! in a tensor --release--> released --collect--> pending --fence--> ready --take--> in a tensor
-//!                                                   `-- beyond the bound: freed --'
+//!                                     |             `-- beyond the bound: freed --'
+//!                                     `-- given to another process --> lent --returned--> spent: freed
 //! ```
 //!
 //! *Released* blocks were let go on any thread, at any time, without a lock or a call of the driver. *Pending* ones may
-//! still be in use by work that was enqueued before their release. *Ready* ones are free.
+//! still be in use by work that was enqueued before their release. *Ready* ones are free. *Lent* ones another process may
+//! use; *spent* ones one has used, which may still see them: they are never used again.
 
 use std::{
     alloc::{self, Layout},
@@ -40,6 +42,8 @@ pub struct Block {
     pub capacity: usize,
     /// The id of the context that it belongs to: with that it is gone.
     pub context: u64,
+    /// Whether another process was given it.
+    was_lent: bool,
     home: &'static Reuse,
     /// In a [`List`].
     next: Option<Box<Block>>,
@@ -58,7 +62,15 @@ impl Block {
         }
         // SAFETY: allocated as Box does, with the layout of a Block, which it is made to hold.
         unsafe {
-            place.write(Self { address: 0, capacity, context, home, next: None, next_released: AtomicPtr::default() });
+            place.write(Self {
+                address: 0,
+                capacity,
+                context,
+                was_lent: false,
+                home,
+                next: None,
+                next_released: AtomicPtr::default(),
+            });
             Ok(Box::from_raw(place))
         }
     }
@@ -96,6 +108,8 @@ pub struct Reuse {
     /// Of all blocks that are in no tensor and not freed.
     bytes: AtomicUsize,
     bound: usize,
+    /// How many places are listed that other processes were given.
+    given: AtomicUsize,
     kept: Mutex<Kept>,
     /// Somebody put blocks back, or freed them.
     changed: Condvar,
@@ -106,8 +120,19 @@ pub struct Kept {
     /// Free: a list for each class of sizes, so that what is searched is all of about the wanted size.
     ready: [List; CLASSES],
     pending: List,
+    lent: List,
+    spent: List,
+    /// Where memory lies that other processes were given, by address. It need not be ours.
+    given: Vec<Given>,
     /// Threads that have taken blocks out to free them or to wait for them.
     busy: usize,
+}
+
+/// Memory that other processes were given.
+struct Given {
+    address: u64,
+    /// How many of them have not said that they are done.
+    users: usize,
 }
 
 impl Reuse {
@@ -117,7 +142,15 @@ impl Reuse {
             released: AtomicPtr::default(),
             bytes: AtomicUsize::new(0),
             bound: (memory / SHARE).max(AT_LEAST),
-            kept: Mutex::new(Kept { ready: [const { List(None) }; CLASSES], pending: List(None), busy: 0 }),
+            given: AtomicUsize::new(0),
+            kept: Mutex::new(Kept {
+                ready: [const { List(None) }; CLASSES],
+                pending: List(None),
+                lent: List(None),
+                spent: List(None),
+                given: Vec::new(),
+                busy: 0,
+            }),
             changed: Condvar::new(),
         }
     }
@@ -135,9 +168,73 @@ impl Reuse {
             // SAFETY: `release` put it there, out of a Box, and the swap made it ours alone.
             let block = unsafe { Box::from_raw(released) };
             released = block.next_released.load(Ordering::Relaxed);
-            kept.pending.push(block);
+            match kept.given.binary_search_by_key(&block.address, |given| given.address) {
+                Ok(at) => self.set_apart(&mut kept, at, block),
+                Err(_) => kept.pending.push(block),
+            }
         }
         kept
+    }
+
+    /// Puts a block aside that other processes were given.
+    fn set_apart(&self, kept: &mut Kept, at: usize, mut block: Box<Block>) {
+        block.was_lent = true;
+        self.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
+        if kept.given[at].users > 0 {
+            kept.lent.push(block);
+        } else {
+            kept.spent.push(block);
+        }
+    }
+
+    /// Another process is given the memory that begins here.
+    pub fn lend(&self, address: u64) -> Result<()> {
+        let mut kept = self.lock();
+        match kept.given.binary_search_by_key(&address, |given| given.address) {
+            Ok(at) => kept.given[at].users += 1,
+            Err(at) => {
+                kept.given.try_reserve(1).map_err(|_| error!(OutOfMemory, "a list of shares could not be had"))?;
+                kept.given.insert(at, Given { address, users: 1 });
+                self.given.store(kept.given.len(), Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// A process that was given this memory is done with it. It stays listed, for it may be a block of ours in a tensor. If
+    /// it was another's, the next block of ours that comes to lie there is freed where it could have been kept.
+    pub fn is_returned(&self, address: u64) {
+        let mut kept = self.lock();
+        if let Ok(at) = kept.given.binary_search_by_key(&address, |given| given.address) {
+            kept.given[at].users -= 1;
+            if kept.given[at].users == 0 {
+                let Kept { lent, spent, .. } = &mut *kept;
+                lent.move_to(spent, |block| block.address == address);
+            }
+        }
+    }
+
+    /// A place that is free again.
+    fn forget_given(&self, address: u64) {
+        let mut kept = self.lock();
+        if let Ok(at) = kept.given.binary_search_by_key(&address, |given| given.address) {
+            kept.given.remove(at);
+            self.given.store(kept.given.len(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether any memory was given to other processes: then there may be spent blocks.
+    pub fn has_given(&self) -> bool {
+        self.given.load(Ordering::Relaxed) > 0
+    }
+
+    /// Takes a spent block of a context out, to be freed.
+    pub fn take_spent(&'static self, context: u64) -> Option<Taken> {
+        let mut kept = self.lock();
+        let block = kept.spent.take(|block| block.context == context)?;
+        let mut taken = self.taken(&mut kept, List(None));
+        taken.add(block);
+        Some(taken)
     }
 
     /// A free block for `bytes` bytes, of at most `capacity`.
@@ -206,6 +303,9 @@ impl Taken {
     pub fn forget(&mut self, address: u64) {
         if let Some(block) = self.blocks.take(|block| block.address == address) {
             self.home.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
+            if block.was_lent {
+                self.home.forget_given(address);
+            }
         }
     }
 
@@ -221,6 +321,10 @@ impl Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         let mut kept = self.home.lock();
+        while let Some(block) = self.blocks.take(|block| block.was_lent) {
+            self.home.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
+            kept.spent.push(block);
+        }
         self.blocks.move_to(&mut kept.pending, |_| true);
         kept.busy -= 1;
         drop(kept);
@@ -254,6 +358,9 @@ impl Kept {
                 list.move_to(&mut blocks, |block| block.context == gone);
             }
             home.bytes.fetch_sub(blocks.iter().map(|block| block.capacity).sum(), Ordering::Relaxed);
+            for list in [&mut self.lent, &mut self.spent] {
+                list.move_to(&mut blocks, |block| block.context == gone);
+            }
             while blocks.take(|_| true).is_some() {} // one after the other, not one within the other
         }
     }
@@ -264,7 +371,8 @@ impl Kept {
             let (end, other_end) = (address + capacity as u64, block.address + block.capacity as u64);
             block.context != context && block.address < end && address < other_end
         };
-        self.ready.iter().chain([&self.pending]).find_map(|list| list.iter().find(overlaps).map(|block| block.context))
+        let lists = self.ready.iter().chain([&self.pending, &self.lent, &self.spent]);
+        lists.into_iter().find_map(|list| list.iter().find(overlaps).map(|block| block.context))
     }
 }
 
@@ -374,6 +482,38 @@ mod tests {
             assert_eq!(class_of(capacity), class_of(capacity + capacity / 16));
             assert!(class_of(capacity) > class_of(capacity - 1) || capacity == 512);
         }
+    }
+
+    #[test]
+    fn what_another_process_has_is_not_used_again_and_freed_once_it_is_returned() {
+        let home = of_card();
+        for (address, is_released_first) in [(4096, true), (8192, false)] {
+            home.lend(address).unwrap();
+            home.lend(address).unwrap();
+            if is_released_first {
+                released(home, 7, address, 1024);
+            }
+            home.is_returned(address);
+            home.take_pending(7).are_ready();
+            assert!(home.take(7, 1000, 1024).is_none() && home.take_largest(7).is_none());
+            assert!(home.take_spent(7).is_none(), "one has it still");
+            home.is_returned(address);
+            if !is_released_first {
+                released(home, 7, address, 1024);
+            }
+            assert!(home.take(7, 1000, 1024).is_none() && home.take_spent(8).is_none());
+            drop(home.take_spent(7).unwrap()); // which the driver has not freed
+            let mut taken = home.take_spent(7).unwrap();
+            assert_eq!(taken.largest().unwrap().address, address);
+            assert!(home.has_given());
+            taken.forget(address);
+            drop(taken);
+            assert!(home.take_spent(7).is_none() && !home.has_given());
+            assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
+        }
+        released(home, 7, 4096, 1024); // what comes to lie there is a block like others
+        home.take_pending(7).are_ready();
+        assert_eq!(home.take(7, 1000, 1024).unwrap().address, 4096);
     }
 
     #[test]

@@ -1,0 +1,632 @@
+//! Memory of devices that several processes have.
+//!
+//! ```text
+//! from cuMemAlloc   as a whole, by a handle of 64 bytes; a process opens a handle once, and never one of its own
+//! from cuMemMap     part by part, each as a file; whoever has the file maps it, this process too
+//! ```
+//!
+//! Everything is done in a context, but what is mapped by parts belongs to none.
+
+use std::{
+    ffi::{c_int, c_uint, c_void},
+    mem,
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    ptr,
+    sync::{Mutex, PoisonError},
+};
+
+use cudarc::driver::sys::{
+    CUipcMemHandle, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUpointer_attribute, CUuuid,
+};
+
+use crate::{
+    backend::Stream,
+    error::{Error, Result, Status, error},
+};
+
+use super::{
+    Device,
+    context::Home,
+    driver::{Driver, Functions},
+    queue::Queue,
+};
+
+/// What a device is called in every process.
+pub type Uuid = [u8; 16];
+
+/// What names memory from cuMemAlloc to another process.
+pub type Handle = [u8; 64];
+
+/// The most parts that memory is shared by.
+pub const MOST_PARTS: usize = 4096;
+
+/// A part of memory: so many bytes, as a file.
+pub struct Part {
+    pub bytes: u64,
+    pub file: OwnedFd,
+}
+
+/// How another process comes to memory.
+pub enum Means {
+    Handle(Handle),
+    Parts(Vec<Part>),
+}
+
+/// Memory that another process can have.
+pub struct Exported {
+    pub uuid: Uuid,
+    /// Where it begins here.
+    pub address: u64,
+    pub bytes: u64,
+    pub means: Means,
+    /// That it stays, if it is of this library.
+    pub lent: Option<Lent>,
+}
+
+/// While it lives, memory of this library stays and is used for nothing else. Where the memory is another's, it does
+/// nothing.
+pub struct Lent {
+    device: Device,
+    address: u64,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.device.properties().reuse.is_returned(self.address);
+    }
+}
+
+impl Queue {
+    /// The device's name in every process.
+    pub fn uuid(&self) -> Result<Uuid> {
+        uuid_of(self.device)
+    }
+
+    /// Exports the memory that the bytes from `begin` to `end` are in, when all work of the context on them is done.
+    pub fn export(&mut self, begin: u64, end: u64) -> Result<Exported> {
+        self.finish()?;
+        let driver = self.device.driver;
+        let about = About::memory_at(driver, begin)?;
+        let instead = "GC_SHARE_COPY sends a copy, and gc_tensor_empty makes memory that can be shared";
+        if about.memory_type == 0 {
+            return Err(error!(InvalidArgument, "tensor: at {begin:#x} is no memory that CUDA knows"));
+        }
+        if about.is_managed || about.memory_type == HOST || about.pool != 0 {
+            let what = match about {
+                About { is_managed: true, .. } => "managed memory (cuMemAllocManaged)",
+                About { memory_type: HOST, .. } => "memory of the host",
+                _ => "memory of a pool (cuMemAllocAsync)",
+            };
+            return Err(error!(Share, "tensor: {what} cannot be given to another process; {instead}"));
+        }
+        if about.is_legacy {
+            let (first, bytes) = range_of(driver, begin)?;
+            if end > first + bytes {
+                return Err(error!(
+                    InvalidArgument,
+                    "tensor: it ends at {end:#x}, {} bytes behind the allocation that it begins in",
+                    end - first - bytes
+                ));
+            }
+            let device = self.device_numbered(about.ordinal)?;
+            let mut handle = CUipcMemHandle { reserved: [0; 64] };
+            // SAFETY: the place outlives the call.
+            let code = unsafe { (driver.functions.cuIpcGetMemHandle)(&mut handle, first) };
+            check(driver, code, "cuIpcGetMemHandle", bytes, device)
+                .map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
+            let uuid = uuid_of(device)?;
+            device.properties().reuse.lend(first)?;
+            let lent = Some(Lent { device, address: first });
+            let means = Means::Handle(handle.reserved.map(|byte| byte as u8));
+            return Ok(Exported { uuid, address: first, bytes, means, lent });
+        }
+        let ranges = self.ranges(begin, end, instead)?;
+        let (mut parts, mut device) = (Vec::new(), None);
+        parts
+            .try_reserve_exact(ranges.len())
+            .map_err(|_| error!(OutOfMemory, "a list of {} parts could not be had", ranges.len()))?;
+        for &range in &ranges {
+            let (part, on) = self.export_part(range, instead)?;
+            parts.push(part);
+            if *device.get_or_insert(on) != on {
+                return Err(error!(Share, "tensor: its memory is of several devices; {instead}"));
+            }
+        }
+        let address = ranges.first().map_or(0, |&(first, _)| first);
+        let bytes = ranges.iter().map(|&(_, bytes)| bytes).sum();
+        let uuid = uuid_of(self.device_numbered(device.unwrap_or(-1))?)?;
+        Ok(Exported { uuid, address, bytes, means: Means::Parts(parts), lent: None })
+    }
+
+    /// Where the parts of memory lie that the bytes from `begin` to `end` are in, one behind the other.
+    fn ranges(&self, begin: u64, end: u64, instead: &str) -> Result<Vec<(u64, u64)>> {
+        let (mut ranges, mut at) = (Vec::new(), begin);
+        while at < end {
+            let (first, bytes) = range_of(self.device.driver, at)?;
+            if at != begin && first != at || bytes == 0 {
+                return Err(error!(
+                    InvalidArgument,
+                    "tensor: it ends at {end:#x}, and behind {at:#x} is none of its memory"
+                ));
+            }
+            if ranges.len() == MOST_PARTS {
+                return Err(error!(
+                    Share,
+                    "tensor: its memory is of more than {MOST_PARTS} parts; {instead}, of one part"
+                ));
+            }
+            ranges.try_reserve(1).map_err(|_| error!(OutOfMemory, "a list of parts could not be had"))?;
+            ranges.push((first, bytes));
+            at = first + bytes;
+        }
+        Ok(ranges)
+    }
+
+    /// A part that begins at an address and has so many bytes, and the number of its device.
+    fn export_part(&self, (address, bytes): (u64, u64), instead: &str) -> Result<(Part, c_int)> {
+        let (driver, device, mut handle) = (self.device.driver, self.device, 0);
+        let place = ptr::with_exposed_provenance_mut(address as usize);
+        // SAFETY: the place outlives the call.
+        let code = unsafe { (driver.functions.cuMemRetainAllocationHandle)(&mut handle, place) };
+        check(driver, code, "cuMemRetainAllocationHandle", bytes, device)
+            .map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
+        let allocation = Allocation { driver, handle };
+        let mut properties = AllocationProperties::default();
+        // SAFETY: the struct is as large as the driver's and outlives the call.
+        let code = unsafe {
+            (driver.functions.cuMemGetAllocationPropertiesFromHandle)(ptr::from_mut(&mut properties).cast(), handle)
+        };
+        check(driver, code, "cuMemGetAllocationPropertiesFromHandle", bytes, device)?;
+        if properties.location_type != ON_DEVICE || properties.handle_types & AS_FILE.0 == 0 {
+            return Err(error!(
+                Share,
+                "tensor: {bytes} bytes of its memory were made by cuMemCreate with handle types {:#x} and location type \
+                 {}; {:#x} (POSIX file descriptor) and {ON_DEVICE} can be shared; {instead}",
+                properties.handle_types,
+                properties.location_type,
+                AS_FILE.0
+            ));
+        }
+        Ok((Part { bytes, file: allocation.export(bytes, device)? }, properties.location))
+    }
+
+    /// A copy of so many bytes, at least one, in memory that holds nothing else.
+    ///
+    /// # Safety
+    /// They can be read on this device.
+    pub unsafe fn export_copy(&mut self, from: u64, bytes: u64) -> Result<Exported> {
+        self.finish()?;
+        let (driver, device) = (self.device.driver, self.device);
+        let properties = AllocationProperties {
+            kind: PINNED,
+            handle_types: AS_FILE.0,
+            location_type: ON_DEVICE,
+            location: device.ordinal as c_int,
+            ..Default::default()
+        };
+        let described: *const CUmemAllocationProp = ptr::from_ref(&properties).cast();
+        let (mut step, mut handle) = (0, 0);
+        // SAFETY: the place and the properties outlive the call.
+        let code = unsafe {
+            let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+            (driver.functions.cuMemGetAllocationGranularity)(&mut step, described, minimum)
+        };
+        check(driver, code, "cuMemGetAllocationGranularity", bytes, device)?;
+        let whole = bytes
+            .checked_next_multiple_of(step.max(1) as u64)
+            .ok_or_else(|| error!(SizeOverflow, "tensor: {bytes} bytes exceed the address space"))?;
+        // SAFETY: as above.
+        let code = unsafe { (driver.functions.cuMemCreate)(&mut handle, whole as usize, described, 0) };
+        check(driver, code, "cuMemCreate", whole, device)?;
+        let allocation = Allocation { driver, handle };
+        let mut mapping = Mapping::reserve(device, whole, 1)?;
+        mapping.map(&allocation, whole)?;
+        mapping.open_for(&[device])?;
+        let stream = Stream::LEGACY.as_ptr().cast();
+        // SAFETY: the caller's promise, and new memory of so many bytes.
+        let code = unsafe { (driver.functions.cuMemcpyAsync)(mapping.address, from, bytes as usize, stream) };
+        check(driver, code, "cuMemcpyAsync", bytes, device)?;
+        if let Err(failure) = self.wait() {
+            let _ = self.finish(); // before it is unmapped
+            return Err(failure);
+        }
+        let mut parts = Vec::new();
+        parts.try_reserve_exact(1).map_err(|_| error!(OutOfMemory, "a list of one part could not be had"))?;
+        parts.push(Part { bytes: whole, file: allocation.export(whole, device)? });
+        Ok(Exported { uuid: uuid_of(device)?, address: 0, bytes: whole, means: Means::Parts(parts), lent: None })
+    }
+
+    /// Opens memory of another process on this device.
+    pub fn open(&mut self, uuid: Uuid, handle: Handle, bytes: u64) -> Result<Imported> {
+        self.check_reach(uuid)?;
+        let (device, home) = (self.device, self.current()?.home()?);
+        let opened = Opened::of(device, home.id, handle, bytes)?;
+        let imported = Imported { device, home, memory: Memory::Opened(opened) };
+        let (first, there) = range_of(device.driver, imported.address()).map_err(said_to_be)?;
+        let missing = (imported.address() - first).saturating_add(bytes).saturating_sub(there);
+        if missing > 0 {
+            return Err(error!(Corrupt, "socket: the message says {bytes} bytes of memory; {missing} are not there"));
+        }
+        Ok(imported)
+    }
+
+    /// Maps memory of another process on this device, part behind part.
+    pub fn map<'a>(
+        &mut self,
+        uuid: Uuid,
+        parts: impl ExactSizeIterator<Item = (u64, BorrowedFd<'a>)>,
+        bytes: u64,
+    ) -> Result<Imported> {
+        let owner = self.check_reach(uuid)?;
+        let (device, home) = (self.device, self.current()?.home()?);
+        let mut mapping = Mapping::reserve(device, bytes, parts.len())?;
+        for (bytes, file) in parts {
+            let (driver, mut handle) = (device.driver, 0);
+            let number = ptr::without_provenance_mut(file.as_raw_fd() as usize);
+            // SAFETY: the place outlives the call, and the file is open.
+            let code = unsafe { (driver.functions.cuMemImportFromShareableHandle)(&mut handle, number, AS_FILE) };
+            check(driver, code, "cuMemImportFromShareableHandle", bytes, device).map_err(said_to_be)?;
+            mapping.map(&Allocation { driver, handle }, bytes).map_err(said_to_be)?;
+        }
+        // What asks a pointer for its device is told the one that has the memory, and may use it there.
+        let opened = match owner {
+            Some(owner) if owner.ordinal != device.ordinal => mapping.open_for(&[device, owner]),
+            _ => mapping.open_for(&[device]),
+        };
+        opened.map_err(said_to_be)?;
+        Ok(Imported { device, home, memory: Memory::Mapped(mapping) })
+    }
+
+    /// Memory of this process that has come back to it.
+    pub fn own(&mut self, uuid: Uuid, address: u64) -> Result<Imported> {
+        if uuid_of(self.device)? != uuid {
+            return Err(error!(
+                UnsupportedDevice,
+                "device: {}; in the process that has sent it a tensor stays on its device", self.device
+            ));
+        }
+        let (device, home) = (self.device, self.current()?.home()?);
+        Ok(Imported { device, home, memory: Memory::Own(address) })
+    }
+
+    /// The device with this name, if this process is shown it and this queue's can reach its memory.
+    fn check_reach(&self, uuid: Uuid) -> Result<Option<Device>> {
+        let (driver, device) = (self.device.driver, self.device);
+        for ordinal in 0..driver.devices.len() {
+            let other = Device { driver, ordinal };
+            if uuid_of(other)? != uuid {
+                continue;
+            }
+            if ordinal != device.ordinal {
+                let (mut can, one, another) = (0, device.properties().handle, other.properties().handle);
+                // SAFETY: the place outlives the call; devices of the driver's.
+                let code = unsafe { (driver.functions.cuDeviceCanAccessPeer)(&mut can, one, another) };
+                driver.check(code, format_args!("cuDeviceCanAccessPeer of {device} and {other}"))?;
+                if can == 0 {
+                    return Err(error!(UnsupportedDevice, "device: {device} cannot reach memory of {other}"));
+                }
+            }
+            return Ok(Some(other));
+        }
+        Ok(None)
+    }
+
+    fn device_numbered(&self, ordinal: c_int) -> Result<Device> {
+        let driver = self.device.driver;
+        match usize::try_from(ordinal) {
+            Ok(ordinal) if ordinal < driver.devices.len() => Ok(Device { driver, ordinal }),
+            _ => Err(error!(Share, "tensor: its memory is on device {ordinal}, which the driver did not show")),
+        }
+    }
+}
+
+/// Memory that came by a message, of another process and mapped here, or of this one.
+pub struct Imported {
+    device: Device,
+    home: Home,
+    memory: Memory,
+}
+
+enum Memory {
+    Opened(Opened),
+    Mapped(Mapping),
+    Own(u64),
+}
+
+impl Imported {
+    /// Where it begins here.
+    pub fn address(&self) -> u64 {
+        match &self.memory {
+            Memory::Opened(opened) => opened.address,
+            Memory::Mapped(mapping) => mapping.address,
+            Memory::Own(address) => *address,
+        }
+    }
+}
+
+impl Drop for Imported {
+    /// Waits until all work of the context that was enqueued before is done.
+    fn drop(&mut self) {
+        // Where that cannot be, nothing runs any more: the context is lost or gone.
+        if let Ok(mut queue) = Queue::at(self.device, Stream::LEGACY, self.home) {
+            let _ = queue.finish();
+        }
+        if let Memory::Opened(opened) = &self.memory
+            && opened.is_last()
+        {
+            self.home.give_back(self.device, || {
+                // SAFETY: opened in this context, which is current, and in no tensor any more.
+                unsafe { (self.device.driver.functions.cuIpcCloseMemHandle)(opened.address) };
+            });
+        }
+    }
+}
+
+/// Memory that was opened by its handle, by whoever asked first.
+struct Opened {
+    handle: Handle,
+    context: u64,
+    address: u64,
+}
+
+struct Shared {
+    handle: Handle,
+    context: u64,
+    address: u64,
+    tensors: usize,
+}
+
+/// What is open now. The driver is not called while this is locked, so two threads may open a handle side by side. Then it
+/// has two entries, and each is closed once: the driver counts, too.
+static OPEN: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
+
+impl Opened {
+    fn of(device: Device, context: u64, handle: Handle, bytes: u64) -> Result<Self> {
+        {
+            let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(known) = open.iter_mut().find(|known| known.context == context && known.handle == handle) {
+                known.tensors += 1;
+                return Ok(Self { handle, context, address: known.address });
+            }
+        }
+        let (driver, mut address) = (device.driver, 0);
+        let named = CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
+        const ENABLE_PEER_ACCESS: c_uint = 1;
+        // SAFETY: the place outlives the call; the driver checks what the handle says.
+        let code = unsafe { (driver.functions.cuIpcOpenMemHandle_v2)(&mut address, named, ENABLE_PEER_ACCESS) };
+        check(driver, code, "cuIpcOpenMemHandle", bytes, device).map_err(said_to_be)?;
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.try_reserve(1).is_err() {
+            drop(open);
+            // SAFETY: opened above.
+            unsafe { (driver.functions.cuIpcCloseMemHandle)(address) };
+            return Err(error!(OutOfMemory, "a list of what is open could not be had"));
+        }
+        open.push(Shared { handle, context, address, tensors: 1 });
+        Ok(Self { handle, context, address })
+    }
+
+    /// One user less: whether it was the last, who closes it.
+    fn is_last(&self) -> bool {
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_this = |known: &Shared| {
+            known.context == self.context && known.address == self.address && known.handle == self.handle
+        };
+        let Some(at) = open.iter().position(is_this) else { return false };
+        open[at].tensors -= 1;
+        let is_last = open[at].tensors == 0;
+        if is_last {
+            open.swap_remove(at);
+        }
+        is_last
+    }
+}
+
+/// Memory of a device that has no address by itself.
+struct Allocation {
+    driver: &'static Driver,
+    handle: CUmemGenericAllocationHandle,
+}
+
+impl Allocation {
+    fn export(&self, bytes: u64, device: Device) -> Result<OwnedFd> {
+        let mut number: c_int = -1;
+        let place: *mut c_void = ptr::from_mut(&mut number).cast();
+        // SAFETY: room for a descriptor, which is what this type of handle is.
+        let code = unsafe { (self.driver.functions.cuMemExportToShareableHandle)(place, self.handle, AS_FILE, 0) };
+        check(self.driver, code, "cuMemExportToShareableHandle", bytes, device)?;
+        // SAFETY: new, and nobody else's.
+        let file = unsafe { OwnedFd::from_raw_fd(number) };
+        // SAFETY: it is open. A program that replaces this one need not have it.
+        unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+        Ok(file)
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: a handle that was made, imported or retained once.
+        unsafe { (self.driver.functions.cuMemRelease)(self.handle) };
+    }
+}
+
+/// Addresses, and what is mapped there.
+struct Mapping {
+    device: Device,
+    address: u64,
+    bytes: u64,
+    /// The sizes of the parts that are mapped so far.
+    parts: Vec<u64>,
+}
+
+impl Mapping {
+    fn reserve(device: Device, bytes: u64, parts: usize) -> Result<Self> {
+        let mut sizes = Vec::new();
+        sizes.try_reserve_exact(parts).map_err(|_| error!(OutOfMemory, "a list of {parts} parts could not be had"))?;
+        let (driver, mut address) = (device.driver, 0);
+        // SAFETY: the place outlives the call.
+        let code = unsafe { (driver.functions.cuMemAddressReserve)(&mut address, bytes as usize, 0, 0, 0) };
+        check(driver, code, "cuMemAddressReserve", bytes, device)?;
+        Ok(Self { device, address, bytes, parts: sizes })
+    }
+
+    /// Maps a part behind those before. There must be room for it in the list.
+    fn map(&mut self, allocation: &Allocation, bytes: u64) -> Result<()> {
+        let at = self.address + self.parts.iter().sum::<u64>();
+        let driver = self.device.driver;
+        assert!(at + bytes <= self.address + self.bytes && self.parts.len() < self.parts.capacity());
+        // SAFETY: addresses of this reservation, where nothing is mapped yet.
+        let code = unsafe { (driver.functions.cuMemMap)(at, bytes as usize, 0, allocation.handle, 0) };
+        check(driver, code, "cuMemMap", bytes, self.device)?;
+        self.parts.push(bytes);
+        Ok(())
+    }
+
+    /// Lets devices read and write all of it.
+    fn open_for(&self, devices: &[Device]) -> Result<()> {
+        let driver = self.device.driver;
+        let mut access = [Access { location_type: ON_DEVICE, location: 0, flags: READ_AND_WRITE }; 2];
+        for (access, device) in access.iter_mut().zip(devices) {
+            access.location = device.ordinal as c_int;
+        }
+        let count = devices.len().min(access.len());
+        // SAFETY: a mapping of so many bytes, and so many descriptions as the driver has them.
+        let code = unsafe {
+            (driver.functions.cuMemSetAccess)(self.address, self.bytes as usize, access.as_ptr().cast(), count)
+        };
+        check(driver, code, "cuMemSetAccess", self.bytes, self.device)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let Functions { cuMemUnmap, cuMemAddressFree, .. } = &self.device.driver.functions;
+        let (mut at, mut is_empty) = (self.address, true);
+        for &bytes in &self.parts {
+            // SAFETY: mapped there by `map`, and nobody uses it any more.
+            is_empty &= unsafe { cuMemUnmap(at, bytes as usize) } == 0;
+            at += bytes;
+        }
+        if is_empty {
+            // SAFETY: reserved, and nothing is mapped there any more.
+            unsafe { cuMemAddressFree(self.address, self.bytes as usize) };
+        }
+    }
+}
+
+/// What the driver knows of memory.
+#[derive(Default)]
+struct About {
+    /// 0: nothing.
+    memory_type: c_uint,
+    is_managed: bool,
+    /// It came from cuMemAlloc.
+    is_legacy: bool,
+    pool: u64,
+    ordinal: c_int,
+}
+
+const HOST: c_uint = 1;
+
+impl About {
+    fn memory_at(driver: &Driver, address: u64) -> Result<Self> {
+        const ASKED: [CUpointer_attribute; 5] = [
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+        ];
+        let (mut asked, mut said) = (ASKED, [0u64; ASKED.len()]);
+        let mut places = said.each_mut().map(|place| ptr::from_mut(place).cast::<c_void>());
+        // SAFETY: as many attributes as places, each with room for the largest of them. Any address may be asked about.
+        let code = unsafe {
+            let places = places.as_mut_ptr();
+            (driver.functions.cuPointerGetAttributes)(ASKED.len() as c_uint, asked.as_mut_ptr(), places, address)
+        };
+        driver.check(code, format_args!("cuPointerGetAttributes"))?;
+        let [memory_type, is_managed, is_legacy, pool, ordinal] = said;
+        Ok(Self {
+            memory_type: memory_type as c_uint,
+            is_managed: is_managed as u8 != 0,
+            is_legacy: is_legacy as u8 != 0,
+            pool,
+            ordinal: ordinal as c_int,
+        })
+    }
+}
+
+/// Where an allocation begins, and its bytes; of what is mapped by parts, those of a part.
+fn range_of(driver: &Driver, address: u64) -> Result<(u64, u64)> {
+    let (mut first, mut bytes) = (0, 0);
+    // SAFETY: the places outlive the call. Any address may be asked about.
+    let code = unsafe { (driver.functions.cuMemGetAddressRange_v2)(&mut first, &mut bytes, address) };
+    driver.check(code, format_args!("cuMemGetAddressRange of {address:#x}")).map_err(is_no_share)?;
+    Ok((first, bytes as u64))
+}
+
+fn uuid_of(device: Device) -> Result<Uuid> {
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    // SAFETY: the place outlives the call; a device of the driver's.
+    let code = unsafe { (device.driver.functions.cuDeviceGetUuid_v2)(&mut uuid, device.properties().handle) };
+    device.driver.check(code, format_args!("cuDeviceGetUuid of {device}"))?;
+    Ok(uuid.bytes.map(|byte| byte as u8))
+}
+
+fn check(driver: &Driver, code: c_int, call: &str, bytes: u64, device: Device) -> Result<()> {
+    driver.check(code, format_args!("{call} of {bytes} bytes on {device}")).map_err(is_no_share)
+}
+
+/// What has no other reason: that the memory cannot be shared.
+fn is_no_share(failure: Error) -> Error {
+    match failure.status {
+        Status::Cuda => Error { status: Status::Share, ..failure },
+        _ => failure,
+    }
+}
+
+/// The same of what somebody else has said.
+fn said_to_be(failure: Error) -> Error {
+    match failure.status {
+        Status::Share => {
+            error!(Share, "{}; the sender may have ended, or its device may not be reached from here", failure.message)
+        }
+        _ => failure,
+    }
+}
+
+/// A CUmemAllocationProp, whose enums a newer driver may extend.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AllocationProperties {
+    kind: c_uint,
+    handle_types: c_uint,
+    location_type: c_uint,
+    location: c_int,
+    windows: *mut c_void,
+    flags: [u8; 8],
+}
+
+impl Default for AllocationProperties {
+    fn default() -> Self {
+        Self { kind: 0, handle_types: 0, location_type: 0, location: 0, windows: ptr::null_mut(), flags: [0; 8] }
+    }
+}
+
+/// A CUmemAccessDesc.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Access {
+    location_type: c_uint,
+    location: c_int,
+    flags: c_uint,
+}
+
+const _: () = assert!(mem::size_of::<AllocationProperties>() == mem::size_of::<CUmemAllocationProp>());
+const _: () = assert!(mem::size_of::<Access>() == mem::size_of::<cudarc::driver::sys::CUmemAccessDesc>());
+
+const PINNED: c_uint = 1;
+const ON_DEVICE: c_uint = 1;
+const READ_AND_WRITE: c_uint = 3;
+const AS_FILE: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;

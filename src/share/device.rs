@@ -1,0 +1,299 @@
+//! Memory of CUDA that another process is to have: exported here, mapped there.
+
+use std::{
+    ffi::c_void,
+    mem,
+    ops::Range,
+    os::fd::{BorrowedFd, IntoRawFd, RawFd},
+    process, ptr,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use dlpark::ffi::DLTensor;
+
+use crate::{
+    backend::{
+        Stream,
+        cuda::{
+            Queue,
+            shared::{Exported, Imported, Lent, Means, Uuid},
+        },
+    },
+    error::{Result, Status, error},
+    tensor::{Described, Device, Name, Outputs, Owner, over_described},
+};
+
+use super::{
+    RELEASED,
+    message::{Lengths, Message, Place, bytes_of, sizes_of},
+    socket::{self, Deadline, Descriptor, Identity, Socket},
+};
+
+/// What a process remembers of memory that it has sent by its handle, for it cannot open that itself.
+pub struct Known {
+    ordinal: i32,
+    uuid: Uuid,
+    address: u64,
+    bytes: u64,
+    lent: Option<Lent>,
+}
+
+/// The memory that a tensor is in, or a copy in memory that holds nothing else: what is told of it, and its files. The
+/// work on it is done.
+pub fn export(
+    tensor: &Described<'_>,
+    ordinal: i32,
+    as_copy: bool,
+) -> Result<(Message, Vec<Descriptor>, Option<Known>)> {
+    let sizes = sizes_of(tensor)?;
+    let strides: Lengths = tensor.dims().map(|(_, stride)| stride).collect();
+    if as_copy && !tensor.is_compact() {
+        return Err(error!(
+            NotContiguous,
+            "tensor: strides {strides:?}; on CUDA a C-contiguous tensor expected by GC_SHARE_COPY"
+        ));
+    }
+    let mut queue = Queue::of(ordinal, Stream::LEGACY)?;
+    let (mut parts, mut files, mut known) = (Vec::new(), Vec::new(), None);
+    if tensor.is_empty() {
+        let place = Place { strides, offset: 0, uuid: queue.uuid()?, handle: [0; 64], parts, n_parts: 0 };
+        return Ok((Message::of_place(tensor, 0, place)?, files, known));
+    }
+    let Range { start: begin, end } = tensor.extent();
+    // In this order: in a forked child the driver refuses before a lock is waited for.
+    let Exported { uuid, address, bytes, means, lent } = if as_copy {
+        let bytes = bytes_of(tensor.tensor.dtype, &sizes)?;
+        // SAFETY: the caller of gc_share_send() vouched for the elements.
+        unsafe { queue.export_copy(begin as u64, bytes as u64)? }
+    } else {
+        queue.export(begin as u64, end as u64)?
+    };
+    forget_ended();
+    let offset = if as_copy { 0 } else { tensor.tensor.data.addr() as u64 - address };
+    let handle = match means {
+        Means::Handle(handle) => {
+            known = Some(Known { ordinal, uuid, address, bytes, lent });
+            handle
+        }
+        Means::Parts(its) => {
+            let refusal = |_| error!(OutOfMemory, "a list of {} parts could not be had", its.len());
+            parts.try_reserve_exact(its.len()).map_err(refusal)?;
+            files.try_reserve_exact(its.len() + 1).map_err(refusal)?;
+            for part in its {
+                parts.push(part.bytes);
+                // SAFETY: it is open, and given up here.
+                files.push(unsafe { Descriptor::of(part.file.into_raw_fd()) });
+            }
+            [0; 64]
+        }
+    };
+    queue.free_returned()?;
+    let n_parts = parts.len();
+    let place = Place { strides, offset, uuid, handle, parts, n_parts };
+    Ok((Message::of_place(tensor, bytes, place)?, files, known))
+}
+
+impl Known {
+    /// Remembers it until `kept` is answered: `travels` is its other end.
+    pub fn remember(self, kept: &Socket, travels: &Descriptor) -> Result<Sent> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let (id, travels) = (NEXT.fetch_add(1, Ordering::Relaxed), Identity::of(travels.number())?);
+        let mut table = table();
+        table.try_reserve(1).map_err(|_| error!(OutOfMemory, "a list of what was sent could not be had"))?;
+        table.push(Entry { id, travels, kept: kept.number(), left: None, memory: self });
+        Ok(Sent { id, process: process::id() })
+    }
+}
+
+/// Memory of this process that was sent, and not released.
+struct Entry {
+    id: u64,
+    /// The socket on which is answered, where it is at the other end.
+    travels: Identity,
+    /// And this end of it: somebody's lease, or left here by one.
+    kept: RawFd,
+    left: Option<Socket>,
+    memory: Known,
+}
+
+/// What was sent. The driver is not called while it is locked; and the driver, which a forked child does not have, was
+/// called before: so that no lock is waited for there which another thread had when it was forked.
+static SENT: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+
+fn table() -> MutexGuard<'static, Vec<Entry>> {
+    SENT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether nobody has answered on a socket, nor closed the other end.
+fn is_unanswered(kept: RawFd) -> bool {
+    socket::peek(kept, Deadline::now()).is_err_and(|failure| failure.status == Status::Timeout)
+}
+
+/// Forgets what has ended and whose lease is gone.
+fn forget_ended() {
+    let mut ended = Vec::new();
+    let mut table = table();
+    let mut at = 0;
+    while at < table.len() {
+        let is_ended = table[at].left.is_some() && !is_unanswered(table[at].kept);
+        if is_ended && ended.try_reserve(1).is_ok() {
+            ended.push(table.swap_remove(at));
+        } else {
+            at += 1;
+        }
+    }
+}
+
+/// A lease's part of what was sent.
+pub struct Sent {
+    id: u64,
+    process: u32,
+}
+
+impl Sent {
+    fn take(&self) -> Option<Entry> {
+        if self.process != process::id() {
+            return None;
+        }
+        let mut table = table();
+        let at = table.iter().position(|entry| entry.id == self.id)?;
+        Some(table.swap_remove(at))
+    }
+
+    /// The receiver is done with it: memory of this library whose tensor is released is freed.
+    pub fn has_ended(&self) {
+        if let Some(entry) = self.take() {
+            let ordinal = entry.memory.ordinal;
+            drop(entry);
+            // What could not be freed is so by a later call.
+            if let Ok(mut queue) = Queue::of(ordinal, Stream::LEGACY) {
+                let _ = queue.free_returned();
+            }
+        }
+    }
+
+    /// Nobody will ask for it: its memory is never freed. The socket is left here, so that its tensor is recognized.
+    pub fn never_ends(&self, kept: Socket) {
+        if self.process == process::id() {
+            let mut table = table();
+            if let Some(entry) = table.iter_mut().find(|entry| entry.id == self.id) {
+                mem::forget(entry.memory.lent.take());
+                entry.left = Some(kept);
+            }
+        }
+    }
+
+    /// The lease is gone, and the socket left here: when it is answered, later calls will find that.
+    pub fn is_left(&self, kept: Socket) {
+        if self.process == process::id() {
+            let mut table = table();
+            if let Some(entry) = table.iter_mut().find(|entry| entry.id == self.id) {
+                entry.left = Some(kept);
+            }
+            drop(table);
+            forget_ended();
+        }
+    }
+}
+
+/// Memory of a device that has come for a tensor, from another process or from this one.
+pub struct Import {
+    memory: Option<Imported>,
+    /// Where it goes when it is given to a tensor.
+    place: Vec<Held>,
+}
+
+struct Held {
+    memory: Option<Imported>,
+    answers: RawFd,
+    process: u32,
+}
+
+impl Import {
+    /// Memory that a message describes, on this device.
+    pub fn of(message: &Message, place: &Place, files: &[Descriptor], ordinal: i32, answers: &Socket) -> Result<Self> {
+        let mut held = Vec::new();
+        held.try_reserve_exact(1).map_err(|_| error!(OutOfMemory, "a place for a tensor could not be had"))?;
+        let mut queue = Queue::of(ordinal, Stream::LEGACY)?;
+        let bytes = message.bytes as u64;
+        let memory = if message.shape.contains(&0) {
+            None
+        } else if let Some((uuid, address, there)) = sent_by_this_process(answers)? {
+            if bytes != there || !place.parts.is_empty() {
+                return Err(error!(Corrupt, "socket: the message says {bytes} bytes of memory that has {there}"));
+            }
+            Some(queue.own(uuid, address)?)
+        } else if place.parts.is_empty() {
+            Some(queue.open(place.uuid, place.handle, bytes)?)
+        } else {
+            // SAFETY: they are open until this returns.
+            let file = |file: &Descriptor| unsafe { BorrowedFd::borrow_raw(file.number()) };
+            let parts = place.parts.iter().zip(files).map(|(&bytes, its)| (bytes, file(its)));
+            Some(queue.map(place.uuid, parts, bytes)?)
+        };
+        Ok(Self { memory, place: held })
+    }
+
+    /// The tensor, whose release is answered.
+    ///
+    /// # Safety
+    /// `answers` is a socket that is given up when this succeeds.
+    pub unsafe fn into_tensor(
+        mut self,
+        message: &Message,
+        place: &Place,
+        ordinal: i32,
+        answers: RawFd,
+    ) -> Result<Outputs> {
+        let address = self.memory.as_ref().map_or(0, |memory| memory.address() + place.offset);
+        let tensor = DLTensor {
+            data: ptr::with_exposed_provenance_mut(address as usize),
+            device: Device::Cuda(ordinal).to_dlpack(),
+            ndim: message.shape.len() as i32,
+            dtype: message.dtype,
+            shape: message.shape.as_ptr().cast_mut(),
+            strides: place.strides.as_ptr().cast_mut(),
+            byte_offset: 0,
+        };
+        // SAFETY: as many sizes and strides as dimensions, which outlive the call.
+        let described = unsafe { Described::from_dlpack(&Name::new("tensor"), &tensor)? };
+        over_described(&described, || {
+            let held = Held { memory: self.memory.take(), answers, process: process::id() };
+            self.place.push(held); // there is room
+            let held = Box::into_raw(mem::take(&mut self.place).into_boxed_slice()).cast::<Held>();
+            // SAFETY: `release` is called once, on any thread, with what came out of a box just now.
+            unsafe { Owner::new(ptr::null_mut(), [held.cast(), ptr::null_mut()], release) }
+        })
+    }
+}
+
+/// # Safety
+/// As `into_tensor` put it together.
+unsafe fn release(_: *mut u8, [held, _]: [*mut c_void; 2]) {
+    // SAFETY: a boxed slice of one, by the caller's promise, which nobody else has.
+    let mut held = unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(held.cast::<Held>(), 1)) };
+    for Held { memory, answers, process } in &mut held {
+        // SAFETY: the caller's promise: it was given up for this.
+        let answers = unsafe { Descriptor::of(*answers) };
+        // A forked child closes nothing, for this process may still use it, and has no driver to ask.
+        if *process == process::id() {
+            drop(memory.take());
+            socket::answer(answers.number(), RELEASED);
+        } else {
+            mem::forget(memory.take());
+        }
+    }
+}
+
+/// What this process knows of memory that it has sent, if a tensor comes back to it. The socket for the answer tells: what
+/// a message says of where it comes from, anybody can say.
+fn sent_by_this_process(answers: &Socket) -> Result<Option<(Uuid, u64, u64)>> {
+    let travels = Identity::of(answers.number())?;
+    let table = table();
+    // Once the other end of one is closed, its number may be another's.
+    let found = table.iter().find(|entry| entry.travels == travels && is_unanswered(entry.kept));
+    Ok(found.map(|Entry { memory: Known { uuid, address, bytes, .. }, .. }| (*uuid, *address, *bytes)))
+}

@@ -1,0 +1,120 @@
+"""Memory of a card in two processes: of every allocator that it can come from, seen and written on both sides."""
+
+import ctypes
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import capi
+import driver
+from capi import CUDA, CUDA_HOST, CUDA_MANAGED, RELEASE, DLDevice, Managed, Status, byref, lib
+
+HERE = pathlib.Path(__file__).resolve().parent
+two_devices = pytest.mark.two_devices
+
+
+def two(sender, receiver, source, devices=(0, 0)):
+    """Runs the two sides of shares.py; what they printed."""
+    sockets = [socket.socketpair() for _ in range(2)]
+    children = []
+    for k, side in enumerate((sender, receiver)):
+        numbers = [pair[k].fileno() for pair in sockets]
+        command = [sys.executable, str(HERE / "shares.py"), side, source, *map(str, numbers), str(devices[k])]
+        children.append(subprocess.Popen(
+            command, pass_fds=numbers, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ))  # fmt: skip
+    for pair in sockets:
+        for end in pair:
+            end.close()
+    told = [child.communicate(timeout=300) for child in children]
+    outcomes = [child.returncode for child in children]
+    assert outcomes == [0, 0], "\n".join(f"exit {code}\n{out}{err}" for code, (out, err) in zip(outcomes, told))
+    return "; ".join(out.strip() for out, _ in told if out)
+
+
+SOURCES = ["torch", "torch, expandable", "cupy", "cuMemCreate", "cuMemAlloc", "gc_tensor_empty"]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_both_sides_see_what_either_writes(source):
+    print(two("sender", "receiver", source))
+
+
+@two_devices
+@pytest.mark.parametrize("devices", [(0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize("source", ["torch", "torch, expandable", "cuMemCreate", "gc_tensor_empty"])
+def test_both_sides_see_what_either_writes_on_two_devices(source, devices):
+    print(two("sender", "receiver", source, devices))
+
+
+@pytest.mark.parametrize("source", ["cupy, a pool of the driver", "torch, a pool of the driver", "cupy, managed"])
+def test_memory_that_cannot_be_given_away_is_refused_with_advice_and_copied(source):
+    print(two("not_sender", "copy_receiver", source))
+
+
+@pytest.mark.parametrize("source", ["torch", "torch, expandable", "gc_tensor_empty"])
+def test_a_copy_is_seen_by_its_receiver_alone(source):
+    two("copies", "copy_receiver", source)
+
+
+THOUSAND = ["torch", "torch, expandable", "torch, copied", "gc_tensor_empty", "gc_tensor_empty, new ones"]
+
+
+@pytest.mark.parametrize("source", THOUSAND)
+def test_a_thousand_shares_take_no_descriptor_and_no_memory(source):
+    two("thousand_sender", "thousand_receiver", source)
+
+
+ON = [(0, 0), pytest.param((1, 0), marks=two_devices)]
+
+
+@pytest.mark.parametrize("devices", ON)
+@pytest.mark.parametrize("source", ["torch", "torch, expandable"])
+@pytest.mark.parametrize("sender, receiver", [("from_torch", "view_of_torch"), ("by_itself", "view_of_share")])
+def test_rank_0_views_memory_of_rank_1_on_its_own_device(sender, receiver, source, devices):
+    # What PyTorch tests of CuPy: https://github.com/pytorch/pytorch/pull/158320
+    two(sender, receiver, source, devices)
+
+
+@pytest.mark.parametrize("source", ["torch", "torch, expandable", "gc_tensor_empty"])
+def test_a_gibibyte_is_mapped_and_not_copied(source):
+    print(two("timed_sender", "timed_receiver", source))
+
+
+@pytest.mark.parametrize("kind, device", [("pinned", CUDA_HOST), ("managed", CUDA_MANAGED)])
+def test_pinned_and_managed_memory_by_its_address(kind, device):
+    with driver.Memory(1000, kind) as memory:
+        if kind == "managed":
+            driver.fill(memory.address, 3, 1000)
+        else:
+            ctypes.memset(memory.address, 3, 1000)
+        out, chunk = Managed(), Managed()
+        where = DLDevice(device, 0)
+        u8 = capi.DLDataType(1, 8, 1)
+        shape = capi.int64s((1000,))
+        capi.check(lib.gc_tensor_from_pointer(memory.address, where, u8, 1, shape, None, RELEASE(), None, byref(out)))
+        view = out.contents.dl_tensor
+        assert (view.device.device_type, view.device.device_id, view.data) == (device, 0, memory.address)
+        capi.check(lib.gc_pack_chunks(out, 1, byref(chunk)))
+        expected = CUDA if kind == "managed" else capi.CPU
+        packed = chunk.contents.dl_tensor
+        assert packed.device.device_type == expected
+        driver.synchronize()
+        bits = driver.download(packed.data, 125) if kind == "managed" else capi.read(chunk)
+        assert (bits.reshape(-1) == 0xFF).all()
+        one, other = socket.socketpair()
+        with one, other:
+            status = lib.gc_share_send(out, one.fileno(), 0, 0, None)
+            if kind == "managed":
+                assert status == Status.SHARE and "GC_SHARE_COPY" in capi.last_error()
+            else:
+                capi.check(status)
+                got = Managed()
+                capi.check(lib.gc_share_receive(other.fileno(), DLDevice(capi.CPU, 0), 0, byref(got)))
+                assert (capi.read(got) == 3).all()
+                lib.gc_tensor_free(got)
+        lib.gc_tensor_free(chunk)
+        lib.gc_tensor_free(out)
