@@ -258,13 +258,15 @@ test-fatbin: $(KERNEL_VENV)/ready
 	$(KERNEL_VENV)/bin/python kernels/build.py --check
 
 ## The kernels on the CPU, lane by lane.
-test-kernels: $(LIBRARY) $(BUILD)/tests/emulate $(BUILD)/tests/codec $(BUILD)/tests/copy
+test-kernels: $(LIBRARY) $(BUILD)/tests/emulate $(BUILD)/tests/codec $(BUILD)/tests/copy $(BUILD)/tests/meet
 	$(BUILD)/tests/emulate
 	$(BUILD)/tests/codec
 	$(BUILD)/tests/copy
+	$(BUILD)/tests/meet
 
 $(BUILD)/tests/emulate: EMULATED_LINK = $(LINK)
-$(BUILD)/tests/emulate $(BUILD)/tests/codec $(BUILD)/tests/copy: $(BUILD)/tests/%: tests/kernels/%.cpp tests/kernels/device.h \
+$(BUILD)/tests/emulate $(BUILD)/tests/codec $(BUILD)/tests/copy $(BUILD)/tests/meet: $(BUILD)/tests/%: tests/kernels/%.cpp \
+    tests/kernels/device.h \
     $(KERNEL_SOURCES) $(KERNEL_HEADERS) | $(LIBRARY)
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -g $(EMULATED) -fsanitize=address,alignment -fno-sanitize-recover=alignment $< -o $@ $(EMULATED_LINK)

@@ -1,0 +1,126 @@
+// The kernels of kernels/peers.cu on the CPU, as emulate.cpp has the others: what is pushed arrives and nothing else is
+// written; a rank that has not spoken is waited for, and so long only.
+//
+//     g++ -std=c++17 -O1 -Iinclude -fsanitize=address,alignment -fno-sanitize-recover=alignment tests/kernels/meet.cpp
+#include "device.h"
+
+#include "../../kernels/peers.cu"
+
+static unsigned cases, wrong;
+
+static void hold(bool is_so, const char *what, unsigned world, unsigned at) {
+    cases++;
+    if (is_so) return;
+    wrong++;
+    printf("FAILED: %s, %u ranks, %u\n", what, world, at);
+}
+
+struct Rank {
+    std::vector<uint4> send, area;
+    std::vector<u64> heard = std::vector<u64>(2 * MOST_RANKS);
+    u64 meetings = 0;
+    unsigned broken = 0, marks[2] = {0, 0};
+};
+
+static void fill(std::vector<uint4> &vectors, unsigned seed) {
+    for (auto &vector : vectors) vector = {seed = seed * 1664525 + 1013904223, seed ^ 7, seed + 1, seed >> 3};
+}
+
+// Every rank pushes blocks of so many vectors: one for each, or the same for all.
+static void push(unsigned world, unsigned vectors, bool same) {
+    std::vector<Rank> ranks(world);
+    for (unsigned r = 0; r < world; r++) {
+        ranks[r].send.resize(same ? vectors : world * vectors);
+        ranks[r].area.resize(world * vectors + 1);
+        fill(ranks[r].send, 5 + r);
+        fill(ranks[r].area, 99);
+    }
+    const uint4 behind = ranks[0].area.back();
+    for (unsigned r = 0; r < world; r++) {
+        gc_push call = {};
+        call.from = reinterpret_cast<const unsigned char *>(ranks[r].send.data());
+        call.vectors = vectors, call.apart = same ? 0 : 16 * vectors, call.world = world, call.rank = r;
+        for (unsigned k = 0; k < world; k++) {
+            call.places[k] = reinterpret_cast<unsigned char *>(ranks[k].area.data() + r * vectors);
+        }
+        const unsigned a_block = THREADS * VECTORS;
+        launch(world * ((vectors + a_block - 1) / a_block), THREADS, [=] { gc_peers_push(call); });
+    }
+    for (unsigned to = 0; to < world; to++) {
+        bool right = memcmp(&ranks[to].area.back(), &behind, 16) == 0;
+        for (unsigned of = 0; of < world; of++) {
+            const uint4 *sent = ranks[of].send.data() + (same ? 0 : to * vectors);
+            right &= memcmp(ranks[to].area.data() + of * vectors, sent, 16 * vectors) == 0;
+        }
+        hold(right, same ? "the same for all" : "a block for each", world, vectors);
+    }
+}
+
+static void meet(std::vector<Rank> &ranks, unsigned r, unsigned steps, u64 nanoseconds) {
+    gc_meet call = {};
+    Rank &rank = ranks[r];
+    call.meetings = &rank.meetings, call.broken = &rank.broken, call.nanoseconds = nanoseconds;
+    call.marks[0] = &rank.marks[0], call.marks[1] = &rank.marks[1];
+    call.world = static_cast<unsigned>(ranks.size()), call.steps = steps, call.heard = rank.heard.data();
+    for (unsigned k = 0; k < ranks.size(); k++) call.places[k] = ranks[k].heard.data() + r;
+    launch(1, MOST_RANKS, [=] { gc_peers_meet(call); });
+}
+
+static bool is_silent(const Rank &rank) { return rank.broken && rank.marks[0] && rank.marks[1]; }
+
+// All speak, then all listen, again and again.
+static void meetings(unsigned world) {
+    std::vector<Rank> ranks(world);
+    for (unsigned meeting = 1; meeting < 6; meeting++) {
+        for (unsigned r = 0; r < world; r++) meet(ranks, r, SPEAK, 0);
+        for (unsigned r = 0; r < world; r++) {
+            meet(ranks, r, LISTEN, 0);
+            hold(ranks[r].meetings == meeting && !ranks[r].broken && !ranks[r].marks[0], "a meeting", world, r);
+        }
+    }
+    // A rank that is one ahead is heard of twice.
+    for (unsigned r = 0; r < world; r++) meet(ranks, r, SPEAK, 0);
+    for (unsigned r = 1; r < world; r++) {
+        meet(ranks, r, LISTEN, 0);
+        meet(ranks, r, SPEAK, 0);
+    }
+    meet(ranks, 0, LISTEN, 0);
+    hold(!ranks[0].broken, "behind all others", world, 0);
+    // Now rank 0 does not come.
+    for (unsigned r = 1; r < world; r++) {
+        meet(ranks, r, LISTEN, 1000000);
+        hold(is_silent(ranks[r]) && ranks[r].meetings == 7, "a rank that does not come", world, r);
+    }
+    // It comes at last; the others have gone, and say nothing any more.
+    const std::vector<u64> before = ranks[0].heard;
+    for (unsigned r = 1; r < world; r++) {
+        ranks[r].marks[0] = 0;
+        meet(ranks, r, SPEAK | LISTEN, ~0ull);
+        hold(is_silent(ranks[r]) && ranks[0].heard == before, "for good", world, r);
+    }
+}
+
+// A number that nobody said.
+static void garbage() {
+    for (u64 number : {0ull, 2ull, 3ull, ~0ull, 1ull << 32}) {
+        std::vector<Rank> ranks(2);
+        meet(ranks, 0, SPEAK, 0);
+        ranks[0].heard[MOST_RANKS + 1] = number;  // the first meeting is odd
+        meet(ranks, 0, LISTEN, 1000000);
+        hold(is_silent(ranks[0]), "a number that is not due", 2, static_cast<unsigned>(number));
+    }
+}
+
+int main() {
+    for (unsigned world : {1u, 2u, 3u, 8u, 64u}) {
+        for (unsigned vectors : {1u, 4u, 255u, 1024u, 1025u, 3000u}) {
+            if (world == 64 && vectors > 4) continue;
+            push(world, vectors, false);
+            push(world, vectors, true);
+        }
+        meetings(world);
+    }
+    garbage();
+    printf("%u cases of peer memory, %u wrong\n", cases, wrong);
+    return wrong != 0;
+}
