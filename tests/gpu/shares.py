@@ -170,6 +170,25 @@ def receiver(source, end, gate, device):
     lib.gc_tensor_free(other)
 
 
+def small_sender(source, end, gate, device):
+    """Small allocations lie side by side in one block of the driver's."""
+    memory = [memory_of(source, 1000) for _ in range(9)]
+    for k, (address, _) in enumerate(memory):
+        driver.fill(address, k, 1000)
+    leases = [send(over(address, (250,)), end) for address, _ in memory]
+    for lease in leases:
+        ended(lease)
+
+
+def small_receiver(source, end, gate, device):
+    tensors = [receive(end) for _ in range(9)]
+    for k, tensor in enumerate(tensors):
+        assert (driver.download(tensor.contents.dl_tensor.data, 1000) == k).all(), k
+    for k, tensor in enumerate(tensors):
+        assert (driver.download(tensor.contents.dl_tensor.data, 1000) == k).all(), "those before are gone"
+        lib.gc_tensor_free(tensor)
+
+
 def not_sender(source, end, gate, device):
     """What cannot be given away is refused with advice, and a copy of it passes."""
     address, kept = memory_of(source, 4 * MIB)

@@ -43,6 +43,11 @@ def test_both_sides_see_what_either_writes(source):
     print(two("sender", "receiver", source))
 
 
+@pytest.mark.parametrize("source", ["torch", "cuMemAlloc", "gc_tensor_empty"])
+def test_small_allocations(source):
+    two("small_sender", "small_receiver", source)
+
+
 @two_devices
 @pytest.mark.parametrize("devices", [(0, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("source", ["torch", "torch, expandable", "cuMemCreate", "gc_tensor_empty"])
