@@ -131,7 +131,7 @@ struct Loop {
 };
 
 static void copy_matches(const char *name, void (*kernel)(gc_copy), Kind kind, const Dtype *from, const Dtype *to,
-                         unsigned bytes, unsigned side, unsigned rounds) {
+                         unsigned bytes, unsigned side, unsigned rounds, bool fours = false) {
     for (unsigned round = 0; round < rounds; round++) {
         const unsigned to_size = to ? to->size : bytes, from_size = from ? from->size : bytes;
         // Where elements need not be aligned, rows of bytes and the general cast, they often are not.
@@ -191,7 +191,7 @@ static void copy_matches(const char *name, void (*kernel)(gc_copy), Kind kind, c
         };
         if (kind == ROWS) {
             const unsigned t = in_bytes ? 1 : to_size, f = in_bytes ? 1 : from_size;
-            a_vector = 16 / std::max(t, f);
+            a_vector = fours ? +FOUR : 16 / std::max(t, f);
             copy.vectors = alike([=](long long d, long long s) { return (s / f - d / t) % (long long)a_vector == 0; });
         } else if (kind == TRANSPOSED) {
             copy.vectors = (u64)copy.src % 4 == 0 && inner.src % 4 == 0;
@@ -214,7 +214,7 @@ static void copy_matches(const char *name, void (*kernel)(gc_copy), Kind kind, c
                 for (const Loop &loop : outer) copy.rows *= loop.count;
                 copy.row_dst_stride = copy.row_src_stride = 0;
             }
-            const u64 at_once = kind == ROWS ? +ROW_ROUNDS : +ELEMENT_ROUNDS;
+            const u64 at_once = fours ? +FOURS_ROUNDS : kind == ROWS ? +ROW_ROUNDS : +ELEMENT_ROUNDS;
             const u64 pieces = divided_up(copy.count + a_vector - 1, a_vector);
             across = divided_up(pieces, (copy.down ? 1 : at_once) << copy.log_width);
             along = divided_up(copy.rows, (COPY_THREADS >> copy.log_width) * (copy.down ? at_once : 1));
@@ -264,7 +264,7 @@ static const Dtype *dtype_of(const std::string &name) {
 }
 
 int main(int argc, char **argv) {
-    const unsigned rounds = argc > 1 ? unsigned(atoi(argv[1])) : 60;
+    const unsigned rounds = argc > 1 ? unsigned(atoi(argv[1])) : 40;
     for (unsigned bytes : {1, 2, 3, 4, 8, 16}) copy_matches("gc_copy_rows", gc_copy_rows, ROWS, nullptr, nullptr, bytes, 0, rounds);
     for (unsigned bytes : {1, 2, 4, 8, 16}) copy_matches("gc_copy_general", gc_copy_general, GENERAL, nullptr, nullptr, bytes, 0, rounds);
 #define TRANSPOSED_MATCH(bits, side) \
@@ -285,9 +285,14 @@ int main(int argc, char **argv) {
     CASTS_MATCH(f16, "float16", f32, "float32")
     CAST_MATCH(f64, "float64", f32, "float32")
     CAST_MATCH(f32, "float32", f64, "float64")
+    copy_matches("gc_copy_rows_u32", gc_copy_rows_u32, ROWS, dtype_of("uint32"), dtype_of("uint32"), 0, 0, 2 * rounds);
+    copy_matches("gc_copy_rows_u64", gc_copy_rows_u64, ROWS, dtype_of("uint64"), dtype_of("uint64"), 0, 0, 2 * rounds);
     for (const Dtype &from : DTYPES) {
         for (const Dtype &to : DTYPES) {
             if (&from == &to) continue;
+            if (from.size <= 4 && to.size <= 4) {
+                copy_matches("gc_cast_rows", gc_cast_rows, ROWS, &from, &to, 0, 0, rounds / 10 + 1, true);
+            }
             copy_matches("gc_cast_general", gc_cast_general, GENERAL, &from, &to, 0, 0, rounds / 10 + 1);
             copy_matches("gc_cast_transposed", gc_cast_transposed, TRANSPOSED, &from, &to, 0, 32, rounds / 20 + 1);
         }
