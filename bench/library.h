@@ -13,9 +13,6 @@
 #define CODEC_FUNCTIONS(X) \
     X(gc_codec_create) X(gc_codec_encode) X(gc_codec_decode) X(gc_codec_reduce) X(gc_onebit_compress_into)
 
-/* NULL in a build of before copies. */
-#define COPY_FUNCTIONS(X) X(gc_copy_into)
-
 /* NULL in a build of before all-reduces. */
 #define ALL_REDUCE_FUNCTIONS(X)                                                                                  \
     X(gc_comm_group) X(gc_comm_nccl_id) X(gc_comm_from_nccl_id) X(gc_comm_free) X(gc_allreduce_create)            \
@@ -30,7 +27,6 @@ typedef struct {
     CODEC_FUNCTIONS(MEMBER)
     COPY_FUNCTIONS(MEMBER)
     ALL_REDUCE_FUNCTIONS(MEMBER)
-    COPY_FUNCTIONS(MEMBER)
 } Library;
 
 /* NULL: not there, or without one of these functions. */
@@ -48,7 +44,6 @@ Library *load_library(const char *path)
     CODEC_FUNCTIONS(LOOK_FOR)
     COPY_FUNCTIONS(LOOK_FOR)
     ALL_REDUCE_FUNCTIONS(LOOK_FOR)
-    COPY_FUNCTIONS(LOOK_FOR)
     return library;
 }
 

@@ -170,6 +170,14 @@ __device__ __forceinline__ void convert(const gc_cast &cast, u64 (&x)[N]) {
     else narrow_integers(cast, x);
 }
 
+// No cast.
+template <typename T>
+struct Same {
+    typedef T From;
+    typedef T To;
+    static __device__ __forceinline__ T of(T x) { return x; }
+};
+
 // The usual casts, each for kernels of its own.
 struct F32ToBF16 {
     typedef unsigned From;

@@ -14,12 +14,15 @@
 
 // ---- Rows that are contiguous on both sides. Lane: vectors of up to 16 bytes on the wider side.
 COPY(gc_copy_rows, copy_rows, 3)
+COPY(gc_copy_rows_u32, cast_rows<Same<unsigned>>, 4)
+COPY(gc_copy_rows_u64, cast_rows<Same<u64>>, 4)
 COPY(gc_cast_rows_f32_bf16, cast_rows<F32ToBF16>, 4)
 COPY(gc_cast_rows_f32_f16, cast_rows<F32ToF16>, 4)
 COPY(gc_cast_rows_bf16_f32, cast_rows<BF16ToF32>, 4)
 COPY(gc_cast_rows_f16_f32, cast_rows<F16ToF32>, 4)
 COPY(gc_cast_rows_f64_f32, cast_rows<F64ToF32>, 4)
 COPY(gc_cast_rows_f32_f64, cast_rows<F32ToF64>, 4)
+COPY(gc_cast_rows, cast_rows_any, 4)
 
 // ---- Transposed: contiguous along x on the target's side, along y on the source's. Block: a tile, turned in shared
 // memory

@@ -98,7 +98,79 @@ __device__ __forceinline__ void cast_rows(const gc_copy &copy) {
     else cast_vectors<C, false>(copy);
 }
 
-// ---- Bytes as they are, whatever the size of an element: `count` is in bytes. Reads and writes each once.
+// Any cast between elements of up to 4 bytes: vectors of four elements.
+enum : unsigned { FOUR = 4, FOURS_ROUNDS = 2 };
+
+__device__ __forceinline__ RowPiece piece_of_four(const gc_copy &copy, const CopyRounds &rounds, unsigned round) {
+    switch (copy.cast.to_size) {
+    case 1: return row_piece<FOUR, 1>(copy, rounds, round);
+    case 2: return row_piece<FOUR, 2>(copy, rounds, round);
+    default: return row_piece<FOUR, 4>(copy, rounds, round);
+    }
+}
+__device__ __forceinline__ bool has(const RowPiece &piece, u64 count, unsigned k) {
+    const long long at = piece.first + k;
+    return piece.exists && at >= 0 && at < static_cast<long long>(count);
+}
+
+template <typename T>
+__device__ __forceinline__ void load_fours(const gc_copy &copy, const RowPiece (&pieces)[FOURS_ROUNDS],
+                                           u64 (&x)[FOURS_ROUNDS * FOUR]) {
+    Elements<T, FOUR> in[FOURS_ROUNDS];
+#pragma unroll
+    for (unsigned r = 0; r < FOURS_ROUNDS; r++) {
+        const T *from = reinterpret_cast<const T *>(pieces[r].from) + pieces[r].first;
+        if (copy.vectors && pieces[r].whole) {
+            in[r] = *reinterpret_cast<const Elements<T, FOUR> *>(from);
+        } else {
+#pragma unroll
+            for (unsigned k = 0; k < FOUR; k++) in[r].at[k] = has(pieces[r], copy.count, k) ? from[k] : T(0);
+        }
+    }
+#pragma unroll
+    for (unsigned k = 0; k < FOURS_ROUNDS * FOUR; k++) x[k] = in[k / FOUR].at[k % FOUR];
+}
+template <typename T>
+__device__ __forceinline__ void store_fours(const gc_copy &copy, const RowPiece (&pieces)[FOURS_ROUNDS],
+                                            const u64 (&x)[FOURS_ROUNDS * FOUR]) {
+#pragma unroll
+    for (unsigned r = 0; r < FOURS_ROUNDS; r++) {
+        T *to = reinterpret_cast<T *>(pieces[r].to) + pieces[r].first;
+        if (pieces[r].whole) {
+            Elements<T, FOUR> out;
+#pragma unroll
+            for (unsigned k = 0; k < FOUR; k++) out.at[k] = static_cast<T>(x[r * FOUR + k]);
+            *reinterpret_cast<Elements<T, FOUR> *>(to) = out;
+        } else {
+#pragma unroll
+            for (unsigned k = 0; k < FOUR; k++) {
+                if (has(pieces[r], copy.count, k)) to[k] = static_cast<T>(x[r * FOUR + k]);
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ void cast_rows_any(const gc_copy &copy) {
+    const CopyRounds rounds = rounds_of_thread<FOURS_ROUNDS>(copy);
+    RowPiece pieces[FOURS_ROUNDS];
+#pragma unroll
+    for (unsigned r = 0; r < FOURS_ROUNDS; r++) pieces[r] = piece_of_four(copy, rounds, r);
+    u64 x[FOURS_ROUNDS * FOUR];
+    switch (copy.cast.from_size) {
+    case 1: load_fours<unsigned char>(copy, pieces, x); break;
+    case 2: load_fours<unsigned short>(copy, pieces, x); break;
+    default: load_fours<unsigned>(copy, pieces, x);
+    }
+    convert(copy.cast, x);
+    switch (copy.cast.to_size) {
+    case 1: return store_fours<unsigned char>(copy, pieces, x);
+    case 2: return store_fours<unsigned short>(copy, pieces, x);
+    default: return store_fours<unsigned>(copy, pieces, x);
+    }
+}
+
+// ---- Bytes as they are, whatever the size of an element: `count` is in bytes. Reads and writes each once. Words that lie
+// at multiples of their size, but not alike within vectors, are elements: casts to themselves.
 
 // 16 bytes that lie anywhere, as aligned words: four, and a fifth where they lie between.
 struct Shifted {

@@ -51,29 +51,47 @@ __device__ __forceinline__ void store_part(unsigned char *to, unsigned first, un
     }
 }
 
-// Small elements are written in aligned words, wherever a row begins. A row lies in shared memory as `number` says.
+// Small elements are written in aligned vectors, wherever a row begins: word by word the arithmetic took longer than memory.
+// A row lies in shared memory as `number` says.
 template <typename T, typename F>
-__device__ __forceinline__ void store_words(const gc_copy &copy, const Matrix &matrix, const unsigned *tile, F number) {
-    enum : unsigned { WORDS = T::SIDE * sizeof(typename T::element) / 4, PITCH = T::PITCH / 4 };
-    enum : unsigned { AT_ONCE = COPY_THREADS / WORDS };
+__device__ __forceinline__ void store_vectors(const gc_copy &copy, const Matrix &matrix, const unsigned *tile, F number) {
+    enum : unsigned { VECTORS = T::SIDE * sizeof(typename T::element) / 16, PITCH = T::PITCH / 4 };
+    enum : unsigned { AT_ONCE = COPY_THREADS / VECTORS };
     const int bytes = static_cast<int>(matrix.lines * sizeof(typename T::element));
-    const unsigned at = threadIdx.x % WORDS;
-#pragma unroll 4
-    for (unsigned row = threadIdx.x / WORDS; row < matrix.rows; row += AT_ONCE) {
+    const unsigned at = threadIdx.x % VECTORS;
+#pragma unroll 2
+    for (unsigned row = threadIdx.x / VECTORS; row < matrix.rows; row += AT_ONCE) {
         unsigned char *to = matrix.to + static_cast<long long>(row) * copy.row_dst_stride;
-        const unsigned beyond = misalignment(to, 4);
+        const unsigned beyond = misalignment(to, 16);
         const unsigned *words = tile + number(row) * PITCH;
-        // The first thread of a row also has what is left behind the last whole word.
-        for (unsigned k = at; k <= WORDS; k += WORDS) {
-            if (k == WORDS && beyond == 0) break;
-            const unsigned low = k > 0 ? words[k - 1] : 0, high = k < WORDS ? words[k] : 0;
-            const unsigned word = beyond ? __funnelshift_r(low, high, 32 - 8 * beyond) : high;
-            const int begin = static_cast<int>(4 * k) - static_cast<int>(beyond);
-            const int left = bytes - begin, first = begin < 0 ? -begin : 0, end = left < 4 ? left : 4;
-            if (first < end) {
-                store_part(to + begin, static_cast<unsigned>(first), static_cast<unsigned>(end), word);
+        // The first thread of a row also has what is left behind the last whole vector.
+#pragma unroll 1
+        for (unsigned k = at; k < VECTORS + (beyond ? 1 : 0); k += at ? T::SIDE : +VECTORS) {
+            const int begin = static_cast<int>(16 * k) - static_cast<int>(beyond), word = begin >> 2;
+            const unsigned shift = 8 * (static_cast<unsigned>(begin) & 3);
+            unsigned w[5];
+            if (begin >= 0 && begin + 16 <= bytes) {
+#pragma unroll
+                for (unsigned m = 0; m < 5; m++) w[m] = words[word + m];
+                *reinterpret_cast<uint4 *>(to + begin) =
+                    make_uint4(__funnelshift_r(w[0], w[1], shift), __funnelshift_r(w[1], w[2], shift),
+                               __funnelshift_r(w[2], w[3], shift), __funnelshift_r(w[3], w[4], shift));
+                continue;
             }
-            if (k != 0) break;
+#pragma unroll
+            for (unsigned m = 0; m < 5; m++) {
+                const int index = word + static_cast<int>(m);
+                w[m] = index >= 0 && index < static_cast<int>(PITCH) ? words[index] : 0;
+            }
+#pragma unroll 1
+            for (int place = begin; place < begin + 16; place += 4) {
+                const int left = bytes - place, first = place < 0 ? -place : 0, end = left < 4 ? left : 4;
+                if (first < end) {
+                    store_part(to + place, static_cast<unsigned>(first), static_cast<unsigned>(end),
+                               __funnelshift_r(w[0], w[1], shift));
+                }
+                w[0] = w[1], w[1] = w[2], w[2] = w[3], w[3] = w[4];
+            }
         }
     }
 }
@@ -100,12 +118,12 @@ struct TileOf : Tile<sizeof(E), SIDE_> {
 template <typename T>
 __device__ __forceinline__ void store_tile(const gc_copy &copy, const Matrix &matrix, const unsigned char *tile,
                                            unsigned char) {
-    store_words<T>(copy, matrix, reinterpret_cast<const unsigned *>(tile), [](unsigned row) { return row; });
+    store_vectors<T>(copy, matrix, reinterpret_cast<const unsigned *>(tile), [](unsigned row) { return row; });
 }
 template <typename T>
 __device__ __forceinline__ void store_tile(const gc_copy &copy, const Matrix &matrix, const unsigned char *tile,
                                            unsigned short) {
-    store_words<T>(copy, matrix, reinterpret_cast<const unsigned *>(tile), [](unsigned row) { return row; });
+    store_vectors<T>(copy, matrix, reinterpret_cast<const unsigned *>(tile), [](unsigned row) { return row; });
 }
 template <typename T, typename E>
 __device__ __forceinline__ void store_tile(const gc_copy &copy, const Matrix &matrix, const unsigned char *tile, E) {
@@ -113,6 +131,14 @@ __device__ __forceinline__ void store_tile(const gc_copy &copy, const Matrix &ma
 }
 
 // ---- Single elements, side by side, that become others. C: as in convert.cuh
+
+__device__ __forceinline__ void store_pair(unsigned short *to, unsigned short first, unsigned short second) {
+    *reinterpret_cast<unsigned *>(to) = first | static_cast<unsigned>(second) << 16;
+}
+template <typename T>
+__device__ __forceinline__ void store_pair(T *to, T only, T) {
+    *to = only;
+}
 
 template <typename C, unsigned SIDE>
 __device__ __forceinline__ void turn_elements(const gc_copy &copy, unsigned char *tile) {
@@ -122,18 +148,21 @@ __device__ __forceinline__ void turn_elements(const gc_copy &copy, unsigned char
     enum : unsigned { LOADS = SIDE * SIDE / COPY_THREADS, AT_ONCE = COPY_THREADS / SIDE };
     const Matrix matrix = matrix_of_block<SIDE>(copy);
     const unsigned row = threadIdx.x % SIDE, first = threadIdx.x / SIDE;
+    // Elements of 2 bytes go to shared memory two at a time: a thread has neighbouring lines.
+    enum : unsigned { PAIR = sizeof(To) == 2 ? 2 : 1 };
     if (row < matrix.rows) {
         From x[LOADS];
 #pragma unroll
         for (unsigned k = 0; k < LOADS; k++) {
-            const unsigned line = first + k * AT_ONCE;
+            const unsigned line = (first + k / PAIR * AT_ONCE) * PAIR + k % PAIR;
             const unsigned char *from = matrix.from + static_cast<long long>(line) * copy.src_step;
+            x[k] = From();
             if (line < matrix.lines) x[k] = reinterpret_cast<const From *>(from)[row];
         }
 #pragma unroll
-        for (unsigned k = 0; k < LOADS; k++) {
-            const unsigned line = first + k * AT_ONCE;
-            if (line < matrix.lines) reinterpret_cast<To *>(tile + row * T::PITCH)[line] = C::of(x[k]);
+        for (unsigned k = 0; k < LOADS; k += PAIR) {
+            To *to = reinterpret_cast<To *>(tile + row * T::PITCH) + (first + k / PAIR * AT_ONCE) * PAIR;
+            store_pair(to, C::of(x[k]), C::of(x[k + PAIR - 1]));
         }
     }
     __syncthreads();
@@ -148,13 +177,6 @@ __device__ __forceinline__ void cast_transposed(const gc_copy &copy) {
 
 // ---- Bytes as they are. Elements below 4 bytes are read in words, and turned in registers first: shared memory takes a
 // word a lane as fast as a byte.
-
-template <typename T>
-struct Same {
-    typedef T From;
-    typedef T To;
-    static __device__ __forceinline__ T of(T x) { return x; }
-};
 
 // Turns a square of elements that fill a word each way.
 __device__ __forceinline__ void turn_square(unsigned (&words)[4]) {
@@ -237,7 +259,7 @@ __device__ __forceinline__ void turn_words(const gc_copy &copy, unsigned char *t
         }
     }
     __syncthreads();
-    store_words<T>(copy, matrix, words_of_tile,
+    store_vectors<T>(copy, matrix, words_of_tile,
                    [](unsigned row) { return row % SQUARE * SQUARES + row / SQUARE; });
 }
 

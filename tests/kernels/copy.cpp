@@ -131,7 +131,7 @@ struct Loop {
 };
 
 static void copy_matches(const char *name, void (*kernel)(gc_copy), Kind kind, const Dtype *from, const Dtype *to,
-                         unsigned bytes, unsigned side, unsigned rounds) {
+                         unsigned bytes, unsigned side, unsigned rounds, bool fours = false) {
     for (unsigned round = 0; round < rounds; round++) {
         const unsigned to_size = to ? to->size : bytes, from_size = from ? from->size : bytes;
         // Where elements need not be aligned, rows of bytes and the general cast, they often are not.
@@ -141,7 +141,8 @@ static void copy_matches(const char *name, void (*kernel)(gc_copy), Kind kind, c
             return (span + unit - 1) / unit * unit + (random(2) ? (long long)random(20) * unit : 0);
         };
         std::vector<Loop> outer(random(3));
-        Loop inner = {1 + random(kind == ROWS ? 3000 : 300), to_size, from_size}, rows = {1 + random(random(2) ? 5 : 140), 0, 0};
+        Loop inner = {1 + random(kind == ROWS ? 3000 : 300), to_size, from_size};
+        Loop rows = {1 + random(random(2) ? 5 : 140), 0, 0};
         if (kind == GENERAL) inner.dst *= between(1, 3), inner.src *= between(-2, 3);
         if (kind == TRANSPOSED) {
             rows.src = from_size, inner.src = padded(rows.count * from_size, src_unit);
@@ -153,7 +154,8 @@ static void copy_matches(const char *name, void (*kernel)(gc_copy), Kind kind, c
             rows.src = random(8) ? padded(std::abs(inner.src) * inner.count + from_size, src_unit) : 0;
             if (random(3) == 0) rows.src = -rows.src;
         }
-        long long dst_span = rows.dst * rows.count, src_span = std::max(std::abs(rows.src) * rows.count, std::abs(inner.src) * inner.count);
+        long long dst_span = rows.dst * rows.count;
+        long long src_span = std::max(std::abs(rows.src) * rows.count, std::abs(inner.src) * inner.count);
         src_span = padded(src_span + from_size, src_unit), dst_span = padded(dst_span, dst_unit);
         for (Loop &loop : outer) {
             loop = {1 + random(3), dst_span, random(4) ? random(2) ? src_span : -src_span : 0};
@@ -191,7 +193,7 @@ static void copy_matches(const char *name, void (*kernel)(gc_copy), Kind kind, c
         };
         if (kind == ROWS) {
             const unsigned t = in_bytes ? 1 : to_size, f = in_bytes ? 1 : from_size;
-            a_vector = 16 / std::max(t, f);
+            a_vector = fours ? +FOUR : 16 / std::max(t, f);
             copy.vectors = alike([=](long long d, long long s) { return (s / f - d / t) % (long long)a_vector == 0; });
         } else if (kind == TRANSPOSED) {
             copy.vectors = (u64)copy.src % 4 == 0 && inner.src % 4 == 0;
@@ -214,7 +216,7 @@ static void copy_matches(const char *name, void (*kernel)(gc_copy), Kind kind, c
                 for (const Loop &loop : outer) copy.rows *= loop.count;
                 copy.row_dst_stride = copy.row_src_stride = 0;
             }
-            const u64 at_once = kind == ROWS ? +ROW_ROUNDS : +ELEMENT_ROUNDS;
+            const u64 at_once = fours ? +FOURS_ROUNDS : kind == ROWS ? +ROW_ROUNDS : +ELEMENT_ROUNDS;
             const u64 pieces = divided_up(copy.count + a_vector - 1, a_vector);
             across = divided_up(pieces, (copy.down ? 1 : at_once) << copy.log_width);
             along = divided_up(copy.rows, (COPY_THREADS >> copy.log_width) * (copy.down ? at_once : 1));
@@ -251,8 +253,9 @@ static void copy_matches(const char *name, void (*kernel)(gc_copy), Kind kind, c
         cases++;
         const auto found = std::mismatch(expected.begin(), expected.end(), dst.bytes);
         if (found.first == expected.end() || wrong++ > 20) continue;
-        printf("wrong: %s of %s to %s, %llu x %llu, the first at byte %ld of %zu: %02x, not %02x\n", name, from ? from->name : "bytes",
-               to ? to->name : "bytes", copy.rows, copy.count, long(found.first - expected.begin()), expected.size(), *found.second, *found.first);
+        printf("wrong: %s of %s to %s, %llu x %llu, the first at byte %ld of %zu: %02x, not %02x\n", name,
+               from ? from->name : "bytes", to ? to->name : "bytes", copy.rows, copy.count,
+               long(found.first - expected.begin()), expected.size(), *found.second, *found.first);
     }
 }
 
@@ -264,11 +267,15 @@ static const Dtype *dtype_of(const std::string &name) {
 }
 
 int main(int argc, char **argv) {
-    const unsigned rounds = argc > 1 ? unsigned(atoi(argv[1])) : 60;
-    for (unsigned bytes : {1, 2, 3, 4, 8, 16}) copy_matches("gc_copy_rows", gc_copy_rows, ROWS, nullptr, nullptr, bytes, 0, rounds);
-    for (unsigned bytes : {1, 2, 4, 8, 16}) copy_matches("gc_copy_general", gc_copy_general, GENERAL, nullptr, nullptr, bytes, 0, rounds);
+    const unsigned rounds = argc > 1 ? unsigned(atoi(argv[1])) : 40;
+    for (unsigned bytes : {1, 2, 3, 4, 8, 16}) {
+        copy_matches("gc_copy_rows", gc_copy_rows, ROWS, nullptr, nullptr, bytes, 0, rounds);
+        if (bytes == 3) continue;
+        copy_matches("gc_copy_general", gc_copy_general, GENERAL, nullptr, nullptr, bytes, 0, rounds);
+    }
 #define TRANSPOSED_MATCH(bits, side) \
-    copy_matches("gc_copy_transposed_u" #bits, gc_copy_transposed_u##bits, TRANSPOSED, nullptr, nullptr, bits / 8, side, rounds);
+    copy_matches("gc_copy_transposed_u" #bits, gc_copy_transposed_u##bits, TRANSPOSED, nullptr, nullptr, bits / 8, side, \
+                 rounds);
     TRANSPOSED_MATCH(8, 128)
     TRANSPOSED_MATCH(16, 64)
     TRANSPOSED_MATCH(32, 64)
@@ -278,16 +285,22 @@ int main(int argc, char **argv) {
     copy_matches("gc_cast_rows", gc_cast_rows_##short_from##_##short_to, ROWS, dtype_of(from), dtype_of(to), 0, 0, 2 * rounds);
 #define CASTS_MATCH(short_from, from, short_to, to) \
     CAST_MATCH(short_from, from, short_to, to) \
-    copy_matches("gc_cast_transposed", gc_cast_transposed_##short_from##_##short_to, TRANSPOSED, dtype_of(from), dtype_of(to), 0, 64, rounds);
+    copy_matches("gc_cast_transposed", gc_cast_transposed_##short_from##_##short_to, TRANSPOSED, dtype_of(from), \
+                 dtype_of(to), 0, 64, rounds);
     CASTS_MATCH(f32, "float32", bf16, "bfloat16")
     CASTS_MATCH(f32, "float32", f16, "float16")
     CASTS_MATCH(bf16, "bfloat16", f32, "float32")
     CASTS_MATCH(f16, "float16", f32, "float32")
     CAST_MATCH(f64, "float64", f32, "float32")
     CAST_MATCH(f32, "float32", f64, "float64")
+    copy_matches("gc_copy_rows_u32", gc_copy_rows_u32, ROWS, dtype_of("uint32"), dtype_of("uint32"), 0, 0, 2 * rounds);
+    copy_matches("gc_copy_rows_u64", gc_copy_rows_u64, ROWS, dtype_of("uint64"), dtype_of("uint64"), 0, 0, 2 * rounds);
     for (const Dtype &from : DTYPES) {
         for (const Dtype &to : DTYPES) {
             if (&from == &to) continue;
+            if (from.size <= 4 && to.size <= 4) {
+                copy_matches("gc_cast_rows", gc_cast_rows, ROWS, &from, &to, 0, 0, rounds / 10 + 1, true);
+            }
             copy_matches("gc_cast_general", gc_cast_general, GENERAL, &from, &to, 0, 0, rounds / 10 + 1);
             copy_matches("gc_cast_transposed", gc_cast_transposed, TRANSPOSED, &from, &to, 0, 32, rounds / 20 + 1);
         }

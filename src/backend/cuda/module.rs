@@ -128,7 +128,7 @@ static COPY_FAMILY: Family = Family {
     name: c"copy",
     fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/copy.fatbin")).0,
     promised: &[],
-    internal: &[&COPY.rows, &COPY.transposed, &COPY.cast_transposed, &COPY.general],
+    internal: &[&COPY.rows, &COPY.words, &COPY.cast_rows, &COPY.transposed, &COPY.cast_transposed, &COPY.general],
 };
 
 pub static PEERS_FAMILY: Family = Family {
@@ -394,6 +394,8 @@ pub static COPY: Copy = Copy {
         Kernel::of(&COPY_FAMILY, c"gc_cast_rows_f64_f32", 1),
         Kernel::of(&COPY_FAMILY, c"gc_cast_rows_f32_f64", 1),
     ],
+    words: [Kernel::of(&COPY_FAMILY, c"gc_copy_rows_u32", 1), Kernel::of(&COPY_FAMILY, c"gc_copy_rows_u64", 1)],
+    cast_rows: [Kernel::of(&COPY_FAMILY, c"gc_cast_rows", 1)],
     transposed: [
         Kernel::of(&COPY_FAMILY, c"gc_copy_transposed_u8", 128),
         Kernel::of(&COPY_FAMILY, c"gc_copy_transposed_u16", 64),
@@ -414,6 +416,10 @@ pub static COPY: Copy = Copy {
 pub struct Copy {
     /// Bytes as they are, then the usual casts.
     pub rows: [Kernel; 7],
+    /// Words of 4 and of 8 bytes that do not lie alike within vectors.
+    pub words: [Kernel; 2],
+    /// Any cast between elements of up to 4 bytes.
+    pub cast_rows: [Kernel; 1],
     /// By the binary logarithm of the element's size.
     pub transposed: [Kernel; 5],
     /// Any cast, then the first of the usual ones.

@@ -25,7 +25,11 @@ const VECTOR: i64 = 16;
 
 /// What a thread does, one after the other: vectors of rows, or single elements.
 const ROW_ROUNDS: i64 = 4;
+const FOURS_ROUNDS: i64 = 2;
 const ELEMENT_ROUNDS: i64 = 8;
+
+/// Elements of a vector in the kernel of any cast, and their bytes at most.
+const FOUR: i64 = 4;
 
 /// A transposed matrix with a shorter side than this would leave most of a tile empty.
 const SHORTEST_SIDE: i64 = 16;
@@ -146,9 +150,14 @@ impl Work {
             loops.last().map_or(0, |inner| inner.count).min(loops[across].count)
         };
         match (plan.layout(), plan.conversion) {
-            (Layout::Flat | Layout::Rows, Conversion::Bytes(_)) => Self::rows(plan, sides, &COPY.rows[0], true),
+            (Layout::Flat | Layout::Rows, Conversion::Bytes(_)) => Self::rows_of_bytes(plan, sides),
             (Layout::Flat | Layout::Rows, Conversion::Cast { from, to }) => match usual_cast(from, to) {
-                Some(index) if aligned => Self::rows(plan, sides, &COPY.rows[1 + index], false),
+                Some(index) if aligned => {
+                    Self::rows(plan, sides, &COPY.rows[1 + index], sizes, VECTOR / sizes[0].max(sizes[1]), ROW_ROUNDS)
+                }
+                None if aligned && sizes[0].max(sizes[1]) <= FOUR => {
+                    Self::rows(plan, sides, &COPY.cast_rows[0], sizes, FOUR, FOURS_ROUNDS)
+                }
                 _ => Self::general(plan, sides, aligned, last.and_then(|last| last.checked_sub(1))),
             },
             (Layout::Transposed { across }, _) if shortest(across) < SHORTEST_SIDE || !aligned => {
@@ -165,29 +174,48 @@ impl Work {
         }
     }
 
-    /// Rows that are contiguous on both sides. Those of bytes are counted in bytes.
-    fn rows(plan: &CopyPlan, sides: Sides, kernel: &'static Kernel, bytes: bool) -> Result<Self> {
-        let sizes = plan.conversion.sizes();
+    /// Rows of bytes as they are: counted in bytes, or in words where these are at multiples of their size, and vectors do not
+    /// lie alike.
+    fn rows_of_bytes(plan: &CopyPlan, sides: Sides) -> Result<Self> {
+        let bytes = Self::rows(plan, sides, &COPY.rows[0], [1; 2], VECTOR, ROW_ROUNDS)?;
+        let size = plan.conversion.sizes()[0];
+        let count = plan.loops.as_slice().last().map_or(1, |inner| inner.count) * size;
+        let word = [8, 4].into_iter().find(|&word| {
+            let outer = plan.loops.as_slice().split_last().map_or(&[][..], |(_, outer)| outer);
+            count % word == 0
+                && sides.0.iter().all(|side| side.addr() as i64 % word == 0)
+                && outer.iter().all(|item| item.strides.iter().all(|stride| stride % word == 0))
+        });
+        match word {
+            Some(word) if bytes.tiles.vectors == 0 => {
+                Self::rows(plan, sides, &COPY.words[usize::from(word == 8)], [word; 2], VECTOR / word, ROW_ROUNDS)
+            }
+            _ => Ok(bytes),
+        }
+    }
+
+    /// Rows that are contiguous on both sides, of elements of such sizes, of which a vector has so many. Without a cast
+    /// elements may be what the kernel takes for some.
+    fn rows(
+        plan: &CopyPlan,
+        sides: Sides,
+        kernel: &'static Kernel,
+        sizes: [i64; 2],
+        a_vector: i64,
+        rounds: i64,
+    ) -> Result<Self> {
         let row = plan.loops.as_slice().len().checked_sub(2);
         let mut tiles = Tiles::of(plan, sides, row)?;
-        // Of elements as the kernel counts them: how many a vector has, and of the target how many bytes.
-        let sizes = if bytes {
-            tiles.count *= sizes[0];
-            [1, 1]
-        } else {
-            sizes
-        };
-        let a_vector = VECTOR / sizes[0].max(sizes[1]);
-        let others = |side: usize| tiles.other_strides().map(move |strides| strides[side]);
-        let whole = |side: usize, bytes: i64| others(side).all(|stride| stride % bytes == 0);
+        tiles.count = tiles.count * plan.conversion.sizes()[0] / sizes[0];
         let elements = |side: usize| sides.0[side].addr() as i64 / sizes[side];
         let alike = (elements(1) - elements(0)) % a_vector == 0
             && tiles.other_strides().all(|strides| (strides[1] / sizes[1] - strides[0] / sizes[0]) % a_vector == 0);
         let width = a_vector * sizes[0];
-        let begins_whole = sides.0[0].addr() as i64 % width == 0 && whole(0, width);
+        let begins_whole =
+            sides.0[0].addr() as i64 % width == 0 && tiles.other_strides().all(|strides| strides[0] % width == 0);
         let vectors = divide_up(tiles.count + if begins_whole { 0 } else { a_vector - 1 }, a_vector);
         tiles.vectors = u32::from(alike);
-        tiles.cut(kernel, vectors, ROW_ROUNDS)
+        tiles.cut(kernel, vectors, rounds)
     }
 
     /// Any strides, `row` being the loop that is next to the innermost one.
@@ -390,7 +418,9 @@ mod tests {
     fn a_plan_goes_to_the_kernel_of_its_class() {
         let transposed = [(100, [400, 4]), (100, [4, 400])];
         for (conversion, beyond, dims, expected) in [
-            (F32, [0, 4], &[(100, [4, 4])][..], c"gc_copy_rows"),
+            (F32, [0, 4], &[(100, [4, 4])][..], c"gc_copy_rows_u32"),
+            (F32, [8, 0], &[(100, [4, 4])], c"gc_copy_rows_u64"),
+            (F32, [16, 0], &[(100, [4, 4])], c"gc_copy_rows"),
             (F32, [0, 0], &[], c"gc_copy_rows"),
             (F32, [0, 1], &[(7, [80, 40]), (10, [4, 4])], c"gc_copy_rows"),
             (F32, [0, 0], &transposed, c"gc_copy_transposed_u32"),
@@ -401,13 +431,14 @@ mod tests {
             (F32, [0, 0], &[(100, [4, 0])], c"gc_copy_general"),
             (Conversion::Bytes(16), [0, 0], &[(100, [1600, 16]), (100, [16, 1600])], c"gc_copy_transposed_u128"),
             // As elements of 8 bytes, two each.
-            (Conversion::Bytes(16), [0, 8], &[(100, [1600, 16]), (100, [16, 1600])], c"gc_copy_rows"),
+            (Conversion::Bytes(16), [0, 8], &[(100, [1600, 16]), (100, [16, 1600])], c"gc_copy_rows_u64"),
             (Conversion::Bytes(3), [0, 0], &[(100, [3, 6])], c"gc_copy_rows"),
             (TO_BF16, [0, 0], &[(100, [2, 4])], c"gc_cast_rows_f32_bf16"),
             (TO_BF16, [0, 1], &[(100, [2, 4])], c"gc_cast_general"),
             (TO_BF16, [0, 0], &[(100, [200, 4]), (100, [2, 400])], c"gc_cast_transposed_f32_bf16"),
             (TO_BF16, [1, 0], &[(100, [200, 4]), (100, [2, 400])], c"gc_cast_general"),
-            (TO_U8, [0, 0], &[(100, [1, 4])], c"gc_cast_general"),
+            (TO_U8, [0, 0], &[(100, [1, 4])], c"gc_cast_rows"),
+            (TO_U8, [0, 2], &[(100, [1, 4])], c"gc_cast_general"),
             (TO_U8, [0, 0], &[(100, [100, 4]), (100, [1, 400])], c"gc_cast_transposed"),
         ] {
             assert_eq!(work(conversion, beyond, dims).kernel.name, expected, "{conversion:?} {beyond:?} {dims:?}");

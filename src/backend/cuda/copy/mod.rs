@@ -49,8 +49,9 @@ enum Place {
     Card(i32),
 }
 
-/// Addresses that do not lie alike within so many bytes are copied faster by a kernel than by the driver.
-const VECTOR: usize = 16;
+/// Addresses that do not lie alike within so many bytes are copied faster by a kernel than by the driver: on an H200 at 0.86
+/// of the speed of others, and 0.63. Those that do are copied at 0.99 by the driver.
+const WORD: usize = 4;
 
 impl Side {
     fn of(elements: &Elements<'_>) -> Self {
@@ -106,7 +107,7 @@ unsafe fn on_card(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> Res
     // SAFETY: the caller's promise.
     unsafe {
         match flat(plan, data) {
-            Some(([to, from], bytes)) if to.addr() % VECTOR == from.addr() % VECTOR => queue.copy(to, from, bytes),
+            Some(([to, from], bytes)) if to.addr() % WORD == from.addr() % WORD => queue.copy(to, from, bytes),
             _ => Work::of(plan, data)?.launch(queue),
         }
     }
