@@ -15,8 +15,11 @@ use super::tensors;
 
 /// The elements of `src`, as the dtype of `dst`, broadcast to its shape.
 pub fn copy_into(src: &Elements<'_>, dst: &Elements<'_>, stream: Stream) -> Result<()> {
-    let plan = plan(src, dst)?;
+    let conversion = conversion(src, dst)?;
+    check_shapes(src, dst)?;
+    let bytes = if conversion.is_none() { Some(packed(src, dst)?) } else { None };
     dst.check_places()?;
+    let plan = plan(src, dst, conversion.unwrap_or(Conversion::Bytes(1)), bytes);
     let mut queue = queue_of(dst.device(), src.device(), stream)?;
     if plan.loops.count() == 0 || stays(&plan, src, dst) {
         return Ok(());
@@ -64,33 +67,41 @@ fn run(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_
     }
 }
 
-/// Where the elements lie, once `src` is broadcast to the shape of `dst`.
-fn plan(src: &Elements<'_>, dst: &Elements<'_>) -> Result<CopyPlan> {
-    let conversion = conversion(src, dst)?;
-    let (more, fewer) =
-        (src.dims().len().saturating_sub(dst.dims().len()), dst.dims().len() - src.dims().len().min(dst.dims().len()));
-    let pairs = dst.dims().zip(iter::repeat_n((1, 0), fewer).chain(src.dims().skip(more)));
-    if src.dims().take(more).any(|(size, _)| size != 1)
-        || pairs.clone().any(|((size, _), (src_size, _))| src_size != size && src_size != 1)
-    {
-        return Err(error!(
-            ShapeMismatch,
-            "{}: shape {} cannot be broadcast to that of {}, {}",
-            src.name(),
-            src.shape(),
-            dst.name(),
-            dst.shape()
-        ));
+/// Sizes and strides of both sides, the target's first, once `src` is broadcast to the shape of `dst`.
+fn broadcast(src: &Elements<'_>, dst: &Elements<'_>) -> impl Iterator<Item = ((i64, i64), (i64, i64))> + Clone {
+    let (from, to) = (src.dims(), dst.dims());
+    let (more, fewer) = (from.len().saturating_sub(to.len()), to.len().saturating_sub(from.len()));
+    to.zip(iter::repeat_n((1, 0), fewer).chain(from.skip(more)))
+}
+
+fn check_shapes(src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
+    let more = src.dims().len().saturating_sub(dst.dims().len());
+    let fits = src.dims().take(more).all(|(size, _)| size == 1)
+        && broadcast(src, dst).all(|((size, _), (src_size, _))| src_size == size || src_size == 1);
+    if fits {
+        return Ok(());
     }
-    let Some(conversion) = conversion else {
-        return packed(src, dst);
-    };
+    Err(error!(
+        ShapeMismatch,
+        "{}: shape {} cannot be broadcast to that of {}, {}",
+        src.name(),
+        src.shape(),
+        dst.name(),
+        dst.shape()
+    ))
+}
+
+/// The plan for shapes that fit. `bytes`: of elements that share bytes, which are copied whole; None if they do not.
+fn plan(src: &Elements<'_>, dst: &Elements<'_>, conversion: Conversion, bytes: Option<i64>) -> CopyPlan {
+    if let Some(bytes) = bytes {
+        return CopyPlan::new(conversion, iter::once((bytes, [1, 1])));
+    }
     let [to, from] = conversion.sizes();
     // The stride of a size of 1 may be anything.
-    let dims = pairs.map(|((size, target), (src_size, source))| {
+    let dims = broadcast(src, dst).map(|((size, target), (src_size, source))| {
         (size, [target.wrapping_mul(to), if src_size == 1 { 0 } else { source.wrapping_mul(from) }])
     });
-    Ok(CopyPlan::new(conversion, dims))
+    CopyPlan::new(conversion, dims)
 }
 
 /// What becomes of an element; None if it shares a byte with others.
@@ -121,8 +132,8 @@ fn conversion(src: &Elements<'_>, dst: &Elements<'_>) -> Result<Option<Conversio
     }))
 }
 
-/// The plan for elements that share bytes: these are copied whole.
-fn packed(src: &Elements<'_>, dst: &Elements<'_>) -> Result<CopyPlan> {
+/// The bytes of elements that share them.
+fn packed(src: &Elements<'_>, dst: &Elements<'_>) -> Result<i64> {
     for side in [src, dst] {
         if !side.is_contiguous() {
             return Err(error!(
@@ -145,8 +156,7 @@ fn packed(src: &Elements<'_>, dst: &Elements<'_>) -> Result<CopyPlan> {
             src.bits()
         ));
     }
-    let bytes = tensors::bytes_of(dst.name(), dst.shape(), dst.bits())?;
-    Ok(CopyPlan::new(Conversion::Bytes(1), iter::once((bytes, [1, 1]))))
+    tensors::bytes_of(dst.name(), dst.shape(), dst.bits())
 }
 
 /// Whether every element is to be copied to where it is.

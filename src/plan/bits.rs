@@ -243,7 +243,8 @@ impl BitPlan {
             step /= count;
             rows.push(count, [element_stride, step * stride]);
         }
-        plan.rows = rows.sorted_by_step();
+        rows.sort_by_step();
+        plan.rows = rows;
         Some(plan)
     }
 }

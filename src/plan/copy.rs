@@ -60,19 +60,21 @@ impl CopyPlan {
     /// `dims`: of the shape that both sides have by now, the size of each and its strides in bytes. The product of the
     /// sizes must stay below 2^63.
     pub fn new(conversion: Conversion, dims: impl Iterator<Item = (i64, [i64; 2])> + Clone) -> Self {
-        let (mut starts, mut loops) = ([0; 2], Loops::new());
+        // Where it is made, for to move so many loops takes as long as a small copy.
+        let mut plan = Self { conversion, starts: [0; 2], loops: Loops::new() };
         if dims.clone().any(|(count, _)| count == 0) {
-            loops.push(0, [0; 2]); // the other sizes may be as large as they like
-            return Self { conversion, starts, loops };
+            plan.loops.push(0, [0; 2]); // the other sizes may be as large as they like
+            return plan;
         }
         for (count, strides) in dims.filter(|&(count, _)| count > 1) {
             let backwards = strides[0] < 0;
-            for (start, stride) in starts.iter_mut().zip(strides) {
+            for (start, stride) in plan.starts.iter_mut().zip(strides) {
                 *start += if backwards { (count - 1) * stride } else { 0 };
             }
-            loops.push(count, strides.map(|stride| if backwards { -stride } else { stride }));
+            plan.loops.push(count, strides.map(|stride| if backwards { -stride } else { stride }));
         }
-        Self { conversion, starts, loops: loops.sorted_by_step() }
+        plan.loops.sort_by_step();
+        plan
     }
 
     /// The class of this plan.

@@ -73,16 +73,16 @@ impl<const SIDES: usize> Loops<SIDES> {
         (found, others)
     }
 
-    /// The same loops for rounds that may come in any order: those that step far on the first side outside, those that step
-    /// by little inside.
-    pub fn sorted_by_step(mut self) -> Self {
+    /// Puts loops whose rounds may come in any order in another: those that step far on the first side outside, those that
+    /// step by little inside.
+    pub fn sort_by_step(&mut self) {
         if self.items.len() < 2 {
-            return self;
+            return;
         }
         self.items.sort_unstable_by_key(|item| Reverse(item.strides[0].unsigned_abs()));
-        let mut sorted = Self::new();
-        self.items.iter().for_each(|item| sorted.push(item.count, item.strides));
-        sorted
+        let items = self.items.clone();
+        self.clear();
+        items.iter().for_each(|item| self.push(item.count, item.strides));
     }
 
     /// The stride of the only loop: None if there are several; `any` if there is at most one round.
@@ -239,9 +239,9 @@ mod tests {
         let sorted = |dims: &[(i64, i64)]| -> Vec<(i64, i64)> {
             let mut loops = Loops::new();
             dims.iter().for_each(|&(count, stride)| loops.push(count, [stride, 7 * stride]));
-            let sorted = loops.sorted_by_step();
-            assert_eq!(sorted.count(), dims.iter().map(|&(count, _)| count).product());
-            sorted.as_slice().iter().map(|item| (item.count, item.strides[0])).collect()
+            loops.sort_by_step();
+            assert_eq!(loops.count(), dims.iter().map(|&(count, _)| count).product());
+            loops.as_slice().iter().map(|item| (item.count, item.strides[0])).collect()
         };
         assert_eq!(sorted(&[(5, 1), (4, 100), (3, -20)]), [(4, 100), (3, -20), (5, 1)]);
         assert_eq!(sorted(&[(4, 1), (3, 4)]), [(12, 1)]);

@@ -48,11 +48,15 @@ impl<'a> Shape<'a> {
         product.ok_or_else(|| error!(SizeOverflow, "{name}: shape {self} has more than 2^63 - 1 elements"))
     }
 
+    /// The product of all sizes, of which 0 counts as 1, as in NumPy and torch. Beside a 0 the others may overflow: then it
+    /// is 0, for any strides will do.
+    pub(super) fn span(self) -> i64 {
+        self.iter().try_fold(1i64, |product, size| product.checked_mul(size.max(1))).unwrap_or(0)
+    }
+
     /// Size and stride, in elements, of each dimension when the elements lie in C order without gaps.
     pub fn compact(self) -> impl ExactSizeIterator<Item = (i64, i64)> + Clone + 'a {
-        // A size of 0 counts as 1, as in NumPy and torch. Beside a 0 the others may overflow: then any stride will do.
-        let sizes = self.iter().map(|size| size.max(1));
-        let mut stride = sizes.clone().try_fold(1i64, |product, size| product.checked_mul(size)).unwrap_or(0);
+        let mut stride = self.span();
         self.iter().map(move |size| {
             stride /= size.max(1);
             (size, stride)

@@ -346,10 +346,15 @@ pub fn dims<'a>(
     shape: &'a [i64],
     strides: Option<&'a [i64]>,
 ) -> impl ExactSizeIterator<Item = (i64, i64)> + Clone + 'a {
-    Shape::of(shape)
-        .compact()
-        .enumerate()
-        .map(move |(axis, (size, compact))| (size, strides.map_or(compact, |strides| strides[axis])))
+    // As Shape::compact, without its divisions where the strides are given: this is on the way of every call.
+    let mut compact = if strides.is_some() { 0 } else { Shape::of(shape).span() };
+    shape.iter().enumerate().map(move |(axis, &size)| match strides {
+        Some(strides) => (size, strides[axis]),
+        None => {
+            compact /= size.max(1);
+            (size, compact)
+        }
+    })
 }
 
 /// Whether the elements, of which there is one at least, lie in C order without gaps. Innermost first, for that takes

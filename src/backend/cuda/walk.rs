@@ -201,9 +201,9 @@ impl Strided {
     }
 
     /// A line for each row, those that lie close together next to each other.
-    fn put_rows(&mut self, rows: Loops<2>) {
+    fn put_rows(&mut self, mut rows: Loops<2>) {
         self.lines = rows.count() as u64;
-        let rows = rows.sorted_by_step();
+        rows.sort_by_step();
         for (place, row) in self.line_loops.iter_mut().zip(rows.as_slice()) {
             *place = LineLoop::of(row);
         }

@@ -49,7 +49,8 @@ fn copy_with(set: InstructionSet, plan: &CopyPlan, src: *const u8, dst: *mut u8)
     if plan.loops.count() == 0 {
         return;
     }
-    let (inner, lines) = plane_of(plan);
+    let mut lines = Loops::new();
+    let inner = plane_of(plan, &mut lines);
     let job = Job {
         set,
         conversion: match plan.conversion {
@@ -68,11 +69,10 @@ fn copy_with(set: InstructionSet, plan: &CopyPlan, src: *const u8, dst: *mut u8)
     });
 }
 
-/// The inner loop of the planes, and all others, of which the last is the planes' other one.
-fn plane_of(plan: &CopyPlan) -> (Loop<2>, Loops<2>) {
-    let mut lines = Loops::new();
+/// The inner loop of the planes. All others are added to `lines`, the planes' other one last.
+fn plane_of(plan: &CopyPlan, lines: &mut Loops<2>) -> Loop<2> {
     let Some((&inner, others)) = plan.loops.as_slice().split_last() else {
-        return (Loop { count: 1, strides: plan.conversion.sizes() }, lines);
+        return Loop { count: 1, strides: plan.conversion.sizes() };
     };
     let step = |item: &Loop<2>| item.strides[1].unsigned_abs();
     // Where the source repeats its elements, they need not be read in another order.
@@ -82,7 +82,7 @@ fn plane_of(plan: &CopyPlan) -> (Loop<2>, Loops<2>) {
     for index in (0..others.len()).filter(apart).chain(closest) {
         lines.push(others[index].count, others[index].strides);
     }
-    (inner, lines)
+    inner
 }
 
 /// What is done with elements.

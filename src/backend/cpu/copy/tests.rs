@@ -74,8 +74,8 @@ fn read(bits: u64, dtype: Dtype) -> Number {
         Kind::Float | Kind::Bfloat => {
             let (digits, least, _) = format(dtype);
             let negative = bits >> (width - 1) == 1;
-            let size = bits & (1 << (width - 1)) - 1;
-            let (place, rest) = (size >> (digits - 1), size & (1 << (digits - 1)) - 1);
+            let size = bits & ((1 << (width - 1)) - 1);
+            let (place, rest) = (size >> (digits - 1), size & ((1 << (digits - 1)) - 1));
             let highest = (1 << (width - digits)) - 1;
             match place {
                 _ if place == highest && rest != 0 => Number::NaN,
