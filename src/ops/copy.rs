@@ -63,7 +63,7 @@ fn run(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_
             cpu::copy::copy(plan, src, dst);
             Ok(())
         }
-        Queue::Cuda(queue) => cuda::copy::copy(queue, plan, src, dst),
+        Queue::Cuda(queue) => cuda::copy::copy(queue, plan, src, dst, cpu::copy::copy_at),
     }
 }
 

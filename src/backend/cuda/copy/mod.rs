@@ -64,10 +64,14 @@ impl Side {
     }
 }
 
-/// Copies the elements of `src` to those of `dst`. `plan` was made of these two.
-pub fn copy(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
+/// Copies between memory of the host, by a plan and the addresses of the target's and the source's element 0. Its caller
+/// promises that both sides are such memory as the plan describes.
+pub type OnHost = unsafe fn(&CopyPlan, [*mut u8; 2]);
+
+/// Copies the elements of `src` to those of `dst`. `plan` was made of these two. `on_host`: what does the CPU's part.
+pub fn copy(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>, on_host: OnHost) -> Result<()> {
     // SAFETY: the makers of the two vouched for the memory, until the stream has done it.
-    unsafe { between(queue, plan, Side::of(dst), Side::of(src)) }
+    unsafe { between(queue, plan, Side::of(dst), Side::of(src), on_host) }
 }
 
 /// Copies the elements of the source to those of the target, in the order of the queue's stream, which is on the target's
@@ -77,7 +81,7 @@ pub fn copy(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elemen
 ///
 /// # Safety
 /// Both sides are such memory as the plan describes, and stay until the stream has done it.
-unsafe fn between(queue: &mut Queue, plan: &CopyPlan, target: Side, source: Side) -> Result<()> {
+unsafe fn between(queue: &mut Queue, plan: &CopyPlan, target: Side, source: Side, on_host: OnHost) -> Result<()> {
     if plan.loops.count() == 0 {
         return Ok(());
     }
@@ -88,8 +92,8 @@ unsafe fn between(queue: &mut Queue, plan: &CopyPlan, target: Side, source: Side
             (Place::Card(to), Place::Card(from)) if to != from => between_cards(queue, plan, data, from),
             (Place::Card(_), Place::Card(_)) => on_card(queue, plan, data),
             (Place::Card(_) | Place::Pinned, Place::Card(_) | Place::Pinned) => with_pinned(queue, plan, data),
-            (_, Place::Pageable) => with_pageable(queue, plan, data, 1),
-            (Place::Pageable, _) => with_pageable(queue, plan, data, 0),
+            (_, Place::Pageable) => with_pageable(queue, plan, data, 1, on_host),
+            (Place::Pageable, _) => with_pageable(queue, plan, data, 0, on_host),
         }
     }
 }
@@ -131,7 +135,13 @@ unsafe fn with_pinned(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) ->
 ///
 /// # Safety
 /// As for [`between`].
-unsafe fn with_pageable(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], pageable: usize) -> Result<()> {
+unsafe fn with_pageable(
+    queue: &mut Queue,
+    plan: &CopyPlan,
+    data: [*mut u8; 2],
+    pageable: usize,
+    on_host: OnHost,
+) -> Result<()> {
     refuse_capture(queue, "between pageable memory and CUDA")?;
     // SAFETY: the caller's promise.
     unsafe {
@@ -139,7 +149,7 @@ unsafe fn with_pageable(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], 
             with_pinned(queue, plan, data)?;
             return queue.wait();
         }
-        staged::between_host_and_card(queue, plan, data, pageable)
+        staged::between_host_and_card(queue, plan, data, pageable, on_host)
     }
 }
 

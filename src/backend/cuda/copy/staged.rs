@@ -16,7 +16,7 @@ use std::{
 use arrayvec::ArrayVec;
 
 use crate::{
-    backend::{Stream, cpu},
+    backend::Stream,
     error::Result,
     plan::{
         copy::{Conversion, CopyPlan},
@@ -26,7 +26,7 @@ use crate::{
 
 use crate::backend::cuda::{event::Event, pinned::Pinned, queue::Queue};
 
-use super::with_pinned;
+use super::{OnHost, with_pinned};
 
 /// Pieces that exist at a time, and the bytes of one.
 const PIECES: usize = 2;
@@ -155,11 +155,19 @@ impl Halves {
 ///
 /// # Safety
 /// Both sides are such memory as the plan describes, and the host's stays until this returns.
-pub unsafe fn between_host_and_card(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], host: usize) -> Result<()> {
+pub unsafe fn between_host_and_card(
+    queue: &mut Queue,
+    plan: &CopyPlan,
+    data: [*mut u8; 2],
+    host: usize,
+    on_host: OnHost,
+) -> Result<()> {
     let staging = Staging::of(queue)?;
     let halves = Halves::of(plan, data, host);
     // SAFETY: the caller's promise.
-    let done = unsafe { if host == 1 { send(queue, &halves, &staging) } else { receive(queue, &halves, &staging) } };
+    let done = unsafe {
+        if host == 1 { send(queue, &halves, &staging, on_host) } else { receive(queue, &halves, &staging, on_host) }
+    };
     finish(queue, staging, done)
 }
 
@@ -171,7 +179,7 @@ fn finish(queue: &mut Queue, staging: Staging, done: Result<()>) -> Result<()> {
 }
 
 /// From the host.
-unsafe fn send(queue: &mut Queue, halves: &Halves, staging: &Staging) -> Result<()> {
+unsafe fn send(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host: OnHost) -> Result<()> {
     let mut cursor = Cursor::starting_at(&halves.loops, 0);
     let mut number = 0;
     while let Some(block) = cursor.next_block(halves.a_piece()) {
@@ -181,7 +189,7 @@ unsafe fn send(queue: &mut Queue, halves: &Halves, staging: &Staging) -> Result<
         let [(gather, host), (scatter, card)] = halves.piece(&block, staging.piece(number));
         // SAFETY: the caller's promise; a piece that nothing uses now, and has room for so many elements.
         unsafe {
-            cpu::copy::copy_at(&gather, host);
+            on_host(&gather, host);
             with_pinned(queue, &scatter, card)?;
         }
         staging.record(queue, number)?;
@@ -191,7 +199,7 @@ unsafe fn send(queue: &mut Queue, halves: &Halves, staging: &Staging) -> Result<
 }
 
 /// To the host.
-unsafe fn receive(queue: &mut Queue, halves: &Halves, staging: &Staging) -> Result<()> {
+unsafe fn receive(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host: OnHost) -> Result<()> {
     let mut cursor = Cursor::starting_at(&halves.loops, 0);
     let mut before: Option<(usize, (CopyPlan, [*mut u8; 2]))> = None;
     loop {
@@ -208,7 +216,7 @@ unsafe fn receive(queue: &mut Queue, halves: &Halves, staging: &Staging) -> Resu
         if let Some((number, (scatter, host))) = before {
             staging.wait(queue, number)?;
             // SAFETY: the caller's promise, and the piece has arrived.
-            unsafe { cpu::copy::copy_at(&scatter, host) };
+            unsafe { on_host(&scatter, host) };
         }
         before = following;
         if before.is_none() {
