@@ -81,10 +81,11 @@ pub enum ShareFlag {
 
 /// Sends a tensor. Returns when its message is written; whether the other side takes it shows in gc_share_wait().
 ///
-/// `tensor`: of any dtype, with any strides. On CPU or CUDAHost, where elements of less than a byte must be C-contiguous: it is
-/// copied, and yours again when this returns. On CUDA: the receiver's has its strides; keep it until it is released there.
-/// `flags`: 0 or GC_SHARE_COPY, which takes C-contiguous tensors of CUDA. `*lease`: yours to release, by gc_share_free();
-/// `lease` may be NULL if nobody is to wait.
+/// `tensor`: of any dtype, with any strides; elements of less than a byte that are copied must be C-contiguous. On CPU or
+/// CUDAHost it is copied, and yours again when this returns. On CUDA: the receiver's has its strides; keep it until it is
+/// released there.
+/// `flags`: 0 or GC_SHARE_COPY: the receiver's tensor is compact then. `*lease`: yours to release, by gc_share_free(); `lease`
+/// may be NULL if nobody is to wait.
 ///
 /// INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions; elements outside the memory of element 0.
 /// UNSUPPORTED_DEVICE. SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes. NOT_CONTIGUOUS, OUT_OF_MEMORY. SHARE: the

@@ -23,7 +23,8 @@ use crate::{
         },
     },
     error::{Result, Status, error},
-    tensor::{Described, Device, Name, Outputs, Owner, over_described},
+    ops::copy::copy_now,
+    tensor::{Described, Device, Elements, Name, Outputs, Owner, Shape, over_described},
 };
 
 use super::{
@@ -49,13 +50,11 @@ pub fn export(
     as_copy: bool,
 ) -> Result<(Message, Vec<Descriptor>, Option<Known>)> {
     let sizes = sizes_of(tensor)?;
-    let strides: Lengths = tensor.dims().map(|(_, stride)| stride).collect();
-    if as_copy && !tensor.is_compact() {
-        return Err(error!(
-            NotContiguous,
-            "tensor: strides {strides:?}; on CUDA a C-contiguous tensor expected by GC_SHARE_COPY"
-        ));
-    }
+    let strides: Lengths = if as_copy {
+        Shape::of(&sizes).compact().map(|(_, stride)| stride).collect()
+    } else {
+        tensor.dims().map(|(_, stride)| stride).collect()
+    };
     let mut queue = Queue::of(ordinal, Stream::LEGACY)?;
     let (mut parts, mut files, mut known) = (Vec::new(), Vec::new(), None);
     if tensor.is_empty() {
@@ -67,7 +66,13 @@ pub fn export(
     let Exported { uuid, address, bytes, means, lent } = if as_copy {
         let bytes = bytes_of(tensor.tensor.dtype, &sizes)?;
         // SAFETY: the caller of gc_share_send() vouched for the elements.
-        unsafe { queue.export_copy(begin as u64, bytes as u64)? }
+        let source = unsafe { Elements::new(&Name::new("tensor"), *tensor)? };
+        queue.export_copy(bytes as u64, |data| {
+            let (name, device) = (Name::new("copy"), Device::Cuda(ordinal));
+            // SAFETY: new memory of this device, as many bytes as the elements take.
+            let target = unsafe { Elements::of_memory(&name, device, tensor.tensor.dtype, &sizes, data)? };
+            copy_now(&source, &target)
+        })?
     } else {
         queue.export(begin as u64, end as u64)?
     };

@@ -31,6 +31,7 @@ pub fn reach(dims: impl Iterator<Item = (i64, i64)>, bits: i128) -> (i128, i128)
 /// least one bit and, on the devices of ours, every element within the address space.
 ///
 /// Elsewhere `data` may be a handle that is no address (OpenCL's, Metal's), so it is passed on as it is.
+#[derive(Clone, Copy)]
 pub struct Described<'a> {
     /// As it came in, but for `data` and `byte_offset`, which are one where that is an address.
     pub tensor: DLTensor,
@@ -106,16 +107,6 @@ impl<'a> Described<'a> {
     /// Whether it has no element.
     pub fn is_empty(&self) -> bool {
         self.shape.contains(&0)
-    }
-
-    /// Whether its elements lie in C order without gaps.
-    pub fn is_compact(&self) -> bool {
-        self.strides.is_none()
-            || self.is_empty()
-            || self
-                .dims()
-                .zip(Shape::of(self.shape).compact())
-                .all(|((size, stride), (_, compact))| size == 1 || stride == compact)
     }
 
     /// Size and stride (in elements) of each dimension, outermost first.

@@ -321,7 +321,6 @@ def test_memory_that_cannot_be_given_away():
     view = many.struct.dl_tensor
     view.ndim, view.shape, view.strides = 65, int64s((1,) * 65), None
     not_sent(many, Status.INVALID_ARGUMENT, 65)
-    not_sent(over(address, np.ones((5, 5))[:, ::2]), Status.NOT_CONTIGUOUS, "GC_SHARE_COPY", flags=COPY)
     before = fake.fake_in_use(0)
     lib.gc_tensor_free(tensor)
     check(lib.gc_trim(CARD))
@@ -346,6 +345,32 @@ def test_a_copy_shows_nothing_else_and_needs_nobody():
         assert (np.frombuffer(memory, "f4", 1000) == np.arange(1000)).all() and not any(memory[4000:])
         lib.gc_tensor_free(tensor)
         assert in_use()[1:] == (0, 0, 0)
+        say(end)
+    two(here, there)
+    """
+    shares(script)
+
+
+def test_a_copy_of_any_strides_is_compact():
+    script = """
+    whole = np.arange(12 * 10, dtype="f4").reshape(12, 10)
+    cases = [np.s_[:, ::2], np.s_[::-1], np.s_[3:7, 1:]]
+    def here(end):
+        memory = on_card(whole)
+        for case in [*cases, None]:
+            part = whole.T if case is None else whole[case]
+            view = over(memory.struct.dl_tensor.data + part.ctypes.data - whole.ctypes.data, part)
+            check(lib.gc_share_send(view.managed, end.fileno(), COPY, 0, None))
+        hear(end)
+    def there(end):
+        for case in [*cases, None]:
+            part = whole.T if case is None else whole[case]
+            tensor = receive(end)
+            dl = tensor.contents.dl_tensor
+            strides = [part[0].size, 1]
+            assert [dl.strides[k] for k in range(2)] == strides, strides
+            assert (from_card(tensor, part.shape, "f4") == part).all()
+            lib.gc_tensor_free(tensor)
         say(end)
     two(here, there)
     """

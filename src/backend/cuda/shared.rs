@@ -191,11 +191,8 @@ impl Queue {
         Ok((Part { bytes, file: allocation.export(bytes, device)? }, properties.location))
     }
 
-    /// A copy of so many bytes, at least one, in memory that holds nothing else.
-    ///
-    /// # Safety
-    /// They can be read on this device.
-    pub unsafe fn export_copy(&mut self, from: u64, bytes: u64) -> Result<Exported> {
+    /// New memory of so many bytes, at least one, that holds nothing else. `fill` writes it, and has done so when it returns.
+    pub fn export_copy(&mut self, bytes: u64, fill: impl FnOnce(*mut u8) -> Result<()>) -> Result<Exported> {
         self.finish()?;
         let (driver, device) = (self.device.driver, self.device);
         let properties = AllocationProperties {
@@ -223,11 +220,7 @@ impl Queue {
         let mut mapping = Mapping::reserve(device, whole, 1)?;
         mapping.map(&allocation, whole)?;
         mapping.open_for(&[device])?;
-        let stream = Stream::LEGACY.as_ptr().cast();
-        // SAFETY: the caller's promise, and new memory of so many bytes.
-        let code = unsafe { (driver.functions.cuMemcpyAsync)(mapping.address, from, bytes as usize, stream) };
-        check(driver, code, "cuMemcpyAsync", bytes, device)?;
-        if let Err(failure) = self.wait() {
+        if let Err(failure) = fill(ptr::with_exposed_provenance_mut(mapping.address as usize)) {
             let _ = self.finish(); // before it is unmapped
             return Err(failure);
         }
