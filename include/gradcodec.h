@@ -1259,15 +1259,18 @@ gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
  *
  * Each rank has a buffer, which the others write payloads to; your tensors are never seen by another card. Up to 64 ranks.
  * Meetings are counted on the card, so graphs can be launched again and again, also with calls of other sizes between
- * them. A call on another stream comes after the call before; the launches of graphs you order yourself.
+ * them. A call on another stream comes after the call before; the launches of graphs you order yourself, and they are done
+ * on every rank before a handle is made, for which ranks meet on a stream of their own.
  *
  * A rank waits for the others on its card, for at most `timeout_ms` of the card's clock, while the host goes on. If one does
- * not come, the results of that call are NaN (a handle's flag is NONFINITE), gc_comm_async_error() says TIMEOUT, and all later
- * calls fail with COMM. What a rank that died, or one that writes what it should not, leaves behind ends so, too.
+ * not come, the results of that call are NaN on the ranks that waited (a handle's flag is NONFINITE), gc_comm_async_error()
+ * says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this rank, on the others. What a rank that
+ * died, or one that writes what it should not, leaves behind ends so, too.
  *
- * Ranks within one process that share a card wait for each other on the host as well, so that their kernels cannot keep
- * each other from running: gc_comm_open_peers() sees to that, and such calls cannot be captured. Release a communicator when
- * the work of all ranks is done, for the others may write to its buffer until then.
+ * Ranks within one process that share a card wait for each other on the host as well, as long at most, so that their kernels
+ * cannot keep each other from running: gc_comm_open_peers() sees to that, and such calls cannot be captured. Release
+ * communicators when the work of all ranks is done, and no rank will make another call: the others write to a rank's buffer
+ * until then.
  */
 
 /* The memory of ranks that reach each other, as one of them has it. */
@@ -1318,12 +1321,11 @@ gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
  * Makes a communicator over peer memory of the ranks of another one, each with a buffer of its own. Every rank calls this,
  * with the same `n_elements`: they tell each other what they need.
  *
- * `bootstrap`: any communicator; yours again when this returns, though a group's is still used where its ranks share a
- * card. `device`: this rank's, CUDA. `n_elements`, `timeout_ms`: as gc_peers_bytes() and gc_peers_options_t have them.
+ * `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`, `timeout_ms`: as gc_peers_bytes() and gc_peers_options_t have them.
  * `*out`: yours to release, by gc_comm_free().
  *
- * If one rank fails, all do. UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another machine, a card without
- * peer access); the CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY,
+ * If one rank fails, all do, unless that is with BUSY or a NULL `bootstrap`, for which the others wait. UNSUPPORTED_DEVICE: a
+ * rank cannot reach the memory of another (another machine, a card without peer access); the CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY,
  * COMM, BUSY.
  */
 gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
@@ -1537,10 +1539,11 @@ typedef struct gc_share_t gc_share_t;
 /*
  * Sends a tensor. Returns when its message is written; whether the other side takes it shows in gc_share_wait().
  *
- * `tensor`: of any dtype, with any strides. On CPU or CUDAHost, where elements of less than a byte must be C-contiguous: it is
- * copied, and yours again when this returns. On CUDA: the receiver's has its strides; keep it until it is released there.
- * `flags`: 0 or GC_SHARE_COPY, which takes C-contiguous tensors of CUDA. `*lease`: yours to release, by gc_share_free();
- * `lease` may be NULL if nobody is to wait.
+ * `tensor`: of any dtype, with any strides; elements of less than a byte that are copied must be C-contiguous. On CPU or
+ * CUDAHost it is copied, and yours again when this returns. On CUDA: the receiver's has its strides; keep it until it is
+ * released there.
+ * `flags`: 0 or GC_SHARE_COPY: the receiver's tensor is compact then. `*lease`: yours to release, by gc_share_free(); `lease`
+ * may be NULL if nobody is to wait.
  *
  * INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions; elements outside the memory of element 0.
  * UNSUPPORTED_DEVICE. SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes. NOT_CONTIGUOUS, OUT_OF_MEMORY. SHARE: the

@@ -65,7 +65,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
         if (codec.n_segments > 1 && !is_last(codec.counter, codec.n_segments)) return;
     }
     if (threadIdx.x == 0) {
-        const unsigned found = atomicExch(&control.found, 0);
+        unsigned found = atomicExch(&control.found, 0);
+        // What did not come was not kept, as what is corrupt, but it is not that.
+        if (control.broken && found & CORRUPT) found = (found & ~static_cast<unsigned>(CORRUPT)) | NONFINITE;
         if (codec.policy == TRANSACTIONAL) {
             if (control.pending >> codec.half & 1) commit(control, false);
             if (!corrupt) control.pending |= 1u << codec.half;

@@ -14,6 +14,7 @@ struct gc_push {
     const unsigned char *from;           // a block for each rank, or one for all
     u64 vectors;                         // of a block
     u64 apart;                           // bytes from what one rank gets to what the next one does; 0: the same
+    const unsigned *broken;              // as gc_meet has it
     unsigned world, rank;
     unsigned char *places[MOST_RANKS];   // where each rank has this one's block
 };
@@ -26,7 +27,7 @@ struct gc_meet {
     const u64 *heard;                    // what the others say, MOST_RANKS numbers for an even meeting and an odd one
     u64 *places[MOST_RANKS];             // where each rank hears this one
 };
-static_assert(sizeof(gc_push) == 32 + 8 * MOST_RANKS && sizeof(gc_meet) == 56 + 8 * MOST_RANKS,
+static_assert(sizeof(gc_push) == 40 + 8 * MOST_RANKS && sizeof(gc_meet) == 56 + 8 * MOST_RANKS,
               "the host lays them out too");
 enum : unsigned { SPEAK = 1, LISTEN = 2 };
 
@@ -58,7 +59,9 @@ __device__ __forceinline__ u64 nanoseconds_now() {
 
 // Pushes a block to every rank. Reads and writes each byte once. Neighbouring blocks of threads push to different ranks, and
 // each rank begins with the next one, so that no link has to wait for another.
+// A rank that has given up pushes nothing, for the others do not know it yet.
 extern "C" __global__ void __launch_bounds__(THREADS) gc_peers_push(const __grid_constant__ gc_push call) {
+    if (*call.broken) return;
     const unsigned to = (blockIdx.x + call.rank + 1) % call.world;
     const u64 first = static_cast<u64>(blockIdx.x / call.world) * (THREADS * VECTORS) + threadIdx.x;
     const uint4 *from = reinterpret_cast<const uint4 *>(call.from + to * call.apart);
@@ -90,7 +93,9 @@ extern "C" __global__ void __launch_bounds__(MOST_RANKS) gc_peers_meet(const __g
     if (rank < call.world && !broken) {
         const u64 begin = nanoseconds_now();
         while (!silent && hear(call.heard + parity + rank) != meeting) {
-            silent = nanoseconds_now() - begin > call.nanoseconds;
+            // Clocks of cards may step back a little.
+            const u64 since = nanoseconds_now() - begin;
+            silent = static_cast<long long>(since) >= 0 && since > call.nanoseconds;
         }
     }
     silent = __syncthreads_or(silent);

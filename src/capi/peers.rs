@@ -14,15 +14,18 @@
 //!
 //! Each rank has a buffer, which the others write payloads to; your tensors are never seen by another card. Up to 64 ranks.
 //! Meetings are counted on the card, so graphs can be launched again and again, also with calls of other sizes between
-//! them. A call on another stream comes after the call before; the launches of graphs you order yourself.
+//! them. A call on another stream comes after the call before; the launches of graphs you order yourself, and they are done
+//! on every rank before a handle is made, for which ranks meet on a stream of their own.
 //!
 //! A rank waits for the others on its card, for at most `timeout_ms` of the card's clock, while the host goes on. If one does
-//! not come, the results of that call are NaN (a handle's flag is NONFINITE), gc_comm_async_error() says TIMEOUT, and all later
-//! calls fail with COMM. What a rank that died, or one that writes what it should not, leaves behind ends so, too.
+//! not come, the results of that call are NaN on the ranks that waited (a handle's flag is NONFINITE), gc_comm_async_error()
+//! says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this rank, on the others. What a rank that
+//! died, or one that writes what it should not, leaves behind ends so, too.
 //!
-//! Ranks within one process that share a card wait for each other on the host as well, so that their kernels cannot keep
-//! each other from running: gc_comm_open_peers() sees to that, and such calls cannot be captured. Release a communicator when
-//! the work of all ranks is done, for the others may write to its buffer until then.
+//! Ranks within one process that share a card wait for each other on the host as well, as long at most, so that their kernels
+//! cannot keep each other from running: gc_comm_open_peers() sees to that, and such calls cannot be captured. Release
+//! communicators when the work of all ranks is done, and no rank will make another call: the others write to a rank's buffer
+//! until then.
 
 use std::{ffi::c_void, mem::offset_of, ops::Range};
 
@@ -118,12 +121,11 @@ pub unsafe extern "C" fn gc_comm_from_peers(
 /// Makes a communicator over peer memory of the ranks of another one, each with a buffer of its own. Every rank calls this,
 /// with the same `n_elements`: they tell each other what they need.
 ///
-/// `bootstrap`: any communicator; yours again when this returns, though a group's is still used where its ranks share a
-/// card. `device`: this rank's, CUDA. `n_elements`, `timeout_ms`: as gc_peers_bytes() and gc_peers_options_t have them.
+/// `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`, `timeout_ms`: as gc_peers_bytes() and gc_peers_options_t have them.
 /// `*out`: yours to release, by gc_comm_free().
 ///
-/// If one rank fails, all do. UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another machine, a card without
-/// peer access); the CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY,
+/// If one rank fails, all do, unless that is with BUSY or a NULL `bootstrap`, for which the others wait. UNSUPPORTED_DEVICE: a
+/// rank cannot reach the memory of another (another machine, a card without peer access); the CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY,
 /// COMM, BUSY.
 ///
 /// # Safety

@@ -10,7 +10,7 @@ use crate::{
     tensor::View,
 };
 
-use super::{Communicator, RECORD, Shared, wire::Wire};
+use super::{Communicator, RECORD, Shared, transport::Span, wire::Wire};
 
 pub struct AllReduce {
     communicator: Shared<Communicator>,
@@ -55,11 +55,11 @@ impl AllReduce {
         let Parts { codec, wire } = &*parts;
         // What decoding would refuse, before anything is changed.
         codec.check_outputs(values.clone(), factors)?;
-        self.communicator.transport.begin(&mut wire.memory().queue(stream)?)?;
+        self.communicator.transport.begin(&mut wire.memory().queue(stream)?, Span::Both)?;
         codec.encode(values.clone(), factors, &wire.payload(), stream)?;
         let reduced = self.communicator.reduce_among_ranks(codec, wire, stream)?;
-        self.communicator.note(codec.decode(&reduced, 1, None, Decode::Set, values, stream))?;
-        self.communicator.end(codec, wire, false, stream)
+        let decoded = codec.decode(&reduced, 1, None, Decode::Set, values, stream);
+        self.communicator.end(decoded, codec, wire, Span::Both, stream)
     }
 
     /// The first half of `run`: the mean of the elements that this rank reduces, before the server's error is added.
@@ -75,10 +75,10 @@ impl AllReduce {
         let Parts { codec, wire } = &*parts;
         // What would be refused after the encoding, before anything is changed.
         codec.check_shard_output(shard, values.clone(), factors)?;
-        self.communicator.transport.begin(&mut wire.memory().queue(stream)?)?;
+        self.communicator.transport.begin(&mut wire.memory().queue(stream)?, Span::AllToAll)?;
         codec.encode(values, factors, &wire.payload(), stream)?;
         self.communicator.mean_among_ranks(codec, wire, shard, stream)?;
-        self.communicator.end(codec, wire, true, stream)
+        self.communicator.end(Ok(()), codec, wire, Span::AllToAll, stream)
     }
 
     /// The second half, of any shard.
@@ -93,10 +93,10 @@ impl AllReduce {
         let Parts { codec, wire } = &*parts;
         codec.check_shard(shard)?;
         codec.check_outputs(values.clone(), &[Some(*shard)])?;
-        self.communicator.transport.begin(&mut wire.memory().queue(stream)?)?;
+        self.communicator.transport.begin(&mut wire.memory().queue(stream)?, Span::AllGather)?;
         let reduced = self.communicator.gather_among_ranks(codec, wire, shard, stream)?;
-        self.communicator.note(codec.decode(&reduced, 1, None, Decode::Set, values, stream))?;
-        self.communicator.end(codec, wire, true, stream)
+        let decoded = codec.decode(&reduced, 1, None, Decode::Set, values, stream);
+        self.communicator.end(decoded, codec, wire, Span::AllGather, stream)
     }
 
     pub fn flags(&self, dst: &View<'_>, stream: Stream) -> Result<()> {

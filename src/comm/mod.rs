@@ -11,6 +11,7 @@ mod group;
 mod nccl;
 mod peers;
 mod plain;
+mod rendezvous;
 mod shared;
 mod transport;
 mod wire;
@@ -39,7 +40,7 @@ pub use plain::{allreduce, shard_elements};
 pub use shared::Shared;
 
 use plain::Scratch;
-use transport::{Exchange, Pattern, Transport};
+use transport::{Exchange, Pattern, Span, Transport};
 use wire::Wire;
 
 /// One of several ranks, and its way to the others.
@@ -126,11 +127,17 @@ impl Communicator {
         Ok(())
     }
 
-    /// The end of a call: lets `async_error` know of what a codec has met on a card. On the CPU the call itself has said it.
-    /// `half`: ranks have exchanged in one pattern only.
-    fn end(&self, codec: &Codec, wire: &Wire, half: bool, stream: Stream) -> Result<()> {
-        self.report.get().map_or(Ok(()), |word| codec.report(word.data(), stream))?;
-        self.transport.end(&mut wire.memory().queue(stream)?, half)
+    /// The end of a call that has exchanged, if what followed that went well: lets `async_error` know of what a codec has
+    /// met on a card. On the CPU the call itself has said it.
+    fn end(&self, outcome: Result<()>, codec: &Codec, wire: &Wire, span: Span, stream: Stream) -> Result<()> {
+        let ended = outcome.and_then(|()| {
+            self.report.get().map_or(Ok(()), |word| codec.report(word.data(), stream))?;
+            self.transport.end(&mut wire.memory().queue(stream)?, span)
+        });
+        if ended.is_err() {
+            self.transport.lose_count();
+        }
+        self.note(ended)
     }
 
     /// One call at a time.
@@ -241,22 +248,6 @@ impl Communicator {
         self.transport.exchange(&on_host)?;
         // SAFETY: as above; that memory is written to only after the next wait.
         unsafe { copy(&exchange, recv.data(), received, self.world * bytes, false) }
-    }
-
-    /// Waits, on the host, until every rank has come here.
-    fn wait_for_all(&self) -> Result<()> {
-        let mut here = [0; peers::MOST_RANKS];
-        let exchange = Exchange {
-            pattern: Pattern::AllGather,
-            send: [1u8].as_ptr(),
-            recv: here.as_mut_ptr(),
-            bytes: 1,
-            device: Device::Cpu,
-            stream: Stream::LEGACY,
-            memory: None,
-            mark: std::ptr::null_mut(),
-        };
-        self.note(self.transport.exchange(&exchange))
     }
 
     /// Tells every rank 64 bytes of each: those of all, by rank.

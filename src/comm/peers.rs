@@ -31,8 +31,9 @@ pub use crate::backend::cuda::peers::MOST_RANKS;
 
 use super::{
     Communicator, RECORD, Shared,
+    rendezvous::Rendezvous,
     shared::Room,
-    transport::{Exchange, Pattern},
+    transport::{Exchange, Pattern, Span},
 };
 
 /// How long a rank waits for the others, in milliseconds, unless it is said.
@@ -43,11 +44,13 @@ pub struct Peers {
     rank: usize,
     way: cards::Peers,
     milliseconds: u32,
-    /// Where ranks share a card within a process: they all say that they have come before one is told to listen, for kernels
-    /// that wait for others may keep those from being launched.
-    order: Option<Shared<Communicator>>,
+    /// Where ranks share a card within a process: those of the process all say that they have come before one is told to
+    /// listen, for kernels that wait for others may keep those from being launched.
+    order: Option<Shared<Rendezvous>>,
     /// An exchange was not enqueued as a whole: the others count one more.
     broken: AtomicBool,
+    /// A rank of this process did not come.
+    alone: AtomicBool,
 }
 
 /// Where the buffers of all ranks are, as the caller has mapped them.
@@ -106,12 +109,22 @@ impl Peers {
         }
         let _delay = cancel::delay();
         for (number, &address) in places.buffers.iter().enumerate() {
-            cards::check_buffer(ordinal, number, address, number == rank)?;
+            if let Some(other) = places.buffers[..number].iter().position(|&other| other == address) {
+                return Err(error!(
+                    InvalidArgument,
+                    "options: buffers[{other}] and buffers[{number}] are both {address:#x}"
+                ));
+            }
+            cards::check_buffer(ordinal, number, address, places.bytes as u64, number == rank)?;
         }
         let milliseconds = patience(places.milliseconds);
         let bytes = places.bytes as u64;
-        let way = cards::Peers::new(ordinal, rank, places.buffers, bytes, milliseconds, (Vec::new(), None))?;
-        Ok(Self { rank, way, milliseconds, order: None, broken: AtomicBool::new(false) })
+        let way = cards::Peers::new(ordinal, rank, places.buffers, bytes, milliseconds, Vec::new(), None)?;
+        Ok(Self::over(rank, way, milliseconds, None))
+    }
+
+    fn over(rank: usize, way: cards::Peers, milliseconds: u32, order: Option<Shared<Rendezvous>>) -> Self {
+        Self { rank, way, milliseconds, order, broken: AtomicBool::new(false), alone: AtomicBool::new(false) }
     }
 
     pub fn place(&self) -> (usize, usize) {
@@ -146,8 +159,9 @@ impl Peers {
         }
     }
 
-    pub fn begin(&self, queue: &mut cuda::Queue) -> Result<()> {
+    pub fn begin(&self, queue: &mut cuda::Queue, span: Span) -> Result<()> {
         if self.way.is_broken() || self.broken.load(Ordering::Relaxed) {
+            self.give_up(); // if others still wait on the host
             return Err(error!(
                 Comm,
                 "communicator: an earlier exchange of rank {} over peer memory was broken off; make another one",
@@ -161,15 +175,31 @@ impl Peers {
                 "stream: it is being captured, and ranks that share a card within a process wait for each other on the host"
             ));
         }
-        if capturing { Ok(()) } else { self.way.begin(queue) }
+        if !capturing {
+            self.way.begin(queue)?;
+        }
+        // The call before may have ended with reading what this one writes to.
+        if span == Span::AllGather { self.meet_alone(queue) } else { Ok(()) }
     }
 
-    /// `half`: nothing but a meeting lies between this call's reading and the next one's writing.
-    pub fn end(&self, queue: &mut cuda::Queue, half: bool) -> Result<()> {
-        if half && self.way.world() > 1 {
-            self.meet(queue, std::ptr::null_mut())?;
+    pub fn end(&self, queue: &mut cuda::Queue, span: Span) -> Result<()> {
+        // The next call may begin with writing to what this one has read.
+        if span == Span::AllToAll {
+            self.meet_alone(queue)?;
         }
         if queue.is_capturing()? { Ok(()) } else { self.way.end(queue) }
+    }
+
+    /// A meeting that no codec hears of: if a rank does not come, the next one tells.
+    fn meet_alone(&self, queue: &mut cuda::Queue) -> Result<()> {
+        if self.way.world() == 1 {
+            return Ok(());
+        }
+        let met = self.meet(queue, std::ptr::null_mut());
+        if met.is_err() {
+            self.give_up();
+        }
+        met
     }
 
     pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
@@ -180,8 +210,8 @@ impl Peers {
             Pattern::AllToAll => Area::AllToAll,
             Pattern::AllGather => Area::AllGather,
         };
-        // SAFETY: blocks of so many bytes, whose sizes were checked when their memory was made; the meetings of the calls
-        // before lie between this and what read the area last.
+        // SAFETY: blocks of so many bytes, whose sizes were checked when their memory was made; a meeting lies between
+        // this and what read the area last, on any rank: that of the exchange before, or one that `begin` or `end` made.
         let pushed = unsafe { self.way.push(&mut queue, area, exchange.send, exchange.bytes as u64) };
         pushed.and_then(|()| self.meet(&mut queue, exchange.mark))
     }
@@ -193,7 +223,10 @@ impl Peers {
         };
         // SAFETY: as above.
         unsafe { self.way.meet(queue, Steps::Speak, mark)? };
-        order.wait_for_all()?;
+        if let Err(refusal) = order.wait(self.milliseconds) {
+            self.alone.store(true, Ordering::Relaxed);
+            return Err(refusal);
+        }
         // SAFETY: as above.
         unsafe { self.way.meet(queue, Steps::Listen, mark) }
     }
@@ -202,15 +235,22 @@ impl Peers {
     pub fn tell(&self, own: &[u8; RECORD], all: &mut [[u8; RECORD]]) -> Result<()> {
         let _delay = cancel::delay();
         let mut queue = self.way.own_queue()?;
-        self.begin(&mut queue)?;
+        self.begin(&mut queue, Span::AllGather)?;
+        let told = self.tell_in(&mut queue, own, all);
+        if told.is_err() {
+            self.give_up();
+        }
+        told
+    }
+
+    fn tell_in(&self, queue: &mut cuda::Queue, own: &[u8; RECORD], all: &mut [[u8; RECORD]]) -> Result<()> {
         let record = self.way.write_record(own);
-        // SAFETY: memory of this communicator, which is written to again after this has been waited for; calls end with a
-        // meeting if they read this area last.
-        unsafe { self.way.push(&mut queue, Area::AllGather, record, RECORD as u64)? };
-        self.meet(&mut queue, std::ptr::null_mut())?;
-        self.way.read(&mut queue, Area::AllGather, all.as_flattened_mut())?;
-        self.end(&mut queue, true)?;
-        queue.wait()?;
+        // SAFETY: memory of this communicator, which is written to again only after this has been waited for, for
+        // otherwise there is no other call; `begin` has met the others.
+        unsafe { self.way.push(queue, Area::AllGather, record, RECORD as u64)? };
+        self.meet(queue, std::ptr::null_mut())?;
+        self.way.read(queue, Area::AllGather, all.as_flattened_mut())?;
+        self.end(queue, Span::AllGather)?;
         self.async_error()
     }
 
@@ -218,12 +258,12 @@ impl Peers {
     pub fn give_up(&self) {
         self.broken.store(true, Ordering::Relaxed);
         if let Some(order) = &self.order {
-            order.transport.give_up();
+            order.give_up();
         }
     }
 
     pub fn async_error(&self) -> Result<()> {
-        if self.way.is_broken() {
+        if self.way.is_broken() || self.alone.load(Ordering::Relaxed) {
             return Err(error!(
                 Timeout,
                 "communicator: rank {} waited {} ms over peer memory for a rank that did not come",
@@ -232,6 +272,15 @@ impl Peers {
             ));
         }
         Ok(())
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        if self.way.is_broken() || self.broken.load(Ordering::Relaxed) {
+            // A rank that comes late, or has not found out yet, writes there.
+            self.way.keep();
+        }
     }
 }
 
@@ -252,29 +301,33 @@ pub fn open_peers(
     let (opening, room) = opened?;
     let greetings = Greeting::all(&records, rank)?;
     let own = &greetings[rank];
-    let mapped = if greetings.iter().any(|other| !other.is_in_process_of(own)) {
-        let handle = opening.buffer.handle();
-        let handles = bootstrap.tell_all(handle.as_ref().unwrap_or(&[0; RECORD]))?;
-        handle.and_then(|_| opening.map(&greetings, rank, Some(&handles)))
-    } else {
-        opening.map(&greetings, rank, None)
-    };
-    let made = mapped.and_then(|(buffers, mapped)| {
-        let (ordinal, bytes) = (opening.ordinal, opening.bytes);
-        cards::Peers::new(ordinal, rank, &buffers, bytes, patience(milliseconds), (mapped, Some(opening.buffer)))
+    let alone = greetings.iter().all(|other| other.is_in_process_of(own));
+    let handle = if alone { Ok([0; RECORD]) } else { opening.buffer.handle() };
+    let handles = if alone { None } else { Some(bootstrap.tell_all(handle.as_ref().unwrap_or(&[0; RECORD]))?) };
+    // In one process, of the first of its ranks: no other buffer is there meanwhile.
+    let here = || greetings.iter().filter(|other| other.is_in_process_of(own));
+    let key = here().next().map_or(0, |first| first.identity.address);
+    let (ordinal, bytes, milliseconds) = (opening.ordinal, opening.bytes, patience(milliseconds));
+    let made = handle.and_then(|_| opening.map(&greetings, rank, handles.as_deref())).and_then(|(buffers, mapped)| {
+        let shares_card = here().any(|one| here().filter(|other| one.identity.uuid == other.identity.uuid).count() > 1);
+        let order = if shares_card { Some(Rendezvous::find(key, here().count())?) } else { None };
+        let own = Some(&opening.buffer);
+        Ok((cards::Peers::new(ordinal, rank, &buffers, bytes, milliseconds, mapped, own)?, order))
     });
-    let outcome = [u8::from(made.is_err()); RECORD];
-    let outcomes = bootstrap.tell_all(&outcome)?;
-    let way = made.map_err(cards::unreachable)?;
+    let outcomes = bootstrap.tell_all(&[u8::from(made.is_err()); RECORD])?;
+    Rendezvous::close(key);
     if let Some(other) = outcomes.iter().position(|outcome| outcome[0] != 0) {
-        return Err(error!(UnsupportedDevice, "communicator: rank {other} cannot reach the memory of all others"));
+        let refusal = made.err().unwrap_or_else(|| {
+            error!(UnsupportedDevice, "communicator: rank {other} cannot reach the memory of all others")
+        });
+        // What was mapped here is not any more. Nobody frees a buffer that another rank has mapped.
+        bootstrap.tell_all(&[0; RECORD])?;
+        return Err(refusal);
     }
-    let shared = (0..world).any(|one| (0..one).any(|other| greetings[one].shares_card_with(&greetings[other])));
+    let (mut way, order) = made?;
+    way.take(opening.buffer);
     drop(entered);
-    let order = shared.then_some(bootstrap);
-    let milliseconds = patience(milliseconds);
-    let peers = Peers { rank, way, milliseconds, order, broken: AtomicBool::new(false) };
-    Ok(room.fill(Communicator::over_peers(peers)))
+    Ok(room.fill(Communicator::over_peers(Peers::over(rank, way, milliseconds, order))))
 }
 
 /// A rank that has its buffer.
@@ -372,6 +425,9 @@ impl Greeting {
             if record[8..16] != records[own][8..16] {
                 return Err(refusal(rank, "has another n_elements"));
             }
+            if record[16..24] != records[own][16..24] {
+                return Err(error!(UnsupportedDevice, "communicator: rank {rank} is on another machine"));
+            }
             let identity =
                 Identity { uuid: std::array::from_fn(|byte| record[48 + byte]), address: word(32), context: word(40) };
             let (bytes, host, process) = (word(8), word(16), word(24));
@@ -382,10 +438,6 @@ impl Greeting {
 
     fn is_in_process_of(&self, other: &Self) -> bool {
         (self.host, self.process) == (other.host, other.process)
-    }
-
-    fn shares_card_with(&self, other: &Self) -> bool {
-        self.is_in_process_of(other) && self.identity.uuid == other.identity.uuid
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
     tensor::{Device, Dtype, View},
 };
 
-use super::{Communicator, wire::Wire};
+use super::{Communicator, transport::Span, wire::Wire};
 
 /// What such calls with up to `most` elements work in.
 pub struct Scratch {
@@ -88,7 +88,7 @@ pub fn allreduce(
         return Ok(());
     }
     let mut queue = Queue::of(buffer.device(), stream)?;
-    communicator.transport.begin(&mut queue)?;
+    communicator.transport.begin(&mut queue, Span::Both)?;
     let scratch = match Scratch::there(&mut scratches, buffer.device(), elements) {
         Some(scratch) => scratch,
         None if queue.is_capturing()? => {
@@ -121,9 +121,10 @@ impl Scratch {
         codec.borrow_errors(worker_error, &server_error, stream)?;
         codec.encode([Ok(*buffer)].into_iter(), &[None, None], &wire.payload(), stream)?;
         let reduced = communicator.reduce_among_ranks(codec, wire, stream)?;
-        codec.decode(&reduced, 1, None, Decode::Set, [Ok(*buffer)].into_iter(), stream)?;
-        codec.return_errors(buffer, worker_error, &server_error, stream)?;
-        communicator.end(codec, wire, false, stream)
+        let returned = codec
+            .decode(&reduced, 1, None, Decode::Set, [Ok(*buffer)].into_iter(), stream)
+            .and_then(|()| codec.return_errors(buffer, worker_error, &server_error, stream));
+        communicator.end(returned, codec, wire, Span::Both, stream)
     }
 }
 

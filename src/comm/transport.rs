@@ -17,6 +17,14 @@ pub enum Pattern {
     AllGather,
 }
 
+/// Which exchanges a call makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Span {
+    Both,
+    AllToAll,
+    AllGather,
+}
+
 /// One rank's part in an exchange. In both patterns it receives a block from each rank, its own too, in ranks' order.
 #[derive(Clone, Copy)]
 pub struct Exchange<'a> {
@@ -93,9 +101,9 @@ impl Transport {
     }
 
     /// Before a call's first launch: refuses to become part of a graph where threads of the host wait for each other.
-    pub fn begin(&self, queue: &mut Queue) -> Result<()> {
+    pub fn begin(&self, queue: &mut Queue, span: Span) -> Result<()> {
         if let (Self::Peers(peers), Queue::Cuda(queue)) = (self, &mut *queue) {
-            return peers.begin(queue);
+            return peers.begin(queue, span);
         }
         if (self.wants_host_memory() || matches!(self, Self::Group(_))) && queue.is_capturing()? {
             return Err(error!(
@@ -106,11 +114,18 @@ impl Transport {
         Ok(())
     }
 
-    /// Behind a call's last launch. `half`: it exchanged in one pattern only.
-    pub fn end(&self, queue: &mut Queue, half: bool) -> Result<()> {
+    /// Behind a call's last launch.
+    pub fn end(&self, queue: &mut Queue, span: Span) -> Result<()> {
         match (self, queue) {
-            (Self::Peers(peers), Queue::Cuda(queue)) => peers.end(queue, half),
+            (Self::Peers(peers), Queue::Cuda(queue)) => peers.end(queue, span),
             _ => Ok(()),
+        }
+    }
+
+    /// A call was broken off after an exchange: where ranks count what they do, this one is behind from now on.
+    pub fn lose_count(&self) {
+        if let Self::Peers(peers) = self {
+            peers.give_up();
         }
     }
 

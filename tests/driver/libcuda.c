@@ -906,6 +906,7 @@ enum { MOST_RANKS = 64, SPEAK = 1, LISTEN = 2 };
 typedef struct {
     const unsigned char *from;
     uint64_t vectors, apart;
+    const uint32_t *broken;
     uint32_t world, rank;
     unsigned char *places[MOST_RANKS];
 } Push;
@@ -927,7 +928,7 @@ static Result run_push(Place place, unsigned blocks, const Push *call) {
     Result result = SUCCESS;
     if (is_on_device((uint64_t)(uintptr_t)call->from)) /* else pinned memory */
         result = use(place, READ, call->from, call->apart ? bytes * call->world : bytes);
-    for (uint32_t k = 0; k < call->world && result == SUCCESS; k++)
+    for (uint32_t k = 0; k < call->world && result == SUCCESS && !*call->broken; k++)
         memcpy(call->places[k], call->from + k * call->apart, bytes);
     return result;
 }

@@ -39,6 +39,7 @@ static void push(unsigned world, unsigned vectors, bool same) {
     for (unsigned r = 0; r < world; r++) {
         gc_push call = {};
         call.from = reinterpret_cast<const unsigned char *>(ranks[r].send.data());
+        call.broken = &ranks[r].broken;
         call.vectors = vectors, call.apart = same ? 0 : 16 * vectors, call.world = world, call.rank = r;
         for (unsigned k = 0; k < world; k++) {
             call.places[k] = reinterpret_cast<unsigned char *>(ranks[k].area.data() + r * vectors);
@@ -100,6 +101,17 @@ static void meetings(unsigned world) {
     }
 }
 
+// A rank that has given up pushes nothing.
+static void broken() {
+    uint4 from = {1, 2, 3, 4}, to = {5, 6, 7, 8};
+    unsigned is_broken = 1;
+    gc_push call = {};
+    call.from = reinterpret_cast<const unsigned char *>(&from), call.places[0] = reinterpret_cast<unsigned char *>(&to);
+    call.vectors = 1, call.world = 1, call.broken = &is_broken;
+    launch(1, THREADS, [=] { gc_peers_push(call); });
+    hold(to.x == 5 && to.w == 8, "a push of a rank that has given up", 1, 0);
+}
+
 // A number that nobody said.
 static void garbage() {
     for (u64 number : {0ull, 2ull, 3ull, ~0ull, 1ull << 32}) {
@@ -120,6 +132,7 @@ int main() {
         }
         meetings(world);
     }
+    broken();
     garbage();
     printf("%u cases of peer memory, %u wrong\n", cases, wrong);
     return wrong != 0;

@@ -505,6 +505,29 @@ def ranks_with_other_options(here, on, over):
 # --- peer memory ------------------------------------------------------------------------------------------------------
 
 
+def halves_of_handle(comm, place, rank, world, case):
+    """As steps_of_handle(), in halves, and with another handle that is made between any two calls: its ranks tell each other
+    of it where others may still read."""
+    found, other = [], Case(segments=(40_001,))
+    with Handle(comm, place, rank, world, case) as handle:
+        for step in range(case.steps):
+            tensors = handle.put(case.gradients(step, rank, world))
+            shard = place.put(np.zeros(handle.model.errors(1).size, np.float32))
+            call("gc_allreduce_reduce_scatter", handle.handle, views(tensors), len(tensors), None, None, shard.view,
+                 place.stream)  # fmt: skip
+            Handle(comm, place, rank, world, other).free()
+            call("gc_allreduce_all_gather", handle.handle, shard.view, views(tensors), len(tensors), place.stream)
+            Handle(comm, place, rank, world, other).free()
+            handle.commit()
+            place.wait()
+            found.append([place.get(tensor).copy() for tensor in tensors])
+            place.clear()
+        found.append(handle.rest())
+        place.clear()
+    gpu.check(lib.gc_comm_async_error(comm))
+    return found
+
+
 def alternating(here, over, sizes, times, in_graphs):
     """Handles of several sizes in turn, each on a stream of its own unless they are in graphs: a digest of each one's values
     in the end."""
@@ -577,12 +600,14 @@ def waits_in_vain(here, milliseconds, dies):
         return None
     handle.run(tensors)
     place.wait()
-    values = place.get(tensors[0])
+    values, flags = place.get(tensors[0]), place.put(np.zeros(1, np.uint32))
+    call("gc_allreduce_flags", handle.handle, flags.view, place.stream)
+    place.wait()
     status, sentence = lib.gc_comm_async_error(comm), capi.last_error()
     later = lib.gc_allreduce_run(handle.handle, views(tensors), len(tensors), None, None, place.stream)
     handle.free()
     lib.gc_comm_free(comm)
-    return bool(np.isnan(values).all()), status, sentence, later, still_works(place)
+    return bool(np.isnan(values).all()), int(place.get(flags)[0]), status, sentence, later, still_works(place)
 
 
 def ends_by_a_signal(here):
@@ -638,13 +663,15 @@ def refusals_of_buffers(here):
     aligned = -(-host.ctypes.data // 256) * 256
     found = {}
     for name, rank, buffers, how_many in [
-        ("too small", 0, (good.address, good.address), 1535),
-        ("not all 0", 0, (dirty.address, good.address), size),
+        ("too small", 0, (good.address, dirty.address), 1535),
+        ("not all 0", 1, (good.address, dirty.address), size),
         ("of the host", 0, (good.address, aligned), size),
         ("not there", 0, (good.address, 1 << 44), size),
         ("NULL", 0, (good.address, None), size),
         ("not aligned", 0, (good.address + 8, good.address), size),
-        ("rank", 2, (good.address, good.address), size),
+        ("rank", 2, (good.address, dirty.address), size),
+        ("the same twice", 0, (good.address, good.address), size),
+        ("short", 0, (good.address, dirty.address), size + (64 << 20)),
         ("good", 0, (good.address, dirty.address), size),
     ]:
         options = PeersOptions(

@@ -5,6 +5,7 @@ import pytest
 import cases
 from capi import Status
 from cases import Case, alternating_on_the_host, compare, expected_of_handle, expected_of_plain, on_rank
+from codec_model import NONFINITE, SIGN
 from test_processes import KINDS, name
 
 OVER = ["peers", "mapped peers"]
@@ -16,6 +17,12 @@ SIZES = [10_001, 300_007]
 def test_a_handle(peers, way, case):
     ranks = peers.get()
     compare(ranks.call(on_rank, "cuda", way, cases.steps_of_handle, case), expected_of_handle(ranks.world, case))
+
+
+@pytest.mark.parametrize("case", [Case(), Case("bfloat16", "bfloat16"), Case("float32", None, SIGN)], ids=name)
+def test_halves_and_handles_that_are_made_between_them(peers, case):
+    ranks = peers.get()
+    compare(ranks.call(on_rank, "cuda", "peers", cases.halves_of_handle, case), expected_of_handle(ranks.world, case))
 
 
 @pytest.mark.parametrize("way", OVER)
@@ -44,8 +51,8 @@ def test_a_rank_that_does_not_come(peers, dies):
     assert (last.kind, last.value) == (("gone", 7) if dies else ("done", None))
     for other in others:
         assert other.kind == "done", other
-        nan, status, sentence, later, works = other.value
-        assert (nan, status, later, works) == (True, Status.TIMEOUT, Status.COMM, True), other
+        nan, flags, status, sentence, later, works = other.value
+        assert (nan, flags, status, later, works) == (True, NONFINITE, Status.TIMEOUT, Status.COMM, True), other
         assert "2000 ms" in sentence
 
 
@@ -68,5 +75,5 @@ def test_buffers_that_are_none(peers):
     assert (status, made) == (Status.OK, True)
     for what, (status, sentence, made) in found.items():
         assert (status, made) == (Status.INVALID_ARGUMENT, False), (what, sentence)
-    for what, word in {"too small": "1535", "not all 0": "buffers[0]", "of the host": "buffers[1]", "rank": "rank 2"}.items():
+    for what, word in {"too small": "1535", "not all 0": "buffers[1]", "of the host": "buffers[1]", "rank": "rank 2"}.items():
         assert word in found[what][1], found[what]

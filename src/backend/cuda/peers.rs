@@ -53,6 +53,7 @@ struct Push {
     from: *const u8,
     vectors: u64,
     apart: u64,
+    broken: u64,
     world: u32,
     rank: u32,
     places: [u64; MOST_RANKS],
@@ -166,7 +167,7 @@ impl Buffer {
         let handle = CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
         // SAFETY: the place outlives the call; the driver checks a handle.
         let code = unsafe { (driver.functions.cuIpcOpenMemHandle_v2)(&mut address, handle, LAZY_ENABLE_PEER_ACCESS) };
-        driver.check(code, format_args!("cuIpcOpenMemHandle on {}", self.device))?;
+        driver.check(code, format_args!("cuIpcOpenMemHandle on {}", self.device)).map_err(unreachable)?;
         Ok(Mapped { device: self.device, home: self.memory.home, address })
     }
 
@@ -183,7 +184,7 @@ impl Buffer {
         match unsafe { (driver.functions.cuCtxEnablePeerAccess)(other.context as _, 0) } {
             0 | ALREADY_ENABLED => Ok(other.address),
             code => {
-                driver.check(code, format_args!("cuCtxEnablePeerAccess on {}", self.device))?;
+                driver.check(code, format_args!("cuCtxEnablePeerAccess on {}", self.device)).map_err(unreachable)?;
                 Ok(other.address)
             }
         }
@@ -207,21 +208,23 @@ impl Drop for Mapped {
 }
 
 impl Peers {
-    /// Over buffers of `bytes` bytes, by rank, that are mapped here. `own`: this rank's buffer, where it is ours.
+    /// Over buffers of `bytes` bytes, by rank, that are mapped here. `own`: this rank's buffer, where it is ours, to be taken
+    /// over.
     pub fn new(
         ordinal: i32,
         rank: usize,
         given: &[u64],
         bytes: u64,
         milliseconds: u32,
-        (mapped, own): (Vec<Mapped>, Option<Buffer>),
+        mapped: Vec<Mapped>,
+        own: Option<&Buffer>,
     ) -> Result<Self> {
         let mut buffers = Vec::new();
         buffers
             .try_reserve_exact(given.len())
             .map_err(|_| error!(OutOfMemory, "a list of {} buffers could not be had", given.len()))?;
         buffers.extend_from_slice(given);
-        let mut queue = match &own {
+        let mut queue = match own {
             Some(buffer) => buffer.memory.queue(Stream::LEGACY)?,
             None => Queue::of(ordinal, Stream::LEGACY)?,
         };
@@ -243,7 +246,7 @@ impl Peers {
             ended,
             stream,
             _mapped: mapped,
-            own: own.map(|buffer| buffer.memory),
+            own: None,
         })
     }
 
@@ -303,6 +306,7 @@ impl Peers {
             from,
             vectors: bytes / 16,
             apart: if matches!(area, Area::AllToAll) { bytes } else { 0 },
+            broken: self.state.at(BROKEN),
             world: world as u32,
             rank: self.rank as u32,
             places: [0; MOST_RANKS],
@@ -365,21 +369,20 @@ impl Peers {
         let code = unsafe { (driver.functions.cuMemcpyDtoH_v2)(to.as_mut_ptr().cast(), from, to.len()) };
         driver.check(code, format_args!("cuMemcpyDtoH of {} bytes on {}", to.len(), self.device))
     }
-}
 
-impl Drop for Peers {
-    fn drop(&mut self) {
-        if self.is_broken()
-            && let Some(own) = self.own.take()
-        {
-            // A rank that comes late writes here.
-            std::mem::forget(own);
-        }
+    /// Takes this rank's buffer over.
+    pub fn take(&mut self, buffer: Buffer) {
+        self.own = Some(buffer.memory);
+    }
+
+    /// Others may go on writing to this rank's buffer: it is never freed.
+    pub fn keep(&mut self) {
+        std::mem::forget(self.own.take());
     }
 }
 
 /// Looks whether a buffer of the caller's is memory of a card that a call of this device's context reaches.
-pub fn check_buffer(ordinal: i32, rank: usize, address: u64, own: bool) -> Result<()> {
+pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bool) -> Result<()> {
     use CUpointer_attribute::{
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
     };
@@ -411,6 +414,22 @@ pub fn check_buffer(ordinal: i32, rank: usize, address: u64, own: bool) -> Resul
             InvalidArgument,
             "options: buffers[{rank}], this rank's own, is on cuda:{on}, not on {device}"
         ));
+    }
+    // Part by part, where it was mapped so.
+    let mut there = address;
+    while there - address < bytes {
+        let (mut first, mut size) = (0, 0);
+        // SAFETY: the places outlive the call. Any address may be asked about.
+        let code = unsafe { (driver.functions.cuMemGetAddressRange_v2)(&mut first, &mut size, there) };
+        let end = if code == 0 { first.saturating_add(size as u64) } else { there };
+        if end <= there {
+            return Err(error!(
+                InvalidArgument,
+                "options: buffers[{rank}], {address:#x}, has {} bytes; {bytes} expected",
+                there - address
+            ));
+        }
+        there = end;
     }
     let mut heard = [0u64; 2 * MOST_RANKS];
     // SAFETY: the driver refuses what is not mapped; the integers outlive the call.
@@ -473,7 +492,7 @@ impl Drop for OwnStream {
 }
 
 /// Peers that cannot be reached are told so, whatever the driver calls that.
-pub fn unreachable(failure: Error) -> Error {
+fn unreachable(failure: Error) -> Error {
     match failure.status {
         Status::OutOfMemory | Status::ContextLost => failure,
         _ => Error { status: Status::UnsupportedDevice, ..failure },

@@ -1,0 +1,121 @@
+//! Where threads of this process that are ranks wait for each other, for so long.
+
+use std::{
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use crate::error::{Result, error};
+
+use super::Shared;
+
+pub struct Rendezvous {
+    ranks: usize,
+    state: Mutex<State>,
+    /// All have come, or one has given up.
+    moved: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// How often all have come, and how many have since.
+    rounds: u64,
+    here: usize,
+    given_up: bool,
+}
+
+/// Those that ranks are about to find, by a number that only they have.
+static OPEN: Mutex<Vec<(u64, Shared<Rendezvous>)>> = Mutex::new(Vec::new());
+
+impl Rendezvous {
+    /// That of so many ranks with this key, made by the first who asks. `close` follows when all have it.
+    pub fn find(key: u64, ranks: usize) -> Result<Shared<Self>> {
+        let mut open = lock(&OPEN);
+        if let Some((_, found)) = open.iter().find(|(other, _)| *other == key) {
+            return Ok(found.clone());
+        }
+        open.try_reserve(1)
+            .map_err(|_| error!(OutOfMemory, "a list of {} meetings could not be had", open.len() + 1))?;
+        let new = Shared::new(Self { ranks, state: Mutex::default(), moved: Condvar::new() })?;
+        open.push((key, new.clone()));
+        Ok(new)
+    }
+
+    /// Nobody else will look for it.
+    pub fn close(key: u64) {
+        lock(&OPEN).retain(|(other, _)| *other != key);
+    }
+
+    /// Waits until all ranks have come.
+    pub fn wait(&self, milliseconds: u32) -> Result<()> {
+        let mut state = lock(&self.state);
+        let (round, end) = (state.rounds, Instant::now() + Duration::from_millis(milliseconds.into()));
+        state.here += 1;
+        if state.here == self.ranks {
+            (state.rounds, state.here) = (round + 1, 0);
+            self.moved.notify_all();
+        }
+        while state.rounds == round {
+            let left = end.saturating_duration_since(Instant::now());
+            if state.given_up {
+                return Err(error!(Comm, "communicator: a rank of this process has given up"));
+            }
+            if left.is_zero() {
+                return Err(error!(
+                    Timeout,
+                    "communicator: {} of {} ranks of this process came within {milliseconds} ms",
+                    state.here,
+                    self.ranks
+                ));
+            }
+            state = self.moved.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+
+    /// One will not come any more.
+    pub fn give_up(&self) {
+        lock(&self.state).given_up = true;
+        self.moved.notify_all();
+    }
+}
+
+/// Nothing panics while it is held.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::error::Status;
+
+    #[test]
+    fn all_pass_once_all_have_come() {
+        let passed = thread::scope(|scope| {
+            let ranks: Vec<_> = (0..3)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let meeting = Rendezvous::find(41, 3).unwrap();
+                        (0..100).all(|_| meeting.wait(60_000).is_ok())
+                    })
+                })
+                .collect();
+            ranks.into_iter().all(|rank| rank.join().unwrap())
+        });
+        Rendezvous::close(41);
+        assert!(passed && lock(&OPEN).iter().all(|(key, _)| *key != 41));
+    }
+
+    #[test]
+    fn who_does_not_come_is_waited_for_so_long() {
+        let meeting = Rendezvous::find(42, 2).unwrap();
+        assert_eq!(meeting.wait(1).unwrap_err().status, Status::Timeout);
+        meeting.give_up();
+        assert_eq!(meeting.wait(60_000).map_err(|refusal| refusal.status), Ok(())); // two have come by now
+        assert_eq!(meeting.wait(60_000).unwrap_err().status, Status::Comm);
+        Rendezvous::close(42);
+    }
+}
