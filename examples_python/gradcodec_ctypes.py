@@ -214,7 +214,7 @@ class GradCodec:
             function.argtypes, function.restype = arguments, self._check
         self.lib.gc_last_error.restype = self.lib.gc_version_string.restype = c_char_p
         numbers = "chunk_bytes", "onebit_workspace_bytes", "codec_payload_bytes", "codec_state_bytes", "shard_elements"
-        for name in numbers:
+        for name in (*numbers, "peers_bytes"):
             getattr(self.lib, f"gc_{name}").restype = c_int64
         for name in ("codec", "comm", "allreduce", "share"):
             getattr(self.lib, f"gc_{name}_free").restype = None

@@ -1298,7 +1298,7 @@ typedef struct gc_peers_options_t {
  * Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements: about n / 4. With several segments
  * a chunk has 4 bytes a segment more, and up to 1 byte a segment for its bits: add 2 * world_size times that.
  *
- * -1, and the last error: n_elements negative, world_size not within 1 to 64, or more than 2^63 - 1 bytes.
+ * -1, and the last error: n_elements negative, or world_size not within 1 to 64.
  */
 int64_t gc_peers_bytes(int64_t n_elements,
                        int32_t world_size);

@@ -75,7 +75,7 @@ unsafe impl borrow::Options for gc_peers_options_t {
 /// Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements: about n / 4. With several segments
 /// a chunk has 4 bytes a segment more, and up to 1 byte a segment for its bits: add 2 * world_size times that.
 ///
-/// -1, and the last error: n_elements negative, world_size not within 1 to 64, or more than 2^63 - 1 bytes.
+/// -1, and the last error: n_elements negative, or world_size not within 1 to 64.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_peers_bytes(n_elements: i64, world_size: i32) -> i64 {
     boundary(|| comm::peers_bytes(n_elements, world_size))

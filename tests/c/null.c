@@ -204,7 +204,7 @@ static void communicators(void) {
     invalid(gc_comm_from_peers(&peers, &out), "options: buffers: NULL");
     invalid(gc_comm_open_peers(NULL, cuda, 16, 0, &out), "bootstrap: NULL");
     CHECK(gc_peers_bytes(16, 0) == -1 && strstr(gc_last_error(), "world_size: 0"));
-    CHECK(gc_peers_bytes(-1, 2) == -1 && gc_peers_bytes(INT64_MAX, 2) == -1 && gc_peers_bytes(0, 1) > 0);
+    CHECK(gc_peers_bytes(-1, 2) == -1 && gc_peers_bytes(0, 1) > 0);
     CHECK(gc_shard_elements(16, 0) == -1 && strstr(gc_last_error(), "world_size: 0"));
     CHECK(gc_shard_elements(-16, 1) == -1 && strstr(gc_last_error(), "n_elements: -16"));
 

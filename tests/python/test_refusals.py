@@ -1016,7 +1016,7 @@ TABLE += [
     ),
     *((function, {handle: None}, INVALID_ARGUMENT, handle, "NULL") for function, handle in OF_COMMS),
     ("gc_share_send", {"tensor": None}, INVALID_ARGUMENT, "tensor", "NULL"),
-    ("gc_share_send", {"tensor.device": CUDA}, UNSUPPORTED_DEVICE, "tensor", "cuda:0"),
+    ("gc_share_send", {"tensor.device": CUDA}, NO_CUDA),
     ("gc_share_send", {"tensor.device": ROCM}, UNSUPPORTED_DEVICE, "tensor", 10),
     ("gc_share_send", {"tensor.dtype": DLDataType(1, 0, 1)}, UNSUPPORTED_DTYPE, "tensor", 0),
     ("gc_share_send", {"tensor.shape": (1,) * 65}, INVALID_ARGUMENT, "tensor", 65, 64),
@@ -1203,9 +1203,8 @@ def test_shards_that_cannot_be_are_minus_one(arguments, words):
 
 @pytest.mark.parametrize(
     "arguments, words",
-    [((-5, 3), ("n_elements", -5)), ((8, 0), ("world_size", 0)), ((8, 65), ("world_size", 65, 64)),
-     ((2**63 - 1, 2), (2**63 - 1,))],
-)  # fmt: skip
+    [((-5, 3), ("n_elements", -5)), ((8, 0), ("world_size", 0)), ((8, 65), ("world_size", 65, 64))],
+)
 def test_buffers_of_peers_that_cannot_be_are_minus_one(arguments, words):
     assert lib.gc_peers_bytes(*arguments) == -1
     assert is_sentence(last_error()) and says(last_error(), *words), last_error()
