@@ -1,0 +1,123 @@
+"""Communicators over peer memory, on a driver without hardware: how they are found, and what happens when that fails."""
+
+import pytest
+
+from test_codec_driver import run_codec
+
+RANKS = """
+import threading
+from ctypes import POINTER
+from capi import CPU, Comm
+
+fake.fake_leave()  # everybody works in the primary contexts
+
+def each(function):
+    found = [None, None]
+    def run(rank):
+        found[rank] = function(rank)
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+def opened(devices, elements=(1000, 1000), timeout=60_000):
+    # Of each rank the status, the last error, and the communicator.
+    group = (POINTER(Comm) * 2)()
+    assert lib.gc_comm_group(2, group) == 0
+
+    def open(rank):
+        comm = POINTER(Comm)()
+        status = lib.gc_comm_open_peers(group[rank], devices[rank], elements[rank], timeout, byref(comm))
+        assert bool(comm) == (status == 0)
+        return status, last_error() if status else "", comm
+
+    found = each(open)
+    for comm in group:
+        lib.gc_comm_free(comm)
+    return found
+
+def nothing_is_left():
+    assert [fake.fake_in_use(k) for k in range(2)] == [0, 0], "device memory"
+    assert (fake.fake_pinned(), fake.fake_events()) == (0, 0), "pinned memory or events"
+
+def cards(*numbers):
+    return [DLDevice(CUDA, number) for number in numbers]
+"""
+
+
+def run_ranks(script, **environment):
+    run_codec(f"exec({RANKS!r})\n" + script, **environment)
+
+
+@pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
+def test_whichever_call_of_the_driver_fails_all_ranks_are_told_and_nothing_is_left(numbers):
+    run_ranks(f"""
+for rank in range(2):  # contexts, kernels
+    assert lib.gc_prepare(DLDevice(CUDA, rank)) == 0
+failures = 0
+for calls in range(1000):
+    fake.fake_fail_call(calls, 999)
+    found = opened(cards(*{numbers}))
+    name = fake.fake_failed_call()
+    fake.fake_fail_call(-1, 0)
+    statuses = [status for status, _, _ in found]
+    for _, _, comm in found:
+        lib.gc_comm_free(comm)
+    nothing_is_left()
+    if not name:
+        break
+    if any(statuses):
+        assert all(statuses), (name, found)
+        failures += 1
+assert failures > 10 and statuses == [0, 0], (failures, found)
+""")
+
+
+def test_cards_that_do_not_reach_each_other_are_refused_on_all_ranks():
+    run_ranks("""
+for status, sentence, _ in opened(cards(0, 1)):
+    assert status == Status.UNSUPPORTED_DEVICE, sentence
+nothing_is_left()
+for status, sentence, comm in opened(cards(1, 1)):
+    assert status == 0, sentence
+    lib.gc_comm_free(comm)
+nothing_is_left()
+""", FAKE_PEERS=0)
+
+
+def test_ranks_that_want_something_else_are_told():
+    run_ranks("""
+for status, sentence, _ in opened(cards(0, 1), (1000, 200_000)):
+    assert status == Status.INVALID_ARGUMENT and "another n_elements" in sentence, sentence
+(own, why, _), (other, told, _) = opened([DLDevice(CPU, 0), DLDevice(CUDA, 1)])
+assert own == Status.UNSUPPORTED_DEVICE and "cpu" in why, why
+assert other == Status.INVALID_ARGUMENT and "rank 0 could not make its buffer" in told, told
+(own, why, _), (other, told, _) = opened(cards(7, 1))
+assert own == Status.UNSUPPORTED_DEVICE and "cuda:7" in why, why
+assert other == Status.INVALID_ARGUMENT, told
+nothing_is_left()
+""")
+
+
+@pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
+def test_a_rank_that_does_not_come_is_waited_for_so_long(numbers):
+    run_ranks(f"""
+numbers = {numbers}
+comms = [comm for _, _, comm in opened(cards(*numbers), timeout=200)]
+place = Place()
+tensors = [place.put(np.ones(n, "f4")) for n in (1000, 1000, lib.gc_shard_elements(1000, 2))]
+arguments = comms[0], *(tensor.view for tensor in tensors), None
+status = lib.gc_compressed_allreduce(*arguments)
+if numbers == (0, 0):  # which wait on the host
+    expect(status, Status.TIMEOUT, "1 of 2 ranks", "200 ms")
+else:
+    assert status == 0
+    assert np.isnan(place.get(tensors[0])).all() and (place.get(tensors[1]) == 1).all()
+expect(lib.gc_comm_async_error(comms[0]), Status.TIMEOUT, "rank 0", "200 ms")
+expect(lib.gc_compressed_allreduce(*arguments), Status.COMM, "broken off")
+expect(lib.gc_comm_async_error(comms[0]), Status.TIMEOUT)
+for comm in comms:
+    lib.gc_comm_free(comm)
+""")
