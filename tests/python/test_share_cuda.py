@@ -681,6 +681,33 @@ def test_a_tensor_that_comes_back_to_its_process():
     shares(script)
 
 
+def test_a_tensor_that_came_back_stays_though_somebody_answers_for_it():
+    script = """
+    the_driver()
+    one, other = socket.socketpair()
+    memory = held(1 << 20)
+    address = memory.contents.dl_tensor.data
+    ctypes.memset(address, 7, 1 << 20)
+    lease = send(memory, one)
+    text, numbers, *_ = socket.recv_fds(other, 10_000, 10)
+    socket.send_fds(one, [text], numbers)
+    got = receive(other)
+    assert got.contents.dl_tensor.data == address
+    os.write(numbers[0], bytes([Status.OK]))
+    ended(lease, 0)
+    lib.gc_tensor_free(memory)
+    check(lib.gc_trim(CARD))
+    others = [held(1 << 20) for _ in range(4)]
+    assert address not in [tensor.contents.dl_tensor.data for tensor in others]
+    assert ctypes.string_at(address, 1 << 20) == bytes([7]) * (1 << 20)
+    for tensor in [*others, got]:
+        lib.gc_tensor_free(tensor)
+    check(lib.gc_trim(CARD))
+    assert fake.fake_in_use(0) == 0
+    """
+    shares(script)
+
+
 def test_a_forked_child_closes_nothing():
     script = """
     def here(end):

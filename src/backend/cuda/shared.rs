@@ -49,7 +49,8 @@ pub struct Part {
 
 /// How another process comes to memory.
 pub enum Means {
-    Handle(Handle),
+    /// As long as it is lent.
+    Handle(Handle, Lent),
     Parts(Vec<Part>),
 }
 
@@ -60,8 +61,6 @@ pub struct Exported {
     pub address: u64,
     pub bytes: u64,
     pub means: Means,
-    /// That it stays, if it is of this library.
-    pub lent: Option<Lent>,
 }
 
 /// While it lives, memory of this library stays and is used for nothing else. Where the memory is another's, it does
@@ -69,11 +68,31 @@ pub struct Exported {
 pub struct Lent {
     device: Device,
     address: u64,
+    stays: bool,
+}
+
+impl Lent {
+    fn of(device: Device, address: u64) -> Result<Self> {
+        device.properties().reuse.lend(address)?;
+        Ok(Self { device, address, stays: false })
+    }
+
+    /// For another who has the same memory.
+    pub fn again(&self) -> Result<Self> {
+        Self::of(self.device, self.address)
+    }
+
+    /// The memory stays for ever.
+    pub fn never_ends(&mut self) {
+        self.stays = true;
+    }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        self.device.properties().reuse.is_returned(self.address);
+        if !self.stays {
+            self.device.properties().reuse.is_returned(self.address);
+        }
     }
 }
 
@@ -116,10 +135,8 @@ impl Queue {
             check(driver, code, "cuIpcGetMemHandle", bytes, device)
                 .map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
             let uuid = uuid_of(device)?;
-            device.properties().reuse.lend(first)?;
-            let lent = Some(Lent { device, address: first });
-            let means = Means::Handle(handle.reserved.map(|byte| byte as u8));
-            return Ok(Exported { uuid, address: first, bytes, means, lent });
+            let means = Means::Handle(handle.reserved.map(|byte| byte as u8), Lent::of(device, first)?);
+            return Ok(Exported { uuid, address: first, bytes, means });
         }
         let ranges = self.ranges(begin, end, instead)?;
         let (mut parts, mut device) = (Vec::new(), None);
@@ -136,7 +153,7 @@ impl Queue {
         let address = ranges.first().map_or(0, |&(first, _)| first);
         let bytes = ranges.iter().map(|&(_, bytes)| bytes).sum();
         let uuid = uuid_of(self.device_numbered(device.unwrap_or(-1))?)?;
-        Ok(Exported { uuid, address, bytes, means: Means::Parts(parts), lent: None })
+        Ok(Exported { uuid, address, bytes, means: Means::Parts(parts) })
     }
 
     /// Where the parts of memory lie that the bytes from `begin` to `end` are in, one behind the other.
@@ -227,7 +244,7 @@ impl Queue {
         let mut parts = Vec::new();
         parts.try_reserve_exact(1).map_err(|_| error!(OutOfMemory, "a list of one part could not be had"))?;
         parts.push(Part { bytes: whole, file: allocation.export(whole, device)? });
-        Ok(Exported { uuid: uuid_of(device)?, address: 0, bytes: whole, means: Means::Parts(parts), lent: None })
+        Ok(Exported { uuid: uuid_of(device)?, address: 0, bytes: whole, means: Means::Parts(parts) })
     }
 
     /// Opens memory of another process on this device.
@@ -272,7 +289,7 @@ impl Queue {
     }
 
     /// Memory of this process that has come back to it.
-    pub fn own(&mut self, uuid: Uuid, address: u64) -> Result<Imported> {
+    pub fn own(&mut self, uuid: Uuid, lent: Lent) -> Result<Imported> {
         if uuid_of(self.device)? != uuid {
             return Err(error!(
                 UnsupportedDevice,
@@ -280,7 +297,7 @@ impl Queue {
             ));
         }
         let (device, home) = (self.device, self.current()?.home()?);
-        Ok(Imported { device, home, memory: Memory::Own(address) })
+        Ok(Imported { device, home, memory: Memory::Own(lent) })
     }
 
     /// The device with this name, if this process is shown it and this queue's can reach its memory.
@@ -324,7 +341,7 @@ pub struct Imported {
 enum Memory {
     Opened(Opened),
     Mapped(Mapping),
-    Own(u64),
+    Own(Lent),
 }
 
 impl Imported {
@@ -333,7 +350,7 @@ impl Imported {
         match &self.memory {
             Memory::Opened(opened) => opened.address,
             Memory::Mapped(mapping) => mapping.address,
-            Memory::Own(address) => *address,
+            Memory::Own(lent) => lent.address,
         }
     }
 }
