@@ -284,11 +284,12 @@ unsafe fn release(_: *mut u8, [held, _]: [*mut c_void; 2]) {
         // SAFETY: the caller's promise: it was given up for this.
         let answers = unsafe { Descriptor::of(*answers) };
         // A forked child closes nothing, for this process may still use it, and has no driver to ask.
-        if *process == process::id() {
-            drop(memory.take());
+        if *process != process::id() {
+            mem::forget(memory.take());
+        } else if memory.take().is_none_or(Imported::release) {
             socket::answer(answers.number(), RELEASED);
         } else {
-            mem::forget(memory.take());
+            mem::forget(answers); // the sender hears when this process ends
         }
     }
 }

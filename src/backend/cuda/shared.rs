@@ -238,7 +238,9 @@ impl Queue {
         mapping.map(&allocation, whole)?;
         mapping.open_for(&[device])?;
         if let Err(failure) = fill(ptr::with_exposed_provenance_mut(mapping.address as usize)) {
-            let _ = self.finish(); // before it is unmapped
+            if !is_unused(self.finish()) {
+                mem::forget(mapping); // what was enqueued may write it yet
+            }
             return Err(failure);
         }
         let mut parts = Vec::new();
@@ -252,7 +254,7 @@ impl Queue {
         self.check_reach(uuid)?;
         let (device, home) = (self.device, self.current()?.home()?);
         let opened = Opened::of(device, home.id, handle, bytes)?;
-        let imported = Imported { device, home, memory: Memory::Opened(opened) };
+        let imported = Imported { device, home, memory: Some(Memory::Opened(opened)) };
         let (first, there) = range_of(device.driver, imported.address()).map_err(said_to_be)?;
         let missing = (imported.address() - first).saturating_add(bytes).saturating_sub(there);
         if missing > 0 {
@@ -285,7 +287,7 @@ impl Queue {
             _ => mapping.open_for(&[device]),
         };
         opened.map_err(said_to_be)?;
-        Ok(Imported { device, home, memory: Memory::Mapped(mapping) })
+        Ok(Imported { device, home, memory: Some(Memory::Mapped(mapping)) })
     }
 
     /// Memory of this process that has come back to it.
@@ -297,7 +299,7 @@ impl Queue {
             ));
         }
         let (device, home) = (self.device, self.current()?.home()?);
-        Ok(Imported { device, home, memory: Memory::Own(lent) })
+        Ok(Imported { device, home, memory: Some(Memory::Own(lent)) })
     }
 
     /// The device with this name, if this process is shown it and this queue's can reach its memory.
@@ -335,7 +337,8 @@ impl Queue {
 pub struct Imported {
     device: Device,
     home: Home,
-    memory: Memory,
+    /// None: given up.
+    memory: Option<Memory>,
 }
 
 enum Memory {
@@ -348,21 +351,27 @@ impl Imported {
     /// Where it begins here.
     pub fn address(&self) -> u64 {
         match &self.memory {
-            Memory::Opened(opened) => opened.address,
-            Memory::Mapped(mapping) => mapping.address,
-            Memory::Own(lent) => lent.address,
+            Some(Memory::Opened(opened)) => opened.address,
+            Some(Memory::Mapped(mapping)) => mapping.address,
+            Some(Memory::Own(lent)) => lent.address,
+            None => 0,
         }
     }
-}
 
-impl Drop for Imported {
-    /// Waits until all work of the context that was enqueued before is done.
-    fn drop(&mut self) {
-        // Where that cannot be, nothing runs any more: the context is lost or gone.
-        if let Ok(mut queue) = Queue::at(self.device, Stream::LEGACY, self.home) {
-            let _ = queue.finish();
+    /// Gives it up, once all work of the context that was enqueued before is done. False: that could not be waited for, for
+    /// want of memory or because a stream captures. Then such work may use it yet, and it stays mapped for ever.
+    pub fn release(mut self) -> bool {
+        self.give_up()
+    }
+
+    fn give_up(&mut self) -> bool {
+        let Some(memory) = self.memory.take() else { return true };
+        let waited = Queue::at(self.device, Stream::LEGACY, self.home).and_then(|mut queue| queue.finish());
+        if !is_unused(waited) && !self.home.is_gone(self.device) {
+            mem::forget(memory);
+            return false;
         }
-        if let Memory::Opened(opened) = &self.memory
+        if let Memory::Opened(opened) = &memory
             && opened.is_last()
         {
             self.home.give_back(self.device, || {
@@ -370,7 +379,19 @@ impl Drop for Imported {
                 unsafe { (self.device.driver.functions.cuIpcCloseMemHandle)(opened.address) };
             });
         }
+        true
     }
+}
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+/// Whether no work runs any more, after a wait for it: also where the context is lost.
+fn is_unused(waited: Result<()>) -> bool {
+    waited.map_or_else(|failure| failure.status == Status::ContextLost, |()| true)
 }
 
 /// Memory that was opened by its handle, by whoever asked first.
@@ -576,7 +597,7 @@ fn range_of(driver: &Driver, address: u64) -> Result<(u64, u64)> {
     Ok((first, bytes as u64))
 }
 
-fn uuid_of(device: Device) -> Result<Uuid> {
+pub(super) fn uuid_of(device: Device) -> Result<Uuid> {
     let mut uuid = CUuuid { bytes: [0; 16] };
     // SAFETY: the place outlives the call; a device of the driver's.
     let code = unsafe { (device.driver.functions.cuDeviceGetUuid_v2)(&mut uuid, device.properties().handle) };
