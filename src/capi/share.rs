@@ -19,9 +19,12 @@
 //!
 //! Of CUDA the memory itself is sent, and nothing is copied: both sides see what the other writes, and order their work
 //! by means of their own. What was enqueued on it before gc_share_send(), in the context that calls without a stream
-//! work in, is waited for there; likewise before gc_tensor_free() of the receiver's tensor says that it is released. So
-//! these two, and gc_share_wait(), are not for between the launches of a collective on several cards. CUDA gives memory
-//! away as a whole: the receiver could read and write all of the allocation that the tensor is in, with the tensors of
+//! work in, is waited for there; likewise before gc_tensor_free() of the receiver's tensor says that it is released.
+//! Once a share of this library's memory has ended, gc_share_wait() frees that, or else the next call that makes a
+//! tensor on the card, such as gc_tensor_empty(): these wait, too. So none of them is for between the launches of a
+//! collective on several cards. Where gc_tensor_free() cannot wait, for a stream of the context captures or memory is
+//! short, the memory stays mapped, and the sender hears only when the receiver's process ends. CUDA gives memory away
+//! as a whole: the receiver could read and write all of the allocation that the tensor is in, with the tensors of
 //! others that a pool such as PyTorch's has put there, and for small ones of cuMemAlloc also the allocations beside it.
 //! GC_SHARE_COPY sends a copy instead, in memory that holds nothing else.
 //!
@@ -35,15 +38,18 @@
 //! The sender keeps its tensor until gc_share_wait() says that the receiver has released it: memory that is freed or used again
 //! before is so under the receiver's hands, and the sender's process must live as long. Memory of this library stays by
 //! itself, when its tensor is released, too; it is freed afterwards, and never used for another tensor. Without a lease it is
-//! never freed. A copy by GC_SHARE_COPY needs nobody to keep it.
+//! never freed, and a descriptor of this process stays open until the receiver has answered and a later gc_share_send() or
+//! gc_share_free() finds that. A copy by GC_SHARE_COPY needs nobody to keep it.
 //!
 //! `socket`: SOCK_STREAM of AF_UNIX, connected; blocking or not, as you like. A message of these functions lies on it between
 //! yours, with one descriptor or more; no byte beyond it is read, and no SIGPIPE is raised. One thread at a time sends on a
 //! socket, and one receives.
 //!
-//! `timeout_ms`: how long a call may wait for the other side; 0: only for what is there; negative: without end. TIMEOUT: it was
-//! too short. A message normally passes whole or not at all, and then the socket is as it was; but if only a part of it has
-//! passed, or if it was CORRUPT, the socket is of no use to both sides. gc_share_wait() does not touch the socket. Calls of
+//! `timeout_ms`: how long a call may wait for the other side; 0: only for what is there; negative: without end.
+//! TIMEOUT: it was too short. A message normally passes whole or not at all, and then the socket is as it was; but if
+//! only a part of it has passed, or if it was CORRUPT, the socket is of no use to both sides. So it is, too, if the
+//! memory has more than 252 parts, whose descriptors pass 253 at a time, and the system takes the first of them and
+//! refuses others (SHARE: ETOOMANYREFS, of too many on their way). gc_share_wait() does not touch the socket. Calls of
 //! the CUDA driver, and the work that it waits for, take the time that they take.
 //!
 //! What comes is believed no more than a stranger's word: sizes, strides, dtype and descriptors are checked before anything is

@@ -37,9 +37,8 @@ use super::{
 pub struct Known {
     ordinal: i32,
     uuid: Uuid,
-    address: u64,
     bytes: u64,
-    lent: Option<Lent>,
+    lent: Lent,
 }
 
 /// The memory that a tensor is in, or a copy in memory that holds nothing else: what is told of it, and its files. The
@@ -63,7 +62,7 @@ pub fn export(
     }
     let Range { start: begin, end } = tensor.extent();
     // In this order: in a forked child the driver refuses before a lock is waited for.
-    let Exported { uuid, address, bytes, means, lent } = if as_copy {
+    let Exported { uuid, address, bytes, means } = if as_copy {
         let bytes = bytes_of(tensor.tensor.dtype, &sizes)?;
         // SAFETY: the caller of gc_share_send() vouched for the elements.
         let source = unsafe { Elements::new(&Name::new("tensor"), *tensor)? };
@@ -79,8 +78,8 @@ pub fn export(
     forget_ended();
     let offset = if as_copy { 0 } else { tensor.tensor.data.addr() as u64 - address };
     let handle = match means {
-        Means::Handle(handle) => {
-            known = Some(Known { ordinal, uuid, address, bytes, lent });
+        Means::Handle(handle, lent) => {
+            known = Some(Known { ordinal, uuid, bytes, lent });
             handle
         }
         Means::Parts(its) => {
@@ -185,7 +184,7 @@ impl Sent {
         if self.process == process::id() {
             let mut table = table();
             if let Some(entry) = table.iter_mut().find(|entry| entry.id == self.id) {
-                mem::forget(entry.memory.lent.take());
+                entry.memory.lent.never_ends();
                 entry.left = Some(kept);
             }
         }
@@ -224,13 +223,14 @@ impl Import {
         held.try_reserve_exact(1).map_err(|_| error!(OutOfMemory, "a place for a tensor could not be had"))?;
         let mut queue = Queue::of(ordinal, Stream::LEGACY)?;
         let bytes = message.bytes as u64;
+        queue.uuid()?; // in a forked child the driver refuses, before a lock is waited for
         let memory = if message.shape.contains(&0) {
             None
-        } else if let Some((uuid, address, there)) = sent_by_this_process(answers)? {
+        } else if let Some((uuid, lent, there)) = sent_by_this_process(answers)? {
             if bytes != there || !place.parts.is_empty() {
                 return Err(error!(Corrupt, "socket: the message says {bytes} bytes of memory that has {there}"));
             }
-            Some(queue.own(uuid, address)?)
+            Some(queue.own(uuid, lent)?)
         } else if place.parts.is_empty() {
             Some(queue.open(place.uuid, place.handle, bytes)?)
         } else {
@@ -284,21 +284,24 @@ unsafe fn release(_: *mut u8, [held, _]: [*mut c_void; 2]) {
         // SAFETY: the caller's promise: it was given up for this.
         let answers = unsafe { Descriptor::of(*answers) };
         // A forked child closes nothing, for this process may still use it, and has no driver to ask.
-        if *process == process::id() {
-            drop(memory.take());
+        if *process != process::id() {
+            mem::forget(memory.take());
+        } else if memory.take().is_none_or(Imported::release) {
             socket::answer(answers.number(), RELEASED);
         } else {
-            mem::forget(memory.take());
+            mem::forget(answers); // the sender hears when this process ends
         }
     }
 }
 
 /// What this process knows of memory that it has sent, if a tensor comes back to it. The socket for the answer tells: what
-/// a message says of where it comes from, anybody can say.
-fn sent_by_this_process(answers: &Socket) -> Result<Option<(Uuid, u64, u64)>> {
+/// a message says of where it comes from, anybody can say. Whoever has that socket can answer on it, too, while the tensor
+/// that came back is in use: so this is lent the memory itself, before the entry can go.
+fn sent_by_this_process(answers: &Socket) -> Result<Option<(Uuid, Lent, u64)>> {
     let travels = Identity::of(answers.number())?;
     let table = table();
     // Once the other end of one is closed, its number may be another's.
     let found = table.iter().find(|entry| entry.travels == travels && is_unanswered(entry.kept));
-    Ok(found.map(|Entry { memory: Known { uuid, address, bytes, .. }, .. }| (*uuid, *address, *bytes)))
+    let known = found.map(|Entry { memory, .. }| Ok((memory.uuid, memory.lent.again()?, memory.bytes)));
+    known.transpose()
 }

@@ -226,6 +226,14 @@ impl Home {
         Ok(primary(device)? as usize == self.handle)
     }
 
+    /// Whether it is gone, or another has its address.
+    pub(super) fn is_gone(self, device: Device) -> bool {
+        let mut id = 0;
+        // SAFETY: the place outlives the call. The driver refuses a context that is gone.
+        let code = unsafe { (device.driver.functions.cuCtxGetId)(self.handle as CUcontext, &mut id) };
+        code == INVALID_CONTEXT || code == 0 && id != self.id
+    }
+
     /// Calls what gives something of this context back to the driver, with the context current, unless that is gone, and all
     /// that was in it. Nobody can be told of a failure: in a forked child, and while the process ends, the driver refuses
     /// everything.

@@ -97,7 +97,7 @@ impl Queue {
 
     /// Frees what was shared and that nobody has any more.
     fn free_spent(&mut self) -> Result<()> {
-        if !self.reuse().has_given() {
+        if !self.reuse().may_have_spent() {
             return Ok(());
         }
         let context = self.current()?.id;
@@ -109,7 +109,7 @@ impl Queue {
 
     /// The same in the context that calls without a stream work in, if there is one.
     pub fn free_returned(&mut self) -> Result<()> {
-        if self.reuse().has_given() && self.has_context()? { self.free_spent() } else { Ok(()) }
+        if self.reuse().may_have_spent() && self.has_context()? { self.free_spent() } else { Ok(()) }
     }
 
     /// Gives back what is kept, in the context that calls without a stream work in, if there is one.

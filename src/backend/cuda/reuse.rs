@@ -16,7 +16,7 @@ use std::{
     ptr,
     sync::{
         Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicPtr, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering},
     },
 };
 
@@ -42,7 +42,7 @@ pub struct Block {
     pub capacity: usize,
     /// The id of the context that it belongs to: with that it is gone.
     pub context: u64,
-    /// Whether another process was given it.
+    /// Whether another process was given it: then it is not used again.
     was_lent: bool,
     home: &'static Reuse,
     /// In a [`List`].
@@ -108,8 +108,10 @@ pub struct Reuse {
     /// Of all blocks that are in no tensor and not freed.
     bytes: AtomicUsize,
     bound: usize,
-    /// How many places are listed that other processes were given.
-    given: AtomicUsize,
+    /// Whether places are listed that other processes were given.
+    has_given: AtomicBool,
+    /// Whether there are spent blocks among the lists.
+    has_spent: AtomicBool,
     kept: Mutex<Kept>,
     /// Somebody put blocks back, or freed them.
     changed: Condvar,
@@ -142,7 +144,8 @@ impl Reuse {
             released: AtomicPtr::default(),
             bytes: AtomicUsize::new(0),
             bound: (memory / SHARE).max(AT_LEAST),
-            given: AtomicUsize::new(0),
+            has_given: AtomicBool::new(false),
+            has_spent: AtomicBool::new(false),
             kept: Mutex::new(Kept {
                 ready: [const { List(None) }; CLASSES],
                 pending: List(None),
@@ -184,7 +187,14 @@ impl Reuse {
             kept.lent.push(block);
         } else {
             kept.spent.push(block);
+            self.note(kept);
         }
+    }
+
+    /// Notes what is asked for without the lock.
+    fn note(&self, kept: &Kept) {
+        self.has_given.store(!kept.given.is_empty(), Ordering::Relaxed);
+        self.has_spent.store(kept.spent.0.is_some(), Ordering::Relaxed);
     }
 
     /// Another process is given the memory that begins here.
@@ -195,7 +205,7 @@ impl Reuse {
             Err(at) => {
                 kept.given.try_reserve(1).map_err(|_| error!(OutOfMemory, "a list of shares could not be had"))?;
                 kept.given.insert(at, Given { address, users: 1 });
-                self.given.store(kept.given.len(), Ordering::Relaxed);
+                self.note(&kept);
             }
         }
         Ok(())
@@ -205,33 +215,31 @@ impl Reuse {
     /// it was another's, the next block of ours that comes to lie there is freed where it could have been kept.
     pub fn is_returned(&self, address: u64) {
         let mut kept = self.lock();
-        if let Ok(at) = kept.given.binary_search_by_key(&address, |given| given.address) {
-            kept.given[at].users -= 1;
-            if kept.given[at].users == 0 {
-                let Kept { lent, spent, .. } = &mut *kept;
-                lent.move_to(spent, |block| block.address == address);
-            }
+        let Ok(at) = kept.given.binary_search_by_key(&address, |given| given.address) else { return };
+        let Some(users) = kept.given[at].users.checked_sub(1) else { return };
+        kept.given[at].users = users;
+        if users == 0 {
+            let Kept { lent, spent, .. } = &mut *kept;
+            lent.move_to(spent, |block| block.address == address);
+            self.note(&kept);
         }
     }
 
-    /// A place that is free again.
-    fn forget_given(&self, address: u64) {
-        let mut kept = self.lock();
-        if let Ok(at) = kept.given.binary_search_by_key(&address, |given| given.address) {
-            kept.given.remove(at);
-            self.given.store(kept.given.len(), Ordering::Relaxed);
-        }
+    /// Whether there may be spent blocks.
+    pub fn may_have_spent(&self) -> bool {
+        let is_released = || !self.released.load(Ordering::Relaxed).is_null();
+        self.has_spent.load(Ordering::Relaxed) || self.has_given.load(Ordering::Relaxed) && is_released()
     }
 
-    /// Whether any memory was given to other processes: then there may be spent blocks.
-    pub fn has_given(&self) -> bool {
-        self.given.load(Ordering::Relaxed) > 0
-    }
-
-    /// Takes a spent block of a context out, to be freed.
+    /// Takes a spent block of a context out, to be freed. Its place is no longer listed: as soon as the driver has freed it,
+    /// another block may lie there, and be lent.
     pub fn take_spent(&'static self, context: u64) -> Option<Taken> {
         let mut kept = self.lock();
         let block = kept.spent.take(|block| block.context == context)?;
+        if let Ok(at) = kept.given.binary_search_by_key(&block.address, |given| given.address) {
+            kept.given.remove(at);
+        }
+        self.note(&kept);
         let mut taken = self.taken(&mut kept, List(None));
         taken.add(block);
         Some(taken)
@@ -282,7 +290,7 @@ impl Reuse {
     }
 }
 
-/// Blocks that a thread has taken out. Those that are left when it is dropped are pending.
+/// Blocks that a thread has taken out. Those that are left when it is dropped are pending, or spent if they were lent.
 pub struct Taken {
     home: &'static Reuse,
     blocks: List,
@@ -303,9 +311,6 @@ impl Taken {
     pub fn forget(&mut self, address: u64) {
         if let Some(block) = self.blocks.take(|block| block.address == address) {
             self.home.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
-            if block.was_lent {
-                self.home.forget_given(address);
-            }
         }
     }
 
@@ -325,6 +330,7 @@ impl Drop for Taken {
             self.home.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
             kept.spent.push(block);
         }
+        self.home.note(&kept);
         self.blocks.move_to(&mut kept.pending, |_| true);
         kept.busy -= 1;
         drop(kept);
@@ -361,6 +367,7 @@ impl Kept {
             for list in [&mut self.lent, &mut self.spent] {
                 list.move_to(&mut blocks, |block| block.context == gone);
             }
+            home.note(self);
             while blocks.take(|_| true).is_some() {} // one after the other, not one within the other
         }
     }
@@ -502,18 +509,45 @@ mod tests {
                 released(home, 7, address, 1024);
             }
             assert!(home.take(7, 1000, 1024).is_none() && home.take_spent(8).is_none());
+            assert!(home.may_have_spent());
             drop(home.take_spent(7).unwrap()); // which the driver has not freed
+            assert!(home.may_have_spent());
             let mut taken = home.take_spent(7).unwrap();
             assert_eq!(taken.largest().unwrap().address, address);
-            assert!(home.has_given());
             taken.forget(address);
             drop(taken);
-            assert!(home.take_spent(7).is_none() && !home.has_given());
+            assert!(home.take_spent(7).is_none() && !home.may_have_spent());
             assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
         }
         released(home, 7, 4096, 1024); // what comes to lie there is a block like others
         home.take_pending(7).are_ready();
         assert_eq!(home.take(7, 1000, 1024).unwrap().address, 4096);
+    }
+
+    #[test]
+    fn a_block_that_comes_to_lie_where_a_spent_one_is_being_freed_can_be_lent() {
+        let home = of_card();
+        home.lend(4096).unwrap();
+        released(home, 7, 4096, 1024);
+        home.is_returned(4096);
+        let mut freed = home.take_spent(7).unwrap();
+        // The driver has freed it, and gives its place to another thread, which lends that twice.
+        home.lend(4096).unwrap();
+        freed.forget(4096);
+        drop(freed);
+        home.lend(4096).unwrap();
+        released(home, 7, 4096, 1024);
+        home.take_pending(7).are_ready();
+        assert!(home.take(7, 1000, 1024).is_none());
+        home.is_returned(4096);
+        assert!(home.take_spent(7).is_none(), "one has it still");
+        home.is_returned(4096);
+        let mut freed = home.take_spent(7).unwrap();
+        home.is_returned(4096); // once too often
+        freed.forget(4096);
+        drop(freed);
+        assert!(!home.may_have_spent());
+        assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -49,7 +49,8 @@ pub struct Part {
 
 /// How another process comes to memory.
 pub enum Means {
-    Handle(Handle),
+    /// As long as it is lent.
+    Handle(Handle, Lent),
     Parts(Vec<Part>),
 }
 
@@ -60,8 +61,6 @@ pub struct Exported {
     pub address: u64,
     pub bytes: u64,
     pub means: Means,
-    /// That it stays, if it is of this library.
-    pub lent: Option<Lent>,
 }
 
 /// While it lives, memory of this library stays and is used for nothing else. Where the memory is another's, it does
@@ -69,11 +68,31 @@ pub struct Exported {
 pub struct Lent {
     device: Device,
     address: u64,
+    stays: bool,
+}
+
+impl Lent {
+    fn of(device: Device, address: u64) -> Result<Self> {
+        device.properties().reuse.lend(address)?;
+        Ok(Self { device, address, stays: false })
+    }
+
+    /// For another who has the same memory.
+    pub fn again(&self) -> Result<Self> {
+        Self::of(self.device, self.address)
+    }
+
+    /// The memory stays for ever.
+    pub fn never_ends(&mut self) {
+        self.stays = true;
+    }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        self.device.properties().reuse.is_returned(self.address);
+        if !self.stays {
+            self.device.properties().reuse.is_returned(self.address);
+        }
     }
 }
 
@@ -116,10 +135,8 @@ impl Queue {
             check(driver, code, "cuIpcGetMemHandle", bytes, device)
                 .map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
             let uuid = uuid_of(device)?;
-            device.properties().reuse.lend(first)?;
-            let lent = Some(Lent { device, address: first });
-            let means = Means::Handle(handle.reserved.map(|byte| byte as u8));
-            return Ok(Exported { uuid, address: first, bytes, means, lent });
+            let means = Means::Handle(handle.reserved.map(|byte| byte as u8), Lent::of(device, first)?);
+            return Ok(Exported { uuid, address: first, bytes, means });
         }
         let ranges = self.ranges(begin, end, instead)?;
         let (mut parts, mut device) = (Vec::new(), None);
@@ -136,7 +153,7 @@ impl Queue {
         let address = ranges.first().map_or(0, |&(first, _)| first);
         let bytes = ranges.iter().map(|&(_, bytes)| bytes).sum();
         let uuid = uuid_of(self.device_numbered(device.unwrap_or(-1))?)?;
-        Ok(Exported { uuid, address, bytes, means: Means::Parts(parts), lent: None })
+        Ok(Exported { uuid, address, bytes, means: Means::Parts(parts) })
     }
 
     /// Where the parts of memory lie that the bytes from `begin` to `end` are in, one behind the other.
@@ -221,13 +238,15 @@ impl Queue {
         mapping.map(&allocation, whole)?;
         mapping.open_for(&[device])?;
         if let Err(failure) = fill(ptr::with_exposed_provenance_mut(mapping.address as usize)) {
-            let _ = self.finish(); // before it is unmapped
+            if !is_unused(self.finish()) {
+                mem::forget(mapping); // what was enqueued may write it yet
+            }
             return Err(failure);
         }
         let mut parts = Vec::new();
         parts.try_reserve_exact(1).map_err(|_| error!(OutOfMemory, "a list of one part could not be had"))?;
         parts.push(Part { bytes: whole, file: allocation.export(whole, device)? });
-        Ok(Exported { uuid: uuid_of(device)?, address: 0, bytes: whole, means: Means::Parts(parts), lent: None })
+        Ok(Exported { uuid: uuid_of(device)?, address: 0, bytes: whole, means: Means::Parts(parts) })
     }
 
     /// Opens memory of another process on this device.
@@ -235,7 +254,7 @@ impl Queue {
         self.check_reach(uuid)?;
         let (device, home) = (self.device, self.current()?.home()?);
         let opened = Opened::of(device, home.id, handle, bytes)?;
-        let imported = Imported { device, home, memory: Memory::Opened(opened) };
+        let imported = Imported { device, home, memory: Some(Memory::Opened(opened)) };
         let (first, there) = range_of(device.driver, imported.address()).map_err(said_to_be)?;
         let missing = (imported.address() - first).saturating_add(bytes).saturating_sub(there);
         if missing > 0 {
@@ -268,11 +287,11 @@ impl Queue {
             _ => mapping.open_for(&[device]),
         };
         opened.map_err(said_to_be)?;
-        Ok(Imported { device, home, memory: Memory::Mapped(mapping) })
+        Ok(Imported { device, home, memory: Some(Memory::Mapped(mapping)) })
     }
 
     /// Memory of this process that has come back to it.
-    pub fn own(&mut self, uuid: Uuid, address: u64) -> Result<Imported> {
+    pub fn own(&mut self, uuid: Uuid, lent: Lent) -> Result<Imported> {
         if uuid_of(self.device)? != uuid {
             return Err(error!(
                 UnsupportedDevice,
@@ -280,7 +299,7 @@ impl Queue {
             ));
         }
         let (device, home) = (self.device, self.current()?.home()?);
-        Ok(Imported { device, home, memory: Memory::Own(address) })
+        Ok(Imported { device, home, memory: Some(Memory::Own(lent)) })
     }
 
     /// The device with this name, if this process is shown it and this queue's can reach its memory.
@@ -318,34 +337,41 @@ impl Queue {
 pub struct Imported {
     device: Device,
     home: Home,
-    memory: Memory,
+    /// None: given up.
+    memory: Option<Memory>,
 }
 
 enum Memory {
     Opened(Opened),
     Mapped(Mapping),
-    Own(u64),
+    Own(Lent),
 }
 
 impl Imported {
     /// Where it begins here.
     pub fn address(&self) -> u64 {
         match &self.memory {
-            Memory::Opened(opened) => opened.address,
-            Memory::Mapped(mapping) => mapping.address,
-            Memory::Own(address) => *address,
+            Some(Memory::Opened(opened)) => opened.address,
+            Some(Memory::Mapped(mapping)) => mapping.address,
+            Some(Memory::Own(lent)) => lent.address,
+            None => 0,
         }
     }
-}
 
-impl Drop for Imported {
-    /// Waits until all work of the context that was enqueued before is done.
-    fn drop(&mut self) {
-        // Where that cannot be, nothing runs any more: the context is lost or gone.
-        if let Ok(mut queue) = Queue::at(self.device, Stream::LEGACY, self.home) {
-            let _ = queue.finish();
+    /// Gives it up, once all work of the context that was enqueued before is done. False: that could not be waited for, for
+    /// want of memory or because a stream captures. Then such work may use it yet, and it stays mapped for ever.
+    pub fn release(mut self) -> bool {
+        self.give_up()
+    }
+
+    fn give_up(&mut self) -> bool {
+        let Some(memory) = self.memory.take() else { return true };
+        let waited = Queue::at(self.device, Stream::LEGACY, self.home).and_then(|mut queue| queue.finish());
+        if !is_unused(waited) && !self.home.is_gone(self.device) {
+            mem::forget(memory);
+            return false;
         }
-        if let Memory::Opened(opened) = &self.memory
+        if let Memory::Opened(opened) = &memory
             && opened.is_last()
         {
             self.home.give_back(self.device, || {
@@ -353,7 +379,19 @@ impl Drop for Imported {
                 unsafe { (self.device.driver.functions.cuIpcCloseMemHandle)(opened.address) };
             });
         }
+        true
     }
+}
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+/// Whether no work runs any more, after a wait for it: also where the context is lost.
+fn is_unused(waited: Result<()>) -> bool {
+    waited.map_or_else(|failure| failure.status == Status::ContextLost, |()| true)
 }
 
 /// Memory that was opened by its handle, by whoever asked first.
@@ -559,7 +597,7 @@ fn range_of(driver: &Driver, address: u64) -> Result<(u64, u64)> {
     Ok((first, bytes as u64))
 }
 
-fn uuid_of(device: Device) -> Result<Uuid> {
+pub(super) fn uuid_of(device: Device) -> Result<Uuid> {
     let mut uuid = CUuuid { bytes: [0; 16] };
     // SAFETY: the place outlives the call; a device of the driver's.
     let code = unsafe { (device.driver.functions.cuDeviceGetUuid_v2)(&mut uuid, device.properties().handle) };
