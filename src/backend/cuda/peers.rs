@@ -13,7 +13,7 @@
 
 use std::{ffi::c_void, ptr};
 
-use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute, CUstream, CUuuid};
+use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute, CUstream};
 
 use crate::{
     backend::Stream,
@@ -28,6 +28,7 @@ use super::{
     module::{PEERS, PEERS_FAMILY},
     pinned::Pinned,
     queue::Queue,
+    shared::uuid_of,
 };
 
 /// As the kernels have it.
@@ -143,7 +144,7 @@ impl Buffer {
 
     pub fn identity(&self) -> Result<Identity> {
         let home = self.memory.home;
-        Ok(Identity { uuid: self.device.uuid()?, address: self.memory.at(0), context: home.handle() as u64 })
+        Ok(Identity { uuid: uuid_of(self.device)?, address: self.memory.at(0), context: home.handle() as u64 })
     }
 
     /// For another process.
@@ -174,7 +175,7 @@ impl Buffer {
     /// The buffer of another rank of this process: its address, once this card reaches it.
     pub fn reach(&self, other: &Identity) -> Result<u64> {
         let driver = self.device.driver;
-        if self.device.uuid()? == other.uuid {
+        if uuid_of(self.device)? == other.uuid {
             return Ok(other.address);
         }
         let mut queue = self.memory.queue(Stream::LEGACY)?;
@@ -445,16 +446,6 @@ pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bo
         return Err(error!(InvalidArgument, "options: buffers[{rank}], this rank's own, is not all 0"));
     }
     Ok(())
-}
-
-impl Device {
-    fn uuid(self) -> Result<[u8; 16]> {
-        let mut uuid = CUuuid { bytes: [0; 16] };
-        // SAFETY: the place outlives the call.
-        let code = unsafe { (self.driver.functions.cuDeviceGetUuid_v2)(&mut uuid, self.properties().handle) };
-        self.driver.check(code, format_args!("cuDeviceGetUuid of {self}"))?;
-        Ok(uuid.bytes.map(|byte| byte as u8))
-    }
 }
 
 /// A stream that waits for no other.
