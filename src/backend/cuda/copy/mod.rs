@@ -76,7 +76,7 @@ pub fn copy(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elemen
 
 /// Copies the elements of the source to those of the target, in the order of the queue's stream, which is on the target's
 /// device, or on the source's where the target is memory of the host. What runs on another device is not waited for. Where
-/// one side is pageable, or two cards do not reach each other's memory and the copy is not of contiguous bytes, all is done
+/// one side is pageable, or a card may not read another one's memory and the copy is not of contiguous bytes, all is done
 /// when this returns, and in a capture it refuses.
 ///
 /// # Safety
@@ -178,7 +178,7 @@ fn ends(plan: &CopyPlan, data: *mut u8, side: usize) -> [u64; 2] {
 /// What the driver says of memory, in the context that is current; None of what it does not know.
 fn ask(queue: &Queue, attribute: CUpointer_attribute, address: u64) -> Option<u64> {
     let mut said = 0u64;
-    // SAFETY: any address may be asked for; the place has room for the largest of what is asked here, and outlives the call.
+    // SAFETY: any address may be asked for; the place has room for the largest of what is asked here.
     let code = unsafe {
         (queue.device.driver.functions.cuPointerGetAttribute)(ptr::from_mut(&mut said).cast(), attribute, address)
     };
