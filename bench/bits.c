@@ -1,6 +1,6 @@
 /*
- * What bench/cpu.py, bench/cpu_codec.py and bench/cpu_copy.py time. In C, since a call through ctypes costs as much as packing 2^16
- * elements does.
+ * What bench/cpu.py, bench/cpu_codec.py and bench/cpu_copy.py time. In C, since a call through ctypes costs as much as
+ * packing 2^16 elements does.
  *
  * Every function makes one call that is not timed, then `calls` that are, and returns the seconds of these; -1 when a
  * call was refused (last_error() says why).

@@ -53,7 +53,8 @@
  * shapes and strides are read during the call. Once gc_prepare() has run they allocate nothing and synchronize
  * nothing, with one exception, after much was released: see CUDA. (Without gc_prepare(), a first call in a context
  * loads the kernels, which waits for all that runs there.) For CPU and CUDAHost tensors the stream is ignored and the
- * work is complete when the function returns: wait for copies to or from them yourself.
+ * work is complete when the function returns: wait for copies to or from them yourself. gc_copy_into() also takes
+ * tensors of two devices, and says what it enqueues, what it waits for and what it allocates then.
  *
  * Graphs: `_into` functions can be captured in a CUDA graph, after gc_prepare() in the context that captures, on a stream
  * of yours (CUDA captures neither NULL nor 1). Memory that a captured call uses must stay until the graph's last launch;
@@ -72,7 +73,7 @@
  *
  * When a tensor of ours is released, its device memory is kept for new tensors: up to 1/32 of the card's memory, at least
  * 256 MiB. It is used again only after all work that was enqueued in its context before the release is done, on any
- * stream. A release calls no driver: it works with any context current or none, when the streams are gone, and while the
+ * stream; work of other contexts is not waited for, such as a gc_copy_into() to another card. A release calls no driver: it works with any context current or none, when the streams are gone, and while the
  * process ends. Other libraries cannot use what is kept, so call gc_trim() before they need memory; a call of ours that
  * finds no memory gives it back first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing
  * works on it afterwards.
@@ -375,16 +376,20 @@ gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
  * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is. `stream`: of dst's device, or of
  * src's where dst is on CPU or CUDAHost; ignored where both are.
  *
- * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; memory of CUDAHost is copied in
- * the order of the stream, like memory of CUDA. The first copy between CPU and a device allocates 8 MiB of pinned memory,
- * which are kept until gc_trim(). Memory of the CPU that is pinned all the same is copied without them.
+ * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
+ * takes its turn on the stream, as one between two tensors of CUDA does: both must stay until the stream has done it. The
+ * first copy between CPU and a device allocates 8 MiB of pinned memory, also after gc_prepare(), which are kept until
+ * gc_trim(). Memory of the CPU that is pinned all the same, in one piece, is copied without them.
  *
  * Between two CUDA devices the stream is one of dst's: what other streams have to do to src is to be done before, or
- * waited for by this one. The device of dst is given access to the memory of src's where that can be. Where it cannot, a
- * copy of another layout or dtype is one by way of the CPU, like the above.
+ * waited for by this one. The device of dst is given access to the memory of src's where that can be. Where dst's device
+ * may not read src all the same, which can be memory of a pool or memory that was mapped, a copy of another layout or
+ * dtype is one by way of the CPU: it is complete when this returns, allocates and cannot be captured, like the above. src
+ * is read from another context than its own, so release a tensor of ours only when the stream has done the copy.
  *
  * Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
- * done. Any other overlap is INVALID_ARGUMENT.
+ * done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of src,
+ * whether elements share them or not: INVALID_ARGUMENT.
  *
  * SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
  * NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such

@@ -220,7 +220,8 @@ __device__ __forceinline__ void turn_words(const gc_copy &copy, unsigned char *t
                 }
             }
         } else if (exist == SQUARE && low - misalignment(low, 4) >= copy.begin
-                   && high - misalignment(high, 4) + 8 <= copy.end) {
+                   && high - misalignment(high, 4) + (misalignment(high, 4) ? 8 : 4) <= copy.end) {
+            // An element that begins with its word needs no other.
 #pragma unroll
             for (unsigned r = 0; r < ROUNDS; r++) {
                 unsigned next[SQUARE];
@@ -228,7 +229,7 @@ __device__ __forceinline__ void turn_words(const gc_copy &copy, unsigned char *t
                 for (unsigned k = 0; k < SQUARE; k++) {
                     const unsigned char *at = line_at(r, k);
                     const unsigned *aligned = reinterpret_cast<const unsigned *>(at - misalignment(at, 4));
-                    words[r][k] = aligned[0], next[k] = aligned[1];
+                    words[r][k] = aligned[0], next[k] = aligned[misalignment(at, 4) ? 1 : 0];
                 }
 #pragma unroll
                 for (unsigned k = 0; k < SQUARE; k++) {

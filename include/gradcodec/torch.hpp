@@ -152,7 +152,9 @@ template <class Call> void into(const at::Tensor &src, const at::Tensor &dst, Ca
 
 } // namespace detail
 
-/* As dst.copy_(src), by the rules of gradcodec.h: on the stream of dst, or of src where dst is on the CPU. */
+/* The elements that dst.copy_(src) gives, by the rules of gradcodec.h: on the stream of dst, or of src where dst is on the
+ * CPU. Between cards, copy_() also has the current stream of src's card wait and be waited for; here only dst's takes part,
+ * so have it wait for what makes src, and have src stay as it is until it is done. */
 inline void copy_into(const at::Tensor &src, const at::Tensor &dst)
 {
     const DLTensor from = view(src);

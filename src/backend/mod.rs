@@ -90,6 +90,14 @@ impl Queue {
             Self::Cuda(queue) => queue.wait(),
         }
     }
+
+    /// Waits until all that is enqueued on the stream is done, whoever did that.
+    pub fn wait_for_all(&mut self) -> Result<()> {
+        match self {
+            Self::Cpu => Ok(()),
+            Self::Cuda(queue) => queue.wait_for_all(),
+        }
+    }
 }
 
 /// Where something begins in memory that threads share, each in places of its own.

@@ -52,7 +52,8 @@
 //! shapes and strides are read during the call. Once gc_prepare() has run they allocate nothing and synchronize
 //! nothing, with one exception, after much was released: see CUDA. (Without gc_prepare(), a first call in a context
 //! loads the kernels, which waits for all that runs there.) For CPU and CUDAHost tensors the stream is ignored and the
-//! work is complete when the function returns: wait for copies to or from them yourself.
+//! work is complete when the function returns: wait for copies to or from them yourself. gc_copy_into() also takes
+//! tensors of two devices, and says what it enqueues, what it waits for and what it allocates then.
 //!
 //! Graphs: `_into` functions can be captured in a CUDA graph, after gc_prepare() in the context that captures, on a stream
 //! of yours (CUDA captures neither NULL nor 1). Memory that a captured call uses must stay until the graph's last launch;
@@ -71,7 +72,7 @@
 //!
 //! When a tensor of ours is released, its device memory is kept for new tensors: up to 1/32 of the card's memory, at least
 //! 256 MiB. It is used again only after all work that was enqueued in its context before the release is done, on any
-//! stream. A release calls no driver: it works with any context current or none, when the streams are gone, and while the
+//! stream; work of other contexts is not waited for, such as a gc_copy_into() to another card. A release calls no driver: it works with any context current or none, when the streams are gone, and while the
 //! process ends. Other libraries cannot use what is kept, so call gc_trim() before they need memory; a call of ours that
 //! finds no memory gives it back first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing
 //! works on it afterwards.

@@ -15,23 +15,34 @@ use super::tensors;
 
 /// The elements of `src`, as the dtype of `dst`, broadcast to its shape.
 pub fn copy_into(src: &Elements<'_>, dst: &Elements<'_>, stream: Stream) -> Result<()> {
+    copy_on(&mut queue_of(dst.device(), src.device(), stream)?, src, dst)
+}
+
+/// The same between memory that no stream of the caller's works on; it is done when this returns.
+pub fn copy_now(src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
+    if let (Device::Cuda(from), Device::Cuda(to)) = (src.device(), dst.device())
+        && from != to
+        && src.elements() > 0
+    {
+        // The target's stream does not wait for what makes the source.
+        Queue::of(src.device(), Stream::LEGACY)?.wait_for_all()?;
+    }
+    let mut queue = queue_of(dst.device(), src.device(), Stream::LEGACY)?;
+    // What was enqueued is waited for also where more could not be: it uses memory that is given up then.
+    copy_on(&mut queue, src, dst).and(queue.wait())
+}
+
+fn copy_on(queue: &mut Queue, src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
     let conversion = conversion(src, dst)?;
     check_shapes(src, dst)?;
     let bytes = if conversion.is_none() { Some(packed(src, dst)?) } else { None };
     dst.check_places()?;
     let plan = plan(src, dst, conversion.unwrap_or(Conversion::Bytes(1)), bytes);
-    let mut queue = queue_of(dst.device(), src.device(), stream)?;
     if plan.loops.count() == 0 || stays(&plan, src, dst) {
         return Ok(());
     }
     check_apart(dst.name(), &dst.extent(), src.name(), &src.extent())?;
-    run(&mut queue, &plan, src, dst)
-}
-
-/// The same between memory that no stream of the caller's works on; it is done when this returns.
-pub fn copy_now(src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
-    copy_into(src, dst, Stream::LEGACY)?;
-    queue_of(dst.device(), src.device(), Stream::LEGACY)?.wait()
+    run(queue, &plan, src, dst)
 }
 
 /// A compact copy on this device.

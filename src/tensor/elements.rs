@@ -28,8 +28,8 @@ impl<'a> Elements<'a> {
     /// Refuses devices that are not ours.
     ///
     /// # Safety
-    /// For `'a`: the elements that are described are memory of that device, which nobody else writes (nor reads, if the
-    /// tensor is an output).
+    /// For `'a`, and on CUDA until the stream has done what it is used for: the elements that are described are memory of
+    /// that device, which nobody else writes (nor reads, if the tensor is an output).
     pub unsafe fn new(name: &Name, described: Described<'a>) -> Result<Self> {
         let device = Device::from_dlpack(name, described.tensor.device)?;
         let bits = element_bits(name, described.tensor.dtype)?;

@@ -499,6 +499,12 @@ static void walk(const Loop *loops, unsigned count, uint64_t round, int64_t *ele
     }
 }
 
+/* Whether kernels of another context may use a block, which enabling access to its context gives only for what cuMemAlloc
+ * has made there. */
+static int is_reached(Context context, const struct Block *block) {
+    return reached[context->device][block->context->device] && block->kind != OF_POOL;
+}
+
 /* Memory that a launch uses: whether it is there, of this context, and in no use by unfinished work of another stream. */
 static Result use(Place place, int how, const unsigned char *memory, size_t bytes) {
     for (int k = 0; k < BLOCKS; k++) {
@@ -514,7 +520,7 @@ static Result use(Place place, int how, const unsigned char *memory, size_t byte
                 return result;
         }
         if (block->physical ? !(block->access >> place.context->device & 1)
-                            : block->context != place.context && !reached[place.context->device][block->context->device])
+                            : block->context != place.context && !is_reached(place.context, block))
             return fault(ILLEGAL_ADDRESS, "memory of another context");
         if (block->stream != place.stream && (block->in_use == WRITTEN || (block->in_use && how == WRITTEN)))
             return fault(ILLEGAL_ADDRESS, "memory that unfinished work of another stream uses");
@@ -1048,8 +1054,19 @@ Result cuCtxEnablePeerAccess(Context other, unsigned flags) {
 
 /* Which memory it is, and on which device. */
 Result cuPointerGetAttribute(void *value, int attribute, uint64_t address) {
-    enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9 };
+    enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, RANGE_START = 11, RANGE_SIZE = 12, ACCESS_FLAGS = 16 };
     MAY_FAIL;
+    struct Block *block = block_at(address);
+    if (attribute == ACCESS_FLAGS && block && current()) {
+        int may = block->physical ? (int)(block->access >> current()->device & 1)
+                                  : block->context == current() || is_reached(current(), block);
+        return *(int *)value = may ? 3 : 0, SUCCESS;
+    }
+    for (int k = 0; (attribute == RANGE_START || attribute == RANGE_SIZE) && k < BLOCKS; k++) {
+        uint64_t first = (uint64_t)(uintptr_t)pinned_blocks[k].memory;
+        if (first && address - first < pinned_blocks[k].bytes)
+            return *(uint64_t *)value = attribute == RANGE_START ? first : pinned_blocks[k].bytes, SUCCESS;
+    }
     for (int k = 0; attribute == DEVICE_ORDINAL && k < BLOCKS; k++)
         if (blocks[k].memory && address - (uint64_t)(uintptr_t)blocks[k].memory < blocks[k].bytes)
             return *(int *)value = blocks[k].context->device, SUCCESS;
@@ -1575,6 +1592,20 @@ void fake_finish(void) {
         blocks[k].in_use = UNUSED;
     for (Stream stream = streams; stream; stream = stream->next)
         stream->at_work = 0;
+}
+/* Memory of the host that cards reach from now on. */
+void fake_register(void *memory, size_t bytes) {
+    int k = 0;
+    while (pinned_blocks[k].memory)
+        k++;
+    pinned_blocks[k].memory = memory, pinned_blocks[k].bytes = bytes;
+}
+/* Blocks of memory that unfinished work uses. */
+int fake_pending(void) {
+    int pending = 0;
+    for (int k = 0; k < BLOCKS; k++)
+        pending += blocks[k].memory && blocks[k].in_use;
+    return pending;
 }
 /* A library's use of memory by work that it enqueues. */
 Result fake_use(const void *memory, size_t bytes, int is_written, Stream stream) {

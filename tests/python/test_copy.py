@@ -1,4 +1,5 @@
-"""Copies and casts, held to NumPy's `dst[...] = src`; where NumPy leaves a cast undefined or has no bfloat16, to a formula."""
+"""Copies and casts, held to NumPy's `dst[...] = src`; where NumPy leaves a cast undefined or has no bfloat16, to a
+formula."""
 
 import ctypes
 import math
@@ -12,7 +13,9 @@ from capi import CPU, CUDA_HOST, DTYPES, FLOATS, INTEGERS, DLDataType, DLDevice,
 CASTS = ("bool", *INTEGERS, *FLOATS)
 NAN = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
 # Significand's bits, the implied one counted, and the least exponent of a normal number.
-FORMATS = {"float16": (11, -14, 15), "bfloat16": (8, -126, 127), "float32": (24, -126, 127), "float64": (53, -1022, 1023)}
+FORMATS = {
+    "float16": (11, -14, 15), "bfloat16": (8, -126, 127), "float32": (24, -126, 127), "float64": (53, -1022, 1023),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +94,8 @@ def edges(name):
         values = {0, 1, 2, 3, 2**bits - 1, 2 ** (bits - 1)}
         for high in range(bits):
             # Around powers of two, and around the middles of what floats of 8, 11, 24 and 53 bits can say.
-            steps = [0] + [sign * 2 ** (high - digits) for digits in (8, 9, 11, 12, 24, 25, 53, 54) for sign in (1, 3) if high >= digits]
+            digits_of = [digits for digits in (8, 9, 11, 12, 24, 25, 53, 54) if high >= digits]
+            steps = [0] + [sign * 2 ** (high - digits) for digits in digits_of for sign in (1, 3)]
             values.update((1 << high) + step + near for step in steps for near in (-1, 0, 1))
         values |= {-value for value in values}
         least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
@@ -105,7 +109,8 @@ def edges(name):
     patterns |= {infinity - 1, infinity, infinity + 1, infinity + 5, 2 ** (width - 1) - 1}
     values = [n + part for n in range(9) for part in (0, 0.25, 0.5, 0.75)] + [2.0**k for k in range(-160, 129, 1)]
     for value in values + [65504, 65519, 65520, 65535.5, 2**24 + 1, 3.3895313892515355e38, 3.4028235677973366e38]:
-        for factor in (1, 1 + 2.0**-8, 1 + 2.0**-9, 1 + 3 * 2.0**-9, 1 + 2.0**-11, 1 + 2.0**-12, 1 + 2.0**-24, 1 + 2.0**-25):
+        beyond = 0, 2.0**-8, 2.0**-9, 3 * 2.0**-9, 2.0**-11, 2.0**-12, 2.0**-24, 2.0**-25
+        for factor in (1 + part for part in beyond):
             bits = rounded(value * factor, name)
             patterns |= {max(bits - 1, 0), bits, bits + 1}
     patterns |= {pattern ^ 1 << (width - 1) for pattern in patterns}
@@ -123,7 +128,8 @@ def test_casts_are_what_numpy_says_or_the_header(source, target):
     dst = np.zeros(src.shape, of(target))
     copy_into(src, dst, (source, target))
     as_bits = f"u{dst.itemsize}"
-    assert np.array_equal(dst.view(as_bits), expected.view(as_bits)), np.flatnonzero(dst.view(as_bits) != expected.view(as_bits))
+    found, wanted = dst.view(as_bits), expected.view(as_bits)
+    assert np.array_equal(found, wanted), np.flatnonzero(found != wanted)
     # And where the elements do not lie side by side, on either side.
     spread = np.repeat(src, 3)[::3]
     apart = np.zeros((len(src), 2), of(target))
@@ -165,7 +171,10 @@ def swapped(shape, dtype):
 
 
 LAYOUTS = (compact, transposed, every_other, last_of_three, backwards, half_backwards, middle, swapped)
-SHAPES = ((), (1,), (7,), (1000,), (0,), (5, 0, 3), (3, 5), (64, 48), (33, 130), (4, 1, 9), (5, 17, 9), (40, 3, 50), (2, 3, 2, 3, 2, 3))
+SHAPES = (
+    (), (1,), (7,), (1000,), (0,), (5, 0, 3), (3, 5), (64, 48), (33, 130), (4, 1, 9), (5, 17, 9), (40, 3, 50),
+    (2, 3, 2, 3, 2, 3),
+)
 WIDTHS = ("bool", "int16", "float32", "complex64")
 
 
@@ -244,13 +253,15 @@ def test_elements_of_any_size_are_copied_as_they_are(size):
     "source, target",
     [
         ((), (3, 4)), ((4,), (3, 4)), ((1,), (3, 4)), ((3, 1), (3, 4)), ((1, 4), (3, 4)), ((1, 1, 3, 4), (3, 4)),
-        ((1,), ()), ((2, 1, 5), (3, 2, 7, 5)), ((1,), (0,)), ((3, 1), (3, 0)), ((600, 1), (600, 700)), ((700,), (600, 700)),
+        ((1,), ()), ((2, 1, 5), (3, 2, 7, 5)), ((1,), (0,)), ((3, 1), (3, 0)), ((600, 1), (600, 700)),
+        ((700,), (600, 700)),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("int16", "float64"), ("float64", "bool")])
 def test_the_source_is_broadcast_as_by_numpy(source, target, dtypes):
     src = np.arange(math.prod(source), dtype=dtypes[0]).reshape(source)
-    for dst, expected in ((np.zeros(target, dtypes[1]), np.zeros(target, dtypes[1])), (np.zeros(target[::-1], dtypes[1]).T, np.zeros(target, dtypes[1]))):
+    for dst in np.zeros(target, dtypes[1]), np.zeros(target[::-1], dtypes[1]).T:
+        expected = np.zeros(target, dtypes[1])
         expected[...] = src
         copy_into(src, dst)
         assert np.array_equal(dst, expected)

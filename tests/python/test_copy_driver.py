@@ -1,7 +1,7 @@
 """Copies on cards, down to the kernels, on a driver that runs these on the host.
 
-What a copy on the CPU writes (test_copy.py holds that to NumPy) is what one on a card has to write, in every byte: under
-the elements, between them and around them.
+What a copy on the CPU writes (test_copy.py holds that to NumPy) is what one on a card has to write, in every byte:
+under the elements, between them and around them.
 """
 
 import pytest
@@ -16,8 +16,8 @@ DTYPES = ("bool", *capi.INTEGERS, *capi.FLOATS)
 MARGIN = 64
 
 class Layout:
-    # A strided array in a buffer of bytes: dimensions in memory from the outermost in (order), a step for each (negative:
-    # backwards, 0: broadcast), and bytes before the first element.
+    # A strided array in a buffer of bytes: dimensions in memory from the outermost in (order), a step for each
+    # (negative: backwards, 0: broadcast), and bytes before the first element.
     def __init__(self, dtype, shape, order, steps, shift, row=0):
         self.dtype, self.shape, self.order, self.steps, self.shift = dtype, shape, order, steps, shift
         self.size = np.dtype(capi.DTYPES[dtype][0]).itemsize
@@ -78,13 +78,16 @@ class Memory:
 def copies_as_on_the_cpu(rng, source, target, source_device, target_device, stream=None):
     contents, before = noise(rng, source), rng.integers(0, 256, target.bytes, np.uint8)
     expected, src = before.copy(), Memory(source_device, contents)
-    capi.check(lib.gc_copy_into(source.at(contents.ctypes.data, CPU).view, target.at(expected.ctypes.data, CPU).view, None))
+    made, wanted = source.at(contents.ctypes.data, CPU), target.at(expected.ctypes.data, CPU)
+    capi.check(lib.gc_copy_into(made.view, wanted.view, None))
     dst = Memory(target_device, before)
-    capi.check(lib.gc_copy_into(source.at(src.address, source_device).view, target.at(dst.address, target_device).view, stream))
+    there, here = source.at(src.address, source_device), target.at(dst.address, target_device)
+    capi.check(lib.gc_copy_into(there.view, here.view, stream))
     fake.fake_finish()
     found, kernel = dst.read(), fake.fake_last_launch().decode()
     wrong = np.flatnonzero(found != expected)
-    assert wrong.size == 0, f"{kernel}: {source} to {target}: {wrong.size} bytes differ, the first at {wrong[0]} of {found.size}"
+    first = f"the first at {wrong[0]} of {found.size}" if wrong.size else ""
+    assert wrong.size == 0, f"{kernel}: {source} to {target}: {wrong.size} bytes differ, {first}"
     src.free(), dst.free()
     return kernel
 
@@ -141,14 +144,16 @@ def test_casts_of_edge_values_are_those_of_the_cpu():
                 capi.check(lib.gc_copy_into(capi.Tensor(array, source).view, capi.Tensor(expected, target).view, None))
                 src, dst = on_card(values), on_card(np.zeros(expected.shape, of(target)))
                 described = capi.Tensor(array, source)
-                described.struct.dl_tensor.data, described.struct.dl_tensor.device = src.memory.contents.dl_tensor.data, card(0)
                 written = capi.Tensor(expected, target)
-                written.struct.dl_tensor.data, written.struct.dl_tensor.device = dst.memory.contents.dl_tensor.data, card(0)
+                for tensor, there in (described, src), (written, dst):
+                    dl = tensor.struct.dl_tensor
+                    dl.data, dl.device = there.memory.contents.dl_tensor.data, card(0)
                 capi.check(lib.gc_copy_into(described.view, written.view, None))
                 found = from_card(dst.memory, expected.shape, np.uint8 if target == "bool" else of(target))
                 bits = f"u{of(target).itemsize}"
                 wrong = np.flatnonzero(found.view(bits).ravel() != expected.view(bits).ravel())
-                assert wrong.size == 0, (source, target, shape, array.ravel()[wrong[:3]], found.ravel()[wrong[:3]], expected.ravel()[wrong[:3]])
+                some = [values.ravel()[wrong[:3]] for values in (array, found, expected)]
+                assert wrong.size == 0, (source, target, shape, *some)
                 lib.gc_tensor_free(src.memory), lib.gc_tensor_free(dst.memory)
     """)
 
@@ -197,7 +202,9 @@ def test_usual_layouts_go_to_the_kernels_that_are_made_for_them():
     """)
 
 
-@pytest.mark.parametrize("places", ["HOST, card(0)", "card(0), HOST", "CPU, card(0)", "card(0), CPU", "card(1), card(0)"])
+@pytest.mark.parametrize(
+    "places", ["HOST, card(0)", "card(0), HOST", "CPU, card(0)", "card(0), CPU", "card(1), card(0)"]
+)
 @pytest.mark.parametrize("peers", [0, 1])
 def test_other_memory_is_copied_as_on_the_cpu(places, peers):
     work(f"""
@@ -216,12 +223,15 @@ def test_large_copies_go_through_pinned_memory_in_pieces():
     work("""
         rng = np.random.default_rng(5)
         for source, target, shape, order in (
-            ("uint8", "uint8", (11 << 20,), (0,)), ("float32", "bfloat16", (3 << 20,), (0,)), ("bfloat16", "float32", (3 << 20,), (0,)),
+            ("uint8", "uint8", (11 << 20,), (0,)), ("float32", "bfloat16", (3 << 20,), (0,)),
+            ("bfloat16", "float32", (3 << 20,), (0,)),
             ("float32", "float32", (1500, 1201), (1, 0)), ("int16", "int16", (3, 1 << 20, 2), (0, 2, 1)),
         ):
             ndim = len(shape)
             for places in (CPU, card(0)), (card(0), CPU):
-                copies_as_on_the_cpu(rng, Layout(source, shape, order, (1,) * ndim, 0), Layout(target, shape, tuple(range(ndim)), (1,) * ndim, 0), *places)
+                steps, plain = (1,) * ndim, tuple(range(ndim))
+                layouts = Layout(source, shape, order, steps, 0), Layout(target, shape, plain, steps, 0)
+                copies_as_on_the_cpu(rng, *layouts, *places)
         assert fake.fake_pinned() == 1, "one is kept"
         capi.check(lib.gc_trim(card(0)))
         assert fake.fake_pinned() == 0 and fake.fake_events() == 0
@@ -250,7 +260,8 @@ def prepared(source, target, places, n=5000):
     src, dst = (layout.at(memory.address, place) for layout, memory, place in zip(layouts, memories, places))
     expected = memories[1].read().copy()
     contents = memories[0].read()
-    capi.check(lib.gc_copy_into(layouts[0].at(contents.ctypes.data, CPU).view, layouts[1].at(expected.ctypes.data, CPU).view, None))
+    made, wanted = (layout.at(array.ctypes.data, CPU) for layout, array in zip(layouts, (contents, expected)))
+    capi.check(lib.gc_copy_into(made.view, wanted.view, None))
     return memories, src, dst, expected
 """
 
@@ -291,10 +302,15 @@ def test_every_call_of_the_driver_may_fail_in_a_copy(name, code):
                     break
                 failed_calls.add(failed)
                 if got and "Pop" not in failed:
-                    assert got == status and (failed.removesuffix("_v2") in last_error() or {code} == 2), (failed, got, last_error())
+                    named = failed.removesuffix("_v2") in last_error() or {code} == 2
+                    assert got == status and named, (failed, got, last_error())
                 elif not got:
-                    # What is no error: memory that the driver does not know; no context is current; what nobody can be told of.
-                    unchecked = "cuPointerGetAttribute", "cuCtxPopCurrent_v2", "cuThreadExchangeStreamCaptureMode", "cuMemFreeHost", "cuEventDestroy_v2"
+                    # What is no error: memory that the driver does not know; no context is current; what nobody can be
+                    # told of.
+                    unchecked = (
+                        "cuPointerGetAttribute", "cuCtxPopCurrent_v2", "cuThreadExchangeStreamCaptureMode",
+                        "cuMemFreeHost", "cuEventDestroy_v2",
+                    )
                     assert failed in unchecked or (failed, {code}) == ("cuCtxGetId", 201), failed + " is not checked"
                 capi.check(copy())
                 fake.fake_finish()
@@ -336,14 +352,79 @@ def test_memory_of_the_cpu_that_is_pinned_is_not_staged():
         memory, there = Memory(HOST, contents), Memory(card(0), np.zeros(layout.bytes, np.uint8))
         pinned, waits = fake.fake_pinned(), fake.fake_waits()
         for target in layout, narrow:
-            capi.check(lib.gc_copy_into(layout.at(memory.address, CPU).view, target.at(there.address, card(0)).view, None))
-            capi.check(lib.gc_copy_into(target.at(there.address, card(0)).view, layout.at(memory.address, CPU).view, None))
+            on_host, on_device = layout.at(memory.address, CPU), target.at(there.address, card(0))
+            capi.check(lib.gc_copy_into(on_host.view, on_device.view, None))
+            capi.check(lib.gc_copy_into(on_device.view, on_host.view, None))
         assert fake.fake_pinned() == pinned and fake.fake_waits() >= waits + 4
+    """)
+
+
+@pytest.mark.parametrize("hole", [0, 4096])
+def test_memory_of_the_cpu_that_is_pinned_in_two_pieces_is_staged(hole):
+    work(f"""
+        layout = Layout("float32", (5000,), (0,), (1,), 0)
+        contents = np.random.default_rng(2).integers(0, 256, layout.bytes, np.uint8)
+        memory, there = Memory(CPU, contents), Memory(card(0), np.zeros(layout.bytes, np.uint8))
+        half = layout.bytes // 2
+        for begin, end in (0, half), (half + {hole}, layout.bytes):
+            fake.fake_register(ctypes.c_void_p(memory.address + begin), ctypes.c_size_t(end - begin))
+        pinned = fake.fake_pinned()
+        capi.check(lib.gc_copy_into(layout.at(memory.address, CPU).view, layout.at(there.address, card(0)).view, None))
+        assert fake.fake_pinned() == pinned + 1, "its ends are pinned, but not by one piece"
+        margin = slice(MARGIN, layout.bytes - MARGIN)
+        assert (there.read()[margin] == contents[margin]).all()
+    """)
+
+
+@pytest.mark.parametrize("unknown", ["", "cuPointerGetAttribute=1"])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_kernel_reads_memory_of_another_card_only_where_the_driver_says_that_it_may(kind, unknown):
+    work(f"""
+        rng = np.random.default_rng(4)
+        source, target = Layout("float32", (3000,), (0,), (1,), 0), Layout("bfloat16", (3000,), (0,), (1,), 0)
+        contents, before = (rng.integers(0, 256, layout.bytes, np.uint8) for layout in (source, target))
+        expected = before.copy()
+        copy = lambda src, dst, stream=None: lib.gc_copy_into(source.at(*src).view, target.at(*dst).view, stream)
+        capi.check(copy((contents.ctypes.data, CPU), (expected.ctypes.data, CPU)))
+        primary = ctypes.c_void_p()
+        assert fake.cuDevicePrimaryCtxRetain(byref(primary), 70) == 0 and fake.cuCtxPushCurrent_v2(primary) == 0
+        src, dst = Memory(card(1), contents), Memory(card(0), before)
+        there, here = (src.address, card(1)), (dst.address, card(0))
+        fake.fake_kind(ctypes.c_uint64(src.address), {kind})
+        fake.fake_finish()
+        capi.check(lib.gc_prepare(card(0))), capi.check(lib.gc_prepare(card(1)))
+        fail(**dict([{unknown!r}.split("=")] if {unknown!r} else ()))
+        staged = bool({kind} or {unknown!r})
+        # In a capture, nothing of what would be staged is enqueued.
+        stream, launches, pinned = ctypes.c_void_p(fake.fake_stream(0)), fake.fake_launches(), fake.fake_pinned()
+        fake.fake_capture(1)
+        status = copy(there, here, stream)
+        fake.fake_capture(0)
+        if staged:
+            expect(status, Status.INVALID_ARGUMENT, "stream", "capture")
+            assert (fake.fake_launches(), fake.fake_pinned()) == (launches, pinned)
+            assert (dst.read() == before).all()
+        else:
+            assert status == 0, last_error()
+        fake.fake_finish()
+        # Work on the legacy stream of the source's card, which has nothing to do with this.
+        other = Memory(card(1), contents)
+        assert fake.cuDevicePrimaryCtxRetain(byref(primary), 71) == 0 and fake.cuCtxPushCurrent_v2(primary) == 0
+        assert fake.fake_use(ctypes.c_void_p(other.address), ctypes.c_size_t(1), 1, None) == 0
+        assert fake.cuCtxPopCurrent_v2(byref(primary)) == 0
+        launches = fake.fake_launches()
+        capi.check(copy(there, here, stream))
+        assert fake.fake_pending() == (1 if staged else 3), "what is staged is done, and that work not waited for"
+        assert fake.fake_launches() == launches + 1
+        assert fake.fake_pinned() == pinned + staged
+        assert (dst.read() == expected).all()
     """)
 
 
 def test_a_compact_copy_is_made_on_any_device_and_none_is_left_behind_when_that_fails():
     work("""
+        primary = ctypes.c_void_p()
+        assert fake.cuDevicePrimaryCtxRetain(byref(primary), 70) == 0 and fake.cuCtxPushCurrent_v2(primary) == 0
         matrix = np.arange(300, dtype="f4").reshape(20, 15)
         for source in CPU, card(0):
             src = capi.Tensor(matrix.T) if source is CPU else on_card(matrix)
@@ -354,6 +435,9 @@ def test_a_compact_copy_is_made_on_any_device_and_none_is_left_behind_when_that_
                 for number in range(100):
                     out = Managed()
                     fake.fake_finish()
+                    if source is not CPU:  # what makes it is under way on its legacy stream
+                        begin = src.memory.contents.dl_tensor.data
+                        assert fake.fake_use(ctypes.c_void_p(begin), ctypes.c_size_t(1200), 1, None) == 0
                     fake.fake_fail_call(number, 999)
                     status = lib.gc_tensor_to_device(src.managed, device, byref(out))
                     failed = fake.fake_failed_call().decode()
@@ -365,9 +449,11 @@ def test_a_compact_copy_is_made_on_any_device_and_none_is_left_behind_when_that_
                     if status:
                         assert not out, failed
                     else:
-                        fake.fake_finish()
+                        # Where a context could not be left, another one's legacy stream was waited for.
+                        assert fake.fake_pending() == 0 or "Pop" in failed, f"{failed}: not done when the call returned"
                         view = out.contents.dl_tensor
-                        assert (view.device.device_type, view.device.device_id) == (device.device_type, device.device_id)
+                        found, wanted = ((place.device_type, place.device_id) for place in (view.device, device))
+                        assert found == wanted
                         assert (from_card(out, (15, 20), "f4") == matrix.T).all(), failed
                         lib.gc_tensor_free(out)
                     for k in range(2):

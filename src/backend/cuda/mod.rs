@@ -10,6 +10,7 @@ mod event;
 mod launch;
 mod memory;
 mod module;
+mod own_stream;
 pub mod peers;
 mod pinned;
 mod queue;

@@ -108,6 +108,11 @@ impl Queue {
         if self.context.is_none() {
             return Ok(()); // nothing was
         }
+        self.wait_for_all()
+    }
+
+    /// Waits until all that is enqueued on its stream is done, whoever did that.
+    pub fn wait_for_all(&mut self) -> Result<()> {
         self.current()?;
         // SAFETY: the stream is alive, as the caller promised.
         let code = unsafe { (self.device.driver.functions.cuStreamSynchronize)(self.stream.as_ptr().cast()) };

@@ -33,7 +33,8 @@ const BYTES_A_PART: i64 = BYTES_A_THREAD / 4;
 
 /// Copies the elements of `src` to those of `dst`. `plan` was made of these two.
 pub fn copy(plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>) {
-    copy_with(InstructionSet::chosen(), plan, src.data(), dst.data());
+    // SAFETY: the makers of the two vouched for the memory.
+    unsafe { copy_with(InstructionSet::chosen(), plan, src.data(), dst.data()) };
 }
 
 /// The same between addresses, of the target's element 0 and of the source's.
@@ -41,11 +42,15 @@ pub fn copy(plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>) {
 /// # Safety
 /// Both sides are such memory as the plan describes.
 pub unsafe fn copy_at(plan: &CopyPlan, data: [*mut u8; 2]) {
-    copy_with(InstructionSet::chosen(), plan, data[1], data[0]);
+    // SAFETY: the caller's promise.
+    unsafe { copy_with(InstructionSet::chosen(), plan, data[1], data[0]) };
 }
 
 /// The same on processors with these instructions.
-fn copy_with(set: InstructionSet, plan: &CopyPlan, src: *const u8, dst: *mut u8) {
+///
+/// # Safety
+/// As for [`copy_at`].
+unsafe fn copy_with(set: InstructionSet, plan: &CopyPlan, src: *const u8, dst: *mut u8) {
     if plan.loops.count() == 0 {
         return;
     }

@@ -241,7 +241,8 @@ fn every_set_casts_as_the_model_whatever_the_environment() {
         for set in InstructionSet::available() {
             for odd in [false, true] {
                 let mut dst = vec![0; count * to.size];
-                let mut run = || copy_with(set, &plan, src.as_ptr(), dst.as_mut_ptr());
+                // SAFETY: so many elements are in both.
+                let mut run = || unsafe { copy_with(set, &plan, src.as_ptr(), dst.as_mut_ptr()) };
                 if odd {
                     in_another_environment(run)
                 } else {
@@ -336,7 +337,8 @@ fn every_set_copies_each_element_to_its_place_and_nothing_else() {
             let mut dst = before.clone();
             // SAFETY: within the memory.
             let (from, to) = unsafe { (src.as_ptr().add(source_first), dst.as_mut_ptr().add(target_first)) };
-            copy_with(set, &plan, from, to);
+            // SAFETY: the plan's sides lie within the two.
+            unsafe { copy_with(set, &plan, from, to) };
             assert!(dst == expected, "round {round}, {}: {plan:?}", set.name());
         }
     }

@@ -174,8 +174,8 @@ impl Work {
         }
     }
 
-    /// Rows of bytes as they are: counted in bytes, or in words where these are at multiples of their size, and vectors do not
-    /// lie alike.
+    /// Rows of bytes as they are: counted in bytes, or in words where these are at multiples of their size, and vectors
+    /// do not lie alike.
     fn rows_of_bytes(plan: &CopyPlan, sides: Sides) -> Result<Self> {
         let bytes = Self::rows(plan, sides, &COPY.rows[0], [1; 2], VECTOR, ROW_ROUNDS)?;
         let size = plan.conversion.sizes()[0];
@@ -242,7 +242,8 @@ impl Work {
     /// The plan and the addresses that this is of describe memory that the kernel may use until it is done.
     pub unsafe fn launch(mut self, queue: &mut Queue) -> Result<()> {
         let mut arguments: [*mut c_void; 1] = [ptr::from_mut(&mut *self.tiles).cast()];
-        let items = self.blocks * u64::from(self.kernel.shape.items_per_block);
+        // What is beyond any number of items is more than a launch can have, and refused there.
+        let items = self.blocks.saturating_mul(u64::from(self.kernel.shape.items_per_block));
         // SAFETY: the kernel's argument, and the caller's promise.
         unsafe { queue.launch(self.kernel, items, &mut arguments) }
     }
@@ -351,9 +352,10 @@ impl Tiles {
     /// With so many tiles along x and y.
     fn into_work(mut self: Box<Self>, kernel: &'static Kernel, across: i64, along: i64) -> Result<Work> {
         let outer = if self.joined == 1 { &[] } else { self.outer() };
-        let counts = outer.iter().map(|item| item.count.by() as i64);
-        let blocks = counts.chain([across, along]).try_fold(1, i64::checked_mul);
-        let blocks = blocks.ok_or_else(|| error!(SizeOverflow, "{across} x {along} tiles in each of many rounds"))?;
+        let rounds = outer.iter().map(|item| item.count.by() as i64).fold(1, i64::saturating_mul);
+        let blocks = across.checked_mul(along).and_then(|tiles| tiles.checked_mul(rounds)).ok_or_else(|| {
+            error!(SizeOverflow, "dst: {rounds} rounds of {across} x {along} tiles are more than 2^63 - 1")
+        })?;
         self.across = Divisor::new(across as u64);
         self.along = Divisor::new(along as u64);
         Ok(Work { kernel, tiles: self, blocks: blocks as u64 })

@@ -3,7 +3,7 @@
 //! | from, to | contiguous, without a cast | otherwise |
 //! |---|---|---|
 //! | one card, or it and pinned memory | cuMemcpyAsync | a kernel, which reads and writes pinned memory itself |
-//! | two cards | cuMemcpyPeerAsync | a kernel of the target's card, if it reaches the other's memory; else staged |
+//! | two cards | cuMemcpyPeerAsync | a kernel of the target's card, if it may read the source; else staged |
 //! | pageable memory and a card | staged | staged |
 //!
 //! What is staged (staged.rs) goes through pinned memory of the library's own, in pieces, and is done when the call
@@ -76,7 +76,7 @@ pub fn copy(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elemen
 
 /// Copies the elements of the source to those of the target, in the order of the queue's stream, which is on the target's
 /// device, or on the source's where the target is memory of the host. What runs on another device is not waited for. Where
-/// one side is pageable, or two cards do not reach each other's memory and the copy is not of contiguous bytes, all is done
+/// one side is pageable, or a card may not read another one's memory and the copy is not of contiguous bytes, all is done
 /// when this returns, and in a capture it refuses.
 ///
 /// # Safety
@@ -164,28 +164,56 @@ fn refuse_capture(queue: &mut Queue, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether cards reach all of this side, by the word of the driver on its first and its last byte.
-fn is_pinned(queue: &Queue, plan: &CopyPlan, data: *mut u8, side: usize) -> bool {
+/// The addresses of the first and of the last byte of this side, of which there is at least one.
+fn ends(plan: &CopyPlan, data: *mut u8, side: usize) -> [u64; 2] {
     let size = plan.conversion.sizes()[side];
     let mut ends = [plan.starts[side], plan.starts[side] + size - 1];
     for item in plan.loops.as_slice() {
         let reach = (item.count - 1) * item.strides[side];
         ends[usize::from(reach > 0)] += reach;
     }
-    ends.iter().all(|&end| {
-        let (address, mut kind) = (data.wrapping_offset(end as isize).addr() as u64, 0 as c_int);
-        let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
-        // SAFETY: any address may be asked for; the place holds the enum, an int to the driver, and outlives the call.
-        let code = unsafe {
-            (queue.device.driver.functions.cuPointerGetAttribute)(ptr::from_mut(&mut kind).cast(), attribute, address)
-        };
-        // An address that it does not know is an error to it, and an answer to us.
-        code == 0 && kind == HOST_MEMORY
-    })
+    ends.map(|end| data.wrapping_offset(end as isize).addr() as u64)
+}
+
+/// What the driver says of memory, in the context that is current; None of what it does not know.
+fn ask(queue: &Queue, attribute: CUpointer_attribute, address: u64) -> Option<u64> {
+    let mut said = 0u64;
+    // SAFETY: any address may be asked for; the place has room for the largest of what is asked here.
+    let code = unsafe {
+        (queue.device.driver.functions.cuPointerGetAttribute)(ptr::from_mut(&mut said).cast(), attribute, address)
+    };
+    // An address that it does not know is an error to it, and an answer to us.
+    (code == 0).then_some(said)
+}
+
+/// Whether cards reach all of this side: it lies in one piece of memory of which the driver says so.
+fn is_pinned(queue: &Queue, plan: &CopyPlan, data: *mut u8, side: usize) -> bool {
+    let [first, last] = ends(plan, data, side);
+    let asked = [
+        CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+    ];
+    match asked.map(|attribute| ask(queue, attribute, first)) {
+        [Some(HOST_MEMORY), Some(start), Some(bytes)] => start <= first && last - start < bytes,
+        _ => false,
+    }
 }
 
 /// CU_MEMORYTYPE_HOST.
-const HOST_MEMORY: c_int = 1;
+const HOST_MEMORY: u64 = 1;
+
+/// CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READ.
+const READ_ACCESS: u64 = 1;
+
+/// Whether kernels in the queue's context may read all of the source. To enable access to a context is not enough: that
+/// covers what cuMemAlloc made there, but no memory of pools, nor what is mapped by parts.
+fn may_read(queue: &mut Queue, plan: &CopyPlan, source: *mut u8) -> Result<bool> {
+    queue.current()?;
+    let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS;
+    let may = |end| ask(queue, attribute, end).is_some_and(|access| access & READ_ACCESS != 0);
+    Ok(ends(plan, source, 1).into_iter().all(may))
+}
 
 /// From another card, the one with the number `from`, to the queue's.
 ///
@@ -199,7 +227,7 @@ unsafe fn between_cards(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], 
     }
     // SAFETY: the caller's promise.
     unsafe {
-        if reaches(queue, source)? {
+        if reaches(queue, source)? && may_read(queue, plan, data[1])? {
             return Work::of(plan, data)?.launch(queue);
         }
         refuse_capture(queue, "between cards that do not reach each other's memory")?;
@@ -229,7 +257,7 @@ const NOT_SUPPORTED: c_int = 217;
 /// Too many others are.
 const TOO_MANY: c_int = 711;
 
-/// Whether kernels in the queue's context reach the memory of another card. Makes it so if it can be.
+/// Whether kernels in the queue's context reach memory of another card's primary context. Makes it so if it can be.
 fn reaches(queue: &mut Queue, other: Device) -> Result<bool> {
     let id = queue.current()?.id;
     if REACHED.recall(id) == Some(other.ordinal) {

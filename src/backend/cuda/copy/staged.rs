@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-use crate::backend::cuda::{event::Event, pinned::Pinned, queue::Queue};
+use crate::backend::cuda::{event::Event, own_stream::OwnStream, pinned::Pinned, queue::Queue};
 
 use super::{OnHost, with_pinned};
 
@@ -36,6 +36,9 @@ const PIECE_BYTES: i64 = 4 << 20;
 struct Staging {
     pinned: Pinned,
     events: [Event; PIECES],
+    /// Of the card that the last copy between cards came from: the legacy stream would wait for others there, and they
+    /// for it.
+    source: Option<OwnStream>,
 }
 
 /// A device's, made by the first copy that needs it: one is kept, and further ones, of calls at the same time, are not.
@@ -71,7 +74,17 @@ impl Staging {
             return Ok(staging);
         }
         let pinned = Pinned::new(queue, PIECES as i64 * PIECE_BYTES)?;
-        Ok(Self { pinned, events: [Event::new(queue)?, Event::new(queue)?] })
+        Ok(Self { pinned, events: [Event::new(queue)?, Event::new(queue)?], source: None })
+    }
+
+    /// A stream of the source's card.
+    fn source(&mut self, from: i32) -> Result<Stream> {
+        let mut there = Queue::of(from, Stream::LEGACY)?;
+        let source = match self.source.take() {
+            Some(source) if source.is_of(&mut there)? => source,
+            _ => OwnStream::new(&mut there)?,
+        };
+        Ok(self.source.insert(source).stream())
     }
 
     fn piece(&self, number: usize) -> *mut u8 {
@@ -232,14 +245,16 @@ unsafe fn receive(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host
 pub unsafe fn between_cards(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], from: i32) -> Result<()> {
     // What the caller's stream waits for, the other card's stream does not.
     queue.wait()?;
-    let staging = Staging::of(queue)?;
+    let mut staging = Staging::of(queue)?;
+    let source = staging.source(from)?;
     let halves = Halves::of(plan, data, 0);
     // SAFETY: the caller's promise.
-    let done = unsafe { relay(queue, from, &halves, &staging) };
+    let done = unsafe { relay(queue, (from, source), &halves, &staging) };
     finish(queue, staging, done)
 }
 
-unsafe fn relay(queue: &mut Queue, from: i32, halves: &Halves, staging: &Staging) -> Result<()> {
+/// `from`: the source's card, and a stream there.
+unsafe fn relay(queue: &mut Queue, (from, stream): (i32, Stream), halves: &Halves, staging: &Staging) -> Result<()> {
     let mut cursor = Cursor::starting_at(&halves.loops, 0);
     let mut number = 0;
     while let Some(block) = cursor.next_block(halves.a_piece()) {
@@ -249,7 +264,7 @@ unsafe fn relay(queue: &mut Queue, from: i32, halves: &Halves, staging: &Staging
         let [(gather, there), (scatter, card)] = halves.piece(&block, staging.piece(number));
         {
             // Left before the target's context is needed again: contexts are a stack.
-            let mut other = Queue::of(from, Stream::LEGACY)?;
+            let mut other = Queue::of(from, stream)?;
             // SAFETY: the caller's promise; pinned memory is every context's.
             unsafe { with_pinned(&mut other, &gather, there)? };
             other.wait()?;
