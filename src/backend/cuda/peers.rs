@@ -13,7 +13,7 @@
 
 use std::{ffi::c_void, ptr};
 
-use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute, CUstream};
+use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute};
 
 use crate::{
     backend::Stream,
@@ -26,6 +26,7 @@ use super::{
     context::Home,
     event::Event,
     module::{PEERS, PEERS_FAMILY},
+    own_stream::OwnStream,
     pinned::Pinned,
     queue::Queue,
     shared::uuid_of,
@@ -446,40 +447,6 @@ pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bo
         return Err(error!(InvalidArgument, "options: buffers[{rank}], this rank's own, is not all 0"));
     }
     Ok(())
-}
-
-/// A stream that waits for no other.
-struct OwnStream {
-    device: Device,
-    home: Home,
-    /// As a number, to be shared.
-    handle: usize,
-}
-
-impl OwnStream {
-    fn new(queue: &mut Queue) -> Result<Self> {
-        const NON_BLOCKING: u32 = 1;
-        let (device, mut handle) = (queue.device, ptr::null_mut());
-        let home = queue.current()?.home()?;
-        // SAFETY: a context is current, and the place outlives the call.
-        let code = unsafe { (device.driver.functions.cuStreamCreate)(&mut handle, NON_BLOCKING) };
-        device.driver.check(code, format_args!("cuStreamCreate on {device}"))?;
-        Ok(Self { device, home, handle: handle.expose_provenance() })
-    }
-
-    fn stream(&self) -> Stream {
-        Stream::from_raw(ptr::with_exposed_provenance_mut(self.handle))
-    }
-}
-
-impl Drop for OwnStream {
-    fn drop(&mut self) {
-        self.home.give_back(self.device, || {
-            let handle: CUstream = ptr::with_exposed_provenance_mut(self.handle);
-            // SAFETY: from cuStreamCreate in this context, which is current; its work goes on to its end.
-            unsafe { (self.device.driver.functions.cuStreamDestroy_v2)(handle) };
-        });
-    }
 }
 
 /// Peers that cannot be reached are told so, whatever the driver calls that.
