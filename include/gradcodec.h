@@ -73,10 +73,10 @@
  *
  * When a tensor of ours is released, its device memory is kept for new tensors: up to 1/32 of the card's memory, at least
  * 256 MiB. It is used again only after all work that was enqueued in its context before the release is done, on any
- * stream; work of other contexts is not waited for, such as a gc_copy_into() to another card. A release calls no driver: it works with any context current or none, when the streams are gone, and while the
- * process ends. Other libraries cannot use what is kept, so call gc_trim() before they need memory; a call of ours that
- * finds no memory gives it back first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing
- * works on it afterwards.
+ * stream; work of other contexts is not waited for, such as a gc_copy_into() to another card. A release calls no driver:
+ * it works with any context current or none, when the streams are gone, and while the process ends. Other libraries
+ * cannot use what is kept, so call gc_trim() before they need memory; a call of ours that finds no memory gives it back
+ * first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing works on it afterwards.
  *
  * Calls that may wait for all work in the context: those that return new tensors, where much has been released;
  * gc_prepare() and first calls, to load kernels; gc_trim(); and any call, also a stream one, that finds more kept than the
@@ -393,8 +393,7 @@ gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
  *
  * SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
  * NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such
- * elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete
- * when this returns.
+ * elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this returns.
  */
 gc_status_t gc_copy_into(const DLTensor *src,
                          DLTensor *dst,

@@ -81,8 +81,7 @@ pub unsafe extern "C" fn gc_tensor_to_device(
 ///
 /// SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
 /// NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such
-/// elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete
-/// when this returns.
+/// elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this returns.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.

@@ -72,10 +72,10 @@
 //!
 //! When a tensor of ours is released, its device memory is kept for new tensors: up to 1/32 of the card's memory, at least
 //! 256 MiB. It is used again only after all work that was enqueued in its context before the release is done, on any
-//! stream; work of other contexts is not waited for, such as a gc_copy_into() to another card. A release calls no driver: it works with any context current or none, when the streams are gone, and while the
-//! process ends. Other libraries cannot use what is kept, so call gc_trim() before they need memory; a call of ours that
-//! finds no memory gives it back first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing
-//! works on it afterwards.
+//! stream; work of other contexts is not waited for, such as a gc_copy_into() to another card. A release calls no driver:
+//! it works with any context current or none, when the streams are gone, and while the process ends. Other libraries
+//! cannot use what is kept, so call gc_trim() before they need memory; a call of ours that finds no memory gives it back
+//! first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing works on it afterwards.
 //!
 //! Calls that may wait for all work in the context: those that return new tensors, where much has been released;
 //! gc_prepare() and first calls, to load kernels; gc_trim(); and any call, also a stream one, that finds more kept than the
