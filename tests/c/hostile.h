@@ -68,7 +68,8 @@ static const char *const excuses[FUNCTION_COUNT] = {
 
 /* hostile_codec.c calls these, hostile.c all others; either may need a few of the other's. */
 static inline bool is_of_codecs(int function) {
-    static const char *const begins[] = {"gc_codec_", "gc_onebit_", "gc_comm_", "gc_allreduce_", "gc_compressed_", "gc_shard_"};
+    static const char *const begins[] = {"gc_codec_", "gc_onebit_", "gc_comm_", "gc_allreduce_", "gc_compressed_", "gc_shard_",
+                                         "gc_peers_"};
     for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
         if (strncmp(function_names[function], begins[i], strlen(begins[i])) == 0)
             return true;

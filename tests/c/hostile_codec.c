@@ -706,6 +706,12 @@ static void call_allreduce(void) {
     int64_t shard = gc_shard_elements(elements, (int32_t)ranks);
     EXPECT(shard == -1 || shard == 8 * chunk_bytes(elements, (uint64_t)ranks));
     judge(shard >= 0 ? GC_STATUS_OK : elements < 0 ? GC_STATUS_INVALID_ARGUMENT : GC_STATUS_SIZE_OVERFLOW, faults);
+    int64_t n_ranks = one_in(4) ? ranks * 64 : ranks;
+    begin(f_gc_peers_bytes);
+    int64_t bytes = gc_peers_bytes(elements, (int32_t)n_ranks);
+    EXPECT(bytes == -1 || bytes > elements / 4);
+    judge(bytes >= 0 ? GC_STATUS_OK : GC_STATUS_INVALID_ARGUMENT,
+          elements < 0 || n_ranks > 64 ? FAULT(INVALID_ARGUMENT) : 0);
     gc_comm_t *comm = make_comm();
     if (comm == NULL)
         return;
