@@ -21,7 +21,7 @@ use crate::{
 type Kernel = unsafe fn(dst: *mut u8, src: *const u8, count: usize);
 
 /// Elements that pass through the stack at once.
-pub const BLOCK: usize = 512;
+pub const BLOCK: usize = 256;
 
 /// How elements are cast.
 #[derive(Clone, Copy)]
