@@ -2,6 +2,7 @@
 #ifndef GRADCODEC_CODEC_CUH
 #define GRADCODEC_CODEC_CUH
 
+#include "peers.cuh"
 #include "sum.cuh"
 
 enum : unsigned { THREADS = 256, WARPS = THREADS / WARP, HEADER = 64, HEADER_WORDS = HEADER / 4, MOST_VALUES = 16 };
@@ -56,6 +57,7 @@ struct gc_codec {
     const gc_run *runs;       // what is encoded or reduced: a run for each segment, also an empty one
     const gc_run *segments;
     float *scales;            // of the last encode
+    unsigned *report;         // in memory of the host: becomes 1 when something is corrupt; or NULL
     const void **addresses;   // of the segments' values, where there are more than MOST_VALUES
     u64 bytes, chunk_bytes, head, stride;
     u64 scales_at, units_at;  // of these runs in the state
@@ -71,17 +73,21 @@ struct gc_codec {
 struct gc_encode {
     gc_codec codec;
     const float *m_g, *m_e;
-    unsigned char *payload;
+    unsigned char *dst;       // a payload; of a shard a chunk
+    gc_way way;               // or straight to the ranks that get it
     const void *values[MOST_VALUES];
 };
 struct gc_finish {
     gc_codec codec;
     unsigned char *dst;       // the first of the chunks that are written
+    gc_way way;
+    unsigned steps, reserved; // how the ranks meet then; 0: they do not
 };
 struct gc_reduce {
     gc_codec codec;
     const unsigned char *chunks;
     unsigned char *dst;       // a chunk; of gc_onebit_mean the shard
+    gc_way way;
     u64 payloads;
 };
 struct gc_decode {
@@ -94,9 +100,9 @@ struct gc_decode {
     u64 first_empty;          // the first chunk without any
     void *values[MOST_VALUES];
 };
-static_assert(sizeof(gc_run) == 40 && sizeof(gc_tile) == 48 && sizeof(gc_control) == 32 && sizeof(gc_codec) == 288
-                  && sizeof(gc_encode) == 440 && sizeof(gc_finish) == 296 && sizeof(gc_reduce) == 312
-                  && sizeof(gc_decode) == 456,
+static_assert(sizeof(gc_run) == 40 && sizeof(gc_tile) == 48 && sizeof(gc_control) == 32 && sizeof(gc_codec) == 296
+                  && sizeof(gc_encode) == 464 && sizeof(gc_finish) == 328 && sizeof(gc_reduce) == 336
+                  && sizeof(gc_decode) == 464,
               "the host lays them out too");
 
 // ---- Tiles
@@ -146,11 +152,12 @@ __device__ __forceinline__ unsigned chunk_bytes_of(const gc_codec &codec) {
     return codec.chunk_bytes < ~0u ? static_cast<unsigned>(codec.chunk_bytes) : ~0u;
 }
 
-// Where byte number `at` of a tile's bits lies.
+// How many chunks behind the tile's first one byte number `at` of its bits lies, and where.
+__device__ __forceinline__ unsigned chunks_to_byte(const gc_codec &codec, const gc_tile &tile, unsigned at) {
+    return at < tile.left ? 0 : 1 + (at - tile.left) / chunk_bytes_of(codec);
+}
 __device__ __forceinline__ u64 place_of_byte(const gc_codec &codec, const gc_tile &tile, unsigned at) {
-    u64 place = tile.to + at;
-    if (at >= tile.left) place += (1 + (at - tile.left) / chunk_bytes_of(codec)) * (codec.stride - codec.chunk_bytes);
-    return place;
+    return tile.to + at + chunks_to_byte(codec, tile, at) * (codec.stride - codec.chunk_bytes);
 }
 
 // The address of a run's values.
@@ -168,6 +175,41 @@ __device__ __forceinline__ unsigned char *values_of(const gc_codec &codec, const
 
 __device__ __forceinline__ float factor(const float *m) {
     return m ? *m : 1;
+}
+
+// ---- Chunks
+
+// Where chunks are written: one behind the other; or each to the buffer of the rank that it is for; or one to those of all
+// ranks. A rank that has given up writes to none, for the others do not know it yet.
+struct Chunks {
+    unsigned char *dst, *first;
+    gc_way way;
+    unsigned copies;
+    bool all;                 // get the same
+
+    // `chunk`: the one that `first` is for, `half`: of the codec. Loads what it needs at once.
+    __device__ __forceinline__ Chunks(const gc_codec &codec, unsigned half, unsigned char *to, const gc_way &by,
+                                      unsigned chunk)
+        : dst(to), first(to), way(by), copies(1), all(half == SERVER) {
+        if (!way.peers) return;
+        const unsigned world = way.peers->world;
+        copies = way.peers->broken ? 0 : all ? world : 1;
+        first = base(codec, chunk, 0);
+    }
+    // What a place in a chunk is counted from, in a copy: for what is not sent to all, as if all chunks lay where this one
+    // does.
+    __device__ __forceinline__ unsigned char *base(const gc_codec &codec, unsigned chunk, unsigned copy) const {
+        if (!way.peers) return dst;
+        return all ? way.peers->buffers[copy] + way.at : way.peers->buffers[chunk] + way.at - chunk * codec.stride;
+    }
+};
+
+// ---- Flags
+
+__device__ __forceinline__ void tell(const gc_codec &codec, unsigned flags) {
+    atomicOr(&codec.control->flags, flags);
+    atomicOr(&codec.control->since, flags);
+    if (flags & CORRUPT && codec.report) *static_cast<volatile unsigned *>(codec.report) = 1;
 }
 
 // ---- Which state is valid

@@ -50,10 +50,7 @@ __device__ __forceinline__ Levels levels_of(const gc_decode &call, unsigned numb
     const bool corrupt = __syncthreads_or(flags & CORRUPT);
     // What a corrupt chunk says besides is not believed.
     if (corrupt) flags &= CORRUPT;
-    if (flags) {
-        atomicOr(&codec.control->flags, flags);
-        atomicOr(&codec.control->since, flags);
-    }
+    if (flags) tell(codec, flags);
     if (corrupt) return {0, 0, true};
     return {shared[number % 2][0], shared[number % 2][1], false};
 }
@@ -81,11 +78,6 @@ __device__ __forceinline__ uint4 add_vector(uint4 old, uint4 v, bool &found) {
         return __float_as_uint(add_finite(__uint_as_float(a), __uint_as_float(b), found));
     };
     return make_uint4(add(old.x, v.x), add(old.y, v.y), add(old.z, v.z), add(old.w, v.w));
-}
-
-__device__ __forceinline__ void tell_nonfinite(const gc_codec &codec) {
-    atomicOr(&codec.control->flags, NONFINITE);
-    atomicOr(&codec.control->since, NONFINITE);
 }
 
 // Reads 1/8 byte, writes an element of T's size, or reads and writes a float32. Block: a tile; thread: vectors of 16
@@ -196,7 +188,7 @@ __device__ __forceinline__ void decode(const gc_decode &call) {
             }
         }
     } while (byte < end);
-    if (found) tell_nonfinite(codec);
+    if (found) tell(codec, NONFINITE);
 }
 
 #define DECODE(name, T, ADD, BLOCKS) \

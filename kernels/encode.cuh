@@ -16,6 +16,7 @@ __device__ __forceinline__ void encode(const gc_encode &call) {
     const unsigned lane = threadIdx.x % WARP, at = threadIdx.x / WARP * UNIT, count = elements_of_unit(tile, at);
     const unsigned char *values = nullptr, *from = nullptr;
     unsigned char *to = nullptr;
+    const Chunks chunks(codec, codec.half, call.dst, call.way, tile.chunk);
     u64 kept_at = 0;
     Lane<V, N> fresh = {};
     Lane<E, N> old = {}, kept;
@@ -52,7 +53,7 @@ __device__ __forceinline__ void encode(const gc_encode &call) {
         sum = step_exactly<E, N, E>(rules, form, load_row, to + kept_at, below_zero, found, lane, count);
         if (found) atomicOr(&codec.control->found, NONFINITE);
     }
-    store_words(codec, tile, call.payload, at / 8, word_of_unit<N>(below_zero, lane), lane);
+    store_words(codec, tile, chunks, at / 8, word_of_unit<N>(below_zero, lane), lane);
     leave_sum(codec.partials + blockIdx.x, sum);
 }
 

@@ -32,7 +32,7 @@ __device__ __forceinline__ float scale_of_run(const gc_codec &codec, double sum,
 }
 
 // A block for each run, which folds the sums of its tiles to its scale. The last of all writes the headers of the
-// chunks.
+// chunks, and meets the other ranks.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const __grid_constant__ gc_finish call) {
     __shared__ float shared_scale;
     __shared__ unsigned shared_flags;
@@ -43,6 +43,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
     unsigned char *to = codec.state[codec.policy == TRANSACTIONAL ? valid ^ 1 : valid];
     // Then nothing but flags is written. Other blocks may add flags, but never this one.
     const bool corrupt = codec.half == SERVER && (*static_cast<const volatile unsigned *>(&control.found) & CORRUPT);
+    const Chunks chunks(codec, codec.half, call.dst, call.way, 0);
+    // Of a chunk that goes to all, each copy counts.
+    const unsigned many = !call.way.peers ? codec.chunks : chunks.copies == 0 ? 0 : call.way.peers->world;
+    const auto chunk_of = [&](unsigned k) { return codec.half == SERVER ? codec.chunk : k; };
+    const auto place_of = [&](unsigned k) {
+        return chunks.base(codec, k, k) + (codec.half == SERVER ? 0 : k * codec.stride);
+    };
     if (codec.n_segments != 0) {
         const unsigned number = blockIdx.x;
         const gc_run run = run_of(codec, number);
@@ -58,9 +65,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
         __syncthreads();
         const gc_run segment = segment_of(codec, number);
 #pragma unroll 1
-        for (unsigned k = threadIdx.x; k < codec.chunks; k += THREADS) {
-            const bool held = holds(codec, codec.chunk + k, segment);
-            reinterpret_cast<float *>(call.dst + k * codec.stride + HEADER)[number] = held ? shared_scale : 0;
+        for (unsigned k = threadIdx.x; k < many; k += THREADS) {
+            const bool held = holds(codec, chunk_of(k), segment);
+            reinterpret_cast<float *>(place_of(k) + HEADER)[number] = held ? shared_scale : 0;
         }
         if (codec.n_segments > 1 && !is_last(codec.counter, codec.n_segments)) return;
     }
@@ -72,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
             if (control.pending >> codec.half & 1) commit(control, false);
             if (!corrupt) control.pending |= 1u << codec.half;
         }
-        control.flags |= found, control.since |= found;
+        tell(codec, found);
         shared_flags = corrupt ? found & (CORRUPT | NONFINITE) : found & NONFINITE;
         if (codec.half == SERVER && !corrupt) {
             reinterpret_cast<u64 *>(to)[TURN_WORD / 2] = reinterpret_cast<const u64 *>(from)[TURN_WORD / 2] + 1;
@@ -81,9 +88,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
     __syncthreads();
     const u64 scales = HEADER + 4 * static_cast<u64>(codec.n_segments);
 #pragma unroll 1
-    for (unsigned k = threadIdx.x; k < codec.chunks; k += THREADS) {
-        const unsigned number = codec.chunk + k;
-        unsigned char *chunk = call.dst + k * codec.stride;
+    for (unsigned k = threadIdx.x; k < many; k += THREADS) {
+        const unsigned number = chunk_of(k);
+        unsigned char *chunk = place_of(k);
         unsigned *words = reinterpret_cast<unsigned *>(chunk);
 #pragma unroll
         for (unsigned w = 0; w < HEADER_WORDS; w++) {
@@ -97,6 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
             chunk[at] = 0;
         }
     }
+    if (call.way.peers && call.steps) meet(*call.way.peers, call.steps, &control.broken);
 }
 
 #endif

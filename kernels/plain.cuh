@@ -38,7 +38,7 @@ __device__ __forceinline__ void compress(const gc_compress &call) {
     gc_codec codec;
     codec.stride = codec.chunk_bytes = ~0ull;
     const gc_tile tile = {0, 0, first / 8, 0, 0, count, ~0u, 0};
-    store_words(codec, tile, call.dst, 0, word_of_unit<N>(below_zero, lane), lane);
+    store_words(codec, tile, Chunks(codec, WORKER, call.dst, {nullptr, 0}, 0), 0, word_of_unit<N>(below_zero, lane), lane);
     leave_sum(call.partials + blockIdx.x, sum);
 }
 

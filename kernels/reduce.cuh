@@ -183,7 +183,9 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
         }
         word = word_of_unit<N>(below_zero, lane);
     }
-    store_words(codec, tile, call.dst, at / 8, corrupt ? 0 : word, lane);
+    // Found anew: what is kept of it meanwhile takes registers that are wanted.
+    const gc_tile same = tile_of(codec, in_register(blockIdx.x));
+    store_words(codec, same, Chunks(codec, SERVER, call.dst, call.way, 0), at / 8, corrupt ? 0 : word, lane);
     leave_sum(codec.partials + blockIdx.x, all);
 }
 
@@ -222,9 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __
         sum_of_payloads(payloads, group, codec.policy == ZERO, found, sum, lane);
     }
     if (lane == 0 && (told.broken || told.corrupt || found)) {
-        const unsigned flags = told.corrupt && !told.broken ? CORRUPT : NONFINITE;
-        atomicOr(&codec.control->flags, flags);
-        atomicOr(&codec.control->since, flags);
+        tell(codec, told.corrupt && !told.broken ? CORRUPT : NONFINITE);
     }
     if (count == 0) return;
 #pragma unroll

@@ -7,12 +7,12 @@
 struct gc_state {
     gc_codec worker, server;   // server.n_segments 0: there is none
     unsigned char *bytes;      // a state, or float32 errors: those of the half that is meant, one run after the other
-    const void *skip;          // gc_onebit_commit: a scalar of 1 byte, an int32, or a float32; gc_onebit_refuse: see there
+    const void *skip;          // gc_onebit_commit: a scalar of 1 byte, an int32, or a float32
     u64 size;                  // of a state; gc_onebit_refuse: elements
     unsigned half, skip_kind;  // 0: never, 1: always, 2: bool, 3: int32, 4: float32, 5: after anything corrupt or not finite
     u64 rows, row;             // gc_onebit_errors_in: the mean of so many rows, of so many elements each; 0: of no mean
 };
-static_assert(sizeof(gc_state) == 624, "the host lays it out too");
+static_assert(sizeof(gc_state) == 640, "the host lays it out too");
 
 extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_commit(const __grid_constant__ gc_state call) {
     if (threadIdx.x != 0) return;
@@ -128,14 +128,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_errors_out(const
     }
 }
 
-// After anything corrupt or not finite: all values become NaN, a tile's worth a block; `skip`, if given, is set where something
-// was corrupt.
+// After anything corrupt or not finite: all values become NaN, a tile's worth a block.
 extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_refuse(const __grid_constant__ gc_state call) {
-    const unsigned since = call.worker.control->since;
-    if (!(since & (CORRUPT | NONFINITE))) return;
-    if (call.skip && since & CORRUPT && blockIdx.x == 0 && threadIdx.x == 0) {
-        *static_cast<unsigned *>(const_cast<void *>(call.skip)) = 1;
-    }
+    if (!(call.worker.control->since & (CORRUPT | NONFINITE))) return;
     const u64 first = static_cast<u64>(blockIdx.x) * TILE, end = first + TILE < call.size ? first + TILE : call.size;
     for (u64 i = first + threadIdx.x; i < end; i += THREADS) reinterpret_cast<unsigned *>(call.bytes)[i] = 0x7fc00000u;
 }

@@ -223,19 +223,27 @@ __device__ __forceinline__ unsigned fields_of_unit(unsigned word, unsigned lane)
 }
 
 // Stores the words of a unit, which begins at byte number `at` of its tile.
-__device__ __forceinline__ void store_words(const gc_codec &codec, const gc_tile &tile, unsigned char *bits,
+__device__ __forceinline__ void store_words(const gc_codec &codec, const gc_tile &tile, const Chunks &chunks,
                                             unsigned at, unsigned word, unsigned lane) {
     const unsigned bytes = (tile.count + 7) / 8;
-    unsigned char *to = bits + tile.to + at;
-    if (at + UNIT / 8 <= bytes && at + UNIT / 8 <= tile.left && misalignment(to, 4) == 0) {
-        reinterpret_cast<unsigned *>(to)[lane] = word;
-        return;
-    }
-    // Bytes, side by side across the warp.
+    unsigned char *base = chunks.first;
+    const bool whole = at + UNIT / 8 <= bytes && at + UNIT / 8 <= tile.left && misalignment(base + tile.to + at, 4) == 0;
 #pragma unroll 1
-    for (unsigned number = lane; number < UNIT / 8; number += WARP) {
-        const unsigned byte = __shfl_sync(WHOLE_WARP, word, number / 4) >> number % 4 * 8;
-        if (at + number < bytes) bits[place_of_byte(codec, tile, at + number)] = static_cast<unsigned char>(byte);
+    for (unsigned copy = 0; copy < chunks.copies; copy++) {
+        if (copy != 0) base = chunks.base(codec, tile.chunk, copy);
+        if (whole) {
+            reinterpret_cast<unsigned *>(base + tile.to + at)[lane] = word;
+            continue;
+        }
+        // Bytes, side by side across the warp.
+#pragma unroll 1
+        for (unsigned number = lane; number < UNIT / 8; number += WARP) {
+            const unsigned byte = __shfl_sync(WHOLE_WARP, word, number / 4) >> number % 4 * 8;
+            if (at + number >= bytes) continue;
+            const unsigned later = chunks_to_byte(codec, tile, at + number);
+            unsigned char *from = later == 0 ? base : chunks.base(codec, tile.chunk + later, copy);
+            from[place_of_byte(codec, tile, at + number)] = static_cast<unsigned char>(byte);
+        }
     }
 }
 

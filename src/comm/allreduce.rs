@@ -56,10 +56,10 @@ impl AllReduce {
         // What decoding would refuse, before anything is changed.
         codec.check_outputs(values.clone(), factors)?;
         self.communicator.transport.begin(&mut wire.memory().queue(stream)?, Span::Both)?;
-        codec.encode(values.clone(), factors, &wire.payload(), stream)?;
+        self.communicator.encode(codec, wire, values.clone(), factors, stream)?;
         let reduced = self.communicator.reduce_among_ranks(codec, wire, stream)?;
         let decoded = codec.decode(&reduced, 1, None, Decode::Set, values, stream);
-        self.communicator.end(decoded, codec, wire, Span::Both, stream)
+        self.communicator.end(decoded, wire, Span::Both, stream)
     }
 
     /// The first half of `run`: the mean of the elements that this rank reduces, before the server's error is added.
@@ -76,9 +76,9 @@ impl AllReduce {
         // What would be refused after the encoding, before anything is changed.
         codec.check_shard_output(shard, values.clone(), factors)?;
         self.communicator.transport.begin(&mut wire.memory().queue(stream)?, Span::AllToAll)?;
-        codec.encode(values, factors, &wire.payload(), stream)?;
+        self.communicator.encode(codec, wire, values, factors, stream)?;
         self.communicator.mean_among_ranks(codec, wire, shard, stream)?;
-        self.communicator.end(Ok(()), codec, wire, Span::AllToAll, stream)
+        self.communicator.end(Ok(()), wire, Span::AllToAll, stream)
     }
 
     /// The second half, of any shard.
@@ -96,7 +96,7 @@ impl AllReduce {
         self.communicator.transport.begin(&mut wire.memory().queue(stream)?, Span::AllGather)?;
         let reduced = self.communicator.gather_among_ranks(codec, wire, shard, stream)?;
         let decoded = codec.decode(&reduced, 1, None, Decode::Set, values, stream);
-        self.communicator.end(decoded, codec, wire, Span::AllGather, stream)
+        self.communicator.end(decoded, wire, Span::AllGather, stream)
     }
 
     pub fn flags(&self, dst: &View<'_>, stream: Stream) -> Result<()> {

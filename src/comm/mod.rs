@@ -118,22 +118,52 @@ impl Communicator {
         }
     }
 
-    /// Makes the place where cards report.
-    fn prepare_report(&self, queue: &mut cuda::Queue) -> Result<()> {
+    /// Lets `async_error` know of what a codec meets on a card. On the CPU the calls themselves say it.
+    fn listen_to(&self, codec: &Codec, queue: &mut cuda::Queue) -> Result<()> {
         if self.report.get().is_none() {
             // One call is in here at a time; another one would have made as good a place.
             let _ = self.report.set(Pinned::new(queue, size_of::<u32>() as i64)?);
         }
-        Ok(())
+        self.report.get().map_or(Ok(()), |word| codec.report_to(word.data()))
     }
 
-    /// The end of a call that has exchanged, if what followed that went well: lets `async_error` know of what a codec has
-    /// met on a card. On the CPU the call itself has said it.
-    fn end(&self, outcome: Result<()>, codec: &Codec, wire: &Wire, span: Span, stream: Stream) -> Result<()> {
-        let ended = outcome.and_then(|()| {
-            self.report.get().map_or(Ok(()), |word| codec.report(word.data(), stream))?;
-            self.transport.end(&mut wire.memory().queue(stream)?, span)
-        });
+    /// The way to the others, if codecs reach their memory by themselves.
+    fn reached(&self) -> Option<&Peers> {
+        match &self.transport {
+            Transport::Peers(peers) if self.world > 1 => Some(peers),
+            _ => None,
+        }
+    }
+
+    /// Makes this rank's payload, in `wire` or straight where its chunks go.
+    fn encode<'v>(
+        &self,
+        codec: &Codec,
+        wire: &Wire,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        factors: &[Option<View<'_>>; 2],
+        stream: Stream,
+    ) -> Result<()> {
+        let Some(peers) = self.reached() else { return codec.encode(values, factors, &wire.payload(), stream) };
+        codec.encode_to_peers(values, factors, peers.sending(Pattern::AllToAll, wire.stride()), stream)?;
+        let arrived = self.arrive(peers, wire, stream);
+        if arrived.is_err() {
+            self.transport.give_up();
+        }
+        self.note(arrived)
+    }
+
+    /// Behind what a codec has sent by itself.
+    fn arrive(&self, peers: &Peers, wire: &Wire, stream: Stream) -> Result<()> {
+        match &mut wire.memory().queue(stream)? {
+            Queue::Cuda(queue) => peers.arrive(queue, wire.mark()),
+            Queue::Cpu => Ok(()),
+        }
+    }
+
+    /// The end of a call that has exchanged, if what followed that went well.
+    fn end(&self, outcome: Result<()>, wire: &Wire, span: Span, stream: Stream) -> Result<()> {
+        let ended = outcome.and_then(|()| self.transport.end(&mut wire.memory().queue(stream)?, span));
         if ended.is_err() {
             self.transport.lose_count();
         }
@@ -158,7 +188,7 @@ impl Communicator {
         outcome
     }
 
-    /// From this rank's payload, which lies in `wire`, to the reduced chunks of all ranks: the middle of an all-reduce.
+    /// From this rank's payload, which `encode` has made, to the reduced chunks of all ranks: the middle of an all-reduce.
     ///
     /// A chunk that is corrupt goes on, marked, so that the others neither wait nor take it for good.
     fn reduce_among_ranks<'a>(&self, codec: &Codec, wire: &'a Wire, stream: Stream) -> Result<View<'a>> {
@@ -176,6 +206,11 @@ impl Communicator {
     }
 
     fn exchange_and_reduce(&self, codec: &Codec, wire: &Wire, stream: Stream) -> Result<()> {
+        if let Some(peers) = self.reached() {
+            let sending = peers.sending(Pattern::AllGather, wire.stride());
+            codec.reduce_to_peers(self.rank, &wire.payloads(), sending, stream)?;
+            return self.arrive(peers, wire, stream);
+        }
         self.exchange(Pattern::AllToAll, wire, &wire.payload(), &wire.payloads(), stream)?;
         match codec.reduce(self.rank, &wire.payloads(), &wire.chunk(), stream) {
             Err(Error { status: Status::Corrupt, .. }) => {} // and so the decoding says
@@ -184,12 +219,13 @@ impl Communicator {
         self.exchange(Pattern::AllGather, wire, &wire.chunk(), &wire.gathered(), stream)
     }
 
-    /// From this rank's payload, which lies in `wire`, to the mean of all ranks' in its shard: the middle of an
+    /// From this rank's payload, which `encode` has made, to the mean of all ranks' in its shard: the middle of an
     /// all-reduce up to the server's error.
     fn mean_among_ranks(&self, codec: &Codec, wire: &Wire, shard: &View<'_>, stream: Stream) -> Result<()> {
-        let exchanged = match self.world {
-            1 => Ok(()),
-            _ => self.exchange(Pattern::AllToAll, wire, &wire.payload(), &wire.payloads(), stream),
+        let exchanged = if self.world == 1 || self.reached().is_some() {
+            Ok(())
+        } else {
+            self.exchange(Pattern::AllToAll, wire, &wire.payload(), &wire.payloads(), stream)
         };
         let outcome = exchanged.and_then(|()| codec.mean(self.rank, &wire.payloads(), &wire.chunk(), shard, stream));
         match outcome {
@@ -212,9 +248,14 @@ impl Communicator {
             codec.encode_shard(shard, &wire.chunk(), stream)?;
             return Ok(wire.chunk());
         }
-        let outcome = codec
-            .encode_shard(shard, &wire.chunk(), stream)
-            .and_then(|()| self.exchange(Pattern::AllGather, wire, &wire.chunk(), &wire.gathered(), stream));
+        let outcome = match self.reached() {
+            Some(peers) => codec
+                .encode_shard_to_peers(shard, peers.sending(Pattern::AllGather, wire.stride()), stream)
+                .and_then(|()| self.arrive(peers, wire, stream)),
+            None => codec
+                .encode_shard(shard, &wire.chunk(), stream)
+                .and_then(|()| self.exchange(Pattern::AllGather, wire, &wire.chunk(), &wire.gathered(), stream)),
+        };
         if outcome.is_err() {
             // The others may be waiting for this rank.
             self.transport.give_up();

@@ -17,7 +17,7 @@ use crate::{
         Block, Queue,
         cuda::{
             self,
-            peers::{self as cards, Area, Buffer, Identity, Mapped, Steps},
+            peers::{self as cards, Area, Buffer, Identity, Mapped, Sending, Steps},
         },
     },
     cancel,
@@ -86,6 +86,13 @@ fn ordinal_of(device: Device) -> Result<i32> {
     match device {
         Device::Cuda(ordinal) => Ok(ordinal),
         Device::Cpu => Err(error!(UnsupportedDevice, "device: {device}; ranks reach each other's memory on CUDA")),
+    }
+}
+
+fn area_of(pattern: Pattern) -> Area {
+    match pattern {
+        Pattern::AllToAll => Area::AllToAll,
+        Pattern::AllGather => Area::AllGather,
     }
 }
 
@@ -202,14 +209,26 @@ impl Peers {
         met
     }
 
+    /// For chunks of `bytes` bytes that a codec makes straight in the others' memory, and the meeting behind them, which
+    /// `arrive` completes.
+    pub fn sending(&self, pattern: Pattern, bytes: i64) -> Sending {
+        let steps = if self.order.is_some() { Steps::Speak } else { Steps::Both };
+        Sending { way: self.way.way(area_of(pattern), bytes as u64), steps }
+    }
+
+    /// Behind what a codec has sent. `mark`: its own.
+    pub fn arrive(&self, queue: &mut cuda::Queue, mark: *mut u8) -> Result<()> {
+        match &self.order {
+            None => Ok(()),
+            Some(order) => self.listen(order, queue, mark),
+        }
+    }
+
     pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
         let Queue::Cuda(mut queue) = exchange.queue()? else {
             return Err(error!(UnsupportedDevice, "{}: only CUDA has peer memory", exchange.device));
         };
-        let area = match exchange.pattern {
-            Pattern::AllToAll => Area::AllToAll,
-            Pattern::AllGather => Area::AllGather,
-        };
+        let area = area_of(exchange.pattern);
         // SAFETY: blocks of so many bytes, whose sizes were checked when their memory was made; a meeting lies between
         // this and what read the area last, on any rank: that of the exchange before, or one that `begin` or `end` made.
         let pushed = unsafe { self.way.push(&mut queue, area, exchange.send, exchange.bytes as u64) };
@@ -223,11 +242,15 @@ impl Peers {
         };
         // SAFETY: as above.
         unsafe { self.way.meet(queue, Steps::Speak, mark)? };
+        self.listen(order, queue, mark)
+    }
+
+    fn listen(&self, order: &Rendezvous, queue: &mut cuda::Queue, mark: *mut u8) -> Result<()> {
         if let Err(refusal) = order.wait(self.milliseconds) {
             self.alone.store(true, Ordering::Relaxed);
             return Err(refusal);
         }
-        // SAFETY: as above.
+        // SAFETY: a mark of the codec whose call this is, or none.
         unsafe { self.way.meet(queue, Steps::Listen, mark) }
     }
 

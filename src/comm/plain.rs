@@ -119,12 +119,12 @@ impl Scratch {
         let shard = [codec.server_elements()];
         let server_error = server_error.part(0, &shard);
         codec.borrow_errors(worker_error, &server_error, stream)?;
-        codec.encode([Ok(*buffer)].into_iter(), &[None, None], &wire.payload(), stream)?;
+        communicator.encode(codec, wire, [Ok(*buffer)].into_iter(), &[None, None], stream)?;
         let reduced = communicator.reduce_among_ranks(codec, wire, stream)?;
         let returned = codec
             .decode(&reduced, 1, None, Decode::Set, [Ok(*buffer)].into_iter(), stream)
             .and_then(|()| codec.return_errors(buffer, worker_error, &server_error, stream));
-        communicator.end(returned, codec, wire, Span::Both, stream)
+        communicator.end(returned, wire, Span::Both, stream)
     }
 }
 

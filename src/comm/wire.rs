@@ -23,7 +23,7 @@ use super::{
 ///     chunk       | own |                      reduced by this rank
 /// ```
 ///
-/// Where the transport has places in which chunks arrive, there are no payloads, and the reduced chunks arrive there, too.
+/// Where the transport has places in which chunks arrive, they go there from the beginning, and there is only room for one.
 pub struct Wire {
     device: Device,
     memory: Block,
@@ -45,10 +45,9 @@ pub struct Wire {
 impl Wire {
     pub fn new(communicator: &Communicator, device: Device, codec: &Codec) -> Result<Self> {
         let (world, stride) = (communicator.world as i64, codec.payload_bytes() / communicator.world as i64);
-        // A rank that is alone has its own payload only.
         let areas = communicator.transport.areas().filter(|_| world > 1);
-        let received = if areas.is_some() { 0 } else { world };
-        let bytes = (world + received).checked_add(1).and_then(|chunks| chunks.checked_mul(stride));
+        let others = if areas.is_some() { 0 } else { 2 * world };
+        let bytes = (others + 1).checked_mul(stride);
         let bytes = bytes.ok_or_else(|| {
             error!(SizeOverflow, "{world} chunks of {stride} bytes, sent and received, are more than 2^63 - 1")
         })?;
@@ -59,7 +58,7 @@ impl Wire {
         let mark = codec.mark()?.expose_provenance();
         let pinned = match &mut queue {
             Queue::Cuda(queue) => {
-                communicator.prepare_report(queue)?;
+                communicator.listen_to(codec, queue)?;
                 let wanted = communicator.transport.wants_host_memory();
                 wanted.then(|| Pinned::new(queue, 2 * world * stride)).transpose()?
             }
@@ -88,6 +87,11 @@ impl Wire {
         (self.payload, self.payloads, self.chunk) = ([self.world * stride], [self.world, stride], [stride]);
     }
 
+    /// Bytes of a chunk.
+    pub fn stride(&self) -> i64 {
+        self.chunk[0]
+    }
+
     pub fn memory(&self) -> &Block {
         &self.memory
     }
@@ -113,7 +117,7 @@ impl Wire {
     }
 
     pub fn chunk(&self) -> View<'_> {
-        let behind = if self.areas.is_some() { self.world } else { 2 * self.world };
+        let behind = if self.areas.is_some() { 0 } else { 2 * self.world };
         self.view("chunk", behind, &self.chunk)
     }
 

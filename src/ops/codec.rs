@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use crate::{
-    backend::{Address, Decoding, Queue, Skip, Stream, cpu, cuda},
+    backend::{Address, Decoding, Queue, Skip, Stream, cpu, cuda, cuda::peers::Sending},
     error::{Error, Result, error},
     plan::codec::{ALIGNMENT, CodecPlan, Decode, ErrorKind, Kind, NonFinite, Rules, ScaleRule},
     tensor::{self, Device, Dtype, Kind as DtypeKind, Name, Shape, View},
@@ -118,6 +118,16 @@ macro_rules! on_backend {
     };
 }
 
+/// The backend's codec on a card, and a queue on the stream.
+fn on_card(backend: &mut Backend, stream: Stream) -> Result<(&mut cuda::codec::Codec, cuda::Queue)> {
+    let Backend::Cuda(codec) = backend else {
+        return Err(error!(UnsupportedDevice, "codec: only cards have memory that other ranks reach"));
+    };
+    codec.check_whole()?;
+    let queue = codec.queue(stream)?;
+    Ok((codec, queue))
+}
+
 impl Codec {
     pub fn new(descriptor: &Descriptor<'_>) -> Result<Self> {
         let plan = descriptor.plan()?;
@@ -182,12 +192,13 @@ impl Codec {
         on_backend!(&mut self.enter()?.backend, stream, return_errors(&self.plan, values, worker, server))
     }
 
-    /// Writes a 1 to a uint32 of pinned memory if anything was corrupt. Nothing on the CPU, whose calls say so.
-    pub fn report(&self, word: *mut u8, stream: Stream) -> Result<()> {
-        match &mut self.enter()?.backend {
-            Backend::Cpu(_) => Ok(()),
-            Backend::Cuda(codec) => codec.report(&mut codec.queue(stream)?, word),
+    /// From now on a 1 is written to a uint32 of pinned memory, which stays, when something is corrupt. Nothing on the CPU,
+    /// whose calls say so.
+    pub fn report_to(&self, word: *mut u8) -> Result<()> {
+        if let Backend::Cuda(codec) = &mut self.enter()?.backend {
+            codec.report_to(word);
         }
+        Ok(())
     }
 
     /// That values can be replaced by results, while these are read.
@@ -255,6 +266,21 @@ impl Codec {
         on_backend!(backend, stream, encode(&self.plan, places, [factors[0].as_ref(), factors[1].as_ref()], payload))
     }
 
+    /// Encodes straight into the memory of the ranks that get the chunks.
+    pub fn encode_to_peers<'v>(
+        &self,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        factors: &[Option<View<'_>>; 2],
+        sending: Sending,
+        stream: Stream,
+    ) -> Result<()> {
+        factors.iter().flatten().try_for_each(|factor| self.check_scalar(factor, &[Dtype::F32]))?;
+        let State { backend, values: places } = &mut *self.enter()?;
+        self.take_values(values, &[self.plan.rules.values], places, |_| Ok(()))?;
+        let (codec, mut queue) = on_card(backend, stream)?;
+        codec.encode_to_peers(&mut queue, &self.plan, places, [factors[0].as_ref(), factors[1].as_ref()], sending)
+    }
+
     /// `values`: of each segment in turn.
     pub fn decode<'v>(
         &self,
@@ -303,6 +329,14 @@ impl Codec {
         on_backend!(&mut self.enter()?.backend, stream, reduce(&self.plan, chunks, dst))
     }
 
+    /// Reduces straight into the memory of all ranks.
+    pub fn reduce_to_peers(&self, chunk: usize, chunks: &View<'_>, sending: Sending, stream: Stream) -> Result<()> {
+        self.check_chunks(chunk, chunks)?;
+        let State { backend, .. } = &mut *self.enter()?;
+        let (codec, mut queue) = on_card(backend, stream)?;
+        codec.reduce_to_peers(&mut queue, &self.plan, chunks, sending)
+    }
+
     /// The first half of `reduce`: the mean that the error is to be added to. `room`: for a chunk, to work in.
     pub fn mean(
         &self,
@@ -327,6 +361,15 @@ impl Codec {
         let State { backend, values: places } = &mut *self.enter()?;
         self.take_shard(shard, places);
         on_backend!(backend, stream, encode_shard(&self.plan, places, dst))
+    }
+
+    /// The same straight into the memory of all ranks.
+    pub fn encode_shard_to_peers(&self, shard: &View<'_>, sending: Sending, stream: Stream) -> Result<()> {
+        self.check_shard(shard)?;
+        let State { backend, values: places } = &mut *self.enter()?;
+        self.take_shard(shard, places);
+        let (codec, mut queue) = on_card(backend, stream)?;
+        codec.encode_shard_to_peers(&mut queue, &self.plan, places, sending)
     }
 
     /// That there is a chunk of each of some payloads, and that it is the one that this codec reduces.

@@ -907,35 +907,38 @@ static Result run_kernel(Place place, const char *kernel, unsigned blocks, unsig
     return run_walk(place, arguments[0], blocks, packs);
 }
 
-/* As kernels/peers.cu has them. */
+/* As kernels/peers.cuh and peers.cu have them. */
 enum { MOST_RANKS = 64, SPEAK = 1, LISTEN = 2 };
 typedef struct {
+    uint64_t meetings;
+    uint32_t broken, world, rank, reserved;
+    uint64_t nanoseconds;
+    uint32_t *told;
+    unsigned char *buffers[MOST_RANKS];
+} Peers;
+typedef struct {
+    Peers *peers;
+    uint64_t at;
     const unsigned char *from;
     uint64_t vectors, apart;
-    const uint32_t *broken;
-    uint32_t world, rank;
-    unsigned char *places[MOST_RANKS];
 } Push;
 typedef struct {
-    uint64_t *meetings;
-    uint32_t *broken, *marks[2];
-    uint64_t nanoseconds;
-    uint32_t world, steps;
-    const uint64_t *heard;
-    uint64_t *places[MOST_RANKS];
+    Peers *peers;
+    uint32_t *mark, steps, reserved;
 } Meet;
 
 static Result run_push(Place place, unsigned blocks, const Push *call) {
+    const Peers *peers = call->peers;
     uint64_t bytes = call->vectors * 16;
-    if (blocks != call->world * ((bytes + 16383) / 16384))
+    if (blocks != peers->world * ((bytes + 16383) / 16384))
         return fault(INVALID_VALUE, "more or fewer blocks than the vectors");
     if ((uintptr_t)call->from % 16)
         return fault(MISALIGNED_ADDRESS, "vectors that are not aligned");
     Result result = SUCCESS;
     if (is_on_device((uint64_t)(uintptr_t)call->from)) /* else pinned memory */
-        result = use(place, READ, call->from, call->apart ? bytes * call->world : bytes);
-    for (uint32_t k = 0; k < call->world && result == SUCCESS && !*call->broken; k++)
-        memcpy(call->places[k], call->from + k * call->apart, bytes);
+        result = use(place, READ, call->from, call->apart ? bytes * peers->world : bytes);
+    for (uint32_t k = 0; k < peers->world && result == SUCCESS && !peers->broken; k++)
+        memcpy(peers->buffers[k] + call->at, call->from + k * call->apart, bytes);
     return result;
 }
 
@@ -947,27 +950,51 @@ static uint64_t nanoseconds_now(void) {
 
 /* The cards of other ranks go on meanwhile, and so do their threads. */
 static Result run_meet(int *entered, const Meet *call) {
-    uint64_t meeting = *call->meetings + 1, parity = meeting % 2 * MOST_RANKS, begin = nanoseconds_now();
-    int silent = *call->broken != 0;
-    for (uint32_t k = 0; call->steps & SPEAK && k < call->world && !silent; k++)
-        __atomic_store_n(call->places[k] + parity, meeting, __ATOMIC_RELEASE);
+    Peers *peers = call->peers;
+    uint64_t meeting = peers->meetings + 1, parity = meeting % 2 * MOST_RANKS, begin = nanoseconds_now();
+    int silent = peers->broken != 0;
+    for (uint32_t k = 0; call->steps & SPEAK && k < peers->world && !silent; k++)
+        __atomic_store_n((uint64_t *)peers->buffers[k] + parity + peers->rank, meeting, __ATOMIC_RELEASE);
     if (!(call->steps & LISTEN))
         return SUCCESS;
+    const uint64_t *heard = (const uint64_t *)peers->buffers[peers->rank] + parity;
     leave(entered);
-    for (uint32_t k = 0; k < call->world && !silent; k++)
-        while (!silent && __atomic_load_n(call->heard + parity + k, __ATOMIC_ACQUIRE) != meeting) {
-            silent = nanoseconds_now() - begin > call->nanoseconds;
+    for (uint32_t k = 0; k < peers->world && !silent; k++)
+        while (!silent && __atomic_load_n(heard + k, __ATOMIC_ACQUIRE) != meeting) {
+            silent = nanoseconds_now() - begin > peers->nanoseconds;
             sched_yield();
         }
     *entered = enter();
-    *call->meetings = meeting;
+    peers->meetings = meeting;
     if (silent) {
-        *call->broken = 1;
-        for (int k = 0; k < 2; k++)
-            if (call->marks[k])
-                __atomic_store_n(call->marks[k], 1, __ATOMIC_RELAXED);
+        peers->broken = 1;
+        __atomic_store_n(peers->told, 1, __ATOMIC_RELAXED);
+        if (call->mark)
+            __atomic_store_n(call->mark, 1, __ATOMIC_RELAXED);
     }
     return SUCCESS;
+}
+
+/* As kernels/codec.cuh has it; where among the codec's the flags are, and where among those it is said that a rank did not
+ * come. */
+typedef struct {
+    unsigned char codec[296], *dst;
+    Peers *peers;
+    uint64_t at;
+    uint32_t steps, reserved;
+} Finish;
+enum { CONTROL_AT = 16, BROKEN_AT = 24 };
+
+/* The kernels of codecs run one at a time, so they do not wait for each other: what is at their end is done behind them. */
+static Result run_finish(Place place, int *entered, unsigned blocks, unsigned threads, const Finish *call) {
+    Finish alone = *call;
+    alone.steps = 0;
+    Result result = run_kernel(place, "gc_onebit_finish", blocks, threads, (void *[]){&alone});
+    if (result != SUCCESS || !call->peers || !call->steps)
+        return result;
+    unsigned char *control;
+    memcpy(&control, call->codec + CONTROL_AT, sizeof control);
+    return run_meet(entered, &(Meet){call->peers, (uint32_t *)(control + BROKEN_AT), call->steps, 0});
 }
 
 Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
@@ -987,6 +1014,8 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
         return run_push(place, x, arguments[0]);
     if (!strcmp(kernel, "gc_peers_meet"))
         return x == 1 && threads == MOST_RANKS ? run_meet(&entered, arguments[0]) : fault(INVALID_VALUE, "not one block");
+    if (!strcmp(kernel, "gc_onebit_finish"))
+        return run_finish(place, &entered, x, threads, arguments[0]);
     return run_kernel(place, kernel, x, threads, arguments);
 }
 

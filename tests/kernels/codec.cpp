@@ -384,6 +384,8 @@ struct Device {
     std::vector<gc_run> runs[2];
     std::vector<const void *> table;
     gc_codec codecs[2];
+    gc_peers peers;
+    std::vector<Memory> copies;
 
     Device(const Model &m)
         : model(m), state0(m.state_bytes, 0), state1(m.state_bytes, 0), control(sizeof(gc_control), 0xa5),
@@ -451,25 +453,27 @@ struct Device {
     }
     void encode(const std::vector<const unsigned char *> &values, const float *m_g, const float *m_e, unsigned char *payload) {
         gc_encode call = {};
-        call.codec = codecs[0], call.m_g = m_g, call.m_e = m_e, call.payload = payload;
+        call.codec = codecs[0], call.m_g = m_g, call.m_e = m_e;
+        send(codecs[0], payload, call.dst, call.way);
         set_values(call.values, call.codec, values);
         void (*kernels[3][4])(gc_encode) = {
             {gc_onebit_encode_f32_f32, nullptr, gc_onebit_encode_f32_bf16, gc_onebit_encode_f32},
             {gc_onebit_encode_16_f32, nullptr, gc_onebit_encode_16_bf16, gc_onebit_encode_16},
             {gc_onebit_encode_16_f32, nullptr, gc_onebit_encode_16_bf16, gc_onebit_encode_16}};
         launch(tiles[0].size(), THREADS, [&] { kernels[model.values][model.error](call); });
-        finish(call.codec, payload);
+        finish(call.codec, call.dst, call.way);
     }
     void encode_shard(const unsigned char *shard, unsigned char *dst) {
         gc_encode call = {};
-        call.codec = codecs[1], call.payload = dst;
+        call.codec = codecs[1];
+        send(codecs[1], dst, call.dst, call.way);
         std::vector<const unsigned char *> parts;
         for (const gc_run &run : runs[1]) parts.push_back(shard + 4 * run.base);
         set_values(call.values, call.codec, parts);
         void (*kernels[4])(gc_encode) = {gc_onebit_encode_f32_f32, nullptr, gc_onebit_encode_f32_bf16,
                                          gc_onebit_encode_f32};
         launch(tiles[1].size(), THREADS, [&] { kernels[model.error](call); });
-        finish(call.codec, dst);
+        finish(call.codec, call.dst, call.way);
     }
     void mean(const unsigned char *chunks, u64 payloads, unsigned char *shard) {
         gc_reduce call = {};
@@ -487,14 +491,33 @@ struct Device {
     }
     void reduce(const unsigned char *chunks, u64 payloads, unsigned char *dst) {
         gc_reduce call = {};
-        call.codec = codecs[1], call.chunks = chunks, call.dst = dst, call.payloads = payloads;
+        call.codec = codecs[1], call.chunks = chunks, call.payloads = payloads;
+        send(codecs[1], dst, call.dst, call.way);
         void (*kernels[4])(gc_reduce) = {gc_onebit_reduce_f32, nullptr, gc_onebit_reduce_bf16, gc_onebit_reduce};
         launch(tiles[1].size(), THREADS, [&] { kernels[model.error](call); });
-        finish(call.codec, dst);
+        finish(call.codec, call.dst, call.way);
     }
-    void finish(const gc_codec &codec, unsigned char *dst) {
-        gc_finish call = {codec, dst};
+    // Sends chunks one behind the other, or to ranks: each to the buffer of one, or the same to all. What the ranks got is in
+    // the same place afterwards: `finish` looks that it is the same.
+    void send(const gc_codec &codec, unsigned char *place, unsigned char *&dst, gc_way &way) {
+        dst = place, way = {};
+        if (codec.chunks > MOST_RANKS || random(2)) return;
+        dst = nullptr, way = {&peers, 48};
+        peers = {};
+        peers.world = codec.half == WORKER ? codec.chunks : 1 + static_cast<unsigned>(random(3));
+        copies.clear();
+        for (unsigned k = 0; k < peers.world; k++) {
+            if (k != 0 && codec.half == SERVER) copies.emplace_back(codec.stride, 0x5a);
+            unsigned char *block = codec.half == WORKER ? place + k * codec.stride : k == 0 ? place : copies[k - 1].bytes;
+            peers.buffers[k] = block - way.at;
+        }
+    }
+    void finish(const gc_codec &codec, unsigned char *dst, const gc_way &way) {
+        const gc_finish call = {codec, dst, way, 0, 0};
         launch(std::max<u64>(model.segments.size(), 1), THREADS, [&] { gc_onebit_finish(call); });
+        for (unsigned k = 1; way.peers && codec.half == SERVER && k < peers.world; k++) {
+            count(memcmp(peers.buffers[0] + way.at, peers.buffers[k] + way.at, codec.stride) == 0, "a chunk that went to all ranks");
+        }
     }
     void commit(unsigned kind, const void *skip) {
         gc_state call = state_call();

@@ -18,9 +18,21 @@ static void hold(bool is_so, const char *what, unsigned world, unsigned at) {
 struct Rank {
     std::vector<uint4> send, area;
     std::vector<u64> heard = std::vector<u64>(2 * MOST_RANKS);
-    u64 meetings = 0;
-    unsigned broken = 0, marks[2] = {0, 0};
+    gc_peers peers = {};
+    unsigned mark = 0, told = 0;
 };
+
+// What each rank knows, where its buffer is what it hears, or its area.
+static void introduce(std::vector<Rank> &ranks, bool by_area) {
+    for (unsigned r = 0; r < ranks.size(); r++) {
+        gc_peers &peers = ranks[r].peers;
+        peers.world = static_cast<unsigned>(ranks.size()), peers.rank = r, peers.told = &ranks[r].told;
+        for (unsigned k = 0; k < ranks.size(); k++) {
+            peers.buffers[k] = by_area ? reinterpret_cast<unsigned char *>(ranks[k].area.data())
+                                       : reinterpret_cast<unsigned char *>(ranks[k].heard.data());
+        }
+    }
+}
 
 static void fill(std::vector<uint4> &vectors, unsigned seed) {
     for (auto &vector : vectors) vector = {seed = seed * 1664525 + 1013904223, seed ^ 7, seed + 1, seed >> 3};
@@ -36,14 +48,12 @@ static void push(unsigned world, unsigned vectors, bool same) {
         fill(ranks[r].area, 99);
     }
     const uint4 behind = ranks[0].area.back();
+    introduce(ranks, true);
     for (unsigned r = 0; r < world; r++) {
         gc_push call = {};
         call.from = reinterpret_cast<const unsigned char *>(ranks[r].send.data());
-        call.broken = &ranks[r].broken;
-        call.vectors = vectors, call.apart = same ? 0 : 16 * vectors, call.world = world, call.rank = r;
-        for (unsigned k = 0; k < world; k++) {
-            call.places[k] = reinterpret_cast<unsigned char *>(ranks[k].area.data() + r * vectors);
-        }
+        call.way = {&ranks[r].peers, 16 * r * vectors};
+        call.vectors = vectors, call.apart = same ? 0 : 16 * vectors;
         const unsigned a_block = THREADS * VECTORS;
         launch(world * ((vectors + a_block - 1) / a_block), THREADS, [=] { gc_peers_push(call); });
     }
@@ -58,25 +68,23 @@ static void push(unsigned world, unsigned vectors, bool same) {
 }
 
 static void meet(std::vector<Rank> &ranks, unsigned r, unsigned steps, u64 nanoseconds) {
-    gc_meet call = {};
     Rank &rank = ranks[r];
-    call.meetings = &rank.meetings, call.broken = &rank.broken, call.nanoseconds = nanoseconds;
-    call.marks[0] = &rank.marks[0], call.marks[1] = &rank.marks[1];
-    call.world = static_cast<unsigned>(ranks.size()), call.steps = steps, call.heard = rank.heard.data();
-    for (unsigned k = 0; k < ranks.size(); k++) call.places[k] = ranks[k].heard.data() + r;
+    rank.peers.nanoseconds = nanoseconds;
+    const gc_meet call = {&rank.peers, &rank.mark, steps, 0};
     launch(1, MOST_RANKS, [=] { gc_peers_meet(call); });
 }
 
-static bool is_silent(const Rank &rank) { return rank.broken && rank.marks[0] && rank.marks[1]; }
+static bool is_silent(const Rank &rank) { return rank.peers.broken && rank.mark && rank.told; }
 
 // All speak, then all listen, again and again.
 static void meetings(unsigned world) {
     std::vector<Rank> ranks(world);
+    introduce(ranks, false);
     for (unsigned meeting = 1; meeting < 6; meeting++) {
         for (unsigned r = 0; r < world; r++) meet(ranks, r, SPEAK, 0);
         for (unsigned r = 0; r < world; r++) {
             meet(ranks, r, LISTEN, 0);
-            hold(ranks[r].meetings == meeting && !ranks[r].broken && !ranks[r].marks[0], "a meeting", world, r);
+            hold(ranks[r].peers.meetings == meeting && !ranks[r].peers.broken && !ranks[r].mark, "a meeting", world, r);
         }
     }
     // A rank that is one ahead is heard of twice.
@@ -86,16 +94,16 @@ static void meetings(unsigned world) {
         meet(ranks, r, SPEAK, 0);
     }
     meet(ranks, 0, LISTEN, 0);
-    hold(!ranks[0].broken, "behind all others", world, 0);
+    hold(!ranks[0].peers.broken, "behind all others", world, 0);
     // Now rank 0 does not come.
     for (unsigned r = 1; r < world; r++) {
         meet(ranks, r, LISTEN, 1000000);
-        hold(is_silent(ranks[r]) && ranks[r].meetings == 7, "a rank that does not come", world, r);
+        hold(is_silent(ranks[r]) && ranks[r].peers.meetings == 7, "a rank that does not come", world, r);
     }
     // It comes at last; the others have gone, and say nothing any more.
     const std::vector<u64> before = ranks[0].heard;
     for (unsigned r = 1; r < world; r++) {
-        ranks[r].marks[0] = 0;
+        ranks[r].mark = 0;
         meet(ranks, r, SPEAK | LISTEN, ~0ull);
         hold(is_silent(ranks[r]) && ranks[0].heard == before, "for good", world, r);
     }
@@ -104,10 +112,10 @@ static void meetings(unsigned world) {
 // A rank that has given up pushes nothing.
 static void broken() {
     uint4 from = {1, 2, 3, 4}, to = {5, 6, 7, 8};
-    unsigned is_broken = 1;
+    gc_peers peers = {};
+    peers.world = 1, peers.broken = 1, peers.buffers[0] = reinterpret_cast<unsigned char *>(&to);
     gc_push call = {};
-    call.from = reinterpret_cast<const unsigned char *>(&from), call.places[0] = reinterpret_cast<unsigned char *>(&to);
-    call.vectors = 1, call.world = 1, call.broken = &is_broken;
+    call.from = reinterpret_cast<const unsigned char *>(&from), call.way.peers = &peers, call.vectors = 1;
     launch(1, THREADS, [=] { gc_peers_push(call); });
     hold(to.x == 5 && to.w == 8, "a push of a rank that has given up", 1, 0);
 }
@@ -116,6 +124,7 @@ static void broken() {
 static void garbage() {
     for (u64 number : {0ull, 2ull, 3ull, ~0ull, 1ull << 32}) {
         std::vector<Rank> ranks(2);
+        introduce(ranks, false);
         meet(ranks, 0, SPEAK, 0);
         ranks[0].heard[MOST_RANKS + 1] = number;  // the first meeting is odd
         meet(ranks, 0, LISTEN, 1000000);

@@ -50,28 +50,53 @@ pub fn buffer_bytes(world: u64, block: u64) -> Option<u64> {
     area.checked_mul(2)?.checked_add(HEARD)
 }
 
+/// What the kernels know of the ranks: in memory of this one.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Known {
+    meetings: u64,
+    broken: u32,
+    world: u32,
+    rank: u32,
+    reserved: u32,
+    nanoseconds: u64,
+    told: u64,
+    buffers: [u64; MOST_RANKS],
+}
+
+/// Where this rank's block lies in each buffer, for the kernels. Without an address: nowhere.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Way {
+    known: u64,
+    at: u64,
+}
+
+/// What becomes of chunks that go straight to other ranks, and of the meeting behind them.
+#[derive(Clone, Copy)]
+pub struct Sending {
+    pub way: Way,
+    pub steps: Steps,
+}
+
 #[repr(C)]
 struct Push {
+    way: Way,
     from: *const u8,
     vectors: u64,
     apart: u64,
-    broken: u64,
-    world: u32,
-    rank: u32,
-    places: [u64; MOST_RANKS],
 }
 
 #[repr(C)]
 struct Meet {
-    meetings: u64,
-    broken: u64,
-    marks: [*mut u8; 2],
-    nanoseconds: u64,
-    world: u32,
+    known: u64,
+    mark: *mut u8,
     steps: u32,
-    heard: u64,
-    places: [u64; MOST_RANKS],
+    reserved: u32,
 }
+
+const _: () = assert!(size_of::<Known>() == 40 + 8 * MOST_RANKS && size_of::<Way>() == 16);
+const _: () = assert!(size_of::<Push>() == 40 && size_of::<Meet>() == 24);
 
 /// What a meeting's launch does.
 #[derive(Clone, Copy)]
@@ -88,10 +113,6 @@ pub enum Area {
     AllGather = 1,
 }
 
-/// Where this rank's state lies in its memory, behind the count of meetings.
-const BROKEN: u64 = 8;
-const STATE_BYTES: u64 = 16;
-
 /// Where a record of this rank lies in pinned memory, and how much of that there is.
 const RECORD: usize = 64;
 const PINNED_BYTES: i64 = 128;
@@ -101,11 +122,11 @@ pub struct Peers {
     device: Device,
     home: Home,
     rank: usize,
-    nanoseconds: u64,
+    world: usize,
     area: u64,
-    /// By rank, as they are mapped here.
-    buffers: Vec<u64>,
-    state: Memory,
+    /// This rank's, as it is mapped here.
+    buffer: u64,
+    known: Memory,
     /// Where a card writes that a rank did not come: a uint32, not 0 then; and a record of this rank, to be pushed.
     said: Pinned,
     /// The end of the last call.
@@ -221,29 +242,36 @@ impl Peers {
         mapped: Vec<Mapped>,
         own: Option<&Buffer>,
     ) -> Result<Self> {
-        let mut buffers = Vec::new();
-        buffers
-            .try_reserve_exact(given.len())
-            .map_err(|_| error!(OutOfMemory, "a list of {} buffers could not be had", given.len()))?;
-        buffers.extend_from_slice(given);
         let mut queue = match own {
             Some(buffer) => buffer.memory.queue(Stream::LEGACY)?,
             None => Queue::of(ordinal, Stream::LEGACY)?,
         };
         queue.put_into_context(&PEERS_FAMILY)?;
-        let state = Memory::new(&mut queue, STATE_BYTES)?;
+        let memory = Memory::new(&mut queue, size_of::<Known>() as u64)?;
         let (said, ended) = (Pinned::new(&mut queue, PINNED_BYTES)?, Event::new(&mut queue)?);
         let stream = OwnStream::new(&mut queue)?;
         queue.wait()?;
+        let mut known = Known {
+            meetings: 0,
+            broken: 0,
+            world: given.len() as u32,
+            rank: rank as u32,
+            reserved: 0,
+            nanoseconds: u64::from(milliseconds) * 1_000_000,
+            told: said.data() as u64,
+            buffers: [0; MOST_RANKS],
+        };
+        known.buffers[..given.len()].copy_from_slice(given);
+        memory.put(0, &[known])?;
         let area = bytes.saturating_sub(HEARD) / 2 / ALIGNMENT * ALIGNMENT;
         Ok(Self {
             device: queue.device,
-            home: state.home,
+            home: memory.home,
             rank,
-            nanoseconds: u64::from(milliseconds) * 1_000_000,
+            world: given.len(),
             area,
-            buffers,
-            state,
+            buffer: given[rank],
+            known: memory,
             said,
             ended,
             stream,
@@ -257,21 +285,27 @@ impl Peers {
     }
 
     pub fn world(&self) -> usize {
-        self.buffers.len()
+        self.world
     }
 
     /// Bytes of a block that an exchange can have, at most.
     pub fn most_bytes(&self) -> u64 {
-        self.area / self.buffers.len() as u64
+        self.area / self.world as u64
     }
 
     /// Where blocks arrive.
     pub fn area(&self, area: Area) -> *mut u8 {
-        ptr::with_exposed_provenance_mut(self.place(self.rank, area) as usize)
+        ptr::with_exposed_provenance_mut(self.place(area) as usize)
     }
 
-    fn place(&self, rank: usize, area: Area) -> u64 {
-        self.buffers[rank] + HEARD + area as u64 * self.area
+    fn place(&self, area: Area) -> u64 {
+        self.buffer + HEARD + area as u64 * self.area
+    }
+
+    /// The way of this rank's block of `bytes` bytes, a multiple of 16, to the others.
+    pub fn way(&self, area: Area, bytes: u64) -> Way {
+        assert!(bytes.is_multiple_of(16) && bytes <= self.most_bytes());
+        Way { known: self.known.at(0), at: self.place(area) - self.buffer + self.rank as u64 * bytes }
     }
 
     /// Whether a queue works in the context that this was made in.
@@ -302,24 +336,12 @@ impl Peers {
     /// There is such memory of this device at `from`, aligned to 16, which stays until the stream has passed this; nobody
     /// reads what arrived in the area before.
     pub unsafe fn push(&self, queue: &mut Queue, area: Area, from: *const u8, bytes: u64) -> Result<()> {
-        let world = self.buffers.len();
-        assert!(bytes.is_multiple_of(16) && bytes <= self.most_bytes());
-        let mut call = Push {
-            from,
-            vectors: bytes / 16,
-            apart: if matches!(area, Area::AllToAll) { bytes } else { 0 },
-            broken: self.state.at(BROKEN),
-            world: world as u32,
-            rank: self.rank as u32,
-            places: [0; MOST_RANKS],
-        };
-        for (rank, place) in call.places.iter_mut().enumerate().take(world) {
-            *place = self.place(rank, area) + self.rank as u64 * bytes;
-        }
-        let (stream, blocks) = (queue.stream, world as u64 * bytes.div_ceil(PUSHED));
+        let apart = if matches!(area, Area::AllToAll) { bytes } else { 0 };
+        let mut call = Push { way: self.way(area, bytes), from, vectors: bytes / 16, apart };
+        let (stream, blocks) = (queue.stream, self.world as u64 * bytes.div_ceil(PUSHED));
         let mut arguments = [ptr::from_mut(&mut call).cast::<c_void>()];
         // SAFETY: the kernel's argument: buffers that are mapped here, with room for a block of each rank in each area, as
-        // was asserted, and the caller's memory.
+        // `way` asserts, and the caller's memory.
         unsafe { queue.launch_on(stream, &PEERS.push[0], blocks, &mut arguments) }
     }
 
@@ -328,28 +350,17 @@ impl Peers {
     /// # Safety
     /// The mark stays until the stream has passed this.
     pub unsafe fn meet(&self, queue: &mut Queue, steps: Steps, mark: *mut u8) -> Result<()> {
-        let mut call = Meet {
-            meetings: self.state.at(0),
-            broken: self.state.at(BROKEN),
-            marks: [mark, self.said.data()],
-            nanoseconds: self.nanoseconds,
-            world: self.buffers.len() as u32,
-            steps: steps as u32,
-            heard: self.buffers[self.rank],
-            places: [0; MOST_RANKS],
-        };
-        for (place, &buffer) in call.places.iter_mut().zip(&self.buffers) {
-            *place = buffer + 8 * self.rank as u64;
-        }
+        let mut call = Meet { known: self.known.at(0), mark, steps: steps as u32, reserved: 0 };
         let stream = queue.stream;
         let mut arguments = [ptr::from_mut(&mut call).cast::<c_void>()];
-        // SAFETY: the kernel's argument: memory of this rank, buffers that are mapped here, and the caller's mark.
+        // SAFETY: the kernel's argument: memory of this rank, which names buffers that are mapped here, and the caller's
+        // mark.
         unsafe { queue.launch_on(stream, &PEERS.meet[0], 1, &mut arguments) }
     }
 
     /// A queue on a stream of its own, which waits for no other.
     pub fn own_queue(&self) -> Result<Queue> {
-        self.state.queue(self.stream.stream())
+        self.known.queue(self.stream.stream())
     }
 
     /// Where a record lies that is to be pushed, once it is written there.
@@ -364,7 +375,7 @@ impl Peers {
     pub fn read(&self, queue: &mut Queue, area: Area, to: &mut [u8]) -> Result<()> {
         queue.current()?;
         queue.wait()?;
-        let (driver, from) = (self.device.driver, self.place(self.rank, area));
+        let (driver, from) = (self.device.driver, self.place(area));
         assert!(to.len() as u64 <= self.area);
         // SAFETY: from within this rank's buffer, as was asserted; a context is current, and the bytes are there until it
         // is done.

@@ -3,6 +3,7 @@
 use std::{ffi::c_void, ptr};
 
 use crate::{
+    backend::cuda::peers::Way,
     error::{Result, error},
     plan::codec::{CodecPlan, HEADER, Kind, NonFinite, Run as PlanRun, UNIT, units},
     tensor::Dtype,
@@ -71,6 +72,8 @@ pub struct Half {
     pub runs: u64,
     pub segments: u64,
     pub scales: u64,
+    /// A uint32 of the host that becomes 1 when something is corrupt; or 0.
+    pub report: u64,
     /// 0: the addresses come with the launch.
     pub addresses: u64,
     pub bytes: u64,
@@ -102,13 +105,18 @@ pub struct Half {
 pub struct Finish {
     pub codec: Half,
     pub dst: *mut u8,
+    pub way: Way,
+    /// How the ranks meet; 0: they do not.
+    pub steps: u32,
+    pub reserved: u32,
 }
 
 #[repr(C)]
 pub struct Encode {
     pub codec: Half,
     pub factors: [*const u8; 2],
-    pub payload: *mut u8,
+    pub dst: *mut u8,
+    pub way: Way,
     pub values: [*const u8; MOST_VALUES],
 }
 
@@ -117,6 +125,7 @@ pub struct Reduce {
     pub codec: Half,
     pub chunks: *const u8,
     pub dst: *mut u8,
+    pub way: Way,
     pub payloads: u64,
 }
 
@@ -166,9 +175,9 @@ pub struct Compress {
     pub values: u32,
 }
 
-const _: () = assert!(size_of::<Run>() == 40 && size_of::<Tile>() == 48 && size_of::<Half>() == 288);
-const _: () = assert!(size_of::<Encode>() == 440 && size_of::<Finish>() == 296 && size_of::<Reduce>() == 312);
-const _: () = assert!(size_of::<Decode>() == 456 && size_of::<State>() == 624);
+const _: () = assert!(size_of::<Run>() == 40 && size_of::<Tile>() == 48 && size_of::<Half>() == 296);
+const _: () = assert!(size_of::<Encode>() == 464 && size_of::<Finish>() == 328 && size_of::<Reduce>() == 336);
+const _: () = assert!(size_of::<Decode>() == 464 && size_of::<State>() == 640);
 const _: () = assert!(size_of::<Addresses>() == 3600 && size_of::<Compress>() == 64);
 
 /// A kernel's only argument, for a launch.
@@ -307,7 +316,7 @@ impl Half {
         let server_at = plan.state_bytes - if plan.server.is_some() { bytes(&server) } else { 0 };
         let (only, units_at) =
             if self.half == SERVER { (server, server_at) } else { (worker, server_at - bytes(&worker)) };
-        let Self { states, control, partials, counter, tiles, runs, segments, scales, .. } = *self;
+        let Self { states, control, partials, counter, tiles, runs, segments, scales, report, .. } = *self;
         *self = Self {
             states,
             control,
@@ -317,6 +326,7 @@ impl Half {
             runs,
             segments,
             scales,
+            report,
             only,
             ..Self::of(plan, self.half, units_at)
         };
@@ -336,6 +346,7 @@ impl Half {
             runs: 0,
             segments: 0,
             scales: 0,
+            report: 0,
             addresses: 0,
             // Each is in the plan, which counts no more segments and chunks than fit.
             bytes: plan.workers.last().map_or(0, |run| run.byte + units_of_byte(run.elements)) as u64,

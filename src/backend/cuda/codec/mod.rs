@@ -19,6 +19,7 @@ use crate::{
 
 use super::{
     module::{Kernel, ONEBIT, ONEBIT_FAMILY},
+    peers::{Sending, Way},
     queue::Queue,
 };
 
@@ -48,6 +49,24 @@ pub struct Codec {
     pending: bool,
     /// Whether the driver has failed between the launches of a call: then the state is neither the old one nor the new one.
     torn: bool,
+}
+
+/// Where chunks go, and how the ranks meet then.
+#[derive(Clone, Copy)]
+struct To {
+    dst: *mut u8,
+    way: Way,
+    steps: u32,
+}
+
+impl To {
+    fn memory(view: &View<'_>) -> Self {
+        Self { dst: view.data(), way: Way::default(), steps: 0 }
+    }
+
+    fn peers(sending: Sending) -> Self {
+        Self { dst: ptr::null_mut(), way: sending.way, steps: sending.steps as u32 }
+    }
 }
 
 /// What the memory of a half has.
@@ -176,7 +195,20 @@ impl Codec {
         payload: &View<'_>,
     ) -> Result<()> {
         let kernel = &ONEBIT.encode[index_of(plan.rules.values, plan.rules.error)];
-        self.encode_half(queue, kernel, WORKER, values, factors, payload)
+        self.encode_half(queue, kernel, WORKER, values, factors, To::memory(payload))
+    }
+
+    /// Encodes into the buffers of the ranks that get the chunks, and meets them.
+    pub fn encode_to_peers(
+        &mut self,
+        queue: &mut Queue,
+        plan: &CodecPlan,
+        values: &[Address],
+        factors: [Option<&View<'_>>; 2],
+        sending: Sending,
+    ) -> Result<()> {
+        let kernel = &ONEBIT.encode[index_of(plan.rules.values, plan.rules.error)];
+        self.encode_half(queue, kernel, WORKER, values, factors, To::peers(sending))
     }
 
     /// Makes the chunk of this rank of its shard, where its parts begin by segment.
@@ -188,7 +220,19 @@ impl Codec {
         dst: &View<'_>,
     ) -> Result<()> {
         let kernel = &ONEBIT.encode[index_of(Dtype::F32, plan.rules.error)];
-        self.encode_half(queue, kernel, SERVER, shard, [None; 2], dst)
+        self.encode_half(queue, kernel, SERVER, shard, [None; 2], To::memory(dst))
+    }
+
+    /// The same into the buffers of all ranks, and meets them.
+    pub fn encode_shard_to_peers(
+        &mut self,
+        queue: &mut Queue,
+        plan: &CodecPlan,
+        shard: &[Address],
+        sending: Sending,
+    ) -> Result<()> {
+        let kernel = &ONEBIT.encode[index_of(Dtype::F32, plan.rules.error)];
+        self.encode_half(queue, kernel, SERVER, shard, [None; 2], To::peers(sending))
     }
 
     fn encode_half(
@@ -198,26 +242,28 @@ impl Codec {
         half: u32,
         values: &[Address],
         factors: [Option<&View<'_>>; 2],
-        payload: &View<'_>,
+        to: To,
     ) -> Result<()> {
         let half = half as usize;
         let mut call = Encode {
             codec: self.halves[half],
             factors: factors.map(|factor| factor.map_or(ptr::null(), |factor| factor.data().cast_const())),
-            payload: payload.data(),
+            dst: to.dst,
+            way: to.way,
             values: [ptr::null(); MOST_VALUES],
         };
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
-        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan.
+        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan; or
+        // blocks of as many bytes in the buffers of ranks.
         unsafe { launch(queue, kernel, self.tiles[half], &mut argument(&mut call)) }?;
-        self.finish(queue, call.codec, payload)
+        self.finish(queue, call.codec, to)
     }
 
     /// Launches what makes scales of the sums that a launch before has left, and headers of chunks. Without that the state
     /// has new elements and old scales.
-    fn finish(&mut self, queue: &mut Queue, codec: Half, dst: &View<'_>) -> Result<()> {
+    fn finish(&mut self, queue: &mut Queue, codec: Half, to: To) -> Result<()> {
         let runs = u64::from(codec.n_segments).max(1);
-        let mut call = Finish { codec, dst: dst.data() };
+        let mut call = Finish { codec, dst: to.dst, way: to.way, steps: to.steps, reserved: 0 };
         self.torn = true;
         // SAFETY: as in `encode_half`, which wrote to the same memory.
         unsafe { launch(queue, ONEBIT.finish(), runs, &mut argument(&mut call)) }?;
@@ -257,12 +303,27 @@ impl Codec {
     }
 
     pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, dst: &View<'_>) -> Result<()> {
+        self.reduce_to(queue, plan, chunks, To::memory(dst))
+    }
+
+    /// Reduces into the buffers of all ranks, and meets them.
+    pub fn reduce_to_peers(
+        &mut self,
+        queue: &mut Queue,
+        plan: &CodecPlan,
+        chunks: &View<'_>,
+        sending: Sending,
+    ) -> Result<()> {
+        self.reduce_to(queue, plan, chunks, To::peers(sending))
+    }
+
+    fn reduce_to(&mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, to: To) -> Result<()> {
         let payloads = (chunks.elements() / plan.stride) as u64;
-        let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst: dst.data(), payloads };
+        let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst: to.dst, way: to.way, payloads };
         let kernel = &ONEBIT.reduce[index_of(Dtype::F32, plan.rules.error)];
         // SAFETY: as in `encode_half`.
         unsafe { launch(queue, kernel, self.tiles[1], &mut argument(&mut call)) }?;
-        self.finish(queue, call.codec, dst)
+        self.finish(queue, call.codec, to)
     }
 
     /// Writes the mean of `chunks`, one a payload, to a shard, without the error. The state is only read.
@@ -277,7 +338,7 @@ impl Codec {
         let payloads = (chunks.elements() / plan.stride) as u64;
         // The parts lie one behind the other.
         let dst = shard.first().map_or(ptr::null_mut(), |first| first.0);
-        let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst, payloads };
+        let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst, way: Way::default(), payloads };
         // SAFETY: as in `encode_half`.
         unsafe { launch(queue, ONEBIT.mean(), self.tiles[1], &mut argument(&mut call)) }
     }
@@ -297,9 +358,11 @@ impl Codec {
         unsafe { self.memory.copy_to(queue, self.scales, dst.data(), bytes) }
     }
 
-    /// Writes a 1 to `word` if anything since the last commit was corrupt.
-    pub fn report(&mut self, queue: &mut Queue, word: *mut u8) -> Result<()> {
-        self.launch_on_state(queue, ONEBIT.refuse(), 1, |call| (call.skip, call.size) = (word, 0))
+    /// From now on a 1 is written to `word`, a uint32 of pinned memory that stays, when something is corrupt.
+    pub fn report_to(&mut self, word: *mut u8) {
+        for half in &mut self.halves {
+            half.report = word as u64;
+        }
     }
 
     /// Makes a pending step valid, or takes it back.

@@ -1,0 +1,91 @@
+// Memory that all ranks reach, and how they meet.
+#ifndef GRADCODEC_PEERS_CUH
+#define GRADCODEC_PEERS_CUH
+
+#include "tile.cuh"
+
+// Of so many ranks at most.
+enum : unsigned { MOST_RANKS = 64 };
+
+// What a rank knows of the others, in memory of its own. The host lays it out too: src/backend/cuda/peers.rs.
+struct gc_peers {
+    u64 meetings;                        // how many there were
+    unsigned broken;                     // whether a rank did not come to one
+    unsigned world, rank, reserved;
+    u64 nanoseconds;                     // how long this one waits
+    unsigned *told;                      // in memory of the host, becomes 1 with `broken`
+    unsigned char *buffers[MOST_RANKS];  // of all ranks, as they are mapped here
+};
+// A buffer begins with what its rank hears of the others: a number of each for an even meeting, and for an odd one.
+static_assert(sizeof(gc_peers) == 40 + 8 * MOST_RANKS, "the host lays it out too");
+
+// Where this rank's block lies in each buffer, of what it sends to all or to each.
+struct gc_way {
+    gc_peers *peers;  // NULL: nothing goes to others
+    u64 at;
+};
+enum : unsigned { SPEAK = 1, LISTEN = 2 };
+
+__device__ __forceinline__ void say(u64 *to, u64 number) {
+#ifdef __CUDA_ARCH__
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(number) : "memory");
+#else
+    __atomic_store_n(to, number, __ATOMIC_RELEASE);
+#endif
+}
+__device__ __forceinline__ u64 hear(const u64 *from) {
+#ifdef __CUDA_ARCH__
+    u64 number;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(number) : "l"(from) : "memory");
+    return number;
+#else
+    return __atomic_load_n(from, __ATOMIC_ACQUIRE);
+#endif
+}
+__device__ __forceinline__ u64 nanoseconds_now() {
+#ifdef __CUDA_ARCH__
+    u64 now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+#else
+    return nanoseconds_of_card();
+#endif
+}
+
+// Tells every rank that this one has come, with all that it did before, and waits until all have. By all threads of a
+// block, MOST_RANKS or more. The number of the meeting is counted here and not by the host, so that a graph can be
+// launched again. A rank can be one meeting ahead, and no more, so it is heard in two places in turn; anything but the
+// number that is due counts as silence. Where ranks share a card they speak in one launch and listen in another, which
+// the host orders. `mark`: becomes 1 if a rank does not come, or NULL.
+__device__ __forceinline__ void meet(gc_peers &peers, unsigned steps, unsigned *mark) {
+    const unsigned rank = threadIdx.x;
+    const bool takes_part = rank < peers.world, broken = peers.broken;
+    const u64 meeting = peers.meetings + 1, parity = meeting % 2 * MOST_RANKS;
+    // What this block has written before is told, too.
+    __syncthreads();
+    if (steps & SPEAK && takes_part && !broken) {
+        say(reinterpret_cast<u64 *>(peers.buffers[rank]) + parity + peers.rank, meeting);
+    }
+    // All have spoken before one listens.
+    __syncthreads();
+    if (!(steps & LISTEN)) return;
+    bool silent = broken;
+    if (takes_part && !broken) {
+        const u64 *heard = reinterpret_cast<const u64 *>(peers.buffers[peers.rank]) + parity + rank;
+        const u64 begin = nanoseconds_now(), patience = peers.nanoseconds;
+        while (!silent && hear(heard) != meeting) {
+            // Clocks of cards may step back a little.
+            const u64 since = nanoseconds_now() - begin;
+            silent = static_cast<long long>(since) >= 0 && since > patience;
+        }
+    }
+    silent = __syncthreads_or(silent);
+    if (rank != 0) return;
+    peers.meetings = meeting;
+    if (!silent) return;
+    peers.broken = 1;
+    if (mark) *static_cast<volatile unsigned *>(mark) = 1;
+    *static_cast<volatile unsigned *>(peers.told) = 1;
+}
+
+#endif
