@@ -88,6 +88,7 @@ template <typename T, bool ADD>
 __device__ __forceinline__ void decode(const gc_decode &call) {
     constexpr unsigned A_VECTOR = 16 / sizeof(T), STORES = TILE / (THREADS * A_VECTOR), APART = THREADS * A_VECTOR;
     const gc_codec &codec = call.codec;
+    wait_for_launch_before();
     // Behind the tiles are chunks without elements, which are only looked at.
     gc_tile tile = {};
     tile.run = NO_RUN, tile.left = ~0u;

@@ -35,6 +35,7 @@ __device__ __forceinline__ void encode(const gc_encode &call) {
     }
     // All loads are under way: left to itself ptxas puts the last ones behind the first uses.
     __syncwarp();
+    let_next_launch_begin();
     const Rules rules = {codec.rule == RMS && codec.kind == ONEBIT, codec.policy == ZERO,
                          codec.policy == ZERO && codec.half == WORKER};
     const Handle form = {s, factor(call.m_g), factor(call.m_e), codec.beta};

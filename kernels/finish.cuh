@@ -37,6 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
     __shared__ float shared_scale;
     __shared__ unsigned shared_flags;
     const gc_codec &codec = call.codec;
+    wait_for_launch_before();
     gc_control &control = *codec.control;
     const unsigned valid = valid_state(codec);
     const unsigned char *from = codec.state[valid];

@@ -263,6 +263,18 @@ struct Handle {
         return E::SIZE != 0 ? feedback(g, kept, s, m_g, m_e, beta) : __fmul_rn(m_g, g);
     }
 };
+// Without factors, as a server has none; DECAYS: beta need not be 1. A product with 1 is none, but ptxas would make it.
+template <bool DECAYS>
+struct Carried {
+    enum : bool { FILLED = true };
+    float s, beta;
+    template <typename E>
+    __device__ __forceinline__ float make(float g, float kept) const {
+        if (E::SIZE == 0) return g;
+        const float error = error_of(kept, s);
+        return __fadd_rn(g, DECAYS ? __fmul_rn(beta, error) : error);
+    }
+};
 struct Plain {
     enum : bool { FILLED = false };
     template <typename E>

@@ -20,6 +20,22 @@ typedef unsigned long long u64;
 
 enum : unsigned { LINE = 128 };
 
+// A launch behind another one may begin while that one ends (Queue::launch_behind): its blocks are there then, and wait here
+// for all that was written. Before this they read nothing that a launch writes.
+__device__ __forceinline__ void wait_for_launch_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// From now on the blocks of such a launch may come to processors that have room, once all blocks of this one have begun.
+// Not before blocks that wait for other cards: those would keep the room, which another launch may need for what is waited
+// for.
+__device__ __forceinline__ void let_next_launch_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // How far beyond a multiple of `size` an address lies.
 __device__ __forceinline__ unsigned misalignment(const void *address, unsigned size) {
     return static_cast<unsigned>(reinterpret_cast<u64>(address)) % size;

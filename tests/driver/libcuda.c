@@ -1019,6 +1019,30 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     return run_kernel(place, kernel, x, threads, arguments);
 }
 
+/* A launch that may begin while the one before it ends, and waits for that by itself: here they come one by one. */
+typedef struct {
+    unsigned x, y, z, threads, ty, tz, shared;
+    Stream stream;
+    const struct {
+        int id;
+        char pad[4];
+        union {
+            char bytes[64];
+            int allowed;
+        } value;
+    } *attributes;
+    unsigned count;
+} LaunchConfig;
+
+Result cuLaunchKernelEx(const LaunchConfig *config, const char *kernel, void **arguments, void **extra) {
+    enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+    if (config->count != 1 || config->attributes->id != PROGRAMMATIC_STREAM_SERIALIZATION
+        || config->attributes->value.allowed != 1)
+        return INVALID_VALUE;
+    return cuLaunchKernel(kernel, config->x, config->y, config->z, config->threads, config->ty, config->tz,
+                          config->shared, config->stream, arguments, extra);
+}
+
 /* The place of a copy: as that of a launch. */
 static Place place_of(Stream stream) {
     if (is_created(stream))

@@ -172,6 +172,36 @@ def test_a_captured_step_replayed_is_as_many_calls(card, stream):
         graph.destroy()
 
 
+def test_a_decode_waits_for_whatever_is_ahead_of_it(card, stream):
+    """Launches that may begin early, behind a copy and behind a kernel, in a graph and without one."""
+    rng, n = np.random.default_rng(10), 30_000_001
+    with Checked(card, codec=ONEBIT, segments=[n], n_chunks=1) as codec:
+        sent = [card.put(np.zeros(codec.model.stride, np.uint8)) for _ in range(2)]
+        for one in sent:
+            g = card.put(rng.standard_normal(n, np.float32))
+            call("gc_codec_encode", codec.handle, views([g]), 1, None, None, one.view, stream)
+        payload, values = card.put(np.zeros(codec.model.stride, np.uint8)), card.put(np.zeros(n, "f4"))
+        driver.wait_for(stream)
+        expected = [codec.model.decode(card.get(one))[0] for one in sent]
+
+        def decode_behind(one):
+            driver.copy(payload.struct.dl_tensor.data, one.struct.dl_tensor.data, codec.model.stride, stream)
+            call("gc_codec_decode", codec.handle, payload.view, 1, None, 0, views([values]), 1, stream)
+
+        graphs = []
+        for one in sent:
+            with driver.Graph(stream) as graph:
+                decode_behind(one)
+            graphs.append(graph)
+        for turn in range(20):
+            one = turn % 2
+            graphs[one].replay(stream) if turn < 10 else decode_behind(sent[one])
+            driver.wait_for(stream)
+            same(card.get(values), expected[one], f"turn {turn}")
+        for graph in graphs:
+            graph.destroy()
+
+
 def test_flags_and_scales_go_to_pinned_memory(card, stream):
     with Checked(card, codec=ONEBIT, segments=[10, 0]) as codec, driver.Memory(64, "pinned") as memory:
         codec.encode([np.full(10, np.nan, "f4"), np.zeros(0, "f4")])

@@ -12,7 +12,7 @@ use std::{
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute,
-    CUipcMemHandle, CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUmemAccessDesc,
+    CUipcMemHandle, CUjit_option, CUkernel, CUlaunchConfig, CUlibrary, CUlibraryOption, CUmemAccessDesc,
     CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle,
     CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
 };
@@ -27,6 +27,8 @@ use super::{copy::Kept, reuse::Reuse};
 
 /// What the driver of CUDA 12.0 (525) calls itself: the first that reads our fatbins, and the PTX in them.
 const OLDEST: c_int = 12000;
+/// The first that takes launches that begin early into graphs.
+const EARLY_IN_GRAPHS: c_int = 12030;
 
 table! {
     /// The functions of the driver.
@@ -101,6 +103,7 @@ table! {
             CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void,
             *mut *mut c_void,
         );
+        cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
     }
     optional {
         /// 12.8. Without it a stream's device is that of its context, once made current to be asked.
@@ -115,6 +118,8 @@ type GetErrorName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 pub struct Driver {
     pub functions: Functions,
     error_name: GetErrorName,
+    /// Whether a launch may begin while the one before it ends, also in a graph.
+    pub begins_launches_early: bool,
     /// The devices it shows, by their numbers.
     pub devices: Vec<Properties>,
 }
@@ -166,7 +171,7 @@ impl Driver {
             (Functions::of(library).map_err(missing)?, std::mem::transmute::<*mut c_void, GetErrorName>(error_name))
         };
         let unavailable = |failure| Error { status: Status::DriverUnavailable, ..failure };
-        let mut driver = Self { functions, error_name, devices: Vec::new() };
+        let mut driver = Self { functions, error_name, begins_launches_early: false, devices: Vec::new() };
         let (mut version, mut count) = (0, 0);
         // SAFETY: the integers outlive the calls; these may be called at any time.
         unsafe {
@@ -182,6 +187,7 @@ impl Driver {
                     version % 1000 / 10
                 ));
             }
+            driver.begins_launches_early = version >= EARLY_IN_GRAPHS;
             match (driver.functions.cuInit)(0) {
                 // The driver is there, and no device is: every device number is one that does not exist.
                 NO_DEVICE => return Ok(driver),

@@ -1,6 +1,11 @@
 //! Every launch of a kernel.
 
-use std::{ffi::c_void, ptr};
+use std::{
+    ffi::{c_int, c_void},
+    ptr,
+};
+
+use cudarc::driver::sys::{CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig};
 
 use crate::{
     backend::Stream,
@@ -37,18 +42,14 @@ impl Queue {
         items: u64,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
-        let LaunchShape { threads, items_per_block, shared_bytes } = kernel.shape;
-        let blocks = items.div_ceil(items_per_block.into());
-        if blocks > MOST_BLOCKS {
-            return Err(error!(SizeOverflow, "{blocks} blocks are more than the {MOST_BLOCKS} of one launch"));
-        }
-        let function = self.ready(kernel)?;
+        let LaunchShape { threads, shared_bytes, .. } = kernel.shape;
+        let (function, blocks) = (self.ready(kernel)?, blocks_of(kernel, items)?);
         // SAFETY: the kernel is in this context, and the context is current or the stream's own; the rest is the
         // caller's promise.
         let code = unsafe {
             (self.device.driver.functions.cuLaunchKernel)(
                 function,
-                blocks as u32,
+                blocks,
                 1,
                 1,
                 threads,
@@ -60,10 +61,65 @@ impl Queue {
                 ptr::null_mut(),
             )
         };
+        self.launched(code, kernel)
+    }
+
+    /// Launches a kernel that waits by itself for the launch before it on this call's stream, and so may begin while that
+    /// one ends, where cards and drivers can do so.
+    ///
+    /// # Safety
+    /// As for [`Queue::launch`]; before it waits the kernel reads nothing that a launch writes.
+    pub(super) unsafe fn launch_behind(
+        &mut self,
+        kernel: &Kernel,
+        items: u64,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        let (driver, stream) = (self.device.driver, self.stream);
+        if !driver.begins_launches_early || self.device.properties().compute_capability < 90 {
+            // SAFETY: the caller's promise; the stream is this call's.
+            return unsafe { self.launch_on(stream, kernel, items, arguments) };
+        }
+        let LaunchShape { threads, shared_bytes, .. } = kernel.shape;
+        let (function, blocks) = (self.ready(kernel)?, blocks_of(kernel, items)?);
+        let mut early = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = CUlaunchConfig {
+            gridDimX: blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared_bytes,
+            hStream: stream.as_ptr().cast(),
+            attrs: &mut early,
+            numAttrs: 1,
+        };
+        // SAFETY: as in `launch_on`; what the configuration refers to outlives the call.
+        let code = unsafe {
+            (driver.functions.cuLaunchKernelEx)(&config, function, arguments.as_mut_ptr(), ptr::null_mut())
+        };
+        self.launched(code, kernel)
+    }
+
+    /// What follows a launch, by what the driver answered.
+    fn launched(&mut self, code: c_int, kernel: &Kernel) -> Result<()> {
         self.device
             .driver
             .check(code, format_args!("cuLaunchKernel of {} on {}", kernel.name.to_string_lossy(), self.device))?;
         kernel.is_in(self.context()?.id);
         Ok(())
     }
+}
+
+fn blocks_of(kernel: &Kernel, items: u64) -> Result<u32> {
+    let blocks = items.div_ceil(kernel.shape.items_per_block.into());
+    if blocks > MOST_BLOCKS {
+        return Err(error!(SizeOverflow, "{blocks} blocks are more than the {MOST_BLOCKS} of one launch"));
+    }
+    Ok(blocks as u32)
 }

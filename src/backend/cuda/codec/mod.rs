@@ -266,7 +266,7 @@ impl Codec {
         let mut call = Finish { codec, dst: to.dst, way: to.way, steps: to.steps, reserved: 0 };
         self.torn = true;
         // SAFETY: as in `encode_half`, which wrote to the same memory.
-        unsafe { launch(queue, ONEBIT.finish(), runs, &mut argument(&mut call)) }?;
+        unsafe { queue.launch_behind(ONEBIT.finish(), runs, &mut argument(&mut call)) }?;
         (self.torn, self.pending) = (false, self.transactional);
         Ok(())
     }
@@ -299,7 +299,7 @@ impl Codec {
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
         let blocks = call.tiles + (plan.n_chunks as u64 - first_empty);
         // SAFETY: as in `encode_half`.
-        unsafe { launch(queue, &ONEBIT.decode[kernel], blocks, &mut argument(&mut call)) }
+        unsafe { queue.launch_behind(&ONEBIT.decode[kernel], blocks, &mut argument(&mut call)) }
     }
 
     pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, dst: &View<'_>) -> Result<()> {
@@ -322,7 +322,7 @@ impl Codec {
         let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst: to.dst, way: to.way, payloads };
         let kernel = &ONEBIT.reduce[index_of(Dtype::F32, plan.rules.error)];
         // SAFETY: as in `encode_half`.
-        unsafe { launch(queue, kernel, self.tiles[1], &mut argument(&mut call)) }?;
+        unsafe { queue.launch_behind(kernel, self.tiles[1], &mut argument(&mut call)) }?;
         self.finish(queue, call.codec, to)
     }
 
@@ -340,7 +340,7 @@ impl Codec {
         let dst = shard.first().map_or(ptr::null_mut(), |first| first.0);
         let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst, way: Way::default(), payloads };
         // SAFETY: as in `encode_half`.
-        unsafe { launch(queue, ONEBIT.mean(), self.tiles[1], &mut argument(&mut call)) }
+        unsafe { queue.launch_behind(ONEBIT.mean(), self.tiles[1], &mut argument(&mut call)) }
     }
 
     /// Writes the flags of all calls since the last, to a uint32.
