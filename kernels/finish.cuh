@@ -20,19 +20,19 @@ __device__ __forceinline__ float to_results(float t, unsigned results) {
     return t;
 }
 
-__device__ __forceinline__ float scale_of_run(const gc_codec &codec, double sum, u64 elements) {
+__device__ __forceinline__ float scale_of_run(const gc_codec &codec, double sum, u64 elements, unsigned &found) {
     if (codec.kind == SIGN) return elements != 0;
     float s = scale_of(codec.rule, sum, elements);
     if (codec.half == SERVER) s = to_results(s, codec.results);
     if (!is_finite(s)) {
-        atomicOr(&codec.control->found, NONFINITE);
+        found |= NONFINITE;
         if (codec.policy == ZERO) s = 0;
     }
     return s;
 }
 
 // A block for each run, which folds the sums of its tiles to its scale. The last of all writes the headers of the
-// chunks, and meets the other ranks.
+// chunks, and meets the other ranks. What it needs of memory it loads at once: of a small call this is a good part.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const __grid_constant__ gc_finish call) {
     __shared__ float shared_scale;
     __shared__ unsigned shared_flags;
@@ -42,26 +42,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
     const unsigned valid = valid_state(codec);
     const unsigned char *from = codec.state[valid];
     unsigned char *to = codec.state[codec.policy == TRANSACTIONAL ? valid ^ 1 : valid];
-    // Then nothing but flags is written. Other blocks may add flags, but never this one.
-    const bool corrupt = codec.half == SERVER && (*static_cast<const volatile unsigned *>(&control.found) & CORRUPT);
+    const bool serves = codec.half == SERVER;
+    const unsigned before = *static_cast<const volatile unsigned *>(&control.found), broken = control.broken;
+    const u64 turn = serves ? reinterpret_cast<const u64 *>(from)[TURN_WORD / 2] : 0;
     const Chunks chunks(codec, codec.half, call.dst, call.way, 0);
+    const Meeting meeting(call.way.peers, call.steps);
+    // Then nothing but flags is written. Other blocks may add flags, but never this one.
+    const bool corrupt = serves && before & CORRUPT;
     // Of a chunk that goes to all, each copy counts.
     const unsigned many = !call.way.peers ? codec.chunks : chunks.copies == 0 ? 0 : call.way.peers->world;
-    const auto chunk_of = [&](unsigned k) { return codec.half == SERVER ? codec.chunk : k; };
-    const auto place_of = [&](unsigned k) {
-        return chunks.base(codec, k, k) + (codec.half == SERVER ? 0 : k * codec.stride);
-    };
+    const auto chunk_of = [&](unsigned k) { return serves ? codec.chunk : k; };
+    const auto place_of = [&](unsigned k) { return chunks.base(codec, k, k) + (serves ? 0 : k * codec.stride); };
+    unsigned found = 0;
     if (codec.n_segments != 0) {
         const unsigned number = blockIdx.x;
         const gc_run run = run_of(codec, number);
         const double sum = fold(codec.partials + run.first_tile, run.tiles);
         if (threadIdx.x == 0) {
-            const float s = corrupt ? 0 : scale_of_run(codec, sum, run.elements);
+            const float s = corrupt ? 0 : scale_of_run(codec, sum, run.elements, found);
             if (!corrupt) {
                 reinterpret_cast<float *>(to + codec.scales_at)[number] = s;
                 if (codec.scales) codec.scales[number] = s;
             }
             shared_scale = s;
+            if (found && codec.n_segments > 1) atomicOr(&control.found, found);
         }
         __syncthreads();
         const gc_run segment = segment_of(codec, number);
@@ -73,39 +77,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
         if (codec.n_segments > 1 && !is_last(codec.counter, codec.n_segments)) return;
     }
     if (threadIdx.x == 0) {
-        unsigned found = atomicExch(&control.found, 0);
+        if (codec.n_segments > 1) {
+            found = atomicExch(&control.found, 0);
+        } else {
+            found |= before;
+            if (before) control.found = 0;
+        }
         // What did not come was not kept, as what is corrupt, but it is not that.
-        if (control.broken && found & CORRUPT) found = (found & ~static_cast<unsigned>(CORRUPT)) | NONFINITE;
+        if (broken && found & CORRUPT) found = (found & ~static_cast<unsigned>(CORRUPT)) | NONFINITE;
         if (codec.policy == TRANSACTIONAL) {
             if (control.pending >> codec.half & 1) commit(control, false);
             if (!corrupt) control.pending |= 1u << codec.half;
         }
-        tell(codec, found);
+        if (found) tell(codec, found);
         shared_flags = corrupt ? found & (CORRUPT | NONFINITE) : found & NONFINITE;
-        if (codec.half == SERVER && !corrupt) {
-            reinterpret_cast<u64 *>(to)[TURN_WORD / 2] = reinterpret_cast<const u64 *>(from)[TURN_WORD / 2] + 1;
-        }
+        if (serves && !corrupt) reinterpret_cast<u64 *>(to)[TURN_WORD / 2] = turn + 1;
     }
     __syncthreads();
-    const u64 scales = HEADER + 4 * static_cast<u64>(codec.n_segments);
+    // Neighbouring threads have neighbouring words of a chunk's header, and of what is filled up.
 #pragma unroll 1
-    for (unsigned k = threadIdx.x; k < many; k += THREADS) {
-        const unsigned number = chunk_of(k);
+    for (unsigned i = threadIdx.x; i < many * HEADER_WORDS; i += THREADS) {
+        const unsigned k = i / HEADER_WORDS, w = i % HEADER_WORDS, number = chunk_of(k);
         unsigned char *chunk = place_of(k);
         unsigned *words = reinterpret_cast<unsigned *>(chunk);
-#pragma unroll
-        for (unsigned w = 0; w < HEADER_WORDS; w++) {
-            words[w] = w == FLAGS_WORD ? shared_flags : w == CHUNK_WORD ? number : codec.header[w];
-        }
+        words[w] = w == FLAGS_WORD ? shared_flags : w == CHUNK_WORD ? number : codec.header[w];
 #pragma unroll 1
-        for (u64 at = scales; at < codec.head; at += 4) words[at / 4] = 0;
+        for (u64 at = HEADER / 4 + codec.n_segments + w; at < codec.head / 4; at += HEADER_WORDS) words[at] = 0;
         const u64 begin = number * codec.chunk_bytes, left = begin < codec.bytes ? codec.bytes - begin : 0;
+        const u64 end = codec.head + (left < codec.chunk_bytes ? left : codec.chunk_bytes);
 #pragma unroll 1
-        for (u64 at = codec.head + (left < codec.chunk_bytes ? left : codec.chunk_bytes); at < codec.stride; at++) {
-            chunk[at] = 0;
-        }
+        for (u64 at = end + w; at < codec.stride; at += HEADER_WORDS) chunk[at] = 0;
     }
-    if (call.way.peers && call.steps) meet(*call.way.peers, call.steps, &control.broken);
+    if (call.way.peers && call.steps) meeting.hold(&control.broken);
 }
 
 #endif

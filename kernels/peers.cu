@@ -45,5 +45,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_peers_push(const __grid
 
 // A meeting: one block.
 extern "C" __global__ void __launch_bounds__(MOST_RANKS) gc_peers_meet(const __grid_constant__ gc_meet call) {
-    meet(*call.peers, call.steps, call.mark);
+    Meeting(call.peers, call.steps).hold(call.mark);
 }

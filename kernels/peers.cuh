@@ -52,40 +52,55 @@ __device__ __forceinline__ u64 nanoseconds_now() {
 #endif
 }
 
-// Tells every rank that this one has come, with all that it did before, and waits until all have. By all threads of a
-// block, MOST_RANKS or more. The number of the meeting is counted here and not by the host, so that a graph can be
+// A meeting, by all threads of a block, MOST_RANKS or more: tells every rank that this one has come, with all that it did
+// before, and waits until all have. The number of the meeting is counted here and not by the host, so that a graph can be
 // launched again. A rank can be one meeting ahead, and no more, so it is heard in two places in turn; anything but the
-// number that is due counts as silence. Where ranks share a card they speak in one launch and listen in another, which
-// the host orders. `mark`: becomes 1 if a rank does not come, or NULL.
-__device__ __forceinline__ void meet(gc_peers &peers, unsigned steps, unsigned *mark) {
-    const unsigned rank = threadIdx.x;
-    const bool takes_part = rank < peers.world, broken = peers.broken;
-    const u64 meeting = peers.meetings + 1, parity = meeting % 2 * MOST_RANKS;
-    // What this block has written before is told, too.
-    __syncthreads();
-    if (steps & SPEAK && takes_part && !broken) {
-        say(reinterpret_cast<u64 *>(peers.buffers[rank]) + parity + peers.rank, meeting);
+// number that is due counts as silence. Where ranks share a card they speak in one launch and listen in another, which the
+// host orders.
+struct Meeting {
+    gc_peers *peers;
+    u64 number, patience;
+    u64 *place;         // where a rank, one a thread, hears this one
+    const u64 *heard;   // and is heard
+    unsigned steps;
+    bool broken;
+
+    // Loads what it needs. `peers` may be NULL where there are no steps.
+    __device__ __forceinline__ Meeting(gc_peers *known, unsigned what) : peers(known), steps(known ? what : 0) {
+        number = 0, patience = 0, place = nullptr, heard = nullptr, broken = false;
+        if (steps == 0) return;
+        number = peers->meetings + 1, patience = peers->nanoseconds, broken = peers->broken;
+        const unsigned rank = threadIdx.x;
+        if (rank >= peers->world) return;
+        const u64 parity = number % 2 * MOST_RANKS;
+        place = reinterpret_cast<u64 *>(peers->buffers[rank]) + parity + peers->rank;
+        heard = reinterpret_cast<const u64 *>(peers->buffers[peers->rank]) + parity + rank;
     }
-    // All have spoken before one listens.
-    __syncthreads();
-    if (!(steps & LISTEN)) return;
-    bool silent = broken;
-    if (takes_part && !broken) {
-        const u64 *heard = reinterpret_cast<const u64 *>(peers.buffers[peers.rank]) + parity + rank;
-        const u64 begin = nanoseconds_now(), patience = peers.nanoseconds;
-        while (!silent && hear(heard) != meeting) {
-            // Clocks of cards may step back a little.
-            const u64 since = nanoseconds_now() - begin;
-            silent = static_cast<long long>(since) >= 0 && since > patience;
+    // `mark`: becomes 1 if a rank does not come, or NULL.
+    __device__ __forceinline__ void hold(unsigned *mark) const {
+        // What this block has written before is told, too.
+        __syncthreads();
+        if (steps & SPEAK && place && !broken) say(place, number);
+        // All have spoken before one listens.
+        __syncthreads();
+        if (!(steps & LISTEN)) return;
+        bool silent = broken;
+        if (heard && !broken) {
+            const u64 begin = nanoseconds_now();
+            while (!silent && hear(heard) != number) {
+                // Clocks of cards may step back a little.
+                const u64 since = nanoseconds_now() - begin;
+                silent = static_cast<long long>(since) >= 0 && since > patience;
+            }
         }
+        silent = __syncthreads_or(silent);
+        if (threadIdx.x != 0) return;
+        peers->meetings = number;
+        if (!silent) return;
+        peers->broken = 1;
+        if (mark) *static_cast<volatile unsigned *>(mark) = 1;
+        *static_cast<volatile unsigned *>(peers->told) = 1;
     }
-    silent = __syncthreads_or(silent);
-    if (rank != 0) return;
-    peers.meetings = meeting;
-    if (!silent) return;
-    peers.broken = 1;
-    if (mark) *static_cast<volatile unsigned *>(mark) = 1;
-    *static_cast<volatile unsigned *>(peers.told) = 1;
-}
+};
 
 #endif

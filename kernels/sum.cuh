@@ -23,9 +23,11 @@ __device__ __forceinline__ double sum_of(const double (&values)[1]) {
 }
 
 // The sums of 64 * ROUNDS neighbours each, by all threads of a block, a warp at a time; sum number k takes place k.
-// Lane l loads numbers 64 r + 2 l and 2 l + 1 for each round r, all before the first is used.
+// Lane l loads numbers 64 r + 2 l and 2 l + 1 for each round r, all before the first is used. Gives the first sum to all
+// threads.
 template <unsigned ROUNDS>
-__device__ __forceinline__ void fold_once(double *partials, u64 count) {
+__device__ __forceinline__ double fold_once(double *partials, u64 count) {
+    __shared__ double first_sum;
     constexpr unsigned A_ROUND = 2 * WARP, A_WARP = ROUNDS * A_ROUND, WARPS = 8;
     const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 #pragma unroll 1
@@ -66,20 +68,22 @@ __device__ __forceinline__ void fold_once(double *partials, u64 count) {
         // All have read what lies in the places.
         __syncthreads();
         if (lane == 0 && number * A_WARP < count) partials[number] = sums[0];
+        if (threadIdx.x == 0 && number == 0) first_sum = sums[0];
     }
     __syncthreads();
+    return first_sum;
 }
 
 // The sum of a run's partials, which an earlier launch wrote, by all threads of a block. It destroys them.
 __device__ __forceinline__ double fold(double *partials, u64 count) {
     constexpr unsigned FEW = 2, MANY = 16;
-    for (u64 left = count; left > 1;) {
+    double sum = 0;
+    for (u64 left = count; left > 0;) {
         const unsigned rounds = left > 8 * FEW * 2 * WARP ? MANY : FEW;
-        if (rounds == MANY) fold_once<MANY>(partials, left);
-        else fold_once<FEW>(partials, left);
-        left = (left + rounds * 2 * WARP - 1) / (rounds * 2 * WARP);
+        sum = rounds == MANY ? fold_once<MANY>(partials, left) : fold_once<FEW>(partials, left);
+        left = left > rounds * 2 * WARP ? (left + rounds * 2 * WARP - 1) / (rounds * 2 * WARP) : 0;
     }
-    return count ? *partials : 0;
+    return sum;
 }
 
 // Whether this block is the last of `count` that come to a counter, which is 0 before and afterwards. By all threads;

@@ -174,7 +174,7 @@ def test_a_captured_step_replayed_is_as_many_calls(card, stream):
 
 def test_a_decode_waits_for_whatever_is_ahead_of_it(card, stream):
     """Launches that may begin early, behind a copy and behind a kernel, in a graph and without one."""
-    rng, n = np.random.default_rng(10), 30_000_001
+    rng, n = np.random.default_rng(10), 3_000_001
     with Checked(card, codec=ONEBIT, segments=[n], n_chunks=1) as codec:
         sent = [card.put(np.zeros(codec.model.stride, np.uint8)) for _ in range(2)]
         for one in sent:
