@@ -289,10 +289,9 @@ def view_of_torch(source, end, gate, device):
     while len(text) < size:
         text += gate.recv(size - len(text))
     rebuild, arguments = pickle.loads(text)
-    if source == "torch":
-        # A handle is opened for one card: this side's, where the tensor would otherwise be of the card of the same number.
-        device_of_storage = 6  # of torch.multiprocessing.reductions.rebuild_cuda_tensor
-        arguments = [*arguments[:device_of_storage], device, *arguments[device_of_storage + 1 :]]
+    # A handle is opened for one card: this side's, where the tensor would otherwise be of the card of the same number.
+    device_of_storage = 6  # of torch.multiprocessing.reductions.rebuild_cuda_tensor
+    arguments = [*arguments[:device_of_storage], device, *arguments[device_of_storage + 1 :]]
     opened = rebuild(*arguments)
     torch.cuda.synchronize()
     view = over(opened.data_ptr(), (MIB,), device)
