@@ -64,7 +64,7 @@ class Entered(World):
         def run(rank):
             assert fake.cuCtxPushCurrent_v2(home) == 0
             return function(rank)
-        return super().each(run)
+        return World.each(self, run)
 
 SEGMENTS = [0], [5], [1025], [0, 7, 0, 3000, 1], [8, 8, 8, 8], [0, 0], [2048, 1023, 65], [20_003], [1] * 20, []
 
@@ -184,4 +184,54 @@ with Entered(3, "board", 1) as world, CheckedRanks(world, place, **options) as r
     ranks.all_gather(ranks.reduce_scatter(gradients))
     ranks.commit()
     ranks.errors()
+""")
+
+
+# Ranks of each machine, and how many of them carry.
+@pytest.mark.parametrize(
+    "ways, ranks, carriers",
+    [("'peers', 'group'", [2, 2], 2), ("'peers', 'board'", [3, 2], 2), ("'group', 'peers'", [1, 2], 1),
+     ("'peers', 'peers'", [2, 2], 1), ("'board', 'board'", [1, 2], 1), ("'peers', 'board'", [1, 1], 1),
+     ("'peers', 'group'", [2], 2)],
+)  # fmt: skip
+def test_two_levels_on_one_card_give_the_same_bytes(ways, ranks, carriers):
+    # A board takes host memory: flags 1.
+    flags = tuple(int("board" in way) for way in ways.split(", "))
+    run_comm(f"""
+exec({HALVES!r})
+from comms import Machines
+
+class EnteredMachines(Machines):
+    each, level = Entered.each, Entered
+
+place, ranks = Place(), {ranks}
+for seed in range(2):
+    rng = np.random.default_rng([seed, *ranks])
+    options = random_handle(rng)
+    dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
+    with EnteredMachines(ranks, {ways}, {carriers}, {flags}, 1 << 16) as world, \\
+            CheckedRanks(world, place, **options) as checked:
+        for step in range(4):
+            gradients = [[gradient(rng, n, dtype, step == 1) for n in segments] for _ in range(sum(ranks))]
+            if step % 2:
+                checked.all_gather(checked.reduce_scatter(gradients))
+            else:
+                checked.run(gradients)
+            if transactional:
+                checked.commit()
+            checked.flags()
+            checked.errors()
+        # and the call whose errors are tensors
+        n, size = 3001, sum(ranks)
+        workers, servers = errors_of(size, n)
+        buffers = [rng.standard_normal(n).astype("f4") for _ in range(size)]
+        out, new_workers, new_servers = reference(buffers, workers, servers)
+        put = [[place.put(x) for x in (b, w, filled(s, n, size))] for b, w, s in zip(buffers, workers, servers)]
+        world.each(lambda rank: call("gc_compressed_allreduce", world.comms[rank], *(x.view for x in put[rank]), None))
+        for rank, one in enumerate(put):
+            for x, y in zip(one, (out, new_workers[rank], filled(new_servers[rank], n, size))):
+                same(place.get(x), y, f"rank {{rank}} of the plain call")
+        assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [0] * size
+    place.release()
+assert not fake.fake_events() and not fake.fake_pinned(), (fake.fake_events(), fake.fake_pinned())
 """)
