@@ -205,11 +205,14 @@ class EnteredMachines(Machines):
     each, level = Entered.each, Entered
 
 place, ranks = Place(), {ranks}
+# As the header says it, for the largest of SEGMENTS.
+largest, size = max(ranks), sum(ranks)
+room = -(-(20_003 + 1024 * size) * largest * largest * len(ranks) // (size * {carriers}))
 for seed in range(2):
     rng = np.random.default_rng([seed, *ranks])
     options = random_handle(rng)
     dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
-    with EnteredMachines(ranks, {ways}, {carriers}, {flags}, 1 << 16) as world, \\
+    with EnteredMachines(ranks, {ways}, {carriers}, {flags}, room) as world, \\
             CheckedRanks(world, place, **options) as checked:
         for step in range(4):
             gradients = [[gradient(rng, n, dtype, step == 1) for n in segments] for _ in range(sum(ranks))]
