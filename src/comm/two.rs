@@ -1,15 +1,16 @@
 //! One communicator made of two: ranks of a machine, and machines.
 //!
-//! Ranks are numbered machine by machine. The first ranks of each machine, as many on every machine, carry what goes between
-//! machines: carrier c exchanges with the carriers c of the others. Where all ranks are carriers, each carries its own:
+//! Ranks are numbered machine by machine. The first ranks of each machine, as many on every machine, carry what goes
+//! between machines: carrier c exchanges with the carriers c of the others. Where all ranks are carriers, each
+//! carries its own:
 //!
 //! ```text
 //!     all to all    between: a block for each rank there    inside: each machine's block to whom it is for
 //!     all gather    between: its own                        inside: what came of every machine
 //! ```
 //!
-//! Otherwise each block is cut into a slice for each carrier, machines count as the largest of them, and an exchange inside
-//! comes first, which brings the carriers their slices.
+//! Otherwise each block is cut into a slice for each carrier, machines count as the largest of them, and an exchange
+//! inside comes first, which brings the carriers their slices.
 
 use std::{
     collections::hash_map::RandomState,
@@ -75,8 +76,8 @@ impl World {
         bytes.div_ceil(self.carriers).next_multiple_of(VECTOR)
     }
 
-    /// Bytes of the largest blocks that are exchanged inside and between, and of all that lies between two exchanges, where a
-    /// block of the whole has so many.
+    /// Bytes of the largest blocks that are exchanged inside and between, and of all that lies between two exchanges,
+    /// where a block of the whole has so many.
     fn sizes(&self, bytes: u64) -> Option<[u64; 3]> {
         let (machines, most) = (self.machines.len() as u64, self.most as u64);
         if self.is_even() {
@@ -110,8 +111,8 @@ impl Buffers {
     }
 }
 
-/// Runs of bytes that are brought into another order: how many there are along each axis, the first axis outermost, and how
-/// far apart in bytes where they go and where they come from.
+/// Runs of bytes that are brought into another order: how many there are along each axis, the first axis outermost,
+/// and how far apart in bytes where they go and where they come from.
 struct Order<const N: usize> {
     counts: [usize; N],
     to: [usize; N],
@@ -321,8 +322,8 @@ impl Two {
         self.join(exchange, queue, buffers, &cast)
     }
 
-    /// The last exchange inside, of which the carriers' blocks are [machine][rank there], and what it leaves put together: a
-    /// block of each rank.
+    /// The last exchange inside, of which the carriers' blocks are [machine][rank there], and what it leaves put
+    /// together: a block of each rank.
     fn join(&self, exchange: &Exchange<'_>, queue: &mut Queue, buffers: &Buffers, cast: &Exchange<'_>) -> Result<()> {
         let World { most, carriers, .. } = self.world;
         let (bytes, machines) = (exchange.bytes, self.world.machines.len());
@@ -399,8 +400,8 @@ fn over(one: &Communicator, exchange: &Exchange<'_>, pinned: Option<&(Pinned, us
 
 impl<const N: usize> Order<N> {
     /// # Safety
-    /// Both sides are memory of the device that has all these runs, apart from each other, and stay until the queue has done
-    /// it.
+    /// Both sides are memory of the device that has all these runs, apart from each other, and stay until the queue
+    /// has done it.
     unsafe fn copy(&self, queue: &mut Queue, device: Device, to: *mut u8, from: *const u8) -> Result<()> {
         if let Queue::Cpu = queue {
             for number in 0..self.counts.iter().product() {
@@ -520,7 +521,7 @@ fn make(
     };
     let mut list = Vec::new();
     if list.try_reserve_exact(machines).is_err() {
-        outcome = Err(error!(OutOfMemory, "a list of {machines} machines could not be had"));
+        outcome = outcome.and(Err(error!(OutOfMemory, "a list of {machines} machines could not be had")));
     }
 
     // Carriers ask the others of their number.
@@ -551,7 +552,8 @@ fn make(
         outcome = outcome.and(Err(error!(InvalidArgument, "inside: rank {rank} {why}")));
     }
 
-    // How many ranks each machine has, of which the first rank here has heard. Where one failed, nobody of this machine asks.
+    // How many ranks each machine has, of which the first rank here has heard. Where one failed, nobody of this
+    // machine asks.
     let agreed = found.iter().all(|record| !Record(*record).failed());
     let mut first = 0usize;
     for part in 0..if agreed { machines.div_ceil(Record::WORDS) } else { 0 } {
@@ -565,6 +567,9 @@ fn make(
             list.push((ranks, first)); // which has room
             first = first.saturating_add(ranks);
         }
+    }
+    if agreed && (list.get(machine).map(|own| own.0) != Some(inside.world) || list.iter().any(|one| one.0 < carriers)) {
+        outcome = outcome.and(Err(error!(InvalidArgument, "inside: rank 0 told of machines that cannot be")));
     }
     if i32::try_from(first).is_err() {
         outcome = outcome.and(Err(error!(InvalidArgument, "inside and between: {first} ranks, more than 2^31 - 1")));

@@ -787,11 +787,13 @@ def freed_at_once(here, over, case):
 # --- two levels -------------------------------------------------------------------------------------------------------
 
 
-def over_two(here, ways, machines):
-    """So many machines with as many ranks each, which this host's cards stand for. `ways`, inside and between, are of OVER."""
+def over_two(here, on, ways, machines):
+    """So many machines with as many ranks each, which this host's cards stand for. `ways`, inside and between, are of OVER:
+    over pipes all ranks gather together, so there is one machine, or each rank is one."""
     each = here.world // machines
     first = here.rank // each * each
-    of_machine, alike = Part(here, list(range(first, first + each))), Part(here, list(range(here.rank % each, here.world, each)))
+    of_machine = Part(here, on, list(range(first, first + each)))
+    alike = Part(here, on, list(range(here.rank % each, here.world, each)))
     inside, between = OVER[ways[0]](of_machine), OVER[ways[1]](alike)
     comm = POINTER(Comm)()
     call("gc_comm_from_two", inside, between, byref(comm))
@@ -803,8 +805,8 @@ def over_two(here, ways, machines):
 class Part:
     """Some of the ranks, as a world of their own: to OVER's functions as a Here. All worlds gather together."""
 
-    def __init__(self, here, ranks):
-        self.here, self.ranks, self.kept = here, ranks, {"place": place_of(here, "cuda")}
+    def __init__(self, here, on, ranks):
+        self.here, self.ranks, self.kept = here, ranks, {"place": place_of(here, on)}
         self.rank, self.world, self.folder = ranks.index(here.rank), len(ranks), here.folder
         here.kept.setdefault("parts", []).append(self)  # whose callbacks stay
 
@@ -813,9 +815,9 @@ class Part:
         return [everything[rank] for rank in self.ranks]
 
 
-def steps_over_two(here, ways, machines, case):
-    place = place_of(here, "cuda")
-    comm = over_two(here, ways, machines)
+def steps_over_two(here, on, ways, machines, case):
+    place = place_of(here, on)
+    comm = over_two(here, on, ways, machines)
     found = steps_of_handle(comm, place, here.rank, here.world, case)
     lib.gc_comm_free(comm)
     return found

@@ -89,19 +89,16 @@ def test_memory_that_is_given_back_straight_behind_a_call(peers, way, case):
     compare(ranks.call(cases.freed_at_once, way, case), expected_of_handle(ranks.world, case))
 
 
-def machines_of(world):
-    return sorted({1, world, world // 2 if world % 2 == 0 else 1})
-
-
 @pytest.mark.parametrize("between", ["id", "staged pipes"])
 def test_two_levels_of_cards(peers, pytestconfig, between):
-    """Peer memory inside, NCCL or a host transport between: every way to cut the cards into machines of as many."""
+    """Peer memory inside, NCCL or a host transport between, which stand for machines of as many cards."""
     if between == "id" and pytestconfig.cards < 2:
         pytest.skip("two cards needed for NCCL, one found")
     ranks = peers.get()
-    for machines in machines_of(ranks.world):
+    halves = {2} if between == "id" and ranks.world % 2 == 0 else set()
+    for machines in sorted({1, ranks.world, *halves}):
         for case in Case(), Case("bfloat16", None, SIGN):
-            found = ranks.call(cases.steps_over_two, ("peers", between), machines, case)
+            found = ranks.call(cases.steps_over_two, "cuda", ("peers", between), machines, case)
             compare(found, expected_of_handle(ranks.world, case))
 
 
