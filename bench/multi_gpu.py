@@ -99,6 +99,17 @@ def row(bench, rank, on, elements, rounds, with_stages):
             continue
         seconds = {stage: [r["seconds"][stage] for r in of_ranks] for stage in of_ranks[0]["seconds"]}
         row["stages"][dtype] = {"samples": seconds, "bytes": of_ranks[0]["bytes"]}
+    row["kernels"] = {}
+    for dtype in ("float32", "bfloat16") if with_stages else ():
+        name = f"kernels {dtype}"
+        if f"peers {dtype}" not in row["samples"] or name in bench.left_out:
+            continue  # why is among the failures
+        of_ranks = bench.call(failures, rank.peer_kernels, on, elements, rounds, dtype)
+        if of_ranks is None or "failed" in of_ranks[0]:
+            failures[name] = of_ranks[0]["failed"] if of_ranks else "see above"
+            continue
+        seconds = {kernel: [r["seconds"].get(kernel, []) for r in of_ranks] for kernel in of_ranks[0]["seconds"]}
+        row["kernels"][dtype] = {"samples": seconds, "bytes": of_ranks[0]["bytes"]}
     return row
 
 
@@ -169,6 +180,7 @@ def main():
     save()
     bench.close()
     print(report.multi_gpu_tables(results))
+    print(report.peer_tables(results) or "")
     if report.failures(results):
         raise SystemExit(1)
 

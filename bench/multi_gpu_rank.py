@@ -515,6 +515,62 @@ def measure(here, on, elements, rounds, left_out):
         machine.release()
 
 
+def peer_kernels(here, on, elements, rounds, dtype):
+    """Seconds of each kernel of a handle's runs over peer memory, as CUPTI has them, in every round: a kernel that a run
+    launches several times counts as the sum. And the bytes that the work of a run reads and writes, and sends."""
+    from torch.profiler import ProfilerActivity, profile
+
+    machine = machine_of(here, on)
+    torch.manual_seed(here.rank)
+    inputs = {dtype: torch.randn(elements, device=machine.torch_device).to(DTYPES[dtype])}
+    inputs.setdefault("float32", inputs[dtype])
+    contender, what = OverPeers(machine, inputs, dtype), f"kernels {dtype}"
+    try:
+
+        def warm():
+            contender.connect()
+            contender.run()
+            machine.wait()
+
+        if why := agreed(here, what, contender.allocate) or agreed(here, what, warm):
+            return {"failed": why}
+        found = {}
+        for _ in range(rounds):
+            here.gather(at=what)
+            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                contender.run()
+                machine.wait()
+            took = {}
+            for event in profiled.events():
+                if event.device_type == torch.autograd.DeviceType.CUDA and event.name.startswith("gc_"):
+                    took[event.name] = took.get(event.name, 0) + event.time_range.elapsed_us() * 1e-6
+            for name, seconds in took.items():
+                found.setdefault(name, []).append(gpu.significant(seconds))
+
+        def see():
+            assert found, "CUPTI has seen no kernel of ours"
+
+        if why := agreed(here, what, see):
+            return {"failed": why}
+        return {"seconds": found, "bytes": bytes_of_stages(inputs[dtype], elements, machine.world)}
+    finally:
+        machine.wait()
+        contender.free()
+        inputs.clear()
+        contender = warm = see = None  # noqa: F841 they hold memory
+        machine.release()
+
+
+def bytes_of_stages(values, elements, world):
+    """What each stage must read and write."""
+    size = values.element_size()
+    return {
+        "encode": math.ceil(elements * (3 * size + 1 / 8)),
+        "reduce": math.ceil(elements / world * (world / 8 + 2 * size + 1 / 8)),
+        "decode": math.ceil(elements * (size + 1 / 8)),
+    }
+
+
 def many(run, calls):
     def runs():
         for _ in range(calls):
@@ -570,14 +626,8 @@ def stages(here, on, elements, rounds, dtype):
             "all_gather": machine.all_gather(memory["chunk"], memory["payload"], stride),
             "decode": lambda: check(lib.gc_codec_decode(codec, byref(payload), 1, None, 0, each, 1, stream)),
         }
-        size = memory["values"].element_size()
-        moved = {
-            "encode": elements * (3 * size + 1 / 8),
-            "all_to_all": (world - 1) * stride,
-            "reduce": elements / world * (world / 8 + 2 * size + 1 / 8),
-            "all_gather": (world - 1) * stride,
-            "decode": elements * (size + 1 / 8),
-        }
+        sent = dict.fromkeys(("all_to_all", "all_gather"), (world - 1) * stride)
+        moved = {**bytes_of_stages(memory["values"], elements, world), **sent}
         found = {stage: [] for stage in STAGES}
         for number in range(rounds + 1):
             here.gather(at=f"stages {dtype}")
@@ -585,7 +635,7 @@ def stages(here, on, elements, rounds, dtype):
             for stage, seconds in zip(STAGES, took):
                 found[stage] += [gpu.significant(seconds)] if number else []
         assert torch.isfinite(memory["values"]).all(), "the mean is not finite"
-        return {"seconds": found, "bytes": {stage: math.ceil(count) for stage, count in moved.items()}}
+        return {"seconds": found, "bytes": moved}
     finally:
         machine.wait()
         lib.gc_codec_free(codec)

@@ -849,6 +849,75 @@ def of_peers(results, dtype):
     return table(header, lines) if lines else None
 
 
+def from_size(results, ours, theirs):
+    """The least number of elements that was measured from which on ours is never slower; None if it is at the end."""
+    least = None
+    for row in as_rows(results):
+        times = ratio(row, ours, theirs)
+        if times is not None:
+            least = (least or row["elements"]) if times >= 1 else None
+    return least
+
+
+def of_peers_and_nccl(results):
+    """From which size peers beat NCCL's sum, in words."""
+    said = []
+    for dtype in "float32", "bfloat16":
+        for how, name in (("", "made from Python"), (", graph", "in a graph")):
+            pair = f"peers {dtype}{how}", f"nccl {dtype}{how}"
+            if any(ratio(row, *pair) for row in as_rows(results)):
+                least = from_size(results, *pair)
+                said.append(f"{dtype}, {name}: {f'from {large_count(least)} on' if least else 'at no size to the end'}")
+    return f"Never slower than NCCL: {'; '.join(said)}." if said else None
+
+
+def of_peer_kernels(results):
+    """Each kernel of a run over peer memory beside what its stage must move in memory, at the copy's speed."""
+    lines = []
+    for row in as_rows(results):
+        copied = row["copy"]["bytes"] / statistics.median(slowest(row["copy"]["seconds"]))
+        for dtype, found in row.get("kernels", {}).items():
+            total = 0
+            for kernel, samples in found["samples"].items():
+                seconds = statistics.median(slowest(samples))
+                moved = next((moved for stage, moved in found["bytes"].items() if stage in kernel), None)
+                floor = [microseconds(moved / copied), number(moved / copied / seconds, 4)] if moved else ["", ""]
+                total += seconds
+                lines.append([kernel, dtype, large_count(row["elements"]), microseconds(seconds), *floor])
+            least = sum(found["bytes"].values()) / copied
+            run = median(row, f"peers {dtype}")
+            cells = [microseconds(total), microseconds(least), number(least / total, 4) if total else ""]
+            lines.append([f"all; a run: {microseconds(run)}", dtype, large_count(row["elements"]), *cells])
+    return table(["kernel, us", "dtype", "elements", "us", "floor", "of the copy"], lines) if lines else None
+
+
+def peer_tables(results):
+    """The section on peer memory; None if nothing of it was measured."""
+    tables = [of_peers(results, dtype) for dtype in ("float32", "bfloat16")]
+    if not any(tables):
+        return None
+    parts = [
+        paragraph(of_cards(results)),
+        paragraph(
+            "The handle over memory that the cards reach, by kernels of the library's own, beside the same handle over NCCL,",
+            "and beside ncclAllReduce, which sums: us a call as above. NCCL goes without sums in the switch.",
+        ),
+        *tables,
+        of_peers_and_nccl(results),
+    ]
+    kernels = of_peer_kernels(results)
+    if kernels:
+        parts.append(
+            paragraph(
+                "The kernels of a run, as CUPTI has them: the slowest rank of each round, medians. The time of one that waits",
+                "for other ranks is within. The floor: the bytes that the stage must read and write in this card's memory, at",
+                "the copy's speed.",
+            )
+        )
+        parts.append(kernels)
+    return "\n\n".join(part for part in parts if part)
+
+
 def of_stages(results):
     lines = []
     for row in as_rows(results):
@@ -894,10 +963,6 @@ def multi_gpu_tables(results):
             )
         )
         parts += [of_all_reduces(results, dtype) for dtype in ("float32", "bfloat16")]
-        peers = [of_peers(results, dtype) for dtype in ("float32", "bfloat16")]
-        if any(peers):
-            parts.append("The same handle over peer memory, without NCCL, beside both.")
-        parts += peers
     if any(row["stages"] for row in as_rows(results)):
         parts.append(
             paragraph(
@@ -913,8 +978,6 @@ def multi_gpu_tables(results):
 ALL_REDUCE_LINES = {
     "handle {}": ("handle", "-", "C0"),
     "handle {}, graph": ("handle, in a graph", "--", "C0"),
-    "peers {}": ("over peer memory", "-", "C4"),
-    "peers {}, graph": ("over peer memory, in a graph", "--", "C4"),
     "nccl {}": ("NCCL", "-", "C1"),
     "nccl {}, graph": ("NCCL, in a graph", "--", "C1"),
     "plain {}": ("plain form", "-", "C2"),
@@ -922,7 +985,14 @@ ALL_REDUCE_LINES = {
 }
 
 
-def multi_gpu_plot(results, path):
+PEER_LINES = {
+    "peers {}": ("over peer memory", "-", "C4"),
+    "peers {}, graph": ("over peer memory, in a graph", "--", "C4"),
+    **{name: line for name, line in ALL_REDUCE_LINES.items() if name.startswith(("handle", "nccl"))},
+}
+
+
+def multi_gpu_plot(results, path, contenders=ALL_REDUCE_LINES):
     import matplotlib
 
     matplotlib.use("Agg")
@@ -932,7 +1002,7 @@ def multi_gpu_plot(results, path):
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharey=True)
     rows = as_rows(results)
     for panel, dtype in zip(panels, ("float32", "bfloat16")):
-        for name, (label, style, color) in ALL_REDUCE_LINES.items():
+        for name, (label, style, color) in contenders.items():
             if name == "deepspeed" and dtype != "float32":
                 continue
             drawn = [(row["elements"], median(row, name.format(dtype))) for row in rows]
@@ -943,7 +1013,8 @@ def multi_gpu_plot(results, path):
         panel.set_yscale("log")
         panel.set(title=f"{dtype}, {results['about']['world']} cards", xlabel="elements")
         panel.grid(alpha=0.3)
-        panel.legend(frameon=False)
+        if panel.lines:
+            panel.legend(frameon=False)
     panels[0].set_ylabel("us")
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
@@ -982,7 +1053,13 @@ def main():
             image = options.page.parent / "performance-multi-gpu.svg"
             multi_gpu_plot(results, image)
             part = f"## Several cards\n\n{multi_gpu_tables(results)}\n\n![Time against size]({image.name})"
-            options.page.write_text(insert(page, "several cards", part))
+            page = insert(page, "several cards", part)
+            if peers := peer_tables(results):
+                image = options.page.parent / "performance-peers.svg"
+                multi_gpu_plot(results, image, PEER_LINES)
+                part = f"## Several cards, over peer memory\n\n{peers}\n\n![Time against size]({image.name})"
+                page = insert(page, "peer memory", part)
+            options.page.write_text(page)
         elif results["about"].get("of") == "codec":
             where, made = ("GPU", gpu_codec_tables) if "yardsticks" in results else ("CPU", cpu_codec_tables)
             part = f"## Codecs on the {where}\n\n{made(results)}"

@@ -89,7 +89,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "gc_comm_nccl_id": [POINTER(NcclOptions), POINTER(c_uint8)],
     "gc_comm_from_nccl_id": [POINTER(NcclOptions), POINTER(c_uint8), c_int32, c_int32, Device, POINTER(G)],
     "gc_peers_bytes": [c_int64, c_int32], "gc_comm_from_peers": [POINTER(PeersOptions), POINTER(G)],
-    "gc_comm_open_peers": [G, Device, c_int64, c_uint32, POINTER(G)],
+    "gc_comm_open_peers": [G, Device, c_int64, c_uint32, POINTER(G)], "gc_comm_from_two": [G, G, POINTER(G)],
     "gc_comm_reserve": [G, Device, c_int64], "gc_comm_async_error": [G], "gc_comm_free": [G],
     "gc_compressed_allreduce": [G, VIEW, VIEW, VIEW, c_void_p], "gc_shard_elements": [c_int64, c_int32],
     "gc_allreduce_create": [G, POINTER(CodecOptions), POINTER(R)], "gc_allreduce_free": [R],
@@ -354,6 +354,30 @@ class GradCodec:
         given = (c_uint8 * 128)(*of_all)
         self.lib.gc_comm_from_nccl_id(byref(options), given, rank, world_size, Device(CUDA, device), byref(made))
         return Communicator._of(self, made)
+    def peers_bytes(self, n_elements: int, world_size: int) -> int:
+        size = int(self.lib.gc_peers_bytes(n_elements, world_size))
+        self._check(int(size < 0))
+        return size
+    def peers(
+        self, rank: int, buffers: Sequence[int], size: int, device: int, timeout_ms: int = 0
+    ) -> "Communicator":  # addresses of every rank's buffer as they are mapped here; to be kept alive
+        given, world_size = (c_void_p * len(buffers))(*buffers), len(buffers)
+        about = ctypes.sizeof(PeersOptions), rank, world_size, timeout_ms, Device(CUDA, device), size, given
+        made, options = G(), PeersOptions(*about)
+        self.lib.gc_comm_from_peers(byref(options), byref(made))
+        return Communicator._of(self, made)
+    def open_peers(
+        self, bootstrap: "Communicator", device: int, n_elements: int, timeout_ms: int = 0
+    ) -> "Communicator":
+        made = G()
+        self.lib.gc_comm_open_peers(bootstrap._comm, Device(CUDA, device), n_elements, timeout_ms, byref(made))
+        return Communicator._of(self, made)
+    def two(self, inside: "Communicator", between: "Communicator | None") -> "Communicator":
+        made = G()
+        inside._run(self.lib.gc_comm_from_two, inside._comm, between and between._comm, byref(made))
+        two = Communicator._of(self, made)
+        two._parts = inside, between  # whose functions are called
+        return two
 
 
 class _Views:
@@ -501,6 +525,7 @@ class Communicator:
 
     def _keep(self, library: GradCodec, comm: Any) -> None:
         self._library, self._comm, self._failures = library, comm, list[BaseException]()
+        self._parts: Any = None
 
     @classmethod
     def _of(cls, library: GradCodec, comm: Any) -> "Communicator":

@@ -265,7 +265,71 @@ fn a_communicator_that_cannot_be_made_leaves_nothing_behind() {
         let allocations = with_every_failure_of(3, |out| gc_comm_group(3, out), gc_comm_free);
         // What the three share, and each of them.
         assert!(allocations >= 4, "{allocations} allocations");
+        let (mut inside, mut between) = (ptr::null_mut(), ptr::null_mut());
+        assert_eq!((gc_comm_group(1, &mut inside), gc_comm_group(1, &mut between)), (0, 0));
+        let allocations = with_every_failure_of(1, |out| gc_comm_from_two(inside, between, out), gc_comm_free);
+        // What ranks tell each other, the list of machines, the communicator and where C holds it.
+        assert!(allocations >= 6, "{allocations} allocations");
+        gc_comm_free(inside);
+        gc_comm_free(between);
     }
+}
+
+/// Answers as if all ranks sent the same: of as many as there are.
+unsafe extern "C" fn echo(
+    ctx: *mut c_void,
+    send: *const c_void,
+    recv: *mut c_void,
+    bytes: usize,
+    _: DLDevice,
+    _: *mut c_void,
+) -> i32 {
+    for rank in 0..ctx.addr() {
+        // SAFETY: room for a block of each rank.
+        unsafe { recv.cast::<u8>().add(rank * bytes).copy_from_nonoverlapping(send.cast(), bytes) };
+    }
+    0
+}
+
+#[test]
+fn a_call_over_two_allocates_nothing_once_there_is_room() {
+    let transport = gc_transport_t {
+        struct_size: size_of::<gc_transport_t>() as u32,
+        rank: 0,
+        world_size: 2,
+        flags: 0,
+        ctx: ptr::without_provenance_mut(2),
+        all_to_all: Some(echo),
+        all_gather: Some(echo),
+    };
+    let (mut data, mut shard, mut shapes) = (vec![1.5f32; 1000], vec![0.0f32; 256], [[0i64; 1]; 2]);
+    let [first, second] = &mut shapes;
+    let (values, mut to) = (floats(&mut data, first), floats(&mut shard, second));
+    // SAFETY: zeros are a value of each field.
+    let mut options: gc_codec_options_t = unsafe { std::mem::zeroed() };
+    options.struct_size = size_of::<gc_codec_options_t>() as u32;
+    (options.codec, options.n_elements) = (1, 1000);
+    let live = LIVE.get();
+    // SAFETY: communicators, and tensors over memory that is there; what was made is released once.
+    unsafe {
+        let [mut inside, mut between, mut two] = [ptr::null_mut(); 3];
+        assert_eq!(gc_comm_from_transport(&transport, &mut inside), 0);
+        assert_eq!(gc_comm_from_transport(&transport, &mut between), 0);
+        let allocations = with_every_failure_of(1, |out| gc_comm_from_two(inside, between, out), gc_comm_free);
+        assert!(allocations >= 6, "{allocations} allocations");
+        assert_eq!(gc_comm_from_two(inside, between, &mut two), 0);
+        gc_comm_free(inside);
+        gc_comm_free(between);
+        let mut allreduce = ptr::null_mut();
+        assert_eq!(gc_allreduce_create(two, &options, &mut allreduce), 0);
+        let (list, none) = ([&raw const values], ptr::null());
+        let scatter = || gc_allreduce_reduce_scatter(allreduce, list.as_ptr(), 1, none, none, &mut to, ptr::null_mut());
+        assert_eq!(with_failure(0, true, scatter), (0, false));
+        assert_eq!(shard[..2], [1.5, 1.5]);
+        gc_allreduce_free(allreduce);
+        gc_comm_free(two);
+    }
+    assert_eq!(LIVE.get(), live);
 }
 
 #[test]

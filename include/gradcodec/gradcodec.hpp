@@ -779,6 +779,13 @@ inline Communicator comm_open_peers(Communicator &bootstrap, DLDevice device, in
     detail::check(gc_comm_open_peers(bootstrap.get(), device, n_elements, timeout_ms, &out));
     return Communicator(out);
 }
+/* Of the ranks of this machine, and of those that carry for theirs; `between` may be empty. */
+inline Communicator comm_from_two(Communicator &inside, Communicator &between)
+{
+    gc_comm_t *out = nullptr;
+    detail::check(gc_comm_from_two(inside.get(), between.get(), &out));
+    return Communicator(out);
+}
 inline void comm_free(Communicator) noexcept {} /* before its scope ends */
 
 inline void comm_reserve(Communicator &comm, DLDevice device, int64_t n_elements)

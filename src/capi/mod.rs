@@ -34,7 +34,7 @@
 //!
 //! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
 //! folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
-//! COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, NCCL, PEER MEMORY, ALL-REDUCE, SHARING, WORKERS and DEVICES.
+//! COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, NCCL, PEER MEMORY, MACHINES, ALL-REDUCE, SHARING, WORKERS and DEVICES.
 //! What holds for all of them comes first; what is said of CUDA and of streams does not concern programs that use the CPU
 //! only.
 //!
@@ -160,6 +160,7 @@ mod signs;
 mod status;
 mod tensors;
 mod threads;
+mod two;
 mod version;
 
 pub use allreduce::*;
@@ -176,6 +177,7 @@ pub use signs::*;
 pub use status::*;
 pub use tensors::*;
 pub use threads::*;
+pub use two::*;
 pub use version::*;
 
 // All that a Rust program has to name to fill in a tensor, so that it needs no DLPack crate of its own.

@@ -1,7 +1,7 @@
 //! Ranks that exchange memory, and the all-reduces of gradients made small over them.
 //!
 //! - `transport`: the two exchanges that there are, and who makes them: `callbacks` of the caller, `group` for ranks that
-//!   are threads of one process, `nccl`, `peers` for ranks that reach each other's memory;
+//!   are threads of one process, `nccl`, `peers` for ranks that reach each other's memory, `two` of these for machines;
 //! - `wire`: the memory that is exchanged;
 //! - `plain`: the all-reduce whose errors are the caller's tensors; `allreduce`: the handle, which keeps its own.
 
@@ -14,11 +14,15 @@ mod plain;
 mod rendezvous;
 mod shared;
 mod transport;
+mod two;
 mod wire;
 
-use std::sync::{
-    Mutex, MutexGuard, OnceLock, TryLockError,
-    atomic::{AtomicI32, Ordering},
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{
+        Mutex, MutexGuard, OnceLock, TryLockError,
+        atomic::{AtomicI32, Ordering},
+    },
 };
 
 use crate::{
@@ -38,6 +42,7 @@ pub use nccl::{ID_BYTES as NCCL_ID_BYTES, Nccl};
 pub use peers::{MOST_RANKS as MOST_PEERS, Peers, Places, open_peers, peers_bytes, ranks_of as check_peers_world};
 pub use plain::{allreduce, shard_elements};
 pub use shared::Shared;
+pub use two::two;
 
 use plain::Scratch;
 use transport::{Exchange, Pattern, Span, Transport};
@@ -104,9 +109,7 @@ impl Communicator {
 
     /// What is known to have gone wrong, without waiting for anything.
     pub fn async_error(&self) -> Result<()> {
-        if let Transport::Peers(peers) = &self.transport {
-            peers.async_error()?; // which is why later exchanges fail
-        }
+        self.transport.late()?; // which is why later exchanges fail
         // SAFETY: four bytes that are there as long as this is, which a card may be writing.
         let reported = self.report.get().map_or(0, |word| unsafe { word.data().cast::<u32>().read_volatile() });
         match self.failed.load(Ordering::Relaxed) {
@@ -170,8 +173,15 @@ impl Communicator {
         self.note(ended)
     }
 
-    /// One call at a time.
-    fn enter(&self) -> Result<MutexGuard<'_, Vec<Scratch>>> {
+    /// One call at a time, also on those that this one is made of.
+    fn enter(&self) -> Result<Entered<'_>> {
+        let own = self.enter_alone()?;
+        let parts = if let Transport::Two(two) = &self.transport { two.parts() } else { [None, None] };
+        let [one, other] = parts.map(|part| part.map(Self::enter_alone).transpose());
+        Ok(Entered { own, _parts: [one?, other?] })
+    }
+
+    fn enter_alone(&self) -> Result<MutexGuard<'_, Vec<Scratch>>> {
         match self.scratches.try_lock() {
             Ok(scratches) => Ok(scratches),
             Err(TryLockError::WouldBlock) => {
@@ -270,25 +280,33 @@ impl Communicator {
             Pattern::AllGather => send.elements(),
         };
         let (bytes, device, memory) = (bytes as usize, send.device(), Some(wire.memory()));
-        let (send_at, recv_at, mark) = (send.data(), recv.data(), wire.mark());
-        let exchange = Exchange { pattern, send: send_at, recv: recv_at, bytes, device, stream, memory, mark };
-        let Some([sent, received]) = wire.on_host() else {
-            return self.transport.exchange(&exchange);
+        let (send, recv, mark) = (send.data(), recv.data(), wire.mark());
+        let buffers = wire.buffers();
+        let exchange = Exchange { pattern, send, recv, bytes, device, stream, memory, mark, buffers };
+        self.exchange_by(&exchange, wire.on_host())
+    }
+
+    /// `on_host`: room for what is sent and for what is received, where the transport wants that on the host.
+    fn exchange_by(&self, exchange: &Exchange<'_>, on_host: Option<[*mut u8; 2]>) -> Result<()> {
+        let Some([sent, received]) = on_host else {
+            return self.transport.exchange(exchange);
         };
-        // SAFETY: views and pinned memory with room for a chunk for each rank, twice; what an earlier call still copies out
-        // of that is done once the stream is.
-        unsafe { copy(&exchange, sent, send.data(), send.elements() as usize, true)? };
+        let all = self.world * exchange.bytes;
+        let own = if exchange.pattern == Pattern::AllToAll { all } else { exchange.bytes };
+        // SAFETY: memory of the exchange and pinned memory with room for a chunk for each rank, twice; what an earlier
+        // exchange still copies out of that is done once the stream is.
+        unsafe { copy(exchange, sent, exchange.send, own, true)? };
         let on_host = Exchange {
             send: sent,
             recv: received,
             device: Device::Cpu,
             stream: Stream::LEGACY,
             memory: None,
-            ..exchange
+            ..*exchange
         };
         self.transport.exchange(&on_host)?;
         // SAFETY: as above; that memory is written to only after the next wait.
-        unsafe { copy(&exchange, recv.data(), received, self.world * bytes, false) }
+        unsafe { copy(exchange, exchange.recv, received, all, false) }
     }
 
     /// Tells every rank 64 bytes of each: those of all, by rank.
@@ -320,6 +338,9 @@ impl Communicator {
         if let Transport::Peers(peers) = &self.transport {
             return self.note(peers.tell(own, all));
         }
+        if let Transport::Two(two) = &self.transport {
+            return self.note(two.tell(own, all));
+        }
         let exchange = Exchange {
             pattern: Pattern::AllGather,
             send: own.as_ptr(),
@@ -329,8 +350,29 @@ impl Communicator {
             stream: Stream::LEGACY,
             memory: None,
             mark: std::ptr::null_mut(),
+            buffers: None,
         };
         self.note(self.transport.exchange(&exchange))
+    }
+}
+
+/// A call that is let in, and what its communicator has for it.
+struct Entered<'a> {
+    own: MutexGuard<'a, Vec<Scratch>>,
+    _parts: [Option<MutexGuard<'a, Vec<Scratch>>>; 2],
+}
+
+impl Deref for Entered<'_> {
+    type Target = Vec<Scratch>;
+
+    fn deref(&self) -> &Vec<Scratch> {
+        &self.own
+    }
+}
+
+impl DerefMut for Entered<'_> {
+    fn deref_mut(&mut self) -> &mut Vec<Scratch> {
+        &mut self.own
     }
 }
 

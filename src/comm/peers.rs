@@ -138,6 +138,11 @@ impl Peers {
         (self.rank, self.way.world())
     }
 
+    /// Whether threads of this process wait for each other.
+    pub fn waits_on_host(&self) -> bool {
+        self.order.is_some()
+    }
+
     /// Where blocks arrive, by pattern.
     pub fn areas(&self) -> [*mut u8; 2] {
         [Area::AllToAll, Area::AllGather].map(|area| self.way.area(area))
@@ -198,7 +203,7 @@ impl Peers {
     }
 
     /// A meeting that no codec hears of: if a rank does not come, the next one tells.
-    fn meet_alone(&self, queue: &mut cuda::Queue) -> Result<()> {
+    pub fn meet_alone(&self, queue: &mut cuda::Queue) -> Result<()> {
         if self.way.world() == 1 {
             return Ok(());
         }

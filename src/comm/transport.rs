@@ -6,7 +6,13 @@ use crate::{
     tensor::Device,
 };
 
-use super::{callbacks::Callbacks, group::Member, nccl::Nccl, peers::Peers};
+use super::{
+    callbacks::Callbacks,
+    group::Member,
+    nccl::Nccl,
+    peers::Peers,
+    two::{Buffers, Two},
+};
 
 /// What goes where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +47,8 @@ pub struct Exchange<'a> {
     pub memory: Option<&'a Block>,
     /// On a card: where it is to be said, by a uint32 1, that a rank did not come; or NULL.
     pub mark: *mut u8,
+    /// What exchanges by two work in.
+    pub buffers: Option<&'a Buffers>,
 }
 
 impl Exchange<'_> {
@@ -56,6 +64,7 @@ pub enum Transport {
     Group(Member),
     Nccl(Nccl),
     Peers(Peers),
+    Two(Two),
 }
 
 impl Transport {
@@ -66,6 +75,7 @@ impl Transport {
             Self::Group(member) => member.exchange(exchange),
             Self::Nccl(nccl) => nccl.exchange(exchange),
             Self::Peers(peers) => peers.exchange(exchange),
+            Self::Two(two) => two.exchange(exchange),
         }
     }
 
@@ -74,6 +84,7 @@ impl Transport {
         match self {
             Self::Nccl(nccl) => nccl.check(device, memory),
             Self::Peers(peers) => peers.check(device, memory, bytes),
+            Self::Two(two) => two.check(device, memory, bytes),
             Self::Callbacks(_) | Self::Group(_) => Ok(()),
         }
     }
@@ -83,13 +94,50 @@ impl Transport {
         match self {
             Self::Nccl(nccl) => nccl.async_error(),
             Self::Peers(peers) => peers.async_error(),
+            Self::Two(two) => two.async_error(),
             Self::Callbacks(_) | Self::Group(_) => Ok(()),
+        }
+    }
+
+    /// That a rank did not come in time, which is why later exchanges fail. Never waits.
+    pub fn late(&self) -> Result<()> {
+        match self {
+            Self::Peers(peers) => peers.async_error(),
+            Self::Two(two) => two.late(),
+            Self::Callbacks(_) | Self::Group(_) | Self::Nccl(_) => Ok(()),
         }
     }
 
     /// Whether what is on a card has to be brought to the host first.
     pub fn wants_host_memory(&self) -> bool {
         matches!(self, Self::Callbacks(callbacks) if callbacks.want_host_memory())
+    }
+
+    /// Whether threads of the host wait for each other in an exchange of a card's memory, which no graph can hold.
+    pub fn waits_on_host(&self) -> bool {
+        match self {
+            Self::Callbacks(_) | Self::Nccl(_) => self.wants_host_memory(),
+            Self::Group(_) => true,
+            Self::Peers(peers) => peers.waits_on_host(),
+            Self::Two(two) => two.waits_on_host(),
+        }
+    }
+
+    /// What exchanges of blocks with up to so many bytes work in, if it needs that.
+    pub fn buffers(&self, queue: &mut Queue, bytes: i64) -> Result<Option<Buffers>> {
+        match self {
+            Self::Two(two) => two.buffers(queue, bytes).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Between two exchanges of one kind within a call: where the second may write to what the first has brought, the ranks
+    /// meet.
+    pub fn part(&self, queue: &mut Queue) -> Result<()> {
+        match (self, queue) {
+            (Self::Peers(peers), Queue::Cuda(queue)) => peers.meet_alone(queue),
+            _ => Ok(()),
+        }
     }
 
     /// Where blocks arrive by each pattern, if it has places of its own for them.
@@ -105,11 +153,14 @@ impl Transport {
         if let (Self::Peers(peers), Queue::Cuda(queue)) = (self, &mut *queue) {
             return peers.begin(queue, span);
         }
-        if (self.wants_host_memory() || matches!(self, Self::Group(_))) && queue.is_capturing()? {
+        if self.waits_on_host() && queue.is_capturing()? {
             return Err(error!(
                 InvalidArgument,
                 "stream: it is being captured, and this communicator's ranks wait for each other on the host"
             ));
+        }
+        if let Self::Two(two) = self {
+            return two.begin(queue, span);
         }
         Ok(())
     }
@@ -118,14 +169,17 @@ impl Transport {
     pub fn end(&self, queue: &mut Queue, span: Span) -> Result<()> {
         match (self, queue) {
             (Self::Peers(peers), Queue::Cuda(queue)) => peers.end(queue, span),
+            (Self::Two(two), queue) => two.end(queue, span),
             _ => Ok(()),
         }
     }
 
     /// A call was broken off after an exchange: where ranks count what they do, this one is behind from now on.
     pub fn lose_count(&self) {
-        if let Self::Peers(peers) = self {
-            peers.give_up();
+        match self {
+            Self::Peers(peers) => peers.give_up(),
+            Self::Two(two) => two.lose_count(),
+            Self::Callbacks(_) | Self::Group(_) | Self::Nccl(_) => {}
         }
     }
 
@@ -136,6 +190,7 @@ impl Transport {
             Self::Group(member) => member.give_up(),
             Self::Nccl(_) => {} // which has no way to tell the others
             Self::Peers(peers) => peers.give_up(),
+            Self::Two(two) => two.give_up(),
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::{
 use super::{
     Communicator, RECORD,
     transport::{Exchange, Pattern},
+    two::Buffers,
 };
 
 /// What a rank sends and receives for one codec, which has a chunk for each rank:
@@ -36,6 +37,8 @@ pub struct Wire {
     world: i64,
     /// Room for what is sent and what is received, where that has to be on the host and is not.
     pinned: Option<Pinned>,
+    /// What the transport works in, if it needs that.
+    buffers: Option<Buffers>,
     /// Shapes of the three.
     payload: [i64; 1],
     payloads: [i64; 2],
@@ -64,6 +67,7 @@ impl Wire {
             }
             Queue::Cpu => None,
         };
+        let buffers = if world > 1 { communicator.transport.buffers(&mut queue, stride)? } else { None };
         let mut wire = Self {
             device,
             memory,
@@ -72,6 +76,7 @@ impl Wire {
             most: stride,
             world,
             pinned,
+            buffers,
             payload: [0],
             payloads: [world, 0],
             chunk: [0],
@@ -100,6 +105,11 @@ impl Wire {
     pub fn on_host(&self) -> Option<[*mut u8; 2]> {
         let pinned = self.pinned.as_ref()?;
         Some([pinned.data(), pinned.data().wrapping_add((self.world * self.most) as usize)])
+    }
+
+    /// What the transport works in.
+    pub fn buffers(&self) -> Option<&Buffers> {
+        self.buffers.as_ref()
     }
 
     pub fn payload(&self) -> View<'_> {
@@ -183,6 +193,7 @@ impl Stage {
             stream: Stream::LEGACY,
             memory: None,
             mark: std::ptr::null_mut(),
+            buffers: None,
         })?;
         self.memory.read(ALL, all.as_flattened_mut())
     }

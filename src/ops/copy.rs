@@ -32,7 +32,8 @@ pub fn copy_now(src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
     copy_on(&mut queue, src, dst).and(queue.wait())
 }
 
-fn copy_on(queue: &mut Queue, src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
+/// The same in the order of a queue, which is on the target's device.
+pub fn copy_on(queue: &mut Queue, src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
     let conversion = conversion(src, dst)?;
     check_shapes(src, dst)?;
     let bytes = if conversion.is_none() { Some(packed(src, dst)?) } else { None };

@@ -695,6 +695,24 @@ static void call_allreduce_errors(const Made *m, gc_allreduce_t *allreduce) {
     judge(gc_allreduce_errors_in(handle, one->passed, other->passed, random_stream()), faults);
 }
 
+/* A communicator of a machine that is alone, where that can be made. */
+static gc_comm_t *make_of_two(gc_comm_t *inside) {
+    gc_comm_t *between = make_comm(), *out = NULL;
+    bool wrong = one_in(8);
+    begin(f_gc_comm_from_two);
+    bool made = judge(gc_comm_from_two(inside, between, wrong ? NULL : &out),
+                      wrong || between == NULL ? FAULT(INVALID_ARGUMENT) : 0);
+    EXPECT(made == (out != NULL));
+    gc_comm_free(between);
+    if (!made)
+        return inside;
+    gc_comm_t *again = NULL;
+    begin(f_gc_comm_from_two);
+    judge(gc_comm_from_two(out, inside, &again), FAULT(INVALID_ARGUMENT)); /* itself made of two */
+    gc_comm_free(inside);
+    return out;
+}
+
 static void call_allreduce(void) {
     static const DLDataType uint32 = {kDLUInt, 32, 1}, int32 = {kDLInt, 32, 1};
     int64_t elements = one_in(2) ? wild() : (int64_t)below(100000), ranks = 1 + (int64_t)below(9);
@@ -719,6 +737,8 @@ static void call_allreduce(void) {
         call_plain_allreduce(comm);
         compare_windows();
     }
+    if (one_in(2))
+        comm = make_of_two(comm);
     bool made = make_codec(&m, comm);
     gc_allreduce_t *allreduce = made ? (gc_allreduce_t *)(void *)m.handle : NULL;
     begin(f_gc_comm_free);

@@ -203,6 +203,18 @@ static void communicators(void) {
     invalid(gc_comm_from_peers(&peers, NULL), "out: NULL");
     invalid(gc_comm_from_peers(&peers, &out), "options: buffers: NULL");
     invalid(gc_comm_open_peers(NULL, cuda, 16, 0, &out), "bootstrap: NULL");
+    CHECK_OK(gc_comm_group(1, comms));
+    invalid(gc_comm_from_two(NULL, comms[0], &out), "inside: NULL");
+    invalid(gc_comm_from_two(comms[0], NULL, &out), "inside: rank 0 has no between");
+    invalid(gc_comm_from_two(comms[0], comms[0], &out), "inside and between are one communicator");
+    CHECK_OK(gc_comm_group(1, comms + 1));
+    invalid(gc_comm_from_two(comms[0], comms[1], NULL), "out: NULL");
+    invalid(gc_comm_from_two(comms[0], (gc_comm_t *)(void *)((char *)comms[1] + 1), &out), "between: address");
+    CHECK_OK(gc_comm_from_two(comms[0], comms[1], &comm));
+    invalid(gc_comm_from_two(comm, comms[1], &out), "inside and between: one of them is itself");
+    gc_comm_free(comms[0]);
+    gc_comm_free(comm);
+    gc_comm_free(comms[1]);
     CHECK(gc_peers_bytes(16, 0) == -1 && strstr(gc_last_error(), "world_size: 0"));
     CHECK(gc_peers_bytes(-1, 2) == -1 && gc_peers_bytes(0, 1) > 0);
     CHECK(gc_shard_elements(16, 0) == -1 && strstr(gc_last_error(), "world_size: 0"));

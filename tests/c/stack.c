@@ -207,6 +207,35 @@ static void call_allreduces(void) {
     gc_comm_free(comm);
 }
 
+/* Answers as if all of two ranks sent the same. */
+static int32_t echo(void *ctx, const void *send, void *recv, size_t bytes, DLDevice device, void *stream) {
+    (void)ctx, (void)device, (void)stream;
+    memcpy(recv, send, bytes);
+    memcpy((char *)recv + bytes, send, bytes);
+    return 0;
+}
+
+/* Of two machines of two ranks each, as one of them sees it. */
+static void call_allreduce_of_machines(void) {
+    int64_t length = 5001, shard = gc_shard_elements(length, 4);
+    DLTensor buffer = flat(elements, dtype_of(kDLFloat, 32), &length);
+    DLTensor worker = flat(elements + 32 * 1024, dtype_of(kDLFloat, 32), &length);
+    DLTensor server = flat(elements + 64 * 1024, dtype_of(kDLFloat, 32), &shard);
+    gc_transport_t transport;
+    gc_comm_t *inside, *between, *comm;
+    memset(&transport, 0, sizeof transport);
+    transport.struct_size = sizeof transport;
+    transport.world_size = 2;
+    transport.all_to_all = transport.all_gather = echo;
+    CHECK_OK(gc_comm_from_transport(&transport, &inside));
+    CHECK_OK(gc_comm_from_transport(&transport, &between));
+    CHECK_OK(gc_comm_from_two(inside, between, &comm));
+    gc_comm_free(inside);
+    gc_comm_free(between);
+    CHECK_STATUS(gc_compressed_allreduce(comm, &buffer, &worker, &server, NULL), GC_STATUS_CORRUPT); /* not four ranks' */
+    gc_comm_free(comm);
+}
+
 static void call_onebit(void) {
     int64_t length = 100001, shape[2], workspace_shape[1], one[1] = {1};
     float scale, scales[2] = {1, 2};
@@ -386,6 +415,7 @@ int main(void) {
         {"codecs", call_codecs},
         {"a large codec, 4 threads", call_large_codec_with_threads},
         {"all-reduces", call_allreduces},
+        {"an all-reduce of machines", call_allreduce_of_machines},
         {"the plain form", call_onebit},
         {"copies", call_copies},
         {"many dimensions", call_with_many_dimensions},

@@ -211,6 +211,21 @@ def copy(to, source, size, stream):
 # --- streams and events -----------------------------------------------------------------------------------------------
 
 
+class Ordered:
+    """Device memory that is had and given back in the order of a stream: what is had next may be the same."""
+
+    def __init__(self, size, stream):
+        address = c_uint64()
+        call("cuMemAllocAsync", byref(address), c_size_t(size), c_void_p(stream))
+        self.address, self.size, self.stream = address.value, size, stream
+
+    def fill(self, byte):
+        call("cuMemsetD8Async", c_uint64(self.address), c_uint8(byte), c_size_t(self.size), c_void_p(self.stream))
+
+    def free(self):
+        call("cuMemFreeAsync", c_uint64(self.address), c_void_p(self.stream))
+
+
 def ipc_handle(address):
     """For other processes."""
     handle = (ctypes.c_char * 64)()

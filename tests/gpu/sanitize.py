@@ -20,7 +20,7 @@ import gpu  # noqa: E402
 from codec_model import ONEBIT, SIGN  # noqa: E402
 from card import Card  # noqa: E402
 from codecs_c import call, one_case, same, strangers  # noqa: E402
-from comms import CheckedRanks, World, reference, shards  # noqa: E402
+from comms import CheckedRanks, Machines, World, reference, shards  # noqa: E402
 from capi import AXIS_NONE, BIG, DTYPES, FLOATS, LITTLE, Managed, byref, lib  # noqa: E402
 from gpu import Layout, case, check, chunk_rows, truth_of, unpackbits  # noqa: E402
 from models import SIGNED, UNPACKED, majority, not_below_zero, scaled_signs  # noqa: E402
@@ -208,6 +208,7 @@ def everything():
     codecs()
     ranks()
     halves()
+    peers()
 
 
 def wild():
@@ -283,7 +284,11 @@ class OnCard(World):
             driver.use(driver.primary(0))
             return function(rank)
 
-        return super().each(on_card)
+        return World.each(self, on_card)
+
+
+class MachinesOnCard(Machines):
+    each, level = OnCard.each, OnCard
 
 
 def halves():
@@ -298,6 +303,27 @@ def halves():
                 ranks.all_gather([np.float32(-0.1) * shard for shard in shards], aligned=step != 1)
                 ranks.errors()
         card.start_again()
+
+
+def peers():
+    """Ranks that write to each other's memory, by themselves and as the inside of two levels."""
+    card, rng = Card(1 << 20, exact=True), np.random.default_rng(6)
+    worlds = (
+        lambda: OnCard(4, "peers", room=40_000), lambda: MachinesOnCard([2, 2], "peers", "group", room=40_000),
+        lambda: MachinesOnCard([2, 1], "peers", "group", room=200_000),
+    )  # fmt: skip
+    for make in worlds:
+        for kind, segments in (ONEBIT, [20_003]), (SIGN, [9000, 0, 5]):
+            error = None if kind == SIGN else "float32"
+            with make() as world, CheckedRanks(world, card, codec=kind, segments=segments, error=error) as ranks:
+                for step in range(3):
+                    gradients = [[rng.standard_normal(n).astype("f4") for n in segments] for _ in range(world.size)]
+                    if step == 1:
+                        ranks.all_gather(ranks.reduce_scatter(gradients))
+                    else:
+                        ranks.run(gradients)
+                ranks.errors()
+            card.start_again()
 
 
 def main():

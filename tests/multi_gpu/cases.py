@@ -8,6 +8,7 @@ import functools
 import hashlib
 import os
 import signal
+import socket
 import threading
 import time
 from ctypes import POINTER, byref, c_uint8, c_void_p
@@ -18,7 +19,7 @@ import numpy as np
 import capi
 import driver
 import gpu
-from capi import EXCHANGE, AllReduce, CodecOptions, Comm, NcclOptions, PeersOptions, Transport, lib
+from capi import EXCHANGE, AllReduce, CodecOptions, Comm, Managed, NcclOptions, PeersOptions, Transport, lib
 from codec_model import ONEBIT, PROPAGATE, TRANSACTIONAL, Model
 from codecs_c import Host, call, dtype_name, gradient, options_of, same, views
 from comms import World, reference, shards
@@ -90,7 +91,10 @@ def nccl_options(**fields):
     return NcclOptions(struct_size=ctypes.sizeof(NcclOptions), **fields)
 
 
-def over_pipes(here):
+HOST = 1  # GC_TRANSPORT_HOST
+
+
+def over_pipes(here, flags=0):
     """Exchanges by way of the process that tells the ranks what to do."""
 
     def exchange(is_all_to_all):
@@ -106,7 +110,7 @@ def over_pipes(here):
         return EXCHANGE(run)
 
     functions = here.kept.setdefault("exchanges", (exchange(True), exchange(False)))
-    transport = Transport(ctypes.sizeof(Transport), here.rank, here.world, 0, None, *functions)
+    transport = Transport(ctypes.sizeof(Transport), here.rank, here.world, flags, None, *functions)
     comm = POINTER(Comm)()
     call("gc_comm_from_transport", byref(transport), byref(comm))
     return comm
@@ -119,7 +123,8 @@ def of_id(here):
     if here.rank == 0:
         call("gc_comm_nccl_id", byref(nccl_options()), id)
     id = (c_uint8 * 128)(*here.gather(bytes(id))[0])
-    call("gc_comm_from_nccl_id", byref(nccl_options()), id, here.rank, here.world, gpu.device(here.rank), byref(comm))
+    device = place_of(here, "cuda").device
+    call("gc_comm_from_nccl_id", byref(nccl_options()), id, here.rank, here.world, device, byref(comm))
     return comm
 
 
@@ -178,24 +183,119 @@ def mapped_buffers(here, size):
     return [memory.address if rank == here.rank else driver.ipc_open(handle) for rank, handle in enumerate(handles)], memory
 
 
-def over_mapped_peers(here, patience=PATIENCE, room=ROOM):
-    place, comm, size = place_of(here, "cuda"), POINTER(Comm)(), lib.gc_peers_bytes(room, here.world)
-    buffers, memory = mapped_buffers(here, size)
-    here.kept.setdefault("memory", []).append(memory)  # to the end of the process
-    here.kept["buffers"] = buffers
+def over_buffers(here, buffers, size, patience=PATIENCE):
+    """Over memory of all ranks, by rank, as it is mapped here, all 0."""
+    comm = POINTER(Comm)()
     options = PeersOptions(
-        ctypes.sizeof(PeersOptions), here.rank, here.world, patience, place.device, size,
+        ctypes.sizeof(PeersOptions), here.rank, here.world, patience, place_of(here, "cuda").device, size,
         (c_void_p * here.world)(*buffers),
     )  # fmt: skip
+    here.gather()  # of all of them
     call("gc_comm_from_peers", byref(options), byref(comm))
     here.gather()
     return comm
 
 
+def over_mapped_peers(here, patience=PATIENCE, room=ROOM):
+    place_of(here, "cuda")
+    size = lib.gc_peers_bytes(room, here.world)
+    buffers, memory = mapped_buffers(here, size)
+    here.kept.setdefault("memory", []).append(memory)  # to the end of the process
+    here.kept["buffers"] = buffers
+    return over_buffers(here, buffers, size, patience)
+
+
+def sockets_to_all(here):
+    """A connected Unix socket to every other rank, by rank."""
+    path, sockets = os.path.join(here.folder, "rank-{}").format, [None] * here.world
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path(here.rank))
+        listening.listen(here.world)
+        here.gather()
+        for other in range(here.rank + 1, here.world):
+            sockets[other] = socket.socket(socket.AF_UNIX)
+            sockets[other].connect(path(other))
+            sockets[other].sendall(bytes([here.rank]))
+        for _ in range(here.rank):
+            connection, _ = listening.accept()
+            sockets[connection.recv(1)[0]] = connection
+    os.unlink(path(here.rank))
+    return sockets
+
+
+def over_shared_peers(here):
+    """Tensors of the library, which gc_share_send() and gc_share_receive() show to the other ranks."""
+    place, size = place_of(here, "cuda"), lib.gc_peers_bytes(ROOM, here.world)
+    own = Managed()
+    call("gc_tensor_empty", place.device, capi.dldtype("uint8"), 1, capi.int64s((size,)), byref(own))
+    address = own.contents.dl_tensor.data
+    driver.fill(address, 0, size)
+    buffers, sockets = [], sockets_to_all(here)
+    for other in sockets:
+        if other is not None:
+            call("gc_share_send", own, other.fileno(), 0, 20_000, None)  # which stays to the end of the process
+    for other in sockets:
+        if other is None:
+            buffers.append(address)
+            continue
+        theirs = Managed()
+        call("gc_share_receive", other.fileno(), place.device, 20_000, byref(theirs))
+        buffers.append(theirs.contents.dl_tensor.data + theirs.contents.dl_tensor.byte_offset)
+        here.kept.setdefault("memory", []).append(theirs)
+        other.close()
+    return over_buffers(here, buffers, size)
+
+
+def over_symmetric_memory(here):
+    """That of PyTorch, which maps it for all ranks of a process group."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    place, size = place_of(here, "cuda"), lib.gc_peers_bytes(ROOM, here.world)
+    torch.cuda.set_device(place.index)
+    if not dist.is_initialized():
+        # Ranks that share a card it takes for a mistake, unless it is told so.
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+        store = dist.FileStore(os.path.join(here.folder, "symmetric"), here.world)
+        dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.world)
+    own = symmetric_memory.empty(size, dtype=torch.uint8, device=torch.device("cuda", place.index)).zero_()
+    torch.cuda.synchronize()
+    mapped = symmetric_memory.rendezvous(own, dist.group.WORLD)
+    offset = own.data_ptr() - mapped.buffer_ptrs[here.rank]  # alike on all ranks
+    assert 0 <= offset and offset + size <= mapped.buffer_size, (offset, size, mapped.buffer_size)
+    here.kept.setdefault("memory", []).append((own, mapped))
+    return over_buffers(here, [address + offset for address in mapped.buffer_ptrs], size)
+
+
+def over_windows(here):
+    """Windows of NCCL 2.29 or later: before, only kernels could ask where those of others are. None without them."""
+    import torch  # noqa: F401 as above
+
+    place, nccl, size = place_of(here, "cuda"), Nccl(), lib.gc_peers_bytes(ROOM, here.world)
+    if not nccl.has("ncclGetPeerDevicePointer"):
+        return None
+    mine, address, window, symmetric = own_nccl(here), c_void_p(), c_void_p(), 1
+    nccl.call("ncclMemAlloc", byref(address), ctypes.c_size_t(size))
+    driver.fill(address.value, 0, size)
+    nccl.call("ncclCommWindowRegister", mine, address, ctypes.c_size_t(size), byref(window), symmetric)
+    buffers = []
+    for rank in range(here.world):
+        theirs = c_void_p()
+        nccl.call("ncclGetPeerDevicePointer", window, ctypes.c_size_t(0), rank, byref(theirs))
+        buffers.append(theirs.value)
+    place.wait()
+    return over_buffers(here, buffers, size)
+
+
 OVER = {
     "peers": over_peers,
     "mapped peers": over_mapped_peers,
+    "shared": over_shared_peers,
+    "symmetric memory": over_symmetric_memory,
+    "windows": over_windows,
     "pipes": over_pipes,
+    "staged pipes": lambda here: over_pipes(here, HOST),
     "id": of_id,
     "borrowed": lambda here: borrow(own_nccl(here)),
     "split": lambda here: borrow(own_nccl(here), SPLIT),
@@ -335,6 +435,15 @@ def graph_of_handle(comm, place, rank, world, case):
         graph.destroy()
         place.clear()
     gpu.check(lib.gc_comm_async_error(comm))
+    return found
+
+
+def steps_over_source(here, over, case):
+    """As steps_of_handle() and as graph_of_handle(), over memory that another library has mapped; None without that."""
+    place, comm = place_of(here, "cuda"), comm_of(here, over)
+    if comm is None:
+        return None
+    found = [function(comm, place, here.rank, here.world, case) for function in (steps_of_handle, graph_of_handle)]
     return found
 
 
@@ -608,6 +717,110 @@ def waits_in_vain(here, milliseconds, dies):
     handle.free()
     lib.gc_comm_free(comm)
     return bool(np.isnan(values).all()), int(place.get(flags)[0]), status, sentence, later, still_works(place)
+
+
+def dies_in_the_middle(here, milliseconds):
+    """The last rank has come to a call, and said so to the others, when it is gone; then they come. Of the others: as
+    waits_in_vain()."""
+    place = place_of(here, "cuda")
+    size = lib.gc_peers_bytes(20_000, here.world)
+    comm = over_mapped_peers(here, milliseconds, 20_000)
+    handle = Handle(comm, place, here.rank, here.world, ONE)
+    tensors = handle.put(ONE.gradients(0, here.rank, here.world))
+    handle.run(tensors)
+    place.wait()
+
+    def heard():
+        return driver.download(here.kept["buffers"][0], 1024).tobytes()
+
+    before = heard()
+    here.gather()
+    if here.rank == here.world - 1:
+        handle.run(tensors)
+        assert until(20, lambda: heard() != before), f"nothing was said in the buffer of rank 0, of {size} bytes"
+        os._exit(7)
+    assert until(20, lambda: heard() != before), "the last rank said nothing"
+    handle.run(tensors)
+    place.wait()
+    values = place.get(tensors[0])
+    status, sentence = lib.gc_comm_async_error(comm), capi.last_error()
+    later = lib.gc_allreduce_run(handle.handle, views(tensors), len(tensors), None, None, place.stream)
+    handle.free()
+    lib.gc_comm_free(comm)
+    return bool(np.isnan(values).all()), status, sentence, later, still_works(place)
+
+
+def freed_at_once(here, over, case):
+    """As steps_of_handle(), on memory that is given back in the stream's order straight behind each call, and written over
+    by what gets it next, while the other ranks may still be at work."""
+    place, comm = place_of(here, "cuda"), comm_of(here, over)
+    stream, found = place.stream, []
+    with Handle(comm, place, here.rank, here.world, case) as handle:
+        steps = [case.gradients(step, here.rank, here.world) for step in range(case.steps)]
+        sources = [handle.put(arrays) for arrays in steps]
+        results = [handle.put([np.zeros_like(array) for array in arrays]) for arrays in steps]
+        driver.synchronize()
+        for source, result, arrays in zip(sources, results, steps):
+            taken = [driver.Ordered(max(1, array.nbytes), stream) for array in arrays]
+            tensors = [
+                gpu.at(memory.address, array.shape, dtype_name(array, case.values) or array.dtype.name, index=place.index)
+                for memory, array in zip(taken, arrays)
+            ]
+            for memory, one, array in zip(taken, source, arrays):
+                driver.copy(memory.address, one.struct.dl_tensor.data, array.nbytes, stream)
+            handle.run(tensors)
+            for memory, one, array in zip(taken, result, arrays):
+                driver.copy(one.struct.dl_tensor.data, memory.address, array.nbytes, stream)
+            for memory in taken:
+                memory.free()
+            for memory in [driver.Ordered(memory.size, stream) for memory in taken]:
+                memory.fill(0xFF)
+                memory.free()
+        place.wait()
+        found = [[place.get(tensor).copy() for tensor in result] for result in results]
+        found.append(handle.rest())
+        place.clear()
+    gpu.check(lib.gc_comm_async_error(comm))
+    return found
+
+
+# --- two levels -------------------------------------------------------------------------------------------------------
+
+
+def over_two(here, on, ways, machines):
+    """So many machines with as many ranks each, which this host's cards stand for. `ways`, inside and between, are of OVER:
+    over pipes all ranks gather together, so there is one machine, or each rank is one."""
+    each = here.world // machines
+    first = here.rank // each * each
+    of_machine = Part(here, on, list(range(first, first + each)))
+    alike = Part(here, on, list(range(here.rank % each, here.world, each)))
+    inside, between = OVER[ways[0]](of_machine), OVER[ways[1]](alike)
+    comm = POINTER(Comm)()
+    call("gc_comm_from_two", inside, between, byref(comm))
+    lib.gc_comm_free(inside)
+    lib.gc_comm_free(between)
+    return comm
+
+
+class Part:
+    """Some of the ranks, as a world of their own: to OVER's functions as a Here. All worlds gather together."""
+
+    def __init__(self, here, on, ranks):
+        self.here, self.ranks, self.kept = here, ranks, {"place": place_of(here, on)}
+        self.rank, self.world, self.folder = ranks.index(here.rank), len(ranks), here.folder
+        here.kept.setdefault("parts", []).append(self)  # whose callbacks stay
+
+    def gather(self, value=None):
+        everything = self.here.gather(value)
+        return [everything[rank] for rank in self.ranks]
+
+
+def steps_over_two(here, on, ways, machines, case):
+    place = place_of(here, on)
+    comm = over_two(here, on, ways, machines)
+    found = steps_of_handle(comm, place, here.rank, here.world, case)
+    lib.gc_comm_free(comm)
+    return found
 
 
 def ends_by_a_signal(here):

@@ -40,6 +40,9 @@ class Nccl:
         if code:
             raise RuntimeError(f"{name}: {self.library.ncclGetErrorString(code).decode()} ({code})")
 
+    def has(self, name):
+        return hasattr(self.library, name)
+
     def version(self):
         version = c_int()
         self.call("ncclGetVersion", byref(version))

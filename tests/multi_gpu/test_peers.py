@@ -25,6 +25,22 @@ def test_halves_and_handles_that_are_made_between_them(peers, case):
     compare(ranks.call(on_rank, "cuda", "peers", cases.halves_of_handle, case), expected_of_handle(ranks.world, case))
 
 
+@pytest.mark.parametrize("source", ["shared", "symmetric memory", "windows"])
+def test_memory_that_others_map(peers, pytestconfig, source):
+    """gc_share, PyTorch's symmetric memory and windows of NCCL give gc_comm_from_peers() its buffers."""
+    if source == "windows" and pytestconfig.cards < 2:
+        pytest.skip("two cards needed for NCCL, one found")
+    if source == "symmetric memory":
+        pytest.importorskip("torch.distributed._symmetric_memory", reason="a PyTorch without symmetric memory")
+    ranks = peers.get()
+    for case in Case(), Case("bfloat16", None, SIGN):
+        found = ranks.call(cases.steps_over_source, source, case)
+        if found == [None] * ranks.world:
+            pytest.skip("NCCL is older than 2.29: its host functions do not say where the windows of others are")
+        for of_each in zip(*found):
+            compare(of_each, expected_of_handle(ranks.world, case))
+
+
 @pytest.mark.parametrize("way", OVER)
 @pytest.mark.parametrize("n", [7, 100_000, 1_000_003])
 def test_the_plain_form(peers, way, n):
@@ -54,6 +70,36 @@ def test_a_rank_that_does_not_come(peers, dies):
         nan, flags, status, sentence, later, works = other.value
         assert (nan, flags, status, later, works) == (True, NONFINITE, Status.TIMEOUT, Status.COMM, True), other
         assert "2000 ms" in sentence
+
+
+def test_a_rank_that_dies_within_a_call(peers):
+    *others, last = peers.get().outcomes(cases.dies_in_the_middle, 2_000, seconds=60)
+    assert (last.kind, last.value) == ("gone", 7), last
+    for other in others:
+        assert other.kind == "done", other
+        nan, status, sentence, later, works = other.value
+        assert (nan, status, later, works) == (True, Status.TIMEOUT, Status.COMM, True), other
+        assert "2000 ms" in sentence
+
+
+@pytest.mark.parametrize("way", OVER)
+@pytest.mark.parametrize("case", [Case(steps=20), Case("bfloat16", "bfloat16", segments=(300_007, 5), steps=20)], ids=name)
+def test_memory_that_is_given_back_straight_behind_a_call(peers, way, case):
+    ranks = peers.get()
+    compare(ranks.call(cases.freed_at_once, way, case), expected_of_handle(ranks.world, case))
+
+
+@pytest.mark.parametrize("between", ["id", "staged pipes"])
+def test_two_levels_of_cards(peers, pytestconfig, between):
+    """Peer memory inside, NCCL or a host transport between, which stand for machines of as many cards."""
+    if between == "id" and pytestconfig.cards < 2:
+        pytest.skip("two cards needed for NCCL, one found")
+    ranks = peers.get()
+    halves = {2} if between == "id" and ranks.world % 2 == 0 else set()
+    for machines in sorted({1, ranks.world, *halves}):
+        for case in Case(), Case("bfloat16", None, SIGN):
+            found = ranks.call(cases.steps_over_two, "cuda", ("peers", between), machines, case)
+            compare(found, expected_of_handle(ranks.world, case))
 
 
 def test_a_rank_that_waits_ends_by_a_signal(peers):

@@ -38,6 +38,13 @@ def test_every_communicator_gives_the_bytes_of_the_model(ranks, on, over):
     compare(plain, expected_of_plain(ranks.world, 8193, 4))
 
 
+def test_two_levels(ranks, on, usual):
+    """One machine, or each rank is one; tests/multi_gpu/test_peers.py has others."""
+    for machines in sorted({1, ranks.world}):
+        found = ranks.call(cases.steps_over_two, on, (usual, usual), machines, Case())
+        compare(found, expected_of_handle(ranks.world, Case()))
+
+
 @pytest.mark.parametrize("case", KINDS, ids=name)
 def test_a_handle(ranks, on, usual, case):
     compare(ranks.call(on_rank, on, usual, cases.steps_of_handle, case), expected_of_handle(ranks.world, case))

@@ -43,6 +43,7 @@ SAYS = {
                          "refused, status 1: axis: 2"], None),
     "numpy_ctypes_legacy.py": (["5 chunks of 25 bytes, writable: False", "from a read-only array: True",
                                 "NumPy refused: ", "refused, status 5: dst: read-only"], None),
+    "peers.py": ([], ("torch", ["of_the_library: ", "of_symmetric_memory: ", "of_shares: ", "as before: True"])),
     "share.py": (["numpy there: 1000000 elements, their sum 1000000", "numpy here: their sum is now 1000000"],
                  ("cupy", ["cupy there: 1000000 elements, their sum 1000000", "torch here: their sum is now 2000000"])),
     "torch_bits.py": (["cpu: 4000 bytes of torch.float32 to 128", "cpu: chunks of torch.uint8, not copied: True",

@@ -275,3 +275,42 @@ def test_the_chain_is_deepspeeds_formula(world):
             # torch sums in another order: numbers are close, and so no sign may be close to changing.
             for got, expected in zip(found[rank][step], (out, workers[rank], servers[rank])):
                 np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5, err_msg=f"step {step}, rank {rank}")
+
+
+def with_peers(times):
+    """What a run on two cards would have written, of peers that take `times` of NCCL's 100 us, by the number of elements."""
+    rows = []
+    for elements, factor in times.items():
+        samples = {"nccl float32": [[1e-4, 1e-4]] * 2, "handle float32": [[2e-4, 2e-4]] * 2}
+        samples |= {"peers float32": [[factor * 1e-4, factor * 1e-4], [factor * 0.9e-4, factor * 0.9e-4]]}
+        kernels = {"gc_onebit_encode_f32": [[2e-5, 2e-5]] * 2, "gc_peers_meet": [[1e-6, 1e-6]] * 2}
+        found = {"encode": 2 * 10**7, "reduce": 10**6, "decode": 10**6}
+        rows.append({
+            "kind": "all-reduce", "elements": elements, "calls": 1, "samples": samples, "stages": {}, "failures": {},
+            "copy": {"bytes": 2 * 10**9, "seconds": [[1e-3, 1e-3]] * 2},
+            "kernels": {"float32": {"samples": kernels, "bytes": found}},
+        })  # fmt: skip
+    rank = {"card": "A card", "capability": "9.0", "nccl": "2.28", "nvls": "0", "clocks": {}, "library": "0", "torch": "2"}
+    about = {"of": "several cards", "world": 2, "on": "cuda", "rehearsal": False, "ranks": [rank] * 2, "driver": "1",
+             "commit": "c", "date": "d", "quick": False}  # fmt: skip
+    return {"about": about, "sizes": rows, "failed": {}}
+
+
+def test_peer_memory_has_a_section_and_a_plot_of_its_own(tmp_path):
+    results = with_peers({2**10: 2, 2**12: 0.5, 2**14: 1.5, 2**20: 0.5, report.LARGE: 0.4})
+    assert report.from_size(results, "peers float32", "nccl float32") == 2**20  # and not 2^12, for 2^14 is slower again
+    path, page = tmp_path / "multi_gpu.json", tmp_path / "page.md"
+    path.write_text(json.dumps(results))
+    subprocess.run([sys.executable, str(ROOT / "bench/report.py"), str(path), "--page", str(page)], check=True)
+    text = page.read_text()
+    assert "Never slower than NCCL: float32, made from Python: from 2^20 on." in text
+    # 2e7 bytes at 2e12 a second are 10 us, of 20.
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert ["gc_onebit_encode_f32", "float32", "2^10", "20.0", "10.0", "0.500"] in cells
+    assert (tmp_path / "performance-peers.svg").exists()
+    said = when.of_peers(path)
+    assert "2 of A card" in said and "from 2^20 on" in said and "2.50 times as fast as NCCL's sum in float32" in said
+    path.write_text(json.dumps({**results, "about": {**results["about"], "rehearsal": True}}))
+    assert when.of_peers(path) is None and when.of_peers(tmp_path / "none.json") is None
+    slow = with_peers({2**10: 2, 2**12: 3})
+    assert "at no size to the end" in report.of_peers_and_nccl(slow)

@@ -64,7 +64,7 @@ class Entered(World):
         def run(rank):
             assert fake.cuCtxPushCurrent_v2(home) == 0
             return function(rank)
-        return super().each(run)
+        return World.each(self, run)
 
 SEGMENTS = [0], [5], [1025], [0, 7, 0, 3000, 1], [8, 8, 8, 8], [0, 0], [2048, 1023, 65], [20_003], [1] * 20, []
 
@@ -184,4 +184,128 @@ with Entered(3, "board", 1) as world, CheckedRanks(world, place, **options) as r
     ranks.all_gather(ranks.reduce_scatter(gradients))
     ranks.commit()
     ranks.errors()
+""")
+
+
+# Ranks of each machine, and how many of them carry.
+@pytest.mark.parametrize(
+    "ways, ranks, carriers",
+    [("'peers', 'group'", [2, 2], 2), ("'peers', 'board'", [3, 2], 2), ("'group', 'peers'", [1, 2], 1),
+     ("'peers', 'peers'", [2, 2], 1), ("'board', 'board'", [1, 2], 1), ("'peers', 'board'", [1, 1], 1),
+     ("'peers', 'group'", [2], 2)],
+)  # fmt: skip
+def test_two_levels_on_one_card_give_the_same_bytes(ways, ranks, carriers):
+    # A board takes host memory: flags 1.
+    flags = tuple(int("board" in way) for way in ways.split(", "))
+    run_comm(f"""
+exec({HALVES!r})
+from comms import Machines
+
+class EnteredMachines(Machines):
+    each, level = Entered.each, Entered
+
+place, ranks = Place(), {ranks}
+# As the header says it, for the largest of SEGMENTS.
+largest, size = max(ranks), sum(ranks)
+room = -(-(20_003 + 1024 * size) * largest * largest * len(ranks) // (size * {carriers}))
+for seed in range(2):
+    rng = np.random.default_rng([seed, *ranks])
+    options = random_handle(rng)
+    dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
+    with EnteredMachines(ranks, {ways}, {carriers}, {flags}, room) as world, \\
+            CheckedRanks(world, place, **options) as checked:
+        for step in range(4):
+            gradients = [[gradient(rng, n, dtype, step == 1) for n in segments] for _ in range(sum(ranks))]
+            if step % 2:
+                checked.all_gather(checked.reduce_scatter(gradients))
+            else:
+                checked.run(gradients)
+            if transactional:
+                checked.commit()
+            checked.flags()
+            checked.errors()
+        # and the call whose errors are tensors
+        n, size = 3001, sum(ranks)
+        workers, servers = errors_of(size, n)
+        buffers = [rng.standard_normal(n).astype("f4") for _ in range(size)]
+        out, new_workers, new_servers = reference(buffers, workers, servers)
+        put = [[place.put(x) for x in (b, w, filled(s, n, size))] for b, w, s in zip(buffers, workers, servers)]
+        world.each(lambda rank: call("gc_compressed_allreduce", world.comms[rank], *(x.view for x in put[rank]), None))
+        for rank, one in enumerate(put):
+            for x, y in zip(one, (out, new_workers[rank], filled(new_servers[rank], n, size))):
+                same(place.get(x), y, f"rank {{rank}} of the plain call")
+        assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [0] * size
+    place.release()
+assert not fake.fake_events() and not fake.fake_pinned(), (fake.fake_events(), fake.fake_pinned())
+""")
+
+
+def test_two_levels_are_captured_if_both_can_be():
+    run_comm("""
+from comms import Machines
+
+place, n = Place(), 500
+home = ctypes.c_void_p()
+assert fake.cuInit(0) == 0 and fake.cuCtxGetCurrent(byref(home)) == 0
+
+class Entered(World):
+    def each(self, function):
+        def run(rank):
+            assert fake.cuCtxPushCurrent_v2(home) == 0
+            return function(rank)
+        return World.each(self, run)
+
+class EnteredMachines(Machines):
+    each, level = Entered.each, Entered
+
+# Callbacks that take a card's memory enqueue; what is on the host waits, and ranks of a process that share a card do.
+for ways, flags, can_be in (
+    (("board", "board"), (0, 0), True), (("board", "board"), (0, 1), False), (("board", "board"), (1, 0), False),
+    (("group", "board"), (0, 0), False), (("board", "group"), (0, 0), False), (("peers", "board"), (0, 0), False),
+):
+    with EnteredMachines([2, 2], *ways, None, flags) as world:
+        world.each(lambda rank: call("gc_comm_reserve", world.comms[rank], place.device, n))
+        put = [[place.put(np.ones(k, "f4")) for k in (n, n, lib.gc_shard_elements(n, 4))] for _ in range(4)]
+
+        def run(rank):
+            status = lib.gc_compressed_allreduce(world.comms[rank], *(x.view for x in put[rank]), None)
+            return status, last_error() if status else ""
+
+        for captures in True, False:
+            fake.fake_capture(int(captures))
+            before = fake.fake_launches()
+            found = world.each(run)
+            launched = fake.fake_launches() - before
+            fake.fake_capture(0)
+            if captures and not can_be:
+                assert [status for status, _ in found] == [Status.INVALID_ARGUMENT] * 4, (ways, flags, found)
+                assert all("captured" in sentence for _, sentence in found) and launched == 0, (ways, flags, found)
+            else:
+                assert found == [(0, "")] * 4, (ways, flags, captures, found)
+    place.release()
+""")
+
+
+@pytest.mark.parametrize("flags", [(0, 0), (1, 1)], ids=["memory of the card", "host memory"])
+def test_whichever_call_of_the_driver_fails_two_levels_leave_nothing(flags):
+    run_comm(f"""
+from comms import Machines
+
+assert lib.gc_prepare(DLDevice(CUDA, 0)) == 0
+failures = 0
+with Machines([2, 1], "board", "board", None, {flags}) as world:
+    before = fake.fake_in_use(0), fake.fake_pinned()
+    for calls in range(1000):
+        fake.fake_fail_call(calls, 2)
+        status = lib.gc_comm_reserve(world.comms[0], DLDevice(CUDA, 0), 1000)
+        name = fake.fake_failed_call()
+        fake.fake_fail_call(-1, 0)
+        if not status:
+            break
+        # The place where a card reports stays with the communicator.
+        assert status == Status.OUT_OF_MEMORY and fake.fake_in_use(0) == before[0], (name, status)
+        assert fake.fake_pinned() - before[1] in (0, 1), name
+        failures += 1
+assert failures >= 4, failures
+assert (fake.fake_in_use(0), fake.fake_pinned(), fake.fake_events()) == (0, 0, 0)
 """)

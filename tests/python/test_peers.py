@@ -121,3 +121,27 @@ expect(lib.gc_comm_async_error(comms[0]), Status.TIMEOUT)
 for comm in comms:
     lib.gc_comm_free(comm)
 """)
+
+
+@pytest.mark.parametrize("size, seeds", [(2, range(12)), (4, range(8)), (8, range(4))], ids=str)
+def test_random_cases_give_the_bytes_over_callbacks(size, seeds):
+    """As tests/gpu/test_peers_cases.py on a card."""
+    run_codec(f"""
+import peer_cases
+from comms import World
+
+home = ctypes.c_void_p()
+assert fake.cuInit(0) == 0 and fake.cuCtxGetCurrent(byref(home)) == 0
+
+class Entered(World):
+    # All ranks in the context in which the tensors are.
+    def each(self, function):
+        def run(rank):
+            assert fake.cuCtxPushCurrent_v2(home) == 0
+            return function(rank)
+        return World.each(self, run)
+
+place = Place()
+peer_cases.cases({seeds}, {size}, place, 6000, Entered, clear=place.release)
+assert (fake.fake_events(), fake.fake_pinned()) == (0, 0)
+""")

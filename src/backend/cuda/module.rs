@@ -124,7 +124,7 @@ pub static ONEBIT_FAMILY: Family = Family {
     ],
 };
 
-static COPY_FAMILY: Family = Family {
+pub static COPY_FAMILY: Family = Family {
     name: c"copy",
     fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/copy.fatbin")).0,
     promised: &[],

@@ -25,12 +25,18 @@ use crate::{
 use super::{
     Device,
     context::{Remembered, primary},
+    module::COPY_FAMILY,
     queue::Queue,
 };
 
 use launch::Work;
 
 pub use staged::Kept;
+
+/// Loads what copies on a card need, which may wait for all that runs there.
+pub fn prepare(queue: &mut Queue) -> Result<()> {
+    queue.put_into_context(&COPY_FAMILY)
+}
 
 /// One side of a copy: on which device, and where its element 0 lies.
 struct Side {

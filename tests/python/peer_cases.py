@@ -1,0 +1,154 @@
+"""Random steps of ranks that exchange over the memory of a card, beside the same steps over callbacks on the host: every byte
+that they give is the same. The bytes over callbacks are those of NumPy's models in test_comm.py.
+
+tests/gpu/test_peers_cases.py runs this on a card, test_peers.py on a driver without hardware."""
+
+from ctypes import POINTER, byref
+
+import numpy as np
+
+from capi import AllReduce, lib
+from codec_model import MEAN, ONEBIT, PROPAGATE, RMS, SIGN, TRANSACTIONAL, ZERO, Model, f32
+from codecs_c import Host, call, dtype_name, gradient, options_of, or_null, same, views
+from comms import World
+
+SIZES = [0, 1, 2, 7, 8, 9, 63, 65, 1023, 1024, 1025, 4097, 8193]
+
+
+def random_segments(rng, most):
+    count = int(rng.choice([1, 1, 1, 2, 5, 20]))
+    odd = lambda: int(rng.integers(0, 1 + most // count))  # noqa: E731
+    return [odd() if rng.random() < 0.5 else min(int(rng.choice(SIZES)), most // count) for _ in range(count)]
+
+
+def random_options(rng, most):
+    codec = int(rng.choice([ONEBIT, ONEBIT, SIGN]))
+    dtype = str(rng.choice(["float32", "float16", "bfloat16"]))
+    return dict(
+        codec=codec, segments=random_segments(rng, most), values=dtype, results=dtype,
+        error=None if codec == SIGN else [None, "float32", "bfloat16"][rng.integers(0, 3)],
+        scale=int(rng.choice([RMS, MEAN])), nonfinite=int(rng.choice([PROPAGATE, ZERO, TRANSACTIONAL])),
+        beta=float(f32(rng.choice([1.0, 0.95]))),
+    )  # fmt: skip
+
+
+class Side:
+    """A handle on every rank of a world, and what its calls give, by rank."""
+
+    def __init__(self, world, place, options, streams=None):
+        self.world, self.place, self.dtype = world, place, options["values"]
+        self.streams = streams or [None] * world.size
+        self.models = [Model(**options, n_chunks=world.size, server=rank) for rank in range(world.size)]
+        self.handles = [POINTER(AllReduce)() for _ in self.models]
+        each = [options_of(model, place.device) for model in self.models]
+        for one in each:
+            one.server = 0
+        self.all("gc_allreduce_create", lambda rank: (world.comms[rank], byref(each[rank]), byref(self.handles[rank])))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for handle in self.handles:
+            lib.gc_allreduce_free(handle)
+
+    def all(self, name, arguments):
+        self.world.each(lambda rank: call(name, *arguments(rank)))
+
+    def put(self, arrays, aligned=True):
+        return [self.place.put(array, dtype_name(array, self.dtype), aligned) for array in arrays]
+
+    def run(self, gradients, factors, aligned):
+        put = [self.put(each, aligned) for each in gradients]
+        factors = [None if number is None else self.place.put(np.array([number], f32)) for number in factors]
+        self.all("gc_allreduce_run", lambda rank: (
+            self.handles[rank], views(put[rank]), len(put[rank]), *map(or_null, factors), self.streams[rank]
+        ))  # fmt: skip
+        return [self.place.get(value) for each in put for value in each]
+
+    def halves(self, gradients, change, aligned):
+        put = [self.put(each, aligned) for each in gradients]
+        shards = [self.place.put(np.full(model.shard_elements(), 7, f32), None, aligned) for model in self.models]
+        self.all("gc_allreduce_reduce_scatter", lambda rank: (
+            self.handles[rank], views(put[rank]), len(put[rank]), None, None, shards[rank].view, self.streams[rank]
+        ))  # fmt: skip
+        found = [self.place.get(shard) for shard in shards]
+        with np.errstate(all="ignore"):
+            steps = [self.place.put(change(shard), None, aligned) for shard in found]
+        self.all("gc_allreduce_all_gather", lambda rank: (
+            self.handles[rank], steps[rank].view, views(put[rank]), len(put[rank]), self.streams[rank]
+        ))  # fmt: skip
+        return found + [self.place.get(value) for each in put for value in each]
+
+    def end(self, takes_back):
+        skip = self.place.put(np.array([takes_back]))
+        self.all("gc_allreduce_commit", lambda rank: (self.handles[rank], skip.view, self.streams[rank]))
+        return []
+
+    def rest(self):
+        """Errors of workers and servers, and flags."""
+        each = [[self.place.put(np.full(m.errors(k).size, 7, f32)) for k in (0, 1)] for m in self.models]
+        flags = [self.place.put(np.zeros(1, np.uint32)) for _ in self.models]
+        for name, arguments in (("errors_out", each), ("flags", [[flag] for flag in flags])):
+            self.all(f"gc_allreduce_{name}", lambda rank: (
+                self.handles[rank], *(tensor.view for tensor in arguments[rank]), self.streams[rank]
+            ))  # fmt: skip
+        return [self.place.get(tensor) for one in (*each, flags) for tensor in one]
+
+
+def plain(world, place, lists, streams=None):
+    put = [[place.put(array) for array in each] for each in lists]
+    world.each(lambda rank: call(
+        "gc_compressed_allreduce", world.comms[rank], *(tensor.view for tensor in put[rank]),
+        streams[rank] if streams else None,
+    ))  # fmt: skip
+    return [place.get(tensor) for each in put for tensor in each]
+
+
+def both(step, one, other, what):
+    for number, (got, expected) in enumerate(zip(step(one), step(other), strict=True)):
+        same(got, expected, f"{what}, array {number}")
+
+
+def handle_case(rng, over_peers, over_callbacks, place, most, streams):
+    options, world = random_options(rng, most), over_peers.size
+    with Side(over_peers, place, options, streams) as one, Side(over_callbacks, Host(), options) as other:
+        for step in range(int(rng.integers(1, 4))):
+            special, aligned, what = rng.random() < 0.3, rng.random() < 0.7, f"{options}, step {step}"
+            gradients = [[gradient(rng, n, options["values"], special) for n in options["segments"]] for _ in range(world)]
+            factors = [float(f32(rng.choice([0.5, 3.0]))) if rng.random() < 0.3 else None for _ in "ge"]
+            if rng.random() < 0.6:
+                both(lambda side: side.run(gradients, factors, aligned), one, other, what)
+            else:
+                change = f32(rng.choice([1, -0.1]))
+                both(lambda side: side.halves(gradients, lambda shard: change * shard, aligned), one, other, f"{what}, halves")
+            if options["nonfinite"] == TRANSACTIONAL:
+                takes_back = rng.random() < 0.3
+                both(lambda side: side.end(takes_back), one, other, what)
+            both(Side.rest, one, other, f"{what}, errors and flags")
+
+
+def plain_case(rng, over_peers, over_callbacks, place, most, streams):
+    n, world = sum(random_segments(rng, most)), over_peers.size
+    lists = [[rng.standard_normal(n).astype(f32), rng.standard_normal(n).astype(f32),
+              rng.standard_normal(lib.gc_shard_elements(n, world)).astype(f32)] for _ in range(world)]  # fmt: skip
+    if n and rng.random() < 0.3:
+        lists[-1][rng.integers(0, 3 if n >= 8 * world else 2)][0] = rng.choice([np.inf, np.nan])
+    found = plain(over_peers, place, lists, streams), plain(over_callbacks, Host(), lists)
+    for number, (got, expected) in enumerate(zip(*found, strict=True)):
+        same(got, expected, f"{n} elements, array {number}")
+
+
+def cases(seeds, size, place, most, level=World, streams=None, clear=lambda: None):
+    """Random cases of a world of so many ranks on one card, with one communicator."""
+    # 20 segments have 5 bytes each in a chunk for every rank, as many as 40 elements.
+    with level(size, "peers", room=most + 20 * 40 * size + 64) as over_peers, World(size, "board") as over_callbacks:
+        for seed in seeds:
+            rng = np.random.default_rng([seed, size])
+            try:
+                one_case = plain_case if rng.random() < 0.3 else handle_case
+                one_case(rng, over_peers, over_callbacks, place, most, streams)
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, {size} ranks: {error}") from error
+            clear()
+        assert [lib.gc_comm_async_error(comm) for comm in over_peers.comms] == [0] * size

@@ -1,0 +1,335 @@
+"""Communicators of two levels, on the CPU: the same bytes as over one communicator, what each rank exchanges for that, and
+what becomes of ranks that disagree, fail or are freed."""
+
+import threading
+from ctypes import POINTER, byref
+
+import numpy as np
+import pytest
+
+import capi
+from capi import Comm, Status, last_error, lib, says
+from codec_model import ONEBIT, TRANSACTIONAL, f32
+from codecs_c import Host, gradient, same
+from comms import CheckedRanks, Machines, World, status_of
+from test_comm import BASE, allreduce, all_same, copies, created, numbers, padded, random_handle, reference, shards
+
+place = Host()
+
+# Ranks of each machine, and how many of the first carry; None: as many as there can be.
+SHAPES = [
+    ([1, 1], None), ([2], None), ([2, 2], None), ([2, 1], None), ([1, 2], None), ([3, 2, 1], None), ([4, 4], None),
+    ([4, 4], 1), ([3, 3, 2], None), ([5, 3], None), ([1, 1, 1, 1], None), ([8], None), ([2, 2, 2, 2], 1), ([4, 4], 3),
+]  # fmt: skip
+SHAPED = pytest.mark.parametrize("ranks, carriers", SHAPES, ids=str)
+WAYS = pytest.mark.parametrize("ways", [("group", "board"), ("board", "group"), ("board", "board")], ids="-".join)
+
+
+@WAYS
+@SHAPED
+def test_the_plain_call_is_the_formula_to_the_bit(ranks, carriers, ways):
+    size = sum(ranks)
+    rng = np.random.default_rng(ranks)
+    with Machines(ranks, *ways, carriers) as world:
+        for n in (40_003, 0, 1, 7, 1025, 1023):
+            workers = [np.zeros(n, f32) for _ in range(size)]
+            servers = [np.zeros(s.stop - s.start, f32) for s in shards(n, size)]
+            expected_workers, expected_servers = workers, servers
+            workers, servers = [w.copy() for w in workers], padded(servers, n, size)
+            for step in range(3):
+                buffers = [rng.standard_normal(n).astype(f32) for _ in range(size)]
+                out, expected_workers, expected_servers = reference(buffers, expected_workers, expected_servers)
+                assert allreduce(world, buffers, workers, servers) == [(Status.OK, "")] * size
+                expected = [out] * size, expected_workers, padded(expected_servers, n, size)
+                all_same((buffers, workers, servers), expected, f"{n} elements, step {step}")
+
+
+@SHAPED
+@pytest.mark.parametrize("seed", range(3))
+def test_a_handle_and_its_halves_are_codecs_and_two_exchanges(seed, ranks, carriers):
+    rng = np.random.default_rng([seed, *ranks])
+    options, size = random_handle(rng), sum(ranks)
+    dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
+    with Machines(ranks, "group", "board", carriers) as world, CheckedRanks(world, place, **options) as checked:
+        for step in range(3):
+            special = rng.random() < 0.3
+            gradients = [[gradient(rng, n, dtype, special) for n in segments] for _ in range(size)]
+            factors = [float(f32(rng.choice([0.5, 2.0**-8, 3.0]))) if rng.random() < 0.3 else None for _ in "ge"]
+            if step % 2:
+                checked.all_gather(checked.reduce_scatter(gradients, *factors))
+            else:
+                checked.run(gradients, *factors)
+            if transactional:
+                checked.commit()
+            checked.flags()
+            checked.errors()
+
+
+def sent(world):
+    """What each rank's functions were called for: inside and between, by number of the rank, sizes of blocks by name."""
+    found = []
+    for kind in (world.inside, world.between):
+        calls = {}
+        for number, one in enumerate(kind):
+            for name, rank, size, *_ in one.board.calls:
+                calls.setdefault((number, rank), []).append((name, size))
+            one.board.calls.clear()
+        found.append(calls)
+    return found
+
+
+def test_what_goes_where_if_every_rank_carries_its_own():
+    # 3 machines of 2: chunks of 80 bytes for the header and the scale, and 1200 / 8 / 6 = 25 of bits, up to 32.
+    with Machines([2, 2, 2], "board", "board") as world:
+        sent(world)
+        assert allreduce(world, *numbers(np.random.default_rng(0), 6, 1200)) == [(Status.OK, "")] * 6
+        inside, between = sent(world)
+        assert len(inside) == len(between) == 6
+        # A chunk for each rank there, and one's own to all: 2 * 2 + 1 * 2 chunks leave a rank, where over one communicator
+        # 4 and 4 would.
+        assert all(calls == [("all_to_all", 2 * 112), ("all_gather", 112)] for calls in between.values()), between
+        assert all(calls == [("all_to_all", 3 * 112), ("all_gather", 3 * 112)] for calls in inside.values()), inside
+
+
+def test_what_goes_where_if_the_first_of_each_machine_carry():
+    # Chunks of 80 + 48 bytes, for 1200 / 8 / 5 = 30 of bits up to 32: 112, of which 2 carriers have 56 up to 64.
+    with Machines([3, 2], "board", "board") as world:
+        sent(world)
+        assert allreduce(world, *numbers(np.random.default_rng(0), 5, 1200)) == [(Status.OK, "")] * 5
+        inside, between = sent(world)
+        assert len(inside) == 5 and len(between) == 4
+        assert all(calls == [("all_to_all", 9 * 64), ("all_gather", 3 * 64)] for calls in between.values()), between
+        expected = [("all_to_all", 6 * 64)] * 2 + [("all_gather", 112), ("all_gather", 6 * 64)]
+        assert all(calls == expected for calls in inside.values()), inside
+
+
+# --- ranks that disagree ----------------------------------------------------------------------------------------------
+
+
+class Parts(Machines):
+    """The communicators alone: what is made of them is up to the test."""
+
+    def join(self, rank):
+        pass
+
+    def make(self, parts=None):
+        """Statuses and sentences of gc_comm_from_two(), by rank; what was made is released."""
+
+        def one(rank):
+            comm = POINTER(Comm)()
+            inside, between = (parts or self.parts)(rank)
+            found = status_of(lib.gc_comm_from_two, inside, between, byref(comm))
+            assert bool(comm) == (found[0] == Status.OK)
+            lib.gc_comm_free(comm)
+            return found
+
+        return self.each(one)
+
+
+def all_refused(world, words, parts=None):
+    """Each rank refuses; `words`: by rank, what its sentence says."""
+    found = world.make(parts)
+    assert [status for status, _ in found] == [Status.INVALID_ARGUMENT] * world.size, found
+    for rank, expected in words.items():
+        assert says(found[rank][1], *expected), (rank, found[rank])
+    assert world.make() == [(Status.OK, "")] * world.size  # the two go on working
+
+
+def test_a_rank_without_a_between_before_one_that_has_it():
+    with Parts([3, 3]) as world:
+
+        def without(*numbers):
+            """The ranks with these numbers in their machines have none."""
+            return lambda rank: (world.parts(rank)[0], None if rank % 3 in numbers else world.parts(rank)[1])
+
+        all_refused(world, dict.fromkeys(range(6), ("inside", "rank 0", "no between")), without(0))
+        all_refused(world, dict.fromkeys(range(6), ("inside", "rank 0", "no between")), without(0, 1, 2))
+        all_refused(world, dict.fromkeys(range(6), ("inside", "rank 2", "one before it has none")), without(1))
+
+
+def test_machines_that_have_another_number_of_carriers():
+    with Parts([2, 2], carriers=1) as world, World(1, "group") as alone:
+        # Rank 1 carries in a world of its own.
+        def parts(rank):
+            return (world.parts(rank)[0], alone.comms[0]) if rank == 1 else world.parts(rank)
+
+        words = {0: ("between", "rank 1 of inside", 1, 2), 2: ("between", "rank 0", "could not")}
+        all_refused(world, words, parts)
+    with Parts([2, 2, 1], carriers=1) as world, World(2, "group") as pair:
+        # Machines 0 and 1 have two carriers, which agree that there are three machines, as far as they can.
+        def parts(rank):
+            place = world.places[rank]
+            return world.parts(rank)[0], pair.comms[place[0]] if place[1] else world.parts(rank)[1]
+
+        words = {0: ("between", "rank 1 of inside", 2, 3), 4: ("between", "rank 0", "could not")}
+        all_refused(world, words, parts)
+
+
+def test_columns_of_ranks_with_other_numbers_or_of_other_machines():
+    with Parts([2, 2]) as world:
+        # Carriers 0 and 1 of machine 1 are exchanged.
+        def crossed(rank):
+            inside, _ = world.parts(rank)
+            machine, number = world.places[rank]
+            return inside, world.between[number if machine == 0 else 1 - number].comms[machine]
+
+        words = {0: ("between", "rank 1 is rank 1", "0"), 3: ("between", "rank 0 is rank 0", "1")}
+        all_refused(world, words, crossed)
+    with Parts([2, 2]) as one, Parts([2, 2]) as other:
+        # The second machines of two worlds are exchanged, but only for carriers 1.
+        def parts(rank):
+            world, partner = (one, other) if rank < 4 else (other, one)
+            inside, between = world.parts(rank % 4)
+            return (inside, partner.parts(3)[1]) if rank % 4 == 3 else (inside, between)
+
+        both = Parts.__new__(Parts)
+        both.size = 8
+        found = both.make(parts)
+        assert [status for status, _ in found] == [Status.INVALID_ARGUMENT] * 8, found
+        assert says(found[0][1], "inside", "rank 1", "other machines"), found
+        for world in (one, other):
+            assert world.make() == [(Status.OK, "")] * 4
+
+
+def test_one_of_the_two_twice_and_one_that_is_made_of_two():
+    with Parts([3]) as world:
+        all_refused(world, {1: ("inside and between", "one communicator")}, lambda rank: (world.inside[0].comms[rank],) * 2)
+        with Machines([2, 1]) as made:
+            # A machine of three, of which only the first carries, alone.
+            def parts(rank):
+                return made.comms[rank], None if rank else world.between[0].comms[0]
+
+            all_refused(world, dict.fromkeys(range(3), ("itself made of two",)), parts)
+
+
+def test_a_rank_without_room_for_the_result_makes_all_fail():
+    with Parts([2, 2, 1]) as world:
+
+        def one(rank):
+            comm = POINTER(Comm)()
+            return status_of(lib.gc_comm_from_two, *world.parts(rank), None if rank == 3 else byref(comm))
+
+        found = world.each(one)
+        assert [status for status, _ in found] == [Status.INVALID_ARGUMENT] * 5, found
+        assert says(found[3][1], "out", "NULL") and says(found[2][1], "rank 1", "could not"), found
+        assert world.make() == [(Status.OK, "")] * 5
+
+
+def test_handles_with_other_options_are_refused_across_machines():
+    with Machines([2, 1]) as world:
+        results = created(world, [BASE, BASE, {**BASE, "n_elements": 101}])
+        assert [status for status, _ in results] == [Status.INVALID_ARGUMENT] * 3
+        assert [says(sentence, f"rank {rank}", "options") for (_, sentence), rank in zip(results, (2, 2, 0))] == [True] * 3
+        assert created(world, [BASE] * 3) == [(Status.OK, "")] * 3
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["all_to_all", "all_gather"])
+@pytest.mark.parametrize("where", ["inside", "between"])
+def test_a_failure_of_either_is_one_of_the_whole(where, name):
+    ways = ("board", "group") if where == "inside" else ("group", "board")
+    with Machines([2, 2], *ways) as world:
+        failing = getattr(world, where)
+        for one in failing:
+            one.board.answer = lambda called, rank: 7 if called == name else 0
+        lists = numbers(np.random.default_rng(11), 4, 1000)
+        before = copies(lists)
+        results = allreduce(world, *lists)
+        assert [status for status, _ in results] == [Status.COMM] * 4, results
+        assert any(says(sentence, name, 7) for _, sentence in results), results
+        all_same(lists, before, "a call that failed")
+        for rank, comm in enumerate(world.comms):
+            assert lib.gc_comm_async_error(comm) == Status.COMM and says(last_error(), f"rank {rank}"), last_error()
+            inside, between = world.parts(rank)
+            assert Status.COMM in (lib.gc_comm_async_error(inside), lib.gc_comm_async_error(between))
+
+
+def test_a_rank_that_fails_leaves_nobody_of_a_group_waiting():
+    with Machines([2, 2], "group", "group") as world:
+
+        def run(rank):
+            if rank == 3:
+                return lib.gc_comm_free(world.comms[3]), [lib.gc_comm_free(comm) for comm in world.parts(3)]
+            lists = numbers(np.random.default_rng(rank), 4, 100)
+            tensors = [capi.Tensor(x[rank]).view for x in lists]
+            return status_of(lib.gc_compressed_allreduce, world.comms[rank], *tensors, None)
+
+        found = world.each(run)
+        for rank in range(3):
+            assert found[rank][0] == Status.COMM, found
+            assert lib.gc_comm_async_error(world.comms[rank]) == Status.COMM
+        world.comms[3] = POINTER(Comm)()
+        world.inside[1].comms[1] = world.between[1].comms[1] = POINTER(Comm)()
+
+
+def test_what_one_of_the_two_knows_the_whole_says():
+    with Machines([2, 1], "board", "group") as world:
+        board = world.inside[0].board
+        board.answer = lambda called, rank: 5
+        inner = [numbers(np.random.default_rng(1), 2, 64) for _ in range(2)]
+        assert [status for status, _ in allreduce(world.inside[0], *inner[0])] == [Status.COMM] * 2
+        board.answer = lambda called, rank: 0
+        assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [Status.COMM, Status.COMM, Status.OK]
+
+
+def test_calls_on_the_two_are_busy_meanwhile_and_go_on_afterwards():
+    with Machines([2, 2], "board", "board") as world:
+        within, go_on, found = threading.Event(), threading.Event(), []
+
+        def hold(name, rank, sent):
+            if rank == 0 and name == "all_to_all" and not go_on.is_set():
+                within.set()
+                assert go_on.wait(60)
+            return sent
+
+        world.inside[0].board.before = hold
+
+        def meanwhile():
+            assert within.wait(60)
+            found.extend(lib.gc_comm_reserve(comm, capi.DLDevice(1, 0), 0) for comm in (world.comms[0], *world.parts(0)))
+            go_on.set()
+
+        other = threading.Thread(target=meanwhile)
+        other.start()
+        lists = numbers(np.random.default_rng(2), 4, 300)
+        assert allreduce(world, *lists) == [(Status.OK, "")] * 4
+        other.join()
+        assert found == [Status.BUSY] * 3
+        for one in (*world.inside, *world.between):
+            lists = numbers(np.random.default_rng(3), 2, 500)
+            out, *_ = reference(copies(lists)[0], lists[1], [s[:256] for s in copies(lists)[2]][:1] + [lists[2][1][:244]])
+            assert allreduce(one, *lists) == [(Status.OK, "")] * 2
+            same(lists[0][1], out, "a call on one of the two")
+
+
+@pytest.mark.parametrize("first", ["the two", "the whole"])
+def test_whatever_is_freed_first(first):
+    world = Machines([2, 2], "group", "group")
+    options = dict(codec=ONEBIT, segments=[100, 7])
+    with CheckedRanks(world, place, **options) as ranks:
+        if first == "the two":
+            for one in (*world.inside, *world.between):
+                one.__exit__()
+        else:
+            for comm in world.comms:
+                lib.gc_comm_free(comm)
+        rng = np.random.default_rng(5)
+        ranks.run([[rng.standard_normal(n).astype(f32) for n in (100, 7)] for _ in range(4)])
+        ranks.errors()
+    for one in world.comms if first == "the two" else [comm for one in (*world.inside, *world.between) for comm in one.comms]:
+        lib.gc_comm_free(one)
+
+
+def test_a_reserved_one_gives_the_same():
+    results = set()
+    for reserved in (None, 5000):
+        with Machines([2, 1]) as world:
+            if reserved:
+                assert [lib.gc_comm_reserve(comm, capi.DLDevice(1, 0), reserved) for comm in world.comms] == [0] * 3
+            for n in (10, 3000, 10):
+                lists = numbers(np.random.default_rng(n), 3, n)
+                assert allreduce(world, *lists) == [(Status.OK, "")] * 3
+                results.add((n, np.concatenate([x for one in lists for x in one]).tobytes()))
+    assert len(results) == 2
