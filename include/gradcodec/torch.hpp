@@ -37,6 +37,7 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/version.h>
@@ -60,24 +61,33 @@ inline DLDevice device_of(const char *name, c10::Device device)
     return {device.is_cpu() ? kDLCPU : kDLCUDA, device.is_cpu() ? 0 : device.index()};
 }
 
+struct Dtype {
+    at::ScalarType torch;
+    DLDataType dlpack;
+};
+inline constexpr Dtype dtypes[] = {
+    {at::kBool, dtype<bool>()},       {at::kByte, dtype<uint8_t>()},    {at::kChar, dtype<int8_t>()},
+    {at::kUInt16, dtype<uint16_t>()}, {at::kShort, dtype<int16_t>()},   {at::kUInt32, dtype<uint32_t>()},
+    {at::kInt, dtype<int32_t>()},     {at::kUInt64, dtype<uint64_t>()}, {at::kLong, dtype<int64_t>()},
+    {at::kHalf, float16},             {at::kBFloat16, bfloat16},        {at::kFloat, dtype<float>()},
+    {at::kDouble, dtype<double>()},
+};
+
 inline DLDataType dtype_of(const char *name, at::ScalarType type)
 {
-    switch (type) {
-    case at::kBool: return dtype<bool>();
-    case at::kByte: return dtype<uint8_t>();
-    case at::kChar: return dtype<int8_t>();
-    case at::kUInt16: return dtype<uint16_t>();
-    case at::kShort: return dtype<int16_t>();
-    case at::kUInt32: return dtype<uint32_t>();
-    case at::kInt: return dtype<int32_t>();
-    case at::kUInt64: return dtype<uint64_t>();
-    case at::kLong: return dtype<int64_t>();
-    case at::kHalf: return float16;
-    case at::kBFloat16: return bfloat16;
-    case at::kFloat: return dtype<float>();
-    case at::kDouble: return dtype<double>();
-    default: TORCH_CHECK(false, name, ": ", type, " is not supported");
-    }
+    for (const Dtype &known : dtypes)
+        if (known.torch == type)
+            return known.dlpack;
+    TORCH_CHECK(false, name, ": ", type, " is not supported");
+}
+
+inline at::ScalarType type_of(const char *name, DLDataType dtype)
+{
+    for (const Dtype &known : dtypes)
+        if (known.dlpack.code == dtype.code && known.dlpack.bits == dtype.bits && known.dlpack.lanes == dtype.lanes)
+            return known.torch;
+    TORCH_CHECK(false, name, ": DLPack's dtype (", int(dtype.code), ", ", int(dtype.bits), ", ", dtype.lanes,
+                ") is not supported");
 }
 
 /* DLPack has no const and no lazy negation. The dispatcher resolves the latter before it calls an operator. */
@@ -121,11 +131,21 @@ inline void *current_stream(const at::Tensor &tensor)
     return c10::impl::getDeviceGuardImpl(device.type())->getStream(device).native_handle();
 }
 
+namespace detail {
+
+/* In torch a device without an index is the current one. */
+inline c10::Device with_index(c10::Device device)
+{
+    if (device.is_cuda() && !device.has_index())
+        return c10::impl::getDeviceGuardImpl(device.type())->getDevice();
+    return device;
+}
+
+} // namespace detail
+
 inline void prepare(c10::Device device)
 {
-    if (device.is_cuda() && !device.has_index()) /* in torch that is the current device */
-        device = c10::impl::getDeviceGuardImpl(device.type())->getDevice();
-    detail::torch_check(gc_prepare(detail::device_of("device", device)));
+    detail::torch_check(gc_prepare(detail::device_of("device", detail::with_index(device))));
 }
 
 /* INTO TENSORS OF YOURS */
@@ -303,6 +323,80 @@ inline at::Tensor unpack_bits(const at::Tensor &src, int32_t axis = GC_AXIS_NONE
     const at::Tensor dst = detail::empty(src, shape, at::kByte);
     unpack_bits_into(src, axis, order, dst);
     return dst;
+}
+
+/* TO OTHER DEVICES AND PROCESSES */
+
+namespace detail {
+
+inline void wait_for_stream_of(const at::Tensor &tensor)
+{
+    c10::impl::getDeviceGuardImpl(tensor.device().type())->getStream(tensor.device()).synchronize();
+}
+
+/* Takes a tensor of the library's. What torch does not take is released. */
+inline at::Tensor tensor_of(const char *name, Tensor &&tensor, c10::Device device)
+{
+    const at::ScalarType type = type_of(name, tensor->dtype);
+    const auto ndim = static_cast<std::size_t>(tensor->ndim);
+    const at::IntArrayRef sizes(tensor->shape, ndim), strides(tensor->strides, ndim);
+    void *data = tensor->data;
+    return at::for_blob(data, sizes)
+        .strides(strides)
+        .context(tensor.release(), [](void *taken) { gc_tensor_free(static_cast<DLManagedTensor *>(taken)); })
+        .options(at::TensorOptions().dtype(type).device(device))
+        .target_device(device)
+        .make_tensor();
+}
+
+} // namespace detail
+
+/* A compact copy on this device, of torch's memory, also where `src` is there already. On the current stream, as
+ * copy_into(); between two cards, whose current streams it waits for, it is done when this returns. */
+inline at::Tensor tensor_to_device(const at::Tensor &src, c10::Device device)
+{
+    detail::check_dense("src", src);
+    const at::Tensor dst = at::empty(src.sizes(), src.options().device(device));
+    const bool between_cards = src.is_cuda() && dst.is_cuda() && src.device() != dst.device();
+    if (between_cards)
+        detail::wait_for_stream_of(src);
+    copy_into(src, dst);
+    if (between_cards)
+        detail::wait_for_stream_of(dst);
+    return dst;
+}
+
+/* A tensor that was sent. Where the other process has its memory, on CUDA without GC_SHARE_COPY, this keeps it until
+ * share_wait() says that it is released there: let go before, it is other tensors' memory under that process's hands. */
+struct TensorShare {
+    Share lease;
+    at::Tensor tensor;
+};
+
+/* Sends a tensor over a connected Unix socket. What was enqueued on its device before, on any stream, is waited for. */
+inline TensorShare share_send(const at::Tensor &src, int socket, uint32_t flags = 0, int32_t timeout_ms = -1)
+{
+    const bool is_lent = src.defined() && src.is_cuda() && (flags & GC_SHARE_COPY) == 0;
+    const DLManagedTensor tensor{is_lent ? view_to_write(src) : view(src), nullptr, nullptr};
+    gc_share_t *lease = nullptr;
+    detail::torch_check(gc_share_send(&tensor, socket, flags, timeout_ms, &lease));
+    return {Share(lease), is_lent ? src : at::Tensor()};
+}
+inline void share_wait(TensorShare &share, int32_t timeout_ms = -1)
+{
+    const gc_status_t status = gc_share_wait(share.lease.get(), timeout_ms);
+    if (status == GC_STATUS_OK || status == GC_STATUS_SHARE) /* nobody has it any more */
+        share.tensor.reset();
+    detail::torch_check(status);
+}
+
+/* The tensor that comes next. Nothing is copied; its release, by torch, is what the sender waits for. */
+inline at::Tensor share_receive(int socket, c10::Device device, int32_t timeout_ms = -1)
+{
+    device = detail::with_index(device);
+    DLManagedTensor *out = nullptr;
+    detail::torch_check(gc_share_receive(socket, detail::device_of("device", device), timeout_ms, &out));
+    return detail::tensor_of("the tensor that came", Tensor(out), device);
 }
 
 /* ONEBIT */

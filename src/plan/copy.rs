@@ -59,8 +59,9 @@ pub enum Layout {
 impl CopyPlan {
     /// `dims`: of the shape that both sides have by now, the size of each and its strides in bytes. The product of the
     /// sizes must stay below 2^63.
+    #[inline(never)] // otherwise it is made on the stack of its caller twice
     pub fn new(conversion: Conversion, dims: impl Iterator<Item = (i64, [i64; 2])> + Clone) -> Self {
-        // Where it is made, for to move so many loops takes as long as a small copy.
+        // Where it is made and stays, for to move so many loops takes as long as a small copy.
         let mut plan = Self { conversion, starts: [0; 2], loops: Loops::new() };
         if dims.clone().any(|(count, _)| count == 0) {
             plan.loops.push(0, [0; 2]); // the other sizes may be as large as they like

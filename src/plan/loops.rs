@@ -19,6 +19,13 @@ pub struct Loop<const SIDES: usize> {
     pub strides: [i64; SIDES],
 }
 
+impl<const SIDES: usize> Loop<SIDES> {
+    /// Whether a round of this is all rounds of `inner`, so that the two are one longer loop.
+    fn is_outside(&self, inner: &Self) -> bool {
+        self.strides == inner.strides.map(|stride| stride.wrapping_mul(inner.count))
+    }
+}
+
 /// Nested loops, outermost first, in the order of C. Loops of one round are left out, and neighbours that together are
 /// one longer loop are merged: contiguous memory of any shape is a single loop.
 #[derive(Clone, Debug)]
@@ -47,13 +54,11 @@ impl<const SIDES: usize> Loops<SIDES> {
         if count == 1 || self.count == 0 {
             return;
         }
-        if let Some(outer) = self.items.last_mut()
-            && outer.strides == strides.map(|stride| stride.wrapping_mul(count))
-        {
-            *outer = Loop { count: outer.count * count, strides };
-            return;
+        let item = Loop { count, strides };
+        match self.items.last_mut() {
+            Some(outer) if outer.is_outside(&item) => *outer = Loop { count: outer.count * count, strides },
+            _ => self.items.push(item),
         }
-        self.items.push(Loop { count, strides });
     }
 
     /// Rounds of all loops together: the product of their counts.
@@ -80,9 +85,18 @@ impl<const SIDES: usize> Loops<SIDES> {
             return;
         }
         self.items.sort_unstable_by_key(|item| Reverse(item.strides[0].unsigned_abs()));
-        let items = self.items.clone();
-        self.clear();
-        items.iter().for_each(|item| self.push(item.count, item.strides));
+        // Neighbours become one where they are: so many loops are too large to be copied on the stack.
+        let mut kept = 0;
+        for index in 0..self.items.len() {
+            let item = self.items[index];
+            if kept > 0 && self.items[kept - 1].is_outside(&item) {
+                self.items[kept - 1] = Loop { count: self.items[kept - 1].count * item.count, ..item };
+            } else {
+                self.items[kept] = item;
+                kept += 1;
+            }
+        }
+        self.items.truncate(kept);
     }
 
     /// The stride of the only loop: None if there are several; `any` if there is at most one round.

@@ -85,12 +85,20 @@ impl Sealed {
 
     /// What another process says to be such a file.
     pub fn received(file: Descriptor, bytes: i64) -> Result<Self> {
+        // SAFETY: a descriptor that is open.
+        let seals = unsafe { libc::fcntl(file.number(), libc::F_GET_SEALS) };
+        // Nothing else is asked of a file without them: that may be of a stranger's file system, which need not answer.
+        if seals & !F_SEAL_EXEC != SEALS {
+            return Err(error!(
+                Corrupt,
+                "socket: memory with seals {seals:#x} came for {bytes} bytes; {SEALS:#x} expected"
+            ));
+        }
         let mut about = MaybeUninit::<libc::stat>::uninit();
         let mut system = MaybeUninit::<libc::statfs>::uninit();
         // SAFETY: a descriptor that is open, and room for what is said of it.
-        let (seals, access, size, of_large_pages) = unsafe {
-            let (seals, access) =
-                (libc::fcntl(file.number(), libc::F_GET_SEALS), libc::fcntl(file.number(), libc::F_GETFL));
+        let (access, size, of_large_pages) = unsafe {
+            let access = libc::fcntl(file.number(), libc::F_GETFL) & libc::O_ACCMODE;
             let size = match libc::fstat(file.number(), about.as_mut_ptr()) {
                 0 => about.assume_init().st_size,
                 _ => -1,
@@ -98,13 +106,13 @@ impl Sealed {
             // There may be none of them when they are touched.
             let of_large_pages = libc::fstatfs(file.number(), system.as_mut_ptr()) != 0
                 || system.assume_init().f_type == libc::HUGETLBFS_MAGIC;
-            (seals, access & libc::O_ACCMODE, size, of_large_pages)
+            (access, size, of_large_pages)
         };
-        if seals & !F_SEAL_EXEC != SEALS || access != libc::O_RDWR || size != bytes || of_large_pages {
+        if access != libc::O_RDWR || size != bytes || of_large_pages {
             return Err(error!(
                 Corrupt,
-                "socket: memory of {size} bytes with seals {seals:#x} and access {access} came; {bytes} bytes, {SEALS:#x} \
-                 and access {} expected, of pages of the usual size",
+                "socket: memory of {size} bytes with access {access} came; {bytes} bytes and access {} expected, of pages \
+                 of the usual size",
                 libc::O_RDWR
             ));
         }

@@ -1,8 +1,11 @@
 /* A call uses less than 32 KiB of stack: each runs on a thread whose stack was painted before, and what was overwritten
- * is what it took. Each in a child, where it is also the first call; on every instruction set. */
+ * is what it took. Each in a child, where it is also the first call; on every instruction set. And copies on CUDA allocate
+ * nothing on the host: this program's malloc() stands in place of the C library's, for the library too. */
 #define _GNU_SOURCE
 #include "check.h"
 
+#include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -15,6 +18,42 @@ static unsigned char *elements, *bytes; /* LARGE each */
 
 static DLTensor flat(void *data, DLDataType dtype, int64_t *length) {
     return view_of(data, dtype, 1, length);
+}
+
+/* ---- what is allocated */
+
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *memory, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
+
+static __thread long allocations = -1; /* by the library, on this thread; below 0 they are not counted */
+
+static void note(const void *caller) {
+    Dl_info about;
+    if (allocations >= 0 && dladdr(caller, &about) != 0 && strstr(about.dli_fname, "libgradcodec") != NULL)
+        allocations++;
+}
+
+void *malloc(size_t size) {
+    note(__builtin_return_address(0));
+    return __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size) {
+    note(__builtin_return_address(0));
+    return __libc_calloc(count, size);
+}
+
+void *realloc(void *memory, size_t size) {
+    note(__builtin_return_address(0));
+    return __libc_realloc(memory, size);
+}
+
+int posix_memalign(void **memory, size_t alignment, size_t size) {
+    note(__builtin_return_address(0));
+    *memory = __libc_memalign(alignment, size);
+    return *memory == NULL ? ENOMEM : 0;
 }
 
 /* ---- what is called; what it says or refuses is for other tests */
@@ -322,6 +361,55 @@ static void call_copies(void) {
             }
 }
 
+/* On a card, on a driver that needs none: whole, in rows, transposed, of any strides in as many loops as there can be; as
+ * they are and cast; and from memory of the host. */
+static void call_copies_on_cuda(void) {
+    static const struct {
+        int64_t shape[2], strides[2];
+    } layouts[] = {{{64, 64}, {64, 1}}, {{64, 60}, {64, 1}}, {{64, 64}, {1, 64}}, {{64, 30}, {64, 2}}, {{3, 64}, {1, 3}},
+                   {{600, 4000}, {1, 600}}};
+    static const DLDevice cuda = {kDLCUDA, 0};
+    const char *drivers = getenv("GRADCODEC_DRIVERS");
+    char path[4096];
+    int64_t bytes_there = 600 * 4000 * 4;
+    DLManagedTensor *from, *to;
+    if (drivers == NULL)
+        return;
+    snprintf(path, sizeof path, "%s/driver/libcuda.so.1", drivers);
+    CHECK(dlopen(path, RTLD_NOW) != NULL);
+    CHECK_OK(gc_set_threads(4));
+    CHECK_OK(gc_tensor_empty(cuda, dtype_of(kDLUInt, 8), 1, &bytes_there, &from));
+    CHECK_OK(gc_tensor_empty(cuda, dtype_of(kDLUInt, 8), 1, &bytes_there, &to));
+    for (int again = 0; again < 2; again++) { /* the first time what is loaded and kept comes */
+        allocations = again ? 0 : -1;
+        for (size_t i = 0; i <= sizeof layouts / sizeof *layouts; i++)
+            for (int cast = 0; cast < 2; cast++) {
+                int64_t shape[DIMS], strides[DIMS];
+                int32_t ndim = i < sizeof layouts / sizeof *layouts ? 2 : DIMS;
+                DLTensor src = view_of(from->dl_tensor.data, dtype_of(kDLFloat, 32), ndim, shape);
+                DLTensor dst = view_of(to->dl_tensor.data, dtype_of(cast ? kDLInt : kDLFloat, 32), ndim, shape);
+                for (int axis = 0; axis < ndim; axis++) {
+                    shape[axis] = ndim == 2 ? layouts[i].shape[axis] : axis < LOOPS / 2 ? 2 : 1;
+                    strides[axis] = ndim == 2 ? layouts[i].strides[axis] : 3 << axis % 16;
+                }
+                src.strides = strides;
+                src.device = dst.device = cuda;
+                CHECK_OK(gc_copy_into(&src, &dst, NULL));
+                src.data = elements;
+                src.device = cpu();
+                CHECK_OK(gc_copy_into(&src, &dst, NULL));
+                CHECK_OK(gc_copy_into(&dst, &src, NULL));
+            }
+    }
+    if (allocations > 0) {
+        printf("stack: FAILED: copies on CUDA allocated %ld times on the host\n", allocations);
+        exit(1);
+    }
+    allocations = -1;
+    gc_tensor_free(from);
+    gc_tensor_free(to);
+}
+
 static void release(void *unused) {
     (void)unused;
 }
@@ -418,6 +506,7 @@ int main(void) {
         {"an all-reduce of machines", call_allreduce_of_machines},
         {"the plain form", call_onebit},
         {"copies", call_copies},
+        {"copies on CUDA", call_copies_on_cuda},
         {"many dimensions", call_with_many_dimensions},
         {"refusals", call_to_be_refused},
         {"tensors", call_for_tensors},

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -46,6 +47,16 @@ std::pair<at::Tensor, int64_t> packed_by_the_library(const at::Tensor &x)
     return {at::fromDLPack(packed.release()), address};
 }
 
+/* Tensors that were sent, by a number. */
+std::map<int64_t, gradcodec::TensorShare> shares;
+
+int64_t kept(gradcodec::TensorShare share)
+{
+    static int64_t number;
+    shares.emplace(++number, std::move(share));
+    return number;
+}
+
 /* From here on torch takes this for CUDA's current device, and asks no driver. Torch keeps the guard: it never goes. */
 void pretend_current(c10::Device device)
 {
@@ -78,6 +89,21 @@ TORCH_LIBRARY(gradcodec_adaptor, m)
     });
     m.def("unpack_chunks_into", [](const Tensor &x, int64_t order, const Tensor &out) {
         gradcodec::unpack_chunks_into(x, static_cast<int32_t>(order), out);
+    });
+    m.def("copy_into", [](const Tensor &x, const Tensor &out) { gradcodec::copy_into(x, out); });
+    m.def("tensor_to_device", [](const Tensor &x, c10::Device device) { return gradcodec::tensor_to_device(x, device); });
+    m.def("share_send", [](const Tensor &x, int64_t socket, int64_t flags) {
+        return kept(gradcodec::share_send(x, static_cast<int>(socket), static_cast<uint32_t>(flags)));
+    });
+    m.def("share_send_any", [](const Tensor &x, int64_t socket) { /* of a dtype that torch.hpp does not have */
+        gradcodec::Tensor tensor(at::toDLPack(x));
+        return kept({gradcodec::share_send(tensor, static_cast<int>(socket)), Tensor()});
+    });
+    m.def("share_wait", [](int64_t number) { gradcodec::share_wait(shares.at(number), 0); });
+    m.def("share_keeps", [](int64_t number) { return shares.at(number).tensor.defined(); });
+    m.def("share_free", [](int64_t number) { shares.erase(number); });
+    m.def("share_receive", [](int64_t socket, c10::Device device) {
+        return gradcodec::share_receive(static_cast<int>(socket), device, 0);
     });
     using Optional = std::optional<int64_t>; /* None: the constant that says so */
     m.def("pack_bits", [](const Tensor &x, Optional axis, int64_t order) {

@@ -1,6 +1,7 @@
 """include/gradcodec/torch.hpp: views without copies, the current stream, and tensors through DLPack."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -58,6 +59,68 @@ def test_into_tensors_of_ours(adaptor, device, order):
     out = torch.full((37, 54), 7.0, device=device)
     adaptor.unpack_chunks_into(packed, ORDERS[order], out[:, ::2])  # every other column, the others left alone
     assert model.same(out[:, ::2], (model.array(x) < 0).astype(np.float32)) and out[:, 1::2].eq(7).all()
+
+
+def test_copies_are_torch_s_and_new_ones_are_compact(adaptor, device):
+    x = torch.arange(999.0, device=device).view(27, 37).t()
+    for there in {"cpu", device}:
+        copy = adaptor.tensor_to_device(x, torch.device(there))
+        assert copy.device.type == there and copy.is_contiguous() and copy.data_ptr() != x.data_ptr()
+        assert model.same(copy, model.array(x))
+        out = torch.zeros(*x.shape, 2, dtype=torch.float64, device=there)
+        adaptor.copy_into(x, out[..., 1])
+        assert model.same(out[..., 1], model.array(x).astype("f8")) and out[..., 0].eq(0).all()
+    with pytest.raises(RuntimeError):
+        adaptor.tensor_to_device(x, torch.device("meta"))
+
+
+@pytest.fixture
+def sockets():
+    ends = socket.socketpair()
+    yield [end.fileno() for end in ends]
+    for end in ends:
+        end.close()
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["lent", "copied"])
+@pytest.mark.parametrize("dtype", (torch.bool, *model.FLOATS), ids=str)
+def test_a_tensor_that_is_shared_is_released_by_torch(adaptor, device, sockets, dtype, copies):
+    x = torch.arange(30, device=device).remainder(3).to(dtype).reshape(5, 6).t()
+    expected, lent = model.array(x), device == "cuda" and not copies
+    number = adaptor.share_send(x, sockets[0], int(copies))
+    assert adaptor.share_keeps(number) == lent
+    with pytest.raises(RuntimeError, match="not released"):
+        adaptor.share_wait(number)
+    assert adaptor.share_keeps(number) == lent
+    y = adaptor.share_receive(sockets[1], torch.device(device))
+    assert (y.dtype, y.device, y.shape) == (x.dtype, x.device, x.shape) and model.same(y, expected)
+    assert (y.data_ptr() == x.data_ptr()) == lent  # in the process that has sent it
+    z = y[1:]
+    del y
+    with pytest.raises(RuntimeError, match="not released"):
+        adaptor.share_wait(number)
+    del z
+    adaptor.share_wait(number)
+    assert not adaptor.share_keeps(number)
+    adaptor.share_free(number)
+
+
+def test_what_is_shared_and_cannot_be_torch_s_is_released(adaptor, sockets):
+    number = adaptor.share_send(torch.zeros(3), sockets[0], 0)
+    with pytest.raises(RuntimeError, match="device: "):
+        adaptor.share_receive(sockets[1], torch.device("meta"))
+    with pytest.raises(RuntimeError, match="socket: "):
+        adaptor.share_receive(-1, torch.device("cpu"))
+    assert adaptor.share_receive(sockets[1], torch.device("cpu")).eq(0).all()
+    adaptor.share_wait(number)
+    adaptor.share_free(number)
+    with pytest.raises(RuntimeError, match="src: a dense tensor expected"):
+        adaptor.share_send(torch.eye(3).to_sparse(), sockets[0], 0)
+    number = adaptor.share_send_any(torch.zeros(3, dtype=torch.complex64), sockets[0])
+    with pytest.raises(RuntimeError, match="the tensor that came: .* is not supported"):
+        adaptor.share_receive(sockets[1], torch.device("cpu"))
+    adaptor.share_wait(number)
+    adaptor.share_free(number)
 
 
 def test_a_backward_pass_is_told_of_what_was_written(adaptor, device):

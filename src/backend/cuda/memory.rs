@@ -47,12 +47,12 @@ impl Queue {
         self.free_spent()?;
         let reuse = self.reuse();
         let (bytes, capacity) = (bytes as usize, capacity_for(bytes as usize));
-        if let Some(block) = reuse.take(context, bytes, capacity) {
+        if let Some(block) = reuse.take(context, bytes, capacity)? {
             return Ok(block.into_owner());
         }
         if reuse.lock().much_is_pending(context) {
             self.fence(context)?;
-            if let Some(block) = reuse.take(context, bytes, capacity) {
+            if let Some(block) = reuse.take(context, bytes, capacity)? {
                 return Ok(block.into_owner());
             }
         }
@@ -77,7 +77,12 @@ impl Queue {
                 Err(failure) => return Err(failure),
             }
         }
-        reuse.lock().forget_gone(reuse, context, block.address, block.capacity);
+        if let Err(failure) = reuse.settle(&block) {
+            let mut taken = reuse.take_none();
+            taken.add(block);
+            self.free_largest(&mut taken, context)?;
+            return Err(failure);
+        }
         Ok(block.into_owner())
     }
 

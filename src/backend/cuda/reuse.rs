@@ -6,12 +6,14 @@
 //!                                     `-- given to another process --> lent --returned--> spent: freed
 //! ```
 //!
+//! What is in a tensor is listed, so that memory of ours that another process is given is known from that of others.
 //! *Released* blocks were let go on any thread, at any time, without a lock or a call of the driver. *Pending* ones may
 //! still be in use by work that was enqueued before their release. *Ready* ones are free. *Lent* ones another process may
 //! use; *spent* ones one has used, which may still see them: they are never used again.
 
 use std::{
     alloc::{self, Layout},
+    collections::{HashMap, hash_map::Entry},
     ffi::c_void,
     ptr,
     sync::{
@@ -36,14 +38,23 @@ const PENDING_BYTES: usize = 256 << 20;
 /// The smallest block: the driver's own granularity.
 pub const SMALLEST: usize = 512;
 
+/// Whether other processes were given a block.
+#[derive(Clone, Copy, Default)]
+struct Lending {
+    /// One was: then it is not used again.
+    ever: bool,
+    /// How many have not said that they are done.
+    users: usize,
+}
+
 /// A block of device memory.
 pub struct Block {
     pub address: u64,
     pub capacity: usize,
     /// The id of the context that it belongs to: with that it is gone.
     pub context: u64,
-    /// Whether another process was given it: then it is not used again.
-    was_lent: bool,
+    /// As it was when its tensor was released.
+    lending: Lending,
     home: &'static Reuse,
     /// In a [`List`].
     next: Option<Box<Block>>,
@@ -66,7 +77,7 @@ impl Block {
                 address: 0,
                 capacity,
                 context,
-                was_lent: false,
+                lending: Lending::default(),
                 home,
                 next: None,
                 next_released: AtomicPtr::default(),
@@ -108,8 +119,8 @@ pub struct Reuse {
     /// Of all blocks that are in no tensor and not freed.
     bytes: AtomicUsize,
     bound: usize,
-    /// Whether places are listed that other processes were given.
-    has_given: AtomicBool,
+    /// Whether there are blocks in tensors that other processes were given.
+    has_lent: AtomicBool,
     /// Whether there are spent blocks among the lists.
     has_spent: AtomicBool,
     kept: Mutex<Kept>,
@@ -124,17 +135,17 @@ pub struct Kept {
     pending: List,
     lent: List,
     spent: List,
-    /// Where memory lies that other processes were given, by address. It need not be ours.
-    given: Vec<Given>,
+    /// What is known of blocks in tensors, by address: which memory is ours, and who was given it. Memory of others that
+    /// is given away leaves nothing here.
+    in_tensors: HashMap<u64, InTensor>,
     /// Threads that have taken blocks out to free them or to wait for them.
     busy: usize,
 }
 
-/// Memory that other processes were given.
-struct Given {
-    address: u64,
-    /// How many of them have not said that they are done.
-    users: usize,
+/// A block in a tensor.
+struct InTensor {
+    context: u64,
+    lending: Lending,
 }
 
 impl Reuse {
@@ -144,14 +155,14 @@ impl Reuse {
             released: AtomicPtr::default(),
             bytes: AtomicUsize::new(0),
             bound: (memory / SHARE).max(AT_LEAST),
-            has_given: AtomicBool::new(false),
+            has_lent: AtomicBool::new(false),
             has_spent: AtomicBool::new(false),
             kept: Mutex::new(Kept {
                 ready: [const { List(None) }; CLASSES],
                 pending: List(None),
                 lent: List(None),
                 spent: List(None),
-                given: Vec::new(),
+                in_tensors: HashMap::new(),
                 busy: 0,
             }),
             changed: Condvar::new(),
@@ -169,88 +180,106 @@ impl Reuse {
         let mut released = self.released.swap(ptr::null_mut(), Ordering::Acquire);
         while !released.is_null() {
             // SAFETY: `release` put it there, out of a Box, and the swap made it ours alone.
-            let block = unsafe { Box::from_raw(released) };
+            let mut block = unsafe { Box::from_raw(released) };
             released = block.next_released.load(Ordering::Relaxed);
-            match kept.given.binary_search_by_key(&block.address, |given| given.address) {
-                Ok(at) => self.set_apart(&mut kept, at, block),
-                Err(_) => kept.pending.push(block),
+            if let Entry::Occupied(place) = kept.in_tensors.entry(block.address)
+                && place.get().context == block.context
+            {
+                block.lending = place.remove().lending;
             }
+            if block.lending.ever { self.set_apart(&mut kept, block) } else { kept.pending.push(block) }
         }
         kept
     }
 
     /// Puts a block aside that other processes were given.
-    fn set_apart(&self, kept: &mut Kept, at: usize, mut block: Box<Block>) {
-        block.was_lent = true;
+    fn set_apart(&self, kept: &mut Kept, block: Box<Block>) {
         self.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
-        if kept.given[at].users > 0 {
-            kept.lent.push(block);
+        if block.lending.users > 0 {
+            kept.lent.push(block)
         } else {
-            kept.spent.push(block);
-            self.note(kept);
+            kept.spent.push(block)
         }
+        self.has_lent.store(kept.in_tensors.values().any(|place| place.lending.ever), Ordering::Relaxed);
+        self.note_spent(kept);
     }
 
     /// Notes what is asked for without the lock.
-    fn note(&self, kept: &Kept) {
-        self.has_given.store(!kept.given.is_empty(), Ordering::Relaxed);
+    fn note_spent(&self, kept: &Kept) {
         self.has_spent.store(kept.spent.0.is_some(), Ordering::Relaxed);
     }
 
-    /// Another process is given the memory that begins here.
-    pub fn lend(&self, address: u64) -> Result<()> {
+    /// Another process is given the memory that begins here. Of a block of ours it gives the context; the block stays as it
+    /// is until that process is done with it. None: the memory is another's.
+    pub fn lend(&self, address: u64) -> Option<u64> {
         let mut kept = self.lock();
-        match kept.given.binary_search_by_key(&address, |given| given.address) {
-            Ok(at) => kept.given[at].users += 1,
-            Err(at) => {
-                kept.given.try_reserve(1).map_err(|_| error!(OutOfMemory, "a list of shares could not be had"))?;
-                kept.given.insert(at, Given { address, users: 1 });
-                self.note(&kept);
-            }
+        if let Some(InTensor { context, lending }) = kept.in_tensors.get_mut(&address) {
+            *lending = Lending { ever: true, users: lending.users + 1 };
+            self.has_lent.store(true, Ordering::Relaxed);
+            return Some(*context);
         }
-        Ok(())
+        // Its tensor is released, and somebody has it still.
+        let mut block = kept.lent.take(|block| block.address == address)?;
+        block.lending.users += 1;
+        let context = block.context;
+        kept.lent.push(block);
+        Some(context)
     }
 
-    /// A process that was given this memory is done with it. It stays listed, for it may be a block of ours in a tensor. If
-    /// it was another's, the next block of ours that comes to lie there is freed where it could have been kept.
-    pub fn is_returned(&self, address: u64) {
+    /// A process that was given this block is done with it.
+    pub fn is_returned(&self, address: u64, context: u64) {
         let mut kept = self.lock();
-        let Ok(at) = kept.given.binary_search_by_key(&address, |given| given.address) else { return };
-        let Some(users) = kept.given[at].users.checked_sub(1) else { return };
-        kept.given[at].users = users;
-        if users == 0 {
-            let Kept { lent, spent, .. } = &mut *kept;
-            lent.move_to(spent, |block| block.address == address);
-            self.note(&kept);
+        if let Some(place) = kept.in_tensors.get_mut(&address)
+            && place.context == context
+        {
+            place.lending.users = place.lending.users.saturating_sub(1);
+            return;
         }
+        let is_this = |block: &Block| block.address == address && block.context == context;
+        let Some(mut block) = kept.lent.take(is_this) else { return };
+        block.lending.users -= 1;
+        if block.lending.users > 0 {
+            kept.lent.push(block)
+        } else {
+            kept.spent.push(block)
+        }
+        self.note_spent(&kept);
     }
 
     /// Whether there may be spent blocks.
     pub fn may_have_spent(&self) -> bool {
         let is_released = || !self.released.load(Ordering::Relaxed).is_null();
-        self.has_spent.load(Ordering::Relaxed) || self.has_given.load(Ordering::Relaxed) && is_released()
+        self.has_spent.load(Ordering::Relaxed) || self.has_lent.load(Ordering::Relaxed) && is_released()
     }
 
-    /// Takes a spent block of a context out, to be freed. Its place is no longer listed: as soon as the driver has freed it,
-    /// another block may lie there, and be lent.
+    /// Takes a spent block of a context out, to be freed.
     pub fn take_spent(&'static self, context: u64) -> Option<Taken> {
         let mut kept = self.lock();
         let block = kept.spent.take(|block| block.context == context)?;
-        if let Ok(at) = kept.given.binary_search_by_key(&block.address, |given| given.address) {
-            kept.given.remove(at);
-        }
-        self.note(&kept);
+        self.note_spent(&kept);
         let mut taken = self.taken(&mut kept, List(None));
         taken.add(block);
         Some(taken)
     }
 
-    /// A free block for `bytes` bytes, of at most `capacity`.
-    pub fn take(&self, context: u64, bytes: usize, capacity: usize) -> Option<Box<Block>> {
+    /// A free block for `bytes` bytes, of at most `capacity`, for a tensor.
+    pub fn take(&self, context: u64, bytes: usize, capacity: usize) -> Result<Option<Box<Block>>> {
         let fits = |block: &Block| block.context == context && (bytes..=capacity).contains(&block.capacity);
-        let block = self.lock().ready[class_of(capacity)].take(fits)?;
+        let mut kept = self.lock();
+        kept.reserve()?;
+        let Some(block) = kept.ready[class_of(capacity)].take(fits) else { return Ok(None) };
+        kept.is_in_tensor(&block);
         self.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
-        Some(block)
+        Ok(Some(block))
+    }
+
+    /// A block of new memory is for a tensor.
+    pub fn settle(&self, block: &Block) -> Result<()> {
+        let mut kept = self.lock();
+        kept.forget_gone(self, block.context, block.address, block.capacity);
+        kept.reserve()?;
+        kept.is_in_tensor(block);
+        Ok(())
     }
 
     /// Takes the largest block of a context out, to be freed.
@@ -326,11 +355,11 @@ impl Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         let mut kept = self.home.lock();
-        while let Some(block) = self.blocks.take(|block| block.was_lent) {
+        while let Some(block) = self.blocks.take(|block| block.lending.ever) {
             self.home.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
             kept.spent.push(block);
         }
-        self.home.note(&kept);
+        self.home.note_spent(&kept);
         self.blocks.move_to(&mut kept.pending, |_| true);
         kept.busy -= 1;
         drop(kept);
@@ -339,6 +368,17 @@ impl Drop for Taken {
 }
 
 impl Kept {
+    /// Makes room to list one block more.
+    fn reserve(&mut self) -> Result<()> {
+        let room = self.in_tensors.try_reserve(1);
+        room.map_err(|_| error!(OutOfMemory, "a list of blocks in tensors could not be had"))
+    }
+
+    /// Lists a block, for which there is room. Where one of a context that is gone was listed, that is forgotten.
+    fn is_in_tensor(&mut self, block: &Block) {
+        self.in_tensors.insert(block.address, InTensor { context: block.context, lending: Lending::default() });
+    }
+
     /// Whether so much of a context is pending that a fence is worth its wait.
     pub fn much_is_pending(&self, context: u64) -> bool {
         let of_context = self.pending.iter().filter(|block| block.context == context);
@@ -357,7 +397,7 @@ impl Kept {
 
     /// Drops the blocks of contexts that are gone: those of another than `context` that memory new to it overlaps, for no
     /// two contexts that live have memory in one place.
-    pub fn forget_gone(&mut self, home: &Reuse, context: u64, address: u64, capacity: usize) {
+    fn forget_gone(&mut self, home: &Reuse, context: u64, address: u64, capacity: usize) {
         while let Some(gone) = self.overlapped(context, address, capacity) {
             let mut blocks = List(None);
             for list in self.ready.iter_mut().chain([&mut self.pending]) {
@@ -367,7 +407,7 @@ impl Kept {
             for list in [&mut self.lent, &mut self.spent] {
                 list.move_to(&mut blocks, |block| block.context == gone);
             }
-            home.note(self);
+            home.note_spent(self);
             while blocks.take(|_| true).is_some() {} // one after the other, not one within the other
         }
     }
@@ -452,19 +492,30 @@ mod tests {
         card
     }
 
-    /// A block of a tensor that was released.
-    fn released(home: &'static Reuse, context: u64, address: u64, capacity: usize) {
+    /// A block in a tensor.
+    fn in_tensor(home: &'static Reuse, context: u64, address: u64, capacity: usize) -> Owner {
         let mut block = Block::new(capacity, context, home).unwrap();
         block.address = address;
-        drop(block.into_owner());
+        home.settle(&block).unwrap();
+        block.into_owner()
+    }
+
+    /// A block of a tensor that was released.
+    fn released(home: &'static Reuse, context: u64, address: u64, capacity: usize) {
+        drop(in_tensor(home, context, address, capacity));
+    }
+
+    /// A free block, which is dropped.
+    fn taken(home: &'static Reuse, context: u64, bytes: usize, capacity: usize) -> Option<u64> {
+        home.take(context, bytes, capacity).unwrap().map(|block| block.address)
     }
 
     /// The addresses of what can be taken out, the largest first.
     fn addresses(home: &'static Reuse, context: u64) -> Vec<u64> {
         let mut found = Vec::new();
-        while let Some(mut taken) = home.take_largest(context) {
-            let address = taken.largest().unwrap().address;
-            taken.forget(address);
+        while let Some(mut blocks) = home.take_largest(context) {
+            let address = blocks.largest().unwrap().address;
+            blocks.forget(address);
             found.push(address);
         }
         found
@@ -495,55 +546,88 @@ mod tests {
     fn what_another_process_has_is_not_used_again_and_freed_once_it_is_returned() {
         let home = of_card();
         for (address, is_released_first) in [(4096, true), (8192, false)] {
-            home.lend(address).unwrap();
-            home.lend(address).unwrap();
+            let mut owner = Some(in_tensor(home, 7, address, 1024));
+            assert_eq!([home.lend(address), home.lend(address)], [Some(7); 2]);
             if is_released_first {
-                released(home, 7, address, 1024);
+                owner = None;
+                assert_eq!(home.lend(address), Some(7), "a third, while it is lent");
+                home.is_returned(address, 7);
             }
-            home.is_returned(address);
+            home.is_returned(address, 7);
             home.take_pending(7).are_ready();
-            assert!(home.take(7, 1000, 1024).is_none() && home.take_largest(7).is_none());
+            assert!(taken(home, 7, 1000, 1024).is_none() && home.take_largest(7).is_none());
             assert!(home.take_spent(7).is_none(), "one has it still");
-            home.is_returned(address);
-            if !is_released_first {
-                released(home, 7, address, 1024);
-            }
-            assert!(home.take(7, 1000, 1024).is_none() && home.take_spent(8).is_none());
+            home.is_returned(address, 8); // of a context that is gone
+            assert!(home.take_spent(7).is_none(), "one has it still");
+            home.is_returned(address, 7);
+            drop(owner);
+            assert!(taken(home, 7, 1000, 1024).is_none() && home.take_spent(8).is_none());
             assert!(home.may_have_spent());
             drop(home.take_spent(7).unwrap()); // which the driver has not freed
             assert!(home.may_have_spent());
-            let mut taken = home.take_spent(7).unwrap();
-            assert_eq!(taken.largest().unwrap().address, address);
-            taken.forget(address);
-            drop(taken);
+            let mut freed = home.take_spent(7).unwrap();
+            assert_eq!(freed.largest().unwrap().address, address);
+            freed.forget(address);
+            drop(freed);
             assert!(home.take_spent(7).is_none() && !home.may_have_spent());
             assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
         }
         released(home, 7, 4096, 1024); // what comes to lie there is a block like others
         home.take_pending(7).are_ready();
-        assert_eq!(home.take(7, 1000, 1024).unwrap().address, 4096);
+        assert_eq!(taken(home, 7, 1000, 1024), Some(4096));
+    }
+
+    #[test]
+    fn memory_of_others_that_is_given_away_leaves_nothing_behind() {
+        let home = of_card();
+        let others = (0..10_000).map(|index| index << 21);
+        assert!(others.clone().all(|address| home.lend(address).is_none()));
+        // Some of it is freed, and ours comes to lie there, before it is returned: that has nothing to do with ours.
+        let owner = in_tensor(home, 7, 3 << 21, 1024);
+        assert_eq!(home.lock().in_tensors.len(), 1);
+        drop(owner);
+        assert!(home.lock().in_tensors.is_empty() && !home.may_have_spent());
+        home.take_pending(7).are_ready();
+        assert_eq!(taken(home, 7, 1000, 1024), Some(3 << 21));
+    }
+
+    #[test]
+    fn a_block_that_was_lent_in_a_context_that_is_gone_is_not_the_one_that_lies_there_now() {
+        let home = of_card();
+        let gone = in_tensor(home, 7, 4096, 1024);
+        assert_eq!(home.lend(4096), Some(7));
+        let owner = in_tensor(home, 8, 4096, 1024);
+        home.is_returned(4096, 7);
+        drop(gone);
+        assert_eq!(home.lend(4096), Some(8));
+        drop(owner);
+        assert!(home.take_spent(8).is_none(), "one has it still");
+        home.is_returned(4096, 8);
+        assert_eq!(home.take_spent(8).unwrap().largest().unwrap().address, 4096);
     }
 
     #[test]
     fn a_block_that_comes_to_lie_where_a_spent_one_is_being_freed_can_be_lent() {
         let home = of_card();
-        home.lend(4096).unwrap();
-        released(home, 7, 4096, 1024);
-        home.is_returned(4096);
+        let owner = in_tensor(home, 7, 4096, 1024);
+        home.lend(4096);
+        drop(owner);
+        home.is_returned(4096, 7);
         let mut freed = home.take_spent(7).unwrap();
         // The driver has freed it, and gives its place to another thread, which lends that twice.
-        home.lend(4096).unwrap();
+        let owner = in_tensor(home, 7, 4096, 1024);
+        home.lend(4096);
         freed.forget(4096);
         drop(freed);
-        home.lend(4096).unwrap();
-        released(home, 7, 4096, 1024);
+        home.lend(4096);
+        drop(owner);
         home.take_pending(7).are_ready();
-        assert!(home.take(7, 1000, 1024).is_none());
-        home.is_returned(4096);
+        assert!(taken(home, 7, 1000, 1024).is_none());
+        home.is_returned(4096, 7);
         assert!(home.take_spent(7).is_none(), "one has it still");
-        home.is_returned(4096);
+        home.is_returned(4096, 7);
         let mut freed = home.take_spent(7).unwrap();
-        home.is_returned(4096); // once too often
+        home.is_returned(4096, 7); // once too often
         freed.forget(4096);
         drop(freed);
         assert!(!home.may_have_spent());
@@ -554,13 +638,13 @@ mod tests {
     fn what_is_released_is_pending_until_it_is_ready() {
         let home = of_card();
         released(home, 7, 4096, 1024);
-        assert!(home.take(7, 1000, 1024).is_none());
+        assert!(taken(home, 7, 1000, 1024).is_none());
         home.take_pending(7).are_ready();
-        assert!(home.take(8, 1000, 1024).is_none(), "of another context");
-        assert!(home.take(7, 1025, 1088).is_none(), "too small");
-        assert!(home.take(7, 500, 512).is_none(), "too large");
-        assert_eq!(home.take(7, 1000, 1024).unwrap().address, 4096);
-        assert!(home.take(7, 1000, 1024).is_none());
+        assert!(taken(home, 8, 1000, 1024).is_none(), "of another context");
+        assert!(taken(home, 7, 1025, 1088).is_none(), "too small");
+        assert!(taken(home, 7, 500, 512).is_none(), "too large");
+        assert_eq!(taken(home, 7, 1000, 1024), Some(4096));
+        assert!(taken(home, 7, 1000, 1024).is_none());
     }
 
     #[test]
@@ -618,13 +702,13 @@ mod tests {
         let home = of_card();
         assert!(!home.wait_for_others());
         released(home, 7, 4096, 1024);
-        let taken = home.take_pending(7);
+        let pending = home.take_pending(7);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| home.wait_for_others());
             // Whether it waits already or comes when the blocks are back: it returns.
-            taken.are_ready();
+            pending.are_ready();
             waiting.join().unwrap();
         });
-        assert!(home.take(7, 1000, 1024).is_some());
+        assert!(taken(home, 7, 1000, 1024).is_some());
     }
 }

@@ -68,30 +68,30 @@ pub struct Exported {
 pub struct Lent {
     device: Device,
     address: u64,
-    stays: bool,
+    /// The context of the block of this library that is returned; None: there is none.
+    block: Option<u64>,
 }
 
 impl Lent {
-    fn of(device: Device, address: u64) -> Result<Self> {
-        device.properties().reuse.lend(address)?;
-        Ok(Self { device, address, stays: false })
+    fn of(device: Device, address: u64) -> Self {
+        Self { device, address, block: device.properties().reuse.lend(address) }
     }
 
     /// For another who has the same memory.
-    pub fn again(&self) -> Result<Self> {
+    pub fn again(&self) -> Self {
         Self::of(self.device, self.address)
     }
 
     /// The memory stays for ever.
     pub fn never_ends(&mut self) {
-        self.stays = true;
+        self.block = None;
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        if !self.stays {
-            self.device.properties().reuse.is_returned(self.address);
+        if let Some(context) = self.block {
+            self.device.properties().reuse.is_returned(self.address, context);
         }
     }
 }
@@ -135,7 +135,7 @@ impl Queue {
             check(driver, code, "cuIpcGetMemHandle", bytes, device)
                 .map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
             let uuid = uuid_of(device)?;
-            let means = Means::Handle(handle.reserved.map(|byte| byte as u8), Lent::of(device, first)?);
+            let means = Means::Handle(handle.reserved.map(|byte| byte as u8), Lent::of(device, first));
             return Ok(Exported { uuid, address: first, bytes, means });
         }
         let ranges = self.ranges(begin, end, instead)?;

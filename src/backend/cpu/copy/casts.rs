@@ -3,7 +3,7 @@
 //! Everything goes in one step or two: float16 and bfloat16 are read as float32, which has all of their values; what
 //! becomes one of them is first a float32 that is rounded to odd, so that it can be rounded a second time.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, mem::MaybeUninit};
 
 use crate::{
     backend::cpu::{
@@ -65,7 +65,7 @@ impl Cast {
             // SAFETY: the caller's promise.
             return unsafe { (self.first)(dst, src, count) };
         };
-        let mut middle = [0f32; BLOCK];
+        let mut middle = [const { MaybeUninit::<f32>::uninit() }; BLOCK];
         let middle: *mut u8 = middle.as_mut_ptr().cast();
         for at in (0..count).step_by(BLOCK) {
             let some = BLOCK.min(count - at);

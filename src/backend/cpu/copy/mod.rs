@@ -11,7 +11,7 @@ mod moves;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
+use std::{mem::MaybeUninit, ops::Range};
 
 use crate::{
     backend::Address,
@@ -204,7 +204,7 @@ impl Job<'_> {
     /// As for [`Self::cast_plane`].
     unsafe fn cast_block(&self, cast: &Cast, dst: *mut u8, src: *const u8, block: &Plane) {
         let (LineAligned(gathered), LineAligned(made)) =
-            (&mut LineAligned([0u64; BLOCK]), &mut LineAligned([0u64; BLOCK]));
+            (&mut LineAligned([ROOM; BLOCK]), &mut LineAligned([ROOM; BLOCK]));
         let [dense, loose] = [0, 1].map(|side| {
             let size = cast.sizes[side] as isize;
             let line = size * block.count as isize;
@@ -225,6 +225,12 @@ impl Job<'_> {
                 return cast.run(dst, from, count);
             }
             let (line, size) = dense.1;
+            if block.steps[0] == size && block.count >= LONG_LINE {
+                for index in 0..block.lines as isize {
+                    cast.run(dst.offset(index * block.line_steps[0]), from.offset(index * loose.1.0), block.count);
+                }
+                return;
+            }
             let made: *mut u8 = made.as_mut_ptr().cast();
             cast.run(made, from, count);
             let scatter = Plane { line_steps: [block.line_steps[0], line], steps: [block.steps[0], size], ..*block };
@@ -235,3 +241,9 @@ impl Job<'_> {
 
 /// Lines of a tile that is cast: side by side in the source.
 const TILE_LINES: usize = 32;
+
+/// So many elements side by side in the target are worth a cast of their own.
+const LONG_LINE: usize = 32;
+
+/// For an element on the stack.
+const ROOM: MaybeUninit<u64> = MaybeUninit::uninit();

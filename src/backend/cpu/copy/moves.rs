@@ -102,6 +102,7 @@ unsafe fn lines_of<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
                 [to, 0] if to == size => line_of::<T>(dst, src, plane.count, [size, 0]),
                 [to, from] if to == size && from == -size => line_of::<T>(dst, src, plane.count, [size, -size]),
                 [to, from] if to == size && from == 2 * size => line_of::<T>(dst, src, plane.count, [size, 2 * size]),
+                [to, from] if to == size && from == 3 * size => line_of::<T>(dst, src, plane.count, [size, 3 * size]),
                 [to, from] if to == size && from == 4 * size => line_of::<T>(dst, src, plane.count, [size, 4 * size]),
                 [to, from] if to == size => line_of::<T>(dst, src, plane.count, [size, from]),
                 steps => line_of::<T>(dst, src, plane.count, steps),
@@ -144,6 +145,9 @@ unsafe fn plane_of_any(size: usize, dst: *mut u8, src: *const u8, plane: &Plane)
 /// Bytes of a side of a tile: a cache line.
 const TILE_BYTES: usize = 64;
 
+/// Rows that are a multiple of so many bytes apart share at most four places of the first cache.
+const SHARES: usize = 1024;
+
 /// Bytes of a few lines that are copied one after the other.
 const NEAR_BYTES: usize = 8 << 10;
 
@@ -155,7 +159,7 @@ const NEAR_BYTES: usize = 8 << 10;
 #[inline(always)]
 unsafe fn across<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
     let size = size_of::<T>();
-    let (side, dense) = ((TILE_BYTES / size).max(16), size as isize);
+    let (side, dense) = (if size == 16 { 16 } else { TILE_BYTES / size }, size as isize);
     let is_dense = plane.steps[0] == dense && plane.line_steps[1] == dense;
     // Few lines, or short ones: the longer direction inside, as far as all of them stay in the first cache.
     let (few, many) = if plane.lines < side { (plane.lines, plane.count) } else { (plane.count, plane.lines) };
@@ -195,6 +199,7 @@ unsafe fn across<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
                         1 if is_dense => transpose_tile::<T, 16>(dst, src, &tile),
                         2 if is_dense => transpose_tile::<T, 8>(dst, src, &tile),
                         4 if is_dense => transpose_tile::<T, 4>(dst, src, &tile),
+                        8 if is_dense => transpose_tile::<T, 2>(dst, src, &tile),
                         _ => lines_of::<T>(dst, src, &tile),
                     }
                 }
@@ -212,11 +217,10 @@ unsafe fn across<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
 unsafe fn transpose_tile<T: Copy, const N: usize>(dst: *mut u8, src: *const u8, tile: &Plane) {
     let size = size_of::<T>();
     let side = TILE_BYTES / size;
-    // A whole one goes by the stack: if rows are 4096 bytes apart they share few places of the first cache, so each cache
-    // line is read once.
+    // A whole one whose rows share few places of the first cache goes by the stack, so that each cache line is read once.
     let LineAligned(block) = &mut LineAligned([[MaybeUninit::<[u8; TILE_BYTES]>::uninit(); N]; TILE_BYTES / 16]);
     let (mut from, mut step) = (src, tile.steps[1]);
-    if tile.lines == side && tile.count == side {
+    if tile.lines == side && tile.count == side && step.unsigned_abs() % SHARES == 0 {
         for (row, copied) in block.as_flattened_mut().iter_mut().enumerate() {
             // SAFETY: a whole row of a tile: the caller's promise.
             copied.write(unsafe { src.offset(row as isize * step).cast::<[u8; TILE_BYTES]>().read_unaligned() });

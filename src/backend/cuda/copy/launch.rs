@@ -108,11 +108,27 @@ struct Tiles {
 
 const _: () = assert!(size_of::<Tiles>() == 2072);
 
-/// A launch of one of the kernels.
-pub struct Work {
-    pub kernel: &'static Kernel,
-    tiles: Box<Tiles>,
+/// A launch of one of the kernels. Not on the heap, and so large that it is made where it stays.
+struct Work {
+    kernel: &'static Kernel,
+    tiles: Tiles,
     blocks: u64,
+}
+
+/// Launches what does the plan, of which at least one round is to be done. The target's and the source's element 0 lie at
+/// `data`. Its frame holds the kernel's argument: it is to be there once, however many call this.
+///
+/// # Safety
+/// The plan and the addresses describe memory that the kernel may use until it is done.
+#[inline(never)]
+pub unsafe fn launch(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> Result<()> {
+    let mut work = Work::NOTHING;
+    work.set(plan, data)?;
+    let mut arguments: [*mut c_void; 1] = [ptr::from_mut(&mut work.tiles).cast()];
+    // What is beyond any number of items is more than a launch can have, and refused there.
+    let items = work.blocks.saturating_mul(u64::from(work.kernel.shape.items_per_block));
+    // SAFETY: the kernel's argument, and the caller's promise.
+    unsafe { queue.launch(work.kernel, items, &mut arguments) }
 }
 
 /// Both sides as numbers: where the first round lies, of the target and of the source.
@@ -129,9 +145,10 @@ impl Sides {
 }
 
 impl Work {
-    /// What does the plan, of which at least one round is to be done. The target's and the source's element 0 lie at
-    /// `data`.
-    pub fn of(plan: &CopyPlan, data: [*mut u8; 2]) -> Result<Self> {
+    const NOTHING: Self = Self { kernel: &COPY.rows[0], tiles: Tiles::NOTHING, blocks: 0 };
+
+    /// Makes it what does the plan.
+    fn set(&mut self, plan: &CopyPlan, data: [*mut u8; 2]) -> Result<()> {
         let first = |side: usize| data[side].wrapping_offset(plan.starts[side] as isize);
         let sides = Sides([first(0), first(1)]);
         let units;
@@ -150,34 +167,34 @@ impl Work {
             loops.last().map_or(0, |inner| inner.count).min(loops[across].count)
         };
         match (plan.layout(), plan.conversion) {
-            (Layout::Flat | Layout::Rows, Conversion::Bytes(_)) => Self::rows_of_bytes(plan, sides),
+            (Layout::Flat | Layout::Rows, Conversion::Bytes(_)) => self.rows_of_bytes(plan, sides),
             (Layout::Flat | Layout::Rows, Conversion::Cast { from, to }) => match usual_cast(from, to) {
                 Some(index) if aligned => {
-                    Self::rows(plan, sides, &COPY.rows[1 + index], sizes, VECTOR / sizes[0].max(sizes[1]), ROW_ROUNDS)
+                    self.rows(plan, sides, &COPY.rows[1 + index], sizes, VECTOR / sizes[0].max(sizes[1]), ROW_ROUNDS)
                 }
                 None if aligned && sizes[0].max(sizes[1]) <= FOUR => {
-                    Self::rows(plan, sides, &COPY.cast_rows[0], sizes, FOUR, FOURS_ROUNDS)
+                    self.rows(plan, sides, &COPY.cast_rows[0], sizes, FOUR, FOURS_ROUNDS)
                 }
-                _ => Self::general(plan, sides, aligned, last.and_then(|last| last.checked_sub(1))),
+                _ => self.general(plan, sides, aligned, last.and_then(|last| last.checked_sub(1))),
             },
             (Layout::Transposed { across }, _) if shortest(across) < SHORTEST_SIDE || !aligned => {
-                Self::general(plan, sides, aligned, Some(across))
+                self.general(plan, sides, aligned, Some(across))
             }
             (Layout::Transposed { across }, Conversion::Bytes(size)) => {
-                Self::transposed(plan, sides, across, &COPY.transposed[size.ilog2() as usize])
+                self.transposed(plan, sides, across, &COPY.transposed[size.ilog2() as usize])
             }
             (Layout::Transposed { across }, Conversion::Cast { from, to }) => {
                 let kernel = usual_cast(from, to).and_then(|index| COPY.cast_transposed[1..].get(index));
-                Self::transposed(plan, sides, across, kernel.unwrap_or(&COPY.cast_transposed[0]))
+                self.transposed(plan, sides, across, kernel.unwrap_or(&COPY.cast_transposed[0]))
             }
-            (Layout::General, _) => Self::general(plan, sides, aligned, last.and_then(|last| last.checked_sub(1))),
+            (Layout::General, _) => self.general(plan, sides, aligned, last.and_then(|last| last.checked_sub(1))),
         }
     }
 
     /// Rows of bytes as they are: counted in bytes, or in words where these are at multiples of their size, and vectors
     /// do not lie alike.
-    fn rows_of_bytes(plan: &CopyPlan, sides: Sides) -> Result<Self> {
-        let bytes = Self::rows(plan, sides, &COPY.rows[0], [1; 2], VECTOR, ROW_ROUNDS)?;
+    fn rows_of_bytes(&mut self, plan: &CopyPlan, sides: Sides) -> Result<()> {
+        self.rows(plan, sides, &COPY.rows[0], [1; 2], VECTOR, ROW_ROUNDS)?;
         let size = plan.conversion.sizes()[0];
         let count = plan.loops.as_slice().last().map_or(1, |inner| inner.count) * size;
         let word = [8, 4].into_iter().find(|&word| {
@@ -187,25 +204,27 @@ impl Work {
                 && outer.iter().all(|item| item.strides.iter().all(|stride| stride % word == 0))
         });
         match word {
-            Some(word) if bytes.tiles.vectors == 0 => {
-                Self::rows(plan, sides, &COPY.words[usize::from(word == 8)], [word; 2], VECTOR / word, ROW_ROUNDS)
+            Some(word) if self.tiles.vectors == 0 => {
+                self.rows(plan, sides, &COPY.words[usize::from(word == 8)], [word; 2], VECTOR / word, ROW_ROUNDS)
             }
-            _ => Ok(bytes),
+            _ => Ok(()),
         }
     }
 
     /// Rows that are contiguous on both sides, of elements of such sizes, of which a vector has so many. Without a cast
     /// elements may be what the kernel takes for some.
     fn rows(
+        &mut self,
         plan: &CopyPlan,
         sides: Sides,
         kernel: &'static Kernel,
         sizes: [i64; 2],
         a_vector: i64,
         rounds: i64,
-    ) -> Result<Self> {
+    ) -> Result<()> {
         let row = plan.loops.as_slice().len().checked_sub(2);
-        let mut tiles = Tiles::of(plan, sides, row)?;
+        let tiles = &mut self.tiles;
+        tiles.set(plan, sides, row);
         tiles.count = tiles.count * plan.conversion.sizes()[0] / sizes[0];
         let elements = |side: usize| sides.0[side].addr() as i64 / sizes[side];
         let alike = (elements(1) - elements(0)) % a_vector == 0
@@ -215,43 +234,96 @@ impl Work {
             sides.0[0].addr() as i64 % width == 0 && tiles.other_strides().all(|strides| strides[0] % width == 0);
         let vectors = divide_up(tiles.count + if begins_whole { 0 } else { a_vector - 1 }, a_vector);
         tiles.vectors = u32::from(alike);
-        tiles.cut(kernel, vectors, rounds)
+        self.cut(kernel, vectors, rounds)
     }
 
     /// Any strides, `row` being the loop that is next to the innermost one.
-    fn general(plan: &CopyPlan, sides: Sides, aligned: bool, row: Option<usize>) -> Result<Self> {
+    fn general(&mut self, plan: &CopyPlan, sides: Sides, aligned: bool, row: Option<usize>) -> Result<()> {
         let kernel = &COPY.general[usize::from(matches!(plan.conversion, Conversion::Cast { .. }))];
-        let mut tiles = Tiles::of(plan, sides, row)?;
-        tiles.aligned = u32::from(aligned);
-        let count = tiles.count;
-        tiles.cut(kernel, count, ELEMENT_ROUNDS)
+        self.tiles.set(plan, sides, row);
+        self.tiles.aligned = u32::from(aligned);
+        self.cut(kernel, self.tiles.count, ELEMENT_ROUNDS)
     }
 
     /// Contiguous along the innermost loop on the target's side, along `across` on the source's.
-    fn transposed(plan: &CopyPlan, sides: Sides, across: usize, kernel: &'static Kernel) -> Result<Self> {
-        let mut tiles = Tiles::of(plan, sides, Some(across))?;
+    fn transposed(&mut self, plan: &CopyPlan, sides: Sides, across: usize, kernel: &'static Kernel) -> Result<()> {
+        let tiles = &mut self.tiles;
+        tiles.set(plan, sides, Some(across));
         let words = [tiles.steps[1]].into_iter().chain(tiles.outer().iter().map(|item| item.strides[1]));
         tiles.vectors =
             u32::from(sides.0[1].addr().is_multiple_of(4) && words.into_iter().all(|stride| stride % 4 == 0));
         let side = i64::from(kernel.shape.items_per_block);
         let [x, y] = [tiles.count, tiles.rows].map(|count| divide_up(count, side));
-        tiles.into_work(kernel, x, y)
+        self.tile(kernel, x, y)
     }
 
-    /// # Safety
-    /// The plan and the addresses that this is of describe memory that the kernel may use until it is done.
-    pub unsafe fn launch(mut self, queue: &mut Queue) -> Result<()> {
-        let mut arguments: [*mut c_void; 1] = [ptr::from_mut(&mut *self.tiles).cast()];
-        // What is beyond any number of items is more than a launch can have, and refused there.
-        let items = self.blocks.saturating_mul(u64::from(self.kernel.shape.items_per_block));
-        // SAFETY: the kernel's argument, and the caller's promise.
-        unsafe { queue.launch(self.kernel, items, &mut arguments) }
+    /// So many pieces of work along x, of which a thread does `rounds` one after the other, and a row of them for each
+    /// round of the others.
+    fn cut(&mut self, kernel: &'static Kernel, pieces: i64, rounds: i64) -> Result<()> {
+        let tiles = &mut self.tiles;
+        let threads = 1 << LOG_THREADS;
+        // Small tiles leave most of a block without work: then rows of all loops follow each other.
+        if tiles.n_outer > 0 && pieces.saturating_mul(tiles.rows) < threads * rounds && tiles.join() {
+            tiles.joined = 1;
+        }
+        tiles.down = u32::from(tiles.joined == 0 && pieces < 32 * rounds);
+        let (across, along);
+        if tiles.down == 1 {
+            tiles.log_width = (pieces as u64).next_power_of_two().ilog2().min(LOG_THREADS);
+            across = divide_up(pieces, 1 << tiles.log_width);
+            along = divide_up(tiles.rows, (threads >> tiles.log_width) * rounds);
+        } else {
+            // As many threads as leave hardly more without work than the fewest, but a warp at least.
+            let room = |log_width: u32| divide_up(pieces, rounds << log_width) * (rounds << log_width);
+            let fewest = (pieces as u64).next_power_of_two().ilog2().min(5);
+            let least = (fewest..=LOG_THREADS).map(room).min().unwrap_or(pieces);
+            let mut widths = (fewest..=LOG_THREADS).rev();
+            tiles.log_width = widths.find(|&log_width| room(log_width) <= least + least / 32).unwrap_or(fewest);
+            across = divide_up(pieces, rounds << tiles.log_width);
+            along = divide_up(tiles.rows, threads >> tiles.log_width);
+        }
+        self.tile(kernel, across, along)
+    }
+
+    /// With so many tiles along x and y.
+    fn tile(&mut self, kernel: &'static Kernel, across: i64, along: i64) -> Result<()> {
+        let tiles = &mut self.tiles;
+        let outer = if tiles.joined == 1 { &[] } else { tiles.outer() };
+        let rounds = outer.iter().map(|item| item.count.by() as i64).fold(1, i64::saturating_mul);
+        let blocks = across.checked_mul(along).and_then(|tiles| tiles.checked_mul(rounds)).ok_or_else(|| {
+            error!(SizeOverflow, "dst: {rounds} rounds of {across} x {along} tiles are more than 2^63 - 1")
+        })?;
+        tiles.across = Divisor::new(across as u64);
+        tiles.along = Divisor::new(along as u64);
+        (self.kernel, self.blocks) = (kernel, blocks as u64);
+        Ok(())
     }
 }
 
 impl Tiles {
+    const NOTHING: Self = Self {
+        src: ptr::null(),
+        dst: ptr::null_mut(),
+        begin: 0,
+        end: 0,
+        count: 0,
+        steps: [0; 2],
+        rows: 0,
+        row_strides: [0; 2],
+        across: Divisor::new(1),
+        along: Divisor::new(1),
+        cast: Cast { from: Number::Uint, from_size: 0, to: Number::Uint, to_size: 0 },
+        log_width: 0,
+        down: 0,
+        vectors: 0,
+        aligned: 0,
+        n_outer: 0,
+        joined: 0,
+        outer: [OuterLoop { count: Divisor::new(1), strides: [0; 2] }; MOST_OUTER],
+    };
+
     /// All but the tiles. `row`: the loop, beside the innermost one, whose rounds are rows.
-    fn of(plan: &CopyPlan, sides: Sides, row: Option<usize>) -> Result<Box<Self>> {
+    fn set(&mut self, plan: &CopyPlan, sides: Sides, row: Option<usize>) {
         let sizes = plan.conversion.sizes();
         let (from, to, [to_size, from_size]) = match plan.conversion {
             Conversion::Bytes(_) => (Number::Uint, Number::Uint, sizes),
@@ -269,33 +341,18 @@ impl Tiles {
             end = end.wrapping_add_signed(reach.max(0) as isize);
         }
         let row_loop = row.map_or(Loop { count: 1, strides: [0; 2] }, |row| outer[row]);
-        let mut tiles = boxed(Self {
-            src: sides.0[1],
-            dst: sides.0[0],
-            begin,
-            end,
-            count: inner.count,
-            steps: inner.strides,
-            rows: row_loop.count,
-            row_strides: row_loop.strides,
-            across: Divisor::new(1),
-            along: Divisor::new(1),
-            cast: Cast { from, from_size: from_size as u32, to, to_size: to_size as u32 },
-            log_width: 0,
-            down: 0,
-            vectors: 0,
-            aligned: 1,
-            n_outer: 0,
-            joined: 0,
-            outer: [OuterLoop { count: Divisor::new(1), strides: [0; 2] }; MOST_OUTER],
-        })?;
+        (self.src, self.dst) = (sides.0[1], sides.0[0]);
+        (self.begin, self.end) = (begin, end);
+        (self.count, self.steps) = (inner.count, inner.strides);
+        (self.rows, self.row_strides) = (row_loop.count, row_loop.strides);
+        self.cast = Cast { from, from_size: from_size as u32, to, to_size: to_size as u32 };
+        (self.log_width, self.down, self.vectors, self.aligned, self.n_outer, self.joined) = (0, 0, 0, 1, 0, 0);
         for (_, item) in outer.iter().enumerate().filter(|&(index, _)| Some(index) != row) {
             // There are at most 62 loops, of which two are not outer ones.
-            tiles.outer[tiles.n_outer as usize] =
+            self.outer[self.n_outer as usize] =
                 OuterLoop { count: Divisor::new(item.count as u64), strides: item.strides };
-            tiles.n_outer += 1;
+            self.n_outer += 1;
         }
-        Ok(tiles)
     }
 
     fn outer(&self) -> &[OuterLoop] {
@@ -305,33 +362,6 @@ impl Tiles {
     /// Those of all loops but the innermost one.
     fn other_strides(&self) -> impl Iterator<Item = [i64; 2]> {
         self.outer().iter().map(|item| item.strides).chain([self.row_strides])
-    }
-
-    /// So many pieces of work along x, of which a thread does `rounds` one after the other, and a row of them for each
-    /// round of the others.
-    fn cut(mut self: Box<Self>, kernel: &'static Kernel, pieces: i64, rounds: i64) -> Result<Work> {
-        let threads = 1 << LOG_THREADS;
-        // Small tiles leave most of a block without work: then rows of all loops follow each other.
-        if self.n_outer > 0 && pieces.saturating_mul(self.rows) < threads * rounds && self.join() {
-            self.joined = 1;
-        }
-        self.down = u32::from(self.joined == 0 && pieces < 32 * rounds);
-        let (across, along);
-        if self.down == 1 {
-            self.log_width = (pieces as u64).next_power_of_two().ilog2().min(LOG_THREADS);
-            across = divide_up(pieces, 1 << self.log_width);
-            along = divide_up(self.rows, (threads >> self.log_width) * rounds);
-        } else {
-            // As many threads as leave hardly more without work than the fewest, but a warp at least.
-            let room = |log_width: u32| divide_up(pieces, rounds << log_width) * (rounds << log_width);
-            let fewest = (pieces as u64).next_power_of_two().ilog2().min(5);
-            let least = (fewest..=LOG_THREADS).map(room).min().unwrap_or(pieces);
-            let mut widths = (fewest..=LOG_THREADS).rev();
-            self.log_width = widths.find(|&log_width| room(log_width) <= least + least / 32).unwrap_or(fewest);
-            across = divide_up(pieces, rounds << self.log_width);
-            along = divide_up(self.rows, threads >> self.log_width);
-        }
-        self.into_work(kernel, across, along)
     }
 
     /// Makes rows of the rounds of all loops but the innermost one, unless there are too many.
@@ -347,33 +377,6 @@ impl Tiles {
         self.n_outer += 1;
         (self.rows, self.row_strides) = (all, [0; 2]);
         true
-    }
-
-    /// With so many tiles along x and y.
-    fn into_work(mut self: Box<Self>, kernel: &'static Kernel, across: i64, along: i64) -> Result<Work> {
-        let outer = if self.joined == 1 { &[] } else { self.outer() };
-        let rounds = outer.iter().map(|item| item.count.by() as i64).fold(1, i64::saturating_mul);
-        let blocks = across.checked_mul(along).and_then(|tiles| tiles.checked_mul(rounds)).ok_or_else(|| {
-            error!(SizeOverflow, "dst: {rounds} rounds of {across} x {along} tiles are more than 2^63 - 1")
-        })?;
-        self.across = Divisor::new(across as u64);
-        self.along = Divisor::new(along as u64);
-        Ok(Work { kernel, tiles: self, blocks: blocks as u64 })
-    }
-}
-
-/// A box, or no memory.
-fn boxed(tiles: Tiles) -> Result<Box<Tiles>> {
-    let layout = std::alloc::Layout::new::<Tiles>();
-    // SAFETY: the layout's size is not zero.
-    let place = unsafe { std::alloc::alloc(layout) }.cast::<Tiles>();
-    if place.is_null() {
-        return Err(error!(OutOfMemory, "{} bytes of host memory could not be had", layout.size()));
-    }
-    // SAFETY: allocated as Box does, with the layout of what is put there.
-    unsafe {
-        place.write(tiles);
-        Ok(Box::from_raw(place))
     }
 }
 
@@ -412,8 +415,9 @@ mod tests {
 
     /// Of these dimensions, at addresses so far beyond multiples of 4096.
     fn work(conversion: Conversion, beyond: [usize; 2], dims: &[(i64, [i64; 2])]) -> Work {
-        let plan = CopyPlan::new(conversion, dims.iter().copied());
-        Work::of(&plan, beyond.map(|beyond| ptr::without_provenance_mut((1 << 40) + beyond))).unwrap()
+        let (plan, mut work) = (CopyPlan::new(conversion, dims.iter().copied()), Work::NOTHING);
+        work.set(&plan, beyond.map(|beyond| ptr::without_provenance_mut((1 << 40) + beyond))).unwrap();
+        work
     }
 
     #[test]

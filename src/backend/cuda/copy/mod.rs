@@ -29,7 +29,7 @@ use super::{
     queue::Queue,
 };
 
-use launch::Work;
+use launch::launch;
 
 pub use staged::Kept;
 
@@ -118,7 +118,7 @@ unsafe fn on_card(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> Res
     unsafe {
         match flat(plan, data) {
             Some(([to, from], bytes)) if to.addr() % WORD == from.addr() % WORD => queue.copy(to, from, bytes),
-            _ => Work::of(plan, data)?.launch(queue),
+            _ => launch(queue, plan, data),
         }
     }
 }
@@ -132,7 +132,7 @@ unsafe fn with_pinned(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) ->
     unsafe {
         match flat(plan, data) {
             Some(([to, from], bytes)) => queue.copy(to, from, bytes),
-            None => Work::of(plan, data)?.launch(queue),
+            None => launch(queue, plan, data),
         }
     }
 }
@@ -234,7 +234,7 @@ unsafe fn between_cards(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], 
     // SAFETY: the caller's promise.
     unsafe {
         if reaches(queue, source)? && may_read(queue, plan, data[1])? {
-            return Work::of(plan, data)?.launch(queue);
+            return launch(queue, plan, data);
         }
         refuse_capture(queue, "between cards that do not reach each other's memory")?;
         staged::between_cards(queue, plan, data, from)

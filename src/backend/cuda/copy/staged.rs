@@ -10,6 +10,7 @@
 
 use std::{
     cmp::Reverse,
+    iter,
     sync::{Mutex, PoisonError},
 };
 
@@ -136,27 +137,31 @@ impl Halves {
         Self { gather, scatter, size: to.min(from), loops, repeats, first }
     }
 
-    /// The two halves of a piece, each with where its sides begin.
-    fn piece(&self, block: &Block<'_, 2>, piece: *mut u8) -> [(CopyPlan, [*mut u8; 2]); 2] {
-        let mut dims = ArrayVec::<_, { MAX_LOOPS + 1 }>::new();
-        dims.push(Loop { count: block.count, strides: block.strides });
-        block.inside.iter().for_each(|&item| dims.push(item));
-        // Compact, from the innermost outwards.
-        let mut compact = ArrayVec::<i64, { MAX_LOOPS + 1 }>::new();
-        let mut stride = self.size;
-        for item in dims.iter().rev() {
-            compact.push(stride);
-            stride *= item.count;
-        }
-        let dims = dims.iter().zip(compact.iter().rev());
-        let gathered = dims.clone().map(|(item, &compact)| (item.count, [compact, item.strides[1]]));
+    /// The loops of a block, and how far a round of each moves in a piece, where the elements are compact.
+    fn dims<'a>(&self, block: &Block<'a, 2>) -> impl Iterator<Item = (Loop<2>, i64)> + Clone + use<'a> {
+        let (size, outer) = (self.size, Loop { count: block.count, strides: block.strides });
+        let loops = iter::once(outer).chain(block.inside.iter().copied());
+        let rounds: i64 = loops.clone().map(|item| item.count).product();
+        loops.scan(rounds, move |inside, item| {
+            *inside /= item.count;
+            Some((item, size * *inside))
+        })
+    }
+
+    /// Does the first half of a block: to this piece. A plan is large, and this one is gone before there is another.
+    #[inline(never)]
+    fn gather<T>(&self, block: &Block<'_, 2>, piece: *mut u8, work: impl FnOnce(&CopyPlan, [*mut u8; 2]) -> T) -> T {
+        let dims = self.dims(block).map(|(item, compact)| (item.count, [compact, item.strides[1]]));
+        work(&CopyPlan::new(self.gather, dims), [piece, self.first[1].wrapping_offset(block.offsets[1] as isize)])
+    }
+
+    /// The second half: from it, likewise.
+    #[inline(never)]
+    fn scatter<T>(&self, block: &Block<'_, 2>, piece: *mut u8, work: impl FnOnce(&CopyPlan, [*mut u8; 2]) -> T) -> T {
+        let dims = self.dims(block).map(|(item, compact)| (item.count, [item.strides[0], compact]));
         let repeated = self.repeats.iter().map(|item| (item.count, [item.strides[0], 0]));
-        let scattered = dims.map(|(item, &compact)| (item.count, [item.strides[0], compact])).chain(repeated);
-        let [target, source] = [0, 1].map(|side: usize| self.first[side].wrapping_offset(block.offsets[side] as isize));
-        [
-            (CopyPlan::new(self.gather, gathered), [piece, source]),
-            (CopyPlan::new(self.scatter, scattered), [target, piece]),
-        ]
+        let plan = CopyPlan::new(self.scatter, dims.chain(repeated));
+        work(&plan, [self.first[0].wrapping_offset(block.offsets[0] as isize), piece])
     }
 
     fn a_piece(&self) -> i64 {
@@ -192,6 +197,7 @@ fn finish(queue: &mut Queue, staging: Staging, done: Result<()>) -> Result<()> {
 }
 
 /// From the host.
+#[inline(never)]
 unsafe fn send(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host: OnHost) -> Result<()> {
     let mut cursor = Cursor::starting_at(&halves.loops, 0);
     let mut number = 0;
@@ -199,12 +205,11 @@ unsafe fn send(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host: O
         if number >= PIECES {
             staging.wait(queue, number)?;
         }
-        let [(gather, host), (scatter, card)] = halves.piece(&block, staging.piece(number));
+        let piece = staging.piece(number);
         // SAFETY: the caller's promise; a piece that nothing uses now, and has room for so many elements.
-        unsafe {
-            on_host(&gather, host);
-            with_pinned(queue, &scatter, card)?;
-        }
+        halves.gather(&block, piece, |plan, data| unsafe { on_host(plan, data) });
+        // SAFETY: likewise.
+        halves.scatter(&block, piece, |plan, data| unsafe { with_pinned(queue, plan, data) })?;
         staging.record(queue, number)?;
         number += 1;
     }
@@ -212,26 +217,24 @@ unsafe fn send(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host: O
 }
 
 /// To the host.
+#[inline(never)]
 unsafe fn receive(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host: OnHost) -> Result<()> {
     let mut cursor = Cursor::starting_at(&halves.loops, 0);
-    let mut before: Option<(usize, (CopyPlan, [*mut u8; 2]))> = None;
+    let mut before: Option<(usize, Block<'_, 2>)> = None;
     loop {
-        let number = before.as_ref().map_or(0, |(number, _)| number + 1);
-        let next = cursor.next_block(halves.a_piece());
-        let mut following = None;
-        if let Some(block) = next {
-            let [(gather, card), scatter] = halves.piece(&block, staging.piece(number));
+        let number = before.map_or(0, |(number, _)| number + 1);
+        let next = cursor.next_block(halves.a_piece()).map(|block| (number, block));
+        if let Some((_, block)) = &next {
             // SAFETY: as in `send`; what was in this piece was scattered two rounds before.
-            unsafe { with_pinned(queue, &gather, card)? };
+            halves.gather(block, staging.piece(number), |plan, data| unsafe { with_pinned(queue, plan, data) })?;
             staging.record(queue, number)?;
-            following = Some((number, scatter));
         }
-        if let Some((number, (scatter, host))) = before {
-            staging.wait(queue, number)?;
+        if let Some((number, block)) = &before {
+            staging.wait(queue, *number)?;
             // SAFETY: the caller's promise, and the piece has arrived.
-            unsafe { on_host(&scatter, host) };
+            halves.scatter(block, staging.piece(*number), |plan, data| unsafe { on_host(plan, data) });
         }
-        before = following;
+        before = next;
         if before.is_none() {
             return Ok(());
         }
@@ -254,6 +257,7 @@ pub unsafe fn between_cards(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 
 }
 
 /// `from`: the source's card, and a stream there.
+#[inline(never)]
 unsafe fn relay(queue: &mut Queue, (from, stream): (i32, Stream), halves: &Halves, staging: &Staging) -> Result<()> {
     let mut cursor = Cursor::starting_at(&halves.loops, 0);
     let mut number = 0;
@@ -261,16 +265,16 @@ unsafe fn relay(queue: &mut Queue, (from, stream): (i32, Stream), halves: &Halve
         if number >= PIECES {
             staging.wait(queue, number)?;
         }
-        let [(gather, there), (scatter, card)] = halves.piece(&block, staging.piece(number));
+        let piece = staging.piece(number);
         {
             // Left before the target's context is needed again: contexts are a stack.
             let mut other = Queue::of(from, stream)?;
             // SAFETY: the caller's promise; pinned memory is every context's.
-            unsafe { with_pinned(&mut other, &gather, there)? };
+            halves.gather(&block, piece, |plan, data| unsafe { with_pinned(&mut other, plan, data) })?;
             other.wait()?;
         }
         // SAFETY: likewise.
-        unsafe { with_pinned(queue, &scatter, card)? };
+        halves.scatter(&block, piece, |plan, data| unsafe { with_pinned(queue, plan, data) })?;
         staging.record(queue, number)?;
         number += 1;
     }
