@@ -1,0 +1,141 @@
+//! Kernels that are compiled at run time: by NVRTC, unless what it made of the same source lies on disk.
+//!
+//! - `nvrtc`: the compiler, found when it is first needed;
+//! - `cache`: what was compiled before, in a directory of the user's;
+//! - `image`: the form in which kernels are kept: there, and by callers.
+
+mod cache;
+pub mod image;
+mod nvrtc;
+
+use std::ffi::CStr;
+
+use sha2::{Digest, Sha256};
+
+use crate::{
+    cancel,
+    error::{Result, error},
+};
+
+use cache::Cache;
+
+pub use nvrtc::Handle;
+
+/// A kernel to compile.
+pub struct Request<'a> {
+    /// What messages call the source: "scale" in "scale(3): error: ...", unless a #line says otherwise.
+    pub name: &'a str,
+    pub source: &'a str,
+    /// Without the architecture.
+    pub options: &'a [&'a str],
+    /// The extern "C" kernel that is wanted.
+    pub entry: &'a str,
+    /// Of the card: (9, 0).
+    pub capability: (u32, u32),
+    pub nvrtc: Handle,
+    /// Whether it may be read from disk and kept there.
+    pub use_disk: bool,
+}
+
+/// What the driver loads.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// Machine code of the card; or PTX with its NUL, where NVRTC does not know the card, for the driver to compile.
+    pub code: Vec<u8>,
+}
+
+/// Compiles a kernel. The log is what NVRTC says, warnings included, now or when it made what lies on disk; also when
+/// this fails.
+pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
+    // Loading runs initializers, compiling reads files, and so does the cache.
+    let _delay = cancel::delay();
+    log.clear();
+    let nvrtc = request.nvrtc.library()?;
+    let target = nvrtc.target(request.capability)?;
+    let cache = if request.use_disk && !reads_files(request) { Cache::open()? } else { None };
+    let key = digest(request, nvrtc.version(), &target);
+    if let Some(cache) = &cache
+        && let Some(code) = cache.find(&key, log)?
+    {
+        return Ok(Compiled { code });
+    }
+    let code = nvrtc.compile(request, &target, log)?;
+    if let Some(cache) = &cache {
+        cache.keep(&key, &code, log)?;
+    }
+    Ok(Compiled { code })
+}
+
+/// What a kernel is compiled to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    /// Machine code for 90: 9.0.
+    Machine(u32),
+    /// PTX.
+    Virtual(u32),
+}
+
+/// Whether what is compiled depends on files: what they say is not in the key.
+fn reads_files(request: &Request<'_>) -> bool {
+    let includes = |option: &&str| {
+        ["-I", "--include-path", "-include", "--pre-include", "-include-pch", "--use-pch"]
+            .iter()
+            .any(|prefix| option.starts_with(prefix))
+    };
+    // With #include there are __has_include and #include_next; a line that is broken within the word says so, too.
+    request.source.contains("include") || request.source.contains("\\\n") || request.options.iter().any(includes)
+}
+
+/// The key of all that decides what comes out. Each part goes with its length, so that none can pass for two.
+fn digest(request: &Request<'_>, (major, minor): (i32, i32), target: &Target) -> [u8; 32] {
+    let mut key = Sha256::new();
+    let mut add = |part: &[u8]| {
+        key.update((part.len() as u64).to_le_bytes());
+        key.update(part);
+    };
+    add(env!("CARGO_PKG_VERSION").as_bytes());
+    add(&major.to_le_bytes());
+    add(&minor.to_le_bytes());
+    let (kind, level) = match target {
+        Target::Machine(level) => (0u8, level),
+        Target::Virtual(level) => (1, level),
+    };
+    add(&[kind]);
+    add(&level.to_le_bytes());
+    add(request.name.as_bytes());
+    add(request.entry.as_bytes());
+    add(&(request.options.len() as u64).to_le_bytes());
+    for option in request.options {
+        add(option.as_bytes());
+    }
+    add(request.source.as_bytes());
+    key.finalize().into()
+}
+
+/// What a variable of the environment says, if it says something: not to a program that runs with rights that its caller
+/// does not have.
+fn environment(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: it only answers.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        return None;
+    }
+    // Not std::env::var_os, which allocates.
+    // SAFETY: a name that ends with a NUL; what it stands for ends with one too, and is used before the call that asks for
+    // it returns.
+    let text = unsafe { libc::getenv(name.as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
+    text.filter(|text| !text.is_empty())
+}
+
+/// A copy, if there is memory for it.
+fn copied(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut copy = room(bytes.len())?;
+    copy.extend_from_slice(bytes);
+    Ok(copy)
+}
+
+/// Memory for so many bytes.
+fn room(bytes: usize) -> Result<Vec<u8>> {
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(bytes).map_err(|_| error!(OutOfMemory, "{bytes} bytes for a kernel could not be had"))?;
+    Ok(memory)
+}
