@@ -26,12 +26,10 @@ pub struct Request<'a> {
     /// What messages call the source: "scale" in "scale(3): error: ...", unless a #line says otherwise.
     pub name: &'a str,
     pub source: &'a str,
-    /// Without the architecture.
+    /// All but the architecture.
     pub options: &'a [&'a str],
-    /// The extern "C" kernel that is wanted.
-    pub entry: &'a str,
-    /// Of the card: (9, 0).
-    pub capability: (u32, u32),
+    /// The card's compute capability: 90 for 9.0.
+    pub capability: i32,
     pub nvrtc: Handle,
     /// Whether it may be read from disk and kept there.
     pub use_disk: bool,
@@ -70,9 +68,9 @@ pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
     /// Machine code for 90: 9.0.
-    Machine(u32),
+    Machine(i32),
     /// PTX.
-    Virtual(u32),
+    Virtual(i32),
 }
 
 /// Whether what is compiled depends on files: what they say is not in the key.
@@ -103,7 +101,6 @@ fn digest(request: &Request<'_>, (major, minor): (i32, i32), target: &Target) ->
     add(&[kind]);
     add(&level.to_le_bytes());
     add(request.name.as_bytes());
-    add(request.entry.as_bytes());
     add(&(request.options.len() as u64).to_le_bytes());
     for option in request.options {
         add(option.as_bytes());
@@ -114,7 +111,7 @@ fn digest(request: &Request<'_>, (major, minor): (i32, i32), target: &Target) ->
 
 /// What a variable of the environment says, if it says something: not to a program that runs with rights that its caller
 /// does not have.
-fn environment(name: &CStr) -> Option<&'static CStr> {
+fn variable(name: &CStr) -> Option<&'static CStr> {
     // SAFETY: it only answers.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return None;
@@ -138,4 +135,51 @@ fn room(bytes: usize) -> Result<Vec<u8>> {
     let mut memory = Vec::new();
     memory.try_reserve_exact(bytes).map_err(|_| error!(OutOfMemory, "{bytes} bytes for a kernel could not be had"))?;
     Ok(memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn request<'a>(name: &'a str, source: &'a str, options: &'a [&'a str]) -> Request<'a> {
+        Request { name, source, options, capability: 90, nvrtc: Handle::NONE, use_disk: true }
+    }
+
+    #[test]
+    fn all_that_decides_what_comes_out_is_in_the_key() {
+        let usual = (12, 0);
+        let requests = [
+            request("a", "bc", &["d", "e"]),
+            request("ab", "c", &["d", "e"]),
+            request("a", "bcd", &["e"]),
+            request("a", "bc", &["de"]),
+            request("a", "bc", &["e", "d"]),
+            request("a", "bc", &["d", "e", ""]),
+            request("a", "b\nc", &["d", "e"]),
+        ];
+        let mut keys: Vec<_> = requests.iter().map(|request| digest(request, usual, &Target::Machine(90))).collect();
+        keys.push(digest(&requests[0], (12, 1), &Target::Machine(90)));
+        keys.push(digest(&requests[0], (13, 0), &Target::Machine(90)));
+        keys.push(digest(&requests[0], usual, &Target::Machine(89)));
+        keys.push(digest(&requests[0], usual, &Target::Virtual(90)));
+        assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
+        assert_eq!(keys[0], digest(&request("a", "bc", &["d", "e"]), usual, &Target::Machine(90)));
+    }
+
+    #[test]
+    fn what_files_say_is_never_kept() {
+        for (source, options, expected) in [
+            ("int x;", &["--fmad=false", "-DINCLUDE"][..], false),
+            ("#include <x>", &[], true),
+            ("#if __has_include(<x>)", &[], true),
+            ("#inc\\\nlude <x>", &[], true),
+            ("int x;", &["-I/x"], true),
+            ("int x;", &["-I", "/x"], true),
+            ("int x;", &["--include-path=/x"], true),
+            ("int x;", &["--pre-include=x"], true),
+        ] {
+            assert_eq!(reads_files(&request("a", source, options)), expected, "{source} {options:?}");
+        }
+    }
 }
