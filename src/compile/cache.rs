@@ -19,9 +19,15 @@ use std::{
 
 use arrayvec::ArrayString;
 
-use crate::error::{Result, Status, error};
+use crate::error::{Result, error};
 
-use super::{copied, image, room, variable};
+use super::{
+    copied,
+    image::{Kind, Reader, Writer},
+    room, variable,
+};
+
+const KIND: Kind = *b"DISK";
 
 /// The name of a kernel's file: 64 digits of its key, and this.
 const SUFFIX: &str = ".kernel";
@@ -97,7 +103,7 @@ impl Cache {
         if file.read_exact(&mut bytes).is_err() {
             return Ok(None);
         }
-        let Some((code, said)) = parts(&bytes, key)? else { return Ok(None) };
+        let Some((code, said)) = parts(&bytes, key) else { return Ok(None) };
         log.try_reserve(said.len())
             .map_err(|_| error!(OutOfMemory, "{} bytes for a log could not be had", said.len()))?;
         log.push_str(said);
@@ -111,7 +117,7 @@ impl Cache {
 
     /// Keeps a kernel, if it can be kept.
     pub fn keep(&self, key: &[u8; 32], code: &[u8], log: &str) -> Result<()> {
-        let image = image::pack(&[key, code, log.as_bytes()])?;
+        let image = image_of(&[key, code, log.as_bytes()])?;
         let name = name_of(key);
         let unfinished = unfinished_name(key);
         const FLAGS: c_int = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
@@ -255,15 +261,18 @@ impl Drop for Listing {
     }
 }
 
-/// The code and the log in a file, if it is of this key and whole.
-fn parts<'a>(bytes: &'a [u8], key: &[u8; 32]) -> Result<Option<(&'a [u8], &'a str)>> {
-    let parts = match image::unpack("cache", bytes) {
-        Ok(parts) => parts,
-        Err(failure) if failure.status == Status::OutOfMemory => return Err(failure),
-        Err(_) => return Ok(None),
-    };
-    let [its_key, code, log] = parts[..] else { return Ok(None) };
-    Ok(std::str::from_utf8(log).ok().filter(|_| its_key == key).map(|log| (code, log)))
+fn image_of(parts: &[&[u8]]) -> Result<Vec<u8>> {
+    let mut image = Writer::new(KIND)?;
+    parts.iter().try_for_each(|part| image.add(part))?;
+    image.finish()
+}
+
+/// The code and the log in a file, if it is whole and of this key.
+fn parts<'a>(bytes: &'a [u8], key: &[u8; 32]) -> Option<(&'a [u8], &'a str)> {
+    let mut parts = Reader::new("cache", bytes, KIND).ok()?;
+    let (its_key, code, log) = (parts.take().ok()?, parts.take().ok()?, parts.take().ok()?);
+    parts.done().ok()?;
+    std::str::from_utf8(log).ok().filter(|_| its_key == key).map(|log| (code, log))
 }
 
 /// Makes a directory that is not there, and the one that it is in.
@@ -415,8 +424,8 @@ mod tests {
         let whole = fs::read(place.file()).unwrap();
         cache.keep(&[1; 32], b"code", "log").unwrap();
         let of_another = fs::read(place.folder().join(format!("{}.kernel", "01".repeat(32)))).unwrap();
-        let not_text = image::pack(&[&KEY, b"code", b"\xff"]).unwrap();
-        let two_parts = image::pack(&[&KEY, b"code"]).unwrap();
+        let not_text = image_of(&[&KEY, b"code", b"\xff"]).unwrap();
+        let two_parts = image_of(&[&KEY, b"code"]).unwrap();
         let mut damaged: Vec<Vec<u8>> = (0..whole.len()).map(|size| whole[..size].to_vec()).collect();
         damaged.extend((0..whole.len()).map(|at| {
             let mut bytes = whole.clone();

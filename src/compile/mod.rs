@@ -28,8 +28,10 @@ pub struct Request<'a> {
     pub source: &'a str,
     /// All but the architecture.
     pub options: &'a [&'a str],
-    /// The card's compute capability: 90 for 9.0.
-    pub capability: i32,
+    /// The kernel that is wanted, in the key.
+    pub entry: &'a str,
+    /// Of the card: (9, 0).
+    pub capability: (u32, u32),
     pub nvrtc: Handle,
     /// Whether it may be read from disk and kept there.
     pub use_disk: bool,
@@ -101,6 +103,7 @@ fn digest(request: &Request<'_>, (major, minor): (i32, i32), target: &Target) ->
     add(&[kind]);
     add(&level.to_le_bytes());
     add(request.name.as_bytes());
+    add(request.entry.as_bytes());
     add(&(request.options.len() as u64).to_le_bytes());
     for option in request.options {
         add(option.as_bytes());
@@ -143,7 +146,7 @@ mod tests {
     use std::collections::HashSet;
 
     fn request<'a>(name: &'a str, source: &'a str, options: &'a [&'a str]) -> Request<'a> {
-        Request { name, source, options, capability: 90, nvrtc: Handle::NONE, use_disk: true }
+        Request { name, source, options, entry: "k", capability: (9, 0), nvrtc: Handle::NONE, use_disk: true }
     }
 
     #[test]
@@ -157,6 +160,7 @@ mod tests {
             request("a", "bc", &["e", "d"]),
             request("a", "bc", &["d", "e", ""]),
             request("a", "b\nc", &["d", "e"]),
+            Request { entry: "l", ..request("a", "bc", &["d", "e"]) },
         ];
         let mut keys: Vec<_> = requests.iter().map(|request| digest(request, usual, &Target::Machine(90))).collect();
         keys.push(digest(&requests[0], (12, 1), &Target::Machine(90)));

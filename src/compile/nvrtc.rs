@@ -139,7 +139,7 @@ impl Library {
     }
 
     /// What to compile to for a card: machine code where NVRTC knows it, else the newest PTX that it can read.
-    pub fn target(&self, card: c_int) -> Result<Target> {
+    pub fn target(&self, (major, minor): (u32, u32)) -> Result<Target> {
         let mut count: c_int = 0;
         // SAFETY: the place outlives the call.
         let code = unsafe { (self.functions.nvrtcGetNumSupportedArchs)(&mut count) };
@@ -153,13 +153,14 @@ impl Library {
         // SAFETY: room for as many as there are.
         let code = unsafe { (self.functions.nvrtcGetSupportedArchs)(levels.as_mut_ptr()) };
         self.check(code, "nvrtcGetSupportedArchs")?;
+        let card = major.saturating_mul(10).saturating_add(minor);
+        let card = c_int::try_from(card).unwrap_or(c_int::MAX);
         choose(card, &levels).ok_or_else(|| {
-            let ((major, minor), lowest) = (self.version, levels.iter().min().copied().unwrap_or(0));
+            let ((newest, _), lowest) = (self.version, levels.iter().min().copied().unwrap_or(0));
             error!(
                 UnsupportedDevice,
-                "NVRTC {major}.{minor} does not compile for compute capability {}.{}; {}.{} is the lowest that it knows",
-                card / 10,
-                card % 10,
+                "NVRTC {newest} does not compile for compute capability {major}.{minor}; {}.{} is the lowest that it \
+                 knows",
                 lowest / 10,
                 lowest % 10
             )
