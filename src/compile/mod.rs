@@ -2,11 +2,17 @@
 //!
 //! - `nvrtc`: the compiler, found when it is first needed;
 //! - `cache`: what was compiled before, in a directory of the user's;
+//! - `parameters`, `types`, `source`, `loops`: what a kernel's parameters are, what source is made of them, and where the
+//!   elements of a launch lie;
 //! - `image`: the form in which kernels are kept: there, and by callers.
 
 mod cache;
 pub mod image;
+pub mod loops;
 mod nvrtc;
+pub mod parameters;
+pub mod source;
+pub mod types;
 
 use std::ffi::CStr;
 

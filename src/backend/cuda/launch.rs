@@ -1,6 +1,11 @@
 //! Every launch of a kernel.
 
-use std::{ffi::c_void, ptr};
+use std::{
+    ffi::{CStr, c_void},
+    ptr,
+};
+
+use cudarc::driver::sys::CUfunction;
 
 use crate::{
     backend::Stream,
@@ -8,6 +13,7 @@ use crate::{
 };
 
 use super::{
+    compiled::CompiledKernel,
     module::{Kernel, LaunchShape},
     queue::Queue,
 };
@@ -45,10 +51,47 @@ impl Queue {
         let function = self.ready(kernel)?;
         // SAFETY: the kernel is in this context, and the context is current or the stream's own; the rest is the
         // caller's promise.
+        unsafe {
+            self.enqueue(stream, function, kernel.name, [blocks as u32, threads, shared_bytes], arguments)?;
+        }
+        kernel.is_in(self.context()?.id);
+        Ok(())
+    }
+
+    /// Launches a kernel of an image that was compiled at run time, on so many blocks. It is in this context.
+    ///
+    /// # Safety
+    /// As for [`Queue::launch`].
+    pub(super) unsafe fn launch_compiled(
+        &mut self,
+        kernel: &CompiledKernel,
+        blocks: u64,
+        threads: u32,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        if blocks > MOST_BLOCKS {
+            return Err(error!(SizeOverflow, "{blocks} blocks are more than the {MOST_BLOCKS} of one launch"));
+        }
+        self.keep_within_bound()?;
+        // SAFETY: as above.
+        unsafe { self.enqueue(self.stream, kernel.function(), kernel.name(), [blocks as u32, threads, 0], arguments) }
+    }
+
+    /// # Safety
+    /// As for [`Queue::launch`], and the function is in the context of the stream.
+    unsafe fn enqueue(
+        &self,
+        stream: Stream,
+        function: CUfunction,
+        name: &CStr,
+        [blocks, threads, shared_bytes]: [u32; 3],
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
         let code = unsafe {
             (self.device.driver.functions.cuLaunchKernel)(
                 function,
-                blocks as u32,
+                blocks,
                 1,
                 1,
                 threads,
@@ -62,8 +105,6 @@ impl Queue {
         };
         self.device
             .driver
-            .check(code, format_args!("cuLaunchKernel of {} on {}", kernel.name.to_string_lossy(), self.device))?;
-        kernel.is_in(self.context()?.id);
-        Ok(())
+            .check(code, format_args!("cuLaunchKernel of {} on {}", name.to_string_lossy(), self.device))
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod bits;
 pub mod codec;
+pub mod compiled;
 mod context;
 pub mod copy;
 mod divisor;
@@ -29,6 +30,7 @@ use driver::{Driver, Properties};
 
 pub use codec::Memory;
 pub use context::InPrimary;
+pub use compiled::Image;
 pub use event::{Event, EventHandle};
 pub use module::{FAMILIES, LaunchShape, launch_shape};
 pub use pinned::Pinned;
