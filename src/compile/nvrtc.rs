@@ -71,11 +71,6 @@ const IN_TOOLKIT: &CStr = c"/usr/local/cuda/lib64/libnvrtc.so";
 #[derive(Clone, Copy)]
 pub struct Handle(usize);
 
-// SAFETY: what dlopen gave may be used by every thread.
-unsafe impl Send for Handle {}
-// SAFETY: likewise.
-unsafe impl Sync for Handle {}
-
 impl Handle {
     pub const NONE: Self = Self(0);
 
