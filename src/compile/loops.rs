@@ -256,8 +256,7 @@ fn log_of(count: u64) -> u32 {
 impl Share {
     pub fn of(kept: &Nest, reduced: &Nest, operands: &[Operand], vector: usize) -> Self {
         let (outputs, elements, vector) = (kept.count(), reduced.count(), vector as u64);
-        let columns =
-            reduced.len() == 0 || kept.len() > 0 && kept.nearest(operands) < reduced.nearest(operands);
+        let columns = reduced.len() == 0 || kept.len() > 0 && kept.nearest(operands) < reduced.nearest(operands);
         let (log_across, at_once, tiles) = if columns {
             let pieces = outputs.div_ceil(vector);
             let log_down = log_of(elements.div_ceil(2)).min(LOG_THREADS - log_of(pieces).min(LOG_ROW));

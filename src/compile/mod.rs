@@ -88,8 +88,20 @@ fn reads_files(request: &Request<'_>) -> bool {
             .iter()
             .any(|prefix| option.starts_with(prefix))
     };
-    // With #include there are __has_include and #include_next; a line that is broken within the word says so, too.
-    request.source.contains("include") || request.source.contains("\\\n") || request.options.iter().any(includes)
+    includes_files(request.source.as_bytes()) || request.options.iter().any(includes)
+}
+
+/// Whether a source has the word "include", as #include, #include_next and __has_include have it; also broken over lines.
+fn includes_files(source: &[u8]) -> bool {
+    let begins = |mut text: &[u8]| {
+        b"include".iter().all(|letter| {
+            while let Some(rest) = text.strip_prefix(b"\\\n") {
+                text = rest;
+            }
+            text.split_off_first() == Some(letter)
+        })
+    };
+    (0..source.len()).any(|at| begins(&source[at..]))
 }
 
 /// The key of all that decides what comes out. Each part goes with its length, so that none can pass for two.
@@ -183,7 +195,9 @@ mod tests {
             ("int x;", &["--fmad=false", "-DINCLUDE"][..], false),
             ("#include <x>", &[], true),
             ("#if __has_include(<x>)", &[], true),
-            ("#inc\\\nlude <x>", &[], true),
+            ("#inc\\\n\\\nlude <x>", &[], true),
+            ("#define X inc \\\n    lude", &[], false),
+            ("an inc", &[], false),
             ("int x;", &["-I/x"], true),
             ("int x;", &["-I", "/x"], true),
             ("int x;", &["--include-path=/x"], true),

@@ -302,7 +302,12 @@ impl<'a> Writer<'a> {
     /// The parameters of a kind, by their index, with their index among them.
     fn of_place(&self, is: fn(Place) -> bool) -> ArrayVec<(usize, usize), MOST> {
         let slots = self.combination.slots.iter().enumerate();
-        slots.filter(|(_, slot)| is(slot.place)).map(|(index, _)| index).enumerate().map(|(k, index)| (index, k)).collect()
+        slots
+            .filter(|(_, slot)| is(slot.place))
+            .map(|(index, _)| index)
+            .enumerate()
+            .map(|(k, index)| (index, k))
+            .collect()
     }
 
     fn tensors(&self) -> ArrayVec<(usize, usize), MOST> {
@@ -419,7 +424,8 @@ impl<'a> Writer<'a> {
         )?;
         // Outputs, too: what the operation does not set stays as it is. Where it sets all, compilers leave the loads out.
         for &(index, k) in &tensors {
-            let one = if index < self.inputs { format_args!("_gc_args.ones >> {k} & 1") } else { format_args!("false") };
+            let one =
+                if index < self.inputs { format_args!("_gc_args.ones >> {k} & 1") } else { format_args!("false") };
             writeln!(
                 self.out,
                 "        _gc::load(_gc_{index}[_gc_r], static_cast<const char *>(_gc_args.data[{k}]) + _gc_at[_gc_r].of[{k}], \
@@ -472,13 +478,16 @@ impl<'a> Writer<'a> {
         let (tensors, count) = (self.tensors(), self.layout.tensors.max(1));
         self.reduce_type()?;
         let of_inputs: ArrayVec<_, MOST> = tensors.iter().copied().filter(|&(index, _)| index < self.inputs).collect();
-        let of_outputs: ArrayVec<_, MOST> = tensors.iter().copied().filter(|&(index, _)| index >= self.inputs).collect();
+        let of_outputs: ArrayVec<_, MOST> =
+            tensors.iter().copied().filter(|&(index, _)| index >= self.inputs).collect();
         let sizes = "    const ptrdiff_t n = static_cast<ptrdiff_t>(_gc_args.reduced);\n    \
                      const _gc::Indexer _in_ind = {static_cast<ptrdiff_t>(_gc_args.kept * _gc_args.reduced)};\n    \
                      const _gc::Indexer _out_ind = {static_cast<ptrdiff_t>(_gc_args.kept)};\n    \
                      (void)n, (void)_in_ind, (void)_out_ind;\n";
 
-        self.out.write_str("__device__ __forceinline__ _type_reduce _gc_map(const _gc_Args &_gc_args, const ptrdiff_t _J")?;
+        self.out.write_str(
+            "__device__ __forceinline__ _type_reduce _gc_map(const _gc_Args &_gc_args, const ptrdiff_t _J",
+        )?;
         for &(index, _) in &of_inputs {
             write!(self.out, ", const {} _gc_{index}", self.cpp(index))?;
         }
