@@ -9,7 +9,7 @@ mod promises;
 use std::{fs, path::Path, process::Command};
 
 /// The sections in the order of the header: the module whose `//!` text begins it, and where its declarations are.
-const SECTIONS: [(&str, &[&str]); 15] = [
+const SECTIONS: [(&str, &[&str]); 16] = [
     ("version", &["src/capi/version.rs"]),
     ("status", &["src/error.rs", "src/capi/status.rs"]),
     ("tensors", &["src/capi/tensors.rs"]),
@@ -23,6 +23,7 @@ const SECTIONS: [(&str, &[&str]); 15] = [
     ("peers", &["src/capi/peers.rs"]),
     ("allreduce", &["src/capi/allreduce.rs"]),
     ("share", &["src/capi/share.rs"]),
+    ("kernel", &["src/capi/kernel.rs"]),
     ("threads", &["src/capi/threads.rs"]),
     ("devices", &["src/capi/devices.rs"]),
 ];

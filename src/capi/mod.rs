@@ -34,7 +34,7 @@
 //!
 //! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
 //! folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
-//! COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, NCCL, PEER MEMORY, ALL-REDUCE, SHARING, WORKERS and DEVICES.
+//! COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, NCCL, PEER MEMORY, ALL-REDUCE, SHARING, KERNELS, WORKERS and DEVICES.
 //! What holds for all of them comes first; what is said of CUDA and of streams does not concern programs that use the CPU
 //! only.
 //!

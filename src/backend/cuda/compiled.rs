@@ -47,7 +47,8 @@ pub struct Image {
 
 impl Image {
     /// Loads a cubin, and finds kernels of these names, each made of two parts.
-    pub fn load(queue: &Queue, cubin: &[u8], name: &str, behind: &[&str]) -> Result<Self> {
+    pub fn load(queue: &mut Queue, cubin: &[u8], name: &str, behind: &[&str]) -> Result<Self> {
+        queue.relax()?;
         let device = queue.device;
         let driver = device.driver;
         let mut kernels = Vec::new();
