@@ -243,3 +243,82 @@ def test_one_that_is_named_and_not_there(tmp_path):
                GRADCODEC_NVRTC=tmp_path / "no.so")  # fmt: skip
     with_nvrtc(f'refused({UNAVAILABLE}, "GRADCODEC_NVRTC is libnvrtc.so.12: the whole path of a file expected")',
                GRADCODEC_NVRTC="libnvrtc.so.12")  # fmt: skip
+
+
+def test_a_thread_that_is_cancelled_finishes_its_calls():
+    # Where a call is cut short, so is the script. Calls keep the interpreter's lock, for to wait for that is a
+    # cancellation point, too.
+    said = with_nvrtc("""
+        import signal
+        signal.alarm(60)
+        library()
+        libc, ours = ctypes.PyDLL(None), ctypes.PyDLL(lib._name)
+        libc.pthread_self.restype, libc.pthread_cancel.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+        ENABLE, DISABLE = 0, 1
+        previous = ctypes.c_int()
+        libc.pthread_setcancelstate(DISABLE, byref(previous))
+        libc.pthread_cancel(libc.pthread_self())
+        x = np.zeros(4, "f4")
+        for flags in 0, 0, NO_DISK: # compiled and kept; found; compiled
+            kernel = elementwise("float32 x", "float32 y", "y = x", flags=flags)
+            arguments = kernel.arguments([x], [x.copy()], kernel.options(capability=90))
+            libc.pthread_setcancelstate(ENABLE, byref(previous))
+            status = ours.gc_kernel_prepare(*arguments, None)
+            libc.pthread_setcancelstate(DISABLE, byref(previous))
+            assert (previous.value, status) == (ENABLE, 0), last_error()
+            kernel.free()
+        print(fake.fake_nvrtc_programs(), "left")
+        """)
+    assert said == "0 left\n"
+
+
+# Of the virtual environment that compiles this library's own kernels, where that is there.
+PACKAGES = pathlib.Path(__file__).parents[2] / "build" / "kernel-venv"
+REAL = sorted(PACKAGES.glob("lib/*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12"))
+needs_nvrtc = pytest.mark.skipif(not REAL, reason="make kernels installs NVRTC")
+
+
+@needs_nvrtc
+def test_denormal_constants_are_taken_whatever_the_callers_environment():
+    with_nvrtc(
+        """
+        class Environment(ctypes.Structure):
+            _fields_ = [("x87", ctypes.c_uint32 * 7), ("mxcsr", ctypes.c_uint32)]
+        import platform
+        if platform.machine() == "x86_64":
+            libm, environment = ctypes.CDLL("libm.so.6"), Environment()
+            def compiled(flush):
+                kernel = elementwise("float32 x", "float32 y", "y = x + 1e-40f * 0.5f", flags=NO_DISK)
+                x = np.zeros(4, "f4")
+                arguments = kernel.arguments([x], [x.copy()], kernel.options(capability=90))
+                libm.fegetenv(byref(environment))
+                environment.mxcsr |= 0x8040 * flush
+                libm.fesetenv(byref(environment))
+                status = lib.gc_kernel_prepare(*arguments, None)
+                libm.fegetenv(byref(environment))
+                assert environment.mxcsr & 0x8040 == 0x8040 * flush
+                environment.mxcsr &= ~0x8040
+                libm.fesetenv(byref(environment))
+                assert status == 0, last_error()
+                return kernel.save()
+            assert compiled(True) == compiled(False)
+        """,
+        driver="nothing",
+        GRADCODEC_NVRTC=REAL[-1] if REAL else "",
+    )
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("capability, kind", [(75, b"\x7fELF"), (80, b"\x7fELF"), (90, b"\x7fELF"), (121, b".target sm_90")])
+def test_a_real_one_compiles_for_cards_that_are_not_here(capability, kind):
+    with_nvrtc(
+        f"""
+        kernel = elementwise("float32 x, float32 y", "float32 z", "if (x - 2 > y) {{ z = x * y; }} else {{ z = x + y; }}",
+                             flags=NO_DISK)
+        x = np.zeros((2, 3), "f4")
+        kernel.prepare([x, x[0]], [x.copy()], capability={capability})
+        assert {kind!r} in kernel.save()
+        """,
+        driver="nothing",
+        GRADCODEC_NVRTC=REAL[-1] if REAL else "",
+    )
