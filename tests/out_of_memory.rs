@@ -675,6 +675,7 @@ fn a_kernel_that_cannot_be_compiled_or_kept_leaves_nothing() {
     let ([x, y], [first, second]) = (&mut data, &mut shapes);
     let (x, mut y) = (floats(x, first), floats(y, second));
     let (inputs, outputs) = ([&raw const x], [&raw mut y]);
+    // SAFETY: options of their own size with texts that end with a NUL, and room for a handle.
     let make = |out| unsafe { gc_elementwise_create(&options, out) };
     // SAFETY: good options and tensors; what was made is released once.
     unsafe {

@@ -494,7 +494,7 @@ mod tests {
         let warning = "error_feedback(1): warning #177-D: variable \"j\" was declared but never referenced";
         for (log, expected) in [
             (format!("{warning}\n  int j;\n\n{undefined}\n1 error detected"), Some(undefined)),
-            (format!("x(1): warning: \"error\"\n"), None),
+            ("x(1): warning: \"error\"\n".into(), None),
             (
                 "  asm(\"error\");\nx(3): catastrophic error: could not open".into(),
                 Some("x(3): catastrophic error: could not open"),

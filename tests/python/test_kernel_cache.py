@@ -4,8 +4,10 @@ being compiled: with an NVRTC that compiles nothing (tests/driver/libnvrtc.c) an
 import os
 import pathlib
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -205,6 +207,28 @@ def test_a_directory_that_cannot_be_written_to(place, folder):
     for _ in range(2):
         place.run(GRADCODEC_CACHE_DIR=folder)
         assert place.compiled() == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a program that runs as root")
+def test_a_program_with_rights_of_its_own_has_no_cache(place, request):
+    """Python as a set-user-ID program of root's, started by another user."""
+    public = pathlib.Path(tempfile.mkdtemp())  # pytest's own is for root alone
+    request.addfinalizer(lambda: shutil.rmtree(public))
+    public.chmod(0o755)
+    program = public / "python"
+    shutil.copy(os.path.realpath(sys.executable), program)
+    program.chmod(0o4755)
+    nvrtc = pathlib.Path(DRIVERS) / "fake_nvrtc" / "libnvrtc.so.12"
+    show = "import ctypes; print(ctypes.CDLL(None).getauxval(23), prepare(nvrtc=ctypes.CDLL(%r)._handle)[1])" % str(nvrtc)
+    paths = os.pathsep.join([str(HERE), *sys.path[1:]])
+    environment = {**os.environ, "PYTHONHOME": sys.base_prefix, "PYTHONPATH": paths}
+    environment |= {"GRADCODEC_CACHE_DIR": str(place.folder), "FAKE_NVRTC_LOG": str(place.record)}
+    # Without it the same program keeps what it compiles.
+    for user, secure, entries in (65534, 1, 0), (0, 0, 1):
+        done = subprocess.run([program, "-c", SCRIPT + show], env=environment, user=user, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == (f"{secure} \n", "")
+        assert place.compiled() == 1
+        assert len(place.entries() if place.folder.exists() else []) == entries
 
 
 def test_a_disk_that_is_full(place):
