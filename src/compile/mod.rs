@@ -178,7 +178,9 @@ mod tests {
             request("a", "bc", &["e", "d"]),
             request("a", "bc", &["d", "e", ""]),
             request("a", "b\nc", &["d", "e"]),
+            request("a", "bc", &["de", ""]),
             Request { entry: "l", ..request("a", "bc", &["d", "e"]) },
+            Request { entry: "", ..request("ak", "bc", &["d", "e"]) },
         ];
         let mut keys: Vec<_> = requests.iter().map(|request| digest(request, usual, &Target::Machine(90))).collect();
         keys.push(digest(&requests[0], (12, 1), &Target::Machine(90)));
