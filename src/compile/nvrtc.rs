@@ -370,12 +370,15 @@ fn find() -> Result<*mut c_void> {
             error!(NvrtcUnavailable, "GRADCODEC_NVRTC could not be loaded: {}", reason.to_string_lossy())
         });
     }
+    let loaded = Loaded::list()?;
+    if let Some(found) = loaded_one(&loaded) {
+        return Ok(found);
+    }
     // SAFETY: RTLD_DEFAULT needs no library.
     if unsafe { dynamic::address(libc::RTLD_DEFAULT, c"nvrtcVersion") }.is_some() {
-        return Ok(libc::RTLD_DEFAULT);
+        return Ok(libc::RTLD_DEFAULT); // within a library or program of another name
     }
-    let loaded = Loaded::list()?;
-    if let Some(found) = loaded_one(&loaded).or_else(|| FILES.iter().find_map(|name| open(name))) {
+    if let Some(found) = FILES.iter().find_map(|name| open(name)) {
         return Ok(found);
     }
     if let Some(found) = of_pip(&loaded)?.or_else(|| open(IN_TOOLKIT)) {
@@ -422,7 +425,7 @@ unsafe fn load_builtins(function: *mut c_void, (major, minor): (c_int, c_int)) -
     Ok(())
 }
 
-/// NVRTC that is loaded, also where others do not see its functions.
+/// NVRTC that is loaded, also where others do not see its functions. It is not closed, whoever else closes it.
 fn loaded_one(loaded: &Loaded) -> Option<*mut c_void> {
     loaded.names().find_map(|file| {
         let (_, name) = file.to_str().ok()?.rsplit_once('/')?;
