@@ -265,11 +265,7 @@ unsafe fn create(common: &Common, texts: &[(Text, &'static str, *const c_char)])
 ///
 /// # Safety
 /// As for [`borrow::tensors`].
-unsafe fn views<'a>(
-    name: &'static str,
-    tensors: *const *const DLTensor,
-    count: Count,
-) -> Result<Views<'a>> {
+unsafe fn views<'a>(name: &'static str, tensors: *const *const DLTensor, count: Count) -> Result<Views<'a>> {
     let mut views = Views::new();
     // SAFETY: the caller's promise.
     for view in unsafe { borrow::tensors(name, tensors, count)? } {
@@ -306,8 +302,7 @@ unsafe fn call<'a>(
         if options.flags & !KEEPDIMS != 0 {
             return Err(error!(
                 InvalidArgument,
-                "options: flags {:#x}; 0 or GC_RUN_KEEPDIMS {KEEPDIMS} expected",
-                options.flags
+                "options: flags {:#x}; 0 or GC_RUN_KEEPDIMS {KEEPDIMS} expected", options.flags
             ));
         }
         if options.axes.is_null() && options.n_axes != 0 {

@@ -157,7 +157,11 @@ impl Kernel {
             return self.compiled(call.options.capability, &plan.combination);
         }
         let Device::Cuda(ordinal) = device else {
-            return Err(error!(UnsupportedDevice, "{}: no tensor of CUDA is among those given", self.definition.name()));
+            return Err(error!(
+                UnsupportedDevice,
+                "{}: no tensor of CUDA is among those given",
+                self.definition.name()
+            ));
         };
         let mut queue = cuda::Queue::of(ordinal, call.stream)?;
         let mut work = match purpose {
@@ -301,7 +305,8 @@ impl Kernel {
 
     /// The parameter's name, in words for refusals: `inputs[0] (x)`.
     fn named(&self, index: usize) -> String {
-        let name = self.definition.parameters().ok().and_then(|(all, _)| all.get(index).map(|parameter| parameter.name));
+        let name =
+            self.definition.parameters().ok().and_then(|(all, _)| all.get(index).map(|parameter| parameter.name));
         let (list, at) = if index < self.inputs { ("inputs", index) } else { ("outputs", index - self.inputs) };
         crate::error::sentence(format_args!("{list}[{at}] ({})", name.unwrap_or_default()))
     }
@@ -500,7 +505,12 @@ impl Kernel {
     }
 
     /// The size at an axis, counted from the last, of the shape that some tensors are broadcast to.
-    fn broadcast(&self, views: &Views<'_>, tensors: impl Iterator<Item = usize> + Clone, from_last: usize) -> Result<i64> {
+    fn broadcast(
+        &self,
+        views: &Views<'_>,
+        tensors: impl Iterator<Item = usize> + Clone,
+        from_last: usize,
+    ) -> Result<i64> {
         let mut found: Option<(i64, usize)> = None;
         for index in tensors {
             let shape = views[index].shape();
@@ -552,8 +562,7 @@ impl Kernel {
             if options.size <= 0 {
                 return Err(error!(
                     InvalidArgument,
-                    "options: size {}; all parameters are raw, so the number of elements expected",
-                    options.size
+                    "options: size {}; all parameters are raw, so the number of elements expected", options.size
                 ));
             }
             nest.push(options.size, std::iter::empty())?;
@@ -562,8 +571,7 @@ impl Kernel {
         if options.size != 0 {
             return Err(error!(
                 InvalidArgument,
-                "options: size {}; it is for kernels all of whose parameters are raw",
-                options.size
+                "options: size {}; it is for kernels all of whose parameters are raw", options.size
             ));
         }
         let inputs = all.clone().filter(|&index| index < self.inputs);
@@ -603,9 +611,9 @@ impl Kernel {
     }
 
     fn check_elements(&self, elements: Option<i64>) -> Result<()> {
-        elements.map(drop).ok_or_else(|| {
-            error!(SizeOverflow, "inputs: more than 2^63 - 1 elements, once they are broadcast")
-        })
+        elements
+            .map(drop)
+            .ok_or_else(|| error!(SizeOverflow, "inputs: more than 2^63 - 1 elements, once they are broadcast"))
     }
 
     fn reduction(&self, views: &Views<'_>, slots: &[Slot], options: &Options<'_>) -> Result<Loops> {
@@ -643,8 +651,8 @@ impl Kernel {
             for index in all.clone().filter(|&index| index >= self.inputs) {
                 let expected = if goes { 1 } else { size };
                 let shape = views[index].shape();
-                let fits = shape.len() == out_ndim
-                    && (goes && !options.keepdims || shape.get(place) == Some(&expected));
+                let fits =
+                    shape.len() == out_ndim && (goes && !options.keepdims || shape.get(place) == Some(&expected));
                 if !fits {
                     return Err(error!(
                         ShapeMismatch,
@@ -882,7 +890,10 @@ fn not_a_kernel() -> Error {
 }
 
 fn number(part: &[u8]) -> Result<u64> {
-    part.first_chunk().filter(|bytes| bytes.len() == part.len()).map(|bytes| u64::from_le_bytes(*bytes)).ok_or_else(not_a_kernel)
+    part.first_chunk()
+        .filter(|bytes| bytes.len() == part.len())
+        .map(|bytes| u64::from_le_bytes(*bytes))
+        .ok_or_else(not_a_kernel)
 }
 
 fn text(part: &[u8]) -> Result<String> {
@@ -892,7 +903,8 @@ fn text(part: &[u8]) -> Result<String> {
 /// A copy of a text.
 pub fn owned(text: &str) -> Result<String> {
     let mut copy = String::new();
-    copy.try_reserve_exact(text.len()).map_err(|_| error!(OutOfMemory, "{} bytes of text could not be had", text.len()))?;
+    copy.try_reserve_exact(text.len())
+        .map_err(|_| error!(OutOfMemory, "{} bytes of text could not be had", text.len()))?;
     copy.push_str(text);
     Ok(copy)
 }

@@ -103,8 +103,6 @@ impl Queue {
                 ptr::null_mut(),
             )
         };
-        self.device
-            .driver
-            .check(code, format_args!("cuLaunchKernel of {} on {}", name.to_string_lossy(), self.device))
+        self.device.driver.check(code, format_args!("cuLaunchKernel of {} on {}", name.to_string_lossy(), self.device))
     }
 }

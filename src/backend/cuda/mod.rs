@@ -29,8 +29,8 @@ use crate::error::{Result, error};
 use driver::{Driver, Properties};
 
 pub use codec::Memory;
-pub use context::InPrimary;
 pub use compiled::Image;
+pub use context::InPrimary;
 pub use event::{Event, EventHandle};
 pub use module::{FAMILIES, LaunchShape, launch_shape};
 pub use pinned::Pinned;
