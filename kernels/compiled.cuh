@@ -96,63 +96,55 @@ struct alignas(sizeof(T) * N) Vector {
     T of[N];
 };
 
-// An element at any address.
+// An element at any address, byte by byte: what is rare is to be short.
 template <typename S>
 __device__ __forceinline__ S by_bytes(const char *from) {
-    S x;
-#pragma unroll
-    for (unsigned k = 0; k < sizeof(S); k++) reinterpret_cast<char *>(&x)[k] = from[k];
-    return x;
+    u64 bytes = 0;
+#pragma unroll 1
+    for (unsigned k = 0; k < sizeof(S); k++) bytes |= static_cast<u64>(static_cast<unsigned char>(from[k])) << 8 * k;
+    return *reinterpret_cast<const S *>(&bytes);
+}
+template <typename S>
+__device__ __forceinline__ void to_bytes(char *to, const S &x) {
+    u64 bytes = 0;
+    *reinterpret_cast<S *>(&bytes) = x;
+#pragma unroll 1
+    for (unsigned k = 0; k < sizeof(S); k++) to[k] = static_cast<char>(bytes >> 8 * k);
 }
 
-// N neighbours, of which `count` are there. `one`: it is the same element for all. `bytes`: elements do not lie at multiples
-// of their size; unless so, N of them lie at a multiple of theirs.
+// N neighbours, which lie at a multiple of their size. `one`: the same element for all.
 template <typename T, unsigned N>
-__device__ __forceinline__ void load(T (&to)[N], const char *from, bool one, bool bytes, u64 count) {
+__device__ __forceinline__ void load(T (&to)[N], const char *from, bool one) {
     typedef typename Element<T>::Stored Stored;
-    if (bytes) {
-#pragma unroll
-        for (unsigned m = 0; m < N; m++) {
-            if (m < count) to[m] = Read<T>::of(by_bytes<Stored>(from + (one ? 0 : m * sizeof(Stored))));
-        }
-    } else if (one) {
+    if (one) {
         const T x = Read<T>::of(*reinterpret_cast<const Stored *>(from));
 #pragma unroll
         for (unsigned m = 0; m < N; m++) to[m] = x;
-    } else if (count >= N) {
+    } else {
         const Vector<Stored, N> x = *reinterpret_cast<const Vector<Stored, N> *>(from);
 #pragma unroll
         for (unsigned m = 0; m < N; m++) to[m] = Read<T>::of(x.of[m]);
-    } else {
-#pragma unroll
-        for (unsigned m = 0; m < N; m++) {
-            if (m < count) to[m] = Read<T>::of(reinterpret_cast<const Stored *>(from)[m]);
-        }
     }
 }
 template <typename T, unsigned N>
-__device__ __forceinline__ void store(const T (&from)[N], char *to, bool bytes, u64 count) {
+__device__ __forceinline__ void store(const T (&from)[N], char *to) {
     typedef typename Element<T>::Stored Stored;
-    if (bytes) {
+    Vector<Stored, N> x;
 #pragma unroll
-        for (unsigned m = 0; m < N; m++) {
-            const Stored x = static_cast<Stored>(from[m]);
-#pragma unroll
-            for (unsigned k = 0; k < sizeof(Stored); k++) {
-                if (m < count) to[m * sizeof(Stored) + k] = reinterpret_cast<const char *>(&x)[k];
-            }
-        }
-    } else if (count >= N) {
-        Vector<Stored, N> x;
-#pragma unroll
-        for (unsigned m = 0; m < N; m++) x.of[m] = static_cast<Stored>(from[m]);
-        *reinterpret_cast<Vector<Stored, N> *>(to) = x;
-    } else {
-#pragma unroll
-        for (unsigned m = 0; m < N; m++) {
-            if (m < count) reinterpret_cast<Stored *>(to)[m] = static_cast<Stored>(from[m]);
-        }
-    }
+    for (unsigned m = 0; m < N; m++) x.of[m] = static_cast<Stored>(from[m]);
+    *reinterpret_cast<Vector<Stored, N> *>(to) = x;
+}
+// One element. `bytes`: at any address.
+template <typename T>
+__device__ __forceinline__ T load_one(const char *from, bool bytes) {
+    typedef typename Element<T>::Stored Stored;
+    return Read<T>::of(bytes ? by_bytes<Stored>(from) : *reinterpret_cast<const Stored *>(from));
+}
+template <typename T>
+__device__ __forceinline__ void store_one(const T &x, char *to, bool bytes) {
+    typedef typename Element<T>::Stored Stored;
+    if (bytes) to_bytes(to, static_cast<Stored>(x));
+    else *reinterpret_cast<Stored *>(to) = static_cast<Stored>(x);
 }
 
 // A number to divide by (src/compile/loops.rs), and the strides of all tensors in bytes.
@@ -166,19 +158,17 @@ struct Offsets {
     i64 of[TENSORS];
 };
 
-// Adds what round number `round` of these loops, outermost first, goes from the first. The outermost one has what is left.
+// What round number `round` of these loops, outermost first, lies from the first. The outermost one has what is left.
 template <unsigned TENSORS>
 __device__ __forceinline__ void add_offsets(Offsets<TENSORS> &offsets, const Loop<TENSORS> *loops, unsigned n, u64 round) {
     if (n == 0) return;
-    if (n == 1) {
-#pragma unroll
-        for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(round) * loops[0].strides[k];
-    } else if (round < 0x80000000ull) {
+    u64 outermost = round;
+    if (n > 1 && round < 0x80000000ull) {
         unsigned rest = static_cast<unsigned>(round);
         for (unsigned d = n - 1; d > 0; d--) {
-            const unsigned by = static_cast<unsigned>(loops[d].count);
             unsigned above = 0, at = rest;
             if (loops[d].count < 0x80000000ull) {
+                const unsigned by = static_cast<unsigned>(loops[d].count);
                 above = static_cast<unsigned>(static_cast<u64>(rest) * (loops[d].reciprocal >> 32) >> 32);
                 at = rest - above * by;
                 if (at >= by) above++, at -= by;
@@ -187,19 +177,43 @@ __device__ __forceinline__ void add_offsets(Offsets<TENSORS> &offsets, const Loo
             for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += at * loops[d].strides[k];
             rest = above;
         }
-#pragma unroll
-        for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += rest * loops[0].strides[k];
-    } else {
-        u64 rest = round;
+        outermost = rest;
+    } else if (n > 1) {
         for (unsigned d = n - 1; d > 0; d--) {
-            u64 above = __umul64hi(rest, loops[d].reciprocal), at = rest - above * loops[d].count;
+            u64 above = __umul64hi(outermost, loops[d].reciprocal), at = outermost - above * loops[d].count;
             if (at >= loops[d].count) above++, at -= loops[d].count;
 #pragma unroll
             for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(at) * loops[d].strides[k];
-            rest = above;
+            outermost = above;
         }
+    }
 #pragma unroll
-        for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(rest) * loops[0].strides[k];
+    for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(outermost) * loops[0].strides[k];
+}
+
+// The same in fewer instructions, for where it is needed in many places: mostly there is one loop.
+template <unsigned TENSORS>
+__device__ __forceinline__ void go(Offsets<TENSORS> &offsets, const Loop<TENSORS> *loops, unsigned n, u64 round) {
+    if (n == 0) return;
+    u64 rest = round;
+#pragma unroll 1
+    for (unsigned d = n - 1; d > 0; d--) {
+        u64 above = __umul64hi(rest, loops[d].reciprocal), at = rest - above * loops[d].count;
+        if (at >= loops[d].count) above++, at -= loops[d].count;
+#pragma unroll
+        for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(at) * loops[d].strides[k];
+        rest = above;
+    }
+#pragma unroll
+    for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(rest) * loops[0].strides[k];
+}
+// Element number `number` of the only loop, which is one of vectors of N.
+template <unsigned N, unsigned TENSORS>
+__device__ __forceinline__ void go_to_one(Offsets<TENSORS> &offsets, const Loop<TENSORS> &loop, u64 number) {
+#pragma unroll
+    for (unsigned k = 0; k < TENSORS; k++) {
+        offsets.of[k] += static_cast<i64>(number / N) * loop.strides[k]
+                       + static_cast<i64>(number % N) * (loop.strides[k] / static_cast<i64>(N));
     }
 }
 

@@ -226,12 +226,14 @@ pub fn elementwise(layout: &Layout, nest: &Nest, operands: &[Operand], whole: &W
         Some(_) => (0, vector, layout.rounds),
         None => (1, 1, ELEMENT_ROUNDS),
     };
-    let units = nest.count().div_ceil(at_once as u64);
+    // What does not fill a vector is a block of its own.
+    let (units, rest) = (nest.count() / at_once as u64, nest.count() % at_once as u64);
+    let blocks = units.div_ceil(u64::from(THREADS) * rounds as u64);
     let bytes = u32::from(is_unaligned(&[nest], operands));
-    let head = [nest.count(), units, two(nest.len() as u32, ones.unwrap_or(0)), two(bytes, 0)];
+    let head = [nest.count(), units, two(nest.len() as u32, ones.unwrap_or(0)), two(bytes, blocks as u32)];
     let mut words = Words::of(&head, layout, operands, whole);
     words.loops(nest, at_once);
-    let blocks = units.div_ceil(u64::from(THREADS) * rounds as u64);
+    let blocks = blocks + u64::from(rest > 0);
     Work { words: words.finished(layout), first: Launch { kernel, blocks }, second: None }
 }
 
@@ -298,10 +300,10 @@ pub fn reduction(
         vectors(reduced, Some(kept), operands, vector, true, is_input)
     };
     let (kernel, outputs_at_once, at_once) = match (share.columns, ones) {
-        (false, None) => (0, 1, 1),
         (false, Some(_)) => (0, 1, vector),
-        (true, Some(_)) => (1, vector, 1),
-        (true, None) => (2, 1, 1),
+        (false, None) => (1, 1, 1),
+        (true, Some(_)) => (2, vector, 1),
+        (true, None) => (3, 1, 1),
     };
     let outputs = kept.count();
     let tiles = outputs.div_ceil((outputs_at_once as u64) << share.log_across);
@@ -324,7 +326,7 @@ pub fn reduction(
     let mut words = Words::of(&head, layout, operands, whole);
     words.loops(kept, outputs_at_once);
     words.loops(reduced, at_once);
-    let second = Launch { kernel: 3, blocks: outputs.div_ceil(1 << log_second) };
+    let second = Launch { kernel: 4, blocks: outputs.div_ceil(1 << log_second) };
     Ok(Work {
         words: words.finished(layout),
         first: Launch { kernel, blocks },

@@ -228,9 +228,9 @@ impl Layout {
 
 /// The names of a source's kernels behind the definition's name. The first has vectors.
 pub const ELEMENTWISE: [&str; 2] = ["", "_elements"];
-/// Outputs of contiguous elements; of elements that lie side by side for neighbouring outputs, in vectors and one by one;
-/// and the second launch.
-pub const REDUCTION: [&str; 4] = ["", "_columns", "_column", "_second"];
+/// Threads side by side have neighbouring elements of one output, in vectors and one by one; or of neighbouring outputs,
+/// likewise; and the second launch.
+pub const REDUCTION: [&str; 5] = ["", "_row", "_columns", "_column", "_second"];
 
 /// Text that says when there is no memory for it.
 struct Output(String);
@@ -345,7 +345,7 @@ impl<'a> Writer<'a> {
             "    unsigned long long kept, reduced, chunk, tiles;\n    unsigned splits, log_across, log_second, vectors, \
              n_kept, n_reduced, ones, at_once, bytes, unused;\n    void *partials;\n"
         } else {
-            "    unsigned long long size, units;\n    unsigned n_loops, ones, bytes, unused;\n"
+            "    unsigned long long size, units;\n    unsigned n_loops, ones, bytes, blocks;\n"
         })?;
         let raws = self.of_place(|place| matches!(place, Place::Raw { .. }));
         let scalars = self.of_place(|place| place == Place::Scalar);
@@ -397,18 +397,16 @@ impl<'a> Writer<'a> {
 
     fn elementwise(&mut self) -> fmt::Result {
         let (tensors, count) = (self.tensors(), self.layout.tensors.max(1));
+        // Units are vectors; or elements, where they lie anywhere, and at the end where they do not fill a vector.
         self.out.write_str(
-            "template <unsigned _gc_V, unsigned _gc_ROUNDS>\n\
-             __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args) {\n\
-             \x20   const ptrdiff_t n = static_cast<ptrdiff_t>(_gc_args.size);\n    const _gc::Indexer _ind = {n};\n    \
+            "template <unsigned _gc_V, unsigned _gc_ROUNDS, unsigned _gc_OF>\n\
+             __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const unsigned long long _gc_first, \
+             const unsigned long long _gc_end) {\n    \
+             const ptrdiff_t n = static_cast<ptrdiff_t>(_gc_args.size);\n    const _gc::Indexer _ind = {n};\n    \
              (void)_ind;\n",
         )?;
         self.whole_parameters()?;
         self.users(Text::LoopPrep, "loop_prep", "", ";")?;
-        self.out.write_str(
-            "    const unsigned long long _gc_first = static_cast<unsigned long long>(blockIdx.x) * (_gc::THREADS * \
-             _gc_ROUNDS) + threadIdx.x;\n",
-        )?;
         for &(index, _) in &tensors {
             writeln!(self.out, "    {} _gc_{index}[_gc_ROUNDS][_gc_V];", self.cpp(index))?;
         }
@@ -417,28 +415,30 @@ impl<'a> Writer<'a> {
             "    _gc::Offsets<{count}> _gc_at[_gc_ROUNDS];\n\
              #pragma unroll\n    for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {{\n        \
              const unsigned long long _gc_unit = _gc_first + _gc_r * _gc::THREADS;\n        \
-             if (_gc_unit >= _gc_args.units) continue;\n        \
-             const unsigned long long _gc_left = _gc_args.size - _gc_unit * _gc_V;\n        \
+             if (_gc_unit >= _gc_end) continue;\n        \
              _gc_at[_gc_r] = _gc::Offsets<{count}>();\n        \
-             _gc::add_offsets(_gc_at[_gc_r], _gc_args.loops, _gc_args.n_loops, _gc_unit);\n"
+             if (_gc_OF > 1) _gc::go_to_one<_gc_OF>(_gc_at[_gc_r], _gc_args.loops[0], _gc_unit);\n        \
+             else _gc::add_offsets(_gc_at[_gc_r], _gc_args.loops, _gc_args.n_loops, _gc_unit);\n"
         )?;
         // Outputs, too: what the operation does not set stays as it is. Where it sets all, compilers leave the loads out.
         for &(index, k) in &tensors {
             let one =
                 if index < self.inputs { format_args!("_gc_args.ones >> {k} & 1") } else { format_args!("false") };
+            let (cpp, from) = (
+                self.cpp(index),
+                format_args!("static_cast<const char *>(_gc_args.data[{k}]) + _gc_at[_gc_r].of[{k}]"),
+            );
             writeln!(
                 self.out,
-                "        _gc::load(_gc_{index}[_gc_r], static_cast<const char *>(_gc_args.data[{k}]) + _gc_at[_gc_r].of[{k}], \
-                 {one}, _gc_V == 1 && _gc_args.bytes, _gc_left);"
+                "        if (_gc_V > 1) _gc::load(_gc_{index}[_gc_r], {from}, {one});\n        \
+                 else _gc_{index}[_gc_r][0] = _gc::load_one<{cpp}>({from}, _gc_args.bytes);"
             )?;
         }
         self.out.write_str(
             "    }\n#pragma unroll\n    for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {\n        \
              const unsigned long long _gc_unit = _gc_first + _gc_r * _gc::THREADS;\n        \
-             if (_gc_unit >= _gc_args.units) continue;\n        \
-             const unsigned long long _gc_left = _gc_args.size - _gc_unit * _gc_V;\n#pragma unroll\n        \
+             if (_gc_unit >= _gc_end) continue;\n#pragma unroll\n        \
              for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m++) {\n            \
-             if (_gc_m >= _gc_left) continue;\n            \
              const ptrdiff_t i = static_cast<ptrdiff_t>(_gc_unit * _gc_V + _gc_m);\n            (void)i;\n",
         )?;
         for &(index, _) in &tensors {
@@ -451,32 +451,52 @@ impl<'a> Writer<'a> {
         }
         self.users(Text::Operation, "operation", "            {", "            ;}\n        }")?;
         for &(index, k) in tensors.iter().filter(|&&(index, _)| index >= self.inputs) {
+            let to = format_args!("static_cast<char *>(_gc_args.data[{k}]) + _gc_at[_gc_r].of[{k}]");
             writeln!(
                 self.out,
-                "        _gc::store(_gc_{index}[_gc_r], static_cast<char *>(_gc_args.data[{k}]) + _gc_at[_gc_r].of[{k}], \
-                 _gc_V == 1 && _gc_args.bytes, _gc_left);"
+                "        if (_gc_V > 1) _gc::store(_gc_{index}[_gc_r], {to});\n        \
+                 else _gc::store_one(_gc_{index}[_gc_r][0], {to}, _gc_args.bytes);"
             )?;
         }
         self.out.write_str("    }\n")?;
         self.users(Text::AfterLoop, "after_loop", "", ";")?;
         self.out.write_str("}\n")?;
         let (vector, rounds) = (self.layout.vector, self.layout.rounds);
-        self.kernel(ELEMENTWISE[0], format_args!("_gc_run<{vector}, {rounds}>"))?;
-        self.kernel(ELEMENTWISE[1], format_args!("_gc_run<1, {ELEMENT_ROUNDS}>"))
+        self.kernel_of(
+            ELEMENTWISE[0],
+            format_args!(
+                "    if (blockIdx.x < _gc_args.blocks) _gc_run<{vector}, {rounds}, 1>(_gc_args, \
+                 static_cast<unsigned long long>(blockIdx.x) * (_gc::THREADS * {rounds}) + threadIdx.x, \
+                 _gc_args.units);\n    \
+                 else _gc_run<1, 1, {vector}>(_gc_args, _gc_args.units * {vector} + threadIdx.x, _gc_args.size);\n"
+            ),
+        )?;
+        self.kernel_of(
+            ELEMENTWISE[1],
+            format_args!(
+                "    _gc_run<1, {ELEMENT_ROUNDS}, 1>(_gc_args, static_cast<unsigned long long>(blockIdx.x) * \
+                 (_gc::THREADS * {ELEMENT_ROUNDS}) + threadIdx.x, _gc_args.units);\n"
+            ),
+        )
     }
 
-    fn kernel(&mut self, behind: &str, calls: fmt::Arguments<'_>) -> fmt::Result {
+    fn kernel_of(&mut self, behind: &str, body: fmt::Arguments<'_>) -> fmt::Result {
         let name = self.definition.name();
         writeln!(
             self.out,
-            "extern \"C\" __global__ void __launch_bounds__({THREADS}) {name}{behind}(_GC_ARGUMENT _gc_Args _gc_args) {{\n    \
-             {calls}(_gc_args);\n}}"
+            "extern \"C\" __global__ void __launch_bounds__({THREADS}) {name}{behind}(_GC_ARGUMENT _gc_Args _gc_args) \
+             {{\n{body}}}"
         )
+    }
+
+    fn kernel(&mut self, behind: &str, calls: fmt::Arguments<'_>) -> fmt::Result {
+        self.kernel_of(behind, format_args!("    {calls}(_gc_args);\n"))
     }
 
     fn reduction(&mut self) -> fmt::Result {
         let (tensors, count) = (self.tensors(), self.layout.tensors.max(1));
         self.reduce_type()?;
+        writeln!(self.out, "enum : unsigned {{ _GC_TENSORS = {count} }};")?;
         let of_inputs: ArrayVec<_, MOST> = tensors.iter().copied().filter(|&(index, _)| index < self.inputs).collect();
         let of_outputs: ArrayVec<_, MOST> =
             tensors.iter().copied().filter(|&(index, _)| index >= self.inputs).collect();
@@ -518,26 +538,30 @@ impl<'a> Writer<'a> {
         self.whole_parameters()?;
         for &(index, _) in &of_outputs {
             let cpp = self.cpp(index);
-            writeln!(
-                self.out,
-                "    {cpp} _gc_{index}[1];\n    _gc::load(_gc_{index}, _gc_to{index}, false, _gc_args.bytes, 1);"
-            )?;
+            writeln!(self.out, "    {cpp} _gc_{index} = _gc::load_one<{cpp}>(_gc_to{index}, _gc_args.bytes);")?;
         }
         self.out.write_str("    {\n        const _type_reduce a = _gc_a;\n")?;
         for &(index, _) in &of_outputs {
             let (name, cpp) = (self.parameters[index].name, self.cpp(index));
-            writeln!(self.out, "        {cpp} &{name} = _gc_{index}[0];")?;
+            writeln!(self.out, "        {cpp} &{name} = _gc_{index};")?;
         }
         self.users(Text::PostMap, "post_map", "        {", "        ;}\n    }")?;
         for &(index, _) in &of_outputs {
-            writeln!(self.out, "    _gc::store(_gc_{index}, _gc_to{index}, _gc_args.bytes, 1);")?;
+            writeln!(self.out, "    _gc::store_one(_gc_{index}, _gc_to{index}, _gc_args.bytes);")?;
         }
         self.out.write_str("}\n")?;
 
         self.tree()?;
 
+        let arguments = |out: &mut Output, one: &str, of: fmt::Arguments<'_>| -> fmt::Result {
+            write!(out, "_gc_map(_gc_args, static_cast<ptrdiff_t>({one})")?;
+            of_inputs.iter().try_for_each(|&(index, _)| write!(out, ", _gc_{index}{of}"))?;
+            out.write_str(")")
+        };
+        // A thread's elements: rounds of whole vectors, the last of which one thread has in part. Where elements lie anywhere,
+        // they are the same ones in the same order, one by one.
         self.out.write_str(
-            "template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_COLUMNS>\n\
+            "template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_COLUMNS, bool _gc_ONES>\n\
              __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args) {\n    \
              typedef unsigned long long _gc_u64;\n    \
              __shared__ __align__(16) unsigned char _gc_memory[_gc::THREADS * sizeof(_type_reduce)];\n    \
@@ -548,84 +572,113 @@ impl<'a> Writer<'a> {
              const unsigned _gc_tile = blockIdx.x % static_cast<unsigned>(_gc_args.tiles);\n    \
              const unsigned _gc_split = blockIdx.x / static_cast<unsigned>(_gc_args.tiles);\n    \
              const unsigned _gc_OUTPUTS = _gc_COLUMNS ? _gc_V : 1, _gc_AT_ONCE = _gc_COLUMNS ? 1 : _gc_V;\n    \
+             const unsigned _gc_OF = _gc_ONES ? 1 : _gc_AT_ONCE;\n    \
              const _gc_u64 _gc_o = (static_cast<_gc_u64>(_gc_tile) * _gc_width + _gc_across) * _gc_OUTPUTS;\n    \
              const _gc_u64 _gc_begin = _gc_split * _gc_args.chunk, _gc_rest = _gc_args.reduced - _gc_begin;\n    \
              const _gc_u64 _gc_length = _gc_rest < _gc_args.chunk ? _gc_rest : _gc_args.chunk;\n    \
-             const _gc_u64 _gc_step = static_cast<_gc_u64>(_gc_height) * _gc_AT_ONCE;\n    \
+             const _gc_u64 _gc_units = _gc_length / _gc_AT_ONCE;\n    \
              const bool _gc_valid = _gc_o < _gc_args.kept;\n    \
-             _type_reduce _gc_sum[_gc_OUTPUTS];\n    bool _gc_has = false;\n",
+             const _gc::Loop<_GC_TENSORS> *const _gc_inner = _gc_args.loops + _gc_args.n_kept;\n    \
+             _type_reduce _gc_sum[_gc_OUTPUTS];\n    bool _gc_has = false;\n    \
+             _gc::Offsets<_GC_TENSORS> _gc_base = _gc::Offsets<_GC_TENSORS>();\n    \
+             if (_gc_valid) {\n        \
+             _gc::go(_gc_base, _gc_args.loops, _gc_args.n_kept, _gc_o / _gc_OUTPUTS);\n        \
+             for (_gc_u64 _gc_j = _gc_along; _gc_j < _gc_units; _gc_j += _gc_ROUNDS * _gc_height) {\n",
         )?;
-        write!(
-            self.out,
-            "    _gc::Offsets<{count}> _gc_base = _gc::Offsets<{count}>();\n    \
-             if (_gc_valid) {{\n        \
-             _gc::add_offsets(_gc_base, _gc_args.loops, _gc_args.n_kept, _gc_o / _gc_OUTPUTS);\n        \
-             for (_gc_u64 _gc_j = static_cast<_gc_u64>(_gc_along) * _gc_AT_ONCE; _gc_j < _gc_length; _gc_j += _gc_ROUNDS * \
-             _gc_step) {{\n"
+        // Elements of which each has a place of its own, four at a time.
+        self.out.write_str(
+            "            if (_gc_ONES) {\n                \
+             const unsigned _gc_N = _gc_V < 4 ? _gc_V : 4;\n#pragma unroll 1\n                \
+             for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m += _gc_N) {\n                    \
+             const _gc_u64 _gc_at = _gc_begin + _gc_j * _gc_V + _gc_m;\n",
         )?;
         for &(index, _) in &of_inputs {
-            writeln!(self.out, "            {} _gc_{index}[_gc_ROUNDS][_gc_V];", self.cpp(index))?;
+            writeln!(self.out, "                    {} _gc_{index}[_gc_N];", self.cpp(index))?;
         }
-        write!(
-            self.out,
-            "#pragma unroll\n            for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {{\n                \
-             const _gc_u64 _gc_at = _gc_j + _gc_r * _gc_step;\n                \
-             if (_gc_at >= _gc_length) continue;\n                \
-             if (_gc_COLUMNS || _gc_args.vectors) {{\n                    \
-             const _gc_u64 _gc_left = _gc_COLUMNS ? _gc_V : _gc_length - _gc_at;\n                    \
-             _gc::Offsets<{count}> _gc_offsets = _gc_base;\n                    \
-             _gc::add_offsets(_gc_offsets, _gc_args.loops + _gc_args.n_kept, _gc_args.n_reduced, (_gc_begin + _gc_at) / \
-             _gc_AT_ONCE);\n"
-        )?;
-        for &(index, k) in &of_inputs {
-            writeln!(
-                self.out,
-                "                    _gc::load(_gc_{index}[_gc_r], static_cast<const char *>(_gc_args.data[{k}]) + \
-                 _gc_offsets.of[{k}], _gc_args.ones >> {k} & 1, _gc_V == 1 && _gc_args.bytes, _gc_left);"
-            )?;
-        }
-        write!(
-            self.out,
-            "                }} else {{\n#pragma unroll\n                    \
-             for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m++) {{\n                        \
-             if (_gc_at + _gc_m >= _gc_length) continue;\n                        \
-             _gc::Offsets<{count}> _gc_offsets = _gc_base;\n                        \
-             _gc::add_offsets(_gc_offsets, _gc_args.loops + _gc_args.n_kept, _gc_args.n_reduced, _gc_begin + _gc_at + \
-             _gc_m);\n"
+        self.out.write_str(
+            "#pragma unroll\n                    for (unsigned _gc_k = 0; _gc_k < _gc_N; _gc_k++) {\n                        \
+             _gc::Offsets<_GC_TENSORS> _gc_offsets = _gc_base;\n                        \
+             _gc::go(_gc_offsets, _gc_inner, _gc_args.n_reduced, _gc_at + _gc_k);\n",
         )?;
         for &(index, k) in &of_inputs {
             let cpp = self.cpp(index);
             writeln!(
                 self.out,
-                "                        {{\n                            {cpp} _gc_one[1];\n                            \
-                 _gc::load(_gc_one, static_cast<const char *>(_gc_args.data[{k}]) + _gc_offsets.of[{k}], true, _gc_args.bytes, 1);\n                            \
-                 _gc_{index}[_gc_r][_gc_m] = _gc_one[0];\n                        }}"
+                "                        _gc_{index}[_gc_k] = _gc::load_one<{cpp}>(static_cast<const char \
+                 *>(_gc_args.data[{k}]) + _gc_offsets.of[{k}], _gc_args.bytes);"
             )?;
         }
         self.out.write_str(
-            "                    }\n                }\n            }\n#pragma unroll\n            \
-             for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {\n                \
-             const _gc_u64 _gc_at = _gc_j + _gc_r * _gc_step;\n                \
-             if (_gc_at >= _gc_length) continue;\n                \
-             const bool _gc_had = _gc_has;\n                _gc_has = true;\n#pragma unroll\n                \
-             for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m++) {\n                    \
-             if (!_gc_COLUMNS && _gc_at + _gc_m >= _gc_length) continue;\n                    \
-             const ptrdiff_t _gc_J = static_cast<ptrdiff_t>(_gc_begin + _gc_at + (_gc_COLUMNS ? 0 : _gc_m));\n                    \
-             const _type_reduce _gc_x = _gc_map(_gc_args, _gc_J",
+            "                    }\n#pragma unroll\n                    \
+             for (unsigned _gc_k = 0; _gc_k < _gc_N; _gc_k++) {\n                        const _type_reduce _gc_x = ",
+        )?;
+        arguments(&mut self.out, "_gc_at + _gc_k", format_args!("[_gc_k]"))?;
+        self.out.write_str(
+            ";\n                        _gc_sum[0] = _gc_has ? _gc_reduce(_gc_sum[0], _gc_x) : _gc_x;\n                        \
+             _gc_has = true;\n                    }\n                }\n            } else {\n",
         )?;
         for &(index, _) in &of_inputs {
-            write!(self.out, ", _gc_{index}[_gc_r][_gc_m]")?;
+            writeln!(self.out, "            {} _gc_{index}[_gc_ROUNDS][_gc_V];", self.cpp(index))?;
         }
         self.out.write_str(
-            ");\n                    _type_reduce &_gc_to = _gc_sum[_gc_COLUMNS ? _gc_m : 0];\n                    \
+            "#pragma unroll\n            for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {\n                \
+             const _gc_u64 _gc_unit = _gc_j + _gc_r * _gc_height;\n                \
+             if (_gc_unit >= _gc_units) continue;\n                \
+             _gc::Offsets<_GC_TENSORS> _gc_offsets = _gc_base;\n                \
+             _gc::go(_gc_offsets, _gc_inner, _gc_args.n_reduced, _gc_begin / _gc_AT_ONCE + _gc_unit);\n",
+        )?;
+        for &(index, k) in &of_inputs {
+            let (cpp, from) =
+                (self.cpp(index), format_args!("static_cast<const char *>(_gc_args.data[{k}]) + _gc_offsets.of[{k}]"));
+            writeln!(
+                self.out,
+                "                if (_gc_V > 1) _gc::load(_gc_{index}[_gc_r], {from}, _gc_args.ones >> {k} & 1);\n                \
+                 else _gc_{index}[_gc_r][0] = _gc::load_one<{cpp}>({from}, _gc_args.bytes);"
+            )?;
+        }
+        self.out.write_str(
+            "            }\n#pragma unroll\n            \
+             for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {\n                \
+             const _gc_u64 _gc_unit = _gc_j + _gc_r * _gc_height;\n                \
+             if (_gc_unit >= _gc_units) continue;\n                \
+             const bool _gc_had = _gc_has;\n                _gc_has = true;\n#pragma unroll\n                \
+             for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m++) {\n                    const _type_reduce _gc_x = ",
+        )?;
+        arguments(
+            &mut self.out,
+            "_gc_begin + _gc_unit * _gc_AT_ONCE + (_gc_COLUMNS ? 0 : _gc_m)",
+            format_args!("[_gc_r][_gc_m]"),
+        )?;
+        self.out.write_str(
+            ";\n                    _type_reduce &_gc_to = _gc_sum[_gc_COLUMNS ? _gc_m : 0];\n                    \
              _gc_to = _gc_had || (!_gc_COLUMNS && _gc_m > 0) ? _gc_reduce(_gc_to, _gc_x) : _gc_x;\n                \
-             }\n            }\n        }\n    }\n    \
-             const _gc_u64 _gc_pieces = (_gc_length + _gc_AT_ONCE - 1) / _gc_AT_ONCE;\n    \
+             }\n            }\n            }\n        }\n        \
+             if (_gc_AT_ONCE > 1 && _gc_along == _gc_units % _gc_height) {\n#pragma unroll 1\n            \
+             for (_gc_u64 _gc_j = _gc_begin + _gc_units * _gc_AT_ONCE; _gc_j < _gc_begin + _gc_length; _gc_j++) {\n                \
+             _gc::Offsets<_GC_TENSORS> _gc_offsets = _gc_base;\n                \
+             if (_gc_OF > 1) _gc::go_to_one<_gc_OF>(_gc_offsets, *_gc_inner, _gc_j);\n                \
+             else _gc::go(_gc_offsets, _gc_inner, _gc_args.n_reduced, _gc_j);\n",
+        )?;
+        for &(index, k) in &of_inputs {
+            let cpp = self.cpp(index);
+            writeln!(
+                self.out,
+                "                const {cpp} _gc_{index} = _gc::load_one<{cpp}>(static_cast<const char *>(_gc_args.data[{k}]) + \
+                 _gc_offsets.of[{k}], _gc_args.bytes);"
+            )?;
+        }
+        self.out.write_str("                const _type_reduce _gc_x = ")?;
+        arguments(&mut self.out, "_gc_j", format_args!(""))?;
+        self.out.write_str(
+            ";\n                _gc_sum[0] = _gc_has ? _gc_reduce(_gc_sum[0], _gc_x) : _gc_x;\n                \
+             _gc_has = true;\n            }\n        }\n    }\n    \
+             const _gc_u64 _gc_pieces = _gc_units + (_gc_length % _gc_AT_ONCE ? 1 : 0);\n    \
              const unsigned _gc_active = static_cast<unsigned>(_gc_pieces < _gc_height ? _gc_pieces : _gc_height);\n\
              #pragma unroll\n    for (unsigned _gc_m = 0; _gc_m < _gc_OUTPUTS; _gc_m++) {\n        \
              _gc_gather(reinterpret_cast<_type_reduce *>(_gc_memory), _gc_sum[_gc_m], _gc_has, _gc_along, _gc_height, \
-             _gc_COLUMNS ? _gc_width : 1, _gc_active);\n        \
-             if (_gc_along > 0 || !_gc_valid) continue;\n        \
+             _gc_COLUMNS ? _gc_width : 1, _gc_active);\n    }\n    \
+             if (_gc_along > 0 || !_gc_valid) return;\n#pragma unroll\n    \
+             for (unsigned _gc_m = 0; _gc_m < _gc_OUTPUTS; _gc_m++) {\n        \
              const _gc_u64 _gc_number = _gc_o + _gc_m;\n        \
              if (_gc_args.splits > 1) {\n            \
              static_cast<_type_reduce *>(_gc_args.partials)[_gc_split * _gc_args.kept + _gc_number] = _gc_sum[_gc_m];\n            \
@@ -671,7 +724,7 @@ impl<'a> Writer<'a> {
             self.out,
             "    _gc::Offsets<{count}> _gc_base = _gc::Offsets<{count}>();\n    \
              const unsigned _gc_step = _gc_args.at_once;\n    \
-             _gc::add_offsets(_gc_base, _gc_args.loops, _gc_args.n_kept, _gc_o / _gc_step);\n    \
+             _gc::go(_gc_base, _gc_args.loops, _gc_args.n_kept, _gc_o / _gc_step);\n    \
              const unsigned _gc_m = static_cast<unsigned>(_gc_o % _gc_step);\n    \
              _gc_finish(_gc_args, _gc_sum[0], static_cast<ptrdiff_t>(_gc_o)"
         )?;
@@ -684,10 +737,11 @@ impl<'a> Writer<'a> {
         }
         self.out.write_str(");\n}\n")?;
         let (vector, rounds) = (self.layout.vector, self.layout.rounds);
-        self.kernel(REDUCTION[0], format_args!("_gc_run<{vector}, {rounds}, false>"))?;
-        self.kernel(REDUCTION[1], format_args!("_gc_run<{vector}, {}, true>", 2 * rounds))?;
-        self.kernel(REDUCTION[2], format_args!("_gc_run<1, {}, true>", 2 * ELEMENT_ROUNDS))?;
-        self.kernel(REDUCTION[3], format_args!("_gc_run_second"))
+        self.kernel(REDUCTION[0], format_args!("_gc_run<{vector}, {rounds}, false, false>"))?;
+        self.kernel(REDUCTION[1], format_args!("_gc_run<{vector}, 1, false, true>"))?;
+        self.kernel(REDUCTION[2], format_args!("_gc_run<{vector}, {}, true, false>", 2 * rounds))?;
+        self.kernel(REDUCTION[3], format_args!("_gc_run<1, {ELEMENT_ROUNDS}, true, false>"))?;
+        self.kernel(REDUCTION[4], format_args!("_gc_run_second"))
     }
 
     fn reduce_type(&mut self) -> fmt::Result {

@@ -76,7 +76,8 @@ class Compiled:
     def __call__(self, inputs, outputs, stream=None, **options):
         workspace = options.pop("workspace", None)
         given = self.options(workspace=workspace, **options)
-        if workspace is None and (bytes_ := self.workspace_bytes(inputs, outputs, **options)):
+        bytes_ = lib.gc_kernel_workspace_bytes(*self.arguments(inputs, outputs, given))
+        if workspace is None and bytes_ > 0:  # what is refused there is refused again
             memory = np.full(bytes_ + 16, 0xA5, np.uint8)
             start = -memory.ctypes.data % 16
             given.workspace = (kept := on_card(memory[start : start + bytes_])).view
