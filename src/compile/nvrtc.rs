@@ -115,8 +115,7 @@ impl Library {
         // call.
         unsafe {
             let address = |name| dynamic::address(library, name).ok_or_else(|| missing(name));
-            let at = address(c"nvrtcVersion")?;
-            let ask = std::mem::transmute::<*mut c_void, GetVersion>(at);
+            let ask = std::mem::transmute::<*mut c_void, GetVersion>(address(c"nvrtcVersion")?);
             let error_string = std::mem::transmute::<*mut c_void, GetErrorString>(address(c"nvrtcGetErrorString")?);
             let mut version = (0, 0);
             // Before anything that an older one may lack.
@@ -129,7 +128,6 @@ impl Library {
                 let (major, minor) = version;
                 return Err(error!(NvrtcUnavailable, "NVRTC is of {major}.{minor}; 11.2 or later is needed"));
             }
-            load_builtins(at, version)?;
             Ok(Self { functions: Functions::of(library).map_err(missing)?, error_string, version })
         }
     }
@@ -171,6 +169,9 @@ impl Library {
     pub fn compile(&self, request: &Request<'_>, target: &Target, log: &mut String) -> Result<Vec<u8>> {
         let (source, name) = (with_nul("source", request.source)?, with_nul("name", request.name)?);
         let options = Options::new(request.options, target)?;
+        // Only now: what lies on disk needs no companion.
+        // SAFETY: one of NVRTC's functions.
+        unsafe { load_builtins(self.functions.nvrtcCompileProgram as *mut c_void, self.version)? };
         let program = Program::new(self, &source, &name)?;
         // Where denormals are flushed, as torch.set_flush_denormal does, 12.0 refuses constants that are one.
         // SAFETY: a program of this library, and as many options as are counted, all of which outlive the call.
