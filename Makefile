@@ -30,6 +30,7 @@ $(C_STANDARDS:%=$(BUILD)/tests/%/openmp): private CFLAGS += -fopenmp
 EXAMPLES = $(filter-out mpi,$(patsubst examples_c/%.c,%,$(wildcard examples_c/*.c)))
 C_TESTS  = $(patsubst tests/c/%.c,%,$(wildcard tests/c/*.c))
 DRIVERS = $(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1
+NVRTCS  = $(BUILD)/tests/fake_nvrtc/libnvrtc.so.12 $(BUILD)/tests/old_nvrtc/libnvrtc.so.12
 NCCLS   = $(BUILD)/tests/driver/libnccl.so.2 $(BUILD)/tests/old_nccl/libnccl.so.2
 STAND_INS = $(patsubst %.c,$(BUILD)/%.so,$(wildcard tests/stand_ins/*.c))
 VENV     = $(BUILD)/venv
@@ -127,7 +128,7 @@ test-abi: $(LIBRARY)
 	sh tests/abi/symbols.sh $(LIBRARY) tests/abi/functions.h
 	$(PYTHON) tests/abi/abi.py "$(CC)" include
 
-test-python: $(LIBRARY) $(VENV)/ready $(DRIVERS) $(NCCLS)
+test-python: $(LIBRARY) $(VENV)/ready $(DRIVERS) $(NCCLS) $(NVRTCS)
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) $(VENV)/bin/python -m pytest -q tests/python
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/multi_gpu --device cpu
 
@@ -148,6 +149,12 @@ $(NCCLS): tests/driver/libnccl.c $(BUILD)/tests/driver/libcuda.so.1
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) $(if $(findstring /old_nccl/,$@),-DOLD) -shared -fPIC -Wl,-soname,libnccl.so.2 \
 	    $< -L$(BUILD)/tests/driver -l:libcuda.so.1 -pthread -o $@
+
+# NVRTC that compiles nothing; the old one is of before 11.2.
+$(NVRTCS): tests/driver/libnvrtc.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) $(if $(findstring /old_nvrtc/,$@),-DOLD) -shared -fPIC -Wl,-soname,libnvrtc.so.12 \
+	    $< -pthread -o $@
 
 $(BUILD)/tests/driver_codec.o: tests/driver/codec.cpp tests/kernels/device.h $(KERNEL_SOURCES) $(KERNEL_HEADERS)
 	@mkdir -p $(@D)

@@ -1,6 +1,14 @@
-//! Tables of functions of libraries that are found at run time.
+//! Libraries that are found at run time: which of them are loaded, and tables of their functions.
 
-use std::ffi::{CStr, c_void};
+use std::{
+    ffi::{CStr, c_int, c_void},
+    ptr,
+};
+
+use crate::{
+    error::{Result, error},
+    panics::boundary,
+};
 
 /// The address of a function of a library.
 ///
@@ -10,6 +18,43 @@ pub unsafe fn address(library: *mut c_void, name: &CStr) -> Option<*mut c_void> 
     // SAFETY: the caller's promise; the name ends with a NUL.
     let address = unsafe { libc::dlsym(library, name.as_ptr()) };
     (!address.is_null()).then_some(address)
+}
+
+/// The libraries of this process, also those whose names others do not see.
+pub struct Loaded(Vec<u8>);
+
+impl Loaded {
+    pub fn list() -> Result<Self> {
+        let mut names = Vec::<u8>::new();
+        // SAFETY: the function takes such a list, and it outlives the call.
+        if unsafe { libc::dl_iterate_phdr(Some(note_name), ptr::from_mut(&mut names).cast()) } != 0 {
+            return Err(error!(OutOfMemory, "a list of the libraries of this process could not be had"));
+        }
+        Ok(Self(names))
+    }
+
+    /// Such names, each with its NUL.
+    #[cfg(test)]
+    pub fn of_names(names: &[u8]) -> Self {
+        Self(names.to_vec())
+    }
+
+    /// Their names, as dlopen knows them.
+    pub fn names(&self) -> impl Iterator<Item = &CStr> {
+        self.0.split_inclusive(|&byte| byte == 0).filter_map(|name| CStr::from_bytes_with_nul(name).ok())
+    }
+}
+
+/// Adds a library's name, with its NUL, to a list.
+unsafe extern "C" fn note_name(library: *mut libc::dl_phdr_info, _size: usize, names: *mut c_void) -> c_int {
+    boundary(|| {
+        // SAFETY: the list of `Loaded::list`, which nobody else uses now, and a library whose name is text.
+        let (names, name) = unsafe { (&mut *names.cast::<Vec<u8>>(), CStr::from_ptr((*library).dlpi_name)) };
+        let name = name.to_bytes_with_nul();
+        names.try_reserve(name.len()).map_err(|_| error!(OutOfMemory, "{} bytes could not be had", name.len()))?;
+        names.extend_from_slice(name);
+        Ok(())
+    })
 }
 
 /// A name with the NUL that C wants.

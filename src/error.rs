@@ -5,7 +5,7 @@ use std::{
     fmt::{self, Write},
 };
 
-/// Outcome of a call. Codes are never reused. This version never gives 25 and 26: they are kept for functions to come.
+/// Outcome of a call. Codes are never reused.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {

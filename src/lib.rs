@@ -5,10 +5,12 @@
 //! In layers, each of which uses only those before it:
 //!
 //! - `cancel`: keeps a cancelled thread whole while it is in a call.
-//! - `dynamic`: tables of functions of libraries that are found at run time.
 //! - `error`, `panics`: what can go wrong, and the line at which panics and failures become a status.
+//! - `environment`: the floating-point environment that arithmetic wants.
+//! - `dynamic`: libraries that are found at run time, and tables of their functions.
 //! - `tensor`: DLPack in and out: validated views, owned outputs.
 //! - `plan`: where elements and their bits lie, as values.
+//! - `compile`: kernels compiled at run time: NVRTC, and what it made, kept on disk.
 //! - `backend`: where it runs: queues, memory, and the functions that follow a plan.
 //! - `ops`: what an operation means: checks, plans, the choice of the backend's function.
 //! - `comm`: ranks that exchange memory, and the all-reduces over them.
@@ -24,7 +26,9 @@ mod backend;
 mod cancel;
 pub mod capi;
 mod comm;
+mod compile;
 mod dynamic;
+mod environment;
 mod error;
 mod ops;
 mod panics;

@@ -24,6 +24,7 @@ const SECTIONS: [(&str, &[&str]); 16] = [
     ("two", &["src/capi/two.rs"]),
     ("allreduce", &["src/capi/allreduce.rs"]),
     ("share", &["src/capi/share.rs"]),
+    ("kernel", &["src/capi/kernel.rs"]),
     ("threads", &["src/capi/threads.rs"]),
     ("devices", &["src/capi/devices.rs"]),
 ];

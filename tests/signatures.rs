@@ -100,4 +100,16 @@ promised! {
     gc_share_wait(*mut gc_share_t, i32) -> i32;
     gc_share_free(*mut gc_share_t);
     gc_share_receive(i32, DLDevice, i32, *mut *mut DLManagedTensor) -> i32;
+    gc_elementwise_create(*const gc_elementwise_options_t, *mut *mut gc_kernel_t) -> i32;
+    gc_reduction_create(*const gc_reduction_options_t, *mut *mut gc_kernel_t) -> i32;
+    gc_kernel_run(*mut gc_kernel_t, *const *const DLTensor, usize, *const *mut DLTensor, usize,
+        *const gc_run_options_t, *mut c_void) -> i32;
+    gc_kernel_prepare(*mut gc_kernel_t, *const *const DLTensor, usize, *const *mut DLTensor, usize,
+        *const gc_run_options_t, *mut c_void) -> i32;
+    gc_kernel_workspace_bytes(*const gc_kernel_t, *const *const DLTensor, usize, *const *mut DLTensor, usize,
+        *const gc_run_options_t) -> i64;
+    gc_kernel_log(*const gc_kernel_t, *mut *const c_char) -> i32;
+    gc_kernel_save(*const gc_kernel_t, *mut *mut DLManagedTensor) -> i32;
+    gc_kernel_load(*const c_void, usize, *mut *mut gc_kernel_t) -> i32;
+    gc_kernel_free(*mut gc_kernel_t);
 }

@@ -135,6 +135,18 @@ typedef struct gc_api_t {
     gc_status_t (*gc_share_wait)(gc_share_t *lease, int32_t timeout_ms);
     void (*gc_share_free)(gc_share_t *lease);
     gc_status_t (*gc_share_receive)(int socket, DLDevice device, int32_t timeout_ms, DLManagedTensor **out);
+    gc_status_t (*gc_elementwise_create)(const gc_elementwise_options_t *options, gc_kernel_t **out);
+    gc_status_t (*gc_reduction_create)(const gc_reduction_options_t *options, gc_kernel_t **out);
+    gc_status_t (*gc_kernel_run)(gc_kernel_t *kernel, const DLTensor *const *inputs, size_t n_inputs,
+        DLTensor *const *outputs, size_t n_outputs, const gc_run_options_t *options, void *stream);
+    gc_status_t (*gc_kernel_prepare)(gc_kernel_t *kernel, const DLTensor *const *inputs, size_t n_inputs,
+        DLTensor *const *outputs, size_t n_outputs, const gc_run_options_t *options, void *stream);
+    int64_t (*gc_kernel_workspace_bytes)(const gc_kernel_t *kernel, const DLTensor *const *inputs, size_t n_inputs,
+        DLTensor *const *outputs, size_t n_outputs, const gc_run_options_t *options);
+    gc_status_t (*gc_kernel_log)(const gc_kernel_t *kernel, const char **log);
+    gc_status_t (*gc_kernel_save)(const gc_kernel_t *kernel, DLManagedTensor **out);
+    gc_status_t (*gc_kernel_load)(const void *data, size_t size, gc_kernel_t **out);
+    void (*gc_kernel_free)(gc_kernel_t *kernel);
     gc_status_t (*gc_set_threads)(uint32_t n);
     gc_status_t (*gc_prepare)(DLDevice device);
     gc_status_t (*gc_trim)(DLDevice device);
@@ -225,6 +237,15 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_share_wait", &api->gc_share_wait},
         {"gc_share_free", &api->gc_share_free},
         {"gc_share_receive", &api->gc_share_receive},
+        {"gc_elementwise_create", &api->gc_elementwise_create},
+        {"gc_reduction_create", &api->gc_reduction_create},
+        {"gc_kernel_run", &api->gc_kernel_run},
+        {"gc_kernel_prepare", &api->gc_kernel_prepare},
+        {"gc_kernel_workspace_bytes", &api->gc_kernel_workspace_bytes},
+        {"gc_kernel_log", &api->gc_kernel_log},
+        {"gc_kernel_save", &api->gc_kernel_save},
+        {"gc_kernel_load", &api->gc_kernel_load},
+        {"gc_kernel_free", &api->gc_kernel_free},
         {"gc_set_threads", &api->gc_set_threads},
         {"gc_prepare", &api->gc_prepare},
         {"gc_trim", &api->gc_trim},

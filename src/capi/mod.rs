@@ -34,7 +34,8 @@
 //!
 //! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
 //! folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
-//! COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, NCCL, PEER MEMORY, MACHINES, ALL-REDUCE, SHARING, WORKERS and DEVICES.
+//! COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, NCCL, PEER MEMORY, MACHINES, ALL-REDUCE, SHARING, KERNELS, WORKERS
+//! and DEVICES.
 //! What holds for all of them comes first; what is said of CUDA and of streams does not concern programs that use the CPU
 //! only.
 //!
@@ -152,6 +153,7 @@ mod comm;
 mod copy;
 mod devices;
 mod handle;
+mod kernel;
 mod nccl;
 mod onebit;
 mod peers;
@@ -169,6 +171,7 @@ pub use codec::*;
 pub use comm::*;
 pub use copy::*;
 pub use devices::*;
+pub use kernel::*;
 pub use nccl::*;
 pub use onebit::*;
 pub use peers::*;

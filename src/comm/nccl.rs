@@ -18,9 +18,8 @@ use cudarc::nccl::sys::{
 use crate::{
     backend::{Block, cuda::InPrimary},
     cancel,
-    dynamic::{self, table},
+    dynamic::{self, Loaded, table},
     error::{Error, Result, error},
-    panics::boundary,
     tensor::Device,
 };
 
@@ -279,15 +278,11 @@ fn open(flags: c_int) -> *mut c_void {
 
 /// Where each ncclSend of this process is, also of libraries whose names others do not see.
 fn copies() -> Result<Vec<*mut c_void>> {
-    let mut names = Vec::<u8>::new();
-    // SAFETY: the function takes such a list, and it outlives the call.
-    if unsafe { libc::dl_iterate_phdr(Some(note_name), ptr::from_mut(&mut names).cast()) } != 0 {
-        return Err(error!(OutOfMemory, "a list of the libraries of this process could not be had"));
-    }
+    let loaded = Loaded::list()?;
     let mut found = Vec::new();
-    for name in names.split_inclusive(|&byte| byte == 0) {
+    for name in loaded.names() {
         // SAFETY: a name that ends with a NUL; nothing is loaded that is not.
-        let library = unsafe { libc::dlopen(name.as_ptr().cast(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         if library.is_null() {
             continue; // the kernel's own, or closed meanwhile
         }
@@ -306,18 +301,6 @@ fn copies() -> Result<Vec<*mut c_void>> {
         }
     }
     Ok(found)
-}
-
-/// Adds a library's name, with its NUL, to a list.
-unsafe extern "C" fn note_name(library: *mut libc::dl_phdr_info, _size: usize, names: *mut c_void) -> c_int {
-    boundary(|| {
-        // SAFETY: the list of `copies`, which nobody else uses now, and a library whose name is text.
-        let (names, name) = unsafe { (&mut *names.cast::<Vec<u8>>(), CStr::from_ptr((*library).dlpi_name)) };
-        let name = name.to_bytes_with_nul();
-        names.try_reserve(name.len()).map_err(|_| error!(OutOfMemory, "{} bytes could not be had", name.len()))?;
-        names.extend_from_slice(name);
-        Ok(())
-    })
 }
 
 /// The file of the library that has an address, for a sentence.

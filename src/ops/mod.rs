@@ -8,6 +8,7 @@ pub mod bits;
 pub mod codec;
 pub mod copy;
 pub mod devices;
+pub mod kernel;
 pub mod onebit;
 pub mod signs;
 pub mod tensors;

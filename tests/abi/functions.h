@@ -110,4 +110,17 @@ FUNCTION(gc_share_wait, gc_status_t, (gc_share_t *, int32_t))
 FUNCTION(gc_share_free, void, (gc_share_t *))
 FUNCTION(gc_share_receive, gc_status_t, (int, DLDevice, int32_t, DLManagedTensor **))
 
+FUNCTION(gc_elementwise_create, gc_status_t, (const gc_elementwise_options_t *, gc_kernel_t **))
+FUNCTION(gc_reduction_create, gc_status_t, (const gc_reduction_options_t *, gc_kernel_t **))
+FUNCTION(gc_kernel_run, gc_status_t, (gc_kernel_t *, const DLTensor *const *, size_t, DLTensor *const *, size_t,
+                                      const gc_run_options_t *, void *))
+FUNCTION(gc_kernel_prepare, gc_status_t, (gc_kernel_t *, const DLTensor *const *, size_t, DLTensor *const *, size_t,
+                                          const gc_run_options_t *, void *))
+FUNCTION(gc_kernel_workspace_bytes, int64_t, (const gc_kernel_t *, const DLTensor *const *, size_t, DLTensor *const *, size_t,
+                                              const gc_run_options_t *))
+FUNCTION(gc_kernel_log, gc_status_t, (const gc_kernel_t *, const char **))
+FUNCTION(gc_kernel_save, gc_status_t, (const gc_kernel_t *, DLManagedTensor **))
+FUNCTION(gc_kernel_load, gc_status_t, (const void *, size_t, gc_kernel_t **))
+FUNCTION(gc_kernel_free, void, (gc_kernel_t *))
+
 #undef FUNCTION

@@ -18,6 +18,7 @@
  *
  * -DKERNELS="..." has the names of the kernels, separated by blanks: a compressed fatbin does not show them.
  * -DWITHOUT_LIBRARIES leaves out what drivers before 12.0 do not have. fake_...() at the end are for the tests. */
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -997,6 +998,14 @@ static Result run_finish(Place place, int *entered, unsigned blocks, unsigned th
     return run_meet(entered, &(Meet){call->peers, (uint32_t *)(control + BROKEN_AT), call->steps, 0});
 }
 
+/* Kernels that were compiled at run time, for the host. A kernel is its name. */
+enum { HOST_KERNELS = 1000 };
+static struct {
+    char name[64];
+    void (*run)(unsigned blocks, unsigned threads, void **arguments);
+} host_kernel[HOST_KERNELS];
+static int host_kernels, host_images;
+
 Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
                       unsigned shared, Stream stream, void **arguments, void **extra) {
     (void)shared, (void)extra;
@@ -1016,6 +1025,12 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
         return x == 1 && threads == MOST_RANKS ? run_meet(&entered, arguments[0]) : fault(INVALID_VALUE, "not one block");
     if (!strcmp(kernel, "gc_onebit_finish"))
         return run_finish(place, &entered, x, threads, arguments[0]);
+    for (int k = 0; k < host_kernels; k++) {
+        if (kernel == host_kernel[k].name) {
+            host_kernel[k].run(x, threads, arguments);
+            return SUCCESS;
+        }
+    }
     return run_kernel(place, kernel, x, threads, arguments);
 }
 
@@ -1539,9 +1554,32 @@ Result cuCtxGetId(Context context, unsigned long long *id) {
     return SUCCESS;
 }
 
+/* What the NVRTC that is g++ makes (libnvrtc_gcc.c): a shared object behind these words. */
+struct HostImage {
+    char magic[8];
+    uint64_t bytes;
+    char object[];
+};
+
+static Result load_host_image(void **library, const struct HostImage *image) {
+    char path[64];
+    int file = memfd_create("image", MFD_CLOEXEC);
+    if (file < 0 || write(file, image->object, image->bytes) != (ssize_t)image->bytes)
+        return INVALID_VALUE;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    *library = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* the file stays open: dlopen takes the same path for the same object */
+    if (!*library)
+        fprintf(stderr, "%s\n", dlerror());
+    libraries += *library != NULL;
+    host_images++;
+    return *library ? SUCCESS : INVALID_VALUE;
+}
+
 Result cuLibraryLoadData(void **library, const void *code, int *o, void **ov, unsigned on, int *p, void **pv, unsigned pn) {
     (void)o, (void)ov, (void)on, (void)p, (void)pv, (void)pn;
     MAY_FAIL;
+    if (capture_mode == 2 && !memcmp(code, "host.so", 8))
+        return load_host_image(library, code);
     if (*(const uint32_t *)code != 0xba55ed50 || capture_mode != 2) /* what every fatbin begins with */
         return INVALID_VALUE;
     *library = (void *)code;
@@ -1559,6 +1597,18 @@ Result cuLibraryUnload(void *library) {
 Result cuLibraryGetKernel(const char **kernel, void *library, const char *name) {
     MAY_FAIL;
     char entry[100];
+    snprintf(entry, sizeof entry, "_gc_emulate_%s", name);
+    void (*run)(unsigned, unsigned, void **) = NULL;
+    if (host_images && *(const uint32_t *)library != 0xba55ed50)
+        run = (void (*)(unsigned, unsigned, void **))dlsym(library, entry);
+    if (run) {
+        if (host_kernels == HOST_KERNELS)
+            return 500;
+        host_kernel[host_kernels].run = run;
+        snprintf(host_kernel[host_kernels].name, sizeof host_kernel[0].name, "%s", name);
+        *kernel = host_kernel[host_kernels++].name;
+        return SUCCESS;
+    }
     snprintf(entry, sizeof entry, " %s ", name);
     if (!library || !strstr(" " KERNELS " ", entry))
         return 500;

@@ -45,9 +45,23 @@ fn rust_type(c: &str) -> String {
         "float" => "f32",
         "int64_t" => "i64",
         "size_t" => "usize",
-        "DLDevice" | "DLDataType" | "DLTensor" | "DLManagedTensor" | "gc_kernel_shape_t" | "gc_codec_options_t"
-        | "gc_codec_t" | "gc_transport_t" | "gc_nccl_options_t" | "gc_peers_options_t" | "gc_comm_t"
-        | "gc_allreduce_t" | "gc_share_t" => c,
+        "DLDevice"
+        | "DLDataType"
+        | "DLTensor"
+        | "DLManagedTensor"
+        | "gc_kernel_shape_t"
+        | "gc_codec_options_t"
+        | "gc_codec_t"
+        | "gc_transport_t"
+        | "gc_nccl_options_t"
+        | "gc_peers_options_t"
+        | "gc_comm_t"
+        | "gc_allreduce_t"
+        | "gc_share_t"
+        | "gc_elementwise_options_t"
+        | "gc_reduction_options_t"
+        | "gc_run_options_t"
+        | "gc_kernel_t" => c,
         "struct DLManagedTensorVersioned" => "DLManagedTensorVersioned",
         _ => panic!("tests/abi/functions.h: what {c:?} is in Rust is not in tests/header/promises.rs"),
     };

@@ -31,6 +31,8 @@ class Status(enum.IntEnum):
     DRIVER_UNAVAILABLE = 20
     CUDA = 21
     CONTEXT_LOST = 22
+    NVRTC_UNAVAILABLE = 25
+    COMPILE = 26
     COMM_UNAVAILABLE = 30
     COMM = 31
     SHARE = 40
@@ -187,6 +189,64 @@ class Share(ctypes.Structure):
     """Opaque."""
 
 
+class Kernel(ctypes.Structure):
+    """Opaque."""
+
+
+class ElementwiseOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("inputs", c_char_p),
+        ("outputs", c_char_p),
+        ("operation", c_char_p),
+        ("name", c_char_p),
+        ("preamble", c_char_p),
+        ("loop_prep", c_char_p),
+        ("after_loop", c_char_p),
+        ("options", POINTER(c_char_p)),
+        ("n_options", c_size_t),
+        ("nvrtc", c_void_p),
+        ("reserved", c_uint64 * 4),
+    ]
+
+
+class ReductionOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("inputs", c_char_p),
+        ("outputs", c_char_p),
+        ("map", c_char_p),
+        ("reduce", c_char_p),
+        ("post_map", c_char_p),
+        ("identity", c_char_p),
+        ("name", c_char_p),
+        ("reduce_type", c_char_p),
+        ("preamble", c_char_p),
+        ("options", POINTER(c_char_p)),
+        ("n_options", c_size_t),
+        ("nvrtc", c_void_p),
+        ("reserved", c_uint64 * 4),
+    ]
+
+
+class RunOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("size", c_int64),
+        ("axes", POINTER(c_int32)),
+        ("n_axes", c_size_t),
+        ("workspace", POINTER(DLTensor)),
+        ("capability", c_int32),
+        ("reserved0", c_uint32),
+        ("reserved", c_uint64 * 3),
+    ]
+
+
+Kernel.__name__, RunOptions.__name__ = "gc_kernel_t", "gc_run_options_t"
+ElementwiseOptions.__name__, ReductionOptions.__name__ = "gc_elementwise_options_t", "gc_reduction_options_t"
 Share.__name__ = "gc_share_t"
 Transport.__name__, Comm.__name__, AllReduce.__name__ = "gc_transport_t", "gc_comm_t", "gc_allreduce_t"
 
@@ -201,7 +261,8 @@ NUMBERS = {
 }  # fmt: skip
 STRUCTS = (
     DLDevice, DLDataType, DLTensor, DLManagedTensor, DLManagedTensorVersioned, KernelShape, CodecOptions, Codec,
-    Transport, NcclOptions, PeersOptions, Comm, AllReduce, Share,
+    Transport, NcclOptions, PeersOptions, Comm, AllReduce, Share, Kernel, ElementwiseOptions, ReductionOptions,
+    RunOptions,
 )  # fmt: skip
 
 

@@ -3,13 +3,17 @@
 use std::{
     alloc::{self, Layout},
     ffi::c_void,
+    iter,
     ptr::{self, NonNull},
 };
 
 use crate::{
     error::{Result, error},
-    tensor::{Owner, View},
+    plan::copy::{Conversion, CopyPlan},
+    tensor::{Dtype, Owner, View},
 };
+
+use super::copy;
 
 /// Alignment of every allocation handed out: DLPack's, and CUDA's.
 const ALIGNMENT: usize = 256;
@@ -42,6 +46,26 @@ pub fn allocate(bytes: i64) -> Result<Owner> {
 pub fn read(src: &View<'_>) -> f32 {
     // SAFETY: a view of a float32, at any address.
     unsafe { src.data().cast::<f32>().read_unaligned() }
+}
+
+/// The element of a view of one, as another dtype: its bytes, the lowest first.
+pub fn cast(src: &View<'_>, dtype: Dtype) -> u64 {
+    let mut bytes = 0u64;
+    let conversion = match src.dtype() {
+        same if same == dtype => Conversion::Bytes(dtype.size as i64),
+        from => Conversion::Cast { from, to: dtype },
+    };
+    let plan = CopyPlan::new(conversion, iter::empty());
+    // SAFETY: a view of one element, and room for one of up to 8 bytes.
+    unsafe { copy::copy_at(&plan, [ptr::from_mut(&mut bytes).cast(), src.data()]) };
+    bytes
+}
+
+/// Fills a view of bytes.
+pub fn write(dst: &View<'_>, bytes: &[u8]) {
+    assert!(dst.dtype() == Dtype::U8 && dst.is_contiguous() && dst.elements() as usize == bytes.len());
+    // SAFETY: a view of so many bytes, which nobody else uses.
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), dst.data(), bytes.len()) };
 }
 
 /// # Safety

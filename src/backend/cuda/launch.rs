@@ -1,11 +1,13 @@
 //! Every launch of a kernel.
 
 use std::{
-    ffi::{c_int, c_void},
+    ffi::{CStr, c_void},
     ptr,
 };
 
-use cudarc::driver::sys::{CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig};
+use cudarc::driver::sys::{
+    CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig,
+};
 
 use crate::{
     backend::Stream,
@@ -13,6 +15,7 @@ use crate::{
 };
 
 use super::{
+    compiled::CompiledKernel,
     module::{Kernel, LaunchShape},
     queue::Queue,
 };
@@ -42,26 +45,12 @@ impl Queue {
         items: u64,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
-        let LaunchShape { threads, shared_bytes, .. } = kernel.shape;
-        let (function, blocks) = (self.ready(kernel)?, blocks_of(kernel, items)?);
+        let (function, grid) = (self.ready(kernel)?, Grid::of(kernel, items)?);
         // SAFETY: the kernel is in this context, and the context is current or the stream's own; the rest is the
         // caller's promise.
-        let code = unsafe {
-            (self.device.driver.functions.cuLaunchKernel)(
-                function,
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                shared_bytes,
-                stream.as_ptr().cast(),
-                arguments.as_mut_ptr(),
-                ptr::null_mut(),
-            )
-        };
-        self.launched(code, kernel)
+        unsafe { self.enqueue(stream, function, kernel.name, grid, arguments)? };
+        kernel.is_in(self.context()?.id);
+        Ok(())
     }
 
     /// Launches a kernel that waits by itself for the launch before it on this call's stream, and so may begin while that
@@ -80,21 +69,20 @@ impl Queue {
             // SAFETY: the caller's promise; the stream is this call's.
             return unsafe { self.launch_on(stream, kernel, items, arguments) };
         }
-        let LaunchShape { threads, shared_bytes, .. } = kernel.shape;
-        let (function, blocks) = (self.ready(kernel)?, blocks_of(kernel, items)?);
+        let (function, grid) = (self.ready(kernel)?, Grid::of(kernel, items)?);
         let mut early = CUlaunchAttribute {
             id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
         let config = CUlaunchConfig {
-            gridDimX: blocks,
+            gridDimX: grid.blocks,
             gridDimY: 1,
             gridDimZ: 1,
-            blockDimX: threads,
+            blockDimX: grid.threads,
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: shared_bytes,
+            sharedMemBytes: grid.shared_bytes,
             hStream: stream.as_ptr().cast(),
             attrs: &mut early,
             numAttrs: 1,
@@ -103,23 +91,76 @@ impl Queue {
         let code = unsafe {
             (driver.functions.cuLaunchKernelEx)(&config, function, arguments.as_mut_ptr(), ptr::null_mut())
         };
-        self.launched(code, kernel)
-    }
-
-    /// What follows a launch, by what the driver answered.
-    fn launched(&mut self, code: c_int, kernel: &Kernel) -> Result<()> {
-        self.device
-            .driver
-            .check(code, format_args!("cuLaunchKernel of {} on {}", kernel.name.to_string_lossy(), self.device))?;
+        let name = kernel.name.to_string_lossy();
+        driver.check(code, format_args!("cuLaunchKernelEx of {name} on {}", self.device))?;
         kernel.is_in(self.context()?.id);
         Ok(())
     }
+
+    /// Launches a kernel of an image that was compiled at run time, on so many blocks. It is in this context.
+    ///
+    /// # Safety
+    /// As for [`Queue::launch`].
+    pub(super) unsafe fn launch_compiled(
+        &mut self,
+        kernel: &CompiledKernel,
+        blocks: u64,
+        threads: u32,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        let grid = Grid::new(blocks, threads, 0)?;
+        self.keep_within_bound()?;
+        // SAFETY: as above.
+        unsafe { self.enqueue(self.stream, kernel.function(), kernel.name(), grid, arguments) }
+    }
+
+    /// # Safety
+    /// As for [`Queue::launch`], and the function is in the context of the stream.
+    unsafe fn enqueue(
+        &self,
+        stream: Stream,
+        function: CUfunction,
+        name: &CStr,
+        grid: Grid,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let code = unsafe {
+            (self.device.driver.functions.cuLaunchKernel)(
+                function,
+                grid.blocks,
+                1,
+                1,
+                grid.threads,
+                1,
+                1,
+                grid.shared_bytes,
+                stream.as_ptr().cast(),
+                arguments.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        self.device.driver.check(code, format_args!("cuLaunchKernel of {} on {}", name.to_string_lossy(), self.device))
+    }
 }
 
-fn blocks_of(kernel: &Kernel, items: u64) -> Result<u32> {
-    let blocks = items.div_ceil(kernel.shape.items_per_block.into());
-    if blocks > MOST_BLOCKS {
-        return Err(error!(SizeOverflow, "{blocks} blocks are more than the {MOST_BLOCKS} of one launch"));
+/// What a launch has of blocks, of one dimension.
+struct Grid {
+    blocks: u32,
+    threads: u32,
+    shared_bytes: u32,
+}
+
+impl Grid {
+    fn of(kernel: &Kernel, items: u64) -> Result<Self> {
+        let LaunchShape { threads, items_per_block, shared_bytes } = kernel.shape;
+        Self::new(items.div_ceil(items_per_block.into()), threads, shared_bytes)
     }
-    Ok(blocks as u32)
+
+    fn new(blocks: u64, threads: u32, shared_bytes: u32) -> Result<Self> {
+        if blocks > MOST_BLOCKS {
+            return Err(error!(SizeOverflow, "{blocks} blocks are more than the {MOST_BLOCKS} of one launch"));
+        }
+        Ok(Self { blocks: blocks as u32, threads, shared_bytes })
+    }
 }

@@ -2,6 +2,7 @@
 
 pub mod bits;
 pub mod codec;
+pub mod compiled;
 mod context;
 pub mod copy;
 mod divisor;
@@ -28,6 +29,7 @@ use crate::error::{Result, error};
 use driver::{Driver, Properties};
 
 pub use codec::Memory;
+pub use compiled::Image;
 pub use context::InPrimary;
 pub use event::{Event, EventHandle};
 pub use module::{FAMILIES, LaunchShape, launch_shape};

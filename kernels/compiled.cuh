@@ -1,0 +1,258 @@
+// What every kernel that is compiled at run time begins with (src/compile/source.rs), behind gradcodec/device.cuh. For
+// NVRTC 11.2 and up, C++14; includes nothing. Names of ours begin with an underscore: a user's parameters cannot.
+
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef long int64_t;
+typedef unsigned long uint64_t;
+
+#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1107
+#define _GC_ARGUMENT const
+#else
+#define _GC_ARGUMENT const __grid_constant__
+#endif
+
+namespace _gc {
+
+typedef unsigned long long u64;
+typedef long long i64;
+
+enum : unsigned { THREADS = 256 };
+
+// Of the two float32 around x the one whose last bit is 1, unless x is one itself: rounded again, to fewer bits, it is
+// rounded once.
+__device__ __forceinline__ float to_odd(double x) {
+    const float nearest = __double2float_rn(x);
+    const double back = static_cast<double>(nearest);
+    const unsigned pattern = __float_as_uint(nearest);
+    if (back == x || x != x || pattern & 1) return nearest;
+    const bool is_beyond = x < 0 ? back < x : back > x;
+    return __uint_as_float(is_beyond ? pattern - 1 : pattern + 1);
+}
+
+// A float of 16 bits, which is calculated with as float: TO and FROM are device.cuh's.
+#define _GC_FLOAT_OF_16_BITS(NAME, TO, FROM)                                                                          \
+    struct NAME {                                                                                                     \
+        unsigned short bits;                                                                                          \
+        NAME() = default;                                                                                             \
+        __device__ __forceinline__ NAME(float x) : bits(TO(x)) {}                                                     \
+        __device__ __forceinline__ NAME(double x) : bits(TO(_gc::to_odd(x))) {}                                       \
+        __device__ __forceinline__ NAME(bool x) : bits(TO(static_cast<float>(x))) {}                                  \
+        __device__ __forceinline__ NAME(int x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}                     \
+        __device__ __forceinline__ NAME(unsigned x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}                \
+        __device__ __forceinline__ NAME(long x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}                    \
+        __device__ __forceinline__ NAME(unsigned long x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}           \
+        __device__ __forceinline__ NAME(long long x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}               \
+        __device__ __forceinline__ NAME(unsigned long long x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}      \
+        __device__ __forceinline__ operator float() const { return FROM(bits); }                                      \
+        template <typename _gc_T> __device__ __forceinline__ NAME &operator+=(_gc_T x) { return *this = *this + x; }  \
+        template <typename _gc_T> __device__ __forceinline__ NAME &operator-=(_gc_T x) { return *this = *this - x; }  \
+        template <typename _gc_T> __device__ __forceinline__ NAME &operator*=(_gc_T x) { return *this = *this * x; }  \
+        template <typename _gc_T> __device__ __forceinline__ NAME &operator/=(_gc_T x) { return *this = *this / x; }  \
+    };
+
+}  // namespace _gc
+
+_GC_FLOAT_OF_16_BITS(float16, gradcodec::to_f16, gradcodec::from_f16)
+_GC_FLOAT_OF_16_BITS(bfloat16, gradcodec::to_bf16, gradcodec::from_bf16)
+
+__device__ __forceinline__ float16 min(float16 x, float16 y) { return x < y ? x : y; }
+__device__ __forceinline__ float16 max(float16 x, float16 y) { return x < y ? y : x; }
+__device__ __forceinline__ bfloat16 min(bfloat16 x, bfloat16 y) { return x < y ? x : y; }
+__device__ __forceinline__ bfloat16 max(bfloat16 x, bfloat16 y) { return x < y ? y : x; }
+
+namespace _gc {
+
+// A bool in memory is true wherever it is not 0.
+template <typename T>
+struct Element {
+    typedef T Stored;
+};
+template <>
+struct Element<bool> {
+    typedef unsigned char Stored;
+};
+template <typename T>
+struct Read {
+    static __device__ __forceinline__ T of(T stored) { return stored; }
+};
+template <>
+struct Read<bool> {
+    static __device__ __forceinline__ bool of(unsigned char stored) { return stored != 0; }
+};
+
+// As the host lays out a scalar: its bytes, the lowest first.
+template <typename T>
+__device__ __forceinline__ T scalar(const u64 &bytes) {
+    return Read<T>::of(*reinterpret_cast<const typename Element<T>::Stored *>(&bytes));
+}
+
+template <typename T, unsigned N>
+struct alignas(sizeof(T) * N) Vector {
+    T of[N];
+};
+
+// An element at any address, byte by byte: what is rare is to be short.
+template <typename S>
+__device__ __forceinline__ S by_bytes(const char *from) {
+    u64 bytes = 0;
+#pragma unroll 1
+    for (unsigned k = 0; k < sizeof(S); k++) bytes |= static_cast<u64>(static_cast<unsigned char>(from[k])) << 8 * k;
+    return *reinterpret_cast<const S *>(&bytes);
+}
+template <typename S>
+__device__ __forceinline__ void to_bytes(char *to, const S &x) {
+    u64 bytes = 0;
+    *reinterpret_cast<S *>(&bytes) = x;
+#pragma unroll 1
+    for (unsigned k = 0; k < sizeof(S); k++) to[k] = static_cast<char>(bytes >> 8 * k);
+}
+
+// N neighbours, which lie at a multiple of their size. `one`: the same element for all.
+template <typename T, unsigned N>
+__device__ __forceinline__ void load(T (&to)[N], const char *from, bool one) {
+    typedef typename Element<T>::Stored Stored;
+    if (one) {
+        const T x = Read<T>::of(*reinterpret_cast<const Stored *>(from));
+#pragma unroll
+        for (unsigned m = 0; m < N; m++) to[m] = x;
+    } else {
+        const Vector<Stored, N> x = *reinterpret_cast<const Vector<Stored, N> *>(from);
+#pragma unroll
+        for (unsigned m = 0; m < N; m++) to[m] = Read<T>::of(x.of[m]);
+    }
+}
+template <typename T, unsigned N>
+__device__ __forceinline__ void store(const T (&from)[N], char *to) {
+    typedef typename Element<T>::Stored Stored;
+    Vector<Stored, N> x;
+#pragma unroll
+    for (unsigned m = 0; m < N; m++) x.of[m] = static_cast<Stored>(from[m]);
+    *reinterpret_cast<Vector<Stored, N> *>(to) = x;
+}
+// One element. `bytes`: at any address.
+template <typename T>
+__device__ __forceinline__ T load_one(const char *from, bool bytes) {
+    typedef typename Element<T>::Stored Stored;
+    return Read<T>::of(bytes ? by_bytes<Stored>(from) : *reinterpret_cast<const Stored *>(from));
+}
+template <typename T>
+__device__ __forceinline__ void store_one(const T &x, char *to, bool bytes) {
+    typedef typename Element<T>::Stored Stored;
+    if (bytes) to_bytes(to, static_cast<Stored>(x));
+    else *reinterpret_cast<Stored *>(to) = static_cast<Stored>(x);
+}
+
+// A number to divide by (src/compile/loops.rs), and the strides of all tensors in bytes.
+template <unsigned TENSORS>
+struct Loop {
+    u64 count, reciprocal;  // floor((2^64 - 1) / count)
+    i64 strides[TENSORS];
+};
+template <unsigned TENSORS>
+struct Offsets {
+    i64 of[TENSORS];
+};
+
+// What round number `round` of these loops, outermost first, lies from the first. The outermost one has what is left.
+template <unsigned TENSORS>
+__device__ __forceinline__ void add_offsets(Offsets<TENSORS> &offsets, const Loop<TENSORS> *loops, unsigned n, u64 round) {
+    if (n == 0) return;
+    u64 outermost = round;
+    if (n > 1 && round < 0x80000000ull) {
+        unsigned rest = static_cast<unsigned>(round);
+        for (unsigned d = n - 1; d > 0; d--) {
+            unsigned above = 0, at = rest;
+            if (loops[d].count < 0x80000000ull) {
+                const unsigned by = static_cast<unsigned>(loops[d].count);
+                above = static_cast<unsigned>(static_cast<u64>(rest) * (loops[d].reciprocal >> 32) >> 32);
+                at = rest - above * by;
+                if (at >= by) above++, at -= by;
+            }
+#pragma unroll
+            for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += at * loops[d].strides[k];
+            rest = above;
+        }
+        outermost = rest;
+    } else if (n > 1) {
+        for (unsigned d = n - 1; d > 0; d--) {
+            u64 above = __umul64hi(outermost, loops[d].reciprocal), at = outermost - above * loops[d].count;
+            if (at >= loops[d].count) above++, at -= loops[d].count;
+#pragma unroll
+            for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(at) * loops[d].strides[k];
+            outermost = above;
+        }
+    }
+#pragma unroll
+    for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(outermost) * loops[0].strides[k];
+}
+
+// The same in fewer instructions, for where it is needed in many places: mostly there is one loop.
+template <unsigned TENSORS>
+__device__ __forceinline__ void go(Offsets<TENSORS> &offsets, const Loop<TENSORS> *loops, unsigned n, u64 round) {
+    if (n == 0) return;
+    u64 rest = round;
+#pragma unroll 1
+    for (unsigned d = n - 1; d > 0; d--) {
+        u64 above = __umul64hi(rest, loops[d].reciprocal), at = rest - above * loops[d].count;
+        if (at >= loops[d].count) above++, at -= loops[d].count;
+#pragma unroll
+        for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(at) * loops[d].strides[k];
+        rest = above;
+    }
+#pragma unroll
+    for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(rest) * loops[0].strides[k];
+}
+// Element number `number` of the only loop, which is one of vectors of N.
+template <unsigned N, unsigned TENSORS>
+__device__ __forceinline__ void go_to_one(Offsets<TENSORS> &offsets, const Loop<TENSORS> &loop, u64 number) {
+#pragma unroll
+    for (unsigned k = 0; k < TENSORS; k++) {
+        offsets.of[k] += static_cast<i64>(number / N) * loop.strides[k]
+                       + static_cast<i64>(number % N) * (loop.strides[k] / static_cast<i64>(N));
+    }
+}
+
+// A raw parameter: any element by its number in C order, or by its indices.
+template <typename T, unsigned NDIM, bool CONTIGUOUS>
+struct Raw {
+    T *_data;
+    i64 _size, _shape[NDIM ? NDIM : 1], _strides[NDIM ? NDIM : 1];  // in bytes
+    enum : unsigned { ndim = NDIM };
+
+    __device__ __forceinline__ ptrdiff_t size() const { return _size; }
+    __device__ __forceinline__ const i64 *shape() const { return _shape; }
+    __device__ __forceinline__ const i64 *strides() const { return _strides; }
+    __device__ __forceinline__ T &at(i64 offset) const {
+        return *reinterpret_cast<T *>(reinterpret_cast<u64>(_data) + offset);
+    }
+    template <typename I>
+    __device__ __forceinline__ T &operator[](const I (&index)[NDIM ? NDIM : 1]) const {
+        i64 offset = 0;
+#pragma unroll
+        for (unsigned d = 0; d < NDIM; d++) offset += static_cast<i64>(index[d]) * _strides[d];
+        return at(offset);
+    }
+    __device__ __forceinline__ T &operator[](ptrdiff_t number) const {
+        if (CONTIGUOUS) return _data[number];
+        i64 offset = 0, rest = number;
+#pragma unroll
+        for (unsigned d = NDIM; d-- > 0;) {
+            offset += rest % _shape[d] * _strides[d];
+            rest /= _shape[d];
+        }
+        return at(offset);
+    }
+};
+
+// What `_ind` and the like are.
+struct Indexer {
+    i64 _size;
+    __device__ __forceinline__ ptrdiff_t size() const { return _size; }
+};
+
+}  // namespace _gc

@@ -1,0 +1,557 @@
+//! KERNELS
+//!
+//! CuPy's ElementwiseKernel and ReductionKernel, for tensors of any framework on CUDA: some C++ for an element, compiled
+//! once for each combination of types by NVRTC, which is looked for as the driver is. Nothing is included: no headers
+//! and no toolkit are needed. What was compiled is kept on disk for the next process.
+//!
+//! ```c
+//! gc_elementwise_options_t options = {.struct_size = sizeof options, .name = "my_kernel",
+//!     .inputs = "float32 x, float32 y", .outputs = "float32 z",
+//!     .operation = "if (x - 2 > y) { z = x * y; } else { z = x + y; }"};
+//! gc_kernel_t *kernel;
+//! gc_elementwise_create(&options, &kernel);
+//! const DLTensor *inputs[] = {x, y};                                      // of shapes (2, 3) and (3)
+//! gc_kernel_run(kernel, inputs, 2, &z, 1, NULL, stream);                   // of shape (2, 3)
+//!
+//! gc_reduction_options_t sum = {.struct_size = sizeof sum, .name = "sum", .inputs = "T x", .outputs = "T y",
+//!     .map = "x", .reduce = "a + b", .post_map = "y = a", .identity = "0"};
+//! int32_t axis = 1;
+//! gc_run_options_t along = {.struct_size = sizeof along, .axes = &axis, .n_axes = 1};     // x.sum(axis=1)
+//! ```
+//!
+//! *Parameters*: types and names between commas, as in "float32 x, raw T y". A type is one of NumPy's names (bool, int8 to
+//! int64, uint8 to uint64, float16, float32, float64), bfloat16, or a letter, which stands for the dtype that the tensors
+//! have. Up to 32. In the C++ each is a variable of its name: an element of the input, const, or of the output, to be set;
+//! an output that is not set keeps its element, and one that is read has it. float16 and bfloat16 are calculated with as
+//! float. Names that begin with _, and the names i and n, are the kernel's own:
+//!
+//! - `i`: the element's number, in the order of C; `n`: how many there are, as `_ind.size()` says, too;
+//! - a *raw* parameter is the whole tensor: x[k] is its element number k in the order of C, x[indices] that at an array of
+//!   ptrdiff_t; x.size(), x.shape()[axis], x.strides()[axis] (in bytes), x.ndim. It does not take part in broadcasting, and
+//!   must lie at a multiple of its element's size;
+//! - in a reduction: `a` and `b`, values to be reduced, and `a` in post_map; `n`: elements of one output;
+//!   `_in_ind.size()`, `_out_ind.size()`; `_J` in map: the element's number among those that are reduced to one output; `i`
+//!   in post_map: the output's number; `_type_reduce`: the type that is reduced in.
+//!
+//! Inputs are broadcast against each other by NumPy's rule; outputs have the shape that results, or the inputs' other axes
+//! where some are reduced. An input of no dimension on the CPU is a *scalar*: its value is read during the call (a graph
+//! keeps it), cast to the parameter's type as gc_copy_into() casts, and says what a letter is only where no tensor does.
+//!
+//! a * b + c is not contracted into an FMA unless GC_KERNEL_FMAD asks for it, so + - * / sqrt and comparisons of float32 and
+//! float64 give NumPy's results to the last bit. A reduction adds in an order that depends on shapes and strides alone, so
+//! its result is the same on every run and card.
+//!
+//! *NVRTC* is what the options name, else the file that GRADCODEC_NVRTC in the environment names, else what the process has
+//! loaded, else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it; 11.2 or later. What it made is *kept on
+//! disk*, in $GRADCODEC_CACHE_DIR, else $XDG_CACHE_HOME/gradcodec, else $HOME/.cache/gradcodec, up to 256 MiB, of which
+//! those go first that were not used for the longest time; GRADCODEC_CACHE=0 turns that off. Nothing that is wrong there
+//! keeps a kernel from being compiled.
+//!
+//! Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first call
+//! that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
+//! gc_kernel_prepare() does it ahead. A prepared kernel allocates nothing, waits for nothing and can be captured. What
+//! you write runs as any kernel of yours: it can overwrite memory, and hang the device.
+
+use std::{
+    ffi::{CStr, c_char, c_void},
+    mem::offset_of,
+    ops::Range,
+};
+
+use dlpark::ffi::{DLManagedTensor, DLTensor};
+
+use crate::{
+    backend::Stream,
+    compile::{
+        Handle,
+        source::{Definition, Text},
+    },
+    error::{Result, error},
+    ops::kernel::{self, Call, Kernel, Purpose, Views},
+    panics::boundary,
+};
+
+use super::{
+    borrow::{self, Count, Out},
+    handle,
+    status::gc_status_t,
+};
+
+/// A kernel: gc_elementwise_create(), gc_reduction_create() or gc_kernel_load() makes one.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+pub struct gc_kernel_t(Kernel);
+
+/// How a kernel is made: flags of its options.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelFlag {
+    /// Contract a * b + c into an FMA, which rounds once.
+    Fmad = 1,
+    /// Neither look for it on disk nor keep it there.
+    NoDisk = 2,
+}
+
+/// How a kernel is run: flags of gc_run_options_t.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunFlag {
+    /// Outputs have a dimension of 1 where an axis was reduced.
+    Keepdims = 1,
+}
+
+/// What an elementwise kernel is made of. Set struct_size and what you need; a field that is 0 has its default. Texts are
+/// read during the call.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct gc_elementwise_options_t {
+    /// sizeof(gc_elementwise_options_t).
+    pub struct_size: u32,
+    /// Of GC_KERNEL_*.
+    pub flags: u32,
+    /// Parameters. NULL: none.
+    pub inputs: *const c_char,
+    /// Parameters, one at least.
+    pub outputs: *const c_char,
+    /// Statements for an element.
+    pub operation: *const c_char,
+    /// An identifier, as profilers and errors show it. NULL: "kernel".
+    pub name: *const c_char,
+    /// Declarations before the kernel. NULL: none.
+    pub preamble: *const c_char,
+    /// Statements before a thread's loop over elements. NULL: none.
+    pub loop_prep: *const c_char,
+    /// Statements behind it. NULL: none.
+    pub after_loop: *const c_char,
+    /// n_options options of NVRTC.
+    pub options: *const *const c_char,
+    /// How many.
+    pub n_options: usize,
+    /// What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for.
+    pub nvrtc: *mut c_void,
+    /// 0.
+    pub reserved: [u64; 4],
+}
+
+// SAFETY: numbers and pointers, without gaps between them.
+unsafe impl borrow::Options for gc_elementwise_options_t {
+    const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
+}
+
+/// What a reduction is made of: post_map of (reduce of (map of every element)). Set struct_size and what you need; a field
+/// that is 0 has its default. Texts are read during the call.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct gc_reduction_options_t {
+    /// sizeof(gc_reduction_options_t).
+    pub struct_size: u32,
+    /// Of GC_KERNEL_*.
+    pub flags: u32,
+    /// Parameters, one at least that is not raw.
+    pub inputs: *const c_char,
+    /// Parameters, one at least, none raw.
+    pub outputs: *const c_char,
+    /// An expression of the inputs: "x * x".
+    pub map: *const c_char,
+    /// An expression of a and b, in which their order and grouping do not matter: "a + b".
+    pub reduce: *const c_char,
+    /// Statements that set the outputs from a: "y = sqrt(a)".
+    pub post_map: *const c_char,
+    /// What no element gives: "0". NULL: there must be one.
+    pub identity: *const c_char,
+    /// An identifier, as profilers and errors show it. NULL: "kernel".
+    pub name: *const c_char,
+    /// The type that is reduced in: one as of parameters, or any of C++ up to 32 bytes. NULL: the first output's.
+    pub reduce_type: *const c_char,
+    /// Declarations before the kernel. NULL: none.
+    pub preamble: *const c_char,
+    /// n_options options of NVRTC.
+    pub options: *const *const c_char,
+    /// How many.
+    pub n_options: usize,
+    /// What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for.
+    pub nvrtc: *mut c_void,
+    /// 0.
+    pub reserved: [u64; 4],
+}
+
+// SAFETY: numbers and pointers, without gaps between them.
+unsafe impl borrow::Options for gc_reduction_options_t {
+    const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
+}
+
+/// How a kernel is run, beside its tensors. Set struct_size and what you need; a field that is 0 has its default.
+#[allow(non_camel_case_types, reason = "the name in the header")]
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct gc_run_options_t {
+    /// sizeof(gc_run_options_t).
+    pub struct_size: u32,
+    /// Of GC_RUN_*.
+    pub flags: u32,
+    /// Elements that an elementwise kernel goes over all of whose parameters are raw.
+    pub size: i64,
+    /// The axes that a reduction reduces, of the inputs' broadcast shape; negative ones count from the last. NULL: all.
+    pub axes: *const i32,
+    /// How many; 0 if `axes` is NULL.
+    pub n_axes: usize,
+    /// Of a reduction: uint8, gc_kernel_workspace_bytes() bytes at least, on the device, C-contiguous, aligned to 16. NULL
+    /// if it is 0 bytes.
+    pub workspace: *const DLTensor,
+    /// For gc_kernel_prepare() alone: compile for a card of this compute capability, 90 for 9.0, which need not be here; load
+    /// nothing. The tensors' devices are not looked at then.
+    pub capability: i32,
+    /// 0.
+    pub reserved0: u32,
+    /// 0.
+    pub reserved: [u64; 3],
+}
+
+// SAFETY: numbers and pointers, without gaps between them.
+unsafe impl borrow::Options for gc_run_options_t {
+    const RESERVED: Range<usize> = offset_of!(Self, reserved0)..size_of::<Self>();
+}
+
+/// Reads a text that need not be there.
+///
+/// # Safety
+/// As for [`borrow::text`].
+unsafe fn text(name: &'static str, pointer: *const c_char) -> Result<Option<String>> {
+    if pointer.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    owned(name, unsafe { borrow::text(name, pointer)? }).map(Some)
+}
+
+fn owned(name: &'static str, text: &CStr) -> Result<String> {
+    kernel::owned(text.to_str().map_err(|_| error!(InvalidArgument, "options: {name} is not UTF-8"))?)
+}
+
+/// What both kinds of kernels have.
+struct Common {
+    is_reduction: bool,
+    flags: u32,
+    options: *const *const c_char,
+    n_options: usize,
+    nvrtc: *mut c_void,
+}
+
+/// # Safety
+/// Every text ends with a NUL, `options` are so many, and `nvrtc` is NULL or came from dlopen and stays open.
+unsafe fn create(common: &Common, texts: &[(Text, &'static str, *const c_char)]) -> Result<gc_kernel_t> {
+    const FMAD: u32 = KernelFlag::Fmad as u32;
+    const NO_DISK: u32 = KernelFlag::NoDisk as u32;
+    let &Common { is_reduction, flags, options, n_options, nvrtc } = common;
+    if flags & !(FMAD | NO_DISK) != 0 {
+        return Err(error!(InvalidArgument, "options: flags {flags:#x}; of {:#x} expected", FMAD | NO_DISK));
+    }
+    let contracts = flags & FMAD != 0;
+    let mut definition = Definition { is_reduction, texts: Default::default(), options: Vec::new(), contracts };
+    // SAFETY: the caller's promise.
+    unsafe {
+        for &(which, name, pointer) in texts {
+            definition.texts[which as usize] = text(name, pointer)?;
+        }
+        let options = borrow::items("options: options", options, Count::of("options: n_options", n_options))?;
+        definition
+            .options
+            .try_reserve_exact(options.len())
+            .map_err(|_| error!(OutOfMemory, "options: a list of {} texts could not be had", options.len()))?;
+        for &option in options {
+            let option = owned("options", borrow::text("options: options", option)?)?;
+            definition.options.push(option);
+        }
+        Ok(gc_kernel_t(Kernel::new(definition, Handle::of(nvrtc), flags & NO_DISK == 0)?))
+    }
+}
+
+/// A call's tensors, in the order of the parameters.
+///
+/// # Safety
+/// As for [`borrow::tensors`].
+unsafe fn views<'a>(name: &'static str, tensors: *const *const DLTensor, count: Count) -> Result<Views<'a>> {
+    let mut views = Views::new();
+    // SAFETY: the caller's promise.
+    for view in unsafe { borrow::tensors(name, tensors, count)? } {
+        if views.try_push(view?).is_err() {
+            return Err(error!(InvalidArgument, "{name}: more tensors than any kernel has parameters"));
+        }
+    }
+    Ok(views)
+}
+
+/// # Safety
+/// The pointers are as gc_kernel_run() describes them.
+unsafe fn call<'a>(
+    inputs: *const *const DLTensor,
+    n_inputs: usize,
+    outputs: *const *mut DLTensor,
+    n_outputs: usize,
+    options: *const gc_run_options_t,
+    stream: *mut c_void,
+) -> Result<Call<'a>> {
+    const KEEPDIMS: u32 = RunFlag::Keepdims as u32;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut call = Call {
+            inputs: views("inputs", inputs, Count::of("n_inputs", n_inputs))?,
+            outputs: views("outputs", outputs.cast(), Count::of("n_outputs", n_outputs))?,
+            options: kernel::Options::default(),
+            stream: Stream::from_raw(stream),
+        };
+        if options.is_null() {
+            return Ok(call);
+        }
+        let options = borrow::options("options", options)?;
+        if options.flags & !KEEPDIMS != 0 {
+            return Err(error!(
+                InvalidArgument,
+                "options: flags {:#x}; 0 or GC_RUN_KEEPDIMS {KEEPDIMS} expected", options.flags
+            ));
+        }
+        if options.axes.is_null() && options.n_axes != 0 {
+            return Err(error!(InvalidArgument, "options: n_axes {} with axes NULL", options.n_axes));
+        }
+        let axes = borrow::items("options: axes", options.axes, Count::of("options: n_axes", options.n_axes))?;
+        call.options = kernel::Options {
+            size: options.size,
+            axes: (!options.axes.is_null()).then_some(axes),
+            keepdims: options.flags & KEEPDIMS != 0,
+            workspace: borrow::optional("options: workspace", options.workspace)?,
+            capability: options.capability,
+        };
+        Ok(call)
+    }
+}
+
+/// Makes a kernel of an operation on elements. Nothing is compiled yet.
+///
+/// `*out`: yours to release, by gc_kernel_free().
+///
+/// INVALID_ARGUMENT: no outputs, no operation; a type, a name or a flag that is none; a name twice; a text that is not UTF-8;
+/// a field behind those that this version knows, or a reserved one, that is not 0 (the message has its offset).
+///
+/// # Safety
+/// The pointers are as described, and struct_size bytes are readable.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_elementwise_create(
+    options: *const gc_elementwise_options_t,
+    out: *mut *mut gc_kernel_t,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises options of their own size, texts, and room for a pointer.
+        unsafe {
+            let (given, out) = (borrow::options("options", options)?, Out::one("out", out)?);
+            let gc_elementwise_options_t { flags, options, n_options, nvrtc, .. } = given;
+            let kernel = create(
+                &Common { is_reduction: false, flags, options, n_options, nvrtc },
+                &[
+                    (Text::Name, "name", given.name),
+                    (Text::Inputs, "inputs", given.inputs),
+                    (Text::Outputs, "outputs", given.outputs),
+                    (Text::Operation, "operation", given.operation),
+                    (Text::Preamble, "preamble", given.preamble),
+                    (Text::LoopPrep, "loop_prep", given.loop_prep),
+                    (Text::AfterLoop, "after_loop", given.after_loop),
+                ],
+            )?;
+            out.fill([handle::hand_out(kernel)?]);
+        }
+        Ok(())
+    })
+}
+
+/// Makes a kernel of a reduction. Nothing is compiled yet.
+///
+/// `*out`: yours to release, by gc_kernel_free().
+///
+/// As gc_elementwise_create(), and INVALID_ARGUMENT: no map, reduce or post_map; an output that is raw; no input that is not.
+///
+/// # Safety
+/// The pointers are as described, and struct_size bytes are readable.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_reduction_create(
+    options: *const gc_reduction_options_t,
+    out: *mut *mut gc_kernel_t,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises options of their own size, texts, and room for a pointer.
+        unsafe {
+            let (given, out) = (borrow::options("options", options)?, Out::one("out", out)?);
+            let gc_reduction_options_t { flags, options, n_options, nvrtc, .. } = given;
+            let kernel = create(
+                &Common { is_reduction: true, flags, options, n_options, nvrtc },
+                &[
+                    (Text::Name, "name", given.name),
+                    (Text::Inputs, "inputs", given.inputs),
+                    (Text::Outputs, "outputs", given.outputs),
+                    (Text::Map, "map", given.map),
+                    (Text::Reduce, "reduce", given.reduce),
+                    (Text::PostMap, "post_map", given.post_map),
+                    (Text::Identity, "identity", given.identity),
+                    (Text::ReduceType, "reduce_type", given.reduce_type),
+                    (Text::Preamble, "preamble", given.preamble),
+                ],
+            )?;
+            out.fill([handle::hand_out(kernel)?]);
+        }
+        Ok(())
+    })
+}
+
+/// Runs a kernel: one tensor for each parameter, in their order.
+///
+/// `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address, shape and
+/// strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL for none.
+///
+/// INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; a reduction of
+/// no element without an identity; a workspace that is needed and NULL or not aligned to 16; a size where it is not for,
+/// or none where it is; in a capture, a combination that is yet to be compiled or loaded; more dimensions that cannot be
+/// made one than one launch takes (with up to 8 parameters there is room for 40). SHAPE_MISMATCH: shapes that cannot be
+/// broadcast, an output of another shape, a workspace that is too small. UNSUPPORTED_DTYPE: a tensor of another dtype than
+/// its parameter, or than another one of the same letter. UNSUPPORTED_DEVICE: a tensor of the CPU that is no scalar.
+/// NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing to compile with; the message has what was looked for. COMPILE:
+/// NVRTC's first error, whose line is that of your text; gc_kernel_log() has all of them.
+///
+/// # Safety
+/// The pointers are as described, nothing else uses the memory of outputs and workspace meanwhile, and the kernel stays
+/// within the tensors.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_kernel_run(
+    kernel: *mut gc_kernel_t,
+    inputs: *const *const DLTensor,
+    n_inputs: usize,
+    outputs: *const *mut DLTensor,
+    n_outputs: usize,
+    options: *const gc_run_options_t,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a kernel, and tensors that stay as they are during the call.
+        let (kernel, call) = unsafe {
+            (handle::borrow("kernel", kernel)?, call(inputs, n_inputs, outputs, n_outputs, options, stream)?)
+        };
+        kernel.0.call(&call, Purpose::Run)
+    })
+}
+
+/// Compiles and loads what gc_kernel_run() with the same arguments would, and launches nothing: no element is read or
+/// written, and no workspace is needed. A combination is one of dtypes, of which inputs are scalars, of the dimensions and
+/// contiguity of raw tensors, and of the card; shapes and strides otherwise do not matter, unless they take more than 8
+/// loops.
+///
+/// As gc_kernel_run().
+///
+/// # Safety
+/// As there.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_kernel_prepare(
+    kernel: *mut gc_kernel_t,
+    inputs: *const *const DLTensor,
+    n_inputs: usize,
+    outputs: *const *mut DLTensor,
+    n_outputs: usize,
+    options: *const gc_run_options_t,
+    stream: *mut c_void,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a kernel, and tensors that stay as they are during the call.
+        let (kernel, call) = unsafe {
+            (handle::borrow("kernel", kernel)?, call(inputs, n_inputs, outputs, n_outputs, options, stream)?)
+        };
+        kernel.0.call(&call, Purpose::Prepare)
+    })
+}
+
+/// Bytes of the workspace that gc_kernel_run() with these arguments wants; its own field is not looked at. 0 for elementwise
+/// kernels, and where few elements are reduced. -1, and the last error: as gc_kernel_run().
+///
+/// # Safety
+/// As there.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_kernel_workspace_bytes(
+    kernel: *const gc_kernel_t,
+    inputs: *const *const DLTensor,
+    n_inputs: usize,
+    outputs: *const *mut DLTensor,
+    n_outputs: usize,
+    options: *const gc_run_options_t,
+) -> i64 {
+    boundary(|| {
+        // SAFETY: the caller promises a kernel, and tensors that stay as they are during the call.
+        let (kernel, call) = unsafe {
+            let stream = std::ptr::null_mut();
+            (handle::borrow("kernel", kernel)?, call(inputs, n_inputs, outputs, n_outputs, options, stream)?)
+        };
+        kernel.0.workspace_bytes(&call)
+    })
+}
+
+/// What NVRTC said when it last compiled for this kernel: errors and warnings. "" if nothing.
+///
+/// `*log`: text that stays until gc_kernel_free().
+///
+/// # Safety
+/// As described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_kernel_log(kernel: *const gc_kernel_t, log: *mut *const c_char) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a kernel, and room for a pointer.
+        let (kernel, log) = unsafe { (handle::borrow("kernel", kernel)?, Out::one("log", log)?) };
+        log.fill([kernel.0.log()]);
+        Ok(())
+    })
+}
+
+/// A kernel as bytes, with all combinations that were compiled: to keep it yourself, or for machines without NVRTC.
+///
+/// `*out`: uint8, of the CPU, yours to release.
+///
+/// # Safety
+/// As described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_kernel_save(kernel: *const gc_kernel_t, out: *mut *mut DLManagedTensor) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a kernel, and room for a pointer.
+        let (kernel, out) = unsafe { (handle::borrow("kernel", kernel)?, Out::one("out", out)?) };
+        out.fill(kernel.0.save()?.into_raw());
+        Ok(())
+    })
+}
+
+/// The kernel that gc_kernel_save() saved. What was compiled then needs no NVRTC now; what was not is compiled by the one that
+/// is found.
+///
+/// `data`: `size` bytes, read during the call. They are code, trusted as such: load only what you would run. `*out`: yours to
+/// release, by gc_kernel_free().
+///
+/// CORRUPT: not what gc_kernel_save() of this version writes, or damaged.
+///
+/// # Safety
+/// As described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_kernel_load(data: *const c_void, size: usize, out: *mut *mut gc_kernel_t) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises so many bytes, and room for a pointer.
+        let (data, out) =
+            unsafe { (borrow::items("data", data.cast::<u8>(), Count::of("size", size))?, Out::one("out", out)?) };
+        out.fill([handle::hand_out(gc_kernel_t(Kernel::load(data)?))?]);
+        Ok(())
+    })
+}
+
+/// Releases a kernel, which nothing may use any more: no thread, no work that is under way, no graph. NULL: nothing. It may
+/// wait for all work of the context: not in a capture, not between the launches of a collective.
+///
+/// # Safety
+/// As described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_kernel_free(kernel: *mut gc_kernel_t) {
+    boundary(|| {
+        // SAFETY: the caller's promise.
+        unsafe { handle::release(kernel) };
+        Ok(())
+    });
+}

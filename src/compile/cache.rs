@@ -1,0 +1,562 @@
+//! Kernels compiled before, in a directory of the user's: a file for each key.
+//!
+//! What is wrong with the directory or a file is no failure: then the kernel is compiled. Only memory that cannot be had is.
+//! A file is written under another name and renamed, so that it is there as a whole or not at all, whichever process reads
+//! or writes it at the same time.
+
+use std::{
+    ffi::{CStr, CString, c_int},
+    fs::File,
+    io::{Read, Write},
+    os::{
+        fd::{AsRawFd, FromRawFd},
+        unix::fs::MetadataExt,
+    },
+    process,
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, SystemTime},
+};
+
+use arrayvec::ArrayString;
+
+use crate::error::{Result, error};
+
+use super::{
+    copied,
+    image::{Kind, Reader, Writer},
+    room, variable,
+};
+
+const KIND: Kind = *b"DISK";
+
+/// The name of a kernel's file: 64 digits of its key, and this.
+const SUFFIX: &str = ".kernel";
+/// That of a file that is being written: what it will be called, who writes it, and this.
+const UNFINISHED: &str = ".part";
+
+/// Room for either name, with its NUL.
+type Name = ArrayString<128>;
+
+/// No kernel is as large.
+const LARGEST: u64 = 64 << 20;
+
+/// When the files take more on disk, those that were not used for the longest time go.
+const MOST: u64 = 256 << 20;
+
+/// The file system's time of a file is renewed when it is used and older than this.
+const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Whoever began to write a file this long ago does not finish it.
+const ABANDONED: Duration = Duration::from_secs(60 * 60);
+
+/// A directory in which kernels are kept.
+pub struct Cache {
+    folder: File,
+    most: u64,
+}
+
+impl Cache {
+    /// The directory that the environment names, made if it is not there; None where there shall be or can be none.
+    pub fn open() -> Result<Option<Self>> {
+        if variable(c"GRADCODEC_CACHE").is_some_and(|said| said == c"0") {
+            return Ok(None);
+        }
+        let named = [(c"GRADCODEC_CACHE_DIR", ""), (c"XDG_CACHE_HOME", "/gradcodec"), (c"HOME", "/.cache/gradcodec")];
+        let named = named.iter().find_map(|&(name, rest)| {
+            let folder = variable(name)?.to_bytes();
+            folder.starts_with(b"/").then_some((folder, rest))
+        });
+        let Some((folder, rest)) = named else { return Ok(None) };
+        let mut path = room(folder.len() + rest.len() + 1)?;
+        path.extend_from_slice(folder);
+        path.extend_from_slice(rest.as_bytes());
+        path.push(0);
+        match CString::from_vec_with_nul(path) {
+            Ok(path) => Self::in_folder(path, MOST),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// In a directory that is of this user, and that nobody else may write to.
+    fn in_folder(path: CString, most: u64) -> Result<Option<Self>> {
+        // SAFETY: a path that ends with a NUL.
+        let open = |path: &CStr| unsafe { libc::open(path.as_ptr(), FOLDER) };
+        let mut folder = owned(open(&path));
+        if folder.is_none() {
+            make(&path)?;
+            folder = owned(open(&path));
+        }
+        Ok(folder.filter(|folder| is_ours(folder, 0o022)).map(|folder| Self { folder, most }))
+    }
+
+    /// The kernel of a key, if it is there, with what the compiler said of it.
+    pub fn find(&self, key: &[u8; 32], log: &mut String) -> Result<Option<Vec<u8>>> {
+        // A file's name may be that of something else, which opening must neither follow nor wait for.
+        const FLAGS: c_int = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
+        let Some(mut file) = self.open_at(&name_of(key), FLAGS) else { return Ok(None) };
+        let Ok(about) = file.metadata() else { return Ok(None) };
+        if !about.is_file() || !is_ours(&file, 0o077) || about.len() > LARGEST {
+            return Ok(None);
+        }
+        let mut bytes = room(about.len() as usize)?;
+        bytes.resize(about.len() as usize, 0);
+        if file.read_exact(&mut bytes).is_err() {
+            return Ok(None);
+        }
+        let Some((code, said)) = parts(&bytes, key) else { return Ok(None) };
+        log.try_reserve(said.len())
+            .map_err(|_| error!(OutOfMemory, "{} bytes for a log could not be had", said.len()))?;
+        log.push_str(said);
+        let code = copied(code)?;
+        if about.modified().ok().and_then(|then| then.elapsed().ok()).is_some_and(|age| age > FRESH) {
+            // SAFETY: a file that is open; NULL is now. Where it fails, the file goes sooner.
+            unsafe { libc::futimens(file.as_raw_fd(), std::ptr::null()) };
+        }
+        Ok(Some(code))
+    }
+
+    /// Keeps a kernel, if it can be kept.
+    pub fn keep(&self, key: &[u8; 32], code: &[u8], log: &str) -> Result<()> {
+        let image = image_of(&[key, code, log.as_bytes()])?;
+        let name = name_of(key);
+        let unfinished = unfinished_name(key);
+        const FLAGS: c_int = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        if image.len() as u64 > LARGEST {
+            return Ok(());
+        }
+        let Some(mut file) = self.open_at(&unfinished, FLAGS) else { return Ok(()) };
+        // What is written late, and then does not fit, is found by the digest.
+        let is_written = file.write_all(&image).is_ok();
+        drop(file);
+        let folder = self.folder.as_raw_fd();
+        // SAFETY: names that end with a NUL, in a directory that is open.
+        unsafe {
+            if !is_written || libc::renameat(folder, c(&unfinished), folder, c(&name)) != 0 {
+                libc::unlinkat(folder, c(&unfinished), 0);
+                return Ok(());
+            }
+        }
+        self.tidy()
+    }
+
+    fn open_at(&self, name: &Name, flags: c_int) -> Option<File> {
+        // SAFETY: a name that ends with a NUL, in a directory that is open.
+        owned(unsafe { libc::openat(self.folder.as_raw_fd(), c(name), flags, 0o600 as libc::c_uint) })
+    }
+
+    /// Takes away what nobody finishes, and what was not used for the longest time, if all takes too much.
+    fn tidy(&self) -> Result<()> {
+        let mut files = Vec::new();
+        let mut bytes = 0;
+        let now = SystemTime::now();
+        let Some(listing) = Listing::of(&self.folder) else { return Ok(()) };
+        for name in listing {
+            let Some(found) = self.about(&name) else { continue };
+            if name[..name.len() - 1].ends_with(UNFINISHED) {
+                if now.duration_since(found.used).is_ok_and(|age| age > ABANDONED) {
+                    self.remove(&name);
+                }
+                continue;
+            }
+            bytes += found.bytes;
+            files
+                .try_reserve(1)
+                .map_err(|_| error!(OutOfMemory, "a list of {} kernels could not be had", files.len()))?;
+            files.push((found, name));
+        }
+        if bytes > self.most {
+            files.sort_unstable_by_key(|(found, _)| found.used);
+        }
+        for (found, name) in &files {
+            if bytes <= self.most {
+                break;
+            }
+            self.remove(name);
+            bytes -= found.bytes;
+        }
+        Ok(())
+    }
+
+    fn about(&self, name: &Name) -> Option<Found> {
+        let mut about = std::mem::MaybeUninit::<libc::stat>::uninit();
+        let folder = self.folder.as_raw_fd();
+        // SAFETY: a name that ends with a NUL, in a directory that is open, and room for what is said of it, which is there
+        // when the call has succeeded.
+        let about = unsafe {
+            match libc::fstatat(folder, c(name), about.as_mut_ptr(), libc::AT_SYMLINK_NOFOLLOW) {
+                0 => about.assume_init(),
+                _ => return None,
+            }
+        };
+        let used = Duration::new(u64::try_from(about.st_mtime).ok()?, u32::try_from(about.st_mtime_nsec).ok()?);
+        Some(Found { used: SystemTime::UNIX_EPOCH.checked_add(used)?, bytes: about.st_blocks as u64 * 512 })
+    }
+
+    fn remove(&self, name: &Name) {
+        // SAFETY: a name that ends with a NUL, in a directory that is open. Another process may have done it.
+        unsafe { libc::unlinkat(self.folder.as_raw_fd(), c(name), 0) };
+    }
+}
+
+/// What a file system says of a file.
+struct Found {
+    used: SystemTime,
+    /// That it takes on disk.
+    bytes: u64,
+}
+
+const FOLDER: c_int = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+
+/// The names in a directory that are files of the cache.
+struct Listing(*mut libc::DIR);
+
+impl Listing {
+    fn of(folder: &File) -> Option<Self> {
+        // Opened anew, for duplicates share a position.
+        // SAFETY: a name in a directory that is open; the descriptor is the listing's from then on.
+        unsafe {
+            let again = libc::openat(folder.as_raw_fd(), c".".as_ptr(), FOLDER);
+            if again < 0 {
+                return None;
+            }
+            let listing = libc::fdopendir(again);
+            if listing.is_null() {
+                libc::close(again);
+                return None;
+            }
+            Some(Self(listing))
+        }
+    }
+}
+
+impl Iterator for Listing {
+    type Item = Name;
+
+    fn next(&mut self) -> Option<Name> {
+        loop {
+            // SAFETY: a listing that is open, used by one thread; the entry is there until the next one is asked for.
+            let name = unsafe {
+                let entry = libc::readdir(self.0);
+                if entry.is_null() {
+                    return None;
+                }
+                CStr::from_ptr((*entry).d_name.as_ptr())
+            };
+            let name = name.to_str().unwrap_or_default();
+            let is_ours = name.len() > 64
+                && name.bytes().take(64).all(|byte| byte.is_ascii_hexdigit())
+                && (name[64..] == *SUFFIX || name.ends_with(UNFINISHED));
+            let mut found = Name::new();
+            if is_ours && found.try_push_str(name).is_ok() && found.try_push('\0').is_ok() {
+                return Some(found);
+            }
+        }
+    }
+}
+
+impl Drop for Listing {
+    fn drop(&mut self) {
+        // SAFETY: open, and given up here.
+        unsafe { libc::closedir(self.0) };
+    }
+}
+
+fn image_of(parts: &[&[u8]]) -> Result<Vec<u8>> {
+    let mut image = Writer::new(KIND)?;
+    parts.iter().try_for_each(|part| image.add(part))?;
+    image.finish()
+}
+
+/// The code and the log in a file, if it is whole and of this key.
+fn parts<'a>(bytes: &'a [u8], key: &[u8; 32]) -> Option<(&'a [u8], &'a str)> {
+    let mut parts = Reader::new("cache", bytes, KIND).ok()?;
+    let (its_key, code, log) = (parts.take().ok()?, parts.take().ok()?, parts.take().ok()?);
+    parts.done().ok()?;
+    std::str::from_utf8(log).ok().filter(|_| its_key == key).map(|log| (code, log))
+}
+
+/// Makes a directory that is not there, and the one that it is in.
+fn make(path: &CStr) -> Result<()> {
+    // SAFETY: a path that ends with a NUL.
+    if unsafe { libc::mkdir(path.as_ptr(), 0o700) } == 0 {
+        return Ok(());
+    }
+    let path = path.to_bytes();
+    let end = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+    let mut parent = room(end + 1)?;
+    parent.extend_from_slice(&path[..end]);
+    parent.push(0);
+    // SAFETY: paths that end with a NUL. Where it fails, there is no directory to open.
+    unsafe {
+        libc::mkdir(parent.as_ptr().cast(), 0o700);
+        libc::mkdir(path.as_ptr().cast(), 0o700);
+    }
+    Ok(())
+}
+
+/// Whether it is of this user, and others may not do with it what these bits say.
+fn is_ours(file: &File, bits: u32) -> bool {
+    // SAFETY: it only answers.
+    let user = unsafe { libc::geteuid() };
+    file.metadata().is_ok_and(|about| about.uid() == user && about.mode() & bits == 0)
+}
+
+fn owned(descriptor: c_int) -> Option<File> {
+    // SAFETY: new, and nobody else's.
+    (descriptor >= 0).then(|| unsafe { File::from_raw_fd(descriptor) })
+}
+
+fn name_of(key: &[u8; 32]) -> Name {
+    let mut name = digits(key);
+    name.push_str(SUFFIX);
+    name.push('\0');
+    name
+}
+
+/// One that no other process writes to, on this machine or on another one with the same file system.
+fn unfinished_name(key: &[u8; 32]) -> Name {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let mut name = digits(key);
+    let (count, process, now) = (COUNT.fetch_add(1, Ordering::Relaxed), process::id(), now.as_nanos() as u64);
+    let _ = std::fmt::Write::write_fmt(&mut name, format_args!(".{process:x}.{count:x}.{now:x}"));
+    name.push_str(UNFINISHED);
+    name.push('\0');
+    name
+}
+
+/// 64 hexadecimal digits.
+fn digits(key: &[u8; 32]) -> Name {
+    let mut name = Name::new();
+    for byte in key {
+        for digit in [byte >> 4, byte & 15] {
+            name.push(char::from(b"0123456789abcdef"[usize::from(digit)]));
+        }
+    }
+    name
+}
+
+fn c(name: &Name) -> *const libc::c_char {
+    name.as_ptr().cast()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::{PermissionsExt, symlink},
+        path::{Path, PathBuf},
+        thread,
+    };
+
+    use super::*;
+
+    const KEY: [u8; 32] = [0xa5; 32];
+
+    /// A directory of a test's, which goes when the test is done.
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new(test: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("gradcodec-{test}-{}", process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+
+        fn folder(&self) -> PathBuf {
+            self.0.join("parent/cache")
+        }
+
+        fn cache(&self) -> Cache {
+            open(&self.folder()).unwrap()
+        }
+
+        /// The file of [`KEY`].
+        fn file(&self) -> PathBuf {
+            self.folder().join(format!("{}.kernel", "a5".repeat(32)))
+        }
+
+        fn files(&self) -> Vec<String> {
+            let entries = fs::read_dir(self.folder()).unwrap();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn open(path: &Path) -> Option<Cache> {
+        Cache::in_folder(CString::new(path.to_str().unwrap()).unwrap(), MOST).unwrap()
+    }
+
+    fn find(cache: &Cache, key: &[u8; 32]) -> Option<(Vec<u8>, String)> {
+        let mut log = String::new();
+        cache.find(key, &mut log).unwrap().map(|code| (code, log))
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn what_is_kept_is_found_and_nobody_elses() {
+        let place = Place::new("kept");
+        let cache = place.cache();
+        assert_eq!(find(&cache, &KEY), None);
+        cache.keep(&KEY, b"code", "a warning").unwrap();
+        assert_eq!(find(&place.cache(), &KEY), Some((b"code".to_vec(), "a warning".into())));
+        assert_eq!(find(&cache, &[0; 32]), None);
+        cache.keep(&KEY, b"other", "").unwrap();
+        assert_eq!(find(&cache, &KEY), Some((b"other".to_vec(), String::new())));
+        assert_eq!((mode(&place.0.join("parent")), mode(&place.folder()), mode(&place.file())), (0o700, 0o700, 0o600));
+        assert_eq!(place.files().len(), 1);
+    }
+
+    #[test]
+    fn what_is_damaged_or_of_another_key_is_not_used_and_is_replaced() {
+        let place = Place::new("damaged");
+        let cache = place.cache();
+        cache.keep(&KEY, b"code", "log").unwrap();
+        let whole = fs::read(place.file()).unwrap();
+        cache.keep(&[1; 32], b"code", "log").unwrap();
+        let of_another = fs::read(place.folder().join(format!("{}.kernel", "01".repeat(32)))).unwrap();
+        let not_text = image_of(&[&KEY, b"code", b"\xff"]).unwrap();
+        let two_parts = image_of(&[&KEY, b"code"]).unwrap();
+        let mut damaged: Vec<Vec<u8>> = (0..whole.len()).map(|size| whole[..size].to_vec()).collect();
+        damaged.extend((0..whole.len()).map(|at| {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1;
+            bytes
+        }));
+        damaged.extend([of_another, not_text, two_parts, [&whole[..], b"x"].concat()]);
+        for bytes in damaged {
+            fs::write(place.file(), &bytes).unwrap();
+            assert_eq!(find(&cache, &KEY), None, "{bytes:?}");
+        }
+        cache.keep(&KEY, b"code", "log").unwrap();
+        assert_eq!(fs::read(place.file()).unwrap(), whole);
+    }
+
+    #[test]
+    fn files_that_others_may_have_written_are_not_used() {
+        let place = Place::new("others");
+        let cache = place.cache();
+        cache.keep(&KEY, b"code", "log").unwrap();
+        for bits in [0o622, 0o602, 0o644, 0o660] {
+            fs::set_permissions(place.file(), Permissions::from_mode(bits)).unwrap();
+            assert_eq!(find(&cache, &KEY), None, "{bits:o}");
+        }
+        fs::set_permissions(place.file(), Permissions::from_mode(0o600)).unwrap();
+        assert!(find(&cache, &KEY).is_some());
+        // A link to a file that would do.
+        let elsewhere = place.0.join("elsewhere");
+        fs::rename(place.file(), &elsewhere).unwrap();
+        symlink(&elsewhere, place.file()).unwrap();
+        assert_eq!(find(&cache, &KEY), None);
+        // Keeping replaces the link, not what it leads to.
+        cache.keep(&KEY, b"new", "").unwrap();
+        assert!(place.file().symlink_metadata().unwrap().is_file());
+        assert!(find(&cache, &KEY).is_some_and(|(code, _)| code == b"new"));
+        assert_ne!(fs::read(elsewhere).unwrap(), fs::read(place.file()).unwrap());
+        // One without a writer: opening it to read waits for one, but for a flag.
+        fs::remove_file(place.file()).unwrap();
+        let path = CString::new(place.file().to_str().unwrap()).unwrap();
+        // SAFETY: a path that ends with a NUL.
+        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+        assert_eq!(find(&cache, &KEY), None);
+        // What renaming cannot replace.
+        fs::remove_file(place.file()).unwrap();
+        fs::create_dir(place.file()).unwrap();
+        assert_eq!(find(&cache, &KEY), None);
+        cache.keep(&KEY, b"code", "log").unwrap();
+        assert_eq!(find(&cache, &KEY), None);
+        assert_eq!(place.files().len(), 1, "{:?}", place.files());
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_to_is_not_used() {
+        let place = Place::new("directory");
+        drop(place.cache());
+        for bits in [0o777, 0o1777, 0o720, 0o702] {
+            fs::set_permissions(place.folder(), Permissions::from_mode(bits)).unwrap();
+            assert!(open(&place.folder()).is_none(), "{bits:o}");
+        }
+        fs::set_permissions(place.folder(), Permissions::from_mode(0o755)).unwrap();
+        assert!(open(&place.folder()).is_some());
+        let link = place.0.join("link");
+        symlink(place.folder(), &link).unwrap();
+        assert!(open(&link).is_some(), "a link to one that will do");
+        assert!(open(&place.0.join("one/two/three")).is_none(), "only the last two are made");
+        fs::write(place.0.join("file"), b"").unwrap();
+        assert!(open(&place.0.join("file")).is_none());
+        assert!(open(&place.0.join("file/cache")).is_none());
+        // SAFETY: it only answers.
+        if unsafe { libc::geteuid() } == 0 {
+            std::os::unix::fs::chown(place.folder(), Some(65534), None).unwrap();
+            assert!(open(&place.folder()).is_none(), "somebody else's");
+            std::os::unix::fs::chown(place.folder(), Some(0), None).unwrap();
+            let cache = place.cache();
+            cache.keep(&KEY, b"code", "log").unwrap();
+            std::os::unix::fs::chown(place.file(), Some(65534), None).unwrap();
+            assert_eq!(find(&cache, &KEY), None, "somebody else's");
+        }
+    }
+
+    #[test]
+    fn the_least_used_go_when_all_take_too_much_and_so_does_what_nobody_finishes() {
+        let place = Place::new("tidy");
+        drop(place.cache());
+        let path = || CString::new(place.folder().to_str().unwrap()).unwrap();
+        let code = vec![7; 10_000];
+        let size = |most| Cache::in_folder(path(), most).unwrap().unwrap();
+        let hours_ago = |file: PathBuf, hours: u64| {
+            let then = SystemTime::now() - Duration::from_secs(hours * 3600);
+            File::options().write(true).open(file).unwrap().set_modified(then).unwrap();
+        };
+        let file = |key: u8| place.folder().join(format!("{}.kernel", format!("{key:02x}").repeat(32)));
+        let large = size(MOST);
+        for key in 1..=5 {
+            large.keep(&[key; 32], &code, "").unwrap();
+            hours_ago(file(key), 100 - u64::from(key));
+        }
+        // Using one that was not used for a day makes it the newest.
+        assert!(find(&large, &[1; 32]).is_some());
+        let each = fs::metadata(file(1)).unwrap().blocks() * 512;
+        let part = |age: &str| place.folder().join(format!("{}.1.2.{age}.part", "00".repeat(32)));
+        for (age, hours) in [("3", 0), ("4", 2)] {
+            fs::write(part(age), b"x").unwrap();
+            hours_ago(part(age), hours);
+        }
+        fs::write(place.folder().join("of the user's"), vec![0; 1 << 20]).unwrap();
+        size(3 * each).keep(&[6; 32], &code, "").unwrap();
+        let left: Vec<u8> = (1..=6).filter(|&key| file(key).exists()).collect();
+        assert_eq!(left, [1, 5, 6]);
+        assert!(part("3").exists() && !part("4").exists());
+        assert!(place.folder().join("of the user's").exists());
+    }
+
+    #[test]
+    fn threads_that_keep_and_find_the_same_see_it_whole_or_not_at_all() {
+        let place = Place::new("race");
+        let cache = place.cache();
+        let codes: [Vec<u8>; 2] = [vec![1; 50_000], vec![2; 70_000]];
+        thread::scope(|scope| {
+            for code in &codes {
+                scope.spawn(|| (0..200).for_each(|_| cache.keep(&KEY, code, "").unwrap()));
+            }
+            let mut found = 0;
+            for _ in 0..2000 {
+                if let Some((code, _)) = find(&cache, &KEY) {
+                    assert!(codes.contains(&code));
+                    found += 1;
+                }
+            }
+            assert!(found > 0);
+        });
+        assert_eq!(place.files().len(), 1);
+    }
+}

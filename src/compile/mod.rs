@@ -1,0 +1,211 @@
+//! Kernels that are compiled at run time: by NVRTC, unless what it made of the same source lies on disk.
+//!
+//! - `nvrtc`: the compiler, found when it is first needed;
+//! - `cache`: what was compiled before, in a directory of the user's;
+//! - `parameters`, `types`, `source`, `loops`: what a kernel's parameters are, what source is made of them, and where the
+//!   elements of a launch lie;
+//! - `image`: the form in which kernels are kept: there, and by callers.
+
+mod cache;
+pub mod image;
+pub mod loops;
+mod nvrtc;
+pub mod parameters;
+pub mod source;
+pub mod types;
+
+use std::ffi::CStr;
+
+use sha2::{Digest, Sha256};
+
+use crate::{
+    cancel,
+    error::{Result, error},
+};
+
+use cache::Cache;
+
+pub use nvrtc::Handle;
+
+/// A kernel to compile.
+pub struct Request<'a> {
+    /// What messages call the source: "scale" in "scale(3): error: ...", unless a #line says otherwise.
+    pub name: &'a str,
+    pub source: &'a str,
+    /// All but the architecture.
+    pub options: &'a [&'a str],
+    /// The kernel that is wanted, in the key.
+    pub entry: &'a str,
+    /// Of the card: (9, 0).
+    pub capability: (u32, u32),
+    pub nvrtc: Handle,
+    /// Whether it may be read from disk and kept there.
+    pub use_disk: bool,
+}
+
+/// What the driver loads.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// Machine code of the card; or PTX with its NUL, where NVRTC does not know the card, for the driver to compile.
+    pub code: Vec<u8>,
+}
+
+/// Compiles a kernel. The log is what NVRTC says, warnings included, now or when it made what lies on disk; also when
+/// this fails.
+pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
+    // Loading runs initializers, compiling reads files, and so does the cache.
+    let _delay = cancel::delay();
+    log.clear();
+    let nvrtc = request.nvrtc.library()?;
+    let target = nvrtc.target(request.capability)?;
+    let cache = if request.use_disk && !reads_files(request) { Cache::open()? } else { None };
+    let key = digest(request, nvrtc.version(), &target);
+    if let Some(cache) = &cache
+        && let Some(code) = cache.find(&key, log)?
+    {
+        return Ok(Compiled { code });
+    }
+    let code = nvrtc.compile(request, &target, log)?;
+    if let Some(cache) = &cache {
+        cache.keep(&key, &code, log)?;
+    }
+    Ok(Compiled { code })
+}
+
+/// What a kernel is compiled to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    /// Machine code for 90: 9.0.
+    Machine(i32),
+    /// PTX.
+    Virtual(i32),
+}
+
+/// Whether what is compiled depends on files: what they say is not in the key.
+fn reads_files(request: &Request<'_>) -> bool {
+    let includes = |option: &&str| {
+        ["-I", "--include-path", "-include", "--pre-include", "-include-pch", "--use-pch"]
+            .iter()
+            .any(|prefix| option.starts_with(prefix))
+    };
+    includes_files(request.source.as_bytes()) || request.options.iter().any(includes)
+}
+
+/// Whether a source has the word "include", as #include, #include_next and __has_include have it; also broken over lines.
+fn includes_files(source: &[u8]) -> bool {
+    let begins = |mut text: &[u8]| {
+        b"include".iter().all(|letter| {
+            while let Some(rest) = text.strip_prefix(b"\\\n") {
+                text = rest;
+            }
+            text.split_off_first() == Some(letter)
+        })
+    };
+    (0..source.len()).any(|at| begins(&source[at..]))
+}
+
+/// The key of all that decides what comes out. Each part goes with its length, so that none can pass for two.
+fn digest(request: &Request<'_>, (major, minor): (i32, i32), target: &Target) -> [u8; 32] {
+    let mut key = Sha256::new();
+    let mut add = |part: &[u8]| {
+        key.update((part.len() as u64).to_le_bytes());
+        key.update(part);
+    };
+    add(env!("CARGO_PKG_VERSION").as_bytes());
+    add(&major.to_le_bytes());
+    add(&minor.to_le_bytes());
+    let (kind, level) = match target {
+        Target::Machine(level) => (0u8, level),
+        Target::Virtual(level) => (1, level),
+    };
+    add(&[kind]);
+    add(&level.to_le_bytes());
+    add(request.name.as_bytes());
+    add(request.entry.as_bytes());
+    add(&(request.options.len() as u64).to_le_bytes());
+    for option in request.options {
+        add(option.as_bytes());
+    }
+    add(request.source.as_bytes());
+    key.finalize().into()
+}
+
+/// What a variable of the environment says, if it says something: not to a program that runs with rights that its caller
+/// does not have.
+fn variable(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: it only answers.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        return None;
+    }
+    // Not std::env::var_os, which allocates.
+    // SAFETY: a name that ends with a NUL; what it stands for ends with one too, and is used before the call that asks for
+    // it returns.
+    let text = unsafe { libc::getenv(name.as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
+    text.filter(|text| !text.is_empty())
+}
+
+/// A copy, if there is memory for it.
+fn copied(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut copy = room(bytes.len())?;
+    copy.extend_from_slice(bytes);
+    Ok(copy)
+}
+
+/// Memory for so many bytes.
+fn room(bytes: usize) -> Result<Vec<u8>> {
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(bytes).map_err(|_| error!(OutOfMemory, "{bytes} bytes for a kernel could not be had"))?;
+    Ok(memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn request<'a>(name: &'a str, source: &'a str, options: &'a [&'a str]) -> Request<'a> {
+        Request { name, source, options, entry: "k", capability: (9, 0), nvrtc: Handle::NONE, use_disk: true }
+    }
+
+    #[test]
+    fn all_that_decides_what_comes_out_is_in_the_key() {
+        let usual = (12, 0);
+        let requests = [
+            request("a", "bc", &["d", "e"]),
+            request("ab", "c", &["d", "e"]),
+            request("a", "bcd", &["e"]),
+            request("a", "bc", &["de"]),
+            request("a", "bc", &["e", "d"]),
+            request("a", "bc", &["d", "e", ""]),
+            request("a", "b\nc", &["d", "e"]),
+            request("a", "bc", &["de", ""]),
+            Request { entry: "l", ..request("a", "bc", &["d", "e"]) },
+            Request { entry: "", ..request("ak", "bc", &["d", "e"]) },
+        ];
+        let mut keys: Vec<_> = requests.iter().map(|request| digest(request, usual, &Target::Machine(90))).collect();
+        keys.push(digest(&requests[0], (12, 1), &Target::Machine(90)));
+        keys.push(digest(&requests[0], (13, 0), &Target::Machine(90)));
+        keys.push(digest(&requests[0], usual, &Target::Machine(89)));
+        keys.push(digest(&requests[0], usual, &Target::Virtual(90)));
+        assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
+        assert_eq!(keys[0], digest(&request("a", "bc", &["d", "e"]), usual, &Target::Machine(90)));
+    }
+
+    #[test]
+    fn what_files_say_is_never_kept() {
+        for (source, options, expected) in [
+            ("int x;", &["--fmad=false", "-DINCLUDE"][..], false),
+            ("#include <x>", &[], true),
+            ("#if __has_include(<x>)", &[], true),
+            ("#inc\\\n\\\nlude <x>", &[], true),
+            ("#define X inc \\\n    lude", &[], false),
+            ("an inc", &[], false),
+            ("int x;", &["-I/x"], true),
+            ("int x;", &["-I", "/x"], true),
+            ("int x;", &["--include-path=/x"], true),
+            ("int x;", &["--pre-include=x"], true),
+        ] {
+            assert_eq!(reads_files(&request("a", source, options)), expected, "{source} {options:?}");
+        }
+    }
+}

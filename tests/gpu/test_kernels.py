@@ -1,0 +1,161 @@
+"""Kernels that are compiled at run time, on a card: CuPy is the oracle, NumPy where results are to be equal to the bit.
+
+    GRADCODEC_LIBRARY=target/release/libgradcodec.so.0 python -m pytest -q tests/gpu/test_kernels.py
+"""
+
+import pathlib
+import sys
+import threading
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "python"), str(ROOT / "bench")]
+
+cupy = pytest.importorskip("cupy")
+import numpy as np
+
+import capi
+from gpu_kernels import tensor, workspace_of
+from kernels import Refused, elementwise, reduction, scalar
+
+FIRST = "float32 x, float32 y", "float32 z", "if (x - 2 > y) { z = x * y; } else { z = x + y; }"
+
+
+def run(kernel, inputs, outputs, **options):
+    tensors = [x if isinstance(x, capi.Tensor) else tensor(x) for x in inputs]
+    results = [tensor(x) for x in outputs]
+    workspace = workspace_of(kernel, tensors, results, **options) if kernel.workspace_bytes(tensors, results, **options) else None
+    given = kernel.options(**options, workspace=workspace)
+    status = capi.lib.gc_kernel_run(*kernel.arguments(tensors, results, given), None)
+    if status != 0:
+        raise Refused(status)
+    return outputs[0]
+
+
+def normal(*shape, dtype="f4", seed=0):
+    return cupy.asarray(np.random.default_rng(seed).standard_normal(shape).astype(dtype))
+
+
+def test_the_first_example_of_cupys_documentation():
+    x, y, z = cupy.arange(6, dtype="f4").reshape(2, 3), cupy.arange(3, dtype="f4"), cupy.empty((2, 3), "f4")
+    expected = cupy.ElementwiseKernel(*FIRST, "theirs")(x, y)
+    assert (run(elementwise(*FIRST, "ours"), [x, y], [z]) == expected).all()
+    sums = reduction("T x", "T y", "x", "a + b", "y = a", "0", "sums")
+    assert (run(sums, [x], [cupy.empty(2, "f4")], axes=1) == x.sum(axis=1)).all()
+    l2 = "T x", "T y", "x * x", "a + b", "y = sqrt(a)", "0", "l2norm"
+    ours = run(reduction(*l2), [x], [cupy.empty(2, "f4")], axes=1)
+    assert cupy.allclose(ours, cupy.ReductionKernel(*l2)(x, axis=1), rtol=1e-6)
+
+
+LAYOUTS = {
+    "as it is": lambda x: x, "transposed": lambda x: x.T, "every other": lambda x: x[::2, ::3], "backwards": lambda x: x[::-1, ::-1],
+    "from [1:]": lambda x: x.reshape(-1)[1:], "odd rows": lambda x: x[:, :-1], "one row": lambda x: x[:1], "empty": lambda x: x[:0],
+    "a number": lambda x: x[0, 0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(7, 5), (130, 260), (1000, 1003)])
+def test_elements_are_numpys_to_the_bit_in_any_layout(layout, shape):
+    of = LAYOUTS[layout]
+    x, y = of(normal(*shape)), of(normal(*shape, seed=1))
+    z = of(cupy.full(shape, 7, "f4"))
+    run(elementwise("T x, T y", "T z", "z = sqrt(abs(x)) / y + x * y - y", "bits"), [x, y], [z])
+    a, b = x.get(), y.get()
+    np.testing.assert_array_equal(z.get(), np.sqrt(np.abs(a)) / b + a * b - b)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
+                                   "float32", "float64"])  # fmt: skip
+def test_every_type_is_broadcast_and_added_as_by_cupy(dtype):
+    x = cupy.asarray(np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 100, (33, 1, 70)).astype(dtype))
+    y = cupy.asarray(np.random.default_rng(1).integers(0, 2 if dtype == "bool" else 100, (5, 1)).astype(dtype))
+    z = cupy.empty((33, 5, 70), dtype)
+    texts = "T x, T y", "T z", "z = x + y"
+    expected = cupy.ElementwiseKernel(*texts, "theirs")(x, y)
+    assert (run(elementwise(*texts, "ours"), [x, y], [z]) == expected).all()
+    for axes in (0, 1, (0, 2), (1,), None):
+        expected = z.astype("f8").sum(axis=axes)
+        out = cupy.empty(expected.shape, "f8")
+        run(reduction("T x", "float64 y", "x", "a + b", "y = a", "0", "sums", reduce_type="double"), [z], [out], axes=axes)
+        assert cupy.allclose(out, expected), axes
+
+
+def test_raw_parameters_scalars_and_what_surrounds_the_loop():
+    x, y = normal(1000), normal(10, 100, seed=1)[:, ::-1]
+    texts = "T x, raw T y, float32 c", "T z", "z = x + y[_ind.size() - i - 1] * c + k"
+    expected = cupy.ElementwiseKernel(*texts, "theirs", loop_prep="const int k = 3", options=("--fmad=false",))(x, y, 2.5)
+    ours = elementwise(*texts, "ours", loop_prep="const int k = 3")
+    assert (run(ours, [x, y, scalar(2.5, "f8")], [cupy.empty_like(x)]) == expected).all()
+    reverse = elementwise("raw T x", "raw T y", "y[n - 1 - i] = x[i]", "reverse")
+    assert (run(reverse, [x], [cupy.empty_like(x)], size=1000) == x[::-1]).all()
+
+
+def test_an_optimizer_steps_in_place():
+    w, g = normal(100_001), normal(100_001, seed=1)
+    before = w.get()
+    run(elementwise("T g, T w, T lr", "T out", "out = w - lr * g", "sgd"), [g, w, scalar(0.1, "f4")], [w])
+    np.testing.assert_array_equal(w.get(), before - np.float32(0.1) * g.get())
+
+
+@pytest.mark.parametrize("shape", [(16384, 1024), (64, 1 << 20), (1 << 20, 64), (3, 1 << 22), (1 << 23, 3), (257, 1009, 31)])
+def test_large_reductions_are_right_and_the_same_every_time(shape):
+    x = cupy.asarray(np.random.default_rng(0).integers(-9, 10, shape).astype("f4"))  # sums are exact
+    sums = reduction("T x", "T y", "x", "a + b", "y = a", "0", "sums")
+    for axes in [None, *range(len(shape)), -1]:
+        expected = x.sum(axis=axes, dtype="f8").astype("f4")
+        assert (run(sums, [x], [cupy.empty(expected.shape, "f4")], axes=axes) == expected).all(), axes
+    y = normal(*shape)
+    results = {run(sums, [y], [cupy.empty((), "f4")]).get().tobytes() for _ in range(5)}
+    assert len(results) == 1
+
+
+def test_a_prepared_kernel_is_captured_and_another_refused():
+    x, z = normal(4096), cupy.empty(4096, "f4")
+    kernel = elementwise("T x", "T z", "z = 2 * x", "captured")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    tensors, outputs = [tensor(x)], [tensor(z)]
+    stream.begin_capture()
+    with pytest.raises(Refused, match="gc_kernel_prepare"):
+        kernel(tensors, outputs, stream=stream.ptr)
+    stream.end_capture()
+    kernel.prepare(tensors, outputs, stream=stream.ptr)
+    stream.begin_capture()
+    kernel(tensors, outputs, stream=stream.ptr)
+    graph = stream.end_capture()
+    graph.launch(stream)
+    stream.synchronize()
+    assert (z == 2 * x).all()
+
+
+def test_what_was_saved_runs_without_nvrtc():
+    x, z = normal(1000), cupy.empty(1000, "f4")
+    kernel = elementwise("T x", "T z", "z = -x", "saved")
+    kernel.prepare([tensor(x)], [tensor(z)])
+    loaded = type(kernel).load(kernel.save())
+    kernel.free()
+    assert (run(loaded, [x], [z]) == -x).all()
+    loaded.free()
+
+
+def test_threads_share_a_kernel():
+    x, kernel, wrong = normal(5000), elementwise("T x", "T z", "z = x + 1", "shared"), []
+
+    def work():
+        z = cupy.empty_like(x)
+        for _ in range(20):
+            run(kernel, [x], [z])
+        cupy.cuda.Device().synchronize()
+        if not (z == x + 1).all():
+            wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    [thread.start() for thread in threads], [thread.join() for thread in threads]
+    assert not wrong
+
+
+def test_errors_are_in_the_users_lines():
+    with pytest.raises(Refused, match=r"operation\(2\): error") as refusal:
+        run(elementwise("T x", "T z", "float a = x;\nz = q", "wrong"), [normal(3)], [normal(3)])
+    assert refusal.value.status == 26

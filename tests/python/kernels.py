@@ -1,0 +1,127 @@
+"""Kernels that are compiled at run time, on NumPy's memory, which the driver without a card takes for a device's."""
+
+import ctypes
+from ctypes import POINTER, byref, c_char_p, c_int32
+
+import numpy as np
+
+import capi
+from capi import CUDA, ElementwiseOptions, Kernel, ReductionOptions, RunOptions, Tensor, View, last_error, lib
+
+KEEPDIMS, FMAD, NO_DISK = 1, 1, 2
+
+
+class Refused(Exception):
+    """A status that is not OK, with the last error."""
+
+    def __init__(self, status):
+        super().__init__(f"{status}: {last_error()}")
+        self.status, self.message = status, last_error()
+
+
+def check(status):
+    if status != 0:
+        raise Refused(status)
+
+
+def on_card(array, **how):
+    """A tensor of a card over the array's memory. A Scalar stays where it is."""
+    if isinstance(array, Tensor):
+        return array
+    tensor = Tensor(np.asarray(array), **how)
+    tensor.struct.dl_tensor.device.device_type = CUDA
+    return tensor
+
+
+def scalar(value, dtype):
+    return Tensor(np.array(value, dtype))
+
+
+def bfloat16(array):
+    """Rounded to bfloat16, to nearest even, as patterns on a card."""
+    bits = np.asarray(array, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def from_bfloat16(patterns):
+    return (patterns.astype(np.uint32) << 16).view(np.float32)
+
+
+def views(tensors):
+    return (View * max(1, len(tensors)))(*(tensor.view for tensor in tensors))
+
+
+class Compiled:
+    def __init__(self, options_type, create, flags=0, options=(), **texts):
+        given = options_type(ctypes.sizeof(options_type), flags)
+        for name, text in texts.items():
+            setattr(given, name, text.encode() if isinstance(text, str) else text)
+        given.options, given.n_options = (c_char_p * max(1, len(options)))(*(o.encode() for o in options)), len(options)
+        self.handle = POINTER(Kernel)()
+        check(create(byref(given), byref(self.handle)))
+
+    def options(self, size=0, axes=None, keepdims=False, workspace=None, capability=0):
+        axes = (axes,) if isinstance(axes, int) else axes
+        values = None if axes is None else (c_int32 * max(1, len(axes)))(*axes)
+        options = RunOptions(ctypes.sizeof(RunOptions), KEEPDIMS * keepdims, size, values, len(axes or ()))
+        options.workspace = workspace.view if workspace is not None else None
+        options.capability, options.kept = capability, values
+        return options
+
+    def arguments(self, inputs, outputs, options):
+        inputs, outputs = [on_card(x) for x in inputs], [on_card(x) for x in outputs]
+        self.kept = inputs, outputs, options
+        return self.handle, views(inputs), len(inputs), views(outputs), len(outputs), byref(options)
+
+    def __call__(self, inputs, outputs, stream=None, **options):
+        workspace = options.pop("workspace", None)
+        given = self.options(workspace=workspace, **options)
+        bytes_ = lib.gc_kernel_workspace_bytes(*self.arguments(inputs, outputs, given))
+        if workspace is None and bytes_ > 0:  # what is refused there is refused again
+            memory = np.full(bytes_ + 16, 0xA5, np.uint8)
+            start = -memory.ctypes.data % 16
+            given.workspace = (kept := on_card(memory[start : start + bytes_])).view
+            self.memory = kept
+        check(lib.gc_kernel_run(*self.arguments(inputs, outputs, given), stream))
+        return outputs[0]
+
+    def prepare(self, inputs, outputs, stream=None, **options):
+        check(lib.gc_kernel_prepare(*self.arguments(inputs, outputs, self.options(**options)), stream))
+
+    def workspace_bytes(self, inputs, outputs, **options):
+        bytes_ = lib.gc_kernel_workspace_bytes(*self.arguments(inputs, outputs, self.options(**options)))
+        if bytes_ < 0:
+            raise Refused(-1)
+        return bytes_
+
+    def log(self):
+        log = c_char_p()
+        check(lib.gc_kernel_log(self.handle, byref(log)))
+        return log.value.decode()
+
+    def save(self):
+        out = capi.Managed()
+        check(lib.gc_kernel_save(self.handle, byref(out)))
+        return capi.take(out).tobytes()
+
+    @classmethod
+    def load(cls, data):
+        kernel = cls.__new__(cls)
+        kernel.handle = POINTER(Kernel)()
+        check(lib.gc_kernel_load(data, len(data), byref(kernel.handle)))
+        return kernel
+
+    def free(self):
+        lib.gc_kernel_free(self.handle)
+
+
+def elementwise(inputs, outputs, operation, name="kernel", **more):
+    return Compiled(ElementwiseOptions, lib.gc_elementwise_create, inputs=inputs, outputs=outputs, operation=operation,
+                    name=name, **more)  # fmt: skip
+
+
+def reduction(inputs, outputs, map, reduce, post_map, identity=None, name="kernel", **more):
+    if identity is not None:
+        more["identity"] = identity
+    return Compiled(ReductionOptions, lib.gc_reduction_create, inputs=inputs, outputs=outputs, map=map, reduce=reduce,
+                    post_map=post_map, name=name, **more)  # fmt: skip

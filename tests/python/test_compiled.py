@@ -1,0 +1,302 @@
+"""Kernels that are compiled at run time, end to end without a card: the source goes through g++ (tests/driver/libnvrtc_gcc.c)
+and runs lane by lane in the driver without a card; and through a real NVRTC, whose code nobody runs. NumPy is the oracle."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import stand_in
+
+GCC = str(Path(stand_in.DRIVERS or "") / "nvrtc_gcc" / "libnvrtc.so.12")
+REAL = os.environ.get("GRADCODEC_REAL_NVRTC", "")
+
+PRELUDE = """
+    import kernels
+    from kernels import Refused, bfloat16, elementwise, from_bfloat16, on_card, reduction, scalar
+
+    rng = np.random.default_rng(1)
+
+    def normal(*shape, dtype="f4"):
+        return rng.standard_normal(shape).astype(dtype)
+
+    def integers(*shape, dtype="f4", low=-100, high=100):
+        return rng.integers(low, high, shape).astype(dtype)
+
+    def same(got, expected):
+        np.testing.assert_array_equal(got, expected)
+
+    def refuses(status, words, call, *arguments, **more):
+        try:
+            call(*arguments, **more)
+        except Refused as refusal:
+            assert refusal.status == status and words in refusal.message, (refusal.status, refusal.message)
+        else:
+            raise AssertionError("not refused: " + words)
+"""
+
+
+def run(script, nvrtc=GCC, **environment):
+    lines = [line[4:] if line.startswith("    ") else line for line in script.strip("\n").split("\n")]
+    script = "\n".join("    " + line for line in lines)
+    return stand_in.run(PRELUDE + script, GRADCODEC_NVRTC=nvrtc, GRADCODEC_CACHE="0", **environment)
+
+
+def test_cupys_first_example_works_as_it_stands():
+    run("""
+    kernel = elementwise("float32 x, float32 y", "float32 z", "if (x - 2 > y) { z = x * y; } else { z = x + y; }", "my_kernel")
+    x, y, z = normal(2, 3), normal(3), np.zeros((2, 3), "f4")
+    kernel([x, y], [z])
+    same(z, np.where(x - 2 > y, x * y, x + y))
+    kernel.free()
+    """)
+
+
+def test_elements_lie_anywhere():
+    run("""
+    kernel = elementwise("T x, T y", "T z", "z = x + y", "add")
+    for shape in (1,), (7,), (4096,), (5000,), (33, 40), (33, 41), (2, 3, 4, 5), (1, 1):
+        for view in (lambda a: a, lambda a: a.T, lambda a: a[::-1], lambda a: a[..., ::2], lambda a: a[..., 1:]):
+            x, y, z = view(normal(*shape)), view(normal(*shape)), view(np.zeros(shape, "f4"))
+            kernel([x, y], [z])
+            same(z, x + y)
+    for a, b in [((300, 400), (400,)), ((300, 400), (300, 1)), ((300, 401), (300, 1)), ((5, 1, 7), (6, 1)), ((3, 4), ())]:
+        x, y = normal(*a), normal(*b)
+        z = np.zeros((x + y).shape, "f4")
+        kernel([x, y if b else on_card(y)], [z])
+        same(z, x + y)
+    many = normal(*[2] * 12).transpose(*range(0, 12, 2), *range(1, 12, 2))  # more loops than usual
+    z = np.zeros([2] * 12, "f4")
+    kernel([many, normal(1) * 0], [z])
+    same(z, many)
+    memory = np.zeros(4004, "u1")
+    odd = memory[1:4001].view("f4")
+    odd[:] = normal(1000)
+    z = np.zeros(1000, "f4")
+    kernel([odd, odd], [z])
+    same(z, odd + odd)
+    before = odd.copy()
+    kernel([before, before], [odd])
+    same(odd, before + before)
+    z = np.full((0, 3), 1, "f4")
+    kernel([np.zeros((0, 3), "f4"), np.zeros(3, "f4")], [z])
+    """)
+
+
+def test_every_type_letters_and_scalars():
+    run("""
+    kernel = elementwise("T x, T y", "T z", "z = x + y", "add")
+    for dtype in "?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8":
+        x, y = integers(70, dtype=dtype, low=0), integers(70, dtype=dtype, low=0)
+        z = np.zeros(70, dtype)
+        kernel([x, y], [z])
+        same(z, x + y)
+    x, y = normal(1000), normal(1000)
+    patterns, z = [bfloat16(x), bfloat16(y)], np.zeros(1000, "u2")
+    kernel([capi_bf16(p) for p in patterns], [capi_bf16(z)])
+    same(z, bfloat16(from_bfloat16(patterns[0]) + from_bfloat16(patterns[1])))
+    step = elementwise("T g, T lr", "T w", "w -= lr * g", "sgd")
+    w, g = normal(1001), normal(1001)
+    before = w.copy()
+    step([g, scalar(0.1, "f8")], [w])
+    same(w, before - np.float32(0.1) * g)
+    flag = elementwise("bool x, uint8 t", "bool z", "z = x == t", "truth")
+    x, z = np.array([0, 1, 2, 255], "u1").view("?"), np.zeros(4, "?")
+    flag([x, scalar(300, "i4") if False else scalar(1, "i4")], [z])
+    same(z, [False, True, True, True])
+    """.replace("capi_bf16(", "(lambda a: on_card(a, dtype='bfloat16'))("))
+
+
+def test_raw_parameters_loops_and_outputs_that_stay():
+    run("""
+    x, y, z = normal(60), normal(6, 10)[:, ::-1], np.zeros(60, "f4")
+    kernel = elementwise("T x, raw T y", "T z", "z = x + y[_ind.size() - i - 1] + y[n - 1 - i] + k",
+                         "reverse", loop_prep="const int k = 3", after_loop="(void)k", preamble="#define NOTHING")
+    kernel([x, y], [z])
+    same(z, x + y.reshape(-1)[::-1] + y.reshape(-1)[::-1] + np.float32(3))
+    at = elementwise("raw T y", "T z", "ptrdiff_t at[] = {y.shape()[0] - 1, i}; z = y[at] + y.size() + y.ndim", "at")
+    z = np.zeros(10, "f4")
+    at([y], [z])
+    same(z, y[5] + np.float32(60) + np.float32(2))
+    scatter = elementwise("raw T x", "raw T y", "y[n - 1 - i] = x[i]", "scatter")
+    z = np.zeros(60, "f4")
+    scatter([x], [z], size=60)
+    same(z, x[::-1])
+    some = elementwise("T x", "T z", "if (x > 0) z = x", "some")
+    z = np.full(60, -1, "f4")
+    some([x], [z])
+    same(z, np.where(x > 0, x, -1))
+    numbers = elementwise("", "int64 z", "z = i", "numbers")
+    z = np.zeros((30, 20), "i8").T
+    numbers([], [z])
+    same(z, np.arange(600).reshape(20, 30))
+    """)
+
+
+def test_reductions_over_any_axes():
+    run("""
+    sums = reduction("T x", "T y", "x", "a + b", "y = a", "0", "sums")
+    for x in integers(3, 200, 130), integers(3, 200, 130).transpose(2, 0, 1)[::-1, :, ::2], integers(5, 5), integers(1, 7, 1):
+        for axes in (0, 1, -1, (0, 1), (-1, 0), tuple(range(x.ndim)), (), None):
+            for keepdims in False, True:
+                expected = x.sum(axis=axes, keepdims=keepdims)
+                y = np.zeros(expected.shape, "f4")
+                sums([x], [y], axes=axes, keepdims=keepdims)
+                same(y, expected)
+    for x in integers(300001), integers(9000, 40), integers(40, 9000), integers(9001, 41), integers(60000)[::2], integers(60001)[1:]:
+        for axes in 0, None:
+            expected = x.sum(axis=axes, dtype="f8").astype("f4")
+            y = np.zeros(expected.shape, "f4")
+            assert axes == 0 or sums.workspace_bytes([x], [y], axes=axes) > 0 or x.size < 60000
+            sums([x], [y], axes=axes)
+            same(y, expected)
+    y = np.ones(4, "f4")
+    sums([np.zeros((0, 4), "f4")], [y], axes=0)
+    same(y, np.zeros(4))
+    """)
+
+
+def test_the_sum_of_floats_does_not_depend_on_where_they_lie():
+    run("""
+    sums = reduction("T x", "T y", "x", "a + b", "y = a", "0", "sums")
+    x, results = normal(40007), set()
+    for offset in range(5):
+        memory = np.zeros(40007 + offset, "f4")
+        memory[offset:] = x
+        y = np.zeros((), "f4")
+        sums([memory[offset:]], [on_card(y)])
+        results.add(y.tobytes())
+    assert len(results) == 1
+    """)
+
+
+def test_reductions_of_other_types_and_several_outputs():
+    run("""
+    mean = reduction("T x", "float64 y", "x", "a + b", "y = a / n", "0", "mean", reduce_type="double")
+    x = integers(200, 1001, dtype="u1", low=0, high=255)
+    for axis in 0, 1:
+        y = np.zeros(x.shape[1 - axis])
+        mean([x], [y], axes=axis)
+        same(y, x.sum(axis=axis) / x.shape[axis])
+    argmax = reduction("T x", "T y, int64 at", "best<T>(x, _J)", "a.x < b.x || (a.x == b.x && a.at > b.at) ? b : a",
+        "y = a.x; at = a.at", name="argmax", reduce_type="best<T>", preamble='''
+        template <typename T> struct best {
+            T x; long long at;
+            __device__ best() {} __device__ best(T x, long long at) : x(x), at(at) {}
+        };''')
+    x = integers(50, 3000, low=0, high=500)
+    for axis in 0, 1:
+        y, at = np.zeros(x.shape[1 - axis], "f4"), np.zeros(x.shape[1 - axis], "i8")
+        argmax([x], [y, at], axes=axis)
+        same(y, x.max(axis=axis))
+        same(at, x.argmax(axis=axis))
+    dot = reduction("float16 x, bfloat16 y", "float32 z", "x * y", "a + b", "z = a", "0", "dot")
+    x, y, z = integers(40, 33, dtype="f2", low=-8, high=8), bfloat16(integers(33, low=-8, high=8)), np.zeros(40, "f4")
+    dot([x, on_card(y, dtype="bfloat16")], [z], axes=1)
+    same(z, (x.astype("f4") * from_bfloat16(y)).sum(axis=1))
+    """)
+
+
+def test_a_combination_compiles_once_and_a_saved_kernel_needs_no_compiler(tmp_path):
+    log = tmp_path / "log"
+    run("""
+    kernel = elementwise("T x", "T z", "z = 2 * x", "twice")
+    for shape in (3,), (4, 5), (1000,):
+        for dtype in "f4", "f8", "f4":
+            x, z = normal(*shape, dtype=dtype), np.zeros(shape, dtype)
+            kernel([x], [z])
+            same(z, 2 * x)
+    lines = open(os.environ["FAKE_NVRTC_LOG"]).read().splitlines()
+    assert len(lines) == 2 and "--fmad=false" in lines[0], lines
+    saved = kernel.save()
+    kernel.free()
+    loaded = kernels.Compiled.load(saved)
+    x, z = normal(77), np.zeros(77, "f4")
+    loaded([x], [z])
+    same(z, 2 * x)
+    loaded.free()
+    assert len(open(os.environ["FAKE_NVRTC_LOG"]).readlines()) == 2
+    assert driver().fake_libraries() == 0
+    for damaged in saved[:-1], saved[:100] + b"?" + saved[101:], b"", b"x" * 100:
+        refuses(9, "data", kernels.Compiled.load, damaged)
+    """, FAKE_NVRTC_LOG=log)
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_launched():
+    run("""
+    f = lambda *shape: np.zeros(shape, "f4")
+    for words, texts in [
+        ("unknown type", ("float x", "T z", "z = x")), ("two parameters", ("T x, T x", "T z", "z = x")),
+        ("two parameters", ("T x", "T x", "z = x")), ("outputs", ("T x", "", "z = x")), ("operation", ("T x", "T z", " ")),
+        ("cannot name", ("T i", "T z", "z = x")), ("not a name", ("T x", "T z", "z = x", "a b")),
+    ]:
+        refuses(1, words, elementwise, *texts)
+    refuses(1, "letter U", reduction, "T x", "T y", "x", "a + b", "y = a", reduce_type="U")
+    refuses(1, "raw", reduction, "T x", "raw T y", "x", "a + b", "y = a")
+    add = elementwise("T x, T y", "T z", "z = x + y", "add")
+    refuses(1, "n_inputs: 2 expected, got 1", add, [f(3)], [f(3)])
+    refuses(4, "(y)", add, [f(3), f(4)], [f(3)])
+    refuses(4, "(z)", add, [f(2, 3), f(3)], [f(3)])
+    refuses(4, "(z)", add, [f(3), f(3)], [f(2, 3)])
+    refuses(2, "float32 by inputs[0] (x), got float64", add, [f(3), f(3).astype("f8")], [f(3)])
+    refuses(3, "on the CPU", add, [f(3), capi.Tensor(f(3))], [f(3)])
+    refuses(3, "on the CPU", add, [f(3), f(3)], [capi.Tensor(f(3))])
+    other = on_card(f(3))
+    other.struct.dl_tensor.device.device_id = 1
+    refuses(1, "cuda:1", add, [f(3), other], [f(3)])
+    x = f(10)
+    refuses(1, "intersect", add, [x[:9], x[:9]], [x[1:]])
+    refuses(1, "intersect", add, [x, x[::-1]], [x])
+    add([x, x], [x])
+    raw = elementwise("raw T x", "T z", "z = x[i]", "raw")
+    refuses(1, "intersect", raw, [x], [x])
+    both = elementwise("T x", "T y, T z", "y = z = x", "both")
+    refuses(1, "intersect", both, [f(3)], [x[:3], x[2:5]])
+    refuses(1, "one place", add, [f(3), f(3)], [np.lib.stride_tricks.as_strided(x, (3,), (0,))])
+    only = elementwise("raw T x", "raw T z", "z[i] = x[i]", "only")
+    refuses(1, "size 0", only, [f(3)], [f(3)])
+    refuses(1, "size 3", add, [f(3), f(3)], [f(3)], size=3)
+    sums = reduction("T x", "T y", "x", "a + b", "y = a", None, "sums")
+    refuses(1, "no identity", sums, [f(0, 4)], [f(4)], axes=0)
+    refuses(1, "axes[0] is 2", sums, [f(3, 4)], [f(4)], axes=2)
+    refuses(1, "there before", sums, [f(3, 4)], [f(4)], axes=(0, -2))
+    refuses(4, "(y)", sums, [f(3, 4)], [f(3)], axes=0)
+    refuses(1, "intersect", sums, [x], [x[:1].reshape(())])
+    big = f(300000)
+    bytes_ = sums.workspace_bytes([big], [f()[()].reshape(())])
+    refuses(4, "bytes at least expected", sums, [big], [f(1).reshape(())], workspace=on_card(np.zeros(16, "u1")))
+    launches = driver().fake_launches()
+    refuses(26, "operation", elementwise("T x", "T z", "z = q", "wrong"), [f(3)], [f(3)])
+    assert driver().fake_launches() == launches
+    """)
+
+
+FORMS = """
+    f = lambda *shape, dtype="f4": np.zeros(shape, dtype)
+    bf = lambda *shape: on_card(np.zeros(shape, "u2"), dtype="bfloat16")
+    def prepare(kernel, inputs, outputs, **options):
+        try:
+            kernel.prepare(inputs, outputs, capability=CAPABILITY, **options)
+        except Refused as refusal:
+            raise AssertionError(f"{refusal}\\n{kernel.log()}")
+        assert "warning" not in kernel.log(), kernel.log()
+    prepare(elementwise("T x, raw T y, float32 c", "bool z, raw T w", "ptrdiff_t at[] = {0, i}; z = x + y[n - 1 - i] > c; w[at] = "
+        "y.shape()[0] + _ind.size()", "raws"), [f(3, dtype="f8"), f(3, 3, dtype="f8"), scalar(2, "i4")], [f(3, dtype="?"), f(3, 3, dtype="f8")])
+    for dtype in "?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8":
+        prepare(elementwise("T x, T y", "T z", "z = x + y; z = min(z, x)", "types"), [f(3, dtype=dtype)] * 2, [f(3, dtype=dtype)])
+    prepare(elementwise("float16 x, bfloat16 y", "bfloat16 z", "z = x * y + 1; z += x; z = max(z, bfloat16(0)); z = sqrt(z)", "halves"),
+        [f(3, dtype="f2"), bf(3)], [bf(3)])
+    prepare(reduction("T x, U y", "T z", "x * y", "a + b", "z = sqrt(a) / n", "0", "dots", reduce_type="float"),
+        [f(3, 4, dtype="f2"), bf(4)], [f(3, dtype="f2")], axes=1)
+    prepare(reduction("T x", "T y, int64 at", "best<T>(x, _J)", "a.x < b.x ? b : a", "y = a.x; at = a.at", name="argmax",
+        reduce_type="best<T>", preamble="template <typename T> struct best { T x; long long at; __device__ best() {} "
+        "__device__ best(T x, long long at) : x(x), at(at) {} };"), [f(3, 4)], [f(3), f(3, dtype="i8")], axes=1)
+    refuses(26, "operation(2): error", elementwise("T x", "T z", "float a = x;\\nz = q + a", "wrong").prepare, [f(3)], [f(3)],
+        capability=CAPABILITY)
+"""
+
+
+@pytest.mark.parametrize("capability", [75, 90])
+def test_a_real_nvrtc_compiles_every_form(capability):
+    assert REAL, "GRADCODEC_REAL_NVRTC is the path of a real NVRTC's library"
+    run(FORMS.replace("CAPABILITY", str(capability)), nvrtc=REAL)
