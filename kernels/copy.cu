@@ -6,6 +6,7 @@
 #include "copy_rows.cuh"
 #include "copy_transposed.cuh"
 #include "copy_general.cuh"
+#include "copy_gather.cuh"
 
 #define COPY(name, core, blocks) \
     extern "C" __global__ void __launch_bounds__(COPY_THREADS, blocks) name(const __grid_constant__ gc_copy copy) { \
@@ -36,6 +37,12 @@ COPY(gc_cast_transposed_f32_f16, cast_transposed<F32ToF16>, 1)
 COPY(gc_cast_transposed_bf16_f32, cast_transposed<BF16ToF32>, 1)
 COPY(gc_cast_transposed_f16_f32, cast_transposed<F16ToF32>, 1)
 COPY(gc_cast_transposed, cast_transposed_any, 1)
+
+// ---- Contiguous on the target's side alone. Lane: words of it, or single elements that are larger
+COPY(gc_copy_gathered_u8, copy_gathered<unsigned char>, 4)
+COPY(gc_copy_gathered_u16, copy_gathered<unsigned short>, 4)
+COPY(gc_copy_gathered_u32, copy_gathered<unsigned>, 4)
+COPY(gc_copy_gathered_u64, copy_gathered<u64>, 4)
 
 // ---- Any strides. Lane: single elements, side by side along x
 COPY(gc_copy_general, copy_general, 4)

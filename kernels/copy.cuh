@@ -23,16 +23,19 @@ struct gc_copy {
     u64 rows;                           // of the loop that y counts
     long long row_dst_stride, row_src_stride;
     gc_divisor across, along;           // tiles along x and along y
+    gc_divisor period;                  // copy_gather.cuh: rounds of the innermost of two loops that x counts, or 0
+    long long wrap;                     // and what the end of it adds to the source's step
     gc_cast cast;                       // without one: size of an element, both
     unsigned log_width;                 // threads along x, as a power of 2
     unsigned down;                      // 1: a thread's rounds follow each other along y, 0: along x
     unsigned vectors;                   // 1: source and target lie alike within vectors, or words
     unsigned aligned;                   // 1: every element's address is a multiple of its size
     unsigned n_outer;
-    unsigned joined;                    // 1: y counts the rounds of all outer loops; not with `down`
+    unsigned joined;                    // 1: y counts the rounds of all outer loops; with `down`, each has a thread's
+                                        // rounds of rows
     gc_copy_loop outer[60];             // outermost first
 };
-static_assert(sizeof(gc_copy) == 2072, "the host lays it out too, and parameters hold 4096 bytes");
+static_assert(sizeof(gc_copy) == 2096, "the host lays it out too, and parameters hold 4096 bytes");
 
 enum : unsigned { COPY_THREADS = 256, LOG_COPY_THREADS = 8 };
 
@@ -70,14 +73,15 @@ __device__ __forceinline__ CopyRounds rounds_of_thread(const gc_copy &copy) {
     const CopyPlace place = place_of_block(copy);
     const unsigned width = 1u << copy.log_width, height = COPY_THREADS >> copy.log_width;
     const u64 x = (place.across * (copy.down ? 1 : +ROUNDS) << copy.log_width) + (threadIdx.x & (width - 1));
-    const u64 y = place.along * (copy.down ? +ROUNDS : 1) * height + (threadIdx.x >> copy.log_width);
-    const long long row = static_cast<long long>(y);
+    const u64 y = place.along * (copy.down && !copy.joined ? +ROUNDS : 1) * height + (threadIdx.x >> copy.log_width);
+    const long long row = copy.joined ? 0 : static_cast<long long>(y);
     long long dst = place.dst + row * copy.row_dst_stride, src = place.src + row * copy.row_src_stride;
     if (copy.joined) add_round(copy, y, dst, src);
     CopyRounds rounds = {x, y, copy.src + src, copy.dst + dst, width, 0, 0, 0};
     if (copy.down) {
-        rounds.more_x = 0, rounds.more_y = height;
-        rounds.more_from = height * copy.row_src_stride, rounds.more_to = height * copy.row_dst_stride;
+        const unsigned apart = copy.joined ? 1 : height;
+        rounds.more_x = 0, rounds.more_y = copy.joined ? 0 : height;
+        rounds.more_from = apart * copy.row_src_stride, rounds.more_to = apart * copy.row_dst_stride;
     }
     return rounds;
 }

@@ -37,7 +37,8 @@ extern "C" int run_emulated_kernel(const char *name, unsigned blocks, unsigned t
         KERNEL(gc_copy_transposed_u64), KERNEL(gc_copy_transposed_u128), KERNEL(gc_cast_transposed),
         KERNEL(gc_cast_transposed_f32_bf16), KERNEL(gc_cast_transposed_f32_f16),
         KERNEL(gc_cast_transposed_bf16_f32), KERNEL(gc_cast_transposed_f16_f32),
-        KERNEL(gc_copy_general), KERNEL(gc_cast_general),
+        KERNEL(gc_copy_gathered_u8), KERNEL(gc_copy_gathered_u16), KERNEL(gc_copy_gathered_u32),
+        KERNEL(gc_copy_gathered_u64), KERNEL(gc_copy_general), KERNEL(gc_cast_general),
     };
     static std::mutex running_now;
     const auto found = kernels.find(name);

@@ -124,7 +124,7 @@ static u64 divided_up(u64 number, u64 by) { return (number + by - 1) / by; }
 
 // ---- A copy in loops
 
-enum Kind { ROWS, TRANSPOSED, GENERAL };
+enum Kind { ROWS, TRANSPOSED, GENERAL, GATHERED };
 
 struct Loop {
     u64 count;
@@ -148,25 +148,39 @@ static void copy_matches(const char *name, void (*kernel)(gc_copy), Kind kind, c
         Loop inner = {1 + random(kind == ROWS ? 3000 : 300), to_size, from_size};
         Loop rows = {1 + random(random(2) ? 5 : 140), 0, 0};
         if (kind == GENERAL) inner.dst *= between(1, 3), inner.src *= between(-2, 3);
+        // A loop that follows the innermost one in the target.
+        Loop within = {1, 0, 0};
+        if (kind == GATHERED) {
+            inner.src *= between(-2, 3);
+            if (random(2)) {
+                inner.count = 1 + random(9), within.count = 1 + random(90);
+                within.dst = inner.dst * (long long)inner.count;
+                within.src = padded(std::abs(inner.src) * inner.count + from_size, src_unit);
+                if (random(2)) std::swap(within.src, inner.src), inner.src = std::abs(inner.src);
+            }
+        }
         if (kind == TRANSPOSED) {
             rows.src = from_size, inner.src = padded(rows.count * from_size, src_unit);
             rows.dst = padded(inner.count * to_size, dst_unit);
             if (random(3) == 0) inner.src = -inner.src;
         } else {
-            const long long dst_span = std::abs(inner.dst) * (long long)inner.count;
+            const long long dst_span = std::abs(inner.dst) * (long long)(inner.count * within.count);
+            const long long src_span = std::abs(inner.src) * (long long)inner.count
+                                     + std::abs(within.src) * (long long)within.count + from_size;
             rows.dst = padded(dst_span, dst_unit);
-            rows.src = random(8) ? padded(std::abs(inner.src) * inner.count + from_size, src_unit) : 0;
+            rows.src = random(8) ? padded(src_span, src_unit) : 0;
             if (random(3) == 0) rows.src = -rows.src;
         }
         long long dst_span = rows.dst * rows.count;
-        long long src_span = std::max(std::abs(rows.src) * rows.count, std::abs(inner.src) * inner.count);
+        long long src_span = std::max(std::abs(rows.src) * rows.count,
+                                      std::abs(inner.src) * inner.count + std::abs(within.src) * within.count);
         src_span = padded(src_span + from_size, src_unit), dst_span = padded(dst_span, dst_unit);
         for (Loop &loop : outer) {
             loop = {1 + random(3), dst_span, random(4) ? random(2) ? src_span : -src_span : 0};
             dst_span = padded(dst_span * loop.count, dst_unit), src_span = padded(src_span * loop.count, src_unit);
         }
         std::vector<Loop> all(outer.rbegin(), outer.rend());
-        all.push_back(rows), all.push_back(inner);
+        all.push_back(rows), all.push_back(within), all.push_back(inner);
         long long low[2] = {0, 0}, high[2] = {to_size, from_size};
         u64 elements = 1;
         for (const Loop &loop : all) {
@@ -188,6 +202,12 @@ static void copy_matches(const char *name, void (*kernel)(gc_copy), Kind kind, c
         copy.cast = {from ? from->number : +IS_UINT, from_size, to ? to->number : +IS_UINT, to_size};
         copy.joined = copy.down = copy.vectors = copy.log_width = 0;
         u64 a_vector = 1;
+        if (kind == GATHERED) {
+            a_vector = std::max(1u, 4 / to_size);
+            copy.count *= within.count;
+            copy.period = divisor(within.count > 1 ? inner.count : 0);
+            copy.wrap = within.src - (long long)inner.count * inner.src;
+        }
         const bool in_bytes = kind == ROWS && !to;
         if (in_bytes) copy.count *= bytes;
         const auto alike = [&](auto of) {
@@ -213,17 +233,24 @@ static void copy_matches(const char *name, void (*kernel)(gc_copy), Kind kind, c
         if (kind == TRANSPOSED) {
             across = divided_up(inner.count, side), along = divided_up(rows.count, side);
         } else {
+            const u64 at_once = fours              ? +FOURS_ROUNDS
+                              : kind == ROWS     ? +ROW_ROUNDS
+                              : kind == GATHERED ? +GATHER_ROUNDS
+                                                 : +ELEMENT_ROUNDS;
             copy.down = unsigned(random(2)), copy.log_width = unsigned(random(9));
             if (random(4) == 0) {
-                copy.joined = 1, copy.down = 0;
-                copy.outer[copy.n_outer++] = {divisor(rows.count), rows.dst, rows.src};
+                // With `down` each round of y has a thread's rounds of rows.
+                copy.joined = 1, copy.down &= rows.count % at_once == 0;
+                const u64 a_round = copy.down ? at_once : 1;
+                copy.outer[copy.n_outer++] = {divisor(rows.count / a_round), rows.dst * (long long)a_round,
+                                              rows.src * (long long)a_round};
+                copy.rows /= a_round;
                 for (const Loop &loop : outer) copy.rows *= loop.count;
-                copy.row_dst_stride = copy.row_src_stride = 0;
+                if (!copy.down) copy.row_dst_stride = copy.row_src_stride = 0;
             }
-            const u64 at_once = fours ? +FOURS_ROUNDS : kind == ROWS ? +ROW_ROUNDS : +ELEMENT_ROUNDS;
             const u64 pieces = divided_up(copy.count + a_vector - 1, a_vector);
             across = divided_up(pieces, (copy.down ? 1 : at_once) << copy.log_width);
-            along = divided_up(copy.rows, (COPY_THREADS >> copy.log_width) * (copy.down ? at_once : 1));
+            along = divided_up(copy.rows, (COPY_THREADS >> copy.log_width) * (copy.down && !copy.joined ? at_once : 1));
         }
         copy.across = divisor(across), copy.along = divisor(along);
         if (!copy.joined) for (const Loop &loop : outer) blocks *= loop.count;
@@ -281,6 +308,12 @@ int main(int argc, char **argv) {
         if (bytes == 3) continue;
         copy_matches("gc_copy_general", gc_copy_general, GENERAL, nullptr, nullptr, bytes, 0, rounds);
     }
+#define GATHERED_MATCH(bits) \
+    copy_matches("gc_copy_gathered_u" #bits, gc_copy_gathered_u##bits, GATHERED, nullptr, nullptr, bits / 8, 0, 2 * rounds);
+    GATHERED_MATCH(8)
+    GATHERED_MATCH(16)
+    GATHERED_MATCH(32)
+    GATHERED_MATCH(64)
 #define TRANSPOSED_MATCH(bits, side) \
     copy_matches("gc_copy_transposed_u" #bits, gc_copy_transposed_u##bits, TRANSPOSED, nullptr, nullptr, bits / 8, side, \
                  rounds);

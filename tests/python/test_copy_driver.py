@@ -191,8 +191,18 @@ def test_usual_layouts_go_to_the_kernels_that_are_made_for_them():
                 for shifts in (1, 0), (0, 3):
                     assert kernel(dtype, dtype, (1, 20000), shifts=shifts) == "gc_copy_rows"
             assert kernel(dtype, dtype, (30, 130), row=1) == rows
-            assert kernel(dtype, dtype, (30, 130), steps=(1, 2)) == "gc_copy_general"
-            assert kernel(dtype, dtype, (30, 130), steps=(1, -1)) == "gc_copy_general"
+            apart = f"gc_copy_gathered_u{bits}" if bits < 32 else "gc_copy_general"
+            for steps in (1, 2), (1, 3):
+                assert kernel(dtype, dtype, (30, 130), steps=steps) == apart
+            assert kernel(dtype, dtype, (30, 130), steps=(1, -1)) == f"gc_copy_gathered_u{bits}"  # short, and one follows
+            assert kernel(dtype, dtype, (3, 600), steps=(1, -1)) == apart
+            # Channels of pixels, last to first and back: words of the target, wherever it begins.
+            for shape, order in ((3, 130), (1, 0)), ((130, 3), (1, 0)), ((5, 3, 70), (0, 2, 1)), ((5, 70, 3), (0, 2, 1)):
+                for shifts in (0, 0), (1, 0), (0, 1), (2, 3):
+                    layouts = Layout(dtype, shape, order, (1,) * len(shape), shifts[0] * bits // 8), Layout(
+                        dtype, shape, tuple(range(len(shape))), (1,) * len(shape), shifts[1] * bits // 8
+                    )
+                    assert copies_as_on_the_cpu(rng, *layouts, card(0), card(0)) == f"gc_copy_gathered_u{bits}"
         assert kernel("int64", "float16", (70, 33), (1, 0)) == "gc_cast_transposed"
         assert kernel("int64", "float16", (70, 33)) == "gc_cast_general"
         for shifts in (0, 0), (1, 0), (0, 1), (5, 2):

@@ -128,7 +128,15 @@ pub static COPY_FAMILY: Family = Family {
     name: c"copy",
     fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/copy.fatbin")).0,
     promised: &[],
-    internal: &[&COPY.rows, &COPY.words, &COPY.cast_rows, &COPY.transposed, &COPY.cast_transposed, &COPY.general],
+    internal: &[
+        &COPY.rows,
+        &COPY.words,
+        &COPY.cast_rows,
+        &COPY.transposed,
+        &COPY.cast_transposed,
+        &COPY.gathered,
+        &COPY.general,
+    ],
 };
 
 pub static PEERS_FAMILY: Family = Family {
@@ -410,6 +418,12 @@ pub static COPY: Copy = Copy {
         Kernel::of(&COPY_FAMILY, c"gc_cast_transposed_bf16_f32", 64),
         Kernel::of(&COPY_FAMILY, c"gc_cast_transposed_f16_f32", 64),
     ],
+    gathered: [
+        Kernel::of(&COPY_FAMILY, c"gc_copy_gathered_u8", 1),
+        Kernel::of(&COPY_FAMILY, c"gc_copy_gathered_u16", 1),
+        Kernel::of(&COPY_FAMILY, c"gc_copy_gathered_u32", 1),
+        Kernel::of(&COPY_FAMILY, c"gc_copy_gathered_u64", 1),
+    ],
     general: [Kernel::of(&COPY_FAMILY, c"gc_copy_general", 1), Kernel::of(&COPY_FAMILY, c"gc_cast_general", 1)],
 };
 
@@ -426,6 +440,8 @@ pub struct Copy {
     pub cast_transposed: [Kernel; 5],
     /// Bytes as they are, any cast.
     pub general: [Kernel; 2],
+    /// By the size of an element, as a power of 2.
+    pub gathered: [Kernel; 4],
 }
 
 /// The launch shape of a kernel on cards of a compute capability (90: 9.0); None for those that kernels/README.md

@@ -26,10 +26,18 @@ const VECTOR: i64 = 16;
 /// What a thread does, one after the other: vectors of rows, or single elements.
 const ROW_ROUNDS: i64 = 4;
 const FOURS_ROUNDS: i64 = 2;
+const GATHER_ROUNDS: i64 = 4;
 const ELEMENT_ROUNDS: i64 = 8;
 
 /// Elements of a vector in the kernel of any cast, and their bytes at most.
 const FOUR: i64 = 4;
+
+/// Bytes of a word that is gathered, and of the largest element that is.
+const WORD: i64 = 4;
+const LARGEST_GATHERED: i64 = 8;
+
+/// An innermost loop of fewer rounds counts together with the next, where that follows it in the target.
+const SHORT_LOOP: i64 = 512;
 
 /// A transposed matrix with a shorter side than this would leave most of a tile empty.
 const SHORTEST_SIDE: i64 = 16;
@@ -96,6 +104,8 @@ struct Tiles {
     row_strides: [i64; 2],
     across: Divisor,
     along: Divisor,
+    period: Divisor,
+    wrap: i64,
     cast: Cast,
     log_width: u32,
     down: u32,
@@ -106,7 +116,7 @@ struct Tiles {
     outer: [OuterLoop; MOST_OUTER],
 }
 
-const _: () = assert!(size_of::<Tiles>() == 2072);
+const _: () = assert!(size_of::<Tiles>() == 2096);
 
 /// A launch of one of the kernels. Not on the heap, and so large that it is made where it stays.
 struct Work {
@@ -177,6 +187,11 @@ impl Work {
                 }
                 _ => self.general(plan, sides, aligned, last.and_then(|last| last.checked_sub(1))),
             },
+            (Layout::Transposed { across }, Conversion::Bytes(size))
+                if shortest(across) < SHORTEST_SIDE && size <= LARGEST_GATHERED =>
+            {
+                self.gathered(plan, sides, Some(across), follows(plan))
+            }
             (Layout::Transposed { across }, _) if shortest(across) < SHORTEST_SIDE || !aligned => {
                 self.general(plan, sides, aligned, Some(across))
             }
@@ -187,8 +202,27 @@ impl Work {
                 let kernel = usual_cast(from, to).and_then(|index| COPY.cast_transposed[1..].get(index));
                 self.transposed(plan, sides, across, kernel.unwrap_or(&COPY.cast_transposed[0]))
             }
+            (Layout::General, Conversion::Bytes(size))
+                if is_gathered(plan, size) && (size < WORD || follows(plan).is_some()) =>
+            {
+                self.gathered(plan, sides, last.and_then(|last| last.checked_sub(1)), follows(plan))
+            }
             (Layout::General, _) => self.general(plan, sides, aligned, last.and_then(|last| last.checked_sub(1))),
         }
+    }
+
+    /// Contiguous on the target's side alone. `row`: the loop whose rounds are rows, unless it is `within`: one that follows
+    /// the innermost one in the target, and counts together with it.
+    fn gathered(&mut self, plan: &CopyPlan, sides: Sides, row: Option<usize>, within: Option<usize>) -> Result<()> {
+        let size = plan.conversion.sizes()[0];
+        let row = if within.is_some() && row == within { row.and_then(|row| row.checked_sub(1)) } else { row };
+        let tiles = &mut self.tiles;
+        tiles.set(plan, sides, row, within);
+        let a_word = (WORD / size).max(1);
+        let begins_whole = sides.0[0].addr() as i64 % (a_word * size) == 0
+            && tiles.other_strides().all(|strides| strides[0] % (a_word * size) == 0);
+        let words = divide_up(tiles.count + if begins_whole { 0 } else { a_word - 1 }, a_word);
+        self.cut(&COPY.gathered[size.ilog2() as usize], words, GATHER_ROUNDS)
     }
 
     /// Rows of bytes as they are: counted in bytes, or in words where these are at multiples of their size, and vectors
@@ -224,7 +258,7 @@ impl Work {
     ) -> Result<()> {
         let row = plan.loops.as_slice().len().checked_sub(2);
         let tiles = &mut self.tiles;
-        tiles.set(plan, sides, row);
+        tiles.set(plan, sides, row, None);
         tiles.count = tiles.count * plan.conversion.sizes()[0] / sizes[0];
         let elements = |side: usize| sides.0[side].addr() as i64 / sizes[side];
         let alike = (elements(1) - elements(0)) % a_vector == 0
@@ -240,7 +274,7 @@ impl Work {
     /// Any strides, `row` being the loop that is next to the innermost one.
     fn general(&mut self, plan: &CopyPlan, sides: Sides, aligned: bool, row: Option<usize>) -> Result<()> {
         let kernel = &COPY.general[usize::from(matches!(plan.conversion, Conversion::Cast { .. }))];
-        self.tiles.set(plan, sides, row);
+        self.tiles.set(plan, sides, row, None);
         self.tiles.aligned = u32::from(aligned);
         self.cut(kernel, self.tiles.count, ELEMENT_ROUNDS)
     }
@@ -248,7 +282,7 @@ impl Work {
     /// Contiguous along the innermost loop on the target's side, along `across` on the source's.
     fn transposed(&mut self, plan: &CopyPlan, sides: Sides, across: usize, kernel: &'static Kernel) -> Result<()> {
         let tiles = &mut self.tiles;
-        tiles.set(plan, sides, Some(across));
+        tiles.set(plan, sides, Some(across), None);
         let words = [tiles.steps[1]].into_iter().chain(tiles.outer().iter().map(|item| item.strides[1]));
         tiles.vectors =
             u32::from(sides.0[1].addr().is_multiple_of(4) && words.into_iter().all(|stride| stride % 4 == 0));
@@ -263,15 +297,20 @@ impl Work {
         let tiles = &mut self.tiles;
         let threads = 1 << LOG_THREADS;
         // Small tiles leave most of a block without work: then rows of all loops follow each other.
-        if tiles.n_outer > 0 && pieces.saturating_mul(tiles.rows) < threads * rounds && tiles.join() {
+        if tiles.n_outer > 0 && pieces.saturating_mul(tiles.rows) < threads * rounds && tiles.join(rounds) {
             tiles.joined = 1;
+        } else {
+            // Also where rows lie beside each other within the source: what one reads of a cache line the next one needs.
+            let [row, step] = [tiles.row_strides, tiles.steps].map(|strides| strides[1].unsigned_abs());
+            let are_beside = tiles.rows >= rounds / 2 && (1..step).contains(&row);
+            tiles.down = u32::from(pieces < 32 * rounds || are_beside);
         }
-        tiles.down = u32::from(tiles.joined == 0 && pieces < 32 * rounds);
         let (across, along);
         if tiles.down == 1 {
             tiles.log_width = (pieces as u64).next_power_of_two().ilog2().min(LOG_THREADS);
             across = divide_up(pieces, 1 << tiles.log_width);
-            along = divide_up(tiles.rows, (threads >> tiles.log_width) * rounds);
+            let a_thread = if tiles.joined == 1 { 1 } else { rounds };
+            along = divide_up(tiles.rows, (threads >> tiles.log_width) * a_thread);
         } else {
             // As many threads as leave hardly more without work than the fewest, but a warp at least.
             let room = |log_width: u32| divide_up(pieces, rounds << log_width) * (rounds << log_width);
@@ -312,6 +351,8 @@ impl Tiles {
         row_strides: [0; 2],
         across: Divisor::new(1),
         along: Divisor::new(1),
+        period: Divisor::new(0),
+        wrap: 0,
         cast: Cast { from: Number::Uint, from_size: 0, to: Number::Uint, to_size: 0 },
         log_width: 0,
         down: 0,
@@ -322,8 +363,9 @@ impl Tiles {
         outer: [OuterLoop { count: Divisor::new(1), strides: [0; 2] }; MOST_OUTER],
     };
 
-    /// All but the tiles. `row`: the loop, beside the innermost one, whose rounds are rows.
-    fn set(&mut self, plan: &CopyPlan, sides: Sides, row: Option<usize>) {
+    /// All but the tiles. `row`: the loop, beside the innermost one, whose rounds are rows. `within`: one that counts together
+    /// with the innermost one.
+    fn set(&mut self, plan: &CopyPlan, sides: Sides, row: Option<usize>, within: Option<usize>) {
         let sizes = plan.conversion.sizes();
         let (from, to, [to_size, from_size]) = match plan.conversion {
             Conversion::Bytes(_) => (Number::Uint, Number::Uint, sizes),
@@ -344,10 +386,16 @@ impl Tiles {
         (self.src, self.dst) = (sides.0[1], sides.0[0]);
         (self.begin, self.end) = (begin, end);
         (self.count, self.steps) = (inner.count, inner.strides);
+        (self.period, self.wrap) = (Divisor::new(0), 0);
+        if let Some(within) = within.map(|within| outer[within]) {
+            self.count *= within.count;
+            self.period = Divisor::new(inner.count as u64);
+            self.wrap = within.strides[1] - inner.count * inner.strides[1];
+        }
         (self.rows, self.row_strides) = (row_loop.count, row_loop.strides);
         self.cast = Cast { from, from_size: from_size as u32, to, to_size: to_size as u32 };
         (self.log_width, self.down, self.vectors, self.aligned, self.n_outer, self.joined) = (0, 0, 0, 1, 0, 0);
-        for (_, item) in outer.iter().enumerate().filter(|&(index, _)| Some(index) != row) {
+        for (_, item) in outer.iter().enumerate().filter(|&(index, _)| ![row, within].contains(&Some(index))) {
             // There are at most 62 loops, of which two are not outer ones.
             self.outer[self.n_outer as usize] =
                 OuterLoop { count: Divisor::new(item.count as u64), strides: item.strides };
@@ -364,20 +412,39 @@ impl Tiles {
         self.outer().iter().map(|item| item.strides).chain([self.row_strides])
     }
 
-    /// Makes rows of the rounds of all loops but the innermost one, unless there are too many.
-    fn join(&mut self) -> bool {
+    /// Makes rows of the rounds of all loops but the innermost one, unless there are too many. Where rows come in so many
+    /// rounds, a thread has these together: it looks for their place once.
+    fn join(&mut self, rounds: i64) -> bool {
         let n = self.n_outer as usize;
-        let rows = Divisor::new(self.rows as u64);
-        let Some(all) = self.outer().iter().try_fold(self.rows, |all, item| all.checked_mul(item.count.by() as i64))
-        else {
+        let together = if self.rows % rounds == 0 { rounds } else { 1 };
+        let rows = self.rows / together;
+        let Some(all) = self.outer().iter().try_fold(rows, |all, item| all.checked_mul(item.count.by() as i64)) else {
             return false;
         };
         let Some(place) = self.outer.get_mut(n) else { return false };
-        *place = OuterLoop { count: rows, strides: self.row_strides };
+        *place =
+            OuterLoop { count: Divisor::new(rows as u64), strides: self.row_strides.map(|stride| stride * together) };
         self.n_outer += 1;
-        (self.rows, self.row_strides) = (all, [0; 2]);
+        self.rows = all;
+        if together == 1 {
+            self.row_strides = [0; 2];
+        }
+        self.down = u32::from(together > 1);
         true
     }
+}
+
+/// Whether elements of so many bytes are contiguous on the target's side, and can be gathered.
+fn is_gathered(plan: &CopyPlan, size: i64) -> bool {
+    size <= LARGEST_GATHERED && plan.loops.as_slice().last().is_some_and(|inner| inner.strides[0] == size)
+}
+
+/// The loop that follows a short innermost one in the target.
+fn follows(plan: &CopyPlan) -> Option<usize> {
+    let (inner, outer) = plan.loops.as_slice().split_last()?;
+    let next = outer.len().checked_sub(1)?;
+    let is_next = inner.count < SHORT_LOOP && outer[next].strides[0] == inner.count * inner.strides[0];
+    is_next.then_some(next)
 }
 
 /// The plan in elements of 1, 2, 4, 8 or 16 bytes that lie at multiples of their size: what is larger or lies elsewhere is
@@ -410,6 +477,7 @@ mod tests {
     use super::*;
 
     const F32: Conversion = Conversion::Bytes(4);
+    const U8: Conversion = Conversion::Bytes(1);
     const TO_BF16: Conversion = Conversion::Cast { from: Dtype::F32, to: Dtype::BF16 };
     const TO_U8: Conversion = Conversion::Cast { from: Dtype::F32, to: Dtype::U8 };
 
@@ -431,7 +499,13 @@ mod tests {
             (F32, [0, 1], &[(7, [80, 40]), (10, [4, 4])], c"gc_copy_rows"),
             (F32, [0, 0], &transposed, c"gc_copy_transposed_u32"),
             (F32, [0, 4], &transposed, c"gc_copy_transposed_u32"),
-            (F32, [0, 0], &[(100, [60, 4]), (15, [4, 400])], c"gc_copy_general"), // a short side
+            (F32, [0, 0], &[(100, [60, 4]), (15, [4, 400])], c"gc_copy_gathered_u32"), // a short side
+            (F32, [0, 0], &[(15, [400, 4]), (100, [4, 60])], c"gc_copy_gathered_u32"),
+            (U8, [0, 0], &[(3, [100, 1]), (100, [1, 3])], c"gc_copy_gathered_u8"),
+            (U8, [0, 0], &[(100, [1, 2])], c"gc_copy_gathered_u8"),
+            (U8, [0, 0], &[(100, [2, 1])], c"gc_copy_general"),
+            (Conversion::Bytes(2), [0, 0], &[(100, [2, -2])], c"gc_copy_gathered_u16"),
+            (Conversion::Bytes(16), [0, 0], &[(100, [48, 16]), (3, [16, 1600])], c"gc_copy_general"),
             (F32, [0, 0], &[(100, [4, 8])], c"gc_copy_general"),
             (F32, [0, 0], &[(100, [4, -4])], c"gc_copy_general"),
             (F32, [0, 0], &[(100, [4, 0])], c"gc_copy_general"),
@@ -483,8 +557,12 @@ mod tests {
             (F32, &[(1000, [64, 128]), (8, [4, 4])], 2), // 2 vectors each, and 4 rows a thread
             (F32, &[(16384, [65536, 4]), (16384, [4, 65536])], 256 * 256),
             (F32, &[(1 << 20, [4, 8])], 512),
-            // Many short rows in several loops are one loop.
-            (F32, &[(64, [49152, 3072]), (3, [1024, 1 << 20]), (16, [64, 512]), (16, [4, 4])], 64 * 3 * 16 * 4 / 256),
+            // Many short rows in several loops are one loop, of four rows together.
+            (F32, &[(64, [49152, 3072]), (3, [1024, 1 << 20]), (16, [64, 512]), (16, [4, 4])], 64 * 3 * 4 * 4 / 256),
+            (F32, &[(64, [49152, 3072]), (3, [1024, 1 << 20]), (15, [64, 512]), (16, [4, 4])], 45), // 64 * 3 * 15 * 4 / 256
+            // Channels last to first: three rows a thread, of words; and back: words of pixels and channels.
+            (U8, &[(64, [3 << 18, 3 << 18]), (3, [1 << 18, 1]), (1 << 18, [1, 3])], 64 << 8),
+            (U8, &[(64, [3 << 18, 3 << 18]), (1 << 18, [3, 1]), (3, [1, 1 << 18])], 64 * (3 << 18) / 4096),
         ] {
             assert_eq!(work(conversion, [0, 0], dims).blocks, blocks, "{conversion:?} {dims:?}");
         }
