@@ -34,7 +34,7 @@ class GradCodecError(RuntimeError):
         self.status = status
 
 
-def _struct(name: str, **fields: Any) -> Any:
+def _struct(name: str, /, **fields: Any) -> Any:
     return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 

@@ -1,4 +1,5 @@
-//! Where the elements of a launch lie: loops over all tensors at once, as few as describe them, and how blocks share them.
+//! Where the elements of a launch lie: loops over all tensors at once, as few as describe them, and how blocks share
+//! them.
 
 use arrayvec::ArrayVec;
 
@@ -9,8 +10,8 @@ use super::source::{ELEMENT_ROUNDS, HEAD, Layout, THREADS};
 /// Words of the longest argument.
 const MOST_WORDS: usize = 512;
 
-/// Blocks that an output's elements are given to, all outputs together: several times what the largest cards run at once,
-/// so that they end at about the same time.
+/// Blocks that an output's elements are given to, all outputs together: several times what the largest cards run at
+/// once, so that they end at about the same time.
 const MANY_BLOCKS: u64 = 4096;
 
 /// Vectors that a thread has at least before its output's elements are given to several blocks.
@@ -117,8 +118,8 @@ impl Nest {
     }
 }
 
-/// Whether the innermost loop of `nest` can be gone through `vector` elements at a time, and which tensors have the same
-/// element for all of them. `others`: loops around it. `partly`: whether the last vector may be cut short.
+/// Whether the innermost loop of `nest` can be gone through `vector` elements at a time, and which tensors have the
+/// same element for all of them. `others`: loops around it. `partly`: whether the last vector may be cut short.
 fn vectors(
     nest: &Nest,
     others: Option<&Nest>,

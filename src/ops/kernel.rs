@@ -407,7 +407,8 @@ impl Kernel {
         Ok(Place::Raw { ndim: ndim as u8, contiguous: view.is_contiguous() })
     }
 
-    /// That tensors are of their parameters' types. Scalars become so, and say what a letter is only where no tensor does.
+    /// That tensors are of their parameters' types. Scalars become so, and say what a letter is only where no tensor
+    /// does.
     fn check_types(&self, slots: &mut ArrayVec<Slot, MOST>) -> Result<()> {
         for index in 0..slots.len() {
             let parameter = self.parameters[index];
