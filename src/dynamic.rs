@@ -33,6 +33,12 @@ impl Loaded {
         Ok(Self(names))
     }
 
+    /// Such names, each with its NUL.
+    #[cfg(test)]
+    pub fn of_names(names: &[u8]) -> Self {
+        Self(names.to_vec())
+    }
+
     /// Their names, as dlopen knows them.
     pub fn names(&self) -> impl Iterator<Item = &CStr> {
         self.0.split_inclusive(|&byte| byte == 0).filter_map(|name| CStr::from_bytes_with_nul(name).ok())

@@ -6,6 +6,7 @@
 //!
 //! - `cancel`: keeps a cancelled thread whole while it is in a call.
 //! - `error`, `panics`: what can go wrong, and the line at which panics and failures become a status.
+//! - `environment`: the floating-point environment that arithmetic wants.
 //! - `dynamic`: libraries that are found at run time, and tables of their functions.
 //! - `tensor`: DLPack in and out: validated views, owned outputs.
 //! - `plan`: where elements and their bits lie, as values.
@@ -27,6 +28,7 @@ pub mod capi;
 mod comm;
 mod compile;
 mod dynamic;
+mod environment;
 mod error;
 mod ops;
 mod panics;

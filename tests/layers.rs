@@ -5,8 +5,21 @@ mod sources;
 use std::{fs, path::Path};
 
 /// The modules of the crate, the lowest first. CONTRIBUTING.md says what each is for.
-const LAYERS: [&str; 12] =
-    ["cancel", "error", "panics", "dynamic", "tensor", "plan", "compile", "backend", "ops", "comm", "share", "capi"];
+const LAYERS: [&str; 13] = [
+    "cancel",
+    "error",
+    "panics",
+    "environment",
+    "dynamic",
+    "tensor",
+    "plan",
+    "compile",
+    "backend",
+    "ops",
+    "comm",
+    "share",
+    "capi",
+];
 
 /// Parts of a layer that stand side by side, and use nothing of each other.
 const APART: [[&str; 2]; 2] = [["backend::cpu", "backend::cuda"], ["backend::cuda", "backend::cpu"]];

@@ -4,7 +4,8 @@ use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
     env,
-    ffi::{CStr, c_void},
+    ffi::{CStr, CString, c_void},
+    path::Path,
     process::Command,
     ptr,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
@@ -630,5 +631,92 @@ fn a_tensor_that_cannot_be_made_takes_nothing() {
         assert_eq!(gc_tensor_from_versioned(versioned, &mut tensor), 0);
         gc_tensor_free(tensor);
         assert_eq!(releases.get(), 1);
+    }
+}
+
+/// Names the folder of the test in a process of its own, in which kernels are kept.
+const KERNELS: &str = "GRADCODEC_TEST_KERNELS";
+
+/// An NVRTC that compiles nothing, made of tests/driver/libnvrtc.c.
+fn nvrtc(folder: &Path) -> *mut c_void {
+    let library = folder.join("libnvrtc.so.12");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver/libnvrtc.c");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-pthread", "-o"]).arg(&library).arg(source);
+    assert!(compiler.status().unwrap().success());
+    let path = CString::new(library.to_str().unwrap()).unwrap();
+    // SAFETY: a path that ends with a NUL, of a library whose loading does nothing.
+    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+    assert!(!library.is_null());
+    library
+}
+
+#[test]
+fn a_kernel_that_cannot_be_compiled_or_kept_leaves_nothing() {
+    let Some(folder) = env::var_os(KERNELS) else {
+        let folder = env::temp_dir().join(format!("gradcodec-kernels-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let mut child = Command::new(env::current_exe().unwrap());
+        child.args(["--exact", "--nocapture", "a_kernel_that_cannot_be_compiled_or_kept_leaves_nothing"]);
+        child.env(KERNELS, &folder).env("GRADCODEC_CACHE_DIR", folder.join("cache")).env_remove("GRADCODEC_CACHE");
+        let child = child.output().unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
+        return;
+    };
+    let folder = Path::new(&folder);
+    // SAFETY: zeros are a value of each field.
+    let (mut options, mut how): (gc_elementwise_options_t, gc_run_options_t) = unsafe { std::mem::zeroed() };
+    options.struct_size = size_of_val(&options) as u32;
+    (options.inputs, options.outputs) = (c"T x".as_ptr(), c"T y".as_ptr());
+    (options.operation, options.nvrtc) = (c"y = x".as_ptr(), nvrtc(folder));
+    (how.struct_size, how.capability) = (size_of_val(&how) as u32, 90);
+    let (mut data, mut shapes) = ([vec![0.0f32; 8], vec![0.0f32; 8]], [[0i64; 1]; 2]);
+    let ([x, y], [first, second]) = (&mut data, &mut shapes);
+    let (x, mut y) = (floats(x, first), floats(y, second));
+    let (inputs, outputs) = ([&raw const x], [&raw mut y]);
+    // SAFETY: options of their own size with texts that end with a NUL, and room for a handle.
+    let make = |out| unsafe { gc_elementwise_create(&options, out) };
+    // SAFETY: good options and tensors; what was made is released once.
+    unsafe {
+        let allocations = with_every_failure_of(1, make, gc_kernel_free);
+        assert!(allocations >= 4, "{allocations} allocations: its texts and the handle");
+        // Compiled and kept; then found on disk.
+        for least in [12, 8] {
+            let (mut turn, mut finished) = (0, 0);
+            while finished < 2 {
+                let stays = turn % 2 == 0;
+                let (live, mut kernel) = (LIVE.get(), ptr::null_mut());
+                assert_eq!(make(&mut kernel), 0);
+                let prepare =
+                    || gc_kernel_prepare(kernel, inputs.as_ptr(), 1, outputs.as_ptr(), 1, &how, ptr::null_mut());
+                let (status, failed) = with_failure(turn / 2, stays, prepare);
+                assert_eq!(status, if failed { OUT_OF_MEMORY } else { 0 }, "allocation {}", turn / 2);
+                finished = if failed { 0 } else { finished + 1 };
+                if failed {
+                    // It can be had once there is memory.
+                    assert_eq!(prepare(), 0);
+                }
+                gc_kernel_free(kernel);
+                assert_eq!(LIVE.get(), live, "allocation {} left something behind", turn / 2);
+                if least == 12 {
+                    std::fs::remove_dir_all(folder.join("cache")).unwrap();
+                }
+                turn += 1;
+            }
+            assert!(turn / 2 >= least, "{} allocations", turn / 2);
+            let mut kernel = ptr::null_mut();
+            assert_eq!(make(&mut kernel), 0);
+            assert_eq!(gc_kernel_prepare(kernel, inputs.as_ptr(), 1, outputs.as_ptr(), 1, &how, ptr::null_mut()), 0);
+            let mut image = ptr::null_mut();
+            let saved = with_every_failure(1, |out| gc_kernel_save(kernel, out));
+            assert!(saved >= 2, "{saved} allocations: the bytes and the tensor");
+            assert_eq!(gc_kernel_save(kernel, &mut image), 0);
+            let (bytes, size) = ((*image).dl_tensor.data, *(*image).dl_tensor.shape as usize);
+            let loaded = with_every_failure_of(1, |out| gc_kernel_load(bytes, size, out), gc_kernel_free);
+            assert!(loaded >= 4, "{loaded} allocations: its texts, its code and the handle");
+            gc_tensor_free(image);
+            gc_kernel_free(kernel);
+        }
     }
 }

@@ -42,6 +42,12 @@
 //! float32 and float64 give NumPy's results to the last bit. A reduction adds in an order that depends on shapes and
 //! strides alone, so its result is the same on every run and card.
 //!
+//! *NVRTC* is what the options name, else the file that GRADCODEC_NVRTC in the environment names, else what the process
+//! has loaded, else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it; 11.2 or later. What it made is *kept
+//! on disk*, in $GRADCODEC_CACHE_DIR, else $XDG_CACHE_HOME/gradcodec, else $HOME/.cache/gradcodec, up to 256 MiB, of
+//! which those go first that were not used for the longest time; GRADCODEC_CACHE=0 turns that off. Nothing that is wrong
+//! there keeps a kernel from being compiled.
+//!
 //! Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
 //! call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
 //! gc_kernel_prepare() does it ahead. A prepared kernel allocates nothing, waits for nothing and can be captured. What

@@ -22,9 +22,9 @@ use arrayvec::ArrayString;
 use crate::error::{Result, error};
 
 use super::{
-    copied, environment,
+    copied,
     image::{Kind, Reader, Writer},
-    room,
+    room, variable,
 };
 
 const KIND: Kind = *b"DISK";
@@ -58,12 +58,12 @@ pub struct Cache {
 impl Cache {
     /// The directory that the environment names, made if it is not there; None where there shall be or can be none.
     pub fn open() -> Result<Option<Self>> {
-        if environment(c"GRADCODEC_CACHE").is_some_and(|said| said == c"0") {
+        if variable(c"GRADCODEC_CACHE").is_some_and(|said| said == c"0") {
             return Ok(None);
         }
         let named = [(c"GRADCODEC_CACHE_DIR", ""), (c"XDG_CACHE_HOME", "/gradcodec"), (c"HOME", "/.cache/gradcodec")];
-        let named = named.iter().find_map(|&(variable, rest)| {
-            let folder = environment(variable)?.to_bytes();
+        let named = named.iter().find_map(|&(name, rest)| {
+            let folder = variable(name)?.to_bytes();
             folder.starts_with(b"/").then_some((folder, rest))
         });
         let Some((folder, rest)) = named else { return Ok(None) };
@@ -103,29 +103,21 @@ impl Cache {
         if file.read_exact(&mut bytes).is_err() {
             return Ok(None);
         }
-        let found = match parts(&bytes) {
-            Ok((its_key, code, said)) if its_key == key => {
-                log.try_reserve(said.len())
-                    .map_err(|_| error!(OutOfMemory, "{} bytes for a log could not be had", said.len()))?;
-                log.push_str(said);
-                copied(code)?
-            }
-            _ => return Ok(None),
-        };
+        let Some((code, said)) = parts(&bytes, key) else { return Ok(None) };
+        log.try_reserve(said.len())
+            .map_err(|_| error!(OutOfMemory, "{} bytes for a log could not be had", said.len()))?;
+        log.push_str(said);
+        let code = copied(code)?;
         if about.modified().ok().and_then(|then| then.elapsed().ok()).is_some_and(|age| age > FRESH) {
             // SAFETY: a file that is open; NULL is now. Where it fails, the file goes sooner.
             unsafe { libc::futimens(file.as_raw_fd(), std::ptr::null()) };
         }
-        Ok(Some(found))
+        Ok(Some(code))
     }
 
     /// Keeps a kernel, if it can be kept.
     pub fn keep(&self, key: &[u8; 32], code: &[u8], log: &str) -> Result<()> {
-        let mut image = Writer::new(KIND)?;
-        image.add(key)?;
-        image.add(code)?;
-        image.add(log.as_bytes())?;
-        let image = image.finish()?;
+        let image = image_of(&[key, code, log.as_bytes()])?;
         let name = name_of(key);
         let unfinished = unfinished_name(key);
         const FLAGS: c_int = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
@@ -269,13 +261,18 @@ impl Drop for Listing {
     }
 }
 
-/// The key, the code and the log in a file.
-fn parts(bytes: &[u8]) -> Result<(&[u8], &[u8], &str)> {
-    let mut parts = Reader::new("cache", bytes, KIND)?;
-    let (key, code, log) = (parts.take()?, parts.take()?, parts.take()?);
-    parts.done()?;
-    let log = std::str::from_utf8(log).map_err(|_| error!(Corrupt, "cache: a log that is not text"))?;
-    Ok((key, code, log))
+fn image_of(parts: &[&[u8]]) -> Result<Vec<u8>> {
+    let mut image = Writer::new(KIND)?;
+    parts.iter().try_for_each(|part| image.add(part))?;
+    image.finish()
+}
+
+/// The code and the log in a file, if it is whole and of this key.
+fn parts<'a>(bytes: &'a [u8], key: &[u8; 32]) -> Option<(&'a [u8], &'a str)> {
+    let mut parts = Reader::new("cache", bytes, KIND).ok()?;
+    let (its_key, code, log) = (parts.take().ok()?, parts.take().ok()?, parts.take().ok()?);
+    parts.done().ok()?;
+    std::str::from_utf8(log).ok().filter(|_| its_key == key).map(|log| (code, log))
 }
 
 /// Makes a directory that is not there, and the one that it is in.
@@ -341,4 +338,225 @@ fn digits(key: &[u8; 32]) -> Name {
 
 fn c(name: &Name) -> *const libc::c_char {
     name.as_ptr().cast()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::{PermissionsExt, symlink},
+        path::{Path, PathBuf},
+        thread,
+    };
+
+    use super::*;
+
+    const KEY: [u8; 32] = [0xa5; 32];
+
+    /// A directory of a test's, which goes when the test is done.
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new(test: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("gradcodec-{test}-{}", process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+
+        fn folder(&self) -> PathBuf {
+            self.0.join("parent/cache")
+        }
+
+        fn cache(&self) -> Cache {
+            open(&self.folder()).unwrap()
+        }
+
+        /// The file of [`KEY`].
+        fn file(&self) -> PathBuf {
+            self.folder().join(format!("{}.kernel", "a5".repeat(32)))
+        }
+
+        fn files(&self) -> Vec<String> {
+            let entries = fs::read_dir(self.folder()).unwrap();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn open(path: &Path) -> Option<Cache> {
+        Cache::in_folder(CString::new(path.to_str().unwrap()).unwrap(), MOST).unwrap()
+    }
+
+    fn find(cache: &Cache, key: &[u8; 32]) -> Option<(Vec<u8>, String)> {
+        let mut log = String::new();
+        cache.find(key, &mut log).unwrap().map(|code| (code, log))
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn what_is_kept_is_found_and_nobody_elses() {
+        let place = Place::new("kept");
+        let cache = place.cache();
+        assert_eq!(find(&cache, &KEY), None);
+        cache.keep(&KEY, b"code", "a warning").unwrap();
+        assert_eq!(find(&place.cache(), &KEY), Some((b"code".to_vec(), "a warning".into())));
+        assert_eq!(find(&cache, &[0; 32]), None);
+        cache.keep(&KEY, b"other", "").unwrap();
+        assert_eq!(find(&cache, &KEY), Some((b"other".to_vec(), String::new())));
+        assert_eq!((mode(&place.0.join("parent")), mode(&place.folder()), mode(&place.file())), (0o700, 0o700, 0o600));
+        assert_eq!(place.files().len(), 1);
+    }
+
+    #[test]
+    fn what_is_damaged_or_of_another_key_is_not_used_and_is_replaced() {
+        let place = Place::new("damaged");
+        let cache = place.cache();
+        cache.keep(&KEY, b"code", "log").unwrap();
+        let whole = fs::read(place.file()).unwrap();
+        cache.keep(&[1; 32], b"code", "log").unwrap();
+        let of_another = fs::read(place.folder().join(format!("{}.kernel", "01".repeat(32)))).unwrap();
+        let not_text = image_of(&[&KEY, b"code", b"\xff"]).unwrap();
+        let two_parts = image_of(&[&KEY, b"code"]).unwrap();
+        let mut damaged: Vec<Vec<u8>> = (0..whole.len()).map(|size| whole[..size].to_vec()).collect();
+        damaged.extend((0..whole.len()).map(|at| {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1;
+            bytes
+        }));
+        damaged.extend([of_another, not_text, two_parts, [&whole[..], b"x"].concat()]);
+        for bytes in damaged {
+            fs::write(place.file(), &bytes).unwrap();
+            assert_eq!(find(&cache, &KEY), None, "{bytes:?}");
+        }
+        cache.keep(&KEY, b"code", "log").unwrap();
+        assert_eq!(fs::read(place.file()).unwrap(), whole);
+    }
+
+    #[test]
+    fn files_that_others_may_have_written_are_not_used() {
+        let place = Place::new("others");
+        let cache = place.cache();
+        cache.keep(&KEY, b"code", "log").unwrap();
+        for bits in [0o622, 0o602, 0o644, 0o660] {
+            fs::set_permissions(place.file(), Permissions::from_mode(bits)).unwrap();
+            assert_eq!(find(&cache, &KEY), None, "{bits:o}");
+        }
+        fs::set_permissions(place.file(), Permissions::from_mode(0o600)).unwrap();
+        assert!(find(&cache, &KEY).is_some());
+        // A link to a file that would do.
+        let elsewhere = place.0.join("elsewhere");
+        fs::rename(place.file(), &elsewhere).unwrap();
+        symlink(&elsewhere, place.file()).unwrap();
+        assert_eq!(find(&cache, &KEY), None);
+        // Keeping replaces the link, not what it leads to.
+        cache.keep(&KEY, b"new", "").unwrap();
+        assert!(place.file().symlink_metadata().unwrap().is_file());
+        assert!(find(&cache, &KEY).is_some_and(|(code, _)| code == b"new"));
+        assert_ne!(fs::read(elsewhere).unwrap(), fs::read(place.file()).unwrap());
+        // One without a writer: opening it to read waits for one, but for a flag.
+        fs::remove_file(place.file()).unwrap();
+        let path = CString::new(place.file().to_str().unwrap()).unwrap();
+        // SAFETY: a path that ends with a NUL.
+        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+        assert_eq!(find(&cache, &KEY), None);
+        // What renaming cannot replace.
+        fs::remove_file(place.file()).unwrap();
+        fs::create_dir(place.file()).unwrap();
+        assert_eq!(find(&cache, &KEY), None);
+        cache.keep(&KEY, b"code", "log").unwrap();
+        assert_eq!(find(&cache, &KEY), None);
+        assert_eq!(place.files().len(), 1, "{:?}", place.files());
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_to_is_not_used() {
+        let place = Place::new("directory");
+        drop(place.cache());
+        for bits in [0o777, 0o1777, 0o720, 0o702] {
+            fs::set_permissions(place.folder(), Permissions::from_mode(bits)).unwrap();
+            assert!(open(&place.folder()).is_none(), "{bits:o}");
+        }
+        fs::set_permissions(place.folder(), Permissions::from_mode(0o755)).unwrap();
+        assert!(open(&place.folder()).is_some());
+        let link = place.0.join("link");
+        symlink(place.folder(), &link).unwrap();
+        assert!(open(&link).is_some(), "a link to one that will do");
+        assert!(open(&place.0.join("one/two/three")).is_none(), "only the last two are made");
+        fs::write(place.0.join("file"), b"").unwrap();
+        assert!(open(&place.0.join("file")).is_none());
+        assert!(open(&place.0.join("file/cache")).is_none());
+        // SAFETY: it only answers.
+        if unsafe { libc::geteuid() } == 0 {
+            std::os::unix::fs::chown(place.folder(), Some(65534), None).unwrap();
+            assert!(open(&place.folder()).is_none(), "somebody else's");
+            std::os::unix::fs::chown(place.folder(), Some(0), None).unwrap();
+            let cache = place.cache();
+            cache.keep(&KEY, b"code", "log").unwrap();
+            std::os::unix::fs::chown(place.file(), Some(65534), None).unwrap();
+            assert_eq!(find(&cache, &KEY), None, "somebody else's");
+        }
+    }
+
+    #[test]
+    fn the_least_used_go_when_all_take_too_much_and_so_does_what_nobody_finishes() {
+        let place = Place::new("tidy");
+        drop(place.cache());
+        let path = || CString::new(place.folder().to_str().unwrap()).unwrap();
+        let code = vec![7; 10_000];
+        let size = |most| Cache::in_folder(path(), most).unwrap().unwrap();
+        let hours_ago = |file: PathBuf, hours: u64| {
+            let then = SystemTime::now() - Duration::from_secs(hours * 3600);
+            File::options().write(true).open(file).unwrap().set_modified(then).unwrap();
+        };
+        let file = |key: u8| place.folder().join(format!("{}.kernel", format!("{key:02x}").repeat(32)));
+        let large = size(MOST);
+        for key in 1..=5 {
+            large.keep(&[key; 32], &code, "").unwrap();
+            hours_ago(file(key), 100 - u64::from(key));
+        }
+        // Using one that was not used for a day makes it the newest.
+        assert!(find(&large, &[1; 32]).is_some());
+        let each = fs::metadata(file(1)).unwrap().blocks() * 512;
+        let part = |age: &str| place.folder().join(format!("{}.1.2.{age}.part", "00".repeat(32)));
+        for (age, hours) in [("3", 0), ("4", 2)] {
+            fs::write(part(age), b"x").unwrap();
+            hours_ago(part(age), hours);
+        }
+        fs::write(place.folder().join("of the user's"), vec![0; 1 << 20]).unwrap();
+        size(3 * each).keep(&[6; 32], &code, "").unwrap();
+        let left: Vec<u8> = (1..=6).filter(|&key| file(key).exists()).collect();
+        assert_eq!(left, [1, 5, 6]);
+        assert!(part("3").exists() && !part("4").exists());
+        assert!(place.folder().join("of the user's").exists());
+    }
+
+    #[test]
+    fn threads_that_keep_and_find_the_same_see_it_whole_or_not_at_all() {
+        let place = Place::new("race");
+        let cache = place.cache();
+        let codes: [Vec<u8>; 2] = [vec![1; 50_000], vec![2; 70_000]];
+        thread::scope(|scope| {
+            for code in &codes {
+                scope.spawn(|| (0..200).for_each(|_| cache.keep(&KEY, code, "").unwrap()));
+            }
+            let mut found = 0;
+            for _ in 0..2000 {
+                if let Some((code, _)) = find(&cache, &KEY) {
+                    assert!(codes.contains(&code));
+                    found += 1;
+                }
+            }
+            assert!(found > 0);
+        });
+        assert_eq!(place.files().len(), 1);
+    }
 }

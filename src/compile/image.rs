@@ -1,7 +1,9 @@
 //! The form in which kernels are kept: parts, each with its length, of a known kind, and a digest of all.
 //!
-//!     "gckernel"  version  kind  bytes in all  | bytes  part | bytes  part | ...  | SHA-256 of all before
-//!      8           4        4     8              8              8                   32
+//! ```text
+//! "gckernel"  version  kind  bytes in all | bytes  part | bytes  part | ... | SHA-256 of all before
+//!  8           4        4     8             8             8                   32
+//! ```
 //!
 //! Numbers are little-endian. The digest finds damage, not malice: whoever may write an image may also compute it.
 
@@ -130,8 +132,8 @@ mod tests {
 
     /// An image of such bytes after its header, with the right size and digest.
     fn sealed(body: &[u8]) -> Vec<u8> {
-        let size = (HEADER + body.len() + DIGEST) as u64;
-        let mut bytes = [&MAGIC[..], &1u32.to_le_bytes(), &KIND, &size.to_le_bytes(), body].concat();
+        let size = (24 + body.len() + 32) as u64;
+        let mut bytes = [&b"gckernel"[..], &1u32.to_le_bytes(), b"TEST", &size.to_le_bytes(), body].concat();
         bytes.extend_from_slice(&Sha256::digest(&bytes));
         bytes
     }
@@ -149,14 +151,13 @@ mod tests {
     }
 
     #[test]
-    fn the_digest_is_sha_256() {
+    fn the_form_is_what_the_first_comment_says() {
         // That of "abc", from FIPS 180-4.
         let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         let digest: String = Sha256::digest(b"abc").iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(digest, expected);
-        let bytes = image(&[b"x"]);
-        let (body, digest) = bytes.split_at(bytes.len() - 32);
-        assert_eq!(Sha256::digest(body)[..], *digest);
+        let body = [&3u64.to_le_bytes()[..], b"one", &0u64.to_le_bytes()].concat();
+        assert_eq!(image(&[b"one", b""]), sealed(&body));
     }
 
     #[test]

@@ -32,9 +32,9 @@ pub struct Request<'a> {
     /// What messages call the source: "scale" in "scale(3): error: ...", unless a #line says otherwise.
     pub name: &'a str,
     pub source: &'a str,
-    /// Without the architecture.
+    /// All but the architecture.
     pub options: &'a [&'a str],
-    /// The extern "C" kernel that is wanted.
+    /// The kernel that is wanted, in the key.
     pub entry: &'a str,
     /// Of the card: (9, 0).
     pub capability: (u32, u32),
@@ -76,9 +76,9 @@ pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
     /// Machine code for 90: 9.0.
-    Machine(u32),
+    Machine(i32),
     /// PTX.
-    Virtual(u32),
+    Virtual(i32),
 }
 
 /// Whether what is compiled depends on files: what they say is not in the key.
@@ -88,8 +88,20 @@ fn reads_files(request: &Request<'_>) -> bool {
             .iter()
             .any(|prefix| option.starts_with(prefix))
     };
-    // With #include there are __has_include and #include_next; a line that is broken within the word says so, too.
-    request.source.contains("include") || request.source.contains("\\\n") || request.options.iter().any(includes)
+    includes_files(request.source.as_bytes()) || request.options.iter().any(includes)
+}
+
+/// Whether a source has the word "include", as #include, #include_next and __has_include have it; also broken over lines.
+fn includes_files(source: &[u8]) -> bool {
+    let begins = |mut text: &[u8]| {
+        b"include".iter().all(|letter| {
+            while let Some(rest) = text.strip_prefix(b"\\\n") {
+                text = rest;
+            }
+            text.split_off_first() == Some(letter)
+        })
+    };
+    (0..source.len()).any(|at| begins(&source[at..]))
 }
 
 /// The key of all that decides what comes out. Each part goes with its length, so that none can pass for two.
@@ -120,7 +132,7 @@ fn digest(request: &Request<'_>, (major, minor): (i32, i32), target: &Target) ->
 
 /// What a variable of the environment says, if it says something: not to a program that runs with rights that its caller
 /// does not have.
-fn environment(name: &CStr) -> Option<&'static CStr> {
+fn variable(name: &CStr) -> Option<&'static CStr> {
     // SAFETY: it only answers.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return None;
@@ -144,4 +156,56 @@ fn room(bytes: usize) -> Result<Vec<u8>> {
     let mut memory = Vec::new();
     memory.try_reserve_exact(bytes).map_err(|_| error!(OutOfMemory, "{bytes} bytes for a kernel could not be had"))?;
     Ok(memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn request<'a>(name: &'a str, source: &'a str, options: &'a [&'a str]) -> Request<'a> {
+        Request { name, source, options, entry: "k", capability: (9, 0), nvrtc: Handle::NONE, use_disk: true }
+    }
+
+    #[test]
+    fn all_that_decides_what_comes_out_is_in_the_key() {
+        let usual = (12, 0);
+        let requests = [
+            request("a", "bc", &["d", "e"]),
+            request("ab", "c", &["d", "e"]),
+            request("a", "bcd", &["e"]),
+            request("a", "bc", &["de"]),
+            request("a", "bc", &["e", "d"]),
+            request("a", "bc", &["d", "e", ""]),
+            request("a", "b\nc", &["d", "e"]),
+            request("a", "bc", &["de", ""]),
+            Request { entry: "l", ..request("a", "bc", &["d", "e"]) },
+            Request { entry: "", ..request("ak", "bc", &["d", "e"]) },
+        ];
+        let mut keys: Vec<_> = requests.iter().map(|request| digest(request, usual, &Target::Machine(90))).collect();
+        keys.push(digest(&requests[0], (12, 1), &Target::Machine(90)));
+        keys.push(digest(&requests[0], (13, 0), &Target::Machine(90)));
+        keys.push(digest(&requests[0], usual, &Target::Machine(89)));
+        keys.push(digest(&requests[0], usual, &Target::Virtual(90)));
+        assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
+        assert_eq!(keys[0], digest(&request("a", "bc", &["d", "e"]), usual, &Target::Machine(90)));
+    }
+
+    #[test]
+    fn what_files_say_is_never_kept() {
+        for (source, options, expected) in [
+            ("int x;", &["--fmad=false", "-DINCLUDE"][..], false),
+            ("#include <x>", &[], true),
+            ("#if __has_include(<x>)", &[], true),
+            ("#inc\\\n\\\nlude <x>", &[], true),
+            ("#define X inc \\\n    lude", &[], false),
+            ("an inc", &[], false),
+            ("int x;", &["-I/x"], true),
+            ("int x;", &["-I", "/x"], true),
+            ("int x;", &["--include-path=/x"], true),
+            ("int x;", &["--pre-include=x"], true),
+        ] {
+            assert_eq!(reads_files(&request("a", source, options)), expected, "{source} {options:?}");
+        }
+    }
 }

@@ -16,6 +16,7 @@ use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 
 use crate::{
     dynamic::{self, Loaded, table},
+    environment::in_default,
     error::{Error, Result, Status, error},
 };
 
@@ -66,30 +67,25 @@ const IN_PACKAGES: [&str; 3] = [
 /// Where CUDA's installer puts it, whether or not the system looks there.
 const IN_TOOLKIT: &CStr = c"/usr/local/cuda/lib64/libnvrtc.so";
 
-/// A library that the caller names, or none.
+/// A library that the caller names, or none. As a number, to be shared between threads.
 #[derive(Clone, Copy)]
-pub struct Handle(*mut c_void);
-
-// SAFETY: what dlopen gave may be used by every thread.
-unsafe impl Send for Handle {}
-// SAFETY: likewise.
-unsafe impl Sync for Handle {}
+pub struct Handle(usize);
 
 impl Handle {
-    pub const NONE: Self = Self(ptr::null_mut());
+    pub const NONE: Self = Self(0);
 
     /// # Safety
     /// `handle` is NULL or came from dlopen, and stays open as long as this is used.
     pub unsafe fn of(handle: *mut c_void) -> Self {
-        Self(handle)
+        Self(handle.expose_provenance())
     }
 
     /// The one that is named; else the one that GRADCODEC_NVRTC names, that is loaded, or that is found.
     pub(super) fn library(self) -> Result<Library> {
         static FOUND: OnceLock<Library> = OnceLock::new();
-        if !self.0.is_null() {
+        if self.0 != 0 {
             // SAFETY: it is open, as its maker promised.
-            return unsafe { Library::of(self.0) };
+            return unsafe { Library::of(ptr::with_exposed_provenance_mut(self.0)) };
         }
         match FOUND.get() {
             Some(library) => Ok(*library),
@@ -119,8 +115,7 @@ impl Library {
         // call.
         unsafe {
             let address = |name| dynamic::address(library, name).ok_or_else(|| missing(name));
-            let at = address(c"nvrtcVersion")?;
-            let ask = std::mem::transmute::<*mut c_void, GetVersion>(at);
+            let ask = std::mem::transmute::<*mut c_void, GetVersion>(address(c"nvrtcVersion")?);
             let error_string = std::mem::transmute::<*mut c_void, GetErrorString>(address(c"nvrtcGetErrorString")?);
             let mut version = (0, 0);
             // Before anything that an older one may lack.
@@ -133,7 +128,6 @@ impl Library {
                 let (major, minor) = version;
                 return Err(error!(NvrtcUnavailable, "NVRTC is of {major}.{minor}; 11.2 or later is needed"));
             }
-            load_builtins(at, version)?;
             Ok(Self { functions: Functions::of(library).map_err(missing)?, error_string, version })
         }
     }
@@ -158,13 +152,15 @@ impl Library {
         let code = unsafe { (self.functions.nvrtcGetSupportedArchs)(levels.as_mut_ptr()) };
         self.check(code, "nvrtcGetSupportedArchs")?;
         let card = major.saturating_mul(10).saturating_add(minor);
-        choose(card, levels.iter().filter_map(|&level| u32::try_from(level).ok())).ok_or_else(|| {
-            let (newest, oldest) = self.version;
+        let card = c_int::try_from(card).unwrap_or(c_int::MAX);
+        choose(card, &levels).ok_or_else(|| {
+            let ((newest, _), lowest) = (self.version, levels.iter().min().copied().unwrap_or(0));
             error!(
                 UnsupportedDevice,
-                "NVRTC {newest}.{oldest} does not compile for compute capability {major}.{minor}: the lowest that it \
-                 knows is {}",
-                levels.iter().min().copied().unwrap_or(0)
+                "NVRTC {newest} does not compile for compute capability {major}.{minor}; {}.{} is the lowest that it \
+                 knows",
+                lowest / 10,
+                lowest % 10
             )
         })
     }
@@ -173,15 +169,16 @@ impl Library {
     pub fn compile(&self, request: &Request<'_>, target: &Target, log: &mut String) -> Result<Vec<u8>> {
         let (source, name) = (with_nul("source", request.source)?, with_nul("name", request.name)?);
         let options = Options::new(request.options, target)?;
+        // Only now: what lies on disk needs no companion.
+        // SAFETY: one of NVRTC's functions.
+        unsafe { load_builtins(self.functions.nvrtcCompileProgram as *mut c_void, self.version)? };
         let program = Program::new(self, &source, &name)?;
+        // Where denormals are flushed, as torch.set_flush_denormal does, 12.0 refuses constants that are one.
         // SAFETY: a program of this library, and as many options as are counted, all of which outlive the call.
-        let code = unsafe {
-            (self.functions.nvrtcCompileProgram)(
-                program.program,
-                options.starts.len() as c_int,
-                options.starts.as_ptr(),
-            )
-        };
+        let code = in_default(|| unsafe {
+            let starts = &options.starts;
+            (self.functions.nvrtcCompileProgram)(program.program, starts.len() as c_int, starts.as_ptr())
+        });
         let logged = program.log(log);
         if code != 0 {
             let failure = self.failure(code, "nvrtcCompileProgram");
@@ -220,8 +217,8 @@ impl Library {
 }
 
 /// What to compile to for a card, of the levels that are known.
-fn choose(card: u32, levels: impl Iterator<Item = u32>) -> Option<Target> {
-    let best = levels.filter(|&level| level <= card).max()?;
+fn choose(card: c_int, levels: &[c_int]) -> Option<Target> {
+    let best = levels.iter().copied().filter(|&level| level <= card).max()?;
     // A card runs machine code of a lower minor number, too, but not each: the driver can compile for all of them.
     Some(if best == card { Target::Machine(card) } else { Target::Virtual(best) })
 }
@@ -360,7 +357,7 @@ unsafe fn text(text: *const c_char) -> &'static CStr {
 
 /// NVRTC, opened where no caller names it: RTLD_DEFAULT, or a handle that is never closed.
 fn find() -> Result<*mut c_void> {
-    if let Some(named) = super::environment(c"GRADCODEC_NVRTC") {
+    if let Some(named) = super::variable(c"GRADCODEC_NVRTC") {
         if !named.to_bytes().starts_with(b"/") {
             return Err(error!(
                 NvrtcUnavailable,
@@ -374,12 +371,15 @@ fn find() -> Result<*mut c_void> {
             error!(NvrtcUnavailable, "GRADCODEC_NVRTC could not be loaded: {}", reason.to_string_lossy())
         });
     }
+    let loaded = Loaded::list()?;
+    if let Some(found) = loaded_one(&loaded) {
+        return Ok(found);
+    }
     // SAFETY: RTLD_DEFAULT needs no library.
     if unsafe { dynamic::address(libc::RTLD_DEFAULT, c"nvrtcVersion") }.is_some() {
-        return Ok(libc::RTLD_DEFAULT);
+        return Ok(libc::RTLD_DEFAULT); // within a library or program of another name
     }
-    let loaded = Loaded::list()?;
-    if let Some(found) = loaded_one(&loaded).or_else(|| FILES.iter().find_map(|name| open(name))) {
+    if let Some(found) = FILES.iter().find_map(|name| open(name)) {
         return Ok(found);
     }
     if let Some(found) = of_pip(&loaded)?.or_else(|| open(IN_TOOLKIT)) {
@@ -426,7 +426,7 @@ unsafe fn load_builtins(function: *mut c_void, (major, minor): (c_int, c_int)) -
     Ok(())
 }
 
-/// NVRTC that is loaded, also where others do not see its functions.
+/// NVRTC that is loaded, also where others do not see its functions. It is not closed, whoever else closes it.
 fn loaded_one(loaded: &Loaded) -> Option<*mut c_void> {
     loaded.names().find_map(|file| {
         let (_, name) = file.to_str().ok()?.rsplit_once('/')?;
@@ -470,4 +470,72 @@ fn packages_of(file: &[u8]) -> Option<&[u8]> {
         let at = file.windows(name.len()).rposition(|window| window == name.as_bytes())?;
         Some(&file[..at + name.len() - 1])
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_gets_its_machine_code_or_the_newest_ptx_that_it_can_read() {
+        let levels = [90, 50, 75, 86];
+        for (card, expected) in [
+            (90, Some(Target::Machine(90))),
+            (75, Some(Target::Machine(75))),
+            (121, Some(Target::Virtual(90))),
+            (89, Some(Target::Virtual(86))),
+            (52, Some(Target::Virtual(50))),
+            (49, None),
+        ] {
+            assert_eq!(choose(card, &levels), expected, "{card}");
+        }
+        assert_eq!(choose(90, &[]), None);
+    }
+
+    #[test]
+    fn the_first_error_is_found_after_warnings() {
+        let undefined = "error_feedback: operation(2): error: identifier \"q\" is undefined";
+        let warning = "error_feedback(1): warning #177-D: variable \"j\" was declared but never referenced";
+        for (log, expected) in [
+            (format!("{warning}\n  int j;\n\n{undefined}\n1 error detected"), Some(undefined)),
+            ("x(1): warning: \"error\"\n".into(), None),
+            (
+                "  asm(\"error\");\nx(3): catastrophic error: could not open".into(),
+                Some("x(3): catastrophic error: could not open"),
+            ),
+            ("nvrtc: error: invalid option".into(), Some("nvrtc: error: invalid option")),
+            (
+                "ptxas fatal   : Unresolved extern function 'f'".into(),
+                Some("ptxas fatal   : Unresolved extern function 'f'"),
+            ),
+            (String::new(), None),
+        ] {
+            assert_eq!(first_error(&log), expected, "{log}");
+        }
+    }
+
+    #[test]
+    fn folders_of_packages_are_found_once_each() {
+        let names = b"\0/usr/lib/libc.so.6\0/a/site-packages/torch/lib/libtorch.so\0/a/site-packages/numpy/x.so\0\
+            /b/dist-packages/y.so\0/c/site-packages/d/site-packages/z.so\0/site-packages\0";
+        let loaded = Loaded::of_names(names);
+        let found: Vec<_> = packages(&loaded).map(|folder| std::str::from_utf8(folder).unwrap()).collect();
+        assert_eq!(found, ["/a/site-packages", "/b/dist-packages", "/c/site-packages/d/site-packages"]);
+    }
+
+    #[test]
+    fn a_log_of_any_bytes_is_text() {
+        assert_eq!(readable("d\u{e9}j\u{e0}".into()), "d\u{e9}j\u{e0}");
+        assert_eq!(readable(b"d\xe9j\xc3\xa0".to_vec()), "d?j??");
+    }
+
+    #[test]
+    fn options_lie_one_after_the_other() {
+        let options = Options::new(&["-a", "", "-b=c"], &Target::Virtual(90)).unwrap();
+        // SAFETY: texts that end with a NUL, as long as the options are there.
+        let texts = options.starts.iter().map(|&start| unsafe { CStr::from_ptr(start) });
+        assert!(texts.eq([c"-a", c"", c"-b=c", c"--gpu-architecture=compute_90"]));
+        let refused = Options::new(&["-a", "b\0"], &Target::Machine(90)).err().unwrap();
+        assert_eq!((refused.status, &refused.message[..]), (Status::InvalidArgument, "options: a NUL at byte 1 of 2"));
+    }
 }

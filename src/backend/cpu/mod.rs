@@ -6,11 +6,12 @@ pub mod codec;
 pub mod copy;
 mod cpus;
 mod dispatch;
-mod environment;
 pub mod memory;
 pub mod pool;
 pub mod signs;
 mod simd;
+
+use crate::environment;
 
 /// Counts the CPUs and chooses the instruction set, which reads files and the environment.
 pub fn prepare() {

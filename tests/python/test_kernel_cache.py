@@ -1,0 +1,267 @@
+"""What was compiled is found again by other processes, and nothing that is wrong with the directory keeps a kernel from
+being compiled: with an NVRTC that compiles nothing (tests/driver/libnvrtc.c) and writes down what it was asked."""
+
+import os
+import pathlib
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from stand_in import DRIVERS, HERE
+
+SCRIPT = """
+import sys
+import numpy as np
+from kernels import NO_DISK, elementwise
+
+def prepare(operation="y = x", capability=90, **more):
+    kernel = elementwise("T x", "T y", operation, **more)
+    x = np.zeros(4, more.pop("dtype", "f4"))
+    kernel.prepare([x], [x.copy()], capability=capability)
+    image, log = kernel.save(), kernel.log()
+    kernel.free()
+    return image, log
+"""
+
+
+class Place:
+    """A cache and the record of what was compiled."""
+
+    def __init__(self, folder):
+        self.root, self.folder, self.record = folder, folder / "cache", folder / "record"
+
+    def start(self, script, limit=None, **environment):
+        """A process; a variable that is None is not set."""
+        removed = {"GRADCODEC_CACHE", "XDG_CACHE_HOME", "GRADCODEC_NVRTC", *environment}
+        environment = {
+            **{name: value for name, value in os.environ.items() if name not in removed},
+            "LD_LIBRARY_PATH": str(pathlib.Path(DRIVERS) / "fake_nvrtc"),
+            "PYTHONPATH": str(HERE),
+            "FAKE_NVRTC_LOG": str(self.record),
+            "HOME": str(self.root),
+            **{name: str(value) for name, value in environment.items() if value is not None},
+        }
+        if "GRADCODEC_CACHE_DIR" not in environment:
+            environment["GRADCODEC_CACHE_DIR"] = str(self.folder)
+        environment = {name: value for name, value in environment.items() if value != "not set"}
+        return subprocess.Popen(
+            [sys.executable, "-c", SCRIPT + script],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=limit,
+        )
+
+    def run(self, script="prepare()", **how):
+        process = self.start(script, **how)
+        out, error = process.communicate()
+        assert (process.returncode, error) == (0, ""), error
+        return out
+
+    def compiled(self):
+        """How many were, since this was last asked."""
+        lines = self.record.read_text().splitlines() if self.record.exists() else []
+        self.record.unlink(missing_ok=True)
+        return len(lines)
+
+    def entries(self, folder=None):
+        return sorted(path.name for path in (folder or self.folder).iterdir())
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def test_another_process_finds_what_was_compiled(place):
+    show = "image, log = prepare(); print(image.hex(), log)"
+    first = place.run(show, FAKE_NVRTC_SAYS="kernel(1): warning: odd")
+    assert place.compiled() == 1
+    assert "warning: odd" in first
+    # Warnings are those of then.
+    assert place.run(show) == first
+    assert place.compiled() == 0
+    (entry,) = place.entries()
+    assert len(entry) == 64 + len(".kernel")
+    assert (place.folder / entry).stat().st_mode & 0o777 == 0o600
+    assert place.folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    "other",
+    ['"y = x + 1"', "capability=75", 'name="other"', 'preamble="int q;"', 'options=["-DX"]', "flags=1", 'dtype="f8"'],
+)
+def test_each_thing_that_matters_is_in_the_key(place, other):
+    changed = f"prepare({other})" if "dtype" not in other else "prepare(**{'dtype': 'f8'})"
+    if "dtype" in other:
+        changed = """
+kernel = elementwise("T x", "T y", "y = x")
+x = np.zeros(4, "f8")
+kernel.prepare([x], [x.copy()], capability=90)
+"""
+    place.run()
+    assert place.compiled() == 1
+    place.run(changed)
+    assert place.compiled() == 1
+    place.run()
+    place.run(changed)
+    assert place.compiled() == 0
+
+
+def test_another_nvrtc_compiles_anew(place):
+    for version in "12.0", "12.1", "13.0":
+        place.run(FAKE_NVRTC_VERSION=version)
+        assert place.compiled() == 1, version
+
+
+def test_switches(place):
+    for how in dict(GRADCODEC_CACHE=0), dict(script="prepare(flags=NO_DISK)"):
+        place.run(**how)
+        assert place.compiled() == 1
+        assert not place.folder.exists()
+
+
+def test_what_includes_files_is_compiled_each_time(place):
+    for more in 'preamble="#include <x>"', 'options=["-I/x"]', 'options=["--include-path=/x"]':
+        for _ in range(2):
+            place.run(f"prepare({more})")
+            assert place.compiled() == 1
+    assert not place.folder.exists() or not place.entries()
+
+
+def test_where_the_directory_is(place):
+    def found_in(folder, **environment):
+        place.run(**environment)
+        assert place.compiled() == 1
+        assert len(place.entries(folder)) == 1, folder
+        place.run(**environment)
+        assert place.compiled() == 0
+
+    own, xdg, home = place.root / "own", place.root / "xdg", place.root / "home"
+    home.mkdir()
+    base = dict(XDG_CACHE_HOME=xdg, HOME=home)
+    found_in(own, GRADCODEC_CACHE_DIR=own, **base)
+    # What is relative, or empty, counts as not said.
+    found_in(xdg / "gradcodec", GRADCODEC_CACHE_DIR="relative", **base)
+    (xdg / "gradcodec" / place.entries(xdg / "gradcodec")[0]).unlink()
+    found_in(xdg / "gradcodec", GRADCODEC_CACHE_DIR="", **base)
+    found_in(home / ".cache" / "gradcodec", GRADCODEC_CACHE_DIR="", XDG_CACHE_HOME="relative", HOME=home)
+    for _ in range(2):
+        place.run(GRADCODEC_CACHE_DIR="", HOME="")
+        assert place.compiled() == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "link", "mode", "folder"])
+def test_what_is_wrong_with_an_entry_is_compiled_anew(place, damage):
+    place.run()
+    (name,) = place.entries()
+    entry = place.folder / name
+    whole = entry.read_bytes()
+    if damage == "cut":
+        entry.write_bytes(whole[:-1])
+    elif damage == "changed":
+        entry.write_bytes(whole.replace(b"machine code", b"malware code"))
+    elif damage == "empty":
+        entry.write_bytes(b"")
+    elif damage == "link":
+        entry.rename(place.root / "elsewhere")
+        entry.symlink_to(place.root / "elsewhere")
+    elif damage == "mode":
+        entry.chmod(0o622)
+    elif damage == "folder":
+        entry.unlink()
+        entry.mkdir()
+    place.compiled()
+    place.run()
+    assert place.compiled() == 1
+    place.run()
+    assert place.compiled() == (1 if damage == "folder" else 0)
+    if damage != "folder":
+        assert entry.read_bytes() == whole and not entry.is_symlink()
+        assert entry.stat().st_mode & 0o777 == 0o600
+    assert place.entries() == [name]
+
+
+def test_a_directory_that_others_may_write_to_is_left_alone(place):
+    place.folder.mkdir()
+    place.folder.chmod(0o777)
+    place.run()
+    assert (place.compiled(), place.entries()) == (1, [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_somebody_elses_directory_is_left_alone(place):
+    place.folder.mkdir(mode=0o700)
+    os.chown(place.folder, 65534, 65534)
+    place.run()
+    assert (place.compiled(), place.entries()) == (1, [])
+
+
+@pytest.mark.parametrize("folder", ["/proc/gradcodec", "/dev/null", "/dev/null/cache", "/sys"])
+def test_a_directory_that_cannot_be_written_to(place, folder):
+    for _ in range(2):
+        place.run(GRADCODEC_CACHE_DIR=folder)
+        assert place.compiled() == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a program that runs as root")
+def test_a_program_with_rights_of_its_own_has_no_cache(place, request):
+    """Python as a set-user-ID program of root's, started by another user."""
+    public = pathlib.Path(tempfile.mkdtemp())  # pytest's own is for root alone
+    request.addfinalizer(lambda: shutil.rmtree(public))
+    public.chmod(0o755)
+    program = public / "python"
+    shutil.copy(os.path.realpath(sys.executable), program)
+    program.chmod(0o4755)
+    nvrtc = pathlib.Path(DRIVERS) / "fake_nvrtc" / "libnvrtc.so.12"
+    show = "import ctypes; print(ctypes.CDLL(None).getauxval(23), prepare(nvrtc=ctypes.CDLL(%r)._handle)[1])" % str(nvrtc)
+    paths = os.pathsep.join([str(HERE), *sys.path[1:]])
+    environment = {**os.environ, "PYTHONHOME": sys.base_prefix, "PYTHONPATH": paths}
+    environment |= {"GRADCODEC_CACHE_DIR": str(place.folder), "FAKE_NVRTC_LOG": str(place.record)}
+    # Without it the same program keeps what it compiles.
+    for user, secure, entries in (65534, 1, 0), (0, 0, 1):
+        done = subprocess.run([program, "-c", SCRIPT + show], env=environment, user=user, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == (f"{secure} \n", "")
+        assert place.compiled() == 1
+        assert len(place.entries() if place.folder.exists() else []) == entries
+
+
+def test_a_disk_that_is_full(place):
+    """As far as this process is concerned: no file of it may have more than 100 bytes."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+    place.folder.mkdir(mode=0o700)
+    place.run("prepare()", limit=limit, FAKE_NVRTC_LOG=None, PYTHONDONTWRITEBYTECODE=1)
+    assert place.entries() == []
+
+
+def test_processes_that_race_all_have_it_and_one_entry_is_left(place):
+    racing = [place.start("print(prepare()[0].hex())", FAKE_NVRTC_SLEEP=200) for _ in range(4)]
+    results = [process.communicate() for process in racing]
+    assert [error for _, error in results] == [""] * 4
+    assert len({out for out, _ in results}) == 1
+    assert 1 <= place.compiled() <= 4
+    assert len(place.entries()) == 1
+    place.run()
+    assert place.compiled() == 0
+
+
+def test_a_process_that_dies_at_any_moment_leaves_nothing_that_is_used(place):
+    """Killed while it compiles and writes, again and again; then the entry is right, or there is none."""
+    expected = place.run("print(prepare()[0].hex())", GRADCODEC_CACHE=0)
+    script = "while True:\n    for k in range(50): prepare('y = x')\n    import glob, os\n    for f in glob.glob(os.environ['GRADCODEC_CACHE_DIR'] + '/*'): os.unlink(f)"
+    for milliseconds in 400, 450, 500, 550:
+        process = place.start(script)
+        try:
+            process.wait(milliseconds / 1000)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        process.communicate()
+        assert place.run("print(prepare()[0].hex())") == expected

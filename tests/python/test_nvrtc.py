@@ -1,0 +1,324 @@
+"""How NVRTC is found, what is asked of it, and what its failures become: with one that compiles nothing
+(tests/driver/libnvrtc.c)."""
+
+import pathlib
+import shutil
+import textwrap
+from ctypes.util import find_library
+
+import pytest
+
+from stand_in import DRIVERS, run
+
+SCRIPT = """
+import kernels
+from kernels import NO_DISK, Refused, elementwise
+
+fake = None
+def library(name="libnvrtc.so.12", mode=0):
+    global fake
+    fake = ctypes.CDLL(name, mode=mode)
+    fake.fake_nvrtc_failed_call.restype = ctypes.c_char_p
+    return fake
+
+def prepare(capability=90, flags=NO_DISK, **more):
+    # The kernel, and what made it: the text that the stand-in gives as code, in a saved image.
+    kernel = elementwise("float32 x", "float32 y", "y = x", flags=flags, name="twice", **more)
+    x = np.zeros(4, "f4")
+    try:
+        kernel.prepare([x], [x.copy()], capability=capability)
+        image = kernel.save()
+        kind = b"machine code: " if b"machine code: " in image else b"PTX: "
+        assert kind in image
+        said = image[image.index(kind):].split(b"\\0")[0].decode(errors="replace")
+        return said, kernel.log()
+    finally:
+        kernel.free()
+
+def refused(status, *words, **how):
+    try:
+        prepare(**how)
+    except Refused as refusal:
+        assert refusal.status == status, refusal
+        for word in words:
+            assert word in refusal.message, (word, refusal.message)
+        return refusal.message
+    raise AssertionError("not refused")
+"""
+
+COMPILING = (
+    "nvrtcVersion nvrtcGetNumSupportedArchs nvrtcGetSupportedArchs nvrtcCreateProgram nvrtcCompileProgram "
+    "nvrtcGetProgramLogSize nvrtcGetProgramLog nvrtcGetCUBINSize nvrtcGetCUBIN nvrtcDestroyProgram"
+)
+COMPILE, UNAVAILABLE, OUT_OF_MEMORY, UNSUPPORTED_DEVICE = 26, 25, 10, 3
+
+
+def with_nvrtc(script, driver="fake_nvrtc", **environment):
+    return run(SCRIPT + textwrap.dedent(script), driver=driver, **environment)
+
+
+def test_every_call_that_fails_is_told_and_leaves_nothing_behind():
+    names = with_nvrtc(f"""
+        library()
+        failed = []
+        for code in 1, 11:
+            for turn in range(100):
+                fake.fake_nvrtc_fail_call(turn, code)
+                try:
+                    prepare(nvrtc=fake._handle)
+                except Refused as refusal:
+                    name = fake.fake_nvrtc_failed_call().decode()
+                    if name == "nvrtcVersion":
+                        assert refusal.status == {UNAVAILABLE}, refusal
+                    else:
+                        assert refusal.status == ({OUT_OF_MEMORY} if code == 1 else {COMPILE}), refusal
+                        assert name in refusal.message
+                    assert f"({{code}})" in refusal.message
+                    assert ("NVRTC_ERROR_OUT_OF_MEMORY" if code == 1 else "an unknown error") in refusal.message
+                else:
+                    # Nobody can be told that a program was not destroyed.
+                    name = fake.fake_nvrtc_failed_call().decode()
+                    if not name:
+                        break
+                    assert name == "nvrtcDestroyProgram"
+                assert fake.fake_nvrtc_programs() == 0, name
+                failed.append(name)
+                fake.fake_nvrtc_fail_call(-1, 0)
+                prepare(nvrtc=fake._handle)
+        assert len(failed) % 2 == 0 and failed[:len(failed) // 2] == failed[len(failed) // 2:]
+        print(*failed[:len(failed) // 2])
+        """)
+    assert sorted(set(names.split())) == sorted(COMPILING.split())
+
+
+def test_every_call_for_ptx_that_fails_is_told():
+    for name in "nvrtcGetPTXSize", "nvrtcGetPTX":
+        with_nvrtc(
+            f'refused({COMPILE}, "{name}: NVRTC_ERROR_INVALID_INPUT (3)", capability=100); assert library().fake_nvrtc_programs() == 0',
+            FAKE_NVRTC_FAILURES=f"{name}=3",
+        )
+
+
+def test_what_the_compiler_refuses_is_said_in_its_words():
+    says = '''twice: operation(1): warning #177-D: unused
+
+twice: operation(2): error: identifier "q" is undefined
+1 error'''
+    with_nvrtc(
+        f"""
+        kernel = elementwise("float32 x", "float32 y", "y = x", flags=NO_DISK)
+        x = np.zeros(4, "f4")
+        try:
+            kernel.prepare([x], [x.copy()], capability=90)
+        except Refused as refusal:
+            assert refusal.status == {COMPILE}
+            assert refusal.message == 'twice: operation(2): error: identifier "q" is undefined', refusal
+        assert kernel.log() == os.environ["FAKE_NVRTC_SAYS"], kernel.log()
+        """,
+        FAKE_NVRTC_FAILURES="nvrtcCompileProgram=6",
+        FAKE_NVRTC_SAYS=says,
+    )
+
+
+@pytest.mark.parametrize(
+    "failures, says, status, words",
+    [
+        ("nvrtcCompileProgram=6", "", COMPILE, "nvrtcCompileProgram: NVRTC_ERROR_COMPILATION (6)"),
+        ("nvrtcCompileProgram=5", "nvrtc: error: no option -q", COMPILE, "nvrtc: error: no option -q"),
+        ("nvrtcCompileProgram=1", "x: error: memory", OUT_OF_MEMORY, "NVRTC_ERROR_OUT_OF_MEMORY (1)"),
+        ("nvrtcCompileProgram=7", "nvrtc: error: failed to open", UNAVAILABLE, "libnvrtc-builtins"),
+        ("nvrtcCompileProgram=99", "", COMPILE, "nvrtcCompileProgram: an unknown error (99)"),
+        ("nvrtcCompileProgram=6 nvrtcGetProgramLog=11", "x: error: y", COMPILE, "NVRTC_ERROR_COMPILATION (6)"),
+        ("nvrtcVersion=3", "", UNAVAILABLE, "nvrtcVersion: NVRTC_ERROR_INVALID_INPUT (3)"),
+    ],
+)
+def test_a_failure_has_the_status_that_says_what_to_do(failures, says, status, words):
+    with_nvrtc(f"refused({status}, {words!r})", FAKE_NVRTC_FAILURES=failures, FAKE_NVRTC_SAYS=says)
+
+
+@pytest.mark.parametrize("capability, kind", [(90, "machine code: "), (75, "machine code: "), (121, "PTX: "), (89, "PTX: ")])
+def test_a_card_gets_machine_code_or_the_newest_ptx_that_it_can_read(capability, kind):
+    architecture = {90: "sm_90", 75: "sm_75", 121: "compute_90", 89: "compute_80"}[capability]
+    with_nvrtc(f"""
+        said, log = prepare({capability})
+        assert said.startswith({kind!r}) and " --gpu-architecture={architecture}" in said, said
+        assert log == ""
+        """)
+
+
+def test_a_card_that_nvrtc_has_dropped():
+    with_nvrtc(f'refused({UNSUPPORTED_DEVICE}, "NVRTC 12", "7.0", "7.5", capability=70)')
+
+
+def test_warnings_are_in_the_log():
+    with_nvrtc("assert prepare()[1] == 'twice(1): warning: odd', prepare()", FAKE_NVRTC_SAYS="twice(1): warning: odd")
+
+
+@pytest.mark.parametrize("version, words", [("11.1", "NVRTC is of 11.1; 11.2 or later"), ("10.2", "10.2; 11.2 or later")])
+def test_an_nvrtc_that_is_too_old_says_so(version, words):
+    with_nvrtc(f"refused({UNAVAILABLE}, {words!r})", FAKE_NVRTC_VERSION=version)
+
+
+@pytest.mark.parametrize("version", ["11.2", "12.9", "13.5", "14.0"])
+def test_newer_ones_are_taken(version):
+    with_nvrtc("prepare()", FAKE_NVRTC_VERSION=version)
+
+
+def test_a_function_that_is_missing_is_named():
+    with_nvrtc(f'refused({UNAVAILABLE}, "NVRTC has no nvrtcGetNumSupportedArchs: 11.2 or later")', driver="old_nvrtc")
+
+
+def copy_to(folder, name, source="fake_nvrtc"):
+    folder.mkdir(parents=True, exist_ok=True)
+    return pathlib.Path(shutil.copy(pathlib.Path(DRIVERS) / source / "libnvrtc.so.12", folder / name))
+
+
+def test_the_handle_wins_and_then_the_environment_and_then_what_is_loaded(tmp_path):
+    """Each is another copy; which one was asked is seen by the failures that it was told."""
+    one, two, three = (copy_to(tmp_path / name, "libnvrtc.so.12") for name in "abc")
+    with_nvrtc(
+        f"""
+        def asked(which, **how):
+            which.fake_nvrtc_fail_call(0, 3)
+            refused({UNAVAILABLE}, "nvrtcVersion: NVRTC_ERROR_INVALID_INPUT (3)", **how)
+            which.fake_nvrtc_fail_call(-1, 0)
+        loaded = ctypes.CDLL({str(one)!r})
+        named = ctypes.CDLL({str(two)!r})
+        said = ctypes.CDLL({str(three)!r})
+        asked(named, nvrtc=named._handle)
+        asked(said)
+        del os.environ["GRADCODEC_NVRTC"]
+        asked(loaded)
+        """,
+        driver="nothing",
+        GRADCODEC_NVRTC=three,
+    )
+
+
+def test_one_that_is_loaded_under_an_odd_name_is_found(tmp_path):
+    odd = copy_to(tmp_path, "libnvrtc-672ee683.so.11.2")
+    with_nvrtc(f"library({str(odd)!r}, ctypes.RTLD_LOCAL); fake.fake_nvrtc_fail_call(0, 3); refused({UNAVAILABLE}, '(3)')",
+               driver="nothing")  # fmt: skip
+
+
+# Where the system has one, that is found first.
+needs_a_bare_machine = pytest.mark.skipif(find_library("nvrtc") is not None, reason="this machine has an NVRTC")
+IN_PACKAGES = "cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12", "cuda_nvrtc/lib/libnvrtc.so.11.2"
+
+
+@needs_a_bare_machine
+@pytest.mark.parametrize("file", IN_PACKAGES)
+def test_one_of_pip_is_found_beside_another_package(tmp_path, file):
+    packages = tmp_path / "site-packages"
+    nvrtc = packages / "nvidia" / file
+    copy_to(nvrtc.parent, nvrtc.name)
+    # Any libraries will do: one of a package that the process uses, and NVRTC's companion.
+    other, builtins = packages / "other.so", nvrtc.parent / "libnvrtc-builtins.so.12.0"
+    for library in other, builtins:
+        shutil.copy(pathlib.Path(DRIVERS) / "driver" / "libcuda.so.1", library)
+    with_nvrtc(
+        f"""
+        other = ctypes.CDLL({str(other)!r})
+        prepare()
+        maps = open("/proc/self/maps").read()
+        assert {str(nvrtc)!r} in maps and {str(builtins)!r} in maps
+        """,
+        driver="nothing",
+    )
+
+
+@needs_a_bare_machine
+def test_where_it_was_looked_for_is_said():
+    with_nvrtc(
+        f"""
+        words = "libnvrtc.so.13, .so.12, .so.11.2", "pip has put none", "1 folders of Python packages", "GRADCODEC_NVRTC may"
+        refused({UNAVAILABLE}, *words)
+        """,
+        driver="nothing",
+    )
+
+
+def test_one_that_is_named_and_not_there(tmp_path):
+    with_nvrtc(f'refused({UNAVAILABLE}, "GRADCODEC_NVRTC could not be loaded", "{tmp_path}/no.so")', driver="nothing",
+               GRADCODEC_NVRTC=tmp_path / "no.so")  # fmt: skip
+    with_nvrtc(f'refused({UNAVAILABLE}, "GRADCODEC_NVRTC is libnvrtc.so.12: the whole path of a file expected")',
+               GRADCODEC_NVRTC="libnvrtc.so.12")  # fmt: skip
+
+
+def test_a_thread_that_is_cancelled_finishes_its_calls():
+    # Where a call is cut short, so is the script. Calls keep the interpreter's lock, for to wait for that is a
+    # cancellation point, too.
+    said = with_nvrtc("""
+        import signal
+        signal.alarm(60)
+        library()
+        libc, ours = ctypes.PyDLL(None), ctypes.PyDLL(lib._name)
+        libc.pthread_self.restype, libc.pthread_cancel.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+        ENABLE, DISABLE = 0, 1
+        previous = ctypes.c_int()
+        libc.pthread_setcancelstate(DISABLE, byref(previous))
+        libc.pthread_cancel(libc.pthread_self())
+        x = np.zeros(4, "f4")
+        for flags in 0, 0, NO_DISK: # compiled and kept; found; compiled
+            kernel = elementwise("float32 x", "float32 y", "y = x", flags=flags)
+            arguments = kernel.arguments([x], [x.copy()], kernel.options(capability=90))
+            libc.pthread_setcancelstate(ENABLE, byref(previous))
+            status = ours.gc_kernel_prepare(*arguments, None)
+            libc.pthread_setcancelstate(DISABLE, byref(previous))
+            assert (previous.value, status) == (ENABLE, 0), last_error()
+            kernel.free()
+        print(fake.fake_nvrtc_programs(), "left")
+        """)
+    assert said == "0 left\n"
+
+
+# Of the virtual environment that compiles this library's own kernels, where that is there.
+PACKAGES = pathlib.Path(__file__).parents[2] / "build" / "kernel-venv"
+REAL = sorted(PACKAGES.glob("lib/*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12"))
+needs_nvrtc = pytest.mark.skipif(not REAL, reason="make kernels installs NVRTC")
+
+
+@needs_nvrtc
+def test_denormal_constants_are_taken_whatever_the_callers_environment():
+    with_nvrtc(
+        """
+        class Environment(ctypes.Structure):
+            _fields_ = [("x87", ctypes.c_uint32 * 7), ("mxcsr", ctypes.c_uint32)]
+        import platform
+        if platform.machine() == "x86_64":
+            libm, environment = ctypes.CDLL("libm.so.6"), Environment()
+            def compiled(flush):
+                kernel = elementwise("float32 x", "float32 y", "y = x + 1e-40f * 0.5f", flags=NO_DISK)
+                x = np.zeros(4, "f4")
+                arguments = kernel.arguments([x], [x.copy()], kernel.options(capability=90))
+                libm.fegetenv(byref(environment))
+                environment.mxcsr |= 0x8040 * flush
+                libm.fesetenv(byref(environment))
+                status = lib.gc_kernel_prepare(*arguments, None)
+                libm.fegetenv(byref(environment))
+                assert environment.mxcsr & 0x8040 == 0x8040 * flush
+                environment.mxcsr &= ~0x8040
+                libm.fesetenv(byref(environment))
+                assert status == 0, last_error()
+                return kernel.save()
+            assert compiled(True) == compiled(False)
+        """,
+        driver="nothing",
+        GRADCODEC_NVRTC=REAL[-1] if REAL else "",
+    )
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("capability, kind", [(75, b"\x7fELF"), (80, b"\x7fELF"), (90, b"\x7fELF"), (121, b".target sm_90")])
+def test_a_real_one_compiles_for_cards_that_are_not_here(capability, kind):
+    with_nvrtc(
+        f"""
+        kernel = elementwise("float32 x, float32 y", "float32 z", "if (x - 2 > y) {{ z = x * y; }} else {{ z = x + y; }}",
+                             flags=NO_DISK)
+        x = np.zeros((2, 3), "f4")
+        kernel.prepare([x, x[0]], [x.copy()], capability={capability})
+        assert {kind!r} in kernel.save()
+        """,
+        driver="nothing",
+        GRADCODEC_NVRTC=REAL[-1] if REAL else "",
+    )
