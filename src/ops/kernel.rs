@@ -395,7 +395,7 @@ impl Kernel {
                 self.named(index)
             ));
         }
-        if view.data().addr() % view.dtype().size != 0 {
+        if !view.data().addr().is_multiple_of(view.dtype().size) {
             return Err(error!(
                 InvalidArgument,
                 "{}: raw, at address {:#x}, which is no multiple of the {} bytes of an element",
