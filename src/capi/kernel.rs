@@ -268,19 +268,23 @@ unsafe fn create(common: &Common, texts: &[(Text, &'static str, *const c_char)])
     }
 }
 
-/// A call's tensors, in the order of the parameters.
+/// Adds a call's tensors to those that are there.
 ///
 /// # Safety
 /// As for [`borrow::tensors`].
-unsafe fn views<'a>(name: &'static str, tensors: *const *const DLTensor, count: Count) -> Result<Views<'a>> {
-    let mut views = Views::new();
+unsafe fn add<'a>(
+    views: &mut Views<'a>,
+    name: &'static str,
+    tensors: *const *const DLTensor,
+    count: Count,
+) -> Result<()> {
     // SAFETY: the caller's promise.
     for view in unsafe { borrow::tensors(name, tensors, count)? } {
         if views.try_push(view?).is_err() {
             return Err(error!(InvalidArgument, "{name}: more tensors than any kernel has parameters"));
         }
     }
-    Ok(views)
+    Ok(())
 }
 
 /// # Safety
@@ -297,11 +301,13 @@ unsafe fn call<'a>(
     // SAFETY: the caller's promise.
     unsafe {
         let mut call = Call {
-            inputs: views("inputs", inputs, Count::of("n_inputs", n_inputs))?,
-            outputs: views("outputs", outputs.cast(), Count::of("n_outputs", n_outputs))?,
+            views: Views::new(),
+            inputs: n_inputs,
             options: kernel::Options::default(),
             stream: Stream::from_raw(stream),
         };
+        add(&mut call.views, "inputs", inputs, Count::of("n_inputs", n_inputs))?;
+        add(&mut call.views, "outputs", outputs.cast(), Count::of("n_outputs", n_outputs))?;
         if options.is_null() {
             return Ok(call);
         }
