@@ -29,6 +29,7 @@ $(C_STANDARDS:%=$(BUILD)/tests/%/openmp): private CFLAGS += -fopenmp
 # mpi wants an MPI: tests/peers/mpi.sh.
 EXAMPLES = $(filter-out mpi,$(patsubst examples_c/%.c,%,$(wildcard examples_c/*.c)))
 C_TESTS  = $(patsubst tests/c/%.c,%,$(wildcard tests/c/*.c))
+NVRTC = $(BUILD)/tests/nvrtc_gcc/libnvrtc.so.12
 DRIVERS = $(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1
 NVRTCS  = $(BUILD)/tests/fake_nvrtc/libnvrtc.so.12 $(BUILD)/tests/old_nvrtc/libnvrtc.so.12
 NCCLS   = $(BUILD)/tests/driver/libnccl.so.2 $(BUILD)/tests/old_nccl/libnccl.so.2
@@ -128,8 +129,10 @@ test-abi: $(LIBRARY)
 	sh tests/abi/symbols.sh $(LIBRARY) tests/abi/functions.h
 	$(PYTHON) tests/abi/abi.py "$(CC)" include
 
-test-python: $(LIBRARY) $(VENV)/ready $(DRIVERS) $(NCCLS) $(NVRTCS)
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) $(VENV)/bin/python -m pytest -q tests/python
+test-python: $(LIBRARY) $(VENV)/ready $(DRIVERS) $(NCCLS) $(NVRTC) $(NVRTCS) $(BUILD)/kernel-venv/ready
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) \
+	    GRADCODEC_REAL_NVRTC=$(abspath $(wildcard $(KERNEL_VENV)/lib/python3*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12)) \
+	    $(VENV)/bin/python -m pytest -q tests/python
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/multi_gpu --device cpu
 
 # CUDA drivers without a card, for what ours does with a driver's answers; the old one is of before 12.0. They have
@@ -143,6 +146,12 @@ $(DRIVERS): tests/driver/libcuda.c $(BUILD)/tests/driver_codec.o $(KERNEL_SOURCE
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DKERNELS="$(KERNEL_NAMES)"' -shared -fPIC -Wl,-soname,libcuda.so.1 \
 	    $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< $(BUILD)/tests/driver_codec.o -lstdc++ -o $@
+
+# An NVRTC that compiles for the host, whose kernels those drivers run.
+$(NVRTC): tests/driver/libnvrtc_gcc.c tests/kernels/device.h
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DDEVICE="$(abspath tests/kernels/device.h)"' -shared -fPIC \
+	    -Wl,-soname,libnvrtc.so.12 $< -o $@
 
 # NCCL among threads, on the memory of that driver; the old one is of before 2.18.
 $(NCCLS): tests/driver/libnccl.c $(BUILD)/tests/driver/libcuda.so.1

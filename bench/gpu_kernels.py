@@ -1,9 +1,9 @@
-"""How fast kernels run that are compiled at run time: as a fraction of a device-to-device copy, beside CuPy in the same run.
+"""How fast kernels run that are compiled at run time: as a fraction of a device-to-device copy, and beside CuPy.
 
     GRADCODEC_LIBRARY=target/release/libgradcodec.so.0 python bench/gpu_kernels.py [--quick]
 
-Each line: the work, GB/s of ours, the fraction of the copy's (read + written; reductions: of bytes read alone), the time
-beside CuPy's (median of 21 alternated runs). Then the host's time of a prepared run, and of first uses.
+Each line: the work, GB/s of ours, the fraction of the copy's (read + written; reductions: of bytes read alone), the
+time beside CuPy's (median of 21 alternated runs). Then the host's time of a prepared run, and of first uses.
 """
 
 import ctypes
@@ -72,23 +72,27 @@ def works():
     x, y = rng.standard_normal(COUNT, dtype="f4"), rng.standard_normal(COUNT, dtype="f4")
     z, operation = cupy.empty_like(x), "if (x - 2 > y) { z = x * y; } else { z = x + y; }"
     ours = elementwise("float32 x, float32 y", "float32 z", operation, "ours")
-    theirs = cupy.ElementwiseKernel("float32 x, float32 y", "float32 z", operation, "theirs", options=("--fmad=false",))
+    parameters = "float32 x, float32 y", "float32 z"
+    theirs = cupy.ElementwiseKernel(*parameters, operation, "theirs", options=("--fmad=false",))
     yield f"two inputs, {COUNT}", ours, theirs, (x, y), z, {}, 3 * x.nbytes
     yield f"two inputs, {COUNT - 1}, from [1:]", ours, theirs, (x[1:], y[1:]), z[1:], {}, 3 * x.nbytes
     m, out = x[: SIDE * SIDE].reshape(SIDE, SIDE), z[: SIDE * SIDE].reshape(SIDE, SIDE)
     yield f"a row to {SIDE} x {SIDE}", ours, theirs, (m, y[:SIDE]), out, {}, 2 * m.nbytes
     yield f"a column to {SIDE} x {SIDE}", ours, theirs, (m, y[:SIDE].reshape(SIDE, 1)), out, {}, 2 * m.nbytes
-    yield f"transposed and not, {SIDE} x {SIDE}", ours, theirs, (m, y[: SIDE * SIDE].reshape(SIDE, SIDE).T), out, {}, 3 * m.nbytes
+    turned = y[: SIDE * SIDE].reshape(SIDE, SIDE).T
+    yield f"transposed and not, {SIDE} x {SIDE}", ours, theirs, (m, turned), out, {}, 3 * m.nbytes
     sums = reduction("float32 x", "float32 y", "x", "a + b", "y = a", "0", "sums")
     cupy_sums = cupy.ReductionKernel("float32 x", "float32 y", "x", "a + b", "y = a", "0", "cupy_sums")
     for axis in 0, 1, None:
         out = cupy.empty(() if axis is None else SIDE, "f4")
-        yield f"sum over {'all' if axis is None else f'axis {axis}'} of {SIDE} x {SIDE}", sums, cupy_sums, (m,), out, {"axis": axis}, m.nbytes
+        name = f"sum over {'all' if axis is None else f'axis {axis}'} of {SIDE} x {SIDE}"
+        yield name, sums, cupy_sums, (m,), out, {"axis": axis}, m.nbytes
     halves = m.astype("f2")
     sums = reduction("float16 x", "float32 y", "x", "a + b", "y = a", "0", "sums16")
     cupy_sums = cupy.ReductionKernel("float16 x", "float32 y", "x", "a + b", "y = a", "0", "cupy_sums16")
     for axis in 0, 1:
-        yield f"sum of float16 over axis {axis}", sums, cupy_sums, (halves,), cupy.empty(SIDE, "f4"), {"axis": axis}, halves.nbytes
+        out = cupy.empty(SIDE, "f4")
+        yield f"sum of float16 over axis {axis}", sums, cupy_sums, (halves,), out, {"axis": axis}, halves.nbytes
 
 
 def main():
@@ -101,7 +105,8 @@ def main():
     for name, ours, theirs, inputs, out, options, bytes_ in works():
         given = {} if not options else {"axes": options["axis"]}
         tensors, outputs = [tensor(array) for array in inputs], [tensor(out)]
-        arguments = ours.arguments(tensors, outputs, ours.options(**given, workspace=workspace_of(ours, tensors, outputs, **given)))
+        workspace = workspace_of(ours, tensors, outputs, **given) if options else None
+        arguments = ours.arguments(tensors, outputs, ours.options(**given, workspace=workspace))
 
         def run():
             status = capi.lib.gc_kernel_run(*arguments, None)
@@ -116,8 +121,8 @@ def main():
         different = float(cupy.abs(mine - out).max() / (1 + cupy.abs(out).max()))
         (of_copy, of_ours, of_cupy), samples = alternated(copy, run, run_cupy)
         rate = bytes_ / of_ours / (2 * source.nbytes / of_copy)
-        print(f"{name:42} {bytes_ / of_ours / 1e6:7.0f} GB/s  {rate:5.3f} of the copy  {of_ours / of_cupy:5.3f} of CuPy's time  "
-              f"differs by {different:.1e}", flush=True)  # fmt: skip
+        print(f"{name:42} {bytes_ / of_ours / 1e6:7.0f} GB/s  {rate:5.3f} of the copy", end="  ")
+        print(f"{of_ours / of_cupy:5.3f} of CuPy's time  differs by {different:.1e}", flush=True)
         results.append({"work": name, "bytes": bytes_, "copy": samples[0], "ours": samples[1], "cupy": samples[2]})
     host_times()
     if "--json" in sys.argv:
@@ -142,15 +147,18 @@ def host_times():
         best.append((time.perf_counter() - start) / 100)
     print(f"2^10, one prepared run through ctypes: {min(best) * 1e6:.1f} us of the host")
     script = (
-        "import time, sys; sys.argv = ['x']; import gpu_kernels as g, cupy; x = cupy.zeros(1024, 'f4'); t = time.perf_counter();"
-        "k = g.elementwise('float32 x', 'float32 y', 'y = x * 3 + 1', 'cold'); k([g.tensor(x)], [g.tensor(x + 1)]);"
+        "import time, sys; sys.argv = ['x']; import gpu_kernels as g, cupy;"
+        "x = cupy.zeros(1024, 'f4'); t = time.perf_counter(); k = g.elementwise('float32 x', 'float32 y', 'y = x * 3 + 1', 'cold');"
+        "k([g.tensor(x)], [g.tensor(x + 1)]);"
         "cupy.cuda.Stream.null.synchronize(); u = time.perf_counter();"
-        "cupy.ElementwiseKernel('float32 x', 'float32 y', 'y = x * 3 + 1', 'cold')(x); cupy.cuda.Stream.null.synchronize();"
+        "cupy.ElementwiseKernel('float32 x', 'float32 y', 'y = x * 3 + 1', 'cold')(x);"
+        "cupy.cuda.Stream.null.synchronize();"
         "print(f'{(u - t) * 1e3:.1f} ms, CuPy {(time.perf_counter() - u) * 1e3:.1f} ms')"
     )
     with tempfile.TemporaryDirectory() as folder:
         here = str(pathlib.Path(__file__).resolve().parent)
-        variables = {**os.environ, "GRADCODEC_CACHE_DIR": folder + "/ours", "CUPY_CACHE_DIR": folder + "/cupy", "PYTHONPATH": here}
+        folders = {"GRADCODEC_CACHE_DIR": folder + "/ours", "CUPY_CACHE_DIR": folder + "/cupy", "PYTHONPATH": here}
+        variables = {**os.environ, **folders}
         for words in "nothing cached", "from disk":
             done = subprocess.run([sys.executable, "-c", script], env=variables, capture_output=True, text=True)
             print(f"first use, {words}: {done.stdout.strip() or done.stderr}")

@@ -34,7 +34,7 @@ class GradCodecError(RuntimeError):
         self.status = status
 
 
-def _struct(name: str, **fields: Any) -> Any:
+def _struct(name: str, /, **fields: Any) -> Any:
     return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 
@@ -53,7 +53,16 @@ _SIZES = {"beta": c_float, "segments": POINTER(c_int64), "n_segments": c_size_t,
 _OPTIONS = {"struct_size": c_uint32, "codec": c_int32, "device": Device, **_DTYPES, **_SIZES, "n_chunks": c_size_t}
 CodecOptions = _struct("gc_codec_options_t", **_OPTIONS, server=c_uint64, reserved=c_uint64 * 4)
 CodecHandle, CommHandle, AllReduceHandle = _struct("gc_codec_t"), _struct("gc_comm_t"), _struct("gc_allreduce_t")
-ShareHandle = _struct("gc_share_t")
+ShareHandle, KernelHandle = _struct("gc_share_t"), _struct("gc_kernel_t")
+_LAST = {"options": POINTER(c_char_p), "n_options": c_size_t, "nvrtc": c_void_p, "reserved": c_uint64 * 4}
+_TEXTS = {"struct_size": c_uint32, "flags": c_uint32, "inputs": c_char_p, "outputs": c_char_p}
+_ELEMENT = dict.fromkeys(("operation", "name", "preamble", "loop_prep", "after_loop"), c_char_p)
+_REDUCE = dict.fromkeys(("map", "reduce", "post_map", "identity", "name", "reduce_type", "preamble"), c_char_p)
+ElementwiseOptions = _struct("gc_elementwise_options_t", **_TEXTS, **_ELEMENT, **_LAST)
+ReductionOptions = _struct("gc_reduction_options_t", **_TEXTS, **_REDUCE, **_LAST)
+_AXES = {"size": c_int64, "axes": POINTER(c_int32), "n_axes": c_size_t, "workspace": POINTER(DLTensor)}
+_RUN = {"struct_size": c_uint32, "flags": c_uint32, **_AXES, "capability": c_int32, "reserved0": c_uint32}
+RunOptions = _struct("gc_run_options_t", **_RUN, reserved=c_uint64 * 3)
 Exchange = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, Device, c_void_p)
 _RANK = {"struct_size": c_uint32, "rank": c_int32, "world_size": c_int32, "flags": c_uint32, "ctx": c_void_p}
 Transport = _struct("gc_transport_t", **_RANK, all_to_all=Exchange, all_gather=Exchange)
@@ -62,7 +71,7 @@ _PLACE = {"struct_size": c_uint32, "rank": c_int32, "world_size": c_int32, "time
 PeersOptions = _struct("gc_peers_options_t", **_PLACE, bytes=c_size_t, buffers=POINTER(c_void_p))
 T, V, VIEW, SIZES = map(POINTER, (Managed, Versioned, DLTensor, c_int64))
 C, G, R, VIEWS = *map(POINTER, (CodecHandle, CommHandle, AllReduceHandle)), POINTER(POINTER(DLTensor))
-L = POINTER(ShareHandle)
+L, K = POINTER(ShareHandle), POINTER(KernelHandle)
 OUT, INTO, ALONG = POINTER(T), [VIEW, c_int32, VIEW, c_void_p], [VIEW, c_int32, c_int32, VIEW, c_void_p]
 SIGNATURES: dict[str, list[Any]] = {
     "gc_last_error": [], "gc_version_string": [], "gc_chunk_bytes": [c_int64, c_size_t],
@@ -105,6 +114,13 @@ SIGNATURES: dict[str, list[Any]] = {
     "gc_tensor_to_device": [T, Device, OUT], "gc_copy_into": [VIEW, VIEW, c_void_p],
     "gc_share_send": [T, c_int, c_uint32, c_int32, POINTER(L)], "gc_share_wait": [L, c_int32], "gc_share_free": [L],
     "gc_share_receive": [c_int, Device, c_int32, OUT],
+    "gc_elementwise_create": [POINTER(ElementwiseOptions), POINTER(K)],
+    "gc_reduction_create": [POINTER(ReductionOptions), POINTER(K)],
+    "gc_kernel_run": [K, VIEWS, c_size_t, VIEWS, c_size_t, POINTER(RunOptions), c_void_p],
+    "gc_kernel_prepare": [K, VIEWS, c_size_t, VIEWS, c_size_t, POINTER(RunOptions), c_void_p],
+    "gc_kernel_workspace_bytes": [K, VIEWS, c_size_t, VIEWS, c_size_t, POINTER(RunOptions)],
+    "gc_kernel_log": [K, POINTER(c_char_p)], "gc_kernel_save": [K, OUT], "gc_kernel_free": [K],
+    "gc_kernel_load": [c_void_p, c_size_t, POINTER(K)],
     "gc_set_threads": [c_uint32], "gc_prepare": [Device], "gc_trim": [Device],
     "gc_builtin_kernels": [c_char_p, POINTER(c_void_p), POINTER(c_size_t)],
     "gc_builtin_kernel_shape": [c_char_p, c_int32, POINTER(KernelShape)],
@@ -214,9 +230,9 @@ class GradCodec:
             function.argtypes, function.restype = arguments, self._check
         self.lib.gc_last_error.restype = self.lib.gc_version_string.restype = c_char_p
         numbers = "chunk_bytes", "onebit_workspace_bytes", "codec_payload_bytes", "codec_state_bytes", "shard_elements"
-        for name in (*numbers, "peers_bytes"):
+        for name in (*numbers, "peers_bytes", "kernel_workspace_bytes"):
             getattr(self.lib, f"gc_{name}").restype = c_int64
-        for name in ("codec", "comm", "allreduce", "share"):
+        for name in ("codec", "comm", "allreduce", "share", "kernel"):
             getattr(self.lib, f"gc_{name}_free").restype = None
         self.set_threads: Callable[[int], None] = self.lib.gc_set_threads
         self.prepare: Callable[[tuple[int, int]], None] = lambda device: self.lib.gc_prepare(Device(*device))
@@ -325,6 +341,17 @@ class GradCodec:
         return Share(self, tensor, socket, flags, timeout_ms)
     def share_receive(self, socket: int, device: tuple[int, int] = (CPU, 0), timeout_ms: int = -1) -> Tensor:
         return self.make(self.lib.gc_share_receive, socket, Device(*device), timeout_ms)
+    def elementwise(self, inputs: str, outputs: str, operation: str, name: str = "kernel", **more: Any) -> "Kernel":
+        texts = {"inputs": inputs, "outputs": outputs, "operation": operation, "name": name, **more}
+        return Kernel(self, self.lib.gc_elementwise_create, ElementwiseOptions, texts)
+    def reduction(
+        self, inputs: str, outputs: str, map: str, reduce: str, post_map: str, identity: str | None = None,
+        name: str = "kernel", **more: Any,
+    ) -> "Kernel":
+        texts = {"inputs": inputs, "outputs": outputs, "map": map, "reduce": reduce, "post_map": post_map, **more}
+        return Kernel(self, self.lib.gc_reduction_create, ReductionOptions, {**texts, "identity": identity, "name": name})
+    def load_kernel(self, saved: bytes) -> "Kernel":  # code, trusted as such
+        return Kernel._of(self, saved)
     def codec(self, kind: int, segments: Sequence[int], **options: Any) -> "Codec":
         return Codec(self, kind, segments, **options)
     def shard_elements(self, n_elements: int, world_size: int) -> int:
@@ -507,6 +534,77 @@ class Share:
 
     def __del__(self) -> None:
         self._lib.gc_share_free(self._handle)
+
+
+class _Number:
+    """A Python number as a tensor of the CPU without a dimension, which kernels take as a scalar."""
+
+    def __init__(self, number: float) -> None:
+        of, dtype = (c_int64, "int64") if isinstance(number, int) else (ctypes.c_double, "float64")
+        self._memory = of(number)
+        data, device = ctypes.cast(byref(self._memory), c_void_p), Device(CPU, 0)
+        self.view = byref(DLTensor(data, device, 0, DType(*DTYPES[dtype]), None, None, 0))
+
+
+class Kernel:
+    """A kernel that is compiled at run time (gc_kernel_t), released with this object: GradCodec.elementwise and
+    GradCodec.reduction make it, of texts as CuPy's ElementwiseKernel and ReductionKernel take them, and other fields of
+    the options. Called with one array for each parameter, outputs too; inputs may be Python numbers. A reduction wants
+    as `workspace` uint8 on the device, of workspace_bytes() bytes, where that is not 0."""
+
+    def __init__(self, library: GradCodec, create: Any, kind: Any, fields: dict[str, Any]) -> None:
+        self._library, self._lib, self._handle = library, library.lib, K()
+        options = [option.encode() for option in fields.pop("options", ())]
+        texts = {name: text.encode() if isinstance(text, str) else text for name, text in fields.items()}
+        self._kept = (c_char_p * max(1, len(options)))(*options)
+        all_of_them = kind(struct_size=ctypes.sizeof(kind), options=self._kept, n_options=len(options), **texts)
+        create(byref(all_of_them), byref(self._handle))
+
+    @classmethod
+    def _of(cls, library: GradCodec, saved: bytes) -> "Kernel":
+        made = cls.__new__(cls)
+        made._library, made._lib, made._handle = library, library.lib, K()
+        library.lib.gc_kernel_load(saved, len(saved), byref(made._handle))
+        return made
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._lib.gc_kernel_free(self._handle)
+
+    def _call(
+        self, function: Any, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any, workspace: Array | None = None,
+        axes: int | Sequence[int] | None = None, keepdims: bool = False, size: int = 0, capability: int = 0,
+    ) -> Any:
+        handle = self._library._handle(stream)
+        given = [_Number(x) if isinstance(x, (int, float)) else _Borrowed(x, handle) for x in inputs]
+        to = [_Borrowed(x, handle, written=True) for x in outputs]
+        room = _Borrowed(workspace, handle, written=True) if workspace is not None else None
+        numbers = (axes,) if isinstance(axes, int) else axes
+        values = None if numbers is None else (c_int32 * max(1, len(numbers)))(*numbers)
+        options = RunOptions(ctypes.sizeof(RunOptions), int(keepdims), size, values, len(numbers or ()))
+        options.capability = capability
+        if room is not None:
+            options.workspace = ctypes.pointer(room._as_parameter_.contents.dl_tensor)
+        arrays = [(POINTER(DLTensor) * max(1, len(of)))(*(ctypes.cast(x.view, VIEW) for x in of)) for of in (given, to)]
+        arguments = [self._handle, arrays[0], len(given), arrays[1], len(to), byref(options)]
+        return function(*arguments) if function == self._lib.gc_kernel_workspace_bytes else function(*arguments, handle)
+
+    # fmt: off
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any = 1, **options: Any) -> None:
+        self._call(self._lib.gc_kernel_run, inputs, outputs, stream, **options)
+    def prepare(self, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any = 1, **options: Any) -> None:
+        self._call(self._lib.gc_kernel_prepare, inputs, outputs, stream, **options)
+    def workspace_bytes(self, inputs: Sequence[Any], outputs: Sequence[Array], **options: Any) -> int:
+        size = int(self._call(self._lib.gc_kernel_workspace_bytes, inputs, outputs, 1, **options))
+        self._library._check(int(size < 0))
+        return size
+    def log(self) -> str:
+        log = c_char_p()
+        self._lib.gc_kernel_log(self._handle, byref(log))
+        return (log.value or b"").decode()
+    def save(self) -> bytes:
+        saved = self._library.make(self._lib.gc_kernel_save, self._handle)
+        return ctypes.string_at(saved.address, saved.shape[0])
 
 
 class Communicator:

@@ -710,6 +710,68 @@ inline Tensor share_receive(int socket, DLDevice device = {kDLCPU, 0}, int32_t t
     return Tensor(out);
 }
 
+/* KERNELS */
+
+using Kernel = Handle<gc_kernel_t, gc_kernel_free>;
+
+/* `options`: all but struct_size, which is set here. */
+inline Kernel elementwise_create(gc_elementwise_options_t options)
+{
+    gc_kernel_t *out = nullptr;
+    options.struct_size = sizeof options;
+    detail::check(gc_elementwise_create(&options, &out));
+    return Kernel(out);
+}
+inline Kernel reduction_create(gc_reduction_options_t options)
+{
+    gc_kernel_t *out = nullptr;
+    options.struct_size = sizeof options;
+    detail::check(gc_reduction_create(&options, &out));
+    return Kernel(out);
+}
+inline void kernel_free(Kernel) noexcept {} /* before its scope ends */
+inline void kernel_run(Kernel &kernel, Sources inputs, Targets outputs, gc_run_options_t options = {}, void *stream = nullptr)
+{
+    options.struct_size = sizeof options;
+    detail::check(gc_kernel_run(kernel.get(), inputs.data(), inputs.size(), outputs.data(), outputs.size(), &options, stream));
+}
+inline void kernel_prepare(Kernel &kernel, Sources inputs, Targets outputs, gc_run_options_t options = {},
+                           void *stream = nullptr)
+{
+    options.struct_size = sizeof options;
+    detail::check(
+        gc_kernel_prepare(kernel.get(), inputs.data(), inputs.size(), outputs.data(), outputs.size(), &options, stream));
+}
+inline int64_t kernel_workspace_bytes(const Kernel &kernel, Sources inputs, Targets outputs, gc_run_options_t options = {})
+{
+    options.struct_size = sizeof options;
+    const int64_t bytes = gc_kernel_workspace_bytes(kernel.get(), inputs.data(), inputs.size(), outputs.data(),
+                                                    outputs.size(), &options);
+    if (bytes < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    return bytes;
+}
+/* Stays as long as the kernel. */
+inline const char *kernel_log(const Kernel &kernel)
+{
+    const char *log = nullptr;
+    detail::check(gc_kernel_log(kernel.get(), &log));
+    return log;
+}
+inline Tensor kernel_save(const Kernel &kernel)
+{
+    DLManagedTensor *out = nullptr;
+    detail::check(gc_kernel_save(kernel.get(), &out));
+    return Tensor(out);
+}
+/* Code, trusted as such. */
+inline Kernel kernel_load(const void *data, std::size_t size)
+{
+    gc_kernel_t *out = nullptr;
+    detail::check(gc_kernel_load(data, size, &out));
+    return Kernel(out);
+}
+
 /* COMMUNICATORS AND ALL-REDUCE */
 
 using Communicator = Handle<gc_comm_t, gc_comm_free>;

@@ -1,8 +1,8 @@
 //! KERNELS
 //!
-//! CuPy's ElementwiseKernel and ReductionKernel, for tensors of any framework on CUDA: some C++ for an element, compiled
-//! once for each combination of types by NVRTC, which is looked for as the driver is. Nothing is included: no headers
-//! and no toolkit are needed. What was compiled is kept on disk for the next process.
+//! CuPy's ElementwiseKernel and ReductionKernel, for tensors of any framework on CUDA: some C++ for an element,
+//! compiled once for each combination of types by NVRTC, which is looked for as the driver is. Nothing is included: no
+//! headers and no toolkit are needed. What was compiled is kept on disk for the next process.
 //!
 //! ```c
 //! gc_elementwise_options_t options = {.struct_size = sizeof options, .name = "my_kernel",
@@ -19,36 +19,37 @@
 //! gc_run_options_t along = {.struct_size = sizeof along, .axes = &axis, .n_axes = 1};     // x.sum(axis=1)
 //! ```
 //!
-//! *Parameters*: types and names between commas, as in "float32 x, raw T y". A type is one of NumPy's names (bool, int8 to
-//! int64, uint8 to uint64, float16, float32, float64), bfloat16, or a letter, which stands for the dtype that the tensors
-//! have. Up to 32. In the C++ each is a variable of its name: an element of the input, const, or of the output, to be set;
-//! an output that is not set keeps its element, and one that is read has it. float16 and bfloat16 are calculated with as
-//! float. Names that begin with _, and the names i and n, are the kernel's own:
+//! *Parameters*: types and names between commas, as in "float32 x, raw T y". A type is one of NumPy's names (bool, int8
+//! to int64, uint8 to uint64, float16, float32, float64), bfloat16, or a letter, which stands for the dtype that the
+//! tensors have. Up to 32. In the C++ each is a variable of its name: an element of the input, const, or of the output,
+//! to be set; an output that is not set keeps its element, and one that is read has it. float16 and bfloat16 are
+//! calculated with as float. Names that begin with _, and the names i and n, are the kernel's own:
 //!
 //! - `i`: the element's number, in the order of C; `n`: how many there are, as `_ind.size()` says, too;
-//! - a *raw* parameter is the whole tensor: x[k] is its element number k in the order of C, x[indices] that at an array of
-//!   ptrdiff_t; x.size(), x.shape()[axis], x.strides()[axis] (in bytes), x.ndim. It does not take part in broadcasting, and
-//!   must lie at a multiple of its element's size;
+//! - a *raw* parameter is the whole tensor: x[k] is its element number k in the order of C, x[indices] that at an array
+//!   of ptrdiff_t; x.size(), x.shape()[axis], x.strides()[axis] (in bytes), x.ndim. It does not take part in
+//!   broadcasting, and must lie at a multiple of its element's size;
 //! - in a reduction: `a` and `b`, values to be reduced, and `a` in post_map; `n`: elements of one output;
-//!   `_in_ind.size()`, `_out_ind.size()`; `_J` in map: the element's number among those that are reduced to one output; `i`
-//!   in post_map: the output's number; `_type_reduce`: the type that is reduced in.
+//!   `_in_ind.size()`, `_out_ind.size()`; `_J` in map: the element's number among those that are reduced to one output;
+//!   `i` in post_map: the output's number; `_type_reduce`: the type that is reduced in.
 //!
-//! Inputs are broadcast against each other by NumPy's rule; outputs have the shape that results, or the inputs' other axes
-//! where some are reduced. An input of no dimension on the CPU is a *scalar*: its value is read during the call (a graph
-//! keeps it), cast to the parameter's type as gc_copy_into() casts, and says what a letter is only where no tensor does.
+//! Inputs are broadcast against each other by NumPy's rule; outputs have the shape that results, or the inputs' other
+//! axes where some are reduced. An input of no dimension on the CPU is a *scalar*: its value is read during the call (a
+//! graph keeps it), cast to the parameter's type as gc_copy_into() casts, and says what a letter is only where no
+//! tensor does.
 //!
-//! a * b + c is not contracted into an FMA unless GC_KERNEL_FMAD asks for it, so + - * / sqrt and comparisons of float32 and
-//! float64 give NumPy's results to the last bit. A reduction adds in an order that depends on shapes and strides alone, so
-//! its result is the same on every run and card.
+//! a * b + c is not contracted into an FMA unless GC_KERNEL_FMAD asks for it, so + - * / sqrt and comparisons of
+//! float32 and float64 give NumPy's results to the last bit. A reduction adds in an order that depends on shapes and
+//! strides alone, so its result is the same on every run and card.
 //!
-//! *NVRTC* is what the options name, else the file that GRADCODEC_NVRTC in the environment names, else what the process has
-//! loaded, else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it; 11.2 or later. What it made is *kept on
-//! disk*, in $GRADCODEC_CACHE_DIR, else $XDG_CACHE_HOME/gradcodec, else $HOME/.cache/gradcodec, up to 256 MiB, of which
-//! those go first that were not used for the longest time; GRADCODEC_CACHE=0 turns that off. Nothing that is wrong there
-//! keeps a kernel from being compiled.
+//! *NVRTC* is what the options name, else the file that GRADCODEC_NVRTC in the environment names, else what the process
+//! has loaded, else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it; 11.2 or later. What it made is *kept
+//! on disk*, in $GRADCODEC_CACHE_DIR, else $XDG_CACHE_HOME/gradcodec, else $HOME/.cache/gradcodec, up to 256 MiB, of
+//! which those go first that were not used for the longest time; GRADCODEC_CACHE=0 turns that off. Nothing that is wrong
+//! there keeps a kernel from being compiled.
 //!
-//! Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first call
-//! that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
+//! Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
+//! call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
 //! gc_kernel_prepare() does it ahead. A prepared kernel allocates nothing, waits for nothing and can be captured. What
 //! you write runs as any kernel of yours: it can overwrite memory, and hang the device.
 
@@ -99,8 +100,8 @@ pub enum RunFlag {
     Keepdims = 1,
 }
 
-/// What an elementwise kernel is made of. Set struct_size and what you need; a field that is 0 has its default. Texts are
-/// read during the call.
+/// What an elementwise kernel is made of. Set struct_size and what you need; a field that is 0 has its default. Texts
+/// are read during the call.
 #[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -138,8 +139,8 @@ unsafe impl borrow::Options for gc_elementwise_options_t {
     const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
 }
 
-/// What a reduction is made of: post_map of (reduce of (map of every element)). Set struct_size and what you need; a field
-/// that is 0 has its default. Texts are read during the call.
+/// What a reduction is made of: post_map of (reduce of (map of every element)). Set struct_size and what you need; a
+/// field that is 0 has its default. Texts are read during the call.
 #[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -196,11 +197,11 @@ pub struct gc_run_options_t {
     pub axes: *const i32,
     /// How many; 0 if `axes` is NULL.
     pub n_axes: usize,
-    /// Of a reduction: uint8, gc_kernel_workspace_bytes() bytes at least, on the device, C-contiguous, aligned to 16. NULL
-    /// if it is 0 bytes.
+    /// Of a reduction: uint8, gc_kernel_workspace_bytes() bytes at least, on the device, C-contiguous, aligned to 16.
+    /// NULL if it is 0 bytes.
     pub workspace: *const DLTensor,
-    /// For gc_kernel_prepare() alone: compile for a card of this compute capability, 90 for 9.0, which need not be here; load
-    /// nothing. The tensors' devices are not looked at then.
+    /// For gc_kernel_prepare() alone: compile for a card of this compute capability, 90 for 9.0, which need not be
+    /// here; load nothing. The tensors' devices are not looked at then.
     pub capability: i32,
     /// 0.
     pub reserved0: u32,
@@ -267,19 +268,23 @@ unsafe fn create(common: &Common, texts: &[(Text, &'static str, *const c_char)])
     }
 }
 
-/// A call's tensors, in the order of the parameters.
+/// Adds a call's tensors to those that are there.
 ///
 /// # Safety
 /// As for [`borrow::tensors`].
-unsafe fn views<'a>(name: &'static str, tensors: *const *const DLTensor, count: Count) -> Result<Views<'a>> {
-    let mut views = Views::new();
+unsafe fn add<'a>(
+    views: &mut Views<'a>,
+    name: &'static str,
+    tensors: *const *const DLTensor,
+    count: Count,
+) -> Result<()> {
     // SAFETY: the caller's promise.
     for view in unsafe { borrow::tensors(name, tensors, count)? } {
         if views.try_push(view?).is_err() {
             return Err(error!(InvalidArgument, "{name}: more tensors than any kernel has parameters"));
         }
     }
-    Ok(views)
+    Ok(())
 }
 
 /// # Safety
@@ -296,11 +301,13 @@ unsafe fn call<'a>(
     // SAFETY: the caller's promise.
     unsafe {
         let mut call = Call {
-            inputs: views("inputs", inputs, Count::of("n_inputs", n_inputs))?,
-            outputs: views("outputs", outputs.cast(), Count::of("n_outputs", n_outputs))?,
+            views: Views::new(),
+            inputs: n_inputs,
             options: kernel::Options::default(),
             stream: Stream::from_raw(stream),
         };
+        add(&mut call.views, "inputs", inputs, Count::of("n_inputs", n_inputs))?;
+        add(&mut call.views, "outputs", outputs.cast(), Count::of("n_outputs", n_outputs))?;
         if options.is_null() {
             return Ok(call);
         }
@@ -330,8 +337,8 @@ unsafe fn call<'a>(
 ///
 /// `*out`: yours to release, by gc_kernel_free().
 ///
-/// INVALID_ARGUMENT: no outputs, no operation; a type, a name or a flag that is none; a name twice; a text that is not UTF-8;
-/// a field behind those that this version knows, or a reserved one, that is not 0 (the message has its offset).
+/// INVALID_ARGUMENT: no outputs, no operation; a type, a name or a flag that is none; a name twice; a text that is not
+/// UTF-8; a field behind those that this version knows, or a reserved one, that is not 0 (the message has its offset).
 ///
 /// # Safety
 /// The pointers are as described, and struct_size bytes are readable.
@@ -367,7 +374,8 @@ pub unsafe extern "C" fn gc_elementwise_create(
 ///
 /// `*out`: yours to release, by gc_kernel_free().
 ///
-/// As gc_elementwise_create(), and INVALID_ARGUMENT: no map, reduce or post_map; an output that is raw; no input that is not.
+/// As gc_elementwise_create(), and INVALID_ARGUMENT: no map, reduce or post_map; an output that is raw; no input that
+/// is not.
 ///
 /// # Safety
 /// The pointers are as described, and struct_size bytes are readable.
@@ -403,17 +411,19 @@ pub unsafe extern "C" fn gc_reduction_create(
 
 /// Runs a kernel: one tensor for each parameter, in their order.
 ///
-/// `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address, shape and
-/// strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL for none.
+/// `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address,
+/// shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL
+/// for none.
 ///
-/// INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; a reduction of
-/// no element without an identity; a workspace that is needed and NULL or not aligned to 16; a size where it is not for,
-/// or none where it is; in a capture, a combination that is yet to be compiled or loaded; more dimensions that cannot be
-/// made one than one launch takes (with up to 8 parameters there is room for 40). SHAPE_MISMATCH: shapes that cannot be
-/// broadcast, an output of another shape, a workspace that is too small. UNSUPPORTED_DTYPE: a tensor of another dtype than
-/// its parameter, or than another one of the same letter. UNSUPPORTED_DEVICE: a tensor of the CPU that is no scalar.
-/// NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing to compile with; the message has what was looked for. COMPILE:
-/// NVRTC's first error, whose line is that of your text; gc_kernel_log() has all of them.
+/// INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; a
+/// reduction of no element without an identity; a workspace that is needed and NULL or not aligned to 16; a size where
+/// it is not for, or none where it is; in a capture, a combination that is yet to be compiled or loaded; more
+/// dimensions that cannot be made one than one launch takes (with up to 8 parameters there is room for 40).
+/// SHAPE_MISMATCH: shapes that cannot be broadcast, an output of another shape, a workspace that is too small.
+/// UNSUPPORTED_DTYPE: a tensor of another dtype than its parameter, or than another one of the same letter.
+/// UNSUPPORTED_DEVICE: a tensor of the CPU that is no scalar. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing
+/// to compile with; the message has what was looked for. COMPILE: NVRTC's first error, whose line is that of your text;
+/// gc_kernel_log() has all of them.
 ///
 /// # Safety
 /// The pointers are as described, nothing else uses the memory of outputs and workspace meanwhile, and the kernel stays
@@ -438,9 +448,9 @@ pub unsafe extern "C" fn gc_kernel_run(
 }
 
 /// Compiles and loads what gc_kernel_run() with the same arguments would, and launches nothing: no element is read or
-/// written, and no workspace is needed. A combination is one of dtypes, of which inputs are scalars, of the dimensions and
-/// contiguity of raw tensors, and of the card; shapes and strides otherwise do not matter, unless they take more than 8
-/// loops.
+/// written, and no workspace is needed. A combination is one of dtypes, of which inputs are scalars, of the dimensions
+/// and contiguity of raw tensors, and of the card; shapes and strides otherwise do not matter, unless they take more
+/// than 8 loops.
 ///
 /// As gc_kernel_run().
 ///
@@ -465,8 +475,8 @@ pub unsafe extern "C" fn gc_kernel_prepare(
     })
 }
 
-/// Bytes of the workspace that gc_kernel_run() with these arguments wants; its own field is not looked at. 0 for elementwise
-/// kernels, and where few elements are reduced. -1, and the last error: as gc_kernel_run().
+/// Bytes of the workspace that gc_kernel_run() with these arguments wants; its own field is not looked at. 0 for
+/// elementwise kernels, and where few elements are reduced. -1, and the last error: as gc_kernel_run().
 ///
 /// # Safety
 /// As there.
@@ -521,11 +531,11 @@ pub unsafe extern "C" fn gc_kernel_save(kernel: *const gc_kernel_t, out: *mut *m
     })
 }
 
-/// The kernel that gc_kernel_save() saved. What was compiled then needs no NVRTC now; what was not is compiled by the one that
-/// is found.
+/// The kernel that gc_kernel_save() saved. What was compiled then needs no NVRTC now; what was not is compiled by the
+/// one that is found.
 ///
-/// `data`: `size` bytes, read during the call. They are code, trusted as such: load only what you would run. `*out`: yours to
-/// release, by gc_kernel_free().
+/// `data`: `size` bytes, read during the call. They are code, trusted as such: load only what you would run. `*out`:
+/// yours to release, by gc_kernel_free().
 ///
 /// CORRUPT: not what gc_kernel_save() of this version writes, or damaged.
 ///
@@ -542,8 +552,8 @@ pub unsafe extern "C" fn gc_kernel_load(data: *const c_void, size: usize, out: *
     })
 }
 
-/// Releases a kernel, which nothing may use any more: no thread, no work that is under way, no graph. NULL: nothing. It may
-/// wait for all work of the context: not in a capture, not between the launches of a collective.
+/// Releases a kernel, which nothing may use any more: no thread, no work that is under way, no graph. NULL: nothing. It
+/// may wait for all work of the context: not in a capture, not between the launches of a collective.
 ///
 /// # Safety
 /// As described.

@@ -1,16 +1,12 @@
-//! Where the elements of a launch lie: loops over all tensors at once, as few as describe them, and how blocks share them.
-
-use arrayvec::ArrayVec;
+//! Where the elements of a launch lie: loops over all tensors at once, as few as describe them, and how blocks share
+//! them.
 
 use crate::error::{Error, Result, error};
 
 use super::source::{ELEMENT_ROUNDS, HEAD, Layout, THREADS};
 
-/// Words of the longest argument.
-const MOST_WORDS: usize = 512;
-
-/// Blocks that an output's elements are given to, all outputs together: several times what the largest cards run at once,
-/// so that they end at about the same time.
+/// Blocks that an output's elements are given to, all outputs together: several times what the largest cards run at
+/// once, so that they end at about the same time.
 const MANY_BLOCKS: u64 = 4096;
 
 /// Vectors that a thread has at least before its output's elements are given to several blocks.
@@ -117,8 +113,8 @@ impl Nest {
     }
 }
 
-/// Whether the innermost loop of `nest` can be gone through `vector` elements at a time, and which tensors have the same
-/// element for all of them. `others`: loops around it. `partly`: whether the last vector may be cut short.
+/// Whether the innermost loop of `nest` can be gone through `vector` elements at a time, and which tensors have the
+/// same element for all of them. `others`: loops around it. `partly`: whether the last vector may be cut short.
 fn vectors(
     nest: &Nest,
     others: Option<&Nest>,
@@ -164,14 +160,14 @@ pub struct Launch {
 
 /// A kernel's argument, and its launches.
 pub struct Work {
-    pub words: ArrayVec<u64, MOST_WORDS>,
+    pub words: Vec<u64>,
     pub first: Launch,
     /// Of partial results, once all are there.
     pub second: Option<Launch>,
 }
 
 /// Words of raw and scalar parameters, in the order of the parameters.
-pub type Whole = ArrayVec<u64, MOST_WORDS>;
+pub type Whole = Vec<u64>;
 
 fn two(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
@@ -181,18 +177,20 @@ fn out_of_memory() -> Error {
     error!(OutOfMemory, "a list of loops could not be had")
 }
 
-struct Words(ArrayVec<u64, MOST_WORDS>);
+/// On the heap: calls have little stack.
+struct Words(Vec<u64>);
 
 impl Words {
     /// With all that is the same in every kernel: the head's words are there, and those of loops follow.
-    fn of(head: &[u64], layout: &Layout, operands: &[Operand], whole: &Whole) -> Self {
-        let mut words = Self(ArrayVec::new());
+    fn of(head: &[u64], layout: &Layout, operands: &[Operand], whole: &[u64]) -> Result<Self> {
+        let mut words = Self(Vec::new());
+        words.0.try_reserve_exact(layout.words()).map_err(|_| out_of_memory())?;
         debug_assert_eq!(head.len(), HEAD[usize::from(layout.is_reduction)]);
         words.put(head.iter().copied());
         words.put(operands.iter().map(|operand| operand.address));
         words.put((operands.len()..layout.tensors.max(1)).map(|_| 0));
         words.put(whole.iter().copied());
-        words
+        Ok(words)
     }
 
     /// A layout has room for all: see `Layout::of`.
@@ -211,7 +209,7 @@ impl Words {
         }
     }
 
-    fn finished(mut self, layout: &Layout) -> ArrayVec<u64, MOST_WORDS> {
+    fn finished(mut self, layout: &Layout) -> Vec<u64> {
         let left = layout.words() - self.0.len();
         self.put((0..left).map(|_| 0));
         self.0
@@ -219,7 +217,7 @@ impl Words {
 }
 
 /// The work of an elementwise kernel over a nest with as many loops as its layout has, or fewer.
-pub fn elementwise(layout: &Layout, nest: &Nest, operands: &[Operand], whole: &Whole) -> Work {
+pub fn elementwise(layout: &Layout, nest: &Nest, operands: &[Operand], whole: &[u64]) -> Result<Work> {
     let vector = layout.vector as i64;
     let ones = vectors(nest, None, operands, vector, true, |_| true);
     let (kernel, at_once, rounds) = match ones {
@@ -231,10 +229,10 @@ pub fn elementwise(layout: &Layout, nest: &Nest, operands: &[Operand], whole: &W
     let blocks = units.div_ceil(u64::from(THREADS) * rounds as u64);
     let bytes = u32::from(is_unaligned(&[nest], operands));
     let head = [nest.count(), units, two(nest.len() as u32, ones.unwrap_or(0)), two(bytes, blocks as u32)];
-    let mut words = Words::of(&head, layout, operands, whole);
+    let mut words = Words::of(&head, layout, operands, whole)?;
     words.loops(nest, at_once);
     let blocks = blocks + u64::from(rest > 0);
-    Work { words: words.finished(layout), first: Launch { kernel, blocks }, second: None }
+    Ok(Work { words: words.finished(layout), first: Launch { kernel, blocks }, second: None })
 }
 
 /// How blocks share a reduction. The order in which elements come together depends on it, so it does not depend on
@@ -287,7 +285,7 @@ pub fn reduction(
     share: &Share,
     [kept, reduced]: [&Nest; 2],
     operands: &[Operand],
-    whole: &Whole,
+    whole: &[u64],
     partials: u64,
 ) -> Result<Work> {
     let (vector, is_input): (_, fn(&Operand) -> bool) = (layout.vector as i64, |operand| operand.is_input);
@@ -323,7 +321,7 @@ pub fn reduction(
         two(u32::from(bytes), 0),
         partials,
     ];
-    let mut words = Words::of(&head, layout, operands, whole);
+    let mut words = Words::of(&head, layout, operands, whole)?;
     words.loops(kept, outputs_at_once);
     words.loops(reduced, at_once);
     let second = Launch { kernel: 4, blocks: outputs.div_ceil(1 << log_second) };

@@ -1,7 +1,7 @@
 //! The source of a kernel: what the user wrote, inside loops over the elements of tensors.
 //!
-//! Each combination of types is a source of its own, with two kernels or more for layouts. Their argument is one struct of
-//! 64-bit words, which [`super::loops`] fills in as [`Layout`] says.
+//! Each combination of types is a source of its own, with two kernels or more for layouts. Their argument is one struct
+//! of 64-bit words, which [`super::loops`] fills in as [`Layout`] says.
 
 use std::fmt::{self, Write};
 
@@ -228,8 +228,8 @@ impl Layout {
 
 /// The names of a source's kernels behind the definition's name. The first has vectors.
 pub const ELEMENTWISE: [&str; 2] = ["", "_elements"];
-/// Threads side by side have neighbouring elements of one output, in vectors and one by one; or of neighbouring outputs,
-/// likewise; and the second launch.
+/// Threads side by side have neighbouring elements of one output, in vectors and one by one; or of neighbouring
+/// outputs, likewise; and the second launch.
 pub const REDUCTION: [&str; 5] = ["", "_row", "_columns", "_column", "_second"];
 
 /// Text that says when there is no memory for it.
@@ -420,7 +420,8 @@ impl<'a> Writer<'a> {
              if (_gc_OF > 1) _gc::go_to_one<_gc_OF>(_gc_at[_gc_r], _gc_args.loops[0], _gc_unit);\n        \
              else _gc::add_offsets(_gc_at[_gc_r], _gc_args.loops, _gc_args.n_loops, _gc_unit);\n"
         )?;
-        // Outputs, too: what the operation does not set stays as it is. Where it sets all, compilers leave the loads out.
+        // Outputs, too: what the operation does not set stays as it is. Where it sets all, compilers leave the loads
+        // out.
         for &(index, k) in &tensors {
             let one =
                 if index < self.inputs { format_args!("_gc_args.ones >> {k} & 1") } else { format_args!("false") };
@@ -558,8 +559,8 @@ impl<'a> Writer<'a> {
             of_inputs.iter().try_for_each(|&(index, _)| write!(out, ", _gc_{index}{of}"))?;
             out.write_str(")")
         };
-        // A thread's elements: rounds of whole vectors, the last of which one thread has in part. Where elements lie anywhere,
-        // they are the same ones in the same order, one by one.
+        // A thread's elements: rounds of whole vectors, the last of which one thread has in part. Where elements lie
+        // anywhere, they are the same ones in the same order, one by one.
         self.out.write_str(
             "template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_COLUMNS, bool _gc_ONES>\n\
              __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args) {\n    \

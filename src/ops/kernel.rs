@@ -46,8 +46,9 @@ pub struct Options<'a> {
 }
 
 pub struct Call<'a> {
-    pub inputs: Views<'a>,
-    pub outputs: Views<'a>,
+    /// Inputs first.
+    pub views: Views<'a>,
+    pub inputs: usize,
     pub options: Options<'a>,
     pub stream: Stream,
 }
@@ -314,21 +315,21 @@ impl Kernel {
     /// Refuses what does not fit; touches no memory but that of scalars.
     fn plan(&self, call: &Call<'_>) -> Result<(Plan, Device)> {
         for (list, given, expected) in [
-            ("inputs", call.inputs.len(), self.inputs),
-            ("outputs", call.outputs.len(), self.parameters.len() - self.inputs),
+            ("inputs", call.inputs, self.inputs),
+            ("outputs", call.views.len() - call.inputs, self.parameters.len() - self.inputs),
         ] {
             if given != expected {
                 return Err(error!(InvalidArgument, "n_{list}: {expected} expected, got {given}"));
             }
         }
-        let views: Views<'_> = call.inputs.iter().chain(&call.outputs).copied().collect();
-        let (slots, device) = self.slots(&views, call.options.capability != 0)?;
-        self.check_outputs(&views, &slots)?;
-        let (operands, whole) = self.addresses(&views, &slots);
+        let views = &call.views;
+        let (slots, device) = self.slots(views, call.options.capability != 0)?;
+        self.check_outputs(views, &slots)?;
+        let (operands, whole) = self.addresses(views, &slots)?;
         let loops = if self.definition.is_reduction {
-            self.reduction(&views, &slots, &call.options)?
+            self.reduction(views, &slots, &call.options)?
         } else {
-            self.elementwise(&views, &slots, &call.options)?
+            self.elementwise(views, &slots, &call.options)?
         };
         let count = match &loops {
             Loops::Elementwise(nest) => nest.len(),
@@ -395,7 +396,7 @@ impl Kernel {
                 self.named(index)
             ));
         }
-        if view.data().addr() % view.dtype().size != 0 {
+        if !view.data().addr().is_multiple_of(view.dtype().size) {
             return Err(error!(
                 InvalidArgument,
                 "{}: raw, at address {:#x}, which is no multiple of the {} bytes of an element",
@@ -407,7 +408,8 @@ impl Kernel {
         Ok(Place::Raw { ndim: ndim as u8, contiguous: view.is_contiguous() })
     }
 
-    /// That tensors are of their parameters' types. Scalars become so, and say what a letter is only where no tensor does.
+    /// That tensors are of their parameters' types. Scalars become so, and say what a letter is only where no tensor
+    /// does.
     fn check_types(&self, slots: &mut ArrayVec<Slot, MOST>) -> Result<()> {
         for index in 0..slots.len() {
             let parameter = self.parameters[index];
@@ -471,7 +473,7 @@ impl Kernel {
     }
 
     /// Where tensors are, and the words of raw and scalar parameters.
-    fn addresses(&self, views: &Views<'_>, slots: &[Slot]) -> (ArrayVec<Operand, MOST>, Whole) {
+    fn addresses(&self, views: &Views<'_>, slots: &[Slot]) -> Result<(ArrayVec<Operand, MOST>, Whole)> {
         let (mut operands, mut whole) = (ArrayVec::new(), Whole::new());
         for (index, (view, slot)) in views.iter().zip(slots).enumerate() {
             match slot.place {
@@ -480,23 +482,24 @@ impl Kernel {
                     size: slot.dtype.size as i64,
                     is_input: index < self.inputs,
                 }),
-                Place::Scalar => whole.push(cpu::memory::cast(view, slot.dtype)),
+                Place::Scalar => {
+                    whole.try_reserve(1).map_err(|_| out_of_memory(&self.definition))?;
+                    whole.push(cpu::memory::cast(view, slot.dtype));
+                }
                 Place::Raw { ndim, .. } => {
                     let room = usize::from(ndim.max(1));
                     let padded = || std::iter::repeat_n(0, room - usize::from(ndim));
                     let (sizes, steps) = (view.dims().map(|dim| dim.0), view.dims().map(|dim| dim.1));
                     let size = view.dtype().size as i64;
-                    // More words than there is room for are refused with their layout.
                     let words = [view.data().addr() as i64, view.elements()].into_iter();
                     let words = words.chain(sizes.chain(padded()));
                     let words = words.chain(steps.map(|step| step.wrapping_mul(size)).chain(padded()));
-                    words.for_each(|word| {
-                        let _ = whole.try_push(word as u64);
-                    });
+                    whole.try_reserve(2 + 2 * room).map_err(|_| out_of_memory(&self.definition))?;
+                    whole.extend(words.map(|word| word as u64));
                 }
             }
         }
-        (operands, whole)
+        Ok((operands, whole))
     }
 
     /// Parameters that are tensors, by their indices.
@@ -702,7 +705,7 @@ impl Kernel {
         let (kept, reduced) = match &plan.loops {
             Loops::Elementwise(nest) if nest.count() == 0 => return Ok(None),
             Loops::Elementwise(nest) => {
-                return Ok(Some(loops::elementwise(&layout, nest, &plan.operands, &plan.whole)));
+                return loops::elementwise(&layout, nest, &plan.operands, &plan.whole).map(Some);
             }
             Loops::Reduction { kept, .. } if kept.count() == 0 => return Ok(None),
             Loops::Reduction { kept, reduced } => (kept, reduced),
@@ -750,7 +753,7 @@ impl Kernel {
                 workspace.elements()
             ));
         }
-        let others = || call.inputs.iter().chain(&call.outputs).filter(|view| view.device() != Device::Cpu);
+        let others = || call.views.iter().filter(|view| view.device() != Device::Cpu);
         if let Some(other) = others().find(|other| other.device() != workspace.device()) {
             return Err(error!(
                 InvalidArgument,

@@ -283,6 +283,53 @@ static void communicators(void) {
     CHECK(number == 0);
 }
 
+static void kernels(void) {
+    gc_elementwise_options_t options = {.struct_size = sizeof options, .inputs = "T x", .outputs = "T y", .operation = "y = x"};
+    gc_reduction_options_t sums = {.struct_size = sizeof sums, .inputs = "T x", .outputs = "T y", .map = "x",
+                                   .reduce = "a + b", .post_map = "y = a"};
+    gc_kernel_t *kernel = NULL, *other = NULL;
+    const char *log = NULL;
+    DLManagedTensor *saved = NULL;
+
+    invalid(gc_elementwise_create(NULL, &kernel), "options: NULL");
+    invalid(gc_elementwise_create(&options, NULL), "out: NULL");
+    invalid(gc_reduction_create(NULL, &kernel), "options: NULL");
+    invalid(gc_reduction_create(&sums, NULL), "out: NULL");
+    options.outputs = NULL;
+    invalid(gc_elementwise_create(&options, &kernel), "outputs");
+    options.outputs = "T y", options.n_options = 1;
+    invalid(gc_elementwise_create(&options, &kernel), "options: options: NULL");
+    options.n_options = 0, options.reserved[1] = 1;
+    invalid(gc_elementwise_create(&options, &kernel), "the byte at offset");
+    options.reserved[1] = 0, options.struct_size--;
+    invalid(gc_elementwise_create(&options, &kernel), "struct_size");
+    options.struct_size++;
+    CHECK(kernel == NULL);
+    CHECK_OK(gc_elementwise_create(&options, &kernel));
+
+    invalid(gc_kernel_run(NULL, NULL, 0, NULL, 0, NULL, NULL), "kernel: NULL");
+    invalid(gc_kernel_run(kernel, NULL, 1, NULL, 0, NULL, NULL), "inputs: NULL");
+    invalid(gc_kernel_run(kernel, NULL, 0, NULL, 1, NULL, NULL), "outputs: NULL");
+    invalid(gc_kernel_run(kernel, NULL, 0, NULL, 0, NULL, NULL), "n_inputs: 1 expected, got 0");
+    invalid(gc_kernel_prepare(NULL, NULL, 0, NULL, 0, NULL, NULL), "kernel: NULL");
+    CHECK(gc_kernel_workspace_bytes(NULL, NULL, 0, NULL, 0, NULL) == -1 && strstr(gc_last_error(), "kernel: NULL"));
+    invalid(gc_kernel_log(NULL, &log), "kernel: NULL");
+    invalid(gc_kernel_log(kernel, NULL), "log: NULL");
+    invalid(gc_kernel_save(NULL, &saved), "kernel: NULL");
+    invalid(gc_kernel_save(kernel, NULL), "out: NULL");
+    invalid(gc_kernel_load(NULL, 1, &other), "data: NULL");
+    expect(gc_kernel_load("", 0, &other), GC_STATUS_CORRUPT, "data: 0 bytes");
+    CHECK_OK(gc_kernel_save(kernel, &saved));
+    invalid(gc_kernel_load(saved->dl_tensor.data, (size_t)saved->dl_tensor.shape[0], NULL), "out: NULL");
+    CHECK_OK(gc_kernel_load(saved->dl_tensor.data, (size_t)saved->dl_tensor.shape[0], &other));
+    CHECK_OK(gc_kernel_log(other, &log));
+    CHECK(*log == '\0');
+    gc_tensor_free(saved);
+    gc_kernel_free(other);
+    gc_kernel_free(kernel);
+    gc_kernel_free(NULL);
+}
+
 int main(void) {
     DLDataType boolean = dtype_of(kDLBool, 8), uint8 = dtype_of(kDLUInt, 8), float32 = dtype_of(kDLFloat, 32);
     DLTensor elements = view_of(bools, boolean, 1, shape1);
@@ -416,6 +463,7 @@ int main(void) {
 
     codecs();
     communicators();
+    kernels();
 
     CHECK(out == UNTOUCHED && outs[0] == UNTOUCHED && outs[1] == UNTOUCHED && outs[2] == UNTOUCHED);
     CHECK(versioned == &untouched_versioned);

@@ -71,7 +71,7 @@ int nvrtcCompileProgram(Program *program, int options, const char *const *texts)
         return OUT_OF_MEMORY;
     snprintf(path, sizeof path, "%s/source.cpp", folder);
     FILE *file = fopen(path, "w");
-    fprintf(file, "#include <math.h>\n#include \"%s\"\n#define __align__(n) __attribute__((aligned(n)))\n"
+    fprintf(file, "#include <math.h>\n#define kernel _gc_kernel\n#include \"%s\"\n#undef kernel\n#define __align__(n) __attribute__((aligned(n)))\n"
             "#define __noinline__ __attribute__((noinline))\n#line 1 \"%s\"\n%s\n",
             DEVICE, program->name, program->source);
     /* A runner for each kernel. */

@@ -25,7 +25,8 @@ FIRST = "float32 x, float32 y", "float32 z", "if (x - 2 > y) { z = x * y; } else
 def run(kernel, inputs, outputs, **options):
     tensors = [x if isinstance(x, capi.Tensor) else tensor(x) for x in inputs]
     results = [tensor(x) for x in outputs]
-    workspace = workspace_of(kernel, tensors, results, **options) if kernel.workspace_bytes(tensors, results, **options) else None
+    needed = kernel.workspace_bytes(tensors, results, **options)
+    workspace = workspace_of(kernel, tensors, results, **options) if needed else None
     given = kernel.options(**options, workspace=workspace)
     status = capi.lib.gc_kernel_run(*kernel.arguments(tensors, results, given), None)
     if status != 0:
@@ -49,10 +50,17 @@ def test_the_first_example_of_cupys_documentation():
 
 
 LAYOUTS = {
-    "as it is": lambda x: x, "transposed": lambda x: x.T, "every other": lambda x: x[::2, ::3], "backwards": lambda x: x[::-1, ::-1],
-    "from [1:]": lambda x: x.reshape(-1)[1:], "odd rows": lambda x: x[:, :-1], "one row": lambda x: x[:1], "empty": lambda x: x[:0],
+    "as it is": lambda x: x,
+    "transposed": lambda x: x.T,
+    "every other": lambda x: x[::2, ::3],
+    "backwards": lambda x: x[::-1, ::-1],
+    "from [1:]": lambda x: x.reshape(-1)[1:],
+    "odd rows": lambda x: x[:, :-1],
+    "one row": lambda x: x[:1],
+    "empty": lambda x: x[:0],
     "a number": lambda x: x[0, 0],
-}  # fmt: skip
+}
+DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -66,11 +74,11 @@ def test_elements_are_numpys_to_the_bit_in_any_layout(layout, shape):
     np.testing.assert_array_equal(z.get(), np.sqrt(np.abs(a)) / b + a * b - b)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
-                                   "float32", "float64"])  # fmt: skip
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_type_is_broadcast_and_added_as_by_cupy(dtype):
-    x = cupy.asarray(np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 100, (33, 1, 70)).astype(dtype))
-    y = cupy.asarray(np.random.default_rng(1).integers(0, 2 if dtype == "bool" else 100, (5, 1)).astype(dtype))
+    high, rng = 2 if dtype == "bool" else 100, np.random.default_rng(0)
+    x = cupy.asarray(rng.integers(0, high, (33, 1, 70)).astype(dtype))
+    y = cupy.asarray(rng.integers(0, high, (5, 1)).astype(dtype))
     z = cupy.empty((33, 5, 70), dtype)
     texts = "T x, T y", "T z", "z = x + y"
     expected = cupy.ElementwiseKernel(*texts, "theirs")(x, y)
@@ -78,15 +86,17 @@ def test_every_type_is_broadcast_and_added_as_by_cupy(dtype):
     for axes in (0, 1, (0, 2), (1,), None):
         expected = z.astype("f8").sum(axis=axes)
         out = cupy.empty(expected.shape, "f8")
-        run(reduction("T x", "float64 y", "x", "a + b", "y = a", "0", "sums", reduce_type="double"), [z], [out], axes=axes)
+        sums = reduction("T x", "float64 y", "x", "a + b", "y = a", "0", "sums", reduce_type="double")
+        run(sums, [z], [out], axes=axes)
         assert cupy.allclose(out, expected), axes
 
 
 def test_raw_parameters_scalars_and_what_surrounds_the_loop():
     x, y = normal(1000), normal(10, 100, seed=1)[:, ::-1]
     texts = "T x, raw T y, float32 c", "T z", "z = x + y[_ind.size() - i - 1] * c + k"
-    expected = cupy.ElementwiseKernel(*texts, "theirs", loop_prep="const int k = 3", options=("--fmad=false",))(x, y, 2.5)
-    ours = elementwise(*texts, "ours", loop_prep="const int k = 3")
+    prep = "const int k = 3;"
+    expected = cupy.ElementwiseKernel(*texts, "theirs", loop_prep=prep, options=("--fmad=false",))(x, y, 2.5)
+    ours = elementwise(*texts, "ours", loop_prep=prep)
     assert (run(ours, [x, y, scalar(2.5, "f8")], [cupy.empty_like(x)]) == expected).all()
     reverse = elementwise("raw T x", "raw T y", "y[n - 1 - i] = x[i]", "reverse")
     assert (run(reverse, [x], [cupy.empty_like(x)], size=1000) == x[::-1]).all()
@@ -99,7 +109,10 @@ def test_an_optimizer_steps_in_place():
     np.testing.assert_array_equal(w.get(), before - np.float32(0.1) * g.get())
 
 
-@pytest.mark.parametrize("shape", [(16384, 1024), (64, 1 << 20), (1 << 20, 64), (3, 1 << 22), (1 << 23, 3), (257, 1009, 31)])
+LARGE = [(16384, 1024), (64, 1 << 20), (1 << 20, 64), (3, 1 << 22), (1 << 23, 3), (257, 1009, 31)]
+
+
+@pytest.mark.parametrize("shape", LARGE)
 def test_large_reductions_are_right_and_the_same_every_time(shape):
     x = cupy.asarray(np.random.default_rng(0).integers(-9, 10, shape).astype("f4"))  # sums are exact
     sums = reduction("T x", "T y", "x", "a + b", "y = a", "0", "sums")

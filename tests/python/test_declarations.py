@@ -23,7 +23,7 @@ def test_the_client_declares_every_function_as_it_was_promised():
     structs = (
         client.Device, client.DType, client.DLTensor, client.Managed, client.Versioned, client.KernelShape,
         client.CodecOptions, client.CodecHandle, client.Transport, client.NcclOptions, client.PeersOptions, client.CommHandle, client.AllReduceHandle,
-        client.ShareHandle,
+        client.ShareHandle, client.KernelHandle, client.ElementwiseOptions, client.ReductionOptions, client.RunOptions,
     )  # fmt: skip
     promised = capi.signatures(structs, ctypes.c_void_p).items()
     assert client.SIGNATURES == {name: arguments for name, (_, *arguments) in promised if name not in WITHOUT}
