@@ -35,7 +35,8 @@
  *
  * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
  * folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
- * COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, NCCL, PEER MEMORY, MACHINES, ALL-REDUCE, SHARING, WORKERS and DEVICES.
+ * COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, NCCL, PEER MEMORY, MACHINES, ALL-REDUCE, SHARING, KERNELS, WORKERS
+ * and DEVICES.
  * What holds for all of them comes first; what is said of CUDA and of streams does not concern programs that use the CPU
  * only.
  *
@@ -182,7 +183,7 @@ const char *gc_version_string(void);
  * ERRORS
  */
 
-/* Outcome of a call. Codes are never reused. This version never gives 25 and 26: they are kept for functions to come. */
+/* Outcome of a call. Codes are never reused. */
 enum gc_status {
     /* Done. */
     GC_STATUS_OK = 0,
@@ -1649,6 +1650,284 @@ gc_status_t gc_share_receive(int socket,
                              DLDevice device,
                              int32_t timeout_ms,
                              DLManagedTensor **out);
+
+/*
+ * KERNELS
+ *
+ * CuPy's ElementwiseKernel and ReductionKernel, for tensors of any framework on CUDA: some C++ for an element,
+ * compiled once for each combination of types by NVRTC, which is looked for as the driver is. Nothing is included: no
+ * headers and no toolkit are needed. What was compiled is kept on disk for the next process.
+ *
+ *     gc_elementwise_options_t options = {.struct_size = sizeof options, .name = "my_kernel",
+ *         .inputs = "float32 x, float32 y", .outputs = "float32 z",
+ *         .operation = "if (x - 2 > y) { z = x * y; } else { z = x + y; }"};
+ *     gc_kernel_t *kernel;
+ *     gc_elementwise_create(&options, &kernel);
+ *     const DLTensor *inputs[] = {x, y};                                      // of shapes (2, 3) and (3)
+ *     gc_kernel_run(kernel, inputs, 2, &z, 1, NULL, stream);                   // of shape (2, 3)
+ *
+ *     gc_reduction_options_t sum = {.struct_size = sizeof sum, .name = "sum", .inputs = "T x", .outputs = "T y",
+ *         .map = "x", .reduce = "a + b", .post_map = "y = a", .identity = "0"};
+ *     int32_t axis = 1;
+ *     gc_run_options_t along = {.struct_size = sizeof along, .axes = &axis, .n_axes = 1};     // x.sum(axis=1)
+ *
+ * *Parameters*: types and names between commas, as in "float32 x, raw T y". A type is one of NumPy's names (bool, int8
+ * to int64, uint8 to uint64, float16, float32, float64), bfloat16, or a letter, which stands for the dtype that the
+ * tensors have. Up to 32. In the C++ each is a variable of its name: an element of the input, const, or of the output,
+ * to be set; an output that is not set keeps its element, and one that is read has it. float16 and bfloat16 are
+ * calculated with as float. Names that begin with _, and the names i and n, are the kernel's own:
+ *
+ * - `i`: the element's number, in the order of C; `n`: how many there are, as `_ind.size()` says, too;
+ * - a *raw* parameter is the whole tensor: x[k] is its element number k in the order of C, x[indices] that at an array
+ *   of ptrdiff_t; x.size(), x.shape()[axis], x.strides()[axis] (in bytes), x.ndim. It does not take part in
+ *   broadcasting, and must lie at a multiple of its element's size;
+ * - in a reduction: `a` and `b`, values to be reduced, and `a` in post_map; `n`: elements of one output;
+ *   `_in_ind.size()`, `_out_ind.size()`; `_J` in map: the element's number among those that are reduced to one output;
+ *   `i` in post_map: the output's number; `_type_reduce`: the type that is reduced in.
+ *
+ * Inputs are broadcast against each other by NumPy's rule; outputs have the shape that results, or the inputs' other
+ * axes where some are reduced. An input of no dimension on the CPU is a *scalar*: its value is read during the call (a
+ * graph keeps it), cast to the parameter's type as gc_copy_into() casts, and says what a letter is only where no
+ * tensor does.
+ *
+ * a * b + c is not contracted into an FMA unless GC_KERNEL_FMAD asks for it, so + - * / sqrt and comparisons of
+ * float32 and float64 give NumPy's results to the last bit. A reduction adds in an order that depends on shapes and
+ * strides alone, so its result is the same on every run and card.
+ *
+ * *NVRTC* is what the options name, else the file that GRADCODEC_NVRTC in the environment names, else what the process
+ * has loaded, else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it; 11.2 or later. What it made is *kept
+ * on disk*, in $GRADCODEC_CACHE_DIR, else $XDG_CACHE_HOME/gradcodec, else $HOME/.cache/gradcodec, up to 256 MiB, of
+ * which those go first that were not used for the longest time; GRADCODEC_CACHE=0 turns that off. Nothing that is wrong
+ * there keeps a kernel from being compiled.
+ *
+ * Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
+ * call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
+ * gc_kernel_prepare() does it ahead. A prepared kernel allocates nothing, waits for nothing and can be captured. What
+ * you write runs as any kernel of yours: it can overwrite memory, and hang the device.
+ */
+
+/* How a kernel is made: flags of its options. */
+enum gc_kernel {
+    /* Contract a * b + c into an FMA, which rounds once. */
+    GC_KERNEL_FMAD = 1,
+    /* Neither look for it on disk nor keep it there. */
+    GC_KERNEL_NO_DISK = 2,
+};
+
+/* How a kernel is run: flags of gc_run_options_t. */
+enum gc_run {
+    /* Outputs have a dimension of 1 where an axis was reduced. */
+    GC_RUN_KEEPDIMS = 1,
+};
+
+/* A kernel: gc_elementwise_create(), gc_reduction_create() or gc_kernel_load() makes one. */
+typedef struct gc_kernel_t gc_kernel_t;
+
+/*
+ * What an elementwise kernel is made of. Set struct_size and what you need; a field that is 0 has its default. Texts
+ * are read during the call.
+ */
+typedef struct gc_elementwise_options_t {
+    /* sizeof(gc_elementwise_options_t). */
+    uint32_t struct_size;
+    /* Of GC_KERNEL_*. */
+    uint32_t flags;
+    /* Parameters. NULL: none. */
+    const char *inputs;
+    /* Parameters, one at least. */
+    const char *outputs;
+    /* Statements for an element. */
+    const char *operation;
+    /* An identifier, as profilers and errors show it. NULL: "kernel". */
+    const char *name;
+    /* Declarations before the kernel. NULL: none. */
+    const char *preamble;
+    /* Statements before a thread's loop over elements. NULL: none. */
+    const char *loop_prep;
+    /* Statements behind it. NULL: none. */
+    const char *after_loop;
+    /* n_options options of NVRTC. */
+    const char *const *options;
+    /* How many. */
+    size_t n_options;
+    /* What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for. */
+    void *nvrtc;
+    /* 0. */
+    uint64_t reserved[4];
+} gc_elementwise_options_t;
+
+/*
+ * What a reduction is made of: post_map of (reduce of (map of every element)). Set struct_size and what you need; a
+ * field that is 0 has its default. Texts are read during the call.
+ */
+typedef struct gc_reduction_options_t {
+    /* sizeof(gc_reduction_options_t). */
+    uint32_t struct_size;
+    /* Of GC_KERNEL_*. */
+    uint32_t flags;
+    /* Parameters, one at least that is not raw. */
+    const char *inputs;
+    /* Parameters, one at least, none raw. */
+    const char *outputs;
+    /* An expression of the inputs: "x * x". */
+    const char *map;
+    /* An expression of a and b, in which their order and grouping do not matter: "a + b". */
+    const char *reduce;
+    /* Statements that set the outputs from a: "y = sqrt(a)". */
+    const char *post_map;
+    /* What no element gives: "0". NULL: there must be one. */
+    const char *identity;
+    /* An identifier, as profilers and errors show it. NULL: "kernel". */
+    const char *name;
+    /* The type that is reduced in: one as of parameters, or any of C++ up to 32 bytes. NULL: the first output's. */
+    const char *reduce_type;
+    /* Declarations before the kernel. NULL: none. */
+    const char *preamble;
+    /* n_options options of NVRTC. */
+    const char *const *options;
+    /* How many. */
+    size_t n_options;
+    /* What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for. */
+    void *nvrtc;
+    /* 0. */
+    uint64_t reserved[4];
+} gc_reduction_options_t;
+
+/* How a kernel is run, beside its tensors. Set struct_size and what you need; a field that is 0 has its default. */
+typedef struct gc_run_options_t {
+    /* sizeof(gc_run_options_t). */
+    uint32_t struct_size;
+    /* Of GC_RUN_*. */
+    uint32_t flags;
+    /* Elements that an elementwise kernel goes over all of whose parameters are raw. */
+    int64_t size;
+    /* The axes that a reduction reduces, of the inputs' broadcast shape; negative ones count from the last. NULL: all. */
+    const int32_t *axes;
+    /* How many; 0 if `axes` is NULL. */
+    size_t n_axes;
+    /*
+     * Of a reduction: uint8, gc_kernel_workspace_bytes() bytes at least, on the device, C-contiguous, aligned to 16.
+     * NULL if it is 0 bytes.
+     */
+    const DLTensor *workspace;
+    /*
+     * For gc_kernel_prepare() alone: compile for a card of this compute capability, 90 for 9.0, which need not be
+     * here; load nothing. The tensors' devices are not looked at then.
+     */
+    int32_t capability;
+    /* 0. */
+    uint32_t reserved0;
+    /* 0. */
+    uint64_t reserved[3];
+} gc_run_options_t;
+
+/*
+ * Makes a kernel of an operation on elements. Nothing is compiled yet.
+ *
+ * `*out`: yours to release, by gc_kernel_free().
+ *
+ * INVALID_ARGUMENT: no outputs, no operation; a type, a name or a flag that is none; a name twice; a text that is not
+ * UTF-8; a field behind those that this version knows, or a reserved one, that is not 0 (the message has its offset).
+ */
+gc_status_t gc_elementwise_create(const gc_elementwise_options_t *options,
+                                  gc_kernel_t **out);
+
+/*
+ * Makes a kernel of a reduction. Nothing is compiled yet.
+ *
+ * `*out`: yours to release, by gc_kernel_free().
+ *
+ * As gc_elementwise_create(), and INVALID_ARGUMENT: no map, reduce or post_map; an output that is raw; no input that
+ * is not.
+ */
+gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
+                                gc_kernel_t **out);
+
+/*
+ * Runs a kernel: one tensor for each parameter, in their order.
+ *
+ * `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address,
+ * shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL
+ * for none.
+ *
+ * INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; a
+ * reduction of no element without an identity; a workspace that is needed and NULL or not aligned to 16; a size where
+ * it is not for, or none where it is; in a capture, a combination that is yet to be compiled or loaded; more
+ * dimensions that cannot be made one than one launch takes (with up to 8 parameters there is room for 40).
+ * SHAPE_MISMATCH: shapes that cannot be broadcast, an output of another shape, a workspace that is too small.
+ * UNSUPPORTED_DTYPE: a tensor of another dtype than its parameter, or than another one of the same letter.
+ * UNSUPPORTED_DEVICE: a tensor of the CPU that is no scalar. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing
+ * to compile with; the message has what was looked for. COMPILE: NVRTC's first error, whose line is that of your text;
+ * gc_kernel_log() has all of them.
+ */
+gc_status_t gc_kernel_run(gc_kernel_t *kernel,
+                          const DLTensor *const *inputs,
+                          size_t n_inputs,
+                          DLTensor *const *outputs,
+                          size_t n_outputs,
+                          const gc_run_options_t *options,
+                          void *stream);
+
+/*
+ * Compiles and loads what gc_kernel_run() with the same arguments would, and launches nothing: no element is read or
+ * written, and no workspace is needed. A combination is one of dtypes, of which inputs are scalars, of the dimensions
+ * and contiguity of raw tensors, and of the card; shapes and strides otherwise do not matter, unless they take more
+ * than 8 loops.
+ *
+ * As gc_kernel_run().
+ */
+gc_status_t gc_kernel_prepare(gc_kernel_t *kernel,
+                              const DLTensor *const *inputs,
+                              size_t n_inputs,
+                              DLTensor *const *outputs,
+                              size_t n_outputs,
+                              const gc_run_options_t *options,
+                              void *stream);
+
+/*
+ * Bytes of the workspace that gc_kernel_run() with these arguments wants; its own field is not looked at. 0 for
+ * elementwise kernels, and where few elements are reduced. -1, and the last error: as gc_kernel_run().
+ */
+int64_t gc_kernel_workspace_bytes(const gc_kernel_t *kernel,
+                                  const DLTensor *const *inputs,
+                                  size_t n_inputs,
+                                  DLTensor *const *outputs,
+                                  size_t n_outputs,
+                                  const gc_run_options_t *options);
+
+/*
+ * What NVRTC said when it last compiled for this kernel: errors and warnings. "" if nothing.
+ *
+ * `*log`: text that stays until gc_kernel_free().
+ */
+gc_status_t gc_kernel_log(const gc_kernel_t *kernel, const char **log);
+
+/*
+ * A kernel as bytes, with all combinations that were compiled: to keep it yourself, or for machines without NVRTC.
+ *
+ * `*out`: uint8, of the CPU, yours to release.
+ */
+gc_status_t gc_kernel_save(const gc_kernel_t *kernel,
+                           DLManagedTensor **out);
+
+/*
+ * The kernel that gc_kernel_save() saved. What was compiled then needs no NVRTC now; what was not is compiled by the
+ * one that is found.
+ *
+ * `data`: `size` bytes, read during the call. They are code, trusted as such: load only what you would run. `*out`:
+ * yours to release, by gc_kernel_free().
+ *
+ * CORRUPT: not what gc_kernel_save() of this version writes, or damaged.
+ */
+gc_status_t gc_kernel_load(const void *data,
+                           size_t size,
+                           gc_kernel_t **out);
+
+/*
+ * Releases a kernel, which nothing may use any more: no thread, no work that is under way, no graph. NULL: nothing. It
+ * may wait for all work of the context: not in a capture, not between the launches of a collective.
+ */
+void gc_kernel_free(gc_kernel_t *kernel);
 
 /*
  * WORKERS

@@ -9,7 +9,7 @@ mod promises;
 use std::{fs, path::Path, process::Command};
 
 /// The sections in the order of the header: the module whose `//!` text begins it, and where its declarations are.
-const SECTIONS: [(&str, &[&str]); 16] = [
+const SECTIONS: [(&str, &[&str]); 17] = [
     ("version", &["src/capi/version.rs"]),
     ("status", &["src/error.rs", "src/capi/status.rs"]),
     ("tensors", &["src/capi/tensors.rs"]),
