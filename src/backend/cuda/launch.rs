@@ -5,9 +5,7 @@ use std::{
     ptr,
 };
 
-use cudarc::driver::sys::{
-    CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig,
-};
+use cudarc::driver::sys::{CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig};
 
 use crate::{
     backend::Stream,
@@ -88,9 +86,8 @@ impl Queue {
             numAttrs: 1,
         };
         // SAFETY: as in `launch_on`; what the configuration refers to outlives the call.
-        let code = unsafe {
-            (driver.functions.cuLaunchKernelEx)(&config, function, arguments.as_mut_ptr(), ptr::null_mut())
-        };
+        let code =
+            unsafe { (driver.functions.cuLaunchKernelEx)(&config, function, arguments.as_mut_ptr(), ptr::null_mut()) };
         let name = kernel.name.to_string_lossy();
         driver.check(code, format_args!("cuLaunchKernelEx of {name} on {}", self.device))?;
         kernel.is_in(self.context()?.id);
