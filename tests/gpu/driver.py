@@ -220,7 +220,7 @@ class Ordered:
         self.address, self.size, self.stream = address.value, size, stream
 
     def fill(self, byte):
-        call("cuMemsetD8Async", c_uint64(self.address), c_uint8(byte), c_size_t(self.size), c_void_p(self.stream))
+        call("cuMemsetD8Async", c_uint64(self.address), ctypes.c_ubyte(byte), c_size_t(self.size), c_void_p(self.stream))
 
     def free(self):
         call("cuMemFreeAsync", c_uint64(self.address), c_void_p(self.stream))
