@@ -1678,9 +1678,9 @@ gc_status_t gc_share_receive(int socket,
  * calculated with as float. Names that begin with _, and the names i and n, are the kernel's own:
  *
  * - `i`: the element's number, in the order of C; `n`: how many there are, as `_ind.size()` says, too;
- * - a *raw* parameter is the whole tensor: x[k] is its element number k in the order of C, x[indices] that at an array
- *   of ptrdiff_t; x.size(), x.shape()[axis], x.strides()[axis] (in bytes), x.ndim. It does not take part in
- *   broadcasting, and must lie at a multiple of its element's size;
+ * - a *raw* parameter is the whole tensor: `x[k]` is its element number k in the order of C, `x[indices]` that at an
+ *   array of ptrdiff_t; `x.size()`, `x.shape()[axis]`, `x.strides()[axis]` (in bytes), `x.ndim`. It does not take part
+ *   in broadcasting, and must lie at a multiple of its element's size;
  * - in a reduction: `a` and `b`, values to be reduced, and `a` in post_map; `n`: elements of one output;
  *   `_in_ind.size()`, `_out_ind.size()`; `_J` in map: the element's number among those that are reduced to one output;
  *   `i` in post_map: the output's number; `_type_reduce`: the type that is reduced in.

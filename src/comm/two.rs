@@ -234,7 +234,7 @@ impl Two {
         self.even_order(exchange, queue, came)
     }
 
-    /// From [rank][machine] to [machine][rank], which is the order of all ranks.
+    /// From `[rank][machine]` to `[machine][rank]`, which is the order of all ranks.
     fn even_order(&self, exchange: &Exchange<'_>, queue: &mut Queue, came: *const u8) -> Result<()> {
         let (bytes, [machines, ranks]) = (exchange.bytes, [self.world.machines.len(), self.world.most]);
         let turned = Order {
