@@ -218,7 +218,6 @@ REDUCE(gc_onebit_reduce, None, 3)
 extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __grid_constant__ gc_reduce call) {
     constexpr unsigned N = 4;
     const gc_codec &codec = call.codec;
-    wait_for_launch_before();
     const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, at = warp * UNIT;
     const gc_tile tile = tile_of(codec, blockIdx.x);
     const unsigned count = elements_of_unit(tile, at);

@@ -171,6 +171,8 @@ pub struct Decoding<'a> {
     pub factor: Option<&'a View<'a>>,
     /// Whether values are added to what is there, or set.
     pub add: bool,
+    /// On a card: the launch before is one of ours, so that this one may begin while that one ends.
+    pub behind_ours: bool,
 }
 
 /// Whether a commit takes a step back although nothing was met that is not finite.

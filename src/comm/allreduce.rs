@@ -6,7 +6,6 @@ use crate::{
     backend::Stream,
     error::{Error, Result, error},
     ops::codec::{Codec, Descriptor},
-    plan::codec::Decode,
     tensor::View,
 };
 
@@ -58,7 +57,7 @@ impl AllReduce {
         self.communicator.transport.begin(&mut wire.memory().queue(stream)?, Span::Both)?;
         self.communicator.encode(codec, wire, values.clone(), factors, stream)?;
         let reduced = self.communicator.reduce_among_ranks(codec, wire, stream)?;
-        let decoded = codec.decode(&reduced, 1, None, Decode::Set, values, stream);
+        let decoded = self.communicator.decode(codec, &reduced, values, stream);
         self.communicator.end(decoded, wire, Span::Both, stream)
     }
 
@@ -95,7 +94,7 @@ impl AllReduce {
         codec.check_outputs(values.clone(), &[Some(*shard)])?;
         self.communicator.transport.begin(&mut wire.memory().queue(stream)?, Span::AllGather)?;
         let reduced = self.communicator.gather_among_ranks(codec, wire, shard, stream)?;
-        let decoded = codec.decode(&reduced, 1, None, Decode::Set, values, stream);
+        let decoded = self.communicator.decode(codec, &reduced, values, stream);
         self.communicator.end(decoded, wire, Span::AllGather, stream)
     }
 

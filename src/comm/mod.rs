@@ -148,12 +148,28 @@ impl Communicator {
         stream: Stream,
     ) -> Result<()> {
         let Some(peers) = self.reached() else { return codec.encode(values, factors, &wire.payload(), stream) };
-        codec.encode_to_peers(values, factors, peers.sending(Pattern::AllToAll, wire.stride()), stream)?;
+        let encoded = codec.encode_to_peers(values, factors, peers.sending(Pattern::AllToAll, wire.stride()), stream);
+        if encoded.is_err() && codec.is_torn() {
+            // A part of it is with the others.
+            self.transport.give_up();
+        }
+        encoded?;
         let arrived = self.arrive(peers, wire, stream);
         if arrived.is_err() {
             self.transport.give_up();
         }
         self.note(arrived)
+    }
+
+    /// Sets values to what the ranks have reduced.
+    fn decode<'v>(
+        &self,
+        codec: &Codec,
+        reduced: &View<'_>,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        stream: Stream,
+    ) -> Result<()> {
+        codec.decode_reduced(reduced, self.reached().is_some(), values, stream)
     }
 
     /// Behind what a codec has sent by itself.

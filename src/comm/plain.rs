@@ -10,7 +10,7 @@ use crate::{
         bits::chunk_bytes,
         codec::{Codec, Descriptor, check_contiguous, check_dtype, check_elements},
     },
-    plan::codec::{Decode, ErrorKind, Kind, NonFinite, ScaleRule},
+    plan::codec::{ErrorKind, Kind, NonFinite, ScaleRule},
     tensor::{Device, Dtype, View},
 };
 
@@ -121,8 +121,8 @@ impl Scratch {
         codec.borrow_errors(worker_error, &server_error, stream)?;
         communicator.encode(codec, wire, [Ok(*buffer)].into_iter(), &[None, None], stream)?;
         let reduced = communicator.reduce_among_ranks(codec, wire, stream)?;
-        let returned = codec
-            .decode(&reduced, 1, None, Decode::Set, [Ok(*buffer)].into_iter(), stream)
+        let returned = communicator
+            .decode(codec, &reduced, [Ok(*buffer)].into_iter(), stream)
             .and_then(|()| codec.return_errors(buffer, worker_error, &server_error, stream));
         communicator.end(returned, wire, Span::Both, stream)
     }

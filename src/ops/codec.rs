@@ -232,6 +232,14 @@ impl Codec {
         self.take_values(values, &[dtype], places, |one| shard.check_output(&[one]))
     }
 
+    /// Whether the driver has failed in the middle of a call on a card.
+    pub fn is_torn(&self) -> bool {
+        match self.enter().as_deref() {
+            Ok(State { backend: Backend::Cuda(codec), .. }) => codec.check_whole().is_err(),
+            _ => false,
+        }
+    }
+
     /// Where an exchange on a card says that a rank did not come: what was received is NaN then. NULL on the CPU.
     pub fn mark(&self) -> Result<*mut u8> {
         Ok(match &self.enter()?.backend {
@@ -291,7 +299,31 @@ impl Codec {
         values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         stream: Stream,
     ) -> Result<()> {
-        let add = mode == Decode::Add;
+        let by = Decoding { dtype: Dtype::F32, divisor, factor, add: mode == Decode::Add, behind_ours: false };
+        self.decode_by(payload, by, values, stream)
+    }
+
+    /// Sets values to what ranks have reduced. `behind_ours`: the launch before on the stream is one of ours.
+    pub fn decode_reduced<'v>(
+        &self,
+        payload: &View<'_>,
+        behind_ours: bool,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        stream: Stream,
+    ) -> Result<()> {
+        let by = Decoding { dtype: Dtype::F32, divisor: 1, factor: None, add: false, behind_ours };
+        self.decode_by(payload, by, values, stream)
+    }
+
+    /// `by`: but for the dtype, which is that of the values.
+    fn decode_by<'v>(
+        &self,
+        payload: &View<'_>,
+        by: Decoding<'_>,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        stream: Stream,
+    ) -> Result<()> {
+        let Decoding { divisor, factor, add, .. } = by;
         self.check_bytes(payload, self.payload_bytes())?;
         if divisor < 0 {
             return Err(error!(InvalidArgument, "divisor: {divisor} is negative"));
@@ -318,7 +350,7 @@ impl Codec {
         })?;
         let dtype = dtype.unwrap_or(Dtype::F32); // without segments there is nothing of any
         self.check_apart(places, dtype)?;
-        let by = Decoding { dtype, divisor: divisor.max(1), factor, add };
+        let by = Decoding { dtype, divisor: divisor.max(1), ..by };
         on_backend!(backend, stream, decode(&self.plan, payload, &by, places))
     }
 

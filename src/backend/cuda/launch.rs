@@ -55,7 +55,8 @@ impl Queue {
     /// one ends, where cards and drivers can do so.
     ///
     /// # Safety
-    /// As for [`Queue::launch`]; before it waits the kernel reads nothing that a launch writes.
+    /// As for [`Queue::launch`]; before it waits the kernel reads nothing that a launch writes; and the launch before it is
+    /// one of ours, for those of others need not have waited for what was before them.
     pub(super) unsafe fn launch_behind(
         &mut self,
         kernel: &Kernel,

@@ -209,7 +209,8 @@ impl Tables {
             plan,
             |segment| plan.workers[segment],
             |byte| {
-                let chunk = byte / plan.chunk_bytes.max(1);
+                // An empty segment may lie behind the last chunk.
+                let chunk = (byte / plan.chunk_bytes.max(1)).min(plan.n_chunks as i64 - 1);
                 let at = byte - chunk * plan.chunk_bytes;
                 (chunk, chunk * plan.stride + plan.head + at, plan.chunk_bytes - at)
             },

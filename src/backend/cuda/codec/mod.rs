@@ -299,7 +299,13 @@ impl Codec {
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
         let blocks = call.tiles + (plan.n_chunks as u64 - first_empty);
         // SAFETY: as in `encode_half`.
-        unsafe { queue.launch_behind(&ONEBIT.decode[kernel], blocks, &mut argument(&mut call)) }
+        unsafe {
+            if by.behind_ours {
+                queue.launch_behind(&ONEBIT.decode[kernel], blocks, &mut argument(&mut call))
+            } else {
+                launch(queue, &ONEBIT.decode[kernel], blocks, &mut argument(&mut call))
+            }
+        }
     }
 
     pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, dst: &View<'_>) -> Result<()> {
@@ -322,7 +328,14 @@ impl Codec {
         let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst: to.dst, way: to.way, payloads };
         let kernel = &ONEBIT.reduce[index_of(Dtype::F32, plan.rules.error)];
         // SAFETY: as in `encode_half`.
-        unsafe { queue.launch_behind(kernel, self.tiles[1], &mut argument(&mut call)) }?;
+        unsafe {
+            // To peers it goes behind what has met them: a launch of ours.
+            if to.steps == 0 {
+                launch(queue, kernel, self.tiles[1], &mut argument(&mut call))
+            } else {
+                queue.launch_behind(kernel, self.tiles[1], &mut argument(&mut call))
+            }
+        }?;
         self.finish(queue, call.codec, to)
     }
 
@@ -340,7 +353,7 @@ impl Codec {
         let dst = shard.first().map_or(ptr::null_mut(), |first| first.0);
         let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst, way: Way::default(), payloads };
         // SAFETY: as in `encode_half`.
-        unsafe { queue.launch_behind(ONEBIT.mean(), self.tiles[1], &mut argument(&mut call)) }
+        unsafe { launch(queue, ONEBIT.mean(), self.tiles[1], &mut argument(&mut call)) }
     }
 
     /// Writes the flags of all calls since the last, to a uint32.

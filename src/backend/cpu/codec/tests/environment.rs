@@ -47,7 +47,13 @@ fn the_callers_environment_changes_nothing() {
             let factor_views: Vec<View<'_>> = factors.iter_mut().map(Memory::view).collect();
             let (payload_view, reduced_view) = (payload.view(), reduced.view());
             let places = values.each_mut().map(Memory::address);
-            let by = Decoding { dtype: Dtype::F16, divisor: 16_777_217, factor: Some(&factor_views[0]), add: false };
+            let by = Decoding {
+                dtype: Dtype::F16,
+                divisor: 16_777_217,
+                factor: Some(&factor_views[0]),
+                add: false,
+                behind_ours: false,
+            };
             if odd {
                 set_mxcsr(ODD);
             }

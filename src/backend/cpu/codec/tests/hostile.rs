@@ -56,7 +56,7 @@ fn a_corrupt_chunk_is_refused_and_nothing_is_decoded() {
             let mut values = [100, 0, 100].map(|count| Memory::new(Dtype::F32, count, 0));
             let untouched = values.each_ref().map(Memory::bits);
             let places = values.each_mut().map(Memory::address);
-            let by = Decoding { dtype: Dtype::F32, divisor: 1, factor: None, add: false };
+            let by = Decoding { dtype: Dtype::F32, divisor: 1, factor: None, add: false, behind_ours: false };
             let refusal =
                 pair.codec.decode(&pair.plan, &Memory::of(Dtype::U8, &bad, 0).view(), &by, &places).unwrap_err();
             assert_eq!(refusal.status, Status::Corrupt);
@@ -115,7 +115,7 @@ fn bits_that_fill_up_are_not_looked_at(rules: Rules) {
     odd[76..head].fill(0xff);
     odd[stride - 1] = 0xff;
     odd[head + 12] |= 0x0f; // of the first segment's last byte
-    let by = Decoding { dtype: Dtype::F32, divisor: 1, factor: None, add: false };
+    let by = Decoding { dtype: Dtype::F32, divisor: 1, factor: None, add: false, behind_ours: false };
     let [expected, got] = [&payload, &odd].map(|payload| {
         let mut values = [100, 0, 100].map(|count| Memory::new(Dtype::F32, count, 0));
         let places = values.each_mut().map(Memory::address);

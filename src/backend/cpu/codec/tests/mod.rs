@@ -150,7 +150,13 @@ impl Pair {
         let values: Vec<Address> = memory.iter_mut().map(Memory::address).collect();
         let mut factor_memory = Memory::of_floats(&[factor]);
         let factor_view = factor_memory.view();
-        let by = Decoding { dtype, divisor, factor: (factor != 1.0).then_some(&factor_view), add: old.is_some() };
+        let by = Decoding {
+            dtype,
+            divisor,
+            factor: (factor != 1.0).then_some(&factor_view),
+            add: old.is_some(),
+            behind_ours: false,
+        };
         self.codec.decode(&self.plan, &payload_memory.view(), &by, &values).unwrap();
         let expected = self.model.decode(payload, divisor, factor, dtype, old);
         for (segment, (memory, expected)) in memory.iter().zip(&expected).enumerate() {
