@@ -1600,7 +1600,7 @@ Result cuLibraryGetKernel(const char **kernel, void *library, const char *name) 
     snprintf(entry, sizeof entry, "_gc_emulate_%s", name);
     void (*run)(unsigned, unsigned, void **) = NULL;
     if (host_images && *(const uint32_t *)library != 0xba55ed50)
-        run = (void (*)(unsigned, unsigned, void **))dlsym(library, entry);
+        *(void **)&run = dlsym(library, entry); /* as POSIX says; ISO C knows no such conversion */
     if (run) {
         if (host_kernels == HOST_KERNELS)
             return 500;
