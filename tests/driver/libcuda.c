@@ -1004,7 +1004,7 @@ static struct {
     char name[64];
     void (*run)(unsigned blocks, unsigned threads, void **arguments);
 } host_kernel[HOST_KERNELS];
-static int host_kernels, host_images;
+static int host_kernels;
 
 Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
                       unsigned shared, Stream stream, void **arguments, void **extra) {
@@ -1544,6 +1544,8 @@ Result cuMemSetAccess(uint64_t address, size_t bytes, const Access *access, size
 }
 
 #ifndef WITHOUT_LIBRARIES
+static int host_images;
+
 Result cuCtxGetId(Context context, unsigned long long *id) {
     MAY_FAIL;
     if (!context)
