@@ -18,7 +18,7 @@ pub struct Queue {
     _delay: cancel::Delay,
     pub(super) device: Device,
     pub(super) stream: Stream,
-    /// Of a call on a handle.
+    /// Of a call that works in memory of a codec or a communicator.
     pub(super) is_of_handle: bool,
 }
 
@@ -29,8 +29,8 @@ impl Queue {
         Ok(Self { relaxed: None, context: None, _delay: delay, device, stream, is_of_handle: false })
     }
 
-    /// On a stream of a handle that was made in a context. What is kept beyond the bound stays: to free it waits for all of
-    /// the context, and between the launches of a collective, that would be for ranks which wait for this one.
+    /// On a stream of a handle that was made in a context. What is kept beyond the bound stays: freeing waits for all work of
+    /// the context, and between the launches of a collective that may need what is launched afterwards.
     pub(super) fn at(device: Device, stream: Stream, home: Home) -> Result<Self> {
         let delay = cancel::delay();
         let context = Some(Context::of_home(device, stream, home)?);
