@@ -81,9 +81,10 @@
  *
  * Calls that may wait for all work in the context: those that return new tensors, where much has been released;
  * gc_prepare() and first calls, to load kernels; gc_trim(); and any call, also a stream one, that finds more kept than the
- * bound above, because so much has been released: it gives a few blocks back. Such a call must not stand between the
- * launches of a collective (NCCL's for several cards of one process, say): the launch that it holds up is the one that it
- * waits for. gc_trim() beforehand makes sure that no stream call waits.
+ * bound above, because so much has been released: it gives a few blocks back, unless it is on a codec, an all-reduce
+ * handle or a communicator. Such a call must not stand between the launches of a collective (NCCL's for several cards of
+ * one process, say): the launch that it holds up is the one that it waits for. gc_trim() beforehand makes sure that no
+ * stream call waits.
  *
  * A fault of the device is reported by the call that caused it or by a later one: as CUDA or, when nothing in the context
  * will work any more, as CONTEXT_LOST. Outputs of work that was under way are undefined then.
@@ -1381,7 +1382,8 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
  *
  * INVALID_ARGUMENT: ranks of a machine that have a `between` behind one that has none; others than those said above
  * in one of the two; one communicator twice; one that is itself made of two. If one rank fails, all do, unless that
- * is with BUSY or a NULL `inside`, for which the others wait. OUT_OF_MEMORY, COMM, BUSY.
+ * is with BUSY or a NULL `inside`, or with a `between` of which another rank does not give its own (but NULL, or another
+ * communicator in its place): for that the others wait. OUT_OF_MEMORY, COMM, BUSY.
  */
 gc_status_t gc_comm_from_two(gc_comm_t *inside,
                              gc_comm_t *between,
@@ -1579,7 +1581,8 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
  * only a part of it has passed, or if it was CORRUPT, the socket is of no use to both sides. So it is, too, if the
  * memory has more than 252 parts, whose descriptors pass 253 at a time, and the system takes the first of them and
  * refuses others (SHARE: ETOOMANYREFS, of too many on their way). gc_share_wait() does not touch the socket. Calls of
- * the CUDA driver, and the work that it waits for, take the time that they take.
+ * the CUDA driver, and the work that it waits for, take the time that they take. So does closing descriptors that were
+ * sent and are not wanted, where they are of files whose close() waits: a socket with SO_LINGER, a file of FUSE.
  *
  * What comes is believed no more than a stranger's word: sizes, strides, dtype and descriptors are checked before anything is
  * mapped, and descriptors of what is refused are closed. But a sender that is not this library may go on changing the

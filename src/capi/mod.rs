@@ -80,9 +80,10 @@
 //!
 //! Calls that may wait for all work in the context: those that return new tensors, where much has been released;
 //! gc_prepare() and first calls, to load kernels; gc_trim(); and any call, also a stream one, that finds more kept than the
-//! bound above, because so much has been released: it gives a few blocks back. Such a call must not stand between the
-//! launches of a collective (NCCL's for several cards of one process, say): the launch that it holds up is the one that it
-//! waits for. gc_trim() beforehand makes sure that no stream call waits.
+//! bound above, because so much has been released: it gives a few blocks back, unless it is on a codec, an all-reduce
+//! handle or a communicator. Such a call must not stand between the launches of a collective (NCCL's for several cards of
+//! one process, say): the launch that it holds up is the one that it waits for. gc_trim() beforehand makes sure that no
+//! stream call waits.
 //!
 //! A fault of the device is reported by the call that caused it or by a later one: as CUDA or, when nothing in the context
 //! will work any more, as CONTEXT_LOST. Outputs of work that was under way are undefined then.

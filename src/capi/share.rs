@@ -50,7 +50,8 @@
 //! only a part of it has passed, or if it was CORRUPT, the socket is of no use to both sides. So it is, too, if the
 //! memory has more than 252 parts, whose descriptors pass 253 at a time, and the system takes the first of them and
 //! refuses others (SHARE: ETOOMANYREFS, of too many on their way). gc_share_wait() does not touch the socket. Calls of
-//! the CUDA driver, and the work that it waits for, take the time that they take.
+//! the CUDA driver, and the work that it waits for, take the time that they take. So does closing descriptors that were
+//! sent and are not wanted, where they are of files whose close() waits: a socket with SO_LINGER, a file of FUSE.
 //!
 //! What comes is believed no more than a stranger's word: sizes, strides, dtype and descriptors are checked before anything is
 //! mapped, and descriptors of what is refused are closed. But a sender that is not this library may go on changing the

@@ -43,7 +43,8 @@ use super::{borrow::Out, comm::gc_comm_t, handle, status::gc_status_t};
 ///
 /// INVALID_ARGUMENT: ranks of a machine that have a `between` behind one that has none; others than those said above
 /// in one of the two; one communicator twice; one that is itself made of two. If one rank fails, all do, unless that
-/// is with BUSY or a NULL `inside`, for which the others wait. OUT_OF_MEMORY, COMM, BUSY.
+/// is with BUSY or a NULL `inside`, or with a `between` of which another rank does not give its own (but NULL, or another
+/// communicator in its place): for that the others wait. OUT_OF_MEMORY, COMM, BUSY.
 ///
 /// # Safety
 /// The pointers are as described.

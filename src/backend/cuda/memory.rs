@@ -6,8 +6,8 @@
 //! cuCtxRecordEvent do). NVIDIA's text only says that it may wait, so each context is tested for it (`probe`); where it does
 //! not, nothing is used again. Fences are rare: only when much is pending is one waited for.
 //!
-//! What is kept beyond a share of the card goes back, the largest first, in whatever call comes, but few blocks a call: each
-//! cuMemFree waits for whatever was enqueued since the one before.
+//! What is kept beyond a share of the card goes back, the largest first, in whatever call comes that is not a codec's or a
+//! communicator's, but few blocks a call: each cuMemFree waits for whatever was enqueued since the one before.
 //!
 //! Blocks come from cuMemAlloc, never from a pool of the driver's, so that other processes can be given them.
 
@@ -88,7 +88,7 @@ impl Queue {
 
     /// Frees what is kept beyond the bound, the largest first, but few blocks a call. Waits then.
     pub(super) fn keep_within_bound(&mut self) -> Result<()> {
-        if !self.reuse().is_beyond_bound() {
+        if self.is_of_handle || !self.reuse().is_beyond_bound() {
             return Ok(());
         }
         let context = self.context()?.id;

@@ -18,19 +18,23 @@ pub struct Queue {
     _delay: cancel::Delay,
     pub(super) device: Device,
     pub(super) stream: Stream,
+    /// Of a call that works in memory of a codec or a communicator.
+    pub(super) is_of_handle: bool,
 }
 
 impl Queue {
     /// Finds the driver, and the device with this number.
     pub fn of(ordinal: i32, stream: Stream) -> Result<Self> {
-        Ok(Self { relaxed: None, context: None, _delay: cancel::delay(), device: Device::of(ordinal)?, stream })
+        let (delay, device) = (cancel::delay(), Device::of(ordinal)?);
+        Ok(Self { relaxed: None, context: None, _delay: delay, device, stream, is_of_handle: false })
     }
 
-    /// On a stream of a handle that was made in a context.
+    /// On a stream of a handle that was made in a context. What is kept beyond the bound stays: freeing waits for all work of
+    /// the context, and between the launches of a collective that may need what is launched afterwards.
     pub(super) fn at(device: Device, stream: Stream, home: Home) -> Result<Self> {
         let delay = cancel::delay();
         let context = Some(Context::of_home(device, stream, home)?);
-        Ok(Self { relaxed: None, context, _delay: delay, device, stream })
+        Ok(Self { relaxed: None, context, _delay: delay, device, stream, is_of_handle: true })
     }
 
     /// The context, for launches.
