@@ -102,6 +102,14 @@ impl Definition {
         texts.iter().any(|&text| parameters::mentions(self.text(text), word))
     }
 
+    /// Whether macros may stand for words that no text has: of its own, of the options, or of files.
+    pub fn has_macros(&self) -> bool {
+        let defines = |option: &String| {
+            ["-D", "--define-macro", "-include", "--pre-include"].iter().any(|prefix| option.starts_with(prefix))
+        };
+        self.texts.iter().flatten().any(|text| text.contains('#')) || self.options.iter().any(defines)
+    }
+
     /// Refuses what can be refused before there are tensors.
     pub fn check(&self) -> Result<()> {
         parameters::check_name("name", self.name())?;

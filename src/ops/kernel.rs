@@ -171,7 +171,7 @@ impl Kernel {
         let parameters = named.iter().map(|parameter| Parameter { of: parameter.of, raw: parameter.raw }).collect();
         drop(named);
         let elements = if definition.is_reduction { "_J" } else { "i" };
-        let ordered = [definition.mentions(elements), definition.mentions("i")];
+        let ordered = [elements, "i"].map(|word| definition.has_macros() || definition.mentions(word));
         Ok(Self {
             parameters,
             inputs,

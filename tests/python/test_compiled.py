@@ -133,6 +133,22 @@ def test_raw_parameters_loops_and_outputs_that_stay():
     """)
 
 
+def test_elements_are_in_order_also_where_a_macro_is_their_number(tmp_path):
+    header = tmp_path / "number.h"
+    header.write_text("#define NUMBER i\n#define OF_REDUCTION _J\n")
+    run(f"""
+    for macro in dict(preamble='#include "{header}"'), dict(options=["-DNUMBER=i", "-DOF_REDUCTION=_J"]):
+        number = elementwise("", "int64 z", "z = NUMBER", "number", **macro)
+        z = np.zeros((30, 20), "i8").T
+        number([], [z])
+        same(z, np.arange(600).reshape(20, 30))
+        weighed = reduction("int64 x", "int64 y", "x * OF_REDUCTION", "a + b", "y = a", "0", "weighed", **macro)
+        x, y = integers(30, 20, dtype="i8").T, np.zeros((), "i8")
+        weighed([x], [on_card(y)])
+        same(y, (x.reshape(-1) * np.arange(600)).sum())
+    """)
+
+
 def test_reductions_over_any_axes():
     run("""
     sums = reduction("T x", "T y", "x", "a + b", "y = a", "0", "sums")
