@@ -95,6 +95,11 @@ def test_every_type_letters_and_scalars():
     patterns, z = [bfloat16(x), bfloat16(y)], np.zeros(1000, "u2")
     kernel([capi_bf16(p) for p in patterns], [capi_bf16(z)])
     same(z, bfloat16(from_bfloat16(patterns[0]) + from_bfloat16(patterns[1])))
+    cast = elementwise("float16 x, bfloat16 y", "bfloat16 v, float16 w", "v = x; w = y", "cast")
+    v, w = np.zeros(1000, "u2"), np.zeros(1000, "f2")
+    cast([x.astype("f2"), capi_bf16(patterns[1])], [capi_bf16(v), w])
+    same(v, bfloat16(x.astype("f2")))
+    same(w, from_bfloat16(patterns[1]).astype("f2"))
     step = elementwise("T g, T lr", "T w", "w -= lr * g", "sgd")
     w, g = normal(1001), normal(1001)
     before = w.copy()
@@ -302,6 +307,9 @@ FORMS = """
         prepare(elementwise("T x, T y", "T z", "z = x + y; z = min(z, x)", "types"), [f(3, dtype=dtype)] * 2, [f(3, dtype=dtype)])
     prepare(elementwise("float16 x, bfloat16 y", "bfloat16 z", "z = x * y + 1; z += x; z = max(z, bfloat16(0)); z = sqrt(z)", "halves"),
         [f(3, dtype="f2"), bf(3)], [bf(3)])
+    prepare(elementwise("float16 x, bfloat16 y", "float16 v, bfloat16 w", "w = x; v = y; v = w = 0; v = 1.5; w = true; w = n; "
+        "const bfloat16 k = y; w = k; w = min(x, y); w = i > 0 ? x : float16(0); v = i > 1 ? x : y", "other_halves"),
+        [f(3, dtype="f2"), bf(3)], [f(3, dtype="f2"), bf(3)])
     prepare(reduction("T x, U y", "T z", "x * y", "a + b", "z = sqrt(a) / n", "0", "dots", reduce_type="float"),
         [f(3, 4, dtype="f2"), bf(4)], [f(3, dtype="f2")], axes=1)
     prepare(reduction("T x", "T y, int64 at", "best<T>(x, _J)", "a.x < b.x ? b : a", "y = a.x; at = a.at", name="argmax",
