@@ -20,12 +20,14 @@ use crate::{
     error::{Error, Result, Status, error},
 };
 
-use super::{Request, Target, room};
+use super::{Compiled, Request, Target, room};
 
 /// The first that makes machine code and says for which cards.
 const OLDEST: (c_int, c_int) = (11, 2);
 
 const OUT_OF_MEMORY: c_int = 1;
+const INVALID_OPTION: c_int = 5;
+const COMPILATION: c_int = 6;
 const BUILTIN_OPERATION_FAILURE: c_int = 7;
 
 table! {
@@ -166,7 +168,7 @@ impl Library {
     }
 
     /// What the driver loads. The log is there in any case.
-    pub fn compile(&self, request: &Request<'_>, target: &Target, log: &mut String) -> Result<Vec<u8>> {
+    pub fn compile(&self, request: &Request<'_>, target: &Target, log: &mut String) -> Result<Compiled> {
         let (source, name) = (with_nul("source", request.source)?, with_nul("name", request.name)?);
         let options = Options::new(request.options, target)?;
         // Only now: what lies on disk needs no companion.
@@ -183,17 +185,19 @@ impl Library {
         if code != 0 {
             let failure = self.failure(code, "nvrtcCompileProgram");
             // What is wrong with the program is in the log; what is wrong with NVRTC may not be.
-            return Err(match first_error(log) {
+            let failure = match first_error(log) {
                 Some(line) if failure.status == Status::Compile => error!(Compile, "{line}"),
                 _ => failure,
-            });
+            };
+            return if [INVALID_OPTION, COMPILATION].contains(&code) { Ok(Err(failure.message)) } else { Err(failure) };
         }
         logged?;
         let Functions { nvrtcGetCUBINSize, nvrtcGetCUBIN, nvrtcGetPTXSize, nvrtcGetPTX, .. } = self.functions;
-        match target {
+        let code = match target {
             Target::Machine(_) => program.bytes(nvrtcGetCUBINSize, "nvrtcGetCUBINSize", nvrtcGetCUBIN, "nvrtcGetCUBIN"),
             Target::Virtual(_) => program.bytes(nvrtcGetPTXSize, "nvrtcGetPTXSize", nvrtcGetPTX, "nvrtcGetPTX"),
-        }
+        };
+        code.map(Ok)
     }
 
     /// Turns what a call answered into a result.

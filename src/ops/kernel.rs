@@ -89,7 +89,7 @@ struct Made {
     capability: i32,
     combination: Combination,
     /// Machine code, or why there is none.
-    code: std::result::Result<Vec<u8>, String>,
+    code: compile::Compiled,
     image: OnceLock<cuda::Image>,
     /// What was compiled after it.
     next: Chain,
@@ -272,7 +272,7 @@ impl Kernel {
         Ok(image)
     }
 
-    /// Sees to it that a combination is compiled; `making` is held. What does not compile is not compiled again.
+    /// Sees to it that a combination is compiled; `making` is held. A source that does not compile is not compiled again.
     fn compiled(&self, capability: i32, combination: &Combination) -> Result<&Made> {
         if let Some(made) = self.made.find(capability, combination) {
             return made.code().map(|_| made);
@@ -303,21 +303,11 @@ impl Kernel {
         let mut log = String::new();
         let compiled = compile::compile(&request, &mut log);
         self.keep_log(log)?;
-        let code = match compiled {
-            Ok(compiled) => Ok(compiled.code),
-            Err(Error { status: crate::error::Status::Compile, message }) => Err(message),
-            Err(other) => return Err(other),
-        };
-        let made = self.keep(capability, combination.clone(), code)?;
+        let made = self.keep(capability, combination.clone(), compiled?)?;
         made.code().map(|_| made)
     }
 
-    fn keep(
-        &self,
-        capability: i32,
-        combination: Combination,
-        code: std::result::Result<Vec<u8>, String>,
-    ) -> Result<&Made> {
+    fn keep(&self, capability: i32, combination: Combination, code: compile::Compiled) -> Result<&Made> {
         let made = Made { capability, combination, code, image: OnceLock::new(), next: Chain::default() };
         self.made.add(made).ok_or_else(|| out_of_memory(&self.definition))
     }
@@ -331,6 +321,9 @@ impl Kernel {
         bytes.try_reserve_exact(1).map_err(|_| out_of_memory(&self.definition))?;
         let Ok(log) = CString::new(bytes) else { return Ok(()) }; // there is no NUL left
         let mut logs = lock(&self.logs);
+        if logs.last() == Some(&log) {
+            return Ok(()); // as where NVRTC fails again and again
+        }
         logs.try_reserve(1).map_err(|_| out_of_memory(&self.definition))?;
         logs.push(log);
         Ok(())

@@ -136,6 +136,28 @@ def test_a_failure_has_the_status_that_says_what_to_do(failures, says, status, w
     with_nvrtc(f"refused({status}, {words!r})", FAKE_NVRTC_FAILURES=failures, FAKE_NVRTC_SAYS=says)
 
 
+@pytest.mark.parametrize("code, stays", [(5, True), (6, True), (2, False), (11, False), (1, False)])
+def test_what_is_not_the_sources_fault_is_tried_again(code, stays):
+    with_nvrtc(
+        f"""
+        kernel = elementwise("float32 x", "float32 y", "y = x", flags=NO_DISK)
+        x = np.zeros(4, "f4")
+
+        def fails():
+            try:
+                kernel.prepare([x], [x.copy()], capability=90)
+            except Refused as refusal:
+                return True
+
+        assert fails() and fails() and kernel.log() == os.environ["FAKE_NVRTC_SAYS"]
+        del os.environ["FAKE_NVRTC_FAILURES"]
+        assert bool(fails()) == {stays}
+        """,
+        FAKE_NVRTC_FAILURES=f"nvrtcCompileProgram={code}",
+        FAKE_NVRTC_SAYS="twice: error: what",
+    )
+
+
 @pytest.mark.parametrize("capability, kind", [(90, "machine code: "), (75, "machine code: "), (121, "PTX: "), (89, "PTX: ")])
 def test_a_card_gets_machine_code_or_the_newest_ptx_that_it_can_read(capability, kind):
     architecture = {90: "sm_90", 75: "sm_75", 121: "compute_90", 89: "compute_80"}[capability]
