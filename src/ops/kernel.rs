@@ -747,6 +747,7 @@ impl Kernel {
         let layout = Layout::of(&self.definition, &plan.combination)?;
         Ok(match &plan.loops {
             Loops::Elementwise(_) => None,
+            Loops::Reduction { kept, .. } if kept.count() == 0 => None, // and the others may be too many to count
             Loops::Reduction { kept, reduced } => Some(Share::of(kept, reduced, &plan.operands, layout.vector)),
         })
     }

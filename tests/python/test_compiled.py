@@ -174,6 +174,11 @@ def test_reductions_over_any_axes():
     y = np.ones(4, "f4")
     sums([np.zeros((0, 4), "f4")], [y], axes=0)
     same(y, np.zeros(4))
+    # No element, of axes that are more than 64 bits count.
+    x, y, many = on_card(np.zeros((0, 2, 2), "f4")), np.zeros(0, "f4"), 0x7FFFFFFFFFFFFFFF
+    x.struct.dl_tensor.shape[1] = x.struct.dl_tensor.shape[2] = many
+    assert sums.workspace_bytes([x], [y], axes=(1, 2)) == 0
+    sums([x], [y], axes=(1, 2))
     """)
 
 
