@@ -322,6 +322,8 @@ FORMS = """
         "__device__ best(T x, long long at) : x(x), at(at) {} };"), [f(3, 4)], [f(3), f(3, dtype="i8")], axes=1)
     refuses(26, "operation(2): error", elementwise("T x", "T z", "float a = x;\\nz = q + a", "wrong").prepare, [f(3)], [f(3)],
         capability=CAPABILITY)
+    refuses(26, "aligned to at most 16", reduction("T x", "T y", "wide{x}", "a", "y = a.x", "wide{0}", "wide", reduce_type="wide",
+        preamble="struct alignas(32) wide { float x; };").prepare, [f(3)], [f()], capability=CAPABILITY)
 """
 
 
