@@ -65,16 +65,16 @@ int main(void) {
     int32_t axis = -1;
     gc_run_options_t along = {.struct_size = sizeof along, .flags = GC_RUN_KEEPDIMS, .axes = &axis, .n_axes = 1};
 
-    if (!has_card) {
+    if (!has_card)
         along.capability = 90; /* compute capability 9.0 */
-        gc_status_t status = gc_kernel_prepare(most, whole, 1, &rows, 1, &along, NULL);
-        if (status == GC_STATUS_NVRTC_UNAVAILABLE) {
-            printf("nothing compiled: %s\n", gc_last_error());
-        } else {
-            must(status);
-            printf("no card: compiled for compute capability 9.0\n");
-        }
+    gc_status_t status = gc_kernel_prepare(most, whole, 1, &rows, 1, &along, NULL);
+    if (status == GC_STATUS_NVRTC_UNAVAILABLE) {
+        printf("nothing compiled: %s\n", gc_last_error());
+    } else if (!has_card) {
+        must(status);
+        printf("no card: compiled for compute capability 9.0\n");
     } else {
+        must(status);
         must(gc_kernel_run(most, whole, 1, &rows, 1, &along, NULL));
         must(gc_kernel_run(shifted, less, 2, &results, 1, NULL, NULL));
         must(gc_kernel_run(sum, exponents, 1, &rows, 1, &along, NULL));

@@ -541,6 +541,10 @@ class _Number:
 
     def __init__(self, number: float) -> None:
         of, dtype = (c_int64, "int64") if isinstance(number, int) else (ctypes.c_double, "float64")
+        if isinstance(number, int) and not -(2**63) <= number < 2**63:  # which ctypes would cut
+            if not 0 <= number < 2**64:
+                raise OverflowError(f"{number} is neither an int64 nor a uint64")
+            of, dtype = ctypes.c_uint64, "uint64"
         self._memory = of(number)
         data, device = ctypes.cast(byref(self._memory), c_void_p), Device(CPU, 0)
         self.view = byref(DLTensor(data, device, 0, DType(*DTYPES[dtype]), None, None, 0))

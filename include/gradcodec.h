@@ -1782,7 +1782,10 @@ typedef struct gc_reduction_options_t {
     const char *identity;
     /* An identifier, as profilers and errors show it. NULL: "kernel". */
     const char *name;
-    /* The type that is reduced in: one as of parameters, or any of C++ up to 32 bytes. NULL: the first output's. */
+    /*
+     * The type that is reduced in: one as of parameters, or any of C++ up to 32 bytes, aligned to 16 at most. NULL: the
+     * first output's.
+     */
     const char *reduce_type;
     /* Declarations before the kernel. NULL: none. */
     const char *preamble;

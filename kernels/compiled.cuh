@@ -49,6 +49,7 @@ __device__ __forceinline__ float to_odd(double x) {
         __device__ __forceinline__ NAME(long long x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}               \
         __device__ __forceinline__ NAME(unsigned long long x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}      \
         __device__ __forceinline__ operator float() const { return FROM(bits); }                                      \
+        template <typename _gc_T> __device__ __forceinline__ NAME &operator=(_gc_T x) { return *this = NAME(x); }     \
         template <typename _gc_T> __device__ __forceinline__ NAME &operator+=(_gc_T x) { return *this = *this + x; }  \
         template <typename _gc_T> __device__ __forceinline__ NAME &operator-=(_gc_T x) { return *this = *this - x; }  \
         template <typename _gc_T> __device__ __forceinline__ NAME &operator*=(_gc_T x) { return *this = *this * x; }  \

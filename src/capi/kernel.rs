@@ -163,7 +163,8 @@ pub struct gc_reduction_options_t {
     pub identity: *const c_char,
     /// An identifier, as profilers and errors show it. NULL: "kernel".
     pub name: *const c_char,
-    /// The type that is reduced in: one as of parameters, or any of C++ up to 32 bytes. NULL: the first output's.
+    /// The type that is reduced in: one as of parameters, or any of C++ up to 32 bytes, aligned to 16 at most. NULL: the
+    /// first output's.
     pub reduce_type: *const c_char,
     /// Declarations before the kernel. NULL: none.
     pub preamble: *const c_char,

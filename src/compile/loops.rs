@@ -40,9 +40,10 @@ impl Nest {
         Self { width: tensors + 1, rows: Vec::new(), count: 1 }
     }
 
-    /// Adds a loop inside those that are there. The product of all counts must stay below 2^63.
+    /// Adds a loop inside those that are there. Unless some count is 0, their product must be below 2^63 where work is made
+    /// of them.
     pub fn push(&mut self, count: i64, strides: impl Iterator<Item = i64>) -> Result<()> {
-        self.count *= count as u64;
+        self.count = self.count.saturating_mul(count as u64);
         if count == 1 || self.count == 0 {
             return Ok(());
         }
@@ -94,7 +95,8 @@ impl Nest {
         for index in 0..self.len() {
             let merges = kept > 0 && {
                 let (outer, inner) = (self.row(kept - 1), self.row(index));
-                (1..width).all(|k| outer[k] == inner[k].wrapping_mul(inner[0]))
+                outer[0].checked_mul(inner[0]).is_some()
+                    && (1..width).all(|k| outer[k] == inner[k].wrapping_mul(inner[0]))
             };
             let outer_count = if merges { self.row(kept - 1)[0] } else { 1 };
             kept -= usize::from(merges);

@@ -43,12 +43,9 @@ pub struct Request<'a> {
     pub use_disk: bool,
 }
 
-/// What the driver loads.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Compiled {
-    /// Machine code of the card; or PTX with its NUL, where NVRTC does not know the card, for the driver to compile.
-    pub code: Vec<u8>,
-}
+/// What the driver loads: machine code of the card; or PTX with its NUL, where NVRTC does not know the card, for the
+/// driver to compile. Or why there is none, where that is in the source or the options: another time would give the same.
+pub type Compiled = std::result::Result<Vec<u8>, String>;
 
 /// Compiles a kernel. The log is what NVRTC says, warnings included, now or when it made what lies on disk; also when
 /// this fails.
@@ -63,13 +60,13 @@ pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
     if let Some(cache) = &cache
         && let Some(code) = cache.find(&key, log)?
     {
-        return Ok(Compiled { code });
+        return Ok(Ok(code));
     }
-    let code = nvrtc.compile(request, &target, log)?;
-    if let Some(cache) = &cache {
-        cache.keep(&key, &code, log)?;
+    let compiled = nvrtc.compile(request, &target, log)?;
+    if let (Some(cache), Ok(code)) = (&cache, &compiled) {
+        cache.keep(&key, code, log)?;
     }
-    Ok(Compiled { code })
+    Ok(compiled)
 }
 
 /// What a kernel is compiled to.

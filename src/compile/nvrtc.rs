@@ -20,12 +20,14 @@ use crate::{
     error::{Error, Result, Status, error},
 };
 
-use super::{Request, Target, room};
+use super::{Compiled, Request, Target, room};
 
 /// The first that makes machine code and says for which cards.
 const OLDEST: (c_int, c_int) = (11, 2);
 
 const OUT_OF_MEMORY: c_int = 1;
+const INVALID_OPTION: c_int = 5;
+const COMPILATION: c_int = 6;
 const BUILTIN_OPERATION_FAILURE: c_int = 7;
 
 table! {
@@ -90,8 +92,7 @@ impl Handle {
         match FOUND.get() {
             Some(library) => Ok(*library),
             // Two threads may find it side by side; one of the two equal tables stays.
-            // SAFETY: what is found is never closed.
-            None => unsafe { Library::of(find()?) }.map(|library| *FOUND.get_or_init(|| library)),
+            None => find().map(|library| *FOUND.get_or_init(|| library)),
         }
     }
 }
@@ -166,7 +167,7 @@ impl Library {
     }
 
     /// What the driver loads. The log is there in any case.
-    pub fn compile(&self, request: &Request<'_>, target: &Target, log: &mut String) -> Result<Vec<u8>> {
+    pub fn compile(&self, request: &Request<'_>, target: &Target, log: &mut String) -> Result<Compiled> {
         let (source, name) = (with_nul("source", request.source)?, with_nul("name", request.name)?);
         let options = Options::new(request.options, target)?;
         // Only now: what lies on disk needs no companion.
@@ -183,17 +184,19 @@ impl Library {
         if code != 0 {
             let failure = self.failure(code, "nvrtcCompileProgram");
             // What is wrong with the program is in the log; what is wrong with NVRTC may not be.
-            return Err(match first_error(log) {
+            let failure = match first_error(log) {
                 Some(line) if failure.status == Status::Compile => error!(Compile, "{line}"),
                 _ => failure,
-            });
+            };
+            return if [INVALID_OPTION, COMPILATION].contains(&code) { Ok(Err(failure.message)) } else { Err(failure) };
         }
         logged?;
         let Functions { nvrtcGetCUBINSize, nvrtcGetCUBIN, nvrtcGetPTXSize, nvrtcGetPTX, .. } = self.functions;
-        match target {
+        let code = match target {
             Target::Machine(_) => program.bytes(nvrtcGetCUBINSize, "nvrtcGetCUBINSize", nvrtcGetCUBIN, "nvrtcGetCUBIN"),
             Target::Virtual(_) => program.bytes(nvrtcGetPTXSize, "nvrtcGetPTXSize", nvrtcGetPTX, "nvrtcGetPTX"),
-        }
+        };
+        code.map(Ok)
     }
 
     /// Turns what a call answered into a result.
@@ -355,8 +358,8 @@ unsafe fn text(text: *const c_char) -> &'static CStr {
     if text.is_null() { c"an unknown error" } else { unsafe { CStr::from_ptr(text) } }
 }
 
-/// NVRTC, opened where no caller names it: RTLD_DEFAULT, or a handle that is never closed.
-fn find() -> Result<*mut c_void> {
+/// NVRTC where no caller names it.
+fn find() -> Result<Library> {
     if let Some(named) = super::variable(c"GRADCODEC_NVRTC") {
         if !named.to_bytes().starts_with(b"/") {
             return Err(error!(
@@ -365,34 +368,46 @@ fn find() -> Result<*mut c_void> {
                 named.to_string_lossy()
             ));
         }
-        return open(named).ok_or_else(|| {
+        let library = open(named).ok_or_else(|| {
             // SAFETY: a dlopen of this thread failed just now, so dlerror has its reason: text until the next dl call.
             let reason = unsafe { CStr::from_ptr(libc::dlerror()) };
             error!(NvrtcUnavailable, "GRADCODEC_NVRTC could not be loaded: {}", reason.to_string_lossy())
-        });
+        })?;
+        // SAFETY: it is never closed.
+        return unsafe { Library::of(library) };
     }
     let loaded = Loaded::list()?;
-    if let Some(found) = loaded_one(&loaded) {
+    // One that is too old does not end the search.
+    let mut useless = None;
+    let mut usable = |library: *mut c_void| {
+        // SAFETY: RTLD_DEFAULT, or a handle that is never closed.
+        unsafe { Library::of(library) }.map_err(|why| useless = Some(why)).ok()
+    };
+    if let Some(found) = loaded_ones(&loaded).find_map(&mut usable) {
         return Ok(found);
     }
-    // SAFETY: RTLD_DEFAULT needs no library.
-    if unsafe { dynamic::address(libc::RTLD_DEFAULT, c"nvrtcVersion") }.is_some() {
-        return Ok(libc::RTLD_DEFAULT); // within a library or program of another name
-    }
-    if let Some(found) = FILES.iter().find_map(|name| open(name)) {
+    // Within a library or program of another name. SAFETY: RTLD_DEFAULT needs no library.
+    if unsafe { dynamic::address(libc::RTLD_DEFAULT, c"nvrtcVersion") }.is_some()
+        && let Some(found) = usable(libc::RTLD_DEFAULT)
+    {
         return Ok(found);
     }
-    if let Some(found) = of_pip(&loaded)?.or_else(|| open(IN_TOOLKIT)) {
+    if let Some(found) = FILES.iter().filter_map(|name| open(name)).find_map(&mut usable) {
         return Ok(found);
     }
-    Err(error!(
-        NvrtcUnavailable,
-        "NVRTC was not found: no library that is loaded is NVRTC, the system finds no libnvrtc.so.13, .so.12, .so.11.2 \
-         or .so, pip has put none into the {} folders of Python packages that this process uses, and there is no {}; \
-         GRADCODEC_NVRTC may say where it is",
-        packages(&loaded).count(),
-        IN_TOOLKIT.to_string_lossy()
-    ))
+    if let Some(found) = of_pip(&loaded, &mut usable)?.or_else(|| open(IN_TOOLKIT).and_then(&mut usable)) {
+        return Ok(found);
+    }
+    Err(useless.unwrap_or_else(|| {
+        error!(
+            NvrtcUnavailable,
+            "NVRTC was not found: no library that is loaded is NVRTC, the system finds no libnvrtc.so.13, .so.12, \
+             .so.11.2 or .so, pip has put none into the {} folders of Python packages that this process uses, and there \
+             is no {}; GRADCODEC_NVRTC may say where it is",
+            packages(&loaded).count(),
+            IN_TOOLKIT.to_string_lossy()
+        )
+    }))
 }
 
 fn open(file: &CStr) -> Option<*mut c_void> {
@@ -426,9 +441,9 @@ unsafe fn load_builtins(function: *mut c_void, (major, minor): (c_int, c_int)) -
     Ok(())
 }
 
-/// NVRTC that is loaded, also where others do not see its functions. It is not closed, whoever else closes it.
-fn loaded_one(loaded: &Loaded) -> Option<*mut c_void> {
-    loaded.names().find_map(|file| {
+/// Each NVRTC that is loaded, also where others do not see its functions. None is closed, whoever else closes it.
+fn loaded_ones(loaded: &Loaded) -> impl Iterator<Item = *mut c_void> {
+    loaded.names().filter_map(|file| {
         let (_, name) = file.to_str().ok()?.rsplit_once('/')?;
         if !name.starts_with("libnvrtc") || name.starts_with("libnvrtc-builtins") {
             return None;
@@ -440,7 +455,7 @@ fn loaded_one(loaded: &Loaded) -> Option<*mut c_void> {
 }
 
 /// NVRTC as pip installs it, in a folder of Python packages that this process uses.
-fn of_pip(loaded: &Loaded) -> Result<Option<*mut c_void>> {
+fn of_pip(loaded: &Loaded, mut usable: impl FnMut(*mut c_void) -> Option<Library>) -> Result<Option<Library>> {
     let mut path = Vec::new();
     for file in IN_PACKAGES {
         for folder in packages(loaded) {
@@ -449,8 +464,8 @@ fn of_pip(loaded: &Loaded) -> Result<Option<*mut c_void>> {
             path.try_reserve(bytes).map_err(|_| error!(OutOfMemory, "{bytes} bytes for a path could not be had"))?;
             path.extend_from_slice(folder);
             path.extend_from_slice(file.as_bytes());
-            if let Some(library) = CStr::from_bytes_with_nul(&path).ok().and_then(open) {
-                return Ok(Some(library));
+            if let Some(found) = CStr::from_bytes_with_nul(&path).ok().and_then(open).and_then(&mut usable) {
+                return Ok(Some(found));
             }
         }
     }

@@ -42,6 +42,9 @@ const MOST_LOOPS: usize = 62;
 /// Bytes of a value that is reduced in, where its type is one of the user's.
 pub const OWN_TYPE_BYTES: usize = 32;
 
+/// What the memory is aligned to that such values are in: the workspace, and that of a block.
+const OWN_TYPE_ALIGNMENT: usize = 16;
+
 /// The texts that a kernel is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Text {
@@ -100,6 +103,14 @@ impl Definition {
         use Text::{AfterLoop, LoopPrep, Map, Operation, PostMap, Preamble};
         let texts = [Preamble, Operation, LoopPrep, AfterLoop, Map, PostMap];
         texts.iter().any(|&text| parameters::mentions(self.text(text), word))
+    }
+
+    /// Whether macros may stand for words that no text has: of its own, of the options, or of files.
+    pub fn has_macros(&self) -> bool {
+        let defines = |option: &String| {
+            ["-D", "--define-macro", "-include", "--pre-include"].iter().any(|prefix| option.starts_with(prefix))
+        };
+        self.texts.iter().flatten().any(|text| text.contains('#')) || self.options.iter().any(defines)
     }
 
     /// Refuses what can be refused before there are tensors.
@@ -757,7 +768,8 @@ impl<'a> Writer<'a> {
         writeln!(
             self.out,
             "typedef {cpp} _type_reduce;\nstatic_assert(sizeof(_type_reduce) <= {OWN_TYPE_BYTES}, \"reduce_type: at most \
-             {OWN_TYPE_BYTES} bytes\");"
+             {OWN_TYPE_BYTES} bytes\");\nstatic_assert(alignof(_type_reduce) <= {OWN_TYPE_ALIGNMENT}, \"reduce_type: aligned to \
+             at most {OWN_TYPE_ALIGNMENT} bytes\");"
         )
     }
 

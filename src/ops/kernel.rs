@@ -2,7 +2,8 @@
 
 use std::{
     ffi::{CString, c_char},
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    iter,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use arrayvec::ArrayVec;
@@ -76,7 +77,7 @@ pub struct Kernel {
     ordered: [bool; 2],
     nvrtc: compile::Handle,
     use_disk: bool,
-    made: RwLock<Vec<Made>>,
+    made: Chain,
     /// Held while something is compiled or loaded, so that it is so once.
     making: Mutex<()>,
     /// What NVRTC said, the latest last. They stay as long as the kernel.
@@ -88,8 +89,58 @@ struct Made {
     capability: i32,
     combination: Combination,
     /// Machine code, or why there is none.
-    code: std::result::Result<Vec<u8>, String>,
+    code: compile::Compiled,
     image: OnceLock<cuda::Image>,
+    /// What was compiled after it.
+    next: Chain,
+}
+
+impl Made {
+    fn code(&self) -> Result<&[u8]> {
+        self.code.as_deref().map_err(|why| error!(Compile, "{why}"))
+    }
+}
+
+/// Combinations that were compiled, one after the other. None moves, and none goes before the kernel does: whoever found
+/// one holds no lock while it is launched.
+#[derive(Default)]
+struct Chain(OnceLock<Vec<Made>>); // of one: unlike a Box, a Vec says when there is no memory for it
+
+impl Chain {
+    fn first(&self) -> Option<&Made> {
+        self.0.get().and_then(|one| one.first())
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Made> {
+        iter::successors(self.first(), |made| made.next.first())
+    }
+
+    fn find(&self, capability: i32, combination: &Combination) -> Option<&Made> {
+        self.iter().find(|made| made.capability == capability && made.combination == *combination)
+    }
+
+    /// None where there is no memory.
+    fn add(&self, made: Made) -> Option<&Made> {
+        let mut one = Vec::new();
+        one.try_reserve_exact(1).ok()?;
+        one.push(made);
+        let mut end = self;
+        while let Err(back) = end.0.set(one) {
+            one = back;
+            end = &end.first()?.next;
+        }
+        end.first()
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        // One after the other, not one inside the other: calls have little stack.
+        let mut next = self.0.take();
+        while let Some(mut one) = next {
+            next = one.first_mut().and_then(|made| made.next.0.take());
+        }
+    }
 }
 
 /// What a call is once its tensors fit the parameters.
@@ -103,14 +154,6 @@ struct Plan {
 enum Loops {
     Elementwise(Nest),
     Reduction { kept: Nest, reduced: Nest },
-}
-
-fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    lock.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-    lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn lock<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -128,7 +171,7 @@ impl Kernel {
         let parameters = named.iter().map(|parameter| Parameter { of: parameter.of, raw: parameter.raw }).collect();
         drop(named);
         let elements = if definition.is_reduction { "_J" } else { "i" };
-        let ordered = [definition.mentions(elements), definition.mentions("i")];
+        let ordered = [elements, "i"].map(|word| definition.has_macros() || definition.mentions(word));
         Ok(Self {
             parameters,
             inputs,
@@ -136,7 +179,7 @@ impl Kernel {
             definition,
             nvrtc,
             use_disk,
-            made: RwLock::new(Vec::new()),
+            made: Chain::default(),
             making: Mutex::new(()),
             logs: Mutex::new(Vec::new()),
         })
@@ -155,7 +198,7 @@ impl Kernel {
                 return Err(error!(InvalidArgument, "options: capability is for gc_kernel_prepare(), and 0 here"));
             }
             let _making = lock(&self.making);
-            return self.compiled(call.options.capability, &plan.combination);
+            return self.compiled(call.options.capability, &plan.combination).map(drop);
         }
         let Device::Cuda(ordinal) = device else {
             return Err(error!(
@@ -173,8 +216,9 @@ impl Kernel {
             Purpose::Prepare => None,
         };
         let capability = queue.compute_capability();
-        if !self.launched(&mut queue, capability, &plan.combination, work.as_mut())? {
-            if queue.is_capturing()? {
+        let image = match self.ready(&mut queue, capability, &plan.combination)? {
+            Some(image) => image,
+            None if queue.is_capturing()? => {
                 return Err(error!(
                     InvalidArgument,
                     "stream: it captures, and {} is yet to be compiled or loaded for these tensors; gc_kernel_prepare() \
@@ -182,10 +226,12 @@ impl Kernel {
                     self.definition.name()
                 ));
             }
-            self.make(&mut queue, capability, &plan.combination)?;
-            self.launched(&mut queue, capability, &plan.combination, work.as_mut())?;
+            None => self.make(&mut queue, capability, &plan.combination)?,
+        };
+        match &mut work {
+            Some(work) => queue.run_compiled(image, work),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Bytes of the workspace that a run wants.
@@ -197,53 +243,39 @@ impl Kernel {
         }
     }
 
-    /// Launches the work, if there is some, where the combination is in the context; whether it is.
-    fn launched(
+    /// The combination's image, where it is in the context.
+    fn ready(
         &self,
         queue: &mut cuda::Queue,
         capability: i32,
         combination: &Combination,
-        work: Option<&mut Work>,
-    ) -> Result<bool> {
-        let made = read(&self.made);
-        let Some(image) = find(&made, capability, combination).and_then(|made| made.image.get()) else {
-            return Ok(false);
-        };
-        if !queue.has_image(image)? {
-            return Ok(false);
+    ) -> Result<Option<&cuda::Image>> {
+        match self.made.find(capability, combination).and_then(|made| made.image.get()) {
+            Some(image) if queue.has_image(image)? => Ok(Some(image)),
+            _ => Ok(None),
         }
-        if let Some(work) = work {
-            queue.run_compiled(image, work)?;
-        }
-        Ok(true)
     }
 
     /// Compiles a combination, unless that was done, and loads it into the context.
-    fn make(&self, queue: &mut cuda::Queue, capability: i32, combination: &Combination) -> Result<()> {
+    fn make(&self, queue: &mut cuda::Queue, capability: i32, combination: &Combination) -> Result<&cuda::Image> {
         let _making = lock(&self.making);
-        self.compiled(capability, combination)?;
-        let made = read(&self.made);
-        let Some(Made { code: Ok(code), image, .. }) = find(&made, capability, combination) else {
-            return Ok(()); // it has just been put there
-        };
-        let image = match image.get() {
+        let made = self.compiled(capability, combination)?;
+        let image = match made.image.get() {
             Some(image) => image,
             None => {
                 let names: &[&str] = if self.definition.is_reduction { &REDUCTION } else { &ELEMENTWISE };
-                let loaded = cuda::Image::load(queue, code, self.definition.name(), names)?;
-                image.get_or_init(|| loaded)
+                let loaded = cuda::Image::load(queue, made.code()?, self.definition.name(), names)?;
+                made.image.get_or_init(|| loaded)
             }
         };
-        queue.put_image(image)
+        queue.put_image(image)?;
+        Ok(image)
     }
 
-    /// Sees to it that a combination is compiled; `making` is held. What does not compile is not compiled again.
-    fn compiled(&self, capability: i32, combination: &Combination) -> Result<()> {
-        if let Some(made) = find(&read(&self.made), capability, combination) {
-            return match &made.code {
-                Ok(_) => Ok(()),
-                Err(why) => Err(error!(Compile, "{why}")),
-            };
+    /// Sees to it that a combination is compiled; `making` is held. A source that does not compile is not compiled again.
+    fn compiled(&self, capability: i32, combination: &Combination) -> Result<&Made> {
+        if let Some(made) = self.made.find(capability, combination) {
+            return made.code().map(|_| made);
         }
         let (major, minor) = match (u32::try_from(capability / 10), u32::try_from(capability % 10)) {
             (Ok(major), Ok(minor)) if major > 0 => (major, minor),
@@ -271,21 +303,13 @@ impl Kernel {
         let mut log = String::new();
         let compiled = compile::compile(&request, &mut log);
         self.keep_log(log)?;
-        let code = match compiled {
-            Ok(compiled) => Ok(compiled.code),
-            Err(Error { status: crate::error::Status::Compile, message }) => Err(message),
-            Err(other) => return Err(other),
-        };
-        let failed = code.as_ref().err().map(|why| error!(Compile, "{why}"));
-        self.keep(Made { capability, combination: combination.clone(), code, image: OnceLock::new() })?;
-        failed.map_or(Ok(()), Err)
+        let made = self.keep(capability, combination.clone(), compiled?)?;
+        made.code().map(|_| made)
     }
 
-    fn keep(&self, made: Made) -> Result<()> {
-        let mut all = write(&self.made);
-        all.try_reserve(1).map_err(|_| out_of_memory(&self.definition))?;
-        all.push(made);
-        Ok(())
+    fn keep(&self, capability: i32, combination: Combination, code: compile::Compiled) -> Result<&Made> {
+        let made = Made { capability, combination, code, image: OnceLock::new(), next: Chain::default() };
+        self.made.add(made).ok_or_else(|| out_of_memory(&self.definition))
     }
 
     fn keep_log(&self, log: String) -> Result<()> {
@@ -297,6 +321,9 @@ impl Kernel {
         bytes.try_reserve_exact(1).map_err(|_| out_of_memory(&self.definition))?;
         let Ok(log) = CString::new(bytes) else { return Ok(()) }; // there is no NUL left
         let mut logs = lock(&self.logs);
+        if logs.last() == Some(&log) {
+            return Ok(()); // as where NVRTC fails again and again
+        }
         logs.try_reserve(1).map_err(|_| out_of_memory(&self.definition))?;
         logs.push(log);
         Ok(())
@@ -720,6 +747,7 @@ impl Kernel {
         let layout = Layout::of(&self.definition, &plan.combination)?;
         Ok(match &plan.loops {
             Loops::Elementwise(_) => None,
+            Loops::Reduction { kept, .. } if kept.count() == 0 => None, // and the others may be too many to count
             Loops::Reduction { kept, reduced } => Some(Share::of(kept, reduced, &plan.operands, layout.vector)),
         })
     }
@@ -792,10 +820,11 @@ impl Kernel {
         for option in &definition.options {
             saved.add(option.as_bytes())?;
         }
-        let made = read(&self.made);
-        let compiled = || made.iter().filter_map(|made| made.code.as_ref().ok().map(|code| (made, code)));
-        saved.add(&(compiled().count() as u64).to_le_bytes())?;
-        for (made, code) in compiled() {
+        let compiled = || self.made.iter().filter_map(|made| made.code.as_ref().ok().map(|code| (made, code)));
+        // Others may compile more meanwhile.
+        let count = compiled().count();
+        saved.add(&(count as u64).to_le_bytes())?;
+        for (made, code) in compiled().take(count) {
             let mut key: ArrayVec<u8, { 5 + 3 * MOST }> = ArrayVec::new();
             key.extend(made.capability.to_le_bytes());
             key.push(u8::from(made.combination.many_loops));
@@ -842,7 +871,7 @@ impl Kernel {
             let mut copy = Vec::new();
             copy.try_reserve_exact(code.len()).map_err(|_| out_of_memory(&kernel.definition))?;
             copy.extend_from_slice(code);
-            kernel.keep(Made { capability, combination, code: Ok(copy), image: OnceLock::new() })?;
+            kernel.keep(capability, combination, Ok(copy))?;
         }
         saved.done()?;
         Ok(kernel)
@@ -866,10 +895,6 @@ impl Kernel {
         }
         Ok((i32::from_le_bytes(*capability), combination))
     }
-}
-
-fn find<'a>(made: &'a [Made], capability: i32, combination: &Combination) -> Option<&'a Made> {
-    made.iter().find(|made| made.capability == capability && made.combination == *combination)
 }
 
 /// An axis from the first, of one that may be counted from the last.

@@ -1,6 +1,6 @@
 /* An NVRTC that compiles for the host: what it gives as machine code is a shared object that g++ makes of the source, with
  * tests/kernels/device.h, whose kernels run lane by lane in the driver without a card (libcuda.c). What it refuses, and where,
- * are g++'s words.
+ * are g++'s words. Of the options, -Dname=value counts.
  *
  *   FAKE_NVRTC_LOG   a file to which each compilation adds a line
  *
@@ -71,6 +71,9 @@ int nvrtcCompileProgram(Program *program, int options, const char *const *texts)
         return OUT_OF_MEMORY;
     snprintf(path, sizeof path, "%s/source.cpp", folder);
     FILE *file = fopen(path, "w");
+    for (int k = 0; k < options; k++)
+        if (!strncmp(texts[k], "-D", 2) && strchr(texts[k], '='))
+            fprintf(file, "#define %.*s %s\n", (int)strcspn(texts[k] + 2, "="), texts[k] + 2, strchr(texts[k], '=') + 1);
     fprintf(file, "#include <math.h>\n#define kernel _gc_kernel\n#include \"%s\"\n#undef kernel\n#define __align__(n) __attribute__((aligned(n)))\n"
             "#define __noinline__ __attribute__((noinline))\n#line 1 \"%s\"\n%s\n",
             DEVICE, program->name, program->source);

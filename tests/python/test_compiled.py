@@ -95,6 +95,11 @@ def test_every_type_letters_and_scalars():
     patterns, z = [bfloat16(x), bfloat16(y)], np.zeros(1000, "u2")
     kernel([capi_bf16(p) for p in patterns], [capi_bf16(z)])
     same(z, bfloat16(from_bfloat16(patterns[0]) + from_bfloat16(patterns[1])))
+    cast = elementwise("float16 x, bfloat16 y", "bfloat16 v, float16 w", "v = x; w = y", "cast")
+    v, w = np.zeros(1000, "u2"), np.zeros(1000, "f2")
+    cast([x.astype("f2"), capi_bf16(patterns[1])], [capi_bf16(v), w])
+    same(v, bfloat16(x.astype("f2")))
+    same(w, from_bfloat16(patterns[1]).astype("f2"))
     step = elementwise("T g, T lr", "T w", "w -= lr * g", "sgd")
     w, g = normal(1001), normal(1001)
     before = w.copy()
@@ -133,6 +138,22 @@ def test_raw_parameters_loops_and_outputs_that_stay():
     """)
 
 
+def test_elements_are_in_order_also_where_a_macro_is_their_number(tmp_path):
+    header = tmp_path / "number.h"
+    header.write_text("#define NUMBER i\n#define OF_REDUCTION _J\n")
+    run(f"""
+    for macro in dict(preamble='#include "{header}"'), dict(options=["-DNUMBER=i", "-DOF_REDUCTION=_J"]):
+        number = elementwise("", "int64 z", "z = NUMBER", "number", **macro)
+        z = np.zeros((30, 20), "i8").T
+        number([], [z])
+        same(z, np.arange(600).reshape(20, 30))
+        weighed = reduction("int64 x", "int64 y", "x * OF_REDUCTION", "a + b", "y = a", "0", "weighed", **macro)
+        x, y = integers(30, 20, dtype="i8").T, np.zeros((), "i8")
+        weighed([x], [on_card(y)])
+        same(y, (x.reshape(-1) * np.arange(600)).sum())
+    """)
+
+
 def test_reductions_over_any_axes():
     run("""
     sums = reduction("T x", "T y", "x", "a + b", "y = a", "0", "sums")
@@ -153,6 +174,11 @@ def test_reductions_over_any_axes():
     y = np.ones(4, "f4")
     sums([np.zeros((0, 4), "f4")], [y], axes=0)
     same(y, np.zeros(4))
+    # No element, of axes that are more than 64 bits count.
+    x, y, many = on_card(np.zeros((0, 2, 2), "f4")), np.zeros(0, "f4"), 0x7FFFFFFFFFFFFFFF
+    x.struct.dl_tensor.shape[1] = x.struct.dl_tensor.shape[2] = many
+    assert sums.workspace_bytes([x], [y], axes=(1, 2)) == 0
+    sums([x], [y], axes=(1, 2))
     """)
 
 
@@ -286,6 +312,9 @@ FORMS = """
         prepare(elementwise("T x, T y", "T z", "z = x + y; z = min(z, x)", "types"), [f(3, dtype=dtype)] * 2, [f(3, dtype=dtype)])
     prepare(elementwise("float16 x, bfloat16 y", "bfloat16 z", "z = x * y + 1; z += x; z = max(z, bfloat16(0)); z = sqrt(z)", "halves"),
         [f(3, dtype="f2"), bf(3)], [bf(3)])
+    prepare(elementwise("float16 x, bfloat16 y", "float16 v, bfloat16 w", "w = x; v = y; v = w = 0; v = 1.5; w = true; w = n; "
+        "const bfloat16 k = y; w = k; w = min(x, y); w = i > 0 ? x : float16(0); v = i > 1 ? x : y", "other_halves"),
+        [f(3, dtype="f2"), bf(3)], [f(3, dtype="f2"), bf(3)])
     prepare(reduction("T x, U y", "T z", "x * y", "a + b", "z = sqrt(a) / n", "0", "dots", reduce_type="float"),
         [f(3, 4, dtype="f2"), bf(4)], [f(3, dtype="f2")], axes=1)
     prepare(reduction("T x", "T y, int64 at", "best<T>(x, _J)", "a.x < b.x ? b : a", "y = a.x; at = a.at", name="argmax",
@@ -293,6 +322,8 @@ FORMS = """
         "__device__ best(T x, long long at) : x(x), at(at) {} };"), [f(3, 4)], [f(3), f(3, dtype="i8")], axes=1)
     refuses(26, "operation(2): error", elementwise("T x", "T z", "float a = x;\\nz = q + a", "wrong").prepare, [f(3)], [f(3)],
         capability=CAPABILITY)
+    refuses(26, "aligned to at most 16", reduction("T x", "T y", "wide{x}", "a", "y = a.x", "wide{0}", "wide", reduce_type="wide",
+        preamble="struct alignas(32) wide { float x; };").prepare, [f(3)], [f()], capability=CAPABILITY)
 """
 
 

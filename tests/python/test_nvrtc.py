@@ -53,6 +53,11 @@ COMPILING = (
 COMPILE, UNAVAILABLE, OUT_OF_MEMORY, UNSUPPORTED_DEVICE = 26, 25, 10, 3
 
 
+def named(which):
+    """The path of one, beside which nothing is looked for."""
+    return pathlib.Path(DRIVERS) / which / "libnvrtc.so.12"
+
+
 def with_nvrtc(script, driver="fake_nvrtc", **environment):
     return run(SCRIPT + textwrap.dedent(script), driver=driver, **environment)
 
@@ -133,7 +138,30 @@ twice: operation(2): error: identifier "q" is undefined
     ],
 )
 def test_a_failure_has_the_status_that_says_what_to_do(failures, says, status, words):
-    with_nvrtc(f"refused({status}, {words!r})", FAKE_NVRTC_FAILURES=failures, FAKE_NVRTC_SAYS=says)
+    with_nvrtc(f"refused({status}, {words!r})", FAKE_NVRTC_FAILURES=failures, FAKE_NVRTC_SAYS=says,
+               GRADCODEC_NVRTC=named("fake_nvrtc"))  # fmt: skip
+
+
+@pytest.mark.parametrize("code, stays", [(5, True), (6, True), (2, False), (11, False), (1, False)])
+def test_what_is_not_the_sources_fault_is_tried_again(code, stays):
+    with_nvrtc(
+        f"""
+        kernel = elementwise("float32 x", "float32 y", "y = x", flags=NO_DISK)
+        x = np.zeros(4, "f4")
+
+        def fails():
+            try:
+                kernel.prepare([x], [x.copy()], capability=90)
+            except Refused as refusal:
+                return True
+
+        assert fails() and fails() and kernel.log() == os.environ["FAKE_NVRTC_SAYS"]
+        del os.environ["FAKE_NVRTC_FAILURES"]
+        assert bool(fails()) == {stays}
+        """,
+        FAKE_NVRTC_FAILURES=f"nvrtcCompileProgram={code}",
+        FAKE_NVRTC_SAYS="twice: error: what",
+    )
 
 
 @pytest.mark.parametrize("capability, kind", [(90, "machine code: "), (75, "machine code: "), (121, "PTX: "), (89, "PTX: ")])
@@ -156,7 +184,7 @@ def test_warnings_are_in_the_log():
 
 @pytest.mark.parametrize("version, words", [("11.1", "NVRTC is of 11.1; 11.2 or later"), ("10.2", "10.2; 11.2 or later")])
 def test_an_nvrtc_that_is_too_old_says_so(version, words):
-    with_nvrtc(f"refused({UNAVAILABLE}, {words!r})", FAKE_NVRTC_VERSION=version)
+    with_nvrtc(f"refused({UNAVAILABLE}, {words!r})", FAKE_NVRTC_VERSION=version, GRADCODEC_NVRTC=named("fake_nvrtc"))
 
 
 @pytest.mark.parametrize("version", ["11.2", "12.9", "13.5", "14.0"])
@@ -165,7 +193,8 @@ def test_newer_ones_are_taken(version):
 
 
 def test_a_function_that_is_missing_is_named():
-    with_nvrtc(f'refused({UNAVAILABLE}, "NVRTC has no nvrtcGetNumSupportedArchs: 11.2 or later")', driver="old_nvrtc")
+    with_nvrtc(f'refused({UNAVAILABLE}, "NVRTC has no nvrtcGetNumSupportedArchs: 11.2 or later")',
+               GRADCODEC_NVRTC=named("old_nvrtc"))  # fmt: skip
 
 
 def copy_to(folder, name, source="fake_nvrtc"):
@@ -188,7 +217,9 @@ def test_the_handle_wins_and_then_the_environment_and_then_what_is_loaded(tmp_pa
         asked(named, nvrtc=named._handle)
         asked(said)
         del os.environ["GRADCODEC_NVRTC"]
-        asked(loaded)
+        # The first of those that are loaded; where it says nothing, others would be asked.
+        loaded.fake_nvrtc_fail_call(1, 3)
+        refused({COMPILE}, "nvrtcGetNumSupportedArchs: NVRTC_ERROR_INVALID_INPUT (3)")
         """,
         driver="nothing",
         GRADCODEC_NVRTC=three,
@@ -197,8 +228,20 @@ def test_the_handle_wins_and_then_the_environment_and_then_what_is_loaded(tmp_pa
 
 def test_one_that_is_loaded_under_an_odd_name_is_found(tmp_path):
     odd = copy_to(tmp_path, "libnvrtc-672ee683.so.11.2")
-    with_nvrtc(f"library({str(odd)!r}, ctypes.RTLD_LOCAL); fake.fake_nvrtc_fail_call(0, 3); refused({UNAVAILABLE}, '(3)')",
+    with_nvrtc(f"library({str(odd)!r}, ctypes.RTLD_LOCAL); fake.fake_nvrtc_fail_call(1, 3); refused({COMPILE}, '(3)')",
                driver="nothing")  # fmt: skip
+
+
+def test_one_that_is_too_old_does_not_end_the_search(tmp_path):
+    old, new = copy_to(tmp_path / "a", "libnvrtc.so.12", "old_nvrtc"), copy_to(tmp_path / "b", "libnvrtc.so.12")
+    with_nvrtc(
+        f"""
+        ctypes.CDLL({str(old)!r})
+        library({str(new)!r})
+        prepare()
+        """,
+        driver="nothing",
+    )
 
 
 # Where the system has one, that is found first.
@@ -225,6 +268,12 @@ def test_one_of_pip_is_found_beside_another_package(tmp_path, file):
         """,
         driver="nothing",
     )
+
+
+@needs_a_bare_machine
+def test_why_the_only_one_is_of_no_use_is_said(tmp_path):
+    old = copy_to(tmp_path, "libnvrtc.so.12", "old_nvrtc")
+    with_nvrtc(f'ctypes.CDLL({str(old)!r}); refused({UNAVAILABLE}, "NVRTC has no nvrtcGetNumSupportedArchs")', driver="nothing")
 
 
 @needs_a_bare_machine

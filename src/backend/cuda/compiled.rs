@@ -3,6 +3,7 @@
 use std::{
     ffi::{CStr, CString},
     ptr,
+    sync::{PoisonError, RwLock},
 };
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUkernel, CUlibrary};
@@ -15,7 +16,7 @@ use crate::{
     error::{Result, error},
 };
 
-use super::{Device, context::Remembered, queue::Queue};
+use super::{Device, queue::Queue};
 
 /// A kernel of an image.
 pub struct CompiledKernel {
@@ -41,8 +42,8 @@ pub struct Image {
     /// A CUlibrary, as a number, to be shared.
     library: usize,
     kernels: Vec<CompiledKernel>,
-    /// The contexts in which all its kernels are.
-    contexts: Remembered,
+    /// The ids of all contexts in which all its kernels are. The driver gives none twice.
+    contexts: RwLock<Vec<u64>>,
 }
 
 impl Image {
@@ -70,7 +71,7 @@ impl Image {
             )
         };
         driver.check(code, format_args!("cuLibraryLoadData of {name} on {device}"))?;
-        let mut image = Self { device, library: library as usize, kernels, contexts: Remembered::nothing() };
+        let mut image = Self { device, library: library as usize, kernels, contexts: RwLock::new(Vec::new()) };
         for part in behind {
             let kernel = image.find(name, part)?;
             image.kernels.push(kernel);
@@ -112,7 +113,9 @@ impl Queue {
 
     /// Whether an image is in this call's context, down to every kernel.
     pub fn has_image(&mut self, image: &Image) -> Result<bool> {
-        Ok(image.contexts.recall(self.context()?.id).is_some())
+        let context = self.context()?.id;
+        let contexts = image.contexts.read().unwrap_or_else(PoisonError::into_inner);
+        Ok(contexts.iter().rev().any(|&id| id == context)) // the newest are asked for most
     }
 
     /// Puts an image there. That waits for all that runs in the context.
@@ -131,7 +134,13 @@ impl Queue {
                 driver.check(code, format_args!("cuFuncGetAttribute of {}", kernel.name.to_string_lossy()))?;
             }
         }
-        image.contexts.remember(context, 0);
+        let mut contexts = image.contexts.write().unwrap_or_else(PoisonError::into_inner);
+        if !contexts.contains(&context) {
+            contexts
+                .try_reserve(1)
+                .map_err(|_| error!(OutOfMemory, "a list of {} contexts could not be had", contexts.len() + 1))?;
+            contexts.push(context);
+        }
         Ok(())
     }
 
