@@ -7,6 +7,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import pathlib
 import signal
 import socket
 import threading
@@ -719,9 +720,18 @@ def waits_in_vain(here, milliseconds, dies):
     return bool(np.isnan(values).all()), int(place.get(flags)[0]), status, sentence, later, still_works(place)
 
 
+def is_gone(process):
+    """Also what nobody has waited for yet: what it had open is closed with the last of its threads."""
+    try:
+        threads = [one.read_text() for one in pathlib.Path(f"/proc/{process}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # one of them has gone meanwhile: look again
+    return all(one.rpartition(")")[2].split()[0] in "ZX" for one in threads)
+
+
 def dies_in_the_middle(here, milliseconds):
-    """The last rank has come to a call, and said so to the others, when it is gone; then they come. Of the others: as
-    waits_in_vain()."""
+    """The last rank has come to a call, and said so to the others, when it is gone; then they come. Until it is gone its
+    card would go on with the call. Of the others: as waits_in_vain()."""
     place = place_of(here, "cuda")
     size = lib.gc_peers_bytes(20_000, here.world)
     comm = over_mapped_peers(here, milliseconds, 20_000)
@@ -734,12 +744,13 @@ def dies_in_the_middle(here, milliseconds):
         return driver.download(here.kept["buffers"][0], 1024).tobytes()
 
     before = heard()
-    here.gather()
+    *_, last = here.gather(os.getpid())
     if here.rank == here.world - 1:
         handle.run(tensors)
         assert until(20, lambda: heard() != before), f"nothing was said in the buffer of rank 0, of {size} bytes"
         os._exit(7)
     assert until(20, lambda: heard() != before), "the last rank said nothing"
+    assert until(20, lambda: is_gone(last)), "the last rank is still there"
     handle.run(tensors)
     place.wait()
     values = place.get(tensors[0])
