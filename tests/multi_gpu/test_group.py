@@ -54,6 +54,24 @@ def test_the_plain_form(group_size, place, n):
         compare(each(world, place, cases.steps_of_plain, n, 4), expected_of_plain(group_size, n, 4))
 
 
+@pytest.fixture
+def peers(group_size, pytestconfig):
+    if not pytestconfig.cards:
+        pytest.skip("no card: no peer memory")
+    with World(group_size, "peers", devices=range(pytestconfig.cards)) as world:
+        yield world
+
+
+@pytest.mark.parametrize("case", KINDS, ids=lambda case: f"{case.codec}, {case.values}")
+def test_a_handle_over_the_memory_of_peers(peers, place, case):
+    compare(each(peers, place, cases.steps_of_handle, case), expected_of_handle(peers.size, case))
+
+
+@pytest.mark.parametrize("n", [0, 7, 8193, 1_000_003])
+def test_the_plain_form_over_the_memory_of_peers(peers, place, n):
+    compare(each(peers, place, cases.steps_of_plain, n, 4), expected_of_plain(peers.size, n, 4))
+
+
 def test_large_tensors_are_those_of_a_group_on_the_cpu(group_size, place, pytestconfig):
     n = 2**25 + 3 if pytestconfig.cards else 2**20 + 3
     with World(group_size) as world, World(group_size) as on_cpu:
