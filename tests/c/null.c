@@ -300,9 +300,9 @@ static void kernels(void) {
     options.outputs = "T y", options.n_options = 1;
     invalid(gc_elementwise_create(&options, &kernel), "options: options: NULL");
     options.n_options = 0, options.reserved[1] = 1;
-    invalid(gc_elementwise_create(&options, &kernel), "the byte at offset");
+    invalid(gc_elementwise_create(&options, &kernel), "options: the byte at offset");
     options.reserved[1] = 0, options.struct_size--;
-    invalid(gc_elementwise_create(&options, &kernel), "struct_size");
+    invalid(gc_elementwise_create(&options, &kernel), "options");
     options.struct_size++;
     CHECK(kernel == NULL);
     CHECK_OK(gc_elementwise_create(&options, &kernel));
