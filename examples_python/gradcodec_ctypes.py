@@ -540,12 +540,15 @@ class _Number:
     """A Python number as a tensor of the CPU without a dimension, which kernels take as a scalar."""
 
     def __init__(self, number: float) -> None:
-        of, dtype = (c_int64, "int64") if isinstance(number, int) else (ctypes.c_double, "float64")
-        if isinstance(number, int) and not -(2**63) <= number < 2**63:  # which ctypes would cut
-            if not 0 <= number < 2**64:
-                raise OverflowError(f"{number} is neither an int64 nor a uint64")
-            of, dtype = ctypes.c_uint64, "uint64"
-        self._memory = of(number)
+        self._memory: c_int64 | ctypes.c_uint64 | ctypes.c_double
+        if not isinstance(number, int):
+            self._memory, dtype = ctypes.c_double(number), "float64"
+        elif -(2**63) <= number < 2**63:  # ctypes would cut larger ones
+            self._memory, dtype = c_int64(number), "int64"
+        elif 0 <= number < 2**64:
+            self._memory, dtype = ctypes.c_uint64(number), "uint64"
+        else:
+            raise OverflowError(f"{number} is neither an int64 nor a uint64")
         data, device = ctypes.cast(byref(self._memory), c_void_p), Device(CPU, 0)
         self.view = byref(DLTensor(data, device, 0, DType(*DTYPES[dtype]), None, None, 0))
 
