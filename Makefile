@@ -234,7 +234,7 @@ test-sanitize:
 test-fuzz:
 	bash fuzz/run.sh $(or $(FUZZ_SECONDS),60)
 
-.PHONY: bench bench-codec bench-copy bench-report
+.PHONY: bench bench-codec bench-copy bench-report figures
 ## CPU speed beside plain loops and NumPy: build/bench/cpu.json and a table. BENCH=--quick takes a minute.
 bench: $(BUILD)/bench/bits.so $(VENV)/ready
 	$(VENV)/bin/python bench/cpu.py --library $(LIBRARY) $(BENCH)
@@ -247,10 +247,16 @@ bench-codec: $(BUILD)/bench/bits.so $(VENV)/ready
 bench-copy: $(BUILD)/bench/bits.so $(VENV)/ready
 	$(VENV)/bin/python bench/cpu_copy.py --library $(LIBRARY) $(BENCH)
 
-## docs/PERFORMANCE.md, docs/WHEN.md and their plots, of what is in build/bench.
+## docs/PERFORMANCE.md and docs/WHEN.md, of what is in build/bench; then the pictures.
 bench-report: $(VENV)/plot
-	$(VENV)/bin/python bench/report.py
+	$(if $(wildcard $(BUILD)/bench/*.json),$(VENV)/bin/python bench/report.py)
 	$(if $(wildcard $(BUILD)/bench/gpu_codec.json),$(VENV)/bin/python bench/when.py)
+	$(MAKE) --no-print-directory figures
+
+## The pictures of README.md and docs/, of the tables in docs/PERFORMANCE.md and of the demo; and README.md's numbers.
+figures: $(VENV)/plot $(BUILD)/examples/digits
+	$(BUILD)/examples/digits examples_c/data/digits.bin > $(BUILD)/demo.log
+	$(VENV)/bin/python bench/figures.py --demo $(BUILD)/demo.log
 
 $(BUILD)/bench/bits.so: bench/bits.c bench/codec.h bench/library.h $(LIBRARY) include/gradcodec.h
 	@mkdir -p $(@D)

@@ -1,5 +1,5 @@
-"""Makes the parts of docs/PERFORMANCE.md and their plots: of what bench/cpu.py measured, bench/gpu.py, the same of
-codecs, and bench/multi_gpu.py.
+"""Makes the parts of docs/PERFORMANCE.md of what bench/cpu.py measured, bench/gpu.py, the same of codecs, and
+bench/multi_gpu.py. bench/figures.py draws the pictures.
 
 Each part lies between two markers; what stands around them stays.
 """
@@ -23,16 +23,6 @@ TO_REACH = {
 MOST_TIMES = 4
 # No narrow point should take longer than this many times NumPy.
 MOST_TIMES_NUMPY = 1.05
-
-# How contenders are drawn.
-LINES = {
-    "read": ("read loop", ":", "0.4"),
-    "write": ("write loop", ":", "0.4"),
-    "ours": ("one thread", "-", "C0"),
-    "ours x2": ("two threads", "--", "C0"),
-    "numpy": ("NumPy", "-", "C1"),
-}
-
 
 def median(row, contender):
     """Seconds a call; None if it did not take part."""
@@ -209,30 +199,6 @@ def tables(results):
         )
         parts.append(of_narrow(results["narrow"]))
     return "\n\n".join(parts)
-
-
-def plot(results, path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "gradcodec", "font.size": 9})
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
-    for panel, kind in zip(panels, ("pack bool", "unpack bool")):
-        rows = [row for row in results["sizes"] if row["kind"] == kind]
-        sizes = [row["elements"] for row in rows]
-        for contender in (name for name in rows[0]["seconds"] if name in LINES):
-            label, style, color = LINES[contender]
-            rates = [rate(row, contender) for row in rows]
-            panel.plot(sizes, rates, style, color=color, marker=".", label=label)
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(sizes)
-        panel.set_ylim(bottom=0)
-        panel.set(title=kind, xlabel="elements", ylabel="GB/s of elements")
-        panel.grid(alpha=0.3)
-        panel.legend(frameon=False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 # --- the GPU ----------------------------------------------------------------------------------------------------------
@@ -461,37 +427,6 @@ def gpu_copy_tables(results):
     )
     parts.append(of_host_copies(results))
     return "\n\n".join(part for part in parts if part)
-
-
-def gpu_plot(results, path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "gradcodec", "font.size": 9})
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharey=True)
-    kinds = list(dict.fromkeys(row["kind"] for row in results["sizes"]))
-    packing = [kind for kind in kinds if not kind.startswith("unpack")]
-    for panel, of_panel, title in zip(
-        panels, (packing, [k for k in kinds if k not in packing]), ("packing", "unpacking")
-    ):
-        for color, kind in enumerate(of_panel):
-            rows = [row for row in results["sizes"] if row["kind"] == kind]
-            for contender, style in ("ours", "-"), ("cupy", ":"):
-                drawn = [(row["elements"], fraction(results, row, contender)) for row in rows]
-                drawn = [(size, part) for size, part in drawn if part]
-                if drawn:
-                    label = kind if contender == "ours" else f"{kind}, CuPy"
-                    panel.plot(*zip(*drawn), style, color=f"C{color}", marker=".", label=label)
-        panel.axhline(1, color="0.4", linewidth=0.8)
-        panel.set_xscale("log", base=2)
-        panel.set_ylim(bottom=0)
-        panel.set(title=title, xlabel="elements")
-        panel.grid(alpha=0.3)
-        panel.legend(frameon=False)
-    panels[0].set_ylabel("of a device-to-device copy")
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 # --- codecs -----------------------------------------------------------------------------------------------------------
@@ -974,51 +909,6 @@ def multi_gpu_tables(results):
     return "\n\n".join(part for part in parts if part)
 
 
-# How contenders are drawn.
-ALL_REDUCE_LINES = {
-    "handle {}": ("handle", "-", "C0"),
-    "handle {}, graph": ("handle, in a graph", "--", "C0"),
-    "nccl {}": ("NCCL", "-", "C1"),
-    "nccl {}, graph": ("NCCL, in a graph", "--", "C1"),
-    "plain {}": ("plain form", "-", "C2"),
-    "deepspeed": ("DeepSpeed", "-", "C3"),
-}
-
-
-PEER_LINES = {
-    "peers {}": ("over peer memory", "-", "C4"),
-    "peers {}, graph": ("over peer memory, in a graph", "--", "C4"),
-    **{name: line for name, line in ALL_REDUCE_LINES.items() if name.startswith(("handle", "nccl"))},
-}
-
-
-def multi_gpu_plot(results, path, contenders=ALL_REDUCE_LINES):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "gradcodec", "font.size": 9})
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharey=True)
-    rows = as_rows(results)
-    for panel, dtype in zip(panels, ("float32", "bfloat16")):
-        for name, (label, style, color) in contenders.items():
-            if name == "deepspeed" and dtype != "float32":
-                continue
-            drawn = [(row["elements"], median(row, name.format(dtype))) for row in rows]
-            drawn = [(size, seconds * 1e6) for size, seconds in drawn if seconds]
-            if drawn:
-                panel.plot(*zip(*drawn), style, color=color, marker=".", label=label)
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
-        panel.set(title=f"{dtype}, {results['about']['world']} cards", xlabel="elements")
-        panel.grid(alpha=0.3)
-        if panel.lines:
-            panel.legend(frameon=False)
-    panels[0].set_ylabel("us")
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-
-
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
@@ -1029,6 +919,11 @@ def insert(page, name, part):
         page += f"\n{begin}\n{end}\n"
     before, rest = page.split(begin, 1)
     return f"{before}{begin}\n{part}\n{end}{rest.split(end, 1)[1]}"
+
+
+def image(name):
+    """The picture of a part, which bench/figures.py draws of its tables."""
+    return f"![Times of small sizes, rates of large ones](performance-{name}.svg)"
 
 
 def main():
@@ -1050,14 +945,10 @@ def main():
             if results["about"]["rehearsal"]:
                 print(f"{path}: a rehearsal, of which the page has nothing")
                 continue
-            image = options.page.parent / "performance-multi-gpu.svg"
-            multi_gpu_plot(results, image)
-            part = f"## Several cards\n\n{multi_gpu_tables(results)}\n\n![Time against size]({image.name})"
+            part = f"## Several cards\n\n{image('multi-gpu')}\n\n{multi_gpu_tables(results)}"
             page = insert(page, "several cards", part)
             if peers := peer_tables(results):
-                image = options.page.parent / "performance-peers.svg"
-                multi_gpu_plot(results, image, PEER_LINES)
-                part = f"## Several cards, over peer memory\n\n{peers}\n\n![Time against size]({image.name})"
+                part = f"## Several cards, over peer memory\n\n{image('peers')}\n\n{peers}"
                 page = insert(page, "peer memory", part)
             options.page.write_text(page)
         elif results["about"].get("of") == "codec":
@@ -1069,15 +960,10 @@ def main():
             part = f"## Copies on the {where}\n\n{made(results)}"
             options.page.write_text(insert(page, f"{where.lower()} copies", part))
         elif "yardsticks" in results:
-            image = options.page.parent / "performance-gpu.svg"
-            for suffix in ".svg", ".png":
-                gpu_plot(results, image.with_suffix(suffix))
-            part = f"## GPU\n\n{gpu_tables(results)}\n\n![Fraction of a copy against size]({image.name})"
+            part = f"## GPU\n\n{image('gpu')}\n\n{gpu_tables(results)}"
             options.page.write_text(insert(page, "gpu", part))
         else:
-            image = options.page.parent / "performance-cpu.svg"
-            plot(results, image)
-            part = f"## CPU\n\n{tables(results)}\n\n![GB/s against size]({image.name})"
+            part = f"## CPU\n\n{image('cpu')}\n\n{tables(results)}"
             options.page.write_text(insert(page, "cpu", part))
 
 

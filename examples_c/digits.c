@@ -26,6 +26,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +37,7 @@
 
 #include <gradcodec.h>
 
-enum { WORKERS = 4, BATCH = 64, STEPS = 800, PROGRESS = 200, PATIENCE_MS = 30000 };
+enum { WORKERS = 4, BATCH = 64, STEPS = 800, FIRST_REPORT = 25, PATIENCE_MS = 30000 };
 
 /* The network: 64 pixels, 64 hidden ReLUs, 10 digits. Its weights and its gradient are one flat array each. */
 enum { PIXELS = 64, HIDDEN = 64, DIGITS = 10 };
@@ -468,6 +469,15 @@ typedef struct {
     uint64_t fingerprint, bytes;
 } Report;
 
+/* Before the first step, and after 25, 50, 100 and so on: what is learned is learned early. */
+static bool is_reported(int step)
+{
+    int report = FIRST_REPORT;
+    while (report < step)
+        report *= 2;
+    return step == 0 || step == report;
+}
+
 static Report train(Mode mode, int line[WORKERS])
 {
     static float w[WEIGHTS], gradient[WEIGHTS];
@@ -484,7 +494,7 @@ static Report train(Mode mode, int line[WORKERS])
         hand[n++] = deck[i];
 
     for (int step = 0; step <= STEPS; step++) {
-        if (rank == 0 && step % PROGRESS == 0) {
+        if (rank == 0 && is_reported(step)) {
             printf("%-6s  step %3d  loss %.4f  held out %.4f\n", mode_name[mode], step,
                    mean_loss(w, training, TRAINING), accuracy(w, held_out, HELD_OUT));
             fflush(stdout);

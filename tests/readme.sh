@@ -85,6 +85,10 @@ LD_LIBRARY_PATH="$library" "$work/start" > "$work/got"
     { echo "FAILED: the program at the top of gradcodec.h printed:" >&2; cat "$work/got" >&2; exit 1; }
 echo "ok header: $(head -n 1 "$work/got")"
 
+# The figures on the first screen are those of the tables.
+python3 "$root/bench/figures.py" --check
+echo "ok numbers"
+
 # `make help` lists every target that has a comment, and those that README.md names.
 make --no-print-directory -C "$root" help > "$work/help"
 [ "$(wc -l < "$work/help")" -eq "$(grep -c '^## ' "$root/Makefile")" ]
