@@ -134,6 +134,7 @@ static void beside_other_messages(gc_comm_t *comm)
     CHECK(MPI_Irecv(&got, 1, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &request) == MPI_SUCCESS);
     as_a_group(comm, 1000);
     CHECK(got == -1);
+    CHECK(MPI_Barrier(MPI_COMM_WORLD) == MPI_SUCCESS); /* before a rank that is ahead sends */
     CHECK(MPI_Send(&rank, 1, MPI_INT, next, 7, MPI_COMM_WORLD) == MPI_SUCCESS);
     CHECK(MPI_Wait(&request, MPI_STATUS_IGNORE) == MPI_SUCCESS);
     CHECK(got == previous);
