@@ -148,8 +148,9 @@ impl Communicator {
         stream: Stream,
     ) -> Result<()> {
         let Some(peers) = self.reached() else { return codec.encode(values, factors, &wire.payload(), stream) };
+        let was_torn = codec.is_torn(); // by an earlier call: then this one sends nothing
         let encoded = codec.encode_to_peers(values, factors, peers.sending(Pattern::AllToAll, wire.stride()), stream);
-        if encoded.is_err() && codec.is_torn() {
+        if encoded.is_err() && !was_torn && codec.is_torn() {
             // A part of it is with the others.
             self.transport.give_up();
         }
