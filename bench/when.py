@@ -5,7 +5,7 @@ The model, for one all-reduce of n elements among W ranks, each with a link that
     plain        2 (W - 1) / W * n * size / B  +  2 (W - 1) * L        a ring: reduce-scatter and all-gather
     compressed   encode(n) + reduce(n, W) + decode(n)  +  2 (W - 1) / W * n / 8 / B  +  2 * L
 
-L is what an exchange takes however little it moves. Stages are linear in n: their time at 300 * 2^20 elements, and as much as
+L is what an exchange takes however little it moves. Stages are linear in n: their time at 300M elements, and as much as
 a call of 1024 elements takes in a graph. Nothing overlaps, unless a gradient is in P parts, each a handle's, on two streams:
 
     in parts     longer + shorter / P
@@ -86,7 +86,7 @@ def break_even(stages, elements, world, dtype):
 
 
 def size_name(elements):
-    return "300 Mi" if elements == 300 * 2**20 else f"2^{elements.bit_length() - 1}"
+    return report.count(elements)
 
 
 def table(header, rows):
@@ -162,9 +162,9 @@ def page(stages, several, peers):
             f"takes at least {1e6 * LATENCY:.0f} us, a ring W - 1 times as long. Nothing overlaps, and nothing is hidden",
             "behind the backward pass: where all of it is, there is nothing to gain.",
         ),
-        "## The stages, in ms, of 300 * 2^20 elements",
+        "## The stages, in ms, of 300M elements",
         table(["gradient and error", "ranks", "encode", "reduce", "decode", "all"], stage_rows(stages)),
-        "## How many times as fast, 300 * 2^20 elements",
+        "## How many times as fast, 300M elements",
         *(
             part
             for dtype in BYTES
@@ -177,7 +177,7 @@ def page(stages, several, peers):
         fill(
             "A handle's exchange cannot begin before its scale is known, which is when all of it is encoded, so nothing",
             "overlaps within one. Several do: each for a part of the gradient, in turn on two streams, with a communicator for",
-            "each stream (see [ALLREDUCE.md](ALLREDUCE.md)). By the model, so many times as fast as one handle, 300 * 2^20",
+            "each stream (see [ALLREDUCE.md](ALLREDUCE.md)). By the model, so many times as fast as one handle, 300M",
             "elements, 4 ranks:",
         ),
         table(
@@ -224,7 +224,7 @@ def of_peers(path):
     world, card = results["about"]["world"], results["about"]["ranks"][0]["card"]
     return " ".join([
         f"Measured, unlike the rest: {world} of {card}, over peer memory (gc_comm_open_peers), which is the fastest way between",
-        f"cards that reach each other. {said} With 300 * 2^20 elements it is {' and '.join(of_large) or 'not measured'}.",
+        f"cards that reach each other. {said} With 300M elements it is {' and '.join(of_large) or 'not measured'}.",
         "Where peer memory cannot be had, as between machines, the table above holds for the link between them; gc_comm_from_two",
         "makes one communicator of both.",
     ])  # fmt: skip
