@@ -323,75 +323,75 @@ extern "C" {
  * GRADCODEC_VERSION is what you compile against, gc_version() what you run with.
  */
 
-/** * The version of the loaded library: major << 16 | minor << 8 | patch. */
+/** The version of the loaded library: major << 16 | minor << 8 | patch. */
 uint32_t gc_version(void);
 
-/** * The version of the loaded library as text, such as "0.1.0". Static text. */
+/** The version of the loaded library as text, such as "0.1.0". Static text. */
 const char *gc_version_string(void);
 
 /*
  * ERRORS
  */
 
-/** * Outcome of a call. Codes are never reused. */
+/** Outcome of a call. Codes are never reused. */
 enum gc_status {
-    /** * Done. */
+    /** Done. */
     GC_STATUS_OK = 0,
-    /** * NULL, n_chunks 0, a bad axis or order, a negative shape, overlap, tensors on different devices. */
+    /** NULL, n_chunks 0, a bad axis or order, a negative shape, overlap, tensors on different devices. */
     GC_STATUS_INVALID_ARGUMENT = 1,
-    /** * A dtype that this function does not take. */
+    /** A dtype that this function does not take. */
     GC_STATUS_UNSUPPORTED_DTYPE = 2,
-    /** * A device type other than CPU, CUDA, CUDAHost and CUDAManaged, or a CUDA device that is not there. */
+    /** A device type other than CPU, CUDA, CUDAHost and CUDAManaged, or a CUDA device that is not there. */
     GC_STATUS_UNSUPPORTED_DEVICE = 3,
-    /** * A tensor of the wrong length or number of dimensions. */
+    /** A tensor of the wrong length or number of dimensions. */
     GC_STATUS_SHAPE_MISMATCH = 4,
-    /** * The tensor may not be written to. */
+    /** The tensor may not be written to. */
     GC_STATUS_READ_ONLY = 5,
-    /** * A side that must be C-contiguous is not. */
+    /** A side that must be C-contiguous is not. */
     GC_STATUS_NOT_CONTIGUOUS = 6,
-    /** * A size, count or extent does not fit in 64 bits. */
+    /** A size, count or extent does not fit in 64 bits. */
     GC_STATUS_SIZE_OVERFLOW = 7,
-    /** * The handle is in use by another thread. */
+    /** The handle is in use by another thread. */
     GC_STATUS_BUSY = 8,
-    /** * Data that this library did not write, or that is incomplete. */
+    /** Data that this library did not write, or that is incomplete. */
     GC_STATUS_CORRUPT = 9,
-    /** * There is not enough memory. */
+    /** There is not enough memory. */
     GC_STATUS_OUT_OF_MEMORY = 10,
-    /** * A CUDA tensor, and no CUDA driver that could take it. */
+    /** A CUDA tensor, and no CUDA driver that could take it. */
     GC_STATUS_DRIVER_UNAVAILABLE = 20,
-    /** * The CUDA driver reported an error. */
+    /** The CUDA driver reported an error. */
     GC_STATUS_CUDA = 21,
-    /** * The CUDA context is lost: nothing on it works any more. */
+    /** The CUDA context is lost: nothing on it works any more. */
     GC_STATUS_CONTEXT_LOST = 22,
-    /** * No NVRTC to compile with. */
+    /** No NVRTC to compile with. */
     GC_STATUS_NVRTC_UNAVAILABLE = 25,
-    /** * A kernel did not compile. */
+    /** A kernel did not compile. */
     GC_STATUS_COMPILE = 26,
-    /** * The communication library is not there. */
+    /** The communication library is not there. */
     GC_STATUS_COMM_UNAVAILABLE = 30,
-    /** * Communication failed. */
+    /** Communication failed. */
     GC_STATUS_COMM = 31,
-    /** * Sharing between processes failed. */
+    /** Sharing between processes failed. */
     GC_STATUS_SHARE = 40,
-    /** * The other side did not answer in time. */
+    /** The other side did not answer in time. */
     GC_STATUS_TIMEOUT = 41,
-    /** * A defect of this library, caught. */
+    /** A defect of this library, caught. */
     GC_STATUS_PANIC = 99,
 };
 
-/** * The status of a call: one of GC_STATUS_*. */
+/** The status of a call: one of GC_STATUS_*. */
 typedef int32_t gc_status_t;
 
 /**
- * * The name of a status as it stands in this header, such as "GC_STATUS_SHAPE_MISMATCH". A code that this version does
- * * not have is "GC_STATUS_UNKNOWN". Static text, never NULL.
+ * The name of a status as it stands in this header, such as "GC_STATUS_SHAPE_MISMATCH". A code that this version does
+ * not have is "GC_STATUS_UNKNOWN". Static text, never NULL.
  */
 const char *gc_status_name(gc_status_t status);
 
 /**
- * * This thread's last failure in words. For example: "dst: 3 chunks of 17 bytes expected for 400 elements, got shape
- * * [3, 16]". It is "" before the first failure, and a call that succeeds leaves it alone. The text is UTF-8, at most
- * * 500 bytes, and stays as it is until the next failure on this thread, or its end.
+ * This thread's last failure in words. For example: "dst: 3 chunks of 17 bytes expected for 400 elements, got shape
+ * [3, 16]". It is "" before the first failure, and a call that succeeds leaves it alone. The text is UTF-8, at most
+ * 500 bytes, and stays as it is until the next failure on this thread, or its end.
  */
 const char *gc_last_error(void);
 
@@ -400,12 +400,12 @@ const char *gc_last_error(void);
  */
 
 /**
- * * A new compact tensor; its elements are not initialized.
- * *
- * * `dtype`: any; elements of less than a byte are packed, their bytes rounded up. `shape`: `ndim` sizes, copied; may be
- * * NULL when `ndim` is 0. `*out`: yours to release.
- * *
- * * UNSUPPORTED_DTYPE: 0 bits or 0 lanes. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
+ * A new compact tensor; its elements are not initialized.
+ *
+ * `dtype`: any; elements of less than a byte are packed, their bytes rounded up. `shape`: `ndim` sizes, copied; may be
+ * NULL when `ndim` is 0. `*out`: yours to release.
+ *
+ * UNSUPPORTED_DTYPE: 0 bits or 0 lanes. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
  */
 gc_status_t gc_tensor_empty(DLDevice device,
                             DLDataType dtype,
@@ -414,21 +414,21 @@ gc_status_t gc_tensor_empty(DLDevice device,
                             DLManagedTensor **out);
 
 /**
- * * A tensor over your memory. Nothing is copied, and no element is read.
- * *
- * * `data`: element 0; NULL only if there is no element. `device`, `dtype`: any. `shape`: `ndim` sizes. `strides`: as
- * * many strides in elements, NULL for compact. Both are copied. `release`, unless NULL, is called once with `ctx` when
- * * the last user of the tensor has released it, on that user's thread; it must not throw or longjmp. It is not called
- * * when this function fails. `*out`: yours to release.
- * *
- * * The device is not checked and no driver is asked, so memory of another process or of another card is valid here.
- * * Name the device that is to work on it, whichever device the driver reports for the pointer (for memory that another
- * * process has mapped it reports now one, now the other), and make sure that this device can reach it. `*out` names the
- * * device as you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can
- * * where cuMemHostAlloc made it). Managed memory is CUDAManaged: the device with its number works on it, as on CUDA. If
- * * others use it on the CPU or on another device, it is up to you to order that.
- * *
- * * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
+ * A tensor over your memory. Nothing is copied, and no element is read.
+ *
+ * `data`: element 0; NULL only if there is no element. `device`, `dtype`: any. `shape`: `ndim` sizes. `strides`: as
+ * many strides in elements, NULL for compact. Both are copied. `release`, unless NULL, is called once with `ctx` when
+ * the last user of the tensor has released it, on that user's thread; it must not throw or longjmp. It is not called
+ * when this function fails. `*out`: yours to release.
+ *
+ * The device is not checked and no driver is asked, so memory of another process or of another card is valid here.
+ * Name the device that is to work on it, whichever device the driver reports for the pointer (for memory that another
+ * process has mapped it reports now one, now the other), and make sure that this device can reach it. `*out` names the
+ * device as you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can
+ * where cuMemHostAlloc made it). Managed memory is CUDAManaged: the device with its number works on it, as on CUDA. If
+ * others use it on the CPU or on another device, it is up to you to order that.
+ *
+ * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
  */
 gc_status_t gc_tensor_from_pointer(void *data,
                                    DLDevice device,
@@ -440,46 +440,46 @@ gc_status_t gc_tensor_from_pointer(void *data,
                                    void *ctx,
                                    DLManagedTensor **out);
 
-/** * Releases a tensor: calls its deleter. NULL is ignored, and so is a tensor whose deleter is NULL. */
+/** Releases a tensor: calls its deleter. NULL is ignored, and so is a tensor whose deleter is NULL. */
 void gc_tensor_free(DLManagedTensor *tensor);
 
-/** * Releases a tensor in DLPack's versioned form, as gc_tensor_free(). */
+/** Releases a tensor in DLPack's versioned form, as gc_tensor_free(). */
 void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
 
 /**
- * * Converts a tensor to DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as
- * * read-only.) The version is the lowest 1.x that knows the dtype; there are no flags.
- * *
- * * `src`: of any dtype and device, since no element is read. On success it belongs to `*out`; when the call fails it is
- * * still yours. If it has no deleter, the struct need not outlive the call, but its memory must stay. `*out`: yours to
- * * release, by gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are
- * * passed on as they are.
- * *
- * * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
+ * Converts a tensor to DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as
+ * read-only.) The version is the lowest 1.x that knows the dtype; there are no flags.
+ *
+ * `src`: of any dtype and device, since no element is read. On success it belongs to `*out`; when the call fails it is
+ * still yours. If it has no deleter, the struct need not outlive the call, but its memory must stay. `*out`: yours to
+ * release, by gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are
+ * passed on as they are.
+ *
+ * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
  */
 gc_status_t gc_tensor_to_versioned(DLManagedTensor *src,
                                    struct DLManagedTensorVersioned **out);
 
 /**
- * * Converts a tensor to DLPack's legacy form, which JAX and all other functions take.
- * *
- * * `src`: any version 1.x. On success it belongs to `*out`, as in gc_tensor_to_versioned(). `*out`: yours to release.
- * *
- * * READ_ONLY: the legacy form cannot say that a tensor is read-only. (To read it, borrow it: `{ v->dl_tensor, NULL,
- * * NULL }`.) UNSUPPORTED_DTYPE: nor can it say that elements of less than a byte are padded to one
- * * (IS_SUBBYTE_TYPE_PADDED); 0 bits or 0 lanes. INVALID_ARGUMENT: another major version.
+ * Converts a tensor to DLPack's legacy form, which JAX and all other functions take.
+ *
+ * `src`: any version 1.x. On success it belongs to `*out`, as in gc_tensor_to_versioned(). `*out`: yours to release.
+ *
+ * READ_ONLY: the legacy form cannot say that a tensor is read-only. (To read it, borrow it: `{ v->dl_tensor, NULL,
+ * NULL }`.) UNSUPPORTED_DTYPE: nor can it say that elements of less than a byte are padded to one
+ * (IS_SUBBYTE_TYPE_PADDED); 0 bits or 0 lanes. INVALID_ARGUMENT: another major version.
  */
 gc_status_t gc_tensor_from_versioned(struct DLManagedTensorVersioned *src,
                                      DLManagedTensor **out);
 
 /**
- * * Releases the tensor of a Python capsule that nobody consumed. It is a destructor for PyCapsule_New from ctypes or
- * * cffi.
- * *
- * * Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
- * * NULL is no capsule: that sets the last error, and nothing else happens. Finds Python in the process that calls it:
- * * this library does not link against it. Pass its address only: to call it yourself you would have to hold the GIL,
- * * which ctypes.CDLL gives up.
+ * Releases the tensor of a Python capsule that nobody consumed. It is a destructor for PyCapsule_New from ctypes or
+ * cffi.
+ *
+ * Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
+ * NULL is no capsule: that sets the last error, and nothing else happens. Finds Python in the process that calls it:
+ * this library does not link against it. Pass its address only: to call it yourself you would have to hold the GIL,
+ * which ctypes.CDLL gives up.
  */
 void gc_capsule_destructor(void *py_capsule);
 
@@ -510,44 +510,44 @@ void gc_capsule_destructor(void *py_capsule);
  */
 
 /**
- * * A new compact copy of a tensor, on the device that you name.
- * *
- * * `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be C-contiguous.
- * * `device`: CPU 1 or CUDA 2; that of src, too. `*out`: of the same dtype and shape, yours to release.
- * *
- * * UNSUPPORTED_DEVICE: CUDAHost or CUDAManaged as `device`: such memory is yours to make, and gc_copy_into() writes to it.
- * * SIZE_OVERFLOW: more than 2^63 - 1 bytes. NOT_CONTIGUOUS.
+ * A new compact copy of a tensor, on the device that you name.
+ *
+ * `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be C-contiguous.
+ * `device`: CPU 1 or CUDA 2; that of src, too. `*out`: of the same dtype and shape, yours to release.
+ *
+ * UNSUPPORTED_DEVICE: CUDAHost or CUDAManaged as `device`: such memory is yours to make, and gc_copy_into() writes to it.
+ * SIZE_OVERFLOW: more than 2^63 - 1 bytes. NOT_CONTIGUOUS.
  */
 gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
                                 DLDevice device,
                                 DLManagedTensor **out);
 
 /**
- * * Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
- * * CUDAHost, CUDA and CUDAManaged.
- * *
- * * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is. `stream`: of dst's device, or of
- * * src's where dst is on CPU or CUDAHost; ignored where both are.
- * *
- * * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
- * * is enqueued on the stream, like a copy between two CUDA tensors, and both must stay until the stream has done it.
- * * The first copy between CPU and a device allocates 8 MiB of pinned memory, also after gc_prepare(), which are kept
- * * until gc_trim(). CPU memory that is pinned, in one piece, is copied without them.
- * *
- * * Between two CUDA devices the stream is one of dst's device: work of other streams on src must be done before, or
- * * this stream must wait for it. The device of dst is given access to the memory of src's device where that is
- * * possible. If dst's device still cannot read src, which may be memory of a pool or memory that was mapped, a copy to
- * * another layout or dtype goes by way of the CPU: it is complete when this returns, allocates and cannot be captured,
- * * like the above. src is read from another context than its own, so release a tensor of ours only when the stream has
- * * done the copy.
- * *
- * * Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
- * * done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of src,
- * * whether elements share them or not: INVALID_ARGUMENT.
- * *
- * * SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
- * * NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such
- * * elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this returns.
+ * Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
+ * CUDAHost, CUDA and CUDAManaged.
+ *
+ * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is. `stream`: of dst's device, or of
+ * src's where dst is on CPU or CUDAHost; ignored where both are.
+ *
+ * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
+ * is enqueued on the stream, like a copy between two CUDA tensors, and both must stay until the stream has done it.
+ * The first copy between CPU and a device allocates 8 MiB of pinned memory, also after gc_prepare(), which are kept
+ * until gc_trim(). CPU memory that is pinned, in one piece, is copied without them.
+ *
+ * Between two CUDA devices the stream is one of dst's device: work of other streams on src must be done before, or
+ * this stream must wait for it. The device of dst is given access to the memory of src's device where that is
+ * possible. If dst's device still cannot read src, which may be memory of a pool or memory that was mapped, a copy to
+ * another layout or dtype goes by way of the CPU: it is complete when this returns, allocates and cannot be captured,
+ * like the above. src is read from another context than its own, so release a tensor of ours only when the stream has
+ * done the copy.
+ *
+ * Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
+ * done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of src,
+ * whether elements share them or not: INVALID_ARGUMENT.
+ *
+ * SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
+ * NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such
+ * elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this returns.
  */
 gc_status_t gc_copy_into(const DLTensor *src,
                          DLTensor *dst,
@@ -562,55 +562,55 @@ gc_status_t gc_copy_into(const DLTensor *src,
  * Booleans and integers: bit = (x != 0). For the signs of floats see SIGNS.
  */
 
-/** * For `axis`: all dimensions as one, in C order. */
+/** For `axis`: all dimensions as one, in C order. */
 #define GC_AXIS_NONE INT32_MIN
 
-/** * For `count`: all the bits there are. */
+/** For `count`: all the bits there are. */
 #define GC_COUNT_ALL INT64_MIN
 
-/** * Which bit of a byte comes first. */
+/** Which bit of a byte comes first. */
 enum gc_bit_order {
-    /** * The most significant: NumPy's default, CuPy, DeepSpeed. */
+    /** The most significant: NumPy's default, CuPy, DeepSpeed. */
     GC_BIT_ORDER_BIG = 0,
-    /** * The least significant. */
+    /** The least significant. */
     GC_BIT_ORDER_LITTLE = 1,
 };
 
-/** * Which bit of a byte comes first: one of GC_BIT_ORDER_*. */
+/** Which bit of a byte comes first: one of GC_BIT_ORDER_*. */
 typedef int32_t gc_bit_order_t;
 
 /**
- * * Bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks). -1, and the last error, for a negative n_elements or 0
- * * chunks.
+ * Bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks). -1, and the last error, for a negative n_elements or 0
+ * chunks.
  */
 int64_t gc_chunk_bytes(int64_t n_elements,
                        size_t n_chunks);
 
 /**
- * * Packs booleans and integers to bits, 1 where an element is not zero, in equal chunks. The most significant bit of a
- * * byte comes first.
- * *
- * * `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
- * * receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the last
- * * element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`; the first
- * * is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
- * *
- * * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs() packs their signs. SIZE_OVERFLOW: more than
- * * 2^63 - 1 bytes, or pointers.
+ * Packs booleans and integers to bits, 1 where an element is not zero, in equal chunks. The most significant bit of a
+ * byte comes first.
+ *
+ * `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
+ * receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the last
+ * element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`; the first
+ * is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
+ *
+ * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs() packs their signs. SIZE_OVERFLOW: more than
+ * 2^63 - 1 bytes, or pointers.
  */
 gc_status_t gc_pack_chunks(const DLManagedTensor *src,
                            size_t n_chunks,
                            DLManagedTensor **out);
 
 /**
- * * Unpacks chunks to one bool tensor: the inverse of gc_pack_chunks().
- * *
- * * `chunks`: `n_chunks` one-dimensional uint8 tensors of gc_chunk_bytes(n_elements, n_chunks) bytes each, in order, of any
- * * stride, on one device. Their bits past `n_elements` are ignored. `*out`: one-dimensional, bool, `n_elements` long,
- * * yours to release.
- * *
- * * INVALID_ARGUMENT: n_chunks 0, a negative n_elements. UNSUPPORTED_DTYPE: a chunk that is not uint8. SHAPE_MISMATCH: a
- * * chunk of another length.
+ * Unpacks chunks to one bool tensor: the inverse of gc_pack_chunks().
+ *
+ * `chunks`: `n_chunks` one-dimensional uint8 tensors of gc_chunk_bytes(n_elements, n_chunks) bytes each, in order, of any
+ * stride, on one device. Their bits past `n_elements` are ignored. `*out`: one-dimensional, bool, `n_elements` long,
+ * yours to release.
+ *
+ * INVALID_ARGUMENT: n_chunks 0, a negative n_elements. UNSUPPORTED_DTYPE: a chunk that is not uint8. SHAPE_MISMATCH: a
+ * chunk of another length.
  */
 gc_status_t gc_unpack_chunks(DLManagedTensor *const *chunks,
                              size_t n_chunks,
@@ -618,14 +618,14 @@ gc_status_t gc_unpack_chunks(DLManagedTensor *const *chunks,
                              DLManagedTensor **out);
 
 /**
- * * Packs 8 elements along an axis to a byte, as numpy.packbits does. The last byte of each row is filled up with zero
- * * bits.
- * *
- * * `src`: bool or integer, any shape and strides; non-zero is 1. `axis`: a dimension, negative ones counting from the
- * * end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of `src`
- * * with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
- * *
- * * INVALID_ARGUMENT: an axis out of range, an order that is none. UNSUPPORTED_DTYPE: floats.
+ * Packs 8 elements along an axis to a byte, as numpy.packbits does. The last byte of each row is filled up with zero
+ * bits.
+ *
+ * `src`: bool or integer, any shape and strides; non-zero is 1. `axis`: a dimension, negative ones counting from the
+ * end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of `src`
+ * with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
+ *
+ * INVALID_ARGUMENT: an axis out of range, an order that is none. UNSUPPORTED_DTYPE: floats.
  */
 gc_status_t gc_pack_bits(const DLManagedTensor *src,
                          int32_t axis,
@@ -633,14 +633,14 @@ gc_status_t gc_pack_bits(const DLManagedTensor *src,
                          DLManagedTensor **out);
 
 /**
- * * Unpacks the bits of every byte along an axis to 0 and 1, as numpy.unpackbits does.
- * *
- * * `src`: uint8, any shape and strides. `axis`, `order`: as for gc_pack_bits(). `count`: how many bits along the axis:
- * * GC_COUNT_ALL; or a number, beyond the last bit zeros; or a negative one, to leave off that many at the end. `*out`:
- * * uint8, of the shape of `src` with that many along the axis (one-dimensional when flattened), yours to release.
- * *
- * * INVALID_ARGUMENT: an axis out of range, an order that is none, a count that leaves off more bits than there are.
- * * UNSUPPORTED_DTYPE: not uint8. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
+ * Unpacks the bits of every byte along an axis to 0 and 1, as numpy.unpackbits does.
+ *
+ * `src`: uint8, any shape and strides. `axis`, `order`: as for gc_pack_bits(). `count`: how many bits along the axis:
+ * GC_COUNT_ALL; or a number, beyond the last bit zeros; or a negative one, to leave off that many at the end. `*out`:
+ * uint8, of the shape of `src` with that many along the axis (one-dimensional when flattened), yours to release.
+ *
+ * INVALID_ARGUMENT: an axis out of range, an order that is none, a count that leaves off more bits than there are.
+ * UNSUPPORTED_DTYPE: not uint8. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
  */
 gc_status_t gc_unpack_bits(const DLManagedTensor *src,
                            int32_t axis,
@@ -649,13 +649,13 @@ gc_status_t gc_unpack_bits(const DLManagedTensor *src,
                            DLManagedTensor **out);
 
 /**
- * * gc_pack_chunks() into your memory.
- * *
- * * `src`: bool or integer, any shape and strides, flattened in C order. `dst`: uint8, C-contiguous, two-dimensional:
- * * [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk. Every byte of it is written.
- * *
- * * INVALID_ARGUMENT: an order that is none, dst without chunks. UNSUPPORTED_DTYPE: floats in src, dst not uint8.
- * * SHAPE_MISMATCH, NOT_CONTIGUOUS: dst.
+ * gc_pack_chunks() into your memory.
+ *
+ * `src`: bool or integer, any shape and strides, flattened in C order. `dst`: uint8, C-contiguous, two-dimensional:
+ * [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk. Every byte of it is written.
+ *
+ * INVALID_ARGUMENT: an order that is none, dst without chunks. UNSUPPORTED_DTYPE: floats in src, dst not uint8.
+ * SHAPE_MISMATCH, NOT_CONTIGUOUS: dst.
  */
 gc_status_t gc_pack_chunks_into(const DLTensor *src,
                                 gc_bit_order_t order,
@@ -663,13 +663,13 @@ gc_status_t gc_pack_chunks_into(const DLTensor *src,
                                 void *stream);
 
 /**
- * * Unpacks chunks to 0 and 1 in your memory, in any dtype.
- * *
- * * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape and
- * * strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
- * *
- * * INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH,
- * * NOT_CONTIGUOUS: src.
+ * Unpacks chunks to 0 and 1 in your memory, in any dtype.
+ *
+ * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape and
+ * strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
+ *
+ * INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH,
+ * NOT_CONTIGUOUS: src.
  */
 gc_status_t gc_unpack_chunks_into(const DLTensor *src,
                                   gc_bit_order_t order,
@@ -677,11 +677,11 @@ gc_status_t gc_unpack_chunks_into(const DLTensor *src,
                                   void *stream);
 
 /**
- * * gc_pack_bits() into your memory.
- * *
- * * `dst`: uint8, of the shape that gc_pack_bits() would give, any strides.
- * *
- * * As gc_pack_bits(); and UNSUPPORTED_DTYPE: dst not uint8. SHAPE_MISMATCH: dst.
+ * gc_pack_bits() into your memory.
+ *
+ * `dst`: uint8, of the shape that gc_pack_bits() would give, any strides.
+ *
+ * As gc_pack_bits(); and UNSUPPORTED_DTYPE: dst not uint8. SHAPE_MISMATCH: dst.
  */
 gc_status_t gc_pack_bits_into(const DLTensor *src,
                               int32_t axis,
@@ -690,12 +690,12 @@ gc_status_t gc_pack_bits_into(const DLTensor *src,
                               void *stream);
 
 /**
- * * gc_unpack_bits() into your memory.
- * *
- * * `dst`: of the shape that gc_unpack_bits() would give, whatever its length along the axis: that is the count. Any
- * * strides; uint8, or any other dtype that gc_unpack_chunks_into() writes.
- * *
- * * As gc_unpack_bits(), and SHAPE_MISMATCH: dst.
+ * gc_unpack_bits() into your memory.
+ *
+ * `dst`: of the shape that gc_unpack_bits() would give, whatever its length along the axis: that is the count. Any
+ * strides; uint8, or any other dtype that gc_unpack_chunks_into() writes.
+ *
+ * As gc_unpack_bits(), and SHAPE_MISMATCH: dst.
  */
 gc_status_t gc_unpack_bits_into(const DLTensor *src,
                                 int32_t axis,
@@ -720,26 +720,26 @@ gc_status_t gc_unpack_bits_into(const DLTensor *src,
  */
 
 /**
- * * Packs the signs of floats to bits in equal chunks: gc_pack_chunks() for floats. The most significant bit of a byte
- * * comes first.
- * *
- * * `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `out`: as for
- * * gc_pack_chunks().
- * *
- * * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: bool and integers; gc_pack_chunks() packs those. SIZE_OVERFLOW:
- * * more than 2^63 - 1 bytes, or pointers.
+ * Packs the signs of floats to bits in equal chunks: gc_pack_chunks() for floats. The most significant bit of a byte
+ * comes first.
+ *
+ * `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `out`: as for
+ * gc_pack_chunks().
+ *
+ * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: bool and integers; gc_pack_chunks() packs those. SIZE_OVERFLOW:
+ * more than 2^63 - 1 bytes, or pointers.
  */
 gc_status_t gc_pack_signs(const DLManagedTensor *src,
                           size_t n_chunks,
                           DLManagedTensor **out);
 
 /**
- * * Unpacks chunks of signs to one tensor, +1 where the bit is 1 and -1 where it is 0.
- * *
- * * `chunks`: as for gc_unpack_chunks(). `dtype`: float16, bfloat16, float32, float64, or a signed integer. `*out`:
- * * one-dimensional, of that dtype, `n_elements` long, yours to release.
- * *
- * * As gc_unpack_chunks(); and UNSUPPORTED_DTYPE: bool and unsigned integers, which have no -1.
+ * Unpacks chunks of signs to one tensor, +1 where the bit is 1 and -1 where it is 0.
+ *
+ * `chunks`: as for gc_unpack_chunks(). `dtype`: float16, bfloat16, float32, float64, or a signed integer. `*out`:
+ * one-dimensional, of that dtype, `n_elements` long, yours to release.
+ *
+ * As gc_unpack_chunks(); and UNSUPPORTED_DTYPE: bool and unsigned integers, which have no -1.
  */
 gc_status_t gc_unpack_signs(DLManagedTensor *const *chunks,
                             size_t n_chunks,
@@ -748,10 +748,10 @@ gc_status_t gc_unpack_signs(DLManagedTensor *const *chunks,
                             DLManagedTensor **out);
 
 /**
- * * gc_pack_signs() into your memory.
- * *
- * * `src`: as for gc_pack_signs(). `dst`: as for gc_pack_chunks_into(), and so are the errors; bool and integers in src
- * * are UNSUPPORTED_DTYPE here.
+ * gc_pack_signs() into your memory.
+ *
+ * `src`: as for gc_pack_signs(). `dst`: as for gc_pack_chunks_into(), and so are the errors; bool and integers in src
+ * are UNSUPPORTED_DTYPE here.
  */
 gc_status_t gc_pack_signs_into(const DLTensor *src,
                                gc_bit_order_t order,
@@ -759,20 +759,20 @@ gc_status_t gc_pack_signs_into(const DLTensor *src,
                                void *stream);
 
 /**
- * * Unpacks chunks of signs to your memory, as +scale and -scale. +scale is where the bit is 1, -scale where it is 0.
- * *
- * * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `scales`: NULL for 1; or
- * * float32 on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read when
- * * the work is done, so what wrote them need not be waited for. `dst`: n elements, any shape and strides, written in C
- * * order: float16, bfloat16, float32, float64; without scales a signed integer, too.
- * *
- * * A scale is rounded to the dtype of dst once, to nearest even; past the largest of the dtype it is infinite. It may
- * * be anything: with a negative one the signs change places, a NaN gives NaN for either bit, always the same one
- * * (0x7fc00000 in float32).
- * *
- * * INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8, scales not float32,
- * * bool or an unsigned integer in dst, or any integer beside scales. SHAPE_MISMATCH: src, scales. NOT_CONTIGUOUS: src,
- * * scales.
+ * Unpacks chunks of signs to your memory, as +scale and -scale. +scale is where the bit is 1, -scale where it is 0.
+ *
+ * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `scales`: NULL for 1; or
+ * float32 on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read when
+ * the work is done, so what wrote them need not be waited for. `dst`: n elements, any shape and strides, written in C
+ * order: float16, bfloat16, float32, float64; without scales a signed integer, too.
+ *
+ * A scale is rounded to the dtype of dst once, to nearest even; past the largest of the dtype it is infinite. It may
+ * be anything: with a negative one the signs change places, a NaN gives NaN for either bit, always the same one
+ * (0x7fc00000 in float32).
+ *
+ * INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8, scales not float32,
+ * bool or an unsigned integer in dst, or any integer beside scales. SHAPE_MISMATCH: src, scales. NOT_CONTIGUOUS: src,
+ * scales.
  */
 gc_status_t gc_unpack_signs_into(const DLTensor *src,
                                  const DLTensor *scales,
@@ -781,18 +781,18 @@ gc_status_t gc_unpack_signs_into(const DLTensor *src,
                                  void *stream);
 
 /**
- * * Takes a majority vote on every bit: the result is what more than half of the voters have.
- * *
- * * In a tie, which an even number of voters can have, the bit is that of voter number (byte index + turn) mod n_voters:
- * * so ties push some weights one way and some the other. Give another turn each step, the number of the step for
- * * example, and the same on all ranks that are to have the same result.
- * *
- * * `src`: uint8, two-dimensional: [n_voters, n_bytes], the bytes of each voter side by side; any number of voters, at
- * * any stride. `turn`: any number. `dst`: uint8, one-dimensional, contiguous: n_bytes. Bits that fill up a chunk are
- * * voted on like the others. The order of bits does not matter.
- * *
- * * INVALID_ARGUMENT: no voters. UNSUPPORTED_DTYPE: src or dst not uint8. SHAPE_MISMATCH: src not two-dimensional, dst.
- * * NOT_CONTIGUOUS: the bytes of a voter, dst.
+ * Takes a majority vote on every bit: the result is what more than half of the voters have.
+ *
+ * In a tie, which an even number of voters can have, the bit is that of voter number (byte index + turn) mod n_voters:
+ * so ties push some weights one way and some the other. Give another turn each step, the number of the step for
+ * example, and the same on all ranks that are to have the same result.
+ *
+ * `src`: uint8, two-dimensional: [n_voters, n_bytes], the bytes of each voter side by side; any number of voters, at
+ * any stride. `turn`: any number. `dst`: uint8, one-dimensional, contiguous: n_bytes. Bits that fill up a chunk are
+ * voted on like the others. The order of bits does not matter.
+ *
+ * INVALID_ARGUMENT: no voters. UNSUPPORTED_DTYPE: src or dst not uint8. SHAPE_MISMATCH: src not two-dimensional, dst.
+ * NOT_CONTIGUOUS: the bytes of a voter, dst.
  */
 gc_status_t gc_vote_signs_into(const DLTensor *src,
                                uint64_t turn,
@@ -811,20 +811,20 @@ gc_status_t gc_vote_signs_into(const DLTensor *src,
  * memory instead of two, keeps the error itself, and takes several tensors at once.
  */
 
-/** * What a scale is: one of GC_SCALE_*. */
+/** What a scale is: one of GC_SCALE_*. */
 typedef int32_t gc_scale_t;
 
 /**
- * * Compresses a gradient to signs and one scale, and updates its error.
- * *
- * * `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on the
- * * same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive chunks as
- * * from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares overflow: then
- * * the error is as it was. So it is when the call fails.
- * *
- * * INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an error of
- * * another size. A call that fails leaves the error as it was; on CUDA it may be the new one if what fails is the driver's
- * * wait at the end.
+ * Compresses a gradient to signs and one scale, and updates its error.
+ *
+ * `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on the
+ * same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive chunks as
+ * from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares overflow: then
+ * the error is as it was. So it is when the call fails.
+ *
+ * INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an error of
+ * another size. A call that fails leaves the error as it was; on CUDA it may be the new one if what fails is the driver's
+ * wait at the end.
  */
 gc_status_t gc_onebit_compress(const DLManagedTensor *grad,
                                DLManagedTensor *error,
@@ -833,17 +833,17 @@ gc_status_t gc_onebit_compress(const DLManagedTensor *grad,
                                float *out_scale);
 
 /**
- * * Decompresses chunks to one tensor: +s where the bit is 1 and -s where it is 0. To write to your memory instead, use
- * * gc_unpack_signs_into().
- * *
- * * `chunks`: as for gc_unpack_chunks(). `scales`: `n_chunks` numbers in host memory, s of each chunk: all the same for
- * * those of one gc_onebit_compress(). `dtype`: float32, float16 or bfloat16. `*out`: one-dimensional, of that dtype,
- * * `n_elements` long, on the device of the chunks, yours to release.
- * *
- * * A scale may be anything. It is rounded to the dtype once, to nearest even; past the largest of the dtype it is
- * * infinite, and a NaN gives NaN for either bit.
- * *
- * * As gc_unpack_chunks(); and INVALID_ARGUMENT: scales NULL. UNSUPPORTED_DTYPE: another dtype.
+ * Decompresses chunks to one tensor: +s where the bit is 1 and -s where it is 0. To write to your memory instead, use
+ * gc_unpack_signs_into().
+ *
+ * `chunks`: as for gc_unpack_chunks(). `scales`: `n_chunks` numbers in host memory, s of each chunk: all the same for
+ * those of one gc_onebit_compress(). `dtype`: float32, float16 or bfloat16. `*out`: one-dimensional, of that dtype,
+ * `n_elements` long, on the device of the chunks, yours to release.
+ *
+ * A scale may be anything. It is rounded to the dtype once, to nearest even; past the largest of the dtype it is
+ * infinite, and a NaN gives NaN for either bit.
+ *
+ * As gc_unpack_chunks(); and INVALID_ARGUMENT: scales NULL. UNSUPPORTED_DTYPE: another dtype.
  */
 gc_status_t gc_onebit_decompress(DLManagedTensor *const *chunks,
                                  size_t n_chunks,
@@ -853,14 +853,14 @@ gc_status_t gc_onebit_decompress(DLManagedTensor *const *chunks,
                                  DLManagedTensor **out);
 
 /**
- * * gc_onebit_compress() into your memory.
- * *
- * * `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk, bits
- * * most significant first, every byte written. `scale`: float32, one element. `workspace`: uint8, C-contiguous, at least
- * * gc_onebit_workspace_bytes(n) bytes, aligned to 16; whatever is in it, it is written to. All on the gradient's device.
- * *
- * * As gc_onebit_compress(), and INVALID_ARGUMENT: a rule that is none. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
- * * workspace.
+ * gc_onebit_compress() into your memory.
+ *
+ * `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk, bits
+ * most significant first, every byte written. `scale`: float32, one element. `workspace`: uint8, C-contiguous, at least
+ * gc_onebit_workspace_bytes(n) bytes, aligned to 16; whatever is in it, it is written to. All on the gradient's device.
+ *
+ * As gc_onebit_compress(), and INVALID_ARGUMENT: a rule that is none. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
+ * workspace.
  */
 gc_status_t gc_onebit_compress_into(const DLTensor *grad,
                                     DLTensor *error,
@@ -871,8 +871,8 @@ gc_status_t gc_onebit_compress_into(const DLTensor *grad,
                                     void *stream);
 
 /**
- * * Bytes of the workspace of gc_onebit_compress_into(): about 1/4096 of a float32 gradient's. -1, and the last error,
- * * for a negative n_elements.
+ * Bytes of the workspace of gc_onebit_compress_into(): about 1/4096 of a float32 gradient's. -1, and the last error,
+ * for a negative n_elements.
  */
 int64_t gc_onebit_workspace_bytes(int64_t n_elements);
 
@@ -913,133 +913,133 @@ int64_t gc_onebit_workspace_bytes(int64_t n_elements);
  * detected.
  */
 
-/** * What happened, as bits of a number: in a codec's flags and in those of a chunk. */
+/** What happened, as bits of a number: in a codec's flags and in those of a chunk. */
 enum gc_flag {
-    /** * A payload or a state that this codec would not have written. */
+    /** A payload or a state that this codec would not have written. */
     GC_FLAG_CORRUPT = 1,
-    /** * Something that was not finite. */
+    /** Something that was not finite. */
     GC_FLAG_NONFINITE = 2,
-    /** * A step was taken back. */
+    /** A step was taken back. */
     GC_FLAG_TAKEN_BACK = 4,
 };
 
-/** * Which codec. 3 to 15 are kept for others. */
+/** Which codec. 3 to 15 are kept for others. */
 enum gc_codec {
-    /** * Signs and a scale, with error feedback. */
+    /** Signs and a scale, with error feedback. */
     GC_CODEC_ONEBIT = 1,
-    /** * Signs alone, reduced by majority. */
+    /** Signs alone, reduced by majority. */
     GC_CODEC_SIGN = 2,
 };
 
-/** * How errors are kept. */
+/** How errors are kept. */
 enum gc_error {
-    /** * The default. */
+    /** The default. */
     GC_ERROR_FLOAT32 = 0,
-    /** * Half the memory; what is rounded is gradient plus error. */
+    /** Half the memory; what is rounded is gradient plus error. */
     GC_ERROR_BFLOAT16 = 1,
-    /** * None are kept: what a step loses is lost. */
+    /** None are kept: what a step loses is lost. */
     GC_ERROR_NONE = 2,
 };
 
-/** * What the scale is. */
+/** What the scale is. */
 enum gc_scale {
-    /** * The root of the mean square: DeepSpeed's. */
+    /** The root of the mean square: DeepSpeed's. */
     GC_SCALE_RMS = 0,
-    /** * The mean of the absolute values: EF-signSGD's. */
+    /** The mean of the absolute values: EF-signSGD's. */
     GC_SCALE_MEAN = 1,
 };
 
-/** * What happens to numbers that are not finite. GC_FLAG_NONFINITE is set in any case. */
+/** What happens to numbers that are not finite. GC_FLAG_NONFINITE is set in any case. */
 enum gc_nonfinite {
-    /** * They stay in the state, until gc_codec_reset() or gc_codec_state_in(). */
+    /** They stay in the state, until gc_codec_reset() or gc_codec_state_in(). */
     GC_NONFINITE_PROPAGATE = 0,
-    /** * They count as 0; a scale that is not finite is 0, so nothing is sent and all of it is carried. */
+    /** They count as 0; a scale that is not finite is 0, so nothing is sent and all of it is carried. */
     GC_NONFINITE_ZERO = 1,
-    /** * A step is pending until gc_codec_commit(), which takes it back if anything was not finite. */
+    /** A step is pending until gc_codec_commit(), which takes it back if anything was not finite. */
     GC_NONFINITE_TRANSACTIONAL = 2,
 };
 
-/** * What decoding does with its output. */
+/** What decoding does with its output. */
 enum gc_decode {
-    /** * Writes the values. */
+    /** Writes the values. */
     GC_DECODE_SET = 0,
-    /** * Adds them to what is there. */
+    /** Adds them to what is there. */
     GC_DECODE_ADD = 1,
 };
 
-/** * A codec: gc_codec_create() makes one. */
+/** A codec: gc_codec_create() makes one. */
 typedef struct gc_codec_t gc_codec_t;
 
-/** * What a codec is made of. Set struct_size and what you need; a field that is 0 has its default. */
+/** What a codec is made of. Set struct_size and what you need; a field that is 0 has its default. */
 typedef struct gc_codec_options_t {
-    /** * sizeof(gc_codec_options_t). */
+    /** sizeof(gc_codec_options_t). */
     uint32_t struct_size;
-    /** * One of GC_CODEC_*; there is no default. */
+    /** One of GC_CODEC_*; there is no default. */
     int32_t codec;
-    /** * All 0: the CPU. */
+    /** All 0: the CPU. */
     DLDevice device;
-    /** * Of what is encoded: float32, float16 or bfloat16. All 0: float32. */
+    /** Of what is encoded: float32, float16 or bfloat16. All 0: float32. */
     DLDataType values;
-    /** * Of what is decoded in the end, likewise: a reduced scale is rounded to it. */
+    /** Of what is decoded in the end, likewise: a reduced scale is rounded to it. */
     DLDataType results;
-    /** * One of GC_ERROR_*. SIGN keeps no errors. */
+    /** One of GC_ERROR_*. SIGN keeps no errors. */
     int32_t error;
-    /** * One of GC_SCALE_*. */
+    /** One of GC_SCALE_*. */
     int32_t scale;
-    /** * One of GC_NONFINITE_*. */
+    /** One of GC_NONFINITE_*. */
     int32_t nonfinite;
-    /** * What a carried error is multiplied by each step. 0: 1. */
+    /** What a carried error is multiplied by each step. 0: 1. */
     float beta;
-    /** * The element counts of n_segments tensors, 0 or more each. NULL: one segment, of n_elements. */
+    /** The element counts of n_segments tensors, 0 or more each. NULL: one segment, of n_elements. */
     const int64_t *segments;
-    /** * How many. */
+    /** How many. */
     size_t n_segments;
-    /** * With `segments` NULL, all elements; otherwise 0. */
+    /** With `segments` NULL, all elements; otherwise 0. */
     int64_t n_elements;
-    /** * 0: 1. */
+    /** 0: 1. */
     size_t n_chunks;
-    /** * k + 1: this codec reduces chunk k, and keeps its error. 0: it reduces none. */
+    /** k + 1: this codec reduces chunk k, and keeps its error. 0: it reduces none. */
     uint64_t server;
-    /** * 0. */
+    /** 0. */
     uint64_t reserved[4];
 } gc_codec_options_t;
 
-/** * How values are decoded: one of GC_DECODE_*. */
+/** How values are decoded: one of GC_DECODE_*. */
 typedef int32_t gc_decode_t;
 
 /**
- * * Makes a codec. Its state is +0, which means that no error is carried yet.
- * *
- * * `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice with
- * * GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by gc_codec_free().
- * *
- * * INVALID_ARGUMENT: a codec or another number that this version does not know; a field behind those that it knows, or a
- * * reserved one, that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
- * * chunks; errors with GC_CODEC_SIGN. UNSUPPORTED_DTYPE: not float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or a
- * * state of more than 2^63 - 1 bytes.
+ * Makes a codec. Its state is +0, which means that no error is carried yet.
+ *
+ * `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice with
+ * GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by gc_codec_free().
+ *
+ * INVALID_ARGUMENT: a codec or another number that this version does not know; a field behind those that it knows, or a
+ * reserved one, that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
+ * chunks; errors with GC_CODEC_SIGN. UNSUPPORTED_DTYPE: not float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or a
+ * state of more than 2^63 - 1 bytes.
  */
 gc_status_t gc_codec_create(const gc_codec_options_t *options,
                             gc_codec_t **out);
 
 /**
- * * Releases a codec. Nothing may use it any more: no thread, no work that is under way, no graph. NULL is ignored. On
- * * CUDA it may wait for all work of the context: not in a capture, not between the launches of a collective.
+ * Releases a codec. Nothing may use it any more: no thread, no work that is under way, no graph. NULL is ignored. On
+ * CUDA it may wait for all work of the context: not in a capture, not between the launches of a collective.
  */
 void gc_codec_free(gc_codec_t *codec);
 
-/** * Bytes of a payload: n_chunks times those of a chunk. -1, and the last error, if `codec` is NULL. */
+/** Bytes of a payload: n_chunks times those of a chunk. -1, and the last error, if `codec` is NULL. */
 int64_t gc_codec_payload_bytes(const gc_codec_t *codec);
 
 /**
- * * Encodes a gradient plus the carried error as a payload, and keeps the new error.
- * *
- * * `values`: n_values tensors, one for each segment, of its element count and of the codec's dtype. `value_factor`,
- * * `error_factor`: NULL for 1, or one float32 on the codec's device, by which the gradient and the carried error are
- * * multiplied first: the first takes a loss scale out; the second is the new loss scale over the old where it stays in.
- * * `payload`: gc_codec_payload_bytes() bytes, all of them written.
- * *
- * * INVALID_ARGUMENT: n_values not the number of segments; a payload not aligned to 16. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
- * * NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
+ * Encodes a gradient plus the carried error as a payload, and keeps the new error.
+ *
+ * `values`: n_values tensors, one for each segment, of its element count and of the codec's dtype. `value_factor`,
+ * `error_factor`: NULL for 1, or one float32 on the codec's device, by which the gradient and the carried error are
+ * multiplied first: the first takes a loss scale out; the second is the new loss scale over the old where it stays in.
+ * `payload`: gc_codec_payload_bytes() bytes, all of them written.
+ *
+ * INVALID_ARGUMENT: n_values not the number of segments; a payload not aligned to 16. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
+ * NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
  */
 gc_status_t gc_codec_encode(gc_codec_t *codec,
                             const DLTensor *const *values,
@@ -1050,16 +1050,16 @@ gc_status_t gc_codec_encode(gc_codec_t *codec,
                             void *stream);
 
 /**
- * * Decodes a payload to +s or -s for every element. s is the segment's scale in the chunk.
- * *
- * * `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers. `divisor`: the
- * * scale is divided by it; 0 is 1. `factor`: NULL for 1, or one float32 on the codec's device, by which it is multiplied.
- * * `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to what is there, so that rings and trees of your own can
- * * be built. `values`: n_values tensors, one for each segment: all float32, all float16 or all bfloat16; with
- * * GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
- * *
- * * As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, a mode that is none. CORRUPT: on the CPU, a chunk that
- * * this codec would not have written; nothing is written then.
+ * Decodes a payload to +s or -s for every element. s is the segment's scale in the chunk.
+ *
+ * `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers. `divisor`: the
+ * scale is divided by it; 0 is 1. `factor`: NULL for 1, or one float32 on the codec's device, by which it is multiplied.
+ * `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to what is there, so that rings and trees of your own can
+ * be built. `values`: n_values tensors, one for each segment: all float32, all float16 or all bfloat16; with
+ * GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
+ *
+ * As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, a mode that is none. CORRUPT: on the CPU, a chunk that
+ * this codec would not have written; nothing is written then.
  */
 gc_status_t gc_codec_decode(gc_codec_t *codec,
                             const DLTensor *payload,
@@ -1071,16 +1071,16 @@ gc_status_t gc_codec_decode(gc_codec_t *codec,
                             void *stream);
 
 /**
- * * Reduces the same chunk of several payloads to one chunk. They are added in the order given: ONEBIT gives the signs
- * * and the scale of their mean plus the carried error, SIGN the majority. The error of this chunk is kept.
- * *
- * * `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks], chunk
- * * `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
- * *
- * * A corrupt chunk does not stop the others: what goes out is marked, so that all who decode it know, its scales are +0, and
- * * the carried error is as it was. On the CPU the call gives CORRUPT then; on CUDA GC_FLAG_CORRUPT is set.
- * *
- * * INVALID_ARGUMENT: another chunk, or none; no payloads; memory that is not aligned to 16. SHAPE_MISMATCH. BUSY.
+ * Reduces the same chunk of several payloads to one chunk. They are added in the order given: ONEBIT gives the signs
+ * and the scale of their mean plus the carried error, SIGN the majority. The error of this chunk is kept.
+ *
+ * `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks], chunk
+ * `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
+ *
+ * A corrupt chunk does not stop the others: what goes out is marked, so that all who decode it know, its scales are +0, and
+ * the carried error is as it was. On the CPU the call gives CORRUPT then; on CUDA GC_FLAG_CORRUPT is set.
+ *
+ * INVALID_ARGUMENT: another chunk, or none; no payloads; memory that is not aligned to 16. SHAPE_MISMATCH. BUSY.
  */
 gc_status_t gc_codec_reduce(gc_codec_t *codec,
                             size_t chunk,
@@ -1089,73 +1089,73 @@ gc_status_t gc_codec_reduce(gc_codec_t *codec,
                             void *stream);
 
 /**
- * * Writes what happened in all calls since the last gc_codec_flags(). That is GC_FLAG_*, or'ed, in stream order.
- * *
- * * `dst`: uint32, one element, on the codec's device or CUDAHost.
+ * Writes what happened in all calls since the last gc_codec_flags(). That is GC_FLAG_*, or'ed, in stream order.
+ *
+ * `dst`: uint32, one element, on the codec's device or CUDAHost.
  */
 gc_status_t gc_codec_flags(gc_codec_t *codec,
                            DLTensor *dst,
                            void *stream);
 
 /**
- * * Writes the scales of the last gc_codec_encode().
- * *
- * * `dst`: float32, one element for each segment, on the codec's device or CUDAHost.
+ * Writes the scales of the last gc_codec_encode().
+ *
+ * `dst`: float32, one element for each segment, on the codec's device or CUDAHost.
  */
 gc_status_t gc_codec_scales(gc_codec_t *codec, DLTensor *dst, void *stream);
 
 /**
- * * Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL. Its new state becomes the valid one. If `skip` is not 0, or
- * * something was not finite since the last commit, the step is taken back instead: the state is as it was before, and
- * * GC_FLAG_TAKEN_BACK is set. What was decoded is not undone. Without a step, nothing.
- * *
- * * `skip`: NULL, or one bool, int32 or float32 on the codec's device.
- * *
- * * INVALID_ARGUMENT: a codec of another policy. BUSY.
+ * Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL. Its new state becomes the valid one. If `skip` is not 0, or
+ * something was not finite since the last commit, the step is taken back instead: the state is as it was before, and
+ * GC_FLAG_TAKEN_BACK is set. What was decoded is not undone. Without a step, nothing.
+ *
+ * `skip`: NULL, or one bool, int32 or float32 on the codec's device.
+ *
+ * INVALID_ARGUMENT: a codec of another policy. BUSY.
  */
 gc_status_t gc_codec_commit(gc_codec_t *codec,
                             const DLTensor *skip,
                             void *stream);
 
-/** * Takes the pending step back: gc_codec_commit() with a `skip` that is not 0. */
+/** Takes the pending step back: gc_codec_commit() with a `skip` that is not 0. */
 gc_status_t gc_codec_rollback(gc_codec_t *codec, void *stream);
 
-/** * Resets the state to +0, as after gc_codec_create(). Flags and a pending step are dropped. */
+/** Resets the state to +0, as after gc_codec_create(). Flags and a pending step are dropped. */
 gc_status_t gc_codec_reset(gc_codec_t *codec, void *stream);
 
-/** * Bytes of the state. -1, and the last error, if `codec` is NULL. */
+/** Bytes of the state. -1, and the last error, if `codec` is NULL. */
 int64_t gc_codec_state_bytes(const gc_codec_t *codec);
 
 /**
- * * Writes the exact state as bytes, for gc_codec_state_in(). A codec with the same options that takes it goes on with
- * * the same bytes, on any device.
- * *
- * * `dst`: gc_codec_state_bytes() bytes on the codec's device.
- * *
- * * INVALID_ARGUMENT: a step is pending; not aligned to 16. SHAPE_MISMATCH. BUSY.
+ * Writes the exact state as bytes, for gc_codec_state_in(). A codec with the same options that takes it goes on with
+ * the same bytes, on any device.
+ *
+ * `dst`: gc_codec_state_bytes() bytes on the codec's device.
+ *
+ * INVALID_ARGUMENT: a step is pending; not aligned to 16. SHAPE_MISMATCH. BUSY.
  */
 gc_status_t gc_codec_state_out(gc_codec_t *codec,
                                DLTensor *dst,
                                void *stream);
 
 /**
- * * Takes a state that gc_codec_state_out() wrote. The state is checked: one that is not of such a codec gives CORRUPT
- * * on the CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec stays as it was.
- * *
- * * `src`: as for gc_codec_state_out(), and so are the errors.
+ * Takes a state that gc_codec_state_out() wrote. The state is checked: one that is not of such a codec gives CORRUPT
+ * on the CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec stays as it was.
+ *
+ * `src`: as for gc_codec_state_out(), and so are the errors.
  */
 gc_status_t gc_codec_state_in(gc_codec_t *codec,
                               const DLTensor *src,
                               void *stream);
 
 /**
- * * Writes the carried errors as numbers, to look at them or to go on with other options.
- * *
- * * `worker`: NULL, or float32, as many elements as all segments have, one segment after the other. `server`: NULL, or
- * * float32, as many elements as the chunk has that this codec reduces.
- * *
- * * INVALID_ARGUMENT: a step is pending; `server` without a chunk to reduce. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
- * * NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
+ * Writes the carried errors as numbers, to look at them or to go on with other options.
+ *
+ * `worker`: NULL, or float32, as many elements as all segments have, one segment after the other. `server`: NULL, or
+ * float32, as many elements as the chunk has that this codec reduces.
+ *
+ * INVALID_ARGUMENT: a step is pending; `server` without a chunk to reduce. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
+ * NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
  */
 gc_status_t gc_codec_errors_out(gc_codec_t *codec,
                                 DLTensor *worker,
@@ -1163,9 +1163,9 @@ gc_status_t gc_codec_errors_out(gc_codec_t *codec,
                                 void *stream);
 
 /**
- * * Carries the given errors from now on, rounded to the codec's dtype of errors. What is NULL stays as it is.
- * *
- * * `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps none.
+ * Carries the given errors from now on, rounded to the codec's dtype of errors. What is NULL stays as it is.
+ *
+ * `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps none.
  */
 gc_status_t gc_codec_errors_in(gc_codec_t *codec,
                                const DLTensor *worker,
@@ -1209,39 +1209,39 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  * CORRUPT.
  */
 
-/** * What a transport cannot do. */
+/** What a transport cannot do. */
 enum gc_transport {
-    /** * It takes host memory only: what is on a card goes through pinned memory, and calls wait for their stream. */
+    /** It takes host memory only: what is on a card goes through pinned memory, and calls wait for their stream. */
     GC_TRANSPORT_HOST = 1,
 };
 
-/** * A communicator: gc_comm_from_transport(), gc_comm_group() and gc_comm_from_nccl() make them, and gc_comm_from_nccl_id(). */
+/** A communicator: gc_comm_from_transport(), gc_comm_group() and gc_comm_from_nccl() make them, and gc_comm_from_nccl_id(). */
 typedef struct gc_comm_t gc_comm_t;
 
 /**
- * * An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are called
- * * on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the memory is: host
- * * memory also without GC_TRANSPORT_HOST, where handles on a card are made.
+ * An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are called
+ * on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the memory is: host
+ * memory also without GC_TRANSPORT_HOST, where handles on a card are made.
  */
 typedef struct gc_transport_t {
-    /** * sizeof(gc_transport_t). */
+    /** sizeof(gc_transport_t). */
     uint32_t struct_size;
-    /** * This rank: 0 to world_size - 1. */
+    /** This rank: 0 to world_size - 1. */
     int32_t rank;
-    /** * At least 1. */
+    /** At least 1. */
     int32_t world_size;
-    /** * 0, or GC_TRANSPORT_HOST. */
+    /** 0, or GC_TRANSPORT_HOST. */
     uint32_t flags;
-    /** * Whatever the functions want to know. */
+    /** Whatever the functions want to know. */
     void *ctx;
-    /** * Sends block k of `send` to rank k, and receives one of each rank, in ranks' order; each has bytes_per_rank bytes. */
+    /** Sends block k of `send` to rank k, and receives one of each rank, in ranks' order; each has bytes_per_rank bytes. */
     int32_t (*all_to_all)(void *ctx,
                           const void *send,
                           void *recv,
                           size_t bytes_per_rank,
                           DLDevice device,
                           void *stream);
-    /** * Sends the bytes_per_rank bytes at `send` to every rank, and receives those of each, in ranks' order. */
+    /** Sends the bytes_per_rank bytes at `send` to every rank, and receives those of each, in ranks' order. */
     int32_t (*all_gather)(void *ctx,
                           const void *send,
                           void *recv,
@@ -1251,66 +1251,66 @@ typedef struct gc_transport_t {
 } gc_transport_t;
 
 /**
- * * Makes a communicator from functions of yours that exchange memory.
- * *
- * * `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release, by
- * * gc_comm_free().
- * *
- * * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; a function that is NULL; an unknown flag.
+ * Makes a communicator from functions of yours that exchange memory.
+ *
+ * `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release, by
+ * gc_comm_free().
+ *
+ * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; a function that is NULL; an unknown flag.
  */
 gc_status_t gc_comm_from_transport(const gc_transport_t *transport,
                                    gc_comm_t **out);
 
 /**
- * * Makes the communicators of a world of threads within this process. There is one for each rank, and each is for one
- * * thread.
- * *
- * * `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
- * *
- * * INVALID_ARGUMENT: world_size below 1.
+ * Makes the communicators of a world of threads within this process. There is one for each rank, and each is for one
+ * thread.
+ *
+ * `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
+ *
+ * INVALID_ARGUMENT: world_size below 1.
  */
 gc_status_t gc_comm_group(int32_t world_size,
                           gc_comm_t **out);
 
 /**
- * * Allocates the memory for gc_compressed_allreduce(), so that later calls need not. That is for calls with up to
- * * `n_elements` elements on `device`, and takes about 4.3 + 4 / world_size bytes per element. Other ranks need not call
- * * this.
- * *
- * * INVALID_ARGUMENT: n_elements negative. SIZE_OVERFLOW. BUSY.
+ * Allocates the memory for gc_compressed_allreduce(), so that later calls need not. That is for calls with up to
+ * `n_elements` elements on `device`, and takes about 4.3 + 4 / world_size bytes per element. Other ranks need not call
+ * this.
+ *
+ * INVALID_ARGUMENT: n_elements negative. SIZE_OVERFLOW. BUSY.
  */
 gc_status_t gc_comm_reserve(gc_comm_t *comm,
                             DLDevice device,
                             int64_t n_elements);
 
 /**
- * * Says whether something has gone wrong for good in earlier calls on this rank. COMM: an exchange failed; CORRUPT:
- * * there was a payload that no rank of this version sends; OK otherwise. It never waits, and may be called on any
- * * thread.
+ * Says whether something has gone wrong for good in earlier calls on this rank. COMM: an exchange failed; CORRUPT:
+ * there was a payload that no rank of this version sends; OK otherwise. It never waits, and may be called on any
+ * thread.
  */
 gc_status_t gc_comm_async_error(const gc_comm_t *comm);
 
 /**
- * * Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduce handles that were made from
- * * it go on working. Its transport's functions are not called, but must stay until its last handle is released, too.
+ * Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduce handles that were made from
+ * it go on working. Its transport's functions are not called, but must stay until its last handle is released, too.
  */
 void gc_comm_free(gc_comm_t *comm);
 
 /**
- * * Averages a gradient over all ranks at one bit per element, with error feedback. On every rank `buffer` becomes the
- * * mean, over the ranks, of what it was plus the errors. All ranks end with the same bytes.
- * *
- * * `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous, as
- * * many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the
- * * elements of this rank's shard are used: from number rank * shard on, as far as there are. All three on one device, 0
- * * before the first call, and written to by each.
- * *
- * * If anything was not finite on any rank, buffer is NaN everywhere and both errors are as they were, on every rank. A call
- * * that fails leaves buffer and errors of this rank as they were. Without elements: OK, and nothing is exchanged.
- * *
- * * UNSUPPORTED_DTYPE, NOT_CONTIGUOUS, SHAPE_MISMATCH: a tensor that is not as described. INVALID_ARGUMENT: tensors on different
- * * devices, or that overlap. COMM: an exchange failed. CORRUPT: a rank runs another version, or calls with another number of
- * * elements. BUSY.
+ * Averages a gradient over all ranks at one bit per element, with error feedback. On every rank `buffer` becomes the
+ * mean, over the ranks, of what it was plus the errors. All ranks end with the same bytes.
+ *
+ * `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous, as
+ * many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the
+ * elements of this rank's shard are used: from number rank * shard on, as far as there are. All three on one device, 0
+ * before the first call, and written to by each.
+ *
+ * If anything was not finite on any rank, buffer is NaN everywhere and both errors are as they were, on every rank. A call
+ * that fails leaves buffer and errors of this rank as they were. Without elements: OK, and nothing is exchanged.
+ *
+ * UNSUPPORTED_DTYPE, NOT_CONTIGUOUS, SHAPE_MISMATCH: a tensor that is not as described. INVALID_ARGUMENT: tensors on different
+ * devices, or that overlap. COMM: an exchange failed. CORRUPT: a rank runs another version, or calls with another number of
+ * elements. BUSY.
  */
 gc_status_t gc_compressed_allreduce(gc_comm_t *comm,
                                     DLTensor *buffer,
@@ -1319,8 +1319,8 @@ gc_status_t gc_compressed_allreduce(gc_comm_t *comm,
                                     void *stream);
 
 /**
- * * Elements of a rank's server error: 8 * gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that cannot be:
- * * n_elements negative, world_size below 1, or more than 2^63 - 1.
+ * Elements of a rank's server error: 8 * gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that cannot be:
+ * n_elements negative, world_size below 1, or more than 2^63 - 1.
  */
 int64_t gc_shard_elements(int64_t n_elements,
                           int32_t world_size);
@@ -1351,62 +1351,62 @@ int64_t gc_shard_elements(int64_t n_elements,
  * the one that made it.
  */
 
-/** * How an ncclComm_t is used. */
+/** How an ncclComm_t is used. */
 enum gc_nccl {
-    /** * A communicator of all its ranks is split from it, so that calls on the two need no order. */
+    /** A communicator of all its ranks is split from it, so that calls on the two need no order. */
     GC_NCCL_SPLIT = 1,
 };
 
-/** * Which communicator of NCCL, and which NCCL. */
+/** Which communicator of NCCL, and which NCCL. */
 typedef struct gc_nccl_options_t {
-    /** * sizeof(gc_nccl_options_t). */
+    /** sizeof(gc_nccl_options_t). */
     uint32_t struct_size;
-    /** * 0, or GC_NCCL_SPLIT. */
+    /** 0, or GC_NCCL_SPLIT. */
     uint32_t flags;
-    /** * An ncclComm_t, for gc_comm_from_nccl(); NULL for the others. */
+    /** An ncclComm_t, for gc_comm_from_nccl(); NULL for the others. */
     void *comm;
-    /** * NCCL, from dlopen(). NULL: what is loaded. */
+    /** NCCL, from dlopen(). NULL: what is loaded. */
     void *dl_handle;
 } gc_nccl_options_t;
 
 /**
- * * Makes a communicator over an NCCL communicator that you have. Its rank, world size and device are those of `comm`.
- * *
- * * Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
- * * never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
- * * GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work that waits for another
- * * rank, and is not used afterwards. A `comm` that is still being made is waited for.
- * *
- * * `*out`: yours to release, by gc_comm_free().
- * *
- * * INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not
- * * clear which. COMM: a failure of NCCL's. And as for a tensor on the device of `comm`.
+ * Makes a communicator over an NCCL communicator that you have. Its rank, world size and device are those of `comm`.
+ *
+ * Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
+ * never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
+ * GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work that waits for another
+ * rank, and is not used afterwards. A `comm` that is still being made is waited for.
+ *
+ * `*out`: yours to release, by gc_comm_free().
+ *
+ * INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not
+ * clear which. COMM: a failure of NCCL's. And as for a tensor on the device of `comm`.
  */
 gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options,
                               gc_comm_t **out);
 
 /**
- * * Makes the 128 bytes by which the ranks of a new NCCL world find each other. One rank calls this, and sends the bytes
- * * to all others.
- * *
- * * `options`: comm NULL and flags 0. `id`: room for 128 bytes.
- * *
- * * Loads libnccl.so.2 if no NCCL is loaded.
- * *
- * * INVALID_ARGUMENT: a comm, or flags. COMM_UNAVAILABLE: no NCCL, or one older than 2.18. COMM: a failure of NCCL's.
+ * Makes the 128 bytes by which the ranks of a new NCCL world find each other. One rank calls this, and sends the bytes
+ * to all others.
+ *
+ * `options`: comm NULL and flags 0. `id`: room for 128 bytes.
+ *
+ * Loads libnccl.so.2 if no NCCL is loaded.
+ *
+ * INVALID_ARGUMENT: a comm, or flags. COMM_UNAVAILABLE: no NCCL, or one older than 2.18. COMM: a failure of NCCL's.
  */
 gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options,
                             uint8_t *id);
 
 /**
- * * Makes a new communicator over NCCL, from the bytes of gc_comm_nccl_id(). All ranks of a world call this, and block
- * * until the others do. gc_comm_free() destroys what NCCL has made for it.
- * *
- * * `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
- * * `*out`: yours to release, by gc_comm_free().
- * *
- * * As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as
- * * for a tensor on the device.
+ * Makes a new communicator over NCCL, from the bytes of gc_comm_nccl_id(). All ranks of a world call this, and block
+ * until the others do. gc_comm_free() destroys what NCCL has made for it.
+ *
+ * `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
+ * `*out`: yours to release, by gc_comm_free().
+ *
+ * As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as
+ * for a tensor on the device.
  */
 gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
                                  const uint8_t *id,
@@ -1444,61 +1444,61 @@ gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
  * rank's buffer until then.
  */
 
-/** * The memory of ranks that reach each other, as one of them has it. */
+/** The memory of ranks that reach each other, as one of them has it. */
 typedef struct gc_peers_options_t {
-    /** * sizeof(gc_peers_options_t). */
+    /** sizeof(gc_peers_options_t). */
     uint32_t struct_size;
-    /** * This rank: 0 to world_size - 1. */
+    /** This rank: 0 to world_size - 1. */
     int32_t rank;
-    /** * 1 to 64. */
+    /** 1 to 64. */
     int32_t world_size;
-    /** * How long a call waits for the other ranks, on the card; 0: 30 seconds. */
+    /** How long a call waits for the other ranks, on the card; 0: 30 seconds. */
     uint32_t timeout_ms;
-    /** * This rank's, CUDA. */
+    /** This rank's, CUDA. */
     DLDevice device;
-    /** * Of each buffer: gc_peers_bytes(), the same on every rank. */
+    /** Of each buffer: gc_peers_bytes(), the same on every rank. */
     size_t bytes;
     /**
-     * * world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the first
-     * * rank calls this.
+     * world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the first
+     * rank calls this.
      */
     void *const *buffers;
 } gc_peers_options_t;
 
 /**
- * * Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements. They are about n / 4. With
- * * several segments a chunk has 4 bytes a segment more, and up to 1 byte a segment for its bits: add 2 * world_size
- * * times that.
- * *
- * * -1, and the last error: n_elements negative, or world_size not within 1 to 64.
+ * Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements. They are about n / 4. With
+ * several segments a chunk has 4 bytes a segment more, and up to 1 byte a segment for its bits: add 2 * world_size
+ * times that.
+ *
+ * -1, and the last error: n_elements negative, or world_size not within 1 to 64.
  */
 int64_t gc_peers_bytes(int64_t n_elements,
                        int32_t world_size);
 
 /**
- * * Makes a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
- * * memory from cuIpcOpenMemHandle(). Every rank calls this; none waits for another.
- * *
- * * `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of it,
- * * and nothing else may write to them; to be used once more they are set to 0 again. `*out`: yours to release, by
- * * gc_comm_free().
- * *
- * * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which this
- * * rank's own is not on `device`, or not 0. UNSUPPORTED_DEVICE: the CPU. And as for a tensor on the device.
+ * Makes a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
+ * memory from cuIpcOpenMemHandle(). Every rank calls this; none waits for another.
+ *
+ * `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of it,
+ * and nothing else may write to them; to be used once more they are set to 0 again. `*out`: yours to release, by
+ * gc_comm_free().
+ *
+ * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which this
+ * rank's own is not on `device`, or not 0. UNSUPPORTED_DEVICE: the CPU. And as for a tensor on the device.
  */
 gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
                                gc_comm_t **out);
 
 /**
- * * Makes a communicator over peer memory that it allocates and maps itself. Every rank of another communicator calls
- * * this, with the same `n_elements`; over that one they tell each other what they need.
- * *
- * * `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`: as for
- * * gc_peers_bytes(). `timeout_ms`: as in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
- * *
- * * If one rank fails, all do, unless that is with BUSY or a NULL `bootstrap`, for which the others wait. UNSUPPORTED_DEVICE: a
- * * rank cannot reach the memory of another (another machine, a card without peer access); the CPU. INVALID_ARGUMENT:
- * * ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
+ * Makes a communicator over peer memory that it allocates and maps itself. Every rank of another communicator calls
+ * this, with the same `n_elements`; over that one they tell each other what they need.
+ *
+ * `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`: as for
+ * gc_peers_bytes(). `timeout_ms`: as in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
+ *
+ * If one rank fails, all do, unless that is with BUSY or a NULL `bootstrap`, for which the others wait. UNSUPPORTED_DEVICE: a
+ * rank cannot reach the memory of another (another machine, a card without peer access); the CPU. INVALID_ARGUMENT:
+ * ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
  */
 gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
                                DLDevice device,
@@ -1537,20 +1537,20 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
  */
 
 /**
- * * Combines a communicator inside each machine and one between machines. Every rank calls this: they tell each other,
- * * over both, who is where.
- * *
- * * `inside`: of this machine's ranks. `between`: of the ranks that have this rank's number in their machines, one of
- * * each machine; its ranks number the machines, so all of a machine have the same rank there. Or NULL, on every rank
- * * of a machine from the same number on: see above. Both stay yours. `*out`: yours to release, by gc_comm_free().
- * *
- * * Over peer memory `inside` carries blocks of several ranks: give gc_comm_open_peers() 1024 elements more for each
- * * rank of the world, of W, and X * X * M / (W * C) times as many where not every rank has a `between`.
- * *
- * * INVALID_ARGUMENT: ranks of a machine that have a `between` behind one that has none; others than those said above
- * * in one of the two; one communicator twice; one that is itself made of two. If one rank fails, all do, unless that
- * * is with BUSY or a NULL `inside`, or with a `between` of which another rank does not give its own (but NULL, or another
- * * communicator in its place): for that the others wait. OUT_OF_MEMORY, COMM, BUSY.
+ * Combines a communicator inside each machine and one between machines. Every rank calls this: they tell each other,
+ * over both, who is where.
+ *
+ * `inside`: of this machine's ranks. `between`: of the ranks that have this rank's number in their machines, one of
+ * each machine; its ranks number the machines, so all of a machine have the same rank there. Or NULL, on every rank
+ * of a machine from the same number on: see above. Both stay yours. `*out`: yours to release, by gc_comm_free().
+ *
+ * Over peer memory `inside` carries blocks of several ranks: give gc_comm_open_peers() 1024 elements more for each
+ * rank of the world, of W, and X * X * M / (W * C) times as many where not every rank has a `between`.
+ *
+ * INVALID_ARGUMENT: ranks of a machine that have a `between` behind one that has none; others than those said above
+ * in one of the two; one communicator twice; one that is itself made of two. If one rank fails, all do, unless that
+ * is with BUSY or a NULL `inside`, or with a `between` of which another rank does not give its own (but NULL, or another
+ * communicator in its place): for that the others wait. OUT_OF_MEMORY, COMM, BUSY.
  */
 gc_status_t gc_comm_from_two(gc_comm_t *inside,
                              gc_comm_t *between,
@@ -1574,36 +1574,36 @@ gc_status_t gc_comm_from_two(gc_comm_t *inside,
  * same step back.
  */
 
-/** * A compressed all-reduce: gc_allreduce_create() makes one. */
+/** A compressed all-reduce: gc_allreduce_create() makes one. */
 typedef struct gc_allreduce_t gc_allreduce_t;
 
 /**
- * * Makes an all-reduce handle from a communicator and the options of a codec. Every rank calls this, with the same
- * * options but for the device's number; they tell each other 64 bytes.
- * *
- * * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values. `*out`: yours
- * * to release, by gc_allreduce_free().
- * *
- * * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle. COMM,
- * * BUSY. If one rank fails, all do, unless that is with BUSY or a NULL `comm`, for which the others wait.
+ * Makes an all-reduce handle from a communicator and the options of a codec. Every rank calls this, with the same
+ * options but for the device's number; they tell each other 64 bytes.
+ *
+ * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values. `*out`: yours
+ * to release, by gc_allreduce_free().
+ *
+ * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle. COMM,
+ * BUSY. If one rank fails, all do, unless that is with BUSY or a NULL `comm`, for which the others wait.
  */
 gc_status_t gc_allreduce_create(gc_comm_t *comm,
                                 const gc_codec_options_t *options,
                                 gc_allreduce_t **out);
 
-/** * Releases an all-reduce handle, as gc_codec_free() does. Other ranks need not. */
+/** Releases an all-reduce handle, as gc_codec_free() does. Other ranks need not. */
 void gc_allreduce_free(gc_allreduce_t *allreduce);
 
 /**
- * * Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, as most ranks say. All
- * * ranks end with the same bytes.
- * *
- * * `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
- * * `error_factor`: as for gc_codec_encode().
- * *
- * * As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a rank
- * * whose payload is not of such a handle: values are as they were; on CUDA the flag is set. After a failure the errors of
- * * this rank may be those of the step: roll it back, or make them anew.
+ * Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, as most ranks say. All
+ * ranks end with the same bytes.
+ *
+ * `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
+ * `error_factor`: as for gc_codec_encode().
+ *
+ * As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a rank
+ * whose payload is not of such a handle: values are as they were; on CUDA the flag is set. After a failure the errors of
+ * this rank may be those of the step: roll it back, or make them anew.
  */
 gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
                              DLTensor *const *values,
@@ -1613,24 +1613,24 @@ gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
                              void *stream);
 
 /**
- * * The first half of gc_allreduce_run(): the mean, for this rank's part of the elements. It is for an optimizer whose
- * * state is divided among the ranks: from the mean, in float32, the optimizer computes its step, and
- * * gc_allreduce_all_gather() gives that to all. With an untouched shard the two are gc_allreduce_run(), byte for byte.
- * *
- * * `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
- * * it has as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The
- * * server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, as most ranks say; a tie is broken as by
- * * gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
- * *
- * * As gc_codec_encode(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: a shard that
- * * overlaps values or factors. COMM: an exchange failed. CORRUPT: on the CPU, a rank whose payload is not of such a
- * * handle: the shard is as it was; on CUDA the flag is set, and all of the shard is +0. Other ranks may not have met
- * * it: they wait for this one in gc_allreduce_all_gather(). After a failure the worker's errors of this rank may be
- * * those of the step.
- * *
- * * With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends what is pending, both or
- * * one alone; a half whose step is still pending when it comes again commits both first. So end each half by itself, or
- * * both together.
+ * The first half of gc_allreduce_run(): the mean, for this rank's part of the elements. It is for an optimizer whose
+ * state is divided among the ranks: from the mean, in float32, the optimizer computes its step, and
+ * gc_allreduce_all_gather() gives that to all. With an untouched shard the two are gc_allreduce_run(), byte for byte.
+ *
+ * `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
+ * it has as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The
+ * server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, as most ranks say; a tie is broken as by
+ * gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
+ *
+ * As gc_codec_encode(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: a shard that
+ * overlaps values or factors. COMM: an exchange failed. CORRUPT: on the CPU, a rank whose payload is not of such a
+ * handle: the shard is as it was; on CUDA the flag is set, and all of the shard is +0. Other ranks may not have met
+ * it: they wait for this one in gc_allreduce_all_gather(). After a failure the worker's errors of this rank may be
+ * those of the step.
+ *
+ * With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends what is pending, both or
+ * one alone; a half whose step is still pending when it comes again commits both first. So end each half by itself, or
+ * both together.
  */
 gc_status_t gc_allreduce_reduce_scatter(gc_allreduce_t *allreduce,
                                         const DLTensor *const *values,
@@ -1641,15 +1641,15 @@ gc_status_t gc_allreduce_reduce_scatter(gc_allreduce_t *allreduce,
                                         void *stream);
 
 /**
- * * The second half of gc_allreduce_run(): sends this rank's part to all. It replaces values on every rank by the signs
- * * and the scales of all ranks' shards. All ranks end with the same bytes.
- * *
- * * `shard`: as gc_allreduce_reduce_scatter() has it, with any numbers in it: the optimizer's step in place of the mean.
- * * The server's error is added first, and what signs and scale lose is the next one. What is not finite is treated as
- * * in the mean. GC_CODEC_SIGN: its signs are sent. `values`: as for gc_allreduce_run(), and written to.
- * *
- * * As gc_allreduce_run(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: values that
- * * overlap it. After a failure the server's errors of this rank may be those of the step.
+ * The second half of gc_allreduce_run(): sends this rank's part to all. It replaces values on every rank by the signs
+ * and the scales of all ranks' shards. All ranks end with the same bytes.
+ *
+ * `shard`: as gc_allreduce_reduce_scatter() has it, with any numbers in it: the optimizer's step in place of the mean.
+ * The server's error is added first, and what signs and scale lose is the next one. What is not finite is treated as
+ * in the mean. GC_CODEC_SIGN: its signs are sent. `values`: as for gc_allreduce_run(), and written to.
+ *
+ * As gc_allreduce_run(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: values that
+ * overlap it. After a failure the server's errors of this rank may be those of the step.
  */
 gc_status_t gc_allreduce_all_gather(gc_allreduce_t *allreduce,
                                     const DLTensor *shard,
@@ -1657,29 +1657,29 @@ gc_status_t gc_allreduce_all_gather(gc_allreduce_t *allreduce,
                                     size_t n_values,
                                     void *stream);
 
-/** * Writes what happened on this rank since the last call, as gc_codec_flags() does. */
+/** Writes what happened on this rank since the last call, as gc_codec_flags() does. */
 gc_status_t gc_allreduce_flags(gc_allreduce_t *allreduce, DLTensor *dst, void *stream);
 
 /**
- * * Ends a step, as gc_codec_commit() does. What was not finite on any rank takes it back on all. What the values became
- * * is not undone. Nothing is exchanged, so `skip` must say the same on every rank.
+ * Ends a step, as gc_codec_commit() does. What was not finite on any rank takes it back on all. What the values became
+ * is not undone. Nothing is exchanged, so `skip` must say the same on every rank.
  */
 gc_status_t gc_allreduce_commit(gc_allreduce_t *allreduce,
                                 const DLTensor *skip,
                                 void *stream);
 
-/** * Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0. */
+/** Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0. */
 gc_status_t gc_allreduce_rollback(gc_allreduce_t *allreduce, void *stream);
 
-/** * Resets the errors to +0, as after gc_allreduce_create(). Flags and a pending step are dropped. */
+/** Resets the errors to +0, as after gc_allreduce_create(). Flags and a pending step are dropped. */
 gc_status_t gc_allreduce_reset(gc_allreduce_t *allreduce, void *stream);
 
 /**
- * * Writes the errors of this rank and of its shard, as gc_codec_errors_out() does. Its shard is the part that it
- * * reduces.
- * *
- * * `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard has:
- * * all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
+ * Writes the errors of this rank and of its shard, as gc_codec_errors_out() does. Its shard is the part that it
+ * reduces.
+ *
+ * `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard has:
+ * all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
  */
 gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
                                     DLTensor *worker,
@@ -1687,14 +1687,14 @@ gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
                                     void *stream);
 
 /**
- * * Goes on with errors that a world of any size has kept. Other ranks need not call this at the same time.
- * *
- * * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it had as
- * * many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided by W and
- * * added in order. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all shards, of which this rank
- * * takes those of its own.
- * *
- * * As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
+ * Goes on with errors that a world of any size has kept. Other ranks need not call this at the same time.
+ *
+ * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it had as
+ * many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided by W and
+ * added in order. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all shards, of which this rank
+ * takes those of its own.
+ *
+ * As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
  */
 gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
                                    const DLTensor *workers,
@@ -1761,30 +1761,30 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
  * whoever checks what they say checks a copy.
  */
 
-/** * How a tensor is shared. */
+/** How a tensor is shared. */
 enum gc_share {
-    /** * As a copy, so that nothing else can be seen. On the CPU it always is one. On CUDA it is of memory of any kind. */
+    /** As a copy, so that nothing else can be seen. On the CPU it always is one. On CUDA it is of memory of any kind. */
     GC_SHARE_COPY = 1,
 };
 
-/** * What the sender keeps of a tensor that it has sent: gc_share_send() makes it. */
+/** What the sender keeps of a tensor that it has sent: gc_share_send() makes it. */
 typedef struct gc_share_t gc_share_t;
 
 /**
- * * Sends a tensor to another process. It returns when its message is written; gc_share_wait() says whether the other
- * * side took it.
- * *
- * * `tensor`: of any dtype, with any strides; elements of less than a byte that are copied must be C-contiguous. On CPU or
- * * CUDAHost it is copied, and yours again when this returns. On CUDA: the receiver's has its strides; keep it until it is
- * * released there.
- * * `flags`: 0 or GC_SHARE_COPY: the receiver's tensor is compact then. `*lease`: yours to release, by gc_share_free(); `lease`
- * * may be NULL if nobody is to wait.
- * *
- * * INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions; elements outside the memory of element 0.
- * * UNSUPPORTED_DEVICE. SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes. NOT_CONTIGUOUS, OUT_OF_MEMORY. SHARE: the
- * * other side has closed the socket, or the system refuses, or the memory is of a kind that cannot be given away, and what
- * * to do instead. TIMEOUT. CUDA, CONTEXT_LOST: the driver failed. A copy of the CPU counts as a file: RLIMIT_FSIZE and its
- * * SIGXFSZ apply.
+ * Sends a tensor to another process. It returns when its message is written; gc_share_wait() says whether the other
+ * side took it.
+ *
+ * `tensor`: of any dtype, with any strides; elements of less than a byte that are copied must be C-contiguous. On CPU or
+ * CUDAHost it is copied, and yours again when this returns. On CUDA: the receiver's has its strides; keep it until it is
+ * released there.
+ * `flags`: 0 or GC_SHARE_COPY: the receiver's tensor is compact then. `*lease`: yours to release, by gc_share_free(); `lease`
+ * may be NULL if nobody is to wait.
+ *
+ * INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions; elements outside the memory of element 0.
+ * UNSUPPORTED_DEVICE. SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes. NOT_CONTIGUOUS, OUT_OF_MEMORY. SHARE: the
+ * other side has closed the socket, or the system refuses, or the memory is of a kind that cannot be given away, and what
+ * to do instead. TIMEOUT. CUDA, CONTEXT_LOST: the driver failed. A copy of the CPU counts as a file: RLIMIT_FSIZE and its
+ * SIGXFSZ apply.
  */
 gc_status_t gc_share_send(const DLManagedTensor *tensor,
                           int socket,
@@ -1793,36 +1793,36 @@ gc_status_t gc_share_send(const DLManagedTensor *tensor,
                           gc_share_t **lease);
 
 /**
- * * Waits until the receiver has released a tensor, with all that it made from it. It may be called any number of times,
- * * on any thread. Memory of this library on CUDA that was kept for it is then freed, which waits for the work of its
- * * context.
- * *
- * * TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it; that it
- * * ended shows when its children that inherited the tensor have ended, too.
+ * Waits until the receiver has released a tensor, with all that it made from it. It may be called any number of times,
+ * on any thread. Memory of this library on CUDA that was kept for it is then freed, which waits for the work of its
+ * context.
+ *
+ * TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it; that it
+ * ended shows when its children that inherited the tensor have ended, too.
  */
 gc_status_t gc_share_wait(gc_share_t *lease,
                           int32_t timeout_ms);
 
 /**
- * * Releases the lease that gc_share_send() made. NULL is ignored. It does not wait, and the receiver keeps its tensor.
- * * Memory of this library on CUDA stays as long; that it is released is then found by the next calls of gc_share_send()
- * * and this.
+ * Releases the lease that gc_share_send() made. NULL is ignored. It does not wait, and the receiver keeps its tensor.
+ * Memory of this library on CUDA stays as long; that it is released is then found by the next calls of gc_share_send()
+ * and this.
  */
 void gc_share_free(gc_share_t *lease);
 
 /**
- * * Receives the tensor that comes next, writable. Of the CPU: compact, its elements as they were when it was sent. Of CUDA:
- * * the sender's memory, mapped here, with the sender's strides; several tensors of one allocation have one mapping.
- * *
- * * `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the sender's
- * * card or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the sender; on CUDA
- * * it waits for the work of the context that it was received in. A child that is forked meanwhile has the same memory of
- * * the CPU, and its release tells nobody. In the process that has sent it the tensor is the same memory, on the same device.
- * *
- * * INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not ours, or
- * * cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the socket, or this
- * * process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT, OUT_OF_MEMORY, CUDA, CONTEXT_LOST.
- * * A message that was refused, for its device or for want of memory, has been taken.
+ * Receives the tensor that comes next, writable. Of the CPU: compact, its elements as they were when it was sent. Of CUDA:
+ * the sender's memory, mapped here, with the sender's strides; several tensors of one allocation have one mapping.
+ *
+ * `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the sender's
+ * card or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the sender; on CUDA
+ * it waits for the work of the context that it was received in. A child that is forked meanwhile has the same memory of
+ * the CPU, and its release tells nobody. In the process that has sent it the tensor is the same memory, on the same device.
+ *
+ * INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not ours, or
+ * cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the socket, or this
+ * process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT, OUT_OF_MEMORY, CUDA, CONTEXT_LOST.
+ * A message that was refused, for its device or for want of memory, has been taken.
  */
 gc_status_t gc_share_receive(int socket,
                              DLDevice device,
@@ -1885,162 +1885,162 @@ gc_status_t gc_share_receive(int socket,
  * you write runs as any kernel of yours: it can overwrite memory, and hang the device.
  */
 
-/** * How a kernel is made: flags of its options. */
+/** How a kernel is made: flags of its options. */
 enum gc_kernel {
-    /** * Contract a * b + c into an FMA, which rounds once. */
+    /** Contract a * b + c into an FMA, which rounds once. */
     GC_KERNEL_FMAD = 1,
-    /** * Neither look for it on disk nor keep it there. */
+    /** Neither look for it on disk nor keep it there. */
     GC_KERNEL_NO_DISK = 2,
 };
 
-/** * How a kernel is run: flags of gc_run_options_t. */
+/** How a kernel is run: flags of gc_run_options_t. */
 enum gc_run {
-    /** * Outputs have a dimension of 1 where an axis was reduced. */
+    /** Outputs have a dimension of 1 where an axis was reduced. */
     GC_RUN_KEEPDIMS = 1,
 };
 
-/** * A kernel: gc_elementwise_create(), gc_reduction_create() or gc_kernel_load() makes one. */
+/** A kernel: gc_elementwise_create(), gc_reduction_create() or gc_kernel_load() makes one. */
 typedef struct gc_kernel_t gc_kernel_t;
 
 /**
- * * What an elementwise kernel is made of. Set struct_size and what you need; a field that is 0 has its default. Texts
- * * are read during the call.
+ * What an elementwise kernel is made of. Set struct_size and what you need; a field that is 0 has its default. Texts
+ * are read during the call.
  */
 typedef struct gc_elementwise_options_t {
-    /** * sizeof(gc_elementwise_options_t). */
+    /** sizeof(gc_elementwise_options_t). */
     uint32_t struct_size;
-    /** * Of GC_KERNEL_*. */
+    /** Of GC_KERNEL_*. */
     uint32_t flags;
-    /** * Parameters. NULL: none. */
+    /** Parameters. NULL: none. */
     const char *inputs;
-    /** * Parameters, one at least. */
+    /** Parameters, one at least. */
     const char *outputs;
-    /** * Statements for an element. */
+    /** Statements for an element. */
     const char *operation;
-    /** * An identifier, as profilers and errors show it. NULL: "kernel". */
+    /** An identifier, as profilers and errors show it. NULL: "kernel". */
     const char *name;
-    /** * Declarations before the kernel. NULL: none. */
+    /** Declarations before the kernel. NULL: none. */
     const char *preamble;
-    /** * Statements before a thread's loop over elements. NULL: none. */
+    /** Statements before a thread's loop over elements. NULL: none. */
     const char *loop_prep;
-    /** * Statements behind it. NULL: none. */
+    /** Statements behind it. NULL: none. */
     const char *after_loop;
-    /** * n_options options of NVRTC. */
+    /** n_options options of NVRTC. */
     const char *const *options;
-    /** * How many. */
+    /** How many. */
     size_t n_options;
-    /** * What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for. */
+    /** What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for. */
     void *nvrtc;
-    /** * 0. */
+    /** 0. */
     uint64_t reserved[4];
 } gc_elementwise_options_t;
 
 /**
- * * What a reduction is made of: post_map of (reduce of (map of every element)). Set struct_size and what you need; a
- * * field that is 0 has its default. Texts are read during the call.
+ * What a reduction is made of: post_map of (reduce of (map of every element)). Set struct_size and what you need; a
+ * field that is 0 has its default. Texts are read during the call.
  */
 typedef struct gc_reduction_options_t {
-    /** * sizeof(gc_reduction_options_t). */
+    /** sizeof(gc_reduction_options_t). */
     uint32_t struct_size;
-    /** * Of GC_KERNEL_*. */
+    /** Of GC_KERNEL_*. */
     uint32_t flags;
-    /** * Parameters, one at least that is not raw. */
+    /** Parameters, one at least that is not raw. */
     const char *inputs;
-    /** * Parameters, one at least, none raw. */
+    /** Parameters, one at least, none raw. */
     const char *outputs;
-    /** * An expression of the inputs: "x * x". */
+    /** An expression of the inputs: "x * x". */
     const char *map;
-    /** * An expression of a and b, in which their order and grouping do not matter: "a + b". */
+    /** An expression of a and b, in which their order and grouping do not matter: "a + b". */
     const char *reduce;
-    /** * Statements that set the outputs from a: "y = sqrt(a)". */
+    /** Statements that set the outputs from a: "y = sqrt(a)". */
     const char *post_map;
-    /** * What no element gives: "0". NULL: there must be one. */
+    /** What no element gives: "0". NULL: there must be one. */
     const char *identity;
-    /** * An identifier, as profilers and errors show it. NULL: "kernel". */
+    /** An identifier, as profilers and errors show it. NULL: "kernel". */
     const char *name;
     /**
-     * * The type that is reduced in: one as of parameters, or any of C++ up to 32 bytes, aligned to 16 at most. NULL: the
-     * * first output's.
+     * The type that is reduced in: one as of parameters, or any of C++ up to 32 bytes, aligned to 16 at most. NULL: the
+     * first output's.
      */
     const char *reduce_type;
-    /** * Declarations before the kernel. NULL: none. */
+    /** Declarations before the kernel. NULL: none. */
     const char *preamble;
-    /** * n_options options of NVRTC. */
+    /** n_options options of NVRTC. */
     const char *const *options;
-    /** * How many. */
+    /** How many. */
     size_t n_options;
-    /** * What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for. */
+    /** What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for. */
     void *nvrtc;
-    /** * 0. */
+    /** 0. */
     uint64_t reserved[4];
 } gc_reduction_options_t;
 
-/** * How a kernel is run, beside its tensors. Set struct_size and what you need; a field that is 0 has its default. */
+/** How a kernel is run, beside its tensors. Set struct_size and what you need; a field that is 0 has its default. */
 typedef struct gc_run_options_t {
-    /** * sizeof(gc_run_options_t). */
+    /** sizeof(gc_run_options_t). */
     uint32_t struct_size;
-    /** * Of GC_RUN_*. */
+    /** Of GC_RUN_*. */
     uint32_t flags;
-    /** * Elements that an elementwise kernel goes over all of whose parameters are raw. */
+    /** Elements that an elementwise kernel goes over all of whose parameters are raw. */
     int64_t size;
-    /** * The axes that a reduction reduces, of the inputs' broadcast shape; negative ones count from the last. NULL: all. */
+    /** The axes that a reduction reduces, of the inputs' broadcast shape; negative ones count from the last. NULL: all. */
     const int32_t *axes;
-    /** * How many; 0 if `axes` is NULL. */
+    /** How many; 0 if `axes` is NULL. */
     size_t n_axes;
     /**
-     * * Of a reduction: uint8, gc_kernel_workspace_bytes() bytes at least, on the device, C-contiguous, aligned to 16.
-     * * NULL if it is 0 bytes.
+     * Of a reduction: uint8, gc_kernel_workspace_bytes() bytes at least, on the device, C-contiguous, aligned to 16.
+     * NULL if it is 0 bytes.
      */
     const DLTensor *workspace;
     /**
-     * * For gc_kernel_prepare() alone: compile for a card of this compute capability, 90 for 9.0, which need not be
-     * * here; load nothing. The tensors' devices are not looked at then.
+     * For gc_kernel_prepare() alone: compile for a card of this compute capability, 90 for 9.0, which need not be
+     * here; load nothing. The tensors' devices are not looked at then.
      */
     int32_t capability;
-    /** * 0. */
+    /** 0. */
     uint32_t reserved0;
-    /** * 0. */
+    /** 0. */
     uint64_t reserved[3];
 } gc_run_options_t;
 
 /**
- * * Makes an elementwise kernel from some C++. Nothing is compiled yet.
- * *
- * * `*out`: yours to release, by gc_kernel_free().
- * *
- * * INVALID_ARGUMENT: no outputs, no operation; a type, a name or a flag that is none; a name twice; a text that is not
- * * UTF-8; a field behind those that this version knows, or a reserved one, that is not 0 (the message has its offset).
+ * Makes an elementwise kernel from some C++. Nothing is compiled yet.
+ *
+ * `*out`: yours to release, by gc_kernel_free().
+ *
+ * INVALID_ARGUMENT: no outputs, no operation; a type, a name or a flag that is none; a name twice; a text that is not
+ * UTF-8; a field behind those that this version knows, or a reserved one, that is not 0 (the message has its offset).
  */
 gc_status_t gc_elementwise_create(const gc_elementwise_options_t *options,
                                   gc_kernel_t **out);
 
 /**
- * * Makes a reduction kernel from some C++. Nothing is compiled yet.
- * *
- * * `*out`: yours to release, by gc_kernel_free().
- * *
- * * As gc_elementwise_create(), and INVALID_ARGUMENT: no map, reduce or post_map; an output that is raw; no input that
- * * is not.
+ * Makes a reduction kernel from some C++. Nothing is compiled yet.
+ *
+ * `*out`: yours to release, by gc_kernel_free().
+ *
+ * As gc_elementwise_create(), and INVALID_ARGUMENT: no map, reduce or post_map; an output that is raw; no input that
+ * is not.
  */
 gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
                                 gc_kernel_t **out);
 
 /**
- * * Runs a kernel: one tensor for each parameter, in their order.
- * *
- * * `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address,
- * * shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL
- * * for none.
- * *
- * * INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; a
- * * reduction of no element without an identity; a workspace that is needed and NULL or not aligned to 16; a size where
- * * it is not for, or none where it is; in a capture, a combination that is yet to be compiled or loaded; more
- * * dimensions that cannot be made one than one launch takes (with up to 8 parameters there is room for 40).
- * * SHAPE_MISMATCH: shapes that cannot be broadcast, an output of another shape, a workspace that is too small.
- * * UNSUPPORTED_DTYPE: a tensor of another dtype than its parameter, or than another one of the same letter.
- * * UNSUPPORTED_DEVICE: a tensor of the CPU that is no scalar. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing
- * * to compile with; the message has what was looked for. COMPILE: NVRTC's first error, whose line is that of your text;
- * * gc_kernel_log() has all of them.
+ * Runs a kernel: one tensor for each parameter, in their order.
+ *
+ * `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address,
+ * shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL
+ * for none.
+ *
+ * INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; a
+ * reduction of no element without an identity; a workspace that is needed and NULL or not aligned to 16; a size where
+ * it is not for, or none where it is; in a capture, a combination that is yet to be compiled or loaded; more
+ * dimensions that cannot be made one than one launch takes (with up to 8 parameters there is room for 40).
+ * SHAPE_MISMATCH: shapes that cannot be broadcast, an output of another shape, a workspace that is too small.
+ * UNSUPPORTED_DTYPE: a tensor of another dtype than its parameter, or than another one of the same letter.
+ * UNSUPPORTED_DEVICE: a tensor of the CPU that is no scalar. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing
+ * to compile with; the message has what was looked for. COMPILE: NVRTC's first error, whose line is that of your text;
+ * gc_kernel_log() has all of them.
  */
 gc_status_t gc_kernel_run(gc_kernel_t *kernel,
                           const DLTensor *const *inputs,
@@ -2051,12 +2051,12 @@ gc_status_t gc_kernel_run(gc_kernel_t *kernel,
                           void *stream);
 
 /**
- * * Compiles and loads what gc_kernel_run() would need, and launches nothing. The arguments are the same. No element is
- * * read or written, and no workspace is needed. A combination is one of dtypes, of which inputs are scalars, of the
- * * dimensions and contiguity of raw tensors, and of the card; shapes and strides otherwise do not matter, unless they
- * * take more than 8 loops.
- * *
- * * As gc_kernel_run().
+ * Compiles and loads what gc_kernel_run() would need, and launches nothing. The arguments are the same. No element is
+ * read or written, and no workspace is needed. A combination is one of dtypes, of which inputs are scalars, of the
+ * dimensions and contiguity of raw tensors, and of the card; shapes and strides otherwise do not matter, unless they
+ * take more than 8 loops.
+ *
+ * As gc_kernel_run().
  */
 gc_status_t gc_kernel_prepare(gc_kernel_t *kernel,
                               const DLTensor *const *inputs,
@@ -2067,8 +2067,8 @@ gc_status_t gc_kernel_prepare(gc_kernel_t *kernel,
                               void *stream);
 
 /**
- * * Bytes of the workspace that gc_kernel_run() with these arguments wants. Its own field is not looked at. 0 for
- * * elementwise kernels, and where few elements are reduced. -1, and the last error: as gc_kernel_run().
+ * Bytes of the workspace that gc_kernel_run() with these arguments wants. Its own field is not looked at. 0 for
+ * elementwise kernels, and where few elements are reduced. -1, and the last error: as gc_kernel_run().
  */
 int64_t gc_kernel_workspace_bytes(const gc_kernel_t *kernel,
                                   const DLTensor *const *inputs,
@@ -2078,37 +2078,37 @@ int64_t gc_kernel_workspace_bytes(const gc_kernel_t *kernel,
                                   const gc_run_options_t *options);
 
 /**
- * * What NVRTC said when it last compiled for this kernel: errors and warnings. "" if nothing.
- * *
- * * `*log`: text that stays until gc_kernel_free().
+ * What NVRTC said when it last compiled for this kernel: errors and warnings. "" if nothing.
+ *
+ * `*log`: text that stays until gc_kernel_free().
  */
 gc_status_t gc_kernel_log(const gc_kernel_t *kernel, const char **log);
 
 /**
- * * Saves a kernel as bytes, with all combinations that were compiled. Keep it yourself, or take it to machines without
- * * NVRTC.
- * *
- * * `*out`: uint8, of the CPU, yours to release.
+ * Saves a kernel as bytes, with all combinations that were compiled. Keep it yourself, or take it to machines without
+ * NVRTC.
+ *
+ * `*out`: uint8, of the CPU, yours to release.
  */
 gc_status_t gc_kernel_save(const gc_kernel_t *kernel,
                            DLManagedTensor **out);
 
 /**
- * * Loads a kernel that gc_kernel_save() saved. What was compiled then needs no NVRTC now; what was not is compiled by
- * * the NVRTC that is found.
- * *
- * * `data`: `size` bytes, read during the call. They are code, trusted as such: load only what you would run. `*out`:
- * * yours to release, by gc_kernel_free().
- * *
- * * CORRUPT: not what gc_kernel_save() of this version writes, or damaged.
+ * Loads a kernel that gc_kernel_save() saved. What was compiled then needs no NVRTC now; what was not is compiled by
+ * the NVRTC that is found.
+ *
+ * `data`: `size` bytes, read during the call. They are code, trusted as such: load only what you would run. `*out`:
+ * yours to release, by gc_kernel_free().
+ *
+ * CORRUPT: not what gc_kernel_save() of this version writes, or damaged.
  */
 gc_status_t gc_kernel_load(const void *data,
                            size_t size,
                            gc_kernel_t **out);
 
 /**
- * * Releases a kernel. Nothing may use it any more: no thread, no work that is under way, no graph. NULL is ignored. It
- * * may wait for all work of the context: not in a capture, not between the launches of a collective.
+ * Releases a kernel. Nothing may use it any more: no thread, no work that is under way, no graph. NULL is ignored. It
+ * may wait for all work of the context: not in a capture, not between the launches of a collective.
  */
 void gc_kernel_free(gc_kernel_t *kernel);
 
@@ -2129,10 +2129,10 @@ void gc_kernel_free(gc_kernel_t *kernel);
  */
 
 /**
- * * Sets the number of CPU threads for calls from now on, counting the calling one. 1 starts none; 0, as at the start,
- * * stands for the number of CPUs that this process may use.
- * *
- * * INVALID_ARGUMENT: more than 1024.
+ * Sets the number of CPU threads for calls from now on, counting the calling one. 1 starts none; 0, as at the start,
+ * stands for the number of CPUs that this process may use.
+ *
+ * INVALID_ARGUMENT: more than 1024.
  */
 gc_status_t gc_set_threads(uint32_t n);
 
@@ -2143,62 +2143,62 @@ gc_status_t gc_set_threads(uint32_t n);
  * libraries want the memory that this one keeps. The rest is for those who launch the library's kernels themselves.
  */
 
-/** * How a kernel is launched: on ceil(items / items_per_block) blocks of `threads` threads, both in one dimension. */
+/** How a kernel is launched: on ceil(items / items_per_block) blocks of `threads` threads, both in one dimension. */
 typedef struct gc_kernel_shape_t {
-    /** * Set by you: sizeof(gc_kernel_shape_t). */
+    /** Set by you: sizeof(gc_kernel_shape_t). */
     uint32_t struct_size;
-    /** * Threads of a block. */
+    /** Threads of a block. */
     uint32_t threads;
-    /** * How many of what the kernel counts a block works on: bytes of bits, or elements, as kernels/README.md says. */
+    /** How many of what the kernel counts a block works on: bytes of bits, or elements, as kernels/README.md says. */
     uint32_t items_per_block;
-    /** * Bytes of dynamic shared memory of a block. */
+    /** Bytes of dynamic shared memory of a block. */
     uint32_t shared_bytes;
-    /** * Blocks of a cluster; 1 where the kernel is launched without clusters. */
+    /** Blocks of a cluster; 1 where the kernel is launched without clusters. */
     uint32_t cluster;
-    /** * 0. */
+    /** 0. */
     uint32_t reserved[3];
 } gc_kernel_shape_t;
 
 /**
- * * Does in advance what the first calls on a device would do. It finds the driver, makes the device's primary context
- * * unless your current one is on the device, and loads all kernels into it. That takes a millisecond or two where the
- * * library has machine code for the device (see gc_builtin_kernels()), and up to a second where the driver compiles it.
- * * Call it before a first `_into` inside a graph capture, in the context that captures. Other threads may be capturing
- * * meanwhile. For a CPU: counts the CPUs and chooses the instruction set.
- * *
- * * UNSUPPORTED_DEVICE: also a compute capability below 7.5.
+ * Does in advance what the first calls on a device would do. It finds the driver, makes the device's primary context
+ * unless your current one is on the device, and loads all kernels into it. That takes a millisecond or two where the
+ * library has machine code for the device (see gc_builtin_kernels()), and up to a second where the driver compiles it.
+ * Call it before a first `_into` inside a graph capture, in the context that captures. Other threads may be capturing
+ * meanwhile. For a CPU: counts the CPUs and chooses the instruction set.
+ *
+ * UNSUPPORTED_DEVICE: also a compute capability below 7.5.
  */
 gc_status_t gc_prepare(DLDevice device);
 
 /**
- * * Gives back the device memory that is kept for new tensors. That is what was released in the context that
- * * gc_prepare() would choose, and the pinned memory that gc_copy_into() keeps for the device. Waits until the work that
- * * was enqueued there before is done. For a CPU: nothing, for nothing is kept.
+ * Gives back the device memory that is kept for new tensors. That is what was released in the context that
+ * gc_prepare() would choose, and the pinned memory that gc_copy_into() keeps for the device. Waits until the work that
+ * was enqueued there before is done. For a CPU: nothing, for nothing is kept.
  */
 gc_status_t gc_trim(DLDevice device);
 
 /**
- * * The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for cards of
- * * compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData()
- * * takes it from memory, CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as
- * * an item are in kernels/README.md, which is installed beside the licences. Needs no driver.
- * *
- * * `family`: "bits", or another that kernels/README.md names. `*fatbin`: static memory, aligned to 16; `*size`: its bytes.
- * *
- * * INVALID_ARGUMENT: no such family.
+ * The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for cards of
+ * compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData()
+ * takes it from memory, CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as
+ * an item are in kernels/README.md, which is installed beside the licences. Needs no driver.
+ *
+ * `family`: "bits", or another that kernels/README.md names. `*fatbin`: static memory, aligned to 16; `*size`: its bytes.
+ *
+ * INVALID_ARGUMENT: no such family.
  */
 gc_status_t gc_builtin_kernels(const char *family,
                                const void **fatbin,
                                size_t *size);
 
 /**
- * * The launch shape of a kernel on cards of a compute capability. Needs no driver. Ask for it in the program that
- * * launches the kernel: it may be another in the next version.
- * *
- * * `kernel`: its name, one of those in kernels/README.md. `compute_capability`: that of the device, 90 for 9.0. `out`:
- * * you set struct_size, the other fields are written.
- * *
- * * INVALID_ARGUMENT: no such kernel; a wrong struct_size. UNSUPPORTED_DEVICE: below 75.
+ * The launch shape of a kernel on cards of a compute capability. Needs no driver. Ask for it in the program that
+ * launches the kernel: it may be another in the next version.
+ *
+ * `kernel`: its name, one of those in kernels/README.md. `compute_capability`: that of the device, 90 for 9.0. `out`:
+ * you set struct_size, the other fields are written.
+ *
+ * INVALID_ARGUMENT: no such kernel; a wrong struct_size. UNSUPPORTED_DEVICE: below 75.
  */
 gc_status_t gc_builtin_kernel_shape(const char *kernel,
                                     int32_t compute_capability,

@@ -115,8 +115,8 @@ fn a_struct_has_a_typedef_and_goes_by_it() {
     assert_eq!(with_typedefs(text), expected);
 }
 
-/// cbindgen's comments in the header's style: on one line where they have one, with a star before each otherwise. They
-/// begin with two stars, for bindgen, clangd, Doxygen and others read only such ones.
+/// cbindgen's comments in the header's style: on one line where they have only one. They begin with two stars: bindgen,
+/// clangd, Doxygen and others read no others.
 fn tidy(text: &str) -> String {
     let (mut tidied, mut comment) = (Vec::new(), None::<Vec<&str>>);
     for line in text.lines() {
@@ -134,7 +134,7 @@ fn tidy(text: &str) -> String {
                 }
                 comment = None;
             }
-            (words, Some(lines)) => lines.push(words),
+            (words, Some(lines)) => lines.push(words.strip_prefix('*').unwrap_or(words).trim_start()),
             (_, None) => tidied.push(line.to_owned()),
         }
     }
