@@ -11,7 +11,6 @@ release = version = VERSION
 copyright = "the authors of GradCodec"
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
-myst_enable_extensions = ["deflist"]
 suppress_warnings = ["myst.header"]  # pages of the repository may skip a level
 
 # What the header says is C: quotes stay as they are, and a type that is linked to must be there.
