@@ -266,6 +266,24 @@ $(VENV)/plot: bench/requirements.txt $(VENV)/ready
 	$(VENV)/bin/python $(PIP_INSTALL) -r $<
 	touch $@
 
+SITE_VENV = $(BUILD)/site-venv
+$(SITE_VENV)/ready: docs/requirements.txt tests/site/requirements.txt tests/constraints.txt
+	$(PYTHON) -m venv $(SITE_VENV)
+	$(SITE_VENV)/bin/python $(PIP_INSTALL) $(patsubst %,-r %,$(filter %/requirements.txt,$^))
+	touch $@
+
+.PHONY: site test-site
+## The reference site, of the header and the documents: build/site/index.html. Warnings are errors.
+site: $(SITE_VENV)/ready
+	$(SITE_VENV)/bin/python docs/site/pages.py $(BUILD)/site-pages
+	rm -rf $(BUILD)/site && $(SITE_VENV)/bin/sphinx-build -q -E -W --keep-going -d $(BUILD)/site-doctrees -c docs/site \
+	    $(BUILD)/site-pages $(BUILD)/site
+	@echo "build/site/index.html"
+
+## Its links, and each of its pages in Chromium, as wide as a phone; the search.
+test-site: site
+	$(SITE_VENV)/bin/python -m pytest -q -rs -p no:cacheprovider tests/site
+
 KERNEL_VENV = $(BUILD)/kernel-venv
 $(KERNEL_VENV)/ready: kernels/requirements.txt tests/constraints.txt
 	$(PYTHON) -m venv $(KERNEL_VENV)

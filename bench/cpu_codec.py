@@ -179,6 +179,7 @@ def main():
                 options.output.write_text(json.dumps(results) + "\n")
 
     print(report.cpu_codec_tables(results))
+    print(report.targets() or "")
     if options.against:
         print(report.against(results))
 

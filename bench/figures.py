@@ -61,10 +61,15 @@ def column(table, name, of=None, nth=0):
     """{size: number} of a column, of the rows whose first cell is `of`; the nth of that name."""
     header, rows = table
     places = [place for place, cell in enumerate(header) if cell == name]
-    where = 0 if of is None else 1
+    where = header.index("elements") if "elements" in header else 0
     rows = [row for row in rows if of is None or row[0] == of]
     found = {size(row[where]): value(row[places[nth]]) for row in rows}
     return {elements: number for elements, number in found.items() if elements and number is not None}
+
+
+def of_dtype(text, dtype):
+    """The first table of all-reduces of that dtype, which stands in its corner or in its first column."""
+    return next(found for found in tables(text) if dtype in found[0][0] or dtype in found[1][0][0])
 
 
 def ordinal(elements):
@@ -89,8 +94,7 @@ def comparisons():
     cupy = ours * column(gpu, "times CuPy", "signs float32")[LARGE]
     header, rows = the_table(part("gpu codecs"), "bytes", "DeepSpeed, ms")
     encode = dict(zip(header, next(row for row in rows if row[0] == "encode float32")))
-    cards = next(table for table in tables(part("several cards")) if table[0][0].startswith("float32"))
-    peers = next(table for table in tables(part("peer memory")) if table[0][0].startswith("float32"))
+    cards, peers = of_dtype(part("several cards"), "float32"), of_dtype(part("peer memory"), "float32")
     return [
         (
             "Signs of 268 million float32 to bits", "CPU (Xeon)",
@@ -272,7 +276,7 @@ def all_reduces(name, marker, contenders, suptitle):
     plt = pyplot()
     figure, panels = plt.subplots(2, 2, figsize=(10, 5.6), layout="constrained", sharex="col", height_ratios=(3, 2), sharey="row")
     for place, dtype in enumerate(("float32", "bfloat16")):
-        table = next(table for table in tables(part(marker)) if table[0][0].startswith(dtype))
+        table = of_dtype(part(marker), dtype)
         drawn = {}
         for who, (heading, nth, color, line) in contenders.items():
             if heading in table[0]:

@@ -650,6 +650,7 @@ def main():
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results) + "\n")
     print(report.gpu_tables(results))
+    print(report.targets() or "")
     if options.against:
         print(report.against(results))
     print(f"\n{copy_spread(bench)}")

@@ -396,6 +396,7 @@ def main():
     save()
 
     print(report.gpu_codec_tables(results))
+    print(report.targets() or "")
     if options.against:
         print(report.against(results))
     print(f"\n{gpu.copy_spread(bench)}")

@@ -289,6 +289,7 @@ def main():
     results["clocks"].append(gpu.clocks())
     write()
     print(report.gpu_copy_tables(results))
+    print(report.targets() or "")
     copy = sorted(bench.yardsticks["copy"]["seconds"])
     print(f"\nthe copy: {statistics.median(copy) * 1e3:.3f} ms, {copy[0] * 1e3:.3f} to {copy[-1] * 1e3:.3f}")
 

@@ -180,6 +180,7 @@ def main():
     save()
     bench.close()
     print(report.multi_gpu_tables(results))
+    print(report.targets() or "")
     print(report.peer_tables(results) or "")
     if report.failures(results):
         raise SystemExit(1)

@@ -7,6 +7,7 @@ Each part lies between two markers; what stands around them stays.
 import argparse
 import json
 import pathlib
+import re
 import statistics
 import textwrap
 
@@ -57,11 +58,17 @@ def named(row):
 
 
 def count(elements):
-    """2^24, 2^24 - 1, or the number."""
+    """16M, 16M - 1, or the number: 1K is 2^10, 1M 2^20, 1G 2^30."""
     for less, suffix in (0, ""), (1, " - 1"):
-        if (elements + less).bit_count() == 1:
-            return f"2^{(elements + less).bit_length() - 1}{suffix}"
+        for unit, letter in (2**30, "G"), (2**20, "M"), (2**10, "K"):
+            if elements + less >= unit and (elements + less) % unit == 0:
+                return f"{(elements + less) // unit}{letter}{suffix}"
     return f"{elements:,}"
+
+
+def shape_of(text):
+    """A shape of one large dimension as a count: "256M, from [1:]"; others as they are."""
+    return re.sub(r"^\d{5,}(?=,|$)", lambda match: count(int(match[0])), text)
 
 
 def other(contender):
@@ -111,8 +118,60 @@ def verdict(reached):
     return "reached" if reached else "missed"
 
 
-def table(header, rows):
-    """Markdown that also reads well as it is: the first column to the left, numbers to the right."""
+# What tables aim at, as they were made: what, of which size, the aim, and the verdict. docs/TARGETS.md has them.
+AIMS = []
+# Columns that say of which size a row is.
+SIZE_COLUMNS = ("elements", "whole", "shape", "tensors")
+
+
+def without_aims(header, rows, unit):
+    """A table without its last column, in which its rows say what they are to reach: that goes to AIMS."""
+    place = next((column for column, name in enumerate(header) if name in SIZE_COLUMNS), None)
+    for row in rows:
+        size = "" if place is None else row[place]
+        size += " tensors" if place is not None and header[place] == "tensors" else ""
+        for aim in filter(None, row[-1].split("; ")):
+            least, _, said = aim.rpartition(": ")
+            if aim.startswith("missed: "):
+                AIMS.extend((row[0], missed, header[-1], "missed") for missed in said.split(", "))
+            elif least:
+                AIMS.append((row[0], size, f"{least} {unit}".strip(), said))
+            else:
+                AIMS.append((row[0], size, header[-1], aim))
+    return header[:-1], [row[:-1] for row in rows]
+
+
+def targets():
+    """What was aimed at in the tables since the last call of this: a row for what has one aim, with sizes. Where many
+    have one and reach it, they have a row together."""
+    found = {}
+    for what, size, aim, verdict in AIMS:
+        sizes = found.setdefault((what, aim), {"reached": [], "missed": []})[verdict]
+        sizes += [size] if size not in sizes else []
+    AIMS.clear()
+    reaching = {}
+    for (what, aim), by_verdict in found.items():
+        if by_verdict == {"reached": [""], "missed": []}:
+            reaching.setdefault(aim, []).append(what)
+    lines = []
+    for (what, aim), by_verdict in found.items():
+        together = reaching.get(aim, [])
+        if len(together) > 9 and what in together:
+            if what == together[0]:
+                lines.append([f"{len(together)} others", aim, "reached", "-"])
+            continue
+        missed = [size or "missed" for size in by_verdict["missed"]]
+        reached = by_verdict["reached"]
+        some = [size or "reached" for size in reached] if len(reached) <= 3 else [f"{len(reached)} sizes"]
+        lines.append([what, aim, ", ".join(some) or "-", ", ".join(missed) or "-"])
+    return table(["what", "to reach", "reached", "missed"], lines) if lines else None
+
+
+def table(header, rows, aims=None):
+    """Markdown that also reads well as it is: the first column to the left, numbers to the right. With `aims` the last
+    column is what its rows are to reach, in this unit where they say none."""
+    if aims is not None:
+        header, rows = without_aims(header, rows, aims)
     lines = [header, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     first, *others = widths
@@ -136,7 +195,7 @@ def of_sizes(rows):
         cells = [count(row["elements"]), *map(number, [*rates, of_loop, of_numpy]), "; ".join(targets)]
         lines.append([row["kind"], *cells])
     header = ["kind", "elements", "loop", "1 thread", "2 threads", "NumPy", "of the loop", "times NumPy", "to reach"]
-    return table(header, lines)
+    return table(header, lines, aims="")
 
 
 def of_layouts(rows):
@@ -148,8 +207,8 @@ def of_layouts(rows):
         numpy = min(ratio(row, "ours", "numpy") for row in of_kind.values())
         touched = str(next(iter(of_kind.values()))["touched"])
         lines.append([kind, touched, *map(number, [*times, numpy]), verdict(max(times) <= MOST_TIMES)])
-    header = ["kind", "bytes", *(f"{side} x {side}" for side in sides), "times NumPy", f"at most {MOST_TIMES}"]
-    return table(header, lines)
+    header = ["kind", "bytes", *(f"{side} x {side}" for side in sides), "times NumPy", f"at most {MOST_TIMES} times contiguous"]
+    return table(header, lines, aims="")
 
 
 def of_narrow(rows):
@@ -260,7 +319,7 @@ def of_gpu_sizes(results):
         ]
         lines.append([row["kind"], *cells])
     header = ["kind", "elements", "us", "of the copy", "CuPy", "compress_by_chunk", "times CuPy", "to reach"]
-    return table(header, lines)
+    return table(header, lines, aims="of the copy")
 
 
 def of_ragged(results):
@@ -273,7 +332,7 @@ def of_ragged(results):
         cells = [count(row["elements"]), count(row["odd"]), *(number(s * 1e6) for s in (median(row, "ours"), *ragged))]
         lines.append([row["kind"], *cells, number(times), verdict(times <= MOST_TIMES_RAGGED)])
     header = ["kind", "whole", "odd", "us whole", "odd", "source off", "destination off", "times", "to reach"]
-    return table([*header[:-1], f"at most {MOST_TIMES_RAGGED}"], lines)
+    return table([*header[:-1], f"at most {MOST_TIMES_RAGGED} times whole"], lines, aims="")
 
 
 def of_small(results):
@@ -295,14 +354,14 @@ def of_gpu_layouts(results):
     return table(["kind", *shapes], lines)
 
 
-def of_host(results, title="2^20 bools, us of the host", to_reach=HOST_TO_REACH):
+def of_host(results, title="1M bools, us of the host", to_reach=HOST_TO_REACH):
     lines = []
     for name, samples in results["host"].items():
         ordered, least = sorted(samples), to_reach.get(name)
         middle, slow = statistics.median(ordered), ordered[int(0.99 * (len(ordered) - 1))]
         target = f"{least * 1e6:.0f}: {verdict(middle <= least)}" if least else ""
         lines.append([name, number(middle * 1e6), number(slow * 1e6), target])
-    return table([title, "median", "99 of 100", "to reach"], lines)
+    return table([title, "median", "99 of 100", "to reach"], lines, aims="us of the host")
 
 
 def of_first_calls(results):
@@ -391,7 +450,7 @@ def of_gpu_copies(results):
         least = GPU_COPIES_TO_REACH.get(row["kind"])
         ours = fraction(results, row)
         cells = [
-            row["shape"],
+            shape_of(row["shape"]),
             number(median(row, "ours") * 1e6),
             number(ours, 4),
             number(fraction(results, row, "driver"), 4),
@@ -399,7 +458,7 @@ def of_gpu_copies(results):
             f"{least}: {verdict(ours >= least)}" if least else "",
         ]
         lines.append([row["kind"], *cells])
-    return table(["copy", "shape", "us", "of the copy", "driver", "torch", "to reach"], lines)
+    return table(["copy", "shape", "us", "of the copy", "driver", "torch", "to reach"], lines, aims="of the copy")
 
 
 def of_host_copies(results):
@@ -409,7 +468,7 @@ def of_host_copies(results):
     lines = []
     for row in rows:
         rates = [row["bytes"] / median(row, name) / 1e9 if name in row["seconds"] else None for name in names]
-        lines.append([row["kind"], row["shape"], *(number(rate) for rate in rates)])
+        lines.append([row["kind"], shape_of(row["shape"]), *(number(rate) for rate in rates)])
     return table(["GB/s", "shape", *names], lines)
 
 
@@ -503,8 +562,8 @@ def of_large(results):
         cells += [milliseconds(best(row, "deepspeed")), number(times_best(row, "ours", "deepspeed"))]
         cells += [number(times_best(row, "ours", "lean")), target(ours, CODEC_TO_REACH.get(row["kind"]))]
         lines.append([row["kind"], *cells])
-    header = ["300 * 2^20 elements", "bytes", "ms", "of the copy", "DeepSpeed, ms", "times DeepSpeed"]
-    return table([*header, "times torch, lean", "to reach"], lines)
+    header = ["300M elements", "bytes", "ms", "of the copy", "DeepSpeed, ms", "times DeepSpeed"]
+    return table([*header, "times torch, lean", "to reach"], lines, aims="of the copy")
 
 
 def of_segments(results):
@@ -515,7 +574,7 @@ def of_segments(results):
         cells += [microseconds(median(row, "separate")), number(ratio(row, "ours", "separate"))]
         lines.append([row["kind"], *cells, target(ours, SEGMENTS_TO_REACH.get(row["kind"]))])
     header = ["many tensors", "tensors", "elements", "us in one call", "of the copy", "us, a call each"]
-    return table([*header, "times", "to reach"], lines)
+    return table([*header, "times", "to reach"], lines, aims="of the copy")
 
 
 def of_codec_sizes(results):
@@ -535,7 +594,7 @@ def of_codec_ragged(results):
         cells = [count(row["elements"]), count(row["odd"]), *map(microseconds, seconds), number(times)]
         lines.append([row["kind"], *cells, verdict(times <= MOST_TIMES_RAGGED) if times else ""])
     header = ["kind", "whole", "odd", "us whole", "odd", "one off", "times"]
-    return table([*header, f"at most {MOST_TIMES_RAGGED}"], lines)
+    return table([*header, f"at most {MOST_TIMES_RAGGED} times whole"], lines, aims="")
 
 
 def of_all_reduce_stages(results):
@@ -552,7 +611,7 @@ def of_all_reduce_stages(results):
             cells = [milliseconds(median(row, "ours")) for row in of_rank]
             cells += [number(fraction(results, row), 4) for row in of_rank]
             lines.append([dtype, str(world), *cells, *map(milliseconds, (seconds, floor)), number(floor / seconds, 4)])
-    header = ["300 * 2^20 elements", "ranks", "encode, ms", "reduce", "decode", "of the copy", "", "", "all, ms", "floor"]
+    header = ["300M elements", "ranks", "encode, ms", "reduce", "decode", "of the copy", "", "", "all, ms", "floor"]
     return table([*header, "of the copy"], lines)
 
 
@@ -579,7 +638,7 @@ def gpu_codec_tables(results):
     if measured(results.get("segments", [])):
         parts.append(
             paragraph(
-                "Many tensors of 2^14 to 2^20 elements, log-uniform: one codec and one call for all of them, and a",
+                "Many tensors of 16K to 1M elements, log-uniform: one codec and one call for all of them, and a",
                 "codec and a call for each, enqueued ahead.",
             )
         )
@@ -602,7 +661,7 @@ def gpu_codec_tables(results):
         parts.append(of_codec_ragged(results))
     if results["host"]:
         parts.append("What a call costs the host, from C; it returns when the work is enqueued.")
-        parts.append(of_host(results, "2^20 float32, us of the host", CODEC_HOST_TO_REACH))
+        parts.append(of_host(results, "1M float32, us of the host", CODEC_HOST_TO_REACH))
     for name, nodes in results.get("launches", {}).items():
         counted = ", ".join(f"{count} {kind}" for kind, count in nodes.items()) or "nothing"
         parts.append(f"{name}, enqueues {counted}.")
@@ -626,7 +685,7 @@ def of_codec_speed(results):
         reached = target(min(times), least) if None not in times else ""
         lines.append([row["kind"], count(row["elements"]), *map(number, [*rates, *times, *lean]), reached])
     header = ["GB/s", "elements", "1 thread", "2 threads", *PATHS, "e += g"]
-    return table([*header, "times DeepSpeed", "2 threads", "times lean", "2 threads", "to reach"], lines)
+    return table([*header, "times DeepSpeed", "2 threads", "times lean", "2 threads", "to reach"], lines, aims="times DeepSpeed")
 
 
 def cpu_codec_tables(results):
@@ -667,11 +726,12 @@ def of_copies(rows):
         # Small copies have nothing to set a call against but itself.
         missed = [count(n) for n, reached in zip(counts, times) if reached and reached < COPY_TO_REACH and n >= 2**16]
         two = ratio(sizes[-1], "ours x2", "ours") if sizes[-1] else None
-        verdicts = f"missed: {', '.join(missed)}" if missed else "reached"
+        aimed = f"missed: {', '.join(missed)}" if missed else "reached"
         name = beside(next(iter(of_kind.values())))
-        lines.append([kind, *map(number, [*rates, two]), {"numpy": "NumPy"}.get(name, name), *map(number, times), verdicts])
+        lines.append([kind, *map(number, [*rates, two]), {"numpy": "NumPy"}.get(name, name), *map(number, times), aimed])
     of = [count(elements) for elements in counts]
-    return table(["GB/s, 1 thread", *of, "2 threads", "times", *of, f"{COPY_TO_REACH} from 2^16 on"], lines)
+    header = ["GB/s, 1 thread", *of, "2 threads", "times", *of, f"{COPY_TO_REACH} times from 64K on"]
+    return table(header, lines, aims="")
 
 
 def cpu_copy_tables(results):
@@ -713,10 +773,6 @@ def as_rows(results):
     """The sizes that were measured, as others' rows are."""
     rows = [row for row in results["sizes"] if row.get("samples")]
     return [{**row, "seconds": {name: slowest(found) for name, found in row["samples"].items()}} for row in rows]
-
-
-def large_count(elements):
-    return "300 * 2^20" if elements == LARGE else count(elements)
 
 
 def of_cards(results):
@@ -766,11 +822,11 @@ def of_all_reduces(results, dtype):
         cells = [microseconds(median(row, name)) for name in names + others] + [number(eager), number(graph)]
         cells += [number(deepspeed)] if others else []
         reached = all_reduce_to_reach(results["about"], dtype, row, eager, graph, deepspeed)
-        lines.append([large_count(row["elements"]), *cells, reached])
-    header = [f"{dtype}, us", "handle", "in a graph", "NCCL", "in a graph"]
+        lines.append([f"all-reduce {dtype}", count(row["elements"]), *cells, reached])
+    header = ["us", "elements", "handle", "in a graph", "NCCL", "in a graph"]
     header += ["plain form", "DeepSpeed"] if others else []
     header += ["times NCCL", "in graphs"] + (["times DeepSpeed"] if others else [])
-    return table([*header, "to reach"], lines)
+    return table([*header, "to reach"], lines, aims="")
 
 
 def of_peers(results, dtype):
@@ -779,7 +835,7 @@ def of_peers(results, dtype):
         if median(row, names[0]):
             cells = [microseconds(median(row, name)) for name in names]
             ratios = [number(ratio(row, *pair)) for pair in ((names[0], names[4]), (names[1], names[5]))]
-            lines.append([large_count(row["elements"]), *cells, *ratios])
+            lines.append([count(row["elements"]), *cells, *ratios])
     header = [f"{dtype}, us", "peers", "in a graph", "over NCCL", "in a graph", "NCCL", "in a graph", "times NCCL", "in graphs"]
     return table(header, lines) if lines else None
 
@@ -802,7 +858,7 @@ def of_peers_and_nccl(results):
             pair = f"peers {dtype}{how}", f"nccl {dtype}{how}"
             if any(ratio(row, *pair) for row in as_rows(results)):
                 least = from_size(results, *pair)
-                said.append(f"{dtype}, {name}: {f'from {large_count(least)} on' if least else 'at no size to the end'}")
+                said.append(f"{dtype}, {name}: {f'from {count(least)} on' if least else 'at no size to the end'}")
     return f"Never slower than NCCL: {'; '.join(said)}." if said else None
 
 
@@ -818,11 +874,11 @@ def of_peer_kernels(results):
                 moved = next((moved for stage, moved in found["bytes"].items() if stage in kernel), None)
                 floor = [microseconds(moved / copied), number(moved / copied / seconds, 4)] if moved else ["", ""]
                 total += seconds
-                lines.append([kernel, dtype, large_count(row["elements"]), microseconds(seconds), *floor])
+                lines.append([kernel, dtype, count(row["elements"]), microseconds(seconds), *floor])
             least = sum(found["bytes"].values()) / copied
             run = median(row, f"peers {dtype}")
             cells = [microseconds(total), microseconds(least), number(least / total, 4) if total else ""]
-            lines.append([f"all; a run: {microseconds(run)}", dtype, large_count(row["elements"]), *cells])
+            lines.append([f"all; a run: {microseconds(run)}", dtype, count(row["elements"]), *cells])
     return table(["kernel, us", "dtype", "elements", "us", "floor", "of the copy"], lines) if lines else None
 
 
@@ -867,10 +923,10 @@ def of_stages(results):
                 floor = "" if is_sent else microseconds(moved / copied)
                 fraction = "" if is_sent else number(moved / copied / seconds, 4)
                 sent = number(moved / seconds / 1e9) if is_sent else ""
-                lines.append([stage, dtype, large_count(row["elements"]), microseconds(seconds), floor, fraction, sent])
+                lines.append([stage, dtype, count(row["elements"]), microseconds(seconds), floor, fraction, sent])
             handle = median(row, f"handle {dtype}")
             cells = [microseconds(total), microseconds(least), "", f"the handle: {microseconds(handle)}"]
-            lines.append(["all", dtype, large_count(row["elements"]), *cells])
+            lines.append(["all", dtype, count(row["elements"]), *cells])
     return table(["stage, us", "dtype", "elements", "us", "floor", "of the copy", "GB/s sent by a rank"], lines)
 
 
@@ -885,7 +941,7 @@ def multi_gpu_tables(results):
         parts.append("Left out for want of memory: " + "; ".join(left_out) + ".")
     late = results.get("not begun", {})
     if late.get("elements"):
-        names = ", ".join(map(large_count, late["elements"]))
+        names = ", ".join(map(count, late["elements"]))
         parts.append(f"Not begun, for {late['seconds']:g} s were over: {names}.")
     if as_rows(results):
         parts.append(
@@ -893,7 +949,7 @@ def multi_gpu_tables(results):
                 "An all-reduce, us a call: the slowest rank of each round between two events, medians, all contenders",
                 "taking turns, memory warm. NCCL: ncclAllReduce, which sums. In bfloat16 the handle's errors are",
                 "bfloat16, too. DeepSpeed: its compressed all-reduce in torch, CuPy and torch.distributed",
-                "(bench/deepspeed_worker.py). Up to 2^24 elements several calls between the events; without a graph",
+                "(bench/deepspeed_worker.py). Up to 16M elements several calls between the events; without a graph",
                 "they are made from Python.",
             )
         )
@@ -926,6 +982,33 @@ def image(name):
     return f"![Times of small sizes, rates of large ones](performance-{name}.svg)"
 
 
+PAGE = """# Performance
+
+Made by `make bench-report` from what `make bench`, `make gpu-bench` and others have measured; each part begins with the
+machine. What we aim at, and where it was missed, is in [TARGETS.md](TARGETS.md).
+
+- Sizes are numbers of elements: 1K is 2^10, 1M is 2^20, 1G is 2^30.
+- *Times NumPy* (or CuPy, NCCL, DeepSpeed): how many times as fast this library is. Above 1 it is the faster one.
+- *Of the loop*, *of the copy*: the speed as a fraction of the fastest that the memory allows, which is measured in the same
+  run: a loop that only reads or writes, or a copy within the card. 1 is as fast as the memory.
+- Small calls take the time of a launch, about 2 us on a card, whatever they do: look at the time there, not at fractions.
+"""
+TARGETS = """# Targets
+
+What this library is meant to reach, for those who work on it: ratios within one run on one machine. Made by `make
+bench-report` with [PERFORMANCE.md](PERFORMANCE.md), which has the figures, the machines and what the words mean. A row has
+the sizes at which its aim was reached and missed.
+"""
+
+
+def write_targets(page, name, title):
+    """What the tables that were just made aim at, in a part of its own."""
+    path = page.parent / "TARGETS.md"
+    if made := targets():
+        text = path.read_text() if path.exists() else TARGETS
+        path.write_text(insert(text, name, f"## {title}\n\n{made}"))
+
+
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = (
@@ -940,13 +1023,14 @@ def main():
 
     for path in options.results:
         results = json.loads(path.read_text())
-        page = options.page.read_text() if options.page.exists() else "# Performance\n"
+        page = options.page.read_text() if options.page.exists() else PAGE
         if results["about"].get("of") == "several cards":
             if results["about"]["rehearsal"]:
                 print(f"{path}: a rehearsal, of which the page has nothing")
                 continue
             part = f"## Several cards\n\n{image('multi-gpu')}\n\n{multi_gpu_tables(results)}"
             page = insert(page, "several cards", part)
+            write_targets(options.page, "several cards", "Several cards")
             if peers := peer_tables(results):
                 part = f"## Several cards, over peer memory\n\n{image('peers')}\n\n{peers}"
                 page = insert(page, "peer memory", part)
@@ -955,16 +1039,20 @@ def main():
             where, made = ("GPU", gpu_codec_tables) if "yardsticks" in results else ("CPU", cpu_codec_tables)
             part = f"## Codecs on the {where}\n\n{made(results)}"
             options.page.write_text(insert(page, f"{where.lower()} codecs", part))
+            write_targets(options.page, f"{where.lower()} codecs", f"Codecs on the {where}")
         elif results["about"].get("of") == "copies":
             where, made = ("GPU", gpu_copy_tables) if "yardsticks" in results else ("CPU", cpu_copy_tables)
             part = f"## Copies on the {where}\n\n{made(results)}"
             options.page.write_text(insert(page, f"{where.lower()} copies", part))
+            write_targets(options.page, f"{where.lower()} copies", f"Copies on the {where}")
         elif "yardsticks" in results:
             part = f"## GPU\n\n{image('gpu')}\n\n{gpu_tables(results)}"
             options.page.write_text(insert(page, "gpu", part))
+            write_targets(options.page, "gpu", "GPU")
         else:
             part = f"## CPU\n\n{image('cpu')}\n\n{tables(results)}"
             options.page.write_text(insert(page, "cpu", part))
+            write_targets(options.page, "cpu", "CPU")
 
 
 if __name__ == "__main__":

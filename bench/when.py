@@ -5,7 +5,7 @@ The model, for one all-reduce of n elements among W ranks, each with a link that
     plain        2 (W - 1) / W * n * size / B  +  2 (W - 1) * L        a ring: reduce-scatter and all-gather
     compressed   encode(n) + reduce(n, W) + decode(n)  +  2 (W - 1) / W * n / 8 / B  +  2 * L
 
-L is what an exchange takes however little it moves. Stages are linear in n: their time at 300 * 2^20 elements, and as much as
+L is what an exchange takes however little it moves. Stages are linear in n: their time at 300M elements, and as much as
 a call of 1024 elements takes in a graph. Nothing overlaps, unless a gradient is in P parts, each a handle's, on two streams:
 
     in parts     longer + shorter / P
@@ -86,7 +86,7 @@ def break_even(stages, elements, world, dtype):
 
 
 def size_name(elements):
-    return "300 Mi" if elements == 300 * 2**20 else f"2^{elements.bit_length() - 1}"
+    return report.count(elements)
 
 
 def table(header, rows):
@@ -152,19 +152,25 @@ def page(stages, several, peers):
     return "\n\n".join([
         "# When a compressed all-reduce pays",
         fill(
-            "Made by `make bench-report` of the stages that `make gpu-bench-codec` has measured on one",
-            f"{about['card']} ({about['date']}, commit {about['commit']}), and of a model of what is between the ranks. No",
-            f"figure on this page but the stages' is measured: {several}.",
+            "A compressed all-reduce sends 16 to 32 times fewer bytes than a plain one, and takes some time on the card to",
+            "do so. Whether that pays depends on the link between the ranks (the processes that train together, here each",
+            "with a card and a link of its own). The tables say how many times as fast a compressed all-reduce is: above 1 it",
+            "pays. 1K is 2^10 elements, 1M is 2^20.",
         ),
         fill(
-            "The model: a plain all-reduce is a ring and moves 2 (W - 1) / W of its bytes over each rank's link; a",
-            "compressed one moves 1/32 of that in float32, 1/16 in bfloat16, and spends the stages' time. Each exchange",
-            f"takes at least {1e6 * LATENCY:.0f} us, a ring W - 1 times as long. Nothing overlaps, and nothing is hidden",
-            "behind the backward pass: where all of it is, there is nothing to gain.",
+            "`make bench-report` has made this page. The times on the card are measured, by `make gpu-bench-codec` on one",
+            f"{about['card']} ({about['date']}, commit {about['commit']}); what is between the ranks is a model, and no other",
+            f"figure is measured: {several}.",
         ),
-        "## The stages, in ms, of 300 * 2^20 elements",
+        fill(
+            "The model, for W ranks: a plain all-reduce goes round in a ring and moves 2 (W - 1) / W of its bytes over each",
+            "rank's link. A compressed one moves 1/32 of that in float32, 1/16 in bfloat16, and takes the time on the card in",
+            f"addition. Each exchange takes at least {1e6 * LATENCY:.0f} us, a ring W - 1 times as long. Nothing overlaps. If",
+            "the all-reduce is hidden behind the backward pass, there is nothing to gain, which the model leaves out.",
+        ),
+        "## Time on the card, in ms, for 300M elements",
         table(["gradient and error", "ranks", "encode", "reduce", "decode", "all"], stage_rows(stages)),
-        "## How many times as fast, 300 * 2^20 elements",
+        "## How many times as fast, for 300M elements",
         *(
             part
             for dtype in BYTES
@@ -175,10 +181,10 @@ def page(stages, several, peers):
         ),
         "## In several parts",
         fill(
-            "A handle's exchange cannot begin before its scale is known, which is when all of it is encoded, so nothing",
-            "overlaps within one. Several do: each for a part of the gradient, in turn on two streams, with a communicator for",
-            "each stream (see [ALLREDUCE.md](ALLREDUCE.md)). By the model, so many times as fast as one handle, 300 * 2^20",
-            "elements, 4 ranks:",
+            "One all-reduce handle cannot send before its scale is known, which is when all of its gradient is encoded, so",
+            "nothing overlaps within it. Several handles can overlap: each has a part of the gradient, and they take turns on",
+            "two streams, with a communicator for each stream (see [ALLREDUCE.md](ALLREDUCE.md)). How many times as fast as",
+            "one handle that is, by the model, for 300M elements and 4 ranks:",
         ),
         table(
             ["link", "GB/s", *(f"{dtype}, {parts} parts" for dtype in BYTES for parts in PARTS)],
@@ -186,8 +192,8 @@ def page(stages, several, peers):
         ),
         "## Up to which link",
         fill(
-            "GB/s of a link, each way, above which a plain all-reduce is faster. *always*: it never is, for its ring takes",
-            "more steps than two exchanges.",
+            "A link of more GB/s than this, each way, makes a plain all-reduce the faster one. *always*: compressing is always",
+            "faster, because a ring takes more steps than two exchanges.",
         ),
         table(["gradient and error", "elements", *(f"{w} ranks" for w in WORLDS)], break_even_rows(stages)),
         "![Factor by link](when.svg)",
@@ -195,7 +201,7 @@ def page(stages, several, peers):
         "## Where it does not pay",
         "\n".join([
             "- Where the all-reduce hides behind the backward pass already.",
-            "- Where gradients are bfloat16 and the link is NVLink: what is saved is little more than what the stages take.",
+            "- Where gradients are bfloat16 and the link is NVLink: what is saved is little more than the time on the card.",
             "- Where an optimizer needs more than a sign and a scale: see [CODECS.md](CODECS.md).",
             "- On the CPU, for gradients that the network moves faster than memory is read three times.",
         ]),
@@ -224,7 +230,7 @@ def of_peers(path):
     world, card = results["about"]["world"], results["about"]["ranks"][0]["card"]
     return " ".join([
         f"Measured, unlike the rest: {world} of {card}, over peer memory (gc_comm_open_peers), which is the fastest way between",
-        f"cards that reach each other. {said} With 300 * 2^20 elements it is {' and '.join(of_large) or 'not measured'}.",
+        f"cards that reach each other. {said} With 300M elements it is {' and '.join(of_large) or 'not measured'}.",
         "Where peer memory cannot be had, as between machines, the table above holds for the link between them; gc_comm_from_two",
         "makes one communicator of both.",
     ])  # fmt: skip

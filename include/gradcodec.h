@@ -34,60 +34,148 @@
  *     }
  *
  * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
- * folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. Functions are grouped as VERSION, ERRORS, TENSORS,
- * COPIES, BITS, SIGNS, ONEBIT, CODECS, COMMUNICATORS, NCCL, PEER MEMORY, MACHINES, ALL-REDUCE, SHARING, KERNELS, WORKERS
- * and DEVICES.
- * What holds for all of them comes first; what is said of CUDA and of streams does not concern programs that use the CPU
- * only.
+ * folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`.
+ *
+ * What holds for all functions comes next, up to NAMES. Then, from CUDA to MEMORY OF CARDS, comes what only programs
+ * with tensors on a card need. After that each function says what it does, what its parameters are, and what can go
+ * wrong.
+ *
+ * FUNCTIONS
+ *
+ * VERSION
+ *   gc_version                    The version of the loaded library: major << 16 | minor << 8 | patch.
+ *   gc_version_string             The version of the loaded library as text, such as "0.1.0".
+ *
+ * ERRORS
+ *   gc_status_name                The name of a status as it stands in this header, such as "GC_STATUS_SHAPE_MISMATCH".
+ *   gc_last_error                 This thread's last failure in words.
+ *
+ * TENSORS
+ *   gc_tensor_empty               A new compact tensor; its elements are not initialized.
+ *   gc_tensor_from_pointer        A tensor over your memory.
+ *   gc_tensor_free                Releases a tensor: calls its deleter.
+ *   gc_tensor_free_versioned      Releases a tensor in DLPack's versioned form, as gc_tensor_free().
+ *   gc_tensor_to_versioned        Converts a tensor to DLPack's versioned form, which NumPy imports as writable.
+ *   gc_tensor_from_versioned      Converts a tensor to DLPack's legacy form, which JAX and all other functions take.
+ *   gc_capsule_destructor         Releases the tensor of a Python capsule that nobody consumed.
+ *
+ * COPIES
+ *   gc_tensor_to_device           A new compact copy of a tensor, on the device that you name.
+ *   gc_copy_into                  Copies a tensor into another one, whatever the strides, dtypes and devices of the
+ *                                 two.
+ *
+ * BITS
+ *   gc_chunk_bytes                Bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks).
+ *   gc_pack_chunks                Packs booleans and integers to bits, 1 where an element is not zero, in equal chunks.
+ *   gc_unpack_chunks              Unpacks chunks to one bool tensor: the inverse of gc_pack_chunks().
+ *   gc_pack_bits                  Packs 8 elements along an axis to a byte, as numpy.packbits does.
+ *   gc_unpack_bits                Unpacks the bits of every byte along an axis to 0 and 1, as numpy.unpackbits does.
+ *   gc_pack_chunks_into           gc_pack_chunks() into your memory.
+ *   gc_unpack_chunks_into         Unpacks chunks to 0 and 1 in your memory, in any dtype.
+ *   gc_pack_bits_into             gc_pack_bits() into your memory.
+ *   gc_unpack_bits_into           gc_unpack_bits() into your memory.
+ *
+ * SIGNS
+ *   gc_pack_signs                 Packs the signs of floats to bits in equal chunks: gc_pack_chunks() for floats.
+ *   gc_unpack_signs               Unpacks chunks of signs to one tensor, +1 where the bit is 1 and -1 where it is 0.
+ *   gc_pack_signs_into            gc_pack_signs() into your memory.
+ *   gc_unpack_signs_into          Unpacks chunks of signs to your memory, as +scale and -scale.
+ *   gc_vote_signs_into            Takes a majority vote on every bit: the result is what more than half of the voters
+ *                                 have.
+ *
+ * ONEBIT
+ *   gc_onebit_compress            Compresses a gradient to signs and one scale, and updates its error.
+ *   gc_onebit_decompress          Decompresses chunks to one tensor: +s where the bit is 1 and -s where it is 0.
+ *   gc_onebit_compress_into       gc_onebit_compress() into your memory.
+ *   gc_onebit_workspace_bytes     Bytes of the workspace of gc_onebit_compress_into(): about 1/4096 of a float32
+ *                                 gradient's.
+ *
+ * CODECS
+ *   gc_codec_create               Makes a codec.
+ *   gc_codec_free                 Releases a codec.
+ *   gc_codec_payload_bytes        Bytes of a payload: n_chunks times those of a chunk.
+ *   gc_codec_encode               Encodes a gradient plus the carried error as a payload, and keeps the new error.
+ *   gc_codec_decode               Decodes a payload to +s or -s for every element.
+ *   gc_codec_reduce               Reduces the same chunk of several payloads to one chunk.
+ *   gc_codec_flags                Writes what happened in all calls since the last gc_codec_flags().
+ *   gc_codec_scales               Writes the scales of the last gc_codec_encode().
+ *   gc_codec_commit               Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL.
+ *   gc_codec_rollback             Takes the pending step back: gc_codec_commit() with a `skip` that is not 0.
+ *   gc_codec_reset                Resets the state to +0, as after gc_codec_create().
+ *   gc_codec_state_bytes          Bytes of the state.
+ *   gc_codec_state_out            Writes the exact state as bytes, for gc_codec_state_in().
+ *   gc_codec_state_in             Takes a state that gc_codec_state_out() wrote.
+ *   gc_codec_errors_out           Writes the carried errors as numbers, to look at them or to go on with other options.
+ *   gc_codec_errors_in            Carries the given errors from now on, rounded to the codec's dtype of errors.
+ *
+ * COMMUNICATORS
+ *   gc_comm_from_transport        Makes a communicator from functions of yours that exchange memory.
+ *   gc_comm_group                 Makes the communicators of a world of threads within this process.
+ *   gc_comm_reserve               Allocates the memory for gc_compressed_allreduce(), so that later calls need not.
+ *   gc_comm_async_error           Says whether something has gone wrong for good in earlier calls on this rank.
+ *   gc_comm_free                  Releases a communicator.
+ *   gc_compressed_allreduce       Averages a gradient over all ranks at one bit per element, with error feedback.
+ *   gc_shard_elements             Elements of a rank's server error: 8 gc_chunk_bytes(n_elements, world_size).
+ *
+ * NCCL
+ *   gc_comm_from_nccl             Makes a communicator over an NCCL communicator that you have.
+ *   gc_comm_nccl_id               Makes the 128 bytes by which the ranks of a new NCCL world find each other.
+ *   gc_comm_from_nccl_id          Makes a new communicator over NCCL, from the bytes of gc_comm_nccl_id().
+ *
+ * PEER MEMORY
+ *   gc_peers_bytes                Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements.
+ *   gc_comm_from_peers            Makes a communicator over memory that you have mapped.
+ *   gc_comm_open_peers            Makes a communicator over peer memory that it allocates and maps itself.
+ *
+ * MACHINES
+ *   gc_comm_from_two              Combines a communicator inside each machine and one between machines.
+ *
+ * ALL-REDUCE
+ *   gc_allreduce_create           Makes an all-reduce handle from a communicator and the options of a codec.
+ *   gc_allreduce_free             Releases an all-reduce handle, as gc_codec_free() does.
+ *   gc_allreduce_run              Replaces values on every rank by their mean over the ranks.
+ *   gc_allreduce_reduce_scatter   The first half of gc_allreduce_run(): the mean, for this rank's part of the elements.
+ *   gc_allreduce_all_gather       The second half of gc_allreduce_run(): sends this rank's part to all.
+ *   gc_allreduce_flags            Writes what happened on this rank since the last call, as gc_codec_flags() does.
+ *   gc_allreduce_commit           Ends a step, as gc_codec_commit() does.
+ *   gc_allreduce_rollback         Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0.
+ *   gc_allreduce_reset            Resets the errors to +0, as after gc_allreduce_create().
+ *   gc_allreduce_errors_out       Writes the errors of this rank and of its shard, as gc_codec_errors_out() does.
+ *   gc_allreduce_errors_in        Goes on with errors that a world of any size has kept.
+ *
+ * SHARING
+ *   gc_share_send                 Sends a tensor to another process.
+ *   gc_share_wait                 Waits until the receiver has released a tensor, with all that it made from it.
+ *   gc_share_free                 Releases the lease that gc_share_send() made.
+ *   gc_share_receive              Receives the tensor that comes next, writable.
+ *
+ * KERNELS
+ *   gc_elementwise_create         Makes an elementwise kernel from some C++.
+ *   gc_reduction_create           Makes a reduction kernel from some C++.
+ *   gc_kernel_run                 Runs a kernel: one tensor for each parameter, in their order.
+ *   gc_kernel_prepare             Compiles and loads what gc_kernel_run() would need, and launches nothing.
+ *   gc_kernel_workspace_bytes     Bytes of the workspace that gc_kernel_run() with these arguments wants.
+ *   gc_kernel_log                 What NVRTC said when it last compiled for this kernel: errors and warnings.
+ *   gc_kernel_save                Saves a kernel as bytes, with all combinations that were compiled.
+ *   gc_kernel_load                Loads a kernel that gc_kernel_save() saved.
+ *   gc_kernel_free                Releases a kernel.
+ *
+ * WORKERS
+ *   gc_set_threads                Sets the number of CPU threads for calls from now on, counting the calling one.
+ *
+ * DEVICES
+ *   gc_prepare                    Does in advance what the first calls on a device would do.
+ *   gc_trim                       Gives back the device memory that is kept for new tensors.
+ *   gc_builtin_kernels            The library's own CUDA kernels as a *fatbin*, to load and launch yourself.
+ *   gc_builtin_kernel_shape       The launch shape of a kernel on cards of a compute capability.
  *
  * TWO TIERS
  *
- * Simple: functions that take and return DLManagedTensor. They allocate their outputs and are complete when they
- * return. On CUDA they work on the legacy default stream, so inputs must be ready there: `__dlpack__(stream=1)` sees to
- * it. Non-blocking streams are not ordered with it. CUDA allows no work there while a stream of the same context that
- * was created without the non-blocking flag is being captured.
+ * Simple functions take and return DLManagedTensor. They allocate their outputs, and are complete when they return.
  *
- * Stream: functions whose names end in `_into`, and those of codecs and of all-reduces. They take DLTensor views of your
- * memory and a `void *stream`: NULL or 1 is the legacy stream (also in programs compiled with per-thread default streams:
- * pass 2 there), 2 the per-thread one, anything else a CUstream or cudaStream_t. On CUDA they enqueue the work and return.
- * The memory of src and dst must stay, and src must not change, until the stream has done the work; the structs,
- * shapes and strides are read during the call. Once gc_prepare() has run they allocate nothing and synchronize
- * nothing, with one exception, after much was released: see CUDA. (Without gc_prepare(), a first call in a context
- * loads the kernels, which waits for all that runs there.) For CPU and CUDAHost tensors the stream is ignored and the
- * work is complete when the function returns: wait for copies to or from them yourself. gc_copy_into() also takes
- * tensors of two devices, and says what it enqueues, what it waits for and what it allocates then.
- *
- * Graphs: `_into` functions can be captured in a CUDA graph, after gc_prepare() in the context that captures, on a stream
- * of yours (CUDA captures neither NULL nor 1). Memory that a captured call uses must stay until the graph's last launch;
- * that includes tensors of ours, so do not release them before. Meanwhile other threads may call anything except the
- * simple tier in that context, if the stream was created without the non-blocking flag.
- *
- * CUDA
- *
- * The driver is looked for when the first CUDA tensor comes: libcuda.so.1, of CUDA 12.0 (525) or newer, and devices of
- * compute capability 7.5 and up. Nothing else is needed, and without it everything else works.
- *
- * The device is that of the tensors; CPU and CUDAHost count as one, and so do CUDA and CUDAManaged with the same number.
- * The context is the stream's own (INVALID_ARGUMENT if that is on another device). For NULL, 1 and 2 it is your current
- * context if that is on the device, and the device's primary context otherwise. When a call returns, your current
- * context and device are as before.
- *
- * When a tensor of ours is released, its device memory is kept for new tensors: up to 1/32 of the card's memory, at least
- * 256 MiB. It is used again only after all work that was enqueued in its context before the release is done, on any
- * stream; work of other contexts is not waited for, such as a gc_copy_into() to another card. A release calls no driver:
- * it works with any context current or none, when the streams are gone, and while the process ends. Other libraries
- * cannot use what is kept, so call gc_trim() before they need memory; a call of ours that finds no memory gives it back
- * first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing works on it afterwards.
- *
- * Calls that may wait for all work in the context: those that return new tensors, where much has been released;
- * gc_prepare() and first calls, to load kernels; gc_trim(); and any call, also a stream one, that finds more kept than the
- * bound above, because so much has been released: it gives a few blocks back, unless it is on a codec, an all-reduce
- * handle or a communicator. Such a call must not stand between the launches of a collective (NCCL's for several cards of
- * one process, say): the launch that it holds up is the one that it waits for. gc_trim() beforehand makes sure that no
- * stream call waits.
- *
- * A fault of the device is reported by the call that caused it or by a later one: as CUDA or, when nothing in the context
- * will work any more, as CONTEXT_LOST. Outputs of work that was under way are undefined then.
+ * Stream functions are those whose names end in `_into`, and those of codecs and of all-reduces. They take DLTensor
+ * views of your memory and a `void *stream`. For CPU and CUDAHost tensors the stream is ignored, so pass NULL, and the
+ * work is complete when the function returns. What they do on CUDA is said under STREAMS.
  *
  * OWNERSHIP
  *
@@ -96,42 +184,46 @@
  * gc_tensor_free() or its own deleter, on any thread, in any order, also after the inputs are gone. When a call fails,
  * `*out` is untouched and what you passed is still yours.
  *
- * WHAT TENSORS MAY BE
+ * TENSORS THAT ARE TAKEN
  *
- * Inputs may have any strides, in elements: NULL for compact, negative and zero ones too; any byte_offset; data NULL when
- * there is no element; any stride where the size is 1; a NULL deleter; ndim 0. Elements may lie at any address. Bytes
- * between the elements of a strided input may be read, but never change a result.
+ * Inputs may have any strides, counted in elements, also negative ones and zero; strides that are NULL mean compact,
+ * in C order. They may have any byte_offset, data NULL when there is no element, any stride where the size is 1, a
+ * NULL deleter, and ndim 0. Elements may lie at any address. Bytes between the elements of a strided input may be
+ * read, but never change a result.
  *
- * Elements that are read or written are bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16, float32,
- * float64 or bfloat16, of one lane, on the devices CPU 1 and CUDAHost 3, where the CPU works and outputs are CPU tensors,
- * or CUDA 2 and CUDAManaged 13, where CUDA works and outputs are CUDA tensors. Copies without a cast take every dtype,
- * lanes included, and functions that only pass a tensor on every device, too; they say so.
+ * Elements that are read or written are bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16,
+ * float32, float64 or bfloat16, of one lane. The devices are CPU (1) and CUDAHost (3), where the CPU works and outputs
+ * are CPU tensors, and CUDA (2) and CUDAManaged (13), where the card works and outputs are CUDA tensors. Copies
+ * without a cast take every dtype, lanes included; functions that only pass a tensor on take every dtype on every
+ * device. They say so.
  *
- * Outputs have explicit strides, byte_offset 0, data NULL when empty, and always a deleter. Memory of ours is aligned to
- * 256 bytes.
+ * Outputs have explicit strides, byte_offset 0, data NULL when empty, and always a deleter. Memory that this library
+ * allocates is aligned to 256 bytes.
  *
  * WHEN A CALL FAILS
  *
  * Functions that can fail return a gc_status_t, 0 for success, with two exceptions: functions that return a number of
- * bytes return -1, and functions without a result only set the last error. gc_last_error() has the failure in words,
- * with the number that was wrong. Arguments are checked before anything runs, so a status from that check means that
- * nothing changed. If several things are wrong, any one of them may be reported.
+ * bytes or elements return -1, and functions without a result only set the last error. gc_last_error() has the failure
+ * in words, with the number that was wrong. Arguments are checked before anything runs, so a status from that check
+ * means that nothing has changed. If several things are wrong, any one of them may be reported. Where this file names
+ * a status, it leaves out GC_STATUS_.
  *
- * A pointer that is NULL or not aligned gives INVALID_ARGUMENT. No other bad pointer can be detected. Any tensor may give
+ * A pointer that is NULL or not aligned gives INVALID_ARGUMENT. No other bad pointer can be detected. Any tensor may
+ * give
  *
- * - INVALID_ARGUMENT: a negative size or ndim; shape NULL, or data with elements; tensors on different devices, but for
- *   copies;
+ * - INVALID_ARGUMENT: a negative size or ndim; shape NULL, or data NULL although there are elements; tensors on
+ *   different devices, except in copies;
  * - UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: not one of those above;
- * - DRIVER_UNAVAILABLE: on CUDA, without a driver that could take it; UNSUPPORTED_DEVICE: one that is not there;
+ * - DRIVER_UNAVAILABLE: a CUDA tensor, and no driver that could take it; UNSUPPORTED_DEVICE: a card that is not there;
  * - CUDA, CONTEXT_LOST: on CUDA, an error of the driver, which the message names with the driver's function;
- * - SIZE_OVERFLOW: more than 2^63 - 1 elements, or some beyond the address space.
+ * - SIZE_OVERFLOW: more than 2^63 - 1 elements, or some of them beyond the address space.
  *
- * A tensor to be written to also gives INVALID_ARGUMENT if its bytes, from the lowest to the highest address, intersect
- * those of an input or of another output; if its own elements overlap; or if that cannot be decided within a millisecond,
- * which takes many dimensions with interleaved strides.
+ * A tensor to be written to also gives INVALID_ARGUMENT if its bytes, from the lowest to the highest address,
+ * intersect those of an input or of another output; if its own elements overlap; or if that cannot be decided within a
+ * millisecond, which takes many dimensions with interleaved strides.
  *
- * Functions that return new tensors or handles, and any on CUDA, may give OUT_OF_MEMORY. What a function lists comes in
- * addition to all this.
+ * Functions that return new tensors or handles, and all functions on CUDA, may give OUT_OF_MEMORY. What a function
+ * lists comes in addition to all this.
  *
  * THREADS, FORKS AND STACKS
  *
@@ -144,8 +236,65 @@
  *
  * NAMES
  *
- * Our functions and types begin with gc_, constants with GC_, version macros with GRADCODEC_. (`gc` alone belongs to the
+ * Functions and types begin with gc_, constants with GC_, version macros with GRADCODEC_. (`gc` alone belongs to the
  * Boehm collector: the two can be used together.)
+ *
+ * CUDA
+ *
+ * The driver is looked for when the first CUDA tensor comes: libcuda.so.1, of CUDA 12.0 (525) or newer, and devices of
+ * compute capability 7.5 and up. Nothing else is needed, and without it everything else works.
+ *
+ * The device is that of the tensors; CPU and CUDAHost count as one, and so do CUDA and CUDAManaged with the same
+ * number. The context is the stream's own (INVALID_ARGUMENT if that is on another device). For NULL, 1 and 2 it is
+ * your current context if that is on the device, and the device's primary context otherwise. When a call returns, your
+ * current context and device are as before.
+ *
+ * A fault of the device is reported by the call that caused it or by a later one: as CUDA or, when nothing in the
+ * context will work any more, as CONTEXT_LOST. Outputs of work that was under way are undefined then.
+ *
+ * STREAMS
+ *
+ * Simple functions work on the legacy default stream, so inputs must be ready there: `__dlpack__(stream=1)` sees to
+ * that. Non-blocking streams are not ordered with it. CUDA allows no work there while a stream of the same context
+ * that was created without the non-blocking flag is being captured.
+ *
+ * Stream functions work on the stream that you pass: NULL or 1 is the legacy default stream (also in programs that are
+ * compiled with per-thread default streams: pass 2 there), 2 the per-thread one, anything else a CUstream or
+ * cudaStream_t. They enqueue the work and return. The memory of src and dst must stay, and src must not change, until
+ * the stream has done the work; the structs, shapes and strides are read during the call. Wait for copies to or from
+ * CPU and CUDAHost tensors yourself before the CPU works on them.
+ *
+ * Once gc_prepare() has run, stream functions allocate nothing and synchronize nothing, with one exception, after much
+ * was released: see MEMORY OF CARDS. Without gc_prepare(), a first call in a context loads the kernels, which waits
+ * for all that runs there. gc_copy_into() also takes tensors of two devices, and says what it enqueues, what it waits
+ * for and what it allocates then.
+ *
+ * GRAPHS
+ *
+ * Functions whose names end in `_into` can be captured in a CUDA graph, after gc_prepare() in the context that
+ * captures, on a stream of yours (CUDA captures neither NULL nor 1). Memory that a captured call uses must stay until
+ * the graph's last launch; that includes tensors that this library has made, so do not release them before. Meanwhile
+ * other threads may call anything except simple functions in that context, if the stream was created without the
+ * non-blocking flag.
+ *
+ * MEMORY OF CARDS
+ *
+ * When a tensor that this library has made is released, its device memory is kept for new tensors: up to 1/32 of the
+ * card's memory, at least 256 MiB. It is used again only after all work that was enqueued in its context before the
+ * release is done, on any stream; work of other contexts is not waited for, such as a gc_copy_into() to another card.
+ * A release calls no driver: it works with any context current or none, when the streams are gone, and while the
+ * process ends.
+ *
+ * Other libraries cannot use what is kept, so call gc_trim() before they need memory; a call of this library that
+ * finds no memory gives it back first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing
+ * works on it afterwards.
+ *
+ * Calls that may wait for all work in the context: those that return new tensors, where much has been released;
+ * gc_prepare() and first calls, to load kernels; gc_trim(); and any call, also of a stream function, that finds more
+ * kept than the bound above, because so much has been released: it gives a few blocks back, unless it is on a codec,
+ * an all-reduce handle or a communicator. Such a call must not stand between the launches of a collective (NCCL's for
+ * several cards of one process, say): the launch that it holds up is the one that it waits for. Call gc_trim()
+ * beforehand, and no stream function waits.
  */
 
 #ifndef GRADCODEC_H
@@ -160,7 +309,7 @@
 #define GRADCODEC_VERSION_MAJOR 0
 #define GRADCODEC_VERSION_MINOR 1
 #define GRADCODEC_VERSION_PATCH 0
-/* As gc_version() gives it: major << 16 | minor << 8 | patch. */
+/** As gc_version() gives it: major << 16 | minor << 8 | patch. */
 #define GRADCODEC_VERSION \
     (GRADCODEC_VERSION_MAJOR * 65536 + GRADCODEC_VERSION_MINOR * 256 + GRADCODEC_VERSION_PATCH)
 
@@ -174,75 +323,75 @@ extern "C" {
  * GRADCODEC_VERSION is what you compile against, gc_version() what you run with.
  */
 
-/* The version of the loaded library: major << 16 | minor << 8 | patch. */
+/** The version of the loaded library: major << 16 | minor << 8 | patch. */
 uint32_t gc_version(void);
 
-/* The same in words: "0.1.0". Static text. */
+/** The version of the loaded library as text, such as "0.1.0". Static text. */
 const char *gc_version_string(void);
 
 /*
  * ERRORS
  */
 
-/* Outcome of a call. Codes are never reused. */
+/** Outcome of a call. Codes are never reused. */
 enum gc_status {
-    /* Done. */
+    /** Done. */
     GC_STATUS_OK = 0,
-    /* NULL, n_chunks 0, a bad axis or order, a negative shape, overlap, tensors on different devices. */
+    /** NULL, n_chunks 0, a bad axis or order, a negative shape, overlap, tensors on different devices. */
     GC_STATUS_INVALID_ARGUMENT = 1,
-    /* A dtype that this function does not take. */
+    /** A dtype that this function does not take. */
     GC_STATUS_UNSUPPORTED_DTYPE = 2,
-    /* A device type other than CPU, CUDA, CUDAHost and CUDAManaged, or a CUDA device that is not there. */
+    /** A device type other than CPU, CUDA, CUDAHost and CUDAManaged, or a CUDA device that is not there. */
     GC_STATUS_UNSUPPORTED_DEVICE = 3,
-    /* A tensor of the wrong length or number of dimensions. */
+    /** A tensor of the wrong length or number of dimensions. */
     GC_STATUS_SHAPE_MISMATCH = 4,
-    /* The tensor may not be written to. */
+    /** The tensor may not be written to. */
     GC_STATUS_READ_ONLY = 5,
-    /* A side that must be C-contiguous is not. */
+    /** A side that must be C-contiguous is not. */
     GC_STATUS_NOT_CONTIGUOUS = 6,
-    /* A size, count or extent does not fit in 64 bits. */
+    /** A size, count or extent does not fit in 64 bits. */
     GC_STATUS_SIZE_OVERFLOW = 7,
-    /* The handle is in use by another thread. */
+    /** The handle is in use by another thread. */
     GC_STATUS_BUSY = 8,
-    /* Data that did not come from this library, or not whole. */
+    /** Data that this library did not write, or that is incomplete. */
     GC_STATUS_CORRUPT = 9,
-    /* Memory could not be had. */
+    /** There is not enough memory. */
     GC_STATUS_OUT_OF_MEMORY = 10,
-    /* A CUDA tensor, and no CUDA driver that could take it. */
+    /** A CUDA tensor, and no CUDA driver that could take it. */
     GC_STATUS_DRIVER_UNAVAILABLE = 20,
-    /* The CUDA driver reported an error. */
+    /** The CUDA driver reported an error. */
     GC_STATUS_CUDA = 21,
-    /* The CUDA context is lost: nothing on it works any more. */
+    /** The CUDA context is lost: nothing on it works any more. */
     GC_STATUS_CONTEXT_LOST = 22,
-    /* No NVRTC to compile with. */
+    /** No NVRTC to compile with. */
     GC_STATUS_NVRTC_UNAVAILABLE = 25,
-    /* A kernel did not compile. */
+    /** A kernel did not compile. */
     GC_STATUS_COMPILE = 26,
-    /* The communication library is not there. */
+    /** The communication library is not there. */
     GC_STATUS_COMM_UNAVAILABLE = 30,
-    /* Communication failed. */
+    /** Communication failed. */
     GC_STATUS_COMM = 31,
-    /* Sharing between processes failed. */
+    /** Sharing between processes failed. */
     GC_STATUS_SHARE = 40,
-    /* The other side did not answer in time. */
+    /** The other side did not answer in time. */
     GC_STATUS_TIMEOUT = 41,
-    /* A defect of this library, caught. */
+    /** A defect of this library, caught. */
     GC_STATUS_PANIC = 99,
 };
 
-/* The status of a call: one of GC_STATUS_*. */
+/** The status of a call: one of GC_STATUS_*. */
 typedef int32_t gc_status_t;
 
-/*
- * The name of a status as it stands in this header, such as "GC_STATUS_SHAPE_MISMATCH"; "GC_STATUS_UNKNOWN" for a code
- * that this version does not have. Static text, never NULL.
+/**
+ * The name of a status as it stands in this header, such as "GC_STATUS_SHAPE_MISMATCH". A code that this version does
+ * not have is "GC_STATUS_UNKNOWN". Static text, never NULL.
  */
 const char *gc_status_name(gc_status_t status);
 
-/*
- * This thread's last failure in words, such as "dst: 3 chunks of 17 bytes expected for 400 elements, got shape [3, 16]".
- * "" before the first; a call that succeeds leaves it alone. The text is UTF-8, at most 500 bytes, and stays as it is
- * until the next failure on this thread, or its end.
+/**
+ * This thread's last failure in words. For example: "dst: 3 chunks of 17 bytes expected for 400 elements, got shape
+ * [3, 16]". It is "" before the first failure, and a call that succeeds leaves it alone. The text is UTF-8, at most
+ * 500 bytes, and stays as it is until the next failure on this thread, or its end.
  */
 const char *gc_last_error(void);
 
@@ -250,8 +399,8 @@ const char *gc_last_error(void);
  * TENSORS
  */
 
-/*
- * A new tensor, compact, its elements not initialized.
+/**
+ * A new compact tensor; its elements are not initialized.
  *
  * `dtype`: any; elements of less than a byte are packed, their bytes rounded up. `shape`: `ndim` sizes, copied; may be
  * NULL when `ndim` is 0. `*out`: yours to release.
@@ -264,20 +413,20 @@ gc_status_t gc_tensor_empty(DLDevice device,
                             const int64_t *shape,
                             DLManagedTensor **out);
 
-/*
- * A tensor over your memory: nothing is copied, and no element is read.
+/**
+ * A tensor over your memory. Nothing is copied, and no element is read.
  *
- * `data`: element 0; NULL only if there is no element. `device`, `dtype`: any. `shape`: `ndim` sizes, `strides`: as many strides in elements,
- * NULL for compact; both are copied. `release`, unless NULL, is called once with `ctx` when the last user of the tensor
- * has released it, on that user's thread; it must not throw or longjmp. It is not called when this function fails.
- * `*out`: yours to release.
+ * `data`: element 0; NULL only if there is no element. `device`, `dtype`: any. `shape`: `ndim` sizes. `strides`: as
+ * many strides in elements, NULL for compact. Both are copied. `release`, unless NULL, is called once with `ctx` when
+ * the last user of the tensor has released it, on that user's thread; it must not throw or longjmp. It is not called
+ * when this function fails. `*out`: yours to release.
  *
- * The device is believed, and no driver is asked, so that memory of another process or of another card is valid here: name
- * the device that is to work on it, whichever one the driver tells of the pointer (for memory that another process has
- * mapped it tells now one, now the other). That this device reaches the memory is for you to see to. `*out` names the device
- * as you did. Pinned memory is CUDAHost, and worked on by the CPU, or CUDA, if the device reaches it (as it does what
- * cuMemHostAlloc made); managed memory is CUDAManaged, which is worked on by the device with its number, as CUDA is: what
- * others do with it on the CPU or on another device is for you to order.
+ * The device is not checked and no driver is asked, so memory of another process or of another card is valid here.
+ * Name the device that is to work on it, whichever device the driver reports for the pointer (for memory that another
+ * process has mapped it reports now one, now the other), and make sure that this device can reach it. `*out` names the
+ * device as you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can
+ * where cuMemHostAlloc made it). Managed memory is CUDAManaged: the device with its number works on it, as on CUDA. If
+ * others use it on the CPU or on another device, it is up to you to order that.
  *
  * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
  */
@@ -291,40 +440,41 @@ gc_status_t gc_tensor_from_pointer(void *data,
                                    void *ctx,
                                    DLManagedTensor **out);
 
-/* Releases a tensor: calls its deleter. NULL, or a tensor whose deleter is NULL: nothing. */
+/** Releases a tensor: calls its deleter. NULL is ignored, and so is a tensor whose deleter is NULL. */
 void gc_tensor_free(DLManagedTensor *tensor);
 
-/* Releases a tensor in the versioned form, as gc_tensor_free(). */
+/** Releases a tensor in DLPack's versioned form, as gc_tensor_free(). */
 void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
 
-/*
- * The same tensor in DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as read-only.)
- * The version is the lowest 1.x that knows the dtype; there are no flags.
+/**
+ * Converts a tensor to DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as
+ * read-only.) The version is the lowest 1.x that knows the dtype; there are no flags.
  *
- * `src`: of any dtype and device, for no element is read. Taken on success, still yours when the call fails. If it has no
- * deleter, the struct may go as soon as the call returns; its memory must stay. `*out`: yours to release, by
- * gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are passed on as they
- * are.
+ * `src`: of any dtype and device, since no element is read. On success it belongs to `*out`; when the call fails it is
+ * still yours. If it has no deleter, the struct need not outlive the call, but its memory must stay. `*out`: yours to
+ * release, by gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are
+ * passed on as they are.
  *
  * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
  */
 gc_status_t gc_tensor_to_versioned(DLManagedTensor *src,
                                    struct DLManagedTensorVersioned **out);
 
-/*
- * The same tensor in DLPack's legacy form, which is what all other functions take and JAX imports.
+/**
+ * Converts a tensor to DLPack's legacy form, which JAX and all other functions take.
  *
- * `src`: any version 1.x, taken as by gc_tensor_to_versioned(). `*out`: yours to release.
+ * `src`: any version 1.x. On success it belongs to `*out`, as in gc_tensor_to_versioned(). `*out`: yours to release.
  *
- * READ_ONLY: the legacy form cannot say that a tensor is. (To read it, borrow it: `{ v->dl_tensor, NULL, NULL }`.)
- * UNSUPPORTED_DTYPE: nor can it say that elements of less than a byte are padded to one (IS_SUBBYTE_TYPE_PADDED); 0 bits
- * or 0 lanes. INVALID_ARGUMENT: another major version.
+ * READ_ONLY: the legacy form cannot say that a tensor is read-only. (To read it, borrow it: `{ v->dl_tensor, NULL,
+ * NULL }`.) UNSUPPORTED_DTYPE: nor can it say that elements of less than a byte are padded to one
+ * (IS_SUBBYTE_TYPE_PADDED); 0 bits or 0 lanes. INVALID_ARGUMENT: another major version.
  */
 gc_status_t gc_tensor_from_versioned(struct DLManagedTensorVersioned *src,
                                      DLManagedTensor **out);
 
-/*
- * For PyCapsule_New from ctypes or cffi: releases the tensor of a capsule that nobody consumed.
+/**
+ * Releases the tensor of a Python capsule that nobody consumed. It is a destructor for PyCapsule_New from ctypes or
+ * cffi.
  *
  * Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
  * NULL is no capsule: that sets the last error, and nothing else happens. Finds Python in the process that calls it:
@@ -359,8 +509,8 @@ void gc_capsule_destructor(void *py_capsule);
  * Where a cast is defined in NumPy, astype() gives the same, but for the bits of NaN.
  */
 
-/*
- * A compact copy on a device.
+/**
+ * A new compact copy of a tensor, on the device that you name.
  *
  * `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be C-contiguous.
  * `device`: CPU 1 or CUDA 2; that of src, too. `*out`: of the same dtype and shape, yours to release.
@@ -372,22 +522,24 @@ gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
                                 DLDevice device,
                                 DLManagedTensor **out);
 
-/*
- * Copies `src` into `dst`: each side any strides, any dtype, any of the devices CPU, CUDAHost, CUDA and CUDAManaged.
+/**
+ * Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
+ * CUDAHost, CUDA and CUDAManaged.
  *
  * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is. `stream`: of dst's device, or of
  * src's where dst is on CPU or CUDAHost; ignored where both are.
  *
  * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
- * takes its turn on the stream, as one between two tensors of CUDA does: both must stay until the stream has done it. The
- * first copy between CPU and a device allocates 8 MiB of pinned memory, also after gc_prepare(), which are kept until
- * gc_trim(). Memory of the CPU that is pinned all the same, in one piece, is copied without them.
+ * is enqueued on the stream, like a copy between two CUDA tensors, and both must stay until the stream has done it.
+ * The first copy between CPU and a device allocates 8 MiB of pinned memory, also after gc_prepare(), which are kept
+ * until gc_trim(). CPU memory that is pinned, in one piece, is copied without them.
  *
- * Between two CUDA devices the stream is one of dst's: what other streams have to do to src is to be done before, or
- * waited for by this one. The device of dst is given access to the memory of src's where that can be. Where dst's device
- * may not read src all the same, which can be memory of a pool or memory that was mapped, a copy of another layout or
- * dtype is one by way of the CPU: it is complete when this returns, allocates and cannot be captured, like the above. src
- * is read from another context than its own, so release a tensor of ours only when the stream has done the copy.
+ * Between two CUDA devices the stream is one of dst's device: work of other streams on src must be done before, or
+ * this stream must wait for it. The device of dst is given access to the memory of src's device where that is
+ * possible. If dst's device still cannot read src, which may be memory of a pool or memory that was mapped, a copy to
+ * another layout or dtype goes by way of the CPU: it is complete when this returns, allocates and cannot be captured,
+ * like the above. src is read from another context than its own, so release a tensor of ours only when the stream has
+ * done the copy.
  *
  * Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
  * done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of src,
@@ -404,39 +556,39 @@ gc_status_t gc_copy_into(const DLTensor *src,
 /*
  * BITS
  *
- * A chunk is what one rank (process of a group) sends to another: `n` elements are packed to ceil(n / 8) bytes and these split into
- * n_chunks equal chunks of gc_chunk_bytes(n, n_chunks), the last ones filled up with zero bits. Where the bytes divide
- * evenly they are those of DeepSpeed's compress_by_chunk. Booleans and integers: bit = (x != 0). For the
- * signs of floats see SIGNS.
+ * A chunk is what one rank (one of the processes that train together) sends to another: `n` elements are packed to
+ * ceil(n / 8) bytes, and these are split into n_chunks equal chunks of gc_chunk_bytes(n, n_chunks) bytes, the last
+ * ones filled up with zero bits. Where the bytes divide evenly they are those of DeepSpeed's compress_by_chunk.
+ * Booleans and integers: bit = (x != 0). For the signs of floats see SIGNS.
  */
 
-/* For `axis`: all dimensions as one, in C order. */
+/** For `axis`: all dimensions as one, in C order. */
 #define GC_AXIS_NONE INT32_MIN
 
-/* For `count`: all the bits there are. */
+/** For `count`: all the bits there are. */
 #define GC_COUNT_ALL INT64_MIN
 
-/* Which bit of a byte comes first. */
+/** Which bit of a byte comes first. */
 enum gc_bit_order {
-    /* The most significant: NumPy's default, CuPy, DeepSpeed. */
+    /** The most significant: NumPy's default, CuPy, DeepSpeed. */
     GC_BIT_ORDER_BIG = 0,
-    /* The least significant. */
+    /** The least significant. */
     GC_BIT_ORDER_LITTLE = 1,
 };
 
-/* Which bit of a byte comes first: one of GC_BIT_ORDER_*. */
+/** Which bit of a byte comes first: one of GC_BIT_ORDER_*. */
 typedef int32_t gc_bit_order_t;
 
-/*
+/**
  * Bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks). -1, and the last error, for a negative n_elements or 0
  * chunks.
  */
 int64_t gc_chunk_bytes(int64_t n_elements,
                        size_t n_chunks);
 
-/*
- * Packs every element of `src` to a bit, 1 where it is not zero, most significant bit first, and splits the bytes into
- * `n_chunks` equal chunks.
+/**
+ * Packs booleans and integers to bits, 1 where an element is not zero, in equal chunks. The most significant bit of a
+ * byte comes first.
  *
  * `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
  * receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the last
@@ -450,8 +602,8 @@ gc_status_t gc_pack_chunks(const DLManagedTensor *src,
                            size_t n_chunks,
                            DLManagedTensor **out);
 
-/*
- * The inverse: chunks to one bool tensor.
+/**
+ * Unpacks chunks to one bool tensor: the inverse of gc_pack_chunks().
  *
  * `chunks`: `n_chunks` one-dimensional uint8 tensors of gc_chunk_bytes(n_elements, n_chunks) bytes each, in order, of any
  * stride, on one device. Their bits past `n_elements` are ignored. `*out`: one-dimensional, bool, `n_elements` long,
@@ -465,8 +617,9 @@ gc_status_t gc_unpack_chunks(DLManagedTensor *const *chunks,
                              int64_t n_elements,
                              DLManagedTensor **out);
 
-/*
- * numpy.packbits: 8 elements along `axis` to a byte, the last byte of each row filled up with zero bits.
+/**
+ * Packs 8 elements along an axis to a byte, as numpy.packbits does. The last byte of each row is filled up with zero
+ * bits.
  *
  * `src`: bool or integer, any shape and strides; non-zero is 1. `axis`: a dimension, negative ones counting from the
  * end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of `src`
@@ -479,8 +632,8 @@ gc_status_t gc_pack_bits(const DLManagedTensor *src,
                          gc_bit_order_t order,
                          DLManagedTensor **out);
 
-/*
- * numpy.unpackbits: the bits of every byte along `axis` to 0 and 1.
+/**
+ * Unpacks the bits of every byte along an axis to 0 and 1, as numpy.unpackbits does.
  *
  * `src`: uint8, any shape and strides. `axis`, `order`: as for gc_pack_bits(). `count`: how many bits along the axis:
  * GC_COUNT_ALL; or a number, beyond the last bit zeros; or a negative one, to leave off that many at the end. `*out`:
@@ -495,7 +648,7 @@ gc_status_t gc_unpack_bits(const DLManagedTensor *src,
                            gc_bit_order_t order,
                            DLManagedTensor **out);
 
-/*
+/**
  * gc_pack_chunks() into your memory.
  *
  * `src`: bool or integer, any shape and strides, flattened in C order. `dst`: uint8, C-contiguous, two-dimensional:
@@ -509,8 +662,8 @@ gc_status_t gc_pack_chunks_into(const DLTensor *src,
                                 DLTensor *dst,
                                 void *stream);
 
-/*
- * Chunks to 0 and 1 in your memory.
+/**
+ * Unpacks chunks to 0 and 1 in your memory, in any dtype.
  *
  * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape and
  * strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
@@ -523,7 +676,7 @@ gc_status_t gc_unpack_chunks_into(const DLTensor *src,
                                   DLTensor *dst,
                                   void *stream);
 
-/*
+/**
  * gc_pack_bits() into your memory.
  *
  * `dst`: uint8, of the shape that gc_pack_bits() would give, any strides.
@@ -536,7 +689,7 @@ gc_status_t gc_pack_bits_into(const DLTensor *src,
                               DLTensor *dst,
                               void *stream);
 
-/*
+/**
  * gc_unpack_bits() into your memory.
  *
  * `dst`: of the shape that gc_unpack_bits() would give, whatever its length along the axis: that is the count. Any
@@ -566,9 +719,9 @@ gc_status_t gc_unpack_bits_into(const DLTensor *src,
  * With scales it unpacks what 1-bit SGD and 1-bit Adam send, too: +scale and -scale.
  */
 
-/*
- * Packs the sign of every element of `src`, most significant bit first, and splits the bytes into `n_chunks` equal
- * chunks: gc_pack_chunks() for floats.
+/**
+ * Packs the signs of floats to bits in equal chunks: gc_pack_chunks() for floats. The most significant bit of a byte
+ * comes first.
  *
  * `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `out`: as for
  * gc_pack_chunks().
@@ -580,8 +733,8 @@ gc_status_t gc_pack_signs(const DLManagedTensor *src,
                           size_t n_chunks,
                           DLManagedTensor **out);
 
-/*
- * The inverse: chunks to one tensor, +1 where the bit is 1 and -1 where it is 0.
+/**
+ * Unpacks chunks of signs to one tensor, +1 where the bit is 1 and -1 where it is 0.
  *
  * `chunks`: as for gc_unpack_chunks(). `dtype`: float16, bfloat16, float32, float64, or a signed integer. `*out`:
  * one-dimensional, of that dtype, `n_elements` long, yours to release.
@@ -594,7 +747,7 @@ gc_status_t gc_unpack_signs(DLManagedTensor *const *chunks,
                             DLDataType dtype,
                             DLManagedTensor **out);
 
-/*
+/**
  * gc_pack_signs() into your memory.
  *
  * `src`: as for gc_pack_signs(). `dst`: as for gc_pack_chunks_into(), and so are the errors; bool and integers in src
@@ -605,8 +758,8 @@ gc_status_t gc_pack_signs_into(const DLTensor *src,
                                DLTensor *dst,
                                void *stream);
 
-/*
- * Chunks of signs to your memory: +scale where the bit is 1, -scale where it is 0.
+/**
+ * Unpacks chunks of signs to your memory, as +scale and -scale. +scale is where the bit is 1, -scale where it is 0.
  *
  * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `scales`: NULL for 1; or
  * float32 on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read when
@@ -627,8 +780,8 @@ gc_status_t gc_unpack_signs_into(const DLTensor *src,
                                  DLTensor *dst,
                                  void *stream);
 
-/*
- * A majority vote on every bit: what more than half of the voters have.
+/**
+ * Takes a majority vote on every bit: the result is what more than half of the voters have.
  *
  * In a tie, which an even number of voters can have, the bit is that of voter number (byte index + turn) mod n_voters:
  * so ties push some weights one way and some the other. Give another turn each step, the number of the step for
@@ -649,8 +802,8 @@ gc_status_t gc_vote_signs_into(const DLTensor *src,
 /*
  * ONEBIT
  *
- * Signs with error feedback, where the error is a tensor of yours: a gradient becomes one bit per element and one scale,
- * and what that loses is added to the next gradient. With c = gradient + error, in float32:
+ * Signs with *error feedback*: a gradient becomes one bit per element and one scale, and what that loses, the error,
+ * is added to the next gradient. Here the error is a tensor of yours. With c = gradient + error, in float32:
  *
  *     bit = not (c < 0)      scale s = root of the mean of c * c      new error = c - (+s where the bit is 1, else -s)
  *
@@ -658,11 +811,11 @@ gc_status_t gc_vote_signs_into(const DLTensor *src,
  * memory instead of two, keeps the error itself, and takes several tensors at once.
  */
 
-/* What a scale is: one of GC_SCALE_*. */
+/** What a scale is: one of GC_SCALE_*. */
 typedef int32_t gc_scale_t;
 
-/*
- * Compresses a gradient, and updates its error.
+/**
+ * Compresses a gradient to signs and one scale, and updates its error.
  *
  * `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on the
  * same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive chunks as
@@ -679,8 +832,8 @@ gc_status_t gc_onebit_compress(const DLManagedTensor *grad,
                                DLManagedTensor **out_chunks,
                                float *out_scale);
 
-/*
- * The inverse, less what was lost: chunks to one tensor, +s where the bit is 1 and -s where it is 0. In your memory:
+/**
+ * Decompresses chunks to one tensor: +s where the bit is 1 and -s where it is 0. To write to your memory instead, use
  * gc_unpack_signs_into().
  *
  * `chunks`: as for gc_unpack_chunks(). `scales`: `n_chunks` numbers in host memory, s of each chunk: all the same for
@@ -699,7 +852,7 @@ gc_status_t gc_onebit_decompress(DLManagedTensor *const *chunks,
                                  DLDataType dtype,
                                  DLManagedTensor **out);
 
-/*
+/**
  * gc_onebit_compress() into your memory.
  *
  * `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk, bits
@@ -717,7 +870,7 @@ gc_status_t gc_onebit_compress_into(const DLTensor *grad,
                                     DLTensor *workspace,
                                     void *stream);
 
-/*
+/**
  * Bytes of the workspace of gc_onebit_compress_into(): about 1/4096 of a float32 gradient's. -1, and the last error,
  * for a negative n_elements.
  */
@@ -726,9 +879,9 @@ int64_t gc_onebit_workspace_bytes(int64_t n_elements);
 /*
  * CODECS
  *
- * A codec makes a gradient small and, if it is lossy, carries what it lost to the next step (*error feedback*). ONEBIT
- * sends signs and one float32 per tensor, in one pass over memory; SIGN sends signs, and several of them are reduced by
- * majority. docs/NUMERICS.md says what they compute, to the last bit: the same on every processor and card.
+ * A codec compresses a gradient and, if it is lossy, carries what it lost to the next step (*error feedback*). ONEBIT
+ * sends signs and one float32 per tensor, in one pass over memory; SIGN sends signs, and several of them are reduced
+ * by majority. docs/NUMERICS.md says what they compute, to the last bit: the same on every processor and card.
  *
  *     int64_t sizes[] = {1000000, 64, 500};   // three tensors: one launch, a scale each
  *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .segments = sizes,
@@ -741,118 +894,121 @@ int64_t gc_onebit_workspace_bytes(int64_t n_elements);
  *     gc_codec_free(codec);
  *
  * A *segment* is one tensor of a gradient, a *payload* what one process sends: n_chunks equal chunks, one for each
- * receiver, which carry a header, all scales and the bits. The *error* of an element is what was to be sent less what
- * was; the codec keeps it, as its *state*.
+ * receiver, which carry a header, all scales and the bits. The *error* of an element is what was to be sent minus what
+ * was sent; the codec keeps it, as its *state*.
  *
  * A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
- * streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is made
- * with it: later calls but gc_codec_free() allocate nothing, load nothing, wait for nothing and can be captured in a graph.
- * All but gc_codec_payload_bytes() and gc_codec_state_bytes() touch its state, so use one stream, or order the streams
- * yourself, also the launches of graphs. A call gives BUSY while another one on the same codec is under way in another
- * thread. If the driver fails in the middle of a call, so that the state is neither the old nor the new one, all others
- * give CUDA until gc_codec_reset(). Free a codec when its work is done and its graphs will not be launched again.
+ * streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is
+ * allocated with it: later calls, except gc_codec_free(), allocate nothing, load nothing, wait for nothing and can be
+ * captured in a graph. All but gc_codec_payload_bytes() and gc_codec_state_bytes() touch its state, so use one stream,
+ * or order the streams yourself, also the launches of graphs. A call gives BUSY while another one on the same codec is
+ * under way in another thread. If the driver fails in the middle of a call, so that the state is neither the old nor
+ * the new one, all others give CUDA until gc_codec_reset(). Free a codec when its work is done and its graphs will not
+ * be launched again.
  *
- * Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload may
- * come from a stranger: every field is compared with what this codec would have written. On the CPU a call that finds a
- * difference gives CORRUPT; on CUDA, where nothing is known until the stream has done the work, the flag
- * GC_FLAG_CORRUPT is set and zeros are written. Changed bits within the format cannot be told.
+ * Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload
+ * may come from a stranger: every field is compared with what this codec would have written. On the CPU a call that
+ * finds a difference gives CORRUPT; on CUDA, where nothing is known until the stream has done the work, the flag
+ * GC_FLAG_CORRUPT is set and zeros are written. Changes that keep to the format, such as another sign, cannot be
+ * detected.
  */
 
-/* What happened, as bits of a number: in a codec's flags and in those of a chunk. */
+/** What happened, as bits of a number: in a codec's flags and in those of a chunk. */
 enum gc_flag {
-    /* A payload or a state that this codec would not have written. */
+    /** A payload or a state that this codec would not have written. */
     GC_FLAG_CORRUPT = 1,
-    /* Something that was not finite. */
+    /** Something that was not finite. */
     GC_FLAG_NONFINITE = 2,
-    /* A step was taken back. */
+    /** A step was taken back. */
     GC_FLAG_TAKEN_BACK = 4,
 };
 
-/* Which codec. 3 to 15 are kept for others. */
+/** Which codec. 3 to 15 are kept for others. */
 enum gc_codec {
-    /* Signs and a scale, with error feedback. */
+    /** Signs and a scale, with error feedback. */
     GC_CODEC_ONEBIT = 1,
-    /* Signs alone, reduced by majority. */
+    /** Signs alone, reduced by majority. */
     GC_CODEC_SIGN = 2,
 };
 
-/* What errors are kept as. */
+/** How errors are kept. */
 enum gc_error {
+    /** The default. */
     GC_ERROR_FLOAT32 = 0,
-    /* Half the memory; what is rounded is gradient plus error. */
+    /** Half the memory; what is rounded is gradient plus error. */
     GC_ERROR_BFLOAT16 = 1,
-    /* None are kept: what a step loses is lost. */
+    /** None are kept: what a step loses is lost. */
     GC_ERROR_NONE = 2,
 };
 
-/* What the scale is. */
+/** What the scale is. */
 enum gc_scale {
-    /* The root of the mean square: DeepSpeed's. */
+    /** The root of the mean square: DeepSpeed's. */
     GC_SCALE_RMS = 0,
-    /* The mean of the absolute values: EF-signSGD's. */
+    /** The mean of the absolute values: EF-signSGD's. */
     GC_SCALE_MEAN = 1,
 };
 
-/* What becomes of numbers that are not finite. GC_FLAG_NONFINITE is set in any case. */
+/** What happens to numbers that are not finite. GC_FLAG_NONFINITE is set in any case. */
 enum gc_nonfinite {
-    /* They stay in the state, until gc_codec_reset() or gc_codec_state_in(). */
+    /** They stay in the state, until gc_codec_reset() or gc_codec_state_in(). */
     GC_NONFINITE_PROPAGATE = 0,
-    /* They count as 0; a scale that is not finite is 0, so nothing is sent and all of it is carried. */
+    /** They count as 0; a scale that is not finite is 0, so nothing is sent and all of it is carried. */
     GC_NONFINITE_ZERO = 1,
-    /* A step is pending until gc_codec_commit(), which takes it back if anything was not finite. */
+    /** A step is pending until gc_codec_commit(), which takes it back if anything was not finite. */
     GC_NONFINITE_TRANSACTIONAL = 2,
 };
 
-/* What decoding does with its output. */
+/** What decoding does with its output. */
 enum gc_decode {
-    /* Writes the values. */
+    /** Writes the values. */
     GC_DECODE_SET = 0,
-    /* Adds them to what is there. */
+    /** Adds them to what is there. */
     GC_DECODE_ADD = 1,
 };
 
-/* A codec: gc_codec_create() makes one. */
+/** A codec: gc_codec_create() makes one. */
 typedef struct gc_codec_t gc_codec_t;
 
-/* What a codec is made of. Set struct_size and what you need; a field that is 0 has its default. */
+/** What a codec is made of. Set struct_size and what you need; a field that is 0 has its default. */
 typedef struct gc_codec_options_t {
-    /* sizeof(gc_codec_options_t). */
+    /** sizeof(gc_codec_options_t). */
     uint32_t struct_size;
-    /* One of GC_CODEC_*; there is no default. */
+    /** One of GC_CODEC_*; there is no default. */
     int32_t codec;
-    /* All 0: the CPU. */
+    /** All 0: the CPU. */
     DLDevice device;
-    /* Of what is encoded: float32, float16 or bfloat16. All 0: float32. */
+    /** Of what is encoded: float32, float16 or bfloat16. All 0: float32. */
     DLDataType values;
-    /* Of what is decoded in the end, likewise: a reduced scale is rounded to it. */
+    /** Of what is decoded in the end, likewise: a reduced scale is rounded to it. */
     DLDataType results;
-    /* One of GC_ERROR_*. SIGN keeps no errors. */
+    /** One of GC_ERROR_*. SIGN keeps no errors. */
     int32_t error;
-    /* One of GC_SCALE_*. */
+    /** One of GC_SCALE_*. */
     int32_t scale;
-    /* One of GC_NONFINITE_*. */
+    /** One of GC_NONFINITE_*. */
     int32_t nonfinite;
-    /* What a carried error is multiplied by each step. 0: 1. */
+    /** What a carried error is multiplied by each step. 0: 1. */
     float beta;
-    /* The element counts of n_segments tensors, 0 or more each. NULL: one segment, of n_elements. */
+    /** The element counts of n_segments tensors, 0 or more each. NULL: one segment, of n_elements. */
     const int64_t *segments;
-    /* How many. */
+    /** How many. */
     size_t n_segments;
-    /* With `segments` NULL, all elements; otherwise 0. */
+    /** With `segments` NULL, all elements; otherwise 0. */
     int64_t n_elements;
-    /* 0: 1. */
+    /** 0: 1. */
     size_t n_chunks;
-    /* k + 1: this codec reduces chunk k, and keeps its error. 0: it reduces none. */
+    /** k + 1: this codec reduces chunk k, and keeps its error. 0: it reduces none. */
     uint64_t server;
-    /* 0. */
+    /** 0. */
     uint64_t reserved[4];
 } gc_codec_options_t;
 
-/* How values are decoded: one of GC_DECODE_*. */
+/** How values are decoded: one of GC_DECODE_*. */
 typedef int32_t gc_decode_t;
 
-/*
- * Makes a codec. Its state is +0: no error is carried yet.
+/**
+ * Makes a codec. Its state is +0, which means that no error is carried yet.
  *
  * `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice with
  * GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by gc_codec_free().
@@ -865,17 +1021,17 @@ typedef int32_t gc_decode_t;
 gc_status_t gc_codec_create(const gc_codec_options_t *options,
                             gc_codec_t **out);
 
-/*
- * Releases a codec, which nothing may use any more: no thread, no work that is under way, no graph. NULL: nothing. On
+/**
+ * Releases a codec. Nothing may use it any more: no thread, no work that is under way, no graph. NULL is ignored. On
  * CUDA it may wait for all work of the context: not in a capture, not between the launches of a collective.
  */
 void gc_codec_free(gc_codec_t *codec);
 
-/* Bytes of a payload: n_chunks times those of a chunk. -1, and the last error, if `codec` is NULL. */
+/** Bytes of a payload: n_chunks times those of a chunk. -1, and the last error, if `codec` is NULL. */
 int64_t gc_codec_payload_bytes(const gc_codec_t *codec);
 
-/*
- * Makes a gradient small: gradient and carried error to a payload and a new error.
+/**
+ * Encodes a gradient plus the carried error as a payload, and keeps the new error.
  *
  * `values`: n_values tensors, one for each segment, of its element count and of the codec's dtype. `value_factor`,
  * `error_factor`: NULL for 1, or one float32 on the codec's device, by which the gradient and the carried error are
@@ -893,8 +1049,8 @@ gc_status_t gc_codec_encode(gc_codec_t *codec,
                             DLTensor *payload,
                             void *stream);
 
-/*
- * Reads a payload: +s or -s for every element, s the segment's scale in the chunk.
+/**
+ * Decodes a payload to +s or -s for every element. s is the segment's scale in the chunk.
  *
  * `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers. `divisor`: the
  * scale is divided by it; 0 is 1. `factor`: NULL for 1, or one float32 on the codec's device, by which it is multiplied.
@@ -914,9 +1070,9 @@ gc_status_t gc_codec_decode(gc_codec_t *codec,
                             size_t n_values,
                             void *stream);
 
-/*
- * Makes one chunk of those that several encoders made, in the order given: for ONEBIT the signs and the scale of their
- * mean with the carried error, for SIGN the majority. The error of this chunk is kept.
+/**
+ * Reduces the same chunk of several payloads to one chunk. They are added in the order given: ONEBIT gives the signs
+ * and the scale of their mean plus the carried error, SIGN the majority. The error of this chunk is kept.
  *
  * `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks], chunk
  * `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
@@ -932,22 +1088,24 @@ gc_status_t gc_codec_reduce(gc_codec_t *codec,
                             DLTensor *dst,
                             void *stream);
 
-/*
- * What happened in all calls since the last gc_codec_flags(), in stream order: GC_FLAG_*, or'ed.
+/**
+ * Writes what happened in all calls since the last gc_codec_flags(). That is GC_FLAG_*, or'ed, in stream order.
  *
  * `dst`: uint32, one element, on the codec's device or CUDAHost.
  */
-gc_status_t gc_codec_flags(gc_codec_t *codec, DLTensor *dst, void *stream);
+gc_status_t gc_codec_flags(gc_codec_t *codec,
+                           DLTensor *dst,
+                           void *stream);
 
-/*
- * The scales of the last gc_codec_encode().
+/**
+ * Writes the scales of the last gc_codec_encode().
  *
  * `dst`: float32, one element for each segment, on the codec's device or CUDAHost.
  */
 gc_status_t gc_codec_scales(gc_codec_t *codec, DLTensor *dst, void *stream);
 
-/*
- * Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL: its new state becomes the valid one. If `skip` is not 0, or
+/**
+ * Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL. Its new state becomes the valid one. If `skip` is not 0, or
  * something was not finite since the last commit, the step is taken back instead: the state is as it was before, and
  * GC_FLAG_TAKEN_BACK is set. What was decoded is not undone. Without a step, nothing.
  *
@@ -959,18 +1117,18 @@ gc_status_t gc_codec_commit(gc_codec_t *codec,
                             const DLTensor *skip,
                             void *stream);
 
-/* gc_codec_commit() with a `skip` that is not 0: takes the step back. */
+/** Takes the pending step back: gc_codec_commit() with a `skip` that is not 0. */
 gc_status_t gc_codec_rollback(gc_codec_t *codec, void *stream);
 
-/* Makes the state +0 again, as gc_codec_create() did; drops flags and a pending step. */
+/** Resets the state to +0, as after gc_codec_create(). Flags and a pending step are dropped. */
 gc_status_t gc_codec_reset(gc_codec_t *codec, void *stream);
 
-/* Bytes of the state. -1, and the last error, if `codec` is NULL. */
+/** Bytes of the state. -1, and the last error, if `codec` is NULL. */
 int64_t gc_codec_state_bytes(const gc_codec_t *codec);
 
-/*
- * The exact state, as bytes: a codec with the same options that takes it by gc_codec_state_in() goes on with the same
- * bytes, on any device.
+/**
+ * Writes the exact state as bytes, for gc_codec_state_in(). A codec with the same options that takes it goes on with
+ * the same bytes, on any device.
  *
  * `dst`: gc_codec_state_bytes() bytes on the codec's device.
  *
@@ -980,9 +1138,9 @@ gc_status_t gc_codec_state_out(gc_codec_t *codec,
                                DLTensor *dst,
                                void *stream);
 
-/*
- * The inverse. The state is checked on the way in: on the CPU one that is not of such a codec gives CORRUPT, on CUDA it
- * sets GC_FLAG_CORRUPT; the codec is as it was then.
+/**
+ * Takes a state that gc_codec_state_out() wrote. The state is checked: one that is not of such a codec gives CORRUPT
+ * on the CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec stays as it was.
  *
  * `src`: as for gc_codec_state_out(), and so are the errors.
  */
@@ -990,8 +1148,8 @@ gc_status_t gc_codec_state_in(gc_codec_t *codec,
                               const DLTensor *src,
                               void *stream);
 
-/*
- * The carried errors as numbers, to look at them or to go on with other options.
+/**
+ * Writes the carried errors as numbers, to look at them or to go on with other options.
  *
  * `worker`: NULL, or float32, as many elements as all segments have, one segment after the other. `server`: NULL, or
  * float32, as many elements as the chunk has that this codec reduces.
@@ -1004,8 +1162,8 @@ gc_status_t gc_codec_errors_out(gc_codec_t *codec,
                                 DLTensor *server,
                                 void *stream);
 
-/*
- * Carries these errors from now on, rounded to the codec's dtype of errors; what is NULL stays as it is.
+/**
+ * Carries the given errors from now on, rounded to the codec's dtype of errors. What is NULL stays as it is.
  *
  * `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps none.
  */
@@ -1017,8 +1175,9 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
 /*
  * COMMUNICATORS
  *
- * A communicator is one rank's way to the others of its world: by functions of yours over any engine (MPI, gloo, UCX), by
- * NCCL (see there), or among threads of one process. Over it gradients are averaged at one bit per element:
+ * A *rank* is one of the processes or threads that train together, and these are its *world*. A communicator connects
+ * a rank to the others: by functions of yours over any engine (MPI, gloo, UCX), by NCCL (see there), or among threads
+ * of one process. Over it gradients are averaged at one bit per element:
  *
  *     gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
  *                           .all_to_all = my_all_to_all, .all_gather = my_all_gather};
@@ -1028,59 +1187,61 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  *     gc_compressed_allreduce(comm, &gradient, &worker_error, &server_error, NULL);   // each step, on every rank
  *     gc_comm_free(comm);
  *
- * Each rank's gradient plus its error becomes signs and a scale, cut to a chunk for every rank; every rank adds up the
- * chunks that are its own, with its server error, and sends signs and a scale of their mean to all. What both steps lose is
- * kept in the errors. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021), with two exchanges
- * in all; docs/NUMERICS.md says what is computed, docs/WHEN.md when it pays. A rank sends and receives about 1/4 byte per
- * element, and about 100 bytes a chunk; a ring all-reduce of float32 moves 8 bytes.
+ * Each rank's gradient plus its error becomes signs and a scale, divided into a chunk for every rank. Every rank takes
+ * the mean of the chunks that are its own, adds its server error, and sends signs and a scale of that to all. The
+ * errors keep what both steps lose. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021),
+ * with two exchanges in all; docs/NUMERICS.md says what is computed, docs/WHEN.md when it pays. A rank sends and
+ * receives about 1/4 byte per element, and about 100 bytes a chunk; a ring all-reduce of float32 moves 8 bytes.
  *
- * A call may block until the other ranks' calls come, so there is one thread for each rank, and calls on a communicator
- * come in the same order on every rank. A rank that refuses its arguments, or finds no memory to work in, does not take
- * part, and the others wait for its next call; in a group they get COMM once its communicator is freed. If a call fails on
- * some rank it need not fail on the others.
+ * A call may block until the other ranks' calls come, so each rank needs a thread of its own, and every rank must make
+ * its calls on a communicator in the same order. A rank whose call fails for its arguments, or for want of memory,
+ * does not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
+ * If a call fails on some rank it need not fail on the others.
  *
- * One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. What a
- * call works in is made on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), also what was outgrown.
+ * One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. The
+ * memory that calls work in is allocated on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), even when
+ * more was allocated later.
  *
- * On CUDA the work is enqueued, and the call returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits
- * for its stream. Ranks may share a card. A call over a transport of the card's memory can be captured in a graph, if what
- * it works in is there; one over a group or a host transport cannot (INVALID_ARGUMENT). What was corrupt does not fail a
- * call on CUDA: buffer is NaN, the errors are as they were, and gc_comm_async_error() says CORRUPT.
+ * On CUDA the work is enqueued, and the call returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it
+ * waits for its stream. Ranks may share a card. A call over a transport of the card's memory can be captured in a
+ * graph, if the memory that it works in is there; one over a group or a host transport cannot (INVALID_ARGUMENT). What
+ * was corrupt does not fail a call on CUDA: buffer is NaN, the errors are as they were, and gc_comm_async_error() says
+ * CORRUPT.
  */
 
-/* What a transport cannot do. */
+/** What a transport cannot do. */
 enum gc_transport {
-    /* It takes host memory only: what is on a card goes through pinned memory, and calls wait for their stream. */
+    /** It takes host memory only: what is on a card goes through pinned memory, and calls wait for their stream. */
     GC_TRANSPORT_HOST = 1,
 };
 
-/* A communicator: gc_comm_from_transport(), gc_comm_group() and gc_comm_from_nccl() make them, and gc_comm_from_nccl_id(). */
+/** A communicator: gc_comm_from_transport(), gc_comm_group() and gc_comm_from_nccl() make them, and gc_comm_from_nccl_id(). */
 typedef struct gc_comm_t gc_comm_t;
 
-/*
+/**
  * An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are called
  * on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the memory is: host
  * memory also without GC_TRANSPORT_HOST, where handles on a card are made.
  */
 typedef struct gc_transport_t {
-    /* sizeof(gc_transport_t). */
+    /** sizeof(gc_transport_t). */
     uint32_t struct_size;
-    /* This rank: 0 to world_size - 1. */
+    /** This rank: 0 to world_size - 1. */
     int32_t rank;
-    /* At least 1. */
+    /** At least 1. */
     int32_t world_size;
-    /* 0, or GC_TRANSPORT_HOST. */
+    /** 0, or GC_TRANSPORT_HOST. */
     uint32_t flags;
-    /* Whatever the functions want to know. */
+    /** Whatever the functions want to know. */
     void *ctx;
-    /* Sends block k of `send` to rank k, and receives one of each rank, in ranks' order; each has bytes_per_rank bytes. */
+    /** Sends block k of `send` to rank k, and receives one of each rank, in ranks' order; each has bytes_per_rank bytes. */
     int32_t (*all_to_all)(void *ctx,
                           const void *send,
                           void *recv,
                           size_t bytes_per_rank,
                           DLDevice device,
                           void *stream);
-    /* Sends the bytes_per_rank bytes at `send` to every rank, and receives those of each, in ranks' order. */
+    /** Sends the bytes_per_rank bytes at `send` to every rank, and receives those of each, in ranks' order. */
     int32_t (*all_gather)(void *ctx,
                           const void *send,
                           void *recv,
@@ -1089,8 +1250,8 @@ typedef struct gc_transport_t {
                           void *stream);
 } gc_transport_t;
 
-/*
- * Makes a communicator of functions of yours.
+/**
+ * Makes a communicator from functions of yours that exchange memory.
  *
  * `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release, by
  * gc_comm_free().
@@ -1100,8 +1261,9 @@ typedef struct gc_transport_t {
 gc_status_t gc_comm_from_transport(const gc_transport_t *transport,
                                    gc_comm_t **out);
 
-/*
- * Makes the communicators of a world within this process: one for each rank, to be used by a thread each.
+/**
+ * Makes the communicators of a world of threads within this process. There is one for each rank, and each is for one
+ * thread.
  *
  * `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
  *
@@ -1110,9 +1272,10 @@ gc_status_t gc_comm_from_transport(const gc_transport_t *transport,
 gc_status_t gc_comm_group(int32_t world_size,
                           gc_comm_t **out);
 
-/*
- * Makes what gc_compressed_allreduce() works in, for calls with up to `n_elements` elements on `device`, so that they
- * allocate nothing on it: about 4.3 + 4 / world_size bytes an element. Other ranks need not call this.
+/**
+ * Allocates the memory for gc_compressed_allreduce(), so that later calls need not. That is for calls with up to
+ * `n_elements` elements on `device`, and takes about 4.3 + 4 / world_size bytes per element. Other ranks need not call
+ * this.
  *
  * INVALID_ARGUMENT: n_elements negative. SIZE_OVERFLOW. BUSY.
  */
@@ -1120,21 +1283,22 @@ gc_status_t gc_comm_reserve(gc_comm_t *comm,
                             DLDevice device,
                             int64_t n_elements);
 
-/*
- * What is known to have gone wrong on this rank in earlier calls, for good: COMM after an exchange that failed; CORRUPT after
- * a payload that no rank of this version sends. OK otherwise. Never waits, on any thread.
+/**
+ * Says whether something has gone wrong for good in earlier calls on this rank. COMM: an exchange failed; CORRUPT:
+ * there was a payload that no rank of this version sends; OK otherwise. It never waits, and may be called on any
+ * thread.
  */
 gc_status_t gc_comm_async_error(const gc_comm_t *comm);
 
-/*
- * Releases a communicator, which no thread may be in any more. NULL: nothing. All-reduce handles that were made of it go on
- * working. Its transport's functions are not called, but must stay until its last handle is released, too.
+/**
+ * Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduce handles that were made from
+ * it go on working. Its transport's functions are not called, but must stay until its last handle is released, too.
  */
 void gc_comm_free(gc_comm_t *comm);
 
-/*
- * Replaces `buffer`, on every rank, by the mean over the ranks of what it was plus the errors, at one bit per element; all
- * ranks end with the same bytes.
+/**
+ * Averages a gradient over all ranks at one bit per element, with error feedback. On every rank `buffer` becomes the
+ * mean, over the ranks, of what it was plus the errors. All ranks end with the same bytes.
  *
  * `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous, as
  * many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the
@@ -1154,7 +1318,7 @@ gc_status_t gc_compressed_allreduce(gc_comm_t *comm,
                                     DLTensor *server_error,
                                     void *stream);
 
-/*
+/**
  * Elements of a rank's server error: 8 * gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that cannot be:
  * n_elements negative, world_size below 1, or more than 2^63 - 1.
  */
@@ -1181,32 +1345,32 @@ int64_t gc_shard_elements(int64_t n_elements,
  * between ncclGroupStart and ncclGroupEnd of yours. A rank that waits for one that does not come waits for ever, on
  * its device: gc_comm_async_error() asks NCCL what it knows.
  *
- * Where NCCL is: in dl_handle, if you say so, which must stay open; otherwise where this process sees ncclSend,
+ * NCCL is looked for in dl_handle, if you give one, which must stay open; otherwise where this process sees ncclSend;
  * otherwise in a libnccl.so.2 that is loaded. Some builds of PyTorch have NCCL within another library. If several
- * libraries have ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), for it works in the one
- * that made it alone.
+ * libraries have ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), since it works only in
+ * the one that made it.
  */
 
-/* How an ncclComm_t is used. */
+/** How an ncclComm_t is used. */
 enum gc_nccl {
-    /* A communicator of all its ranks is split from it, so that calls on the two need no order. */
+    /** A communicator of all its ranks is split from it, so that calls on the two need no order. */
     GC_NCCL_SPLIT = 1,
 };
 
-/* What there is of NCCL. */
+/** Which communicator of NCCL, and which NCCL. */
 typedef struct gc_nccl_options_t {
-    /* sizeof(gc_nccl_options_t). */
+    /** sizeof(gc_nccl_options_t). */
     uint32_t struct_size;
-    /* 0, or GC_NCCL_SPLIT. */
+    /** 0, or GC_NCCL_SPLIT. */
     uint32_t flags;
-    /* An ncclComm_t, for gc_comm_from_nccl(); NULL for the others. */
+    /** An ncclComm_t, for gc_comm_from_nccl(); NULL for the others. */
     void *comm;
-    /* NCCL, from dlopen(). NULL: what is loaded. */
+    /** NCCL, from dlopen(). NULL: what is loaded. */
     void *dl_handle;
 } gc_nccl_options_t;
 
-/*
- * Makes a communicator of one of NCCL's. Its rank, world size and device are those of `comm`.
+/**
+ * Makes a communicator over an NCCL communicator that you have. Its rank, world size and device are those of `comm`.
  *
  * Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
  * never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
@@ -1221,8 +1385,9 @@ typedef struct gc_nccl_options_t {
 gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options,
                               gc_comm_t **out);
 
-/*
- * Makes what the ranks of a new world find each other by. One rank calls this, and sends the bytes to all others.
+/**
+ * Makes the 128 bytes by which the ranks of a new NCCL world find each other. One rank calls this, and sends the bytes
+ * to all others.
  *
  * `options`: comm NULL and flags 0. `id`: room for 128 bytes.
  *
@@ -1233,9 +1398,9 @@ gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options,
 gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options,
                             uint8_t *id);
 
-/*
- * Makes a communicator of its own over NCCL, which gc_comm_free() destroys. All ranks of a world call this, and block
- * until the others do.
+/**
+ * Makes a new communicator over NCCL, from the bytes of gc_comm_nccl_id(). All ranks of a world call this, and block
+ * until the others do. gc_comm_free() destroys what NCCL has made for it.
  *
  * `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
  * `*out`: yours to release, by gc_comm_free().
@@ -1263,55 +1428,56 @@ gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
  *                                .bytes = bytes, .buffers = buffers};        // or over memory that you have mapped
  *     gc_comm_from_peers(&mine, &comm);
  *
- * Each rank has a buffer, which the others write payloads to; your tensors are never seen by another card. Up to 64 ranks.
- * Meetings are counted on the card, so graphs can be launched again and again, also with calls of other sizes between
- * them. A call on another stream comes after the call before; the launches of graphs you order yourself, and they are done
- * on every rank before a handle is made, for which ranks meet on a stream of their own.
+ * Each rank has a buffer, which the others write payloads to; your tensors are never seen by another card. Up to 64
+ * ranks. How often ranks have met is counted on the card, so graphs can be launched again and again, also with calls
+ * of other sizes between them. A call on another stream runs after the call before it. Order the launches of graphs
+ * yourself; they must be done on every rank before a handle is made, for which ranks meet on a stream of their own.
  *
- * A rank waits for the others on its card, for at most `timeout_ms` of the card's clock, while the host goes on. If one does
- * not come, the results of that call are NaN on the ranks that waited (a handle's flag is NONFINITE), gc_comm_async_error()
- * says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this rank, on the others. What a rank that
- * died, or one that writes what it should not, leaves behind ends so, too.
+ * A rank waits for the others on its card, for at most `timeout_ms` of the card's clock, while the host goes on. If
+ * one does not come, the results of that call are NaN on the ranks that waited (a handle's flag is NONFINITE),
+ * gc_comm_async_error() says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this rank, on
+ * the others. The same happens if a rank has died, or writes what it should not.
  *
- * Ranks within one process that share a card wait for each other on the host as well, as long at most, so that their kernels
- * cannot keep each other from running: gc_comm_open_peers() sees to that, and such calls cannot be captured. Release
- * communicators when the work of all ranks is done, and no rank will make another call: the others write to a rank's buffer
- * until then.
+ * Ranks within one process that share a card wait for each other on the host as well, at most as long, so that their
+ * kernels cannot keep each other from running: gc_comm_open_peers() sees to that, and such calls cannot be captured.
+ * Release communicators when the work of all ranks is done, and no rank will make another call: the others write to a
+ * rank's buffer until then.
  */
 
-/* The memory of ranks that reach each other, as one of them has it. */
+/** The memory of ranks that reach each other, as one of them has it. */
 typedef struct gc_peers_options_t {
-    /* sizeof(gc_peers_options_t). */
+    /** sizeof(gc_peers_options_t). */
     uint32_t struct_size;
-    /* This rank: 0 to world_size - 1. */
+    /** This rank: 0 to world_size - 1. */
     int32_t rank;
-    /* 1 to 64. */
+    /** 1 to 64. */
     int32_t world_size;
-    /* How long a call waits for the other ranks, on the card; 0: 30 seconds. */
+    /** How long a call waits for the other ranks, on the card; 0: 30 seconds. */
     uint32_t timeout_ms;
-    /* This rank's, CUDA. */
+    /** This rank's, CUDA. */
     DLDevice device;
-    /* Of each buffer: gc_peers_bytes(), the same on every rank. */
+    /** Of each buffer: gc_peers_bytes(), the same on every rank. */
     size_t bytes;
-    /*
+    /**
      * world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the first
      * rank calls this.
      */
     void *const *buffers;
 } gc_peers_options_t;
 
-/*
- * Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements: about n / 4. With several segments
- * a chunk has 4 bytes a segment more, and up to 1 byte a segment for its bits: add 2 * world_size times that.
+/**
+ * Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements. They are about n / 4. With
+ * several segments a chunk has 4 bytes a segment more, and up to 1 byte a segment for its bits: add 2 * world_size
+ * times that.
  *
  * -1, and the last error: n_elements negative, or world_size not within 1 to 64.
  */
 int64_t gc_peers_bytes(int64_t n_elements,
                        int32_t world_size);
 
-/*
- * Makes a communicator over memory that you have mapped: PyTorch's symmetric memory, NCCL's windows, cuIpcOpenMemHandle().
- * Every rank calls this; none waits for another.
+/**
+ * Makes a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
+ * memory from cuIpcOpenMemHandle(). Every rank calls this; none waits for another.
  *
  * `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of it,
  * and nothing else may write to them; to be used once more they are set to 0 again. `*out`: yours to release, by
@@ -1323,16 +1489,16 @@ int64_t gc_peers_bytes(int64_t n_elements,
 gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
                                gc_comm_t **out);
 
-/*
- * Makes a communicator over peer memory of the ranks of another one, each with a buffer of its own. Every rank calls this,
- * with the same `n_elements`: they tell each other what they need.
+/**
+ * Makes a communicator over peer memory that it allocates and maps itself. Every rank of another communicator calls
+ * this, with the same `n_elements`; over that one they tell each other what they need.
  *
- * `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`, `timeout_ms`: as gc_peers_bytes() and gc_peers_options_t have them.
- * `*out`: yours to release, by gc_comm_free().
+ * `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`: as for
+ * gc_peers_bytes(). `timeout_ms`: as in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
  *
  * If one rank fails, all do, unless that is with BUSY or a NULL `bootstrap`, for which the others wait. UNSUPPORTED_DEVICE: a
- * rank cannot reach the memory of another (another machine, a card without peer access); the CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY,
- * COMM, BUSY.
+ * rank cannot reach the memory of another (another machine, a card without peer access); the CPU. INVALID_ARGUMENT:
+ * ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
  */
 gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
                                DLDevice device,
@@ -1370,8 +1536,9 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
  * they go on working, in the same order on every rank.
  */
 
-/*
- * Makes a communicator of two. Every rank calls this: they tell each other, over both, who is where.
+/**
+ * Combines a communicator inside each machine and one between machines. Every rank calls this: they tell each other,
+ * over both, who is where.
  *
  * `inside`: of this machine's ranks. `between`: of the ranks that have this rank's number in their machines, one of
  * each machine; its ranks number the machines, so all of a machine have the same rank there. Or NULL, on every rank
@@ -1392,9 +1559,9 @@ gc_status_t gc_comm_from_two(gc_comm_t *inside,
 /*
  * ALL-REDUCE
  *
- * The compressed all-reduce as a handle: a communicator and a codec, which keeps the errors itself and goes over memory once
- * where gc_compressed_allreduce() goes three times. It takes several tensors at once, in any dtype that codecs know, by any
- * codec: GC_CODEC_ONEBIT for the mean with error feedback, GC_CODEC_SIGN for the majority.
+ * The compressed all-reduce as a handle, which joins a communicator and a codec. It keeps the errors itself, and goes
+ * over memory once where gc_compressed_allreduce() goes three times. It takes several tensors at once, in any dtype
+ * that codecs know, with any codec: GC_CODEC_ONEBIT for the mean with error feedback, GC_CODEC_SIGN for the majority.
  *
  *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
  *     gc_allreduce_t *allreduce;
@@ -1407,11 +1574,12 @@ gc_status_t gc_comm_from_two(gc_comm_t *inside,
  * same step back.
  */
 
-/* An all-reduce of gradients made small: gc_allreduce_create() makes one. */
+/** A compressed all-reduce: gc_allreduce_create() makes one. */
 typedef struct gc_allreduce_t gc_allreduce_t;
 
-/*
- * Makes a handle. Every rank calls this, with the same options but for the device's number; they tell each other 64 bytes.
+/**
+ * Makes an all-reduce handle from a communicator and the options of a codec. Every rank calls this, with the same
+ * options but for the device's number; they tell each other 64 bytes.
  *
  * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values. `*out`: yours
  * to release, by gc_allreduce_free().
@@ -1423,12 +1591,12 @@ gc_status_t gc_allreduce_create(gc_comm_t *comm,
                                 const gc_codec_options_t *options,
                                 gc_allreduce_t **out);
 
-/* Releases a handle: as gc_codec_free(). Other ranks need not. */
+/** Releases an all-reduce handle, as gc_codec_free() does. Other ranks need not. */
 void gc_allreduce_free(gc_allreduce_t *allreduce);
 
-/*
- * Replaces values, on every rank, by their mean over the ranks (GC_CODEC_SIGN: by +1 and -1, as most of them say); all ranks
- * end with the same bytes.
+/**
+ * Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, as most ranks say. All
+ * ranks end with the same bytes.
  *
  * `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
  * `error_factor`: as for gc_codec_encode().
@@ -1444,14 +1612,14 @@ gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
                              const DLTensor *error_factor,
                              void *stream);
 
-/*
- * The first half of gc_allreduce_run(), for an optimizer whose state is cut among the ranks: the mean over the ranks
- * of the elements that are this rank's, in float32. The optimizer makes its step of that, which
- * gc_allreduce_all_gather() gives to all. With an untouched shard the two are gc_allreduce_run(), byte for byte.
+/**
+ * The first half of gc_allreduce_run(): the mean, for this rank's part of the elements. It is for an optimizer whose
+ * state is divided among the ranks: from the mean, in float32, the optimizer computes its step, and
+ * gc_allreduce_all_gather() gives that to all. With an untouched shard the two are gc_allreduce_run(), byte for byte.
  *
  * `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
- * as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The server's
- * error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, as most ranks say; a tie is broken as by
+ * it has as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The
+ * server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, as most ranks say; a tie is broken as by
  * gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
  *
  * As gc_codec_encode(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: a shard that
@@ -1472,9 +1640,9 @@ gc_status_t gc_allreduce_reduce_scatter(gc_allreduce_t *allreduce,
                                         DLTensor *shard,
                                         void *stream);
 
-/*
- * The second half of gc_allreduce_run(): replaces values, on every rank, by the signs and the scale of all ranks'
- * shards; all ranks end with the same bytes.
+/**
+ * The second half of gc_allreduce_run(): sends this rank's part to all. It replaces values on every rank by the signs
+ * and the scales of all ranks' shards. All ranks end with the same bytes.
  *
  * `shard`: as gc_allreduce_reduce_scatter() has it, with any numbers in it: the optimizer's step in place of the mean.
  * The server's error is added first, and what signs and scale lose is the next one. What is not finite is treated as
@@ -1489,25 +1657,26 @@ gc_status_t gc_allreduce_all_gather(gc_allreduce_t *allreduce,
                                     size_t n_values,
                                     void *stream);
 
-/* What happened on this rank since the last call of this, in stream order: as gc_codec_flags(). */
+/** Writes what happened on this rank since the last call, as gc_codec_flags() does. */
 gc_status_t gc_allreduce_flags(gc_allreduce_t *allreduce, DLTensor *dst, void *stream);
 
-/*
- * Ends a step: as gc_codec_commit(). What was not finite on any rank takes it back on all. What the values became is not
- * undone. Nothing is exchanged, so `skip` must say the same on every rank.
+/**
+ * Ends a step, as gc_codec_commit() does. What was not finite on any rank takes it back on all. What the values became
+ * is not undone. Nothing is exchanged, so `skip` must say the same on every rank.
  */
 gc_status_t gc_allreduce_commit(gc_allreduce_t *allreduce,
                                 const DLTensor *skip,
                                 void *stream);
 
-/* gc_allreduce_commit() with a `skip` that is not 0: takes the step back. */
+/** Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0. */
 gc_status_t gc_allreduce_rollback(gc_allreduce_t *allreduce, void *stream);
 
-/* Makes the errors +0 again, as gc_allreduce_create() did; drops flags and a pending step. */
+/** Resets the errors to +0, as after gc_allreduce_create(). Flags and a pending step are dropped. */
 gc_status_t gc_allreduce_reset(gc_allreduce_t *allreduce, void *stream);
 
-/*
- * The errors of this rank, and of the shard that it reduces, to keep them: as gc_codec_errors_out().
+/**
+ * Writes the errors of this rank and of its shard, as gc_codec_errors_out() does. Its shard is the part that it
+ * reduces.
  *
  * `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard has:
  * all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
@@ -1517,8 +1686,8 @@ gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
                                     DLTensor *server,
                                     void *stream);
 
-/*
- * Goes on with the errors of a world of any size. Other ranks need not call this at the same time.
+/**
+ * Goes on with errors that a world of any size has kept. Other ranks need not call this at the same time.
  *
  * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it had as
  * many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided by W and
@@ -1535,7 +1704,8 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
 /*
  * SHARING
  *
- * A tensor for another process of this machine, over a connected Unix stream socket of yours (socketpair(), or connect()).
+ * Passes a tensor to another process of this machine, over a connected Unix stream socket of yours (socketpair(), or
+ * connect()).
  *
  *     gc_share_t *lease;                                          // here
  *     gc_share_send(tensor, socket, 0, 1000, &lease);
@@ -1547,59 +1717,62 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
  *     gc_share_receive(socket, cpu, 1000, &tensor);
  *     gc_tensor_free(tensor);
  *
- * Of the CPU (and CUDAHost) a copy is sent, in memory that both processes can have and that holds nothing else; it is made
- * once, on the sender's side, and mapped by the receiver. What one side writes afterwards the other does not see.
+ * A tensor on the CPU or CUDAHost is sent as a copy, in memory that both processes can map and that holds nothing
+ * else. The copy is made once, on the sender's side, and mapped by the receiver. Neither side sees what the other
+ * writes afterwards.
  *
- * Of CUDA the memory itself is sent, and nothing is copied: both sides see what the other writes, and order their work
- * by means of their own. What was enqueued on it before gc_share_send(), in the context that calls without a stream
- * work in, is waited for there; likewise before gc_tensor_free() of the receiver's tensor says that it is released.
- * Once a share of this library's memory has ended, gc_share_wait() frees that, or else the next call that makes a
- * tensor on the card, such as gc_tensor_empty(): these wait, too. So none of them is for between the launches of a
- * collective on several cards. Where gc_tensor_free() cannot wait, for a stream of the context captures or memory is
- * short, the memory stays mapped, and the sender hears only when the receiver's process ends. CUDA gives memory away
- * as a whole: the receiver could read and write all of the allocation that the tensor is in, with the tensors of
- * others that a pool such as PyTorch's has put there, and for small ones of cuMemAlloc also the allocations beside it.
- * GC_SHARE_COPY sends a copy instead, in memory that holds nothing else.
+ * A CUDA tensor is sent as the memory itself, and nothing is copied: each side sees what the other writes, and the two
+ * have to order their work by means of their own. What was enqueued on it before gc_share_send(), in the context that
+ * calls without a stream work in, is waited for there; likewise before gc_tensor_free() of the receiver's tensor says
+ * that it is released. Once a share of this library's memory has ended, gc_share_wait() frees that, or else the next
+ * call that makes a tensor on the card, such as gc_tensor_empty(): these wait, too. So none of them may stand between
+ * the launches of a collective on several cards. Where gc_tensor_free() cannot wait, for a stream of the context
+ * captures or memory is short, the memory stays mapped, and the sender hears only when the receiver's process ends.
+ * CUDA gives memory away as a whole: the receiver could read and write all of the allocation that the tensor is in,
+ * with the tensors of others that a pool such as PyTorch's has put there, and for small ones of cuMemAlloc also the
+ * allocations beside it. GC_SHARE_COPY sends a copy instead, in memory that holds nothing else.
  *
  *     cuMemAlloc: cudaMalloc, PyTorch, CuPy, gc_tensor_empty()      by its handle (cuIpcGetMemHandle)
  *     cuMemCreate with POSIX file descriptors: PyTorch's            part by part, up to 4096, each a descriptor
  *         expandable segments
  *     pools (cuMemAllocAsync), managed memory, memory of the host   not at all; GC_SHARE_COPY sends a copy
  *
- * The sender keeps its tensor until gc_share_wait() says that the receiver has released it: memory that is freed or used again
- * before is so under the receiver's hands, and the sender's process must live as long. Memory of this library stays by
- * itself, when its tensor is released, too; it is freed afterwards, and never used for another tensor. Without a lease it is
- * never freed, and a descriptor of this process stays open until the receiver has answered and a later gc_share_send() or
- * gc_share_free() finds that. A copy by GC_SHARE_COPY needs nobody to keep it.
+ * The sender keeps its tensor until gc_share_wait() says that the receiver has released it: if it is freed or used for
+ * something else before, that happens to the receiver's tensor. The sender's process must live as long, too. Memory of
+ * this library stays by itself, when its tensor is released, too; it is freed afterwards, and never used for another
+ * tensor. Without a lease it is never freed, and a descriptor of this process stays open until the receiver has
+ * answered and a later gc_share_send() or gc_share_free() finds that. A copy by GC_SHARE_COPY needs nobody to keep it.
  *
  * `socket`: SOCK_STREAM of AF_UNIX, connected; blocking or not, as you like. A message of these functions lies on it between
  * yours, with one descriptor or more; no byte beyond it is read, and no SIGPIPE is raised. One thread at a time sends on a
  * socket, and one receives.
  *
- * `timeout_ms`: how long a call may wait for the other side; 0: only for what is there; negative: without end.
- * TIMEOUT: it was too short. A message normally passes whole or not at all, and then the socket is as it was; but if
- * only a part of it has passed, or if it was CORRUPT, the socket is of no use to both sides. So it is, too, if the
- * memory has more than 252 parts, whose descriptors pass 253 at a time, and the system takes the first of them and
- * refuses others (SHARE: ETOOMANYREFS, of too many on their way). gc_share_wait() does not touch the socket. Calls of
- * the CUDA driver, and the work that it waits for, take the time that they take. So does closing descriptors that were
- * sent and are not wanted, where they are of files whose close() waits: a socket with SO_LINGER, a file of FUSE.
+ * `timeout_ms`: how long a call may wait for the other side; 0: only what is there already is taken; negative: without
+ * limit. TIMEOUT: it was too short. A message normally passes whole or not at all, and then the socket is as it was;
+ * but if only a part of it has passed, or if it was CORRUPT, the socket is of no use to both sides. The same happens
+ * if the memory has more than 252 parts, whose descriptors pass 253 at a time, and the system takes the first of them
+ * and refuses others (SHARE: ETOOMANYREFS, of too many on their way). gc_share_wait() does not touch the socket. The
+ * time of the CUDA driver's calls, and of the work that these wait for, is not limited. Neither is that of closing
+ * descriptors that were sent and are not wanted, if they are of files whose close() waits: a socket with SO_LINGER, a
+ * file of FUSE.
  *
- * What comes is believed no more than a stranger's word: sizes, strides, dtype and descriptors are checked before anything is
- * mapped, and descriptors of what is refused are closed. But a sender that is not this library may go on changing the
- * elements: whoever checks what they say checks a copy.
+ * What is received is not trusted: sizes, strides, dtype and descriptors are checked before anything is mapped, and
+ * descriptors of what is refused are closed. But a sender that is not this library may go on changing the elements:
+ * whoever checks what they say checks a copy.
  */
 
-/* How a tensor is shared. */
+/** How a tensor is shared. */
 enum gc_share {
-    /* As a copy, so that nothing else can be seen. On the CPU it always is one. On CUDA it is of memory of any kind. */
+    /** As a copy, so that nothing else can be seen. On the CPU it always is one. On CUDA it is of memory of any kind. */
     GC_SHARE_COPY = 1,
 };
 
-/* What the sender keeps of a tensor that it has sent: gc_share_send() makes it. */
+/** What the sender keeps of a tensor that it has sent: gc_share_send() makes it. */
 typedef struct gc_share_t gc_share_t;
 
-/*
- * Sends a tensor. Returns when its message is written; whether the other side takes it shows in gc_share_wait().
+/**
+ * Sends a tensor to another process. It returns when its message is written; gc_share_wait() says whether the other
+ * side took it.
  *
  * `tensor`: of any dtype, with any strides; elements of less than a byte that are copied must be C-contiguous. On CPU or
  * CUDAHost it is copied, and yours again when this returns. On CUDA: the receiver's has its strides; keep it until it is
@@ -1619,9 +1792,10 @@ gc_status_t gc_share_send(const DLManagedTensor *tensor,
                           int32_t timeout_ms,
                           gc_share_t **lease);
 
-/*
- * Waits until the receiver has released a tensor, with all that it made of it. Any number of times, on any thread. Memory
- * of this library on CUDA that was kept for it is then freed, which waits for the work of its context.
+/**
+ * Waits until the receiver has released a tensor, with all that it made from it. It may be called any number of times,
+ * on any thread. Memory of this library on CUDA that was kept for it is then freed, which waits for the work of its
+ * context.
  *
  * TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it; that it
  * ended shows when its children that inherited the tensor have ended, too.
@@ -1629,13 +1803,14 @@ gc_status_t gc_share_send(const DLManagedTensor *tensor,
 gc_status_t gc_share_wait(gc_share_t *lease,
                           int32_t timeout_ms);
 
-/*
- * Releases what gc_share_send() made; NULL: nothing. It does not wait, and the receiver keeps its tensor. Memory of this
- * library on CUDA stays as long; that it is released is then found by the next calls of gc_share_send() and this.
+/**
+ * Releases the lease that gc_share_send() made. NULL is ignored. It does not wait, and the receiver keeps its tensor.
+ * Memory of this library on CUDA stays as long; that it is released is then found by the next calls of gc_share_send()
+ * and this.
  */
 void gc_share_free(gc_share_t *lease);
 
-/*
+/**
  * Receives the tensor that comes next, writable. Of the CPU: compact, its elements as they were when it was sent. Of CUDA:
  * the sender's memory, mapped here, with the sender's strides; several tensors of one allocation have one mapping.
  *
@@ -1658,8 +1833,9 @@ gc_status_t gc_share_receive(int socket,
  * KERNELS
  *
  * CuPy's ElementwiseKernel and ReductionKernel, for tensors of any framework on CUDA: some C++ for an element,
- * compiled once for each combination of types by NVRTC, which is looked for as the driver is. Nothing is included: no
- * headers and no toolkit are needed. What was compiled is kept on disk for the next process.
+ * compiled once for each combination of types by NVRTC, NVIDIA's compiler library, which is loaded on first use as the
+ * driver is. Nothing is included: no headers and no toolkit are needed. What was compiled is kept on disk for the next
+ * process.
  *
  *     gc_elementwise_options_t options = {.struct_size = sizeof options, .name = "my_kernel",
  *         .inputs = "float32 x, float32 y", .outputs = "float32 z",
@@ -1709,126 +1885,126 @@ gc_status_t gc_share_receive(int socket,
  * you write runs as any kernel of yours: it can overwrite memory, and hang the device.
  */
 
-/* How a kernel is made: flags of its options. */
+/** How a kernel is made: flags of its options. */
 enum gc_kernel {
-    /* Contract a * b + c into an FMA, which rounds once. */
+    /** Contract a * b + c into an FMA, which rounds once. */
     GC_KERNEL_FMAD = 1,
-    /* Neither look for it on disk nor keep it there. */
+    /** Neither look for it on disk nor keep it there. */
     GC_KERNEL_NO_DISK = 2,
 };
 
-/* How a kernel is run: flags of gc_run_options_t. */
+/** How a kernel is run: flags of gc_run_options_t. */
 enum gc_run {
-    /* Outputs have a dimension of 1 where an axis was reduced. */
+    /** Outputs have a dimension of 1 where an axis was reduced. */
     GC_RUN_KEEPDIMS = 1,
 };
 
-/* A kernel: gc_elementwise_create(), gc_reduction_create() or gc_kernel_load() makes one. */
+/** A kernel: gc_elementwise_create(), gc_reduction_create() or gc_kernel_load() makes one. */
 typedef struct gc_kernel_t gc_kernel_t;
 
-/*
+/**
  * What an elementwise kernel is made of. Set struct_size and what you need; a field that is 0 has its default. Texts
  * are read during the call.
  */
 typedef struct gc_elementwise_options_t {
-    /* sizeof(gc_elementwise_options_t). */
+    /** sizeof(gc_elementwise_options_t). */
     uint32_t struct_size;
-    /* Of GC_KERNEL_*. */
+    /** Of GC_KERNEL_*. */
     uint32_t flags;
-    /* Parameters. NULL: none. */
+    /** Parameters. NULL: none. */
     const char *inputs;
-    /* Parameters, one at least. */
+    /** Parameters, one at least. */
     const char *outputs;
-    /* Statements for an element. */
+    /** Statements for an element. */
     const char *operation;
-    /* An identifier, as profilers and errors show it. NULL: "kernel". */
+    /** An identifier, as profilers and errors show it. NULL: "kernel". */
     const char *name;
-    /* Declarations before the kernel. NULL: none. */
+    /** Declarations before the kernel. NULL: none. */
     const char *preamble;
-    /* Statements before a thread's loop over elements. NULL: none. */
+    /** Statements before a thread's loop over elements. NULL: none. */
     const char *loop_prep;
-    /* Statements behind it. NULL: none. */
+    /** Statements behind it. NULL: none. */
     const char *after_loop;
-    /* n_options options of NVRTC. */
+    /** n_options options of NVRTC. */
     const char *const *options;
-    /* How many. */
+    /** How many. */
     size_t n_options;
-    /* What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for. */
+    /** What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for. */
     void *nvrtc;
-    /* 0. */
+    /** 0. */
     uint64_t reserved[4];
 } gc_elementwise_options_t;
 
-/*
+/**
  * What a reduction is made of: post_map of (reduce of (map of every element)). Set struct_size and what you need; a
  * field that is 0 has its default. Texts are read during the call.
  */
 typedef struct gc_reduction_options_t {
-    /* sizeof(gc_reduction_options_t). */
+    /** sizeof(gc_reduction_options_t). */
     uint32_t struct_size;
-    /* Of GC_KERNEL_*. */
+    /** Of GC_KERNEL_*. */
     uint32_t flags;
-    /* Parameters, one at least that is not raw. */
+    /** Parameters, one at least that is not raw. */
     const char *inputs;
-    /* Parameters, one at least, none raw. */
+    /** Parameters, one at least, none raw. */
     const char *outputs;
-    /* An expression of the inputs: "x * x". */
+    /** An expression of the inputs: "x * x". */
     const char *map;
-    /* An expression of a and b, in which their order and grouping do not matter: "a + b". */
+    /** An expression of a and b, in which their order and grouping do not matter: "a + b". */
     const char *reduce;
-    /* Statements that set the outputs from a: "y = sqrt(a)". */
+    /** Statements that set the outputs from a: "y = sqrt(a)". */
     const char *post_map;
-    /* What no element gives: "0". NULL: there must be one. */
+    /** What no element gives: "0". NULL: there must be one. */
     const char *identity;
-    /* An identifier, as profilers and errors show it. NULL: "kernel". */
+    /** An identifier, as profilers and errors show it. NULL: "kernel". */
     const char *name;
-    /*
+    /**
      * The type that is reduced in: one as of parameters, or any of C++ up to 32 bytes, aligned to 16 at most. NULL: the
      * first output's.
      */
     const char *reduce_type;
-    /* Declarations before the kernel. NULL: none. */
+    /** Declarations before the kernel. NULL: none. */
     const char *preamble;
-    /* n_options options of NVRTC. */
+    /** n_options options of NVRTC. */
     const char *const *options;
-    /* How many. */
+    /** How many. */
     size_t n_options;
-    /* What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for. */
+    /** What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for. */
     void *nvrtc;
-    /* 0. */
+    /** 0. */
     uint64_t reserved[4];
 } gc_reduction_options_t;
 
-/* How a kernel is run, beside its tensors. Set struct_size and what you need; a field that is 0 has its default. */
+/** How a kernel is run, beside its tensors. Set struct_size and what you need; a field that is 0 has its default. */
 typedef struct gc_run_options_t {
-    /* sizeof(gc_run_options_t). */
+    /** sizeof(gc_run_options_t). */
     uint32_t struct_size;
-    /* Of GC_RUN_*. */
+    /** Of GC_RUN_*. */
     uint32_t flags;
-    /* Elements that an elementwise kernel goes over all of whose parameters are raw. */
+    /** Elements that an elementwise kernel goes over all of whose parameters are raw. */
     int64_t size;
-    /* The axes that a reduction reduces, of the inputs' broadcast shape; negative ones count from the last. NULL: all. */
+    /** The axes that a reduction reduces, of the inputs' broadcast shape; negative ones count from the last. NULL: all. */
     const int32_t *axes;
-    /* How many; 0 if `axes` is NULL. */
+    /** How many; 0 if `axes` is NULL. */
     size_t n_axes;
-    /*
+    /**
      * Of a reduction: uint8, gc_kernel_workspace_bytes() bytes at least, on the device, C-contiguous, aligned to 16.
      * NULL if it is 0 bytes.
      */
     const DLTensor *workspace;
-    /*
+    /**
      * For gc_kernel_prepare() alone: compile for a card of this compute capability, 90 for 9.0, which need not be
      * here; load nothing. The tensors' devices are not looked at then.
      */
     int32_t capability;
-    /* 0. */
+    /** 0. */
     uint32_t reserved0;
-    /* 0. */
+    /** 0. */
     uint64_t reserved[3];
 } gc_run_options_t;
 
-/*
- * Makes a kernel of an operation on elements. Nothing is compiled yet.
+/**
+ * Makes an elementwise kernel from some C++. Nothing is compiled yet.
  *
  * `*out`: yours to release, by gc_kernel_free().
  *
@@ -1838,8 +2014,8 @@ typedef struct gc_run_options_t {
 gc_status_t gc_elementwise_create(const gc_elementwise_options_t *options,
                                   gc_kernel_t **out);
 
-/*
- * Makes a kernel of a reduction. Nothing is compiled yet.
+/**
+ * Makes a reduction kernel from some C++. Nothing is compiled yet.
  *
  * `*out`: yours to release, by gc_kernel_free().
  *
@@ -1849,7 +2025,7 @@ gc_status_t gc_elementwise_create(const gc_elementwise_options_t *options,
 gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
                                 gc_kernel_t **out);
 
-/*
+/**
  * Runs a kernel: one tensor for each parameter, in their order.
  *
  * `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address,
@@ -1874,11 +2050,11 @@ gc_status_t gc_kernel_run(gc_kernel_t *kernel,
                           const gc_run_options_t *options,
                           void *stream);
 
-/*
- * Compiles and loads what gc_kernel_run() with the same arguments would, and launches nothing: no element is read or
- * written, and no workspace is needed. A combination is one of dtypes, of which inputs are scalars, of the dimensions
- * and contiguity of raw tensors, and of the card; shapes and strides otherwise do not matter, unless they take more
- * than 8 loops.
+/**
+ * Compiles and loads what gc_kernel_run() would need, and launches nothing. The arguments are the same. No element is
+ * read or written, and no workspace is needed. A combination is one of dtypes, of which inputs are scalars, of the
+ * dimensions and contiguity of raw tensors, and of the card; shapes and strides otherwise do not matter, unless they
+ * take more than 8 loops.
  *
  * As gc_kernel_run().
  */
@@ -1890,8 +2066,8 @@ gc_status_t gc_kernel_prepare(gc_kernel_t *kernel,
                               const gc_run_options_t *options,
                               void *stream);
 
-/*
- * Bytes of the workspace that gc_kernel_run() with these arguments wants; its own field is not looked at. 0 for
+/**
+ * Bytes of the workspace that gc_kernel_run() with these arguments wants. Its own field is not looked at. 0 for
  * elementwise kernels, and where few elements are reduced. -1, and the last error: as gc_kernel_run().
  */
 int64_t gc_kernel_workspace_bytes(const gc_kernel_t *kernel,
@@ -1901,24 +2077,25 @@ int64_t gc_kernel_workspace_bytes(const gc_kernel_t *kernel,
                                   size_t n_outputs,
                                   const gc_run_options_t *options);
 
-/*
+/**
  * What NVRTC said when it last compiled for this kernel: errors and warnings. "" if nothing.
  *
  * `*log`: text that stays until gc_kernel_free().
  */
 gc_status_t gc_kernel_log(const gc_kernel_t *kernel, const char **log);
 
-/*
- * A kernel as bytes, with all combinations that were compiled: to keep it yourself, or for machines without NVRTC.
+/**
+ * Saves a kernel as bytes, with all combinations that were compiled. Keep it yourself, or take it to machines without
+ * NVRTC.
  *
  * `*out`: uint8, of the CPU, yours to release.
  */
 gc_status_t gc_kernel_save(const gc_kernel_t *kernel,
                            DLManagedTensor **out);
 
-/*
- * The kernel that gc_kernel_save() saved. What was compiled then needs no NVRTC now; what was not is compiled by the
- * one that is found.
+/**
+ * Loads a kernel that gc_kernel_save() saved. What was compiled then needs no NVRTC now; what was not is compiled by
+ * the NVRTC that is found.
  *
  * `data`: `size` bytes, read during the call. They are code, trusted as such: load only what you would run. `*out`:
  * yours to release, by gc_kernel_free().
@@ -1929,8 +2106,8 @@ gc_status_t gc_kernel_load(const void *data,
                            size_t size,
                            gc_kernel_t **out);
 
-/*
- * Releases a kernel, which nothing may use any more: no thread, no work that is under way, no graph. NULL: nothing. It
+/**
+ * Releases a kernel. Nothing may use it any more: no thread, no work that is under way, no graph. NULL is ignored. It
  * may wait for all work of the context: not in a capture, not between the launches of a collective.
  */
 void gc_kernel_free(gc_kernel_t *kernel);
@@ -1941,19 +2118,19 @@ void gc_kernel_free(gc_kernel_t *kernel);
  * Large CPU tensors are worked on by several threads, which are started when the first one comes and again in a forked
  * child that needs them. Results are the same with any number of them.
  *
- * Unless gc_set_threads asks for another number, there are as many as the process may use CPUs: those in the affinity
- * mask of any of its threads, so that a caller that is held to one CPU (by OMP_PROC_BIND, say) does not hold the
- * library to it, but no more than the quota of its cgroup allows. The library's threads may run on each of these CPUs.
- * They are counted at the first large call, at the next one after gc_set_threads or in a forked child, and whenever the
- * calling thread may run on a CPU that was not among them.
+ * Unless gc_set_threads() asks for another number, there is one for each CPU that the process may use: those in the
+ * affinity mask of any of its threads, so that a caller that is held to one CPU (by OMP_PROC_BIND, say) does not hold
+ * the library to it, but no more than the quota of its cgroup allows. The library's threads may run on each of these
+ * CPUs. They are counted at the first large call, at the next one after gc_set_threads() or in a forked child, and
+ * whenever the calling thread may run on a CPU that was not among them.
  *
  * The instruction set is chosen at run time; GRADCODEC_CPU in the environment, read once, asks for another that the
  * processor has: portable, avx2 or avx512. Results are the same with any set.
  */
 
-/*
- * Sets the number of CPU workers for calls from now on, the caller counted: 1 starts none; 0, as at the start, stands
- * for the number of CPUs that this process may use.
+/**
+ * Sets the number of CPU threads for calls from now on, counting the calling one. 1 starts none; 0, as at the start,
+ * stands for the number of CPUs that this process may use.
  *
  * INVALID_ARGUMENT: more than 1024.
  */
@@ -1962,49 +2139,49 @@ gc_status_t gc_set_threads(uint32_t n);
 /*
  * DEVICES
  *
- * Needed only where a first call must not wait, as in a graph capture, and where other libraries want the memory that
- * this one keeps.
+ * Preparing and trimming is needed only where a first call must not wait, as in a graph capture, and where other
+ * libraries want the memory that this one keeps. The rest is for those who launch the library's kernels themselves.
  */
 
-/* How a kernel is launched: on ceil(items / items_per_block) blocks of `threads` threads, both in one dimension. */
+/** How a kernel is launched: on ceil(items / items_per_block) blocks of `threads` threads, both in one dimension. */
 typedef struct gc_kernel_shape_t {
-    /* Set by you: sizeof(gc_kernel_shape_t). */
+    /** Set by you: sizeof(gc_kernel_shape_t). */
     uint32_t struct_size;
-    /* Threads of a block. */
+    /** Threads of a block. */
     uint32_t threads;
-    /* How many of what the kernel counts a block works on: bytes of bits, or elements, as kernels/README.md says. */
+    /** How many of what the kernel counts a block works on: bytes of bits, or elements, as kernels/README.md says. */
     uint32_t items_per_block;
-    /* Bytes of dynamic shared memory of a block. */
+    /** Bytes of dynamic shared memory of a block. */
     uint32_t shared_bytes;
-    /* Blocks of a cluster; 1 where the kernel is launched without clusters. */
+    /** Blocks of a cluster; 1 where the kernel is launched without clusters. */
     uint32_t cluster;
-    /* 0. */
+    /** 0. */
     uint32_t reserved[3];
 } gc_kernel_shape_t;
 
-/*
- * Does up front what the first calls on a device would do: finds the driver, makes the device's primary context unless
- * your current one is on the device, and loads all kernels into it. That takes a millisecond or two where the library
- * has machine code for the device (see gc_builtin_kernels()), and up to a second where the driver compiles it. Call
- * it before a first `_into` inside a graph capture, in the context that captures. Other threads may be capturing
+/**
+ * Does in advance what the first calls on a device would do. It finds the driver, makes the device's primary context
+ * unless your current one is on the device, and loads all kernels into it. That takes a millisecond or two where the
+ * library has machine code for the device (see gc_builtin_kernels()), and up to a second where the driver compiles it.
+ * Call it before a first `_into` inside a graph capture, in the context that captures. Other threads may be capturing
  * meanwhile. For a CPU: counts the CPUs and chooses the instruction set.
  *
  * UNSUPPORTED_DEVICE: also a compute capability below 7.5.
  */
 gc_status_t gc_prepare(DLDevice device);
 
-/*
- * Gives back the device memory that is kept for new tensors: what was released in the context that gc_prepare() would
- * choose; and the pinned memory that gc_copy_into() keeps for the device. Waits until the work that was enqueued there
- * before is done. For a CPU: nothing, for nothing is kept.
+/**
+ * Gives back the device memory that is kept for new tensors. That is what was released in the context that
+ * gc_prepare() would choose, and the pinned memory that gc_copy_into() keeps for the device. Waits until the work that
+ * was enqueued there before is done. For a CPU: nothing, for nothing is kept.
  */
 gc_status_t gc_trim(DLDevice device);
 
-/*
- * The kernels of a family as a *fatbin*, to load and launch by yourself: machine code for cards of compute capability
- * 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData() takes it from memory,
- * CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as an item are in
- * kernels/README.md, which is installed beside the licences. Needs no driver.
+/**
+ * The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for cards of
+ * compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData()
+ * takes it from memory, CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as
+ * an item are in kernels/README.md, which is installed beside the licences. Needs no driver.
  *
  * `family`: "bits", or another that kernels/README.md names. `*fatbin`: static memory, aligned to 16; `*size`: its bytes.
  *
@@ -2014,7 +2191,7 @@ gc_status_t gc_builtin_kernels(const char *family,
                                const void **fatbin,
                                size_t *size);
 
-/*
+/**
  * The launch shape of a kernel on cards of a compute capability. Needs no driver. Ask for it in the program that
  * launches the kernel: it may be another in the next version.
  *

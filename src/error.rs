@@ -27,9 +27,9 @@ pub enum Status {
     SizeOverflow = 7,
     /// The handle is in use by another thread.
     Busy = 8,
-    /// Data that did not come from this library, or not whole.
+    /// Data that this library did not write, or that is incomplete.
     Corrupt = 9,
-    /// Memory could not be had.
+    /// There is not enough memory.
     OutOfMemory = 10,
     /// A CUDA tensor, and no CUDA driver that could take it.
     DriverUnavailable = 20,

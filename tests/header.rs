@@ -115,32 +115,74 @@ fn a_struct_has_a_typedef_and_goes_by_it() {
     assert_eq!(with_typedefs(text), expected);
 }
 
-/// cbindgen's comments in the header's style: on one line where they have one, with a star before each otherwise.
+/// cbindgen's comments in the header's style: on one line where they have only one. They begin with two stars: bindgen,
+/// clangd, Doxygen and others read no others.
 fn tidy(text: &str) -> String {
     let (mut tidied, mut comment) = (Vec::new(), None::<Vec<&str>>);
     for line in text.lines() {
         let indent = &line[..line.len() - line.trim_start().len()];
         match (line.trim(), &mut comment) {
-            ("/*", None) => comment = Some(Vec::new()),
+            ("/**", None) => comment = Some(Vec::new()),
             ("*/", Some(lines)) => {
                 if let [only] = lines[..] {
-                    tidied.push(format!("{}/* {only} */", indent.strip_suffix(' ').unwrap_or(indent)));
+                    tidied.push(format!("{}/** {only} */", indent.strip_suffix(' ').unwrap_or(indent)));
                 } else {
                     let indent = indent.strip_suffix(' ').unwrap_or(indent);
-                    tidied.push(format!("{indent}/*"));
+                    tidied.push(format!("{indent}/**"));
                     tidied.extend(lines.iter().map(|line| format!("{indent} * {line}").trim_end().to_owned()));
                     tidied.push(format!("{indent} */"));
                 }
                 comment = None;
             }
-            (words, Some(lines)) => lines.push(words),
+            (words, Some(lines)) => lines.push(words.strip_prefix('*').unwrap_or(words).trim_start()),
             (_, None) => tidied.push(line.to_owned()),
         }
     }
     tidied.join("\n")
 }
 
+/// Each function of declarations with the first sentence of its comment, in words that need not be on one line.
+fn first_sentences(declarations: &str) -> Vec<(&str, String)> {
+    let (mut found, mut comment) = (Vec::new(), "");
+    for part in declarations.trim_end().split("\n\n") {
+        // A comment may have empty lines, which then have a star.
+        let (before, declaration) = part.rsplit_once("*/\n").unwrap_or((comment, part));
+        comment = before;
+        let name = declaration.split('(').next().unwrap().rsplit([' ', '*']).next().unwrap();
+        if !declaration.starts_with(char::is_alphabetic) || !name.starts_with("gc_") || !declaration.ends_with(");") {
+            continue;
+        }
+        let words: Vec<&str> = comment.split_whitespace().filter(|word| !["/**", "*", "*/"].contains(word)).collect();
+        let end = words.iter().position(|word| word.ends_with('.')).unwrap_or_else(|| panic!("{name}: no sentence"));
+        found.push((name, words[..=end].join(" ")));
+    }
+    found
+}
+
+/// The table of all functions: by section, each with the first sentence of its comment.
+fn functions(sections: &[(String, String)]) -> String {
+    const NAME: usize = 29;
+    let mut table = String::new();
+    for (text, declarations) in sections {
+        let title = text.lines().nth(1).unwrap().trim_start_matches(" * ");
+        table += &format!(" *\n * {title}\n");
+        for (name, sentence) in first_sentences(declarations) {
+            let mut line = format!(" *   {name:NAME$}");
+            for word in sentence.split(' ') {
+                if line.len() + 1 + word.len() > 120 {
+                    table += &format!("{line}\n");
+                    line = format!(" *   {:NAME$}", "");
+                }
+                line += &format!(" {word}");
+            }
+            table += &format!("{line}\n");
+        }
+    }
+    table
+}
+
 fn header() -> String {
+    let sections = SECTIONS.map(|(module, sources)| (section_text(module), declarations(sources)));
     let version = env!("CARGO_PKG_VERSION");
     let numbers: Vec<&str> = version.split('.').collect();
     let mut text = format!(
@@ -155,19 +197,19 @@ fn header() -> String {
          #define GRADCODEC_VERSION_MAJOR {}\n\
          #define GRADCODEC_VERSION_MINOR {}\n\
          #define GRADCODEC_VERSION_PATCH {}\n\
-         /* As gc_version() gives it: major << 16 | minor << 8 | patch. */\n\
+         /** As gc_version() gives it: major << 16 | minor << 8 | patch. */\n\
          #define GRADCODEC_VERSION \\\n    \
          (GRADCODEC_VERSION_MAJOR * 65536 + GRADCODEC_VERSION_MINOR * 256 + GRADCODEC_VERSION_PATCH)\n\n\
          #ifdef __cplusplus\n\
          extern \"C\" {{\n\
          #endif\n",
-        section_text("mod"),
+        section_text("mod").replacen(" * FUNCTIONS\n", &format!(" * FUNCTIONS\n{}", functions(&sections)), 1),
         numbers[0],
         numbers[1],
         numbers[2],
     );
-    for (module, sources) in SECTIONS {
-        text += &format!("\n{}\n{}", section_text(module), declarations(sources));
+    for (about, declared) in sections {
+        text += &format!("\n{about}\n{declared}");
     }
     text + "\n#ifdef __cplusplus\n}\n#endif\n\n#endif /* GRADCODEC_H */\n"
 }
@@ -222,6 +264,21 @@ fn split_declarations(text: &str) -> Vec<String> {
     }
     assert_eq!(line.trim(), "", "a declaration without an end");
     lines
+}
+
+#[test]
+fn the_table_has_every_function_once() {
+    let header = header();
+    let table = header.split(" * FUNCTIONS\n").nth(1).unwrap().split(" * TWO TIERS\n").next().unwrap();
+    let promised = read("tests/abi/functions.h");
+    let names: Vec<&str> = promised
+        .lines()
+        .filter_map(|line| line.strip_prefix("FUNCTION(").map(|rest| rest.split(',').next().unwrap()))
+        .collect();
+    assert!(names.len() >= 90, "{names:?}");
+    for name in names {
+        assert_eq!(table.matches(&format!(" *   {name} ")).count(), 1, "{name}");
+    }
 }
 
 fn compare_or_write(path: &str, expected: &str) {

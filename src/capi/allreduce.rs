@@ -1,8 +1,8 @@
 //! ALL-REDUCE
 //!
-//! The compressed all-reduce as a handle: a communicator and a codec, which keeps the errors itself and goes over memory once
-//! where gc_compressed_allreduce() goes three times. It takes several tensors at once, in any dtype that codecs know, by any
-//! codec: GC_CODEC_ONEBIT for the mean with error feedback, GC_CODEC_SIGN for the majority.
+//! The compressed all-reduce as a handle, which joins a communicator and a codec. It keeps the errors itself, and goes
+//! over memory once where gc_compressed_allreduce() goes three times. It takes several tensors at once, in any dtype
+//! that codecs know, with any codec: GC_CODEC_ONEBIT for the mean with error feedback, GC_CODEC_SIGN for the majority.
 //!
 //! ```c
 //! gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
@@ -30,11 +30,12 @@ use super::{
     status::gc_status_t,
 };
 
-/// An all-reduce of gradients made small: gc_allreduce_create() makes one.
+/// A compressed all-reduce: gc_allreduce_create() makes one.
 #[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_allreduce_t(AllReduce);
 
-/// Makes a handle. Every rank calls this, with the same options but for the device's number; they tell each other 64 bytes.
+/// Makes an all-reduce handle from a communicator and the options of a codec. Every rank calls this, with the same
+/// options but for the device's number; they tell each other 64 bytes.
 ///
 /// `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values. `*out`: yours
 /// to release, by gc_allreduce_free().
@@ -69,7 +70,7 @@ pub unsafe extern "C" fn gc_allreduce_create(
     })
 }
 
-/// Releases a handle: as gc_codec_free(). Other ranks need not.
+/// Releases an all-reduce handle, as gc_codec_free() does. Other ranks need not.
 ///
 /// # Safety
 /// As described.
@@ -82,8 +83,8 @@ pub unsafe extern "C" fn gc_allreduce_free(allreduce: *mut gc_allreduce_t) {
     });
 }
 
-/// Replaces values, on every rank, by their mean over the ranks (GC_CODEC_SIGN: by +1 and -1, as most of them say); all ranks
-/// end with the same bytes.
+/// Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, as most ranks say. All
+/// ranks end with the same bytes.
 ///
 /// `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
 /// `error_factor`: as for gc_codec_encode().
@@ -116,13 +117,13 @@ pub unsafe extern "C" fn gc_allreduce_run(
     })
 }
 
-/// The first half of gc_allreduce_run(), for an optimizer whose state is cut among the ranks: the mean over the ranks
-/// of the elements that are this rank's, in float32. The optimizer makes its step of that, which
-/// gc_allreduce_all_gather() gives to all. With an untouched shard the two are gc_allreduce_run(), byte for byte.
+/// The first half of gc_allreduce_run(): the mean, for this rank's part of the elements. It is for an optimizer whose
+/// state is divided among the ranks: from the mean, in float32, the optimizer computes its step, and
+/// gc_allreduce_all_gather() gives that to all. With an untouched shard the two are gc_allreduce_run(), byte for byte.
 ///
 /// `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
-/// as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The server's
-/// error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, as most ranks say; a tie is broken as by
+/// it has as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The
+/// server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, as most ranks say; a tie is broken as by
 /// gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
 ///
 /// As gc_codec_encode(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: a shard that
@@ -161,8 +162,8 @@ pub unsafe extern "C" fn gc_allreduce_reduce_scatter(
     })
 }
 
-/// The second half of gc_allreduce_run(): replaces values, on every rank, by the signs and the scale of all ranks'
-/// shards; all ranks end with the same bytes.
+/// The second half of gc_allreduce_run(): sends this rank's part to all. It replaces values on every rank by the signs
+/// and the scales of all ranks' shards. All ranks end with the same bytes.
 ///
 /// `shard`: as gc_allreduce_reduce_scatter() has it, with any numbers in it: the optimizer's step in place of the mean.
 /// The server's error is added first, and what signs and scale lose is the next one. What is not finite is treated as
@@ -194,7 +195,7 @@ pub unsafe extern "C" fn gc_allreduce_all_gather(
     })
 }
 
-/// What happened on this rank since the last call of this, in stream order: as gc_codec_flags().
+/// Writes what happened on this rank since the last call, as gc_codec_flags() does.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
@@ -211,8 +212,8 @@ pub unsafe extern "C" fn gc_allreduce_flags(
     })
 }
 
-/// Ends a step: as gc_codec_commit(). What was not finite on any rank takes it back on all. What the values became is not
-/// undone. Nothing is exchanged, so `skip` must say the same on every rank.
+/// Ends a step, as gc_codec_commit() does. What was not finite on any rank takes it back on all. What the values became
+/// is not undone. Nothing is exchanged, so `skip` must say the same on every rank.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -229,7 +230,7 @@ pub unsafe extern "C" fn gc_allreduce_commit(
     })
 }
 
-/// gc_allreduce_commit() with a `skip` that is not 0: takes the step back.
+/// Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -241,7 +242,7 @@ pub unsafe extern "C" fn gc_allreduce_rollback(allreduce: *mut gc_allreduce_t, s
     })
 }
 
-/// Makes the errors +0 again, as gc_allreduce_create() did; drops flags and a pending step.
+/// Resets the errors to +0, as after gc_allreduce_create(). Flags and a pending step are dropped.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -253,7 +254,8 @@ pub unsafe extern "C" fn gc_allreduce_reset(allreduce: *mut gc_allreduce_t, stre
     })
 }
 
-/// The errors of this rank, and of the shard that it reduces, to keep them: as gc_codec_errors_out().
+/// Writes the errors of this rank and of its shard, as gc_codec_errors_out() does. Its shard is the part that it
+/// reduces.
 ///
 /// `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard has:
 /// all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
@@ -280,7 +282,7 @@ pub unsafe extern "C" fn gc_allreduce_errors_out(
     })
 }
 
-/// Goes on with the errors of a world of any size. Other ranks need not call this at the same time.
+/// Goes on with errors that a world of any size has kept. Other ranks need not call this at the same time.
 ///
 /// `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it had as
 /// many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided by W and

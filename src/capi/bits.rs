@@ -1,9 +1,9 @@
 //! BITS
 //!
-//! A chunk is what one rank (process of a group) sends to another: `n` elements are packed to ceil(n / 8) bytes and these split into
-//! n_chunks equal chunks of gc_chunk_bytes(n, n_chunks), the last ones filled up with zero bits. Where the bytes divide
-//! evenly they are those of DeepSpeed's compress_by_chunk. Booleans and integers: bit = (x != 0). For the
-//! signs of floats see SIGNS.
+//! A chunk is what one rank (one of the processes that train together) sends to another: `n` elements are packed to
+//! ceil(n / 8) bytes, and these are split into n_chunks equal chunks of gc_chunk_bytes(n, n_chunks) bytes, the last
+//! ones filled up with zero bits. Where the bytes divide evenly they are those of DeepSpeed's compress_by_chunk.
+//! Booleans and integers: bit = (x != 0). For the signs of floats see SIGNS.
 
 use std::ffi::c_void;
 
@@ -55,8 +55,8 @@ pub extern "C" fn gc_chunk_bytes(n_elements: i64, n_chunks: usize) -> i64 {
     boundary(|| bits::chunk_bytes(n_elements, n_chunks))
 }
 
-/// Packs every element of `src` to a bit, 1 where it is not zero, most significant bit first, and splits the bytes into
-/// `n_chunks` equal chunks.
+/// Packs booleans and integers to bits, 1 where an element is not zero, in equal chunks. The most significant bit of a
+/// byte comes first.
 ///
 /// `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
 /// receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the last
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn gc_pack_chunks(
     })
 }
 
-/// The inverse: chunks to one bool tensor.
+/// Unpacks chunks to one bool tensor: the inverse of gc_pack_chunks().
 ///
 /// `chunks`: `n_chunks` one-dimensional uint8 tensors of gc_chunk_bytes(n_elements, n_chunks) bytes each, in order, of any
 /// stride, on one device. Their bits past `n_elements` are ignored. `*out`: one-dimensional, bool, `n_elements` long,
@@ -112,7 +112,8 @@ pub unsafe extern "C" fn gc_unpack_chunks(
     })
 }
 
-/// numpy.packbits: 8 elements along `axis` to a byte, the last byte of each row filled up with zero bits.
+/// Packs 8 elements along an axis to a byte, as numpy.packbits does. The last byte of each row is filled up with zero
+/// bits.
 ///
 /// `src`: bool or integer, any shape and strides; non-zero is 1. `axis`: a dimension, negative ones counting from the
 /// end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of `src`
@@ -137,7 +138,7 @@ pub unsafe extern "C" fn gc_pack_bits(
     })
 }
 
-/// numpy.unpackbits: the bits of every byte along `axis` to 0 and 1.
+/// Unpacks the bits of every byte along an axis to 0 and 1, as numpy.unpackbits does.
 ///
 /// `src`: uint8, any shape and strides. `axis`, `order`: as for gc_pack_bits(). `count`: how many bits along the axis:
 /// GC_COUNT_ALL; or a number, beyond the last bit zeros; or a negative one, to leave off that many at the end. `*out`:
@@ -191,7 +192,7 @@ pub unsafe extern "C" fn gc_pack_chunks_into(
     })
 }
 
-/// Chunks to 0 and 1 in your memory.
+/// Unpacks chunks to 0 and 1 in your memory, in any dtype.
 ///
 /// `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape and
 /// strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.

@@ -1,8 +1,8 @@
 //! CODECS
 //!
-//! A codec makes a gradient small and, if it is lossy, carries what it lost to the next step (*error feedback*). ONEBIT
-//! sends signs and one float32 per tensor, in one pass over memory; SIGN sends signs, and several of them are reduced by
-//! majority. docs/NUMERICS.md says what they compute, to the last bit: the same on every processor and card.
+//! A codec compresses a gradient and, if it is lossy, carries what it lost to the next step (*error feedback*). ONEBIT
+//! sends signs and one float32 per tensor, in one pass over memory; SIGN sends signs, and several of them are reduced
+//! by majority. docs/NUMERICS.md says what they compute, to the last bit: the same on every processor and card.
 //!
 //! ```c
 //! int64_t sizes[] = {1000000, 64, 500};   // three tensors: one launch, a scale each
@@ -17,21 +17,23 @@
 //! ```
 //!
 //! A *segment* is one tensor of a gradient, a *payload* what one process sends: n_chunks equal chunks, one for each
-//! receiver, which carry a header, all scales and the bits. The *error* of an element is what was to be sent less what
-//! was; the codec keeps it, as its *state*.
+//! receiver, which carry a header, all scales and the bits. The *error* of an element is what was to be sent minus what
+//! was sent; the codec keeps it, as its *state*.
 //!
 //! A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
-//! streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is made
-//! with it: later calls but gc_codec_free() allocate nothing, load nothing, wait for nothing and can be captured in a graph.
-//! All but gc_codec_payload_bytes() and gc_codec_state_bytes() touch its state, so use one stream, or order the streams
-//! yourself, also the launches of graphs. A call gives BUSY while another one on the same codec is under way in another
-//! thread. If the driver fails in the middle of a call, so that the state is neither the old nor the new one, all others
-//! give CUDA until gc_codec_reset(). Free a codec when its work is done and its graphs will not be launched again.
+//! streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is
+//! allocated with it: later calls, except gc_codec_free(), allocate nothing, load nothing, wait for nothing and can be
+//! captured in a graph. All but gc_codec_payload_bytes() and gc_codec_state_bytes() touch its state, so use one stream,
+//! or order the streams yourself, also the launches of graphs. A call gives BUSY while another one on the same codec is
+//! under way in another thread. If the driver fails in the middle of a call, so that the state is neither the old nor
+//! the new one, all others give CUDA until gc_codec_reset(). Free a codec when its work is done and its graphs will not
+//! be launched again.
 //!
-//! Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload may
-//! come from a stranger: every field is compared with what this codec would have written. On the CPU a call that finds a
-//! difference gives CORRUPT; on CUDA, where nothing is known until the stream has done the work, the flag
-//! GC_FLAG_CORRUPT is set and zeros are written. Changed bits within the format cannot be told.
+//! Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload
+//! may come from a stranger: every field is compared with what this codec would have written. On the CPU a call that
+//! finds a difference gives CORRUPT; on CUDA, where nothing is known until the stream has done the work, the flag
+//! GC_FLAG_CORRUPT is set and zeros are written. Changes that keep to the format, such as another sign, cannot be
+//! detected.
 
 use std::{ffi::c_void, mem::offset_of, ops::Range};
 
@@ -203,7 +205,7 @@ unsafe fn with_errors(
     operation(&codec.0, worker.as_ref(), server.as_ref(), Stream::from_raw(stream))
 }
 
-/// Makes a codec. Its state is +0: no error is carried yet.
+/// Makes a codec. Its state is +0, which means that no error is carried yet.
 ///
 /// `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice with
 /// GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by gc_codec_free().
@@ -225,7 +227,7 @@ pub unsafe extern "C" fn gc_codec_create(options: *const gc_codec_options_t, out
     })
 }
 
-/// Releases a codec, which nothing may use any more: no thread, no work that is under way, no graph. NULL: nothing. On
+/// Releases a codec. Nothing may use it any more: no thread, no work that is under way, no graph. NULL is ignored. On
 /// CUDA it may wait for all work of the context: not in a capture, not between the launches of a collective.
 ///
 /// # Safety
@@ -251,7 +253,7 @@ pub unsafe extern "C" fn gc_codec_payload_bytes(codec: *const gc_codec_t) -> i64
     })
 }
 
-/// Makes a gradient small: gradient and carried error to a payload and a new error.
+/// Encodes a gradient plus the carried error as a payload, and keeps the new error.
 ///
 /// `values`: n_values tensors, one for each segment, of its element count and of the codec's dtype. `value_factor`,
 /// `error_factor`: NULL for 1, or one float32 on the codec's device, by which the gradient and the carried error are
@@ -287,7 +289,7 @@ pub unsafe extern "C" fn gc_codec_encode(
     })
 }
 
-/// Reads a payload: +s or -s for every element, s the segment's scale in the chunk.
+/// Decodes a payload to +s or -s for every element. s is the segment's scale in the chunk.
 ///
 /// `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers. `divisor`: the
 /// scale is divided by it; 0 is 1. `factor`: NULL for 1, or one float32 on the codec's device, by which it is multiplied.
@@ -330,8 +332,8 @@ pub unsafe extern "C" fn gc_codec_decode(
     })
 }
 
-/// Makes one chunk of those that several encoders made, in the order given: for ONEBIT the signs and the scale of their
-/// mean with the carried error, for SIGN the majority. The error of this chunk is kept.
+/// Reduces the same chunk of several payloads to one chunk. They are added in the order given: ONEBIT gives the signs
+/// and the scale of their mean plus the carried error, SIGN the majority. The error of this chunk is kept.
 ///
 /// `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks], chunk
 /// `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
@@ -360,7 +362,7 @@ pub unsafe extern "C" fn gc_codec_reduce(
     })
 }
 
-/// What happened in all calls since the last gc_codec_flags(), in stream order: GC_FLAG_*, or'ed.
+/// Writes what happened in all calls since the last gc_codec_flags(). That is GC_FLAG_*, or'ed, in stream order.
 ///
 /// `dst`: uint32, one element, on the codec's device or CUDAHost.
 ///
@@ -378,7 +380,7 @@ pub unsafe extern "C" fn gc_codec_flags(
     })
 }
 
-/// The scales of the last gc_codec_encode().
+/// Writes the scales of the last gc_codec_encode().
 ///
 /// `dst`: float32, one element for each segment, on the codec's device or CUDAHost.
 ///
@@ -396,7 +398,7 @@ pub unsafe extern "C" fn gc_codec_scales(
     })
 }
 
-/// Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL: its new state becomes the valid one. If `skip` is not 0, or
+/// Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL. Its new state becomes the valid one. If `skip` is not 0, or
 /// something was not finite since the last commit, the step is taken back instead: the state is as it was before, and
 /// GC_FLAG_TAKEN_BACK is set. What was decoded is not undone. Without a step, nothing.
 ///
@@ -419,7 +421,7 @@ pub unsafe extern "C" fn gc_codec_commit(
     })
 }
 
-/// gc_codec_commit() with a `skip` that is not 0: takes the step back.
+/// Takes the pending step back: gc_codec_commit() with a `skip` that is not 0.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -432,7 +434,7 @@ pub unsafe extern "C" fn gc_codec_rollback(codec: *mut gc_codec_t, stream: *mut 
     })
 }
 
-/// Makes the state +0 again, as gc_codec_create() did; drops flags and a pending step.
+/// Resets the state to +0, as after gc_codec_create(). Flags and a pending step are dropped.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -457,8 +459,8 @@ pub unsafe extern "C" fn gc_codec_state_bytes(codec: *const gc_codec_t) -> i64 {
     })
 }
 
-/// The exact state, as bytes: a codec with the same options that takes it by gc_codec_state_in() goes on with the same
-/// bytes, on any device.
+/// Writes the exact state as bytes, for gc_codec_state_in(). A codec with the same options that takes it goes on with
+/// the same bytes, on any device.
 ///
 /// `dst`: gc_codec_state_bytes() bytes on the codec's device.
 ///
@@ -478,8 +480,8 @@ pub unsafe extern "C" fn gc_codec_state_out(
     })
 }
 
-/// The inverse. The state is checked on the way in: on the CPU one that is not of such a codec gives CORRUPT, on CUDA it
-/// sets GC_FLAG_CORRUPT; the codec is as it was then.
+/// Takes a state that gc_codec_state_out() wrote. The state is checked: one that is not of such a codec gives CORRUPT
+/// on the CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec stays as it was.
 ///
 /// `src`: as for gc_codec_state_out(), and so are the errors.
 ///
@@ -497,7 +499,7 @@ pub unsafe extern "C" fn gc_codec_state_in(
     })
 }
 
-/// The carried errors as numbers, to look at them or to go on with other options.
+/// Writes the carried errors as numbers, to look at them or to go on with other options.
 ///
 /// `worker`: NULL, or float32, as many elements as all segments have, one segment after the other. `server`: NULL, or
 /// float32, as many elements as the chunk has that this codec reduces.
@@ -520,7 +522,7 @@ pub unsafe extern "C" fn gc_codec_errors_out(
     })
 }
 
-/// Carries these errors from now on, rounded to the codec's dtype of errors; what is NULL stays as it is.
+/// Carries the given errors from now on, rounded to the codec's dtype of errors. What is NULL stays as it is.
 ///
 /// `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps none.
 ///

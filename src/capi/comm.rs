@@ -1,7 +1,8 @@
 //! COMMUNICATORS
 //!
-//! A communicator is one rank's way to the others of its world: by functions of yours over any engine (MPI, gloo, UCX), by
-//! NCCL (see there), or among threads of one process. Over it gradients are averaged at one bit per element:
+//! A *rank* is one of the processes or threads that train together, and these are its *world*. A communicator connects
+//! a rank to the others: by functions of yours over any engine (MPI, gloo, UCX), by NCCL (see there), or among threads
+//! of one process. Over it gradients are averaged at one bit per element:
 //!
 //! ```c
 //! gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
@@ -13,24 +14,26 @@
 //! gc_comm_free(comm);
 //! ```
 //!
-//! Each rank's gradient plus its error becomes signs and a scale, cut to a chunk for every rank; every rank adds up the
-//! chunks that are its own, with its server error, and sends signs and a scale of their mean to all. What both steps lose is
-//! kept in the errors. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021), with two exchanges
-//! in all; docs/NUMERICS.md says what is computed, docs/WHEN.md when it pays. A rank sends and receives about 1/4 byte per
-//! element, and about 100 bytes a chunk; a ring all-reduce of float32 moves 8 bytes.
+//! Each rank's gradient plus its error becomes signs and a scale, divided into a chunk for every rank. Every rank takes
+//! the mean of the chunks that are its own, adds its server error, and sends signs and a scale of that to all. The
+//! errors keep what both steps lose. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021),
+//! with two exchanges in all; docs/NUMERICS.md says what is computed, docs/WHEN.md when it pays. A rank sends and
+//! receives about 1/4 byte per element, and about 100 bytes a chunk; a ring all-reduce of float32 moves 8 bytes.
 //!
-//! A call may block until the other ranks' calls come, so there is one thread for each rank, and calls on a communicator
-//! come in the same order on every rank. A rank that refuses its arguments, or finds no memory to work in, does not take
-//! part, and the others wait for its next call; in a group they get COMM once its communicator is freed. If a call fails on
-//! some rank it need not fail on the others.
+//! A call may block until the other ranks' calls come, so each rank needs a thread of its own, and every rank must make
+//! its calls on a communicator in the same order. A rank whose call fails for its arguments, or for want of memory,
+//! does not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
+//! If a call fails on some rank it need not fail on the others.
 //!
-//! One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. What a
-//! call works in is made on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), also what was outgrown.
+//! One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. The
+//! memory that calls work in is allocated on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), even when
+//! more was allocated later.
 //!
-//! On CUDA the work is enqueued, and the call returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits
-//! for its stream. Ranks may share a card. A call over a transport of the card's memory can be captured in a graph, if what
-//! it works in is there; one over a group or a host transport cannot (INVALID_ARGUMENT). What was corrupt does not fail a
-//! call on CUDA: buffer is NaN, the errors are as they were, and gc_comm_async_error() says CORRUPT.
+//! On CUDA the work is enqueued, and the call returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it
+//! waits for its stream. Ranks may share a card. A call over a transport of the card's memory can be captured in a
+//! graph, if the memory that it works in is there; one over a group or a host transport cannot (INVALID_ARGUMENT). What
+//! was corrupt does not fail a call on CUDA: buffer is NaN, the errors are as they were, and gc_comm_async_error() says
+//! CORRUPT.
 
 use std::{ffi::c_void, mem::offset_of, ops::Range};
 
@@ -109,7 +112,7 @@ pub enum TransportFlag {
     Host = 1,
 }
 
-/// Makes a communicator of functions of yours.
+/// Makes a communicator from functions of yours that exchange memory.
 ///
 /// `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release, by
 /// gc_comm_free().
@@ -153,7 +156,8 @@ unsafe fn callbacks(transport: &gc_transport_t) -> Result<Callbacks> {
     Ok(unsafe { Callbacks::new(transport.ctx, all_to_all, all_gather, host) })
 }
 
-/// Makes the communicators of a world within this process: one for each rank, to be used by a thread each.
+/// Makes the communicators of a world of threads within this process. There is one for each rank, and each is for one
+/// thread.
 ///
 /// `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
 ///
@@ -208,8 +212,9 @@ impl Drop for Handles {
     }
 }
 
-/// Makes what gc_compressed_allreduce() works in, for calls with up to `n_elements` elements on `device`, so that they
-/// allocate nothing on it: about 4.3 + 4 / world_size bytes an element. Other ranks need not call this.
+/// Allocates the memory for gc_compressed_allreduce(), so that later calls need not. That is for calls with up to
+/// `n_elements` elements on `device`, and takes about 4.3 + 4 / world_size bytes per element. Other ranks need not call
+/// this.
 ///
 /// INVALID_ARGUMENT: n_elements negative. SIZE_OVERFLOW. BUSY.
 ///
@@ -224,8 +229,9 @@ pub unsafe extern "C" fn gc_comm_reserve(comm: *mut gc_comm_t, device: DLDevice,
     })
 }
 
-/// What is known to have gone wrong on this rank in earlier calls, for good: COMM after an exchange that failed; CORRUPT after
-/// a payload that no rank of this version sends. OK otherwise. Never waits, on any thread.
+/// Says whether something has gone wrong for good in earlier calls on this rank. COMM: an exchange failed; CORRUPT:
+/// there was a payload that no rank of this version sends; OK otherwise. It never waits, and may be called on any
+/// thread.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -237,8 +243,8 @@ pub unsafe extern "C" fn gc_comm_async_error(comm: *const gc_comm_t) -> gc_statu
     })
 }
 
-/// Releases a communicator, which no thread may be in any more. NULL: nothing. All-reduce handles that were made of it go on
-/// working. Its transport's functions are not called, but must stay until its last handle is released, too.
+/// Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduce handles that were made from
+/// it go on working. Its transport's functions are not called, but must stay until its last handle is released, too.
 ///
 /// # Safety
 /// As described.
@@ -251,8 +257,8 @@ pub unsafe extern "C" fn gc_comm_free(comm: *mut gc_comm_t) {
     });
 }
 
-/// Replaces `buffer`, on every rank, by the mean over the ranks of what it was plus the errors, at one bit per element; all
-/// ranks end with the same bytes.
+/// Averages a gradient over all ranks at one bit per element, with error feedback. On every rank `buffer` becomes the
+/// mean, over the ranks, of what it was plus the errors. All ranks end with the same bytes.
 ///
 /// `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous, as
 /// many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the

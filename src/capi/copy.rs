@@ -35,7 +35,7 @@ use super::{
     status::gc_status_t,
 };
 
-/// A compact copy on a device.
+/// A new compact copy of a tensor, on the device that you name.
 ///
 /// `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be C-contiguous.
 /// `device`: CPU 1 or CUDA 2; that of src, too. `*out`: of the same dtype and shape, yours to release.
@@ -59,21 +59,23 @@ pub unsafe extern "C" fn gc_tensor_to_device(
     })
 }
 
-/// Copies `src` into `dst`: each side any strides, any dtype, any of the devices CPU, CUDAHost, CUDA and CUDAManaged.
+/// Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
+/// CUDAHost, CUDA and CUDAManaged.
 ///
 /// `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is. `stream`: of dst's device, or of
 /// src's where dst is on CPU or CUDAHost; ignored where both are.
 ///
 /// Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
-/// takes its turn on the stream, as one between two tensors of CUDA does: both must stay until the stream has done it. The
-/// first copy between CPU and a device allocates 8 MiB of pinned memory, also after gc_prepare(), which are kept until
-/// gc_trim(). Memory of the CPU that is pinned all the same, in one piece, is copied without them.
+/// is enqueued on the stream, like a copy between two CUDA tensors, and both must stay until the stream has done it.
+/// The first copy between CPU and a device allocates 8 MiB of pinned memory, also after gc_prepare(), which are kept
+/// until gc_trim(). CPU memory that is pinned, in one piece, is copied without them.
 ///
-/// Between two CUDA devices the stream is one of dst's: what other streams have to do to src is to be done before, or
-/// waited for by this one. The device of dst is given access to the memory of src's where that can be. Where dst's device
-/// may not read src all the same, which can be memory of a pool or memory that was mapped, a copy of another layout or
-/// dtype is one by way of the CPU: it is complete when this returns, allocates and cannot be captured, like the above. src
-/// is read from another context than its own, so release a tensor of ours only when the stream has done the copy.
+/// Between two CUDA devices the stream is one of dst's device: work of other streams on src must be done before, or
+/// this stream must wait for it. The device of dst is given access to the memory of src's device where that is
+/// possible. If dst's device still cannot read src, which may be memory of a pool or memory that was mapped, a copy to
+/// another layout or dtype goes by way of the CPU: it is complete when this returns, allocates and cannot be captured,
+/// like the above. src is read from another context than its own, so release a tensor of ours only when the stream has
+/// done the copy.
 ///
 /// Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
 /// done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of src,

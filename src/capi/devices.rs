@@ -1,7 +1,7 @@
 //! DEVICES
 //!
-//! Needed only where a first call must not wait, as in a graph capture, and where other libraries want the memory that
-//! this one keeps.
+//! Preparing and trimming is needed only where a first call must not wait, as in a graph capture, and where other
+//! libraries want the memory that this one keeps. The rest is for those who launch the library's kernels themselves.
 
 use std::ffi::{c_char, c_void};
 
@@ -18,10 +18,10 @@ use super::{
     status::gc_status_t,
 };
 
-/// Does up front what the first calls on a device would do: finds the driver, makes the device's primary context unless
-/// your current one is on the device, and loads all kernels into it. That takes a millisecond or two where the library
-/// has machine code for the device (see gc_builtin_kernels()), and up to a second where the driver compiles it. Call
-/// it before a first `_into` inside a graph capture, in the context that captures. Other threads may be capturing
+/// Does in advance what the first calls on a device would do. It finds the driver, makes the device's primary context
+/// unless your current one is on the device, and loads all kernels into it. That takes a millisecond or two where the
+/// library has machine code for the device (see gc_builtin_kernels()), and up to a second where the driver compiles it.
+/// Call it before a first `_into` inside a graph capture, in the context that captures. Other threads may be capturing
 /// meanwhile. For a CPU: counts the CPUs and chooses the instruction set.
 ///
 /// UNSUPPORTED_DEVICE: also a compute capability below 7.5.
@@ -30,18 +30,18 @@ pub extern "C" fn gc_prepare(device: DLDevice) -> gc_status_t {
     boundary(|| devices::prepare(Device::from_dlpack(&Name::new("device"), device)?))
 }
 
-/// Gives back the device memory that is kept for new tensors: what was released in the context that gc_prepare() would
-/// choose; and the pinned memory that gc_copy_into() keeps for the device. Waits until the work that was enqueued there
-/// before is done. For a CPU: nothing, for nothing is kept.
+/// Gives back the device memory that is kept for new tensors. That is what was released in the context that
+/// gc_prepare() would choose, and the pinned memory that gc_copy_into() keeps for the device. Waits until the work that
+/// was enqueued there before is done. For a CPU: nothing, for nothing is kept.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
     boundary(|| devices::trim(Device::from_dlpack(&Name::new("device"), device)?))
 }
 
-/// The kernels of a family as a *fatbin*, to load and launch by yourself: machine code for cards of compute capability
-/// 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData() takes it from memory,
-/// CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as an item are in
-/// kernels/README.md, which is installed beside the licences. Needs no driver.
+/// The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for cards of
+/// compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData()
+/// takes it from memory, CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as
+/// an item are in kernels/README.md, which is installed beside the licences. Needs no driver.
 ///
 /// `family`: "bits", or another that kernels/README.md names. `*fatbin`: static memory, aligned to 16; `*size`: its bytes.
 ///

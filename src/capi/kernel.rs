@@ -1,8 +1,9 @@
 //! KERNELS
 //!
 //! CuPy's ElementwiseKernel and ReductionKernel, for tensors of any framework on CUDA: some C++ for an element,
-//! compiled once for each combination of types by NVRTC, which is looked for as the driver is. Nothing is included: no
-//! headers and no toolkit are needed. What was compiled is kept on disk for the next process.
+//! compiled once for each combination of types by NVRTC, NVIDIA's compiler library, which is loaded on first use as the
+//! driver is. Nothing is included: no headers and no toolkit are needed. What was compiled is kept on disk for the next
+//! process.
 //!
 //! ```c
 //! gc_elementwise_options_t options = {.struct_size = sizeof options, .name = "my_kernel",
@@ -334,7 +335,7 @@ unsafe fn call<'a>(
     }
 }
 
-/// Makes a kernel of an operation on elements. Nothing is compiled yet.
+/// Makes an elementwise kernel from some C++. Nothing is compiled yet.
 ///
 /// `*out`: yours to release, by gc_kernel_free().
 ///
@@ -371,7 +372,7 @@ pub unsafe extern "C" fn gc_elementwise_create(
     })
 }
 
-/// Makes a kernel of a reduction. Nothing is compiled yet.
+/// Makes a reduction kernel from some C++. Nothing is compiled yet.
 ///
 /// `*out`: yours to release, by gc_kernel_free().
 ///
@@ -448,10 +449,10 @@ pub unsafe extern "C" fn gc_kernel_run(
     })
 }
 
-/// Compiles and loads what gc_kernel_run() with the same arguments would, and launches nothing: no element is read or
-/// written, and no workspace is needed. A combination is one of dtypes, of which inputs are scalars, of the dimensions
-/// and contiguity of raw tensors, and of the card; shapes and strides otherwise do not matter, unless they take more
-/// than 8 loops.
+/// Compiles and loads what gc_kernel_run() would need, and launches nothing. The arguments are the same. No element is
+/// read or written, and no workspace is needed. A combination is one of dtypes, of which inputs are scalars, of the
+/// dimensions and contiguity of raw tensors, and of the card; shapes and strides otherwise do not matter, unless they
+/// take more than 8 loops.
 ///
 /// As gc_kernel_run().
 ///
@@ -476,7 +477,7 @@ pub unsafe extern "C" fn gc_kernel_prepare(
     })
 }
 
-/// Bytes of the workspace that gc_kernel_run() with these arguments wants; its own field is not looked at. 0 for
+/// Bytes of the workspace that gc_kernel_run() with these arguments wants. Its own field is not looked at. 0 for
 /// elementwise kernels, and where few elements are reduced. -1, and the last error: as gc_kernel_run().
 ///
 /// # Safety
@@ -516,7 +517,8 @@ pub unsafe extern "C" fn gc_kernel_log(kernel: *const gc_kernel_t, log: *mut *co
     })
 }
 
-/// A kernel as bytes, with all combinations that were compiled: to keep it yourself, or for machines without NVRTC.
+/// Saves a kernel as bytes, with all combinations that were compiled. Keep it yourself, or take it to machines without
+/// NVRTC.
 ///
 /// `*out`: uint8, of the CPU, yours to release.
 ///
@@ -532,8 +534,8 @@ pub unsafe extern "C" fn gc_kernel_save(kernel: *const gc_kernel_t, out: *mut *m
     })
 }
 
-/// The kernel that gc_kernel_save() saved. What was compiled then needs no NVRTC now; what was not is compiled by the
-/// one that is found.
+/// Loads a kernel that gc_kernel_save() saved. What was compiled then needs no NVRTC now; what was not is compiled by
+/// the NVRTC that is found.
 ///
 /// `data`: `size` bytes, read during the call. They are code, trusted as such: load only what you would run. `*out`:
 /// yours to release, by gc_kernel_free().
@@ -553,7 +555,7 @@ pub unsafe extern "C" fn gc_kernel_load(data: *const c_void, size: usize, out: *
     })
 }
 
-/// Releases a kernel, which nothing may use any more: no thread, no work that is under way, no graph. NULL: nothing. It
+/// Releases a kernel. Nothing may use it any more: no thread, no work that is under way, no graph. NULL is ignored. It
 /// may wait for all work of the context: not in a capture, not between the launches of a collective.
 ///
 /// # Safety

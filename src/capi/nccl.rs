@@ -19,10 +19,10 @@
 //! between ncclGroupStart and ncclGroupEnd of yours. A rank that waits for one that does not come waits for ever, on
 //! its device: gc_comm_async_error() asks NCCL what it knows.
 //!
-//! Where NCCL is: in dl_handle, if you say so, which must stay open; otherwise where this process sees ncclSend,
+//! NCCL is looked for in dl_handle, if you give one, which must stay open; otherwise where this process sees ncclSend;
 //! otherwise in a libnccl.so.2 that is loaded. Some builds of PyTorch have NCCL within another library. If several
-//! libraries have ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), for it works in the one
-//! that made it alone.
+//! libraries have ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), since it works only in
+//! the one that made it.
 
 use std::{ffi::c_void, mem::offset_of, ops::Range};
 
@@ -42,7 +42,7 @@ use super::{
     status::gc_status_t,
 };
 
-/// What there is of NCCL.
+/// Which communicator of NCCL, and which NCCL.
 #[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -70,7 +70,7 @@ pub enum NcclFlag {
     Split = 1,
 }
 
-/// Makes a communicator of one of NCCL's. Its rank, world size and device are those of `comm`.
+/// Makes a communicator over an NCCL communicator that you have. Its rank, world size and device are those of `comm`.
 ///
 /// Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
 /// never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
@@ -103,7 +103,8 @@ pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, ou
     })
 }
 
-/// Makes what the ranks of a new world find each other by. One rank calls this, and sends the bytes to all others.
+/// Makes the 128 bytes by which the ranks of a new NCCL world find each other. One rank calls this, and sends the bytes
+/// to all others.
 ///
 /// `options`: comm NULL and flags 0. `id`: room for 128 bytes.
 ///
@@ -125,8 +126,8 @@ pub unsafe extern "C" fn gc_comm_nccl_id(options: *const gc_nccl_options_t, id: 
     })
 }
 
-/// Makes a communicator of its own over NCCL, which gc_comm_free() destroys. All ranks of a world call this, and block
-/// until the others do.
+/// Makes a new communicator over NCCL, from the bytes of gc_comm_nccl_id(). All ranks of a world call this, and block
+/// until the others do. gc_comm_free() destroys what NCCL has made for it.
 ///
 /// `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
 /// `*out`: yours to release, by gc_comm_free().

@@ -1,7 +1,7 @@
 //! ONEBIT
 //!
-//! Signs with error feedback, where the error is a tensor of yours: a gradient becomes one bit per element and one scale,
-//! and what that loses is added to the next gradient. With c = gradient + error, in float32:
+//! Signs with *error feedback*: a gradient becomes one bit per element and one scale, and what that loses, the error,
+//! is added to the next gradient. Here the error is a tensor of yours. With c = gradient + error, in float32:
 //!
 //! ```text
 //! bit = not (c < 0)      scale s = root of the mean of c * c      new error = c - (+s where the bit is 1, else -s)
@@ -39,7 +39,7 @@ fn to_rule(code: gc_scale_t) -> Result<ScaleRule> {
     }
 }
 
-/// Compresses a gradient, and updates its error.
+/// Compresses a gradient to signs and one scale, and updates its error.
 ///
 /// `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on the
 /// same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive chunks as
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn gc_onebit_compress(
     })
 }
 
-/// The inverse, less what was lost: chunks to one tensor, +s where the bit is 1 and -s where it is 0. In your memory:
+/// Decompresses chunks to one tensor: +s where the bit is 1 and -s where it is 0. To write to your memory instead, use
 /// gc_unpack_signs_into().
 ///
 /// `chunks`: as for gc_unpack_chunks(). `scales`: `n_chunks` numbers in host memory, s of each chunk: all the same for

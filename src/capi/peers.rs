@@ -12,20 +12,20 @@
 //! gc_comm_from_peers(&mine, &comm);
 //! ```
 //!
-//! Each rank has a buffer, which the others write payloads to; your tensors are never seen by another card. Up to 64 ranks.
-//! Meetings are counted on the card, so graphs can be launched again and again, also with calls of other sizes between
-//! them. A call on another stream comes after the call before; the launches of graphs you order yourself, and they are done
-//! on every rank before a handle is made, for which ranks meet on a stream of their own.
+//! Each rank has a buffer, which the others write payloads to; your tensors are never seen by another card. Up to 64
+//! ranks. How often ranks have met is counted on the card, so graphs can be launched again and again, also with calls
+//! of other sizes between them. A call on another stream runs after the call before it. Order the launches of graphs
+//! yourself; they must be done on every rank before a handle is made, for which ranks meet on a stream of their own.
 //!
-//! A rank waits for the others on its card, for at most `timeout_ms` of the card's clock, while the host goes on. If one does
-//! not come, the results of that call are NaN on the ranks that waited (a handle's flag is NONFINITE), gc_comm_async_error()
-//! says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this rank, on the others. What a rank that
-//! died, or one that writes what it should not, leaves behind ends so, too.
+//! A rank waits for the others on its card, for at most `timeout_ms` of the card's clock, while the host goes on. If
+//! one does not come, the results of that call are NaN on the ranks that waited (a handle's flag is NONFINITE),
+//! gc_comm_async_error() says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this rank, on
+//! the others. The same happens if a rank has died, or writes what it should not.
 //!
-//! Ranks within one process that share a card wait for each other on the host as well, as long at most, so that their kernels
-//! cannot keep each other from running: gc_comm_open_peers() sees to that, and such calls cannot be captured. Release
-//! communicators when the work of all ranks is done, and no rank will make another call: the others write to a rank's buffer
-//! until then.
+//! Ranks within one process that share a card wait for each other on the host as well, at most as long, so that their
+//! kernels cannot keep each other from running: gc_comm_open_peers() sees to that, and such calls cannot be captured.
+//! Release communicators when the work of all ranks is done, and no rank will make another call: the others write to a
+//! rank's buffer until then.
 
 use std::{ffi::c_void, mem::offset_of, ops::Range};
 
@@ -72,8 +72,9 @@ unsafe impl borrow::Options for gc_peers_options_t {
     const RESERVED: Range<usize> = offset_of!(Self, buffers) + size_of::<usize>()..size_of::<Self>();
 }
 
-/// Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements: about n / 4. With several segments
-/// a chunk has 4 bytes a segment more, and up to 1 byte a segment for its bits: add 2 * world_size times that.
+/// Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements. They are about n / 4. With
+/// several segments a chunk has 4 bytes a segment more, and up to 1 byte a segment for its bits: add 2 * world_size
+/// times that.
 ///
 /// -1, and the last error: n_elements negative, or world_size not within 1 to 64.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
@@ -81,8 +82,8 @@ pub extern "C" fn gc_peers_bytes(n_elements: i64, world_size: i32) -> i64 {
     boundary(|| comm::peers_bytes(n_elements, world_size))
 }
 
-/// Makes a communicator over memory that you have mapped: PyTorch's symmetric memory, NCCL's windows, cuIpcOpenMemHandle().
-/// Every rank calls this; none waits for another.
+/// Makes a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
+/// memory from cuIpcOpenMemHandle(). Every rank calls this; none waits for another.
 ///
 /// `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of it,
 /// and nothing else may write to them; to be used once more they are set to 0 again. `*out`: yours to release, by
@@ -118,15 +119,15 @@ pub unsafe extern "C" fn gc_comm_from_peers(
     })
 }
 
-/// Makes a communicator over peer memory of the ranks of another one, each with a buffer of its own. Every rank calls this,
-/// with the same `n_elements`: they tell each other what they need.
+/// Makes a communicator over peer memory that it allocates and maps itself. Every rank of another communicator calls
+/// this, with the same `n_elements`; over that one they tell each other what they need.
 ///
-/// `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`, `timeout_ms`: as gc_peers_bytes() and gc_peers_options_t have them.
-/// `*out`: yours to release, by gc_comm_free().
+/// `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`: as for
+/// gc_peers_bytes(). `timeout_ms`: as in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
 ///
 /// If one rank fails, all do, unless that is with BUSY or a NULL `bootstrap`, for which the others wait. UNSUPPORTED_DEVICE: a
-/// rank cannot reach the memory of another (another machine, a card without peer access); the CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY,
-/// COMM, BUSY.
+/// rank cannot reach the memory of another (another machine, a card without peer access); the CPU. INVALID_ARGUMENT:
+/// ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
 ///
 /// # Safety
 /// The pointers are as described.

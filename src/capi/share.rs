@@ -1,6 +1,7 @@
 //! SHARING
 //!
-//! A tensor for another process of this machine, over a connected Unix stream socket of yours (socketpair(), or connect()).
+//! Passes a tensor to another process of this machine, over a connected Unix stream socket of yours (socketpair(), or
+//! connect()).
 //!
 //! ```c
 //! gc_share_t *lease;                                          // here
@@ -14,19 +15,20 @@
 //! gc_tensor_free(tensor);
 //! ```
 //!
-//! Of the CPU (and CUDAHost) a copy is sent, in memory that both processes can have and that holds nothing else; it is made
-//! once, on the sender's side, and mapped by the receiver. What one side writes afterwards the other does not see.
+//! A tensor on the CPU or CUDAHost is sent as a copy, in memory that both processes can map and that holds nothing
+//! else. The copy is made once, on the sender's side, and mapped by the receiver. Neither side sees what the other
+//! writes afterwards.
 //!
-//! Of CUDA the memory itself is sent, and nothing is copied: both sides see what the other writes, and order their work
-//! by means of their own. What was enqueued on it before gc_share_send(), in the context that calls without a stream
-//! work in, is waited for there; likewise before gc_tensor_free() of the receiver's tensor says that it is released.
-//! Once a share of this library's memory has ended, gc_share_wait() frees that, or else the next call that makes a
-//! tensor on the card, such as gc_tensor_empty(): these wait, too. So none of them is for between the launches of a
-//! collective on several cards. Where gc_tensor_free() cannot wait, for a stream of the context captures or memory is
-//! short, the memory stays mapped, and the sender hears only when the receiver's process ends. CUDA gives memory away
-//! as a whole: the receiver could read and write all of the allocation that the tensor is in, with the tensors of
-//! others that a pool such as PyTorch's has put there, and for small ones of cuMemAlloc also the allocations beside it.
-//! GC_SHARE_COPY sends a copy instead, in memory that holds nothing else.
+//! A CUDA tensor is sent as the memory itself, and nothing is copied: each side sees what the other writes, and the two
+//! have to order their work by means of their own. What was enqueued on it before gc_share_send(), in the context that
+//! calls without a stream work in, is waited for there; likewise before gc_tensor_free() of the receiver's tensor says
+//! that it is released. Once a share of this library's memory has ended, gc_share_wait() frees that, or else the next
+//! call that makes a tensor on the card, such as gc_tensor_empty(): these wait, too. So none of them may stand between
+//! the launches of a collective on several cards. Where gc_tensor_free() cannot wait, for a stream of the context
+//! captures or memory is short, the memory stays mapped, and the sender hears only when the receiver's process ends.
+//! CUDA gives memory away as a whole: the receiver could read and write all of the allocation that the tensor is in,
+//! with the tensors of others that a pool such as PyTorch's has put there, and for small ones of cuMemAlloc also the
+//! allocations beside it. GC_SHARE_COPY sends a copy instead, in memory that holds nothing else.
 //!
 //! ```text
 //! cuMemAlloc: cudaMalloc, PyTorch, CuPy, gc_tensor_empty()      by its handle (cuIpcGetMemHandle)
@@ -35,27 +37,28 @@
 //! pools (cuMemAllocAsync), managed memory, memory of the host   not at all; GC_SHARE_COPY sends a copy
 //! ```
 //!
-//! The sender keeps its tensor until gc_share_wait() says that the receiver has released it: memory that is freed or used again
-//! before is so under the receiver's hands, and the sender's process must live as long. Memory of this library stays by
-//! itself, when its tensor is released, too; it is freed afterwards, and never used for another tensor. Without a lease it is
-//! never freed, and a descriptor of this process stays open until the receiver has answered and a later gc_share_send() or
-//! gc_share_free() finds that. A copy by GC_SHARE_COPY needs nobody to keep it.
+//! The sender keeps its tensor until gc_share_wait() says that the receiver has released it: if it is freed or used for
+//! something else before, that happens to the receiver's tensor. The sender's process must live as long, too. Memory of
+//! this library stays by itself, when its tensor is released, too; it is freed afterwards, and never used for another
+//! tensor. Without a lease it is never freed, and a descriptor of this process stays open until the receiver has
+//! answered and a later gc_share_send() or gc_share_free() finds that. A copy by GC_SHARE_COPY needs nobody to keep it.
 //!
 //! `socket`: SOCK_STREAM of AF_UNIX, connected; blocking or not, as you like. A message of these functions lies on it between
 //! yours, with one descriptor or more; no byte beyond it is read, and no SIGPIPE is raised. One thread at a time sends on a
 //! socket, and one receives.
 //!
-//! `timeout_ms`: how long a call may wait for the other side; 0: only for what is there; negative: without end.
-//! TIMEOUT: it was too short. A message normally passes whole or not at all, and then the socket is as it was; but if
-//! only a part of it has passed, or if it was CORRUPT, the socket is of no use to both sides. So it is, too, if the
-//! memory has more than 252 parts, whose descriptors pass 253 at a time, and the system takes the first of them and
-//! refuses others (SHARE: ETOOMANYREFS, of too many on their way). gc_share_wait() does not touch the socket. Calls of
-//! the CUDA driver, and the work that it waits for, take the time that they take. So does closing descriptors that were
-//! sent and are not wanted, where they are of files whose close() waits: a socket with SO_LINGER, a file of FUSE.
+//! `timeout_ms`: how long a call may wait for the other side; 0: only what is there already is taken; negative: without
+//! limit. TIMEOUT: it was too short. A message normally passes whole or not at all, and then the socket is as it was;
+//! but if only a part of it has passed, or if it was CORRUPT, the socket is of no use to both sides. The same happens
+//! if the memory has more than 252 parts, whose descriptors pass 253 at a time, and the system takes the first of them
+//! and refuses others (SHARE: ETOOMANYREFS, of too many on their way). gc_share_wait() does not touch the socket. The
+//! time of the CUDA driver's calls, and of the work that these wait for, is not limited. Neither is that of closing
+//! descriptors that were sent and are not wanted, if they are of files whose close() waits: a socket with SO_LINGER, a
+//! file of FUSE.
 //!
-//! What comes is believed no more than a stranger's word: sizes, strides, dtype and descriptors are checked before anything is
-//! mapped, and descriptors of what is refused are closed. But a sender that is not this library may go on changing the
-//! elements: whoever checks what they say checks a copy.
+//! What is received is not trusted: sizes, strides, dtype and descriptors are checked before anything is mapped, and
+//! descriptors of what is refused are closed. But a sender that is not this library may go on changing the elements:
+//! whoever checks what they say checks a copy.
 
 use std::ffi::c_int;
 
@@ -86,7 +89,8 @@ pub enum ShareFlag {
     Copy = 1,
 }
 
-/// Sends a tensor. Returns when its message is written; whether the other side takes it shows in gc_share_wait().
+/// Sends a tensor to another process. It returns when its message is written; gc_share_wait() says whether the other
+/// side took it.
 ///
 /// `tensor`: of any dtype, with any strides; elements of less than a byte that are copied must be C-contiguous. On CPU or
 /// CUDAHost it is copied, and yours again when this returns. On CUDA: the receiver's has its strides; keep it until it is
@@ -133,8 +137,9 @@ pub unsafe extern "C" fn gc_share_send(
     })
 }
 
-/// Waits until the receiver has released a tensor, with all that it made of it. Any number of times, on any thread. Memory
-/// of this library on CUDA that was kept for it is then freed, which waits for the work of its context.
+/// Waits until the receiver has released a tensor, with all that it made from it. It may be called any number of times,
+/// on any thread. Memory of this library on CUDA that was kept for it is then freed, which waits for the work of its
+/// context.
 ///
 /// TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it; that it
 /// ended shows when its children that inherited the tensor have ended, too.
@@ -149,8 +154,9 @@ pub unsafe extern "C" fn gc_share_wait(lease: *mut gc_share_t, timeout_ms: i32) 
     })
 }
 
-/// Releases what gc_share_send() made; NULL: nothing. It does not wait, and the receiver keeps its tensor. Memory of this
-/// library on CUDA stays as long; that it is released is then found by the next calls of gc_share_send() and this.
+/// Releases the lease that gc_share_send() made. NULL is ignored. It does not wait, and the receiver keeps its tensor.
+/// Memory of this library on CUDA stays as long; that it is released is then found by the next calls of gc_share_send()
+/// and this.
 ///
 /// # Safety
 /// As described; nothing waits for it.

@@ -26,8 +26,8 @@ use super::{
     status::gc_status_t,
 };
 
-/// Packs the sign of every element of `src`, most significant bit first, and splits the bytes into `n_chunks` equal
-/// chunks: gc_pack_chunks() for floats.
+/// Packs the signs of floats to bits in equal chunks: gc_pack_chunks() for floats. The most significant bit of a byte
+/// comes first.
 ///
 /// `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `out`: as for
 /// gc_pack_chunks().
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn gc_pack_signs(
     })
 }
 
-/// The inverse: chunks to one tensor, +1 where the bit is 1 and -1 where it is 0.
+/// Unpacks chunks of signs to one tensor, +1 where the bit is 1 and -1 where it is 0.
 ///
 /// `chunks`: as for gc_unpack_chunks(). `dtype`: float16, bfloat16, float32, float64, or a signed integer. `*out`:
 /// one-dimensional, of that dtype, `n_elements` long, yours to release.
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn gc_pack_signs_into(
     })
 }
 
-/// Chunks of signs to your memory: +scale where the bit is 1, -scale where it is 0.
+/// Unpacks chunks of signs to your memory, as +scale and -scale. +scale is where the bit is 1, -scale where it is 0.
 ///
 /// `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `scales`: NULL for 1; or
 /// float32 on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read when
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn gc_unpack_signs_into(
     })
 }
 
-/// A majority vote on every bit: what more than half of the voters have.
+/// Takes a majority vote on every bit: the result is what more than half of the voters have.
 ///
 /// In a tie, which an even number of voters can have, the bit is that of voter number (byte index + turn) mod n_voters:
 /// so ties push some weights one way and some the other. Give another turn each step, the number of the step for

@@ -15,7 +15,7 @@ use super::{
     status::gc_status_t,
 };
 
-/// A new tensor, compact, its elements not initialized.
+/// A new compact tensor; its elements are not initialized.
 ///
 /// `dtype`: any; elements of less than a byte are packed, their bytes rounded up. `shape`: `ndim` sizes, copied; may be
 /// NULL when `ndim` is 0. `*out`: yours to release.
@@ -42,19 +42,19 @@ pub unsafe extern "C" fn gc_tensor_empty(
     })
 }
 
-/// A tensor over your memory: nothing is copied, and no element is read.
+/// A tensor over your memory. Nothing is copied, and no element is read.
 ///
-/// `data`: element 0; NULL only if there is no element. `device`, `dtype`: any. `shape`: `ndim` sizes, `strides`: as many strides in elements,
-/// NULL for compact; both are copied. `release`, unless NULL, is called once with `ctx` when the last user of the tensor
-/// has released it, on that user's thread; it must not throw or longjmp. It is not called when this function fails.
-/// `*out`: yours to release.
+/// `data`: element 0; NULL only if there is no element. `device`, `dtype`: any. `shape`: `ndim` sizes. `strides`: as
+/// many strides in elements, NULL for compact. Both are copied. `release`, unless NULL, is called once with `ctx` when
+/// the last user of the tensor has released it, on that user's thread; it must not throw or longjmp. It is not called
+/// when this function fails. `*out`: yours to release.
 ///
-/// The device is believed, and no driver is asked, so that memory of another process or of another card is valid here: name
-/// the device that is to work on it, whichever one the driver tells of the pointer (for memory that another process has
-/// mapped it tells now one, now the other). That this device reaches the memory is for you to see to. `*out` names the device
-/// as you did. Pinned memory is CUDAHost, and worked on by the CPU, or CUDA, if the device reaches it (as it does what
-/// cuMemHostAlloc made); managed memory is CUDAManaged, which is worked on by the device with its number, as CUDA is: what
-/// others do with it on the CPU or on another device is for you to order.
+/// The device is not checked and no driver is asked, so memory of another process or of another card is valid here.
+/// Name the device that is to work on it, whichever device the driver reports for the pointer (for memory that another
+/// process has mapped it reports now one, now the other), and make sure that this device can reach it. `*out` names the
+/// device as you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can
+/// where cuMemHostAlloc made it). Managed memory is CUDAManaged: the device with its number works on it, as on CUDA. If
+/// others use it on the CPU or on another device, it is up to you to order that.
 ///
 /// UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
 ///
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn gc_tensor_from_pointer(
     })
 }
 
-/// Releases a tensor: calls its deleter. NULL, or a tensor whose deleter is NULL: nothing.
+/// Releases a tensor: calls its deleter. NULL is ignored, and so is a tensor whose deleter is NULL.
 ///
 /// # Safety
 /// `tensor` is NULL or yours, and not used afterwards.
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn gc_tensor_free(tensor: *mut DLManagedTensor) {
     });
 }
 
-/// Releases a tensor in the versioned form, as gc_tensor_free().
+/// Releases a tensor in DLPack's versioned form, as gc_tensor_free().
 ///
 /// # Safety
 /// `tensor` is NULL or yours, and not used afterwards.
@@ -116,13 +116,13 @@ pub unsafe extern "C" fn gc_tensor_free_versioned(tensor: *mut DLManagedTensorVe
     });
 }
 
-/// The same tensor in DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as read-only.)
-/// The version is the lowest 1.x that knows the dtype; there are no flags.
+/// Converts a tensor to DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as
+/// read-only.) The version is the lowest 1.x that knows the dtype; there are no flags.
 ///
-/// `src`: of any dtype and device, for no element is read. Taken on success, still yours when the call fails. If it has no
-/// deleter, the struct may go as soon as the call returns; its memory must stay. `*out`: yours to release, by
-/// gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are passed on as they
-/// are.
+/// `src`: of any dtype and device, since no element is read. On success it belongs to `*out`; when the call fails it is
+/// still yours. If it has no deleter, the struct need not outlive the call, but its memory must stay. `*out`: yours to
+/// release, by gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are
+/// passed on as they are.
 ///
 /// UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
 ///
@@ -143,13 +143,13 @@ pub unsafe extern "C" fn gc_tensor_to_versioned(
     })
 }
 
-/// The same tensor in DLPack's legacy form, which is what all other functions take and JAX imports.
+/// Converts a tensor to DLPack's legacy form, which JAX and all other functions take.
 ///
-/// `src`: any version 1.x, taken as by gc_tensor_to_versioned(). `*out`: yours to release.
+/// `src`: any version 1.x. On success it belongs to `*out`, as in gc_tensor_to_versioned(). `*out`: yours to release.
 ///
-/// READ_ONLY: the legacy form cannot say that a tensor is. (To read it, borrow it: `{ v->dl_tensor, NULL, NULL }`.)
-/// UNSUPPORTED_DTYPE: nor can it say that elements of less than a byte are padded to one (IS_SUBBYTE_TYPE_PADDED); 0 bits
-/// or 0 lanes. INVALID_ARGUMENT: another major version.
+/// READ_ONLY: the legacy form cannot say that a tensor is read-only. (To read it, borrow it: `{ v->dl_tensor, NULL,
+/// NULL }`.) UNSUPPORTED_DTYPE: nor can it say that elements of less than a byte are padded to one
+/// (IS_SUBBYTE_TYPE_PADDED); 0 bits or 0 lanes. INVALID_ARGUMENT: another major version.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -168,7 +168,8 @@ pub unsafe extern "C" fn gc_tensor_from_versioned(
     })
 }
 
-/// For PyCapsule_New from ctypes or cffi: releases the tensor of a capsule that nobody consumed.
+/// Releases the tensor of a Python capsule that nobody consumed. It is a destructor for PyCapsule_New from ctypes or
+/// cffi.
 ///
 /// Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
 /// NULL is no capsule: that sets the last error, and nothing else happens. Finds Python in the process that calls it:

@@ -32,7 +32,8 @@ use crate::{comm, panics::boundary};
 
 use super::{borrow::Out, comm::gc_comm_t, handle, status::gc_status_t};
 
-/// Makes a communicator of two. Every rank calls this: they tell each other, over both, who is where.
+/// Combines a communicator inside each machine and one between machines. Every rank calls this: they tell each other,
+/// over both, who is where.
 ///
 /// `inside`: of this machine's ranks. `between`: of the ranks that have this rank's number in their machines, one of
 /// each machine; its ranks number the machines, so all of a machine have the same rank there. Or NULL, on every rank

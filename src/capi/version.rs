@@ -22,7 +22,7 @@ pub extern "C" fn gc_version() -> u32 {
     })
 }
 
-/// The same in words: "0.1.0". Static text.
+/// The version of the loaded library as text, such as "0.1.0". Static text.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_version_string() -> *const c_char {
     boundary(|| Ok(VERSION.as_ptr()))

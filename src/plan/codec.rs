@@ -62,10 +62,11 @@ pub enum Kind {
     Sign = 2,
 }
 
-/// What errors are kept as.
+/// How errors are kept.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
+    /// The default.
     Float32 = 0,
     /// Half the memory; what is rounded is gradient plus error.
     Bfloat16 = 1,
@@ -83,7 +84,7 @@ pub enum ScaleRule {
     Mean = 1,
 }
 
-/// What becomes of numbers that are not finite. GC_FLAG_NONFINITE is set in any case.
+/// What happens to numbers that are not finite. GC_FLAG_NONFINITE is set in any case.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NonFinite {

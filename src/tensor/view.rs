@@ -248,7 +248,7 @@ pub(super) fn check_places(
         }
         None => Err(error!(
             InvalidArgument,
-            "{name}: strides {strides} with shape {shape} are too tangled to tell that no elements share a place"
+            "{name}: strides {strides} with shape {shape} are too interleaved to tell whether elements overlap"
         )),
     }
 }

@@ -603,7 +603,7 @@ TABLE = [
     ("gc_copy_into", {"dst.strides": (400, 80, 0)}, INVALID_ARGUMENT, "dst", 0),
     ("gc_copy_into", {"dst.shape": (5, 80), "dst.strides": (40, 1)}, INVALID_ARGUMENT, "dst", 40),
     ("gc_copy_into", {"src.shape": (), "dst.shape": (2,) * 17, "dst.strides": TANGLED, "dst.data": FAR_AWAY},
-     INVALID_ARGUMENT, "dst", "tangled"),
+     INVALID_ARGUMENT, "dst", "interleaved"),
     # the same memory, but not the same elements
     *(
         ("gc_copy_into", {"src.dtype": dldtype("float32"), "dst.data": At("src", 0), "dst.shape": (5, 80), **more},
@@ -714,7 +714,7 @@ TABLE = [
     (
         "gc_unpack_chunks_into",
         {"src": elements(1, 2**14), "dst.shape": (2,) * 17, "dst.strides": TANGLED, "dst.data": FAR_AWAY},
-        INVALID_ARGUMENT, "dst", "tangled", TANGLED[0],
+        INVALID_ARGUMENT, "dst", "interleaved", TANGLED[0],
     ),
     (
         "gc_unpack_chunks_into",
