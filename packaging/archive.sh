@@ -2,6 +2,7 @@
 # archive.sh ARCH: of build/package/ARCH a tar.xz of the prefix, one of the debug symbols, and the sha256 of each. They may
 # be unpacked anywhere: neither pkg-config's file nor CMake's names a folder outside. SOURCE_DATE_EPOCH is set.
 set -eu
+: "${SOURCE_DATE_EPOCH:?is not set}"
 arch=$1
 cd "$(dirname "$0")/../build/package"
 version=$(sed -n 's/^Version: //p' "$arch/prefix/lib/pkgconfig/gradcodec.pc")

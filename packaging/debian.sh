@@ -2,6 +2,7 @@
 # debian.sh ARCH: Debian packages of build/package/ARCH: libgradcodec0, which programs need to run, libgradcodec-dev, to
 # build them, and libgradcodec0-dbgsym. DEBFULLNAME and DEBEMAIL say whose they are, SOURCE_DATE_EPOCH of when.
 set -eu
+: "${SOURCE_DATE_EPOCH:?is not set}"
 arch=$1
 root=$(cd "$(dirname "$0")/.." && pwd)
 work=$root/build/package/$arch
@@ -53,14 +54,14 @@ package() {
         echo "Upstream-Name: gradcodec"
         echo
         echo "Files: *"
-        echo "Copyright: $(sed -n 's/^Copyright (c) //p' "$root/LICENSE")"
+        echo "Copyright: $(sed -n "s/^Copyright (c) //Ip" "$root/LICENSE")"
         echo "License: Expat or Apache-2.0"
         sed 's/^$/./; s/^/ /' "$root/LICENSE"
         echo " ."
         echo " On Debian systems the Apache License, Version 2.0, is in /usr/share/common-licenses/Apache-2.0."
-        echo "Comment: What is linked into the library, and under which licences:"
-        sed 's/^$/./; s/^/ /; s/[[:space:]]*$//' "$root/THIRD-PARTY-NOTICES"
+        echo "Comment: What is linked into the library is in THIRD-PARTY-NOTICES, beside this file."
     } > "$doc/copyright"
+    install -m 644 "$root/THIRD-PARTY-NOTICES" "$doc"
     {
         printf 'gradcodec (%s-1) unstable; urgency=medium\n\n  * As CHANGELOG.md of the sources says.\n\n' "$version"
         printf ' -- %s  %s\n' "$maintainer" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")"

@@ -15,7 +15,10 @@ grep -q planted "$copy/src/capi/threads.rs" || { echo "FAILED: nothing was plant
 # The flags of build.sh, so that what the library depends on is not built again.
 root=$PWD
 export RUSTFLAGS="--remap-path-prefix=$root=/gradcodec --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
-PATH=$root/build/package-venv/bin:$PATH cargo-zigbuild rustc --release --locked --quiet --lib --crate-type cdylib \
+tools=$root/build/package-venv
+CARGO_ZIGBUILD_ZIG_PATH=$(echo "$tools"/lib/python3*/site-packages/ziglang/zig)
+export CARGO_ZIGBUILD_ZIG_PATH
+"$tools/bin/cargo-zigbuild" rustc --release --locked --quiet --lib --crate-type cdylib \
     --manifest-path "$copy/Cargo.toml" --target x86_64-unknown-linux-gnu.2.17 --target-dir "$root/build/package/target"
 python3 - "$root/build/package/target/x86_64-unknown-linux-gnu/release/libgradcodec_panics.so" <<'END'
 import ctypes, subprocess, sys, threading
