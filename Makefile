@@ -36,7 +36,7 @@ NCCLS   = $(BUILD)/tests/driver/libnccl.so.2 $(BUILD)/tests/old_nccl/libnccl.so.
 STAND_INS = $(patsubst %.c,$(BUILD)/%.so,$(wildcard tests/stand_ins/*.c))
 VENV     = $(BUILD)/venv
 
-.PHONY: all demo test header install uninstall dist clean help
+.PHONY: all demo test header install install-strip install-static uninstall dist clean help
 ## The library.
 all: $(LIBRARY)
 
@@ -49,8 +49,14 @@ ifneq ($(wildcard Cargo.toml),)
 # cargo knows best whether it is current.
 .PHONY: $(LIBRARY)
 $(LIBRARY):
+	@[ -e $@ ] || echo "building the library with $(CARGO): a minute or two"
 	$(CARGO) build --release --quiet
 	ln -sf libgradcodec.so $@
+
+# The library once more, to be linked into a program.
+$(LIB)/libgradcodec.a: $(LIBRARY)
+	@[ -e $@ ] || echo "building the static library with $(CARGO): a minute or two"
+	$(CARGO) rustc --release --quiet --lib --crate-type staticlib
 endif
 
 ## Four processes train on handwritten digits with gradients of one bit an element.
@@ -364,12 +370,15 @@ INTO_DOC     = $(DESTDIR)$(PREFIX)/share/doc/gradcodec
 # From the library's folder: the CMake package may be moved with its tree.
 LIB_TO_INCLUDE = $(shell realpath -ms --relative-to=$(LIBDIR) $(PREFIX)/include)
 
-## Library with its SONAME link, headers, pkg-config file, licences: to PREFIX and LIBDIR; DESTDIR is respected.
+## Library with its SONAME link, headers, pkg-config file, examples, licences: to PREFIX and LIBDIR; DESTDIR is respected.
 install: $(LIBRARY)
-	install -d $(INTO_DOC) $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_INCLUDE)/gradcodec
-	install -m 644 LICENSE LICENSE-APACHE $(INTO_DOC)
+	install -d $(INTO_DOC)/examples $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_INCLUDE)/gradcodec
+	install -m 644 LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES $(INTO_DOC)
 	install -m 644 kernels/README.md $(INTO_DOC)/kernels.md
-	install -m 755 $(LIBRARY) $(INTO_LIB)/libgradcodec.so.$(VERSION)
+	cp -r examples_c examples_cpp examples_python $(INTO_DOC)/examples
+	find $(INTO_DOC)/examples -name __pycache__ -prune -exec rm -r {} +
+	chmod -R u=rwX,go=rX $(INTO_DOC)/examples
+	install $(STRIP_IT) -m 755 $(LIBRARY) $(INTO_LIB)/libgradcodec.so.$(VERSION)
 	ln -sf libgradcodec.so.$(VERSION) $(INTO_LIB)/$(SONAME)
 	ln -sf $(SONAME) $(INTO_LIB)/libgradcodec.so
 	install -m 644 include/*.h $(INTO_INCLUDE)
@@ -382,9 +391,18 @@ install: $(LIBRARY)
 	    gradcodec.pc.in > $(INTO_LIB)/pkgconfig/gradcodec.pc
 	$(tell_ldconfig)
 
+## The same, with a library without debug symbols: 10 MB, not 23.
+install-strip:
+	@$(MAKE) --no-print-directory install STRIP_IT=-s
+
+## libgradcodec.a, besides what `make install` has put there.
+install-static: $(LIB)/libgradcodec.a
+	install -d $(INTO_LIB)
+	install -m 644 $< $(INTO_LIB)
+
 ## Takes away what `make install` with the same PREFIX, LIBDIR and DESTDIR has put there.
 uninstall:
-	rm -f $(addprefix $(INTO_LIB)/,libgradcodec.so $(SONAME) libgradcodec.so.$(VERSION) pkgconfig/gradcodec.pc)
+	rm -f $(addprefix $(INTO_LIB)/,libgradcodec.so $(SONAME) libgradcodec.so.$(VERSION) libgradcodec.a pkgconfig/gradcodec.pc)
 	rm -f $(patsubst include/%,$(INTO_INCLUDE)/%,$(wildcard include/*.h))
 	rm -rf $(INTO_INCLUDE)/gradcodec $(INTO_LIB)/cmake/gradcodec $(INTO_DOC)
 	$(tell_ldconfig)
@@ -394,11 +412,37 @@ dist: $(LIBRARY)
 ifneq ($(wildcard Cargo.toml),)
 	rm -rf $(BUILD)/dist && mkdir -p $(BUILD)/dist/lib
 	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
-	cp -r include kernels cmake examples_c examples_cpp examples_python bench docs Makefile *.md LICENSE LICENSE-APACHE gradcodec.pc.in $(BUILD)/dist/
+	cp -r include kernels cmake examples_c examples_cpp examples_python bench docs Makefile *.md LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES gradcodec.pc.in $(BUILD)/dist/
 	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/cpp tests/driver tests/gpu tests/kernels tests/multi_gpu tests/peers tests/peers_python tests/python tests/dlpack tests/abi tests/stand_ins tests/*.sh tests/constraints.txt $(BUILD)/dist/tests/
 	-git describe --always --dirty --abbrev=12 '--exclude=*' > $(BUILD)/dist/COMMIT 2>/dev/null
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif
+
+.PHONY: wheel package test-package test-bare-root
+# When all that is in them was made, for tools that want to know: the same bytes every time.
+wheel package: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
+# One build, for glibc 2.17 and later, in the forms in which it is given to others.
+## A wheel for pip, good for every Linux with glibc 2.17: build/package/*.whl.
+wheel:
+	sh packaging/build.sh
+	$(PYTHON) packaging/wheel.py x86_64
+
+## The wheel, an archive of the prefix with its sha256, and Debian packages, in build/package.
+package: wheel
+	sh packaging/archive.sh x86_64
+	sh packaging/debian.sh x86_64
+
+## What `make package` has made: used in a bare environment, unpacked, linked against, with a planted panic.
+test-package:
+	$(PYTHON) packaging/notices.py --check
+	$(PYTHON) packaging/check.py
+	sh packaging/test_wheel.sh $(BUILD)/package/gradcodec-$(VERSION)-py3-none-manylinux_2_17_x86_64.whl
+	sh packaging/test_package.sh
+	sh packaging/test_panics.sh
+
+## The same in minimal systems, without a compiler and with the oldest glibc that Debian has; as root.
+test-bare-root:
+	sh packaging/test_bare_root.sh
 
 ## Takes away what was built.
 clean:

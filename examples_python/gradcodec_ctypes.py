@@ -74,7 +74,7 @@ C, G, R, VIEWS = *map(POINTER, (CodecHandle, CommHandle, AllReduceHandle)), POIN
 L, K = POINTER(ShareHandle), POINTER(KernelHandle)
 OUT, INTO, ALONG = POINTER(T), [VIEW, c_int32, VIEW, c_void_p], [VIEW, c_int32, c_int32, VIEW, c_void_p]
 SIGNATURES: dict[str, list[Any]] = {
-    "gc_last_error": [], "gc_version_string": [], "gc_chunk_bytes": [c_int64, c_size_t],
+    "gc_last_error": [], "gc_version_string": [], "gc_build_info": [], "gc_chunk_bytes": [c_int64, c_size_t],
     "gc_pack_chunks": [T, c_size_t, OUT], "gc_unpack_chunks": [OUT, c_size_t, c_int64, OUT],
     "gc_pack_bits": [T, c_int32, c_int32, OUT], "gc_unpack_bits": [T, c_int32, c_int64, c_int32, OUT],
     "gc_pack_chunks_into": INTO, "gc_unpack_chunks_into": INTO, "gc_pack_signs_into": INTO,
@@ -205,7 +205,10 @@ class Tensor:
 
 
 def _installed() -> ctypes.CDLL:
-    """The library where the system finds it, or where `make install` with a PREFIX may have put it."""
+    """The library beside this file, as in the wheel, where the system finds it, or where a `make install` may put it."""
+    beside = pathlib.Path(__file__).resolve().parent / "lib" / NAME
+    if beside.exists():
+        return ctypes.CDLL(str(beside))
     try:
         return ctypes.CDLL(NAME)
     except OSError as error:
@@ -228,7 +231,8 @@ class GradCodec:
         for name, arguments in SIGNATURES.items():
             function = getattr(self.lib, name)
             function.argtypes, function.restype = arguments, self._check
-        self.lib.gc_last_error.restype = self.lib.gc_version_string.restype = c_char_p
+        for name in ("last_error", "version_string", "build_info"):
+            getattr(self.lib, f"gc_{name}").restype = c_char_p
         numbers = "chunk_bytes", "onebit_workspace_bytes", "codec_payload_bytes", "codec_state_bytes", "shard_elements"
         for name in (*numbers, "peers_bytes", "kernel_workspace_bytes"):
             getattr(self.lib, f"gc_{name}").restype = c_int64
@@ -257,6 +261,8 @@ class GradCodec:
         function(source.view, *numbers, target.view, handle)
 
     # fmt: off
+    def build_info(self) -> str:  # for bug reports
+        return bytes(self.lib.gc_build_info()).decode()
     def chunk_bytes(self, n_elements: int, n_chunks: int) -> int:
         size = int(self.lib.gc_chunk_bytes(n_elements, n_chunks))
         self._check(int(size < 0))

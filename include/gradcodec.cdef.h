@@ -17,6 +17,7 @@ typedef struct DLPackExchangeAPIHeader { DLPackVersion version; struct DLPackExc
 typedef struct DLPackExchangeAPI { DLPackExchangeAPIHeader header; DLPackManagedTensorAllocator managed_tensor_allocator; DLPackManagedTensorFromPyObjectNoSync managed_tensor_from_py_object_no_sync; DLPackManagedTensorToPyObjectNoSync managed_tensor_to_py_object_no_sync; DLPackDLTensorFromPyObjectNoSync dltensor_from_py_object_no_sync; DLPackCurrentWorkStream current_work_stream; } DLPackExchangeAPI;
 uint32_t gc_version(void);
 const char *gc_version_string(void);
+const char *gc_build_info(void);
 enum gc_status { GC_STATUS_OK = 0, GC_STATUS_INVALID_ARGUMENT = 1, GC_STATUS_UNSUPPORTED_DTYPE = 2, GC_STATUS_UNSUPPORTED_DEVICE = 3, GC_STATUS_SHAPE_MISMATCH = 4, GC_STATUS_READ_ONLY = 5, GC_STATUS_NOT_CONTIGUOUS = 6, GC_STATUS_SIZE_OVERFLOW = 7, GC_STATUS_BUSY = 8, GC_STATUS_CORRUPT = 9, GC_STATUS_OUT_OF_MEMORY = 10, GC_STATUS_DRIVER_UNAVAILABLE = 20, GC_STATUS_CUDA = 21, GC_STATUS_CONTEXT_LOST = 22, GC_STATUS_NVRTC_UNAVAILABLE = 25, GC_STATUS_COMPILE = 26, GC_STATUS_COMM_UNAVAILABLE = 30, GC_STATUS_COMM = 31, GC_STATUS_SHARE = 40, GC_STATUS_TIMEOUT = 41, GC_STATUS_PANIC = 99, };
 typedef int32_t gc_status_t;
 const char *gc_status_name(gc_status_t status);

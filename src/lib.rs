@@ -15,6 +15,7 @@
 //! - `ops`: what an operation means: checks, plans, the choice of the backend's function.
 //! - `comm`: ranks that exchange memory, and the all-reduces over them.
 //! - `share`: tensors that other processes are to have.
+//! - `about`: what a bug report should say of this library.
 //! - [`capi`]: the only exported code: checks pointers, borrows, calls an operation, hands out.
 
 #[cfg(not(panic = "unwind"))]
@@ -22,6 +23,7 @@ compile_error!("gradcodec turns panics into a status: build it with panic = \"un
 #[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
 compile_error!("gradcodec is written for 64-bit little-endian machines");
 
+mod about;
 mod backend;
 mod cancel;
 pub mod capi;

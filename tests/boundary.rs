@@ -90,6 +90,7 @@ const PLACES: [(&str, &[(&str, &str)]); 7] = [
         &[
             ("gc_version", "takes nothing"),
             ("gc_version_string", "takes nothing"),
+            ("gc_build_info", "takes nothing"),
             ("gc_set_threads", "takes no pointer"),
             ("gc_prepare", "takes no pointer"),
             ("gc_trim", "takes no pointer"),
@@ -122,6 +123,7 @@ const PLACES: [(&str, &[(&str, &str)]); 7] = [
         &[
             ("gc_version", "takes nothing"),
             ("gc_version_string", "takes nothing"),
+            ("gc_build_info", "takes nothing"),
             ("gc_capsule_destructor", "takes an object of Python"),
             ("gc_comm_from_nccl", "wants NCCL: tests/python/test_nccl.py"),
             ("gc_comm_nccl_id", "wants NCCL"),

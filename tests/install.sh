@@ -42,6 +42,21 @@ install uninstall PREFIX="$dir/multiarch" LIBDIR="$multiarch"
 nothing_left_in "$dir/multiarch"
 echo "ok: the same with LIBDIR"
 
+install install-strip PREFIX="$dir/stripped"
+! readelf -S "$dir/stripped/lib/libgradcodec.so" | grep -q debug_info || { echo "FAILED: debug symbols" >&2; exit 1; }
+example "$dir/stripped/lib"
+# What is installed suffices for the examples that come with it.
+cd "$dir/stripped/share/doc/gradcodec/examples"
+grep -q '^dlpark .*Apache-2.0' ../THIRD-PARTY-NOTICES || { echo "FAILED: no notices" >&2; exit 1; }
+# shellcheck disable=SC2046 # the flags are words
+$cc -std=c99 examples_c/feedback.c -o "$dir/feedback" -lm -pthread -Wl,-rpath,"$dir/stripped/lib" \
+    $(PKG_CONFIG_PATH="$dir/stripped/lib/pkgconfig" pkgconf --cflags --libs gradcodec)
+"$dir/feedback" > "$dir/log" || { cat "$dir/log"; exit 1; }
+cd "$root"
+install uninstall PREFIX="$dir/stripped"
+nothing_left_in "$dir/stripped"
+echo "ok: without debug symbols, with the examples and notices"
+
 # As root: ldconfig is told of a folder that it reads, and of no other.
 cat > "$dir/as_root.sh" <<'END'
 set -eu

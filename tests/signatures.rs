@@ -14,6 +14,7 @@ macro_rules! promised {
 promised! {
     gc_version() -> u32;
     gc_version_string() -> *const c_char;
+    gc_build_info() -> *const c_char;
     gc_status_name(i32) -> *const c_char;
     gc_last_error() -> *const c_char;
     gc_set_threads(u32) -> i32;

@@ -77,6 +77,7 @@ inline void check(gc_status_t status)
 
 inline uint32_t version() noexcept { return gc_version(); }
 inline const char *version_string() noexcept { return gc_version_string(); }
+inline const char *build_info() noexcept { return gc_build_info(); } /* of this thread, until it asks again */
 
 /* DEVICES AND DTYPES */
 

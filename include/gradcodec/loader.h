@@ -39,6 +39,7 @@ extern "C" {
 typedef struct gc_api_t {
     uint32_t (*gc_version)(void);
     const char *(*gc_version_string)(void);
+    const char *(*gc_build_info)(void);
     const char *(*gc_status_name)(gc_status_t status);
     const char *(*gc_last_error)(void);
     gc_status_t (*gc_tensor_empty)(DLDevice device, DLDataType dtype, int32_t ndim, const int64_t *shape,
@@ -163,6 +164,7 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
     } functions[] = {
         {"gc_version", &api->gc_version},
         {"gc_version_string", &api->gc_version_string},
+        {"gc_build_info", &api->gc_build_info},
         {"gc_status_name", &api->gc_status_name},
         {"gc_last_error", &api->gc_last_error},
         {"gc_tensor_empty", &api->gc_tensor_empty},

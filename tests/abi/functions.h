@@ -15,6 +15,7 @@ int32_t *same_gc_decode_t = (gc_decode_t *)NULL;
 
 FUNCTION(gc_version, uint32_t, (void))
 FUNCTION(gc_version_string, const char *, (void))
+FUNCTION(gc_build_info, const char *, (void))
 FUNCTION(gc_status_name, const char *, (gc_status_t))
 FUNCTION(gc_last_error, const char *, (void))
 FUNCTION(gc_set_threads, gc_status_t, (uint32_t))

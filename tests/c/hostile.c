@@ -77,7 +77,12 @@ static void call_small_ones(void) {
     const char *text = NULL;
     const void *fatbin = NULL;
     size_t size = 0;
-    switch (below(10)) {
+    switch (below(11)) {
+    case 10:
+        begin(f_gc_build_info);
+        text = gc_build_info();
+        EXPECT(strncmp(text, "gradcodec ", 10) == 0 && strlen(text) <= 1000);
+        break;
     case 0:
         begin(f_gc_version);
         EXPECT(gc_version() == GRADCODEC_VERSION);

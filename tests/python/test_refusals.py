@@ -5,8 +5,11 @@ status, and the words that the sentence must hold, the argument's name and the n
 """
 
 import ctypes
+import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 
@@ -1251,3 +1254,46 @@ def test_every_status_has_a_name_of_its_own():
 def test_the_version_is_the_same_number_twice():
     packed = lib.gc_version()
     assert f"{packed >> 16}.{packed >> 8 & 0xFF}.{packed & 0xFF}" == lib.gc_version_string().decode().split("-")[0]
+
+
+def info_of_another_process(program, **environment):
+    """The lines of gc_build_info() in a process that runs this before; `lib` is the library there."""
+    start = "import ctypes, os\nlib = ctypes.CDLL(os.environ['GRADCODEC_LIBRARY'])\n"
+    end = "\nlib.gc_build_info.restype = ctypes.c_char_p\nprint(lib.gc_build_info().decode(), end='')"
+    end += "\nmaps = open('/proc/self/maps').read()\nprint(any(f'lib{name}.so' in maps for name in ('cuda', 'nccl', 'nvrtc')))"
+    environment = {**os.environ, **environment}
+    lines = subprocess.run([sys.executable, "-c", start + program + end], env=environment, check=True, capture_output=True)
+    *lines, others = lines.stdout.decode().splitlines()
+    return lines, others == "True"
+
+
+def test_build_info_says_what_a_bug_report_needs_and_loads_nothing():
+    lines, others = info_of_another_process("")
+    version = lib.gc_version_string().decode()
+    assert re.fullmatch(rf"gradcodec {version}, commit (unknown|[0-9a-f]{{12}}(-dirty)?)", lines[0]), lines
+    assert re.fullmatch(r"built by rustc 1\..* for \w+-unknown-linux-gnu", lines[1]), lines
+    assert re.fullmatch(r"instruction set: (\w+), of( \w+)* portable", lines[2]), lines
+    assert lines[3:] == ["CUDA driver: not loaded", "NCCL: not loaded", "NVRTC: not loaded"]
+    assert not others, "it has loaded one of them"
+    lines, _ = info_of_another_process("", GRADCODEC_CPU="portable")
+    assert lines[2].startswith("instruction set: portable, of "), lines
+
+
+def test_build_info_has_the_versions_and_files_of_what_is_loaded(tmp_path):
+    # Of two NVRTCs at once; a file that has none of its functions has no version.
+    source = tmp_path / "other.c"
+    for name, text in {
+        "libcuda.so.1": "int cuDriverGetVersion(int *v) { *v = 12040; return 0; }",
+        "libnccl.so.2": "int ncclGetVersion(int *v) { *v = 22703; return 0; }",
+        "libnvrtc.so.12": "int nvrtcVersion(int *a, int *b) { *a = 12; *b = 9; return 0; }",
+        "libnvrtc.so.11.2": "int nothing;",
+    }.items():
+        source.write_text(text)
+        subprocess.run(["cc", "-shared", "-fPIC", source, "-o", tmp_path / name], check=True)
+    lines, _ = info_of_another_process(f"for name in sorted(os.listdir({str(tmp_path)!r})):\n"
+                                       f"    if '.so' in name: ctypes.CDLL({str(tmp_path)!r} + '/' + name)")
+    assert lines[3:] == [
+        f"CUDA driver: 12.4 ({tmp_path}/libcuda.so.1)",
+        f"NCCL: 2.27.3 ({tmp_path}/libnccl.so.2)",
+        f"NVRTC: of unknown version ({tmp_path}/libnvrtc.so.11.2), 12.9 ({tmp_path}/libnvrtc.so.12)",
+    ]  # fmt: skip

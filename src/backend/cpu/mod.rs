@@ -11,10 +11,12 @@ pub mod pool;
 pub mod signs;
 mod simd;
 
+pub use dispatch::InstructionSet;
+
 use crate::environment;
 
 /// Counts the CPUs and chooses the instruction set, which reads files and the environment.
 pub fn prepare() {
     pool::prepare();
-    dispatch::InstructionSet::chosen();
+    InstructionSet::chosen();
 }

@@ -1,0 +1,77 @@
+#!/bin/sh
+# aarch64.sh: wheel, archive and Debian packages for aarch64, made on x86-64 and tested there by qemu: C examples and tests,
+# with threads. Rust for aarch64 is Debian's (rustc-web), which may not stand beside another Rust: so it has a minimal
+# system of its own in build/bare-root/aarch64, made by debootstrap, with this repository and cargo's folder mounted into
+# it, in a mount namespace that ends with the commands. As root.
+set -eu
+cd "$(dirname "$0")/.."
+root=$PWD
+system=$root/build/bare-root/aarch64
+packages=$root/build/package
+cargo_home=${CARGO_HOME:-$HOME/.cargo}
+PATH=$PATH:/usr/sbin:/sbin
+for needed in debootstrap unshare chroot; do
+    command -v $needed > /dev/null || { echo "NOT RUN, because there is no $needed: aarch64"; exit 0; }
+done
+[ "$(id -u)" -eq 0 ] || { echo "NOT RUN, because this is not root: aarch64"; exit 0; }
+
+# inside COMMAND...: in the system, at the same path as here
+inside() {
+    unshare --mount --pid --fork --mount-proc="$system/proc" sh -euc '
+        system=$1 root=$2 cargo_home=$3
+        shift 3
+        mkdir -p "$system$root" "$system$cargo_home"
+        mount --bind "$root" "$system$root"
+        mount --bind "$cargo_home" "$system$cargo_home"
+        exec chroot "$system" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 \
+            DEBIAN_FRONTEND=noninteractive CARGO_HOME="$cargo_home" "GRADCODEC_COMMIT=$GRADCODEC_COMMIT" \
+            sh -euc "cd \"\$1\" && shift && exec \"\$@\"" sh "$root" "$@"
+    ' sh "$system" "$root" "$cargo_home" "$@"
+}
+# Git does not trust a repository whose folder is another user's: so the commit is said.
+GRADCODEC_COMMIT=${GRADCODEC_COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null || true)}
+export GRADCODEC_COMMIT
+
+if [ ! -e "$system/ready" ]; then
+    echo "making a Debian with Rust for aarch64 in build/bare-root/aarch64: 1.5 GB, some minutes"
+    [ -e "$system/etc/debian_version" ] || debootstrap --variant=minbase bookworm "$system" http://deb.debian.org/debian
+    {
+        echo "deb http://deb.debian.org/debian bookworm main"
+        echo "deb http://deb.debian.org/debian-security bookworm-security main"
+    } > "$system/etc/apt/sources.list"
+    inside dpkg --add-architecture arm64
+    inside apt-get update -qq
+    inside apt-get install -qq --yes --no-install-recommends rustc-web cargo-web libstd-rust-web-dev:arm64 libc6:arm64 \
+        qemu-user binutils-aarch64-linux-gnu ca-certificates make
+    touch "$system/ready"
+fi
+cargo fetch --quiet --locked
+inside env CARGO_NET_OFFLINE=true sh packaging/build.sh aarch64
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
+export SOURCE_DATE_EPOCH
+python3 packaging/wheel.py aarch64
+sh packaging/archive.sh aarch64
+sh packaging/debian.sh aarch64
+
+library=build/package/aarch64/lib
+# Its nm knows aarch64.
+inside env PATH=/usr/aarch64-linux-gnu/bin:/usr/bin:/bin sh tests/abi/symbols.sh "$library/libgradcodec.so.0" tests/abi/functions.h
+newest=$(readelf --version-info "$library/libgradcodec.so" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
+[ "$newest" = GLIBC_2.17 ] || { echo "FAILED: it wants $newest" >&2; exit 1; }
+build/package-venv/bin/auditwheel show "$packages"/gradcodec-*-manylinux_2_17_aarch64.whl | tr '\n' ' ' |
+    grep -q manylinux_2_17_aarch64 || { echo "FAILED: auditwheel" >&2; exit 1; }
+
+mkdir -p "$packages/aarch64/bin"
+programs="examples_c/bits examples_c/errors examples_c/versions examples_c/feedback examples_c/allreduce examples_c/share
+    examples_c/digits tests/c/threads tests/c/null tests/c/alignment tests/c/fork"
+for program in $programs; do
+    begin=$(date +%s)
+    name=${program##*/} argument=
+    build/package-venv/bin/python -m ziglang cc -target aarch64-linux-gnu.2.17 -std=c11 -O2 -Iinclude "$program.c" \
+        -o "$packages/aarch64/bin/$name" -L"$library" -lgradcodec -lm -ldl -pthread
+    [ "$name" != digits ] || argument=examples_c/data/digits.bin
+    inside env "LD_LIBRARY_PATH=$library" qemu-aarch64 "build/package/aarch64/bin/$name" $argument > "$packages/aarch64/log" 2>&1 ||
+        { echo "FAILED: $program"; cat "$packages/aarch64/log"; exit 1; }
+    echo "ok $program: $(tail -n 1 "$packages/aarch64/log" | cut -c1-90), $(($(date +%s) - begin)) s"
+done
+echo "ok: every form for aarch64 is made, and its library works under qemu"

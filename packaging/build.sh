@@ -1,0 +1,46 @@
+#!/bin/sh
+# build.sh [ARCH]: the library as it is given to others: shared, stripped, with its debug symbols in a file apart; and static.
+# Zig links it for glibc 2.17, so that one build runs on every Linux of the last ten years. build/package/ARCH/lib has
+# the libraries, build/package/ARCH/prefix all that is installed, which may be moved as a whole. The same sources give the
+# same bytes in every folder. ARCH: x86_64, if it is not named; for aarch64 there is packaging/aarch64.sh.
+set -eu
+cd "$(dirname "$0")/.."
+root=$PWD
+arch=${1:-x86_64}
+tools=$root/build/package-venv
+work=$root/build/package
+out=$work/$arch/lib
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+
+if [ ! -e "$tools/ready" ] || [ packaging/requirements.txt -nt "$tools/ready" ]; then
+    echo "getting Zig and cargo-zigbuild (100 MB) into build/package-venv"
+    python3 -m venv "$tools"
+    "$tools/bin/python" -m pip install --quiet --disable-pip-version-check -r packaging/requirements.txt
+    touch "$tools/ready"
+fi
+
+echo "building the library with cargo and Zig for $arch and glibc 2.17: a few minutes the first time"
+# What names this folder, or the user's, stands in messages of panics and in debug symbols otherwise. Two flags are
+# needed, and cargo's own trim-paths is not there in stable releases.
+cargo_home=${CARGO_HOME:-$HOME/.cargo}
+export RUSTFLAGS="--remap-path-prefix=$root=/gradcodec --remap-path-prefix=$cargo_home=/cargo"
+CARGO_ZIGBUILD_ZIG_PATH=$(echo "$tools"/lib/python3*/site-packages/ziglang/zig)
+export CARGO_ZIGBUILD_ZIG_PATH
+"$tools/bin/cargo-zigbuild" rustc --release --locked --quiet --lib --crate-type cdylib,staticlib \
+    --target "$arch-unknown-linux-gnu.2.17" --target-dir "$work/target" -- -Clink-arg=-Wl,--build-id=sha1
+
+rm -rf "$out" "$work/$arch/debug" && mkdir -p "$out" "$work/$arch/debug"
+built=$work/target/$arch-unknown-linux-gnu/release
+debug=libgradcodec.so.$version.debug
+binutils=
+[ "$arch" = "$(uname -m)" ] || binutils=$arch-linux-gnu-
+"${binutils}objcopy" --only-keep-debug --compress-debug-sections "$built/libgradcodec.so" "$work/$arch/debug/$debug"
+(cd "$work/$arch/debug" &&
+    "${binutils}objcopy" --strip-all "--add-gnu-debuglink=$debug" "$built/libgradcodec.so" "$out/libgradcodec.so")
+ln -s libgradcodec.so "$out/libgradcodec.so.0"
+"${binutils}strip" --strip-debug --enable-deterministic-archives -o "$out/libgradcodec.a" "$built/libgradcodec.a"
+
+prefix=$work/$arch/prefix
+rm -rf "$prefix"
+make --no-print-directory install install-static PREFIX="$prefix" LIB="$out" CARGO=true DESTDIR= > "$work/install.log"
+sed -i 's|^prefix=.*|prefix=${pcfiledir}/../..|' "$prefix/lib/pkgconfig/gradcodec.pc"

@@ -1,0 +1,34 @@
+"""gradcodec-config: what a compiler or CMake has to be told to use the library that is in this package.
+
+    cc program.c $(gradcodec-config --includes --libs)
+    cmake -Dgradcodec_DIR=$(gradcodec-config --cmakedir) ...
+"""
+
+import argparse
+import pathlib
+import re
+
+
+def main() -> None:
+    """Prints what is asked for, in one line."""
+    here = pathlib.Path(__file__).resolve().parent
+    header = (here / "include" / "gradcodec.h").read_text()
+    version = ".".join(re.findall(r"#define GRADCODEC_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header))
+    answers = {
+        "--includes": ("for the compiler: where gradcodec.h is", f"-I{here}/include"),
+        "--libs": ("for the linker", f"-L{here}/lib -lgradcodec -Wl,-rpath,{here}/lib"),
+        "--cmakedir": ("for CMake's gradcodec_DIR", f"{here}/lib/cmake/gradcodec"),
+        "--version": ("of the library", version),
+    }
+    layout = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser("gradcodec-config", description=__doc__, formatter_class=layout)
+    for option, (words, _) in answers.items():
+        parser.add_argument(option, help=words, action="append_const", dest="asked", const=option)
+    asked = parser.parse_args().asked
+    if not asked:
+        parser.error(f"ask for one of {' '.join(answers)}")
+    print(" ".join(answers[option][1] for option in asked))
+
+
+if __name__ == "__main__":
+    main()

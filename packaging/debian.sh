@@ -1,0 +1,97 @@
+#!/bin/sh
+# debian.sh ARCH: Debian packages of build/package/ARCH: libgradcodec0, which programs need to run, libgradcodec-dev, to
+# build them, and libgradcodec0-dbgsym. DEBFULLNAME and DEBEMAIL say whose they are, SOURCE_DATE_EPOCH of when.
+set -eu
+: "${SOURCE_DATE_EPOCH:?is not set}"
+arch=$1
+root=$(cd "$(dirname "$0")/.." && pwd)
+work=$root/build/package/$arch
+version=$(sed -n 's/^Version: //p' "$work/prefix/lib/pkgconfig/gradcodec.pc")
+major=${version%%.*}
+case $arch in
+x86_64) architecture=amd64 ;;
+aarch64) architecture=arm64 ;;
+esac
+multiarch=$arch-linux-gnu
+maintainer="${DEBFULLNAME:-GradCodec} <${DEBEMAIL:-root@localhost}>"
+deb=$work/debian
+lib=libgradcodec$major
+rm -rf "$deb"
+umask 022
+mkdir -p "$deb/all" "$deb/$lib/DEBIAN" "$deb/libgradcodec-dev/DEBIAN" "$deb/$lib-dbgsym/DEBIAN"
+
+make --no-print-directory -C "$root" install install-static DESTDIR="$deb/all" PREFIX=/usr \
+    LIBDIR="/usr/lib/$multiarch" LIB="$work/lib" CARGO=true > "$work/install.log"
+
+# move PACKAGE PATH...: from what was installed
+move() {
+    package=$1 && shift
+    for path; do
+        mkdir -p "$(dirname "$deb/$package/$path")"
+        mv "$deb/all/$path" "$deb/$package/$path"
+    done
+}
+move "$lib" "usr/lib/$multiarch/libgradcodec.so.$major" "usr/lib/$multiarch/libgradcodec.so.$version"
+move libgradcodec-dev usr/include "usr/lib/$multiarch/libgradcodec.so" "usr/lib/$multiarch/libgradcodec.a" \
+    "usr/lib/$multiarch/pkgconfig" "usr/lib/$multiarch/cmake"
+mkdir -p "$deb/libgradcodec-dev/usr/share/doc/libgradcodec-dev"
+for path in examples kernels.md; do
+    mv "$deb/all/usr/share/doc/gradcodec/$path" "$deb/libgradcodec-dev/usr/share/doc/libgradcodec-dev/$path"
+done
+chmod 644 "$deb/$lib/usr/lib/$multiarch/libgradcodec.so.$version"
+id=$(readelf --notes "$work/lib/libgradcodec.so" | sed -n 's/.*Build ID: //p')
+debug=$deb/$lib-dbgsym/usr/lib/debug/.build-id/$(echo "$id" | cut -c1-2)
+mkdir -p "$debug"
+cp "$work/debug/libgradcodec.so.$version.debug" "$debug/$(echo "$id" | cut -c3-).debug"
+
+# package NAME SECTION DEPENDS SUMMARY, with the rest of the description as input
+package() {
+    tree=$deb/$1
+    doc=$tree/usr/share/doc/$1
+    mkdir -p "$doc"
+    {
+        echo "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/"
+        echo "Upstream-Name: gradcodec"
+        echo
+        echo "Files: *"
+        echo "Copyright: $(sed -n "s/^Copyright (c) //Ip" "$root/LICENSE")"
+        echo "License: Expat or Apache-2.0"
+        sed 's/^$/./; s/^/ /' "$root/LICENSE"
+        echo " ."
+        echo " On Debian systems the Apache License, Version 2.0, is in /usr/share/common-licenses/Apache-2.0."
+        echo "Comment: What is linked into the library is in THIRD-PARTY-NOTICES, beside this file."
+    } > "$doc/copyright"
+    install -m 644 "$root/THIRD-PARTY-NOTICES" "$doc"
+    {
+        printf 'gradcodec (%s-1) unstable; urgency=medium\n\n  * As CHANGELOG.md of the sources says.\n\n' "$version"
+        printf ' -- %s  %s\n' "$maintainer" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")"
+    } | gzip -9n > "$doc/changelog.Debian.gz"
+    size=$(du -k -s --apparent-size "$tree/usr" | cut -f1)
+    {
+        printf 'Package: %s\nSource: gradcodec\nVersion: %s-1\nArchitecture: %s\n' "$1" "$version" "$architecture"
+        printf 'Maintainer: %s\nInstalled-Size: %s\nDepends: %s\n' "$maintainer" "$size" "$3"
+        printf 'Section: %s\nPriority: optional\nMulti-Arch: same\nDescription: %s\n' "$2" "$4"
+        sed 's/^/ /'
+    } > "$tree/DEBIAN/control"
+    (cd "$tree" && find usr -type f | LC_ALL=C sort | xargs md5sum) > "$tree/DEBIAN/md5sums"
+    file=$root/build/package/$1_$version-1_$architecture.deb
+    dpkg-deb --root-owner-group -Zxz --build "$tree" "$file" > "$work/dpkg-deb.log"
+    echo "${file#"$root/"}: $(stat -c %s "$file") bytes"
+}
+echo "libgradcodec $major $lib (>= $version)" > "$deb/$lib/DEBIAN/shlibs"
+echo "activate-noawait ldconfig" > "$deb/$lib/DEBIAN/triggers"
+package "$lib" libs "libc6 (>= 2.17)" "gradients at one bit per element, behind a C ABI" <<END
+GradCodec packs the signs of gradients to one bit per element, with error
+feedback, and averages them over ranks. Tensors pass as DLPack structs.
+.
+This package has the shared library.
+END
+package libgradcodec-dev libdevel "$lib (= $version-1)" "gradients at one bit per element (development files)" <<END
+GradCodec packs the signs of gradients to one bit per element, with error
+feedback, and averages them over ranks. Tensors pass as DLPack structs.
+.
+This package has the headers, the static library, and examples.
+END
+package "$lib-dbgsym" debug "$lib (= $version-1)" "debug symbols for $lib" <<END
+Line numbers for backtraces and debuggers.
+END

@@ -1,0 +1,84 @@
+#!/bin/sh
+# test_package.sh: what `make package` has made: the archive is whole, its library exports, needs and asks of glibc what
+# it should, programs are built against it with pkg-config, shared and static; debug symbols belong to it; the Debian
+# packages have what belongs in them; every form has the notices.
+set -eu
+cd "$(dirname "$0")/.."
+root=$PWD
+arch=x86_64
+packages=$root/build/package
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+name=gradcodec-$version-linux-$arch
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+fail() {
+    echo "FAILED: $*" >&2
+    exit 1
+}
+unset LD_LIBRARY_PATH PKG_CONFIG_PATH
+
+(cd "$packages" && sha256sum --check --quiet "$name.tar.xz.sha256" "$name-debug.tar.xz.sha256") || fail "sha256"
+tar -C "$work" -xf "$packages/$name.tar.xz"
+tar -C "$work" -xf "$packages/$name-debug.tar.xz"
+[ "$(ls "$work")" = "$(printf '%s\n' "$name" "$name-debug")" ] || fail "the archives hold $(ls "$work")"
+prefix=$work/$name
+library=$prefix/lib/libgradcodec.so.$version
+sh tests/abi/symbols.sh "$library" tests/abi/functions.h > "$work/log" || fail "$(grep '^FAILED' "$work/log")"
+newest=$(objdump -T "$library" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
+[ "$(printf 'GLIBC_2.17\n%s\n' "$newest" | sort -V | tail -n 1)" = GLIBC_2.17 ] || fail "it wants $newest"
+echo "ok: the library exports and needs what it should, and wants $newest"
+! grep -rl "$root" "$prefix" || fail "these name the folder that they were built in"
+
+id() { readelf --notes "$1" 2>/dev/null | sed -n 's/.*Build ID: //p'; }
+debug=$work/$name-debug/libgradcodec.so.$version.debug
+[ -n "$(id "$library")" ] && [ "$(id "$library")" = "$(id "$debug")" ] || fail "build-id: $(id "$library") and $(id "$debug")"
+readelf --string-dump=.gnu_debuglink "$library" | grep -q "libgradcodec.so.$version.debug" || fail "no .gnu_debuglink"
+readelf --debug-dump=decodedline "$debug" 2>/dev/null | grep -q 'bits.rs' || fail "no lines in the debug symbols"
+echo "ok: debug symbols apart, found by build-id and by name"
+
+PATH=$root/build/package/venv/bin:$root/build/venv/bin:$PATH
+pkg_config=$(command -v pkgconf || command -v pkg-config) || fail "no pkg-config"
+compile() { # PROGRAM FLAGS...
+    program=$1 && shift
+    ${CC:-cc} -std=c99 -Wall -Wextra -pedantic -Werror examples_c/bits.c -o "$work/$program" "$@"
+    "$work/$program" > "$work/log" || fail "$program: $(cat "$work/log")"
+}
+export PKG_CONFIG_PATH="$prefix/lib/pkgconfig"
+# shellcheck disable=SC2046 # the flags are words
+compile shared $("$pkg_config" --cflags --libs gradcodec) -Wl,-rpath,"$prefix/lib"
+mkdir "$work/static" && cp -r "$prefix/include" "$work/static" && mkdir "$work/static/lib"
+cp -r "$prefix/lib/libgradcodec.a" "$prefix/lib/pkgconfig" "$work/static/lib"
+# shellcheck disable=SC2046 # likewise
+compile linked $(PKG_CONFIG_PATH="$work/static/lib/pkgconfig" "$pkg_config" --static --cflags --libs gradcodec)
+! readelf -d "$work/linked" | grep -q libgradcodec || fail "the static library is not static"
+echo "ok: bits by pkg-config, shared ($(stat -c %s "$work/shared") bytes), static ($(stat -c %s "$work/linked") bytes)"
+
+notices() { # FILE LISTING...
+    file=$1 && shift
+    "$@" | grep "$file" > /dev/null || fail "no $file by $*"
+}
+notices THIRD-PARTY-NOTICES ls "$prefix/share/doc/gradcodec"
+notices licenses/THIRD-PARTY-NOTICES python3 -m zipfile -l "$packages/gradcodec-$version-py3-none-manylinux_2_17_$arch.whl"
+for deb in "$packages"/libgradcodec*_amd64.deb; do
+    mkdir "$work/deb" && dpkg-deb -x "$deb" "$work/deb"
+    grep -q 'dlpark .*Apache-2.0' "$work"/deb/usr/share/doc/*/THIRD-PARTY-NOTICES || fail "$deb has no notices"
+    case $deb in
+    */libgradcodec0_*) cmp "$library" "$(echo "$work"/deb/usr/lib/*/libgradcodec.so.0)" ;;
+    */libgradcodec-dev_*)
+        [ -e "$work/deb/usr/include/gradcodec/loader.h" ] && [ -L "$(echo "$work"/deb/usr/lib/*/libgradcodec.so)" ]
+        ;;
+    */*-dbgsym_*)
+        [ "$(cd "$work/deb/usr/lib/debug/.build-id" && echo */*)" = "$(id "$library" | sed 's|^..|&/|').debug" ]
+        ;;
+    esac || fail "$deb"
+    rm -r "$work/deb"
+done
+echo "ok: every form has the notices, and each Debian package what belongs to it"
+if command -v lintian > /dev/null; then
+    # Whose packages they are is said where they are released.
+    lintian --fail-on error --suppress-tags bogus-mail-host,bogus-mail-host-in-debian-changelog,root-in-contact \
+        "$packages"/libgradcodec*_amd64.deb || fail "lintian"
+    echo "ok: lintian finds no error"
+else
+    echo "NOT RUN, because there is no lintian: lintian"
+fi

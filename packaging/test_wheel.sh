@@ -1,0 +1,81 @@
+#!/bin/sh
+# test_wheel.sh WHEEL: auditwheel agrees with the wheel's name; in an environment that has nothing of ours but the wheel every
+# Python example that needs no framework runs, and C programs are built with what gradcodec-config says, by pkg-config and
+# by CMake, where it is there. The environment has NumPy and cffi besides: build/package/venv.
+set -eu
+cd "$(dirname "$0")/.."
+root=$PWD
+wheel=$1
+venv=$root/build/package/venv
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+fail() {
+    echo "FAILED: $*" >&2
+    exit 1
+}
+unset GRADCODEC_LIBRARY GRADCODEC_INCLUDE LD_LIBRARY_PATH PYTHONPATH PKG_CONFIG_PATH
+export PYTHONDONTWRITEBYTECODE=1 GRADCODEC_CACHE=0
+
+build/package-venv/bin/auditwheel show "$wheel" > "$work/audit" || fail "auditwheel: $(cat "$work/audit")"
+tr '\n' ' ' < "$work/audit" | grep -q 'consistent with the following platform tag: "manylinux_2_17' ||
+    tr '\n' ' ' < "$work/audit" | grep -q 'manylinux_2_17_x86_64' || fail "auditwheel says: $(cat "$work/audit")"
+echo "ok auditwheel: manylinux_2_17"
+
+rm -rf "$venv"
+python3 -m venv "$venv"
+pip="$venv/bin/python -m pip install --quiet --disable-pip-version-check"
+$pip -c tests/constraints.txt numpy cffi pkgconf
+$pip --no-deps "$wheel"
+python=$venv/bin/python
+
+# The wheel's module has another name than the file; else the examples are as they are.
+mkdir "$work/examples"
+for example in examples_python/*.py; do
+    [ "$example" = examples_python/gradcodec_ctypes.py ] ||
+        sed 's/gradcodec_ctypes import/gradcodec import/' "$example" > "$work/examples/${example#*/}"
+done
+package=$("$python" -c 'import gradcodec, os; print(os.path.dirname(gradcodec.__file__))')
+cmp "$package/__init__.py" examples_python/gradcodec_ctypes.py
+# Two examples read files of their own choice, which they are told of.
+export GRADCODEC_INCLUDE="$package/include"
+cd "$work"
+"$python" -c '
+import gradcodec
+library = gradcodec.GradCodec()
+mapped = [line.split()[-1] for line in open("/proc/self/maps") if "libgradcodec" in line]
+assert set(mapped) == {gradcodec.__path__[0] + "/lib/libgradcodec.so.0"}, mapped
+print("ok GradCodec() has the library of the wheel; it says:\n" + library.build_info())
+'
+for example in examples/*.py; do
+    library=
+    # The one that loads the library itself, and so has to be told where it is.
+    [ "$example" != examples/cffi_bits.py ] || library=$package/lib/libgradcodec.so.0
+    env ${library:+"GRADCODEC_LIBRARY=$library"} "$python" "$example" > log 2>&1 || fail "$example: $(cat log)"
+    echo "ok ${example#*/}: $(tail -n 1 log)"
+done
+
+PATH=$venv/bin:$PATH
+for flags in "$(gradcodec-config --includes --libs)" \
+    "$(PKG_CONFIG_PATH=$package/lib/pkgconfig pkgconf --cflags --libs gradcodec) -Wl,-rpath,$package/lib"; do
+    # shellcheck disable=SC2086 # the flags are words
+    ${CC:-cc} -std=c99 -Wall -Wextra -pedantic -Werror "$root/examples_c/bits.c" -o bits $flags
+    ./bits > log || fail "bits: $(cat log)"
+done
+[ "$(gradcodec-config --version)" = "$(python -c 'import importlib.metadata as m; print(m.version("gradcodec"))')" ] ||
+    fail "gradcodec-config --version: $(gradcodec-config --version)"
+echo "ok C: bits, by gradcodec-config and by pkg-config"
+cmake=$(command -v cmake || echo "$root/build/venv-peers/bin/cmake")
+if [ -x "$cmake" ]; then
+    cat > CMakeLists.txt <<END
+cmake_minimum_required(VERSION 3.18)
+project(program C)
+find_package(gradcodec 0.1 REQUIRED CONFIG)
+add_executable(program $root/examples_c/bits.c)
+target_link_libraries(program PRIVATE gradcodec::gradcodec)
+END
+    "$cmake" -S . -B cmake "-Dgradcodec_DIR=$(gradcodec-config --cmakedir)" > log && "$cmake" --build cmake >> log &&
+        ./cmake/program >> log || fail "CMake: $(cat log)"
+    echo "ok C: bits, by CMake"
+else
+    echo "NOT RUN, because there is no CMake: find_package with the wheel"
+fi

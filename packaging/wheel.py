@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""wheel.py ARCH: build/package/gradcodec-VERSION-py3-none-manylinux_2_17_ARCH.whl, of build/package/ARCH/lib.
+
+A wheel is a zip file with a list of what is in it; this writes one with the same bytes every time. In it are the package
+`gradcodec`, which is examples_python/gradcodec_ctypes.py, and in its folder what C and C++ programs need: lib/ with the
+library, its pkg-config file and its CMake package, include/, and share/doc/.
+"""
+
+import base64
+import hashlib
+import os
+import pathlib
+import re
+import sys
+import time
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Before 1980 a zip file knows no time; without a commit there is none to be had.
+EPOCH = int(os.environ.get("SOURCE_DATE_EPOCH", 315532800))
+METADATA = """\
+Metadata-Version: 2.4
+Name: gradcodec
+Version: {version}
+Summary: {summary}
+License-Expression: MIT OR Apache-2.0
+License-File: LICENSE
+License-File: LICENSE-APACHE
+License-File: THIRD-PARTY-NOTICES
+Requires-Python: >=3.10
+Classifier: Development Status :: 4 - Beta
+Classifier: Intended Audience :: Developers
+Classifier: Intended Audience :: Science/Research
+Classifier: Operating System :: POSIX :: Linux
+Classifier: Programming Language :: C
+Classifier: Programming Language :: C++
+Classifier: Programming Language :: Python :: 3 :: Only
+Classifier: Programming Language :: Rust
+Classifier: Topic :: Scientific/Engineering :: Artificial Intelligence
+Classifier: Typing :: Typed
+Description-Content-Type: text/markdown
+
+"""
+WHEEL = """\
+Wheel-Version: 1.0
+Generator: gradcodec packaging/wheel.py
+Root-Is-Purelib: false
+Tag: py3-none-manylinux_2_17_{arch}
+Tag: py3-none-manylinux2014_{arch}
+"""
+# A wheel has no symbolic links: for `-lgradcodec` this text stands for one, which linkers read as a script.
+LINK = "INPUT(libgradcodec.so.0)\n"
+
+
+def contents(arch, about):
+    """Names in the wheel, each with its bytes and whether it is a program."""
+    prefix = ROOT / "build/package" / arch / "prefix"
+    client = ROOT / "examples_python/gradcodec_ctypes.py"
+    yield "gradcodec/__init__.py", client.read_bytes()
+    yield "gradcodec/py.typed", b""
+    yield "gradcodec/_config.py", (ROOT / "packaging/config.py").read_bytes()
+    yield "gradcodec/lib/libgradcodec.so.0", (prefix / f"lib/libgradcodec.so.{about['version']}").read_bytes()
+    yield "gradcodec/lib/libgradcodec.so", LINK.encode()
+    for folder in "include", "lib/cmake", "lib/pkgconfig", "share/doc":
+        for file in sorted((prefix / folder).rglob("*")):
+            if file.is_file() and "examples" not in file.parts:
+                yield f"gradcodec/{file.relative_to(prefix)}", file.read_bytes()
+    info = f"gradcodec-{about['version']}.dist-info"
+    for name in "LICENSE", "LICENSE-APACHE", "THIRD-PARTY-NOTICES":
+        yield f"{info}/licenses/{name}", (ROOT / name).read_bytes()
+    yield f"{info}/METADATA", METADATA.format(**about).encode() + (ROOT / "README.md").read_bytes()
+    yield f"{info}/WHEEL", WHEEL.format(arch=arch).encode()
+    yield f"{info}/entry_points.txt", b"[console_scripts]\ngradcodec-config = gradcodec._config:main\n"
+
+
+def write(wheel, name, data):
+    entry = zipfile.ZipInfo(name, time.gmtime(EPOCH)[:6])
+    entry.external_attr = (0o100755 if ".so" in name else 0o100644) << 16
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.create_system = 3
+    wheel.writestr(entry, data, compresslevel=9)
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    arch = sys.argv[1]
+    manifest = (ROOT / "Cargo.toml").read_text()
+    about = {
+        "version": re.search(r'^version = "(.*)"', manifest, re.M)[1],
+        "summary": re.search(r'^description = "(.*)"', manifest, re.M)[1],
+    }
+    path = ROOT / f"build/package/gradcodec-{about['version']}-py3-none-manylinux_2_17_{arch}.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        record = []
+        for name, data in contents(arch, about):
+            write(wheel, name, data)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            record.append(f"{name},sha256={digest},{len(data)}\n")
+        name = f"gradcodec-{about['version']}.dist-info/RECORD"
+        write(wheel, name, "".join([*record, f"{name},,\n"]).encode())
+    print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")
+
+
+main()
