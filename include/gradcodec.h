@@ -575,7 +575,7 @@ gc_status_t gc_copy_into(const DLTensor *src,
 #define GC_AXIS_NONE INT32_MIN
 
 /** For `count`: all the bits there are. */
-#define GC_COUNT_ALL INT64_MIN
+#define GC_COUNT_ALL (-9223372036854775807LL - 1)
 
 /** Which bit of a byte comes first. */
 enum gc_bit_order {

@@ -48,7 +48,7 @@ def facts_of(line):
 
     body = line[line.find("{") + 1 : line.rfind("}")].strip()
     name = re.search(r"(\w+);$", line)
-    if line.startswith(("/*", "#")) or re.fullmatch(r"struct \w+;", line):
+    if line.startswith(("/*", "static const ")) or re.fullmatch(r"struct \w+;", line):
         return
     if re.match(r"(typedef )?enum\b.*{", line):
         yield from (f"CONSTANT({constant})" for constant in re.findall(r"(\w+) = ", body))

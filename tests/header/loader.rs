@@ -147,7 +147,7 @@ struct Function<'a> {
 fn functions(cdef: &str) -> Vec<Function<'_>> {
     let mut found = Vec::new();
     for line in
-        cdef.lines().filter(|line| !["typedef ", "struct ", "enum ", "#", "/*"].iter().any(|it| line.starts_with(it)))
+        cdef.lines().filter(|line| !["typedef ", "struct ", "enum ", "static const ", "/*"].iter().any(|it| line.starts_with(it)))
     {
         let declaration = line.strip_suffix(';').unwrap_or_else(|| panic!("not a declaration: {line}"));
         let (head, parameters) =
@@ -181,8 +181,9 @@ fn member(Function { result, name, parameters }: &Function) -> String {
 }
 
 fn number<'a>(cdef: &'a str, what: &str) -> &'a str {
-    let marker = format!("#define GRADCODEC_VERSION_{what} ");
-    cdef.lines().find_map(|line| line.strip_prefix(&marker)).unwrap_or_else(|| panic!("the cdef has no {what}"))
+    let marker = format!("static const int GRADCODEC_VERSION_{what} = ");
+    let value = cdef.lines().find_map(|line| line.strip_prefix(&marker)?.strip_suffix(';'));
+    value.unwrap_or_else(|| panic!("the cdef has no {what}"))
 }
 
 /// The text of loader.h for the functions and the version of gradcodec.cdef.h.

@@ -467,8 +467,6 @@ def test_capsules_that_hold_nothing_are_refused():
     exporter.made.capsule = lambda: object()
     with pytest.raises(ValueError):
         gradcodec.pack_bits(exporter)
-    with pytest.raises(AttributeError):
-        gradcodec.pack_bits([1, 2, 3])
 
 
 def test_another_major_version_is_refused():
@@ -541,6 +539,101 @@ def test_an_error_has_a_status_and_the_librarys_sentence():
             call()
         assert (error.value.status, words in str(error.value)) == (status, True), error.value
         assert str(error.value) == gradcodec.lib.gc_last_error().decode()
+
+
+ROWS = np.zeros((1, BYTES), np.uint8)
+
+
+@pytest.mark.parametrize("call, kind, words", [
+    (lambda g: g.pack_chunks([True], 1), TypeError, "src: an array .* expected, got list .*; numpy.asarray"),
+    (lambda g: g.pack_signs(np.float32(3), 1), TypeError, "src: an array .* expected, got float32 .*; numpy.asarray"),
+    (lambda g: g.pack_bits(None), TypeError, "src: an array .* expected, got None$"),
+    (lambda g: g.pack_signs_into(VALUES, [0] * 4), TypeError, "dst: an array .* expected, got list"),
+    (lambda g: g.unpack_signs_into(ROWS, VALUES.copy(), 0.5), TypeError, "scales: an array .* got float 0.5"),
+    (lambda g: g.unpack_chunks(None, 8), TypeError, "chunks: a sequence of arrays expected, got None"),
+    (lambda g: g.unpack_chunks([ROWS[0], 7], 8), TypeError, r"chunks\[1\]: an array .* got int 7"),
+    (lambda g: g.unpack_chunks(g.pack_bits(TRUTH), 8), TypeError, "chunks: a sequence of arrays expected, got Tensor"),
+    (lambda g: g.pack_chunks(TRUTH, -1), ValueError, "n_chunks: at least 0 expected, got -1"),
+    (lambda g: g.pack_signs(VALUES, 4.0), TypeError, "n_chunks: a whole number expected, got float 4.0"),
+    (lambda g: g.onebit_compress(VALUES, None, "4"), TypeError, "n_chunks: a whole number expected, got str '4'"),
+    (lambda g: g.chunk_bytes(1e3, 4), TypeError, "n_elements: a whole number"),
+    (lambda g: g.chunk_bytes(8, -1), ValueError, "n_chunks: at least 0 expected, got -1"),
+    (lambda g: g.chunk_bytes(2**63, 1), ValueError, "n_elements: at most 9223372036854775807 expected"),
+    (lambda g: g.pack_bits(TRUTH, 2**31), ValueError, "axis: at most 2147483647"),
+    (lambda g: g.pack_bits(TRUTH, order="little"), TypeError, "order: BIG or LITTLE expected, got str 'little'"),
+    (lambda g: g.unpack_signs([ROWS[0]], 8, "float"), ValueError, "dtype: one of int8, .* expected, got str 'float'"),
+    (lambda g: g.tensor_empty(7, "int8"), TypeError, "shape: a sequence of whole numbers expected, got int 7"),
+    (lambda g: g.tensor_empty([7, 0.5], "int8"), TypeError, r"shape\[1\]: a whole number expected, got float 0.5"),
+    (lambda g: g.tensor_empty([7], "int8", "cuda"), TypeError, r"device: a pair as \(CPU, 0\)"),
+    (lambda g: g.pack_signs_into(VALUES, ROWS, stream="main"), TypeError, "stream: None, a number, .* got str 'main'"),
+    (lambda g: g.vote_signs_into(ROWS, ROWS[0], -1), ValueError, "turn: at least 0 expected, got -1"),
+    (lambda g: g.set_threads(-1), ValueError, "n: at least 0 expected, got -1"),
+    (lambda g: g.codec(1, 1000), TypeError, "segments: a sequence of whole numbers expected, got int 1000"),
+    (lambda g: g.codec(1, [1000], nonfinit=1), TypeError, "nonfinit: no option of a codec; those are values, "),
+    (lambda g: g.codec(1, [8]).encode(VALUES[0, 0], ROWS), TypeError, "values: a sequence of arrays expected"),
+    (lambda g: g.codec(1, [8]).encode([None, 3], ROWS), TypeError, "values: an array .* got int 3"),
+])  # fmt: skip
+def test_what_cannot_be_an_argument_is_said_by_its_name(call, kind, words):
+    with pytest.raises(kind, match=words):
+        call(gradcodec)
+
+
+def test_whole_numbers_and_dtypes_may_be_those_of_numpy():
+    assert gradcodec.chunk_bytes(np.int64(1000), np.uint8(4)) == 32
+    assert len(gradcodec.pack_chunks(TRUTH, np.int32(3))) == 3
+    for dtype in np.float32, np.dtype("float32"), "float32":
+        assert gradcodec.tensor_empty(np.array([2, 3]), dtype).dtype == "float32"
+    packed = gradcodec.pack_bits(TRUTH, None)  # as numpy.packbits has it
+    assert np.array_equal(np.asarray(gradcodec.unpack_bits(packed, None, None)), TRUTH.ravel())
+
+
+def test_a_tensor_says_what_it_is():
+    tensor = gradcodec.tensor_empty((3, 5), "bfloat16")
+    assert repr(tensor) == "Tensor(shape=(3, 5), dtype='bfloat16', device=(1, 0))" and len(tensor) == 3
+    with pytest.raises(TypeError, match="no len"):
+        len(gradcodec.tensor_empty((), "int8"))
+    assert repr(gradcodec).endswith(f"version {gradcodec.version}")
+
+
+def test_a_tensor_is_an_array_of_numpy_s_where_one_is_asked_for():
+    rows = gradcodec.pack_chunks(TRUTH, 3)
+    np.testing.assert_array_equal(np.stack(rows), chunk_rows(TRUTH, 3))
+    lent = Lent(np.arange(4.0))
+    tensor = lent.tensor()
+    array = np.asarray(tensor)
+    assert array.dtype == float and array.ctypes.data == lent.array.ctypes.data
+    assert np.asarray(tensor).ctypes.data == array.ctypes.data  # again
+    assert np.asarray(tensor, np.float32).tolist() == [0, 1, 2, 3]
+    assert np.array(tensor).ctypes.data != array.ctypes.data
+    with pytest.raises(BufferError):
+        np.from_dlpack(tensor)  # it has been taken
+    del tensor
+    gc.collect()
+    assert lent.releases == [] and array.tolist() == [0, 1, 2, 3]
+    del array
+    gc.collect()
+    assert lent.releases == [42]
+    with pytest.raises((BufferError, RuntimeError)):
+        np.asarray(gradcodec.tensor_empty((3,), "bfloat16"))  # no array of objects
+
+
+def test_a_tensor_elsewhere_says_who_takes_it():
+    tensor = gradcodec.tensor_empty((3,), "int8")
+    tensor.device = CUDA, 0
+    with pytest.raises(TypeError, match="cupy.from_dlpack"):
+        np.asarray(tensor)
+
+
+def test_every_public_method_says_what_it_does():
+    ours = [thing for name, thing in vars(gradcodec_ctypes).items()
+            if isinstance(thing, type) and thing.__module__ == "gradcodec_ctypes" and not name.startswith("_")]  # fmt: skip
+    classes = [thing for thing in ours if not issubclass(thing, ctypes.Structure)]
+    methods = [(owner, name, member) for owner in classes for name, member in vars(owner).items()
+               if not name.startswith("_") and (callable(member) or isinstance(member, property))]  # fmt: skip
+    assert len(methods) > 50
+    # What calls a Kernel says for all of them what its arguments are.
+    silent = [f"{owner.__name__}.{name}" for owner, name, member in methods if not member.__doc__]
+    assert {name for name in silent if not name.startswith("Kernel.")} == set()
 
 
 def test_an_error_travels_between_processes():

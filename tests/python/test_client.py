@@ -41,11 +41,35 @@ def test_it_is_found_in_the_prefixes_where_it_may_be(client, tmp_path, prefix):
     assert gradcodec.lib._name == str(place) and gradcodec.chunk_bytes(1000, 4) == 32
 
 
+@pytest.mark.parametrize("folder", [".", "lib"])
+def test_the_one_beside_it_comes_before_all_others(client, tmp_path, folder):
+    """As in the wheel: whatever else is installed."""
+    place, other = tmp_path / "beside" / "bin" / folder / NAME, tmp_path / "python" / "lib" / NAME
+    for path in place, other:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(LIBRARY, path)
+    assert client.GradCodec().lib._name == str(place)
+
+
+def test_what_is_named_and_not_there_says_who_named_it(client, tmp_path, monkeypatch):
+    missing = str(tmp_path / "missing.so")
+    with pytest.raises(OSError, match="path names .*missing.so.*cannot open"):
+        client.GradCodec(missing)
+    monkeypatch.setenv("GRADCODEC_LIBRARY", missing)
+    with pytest.raises(OSError, match="GRADCODEC_LIBRARY names .*missing.so.*cannot open"):
+        client.GradCodec()
+
+
+def test_another_library_is_not_taken_for_it(client):
+    with pytest.raises(OSError, match="no function gc_"):
+        client.GradCodec("libc.so.6")
+
+
 def test_where_it_is_not_found_the_error_says_where_it_was_sought_and_what_to_do(client, tmp_path):
     with pytest.raises(OSError) as raised:
         client.GradCodec()
     sought = [str(tmp_path / prefix / "lib" / NAME) for prefix in ("beside", "python", "home/.local")]
-    for words in (NAME, *sought, "make install PREFIX=$HOME/.local", "GRADCODEC_LIBRARY"):
+    for words in (NAME, *sought, str(tmp_path / "beside" / "bin" / NAME), f"/usr/local/lib/{NAME}", "make install PREFIX=$HOME/.local", "GRADCODEC_LIBRARY"):
         assert words in str(raised.value)
 
 

@@ -1,0 +1,3 @@
+module gradcodec-example
+
+go 1.19
