@@ -206,7 +206,7 @@ def toctree(caption, pages):
 def copy(path, folder):
     """A page, with the files that it links to. README.md is the first page of the site."""
     text = (ROOT / path).read_text()
-    for link in re.findall(r"\]\(([^)#:\s]+)", text):
+    for link in re.findall(r"(?:\]\(|<img [^>]*src=\")([^)\"#:\s]+)", text):
         linked = (ROOT / path).parent / link
         if linked.is_dir():
             text = re.sub(rf"\[([^]]*)\]\({re.escape(link)}\)", r"\1", text)
