@@ -936,7 +936,7 @@ enum gc_codec {
 
 /** How errors are kept. */
 enum gc_error {
-    /** The default. */
+    /** Four bytes per element. */
     GC_ERROR_FLOAT32 = 0,
     /** Half the memory; what is rounded is gradient plus error. */
     GC_ERROR_BFLOAT16 = 1,
