@@ -288,7 +288,7 @@ $(VENV)/plot: bench/requirements.txt $(VENV)/ready
 	touch $@
 
 SITE_VENV = $(BUILD)/site-venv
-$(SITE_VENV)/ready: docs/requirements.txt tests/site/requirements.txt tests/constraints.txt
+$(SITE_VENV)/ready: docs/requirements.txt $(wildcard tests/site/requirements.txt) tests/constraints.txt
 	$(PYTHON) -m venv $(SITE_VENV)
 	$(SITE_VENV)/bin/python $(PIP_INSTALL) $(patsubst %,-r %,$(filter %/requirements.txt,$^))
 	touch $@

@@ -357,6 +357,8 @@ def of_gpu_layouts(results):
 def of_host(results, title="1M bools, us of the host", to_reach=HOST_TO_REACH):
     lines = []
     for name, samples in results["host"].items():
+        if name.endswith(", against"):  # the library that took turns with it: against() compares the two
+            continue
         ordered, least = sorted(samples), to_reach.get(name)
         middle, slow = statistics.median(ordered), ordered[int(0.99 * (len(ordered) - 1))]
         target = f"{least * 1e6:.0f}: {verdict(middle <= least)}" if least else ""
@@ -989,15 +991,16 @@ machine. What we aim at, and where it was missed, is in [TARGETS.md](TARGETS.md)
 
 - Sizes are numbers of elements: 1K is 2^10, 1M is 2^20, 1G is 2^30.
 - *Times NumPy* (or CuPy, NCCL, DeepSpeed): how many times as fast this library is. Above 1 it is the faster one.
-- *Of the loop*, *of the copy*: the speed as a fraction of the fastest that the memory allows, which is measured in the same
-  run: a loop that only reads or writes, or a copy within the card. 1 is as fast as the memory.
-- Small calls take the time of a launch, about 2 us on a card, whatever they do: look at the time there, not at fractions.
+- *Of the loop*, *of the copy*: the speed as a fraction of the fastest that the memory allows, which is measured in the
+  same run: a loop that only reads or writes, or a copy within the card. 1 is as fast as the memory.
+- Small calls take the time of a launch, about 2 us on a card, whatever they do: look at the time there, not at
+  fractions.
 """
 TARGETS = """# Targets
 
 What this library is meant to reach, for those who work on it: ratios within one run on one machine. Made by `make
-bench-report` with [PERFORMANCE.md](PERFORMANCE.md), which has the figures, the machines and what the words mean. A row has
-the sizes at which its aim was reached and missed.
+bench-report` with [PERFORMANCE.md](PERFORMANCE.md), which has the figures, the machines and what the words mean. A row
+has the sizes at which its aim was reached and missed.
 """
 
 

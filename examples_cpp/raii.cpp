@@ -45,10 +45,10 @@ int main()
     /* A refusal is an exception with a status and a sentence. */
     try {
         gradcodec::pack_bits(view(&gradient[0][0], {6}));
-        hold("floats are refused as truth", false);
+        hold("floats are refused as booleans", false);
     } catch (const gradcodec::Error &error) {
         std::cout << error.name() << ": " << error.what() << "\n";
-        hold("floats are refused as truth", error.status() == GC_STATUS_UNSUPPORTED_DTYPE);
+        hold("floats are refused as booleans", error.status() == GC_STATUS_UNSUPPORTED_DTYPE);
     }
 
     /* A tensor that keeps a vector alive, handed to another library: release() gives the DLPack struct away, and that

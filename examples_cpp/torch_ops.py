@@ -99,9 +99,9 @@ def main():
 
         try:
             ops.pack_truth(x)
-            hold(f"{device}: floats are refused as truth", False)
+            hold(f"{device}: floats are refused as booleans", False)
         except RuntimeError as error:
-            hold(f"{device}: floats are refused as truth: {error}", "pack_signs" in str(error))
+            hold(f"{device}: floats are refused as booleans: {error}", "pack_signs" in str(error))
 
     if "cuda" not in devices:
         print("SKIPPED: streams and graphs, for want of a CUDA device")

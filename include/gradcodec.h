@@ -502,8 +502,8 @@ void gc_capsule_destructor(void *py_capsule);
  *     gc_tensor_to_device(array, gpu, &copy);         // a new tensor, compact
  *     gc_copy_into(&float32_matrix, &bfloat16_transposed, stream);  // cast and laid out anew in one pass
  *
- * `src` is broadcast to the shape of `dst` by NumPy's rule: sizes are aligned at the last one, and where src has a size of
- * 1, or none, its element is repeated.
+ * `src` is broadcast to the shape of `dst` by NumPy's rule: sizes are aligned at the last one, and where src has a
+ * size of 1, or none, its element is repeated.
  *
  * Elements of the same dtype are copied as they are, byte for byte: any dtype, lanes included. Casts are between bool,
  * integers, float16, bfloat16, float32 and float64. Their results are the same on every device, to the last bit:
@@ -511,8 +511,8 @@ void gc_capsule_destructor(void *py_capsule);
  * - integer to integer: the lowest bits, sign or zeros before them: 300 is 44 in uint8, -1 is 255;
  * - float to integer: towards 0; what is beyond the integer's range becomes its least or greatest, NaN 0;
  * - to bool: 1 unless the element is 0 or -0.0, so 1 for NaN; from bool: 1 for every byte but 0;
- * - to a float: rounded once, to nearest, to even in the middle, also from float64 to bfloat16 or from int64 to float16;
- *   what rounds to beyond the largest becomes Inf; denormals are kept;
+ * - to a float: rounded once, to nearest, to even in the middle, also from float64 to bfloat16 or from int64 to
+ *   float16; what rounds to beyond the largest becomes Inf; denormals are kept;
  * - NaN to a float: 0x7fc00000 in float32, 0x7fc0 in bfloat16, 0x7e00 in float16, 0x7ff8000000000000 in float64.
  *
  * Where a cast is defined in NumPy, astype() gives the same, but for the bits of NaN.
@@ -521,11 +521,12 @@ void gc_capsule_destructor(void *py_capsule);
 /**
  * A new compact copy of a tensor, on the device that you name.
  *
- * `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be C-contiguous.
- * `device`: CPU 1 or CUDA 2; that of src, too. `*out`: of the same dtype and shape, yours to release.
+ * `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be
+ * C-contiguous. `device`: CPU (1) or CUDA (2); it may be that of src. `*out`: of the same dtype and shape, yours to
+ * release.
  *
- * UNSUPPORTED_DEVICE: CUDAHost or CUDAManaged as `device`: such memory is yours to make, and gc_copy_into() writes to it.
- * SIZE_OVERFLOW: more than 2^63 - 1 bytes. NOT_CONTIGUOUS.
+ * UNSUPPORTED_DEVICE: CUDAHost or CUDAManaged as `device`: such memory is yours to make, and gc_copy_into() writes to
+ * it. SIZE_OVERFLOW: more than 2^63 - 1 bytes. NOT_CONTIGUOUS.
  */
 gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
                                 DLDevice device,
@@ -535,8 +536,8 @@ gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
  * Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
  * CUDAHost, CUDA and CUDAManaged.
  *
- * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is. `stream`: of dst's device, or of
- * src's where dst is on CPU or CUDAHost; ignored where both are.
+ * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is. `stream`: of dst's device, or
+ * of src's where dst is on CPU or CUDAHost; ignored where both are.
  *
  * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
  * is enqueued on the stream, like a copy between two CUDA tensors, and both must stay until the stream has done it.
@@ -551,12 +552,13 @@ gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
  * done the copy.
  *
  * Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
- * done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of src,
- * whether elements share them or not: INVALID_ARGUMENT.
+ * done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of
+ * src, whether elements share them or not: INVALID_ARGUMENT.
  *
  * SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
  * NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such
- * elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this returns.
+ * elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this
+ * returns.
  */
 gc_status_t gc_copy_into(const DLTensor *src,
                          DLTensor *dst,
@@ -600,9 +602,9 @@ int64_t gc_chunk_bytes(int64_t n_elements,
  * byte comes first.
  *
  * `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
- * receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the last
- * element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`; the first
- * is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
+ * receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the
+ * last element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`;
+ * the first is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
  *
  * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs() packs their signs. SIZE_OVERFLOW: more than
  * 2^63 - 1 bytes, or pointers.
@@ -614,9 +616,9 @@ gc_status_t gc_pack_chunks(const DLManagedTensor *src,
 /**
  * Unpacks chunks to one bool tensor: the inverse of gc_pack_chunks().
  *
- * `chunks`: `n_chunks` one-dimensional uint8 tensors of gc_chunk_bytes(n_elements, n_chunks) bytes each, in order, of any
- * stride, on one device. Their bits past `n_elements` are ignored. `*out`: one-dimensional, bool, `n_elements` long,
- * yours to release.
+ * `chunks`: `n_chunks` one-dimensional uint8 tensors of gc_chunk_bytes(n_elements, n_chunks) bytes each, in order, of
+ * any stride, on one device. Their bits past `n_elements` are ignored. `*out`: one-dimensional, bool, `n_elements`
+ * long, yours to release.
  *
  * INVALID_ARGUMENT: n_chunks 0, a negative n_elements. UNSUPPORTED_DTYPE: a chunk that is not uint8. SHAPE_MISMATCH: a
  * chunk of another length.
@@ -631,8 +633,8 @@ gc_status_t gc_unpack_chunks(DLManagedTensor *const *chunks,
  * bits.
  *
  * `src`: bool or integer, any shape and strides; non-zero is 1. `axis`: a dimension, negative ones counting from the
- * end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of `src`
- * with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
+ * end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of
+ * `src` with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
  *
  * INVALID_ARGUMENT: an axis out of range, an order that is none. UNSUPPORTED_DTYPE: floats.
  */
@@ -674,8 +676,8 @@ gc_status_t gc_pack_chunks_into(const DLTensor *src,
 /**
  * Unpacks chunks to 0 and 1 in your memory, in any dtype.
  *
- * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape and
- * strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
+ * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape
+ * and strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
  *
  * INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH,
  * NOT_CONTIGUOUS: src.
@@ -816,8 +818,8 @@ gc_status_t gc_vote_signs_into(const DLTensor *src,
  *
  *     bit = not (c < 0)      scale s = root of the mean of c * c      new error = c - (+s where the bit is 1, else -s)
  *
- * This is DeepSpeed's formula; docs/NUMERICS.md says it to the last bit. A codec (below) does the same in one pass over
- * memory instead of two, keeps the error itself, and takes several tensors at once.
+ * This is DeepSpeed's formula; docs/NUMERICS.md says it to the last bit. A codec (below) does the same in one pass
+ * over memory instead of two, keeps the error itself, and takes several tensors at once.
  */
 
 /** What a scale is: one of GC_SCALE_*. */
@@ -826,14 +828,14 @@ typedef int32_t gc_scale_t;
 /**
  * Compresses a gradient to signs and one scale, and updates its error.
  *
- * `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on the
- * same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive chunks as
- * from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares overflow: then
- * the error is as it was. So it is when the call fails.
+ * `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on
+ * the same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive
+ * chunks as from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares
+ * overflow: then the error is as it was. So it is when the call fails.
  *
- * INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an error of
- * another size. A call that fails leaves the error as it was; on CUDA it may be the new one if what fails is the driver's
- * wait at the end.
+ * INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an
+ * error of another size. A call that fails leaves the error as it was; on CUDA it may be the new one if what fails is
+ * the driver's wait at the end.
  */
 gc_status_t gc_onebit_compress(const DLManagedTensor *grad,
                                DLManagedTensor *error,
@@ -864,9 +866,10 @@ gc_status_t gc_onebit_decompress(DLManagedTensor *const *chunks,
 /**
  * gc_onebit_compress() into your memory.
  *
- * `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk, bits
- * most significant first, every byte written. `scale`: float32, one element. `workspace`: uint8, C-contiguous, at least
- * gc_onebit_workspace_bytes(n) bytes, aligned to 16; whatever is in it, it is written to. All on the gradient's device.
+ * `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk,
+ * bits most significant first, every byte written. `scale`: float32, one element. `workspace`: uint8, C-contiguous, at
+ * least gc_onebit_workspace_bytes(n) bytes, aligned to 16; whatever is in it, it is written to. All on the gradient's
+ * device.
  *
  * As gc_onebit_compress(), and INVALID_ARGUMENT: a rule that is none. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
  * workspace.
@@ -942,7 +945,7 @@ enum gc_codec {
 
 /** How errors are kept. */
 enum gc_error {
-    /** The default. */
+    /** Four bytes per element. */
     GC_ERROR_FLOAT32 = 0,
     /** Half the memory; what is rounded is gradient plus error. */
     GC_ERROR_BFLOAT16 = 1,
@@ -981,15 +984,15 @@ typedef struct gc_codec_t gc_codec_t;
 
 /** What a codec is made of. Set struct_size and what you need; a field that is 0 has its default. */
 typedef struct gc_codec_options_t {
-    /** sizeof(gc_codec_options_t). */
+    /** Set by you: sizeof(gc_codec_options_t). */
     uint32_t struct_size;
     /** One of GC_CODEC_*; there is no default. */
     int32_t codec;
     /** All 0: the CPU. */
     DLDevice device;
-    /** Of what is encoded: float32, float16 or bfloat16. All 0: float32. */
+    /** The dtype of what is encoded: float32, float16 or bfloat16. All 0: float32. */
     DLDataType values;
-    /** Of what is decoded in the end, likewise: a reduced scale is rounded to it. */
+    /** The dtype of what is decoded in the end, likewise. A reduced scale is rounded to it. */
     DLDataType results;
     /** One of GC_ERROR_*. SIGN keeps no errors. */
     int32_t error;
@@ -997,19 +1000,19 @@ typedef struct gc_codec_options_t {
     int32_t scale;
     /** One of GC_NONFINITE_*. */
     int32_t nonfinite;
-    /** What a carried error is multiplied by each step. 0: 1. */
+    /** The factor by which a carried error is multiplied in each step. 0 means 1. */
     float beta;
     /** The element counts of n_segments tensors, 0 or more each. NULL: one segment, of n_elements. */
     const int64_t *segments;
-    /** How many. */
+    /** The number of `segments`. */
     size_t n_segments;
-    /** With `segments` NULL, all elements; otherwise 0. */
+    /** The number of elements if `segments` is NULL; otherwise 0. */
     int64_t n_elements;
-    /** 0: 1. */
+    /** The number of chunks. 0 means 1. */
     size_t n_chunks;
-    /** k + 1: this codec reduces chunk k, and keeps its error. 0: it reduces none. */
+    /** k + 1: this codec reduces chunk k, and keeps the error of that. 0: it reduces none. */
     uint64_t server;
-    /** 0. */
+    /** Must be 0. */
     uint64_t reserved[4];
 } gc_codec_options_t;
 
@@ -1019,13 +1022,14 @@ typedef int32_t gc_decode_t;
 /**
  * Makes a codec. Its state is +0, which means that no error is carried yet.
  *
- * `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice with
- * GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by gc_codec_free().
+ * `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice
+ * with GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by
+ * gc_codec_free().
  *
- * INVALID_ARGUMENT: a codec or another number that this version does not know; a field behind those that it knows, or a
- * reserved one, that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
- * chunks; errors with GC_CODEC_SIGN. UNSUPPORTED_DTYPE: not float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or a
- * state of more than 2^63 - 1 bytes.
+ * INVALID_ARGUMENT: a codec or another number that this version does not know; a field behind those that it knows, or
+ * a reserved one, that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
+ * chunks; errors with GC_CODEC_SIGN. UNSUPPORTED_DTYPE: not float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or
+ * a state of more than 2^63 - 1 bytes.
  */
 gc_status_t gc_codec_create(const gc_codec_options_t *options,
                             gc_codec_t **out);
@@ -1047,8 +1051,8 @@ int64_t gc_codec_payload_bytes(const gc_codec_t *codec);
  * multiplied first: the first takes a loss scale out; the second is the new loss scale over the old where it stays in.
  * `payload`: gc_codec_payload_bytes() bytes, all of them written.
  *
- * INVALID_ARGUMENT: n_values not the number of segments; a payload not aligned to 16. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
- * NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
+ * INVALID_ARGUMENT: n_values not the number of segments; a payload not aligned to 16. UNSUPPORTED_DTYPE,
+ * SHAPE_MISMATCH, NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
  */
 gc_status_t gc_codec_encode(gc_codec_t *codec,
                             const DLTensor *const *values,
@@ -1061,14 +1065,14 @@ gc_status_t gc_codec_encode(gc_codec_t *codec,
 /**
  * Decodes a payload to +s or -s for every element. s is the segment's scale in the chunk.
  *
- * `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers. `divisor`: the
- * scale is divided by it; 0 is 1. `factor`: NULL for 1, or one float32 on the codec's device, by which it is multiplied.
- * `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to what is there, so that rings and trees of your own can
- * be built. `values`: n_values tensors, one for each segment: all float32, all float16 or all bfloat16; with
- * GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
+ * `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers.
+ * `divisor`: the scale is divided by it; 0 is 1. `factor`: NULL for 1, or one float32 on the codec's device, by which
+ * it is multiplied. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to what is there, so that rings
+ * and trees of your own can be built. `values`: n_values tensors, one for each segment: all float32, all float16 or
+ * all bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
  *
- * As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, a mode that is none. CORRUPT: on the CPU, a chunk that
- * this codec would not have written; nothing is written then.
+ * As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, a mode that is none. CORRUPT: on the CPU, a chunk
+ * that this codec would not have written; nothing is written then.
  */
 gc_status_t gc_codec_decode(gc_codec_t *codec,
                             const DLTensor *payload,
@@ -1083,11 +1087,11 @@ gc_status_t gc_codec_decode(gc_codec_t *codec,
  * Reduces the same chunk of several payloads to one chunk. They are added in the order given: ONEBIT gives the signs
  * and the scale of their mean plus the carried error, SIGN the majority. The error of this chunk is kept.
  *
- * `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks], chunk
- * `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
+ * `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks],
+ * chunk `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
  *
- * A corrupt chunk does not stop the others: what goes out is marked, so that all who decode it know, its scales are +0, and
- * the carried error is as it was. On the CPU the call gives CORRUPT then; on CUDA GC_FLAG_CORRUPT is set.
+ * A corrupt chunk does not stop the others: what goes out is marked, so that all who decode it know, its scales are
+ * +0, and the carried error is as it was. On the CPU the call gives CORRUPT then; on CUDA GC_FLAG_CORRUPT is set.
  *
  * INVALID_ARGUMENT: another chunk, or none; no payloads; memory that is not aligned to 16. SHAPE_MISMATCH. BUSY.
  */
@@ -1174,7 +1178,8 @@ gc_status_t gc_codec_errors_out(gc_codec_t *codec,
 /**
  * Carries the given errors from now on, rounded to the codec's dtype of errors. What is NULL stays as it is.
  *
- * `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps none.
+ * `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps
+ * none.
  */
 gc_status_t gc_codec_errors_in(gc_codec_t *codec,
                                const DLTensor *worker,
@@ -1224,16 +1229,19 @@ enum gc_transport {
     GC_TRANSPORT_HOST = 1,
 };
 
-/** A communicator: gc_comm_from_transport(), gc_comm_group() and gc_comm_from_nccl() make them, and gc_comm_from_nccl_id(). */
+/**
+ * A communicator: gc_comm_from_transport(), gc_comm_group() and gc_comm_from_nccl() make them, and
+ * gc_comm_from_nccl_id().
+ */
 typedef struct gc_comm_t gc_comm_t;
 
 /**
- * An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are called
- * on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the memory is: host
- * memory also without GC_TRANSPORT_HOST, where handles on a card are made.
+ * An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are
+ * called on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the
+ * memory is: host memory also without GC_TRANSPORT_HOST, where handles on a card are made.
  */
 typedef struct gc_transport_t {
-    /** sizeof(gc_transport_t). */
+    /** Set by you: sizeof(gc_transport_t). */
     uint32_t struct_size;
     /** This rank: 0 to world_size - 1. */
     int32_t rank;
@@ -1241,16 +1249,19 @@ typedef struct gc_transport_t {
     int32_t world_size;
     /** 0, or GC_TRANSPORT_HOST. */
     uint32_t flags;
-    /** Whatever the functions want to know. */
+    /** Passed to the functions as it is. */
     void *ctx;
-    /** Sends block k of `send` to rank k, and receives one of each rank, in ranks' order; each has bytes_per_rank bytes. */
+    /**
+     * Sends block k of `send` to rank k, and receives a block from each rank, in the order of ranks. Each block has
+     * bytes_per_rank bytes.
+     */
     int32_t (*all_to_all)(void *ctx,
                           const void *send,
                           void *recv,
                           size_t bytes_per_rank,
                           DLDevice device,
                           void *stream);
-    /** Sends the bytes_per_rank bytes at `send` to every rank, and receives those of each, in ranks' order. */
+    /** Sends the bytes_per_rank bytes at `send` to every rank, and receives those of each rank, in the order of ranks. */
     int32_t (*all_gather)(void *ctx,
                           const void *send,
                           void *recv,
@@ -1262,8 +1273,8 @@ typedef struct gc_transport_t {
 /**
  * Makes a communicator from functions of yours that exchange memory.
  *
- * `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release, by
- * gc_comm_free().
+ * `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release,
+ * by gc_comm_free().
  *
  * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; a function that is NULL; an unknown flag.
  */
@@ -1309,17 +1320,17 @@ void gc_comm_free(gc_comm_t *comm);
  * Averages a gradient over all ranks at one bit per element, with error feedback. On every rank `buffer` becomes the
  * mean, over the ranks, of what it was plus the errors. All ranks end with the same bytes.
  *
- * `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous, as
- * many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the
+ * `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous,
+ * as many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the
  * elements of this rank's shard are used: from number rank * shard on, as far as there are. All three on one device, 0
  * before the first call, and written to by each.
  *
- * If anything was not finite on any rank, buffer is NaN everywhere and both errors are as they were, on every rank. A call
- * that fails leaves buffer and errors of this rank as they were. Without elements: OK, and nothing is exchanged.
+ * If anything was not finite on any rank, buffer is NaN everywhere and both errors are as they were, on every rank. A
+ * call that fails leaves buffer and errors of this rank as they were. Without elements: OK, and nothing is exchanged.
  *
- * UNSUPPORTED_DTYPE, NOT_CONTIGUOUS, SHAPE_MISMATCH: a tensor that is not as described. INVALID_ARGUMENT: tensors on different
- * devices, or that overlap. COMM: an exchange failed. CORRUPT: a rank runs another version, or calls with another number of
- * elements. BUSY.
+ * UNSUPPORTED_DTYPE, NOT_CONTIGUOUS, SHAPE_MISMATCH: a tensor that is not as described. INVALID_ARGUMENT: tensors on
+ * different devices, or that overlap. COMM: an exchange failed. CORRUPT: a rank runs another version, or calls with
+ * another number of elements. BUSY.
  */
 gc_status_t gc_compressed_allreduce(gc_comm_t *comm,
                                     DLTensor *buffer,
@@ -1328,8 +1339,8 @@ gc_status_t gc_compressed_allreduce(gc_comm_t *comm,
                                     void *stream);
 
 /**
- * Elements of a rank's server error: 8 * gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that cannot be:
- * n_elements negative, world_size below 1, or more than 2^63 - 1.
+ * Elements of a rank's server error: 8 * gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that
+ * cannot be: n_elements negative, world_size below 1, or more than 2^63 - 1.
  */
 int64_t gc_shard_elements(int64_t n_elements,
                           int32_t world_size);
@@ -1362,13 +1373,13 @@ int64_t gc_shard_elements(int64_t n_elements,
 
 /** How an ncclComm_t is used. */
 enum gc_nccl {
-    /** A communicator of all its ranks is split from it, so that calls on the two need no order. */
+    /** Split a communicator of all its ranks from it, so that calls on the two need not be ordered. */
     GC_NCCL_SPLIT = 1,
 };
 
 /** Which communicator of NCCL, and which NCCL. */
 typedef struct gc_nccl_options_t {
-    /** sizeof(gc_nccl_options_t). */
+    /** Set by you: sizeof(gc_nccl_options_t). */
     uint32_t struct_size;
     /** 0, or GC_NCCL_SPLIT. */
     uint32_t flags;
@@ -1427,8 +1438,8 @@ gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
 /*
  * PEER MEMORY
  *
- * A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the cards of one
- * machine, over NVLink or PCIe. The calls over it are the same, and so are the bytes that they give.
+ * A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the cards of
+ * one machine, over NVLink or PCIe. The calls over it are the same, and so are the bytes that they give.
  *
  *     gc_comm_t *comm;                                            // found over another one, such as MPI's, on every rank
  *     gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, card}, n_elements, 0, &comm);
@@ -1453,9 +1464,9 @@ gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
  * rank's buffer until then.
  */
 
-/** The memory of ranks that reach each other, as one of them has it. */
+/** Memory by which ranks reach each other, as one of them has it mapped. */
 typedef struct gc_peers_options_t {
-    /** sizeof(gc_peers_options_t). */
+    /** Set by you: sizeof(gc_peers_options_t). */
     uint32_t struct_size;
     /** This rank: 0 to world_size - 1. */
     int32_t rank;
@@ -1465,11 +1476,11 @@ typedef struct gc_peers_options_t {
     uint32_t timeout_ms;
     /** This rank's, CUDA. */
     DLDevice device;
-    /** Of each buffer: gc_peers_bytes(), the same on every rank. */
+    /** The size of each buffer: gc_peers_bytes(), the same on every rank. */
     size_t bytes;
     /**
-     * world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the first
-     * rank calls this.
+     * world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the
+     * first rank calls this.
      */
     void *const *buffers;
 } gc_peers_options_t;
@@ -1488,12 +1499,12 @@ int64_t gc_peers_bytes(int64_t n_elements,
  * Makes a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
  * memory from cuIpcOpenMemHandle(). Every rank calls this; none waits for another.
  *
- * `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of it,
- * and nothing else may write to them; to be used once more they are set to 0 again. `*out`: yours to release, by
+ * `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of
+ * it, and nothing else may write to them; to be used once more they are set to 0 again. `*out`: yours to release, by
  * gc_comm_free().
  *
- * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which this
- * rank's own is not on `device`, or not 0. UNSUPPORTED_DEVICE: the CPU. And as for a tensor on the device.
+ * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which
+ * this rank's own is not on `device`, or not 0. UNSUPPORTED_DEVICE: the CPU. And as for a tensor on the device.
  */
 gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
                                gc_comm_t **out);
@@ -1505,9 +1516,10 @@ gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
  * `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`: as for
  * gc_peers_bytes(). `timeout_ms`: as in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
  *
- * If one rank fails, all do, unless that is with BUSY or a NULL `bootstrap`, for which the others wait. UNSUPPORTED_DEVICE: a
- * rank cannot reach the memory of another (another machine, a card without peer access); the CPU. INVALID_ARGUMENT:
- * ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
+ * If one rank fails, all do, unless that is with BUSY or a NULL `bootstrap`, for which the others wait.
+ * UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another machine, a card without peer access); the
+ * CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY, COMM,
+ * BUSY.
  */
 gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
                                DLDevice device,
@@ -1556,9 +1568,9 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
  * Over peer memory `inside` carries blocks of several ranks: give gc_comm_open_peers() 1024 elements more for each
  * rank of the world, of W, and X * X * M / (W * C) times as many where not every rank has a `between`.
  *
- * INVALID_ARGUMENT: ranks of a machine that have a `between` behind one that has none; others than those said above
- * in one of the two; one communicator twice; one that is itself made of two. If one rank fails, all do, unless that
- * is with BUSY or a NULL `inside`, or with a `between` of which another rank does not give its own (but NULL, or another
+ * INVALID_ARGUMENT: ranks of a machine that have a `between` behind one that has none; others than those said above in
+ * one of the two; one communicator twice; one that is itself made of two. If one rank fails, all do, unless that is
+ * with BUSY or a NULL `inside`, or with a `between` of which another rank does not give its own (but NULL, or another
  * communicator in its place): for that the others wait. OUT_OF_MEMORY, COMM, BUSY.
  */
 gc_status_t gc_comm_from_two(gc_comm_t *inside,
@@ -1578,9 +1590,9 @@ gc_status_t gc_comm_from_two(gc_comm_t *inside,
  *     gc_allreduce_run(allreduce, &gradient, 1, NULL, NULL, NULL);            // each step, on every rank
  *     gc_allreduce_free(allreduce);
  *
- * What is said of codecs holds here: one stream, BUSY, memory that is made with the handle, what happens to values that are
- * not finite. Payloads carry what was not finite to every rank, so that with GC_NONFINITE_TRANSACTIONAL all of them take the
- * same step back.
+ * What is said of codecs holds here: one stream, BUSY, memory that is made with the handle, what happens to values
+ * that are not finite. Payloads carry what was not finite to every rank, so that with GC_NONFINITE_TRANSACTIONAL all
+ * of them take the same step back.
  */
 
 /** A compressed all-reduce: gc_allreduce_create() makes one. */
@@ -1590,11 +1602,11 @@ typedef struct gc_allreduce_t gc_allreduce_t;
  * Makes an all-reduce handle from a communicator and the options of a codec. Every rank calls this, with the same
  * options but for the device's number; they tell each other 64 bytes.
  *
- * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values. `*out`: yours
- * to release, by gc_allreduce_free().
+ * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values.
+ * `*out`: yours to release, by gc_allreduce_free().
  *
- * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle. COMM,
- * BUSY. If one rank fails, all do, unless that is with BUSY or a NULL `comm`, for which the others wait.
+ * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle.
+ * COMM, BUSY. If one rank fails, all do, unless that is with BUSY or a NULL `comm`, for which the others wait.
  */
 gc_status_t gc_allreduce_create(gc_comm_t *comm,
                                 const gc_codec_options_t *options,
@@ -1610,9 +1622,9 @@ void gc_allreduce_free(gc_allreduce_t *allreduce);
  * `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
  * `error_factor`: as for gc_codec_encode().
  *
- * As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a rank
- * whose payload is not of such a handle: values are as they were; on CUDA the flag is set. After a failure the errors of
- * this rank may be those of the step: roll it back, or make them anew.
+ * As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a
+ * rank whose payload is not of such a handle: values are as they were; on CUDA the flag is set. After a failure the
+ * errors of this rank may be those of the step: roll it back, or make them anew.
  */
 gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
                              DLTensor *const *values,
@@ -1687,8 +1699,8 @@ gc_status_t gc_allreduce_reset(gc_allreduce_t *allreduce, void *stream);
  * Writes the errors of this rank and of its shard, as gc_codec_errors_out() does. Its shard is the part that it
  * reduces.
  *
- * `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard has:
- * all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
+ * `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard
+ * has: all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
  */
 gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
                                     DLTensor *worker,
@@ -1698,10 +1710,10 @@ gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
 /**
  * Goes on with errors that a world of any size has kept. Other ranks need not call this at the same time.
  *
- * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it had as
- * many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided by W and
- * added in order. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all shards, of which this rank
- * takes those of its own.
+ * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it
+ * had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided
+ * by W and added in order. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all shards, of
+ * which this rank takes those of its own.
  *
  * As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
  */
@@ -1752,9 +1764,9 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
  * tensor. Without a lease it is never freed, and a descriptor of this process stays open until the receiver has
  * answered and a later gc_share_send() or gc_share_free() finds that. A copy by GC_SHARE_COPY needs nobody to keep it.
  *
- * `socket`: SOCK_STREAM of AF_UNIX, connected; blocking or not, as you like. A message of these functions lies on it between
- * yours, with one descriptor or more; no byte beyond it is read, and no SIGPIPE is raised. One thread at a time sends on a
- * socket, and one receives.
+ * `socket`: SOCK_STREAM of AF_UNIX, connected; blocking or not, as you like. A message of these functions lies on it
+ * between yours, with one descriptor or more; no byte beyond it is read, and no SIGPIPE is raised. One thread at a
+ * time sends on a socket, and one receives.
  *
  * `timeout_ms`: how long a call may wait for the other side; 0: only what is there already is taken; negative: without
  * limit. TIMEOUT: it was too short. A message normally passes whole or not at all, and then the socket is as it was;
@@ -1783,17 +1795,16 @@ typedef struct gc_share_t gc_share_t;
  * Sends a tensor to another process. It returns when its message is written; gc_share_wait() says whether the other
  * side took it.
  *
- * `tensor`: of any dtype, with any strides; elements of less than a byte that are copied must be C-contiguous. On CPU or
- * CUDAHost it is copied, and yours again when this returns. On CUDA: the receiver's has its strides; keep it until it is
- * released there.
- * `flags`: 0 or GC_SHARE_COPY: the receiver's tensor is compact then. `*lease`: yours to release, by gc_share_free(); `lease`
- * may be NULL if nobody is to wait.
+ * `tensor`: of any dtype, with any strides; elements of less than a byte that are copied must be C-contiguous. On CPU
+ * or CUDAHost it is copied, and yours again when this returns. On CUDA: the receiver's has its strides; keep it until
+ * it is released there. `flags`: 0 or GC_SHARE_COPY: the receiver's tensor is compact then. `*lease`: yours to
+ * release, by gc_share_free(); `lease` may be NULL if nobody is to wait.
  *
- * INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions; elements outside the memory of element 0.
- * UNSUPPORTED_DEVICE. SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes. NOT_CONTIGUOUS, OUT_OF_MEMORY. SHARE: the
- * other side has closed the socket, or the system refuses, or the memory is of a kind that cannot be given away, and what
- * to do instead. TIMEOUT. CUDA, CONTEXT_LOST: the driver failed. A copy of the CPU counts as a file: RLIMIT_FSIZE and its
- * SIGXFSZ apply.
+ * INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions; elements outside the memory of element
+ * 0. UNSUPPORTED_DEVICE. SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes. NOT_CONTIGUOUS, OUT_OF_MEMORY.
+ * SHARE: the other side has closed the socket, or the system refuses, or the memory is of a kind that cannot be given
+ * away, and what to do instead. TIMEOUT. CUDA, CONTEXT_LOST: the driver failed. A copy of the CPU counts as a file:
+ * RLIMIT_FSIZE and its SIGXFSZ apply.
  */
 gc_status_t gc_share_send(const DLManagedTensor *tensor,
                           int socket,
@@ -1806,8 +1817,8 @@ gc_status_t gc_share_send(const DLManagedTensor *tensor,
  * on any thread. Memory of this library on CUDA that was kept for it is then freed, which waits for the work of its
  * context.
  *
- * TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it; that it
- * ended shows when its children that inherited the tensor have ended, too.
+ * TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it;
+ * that it ended shows when its children that inherited the tensor have ended, too.
  */
 gc_status_t gc_share_wait(gc_share_t *lease,
                           int32_t timeout_ms);
@@ -1820,18 +1831,20 @@ gc_status_t gc_share_wait(gc_share_t *lease,
 void gc_share_free(gc_share_t *lease);
 
 /**
- * Receives the tensor that comes next, writable. Of the CPU: compact, its elements as they were when it was sent. Of CUDA:
- * the sender's memory, mapped here, with the sender's strides; several tensors of one allocation have one mapping.
+ * Receives the tensor that comes next, writable. Of the CPU: compact, its elements as they were when it was sent. Of
+ * CUDA: the sender's memory, mapped here, with the sender's strides; several tensors of one allocation have one
+ * mapping.
  *
- * `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the sender's
- * card or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the sender; on CUDA
- * it waits for the work of the context that it was received in. A child that is forked meanwhile has the same memory of
- * the CPU, and its release tells nobody. In the process that has sent it the tensor is the same memory, on the same device.
+ * `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the
+ * sender's card or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the
+ * sender; on CUDA it waits for the work of the context that it was received in. A child that is forked meanwhile has
+ * the same memory of the CPU, and its release tells nobody. In the process that has sent it the tensor is the same
+ * memory, on the same device.
  *
- * INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not ours, or
- * cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the socket, or this
- * process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT, OUT_OF_MEMORY, CUDA, CONTEXT_LOST.
- * A message that was refused, for its device or for want of memory, has been taken.
+ * INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not
+ * ours, or cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the
+ * socket, or this process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT,
+ * OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that was refused, for its device or for want of memory, has been taken.
  */
 gc_status_t gc_share_receive(int socket,
                              DLDevice device,
@@ -1861,32 +1874,32 @@ gc_status_t gc_share_receive(int socket,
  *
  * *Parameters*: types and names between commas, as in "float32 x, raw T y". A type is one of NumPy's names (bool, int8
  * to int64, uint8 to uint64, float16, float32, float64), bfloat16, or a letter, which stands for the dtype that the
- * tensors have. Up to 32. In the C++ each is a variable of its name: an element of the input, const, or of the output,
- * to be set; an output that is not set keeps its element, and one that is read has it. float16 and bfloat16 are
- * calculated with as float. Names that begin with _, and the names i and n, are the kernel's own:
+ * tensors have. There may be up to 32. In the C++ each is a variable of that name: a const element of the input, or
+ * the element of the output, to be set. An output that is not set keeps its element, which can be read, too. float16
+ * and bfloat16 are computed with as float. Names that begin with _, and the names i and n, are the kernel's own:
  *
- * - `i`: the element's number, in the order of C; `n`: how many there are, as `_ind.size()` says, too;
- * - a *raw* parameter is the whole tensor: `x[k]` is its element number k in the order of C, `x[indices]` that at an
- *   array of ptrdiff_t; `x.size()`, `x.shape()[axis]`, `x.strides()[axis]` (in bytes), `x.ndim`. It does not take part
- *   in broadcasting, and must lie at a multiple of its element's size;
+ * - `i`: the element's number, in C order; `n`: how many there are, as `_ind.size()` says, too;
+ * - a *raw* parameter is the whole tensor: `x[k]` is its element number k in C order, `x[indices]` that at an array of
+ *   ptrdiff_t; `x.size()`, `x.shape()[axis]`, `x.strides()[axis]` (in bytes), `x.ndim`. It does not take part in
+ *   broadcasting, and must lie at a multiple of its element's size;
  * - in a reduction: `a` and `b`, values to be reduced, and `a` in post_map; `n`: elements of one output;
  *   `_in_ind.size()`, `_out_ind.size()`; `_J` in map: the element's number among those that are reduced to one output;
  *   `i` in post_map: the output's number; `_type_reduce`: the type that is reduced in.
  *
  * Inputs are broadcast against each other by NumPy's rule; outputs have the shape that results, or the inputs' other
  * axes where some are reduced. An input of no dimension on the CPU is a *scalar*: its value is read during the call (a
- * graph keeps it), cast to the parameter's type as gc_copy_into() casts, and says what a letter is only where no
- * tensor does.
+ * graph keeps it), cast to the parameter's type as gc_copy_into() casts, and it decides what a letter stands for only
+ * where no tensor does.
  *
  * a * b + c is not contracted into an FMA unless GC_KERNEL_FMAD asks for it, so + - * / sqrt and comparisons of
  * float32 and float64 give NumPy's results to the last bit. A reduction adds in an order that depends on shapes and
  * strides alone, so its result is the same on every run and card.
  *
- * *NVRTC* is what the options name, else the file that GRADCODEC_NVRTC in the environment names, else what the process
- * has loaded, else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it; 11.2 or later. What it made is *kept
- * on disk*, in $GRADCODEC_CACHE_DIR, else $XDG_CACHE_HOME/gradcodec, else $HOME/.cache/gradcodec, up to 256 MiB, of
- * which those go first that were not used for the longest time; GRADCODEC_CACHE=0 turns that off. Nothing that is wrong
- * there keeps a kernel from being compiled.
+ * *NVRTC* is the one that the options name; or else the file that GRADCODEC_NVRTC in the environment names; or else
+ * what the process has loaded; or else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it. It has to be
+ * 11.2 or later. What it has compiled is *kept on disk*, in $GRADCODEC_CACHE_DIR, or else $XDG_CACHE_HOME/gradcodec,
+ * or else $HOME/.cache/gradcodec, up to 256 MiB, beyond which what was not used for the longest time is deleted.
+ * GRADCODEC_CACHE=0 turns that off. If anything is wrong there, kernels are compiled all the same.
  *
  * Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
  * call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
@@ -1916,15 +1929,15 @@ typedef struct gc_kernel_t gc_kernel_t;
  * are read during the call.
  */
 typedef struct gc_elementwise_options_t {
-    /** sizeof(gc_elementwise_options_t). */
+    /** Set by you: sizeof(gc_elementwise_options_t). */
     uint32_t struct_size;
-    /** Of GC_KERNEL_*. */
+    /** Any of GC_KERNEL_*, or'ed. */
     uint32_t flags;
-    /** Parameters. NULL: none. */
+    /** The input parameters. NULL: none. */
     const char *inputs;
-    /** Parameters, one at least. */
+    /** The output parameters, at least one. */
     const char *outputs;
-    /** Statements for an element. */
+    /** The statements for one element. */
     const char *operation;
     /** An identifier, as profilers and errors show it. NULL: "kernel". */
     const char *name;
@@ -1932,15 +1945,15 @@ typedef struct gc_elementwise_options_t {
     const char *preamble;
     /** Statements before a thread's loop over elements. NULL: none. */
     const char *loop_prep;
-    /** Statements behind it. NULL: none. */
+    /** Statements after that loop. NULL: none. */
     const char *after_loop;
     /** n_options options of NVRTC. */
     const char *const *options;
-    /** How many. */
+    /** The number of `options`. */
     size_t n_options;
-    /** What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for. */
+    /** NVRTC, from dlopen(), to stay open as long as the kernel lives. NULL: it is looked for. */
     void *nvrtc;
-    /** 0. */
+    /** Must be 0. */
     uint64_t reserved[4];
 } gc_elementwise_options_t;
 
@@ -1949,13 +1962,13 @@ typedef struct gc_elementwise_options_t {
  * field that is 0 has its default. Texts are read during the call.
  */
 typedef struct gc_reduction_options_t {
-    /** sizeof(gc_reduction_options_t). */
+    /** Set by you: sizeof(gc_reduction_options_t). */
     uint32_t struct_size;
-    /** Of GC_KERNEL_*. */
+    /** Any of GC_KERNEL_*, or'ed. */
     uint32_t flags;
-    /** Parameters, one at least that is not raw. */
+    /** The input parameters, at least one of which is not raw. */
     const char *inputs;
-    /** Parameters, one at least, none raw. */
+    /** The output parameters, at least one, none of them raw. */
     const char *outputs;
     /** An expression of the inputs: "x * x". */
     const char *map;
@@ -1963,38 +1976,38 @@ typedef struct gc_reduction_options_t {
     const char *reduce;
     /** Statements that set the outputs from a: "y = sqrt(a)". */
     const char *post_map;
-    /** What no element gives: "0". NULL: there must be one. */
+    /** The result of no elements: "0". NULL: there must be an element. */
     const char *identity;
     /** An identifier, as profilers and errors show it. NULL: "kernel". */
     const char *name;
     /**
-     * The type that is reduced in: one as of parameters, or any of C++ up to 32 bytes, aligned to 16 at most. NULL: the
-     * first output's.
+     * The type in which values are reduced: one that parameters may have, or any C++ type of up to 32 bytes that is
+     * aligned to 16 at most. NULL: that of the first output.
      */
     const char *reduce_type;
     /** Declarations before the kernel. NULL: none. */
     const char *preamble;
     /** n_options options of NVRTC. */
     const char *const *options;
-    /** How many. */
+    /** The number of `options`. */
     size_t n_options;
-    /** What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for. */
+    /** NVRTC, from dlopen(), to stay open as long as the kernel lives. NULL: it is looked for. */
     void *nvrtc;
-    /** 0. */
+    /** Must be 0. */
     uint64_t reserved[4];
 } gc_reduction_options_t;
 
 /** How a kernel is run, beside its tensors. Set struct_size and what you need; a field that is 0 has its default. */
 typedef struct gc_run_options_t {
-    /** sizeof(gc_run_options_t). */
+    /** Set by you: sizeof(gc_run_options_t). */
     uint32_t struct_size;
-    /** Of GC_RUN_*. */
+    /** Any of GC_RUN_*, or'ed. */
     uint32_t flags;
-    /** Elements that an elementwise kernel goes over all of whose parameters are raw. */
+    /** The number of elements, for an elementwise kernel whose parameters are all raw. */
     int64_t size;
     /** The axes that a reduction reduces, of the inputs' broadcast shape; negative ones count from the last. NULL: all. */
     const int32_t *axes;
-    /** How many; 0 if `axes` is NULL. */
+    /** The number of `axes`; 0 if `axes` is NULL. */
     size_t n_axes;
     /**
      * Of a reduction: uint8, gc_kernel_workspace_bytes() bytes at least, on the device, C-contiguous, aligned to 16.
@@ -2006,9 +2019,9 @@ typedef struct gc_run_options_t {
      * here; load nothing. The tensors' devices are not looked at then.
      */
     int32_t capability;
-    /** 0. */
+    /** Must be 0. */
     uint32_t reserved0;
-    /** 0. */
+    /** Must be 0. */
     uint64_t reserved[3];
 } gc_run_options_t;
 
@@ -2164,7 +2177,7 @@ typedef struct gc_kernel_shape_t {
     uint32_t shared_bytes;
     /** Blocks of a cluster; 1 where the kernel is launched without clusters. */
     uint32_t cluster;
-    /** 0. */
+    /** Must be 0. */
     uint32_t reserved[3];
 } gc_kernel_shape_t;
 
@@ -2192,7 +2205,8 @@ gc_status_t gc_trim(DLDevice device);
  * takes it from memory, CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as
  * an item are in kernels/README.md, which is installed beside the licences. Needs no driver.
  *
- * `family`: "bits", or another that kernels/README.md names. `*fatbin`: static memory, aligned to 16; `*size`: its bytes.
+ * `family`: "bits", or another that kernels/README.md names. `*fatbin`: static memory, aligned to 16; `*size`: its
+ * bytes.
  *
  * INVALID_ARGUMENT: no such family.
  */

@@ -145,11 +145,10 @@ fn tidy(text: &str) -> String {
 
 /// Each function of declarations with the first sentence of its comment, in words that need not be on one line.
 fn first_sentences(declarations: &str) -> Vec<(&str, String)> {
-    let (mut found, mut comment) = (Vec::new(), "");
+    let mut found = Vec::new();
+    // Comments have no empty lines: those in them have a star.
     for part in declarations.trim_end().split("\n\n") {
-        // A comment may have empty lines, which then have a star.
-        let (before, declaration) = part.rsplit_once("*/\n").unwrap_or((comment, part));
-        comment = before;
+        let (comment, declaration) = part.rsplit_once("*/\n").unwrap_or(("", part));
         let name = declaration.split('(').next().unwrap().rsplit([' ', '*']).next().unwrap();
         if !declaration.starts_with(char::is_alphabetic) || !name.starts_with("gc_") || !declaration.ends_with(");") {
             continue;

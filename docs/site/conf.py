@@ -11,6 +11,7 @@ release = version = VERSION
 copyright = "the authors of GradCodec"
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
+myst_enable_extensions = ["html_image"]
 suppress_warnings = ["myst.header"]  # pages of the repository may skip a level
 
 # What the header says is C: quotes stay as they are, and a type that is linked to must be there.

@@ -15,9 +15,9 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 GUIDE = ["docs/LANGUAGES.md", "docs/CODECS.md", "docs/ALLREDUCE.md", "docs/KERNELS.md", "kernels/README.md", "docs/GLOSSARY.md"]
-SPEED = ["docs/PERFORMANCE.md", "docs/WHEN.md", "docs/TARGETS.md"]
+SPEED = ["docs/PERFORMANCE.md", "docs/WHEN.md"]
 RULES = ["docs/PLATFORMS.md", "docs/ENVIRONMENT.md", "docs/NUMERICS.md", "docs/ABI.md", "SECURITY.md"]
-PROJECT = ["CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md"]
+PROJECT = ["CHANGELOG.md", "CONTRIBUTING.md", "docs/TARGETS.md", "RELEASING.md"]
 
 # Words that are no status where they stand alone.
 ALSO_WORDS = {"OK", "CUDA"}
@@ -203,10 +203,25 @@ def toctree(caption, pages):
     return f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(pages) + "\n```\n"
 
 
-def copy(path, folder):
+def linked_names(text, names):
+    """A page in which names of the header, where they stand as code in a sentence, lead to the reference."""
+    lines, fenced = [], False
+    for line in text.split("\n"):
+        fenced ^= line.startswith("```")
+        if not fenced and not line.startswith(("    ", "#")):
+            line = re.sub(
+                r"(?<![\[`}])`(\w+)(?:\(\))?`(?![`\]])",
+                lambda match: f"{{{names[match[1]]}}}`{match[1]}`" if match[1] in names else match[0],
+                line,
+            )
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def copy(path, folder, names):
     """A page, with the files that it links to. README.md is the first page of the site."""
-    text = (ROOT / path).read_text()
-    for link in re.findall(r"\]\(([^)#:\s]+)", text):
+    text = linked_names((ROOT / path).read_text(), names)
+    for link in re.findall(r"(?:\]\(|<img [^>]*src=\")([^)\"#:\s]+)", text):
         linked = (ROOT / path).parent / link
         if linked.is_dir():
             text = re.sub(rf"\[([^]]*)\]\({re.escape(link)}\)", r"\1", text)
@@ -229,9 +244,11 @@ def main():
     more = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
     guide = GUIDE + [path for path in more if path not in listed]
     groups = [[path for path in group if (ROOT / path).exists()] for group in (guide, SPEED, RULES, PROJECT)]
+    header = (ROOT / "include/gradcodec.h").read_text()
+    names = named(parts(header)[1])
     for path in ["README.md", *sum(groups, [])]:
-        copy(path, folder)
-    pages = reference((ROOT / "include/gradcodec.h").read_text())
+        copy(path, folder, names)
+    pages = reference(header)
     (folder / "reference").mkdir()
     for name, text in pages.items():
         (folder / f"reference/{name}.md").write_text(text)

@@ -12,9 +12,9 @@
 //! gc_allreduce_free(allreduce);
 //! ```
 //!
-//! What is said of codecs holds here: one stream, BUSY, memory that is made with the handle, what happens to values that are
-//! not finite. Payloads carry what was not finite to every rank, so that with GC_NONFINITE_TRANSACTIONAL all of them take the
-//! same step back.
+//! What is said of codecs holds here: one stream, BUSY, memory that is made with the handle, what happens to values
+//! that are not finite. Payloads carry what was not finite to every rank, so that with GC_NONFINITE_TRANSACTIONAL all
+//! of them take the same step back.
 
 use std::ffi::c_void;
 
@@ -37,11 +37,11 @@ pub struct gc_allreduce_t(AllReduce);
 /// Makes an all-reduce handle from a communicator and the options of a codec. Every rank calls this, with the same
 /// options but for the device's number; they tell each other 64 bytes.
 ///
-/// `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values. `*out`: yours
-/// to release, by gc_allreduce_free().
+/// `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values.
+/// `*out`: yours to release, by gc_allreduce_free().
 ///
-/// As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle. COMM,
-/// BUSY. If one rank fails, all do, unless that is with BUSY or a NULL `comm`, for which the others wait.
+/// As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle.
+/// COMM, BUSY. If one rank fails, all do, unless that is with BUSY or a NULL `comm`, for which the others wait.
 ///
 /// # Safety
 /// The pointers are as described, and struct_size bytes are readable.
@@ -89,9 +89,9 @@ pub unsafe extern "C" fn gc_allreduce_free(allreduce: *mut gc_allreduce_t) {
 /// `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
 /// `error_factor`: as for gc_codec_encode().
 ///
-/// As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a rank
-/// whose payload is not of such a handle: values are as they were; on CUDA the flag is set. After a failure the errors of
-/// this rank may be those of the step: roll it back, or make them anew.
+/// As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a
+/// rank whose payload is not of such a handle: values are as they were; on CUDA the flag is set. After a failure the
+/// errors of this rank may be those of the step: roll it back, or make them anew.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `values` meanwhile.
@@ -257,8 +257,8 @@ pub unsafe extern "C" fn gc_allreduce_reset(allreduce: *mut gc_allreduce_t, stre
 /// Writes the errors of this rank and of its shard, as gc_codec_errors_out() does. Its shard is the part that it
 /// reduces.
 ///
-/// `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard has:
-/// all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
+/// `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard
+/// has: all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of the tensors meanwhile.
@@ -284,10 +284,10 @@ pub unsafe extern "C" fn gc_allreduce_errors_out(
 
 /// Goes on with errors that a world of any size has kept. Other ranks need not call this at the same time.
 ///
-/// `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it had as
-/// many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided by W and
-/// added in order. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all shards, of which this rank
-/// takes those of its own.
+/// `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it
+/// had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided
+/// by W and added in order. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all shards, of
+/// which this rank takes those of its own.
 ///
 /// As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
 ///

@@ -59,9 +59,9 @@ pub extern "C" fn gc_chunk_bytes(n_elements: i64, n_chunks: usize) -> i64 {
 /// byte comes first.
 ///
 /// `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
-/// receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the last
-/// element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`; the first
-/// is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
+/// receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the
+/// last element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`;
+/// the first is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
 ///
 /// INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs() packs their signs. SIZE_OVERFLOW: more than
 /// 2^63 - 1 bytes, or pointers.
@@ -86,9 +86,9 @@ pub unsafe extern "C" fn gc_pack_chunks(
 
 /// Unpacks chunks to one bool tensor: the inverse of gc_pack_chunks().
 ///
-/// `chunks`: `n_chunks` one-dimensional uint8 tensors of gc_chunk_bytes(n_elements, n_chunks) bytes each, in order, of any
-/// stride, on one device. Their bits past `n_elements` are ignored. `*out`: one-dimensional, bool, `n_elements` long,
-/// yours to release.
+/// `chunks`: `n_chunks` one-dimensional uint8 tensors of gc_chunk_bytes(n_elements, n_chunks) bytes each, in order, of
+/// any stride, on one device. Their bits past `n_elements` are ignored. `*out`: one-dimensional, bool, `n_elements`
+/// long, yours to release.
 ///
 /// INVALID_ARGUMENT: n_chunks 0, a negative n_elements. UNSUPPORTED_DTYPE: a chunk that is not uint8. SHAPE_MISMATCH: a
 /// chunk of another length.
@@ -116,8 +116,8 @@ pub unsafe extern "C" fn gc_unpack_chunks(
 /// bits.
 ///
 /// `src`: bool or integer, any shape and strides; non-zero is 1. `axis`: a dimension, negative ones counting from the
-/// end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of `src`
-/// with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
+/// end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of
+/// `src` with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
 ///
 /// INVALID_ARGUMENT: an axis out of range, an order that is none. UNSUPPORTED_DTYPE: floats.
 ///
@@ -194,8 +194,8 @@ pub unsafe extern "C" fn gc_pack_chunks_into(
 
 /// Unpacks chunks to 0 and 1 in your memory, in any dtype.
 ///
-/// `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape and
-/// strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
+/// `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape
+/// and strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
 ///
 /// INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH,
 /// NOT_CONTIGUOUS: src.

@@ -67,15 +67,15 @@ pub struct gc_codec_t(Codec);
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_codec_options_t {
-    /// sizeof(gc_codec_options_t).
+    /// Set by you: sizeof(gc_codec_options_t).
     pub struct_size: u32,
     /// One of GC_CODEC_*; there is no default.
     pub codec: i32,
     /// All 0: the CPU.
     pub device: DLDevice,
-    /// Of what is encoded: float32, float16 or bfloat16. All 0: float32.
+    /// The dtype of what is encoded: float32, float16 or bfloat16. All 0: float32.
     pub values: DLDataType,
-    /// Of what is decoded in the end, likewise: a reduced scale is rounded to it.
+    /// The dtype of what is decoded in the end, likewise. A reduced scale is rounded to it.
     pub results: DLDataType,
     /// One of GC_ERROR_*. SIGN keeps no errors.
     pub error: i32,
@@ -83,19 +83,19 @@ pub struct gc_codec_options_t {
     pub scale: i32,
     /// One of GC_NONFINITE_*.
     pub nonfinite: i32,
-    /// What a carried error is multiplied by each step. 0: 1.
+    /// The factor by which a carried error is multiplied in each step. 0 means 1.
     pub beta: f32,
     /// The element counts of n_segments tensors, 0 or more each. NULL: one segment, of n_elements.
     pub segments: *const i64,
-    /// How many.
+    /// The number of `segments`.
     pub n_segments: usize,
-    /// With `segments` NULL, all elements; otherwise 0.
+    /// The number of elements if `segments` is NULL; otherwise 0.
     pub n_elements: i64,
-    /// 0: 1.
+    /// The number of chunks. 0 means 1.
     pub n_chunks: usize,
-    /// k + 1: this codec reduces chunk k, and keeps its error. 0: it reduces none.
+    /// k + 1: this codec reduces chunk k, and keeps the error of that. 0: it reduces none.
     pub server: u64,
-    /// 0.
+    /// Must be 0.
     pub reserved: [u64; 4],
 }
 
@@ -207,13 +207,14 @@ unsafe fn with_errors(
 
 /// Makes a codec. Its state is +0, which means that no error is carried yet.
 ///
-/// `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice with
-/// GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by gc_codec_free().
+/// `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice
+/// with GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by
+/// gc_codec_free().
 ///
-/// INVALID_ARGUMENT: a codec or another number that this version does not know; a field behind those that it knows, or a
-/// reserved one, that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
-/// chunks; errors with GC_CODEC_SIGN. UNSUPPORTED_DTYPE: not float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or a
-/// state of more than 2^63 - 1 bytes.
+/// INVALID_ARGUMENT: a codec or another number that this version does not know; a field behind those that it knows, or
+/// a reserved one, that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
+/// chunks; errors with GC_CODEC_SIGN. UNSUPPORTED_DTYPE: not float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or
+/// a state of more than 2^63 - 1 bytes.
 ///
 /// # Safety
 /// The pointers are as described, and struct_size bytes are readable.
@@ -260,8 +261,8 @@ pub unsafe extern "C" fn gc_codec_payload_bytes(codec: *const gc_codec_t) -> i64
 /// multiplied first: the first takes a loss scale out; the second is the new loss scale over the old where it stays in.
 /// `payload`: gc_codec_payload_bytes() bytes, all of them written.
 ///
-/// INVALID_ARGUMENT: n_values not the number of segments; a payload not aligned to 16. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
-/// NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
+/// INVALID_ARGUMENT: n_values not the number of segments; a payload not aligned to 16. UNSUPPORTED_DTYPE,
+/// SHAPE_MISMATCH, NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `payload` meanwhile.
@@ -291,14 +292,14 @@ pub unsafe extern "C" fn gc_codec_encode(
 
 /// Decodes a payload to +s or -s for every element. s is the segment's scale in the chunk.
 ///
-/// `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers. `divisor`: the
-/// scale is divided by it; 0 is 1. `factor`: NULL for 1, or one float32 on the codec's device, by which it is multiplied.
-/// `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to what is there, so that rings and trees of your own can
-/// be built. `values`: n_values tensors, one for each segment: all float32, all float16 or all bfloat16; with
-/// GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
+/// `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers.
+/// `divisor`: the scale is divided by it; 0 is 1. `factor`: NULL for 1, or one float32 on the codec's device, by which
+/// it is multiplied. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to what is there, so that rings
+/// and trees of your own can be built. `values`: n_values tensors, one for each segment: all float32, all float16 or
+/// all bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
 ///
-/// As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, a mode that is none. CORRUPT: on the CPU, a chunk that
-/// this codec would not have written; nothing is written then.
+/// As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, a mode that is none. CORRUPT: on the CPU, a chunk
+/// that this codec would not have written; nothing is written then.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `values` meanwhile.
@@ -335,11 +336,11 @@ pub unsafe extern "C" fn gc_codec_decode(
 /// Reduces the same chunk of several payloads to one chunk. They are added in the order given: ONEBIT gives the signs
 /// and the scale of their mean plus the carried error, SIGN the majority. The error of this chunk is kept.
 ///
-/// `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks], chunk
-/// `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
+/// `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks],
+/// chunk `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
 ///
-/// A corrupt chunk does not stop the others: what goes out is marked, so that all who decode it know, its scales are +0, and
-/// the carried error is as it was. On the CPU the call gives CORRUPT then; on CUDA GC_FLAG_CORRUPT is set.
+/// A corrupt chunk does not stop the others: what goes out is marked, so that all who decode it know, its scales are
+/// +0, and the carried error is as it was. On the CPU the call gives CORRUPT then; on CUDA GC_FLAG_CORRUPT is set.
 ///
 /// INVALID_ARGUMENT: another chunk, or none; no payloads; memory that is not aligned to 16. SHAPE_MISMATCH. BUSY.
 ///
@@ -524,7 +525,8 @@ pub unsafe extern "C" fn gc_codec_errors_out(
 
 /// Carries the given errors from now on, rounded to the codec's dtype of errors. What is NULL stays as it is.
 ///
-/// `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps none.
+/// `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps
+/// none.
 ///
 /// # Safety
 /// The pointers are as described.

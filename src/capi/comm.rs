@@ -53,18 +53,19 @@ use super::{
     status::gc_status_t,
 };
 
-/// A communicator: gc_comm_from_transport(), gc_comm_group() and gc_comm_from_nccl() make them, and gc_comm_from_nccl_id().
+/// A communicator: gc_comm_from_transport(), gc_comm_group() and gc_comm_from_nccl() make them, and
+/// gc_comm_from_nccl_id().
 #[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_comm_t(pub(super) Shared<Communicator>);
 
-/// An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are called
-/// on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the memory is: host
-/// memory also without GC_TRANSPORT_HOST, where handles on a card are made.
+/// An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are
+/// called on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the
+/// memory is: host memory also without GC_TRANSPORT_HOST, where handles on a card are made.
 #[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_transport_t {
-    /// sizeof(gc_transport_t).
+    /// Set by you: sizeof(gc_transport_t).
     pub struct_size: u32,
     /// This rank: 0 to world_size - 1.
     pub rank: i32,
@@ -72,9 +73,10 @@ pub struct gc_transport_t {
     pub world_size: i32,
     /// 0, or GC_TRANSPORT_HOST.
     pub flags: u32,
-    /// Whatever the functions want to know.
+    /// Passed to the functions as it is.
     pub ctx: *mut c_void,
-    /// Sends block k of `send` to rank k, and receives one of each rank, in ranks' order; each has bytes_per_rank bytes.
+    /// Sends block k of `send` to rank k, and receives a block from each rank, in the order of ranks. Each block has
+    /// bytes_per_rank bytes.
     pub all_to_all: Option<
         unsafe extern "C" fn(
             ctx: *mut c_void,
@@ -85,7 +87,7 @@ pub struct gc_transport_t {
             stream: *mut c_void,
         ) -> i32,
     >,
-    /// Sends the bytes_per_rank bytes at `send` to every rank, and receives those of each, in ranks' order.
+    /// Sends the bytes_per_rank bytes at `send` to every rank, and receives those of each rank, in the order of ranks.
     pub all_gather: Option<
         unsafe extern "C" fn(
             ctx: *mut c_void,
@@ -114,8 +116,8 @@ pub enum TransportFlag {
 
 /// Makes a communicator from functions of yours that exchange memory.
 ///
-/// `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release, by
-/// gc_comm_free().
+/// `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release,
+/// by gc_comm_free().
 ///
 /// INVALID_ARGUMENT: a rank not within 0 to world_size - 1; a function that is NULL; an unknown flag.
 ///
@@ -260,17 +262,17 @@ pub unsafe extern "C" fn gc_comm_free(comm: *mut gc_comm_t) {
 /// Averages a gradient over all ranks at one bit per element, with error feedback. On every rank `buffer` becomes the
 /// mean, over the ranks, of what it was plus the errors. All ranks end with the same bytes.
 ///
-/// `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous, as
-/// many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the
+/// `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous,
+/// as many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the
 /// elements of this rank's shard are used: from number rank * shard on, as far as there are. All three on one device, 0
 /// before the first call, and written to by each.
 ///
-/// If anything was not finite on any rank, buffer is NaN everywhere and both errors are as they were, on every rank. A call
-/// that fails leaves buffer and errors of this rank as they were. Without elements: OK, and nothing is exchanged.
+/// If anything was not finite on any rank, buffer is NaN everywhere and both errors are as they were, on every rank. A
+/// call that fails leaves buffer and errors of this rank as they were. Without elements: OK, and nothing is exchanged.
 ///
-/// UNSUPPORTED_DTYPE, NOT_CONTIGUOUS, SHAPE_MISMATCH: a tensor that is not as described. INVALID_ARGUMENT: tensors on different
-/// devices, or that overlap. COMM: an exchange failed. CORRUPT: a rank runs another version, or calls with another number of
-/// elements. BUSY.
+/// UNSUPPORTED_DTYPE, NOT_CONTIGUOUS, SHAPE_MISMATCH: a tensor that is not as described. INVALID_ARGUMENT: tensors on
+/// different devices, or that overlap. COMM: an exchange failed. CORRUPT: a rank runs another version, or calls with
+/// another number of elements. BUSY.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of the tensors meanwhile.
@@ -296,8 +298,8 @@ pub unsafe extern "C" fn gc_compressed_allreduce(
     })
 }
 
-/// Elements of a rank's server error: 8 * gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that cannot be:
-/// n_elements negative, world_size below 1, or more than 2^63 - 1.
+/// Elements of a rank's server error: 8 * gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that
+/// cannot be: n_elements negative, world_size below 1, or more than 2^63 - 1.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_shard_elements(n_elements: i64, world_size: i32) -> i64 {
     boundary(|| comm::shard_elements(n_elements, world_size))

@@ -9,8 +9,8 @@
 //! gc_copy_into(&float32_matrix, &bfloat16_transposed, stream);  // cast and laid out anew in one pass
 //! ```
 //!
-//! `src` is broadcast to the shape of `dst` by NumPy's rule: sizes are aligned at the last one, and where src has a size of
-//! 1, or none, its element is repeated.
+//! `src` is broadcast to the shape of `dst` by NumPy's rule: sizes are aligned at the last one, and where src has a
+//! size of 1, or none, its element is repeated.
 //!
 //! Elements of the same dtype are copied as they are, byte for byte: any dtype, lanes included. Casts are between bool,
 //! integers, float16, bfloat16, float32 and float64. Their results are the same on every device, to the last bit:
@@ -18,8 +18,8 @@
 //! - integer to integer: the lowest bits, sign or zeros before them: 300 is 44 in uint8, -1 is 255;
 //! - float to integer: towards 0; what is beyond the integer's range becomes its least or greatest, NaN 0;
 //! - to bool: 1 unless the element is 0 or -0.0, so 1 for NaN; from bool: 1 for every byte but 0;
-//! - to a float: rounded once, to nearest, to even in the middle, also from float64 to bfloat16 or from int64 to float16;
-//!   what rounds to beyond the largest becomes Inf; denormals are kept;
+//! - to a float: rounded once, to nearest, to even in the middle, also from float64 to bfloat16 or from int64 to
+//!   float16; what rounds to beyond the largest becomes Inf; denormals are kept;
 //! - NaN to a float: 0x7fc00000 in float32, 0x7fc0 in bfloat16, 0x7e00 in float16, 0x7ff8000000000000 in float64.
 //!
 //! Where a cast is defined in NumPy, astype() gives the same, but for the bits of NaN.
@@ -37,11 +37,12 @@ use super::{
 
 /// A new compact copy of a tensor, on the device that you name.
 ///
-/// `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be C-contiguous.
-/// `device`: CPU 1 or CUDA 2; that of src, too. `*out`: of the same dtype and shape, yours to release.
+/// `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be
+/// C-contiguous. `device`: CPU (1) or CUDA (2); it may be that of src. `*out`: of the same dtype and shape, yours to
+/// release.
 ///
-/// UNSUPPORTED_DEVICE: CUDAHost or CUDAManaged as `device`: such memory is yours to make, and gc_copy_into() writes to it.
-/// SIZE_OVERFLOW: more than 2^63 - 1 bytes. NOT_CONTIGUOUS.
+/// UNSUPPORTED_DEVICE: CUDAHost or CUDAManaged as `device`: such memory is yours to make, and gc_copy_into() writes to
+/// it. SIZE_OVERFLOW: more than 2^63 - 1 bytes. NOT_CONTIGUOUS.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -62,8 +63,8 @@ pub unsafe extern "C" fn gc_tensor_to_device(
 /// Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
 /// CUDAHost, CUDA and CUDAManaged.
 ///
-/// `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is. `stream`: of dst's device, or of
-/// src's where dst is on CPU or CUDAHost; ignored where both are.
+/// `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is. `stream`: of dst's device, or
+/// of src's where dst is on CPU or CUDAHost; ignored where both are.
 ///
 /// Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
 /// is enqueued on the stream, like a copy between two CUDA tensors, and both must stay until the stream has done it.
@@ -78,12 +79,13 @@ pub unsafe extern "C" fn gc_tensor_to_device(
 /// done the copy.
 ///
 /// Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
-/// done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of src,
-/// whether elements share them or not: INVALID_ARGUMENT.
+/// done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of
+/// src, whether elements share them or not: INVALID_ARGUMENT.
 ///
 /// SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
 /// NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such
-/// elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this returns.
+/// elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this
+/// returns.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.

@@ -43,7 +43,8 @@ pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
 /// takes it from memory, CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as
 /// an item are in kernels/README.md, which is installed beside the licences. Needs no driver.
 ///
-/// `family`: "bits", or another that kernels/README.md names. `*fatbin`: static memory, aligned to 16; `*size`: its bytes.
+/// `family`: "bits", or another that kernels/README.md names. `*fatbin`: static memory, aligned to 16; `*size`: its
+/// bytes.
 ///
 /// INVALID_ARGUMENT: no such family.
 ///
@@ -80,7 +81,7 @@ pub struct gc_kernel_shape_t {
     pub shared_bytes: u32,
     /// Blocks of a cluster; 1 where the kernel is launched without clusters.
     pub cluster: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: [u32; 3],
 }
 

@@ -22,32 +22,32 @@
 //!
 //! *Parameters*: types and names between commas, as in "float32 x, raw T y". A type is one of NumPy's names (bool, int8
 //! to int64, uint8 to uint64, float16, float32, float64), bfloat16, or a letter, which stands for the dtype that the
-//! tensors have. Up to 32. In the C++ each is a variable of its name: an element of the input, const, or of the output,
-//! to be set; an output that is not set keeps its element, and one that is read has it. float16 and bfloat16 are
-//! calculated with as float. Names that begin with _, and the names i and n, are the kernel's own:
+//! tensors have. There may be up to 32. In the C++ each is a variable of that name: a const element of the input, or
+//! the element of the output, to be set. An output that is not set keeps its element, which can be read, too. float16
+//! and bfloat16 are computed with as float. Names that begin with _, and the names i and n, are the kernel's own:
 //!
-//! - `i`: the element's number, in the order of C; `n`: how many there are, as `_ind.size()` says, too;
-//! - a *raw* parameter is the whole tensor: `x[k]` is its element number k in the order of C, `x[indices]` that at an
-//!   array of ptrdiff_t; `x.size()`, `x.shape()[axis]`, `x.strides()[axis]` (in bytes), `x.ndim`. It does not take part
-//!   in broadcasting, and must lie at a multiple of its element's size;
+//! - `i`: the element's number, in C order; `n`: how many there are, as `_ind.size()` says, too;
+//! - a *raw* parameter is the whole tensor: `x[k]` is its element number k in C order, `x[indices]` that at an array of
+//!   ptrdiff_t; `x.size()`, `x.shape()[axis]`, `x.strides()[axis]` (in bytes), `x.ndim`. It does not take part in
+//!   broadcasting, and must lie at a multiple of its element's size;
 //! - in a reduction: `a` and `b`, values to be reduced, and `a` in post_map; `n`: elements of one output;
 //!   `_in_ind.size()`, `_out_ind.size()`; `_J` in map: the element's number among those that are reduced to one output;
 //!   `i` in post_map: the output's number; `_type_reduce`: the type that is reduced in.
 //!
 //! Inputs are broadcast against each other by NumPy's rule; outputs have the shape that results, or the inputs' other
 //! axes where some are reduced. An input of no dimension on the CPU is a *scalar*: its value is read during the call (a
-//! graph keeps it), cast to the parameter's type as gc_copy_into() casts, and says what a letter is only where no
-//! tensor does.
+//! graph keeps it), cast to the parameter's type as gc_copy_into() casts, and it decides what a letter stands for only
+//! where no tensor does.
 //!
 //! a * b + c is not contracted into an FMA unless GC_KERNEL_FMAD asks for it, so + - * / sqrt and comparisons of
 //! float32 and float64 give NumPy's results to the last bit. A reduction adds in an order that depends on shapes and
 //! strides alone, so its result is the same on every run and card.
 //!
-//! *NVRTC* is what the options name, else the file that GRADCODEC_NVRTC in the environment names, else what the process
-//! has loaded, else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it; 11.2 or later. What it made is *kept
-//! on disk*, in $GRADCODEC_CACHE_DIR, else $XDG_CACHE_HOME/gradcodec, else $HOME/.cache/gradcodec, up to 256 MiB, of
-//! which those go first that were not used for the longest time; GRADCODEC_CACHE=0 turns that off. Nothing that is wrong
-//! there keeps a kernel from being compiled.
+//! *NVRTC* is the one that the options name; or else the file that GRADCODEC_NVRTC in the environment names; or else
+//! what the process has loaded; or else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it. It has to be
+//! 11.2 or later. What it has compiled is *kept on disk*, in $GRADCODEC_CACHE_DIR, or else $XDG_CACHE_HOME/gradcodec,
+//! or else $HOME/.cache/gradcodec, up to 256 MiB, beyond which what was not used for the longest time is deleted.
+//! GRADCODEC_CACHE=0 turns that off. If anything is wrong there, kernels are compiled all the same.
 //!
 //! Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
 //! call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
@@ -107,15 +107,15 @@ pub enum RunFlag {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_elementwise_options_t {
-    /// sizeof(gc_elementwise_options_t).
+    /// Set by you: sizeof(gc_elementwise_options_t).
     pub struct_size: u32,
-    /// Of GC_KERNEL_*.
+    /// Any of GC_KERNEL_*, or'ed.
     pub flags: u32,
-    /// Parameters. NULL: none.
+    /// The input parameters. NULL: none.
     pub inputs: *const c_char,
-    /// Parameters, one at least.
+    /// The output parameters, at least one.
     pub outputs: *const c_char,
-    /// Statements for an element.
+    /// The statements for one element.
     pub operation: *const c_char,
     /// An identifier, as profilers and errors show it. NULL: "kernel".
     pub name: *const c_char,
@@ -123,15 +123,15 @@ pub struct gc_elementwise_options_t {
     pub preamble: *const c_char,
     /// Statements before a thread's loop over elements. NULL: none.
     pub loop_prep: *const c_char,
-    /// Statements behind it. NULL: none.
+    /// Statements after that loop. NULL: none.
     pub after_loop: *const c_char,
     /// n_options options of NVRTC.
     pub options: *const *const c_char,
-    /// How many.
+    /// The number of `options`.
     pub n_options: usize,
-    /// What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for.
+    /// NVRTC, from dlopen(), to stay open as long as the kernel lives. NULL: it is looked for.
     pub nvrtc: *mut c_void,
-    /// 0.
+    /// Must be 0.
     pub reserved: [u64; 4],
 }
 
@@ -146,13 +146,13 @@ unsafe impl borrow::Options for gc_elementwise_options_t {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_reduction_options_t {
-    /// sizeof(gc_reduction_options_t).
+    /// Set by you: sizeof(gc_reduction_options_t).
     pub struct_size: u32,
-    /// Of GC_KERNEL_*.
+    /// Any of GC_KERNEL_*, or'ed.
     pub flags: u32,
-    /// Parameters, one at least that is not raw.
+    /// The input parameters, at least one of which is not raw.
     pub inputs: *const c_char,
-    /// Parameters, one at least, none raw.
+    /// The output parameters, at least one, none of them raw.
     pub outputs: *const c_char,
     /// An expression of the inputs: "x * x".
     pub map: *const c_char,
@@ -160,22 +160,22 @@ pub struct gc_reduction_options_t {
     pub reduce: *const c_char,
     /// Statements that set the outputs from a: "y = sqrt(a)".
     pub post_map: *const c_char,
-    /// What no element gives: "0". NULL: there must be one.
+    /// The result of no elements: "0". NULL: there must be an element.
     pub identity: *const c_char,
     /// An identifier, as profilers and errors show it. NULL: "kernel".
     pub name: *const c_char,
-    /// The type that is reduced in: one as of parameters, or any of C++ up to 32 bytes, aligned to 16 at most. NULL: the
-    /// first output's.
+    /// The type in which values are reduced: one that parameters may have, or any C++ type of up to 32 bytes that is
+    /// aligned to 16 at most. NULL: that of the first output.
     pub reduce_type: *const c_char,
     /// Declarations before the kernel. NULL: none.
     pub preamble: *const c_char,
     /// n_options options of NVRTC.
     pub options: *const *const c_char,
-    /// How many.
+    /// The number of `options`.
     pub n_options: usize,
-    /// What dlopen() gave for NVRTC, open as long as the kernel lives. NULL: it is looked for.
+    /// NVRTC, from dlopen(), to stay open as long as the kernel lives. NULL: it is looked for.
     pub nvrtc: *mut c_void,
-    /// 0.
+    /// Must be 0.
     pub reserved: [u64; 4],
 }
 
@@ -189,15 +189,15 @@ unsafe impl borrow::Options for gc_reduction_options_t {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_run_options_t {
-    /// sizeof(gc_run_options_t).
+    /// Set by you: sizeof(gc_run_options_t).
     pub struct_size: u32,
-    /// Of GC_RUN_*.
+    /// Any of GC_RUN_*, or'ed.
     pub flags: u32,
-    /// Elements that an elementwise kernel goes over all of whose parameters are raw.
+    /// The number of elements, for an elementwise kernel whose parameters are all raw.
     pub size: i64,
     /// The axes that a reduction reduces, of the inputs' broadcast shape; negative ones count from the last. NULL: all.
     pub axes: *const i32,
-    /// How many; 0 if `axes` is NULL.
+    /// The number of `axes`; 0 if `axes` is NULL.
     pub n_axes: usize,
     /// Of a reduction: uint8, gc_kernel_workspace_bytes() bytes at least, on the device, C-contiguous, aligned to 16.
     /// NULL if it is 0 bytes.
@@ -205,9 +205,9 @@ pub struct gc_run_options_t {
     /// For gc_kernel_prepare() alone: compile for a card of this compute capability, 90 for 9.0, which need not be
     /// here; load nothing. The tensors' devices are not looked at then.
     pub capability: i32,
-    /// 0.
+    /// Must be 0.
     pub reserved0: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: [u64; 3],
 }
 

@@ -47,7 +47,7 @@ use super::{
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_nccl_options_t {
-    /// sizeof(gc_nccl_options_t).
+    /// Set by you: sizeof(gc_nccl_options_t).
     pub struct_size: u32,
     /// 0, or GC_NCCL_SPLIT.
     pub flags: u32,
@@ -66,7 +66,7 @@ unsafe impl borrow::Options for gc_nccl_options_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NcclFlag {
-    /// A communicator of all its ranks is split from it, so that calls on the two need no order.
+    /// Split a communicator of all its ranks from it, so that calls on the two need not be ordered.
     Split = 1,
 }
 

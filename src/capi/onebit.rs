@@ -7,8 +7,8 @@
 //! bit = not (c < 0)      scale s = root of the mean of c * c      new error = c - (+s where the bit is 1, else -s)
 //! ```
 //!
-//! This is DeepSpeed's formula; docs/NUMERICS.md says it to the last bit. A codec (below) does the same in one pass over
-//! memory instead of two, keeps the error itself, and takes several tensors at once.
+//! This is DeepSpeed's formula; docs/NUMERICS.md says it to the last bit. A codec (below) does the same in one pass
+//! over memory instead of two, keeps the error itself, and takes several tensors at once.
 
 use std::ffi::c_void;
 
@@ -41,14 +41,14 @@ fn to_rule(code: gc_scale_t) -> Result<ScaleRule> {
 
 /// Compresses a gradient to signs and one scale, and updates its error.
 ///
-/// `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on the
-/// same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive chunks as
-/// from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares overflow: then
-/// the error is as it was. So it is when the call fails.
+/// `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on
+/// the same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive
+/// chunks as from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares
+/// overflow: then the error is as it was. So it is when the call fails.
 ///
-/// INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an error of
-/// another size. A call that fails leaves the error as it was; on CUDA it may be the new one if what fails is the driver's
-/// wait at the end.
+/// INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an
+/// error of another size. A call that fails leaves the error as it was; on CUDA it may be the new one if what fails is
+/// the driver's wait at the end.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `error` meanwhile.
@@ -117,15 +117,17 @@ pub unsafe extern "C" fn gc_onebit_decompress(
 
 /// gc_onebit_compress() into your memory.
 ///
-/// `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk, bits
-/// most significant first, every byte written. `scale`: float32, one element. `workspace`: uint8, C-contiguous, at least
-/// gc_onebit_workspace_bytes(n) bytes, aligned to 16; whatever is in it, it is written to. All on the gradient's device.
+/// `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk,
+/// bits most significant first, every byte written. `scale`: float32, one element. `workspace`: uint8, C-contiguous, at
+/// least gc_onebit_workspace_bytes(n) bytes, aligned to 16; whatever is in it, it is written to. All on the gradient's
+/// device.
 ///
 /// As gc_onebit_compress(), and INVALID_ARGUMENT: a rule that is none. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
 /// workspace.
 ///
 /// # Safety
-/// The pointers are as described, and nothing else uses the memory of `error`, `dst`, `scale` and `workspace` meanwhile.
+/// The pointers are as described, and nothing else uses the memory of `error`, `dst`, `scale` and `workspace`
+/// meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_onebit_compress_into(
     grad: *const DLTensor,

@@ -1,7 +1,7 @@
 //! PEER MEMORY
 //!
-//! A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the cards of one
-//! machine, over NVLink or PCIe. The calls over it are the same, and so are the bytes that they give.
+//! A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the cards of
+//! one machine, over NVLink or PCIe. The calls over it are the same, and so are the bytes that they give.
 //!
 //! ```c
 //! gc_comm_t *comm;                                            // found over another one, such as MPI's, on every rank
@@ -45,12 +45,12 @@ use super::{
     status::gc_status_t,
 };
 
-/// The memory of ranks that reach each other, as one of them has it.
+/// Memory by which ranks reach each other, as one of them has it mapped.
 #[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_peers_options_t {
-    /// sizeof(gc_peers_options_t).
+    /// Set by you: sizeof(gc_peers_options_t).
     pub struct_size: u32,
     /// This rank: 0 to world_size - 1.
     pub rank: i32,
@@ -60,10 +60,10 @@ pub struct gc_peers_options_t {
     pub timeout_ms: u32,
     /// This rank's, CUDA.
     pub device: DLDevice,
-    /// Of each buffer: gc_peers_bytes(), the same on every rank.
+    /// The size of each buffer: gc_peers_bytes(), the same on every rank.
     pub bytes: usize,
-    /// world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the first
-    /// rank calls this.
+    /// world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the
+    /// first rank calls this.
     pub buffers: *const *mut c_void,
 }
 
@@ -85,12 +85,12 @@ pub extern "C" fn gc_peers_bytes(n_elements: i64, world_size: i32) -> i64 {
 /// Makes a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
 /// memory from cuIpcOpenMemHandle(). Every rank calls this; none waits for another.
 ///
-/// `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of it,
-/// and nothing else may write to them; to be used once more they are set to 0 again. `*out`: yours to release, by
+/// `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of
+/// it, and nothing else may write to them; to be used once more they are set to 0 again. `*out`: yours to release, by
 /// gc_comm_free().
 ///
-/// INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which this
-/// rank's own is not on `device`, or not 0. UNSUPPORTED_DEVICE: the CPU. And as for a tensor on the device.
+/// INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which
+/// this rank's own is not on `device`, or not 0. UNSUPPORTED_DEVICE: the CPU. And as for a tensor on the device.
 ///
 /// # Safety
 /// The pointers are as described, and each buffer has so many bytes that this device can write to.
@@ -125,9 +125,10 @@ pub unsafe extern "C" fn gc_comm_from_peers(
 /// `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`: as for
 /// gc_peers_bytes(). `timeout_ms`: as in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
 ///
-/// If one rank fails, all do, unless that is with BUSY or a NULL `bootstrap`, for which the others wait. UNSUPPORTED_DEVICE: a
-/// rank cannot reach the memory of another (another machine, a card without peer access); the CPU. INVALID_ARGUMENT:
-/// ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
+/// If one rank fails, all do, unless that is with BUSY or a NULL `bootstrap`, for which the others wait.
+/// UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another machine, a card without peer access); the
+/// CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY, COMM,
+/// BUSY.
 ///
 /// # Safety
 /// The pointers are as described.

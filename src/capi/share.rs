@@ -43,9 +43,9 @@
 //! tensor. Without a lease it is never freed, and a descriptor of this process stays open until the receiver has
 //! answered and a later gc_share_send() or gc_share_free() finds that. A copy by GC_SHARE_COPY needs nobody to keep it.
 //!
-//! `socket`: SOCK_STREAM of AF_UNIX, connected; blocking or not, as you like. A message of these functions lies on it between
-//! yours, with one descriptor or more; no byte beyond it is read, and no SIGPIPE is raised. One thread at a time sends on a
-//! socket, and one receives.
+//! `socket`: SOCK_STREAM of AF_UNIX, connected; blocking or not, as you like. A message of these functions lies on it
+//! between yours, with one descriptor or more; no byte beyond it is read, and no SIGPIPE is raised. One thread at a
+//! time sends on a socket, and one receives.
 //!
 //! `timeout_ms`: how long a call may wait for the other side; 0: only what is there already is taken; negative: without
 //! limit. TIMEOUT: it was too short. A message normally passes whole or not at all, and then the socket is as it was;
@@ -92,17 +92,16 @@ pub enum ShareFlag {
 /// Sends a tensor to another process. It returns when its message is written; gc_share_wait() says whether the other
 /// side took it.
 ///
-/// `tensor`: of any dtype, with any strides; elements of less than a byte that are copied must be C-contiguous. On CPU or
-/// CUDAHost it is copied, and yours again when this returns. On CUDA: the receiver's has its strides; keep it until it is
-/// released there.
-/// `flags`: 0 or GC_SHARE_COPY: the receiver's tensor is compact then. `*lease`: yours to release, by gc_share_free(); `lease`
-/// may be NULL if nobody is to wait.
+/// `tensor`: of any dtype, with any strides; elements of less than a byte that are copied must be C-contiguous. On CPU
+/// or CUDAHost it is copied, and yours again when this returns. On CUDA: the receiver's has its strides; keep it until
+/// it is released there. `flags`: 0 or GC_SHARE_COPY: the receiver's tensor is compact then. `*lease`: yours to
+/// release, by gc_share_free(); `lease` may be NULL if nobody is to wait.
 ///
-/// INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions; elements outside the memory of element 0.
-/// UNSUPPORTED_DEVICE. SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes. NOT_CONTIGUOUS, OUT_OF_MEMORY. SHARE: the
-/// other side has closed the socket, or the system refuses, or the memory is of a kind that cannot be given away, and what
-/// to do instead. TIMEOUT. CUDA, CONTEXT_LOST: the driver failed. A copy of the CPU counts as a file: RLIMIT_FSIZE and its
-/// SIGXFSZ apply.
+/// INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions; elements outside the memory of element
+/// 0. UNSUPPORTED_DEVICE. SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes. NOT_CONTIGUOUS, OUT_OF_MEMORY.
+/// SHARE: the other side has closed the socket, or the system refuses, or the memory is of a kind that cannot be given
+/// away, and what to do instead. TIMEOUT. CUDA, CONTEXT_LOST: the driver failed. A copy of the CPU counts as a file:
+/// RLIMIT_FSIZE and its SIGXFSZ apply.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -141,8 +140,8 @@ pub unsafe extern "C" fn gc_share_send(
 /// on any thread. Memory of this library on CUDA that was kept for it is then freed, which waits for the work of its
 /// context.
 ///
-/// TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it; that it
-/// ended shows when its children that inherited the tensor have ended, too.
+/// TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it;
+/// that it ended shows when its children that inherited the tensor have ended, too.
 ///
 /// # Safety
 /// The pointer is as described.
@@ -169,18 +168,20 @@ pub unsafe extern "C" fn gc_share_free(lease: *mut gc_share_t) {
     });
 }
 
-/// Receives the tensor that comes next, writable. Of the CPU: compact, its elements as they were when it was sent. Of CUDA:
-/// the sender's memory, mapped here, with the sender's strides; several tensors of one allocation have one mapping.
+/// Receives the tensor that comes next, writable. Of the CPU: compact, its elements as they were when it was sent. Of
+/// CUDA: the sender's memory, mapped here, with the sender's strides; several tensors of one allocation have one
+/// mapping.
 ///
-/// `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the sender's
-/// card or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the sender; on CUDA
-/// it waits for the work of the context that it was received in. A child that is forked meanwhile has the same memory of
-/// the CPU, and its release tells nobody. In the process that has sent it the tensor is the same memory, on the same device.
+/// `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the
+/// sender's card or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the
+/// sender; on CUDA it waits for the work of the context that it was received in. A child that is forked meanwhile has
+/// the same memory of the CPU, and its release tells nobody. In the process that has sent it the tensor is the same
+/// memory, on the same device.
 ///
-/// INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not ours, or
-/// cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the socket, or this
-/// process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT, OUT_OF_MEMORY, CUDA, CONTEXT_LOST.
-/// A message that was refused, for its device or for want of memory, has been taken.
+/// INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not
+/// ours, or cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the
+/// socket, or this process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT,
+/// OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that was refused, for its device or for want of memory, has been taken.
 ///
 /// # Safety
 /// The pointer is as described.

@@ -42,9 +42,9 @@ use super::{borrow::Out, comm::gc_comm_t, handle, status::gc_status_t};
 /// Over peer memory `inside` carries blocks of several ranks: give gc_comm_open_peers() 1024 elements more for each
 /// rank of the world, of W, and X * X * M / (W * C) times as many where not every rank has a `between`.
 ///
-/// INVALID_ARGUMENT: ranks of a machine that have a `between` behind one that has none; others than those said above
-/// in one of the two; one communicator twice; one that is itself made of two. If one rank fails, all do, unless that
-/// is with BUSY or a NULL `inside`, or with a `between` of which another rank does not give its own (but NULL, or another
+/// INVALID_ARGUMENT: ranks of a machine that have a `between` behind one that has none; others than those said above in
+/// one of the two; one communicator twice; one that is itself made of two. If one rank fails, all do, unless that is
+/// with BUSY or a NULL `inside`, or with a `between` of which another rank does not give its own (but NULL, or another
 /// communicator in its place): for that the others wait. OUT_OF_MEMORY, COMM, BUSY.
 ///
 /// # Safety

@@ -19,7 +19,7 @@ fn nonzero(src: &View<'_>) -> Result<BitRule> {
     if dtype.is_float() {
         return Err(error!(
             UnsupportedDtype,
-            "{}: {dtype} cannot be packed as truth; gc_pack_signs_into packs signs",
+            "{}: {dtype} cannot be packed as booleans; gc_pack_signs_into packs signs",
             src.name()
         ));
     }

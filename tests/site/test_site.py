@@ -83,7 +83,8 @@ def browser(tmp_path_factory):
     options.binary_location = program
     for option in (
         "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
+        "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
     ):  # fmt: skip
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
