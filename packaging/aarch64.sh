@@ -58,6 +58,8 @@ library=build/package/aarch64/lib
 inside env PATH=/usr/aarch64-linux-gnu/bin:/usr/bin:/bin sh tests/abi/symbols.sh "$library/libgradcodec.so.0" tests/abi/functions.h
 newest=$(readelf --version-info "$library/libgradcodec.so" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
 [ "$newest" = GLIBC_2.17 ] || { echo "FAILED: it wants $newest" >&2; exit 1; }
+unknown=$(inside aarch64-linux-gnu-nm -D --undefined-only "$library/libgradcodec.so" | awk '$1 == "U" && $2 !~ /@/')
+[ -z "$unknown" ] || { echo "FAILED: glibc 2.17 has no $unknown" >&2; exit 1; }
 build/package-venv/bin/auditwheel show "$packages"/gradcodec-*-manylinux_2_17_aarch64.whl | tr '\n' ' ' |
     grep -q manylinux_2_17_aarch64 || { echo "FAILED: auditwheel" >&2; exit 1; }
 

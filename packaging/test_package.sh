@@ -26,6 +26,9 @@ library=$prefix/lib/libgradcodec.so.$version
 sh tests/abi/symbols.sh "$library" tests/abi/functions.h > "$work/log" || fail "$(grep '^FAILED' "$work/log")"
 newest=$(objdump -T "$library" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
 [ "$(printf 'GLIBC_2.17\n%s\n' "$newest" | sort -V | tail -n 1)" = GLIBC_2.17 ] || fail "it wants $newest"
+# A name without a version is of a newer glibc than Zig has: an older one could not load the library.
+unknown=$(nm -D --undefined-only "$library" | awk '$1 == "U" && $2 !~ /@/ { print $2 }')
+[ -z "$unknown" ] || fail "glibc 2.17 has no $unknown"
 echo "ok: the library exports and needs what it should, and wants $newest"
 ! grep -rl "$root" "$prefix" || fail "these name the folder that they were built in"
 
