@@ -65,7 +65,7 @@ build/package-venv/bin/auditwheel show "$packages"/gradcodec-*-manylinux_2_17_aa
 
 mkdir -p "$packages/aarch64/bin"
 programs="examples_c/bits examples_c/errors examples_c/versions examples_c/feedback examples_c/allreduce examples_c/share
-    examples_c/digits tests/c/threads tests/c/null tests/c/alignment tests/c/fork"
+    examples_c/digits packaging/panic tests/c/threads tests/c/null tests/c/alignment tests/c/fork"
 for program in $programs; do
     begin=$(date +%s)
     name=${program##*/} argument=

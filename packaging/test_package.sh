@@ -1,7 +1,7 @@
 #!/bin/sh
 # test_package.sh: what `make package` has made: the archive is whole, its library exports, needs and asks of glibc what
-# it should, programs are built against it with pkg-config, shared and static; debug symbols belong to it; the Debian
-# packages have what belongs in them; every form has the notices.
+# it should, programs are built against it with pkg-config, shared and static, in which panics are caught; debug symbols
+# belong to it; the Debian packages have what belongs in them; every form has the notices.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -41,10 +41,12 @@ echo "ok: debug symbols apart, found by build-id and by name"
 
 PATH=$root/build/package/venv/bin:$root/build/venv/bin:$PATH
 pkg_config=$(command -v pkgconf || command -v pkg-config) || fail "no pkg-config"
-compile() { # PROGRAM FLAGS...
+compile() { # PROGRAM FLAGS...: an example, and what catches panics by the unwinder that is linked
     program=$1 && shift
-    ${CC:-cc} -std=c99 -Wall -Wextra -pedantic -Werror examples_c/bits.c -o "$work/$program" "$@"
-    "$work/$program" > "$work/log" || fail "$program: $(cat "$work/log")"
+    for source in examples_c/bits.c packaging/panic.c; do
+        ${CC:-cc} -std=c99 -Wall -Wextra -pedantic -Werror "$source" -o "$work/$program" -pthread "$@"
+        "$work/$program" > "$work/log" || fail "$program, $source: $(cat "$work/log")"
+    done
 }
 export PKG_CONFIG_PATH="$prefix/lib/pkgconfig"
 # shellcheck disable=SC2046 # the flags are words
@@ -55,6 +57,7 @@ cp -r "$prefix/lib/libgradcodec.a" "$prefix/lib/pkgconfig" "$work/static/lib"
 compile linked $(PKG_CONFIG_PATH="$work/static/lib/pkgconfig" "$pkg_config" --static --cflags --libs gradcodec)
 ! readelf -d "$work/linked" | grep -q libgradcodec || fail "the static library is not static"
 echo "ok: bits by pkg-config, shared ($(stat -c %s "$work/shared") bytes), static ($(stat -c %s "$work/linked") bytes)"
+echo "ok: $(cat "$work/log")"
 
 notices() { # FILE LISTING...
     file=$1 && shift
