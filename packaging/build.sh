@@ -9,6 +9,7 @@ root=$PWD
 arch=${1:-x86_64}
 tools=$root/build/package-venv
 work=$root/build/package
+target=$work/target-$arch
 out=$work/$arch/lib
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 
@@ -27,10 +28,10 @@ export RUSTFLAGS="--remap-path-prefix=$root=/gradcodec --remap-path-prefix=$carg
 CARGO_ZIGBUILD_ZIG_PATH=$(echo "$tools"/lib/python3*/site-packages/ziglang/zig)
 export CARGO_ZIGBUILD_ZIG_PATH
 "$tools/bin/cargo-zigbuild" rustc --release --locked --quiet --lib --crate-type cdylib,staticlib \
-    --target "$arch-unknown-linux-gnu.2.17" --target-dir "$work/target" -- -Clink-arg=-Wl,--build-id=sha1
+    --target "$arch-unknown-linux-gnu.2.17" --target-dir "$target" -- -Clink-arg=-Wl,--build-id=sha1
 
 rm -rf "$out" "$work/$arch/debug" && mkdir -p "$out" "$work/$arch/debug"
-built=$work/target/$arch-unknown-linux-gnu/release
+built=$target/$arch-unknown-linux-gnu/release
 debug=libgradcodec.so.$version.debug
 binutils=
 [ "$arch" = "$(uname -m)" ] || binutils=$arch-linux-gnu-
