@@ -42,7 +42,7 @@ if [ ! -e "$system/ready" ]; then
     inside dpkg --add-architecture arm64
     inside apt-get update -qq
     inside apt-get install -qq --yes --no-install-recommends rustc-web cargo-web libstd-rust-web-dev:arm64 libc6:arm64 \
-        qemu-user binutils-aarch64-linux-gnu ca-certificates make
+        qemu-user binutils-aarch64-linux-gnu ca-certificates make python3
     touch "$system/ready"
 fi
 cargo fetch --quiet --locked
