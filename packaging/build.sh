@@ -2,13 +2,14 @@
 # build.sh [ARCH]: the library as it is given to others: shared, stripped, with its debug symbols in a file apart; and static.
 # Zig links it for glibc 2.17, so that one build runs on every Linux of the last ten years. build/package/ARCH/lib has
 # the libraries, build/package/ARCH/prefix all that is installed, which may be moved as a whole. The same sources give the
-# same bytes in every folder. ARCH: x86_64, if it is not named; for aarch64 there is packaging/aarch64.sh.
+# same bytes in every folder, but for the debug symbols. ARCH: x86_64, if it is not named; for aarch64 there is packaging/aarch64.sh.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
 arch=${1:-x86_64}
 tools=$root/build/package-venv
 work=$root/build/package
+target=$work/target-$arch
 out=$work/$arch/lib
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 
@@ -27,16 +28,34 @@ export RUSTFLAGS="--remap-path-prefix=$root=/gradcodec --remap-path-prefix=$carg
 CARGO_ZIGBUILD_ZIG_PATH=$(echo "$tools"/lib/python3*/site-packages/ziglang/zig)
 export CARGO_ZIGBUILD_ZIG_PATH
 "$tools/bin/cargo-zigbuild" rustc --release --locked --quiet --lib --crate-type cdylib,staticlib \
-    --target "$arch-unknown-linux-gnu.2.17" --target-dir "$work/target" -- -Clink-arg=-Wl,--build-id=sha1
+    --target "$arch-unknown-linux-gnu.2.17" --target-dir "$target" -- \
+    -Clink-arg=-Wl,--build-id=0x67726164636f6465632d6275696c642d69642e2e
 
 rm -rf "$out" "$work/$arch/debug" && mkdir -p "$out" "$work/$arch/debug"
-built=$work/target/$arch-unknown-linux-gnu/release
-debug=libgradcodec.so.$version.debug
+built=$target/$arch-unknown-linux-gnu/release
 binutils=
 [ "$arch" = "$(uname -m)" ] || binutils=$arch-linux-gnu-
-"${binutils}objcopy" --only-keep-debug --compress-debug-sections "$built/libgradcodec.so" "$work/$arch/debug/$debug"
-(cd "$work/$arch/debug" &&
-    "${binutils}objcopy" --strip-all "--add-gnu-debuglink=$debug" "$built/libgradcodec.so" "$out/libgradcodec.so")
+"${binutils}objcopy" --strip-all "$built/libgradcodec.so" "$out/libgradcodec.so"
+# The build-id, by which debuggers find the symbols, is a hash of the library without them: in them is the name of the
+# folder in which Zig compiles its unwinder, so they alone differ from folder to folder. The linker has put
+# "gradcodec-build-id.." in its place.
+cp "$built/libgradcodec.so" "$work/$arch/whole.so"
+id=$(python3 - "$out/libgradcodec.so" "$work/$arch/whole.so" <<'END'
+import hashlib, pathlib, sys
+shipped, whole = map(pathlib.Path, sys.argv[1:])
+place = b"gradcodec-build-id.."
+digest = hashlib.sha1(shipped.read_bytes()).digest()
+for file in shipped, whole:
+    assert file.read_bytes().count(place) == 1, file
+    file.write_bytes(file.read_bytes().replace(place, digest))
+print(digest.hex())
+END
+)
+debug=$work/$arch/debug/lib/debug/.build-id/$(echo "$id" | cut -c1-2)
+mkdir -p "$debug"
+"${binutils}objcopy" --only-keep-debug --compress-debug-sections "$work/$arch/whole.so" \
+    "$debug/$(echo "$id" | cut -c3-).debug"
+rm "$work/$arch/whole.so"
 ln -s libgradcodec.so "$out/libgradcodec.so.0"
 "${binutils}strip" --strip-debug --enable-deterministic-archives -o "$out/libgradcodec.a" "$built/libgradcodec.a"
 

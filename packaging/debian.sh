@@ -39,10 +39,7 @@ for path in examples kernels.md; do
     mv "$deb/all/usr/share/doc/gradcodec/$path" "$deb/libgradcodec-dev/usr/share/doc/libgradcodec-dev/$path"
 done
 chmod 644 "$deb/$lib/usr/lib/$multiarch/libgradcodec.so.$version"
-id=$(readelf --notes "$work/lib/libgradcodec.so" | sed -n 's/.*Build ID: //p')
-debug=$deb/$lib-dbgsym/usr/lib/debug/.build-id/$(echo "$id" | cut -c1-2)
-mkdir -p "$debug"
-cp "$work/debug/libgradcodec.so.$version.debug" "$debug/$(echo "$id" | cut -c3-).debug"
+cp -r "$work/debug" "$deb/$lib-dbgsym/usr"
 
 # package NAME SECTION DEPENDS SUMMARY, with the rest of the description as input
 package() {

@@ -59,13 +59,14 @@ for suite; do
     cp "$packages/$name.tar.xz" "$packages"/libgradcodec*.deb "$wheel" "$work"/wheels/*.whl "$system/opt/packages"
     # Debian's minimal system has no xz program: tar -J wants one.
     cp -r "$work/opt/$name" "$work/opt/bin" "$system/opt"
-    cp -r examples_c/data "$system/opt"
+    mkdir "$system/opt/examples_c" && cp -r examples_c/data "$system/opt/examples_c"
 
     echo "   the archive: $(stat -c %s "$packages/$name.tar.xz") bytes, unpacked $(du -sb "$work/opt/$name" | cut -f1)"
     for example in $examples; do
         argument=
-        [ "$example" != digits ] || argument=/opt/data/digits.bin
-        seconds "$example" inside "$suite" env "LD_LIBRARY_PATH=/opt/$name/lib" GRADCODEC_CACHE=0 "/opt/bin/$example" $argument
+        [ "$example" != digits ] || argument=examples_c/data/digits.bin
+        seconds "$example" inside "$suite" env --chdir=/opt "LD_LIBRARY_PATH=/opt/$name/lib" GRADCODEC_CACHE=0 \
+            "bin/$example" $argument
     done
 
     echo "   Debian packages: $(cd "$packages" && stat -c '%n %s' libgradcodec0_* libgradcodec-dev_* | tr '\n' ' ')"

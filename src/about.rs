@@ -76,21 +76,21 @@ unsafe fn one_number(function: *mut c_void) -> Option<c_int> {
     (code == 0).then_some(number)
 }
 
-/// The text, of this thread until it asks again.
-pub fn text() -> Result<*const c_char> {
+/// The text for a library of this version; of this thread, until it asks again.
+pub fn text(version: &CStr) -> Result<*const c_char> {
     // dlopen may reach cancellation points.
     let _delay = cancel::delay();
     let loaded = Loaded::list()?;
     Ok(TEXT.with_borrow_mut(|place| {
         place[0] = 0;
         // An error here is the limit: what was written so far is the text.
-        let _ = report(&mut Limited(place, 0), &loaded);
+        let _ = report(&mut Limited(place, 0), version, &loaded);
         place.as_ptr().cast::<c_char>()
     }))
 }
 
-fn report(text: &mut impl Write, loaded: &Loaded) -> fmt::Result {
-    writeln!(text, "gradcodec {}, commit {}", env!("CARGO_PKG_VERSION"), env!("GRADCODEC_COMMIT"))?;
+fn report(text: &mut impl Write, version: &CStr, loaded: &Loaded) -> fmt::Result {
+    writeln!(text, "gradcodec {}, commit {}", version.to_string_lossy(), env!("GRADCODEC_COMMIT"))?;
     writeln!(text, "built by {} for {}", env!("GRADCODEC_COMPILER"), env!("GRADCODEC_TARGET"))?;
     write!(text, "instruction set: {}, of", InstructionSet::chosen().name())?;
     for set in InstructionSet::available() {

@@ -92,7 +92,7 @@ echo "ok numbers"
 # `make help` lists every target that has a comment, and those that README.md names.
 make --no-print-directory -C "$root" help > "$work/help"
 [ "$(wc -l < "$work/help")" -eq "$(grep -c '^## ' "$root/Makefile")" ]
-for target in $(grep -o '`make [a-z-]*' "$root/README.md" | cut -d' ' -f2 | sort -u); do
+for target in $(grep -o '`make [a-z0-9-]*' "$root/README.md" | cut -d' ' -f2 | sort -u); do
     grep -q "^$target " "$work/help" || { echo "FAILED: README.md names make $target, make help does not" >&2; exit 1; }
 done
 echo "ok: the commands and programs of README.md and gradcodec.h run"

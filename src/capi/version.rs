@@ -35,7 +35,7 @@ pub extern "C" fn gc_version_string() -> *const c_char {
 /// change. UTF-8, at most 1000 bytes, and unchanged until this thread calls this again, or its end; "" without memory.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_build_info() -> *const c_char {
-    boundary(about::text)
+    boundary(|| about::text(VERSION))
 }
 
 /// A decimal number.

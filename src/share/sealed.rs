@@ -38,10 +38,11 @@ pub struct Sealed {
 impl Sealed {
     /// The elements of a tensor of the CPU in C order, which are so many bytes.
     pub fn copy_of(tensor: &Described<'_>, bytes: i64) -> Result<Self> {
-        let create = |more| {
+        let create = |more: libc::c_uint| {
             let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | more;
-            // SAFETY: a name that ends with a NUL.
-            unsafe { libc::memfd_create(c"gradcodec".as_ptr(), flags) }
+            // Not the function of glibc, which came in 2.27: in an older one the library could not be loaded.
+            // SAFETY: the call of this number takes a name that ends with a NUL, and flags. A descriptor is an int.
+            unsafe { libc::syscall(libc::SYS_memfd_create, c"gradcodec".as_ptr(), flags) as libc::c_int }
         };
         let mut file = create(NO_PROGRAM);
         if file < 0 {
