@@ -66,6 +66,7 @@ pub enum Kind {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
+    /// Four bytes per element.
     Float32 = 0,
     /// Half the memory; what is rounded is gradient plus error.
     Bfloat16 = 1,
