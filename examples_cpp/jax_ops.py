@@ -45,6 +45,7 @@ def build(flags=()):
     """The handlers as a library. Not with -pedantic: gcc refuses XLA's headers then."""
     made = ROOT / "build" / f"gradcodec-jax-{jax.__version__}" / "libgradcodec_xla.so"
     made.parent.mkdir(parents=True, exist_ok=True)
+    print(f"building {made.relative_to(ROOT)}", flush=True)
     subprocess.run(
         ["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", *flags, f"-I{ROOT / 'include'}",
          f"-isystem{jax.ffi.include_dir()}", str(ROOT / "examples_cpp" / "jax_ops.cpp"), "-o", str(made), str(library()),

@@ -29,6 +29,7 @@ def load():
     named = os.environ.get("GRADCODEC_LIBRARY", ROOT / "target" / "release" / "libgradcodec.so.0")
     library, made = pathlib.Path(named).absolute(), ROOT / "build" / f"gradcodec-tvm-{tvm_ffi.__version__}" / "tvm_ops.so"
     made.parent.mkdir(parents=True, exist_ok=True)
+    print(f"building {made.relative_to(ROOT)}", flush=True)
     includes = [f"-isystem{libinfo.find_include_path()}", f"-isystem{libinfo.find_dlpack_include_path()}"]
     subprocess.run(
         ["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", f"-I{ROOT / 'include'}", *includes,
