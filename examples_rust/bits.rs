@@ -2,7 +2,7 @@
 //!
 //!     cargo run --manifest-path examples_rust/Cargo.toml
 //!
-//! The functions are those of gradcodec.h, and as unsafe as in C: a tensor is a description with pointers in it. All the
+//! The functions are those of gradcodec.h, and as unsafe as in C: a tensor is a description with pointers in it. All
 //! types that they use are in `gradcodec::capi`, so that no other crate is needed.
 
 use std::{

@@ -255,7 +255,8 @@ fn the_headers_are_current() {
 #[test]
 fn constants_are_numbers() {
     let header = read("include/gradcodec.h");
-    let constants: Vec<_> = header.lines().filter_map(|line| line.strip_prefix("#define GC_")?.split_once(' ')).collect();
+    let constants: Vec<_> =
+        header.lines().filter_map(|line| line.strip_prefix("#define GC_")?.split_once(' ')).collect();
     assert!(constants.iter().any(|(name, _)| *name == "COUNT_ALL"), "{constants:?}");
     for (name, value) in constants {
         let plain = value.replace("LL", "").chars().all(|letter| "0123456789()- ".contains(letter));

@@ -1,4 +1,4 @@
-"""Whether docs/LANGUAGES.md has the examples as they are: their lines in its table, and its code, line by line, in them.
+"""Whether docs/LANGUAGES.md has the examples as they are: their lengths in its table, and its code in them, by lines.
 
     python3 tests/languages.py
 """
