@@ -45,10 +45,11 @@ def build(flags=()):
     """The handlers as a library. Not with -pedantic: gcc refuses XLA's headers then."""
     made = ROOT / "build" / f"gradcodec-jax-{jax.__version__}" / "libgradcodec_xla.so"
     made.parent.mkdir(parents=True, exist_ok=True)
+    print(f"building {made.relative_to(ROOT)}", flush=True)
     subprocess.run(
         ["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", *flags, f"-I{ROOT / 'include'}",
-         f"-isystem{jax.ffi.include_dir()}", str(ROOT / "examples_cpp" / "jax_ops.cpp"), "-o", str(made), str(library()),
-         f"-Wl,-rpath,{library().parent}"], check=True,
+         f"-isystem{jax.ffi.include_dir()}", str(ROOT / "examples_cpp" / "jax_ops.cpp"), "-o", str(made),
+         str(library()), f"-Wl,-rpath,{library().parent}"], check=True,
     )  # fmt: skip
     return made
 
@@ -103,7 +104,7 @@ def onebit_compress(gradient, error, n_chunks=1):
 
 
 def vote(gradient, step):
-    """What most ranks have as the sign, +1 and -1; on each rank its part of the work, one bit per element on the way."""
+    """The sign that most ranks have, +1 or -1: each rank counts its part, and one bit per element is on the way."""
     chunks = pack_signs(gradient, jax.lax.axis_size("rank"))
     ballots = jax.lax.all_to_all(chunks, "rank", 0, 0, tiled=True)
     verdicts = jax.lax.all_gather(vote_signs(ballots, step), "rank")

@@ -1,6 +1,6 @@
 /* gradcodec as a module of tvm-ffi, which NumPy, PyTorch, CuPy and, inside of jit, JAX can call: one library for all.
- * tvm_ops.py builds and uses it. Tensors come as views of the caller's memory, and work goes to the stream that is current
- * there. */
+ * tvm_ops.py builds and uses it. Tensors come as views of the caller's memory, and work goes to the stream that is
+ * current there. */
 
 #include <gradcodec.h>
 

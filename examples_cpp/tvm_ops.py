@@ -2,8 +2,8 @@
 
     python3 examples_cpp/tvm_ops.py
 
-Builds tvm_ops.cpp with g++ and the headers of apache-tvm-ffi. Needs that, NumPy, and the library: built in this tree, or
-named by GRADCODEC_LIBRARY. PyTorch, JAX and jax-tvm-ffi are shown where they are installed.
+Builds tvm_ops.cpp with g++ and the headers of apache-tvm-ffi. Needs that, NumPy, and the library: built in this tree,
+or named by GRADCODEC_LIBRARY. PyTorch, JAX and jax-tvm-ffi are shown where they are installed.
 """
 
 import importlib.util
@@ -27,8 +27,10 @@ N, CHUNKS = 1000, 4
 def load():
     """The module, built."""
     named = os.environ.get("GRADCODEC_LIBRARY", ROOT / "target" / "release" / "libgradcodec.so.0")
-    library, made = pathlib.Path(named).absolute(), ROOT / "build" / f"gradcodec-tvm-{tvm_ffi.__version__}" / "tvm_ops.so"
+    library = pathlib.Path(named).absolute()
+    made = ROOT / "build" / f"gradcodec-tvm-{tvm_ffi.__version__}" / "tvm_ops.so"
     made.parent.mkdir(parents=True, exist_ok=True)
+    print(f"building {made.relative_to(ROOT)}", flush=True)
     includes = [f"-isystem{libinfo.find_include_path()}", f"-isystem{libinfo.find_dlpack_include_path()}"]
     subprocess.run(
         ["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", f"-I{ROOT / 'include'}", *includes,

@@ -15,8 +15,8 @@ local function check(status)
     if status ~= lib.GC_STATUS_OK then error(ffi.string(lib.gc_last_error()), 2) end
 end
 
--- Memory as a tensor. LuaJIT frees what no variable names any more, so the view comes with all that it points to: keep it
--- in a variable until the call is over.
+-- Memory as a tensor. LuaJIT frees what no variable names any more, so the view comes with all that it points to: keep
+-- it in a variable until the call is over.
 local function view(memory, code, bits, ...)
     local shape = ffi.new("int64_t[?]", select("#", ...), ...)
     local tensor = ffi.new("DLTensor", { memory, { lib.kDLCPU, 0 }, select("#", ...), { code, bits, 1 }, shape })

@@ -574,7 +574,7 @@ gc_status_t gc_copy_into(const DLTensor *src,
  */
 
 /** For `axis`: all dimensions as one, in C order. */
-#define GC_AXIS_NONE INT32_MIN
+#define GC_AXIS_NONE (-2147483647 - 1)
 
 /** For `count`: all the bits there are. */
 #define GC_COUNT_ALL (-9223372036854775807LL - 1)

@@ -17,10 +17,11 @@
  *     @jax.jit
  *     def step(gradient):
  *         chunks = jax.ShapeDtypeStruct((4, chunk_bytes), jnp.uint8)
- *         return jax.ffi.ffi_call("gradcodec_pack_signs", chunks, vmap_method="sequential")(gradient, order=np.int32(0))
+ *         pack = jax.ffi.ffi_call("gradcodec_pack_signs", chunks, vmap_method="sequential")
+ *         return pack(gradient, order=np.int32(0))
  *
- * A function has its name and what it refuses from gradcodec.h, `_into` left off: XLA allocates the results, whose shapes
- * the caller names. Operands and results are row-major, as ffi_call asks for unless it is told otherwise.
+ * A function has its name and what it refuses from gradcodec.h, `_into` left off: XLA allocates the results, whose
+ * shapes the caller names. Operands and results are row-major, as ffi_call asks for unless it is told otherwise.
  *
  *     name              operands              results                     attributes, np.int32 but for turn
  *     pack_chunks       x                     chunks uint8 [k, bytes]     order
@@ -33,16 +34,18 @@
  *     onebit_compress   gradient, error       chunks, scale [1], error,   rule
  *                                             workspace uint8
  *
- * onebit_compress is error feedback as JAX has it: the error comes in and the new one goes out. Say
- * `input_output_aliases={1: 2}`, and it is updated in place where XLA need not keep the old one; otherwise it is copied
- * first. (Codecs keep their errors themselves, which a function that is traced, repeated and reordered must not.) The
- * workspace, gc_onebit_workspace_bytes() of it, is a result so that XLA provides the memory. unpack_signs with the scale is
- * the inverse. The turn of a vote is an attribute, so a new one compiles anew: a step that
- * is traced rolls the ballots instead, jnp.roll(ballots, -step, axis=0), which gives the same.
+ * onebit_compress is error feedback as JAX has state: the error comes in and the new one goes out. With
+ * `input_output_aliases={1: 2}` it is updated in place where XLA need not keep the old one; otherwise it is copied.
+ * (Codecs keep their errors themselves, which a function that is traced, repeated and reordered must not.) The
+ * workspace, gc_onebit_workspace_bytes() long, is a result so that XLA provides the memory. unpack_signs with the scale
+ * is the inverse.
+ *
+ * The turn of a vote is an attribute, and each value compiles anew. A traced step rolls the ballots instead,
+ * jnp.roll(ballots, -step, axis=0), which gives the same.
  *
  * What is refused is a JaxRuntimeError with the library's sentence. Nothing here has a derivative: wrap it in
- * jax.custom_vjp, or stop the gradient. On CUDA the work goes to XLA's stream and can be captured in its command buffers,
- * for which gradcodec_prepare_cuda loads the kernels beforehand. (gcc refuses XLA's headers with -pedantic.)
+ * jax.custom_vjp, or stop the gradient. On CUDA the work goes to XLA's stream and can be captured in its command
+ * buffers, for which gradcodec_prepare_cuda loads the kernels beforehand. (gcc refuses XLA's headers with -pedantic.)
  */
 #ifndef GRADCODEC_XLA_HPP
 #define GRADCODEC_XLA_HPP

@@ -206,6 +206,15 @@ pub use threads::*;
 pub use two::*;
 pub use version::*;
 
+// The constants of C's enums, for Rust programs: `BitOrder::Big as gc_bit_order_t`.
+pub use crate::{
+    error::Status,
+    plan::{
+        bits::BitOrder,
+        codec::{Decode, ErrorKind, Flag, Kind, NonFinite, ScaleRule},
+    },
+};
+
 // All that a Rust program has to name to fill in a tensor, so that it needs no DLPack crate of its own.
 pub use dlpark::{
     DlpackFlags,

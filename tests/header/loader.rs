@@ -146,8 +146,9 @@ struct Function<'a> {
 /// The functions that the cdef declares, in its order: every line of it that has a parenthesis and is no type.
 fn functions(cdef: &str) -> Vec<Function<'_>> {
     let mut found = Vec::new();
-    for line in
-        cdef.lines().filter(|line| !["typedef ", "struct ", "enum ", "static const ", "/*"].iter().any(|it| line.starts_with(it)))
+    for line in cdef
+        .lines()
+        .filter(|line| !["typedef ", "struct ", "enum ", "static const ", "/*"].iter().any(|it| line.starts_with(it)))
     {
         let declaration = line.strip_suffix(';').unwrap_or_else(|| panic!("not a declaration: {line}"));
         let (head, parameters) =

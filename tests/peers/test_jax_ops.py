@@ -1,5 +1,5 @@
-"""The handlers of gradcodec/xla.hpp inside jax.jit, as examples_cpp/jax_ops.py registers them; on the CPU, and on CUDA where
-JAX has it. What is expected is NumPy's."""
+"""The handlers of gradcodec/xla.hpp inside jax.jit, as examples_cpp/jax_ops.py registers them; on the CPU, and on CUDA
+where JAX has it. What is expected is NumPy's."""
 
 import pathlib
 import subprocess
@@ -15,6 +15,7 @@ import jax.numpy as jnp  # noqa: E402
 HERE = pathlib.Path(__file__).resolve().parent
 RNG = np.random.default_rng(3)
 ORDERS = {"big": np.int32(0), "little": np.int32(1)}
+BIG = {"order": ORDERS["big"]}
 NONE = np.int32(-(2**31))  # GC_AXIS_NONE
 VALUES = RNG.standard_normal((27, 37)).astype(np.float32)
 VALUES.ravel()[:6] = [0.0, -0.0, np.nan, np.inf, -np.inf, -1e-45]
@@ -127,14 +128,14 @@ def test_nothing_at_all_is_packed(on):
 
 
 @pytest.mark.parametrize("name, results, operands, attributes, words", [
-    ("pack_chunks", shaped((1, 125)), [np.zeros(999, np.float32)], {"order": ORDERS["big"]}, "gc_pack_signs_into packs"),
-    ("pack_signs", shaped((1, 125)), [np.zeros(999, np.int32)], {"order": ORDERS["big"]}, "int32"),
-    ("pack_signs", shaped((2, 5)), [np.zeros(999, np.float32)], {"order": ORDERS["big"]}, "2 chunks of 63 bytes expected"),
+    ("pack_chunks", shaped((1, 125)), [np.zeros(999, np.float32)], BIG, "gc_pack_signs_into packs"),
+    ("pack_signs", shaped((1, 125)), [np.zeros(999, np.int32)], BIG, "int32"),
+    ("pack_signs", shaped((2, 5)), [np.zeros(999, np.float32)], BIG, "2 chunks of 63 bytes expected"),
     ("pack_signs", shaped((1, 125)), [np.zeros(999, np.float32)], {"order": np.int32(7)}, "order: "),
-    ("pack_bits", shaped((125,)), [np.zeros(999, bool)], {"axis": np.int32(1), "order": ORDERS["big"]}, "axis: 1"),
-    ("pack_chunks", shaped((1, 1)), [np.zeros(8, np.complex64)], {"order": ORDERS["big"]}, "dtype code 5 is not one of"),
+    ("pack_bits", shaped((125,)), [np.zeros(999, bool)], {"axis": np.int32(1), **BIG}, "axis: 1"),
+    ("pack_chunks", shaped((1, 1)), [np.zeros(8, np.complex64)], BIG, "dtype code 5 is not one of"),
     ("unpack_signs", shaped((8,), jnp.float32), [np.zeros((1, 1), np.uint8), *[np.ones(1, np.float32)] * 2],
-     {"order": ORDERS["big"]}, "chunks and scales expected"),
+     BIG, "chunks and scales expected"),
     ("vote_signs", shaped((2,)), [np.zeros((0, 2), np.uint8)], {"turn": np.uint64(0)}, "voter"),
 ])  # fmt: skip
 def test_what_is_refused_is_said_in_the_librarys_words(on, name, results, operands, attributes, words):

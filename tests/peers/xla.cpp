@@ -1,5 +1,5 @@
-/* What the handlers for CUDA of gradcodec/xla.hpp hand to the library, without a card: the functions of gradcodec.h are ones
- * that write down what they get, and XLA is one card and one stream. */
+/* What the handlers for CUDA of gradcodec/xla.hpp hand to the library, without a card: the functions of gradcodec.h are
+ * ones that write down what they get, and XLA is one card and one stream. */
 
 #include <gradcodec/xla.hpp>
 
@@ -19,7 +19,8 @@ static std::string of(const DLTensor *tensor)
 {
     if (tensor == nullptr)
         return "NULL";
-    std::string text = std::to_string(tensor->device.device_type) + ":" + std::to_string(tensor->device.device_id) + " [";
+    const DLDevice on = tensor->device;
+    std::string text = std::to_string(on.device_type) + ":" + std::to_string(on.device_id) + " [";
     for (int32_t i = 0; i < tensor->ndim; i++)
         text += std::to_string(tensor->shape[i]) + (i + 1 < tensor->ndim ? ", " : "");
     return text + "]";
@@ -64,12 +65,11 @@ gc_status_t gc_vote_signs_into(const DLTensor *src, uint64_t turn, DLTensor *dst
 {
     return note("vote " + of(src) + " in turn " + std::to_string(turn) + " to " + of(dst), on);
 }
-gc_status_t gc_onebit_compress_into(const DLTensor *grad, DLTensor *error, gc_scale_t rule, DLTensor *dst, DLTensor *scale,
-                                    DLTensor *room, void *on)
+gc_status_t gc_onebit_compress_into(const DLTensor *grad, DLTensor *error, gc_scale_t rule, DLTensor *dst,
+                                    DLTensor *scale, DLTensor *room, void *on)
 {
-    return note("onebit " + of(grad) + " and " + of(error) + " by rule " + std::to_string(rule) + " to " + of(dst) + ", " +
-                    of(scale) + " with " + of(room),
-                on);
+    const std::string of_what = of(grad) + " and " + of(error) + " by rule " + std::to_string(rule);
+    return note("onebit " + of_what + " to " + of(dst) + ", " + of(scale) + " with " + of(room), on);
 }
 }
 
@@ -139,10 +139,11 @@ static std::string call(XLA_FFI_Handler *handler, XLA_FFI_ExecutionStage stage, 
     frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
     frame.api = &api;
     frame.stage = stage;
-    frame.args = {XLA_FFI_Args_STRUCT_SIZE, nullptr, static_cast<int64_t>(args.size()), arg_types.data(), of_args.data()};
-    frame.rets = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, static_cast<int64_t>(rets.size()), ret_types.data(), of_rets.data()};
-    frame.attrs = {XLA_FFI_Attrs_STRUCT_SIZE, nullptr, static_cast<int64_t>(values.size()), types.data(), names.data(),
-                   values.data()};
+    const auto n_args = static_cast<int64_t>(args.size()), n_rets = static_cast<int64_t>(rets.size());
+    const auto n_attributes = static_cast<int64_t>(values.size());
+    frame.args = {XLA_FFI_Args_STRUCT_SIZE, nullptr, n_args, arg_types.data(), of_args.data()};
+    frame.rets = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, n_rets, ret_types.data(), of_rets.data()};
+    frame.attrs = {XLA_FFI_Attrs_STRUCT_SIZE, nullptr, n_attributes, types.data(), names.data(), values.data()};
     XLA_FFI_Error *error = handler(&frame);
     if (error == nullptr)
         return "ok";

@@ -625,8 +625,8 @@ def test_a_tensor_elsewhere_says_who_takes_it():
 
 
 def test_every_public_method_says_what_it_does():
-    ours = [thing for name, thing in vars(gradcodec_ctypes).items()
-            if isinstance(thing, type) and thing.__module__ == "gradcodec_ctypes" and not name.startswith("_")]  # fmt: skip
+    types = [thing for thing in vars(gradcodec_ctypes).values() if isinstance(thing, type)]
+    ours = [one for one in types if one.__module__ == "gradcodec_ctypes" and not one.__name__.startswith("_")]
     classes = [thing for thing in ours if not issubclass(thing, ctypes.Structure)]
     methods = [(owner, name, member) for owner in classes for name, member in vars(owner).items()
                if not name.startswith("_") and (callable(member) or isinstance(member, property))]  # fmt: skip
