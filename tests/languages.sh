@@ -27,7 +27,7 @@ says() {
     ran=$((ran + 1))
 }
 
-refused="refused: src: float32 cannot be packed as truth; gc_pack_signs_into packs signs"
+refused="refused: src: float32 cannot be packed as booleans; gc_pack_signs_into packs signs"
 
 if has LuaJIT luajit luajit; then
     # With the folder of the cdef given, too, as a program that is somewhere else would.
