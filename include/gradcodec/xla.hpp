@@ -4,7 +4,7 @@
  *
  *     #include <gradcodec/xla.hpp>
  *
- *     GRADCODEC_XLA_HANDLERS()
+ *     GRADCODEC_XLA_HANDLERS();
  *
  * and Python gives them to JAX:
  *
