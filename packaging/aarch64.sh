@@ -1,8 +1,8 @@
 #!/bin/sh
-# aarch64.sh: wheel, archive and Debian packages for aarch64, made on x86-64 and tested there by qemu: C examples and tests,
-# with threads. Rust for aarch64 is Debian's (rustc-web), which may not stand beside another Rust: so it has a minimal
-# system of its own in build/bare-root/aarch64, made by debootstrap, with this repository and cargo's folder mounted into
-# it, in a mount namespace that ends with the commands. As root.
+# aarch64.sh: wheel, archive and Debian packages for aarch64, made on x86-64 and tested there by qemu: C examples and
+# tests, with threads. Rust for aarch64 is Debian's (rustc-web), which may not stand beside another Rust: so it has a
+# minimal system of its own in build/bare-root/aarch64, made by debootstrap, with this repository and cargo's folder
+# mounted into it, in a mount namespace that ends with the commands. As root.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -17,7 +17,7 @@ done
 
 # inside COMMAND...: in the system, at the same path as here
 inside() {
-    unshare --mount --pid --fork --mount-proc="$system/proc" sh -euc '
+    unshare --mount --pid --fork --kill-child --mount-proc="$system/proc" sh -euc '
         system=$1 root=$2 cargo_home=$3
         shift 3
         mkdir -p "$system$root" "$system$cargo_home"
@@ -55,7 +55,8 @@ sh packaging/debian.sh aarch64
 
 library=build/package/aarch64/lib
 # Its nm knows aarch64.
-inside env PATH=/usr/aarch64-linux-gnu/bin:/usr/bin:/bin sh tests/abi/symbols.sh "$library/libgradcodec.so.0" tests/abi/functions.h
+inside env PATH=/usr/aarch64-linux-gnu/bin:/usr/bin:/bin \
+    sh tests/abi/symbols.sh "$library/libgradcodec.so.0" tests/abi/functions.h
 newest=$(readelf --version-info "$library/libgradcodec.so" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
 [ "$newest" = GLIBC_2.17 ] || { echo "FAILED: it wants $newest" >&2; exit 1; }
 unknown=$(inside aarch64-linux-gnu-nm -D --undefined-only "$library/libgradcodec.so" | awk '$1 == "U" && $2 !~ /@/')
@@ -64,7 +65,7 @@ build/package-venv/bin/auditwheel show "$packages"/gradcodec-*-manylinux_2_17_aa
     grep -q manylinux_2_17_aarch64 || { echo "FAILED: auditwheel" >&2; exit 1; }
 
 mkdir -p "$packages/aarch64/bin"
-programs="examples_c/bits examples_c/errors examples_c/versions examples_c/feedback examples_c/allreduce examples_c/share
+programs="examples_c/bits examples_c/errors examples_c/versions examples_c/allreduce examples_c/share
     examples_c/digits packaging/panic tests/c/threads tests/c/null tests/c/alignment tests/c/fork"
 for program in $programs; do
     begin=$(date +%s)
@@ -72,7 +73,8 @@ for program in $programs; do
     build/package-venv/bin/python -m ziglang cc -target aarch64-linux-gnu.2.17 -std=c11 -O2 -Iinclude "$program.c" \
         -o "$packages/aarch64/bin/$name" -L"$library" -lgradcodec -lm -ldl -pthread
     [ "$name" != digits ] || argument=examples_c/data/digits.bin
-    inside env "LD_LIBRARY_PATH=$library" qemu-aarch64 "build/package/aarch64/bin/$name" $argument > "$packages/aarch64/log" 2>&1 ||
+    inside env "LD_LIBRARY_PATH=$library" qemu-aarch64 "build/package/aarch64/bin/$name" $argument \
+        > "$packages/aarch64/log" 2>&1 ||
         { echo "FAILED: $program"; cat "$packages/aarch64/log"; exit 1; }
     echo "ok $program: $(tail -n 1 "$packages/aarch64/log" | cut -c1-90), $(($(date +%s) - begin)) s"
 done

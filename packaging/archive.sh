@@ -1,6 +1,7 @@
 #!/bin/sh
-# archive.sh ARCH: of build/package/ARCH a tar.xz of the prefix, one of the debug symbols, and the sha256 of each. They may
-# be unpacked anywhere: neither pkg-config's file nor CMake's names a folder outside. SOURCE_DATE_EPOCH is set.
+# archive.sh ARCH: of build/package/ARCH a tar.xz of the prefix, one of the debug symbols, and the sha256 of each.
+# They may be unpacked anywhere: neither pkg-config's file nor CMake's names a folder outside. SOURCE_DATE_EPOCH is
+# set.
 set -eu
 : "${SOURCE_DATE_EPOCH:?is not set}"
 arch=$1

@@ -1,8 +1,9 @@
 #!/bin/sh
-# build.sh [ARCH]: the library as it is given to others: shared, stripped, with its debug symbols in a file apart; and static.
-# Zig links it for glibc 2.17, so that one build runs on every Linux of the last ten years. build/package/ARCH/lib has
-# the libraries, build/package/ARCH/prefix all that is installed, which may be moved as a whole. The same sources give the
-# same bytes in every folder, but for the debug symbols. ARCH: x86_64, if it is not named; for aarch64 there is packaging/aarch64.sh.
+# build.sh [ARCH]: the library as it is given to others: shared, stripped, with its debug symbols in a file apart; and
+# static. Zig links it for glibc 2.17, so that one build runs on every Linux of the last ten years.
+# build/package/ARCH/lib has the libraries, build/package/ARCH/prefix all that is installed, which may be moved as a
+# whole. The same sources give the same bytes in every folder, but for the debug symbols. ARCH: x86_64, if it is not
+# named; for aarch64 there is packaging/aarch64.sh.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD

@@ -1,7 +1,7 @@
 /* panic.c: a panic in the library as it is shipped becomes a status, whoever has linked it, on any thread.
  *
- * The library has no call that panics. But Rust panics when the system's clock cannot be read, and here it cannot: a program's
- * functions come before those of the C library. */
+ * The library has no call that panics. But Rust panics when the system's clock cannot be read, and here it cannot: a
+ * program's functions come before those of the C library. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <gradcodec.h>

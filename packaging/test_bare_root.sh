@@ -1,8 +1,8 @@
 #!/bin/sh
-# test_bare_root.sh [SUITE...]: the wheel, the archive and the Debian packages in minimal systems that have nothing else,
-# no compiler either: Debian bullseye (glibc 2.31; its Python is too old for the wheel) and bookworm, made by debootstrap
-# in build/bare-root. Programs are built outside, against the archive. Prints what each takes. As root; the systems are
-# entered in a mount namespace, which ends with the commands: nothing stays mounted.
+# test_bare_root.sh [SUITE...]: the wheel, the archive and the Debian packages in minimal systems that have nothing
+# else, no compiler either: Debian bullseye (glibc 2.31; its Python is too old for the wheel) and bookworm, made by
+# debootstrap in build/bare-root. Programs are built outside, against the archive. Prints what each takes. As root;
+# the systems are entered in a mount namespace, which ends with the commands: nothing stays mounted.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -27,7 +27,7 @@ seconds() { # WHAT COMMAND...
 }
 inside() { # SUITE COMMAND...: in the system, which knows its processes
     suite=$1 && shift
-    unshare --mount --pid --fork --mount-proc="$work/$suite/proc" chroot "$work/$suite" \
+    unshare --mount --pid --fork --kill-child --mount-proc="$work/$suite/proc" chroot "$work/$suite" \
         /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 "$@"
 }
 
@@ -37,7 +37,8 @@ tar -C "$work/opt" -xf "$packages/$name.tar.xz"
 examples="bits errors feedback versions allreduce share digits dlopen kernels"
 for example in $examples; do
     build/package-venv/bin/python -m ziglang cc -target x86_64-linux-gnu.2.17 -std=c99 -O2 \
-        -I"$work/opt/$name/include" "examples_c/$example.c" -o "$work/opt/bin/$example" -L"$work/opt/$name/lib" -lgradcodec -lm -ldl -pthread
+        -I"$work/opt/$name/include" "examples_c/$example.c" -o "$work/opt/bin/$example" \
+        -L"$work/opt/$name/lib" -lgradcodec -lm -ldl -pthread
 done
 if [ ! -e "$work/wheels/ready" ]; then
     python3 -m pip download --quiet --disable-pip-version-check -c tests/constraints.txt --only-binary :all: \

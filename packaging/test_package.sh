@@ -63,7 +63,8 @@ notices() { # FILE LISTING...
     "$@" | grep "$file" > /dev/null || fail "no $file by $*"
 }
 notices THIRD-PARTY-NOTICES ls "$prefix/share/doc/gradcodec"
-notices licenses/THIRD-PARTY-NOTICES python3 -m zipfile -l "$packages/gradcodec-$version-py3-none-manylinux_2_17_$arch.whl"
+notices licenses/THIRD-PARTY-NOTICES python3 -m zipfile --list \
+    "$packages/gradcodec-$version-py3-none-manylinux_2_17_$arch.whl"
 for deb in "$packages"/libgradcodec*_amd64.deb; do
     mkdir "$work/deb" && dpkg-deb -x "$deb" "$work/deb"
     grep -q 'dlpark .*Apache-2.0' "$work"/deb/usr/share/doc/*/THIRD-PARTY-NOTICES || fail "$deb has no notices"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_wheel.sh WHEEL: auditwheel agrees with the wheel's name; in an environment that has nothing of ours but the wheel every
-# Python example that needs no framework runs, and C programs are built with what gradcodec-config says, by pkg-config and
-# by CMake, where it is there. The environment has NumPy and cffi besides: build/package/venv.
+# test_wheel.sh WHEEL: auditwheel agrees with the wheel's name; in an environment that has nothing of ours but the
+# wheel every Python example that needs no framework runs, and C programs are built with what gradcodec-config says,
+# by pkg-config and by CMake, where it is there. The environment has NumPy and cffi besides: build/package/venv.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD

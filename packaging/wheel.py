@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """wheel.py ARCH: build/package/gradcodec-VERSION-py3-none-manylinux_2_17_ARCH.whl, of build/package/ARCH/lib.
 
-A wheel is a zip file with a list of what is in it; this writes one with the same bytes every time. In it are the package
-`gradcodec`, which is examples_python/gradcodec_ctypes.py, and in its folder what C and C++ programs need: lib/ with the
-library, its pkg-config file and its CMake package, include/, and share/doc/.
+A wheel is a zip file with a list of what is in it; this writes one with the same bytes every time. In it are the
+package `gradcodec`, which is examples_python/gradcodec_ctypes.py, and in its folder what C and C++ programs need: lib/
+with the library, its pkg-config file and its CMake package, include/, and share/doc/.
 """
 
 import base64
