@@ -45,6 +45,7 @@
  * VERSION
  *   gc_version                    The version of the loaded library: major << 16 | minor << 8 | patch.
  *   gc_version_string             The version of the loaded library as text, such as "0.1.0".
+ *   gc_build_info                 What a report of a bug should have, in lines of text.
  *
  * ERRORS
  *   gc_status_name                The name of a status as it stands in this header, such as "GC_STATUS_SHAPE_MISMATCH".
@@ -329,11 +330,11 @@ uint32_t gc_version(void);
 /** The version of the loaded library as text, such as "0.1.0". Static text. */
 const char *gc_version_string(void);
 
-/*
- * What a bug report should say of this library, in lines of text: version and commit ("unknown" if it was built without
- * git, "-dirty" behind it if from other sources), compiler and target, the instruction set in use and those that this
- * processor has, and the version and file of each CUDA driver, NCCL and NVRTC that is loaded in this process. Nothing
- * is loaded or started for it; only the instruction set is chosen, as by a first call. The words are for people and may
+/**
+ * What a report of a bug should have, in lines of text. Version and commit ("unknown" if it was built without git,
+ * "-dirty" behind it if from other sources), compiler and target, the instruction set in use and those that this
+ * processor has, and the version and file of each CUDA driver, NCCL and NVRTC that is loaded in this process. Nothing is
+ * loaded or started for it; only the instruction set is chosen, as by a first call. The words are for people and may
  * change. UTF-8, at most 1000 bytes, and unchanged until this thread calls this again, or its end; "" without memory.
  */
 const char *gc_build_info(void);
