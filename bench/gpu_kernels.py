@@ -1,5 +1,6 @@
 """How fast kernels run that are compiled at run time: as a fraction of a device-to-device copy, and beside CuPy.
 
+    make build/bench/gpu_host.so
     GRADCODEC_LIBRARY=target/release/libgradcodec.so.0 python bench/gpu_kernels.py [--quick]
 
 Each line: the work, GB/s of ours, the fraction of the copy's (read + written; reductions: of bytes read alone), the
@@ -17,7 +18,8 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests" / "python"))
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests" / "python"))
 
 import cupy
 import numpy as np
@@ -130,6 +132,26 @@ def main():
         print(json.dumps(results))
 
 
+def from_c(arguments):
+    """Microseconds of the host, the median of 10000 runs, by bench/gpu_host.c."""
+    host = ctypes.CDLL(str(HERE.parent / "build" / "bench" / "gpu_host.so"))
+    host.load_library.restype = ctypes.c_void_p
+    library, seconds = host.load_library(os.environ["GRADCODEC_LIBRARY"].encode()), (ctypes.c_double * 10000)()
+    synchronize = ctypes.CDLL("libcuda.so.1").cuStreamSynchronize
+    host.kernel_host_seconds.argtypes = [
+        ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t,
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
+    ]  # fmt: skip
+    kernel, inputs, n_inputs, outputs, n_outputs, options = arguments
+    status = host.kernel_host_seconds(
+        library, len(seconds), seconds, kernel, ctypes.cast(inputs, ctypes.c_void_p), n_inputs,
+        ctypes.cast(outputs, ctypes.c_void_p), n_outputs, options, None,
+        ctypes.cast(synchronize, ctypes.c_void_p),
+    )  # fmt: skip
+    assert status == 0, capi.last_error()
+    return statistics.median(seconds) * 1e6
+
+
 def host_times():
     x = cupy.zeros(1024, "f4")
     kernel = elementwise("float32 x, float32 y", "float32 z", "z = x + y", "small")
@@ -147,6 +169,7 @@ def host_times():
             run(*arguments, None)
         best.append((time.perf_counter() - start) / 100)
     print(f"2^10, one prepared run through ctypes: {min(best) * 1e6:.1f} us of the host")
+    print(f"2^10, one prepared run from C: {from_c(arguments):.1f} us of the host")
     first_uses()
 
 
@@ -174,8 +197,7 @@ print(*times)
 
 def first_uses():
     with tempfile.TemporaryDirectory() as folder:
-        here = str(pathlib.Path(__file__).resolve().parent)
-        folders = {"GRADCODEC_CACHE_DIR": folder + "/ours", "CUPY_CACHE_DIR": folder + "/cupy", "PYTHONPATH": here}
+        folders = {"GRADCODEC_CACHE_DIR": folder + "/ours", "CUPY_CACHE_DIR": folder + "/cupy", "PYTHONPATH": str(HERE)}
         variables = {**os.environ, **folders}
         for words in "nothing cached", "from disk":
             times = {}

@@ -118,78 +118,59 @@ struct Offsets {
     i64 of[TENSORS];
 };
 
-// Adds what rounds of these loops, outermost first, lie from the first: round number `first` and those `by` apart behind
-// it. The outermost loop has what is left. Loops are not unrolled: compiling that takes longer than all else.
-template <unsigned ROUNDS, unsigned TENSORS>
-__device__ __forceinline__ void go(Offsets<TENSORS> (&offsets)[ROUNDS], const Loop<TENSORS> *loops, unsigned n, u64 first,
-                                   unsigned by) {
-    u64 rest[ROUNDS];
+// Adds what round number `round` of these loops, outermost first, lies from the first. The outermost one has what is left.
+// Loops are not unrolled: mostly there are one or two, and compiling what more would do takes longer than all else.
+template <unsigned TENSORS>
+__device__ __forceinline__ void go(Offsets<TENSORS> &offsets, const Loop<TENSORS> *loops, unsigned n, u64 round) {
     if (n == 0) return;
-#pragma unroll
-    for (unsigned r = 0; r < ROUNDS; r++) rest[r] = first + r * by;
+    u64 rest = round;
 #pragma unroll 1
     for (unsigned d = n - 1; d > 0; d--) {
-        const Loop<TENSORS> &loop = loops[d];
+        u64 above = __umul64hi(rest, loops[d].reciprocal), at = rest - above * loops[d].count;
+        if (at >= loops[d].count) above++, at -= loops[d].count;
 #pragma unroll
-        for (unsigned r = 0; r < ROUNDS; r++) {
-            u64 above = __umul64hi(rest[r], loop.reciprocal), at = rest[r] - above * loop.count;
-            if (at >= loop.count) above++, at -= loop.count;
-#pragma unroll
-            for (unsigned k = 0; k < TENSORS; k++) offsets[r].of[k] += static_cast<i64>(at) * loop.strides[k];
-            rest[r] = above;
-        }
+        for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(at) * loops[d].strides[k];
+        rest = above;
     }
 #pragma unroll
-    for (unsigned r = 0; r < ROUNDS; r++) {
-#pragma unroll
-        for (unsigned k = 0; k < TENSORS; k++) offsets[r].of[k] += static_cast<i64>(rest[r]) * loops[0].strides[k];
-    }
+    for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(rest) * loops[0].strides[k];
 }
 
 // The same with 32 bits where they do.
-template <unsigned ROUNDS, unsigned TENSORS>
-__device__ __forceinline__ void go_fast(Offsets<TENSORS> (&offsets)[ROUNDS], const Loop<TENSORS> *loops, unsigned n,
-                                        u64 first, unsigned by) {
-    if (n <= 1 || first + (ROUNDS - 1) * by >= 0x80000000ull) {
-        go(offsets, loops, n, first, by);
+template <unsigned TENSORS>
+__device__ __forceinline__ void go_fast(Offsets<TENSORS> &offsets, const Loop<TENSORS> *loops, unsigned n, u64 round) {
+    if (n <= 1 || round >= 0x80000000ull) {
+        go(offsets, loops, n, round);
         return;
     }
-    unsigned rest[ROUNDS];
-#pragma unroll
-    for (unsigned r = 0; r < ROUNDS; r++) rest[r] = static_cast<unsigned>(first) + r * by;
+    unsigned rest = static_cast<unsigned>(round);
 #pragma unroll 1
     for (unsigned d = n - 1; d > 0; d--) {
-        const Loop<TENSORS> &loop = loops[d];
-        // More rounds than there are give 0 above, whatever the reciprocal is.
-        const bool has_more = loop.count >= 0x80000000ull;
-        const unsigned count = has_more ? 0x80000000u : static_cast<unsigned>(loop.count);
-        const unsigned reciprocal = has_more ? 0 : static_cast<unsigned>(loop.reciprocal >> 32);
-#pragma unroll
-        for (unsigned r = 0; r < ROUNDS; r++) {
-            unsigned above = static_cast<unsigned>(static_cast<u64>(rest[r]) * reciprocal >> 32);
-            unsigned at = rest[r] - above * count;
-            if (at >= count) above++, at -= count;
-#pragma unroll
-            for (unsigned k = 0; k < TENSORS; k++) offsets[r].of[k] += at * loop.strides[k];
-            rest[r] = above;
+        unsigned above = 0, at = rest;
+        if (loops[d].count < 0x80000000ull) {
+            const unsigned by = static_cast<unsigned>(loops[d].count);
+            above = static_cast<unsigned>(static_cast<u64>(rest) * (loops[d].reciprocal >> 32) >> 32);
+            at = rest - above * by;
+            if (at >= by) above++, at -= by;
         }
+#pragma unroll
+        for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += at * loops[d].strides[k];
+        rest = above;
     }
 #pragma unroll
-    for (unsigned r = 0; r < ROUNDS; r++) {
-#pragma unroll
-        for (unsigned k = 0; k < TENSORS; k++) offsets[r].of[k] += rest[r] * loops[0].strides[k];
-    }
+    for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += rest * loops[0].strides[k];
 }
 
 // Where element number `number` lies in loops whose innermost is one of vectors of 2^log.
 template <unsigned TENSORS>
 __device__ _GC_RARE Offsets<TENSORS> offsets_of(const Loop<TENSORS> *loops, unsigned n, u64 number, unsigned log) {
-    Offsets<TENSORS> offsets[1] = {};
-    go(offsets, loops, n, number >> log, 0);
+    Offsets<TENSORS> offsets = Offsets<TENSORS>();
+    go(offsets, loops, n, number >> log);
     const i64 within = static_cast<i64>(number & ((1u << log) - 1));
+    if (within == 0) return offsets;
 #pragma unroll
-    for (unsigned k = 0; k < TENSORS; k++) offsets[0].of[k] += within == 0 ? 0 : within * (loops[n - 1].strides[k] >> log);
-    return offsets[0];
+    for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += within * (loops[n - 1].strides[k] >> log);
+    return offsets;
 }
 
 // A raw parameter: any element by its number in C order, or by its indices.

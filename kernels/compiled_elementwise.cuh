@@ -13,15 +13,15 @@ __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const unsigned
     _GC_LOOP_PREP
     _GC_ROUNDS_OF_TENSORS
     _gc::Offsets<_GC_TENSORS> _gc_at[_gc_ROUNDS];
-#pragma unroll
-    for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) _gc_at[_gc_r] = _gc::Offsets<_GC_TENSORS>();
-    if (_gc_LOG) _gc_at[0] = _gc::offsets_of(_gc_args.loops, _gc_args.n_loops, _gc_first, _gc_log);
-    else _gc::go_fast(_gc_at, _gc_args.loops, _gc_args.n_loops, _gc_first, _gc::THREADS);
     const bool _gc_bytes = _gc_LOG && _gc_args.bytes;
     (void)_gc_bytes;
 #pragma unroll
     for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {
-        if (_gc_first + _gc_r * _gc::THREADS >= _gc_end) continue;
+        const unsigned long long _gc_unit = _gc_first + _gc_r * _gc::THREADS;
+        if (_gc_unit >= _gc_end) continue;
+        _gc_at[_gc_r] = _gc::Offsets<_GC_TENSORS>();
+        if (_gc_LOG) _gc_at[_gc_r] = _gc::offsets_of(_gc_args.loops, _gc_args.n_loops, _gc_unit, _gc_log);
+        else _gc::go_fast(_gc_at[_gc_r], _gc_args.loops, _gc_args.n_loops, _gc_unit);
         const _gc::i64 *const _gc_offsets = _gc_at[_gc_r].of;
         _GC_LOAD_ROUND
     }

@@ -65,7 +65,7 @@ __device__ _GC_RARE void _gc_gather(const _gc_Args &_gc_args, unsigned char *_gc
 }
 
 // The last elements of an output's share, which do not fill a vector of 2^_gc_log.
-__device__ _GC_RARE _type_reduce _gc_last(const _gc_Args &_gc_args, const _gc::Offsets<_GC_TENSORS> &_gc_base,
+__device__ _GC_RARE _type_reduce _gc_last(const _gc_Args &_gc_args, const _gc::Offsets<_GC_TENSORS> _gc_base,
                                           const unsigned long long _gc_begin, const unsigned long long _gc_end,
                                           const unsigned _gc_log, const bool _gc_had, _type_reduce _gc_sum) {
     bool _gc_has = _gc_had;
@@ -120,13 +120,11 @@ __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args) {
                 for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m += _gc_N) {
                     const _gc_u64 _gc_at = _gc_begin + _gc_j * _gc_V + _gc_m;
                     _GC_ONES_OF_INPUTS
-                    _gc::Offsets<_GC_TENSORS> _gc_all[_gc_N];
-#pragma unroll
-                    for (unsigned _gc_k = 0; _gc_k < _gc_N; _gc_k++) _gc_all[_gc_k] = _gc_base;
-                    _gc::go(_gc_all, _gc_inner, _gc_args.n_reduced, _gc_at, 1);
 #pragma unroll
                     for (unsigned _gc_k = 0; _gc_k < _gc_N; _gc_k++) {
-                        const _gc::i64 *const _gc_offsets = _gc_all[_gc_k].of;
+                        _gc::Offsets<_GC_TENSORS> _gc_place = _gc_base;
+                        _gc::go(_gc_place, _gc_inner, _gc_args.n_reduced, _gc_at + _gc_k);
+                        const _gc::i64 *const _gc_offsets = _gc_place.of;
                         _GC_LOAD_ONE_OF_INPUTS
                     }
 #pragma unroll
@@ -139,14 +137,13 @@ __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args) {
                 }
             } else {
                 _GC_ROUNDS_OF_INPUTS
-                _gc::Offsets<_GC_TENSORS> _gc_all[_gc_ROUNDS];
-#pragma unroll
-                for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) _gc_all[_gc_r] = _gc_base;
-                _gc::go(_gc_all, _gc_inner, _gc_args.n_reduced, _gc_begin / _gc_AT_ONCE + _gc_j, _gc_height);
 #pragma unroll
                 for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {
-                    if (_gc_j + _gc_r * _gc_height >= _gc_units) continue;
-                    const _gc::i64 *const _gc_offsets = _gc_all[_gc_r].of;
+                    const _gc_u64 _gc_unit = _gc_j + _gc_r * _gc_height;
+                    if (_gc_unit >= _gc_units) continue;
+                    _gc::Offsets<_GC_TENSORS> _gc_place = _gc_base;
+                    _gc::go(_gc_place, _gc_inner, _gc_args.n_reduced, _gc_begin / _gc_AT_ONCE + _gc_unit);
+                    const _gc::i64 *const _gc_offsets = _gc_place.of;
                     _GC_LOAD_ROUND_OF_INPUTS
                 }
 #pragma unroll

@@ -184,6 +184,17 @@ pub struct Combination {
     pub slots: ArrayVec<Slot, MOST>,
     /// Whether the layout takes more loops than usual.
     pub many_loops: bool,
+    /// Which of the kernels of its kind there are, a bit each.
+    pub kernels: u8,
+}
+
+impl Combination {
+    /// Whether what this was compiled to does for another one.
+    pub fn serves(&self, other: &Self) -> bool {
+        self.slots == other.slots
+            && self.many_loops == other.many_loops
+            && self.kernels & other.kernels == other.kernels
+    }
 }
 
 /// Where everything is in the argument, in words of 64 bits, and what a thread does at once.
@@ -266,6 +277,16 @@ pub const ELEMENTWISE: [&str; 3] = ["", "_elements", "_bytes"];
 /// Threads side by side have neighbouring elements of one output, in vectors and one by one; or of neighbouring
 /// outputs, likewise; and the second launch.
 pub const REDUCTION: [&str; 5] = ["", "_row", "_columns", "_column", "_second"];
+
+/// The names of all kernels of a kind.
+pub fn names(is_reduction: bool) -> &'static [&'static str] {
+    if is_reduction { &REDUCTION } else { &ELEMENTWISE }
+}
+
+/// All kernels of a kind, a bit each.
+pub fn all_kernels(is_reduction: bool) -> u8 {
+    (1 << names(is_reduction).len()) - 1
+}
 
 /// Text that says when there is no memory for it.
 struct Output(String);
@@ -568,19 +589,25 @@ impl<'a> Writer<'a> {
         writeln!(self.out, ");")
     }
 
+    /// Those that there are to be: most of the time it takes to compile goes into them.
     fn kernels(&mut self) -> fmt::Result {
-        let (vector, rounds) = (self.layout.vector, self.layout.rounds);
-        if self.definition.is_reduction {
-            self.kernel(REDUCTION[0], format_args!("_gc_run<{vector}, {rounds}, false, false>"))?;
-            self.kernel(REDUCTION[1], format_args!("_gc_run<{vector}, 1, false, true>"))?;
-            self.kernel(REDUCTION[2], format_args!("_gc_run<{vector}, {}, true, false>", 2 * rounds))?;
-            self.kernel(REDUCTION[3], format_args!("_gc_run<1, {ELEMENT_ROUNDS}, true, false>"))?;
-            self.kernel(REDUCTION[4], format_args!("_gc_run_second"))
-        } else {
-            self.kernel(ELEMENTWISE[0], format_args!("_gc_vectors<{vector}, {rounds}>"))?;
-            self.kernel(ELEMENTWISE[1], format_args!("_gc_block<1, {ELEMENT_ROUNDS}>"))?;
-            self.kernel(ELEMENTWISE[2], format_args!("_gc_singles"))
+        let (vector, rounds, is_reduction) = (self.layout.vector, self.layout.rounds, self.definition.is_reduction);
+        for (index, name) in names(is_reduction).iter().enumerate() {
+            if self.combination.kernels >> index & 1 == 0 {
+                continue;
+            }
+            match (is_reduction, index) {
+                (false, 0) => self.kernel(name, format_args!("_gc_vectors<{vector}, {rounds}>")),
+                (false, 1) => self.kernel(name, format_args!("_gc_block<1, {ELEMENT_ROUNDS}>")),
+                (false, _) => self.kernel(name, format_args!("_gc_singles")),
+                (true, 0) => self.kernel(name, format_args!("_gc_run<{vector}, {rounds}, false, false>")),
+                (true, 1) => self.kernel(name, format_args!("_gc_run<{vector}, 1, false, true>")),
+                (true, 2) => self.kernel(name, format_args!("_gc_run<{vector}, {}, true, false>", 2 * rounds)),
+                (true, 3) => self.kernel(name, format_args!("_gc_run<1, {ELEMENT_ROUNDS}, true, false>")),
+                (true, _) => self.kernel(name, format_args!("_gc_run_second")),
+            }?;
         }
+        Ok(())
     }
 
     fn kernel(&mut self, behind: &str, calls: fmt::Arguments<'_>) -> fmt::Result {
