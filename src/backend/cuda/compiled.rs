@@ -43,7 +43,8 @@ pub struct Image {
     library: usize,
     /// By their number; those that it does not have are None.
     kernels: Vec<Option<CompiledKernel>>,
-    /// The ids of all contexts in which all its kernels are. The driver gives none twice.
+    /// The ids of all contexts in which all its kernels are. The driver gives none twice. Those that are gone stay in the
+    /// list: 8 bytes each, for a context that took milliseconds to make.
     contexts: RwLock<Vec<u64>>,
 }
 
