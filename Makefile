@@ -149,7 +149,7 @@ KERNEL_SOURCES = $(wildcard kernels/*.cu)
 KERNEL_HEADERS = $(wildcard kernels/*.cuh) include/gradcodec/device.cuh
 # Kernels compiled for the CPU: no contraction, as for a card.
 EMULATED = -ffp-contract=off -Wall -Wextra -Werror -Wno-unknown-pragmas -Iinclude
-KERNEL_NAMES = $(sort $(shell grep -oh 'gc_[a-z0-9_]*' $(KERNEL_SOURCES) $(wildcard kernels/*.cuh)))
+KERNEL_NAMES = $(sort $(shell grep -oh 'gc_[a-z0-9_]*' $(KERNEL_SOURCES) $(filter-out kernels/compiled% include/%,$(KERNEL_HEADERS))))
 $(DRIVERS): tests/driver/libcuda.c $(BUILD)/tests/driver_codec.o $(KERNEL_SOURCES)
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DKERNELS="$(KERNEL_NAMES)"' -shared -fPIC -Wl,-soname,libcuda.so.1 \

@@ -1,5 +1,5 @@
 /*
- * What bench/gpu.py, gpu_copy.py and gpu_codec.py call and time. In C, since a call through ctypes costs as much as the
+ * What bench/gpu.py, gpu_copy.py, gpu_codec.py and gpu_kernels.py call and time. In C, since a call through ctypes costs as much as the
  * library's own part of one.
  *
  * Functions return 0, or the status of a call that was refused (last_error() says why).
@@ -158,4 +158,21 @@ int32_t all_reduce_host_seconds(const Library *library, int64_t calls, double *s
     if (synchronize)
         synchronize(stream);
     return GC_STATUS_OK;
+}
+
+/* The host's seconds of each of `calls` runs of a kernel that is prepared. */
+int32_t kernel_host_seconds(const Library *library, int64_t calls, double *seconds, gc_kernel_t *kernel,
+                            const DLTensor *const *inputs, size_t n_inputs, DLTensor *const *outputs, size_t n_outputs,
+                            const gc_run_options_t *options, void *stream, int (*synchronize)(void *stream))
+{
+    for (int64_t i = 0; i < calls; i++) {
+        if (i % 128 == 0)
+            synchronize(stream);
+        const double start = now();
+        gc_status_t status = library->gc_kernel_run(kernel, inputs, n_inputs, outputs, n_outputs, options, stream);
+        seconds[i] = now() - start;
+        if (status)
+            return status;
+    }
+    return synchronize(stream) ? -1 : GC_STATUS_OK;
 }

@@ -1,9 +1,11 @@
 """How fast kernels run that are compiled at run time: as a fraction of a device-to-device copy, and beside CuPy.
 
+    make build/bench/gpu_host.so
     GRADCODEC_LIBRARY=target/release/libgradcodec.so.0 python bench/gpu_kernels.py [--quick]
 
 Each line: the work, GB/s of ours, the fraction of the copy's (read + written; reductions: of bytes read alone), the
-time beside CuPy's (median of 21 alternated runs). Then the host's time of a prepared run, and of first uses.
+time beside CuPy's (median of 21 alternated runs). Then the host's time of a prepared run, and of first uses beside
+CuPy's: with nothing cached, from disk, and the second one. first_use.py measures ours without a card.
 """
 
 import ctypes
@@ -16,7 +18,8 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests" / "python"))
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests" / "python"))
 
 import cupy
 import numpy as np
@@ -129,6 +132,26 @@ def main():
         print(json.dumps(results))
 
 
+def from_c(arguments):
+    """Microseconds of the host, the median of 10000 runs, by bench/gpu_host.c."""
+    host = ctypes.CDLL(str(HERE.parent / "build" / "bench" / "gpu_host.so"))
+    host.load_library.restype = ctypes.c_void_p
+    library, seconds = host.load_library(os.environ["GRADCODEC_LIBRARY"].encode()), (ctypes.c_double * 10000)()
+    synchronize = ctypes.CDLL("libcuda.so.1").cuStreamSynchronize
+    host.kernel_host_seconds.argtypes = [
+        ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t,
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
+    ]  # fmt: skip
+    kernel, inputs, n_inputs, outputs, n_outputs, options = arguments
+    status = host.kernel_host_seconds(
+        library, len(seconds), seconds, kernel, ctypes.cast(inputs, ctypes.c_void_p), n_inputs,
+        ctypes.cast(outputs, ctypes.c_void_p), n_outputs, options, None,
+        ctypes.cast(synchronize, ctypes.c_void_p),
+    )  # fmt: skip
+    assert status == 0, capi.last_error()
+    return statistics.median(seconds) * 1e6
+
+
 def host_times():
     x = cupy.zeros(1024, "f4")
     kernel = elementwise("float32 x, float32 y", "float32 z", "z = x + y", "small")
@@ -146,22 +169,44 @@ def host_times():
             run(*arguments, None)
         best.append((time.perf_counter() - start) / 100)
     print(f"2^10, one prepared run through ctypes: {min(best) * 1e6:.1f} us of the host")
-    script = (
-        "import time, sys; sys.argv = ['x']; import gpu_kernels as g, cupy;"
-        "x = cupy.zeros(1024, 'f4'); t = time.perf_counter(); k = g.elementwise('float32 x', 'float32 y', 'y = x * 3 + 1', 'cold');"
-        "k([g.tensor(x)], [g.tensor(x + 1)]);"
-        "cupy.cuda.Stream.null.synchronize(); u = time.perf_counter();"
-        "cupy.ElementwiseKernel('float32 x', 'float32 y', 'y = x * 3 + 1', 'cold')(x);"
-        "cupy.cuda.Stream.null.synchronize();"
-        "print(f'{(u - t) * 1e3:.1f} ms, CuPy {(time.perf_counter() - u) * 1e3:.1f} ms')"
-    )
+    print(f"2^10, one prepared run from C: {from_c(arguments):.1f} us of the host")
+    first_uses()
+
+
+# Each in a process of its own, for both use the NVRTC that the process has loaded.
+FIRST_USE = """
+import sys, time
+whose, sys.argv = sys.argv[1], ["x"]
+import gpu_kernels as g, cupy
+x = cupy.zeros(1024, "f4")
+texts = "float32 x", "float32 y", "y = x * 3 + 1", "cold"
+cupy.cuda.Stream.null.synchronize()
+make = g.elementwise if whose == "ours" else cupy.ElementwiseKernel
+given = ([g.tensor(x)], [g.tensor(x + 1)]) if whose == "ours" else (x,)
+cupy.cuda.Stream.null.synchronize()
+kernel, times = None, []
+for _ in range(2):
+    start = time.perf_counter()
+    kernel = kernel or make(*texts)
+    kernel(*given)
+    cupy.cuda.Stream.null.synchronize()
+    times.append((time.perf_counter() - start) * 1e3)
+print(*times)
+"""
+
+
+def first_uses():
     with tempfile.TemporaryDirectory() as folder:
-        here = str(pathlib.Path(__file__).resolve().parent)
-        folders = {"GRADCODEC_CACHE_DIR": folder + "/ours", "CUPY_CACHE_DIR": folder + "/cupy", "PYTHONPATH": here}
+        folders = {"GRADCODEC_CACHE_DIR": folder + "/ours", "CUPY_CACHE_DIR": folder + "/cupy", "PYTHONPATH": str(HERE)}
         variables = {**os.environ, **folders}
         for words in "nothing cached", "from disk":
-            done = subprocess.run([sys.executable, "-c", script], env=variables, capture_output=True, text=True)
-            print(f"first use, {words}: {done.stdout.strip() or done.stderr}")
+            times = {}
+            for whose in "ours", "cupy":
+                command = [sys.executable, "-c", FIRST_USE, whose]
+                done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
+                times[whose] = [float(word) for word in done.stdout.split()]
+            (ours, again), (theirs, theirs_again) = times["ours"], times["cupy"]
+            print(f"first use, {words}: {ours:.1f} ms, CuPy {theirs:.1f} ms; again: {again:.2f} ms, CuPy {theirs_again:.2f} ms")
 
 
 if __name__ == "__main__":

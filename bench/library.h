@@ -21,12 +21,16 @@
 /* NULL in a build of before copies. */
 #define COPY_FUNCTIONS(X) X(gc_copy_into)
 
+/* NULL in a build of before compiled kernels. */
+#define KERNEL_FUNCTIONS(X) X(gc_kernel_run)
+
 #define MEMBER(name) __typeof__(&name) name;
 typedef struct {
     FUNCTIONS(MEMBER)
     CODEC_FUNCTIONS(MEMBER)
     COPY_FUNCTIONS(MEMBER)
     ALL_REDUCE_FUNCTIONS(MEMBER)
+    KERNEL_FUNCTIONS(MEMBER)
 } Library;
 
 /* NULL: not there, or without one of these functions. */
@@ -44,6 +48,7 @@ Library *load_library(const char *path)
     CODEC_FUNCTIONS(LOOK_FOR)
     COPY_FUNCTIONS(LOOK_FOR)
     ALL_REDUCE_FUNCTIONS(LOOK_FOR)
+    KERNEL_FUNCTIONS(LOOK_FOR)
     return library;
 }
 

@@ -26,7 +26,7 @@ done
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-for target in descriptors model large payloads shares; do
+for target in descriptors model large payloads shares kernels; do
     found=../build/fuzz/$target
     mkdir -p "$found"
     cargo fuzz build "$target" >"$log" 2>&1 || { cat "$log"; echo "FAILED $target: it does not build"; exit 1; }

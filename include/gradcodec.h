@@ -2049,7 +2049,8 @@ gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
                                 gc_kernel_t **out);
 
 /**
- * Runs a kernel: one tensor for each parameter, in their order.
+ * Runs a kernel: one tensor for each parameter, in their order. What is yet to be compiled for them is: of a
+ * combination, what these shapes and strides need; another layout may need more, unless gc_kernel_prepare() was called.
  *
  * `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address,
  * shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL

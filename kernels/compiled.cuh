@@ -1,5 +1,5 @@
-// What every kernel that is compiled at run time begins with (src/compile/source.rs), behind gradcodec/device.cuh. For
-// NVRTC 11.2 and up, C++14; includes nothing. Names of ours begin with an underscore: a user's parameters cannot.
+// What every kernel that is compiled at run time begins with (src/compile/source.rs). For NVRTC 11.2 and up, C++14;
+// includes nothing. Names of ours begin with an underscore: a user's parameters cannot.
 
 typedef signed char int8_t;
 typedef short int16_t;
@@ -12,8 +12,12 @@ typedef unsigned long uint64_t;
 
 #if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1107
 #define _GC_ARGUMENT const
+#define _GC_RARE __forceinline__
 #else
 #define _GC_ARGUMENT const __grid_constant__
+// What little of the time is spent in, and several kernels have: compiled once. Where the argument has no address, it
+// would be copied for that.
+#define _GC_RARE __noinline__
 #endif
 
 namespace _gc {
@@ -22,51 +26,6 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 enum : unsigned { THREADS = 256 };
-
-// Of the two float32 around x the one whose last bit is 1, unless x is one itself: rounded again, to fewer bits, it is
-// rounded once.
-__device__ __forceinline__ float to_odd(double x) {
-    const float nearest = __double2float_rn(x);
-    const double back = static_cast<double>(nearest);
-    const unsigned pattern = __float_as_uint(nearest);
-    if (back == x || x != x || pattern & 1) return nearest;
-    const bool is_beyond = x < 0 ? back < x : back > x;
-    return __uint_as_float(is_beyond ? pattern - 1 : pattern + 1);
-}
-
-// A float of 16 bits, which is calculated with as float: TO and FROM are device.cuh's.
-#define _GC_FLOAT_OF_16_BITS(NAME, TO, FROM)                                                                          \
-    struct NAME {                                                                                                     \
-        unsigned short bits;                                                                                          \
-        NAME() = default;                                                                                             \
-        __device__ __forceinline__ NAME(float x) : bits(TO(x)) {}                                                     \
-        __device__ __forceinline__ NAME(double x) : bits(TO(_gc::to_odd(x))) {}                                       \
-        __device__ __forceinline__ NAME(bool x) : bits(TO(static_cast<float>(x))) {}                                  \
-        __device__ __forceinline__ NAME(int x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}                     \
-        __device__ __forceinline__ NAME(unsigned x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}                \
-        __device__ __forceinline__ NAME(long x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}                    \
-        __device__ __forceinline__ NAME(unsigned long x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}           \
-        __device__ __forceinline__ NAME(long long x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}               \
-        __device__ __forceinline__ NAME(unsigned long long x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}      \
-        __device__ __forceinline__ operator float() const { return FROM(bits); }                                      \
-        template <typename _gc_T> __device__ __forceinline__ NAME &operator=(_gc_T x) { return *this = NAME(x); }     \
-        template <typename _gc_T> __device__ __forceinline__ NAME &operator+=(_gc_T x) { return *this = *this + x; }  \
-        template <typename _gc_T> __device__ __forceinline__ NAME &operator-=(_gc_T x) { return *this = *this - x; }  \
-        template <typename _gc_T> __device__ __forceinline__ NAME &operator*=(_gc_T x) { return *this = *this * x; }  \
-        template <typename _gc_T> __device__ __forceinline__ NAME &operator/=(_gc_T x) { return *this = *this / x; }  \
-    };
-
-}  // namespace _gc
-
-_GC_FLOAT_OF_16_BITS(float16, gradcodec::to_f16, gradcodec::from_f16)
-_GC_FLOAT_OF_16_BITS(bfloat16, gradcodec::to_bf16, gradcodec::from_bf16)
-
-__device__ __forceinline__ float16 min(float16 x, float16 y) { return x < y ? x : y; }
-__device__ __forceinline__ float16 max(float16 x, float16 y) { return x < y ? y : x; }
-__device__ __forceinline__ bfloat16 min(bfloat16 x, bfloat16 y) { return x < y ? x : y; }
-__device__ __forceinline__ bfloat16 max(bfloat16 x, bfloat16 y) { return x < y ? y : x; }
-
-namespace _gc {
 
 // A bool in memory is true wherever it is not 0.
 template <typename T>
@@ -159,40 +118,8 @@ struct Offsets {
     i64 of[TENSORS];
 };
 
-// What round number `round` of these loops, outermost first, lies from the first. The outermost one has what is left.
-template <unsigned TENSORS>
-__device__ __forceinline__ void add_offsets(Offsets<TENSORS> &offsets, const Loop<TENSORS> *loops, unsigned n, u64 round) {
-    if (n == 0) return;
-    u64 outermost = round;
-    if (n > 1 && round < 0x80000000ull) {
-        unsigned rest = static_cast<unsigned>(round);
-        for (unsigned d = n - 1; d > 0; d--) {
-            unsigned above = 0, at = rest;
-            if (loops[d].count < 0x80000000ull) {
-                const unsigned by = static_cast<unsigned>(loops[d].count);
-                above = static_cast<unsigned>(static_cast<u64>(rest) * (loops[d].reciprocal >> 32) >> 32);
-                at = rest - above * by;
-                if (at >= by) above++, at -= by;
-            }
-#pragma unroll
-            for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += at * loops[d].strides[k];
-            rest = above;
-        }
-        outermost = rest;
-    } else if (n > 1) {
-        for (unsigned d = n - 1; d > 0; d--) {
-            u64 above = __umul64hi(outermost, loops[d].reciprocal), at = outermost - above * loops[d].count;
-            if (at >= loops[d].count) above++, at -= loops[d].count;
-#pragma unroll
-            for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(at) * loops[d].strides[k];
-            outermost = above;
-        }
-    }
-#pragma unroll
-    for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(outermost) * loops[0].strides[k];
-}
-
-// The same in fewer instructions, for where it is needed in many places: mostly there is one loop.
+// Adds what round number `round` of these loops, outermost first, lies from the first. The outermost one has what is left.
+// Loops are not unrolled: mostly there are one or two, and compiling what more would do takes longer than all else.
 template <unsigned TENSORS>
 __device__ __forceinline__ void go(Offsets<TENSORS> &offsets, const Loop<TENSORS> *loops, unsigned n, u64 round) {
     if (n == 0) return;
@@ -208,14 +135,42 @@ __device__ __forceinline__ void go(Offsets<TENSORS> &offsets, const Loop<TENSORS
 #pragma unroll
     for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(rest) * loops[0].strides[k];
 }
-// Element number `number` of the only loop, which is one of vectors of N.
-template <unsigned N, unsigned TENSORS>
-__device__ __forceinline__ void go_to_one(Offsets<TENSORS> &offsets, const Loop<TENSORS> &loop, u64 number) {
-#pragma unroll
-    for (unsigned k = 0; k < TENSORS; k++) {
-        offsets.of[k] += static_cast<i64>(number / N) * loop.strides[k]
-                       + static_cast<i64>(number % N) * (loop.strides[k] / static_cast<i64>(N));
+
+// The same with 32 bits where they do.
+template <unsigned TENSORS>
+__device__ __forceinline__ void go_fast(Offsets<TENSORS> &offsets, const Loop<TENSORS> *loops, unsigned n, u64 round) {
+    if (n <= 1 || round >= 0x80000000ull) {
+        go(offsets, loops, n, round);
+        return;
     }
+    unsigned rest = static_cast<unsigned>(round);
+#pragma unroll 1
+    for (unsigned d = n - 1; d > 0; d--) {
+        unsigned above = 0, at = rest;
+        if (loops[d].count < 0x80000000ull) {
+            const unsigned by = static_cast<unsigned>(loops[d].count);
+            above = static_cast<unsigned>(static_cast<u64>(rest) * (loops[d].reciprocal >> 32) >> 32);
+            at = rest - above * by;
+            if (at >= by) above++, at -= by;
+        }
+#pragma unroll
+        for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += at * loops[d].strides[k];
+        rest = above;
+    }
+#pragma unroll
+    for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += rest * loops[0].strides[k];
+}
+
+// Where element number `number` lies in loops whose innermost is one of vectors of 2^log.
+template <unsigned TENSORS>
+__device__ _GC_RARE Offsets<TENSORS> offsets_of(const Loop<TENSORS> *loops, unsigned n, u64 number, unsigned log) {
+    Offsets<TENSORS> offsets = Offsets<TENSORS>();
+    go(offsets, loops, n, number >> log);
+    const i64 within = static_cast<i64>(number & ((1u << log) - 1));
+    if (within == 0) return offsets;
+#pragma unroll
+    for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += within * (loops[n - 1].strides[k] >> log);
+    return offsets;
 }
 
 // A raw parameter: any element by its number in C order, or by its indices.

@@ -235,6 +235,12 @@ auto view(Elements &&elements) noexcept -> View<std::remove_reference_t<decltype
     return {std::data(elements), dtype<T>(), cpu, 1, &length, nullptr};
 }
 
+/* A number of yours, which must outlive the view: kernels take it as a scalar. */
+template <class T> View<const T, 0> scalar(const T &number) noexcept
+{
+    return {&number, dtype<T>(), cpu, 0, nullptr, nullptr};
+}
+
 #ifdef __cpp_lib_span
 /* A rank that is known at run time. The lengths, and the strides unless there are none, stay yours: alive, in place. */
 template <class T>

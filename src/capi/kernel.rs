@@ -60,13 +60,14 @@ use std::{
     ops::Range,
 };
 
+use arrayvec::ArrayVec;
 use dlpark::ffi::{DLManagedTensor, DLTensor};
 
 use crate::{
     backend::Stream,
     compile::{
         Handle,
-        source::{Definition, Text},
+        source::{Definition, TEXTS, Text},
     },
     error::{Result, error},
     ops::kernel::{self, Call, Kernel, Purpose, Views},
@@ -232,29 +233,92 @@ fn owned(name: &'static str, text: &CStr) -> Result<String> {
     kernel::owned(text.to_str().map_err(|_| error!(InvalidArgument, "options: {name} is not UTF-8"))?)
 }
 
+/// A text of the options: what it is, its field's name, and where it is.
+type Given = (Text, &'static str, *const c_char);
+
 /// What both kinds of kernels have.
 struct Common {
-    is_reduction: bool,
     flags: u32,
     options: *const *const c_char,
     n_options: usize,
     nvrtc: *mut c_void,
 }
 
+/// What a kernel is made of.
+trait Ingredients: borrow::Options {
+    const IS_REDUCTION: bool;
+
+    fn common(&self) -> Common;
+
+    fn texts(&self) -> ArrayVec<Given, TEXTS>;
+}
+
+impl Ingredients for gc_elementwise_options_t {
+    const IS_REDUCTION: bool = false;
+
+    fn common(&self) -> Common {
+        let Self { flags, options, n_options, nvrtc, .. } = *self;
+        Common { flags, options, n_options, nvrtc }
+    }
+
+    fn texts(&self) -> ArrayVec<Given, TEXTS> {
+        ArrayVec::from_iter([
+            (Text::Name, "name", self.name),
+            (Text::Inputs, "inputs", self.inputs),
+            (Text::Outputs, "outputs", self.outputs),
+            (Text::Operation, "operation", self.operation),
+            (Text::Preamble, "preamble", self.preamble),
+            (Text::LoopPrep, "loop_prep", self.loop_prep),
+            (Text::AfterLoop, "after_loop", self.after_loop),
+        ])
+    }
+}
+
+impl Ingredients for gc_reduction_options_t {
+    const IS_REDUCTION: bool = true;
+
+    fn common(&self) -> Common {
+        let Self { flags, options, n_options, nvrtc, .. } = *self;
+        Common { flags, options, n_options, nvrtc }
+    }
+
+    fn texts(&self) -> ArrayVec<Given, TEXTS> {
+        ArrayVec::from_iter([
+            (Text::Name, "name", self.name),
+            (Text::Inputs, "inputs", self.inputs),
+            (Text::Outputs, "outputs", self.outputs),
+            (Text::Map, "map", self.map),
+            (Text::Reduce, "reduce", self.reduce),
+            (Text::PostMap, "post_map", self.post_map),
+            (Text::Identity, "identity", self.identity),
+            (Text::ReduceType, "reduce_type", self.reduce_type),
+            (Text::Preamble, "preamble", self.preamble),
+        ])
+    }
+}
+
+/// Makes a kernel of options.
+///
 /// # Safety
-/// Every text ends with a NUL, `options` are so many, and `nvrtc` is NULL or came from dlopen and stays open.
-unsafe fn create(common: &Common, texts: &[(Text, &'static str, *const c_char)]) -> Result<gc_kernel_t> {
+/// `options` is as [`borrow::options`] wants it, every text ends with a NUL, the compiler's options are so many, its handle
+/// is NULL or came from dlopen and stays open, and `out` has room for a pointer.
+unsafe fn create<T: Ingredients>(options: *const T, out: *mut *mut gc_kernel_t) -> Result<()> {
     const FMAD: u32 = KernelFlag::Fmad as u32;
     const NO_DISK: u32 = KernelFlag::NoDisk as u32;
-    let &Common { is_reduction, flags, options, n_options, nvrtc } = common;
-    if flags & !(FMAD | NO_DISK) != 0 {
-        return Err(error!(InvalidArgument, "options: flags {flags:#x}; of {:#x} expected", FMAD | NO_DISK));
-    }
-    let contracts = flags & FMAD != 0;
-    let mut definition = Definition { is_reduction, texts: Default::default(), options: Vec::new(), contracts };
     // SAFETY: the caller's promise.
     unsafe {
-        for &(which, name, pointer) in texts {
+        let (given, out) = (borrow::options("options", options)?, Out::one("out", out)?);
+        let Common { flags, options, n_options, nvrtc } = given.common();
+        if flags & !(FMAD | NO_DISK) != 0 {
+            return Err(error!(InvalidArgument, "options: flags {flags:#x}; of {:#x} expected", FMAD | NO_DISK));
+        }
+        let mut definition = Definition {
+            is_reduction: T::IS_REDUCTION,
+            texts: Default::default(),
+            options: Vec::new(),
+            contracts: flags & FMAD != 0,
+        };
+        for (which, name, pointer) in given.texts() {
             definition.texts[which as usize] = text(name, pointer)?;
         }
         let options = borrow::items("options: options", options, Count::of("options: n_options", n_options))?;
@@ -266,8 +330,10 @@ unsafe fn create(common: &Common, texts: &[(Text, &'static str, *const c_char)])
             let option = owned("options", borrow::text("options: options", option)?)?;
             definition.options.push(option);
         }
-        Ok(gc_kernel_t(Kernel::new(definition, Handle::of(nvrtc), flags & NO_DISK == 0)?))
+        let kernel = Kernel::new(definition, Handle::of(nvrtc), flags & NO_DISK == 0)?;
+        out.fill([handle::hand_out(gc_kernel_t(kernel))?]);
     }
+    Ok(())
 }
 
 /// Adds a call's tensors to those that are there.
@@ -351,24 +417,7 @@ pub unsafe extern "C" fn gc_elementwise_create(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, texts, and room for a pointer.
-        unsafe {
-            let (given, out) = (borrow::options("options", options)?, Out::one("out", out)?);
-            let gc_elementwise_options_t { flags, options, n_options, nvrtc, .. } = given;
-            let kernel = create(
-                &Common { is_reduction: false, flags, options, n_options, nvrtc },
-                &[
-                    (Text::Name, "name", given.name),
-                    (Text::Inputs, "inputs", given.inputs),
-                    (Text::Outputs, "outputs", given.outputs),
-                    (Text::Operation, "operation", given.operation),
-                    (Text::Preamble, "preamble", given.preamble),
-                    (Text::LoopPrep, "loop_prep", given.loop_prep),
-                    (Text::AfterLoop, "after_loop", given.after_loop),
-                ],
-            )?;
-            out.fill([handle::hand_out(kernel)?]);
-        }
-        Ok(())
+        unsafe { create(options, out) }
     })
 }
 
@@ -388,30 +437,12 @@ pub unsafe extern "C" fn gc_reduction_create(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, texts, and room for a pointer.
-        unsafe {
-            let (given, out) = (borrow::options("options", options)?, Out::one("out", out)?);
-            let gc_reduction_options_t { flags, options, n_options, nvrtc, .. } = given;
-            let kernel = create(
-                &Common { is_reduction: true, flags, options, n_options, nvrtc },
-                &[
-                    (Text::Name, "name", given.name),
-                    (Text::Inputs, "inputs", given.inputs),
-                    (Text::Outputs, "outputs", given.outputs),
-                    (Text::Map, "map", given.map),
-                    (Text::Reduce, "reduce", given.reduce),
-                    (Text::PostMap, "post_map", given.post_map),
-                    (Text::Identity, "identity", given.identity),
-                    (Text::ReduceType, "reduce_type", given.reduce_type),
-                    (Text::Preamble, "preamble", given.preamble),
-                ],
-            )?;
-            out.fill([handle::hand_out(kernel)?]);
-        }
-        Ok(())
+        unsafe { create(options, out) }
     })
 }
 
-/// Runs a kernel: one tensor for each parameter, in their order.
+/// Runs a kernel: one tensor for each parameter, in their order. What is yet to be compiled for them is: of a
+/// combination, what these shapes and strides need; another layout may need more, unless gc_kernel_prepare() was called.
 ///
 /// `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address,
 /// shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL

@@ -1,4 +1,4 @@
-//! Kernels compiled before, in a directory of the user's: a file for each key.
+//! Kernels compiled before, and which NVRTC was found, in a directory of the user's: a file for each key.
 //!
 //! What is wrong with the directory or a file is no failure: then the kernel is compiled. Only memory that cannot be had is.
 //! A file is written under another name and renamed, so that it is there as a whole or not at all, whichever process reads
@@ -29,8 +29,14 @@ use super::{
 
 const KIND: Kind = *b"DISK";
 
-/// The name of a kernel's file: 64 digits of its key, and this.
-const SUFFIX: &str = ".kernel";
+/// What a file is of. Its name is 64 digits of its key, and a suffix.
+#[derive(Clone, Copy)]
+pub enum Of {
+    Kernel,
+    Compiler,
+}
+
+const SUFFIXES: [&str; 2] = [".kernel", ".nvrtc"];
 /// That of a file that is being written: what it will be called, who writes it, and this.
 const UNFINISHED: &str = ".part";
 
@@ -78,7 +84,7 @@ impl Cache {
     }
 
     /// In a directory that is of this user, and that nobody else may write to.
-    fn in_folder(path: CString, most: u64) -> Result<Option<Self>> {
+    pub(super) fn in_folder(path: CString, most: u64) -> Result<Option<Self>> {
         // SAFETY: a path that ends with a NUL.
         let open = |path: &CStr| unsafe { libc::open(path.as_ptr(), FOLDER) };
         let mut folder = owned(open(&path));
@@ -90,10 +96,10 @@ impl Cache {
     }
 
     /// The kernel of a key, if it is there, with what the compiler said of it.
-    pub fn find(&self, key: &[u8; 32], log: &mut String) -> Result<Option<Vec<u8>>> {
+    pub fn find(&self, of: Of, key: &[u8; 32], log: &mut String) -> Result<Option<Vec<u8>>> {
         // A file's name may be that of something else, which opening must neither follow nor wait for.
         const FLAGS: c_int = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
-        let Some(mut file) = self.open_at(&name_of(key), FLAGS) else { return Ok(None) };
+        let Some(mut file) = self.open_at(&name_of(of, key), FLAGS) else { return Ok(None) };
         let Ok(about) = file.metadata() else { return Ok(None) };
         if !about.is_file() || !is_ours(&file, 0o077) || about.len() > LARGEST {
             return Ok(None);
@@ -116,9 +122,9 @@ impl Cache {
     }
 
     /// Keeps a kernel, if it can be kept.
-    pub fn keep(&self, key: &[u8; 32], code: &[u8], log: &str) -> Result<()> {
+    pub fn keep(&self, of: Of, key: &[u8; 32], code: &[u8], log: &str) -> Result<()> {
         let image = image_of(&[key, code, log.as_bytes()])?;
-        let name = name_of(key);
+        let name = name_of(of, key);
         let unfinished = unfinished_name(key);
         const FLAGS: c_int = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         if image.len() as u64 > LARGEST {
@@ -245,7 +251,7 @@ impl Iterator for Listing {
             let name = name.to_str().unwrap_or_default();
             let is_ours = name.len() > 64
                 && name.bytes().take(64).all(|byte| byte.is_ascii_hexdigit())
-                && (name[64..] == *SUFFIX || name.ends_with(UNFINISHED));
+                && (SUFFIXES.contains(&&name[64..]) || name.ends_with(UNFINISHED));
             let mut found = Name::new();
             if is_ours && found.try_push_str(name).is_ok() && found.try_push('\0').is_ok() {
                 return Some(found);
@@ -306,9 +312,9 @@ fn owned(descriptor: c_int) -> Option<File> {
     (descriptor >= 0).then(|| unsafe { File::from_raw_fd(descriptor) })
 }
 
-fn name_of(key: &[u8; 32]) -> Name {
+fn name_of(of: Of, key: &[u8; 32]) -> Name {
     let mut name = digits(key);
-    name.push_str(SUFFIX);
+    name.push_str(SUFFIXES[of as usize]);
     name.push('\0');
     name
 }
@@ -395,7 +401,7 @@ mod tests {
 
     fn find(cache: &Cache, key: &[u8; 32]) -> Option<(Vec<u8>, String)> {
         let mut log = String::new();
-        cache.find(key, &mut log).unwrap().map(|code| (code, log))
+        cache.find(Of::Kernel, key, &mut log).unwrap().map(|code| (code, log))
     }
 
     fn mode(path: &Path) -> u32 {
@@ -407,10 +413,10 @@ mod tests {
         let place = Place::new("kept");
         let cache = place.cache();
         assert_eq!(find(&cache, &KEY), None);
-        cache.keep(&KEY, b"code", "a warning").unwrap();
+        cache.keep(Of::Kernel, &KEY, b"code", "a warning").unwrap();
         assert_eq!(find(&place.cache(), &KEY), Some((b"code".to_vec(), "a warning".into())));
         assert_eq!(find(&cache, &[0; 32]), None);
-        cache.keep(&KEY, b"other", "").unwrap();
+        cache.keep(Of::Kernel, &KEY, b"other", "").unwrap();
         assert_eq!(find(&cache, &KEY), Some((b"other".to_vec(), String::new())));
         assert_eq!((mode(&place.0.join("parent")), mode(&place.folder()), mode(&place.file())), (0o700, 0o700, 0o600));
         assert_eq!(place.files().len(), 1);
@@ -420,9 +426,9 @@ mod tests {
     fn what_is_damaged_or_of_another_key_is_not_used_and_is_replaced() {
         let place = Place::new("damaged");
         let cache = place.cache();
-        cache.keep(&KEY, b"code", "log").unwrap();
+        cache.keep(Of::Kernel, &KEY, b"code", "log").unwrap();
         let whole = fs::read(place.file()).unwrap();
-        cache.keep(&[1; 32], b"code", "log").unwrap();
+        cache.keep(Of::Kernel, &[1; 32], b"code", "log").unwrap();
         let of_another = fs::read(place.folder().join(format!("{}.kernel", "01".repeat(32)))).unwrap();
         let not_text = image_of(&[&KEY, b"code", b"\xff"]).unwrap();
         let two_parts = image_of(&[&KEY, b"code"]).unwrap();
@@ -437,7 +443,7 @@ mod tests {
             fs::write(place.file(), &bytes).unwrap();
             assert_eq!(find(&cache, &KEY), None, "{bytes:?}");
         }
-        cache.keep(&KEY, b"code", "log").unwrap();
+        cache.keep(Of::Kernel, &KEY, b"code", "log").unwrap();
         assert_eq!(fs::read(place.file()).unwrap(), whole);
     }
 
@@ -445,7 +451,7 @@ mod tests {
     fn files_that_others_may_have_written_are_not_used() {
         let place = Place::new("others");
         let cache = place.cache();
-        cache.keep(&KEY, b"code", "log").unwrap();
+        cache.keep(Of::Kernel, &KEY, b"code", "log").unwrap();
         for bits in [0o622, 0o602, 0o644, 0o660] {
             fs::set_permissions(place.file(), Permissions::from_mode(bits)).unwrap();
             assert_eq!(find(&cache, &KEY), None, "{bits:o}");
@@ -458,7 +464,7 @@ mod tests {
         symlink(&elsewhere, place.file()).unwrap();
         assert_eq!(find(&cache, &KEY), None);
         // Keeping replaces the link, not what it leads to.
-        cache.keep(&KEY, b"new", "").unwrap();
+        cache.keep(Of::Kernel, &KEY, b"new", "").unwrap();
         assert!(place.file().symlink_metadata().unwrap().is_file());
         assert!(find(&cache, &KEY).is_some_and(|(code, _)| code == b"new"));
         assert_ne!(fs::read(elsewhere).unwrap(), fs::read(place.file()).unwrap());
@@ -472,7 +478,7 @@ mod tests {
         fs::remove_file(place.file()).unwrap();
         fs::create_dir(place.file()).unwrap();
         assert_eq!(find(&cache, &KEY), None);
-        cache.keep(&KEY, b"code", "log").unwrap();
+        cache.keep(Of::Kernel, &KEY, b"code", "log").unwrap();
         assert_eq!(find(&cache, &KEY), None);
         assert_eq!(place.files().len(), 1, "{:?}", place.files());
     }
@@ -500,7 +506,7 @@ mod tests {
             assert!(open(&place.folder()).is_none(), "somebody else's");
             std::os::unix::fs::chown(place.folder(), Some(0), None).unwrap();
             let cache = place.cache();
-            cache.keep(&KEY, b"code", "log").unwrap();
+            cache.keep(Of::Kernel, &KEY, b"code", "log").unwrap();
             std::os::unix::fs::chown(place.file(), Some(65534), None).unwrap();
             assert_eq!(find(&cache, &KEY), None, "somebody else's");
         }
@@ -520,7 +526,7 @@ mod tests {
         let file = |key: u8| place.folder().join(format!("{}.kernel", format!("{key:02x}").repeat(32)));
         let large = size(MOST);
         for key in 1..=5 {
-            large.keep(&[key; 32], &code, "").unwrap();
+            large.keep(Of::Kernel, &[key; 32], &code, "").unwrap();
             hours_ago(file(key), 100 - u64::from(key));
         }
         // Using one that was not used for a day makes it the newest.
@@ -532,7 +538,7 @@ mod tests {
             hours_ago(part(age), hours);
         }
         fs::write(place.folder().join("of the user's"), vec![0; 1 << 20]).unwrap();
-        size(3 * each).keep(&[6; 32], &code, "").unwrap();
+        size(3 * each).keep(Of::Kernel, &[6; 32], &code, "").unwrap();
         let left: Vec<u8> = (1..=6).filter(|&key| file(key).exists()).collect();
         assert_eq!(left, [1, 5, 6]);
         assert!(part("3").exists() && !part("4").exists());
@@ -546,7 +552,7 @@ mod tests {
         let codes: [Vec<u8>; 2] = [vec![1; 50_000], vec![2; 70_000]];
         thread::scope(|scope| {
             for code in &codes {
-                scope.spawn(|| (0..200).for_each(|_| cache.keep(&KEY, code, "").unwrap()));
+                scope.spawn(|| (0..200).for_each(|_| cache.keep(Of::Kernel, &KEY, code, "").unwrap()));
             }
             for _ in 0..2000 {
                 if let Some((code, _)) = find(&cache, &KEY) {

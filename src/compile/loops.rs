@@ -222,15 +222,16 @@ impl Words {
 pub fn elementwise(layout: &Layout, nest: &Nest, operands: &[Operand], whole: &[u64]) -> Result<Work> {
     let vector = layout.vector as i64;
     let ones = vectors(nest, None, operands, vector, true, |_| true);
+    let bytes = is_unaligned(&[nest], operands);
     let (kernel, at_once, rounds) = match ones {
         Some(_) => (0, vector, layout.rounds),
+        None if bytes => (2, 1, 1),
         None => (1, 1, ELEMENT_ROUNDS),
     };
     // What does not fill a vector is a block of its own.
     let (units, rest) = (nest.count() / at_once as u64, nest.count() % at_once as u64);
     let blocks = units.div_ceil(u64::from(THREADS) * rounds as u64);
-    let bytes = u32::from(is_unaligned(&[nest], operands));
-    let head = [nest.count(), units, two(nest.len() as u32, ones.unwrap_or(0)), two(bytes, blocks as u32)];
+    let head = [nest.count(), units, two(nest.len() as u32, ones.unwrap_or(0)), two(blocks as u32, u32::from(bytes))];
     let mut words = Words::of(&head, layout, operands, whole)?;
     words.loops(nest, at_once);
     let blocks = blocks + u64::from(rest > 0);

@@ -1,12 +1,13 @@
 //! Kernels that are compiled at run time: by NVRTC, unless what it made of the same source lies on disk.
 //!
 //! - `nvrtc`: the compiler, found when it is first needed;
-//! - `cache`: what was compiled before, in a directory of the user's;
+//! - `cache`: what was compiled before, in a directory of the user's; `found`: by which NVRTC;
 //! - `parameters`, `types`, `source`, `loops`: what a kernel's parameters are, what source is made of them, and where the
 //!   elements of a launch lie;
 //! - `image`: the form in which kernels are kept: there, and by callers.
 
 mod cache;
+mod found;
 pub mod image;
 pub mod loops;
 mod nvrtc;
@@ -23,7 +24,8 @@ use crate::{
     error::{Result, error},
 };
 
-use cache::Cache;
+use cache::{Cache, Of};
+use found::Found;
 
 pub use nvrtc::Handle;
 
@@ -53,18 +55,36 @@ pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
     // Loading runs initializers, compiling reads files, and so does the cache.
     let _delay = cancel::delay();
     log.clear();
-    let nvrtc = request.nvrtc.library()?;
-    let target = nvrtc.target(request.capability)?;
     let cache = if request.use_disk && !reads_files(request) { Cache::open()? } else { None };
-    let key = digest(request, nvrtc.version(), &target);
+    let search = if cache.is_none() || request.nvrtc.is_at_hand() { None } else { found::search()? };
+    let recalled = match (&cache, &search) {
+        (Some(cache), Some(search)) => Found::recall(cache, search)?,
+        _ => None,
+    };
+    // Where the card is one that NVRTC did not know, it is asked again.
+    let recalled = recalled.and_then(|found| Some((found.target(request.capability).ok()?, found)));
+    if let (Some(cache), Some((target, found))) = (&cache, &recalled)
+        && let Some(code) = cache.find(Of::Kernel, &digest(request, found.version, target), log)?
+    {
+        return Ok(Ok(code));
+    }
+    let nvrtc = request.nvrtc.library()?;
+    let found = nvrtc.found()?;
+    if let (Some(cache), Some(search)) = (&cache, &search)
+        && recalled.is_none_or(|(_, before)| before != found)
+    {
+        found.keep(cache, search)?;
+    }
+    let target = found.target(request.capability)?;
+    let key = digest(request, found.version, &target);
     if let Some(cache) = &cache
-        && let Some(code) = cache.find(&key, log)?
+        && let Some(code) = cache.find(Of::Kernel, &key, log)?
     {
         return Ok(Ok(code));
     }
     let compiled = nvrtc.compile(request, &target, log)?;
     if let (Some(cache), Ok(code)) = (&cache, &compiled) {
-        cache.keep(&key, code, log)?;
+        cache.keep(Of::Kernel, &key, code, log)?;
     }
     Ok(compiled)
 }
@@ -104,10 +124,7 @@ fn includes_files(source: &[u8]) -> bool {
 /// The key of all that decides what comes out. Each part goes with its length, so that none can pass for two.
 fn digest(request: &Request<'_>, (major, minor): (i32, i32), target: &Target) -> [u8; 32] {
     let mut key = Sha256::new();
-    let mut add = |part: &[u8]| {
-        key.update((part.len() as u64).to_le_bytes());
-        key.update(part);
-    };
+    let mut add = |part: &[u8]| add_part(&mut key, part);
     add(env!("CARGO_PKG_VERSION").as_bytes());
     add(&major.to_le_bytes());
     add(&minor.to_le_bytes());
@@ -125,6 +142,11 @@ fn digest(request: &Request<'_>, (major, minor): (i32, i32), target: &Target) ->
     }
     add(request.source.as_bytes());
     key.finalize().into()
+}
+
+fn add_part(key: &mut Sha256, part: &[u8]) {
+    key.update((part.len() as u64).to_le_bytes());
+    key.update(part);
 }
 
 /// What a variable of the environment says, if it says something: not to a program that runs with rights that its caller

@@ -4,7 +4,7 @@
 //! calls: it panics where the library is missing, and returns a Rust enum.
 
 use std::{
-    ffi::{CStr, c_char, c_int, c_void},
+    ffi::{CStr, CString, c_char, c_int, c_void},
     fmt::Write as _,
     mem::MaybeUninit,
     ptr,
@@ -20,7 +20,7 @@ use crate::{
     error::{Error, Result, Status, error},
 };
 
-use super::{Compiled, Request, Target, room};
+use super::{Compiled, Request, Target, found::Found, room};
 
 /// The first that makes machine code and says for which cards.
 const OLDEST: (c_int, c_int) = (11, 2);
@@ -57,21 +57,24 @@ type GetErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 type GetVersion = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
 
 /// The names of the files that NVRTC's packages install, the newest first; the last one is a toolkit's.
-const FILES: [&CStr; 4] = [c"libnvrtc.so.13", c"libnvrtc.so.12", c"libnvrtc.so.11.2", c"libnvrtc.so"];
+pub(super) const FILES: [&CStr; 4] = [c"libnvrtc.so.13", c"libnvrtc.so.12", c"libnvrtc.so.11.2", c"libnvrtc.so"];
 
 /// Where pip puts it, from the folder of Python packages.
-const IN_PACKAGES: [&str; 3] = [
+pub(super) const IN_PACKAGES: [&str; 3] = [
     "/nvidia/cu13/lib/libnvrtc.so.13\0",
     "/nvidia/cuda_nvrtc/lib/libnvrtc.so.12\0",
     "/nvidia/cuda_nvrtc/lib/libnvrtc.so.11.2\0",
 ];
 
 /// Where CUDA's installer puts it, whether or not the system looks there.
-const IN_TOOLKIT: &CStr = c"/usr/local/cuda/lib64/libnvrtc.so";
+pub(super) const IN_TOOLKIT: &CStr = c"/usr/local/cuda/lib64/libnvrtc.so";
 
 /// A library that the caller names, or none. As a number, to be shared between threads.
 #[derive(Clone, Copy)]
 pub struct Handle(usize);
+
+/// What the search has found.
+static FOUND: OnceLock<Library> = OnceLock::new();
 
 impl Handle {
     pub const NONE: Self = Self(0);
@@ -84,7 +87,6 @@ impl Handle {
 
     /// The one that is named; else the one that GRADCODEC_NVRTC names, that is loaded, or that is found.
     pub(super) fn library(self) -> Result<Library> {
-        static FOUND: OnceLock<Library> = OnceLock::new();
         if self.0 != 0 {
             // SAFETY: it is open, as its maker promised.
             return unsafe { Library::of(ptr::with_exposed_provenance_mut(self.0)) };
@@ -94,6 +96,11 @@ impl Handle {
             // Two threads may find it side by side; one of the two equal tables stays.
             None => find().map(|library| *FOUND.get_or_init(|| library)),
         }
+    }
+
+    /// Whether NVRTC is there without a search.
+    pub(super) fn is_at_hand(self) -> bool {
+        self.0 != 0 || FOUND.get().is_some()
     }
 }
 
@@ -133,12 +140,8 @@ impl Library {
         }
     }
 
-    pub fn version(&self) -> (c_int, c_int) {
-        self.version
-    }
-
-    /// What to compile to for a card: machine code where NVRTC knows it, else the newest PTX that it can read.
-    pub fn target(&self, (major, minor): (u32, u32)) -> Result<Target> {
+    /// What it is and what it knows.
+    pub fn found(&self) -> Result<Found> {
         let mut count: c_int = 0;
         // SAFETY: the place outlives the call.
         let code = unsafe { (self.functions.nvrtcGetNumSupportedArchs)(&mut count) };
@@ -152,18 +155,12 @@ impl Library {
         // SAFETY: room for as many as there are.
         let code = unsafe { (self.functions.nvrtcGetSupportedArchs)(levels.as_mut_ptr()) };
         self.check(code, "nvrtcGetSupportedArchs")?;
-        let card = major.saturating_mul(10).saturating_add(minor);
-        let card = c_int::try_from(card).unwrap_or(c_int::MAX);
-        choose(card, &levels).ok_or_else(|| {
-            let ((newest, _), lowest) = (self.version, levels.iter().min().copied().unwrap_or(0));
-            error!(
-                UnsupportedDevice,
-                "NVRTC {newest} does not compile for compute capability {major}.{minor}; {}.{} is the lowest that it \
-                 knows",
-                lowest / 10,
-                lowest % 10
-            )
-        })
+        // SAFETY: one of NVRTC's functions.
+        let file = unsafe { file_of(self.functions.nvrtcCompileProgram as *mut c_void) }.unwrap_or_default().to_bytes();
+        let mut copy = room(file.len() + 1)?;
+        copy.extend_from_slice(file);
+        // Just as much was reserved as the NUL at the end takes, too.
+        Ok(Found { version: self.version, levels, file: CString::new(copy).unwrap_or_default() })
     }
 
     /// What the driver loads. The log is there in any case.
@@ -220,7 +217,7 @@ impl Library {
 }
 
 /// What to compile to for a card, of the levels that are known.
-fn choose(card: c_int, levels: &[c_int]) -> Option<Target> {
+pub(super) fn choose(card: c_int, levels: &[c_int]) -> Option<Target> {
     let best = levels.iter().copied().filter(|&level| level <= card).max()?;
     // A card runs machine code of a lower minor number, too, but not each: the driver can compile for all of them.
     Some(if best == card { Target::Machine(card) } else { Target::Virtual(best) })
@@ -386,8 +383,7 @@ fn find() -> Result<Library> {
     if let Some(found) = loaded_ones(&loaded).find_map(&mut usable) {
         return Ok(found);
     }
-    // Within a library or program of another name. SAFETY: RTLD_DEFAULT needs no library.
-    if unsafe { dynamic::address(libc::RTLD_DEFAULT, c"nvrtcVersion") }.is_some()
+    if is_visible()
         && let Some(found) = usable(libc::RTLD_DEFAULT)
     {
         return Ok(found);
@@ -416,20 +412,27 @@ fn open(file: &CStr) -> Option<*mut c_void> {
     (!library.is_null()).then_some(library)
 }
 
+/// The file that a function is in.
+///
+/// # Safety
+/// `function` is one of a library that is loaded, and stays so.
+unsafe fn file_of(function: *mut c_void) -> Option<&'static CStr> {
+    let mut about = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the place outlives the call, and zeros are a value of it.
+    let (found, about) = unsafe { (libc::dladdr(function, about.as_mut_ptr()), about.assume_init()) };
+    // SAFETY: the name of a library that stays loaded.
+    (found != 0 && !about.dli_fname.is_null()).then(|| unsafe { CStr::from_ptr(about.dli_fname) })
+}
+
 /// NVRTC opens this companion by name when it first compiles, and finds it where it is loaded already; or where the system
 /// looks, which is often not where NVRTC is. A failure is NVRTC's to tell.
 ///
 /// # Safety
 /// `function` is one of NVRTC's.
 unsafe fn load_builtins(function: *mut c_void, (major, minor): (c_int, c_int)) -> Result<()> {
-    let mut about = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the place outlives the call, and zeros are a value of it.
-    let (found, about) = unsafe { (libc::dladdr(function, about.as_mut_ptr()), about.assume_init()) };
-    if found == 0 || about.dli_fname.is_null() {
-        return Ok(());
-    }
-    // SAFETY: the name of a library that is loaded.
-    let file = unsafe { CStr::from_ptr(about.dli_fname) }.to_bytes();
+    // SAFETY: the caller's promise.
+    let Some(file) = (unsafe { file_of(function) }) else { return Ok(()) };
+    let file = file.to_bytes();
     let folder = &file[..file.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1)];
     let mut name = ArrayString::<60>::new();
     let _ = write!(name, "libnvrtc-builtins.so.{major}.{minor}\0"); // it fits
@@ -439,6 +442,17 @@ unsafe fn load_builtins(function: *mut c_void, (major, minor): (c_int, c_int)) -
     // SAFETY: a path that ends with a NUL; loading it runs its initializers, as NVRTC does.
     unsafe { libc::dlopen(path.as_ptr().cast(), libc::RTLD_NOW) };
     Ok(())
+}
+
+/// Whether a search would first find one that is loaded.
+pub(super) fn is_loaded(loaded: &Loaded) -> bool {
+    loaded_ones(loaded).next().is_some() || is_visible()
+}
+
+/// Whether it is within a library or program of another name.
+fn is_visible() -> bool {
+    // SAFETY: RTLD_DEFAULT needs no library.
+    unsafe { dynamic::address(libc::RTLD_DEFAULT, c"nvrtcVersion") }.is_some()
 }
 
 /// Each NVRTC that is loaded, also where others do not see its functions. None is closed, whoever else closes it.
@@ -473,7 +487,7 @@ fn of_pip(loaded: &Loaded, mut usable: impl FnMut(*mut c_void) -> Option<Library
 }
 
 /// The folders of Python packages that libraries of this process come from, each once.
-fn packages(loaded: &Loaded) -> impl Iterator<Item = &[u8]> {
+pub(super) fn packages(loaded: &Loaded) -> impl Iterator<Item = &[u8]> {
     let folders = || loaded.names().filter_map(|file| packages_of(file.to_bytes()));
     let is_first = move |&(at, folder): &(usize, &[u8])| !folders().take(at).any(|before| before == folder);
     folders().enumerate().filter(is_first).map(|(_, folder)| folder)

@@ -17,9 +17,14 @@ use super::{
     types,
 };
 
-/// What every source begins with.
-const DEVICE: &str = include_str!("../../include/gradcodec/device.cuh");
+/// What every source begins with, and those where there are floats of 16 bits.
 const BEGINNING: &str = include_str!("../../kernels/compiled.cuh");
+const DEVICE: &str = include_str!("../../include/gradcodec/device.cuh");
+const HALVES: &str = include_str!("../../kernels/compiled_halves.cuh");
+
+/// What is the same in every kernel of a kind: see [`Writer::template`].
+const OPERATION: &str = include_str!("../../kernels/compiled_elementwise.cuh");
+const REDUCE: &str = include_str!("../../kernels/compiled_reduction.cuh");
 
 /// Threads of a block, as kernels/compiled.cuh has it.
 pub const THREADS: u32 = 256;
@@ -179,6 +184,17 @@ pub struct Combination {
     pub slots: ArrayVec<Slot, MOST>,
     /// Whether the layout takes more loops than usual.
     pub many_loops: bool,
+    /// Which of the kernels of its kind there are, a bit each.
+    pub kernels: u8,
+}
+
+impl Combination {
+    /// Whether what this was compiled to does for another one.
+    pub fn serves(&self, other: &Self) -> bool {
+        self.slots == other.slots
+            && self.many_loops == other.many_loops
+            && self.kernels & other.kernels == other.kernels
+    }
 }
 
 /// Where everything is in the argument, in words of 64 bits, and what a thread does at once.
@@ -197,6 +213,25 @@ pub struct Layout {
 
 /// Words before the addresses of tensors.
 pub const HEAD: [usize; 2] = [4, 10];
+
+/// What they are.
+const ELEMENTWISE_HEAD: &str = "\
+unsigned long long size, units;
+unsigned n_loops, ones, blocks, bytes;
+";
+const REDUCTION_HEAD: &str = "\
+unsigned long long kept, reduced, chunk, tiles;
+unsigned splits, log_across, log_second, vectors, n_kept, n_reduced, ones, at_once, bytes, unused;
+void *partials;
+";
+
+/// What a reduction's texts may ask for.
+const SIZES: &str = "\
+const ptrdiff_t n = static_cast<ptrdiff_t>(_gc_args.reduced);
+const _gc::Indexer _in_ind = {static_cast<ptrdiff_t>(_gc_args.kept * _gc_args.reduced)};
+const _gc::Indexer _out_ind = {static_cast<ptrdiff_t>(_gc_args.kept)};
+(void)n, (void)_in_ind, (void)_out_ind;
+";
 
 /// Elements that a thread does at once where they lie anywhere.
 pub const ELEMENT_ROUNDS: usize = 4;
@@ -237,11 +272,21 @@ impl Layout {
     }
 }
 
-/// The names of a source's kernels behind the definition's name. The first has vectors.
-pub const ELEMENTWISE: [&str; 2] = ["", "_elements"];
+/// The names of a source's kernels behind the definition's name. Elements lie in vectors, anywhere, or at any address.
+pub const ELEMENTWISE: [&str; 3] = ["", "_elements", "_bytes"];
 /// Threads side by side have neighbouring elements of one output, in vectors and one by one; or of neighbouring
 /// outputs, likewise; and the second launch.
 pub const REDUCTION: [&str; 5] = ["", "_row", "_columns", "_column", "_second"];
+
+/// The names of all kernels of a kind.
+pub fn names(is_reduction: bool) -> &'static [&'static str] {
+    if is_reduction { &REDUCTION } else { &ELEMENTWISE }
+}
+
+/// All kernels of a kind, a bit each.
+pub fn all_kernels(is_reduction: bool) -> u8 {
+    (1 << names(is_reduction).len()) - 1
+}
 
 /// Text that says when there is no memory for it.
 struct Output(String);
@@ -291,19 +336,36 @@ struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     fn write(mut self) -> std::result::Result<String, fmt::Error> {
-        // Without what is for readers: it is compiled each time, and part of the cache's key.
-        for line in DEVICE.lines().chain(BEGINNING.lines()).filter(|line| !line.trim_start().starts_with("//")) {
-            writeln!(self.out, "{line}")?;
+        self.lines(BEGINNING)?;
+        if self.has_halves() {
+            self.lines(DEVICE)?;
+            self.lines(HALVES)?;
         }
         self.letters()?;
         self.users(Text::Preamble, "preamble", "", "")?;
         self.arguments()?;
         if self.definition.is_reduction {
-            self.reduction()?;
+            self.reduce_type()?;
+            self.template(REDUCE)?;
         } else {
-            self.elementwise()?;
+            self.template(OPERATION)?;
         }
+        self.kernels()?;
         Ok(self.out.0)
+    }
+
+    /// Text of a file, without what is for readers: it is compiled each time, and part of the cache's key.
+    fn lines(&mut self, file: &str) -> fmt::Result {
+        code(file).try_for_each(|line| writeln!(self.out, "{line}"))
+    }
+
+    /// Whether something may name the floats of 16 bits, or what is device.cuh's.
+    fn has_halves(&self) -> bool {
+        let words = ["float16", "bfloat16", "gradcodec"];
+        let is_named = |text: &String| words.iter().any(|word| parameters::mentions(text, word));
+        self.combination.slots.iter().any(|slot| matches!(slot.dtype, Dtype::F16 | Dtype::BF16))
+            || self.definition.texts.iter().flatten().any(is_named)
+            || self.definition.has_macros()
     }
 
     fn cpp(&self, index: usize) -> &'static str {
@@ -352,12 +414,7 @@ impl<'a> Writer<'a> {
     fn arguments(&mut self) -> fmt::Result {
         let (tensors, loops) = (self.layout.tensors.max(1), self.layout.loops);
         self.out.write_str("struct _gc_Args {\n")?;
-        self.out.write_str(if self.definition.is_reduction {
-            "    unsigned long long kept, reduced, chunk, tiles;\n    unsigned splits, log_across, log_second, vectors, \
-             n_kept, n_reduced, ones, at_once, bytes, unused;\n    void *partials;\n"
-        } else {
-            "    unsigned long long size, units;\n    unsigned n_loops, ones, bytes, blocks;\n"
-        })?;
+        self.lines(if self.definition.is_reduction { REDUCTION_HEAD } else { ELEMENTWISE_HEAD })?;
         let raws = self.of_place(|place| matches!(place, Place::Raw { .. }));
         let scalars = self.of_place(|place| place == Place::Scalar);
         writeln!(self.out, "    void *data[{tensors}];")?;
@@ -374,7 +431,8 @@ impl<'a> Writer<'a> {
         let bytes = self.layout.words() * 8;
         writeln!(
             self.out,
-            "    _gc::Loop<{tensors}> loops[{loops}];\n}};\nstatic_assert(sizeof(_gc_Args) == {bytes}, \"a layout of the host's\");"
+            "    _gc::Loop<{tensors}> loops[{loops}];\n}};\nstatic_assert(sizeof(_gc_Args) == {bytes}, \"a layout of the \
+             host's\");\nenum : unsigned {{ _GC_TENSORS = {tensors} }};"
         )
     }
 
@@ -406,354 +464,159 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    fn elementwise(&mut self) -> fmt::Result {
-        let (tensors, count) = (self.tensors(), self.layout.tensors.max(1));
-        // Units are vectors; or elements, where they lie anywhere, and at the end where they do not fill a vector.
-        self.out.write_str(
-            "template <unsigned _gc_V, unsigned _gc_ROUNDS, unsigned _gc_OF>\n\
-             __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const unsigned long long _gc_first, \
-             const unsigned long long _gc_end) {\n    \
-             const ptrdiff_t n = static_cast<ptrdiff_t>(_gc_args.size);\n    const _gc::Indexer _ind = {n};\n    \
-             (void)_ind;\n",
-        )?;
-        self.whole_parameters()?;
-        self.users(Text::LoopPrep, "loop_prep", "", ";")?;
-        for &(index, _) in &tensors {
-            writeln!(self.out, "    {} _gc_{index}[_gc_ROUNDS][_gc_V];", self.cpp(index))?;
+    /// What is the same in every kernel of a kind, with a combination's own where a line is a name in capitals alone.
+    fn template(&mut self, file: &'static str) -> fmt::Result {
+        for line in code(file) {
+            match line.trim_start() {
+                "_GC_WHOLE_PARAMETERS" => self.whole_parameters(),
+                "_GC_SIZES" => self.lines(SIZES),
+                "_GC_LOOP_PREP" => self.users(Text::LoopPrep, "loop_prep", "", ";"),
+                "_GC_OPERATION" => self.users(Text::Operation, "operation", "{", ";}"),
+                "_GC_AFTER_LOOP" => self.users(Text::AfterLoop, "after_loop", "", ";"),
+                "_GC_MAP" => self.users(Text::Map, "map", "return (_type_reduce)(", ");"),
+                "_GC_REDUCE" => self.users(Text::Reduce, "reduce", "return (_type_reduce)(", ");"),
+                "_GC_POST_MAP" => self.users(Text::PostMap, "post_map", "{", ";}"),
+                "_GC_IDENTITY" => {
+                    let before = "if (!_gc_has && _gc_along == 0) _gc_sum = (_type_reduce)(";
+                    self.users(Text::Identity, "identity", before, ");")
+                }
+                "_GC_ROUNDS_OF_TENSORS" => self.declare(Which::All, "[_gc_ROUNDS][_gc_V]"),
+                "_GC_ROUNDS_OF_INPUTS" => self.declare(Which::Inputs, "[_gc_ROUNDS][_gc_V]"),
+                "_GC_ONES_OF_INPUTS" => self.declare(Which::Inputs, "[_gc_N]"),
+                "_GC_LOAD_ROUND" => self.load_round(Which::All, "_gc_bytes"),
+                "_GC_LOAD_ROUND_OF_INPUTS" => self.load_round(Which::Inputs, "_gc_args.bytes"),
+                "_GC_LOAD_ONE_OF_INPUTS" => self.load_ones("[_gc_k]", ""),
+                "_GC_LOAD_LAST_OF_INPUTS" => self.load_ones("", "const "),
+                "_GC_STORE_ROUND" => self.store_round(),
+                "_GC_ELEMENTS" => self.name(Which::All, "[_gc_r][_gc_m]"),
+                "_GC_INPUTS" => self.name(Which::Inputs, ""),
+                "_GC_OUTPUTS" => self.name(Which::Outputs, ""),
+                "_GC_INPUTS_AS_PARAMETERS" => {
+                    self.each(Which::Inputs, |out, cpp, index, _| writeln!(out, "    , const {cpp} _gc_{index}"))
+                }
+                "_GC_OUTPUTS_AS_PARAMETERS" => {
+                    self.each(Which::Outputs, |out, _, index, _| writeln!(out, "    , char *_gc_to{index}"))
+                }
+                "_GC_LOAD_OUTPUTS" => self.each(Which::Outputs, |out, cpp, index, _| {
+                    writeln!(out, "{cpp} _gc_{index} = _gc::load_one<{cpp}>(_gc_to{index}, _gc_args.bytes);")
+                }),
+                "_GC_STORE_OUTPUTS" => self.each(Which::Outputs, |out, _, index, _| {
+                    writeln!(out, "_gc::store_one(_gc_{index}, _gc_to{index}, _gc_args.bytes);")
+                }),
+                "_GC_MAP_ONE" => self.mapped("[_gc_k]"),
+                "_GC_MAP_ROUND" => self.mapped("[_gc_r][_gc_m]"),
+                "_GC_MAP_LAST" => self.mapped(""),
+                "_GC_FINISH" => self.finish(),
+                _ => writeln!(self.out, "{line}"),
+            }?;
         }
-        write!(
-            self.out,
-            "    _gc::Offsets<{count}> _gc_at[_gc_ROUNDS];\n\
-             #pragma unroll\n    for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {{\n        \
-             const unsigned long long _gc_unit = _gc_first + _gc_r * _gc::THREADS;\n        \
-             if (_gc_unit >= _gc_end) continue;\n        \
-             _gc_at[_gc_r] = _gc::Offsets<{count}>();\n        \
-             if (_gc_OF > 1) _gc::go_to_one<_gc_OF>(_gc_at[_gc_r], _gc_args.loops[0], _gc_unit);\n        \
-             else _gc::add_offsets(_gc_at[_gc_r], _gc_args.loops, _gc_args.n_loops, _gc_unit);\n"
-        )?;
-        // Outputs, too: what the operation does not set stays as it is. Where it sets all, compilers leave the loads
-        // out.
-        for &(index, k) in &tensors {
-            let one =
-                if index < self.inputs { format_args!("_gc_args.ones >> {k} & 1") } else { format_args!("false") };
-            let (cpp, from) = (
-                self.cpp(index),
-                format_args!("static_cast<const char *>(_gc_args.data[{k}]) + _gc_at[_gc_r].of[{k}]"),
-            );
-            writeln!(
-                self.out,
-                "        if (_gc_V > 1) _gc::load(_gc_{index}[_gc_r], {from}, {one});\n        \
-                 else _gc_{index}[_gc_r][0] = _gc::load_one<{cpp}>({from}, _gc_args.bytes);"
-            )?;
-        }
-        self.out.write_str(
-            "    }\n#pragma unroll\n    for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {\n        \
-             const unsigned long long _gc_unit = _gc_first + _gc_r * _gc::THREADS;\n        \
-             if (_gc_unit >= _gc_end) continue;\n#pragma unroll\n        \
-             for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m++) {\n            \
-             const ptrdiff_t i = static_cast<ptrdiff_t>(_gc_unit * _gc_V + _gc_m);\n            (void)i;\n",
-        )?;
-        for &(index, _) in &tensors {
-            let (name, cpp) = (self.parameters[index].name, self.cpp(index));
-            if index < self.inputs {
-                writeln!(self.out, "            const {cpp} {name} = _gc_{index}[_gc_r][_gc_m];")?;
-            } else {
-                writeln!(self.out, "            {cpp} &{name} = _gc_{index}[_gc_r][_gc_m];")?;
-            }
-        }
-        self.users(Text::Operation, "operation", "            {", "            ;}\n        }")?;
-        for &(index, k) in tensors.iter().filter(|&&(index, _)| index >= self.inputs) {
-            let to = format_args!("static_cast<char *>(_gc_args.data[{k}]) + _gc_at[_gc_r].of[{k}]");
-            writeln!(
-                self.out,
-                "        if (_gc_V > 1) _gc::store(_gc_{index}[_gc_r], {to});\n        \
-                 else _gc::store_one(_gc_{index}[_gc_r][0], {to}, _gc_args.bytes);"
-            )?;
-        }
-        self.out.write_str("    }\n")?;
-        self.users(Text::AfterLoop, "after_loop", "", ";")?;
-        self.out.write_str("}\n")?;
-        let (vector, rounds) = (self.layout.vector, self.layout.rounds);
-        self.kernel_of(
-            ELEMENTWISE[0],
-            format_args!(
-                "    if (blockIdx.x < _gc_args.blocks) _gc_run<{vector}, {rounds}, 1>(_gc_args, \
-                 static_cast<unsigned long long>(blockIdx.x) * (_gc::THREADS * {rounds}) + threadIdx.x, \
-                 _gc_args.units);\n    \
-                 else _gc_run<1, 1, {vector}>(_gc_args, _gc_args.units * {vector} + threadIdx.x, _gc_args.size);\n"
-            ),
-        )?;
-        self.kernel_of(
-            ELEMENTWISE[1],
-            format_args!(
-                "    _gc_run<1, {ELEMENT_ROUNDS}, 1>(_gc_args, static_cast<unsigned long long>(blockIdx.x) * \
-                 (_gc::THREADS * {ELEMENT_ROUNDS}) + threadIdx.x, _gc_args.units);\n"
-            ),
-        )
+        Ok(())
     }
 
-    fn kernel_of(&mut self, behind: &str, body: fmt::Arguments<'_>) -> fmt::Result {
+    /// Writes something for each tensor that is not raw: its type, its index among the parameters and among such tensors.
+    fn each(
+        &mut self,
+        which: Which,
+        mut write: impl FnMut(&mut Output, &str, usize, usize) -> fmt::Result,
+    ) -> fmt::Result {
+        let inputs = self.inputs;
+        let is_meant = |index: usize| match which {
+            Which::All => true,
+            Which::Inputs => index < inputs,
+            Which::Outputs => index >= inputs,
+        };
+        self.tensors().into_iter().filter(|&(index, _)| is_meant(index)).try_for_each(|(index, k)| {
+            let cpp = self.cpp(index);
+            write(&mut self.out, cpp, index, k)
+        })
+    }
+
+    fn declare(&mut self, which: Which, extents: &str) -> fmt::Result {
+        self.each(which, |out, cpp, index, _| writeln!(out, "{cpp} _gc_{index}{extents};"))
+    }
+
+    /// Elements under the user's names.
+    fn name(&mut self, which: Which, at: &str) -> fmt::Result {
+        let (parameters, inputs) = (self.parameters.clone(), self.inputs);
+        self.each(which, |out, cpp, index, _| {
+            let name = parameters[index].name;
+            if index < inputs {
+                writeln!(out, "const {cpp} {name} = _gc_{index}{at};")
+            } else {
+                writeln!(out, "{cpp} &{name} = _gc_{index}{at};")
+            }
+        })
+    }
+
+    /// Outputs, too: what the operation does not set stays as it is. Where it sets all, compilers leave the loads out.
+    fn load_round(&mut self, which: Which, bytes: &str) -> fmt::Result {
+        let inputs = self.inputs;
+        self.each(which, |out, cpp, index, k| {
+            writeln!(out, "if (_gc_V > 1) _gc::load(_gc_{index}[_gc_r], {},", Address(k))?;
+            if index < inputs {
+                writeln!(out, "_gc_args.ones >> {k} & 1);")?;
+            } else {
+                writeln!(out, "false);")?;
+            }
+            writeln!(out, "else _gc_{index}[_gc_r][0] = _gc::load_one<{cpp}>({}, {bytes});", Address(k))
+        })
+    }
+
+    fn load_ones(&mut self, at: &str, declared: &str) -> fmt::Result {
+        self.each(Which::Inputs, |out, cpp, index, k| {
+            let kind = if declared.is_empty() { "" } else { cpp };
+            writeln!(out, "{declared}{kind} _gc_{index}{at} = _gc::load_one<{cpp}>({}, _gc_args.bytes);", Address(k))
+        })
+    }
+
+    fn store_round(&mut self) -> fmt::Result {
+        self.each(Which::Outputs, |out, _, index, k| {
+            writeln!(out, "if (_gc_V > 1) _gc::store(_gc_{index}[_gc_r], {});", Address(k))?;
+            writeln!(out, "else _gc::store_one(_gc_{index}[_gc_r][0], {}, _gc_bytes);", Address(k))
+        })
+    }
+
+    /// What the user makes of an element to be reduced.
+    fn mapped(&mut self, at: &str) -> fmt::Result {
+        write!(self.out, "const _type_reduce _gc_x = _gc_map(_gc_args, static_cast<ptrdiff_t>(_gc_number)")?;
+        self.each(Which::Inputs, |out, _, index, _| write!(out, ", _gc_{index}{at}"))?;
+        writeln!(self.out, ");")
+    }
+
+    fn finish(&mut self) -> fmt::Result {
+        write!(self.out, "_gc_finish(_gc_args, _gc_one, static_cast<ptrdiff_t>(_gc_number)")?;
+        self.each(Which::Outputs, |out, _, _, k| write!(out, ", {}", Address(k)))?;
+        writeln!(self.out, ");")
+    }
+
+    /// Those that there are to be: most of the time it takes to compile goes into them.
+    fn kernels(&mut self) -> fmt::Result {
+        let (vector, rounds, is_reduction) = (self.layout.vector, self.layout.rounds, self.definition.is_reduction);
+        for (index, name) in names(is_reduction).iter().enumerate() {
+            if self.combination.kernels >> index & 1 == 0 {
+                continue;
+            }
+            match (is_reduction, index) {
+                (false, 0) => self.kernel(name, format_args!("_gc_vectors<{vector}, {rounds}>")),
+                (false, 1) => self.kernel(name, format_args!("_gc_block<1, {ELEMENT_ROUNDS}>")),
+                (false, _) => self.kernel(name, format_args!("_gc_singles")),
+                (true, 0) => self.kernel(name, format_args!("_gc_run<{vector}, {rounds}, false, false>")),
+                (true, 1) => self.kernel(name, format_args!("_gc_run<{vector}, 1, false, true>")),
+                (true, 2) => self.kernel(name, format_args!("_gc_run<{vector}, {}, true, false>", 2 * rounds)),
+                (true, 3) => self.kernel(name, format_args!("_gc_run<1, {ELEMENT_ROUNDS}, true, false>")),
+                (true, _) => self.kernel(name, format_args!("_gc_run_second")),
+            }?;
+        }
+        Ok(())
+    }
+
+    fn kernel(&mut self, behind: &str, calls: fmt::Arguments<'_>) -> fmt::Result {
         let name = self.definition.name();
         writeln!(
             self.out,
             "extern \"C\" __global__ void __launch_bounds__({THREADS}) {name}{behind}(_GC_ARGUMENT _gc_Args _gc_args) \
-             {{\n{body}}}"
+             {{\n    {calls}(_gc_args);\n}}"
         )
-    }
-
-    fn kernel(&mut self, behind: &str, calls: fmt::Arguments<'_>) -> fmt::Result {
-        self.kernel_of(behind, format_args!("    {calls}(_gc_args);\n"))
-    }
-
-    fn reduction(&mut self) -> fmt::Result {
-        let (tensors, count) = (self.tensors(), self.layout.tensors.max(1));
-        self.reduce_type()?;
-        writeln!(self.out, "enum : unsigned {{ _GC_TENSORS = {count} }};")?;
-        let of_inputs: ArrayVec<_, MOST> = tensors.iter().copied().filter(|&(index, _)| index < self.inputs).collect();
-        let of_outputs: ArrayVec<_, MOST> =
-            tensors.iter().copied().filter(|&(index, _)| index >= self.inputs).collect();
-        let sizes = "    const ptrdiff_t n = static_cast<ptrdiff_t>(_gc_args.reduced);\n    \
-                     const _gc::Indexer _in_ind = {static_cast<ptrdiff_t>(_gc_args.kept * _gc_args.reduced)};\n    \
-                     const _gc::Indexer _out_ind = {static_cast<ptrdiff_t>(_gc_args.kept)};\n    \
-                     (void)n, (void)_in_ind, (void)_out_ind;\n";
-
-        self.out.write_str(
-            "__device__ __forceinline__ _type_reduce _gc_map(const _gc_Args &_gc_args, const ptrdiff_t _J",
-        )?;
-        for &(index, _) in &of_inputs {
-            write!(self.out, ", const {} _gc_{index}", self.cpp(index))?;
-        }
-        self.out.write_str(") {\n    (void)_J;\n")?;
-        self.out.write_str(sizes)?;
-        self.whole_parameters()?;
-        for &(index, _) in &of_inputs {
-            let (name, cpp) = (self.parameters[index].name, self.cpp(index));
-            writeln!(self.out, "    const {cpp} {name} = _gc_{index};")?;
-        }
-        self.users(Text::Map, "map", "    return (_type_reduce)(", "    );\n}")?;
-        self.users(
-            Text::Reduce,
-            "reduce",
-            "__device__ __forceinline__ _type_reduce _gc_reduce(const _type_reduce a, const _type_reduce b) {\n    \
-             return (_type_reduce)(",
-            "    );\n}",
-        )?;
-
-        self.out.write_str(
-            "__device__ __forceinline__ void _gc_finish(const _gc_Args &_gc_args, const _type_reduce _gc_a, const ptrdiff_t i",
-        )?;
-        for &(index, _) in &of_outputs {
-            write!(self.out, ", char *_gc_to{index}")?;
-        }
-        self.out.write_str(") {\n    (void)i;\n")?;
-        self.out.write_str(sizes)?;
-        self.whole_parameters()?;
-        for &(index, _) in &of_outputs {
-            let cpp = self.cpp(index);
-            writeln!(self.out, "    {cpp} _gc_{index} = _gc::load_one<{cpp}>(_gc_to{index}, _gc_args.bytes);")?;
-        }
-        self.out.write_str("    {\n        const _type_reduce a = _gc_a;\n")?;
-        for &(index, _) in &of_outputs {
-            let (name, cpp) = (self.parameters[index].name, self.cpp(index));
-            writeln!(self.out, "        {cpp} &{name} = _gc_{index};")?;
-        }
-        self.users(Text::PostMap, "post_map", "        {", "        ;}\n    }")?;
-        for &(index, _) in &of_outputs {
-            writeln!(self.out, "    _gc::store_one(_gc_{index}, _gc_to{index}, _gc_args.bytes);")?;
-        }
-        self.out.write_str("}\n")?;
-
-        self.tree()?;
-
-        let arguments = |out: &mut Output, one: &str, of: fmt::Arguments<'_>| -> fmt::Result {
-            write!(out, "_gc_map(_gc_args, static_cast<ptrdiff_t>({one})")?;
-            of_inputs.iter().try_for_each(|&(index, _)| write!(out, ", _gc_{index}{of}"))?;
-            out.write_str(")")
-        };
-        // A thread's elements: rounds of whole vectors, the last of which one thread has in part. Where elements lie
-        // anywhere, they are the same ones in the same order, one by one.
-        self.out.write_str(
-            "template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_COLUMNS, bool _gc_ONES>\n\
-             __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args) {\n    \
-             typedef unsigned long long _gc_u64;\n    \
-             __shared__ __align__(16) unsigned char _gc_memory[_gc::THREADS * sizeof(_type_reduce)];\n    \
-             const unsigned _gc_t = threadIdx.x, _gc_log = _gc_args.log_across;\n    \
-             const unsigned _gc_width = 1u << _gc_log, _gc_height = _gc::THREADS >> _gc_log;\n    \
-             const unsigned _gc_across = _gc_COLUMNS ? _gc_t % _gc_width : _gc_t / _gc_height;\n    \
-             const unsigned _gc_along = _gc_COLUMNS ? _gc_t / _gc_width : _gc_t % _gc_height;\n    \
-             const unsigned _gc_tile = blockIdx.x % static_cast<unsigned>(_gc_args.tiles);\n    \
-             const unsigned _gc_split = blockIdx.x / static_cast<unsigned>(_gc_args.tiles);\n    \
-             const unsigned _gc_OUTPUTS = _gc_COLUMNS ? _gc_V : 1, _gc_AT_ONCE = _gc_COLUMNS ? 1 : _gc_V;\n    \
-             const unsigned _gc_OF = _gc_ONES ? 1 : _gc_AT_ONCE;\n    \
-             const _gc_u64 _gc_o = (static_cast<_gc_u64>(_gc_tile) * _gc_width + _gc_across) * _gc_OUTPUTS;\n    \
-             const _gc_u64 _gc_begin = _gc_split * _gc_args.chunk, _gc_rest = _gc_args.reduced - _gc_begin;\n    \
-             const _gc_u64 _gc_length = _gc_rest < _gc_args.chunk ? _gc_rest : _gc_args.chunk;\n    \
-             const _gc_u64 _gc_units = _gc_length / _gc_AT_ONCE;\n    \
-             const bool _gc_valid = _gc_o < _gc_args.kept;\n    \
-             const _gc::Loop<_GC_TENSORS> *const _gc_inner = _gc_args.loops + _gc_args.n_kept;\n    \
-             _type_reduce _gc_sum[_gc_OUTPUTS];\n    bool _gc_has = false;\n    \
-             _gc::Offsets<_GC_TENSORS> _gc_base = _gc::Offsets<_GC_TENSORS>();\n    \
-             if (_gc_valid) {\n        \
-             _gc::go(_gc_base, _gc_args.loops, _gc_args.n_kept, _gc_o / _gc_OUTPUTS);\n        \
-             for (_gc_u64 _gc_j = _gc_along; _gc_j < _gc_units; _gc_j += _gc_ROUNDS * _gc_height) {\n",
-        )?;
-        // Elements of which each has a place of its own, four at a time.
-        self.out.write_str(
-            "            if (_gc_ONES) {\n                \
-             const unsigned _gc_N = _gc_V < 4 ? _gc_V : 4;\n#pragma unroll 1\n                \
-             for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m += _gc_N) {\n                    \
-             const _gc_u64 _gc_at = _gc_begin + _gc_j * _gc_V + _gc_m;\n",
-        )?;
-        for &(index, _) in &of_inputs {
-            writeln!(self.out, "                    {} _gc_{index}[_gc_N];", self.cpp(index))?;
-        }
-        self.out.write_str(
-            "#pragma unroll\n                    for (unsigned _gc_k = 0; _gc_k < _gc_N; _gc_k++) {\n                        \
-             _gc::Offsets<_GC_TENSORS> _gc_offsets = _gc_base;\n                        \
-             _gc::go(_gc_offsets, _gc_inner, _gc_args.n_reduced, _gc_at + _gc_k);\n",
-        )?;
-        for &(index, k) in &of_inputs {
-            let cpp = self.cpp(index);
-            writeln!(
-                self.out,
-                "                        _gc_{index}[_gc_k] = _gc::load_one<{cpp}>(static_cast<const char \
-                 *>(_gc_args.data[{k}]) + _gc_offsets.of[{k}], _gc_args.bytes);"
-            )?;
-        }
-        self.out.write_str(
-            "                    }\n#pragma unroll\n                    \
-             for (unsigned _gc_k = 0; _gc_k < _gc_N; _gc_k++) {\n                        const _type_reduce _gc_x = ",
-        )?;
-        arguments(&mut self.out, "_gc_at + _gc_k", format_args!("[_gc_k]"))?;
-        self.out.write_str(
-            ";\n                        _gc_sum[0] = _gc_has ? _gc_reduce(_gc_sum[0], _gc_x) : _gc_x;\n                        \
-             _gc_has = true;\n                    }\n                }\n            } else {\n",
-        )?;
-        for &(index, _) in &of_inputs {
-            writeln!(self.out, "            {} _gc_{index}[_gc_ROUNDS][_gc_V];", self.cpp(index))?;
-        }
-        self.out.write_str(
-            "#pragma unroll\n            for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {\n                \
-             const _gc_u64 _gc_unit = _gc_j + _gc_r * _gc_height;\n                \
-             if (_gc_unit >= _gc_units) continue;\n                \
-             _gc::Offsets<_GC_TENSORS> _gc_offsets = _gc_base;\n                \
-             _gc::go(_gc_offsets, _gc_inner, _gc_args.n_reduced, _gc_begin / _gc_AT_ONCE + _gc_unit);\n",
-        )?;
-        for &(index, k) in &of_inputs {
-            let (cpp, from) =
-                (self.cpp(index), format_args!("static_cast<const char *>(_gc_args.data[{k}]) + _gc_offsets.of[{k}]"));
-            writeln!(
-                self.out,
-                "                if (_gc_V > 1) _gc::load(_gc_{index}[_gc_r], {from}, _gc_args.ones >> {k} & 1);\n                \
-                 else _gc_{index}[_gc_r][0] = _gc::load_one<{cpp}>({from}, _gc_args.bytes);"
-            )?;
-        }
-        self.out.write_str(
-            "            }\n#pragma unroll\n            \
-             for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {\n                \
-             const _gc_u64 _gc_unit = _gc_j + _gc_r * _gc_height;\n                \
-             if (_gc_unit >= _gc_units) continue;\n                \
-             const bool _gc_had = _gc_has;\n                _gc_has = true;\n#pragma unroll\n                \
-             for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m++) {\n                    const _type_reduce _gc_x = ",
-        )?;
-        arguments(
-            &mut self.out,
-            "_gc_begin + _gc_unit * _gc_AT_ONCE + (_gc_COLUMNS ? 0 : _gc_m)",
-            format_args!("[_gc_r][_gc_m]"),
-        )?;
-        self.out.write_str(
-            ";\n                    _type_reduce &_gc_to = _gc_sum[_gc_COLUMNS ? _gc_m : 0];\n                    \
-             _gc_to = _gc_had || (!_gc_COLUMNS && _gc_m > 0) ? _gc_reduce(_gc_to, _gc_x) : _gc_x;\n                \
-             }\n            }\n            }\n        }\n        \
-             if (_gc_AT_ONCE > 1 && _gc_along == _gc_units % _gc_height) {\n#pragma unroll 1\n            \
-             for (_gc_u64 _gc_j = _gc_begin + _gc_units * _gc_AT_ONCE; _gc_j < _gc_begin + _gc_length; _gc_j++) {\n                \
-             _gc::Offsets<_GC_TENSORS> _gc_offsets = _gc_base;\n                \
-             if (_gc_OF > 1) _gc::go_to_one<_gc_OF>(_gc_offsets, *_gc_inner, _gc_j);\n                \
-             else _gc::go(_gc_offsets, _gc_inner, _gc_args.n_reduced, _gc_j);\n",
-        )?;
-        for &(index, k) in &of_inputs {
-            let cpp = self.cpp(index);
-            writeln!(
-                self.out,
-                "                const {cpp} _gc_{index} = _gc::load_one<{cpp}>(static_cast<const char *>(_gc_args.data[{k}]) + \
-                 _gc_offsets.of[{k}], _gc_args.bytes);"
-            )?;
-        }
-        self.out.write_str("                const _type_reduce _gc_x = ")?;
-        arguments(&mut self.out, "_gc_j", format_args!(""))?;
-        self.out.write_str(
-            ";\n                _gc_sum[0] = _gc_has ? _gc_reduce(_gc_sum[0], _gc_x) : _gc_x;\n                \
-             _gc_has = true;\n            }\n        }\n    }\n    \
-             const _gc_u64 _gc_pieces = _gc_units + (_gc_length % _gc_AT_ONCE ? 1 : 0);\n    \
-             const unsigned _gc_active = static_cast<unsigned>(_gc_pieces < _gc_height ? _gc_pieces : _gc_height);\n\
-             #pragma unroll\n    for (unsigned _gc_m = 0; _gc_m < _gc_OUTPUTS; _gc_m++) {\n        \
-             _gc_gather(reinterpret_cast<_type_reduce *>(_gc_memory), _gc_sum[_gc_m], _gc_has, _gc_along, _gc_height, \
-             _gc_COLUMNS ? _gc_width : 1, _gc_active);\n    }\n    \
-             if (_gc_along > 0 || !_gc_valid) return;\n#pragma unroll\n    \
-             for (unsigned _gc_m = 0; _gc_m < _gc_OUTPUTS; _gc_m++) {\n        \
-             const _gc_u64 _gc_number = _gc_o + _gc_m;\n        \
-             if (_gc_args.splits > 1) {\n            \
-             static_cast<_type_reduce *>(_gc_args.partials)[_gc_split * _gc_args.kept + _gc_number] = _gc_sum[_gc_m];\n            \
-             continue;\n        }\n        \
-             _gc_finish(_gc_args, _gc_sum[_gc_m], static_cast<ptrdiff_t>(_gc_number)",
-        )?;
-        for &(_, k) in &of_outputs {
-            // The innermost loop is one of vectors.
-            write!(
-                self.out,
-                ",\n                   static_cast<char *>(_gc_args.data[{k}]) + _gc_base.of[{k}] + (_gc_m == 0 ? 0 : _gc_m * \
-                 (_gc_args.loops[_gc_args.n_kept - 1].strides[{k}] / static_cast<int>(_gc_V)))"
-            )?;
-        }
-        self.out.write_str(");\n    }\n}\n")?;
-
-        self.out.write_str(
-            "__device__ __forceinline__ void _gc_run_second(const _gc_Args &_gc_args) {\n    \
-             __shared__ __align__(16) unsigned char _gc_memory[_gc::THREADS * sizeof(_type_reduce)];\n    \
-             const unsigned _gc_width = 1u << _gc_args.log_second, _gc_height = _gc::THREADS >> _gc_args.log_second;\n    \
-             const unsigned _gc_across = threadIdx.x % _gc_width, _gc_along = threadIdx.x / _gc_width;\n    \
-             const unsigned long long _gc_o = static_cast<unsigned long long>(blockIdx.x) * _gc_width + _gc_across;\n    \
-             const bool _gc_valid = _gc_o < _gc_args.kept;\n    \
-             const _type_reduce *_gc_from = static_cast<const _type_reduce *>(_gc_args.partials) + _gc_o;\n    \
-             _type_reduce _gc_sum[1];\n    bool _gc_has = false;\n    \
-             if (_gc_valid) {\n        \
-             for (unsigned _gc_j = _gc_along; _gc_j < _gc_args.splits; _gc_j += 8 * _gc_height) {\n            \
-             _type_reduce _gc_x[8];\n#pragma unroll\n            \
-             for (unsigned _gc_r = 0; _gc_r < 8; _gc_r++) {\n                \
-             const unsigned _gc_at = _gc_j + _gc_r * _gc_height;\n                \
-             if (_gc_at < _gc_args.splits) _gc_x[_gc_r] = _gc_from[_gc_at * _gc_args.kept];\n            }\n\
-             #pragma unroll\n            \
-             for (unsigned _gc_r = 0; _gc_r < 8; _gc_r++) {\n                \
-             if (_gc_j + _gc_r * _gc_height >= _gc_args.splits) continue;\n                \
-             _gc_sum[0] = _gc_has ? _gc_reduce(_gc_sum[0], _gc_x[_gc_r]) : _gc_x[_gc_r];\n                \
-             _gc_has = true;\n            }\n        }\n    }\n    \
-             const unsigned _gc_active = _gc_args.splits < _gc_height ? _gc_args.splits : _gc_height;\n    \
-             _gc_gather(reinterpret_cast<_type_reduce *>(_gc_memory), _gc_sum[0], _gc_has, _gc_along, _gc_height, _gc_width, \
-             _gc_active);\n    \
-             if (_gc_along > 0 || !_gc_valid) return;\n",
-        )?;
-        write!(
-            self.out,
-            "    _gc::Offsets<{count}> _gc_base = _gc::Offsets<{count}>();\n    \
-             const unsigned _gc_step = _gc_args.at_once;\n    \
-             _gc::go(_gc_base, _gc_args.loops, _gc_args.n_kept, _gc_o / _gc_step);\n    \
-             const unsigned _gc_m = static_cast<unsigned>(_gc_o % _gc_step);\n    \
-             _gc_finish(_gc_args, _gc_sum[0], static_cast<ptrdiff_t>(_gc_o)"
-        )?;
-        for &(_, k) in &of_outputs {
-            write!(
-                self.out,
-                ",\n               static_cast<char *>(_gc_args.data[{k}]) + _gc_base.of[{k}] + (_gc_m == 0 ? 0 : _gc_m * \
-                 (_gc_args.loops[_gc_args.n_kept - 1].strides[{k}] / static_cast<int>(_gc_step)))"
-            )?;
-        }
-        self.out.write_str(");\n}\n")?;
-        let (vector, rounds) = (self.layout.vector, self.layout.rounds);
-        self.kernel(REDUCTION[0], format_args!("_gc_run<{vector}, {rounds}, false, false>"))?;
-        self.kernel(REDUCTION[1], format_args!("_gc_run<{vector}, 1, false, true>"))?;
-        self.kernel(REDUCTION[2], format_args!("_gc_run<{vector}, {}, true, false>", 2 * rounds))?;
-        self.kernel(REDUCTION[3], format_args!("_gc_run<1, {ELEMENT_ROUNDS}, true, false>"))?;
-        self.kernel(REDUCTION[4], format_args!("_gc_run_second"))
     }
 
     fn reduce_type(&mut self) -> fmt::Result {
@@ -772,30 +635,28 @@ impl<'a> Writer<'a> {
              at most {OWN_TYPE_ALIGNMENT} bytes\");"
         )
     }
+}
 
-    /// What the threads along an output have becomes one.
-    fn tree(&mut self) -> fmt::Result {
-        self.out.write_str(
-            "__device__ __forceinline__ void _gc_gather(_type_reduce *_gc_shared, _type_reduce &_gc_sum, const bool _gc_has, \
-             const unsigned _gc_along, const unsigned _gc_height, const unsigned _gc_pitch, const unsigned _gc_active) {\n    \
-             _type_reduce *_gc_own = _gc_shared + threadIdx.x;\n    \
-             if (_gc_height > 1) {\n        \
-             __syncthreads();\n        \
-             if (_gc_has) *_gc_own = _gc_sum;\n        \
-             for (unsigned _gc_half = _gc_height / 2; _gc_half > 0; _gc_half /= 2) {\n            \
-             __syncthreads();\n            \
-             if (_gc_has && _gc_along < _gc_half && _gc_along + _gc_half < _gc_active)\n                \
-             *_gc_own = _gc_reduce(*_gc_own, _gc_own[_gc_half * _gc_pitch]);\n        }\n        \
-             if (_gc_has && _gc_along == 0) _gc_sum = *_gc_own;\n    }\n",
-        )?;
-        self.users(
-            Text::Identity,
-            "identity",
-            "    if (!_gc_has && _gc_along == 0) _gc_sum = (_type_reduce)(",
-            "    );",
-        )?;
-        self.out.write_str("}\n")
+/// Which of the tensors that are not raw.
+#[derive(Clone, Copy)]
+enum Which {
+    All,
+    Inputs,
+    Outputs,
+}
+
+/// Where an element of such a tensor is loaded from or stored to.
+struct Address(usize);
+
+impl fmt::Display for Address {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "static_cast<char *>(_gc_args.data[{0}]) + _gc_offsets[{0}]", self.0)
     }
+}
+
+/// The lines of a file that are not for readers.
+fn code(file: &str) -> impl Iterator<Item = &str> {
+    file.lines().filter(|line| !line.trim_start().starts_with("//") && !line.trim().is_empty())
 }
 
 /// The type of a raw parameter.

@@ -15,7 +15,7 @@ use crate::{
         image::{self, Kind},
         loops::{self, Nest, Operand, Share, Whole, Work},
         parameters::{MOST, Of},
-        source::{self, Combination, Definition, ELEMENTWISE, Layout, OWN_TYPE_BYTES, Place, REDUCTION, Slot, Text},
+        source::{self, Combination, Definition, Layout, OWN_TYPE_BYTES, Place, Slot, Text},
         types,
     },
     error::{Error, Result, error},
@@ -116,7 +116,7 @@ impl Chain {
     }
 
     fn find(&self, capability: i32, combination: &Combination) -> Option<&Made> {
-        self.iter().find(|made| made.capability == capability && made.combination == *combination)
+        self.iter().find(|made| made.capability == capability && made.combination.serves(combination))
     }
 
     /// None where there is no memory.
@@ -192,7 +192,7 @@ impl Kernel {
 
     /// Runs it, or makes ready to.
     pub fn call(&self, call: &Call<'_>, purpose: Purpose) -> Result<()> {
-        let (plan, device) = self.plan(call)?;
+        let (mut plan, device) = self.plan(call)?;
         if call.options.capability != 0 {
             if purpose == Purpose::Run {
                 return Err(error!(InvalidArgument, "options: capability is for gc_kernel_prepare(), and 0 here"));
@@ -210,7 +210,11 @@ impl Kernel {
         let mut queue = cuda::Queue::of(ordinal, call.stream)?;
         let mut work = match purpose {
             Purpose::Run => match self.work(&plan, call)? {
-                Some(work) => Some(work),
+                Some(work) => {
+                    let second = work.second.as_ref().map_or(0, |second| 1 << second.kernel);
+                    plan.combination.kernels = 1 << work.first.kernel | second;
+                    Some(work)
+                }
                 None => return Ok(()), // no element
             },
             Purpose::Prepare => None,
@@ -263,8 +267,9 @@ impl Kernel {
         let image = match made.image.get() {
             Some(image) => image,
             None => {
-                let names: &[&str] = if self.definition.is_reduction { &REDUCTION } else { &ELEMENTWISE };
-                let loaded = cuda::Image::load(queue, made.code()?, self.definition.name(), names)?;
+                let names = source::names(self.definition.is_reduction);
+                let kernels = made.combination.kernels;
+                let loaded = cuda::Image::load(queue, made.code()?, self.definition.name(), names, kernels)?;
                 made.image.get_or_init(|| loaded)
             }
         };
@@ -362,7 +367,8 @@ impl Kernel {
             Loops::Elementwise(nest) => nest.len(),
             Loops::Reduction { kept, reduced } => kept.len() + reduced.len(),
         };
-        let mut combination = Combination { slots, many_loops: false };
+        let kernels = source::all_kernels(self.definition.is_reduction);
+        let mut combination = Combination { slots, many_loops: false, kernels };
         let usual = Layout::of(&self.definition, &combination)?.loops;
         if count > usual {
             combination.many_loops = true;
@@ -827,7 +833,7 @@ impl Kernel {
         for (made, code) in compiled().take(count) {
             let mut key: ArrayVec<u8, { 5 + 3 * MOST }> = ArrayVec::new();
             key.extend(made.capability.to_le_bytes());
-            key.push(u8::from(made.combination.many_loops));
+            key.push(u8::from(made.combination.many_loops) | made.combination.kernels << 1);
             for slot in &made.combination.slots {
                 let (place, ndim) = match slot.place {
                     Place::Tensor => (0, 0),
@@ -879,9 +885,11 @@ impl Kernel {
 
     fn combination_of(&self, key: &[u8]) -> Result<(i32, Combination)> {
         let (capability, rest) = key.split_first_chunk().ok_or_else(not_a_kernel)?;
-        let (many_loops, slots) = rest.split_first().ok_or_else(not_a_kernel)?;
-        let mut combination = Combination { slots: ArrayVec::new(), many_loops: *many_loops != 0 };
-        if slots.len() != 3 * self.parameters.len() {
+        let (what, slots) = rest.split_first().ok_or_else(not_a_kernel)?;
+        let (many_loops, kernels) = (what & 1 != 0, what >> 1);
+        let mut combination = Combination { slots: ArrayVec::new(), many_loops, kernels };
+        let known = source::all_kernels(self.definition.is_reduction);
+        if slots.len() != 3 * self.parameters.len() || kernels & !known != 0 {
             return Err(not_a_kernel());
         }
         for slot in slots.chunks_exact(3) {

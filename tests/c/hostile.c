@@ -1011,9 +1011,151 @@ static void call_bits_into(int function, size_t size) {
         compare_windows();
 }
 
+/* ---- kernels that are compiled at run time: up to the compiler, of which there is none here -------------------------- */
+
+static gc_kernel_t *kernel; /* of one input and one output */
+
+static const char *random_text(void) {
+    static const char *const texts[] = {"T x", "T y", "float32 x", "raw T x, U y", "x", "y = x", "a + b", "y = a", "0", "k",
+                                        "", ",", "T x,", "float x", "T i", "T x, T x", "raw raw T x", "\xff", "#include",
+                                        "bfloat16 x, float16 h", "T _x", "1", "T"};
+    return one_in(4) ? NULL : texts[below(sizeof texts / sizeof *texts)];
+}
+
+/* A reserved byte, the size, or a flag that is none. */
+static Faults spoil_options(uint32_t *size, uint32_t *flags, void *reserved, size_t bytes) {
+    *flags = (uint32_t)below(4);
+    switch (below(30)) {
+    case 0: *size = (uint32_t)below(*size); return FAULT(INVALID_ARGUMENT);
+    case 1: *flags |= 4u << below(30); return FAULT(INVALID_ARGUMENT);
+    case 2: ((unsigned char *)reserved)[below(bytes)] = (unsigned char)(1 + below(255)); return FAULT(INVALID_ARGUMENT);
+    default: return 0;
+    }
+}
+
+static void call_kernel_create(void) {
+    const char *options[3] = {"-DX", random_text(), "-I/x"};
+    gc_kernel_t *untouched = (gc_kernel_t *)UNTOUCHED, *out[2] = {untouched, untouched};
+    Faults faults = MAY_SUCCEED | FAULT(INVALID_ARGUMENT), none = faults;
+    void *place = random_out((DLManagedTensor **)out, &faults);
+    bool usual = one_in(2), good;
+    if (one_in(2)) {
+        gc_elementwise_options_t given = {.struct_size = sizeof given, .inputs = random_text(), .outputs = random_text(),
+            .operation = random_text(), .name = random_text(), .preamble = random_text(), .loop_prep = random_text(),
+            .after_loop = random_text(), .options = one_in(9) ? NULL : options, .n_options = below(3)};
+        if (usual)
+            given.inputs = "T x", given.outputs = "T y", given.operation = "y = x", given.name = NULL;
+        none = spoil_options(&given.struct_size, &given.flags, given.reserved, sizeof given.reserved);
+        begin(f_gc_elementwise_create);
+        good = judge(gc_elementwise_create(one_in(60) ? NULL : &given, place), faults);
+    } else {
+        gc_reduction_options_t given = {.struct_size = sizeof given, .inputs = random_text(), .outputs = random_text(),
+            .map = random_text(), .reduce = random_text(), .post_map = random_text(), .identity = random_text(),
+            .name = random_text(), .reduce_type = random_text(), .preamble = random_text(),
+            .options = one_in(9) ? NULL : options, .n_options = below(3)};
+        if (usual) {
+            given.inputs = "T x", given.outputs = "T y", given.map = "x", given.reduce = "a + b", given.post_map = "y = a";
+            given.name = given.reduce_type = NULL;
+        }
+        none = spoil_options(&given.struct_size, &given.flags, given.reserved, sizeof given.reserved);
+        begin(f_gc_reduction_create);
+        good = judge(gc_reduction_create(one_in(60) ? NULL : &given, place), faults);
+    }
+    EXPECT(!good || (none == 0 && place == (void *)out));
+    EXPECT((out[0] != untouched) == good && out[1] == untouched);
+    if (good && one_in(2)) {
+        begin(f_gc_kernel_free);
+        gc_kernel_free(kernel);
+        succeeded();
+        kernel = NULL;
+        const char *log = NULL;
+        begin(f_gc_kernel_log);
+        judge(gc_kernel_log(out[0], &log), 0);
+        EXPECT(*log == '\0');
+        if (!usual)
+            gc_kernel_free(out[0]);
+        else
+            kernel = out[0];
+    } else if (good) {
+        gc_kernel_free(out[0]);
+    }
+}
+
+/* What was saved is loaded; with a byte that is another, or without the last ones, it is not. */
+static void call_kernel_load(void) {
+    DLManagedTensor *saved[2] = {UNTOUCHED, UNTOUCHED};
+    gc_kernel_t *untouched = (gc_kernel_t *)UNTOUCHED, *out[2] = {untouched, untouched};
+    Faults faults = kernel == NULL ? FAULT(INVALID_ARGUMENT) : 0;
+    DLManagedTensor **place = random_out(saved, &faults);
+    begin(f_gc_kernel_save);
+    if (!judge(gc_kernel_save(kernel, place), faults))
+        return;
+    unsigned char *bytes = saved[0]->dl_tensor.data;
+    size_t size = (size_t)saved[0]->dl_tensor.shape[0];
+    faults = 0;
+    if (one_in(3)) {
+        bytes[below(size)] ^= (unsigned char)(1 + below(255));
+        faults = FAULT(CORRUPT);
+    } else if (one_in(3)) {
+        size = below(size);
+        faults = FAULT(CORRUPT);
+    }
+    void *to = random_out((DLManagedTensor **)out, &faults);
+    begin(f_gc_kernel_load);
+    bool good = judge(gc_kernel_load(bytes, size, to), faults);
+    EXPECT((out[0] != untouched) == good && out[1] == untouched);
+    gc_kernel_free(good ? out[0] : NULL);
+    gc_tensor_free(saved[0]);
+}
+
+static void call_kernel(size_t size) {
+    const Faults any = FAULT(INVALID_ARGUMENT) | FAULT(UNSUPPORTED_DTYPE) | FAULT(SHAPE_MISMATCH) | FAULT(SIZE_OVERFLOW) |
+                       FAULT(NOT_CONTIGUOUS) | FAULT(NVRTC_UNAVAILABLE) | NO_CUDA;
+    int32_t axes[3] = {(int32_t)below(4) - 2, (int32_t)below(4) - 2, (int32_t)wild()};
+    gc_run_options_t options = {.struct_size = sizeof options, .axes = one_in(2) ? axes : NULL, .capability = 90};
+    prepare(size);
+    make_elements(0, DTYPES, size);
+    const DLTensor *like = &src.tensor.dl_tensor;
+    wide count = 1;
+    for (int i = 0; i < like->ndim; i++)
+        count *= like->shape[i];
+    bool alike = !one_in(3) && count <= (wide)size / 64; /* room for steps, too */
+    make(&dst, one_in(9) ? dtypes[below(DTYPES)] : like->dtype, alike ? like->ndim : -1, alike ? like->shape : NULL,
+         (int64_t)size / 8, output_window(), true);
+    spoil(&src);
+    spoil(&dst);
+    Faults spoiled = spoil_options(&options.struct_size, &options.flags, &options.reserved0, 4 + sizeof options.reserved);
+    options.flags &= ~2u;
+    options.size = one_in(9) ? wild() : 0;
+    options.n_axes = options.axes ? below(4) : one_in(20);
+    options.workspace = one_in(9) ? (const DLTensor *)dst.passed : NULL;
+    if (one_in(2))
+        options.capability = one_in(3) ? (int32_t)wild() : 0;
+    const DLTensor *inputs[2] = {(const DLTensor *)src.passed, NULL};
+    DLTensor *outputs[2] = {(DLTensor *)dst.passed, NULL};
+    size_t n_inputs = one_in(20) ? below(3) : 1, n_outputs = one_in(20) ? below(3) : 1;
+    const DLTensor *const *in = one_in(60) ? NULL : inputs;
+    const gc_run_options_t *given = one_in(20) && spoiled == 0 ? NULL : &options;
+    switch (below(3)) {
+    case 0:
+        begin(f_gc_kernel_workspace_bytes);
+        judge(gc_kernel_workspace_bytes(kernel, in, n_inputs, outputs, n_outputs, given) < 0 ? GC_STATUS_INVALID_ARGUMENT : 0,
+              MAY_SUCCEED | any);
+        break;
+    case 1:
+        begin(f_gc_kernel_prepare);
+        judge(gc_kernel_prepare(kernel, in, n_inputs, outputs, n_outputs, given, random_stream()), any);
+        break;
+    default:
+        begin(f_gc_kernel_run);
+        judge(gc_kernel_run(kernel, in, n_inputs, outputs, n_outputs, given, random_stream()), any);
+    }
+    compare_windows();
+}
+
 static void call_something(size_t size) {
     uint64_t from = size == BIG ? 7 : 0; /* only where memory is looked at */
-    switch (from + below(27 - from)) {
+    switch (from + below(30 - from)) {
     case 0: call_small_ones(); break;
     case 1: call_chunk_bytes(); break;
     case 2: call_tensor_empty(); break;
@@ -1036,11 +1178,17 @@ static void call_something(size_t size) {
     case 23: call_vote(size); break;
     case 24: case 25: call_copy_into(size); break;
     case 26: call_to_device(size); break;
+    case 27: call_kernel_create(); break;
+    case 28: call_kernel_load(); break;
+    case 29: call_kernel(size); break;
     }
 }
 
 int main(int argc, char **argv) {
+    setenv("GRADCODEC_NVRTC", "/nowhere", 1);
+    setenv("GRADCODEC_CACHE", "0", 1);
     run(argc, argv, 1000000, false, call_something);
+    gc_kernel_free(kernel);
     printf("owners: %" PRIu64 " made, %" PRIu64 " released\n", owners_made, owners_released);
     CHECK(owners_made == owners_released);
     puts("hostile: ok");

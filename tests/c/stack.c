@@ -453,6 +453,44 @@ static void call_for_a_capsule(void) {
     gc_capsule_destructor(&elements); /* no capsule: Python is looked for first, and there is none */
 }
 
+/* Up to the compiler, which has its own bound (docs/KERNELS.md). */
+static void call_compiled_kernels(void) {
+    int64_t shape[DIMS], strides[DIMS], length = 1 << 20, one = 1;
+    double factor = 2;
+    DLTensor x = view_of(elements, dtype_of(kDLFloat, 32), DIMS, shape), y = view_of(bytes, dtype_of(kDLFloat, 32), DIMS, shape);
+    DLTensor a = view_of(&factor, dtype_of(kDLFloat, 64), 0, NULL), line = view_of(elements, dtype_of(kDLFloat, 32), 1, &length);
+    const DLTensor *inputs[] = {&x, &a}, *lines[] = {&line};
+    DLTensor *output = &y;
+    gc_elementwise_options_t texts = {.struct_size = sizeof texts, .inputs = "T x, T a", .outputs = "T y",
+                                      .operation = "y = a * x + i"};
+    gc_reduction_options_t sum = {.struct_size = sizeof sum, .inputs = "T x", .outputs = "T y", .map = "x", .reduce = "a + b",
+                                  .post_map = "y = a", .identity = "0"};
+    gc_run_options_t there = {.struct_size = sizeof there, .capability = 90};
+    gc_kernel_t *kernel, *loaded;
+    DLManagedTensor *saved;
+    for (int i = 0; i < DIMS; i++) {
+        shape[i] = i < LOOPS / 2 ? 2 : 1;
+        strides[i] = 1 << i % LOOPS;
+    }
+    x.strides = strides;
+    CHECK(setenv("GRADCODEC_NVRTC", "/nowhere", 1) == 0);
+    CHECK_OK(gc_elementwise_create(&texts, &kernel));
+    CHECK(gc_kernel_workspace_bytes(kernel, inputs, 2, &output, 1, &there) == 0);
+    CHECK(gc_kernel_prepare(kernel, inputs, 2, &output, 1, &there, NULL) == GC_STATUS_NVRTC_UNAVAILABLE);
+    CHECK(gc_kernel_run(kernel, inputs, 2, &output, 1, NULL, NULL) == GC_STATUS_UNSUPPORTED_DEVICE);
+    CHECK_OK(gc_kernel_save(kernel, &saved));
+    CHECK_OK(gc_kernel_load(saved->dl_tensor.data, (size_t)saved->dl_tensor.shape[0], &loaded));
+    gc_tensor_free(saved);
+    gc_kernel_free(loaded);
+    gc_kernel_free(kernel);
+    CHECK_OK(gc_reduction_create(&sum, &kernel));
+    y = view_of(bytes, dtype_of(kDLFloat, 32), 1, &one);
+    there.axes = (const int32_t[]){0}, there.n_axes = 1, there.flags = GC_RUN_KEEPDIMS;
+    CHECK(gc_kernel_workspace_bytes(kernel, lines, 1, &output, 1, &there) > 0);
+    CHECK(gc_kernel_prepare(kernel, lines, 1, &output, 1, &there, NULL) == GC_STATUS_NVRTC_UNAVAILABLE);
+    gc_kernel_free(kernel);
+}
+
 static void call_to_prepare(void) {
     CHECK_OK(gc_prepare(cpu()));
     CHECK_OK(gc_trim(cpu()));
@@ -512,6 +550,7 @@ int main(void) {
         {"tensors", call_for_tensors},
         {"a share", call_to_share},
         {"a capsule", call_for_a_capsule},
+        {"compiled kernels", call_compiled_kernels},
         {"gc_prepare", call_to_prepare},
     };
     static const char *const sets[] = {"portable", "avx2", "avx512"};

@@ -492,6 +492,47 @@ static void a_refusal_throws_and_leaves_nothing()
     HOLD(!room[0] && !room[1]);
 }
 
+static void compiled_kernels()
+{
+    using gradcodec::scalar;
+    gc_elementwise_options_t texts{};
+    texts.inputs = "T x, T a", texts.outputs = "T y", texts.operation = "y = a * x";
+    gradcodec::Kernel kernel = gradcodec::elementwise_create(texts);
+    const float x[3] = {1, 2, 3};
+    float y[3] = {};
+    const double a = 2;
+    gc_run_options_t there{};
+    there.capability = 90;
+    HOLD(gradcodec::kernel_workspace_bytes(kernel, {view(x), scalar(a)}, {view(y)}, there) == 0);
+    HOLD(status([&] { gradcodec::kernel_workspace_bytes(kernel, {view(x)}, {view(y)}); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([&] { gradcodec::kernel_run(kernel, {view(x), scalar(a)}, {view(y)}); }) == GC_STATUS_UNSUPPORTED_DEVICE);
+    HOLD(status([&] { gradcodec::kernel_run(kernel, {view(x)}, {view(y)}); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([&] { gradcodec::kernel_prepare(kernel, {view(x), scalar(a)}, {view(y, {1})}, there); }) ==
+         GC_STATUS_SHAPE_MISMATCH);
+    HOLD(y[0] == 0 && *gradcodec::kernel_log(kernel) == '\0');
+
+    const Tensor saved = gradcodec::kernel_save(kernel);
+    const auto size = static_cast<std::size_t>(saved->shape[0]);
+    const gradcodec::Kernel loaded = gradcodec::kernel_load(saved.data<uint8_t>(), size);
+    const Tensor again = gradcodec::kernel_save(loaded);
+    HOLD(again->shape[0] == saved->shape[0] && std::memcmp(again.data<uint8_t>(), saved.data<uint8_t>(), size) == 0);
+    HOLD(status([&] { gradcodec::kernel_load(saved.data<uint8_t>(), size - 1); }) == GC_STATUS_CORRUPT);
+    gradcodec::kernel_free(std::move(kernel));
+    texts.operation = nullptr;
+    HOLD(status([&] { gradcodec::elementwise_create(texts); }) == GC_STATUS_INVALID_ARGUMENT);
+
+    gc_reduction_options_t sum{};
+    sum.inputs = "T x", sum.outputs = "T y", sum.map = "x", sum.reduce = "a + b", sum.post_map = "y = a", sum.identity = "0";
+    const gradcodec::Kernel sums = gradcodec::reduction_create(sum);
+    const std::vector<float> many(1 << 20);
+    const int32_t axis = 1;
+    there.axes = &axis, there.n_axes = 1;
+    HOLD(gradcodec::kernel_workspace_bytes(sums, {view(many.data(), {1, 1 << 20})}, {view(y, {1})}, there) > 0);
+    HOLD(gradcodec::kernel_workspace_bytes(sums, {view(many.data(), {1, 100})}, {view(y, {1})}, there) == 0);
+    sum.identity = nullptr, sum.reduce = nullptr;
+    HOLD(status([&] { gradcodec::reduction_create(sum); }) == GC_STATUS_INVALID_ARGUMENT);
+}
+
 static void the_rest()
 {
     gradcodec::prepare(gradcodec::cpu);
@@ -533,6 +574,7 @@ int main()
     a_codec_goes_there_and_back();
     ranks_reduce_to_the_same_mean();
     a_refusal_throws_and_leaves_nothing();
+    compiled_kernels();
     the_rest();
     std::puts("gradcodec.hpp: all functions do as they say");
     return EXIT_SUCCESS;

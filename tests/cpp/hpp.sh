@@ -23,6 +23,8 @@ for standard in c++17 c++20 c++23; do
     echo "== examples_cpp/raii, $standard" && "$work/raii"
     $cxx -std=$standard $flags examples_cpp/feedback.cpp -o "$work/feedback" $link
     echo "== examples_cpp/feedback, $standard" && "$work/feedback"
+    $cxx -std=$standard $flags examples_cpp/kernels.cpp -o "$work/kernels" $link
+    echo "== examples_cpp/kernels, $standard" && "$work/kernels"
     $cxx -std=$standard $flags examples_cpp/dlopen.cpp -o "$work/dlopen" -ldl
     echo "== examples_cpp/dlopen, $standard" && "$work/dlopen" "$library/libgradcodec.so.0"
 done

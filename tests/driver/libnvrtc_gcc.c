@@ -3,6 +3,7 @@
  * are g++'s words. Of the options, -Dname=value counts.
  *
  *   FAKE_NVRTC_LOG   a file to which each compilation adds a line
+ *   TMPDIR, CXX      where, and with what: /tmp and g++ unless said
  *
  * -DDEVICE="..." is the path of device.h. */
 #include <stdint.h>
@@ -58,7 +59,8 @@ static char *contents(const char *path, size_t *bytes) {
 }
 
 int nvrtcCompileProgram(Program *program, int options, const char *const *texts) {
-    char folder[] = "/tmp/nvrtc_gcc_XXXXXX", path[100], command[2000];
+    const char *temporary = getenv("TMPDIR"), *compiler = getenv("CXX");
+    char folder[1000], path[1100], command[4000];
     if (getenv("FAKE_NVRTC_LOG")) {
         FILE *log = fopen(getenv("FAKE_NVRTC_LOG"), "a");
         fprintf(log, "%s", program->name);
@@ -67,6 +69,7 @@ int nvrtcCompileProgram(Program *program, int options, const char *const *texts)
         fprintf(log, "\n");
         fclose(log);
     }
+    snprintf(folder, sizeof folder, "%s/nvrtc_gcc_XXXXXX", temporary && *temporary ? temporary : "/tmp");
     if (!mkdtemp(folder))
         return OUT_OF_MEMORY;
     snprintf(path, sizeof path, "%s/source.cpp", folder);
@@ -90,8 +93,8 @@ int nvrtcCompileProgram(Program *program, int options, const char *const *texts)
     }
     fclose(file);
     snprintf(command, sizeof command,
-             "cd %s && g++ -std=c++17 -O1 -w -ffp-contract=off -fno-strict-aliasing -fPIC -shared source.cpp -o image.so 2> log",
-             folder);
+             "cd '%s' && %s -std=c++17 -O1 -w -ffp-contract=off -fno-strict-aliasing -fPIC -shared source.cpp -o image.so 2> log",
+             folder, compiler && *compiler ? compiler : "g++");
     int failed = system(command);
     size_t bytes;
     snprintf(path, sizeof path, "%s/log", folder);
@@ -107,7 +110,7 @@ int nvrtcCompileProgram(Program *program, int options, const char *const *texts)
         memcpy(program->image + 16, object, bytes);
         free(object);
     }
-    snprintf(command, sizeof command, "rm -rf %s", folder);
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
     return system(command) || failed ? COMPILATION : SUCCESS;
 }
 

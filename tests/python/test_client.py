@@ -245,3 +245,39 @@ def test_a_refusal_of_a_codec_is_an_exception_and_the_codec_goes_with_its_object
         codec.encode([np.ones(8, "f2")], read_only)
     with pytest.raises(RuntimeError, match="n_elements: -1"):
         gradcodec.onebit_workspace_bytes(-1)
+
+
+@pytest.mark.skipif("GRADCODEC_DRIVERS" not in os.environ, reason="wants an NVRTC without a compiler")
+def test_a_kernel_is_prepared_saved_and_loaded(gradcodec, monkeypatch):
+    """For a card that is not here, by an NVRTC that compiles nothing, which GRADCODEC_NVRTC names."""
+    nvrtc = Path(os.environ["GRADCODEC_DRIVERS"]) / "fake_nvrtc" / "libnvrtc.so.12"
+    monkeypatch.setenv("GRADCODEC_NVRTC", str(nvrtc))
+    monkeypatch.setenv("GRADCODEC_CACHE", "0")
+    monkeypatch.setenv("FAKE_NVRTC_SAYS", "step(1): warning: odd")
+    x, y = np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4")
+    step = gradcodec.elementwise("T g, T lr", "T w", "w -= lr * g", "step", options=["-DX"])
+    assert step.log() == ""
+    step.prepare([x, 0.5], [y], capability=90)
+    assert step.log() == "step(1): warning: odd"
+    saved = step.save()
+    assert b"-DX" in saved and b"sm_90" in saved
+    loaded = gradcodec.load_kernel(saved)
+    assert loaded.save() == saved
+    monkeypatch.setenv("FAKE_NVRTC_FAILURES", "nvrtcCompileProgram=6")
+    loaded.prepare([x, 0.5], [y], capability=90)
+    for call in (
+        lambda: loaded.prepare([x, 0.5], [y], capability=80),  # yet to be compiled
+        lambda: loaded.prepare([x, x[:1, :2]], [y], capability=90),
+        lambda: loaded([x, 0.5], [y]),
+        lambda: gradcodec.elementwise("T x", "T y", ""),
+    ):
+        with pytest.raises(RuntimeError) as raised:
+            call()
+        assert raised.value.status in (26, 4, 3, 1), raised.value
+
+    sums = gradcodec.reduction("T x", "T y", "x", "a + b", "y = a", "0", preamble="int q;")
+    many, y = np.zeros((2, 1 << 20), "f4"), np.zeros((2, 1), "f4")
+    assert sums.workspace_bytes([many], [y], axes=-1, keepdims=True, capability=90) > 0
+    assert sums.workspace_bytes([many[:, :9]], [y], axes=(1,), keepdims=True, capability=90) == 0
+    with pytest.raises(RuntimeError, match="axes"):
+        sums.workspace_bytes([many], [y], axes=2, capability=90)

@@ -248,6 +248,39 @@ def test_a_combination_compiles_once_and_a_saved_kernel_needs_no_compiler(tmp_pa
     """, FAKE_NVRTC_LOG=log)
 
 
+def test_a_layout_is_compiled_when_it_comes_and_all_of_them_when_they_are_prepared(tmp_path):
+    run("""
+    def compiled():
+        return len(open(os.environ["FAKE_NVRTC_LOG"]).readlines())
+    odd = np.zeros(4 * 64 + 1, "u1")[1:].view("f4")
+    odd[:] = x = normal(64)
+    layouts = [x, x[:32], x[::2], x[1:], odd]
+    def works(kernel):
+        for view in layouts:
+            z = np.zeros(len(view), "f4")
+            kernel([view], [z])
+            same(z, 2 * view)
+    kernel = elementwise("T x", "T z", "z = 2 * x", "twice")
+    for view, count in zip(layouts, [1, 1, 2, 2, 3]):
+        kernel([view], [np.zeros(len(view), "f4")])
+        assert compiled() == count, count
+    works(kernel)
+    prepared = elementwise("T x", "T z", "z = 2 * x", "twice")
+    prepared.prepare([x], [x.copy()])
+    assert compiled() == 4
+    works(prepared)
+    works(kernels.Compiled.load(prepared.save()))
+    works(kernels.Compiled.load(kernel.save()))
+    sums = reduction("T x", "T y", "x", "a + b", "y = a", "0", "sums")
+    x, before = integers(200, 400), compiled()
+    for view, axes, count in (x, 1, 1), (x, 0, 2), (x[:, 1:], 1, 3), (x[:, 1:], 0, 4), (x[:50], 1, 4), (x, None, 5), (x, None, 5):
+        y = np.zeros(view.sum(axis=axes).shape, "f4")
+        sums([view], [y], axes=axes)
+        same(y, view.sum(axis=axes))
+        assert compiled() - before == count, (axes, count)
+    """, FAKE_NVRTC_LOG=tmp_path / "log")
+
+
 def test_what_does_not_fit_is_refused_and_nothing_is_launched():
     run("""
     f = lambda *shape: np.zeros(shape, "f4")

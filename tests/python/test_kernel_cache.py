@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from ctypes.util import find_library
 
 import pytest
 
@@ -70,7 +71,8 @@ class Place:
         return len(lines)
 
     def entries(self, folder=None):
-        return sorted(path.name for path in (folder or self.folder).iterdir())
+        """All but what says which NVRTC was found."""
+        return sorted(path.name for path in (folder or self.folder).iterdir() if path.suffix != ".nvrtc")
 
 
 @pytest.fixture
@@ -113,10 +115,71 @@ kernel.prepare([x], [x.copy()], capability=90)
     assert place.compiled() == 0
 
 
-def test_another_nvrtc_compiles_anew(place):
+IS_LOADED = "print('libnvrtc' in open('/proc/self/maps').read())"
+
+
+def nvrtc_in(folder, name="libnvrtc.so.12"):
+    """A copy of the stand-in, which differs from others by its time at least."""
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / "new"
+    shutil.copyfile(pathlib.Path(DRIVERS) / "fake_nvrtc" / "libnvrtc.so.12", new)
+    os.rename(new, folder / name)
+    return folder / name
+
+
+@pytest.mark.parametrize("how", ["named", "in a folder", "of pip"])
+def test_another_nvrtc_compiles_anew_and_none_is_loaded_for_what_is_there(place, how):
+    packages, loads = place.root / "site-packages", ""
+    if how == "of pip":
+        if find_library("nvrtc"):
+            pytest.skip("this machine has an NVRTC, which is found first")
+        # Any library will do that is in a folder of packages.
+        packages.mkdir()
+        shutil.copyfile(DRIVERS + "/driver/libcuda.so.1", packages / "other.so")
+        loads = f"import ctypes; ctypes.CDLL({str(packages / 'other.so')!r})\n"
+        file, more = packages / "nvidia" / "cuda_nvrtc" / "lib" / "libnvrtc.so.12", {"LD_LIBRARY_PATH": ""}
+    else:
+        file = packages / "libnvrtc.so.12"
+        more = {"GRADCODEC_NVRTC": file} if how == "named" else {"LD_LIBRARY_PATH": packages}
+    script = loads + "prepare()\n" + IS_LOADED
     for version in "12.0", "12.1", "13.0":
-        place.run(FAKE_NVRTC_VERSION=version)
+        nvrtc_in(file.parent, file.name)
+        assert place.run(script, FAKE_NVRTC_VERSION=version, **more) == "True\n"
         assert place.compiled() == 1, version
+        for _ in range(2):
+            assert place.run(script, FAKE_NVRTC_VERSION="1.0", **more) == "False\n"
+            assert place.compiled() == 0, version
+    # Another combination needs it, and what was there is found as before.
+    assert place.run(loads + "prepare('y = x + 1')\n" + IS_LOADED, FAKE_NVRTC_VERSION="13.0", **more) == "True\n"
+    assert place.compiled() == 1
+    assert place.run(script, FAKE_NVRTC_VERSION="13.0", **more) == "False\n"
+    assert len(place.entries()) == 4 and len(list(place.folder.iterdir())) == 7
+
+
+def test_one_that_is_loaded_or_given_is_asked_itself(place):
+    place.run()
+    place.compiled()
+    handle = f"import ctypes; fake = ctypes.CDLL({DRIVERS + '/fake_nvrtc/libnvrtc.so.12'!r})\n"
+    for script in handle + "prepare()", handle + "prepare(nvrtc=fake._handle)":
+        place.run(script, FAKE_NVRTC_VERSION="12.5")
+    assert place.compiled() == 1
+    place.run()
+    assert place.compiled() == 0
+
+
+def test_what_is_wrong_with_what_says_which_nvrtc_was_found(place):
+    script = "prepare()\n" + IS_LOADED
+    place.run()
+    (found,) = place.folder.glob("*.nvrtc")
+    whole = found.read_bytes()
+    for damaged in whole[:-1], b"", whole[:60] + b"?" + whole[61:]:
+        found.write_bytes(damaged)
+        assert place.run(script) == "True\n"
+        assert found.read_bytes() == whole
+        assert place.run(script) == "False\n"
+    found.chmod(0o666)
+    assert place.run(script) == "True\n"
+    assert place.compiled() == 1
 
 
 def test_switches(place):
@@ -131,7 +194,7 @@ def test_what_includes_files_is_compiled_each_time(place):
         for _ in range(2):
             place.run(f"prepare({more})")
             assert place.compiled() == 1
-    assert not place.folder.exists() or not place.entries()
+    assert not place.folder.exists() or not list(place.folder.iterdir())
 
 
 def test_where_the_directory_is(place):

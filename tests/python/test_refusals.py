@@ -281,8 +281,76 @@ COMM_CALLS = {
     ),
 }  # fmt: skip
 
+def elementwise_options(**changed):
+    fields = dict(struct_size=ctypes.sizeof(capi.ElementwiseOptions), inputs=b"T x", outputs=b"T y", operation=b"y = x")
+    return capi.ElementwiseOptions(**{**fields, **changed})
+
+
+def reduction_options(**changed):
+    fields = dict(
+        struct_size=ctypes.sizeof(capi.ReductionOptions), inputs=b"T x", outputs=b"T y", map=b"x", reduce=b"a + b",
+        post_map=b"y = a", identity=b"0",
+    )  # fmt: skip
+    return capi.ReductionOptions(**{**fields, **changed})
+
+
+def run_options(axes=None, **changed):
+    numbers = None if axes is None else (ctypes.c_int32 * max(1, len(axes)))(*axes)
+    fields = dict(struct_size=ctypes.sizeof(capi.RunOptions), axes=numbers, n_axes=len(axes or ()))
+    made = capi.RunOptions(**{**fields, **changed})
+    made.numbers = numbers
+    return made
+
+
+class Compiled(Handle):
+    """A kernel of those options that is compiled when it is run, released with this object."""
+
+    def __init__(self, given=None):
+        self.changed, self.pointer = {}, ctypes.POINTER(capi.Kernel)()
+        given = given or elementwise_options()
+        elementwise = isinstance(given, capi.ElementwiseOptions)
+        create = lib.gc_elementwise_create if elementwise else lib.gc_reduction_create
+        check(create(ctypes.byref(given), ctypes.byref(self.pointer)))
+
+    def __repr__(self):
+        return "Compiled()"
+
+    def __del__(self):
+        lib.gc_kernel_free(self.pointer)
+
+
+def kernel_call(stream=True, **options):
+    """Of a card that need not be here, which looks at all but devices."""
+    call = dict(
+        kernel=Compiled(), inputs=[floats(5, 80)], n_inputs=1, outputs=[floats(5, 80)], n_outputs=1,
+        options=run_options(**options),
+    )  # fmt: skip
+    return {**call, "stream": None} if stream else call
+
+
+def saved_kernel():
+    kernel, out = Compiled(), Managed()
+    check(lib.gc_kernel_save(kernel.pointer, ctypes.byref(out)))
+    return capi.take(out).tobytes()
+
+
+KERNEL_CALLS = {
+    "gc_elementwise_create": lambda: dict(options=elementwise_options(), out=Out()),
+    "gc_reduction_create": lambda: dict(options=reduction_options(), out=Out()),
+    "gc_kernel_log": lambda: dict(kernel=Compiled(), log=Out()),
+    "gc_kernel_save": lambda: dict(kernel=Compiled(), out=Out()),
+    "gc_kernel_load": lambda: dict(data=(data := saved_kernel()), size=len(data), out=Out()),
+}
+
+# Good with a card, or a compiler.
+ELSEWHERE = {
+    "gc_kernel_run": lambda: kernel_call(),
+    "gc_kernel_prepare": lambda: kernel_call(capability=90),
+}
+
 # Arguments in the order of the header. 400 elements are 50 bytes: 3 chunks of 17.
 CALLS = {
+    **KERNEL_CALLS,
     "gc_pack_chunks": lambda: dict(src=elements(400), n_chunks=3, out=Out(3)),
     "gc_unpack_chunks": lambda: dict(chunks=[elements(17) for _ in range(3)], n_chunks=3, n_elements=400, out=Out()),
     "gc_pack_bits": lambda: dict(src=elements(5, 80), axis=1, order=BIG, out=Out()),
@@ -375,6 +443,10 @@ def marshal(function, arguments):
                 return value.pointer
             case capi.CodecOptions() | capi.Transport():
                 return ctypes.pointer(value)
+            case capi.ElementwiseOptions() | capi.ReductionOptions() | capi.RunOptions():
+                return ctypes.pointer(value)
+            case bytes() if kind is ctypes.c_void_p:
+                return ctypes.cast(ctypes.c_char_p(value), kind)
             case [*views] if kind is ctypes.POINTER(capi.View):
                 return (capi.View * len(views))(*(view and view.view for view in views))
             case [*chunks] if kind is ctypes.POINTER(Managed):
@@ -1097,6 +1169,87 @@ TABLE += [
     ("gc_codec_decode", {"payload": aligned(PAYLOAD)}, Status.CORRUPT, "payload"),
     ("gc_codec_state_in", {"src": aligned(STATE)}, Status.CORRUPT, "src"),
     ("gc_codec_state_in", {"codec": Handle(segments=int64s((101, 299)))}, Status.CORRUPT, "src", "digest"),
+    # kernels that are compiled when they are run
+    *(
+        (function, {handle: None}, INVALID_ARGUMENT, handle, "NULL")
+        for function, handle in [
+            ("gc_elementwise_create", "options"), ("gc_elementwise_create", "out"), ("gc_reduction_create", "options"),
+            ("gc_reduction_create", "out"), ("gc_kernel_log", "kernel"), ("gc_kernel_log", "log"),
+            ("gc_kernel_save", "kernel"), ("gc_kernel_save", "out"), ("gc_kernel_load", "data"), ("gc_kernel_load", "out"),
+            ("gc_kernel_run", "kernel"), ("gc_kernel_run", "inputs"), ("gc_kernel_run", "outputs"),
+            ("gc_kernel_prepare", "kernel"), ("gc_kernel_prepare", "inputs[0]"), ("gc_kernel_prepare", "outputs[0]"),
+        ]
+    ),
+    *(
+        (f"gc_{name}_create", {"options": make(**fields)}, status, *words)
+        for name, make in [("elementwise", elementwise_options), ("reduction", reduction_options)]
+        for fields, status, *words in [
+            *(({"struct_size": size}, INVALID_ARGUMENT, "struct_size", size) for size in (0, 4, 103)),
+            *(({"flags": n}, INVALID_ARGUMENT, "flags", hex(n)) for n in (4, 7, 2**31)),
+            ({"reserved": (c_uint64 * 4)(0, 0, 0, 1)}, INVALID_ARGUMENT, "options", "offset", 1),
+            ({"inputs": b"\xff"}, INVALID_ARGUMENT, "inputs", "UTF-8"),
+            ({"inputs": b"float x"}, INVALID_ARGUMENT, "inputs", "float", "float32"),
+            ({"inputs": b"T x, T x"}, INVALID_ARGUMENT, "inputs", "x"),
+            ({"inputs": b"T x", "outputs": b"T x"}, INVALID_ARGUMENT, "outputs", "x"),
+            ({"outputs": b""}, INVALID_ARGUMENT, "outputs"),
+            ({"outputs": None}, INVALID_ARGUMENT, "outputs"),
+            ({"outputs": b"T i"}, INVALID_ARGUMENT, "outputs", "i"),
+            ({"outputs": b"T y" + b", T y" * 40}, INVALID_ARGUMENT, "outputs"),
+            ({"name": b"a b"}, INVALID_ARGUMENT, "name", "a b"),
+            ({"n_options": 1}, INVALID_ARGUMENT, "options", "NULL"),
+            ({"n_options": 1, "options": (ctypes.c_char_p * 1)(None)}, INVALID_ARGUMENT, "options", "NULL"),
+            ({"n_options": 1, "options": (ctypes.c_char_p * 1)(b"\xc3")}, INVALID_ARGUMENT, "options", "UTF-8"),
+        ]
+    ),
+    ("gc_elementwise_create", {"options": elementwise_options(operation=None)}, INVALID_ARGUMENT, "operation"),
+    *(
+        ("gc_reduction_create", {"options": reduction_options(**{name: b" "})}, INVALID_ARGUMENT, name)
+        for name in ("map", "reduce", "post_map")
+    ),
+    ("gc_reduction_create", {"options": reduction_options(inputs=b"raw T x")}, INVALID_ARGUMENT, "inputs", "raw"),
+    ("gc_reduction_create", {"options": reduction_options(outputs=b"raw T y")}, INVALID_ARGUMENT, "outputs", "raw"),
+    ("gc_reduction_create", {"options": reduction_options(reduce_type=b"U")}, INVALID_ARGUMENT, "reduce_type", "U"),
+    *(
+        (function, faults, status, *words)
+        for function in ("gc_kernel_run", "gc_kernel_prepare")
+        for faults, status, *words in [
+            ({"n_inputs": 0}, INVALID_ARGUMENT, "n_inputs", 1, 0),
+            ({"n_outputs": 2**61}, SIZE_OVERFLOW, "n_outputs", 2**61),
+            ({"options": run_options(flags=2, capability=90)}, INVALID_ARGUMENT, "flags", "0x2"),
+            ({"options": run_options(struct_size=71, capability=90)}, INVALID_ARGUMENT, "struct_size", 72, 71),
+            ({"options": run_options(reserved0=1)}, INVALID_ARGUMENT, "offset"),
+            ({"options": run_options(n_axes=1, capability=90)}, INVALID_ARGUMENT, "n_axes", 1, "NULL"),
+            ({"inputs[0].device": ROCM}, UNSUPPORTED_DEVICE, "inputs[0]", 10),
+        ]
+    ),
+    *(
+        ("gc_kernel_prepare", faults, status, *words)
+        for faults, status, *words in [
+            ({"inputs[0].dtype": dldtype("float64")}, UNSUPPORTED_DTYPE, "float32", "float64"),
+            ({"inputs[0].dtype": DLDataType(2, 32, 2)}, UNSUPPORTED_DTYPE, "inputs[0]", 2),
+            ({"inputs[0].shape": (5, 79)}, SHAPE_MISMATCH, "outputs[0]"),
+            ({"outputs[0].shape": (80,)}, SHAPE_MISMATCH, "outputs[0]"),
+            ({"options": run_options(size=3, capability=90)}, INVALID_ARGUMENT, "size", 3),
+            ({"options": run_options(axes=[0], capability=90)}, INVALID_ARGUMENT, "axes"),
+            ({"options": run_options(capability=-1)}, INVALID_ARGUMENT, "capability", -1),
+            ({"options": run_options(capability=9)}, INVALID_ARGUMENT, "capability", 9),
+            (
+                {"kernel": Compiled(reduction_options()), "options": run_options(axes=[2], capability=90)},
+                INVALID_ARGUMENT, "axes[0]", 2,
+            ),
+            (
+                {"kernel": Compiled(reduction_options()), "options": run_options(axes=[1, -1], capability=90)},
+                INVALID_ARGUMENT, "axes[1]", -1,
+            ),
+        ]
+    ),
+    ("gc_kernel_run", {}, UNSUPPORTED_DEVICE, "inputs[0]"),
+    ("gc_kernel_run", {"inputs[0].device": CUDA, "outputs[0].device": CUDA}, NO_CUDA),
+    ("gc_kernel_load", {"size": 0}, Status.CORRUPT, "data", 0),
+    *(("gc_kernel_load", {"size": n}, Status.CORRUPT, "data", n) for n in (1, 55, 56, 200)),
+    ("gc_kernel_load", {"data": b"gckernel" * 100}, Status.CORRUPT, "data"),
+    ("gc_kernel_load", {"data": b"?" + saved_kernel()[1:]}, Status.CORRUPT, "data"),
+    ("gc_kernel_load", {"data": saved_kernel()[:-1] + b"?"}, Status.CORRUPT, "data", "SHA-256"),
     # options
     ("gc_codec_create", {"options": None}, INVALID_ARGUMENT, "options", "NULL"),
     *(
@@ -1155,6 +1308,10 @@ def test_the_calls_of_the_table_are_good_without_a_fault(function):
     elif function in ("gc_comm_from_transport", "gc_comm_group", "gc_comm_from_two"):
         for out in arguments["out"].memory:
             lib.gc_comm_free(ctypes.cast(out, ctypes.POINTER(capi.Comm)))
+    elif function == "gc_kernel_log":
+        assert ctypes.cast(arguments["log"].memory[0], ctypes.c_char_p).value == b""
+    elif function in KERNEL_CALLS and function != "gc_kernel_save":
+        lib.gc_kernel_free(ctypes.cast(arguments["out"].memory[0], ctypes.POINTER(capi.Kernel)))
     elif function == "gc_share_send":
         lib.gc_share_free(ctypes.cast(arguments["lease"].memory[0], ctypes.POINTER(capi.Share)))
     elif function == "gc_onebit_compress":
@@ -1169,7 +1326,7 @@ def test_the_calls_of_the_table_are_good_without_a_fault(function):
 def test_a_refusal_says_what_was_wrong_and_changes_nothing(row):
     function, faults, status, *words = row
     released.clear()
-    arguments = CALLS[function]()
+    arguments = {**CALLS, **ELSEWHERE}[function]()
     tensors, outs = list(tensors_in(arguments)), [v for v in arguments.values() if isinstance(v, Out)]
     for path, value in faults.items():
         put(arguments, path, value)
@@ -1193,6 +1350,19 @@ def test_a_refusal_says_what_was_wrong_and_changes_nothing(row):
 )
 def test_chunk_bytes_that_cannot_be_are_minus_one(n_elements, n_chunks, words):
     assert lib.gc_chunk_bytes(n_elements, n_chunks) == -1
+    assert is_sentence(last_error()) and says(last_error(), *words), last_error()
+
+
+@pytest.mark.parametrize(
+    "fault, words",
+    [({"kernel": None}, ("kernel", "NULL")), ({"n_inputs": 0}, ("n_inputs", 1, 0)), ({"inputs": None}, ("inputs", "NULL")),
+     ({"inputs[0].shape": (5, 79)}, ("outputs[0]",)), ({"options": run_options(flags=8)}, ("flags", "0x8"))],
+)  # fmt: skip
+def test_bytes_of_the_workspace_of_no_call_are_minus_one(fault, words):
+    arguments = kernel_call(stream=False, capability=90)
+    for path, value in fault.items():
+        put(arguments, path, value)
+    assert lib.gc_kernel_workspace_bytes(*marshal("gc_kernel_workspace_bytes", arguments)) == -1
     assert is_sentence(last_error()) and says(last_error(), *words), last_error()
 
 

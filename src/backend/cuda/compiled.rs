@@ -41,14 +41,16 @@ pub struct Image {
     device: Device,
     /// A CUlibrary, as a number, to be shared.
     library: usize,
-    kernels: Vec<CompiledKernel>,
-    /// The ids of all contexts in which all its kernels are. The driver gives none twice.
+    /// By their number; those that it does not have are None.
+    kernels: Vec<Option<CompiledKernel>>,
+    /// The ids of all contexts in which all its kernels are. The driver gives none twice. Those that are gone stay in the
+    /// list: 8 bytes each, for a context that took milliseconds to make.
     contexts: RwLock<Vec<u64>>,
 }
 
 impl Image {
-    /// Loads a cubin, and finds kernels of these names, each made of two parts.
-    pub fn load(queue: &mut Queue, cubin: &[u8], name: &str, behind: &[&str]) -> Result<Self> {
+    /// Loads a cubin, and finds those kernels of these names, each made of two parts, whose bits are set.
+    pub fn load(queue: &mut Queue, cubin: &[u8], name: &str, behind: &[&str], which: u8) -> Result<Self> {
         queue.relax()?;
         let device = queue.device;
         let driver = device.driver;
@@ -72,8 +74,8 @@ impl Image {
         };
         driver.check(code, format_args!("cuLibraryLoadData of {name} on {device}"))?;
         let mut image = Self { device, library: library as usize, kernels, contexts: RwLock::new(Vec::new()) };
-        for part in behind {
-            let kernel = image.find(name, part)?;
+        for (index, part) in behind.iter().enumerate() {
+            let kernel = if which >> index & 1 != 0 { Some(image.find(name, part)?) } else { None };
             image.kernels.push(kernel);
         }
         Ok(image)
@@ -122,7 +124,7 @@ impl Queue {
     pub fn put_image(&mut self, image: &Image) -> Result<()> {
         let context = self.current()?.id;
         let driver = self.device.driver;
-        for kernel in &image.kernels {
+        for kernel in image.kernels.iter().flatten() {
             let (mut function, mut registers) = (ptr::null_mut(), 0);
             // SAFETY: a kernel of a library that is loaded, and this context is current.
             unsafe {
@@ -152,10 +154,10 @@ impl Queue {
         let Work { words, first, second } = work;
         let mut arguments = [words.as_mut_ptr().cast()];
         for &Launch { kernel, blocks } in [*first].iter().chain(second.as_ref()) {
-            let kernel = image
-                .kernels
-                .get(kernel)
-                .ok_or_else(|| error!(InvalidArgument, "kernel {kernel} of {} was asked for", image.kernels.len()))?;
+            let kernel =
+                image.kernels.get(kernel).and_then(Option::as_ref).ok_or_else(|| {
+                    error!(InvalidArgument, "kernel {kernel} of {} was asked for", image.kernels.len())
+                })?;
             // SAFETY: the argument is as long as the source declares it, and describes memory as said above.
             unsafe { self.launch_compiled(kernel, blocks, THREADS, &mut arguments)? };
         }

@@ -1,0 +1,279 @@
+//! Kernels that are compiled at run time, up to the compiler: any texts and options, any tensors, and saved kernels of
+//! strangers, whose digest is right. None may panic or read beyond what is described; what is refused hands nothing out.
+#![no_main]
+
+use std::{
+    ffi::{CString, c_char},
+    mem, ptr,
+    sync::Once,
+};
+
+use arbitrary::Arbitrary;
+use dlpark::ffi::{DLManagedTensor, DLTensor};
+use gradcodec::capi::*;
+use gradcodec_fuzz::{Description, Place, Tensor};
+use libfuzzer_sys::fuzz_target;
+use sha2::{Digest, Sha256};
+
+const OK: gc_status_t = 0;
+
+/// Of what texts are made, so that some are right.
+const WORDS: [&str; 32] = [
+    "T x", "float32 x", "raw T y", "T y", "U z", "bool w", "float16 v", "bfloat16 u", "int64 t", ", ", ",", " ", "\n",
+    "raw ", "T", "x", "i", "n", "_ind", "y = x", "a + b", "y = a", "0", "1", "#", "include", "\\", "gradcodec", "_J",
+    "double", "\u{e9}", "raw raw T y",
+];
+
+#[derive(Arbitrary, Debug)]
+enum Piece {
+    Word(u8),
+    Any(Vec<u8>),
+}
+
+#[derive(Arbitrary, Debug)]
+struct Text(Option<Vec<Piece>>);
+
+impl Text {
+    /// Without the NUL that ends it, and those before.
+    fn get(&self) -> Option<CString> {
+        let mut bytes = Vec::new();
+        for piece in self.0.as_ref()? {
+            match piece {
+                Piece::Word(word) => bytes.extend_from_slice(WORDS[usize::from(*word) % WORDS.len()].as_bytes()),
+                Piece::Any(any) => bytes.extend(any.iter().filter(|&&byte| byte != 0)),
+            }
+        }
+        CString::new(bytes).ok()
+    }
+}
+
+#[derive(Arbitrary, Debug)]
+struct Input {
+    is_reduction: bool,
+    /// In place of texts that are missing, those of a kernel that works.
+    usual: bool,
+    texts: [Text; 9],
+    options: Vec<Text>,
+    flags: u8,
+    /// A byte of the options that is changed.
+    change: Option<(u8, u8)>,
+    calls: Vec<Call>,
+    stranger: Stranger,
+}
+
+#[derive(Arbitrary, Debug)]
+struct Call {
+    inputs: Vec<Description>,
+    outputs: Vec<Description>,
+    /// The outputs are of the first input's kind.
+    alike: bool,
+    flags: u8,
+    size: i64,
+    axes: Option<Vec<i32>>,
+    workspace: Option<Description>,
+    capability: i32,
+    here: bool,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Stranger {
+    Noise(Vec<u8>),
+    /// Parts, sealed.
+    Parts { kind: bool, parts: Vec<Vec<u8>> },
+    /// The kernel's own bytes, changed, and sealed unless said otherwise.
+    Changed { changes: Vec<(u16, u8)>, cut: Option<u16>, unsealed: bool },
+}
+
+/// The size and the digest of an image, put right.
+fn seal(bytes: &mut [u8]) {
+    let size = bytes.len();
+    if size >= 56 {
+        bytes[16..24].copy_from_slice(&(size as u64).to_le_bytes());
+        let digest = Sha256::digest(&bytes[..size - 32]);
+        bytes[size - 32..].copy_from_slice(&digest);
+    }
+}
+
+fn pointer(text: &Option<CString>) -> *const c_char {
+    text.as_ref().map_or(ptr::null(), |text| text.as_ptr())
+}
+
+fn create(input: &Input) -> *mut gc_kernel_t {
+    let usual = if input.is_reduction {
+        ["k", "T x", "T y", "x", "a + b", "y = a", "0", "", ""]
+    } else {
+        ["k", "T x, raw U u", "T y", "y = x", "", "", "", "", ""]
+    };
+    let mut texts: Vec<_> = input.texts.iter().map(Text::get).collect();
+    for (text, usual) in texts.iter_mut().zip(usual) {
+        if input.usual && text.is_none() && !usual.is_empty() {
+            *text = CString::new(usual).ok();
+        }
+    }
+    let options: Vec<_> = input.options.iter().take(70).map(Text::get).collect();
+    let pointers: Vec<_> = options.iter().map(pointer).collect();
+    let text = |index: usize| pointer(&texts[index]);
+    let mut kernel = ptr::null_mut();
+    // SAFETY: numbers and pointers, for which zeros are values.
+    let (mut one, mut other): (gc_elementwise_options_t, gc_reduction_options_t) = unsafe { (mem::zeroed(), mem::zeroed()) };
+    let bytes: &mut [u8];
+    if input.is_reduction {
+        other.struct_size = size_of_val(&other) as u32;
+        other.flags = u32::from(input.flags & 3);
+        [other.name, other.inputs, other.outputs, other.map, other.reduce] = [0, 1, 2, 3, 4].map(text);
+        [other.post_map, other.identity, other.reduce_type, other.preamble] = [5, 6, 7, 8].map(text);
+        (other.options, other.n_options) = (pointers.as_ptr(), pointers.len());
+        // SAFETY: the options' own bytes, none of which is uninitialized.
+        bytes = unsafe { std::slice::from_raw_parts_mut((&raw mut other).cast(), size_of_val(&other)) };
+    } else {
+        one.struct_size = size_of_val(&one) as u32;
+        one.flags = u32::from(input.flags & 3);
+        [one.name, one.inputs, one.outputs, one.operation, one.preamble, one.loop_prep, one.after_loop] =
+            [0, 1, 2, 3, 4, 5, 6].map(text);
+        (one.options, one.n_options) = (pointers.as_ptr(), pointers.len());
+        // SAFETY: as above.
+        bytes = unsafe { std::slice::from_raw_parts_mut((&raw mut one).cast(), size_of_val(&one)) };
+    }
+    if let Some((at, byte)) = input.change {
+        // Of the size, the flags, and what is reserved: pointers stay as they are.
+        let places: Vec<_> = (0..8).chain(bytes.len() - 32..bytes.len()).collect();
+        let at = places[usize::from(at) % places.len()];
+        // No size beyond the struct, for so many bytes would be read.
+        bytes[at] = if at < 4 { bytes[at].min(byte) } else { byte };
+    }
+    // SAFETY: options of their size, whose texts end with a NUL.
+    let status = unsafe {
+        if input.is_reduction {
+            gc_reduction_create(&other, &mut kernel)
+        } else {
+            gc_elementwise_create(&one, &mut kernel)
+        }
+    };
+    assert_eq!(status == OK, !kernel.is_null());
+    kernel
+}
+
+fn call(kernel: *mut gc_kernel_t, call: &Call) {
+    let mut inputs: Vec<_> = call.inputs.iter().take(40).map(Tensor::new).collect();
+    let mut outputs: Vec<_> = call.outputs.iter().take(40).map(Tensor::new).collect();
+    if call.alike
+        && let Some(first) = call.inputs.first()
+    {
+        outputs = vec![Tensor::new(first)];
+    }
+    let mut workspace = call.workspace.as_ref().map(Tensor::new);
+    // A scalar of the CPU is read: what lies nowhere must not be one.
+    if inputs.iter().any(|tensor| tensor.shape.is_empty() && tensor.place == Place::Elsewhere) {
+        return;
+    }
+    let view = |tensor: &mut Tensor| tensor.pointer().cast::<DLTensor>();
+    let in_views: Vec<*const DLTensor> = inputs.iter_mut().map(|tensor| view(tensor).cast_const()).collect();
+    let out_views: Vec<*mut DLTensor> = outputs.iter_mut().map(view).collect();
+    // SAFETY: numbers and pointers, for which zeros are values.
+    let mut options: gc_run_options_t = unsafe { mem::zeroed() };
+    options.struct_size = size_of_val(&options) as u32;
+    options.flags = u32::from(call.flags & 3);
+    options.size = call.size;
+    if let Some(axes) = &call.axes {
+        (options.axes, options.n_axes) = (axes.as_ptr(), axes.len());
+    }
+    options.workspace = workspace.as_mut().map_or(ptr::null(), |tensor| view(tensor).cast_const());
+    options.capability = if call.here { 0 } else { call.capability };
+    let (n_in, n_out) = (in_views.len(), out_views.len());
+    // SAFETY: a kernel; tensors that describe their memory, or are to be refused; options of their size.
+    unsafe {
+        gc_kernel_workspace_bytes(kernel, in_views.as_ptr(), n_in, out_views.as_ptr(), n_out, &options);
+        // There is nothing to compile with, and no card.
+        let stream = ptr::null_mut();
+        gc_kernel_prepare(kernel, in_views.as_ptr(), n_in, out_views.as_ptr(), n_out, &options, stream);
+        assert_ne!(gc_kernel_run(kernel, in_views.as_ptr(), n_in, out_views.as_ptr(), n_out, &options, stream), OK);
+    }
+}
+
+fn saved(kernel: *mut gc_kernel_t) -> Vec<u8> {
+    let (mut out, mut log): (*mut DLManagedTensor, _) = (ptr::null_mut(), ptr::null());
+    // SAFETY: a kernel, and places for what comes; the tensor is of bytes, as many as its only size says.
+    unsafe {
+        assert_eq!(gc_kernel_log(kernel, &mut log), OK);
+        assert_eq!(gc_kernel_save(kernel, &mut out), OK);
+        let view = &(*out).dl_tensor;
+        let bytes = std::slice::from_raw_parts(view.data.cast::<u8>(), *view.shape as usize).to_vec();
+        gc_tensor_free(out);
+        bytes
+    }
+}
+
+/// The kernel of such bytes, if it is one.
+fn loaded(bytes: &[u8]) -> *mut gc_kernel_t {
+    let mut kernel = ptr::null_mut();
+    // SAFETY: so many bytes, and a place for a pointer.
+    let status = unsafe { gc_kernel_load(bytes.as_ptr().cast(), bytes.len(), &mut kernel) };
+    assert_eq!(status == OK, !kernel.is_null());
+    kernel
+}
+
+fn stranger(stranger: &Stranger, own: &[u8]) -> Vec<u8> {
+    match stranger {
+        Stranger::Noise(bytes) => bytes.clone(),
+        Stranger::Parts { kind, parts } => {
+            let mut bytes = [&b"gckernel\x01\0\0\0"[..], if *kind { b"DISK" } else { b"kern" }, &[0; 8]].concat();
+            for part in parts {
+                bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
+                bytes.extend_from_slice(part);
+            }
+            bytes.extend_from_slice(&[0; 32]);
+            seal(&mut bytes);
+            bytes
+        }
+        Stranger::Changed { changes, cut, unsealed } => {
+            let mut bytes = own.to_vec();
+            if let Some(cut) = cut {
+                bytes.truncate(usize::from(*cut));
+            }
+            for &(at, xor) in changes {
+                if let Some(byte) = bytes.get_mut(usize::from(at)) {
+                    *byte ^= xor;
+                }
+            }
+            if !unsealed {
+                seal(&mut bytes);
+            }
+            bytes
+        }
+    }
+}
+
+fuzz_target!(|input: Input| {
+    static ALONE: Once = Once::new();
+    // SAFETY: before any other thread could read the environment.
+    ALONE.call_once(|| unsafe {
+        libc::setenv(c"GRADCODEC_NVRTC".as_ptr(), c"/nowhere".as_ptr(), 1);
+        libc::setenv(c"GRADCODEC_CACHE".as_ptr(), c"0".as_ptr(), 1);
+    });
+    let kernel = create(&input);
+    let mut own = Vec::new();
+    if !kernel.is_null() {
+        input.calls.iter().take(3).for_each(|given| call(kernel, given));
+        own = saved(kernel);
+        let again = loaded(&own);
+        assert!(!again.is_null() && saved(again) == own);
+        // SAFETY: kernels that nothing uses.
+        unsafe {
+            gc_kernel_free(again);
+            gc_kernel_free(kernel);
+        }
+    }
+    let bytes = stranger(&input.stranger, &own);
+    let kernel = loaded(&bytes);
+    if kernel.is_null() {
+        return;
+    }
+    input.calls.iter().take(3).for_each(|given| call(kernel, given));
+    let again = loaded(&saved(kernel));
+    assert!(!again.is_null());
+    // SAFETY: kernels that nothing uses.
+    unsafe {
+        gc_kernel_free(again);
+        gc_kernel_free(kernel);
+    }
+});

@@ -1,0 +1,46 @@
+// float16 and bfloat16, where a combination or a text has them: behind gradcodec/device.cuh and compiled.cuh.
+
+namespace _gc {
+
+// Of the two float32 around x the one whose last bit is 1, unless x is one itself: rounded again, to fewer bits, it is
+// rounded once.
+__device__ __forceinline__ float to_odd(double x) {
+    const float nearest = __double2float_rn(x);
+    const double back = static_cast<double>(nearest);
+    const unsigned pattern = __float_as_uint(nearest);
+    if (back == x || x != x || pattern & 1) return nearest;
+    const bool is_beyond = x < 0 ? back < x : back > x;
+    return __uint_as_float(is_beyond ? pattern - 1 : pattern + 1);
+}
+
+// A float of 16 bits, which is calculated with as float: TO and FROM are device.cuh's.
+#define _GC_FLOAT_OF_16_BITS(NAME, TO, FROM)                                                                          \
+    struct NAME {                                                                                                     \
+        unsigned short bits;                                                                                          \
+        NAME() = default;                                                                                             \
+        __device__ __forceinline__ NAME(float x) : bits(TO(x)) {}                                                     \
+        __device__ __forceinline__ NAME(double x) : bits(TO(_gc::to_odd(x))) {}                                       \
+        __device__ __forceinline__ NAME(bool x) : bits(TO(static_cast<float>(x))) {}                                  \
+        __device__ __forceinline__ NAME(int x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}                     \
+        __device__ __forceinline__ NAME(unsigned x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}                \
+        __device__ __forceinline__ NAME(long x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}                    \
+        __device__ __forceinline__ NAME(unsigned long x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}           \
+        __device__ __forceinline__ NAME(long long x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}               \
+        __device__ __forceinline__ NAME(unsigned long long x) : bits(TO(_gc::to_odd(static_cast<double>(x)))) {}      \
+        __device__ __forceinline__ operator float() const { return FROM(bits); }                                      \
+        template <typename _gc_T> __device__ __forceinline__ NAME &operator=(_gc_T x) { return *this = NAME(x); }     \
+        template <typename _gc_T> __device__ __forceinline__ NAME &operator+=(_gc_T x) { return *this = *this + x; }  \
+        template <typename _gc_T> __device__ __forceinline__ NAME &operator-=(_gc_T x) { return *this = *this - x; }  \
+        template <typename _gc_T> __device__ __forceinline__ NAME &operator*=(_gc_T x) { return *this = *this * x; }  \
+        template <typename _gc_T> __device__ __forceinline__ NAME &operator/=(_gc_T x) { return *this = *this / x; }  \
+    };
+
+}  // namespace _gc
+
+_GC_FLOAT_OF_16_BITS(float16, gradcodec::to_f16, gradcodec::from_f16)
+_GC_FLOAT_OF_16_BITS(bfloat16, gradcodec::to_bf16, gradcodec::from_bf16)
+
+__device__ __forceinline__ float16 min(float16 x, float16 y) { return x < y ? x : y; }
+__device__ __forceinline__ float16 max(float16 x, float16 y) { return x < y ? y : x; }
+__device__ __forceinline__ bfloat16 min(bfloat16 x, bfloat16 y) { return x < y ? x : y; }
+__device__ __forceinline__ bfloat16 max(bfloat16 x, bfloat16 y) { return x < y ? y : x; }

@@ -1,0 +1,213 @@
+// A reduction, behind compiled.cuh and the struct of a launch's arguments. src/compile/source.rs puts code of a
+// combination where a line is a name in capitals alone.
+
+__device__ __forceinline__ _type_reduce _gc_map(const _gc_Args &_gc_args, const ptrdiff_t _J
+    _GC_INPUTS_AS_PARAMETERS
+) {
+    (void)_J;
+    _GC_SIZES
+    _GC_WHOLE_PARAMETERS
+    _GC_INPUTS
+    _GC_MAP
+}
+
+__device__ __forceinline__ _type_reduce _gc_reduce(const _type_reduce a, const _type_reduce b) {
+    _GC_REDUCE
+}
+
+// Sets the outputs at these addresses.
+__device__ __forceinline__ void _gc_finish(const _gc_Args &_gc_args, const _type_reduce _gc_a, const ptrdiff_t i
+    _GC_OUTPUTS_AS_PARAMETERS
+) {
+    (void)i;
+    _GC_SIZES
+    _GC_WHOLE_PARAMETERS
+    _GC_LOAD_OUTPUTS
+    {
+        const _type_reduce a = _gc_a;
+        _GC_OUTPUTS
+        _GC_POST_MAP
+    }
+    _GC_STORE_OUTPUTS
+}
+
+// Where outputs lie: behind the one that a thread has, in loops of vectors of 2^_gc_log.
+__device__ _GC_RARE void _gc_set(const _gc_Args &_gc_args, const _type_reduce &_gc_one,
+                                 const unsigned long long _gc_number, const unsigned _gc_log) {
+    const _gc::Offsets<_GC_TENSORS> _gc_at =
+        _gc::offsets_of(_gc_args.loops, _gc_args.n_kept, _gc_number, _gc_log);
+    const _gc::i64 *const _gc_offsets = _gc_at.of;
+    _GC_FINISH
+}
+
+// What the threads along an output have becomes one: a partial result, or an output that is set.
+__device__ _GC_RARE void _gc_gather(const _gc_Args &_gc_args, unsigned char *_gc_memory, _type_reduce _gc_sum,
+                                    const bool _gc_has, const unsigned _gc_along, const unsigned _gc_height,
+                                    const unsigned _gc_pitch, const unsigned _gc_active,
+                                    const unsigned long long _gc_number, _type_reduce *_gc_partials,
+                                    const unsigned _gc_log) {
+    _type_reduce *_gc_own = reinterpret_cast<_type_reduce *>(_gc_memory) + threadIdx.x;
+    if (_gc_height > 1) {
+        __syncthreads();
+        if (_gc_has) *_gc_own = _gc_sum;
+#pragma unroll 1
+        for (unsigned _gc_half = _gc_height / 2; _gc_half > 0; _gc_half /= 2) {
+            __syncthreads();
+            if (_gc_has && _gc_along < _gc_half && _gc_along + _gc_half < _gc_active)
+                *_gc_own = _gc_reduce(*_gc_own, _gc_own[_gc_half * _gc_pitch]);
+        }
+        if (_gc_has && _gc_along == 0) _gc_sum = *_gc_own;
+    }
+    if (_gc_along > 0 || _gc_number >= _gc_args.kept) return;
+    _GC_IDENTITY
+    if (_gc_partials) _gc_partials[_gc_number] = _gc_sum;
+    else _gc_set(_gc_args, _gc_sum, _gc_number, _gc_log);
+}
+
+// The last elements of an output's share, which do not fill a vector of 2^_gc_log.
+__device__ _GC_RARE _type_reduce _gc_last(const _gc_Args &_gc_args, const _gc::Offsets<_GC_TENSORS> _gc_base,
+                                          const unsigned long long _gc_begin, const unsigned long long _gc_end,
+                                          const unsigned _gc_log, const bool _gc_had, _type_reduce _gc_sum) {
+    bool _gc_has = _gc_had;
+#pragma unroll 1
+    for (unsigned long long _gc_number = _gc_begin; _gc_number < _gc_end; _gc_number++) {
+        const _gc::Offsets<_GC_TENSORS> _gc_within =
+            _gc::offsets_of(_gc_args.loops + _gc_args.n_kept, _gc_args.n_reduced, _gc_number, _gc_log);
+        _gc::i64 _gc_offsets[_GC_TENSORS];
+#pragma unroll
+        for (unsigned _gc_k = 0; _gc_k < _GC_TENSORS; _gc_k++)
+            _gc_offsets[_gc_k] = _gc_base.of[_gc_k] + _gc_within.of[_gc_k];
+        _GC_LOAD_LAST_OF_INPUTS
+        _GC_MAP_LAST
+        _gc_sum = _gc_has ? _gc_reduce(_gc_sum, _gc_x) : _gc_x;
+        _gc_has = true;
+    }
+    return _gc_sum;
+}
+
+// A thread's elements: rounds of whole vectors, the last of which one thread has in part. _gc_ONES: where elements lie
+// anywhere, they are the same ones in the same order, one by one. _gc_COLUMNS: threads side by side have neighbouring
+// outputs, not neighbouring elements of one.
+template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_COLUMNS, bool _gc_ONES>
+__device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args) {
+    typedef unsigned long long _gc_u64;
+    __shared__ __align__(16) unsigned char _gc_memory[_gc::THREADS * sizeof(_type_reduce)];
+    const unsigned _gc_t = threadIdx.x, _gc_log = _gc_args.log_across;
+    const unsigned _gc_width = 1u << _gc_log, _gc_height = _gc::THREADS >> _gc_log;
+    const unsigned _gc_across = _gc_COLUMNS ? _gc_t % _gc_width : _gc_t / _gc_height;
+    const unsigned _gc_along = _gc_COLUMNS ? _gc_t / _gc_width : _gc_t % _gc_height;
+    const unsigned _gc_tile = blockIdx.x % static_cast<unsigned>(_gc_args.tiles);
+    const unsigned _gc_split = blockIdx.x / static_cast<unsigned>(_gc_args.tiles);
+    const unsigned _gc_OUTPUTS = _gc_COLUMNS ? _gc_V : 1, _gc_AT_ONCE = _gc_COLUMNS ? 1 : _gc_V;
+    const unsigned _gc_log_of = 31 - __clz(_gc_ONES ? 1 : _gc_AT_ONCE);
+    const _gc_u64 _gc_o = (static_cast<_gc_u64>(_gc_tile) * _gc_width + _gc_across) * _gc_OUTPUTS;
+    const _gc_u64 _gc_begin = _gc_split * _gc_args.chunk, _gc_rest = _gc_args.reduced - _gc_begin;
+    const _gc_u64 _gc_length = _gc_rest < _gc_args.chunk ? _gc_rest : _gc_args.chunk;
+    const _gc_u64 _gc_units = _gc_length / _gc_AT_ONCE;
+    const bool _gc_valid = _gc_o < _gc_args.kept;
+    const _gc::Loop<_GC_TENSORS> *const _gc_inner = _gc_args.loops + _gc_args.n_kept;
+    _type_reduce _gc_sum[_gc_OUTPUTS];
+    bool _gc_has = false;
+    if (_gc_valid) {
+        const _gc::Offsets<_GC_TENSORS> _gc_base =
+            _gc::offsets_of(_gc_args.loops, _gc_args.n_kept, _gc_o / _gc_OUTPUTS, 0);
+#pragma unroll 1
+        for (_gc_u64 _gc_j = _gc_along; _gc_j < _gc_units; _gc_j += _gc_ROUNDS * _gc_height) {
+            if (_gc_ONES) {
+                // Four at a time.
+                const unsigned _gc_N = _gc_V < 4 ? _gc_V : 4;
+#pragma unroll 1
+                for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m += _gc_N) {
+                    const _gc_u64 _gc_at = _gc_begin + _gc_j * _gc_V + _gc_m;
+                    _GC_ONES_OF_INPUTS
+#pragma unroll
+                    for (unsigned _gc_k = 0; _gc_k < _gc_N; _gc_k++) {
+                        _gc::Offsets<_GC_TENSORS> _gc_place = _gc_base;
+                        _gc::go(_gc_place, _gc_inner, _gc_args.n_reduced, _gc_at + _gc_k);
+                        const _gc::i64 *const _gc_offsets = _gc_place.of;
+                        _GC_LOAD_ONE_OF_INPUTS
+                    }
+#pragma unroll
+                    for (unsigned _gc_k = 0; _gc_k < _gc_N; _gc_k++) {
+                        const _gc_u64 _gc_number = _gc_at + _gc_k;
+                        _GC_MAP_ONE
+                        _gc_sum[0] = _gc_has ? _gc_reduce(_gc_sum[0], _gc_x) : _gc_x;
+                        _gc_has = true;
+                    }
+                }
+            } else {
+                _GC_ROUNDS_OF_INPUTS
+#pragma unroll
+                for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {
+                    const _gc_u64 _gc_unit = _gc_j + _gc_r * _gc_height;
+                    if (_gc_unit >= _gc_units) continue;
+                    _gc::Offsets<_GC_TENSORS> _gc_place = _gc_base;
+                    _gc::go(_gc_place, _gc_inner, _gc_args.n_reduced, _gc_begin / _gc_AT_ONCE + _gc_unit);
+                    const _gc::i64 *const _gc_offsets = _gc_place.of;
+                    _GC_LOAD_ROUND_OF_INPUTS
+                }
+#pragma unroll
+                for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {
+                    const _gc_u64 _gc_unit = _gc_j + _gc_r * _gc_height;
+                    if (_gc_unit >= _gc_units) continue;
+                    const bool _gc_had = _gc_has;
+                    _gc_has = true;
+#pragma unroll
+                    for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m++) {
+                        const _gc_u64 _gc_number = _gc_begin + _gc_unit * _gc_AT_ONCE + (_gc_COLUMNS ? 0 : _gc_m);
+                        _GC_MAP_ROUND
+                        _type_reduce &_gc_to = _gc_sum[_gc_COLUMNS ? _gc_m : 0];
+                        _gc_to = _gc_had || (!_gc_COLUMNS && _gc_m > 0) ? _gc_reduce(_gc_to, _gc_x) : _gc_x;
+                    }
+                }
+            }
+        }
+        const _gc_u64 _gc_whole = _gc_units * _gc_AT_ONCE;
+        if (_gc_whole < _gc_length && _gc_along == _gc_units % _gc_height) {
+            _gc_sum[0] = _gc_last(_gc_args, _gc_base, _gc_begin + _gc_whole, _gc_begin + _gc_length, _gc_log_of, _gc_has,
+                                  _gc_sum[0]);
+            _gc_has = true;
+        }
+    }
+    const _gc_u64 _gc_pieces = _gc_units + (_gc_length % _gc_AT_ONCE ? 1 : 0);
+    const unsigned _gc_active = static_cast<unsigned>(_gc_pieces < _gc_height ? _gc_pieces : _gc_height);
+    _type_reduce *const _gc_partials =
+        _gc_args.splits > 1 ? static_cast<_type_reduce *>(_gc_args.partials) + _gc_split * _gc_args.kept : nullptr;
+#pragma unroll
+    for (unsigned _gc_m = 0; _gc_m < _gc_OUTPUTS; _gc_m++) {
+        _gc_gather(_gc_args, _gc_memory, _gc_sum[_gc_m], _gc_has, _gc_along, _gc_height, _gc_COLUMNS ? _gc_width : 1,
+                   _gc_active, _gc_o + _gc_m, _gc_partials, 31 - __clz(_gc_OUTPUTS));
+    }
+}
+
+// Partial results become those of all.
+__device__ __forceinline__ void _gc_run_second(const _gc_Args &_gc_args) {
+    __shared__ __align__(16) unsigned char _gc_memory[_gc::THREADS * sizeof(_type_reduce)];
+    const unsigned _gc_width = 1u << _gc_args.log_second, _gc_height = _gc::THREADS >> _gc_args.log_second;
+    const unsigned _gc_across = threadIdx.x % _gc_width, _gc_along = threadIdx.x / _gc_width;
+    const unsigned long long _gc_number = static_cast<unsigned long long>(blockIdx.x) * _gc_width + _gc_across;
+    const bool _gc_valid = _gc_number < _gc_args.kept;
+    const _type_reduce *_gc_from = static_cast<const _type_reduce *>(_gc_args.partials) + _gc_number;
+    _type_reduce _gc_one;
+    bool _gc_has = false;
+    if (_gc_valid) {
+#pragma unroll 1
+        for (unsigned _gc_j = _gc_along; _gc_j < _gc_args.splits; _gc_j += 8 * _gc_height) {
+            _type_reduce _gc_x[8];
+#pragma unroll
+            for (unsigned _gc_r = 0; _gc_r < 8; _gc_r++) {
+                const unsigned _gc_at = _gc_j + _gc_r * _gc_height;
+                if (_gc_at < _gc_args.splits) _gc_x[_gc_r] = _gc_from[_gc_at * _gc_args.kept];
+            }
+#pragma unroll
+            for (unsigned _gc_r = 0; _gc_r < 8; _gc_r++) {
+                if (_gc_j + _gc_r * _gc_height >= _gc_args.splits) continue;
+                _gc_one = _gc_has ? _gc_reduce(_gc_one, _gc_x[_gc_r]) : _gc_x[_gc_r];
+                _gc_has = true;
+            }
+        }
+    }
+    const unsigned _gc_active = _gc_args.splits < _gc_height ? _gc_args.splits : _gc_height;
+    _gc_gather(_gc_args, _gc_memory, _gc_one, _gc_has, _gc_along, _gc_height, _gc_width, _gc_active, _gc_number, nullptr,
+               31 - __clz(_gc_args.at_once));
+}
