@@ -19,9 +19,38 @@ const OK: gc_status_t = 0;
 
 /// Of what texts are made, so that some are right.
 const WORDS: [&str; 32] = [
-    "T x", "float32 x", "raw T y", "T y", "U z", "bool w", "float16 v", "bfloat16 u", "int64 t", ", ", ",", " ", "\n",
-    "raw ", "T", "x", "i", "n", "_ind", "y = x", "a + b", "y = a", "0", "1", "#", "include", "\\", "gradcodec", "_J",
-    "double", "\u{e9}", "raw raw T y",
+    "T x",
+    "float32 x",
+    "raw T y",
+    "T y",
+    "U z",
+    "bool w",
+    "float16 v",
+    "bfloat16 u",
+    "int64 t",
+    ", ",
+    ",",
+    " ",
+    "\n",
+    "raw ",
+    "T",
+    "x",
+    "i",
+    "n",
+    "_ind",
+    "y = x",
+    "a + b",
+    "y = a",
+    "0",
+    "1",
+    "#",
+    "include",
+    "\\",
+    "gradcodec",
+    "_J",
+    "double",
+    "\u{e9}",
+    "raw raw T y",
 ];
 
 #[derive(Arbitrary, Debug)]
@@ -79,9 +108,16 @@ struct Call {
 enum Stranger {
     Noise(Vec<u8>),
     /// Parts, sealed.
-    Parts { kind: bool, parts: Vec<Vec<u8>> },
+    Parts {
+        kind: bool,
+        parts: Vec<Vec<u8>>,
+    },
     /// The kernel's own bytes, changed, and sealed unless said otherwise.
-    Changed { changes: Vec<(u16, u8)>, cut: Option<u16>, unsealed: bool },
+    Changed {
+        changes: Vec<(u16, u8)>,
+        cut: Option<u16>,
+        unsealed: bool,
+    },
 }
 
 /// The size and the digest of an image, put right.
@@ -115,7 +151,8 @@ fn create(input: &Input) -> *mut gc_kernel_t {
     let text = |index: usize| pointer(&texts[index]);
     let mut kernel = ptr::null_mut();
     // SAFETY: numbers and pointers, for which zeros are values.
-    let (mut one, mut other): (gc_elementwise_options_t, gc_reduction_options_t) = unsafe { (mem::zeroed(), mem::zeroed()) };
+    let (mut one, mut other): (gc_elementwise_options_t, gc_reduction_options_t) =
+        unsafe { (mem::zeroed(), mem::zeroed()) };
     let bytes: &mut [u8];
     if input.is_reduction {
         other.struct_size = size_of_val(&other) as u32;
