@@ -51,7 +51,7 @@ ifneq ($(wildcard Cargo.toml),)
 $(LIBRARY):
 	@[ -e $@ ] || echo "building the library with $(CARGO): a minute or two"
 	$(CARGO) build --release --quiet
-	ln -sf libgradcodec.so $@
+	@[ -e $@ ] || ln -s libgradcodec.so $@
 
 # The library once more, to be linked into a program.
 $(LIB)/libgradcodec.a: $(LIBRARY)
@@ -390,8 +390,7 @@ install: $(LIBRARY)
 	install -d $(INTO_DOC)/examples $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_INCLUDE)/gradcodec
 	install -m 644 LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES $(INTO_DOC)
 	install -m 644 kernels/README.md $(INTO_DOC)/kernels.md
-	cp -r $(wildcard examples_*) $(INTO_DOC)/examples
-	find $(INTO_DOC)/examples -name __pycache__ -prune -exec rm -r {} +
+	tar -c --exclude=__pycache__ --exclude=target $(wildcard examples_*) | tar -x -C $(INTO_DOC)/examples
 	chmod -R u=rwX,go=rX $(INTO_DOC)/examples
 	install $(STRIP_IT) -m 755 $(LIBRARY) $(INTO_LIB)/libgradcodec.so.$(VERSION)
 	ln -sf libgradcodec.so.$(VERSION) $(INTO_LIB)/$(SONAME)

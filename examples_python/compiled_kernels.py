@@ -103,13 +103,13 @@ def main():
 
         cupy.cuda.Device().compute_capability
     except (ImportError, RuntimeError) as why:
-        print(f"no card is used: {why}")
+        print(f"SKIPPED: no card, so kernels are compiled only: {why}")
         try:
             compiled(kernels)
         except GradCodecError as refusal:
             if refusal.status != NVRTC_UNAVAILABLE:
                 raise
-            print(f"SKIPPED: {refusal}")
+            print(f"SKIPPED: no compiler: {refusal}")
         return
     try:
         import torch

@@ -401,7 +401,7 @@ class GradCodec:
         return bytes(self.lib.gc_version_string()).decode()
 
     def build_info(self) -> str:
-        """What a report of a bug should have: version, commit, compiler, processor, and which libraries are loaded."""
+        """What a bug report should include: version, commit, compiler, processor, and which libraries are loaded."""
         return bytes(self.lib.gc_build_info()).decode()
 
     def set_threads(self, n: int) -> None:

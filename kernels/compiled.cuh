@@ -12,12 +12,8 @@ typedef unsigned long uint64_t;
 
 #if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1107
 #define _GC_ARGUMENT const
-#define _GC_RARE __forceinline__
 #else
 #define _GC_ARGUMENT const __grid_constant__
-// What little of the time is spent in, and several kernels have: compiled once. Where the argument has no address, it
-// would be copied for that.
-#define _GC_RARE __noinline__
 #endif
 
 namespace _gc {
@@ -163,7 +159,8 @@ __device__ __forceinline__ void go_fast(Offsets<TENSORS> &offsets, const Loop<TE
 
 // Where element number `number` lies in loops whose innermost is one of vectors of 2^log.
 template <unsigned TENSORS>
-__device__ _GC_RARE Offsets<TENSORS> offsets_of(const Loop<TENSORS> *loops, unsigned n, u64 number, unsigned log) {
+__device__ __forceinline__ Offsets<TENSORS> offsets_of(const Loop<TENSORS> *loops, unsigned n, u64 number,
+                                                       unsigned log) {
     Offsets<TENSORS> offsets = Offsets<TENSORS>();
     go(offsets, loops, n, number >> log);
     const i64 within = static_cast<i64>(number & ((1u << log) - 1));

@@ -50,8 +50,8 @@ __device__ __forceinline__ void _gc_block(const _gc_Args &_gc_args) {
 }
 
 // An element, at any address: the rest that does not fill a vector of 2^_gc_log, and where nothing is aligned.
-__device__ _GC_RARE void _gc_single(const _gc_Args &_gc_args, const unsigned long long _gc_number,
-                                    const unsigned _gc_log) {
+__device__ __forceinline__ void _gc_single(const _gc_Args &_gc_args, const unsigned long long _gc_number,
+                                           const unsigned _gc_log) {
     _gc_run<1, 1, true>(_gc_args, _gc_number, _gc_args.size, _gc_log);
 }
 

@@ -32,8 +32,8 @@ __device__ __forceinline__ void _gc_finish(const _gc_Args &_gc_args, const _type
 }
 
 // Where outputs lie: behind the one that a thread has, in loops of vectors of 2^_gc_log.
-__device__ _GC_RARE void _gc_set(const _gc_Args &_gc_args, const _type_reduce &_gc_one,
-                                 const unsigned long long _gc_number, const unsigned _gc_log) {
+__device__ __forceinline__ void _gc_set(const _gc_Args &_gc_args, const _type_reduce &_gc_one,
+                                        const unsigned long long _gc_number, const unsigned _gc_log) {
     const _gc::Offsets<_GC_TENSORS> _gc_at =
         _gc::offsets_of(_gc_args.loops, _gc_args.n_kept, _gc_number, _gc_log);
     const _gc::i64 *const _gc_offsets = _gc_at.of;
@@ -41,11 +41,11 @@ __device__ _GC_RARE void _gc_set(const _gc_Args &_gc_args, const _type_reduce &_
 }
 
 // What the threads along an output have becomes one: a partial result, or an output that is set.
-__device__ _GC_RARE void _gc_gather(const _gc_Args &_gc_args, unsigned char *_gc_memory, _type_reduce _gc_sum,
-                                    const bool _gc_has, const unsigned _gc_along, const unsigned _gc_height,
-                                    const unsigned _gc_pitch, const unsigned _gc_active,
-                                    const unsigned long long _gc_number, _type_reduce *_gc_partials,
-                                    const unsigned _gc_log) {
+__device__ __forceinline__ void _gc_gather(const _gc_Args &_gc_args, unsigned char *_gc_memory, _type_reduce _gc_sum,
+                                           const bool _gc_has, const unsigned _gc_along, const unsigned _gc_height,
+                                           const unsigned _gc_pitch, const unsigned _gc_active,
+                                           const unsigned long long _gc_number, _type_reduce *_gc_partials,
+                                           const unsigned _gc_log) {
     _type_reduce *_gc_own = reinterpret_cast<_type_reduce *>(_gc_memory) + threadIdx.x;
     if (_gc_height > 1) {
         __syncthreads();
@@ -65,9 +65,9 @@ __device__ _GC_RARE void _gc_gather(const _gc_Args &_gc_args, unsigned char *_gc
 }
 
 // The last elements of an output's share, which do not fill a vector of 2^_gc_log.
-__device__ _GC_RARE _type_reduce _gc_last(const _gc_Args &_gc_args, const _gc::Offsets<_GC_TENSORS> _gc_base,
-                                          const unsigned long long _gc_begin, const unsigned long long _gc_end,
-                                          const unsigned _gc_log, const bool _gc_had, _type_reduce _gc_sum) {
+__device__ __forceinline__ _type_reduce _gc_last(const _gc_Args &_gc_args, const _gc::Offsets<_GC_TENSORS> _gc_base,
+                                                 const unsigned long long _gc_begin, const unsigned long long _gc_end,
+                                                 const unsigned _gc_log, const bool _gc_had, _type_reduce _gc_sum) {
     bool _gc_has = _gc_had;
 #pragma unroll 1
     for (unsigned long long _gc_number = _gc_begin; _gc_number < _gc_end; _gc_number++) {

@@ -5,6 +5,7 @@
 # whole. The same sources give the same bytes in every folder, but for the debug symbols. ARCH: x86_64, if it is not
 # named; for aarch64 there is packaging/aarch64.sh.
 set -eu
+umask 022
 cd "$(dirname "$0")/.."
 root=$PWD
 arch=${1:-x86_64}
@@ -62,5 +63,5 @@ ln -s libgradcodec.so "$out/libgradcodec.so.0"
 
 prefix=$work/$arch/prefix
 rm -rf "$prefix"
-make --no-print-directory install install-static PREFIX="$prefix" LIB="$out" CARGO=true DESTDIR= > "$work/install.log"
+make --no-print-directory install install-static PREFIX="$prefix" LIBDIR="$prefix/lib" LIB="$out" CARGO=true DESTDIR= > "$work/install.log"
 sed -i 's|^prefix=.*|prefix=${pcfiledir}/../..|' "$prefix/lib/pkgconfig/gradcodec.pc"

@@ -30,7 +30,7 @@ newest=$(objdump -T "$library" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
 unknown=$(nm -D --undefined-only "$library" | awk '$1 == "U" && $2 !~ /@/ { print $2 }')
 [ -z "$unknown" ] || fail "glibc 2.17 has no $unknown"
 echo "ok: the library exports and needs what it should, and wants $newest"
-! grep -rl "$root" "$prefix" || fail "these name the folder that they were built in"
+! grep -rl -e "$root" -e "${CARGO_HOME:-$HOME/.cargo}" "$prefix" || fail "these name the folder that they were built in"
 
 id() { readelf --notes "$1" 2>/dev/null | sed -n 's/.*Build ID: //p'; }
 debug=$work/$name-debug/lib/debug/.build-id/$(id "$library" | sed 's|^..|&/|').debug

@@ -46,7 +46,6 @@ Wheel-Version: 1.0
 Generator: gradcodec packaging/wheel.py
 Root-Is-Purelib: false
 Tag: py3-none-manylinux_2_17_{arch}
-Tag: py3-none-manylinux2014_{arch}
 """
 # A wheel has no symbolic links: for `-lgradcodec` this text stands for one, which linkers read as a script.
 LINK = "INPUT(libgradcodec.so.0)\n"
@@ -63,7 +62,7 @@ def contents(arch, about):
     yield "gradcodec/lib/libgradcodec.so", LINK.encode()
     for folder in "include", "lib/cmake", "lib/pkgconfig", "share/doc":
         for file in sorted((prefix / folder).rglob("*")):
-            if file.is_file() and "examples" not in file.parts:
+            if file.is_file() and "examples" not in file.relative_to(prefix).parts:
                 yield f"gradcodec/{file.relative_to(prefix)}", file.read_bytes()
     info = f"gradcodec-{about['version']}.dist-info"
     for name in "LICENSE", "LICENSE-APACHE", "THIRD-PARTY-NOTICES":

@@ -213,6 +213,9 @@ inline ffi::Error onebit_compress(const Queue &queue, ffi::AnyBuffer gradient, f
     const DLTensor src = view(gradient, queue), old = view(error, queue);
     DLTensor dst = view(*chunks, queue), factor = view(*scale, queue);
     DLTensor carried = view(*new_error, queue), room = view(*workspace, queue);
+    /* Which a copy would take: it broadcasts and casts. */
+    if (error.element_type() != new_error->element_type() || !(error.dimensions() == new_error->dimensions()))
+        return ffi::Error::InvalidArgument("onebit_compress: the new error must have the old one's dtype and shape");
     /* Where XLA has made them one, this copies nothing. */
     if (const gc_status_t status = gc_copy_into(&old, &carried, queue.stream); status != GC_STATUS_OK)
         return detail::result_of(status);

@@ -1,7 +1,7 @@
 //! KERNELS
 //!
 //! CuPy's ElementwiseKernel and ReductionKernel, for tensors of any framework on CUDA: some C++ for an element,
-//! compiled once for each combination of types by NVRTC, NVIDIA's compiler library, which is loaded on first use as the
+//! compiled for each combination of types by NVRTC, NVIDIA's compiler library, which is loaded on first use as the
 //! driver is. Nothing is included: no headers and no toolkit are needed. What was compiled is kept on disk for the next
 //! process.
 //!

@@ -28,7 +28,7 @@ pub extern "C" fn gc_version_string() -> *const c_char {
     boundary(|| Ok(VERSION.as_ptr()))
 }
 
-/// What a report of a bug should have, in lines of text. Version and commit ("unknown" if it was built without git,
+/// What a bug report should include, in lines of text. Version and commit ("unknown" if it was built without git,
 /// "-dirty" behind it if from other sources), compiler and target, the instruction set in use and those that this
 /// processor has, and the version and file of each CUDA driver, NCCL and NVRTC that is loaded in this process. Nothing is
 /// loaded or started for it; only the instruction set is chosen, as by a first call. The words are for people and may

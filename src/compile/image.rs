@@ -14,7 +14,7 @@ use crate::error::{Error, Result, error};
 const MAGIC: &[u8; 8] = b"gckernel";
 
 /// Changes whenever an image is read in another way.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 const HEADER: usize = 24;
 const DIGEST: usize = 32;
@@ -133,7 +133,7 @@ mod tests {
     /// An image of such bytes after its header, with the right size and digest.
     fn sealed(body: &[u8]) -> Vec<u8> {
         let size = (24 + body.len() + 32) as u64;
-        let mut bytes = [&b"gckernel"[..], &1u32.to_le_bytes(), b"TEST", &size.to_le_bytes(), body].concat();
+        let mut bytes = [&b"gckernel"[..], &VERSION.to_le_bytes(), b"TEST", &size.to_le_bytes(), body].concat();
         bytes.extend_from_slice(&Sha256::digest(&bytes));
         bytes
     }
@@ -191,11 +191,11 @@ mod tests {
     fn a_refusal_says_what_was_wrong() {
         let bytes = image(&[]);
         let mut newer = bytes.clone();
-        newer[8] = 2;
+        newer[8] = 3;
         for (bytes, kind, words) in [
             (&b"nothing"[..], KIND, "mine: 7 bytes, which is not all of a kernel's image"),
             (&[9; 100], KIND, "mine: not the image of a kernel"),
-            (&newer, KIND, "mine: an image of version 2; this library reads version 1"),
+            (&newer, KIND, "mine: an image of version 3; this library reads version 2"),
             (&bytes, *b"ELSE", "mine: an image of another kind"),
             (&[&bytes[..], &[0; 5]].concat(), KIND, "mine: 61 bytes of an image of 56 bytes"),
         ] {

@@ -221,8 +221,9 @@ impl Words {
 /// The work of an elementwise kernel over a nest with as many loops as its layout has, or fewer.
 pub fn elementwise(layout: &Layout, nest: &Nest, operands: &[Operand], whole: &[u64]) -> Result<Work> {
     let vector = layout.vector as i64;
-    let ones = vectors(nest, None, operands, vector, true, |_| true);
     let bytes = is_unaligned(&[nest], operands);
+    // One that is broadcast is read as an element, which has to be aligned, too.
+    let ones = if bytes { None } else { vectors(nest, None, operands, vector, true, |_| true) };
     let (kernel, at_once, rounds) = match ones {
         Some(_) => (0, vector, layout.rounds),
         None if bytes => (2, 1, 1),

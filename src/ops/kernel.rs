@@ -115,8 +115,13 @@ impl Chain {
         iter::successors(self.first(), |made| made.next.first())
     }
 
-    fn find(&self, capability: i32, combination: &Combination) -> Option<&Made> {
-        self.iter().find(|made| made.capability == capability && made.combination.serves(combination))
+    /// All that have what a run with this combination needs.
+    fn serving<'a>(&'a self, capability: i32, combination: &Combination) -> impl Iterator<Item = &'a Made> {
+        self.iter().filter(move |made| made.capability == capability && made.combination.serves(combination))
+    }
+
+    fn find<'a>(&'a self, capability: i32, combination: &Combination) -> Option<&'a Made> {
+        self.serving(capability, combination).next()
     }
 
     /// None where there is no memory.
@@ -247,17 +252,19 @@ impl Kernel {
         }
     }
 
-    /// The combination's image, where it is in the context.
+    /// An image that has the combination, where one is in the context.
     fn ready(
         &self,
         queue: &mut cuda::Queue,
         capability: i32,
         combination: &Combination,
     ) -> Result<Option<&cuda::Image>> {
-        match self.made.find(capability, combination).and_then(|made| made.image.get()) {
-            Some(image) if queue.has_image(image)? => Ok(Some(image)),
-            _ => Ok(None),
+        for image in self.made.serving(capability, combination).filter_map(|made| made.image.get()) {
+            if queue.has_image(image)? {
+                return Ok(Some(image));
+            }
         }
+        Ok(None)
     }
 
     /// Compiles a combination, unless that was done, and loads it into the context.
@@ -889,7 +896,7 @@ impl Kernel {
         let (many_loops, kernels) = (what & 1 != 0, what >> 1);
         let mut combination = Combination { slots: ArrayVec::new(), many_loops, kernels };
         let known = source::all_kernels(self.definition.is_reduction);
-        if slots.len() != 3 * self.parameters.len() || kernels & !known != 0 {
+        if slots.len() != 3 * self.parameters.len() || kernels == 0 || kernels & !known != 0 {
             return Err(not_a_kernel());
         }
         for slot in slots.chunks_exact(3) {

@@ -44,15 +44,16 @@ template <class Call> static gc_status_t status(Call call)
 
 #ifndef OTHER_UNIT
 static std::size_t news; /* calls of operator new by this program */
-void *operator new(std::size_t size)
+/* None is inlined: gcc 12 warns where it sees only one side of such a pair. */
+[[gnu::noinline]] void *operator new(std::size_t size)
 {
     news++;
     if (void *memory = std::malloc(size))
         return memory;
     throw std::bad_alloc();
 }
-void operator delete(void *memory) noexcept { std::free(memory); }
-void operator delete(void *memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void *memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void *memory, std::size_t) noexcept { std::free(memory); }
 #else /* compiled a second time into the program, to be linked with the first */
 static std::size_t news;
 #endif

@@ -60,6 +60,8 @@ SAYS = {
     "cupy_bits.py": (["numpy: int64 by its address, packed to 125 bytes"],
                      ("cupy", ["cupy: int64 by its address, packed to 125 bytes", "4 chunks of 32 bytes",
                                "on a stream: True"])),
+    "compiled_kernels.py": ([], ("cupy", ["x of shape (2, 3), y of shape (3): True", "three steps of Adam in place: True",
+                                          "softmax over axis 1 of (17, 1000): True"])),
     "cupy_kernels.py": (["bytes of kernels for all cards", "gc_unpack_u8 on 9.0: blocks of "],
                         ("cupy", ["epilogue: True; applied in a prologue: True", "feedback is a codec's: True",
                                   "launched by name: True"])),

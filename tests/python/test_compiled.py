@@ -271,6 +271,7 @@ def test_a_layout_is_compiled_when_it_comes_and_all_of_them_when_they_are_prepar
     works(prepared)
     works(kernels.Compiled.load(prepared.save()))
     works(kernels.Compiled.load(kernel.save()))
+    assert compiled() == 4
     sums = reduction("T x", "T y", "x", "a + b", "y = a", "0", "sums")
     x, before = integers(200, 400), compiled()
     for view, axes, count in (x, 1, 1), (x, 0, 2), (x[:, 1:], 1, 3), (x[:, 1:], 0, 4), (x[:50], 1, 4), (x, None, 5), (x, None, 5):
