@@ -677,15 +677,14 @@ class GradCodec:
         """The same over memory of the library's own; the ranks find each other over any communicator, `bootstrap`."""
         made, wait = G(), _whole("timeout_ms", timeout_ms, 0, 2**32 - 1)
         about = _device((CUDA, device)), _whole("n_elements", n_elements), wait
-        self.lib.gc_comm_open_peers(bootstrap._comm, *about, byref(made))
+        bootstrap._run(self.lib.gc_comm_open_peers, bootstrap._comm, *about, byref(made))
         return Communicator._of(self, made)
 
     def two(self, inside: "Communicator", between: "Communicator | None") -> "Communicator":
         """One communicator of two: among the ranks of a machine, and among those that stand for machines."""
-        made = G()
-        inside._run(self.lib.gc_comm_from_two, inside._comm, between and between._comm, byref(made))
-        two = Communicator._of(self, made)
-        two._parts = inside, between  # whose functions are called
+        two = Communicator._of(self, G())
+        two._parts = [part for part in (inside, between) if part]  # whose functions are called
+        two._run(self.lib.gc_comm_from_two, inside._comm, between and between._comm, byref(two._comm))
         return two
 
 
@@ -712,6 +711,10 @@ def _options(kind: int, segments: Sequence[int], options: dict[str, Any]) -> Any
         options[name] = _dtype(options[name])
     if "device" in options:
         options["device"] = _device(options["device"])
+    for name in {"error", "scale", "nonfinite"} & options.keys():
+        options[name] = _int32(name, options[name])
+    for name in {"n_chunks", "server"} & options.keys():
+        options[name] = _whole(name, options[name], 0, 2**64 - 1)
     sizes = (c_int64 * max(1, len(counts)))(*counts)
     own = {"segments": sizes, "n_segments": len(counts), **options}
     return CodecOptions(ctypes.sizeof(CodecOptions), _int32("kind", kind), **own)
@@ -963,7 +966,7 @@ class Communicator:
 
     def _keep(self, library: GradCodec, comm: Any) -> None:
         self._library, self._comm, self._failures = library, comm, list[BaseException]()
-        self._parts: Any = None
+        self._parts: list[Communicator] = []
 
     @classmethod
     def _of(cls, library: GradCodec, comm: Any) -> "Communicator":
@@ -975,12 +978,17 @@ class Communicator:
         if getattr(self, "_comm", None):
             self._library.lib.gc_comm_free(self._comm)
 
+    def _raised(self) -> list[list[BaseException]]:
+        """What functions of Python have raised, of this communicator and of those that it is made of."""
+        return [self._failures, *(raised for part in self._parts for raised in part._raised())]
+
     def _run(self, function: Any, *arguments: Any) -> None:
-        self._failures.clear()
+        for raised in self._raised():
+            raised.clear()
         try:
             function(*arguments)
         except GradCodecError as error:
-            raise error from next(iter(self._failures), None)
+            raise error from next((failure for raised in self._raised() for failure in raised), None)
 
     def reserve(self, n_elements: int, device: tuple[int, int] = (CPU, 0)) -> None:
         """Allocates for all-reduces of so many elements now, so that they allocate nothing."""

@@ -45,7 +45,7 @@
  * VERSION
  *   gc_version                    The version of the loaded library: major << 16 | minor << 8 | patch.
  *   gc_version_string             The version of the loaded library as text, such as "0.1.0".
- *   gc_build_info                 What a report of a bug should have, in lines of text.
+ *   gc_build_info                 What a bug report should include, in lines of text.
  *
  * ERRORS
  *   gc_status_name                The name of a status as it stands in this header, such as "GC_STATUS_SHAPE_MISMATCH".
@@ -331,7 +331,7 @@ uint32_t gc_version(void);
 const char *gc_version_string(void);
 
 /**
- * What a report of a bug should have, in lines of text. Version and commit ("unknown" if it was built without git,
+ * What a bug report should include, in lines of text. Version and commit ("unknown" if it was built without git,
  * "-dirty" behind it if from other sources), compiler and target, the instruction set in use and those that this
  * processor has, and the version and file of each CUDA driver, NCCL and NVRTC that is loaded in this process. Nothing is
  * loaded or started for it; only the instruction set is chosen, as by a first call. The words are for people and may
@@ -1856,7 +1856,7 @@ gc_status_t gc_share_receive(int socket,
  * KERNELS
  *
  * CuPy's ElementwiseKernel and ReductionKernel, for tensors of any framework on CUDA: some C++ for an element,
- * compiled once for each combination of types by NVRTC, NVIDIA's compiler library, which is loaded on first use as the
+ * compiled for each combination of types by NVRTC, NVIDIA's compiler library, which is loaded on first use as the
  * driver is. Nothing is included: no headers and no toolkit are needed. What was compiled is kept on disk for the next
  * process.
  *

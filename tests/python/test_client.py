@@ -212,6 +212,7 @@ def test_what_an_engine_raises_is_the_cause(gradcodec):
     for call in (
         lambda: comm.compressed_allreduce(np.ones(8, "f4"), np.zeros(8, "f4"), np.zeros(8, "f4")),
         lambda: comm.allreduce(ONEBIT, [8]),
+        lambda: gradcodec.two(gradcodec.group(1)[0], comm),
     ):
         with pytest.raises(RuntimeError, match="returned 1") as raised:
             call()
@@ -281,3 +282,10 @@ def test_a_kernel_is_prepared_saved_and_loaded(gradcodec, monkeypatch):
     assert sums.workspace_bytes([many[:, :9]], [y], axes=(1,), keepdims=True, capability=90) == 0
     with pytest.raises(RuntimeError, match="axes"):
         sums.workspace_bytes([many], [y], axes=2, capability=90)
+
+
+@pytest.mark.parametrize("option", [{"error": 2**32}, {"n_chunks": -1}, {"scale": 2**31}, {"server": -1}])
+def test_numbers_that_ctypes_would_cut_are_refused(gradcodec, option):
+    (name,) = option
+    with pytest.raises(ValueError, match=f"^{name}: at (least|most) "):
+        gradcodec.codec(ONEBIT, [8], **option)
