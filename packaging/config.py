@@ -2,6 +2,8 @@
 
     cc program.c $(gradcodec-config --includes --libs)
     cmake -Dgradcodec_DIR=$(gradcodec-config --cmakedir) ...
+
+The manual is gradcodec.h itself, in the folder that --includes names: it begins with a table of all functions.
 """
 
 import argparse
