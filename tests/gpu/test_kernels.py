@@ -74,6 +74,26 @@ def test_elements_are_numpys_to_the_bit_in_any_layout(layout, shape):
     np.testing.assert_array_equal(z.get(), np.sqrt(np.abs(a)) / b + a * b - b)
 
 
+@pytest.mark.parametrize("dtype", ["int16", "float32", "float64"])
+def test_what_is_broadcast_may_lie_at_any_byte(dtype):
+    """Beside one that is read in vectors: an element, a row and a column that do not lie at multiples of their size."""
+    rng, size = np.random.default_rng(0), np.dtype(dtype).itemsize
+    x = cupy.asarray(rng.integers(-99, 100, (64, 256)).astype(dtype))
+    for shape in (), (256,), (64, 1):
+        y = np.asarray(rng.integers(-99, 100, shape)).astype(dtype)
+        room = cupy.zeros((y.size + 1) * size, "u1")
+        room[1 : 1 + y.nbytes] = cupy.asarray(np.frombuffer(y.tobytes(), "u1"))
+        moved = tensor(cupy.ndarray(shape, dtype, room.data))
+        moved.struct.dl_tensor.byte_offset = 1
+        z = run(elementwise("T x, T y", "T z", "z = x + y", "moved"), [x, moved], [cupy.empty_like(x)])
+        np.testing.assert_array_equal(z.get(), x.get() + y)
+        for axes in 0, 1, None:
+            total = reduction("T x, T y", "float64 z", "(double)(x + y)", "a + b", "z = a", "0", "total", reduce_type="double")
+            expected = (x.get() + y).astype("f8").sum(axis=axes)
+            out = run(total, [x, moved], [cupy.empty(expected.shape, "f8")], axes=axes)
+            np.testing.assert_array_equal(out.get(), expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_type_is_broadcast_and_added_as_by_cupy(dtype):
     high, rng = 2 if dtype == "bool" else 100, np.random.default_rng(0)
