@@ -518,9 +518,10 @@ def of_kernels(results):
 
 
 def of_first_uses(results):
+    order = "nothing cached", "nothing cached, NVRTC in use", "from disk", "in memory"
     lines = [
-        [words, *(number(statistics.median(samples[whose]) * 1e3) for whose in ("ours", "cupy"))]
-        for words, samples in results["first use"].items()
+        [words, *(number(statistics.median(results["first use"][words][whose]) * 1e3) for whose in ("ours", "cupy"))]
+        for words in order
     ]
     return table(["ms", "ours", "CuPy"], lines)
 
@@ -542,8 +543,9 @@ def kernel_tables(results):
     if results["first use"]:
         parts.append(
             paragraph(
-                "The first use of a kernel in a process that has NVRTC and a context, until its result is there: with nothing",
-                "cached, from disk; in memory: of another kernel of the same text.",
+                "The first use of a kernel in a process that has a context, until its result is there: with nothing cached,",
+                "where NVRTC is still to be loaded and where it has compiled something else; from disk; and of another kernel",
+                "of the same text, in memory.",
             )
         )
         parts.append(of_first_uses(results))
