@@ -87,8 +87,9 @@ __device__ __forceinline__ _type_reduce _gc_last(const _gc_Args &_gc_args, const
 
 // A thread's elements: rounds of whole vectors, the last of which one thread has in part. _gc_ONES: where elements lie
 // anywhere, they are the same ones in the same order, loaded one by one. _gc_COLUMNS: threads side by side have neighbouring
-// outputs, not neighbouring elements of one.
-template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_COLUMNS, bool _gc_ONES>
+// outputs, not neighbouring elements of one. _gc_BYTES: elements lie at any address; as a number of the launch it would be
+// a branch between loads, which then come one after the other.
+template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_COLUMNS, bool _gc_ONES, bool _gc_BYTES>
 __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args) {
     typedef unsigned long long _gc_u64;
     __shared__ __align__(16) unsigned char _gc_memory[_gc::THREADS * sizeof(_type_reduce)];

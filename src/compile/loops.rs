@@ -303,9 +303,9 @@ pub fn reduction(
     };
     let (kernel, outputs_at_once, at_once) = match (share.columns, ones) {
         (false, Some(_)) => (0, 1, vector),
-        (false, None) => (1, 1, 1),
+        (false, None) => (if bytes { 5 } else { 1 }, 1, 1),
         (true, Some(_)) => (2, vector, 1),
-        (true, None) => (3, 1, 1),
+        (true, None) => (if bytes { 6 } else { 3 }, 1, 1),
     };
     let outputs = kept.count();
     let tiles = outputs.div_ceil((outputs_at_once as u64) << share.log_across);

@@ -278,8 +278,8 @@ impl Layout {
 /// The names of a source's kernels behind the definition's name. Elements lie in vectors, anywhere, or at any address.
 pub const ELEMENTWISE: [&str; 3] = ["", "_elements", "_bytes"];
 /// Threads side by side have neighbouring elements of one output, in vectors and one by one; or of neighbouring
-/// outputs, likewise; and the second launch.
-pub const REDUCTION: [&str; 5] = ["", "_row", "_columns", "_column", "_second"];
+/// outputs, likewise; the second launch; and those one by one at any address.
+pub const REDUCTION: [&str; 7] = ["", "_row", "_columns", "_column", "_second", "_row_bytes", "_column_bytes"];
 
 /// The names of all kernels of a kind.
 pub fn names(is_reduction: bool) -> &'static [&'static str] {
@@ -486,9 +486,9 @@ impl<'a> Writer<'a> {
                 "_GC_ROUNDS_OF_TENSORS" => self.declare(Which::All, "[_gc_ROUNDS][_gc_V]"),
                 "_GC_ROUNDS_OF_INPUTS" => self.declare(Which::Inputs, "[_gc_ROUNDS][_gc_V]"),
                 "_GC_LOAD_ROUND" => self.load_round(Which::All, "_gc_bytes"),
-                "_GC_LOAD_ROUND_OF_INPUTS" => self.load_round(Which::Inputs, "_gc_args.bytes"),
-                "_GC_LOAD_ONE_OF_INPUTS" => self.load_ones("[_gc_r][_gc_m]", ""),
-                "_GC_LOAD_LAST_OF_INPUTS" => self.load_ones("", "const "),
+                "_GC_LOAD_ROUND_OF_INPUTS" => self.load_round(Which::Inputs, "_gc_BYTES"),
+                "_GC_LOAD_ONE_OF_INPUTS" => self.load_ones("[_gc_r][_gc_m]", "", "_gc_BYTES"),
+                "_GC_LOAD_LAST_OF_INPUTS" => self.load_ones("", "const ", "_gc_args.bytes"),
                 "_GC_STORE_ROUND" => self.store_round(),
                 "_GC_ELEMENTS" => self.name(Which::All, "[_gc_r][_gc_m]"),
                 "_GC_INPUTS" => self.name(Which::Inputs, ""),
@@ -563,10 +563,10 @@ impl<'a> Writer<'a> {
         })
     }
 
-    fn load_ones(&mut self, at: &str, declared: &str) -> fmt::Result {
+    fn load_ones(&mut self, at: &str, declared: &str, bytes: &str) -> fmt::Result {
         self.each(Which::Inputs, |out, cpp, index, k| {
             let kind = if declared.is_empty() { "" } else { cpp };
-            writeln!(out, "{declared}{kind} _gc_{index}{at} = _gc::load_one<{cpp}>({}, _gc_args.bytes);", Address(k))
+            writeln!(out, "{declared}{kind} _gc_{index}{at} = _gc::load_one<{cpp}>({}, {bytes});", Address(k))
         })
     }
 
@@ -593,6 +593,7 @@ impl<'a> Writer<'a> {
     /// Those that there are to be: most of the time it takes to compile goes into them.
     fn kernels(&mut self) -> fmt::Result {
         let (vector, rounds, is_reduction) = (self.layout.vector, self.layout.rounds, self.definition.is_reduction);
+        let singles = (SINGLES_IN_FLIGHT / vector).max(1);
         for (index, name) in names(is_reduction).iter().enumerate() {
             if self.combination.kernels >> index & 1 == 0 {
                 continue;
@@ -601,14 +602,13 @@ impl<'a> Writer<'a> {
                 (false, 0) => self.kernel(name, format_args!("_gc_vectors<{vector}, {rounds}>")),
                 (false, 1) => self.kernel(name, format_args!("_gc_block<1, {ELEMENT_ROUNDS}>")),
                 (false, _) => self.kernel(name, format_args!("_gc_singles")),
-                (true, 0) => self.kernel(name, format_args!("_gc_run<{vector}, {rounds}, false, false>")),
-                (true, 1) => {
-                    let rounds = (SINGLES_IN_FLIGHT / vector).max(1);
-                    self.kernel(name, format_args!("_gc_run<{vector}, {rounds}, false, true>"))
-                }
-                (true, 2) => self.kernel(name, format_args!("_gc_run<{vector}, {}, true, false>", 2 * rounds)),
-                (true, 3) => self.kernel(name, format_args!("_gc_run<1, {SINGLES_IN_FLIGHT}, true, false>")),
-                (true, _) => self.kernel(name, format_args!("_gc_run_second")),
+                (true, 0) => self.kernel(name, format_args!("_gc_run<{vector}, {rounds}, false, false, false>")),
+                (true, 1) => self.kernel(name, format_args!("_gc_run<{vector}, {singles}, false, true, false>")),
+                (true, 2) => self.kernel(name, format_args!("_gc_run<{vector}, {}, true, false, false>", 2 * rounds)),
+                (true, 3) => self.kernel(name, format_args!("_gc_run<1, {SINGLES_IN_FLIGHT}, true, false, false>")),
+                (true, 4) => self.kernel(name, format_args!("_gc_run_second")),
+                (true, 5) => self.kernel(name, format_args!("_gc_run<{vector}, 1, false, true, true>")),
+                (true, _) => self.kernel(name, format_args!("_gc_run<1, 1, true, false, true>")),
             }?;
         }
         Ok(())
