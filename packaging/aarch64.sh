@@ -46,6 +46,7 @@ if [ ! -e "$system/ready" ]; then
     touch "$system/ready"
 fi
 cargo fetch --quiet --locked
+sh packaging/tools.sh
 inside env CARGO_NET_OFFLINE=true sh packaging/build.sh aarch64
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
 export SOURCE_DATE_EPOCH
