@@ -80,6 +80,7 @@ test-rust:
 ifneq ($(wildcard Cargo.toml),)
 	$(CARGO) test --quiet
 	$(CARGO) check --quiet --no-default-features
+	CARGO=$(CARGO) sh tests/commit.sh $(BUILD)/tests/commit
 endif
 
 # How threads share a job, in every order in which their steps can come; with planted faults that must be found.

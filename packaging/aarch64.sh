@@ -28,8 +28,8 @@ inside() {
             sh -euc "cd \"\$1\" && shift && exec \"\$@\"" sh "$root" "$@"
     ' sh "$system" "$root" "$cargo_home" "$@"
 }
-# Git does not trust a repository whose folder is another user's: so the commit is said.
-GRADCODEC_COMMIT=${GRADCODEC_COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null || true)}
+# That Debian has no git: so the commit is said.
+GRADCODEC_COMMIT=${GRADCODEC_COMMIT:-$(git describe --always --dirty --abbrev=12 '--exclude=*' 2>/dev/null || true)}
 export GRADCODEC_COMMIT
 
 if [ ! -e "$system/ready" ]; then
