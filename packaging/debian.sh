@@ -63,7 +63,9 @@ package() {
         printf 'gradcodec (%s-1) unstable; urgency=medium\n\n  * As CHANGELOG.md of the sources says.\n\n' "$version"
         printf ' -- %s  %s\n' "$maintainer" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")"
     } | gzip -9n > "$doc/changelog.Debian.gz"
-    size=$(du -k -s --apparent-size "$tree/usr" | cut -f1)
+    # As dpkg-gencontrol counts: what a file takes in KiB, and 1 for a folder, whatever the file system takes for it.
+    size=$(cd "$tree" && find . -path ./DEBIAN -prune -o -printf '%y %s\n' |
+        awk '{ size += $1 ~ /[fl]/ ? int(($2 + 1023) / 1024) : 1 } END { print size }')
     {
         printf 'Package: %s\nSource: gradcodec\nVersion: %s-1\nArchitecture: %s\n' "$1" "$version" "$architecture"
         printf 'Maintainer: %s\nInstalled-Size: %s\nDepends: %s\n' "$maintainer" "$size" "$3"

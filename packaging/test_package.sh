@@ -77,6 +77,8 @@ for deb in "$packages"/libgradcodec*_amd64.deb; do
         [ "$(cd "$work/deb/usr/lib/debug/.build-id" && echo */*)" = "$(id "$library" | sed 's|^..|&/|').debug" ]
         ;;
     esac || fail "$deb"
+    size=$(dpkg-deb --contents "$deb" | awk '{ size += /^-/ ? int(($3 + 1023) / 1024) : 1 } END { print size }')
+    [ "$size" = "$(dpkg-deb --field "$deb" Installed-Size)" ] || fail "$deb: its files take $size KiB"
     rm -r "$work/deb"
 done
 echo "ok: every form has the notices, and each Debian package what belongs to it"

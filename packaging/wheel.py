@@ -51,6 +51,14 @@ Tag: py3-none-manylinux_2_17_{arch}
 LINK = "INPUT(libgradcodec.so.0)\n"
 
 
+def description(readme):
+    """README.md for a page that has no other file of ours: with words in place of links to files and of pictures."""
+    relative = r"\]\((?!https?:)([^)#]+)\)"
+    text = re.sub(rf"!\[([^]]*){relative}", r"*\1: \2*", readme)
+    text = re.sub(rf"\[([^]]*){relative}", lambda link: link[1] if link[1] == link[2] else f"{link[1]} ({link[2]})", text)
+    return text.rstrip("\n") + "\n\nFiles that are named here, such as `docs/ABI.md`, are in the sources.\n"
+
+
 def contents(arch, about):
     """Names in the wheel, each with its bytes and whether it is a program."""
     prefix = ROOT / "build/package" / arch / "prefix"
@@ -67,7 +75,7 @@ def contents(arch, about):
     info = f"gradcodec-{about['version']}.dist-info"
     for name in "LICENSE", "LICENSE-APACHE", "THIRD-PARTY-NOTICES":
         yield f"{info}/licenses/{name}", (ROOT / name).read_bytes()
-    yield f"{info}/METADATA", METADATA.format(**about).encode() + (ROOT / "README.md").read_bytes()
+    yield f"{info}/METADATA", (METADATA.format(**about) + description((ROOT / "README.md").read_text())).encode()
     yield f"{info}/WHEEL", WHEEL.format(arch=arch).encode()
     yield f"{info}/entry_points.txt", b"[console_scripts]\ngradcodec-config = gradcodec._config:main\n"
 
