@@ -57,7 +57,7 @@ for suite; do
     echo "== $suite: $(inside "$suite" ldd --version | head -n 1), $(inside "$suite" python3 --version)"
     ! inside "$suite" sh -c 'command -v cc gcc clang' || { echo "FAILED: it has a compiler"; exit 1; }
     rm -rf "$system/opt" && mkdir -p "$system/opt/packages"
-    cp "$packages/$name.tar.xz" "$packages"/libgradcodec*.deb "$wheel" "$work"/wheels/*.whl "$system/opt/packages"
+    cp "$packages/$name.tar.xz" "$packages"/libgradcodec*_amd64.deb "$wheel" "$work"/wheels/*.whl "$system/opt/packages"
     # Debian's minimal system has no xz program: tar -J wants one.
     cp -r "$work/opt/$name" "$work/opt/bin" "$system/opt"
     mkdir "$system/opt/examples_c" && cp -r examples_c/data "$system/opt/examples_c"
@@ -70,7 +70,7 @@ for suite; do
             "bin/$example" $argument
     done
 
-    echo "   Debian packages: $(cd "$packages" && stat -c '%n %s' libgradcodec0_* libgradcodec-dev_* | tr '\n' ' ')"
+    echo "   Debian packages: $(cd "$packages" && stat -c '%n %s' libgradcodec0_*_amd64.deb libgradcodec-dev_*_amd64.deb | tr '\n' ' ')"
     seconds "dpkg --install" inside "$suite" sh -ec 'cd /opt/packages
         dpkg --install libgradcodec0_* libgradcodec-dev_*'
     seconds "bits, with no path" inside "$suite" /opt/bin/bits
