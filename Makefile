@@ -5,6 +5,7 @@ CARGO  ?= cargo
 PYTHON ?= python3
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
+MANDIR ?= $(PREFIX)/share/man
 BUILD   = build
 C_STANDARDS = c99 c11 c17
 CFLAGS  = -O2 -g -Wall -Wextra -pedantic -Werror
@@ -383,16 +384,18 @@ endef
 INTO_LIB     = $(DESTDIR)$(LIBDIR)
 INTO_INCLUDE = $(DESTDIR)$(PREFIX)/include
 INTO_DOC     = $(DESTDIR)$(PREFIX)/share/doc/gradcodec
+INTO_MAN     = $(DESTDIR)$(MANDIR)/man7
 # From the library's folder: the CMake package may be moved with its tree.
 LIB_TO_INCLUDE = $(shell realpath -ms --relative-to=$(LIBDIR) $(PREFIX)/include)
 
-## Library with its SONAME link, headers, pkg-config file, examples, licences: to PREFIX and LIBDIR; DESTDIR is respected.
+## Library, headers, pkg-config file, man page, examples, licences: to PREFIX, LIBDIR, MANDIR; DESTDIR is respected.
 install: $(LIBRARY)
-	install -d $(INTO_DOC)/examples $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_INCLUDE)/gradcodec
+	install -d $(INTO_DOC)/examples $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_INCLUDE)/gradcodec $(INTO_MAN)
 	install -m 644 LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES $(INTO_DOC)
 	install -m 644 kernels/README.md $(INTO_DOC)/kernels.md
 	tar -c --exclude=__pycache__ --exclude=target $(wildcard examples_*) | tar -x -C $(INTO_DOC)/examples
 	chmod -R u=rwX,go=rX $(INTO_DOC)/examples
+	sh docs/man.sh > $(INTO_MAN)/gradcodec.7
 	install $(STRIP_IT) -m 755 $(LIBRARY) $(INTO_LIB)/libgradcodec.so.$(VERSION)
 	ln -sf libgradcodec.so.$(VERSION) $(INTO_LIB)/$(SONAME)
 	ln -sf $(SONAME) $(INTO_LIB)/libgradcodec.so
@@ -415,10 +418,10 @@ install-static: $(LIB)/libgradcodec.a
 	install -d $(INTO_LIB)
 	install -m 644 $< $(INTO_LIB)
 
-## Takes away what `make install` with the same PREFIX, LIBDIR and DESTDIR has put there.
+## Takes away what `make install` with the same PREFIX, LIBDIR, MANDIR and DESTDIR has put there.
 uninstall:
 	rm -f $(addprefix $(INTO_LIB)/,libgradcodec.so $(SONAME) libgradcodec.so.$(VERSION) libgradcodec.a pkgconfig/gradcodec.pc)
-	rm -f $(patsubst include/%,$(INTO_INCLUDE)/%,$(wildcard include/*.h))
+	rm -f $(patsubst include/%,$(INTO_INCLUDE)/%,$(wildcard include/*.h)) $(INTO_MAN)/gradcodec.7
 	rm -rf $(INTO_INCLUDE)/gradcodec $(INTO_LIB)/cmake/gradcodec $(INTO_DOC)
 	$(tell_ldconfig)
 

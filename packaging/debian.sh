@@ -33,7 +33,8 @@ move() {
 }
 move "$lib" "usr/lib/$multiarch/libgradcodec.so.$major" "usr/lib/$multiarch/libgradcodec.so.$version"
 move libgradcodec-dev usr/include "usr/lib/$multiarch/libgradcodec.so" "usr/lib/$multiarch/libgradcodec.a" \
-    "usr/lib/$multiarch/pkgconfig" "usr/lib/$multiarch/cmake"
+    "usr/lib/$multiarch/pkgconfig" "usr/lib/$multiarch/cmake" usr/share/man
+gzip -9n "$deb/libgradcodec-dev/usr/share/man/man7/gradcodec.7"
 mkdir -p "$deb/libgradcodec-dev/usr/share/doc/libgradcodec-dev"
 for path in examples kernels.md; do
     mv "$deb/all/usr/share/doc/gradcodec/$path" "$deb/libgradcodec-dev/usr/share/doc/libgradcodec-dev/$path"

@@ -79,6 +79,7 @@ done
 [ "$(gradcodec-config --version)" = "$(python -c 'import importlib.metadata as m; print(m.version("gradcodec"))')" ] ||
     fail "gradcodec-config --version: $(gradcodec-config --version)"
 echo "ok C: bits, by gradcodec-config and by pkg-config"
+sh "$root/tests/man.sh" "$venv/share/man/man7/gradcodec.7"
 cmake=$(command -v cmake || echo "$root/build/venv-peers/bin/cmake")
 if [ -x "$cmake" ]; then
     cat > CMakeLists.txt <<END

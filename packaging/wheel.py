@@ -55,7 +55,8 @@ def description(readme):
     """README.md for a page that has no other file of ours: with words in place of links to files and of pictures."""
     relative = r"\]\((?!https?:)([^)#]+)\)"
     text = re.sub(rf"!\[([^]]*){relative}", r"*\1: \2*", readme)
-    text = re.sub(rf"\[([^]]*){relative}", lambda link: link[1] if link[1] == link[2] else f"{link[1]} ({link[2]})", text)
+    words = lambda link: link[1] if link[1] == link[2] else f"{link[1]} ({link[2]})"
+    text = re.sub(rf"\[([^]]*){relative}", words, text)
     return text.rstrip("\n") + "\n\nFiles that are named here, such as `docs/ABI.md`, are in the sources.\n"
 
 
@@ -72,6 +73,9 @@ def contents(arch, about):
         for file in sorted((prefix / folder).rglob("*")):
             if file.is_file() and "examples" not in file.relative_to(prefix).parts:
                 yield f"gradcodec/{file.relative_to(prefix)}", file.read_bytes()
+    # pip puts this beside the environment's programs, and man looks there.
+    page = "share/man/man7/gradcodec.7"
+    yield f"gradcodec-{about['version']}.data/data/{page}", (prefix / page).read_bytes()
     info = f"gradcodec-{about['version']}.dist-info"
     for name in "LICENSE", "LICENSE-APACHE", "THIRD-PARTY-NOTICES":
         yield f"{info}/licenses/{name}", (ROOT / name).read_bytes()
