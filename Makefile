@@ -441,7 +441,7 @@ ifneq ($(wildcard Cargo.toml),)
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif
 
-.PHONY: wheel package test-package test-bare-root aarch64
+.PHONY: wheel package test-package test-cargo-c test-bare-root aarch64
 # When all that is in them was made, for tools that want to know: the same bytes every time.
 wheel package: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 # One build, for glibc 2.17 and later, in the forms in which it is given to others.
@@ -469,6 +469,10 @@ test-bare-root:
 ## The packages for aarch64, made here and tested by qemu; as root.
 aarch64:
 	sh packaging/aarch64.sh
+
+## What `cargo cinstall` installs, where cargo-c is.
+test-cargo-c:
+	sh packaging/test_cargo_c.sh $(BUILD)/cargo_c "$(CC)"
 
 ## Takes away what was built.
 clean:
