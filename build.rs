@@ -1,12 +1,18 @@
 //! What is decided at build time: link arguments of the shared library, and what it says of its build for bug reports.
 
-use std::{env, path::Path, process::Command};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 /// What the library is made of.
 const SOURCES: [&str; 6] = ["src", "include", "kernels", "build.rs", "Cargo.toml", "Cargo.lock"];
+/// Variables that name a repository, as they are set in hooks: it may be another one.
+const OF_ANOTHER_REPOSITORY: [&str; 5] =
+    ["GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"];
 
 fn main() {
-    // Not what else changes the commit: the name is that of the commit at which these were last built.
     SOURCES.iter().for_each(|path| println!("cargo:rerun-if-changed={path}"));
     println!("cargo:rerun-if-env-changed=GRADCODEC_COMMIT");
     println!("cargo:rustc-env=GRADCODEC_COMMIT={}", commit());
@@ -28,16 +34,41 @@ fn commit() -> String {
 }
 
 fn of_git() -> Option<String> {
-    let folder = env::var("CARGO_MANIFEST_DIR").ok()?;
-    let git = |arguments: &[&str]| said(Command::new("git").arg("-C").arg(&folder).args(arguments));
+    let folder = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR")?);
+    let git = |arguments: &[&str]| {
+        // git status would write to the index.
+        let mut command = Command::new("git");
+        command.arg("--no-optional-locks").arg("-C").arg(&folder).args(arguments);
+        OF_ANOTHER_REPOSITORY.iter().for_each(|name| {
+            command.env_remove(name);
+        });
+        said(&mut command)
+    };
     // A copy of the sources within somebody else's repository is not at a commit of theirs.
     let top = git(&["rev-parse", "--show-toplevel"])?;
-    if Path::new(&top).canonicalize().ok()? != Path::new(&folder).canonicalize().ok()? {
+    if Path::new(&top).canonicalize().ok()? != folder.canonicalize().ok()? {
         return None;
     }
     let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
     let changes = git(&[&["status", "--porcelain", "--"], &SOURCES[..]].concat())?;
-    Some(if changes.is_empty() { commit } else { format!("{commit}-dirty") })
+    if changes.is_empty() {
+        // As long as the sources are not touched, they are those of this commit, whatever is committed besides: later
+        // commits need no new build.
+        return Some(commit);
+    }
+    // A commit makes these sources clean. It writes to the log of HEAD, where one is kept, and to the branch or, without
+    // one, to HEAD.
+    let branch = git(&["symbolic-ref", "--quiet", "HEAD"]);
+    for name in ["HEAD", "logs/HEAD", "packed-refs", "reftable"].into_iter().chain(branch.as_deref()) {
+        let path = folder.join(git(&["rev-parse", "--git-path", name])?);
+        // Cargo would build every time for a path that is not there. A packed branch gets its file by the commit: until
+        // then its folder.
+        let is_branch = Some(name) == branch.as_deref();
+        if let Some(path) = path.ancestors().take(if is_branch { usize::MAX } else { 1 }).find(|path| path.exists()) {
+            println!("cargo:rerun-if-changed={}", path.display());
+        }
+    }
+    Some(format!("{commit}-dirty"))
 }
 
 /// What a program prints, if it succeeds.

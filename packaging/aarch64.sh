@@ -28,8 +28,8 @@ inside() {
             sh -euc "cd \"\$1\" && shift && exec \"\$@\"" sh "$root" "$@"
     ' sh "$system" "$root" "$cargo_home" "$@"
 }
-# Git does not trust a repository whose folder is another user's: so the commit is said.
-GRADCODEC_COMMIT=${GRADCODEC_COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null || true)}
+# That Debian has no git: so the commit is said.
+GRADCODEC_COMMIT=${GRADCODEC_COMMIT:-$(git describe --always --dirty --abbrev=12 '--exclude=*' 2>/dev/null || true)}
 export GRADCODEC_COMMIT
 
 if [ ! -e "$system/ready" ]; then
@@ -46,6 +46,7 @@ if [ ! -e "$system/ready" ]; then
     touch "$system/ready"
 fi
 cargo fetch --quiet --locked
+sh packaging/tools.sh
 inside env CARGO_NET_OFFLINE=true sh packaging/build.sh aarch64
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
 export SOURCE_DATE_EPOCH

@@ -15,13 +15,11 @@ target=$work/target-$arch
 out=$work/$arch/lib
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 
-if [ ! -e "$tools/ready" ] || [ packaging/requirements.txt -nt "$tools/ready" ]; then
-    echo "getting Zig and cargo-zigbuild (100 MB) into build/package-venv"
-    python3 -m venv "$tools"
-    "$tools/bin/python" -m pip install --quiet --disable-pip-version-check -r packaging/requirements.txt
-    touch "$tools/ready"
-fi
-
+sh packaging/tools.sh
+# Packages are of a commit as a whole; a build in a folder where much was built before would name the last one that has
+# changed the library.
+GRADCODEC_COMMIT=${GRADCODEC_COMMIT:-$(git describe --always --dirty --abbrev=12 '--exclude=*' 2>/dev/null || true)}
+export GRADCODEC_COMMIT
 echo "building the library with cargo and Zig for $arch and glibc 2.17: a few minutes the first time"
 # What names this folder, or the user's, stands in messages of panics and in debug symbols otherwise. Two flags are
 # needed, and cargo's own trim-paths is not there in stable releases.

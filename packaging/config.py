@@ -3,7 +3,8 @@
     cc program.c $(gradcodec-config --includes --libs)
     cmake -Dgradcodec_DIR=$(gradcodec-config --cmakedir) ...
 
-The manual is gradcodec.h itself, in the folder that --includes names: it begins with a table of all functions.
+The manual is gradcodec.h itself, in the folder that --includes names: it begins with a table of all functions, which
+`man gradcodec` shows, too.
 """
 
 import argparse

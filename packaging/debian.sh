@@ -33,7 +33,8 @@ move() {
 }
 move "$lib" "usr/lib/$multiarch/libgradcodec.so.$major" "usr/lib/$multiarch/libgradcodec.so.$version"
 move libgradcodec-dev usr/include "usr/lib/$multiarch/libgradcodec.so" "usr/lib/$multiarch/libgradcodec.a" \
-    "usr/lib/$multiarch/pkgconfig" "usr/lib/$multiarch/cmake"
+    "usr/lib/$multiarch/pkgconfig" "usr/lib/$multiarch/cmake" usr/share/man
+gzip -9n "$deb/libgradcodec-dev/usr/share/man/man7/gradcodec.7"
 mkdir -p "$deb/libgradcodec-dev/usr/share/doc/libgradcodec-dev"
 for path in examples kernels.md; do
     mv "$deb/all/usr/share/doc/gradcodec/$path" "$deb/libgradcodec-dev/usr/share/doc/libgradcodec-dev/$path"
@@ -63,7 +64,9 @@ package() {
         printf 'gradcodec (%s-1) unstable; urgency=medium\n\n  * As CHANGELOG.md of the sources says.\n\n' "$version"
         printf ' -- %s  %s\n' "$maintainer" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")"
     } | gzip -9n > "$doc/changelog.Debian.gz"
-    size=$(du -k -s --apparent-size "$tree/usr" | cut -f1)
+    # As dpkg-gencontrol counts: what a file takes in KiB, and 1 for a folder, whatever the file system takes for it.
+    size=$(cd "$tree" && find . -path ./DEBIAN -prune -o -printf '%y %s\n' |
+        awk '{ size += $1 ~ /[fl]/ ? int(($2 + 1023) / 1024) : 1 } END { print size }')
     {
         printf 'Package: %s\nSource: gradcodec\nVersion: %s-1\nArchitecture: %s\n' "$1" "$version" "$architecture"
         printf 'Maintainer: %s\nInstalled-Size: %s\nDepends: %s\n' "$maintainer" "$size" "$3"

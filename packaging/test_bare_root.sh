@@ -54,10 +54,10 @@ for suite; do
         touch "$work/$suite/ready"
     fi
     system=$work/$suite
-    echo "== $suite: $(inside "$suite" ldd --version | head -n 1), $(inside "$suite" python3 --version)"
+    echo "== $suite: $(inside "$suite" ldd --version | sed -n 1p), $(inside "$suite" python3 --version)"
     ! inside "$suite" sh -c 'command -v cc gcc clang' || { echo "FAILED: it has a compiler"; exit 1; }
     rm -rf "$system/opt" && mkdir -p "$system/opt/packages"
-    cp "$packages/$name.tar.xz" "$packages"/libgradcodec*.deb "$wheel" "$work"/wheels/*.whl "$system/opt/packages"
+    cp "$packages/$name.tar.xz" "$packages"/libgradcodec*_amd64.deb "$wheel" "$work"/wheels/*.whl "$system/opt/packages"
     # Debian's minimal system has no xz program: tar -J wants one.
     cp -r "$work/opt/$name" "$work/opt/bin" "$system/opt"
     mkdir "$system/opt/examples_c" && cp -r examples_c/data "$system/opt/examples_c"
@@ -70,7 +70,8 @@ for suite; do
             "bin/$example" $argument
     done
 
-    echo "   Debian packages: $(cd "$packages" && stat -c '%n %s' libgradcodec0_* libgradcodec-dev_* | tr '\n' ' ')"
+    sizes=$(cd "$system/opt/packages" && stat -c '%n %s' libgradcodec0_* libgradcodec-dev_* | tr '\n' ' ')
+    echo "   Debian packages: $sizes"
     seconds "dpkg --install" inside "$suite" sh -ec 'cd /opt/packages
         dpkg --install libgradcodec0_* libgradcodec-dev_*'
     seconds "bits, with no path" inside "$suite" /opt/bin/bits

@@ -71,12 +71,15 @@ for deb in "$packages"/libgradcodec*_amd64.deb; do
     case $deb in
     */libgradcodec0_*) cmp "$library" "$(echo "$work"/deb/usr/lib/*/libgradcodec.so.0)" ;;
     */libgradcodec-dev_*)
-        [ -e "$work/deb/usr/include/gradcodec/loader.h" ] && [ -L "$(echo "$work"/deb/usr/lib/*/libgradcodec.so)" ]
+        [ -e "$work/deb/usr/include/gradcodec/loader.h" ] && [ -L "$(echo "$work"/deb/usr/lib/*/libgradcodec.so)" ] &&
+            gzip -dc "$work/deb/usr/share/man/man7/gradcodec.7.gz" | cmp - "$prefix/share/man/man7/gradcodec.7"
         ;;
     */*-dbgsym_*)
         [ "$(cd "$work/deb/usr/lib/debug/.build-id" && echo */*)" = "$(id "$library" | sed 's|^..|&/|').debug" ]
         ;;
     esac || fail "$deb"
+    size=$(dpkg-deb --contents "$deb" | awk '{ size += /^-/ ? int(($3 + 1023) / 1024) : 1 } END { print size }')
+    [ "$size" = "$(dpkg-deb --field "$deb" Installed-Size)" ] || fail "$deb: its files take $size KiB"
     rm -r "$work/deb"
 done
 echo "ok: every form has the notices, and each Debian package what belongs to it"

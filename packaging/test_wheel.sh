@@ -1,7 +1,8 @@
 #!/bin/sh
-# test_wheel.sh WHEEL: auditwheel agrees with the wheel's name; in an environment that has nothing of ours but the
-# wheel every Python example that needs no framework runs, and C programs are built with what gradcodec-config says,
-# by pkg-config and by CMake, where it is there. The environment has NumPy and cffi besides: build/package/venv.
+# test_wheel.sh WHEEL: auditwheel agrees with the wheel's name, twine with its text, which links to no file of ours; in
+# an environment that has nothing of ours but the wheel every Python example that needs no framework runs, and C
+# programs are built with what gradcodec-config says, by pkg-config and by CMake, where it is there. The environment has
+# NumPy and cffi besides: build/package/venv.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -20,6 +21,20 @@ build/package-venv/bin/auditwheel show "$wheel" > "$work/audit" || fail "auditwh
 tr '\n' ' ' < "$work/audit" | grep -q 'consistent with the following platform tag: "manylinux_2_17' ||
     tr '\n' ' ' < "$work/audit" | grep -q 'manylinux_2_17_x86_64' || fail "auditwheel says: $(cat "$work/audit")"
 echo "ok auditwheel: manylinux_2_17"
+build/package-venv/bin/twine check --strict "$wheel" > "$work/twine" || fail "twine: $(cat "$work/twine")"
+# As PyPI shows it, where nothing else of ours is.
+build/package-venv/bin/python - "$wheel" <<'END' || fail "the text for PyPI"
+import email, re, sys, zipfile
+from readme_renderer import markdown
+wheel = zipfile.ZipFile(sys.argv[1])
+(name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+page = markdown.render(email.message_from_bytes(wheel.read(name)).get_payload(decode=True).decode())
+links = re.findall(r'(?:href|src)="(.*?)"', page)
+there = {"#" + place for place in re.findall(r'id="(.*?)"', page)}
+lost = [link for link in links if not link.startswith(("https://", "http://")) and link not in there]
+assert links and not lost, f"these links lead nowhere on PyPI: {lost}"
+print(f"ok twine: PyPI can show the wheel's text, and its {len(links)} links lead somewhere")
+END
 
 rm -rf "$venv"
 python3 -m venv "$venv"
@@ -64,6 +79,7 @@ done
 [ "$(gradcodec-config --version)" = "$(python -c 'import importlib.metadata as m; print(m.version("gradcodec"))')" ] ||
     fail "gradcodec-config --version: $(gradcodec-config --version)"
 echo "ok C: bits, by gradcodec-config and by pkg-config"
+sh "$root/tests/man.sh" "$venv/share/man/man7/gradcodec.7"
 cmake=$(command -v cmake || echo "$root/build/venv-peers/bin/cmake")
 if [ -x "$cmake" ]; then
     cat > CMakeLists.txt <<END

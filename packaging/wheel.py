@@ -51,6 +51,15 @@ Tag: py3-none-manylinux_2_17_{arch}
 LINK = "INPUT(libgradcodec.so.0)\n"
 
 
+def description(readme):
+    """README.md for a page that has no other file of ours: with words in place of links to files and of pictures."""
+    relative = r"\]\((?!https?:)([^)#]+)\)"
+    text = re.sub(rf"!\[([^]]*){relative}", r"*\1: \2*", readme)
+    words = lambda link: link[1] if link[1] == link[2] else f"{link[1]} ({link[2]})"
+    text = re.sub(rf"\[([^]]*){relative}", words, text)
+    return text.rstrip("\n") + "\n\nFiles that are named here, such as `docs/ABI.md`, are in the sources.\n"
+
+
 def contents(arch, about):
     """Names in the wheel, each with its bytes and whether it is a program."""
     prefix = ROOT / "build/package" / arch / "prefix"
@@ -64,10 +73,13 @@ def contents(arch, about):
         for file in sorted((prefix / folder).rglob("*")):
             if file.is_file() and "examples" not in file.relative_to(prefix).parts:
                 yield f"gradcodec/{file.relative_to(prefix)}", file.read_bytes()
+    # pip puts this beside the environment's programs, and man looks there.
+    page = "share/man/man7/gradcodec.7"
+    yield f"gradcodec-{about['version']}.data/data/{page}", (prefix / page).read_bytes()
     info = f"gradcodec-{about['version']}.dist-info"
     for name in "LICENSE", "LICENSE-APACHE", "THIRD-PARTY-NOTICES":
         yield f"{info}/licenses/{name}", (ROOT / name).read_bytes()
-    yield f"{info}/METADATA", METADATA.format(**about).encode() + (ROOT / "README.md").read_bytes()
+    yield f"{info}/METADATA", (METADATA.format(**about) + description((ROOT / "README.md").read_text())).encode()
     yield f"{info}/WHEEL", WHEEL.format(arch=arch).encode()
     yield f"{info}/entry_points.txt", b"[console_scripts]\ngradcodec-config = gradcodec._config:main\n"
 

@@ -2,9 +2,10 @@
 
 use std::{
     cell::RefCell,
-    ffi::{CStr, c_char, c_int, c_void},
+    ffi::{CStr, OsStr, c_char, c_int, c_void},
     fmt::{self, Write},
     mem,
+    os::unix::ffi::OsStrExt,
 };
 
 use crate::{
@@ -90,7 +91,7 @@ pub fn text(version: &CStr) -> Result<*const c_char> {
 }
 
 fn report(text: &mut impl Write, version: &CStr, loaded: &Loaded) -> fmt::Result {
-    writeln!(text, "gradcodec {}, commit {}", version.to_string_lossy(), env!("GRADCODEC_COMMIT"))?;
+    writeln!(text, "gradcodec {}, commit {}", shown(version), env!("GRADCODEC_COMMIT"))?;
     writeln!(text, "built by {} for {}", env!("GRADCODEC_COMPILER"), env!("GRADCODEC_TARGET"))?;
     write!(text, "instruction set: {}, of", InstructionSet::chosen().name())?;
     for set in InstructionSet::available() {
@@ -115,7 +116,7 @@ fn report(text: &mut impl Write, version: &CStr, loaded: &Loaded) -> fmt::Result
                 Some((major, minor, patch)) => write!(text, "{separator} {major}.{minor}.{patch}")?,
                 None => write!(text, "{separator} of unknown version")?,
             }
-            write!(text, " ({})", path.to_string_lossy())?;
+            write!(text, " ({})", shown(path))?;
             found = true;
         }
         if !found {
@@ -123,6 +124,11 @@ fn report(text: &mut impl Write, version: &CStr, loaded: &Loaded) -> fmt::Result
         }
     }
     writeln!(text)
+}
+
+/// A text, with U+FFFD for what is not UTF-8; without allocating, as to_string_lossy would for that.
+fn shown(text: &CStr) -> impl fmt::Display + '_ {
+    OsStr::from_bytes(text.to_bytes()).display()
 }
 
 /// Whether a path's last part begins so.

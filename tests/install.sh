@@ -31,16 +31,18 @@ nothing_left_in() {
 
 install install PREFIX="$dir/usual"
 example "$dir/usual/lib"
+sh "$root/tests/man.sh" "$dir/usual/share/man/man7/gradcodec.7"
 install uninstall PREFIX="$dir/usual"
 nothing_left_in "$dir/usual"
 echo "ok: an example builds and runs against the installed tree, which can be uninstalled"
 
 multiarch=$dir/multiarch/lib/x86_64-linux-gnu
-install install PREFIX="$dir/multiarch" LIBDIR="$multiarch"
+install install PREFIX="$dir/multiarch" LIBDIR="$multiarch" MANDIR="$dir/multiarch/man"
 example "$multiarch"
-install uninstall PREFIX="$dir/multiarch" LIBDIR="$multiarch"
+[ -s "$dir/multiarch/man/man7/gradcodec.7" ] && [ ! -e "$dir/multiarch/share/man" ]
+install uninstall PREFIX="$dir/multiarch" LIBDIR="$multiarch" MANDIR="$dir/multiarch/man"
 nothing_left_in "$dir/multiarch"
-echo "ok: the same with LIBDIR"
+echo "ok: the same with LIBDIR and MANDIR"
 
 install install-strip PREFIX="$dir/stripped"
 ! readelf -S "$dir/stripped/lib/libgradcodec.so" | grep -q debug_info || { echo "FAILED: debug symbols" >&2; exit 1; }

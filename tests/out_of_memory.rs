@@ -4,7 +4,8 @@ use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
     env,
-    ffi::{CStr, CString, c_void},
+    ffi::{CStr, CString, OsStr, c_void},
+    os::unix::ffi::OsStrExt,
     path::Path,
     process::Command,
     ptr,
@@ -696,6 +697,33 @@ fn a_tensor_that_cannot_be_made_takes_nothing() {
         gc_tensor_free(tensor);
         assert_eq!(releases.get(), 1);
     }
+}
+
+#[test]
+fn a_build_info_without_memory_is_empty_whatever_is_loaded() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(OsStr::from_bytes(b"libnccl.so.\xFF"));
+    let made = Command::new("cc").args(["-shared", "-xc", "/dev/null", "-o"]).arg(&path).status();
+    assert!(made.unwrap().success());
+    let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: a path that ends with a NUL, of a library that has nothing; the text is read before another is made.
+    let (library, text) = unsafe { (libc::dlopen(name.as_ptr(), libc::RTLD_NOW), CStr::from_ptr(gc_build_info())) };
+    assert!(!library.is_null());
+    let expected = format!("\nNCCL: of unknown version ({})\n", path.to_string_lossy());
+    assert!(text.to_str().unwrap().contains(&expected) && expected.contains('\u{FFFD}'), "{text:?}");
+    let (mut turn, whole) = (0, text.to_owned());
+    loop {
+        let (text, failed) = with_failure(turn, true, || gc_build_info());
+        // SAFETY: a text of this thread.
+        let text = unsafe { CStr::from_ptr(text) };
+        assert_eq!(text, if failed { c"" } else { &whole }, "turn {turn}");
+        turn += 1;
+        if !failed {
+            break;
+        }
+    }
+    assert!(turn > 1, "it has allocated");
+    // SAFETY: it was opened above.
+    unsafe { libc::dlclose(library) };
 }
 
 /// Names the folder of the test in a process of its own, in which kernels are kept.

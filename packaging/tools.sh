@@ -1,0 +1,12 @@
+#!/bin/sh
+# tools.sh: what the packages are made and checked with, in build/package-venv. aarch64.sh calls it before it enters its
+# Debian, which has no pip.
+set -eu
+cd "$(dirname "$0")/.."
+tools=build/package-venv
+if [ ! -e "$tools/ready" ] || [ packaging/requirements.txt -nt "$tools/ready" ]; then
+    echo "getting Zig, cargo-zigbuild and what checks packages (100 MB) into $tools"
+    python3 -m venv "$tools"
+    "$tools/bin/python" -m pip install --quiet --disable-pip-version-check -r packaging/requirements.txt
+    touch "$tools/ready"
+fi
