@@ -235,6 +235,7 @@ ifneq ($(wildcard Cargo.toml),)
 JAVA = $(VENV)-languages/bin/java
 endif
 
+# LANGUAGES_REQUIRED: the languages without which it fails, by the names that tests/languages.sh has.
 ## Examples in Go, Java, Lua, Fortran and C#, as far as their tools are there.
 test-languages: $(LIBRARY) $(JAVA)
 	sh tests/languages.sh $(LIB) $(BUILD)/tests/languages $(JAVA)
