@@ -52,7 +52,7 @@ LIST = [
     ("RELEASING.md: cargo check", "exempt: a part of every build"),
     ("RELEASING.md: python3 tests/abi/abi.py *", "exempt: writes the file that `make test-abi` compares with"),
     ("RELEASING.md: python3 packaging/notices.py", "exempt: writes the notices that `make test-package` compares with"),
-    ("RELEASING.md: python3 packaging/check.py --release", "exempt: wants a tag; `make test-package` runs the rest of it"),
+    ("RELEASING.md: python3 packaging/check.py --release", "exempt: wants a tag; `make test-package` runs the rest"),
     ("RELEASING.md: git *", "exempt: a tag, by who releases"),
     ("RELEASING.md: twine *", "exempt: an account"),
     ("RELEASING.md: p*", "exempt: a release on PyPI; packaging/test_wheel.sh does so with the wheel"),
@@ -82,9 +82,10 @@ LIST = [
 
 # With what a line begins that is a command, apart from variables that are set for it.
 PROGRAMS = (
-    "apt apt-get bash bindgen cargo cc cd clang cmake conda csc ctest curl docker dotnet dpkg export g++ gcc gfortran git"
-    " go java javac julia ldconfig luajit make mcs mono mpicc mpicxx mpiexec mpirun ninja node npm nvcc php pip pip3"
-    " pkg-config pkgconf podman pytest python python3 R ruby rustc rustup sh sudo tar torchrun twine uv wget xz zig"
+    "apt apt-get bash bindgen cargo cc cd clang cmake conda csc ctest curl docker dotnet dpkg export g++ gcc"
+    " gfortran git go java javac julia ldconfig luajit make mcs mono mpicc mpicxx mpiexec mpirun ninja node npm"
+    " nvcc php pip pip3 pkg-config pkgconf podman pytest python python3 R ruby rustc rustup sh sudo tar torchrun"
+    " twine uv wget xz zig"
 )
 WORD = r"(?:[\w./~$-]*/)?(?:" + "|".join(map(re.escape, PROGRAMS.split())) + r")|\.ci/run|\./[\w./-]+"
 COMMAND = re.compile(rf"(?:[A-Z_]+=\S* +)*(?:{WORD})(?: +\S|$)")
@@ -145,9 +146,15 @@ def scripts(path, text):
             yield where, code
 
 
+def all_scripts():
+    for path in documents():
+        yield from scripts(path.relative_to(ROOT), path.read_text())
+
+
 def what_runs(where, script):
-    """The right side of the list, or None."""
-    return next((by for pattern, by in LIST if fnmatch.fnmatchcase(f"{where}: {script}", pattern)), None)
+    """The line of the list that fits: its pattern, and what runs the script; without one twice None."""
+    fitting = (line for line in LIST if fnmatch.fnmatchcase(f"{where}: {script}", line[0]))
+    return next(fitting, (None, None))
 
 
 def read(name):
@@ -168,7 +175,7 @@ def made_by_ci():
 
 def wrong_with(where, script):
     """What is wrong with the list for a script, or None."""
-    by = what_runs(where, script)
+    _, by = what_runs(where, script)
     if by is None:
         return "nothing runs it, and it is not exempt"
     kind, _, rest = by.partition(" ")
@@ -192,12 +199,12 @@ def wrong_with(where, script):
 
 def faults():
     """Of all commands; and lines of the list that no command needs."""
-    every = [(path, each) for path in documents() for each in scripts(path.relative_to(ROOT), path.read_text())]
-    for _, (where, script) in every:
+    every = list(all_scripts())
+    for where, script in every:
         why = wrong_with(where, script)
         if why:
             yield f"{where}: {script!r}: {why}"
-    used = {next((pattern for pattern, _ in LIST if fnmatch.fnmatchcase(f"{w}: {s}", pattern)), None) for _, (w, s) in every}
+    used = {what_runs(*each)[0] for each in every}
     yield from (f"tests/commands.py: no command is {pattern!r}" for pattern, _ in LIST if pattern not in used)
 
 
@@ -217,14 +224,13 @@ def run(group, library, work):
     # A python3 on the PATH is the one that runs this, and finds other programs of its environment.
     environment = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     ran = 0
-    for path in documents():
-        for where, script in scripts(path.relative_to(ROOT), path.read_text()):
-            if what_runs(where, script) == group:
-                print(f"== {where}", script, sep="\n", flush=True)
-                done = subprocess.run(["sh", "-euc", script], cwd=work, env=environment)
-                if done.returncode:
-                    sys.exit(f"FAILED, status {done.returncode}: a command of {where}")
-                ran += 1
+    for where, script in all_scripts():
+        if what_runs(where, script)[1] == group:
+            print(f"== {where}", script, sep="\n", flush=True)
+            done = subprocess.run(["sh", "-euc", script], cwd=work, env=environment)
+            if done.returncode:
+                sys.exit(f"FAILED, status {done.returncode}: a command of {where}")
+            ran += 1
     if not ran:
         sys.exit(f"FAILED: no command is in a group {group!r}")
     print(f"ok: {group}: {ran} as they stand there")

@@ -1,4 +1,4 @@
-"""What the documents must have: every variable of the environment, and none that nothing reads; commands that are run."""
+"""What the documents must have: every variable of the environment, none that nothing reads, commands that are run."""
 
 import importlib.util
 import pathlib
@@ -66,15 +66,15 @@ def test_every_command_of_a_document_or_an_example_is_run_or_exempt(commands):
     "path, text, script, why",
     [
         ("docs/NEW.md", "Do:\n```sh\nfrobnicate it\n```\n", "frobnicate it", "nothing runs it"),
-        ("docs/NEW.md", "Do:\n\n    CC=gcc build/bin/python -m new  # soon\n", "CC=gcc build/bin/python -m new", "nothing"),
+        ("docs/NEW.md", "Do:\n\n    CC=gcc build/bin/python -m new  # soon\n", "CC=gcc build/bin/python -m new", "no"),
         ("README.md", "Call `cc new.c\n-lgradcodec`.", "cc new.c -lgradcodec", "nothing runs it"),
         ("README.md", "`make new-target` makes it.", "make new-target", "does not make new-target"),
         ("README.md", "`make test-new` tests it.", "make test-new", "does not make test-new"),
         ("CHANGELOG.md", "`make install-new`", "make install-new", "tests/install.sh has no: install-new"),
-        ("examples_new/bits.zig.c", "/* Bits.\n *\n *   zig build\n *   ./bits */", "zig build\n./bits", "nothing runs it"),
+        ("examples_new/bits.c", "/* Bits.\n *\n *   zig build\n *   ./bits */", "zig build\n./bits", "nothing runs it"),
         ("examples_cpp/new.cpp", "//     g++ new.cpp\nint x;", "g++ new.cpp", None),
         ("include/new.hpp", "/** Compile it with `g++ a.cpp`. */", "g++ a.cpp", "nothing runs it"),
-        ("docs/NEW.md", "```text\nmake new\n```\n`make`, `go`, and `python3` are\nneeded; `not_a_command it`.", None, None),
+        ("docs/NEW.md", "```text\nmake new\n```\n`make`, `go`, and `python3` are\nneeded; `not_a it`.", None, None),
     ],
 )
 def test_a_command_that_nothing_runs_is_found(commands, path, text, script, why):
