@@ -116,15 +116,13 @@ test-loader: $(LIBRARY)
 	$(CC) -std=c99 $(CFLAGS) -Iinclude tests/c/loader.c $(BUILD)/tests/other_loader.o -o $(BUILD)/tests/two_loaders -ldl
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(BUILD)/tests/two_loaders
 
-# What they compile is not left in the user's directory.
+# They are compiled with all warnings first, and then as they say themselves that they are to be compiled and run. What
+# they compile is not left in the user's directory.
 test-examples: export GRADCODEC_CACHE = 0
 test-examples: $(EXAMPLES:%=$(BUILD)/examples/%) $(VENV)/ready
-	@set -e; for name in $(filter-out digits,$(EXAMPLES)); do echo "== examples_c/$$name"; $(BUILD)/examples/$$name; done
-	$(MAKE) --no-print-directory demo
-	@set -e; for name in examples_python/*.py; do echo "== $$name"; \
-	    GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(VENV)/bin/python $$name; done
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(VENV)/bin/python tests/commands.py examples $(LIB) $(BUILD)/commands/examples
 ifneq ($(wildcard Cargo.toml),)
-	$(CARGO) run --quiet --locked --manifest-path examples_rust/Cargo.toml --target-dir target/examples_rust
+	CARGO_TARGET_DIR=$(abspath target/examples_rust) CARGO_TERM_QUIET=true $(PYTHON) tests/commands.py examples_rust $(LIB) $(BUILD)/commands/examples_rust
 endif
 
 test-readme: $(LIBRARY) $(VENV)/ready
@@ -203,6 +201,7 @@ ifneq ($(wildcard Cargo.toml),)
 	PYTHON=$(VENV)/bin/python sh tests/dlpack/fetch.sh $(BUILD)/dlpack
 endif
 	sh tests/cpp/hpp.sh "$(CC)" "$(CXX)" $(LIB) $(BUILD)/tests/cpp $(BUILD)/dlpack
+	GRADCODEC_CACHE=0 $(PYTHON) tests/commands.py examples_cpp $(LIB) $(BUILD)/commands/examples_cpp
 
 # In the repository a virtual environment with torch (several GB); in the tree of `make dist` the machine's python3.
 ifneq ($(wildcard Cargo.toml),)
@@ -225,8 +224,7 @@ test-peers: $(LIBRARY) $(PEERS_READY) $(BUILD)/tests/driver/libcuda.so.1
 	sh tests/peers/nvcc.sh $(PEERS) "$(CXX)" $(LIB) $(BUILD)/tests/nvcc
 	sh tests/cpp/cmake.sh $(BUILD)/tests/cmake $(PEERS)
 	sh tests/peers/mpi.sh $(PEERS) "$(CC)" $(LIB) $(BUILD)/tests/mpi
-	@set -e; for name in examples_cpp/*.py; do echo "== $$name"; \
-	    GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) $$name; done
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) tests/commands.py peers $(LIB) $(BUILD)/commands/peers
 
 $(VENV)-peers/ready: tests/peers/requirements.txt tests/peers_python/requirements.txt tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)-peers
@@ -239,6 +237,7 @@ ifneq ($(wildcard Cargo.toml),)
 JAVA = $(VENV)-languages/bin/java
 endif
 
+# LANGUAGES_REQUIRED: the languages without which it fails, by the names that tests/languages.sh has.
 ## Examples in Go, Java, Lua, Fortran and C#, as far as their tools are there.
 test-languages: $(LIBRARY) $(JAVA)
 	sh tests/languages.sh $(LIB) $(BUILD)/tests/languages $(JAVA)
@@ -440,7 +439,7 @@ ifneq ($(wildcard Cargo.toml),)
 	rm -rf $(BUILD)/dist && mkdir -p $(BUILD)/dist/lib
 	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
 	cp -r include kernels cmake $(filter-out examples_rust,$(wildcard examples_*)) bench docs Makefile *.md LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES gradcodec.pc.in $(BUILD)/dist/
-	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/cpp tests/driver tests/gpu tests/kernels tests/multi_gpu tests/peers tests/peers_python tests/python tests/dlpack tests/abi tests/stand_ins tests/*.sh tests/constraints.txt $(BUILD)/dist/tests/
+	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/cpp tests/driver tests/gpu tests/kernels tests/multi_gpu tests/peers tests/peers_python tests/python tests/dlpack tests/abi tests/stand_ins tests/*.sh tests/commands.py tests/constraints.txt $(BUILD)/dist/tests/
 	-git describe --always --dirty --abbrev=12 '--exclude=*' > $(BUILD)/dist/COMMIT 2>/dev/null
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif

@@ -1,7 +1,9 @@
 /* What error feedback is good for: the same network, trained four times, with gradients of 32 bits or of one.
  *
  *   gcc -std=c99 -O2 -Iinclude examples_c/feedback.c -Ltarget/release -lgradcodec -lm -o feedback
- *   LD_LIBRARY_PATH=target/release ./feedback [examples_c/data/digits.bin [build/feedback.svg]]
+ *   LD_LIBRARY_PATH=target/release ./feedback
+ *
+ * From another folder: ./feedback DIGITS.BIN PICTURE.SVG. It writes build/feedback.svg otherwise.
  *
  * Four workers, played by one process one after the other, learn handwritten digits. They reduce their gradients in two
  * hops, as in digits.c, and all step along the result with the same constant step size, except for signs:

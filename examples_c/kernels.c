@@ -1,7 +1,8 @@
 /* Kernels compiled at run time: an operation on elements, and softmax over the last axis from two reductions and it. On a
  * machine without a card they are only compiled, for one that is not there; without NVRTC nothing is.
  *
- *     cc kernels.c $(pkg-config --cflags --libs gradcodec) -lm && ./a.out */
+ *   gcc -std=c99 -Wall -Wextra -pedantic -Iinclude examples_c/kernels.c -Ltarget/release -lgradcodec -lm -o kernels
+ *   LD_LIBRARY_PATH=target/release ./kernels */
 #include <gradcodec.h>
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,9 @@
 /* Error feedback in C++: a network is trained twice, with gradients of 32 bits and with gradients of one.
  *
  *   g++ -std=c++17 -O2 -Iinclude examples_cpp/feedback.cpp -Ltarget/release -lgradcodec -o feedback
- *   LD_LIBRARY_PATH=target/release ./feedback [examples_c/data/digits.bin]
+ *   LD_LIBRARY_PATH=target/release ./feedback
+ *
+ * From another folder: ./feedback DIGITS.BIN.
  *
  * examples_c/feedback.c is the same at length: it trains with signs, and without the feedback, too, and draws how the
  * losses fall. Here codecs, payloads and their memory have owners, and what is refused is an exception. */

@@ -8,7 +8,6 @@ NumPy, and the library: built in this tree, or named by GRADCODEC_LIBRARY.
 
 import ctypes
 import os
-import pathlib
 import subprocess
 
 import numpy as np
@@ -22,23 +21,13 @@ except ImportError:
     print("SKIPPED: no JAX here")
     raise SystemExit
 from jax.sharding import Mesh, PartitionSpec
+from this_tree import ROOT, library
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 BIG, RMS = np.int32(0), np.int32(0)
 OPERATIONS = (
     "pack_chunks", "pack_signs", "unpack_chunks", "unpack_signs", "pack_bits", "unpack_bits", "vote_signs",
     "onebit_compress",
 )  # fmt: skip
-
-
-def library():
-    """libgradcodec.so.0: named, or built in this tree."""
-    named = os.environ.get("GRADCODEC_LIBRARY")
-    places = [pathlib.Path(named)] if named else [ROOT / lib / "libgradcodec.so.0" for lib in ("lib", "target/release")]
-    found = next((place.absolute() for place in places if place.exists()), None)
-    if found is None:
-        raise SystemExit(f"no library at {' or '.join(map(str, places))}: make, or set GRADCODEC_LIBRARY")
-    return found
 
 
 def build(flags=()):

@@ -12,18 +12,7 @@ import sys
 
 import numpy as np
 import torch
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-
-
-def library():
-    """libgradcodec.so.0: named, or built in this tree."""
-    named = os.environ.get("GRADCODEC_LIBRARY")
-    places = [pathlib.Path(named)] if named else [ROOT / lib / "libgradcodec.so.0" for lib in ("lib", "target/release")]
-    found = next((place.absolute() for place in places if place.exists()), None)
-    if found is None:
-        raise SystemExit(f"no library at {' or '.join(map(str, places))}: make, or set GRADCODEC_LIBRARY")
-    return found
+from this_tree import ROOT, library
 
 
 def build(*sources, name, flags=()):

@@ -7,8 +7,6 @@ or named by GRADCODEC_LIBRARY. PyTorch, JAX and jax-tvm-ffi are shown where they
 """
 
 import importlib.util
-import os
-import pathlib
 import subprocess
 
 import numpy as np
@@ -19,23 +17,21 @@ try:
 except ImportError:
     print("SKIPPED: no tvm-ffi here")
     raise SystemExit
+from this_tree import ROOT, library
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 N, CHUNKS = 1000, 4
 
 
 def load():
     """The module, built."""
-    named = os.environ.get("GRADCODEC_LIBRARY", ROOT / "target" / "release" / "libgradcodec.so.0")
-    library = pathlib.Path(named).absolute()
     made = ROOT / "build" / f"gradcodec-tvm-{tvm_ffi.__version__}" / "tvm_ops.so"
     made.parent.mkdir(parents=True, exist_ok=True)
     print(f"building {made.relative_to(ROOT)}", flush=True)
     includes = [f"-isystem{libinfo.find_include_path()}", f"-isystem{libinfo.find_dlpack_include_path()}"]
     subprocess.run(
         ["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", f"-I{ROOT / 'include'}", *includes,
-         str(ROOT / "examples_cpp" / "tvm_ops.cpp"), "-o", str(made), str(library), libinfo.find_libtvm_ffi(),
-         f"-Wl,-rpath,{library.parent}"], check=True,
+         str(ROOT / "examples_cpp" / "tvm_ops.cpp"), "-o", str(made), str(library()), libinfo.find_libtvm_ffi(),
+         f"-Wl,-rpath,{library().parent}"], check=True,
     )  # fmt: skip
     return tvm_ffi.load_module(str(made))
 

@@ -1,6 +1,7 @@
 ! A mask and the signs of a gradient to bits and back.
 !
 !   gfortran examples_fortran/gradcodec.f90 examples_fortran/bits.f90 -o bits -lgradcodec
+!   ./bits
 !
 ! Fortran's first index runs fastest, DLPack's last one does: the shape is given in reverse, or else with strides.
 program bits

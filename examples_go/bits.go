@@ -1,7 +1,7 @@
 // A mask and the signs of a gradient to bits and back, by cgo.
 //
 //	export CGO_CFLAGS=$(pkg-config --cflags gradcodec) CGO_LDFLAGS=$(pkg-config --libs gradcodec)
-//	go run bits.go
+//	go run examples_go/bits.go
 //
 // cgo lets no Go pointer stand in what C is given, so a DLTensor of Go's cannot describe a slice. Tensors are made by
 // the library here, in memory of C's, which Go reads and writes as a slice. (Go 1.21's runtime.Pinner keeps a slice of

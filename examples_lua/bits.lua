@@ -1,8 +1,9 @@
 -- GradCodec from LuaJIT: no declaration is written here, gradcodec.cdef.h has them all.
 --
---     luajit examples_lua/bits.lua [FOLDER OF gradcodec.cdef.h]
+--     luajit examples_lua/bits.lua
 --
--- loads the libgradcodec.so.0 that is installed, or the file that GRADCODEC_LIBRARY names.
+-- It loads the libgradcodec.so.0 that is installed, or the file that GRADCODEC_LIBRARY names, and reads the declarations
+-- in ../include or in the folder that is its argument.
 
 local ffi = require("ffi")
 

@@ -12,6 +12,7 @@ on the tensors; until it is done they must stay. JAX's arrays are immutable and 
 
 import ctypes
 import importlib
+import math
 import operator
 import os
 import pathlib
@@ -156,6 +157,8 @@ def _said(thing: Any) -> str:
 
 def _whole(name: str, number: Any, least: int = -(2**63), most: int = 2**63 - 1) -> int:
     try:
+        if isinstance(number, bool):
+            raise TypeError
         value = operator.index(number)
     except TypeError:
         raise TypeError(f"{name}: a whole number expected, got {_said(number)}") from None
@@ -168,16 +171,48 @@ def _count(name: str, number: Any) -> int:
     return _whole(name, number, 0)
 
 
+INT32 = -(2**31), 2**31 - 1
+
+
 def _int32(name: str, number: Any) -> int:
-    return _whole(name, number, -(2**31), 2**31 - 1)
+    return _whole(name, number, *INT32)
 
 
-def _wholes(name: str, numbers: Any) -> list[int]:
+def _wholes(name: str, numbers: Any, least: int = -(2**63), most: int = 2**63 - 1) -> list[int]:
     try:
         each = list(numbers)
     except TypeError:
         raise TypeError(f"{name}: a sequence of whole numbers expected, got {_said(numbers)}") from None
-    return [_whole(f"{name}[{index}]", number) for index, number in enumerate(each)]
+    return [_whole(f"{name}[{index}]", number, least, most) for index, number in enumerate(each)]
+
+
+def _address(name: str, address: Any) -> int | None:
+    return None if address is None else _whole(name, address, 0, 2**64 - 1)
+
+
+def _float32(name: str, number: Any) -> float:
+    try:
+        if isinstance(number, (bool, str, bytes)):
+            raise TypeError
+        value = float(number)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: a number expected, got {_said(number)}") from None
+    if math.isinf(c_float(value).value) and not math.isinf(value):
+        raise OverflowError(f"{name}: at most 3.4e38, the largest float32, expected, got {value}")
+    return value
+
+
+def _text(name: str, text: Any) -> bytes:
+    if isinstance(text, (str, bytes)):
+        return text.encode() if isinstance(text, str) else text
+    raise TypeError(f"{name}: a str expected, got {_said(text)}")
+
+
+def _bytes(name: str, given: Any) -> bytes:
+    try:
+        return bytes(memoryview(given))
+    except TypeError:
+        raise TypeError(f"{name}: bytes expected, got {_said(given)}") from None
 
 
 def _arrays(name: str, arrays: Any) -> list[Any]:
@@ -372,7 +407,7 @@ class GradCodec:
     def _handle(stream: Any) -> int:
         handle = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
         try:
-            return operator.index(handle or 1)
+            return 1 if handle is None else _whole("stream", handle, 0, 2**64 - 1) or 1
         except TypeError:
             raise TypeError(
                 f"stream: None, a number, or an object with cuda_stream or ptr expected, got {_said(stream)}"
@@ -385,7 +420,7 @@ class GradCodec:
 
     def _pack(self, function: Any, src: Array, n_chunks: int) -> list[Tensor]:
         out = (T * _count("n_chunks", n_chunks))()
-        function(_Borrowed(src, name="src"), n_chunks, out)
+        function(_Borrowed(src, name="src"), len(out), out)
         return [Tensor(self, tensor) for tensor in out]
 
     def _unpack(self, function: Any, chunks: Sequence[Array], *arguments: Any) -> Tensor:
@@ -526,14 +561,14 @@ class GradCodec:
     def builtin_kernels(self, family: str) -> bytes:
         """The fatbin of a family, "bits" for example, to be loaded by cuModuleLoadData or cupy.RawModule."""
         fatbin, size = c_void_p(), c_size_t()
-        self.lib.gc_builtin_kernels(family.encode(), byref(fatbin), byref(size))
+        self.lib.gc_builtin_kernels(_text("family", family), byref(fatbin), byref(size))
         return ctypes.string_at(fatbin, size.value)
 
     def builtin_kernel_shape(self, kernel: str, compute_capability: int) -> Any:
         """How to launch one of them on a card of 90, for example: a struct with threads, items_per_block and so on."""
         shape = KernelShape(ctypes.sizeof(KernelShape))
         capability = _int32("compute_capability", compute_capability)
-        self.lib.gc_builtin_kernel_shape(kernel.encode(), capability, byref(shape))
+        self.lib.gc_builtin_kernel_shape(_text("kernel", kernel), capability, byref(shape))
         return shape
 
     # fmt: off
@@ -568,7 +603,7 @@ class GradCodec:
         """
         out, scale = (T * _count("n_chunks", n_chunks))(), c_float()
         carried = _Borrowed(error, written=True, name="error") if error is not None else None
-        self.lib.gc_onebit_compress(_Borrowed(grad, name="grad"), carried, n_chunks, out, byref(scale))
+        self.lib.gc_onebit_compress(_Borrowed(grad, name="grad"), carried, len(out), out, byref(scale))
         return [Tensor(self, tensor) for tensor in out], scale.value
 
     def onebit_decompress(
@@ -577,7 +612,8 @@ class GradCodec:
         """The inverse, less what was lost: [n_elements] of `dtype`; `scales`: numbers, one per chunk."""
         if len(scales) != len(chunks):
             raise ValueError(f"scales: {len(chunks)} expected, one per chunk, got {len(scales)}")
-        of_chunks, about = (c_float * len(scales))(*scales), _dtype(dtype)
+        numbers = [_float32(f"scales[{k}]", scale) for k, scale in enumerate(scales)]
+        of_chunks, about = (c_float * len(numbers))(*numbers), _dtype(dtype)
         elements = _whole("n_elements", n_elements)
         return self._unpack(self.lib.gc_onebit_decompress, chunks, of_chunks, elements, about)
 
@@ -619,24 +655,26 @@ class GradCodec:
         self, rank: int, world_size: int, all_to_all: "Exchanger", all_gather: "Exchanger"
     ) -> "Communicator":
         """A communicator over two functions of yours; see Communicator."""
-        return Communicator(self, _int32("rank", rank), _int32("world_size", world_size), all_to_all, all_gather)
+        return Communicator(self, rank, world_size, all_to_all, all_gather)
 
     def group(self, world_size: int) -> list["Communicator"]:
         """Communicators among threads of this process, by rank: one for each thread."""
-        comms = (G * max(0, _int32("world_size", world_size)))()
-        self.lib.gc_comm_group(world_size, comms)
+        ranks = _int32("world_size", world_size)
+        comms = (G * max(0, ranks))()
+        self.lib.gc_comm_group(ranks, comms)
         return [Communicator._of(self, comm) for comm in comms]
 
     def nccl(self, comm: int, split: bool = False, dl_handle: int | None = None) -> "Communicator":
         """A communicator over an ncclComm_t, by its address, which must outlive it unless it is split."""
-        address = _whole("comm", comm, 0, 2**64 - 1)
-        made, options = G(), NcclOptions(ctypes.sizeof(NcclOptions), int(split), address, dl_handle)
+        addresses = _address("comm", comm), _address("dl_handle", dl_handle)
+        made, options = G(), NcclOptions(ctypes.sizeof(NcclOptions), int(bool(split)), *addresses)
         self.lib.gc_comm_from_nccl(byref(options), byref(made))
         return Communicator._of(self, made)
 
     def nccl_id(self, dl_handle: int | None = None) -> bytes:
         """The 128 bytes by which ranks find each other: made on one of them, for nccl_world() on all."""
-        made, options = (c_uint8 * 128)(), NcclOptions(ctypes.sizeof(NcclOptions), 0, None, dl_handle)
+        made, handle = (c_uint8 * 128)(), _address("dl_handle", dl_handle)
+        options = NcclOptions(ctypes.sizeof(NcclOptions), 0, None, handle)
         self.lib.gc_comm_nccl_id(byref(options), made)
         return bytes(made)
 
@@ -644,10 +682,11 @@ class GradCodec:
         self, of_all: bytes, rank: int, world_size: int, device: int, dl_handle: int | None = None
     ) -> "Communicator":
         """A communicator over NCCL, made anew; `of_all`: what nccl_id() gave on one rank. Every rank calls this."""
-        if len(of_all) != 128:
-            raise ValueError(f"of_all: the 128 bytes of nccl_id() expected, got {len(of_all)}")
-        made, options = G(), NcclOptions(ctypes.sizeof(NcclOptions), 0, None, dl_handle)
-        given, numbers = (c_uint8 * 128)(*of_all), (_int32("rank", rank), _int32("world_size", world_size))
+        shown = _bytes("of_all", of_all)
+        if len(shown) != 128:
+            raise ValueError(f"of_all: the 128 bytes of nccl_id() expected, got {len(shown)}")
+        made, options = G(), NcclOptions(ctypes.sizeof(NcclOptions), 0, None, _address("dl_handle", dl_handle))
+        given, numbers = (c_uint8 * 128)(*shown), (_int32("rank", rank), _int32("world_size", world_size))
         self.lib.gc_comm_from_nccl_id(byref(options), given, *numbers, _device((CUDA, device)), byref(made))
         return Communicator._of(self, made)
 
@@ -663,7 +702,7 @@ class GradCodec:
 
         `buffers`: the address of every rank's buffer as it is mapped here, `size` bytes each. Keep them as long.
         """
-        addresses = _wholes("buffers", buffers)
+        addresses = _wholes("buffers", buffers, 0, 2**64 - 1)
         given, world_size = (c_void_p * len(addresses))(*addresses), len(addresses)
         wait = _whole("timeout_ms", timeout_ms, 0, 2**32 - 1)
         about = _int32("rank", rank), world_size, wait, _device((CUDA, device)), _count("size", size), given
@@ -715,6 +754,8 @@ def _options(kind: int, segments: Sequence[int], options: dict[str, Any]) -> Any
         options[name] = _int32(name, options[name])
     for name in {"n_chunks", "server"} & options.keys():
         options[name] = _whole(name, options[name], 0, 2**64 - 1)
+    if "beta" in options:
+        options["beta"] = _float32("beta", options["beta"])
     sizes = (c_int64 * max(1, len(counts)))(*counts)
     own = {"segments": sizes, "n_segments": len(counts), **options}
     return CodecOptions(ctypes.sizeof(CodecOptions), _int32("kind", kind), **own)
@@ -866,18 +907,25 @@ class Share:
 
     def wait(self, timeout_ms: int = -1) -> None:
         """Until the other process has released the tensor; -1: however long that takes."""
-        self._lib.gc_share_wait(self._handle, timeout_ms)
+        self._lib.gc_share_wait(self._handle, _int32("timeout_ms", timeout_ms))
 
     def __del__(self) -> None:
         self._lib.gc_share_free(self._handle)
 
 
+def _is_number(thing: Any) -> bool:
+    """Python's numbers, and NumPy's whole ones; an array with one element is an array."""
+    return isinstance(thing, (int, float)) or hasattr(thing, "__index__") and not hasattr(thing, "__dlpack__")
+
+
 class _Number:
     """A Python number as a tensor of the CPU without a dimension, which kernels take as a scalar."""
 
-    def __init__(self, number: float) -> None:
+    def __init__(self, number: Any) -> None:
         self._memory: c_int64 | ctypes.c_uint64 | ctypes.c_double
-        if not isinstance(number, int):
+        if not isinstance(number, float):
+            number = operator.index(number)
+        if isinstance(number, float):
             self._memory, dtype = ctypes.c_double(number), "float64"
         elif -(2**63) <= number < 2**63:  # ctypes would cut larger ones
             self._memory, dtype = c_int64(number), "int64"
@@ -897,17 +945,27 @@ class Kernel:
 
     def __init__(self, library: GradCodec, create: Any, kind: Any, fields: dict[str, Any]) -> None:
         self._library, self._lib, self._handle = library, library.lib, K()
-        options = [option.encode() for option in fields.pop("options", ())]
-        texts = {name: text.encode() if isinstance(text, str) else text for name, text in fields.items()}
+        given = fields.pop("options", ())
+        if isinstance(given, (str, bytes)):
+            raise TypeError(f"options: a sequence of str expected, got {_said(given)}")
+        options = [_text(f"options[{k}]", option) for k, option in enumerate(given)]
+        numbers = {"flags": _whole("flags", fields.pop("flags", 0), 0, 2**32 - 1)}
+        numbers["nvrtc"] = _address("nvrtc", fields.pop("nvrtc", None)) or 0
+        texts = [name for name, of in kind._fields_ if of is c_char_p]
+        for name in fields.keys() - set(texts):
+            raise TypeError(f"{name}: no option of a kernel; those are {', '.join(texts)}, options, flags, nvrtc")
+        encoded = {name: text if text is None else _text(name, text) for name, text in fields.items()}
         self._kept = (c_char_p * max(1, len(options)))(*options)
-        all_of_them = kind(struct_size=ctypes.sizeof(kind), options=self._kept, n_options=len(options), **texts)
+        sizes = {"struct_size": ctypes.sizeof(kind), "options": self._kept, "n_options": len(options)}
+        all_of_them = kind(**sizes, **numbers, **encoded)
         create(byref(all_of_them), byref(self._handle))
 
     @classmethod
     def _of(cls, library: GradCodec, saved: bytes) -> "Kernel":
         made = cls.__new__(cls)
         made._library, made._lib, made._handle = library, library.lib, K()
-        library.lib.gc_kernel_load(saved, len(saved), byref(made._handle))
+        code = _bytes("saved", saved)
+        library.lib.gc_kernel_load(code, len(code), byref(made._handle))
         return made
 
     def __del__(self) -> None:
@@ -919,13 +977,14 @@ class Kernel:
         axes: int | Sequence[int] | None = None, keepdims: bool = False, size: int = 0, capability: int = 0,
     ) -> Any:
         handle = self._library._handle(stream)
-        given = [_Number(x) if isinstance(x, (int, float)) else _Borrowed(x, handle) for x in inputs]
-        to = [_Borrowed(x, handle, written=True) for x in outputs]
+        given = [_Number(x) if _is_number(x) else _Borrowed(x, handle) for x in _arrays("inputs", inputs)]
+        to = [_Borrowed(x, handle, written=True) for x in _arrays("outputs", outputs)]
         room = _Borrowed(workspace, handle, written=True) if workspace is not None else None
-        numbers = (axes,) if isinstance(axes, int) else axes
-        values = None if numbers is None else (c_int32 * max(1, len(numbers)))(*numbers)
-        options = RunOptions(ctypes.sizeof(RunOptions), int(keepdims), size, values, len(numbers or ()))
-        options.capability = capability
+        numbers = [] if axes is None else [_int32("axes", axes)] if _is_number(axes) else _wholes("axes", axes, *INT32)
+        values = None if axes is None else (c_int32 * max(1, len(numbers)))(*numbers)
+        flags, elements = int(bool(keepdims)), _whole("size", size)
+        options = RunOptions(ctypes.sizeof(RunOptions), flags, elements, values, len(numbers))
+        options.capability = _int32("capability", capability)
         if room is not None:
             options.workspace = ctypes.pointer(room._as_parameter_.contents.dl_tensor)
         arrays = [(POINTER(DLTensor) * max(1, len(of)))(*(ctypes.cast(x.view, VIEW) for x in of)) for of in (given, to)]
@@ -959,6 +1018,7 @@ class Communicator:
         self, library: GradCodec, rank: int, world_size: int, all_to_all: Exchanger, all_gather: Exchanger
     ) -> None:
         self._keep(library, G())
+        rank, world_size = _int32("rank", rank), _int32("world_size", world_size)
         to_all = _exchange(all_to_all, world_size, world_size, self._failures)
         gather, host = _exchange(all_gather, world_size, 1, self._failures), 1
         self._transport = Transport(ctypes.sizeof(Transport), rank, world_size, host, None, to_all, gather)

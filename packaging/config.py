@@ -1,7 +1,7 @@
 """gradcodec-config: what a compiler or CMake has to be told to use the library that is in this package.
 
-    cc program.c $(gradcodec-config --includes --libs)
-    cmake -Dgradcodec_DIR=$(gradcodec-config --cmakedir) ...
+    cc pack.c $(gradcodec-config --includes --libs)
+    cmake -S . -B build -Dgradcodec_DIR=$(gradcodec-config --cmakedir)
 
 The manual is gradcodec.h itself, in the folder that --includes names: it begins with a table of all functions, which
 `man gradcodec` shows, too.

@@ -1,11 +1,13 @@
 #!/bin/sh
 # languages.sh LIBRARY_DIR WORK_DIR [JAVA]: the examples in languages other than C, C++, Python and Rust, each built with
-# all warnings and run. Each checks what it prints. A language without its tools is left out, aloud. JAVA: 22 or newer.
+# all warnings and run. Each checks what it prints. Then once more as docs/LANGUAGES.md and the examples say it, with the
+# library in /usr/local. A language without its tools is left out, aloud; that is a failure only where LANGUAGES_REQUIRED
+# in the environment has its name ("luajit go fortran csharp java bindgen"). JAVA: 22 or newer.
 set -eu
 [ $# -ge 2 ] || { echo "usage: $0 LIBRARY_DIR WORK_DIR [JAVA]" >&2; exit 2; }
 library=$(cd "$1" && pwd) work=$(mkdir -p "$2" && cd "$2" && pwd) java=${3:-java}
 cd "$(dirname "$0")/.."
-ran=0
+ran=" " groups=
 
 # has LANGUAGE TOOL PACKAGE: whether the tool is there
 has() {
@@ -17,6 +19,9 @@ has() {
     return 1
 }
 
+# as_it_stands GROUP: its commands, which tests/commands.py has, are run at the end
+as_it_stands() { groups="$groups $1"; }
+
 # says WORDS COMMAND...: the command ends well, and one line of what it prints has these words
 says() {
     words=$1
@@ -24,7 +29,6 @@ says() {
     "$@" >"$work/log" 2>&1 || { cat "$work/log"; echo "FAILED: $*" >&2; exit 1; }
     cat "$work/log"
     grep -qF "$words" "$work/log" || { echo "FAILED: $* does not say: $words" >&2; exit 1; }
-    ran=$((ran + 1))
 }
 
 refused="refused: src: float32 cannot be packed as booleans; gc_pack_signs_into packs signs"
@@ -33,9 +37,11 @@ if has LuaJIT luajit luajit; then
     # With the folder of the cdef given, too, as a program that is somewhere else would.
     GRADCODEC_LIBRARY=$library/libgradcodec.so.0 says "packs signs" luajit examples_lua/bits.lua
     LD_LIBRARY_PATH=$library says "+1 and -1 come back" luajit examples_lua/bits.lua include
+    as_it_stands lua
+    ran="${ran}luajit "
 fi
 
-if has Go go golang-go; then
+if has Go go "golang-go pkg-config"; then
     (
         cd examples_go
         export GOCACHE="$work/go" GOFLAGS=-mod=mod GOPROXY=off CGO_CFLAGS="-I$PWD/../include -Wall -Werror"
@@ -45,17 +51,27 @@ if has Go go golang-go; then
         go build -o "$work/go_bits" .
     )
     GODEBUG=cgocheck=2 says "$refused" "$work/go_bits"
+    if command -v pkg-config >/dev/null; then
+        as_it_stands go
+    else
+        echo "== Go, as it says itself: NOT RUN, because there is no pkg-config here"
+    fi
+    ran="${ran}go "
 fi
 
 if has Fortran gfortran gfortran; then
     gfortran -std=f2018 -Wall -Wextra -Werror -fcheck=all -J "$work" examples_fortran/gradcodec.f90 \
         examples_fortran/bits.f90 -o "$work/fortran_bits" -L"$library" -lgradcodec -Wl,-rpath,"$library"
     says "$refused" "$work/fortran_bits"
+    as_it_stands fortran
+    ran="${ran}fortran "
 fi
 
 if has 'C#' mcs "mono-mcs mono-runtime"; then
     mcs -warnaserror examples_csharp/Bits.cs -out:"$work/Bits.exe"
     LD_LIBRARY_PATH=$library says "$refused" mono "$work/Bits.exe"
+    as_it_stands csharp
+    ran="${ran}csharp "
 fi
 
 # major COMMAND: the version of a java or a javac, 0 without one
@@ -75,8 +91,48 @@ else
         javac -Werror -d "$work/java" examples_java/Bits.java
     fi
     says "$refused" "$java" --enable-native-access=ALL-UNNAMED -cp "$work/java" Bits "$library/libgradcodec.so.0"
+    ran="${ran}java "
+fi
+
+if has "bindgen, for Rust" bindgen "bindgen libclang1"; then
+    as_it_stands bindgen
+    ran="${ran}bindgen "
+fi
+
+# With no more of an environment than a reader has. libclang comes without headers of its own: gcc's do for bindgen.
+cat >"$work/as_it_stands.sh" <<'END'
+set -eu
+root=$1 work=$2
+shift 2
+make --no-print-directory -C "$root" install CARGO=true >"$work/log" || { cat "$work/log"; exit 1; }
+for group in "$@"; do
+    python3 "$root/tests/commands.py" "$group" /usr/local/lib "$work/as_it_stands/$group"
+done
+END
+unset LD_LIBRARY_PATH PKG_CONFIG_PATH GRADCODEC_LIBRARY MAKEFLAGS MFLAGS
+# shellcheck disable=SC2086 # the groups are words
+if [ -n "$groups" ]; then
+    rm -rf "$work/private"
+    GOCACHE="$work/go" GOPROXY=off BINDGEN_EXTRA_CLANG_ARGS="-I$(cc -print-file-name=include)" \
+        sh tests/private.sh "$work/private" sh "$work/as_it_stands.sh" "$PWD" "$work" $groups
+fi
+# What bindgen has made: every function, the constants as numbers, and types that Rust finds right.
+bindings=$work/as_it_stands/bindgen/gradcodec.rs
+if [ -e "$bindings" ]; then
+    functions=$(grep -c '^FUNCTION(' tests/abi/functions.h) found=$(grep -c 'pub fn gc_' "$bindings")
+    [ "$found" -eq "$functions" ] || { echo "FAILED: bindgen knows $found functions of $functions" >&2; exit 1; }
+    grep -qF 'GC_COUNT_ALL: i64 = -9223372036854775808;' "$bindings" ||
+        { echo "FAILED: bindgen does not know GC_COUNT_ALL" >&2; exit 1; }
+    if command -v rustc >/dev/null; then
+        rustc --crate-type lib --edition 2021 -A warnings "$bindings" --out-dir "$work"
+        echo "ok: rustc takes what bindgen has made, $functions functions"
+    fi
 fi
 
 # The tree of `make dist` has no Rust programs, which the table names.
 [ ! -e examples_rust ] || python3 tests/languages.py
-echo "ok: $ran programs of other languages ran"
+for language in ${LANGUAGES_REQUIRED:-}; do
+    case $ran in *" $language "*) ;; *) echo "FAILED: $language has not run" >&2; exit 1 ;; esac
+done
+[ "$ran" != " " ] || echo "NOT RUN, because this machine has the tools of none of these languages"
+echo "ok: these ran:$ran"

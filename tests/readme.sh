@@ -19,6 +19,8 @@ block() {
 mkdir "$work/tree" "$work/home" "$work/bin"
 ln -s "$root"/* "$work/tree"
 block c > "$work/tree/pack.c"
+# The block that is indented after "Start here:".
+sed -n '/^ \* Start here:$/,/^ \* Compile it/s/^ \*     //p' "$root/include/gradcodec.h" > "$work/tree/program.c"
 block python > "$work/tree/pack.py"
 
 [ "$(grep -c '^```sh$' "$root/README.md")" -eq 5 ] ||
@@ -35,7 +37,7 @@ block text 2 > "$work/python_printed"
 printf '#!/bin/sh\nexec "$@"\n' > "$work/bin/sudo"
 chmod +x "$work/bin/sudo"
 
-# all.sh INSTALL C: these commands, with no more of an environment than a newcomer has
+# all.sh INSTALL C [COMMAND]: these commands, with no more of an environment than a newcomer has
 cat > "$work/all.sh" <<'END'
 set -eu
 work=$(dirname "$0")
@@ -48,11 +50,17 @@ check() { # COMMANDS PRINTED
 }
 check "$2" c_printed
 check python python_printed
+[ -z "${3:-}" ] || sh -euc "$3"
 END
 unset LD_LIBRARY_PATH PKG_CONFIG_PATH GRADCODEC_LIBRARY MAKEFLAGS MFLAGS
 export HOME="$work/home" CARGO=true PYTHONDONTWRITEBYTECODE=1
-sh "$work/all.sh" install_home c_home
-rm -r "$work/home"
+# What stands in README.md and gradcodec.h between backticks.
+sh "$work/all.sh" install_home c_home '
+    export PKG_CONFIG_PATH=$HOME/.local/lib/pkgconfig
+    cc program.c $(pkg-config --cflags --libs gradcodec) -Wl,-rpath,$(pkg-config --variable=libdir gradcodec)
+    ./a.out > ../start_printed
+    make uninstall PREFIX=$HOME/.local > ../log'
+[ -z "$(find "$work/home" ! -type d)" ] || { echo "FAILED: make uninstall leaves files" >&2; exit 1; }
 PATH="$work/bin:$PATH" sh "$root/tests/private.sh" "$work/private" sh "$work/all.sh" install_usr_local c_usr_local
 
 # compile NAME: $work/NAME.c, with warnings
@@ -77,10 +85,9 @@ GRADCODEC_LIBRARY="$library/libgradcodec.so.0" PYTHONPATH="$root/examples_python
     { echo "FAILED: README.md's codec in Python prints something else" >&2; exit 1; }
 echo "ok codec in Python: $(head -n 1 "$work/got")"
 
-# The block that is indented after "Start here:".
-sed -n '/^ \* Start here:$/,/^ \* Compile it/s/^ \*     //p' "$root/include/gradcodec.h" > "$work/start.c"
-compile start
-LD_LIBRARY_PATH="$library" "$work/start" > "$work/got"
+mv "$work/tree/program.c" "$work/"
+compile program
+LD_LIBRARY_PATH="$library" "$work/program" | diff "$work/start_printed" - && mv "$work/start_printed" "$work/got"
 [ "$(wc -l < "$work/got")" -eq 4 ] && [ "$(head -n 1 "$work/got")" = "chunk 0: 32 bytes, the first is 0xa0" ] ||
     { echo "FAILED: the program at the top of gradcodec.h printed:" >&2; cat "$work/got" >&2; exit 1; }
 echo "ok header: $(head -n 1 "$work/got")"

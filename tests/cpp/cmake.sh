@@ -64,6 +64,16 @@ asks 0 "0.0.1...<$version"
 echo "ok: find_package gives versions that fit, and no others"
 
 [ -n "$python" ] || { echo "SKIPPED torch_ops and ddp: no Python with torch was named"; exit 0; }
+
+# What CMakeLists.txt and docs/LANGUAGES.md say, with the library where they have it.
+make --no-print-directory install PREFIX="$work/home/.local" >/dev/null
+HOME=$work/home "$python" tests/commands.py cmake "$work/home/.local/lib" "$work/as_it_stands"
+if "$python" -c 'import jax' 2>/dev/null; then
+    HOME=$work/home "$python" tests/commands.py jax "$work/home/.local/lib" "$work/as_it_stands"
+else
+    echo "SKIPPED what docs/LANGUAGES.md compiles for JAX: $python has no JAX"
+fi
+
 torch=$("$python" -c 'import torch; print(torch.utils.cmake_prefix_path)')
 set -- -DTORCH_OPS=ON -DCMAKE_PREFIX_PATH="$work/installed;$torch"
 if "$python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' && [ -z "${CUDA_HOME:-}" ] &&

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import gradcodec_ctypes
-from gradcodec_ctypes import BIG, CPU, CUDA, LEGACY, LITTLE, VERSIONED, GradCodec, GradCodecError
+from gradcodec_ctypes import BIG, CPU, CUDA, LEGACY, LITTLE, VERSIONED, Communicator, GradCodec, GradCodecError
 from peers import (
     ROOT,
     Exporter,
@@ -544,6 +545,17 @@ def test_an_error_has_a_status_and_the_librarys_sentence():
 ROWS = np.zeros((1, BYTES), np.uint8)
 
 
+def sums(g):
+    """A kernel that nothing compiles here: it is asked for what is refused before."""
+    return g.reduction("T x", "T y", "x", "a + b", "y = a", "0")
+
+
+def shared(g):
+    near, far = socket.socketpair()
+    with near, far:
+        return g.share_send(TRUTH, near.fileno(), 0, 1000)
+
+
 @pytest.mark.parametrize("call, kind, words", [
     (lambda g: g.pack_chunks([True], 1), TypeError, "src: an array .* expected, got list .*; numpy.asarray"),
     (lambda g: g.pack_signs(np.float32(3), 1), TypeError, "src: an array .* expected, got float32 .*; numpy.asarray"),
@@ -572,6 +584,46 @@ ROWS = np.zeros((1, BYTES), np.uint8)
     (lambda g: g.codec(1, [1000], nonfinit=1), TypeError, "nonfinit: no option of a codec; those are values, "),
     (lambda g: g.codec(1, [8]).encode(VALUES[0, 0], ROWS), TypeError, "values: a sequence of arrays expected"),
     (lambda g: g.codec(1, [8]).encode([None, 3], ROWS), TypeError, "values: an array .* got int 3"),
+    (lambda g: g.codec(1, [8], error=1.0), TypeError, "error: a whole number expected, got float 1.0"),
+    (lambda g: g.codec(1, [8], scale=np.float32(1)), TypeError, "scale: a whole number expected, got float32"),
+    (lambda g: g.codec(1, [8], n_chunks=True), TypeError, "n_chunks: a whole number expected, got bool True"),
+    (lambda g: g.codec(1, [8], server=2**64), ValueError, f"server: at most {2**64 - 1} expected, got {2**64}"),
+    (lambda g: g.codec(1, [8], beta="0.9"), TypeError, "beta: a number expected, got str '0.9'"),
+    (lambda g: g.codec(1, [8], beta=-1e39), OverflowError, r"beta: at most 3.4e38, .* got -1e\+39"),
+    (lambda g: g.onebit_decompress([ROWS[0]], [1e39], 8), OverflowError, r"scales\[0\]: at most 3.4e38, .* got 1e\+39"),
+    (lambda g: g.onebit_decompress([ROWS[0]], [None], 8), TypeError, r"scales\[0\]: a number expected, got None"),
+    (lambda g: g.pack_chunks(TRUTH, np.True_), TypeError, "n_chunks: a whole number expected, got bool"),
+    (lambda g: g.pack_signs_into(VALUES, ROWS, stream=-1), ValueError, "stream: at least 0 expected, got -1"),
+    (lambda g: g.pack_signs_into(VALUES, ROWS, stream=2**64), ValueError, "stream: at most 18446744073709551615"),
+    (lambda g: g.pack_signs_into(VALUES, ROWS, stream=True), TypeError, "stream: None, a number, .* got bool True"),
+    (lambda g: g.group(2.0), TypeError, "world_size: a whole number expected, got float 2.0"),
+    (lambda g: g.nccl(8, dl_handle=-1), ValueError, "dl_handle: at least 0 expected, got -1"),
+    (lambda g: g.nccl_world("x" * 128, 0, 1, 0), TypeError, "of_all: bytes expected, got .xxx"),
+    (lambda g: g.nccl_world(bytes(127), 0, 1, 0), ValueError, "of_all: the 128 bytes of nccl_id.. expected, got 127"),
+    (lambda g: g.peers(0, [-8], 8, 0), ValueError, r"buffers\[0\]: at least 0 expected, got -8"),
+    (lambda g: Communicator(g, 2**32, 1, None, None), ValueError, "rank: at most 2147483647 expected, got 4294967296"),
+    (lambda g: g.builtin_kernels(7), TypeError, "family: a str expected, got int 7"),
+    (lambda g: g.elementwise("T x", "T y", 7), TypeError, "operation: a str expected, got int 7"),
+    (lambda g: g.elementwise("T x", "T y", "y = x", options="-DX"), TypeError, "options: a sequence of str expected"),
+    (lambda g: g.elementwise("T x", "T y", "y = x", options=[7]), TypeError, r"options\[0\]: a str expected, got int"),
+    (lambda g: g.elementwise("T x", "T y", "y = x", flags=2**32), ValueError, "flags: at most 4294967295 expected"),
+    (lambda g: g.elementwise("T x", "T y", "y = x", nvrtc=-1), ValueError, "nvrtc: at least 0 expected, got -1"),
+    (lambda g: g.elementwise("T x", "T y", "y = x", n_options=9), TypeError, "n_options: no option of a kernel; those"),
+    (lambda g: g.load_kernel("saved"), TypeError, "saved: bytes expected, got str 'saved'"),
+    (lambda g: sums(g)(7, [ROWS]), TypeError, "inputs: a sequence of arrays expected, got int 7"),
+    (lambda g: sums(g)([VALUES], None), TypeError, "outputs: a sequence of arrays expected, got None"),
+    (lambda g: sums(g)([2**64], [ROWS]), OverflowError, "18446744073709551616 is neither an int64 nor a uint64"),
+    (lambda g: sums(g)([VALUES], [ROWS], axes=2**32), ValueError, "axes: at most 2147483647 expected, got 4294967296"),
+    (lambda g: sums(g)([VALUES], [ROWS], axes=1.0), TypeError, "axes: a whole number expected, got float 1.0"),
+    (lambda g: sums(g)([VALUES], [ROWS], axes=[0, 2**32]), ValueError, r"axes\[1\]: at most 2147483647 expected"),
+    (lambda g: sums(g)([VALUES], [ROWS], axes=[True]), TypeError, r"axes\[0\]: a whole number expected, got bool True"),
+    (lambda g: sums(g).prepare([VALUES], [ROWS], size=2**63), ValueError, "size: at most 9223372036854775807"),
+    (lambda g: sums(g).prepare([VALUES], [ROWS], capability=2**32 + 90), ValueError, "capability: at most 2147483647"),
+    (lambda g: sums(g).workspace_bytes([VALUES], [ROWS], capability=9.0), TypeError, "capability: a whole number"),
+    (lambda g: shared(g).wait(2**32), ValueError, "timeout_ms: at most 2147483647 expected, got 4294967296"),
+    (lambda g: shared(g).wait(-(2**32)), ValueError, "timeout_ms: at least -2147483648 expected, got -4294967296"),
+    (lambda g: shared(g).wait(0.5), TypeError, "timeout_ms: a whole number expected, got float 0.5"),
+    (lambda g: shared(g).wait(True), TypeError, "timeout_ms: a whole number expected, got bool True"),
 ])  # fmt: skip
 def test_what_cannot_be_an_argument_is_said_by_its_name(call, kind, words):
     with pytest.raises(kind, match=words):
@@ -583,6 +635,12 @@ def test_whole_numbers_and_dtypes_may_be_those_of_numpy():
     assert len(gradcodec.pack_chunks(TRUTH, np.int32(3))) == 3
     for dtype in np.float32, np.dtype("float32"), "float32":
         assert gradcodec.tensor_empty(np.array([2, 3]), dtype).dtype == "float32"
+    codec = gradcodec.codec(np.int32(1), np.array([8]), n_chunks=np.uint8(2), server=np.int64(1), beta=np.float32(0.5))
+    assert codec.n_chunks == 2 and len(gradcodec.group(np.int64(2))) == 2
+    one = gradcodec.onebit_decompress([ROWS[0, :1]], np.array([2], np.float32), np.int64(8))
+    assert set(np.abs(np.asarray(one))) == {2}
+    with pytest.raises(GradCodecError, match="lease: the receiver ended"):  # so the number came there
+        shared(gradcodec).wait(np.int16(0))
     packed = gradcodec.pack_bits(TRUTH, None)  # as numpy.packbits has it
     assert np.array_equal(np.asarray(gradcodec.unpack_bits(packed, None, None)), TRUTH.ravel())
 

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -221,6 +222,37 @@ def test_what_an_engine_raises_is_the_cause(gradcodec):
         gradcodec.group(0)
 
 
+def test_what_an_engine_raises_later_is_the_cause_over_two_communicators_as_well(gradcodec):
+    """Two machines of one rank, in threads; the way between them breaks when they have found each other."""
+    engine, broken = Engine(), []
+
+    def breakable(exchange):
+        def function(send, receive):
+            if broken:
+                raise ConnectionError("the network is gone")
+            exchange(send, receive)
+
+        return function
+
+    between = [gradcodec.communicator(rank, 2, *map(breakable, engine.functions(rank))) for rank in (0, 1)]
+    two = in_threads([lambda r=r: gradcodec.two(gradcodec.group(1)[0], between[r]) for r in (0, 1)])
+    del between
+    reduce = [lambda r=r: two[r].compressed_allreduce(*np.zeros((2, 16), "f4"), np.zeros(8, "f4")) for r in (0, 1)]
+    assert in_threads(reduce) == [None, None]
+    broken.append(True)
+    failures = in_threads(reduce)
+    assert [type(failure.__cause__) for failure in failures] == [ConnectionError] * 2, failures
+
+
+def test_what_the_bootstrap_raises_is_the_cause(gradcodec):
+    def broken(send, receive):
+        raise ConnectionError("the network is gone")
+
+    with pytest.raises(RuntimeError, match="returned 1") as raised:
+        gradcodec.open_peers(gradcodec.communicator(0, 2, broken, broken), 0, 8)
+    assert isinstance(raised.value.__cause__, ConnectionError)
+
+
 def test_the_plain_form_updates_the_error(gradcodec):
     gradient, error = np.array([1, -7], "f4"), np.zeros(2, "f4")
     (chunk,), scale = gradcodec.onebit_compress(gradient, error, 1)
@@ -259,6 +291,7 @@ def test_a_kernel_is_prepared_saved_and_loaded(gradcodec, monkeypatch):
     step = gradcodec.elementwise("T g, T lr", "T w", "w -= lr * g", "step", options=["-DX"])
     assert step.log() == ""
     step.prepare([x, 0.5], [y], capability=90)
+    step.prepare([x, np.int64(2)], [y], capability=90)
     assert step.log() == "step(1): warning: odd"
     saved = step.save()
     assert b"-DX" in saved and b"sm_90" in saved
@@ -279,6 +312,8 @@ def test_a_kernel_is_prepared_saved_and_loaded(gradcodec, monkeypatch):
     sums = gradcodec.reduction("T x", "T y", "x", "a + b", "y = a", "0", preamble="int q;")
     many, y = np.zeros((2, 1 << 20), "f4"), np.zeros((2, 1), "f4")
     assert sums.workspace_bytes([many], [y], axes=-1, keepdims=True, capability=90) > 0
+    of_numpy = {"axes": np.int8(-1), "keepdims": np.True_, "capability": np.uint8(90)}
+    assert sums.workspace_bytes([many], [y], **of_numpy) > 0
     assert sums.workspace_bytes([many[:, :9]], [y], axes=(1,), keepdims=True, capability=90) == 0
     with pytest.raises(RuntimeError, match="axes"):
         sums.workspace_bytes([many], [y], axes=2, capability=90)
@@ -289,3 +324,26 @@ def test_numbers_that_ctypes_would_cut_are_refused(gradcodec, option):
     (name,) = option
     with pytest.raises(ValueError, match=f"^{name}: at (least|most) "):
         gradcodec.codec(ONEBIT, [8], **option)
+
+
+@pytest.mark.parametrize(
+    "number, kind", [(2**32, ValueError), (-(2**31) - 1, ValueError), (1.5, TypeError), (True, TypeError)]
+)
+def test_numbers_of_kernels_and_shares_are_not_cut(gradcodec, number, kind):
+    near, far = socket.socketpair()
+    with near, far:
+        share = gradcodec.share_send(np.ones(8, "u1"), near.fileno(), 0, 1000)
+    kernel = gradcodec.reduction("T x", "T y", "x", "a + b", "y = a", "0")
+    inputs, outputs = [np.ones((2, 3), "f4")], [np.ones(2, "f4")]
+    for name, call in {
+        "timeout_ms": lambda: share.wait(number),
+        "axes": lambda: kernel.prepare(inputs, outputs, axes=number),
+        r"axes\[0\]": lambda: kernel.prepare(inputs, outputs, axes=[number]),
+        "capability": lambda: kernel.prepare(inputs, outputs, axes=1, capability=number),
+    }.items():
+        with pytest.raises(kind, match=f"^{name}: .* got (float |bool )?{number}$"):
+            call()
+    with pytest.raises(ValueError, match=f"^size: at most {2**63 - 1} expected, got {2**63}"):
+        kernel.prepare(inputs, outputs, size=2**63)
+    with pytest.raises(RuntimeError, match="lease: the receiver ended"):  # so the number came there
+        share.wait(np.int32(0))

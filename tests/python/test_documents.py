@@ -1,5 +1,6 @@
-"""What the documents must have: every variable of the environment, and none that nothing reads."""
+"""What the documents must have: every variable of the environment, none that nothing reads, commands that are run."""
 
+import importlib.util
 import pathlib
 import re
 
@@ -44,3 +45,58 @@ def test_no_variable_is_documented_that_nothing_reads():
     assert len(named) >= 8
     if (ROOT / "src").exists():
         assert [name for name in sorted(named) if name not in text] == []
+
+
+@pytest.fixture
+def commands():
+    """tests/commands.py, which has the list of what runs the commands of documents and examples."""
+    spec = importlib.util.spec_from_file_location("commands", ROOT / "tests/commands.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(not (ROOT / ".ci/run").exists(), reason="the tree of `make dist` has not all of the tests")
+def test_every_command_of_a_document_or_an_example_is_run_or_exempt(commands):
+    assert list(commands.faults()) == []
+
+
+@pytest.mark.skipif(not (ROOT / ".ci/run").exists(), reason="the tree of `make dist` has not all of the tests")
+@pytest.mark.parametrize(
+    "path, text, script, why",
+    [
+        ("docs/NEW.md", "Do:\n```sh\nfrobnicate it\n```\n", "frobnicate it", "nothing runs it"),
+        ("docs/NEW.md", "Do:\n\n    CC=gcc build/bin/python -m new  # soon\n", "CC=gcc build/bin/python -m new", "no"),
+        ("README.md", "Call `cc new.c\n-lgradcodec`.", "cc new.c -lgradcodec", "nothing runs it"),
+        ("README.md", "`make new-target` makes it.", "make new-target", "does not make new-target"),
+        ("README.md", "`make test-new` tests it.", "make test-new", "does not make test-new"),
+        ("CHANGELOG.md", "`make install-new`", "make install-new", "tests/install.sh has no: install-new"),
+        ("examples_new/bits.c", "/* Bits.\n *\n *   zig build\n *   ./bits */", "zig build\n./bits", "nothing runs it"),
+        ("examples_cpp/new.cpp", "//     g++ new.cpp\nint x;", "g++ new.cpp", None),
+        ("include/new.hpp", "/** Compile it with `g++ a.cpp`. */", "g++ a.cpp", "nothing runs it"),
+        ("docs/NEW.md", "```text\nmake new\n```\n`make`, `go`, and `python3` are\nneeded; `not_a it`.", None, None),
+    ],
+)
+def test_a_command_that_nothing_runs_is_found(commands, path, text, script, why):
+    found = list(commands.scripts(pathlib.PurePath(path), text))
+    assert [each for _, each in found] == ([script] if script else [])
+    if script:
+        said = commands.wrong_with(*found[0])
+        assert why in said if why else said is None
+
+
+def test_what_a_group_has_is_run_and_a_failure_ends_it(commands, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(commands, "LIST", [("docs/A.md*", "a"), ("docs/B.md*", "b")])
+    monkeypatch.setattr(commands, "ROOT", tmp_path / "root")
+    for name, line in (("A", "ls target/release > build/seen"), ("B", "false\ntrue")):
+        (tmp_path / "root/docs").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"root/docs/{name}.md").write_text(f"```sh\n{line}\n```\n")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libgradcodec.so.0").touch()
+    commands.run("a", tmp_path / "lib", tmp_path / "work")
+    assert (tmp_path / "work/build/seen").read_text() == "libgradcodec.so.0\n"
+    assert "ok: a: 1 as they stand there" in capfd.readouterr().out
+    with pytest.raises(SystemExit, match="status 1: a command of docs/B.md"):
+        commands.run("b", tmp_path / "lib", tmp_path / "work")
+    with pytest.raises(SystemExit, match="no command is in a group 'c'"):
+        commands.run("c", tmp_path / "lib", tmp_path / "work")

@@ -1,0 +1,250 @@
+"""The commands that a reader meets, and what runs each of them as it stands there.
+
+    python3 tests/commands.py                               # whether the list below has all of them
+    python3 tests/commands.py GROUP LIBRARY_DIR WORK_DIR    # runs those of a group in WORK_DIR, a tree like this one
+
+A command stands in a ```sh block of a document, indented in a document or in a comment of an example, or in `backticks`
+in either or in a header. Those of one block, and those of adjacent lines of a comment, are one script.
+"""
+
+import fnmatch
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# The first line that fits counts; `sh` says that it is a block. On the right:
+#   GROUP            the Makefile or a test calls this program with it, which takes the text from there and runs it
+#   by FILE          that test takes the text from there and runs it
+#   in FILE          that test has the same text, and runs it
+#   make             `.ci/run` makes it, as all or as a part of something
+#   exempt: REASON   nothing runs it
+LIST = [
+    ("README.md sh: *", "by tests/readme.sh"),
+    ("README.md: make uninstall PREFIX=*", "in tests/readme.sh"),
+    ("README.md: cc pack.c -lgradcodec", "exempt: README's block for /usr/local is the same with -o and ./pack"),
+    ("README.md: cc pack.c $(gradcodec-config *", "in packaging/test_wheel.sh"),
+    ("packaging/config.py: *", "in packaging/test_wheel.sh"),
+    ("include/gradcodec.h: cc program.c $(pkg-config *", "in tests/readme.sh"),
+    # Makefile's targets.
+    ("*: make test-bare-root", "exempt: root, and makes two systems by debootstrap"),
+    ("*: make test*", "make"),
+    ("*: make gpu-*", "exempt: a GPU"),
+    ("*: make multi-gpu", "exempt: several GPUs; tests/multi_gpu is run with --device cpu"),
+    ("*: make aarch64", "exempt: root, and makes a system by debootstrap; two hours under qemu"),
+    ("*: make bench*", "exempt: measures for an hour, and writes documents"),
+    ("*: make header", "exempt: writes headers; tests/header.rs makes them, too, and compares"),
+    ("*: make kernels", "exempt: writes fatbins; `make test-fatbin` makes them, too, and compares"),
+    ("*: make install-static", "in packaging/build.sh"),
+    ("*: make *install*", "in tests/install.sh"),
+    ("*: make help", "in tests/readme.sh"),
+    ("*: make *", "make"),
+    # What people do who change it or release it.
+    ("CONTRIBUTING.md: cargo test every_allocation", "exempt: a part of `make test-rust`"),
+    ("CONTRIBUTING.md: GRADCODEC_LIBRARY=*", "exempt: a part of `make test-python`"),
+    ("CONTRIBUTING.md: cargo clippy", "in .ci/run"),
+    ("CONTRIBUTING.md: cargo fmt", "in .ci/run"),
+    ("*: .ci/run", "exempt: is what runs all others"),
+    ("RELEASING.md: cargo check", "exempt: a part of every build"),
+    ("RELEASING.md: python3 tests/abi/abi.py *", "exempt: writes the file that `make test-abi` compares with"),
+    ("RELEASING.md: python3 packaging/notices.py", "exempt: writes the notices that `make test-package` compares with"),
+    ("RELEASING.md: python3 packaging/check.py --release", "exempt: wants a tag; `make test-package` runs the rest"),
+    ("RELEASING.md: git *", "exempt: a tag, by who releases"),
+    ("RELEASING.md: twine *", "exempt: an account"),
+    ("RELEASING.md: p*", "exempt: a release on PyPI; packaging/test_wheel.sh does so with the wheel"),
+    ("CHANGELOG.md: cargo cinstall", "exempt: wants cargo-c, minutes of building; done by hand"),
+    ("examples_c/data/README.md: pip install *", "exempt: says how the data were made"),
+    # Languages.
+    ("docs/LANGUAGES.md sh: *jax*", "jax"),
+    ("docs/LANGUAGES.md sh: bindgen *", "bindgen"),
+    ("docs/LANGUAGES.md sh: *go run*", "go"),
+    ("docs/LANGUAGES.md sh: gfortran *", "fortran"),
+    ("*: java *", "exempt: wants a JDK of 22; tests/languages.sh runs the class on a runtime that has no compiler"),
+    ("examples_go/*: *", "go"),
+    ("examples_fortran/*: *", "fortran"),
+    ("examples_lua/*: *", "lua"),
+    ("examples_csharp/*: *", "csharp"),
+    # Examples.
+    ("examples_c/mpi.c: *", "mpi"),
+    ("examples_c/*: *", "examples"),
+    ("examples_rust/*: *", "examples_rust"),
+    ("examples_python/peers.py: *", "peers"),
+    ("examples_python/*: *", "examples"),
+    ("examples_cpp/CMakeLists.txt: *", "cmake"),
+    ("examples_cpp/*.py: *", "peers"),
+    ("examples_cpp/*.cu: *", "exempt: -arch=native wants a GPU; tests/peers/nvcc.sh compiles it for others"),
+    ("examples_cpp/*: *", "examples_cpp"),
+]
+
+# With what a line begins that is a command, apart from variables that are set for it.
+PROGRAMS = (
+    "apt apt-get bash bindgen cargo cc cd clang cmake conda csc ctest curl docker dotnet dpkg export g++ gcc"
+    " gfortran git go java javac julia ldconfig luajit make mcs mono mpicc mpicxx mpiexec mpirun ninja node npm"
+    " nvcc php pip pip3 pkg-config pkgconf podman pytest python python3 R ruby rustc rustup sh sudo tar torchrun"
+    " twine uv wget xz zig"
+)
+WORD = r"(?:[\w./~$-]*/)?(?:" + "|".join(map(re.escape, PROGRAMS.split())) + r")|\.ci/run|\./[\w./-]+"
+COMMAND = re.compile(rf"(?:[A-Z_]+=\S* +)*(?:{WORD})(?: +\S|$)")
+OF_A_SENTENCE = {*PROGRAMS.split()}  # alone between backticks: a name
+
+
+def documents():
+    """Those of the site, those that README.md names, and whatever has a comment that is read as one."""
+    patterns = ["*.md", "docs/*.md", "kernels/*.md", "examples_*/**/*", "include/**/*.h*", "packaging/config.py"]
+    paths = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+    kinds = "md py c cpp cu h hpp cuh rs go java lua f90 cs txt toml mod".split()
+    return [path for path in paths if path.suffix[1:] in kinds and "target" not in path.parts]
+
+
+def without_blocks(text):
+    """A document's lines outside of its fenced blocks; and its sh blocks."""
+    lines, blocks, block, language = [], [], [], None
+    for line in text.split("\n"):
+        fence = re.match(r"\s*```(\S*)", line)
+        if fence and language is None:
+            language, block = fence[1], []
+        elif fence:
+            blocks += ["\n".join(block)] if language in ("sh", "bash", "shell", "console") else []
+            language = None
+        elif language is None:
+            lines.append(line)
+        else:
+            block.append(line.strip())
+    return lines, blocks
+
+
+def comments(path, text):
+    """The lines of its comments without what makes them comments, of Python's the text at its top; others are empty."""
+    if path.suffix == ".py":
+        top = re.match(r'(?:#!.*\n)?"""(.*?)"""', text, re.S)
+        return top[1].split("\n") if top else []
+    found = (re.match(r"\s*(?:\*|//[/!]?|#|--|!|/\*\*?)(?=\s)(.*?)\s*(?:\*/)?$", line) for line in text.split("\n"))
+    return [line[1] if line else "" for line in found]
+
+
+def scripts(path, text):
+    """Pairs: where it stands, with a word for how, and a script."""
+    where, document = path.as_posix(), path.suffix == ".md"
+    lines, blocks = without_blocks(text) if document else (comments(path, text), [])
+    yield from ((f"{where} sh", block) for block in blocks)
+    adjacent = []
+    for line in [*lines, ""]:
+        command, wide = re.sub(r"\s+# .*", "", line).strip(), line.expandtabs(4)
+        if len(wide) - len(wide.lstrip()) >= (4 if document else 3) and COMMAND.match(command):
+            adjacent.append(command)
+            if not document:
+                continue
+        if adjacent:
+            yield where, "\n".join(adjacent)
+        adjacent = []
+    for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", " ".join(line.strip() for line in lines)):
+        if COMMAND.match(code) and code not in OF_A_SENTENCE:
+            yield where, code
+
+
+def all_scripts():
+    for path in documents():
+        yield from scripts(path.relative_to(ROOT), path.read_text())
+
+
+def what_runs(where, script):
+    """The line of the list that fits: its pattern, and what runs the script; without one twice None."""
+    fitting = (line for line in LIST if fnmatch.fnmatchcase(f"{where}: {script}", line[0]))
+    return next(fitting, (None, None))
+
+
+def read(name):
+    return (ROOT / name).read_text()
+
+
+def made_by_ci():
+    """Targets of the Makefile that .ci/run makes, and what those want."""
+    makefile = read("Makefile")
+    parts = re.findall(r"(?m)^([a-z-]+):(.*)\n((?:\t.*\n|(?:ifn?eq|else|endif).*\n)*)", makefile)
+    rules = {name: " ".join([wants, *re.findall(r"\$\(MAKE\)(.*)", recipe)]) for name, wants, recipe in parts}
+    known, new = set(), set(re.findall(r"\bmake ([a-z-]+)", read(".ci/run")))
+    while new:
+        known |= new
+        new = {word for name in new for word in rules.get(name, "").split() if word in rules} - known
+    return known
+
+
+def wrong_with(where, script):
+    """What is wrong with the list for a script, or None."""
+    _, by = what_runs(where, script)
+    if by is None:
+        return "nothing runs it, and it is not exempt"
+    kind, _, rest = by.partition(" ")
+    if kind == "exempt:":
+        return None if rest else "exempt without a reason"
+    if kind == "make":
+        missing = [word for word in script.split()[1:] if "=" not in word and word not in made_by_ci()]
+        return f".ci/run does not make {' and '.join(missing)}" if missing else None
+    if kind == "by":
+        return None if (ROOT / rest).exists() else f"there is no {rest}"
+    if kind == "in":
+        target = re.fullmatch(r"make (\S+)", script)
+        missing = [line for line in ([target[1]] if target else script.split("\n"))
+                   if not re.search(rf"(?<![\w-]){re.escape(line)}(?![\w-])", read(rest))]  # fmt: skip
+        return f"{rest} has no: {missing[0]}" if missing else None
+    callers = [ROOT / "Makefile", *ROOT.glob("tests/*.sh"), *ROOT.glob("tests/*/*.sh")]
+    if not any(re.search(rf"(?:commands\.py|as_it_stands) {kind}\b", path.read_text()) for path in callers):
+        return f"nothing calls commands.py {kind}"
+    return None
+
+
+def faults():
+    """Of all commands; and lines of the list that no command needs."""
+    every = list(all_scripts())
+    for where, script in every:
+        why = wrong_with(where, script)
+        if why:
+            yield f"{where}: {script!r}: {why}"
+    used = {what_runs(*each)[0] for each in every}
+    yield from (f"tests/commands.py: no command is {pattern!r}" for pattern, _ in LIST if pattern not in used)
+
+
+def tree(library, work):
+    """This tree by links, with that library where `make` would have put it, and a place for what is built."""
+    shutil.rmtree(work, ignore_errors=True)
+    (work / "build").mkdir(parents=True)
+    (work / "target").mkdir()
+    (work / "target/release").symlink_to(library.resolve())
+    for path in ROOT.iterdir():
+        if path.name not in ("build", "target", ".git"):
+            (work / path.name).symlink_to(path)
+
+
+def run(group, library, work):
+    tree(library, work)
+    # A python3 on the PATH is the one that runs this, and finds other programs of its environment.
+    environment = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    ran = 0
+    for where, script in all_scripts():
+        if what_runs(where, script)[1] == group:
+            print(f"== {where}", script, sep="\n", flush=True)
+            done = subprocess.run(["sh", "-euc", script], cwd=work, env=environment)
+            if done.returncode:
+                sys.exit(f"FAILED, status {done.returncode}: a command of {where}")
+            ran += 1
+    if not ran:
+        sys.exit(f"FAILED: no command is in a group {group!r}")
+    print(f"ok: {group}: {ran} as they stand there")
+
+
+def main(arguments):
+    if len(arguments) == 3:
+        return run(arguments[0], pathlib.Path(arguments[1]), pathlib.Path(arguments[2]).absolute())
+    if arguments:
+        sys.exit(__doc__)
+    found = list(faults())
+    print(*found, sep="\n")
+    sys.exit("FAILED: commands that no test runs" if found else 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
