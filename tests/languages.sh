@@ -2,7 +2,7 @@
 # languages.sh LIBRARY_DIR WORK_DIR [JAVA]: the examples in languages other than C, C++, Python and Rust, each built with
 # all warnings and run. Each checks what it prints. Then once more as docs/LANGUAGES.md and the examples say it, with the
 # library in /usr/local. A language without its tools is left out, aloud; that is a failure only where LANGUAGES_REQUIRED
-# in the environment has its name ("luajit go fortran csharp java bindgen"). JAVA: 22 or newer.
+# in the environment has its name ("luajit go fortran csharp java"). JAVA: 22 or newer.
 set -eu
 [ $# -ge 2 ] || { echo "usage: $0 LIBRARY_DIR WORK_DIR [JAVA]" >&2; exit 2; }
 library=$(cd "$1" && pwd) work=$(mkdir -p "$2" && cd "$2" && pwd) java=${3:-java}
@@ -94,12 +94,7 @@ else
     ran="${ran}java "
 fi
 
-if has "bindgen, for Rust" bindgen "bindgen libclang1"; then
-    as_it_stands bindgen
-    ran="${ran}bindgen "
-fi
-
-# With no more of an environment than a reader has. libclang comes without headers of its own: gcc's do for bindgen.
+# With no more of an environment than a reader has.
 cat >"$work/as_it_stands.sh" <<'END'
 set -eu
 root=$1 work=$2
@@ -113,22 +108,8 @@ unset LD_LIBRARY_PATH PKG_CONFIG_PATH GRADCODEC_LIBRARY MAKEFLAGS MFLAGS
 # shellcheck disable=SC2086 # the groups are words
 if [ -n "$groups" ]; then
     rm -rf "$work/private"
-    GOCACHE="$work/go" GOPROXY=off BINDGEN_EXTRA_CLANG_ARGS="-I$(cc -print-file-name=include)" \
-        sh tests/private.sh "$work/private" sh "$work/as_it_stands.sh" "$PWD" "$work" $groups
+    GOCACHE="$work/go" GOPROXY=off sh tests/private.sh "$work/private" sh "$work/as_it_stands.sh" "$PWD" "$work" $groups
 fi
-# What bindgen has made: every function, the constants as numbers, and types that Rust finds right.
-bindings=$work/as_it_stands/bindgen/gradcodec.rs
-if [ -e "$bindings" ]; then
-    functions=$(grep -c '^FUNCTION(' tests/abi/functions.h) found=$(grep -c 'pub fn gc_' "$bindings")
-    [ "$found" -eq "$functions" ] || { echo "FAILED: bindgen knows $found functions of $functions" >&2; exit 1; }
-    grep -qF 'GC_COUNT_ALL: i64 = -9223372036854775808;' "$bindings" ||
-        { echo "FAILED: bindgen does not know GC_COUNT_ALL" >&2; exit 1; }
-    if command -v rustc >/dev/null; then
-        rustc --crate-type lib --edition 2021 -A warnings "$bindings" --out-dir "$work"
-        echo "ok: rustc takes what bindgen has made, $functions functions"
-    fi
-fi
-
 # The tree of `make dist` has no Rust programs, which the table names.
 [ ! -e examples_rust ] || python3 tests/languages.py
 for language in ${LANGUAGES_REQUIRED:-}; do
