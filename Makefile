@@ -59,7 +59,7 @@ $(LIB)/libgradcodec.a: $(LIBRARY)
 	$(CARGO) rustc --release --quiet --lib --crate-type staticlib
 endif
 
-## Four processes train on handwritten digits with gradients of one bit an element.
+## Four processes train on handwritten digits with gradients of one bit per element.
 demo: $(BUILD)/examples/digits
 	$< examples_c/data/digits.bin
 
@@ -389,10 +389,11 @@ INTO_DOC     = $(DESTDIR)$(PREFIX)/share/doc/gradcodec
 # From the library's folder: the CMake package may be moved with its tree.
 LIB_TO_INCLUDE = $(shell realpath -ms --relative-to=$(LIBDIR) $(PREFIX)/include)
 
-## Library with its SONAME link, headers, pkg-config file, examples, licences: to PREFIX and LIBDIR; DESTDIR is respected.
+## Library with its SONAME link, headers, pkg-config file, docs, examples: to PREFIX and LIBDIR; DESTDIR is respected.
 install: $(LIBRARY)
-	install -d $(INTO_DOC)/examples $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_INCLUDE)/gradcodec
-	install -m 644 LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES $(INTO_DOC)
+	install -d $(INTO_DOC)/examples $(INTO_DOC)/docs $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_INCLUDE)/gradcodec
+	install -m 644 LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES CHANGELOG.md SECURITY.md $(INTO_DOC)
+	install -m 644 docs/*.md $(INTO_DOC)/docs
 	install -m 644 kernels/README.md $(INTO_DOC)/kernels.md
 	tar -c --exclude=__pycache__ --exclude=target $(wildcard examples_*) | tar -x -C $(INTO_DOC)/examples
 	chmod -R u=rwX,go=rX $(INTO_DOC)/examples

@@ -35,7 +35,7 @@ move "$lib" "usr/lib/$multiarch/libgradcodec.so.$major" "usr/lib/$multiarch/libg
 move libgradcodec-dev usr/include "usr/lib/$multiarch/libgradcodec.so" "usr/lib/$multiarch/libgradcodec.a" \
     "usr/lib/$multiarch/pkgconfig" "usr/lib/$multiarch/cmake"
 mkdir -p "$deb/libgradcodec-dev/usr/share/doc/libgradcodec-dev"
-for path in examples kernels.md; do
+for path in CHANGELOG.md SECURITY.md docs examples kernels.md; do
     mv "$deb/all/usr/share/doc/gradcodec/$path" "$deb/libgradcodec-dev/usr/share/doc/libgradcodec-dev/$path"
 done
 chmod 644 "$deb/$lib/usr/lib/$multiarch/libgradcodec.so.$version"
