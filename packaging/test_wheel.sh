@@ -63,7 +63,14 @@ for flags in "$(gradcodec-config --includes --libs)" \
 done
 [ "$(gradcodec-config --version)" = "$(python -c 'import importlib.metadata as m; print(m.version("gradcodec"))')" ] ||
     fail "gradcodec-config --version: $(gradcodec-config --version)"
-echo "ok C: bits, by gradcodec-config and by pkg-config"
+# In a folder whose name means something to a shell.
+odd="$work/a folder; of \$(my) 'own'"
+mkdir "$odd" && cp -r "$package" "$odd"
+eval "${CC:-cc} -std=c99 \"$root/examples_c/bits.c\" -o odd $("$python" "$odd/gradcodec/_config.py" --includes --libs)"
+./odd > log || fail "bits: $(cat log)"
+ldd odd | grep -qF "$odd" || fail "another library: $(ldd odd)"
+[ "$("$python" "$odd/gradcodec/_config.py" --cmakedir)" = "$odd/gradcodec/lib/cmake/gradcodec" ] || fail "--cmakedir"
+echo "ok C: bits, by gradcodec-config, also from a folder with spaces and quotes, and by pkg-config"
 cmake=$(command -v cmake || echo "$root/build/venv-peers/bin/cmake")
 if [ -x "$cmake" ]; then
     cat > CMakeLists.txt <<END
