@@ -60,7 +60,7 @@ $(LIB)/libgradcodec.a: $(LIBRARY)
 	$(CARGO) rustc --release --quiet --lib --crate-type staticlib
 endif
 
-## Four processes train on handwritten digits with gradients of one bit an element.
+## Four processes train on handwritten digits with gradients of one bit per element.
 demo: $(BUILD)/examples/digits
 	$< examples_c/data/digits.bin
 
@@ -396,10 +396,12 @@ INTO_MAN     = $(DESTDIR)$(MANDIR)/man7
 # From the library's folder: the CMake package may be moved with its tree.
 LIB_TO_INCLUDE = $(shell realpath -ms --relative-to=$(LIBDIR) $(PREFIX)/include)
 
-## Library, headers, pkg-config file, man page, examples, licences: to PREFIX, LIBDIR, MANDIR; DESTDIR is respected.
+## Library, headers, pkg-config file, documents, man page, examples: to PREFIX, LIBDIR, MANDIR; DESTDIR is respected.
 install: $(LIBRARY)
-	install -d $(INTO_DOC)/examples $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_INCLUDE)/gradcodec $(INTO_MAN)
-	install -m 644 LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES $(INTO_DOC)
+	install -d $(INTO_DOC)/examples $(INTO_DOC)/docs $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec \
+	    $(INTO_INCLUDE)/gradcodec $(INTO_MAN)
+	install -m 644 LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES CHANGELOG.md SECURITY.md $(INTO_DOC)
+	install -m 644 docs/*.md $(INTO_DOC)/docs
 	install -m 644 kernels/README.md $(INTO_DOC)/kernels.md
 	tar -c --exclude=__pycache__ --exclude=target $(wildcard examples_*) | tar -x -C $(INTO_DOC)/examples
 	chmod -R u=rwX,go=rX $(INTO_DOC)/examples

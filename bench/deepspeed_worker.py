@@ -44,7 +44,7 @@ class Worker:
 
 
 class AllReduce:
-    """The mean over ranks, at one bit an element. With c = buffer + error as above, of every rank r, and W ranks:
+    """The mean over ranks, at one bit per element. With c = buffer + error as above, of every rank r, and W ranks:
 
         own shard of all ranks' bits:  d = sum of s_r / W * sigma(c_r), + server error;   t = ||d|| / sqrt(N / W)
         server error = d - t * sigma(d);   buffer = t_k * sigma(d_k) of each shard k

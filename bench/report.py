@@ -163,7 +163,7 @@ def targets():
         missed = [size or "missed" for size in by_verdict["missed"]]
         reached = by_verdict["reached"]
         some = [size or "reached" for size in reached] if len(reached) <= 3 else [f"{len(reached)} sizes"]
-        lines.append([what, aim, ", ".join(some) or "-", ", ".join(missed) or "-"])
+        lines.append([what, aim, "; ".join(some) or "-", "; ".join(missed) or "-"])
     return table(["what", "to reach", "reached", "missed"], lines) if lines else None
 
 

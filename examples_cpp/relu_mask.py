@@ -1,4 +1,4 @@
-"""ReLU that keeps one bit an element for its backward pass, where torch.relu keeps the activation.
+"""ReLU that keeps one bit per element for its backward pass, where torch.relu keeps the activation.
 
     python3 examples_cpp/relu_mask.py
 
@@ -98,7 +98,7 @@ def main():
             print(f"{device} {dtype}: kept {plain} bytes, packed {packed}{peaks}; gradients equal: {equal}")
             ok &= equal and plain - packed == expected
     if not ok:
-        print("WRONG: other gradients, or not the activation less a bit an element")
+        print("WRONG: other gradients, or not the activation less a bit per element")
         sys.exit(1)
 
 

@@ -1,7 +1,12 @@
 """gradcodec-config: what a compiler or CMake has to be told to use the library that is in this package.
 
     cc pack.c $(gradcodec-config --includes --libs)
-    cmake -S . -B build -Dgradcodec_DIR=$(gradcodec-config --cmakedir)
+    cmake -S . -B build -Dgradcodec_DIR="$(gradcodec-config --cmakedir)"
+
+In what --includes and --libs print, a space or another character that means something to a shell has a backslash
+before it, as pkg-config prints them. A package in such a folder is used by
+
+    eval "cc pack.c $(gradcodec-config --includes --libs)"
 
 The manual is gradcodec.h itself, in the folder that --includes names: it begins with a table of all functions, which
 `man gradcodec` shows, too.
@@ -15,11 +20,12 @@ import re
 def main() -> None:
     """Prints what is asked for, in one line."""
     here = pathlib.Path(__file__).resolve().parent
+    quoted = re.sub(r"[^\w/.,:=@%+-]", r"\\\g<0>", str(here))
     header = (here / "include" / "gradcodec.h").read_text()
     version = ".".join(re.findall(r"#define GRADCODEC_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header))
     answers = {
-        "--includes": ("for the compiler: where gradcodec.h is", f"-I{here}/include"),
-        "--libs": ("for the linker", f"-L{here}/lib -lgradcodec -Wl,-rpath,{here}/lib"),
+        "--includes": ("for the compiler: where gradcodec.h is", f"-I{quoted}/include"),
+        "--libs": ("for the linker", f"-L{quoted}/lib -lgradcodec -Wl,-rpath,{quoted}/lib"),
         "--cmakedir": ("for CMake's gradcodec_DIR", f"{here}/lib/cmake/gradcodec"),
         "--version": ("of the library", version),
     }

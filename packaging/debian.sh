@@ -36,7 +36,7 @@ move libgradcodec-dev usr/include "usr/lib/$multiarch/libgradcodec.so" "usr/lib/
     "usr/lib/$multiarch/pkgconfig" "usr/lib/$multiarch/cmake" usr/share/man
 gzip -9n "$deb/libgradcodec-dev/usr/share/man/man7/gradcodec.7"
 mkdir -p "$deb/libgradcodec-dev/usr/share/doc/libgradcodec-dev"
-for path in examples kernels.md; do
+for path in CHANGELOG.md SECURITY.md docs examples kernels.md; do
     mv "$deb/all/usr/share/doc/gradcodec/$path" "$deb/libgradcodec-dev/usr/share/doc/libgradcodec-dev/$path"
 done
 chmod 644 "$deb/$lib/usr/lib/$multiarch/libgradcodec.so.$version"

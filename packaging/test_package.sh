@@ -1,7 +1,7 @@
 #!/bin/sh
 # test_package.sh: what `make package` has made: the archive is whole, its library exports, needs and asks of glibc what
 # it should, programs are built against it with pkg-config, shared and static, in which panics are caught; debug symbols
-# belong to it; the Debian packages have what belongs in them; every form has the notices.
+# belong to it; the Debian packages have what belongs in them; every form has the notices and documents.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -58,13 +58,16 @@ compile linked $(PKG_CONFIG_PATH="$work/static/lib/pkgconfig" "$pkg_config" --st
 echo "ok: bits by pkg-config, shared ($(stat -c %s "$work/shared") bytes), static ($(stat -c %s "$work/linked") bytes)"
 echo "ok: $(cat "$work/log")"
 
-notices() { # FILE LISTING...
+has() { # FILE LISTING...
     file=$1 && shift
     "$@" | grep "$file" > /dev/null || fail "no $file by $*"
 }
-notices THIRD-PARTY-NOTICES ls "$prefix/share/doc/gradcodec"
-notices licenses/THIRD-PARTY-NOTICES python3 -m zipfile --list \
-    "$packages/gradcodec-$version-py3-none-manylinux_2_17_$arch.whl"
+wheel=$packages/gradcodec-$version-py3-none-manylinux_2_17_$arch.whl
+has licenses/THIRD-PARTY-NOTICES python3 -m zipfile --list "$wheel"
+for file in THIRD-PARTY-NOTICES CHANGELOG.md SECURITY.md docs/KERNELS.md; do
+    has "share/doc/gradcodec/$file" find "$prefix"
+    has "share/doc/gradcodec/$file" python3 -m zipfile --list "$wheel"
+done
 for deb in "$packages"/libgradcodec*_amd64.deb; do
     mkdir "$work/deb" && dpkg-deb -x "$deb" "$work/deb"
     grep -q 'dlpark .*Apache-2.0' "$work"/deb/usr/share/doc/*/THIRD-PARTY-NOTICES || fail "$deb has no notices"
@@ -72,7 +75,8 @@ for deb in "$packages"/libgradcodec*_amd64.deb; do
     */libgradcodec0_*) cmp "$library" "$(echo "$work"/deb/usr/lib/*/libgradcodec.so.0)" ;;
     */libgradcodec-dev_*)
         [ -e "$work/deb/usr/include/gradcodec/loader.h" ] && [ -L "$(echo "$work"/deb/usr/lib/*/libgradcodec.so)" ] &&
-            gzip -dc "$work/deb/usr/share/man/man7/gradcodec.7.gz" | cmp - "$prefix/share/man/man7/gradcodec.7"
+            gzip -dc "$work/deb/usr/share/man/man7/gradcodec.7.gz" | cmp - "$prefix/share/man/man7/gradcodec.7" &&
+            [ -e "$work/deb/usr/share/doc/libgradcodec-dev/docs/KERNELS.md" ]
         ;;
     */*-dbgsym_*)
         [ "$(cd "$work/deb/usr/lib/debug/.build-id" && echo */*)" = "$(id "$library" | sed 's|^..|&/|').debug" ]
@@ -82,7 +86,7 @@ for deb in "$packages"/libgradcodec*_amd64.deb; do
     [ "$size" = "$(dpkg-deb --field "$deb" Installed-Size)" ] || fail "$deb: its files take $size KiB"
     rm -r "$work/deb"
 done
-echo "ok: every form has the notices, and each Debian package what belongs to it"
+echo "ok: every form has the notices and documents, and each Debian package what belongs to it"
 if command -v lintian > /dev/null; then
     # Whose packages they are is said where they are released.
     lintian --fail-on error --suppress-tags bogus-mail-host,bogus-mail-host-in-debian-changelog,root-in-contact \

@@ -80,7 +80,14 @@ ${CC:-cc} -std=c99 -Wall -Wextra -pedantic -Werror pack.c -o bits -Wl,-rpath,"$p
 ./bits > log || fail "bits: $(cat log)"
 [ "$(gradcodec-config --version)" = "$(python -c 'import importlib.metadata as m; print(m.version("gradcodec"))')" ] ||
     fail "gradcodec-config --version: $(gradcodec-config --version)"
-echo "ok C: bits, by gradcodec-config and by pkg-config"
+# In a folder whose name means something to a shell.
+odd="$work/a folder; of \$(my) 'own'"
+mkdir "$odd" && cp -r "$package" "$odd"
+eval "${CC:-cc} -std=c99 \"$root/examples_c/bits.c\" -o odd $("$python" "$odd/gradcodec/_config.py" --includes --libs)"
+./odd > log || fail "bits: $(cat log)"
+ldd odd | grep -qF "$odd" || fail "another library: $(ldd odd)"
+[ "$("$python" "$odd/gradcodec/_config.py" --cmakedir)" = "$odd/gradcodec/lib/cmake/gradcodec" ] || fail "--cmakedir"
+echo "ok C: bits, by gradcodec-config, also from a folder with spaces and quotes, and by pkg-config"
 sh "$root/tests/man.sh" "$venv/share/man/man7/gradcodec.7"
 cmake=$(command -v cmake || echo "$root/build/venv-peers/bin/cmake")
 if [ -x "$cmake" ]; then
@@ -92,8 +99,7 @@ add_executable(program $root/examples_c/bits.c)
 target_link_libraries(program PRIVATE gradcodec::gradcodec)
 END
     PATH=$(dirname "$cmake"):$PATH
-    # shellcheck disable=SC2046 # as gradcodec-config's help has it
-    cmake -S . -B build -Dgradcodec_DIR=$(gradcodec-config --cmakedir) > log && cmake --build build >> log &&
+    cmake -S . -B build -Dgradcodec_DIR="$(gradcodec-config --cmakedir)" > log && cmake --build build >> log &&
         ./build/program >> log || fail "CMake: $(cat log)"
     echo "ok C: bits, by CMake"
 else

@@ -50,6 +50,7 @@ example "$dir/stripped/lib"
 # What is installed suffices for the examples that come with it.
 cd "$dir/stripped/share/doc/gradcodec/examples"
 grep -q '^dlpark .*Apache-2.0' ../THIRD-PARTY-NOTICES || { echo "FAILED: no notices" >&2; exit 1; }
+ls ../CHANGELOG.md ../SECURITY.md ../docs/KERNELS.md > "$dir/log"
 # shellcheck disable=SC2046 # the flags are words
 $cc -std=c99 examples_c/feedback.c -o "$dir/feedback" -lm -pthread -Wl,-rpath,"$dir/stripped/lib" \
     $(PKG_CONFIG_PATH="$dir/stripped/lib/pkgconfig" pkgconf --cflags --libs gradcodec)
@@ -57,7 +58,7 @@ $cc -std=c99 examples_c/feedback.c -o "$dir/feedback" -lm -pthread -Wl,-rpath,"$
 cd "$root"
 install uninstall PREFIX="$dir/stripped"
 nothing_left_in "$dir/stripped"
-echo "ok: without debug symbols, with the examples and notices"
+echo "ok: without debug symbols, with the examples, documents and notices"
 
 # As root: ldconfig is told of a folder that it reads, and of no other.
 cat > "$dir/as_root.sh" <<'END'

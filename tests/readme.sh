@@ -61,7 +61,11 @@ sh "$work/all.sh" install_home c_home '
     ./a.out > ../start_printed
     make uninstall PREFIX=$HOME/.local > ../log'
 [ -z "$(find "$work/home" ! -type d)" ] || { echo "FAILED: make uninstall leaves files" >&2; exit 1; }
-PATH="$work/bin:$PATH" sh "$root/tests/private.sh" "$work/private" sh "$work/all.sh" install_usr_local c_usr_local
+PATH="$work/bin:$PATH" sh "$root/tests/private.sh" "$work/private" sh "$work/all.sh" install_usr_local c_usr_local \
+    > "$work/usr_local" || { cat "$work/usr_local"; exit 1; }
+cat "$work/usr_local"
+without=
+! grep -q '^NOT RUN' "$work/usr_local" || without=", but for the installation to /usr/local, which was NOT RUN"
 
 # compile NAME: $work/NAME.c, with warnings
 compile() {
@@ -102,4 +106,4 @@ make --no-print-directory -C "$root" help > "$work/help"
 for target in $(grep -o '`make [a-z0-9-]*' "$root/README.md" | cut -d' ' -f2 | sort -u); do
     grep -q "^$target " "$work/help" || { echo "FAILED: README.md names make $target, make help does not" >&2; exit 1; }
 done
-echo "ok: the commands and programs of README.md and gradcodec.h run"
+echo "ok: the commands and programs of README.md and gradcodec.h run$without"

@@ -115,7 +115,7 @@ __device__ __forceinline__ void store_bit(unsigned char *bits, unsigned long lon
 
 // Stores bits for N elements a lane, N: 2, 4, 8 or 16: lane l holds the elements from i = first + l * N on, first a
 // multiple of 32 * N, and their bits in the lowest of `field`, the first the least significant. Otherwise as
-// store_bit(). An epilogue that has a float4 a lane:
+// store_bit(). An epilogue that has a float4 per lane:
 //
 //     unsigned field = gradcodec::sign(u.x) | gradcodec::sign(u.y) << 1;
 //     field |= gradcodec::sign(u.z) << 2 | gradcodec::sign(u.w) << 3;

@@ -84,7 +84,7 @@ typedef enum {
   kDLOpaqueHandle = 3,
   kDLBfloat = 4,
   kDLComplex = 5, /* `bits` counts both parts */
-  kDLBool = 6,    /* 8 bits, a byte an element */
+  kDLBool = 6,    /* 8 bits, a byte per element */
   kDLFloat8_e3m4 = 7,
   kDLFloat8_e4m3 = 8,
   kDLFloat8_e4m3b11fnuz = 9,

@@ -14,7 +14,8 @@
  * A function has its C name without `gc_`, takes the same inputs in the same order, returns what C gives through `out`,
  * and throws `Error` where the C function returns a status: what it does, and each refusal, is said in gradcodec.h. Where
  * C takes pointers to tensors, here comes a Tensor, a View, a DLPack struct or a pointer to one. NULL or an empty Tensor
- * is refused by the library.
+ * is refused by the library. A C function that returns a number, or -1 where it fails, does not say its status: for these
+ * status() is GC_STATUS_INVALID_ARGUMENT whatever the reason, which what() has.
  */
 #ifndef GRADCODEC_HPP
 #define GRADCODEC_HPP

@@ -73,7 +73,7 @@ pub fn shard_elements(elements: i64, world: i32) -> Result<i64> {
         .ok_or_else(|| error!(SizeOverflow, "n_elements: {elements} elements are 2^63 bits, filled up"))
 }
 
-/// Replaces `buffer` by the mean over the ranks of what it was plus `worker_error`, at one bit an element.
+/// Replaces `buffer` by the mean over the ranks of what it was plus `worker_error`, at one bit per element.
 pub fn allreduce(
     communicator: &Communicator,
     buffer: &View<'_>,

@@ -1,4 +1,4 @@
-"""examples_cpp/relu_mask.py against torch.relu: the same gradients, to the bit, from one bit an element."""
+"""examples_cpp/relu_mask.py against torch.relu: the same gradients, to the bit, from one bit per element."""
 
 import pytest
 import relu_mask
