@@ -100,7 +100,7 @@ def documents():
     patterns = ["*.md", "docs/*.md", "kernels/*.md", "examples_*/**/*", "include/**/*.h*", "packaging/config.py"]
     paths = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
     kinds = "md py c cpp cu h hpp cuh rs go java lua f90 cs txt toml mod".split()
-    return [path for path in paths if path.suffix[1:] in kinds and "target" not in path.parts]
+    return [path for path in paths if path.suffix[1:] in kinds and "target" not in path.relative_to(ROOT).parts]
 
 
 def without_blocks(text):
