@@ -1,6 +1,6 @@
 // A mask and the signs of a gradient to bits and back, by P/Invoke.
 //
-//     mcs examples_csharp/Bits.cs -out:Bits.exe && LD_LIBRARY_PATH=/usr/local/lib mono Bits.exe
+//     mcs examples_csharp/Bits.cs -out:Bits.exe && mono Bits.exe
 //
 // or as the Program.cs of a .NET console project. An array is pinned while a tensor describes it, because the collector
 // would move it. gc_last_error() is read on the thread that has called: no await may come between the two.

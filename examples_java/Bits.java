@@ -19,7 +19,7 @@ import static java.lang.foreign.ValueLayout.JAVA_SHORT;
 /**
  * A mask and the signs of a gradient to bits and back, through Java's foreign function and memory interface (Java 22):
  *
- *     java --enable-native-access=ALL-UNNAMED examples_java/Bits.java /usr/local/lib/libgradcodec.so.0
+ *     java --enable-native-access=ALL-UNNAMED examples_java/Bits.java
  *
  * gc_last_error() has the failure of the thread that called. Failure and sentence are fetched one after the other here,
  * between which a virtual thread would have to stay on its carrier: call from a platform thread.

@@ -1,8 +1,8 @@
 #!/bin/sh
 # languages.sh LIBRARY_DIR WORK_DIR [JAVA]: the examples in languages other than C, C++, Python and Rust, each built with
 # all warnings and run. Each checks what it prints. Then once more as docs/LANGUAGES.md and the examples say it, with the
-# library in /usr/local. A language without its tools is left out, aloud; that is a failure only where LANGUAGES_REQUIRED
-# in the environment has its name ("luajit go fortran csharp java"). JAVA: 22 or newer.
+# library in $HOME/.local, and in /usr/local. A language without its tools is left out, aloud; that is a failure only
+# where LANGUAGES_REQUIRED in the environment has its name ("luajit go fortran csharp java"). JAVA: 22 or newer.
 set -eu
 [ $# -ge 2 ] || { echo "usage: $0 LIBRARY_DIR WORK_DIR [JAVA]" >&2; exit 2; }
 library=$(cd "$1" && pwd) work=$(mkdir -p "$2" && cd "$2" && pwd) java=${3:-java}
@@ -91,24 +91,33 @@ else
         javac -Werror -d "$work/java" examples_java/Bits.java
     fi
     says "$refused" "$java" --enable-native-access=ALL-UNNAMED -cp "$work/java" Bits "$library/libgradcodec.so.0"
+    LD_LIBRARY_PATH=$library says "$refused" "$java" --enable-native-access=ALL-UNNAMED -cp "$work/java" Bits
     ran="${ran}java "
 fi
 
 # With no more of an environment than a reader has.
 cat >"$work/as_it_stands.sh" <<'END'
 set -eu
-root=$1 work=$2
-shift 2
-make --no-print-directory -C "$root" install CARGO=true >"$work/log" || { cat "$work/log"; exit 1; }
+root=$1 work=$2 prefix=$3
+shift 3
+make --no-print-directory -C "$root" install CARGO=true PREFIX="$prefix" >"$work/log" || { cat "$work/log"; exit 1; }
 for group in "$@"; do
-    python3 "$root/tests/commands.py" "$group" /usr/local/lib "$work/as_it_stands/$group"
+    python3 "$root/tests/commands.py" "$group" "$prefix/lib" "$work/as_it_stands/$group"
 done
 END
-unset LD_LIBRARY_PATH PKG_CONFIG_PATH GRADCODEC_LIBRARY MAKEFLAGS MFLAGS
+unset LD_LIBRARY_PATH LIBRARY_PATH PKG_CONFIG_PATH GRADCODEC_LIBRARY MAKEFLAGS MFLAGS
+export GOCACHE="$work/go" GOPROXY=off
 # shellcheck disable=SC2086 # the groups are words
 if [ -n "$groups" ]; then
-    rm -rf "$work/private"
-    GOCACHE="$work/go" GOPROXY=off sh tests/private.sh "$work/private" sh "$work/as_it_stands.sh" "$PWD" "$work" $groups
+    rm -rf "$work/private" "$work/home"
+    echo "== as a reader does it, with the library in /usr/local"
+    sh tests/private.sh "$work/private" sh "$work/as_it_stands.sh" "$PWD" "$work" /usr/local $groups
+    echo "== the same, with the library in \$HOME/.local"
+    (
+        export HOME="$work/home"
+        export LD_LIBRARY_PATH=$HOME/.local/lib LIBRARY_PATH=$HOME/.local/lib PKG_CONFIG_PATH=$HOME/.local/lib/pkgconfig
+        sh "$work/as_it_stands.sh" "$PWD" "$work" "$HOME/.local" $groups
+    )
 fi
 # The tree of `make dist` has no Rust programs, which the table names.
 [ ! -e examples_rust ] || python3 tests/languages.py
