@@ -174,9 +174,9 @@
  *
  * Simple functions take and return DLManagedTensor. They allocate their outputs, and are complete when they return.
  *
- * Stream functions are those whose names end in `_into`, and those of codecs and of all-reduces. They take DLTensor
- * views of your memory and a `void *stream`. For CPU and CUDAHost tensors the stream is ignored, so pass NULL, and the
- * work is complete when the function returns. What they do on CUDA is said under STREAMS.
+ * Stream functions are those whose names end in `_into`, those of codecs and of all-reduces, and gc_kernel_run(). They
+ * take DLTensor views of your memory and a `void *stream`. For CPU and CUDAHost tensors the stream is ignored, so pass
+ * NULL, and the work is complete when the function returns. What they do on CUDA is said under STREAMS.
  *
  * OWNERSHIP
  *
@@ -230,7 +230,8 @@
  *
  * Any thread may call any function at any time on different objects, and calls may share inputs. A thread that is
  * cancelled during a call ends after it. A forked child may go on calling on CPU tensors; CUDA does not work there. A
- * call uses less than 32 KiB of stack, not counting your callbacks and the CUDA driver.
+ * call uses less than 32 KiB of stack, not counting your callbacks, the CUDA driver, and NVRTC, which takes about 128
+ * KiB when a kernel is compiled.
  *
  * Your deleters and callbacks run on the thread that releases. They must return: no exception and no longjmp may leave
  * them.
@@ -267,16 +268,16 @@
  *
  * Once gc_prepare() has run, stream functions allocate nothing and synchronize nothing, with one exception, after much
  * was released: see MEMORY OF CARDS. Without gc_prepare(), a first call in a context loads the kernels, which waits
- * for all that runs there. gc_copy_into() also takes tensors of two devices, and says what it enqueues, what it waits
- * for and what it allocates then.
+ * for all that runs there. For gc_kernel_run() it is gc_kernel_prepare() that does this: see KERNELS. gc_copy_into()
+ * also takes tensors of two devices, and says what it enqueues, what it waits for and what it allocates then.
  *
  * GRAPHS
  *
  * Functions whose names end in `_into` can be captured in a CUDA graph, after gc_prepare() in the context that
- * captures, on a stream of yours (CUDA captures neither NULL nor 1). Memory that a captured call uses must stay until
- * the graph's last launch; that includes tensors that this library has made, so do not release them before. Meanwhile
- * other threads may call anything except simple functions in that context, if the stream was created without the
- * non-blocking flag.
+ * captures, on a stream of yours (CUDA captures neither NULL nor 1); gc_kernel_run() after gc_kernel_prepare() there;
+ * codecs and all-reduces as their sections say. Memory that a captured call uses must stay until the graph's last
+ * launch; that includes tensors that this library has made, so do not release them before. Meanwhile other threads may
+ * call anything except simple functions in that context, if the stream was created without the non-blocking flag.
  *
  * MEMORY OF CARDS
  *
@@ -291,11 +292,11 @@
  * works on it afterwards.
  *
  * Calls that may wait for all work in the context: those that return new tensors, where much has been released;
- * gc_prepare() and first calls, to load kernels; gc_trim(); and any call, also of a stream function, that finds more
- * kept than the bound above, because so much has been released: it gives a few blocks back, unless it is on a codec,
- * an all-reduce handle or a communicator. Such a call must not stand between the launches of a collective (NCCL's for
- * several cards of one process, say): the launch that it holds up is the one that it waits for. Call gc_trim()
- * beforehand, and no stream function waits.
+ * gc_prepare(), gc_kernel_prepare() and first calls, to load kernels; gc_trim(); and any call, also of a stream
+ * function, that finds more kept than the bound above, because so much has been released: it gives a few blocks back,
+ * unless it is on a codec, an all-reduce handle or a communicator. Such a call must not stand between the launches of
+ * a collective (NCCL's for several cards of one process, say): the launch that it holds up is the one that it waits
+ * for. Call gc_trim() beforehand, and no stream function waits.
  */
 
 #ifndef GRADCODEC_H
@@ -1206,7 +1207,7 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  * the mean of the chunks that are its own, adds its server error, and sends signs and a scale of that to all. The
  * errors keep what both steps lose. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021),
  * with two exchanges in all; docs/NUMERICS.md says what is computed, docs/WHEN.md when it pays. A rank sends and
- * receives about 1/4 byte per element, and about 100 bytes a chunk; a ring all-reduce of float32 moves 8 bytes.
+ * receives about 1/4 byte per element, and about 100 bytes per chunk; a ring all-reduce of float32 moves 8 bytes.
  *
  * A call may block until the other ranks' calls come, so each rank needs a thread of its own, and every rank must make
  * its calls on a communicator in the same order. A rank whose call fails for its arguments, or for want of memory,
@@ -1904,8 +1905,9 @@ gc_status_t gc_share_receive(int socket,
  *
  * Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
  * call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
- * gc_kernel_prepare() does it ahead. A prepared kernel allocates nothing, waits for nothing and can be captured. What
- * you write runs as any kernel of yours: it can overwrite memory, and hang the device.
+ * gc_kernel_prepare() does it ahead. Running a prepared kernel can be captured; it waits only as MEMORY OF CARDS says,
+ * and allocates nothing but a few short lists on the host's heap. What you write runs as any kernel of yours: it can
+ * overwrite memory, and hang the device.
  */
 
 /** How a kernel is made: flags of its options. */
@@ -2017,7 +2019,8 @@ typedef struct gc_run_options_t {
     const DLTensor *workspace;
     /**
      * For gc_kernel_prepare() alone: compile for a card of this compute capability, 90 for 9.0, which need not be
-     * here; load nothing. The tensors' devices are not looked at then.
+     * here; load nothing. Tensors may be on any device then, but an input of no dimension on the CPU is a scalar, so
+     * say CUDA for one that will be a tensor there.
      */
     int32_t capability;
     /** Must be 0. */
@@ -2057,14 +2060,15 @@ gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
  * for none.
  *
  * INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; a
- * reduction of no element without an identity; a workspace that is needed and NULL or not aligned to 16; a size where
- * it is not for, or none where it is; in a capture, a combination that is yet to be compiled or loaded; more
- * dimensions that cannot be made one than one launch takes (with up to 8 parameters there is room for 40).
- * SHAPE_MISMATCH: shapes that cannot be broadcast, an output of another shape, a workspace that is too small.
- * UNSUPPORTED_DTYPE: a tensor of another dtype than its parameter, or than another one of the same letter.
- * UNSUPPORTED_DEVICE: a tensor of the CPU that is no scalar. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing
- * to compile with; the message has what was looked for. COMPILE: NVRTC's first error, whose line is that of your text;
- * gc_kernel_log() has all of them.
+ * reduction of no element without an identity; a workspace that is needed and NULL or not aligned to 16; `size` other
+ * than 0, unless all parameters are raw, or not above 0 if they are; in a capture, a combination that is yet to be
+ * compiled or loaded; strides that take more loops than a launch has room for, after neighbouring dimensions were
+ * merged where that is possible (with up to 8 parameters there is room for 40). SHAPE_MISMATCH: shapes that cannot be
+ * broadcast, an output of another shape, a workspace that is too small. UNSUPPORTED_DTYPE: a tensor of another dtype
+ * than its parameter, or than another one of the same letter. UNSUPPORTED_DEVICE: a tensor of the CPU that is no
+ * scalar; a card older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^31 - 1 blocks to launch.
+ * NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing to compile with; the message has what was looked for.
+ * COMPILE: NVRTC's first error, whose line is that of your text; gc_kernel_log() has all of them.
  */
 gc_status_t gc_kernel_run(gc_kernel_t *kernel,
                           const DLTensor *const *inputs,
@@ -2075,10 +2079,10 @@ gc_status_t gc_kernel_run(gc_kernel_t *kernel,
                           void *stream);
 
 /**
- * Compiles and loads what gc_kernel_run() would need, and launches nothing. The arguments are the same. No element is
- * read or written, and no workspace is needed. A combination is one of dtypes, of which inputs are scalars, of the
- * dimensions and contiguity of raw tensors, and of the card; shapes and strides otherwise do not matter, unless they
- * take more than 8 loops.
+ * Compiles and loads what gc_kernel_run() would need, and launches nothing. The arguments are the same. No workspace
+ * is needed, no element is written, and only scalars are read. A combination is one of dtypes, of which inputs are
+ * scalars, of the dimensions and contiguity of raw tensors, and of the card; shapes and strides otherwise do not
+ * matter, unless they take more than 8 loops.
  *
  * As gc_kernel_run().
  */

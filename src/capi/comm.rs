@@ -18,7 +18,7 @@
 //! the mean of the chunks that are its own, adds its server error, and sends signs and a scale of that to all. The
 //! errors keep what both steps lose. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021),
 //! with two exchanges in all; docs/NUMERICS.md says what is computed, docs/WHEN.md when it pays. A rank sends and
-//! receives about 1/4 byte per element, and about 100 bytes a chunk; a ring all-reduce of float32 moves 8 bytes.
+//! receives about 1/4 byte per element, and about 100 bytes per chunk; a ring all-reduce of float32 moves 8 bytes.
 //!
 //! A call may block until the other ranks' calls come, so each rank needs a thread of its own, and every rank must make
 //! its calls on a communicator in the same order. A rank whose call fails for its arguments, or for want of memory,

@@ -51,8 +51,9 @@
 //!
 //! Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
 //! call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
-//! gc_kernel_prepare() does it ahead. A prepared kernel allocates nothing, waits for nothing and can be captured. What
-//! you write runs as any kernel of yours: it can overwrite memory, and hang the device.
+//! gc_kernel_prepare() does it ahead. Running a prepared kernel can be captured; it waits only as MEMORY OF CARDS says,
+//! and allocates nothing but a few short lists on the host's heap. What you write runs as any kernel of yours: it can
+//! overwrite memory, and hang the device.
 
 use std::{
     ffi::{CStr, c_char, c_void},
@@ -204,7 +205,8 @@ pub struct gc_run_options_t {
     /// NULL if it is 0 bytes.
     pub workspace: *const DLTensor,
     /// For gc_kernel_prepare() alone: compile for a card of this compute capability, 90 for 9.0, which need not be
-    /// here; load nothing. The tensors' devices are not looked at then.
+    /// here; load nothing. Tensors may be on any device then, but an input of no dimension on the CPU is a scalar, so
+    /// say CUDA for one that will be a tensor there.
     pub capability: i32,
     /// Must be 0.
     pub reserved0: u32,
@@ -310,7 +312,10 @@ unsafe fn create<T: Ingredients>(options: *const T, out: *mut *mut gc_kernel_t) 
         let (given, out) = (borrow::options("options", options)?, Out::one("out", out)?);
         let Common { flags, options, n_options, nvrtc } = given.common();
         if flags & !(FMAD | NO_DISK) != 0 {
-            return Err(error!(InvalidArgument, "options: flags {flags:#x}; of {:#x} expected", FMAD | NO_DISK));
+            return Err(error!(
+                InvalidArgument,
+                "options: flags {flags:#x}; any of GC_KERNEL_FMAD {FMAD:#x} and GC_KERNEL_NO_DISK {NO_DISK:#x} expected"
+            ));
         }
         let mut definition = Definition {
             is_reduction: T::IS_REDUCTION,
@@ -449,14 +454,15 @@ pub unsafe extern "C" fn gc_reduction_create(
 /// for none.
 ///
 /// INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; a
-/// reduction of no element without an identity; a workspace that is needed and NULL or not aligned to 16; a size where
-/// it is not for, or none where it is; in a capture, a combination that is yet to be compiled or loaded; more
-/// dimensions that cannot be made one than one launch takes (with up to 8 parameters there is room for 40).
-/// SHAPE_MISMATCH: shapes that cannot be broadcast, an output of another shape, a workspace that is too small.
-/// UNSUPPORTED_DTYPE: a tensor of another dtype than its parameter, or than another one of the same letter.
-/// UNSUPPORTED_DEVICE: a tensor of the CPU that is no scalar. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing
-/// to compile with; the message has what was looked for. COMPILE: NVRTC's first error, whose line is that of your text;
-/// gc_kernel_log() has all of them.
+/// reduction of no element without an identity; a workspace that is needed and NULL or not aligned to 16; `size` other
+/// than 0, unless all parameters are raw, or not above 0 if they are; in a capture, a combination that is yet to be
+/// compiled or loaded; strides that take more loops than a launch has room for, after neighbouring dimensions were
+/// merged where that is possible (with up to 8 parameters there is room for 40). SHAPE_MISMATCH: shapes that cannot be
+/// broadcast, an output of another shape, a workspace that is too small. UNSUPPORTED_DTYPE: a tensor of another dtype
+/// than its parameter, or than another one of the same letter. UNSUPPORTED_DEVICE: a tensor of the CPU that is no
+/// scalar; a card older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^31 - 1 blocks to launch.
+/// NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing to compile with; the message has what was looked for.
+/// COMPILE: NVRTC's first error, whose line is that of your text; gc_kernel_log() has all of them.
 ///
 /// # Safety
 /// The pointers are as described, nothing else uses the memory of outputs and workspace meanwhile, and the kernel stays
@@ -480,10 +486,10 @@ pub unsafe extern "C" fn gc_kernel_run(
     })
 }
 
-/// Compiles and loads what gc_kernel_run() would need, and launches nothing. The arguments are the same. No element is
-/// read or written, and no workspace is needed. A combination is one of dtypes, of which inputs are scalars, of the
-/// dimensions and contiguity of raw tensors, and of the card; shapes and strides otherwise do not matter, unless they
-/// take more than 8 loops.
+/// Compiles and loads what gc_kernel_run() would need, and launches nothing. The arguments are the same. No workspace
+/// is needed, no element is written, and only scalars are read. A combination is one of dtypes, of which inputs are
+/// scalars, of the dimensions and contiguity of raw tensors, and of the card; shapes and strides otherwise do not
+/// matter, unless they take more than 8 loops.
 ///
 /// As gc_kernel_run().
 ///

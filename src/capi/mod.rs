@@ -45,9 +45,9 @@
 //!
 //! Simple functions take and return DLManagedTensor. They allocate their outputs, and are complete when they return.
 //!
-//! Stream functions are those whose names end in `_into`, and those of codecs and of all-reduces. They take DLTensor
-//! views of your memory and a `void *stream`. For CPU and CUDAHost tensors the stream is ignored, so pass NULL, and the
-//! work is complete when the function returns. What they do on CUDA is said under STREAMS.
+//! Stream functions are those whose names end in `_into`, those of codecs and of all-reduces, and gc_kernel_run(). They
+//! take DLTensor views of your memory and a `void *stream`. For CPU and CUDAHost tensors the stream is ignored, so pass
+//! NULL, and the work is complete when the function returns. What they do on CUDA is said under STREAMS.
 //!
 //! OWNERSHIP
 //!
@@ -101,7 +101,8 @@
 //!
 //! Any thread may call any function at any time on different objects, and calls may share inputs. A thread that is
 //! cancelled during a call ends after it. A forked child may go on calling on CPU tensors; CUDA does not work there. A
-//! call uses less than 32 KiB of stack, not counting your callbacks and the CUDA driver.
+//! call uses less than 32 KiB of stack, not counting your callbacks, the CUDA driver, and NVRTC, which takes about 128
+//! KiB when a kernel is compiled.
 //!
 //! Your deleters and callbacks run on the thread that releases. They must return: no exception and no longjmp may leave
 //! them.
@@ -138,16 +139,16 @@
 //!
 //! Once gc_prepare() has run, stream functions allocate nothing and synchronize nothing, with one exception, after much
 //! was released: see MEMORY OF CARDS. Without gc_prepare(), a first call in a context loads the kernels, which waits
-//! for all that runs there. gc_copy_into() also takes tensors of two devices, and says what it enqueues, what it waits
-//! for and what it allocates then.
+//! for all that runs there. For gc_kernel_run() it is gc_kernel_prepare() that does this: see KERNELS. gc_copy_into()
+//! also takes tensors of two devices, and says what it enqueues, what it waits for and what it allocates then.
 //!
 //! GRAPHS
 //!
 //! Functions whose names end in `_into` can be captured in a CUDA graph, after gc_prepare() in the context that
-//! captures, on a stream of yours (CUDA captures neither NULL nor 1). Memory that a captured call uses must stay until
-//! the graph's last launch; that includes tensors that this library has made, so do not release them before. Meanwhile
-//! other threads may call anything except simple functions in that context, if the stream was created without the
-//! non-blocking flag.
+//! captures, on a stream of yours (CUDA captures neither NULL nor 1); gc_kernel_run() after gc_kernel_prepare() there;
+//! codecs and all-reduces as their sections say. Memory that a captured call uses must stay until the graph's last
+//! launch; that includes tensors that this library has made, so do not release them before. Meanwhile other threads may
+//! call anything except simple functions in that context, if the stream was created without the non-blocking flag.
 //!
 //! MEMORY OF CARDS
 //!
@@ -162,11 +163,11 @@
 //! works on it afterwards.
 //!
 //! Calls that may wait for all work in the context: those that return new tensors, where much has been released;
-//! gc_prepare() and first calls, to load kernels; gc_trim(); and any call, also of a stream function, that finds more
-//! kept than the bound above, because so much has been released: it gives a few blocks back, unless it is on a codec,
-//! an all-reduce handle or a communicator. Such a call must not stand between the launches of a collective (NCCL's for
-//! several cards of one process, say): the launch that it holds up is the one that it waits for. Call gc_trim()
-//! beforehand, and no stream function waits.
+//! gc_prepare(), gc_kernel_prepare() and first calls, to load kernels; gc_trim(); and any call, also of a stream
+//! function, that finds more kept than the bound above, because so much has been released: it gives a few blocks back,
+//! unless it is on a codec, an all-reduce handle or a communicator. Such a call must not stand between the launches of
+//! a collective (NCCL's for several cards of one process, say): the launch that it holds up is the one that it waits
+//! for. Call gc_trim() beforehand, and no stream function waits.
 
 mod allreduce;
 mod bits;

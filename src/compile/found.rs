@@ -59,6 +59,13 @@ impl Found {
         })
     }
 
+    /// Bytes of its file, by which builds of one version are told apart. Not the file's number and time: the same NVRTC
+    /// has others in each container.
+    pub fn file_bytes(&self) -> u64 {
+        let [_, bytes, ..] = state_of(&self.file);
+        bytes
+    }
+
     /// The one that a search has found, if it is still there as it was.
     pub fn recall(cache: &Cache, search: &[u8; 32]) -> Result<Option<Self>> {
         let Some(said) = cache.find(Of::Compiler, search, &mut String::new())? else { return Ok(None) };

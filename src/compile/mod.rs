@@ -64,7 +64,7 @@ pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
     // Where the card is one that NVRTC did not know, it is asked again.
     let recalled = recalled.and_then(|found| Some((found.target(request.capability).ok()?, found)));
     if let (Some(cache), Some((target, found))) = (&cache, &recalled)
-        && let Some(code) = cache.find(Of::Kernel, &digest(request, found.version, target), log)?
+        && let Some(code) = cache.find(Of::Kernel, &digest(request, found, target), log)?
     {
         return Ok(Ok(code));
     }
@@ -76,7 +76,7 @@ pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
         found.keep(cache, search)?;
     }
     let target = found.target(request.capability)?;
-    let key = digest(request, found.version, &target);
+    let key = digest(request, &found, &target);
     if let Some(cache) = &cache
         && let Some(code) = cache.find(Of::Kernel, &key, log)?
     {
@@ -122,12 +122,13 @@ fn includes_files(source: &[u8]) -> bool {
 }
 
 /// The key of all that decides what comes out. Each part goes with its length, so that none can pass for two.
-fn digest(request: &Request<'_>, (major, minor): (i32, i32), target: &Target) -> [u8; 32] {
+fn digest(request: &Request<'_>, nvrtc: &Found, target: &Target) -> [u8; 32] {
     let mut key = Sha256::new();
     let mut add = |part: &[u8]| add_part(&mut key, part);
     add(env!("CARGO_PKG_VERSION").as_bytes());
-    add(&major.to_le_bytes());
-    add(&minor.to_le_bytes());
+    add(&nvrtc.version.0.to_le_bytes());
+    add(&nvrtc.version.1.to_le_bytes());
+    add(&nvrtc.file_bytes().to_le_bytes());
     let (kind, level) = match target {
         Target::Machine(level) => (0u8, level),
         Target::Virtual(level) => (1, level),
@@ -180,7 +181,7 @@ fn room(bytes: usize) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashSet;
+    use std::{collections::HashSet, ffi::CString, os::unix::ffi::OsStrExt, path::Path};
 
     fn request<'a>(name: &'a str, source: &'a str, options: &'a [&'a str]) -> Request<'a> {
         Request { name, source, options, entry: "k", capability: (9, 0), nvrtc: Handle::NONE, use_disk: true }
@@ -188,7 +189,14 @@ mod tests {
 
     #[test]
     fn all_that_decides_what_comes_out_is_in_the_key() {
-        let usual = (12, 0);
+        let nvrtc = |version, file: &Path| Found {
+            version,
+            levels: Vec::new(),
+            file: CString::new(file.as_os_str().as_bytes()).unwrap(),
+        };
+        let file = std::env::temp_dir().join(format!("gradcodec-nvrtc-{}", std::process::id()));
+        std::fs::write(&file, "one build").unwrap();
+        let usual = nvrtc((12, 0), &file);
         let requests = [
             request("a", "bc", &["d", "e"]),
             request("ab", "c", &["d", "e"]),
@@ -201,13 +209,21 @@ mod tests {
             Request { entry: "l", ..request("a", "bc", &["d", "e"]) },
             Request { entry: "", ..request("ak", "bc", &["d", "e"]) },
         ];
-        let mut keys: Vec<_> = requests.iter().map(|request| digest(request, usual, &Target::Machine(90))).collect();
-        keys.push(digest(&requests[0], (12, 1), &Target::Machine(90)));
-        keys.push(digest(&requests[0], (13, 0), &Target::Machine(90)));
-        keys.push(digest(&requests[0], usual, &Target::Machine(89)));
-        keys.push(digest(&requests[0], usual, &Target::Virtual(90)));
+        let mut keys: Vec<_> = requests.iter().map(|request| digest(request, &usual, &Target::Machine(90))).collect();
+        keys.push(digest(&requests[0], &nvrtc((12, 1), &file), &Target::Machine(90)));
+        keys.push(digest(&requests[0], &nvrtc((13, 0), &file), &Target::Machine(90)));
+        keys.push(digest(&requests[0], &usual, &Target::Machine(89)));
+        keys.push(digest(&requests[0], &usual, &Target::Virtual(90)));
+        let again = request("a", "bc", &["d", "e"]);
+        assert_eq!(keys[0], digest(&again, &usual, &Target::Machine(90)));
+        // The same file elsewhere, as in another container, and then another build of the version.
+        let copy = file.with_extension("copy");
+        std::fs::copy(&file, &copy).unwrap();
+        assert_eq!(keys[0], digest(&again, &nvrtc((12, 0), &copy), &Target::Machine(90)));
+        std::fs::write(&copy, "another build").unwrap();
+        keys.push(digest(&again, &nvrtc((12, 0), &copy), &Target::Machine(90)));
         assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
-        assert_eq!(keys[0], digest(&request("a", "bc", &["d", "e"]), usual, &Target::Machine(90)));
+        [file, copy].iter().for_each(|file| std::fs::remove_file(file).unwrap());
     }
 
     #[test]

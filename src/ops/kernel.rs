@@ -291,7 +291,12 @@ impl Kernel {
         }
         let (major, minor) = match (u32::try_from(capability / 10), u32::try_from(capability % 10)) {
             (Ok(major), Ok(minor)) if major > 0 => (major, minor),
-            _ => return Err(error!(InvalidArgument, "options: capability {capability}; 90 is meant for 9.0")),
+            _ => {
+                return Err(error!(
+                    InvalidArgument,
+                    "options: capability {capability}; that of a card expected, 90 for 9.0"
+                ));
+            }
         };
         let source = source::generate(&self.definition, combination)?;
         let mut options: ArrayVec<&str, 64> = ArrayVec::new();
@@ -677,8 +682,12 @@ impl Kernel {
                     "options: axes[{index}] is {axis}, of {ndim} dimensions of the inputs"
                 ));
             };
-            if options.axes.unwrap_or_default()[..index].iter().any(|&other| normalized(other, ndim) == Some(known)) {
-                return Err(error!(InvalidArgument, "options: axes[{index}] is {axis}, which is there before"));
+            let earlier = options.axes.unwrap_or_default()[..index].iter();
+            if let Some(other) = earlier.map(|&other| normalized(other, ndim)).position(|other| other == Some(known)) {
+                return Err(error!(
+                    InvalidArgument,
+                    "options: axes[{index}] is {axis}, the same axis as axes[{other}]"
+                ));
             }
         }
         let n_reduced = (0..ndim).filter(|&axis| is_reduced(axis)).count();

@@ -319,7 +319,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_launched():
     sums = reduction("T x", "T y", "x", "a + b", "y = a", None, "sums")
     refuses(1, "no identity", sums, [f(0, 4)], [f(4)], axes=0)
     refuses(1, "axes[0] is 2", sums, [f(3, 4)], [f(4)], axes=2)
-    refuses(1, "there before", sums, [f(3, 4)], [f(4)], axes=(0, -2))
+    refuses(1, "the same axis as axes[0]", sums, [f(3, 4)], [f(4)], axes=(0, -2))
     refuses(4, "(y)", sums, [f(3, 4)], [f(3)], axes=0)
     refuses(1, "intersect", sums, [x], [x[:1].reshape(())])
     big = f(300000)

@@ -1185,7 +1185,7 @@ TABLE += [
         for name, make in [("elementwise", elementwise_options), ("reduction", reduction_options)]
         for fields, status, *words in [
             *(({"struct_size": size}, INVALID_ARGUMENT, "struct_size", size) for size in (0, 4, 103)),
-            *(({"flags": n}, INVALID_ARGUMENT, "flags", hex(n)) for n in (4, 7, 2**31)),
+            *(({"flags": n}, INVALID_ARGUMENT, "flags", hex(n), "GC_KERNEL_NO_DISK") for n in (4, 7, 2**31)),
             ({"reserved": (c_uint64 * 4)(0, 0, 0, 1)}, INVALID_ARGUMENT, "options", "offset", 1),
             ({"inputs": b"\xff"}, INVALID_ARGUMENT, "inputs", "UTF-8"),
             ({"inputs": b"float x"}, INVALID_ARGUMENT, "inputs", "float", "float32"),
@@ -1232,14 +1232,14 @@ TABLE += [
             ({"options": run_options(size=3, capability=90)}, INVALID_ARGUMENT, "size", 3),
             ({"options": run_options(axes=[0], capability=90)}, INVALID_ARGUMENT, "axes"),
             ({"options": run_options(capability=-1)}, INVALID_ARGUMENT, "capability", -1),
-            ({"options": run_options(capability=9)}, INVALID_ARGUMENT, "capability", 9),
+            ({"options": run_options(capability=9)}, INVALID_ARGUMENT, "capability", 9, "90 for 9.0"),
             (
                 {"kernel": Compiled(reduction_options()), "options": run_options(axes=[2], capability=90)},
                 INVALID_ARGUMENT, "axes[0]", 2,
             ),
             (
                 {"kernel": Compiled(reduction_options()), "options": run_options(axes=[1, -1], capability=90)},
-                INVALID_ARGUMENT, "axes[1]", -1,
+                INVALID_ARGUMENT, "axes[1]", -1, "axes[0]",
             ),
         ]
     ),
