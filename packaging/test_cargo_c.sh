@@ -15,7 +15,8 @@ rm -rf "$dir" && mkdir -p "$dir"
 prefix=$(cd "$dir" && pwd)/prefix
 
 echo "building the library with cargo-c: a few minutes the first time"
-cargo cinstall --release --locked --quiet --target-dir target/cargo-c --prefix "$prefix" --libdir "$prefix/lib"
+cargo cinstall --release --locked --target-dir target/cargo-c --prefix "$prefix" --libdir "$prefix/lib" \
+    > "$dir/log" 2>&1 || fail "$(cat "$dir/log")"
 (cd "$prefix" && find . ! -type d | LC_ALL=C sort) > "$dir/installed"
 {
     echo "./lib/libgradcodec.a"
