@@ -68,19 +68,24 @@ __device__ __forceinline__ void to_bytes(char *to, const S &x) {
     for (unsigned k = 0; k < sizeof(S); k++) to[k] = static_cast<char>(bytes >> 8 * k);
 }
 
-// N neighbours, which lie at a multiple of their size. `one`: the same element for all.
+// N neighbours, which lie at a multiple of their size. `one`: the first alone, for spread() to make the others of, once
+// all loads of a thread are on their way.
 template <typename T, unsigned N>
 __device__ __forceinline__ void load(T (&to)[N], const char *from, bool one) {
     typedef typename Element<T>::Stored Stored;
     if (one) {
-        const T x = Read<T>::of(*reinterpret_cast<const Stored *>(from));
-#pragma unroll
-        for (unsigned m = 0; m < N; m++) to[m] = x;
+        to[0] = Read<T>::of(*reinterpret_cast<const Stored *>(from));
     } else {
         const Vector<Stored, N> x = *reinterpret_cast<const Vector<Stored, N> *>(from);
 #pragma unroll
         for (unsigned m = 0; m < N; m++) to[m] = Read<T>::of(x.of[m]);
     }
+}
+template <typename T, unsigned N>
+__device__ __forceinline__ void spread(T (&to)[N], bool one) {
+    if (!one) return;
+#pragma unroll
+    for (unsigned m = 1; m < N; m++) to[m] = to[0];
 }
 template <typename T, unsigned N>
 __device__ __forceinline__ void store(const T (&from)[N], char *to) {
@@ -132,29 +137,54 @@ __device__ __forceinline__ void go(Offsets<TENSORS> &offsets, const Loop<TENSORS
     for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(rest) * loops[0].strides[k];
 }
 
-// The same with 32 bits where they do.
-template <unsigned TENSORS>
-__device__ __forceinline__ void go_fast(Offsets<TENSORS> &offsets, const Loop<TENSORS> *loops, unsigned n, u64 round) {
-    if (n <= 1 || round >= 0x80000000ull) {
-        go(offsets, loops, n, round);
-        return;
+// Where `number` and those THREADS apart behind it lie in a single loop of steps of `at_once`.
+template <unsigned TENSORS, unsigned ROUNDS>
+__device__ __forceinline__ void go_straight(Offsets<TENSORS> (&offsets)[ROUNDS], const Loop<TENSORS> &loop, u64 number,
+                                            unsigned at_once) {
+#pragma unroll
+    for (unsigned r = 0; r < ROUNDS; r++) {
+#pragma unroll
+        for (unsigned k = 0; k < TENSORS; k++)
+            offsets[r].of[k] = static_cast<i64>(number + r * THREADS) * (loop.strides[k] / at_once);
     }
-    unsigned rest = static_cast<unsigned>(round);
+}
+
+// Where rounds `first` + `own`, and those THREADS apart behind it, lie. `first` is that of a whole block: divided once for
+// all of its threads. There is a loop, of which all strides may be 0.
+template <unsigned TENSORS, unsigned ROUNDS>
+__device__ __forceinline__ void go_rounds(Offsets<TENSORS> (&offsets)[ROUNDS], const Loop<TENSORS> *loops, unsigned n,
+                                          u64 first, unsigned own) {
+    unsigned more[ROUNDS];
+#pragma unroll
+    for (unsigned r = 0; r < ROUNDS; r++) {
+        more[r] = own + r * THREADS;
+        offsets[r] = Offsets<TENSORS>();
+    }
 #pragma unroll 1
-    for (unsigned d = n - 1; d > 0; d--) {
-        unsigned above = 0, at = rest;
-        if (loops[d].count < 0x80000000ull) {
-            const unsigned by = static_cast<unsigned>(loops[d].count);
-            above = static_cast<unsigned>(static_cast<u64>(rest) * (loops[d].reciprocal >> 32) >> 32);
-            at = rest - above * by;
-            if (at >= by) above++, at -= by;
-        }
+    for (unsigned d = n; d > 1; d--) {
+        const Loop<TENSORS> &loop = loops[d - 1];
+        u64 above = __umul64hi(first, loop.reciprocal), at = first - above * loop.count;
+        if (at >= loop.count) above++, at -= loop.count;
+        first = above;
+        // Of more than 32 bits, none is crossed twice.
+        const u64 count = loop.count;
+        const unsigned factor = count < 0x80000000ull ? static_cast<unsigned>(loop.reciprocal >> 32) : 0;
 #pragma unroll
-        for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += at * loops[d].strides[k];
-        rest = above;
+        for (unsigned r = 0; r < ROUNDS; r++) {
+            u64 own_at = at + more[r];
+            more[r] = __umulhi(static_cast<unsigned>(own_at), factor);
+            own_at -= more[r] * count;
+            if (own_at >= count) more[r]++, own_at -= count;
+#pragma unroll
+            for (unsigned k = 0; k < TENSORS; k++) offsets[r].of[k] += static_cast<i64>(own_at) * loop.strides[k];
+        }
     }
 #pragma unroll
-    for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += rest * loops[0].strides[k];
+    for (unsigned r = 0; r < ROUNDS; r++) {
+#pragma unroll
+        for (unsigned k = 0; k < TENSORS; k++)
+            offsets[r].of[k] += static_cast<i64>(first + more[r]) * loops[0].strides[k];
+    }
 }
 
 // Where element number `number` lies in loops whose innermost is one of vectors of 2^log.

@@ -272,8 +272,9 @@ impl Layout {
     }
 }
 
-/// The names of a source's kernels behind the definition's name. Elements lie in vectors, anywhere, or at any address.
-pub const ELEMENTWISE: [&str; 3] = ["", "_elements", "_bytes"];
+/// The names of a source's kernels behind the definition's name. Elements lie in vectors one after the other, anywhere, at
+/// any address, or in vectors in nested loops: each of them without the others' code is what compiles fast.
+pub const ELEMENTWISE: [&str; 4] = ["", "_elements", "_bytes", "_nested"];
 /// Threads side by side have neighbouring elements of one output, in vectors and one by one; or of neighbouring
 /// outputs, likewise; and the second launch.
 pub const REDUCTION: [&str; 5] = ["", "_row", "_columns", "_column", "_second"];
@@ -484,7 +485,11 @@ impl<'a> Writer<'a> {
                 "_GC_ROUNDS_OF_INPUTS" => self.declare(Which::Inputs, "[_gc_ROUNDS][_gc_V]"),
                 "_GC_ONES_OF_INPUTS" => self.declare(Which::Inputs, "[_gc_N]"),
                 "_GC_LOAD_ROUND" => self.load_round(Which::All, "_gc_bytes"),
-                "_GC_LOAD_ROUND_OF_INPUTS" => self.load_round(Which::Inputs, "_gc_args.bytes"),
+                "_GC_SPREAD_ROUND" => self.spread_round(),
+                "_GC_LOAD_ROUND_OF_INPUTS" => {
+                    self.load_round(Which::Inputs, "_gc_args.bytes")?;
+                    self.spread_round()
+                }
                 "_GC_LOAD_ONE_OF_INPUTS" => self.load_ones("[_gc_k]", ""),
                 "_GC_LOAD_LAST_OF_INPUTS" => self.load_ones("", "const "),
                 "_GC_STORE_ROUND" => self.store_round(),
@@ -562,6 +567,13 @@ impl<'a> Writer<'a> {
         })
     }
 
+    /// Neighbours that are one element.
+    fn spread_round(&mut self) -> fmt::Result {
+        self.each(Which::Inputs, |out, _, index, k| {
+            writeln!(out, "if (_gc_V > 1) _gc::spread(_gc_{index}[_gc_r], _gc_args.ones >> {k} & 1);")
+        })
+    }
+
     fn load_ones(&mut self, at: &str, declared: &str) -> fmt::Result {
         self.each(Which::Inputs, |out, cpp, index, k| {
             let kind = if declared.is_empty() { "" } else { cpp };
@@ -598,8 +610,9 @@ impl<'a> Writer<'a> {
             }
             match (is_reduction, index) {
                 (false, 0) => self.kernel(name, format_args!("_gc_vectors<{vector}, {rounds}>")),
-                (false, 1) => self.kernel(name, format_args!("_gc_block<1, {ELEMENT_ROUNDS}>")),
-                (false, _) => self.kernel(name, format_args!("_gc_singles")),
+                (false, 1) => self.kernel(name, format_args!("_gc_block<1, {ELEMENT_ROUNDS}, true, false>")),
+                (false, 2) => self.kernel(name, format_args!("_gc_block<1, 1, true, true>")),
+                (false, _) => self.kernel(name, format_args!("_gc_block<{vector}, {rounds}, true, false>")),
                 (true, 0) => self.kernel(name, format_args!("_gc_run<{vector}, {rounds}, false, false>")),
                 (true, 1) => self.kernel(name, format_args!("_gc_run<{vector}, 1, false, true>")),
                 (true, 2) => self.kernel(name, format_args!("_gc_run<{vector}, {}, true, false>", 2 * rounds)),
