@@ -334,7 +334,7 @@ $(BUILD)/tests/emulate $(BUILD)/tests/codec $(BUILD)/tests/copy $(BUILD)/tests/m
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -g $(EMULATED) -fsanitize=address,alignment -fno-sanitize-recover=alignment $< -o $@ $(EMULATED_LINK)
 
-.PHONY: gpu-test gpu-bench gpu-bench-copy gpu-bench-codec multi-gpu
+.PHONY: gpu-test gpu-bench gpu-bench-copy gpu-bench-codec gpu-bench-kernels multi-gpu
 ## All tests that need a GPU, with the python3 that has NumPy, pytest, PyTorch and CuPy; compute-sanitizer; test-peers.
 gpu-test: $(LIBRARY)
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu
@@ -353,6 +353,10 @@ gpu-bench-copy: $(BUILD)/bench/gpu_host.so
 ## Codecs on the GPU, likewise, beside DeepSpeed's formula in torch and CuPy: build/bench/gpu_codec.json and a table.
 gpu-bench-codec: $(BUILD)/bench/gpu_host.so
 	$(PYTHON) bench/gpu_codec.py --library $(LIBRARY) $(BENCH)
+
+## Kernels compiled at run time, likewise, beside CuPy's: build/bench/gpu_kernels.json and a table.
+gpu-bench-kernels: $(BUILD)/bench/gpu_host.so
+	$(PYTHON) bench/gpu_kernels.py --library $(LIBRARY) $(BENCH)
 
 # Whatever fails, the rest is run. With one card this is a rehearsal, and says so. With python3 as for gpu-test: NumPy,
 # pytest, PyTorch and CuPy. The tests are of all-reduces over NCCL and in a group, and those that need two cards.

@@ -490,6 +490,68 @@ def gpu_copy_tables(results):
     return "\n\n".join(part for part in parts if part)
 
 
+# To reach of the copy, and times CuPy's time.
+KERNELS_TO_REACH = {
+    ("two inputs", "268435456"): 0.97,
+    ("a row to a matrix", "16384 x 16384"): 0.90,
+    ("a column to a matrix", "16384 x 16384"): 0.90,
+    ("sum over axis 0", "16384 x 16384"): 0.95,
+    ("sum over axis 1", "16384 x 16384"): 0.95,
+    ("sum over all", "16384 x 16384"): 0.95,
+}
+MOST_TIMES_CUPY = 1.03
+KERNEL_HOST_TO_REACH = {"gc_kernel_run": 5e-6}
+
+
+def of_kernels(results):
+    lines = []
+    for row in measured(results["works"]):
+        ours, times = fraction(results, row), ratio(row, "ours", "cupy")
+        least = KERNELS_TO_REACH.get((row["kind"], row["shape"]))
+        aims = [f"{least} of the copy: {verdict(ours >= least)}"] if least else []
+        if times:
+            aims.append(f"at most {MOST_TIMES_CUPY} times CuPy's time: {verdict(1 / times <= MOST_TIMES_CUPY)}")
+        rates = [number(value, 4) for value in (ours, fraction(results, row, "cupy"))]
+        cells = [number(median(row, "ours") * 1e6), *rates, number(times)]
+        lines.append([row["kind"], shape_of(row["shape"]), *cells, "; ".join(aims)])
+    return table(["kernel", "shape", "us", "of the copy", "CuPy", "times CuPy", "to reach"], lines, aims="")
+
+
+def of_first_uses(results):
+    order = "nothing cached", "nothing cached, NVRTC in use", "from disk", "in memory"
+    lines = [
+        [words, *(number(statistics.median(results["first use"][words][whose]) * 1e3) for whose in ("ours", "cupy"))]
+        for words in order
+    ]
+    return table(["ms", "ours", "CuPy"], lines)
+
+
+def kernel_tables(results):
+    parts = [void(results), textwrap.fill(of_card(results), 110, break_on_hyphens=False)]
+    parts.append(
+        paragraph(
+            "Time on the device, and the bytes that a run must read and write (of a reduction: read) as a fraction of what",
+            "the copy moves in that time; medians, all contenders taking turns, the cache flushed before each sample and",
+            "every call on memory of its own. CuPy: ElementwiseKernel and ReductionKernel of the same text, without FMA as",
+            "ours. What is rounded in another order differs in sums; all else is equal.",
+        )
+    )
+    parts.append(of_kernels(results))
+    if results["host"]:
+        parts.append("What a run of a prepared kernel costs the host, from C; CuPy's from Python.")
+        parts.append(of_host(results, "1K float32, us of the host", KERNEL_HOST_TO_REACH))
+    if results["first use"]:
+        parts.append(
+            paragraph(
+                "The first use of a kernel in a process that has a context, until its result is there: with nothing cached,",
+                "where NVRTC is still to be loaded and where it has compiled something else; from disk; and of another kernel",
+                "of the same text, in memory.",
+            )
+        )
+        parts.append(of_first_uses(results))
+    return "\n\n".join(part for part in parts if part)
+
+
 # --- codecs -----------------------------------------------------------------------------------------------------------
 
 # To reach with 300 * 2^20 elements, of the yardstick.
@@ -1015,7 +1077,8 @@ def write_targets(page, name, title):
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = (
-        "cpu.json", "cpu_codec.json", "cpu_copy.json", "gpu.json", "gpu_copy.json", "gpu_codec.json", "multi_gpu.json",
+        "cpu.json", "cpu_codec.json", "cpu_copy.json", "gpu.json", "gpu_copy.json", "gpu_codec.json", "gpu_kernels.json",
+        "multi_gpu.json",
     )  # fmt: skip
     there = [path for path in (ROOT / "build/bench" / name for name in names) if path.exists()]
     options.add_argument("results", nargs="*", type=pathlib.Path, default=there)
@@ -1048,6 +1111,10 @@ def main():
             part = f"## Copies on the {where}\n\n{made(results)}"
             options.page.write_text(insert(page, f"{where.lower()} copies", part))
             write_targets(options.page, f"{where.lower()} copies", f"Copies on the {where}")
+        elif results["about"].get("of") == "kernels":
+            part = f"## Kernels compiled at run time\n\n{kernel_tables(results)}"
+            options.page.write_text(insert(page, "kernels", part))
+            write_targets(options.page, "kernels", "Kernels compiled at run time")
         elif "yardsticks" in results:
             part = f"## GPU\n\n{image('gpu')}\n\n{gpu_tables(results)}"
             options.page.write_text(insert(page, "gpu", part))

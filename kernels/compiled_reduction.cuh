@@ -86,7 +86,7 @@ __device__ __forceinline__ _type_reduce _gc_last(const _gc_Args &_gc_args, const
 }
 
 // A thread's elements: rounds of whole vectors, the last of which one thread has in part. _gc_ONES: where elements lie
-// anywhere, they are the same ones in the same order, one by one. _gc_COLUMNS: threads side by side have neighbouring
+// anywhere, they are the same ones in the same order, loaded one by one. _gc_COLUMNS: threads side by side have neighbouring
 // outputs, not neighbouring elements of one.
 template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_COLUMNS, bool _gc_ONES>
 __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args) {
@@ -113,52 +113,38 @@ __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args) {
             _gc::offsets_of(_gc_args.loops, _gc_args.n_kept, _gc_o / _gc_OUTPUTS, 0);
 #pragma unroll 1
         for (_gc_u64 _gc_j = _gc_along; _gc_j < _gc_units; _gc_j += _gc_ROUNDS * _gc_height) {
-            if (_gc_ONES) {
-                // Four at a time.
-                const unsigned _gc_N = _gc_V < 4 ? _gc_V : 4;
-#pragma unroll 1
-                for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m += _gc_N) {
-                    const _gc_u64 _gc_at = _gc_begin + _gc_j * _gc_V + _gc_m;
-                    _GC_ONES_OF_INPUTS
+            _GC_ROUNDS_OF_INPUTS
 #pragma unroll
-                    for (unsigned _gc_k = 0; _gc_k < _gc_N; _gc_k++) {
+            for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {
+                const _gc_u64 _gc_unit = _gc_j + _gc_r * _gc_height;
+                if (_gc_unit >= _gc_units) continue;
+                if (_gc_ONES) {
+#pragma unroll
+                    for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m++) {
                         _gc::Offsets<_GC_TENSORS> _gc_place = _gc_base;
-                        _gc::go(_gc_place, _gc_inner, _gc_args.n_reduced, _gc_at + _gc_k);
+                        _gc::go(_gc_place, _gc_inner, _gc_args.n_reduced, _gc_begin + _gc_unit * _gc_V + _gc_m);
                         const _gc::i64 *const _gc_offsets = _gc_place.of;
                         _GC_LOAD_ONE_OF_INPUTS
                     }
-#pragma unroll
-                    for (unsigned _gc_k = 0; _gc_k < _gc_N; _gc_k++) {
-                        const _gc_u64 _gc_number = _gc_at + _gc_k;
-                        _GC_MAP_ONE
-                        _gc_sum[0] = _gc_has ? _gc_reduce(_gc_sum[0], _gc_x) : _gc_x;
-                        _gc_has = true;
-                    }
-                }
-            } else {
-                _GC_ROUNDS_OF_INPUTS
-#pragma unroll
-                for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {
-                    const _gc_u64 _gc_unit = _gc_j + _gc_r * _gc_height;
-                    if (_gc_unit >= _gc_units) continue;
+                } else {
                     _gc::Offsets<_GC_TENSORS> _gc_place = _gc_base;
                     _gc::go(_gc_place, _gc_inner, _gc_args.n_reduced, _gc_begin / _gc_AT_ONCE + _gc_unit);
                     const _gc::i64 *const _gc_offsets = _gc_place.of;
                     _GC_LOAD_ROUND_OF_INPUTS
                 }
+            }
 #pragma unroll
-                for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {
-                    const _gc_u64 _gc_unit = _gc_j + _gc_r * _gc_height;
-                    if (_gc_unit >= _gc_units) continue;
-                    const bool _gc_had = _gc_has;
-                    _gc_has = true;
+            for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {
+                const _gc_u64 _gc_unit = _gc_j + _gc_r * _gc_height;
+                if (_gc_unit >= _gc_units) continue;
+                const bool _gc_had = _gc_has;
+                _gc_has = true;
 #pragma unroll
-                    for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m++) {
-                        const _gc_u64 _gc_number = _gc_begin + _gc_unit * _gc_AT_ONCE + (_gc_COLUMNS ? 0 : _gc_m);
-                        _GC_MAP_ROUND
-                        _type_reduce &_gc_to = _gc_sum[_gc_COLUMNS ? _gc_m : 0];
-                        _gc_to = _gc_had || (!_gc_COLUMNS && _gc_m > 0) ? _gc_reduce(_gc_to, _gc_x) : _gc_x;
-                    }
+                for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m++) {
+                    const _gc_u64 _gc_number = _gc_begin + _gc_unit * _gc_AT_ONCE + (_gc_COLUMNS ? 0 : _gc_m);
+                    _GC_MAP_ROUND
+                    _type_reduce &_gc_to = _gc_sum[_gc_COLUMNS ? _gc_m : 0];
+                    _gc_to = _gc_had || (!_gc_COLUMNS && _gc_m > 0) ? _gc_reduce(_gc_to, _gc_x) : _gc_x;
                 }
             }
         }

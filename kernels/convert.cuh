@@ -19,7 +19,7 @@ struct gc_cast {
     unsigned from, from_size, to, to_size;
 };
 
-enum : unsigned { NAN_F32 = 0x7fc00000u, NAN_F16 = 0x7e00, NAN_BF16 = 0x7fc0 };
+enum : unsigned { NAN_F32 = 0x7fc00000u, NAN_BF16 = 0x7fc0 };
 
 __device__ __forceinline__ double double_of(u64 pattern) {
     return __longlong_as_double(static_cast<long long>(pattern));
@@ -32,17 +32,6 @@ __device__ __forceinline__ float single_of(u64 pattern) {
 }
 __device__ __forceinline__ unsigned pattern_of_single(float x) {
     return __float_as_uint(canonical(x));
-}
-
-// As to_f16() of device.cuh, by the card's own instruction.
-__device__ __forceinline__ unsigned short rounded_to_f16(float x) {
-#ifdef __CUDA_ARCH__
-    unsigned short pattern;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(pattern) : "f"(x));
-    return x != x ? static_cast<unsigned short>(NAN_F16) : pattern;
-#else
-    return to_f16(x);
-#endif
 }
 
 // Of the two float32 around x that one whose last bit is 1, unless x is one itself.
@@ -122,7 +111,7 @@ __device__ __forceinline__ void narrow_integers(const gc_cast &cast, u64 (&x)[N]
     };
     switch (cast.to) {
     case IS_BOOL: return each(x, [](u64 v) -> u64 { return v != 0; });
-    case IS_F16: return each(x, [=](u64 v) -> u64 { return rounded_to_f16(odd(v)); });
+    case IS_F16: return each(x, [=](u64 v) -> u64 { return to_f16(odd(v)); });
     case IS_BF16: return each(x, [=](u64 v) -> u64 { return to_bf16(odd(v)); });
     case IS_F32:
         return each(x, [=](u64 v) -> u64 {
@@ -142,7 +131,7 @@ __device__ __forceinline__ void narrow_singles(const gc_cast &cast, u64 (&x)[N])
     case IS_UINT: return each(x, [=](u64 v) { return to_unsigned(single_of(v), size); });
     case IS_INT: return each(x, [=](u64 v) { return to_signed(single_of(v), size); });
     case IS_BOOL: return each(x, [](u64 v) -> u64 { return single_of(v) != 0; });
-    case IS_F16: return each(x, [](u64 v) -> u64 { return rounded_to_f16(single_of(v)); });
+    case IS_F16: return each(x, [](u64 v) -> u64 { return to_f16(single_of(v)); });
     case IS_BF16: return each(x, [](u64 v) -> u64 { return to_bf16(single_of(v)); });
     case IS_F32: return each(x, [](u64 v) -> u64 { return pattern_of_single(single_of(v)); });
     default: return each(x, [](u64 v) { return pattern_of_double(static_cast<double>(single_of(v))); });
@@ -155,7 +144,7 @@ __device__ __forceinline__ void narrow_doubles(const gc_cast &cast, u64 (&x)[N])
     case IS_UINT: return each(x, [=](u64 v) { return to_unsigned(double_of(v), size); });
     case IS_INT: return each(x, [=](u64 v) { return to_signed(double_of(v), size); });
     case IS_BOOL: return each(x, [](u64 v) -> u64 { return double_of(v) != 0; });
-    case IS_F16: return each(x, [](u64 v) -> u64 { return rounded_to_f16(to_odd(double_of(v))); });
+    case IS_F16: return each(x, [](u64 v) -> u64 { return to_f16(to_odd(double_of(v))); });
     case IS_BF16: return each(x, [](u64 v) -> u64 { return to_bf16(to_odd(double_of(v))); });
     case IS_F32: return each(x, [](u64 v) -> u64 { return pattern_of_single(__double2float_rn(double_of(v))); });
     default: return;
@@ -187,7 +176,7 @@ struct F32ToBF16 {
 struct F32ToF16 {
     typedef unsigned From;
     typedef unsigned short To;
-    static __device__ __forceinline__ To of(From x) { return rounded_to_f16(__uint_as_float(x)); }
+    static __device__ __forceinline__ To of(From x) { return to_f16(__uint_as_float(x)); }
 };
 struct BF16ToF32 {
     typedef unsigned short From;

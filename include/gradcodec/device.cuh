@@ -262,6 +262,11 @@ __device__ __forceinline__ float from_f16(unsigned short pattern) {
 }
 // Rounded to float16 once, to nearest, ties to even: Inf past its range, and a NaN to 0x7e00.
 __device__ __forceinline__ unsigned short to_f16(float x) {
+#ifdef __CUDA_ARCH__
+    unsigned short nearest;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(nearest) : "f"(x));
+    return x != x ? static_cast<unsigned short>(0x7e00) : nearest;
+#else
     const unsigned pattern = __float_as_uint(x), magnitude = pattern & 0x7fffffffu;
     unsigned rounded;
     if (magnitude > 0x7f800000u) return 0x7e00;
@@ -274,6 +279,7 @@ __device__ __forceinline__ unsigned short to_f16(float x) {
         rounded = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1)) >> 13;
     }
     return static_cast<unsigned short>(rounded | (pattern >> 16 & 0x8000u));
+#endif
 }
 // Rounded once, to nearest, ties to even; a NaN to 0x7fc0.
 __device__ __forceinline__ unsigned short to_bf16(float x) {

@@ -35,6 +35,9 @@ const VECTOR: usize = 16;
 /// Vectors that a thread has in flight, all inputs together.
 const IN_FLIGHT: usize = 4;
 
+/// Elements that a thread of a reduction has in flight where it cannot have vectors.
+const SINGLES_IN_FLIGHT: usize = 16;
+
 /// Bytes of a kernel's argument that every driver takes.
 const MOST_BYTES: usize = 4096;
 
@@ -483,14 +486,13 @@ impl<'a> Writer<'a> {
                 }
                 "_GC_ROUNDS_OF_TENSORS" => self.declare(Which::All, "[_gc_ROUNDS][_gc_V]"),
                 "_GC_ROUNDS_OF_INPUTS" => self.declare(Which::Inputs, "[_gc_ROUNDS][_gc_V]"),
-                "_GC_ONES_OF_INPUTS" => self.declare(Which::Inputs, "[_gc_N]"),
                 "_GC_LOAD_ROUND" => self.load_round(Which::All, "_gc_bytes"),
                 "_GC_SPREAD_ROUND" => self.spread_round(),
                 "_GC_LOAD_ROUND_OF_INPUTS" => {
                     self.load_round(Which::Inputs, "_gc_args.bytes")?;
                     self.spread_round()
                 }
-                "_GC_LOAD_ONE_OF_INPUTS" => self.load_ones("[_gc_k]", ""),
+                "_GC_LOAD_ONE_OF_INPUTS" => self.load_ones("[_gc_r][_gc_m]", ""),
                 "_GC_LOAD_LAST_OF_INPUTS" => self.load_ones("", "const "),
                 "_GC_STORE_ROUND" => self.store_round(),
                 "_GC_ELEMENTS" => self.name(Which::All, "[_gc_r][_gc_m]"),
@@ -508,7 +510,6 @@ impl<'a> Writer<'a> {
                 "_GC_STORE_OUTPUTS" => self.each(Which::Outputs, |out, _, index, _| {
                     writeln!(out, "_gc::store_one(_gc_{index}, _gc_to{index}, _gc_args.bytes);")
                 }),
-                "_GC_MAP_ONE" => self.mapped("[_gc_k]"),
                 "_GC_MAP_ROUND" => self.mapped("[_gc_r][_gc_m]"),
                 "_GC_MAP_LAST" => self.mapped(""),
                 "_GC_FINISH" => self.finish(),
@@ -614,9 +615,12 @@ impl<'a> Writer<'a> {
                 (false, 2) => self.kernel(name, format_args!("_gc_block<1, 1, true, true>")),
                 (false, _) => self.kernel(name, format_args!("_gc_block<{vector}, {rounds}, true, false>")),
                 (true, 0) => self.kernel(name, format_args!("_gc_run<{vector}, {rounds}, false, false>")),
-                (true, 1) => self.kernel(name, format_args!("_gc_run<{vector}, 1, false, true>")),
+                (true, 1) => {
+                    let rounds = (SINGLES_IN_FLIGHT / vector).max(1);
+                    self.kernel(name, format_args!("_gc_run<{vector}, {rounds}, false, true>"))
+                }
                 (true, 2) => self.kernel(name, format_args!("_gc_run<{vector}, {}, true, false>", 2 * rounds)),
-                (true, 3) => self.kernel(name, format_args!("_gc_run<1, {ELEMENT_ROUNDS}, true, false>")),
+                (true, 3) => self.kernel(name, format_args!("_gc_run<1, {SINGLES_IN_FLIGHT}, true, false>")),
                 (true, _) => self.kernel(name, format_args!("_gc_run_second")),
             }?;
         }

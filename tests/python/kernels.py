@@ -33,6 +33,18 @@ def on_card(array, **how):
     return tensor
 
 
+def of_cupy(array):
+    """An array of CuPy's as it lies."""
+    tensor = Tensor.__new__(Tensor)
+    tensor.array = array
+    dl = capi.DLTensor(
+        array.data.ptr, capi.DLDevice(CUDA, array.device.id), array.ndim, capi.dldtype(array.dtype.name),
+        capi.int64s(array.shape), capi.int64s([step // array.itemsize for step in array.strides]), 0,
+    )  # fmt: skip
+    tensor.struct = capi.DLManagedTensor(dl, None, capi.DELETER())
+    return tensor
+
+
 def scalar(value, dtype):
     return Tensor(np.array(value, dtype))
 
