@@ -43,8 +43,14 @@ template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_NESTED, bool _gc_bytes>
 __device__ __forceinline__ void _gc_block(const _gc_Args &_gc_args) {
     const unsigned long long _gc_first = static_cast<unsigned long long>(blockIdx.x) * (_gc::THREADS * _gc_ROUNDS);
     _gc::Offsets<_GC_TENSORS> _gc_at[_gc_ROUNDS];
-    if (_gc_NESTED) _gc::go_rounds(_gc_at, _gc_args.loops, _gc_args.n_loops, _gc_first, threadIdx.x);
-    else _gc::go_straight(_gc_at, _gc_args.loops[0], _gc_first + threadIdx.x, 1);
+    unsigned _gc_more[_gc_ROUNDS];
+#pragma unroll
+    for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {
+        _gc_at[_gc_r] = _gc::Offsets<_GC_TENSORS>();
+        _gc_more[_gc_r] = threadIdx.x + _gc_r * _gc::THREADS;
+    }
+    if (_gc_NESTED) _gc::go_rounds(_gc_at, _gc_more, _gc_args.loops, _gc_args.n_loops, _gc_first);
+    else _gc::go_straight<1>(_gc_at, _gc_args.loops[0], _gc_first + threadIdx.x, _gc::THREADS, 1);
     _gc_run<_gc_V, _gc_ROUNDS, _gc_bytes>(_gc_args, _gc_at, _gc_first, _gc_args.units - _gc_first);
 }
 
@@ -55,8 +61,8 @@ __device__ __forceinline__ void _gc_vectors(const _gc_Args &_gc_args) {
         _gc_block<_gc_V, _gc_ROUNDS, false, false>(_gc_args);
     } else {
         const unsigned long long _gc_first = _gc_args.units * _gc_V;
-        _gc::Offsets<_GC_TENSORS> _gc_at[1];
-        _gc::go_straight(_gc_at, _gc_args.loops[0], _gc_first + threadIdx.x, _gc_V);
+        _gc::Offsets<_GC_TENSORS> _gc_at[1] = {};
+        _gc::go_straight<1>(_gc_at, _gc_args.loops[0], _gc_first + threadIdx.x, 0, _gc_V);
         _gc_run<1, 1, false>(_gc_args, _gc_at, _gc_first, _gc_args.size - _gc_first);
     }
 }

@@ -302,11 +302,14 @@ pub fn reduction(
     } else {
         vectors(reduced, Some(kept), operands, vector, true, is_input)
     };
+    let nested = reduced.len() != 1;
     let (kernel, outputs_at_once, at_once) = match (share.columns, ones) {
-        (false, Some(_)) => (0, 1, vector),
-        (false, None) => (1, 1, 1),
-        (true, Some(_)) => (2, vector, 1),
-        (true, None) => (3, 1, 1),
+        (false, Some(_)) => (if nested { 7 } else { 0 }, 1, vector),
+        (true, Some(_)) => (if nested { 8 } else { 2 }, vector, 1),
+        (false, None) if bytes => (5, 1, 1),
+        (true, None) if bytes => (6, 1, 1),
+        (false, None) => (if nested { 9 } else { 1 }, 1, 1),
+        (true, None) => (if nested { 10 } else { 3 }, 1, 1),
     };
     let outputs = kept.count();
     let tiles = outputs.div_ceil((outputs_at_once as u64) << share.log_across);
