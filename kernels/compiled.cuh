@@ -68,28 +68,6 @@ __device__ __forceinline__ void to_bytes(char *to, const S &x) {
     for (unsigned k = 0; k < sizeof(S); k++) to[k] = static_cast<char>(bytes >> 8 * k);
 }
 
-// N neighbours, which lie at a multiple of their size. `one`: the same element for all.
-template <typename T, unsigned N>
-__device__ __forceinline__ void load(T (&to)[N], const char *from, bool one) {
-    typedef typename Element<T>::Stored Stored;
-    if (one) {
-        const T x = Read<T>::of(*reinterpret_cast<const Stored *>(from));
-#pragma unroll
-        for (unsigned m = 0; m < N; m++) to[m] = x;
-    } else {
-        const Vector<Stored, N> x = *reinterpret_cast<const Vector<Stored, N> *>(from);
-#pragma unroll
-        for (unsigned m = 0; m < N; m++) to[m] = Read<T>::of(x.of[m]);
-    }
-}
-template <typename T, unsigned N>
-__device__ __forceinline__ void store(const T (&from)[N], char *to) {
-    typedef typename Element<T>::Stored Stored;
-    Vector<Stored, N> x;
-#pragma unroll
-    for (unsigned m = 0; m < N; m++) x.of[m] = static_cast<Stored>(from[m]);
-    *reinterpret_cast<Vector<Stored, N> *>(to) = x;
-}
 // One element. `bytes`: at any address.
 template <typename T>
 __device__ __forceinline__ T load_one(const char *from, bool bytes) {
@@ -101,6 +79,73 @@ __device__ __forceinline__ void store_one(const T &x, char *to, bool bytes) {
     typedef typename Element<T>::Stored Stored;
     if (bytes) to_bytes(to, static_cast<Stored>(x));
     else *reinterpret_cast<Stored *>(to) = static_cast<Stored>(x);
+}
+
+// N neighbours of an input, which lie at a multiple of their size: words of memory, which become elements when they are
+// asked for. Of `one` element for all, the first is loaded, and spread once all loads of a thread are on their way.
+template <typename T, unsigned N, bool SEPARATE>
+struct Neighbours {
+    typedef typename Element<T>::Stored Stored;
+    enum : unsigned { BYTES = N * sizeof(Stored), WORDS = (BYTES + 3) / 4 };
+    unsigned words[WORDS];
+
+    __device__ __forceinline__ void load(const char *from, bool one, bool) {
+        if (one) {
+            const Stored x = *reinterpret_cast<const Stored *>(from);
+            u64 bytes = 0;
+            *reinterpret_cast<Stored *>(&bytes) = x;
+            words[0] = static_cast<unsigned>(bytes);
+            if (sizeof(Stored) > 4) words[WORDS > 1] = static_cast<unsigned>(bytes >> 32);
+        } else if (BYTES == 2) {
+            words[0] = *reinterpret_cast<const unsigned short *>(from);
+        } else {
+            const Vector<unsigned, WORDS> x = *reinterpret_cast<const Vector<unsigned, WORDS> *>(from);
+#pragma unroll
+            for (unsigned k = 0; k < WORDS; k++) words[k] = x.of[k];
+        }
+    }
+    __device__ __forceinline__ void spread(bool one) {
+        const unsigned first = words[0], second = words[WORDS > 1];
+        const unsigned word = sizeof(Stored) == 1 ? (first & 0xff) * 0x01010101u
+                            : sizeof(Stored) == 2 ? __byte_perm(first, 0, 0x1010) : first;
+#pragma unroll
+        for (unsigned k = 0; k < WORDS; k++) {
+            if (one) words[k] = sizeof(Stored) == 8 && k % 2 ? second : word;
+        }
+    }
+    __device__ __forceinline__ void set(unsigned, const T &) {}
+    __device__ __forceinline__ T operator[](unsigned m) const {
+        const unsigned at = m * sizeof(Stored);
+        u64 bytes = words[at / 4] >> at % 4 * 8;
+        if (sizeof(Stored) == 8) bytes |= static_cast<u64>(words[WORDS > 1 ? at / 4 + 1 : 0]) << 32;
+        return Read<T>::of(*reinterpret_cast<const Stored *>(&bytes));
+    }
+};
+// The same where each is loaded for itself.
+template <typename T, unsigned N>
+struct Neighbours<T, N, true> {
+    T of[N];
+    __device__ __forceinline__ void load(const char *from, bool, bool bytes) { of[0] = load_one<T>(from, bytes); }
+    __device__ __forceinline__ void spread(bool) {}
+    __device__ __forceinline__ void set(unsigned m, const T &x) { of[m] = x; }
+    __device__ __forceinline__ T operator[](unsigned m) const { return of[m]; }
+};
+
+// N neighbours of an output, likewise.
+template <typename T, unsigned N>
+__device__ __forceinline__ void load(T (&to)[N], const char *from) {
+    typedef typename Element<T>::Stored Stored;
+    const Vector<Stored, N> x = *reinterpret_cast<const Vector<Stored, N> *>(from);
+#pragma unroll
+    for (unsigned m = 0; m < N; m++) to[m] = Read<T>::of(x.of[m]);
+}
+template <typename T, unsigned N>
+__device__ __forceinline__ void store(const T (&from)[N], char *to) {
+    typedef typename Element<T>::Stored Stored;
+    Vector<Stored, N> x;
+#pragma unroll
+    for (unsigned m = 0; m < N; m++) x.of[m] = static_cast<Stored>(from[m]);
+    *reinterpret_cast<Vector<Stored, N> *>(to) = x;
 }
 
 // A number to divide by (src/compile/loops.rs), and the strides of all tensors in bytes.
@@ -132,29 +177,48 @@ __device__ __forceinline__ void go(Offsets<TENSORS> &offsets, const Loop<TENSORS
     for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(rest) * loops[0].strides[k];
 }
 
-// The same with 32 bits where they do.
-template <unsigned TENSORS>
-__device__ __forceinline__ void go_fast(Offsets<TENSORS> &offsets, const Loop<TENSORS> *loops, unsigned n, u64 round) {
-    if (n <= 1 || round >= 0x80000000ull) {
-        go(offsets, loops, n, round);
-        return;
+// Adds where EACH from `number` on, and those `step` apart behind them, lie in a single loop of vectors of `at_once`.
+template <unsigned EACH, unsigned TENSORS, unsigned ROUNDS>
+__device__ __forceinline__ void go_straight(Offsets<TENSORS> (&offsets)[ROUNDS], const Loop<TENSORS> &loop, u64 number,
+                                            unsigned step, unsigned at_once) {
+#pragma unroll
+    for (unsigned k = 0; k < TENSORS; k++) {
+        const i64 stride = loop.strides[k] / at_once, from = static_cast<i64>(number) * stride, next = step * stride;
+#pragma unroll
+        for (unsigned r = 0; r < ROUNDS; r++) offsets[r].of[k] += from + r / EACH * next + r % EACH * stride;
     }
-    unsigned rest = static_cast<unsigned>(round);
+}
+
+// Adds what rounds number `first` + more[r] of these loops, each `more` small, lie from the first. `first` is the same
+// in a whole block: divided once for all of its threads. There is a loop, of which all strides may be 0.
+template <unsigned TENSORS, unsigned ROUNDS>
+__device__ __forceinline__ void go_rounds(Offsets<TENSORS> (&offsets)[ROUNDS], unsigned (&more)[ROUNDS],
+                                          const Loop<TENSORS> *loops, unsigned n, u64 first) {
 #pragma unroll 1
-    for (unsigned d = n - 1; d > 0; d--) {
-        unsigned above = 0, at = rest;
-        if (loops[d].count < 0x80000000ull) {
-            const unsigned by = static_cast<unsigned>(loops[d].count);
-            above = static_cast<unsigned>(static_cast<u64>(rest) * (loops[d].reciprocal >> 32) >> 32);
-            at = rest - above * by;
-            if (at >= by) above++, at -= by;
-        }
+    for (unsigned d = n; d > 1; d--) {
+        const Loop<TENSORS> &loop = loops[d - 1];
+        u64 above = __umul64hi(first, loop.reciprocal), at = first - above * loop.count;
+        if (at >= loop.count) above++, at -= loop.count;
+        first = above;
+        // Of those that take more, none is crossed twice.
+        const u64 count = loop.count;
+        const unsigned factor = count < 0x80000000ull ? static_cast<unsigned>(loop.reciprocal >> 32) : 0;
 #pragma unroll
-        for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += at * loops[d].strides[k];
-        rest = above;
+        for (unsigned r = 0; r < ROUNDS; r++) {
+            u64 own_at = at + more[r];
+            more[r] = __umulhi(static_cast<unsigned>(own_at), factor);
+            own_at -= more[r] * count;
+            if (own_at >= count) more[r]++, own_at -= count;
+#pragma unroll
+            for (unsigned k = 0; k < TENSORS; k++) offsets[r].of[k] += static_cast<i64>(own_at) * loop.strides[k];
+        }
     }
 #pragma unroll
-    for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += rest * loops[0].strides[k];
+    for (unsigned k = 0; k < TENSORS; k++) {
+        const i64 stride = loops[0].strides[k], from = static_cast<i64>(first) * stride;
+#pragma unroll
+        for (unsigned r = 0; r < ROUNDS; r++) offsets[r].of[k] += from + more[r] * stride;
+    }
 }
 
 // Where element number `number` lies in loops whose innermost is one of vectors of 2^log.

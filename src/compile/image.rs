@@ -14,7 +14,7 @@ use crate::error::{Error, Result, error};
 const MAGIC: &[u8; 8] = b"gckernel";
 
 /// Changes whenever an image is read in another way.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 const HEADER: usize = 24;
 const DIGEST: usize = 32;

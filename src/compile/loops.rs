@@ -225,11 +225,12 @@ pub fn elementwise(layout: &Layout, nest: &Nest, operands: &[Operand], whole: &[
     // One that is broadcast is read as an element, which has to be aligned, too.
     let ones = if bytes { None } else { vectors(nest, None, operands, vector, true, |_| true) };
     let (kernel, at_once, rounds) = match ones {
+        Some(_) if nest.len() > 1 => (3, vector, layout.rounds),
         Some(_) => (0, vector, layout.rounds),
         None if bytes => (2, 1, 1),
         None => (1, 1, ELEMENT_ROUNDS),
     };
-    // What does not fill a vector is a block of its own.
+    // What does not fill a vector is a block of its own, and there only where there is one loop.
     let (units, rest) = (nest.count() / at_once as u64, nest.count() % at_once as u64);
     let blocks = units.div_ceil(u64::from(THREADS) * rounds as u64);
     let head = [nest.count(), units, two(nest.len() as u32, ones.unwrap_or(0)), two(blocks as u32, u32::from(bytes))];
@@ -301,11 +302,14 @@ pub fn reduction(
     } else {
         vectors(reduced, Some(kept), operands, vector, true, is_input)
     };
+    let nested = reduced.len() != 1;
     let (kernel, outputs_at_once, at_once) = match (share.columns, ones) {
-        (false, Some(_)) => (0, 1, vector),
-        (false, None) => (if bytes { 5 } else { 1 }, 1, 1),
-        (true, Some(_)) => (2, vector, 1),
-        (true, None) => (if bytes { 6 } else { 3 }, 1, 1),
+        (false, Some(_)) => (if nested { 7 } else { 0 }, 1, vector),
+        (true, Some(_)) => (if nested { 8 } else { 2 }, vector, 1),
+        (false, None) if bytes => (5, 1, 1),
+        (true, None) if bytes => (6, 1, 1),
+        (false, None) => (if nested { 9 } else { 1 }, 1, 1),
+        (true, None) => (if nested { 10 } else { 3 }, 1, 1),
     };
     let outputs = kept.count();
     let tiles = outputs.div_ceil((outputs_at_once as u64) << share.log_across);

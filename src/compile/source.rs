@@ -188,7 +188,7 @@ pub struct Combination {
     /// Whether the layout takes more loops than usual.
     pub many_loops: bool,
     /// Which of the kernels of its kind there are, a bit each.
-    pub kernels: u8,
+    pub kernels: u16,
 }
 
 impl Combination {
@@ -275,11 +275,25 @@ impl Layout {
     }
 }
 
-/// The names of a source's kernels behind the definition's name. Elements lie in vectors, anywhere, or at any address.
-pub const ELEMENTWISE: [&str; 3] = ["", "_elements", "_bytes"];
+/// The names of a source's kernels behind the definition's name. Elements lie in vectors one after the other, anywhere, at
+/// any address, or in vectors in nested loops: each of them without the others' code is what compiles fast.
+pub const ELEMENTWISE: [&str; 4] = ["", "_elements", "_bytes", "_nested"];
 /// Threads side by side have neighbouring elements of one output, in vectors and one by one; or of neighbouring
-/// outputs, likewise; the second launch; and those one by one at any address.
-pub const REDUCTION: [&str; 7] = ["", "_row", "_columns", "_column", "_second", "_row_bytes", "_column_bytes"];
+/// outputs, likewise; the second launch; those one by one at any address; and the first four once more, where the elements
+/// of an output lie in nested loops.
+pub const REDUCTION: [&str; 11] = [
+    "",
+    "_row",
+    "_columns",
+    "_column",
+    "_second",
+    "_row_bytes",
+    "_column_bytes",
+    "_nested",
+    "_nested_columns",
+    "_nested_row",
+    "_nested_column",
+];
 
 /// The names of all kernels of a kind.
 pub fn names(is_reduction: bool) -> &'static [&'static str] {
@@ -287,7 +301,7 @@ pub fn names(is_reduction: bool) -> &'static [&'static str] {
 }
 
 /// All kernels of a kind, a bit each.
-pub fn all_kernels(is_reduction: bool) -> u8 {
+pub fn all_kernels(is_reduction: bool) -> u16 {
     (1 << names(is_reduction).len()) - 1
 }
 
@@ -480,15 +494,27 @@ impl<'a> Writer<'a> {
                 "_GC_REDUCE" => self.users(Text::Reduce, "reduce", "return (_type_reduce)(", ");"),
                 "_GC_POST_MAP" => self.users(Text::PostMap, "post_map", "{", ";}"),
                 "_GC_IDENTITY" => {
-                    let before = "if (!_gc_has && _gc_along == 0) _gc_sum = (_type_reduce)(";
+                    let before = "if (_gc_active == 0) _gc_one = (_type_reduce)(";
                     self.users(Text::Identity, "identity", before, ");")
                 }
-                "_GC_ROUNDS_OF_TENSORS" => self.declare(Which::All, "[_gc_ROUNDS][_gc_V]"),
-                "_GC_ROUNDS_OF_INPUTS" => self.declare(Which::Inputs, "[_gc_ROUNDS][_gc_V]"),
+                "_GC_ROUNDS_OF_TENSORS" => {
+                    self.declare_inputs("_gc_V == 1")?;
+                    self.each(Which::Outputs, |out, cpp, index, _| {
+                        writeln!(out, "{cpp} _gc_{index}[_gc_ROUNDS][_gc_V];")
+                    })
+                }
+                "_GC_ROUNDS_OF_INPUTS" => self.declare_inputs("_gc_V == 1 || _gc_ONES"),
                 "_GC_LOAD_ROUND" => self.load_round(Which::All, "_gc_bytes"),
+                "_GC_SPREAD_ROUND" => self.spread_round(),
                 "_GC_LOAD_ROUND_OF_INPUTS" => self.load_round(Which::Inputs, "_gc_BYTES"),
-                "_GC_LOAD_ONE_OF_INPUTS" => self.load_ones("[_gc_r][_gc_m]", "", "_gc_BYTES"),
-                "_GC_LOAD_LAST_OF_INPUTS" => self.load_ones("", "const ", "_gc_args.bytes"),
+                "_GC_LOAD_ONE_OF_INPUTS" => self.each(Which::Inputs, |out, cpp, index, k| {
+                    let address = Address(k);
+                    writeln!(out, "_gc_{index}[_gc_r].set(_gc_m, _gc::load_one<{cpp}>({address}, _gc_BYTES));")
+                }),
+                "_GC_LOAD_LAST_OF_INPUTS" => self.each(Which::Inputs, |out, cpp, index, k| {
+                    let address = Address(k);
+                    writeln!(out, "const {cpp} _gc_{index} = _gc::load_one<{cpp}>({address}, _gc_args.bytes);")
+                }),
                 "_GC_STORE_ROUND" => self.store_round(),
                 "_GC_ELEMENTS" => self.name(Which::All, "[_gc_r][_gc_m]"),
                 "_GC_INPUTS" => self.name(Which::Inputs, ""),
@@ -532,8 +558,10 @@ impl<'a> Writer<'a> {
         })
     }
 
-    fn declare(&mut self, which: Which, extents: &str) -> fmt::Result {
-        self.each(which, |out, cpp, index, _| writeln!(out, "{cpp} _gc_{index}{extents};"))
+    fn declare_inputs(&mut self, separate: &str) -> fmt::Result {
+        self.each(Which::Inputs, |out, cpp, index, _| {
+            writeln!(out, "_gc::Neighbours<{cpp}, _gc_V, {separate}> _gc_{index}[_gc_ROUNDS];")
+        })
     }
 
     /// Elements under the user's names.
@@ -553,20 +581,19 @@ impl<'a> Writer<'a> {
     fn load_round(&mut self, which: Which, bytes: &str) -> fmt::Result {
         let inputs = self.inputs;
         self.each(which, |out, cpp, index, k| {
-            writeln!(out, "if (_gc_V > 1) _gc::load(_gc_{index}[_gc_r], {},", Address(k))?;
             if index < inputs {
-                writeln!(out, "_gc_args.ones >> {k} & 1);")?;
+                writeln!(out, "_gc_{index}[_gc_r].load({}, _gc_args.ones >> {k} & 1, {bytes});", Address(k))
             } else {
-                writeln!(out, "false);")?;
+                writeln!(out, "if (_gc_V > 1) _gc::load(_gc_{index}[_gc_r], {});", Address(k))?;
+                writeln!(out, "else _gc_{index}[_gc_r][0] = _gc::load_one<{cpp}>({}, {bytes});", Address(k))
             }
-            writeln!(out, "else _gc_{index}[_gc_r][0] = _gc::load_one<{cpp}>({}, {bytes});", Address(k))
         })
     }
 
-    fn load_ones(&mut self, at: &str, declared: &str, bytes: &str) -> fmt::Result {
-        self.each(Which::Inputs, |out, cpp, index, k| {
-            let kind = if declared.is_empty() { "" } else { cpp };
-            writeln!(out, "{declared}{kind} _gc_{index}{at} = _gc::load_one<{cpp}>({}, {bytes});", Address(k))
+    /// Neighbours that are one element.
+    fn spread_round(&mut self) -> fmt::Result {
+        self.each(Which::Inputs, |out, _, index, k| {
+            writeln!(out, "_gc_{index}[_gc_r].spread(_gc_args.ones >> {k} & 1);")
         })
     }
 
@@ -593,22 +620,29 @@ impl<'a> Writer<'a> {
     /// Those that there are to be: most of the time it takes to compile goes into them.
     fn kernels(&mut self) -> fmt::Result {
         let (vector, rounds, is_reduction) = (self.layout.vector, self.layout.rounds, self.definition.is_reduction);
-        let singles = (SINGLES_IN_FLIGHT / vector).max(1);
+        let (columns, singles) = (2 * rounds, (SINGLES_IN_FLIGHT / vector).max(1));
         for (index, name) in names(is_reduction).iter().enumerate() {
             if self.combination.kernels >> index & 1 == 0 {
                 continue;
             }
             match (is_reduction, index) {
                 (false, 0) => self.kernel(name, format_args!("_gc_vectors<{vector}, {rounds}>")),
-                (false, 1) => self.kernel(name, format_args!("_gc_block<1, {ELEMENT_ROUNDS}>")),
-                (false, _) => self.kernel(name, format_args!("_gc_singles")),
-                (true, 0) => self.kernel(name, format_args!("_gc_run<{vector}, {rounds}, false, false, false>")),
-                (true, 1) => self.kernel(name, format_args!("_gc_run<{vector}, {singles}, false, true, false>")),
-                (true, 2) => self.kernel(name, format_args!("_gc_run<{vector}, {}, true, false, false>", 2 * rounds)),
-                (true, 3) => self.kernel(name, format_args!("_gc_run<1, {SINGLES_IN_FLIGHT}, true, false, false>")),
+                (false, 1) => self.kernel(name, format_args!("_gc_block<1, {ELEMENT_ROUNDS}, true, false>")),
+                (false, 2) => self.kernel(name, format_args!("_gc_block<1, 1, true, true>")),
+                (false, _) => self.kernel(name, format_args!("_gc_block<{vector}, {rounds}, true, false>")),
+                (true, 0) => self.kernel(name, format_args!("_gc_run<{vector}, {rounds}, false, false, false, false>")),
+                (true, 1) => self.kernel(name, format_args!("_gc_run<{vector}, {singles}, false, true, false, false>")),
+                (true, 2) => self.kernel(name, format_args!("_gc_run<{vector}, {columns}, true, false, false, false>")),
+                (true, 3) => {
+                    self.kernel(name, format_args!("_gc_run<1, {SINGLES_IN_FLIGHT}, true, false, false, false>"))
+                }
                 (true, 4) => self.kernel(name, format_args!("_gc_run_second")),
-                (true, 5) => self.kernel(name, format_args!("_gc_run<{vector}, 1, false, true, true>")),
-                (true, _) => self.kernel(name, format_args!("_gc_run<1, 1, true, false, true>")),
+                (true, 5) => self.kernel(name, format_args!("_gc_run<{vector}, 1, false, true, true, true>")),
+                (true, 6) => self.kernel(name, format_args!("_gc_run<1, 1, true, false, true, true>")),
+                (true, 7) => self.kernel(name, format_args!("_gc_run<{vector}, {rounds}, false, false, true, false>")),
+                (true, 8) => self.kernel(name, format_args!("_gc_run<{vector}, {rounds}, true, false, true, false>")),
+                (true, 9) => self.kernel(name, format_args!("_gc_run<{vector}, 1, false, true, true, false>")),
+                (true, _) => self.kernel(name, format_args!("_gc_run<1, {ELEMENT_ROUNDS}, true, false, true, false>")),
             }?;
         }
         Ok(())

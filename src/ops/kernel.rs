@@ -847,9 +847,9 @@ impl Kernel {
         let count = compiled().count();
         saved.add(&(count as u64).to_le_bytes())?;
         for (made, code) in compiled().take(count) {
-            let mut key: ArrayVec<u8, { 5 + 3 * MOST }> = ArrayVec::new();
+            let mut key: ArrayVec<u8, { 6 + 3 * MOST }> = ArrayVec::new();
             key.extend(made.capability.to_le_bytes());
-            key.push(u8::from(made.combination.many_loops) | made.combination.kernels << 1);
+            key.extend((u16::from(made.combination.many_loops) | made.combination.kernels << 1).to_le_bytes());
             for slot in &made.combination.slots {
                 let (place, ndim) = match slot.place {
                     Place::Tensor => (0, 0),
@@ -901,7 +901,8 @@ impl Kernel {
 
     fn combination_of(&self, key: &[u8]) -> Result<(i32, Combination)> {
         let (capability, rest) = key.split_first_chunk().ok_or_else(not_a_kernel)?;
-        let (what, slots) = rest.split_first().ok_or_else(not_a_kernel)?;
+        let (what, slots) = rest.split_first_chunk().ok_or_else(not_a_kernel)?;
+        let what = u16::from_le_bytes(*what);
         let (many_loops, kernels) = (what & 1 != 0, what >> 1);
         let mut combination = Combination { slots: ArrayVec::new(), many_loops, kernels };
         let known = source::all_kernels(self.definition.is_reduction);

@@ -139,6 +139,9 @@ static T __shfl_down_sync(unsigned, T value, unsigned by) {
 [[maybe_unused]] static unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) {
     return unsigned((uint64_t(high) << 32 | low) << by % 32 >> 32);
 }
+[[maybe_unused]] static unsigned __umulhi(unsigned a, unsigned b) {
+    return static_cast<unsigned>(static_cast<unsigned long long>(a) * b >> 32);
+}
 [[maybe_unused]] static unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
 }

@@ -50,7 +50,7 @@ pub struct Image {
 
 impl Image {
     /// Loads a cubin, and finds those kernels of these names, each made of two parts, whose bits are set.
-    pub fn load(queue: &mut Queue, cubin: &[u8], name: &str, behind: &[&str], which: u8) -> Result<Self> {
+    pub fn load(queue: &mut Queue, cubin: &[u8], name: &str, behind: &[&str], which: u16) -> Result<Self> {
         queue.relax()?;
         let device = queue.device;
         let driver = device.driver;
