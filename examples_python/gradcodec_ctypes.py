@@ -30,7 +30,8 @@ DTYPES.update(bool=(6, 8, 1), bfloat16=(4, 16, 1))
 
 
 class GradCodecError(RuntimeError):
-    """A call that failed, in the library's words; `status` is one of GC_STATUS_*."""
+    """A call that failed, in the library's words; `status` is one of GC_STATUS_*: INVALID_ARGUMENT where C returns -1, as
+    for a number of bytes, whatever the reason."""
 
     def __init__(self, sentence: str, status: int = 0) -> None:
         super().__init__(sentence)
@@ -941,7 +942,8 @@ class Kernel:
     """A kernel that is compiled at run time (gc_kernel_t), released with this object: GradCodec.elementwise and
     GradCodec.reduction make it, of texts as CuPy's ElementwiseKernel and ReductionKernel take them, and other fields of
     the options. Called with one array for each parameter, outputs too; inputs may be Python numbers. A reduction wants
-    as `workspace` uint8 on the device, of workspace_bytes() bytes, where that is not 0."""
+    as `workspace` uint8 on the device, of workspace_bytes() bytes, where that is not 0. Keep it as long as its work is
+    under way, or a graph has it: code that runs is not to be unloaded."""
 
     def __init__(self, library: GradCodec, create: Any, kind: Any, fields: dict[str, Any]) -> None:
         self._library, self._lib, self._handle = library, library.lib, K()

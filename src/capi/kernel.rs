@@ -117,7 +117,7 @@ pub struct gc_elementwise_options_t {
     pub inputs: *const c_char,
     /// The output parameters, at least one.
     pub outputs: *const c_char,
-    /// The statements for one element.
+    /// The statements for one element, which `return`, `continue` and `break` end.
     pub operation: *const c_char,
     /// An identifier, as profilers and errors show it. NULL: "kernel".
     pub name: *const c_char,

@@ -228,6 +228,9 @@ unsigned splits, log_across, log_second, vectors, n_kept, n_reduced, ones, at_on
 void *partials;
 ";
 
+/// Around statements for one element: `return`, `continue` and `break` end that one, not those beside it in a vector.
+const ELEMENT: [&str; 2] = ["[&] { do {", ";} while (false); }();"];
+
 /// What a reduction's texts may ask for.
 const SIZES: &str = "\
 const ptrdiff_t n = static_cast<ptrdiff_t>(_gc_args.reduced);
@@ -488,11 +491,11 @@ impl<'a> Writer<'a> {
                 "_GC_WHOLE_PARAMETERS" => self.whole_parameters(),
                 "_GC_SIZES" => self.lines(SIZES),
                 "_GC_LOOP_PREP" => self.users(Text::LoopPrep, "loop_prep", "", ";"),
-                "_GC_OPERATION" => self.users(Text::Operation, "operation", "{", ";}"),
+                "_GC_OPERATION" => self.users(Text::Operation, "operation", ELEMENT[0], ELEMENT[1]),
                 "_GC_AFTER_LOOP" => self.users(Text::AfterLoop, "after_loop", "", ";"),
                 "_GC_MAP" => self.users(Text::Map, "map", "return (_type_reduce)(", ");"),
                 "_GC_REDUCE" => self.users(Text::Reduce, "reduce", "return (_type_reduce)(", ");"),
-                "_GC_POST_MAP" => self.users(Text::PostMap, "post_map", "{", ";}"),
+                "_GC_POST_MAP" => self.users(Text::PostMap, "post_map", ELEMENT[0], ELEMENT[1]),
                 "_GC_IDENTITY" => {
                     let before = "if (_gc_active == 0) _gc_one = (_type_reduce)(";
                     self.users(Text::Identity, "identity", before, ");")

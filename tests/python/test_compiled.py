@@ -131,6 +131,19 @@ def test_raw_parameters_loops_and_outputs_that_stay():
     z = np.full(60, -1, "f4")
     some([x], [z])
     same(z, np.where(x > 0, x, -1))
+    # Of neighbours in a vector, too.
+    x = normal(1003)
+    for word in "return", "continue", "break":
+        ends = elementwise("T x, raw T y", "T z, raw T w", f"z = x; w[i] = x; if (x > 0) {word}; z = y[i] - 1; w[i] = -x",
+                           "ends")
+        z, w = np.zeros(1003, "f4"), np.zeros(1003, "f4")
+        ends([x, x], [z, w])
+        same(z, np.where(x > 0, x, x - np.float32(1)))
+        same(w, np.abs(x))
+        sums = reduction("T x", "T y", "x", "a + b", f"y = a; if (a > 0) {word}; y = -a", "0", "sums")
+        m, y = normal(40, 30), np.zeros(40, "f4")
+        sums([np.sign(m)], [y], axes=1)
+        same(y, np.abs(np.sign(m).sum(axis=1)))
     numbers = elementwise("", "int64 z", "z = i", "numbers")
     z = np.zeros((30, 20), "i8").T
     numbers([], [z])
