@@ -1940,7 +1940,7 @@ typedef struct gc_elementwise_options_t {
     const char *inputs;
     /** The output parameters, at least one. */
     const char *outputs;
-    /** The statements for one element. */
+    /** The statements for one element, which `return`, `continue` and `break` end. */
     const char *operation;
     /** An identifier, as profilers and errors show it. NULL: "kernel". */
     const char *name;
