@@ -379,7 +379,7 @@ mod tests {
         let (mut rest, mut offset) = (round, 0i64);
         for (index, row) in words.chunks(2 + tensors).take(loops).enumerate().rev() {
             let (count, reciprocal) = (row[0], row[1]);
-            let mut above = (u128::from(rest) * u128::from(reciprocal) >> 64) as u64;
+            let mut above = ((u128::from(rest) * u128::from(reciprocal)) >> 64) as u64;
             let mut at = rest - above * count;
             if at >= count {
                 (above, at) = (above + 1, at - count);
@@ -537,7 +537,7 @@ mod tests {
                     let share = |address| Share::of(&kept, &reduced, &[operand(address, 1, true)], vector);
                     let Share { columns, log_across, chunk, splits } = share(0);
                     assert_eq!(share(0), share(1), "sums would depend on where elements lie");
-                    assert!(splits >= 1 && splits <= MANY_BLOCKS, "{splits} blocks an output");
+                    assert!((1..=MANY_BLOCKS).contains(&splits), "{splits} blocks an output");
                     assert!(u128::from(splits - 1) * u128::from(chunk) < elements as u128, "{chunk} in a block");
                     assert!(u128::from(splits) * u128::from(chunk) >= elements as u128, "{chunk} in a block");
                     let at_once = if columns { 1 } else { vector as u64 };
@@ -586,7 +586,7 @@ mod tests {
             );
             assert_eq!(tiles, kept.count().div_ceil(outputs_at_once << log_across));
             assert_eq!(first.blocks, tiles * share.splits);
-            assert!(first.blocks <= i32::MAX as u64 && share.chunk % at_once == 0);
+            assert!(first.blocks <= i32::MAX as u64 && share.chunk.is_multiple_of(at_once));
             let log_second = words[5] as u32;
             let expected = Launch { kernel: 4, blocks: kept.count().div_ceil(1 << log_second) };
             assert_eq!(second, (share.splits > 1).then_some(expected));
