@@ -339,3 +339,288 @@ pub fn reduction(
         second: (share.splits > 1).then_some(second),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Status;
+
+    /// Counts with the strides of each tensor, outermost first.
+    type Dims<'a> = &'a [(i64, &'a [i64])];
+
+    const K31: i64 = 1 << 31;
+    const K32: i64 = 1 << 32;
+    const K33: i64 = 1 << 33;
+
+    fn nest(tensors: usize, dims: Dims<'_>) -> Nest {
+        let mut nest = Nest::new(tensors);
+        dims.iter().for_each(|(count, strides)| nest.push(*count, strides.iter().copied()).unwrap());
+        nest
+    }
+
+    fn operand(address: u64, size: i64, is_input: bool) -> Operand {
+        Operand { address, size, is_input }
+    }
+
+    fn layout(is_reduction: bool, tensors: usize, vector: usize) -> Layout {
+        let before_loops = HEAD[usize::from(is_reduction)] + tensors;
+        Layout { is_reduction, tensors, vector, rounds: 2, before_loops, loops: 8 }
+    }
+
+    /// The model: where a round lies, from the dimensions as they were given.
+    fn place(dims: Dims<'_>, tensor: usize, round: u64) -> i64 {
+        let (mut rest, mut offset) = (i128::from(round), 0i128);
+        for (count, strides) in dims.iter().rev() {
+            offset += rest % i128::from(*count) * i128::from(strides[tensor]);
+            rest /= i128::from(*count);
+        }
+        assert_eq!(rest, 0, "{round} is beyond the last round");
+        offset as i64 // addresses have 64 bits
+    }
+
+    /// Where a kernel finds a round, as `go` in kernels/compiled.cuh does: by the words of loops.
+    fn found(words: &[u64], tensors: usize, loops: usize, tensor: usize, round: u64) -> i64 {
+        let (mut rest, mut offset) = (round, 0i64);
+        for (index, row) in words.chunks(2 + tensors).take(loops).enumerate().rev() {
+            let (count, reciprocal) = (row[0], row[1]);
+            let mut above = ((u128::from(rest) * u128::from(reciprocal)) >> 64) as u64;
+            let mut at = rest - above * count;
+            if at >= count {
+                (above, at) = (above + 1, at - count);
+            }
+            if index == 0 {
+                at = rest; // the outermost one has what is left
+            } else {
+                assert!(at < count, "{rest} / {count}");
+            }
+            offset = offset.wrapping_add((at as i64).wrapping_mul(row[2 + tensor] as i64));
+            rest = above;
+        }
+        offset
+    }
+
+    /// The first and last rounds, those around powers of two, and some between.
+    fn some_rounds(count: u64) -> impl Iterator<Item = u64> {
+        let edges = (0..63).flat_map(|log| [(1u64 << log) - 1, 1 << log, (1 << log) + 1]);
+        let some = (1..200u64).map(move |k| k.wrapping_mul(0x9e37_79b9_7f4a_7c15) % count.max(1));
+        edges.chain(some).chain([count.wrapping_sub(1)]).filter(move |&round| round < count)
+    }
+
+    /// Dimensions of two tensors, and as how few loops they can be gone through in their order.
+    const CASES: &[(Dims<'static>, usize)] = &[
+        (&[], 0),
+        (&[(1, &[5, 5])], 0),
+        (&[(K32 + 3, &[1, 4])], 1),
+        (&[(1 << 16, &[1 << 16, 1 << 18]), (1 << 16, &[1, 4])], 1),
+        (&[(3, &[K32 + 3, K32 + 3]), (K32 + 3, &[1, 1])], 1),
+        (&[(3, &[K32 + 4, K32 + 3]), (K32 + 3, &[1, 1])], 2),
+        (&[(K31, &[0, 0]), (K31 - 1, &[0, 0])], 1),
+        (&[(K33, &[0, 0]), (7, &[4, 4])], 2),
+        (&[(7, &[4, 4]), (K33, &[0, 0]), (3, &[0, 0])], 2),
+        (&[(5, &[-8 * K33, 8 * K33]), (K33, &[-8, 8])], 1),
+        (&[(K31 + 1, &[12, 4]), (3, &[4, 0]), (1, &[9, 9])], 2),
+        (&[(1 << 20, &[1 << 40, 1 << 40]), (1 << 20, &[1 << 20, 1 << 20]), (1 << 20, &[1, 1])], 1),
+        (&[(1 << 20, &[1 << 41, 1 << 40]), (1 << 20, &[1 << 20, 1 << 20]), (1 << 20, &[1, 1])], 2),
+        // Steps that are more than 64 bits together.
+        (&[(4, &[0, 0]), (1 << 24, &[1 << 40, 1 << 40])], 1),
+    ];
+
+    #[test]
+    fn merged_loops_are_few_and_every_round_lies_where_it_was() {
+        for (dims, loops) in CASES {
+            let mut nest = nest(2, dims);
+            let count = dims.iter().map(|(count, _)| *count as u64).product::<u64>();
+            nest.merge();
+            assert_eq!((nest.len(), nest.count()), (*loops, count), "{dims:?}");
+            let rows: Vec<(i64, &[i64])> = nest.all_rows().map(|row| (row[0], &row[1..])).collect();
+            for round in some_rounds(count) {
+                for tensor in 0..2 {
+                    assert_eq!(place(&rows, tensor, round), place(dims, tensor, round), "{dims:?}, {round}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_loop_leaves_no_round_whatever_the_others_count() {
+        let nest = nest(1, &[(i64::MAX, &[1]), (i64::MAX, &[1]), (0, &[1]), (i64::MAX, &[1])]);
+        assert_eq!(nest.count(), 0);
+    }
+
+    #[test]
+    fn sorted_loops_step_by_less_and_less_and_are_those_that_were() {
+        let dims: Dims<'_> =
+            &[(2, &[1, 9]), (3, &[-K33, 8]), (5, &[K32, 7]), (7, &[i64::MIN, 6]), (11, &[K32, 5]), (13, &[0, 4])];
+        let mut sorted = nest(2, dims);
+        sorted.sort_by_step_of(0);
+        // Those of one step stay in their order.
+        let expected = [(7, 6), (3, 8), (5, 7), (11, 5), (2, 9), (13, 4)];
+        assert!(sorted.all_rows().map(|row| (row[0], row[2])).eq(expected), "{:?}", sorted.rows);
+        sorted.sort_by_step_of(1);
+        assert!(sorted.all_rows().map(|row| row[2]).eq([9, 8, 7, 6, 5, 4]), "{:?}", sorted.rows);
+        assert_eq!(sorted.count(), 2 * 3 * 5 * 7 * 11 * 13);
+    }
+
+    #[test]
+    fn vectors_are_whole_aligned_and_side_by_side() {
+        let all: fn(&Operand) -> bool = |_| true;
+        let at = |address: u64| [operand(address, 4, true), operand(1 << 40, 4, false)];
+        let row: &[i64] = &[4, 4];
+        for (dims, operands, partly, expected) in [
+            (&[(K32 + 4, row)] as Dims<'_>, at(K32 as u64), false, Some(0)),
+            (&[(K32 + 3, row)], at(0), false, None),
+            (&[(K32 + 3, row)], at(0), true, Some(0)),
+            (&[(K32 + 4, row)], at(K32 as u64 + 4), true, None),
+            (&[(K32 + 4, &[0, 4])], at(4), true, Some(1)),
+            (&[(K32 + 4, &[4, 0])], at(0), true, None), // an output is never one for all
+            (&[(K32 + 4, &[8, 4])], at(0), true, None),
+            (&[(K32 + 4, &[-4, -4])], at(0), true, None),
+            (&[(3, &[K33, K33]), (K32 + 4, row)], at(0), true, Some(0)),
+            (&[(3, &[K33 + 4, K33]), (K32 + 4, row)], at(0), true, None),
+            (&[(3, &[K33 + 4, K33]), (K32 + 4, &[0, 4])], at(0), true, Some(1)),
+            (&[(3, &[K33, K33]), (K32 + 3, row)], at(0), true, None), // rows are not cut short, but for the last
+            (&[], at(0), true, None),
+        ] {
+            assert_eq!(vectors(&nest(2, dims), None, &operands, 4, partly, all), expected, "{dims:?}");
+        }
+        let inner = nest(2, &[(K32, row)]);
+        for (around, expected) in [(K33, Some(0)), (K33 + 4, None)] {
+            let others = nest(2, &[(2, &[around, 0])]);
+            assert_eq!(vectors(&inner, Some(&others), &at(0), 4, false, all), expected);
+        }
+        assert_eq!(vectors(&inner, None, &at(0), 1, true, all), None);
+        let one = |operand: &Operand| operand.is_input;
+        assert_eq!(vectors(&nest(2, &[(K32, &[4, 999])]), None, &at(0), 4, false, one), Some(0));
+    }
+
+    #[test]
+    fn every_element_of_an_elementwise_kernel_has_one_thread_and_its_place() {
+        let aligned = [operand(K32 as u64, 1, true), operand(1 << 40, 1, false)];
+        let odd = [operand(1, 2, true), operand(2, 2, false)];
+        for (dims, _) in CASES {
+            for (operands, vector) in [(&aligned, 16), (&aligned, 1), (&odd, 8)] {
+                let (layout, mut nest) = (layout(false, 2, vector), nest(2, dims));
+                nest.merge();
+                let Work { words, first, second } = elementwise(&layout, &nest, operands, &[]).unwrap();
+                let (count, units) = (words[0], words[1]);
+                assert_eq!((count, words.len(), second), (nest.count(), layout.words(), None));
+                assert_eq!(&words[4..6], [operands[0].address, operands[1].address]);
+                let at_once = if first.kernel == 0 { vector as u64 } else { 1 };
+                let a_block = 256 * [2, 4, 1][first.kernel];
+                let (n_loops, whole) = (words[2] as u32 as usize, u64::from(words[3] as u32));
+                assert_eq!(n_loops, nest.len());
+                assert_eq!(first.kernel == 2, words[3] >> 32 == 1, "whether elements are of single bytes");
+                let rest = count - units * at_once;
+                assert!(rest < at_once && rest <= 256, "{dims:?}: {rest} elements are left");
+                // Blocks of 32 bits are told, more are the launch's to refuse.
+                assert_eq!(whole, units.div_ceil(a_block) as u32 as u64);
+                assert_eq!(first.blocks, units.div_ceil(a_block) + u64::from(rest > 0));
+                let loops = &words[layout.before_loops..];
+                for unit in some_rounds(units) {
+                    for tensor in 0..2 {
+                        let expected = place(dims, tensor, unit * at_once);
+                        assert_eq!(found(loops, 2, n_loops, tensor, unit), expected, "{dims:?}, {unit}");
+                    }
+                }
+            }
+        }
+        let work = elementwise(&layout(false, 2, 16), &nest(2, &[(K32 + 3, &[1, 1])]), &aligned, &[]).unwrap();
+        assert_eq!((work.first, work.words[1]), (Launch { kernel: 0, blocks: (1 << 19) + 1 }, 1 << 28));
+    }
+
+    const COUNTS: [i64; 14] =
+        [1, 2, 255, 257, 4099, 1 << 20, K31 - 1, K31, K31 + 1, K32 - 1, K32, K32 + 3, K33, 1 << 40];
+
+    #[test]
+    fn every_element_of_a_reduction_has_one_block() {
+        for vector in [1, 4, 16] {
+            for (outputs, elements) in COUNTS.iter().flat_map(|&one| COUNTS.map(|other| (one, other))) {
+                for [of_kept, of_reduced] in [[elements, 1], [1, outputs], [0, 1], [1, 0]] {
+                    let kept = nest(1, &[(outputs, &[of_kept])]);
+                    let reduced = nest(1, &[(elements, &[of_reduced])]);
+                    let share = |address| Share::of(&kept, &reduced, &[operand(address, 1, true)], vector);
+                    let Share { columns, log_across, chunk, splits } = share(0);
+                    assert_eq!(share(0), share(1), "sums would depend on where elements lie");
+                    assert!((1..=MANY_BLOCKS).contains(&splits), "{splits} blocks an output");
+                    assert!(u128::from(splits - 1) * u128::from(chunk) < elements as u128, "{chunk} in a block");
+                    assert!(u128::from(splits) * u128::from(chunk) >= elements as u128, "{chunk} in a block");
+                    let at_once = if columns { 1 } else { vector as u64 };
+                    assert_eq!(chunk % (at_once * u64::from(THREADS >> log_across)), 0, "rounds of whole vectors");
+                    assert_eq!(share(0).partials(outputs as u64), if splits > 1 { splits * outputs as u64 } else { 0 });
+                    // Where there are few outputs, all of a card has work.
+                    if elements >= K31 && outputs < 1 << 11 {
+                        assert!(splits > 1, "{outputs} of {elements}: {splits}");
+                    }
+                }
+            }
+        }
+        let empty = Share::of(&nest(1, &[(5, &[4])]), &nest(1, &[(0, &[4])]), &[operand(0, 4, true)], 4);
+        assert_eq!((empty.splits, empty.partials(5)), (1, 0));
+    }
+
+    #[test]
+    fn every_element_and_output_of_a_reduction_has_its_place() {
+        let operands = [operand(K32 as u64, 1, true), operand(1 << 40, 1, false)];
+        let mut kernels = [0; 4];
+        // Strides of the output are 0 in what is reduced.
+        let cases: [[Dims<'_>; 2]; 8] = [
+            [&[], &[(K33, &[0, 0])]],
+            [&[], &[(K32 + 3, &[1, 0])]],
+            [&[(3, &[K32 + 16, 1])], &[(K32 + 3, &[1, 0])]],
+            [&[(3, &[K32 + 3, 1])], &[(K32 + 3, &[1, 0])]],
+            [&[(K32 + 16, &[1, 1])], &[(3, &[K32 + 16, 0])]],
+            [&[(K32 + 3, &[1, 1])], &[(3, &[K32 + 3, 0])]],
+            [&[(5, &[K33, K33]), (1 << 16, &[16, 1])], &[(1 << 20, &[1 << 20, 0]), (16, &[1, 0])]],
+            [&[(7, &[1, 1])], &[(K31 + 1, &[21, 0]), (3, &[7, 0])]],
+        ];
+        for [kept_dims, reduced_dims] in cases {
+            let (kept, reduced) = (nest(2, kept_dims), nest(2, reduced_dims));
+            let layout = layout(true, 2, 16);
+            let share = Share::of(&kept, &reduced, &operands, layout.vector);
+            let Work { words, first, second } =
+                reduction(&layout, &share, [&kept, &reduced], &operands, &[], 0xabc0).unwrap();
+            kernels[first.kernel] += 1;
+            assert_eq!(&words[..3], [kept.count(), reduced.count(), share.chunk]);
+            assert_eq!((words[9], &words[10..12]), (0xabc0, &[operands[0].address, operands[1].address][..]));
+            let (tiles, splits, log_across) = (words[3], words[4] as u32, (words[4] >> 32) as u32);
+            let [outputs_at_once, at_once] = [[1, 16], [1, 1], [16, 1], [1, 1]][first.kernel];
+            assert_eq!(
+                (words[7] >> 32, u64::from(splits), log_across),
+                (outputs_at_once, share.splits, share.log_across)
+            );
+            assert_eq!(tiles, kept.count().div_ceil(outputs_at_once << log_across));
+            assert_eq!(first.blocks, tiles * share.splits);
+            assert!(first.blocks <= i32::MAX as u64 && share.chunk.is_multiple_of(at_once));
+            let log_second = words[5] as u32;
+            let expected = Launch { kernel: 4, blocks: kept.count().div_ceil(1 << log_second) };
+            assert_eq!(second, (share.splits > 1).then_some(expected));
+            let (n_kept, n_reduced) = (words[6] as u32 as usize, (words[6] >> 32) as usize);
+            assert_eq!((n_kept, n_reduced), (kept.len(), reduced.len()));
+            let loops = &words[layout.before_loops..];
+            for (loops, dims, n_loops, count, step) in [
+                (loops, kept_dims, n_kept, kept.count(), outputs_at_once),
+                (&loops[4 * n_kept..], reduced_dims, n_reduced, reduced.count(), at_once),
+            ] {
+                for unit in some_rounds(count / step) {
+                    for tensor in 0..2 {
+                        let expected = place(dims, tensor, unit * step);
+                        assert_eq!(found(loops, 2, n_loops, tensor, unit), expected, "{dims:?}, {unit}");
+                    }
+                }
+            }
+        }
+        assert!(kernels.iter().all(|&count| count > 0), "not each kernel was asked for: {kernels:?}");
+    }
+
+    #[test]
+    fn outputs_that_take_more_blocks_than_a_launch_has_are_refused() {
+        let operands = [operand(0, 4, true), operand(0, 4, false)];
+        for (outputs, fits) in [(K31 * 64, true), (K31 * 1024, false), (i64::MAX, false)] {
+            // Each block has 32 columns of vectors of 4, or fewer.
+            let (kept, reduced) = (nest(2, &[(outputs, &[4, 4])]), nest(2, &[(1 << 8, &[0, 0])]));
+            let share = Share::of(&kept, &reduced, &operands, 4);
+            let done = reduction(&layout(true, 2, 4), &share, [&kept, &reduced], &operands, &[], 0);
+            assert_eq!(done.err().map(|error| error.status), (!fits).then_some(Status::SizeOverflow), "{outputs}");
+        }
+    }
+}

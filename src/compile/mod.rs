@@ -45,8 +45,21 @@ pub struct Request<'a> {
     pub use_disk: bool,
 }
 
+impl Request<'_> {
+    /// Whether what is compiled depends on files: what they say is not in the key, and may be another the next time.
+    pub fn reads_files(&self) -> bool {
+        let includes = |option: &&str| {
+            ["-I", "--include-path", "-include", "--pre-include", "-include-pch", "--use-pch"]
+                .iter()
+                .any(|prefix| option.starts_with(prefix))
+        };
+        includes_files(self.source.as_bytes()) || self.options.iter().any(includes)
+    }
+}
+
 /// What the driver loads: machine code of the card; or PTX with its NUL, where NVRTC does not know the card, for the
-/// driver to compile. Or why there is none, where that is in the source or the options: another time would give the same.
+/// driver to compile. Or why there is none, where that is in the source or the options: another time would give the same,
+/// unless files are read.
 pub type Compiled = std::result::Result<Vec<u8>, String>;
 
 /// Compiles a kernel. The log is what NVRTC says, warnings included, now or when it made what lies on disk; also when
@@ -55,7 +68,7 @@ pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
     // Loading runs initializers, compiling reads files, and so does the cache.
     let _delay = cancel::delay();
     log.clear();
-    let cache = if request.use_disk && !reads_files(request) { Cache::open()? } else { None };
+    let cache = if request.use_disk && !request.reads_files() { Cache::open()? } else { None };
     let search = if cache.is_none() || request.nvrtc.is_at_hand() { None } else { found::search()? };
     let recalled = match (&cache, &search) {
         (Some(cache), Some(search)) => Found::recall(cache, search)?,
@@ -96,16 +109,6 @@ enum Target {
     Machine(i32),
     /// PTX.
     Virtual(i32),
-}
-
-/// Whether what is compiled depends on files: what they say is not in the key.
-fn reads_files(request: &Request<'_>) -> bool {
-    let includes = |option: &&str| {
-        ["-I", "--include-path", "-include", "--pre-include", "-include-pch", "--use-pch"]
-            .iter()
-            .any(|prefix| option.starts_with(prefix))
-    };
-    includes_files(request.source.as_bytes()) || request.options.iter().any(includes)
 }
 
 /// Whether a source has the word "include", as #include, #include_next and __has_include have it; also broken over lines.
@@ -240,7 +243,7 @@ mod tests {
             ("int x;", &["--include-path=/x"], true),
             ("int x;", &["--pre-include=x"], true),
         ] {
-            assert_eq!(reads_files(&request("a", source, options)), expected, "{source} {options:?}");
+            assert_eq!(request("a", source, options).reads_files(), expected, "{source} {options:?}");
         }
     }
 }

@@ -223,13 +223,22 @@ pub(super) fn choose(card: c_int, levels: &[c_int]) -> Option<Target> {
     Some(if best == card { Target::Machine(card) } else { Target::Virtual(best) })
 }
 
-/// The first line that says what is wrong, not a warning.
+/// The first line that says what is wrong.
 fn first_error(log: &str) -> Option<&str> {
-    let says_so = |line: &&str| {
-        let head = line.split('"').next().unwrap_or_default(); // before what it quotes of the program
-        (head.contains("error") || head.contains("fatal")) && !head.contains("warning")
+    log.lines().find(|line| is_error(line))
+}
+
+/// Whether a line is an error message. Its kind stands before the first colon or number that follows one:
+/// `operation(2): error: ...`, `operation(1): warning #177-D: ...`, `ptxas fatal   : ...`. Lines of the program, which
+/// newer versions put below a message, are indented.
+fn is_error(line: &str) -> bool {
+    let head = line.split('"').next().unwrap_or_default(); // before what it quotes of the program
+    let kind = |(at, _)| match head[..at].trim_end().rsplit(' ').next() {
+        Some("error" | "fatal") => Some(true),
+        Some("warning" | "remark" | "note" | "info") => Some(false),
+        _ => None,
     };
-    log.lines().find(says_so)
+    !line.starts_with([' ', '\t']) && head.match_indices([':', '#']).find_map(kind) == Some(true)
 }
 
 /// A program of NVRTC's.
@@ -522,24 +531,38 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_is_found_after_warnings() {
-        let undefined = "error_feedback: operation(2): error: identifier \"q\" is undefined";
-        let warning = "error_feedback(1): warning #177-D: variable \"j\" was declared but never referenced";
-        for (log, expected) in [
-            (format!("{warning}\n  int j;\n\n{undefined}\n1 error detected"), Some(undefined)),
-            ("x(1): warning: \"error\"\n".into(), None),
-            (
-                "  asm(\"error\");\nx(3): catastrophic error: could not open".into(),
-                Some("x(3): catastrophic error: could not open"),
-            ),
-            ("nvrtc: error: invalid option".into(), Some("nvrtc: error: invalid option")),
-            (
-                "ptxas fatal   : Unresolved extern function 'f'".into(),
-                Some("ptxas fatal   : Unresolved extern function 'f'"),
-            ),
-            (String::new(), None),
+    fn the_first_error_is_found() {
+        // As NVRTC 12.0 and 12.8 and their ptxas write them; the order of two messages is not that of the lines.
+        let warning = "operation(3): warning #177-D: variable \"error\" was declared but never referenced\n  \
+            int error = 3;  // ): error: not this\n      ^\n\n\
+            Remark: The warnings can be suppressed with \"-diag-suppress <warning-number>\"\n\n";
+        let directive = "k(1): warning #1105-D: #warning directive: error: x\n  #warning error: x\n   ^\n\n";
+        let deprecated = "operation(3): warning #1444-D: variable \"w\" was declared deprecated (\"an error: a\")\n  \
+            x[0] = w;\n         ^\noperation(3): note #3287-D: because of a \"deprecated\" attribute\n\n";
+        let macro_of_12_0 = "operation(1): warning: variable \"error\" was declared but never referenced\n\n";
+        let info = "ptxas info    : 0 bytes gmem\nptxas info    : (C7510) Potential error: wgmma\n";
+        let end = "1 error detected in the compilation of \"error: kernel\".\n";
+        for expected in [
+            "operation(2): error: identifier \"q\" is undefined",
+            "error_feedback: operation(2): error: identifier \"q\" is undefined",
+            "operation(1): error #20: identifier \"q\" is undefined",
+            "operation(1): error: static assertion failed with \"a warning: b\"",
+            "k(1): catastrophic error: cannot open source file \"nothing.h\"",
+            "k(1): catastrophic error: #error directive: hello",
+            "nvrtc: error: unrecognized option -q found",
+            "nvrtc: error: invalid value for --gpu-architecture (-arch)",
+            "ptxas application ptx input, line 23; error   : Not a name of any known instruction: 'nonsense'",
+            "ptxas error   : Entry function 'k' uses too much shared data (0x61a80 bytes, 0xc000 max)",
+            "ptxas fatal   : Unresolved extern function '_Z1fv'",
+            "error: what",
         ] {
-            assert_eq!(first_error(&log), expected, "{log}");
+            for before in ["", warning, directive, deprecated, macro_of_12_0, info, end] {
+                let log = format!("{before}{expected}\n  x[0] = q;\n         ^\n\n{warning}{end}");
+                assert_eq!(first_error(&log), Some(expected), "{log}");
+            }
+        }
+        for log in [String::new(), format!("{warning}{directive}{deprecated}{macro_of_12_0}{info}{end}")] {
+            assert_eq!(first_error(&log), None, "{log}");
         }
     }
 

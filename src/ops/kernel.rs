@@ -80,7 +80,7 @@ pub struct Kernel {
     made: Chain,
     /// Held while something is compiled or loaded, so that it is so once.
     making: Mutex<()>,
-    /// What NVRTC said, the latest last. They stay as long as the kernel.
+    /// What NVRTC said, each text once, the latest last. They stay as long as the kernel.
     logs: Mutex<Vec<CString>>,
 }
 
@@ -284,7 +284,8 @@ impl Kernel {
         Ok(image)
     }
 
-    /// Sees to it that a combination is compiled; `making` is held. A source that does not compile is not compiled again.
+    /// Sees to it that a combination is compiled; `making` is held. A source that does not compile is not compiled again,
+    /// unless it reads files, which may be mended.
     fn compiled(&self, capability: i32, combination: &Combination) -> Result<&Made> {
         if let Some(made) = self.made.find(capability, combination) {
             return made.code().map(|_| made);
@@ -320,26 +321,36 @@ impl Kernel {
         let mut log = String::new();
         let compiled = compile::compile(&request, &mut log);
         self.keep_log(log)?;
-        let made = self.keep(capability, combination.clone(), compiled?)?;
+        let code = match compiled? {
+            Err(why) if request.reads_files() => return Err(error!(Compile, "{why}")),
+            code => code,
+        };
+        let made = self.keep(&self.made, capability, combination.clone(), code)?;
         made.code().map(|_| made)
     }
 
-    fn keep(&self, capability: i32, combination: Combination, code: compile::Compiled) -> Result<&Made> {
+    /// Adds to what was compiled. `after`: where the search for its end begins.
+    fn keep<'a>(
+        &self,
+        after: &'a Chain,
+        capability: i32,
+        combination: Combination,
+        code: compile::Compiled,
+    ) -> Result<&'a Made> {
         let made = Made { capability, combination, code, image: OnceLock::new(), next: Chain::default() };
-        self.made.add(made).ok_or_else(|| out_of_memory(&self.definition))
+        after.add(made).ok_or_else(|| out_of_memory(&self.definition))
     }
 
     fn keep_log(&self, log: String) -> Result<()> {
-        if log.is_empty() {
-            return Ok(());
-        }
         let mut bytes = log.into_bytes();
         bytes.retain(|&byte| byte != 0);
         bytes.try_reserve_exact(1).map_err(|_| out_of_memory(&self.definition))?;
         let Ok(log) = CString::new(bytes) else { return Ok(()) }; // there is no NUL left
         let mut logs = lock(&self.logs);
-        if logs.last() == Some(&log) {
-            return Ok(()); // as where NVRTC fails again and again
+        // As where NVRTC fails again and again. What moves is the pointer, not the text.
+        if let Some(at) = logs.iter().position(|before| *before == log) {
+            logs[at..].rotate_left(1);
+            return Ok(());
         }
         logs.try_reserve(1).map_err(|_| out_of_memory(&self.definition))?;
         logs.push(log);
@@ -456,23 +467,20 @@ impl Kernel {
     /// That tensors are of their parameters' types. Scalars become so, and say what a letter is only where no tensor
     /// does.
     fn check_types(&self, slots: &mut ArrayVec<Slot, MOST>) -> Result<()> {
-        for index in 0..slots.len() {
-            let parameter = self.parameters[index];
-            let scalar = slots[index].place == Place::Scalar;
-            let (expected, by) = match parameter.of {
+        let resolved: ArrayVec<(Dtype, usize), MOST> = (0..slots.len())
+            .map(|index| match self.parameters[index].of {
                 Of::Type(dtype) => (dtype, index),
-                Of::Letter(_) => {
-                    let same = || (0..slots.len()).filter(|&other| self.parameters[other].of == parameter.of);
+                letter => {
+                    let same = || (0..slots.len()).filter(|&other| self.parameters[other].of == letter);
                     let by = same().find(|&other| slots[other].place != Place::Scalar).or(same().next());
                     let by = by.unwrap_or(index);
                     (slots[by].dtype, by)
                 }
-            };
-            if scalar {
-                continue;
-            }
-            let got = slots[index].dtype;
-            if got != expected {
+            })
+            .collect();
+        for (index, (slot, &(expected, by))) in slots.iter_mut().zip(&resolved).enumerate() {
+            let got = std::mem::replace(&mut slot.dtype, expected);
+            if slot.place != Place::Scalar && got != expected {
                 return Err(if by == index {
                     error!(UnsupportedDtype, "{}: {expected} expected, got {got}", self.named(index))
                 } else {
@@ -480,24 +488,12 @@ impl Kernel {
                         UnsupportedDtype,
                         "{}: {} is {expected} by {}, got {got}",
                         self.named(index),
-                        parameter.of,
+                        self.parameters[index].of,
                         self.named(by)
                     )
                 });
             }
         }
-        // In a second round, when no scalar's own dtype is asked for any more.
-        let resolved: ArrayVec<Dtype, MOST> = (0..slots.len())
-            .map(|index| match self.parameters[index].of {
-                Of::Type(dtype) => dtype,
-                of => {
-                    let same = || (0..slots.len()).filter(|&other| self.parameters[other].of == of);
-                    let by = same().find(|&other| slots[other].place != Place::Scalar).or(same().next());
-                    slots[by.unwrap_or(index)].dtype
-                }
-            })
-            .collect();
-        slots.iter_mut().zip(resolved).for_each(|(slot, dtype)| slot.dtype = dtype);
         Ok(())
     }
 
@@ -887,13 +883,14 @@ impl Kernel {
             definition.options.push(option);
         }
         let kernel = Self::new(definition, compile::Handle::NONE, use_disk != 0)?;
+        let mut end = &kernel.made;
         for _ in 0..number(saved.take()?)? {
             let (key, code) = (saved.take()?, saved.take()?);
             let (capability, combination) = kernel.combination_of(key)?;
             let mut copy = Vec::new();
             copy.try_reserve_exact(code.len()).map_err(|_| out_of_memory(&kernel.definition))?;
             copy.extend_from_slice(code);
-            kernel.keep(capability, combination, Ok(copy))?;
+            end = &kernel.keep(end, capability, combination, Ok(copy))?.next;
         }
         saved.done()?;
         Ok(kernel)

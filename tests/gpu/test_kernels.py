@@ -3,19 +3,27 @@
     GRADCODEC_LIBRARY=target/release/libgradcodec.so.0 python -m pytest -q tests/gpu/test_kernels.py
 """
 
+import concurrent.futures
 import pathlib
 import sys
-import threading
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
-cupy = pytest.importorskip("cupy")
+import driver
+
+try:
+    import cupy
+except ImportError:
+    if driver.device_count() > 0:  # without the oracle nothing would be tested, and all would seem well
+        raise
+    pytest.skip("no CUDA device, and no CuPy", allow_module_level=True)
 import numpy as np
 
 import capi
+import gpu
 from kernels import Refused, elementwise, reduction, scalar
 from kernels import of_cupy as tensor
 
@@ -162,30 +170,31 @@ def test_a_prepared_kernel_is_captured_and_another_refused():
     assert (z == 2 * x).all()
 
 
-def test_what_was_saved_runs_without_nvrtc():
-    x, z = normal(1000), cupy.empty(1000, "f4")
+def test_what_was_saved_runs_without_nvrtc(tmp_path):
+    """In a process that has none, and no cache: only what was saved can have the code."""
+    x = normal(1000)
     kernel = elementwise("T x", "T z", "z = -x", "saved")
-    kernel.prepare([tensor(x)], [tensor(z)])
-    loaded = type(kernel).load(kernel.save())
+    kernel.prepare([tensor(x)], [tensor(x.copy())])
+    (tmp_path / "kernel").write_bytes(kernel.save())
     kernel.free()
-    assert (run(loaded, [x], [z]) == -x).all()
-    loaded.free()
+    without = {"GRADCODEC_NVRTC": "/nonexistent/libnvrtc.so.12", "GRADCODEC_CACHE": "0"}
+    gpu.run_child("run_saved_kernel", str(tmp_path / "kernel"), environment=without)
 
 
 def test_threads_share_a_kernel():
-    x, kernel, wrong = normal(5000), elementwise("T x", "T z", "z = x + 1", "shared"), []
+    x, kernel = normal(5000), elementwise("T x", "T z", "z = x + 1", "shared")
 
     def work():
         z = cupy.empty_like(x)
         for _ in range(20):
             run(kernel, [x], [z])
         cupy.cuda.Device().synchronize()
-        if not (z == x + 1).all():
-            wrong.append(1)
+        np.testing.assert_array_equal(z.get(), x.get() + np.float32(1))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    [thread.start() for thread in threads], [thread.join() for thread in threads]
-    assert not wrong
+    cupy.cuda.Device().synchronize()  # x is there for every thread's stream
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work) for _ in range(4)]:
+            done.result(timeout=120)
 
 
 def test_errors_are_in_the_users_lines():

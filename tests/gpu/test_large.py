@@ -8,6 +8,7 @@ import pytest
 
 import capi
 import gpu
+import kernels
 from capi import BIG, LITTLE, lib
 from gpu import check
 
@@ -209,3 +210,79 @@ def test_few_elements_may_lie_more_than_two_to_the_32_bytes_apart():
     assert torch.equal(apart, bits)
     apart.fill_(gpu.PATTERN)
     assert bool((memory[: 2**31] == gpu.PATTERN).all()) and bool((memory[-(2**31) :] == gpu.PATTERN).all())
+
+
+# --- kernels that are compiled at run time ----------------------------------------------------------------------------
+
+
+def run_compiled(kernel, inputs, outputs, **options):
+    bytes_ = kernel.workspace_bytes(inputs, outputs, **options)
+    workspace = torch.empty(max(1, bytes_), dtype=torch.uint8, device="cuda")
+    given = kernel.options(**options, workspace=at(workspace, "uint8") if bytes_ else None)
+    check(lib.gc_kernel_run(*kernel.arguments(inputs, outputs, given), stream()))
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("start", [0, 1, 16])
+def test_a_kernel_goes_over_more_than_two_to_the_32_elements(start):
+    """In vectors, from an odd address, with the number of an element beyond 32 bits, and a part of a vector at the end."""
+    total = 2**32 + 3
+    x, z = poisoned((start + total,)), poisoned((start + total + 64,))
+    fill_with_bits(x[start:])
+    kernel = kernels.elementwise("uint8 x", "uint8 z", "z = x + 2 * (i >> 31 & 15) + 32 * (i & 7)", "numbered")
+    run_compiled(kernel, [at(x[start:], "uint8")], [at(z[start : start + total], "uint8")])
+    for first, count in pieces(total):
+        i = torch.arange(first, first + count, device="cuda")
+        expected = (bits_from(first, count) + 2 * (i >> 31 & 15) + 32 * (i & 7)).to(torch.uint8)
+        assert torch.equal(z[start + first : start + first + count], expected), f"elements from {first} on"
+    assert bool((z[:start] == gpu.PATTERN).all()) and bool((z[start + total :] == gpu.PATTERN).all())
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_kernel_broadcasts_to_more_than_two_to_the_32_elements(turned):
+    """Two loops, of more rounds than 32 bits count; turned: through a transposed input, so element by element."""
+    x = torch.empty(ROWS * COLUMNS, dtype=torch.uint8, device="cuda")
+    fill_with_bits(x)
+    x = x.view(COLUMNS, ROWS).T if turned else x.view(ROWS, COLUMNS)
+    row, column = torch.arange(COLUMNS, device="cuda") * 7, torch.arange(ROWS, device="cuda") * 13
+    row, column = row.to(torch.uint8), column.to(torch.uint8).view(ROWS, 1)
+    z = poisoned((ROWS, COLUMNS))
+    add = kernels.elementwise("uint8 x, uint8 y, uint8 w", "uint8 z", "z = x + y + w", "sum_of_three")
+    run_compiled(add, [at(x, "uint8"), at(row, "uint8"), at(column, "uint8")], [at(z, "uint8")])
+    for first in range(0, ROWS, 2**11):
+        rows = slice(first, first + 2**11)
+        assert torch.equal(z[rows], x[rows] + row + column[rows]), f"rows from {first} on"
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_a_kernel_reduces_two_to_the_33_elements_that_are_one(columns):
+    """Broadcast, so that they take no memory. Their numbers' upper bits come in all values equally often."""
+    many = 2**33
+    ones = torch.arange(1, columns + 1, dtype=torch.uint8, device="cuda").view(1, columns).expand(many, columns)
+    x = gpu.at(ones.data_ptr(), (many, columns), "uint8", strides=(0, 1))
+    sums = kernels.reduction("T x", "int64 z, int64 w", "pair(x, _J >> 31)", "pair(a.x + b.x, a.at + b.at)",
+        "z = a.x; w = a.at", name="many_sums", reduce_type="pair", preamble="""
+        struct pair {
+            long long x, at;
+            __device__ pair() {}
+            __device__ pair(long long x, long long at) : x(x), at(at) {}
+        };""")  # fmt: skip
+    totals = torch.zeros(2, columns, dtype=torch.int64, device="cuda")
+    run_compiled(sums, [x], [at(totals[0], "int64"), at(totals[1], "int64")], axes=0)
+    assert totals[0].tolist() == [many * (k + 1) for k in range(columns)]
+    assert totals[1].tolist() == [2**31 * (0 + 1 + 2 + 3)] * columns
+
+
+def test_a_kernel_reduces_more_than_two_to_the_32_elements_over_any_axes():
+    """`_J` is not asked for, so the loops come in the order of memory."""
+    x = torch.empty(ROWS * COLUMNS, dtype=torch.uint8, device="cuda")
+    fill_with_bits(x)
+    x = x.view(ROWS, COLUMNS)
+    sums = kernels.reduction("T x", "int64 z", "x", "a + b", "z = a", "0", "large_sums", reduce_type="long long")
+    of_rows = torch.cat([x[first : first + 2**11].sum(1, dtype=torch.int64) for first in range(0, ROWS, 2**11)])
+    of_columns = sum(x[first : first + 2**11].sum(0, dtype=torch.int64) for first in range(0, ROWS, 2**11))
+    for axes, expected in (1, of_rows), (0, of_columns), (None, of_rows.sum()):
+        for view, how in (x, axes), (x.T, None if axes is None else 1 - axes):
+            z = torch.zeros_like(expected)
+            run_compiled(sums, [at(view, "uint8")], [at(z, "int64")], axes=how)
+            assert torch.equal(z, expected), (axes, how)

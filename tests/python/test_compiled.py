@@ -16,6 +16,7 @@ PRELUDE = """
     from kernels import Refused, bfloat16, elementwise, from_bfloat16, on_card, reduction, scalar
 
     rng = np.random.default_rng(1)
+    DRIVER = driver()
 
     def normal(*shape, dtype="f4"):
         return rng.standard_normal(shape).astype(dtype)
@@ -27,12 +28,14 @@ PRELUDE = """
         np.testing.assert_array_equal(got, expected)
 
     def refuses(status, words, call, *arguments, **more):
+        launches = DRIVER.fake_launches()
         try:
             call(*arguments, **more)
         except Refused as refusal:
             assert refusal.status == status and words in refusal.message, (refusal.status, refusal.message)
         else:
             raise AssertionError("not refused: " + words)
+        assert DRIVER.fake_launches() == launches, "launched, and refused: " + words
 """
 
 
@@ -336,11 +339,64 @@ def test_what_does_not_fit_is_refused_and_nothing_is_launched():
     refuses(4, "(y)", sums, [f(3, 4)], [f(3)], axes=0)
     refuses(1, "intersect", sums, [x], [x[:1].reshape(())])
     big = f(300000)
-    bytes_ = sums.workspace_bytes([big], [f()[()].reshape(())])
+    assert sums.workspace_bytes([big], [f(1).reshape(())]) > 16
     refuses(4, "bytes at least expected", sums, [big], [f(1).reshape(())], workspace=on_card(np.zeros(16, "u1")))
-    launches = driver().fake_launches()
     refuses(26, "operation", elementwise("T x", "T z", "z = q", "wrong"), [f(3)], [f(3)])
-    assert driver().fake_launches() == launches
+    before = DRIVER.fake_launches()
+    add([f(3), f(3)], [f(3)])
+    assert DRIVER.fake_launches() == before + 1  # that they are counted
+    """)
+
+
+def test_a_file_that_was_missing_is_read_when_it_is_there(tmp_path):
+    """The source is what it was, but what is compiled is not."""
+    header = tmp_path / "offset.h"
+    run(f"""
+    kernel = elementwise("T x", "T z", "z = x + OFFSET", "offset", preamble='#include "{header}"')
+    x, z = normal(5), np.zeros(5, "f4")
+    for _ in range(2):
+        refuses(26, "offset.h", kernel, [x], [z])
+    with open({str(header)!r}, "w") as file:
+        file.write("#define OFFSET 3\\n")
+    kernel([x], [z])
+    same(z, x + np.float32(3))
+    """)
+
+
+def test_what_many_combinations_take_to_load_is_as_many_times_what_one_takes():
+    """Of a stranger, who can put very many into an image that is not large."""
+    run("""
+    import hashlib, struct, time
+    kernel = elementwise("T x", "T z", "z = x", "copied")
+    x, z = normal(5), np.zeros(5, "f4")
+    kernel([x], [z])
+    saved = kernel.save()
+    parts, at = [], 24
+    while at < len(saved) - 32:
+        size = struct.unpack_from("<Q", saved, at)[0]
+        parts.append(saved[at + 8 : at + 8 + size])
+        at += 8 + size
+    assert struct.unpack("<Q", parts[-3]) == (1,)  # a combination: its key and its code
+    part = lambda body: struct.pack("<Q", len(body)) + body
+    def of_many(count):
+        entry = part((75).to_bytes(4, "little") + parts[-2][4:]) + part(b"")
+        body = b"".join(part(body) for body in [*parts[:-3], struct.pack("<Q", count)]) + entry * (count - 1)
+        body += part(parts[-2]) + part(parts[-1])
+        body = saved[:16] + struct.pack("<Q", 24 + len(body) + 32) + body
+        return body + hashlib.sha256(body).digest()
+    def seconds(image):
+        begin = time.process_time()
+        loaded = kernels.Compiled.load(image)
+        taken = time.process_time() - begin
+        z[:] = 0
+        loaded([x], [z])
+        same(z, x)
+        loaded.free()
+        return taken
+    few, many = of_many(4000), of_many(64000)
+    quick = min(seconds(few) for _ in range(3))
+    slow = min(seconds(many) for _ in range(2))
+    assert slow < 80 * quick, (quick, slow)  # 256 times as long, if each is looked for from the first
     """)
 
 

@@ -3,11 +3,14 @@ being compiled: with an NVRTC that compiles nothing (tests/driver/libnvrtc.c) an
 
 import os
 import pathlib
+import random
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from ctypes.util import find_library
 
 import pytest
@@ -19,9 +22,9 @@ import sys
 import numpy as np
 from kernels import NO_DISK, elementwise
 
-def prepare(operation="y = x", capability=90, **more):
+def prepare(operation="y = x", capability=90, dtype="f4", **more):
     kernel = elementwise("T x", "T y", operation, **more)
-    x = np.zeros(4, more.pop("dtype", "f4"))
+    x = np.zeros(4, dtype)
     kernel.prepare([x], [x.copy()], capability=capability)
     image, log = kernel.save(), kernel.log()
     kernel.free()
@@ -99,13 +102,7 @@ def test_another_process_finds_what_was_compiled(place):
     ['"y = x + 1"', "capability=75", 'name="other"', 'preamble="int q;"', 'options=["-DX"]', "flags=1", 'dtype="f8"'],
 )
 def test_each_thing_that_matters_is_in_the_key(place, other):
-    changed = f"prepare({other})" if "dtype" not in other else "prepare(**{'dtype': 'f8'})"
-    if "dtype" in other:
-        changed = """
-kernel = elementwise("T x", "T y", "y = x")
-x = np.zeros(4, "f8")
-kernel.prepare([x], [x.copy()], capability=90)
-"""
+    changed = f"prepare({other})"
     place.run()
     assert place.compiled() == 1
     place.run(changed)
@@ -319,12 +316,21 @@ def test_processes_that_race_all_have_it_and_one_entry_is_left(place):
 def test_a_process_that_dies_at_any_moment_leaves_nothing_that_is_used(place):
     """Killed while it compiles and writes, again and again; then the entry is right, or there is none."""
     expected = place.run("print(prepare()[0].hex())", GRADCODEC_CACHE=0)
-    script = "while True:\n    for k in range(50): prepare('y = x')\n    import glob, os\n    for f in glob.glob(os.environ['GRADCODEC_CACHE_DIR'] + '/*'): os.unlink(f)"
-    for milliseconds in 400, 450, 500, 550:
+    script = """
+import glob, os
+while True:
+    for k in range(50):
+        prepare(f"y = x + {k}")
+    prepare()
+    print("again", flush=True)
+    for file in glob.glob(os.environ["GRADCODEC_CACHE_DIR"] + "/*"):
+        os.unlink(file)
+"""
+    for _ in range(8):
         process = place.start(script)
-        try:
-            process.wait(milliseconds / 1000)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        process.communicate()
+        # It is where it goes on for ever, and somewhere in there when it dies.
+        assert process.stdout.readline() == "again\n", process.stderr.read()
+        time.sleep(random.uniform(0, 0.1))
+        process.kill()
+        assert process.communicate()[1] == "" and process.returncode == -signal.SIGKILL
         assert place.run("print(prepare()[0].hex())") == expected

@@ -164,6 +164,60 @@ def test_what_is_not_the_sources_fault_is_tried_again(code, stays):
     )
 
 
+def test_what_files_are_missing_for_is_compiled_again():
+    """Not so where no file is read: the source is what it was."""
+    for more, again in [
+        ({}, False), (dict(preamble="#include <x>"), True), (dict(options=["-I/x"]), True),
+        (dict(options=["--pre-include=x"]), True),
+    ]:  # fmt: skip
+        with_nvrtc(
+            f"""
+            kernel = elementwise("float32 x", "float32 y", "y = x", flags=NO_DISK, **{more!r})
+            x = np.zeros(4, "f4")
+            for _ in range(2):
+                try:
+                    kernel.prepare([x], [x.copy()], capability=90)
+                except Refused as refusal:
+                    assert refusal.status == {COMPILE} and refusal.message == os.environ["FAKE_NVRTC_SAYS"], refusal
+                else:
+                    raise AssertionError("not refused")
+            del os.environ["FAKE_NVRTC_FAILURES"]
+            if {again}:
+                for _ in range(2):
+                    kernel.prepare([x], [x.copy()], capability=90)
+            """,
+            FAKE_NVRTC_FAILURES="nvrtcCompileProgram=6",
+            FAKE_NVRTC_SAYS='twice(1): catastrophic error: cannot open source file "x"',
+        )
+
+
+def test_the_log_is_of_the_latest_compilation_and_earlier_ones_stay():
+    with_nvrtc("""
+        kernel = elementwise("T x", "T y", "y = x", flags=NO_DISK)
+
+        def log_of(dtype, says, fails=0):
+            os.environ["FAKE_NVRTC_SAYS"], os.environ["FAKE_NVRTC_FAILURES"] = says, f"nvrtcCompileProgram={fails}" if fails else ""
+            x = np.zeros(4, dtype)
+            try:
+                kernel.prepare([x], [x.copy()], capability=90)
+                assert not fails
+            except Refused:
+                assert fails
+            log = ctypes.c_char_p()
+            assert lib.gc_kernel_log(kernel.handle, byref(log)) == 0
+            assert log.value.decode() == says, (dtype, log.value)
+            return ctypes.cast(log, ctypes.c_void_p).value
+
+        logs = [("f4", "", 0), ("f8", "x(1): warning: odd", 0), ("i1", "", 0), ("i2", "x(2): error: odd", 6), ("i4", "", 6),
+                ("i8", "x(1): warning: odd", 0), ("u1", "", 1), ("u2", "x(3): error: odd", 1), ("u4", "", 0)]
+        found = [(log_of(*how), how[1]) for how in logs]
+        assert all(ctypes.string_at(at).decode() == says for at, says in found)
+        # However often it fails.
+        same = [log_of("u8", says, 1) for says in ("again", "", "and again")]
+        assert same == [log_of("u8", says, 1) for says in ("again", "", "and again")]
+        """)
+
+
 @pytest.mark.parametrize("capability, kind", [(90, "machine code: "), (75, "machine code: "), (121, "PTX: "), (89, "PTX: ")])
 def test_a_card_gets_machine_code_or_the_newest_ptx_that_it_can_read(capability, kind):
     architecture = {90: "sm_90", 75: "sm_75", 121: "compute_90", 89: "compute_80"}[capability]
