@@ -191,11 +191,11 @@ mod tests {
     fn a_refusal_says_what_was_wrong() {
         let bytes = image(&[]);
         let mut newer = bytes.clone();
-        newer[8] = 3;
+        newer[8] = 4;
         for (bytes, kind, words) in [
             (&b"nothing"[..], KIND, "mine: 7 bytes, which is not all of a kernel's image"),
             (&[9; 100], KIND, "mine: not the image of a kernel"),
-            (&newer, KIND, "mine: an image of version 3; this library reads version 2"),
+            (&newer, KIND, "mine: an image of version 4; this library reads version 3"),
             (&bytes, *b"ELSE", "mine: an image of another kind"),
             (&[&bytes[..], &[0; 5]].concat(), KIND, "mine: 61 bytes of an image of 56 bytes"),
         ] {

@@ -505,8 +505,8 @@ mod tests {
                 let (count, units) = (words[0], words[1]);
                 assert_eq!((count, words.len(), second), (nest.count(), layout.words(), None));
                 assert_eq!(&words[4..6], [operands[0].address, operands[1].address]);
-                let at_once = if first.kernel == 0 { vector as u64 } else { 1 };
-                let a_block = 256 * [2, 4, 1][first.kernel];
+                let at_once = [vector as u64, 1, 1, vector as u64][first.kernel];
+                let a_block = 256 * [2, 4, 1, 2][first.kernel];
                 let (n_loops, whole) = (words[2] as u32 as usize, u64::from(words[3] as u32));
                 assert_eq!(n_loops, nest.len());
                 assert_eq!(first.kernel == 2, words[3] >> 32 == 1, "whether elements are of single bytes");
@@ -561,7 +561,7 @@ mod tests {
     #[test]
     fn every_element_and_output_of_a_reduction_has_its_place() {
         let operands = [operand(K32 as u64, 1, true), operand(1 << 40, 1, false)];
-        let mut kernels = [0; 4];
+        let mut kernels = [0; 4]; // in vectors and one by one, of rows and of columns
         // Strides of the output are 0 in what is reduced.
         let cases: [[Dims<'_>; 2]; 8] = [
             [&[], &[(K33, &[0, 0])]],
@@ -579,11 +579,16 @@ mod tests {
             let share = Share::of(&kept, &reduced, &operands, layout.vector);
             let Work { words, first, second } =
                 reduction(&layout, &share, [&kept, &reduced], &operands, &[], 0xabc0).unwrap();
-            kernels[first.kernel] += 1;
+            let (kind, is_nested) = match first.kernel {
+                0..=3 => (first.kernel, false),
+                nested => ([0, 2, 1, 3][nested - 7], true),
+            };
+            kernels[kind] += 1;
+            assert_eq!(is_nested, reduced.len() != 1);
             assert_eq!(&words[..3], [kept.count(), reduced.count(), share.chunk]);
             assert_eq!((words[9], &words[10..12]), (0xabc0, &[operands[0].address, operands[1].address][..]));
             let (tiles, splits, log_across) = (words[3], words[4] as u32, (words[4] >> 32) as u32);
-            let [outputs_at_once, at_once] = [[1, 16], [1, 1], [16, 1], [1, 1]][first.kernel];
+            let [outputs_at_once, at_once] = [[1, 16], [1, 1], [16, 1], [1, 1]][kind];
             assert_eq!(
                 (words[7] >> 32, u64::from(splits), log_across),
                 (outputs_at_once, share.splits, share.log_across)
