@@ -17,6 +17,7 @@ import numpy as np  # noqa: E402 the path comes first
 import capi  # noqa: E402
 import driver  # noqa: E402
 import gpu  # noqa: E402
+import kernels  # noqa: E402
 from codec_model import ONEBIT, SIGN  # noqa: E402
 from card import Card  # noqa: E402
 from codecs_c import call, one_case, same, strangers  # noqa: E402
@@ -51,6 +52,9 @@ RACE = b"""
     ret;
 }
 """
+
+
+NVRTC_UNAVAILABLE = 25
 
 
 class Operand:
@@ -209,6 +213,7 @@ def everything():
     ranks()
     halves()
     peers()
+    compiled()
 
 
 def wild():
@@ -324,6 +329,53 @@ def peers():
                         ranks.run(gradients)
                 ranks.errors()
             card.start_again()
+
+
+VIEWS = (
+    lambda x: x, lambda x: x[:, :-1], lambda x: x.T, lambda x: x[::-1, ::3], lambda x: x[:, :1], lambda x: x[:0],
+)  # fmt: skip
+
+
+def compiled():
+    """Kernels that are compiled at run time: elements and sums, in vectors, one by one, in nested loops, at any byte."""
+    memories, rng = [], np.random.default_rng(7)
+
+    def put(array, view=lambda x: x, off=0):
+        memory = driver.Memory(off + max(1, array.nbytes))
+        memories.append(memory)
+        driver.upload(memory.address + off, array)
+        seen = view(array)
+        tensor = kernels.on_card(seen)
+        tensor.struct.dl_tensor.data = memory.address + off + seen.ctypes.data - array.ctypes.data
+        return tensor, seen
+
+    def run(kernel, inputs, out, off, **options):
+        z, _ = put(np.zeros_like(out), off=off)
+        bytes_ = kernel.workspace_bytes(inputs, [z], **options)
+        workspace = put(np.zeros(bytes_, "u1"))[0] if bytes_ else None
+        try:
+            kernel(inputs, [z], workspace=workspace, **options)
+        except kernels.Refused as refused:
+            if refused.status == NVRTC_UNAVAILABLE:
+                sys.exit(f"compiled kernels were NOT RUN, because {refused.message}")
+            raise
+        driver.synchronize()
+        found = driver.download(memories[-1 - bool(bytes_)].address + off, out.nbytes).view(out.dtype)
+        np.testing.assert_array_equal(found.reshape(out.shape), out)
+
+    add = kernels.elementwise("T x, T y", "T z", "z = x + y", "add")
+    total = kernels.reduction("T x, T y", "float32 z", "x + y", "a + b", "z = a", "0", "total")
+    for dtype in "f4", "f2":
+        for number, view in enumerate(VIEWS):
+            for off in 0, 1:
+                with case(dtype=dtype, view=number, off=off):
+                    x, a = put(rng.integers(-2, 3, (65, 1027 if number else 1032)).astype(dtype), view, off)
+                    y, b = put(rng.integers(-2, 3, a.shape[1]).astype(dtype), off=off)
+                    run(add, [x, y], np.ascontiguousarray(a + b), off)
+                    for axes in None, 0, 1:
+                        run(total, [x, y], np.asarray((a + b).astype("f4").sum(axis=axes)), off, axes=axes)
+                while memories:
+                    memories.pop().free()
 
 
 def main():
