@@ -1894,8 +1894,8 @@ gc_status_t gc_share_receive(int socket,
  * where no tensor does.
  *
  * a * b + c is not contracted into an FMA unless GC_KERNEL_FMAD asks for it, so + - * / sqrt and comparisons of
- * float32 and float64 give NumPy's results to the last bit. A reduction adds in an order that depends on shapes and
- * strides alone, so its result is the same on every run and card.
+ * float32 and float64 give NumPy's results to the last bit. A reduction adds in an order that depends on dtypes,
+ * shapes and strides alone, so its result is the same on every run and card.
  *
  * *NVRTC* is the one that the options name; or else the file that GRADCODEC_NVRTC in the environment names; or else
  * what the process has loaded; or else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it. It has to be
@@ -2061,14 +2061,15 @@ gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
  *
  * INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; a
  * reduction of no element without an identity; a workspace that is needed and NULL or not aligned to 16; `size` other
- * than 0, unless all parameters are raw, or not above 0 if they are; in a capture, a combination that is yet to be
- * compiled or loaded; strides that take more loops than a launch has room for, after neighbouring dimensions were
- * merged where that is possible (with up to 8 parameters there is room for 40). SHAPE_MISMATCH: shapes that cannot be
- * broadcast, an output of another shape, a workspace that is too small. UNSUPPORTED_DTYPE: a tensor of another dtype
- * than its parameter, or than another one of the same letter. UNSUPPORTED_DEVICE: a tensor of the CPU that is no
- * scalar; a card older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^31 - 1 blocks to launch.
- * NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing to compile with; the message has what was looked for.
- * COMPILE: NVRTC's first error, whose line is that of your text; gc_kernel_log() has all of them.
+ * than 0, unless all parameters are raw or scalars, or not above 0 if they are; in a capture, a combination that is
+ * yet to be compiled or loaded; strides that take more loops than a launch has room for, after neighbouring
+ * dimensions were merged where that is possible (with up to 8 parameters, none of them raw, there is room for 40).
+ * SHAPE_MISMATCH: shapes that cannot be broadcast, an output of another shape, a workspace that is too small.
+ * UNSUPPORTED_DTYPE: a tensor of another dtype than its parameter, or than another one of the same letter.
+ * UNSUPPORTED_DEVICE: a tensor of the CPU that is no scalar; a card older than those that NVRTC knows. SIZE_OVERFLOW:
+ * more than 2^63 - 1 elements or bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the
+ * workspace. NVRTC_UNAVAILABLE: nothing to compile with; the message has what was looked for. COMPILE: NVRTC's first
+ * error, whose line is that of your text; gc_kernel_log() has all of them.
  */
 gc_status_t gc_kernel_run(gc_kernel_t *kernel,
                           const DLTensor *const *inputs,

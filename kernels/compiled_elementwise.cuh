@@ -6,7 +6,7 @@
 template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_bytes>
 __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const _gc::Offsets<_GC_TENSORS> (&_gc_at)[_gc_ROUNDS],
                                         const unsigned long long _gc_first, const unsigned long long _gc_left) {
-    const unsigned _gc_most = _gc::THREADS * _gc_ROUNDS;
+    const unsigned _gc_most = _gc::_gc_THREADS * _gc_ROUNDS;
     const unsigned _gc_units = _gc_left < _gc_most ? static_cast<unsigned>(_gc_left) : _gc_most;
     const ptrdiff_t n = static_cast<ptrdiff_t>(_gc_args.size);
     const _gc::Indexer _ind = {n};
@@ -16,13 +16,13 @@ __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const _gc::Off
     _GC_ROUNDS_OF_TENSORS
 #pragma unroll
     for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {
-        if (threadIdx.x + _gc_r * _gc::THREADS >= _gc_units) continue;
-        const _gc::i64 *const _gc_offsets = _gc_at[_gc_r].of;
+        if (threadIdx.x + _gc_r * _gc::_gc_THREADS >= _gc_units) continue;
+        const long long *const _gc_offsets = _gc_at[_gc_r].of;
         _GC_LOAD_ROUND
     }
 #pragma unroll
     for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {
-        const unsigned _gc_unit = threadIdx.x + _gc_r * _gc::THREADS;
+        const unsigned _gc_unit = threadIdx.x + _gc_r * _gc::_gc_THREADS;
         if (_gc_unit >= _gc_units) continue;
         _GC_SPREAD_ROUND
 #pragma unroll
@@ -32,7 +32,7 @@ __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const _gc::Off
             _GC_ELEMENTS
             _GC_OPERATION
         }
-        const _gc::i64 *const _gc_offsets = _gc_at[_gc_r].of;
+        const long long *const _gc_offsets = _gc_at[_gc_r].of;
         _GC_STORE_ROUND
     }
     _GC_AFTER_LOOP
@@ -41,16 +41,16 @@ __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const _gc::Off
 // _gc_NESTED: in loops, of any number; otherwise there is one.
 template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_NESTED, bool _gc_bytes>
 __device__ __forceinline__ void _gc_block(const _gc_Args &_gc_args) {
-    const unsigned long long _gc_first = static_cast<unsigned long long>(blockIdx.x) * (_gc::THREADS * _gc_ROUNDS);
+    const unsigned long long _gc_first = static_cast<unsigned long long>(blockIdx.x) * (_gc::_gc_THREADS * _gc_ROUNDS);
     _gc::Offsets<_GC_TENSORS> _gc_at[_gc_ROUNDS];
     unsigned _gc_more[_gc_ROUNDS];
 #pragma unroll
     for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {
         _gc_at[_gc_r] = _gc::Offsets<_GC_TENSORS>();
-        _gc_more[_gc_r] = threadIdx.x + _gc_r * _gc::THREADS;
+        _gc_more[_gc_r] = threadIdx.x + _gc_r * _gc::_gc_THREADS;
     }
     if (_gc_NESTED) _gc::go_rounds(_gc_at, _gc_more, _gc_args.loops, _gc_args.n_loops, _gc_first);
-    else _gc::go_straight<1>(_gc_at, _gc_args.loops[0], _gc_first + threadIdx.x, _gc::THREADS, 1);
+    else _gc::go_straight<1>(_gc_at, _gc_args.loops[0], _gc_first + threadIdx.x, _gc::_gc_THREADS, 1);
     _gc_run<_gc_V, _gc_ROUNDS, _gc_bytes>(_gc_args, _gc_at, _gc_first, _gc_args.units - _gc_first);
 }
 

@@ -36,7 +36,7 @@ __device__ __forceinline__ void _gc_set(const _gc_Args &_gc_args, const _type_re
                                         const unsigned long long _gc_number, const unsigned _gc_log) {
     const _gc::Offsets<_GC_TENSORS> _gc_at =
         _gc::offsets_of(_gc_args.loops, _gc_args.n_kept, _gc_number, _gc_log);
-    const _gc::i64 *const _gc_offsets = _gc_at.of;
+    const long long *const _gc_offsets = _gc_at.of;
     _GC_FINISH
 }
 
@@ -52,7 +52,7 @@ __device__ __forceinline__ void _gc_gather(const _gc_Args &_gc_args, const _type
     const unsigned _gc_bytes = _gc_N * sizeof(_type_reduce);  // of a thread: 64 have room
     const unsigned _gc_too_many = _gc_bytes <= 64 ? 1 : _gc_bytes <= 128 ? 2 : _gc_bytes <= 256 ? 4 : 8;
     const unsigned _gc_B = _gc_N / _gc_too_many;
-    __shared__ __align__(16) unsigned char _gc_memory[_gc_B * _gc::THREADS * sizeof(_type_reduce)];
+    __shared__ __align__(16) unsigned char _gc_memory[_gc_B * _gc::_gc_THREADS * sizeof(_type_reduce)];
     _type_reduce *const _gc_all = reinterpret_cast<_type_reduce *>(_gc_memory);
     const unsigned _gc_width = 1u << _gc_log, _gc_row = _gc_B << _gc_log;
 #pragma unroll
@@ -68,19 +68,19 @@ __device__ __forceinline__ void _gc_gather(const _gc_Args &_gc_args, const _type
             return _gc_first + (_gc_at & (_gc_width - 1)) * _gc_N + _gc_of + (_gc_at >> _gc_log);
         };
 #pragma unroll 1
-        for (unsigned _gc_half = (_gc::THREADS >> _gc_log) / 2; _gc_half > 0; _gc_half /= 2) {
+        for (unsigned _gc_half = (_gc::_gc_THREADS >> _gc_log) / 2; _gc_half > 0; _gc_half /= 2) {
             __syncthreads();
             const unsigned _gc_pairs = _gc_active < _gc_half ? 0 : _gc_active - _gc_half;
             const unsigned _gc_end = (_gc_pairs < _gc_half ? _gc_pairs : _gc_half) * _gc_row;
 #pragma unroll 1
-            for (unsigned _gc_at = threadIdx.x; _gc_at < _gc_end; _gc_at += _gc::THREADS) {
+            for (unsigned _gc_at = threadIdx.x; _gc_at < _gc_end; _gc_at += _gc::_gc_THREADS) {
                 if (_gc_number_of(_gc_at & (_gc_row - 1)) >= _gc_args.kept) continue;
                 _gc_all[_gc_at] = _gc_reduce(_gc_all[_gc_at], _gc_all[_gc_at + _gc_half * _gc_row]);
             }
         }
         __syncthreads();
 #pragma unroll 1
-        for (unsigned _gc_k = threadIdx.x; _gc_k < _gc_row; _gc_k += _gc::THREADS) {
+        for (unsigned _gc_k = threadIdx.x; _gc_k < _gc_row; _gc_k += _gc::_gc_THREADS) {
             // Neighbours are set by neighbours.
             const unsigned _gc_at = _gc_k % _gc_B * _gc_width + _gc_k / _gc_B;
             const unsigned long long _gc_number = _gc_number_of(_gc_at);
@@ -103,7 +103,7 @@ __device__ __forceinline__ _type_reduce _gc_last(const _gc_Args &_gc_args, const
     for (unsigned long long _gc_number = _gc_begin; _gc_number < _gc_end; _gc_number++) {
         const _gc::Offsets<_GC_TENSORS> _gc_within =
             _gc::offsets_of(_gc_args.loops + _gc_args.n_kept, _gc_args.n_reduced, _gc_number, _gc_log);
-        _gc::i64 _gc_offsets[_GC_TENSORS];
+        long long _gc_offsets[_GC_TENSORS];
 #pragma unroll
         for (unsigned _gc_k = 0; _gc_k < _GC_TENSORS; _gc_k++)
             _gc_offsets[_gc_k] = _gc_base.of[_gc_k] + _gc_within.of[_gc_k];
@@ -124,7 +124,7 @@ template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_COLUMNS, bool _gc_ONES, 
 __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args) {
     typedef unsigned long long _gc_u64;
     const unsigned _gc_t = threadIdx.x, _gc_log = _gc_args.log_across;
-    const unsigned _gc_width = 1u << _gc_log, _gc_height = _gc::THREADS >> _gc_log;
+    const unsigned _gc_width = 1u << _gc_log, _gc_height = _gc::_gc_THREADS >> _gc_log;
     const unsigned _gc_across = _gc_COLUMNS ? _gc_t % _gc_width : _gc_t / _gc_height;
     const unsigned _gc_along = _gc_COLUMNS ? _gc_t / _gc_width : _gc_t % _gc_height;
     const unsigned _gc_tile = blockIdx.x % static_cast<unsigned>(_gc_args.tiles);
@@ -169,11 +169,11 @@ __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args) {
                 if (_gc_ONES) {
 #pragma unroll
                     for (unsigned _gc_m = 0; _gc_m < _gc_V; _gc_m++) {
-                        const _gc::i64 *const _gc_offsets = _gc_place[_gc_r * _gc_EACH + _gc_m % _gc_EACH].of;
+                        const long long *const _gc_offsets = _gc_place[_gc_r * _gc_EACH + _gc_m % _gc_EACH].of;
                         _GC_LOAD_ONE_OF_INPUTS
                     }
                 } else {
-                    const _gc::i64 *const _gc_offsets = _gc_place[_gc_r * _gc_EACH].of;
+                    const long long *const _gc_offsets = _gc_place[_gc_r * _gc_EACH].of;
                     _GC_LOAD_ROUND_OF_INPUTS
                 }
             }
@@ -211,7 +211,7 @@ __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args) {
 
 // Partial results become those of all.
 __device__ __forceinline__ void _gc_run_second(const _gc_Args &_gc_args) {
-    const unsigned _gc_width = 1u << _gc_args.log_second, _gc_height = _gc::THREADS >> _gc_args.log_second;
+    const unsigned _gc_width = 1u << _gc_args.log_second, _gc_height = _gc::_gc_THREADS >> _gc_args.log_second;
     const unsigned _gc_across = threadIdx.x % _gc_width, _gc_along = threadIdx.x / _gc_width;
     const unsigned long long _gc_first = static_cast<unsigned long long>(blockIdx.x) * _gc_width;
     const unsigned long long _gc_number = _gc_first + _gc_across;

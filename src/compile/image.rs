@@ -13,7 +13,8 @@ use crate::error::{Error, Result, error};
 
 const MAGIC: &[u8; 8] = b"gckernel";
 
-/// Changes whenever an image is read in another way.
+/// Changes whenever an image is read in another way, and whenever its kernels mean something else or take another argument:
+/// that is not in it.
 const VERSION: u32 = 3;
 
 const HEADER: usize = 24;

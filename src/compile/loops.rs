@@ -323,10 +323,9 @@ pub fn reduction(
         share.chunk,
         tiles,
         two(share.splits as u32, share.log_across),
-        two(log_second, u32::from(ones.is_some())),
+        two(log_second, u32::from(bytes)),
         two(kept.len() as u32, reduced.len() as u32),
         two(ones.unwrap_or(0), outputs_at_once as u32),
-        two(u32::from(bytes), 0),
         partials,
     ];
     let mut words = Words::of(&head, layout, operands, whole)?;
@@ -364,7 +363,7 @@ mod tests {
 
     fn layout(is_reduction: bool, tensors: usize, vector: usize) -> Layout {
         let before_loops = HEAD[usize::from(is_reduction)] + tensors;
-        Layout { is_reduction, tensors, vector, rounds: 2, before_loops, loops: 8 }
+        Layout { is_reduction, tensors, vector, rounds: 2, singles: 16, before_loops, loops: 8 }
     }
 
     /// The model: where a round lies, from the dimensions as they were given.
@@ -586,7 +585,7 @@ mod tests {
             kernels[kind] += 1;
             assert_eq!(is_nested, reduced.len() != 1);
             assert_eq!(&words[..3], [kept.count(), reduced.count(), share.chunk]);
-            assert_eq!((words[9], &words[10..12]), (0xabc0, &[operands[0].address, operands[1].address][..]));
+            assert_eq!((words[8], &words[9..11]), (0xabc0, &[operands[0].address, operands[1].address][..]));
             let (tiles, splits, log_across) = (words[3], words[4] as u32, (words[4] >> 32) as u32);
             let [outputs_at_once, at_once] = [[1, 16], [1, 1], [16, 1], [1, 1]][kind];
             assert_eq!(

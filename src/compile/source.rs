@@ -1,6 +1,6 @@
 //! The source of a kernel: what the user wrote, inside loops over the elements of tensors.
 //!
-//! Each combination of types is a source of its own, with two kernels or more for layouts. Their argument is one struct
+//! Each combination of types is a source of its own, with the kernels that its layouts need. Their argument is one struct
 //! of 64-bit words, which [`super::loops`] fills in as [`Layout`] says.
 
 use std::fmt::{self, Write};
@@ -32,10 +32,11 @@ pub const THREADS: u32 = 256;
 /// Bytes that one access moves at full speed.
 const VECTOR: usize = 16;
 
-/// Vectors that a thread has in flight, all inputs together.
+/// Vectors that a thread has in flight, all inputs together; twice as many where it has neighbouring outputs.
 const IN_FLIGHT: usize = 4;
 
-/// Elements that a thread of a reduction has in flight where it cannot have vectors.
+/// Elements that a thread of a reduction has in flight, all inputs together, where it cannot have vectors and there is one
+/// loop.
 const SINGLES_IN_FLIGHT: usize = 16;
 
 /// Bytes of a kernel's argument that every driver takes.
@@ -209,13 +210,15 @@ pub struct Layout {
     pub vector: usize,
     /// Vectors that a thread does at once.
     pub rounds: usize,
+    /// Elements of each input that a thread of a reduction does at once, one by one.
+    pub singles: usize,
     /// Words before the first loop, the head's included.
     pub before_loops: usize,
     pub loops: usize,
 }
 
 /// Words before the addresses of tensors.
-pub const HEAD: [usize; 2] = [4, 10];
+pub const HEAD: [usize; 2] = [4, 9];
 
 /// What they are.
 const ELEMENTWISE_HEAD: &str = "\
@@ -224,12 +227,15 @@ unsigned n_loops, ones, blocks, bytes;
 ";
 const REDUCTION_HEAD: &str = "\
 unsigned long long kept, reduced, chunk, tiles;
-unsigned splits, log_across, log_second, vectors, n_kept, n_reduced, ones, at_once, bytes, unused;
+unsigned splits, log_across, log_second, bytes, n_kept, n_reduced, ones, at_once;
 void *partials;
 ";
 
-/// Around statements for one element: `return`, `continue` and `break` end that one, not those beside it in a vector.
-const ELEMENT: [&str; 2] = ["[&] { do {", ";} while (false); }();"];
+/// Around statements for one element: `continue` and `break` end that one, not those beside it in a vector.
+const ELEMENT: [&str; 2] = ["do {", ";} while (false);"];
+
+/// Likewise where `return` may be among them. A structured binding of loop_prep, or a label, is not seen from inside.
+const RETURNING_ELEMENT: [&str; 2] = ["[&] { do {", ";} while (false); }();"];
 
 /// What a reduction's texts may ask for.
 const SIZES: &str = "\
@@ -270,7 +276,8 @@ impl Layout {
             ));
         }
         let rounds = (IN_FLIGHT / of_inputs.max(1)).max(1);
-        Ok(Self { is_reduction, tensors, vector: VECTOR / largest, rounds, before_loops, loops })
+        let singles = (SINGLES_IN_FLIGHT / of_inputs.max(1)).max(1);
+        Ok(Self { is_reduction, tensors, vector: VECTOR / largest, rounds, singles, before_loops, loops })
     }
 
     pub fn words(&self) -> usize {
@@ -282,8 +289,8 @@ impl Layout {
 /// any address, or in vectors in nested loops: each of them without the others' code is what compiles fast.
 pub const ELEMENTWISE: [&str; 4] = ["", "_elements", "_bytes", "_nested"];
 /// Threads side by side have neighbouring elements of one output, in vectors and one by one; or of neighbouring
-/// outputs, likewise; the second launch; those one by one at any address; and the first four once more, where the elements
-/// of an output lie in nested loops.
+/// outputs, likewise; the second launch; those one by one at any address; and, where the elements of an output lie in
+/// nested loops or in none, those in vectors once more, and then those one by one.
 pub const REDUCTION: [&str; 11] = [
     "",
     "_row",
@@ -431,6 +438,13 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
+    /// Statements for one element.
+    fn element(&mut self, text: Text, name: &str) -> fmt::Result {
+        let may_return = parameters::mentions(self.definition.text(text), "return") || self.definition.has_macros();
+        let [before, after] = if may_return { RETURNING_ELEMENT } else { ELEMENT };
+        self.users(text, name, before, after)
+    }
+
     fn arguments(&mut self) -> fmt::Result {
         let (tensors, loops) = (self.layout.tensors.max(1), self.layout.loops);
         self.out.write_str("struct _gc_Args {\n")?;
@@ -491,11 +505,11 @@ impl<'a> Writer<'a> {
                 "_GC_WHOLE_PARAMETERS" => self.whole_parameters(),
                 "_GC_SIZES" => self.lines(SIZES),
                 "_GC_LOOP_PREP" => self.users(Text::LoopPrep, "loop_prep", "", ";"),
-                "_GC_OPERATION" => self.users(Text::Operation, "operation", ELEMENT[0], ELEMENT[1]),
+                "_GC_OPERATION" => self.element(Text::Operation, "operation"),
                 "_GC_AFTER_LOOP" => self.users(Text::AfterLoop, "after_loop", "", ";"),
                 "_GC_MAP" => self.users(Text::Map, "map", "return (_type_reduce)(", ");"),
                 "_GC_REDUCE" => self.users(Text::Reduce, "reduce", "return (_type_reduce)(", ");"),
-                "_GC_POST_MAP" => self.users(Text::PostMap, "post_map", ELEMENT[0], ELEMENT[1]),
+                "_GC_POST_MAP" => self.element(Text::PostMap, "post_map"),
                 "_GC_IDENTITY" => {
                     let before = "if (_gc_active == 0) _gc_one = (_type_reduce)(";
                     self.users(Text::Identity, "identity", before, ");")
@@ -623,7 +637,7 @@ impl<'a> Writer<'a> {
     /// Those that there are to be: most of the time it takes to compile goes into them.
     fn kernels(&mut self) -> fmt::Result {
         let (vector, rounds, is_reduction) = (self.layout.vector, self.layout.rounds, self.definition.is_reduction);
-        let (columns, singles) = (2 * rounds, (SINGLES_IN_FLIGHT / vector).max(1));
+        let (columns, singles) = (2 * rounds, self.layout.singles);
         for (index, name) in names(is_reduction).iter().enumerate() {
             if self.combination.kernels >> index & 1 == 0 {
                 continue;
@@ -634,11 +648,12 @@ impl<'a> Writer<'a> {
                 (false, 2) => self.kernel(name, format_args!("_gc_block<1, 1, true, true>")),
                 (false, _) => self.kernel(name, format_args!("_gc_block<{vector}, {rounds}, true, false>")),
                 (true, 0) => self.kernel(name, format_args!("_gc_run<{vector}, {rounds}, false, false, false, false>")),
-                (true, 1) => self.kernel(name, format_args!("_gc_run<{vector}, {singles}, false, true, false, false>")),
-                (true, 2) => self.kernel(name, format_args!("_gc_run<{vector}, {columns}, true, false, false, false>")),
-                (true, 3) => {
-                    self.kernel(name, format_args!("_gc_run<1, {SINGLES_IN_FLIGHT}, true, false, false, false>"))
+                (true, 1) => {
+                    let vectors = (singles / vector).max(1);
+                    self.kernel(name, format_args!("_gc_run<{vector}, {vectors}, false, true, false, false>"))
                 }
+                (true, 2) => self.kernel(name, format_args!("_gc_run<{vector}, {columns}, true, false, false, false>")),
+                (true, 3) => self.kernel(name, format_args!("_gc_run<1, {singles}, true, false, false, false>")),
                 (true, 4) => self.kernel(name, format_args!("_gc_run_second")),
                 (true, 5) => self.kernel(name, format_args!("_gc_run<{vector}, 1, false, true, true, true>")),
                 (true, 6) => self.kernel(name, format_args!("_gc_run<1, 1, true, false, true, true>")),

@@ -120,8 +120,11 @@ impl Chain {
         self.iter().filter(move |made| made.capability == capability && made.combination.serves(combination))
     }
 
+    /// One that has it; or else this very one, which failed: where all kernels together do not compile, some may.
     fn find<'a>(&'a self, capability: i32, combination: &Combination) -> Option<&'a Made> {
-        self.serving(capability, combination).next()
+        let failed = |made: &&Made| made.combination == *combination;
+        let mut good = self.serving(capability, combination).filter(|made| made.code.is_ok());
+        good.next().or_else(|| self.serving(capability, combination).find(failed))
     }
 
     /// None where there is no memory.
@@ -606,7 +609,8 @@ impl Kernel {
             if options.size <= 0 {
                 return Err(error!(
                     InvalidArgument,
-                    "options: size {}; all parameters are raw, so the number of elements expected", options.size
+                    "options: size {}; all parameters are raw or scalars, so the number of elements expected",
+                    options.size
                 ));
             }
             nest.push(options.size, std::iter::empty())?;
@@ -615,7 +619,7 @@ impl Kernel {
         if options.size != 0 {
             return Err(error!(
                 InvalidArgument,
-                "options: size {}; it is for kernels all of whose parameters are raw", options.size
+                "options: size {}; it is for kernels all of whose parameters are raw or scalars", options.size
             ));
         }
         let inputs = all.clone().filter(|&index| index < self.inputs);
@@ -957,4 +961,28 @@ pub fn owned(text: &str) -> Result<String> {
         .map_err(|_| error!(OutOfMemory, "{} bytes of text could not be had", text.len()))?;
     copy.push_str(text);
     Ok(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_that_fail_together_are_compiled_by_themselves() {
+        let combination = |kernels| Combination { slots: ArrayVec::new(), many_loops: false, kernels };
+        let made = |kernels, code| Made {
+            capability: 90,
+            combination: combination(kernels),
+            code,
+            image: OnceLock::new(),
+            next: Chain::default(),
+        };
+        let chain = Chain::default();
+        chain.add(made(0b111, Err(String::from("too much")))).unwrap();
+        assert!(chain.find(90, &combination(0b001)).is_none());
+        assert!(chain.find(90, &combination(0b111)).unwrap().code().is_err());
+        chain.add(made(0b001, Ok(vec![1]))).unwrap();
+        assert_eq!(chain.find(90, &combination(0b001)).unwrap().code().unwrap(), [1]);
+        assert!(chain.find(90, &combination(0b010)).is_none() && chain.find(80, &combination(0b001)).is_none());
+    }
 }

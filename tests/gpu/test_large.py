@@ -254,6 +254,21 @@ def test_a_kernel_broadcasts_to_more_than_two_to_the_32_elements(turned):
         assert torch.equal(z[rows], x[rows] + row + column[rows]), f"rows from {first} on"
 
 
+def test_a_kernel_goes_over_nested_loops_of_more_than_two_to_the_31_rounds():
+    """Backwards, so element by element, and broadcast to two rows."""
+    many = 2**31 + 16
+    x, z = torch.empty(many, dtype=torch.uint8, device="cuda"), poisoned((2, many))
+    fill_with_bits(x)
+    backwards = gpu.at(x.data_ptr() + many - 1, (many,), "uint8", strides=(-1,))
+    row = torch.tensor([[3], [5]], dtype=torch.uint8, device="cuda")
+    add = kernels.elementwise("uint8 x, uint8 y", "uint8 z", "z = x + y", "backwards")
+    run_compiled(add, [backwards, at(row, "uint8")], [at(z, "uint8")])
+    for first, count in pieces(many):
+        expected = x[many - first - count : many - first].flip(0)
+        for k in 0, 1:
+            assert torch.equal(z[k, first : first + count], expected + row[k]), f"row {k} from {first} on"
+
+
 @pytest.mark.parametrize("columns", [1, 3])
 def test_a_kernel_reduces_two_to_the_33_elements_that_are_one(columns):
     """Broadcast, so that they take no memory. Their numbers' upper bits come in all values equally often."""
