@@ -59,8 +59,8 @@ echo "ok: bits by pkg-config, shared ($(stat -c %s "$work/shared") bytes), stati
 echo "ok: $(cat "$work/log")"
 
 has() { # FILE LISTING...
-    file=$1 && shift
-    "$@" | grep "$file" > /dev/null || fail "no $file by $*"
+    wanted=$1 && shift
+    "$@" | grep "$wanted" > /dev/null || fail "no $wanted by $*"
 }
 wheel=$packages/gradcodec-$version-py3-none-manylinux_2_17_$arch.whl
 has licenses/THIRD-PARTY-NOTICES python3 -m zipfile --list "$wheel"
