@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# run.sh [SECONDS]: fuzzes each target on each instruction set of this processor for so long (60 unless told), under
-# AddressSanitizer with overflow checks. Begins with corpus/, which stays as it is: what is found goes to build/fuzz.
-# Ends at the first crash; cargo-fuzz prints where the input lies and how to run and to minimize it.
+# run.sh [SECONDS [SEED]]: fuzzes each target on each instruction set of this processor for so long (60 unless told),
+# under AddressSanitizer with overflow checks. Begins with corpus/, which stays as it is: what is found goes to
+# build/fuzz. Ends at the first crash; cargo-fuzz prints where the input lies and how to run and to minimize it. SEED: of
+# the random numbers, which are others each time unless it is told.
 #
 # To renew corpus/, add what was found to it, and keep as few inputs as reach the same edges:
 #     mkdir -p ../build/corpus/TARGET
@@ -9,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-seconds=${1:-60}
+seconds=${1:-60} seed=${2:-0}
 version=0.13.2
 export RUSTC_BOOTSTRAP=1 # the sanitizer's flag is not stable
 [ "$(cargo fuzz --version 2>/dev/null)" = "cargo-fuzz $version" ] ||
@@ -33,7 +34,7 @@ for target in descriptors model large payloads shares kernels; do
     for set in "${sets[@]}"; do
         # Half a minute is a lot for an input, also for a large one on a machine that does other things.
         if ! GRADCODEC_CPU=$set cargo fuzz run "$target" "$found" "corpus/$target" -- -max_total_time="$seconds" \
-            -timeout=30 -max_len=1024 -rss_limit_mb=4096 -print_final_stats=1 >"$log" 2>&1; then
+            -seed="$seed" -timeout=30 -max_len=1024 -rss_limit_mb=4096 -print_final_stats=1 >"$log" 2>&1; then
             cat "$log"
             echo "FAILED $target, $set"
             exit 1

@@ -21,7 +21,7 @@ namespace _gc {
 typedef unsigned long long u64;
 typedef long long i64;
 
-// A name that no macro of the user's has: what follows the preamble mentions it.
+// Not THREADS: a macro of the user's may well be called so, and what follows the preamble mentions it.
 enum : unsigned { _gc_THREADS = 256 };
 
 // A bool in memory is true wherever it is not 0.

@@ -2,8 +2,8 @@
 // of a combination where a line is a name in capitals alone.
 
 // What a thread does: _gc_ROUNDS units, vectors of _gc_V elements, or elements, of which there are _gc_left from the
-// first on. _gc_bytes: they lie at any address.
-template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_bytes>
+// first on. _gc_BYTES: they lie at any address.
+template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_BYTES>
 __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const _gc::Offsets<_GC_TENSORS> (&_gc_at)[_gc_ROUNDS],
                                         const unsigned long long _gc_first, const unsigned long long _gc_left) {
     const unsigned _gc_most = _gc::_gc_THREADS * _gc_ROUNDS;
@@ -39,7 +39,7 @@ __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const _gc::Off
 }
 
 // _gc_NESTED: in loops, of any number; otherwise there is one.
-template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_NESTED, bool _gc_bytes>
+template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_NESTED, bool _gc_BYTES>
 __device__ __forceinline__ void _gc_block(const _gc_Args &_gc_args) {
     const unsigned long long _gc_first = static_cast<unsigned long long>(blockIdx.x) * (_gc::_gc_THREADS * _gc_ROUNDS);
     _gc::Offsets<_GC_TENSORS> _gc_at[_gc_ROUNDS];
@@ -51,7 +51,7 @@ __device__ __forceinline__ void _gc_block(const _gc_Args &_gc_args) {
     }
     if (_gc_NESTED) _gc::go_rounds(_gc_at, _gc_more, _gc_args.loops, _gc_args.n_loops, _gc_first);
     else _gc::go_straight<1>(_gc_at, _gc_args.loops[0], _gc_first + threadIdx.x, _gc::_gc_THREADS, 1);
-    _gc_run<_gc_V, _gc_ROUNDS, _gc_bytes>(_gc_args, _gc_at, _gc_first, _gc_args.units - _gc_first);
+    _gc_run<_gc_V, _gc_ROUNDS, _gc_BYTES>(_gc_args, _gc_at, _gc_first, _gc_args.units - _gc_first);
 }
 
 // What does not fill a vector is a block of its own.

@@ -233,7 +233,7 @@ pub fn elementwise(layout: &Layout, nest: &Nest, operands: &[Operand], whole: &[
     // What does not fill a vector is a block of its own, and there only where there is one loop.
     let (units, rest) = (nest.count() / at_once as u64, nest.count() % at_once as u64);
     let blocks = units.div_ceil(u64::from(THREADS) * rounds as u64);
-    let head = [nest.count(), units, two(nest.len() as u32, ones.unwrap_or(0)), two(blocks as u32, u32::from(bytes))];
+    let head = [nest.count(), units, two(nest.len() as u32, ones.unwrap_or(0)), two(blocks as u32, 0)];
     let mut words = Words::of(&head, layout, operands, whole)?;
     words.loops(nest, at_once);
     let blocks = blocks + u64::from(rest > 0);
@@ -508,7 +508,7 @@ mod tests {
                 let a_block = 256 * [2, 4, 1, 2][first.kernel];
                 let (n_loops, whole) = (words[2] as u32 as usize, u64::from(words[3] as u32));
                 assert_eq!(n_loops, nest.len());
-                assert_eq!(first.kernel == 2, words[3] >> 32 == 1, "whether elements are of single bytes");
+                assert_eq!(first.kernel == 2, operands[0].address == 1, "{dims:?}: only the odd ones go byte by byte");
                 let rest = count - units * at_once;
                 assert!(rest < at_once && rest <= 256, "{dims:?}: {rest} elements are left");
                 // Blocks of 32 bits are told, more are the launch's to refuse.

@@ -54,6 +54,9 @@ pub const OWN_TYPE_BYTES: usize = 32;
 /// What the memory is aligned to that such values are in: the workspace, and that of a block.
 const OWN_TYPE_ALIGNMENT: usize = 16;
 
+/// NVRTC's options that a definition has.
+pub const MOST_OPTIONS: usize = 63;
+
 /// The texts that a kernel is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Text {
@@ -125,6 +128,10 @@ impl Definition {
     /// Refuses what can be refused before there are tensors.
     pub fn check(&self) -> Result<()> {
         parameters::check_name("name", self.name())?;
+        if self.options.len() > MOST_OPTIONS {
+            let count = self.options.len();
+            return Err(error!(InvalidArgument, "options: {count} options of NVRTC; at most {MOST_OPTIONS} expected"));
+        }
         let (all, inputs) = self.parameters()?;
         if all.len() == inputs {
             return Err(error!(InvalidArgument, "outputs: one parameter at least expected, as in \"float32 y\""));
@@ -223,7 +230,7 @@ pub const HEAD: [usize; 2] = [4, 9];
 /// What they are.
 const ELEMENTWISE_HEAD: &str = "\
 unsigned long long size, units;
-unsigned n_loops, ones, blocks, bytes;
+unsigned n_loops, ones, blocks;
 ";
 const REDUCTION_HEAD: &str = "\
 unsigned long long kept, reduced, chunk, tiles;
@@ -521,9 +528,9 @@ impl<'a> Writer<'a> {
                     })
                 }
                 "_GC_ROUNDS_OF_INPUTS" => self.declare_inputs("_gc_V == 1 || _gc_ONES"),
-                "_GC_LOAD_ROUND" => self.load_round(Which::All, "_gc_bytes"),
+                "_GC_LOAD_ROUND" => self.load_round(Which::All),
                 "_GC_SPREAD_ROUND" => self.spread_round(),
-                "_GC_LOAD_ROUND_OF_INPUTS" => self.load_round(Which::Inputs, "_gc_BYTES"),
+                "_GC_LOAD_ROUND_OF_INPUTS" => self.load_round(Which::Inputs),
                 "_GC_LOAD_ONE_OF_INPUTS" => self.each(Which::Inputs, |out, cpp, index, k| {
                     let address = Address(k);
                     writeln!(out, "_gc_{index}[_gc_r].set(_gc_m, _gc::load_one<{cpp}>({address}, _gc_BYTES));")
@@ -595,14 +602,14 @@ impl<'a> Writer<'a> {
     }
 
     /// Outputs, too: what the operation does not set stays as it is. Where it sets all, compilers leave the loads out.
-    fn load_round(&mut self, which: Which, bytes: &str) -> fmt::Result {
+    fn load_round(&mut self, which: Which) -> fmt::Result {
         let inputs = self.inputs;
         self.each(which, |out, cpp, index, k| {
             if index < inputs {
-                writeln!(out, "_gc_{index}[_gc_r].load({}, _gc_args.ones >> {k} & 1, {bytes});", Address(k))
+                writeln!(out, "_gc_{index}[_gc_r].load({}, _gc_args.ones >> {k} & 1, _gc_BYTES);", Address(k))
             } else {
                 writeln!(out, "if (_gc_V > 1) _gc::load(_gc_{index}[_gc_r], {});", Address(k))?;
-                writeln!(out, "else _gc_{index}[_gc_r][0] = _gc::load_one<{cpp}>({}, {bytes});", Address(k))
+                writeln!(out, "else _gc_{index}[_gc_r][0] = _gc::load_one<{cpp}>({}, _gc_BYTES);", Address(k))
             }
         })
     }
@@ -617,7 +624,7 @@ impl<'a> Writer<'a> {
     fn store_round(&mut self) -> fmt::Result {
         self.each(Which::Outputs, |out, _, index, k| {
             writeln!(out, "if (_gc_V > 1) _gc::store(_gc_{index}[_gc_r], {});", Address(k))?;
-            writeln!(out, "else _gc::store_one(_gc_{index}[_gc_r][0], {}, _gc_bytes);", Address(k))
+            writeln!(out, "else _gc::store_one(_gc_{index}[_gc_r][0], {}, _gc_BYTES);", Address(k))
         })
     }
 

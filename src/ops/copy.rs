@@ -58,6 +58,8 @@ pub fn to_device(src: &Elements<'_>, device: DLDevice) -> Result<Outputs> {
         ));
     }
     let bytes = tensors::bytes_of(src.name(), src.shape(), src.bits())?;
+    // A source that is nowhere may be of any size: refused before memory is asked for.
+    Queue::of(src.device(), Stream::LEGACY)?;
     let memory = Queue::of(target, Stream::LEGACY)?.allocate(bytes)?;
     let copy = NewTensor::over(memory, target, src.dtype(), src.shape())?;
     copy_now(src, &copy.elements()?)?;

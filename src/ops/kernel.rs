@@ -303,15 +303,11 @@ impl Kernel {
             }
         };
         let source = source::generate(&self.definition, combination)?;
-        let mut options: ArrayVec<&str, 64> = ArrayVec::new();
+        let mut options: ArrayVec<&str, { source::MOST_OPTIONS + 1 }> = ArrayVec::new();
         if !self.definition.contracts {
             options.push("--fmad=false");
         }
-        for option in &self.definition.options {
-            options
-                .try_push(option)
-                .map_err(|_| error!(InvalidArgument, "options: more than 63 options of the compiler"))?;
-        }
+        options.extend(self.definition.options.iter().map(String::as_str));
         let request = compile::Request {
             name: self.definition.name(),
             source: &source,

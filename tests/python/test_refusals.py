@@ -670,6 +670,7 @@ TABLE = [
     ),
     ("gc_tensor_to_device", {"src.dtype": (1, 4, 1), "src.strides": (1, 5)}, NOT_CONTIGUOUS, "src", 4, 1, 5),
     ("gc_tensor_to_device", {"src.shape": (2**62, 1), "src.strides": (0, 0)}, OUT_OF_MEMORY, 2**62),
+    ("gc_tensor_to_device", {"src.shape": (2**62, 1), "src.strides": (0, 0), "src.device": CUDA}, NO_CUDA),
     ("gc_tensor_to_device", {"src.dtype": (5, 64, 1), "src.shape": (2**61,), "src.strides": (0,)}, SIZE_OVERFLOW, "src", 2**61),
     ("gc_copy_into", {"dst.dtype": dldtype("float64"), "dst.shape": (2,), "dst.strides": (2**60,), "src.shape": ()},
      SIZE_OVERFLOW, "dst", 2**60),
@@ -1199,6 +1200,7 @@ TABLE += [
             ({"n_options": 1}, INVALID_ARGUMENT, "options", "NULL"),
             ({"n_options": 1, "options": (ctypes.c_char_p * 1)(None)}, INVALID_ARGUMENT, "options", "NULL"),
             ({"n_options": 1, "options": (ctypes.c_char_p * 1)(b"\xc3")}, INVALID_ARGUMENT, "options", "UTF-8"),
+            ({"n_options": 64, "options": (ctypes.c_char_p * 64)(*64 * [b"-G"])}, INVALID_ARGUMENT, "options", 64, 63),
         ]
     ),
     ("gc_elementwise_create", {"options": elementwise_options(operation=None)}, INVALID_ARGUMENT, "operation"),
