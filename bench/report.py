@@ -323,13 +323,12 @@ def of_gpu_sizes(results):
 
 
 def of_ragged(results):
-    """A contender `against` stands for the library of before: its whole tiles are what others are compared with."""
     lines = []
     for row in results["ragged"]:
-        whole = median(row, "against") or median(row, "ours")
+        whole = median(row, "ours")
         ragged = [median(row, name) for name in ("odd", "source off", "destination off")]
         times = max(ragged) / whole
-        cells = [count(row["elements"]), count(row["odd"]), *(number(s * 1e6) for s in (median(row, "ours"), *ragged))]
+        cells = [count(row["elements"]), count(row["odd"]), *(number(s * 1e6) for s in (whole, *ragged))]
         lines.append([row["kind"], *cells, number(times), verdict(times <= MOST_TIMES_RAGGED)])
     header = ["kind", "whole", "odd", "us whole", "odd", "source off", "destination off", "times", "to reach"]
     return table([*header[:-1], f"at most {MOST_TIMES_RAGGED} times whole"], lines, aims="")
@@ -405,8 +404,9 @@ def gpu_tables(results):
         parts.append(of_gpu_sizes(results))
     if results["ragged"]:
         parts.append(
-            "What whole tiles do not make up: an odd number of elements, or the source or the destination one element\n"
-            "(one byte of bits) beyond a cache line. Times: the slowest of the three, as a multiple of whole tiles."
+            "Sizes and addresses that do not fit whole tiles: an odd number of elements, or the source or the destination\n"
+            "one element (one byte of bits) beyond a cache line. Times: the slowest of the three, as a multiple of whole\n"
+            "tiles."
         )
         parts.append(of_ragged(results))
     if results["small"]:
@@ -477,8 +477,8 @@ def of_host_copies(results):
 def gpu_copy_tables(results):
     parts = [void(results), textwrap.fill(of_card(results), 110, break_on_hyphens=False)]
     parts.append(
-        "Copies on a card: bytes of both sides as a fraction of what the copy moves in that time, where lines are\n"
-        "touched in part those of the lines. Driver: cuMemcpyAsync, where it can do the same. Medians, all taking\n"
+        "Copies on a card: the bytes of both sides as a fraction of what the copy moves in that time. A cache line that\n"
+        "is touched only in part counts whole. Driver: cuMemcpyAsync, where it can do the same. Medians, all taking\n"
         "turns, the cache flushed before each sample."
     )
     parts.append(of_gpu_copies(results))
@@ -718,8 +718,8 @@ def gpu_codec_tables(results):
     if measured(results.get("ragged", [])):
         parts.append(
             paragraph(
-                "What whole tiles do not make up: an odd number of elements, or a tensor that begins one element",
-                "beyond a cache line. Times: the slower of the two, as a multiple of whole tiles.",
+                "Sizes and addresses that do not fit whole tiles: an odd number of elements, or a tensor that begins one",
+                "element beyond a cache line. Times: the slower of the two, as a multiple of whole tiles.",
             )
         )
         parts.append(of_codec_ragged(results))
@@ -850,7 +850,7 @@ def of_cards(results):
     ]
     nvls = f"NCCL_NVLS_ENABLE={first['nvls']}" if first["nvls"] is not None else "no NVLS"
     return (
-        f"{about['world']} of {', '.join(names)} (compute capability {first['capability']}), driver "
+        f"{about['world']} cards, {', '.join(names)} (compute capability {first['capability']}), driver "
         f"{about['driver'] or 'unknown'}; NCCL {first['nccl']}, without sums in the switch ({nvls}); GradCodec "
         f"{first['library']}, commit {about['commit']}; torch {first['torch']}; {about['date']}"
         f"{'; a quick run' if about['quick'] else ''}. The copy on the slowest card: "
@@ -870,7 +870,7 @@ def all_reduce_to_reach(about, dtype, row, eager, graph, deepspeed):
     if row["elements"] >= EAGER_SIZE:
         targets.append(("times NCCL", eager, 1))
     if row["elements"] == GRAPH_SIZE:
-        targets.append(("in a graph", graph, 1))
+        targets.append(("times NCCL in a graph", graph, 1))
     # One of a kind is enough: the first.
     named = {name: (reached, least) for name, reached, least in reversed(targets) if reached and least}
     return "; ".join(f"{least} {name}: {verdict(reached >= least)}" for name, (reached, least) in named.items())
@@ -915,15 +915,18 @@ def from_size(results, ours, theirs):
 
 
 def of_peers_and_nccl(results):
-    """From which size peers beat NCCL's sum, in words."""
-    said = []
+    """From which size on peers are no slower than NCCL's sum, in words."""
+    said = {}
     for dtype in "float32", "bfloat16":
-        for how, name in (("", "made from Python"), (", graph", "in a graph")):
+        for how, name in (("", "from Python"), (", graph", "in a graph")):
             pair = f"peers {dtype}{how}", f"nccl {dtype}{how}"
             if any(ratio(row, *pair) for row in as_rows(results)):
-                least = from_size(results, *pair)
-                said.append(f"{dtype}, {name}: {f'from {count(least)} on' if least else 'at no size to the end'}")
-    return f"Never slower than NCCL: {'; '.join(said)}." if said else None
+                said.setdefault(from_size(results, *pair), []).append(f"{dtype} {name}")
+    sizes = [
+        f"{f'from {count(least)} elements on' if least else 'at no size to the end'}: {', '.join(calls)}"
+        for least, calls in said.items()
+    ]
+    return f"Never slower than NCCL {'; '.join(sizes)}." if said else None
 
 
 def of_peer_kernels(results):
@@ -964,9 +967,10 @@ def peer_tables(results):
     if kernels:
         parts.append(
             paragraph(
-                "The kernels of a run, as CUPTI has them: the slowest rank of each round, medians. The time of one that waits",
-                "for other ranks is within. The floor: the bytes that the stage must read and write in this card's memory, at",
-                "the copy's speed.",
+                "The kernels of a run as the profiler (CUPTI) sees them: the slowest rank of each round, medians. The time of",
+                "one that waits for other ranks (gc_onebit_finish) has that wait in it, and under a profiler ranks start further",
+                "apart, so that the kernels of a small run take longer than such a run without one, whose time stands beside their",
+                "sum. The floor: the bytes that the stage must read and write in this card's memory, at the copy's speed.",
             )
         )
         parts.append(kernels)

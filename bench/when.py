@@ -159,8 +159,9 @@ def page(stages, several, peers):
         ),
         fill(
             "`make bench-report` has made this page. The times on the card are measured, by `make gpu-bench-codec` on one",
-            f"{about['card']} ({about['date']}, commit {about['commit']}); what is between the ranks is a model, and no other",
-            f"figure is measured: {several}.",
+            f"{about['card']} ({about['date']}, commit {about['commit']}): each stage is what 300M elements took, and the few",
+            "microseconds of a small call besides. What is between the ranks is a model, unless it is said to be measured:",
+            f"{several}.",
         ),
         fill(
             "The model, for W ranks: a plain all-reduce goes round in a ring and moves 2 (W - 1) / W of its bytes over each",
@@ -201,9 +202,9 @@ def page(stages, several, peers):
         "## Where it does not pay",
         "\n".join([
             "- Where the all-reduce hides behind the backward pass already.",
-            "- Where gradients are bfloat16 and the link is NVLink: what is saved is little more than the time on the card.",
+            "- Between cards of one machine, below some size: NCCL's own sum is faster there.",
             "- Where an optimizer needs more than a sign and a scale: see [CODECS.md](CODECS.md).",
-            "- On the CPU, for gradients that the network moves faster than memory is read three times.",
+            "- On the CPU, where the network sends a gradient faster than the CPU reads it from memory three times.",
         ]),
     ]) + "\n"  # fmt: skip
 
@@ -229,7 +230,7 @@ def of_peers(path):
     of_large = [f"{times[dtype]:.2f} times as fast as NCCL's sum in {dtype}" for dtype in BYTES if times[dtype]]
     world, card = results["about"]["world"], results["about"]["ranks"][0]["card"]
     return " ".join([
-        f"Measured, unlike the rest: {world} of {card}, over peer memory (gc_comm_open_peers), which is the fastest way between",
+        f"Measured, unlike the rest: {world} cards, {card}, over peer memory (gc_comm_open_peers), which is the fastest way between",
         f"cards that reach each other. {said} With 300M elements it is {' and '.join(of_large) or 'not measured'}.",
         "Where peer memory cannot be had, as between machines, the table above holds for the link between them; gc_comm_from_two",
         "makes one communicator of both.",

@@ -223,8 +223,8 @@
  * intersect those of an input or of another output; if its own elements overlap; or if that cannot be decided within a
  * millisecond, which takes many dimensions with interleaved strides.
  *
- * Functions that return new tensors or handles, and all functions on CUDA, may give OUT_OF_MEMORY. What a function
- * lists comes in addition to all this.
+ * Functions that return new tensors or handles, gc_comm_reserve(), gc_compressed_allreduce(), and all functions on
+ * CUDA, may give OUT_OF_MEMORY. What a function lists comes in addition to all this.
  *
  * THREADS, FORKS AND STACKS
  *
@@ -266,10 +266,11 @@
  * the stream has done the work; the structs, shapes and strides are read during the call. Wait for copies to or from
  * CPU and CUDAHost tensors yourself before the CPU works on them.
  *
- * Once gc_prepare() has run, stream functions allocate nothing and synchronize nothing, with one exception, after much
- * was released: see MEMORY OF CARDS. Without gc_prepare(), a first call in a context loads the kernels, which waits
- * for all that runs there. For gc_kernel_run() it is gc_kernel_prepare() that does this: see KERNELS. gc_copy_into()
- * also takes tensors of two devices, and says what it enqueues, what it waits for and what it allocates then.
+ * Once gc_prepare() has run, stream functions allocate nothing and synchronize nothing, with two exceptions: after
+ * much was released (see MEMORY OF CARDS), and all-reduces, whose sections say what they allocate and wait for.
+ * Without gc_prepare(), a first call in a context loads the kernels, which waits for all that runs there. For
+ * gc_kernel_run() it is gc_kernel_prepare() that does this: see KERNELS. gc_copy_into() also takes tensors of two
+ * devices, and says what it enqueues, what it waits for and what it allocates then.
  *
  * GRAPHS
  *
@@ -1030,8 +1031,8 @@ typedef int32_t gc_decode_t;
  *
  * INVALID_ARGUMENT: a codec or another number that this version does not know; a field behind those that it knows, or
  * a reserved one, that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
- * chunks; errors with GC_CODEC_SIGN. UNSUPPORTED_DTYPE: not float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or
- * a state of more than 2^63 - 1 bytes.
+ * chunks; GC_ERROR_BFLOAT16 with GC_CODEC_SIGN; n_elements that is not 0 beside segments. UNSUPPORTED_DTYPE: not
+ * float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or a state of more than 2^63 - 1 bytes.
  */
 gc_status_t gc_codec_create(const gc_codec_options_t *options,
                             gc_codec_t **out);
@@ -1218,11 +1219,12 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  * memory that calls work in is allocated on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), even when
  * more was allocated later.
  *
- * On CUDA the work is enqueued, and the call returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it
- * waits for its stream. Ranks may share a card. A call over a transport of the card's memory can be captured in a
- * graph, if the memory that it works in is there; one over a group or a host transport cannot (INVALID_ARGUMENT). What
- * was corrupt does not fail a call on CUDA: buffer is NaN, the errors are as they were, and gc_comm_async_error() says
- * CORRUPT.
+ * On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the card waits for the
+ * other ranks; over a group it returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits for its
+ * stream. Ranks may share a card, for which PEER MEMORY has rules of its own. A call over a transport of the card's
+ * memory can be captured in a graph, if the memory that it works in is there; one over a group or a host transport
+ * cannot (INVALID_ARGUMENT). What was corrupt does not fail a call on CUDA: buffer is NaN, the errors are as they
+ * were, and gc_comm_async_error() says CORRUPT.
  */
 
 /** What a transport cannot do. */
@@ -1232,8 +1234,8 @@ enum gc_transport {
 };
 
 /**
- * A communicator: gc_comm_from_transport(), gc_comm_group() and gc_comm_from_nccl() make them, and
- * gc_comm_from_nccl_id().
+ * A communicator. gc_comm_from_transport(), gc_comm_group(), gc_comm_from_nccl(), gc_comm_from_nccl_id(),
+ * gc_comm_from_peers(), gc_comm_open_peers() and gc_comm_from_two() make one.
  */
 typedef struct gc_comm_t gc_comm_t;
 
@@ -1307,8 +1309,8 @@ gc_status_t gc_comm_reserve(gc_comm_t *comm,
 
 /**
  * Says whether something has gone wrong for good in earlier calls on this rank. COMM: an exchange failed; CORRUPT:
- * there was a payload that no rank of this version sends; OK otherwise. It never waits, and may be called on any
- * thread.
+ * there was a payload that no rank of this version sends; TIMEOUT: over peer memory, a rank did not come in time; OK
+ * otherwise. It never waits, and may be called on any thread.
  */
 gc_status_t gc_comm_async_error(const gc_comm_t *comm);
 
@@ -2006,7 +2008,7 @@ typedef struct gc_run_options_t {
     uint32_t struct_size;
     /** Any of GC_RUN_*, or'ed. */
     uint32_t flags;
-    /** The number of elements, for an elementwise kernel whose parameters are all raw. */
+    /** The number of elements, for an elementwise kernel whose parameters are all raw or scalars. */
     int64_t size;
     /** The axes that a reduction reduces, of the inputs' broadcast shape; negative ones count from the last. NULL: all. */
     const int32_t *axes;
@@ -2035,7 +2037,8 @@ typedef struct gc_run_options_t {
  * `*out`: yours to release, by gc_kernel_free().
  *
  * INVALID_ARGUMENT: no outputs, no operation; a type, a name or a flag that is none; a name twice; a text that is not
- * UTF-8; a field behind those that this version knows, or a reserved one, that is not 0 (the message has its offset).
+ * UTF-8; more than 63 options of NVRTC; a field behind those that this version knows, or a reserved one, that is not 0
+ * (the message has its offset).
  */
 gc_status_t gc_elementwise_create(const gc_elementwise_options_t *options,
                                   gc_kernel_t **out);
@@ -2059,17 +2062,18 @@ gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
  * shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL
  * for none.
  *
- * INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; a
- * reduction of no element without an identity; a workspace that is needed and NULL or not aligned to 16; `size` other
- * than 0, unless all parameters are raw or scalars, or not above 0 if they are; in a capture, a combination that is
- * yet to be compiled or loaded; strides that take more loops than a launch has room for, after neighbouring
- * dimensions were merged where that is possible (with up to 8 parameters, none of them raw, there is room for 40).
- * SHAPE_MISMATCH: shapes that cannot be broadcast, an output of another shape, a workspace that is too small.
- * UNSUPPORTED_DTYPE: a tensor of another dtype than its parameter, or than another one of the same letter.
- * UNSUPPORTED_DEVICE: a tensor of the CPU that is no scalar; a card older than those that NVRTC knows. SIZE_OVERFLOW:
- * more than 2^63 - 1 elements or bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the
- * workspace. NVRTC_UNAVAILABLE: nothing to compile with; the message has what was looked for. COMPILE: NVRTC's first
- * error, whose line is that of your text; gc_kernel_log() has all of them.
+ * INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; axes,
+ * GC_RUN_KEEPDIMS or a workspace for an elementwise kernel; a capability, but for gc_kernel_prepare(); a reduction of
+ * no element without an identity; a workspace that is needed and NULL or not aligned to 16; `size` other than 0,
+ * unless all parameters are raw or scalars, or not above 0 if they are; in a capture, a combination that is yet to be
+ * compiled or loaded; strides that take more loops than a launch has room for, after neighbouring dimensions were
+ * merged where that is possible (with up to 8 parameters, none of them raw, there is room for 40). SHAPE_MISMATCH:
+ * shapes that cannot be broadcast, an output of another shape, a workspace that is too small. UNSUPPORTED_DTYPE: a
+ * tensor of another dtype than its parameter, or than another one of the same letter. UNSUPPORTED_DEVICE: a tensor of
+ * the CPU that is no scalar; a card older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^63 - 1 elements or
+ * bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing to
+ * compile with; the message has what was looked for. COMPILE: NVRTC's first error, whose line is that of your text;
+ * gc_kernel_log() has all of them.
  */
 gc_status_t gc_kernel_run(gc_kernel_t *kernel,
                           const DLTensor *const *inputs,
@@ -2184,7 +2188,7 @@ typedef struct gc_kernel_shape_t {
     uint32_t shared_bytes;
     /** Blocks of a cluster; 1 where the kernel is launched without clusters. */
     uint32_t cluster;
-    /** Must be 0. */
+    /** Written as 0. */
     uint32_t reserved[3];
 } gc_kernel_shape_t;
 

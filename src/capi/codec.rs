@@ -213,8 +213,8 @@ unsafe fn with_errors(
 ///
 /// INVALID_ARGUMENT: a codec or another number that this version does not know; a field behind those that it knows, or
 /// a reserved one, that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
-/// chunks; errors with GC_CODEC_SIGN. UNSUPPORTED_DTYPE: not float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or
-/// a state of more than 2^63 - 1 bytes.
+/// chunks; GC_ERROR_BFLOAT16 with GC_CODEC_SIGN; n_elements that is not 0 beside segments. UNSUPPORTED_DTYPE: not
+/// float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or a state of more than 2^63 - 1 bytes.
 ///
 /// # Safety
 /// The pointers are as described, and struct_size bytes are readable.

@@ -29,11 +29,12 @@
 //! memory that calls work in is allocated on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), even when
 //! more was allocated later.
 //!
-//! On CUDA the work is enqueued, and the call returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it
-//! waits for its stream. Ranks may share a card. A call over a transport of the card's memory can be captured in a
-//! graph, if the memory that it works in is there; one over a group or a host transport cannot (INVALID_ARGUMENT). What
-//! was corrupt does not fail a call on CUDA: buffer is NaN, the errors are as they were, and gc_comm_async_error() says
-//! CORRUPT.
+//! On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the card waits for the
+//! other ranks; over a group it returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits for its
+//! stream. Ranks may share a card, for which PEER MEMORY has rules of its own. A call over a transport of the card's
+//! memory can be captured in a graph, if the memory that it works in is there; one over a group or a host transport
+//! cannot (INVALID_ARGUMENT). What was corrupt does not fail a call on CUDA: buffer is NaN, the errors are as they
+//! were, and gc_comm_async_error() says CORRUPT.
 
 use std::{ffi::c_void, mem::offset_of, ops::Range};
 
@@ -53,8 +54,8 @@ use super::{
     status::gc_status_t,
 };
 
-/// A communicator: gc_comm_from_transport(), gc_comm_group() and gc_comm_from_nccl() make them, and
-/// gc_comm_from_nccl_id().
+/// A communicator. gc_comm_from_transport(), gc_comm_group(), gc_comm_from_nccl(), gc_comm_from_nccl_id(),
+/// gc_comm_from_peers(), gc_comm_open_peers() and gc_comm_from_two() make one.
 #[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_comm_t(pub(super) Shared<Communicator>);
 
@@ -232,8 +233,8 @@ pub unsafe extern "C" fn gc_comm_reserve(comm: *mut gc_comm_t, device: DLDevice,
 }
 
 /// Says whether something has gone wrong for good in earlier calls on this rank. COMM: an exchange failed; CORRUPT:
-/// there was a payload that no rank of this version sends; OK otherwise. It never waits, and may be called on any
-/// thread.
+/// there was a payload that no rank of this version sends; TIMEOUT: over peer memory, a rank did not come in time; OK
+/// otherwise. It never waits, and may be called on any thread.
 ///
 /// # Safety
 /// The pointers are as described.

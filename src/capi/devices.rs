@@ -81,7 +81,7 @@ pub struct gc_kernel_shape_t {
     pub shared_bytes: u32,
     /// Blocks of a cluster; 1 where the kernel is launched without clusters.
     pub cluster: u32,
-    /// Must be 0.
+    /// Written as 0.
     pub reserved: [u32; 3],
 }
 

@@ -195,7 +195,7 @@ pub struct gc_run_options_t {
     pub struct_size: u32,
     /// Any of GC_RUN_*, or'ed.
     pub flags: u32,
-    /// The number of elements, for an elementwise kernel whose parameters are all raw.
+    /// The number of elements, for an elementwise kernel whose parameters are all raw or scalars.
     pub size: i64,
     /// The axes that a reduction reduces, of the inputs' broadcast shape; negative ones count from the last. NULL: all.
     pub axes: *const i32,
@@ -411,7 +411,8 @@ unsafe fn call<'a>(
 /// `*out`: yours to release, by gc_kernel_free().
 ///
 /// INVALID_ARGUMENT: no outputs, no operation; a type, a name or a flag that is none; a name twice; a text that is not
-/// UTF-8; a field behind those that this version knows, or a reserved one, that is not 0 (the message has its offset).
+/// UTF-8; more than 63 options of NVRTC; a field behind those that this version knows, or a reserved one, that is not 0
+/// (the message has its offset).
 ///
 /// # Safety
 /// The pointers are as described, and struct_size bytes are readable.
@@ -453,17 +454,18 @@ pub unsafe extern "C" fn gc_reduction_create(
 /// shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL
 /// for none.
 ///
-/// INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; a
-/// reduction of no element without an identity; a workspace that is needed and NULL or not aligned to 16; `size` other
-/// than 0, unless all parameters are raw or scalars, or not above 0 if they are; in a capture, a combination that is
-/// yet to be compiled or loaded; strides that take more loops than a launch has room for, after neighbouring
-/// dimensions were merged where that is possible (with up to 8 parameters, none of them raw, there is room for 40).
-/// SHAPE_MISMATCH: shapes that cannot be broadcast, an output of another shape, a workspace that is too small.
-/// UNSUPPORTED_DTYPE: a tensor of another dtype than its parameter, or than another one of the same letter.
-/// UNSUPPORTED_DEVICE: a tensor of the CPU that is no scalar; a card older than those that NVRTC knows. SIZE_OVERFLOW:
-/// more than 2^63 - 1 elements or bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the
-/// workspace. NVRTC_UNAVAILABLE: nothing to compile with; the message has what was looked for. COMPILE: NVRTC's first
-/// error, whose line is that of your text; gc_kernel_log() has all of them.
+/// INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; axes,
+/// GC_RUN_KEEPDIMS or a workspace for an elementwise kernel; a capability, but for gc_kernel_prepare(); a reduction of
+/// no element without an identity; a workspace that is needed and NULL or not aligned to 16; `size` other than 0,
+/// unless all parameters are raw or scalars, or not above 0 if they are; in a capture, a combination that is yet to be
+/// compiled or loaded; strides that take more loops than a launch has room for, after neighbouring dimensions were
+/// merged where that is possible (with up to 8 parameters, none of them raw, there is room for 40). SHAPE_MISMATCH:
+/// shapes that cannot be broadcast, an output of another shape, a workspace that is too small. UNSUPPORTED_DTYPE: a
+/// tensor of another dtype than its parameter, or than another one of the same letter. UNSUPPORTED_DEVICE: a tensor of
+/// the CPU that is no scalar; a card older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^63 - 1 elements or
+/// bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing to
+/// compile with; the message has what was looked for. COMPILE: NVRTC's first error, whose line is that of your text;
+/// gc_kernel_log() has all of them.
 ///
 /// # Safety
 /// The pointers are as described, nothing else uses the memory of outputs and workspace meanwhile, and the kernel stays

@@ -94,8 +94,8 @@
 //! intersect those of an input or of another output; if its own elements overlap; or if that cannot be decided within a
 //! millisecond, which takes many dimensions with interleaved strides.
 //!
-//! Functions that return new tensors or handles, and all functions on CUDA, may give OUT_OF_MEMORY. What a function
-//! lists comes in addition to all this.
+//! Functions that return new tensors or handles, gc_comm_reserve(), gc_compressed_allreduce(), and all functions on
+//! CUDA, may give OUT_OF_MEMORY. What a function lists comes in addition to all this.
 //!
 //! THREADS, FORKS AND STACKS
 //!
@@ -137,10 +137,11 @@
 //! the stream has done the work; the structs, shapes and strides are read during the call. Wait for copies to or from
 //! CPU and CUDAHost tensors yourself before the CPU works on them.
 //!
-//! Once gc_prepare() has run, stream functions allocate nothing and synchronize nothing, with one exception, after much
-//! was released: see MEMORY OF CARDS. Without gc_prepare(), a first call in a context loads the kernels, which waits
-//! for all that runs there. For gc_kernel_run() it is gc_kernel_prepare() that does this: see KERNELS. gc_copy_into()
-//! also takes tensors of two devices, and says what it enqueues, what it waits for and what it allocates then.
+//! Once gc_prepare() has run, stream functions allocate nothing and synchronize nothing, with two exceptions: after
+//! much was released (see MEMORY OF CARDS), and all-reduces, whose sections say what they allocate and wait for.
+//! Without gc_prepare(), a first call in a context loads the kernels, which waits for all that runs there. For
+//! gc_kernel_run() it is gc_kernel_prepare() that does this: see KERNELS. gc_copy_into() also takes tensors of two
+//! devices, and says what it enqueues, what it waits for and what it allocates then.
 //!
 //! GRAPHS
 //!

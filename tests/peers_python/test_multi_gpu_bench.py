@@ -116,7 +116,7 @@ def test_the_page_on_links_says_whether_several_cards_were_measured(rehearsed, t
         (8, "float32", report.LARGE, 0.9, 9, 20, "1 times NCCL: missed"),
         (2, "float32", 2**22, 1.0, 0.1, 1, "1 times NCCL: reached"),
         (2, "float32", 2**22, None, 0.1, 1, ""),
-        (2, "float32", 2**20, 0.1, 0.9, 1, "1 in a graph: missed"),
+        (2, "float32", 2**20, 0.1, 0.9, 1, "1 times NCCL in a graph: missed"),
         (2, "float32", 2**18, 0.1, 0.1, 1, ""),
     ],
 )
@@ -300,13 +300,13 @@ def test_peer_memory_has_a_section_and_a_picture_of_its_own(tmp_path):
     path.write_text(json.dumps(results))
     subprocess.run([sys.executable, str(ROOT / "bench/report.py"), str(path), "--page", str(page)], check=True)
     text = page.read_text()
-    assert "Never slower than NCCL: float32, made from Python: from 1M on." in text
+    assert "Never slower than NCCL from 1M elements on: float32 from Python." in text
     # 2e7 bytes at 2e12 a second are 10 us, of 20.
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     assert ["gc_onebit_encode_f32", "float32", "1K", "20.0", "10.0", "0.500"] in cells
     assert "(performance-peers.svg)" in text
     said = when.of_peers(path)
-    assert "2 of A card" in said and "from 1M on" in said and "2.50 times as fast as NCCL's sum in float32" in said
+    assert "2 cards, A card" in said and "from 1M elements on" in said and "2.50 times as fast as NCCL's sum in float32" in said
     path.write_text(json.dumps({**results, "about": {**results["about"], "rehearsal": True}}))
     assert when.of_peers(path) is None and when.of_peers(tmp_path / "none.json") is None
     slow = with_peers({2**10: 2, 2**12: 3})
