@@ -204,9 +204,12 @@ def _float32(name: str, number: Any) -> float:
 
 
 def _text(name: str, text: Any) -> bytes:
-    if isinstance(text, (str, bytes)):
-        return text.encode() if isinstance(text, str) else text
-    raise TypeError(f"{name}: a str expected, got {_said(text)}")
+    if not isinstance(text, (str, bytes)):
+        raise TypeError(f"{name}: a str expected, got {_said(text)}")
+    encoded = text.encode() if isinstance(text, str) else text
+    if b"\0" in encoded:
+        raise ValueError(f"{name}: a str without NUL expected, got one at {encoded.index(0)} of {len(encoded)} bytes")
+    return encoded
 
 
 def _bytes(name: str, given: Any) -> bytes:
@@ -611,9 +614,10 @@ class GradCodec:
         self, chunks: Sequence[Array], scales: Sequence[float], n_elements: int, dtype: Any = "float32"
     ) -> Tensor:
         """The inverse, less what was lost: [n_elements] of `dtype`; `scales`: numbers, one per chunk."""
-        if len(scales) != len(chunks):
-            raise ValueError(f"scales: {len(chunks)} expected, one per chunk, got {len(scales)}")
-        numbers = [_float32(f"scales[{k}]", scale) for k, scale in enumerate(scales)]
+        chunks, factors = _arrays("chunks", chunks), _arrays("scales", scales)
+        if len(factors) != len(chunks):
+            raise ValueError(f"scales: {len(chunks)} expected, one per chunk, got {len(factors)}")
+        numbers = [_float32(f"scales[{k}]", factor) for k, factor in enumerate(factors)]
         of_chunks, about = (c_float * len(numbers))(*numbers), _dtype(dtype)
         elements = _whole("n_elements", n_elements)
         return self._unpack(self.lib.gc_onebit_decompress, chunks, of_chunks, elements, about)

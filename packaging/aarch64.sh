@@ -29,12 +29,16 @@ inside() {
     ' sh "$system" "$root" "$cargo_home" "$@"
 }
 # That Debian has no git: so the commit is said.
-GRADCODEC_COMMIT=${GRADCODEC_COMMIT:-$(git describe --always --dirty --abbrev=12 '--exclude=*' 2>/dev/null || true)}
+GRADCODEC_COMMIT=${GRADCODEC_COMMIT:-$(sh packaging/commit.sh)}
 export GRADCODEC_COMMIT
 
 if [ ! -e "$system/ready" ]; then
     echo "making a Debian with Rust for aarch64 in build/bare-root/aarch64: 1.5 GB, some minutes"
-    [ -e "$system/etc/debian_version" ] || debootstrap --variant=minbase bookworm "$system" http://deb.debian.org/debian
+    if [ ! -e "$system/bootstrapped" ]; then
+        rm -rf "$system"
+        debootstrap --variant=minbase bookworm "$system" http://deb.debian.org/debian
+        touch "$system/bootstrapped"
+    fi
     {
         echo "deb http://deb.debian.org/debian bookworm main"
         echo "deb http://deb.debian.org/debian-security bookworm-security main"
@@ -63,7 +67,7 @@ newest=$(readelf --version-info "$library/libgradcodec.so" | grep -o 'GLIBC_[0-9
 unknown=$(inside aarch64-linux-gnu-nm -D --undefined-only "$library/libgradcodec.so" | awk '$1 == "U" && $2 !~ /@/')
 [ -z "$unknown" ] || { echo "FAILED: glibc 2.17 has no $unknown" >&2; exit 1; }
 build/package-venv/bin/auditwheel show "$packages"/gradcodec-*-manylinux_2_17_aarch64.whl | tr '\n' ' ' |
-    grep -q manylinux_2_17_aarch64 || { echo "FAILED: auditwheel" >&2; exit 1; }
+    grep -q 'following platform tag: "manylinux_2_17_aarch64"' || { echo "FAILED: auditwheel" >&2; exit 1; }
 
 mkdir -p "$packages/aarch64/bin"
 # Not those that count the threads of a process: qemu has some of its own.

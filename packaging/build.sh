@@ -18,7 +18,7 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 sh packaging/tools.sh
 # Packages are of a commit as a whole; a build in a folder where much was built before would name the last one that has
 # changed the library.
-GRADCODEC_COMMIT=${GRADCODEC_COMMIT:-$(git describe --always --dirty --abbrev=12 '--exclude=*' 2>/dev/null || true)}
+GRADCODEC_COMMIT=${GRADCODEC_COMMIT:-$(sh packaging/commit.sh)}
 export GRADCODEC_COMMIT
 echo "building the library with cargo and Zig for $arch and glibc 2.17: a few minutes the first time"
 # What names this folder, or the user's, stands in messages of panics and in debug symbols otherwise. Two flags are
@@ -61,5 +61,6 @@ ln -s libgradcodec.so "$out/libgradcodec.so.0"
 
 prefix=$work/$arch/prefix
 rm -rf "$prefix"
-make --no-print-directory install install-static PREFIX="$prefix" LIBDIR="$prefix/lib" LIB="$out" CARGO=true DESTDIR= > "$work/install.log"
+make --no-print-directory install install-static PREFIX="$prefix" LIBDIR="$prefix/lib" \
+    MANDIR="$prefix/share/man" LIB="$out" CARGO=true DESTDIR= > "$work/install.log"
 sed -i 's|^prefix=.*|prefix=${pcfiledir}/../..|' "$prefix/lib/pkgconfig/gradcodec.pc"

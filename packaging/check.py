@@ -25,8 +25,9 @@ def faults(release):
     version = re.search(r'^version = "(.*)"', text("Cargo.toml"), re.M)[1]
     major, minor, _ = version.split(".")
     header = text("include/gradcodec.h")
+    locks = ("Cargo.lock", "examples_rust/Cargo.lock", "fuzz/Cargo.lock")
     named = {
-        "Cargo.lock": re.search(r'name = "gradcodec"\nversion = "(.*)"', text("Cargo.lock"))[1],
+        **{path: re.search(r'name = "gradcodec"\nversion = "(.*)"', text(path))[1] for path in locks},
         "include/gradcodec.h": ".".join(re.findall(r"#define GRADCODEC_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header)),
         "CHANGELOG.md": re.search(r"^## \[(\d.*?)\]", text("CHANGELOG.md"), re.M)[1],
     }

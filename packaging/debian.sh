@@ -21,7 +21,7 @@ umask 022
 mkdir -p "$deb/all" "$deb/$lib/DEBIAN" "$deb/libgradcodec-dev/DEBIAN" "$deb/$lib-dbgsym/DEBIAN"
 
 make --no-print-directory -C "$root" install install-static DESTDIR="$deb/all" PREFIX=/usr \
-    LIBDIR="/usr/lib/$multiarch" LIB="$work/lib" CARGO=true > "$work/install.log"
+    LIBDIR="/usr/lib/$multiarch" MANDIR=/usr/share/man LIB="$work/lib" CARGO=true > "$work/install.log"
 
 # move PACKAGE PATH...: from what was installed
 move() {

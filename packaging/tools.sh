@@ -4,9 +4,10 @@
 set -eu
 cd "$(dirname "$0")/.."
 tools=build/package-venv
-if [ ! -e "$tools/ready" ] || [ packaging/requirements.txt -nt "$tools/ready" ]; then
+if [ ! -e "$tools/ready" ] || [ packaging/requirements.txt -nt "$tools/ready" ] || [ tests/constraints.txt -nt "$tools/ready" ]; then
     echo "getting Zig, cargo-zigbuild and what checks packages (100 MB) into $tools"
     python3 -m venv "$tools"
-    "$tools/bin/python" -m pip install --quiet --disable-pip-version-check -r packaging/requirements.txt
+    "$tools/bin/python" -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt \
+        -r packaging/requirements.txt
     touch "$tools/ready"
 fi

@@ -39,7 +39,8 @@ echo "ok: an example builds and runs against the installed tree, which can be un
 multiarch=$dir/multiarch/lib/x86_64-linux-gnu
 install install PREFIX="$dir/multiarch" LIBDIR="$multiarch" MANDIR="$dir/multiarch/man"
 example "$multiarch"
-[ -s "$dir/multiarch/man/man7/gradcodec.7" ] && [ ! -e "$dir/multiarch/share/man" ]
+[ -s "$dir/multiarch/man/man7/gradcodec.7" ]
+[ ! -e "$dir/multiarch/share/man" ]
 install uninstall PREFIX="$dir/multiarch" LIBDIR="$multiarch" MANDIR="$dir/multiarch/man"
 nothing_left_in "$dir/multiarch"
 echo "ok: the same with LIBDIR and MANDIR"

@@ -58,7 +58,7 @@ asks 1 0.1...0.9
 asks 1 0.0.1...1
 asks 0 1.0
 asks 0 0.99
-asks 0 0.1.99
+asks 0 "${version%.*}.99"
 asks 0 0.0.1...0.0.9
 asks 0 "0.0.1...<$version"
 echo "ok: find_package gives versions that fit, and no others"
