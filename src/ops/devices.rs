@@ -24,7 +24,11 @@ pub fn prepare(device: Device) -> Result<()> {
 pub fn trim(device: Device) -> Result<()> {
     match Queue::of(device, Stream::LEGACY)? {
         Queue::Cpu => Ok(()), // nothing is kept
-        Queue::Cuda(mut queue) => queue.trim(),
+        Queue::Cuda(mut queue) => {
+            queue.trim()?;
+            cuda::copy::trim(&queue);
+            Ok(())
+        }
     }
 }
 

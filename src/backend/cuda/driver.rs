@@ -23,7 +23,7 @@ use crate::{
     error::{Error, Result, Status, error},
 };
 
-use super::{copy::Kept, reuse::Reuse};
+use super::allocator::blocks::Reuse;
 
 /// What the driver of CUDA 12.0 (525) calls itself: the first that reads our fatbins, and the PTX in them.
 const OLDEST: c_int = 12000;
@@ -133,8 +133,6 @@ pub struct Properties {
     pub primary: OnceLock<usize>,
     /// Its memory that is kept.
     pub reuse: Reuse,
-    /// Pinned memory for copies, once there was one from or to pageable memory.
-    pub staging: Kept,
 }
 
 impl Driver {
@@ -230,7 +228,6 @@ impl Driver {
             compute_capability: 10 * major + minor,
             primary: OnceLock::new(),
             reuse: Reuse::of_card(memory),
-            staging: Kept::nothing(),
         })
     }
 

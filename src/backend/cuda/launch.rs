@@ -8,7 +8,7 @@ use std::{
 use cudarc::driver::sys::{CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig};
 
 use crate::{
-    backend::Stream,
+    backend::call::Stream,
     error::{Result, error},
 };
 

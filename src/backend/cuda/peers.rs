@@ -16,20 +16,19 @@ use std::{ffi::c_void, ptr};
 use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute};
 
 use crate::{
-    backend::Stream,
+    backend::call::Stream,
     error::{Error, Result, Status, error},
 };
 
 use super::{
-    Device,
-    codec::Memory,
     context::Home,
+    device::Device,
     event::Event,
+    memory::Memory,
     module::{PEERS, PEERS_FAMILY},
     own_stream::OwnStream,
     pinned::Pinned,
     queue::Queue,
-    shared::uuid_of,
 };
 
 /// As the kernels have it.
@@ -166,7 +165,7 @@ impl Buffer {
 
     pub fn identity(&self) -> Result<Identity> {
         let home = self.memory.home;
-        Ok(Identity { uuid: uuid_of(self.device)?, address: self.memory.at(0), context: home.handle() as u64 })
+        Ok(Identity { uuid: self.device.uuid()?, address: self.memory.at(0), context: home.handle() as u64 })
     }
 
     /// For another process.
@@ -197,7 +196,7 @@ impl Buffer {
     /// The buffer of another rank of this process: its address, once this card reaches it.
     pub fn reach(&self, other: &Identity) -> Result<u64> {
         let driver = self.device.driver;
-        if uuid_of(self.device)? == other.uuid {
+        if self.device.uuid()? == other.uuid {
             return Ok(other.address);
         }
         let mut queue = self.memory.queue(Stream::LEGACY)?;

@@ -2,11 +2,11 @@
 
 use std::{ffi::c_int, ptr};
 
-use crate::{backend::Stream, cancel, error::Result, tensor::View};
+use crate::{backend::call::Stream, cancel, error::Result, tensor::View};
 
 use super::{
-    Device,
     context::{Context, Home, Relaxed},
+    device::Device,
 };
 
 /// A device that is there, and a stream there. Its context is found at the first allocation or launch.

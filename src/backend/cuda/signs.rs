@@ -13,7 +13,7 @@ use crate::{
     tensor::{Dtype, Kind, View},
 };
 
-use super::{bits::is_contiguous, divisor::Divisor, module::SIGNS, queue::Queue};
+use super::{divisor::Divisor, module::SIGNS, queue::Queue};
 
 /// What the bits stand for.
 #[repr(C)]
@@ -111,7 +111,7 @@ pub fn unpack_scaled(
 fn launch_unpacking(queue: &mut Queue, plan: &BitPlan, mut signs: Signs, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     let elements = dst.data().wrapping_offset(plan.start as isize);
     let (mut count, mut bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
-    if is_contiguous(plan, elements) {
+    if plan.is_contiguous_at(elements.addr()) {
         let (mut src, mut dst) = (src.data(), elements);
         let mut arguments = [
             ptr::from_mut(&mut src).cast(),

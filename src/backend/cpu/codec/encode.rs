@@ -3,7 +3,10 @@
 use std::{marker::PhantomData, sync::atomic::Ordering};
 
 use crate::{
-    backend::{Address, Skip, cpu::environment::in_default},
+    backend::{
+        call::{Address, Skip},
+        cpu::environment::in_default,
+    },
     error::Result,
     plan::codec::{CodecPlan, Kind, NONFINITE, NonFinite, ScaleRule},
     tensor::View,

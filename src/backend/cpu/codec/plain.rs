@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     backend::{
-        Address, Compression,
+        call::{Address, Compression},
         cpu::{dispatch::InstructionSet, environment::in_default},
     },
     plan::{bits::bytes_for, codec::ScaleRule},

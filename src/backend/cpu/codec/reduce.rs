@@ -4,7 +4,7 @@ use std::{marker::PhantomData, ptr, sync::atomic::Ordering};
 
 use crate::{
     backend::{
-        Address, Skip,
+        call::{Address, Skip},
         cpu::{environment::in_default, signs},
     },
     error::{Error, Result},

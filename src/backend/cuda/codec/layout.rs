@@ -194,6 +194,16 @@ pub fn number_of(dtype: Dtype) -> usize {
     }
 }
 
+/// Which of the kernels that differ by values and errors.
+pub fn index_of(values: Dtype, error: Option<Dtype>) -> usize {
+    let errors = match error {
+        Some(Dtype::BF16) => 1,
+        Some(_) => 0,
+        None => 2,
+    };
+    3 * usize::from(values.size == 2) + errors
+}
+
 /// The runs of a half, one for each segment, and their tiles.
 pub struct Tables {
     pub runs: Vec<Run>,

@@ -5,19 +5,19 @@
 //! that finds which of two states is valid, so that what was captured in a graph can be launched again.
 
 mod layout;
-mod memory;
 mod plain;
 
 use std::{ffi::c_void, ptr};
 
 use crate::{
-    backend::{Address, Decoding, Skip, Stream},
+    backend::call::{Address, Decoding, Skip, Stream},
     error::{Result, error},
     plan::codec::{CodecPlan, NonFinite},
     tensor::{Dtype, View},
 };
 
 use super::{
+    memory::{Memory, Parts},
     module::{Kernel, ONEBIT, ONEBIT_FAMILY},
     peers::{Sending, Way},
     queue::Queue,
@@ -25,11 +25,9 @@ use super::{
 
 use layout::{
     Addresses, BROKEN, CONTROL_BYTES, Decode, Encode, Finish, Half, MOST_ADDRESSES, MOST_VALUES, Reduce, Run, SERVER,
-    State, TILE, Tables, Tile, WORKER, argument, number_of,
+    State, TILE, Tables, Tile, WORKER, argument, index_of, number_of,
 };
-use memory::Parts;
 
-pub use memory::Memory;
 pub use plain::{carry, compress};
 
 /// A codec's memory on a device, and what its launches are given.
@@ -595,14 +593,4 @@ unsafe fn launch(queue: &mut Queue, kernel: &Kernel, items: u64, arguments: &mut
     let stream = queue.stream;
     // SAFETY: the caller's promise; the stream is this call's.
     unsafe { queue.launch_on(stream, kernel, items, arguments) }
-}
-
-/// Which of the kernels that differ by values and errors.
-fn index_of(values: Dtype, error: Option<Dtype>) -> usize {
-    let errors = match error {
-        Some(Dtype::BF16) => 1,
-        Some(_) => 0,
-        None => 2,
-    };
-    3 * usize::from(values.size == 2) + errors
 }

@@ -4,17 +4,14 @@ use std::ptr;
 
 use crate::{
     backend::{
-        Compression,
+        call::Compression,
         cuda::{module::ONEBIT, queue::Queue},
     },
     error::Result,
     tensor::{Dtype, View},
 };
 
-use super::{
-    index_of,
-    layout::{Compress, TILE, argument, number_of},
-};
+use super::layout::{Compress, TILE, argument, index_of, number_of};
 
 /// Writes bits and the scale. The workspace has room for a float64 for each tile.
 pub fn compress(queue: &mut Queue, call: &Compression<'_>) -> Result<()> {
