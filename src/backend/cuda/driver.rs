@@ -23,7 +23,7 @@ use crate::{
     error::{Error, Result, Status, error},
 };
 
-use super::allocator::blocks::Reuse;
+use super::allocator::blocks::Cache;
 
 /// What the driver of CUDA 12.0 (525) calls itself: the first that reads our fatbins, and the PTX in them.
 const OLDEST: c_int = 12000;
@@ -131,8 +131,8 @@ pub struct Properties {
     pub compute_capability: i32,
     /// The primary context, once it was needed: kept as long as the process lives. As a number, to be shared.
     pub primary: OnceLock<usize>,
-    /// Its memory that is kept.
-    pub reuse: Reuse,
+    /// The memory that is kept for reuse.
+    pub cache: Cache,
 }
 
 impl Driver {
@@ -227,7 +227,7 @@ impl Driver {
             handle,
             compute_capability: 10 * major + minor,
             primary: OnceLock::new(),
-            reuse: Reuse::of_card(memory),
+            cache: Cache::of_device(memory),
         })
     }
 

@@ -71,7 +71,7 @@ pub struct Lent {
 
 impl Lent {
     fn of(device: Device, address: u64) -> Self {
-        Self { device, address, block: device.properties().reuse.lend(address) }
+        Self { device, address, block: device.properties().cache.export(address) }
     }
 
     /// For another who has the same memory.
@@ -88,7 +88,7 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(context) = self.block {
-            self.device.properties().reuse.is_returned(self.address, context);
+            self.device.properties().cache.returned(self.address, context);
         }
     }
 }

@@ -28,6 +28,6 @@ pub use context::InPrimary;
 pub use device::Uuid;
 pub use event::{Event, EventHandle};
 pub use memory::Memory;
-pub use module::{FAMILIES, LaunchShape, launch_shape};
+pub use module::{LaunchShape, MODULES, launch_shape};
 pub use pinned::Pinned;
 pub use queue::Queue;

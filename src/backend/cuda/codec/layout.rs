@@ -1,7 +1,5 @@
 //! What the kernels are given, as kernels/onebit.cu declares it, and the tables on the device that say where tiles lie.
 
-use std::{ffi::c_void, ptr};
-
 use crate::{
     backend::cuda::peers::Way,
     error::{Result, error},
@@ -179,11 +177,6 @@ const _: () = assert!(size_of::<Run>() == 40 && size_of::<Tile>() == 48 && size_
 const _: () = assert!(size_of::<Encode>() == 464 && size_of::<Finish>() == 328 && size_of::<Reduce>() == 336);
 const _: () = assert!(size_of::<Decode>() == 464 && size_of::<State>() == 640);
 const _: () = assert!(size_of::<Addresses>() == 3600 && size_of::<Compress>() == 64);
-
-/// A kernel's only argument, for a launch.
-pub fn argument<T>(call: &mut T) -> [*mut c_void; 1] {
-    [ptr::from_mut(call).cast()]
-}
 
 /// The number that stands for a dtype of values, errors or results.
 pub fn number_of(dtype: Dtype) -> usize {

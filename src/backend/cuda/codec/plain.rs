@@ -5,13 +5,13 @@ use std::ptr;
 use crate::{
     backend::{
         call::Compression,
-        cuda::{module::ONEBIT, queue::Queue},
+        cuda::{launch::argument, module::ONEBIT, queue::Queue},
     },
     error::Result,
     tensor::{Dtype, View},
 };
 
-use super::layout::{Compress, TILE, argument, index_of, number_of};
+use super::layout::{Compress, TILE, index_of, number_of};
 
 /// Writes bits and the scale. The workspace has room for a float64 for each tile.
 pub fn compress(queue: &mut Queue, call: &Compression<'_>) -> Result<()> {
@@ -22,7 +22,7 @@ pub fn compress(queue: &mut Queue, call: &Compression<'_>) -> Result<()> {
         if tiles > 0 {
             queue.launch(&ONEBIT.compress[index], tiles, &mut argument(&mut given))?;
         }
-        queue.launch(ONEBIT.compress_scale(), 1, &mut argument(&mut given))
+        queue.launch(&ONEBIT.compress_scale, 1, &mut argument(&mut given))
     }
 }
 

@@ -26,7 +26,7 @@ use crate::{
 use super::{
     context::{Remembered, primary},
     device::Device,
-    module::COPY_FAMILY,
+    module::COPY_MODULE,
     queue::Queue,
 };
 
@@ -37,7 +37,7 @@ pub use staged::trim;
 
 /// Loads what copies on a card need, which may wait for all that runs there.
 pub fn prepare(queue: &mut Queue) -> Result<()> {
-    queue.put_into_context(&COPY_FAMILY)
+    queue.put_into_context(&COPY_MODULE)
 }
 
 /// One side of a copy: on which device, and where its element 0 lies.
