@@ -1,4 +1,4 @@
-"""examples_python/gradcodec_ctypes.py declares the functions of the library as tests/abi/functions.h promises them."""
+"""python/gradcodec declares the functions of the library as tests/abi/functions.h promises them."""
 
 import ctypes
 import pathlib
@@ -6,8 +6,8 @@ import sys
 
 import capi
 
-sys.path.append(str(pathlib.Path(__file__).parents[2] / "examples_python"))
-import gradcodec_ctypes as client  # noqa: E402 the path comes first
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "python"))
+import gradcodec as client  # noqa: E402 the path comes first
 
 # What it does without, and why.
 WITHOUT = {
