@@ -13,7 +13,9 @@ import pytest
 
 LIBRARY = os.environ["GRADCODEC_LIBRARY"]
 CLIENT = Path(__file__).resolve().parents[2] / "python" / "gradcodec"
-ONEBIT, SIGN, TRANSACTIONAL = 1, 2, 2
+sys.path.append(str(CLIENT.parent))
+from gradcodec import ONEBIT, SIGN, TRANSACTIONAL, GradCodec  # noqa: E402 the path comes first
+
 NAME = "libgradcodec-of-a-test.so.0"  # one that no machine has installed
 
 
@@ -25,10 +27,11 @@ def client(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "python"))
     copy = tmp_path / "installed" / "share" / "gradcodec" / "python" / "gradcodec"
     shutil.copytree(CLIENT, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    spec = importlib.util.spec_from_file_location("copied_client", copy / "__init__.py")
+    spec = importlib.util.spec_from_file_location(tmp_path.name, copy / "__init__.py")
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "NAME", NAME, raising=False)
+    monkeypatch.setattr(module._library, "NAME", NAME)
     return module
 
 
@@ -84,10 +87,7 @@ def test_a_file_that_is_found_but_no_library_is_not_passed_over(client, tmp_path
 
 @pytest.fixture
 def gradcodec():
-    spec = importlib.util.spec_from_file_location("client", CLIENT / "__init__.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.GradCodec(LIBRARY)
+    return GradCodec(LIBRARY)
 
 
 def aligned(count, dtype=np.uint8):

@@ -8,19 +8,8 @@ import numpy as np
 import pytest
 
 import gradcodec as client
-from gradcodec import (
-    CPU,
-    CUDA,
-    DTYPES,
-    LEGACY,
-    Device,
-    DLTensor,
-    DType,
-    GradCodec,
-    GradCodecError,
-    Managed,
-    Versioned,
-)
+from gradcodec import CPU, CUDA, DTYPES, Device, DType, GradCodec, GradCodecError
+from gradcodec._abi import LEGACY, DLTensor, Managed, Versioned
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 gradcodec = GradCodec()
@@ -136,7 +125,7 @@ class Made:
 
     def capsule(self):
         destructor = ctypes.cast(gradcodec.lib.gc_capsule_destructor, ctypes.c_void_p)
-        return client._python.PyCapsule_New(ctypes.addressof(self.struct), self.name, destructor)
+        return client._abi._python.PyCapsule_New(ctypes.addressof(self.struct), self.name, destructor)
 
 
 class Exporter:

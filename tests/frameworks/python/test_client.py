@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import gradcodec as client
-from gradcodec import BIG, CPU, CUDA, LEGACY, LITTLE, VERSIONED, Communicator, GradCodec, GradCodecError
+from gradcodec import BIG, CPU, CUDA, LITTLE, Communicator, GradCodec, GradCodecError
+from gradcodec._abi import LEGACY, VERSIONED
 from peers import (
     ROOT,
     Exporter,
@@ -41,9 +42,9 @@ BYTES = 3072  # that it packs to: 3 and 4 chunks of them are aligned to 256, as 
 
 def test_structures_are_those_of_the_abi():
     for struct, size, last in (
-        (client.DLTensor, 48, ("byte_offset", 40)),
-        (client.Managed, 64, ("deleter", 56)),
-        (client.Versioned, 80, ("dl_tensor", 32)),
+        (client._abi.DLTensor, 48, ("byte_offset", 40)),
+        (client._abi.Managed, 64, ("deleter", 56)),
+        (client._abi.Versioned, 80, ("dl_tensor", 32)),
     ):
         name, offset = last
         assert (ctypes.sizeof(struct), getattr(struct, name).offset) == (size, offset)
@@ -130,7 +131,7 @@ def test_into_memory_of_a_framework(framework):
 def test_inputs_are_read_where_they_are(framework):
     array = framework.array(VALUES)
     for seen in (array, array.T, array[3:, ::2]) if framework.writes else (array,):
-        borrowed = client._Borrowed(seen)
+        borrowed = client._tensors._Borrowed(seen)
         view = borrowed._as_parameter_.contents.dl_tensor
         assert view.data + view.byte_offset == framework.address(seen)
         assert tuple(view.shape[:2]) == tuple(seen.shape)
@@ -226,7 +227,7 @@ def test_a_capsule_keeps_the_tensor_beyond_its_object():
 
 
 def test_the_form_is_the_one_that_is_asked_for_and_may_change():
-    name_of = client._python.PyCapsule_GetName
+    name_of = client._abi._python.PyCapsule_GetName
     lent = Lent(np.arange(4.0))
     tensor = lent.tensor()
     for asked, name in (
@@ -375,7 +376,9 @@ array = numpy.from_dlpack(held[0])
 asked = held[1].__dlpack__(), held[2].__dlpack__(max_version=(1, 0))
 class Cycle: pass
 cycle = Cycle(); cycle.itself, cycle.tensor, sys.kept = cycle, codec.pack_bits(truth), codec.pack_bits(truth).__dlpack__()
-del client, sys.modules["gradcodec"]
+del client
+for module in [name for name in sys.modules if name.partition(".")[0] == "gradcodec"]:
+    del sys.modules[module]
 if {has_cuda()}:
     on_cuda = [codec.tensor_empty((8,), "int8", (2, 0)) for _ in range(3)]
     asked_on_cuda = on_cuda[1].__dlpack__(), on_cuda[2].__dlpack__(max_version=(1, 0))
@@ -396,7 +399,7 @@ where = ctypes.addressof(memory), client.Device(1, 0), client.DType(0, 64, 1), 1
 release = ctypes.cast(callback, ctypes.c_void_p)
 capsule = codec.make(codec.lib.gc_tensor_from_pointer, *where, release, 42).__dlpack__()
 del codec, where
-vars(client).clear()  # as the interpreter does when it ends
+for each in client, client._abi, client._tensors: vars(each).clear()  # as the interpreter does when it ends
 gc.collect()
 noise = [b"%08d" % n for n in range(100_000)]  # where the capsule's name was, if it is gone
 del capsule
@@ -459,12 +462,12 @@ def test_pinned_memory_has_no_stream():
 def test_capsules_that_hold_nothing_are_refused():
     array = np.zeros(16, np.uint8)
     capsule = array.__dlpack__()
-    client._python.PyCapsule_SetName(capsule, b"used_dltensor")
+    client._abi._python.PyCapsule_SetName(capsule, b"used_dltensor")
     exporter = Exporter(Made(array))
     exporter.made.capsule = lambda: capsule
     with pytest.raises(BufferError, match="used_dltensor"):
         gradcodec.pack_bits(exporter)
-    client._python.PyCapsule_SetName(capsule, b"dltensor")  # NumPy's, to be released
+    client._abi._python.PyCapsule_SetName(capsule, b"dltensor")  # NumPy's, to be released
     exporter.made.capsule = lambda: object()
     with pytest.raises(ValueError):
         gradcodec.pack_bits(exporter)
