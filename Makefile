@@ -92,6 +92,11 @@ ifneq ($(wildcard Cargo.toml),)
 	bash tests/loom/run.sh
 endif
 
+.PHONY: test-faults
+## Faults that are planted in a copy, one at a time: each has to be noticed by the tests that tests/faults/faults.py names.
+test-faults: $(VENV)/ready $(BUILD)/kernel-venv/ready
+	$(VENV)/bin/python tests/faults/run.py $(FAULTS)
+
 # Every test program in every standard. The library that they call is the same: what takes long runs in one of them.
 C_LONG = fork hostile hostile_codec stack huge
 test-c: $(foreach standard,$(C_STANDARDS),$(C_TESTS:%=$(BUILD)/tests/$(standard)/%)) | $(STAND_INS) $(DRIVERS)
