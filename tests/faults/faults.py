@@ -129,11 +129,11 @@ fault("an entry of somebody else is used", "payload believed", "src/compile/cach
 # ---- Kernels
 
 fault("errors in bfloat16 are cut off", "wrong bits", "kernels/state.cuh",
-      "= to_bf16(c);", "= static_cast<unsigned short>(__float_as_uint(c) >> 16);", program("build/tests/codec", "tests/kernels/codec.cpp"))
+      "= to_bf16(c);", "= static_cast<unsigned short>(__float_as_uint(c) >> 16);", program("build/tests/codec", "tests/emulator/codec.cpp"))
 
 # ---- What wraps the C functions
 
-HPP, CLIENT = "include/gradcodec/gradcodec.hpp", "examples_python/gradcodec_ctypes.py"
+HPP, CLIENT = "include/gradcodec/gradcodec.hpp", "python/gradcodec"
 OF_HPP = python("test_calls", "gradcodec_hpp", library=False)
 OF_FUNCTIONS = python("test_calls", "a_function_of_the_client", library=False)
 OF_METHODS = python("test_calls", "a_method_of_the_client", library=False)
@@ -152,20 +152,20 @@ for name, old, new in (
     ("comm_open_peers", "device, n_elements, timeout_ms, &out", "device, n_elements, 0 * timeout_ms, &out"),
 ):
     fault(f"gradcodec.hpp: an argument of {name}", "swapped or lost argument", HPP, old, new, OF_HPP)
-for name, old, new, test in (
-    ("Codec.encode", "len(inputs.pointers), *factors.pointers, *to.pointers)",
+for module, name, old, new, test in (
+    ("_codecs", "Codec.encode", "len(inputs.pointers), *factors.pointers, *to.pointers)",
      "len(inputs.pointers), *reversed(factors.pointers), *to.pointers)", OF_METHODS),
-    ("AllReduce.run", "len(outputs.pointers), *factors.pointers\n",
+    ("_comms", "AllReduce.run", "len(outputs.pointers), *factors.pointers\n",
      "len(outputs.pointers), *reversed(factors.pointers)\n", OF_METHODS),
-    ("AllReduce.reduce_scatter", "len(inputs.pointers), *factors.pointers, *to.pointers\n",
+    ("_comms", "AllReduce.reduce_scatter", "len(inputs.pointers), *factors.pointers, *to.pointers\n",
      "len(inputs.pointers), *reversed(factors.pointers), *to.pointers\n", OF_METHODS),
-    ("GradCodec.nccl_world", '(_int32("rank", rank), _int32("world_size", world_size))\n        self.lib.gc_comm_from_nccl_id',
+    ("_library", "GradCodec.nccl_world", '(_int32("rank", rank), _int32("world_size", world_size))\n        self.lib.gc_comm_from_nccl_id',
      '(_int32("world_size", world_size), _int32("rank", rank))\n        self.lib.gc_comm_from_nccl_id', OF_FUNCTIONS),
-    ("GradCodec.nccl", '_address("comm", comm), _address("dl_handle", dl_handle)\n        made',
+    ("_library", "GradCodec.nccl", '_address("comm", comm), _address("dl_handle", dl_handle)\n        made',
      '_address("dl_handle", dl_handle), _address("comm", comm)\n        made', OF_FUNCTIONS),
-    ("GradCodec.two", "inside._comm, between and between._comm,", "between and between._comm, inside._comm,", OF_METHODS),
-    ("GradCodec.share_send", '_whole("flags", flags, 0, 2**32 - 1), _int32("timeout_ms"',
+    ("_library", "GradCodec.two", "inside._comm, between and between._comm,", "between and between._comm, inside._comm,", OF_METHODS),
+    ("_share", "GradCodec.share_send", '_whole("flags", flags, 0, 2**32 - 1), _int32("timeout_ms"',
      '0 * _whole("flags", flags, 0, 2**32 - 1), _int32("timeout_ms"', OF_FUNCTIONS),
-    ("GradCodec.vote_signs_into", 'stream, _whole("turn", turn,', 'stream, 0 * _whole("turn", turn,', OF_FUNCTIONS),
+    ("_library", "GradCodec.vote_signs_into", 'stream, _whole("turn", turn,', 'stream, 0 * _whole("turn", turn,', OF_FUNCTIONS),
 ):
-    fault(f"Python: an argument of {name}", "swapped or lost argument", CLIENT, old, new, test)
+    fault(f"Python: an argument of {name}", "swapped or lost argument", f"{CLIENT}/{module}.py", old, new, test)
