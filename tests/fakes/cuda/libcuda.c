@@ -60,13 +60,20 @@ static __thread Context stack[DEPTH];
 static __thread int depth;
 static __thread int capture_mode;
 static size_t in_use[DEVICES];
+/* What unfinished work of a stream in a context uses. */
+enum { UNUSED, READ, WRITTEN };
+struct Use {
+    const unsigned char *begin, *end;
+    int how;
+    Stream stream;
+    Context user;
+};
 static struct Block {
     unsigned char *memory;
     size_t bytes;
-    Context context;                       /* NULL: mapped by parts, for all that `access` allows it */
-    enum { UNUSED, READ, WRITTEN } in_use; /* by unfinished work of `stream` in the context `user` */
-    Stream stream;
-    Context user;
+    Context context; /* NULL: mapped by parts, for all that `access` allows it */
+    struct Use *uses;
+    int in_use;   /* how many there are */
     int file;     /* once it is shared; 0: not */
     int opened;   /* it is another process's */
     int physical; /* what is mapped here, from 1 on */
@@ -236,9 +243,15 @@ Result cuCtxGetDevice(int *device) {
 
 /* All work of a context is done, or that of one of its streams. */
 static void finish(Context context, int all, Stream stream) {
-    for (int k = 0; k < BLOCKS; k++)
-        if (blocks[k].memory && blocks[k].user == context && (all || blocks[k].stream == stream))
-            blocks[k].in_use = UNUSED;
+    for (int k = 0; k < BLOCKS; k++) {
+        int left = 0;
+        for (int i = 0; i < blocks[k].in_use; i++) {
+            const struct Use *one = &blocks[k].uses[i];
+            if (one->user != context || !(all || one->stream == stream))
+                blocks[k].uses[left++] = *one;
+        }
+        blocks[k].in_use = left;
+    }
     for (Stream other = streams; other; other = other->next)
         if (other->context == context && (all || other == stream))
             other->at_work = 0;
@@ -352,7 +365,7 @@ Result cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     void *memory = block && bytes < PTRDIFF_MAX - PAGE ? aligned_alloc(PAGE, whole_pages(bytes)) : NULL;
     if (!memory)
         return OUT_OF_MEMORY;
-    *block = (struct Block){.memory = memory, .bytes = bytes, .context = current(), .user = current()};
+    *block = (struct Block){.memory = memory, .bytes = bytes, .context = current()};
     in_use[device] += bytes;
     allocations++;
     *address = (uint64_t)(uintptr_t)memory;
@@ -368,6 +381,8 @@ static void free_block(struct Block *block) {
     }
     free(block->memory);
     in_use[block->context->device] -= block->bytes;
+    free(block->uses);
+    block->uses = NULL, block->in_use = 0;
     block->memory = NULL;
 }
 
@@ -489,6 +504,7 @@ typedef struct {
 typedef struct {
     Context context;
     Stream stream;
+    int is_copy; /* of bytes that are known; what else a kernel touches of a block is not */
 } Place;
 
 /* Where round number `round` of some loops lies. */
@@ -504,6 +520,30 @@ static void walk(const Loop *loops, unsigned count, uint64_t round, int64_t *ele
  * has made there. */
 static int is_reached(Context context, const struct Block *block) {
     return reached[context->device][block->context->device] && block->kind != OF_POOL;
+}
+
+enum { MOST_USES = 64 }; /* of a block: beyond that they are not told apart */
+
+/* A launch uses so much of a block: beside what is told of it, unless unfinished work of another stream uses that. */
+static Result note_use(Place place, int how, struct Block *block, const unsigned char *begin, size_t bytes) {
+    const unsigned char *end = begin + bytes;
+    struct Use *own = NULL;
+    for (int i = 0; i < block->in_use; i++) {
+        struct Use *one = &block->uses[i];
+        if (one->stream != place.stream && (one->how == WRITTEN || how == WRITTEN) && begin < one->end && one->begin < end)
+            return fault(ILLEGAL_ADDRESS, "memory that unfinished work of another stream uses");
+        if (one->stream == place.stream && one->user == place.context && one->how == how
+            && ((begin <= one->end && one->begin <= end) || block->in_use >= MOST_USES))
+            own = one;
+    }
+    if (own) {
+        own->begin = begin < own->begin ? begin : own->begin;
+        own->end = end > own->end ? end : own->end;
+        return SUCCESS;
+    }
+    block->uses = realloc(block->uses, (size_t)(block->in_use + 1) * sizeof *block->uses);
+    block->uses[block->in_use++] = (struct Use){begin, end, how, place.stream, place.context};
+    return SUCCESS;
 }
 
 /* Memory that a launch uses: whether it is there, of this context, and in no use by unfinished work of another stream. */
@@ -523,11 +563,9 @@ static Result use(Place place, int how, const unsigned char *memory, size_t byte
         if (block->physical ? !(block->access >> place.context->device & 1)
                             : block->context != place.context && !is_reached(place.context, block))
             return fault(ILLEGAL_ADDRESS, "memory of another context");
-        if (block->stream != place.stream && (block->in_use == WRITTEN || (block->in_use && how == WRITTEN)))
-            return fault(ILLEGAL_ADDRESS, "memory that unfinished work of another stream uses");
-        if (how > (int)block->in_use)
-            block->in_use = how, block->stream = place.stream, block->user = place.context;
-        return SUCCESS;
+        if (!place.is_copy)
+            return note_use(place, how, block, block->memory, block->bytes);
+        return note_use(place, how, block, memory, bytes > here ? here : bytes);
     }
     return fault(ILLEGAL_ADDRESS, "memory that is not there");
 }
@@ -1018,7 +1056,7 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     snprintf(last_launch, sizeof last_launch, "%s", kernel);
     if (is_created(stream))
         stream->at_work = 1;
-    Place place = {is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream};
+    Place place = {is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream, 0};
     if (!strcmp(kernel, "gc_peers_push"))
         return run_push(place, x, arguments[0]);
     if (!strcmp(kernel, "gc_peers_meet"))
@@ -1062,7 +1100,7 @@ Result cuLaunchKernelEx(const LaunchConfig *config, const char *kernel, void **a
 static Place place_of(Stream stream) {
     if (is_created(stream))
         stream->at_work = 1;
-    return (Place){is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream};
+    return (Place){is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream, 1};
 }
 
 static int is_on_device(uint64_t address) { return block_at(address) != NULL; }
@@ -1096,7 +1134,7 @@ Result cuMemcpyPeerAsync(uint64_t to, Context to_context, uint64_t from, Context
     MAY_FAIL;
     if (!current())
         return INVALID_CONTEXT;
-    Place there = {from_context, stream}, here = place_of(stream);
+    Place there = {from_context, stream, 1}, here = place_of(stream);
     Result result = to_context == here.context ? use(there, READ, (void *)(uintptr_t)from, bytes) : INVALID_VALUE;
     if (result == SUCCESS)
         result = use(here, WRITTEN, (void *)(uintptr_t)to, bytes);
@@ -1314,7 +1352,7 @@ Result cuIpcOpenMemHandle_v2(uint64_t *address, Name name, unsigned flags) {
         return OUT_OF_MEMORY;
     }
     *block = (struct Block){
-        .memory = memory, .bytes = name.bytes, .context = current(), .user = current(), .file = file, .opened = 1};
+        .memory = memory, .bytes = name.bytes, .context = current(), .file = file, .opened = 1};
     *address = (uint64_t)(uintptr_t)memory;
     return SUCCESS;
 }
@@ -1330,6 +1368,8 @@ Result cuIpcCloseMemHandle(uint64_t address) {
         return fault(ILLEGAL_ADDRESS, "closed while work on it is unfinished");
     munmap(block->memory, whole_pages(block->bytes));
     close(block->file);
+    free(block->uses);
+    block->uses = NULL, block->in_use = 0;
     block->memory = NULL;
     return SUCCESS;
 }
@@ -1513,6 +1553,8 @@ Result cuMemUnmap(uint64_t address, size_t bytes) {
     struct Physical *physical = &physicals[block->physical - 1];
     physical->mappings--;
     forget_unused(physical);
+    free(block->uses);
+    block->uses = NULL, block->in_use = 0;
     block->memory = NULL;
     return SUCCESS;
 }
@@ -1694,7 +1736,7 @@ void fake_destroy(void) {
 void fake_finish(void) {
     __attribute__((cleanup(leave), unused)) int entered = enter();
     for (int k = 0; k < BLOCKS; k++)
-        blocks[k].in_use = UNUSED;
+        blocks[k].in_use = 0;
     for (Stream stream = streams; stream; stream = stream->next)
         stream->at_work = 0;
 }
