@@ -43,11 +43,14 @@ const SPINS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(11
 /// What cuMemFree may take longer than the spin if it waits for it. Less than the spins differ by.
 const SLACK: Duration = Duration::from_millis(5);
 
-/// Unclear trials of a probe before it gives up for now.
-const MOST_UNCLEAR: usize = 4;
+/// Unclear trials before a probe gives up for now, and those of a context before it is probed no more.
+const UNCLEAR_PER_PROBE: usize = 8;
+const MOST_UNCLEAR: usize = 40;
 
-/// Per context, whether cuMemFree waits there for all running work: 1 if so.
+/// Per context, whether cuMemFree waits there for all running work: 0 if not, 1 if so, or `UNCLEAR` and the number of trials
+/// that have been unclear.
 static FREEING_WAITS: Remembered = Remembered::nothing();
+const UNCLEAR: usize = 2;
 
 /// How often a call that finds no memory waits for another thread that is freeing blocks or waiting for a fence.
 const MOST_WAITS: usize = 16;
@@ -58,8 +61,10 @@ enum Trial {
     Waited,
     /// It returned while that work was running.
     DidNotWait,
-    /// The thread was held up for another reason, or there was no memory.
+    /// The thread was held up for another reason.
     Unclear,
+    /// There was no memory for it.
+    NoMemory,
 }
 
 impl Queue {
@@ -233,41 +238,41 @@ impl Queue {
         Ok(true)
     }
 
-    /// Whether cuMemFree is known to wait for all work of this context. Probed when it is first asked, and again as long as
-    /// the answer is unclear: until then it counts as no, which is safe.
+    /// Whether cuMemFree is known to wait for all work of this context. Probed when it is first asked, and again while the
+    /// answer is unclear: until then it counts as no, which is safe.
     fn freeing_waits(&mut self, context: u64) -> Result<bool> {
-        if let Some(waits) = FREEING_WAITS.recall(context) {
-            return Ok(waits == 1);
-        }
-        let waits = self.probe(context)?;
-        if let Some(waits) = waits {
-            FREEING_WAITS.remember(context, usize::from(waits));
-        }
-        Ok(waits == Some(true))
+        let unclear = match FREEING_WAITS.recall(context) {
+            Some(known @ 0..UNCLEAR) => return Ok(known == 1),
+            Some(unclear) if unclear >= UNCLEAR + MOST_UNCLEAR => return Ok(false),
+            unclear => unclear.unwrap_or(UNCLEAR),
+        };
+        let known = self.probe(context, unclear)?;
+        FREEING_WAITS.remember(context, known);
+        Ok(known == 1)
     }
 
-    /// Tries whether cuMemFree waits for work on another stream: None if that did not become clear.
+    /// Tries whether cuMemFree waits for work on another stream. `unclear`, and the result: as in [`FREEING_WAITS`].
     ///
     /// That the stream is idle once cuMemFree has returned proves nothing, for this thread may have lost the CPU meanwhile.
     /// So the time must follow the length of the work, in two trials of different lengths. A stream that is still at work
     /// proves the opposite.
     #[cold]
-    fn probe(&mut self, context: u64) -> Result<Option<bool>> {
+    fn probe(&mut self, context: u64, mut unclear: usize) -> Result<usize> {
         self.current()?;
         self.put_into_context(&PEERS_MODULE)?;
         let stream = OwnStream::new(self)?;
-        let mut unclear = 0;
+        let last = unclear + UNCLEAR_PER_PROBE;
         for spin in SPINS {
             loop {
                 match self.trial(context, stream.stream(), spin)? {
                     Trial::Waited => break,
-                    Trial::DidNotWait => return Ok(Some(false)),
-                    Trial::Unclear if unclear == MOST_UNCLEAR => return Ok(None),
-                    Trial::Unclear => unclear += 1,
+                    Trial::DidNotWait => return Ok(0),
+                    Trial::Unclear if unclear < last => unclear += 1,
+                    Trial::Unclear | Trial::NoMemory => return Ok(unclear),
                 }
             }
         }
-        Ok(Some(true))
+        Ok(1)
     }
 
     /// Keeps a stream busy for a while, frees some memory, and looks how long that took.
@@ -277,7 +282,7 @@ impl Queue {
         let (Some(before), Some(address)) =
             (self.add_smallest(&mut batch, context)?, self.add_smallest(&mut batch, context)?)
         else {
-            return Ok(Trial::Unclear);
+            return Ok(Trial::NoMemory);
         };
         self.free(&mut batch, before)?;
         let mut other = Queue::of(self.device.ordinal as i32, stream)?;
