@@ -97,9 +97,15 @@
     field(grad, 8) field(error, 8) field(dst, 8) field(scale, 8) field(partials, 8) field(elements, 8) \
     field(bytes, 8) field(rule, 4) field(values, 4)
 
+// NVRTC has no <cstddef>; this is how its front end spells offsetof.
+#ifdef __CUDACC_RTC__
+#define PLACE_OF(type, name) __INTADDR__(&static_cast<type *>(nullptr)->name)
+#else
+#define PLACE_OF(type, name) __builtin_offsetof(type, name)
+#endif
 #define LAYOUT_BYTES(name, bytes) char name[bytes];
 #define LAYOUT_CHECK(name, bytes) \
-    static_assert(__builtin_offsetof(Declared, name) == __builtin_offsetof(Listed, name) \
+    static_assert(PLACE_OF(Declared, name) == PLACE_OF(Listed, name) \
                       && sizeof(Declared::name) == bytes, #name " is not where layout.cuh and the host have it");
 #define SAME_LAYOUT(type) \
     namespace layout_of_##type { \
