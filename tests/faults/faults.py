@@ -204,3 +204,16 @@ fault("a wheel without py.typed", "missing file", "packaging/wheel.py",
 fault("a wheel without the C++ headers", "missing file", "packaging/wheel.py",
       "if file.is_file() and not name.startswith(", 'if file.is_file() and not name.endswith((".hpp", ".cuh")) and not name.startswith(',
       WHEEL)
+
+# ---- Ranks that do not come
+
+STAYS = python("test_peers", "memory_stays_that_others_may_write_to")
+fault("a rank that gave up frees what others write to", "lost rank", "src/comm/peers.rs", "self.way.keep();", "", STAYS)
+fault("a rank that waited on the host frees what others write to", "lost rank", "src/comm/peers.rs",
+      "if self.way.is_broken() || self.broken.load(Ordering::Relaxed) {\n            // A rank",
+      "if self.way.is_broken() {\n            // A rank", STAYS)
+fault("over two, lateness within a node is a failure", "lost rank", "src/comm/two.rs",
+      "self.both().try_for_each(|one| one.transport.late())", "self.both().skip(1).try_for_each(|one| one.transport.late())",
+      python("test_peers", "over_two_a_late_rank"))
+fault("a rank that did not come is told as corrupt", "lost rank", "kernels/finish.cuh",
+      "if (broken && found & CORRUPT) found", "if (false) found", python("test_peers", "has_left_is_not_finite_and_not_corrupt"))
