@@ -94,10 +94,10 @@ fault("a thread may be cancelled within the caller's function", "cancellation", 
 
 fault("memory of another context is used again", "block of another context", "src/backend/cuda/reuse.rs",
       "block.context == context && (bytes..=capacity)", "(bytes..=capacity)",
-      python("test_driver", "memory_of_a_context_that_is_gone"))
+      python("test_driver", "kept_in_one_context_is_not_for_another"))
 fault("a copy that the driver refuses", "driver's failure lost", "src/backend/cuda/queue.rs",
       'driver.check(code, format_args!("cuMemcpyAsync of {bytes} bytes on {}", self.device))', "let _ = code; Ok(())",
-      python("test_codec_driver", "every_call_of_the_driver_may_fail"))
+      python("test_copy_driver", "every_call_of_the_driver_may_fail_in_a_copy", "pinned"))
 
 # ---- Ranks
 
