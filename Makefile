@@ -49,9 +49,15 @@ help:
 	    { text = "" }' Makefile
 
 ifneq ($(wildcard Cargo.toml),)
+define needs_cargo
+@command -v $(CARGO) > /dev/null || { echo "there is no $(CARGO) here: building the library needs Rust\
+ $$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml) or newer, from https://rustup.rs; CARGO=PATH names another cargo"; exit 1; }
+endef
+
 # cargo knows best whether it is current.
 .PHONY: $(LIBRARY)
 $(LIBRARY):
+	$(needs_cargo)
 	@[ -e $@ ] || echo "building the library with $(CARGO): a minute or two"
 	$(CARGO) build --release --quiet
 	@[ -e $@ ] || ln -s libgradcodec.so $@
@@ -466,6 +472,7 @@ wheel package: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/de
 # One build, for glibc 2.17 and later, in the forms in which it is given to others.
 ## A wheel for pip, good for every Linux with glibc 2.17: build/package/*.whl.
 wheel:
+	$(needs_cargo)
 	sh packaging/build.sh
 	$(PYTHON) packaging/wheel.py x86_64
 
