@@ -12,6 +12,7 @@ mod driver;
 mod event;
 pub mod ipc;
 mod launch;
+mod layout;
 mod memory;
 mod module;
 mod own_stream;
