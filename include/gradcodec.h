@@ -2232,7 +2232,7 @@ gc_status_t gc_builtin_kernels(const char *family,
  * `kernel`: its name, one of those in kernels/README.md. `compute_capability`: that of the device, 90 for 9.0. `out`:
  * you set struct_size, the other fields are written.
  *
- * INVALID_ARGUMENT: no such kernel; a wrong struct_size. UNSUPPORTED_DEVICE: below 75.
+ * INVALID_ARGUMENT: no such kernel; an invalid struct_size. UNSUPPORTED_DEVICE: below 75.
  */
 gc_status_t gc_builtin_kernel_shape(const char *kernel,
                                     int32_t compute_capability,

@@ -100,7 +100,8 @@ pub struct gc_codec_options_t {
 }
 
 // SAFETY: numbers and pointers, without gaps between them.
-unsafe impl borrow::Options for gc_codec_options_t {
+unsafe impl borrow::Extensible for gc_codec_options_t {
+    const FIRST_SIZE: usize = 112;
     const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
 }
 

@@ -96,7 +96,7 @@ static bool make_codec(Made *m, gc_comm_t *comm) {
     }
     while (one_in(4))
         switch (below(12)) {
-        case 0: o->struct_size = (uint32_t)below(sizeof *o); faults |= FAULT(INVALID_ARGUMENT); break;
+        case 0: o->struct_size = one_in(2) ? (uint32_t)below(sizeof *o) : (uint32_t)sizeof *o + 1 + (uint32_t)below(7); faults |= FAULT(INVALID_ARGUMENT); break;
         case 1: o->codec = one_in(2) ? 0 : 3 + (int32_t)below(1000); faults |= FAULT(INVALID_ARGUMENT); break;
         case 2: o->error = 3 + (int32_t)below(100); faults |= FAULT(INVALID_ARGUMENT); break;
         case 3: o->scale = -1 - (int32_t)below(100); faults |= FAULT(INVALID_ARGUMENT); break;
