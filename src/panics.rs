@@ -13,7 +13,10 @@ use std::{
     thread,
 };
 
-use crate::error::{Error, MESSAGE_LIMIT, Result, Status, sentence};
+use crate::{
+    environment,
+    error::{Error, MESSAGE_LIMIT, Result, Status, sentence},
+};
 
 /// What a function answers: its value on success, and what stands for failure.
 pub trait Answer {
@@ -81,8 +84,10 @@ thread_local! {
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs what a caller asked for: a panic becomes a status, silently, and a failure becomes the thread's last error.
+/// Runs what a caller asked for: a panic becomes a status, silently, and a failure becomes the thread's last error. No
+/// code of this library runs in the caller's floating-point environment.
 pub fn boundary<T: Answer>(body: impl FnOnce() -> Result<T>) -> T::C {
+    let _environment = environment::Default::enter();
     keep_panics_silent();
     let failure = match Error::catch(body) {
         Ok(Ok(value)) => return value.success(),

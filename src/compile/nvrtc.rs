@@ -16,7 +16,6 @@ use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 
 use crate::{
     dynamic::{self, Loaded, table},
-    environment::in_default,
     error::{Error, Result, Status, error},
 };
 
@@ -171,12 +170,11 @@ impl Library {
         // SAFETY: one of NVRTC's functions.
         unsafe { load_builtins(self.functions.nvrtcCompileProgram as *mut c_void, self.version)? };
         let program = Program::new(self, &source, &name)?;
-        // Where denormals are flushed, as torch.set_flush_denormal does, 12.0 refuses constants that are one.
         // SAFETY: a program of this library, and as many options as are counted, all of which outlive the call.
-        let code = in_default(|| unsafe {
+        let code = unsafe {
             let starts = &options.starts;
             (self.functions.nvrtcCompileProgram)(program.program, starts.len() as c_int, starts.as_ptr())
-        });
+        };
         let logged = program.log(log);
         if code != 0 {
             let failure = self.failure(code, "nvrtcCompileProgram");
