@@ -209,6 +209,27 @@ def test_the_receivers_refusal_is_told(ends):
     lib.gc_tensor_free(receive(ends[1]))
 
 
+def test_no_descriptor_goes_to_a_program_that_is_started(ends):
+    def is_open(number):
+        try:
+            return fcntl.fcntl(number, fcntl.F_GETFD) is not None
+        except OSError:  # that of the list itself
+            return False
+
+    def numbers():
+        return {int(number) for number in os.listdir("/proc/self/fd") if is_open(int(number))}
+
+    before = numbers()
+    lease = send(capi.Tensor(np.ones(3)), ends[0])
+    sent = numbers() - before
+    got = receive(ends[1])
+    received = numbers() - before - sent
+    assert sent and received
+    assert [number for number in sent | received if not fcntl.fcntl(number, fcntl.F_GETFD) & fcntl.FD_CLOEXEC] == []
+    lib.gc_tensor_free(got)
+    lib.gc_share_free(lease)
+
+
 def test_a_receiver_that_closes_its_socket_is_noticed(ends):
     lease = send(capi.Tensor(np.ones(3)), ends[0])
     ends[1].close()
@@ -434,6 +455,20 @@ def test_descriptors_that_are_not_what_they_should_be(ends, what, words, tmp_pat
         assert status == Status.CORRUPT and all(str(word) in sentence for word in words), sentence
         mapped = what.startswith(("memory", "too")) or what in ("a file", "a socket")
         assert stranger.answer() == (bytes([Status.CORRUPT]) if mapped else b"")
+
+
+def test_memory_of_huge_pages_is_refused(ends):
+    # There may be none of them when they are touched.
+    huge = 2 << 20
+    file = os.memfd_create("gradcodec", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    os.truncate(file, huge)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
+    with Stranger(ends[0]) as stranger:
+        stranger.send(message(shape=(huge // 4,), n_bytes=huge), [file, stranger.theirs.fileno()])
+        os.close(file)
+        status, sentence = refused(ends[1])
+        assert status == Status.CORRUPT and "pages" in sentence, sentence
+        assert stranger.answer() == bytes([Status.CORRUPT])
 
 
 @pytest.mark.parametrize("known", range(0, 40))
