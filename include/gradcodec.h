@@ -229,7 +229,8 @@
  * THREADS, FORKS AND STACKS
  *
  * Any thread may call any function at any time on different objects, and calls may share inputs. A thread that is
- * cancelled during a call ends after it. A forked child may go on calling on CPU tensors; CUDA does not work there. A
+ * cancelled during a call ends after it, if its cancellation is deferred, as it is by default; one whose cancellation is
+ * asynchronous must not call. A forked child may go on calling on CPU tensors; CUDA does not work there. A
  * call uses less than 32 KiB of stack, not counting your callbacks, the CUDA driver, and NVRTC, which takes about 128
  * KiB when a kernel is compiled.
  *
@@ -1831,7 +1832,8 @@ gc_status_t gc_share_wait(gc_share_t *lease,
                           int32_t timeout_ms);
 
 /**
- * Releases the lease that gc_share_send() made. NULL is ignored. It does not wait, and the receiver keeps its tensor.
+ * Releases the lease that gc_share_send() made. No thread may be using it, in gc_share_wait() or otherwise. NULL is
+ * ignored. It does not wait, and the receiver keeps its tensor.
  * Memory of this library on CUDA stays as long; that it is released is then found by the next calls of gc_share_send()
  * and this.
  */
@@ -1845,13 +1847,14 @@ void gc_share_free(gc_share_t *lease);
  * `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the
  * sender's card or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the
  * sender; on CUDA it waits for the work of the context that it was received in. A child that is forked meanwhile has
- * the same memory of the CPU, and its release tells nobody. In the process that has sent it the tensor is the same
+ * the same memory of the CPU, and its release tells nobody, unless a PID namespace gives it the receiver's own number. In the process that has sent it the tensor is the same
  * memory, on the same device.
  *
  * INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not
  * ours, or cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the
  * socket, or this process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT,
- * OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that was refused, for its device or for want of memory, has been taken.
+ * OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that is refused, for its device or for want of memory, is taken from the
+ * socket, and the sender is told.
  */
 gc_status_t gc_share_receive(int socket,
                              DLDevice device,
@@ -2075,8 +2078,8 @@ gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
  * tensor of another dtype than its parameter, or than another one of the same letter. UNSUPPORTED_DEVICE: a tensor of
  * the CPU that is no scalar; a card older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^63 - 1 elements or
  * bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing to
- * compile with; the message has what was looked for. COMPILE: NVRTC's first error, whose line is that of your text;
- * gc_kernel_log() has all of them.
+ * compile with; the message has what was looked for. COMPILE: the kernel's name and NVRTC's first error, whose line is
+ * that of your text; gc_kernel_log() has all of them.
  */
 gc_status_t gc_kernel_run(gc_kernel_t *kernel,
                           const DLTensor *const *inputs,

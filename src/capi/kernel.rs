@@ -467,8 +467,8 @@ pub unsafe extern "C" fn gc_reduction_create(
 /// tensor of another dtype than its parameter, or than another one of the same letter. UNSUPPORTED_DEVICE: a tensor of
 /// the CPU that is no scalar; a card older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^63 - 1 elements or
 /// bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing to
-/// compile with; the message has what was looked for. COMPILE: NVRTC's first error, whose line is that of your text;
-/// gc_kernel_log() has all of them.
+/// compile with; the message has what was looked for. COMPILE: the kernel's name and NVRTC's first error, whose line is
+/// that of your text; gc_kernel_log() has all of them.
 ///
 /// # Safety
 /// The pointers are as described, nothing else uses the memory of outputs and workspace meanwhile, and the kernel stays
