@@ -217,3 +217,12 @@ fault("over two, lateness within a node is a failure", "lost rank", "src/comm/tw
       python("test_peers", "over_two_a_late_rank"))
 fault("a rank that did not come is told as corrupt", "lost rank", "kernels/finish.cuh",
       "if (broken && found & CORRUPT) found", "if (false) found", python("test_peers", "has_left_is_not_finite_and_not_corrupt"))
+
+# ---- Order of stores
+
+FENCES = python("test_fences", "followed_by_a_fence", fakes=False)
+fault("packing does not end its streamed stores", "missing store fence", FLAT,
+      "words.add(index));\n            }\n            end_of_stream();", "words.add(index));\n            }", FENCES)
+fault("unpacking does not end its streamed stores", "missing store fence", FLAT,
+      "dst.add(index * 64 * T::SIZE));\n            }\n            end_of_stream();",
+      "dst.add(index * 64 * T::SIZE));\n            }", FENCES)
