@@ -114,7 +114,7 @@ test-c: $(foreach standard,$(C_STANDARDS),$(C_TESTS:%=$(BUILD)/tests/$(standard)
 define c_test
 $(BUILD)/tests/$(1)/%: tests/c/%.c $(wildcard tests/c/*.h) tests/abi/functions.h $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
 	@mkdir -p $$(@D)
-	$(CC) -std=$(1) $$(CFLAGS) -Iinclude $$< -o $$@ $$(LINK) -pthread -ldl
+	$(CC) -std=$(1) $$(CFLAGS) -Iinclude $$< -o $$@ $$(LINK) -lm -pthread -ldl
 endef
 $(foreach standard,$(C_STANDARDS),$(eval $(call c_test,$(standard))))
 

@@ -48,7 +48,7 @@ SUM = "src/backend/cpu/codec/sum.rs"
 
 fault("a call of another size has the tiles of the one before", "stale plan", CODEC,
       "(self.worker_tiles, self.server_tiles) = (Tiles::new", "let _ = (Tiles::new",
-      python("test_comm", "two_exchanges_and_none_without_elements", fakes=False))
+      python("test_comm", "fewer_tiles_after_one_of_more", fakes=False))
 fault("a call of another size has the chunks of the one before", "stale plan", "src/comm/wire.rs",
       "[self.world, stride], [stride]", "[self.world, self.most], [stride]",
       python("test_comm", "a_reserved_communicator", fakes=False))
@@ -226,3 +226,18 @@ fault("packing does not end its streamed stores", "missing store fence", FLAT,
 fault("unpacking does not end its streamed stores", "missing store fence", FLAT,
       "dst.add(index * 64 * T::SIZE));\n            }\n            end_of_stream();",
       "dst.add(index * 64 * T::SIZE));\n            }", FENCES)
+
+# ---- Streams: what is put off until somebody waits for it
+
+TURNS = python("test_comm_driver", "in_their_turn")
+PIECES = python("test_copy_driver", "a_piece_of_pinned_memory_is_used_again")
+STAGED = "src/backend/cuda/copy/staged.rs"
+fault("a rank of a group goes on before others have taken", "stream that does not wait", "src/comm/group.rs",
+      "taken.and_then(|()| self.hold_up_for_takers(&mut lane))", "taken", TURNS)
+fault("a rank of a group takes what is not there yet", "stream that does not wait", "src/comm/group.rs",
+      "ready.hold_up(&mut lane.queue)?;", "let _ = ready;", TURNS)
+fault("a staged send uses a piece again one round early", "stream that does not wait", STAGED,
+      "staging.wait(queue, number)?;\n        }\n        let piece = staging.piece(number);\n        // SAFETY: the caller's promise; a piece",
+      "}\n        let piece = staging.piece(number);\n        // SAFETY: the caller's promise; a piece", PIECES)
+fault("a staged receive reads before arrival", "stream that does not wait", STAGED,
+      "staging.wait(queue, *number)?;", "", PIECES)

@@ -5,7 +5,7 @@ use std::{marker::PhantomData, ptr, sync::atomic::Ordering};
 use crate::{
     backend::{
         call::{Address, Skip},
-        cpu::{environment::in_default, signs},
+        cpu::signs,
     },
     error::{Error, Result},
     plan::{
@@ -64,7 +64,7 @@ impl Codec {
         let (valid, next) = self.buffers_of(self.server);
         // SAFETY: both are states.
         unsafe { turn(next).write(turn(valid).read().wrapping_add(1)) };
-        if in_default(|| self.fold_parts(plan)) | nonfinite {
+        if self.fold_parts(plan) | nonfinite {
             flags |= NONFINITE;
         }
         let scale_of = |part: &Run| {
@@ -73,11 +73,11 @@ impl Codec {
         };
         // SAFETY: the view is a chunk.
         unsafe { chunks::write_frame(plan, dst.data(), number, flags, scale_of) };
-        self.server.pending = self.transactional;
+        (self.server.pending, self.begun) = (self.transactional, self.transactional);
         self.raise(flags);
     }
 
-    /// Says in `dst` that it was made of a corrupt chunk.
+    /// Says in `dst` that it was made of a corrupt chunk. A step has begun all the same: a GPU's host cannot know better.
     fn refuse(&mut self, plan: &CodecPlan, number: usize, dst: &View<'_>, failure: Error) -> Error {
         // SAFETY: the view is a chunk.
         unsafe {
@@ -85,6 +85,7 @@ impl Codec {
             chunks::write_frame(plan, dst.data(), number, CORRUPT, |_| 0.0);
         }
         self.raise(CORRUPT);
+        self.begun = self.transactional;
         failure
     }
 
