@@ -122,9 +122,12 @@ impl Context {
         Ok(context)
     }
 
-    /// Where this is, which is current, for a handle to come back to.
-    pub fn home(&self) -> Result<Home> {
-        Ok(Home { handle: self.handle_now()? as usize, id: self.id })
+    /// A reference to this, which is current and on this device, for a handle to come back to.
+    pub fn home(&self, device: Device) -> Result<Home> {
+        let handle = self.handle_now()?;
+        // Retained, it lives as long as the process.
+        let is_primary = is_primary_active(device)? && primary(device)? == handle;
+        Ok(Home { handle: handle as usize, id: self.id, is_primary })
     }
 
     /// The handle of this, which is current.
@@ -208,11 +211,13 @@ impl Context {
     }
 }
 
-/// A context that a handle of ours lives in, and must not outlive. The address as a number, to be shared.
+/// A reference to the context that a handle of ours lives in, and must not outlive. The address as a number, to be shared.
 #[derive(Clone, Copy)]
 pub struct Home {
     handle: usize,
     pub id: u64,
+    /// Whether it is the device's primary context.
+    pub(super) is_primary: bool,
 }
 
 impl Home {
@@ -221,25 +226,31 @@ impl Home {
         self.handle
     }
 
-    /// Whether it is the primary context of this device.
-    pub(super) fn is_primary(self, device: Device) -> Result<bool> {
-        Ok(primary(device)? as usize == self.handle)
+    /// Whether its handle may be used: the primary context is retained, and the current one is alive. Any other context the
+    /// program may have destroyed, and the driver does not say what it does with a handle of such.
+    pub(super) fn may_be_entered(self, device: Device) -> bool {
+        let is_current =
+            || Context::of_thread_anywhere(device.driver).is_ok_and(|it| it.is_some_and(|it| it.id == self.id));
+        self.is_primary || is_current()
     }
 
-    /// Whether it is gone, or another has its address.
+    /// Whether it is gone, or another has its address. Of a context that may be entered.
     pub(super) fn is_gone(self, device: Device) -> bool {
         let mut id = 0;
-        // SAFETY: the place outlives the call. The driver refuses a context that is gone.
+        // SAFETY: `id` outlives the call, and the context may be entered.
         let code = unsafe { (device.driver.functions.cuCtxGetId)(self.handle as CUcontext, &mut id) };
         code == INVALID_CONTEXT || code == 0 && id != self.id
     }
 
-    /// Calls what gives something of this context back to the driver, with the context current, unless that is gone, and all
-    /// that was in it. Nobody can be told of a failure: in a forked child, and while the process ends, the driver refuses
-    /// everything.
+    /// Calls what gives something of this context back to the driver, with the context current. Not where the context is gone,
+    /// with all that was in it, or may be: then what is in it is left to whoever destroys it. Errors are ignored, for there is
+    /// no caller to return them to: in a forked child, and while the process ends, the driver refuses everything.
     pub(super) fn give_back(self, device: Device, release: impl FnOnce()) {
         // The driver may reach cancellation points while it waits.
         let _delay = cancel::delay();
+        if !self.may_be_entered(device) {
+            return;
+        }
         let Ok(context) = Context::of_home(device, Stream::LEGACY, self) else { return };
         if context.is_still(self)
             && let Ok(_relaxed) = Relaxed::begin(device.driver)
@@ -282,6 +293,15 @@ fn id_of(driver: &Driver, handle: CUcontext) -> Result<u64> {
     let code = unsafe { (driver.functions.cuCtxGetId)(handle, &mut id) };
     driver.check(code, format_args!("cuCtxGetId"))?;
     Ok(id)
+}
+
+fn is_primary_active(device: Device) -> Result<bool> {
+    let (mut flags, mut active) = (0, 0);
+    let handle = device.properties().handle;
+    // SAFETY: the integers outlive the call, and the handle is that of a device that the driver listed.
+    let code = unsafe { (device.driver.functions.cuDevicePrimaryCtxGetState)(handle, &mut flags, &mut active) };
+    device.driver.check(code, format_args!("cuDevicePrimaryCtxGetState of {device}"))?;
+    Ok(active != 0)
 }
 
 /// The primary context of a device, retained for good.

@@ -42,6 +42,7 @@ table! {
         cuDeviceTotalMem_v2(*mut usize, CUdevice);
         cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
         cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
+        cuDevicePrimaryCtxGetState(CUdevice, *mut c_uint, *mut c_int);
         cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
         cuCtxPushCurrent_v2(CUcontext);
         cuCtxPopCurrent_v2(*mut CUcontext);

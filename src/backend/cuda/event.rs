@@ -23,7 +23,7 @@ pub struct EventHandle(usize);
 impl Event {
     pub fn new(queue: &mut Queue) -> Result<Self> {
         let (device, mut handle) = (queue.device, ptr::null_mut());
-        let home = queue.current()?.home()?;
+        let home = queue.home()?;
         // SAFETY: the place outlives the call.
         let code = unsafe { (device.driver.functions.cuEventCreate)(&mut handle, WITHOUT_TIMES) };
         device.driver.check(code, format_args!("cuEventCreate on {device}"))?;

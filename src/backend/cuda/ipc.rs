@@ -247,10 +247,10 @@ impl Queue {
     }
 
     /// Opens memory of another process on this device.
-    pub fn open(&mut self, uuid: Uuid, handle: Handle, bytes: u64) -> Result<Imported> {
+    pub fn open(&mut self, uuid: Uuid, handle: Handle, sender: Sender, bytes: u64) -> Result<Imported> {
         self.check_reach(uuid)?;
-        let (device, home) = (self.device, self.current()?.home()?);
-        let opened = Opened::of(device, home.id, handle, bytes)?;
+        let (device, home) = (self.device, self.home()?);
+        let opened = Opened::of(device, home.id, handle, sender, bytes)?;
         let imported = Imported { device, home, memory: Some(Memory::Opened(opened)) };
         let (first, there) = range_of(device.driver, imported.address()).map_err(said_to_be)?;
         let missing = (imported.address() - first).saturating_add(bytes).saturating_sub(there);
@@ -268,7 +268,7 @@ impl Queue {
         bytes: u64,
     ) -> Result<Imported> {
         let owner = self.check_reach(uuid)?;
-        let (device, home) = (self.device, self.current()?.home()?);
+        let (device, home) = (self.device, self.home()?);
         let mut mapping = Mapping::reserve(device, bytes, parts.len())?;
         for (bytes, file) in parts {
             let (driver, mut handle) = (device.driver, 0);
@@ -295,7 +295,7 @@ impl Queue {
                 "device: {}; in the process that has sent it a tensor stays on its device", self.device
             ));
         }
-        let (device, home) = (self.device, self.current()?.home()?);
+        let (device, home) = (self.device, self.home()?);
         Ok(Imported { device, home, memory: Some(Memory::Own(lent)) })
     }
 
@@ -356,15 +356,17 @@ impl Imported {
     }
 
     /// Gives it up, once all work of the context that was enqueued before is done. False: that could not be waited for, for
-    /// want of memory or because a stream captures. Then such work may use it yet, and it stays mapped for ever.
+    /// want of memory, because a stream captures, or because the context is neither the primary nor the current one and may
+    /// have been destroyed. Then such work may use it yet, and it stays mapped for ever.
     pub fn release(mut self) -> bool {
         self.give_up()
     }
 
     fn give_up(&mut self) -> bool {
         let Some(memory) = self.memory.take() else { return true };
-        let waited = Queue::at(self.device, Stream::LEGACY, self.home).and_then(|mut queue| queue.finish());
-        if !is_unused(waited) && !self.home.is_gone(self.device) {
+        let wait = || Queue::at(self.device, Stream::LEGACY, self.home).and_then(|mut queue| queue.finish());
+        let may_be_entered = self.home.may_be_entered(self.device);
+        if !may_be_entered || !is_unused(wait()) && !self.home.is_gone(self.device) {
             mem::forget(memory);
             return false;
         }
@@ -391,31 +393,39 @@ fn is_unused(waited: Result<()>) -> bool {
     waited.map_or_else(|failure| failure.status == Status::ContextLost, |()| true)
 }
 
+/// The process that sent a handle, by its number and its beginning: once it has ended, the same handle may name other memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Sender {
+    pub process: u32,
+    pub started: u64,
+}
+
 /// Memory that was opened by its handle, by whoever asked first.
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Opened {
     handle: Handle,
+    sender: Sender,
     context: u64,
     address: u64,
 }
 
-struct Shared {
-    handle: Handle,
-    context: u64,
-    address: u64,
+struct Open {
+    memory: Opened,
     tensors: usize,
 }
 
 /// What is open now. The driver is not called while this is locked, so two threads may open a handle side by side. Then it
 /// has two entries, and each is closed once: the driver counts, too.
-static OPEN: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
 
 impl Opened {
-    fn of(device: Device, context: u64, handle: Handle, bytes: u64) -> Result<Self> {
+    fn of(device: Device, context: u64, handle: Handle, sender: Sender, bytes: u64) -> Result<Self> {
+        let memory = |address| Self { handle, sender, context, address };
         {
             let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(known) = open.iter_mut().find(|known| known.context == context && known.handle == handle) {
+            if let Some(known) = open.iter_mut().find(|known| known.memory == memory(known.memory.address)) {
                 known.tensors += 1;
-                return Ok(Self { handle, context, address: known.address });
+                return Ok(known.memory);
             }
         }
         let (driver, mut address) = (device.driver, 0);
@@ -427,21 +437,18 @@ impl Opened {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if open.try_reserve(1).is_err() {
             drop(open);
-            // SAFETY: opened above.
+            // SAFETY: `address` was opened above, and nobody else knows it.
             unsafe { (driver.functions.cuIpcCloseMemHandle)(address) };
-            return Err(error!(OutOfMemory, "a list of what is open could not be had"));
+            return Err(error!(OutOfMemory, "cannot allocate a list of open memory"));
         }
-        open.push(Shared { handle, context, address, tensors: 1 });
-        Ok(Self { handle, context, address })
+        open.push(Open { memory: memory(address), tensors: 1 });
+        Ok(memory(address))
     }
 
     /// One user less: whether it was the last, who closes it.
     fn is_last(&self) -> bool {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_this = |known: &Shared| {
-            known.context == self.context && known.address == self.address && known.handle == self.handle
-        };
-        let Some(at) = open.iter().position(is_this) else { return false };
+        let Some(at) = open.iter().position(|known| known.memory == *self) else { return false };
         open[at].tensors -= 1;
         let is_last = open[at].tensors == 0;
         if is_last {
@@ -466,7 +473,8 @@ impl Allocation {
         check(self.driver, code, "cuMemExportToShareableHandle", bytes, device)?;
         // SAFETY: new, and nobody else's.
         let file = unsafe { OwnedFd::from_raw_fd(number) };
-        // SAFETY: it is open. A program that replaces this one need not have it.
+        // SAFETY: the descriptor is open. The driver makes it without close-on-exec and has no flag for that, so a program that
+        // another thread starts right now may inherit it; a duplicate would not change that.
         unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
         Ok(file)
     }

@@ -22,7 +22,7 @@ impl Memory {
     /// So much memory in the queue's context, all 0 for what follows on its stream.
     pub fn new(queue: &mut Queue, bytes: u64) -> Result<Self> {
         let (device, driver) = (queue.device, queue.device.driver);
-        let home = queue.current()?.home()?;
+        let home = queue.home()?;
         let size = usize::try_from(bytes).map_err(|_| error!(SizeOverflow, "{bytes} bytes for a codec"))?;
         let mut address = 0;
         // SAFETY: the place outlives the call.
@@ -89,8 +89,8 @@ impl Memory {
     }
 
     /// Whether it is in the device's primary context.
-    pub fn is_in_primary(&self) -> Result<bool> {
-        self.home.is_primary(self.device)
+    pub fn is_in_primary(&self) -> bool {
+        self.home.is_primary
     }
 
     /// Copies some of it to memory of the device, or to pinned memory of the host.

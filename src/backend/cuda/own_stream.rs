@@ -21,7 +21,7 @@ impl OwnStream {
     pub fn new(queue: &mut Queue) -> Result<Self> {
         const NON_BLOCKING: u32 = 1;
         let (device, mut handle) = (queue.device, ptr::null_mut());
-        let home = queue.current()?.home()?;
+        let home = queue.home()?;
         // SAFETY: a context is current, and the place outlives the call.
         let code = unsafe { (device.driver.functions.cuStreamCreate)(&mut handle, NON_BLOCKING) };
         device.driver.check(code, format_args!("cuStreamCreate on {device}"))?;

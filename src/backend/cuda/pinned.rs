@@ -21,7 +21,7 @@ impl Pinned {
     pub fn new(queue: &mut Queue, bytes: i64) -> Result<Self> {
         let size = usize::try_from(bytes).map_err(|_| error!(SizeOverflow, "{bytes} bytes of pinned memory"))?;
         let (device, mut place) = (queue.device, ptr::null_mut());
-        let home = queue.current()?.home()?;
+        let home = queue.home()?;
         // SAFETY: the place outlives the call.
         let code = unsafe { (device.driver.functions.cuMemHostAlloc)(&mut place, size, PORTABLE) };
         device.driver.check(code, format_args!("cuMemHostAlloc of {bytes} bytes on {device}"))?;

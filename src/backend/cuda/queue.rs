@@ -60,6 +60,12 @@ impl Queue {
         self.context()
     }
 
+    /// A reference to the context.
+    pub(super) fn home(&mut self) -> Result<Home> {
+        let device = self.device;
+        self.current()?.home(device)
+    }
+
     /// Begins the capture mode in which what is not a launch disturbs no capture.
     pub(super) fn relax(&mut self) -> Result<()> {
         if self.relaxed.is_none() {
