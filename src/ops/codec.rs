@@ -289,7 +289,7 @@ impl Codec {
         let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_values(values, &[self.plan.rules.values], places, |_| Ok(()))?;
         let (codec, mut queue) = on_card(backend, stream)?;
-        codec.encode_to_peers(&mut queue, &self.plan, places, [factors[0].as_ref(), factors[1].as_ref()], sending)
+        codec.encode(&mut queue, &self.plan, places, [factors[0].as_ref(), factors[1].as_ref()], sending)
     }
 
     /// `values`: of each segment in turn.
@@ -369,7 +369,7 @@ impl Codec {
         self.check_chunks(chunk, chunks)?;
         let State { backend, .. } = &mut *self.enter()?;
         let (codec, mut queue) = on_card(backend, stream)?;
-        codec.reduce_to_peers(&mut queue, &self.plan, chunks, sending)
+        codec.reduce(&mut queue, &self.plan, chunks, sending)
     }
 
     /// The first half of `reduce`: the mean that the error is to be added to. `room`: for a chunk, to work in.
@@ -404,7 +404,7 @@ impl Codec {
         let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_shard(shard, places);
         let (codec, mut queue) = on_card(backend, stream)?;
-        codec.encode_shard_to_peers(&mut queue, &self.plan, places, sending)
+        codec.encode_shard(&mut queue, &self.plan, places, sending)
     }
 
     /// That there is a chunk of each of some payloads, and that it is the one that this codec reduces.

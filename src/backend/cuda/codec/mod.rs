@@ -50,20 +50,22 @@ pub struct Codec {
     torn: bool,
 }
 
-/// Where chunks go, and how the ranks meet then.
+/// Where chunks go: to memory, or to receive slots of other ranks, with a barrier behind.
 #[derive(Clone, Copy)]
-struct To {
+pub struct To {
     dst: *mut u8,
     way: Way,
     steps: u32,
 }
 
-impl To {
-    fn memory(view: &View<'_>) -> Self {
+impl From<&View<'_>> for To {
+    fn from(view: &View<'_>) -> Self {
         Self { dst: view.data(), way: Way::default(), steps: 0 }
     }
+}
 
-    fn peers(sending: Sending) -> Self {
+impl From<Sending> for To {
+    fn from(sending: Sending) -> Self {
         Self { dst: ptr::null_mut(), way: sending.way, steps: sending.steps as u32 }
     }
 }
@@ -191,23 +193,9 @@ impl Codec {
         plan: &CodecPlan,
         values: &[Address],
         factors: [Option<&View<'_>>; 2],
-        payload: &View<'_>,
+        to: impl Into<To>,
     ) -> Result<()> {
-        let kernel = &ONEBIT.encode[index_of(plan.rules.values, plan.rules.error)];
-        self.encode_half(queue, kernel, WORKER, values, factors, To::memory(payload))
-    }
-
-    /// Encodes into the buffers of the ranks that get the chunks, and meets them.
-    pub fn encode_to_peers(
-        &mut self,
-        queue: &mut Queue,
-        plan: &CodecPlan,
-        values: &[Address],
-        factors: [Option<&View<'_>>; 2],
-        sending: Sending,
-    ) -> Result<()> {
-        let kernel = &ONEBIT.encode[index_of(plan.rules.values, plan.rules.error)];
-        self.encode_half(queue, kernel, WORKER, values, factors, To::peers(sending))
+        self.encode_half(queue, plan, WORKER, values, factors, to.into())
     }
 
     /// Makes the chunk of this rank of its shard, where its parts begin by segment.
@@ -216,33 +204,22 @@ impl Codec {
         queue: &mut Queue,
         plan: &CodecPlan,
         shard: &[Address],
-        dst: &View<'_>,
+        to: impl Into<To>,
     ) -> Result<()> {
-        let kernel = &ONEBIT.encode[index_of(Dtype::F32, plan.rules.error)];
-        self.encode_half(queue, kernel, SERVER, shard, [None; 2], To::memory(dst))
-    }
-
-    /// The same into the buffers of all ranks, and meets them.
-    pub fn encode_shard_to_peers(
-        &mut self,
-        queue: &mut Queue,
-        plan: &CodecPlan,
-        shard: &[Address],
-        sending: Sending,
-    ) -> Result<()> {
-        let kernel = &ONEBIT.encode[index_of(Dtype::F32, plan.rules.error)];
-        self.encode_half(queue, kernel, SERVER, shard, [None; 2], To::peers(sending))
+        self.encode_half(queue, plan, SERVER, shard, [None; 2], to.into())
     }
 
     fn encode_half(
         &mut self,
         queue: &mut Queue,
-        kernel: &Kernel,
+        plan: &CodecPlan,
         half: u32,
         values: &[Address],
         factors: [Option<&View<'_>>; 2],
         to: To,
     ) -> Result<()> {
+        let dtype = if half == WORKER { plan.rules.values } else { Dtype::F32 };
+        let kernel = &ONEBIT.encode[index_of(dtype, plan.rules.error)];
         let half = half as usize;
         let mut call = Encode {
             codec: self.halves[half],
@@ -307,22 +284,8 @@ impl Codec {
         }
     }
 
-    pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, dst: &View<'_>) -> Result<()> {
-        self.reduce_to(queue, plan, chunks, To::memory(dst))
-    }
-
-    /// Reduces into the buffers of all ranks, and meets them.
-    pub fn reduce_to_peers(
-        &mut self,
-        queue: &mut Queue,
-        plan: &CodecPlan,
-        chunks: &View<'_>,
-        sending: Sending,
-    ) -> Result<()> {
-        self.reduce_to(queue, plan, chunks, To::peers(sending))
-    }
-
-    fn reduce_to(&mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, to: To) -> Result<()> {
+    pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, to: impl Into<To>) -> Result<()> {
+        let to = to.into();
         let payloads = (chunks.elements() / plan.stride) as u64;
         let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst: to.dst, way: to.way, payloads };
         let kernel = &ONEBIT.reduce[index_of(Dtype::F32, plan.rules.error)];
