@@ -83,6 +83,15 @@ def loom():
     )
 
 
-def gpu(name, word=""):
-    """A test that only a card can run: not here."""
-    return Test(f"tests/gpu/{name}.py -k {word}", (), (), (1,), f"tests/gpu/{name}.py", word)
+def script(path, *arguments):
+    """A program in Python that needs no library."""
+    return Test(" ".join((path, *arguments)), (), (PYTHON, path, *arguments), (1,), path)
+
+
+def gpu(name):
+    """On a machine with a GPU, whose python3 has what tests/gpu wants: with kernels that are built anew."""
+    path = f"tests/gpu/{name}.py"
+    run = ("python3", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", path)
+    if not name.startswith("test_"):  # compute-sanitizer, which runs that file
+        run = ("bash", f"tests/gpu/{name}.sh", "python3")
+    return Test(path, (("build/kernel-venv/bin/python", "kernels/build.py"), LIBRARY), run, (1,), path, limit=900)

@@ -4,7 +4,7 @@ A text is as short as it can be, and one that is not there any more is found by 
 
 from dataclasses import dataclass
 
-from commands import c, does_not_build, loom, program, python, rust
+from commands import c, does_not_build, gpu, loom, program, python, rust, script
 
 
 @dataclass(frozen=True)
@@ -285,3 +285,29 @@ fault("kernels: a float32 of -0.0 skips a step", "wrong bits at an edge", "kerne
 fault("kernels: neighbouring rounds of a sum are added the other way round", "wrong order of a sum", "kernels/sum.cuh",
       "for (unsigned distance = ROUNDS / 2; distance > 0; distance /= 2) {",
       "for (unsigned distance = 1; distance < ROUNDS; distance *= 2) {", EMULATED)
+
+# ---- More of each kind
+
+fault("a refused payload changes values", "refusal that writes", DECODE,
+      "self.raise(CORRUPT);\n                    return Err(failure);",
+      "self.raise(CORRUPT);\n                    unsafe { values[0].at(0).write(1) };\n                    return Err(failure);",
+      python("test_codec", "what_a_stranger_sends", fakes=False))
+fault("what is lost is taken off twice", "error written twice", "src/backend/cpu/codec/plain.rs",
+      "    carry_with(InstructionSet::chosen(), call);",
+      "    carry_with(InstructionSet::chosen(), call);\n    carry_with(InstructionSet::chosen(), call);",
+      python("test_codec", "the_plain_form_allocates_its_chunks", fakes=False))
+fault("a failure leaves no sentence", "error lost", "src/panics.rs",
+      "    remember(&failure);\n", "", python("test_refusals", "the_last_error_is_the_threads_own", fakes=False))
+fault("an event that the driver does not record", "driver's failure lost", "src/backend/cuda/event.rs",
+      'driver.check(code, format_args!("cuEventRecord on {}", queue.device))', "let _ = code;\n        Ok(())",
+      python("test_peers", "whichever_call_of_the_driver_fails"),
+      python("test_copy_driver", "every_call_of_the_driver_may_fail_in_a_copy", "pageable"))
+fault("ranks of a node do not meet between two exchanges", "lost rank", "src/comm/two.rs",
+      "self.inside.transport.part(queue)?;\n        let cast", "let cast",
+      python("test_comm_driver", "two_levels_on_one_card", "peers and board", limit=120))
+fault("another value of a constant", "interface", "include/gradcodec.h",
+      "GC_STATUS_TIMEOUT = 41", "GC_STATUS_TIMEOUT = 42", script("tests/abi/abi.py", "cc", "include"))
+fault("kernels: a launch does not wait for the one before", "data race of kernels", "kernels/finish.cuh",
+      "    wait_for_launch_before();\n", "", gpu("test_codec"), tier="gpu")
+fault("kernels: a sum is written where others still read", "data race of kernels", "kernels/sum.cuh",
+      "// All have read what lies in the places.\n        __syncthreads();", "", gpu("sanitize"), tier="gpu")
