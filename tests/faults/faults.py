@@ -305,6 +305,9 @@ fault("an event that the driver does not record", "driver's failure lost", "src/
 fault("ranks of a node do not meet between two exchanges", "lost rank", "src/comm/two.rs",
       "self.inside.transport.part(queue)?;\n        let cast", "let cast",
       python("test_comm_driver", "two_levels_on_one_card", "peers and board", limit=120))
+fault("peers do not meet before a lone all-gather", "lost rank", "src/comm/peers.rs",
+      "if span == Span::AllGather { self.meet_alone(queue) }", "if span == Span::AllGather { Ok(()) }",
+      python("test_comm_driver", "two_levels_on_one_card", "peers and board", limit=120))
 fault("another value of a constant", "interface", "include/gradcodec.h",
       "GC_STATUS_TIMEOUT = 41", "GC_STATUS_TIMEOUT = 42", script("tests/abi/abi.py", "cc", "include"))
 fault("kernels: a launch does not wait for the one before", "data race of kernels", "kernels/finish.cuh",
