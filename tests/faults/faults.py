@@ -92,9 +92,12 @@ fault("a thread may be cancelled within the caller's function", "cancellation", 
 
 # ---- The CUDA driver
 
-fault("memory of another context is used again", "block of another context", "src/backend/cuda/reuse.rs",
+fault("memory of another context is used again", "block of another context", "src/backend/cuda/allocator/blocks.rs",
       "block.context == context && (bytes..=capacity)", "(bytes..=capacity)",
       python("test_driver", "kept_in_one_context_is_not_for_another"))
+fault("a stall passes for a cuMemFree that waits", "memory in use again", "src/backend/cuda/allocator/mod.rs",
+      "false if (spin..spin + SLACK).contains(&elapsed)", "false if elapsed >= spin",
+      python("test_driver", "a_thread_that_stalls_does_not_pass"))
 fault("a copy that the driver refuses", "driver's failure lost", "src/backend/cuda/queue.rs",
       'driver.check(code, format_args!("cuMemcpyAsync of {bytes} bytes on {}", self.device))', "let _ = code; Ok(())",
       python("test_copy_driver", "every_call_of_the_driver_may_fail_in_a_copy", "pinned"))
