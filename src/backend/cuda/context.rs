@@ -100,7 +100,7 @@ impl Context {
 
     /// The context that a handle was made in. A stream that somebody created must belong to it; the others are its own,
     /// whichever context is current.
-    pub fn of_home(device: Device, stream: Stream, home: Home) -> Result<Self> {
+    pub fn of_home(device: Device, stream: Stream, home: ContextRef) -> Result<Self> {
         if let Some(stream) = stream.created() {
             let context = Self::of_stream(device, stream)?;
             if context.id != home.id {
@@ -123,11 +123,11 @@ impl Context {
     }
 
     /// A reference to this, which is current and on this device, for a handle to come back to.
-    pub fn home(&self, device: Device) -> Result<Home> {
+    pub fn home(&self, device: Device) -> Result<ContextRef> {
         let handle = self.handle_now()?;
         // Retained, it lives as long as the process.
         let is_primary = is_primary_active(device)? && primary(device)? == handle;
-        Ok(Home { handle: handle as usize, id: self.id, is_primary })
+        Ok(ContextRef { handle: handle as usize, id: self.id, is_primary })
     }
 
     /// The handle of this, which is current.
@@ -141,7 +141,7 @@ impl Context {
 
     /// Whether this, which is current, is still the context that a handle was made in: a primary one that was reset keeps
     /// its address, and all memory is gone.
-    pub fn is_still(&self, home: Home) -> bool {
+    pub fn is_still(&self, home: ContextRef) -> bool {
         id_of(self.driver, ptr::null_mut()).is_ok_and(|id| id == home.id)
     }
 
@@ -167,7 +167,7 @@ impl Context {
 
     /// The number of the device that a stream of this context is on.
     fn ask_for_device_of(&mut self, stream: *mut c_void) -> Result<usize> {
-        // A context of some of a card's processors may be current to one thread at a time: it is not made so for this.
+        // A context of some of a GPU's processors may be current to one thread at a time: it is not made so for this.
         if let Some(get_device) = self.driver.functions.cuStreamGetDevice {
             let mut handle = 0;
             // SAFETY: a stream that is alive; the place outlives the call.
@@ -213,14 +213,14 @@ impl Context {
 
 /// A reference to the context that a handle of ours lives in, and must not outlive. The address as a number, to be shared.
 #[derive(Clone, Copy)]
-pub struct Home {
+pub struct ContextRef {
     handle: usize,
     pub id: u64,
     /// Whether it is the device's primary context.
     pub(super) is_primary: bool,
 }
 
-impl Home {
+impl ContextRef {
     /// The context, for others of this process.
     pub(super) fn handle(self) -> usize {
         self.handle
@@ -253,7 +253,7 @@ impl Home {
         }
         let Ok(context) = Context::of_home(device, Stream::LEGACY, self) else { return };
         if context.is_still(self)
-            && let Ok(_relaxed) = Relaxed::begin(device.driver)
+            && let Ok(_relaxed) = RelaxedCapture::begin(device.driver)
         {
             release();
         }
@@ -318,13 +318,13 @@ pub fn primary(device: Device) -> Result<CUcontext> {
 }
 
 /// The devices of contexts.
-static DEVICES: Remembered = Remembered::nothing();
+static DEVICES: LossyCache = LossyCache::nothing();
 
 /// A small number for each of some contexts, by their ids, which the driver never gives twice. What is asked for again and
 /// again is there; a context that comes to another's place takes it, and then that one's number is to be found out anew.
-pub struct Remembered([AtomicU64; 64]);
+pub struct LossyCache([AtomicU64; 64]);
 
-impl Remembered {
+impl LossyCache {
     pub const fn nothing() -> Self {
         Self([const { AtomicU64::new(0) }; 64])
     }
@@ -349,19 +349,19 @@ impl Remembered {
 
 /// While it lives, calls of this thread do not disturb what other threads, or this one, capture: to load, to allocate or
 /// to wait for the legacy stream would fail otherwise, and break the capture, for as long as any thread captures.
-pub struct Relaxed {
+pub struct RelaxedCapture {
     driver: &'static Driver,
     before: c_int,
 }
 
-impl Relaxed {
+impl RelaxedCapture {
     pub fn begin(driver: &'static Driver) -> Result<Self> {
         let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_int;
         Ok(Self { driver, before: exchange_capture_mode(driver, relaxed)? })
     }
 }
 
-impl Drop for Relaxed {
+impl Drop for RelaxedCapture {
     fn drop(&mut self) {
         // The mode that this thread came with, so it is a valid one.
         let _ = exchange_capture_mode(self.driver, self.before);
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn what_is_remembered_of_a_context_is_never_told_of_another() {
-        let remembered = Remembered::nothing();
+        let remembered = LossyCache::nothing();
         assert_eq!(remembered.recall(0), None);
         remembered.remember(7, 3);
         assert_eq!((remembered.recall(7), remembered.recall(7 + 64)), (Some(3), None));

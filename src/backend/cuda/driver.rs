@@ -192,7 +192,7 @@ impl Driver {
         driver
             .devices
             .try_reserve_exact(usize::try_from(count).unwrap_or(0))
-            .map_err(|_| error!(OutOfMemory, "a list of {count} CUDA devices could not be had"))?;
+            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {count} CUDA devices"))?;
         for ordinal in 0..count {
             let properties = driver.properties(ordinal)?;
             driver.devices.push(properties);
@@ -244,10 +244,10 @@ impl Driver {
         let consequence = match code {
             NOT_INITIALIZED | DEINITIALIZED => "; CUDA does not work in a forked child, nor while a process ends",
             NO_COMPILER => {
-                "; the library has no machine code for this card, and the driver's PTX compiler is not installed"
+                "; the library has no machine code for this GPU, and the driver's PTX compiler is not installed"
             }
             COMPILER_DISABLED => {
-                "; the library has no machine code for this card, and CUDA_DISABLE_PTX_JIT keeps the driver from \
+                "; the library has no machine code for this GPU, and CUDA_DISABLE_PTX_JIT keeps the driver from \
                  compiling PTX"
             }
             _ if status == Status::ContextLost => {
@@ -267,7 +267,7 @@ pub const NOT_READY: c_int = 600;
 /// What is asked of the current context, where there is none.
 pub const INVALID_CONTEXT: c_int = 201;
 
-/// For a card without machine code in a fatbin the driver compiles PTX, unless what it does so with is missing or off.
+/// For a GPU without machine code in a fatbin the driver compiles PTX, unless what it does so with is missing or off.
 const NO_COMPILER: c_int = 221;
 const COMPILER_DISABLED: c_int = 223;
 

@@ -6,13 +6,13 @@ use cudarc::driver::sys::CUevent;
 
 use crate::error::Result;
 
-use super::{context::Home, device::Device, queue::Queue};
+use super::{context::ContextRef, device::Device, queue::Queue};
 
 const WITHOUT_TIMES: u32 = 2;
 
 pub struct Event {
     device: Device,
-    home: Home,
+    home: ContextRef,
     handle: EventHandle,
 }
 

@@ -11,12 +11,10 @@ use crate::error::{Result, error};
 
 use super::{
     compiled::CompiledKernel,
+    grid::MOST_BLOCKS,
     module::{Kernel, LaunchShape},
     queue::Queue,
 };
-
-/// Most blocks of a launch.
-const MOST_BLOCKS: u64 = i32::MAX as u64;
 
 /// A kernel's only argument, for a launch.
 pub fn argument<T>(call: &mut T) -> [*mut c_void; 1] {
@@ -140,7 +138,7 @@ impl Grid {
     }
 
     fn new(blocks: u64, threads: u32, shared_bytes: u32) -> Result<Self> {
-        if blocks > MOST_BLOCKS {
+        if blocks > MOST_BLOCKS as u64 {
             return Err(error!(SizeOverflow, "{blocks} blocks are more than the {MOST_BLOCKS} of one launch"));
         }
         Ok(Self { blocks: blocks as u32, threads, shared_bytes })

@@ -5,7 +5,7 @@ use crate::{
     error::{Result, error},
 };
 
-use super::{context::Home, device::Device, queue::Queue};
+use super::{context::ContextRef, device::Device, queue::Queue};
 
 /// What parts of it are aligned to.
 const ALIGNMENT: u64 = 256;
@@ -13,7 +13,7 @@ const ALIGNMENT: u64 = 256;
 /// A block of device memory.
 pub struct Memory {
     device: Device,
-    pub home: Home,
+    pub home: ContextRef,
     address: u64,
     bytes: u64,
 }

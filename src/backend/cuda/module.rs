@@ -12,7 +12,7 @@ use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUkernel, CUlibrary}
 
 use crate::error::{Result, error};
 
-use super::{context::Remembered, queue::Queue};
+use super::{context::LossyCache, queue::Queue};
 
 /// The lowest compute capability that kernels are compiled for: 7.5.
 const LOWEST: i32 = 75;
@@ -35,13 +35,13 @@ pub struct Kernel {
     /// A CUkernel, from when its module is loaded.
     handle: OnceLock<usize>,
     /// The contexts in which it is, so that no launch there loads it.
-    contexts: Remembered,
+    contexts: LossyCache,
 }
 
 impl Kernel {
     const fn new(module: &'static Module, name: &'static str, items_per_block: u32, threads: u32) -> Self {
         let shape = LaunchShape { threads, items_per_block, shared_bytes: 0 };
-        Self { name: c_str(name), shape, module, handle: OnceLock::new(), contexts: Remembered::nothing() }
+        Self { name: c_str(name), shape, module, handle: OnceLock::new(), contexts: LossyCache::nothing() }
     }
 
     /// Of a kernel whose module is loaded.

@@ -6,12 +6,12 @@ use cudarc::driver::sys::CUstream;
 
 use crate::{backend::call::Stream, error::Result};
 
-use super::{context::Home, device::Device, queue::Queue};
+use super::{context::ContextRef, device::Device, queue::Queue};
 
 /// A stream that waits for no other.
 pub struct OwnStream {
     device: Device,
-    home: Home,
+    home: ContextRef,
     /// As a number, to be shared.
     handle: usize,
 }

@@ -21,7 +21,7 @@ use crate::{
 };
 
 use super::{
-    context::Home,
+    context::ContextRef,
     device::Device,
     event::Event,
     launch::argument,
@@ -123,14 +123,14 @@ const PINNED_BYTES: i64 = 128;
 /// A rank's way to the memory of the others.
 pub struct Peers {
     device: Device,
-    home: Home,
+    home: ContextRef,
     rank: usize,
     world: usize,
     area: u64,
     /// This rank's, as it is mapped here.
     buffer: u64,
     known: Memory,
-    /// Where a card writes that a rank did not come: a uint32, not 0 then; and a record of this rank, to be pushed.
+    /// Where a GPU writes that a rank did not come: a uint32, not 0 then; and a record of this rank, to be pushed.
     said: Pinned,
     /// The end of the last call.
     ended: Event,
@@ -144,7 +144,7 @@ pub struct Peers {
 /// What a rank tells the others, so that they can reach its buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// Of the card.
+    /// Of the GPU.
     pub uuid: [u8; 16],
     /// In this process: where the buffer lies, and its context.
     pub address: u64,
@@ -185,7 +185,7 @@ impl Buffer {
 
     /// The buffer of another process.
     pub fn open(&self, handle: &[u8; 64]) -> Result<Mapped> {
-        /// So that a card that can be reached is.
+        /// So that a GPU that can be reached is.
         const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
         let mut queue = self.memory.queue(Stream::LEGACY)?;
         queue.current()?;
@@ -197,7 +197,7 @@ impl Buffer {
         Ok(Mapped { device: self.device, home: self.memory.home, address })
     }
 
-    /// The buffer of another rank of this process: its address, once this card reaches it.
+    /// The buffer of another rank of this process: its address, once this GPU reaches it.
     pub fn reach(&self, other: &Identity) -> Result<u64> {
         let driver = self.device.driver;
         if self.device.uuid()? == other.uuid {
@@ -220,7 +220,7 @@ impl Buffer {
 /// A buffer of another process, mapped here.
 pub struct Mapped {
     device: Device,
-    home: Home,
+    home: ContextRef,
     pub address: u64,
 }
 
@@ -318,7 +318,7 @@ impl Peers {
 
     /// Whether a rank did not come to a meeting. Never waits.
     pub fn is_broken(&self) -> bool {
-        // SAFETY: four bytes that are there as long as this is, which a card may be writing.
+        // SAFETY: four bytes that are there as long as this is, which a GPU may be writing.
         unsafe { self.said.data().cast::<u32>().read_volatile() != 0 }
     }
 
@@ -394,7 +394,7 @@ impl Peers {
     }
 }
 
-/// Looks whether a buffer of the caller's is memory of a card that a call of this device's context reaches.
+/// Looks whether a buffer of the caller's is memory of a GPU that a call of this device's context reaches.
 pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bool) -> Result<()> {
     use CUpointer_attribute::{
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
@@ -404,7 +404,7 @@ pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bo
     queue.current()?;
     let (device, driver) = (queue.device, queue.device.driver);
     let refusal =
-        || -> Error { error!(InvalidArgument, "options: buffers[{rank}], {address:#x}, is no memory of a card here") };
+        || -> Error { error!(InvalidArgument, "options: buffers[{rank}], {address:#x}, is no device memory here") };
     if address == 0 || !address.is_multiple_of(ALIGNMENT) {
         return Err(error!(
             InvalidArgument,

@@ -1,17 +1,17 @@
-//! Memory of the host that cards reach, too.
+//! Memory of the host that GPUs reach, too.
 
 use std::ptr;
 
 use crate::error::{Result, error};
 
-use super::{context::Home, device::Device, queue::Queue};
+use super::{context::ContextRef, device::Device, queue::Queue};
 
 /// So that every context may use it.
 const PORTABLE: u32 = 1;
 
 pub struct Pinned {
     device: Device,
-    home: Home,
+    home: ContextRef,
     /// As a number, to be shared.
     address: usize,
 }

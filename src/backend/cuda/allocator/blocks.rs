@@ -27,7 +27,7 @@ use crate::{
     tensor::Owner,
 };
 
-/// What is kept of a card: this share of its memory, and this much of a small one.
+/// What is kept of a GPU: this share of its memory, and this much of a small one.
 const SHARE: usize = 32;
 const AT_LEAST: usize = 256 << 20;
 
@@ -69,7 +69,7 @@ impl Block {
         // SAFETY: the layout's size is not zero.
         let place = unsafe { alloc::alloc(layout) }.cast::<Self>();
         if place.is_null() {
-            return Err(error!(OutOfMemory, "{} bytes of host memory could not be had", layout.size()));
+            return Err(error!(OutOfMemory, "cannot allocate {} bytes of host memory", layout.size()));
         }
         // SAFETY: allocated as Box does, with the layout of a Block, which it is made to hold.
         unsafe {
@@ -113,7 +113,7 @@ unsafe fn release(_: *mut u8, [block, _]: [*mut c_void; 2]) {
     }
 }
 
-/// What is kept of a card's memory.
+/// What is kept of a GPU's memory.
 pub struct Cache {
     released: AtomicPtr<Block>,
     /// Of all blocks that are in no tensor and not freed.
@@ -128,7 +128,7 @@ pub struct Cache {
     changed: Condvar,
 }
 
-/// The lists, a card's.
+/// The lists, a GPU's.
 pub struct Lists {
     /// Free: a list for each class of sizes, so that what is searched is all of about the wanted size.
     ready: [List; CLASSES],
@@ -149,7 +149,7 @@ struct Live {
 }
 
 impl Cache {
-    /// Nothing is kept of a card of so much memory.
+    /// Nothing is kept of a GPU of so much memory.
     pub fn of_device(memory: usize) -> Self {
         Self {
             released: AtomicPtr::default(),
@@ -371,7 +371,7 @@ impl Lists {
     /// Makes room to list one block more.
     fn reserve(&mut self) -> Result<()> {
         let room = self.live.try_reserve(1);
-        room.map_err(|_| error!(OutOfMemory, "a list of blocks in tensors could not be had"))
+        room.map_err(|_| error!(OutOfMemory, "cannot allocate a list of blocks in tensors"))
     }
 
     /// Lists a block, for which there is room. Where one of a context that is gone was listed, that is forgotten.

@@ -24,7 +24,7 @@ use crate::{
 };
 
 use super::{
-    context::Remembered,
+    context::LossyCache,
     launch::argument,
     module::{PEERS, PEERS_MODULE},
     own_stream::OwnStream,
@@ -49,7 +49,7 @@ const MOST_UNCLEAR: usize = 40;
 
 /// Per context, whether cuMemFree waits there for all running work: 0 if not, 1 if so, or `UNCLEAR` and the number of trials
 /// that have been unclear.
-static FREEING_WAITS: Remembered = Remembered::nothing();
+static FREEING_WAITS: LossyCache = LossyCache::nothing();
 const UNCLEAR: usize = 2;
 
 /// How often a call that finds no memory waits for another thread that is freeing blocks or waiting for a fence.

@@ -282,7 +282,7 @@ impl Tables {
         place: impl Fn(i64) -> (i64, i64, i64),
     ) -> Result<Self> {
         let segments = plan.workers.len();
-        let refusal = |_| error!(OutOfMemory, "a table of the tiles of {segments} segments could not be had");
+        let refusal = |_| error!(OutOfMemory, "cannot allocate a table of the tiles of {segments} segments");
         let (mut runs, mut tiles) = (Vec::new(), Vec::new());
         runs.try_reserve_exact(segments).map_err(refusal)?;
         let (mut base, mut unit) = (0, 0);

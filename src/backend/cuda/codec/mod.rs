@@ -134,7 +134,7 @@ impl Codec {
         };
         let tiles = [tables.tiles.len() as u64, reduced.as_ref().map_or(0, |tables| tables.tiles.len() as u64)];
         let mut halves = Vec::new();
-        halves.try_reserve_exact(2).map_err(|_| error!(OutOfMemory, "memory for a codec could not be had"))?;
+        halves.try_reserve_exact(2).map_err(|_| error!(OutOfMemory, "cannot allocate memory for a codec"))?;
         halves.extend([worker, server]);
         let codec = Self {
             memory,

@@ -26,7 +26,7 @@ pub fn flat(plan: &CopyPlan, data: [*mut u8; 2]) -> Option<([*mut u8; 2], usize)
 
 /// # Safety
 /// Both sides are such memory as the plan describes, and stay until the stream has done it.
-pub unsafe fn on_card(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> Result<()> {
+pub unsafe fn on_device(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {
         match flat(plan, data) {

@@ -13,17 +13,12 @@ use crate::{
 
 use crate::backend::cuda::{
     divisor::Divisor,
+    grid::{LOG_BLOCK, VECTOR, divide_up, width},
     launch::argument,
     layout::same_layout,
     module::{COPY, Kernel},
     queue::Queue,
 };
-
-/// Threads of a block, as a power of 2.
-const LOG_THREADS: u32 = 8;
-
-/// Bytes of a vector: the most that a thread reads or writes at once.
-const VECTOR: i64 = 16;
 
 /// What a thread does, one after the other: vectors of rows, or single elements.
 const ROW_ROUNDS: i64 = 4;
@@ -323,7 +318,7 @@ impl Work {
     /// round of the others.
     fn cut(&mut self, kernel: &'static Kernel, pieces: i64, rounds: i64) -> Result<()> {
         let tiles = &mut self.tiles;
-        let threads = 1 << LOG_THREADS;
+        let threads = 1 << LOG_BLOCK;
         // Small tiles leave most of a block without work: then rows of all loops follow each other.
         if tiles.n_outer > 0 && pieces.saturating_mul(tiles.rows) < threads * rounds && tiles.join(rounds) {
             tiles.joined = 1;
@@ -335,17 +330,12 @@ impl Work {
         }
         let (across, along);
         if tiles.down == 1 {
-            tiles.log_width = (pieces as u64).next_power_of_two().ilog2().min(LOG_THREADS);
+            tiles.log_width = (pieces as u64).next_power_of_two().ilog2().min(LOG_BLOCK);
             across = divide_up(pieces, 1 << tiles.log_width);
             let a_thread = if tiles.joined == 1 { 1 } else { rounds };
             along = divide_up(tiles.rows, (threads >> tiles.log_width) * a_thread);
         } else {
-            // As many threads as leave hardly more without work than the fewest, but a warp at least.
-            let room = |log_width: u32| divide_up(pieces, rounds << log_width) * (rounds << log_width);
-            let fewest = (pieces as u64).next_power_of_two().ilog2().min(5);
-            let least = (fewest..=LOG_THREADS).map(room).min().unwrap_or(pieces);
-            let mut widths = (fewest..=LOG_THREADS).rev();
-            tiles.log_width = widths.find(|&log_width| room(log_width) <= least + least / 32).unwrap_or(fewest);
+            tiles.log_width = width(pieces, rounds);
             across = divide_up(pieces, rounds << tiles.log_width);
             along = divide_up(tiles.rows, threads >> tiles.log_width);
         }
@@ -494,10 +484,6 @@ fn usual_cast(from: Dtype, to: Dtype) -> Option<usize> {
     [(F32, Dtype::BF16), (F32, Dtype::F16), (Dtype::BF16, F32), (Dtype::F16, F32), (Dtype::F64, F32), (F32, Dtype::F64)]
         .iter()
         .position(|&usual| usual == (from, to))
-}
-
-fn divide_up(number: i64, by: i64) -> i64 {
-    number / by + i64::from(number % by != 0)
 }
 
 #[cfg(test)]
