@@ -36,9 +36,9 @@ use blocks::{Batch, Block, Cache, SMALLEST, capacity_for};
 /// The most blocks that a call frees to keep within the bound.
 const FREES_PER_CALL: usize = 8;
 
-/// How long the probe keeps a stream busy: many times what cuMemFree takes otherwise. A thread that stalls for a fixed time
-/// cannot pass for one that waits in both trials.
-const SPINS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(11)];
+/// How long the trials of the probe keep a stream busy: many times what cuMemFree takes otherwise. To pass for one that
+/// waits, a thread would have to stall in each of them, for that trial's time.
+const SPINS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(11), Duration::from_millis(5)];
 
 /// What cuMemFree may take longer than the spin if it waits for it. Less than the spins differ by.
 const SLACK: Duration = Duration::from_millis(5);
@@ -254,7 +254,7 @@ impl Queue {
     /// Tries whether cuMemFree waits for work on another stream. `unclear`, and the result: as in [`FREEING_WAITS`].
     ///
     /// That the stream is idle once cuMemFree has returned proves nothing, for this thread may have lost the CPU meanwhile.
-    /// So the time must follow the length of the work, in two trials of different lengths. A stream that is still at work
+    /// So the time must follow the length of the work, in trials of different lengths. A stream that is still at work
     /// proves the opposite.
     #[cold]
     fn probe(&mut self, context: u64, mut unclear: usize) -> Result<usize> {

@@ -118,8 +118,8 @@ pub(super) struct AllocationProperties {
     pub(super) handle_types: c_uint,
     pub(super) location_type: c_uint,
     pub(super) location: c_int,
-    windows: *mut c_void,
-    flags: [u8; 8],
+    pub(super) windows: *mut c_void,
+    pub(super) flags: [u8; 8],
 }
 
 impl Default for AllocationProperties {
