@@ -1,8 +1,8 @@
 //! Packing and unpacking bits on CUDA.
 //!
-//! Memory that is contiguous on both sides goes through kernels of its own width at the speed of memory; other layouts that
-//! are usual through those of their class (strided.rs); everything else through one kernel each operation that walks the loops of
-//! the plan (walk.rs).
+//! Memory that is contiguous on both sides goes through kernels of its own width at the speed of memory; other layouts
+//! that are usual through those of their class (strided.rs); everything else through one kernel each operation that
+//! walks the loops of the plan (walk.rs).
 
 use std::ptr;
 
@@ -46,7 +46,7 @@ pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, ds
     if let Some(bits) = without_padding(plan)
         && let Some(work) = work(&bits, operation, elements, bytes, src)
     {
-        // SAFETY: likewise, and so is what is behind.
+        // SAFETY: it is of the plan of these views without its padding, which lies in the same memory.
         return unsafe {
             work.launch(queue)?;
             walk::zero_behind(queue, plan, operation, elements, bytes)

@@ -133,14 +133,14 @@ impl Context {
     /// The handle of this, which is current.
     pub fn handle_now(&self) -> Result<CUcontext> {
         let mut handle = ptr::null_mut();
-        // SAFETY: the place outlives the call.
+        // SAFETY: what the driver writes to is a local variable, which outlives the call.
         let code = unsafe { (self.driver.functions.cuCtxGetCurrent)(&mut handle) };
         self.driver.check(code, format_args!("cuCtxGetCurrent"))?;
         Ok(handle)
     }
 
-    /// Whether this, which is current, is still the context that a handle was made in: a primary one that was reset keeps
-    /// its address, and all memory is gone.
+    /// Whether this, which is current, is still the context that a handle was made in: a primary one that was reset
+    /// keeps its address, and all memory is gone.
     pub fn is_still(&self, home: ContextRef) -> bool {
         id_of(self.driver, ptr::null_mut()).is_ok_and(|id| id == home.id)
     }
@@ -184,7 +184,7 @@ impl Context {
     /// The number of the device that this context, which is current, is on.
     fn ask_for_device(&self) -> Result<usize> {
         let mut handle = 0;
-        // SAFETY: the place outlives the call.
+        // SAFETY: what the driver writes to is a local variable, which outlives the call.
         let code = unsafe { (self.driver.functions.cuCtxGetDevice)(&mut handle) };
         self.driver.check(code, format_args!("cuCtxGetDevice"))?;
         self.is_on(handle)
@@ -203,15 +203,16 @@ impl Context {
     fn leave(&mut self) {
         if self.pushed {
             let mut context = ptr::null_mut();
-            // SAFETY: what was pushed on this thread is still on top: nothing of ours leaves another one there. There is
-            // nobody to tell of a failure, and none that leaves the caller worse off than it is.
+            // SAFETY: what was pushed on this thread is still on top: nothing of ours leaves another one there. There
+            // is nobody to tell of a failure, and none that leaves the caller worse off than it is.
             unsafe { (self.driver.functions.cuCtxPopCurrent_v2)(&mut context) };
             (self.current, self.pushed) = (false, false);
         }
     }
 }
 
-/// A reference to the context that a handle of ours lives in, and must not outlive. The address as a number, to be shared.
+/// A reference to the context that a handle of ours lives in, and must not outlive. The address as a number, to be
+/// shared.
 #[derive(Clone, Copy)]
 pub struct ContextRef {
     handle: usize,
@@ -226,8 +227,8 @@ impl ContextRef {
         self.handle
     }
 
-    /// Whether its handle may be used: the primary context is retained, and the current one is alive. Any other context the
-    /// program may have destroyed, and the driver does not say what it does with a handle of such.
+    /// Whether its handle may be used: the primary context is retained, and the current one is alive. Any other context
+    /// the program may have destroyed, and the driver does not say what it does with a handle of such.
     pub(super) fn may_be_entered(self, device: Device) -> bool {
         let is_current =
             || Context::of_thread_anywhere(device.driver).is_ok_and(|it| it.is_some_and(|it| it.id == self.id));
@@ -242,9 +243,10 @@ impl ContextRef {
         code == INVALID_CONTEXT || code == 0 && id != self.id
     }
 
-    /// Calls what gives something of this context back to the driver, with the context current. Not where the context is gone,
-    /// with all that was in it, or may be: then what is in it is left to whoever destroys it. Errors are ignored, for there is
-    /// no caller to return them to: in a forked child, and while the process ends, the driver refuses everything.
+    /// Calls what gives something of this context back to the driver, with the context current. Not where the context
+    /// is gone, with all that was in it, or may be: then what is in it is left to whoever destroys it. Errors are
+    /// ignored, for there is no caller to return them to: in a forked child, and while the process ends, the driver
+    /// refuses everything.
     pub(super) fn give_back(self, device: Device, release: impl FnOnce()) {
         // The driver may reach cancellation points while it waits.
         let _delay = cancel::delay();
@@ -266,8 +268,8 @@ impl Drop for Context {
     }
 }
 
-/// While it lives, a device's primary context is current on this thread, whichever was before: for libraries over CUDA's
-/// runtime, which work in no other one and may leave it current.
+/// While it lives, a device's primary context is current on this thread, whichever was before: for libraries over
+/// CUDA's runtime, which work in no other one and may leave it current.
 pub struct InPrimary {
     // In this order they are dropped.
     _context: Context,
@@ -320,8 +322,9 @@ pub fn primary(device: Device) -> Result<CUcontext> {
 /// The devices of contexts.
 static DEVICES: LossyCache = LossyCache::nothing();
 
-/// A small number for each of some contexts, by their ids, which the driver never gives twice. What is asked for again and
-/// again is there; a context that comes to another's place takes it, and then that one's number is to be found out anew.
+/// A small number for each of some contexts, by their ids, which the driver never gives twice. What is asked for again
+/// and again is there; a context that comes to another's place takes it, and then that one's number is to be found out
+/// anew.
 pub struct LossyCache([AtomicU64; 64]);
 
 impl LossyCache {
@@ -347,8 +350,8 @@ impl LossyCache {
     }
 }
 
-/// While it lives, calls of this thread do not disturb what other threads, or this one, capture: to load, to allocate or
-/// to wait for the legacy stream would fail otherwise, and break the capture, for as long as any thread captures.
+/// While it lives, calls of this thread do not disturb what other threads, or this one, capture: to load, to allocate
+/// or to wait for the legacy stream would fail otherwise, and break the capture, for as long as any thread captures.
 pub struct RelaxedCapture {
     driver: &'static Driver,
     before: c_int,

@@ -1,8 +1,8 @@
 //! The CUDA driver: found on first use, its answers taken as the integers they are.
 //!
 //! cudarc declares the functions, and its declarations are held against ours at compile time. It does not make the
-//! calls: its wrappers panic where a library or a symbol is missing, and return a Rust enum, for which an error code that
-//! a newer driver invents is undefined behaviour.
+//! calls: its wrappers panic where a library or a symbol is missing, and return a Rust enum, for which an error code
+//! that a newer driver invents is undefined behaviour.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void},
@@ -150,8 +150,8 @@ impl Driver {
     fn load() -> Result<Self> {
         // Initializers and the driver may reach cancellation points.
         let _delay = cancel::delay();
-        // The name that NVIDIA's driver packages install, and the one that CUDA's own runtime loads. libcuda.so may be a
-        // toolkit's stub.
+        // The name that NVIDIA's driver packages install, and the one that CUDA's own runtime loads. libcuda.so may be
+        // a toolkit's stub.
         let library = dynamic::load(c"libcuda.so.1")
             .ok_or_else(|| error!(DriverUnavailable, "cannot load the CUDA driver: {}", dynamic::failure()))?;
         // Drivers older than 12.0 lack some.
@@ -275,9 +275,10 @@ const COMPILER_DISABLED: c_int = 223;
 fn status_of(code: c_int) -> Status {
     match code {
         2 => Status::OutOfMemory,
-        // Those after which the context answers nothing else: uncorrectable ECC and NVLink errors, a context destroyed or
-        // lost to a kernel's illegal address, timeout, assertion, stack error, illegal instruction, misaligned address,
-        // address space, program counter, or failed launch; the end of an MPS server or client; an external device's error.
+        // Those after which the context answers nothing else: uncorrectable ECC and NVLink errors, a context destroyed
+        // or lost to a kernel's illegal address, timeout, assertion, stack error, illegal instruction, misaligned
+        // address, address space, program counter, or failed launch; the end of an MPS server or client; an external
+        // device's error.
         214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 806 | 810 | 911 => Status::ContextLost,
         _ => Status::Cuda,
     }

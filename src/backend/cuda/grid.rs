@@ -9,8 +9,8 @@ pub const MOST_BLOCKS: i64 = i32::MAX as i64;
 /// Bytes of a vector: the most that a thread reads or writes at once.
 pub const VECTOR: i64 = 16;
 
-/// Threads along x, as a power of 2, for this many pieces of work, of which a thread does `rounds`: as many as leave hardly
-/// more without any than the fewest, but a warp at least, which reads and writes side by side.
+/// Threads along x, as a power of 2, for this many pieces of work, of which a thread does `rounds`: as many as leave
+/// hardly more without any than the fewest, but a warp at least, which reads and writes side by side.
 pub fn width(pieces: i64, rounds: i64) -> u32 {
     if pieces < 32 {
         return (pieces as u64).next_power_of_two().ilog2();

@@ -25,7 +25,7 @@ impl Memory {
         let home = queue.home()?;
         let size = usize::try_from(bytes).map_err(|_| error!(SizeOverflow, "{bytes} bytes for a codec"))?;
         let mut address = 0;
-        // SAFETY: the place outlives the call.
+        // SAFETY: what the driver writes to is a local variable, which outlives the call.
         let code = unsafe { (driver.functions.cuMemAlloc_v2)(&mut address, size) };
         driver.check(code, format_args!("cuMemAlloc of {bytes} bytes on {device}"))?;
         let memory = Self { device, home, address, bytes };
@@ -82,7 +82,8 @@ impl Memory {
         let mut queue = self.queue(Stream::LEGACY)?;
         queue.current()?;
         let driver = self.device.driver;
-        // SAFETY: from within this memory, as was asserted, whose context is current; the bytes are there until it is done.
+        // SAFETY: from within this memory, as was asserted, whose context is current; the bytes are there until it is
+        // done.
         let code =
             unsafe { (driver.functions.cuMemcpyDtoH_v2)(to.as_mut_ptr().cast(), self.address + offset, to.len()) };
         driver.check(code, format_args!("cuMemcpyDtoH of {} bytes on {}", to.len(), self.device))
@@ -104,7 +105,8 @@ impl Memory {
         }
         queue.context()?.make_current()?;
         let (driver, stream) = (self.device.driver, queue.stream.as_ptr().cast());
-        // SAFETY: from within this memory, as was asserted, on a stream of its context; the rest is the caller's promise.
+        // SAFETY: from within this memory, as was asserted, on a stream of its context; the rest is the caller's
+        // promise.
         let code =
             unsafe { (driver.functions.cuMemcpyAsync)(to as u64, self.address + offset, bytes as usize, stream) };
         driver.check(code, format_args!("cuMemcpyAsync of {bytes} bytes on {}", self.device))

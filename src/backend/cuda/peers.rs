@@ -8,8 +8,8 @@
 //!     area     | of rank 0 | of rank 1 | ...             blocks of an exchange in which all gather the same
 //! ```
 //!
-//! The two kinds of exchanges come in turn, and a meeting lies between an area's reading and the next writing to it: that of
-//! the other kind. Where a kind follows itself, a meeting of its own is needed.
+//! The two kinds of exchanges come in turn, and a meeting lies between an area's reading and the next writing to it:
+//! that of the other kind. Where a kind follows itself, a meeting of its own is needed.
 
 use std::ptr;
 
@@ -234,8 +234,8 @@ impl Drop for Mapped {
 }
 
 impl Peers {
-    /// Over buffers of `bytes` bytes, by rank, that are mapped here. `own`: this rank's buffer, where it is ours, to be taken
-    /// over.
+    /// Over buffers of `bytes` bytes, by rank, that are mapped here. `own`: this rank's buffer, where it is ours, to be
+    /// taken over.
     pub fn new(
         ordinal: i32,
         rank: usize,
@@ -336,14 +336,14 @@ impl Peers {
     /// Pushes blocks of `bytes` bytes, a multiple of 16: one for each rank, or one for all.
     ///
     /// # Safety
-    /// There is such memory of this device at `from`, aligned to 16, which stays until the stream has passed this; nobody
-    /// reads what arrived in the area before.
+    /// There is such memory of this device at `from`, aligned to 16, which stays until the stream has passed this;
+    /// nobody reads what arrived in the area before.
     pub unsafe fn push(&self, queue: &mut Queue, area: Area, from: *const u8, bytes: u64) -> Result<()> {
         let apart = if matches!(area, Area::AllToAll) { bytes } else { 0 };
         let mut call = Push { way: self.way(area, bytes), from, vectors: bytes / 16, apart };
         let blocks = self.world as u64 * bytes.div_ceil(PUSHED);
-        // SAFETY: the kernel's argument: buffers that are mapped here, with room for a block of each rank in each area, as
-        // `way` asserts, and the caller's memory.
+        // SAFETY: the kernel's argument: buffers that are mapped here, with room for a block of each rank in each area,
+        // as `way` asserts, and the caller's memory.
         unsafe { queue.launch(&PEERS.push, blocks, &mut argument(&mut call)) }
     }
 
@@ -353,8 +353,8 @@ impl Peers {
     /// The mark stays until the stream has passed this.
     pub unsafe fn meet(&self, queue: &mut Queue, steps: Steps, mark: *mut u8) -> Result<()> {
         let mut call = Meet { peers: self.known.at(0), mark, steps: steps as u32, reserved: 0 };
-        // SAFETY: the kernel's argument: memory of this rank, which names buffers that are mapped here, and the caller's
-        // mark.
+        // SAFETY: the kernel's argument: memory of this rank, which names buffers that are mapped here, and the
+        // caller's mark.
         unsafe { queue.launch(&PEERS.meet, 1, &mut argument(&mut call)) }
     }
 
@@ -377,8 +377,8 @@ impl Peers {
         queue.wait()?;
         let (driver, from) = (self.device.driver, self.place(area));
         assert!(to.len() as u64 <= self.area);
-        // SAFETY: from within this rank's buffer, as was asserted; a context is current, and the bytes are there until it
-        // is done.
+        // SAFETY: from within this rank's buffer, as was asserted; a context is current, and the bytes are there until
+        // it is done.
         let code = unsafe { (driver.functions.cuMemcpyDtoH_v2)(to.as_mut_ptr().cast(), from, to.len()) };
         driver.check(code, format_args!("cuMemcpyDtoH of {} bytes on {}", to.len(), self.device))
     }

@@ -22,7 +22,7 @@ impl Pinned {
         let size = usize::try_from(bytes).map_err(|_| error!(SizeOverflow, "{bytes} bytes of pinned memory"))?;
         let (device, mut place) = (queue.device, ptr::null_mut());
         let home = queue.home()?;
-        // SAFETY: the place outlives the call.
+        // SAFETY: what the driver writes to is a local variable, which outlives the call.
         let code = unsafe { (device.driver.functions.cuMemHostAlloc)(&mut place, size, PORTABLE) };
         device.driver.check(code, format_args!("cuMemHostAlloc of {bytes} bytes on {device}"))?;
         // SAFETY: memory of so many bytes, which is ours alone.

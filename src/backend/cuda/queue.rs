@@ -52,8 +52,8 @@ impl Queue {
         Ok(self.context.is_some())
     }
 
-    /// The context, current on this thread, and in a capture mode in which what is not a launch disturbs no capture: for
-    /// loading, allocating, freeing and waiting.
+    /// The context, current on this thread, and in a capture mode in which what is not a launch disturbs no capture:
+    /// for loading, allocating, freeing and waiting.
     pub(super) fn current(&mut self) -> Result<&mut Context> {
         self.context()?.make_current()?;
         self.relax()?;
@@ -94,7 +94,8 @@ impl Queue {
     pub unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: usize) -> Result<()> {
         self.context()?.make_current()?;
         let (driver, stream) = (self.device.driver, self.stream.as_ptr().cast());
-        // SAFETY: the caller's promise; the stream is alive.
+        // SAFETY: both sides have this many bytes and stay until the stream is done, as the caller promises; the stream
+        // is alive.
         let code = unsafe { (driver.functions.cuMemcpyAsync)(to as u64, from as u64, bytes, stream) };
         driver.check(code, format_args!("cuMemcpyAsync of {bytes} bytes on {}", self.device))
     }

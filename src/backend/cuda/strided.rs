@@ -84,8 +84,8 @@ fn columns(mut tiles: Tiles, plan: &BitPlan, operation: Operation) -> Option<Wor
             _ => return None,
         };
     }
-    // A kernel reads a vector that is there in place of one that is not. Short rows that are turned leave most of a block
-    // without work.
+    // A kernel reads a vector that is there in place of one that is not. Short rows that are turned leave most of a
+    // block without work.
     let short = tiles.mode != Mode::Columns && tiles.elements < FEWEST_ELEMENTS;
     if short || tiles.rows * size < VECTOR || tiles.readable() < 64 {
         return None;

@@ -232,7 +232,8 @@ impl Work {
     /// # Safety
     /// The plan and the addresses that this is of describe memory that the kernel may use until it is done.
     pub unsafe fn launch(mut self, queue: &mut Queue) -> Result<()> {
-        // SAFETY: the kernel's argument, and the caller's promise.
+        // SAFETY: the argument is the kernel's struct, over memory that it may use until it is done, as the caller
+        // promises.
         unsafe { queue.launch(self.kernel, self.blocks as u64, &mut argument(&mut self.tiles)) }
     }
 }

@@ -133,13 +133,13 @@ pub unsafe fn walk(
         && is_joined(plan)
         && plan.bytes.count() > bytes_for(plan.elements.count())
     {
-        // SAFETY: the caller's promise.
+        // SAFETY: the plan and the addresses describe memory that a kernel may use, as the caller promises.
         return unsafe {
             Walk::of(plan, operation, Part::Bits, elements, bytes).launch(queue, operation)?;
             Walk::of(plan, operation, Part::Zeros, elements, bytes).launch(queue, operation)
         };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the plan and the addresses describe memory that a kernel may use, as the caller promises.
     unsafe { Walk::of(plan, operation, Part::All, elements, bytes).launch(queue, operation) }
 }
 
@@ -154,7 +154,7 @@ pub unsafe fn zero_behind(
     elements: *mut u8,
     bytes: *mut u8,
 ) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the plan and the addresses describe memory that a kernel may use, as the caller promises.
     unsafe { Walk::of(plan, operation, Part::Zeros, elements, bytes).launch(queue, operation) }
 }
 
@@ -301,7 +301,8 @@ impl Walk {
             return Ok(());
         }
         let kernel = if matches!(operation, Operation::Pack(_)) { &BITS.pack_strided } else { &BITS.unpack_strided };
-        // SAFETY: the kernel's argument, and the caller's promise.
+        // SAFETY: the argument is the kernel's struct, over memory that it may use until it is done, as the caller
+        // promises.
         unsafe { queue.launch(kernel, items, &mut argument(&mut self)) }
     }
 }

@@ -275,7 +275,8 @@ impl Tables {
         Self::of(plan, run, |byte| (chunk as i64, plan.head + byte - first, i64::MAX))
     }
 
-    /// `run`: of each segment in turn. `place`: of a byte of bits: its chunk, where it lies, how many are left in the chunk.
+    /// `run`: of each segment in turn. `place`: of a byte of bits: its chunk, where it lies, how many are left in the
+    /// chunk.
     fn of(
         plan: &CodecPlan,
         mut run: impl FnMut(usize) -> PlanRun,

@@ -74,10 +74,10 @@ pub fn copy(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elemen
     unsafe { between(queue, plan, Side::of(dst), Side::of(src), on_host) }
 }
 
-/// Copies the elements of the source to those of the target, in the order of the queue's stream, which is on the target's
-/// device, or on the source's where the target is memory of the host. What runs on another device is not waited for. Where
-/// one side is pageable, or a GPU may not read another one's memory and the copy is not of contiguous bytes, all is done
-/// when this returns, and in a capture it refuses.
+/// Copies the elements of the source to those of the target, in the order of the queue's stream, which is on the
+/// target's device, or on the source's where the target is memory of the host. What runs on another device is not
+/// waited for. Where one side is pageable, or a GPU may not read another one's memory and the copy is not of contiguous
+/// bytes, all is done when this returns, and in a capture it refuses.
 ///
 /// # Safety
 /// Both sides are such memory as the plan describes, and stay until the stream has done it.
@@ -86,7 +86,7 @@ unsafe fn between(queue: &mut Queue, plan: &CopyPlan, target: Side, source: Side
         return Ok(());
     }
     let data = [target.data, source.data];
-    // SAFETY: in all of these the caller's promise.
+    // SAFETY: both sides are memory as the plan describes it and stay until the stream is done, as the caller promises.
     unsafe {
         match (target.place, source.place) {
             (Place::Device(to), Place::Device(from)) if to != from => between_devices(queue, plan, data, from),
@@ -110,7 +110,7 @@ unsafe fn with_pageable(
     on_host: OnHost,
 ) -> Result<()> {
     refuse_capture(queue, "between pageable memory and CUDA")?;
-    // SAFETY: the caller's promise.
+    // SAFETY: both sides are memory as the plan describes it and stay until the stream is done, as the caller promises.
     unsafe {
         if is_pinned(queue, plan, data[pageable], pageable) {
             with_pinned(queue, plan, data)?;
@@ -189,10 +189,11 @@ fn may_read(queue: &mut Queue, plan: &CopyPlan, source: *mut u8) -> Result<bool>
 unsafe fn between_devices(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], from: i32) -> Result<()> {
     let source = Device::of(from)?;
     if let Some((places, bytes)) = flat(plan, data) {
-        // SAFETY: the caller's promise.
+        // SAFETY: both sides are memory as the plan describes it and stay until the stream is done, as the caller
+        // promises.
         return unsafe { copy_from_peer(queue, source, places, bytes) };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: both sides are memory as the plan describes it and stay until the stream is done, as the caller promises.
     unsafe {
         if reaches(queue, source)? && may_read(queue, plan, data[1])? {
             return launch(queue, plan, data);

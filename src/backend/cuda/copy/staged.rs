@@ -1,5 +1,5 @@
-//! Copies by way of pinned memory of the library's own, in pieces: while one is on its way, the next is gathered, or the
-//! one before is scattered.
+//! Copies by way of pinned memory of the library's own, in pieces: while one is on its way, the next is gathered, or
+//! the one before is scattered.
 //!
 //! ```text
 //! source, any strides  ->  piece in pinned memory, compact  ->  target, any strides
@@ -174,7 +174,7 @@ pub unsafe fn between_host_and_device(
 ) -> Result<()> {
     let staging = Staging::of(queue)?;
     let halves = Halves::of(plan, data, host);
-    // SAFETY: the caller's promise.
+    // SAFETY: both sides are memory as the plan describes it and stay until this returns, as the caller promises.
     let done = unsafe {
         if host == 1 { send(queue, &halves, &staging, on_host) } else { receive(queue, &halves, &staging, on_host) }
     };
@@ -201,7 +201,7 @@ unsafe fn send(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host: O
         let piece = staging.piece(number);
         // SAFETY: the caller's promise; a piece that nothing uses now, and has room for so many elements.
         halves.gather(&block, piece, |plan, data| unsafe { on_host(plan, data) });
-        // SAFETY: likewise.
+        // SAFETY: both sides are memory as the plan describes it; the piece holds the elements of the block.
         halves.scatter(&block, piece, |plan, data| unsafe { with_pinned(queue, plan, data) })?;
         staging.record(queue, number)?;
         number += 1;
@@ -244,7 +244,7 @@ pub unsafe fn between_devices(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8
     let mut staging = Staging::of(queue)?;
     let source = staging.source(from)?;
     let halves = Halves::of(plan, data, 0);
-    // SAFETY: the caller's promise.
+    // SAFETY: both sides are memory as the plan describes it and stay until this returns, as the caller promises.
     let done = unsafe { relay(queue, (from, source), &halves, &staging) };
     finish(queue, staging, done)
 }
@@ -266,7 +266,7 @@ unsafe fn relay(queue: &mut Queue, (from, stream): (i32, Stream), halves: &Halve
             halves.gather(&block, piece, |plan, data| unsafe { with_pinned(&mut other, plan, data) })?;
             other.wait()?;
         }
-        // SAFETY: likewise.
+        // SAFETY: both sides are memory as the plan describes it; the piece holds the elements of the block.
         halves.scatter(&block, piece, |plan, data| unsafe { with_pinned(queue, plan, data) })?;
         staging.record(queue, number)?;
         number += 1;

@@ -32,8 +32,8 @@ impl Allocation {
         check(self.driver, code, "cuMemExportToShareableHandle", bytes, device)?;
         // SAFETY: new, and nobody else's.
         let file = unsafe { OwnedFd::from_raw_fd(number) };
-        // SAFETY: the descriptor is open. The driver makes it without close-on-exec and has no flag for that, so a program that
-        // another thread starts right now may inherit it; a duplicate would not change that.
+        // SAFETY: the descriptor is open. The driver makes it without close-on-exec and has no flag for that, so a
+        // program that another thread starts right now may inherit it; a duplicate would not change that.
         unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
         Ok(file)
     }
@@ -60,7 +60,7 @@ impl Mapping {
         let mut sizes = Vec::new();
         sizes.try_reserve_exact(parts).map_err(|_| error!(OutOfMemory, "cannot allocate a list of {parts} parts"))?;
         let (driver, mut address) = (device.driver, 0);
-        // SAFETY: the place outlives the call.
+        // SAFETY: what the driver writes to is a local variable, which outlives the call.
         let code = unsafe { (driver.functions.cuMemAddressReserve)(&mut address, bytes as usize, 0, 0, 0) };
         check(driver, code, "cuMemAddressReserve", bytes, device)?;
         Ok(Self { device, address, bytes, parts: sizes })

@@ -128,7 +128,7 @@ impl Queue {
             }
             let device = self.device_numbered(about.ordinal)?;
             let mut handle = CUipcMemHandle { reserved: [0; 64] };
-            // SAFETY: the place outlives the call.
+            // SAFETY: what the driver writes to is a local variable, which outlives the call.
             let code = unsafe { (driver.functions.cuIpcGetMemHandle)(&mut handle, first) };
             check(driver, code, "cuIpcGetMemHandle", bytes, device)
                 .map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
@@ -182,7 +182,7 @@ impl Queue {
     fn export_part(&self, (address, bytes): (u64, u64), instead: &str) -> Result<(Part, c_int)> {
         let (driver, device, mut handle) = (self.device.driver, self.device, 0);
         let place = ptr::with_exposed_provenance_mut(address as usize);
-        // SAFETY: the place outlives the call.
+        // SAFETY: what the driver writes to is a local variable, which outlives the call.
         let code = unsafe { (driver.functions.cuMemRetainAllocationHandle)(&mut handle, place) };
         check(driver, code, "cuMemRetainAllocationHandle", bytes, device)
             .map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
@@ -206,7 +206,8 @@ impl Queue {
         Ok((Part { bytes, file: allocation.export(bytes, device)? }, properties.location))
     }
 
-    /// New memory of so many bytes, at least one, that holds nothing else. `fill` writes it, and has done so when it returns.
+    /// New memory of so many bytes, at least one, that holds nothing else. `fill` writes it, and has done so when it
+    /// returns.
     pub fn export_copy(&mut self, bytes: u64, fill: impl FnOnce(*mut u8) -> Result<()>) -> Result<Exported> {
         self.finish()?;
         let (driver, device) = (self.device.driver, self.device);
@@ -228,7 +229,7 @@ impl Queue {
         let whole = bytes
             .checked_next_multiple_of(step.max(1) as u64)
             .ok_or_else(|| error!(SizeOverflow, "tensor: {bytes} bytes exceed the address space"))?;
-        // SAFETY: as above.
+        // SAFETY: `handle` and the properties outlive the call.
         let code = unsafe { (driver.functions.cuMemCreate)(&mut handle, whole as usize, described, 0) };
         check(driver, code, "cuMemCreate", whole, device)?;
         let allocation = Allocation { driver, handle };
@@ -356,9 +357,9 @@ impl Imported {
         }
     }
 
-    /// Gives it up, once all work of the context that was enqueued before is done. False: that could not be waited for, for
-    /// want of memory, because a stream captures, or because the context is neither the primary nor the current one and may
-    /// have been destroyed. Then such work may use it yet, and it stays mapped for ever.
+    /// Gives it up, once all work of the context that was enqueued before is done. False: that could not be waited for,
+    /// for want of memory, because a stream captures, or because the context is neither the primary nor the current one
+    /// and may have been destroyed. Then such work may use it yet, and it stays mapped for ever.
     pub fn release(mut self) -> bool {
         self.give_up()
     }

@@ -17,7 +17,8 @@ use super::mapping::{check, said_to_be};
 /// What names memory from cuMemAlloc to another process.
 pub type Handle = [u8; 64];
 
-/// The process that sent a handle, by its number and its beginning: once it has ended, the same handle may name other memory.
+/// The process that sent a handle, by its number and its beginning: once it has ended, the same handle may name other
+/// memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Sender {
     pub process: u32,
@@ -38,8 +39,8 @@ struct Open {
     tensors: usize,
 }
 
-/// What is open now. The driver is not called while this is locked, so two threads may open a handle side by side. Then it
-/// has two entries, and each is closed once: the driver counts, too.
+/// What is open now. The driver is not called while this is locked, so two threads may open a handle side by side. Then
+/// it has two entries, and each is closed once: the driver counts, too.
 static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
 
 impl Opened {
