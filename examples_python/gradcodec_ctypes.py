@@ -102,7 +102,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "gc_comm_nccl_id": [POINTER(NcclOptions), POINTER(c_uint8)],
     "gc_comm_from_nccl_id": [POINTER(NcclOptions), POINTER(c_uint8), c_int32, c_int32, Device, POINTER(G)],
     "gc_peers_bytes": [c_int64, c_int32], "gc_comm_from_peers": [POINTER(PeersOptions), POINTER(G)],
-    "gc_comm_open_peers": [G, Device, c_int64, c_uint32, POINTER(G)], "gc_comm_from_two": [G, G, POINTER(G)],
+    "gc_comm_open_peers": [G, Device, c_int64, c_uint32, POINTER(G)], "gc_comm_hierarchical": [G, G, POINTER(G)],
     "gc_comm_reserve": [G, Device, c_int64], "gc_comm_async_error": [G], "gc_comm_free": [G],
     "gc_compressed_allreduce": [G, VIEW, VIEW, VIEW, c_void_p], "gc_shard_elements": [c_int64, c_int32],
     "gc_allreduce_create": [G, POINTER(CodecOptions), POINTER(R)], "gc_allreduce_free": [R],
@@ -728,7 +728,7 @@ class GradCodec:
         """One communicator of two: among the ranks of a machine, and among those that stand for machines."""
         two = Communicator._of(self, G())
         two._parts = [part for part in (inside, between) if part]  # whose functions are called
-        two._run(self.lib.gc_comm_from_two, inside._comm, between and between._comm, byref(two._comm))
+        two._run(self.lib.gc_comm_hierarchical, inside._comm, between and between._comm, byref(two._comm))
         return two
 
 

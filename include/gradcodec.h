@@ -129,7 +129,7 @@
  *   gc_comm_open_peers            Makes a communicator over peer memory that it allocates and maps itself.
  *
  * MACHINES
- *   gc_comm_from_two              Combines a communicator inside each machine and one between machines.
+ *   gc_comm_hierarchical              Combines a communicator inside each machine and one between machines.
  *
  * ALL-REDUCE
  *   gc_allreduce_create           Makes an all-reduce handle from a communicator and the options of a codec.
@@ -1235,7 +1235,7 @@ enum gc_transport {
 
 /**
  * A communicator. gc_comm_from_transport(), gc_comm_group(), gc_comm_from_nccl(), gc_comm_from_nccl_id(),
- * gc_comm_from_peers(), gc_comm_open_peers() and gc_comm_from_two() make one.
+ * gc_comm_from_peers(), gc_comm_open_peers() and gc_comm_hierarchical() make one.
  */
 typedef struct gc_comm_t gc_comm_t;
 
@@ -1541,7 +1541,7 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
  *     MPI_Comm_split(world, machine, rank, &mine);                // made a communicator, and of that: gc_comm_open_peers()
  *     MPI_Comm_split(world, rank_in_machine, rank, &alike);       // the ranks with this number, one of each machine
  *     gc_comm_t *inside, *between, *comm;                         // over these
- *     gc_comm_from_two(inside, between, &comm);                   // on every rank
+ *     gc_comm_hierarchical(inside, between, &comm);                   // on every rank
  *     gc_comm_free(inside);
  *     gc_comm_free(between);                                      // comm keeps what it needs of them
  *
@@ -1577,7 +1577,7 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
  * with BUSY or a NULL `inside`, or with a `between` of which another rank does not give its own (but NULL, or another
  * communicator in its place): for that the others wait. OUT_OF_MEMORY, COMM, BUSY.
  */
-gc_status_t gc_comm_from_two(gc_comm_t *inside,
+gc_status_t gc_comm_hierarchical(gc_comm_t *inside,
                              gc_comm_t *between,
                              gc_comm_t **out);
 

@@ -21,7 +21,7 @@ const SECTIONS: [(&str, &[&str]); 17] = [
     ("comm", &["src/capi/comm.rs"]),
     ("nccl", &["src/capi/nccl.rs"]),
     ("peers", &["src/capi/peers.rs"]),
-    ("two", &["src/capi/two.rs"]),
+    ("hierarchical", &["src/capi/hierarchical.rs"]),
     ("allreduce", &["src/capi/allreduce.rs"]),
     ("share", &["src/capi/share.rs"]),
     ("kernel", &["src/capi/kernel.rs"]),

@@ -850,10 +850,10 @@ inline Communicator comm_open_peers(Communicator &bootstrap, DLDevice device, in
     return Communicator(out);
 }
 /* Of the ranks of this machine, and of those that carry for theirs; `between` may be empty. */
-inline Communicator comm_from_two(Communicator &inside, Communicator &between)
+inline Communicator comm_hierarchical(Communicator &inside, Communicator &between)
 {
     gc_comm_t *out = nullptr;
-    detail::check(gc_comm_from_two(inside.get(), between.get(), &out));
+    detail::check(gc_comm_hierarchical(inside.get(), between.get(), &out));
     return Communicator(out);
 }
 inline void comm_free(Communicator) noexcept {} /* before its scope ends */

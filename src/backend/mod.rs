@@ -182,3 +182,10 @@ pub enum Skip<'a> {
     /// If this scalar, a bool, an int32 or a float32, is not 0. NaN is not 0.
     If(&'a View<'a>),
 }
+
+/// Where the chunks go that a codec makes.
+pub enum Destination<'a> {
+    Memory(View<'a>),
+    /// Into receive slots of other ranks, on a GPU.
+    Peers(cuda::peers::Sending),
+}

@@ -40,7 +40,7 @@ use std::{ffi::c_void, mem::offset_of, ops::Range};
 use dlpark::ffi::{DLDataType, DLDevice, DLTensor};
 
 use crate::{
-    backend::Stream,
+    backend::{Destination, Stream},
     error::{Result, error},
     ops::codec::{Codec, Descriptor},
     panics::boundary,
@@ -286,7 +286,7 @@ pub unsafe extern "C" fn gc_codec_encode(
                 borrow::tensor("payload", payload)?,
             )
         };
-        codec.0.encode(values, &factors, &payload, Stream::from_raw(stream))
+        codec.0.encode(values, &factors, Destination::Memory(payload), Stream::from_raw(stream))
     })
 }
 
@@ -359,7 +359,7 @@ pub unsafe extern "C" fn gc_codec_reduce(
         let (codec, chunks, dst) = unsafe {
             (handle::borrow("codec", codec)?, borrow::tensor("chunks", chunks)?, borrow::tensor("dst", dst)?)
         };
-        codec.0.reduce(chunk, &chunks, &dst, Stream::from_raw(stream))
+        codec.0.reduce(chunk, &chunks, Destination::Memory(dst), Stream::from_raw(stream))
     })
 }
 

@@ -29,7 +29,7 @@ use std::{ffi::c_void, mem::offset_of, ops::Range};
 use dlpark::ffi::DLDevice;
 
 use crate::{
-    comm::{Communicator, NCCL_ID_BYTES, Nccl, Shared},
+    comm::{Communicator, NCCL_ID_BYTES, Nccl},
     error::{Result, error},
     panics::boundary,
     tensor::{Device, Name},
@@ -37,8 +37,7 @@ use crate::{
 
 use super::{
     borrow::{self, Count, Out},
-    comm::gc_comm_t,
-    handle,
+    comm::{CommPlace, gc_comm_t},
     status::gc_status_t,
 };
 
@@ -88,7 +87,7 @@ pub enum NcclFlag {
 pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, out: *mut *mut gc_comm_t) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, and room for a pointer.
-        let (options, out) = unsafe { (borrow::options("options", options)?, Out::one("out", out)?) };
+        let (options, place) = unsafe { (borrow::options("options", options)?, CommPlace::new(out)?) };
         const SPLIT: u32 = NcclFlag::Split as u32;
         let gc_nccl_options_t { flags, comm, dl_handle, .. } = options;
         if flags & !SPLIT != 0 {
@@ -99,7 +98,8 @@ pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, ou
         }
         // SAFETY: the caller's promise.
         let nccl = unsafe { Nccl::of_comm(dl_handle, comm, flags & SPLIT != 0)? };
-        hand_out(nccl, out)
+        place.fill(Communicator::over_nccl(nccl)?);
+        Ok(())
     })
 }
 
@@ -148,14 +148,15 @@ pub unsafe extern "C" fn gc_comm_from_nccl_id(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, an id, and room for a pointer.
-        let (options, id, out) = unsafe {
+        let (options, id, place) = unsafe {
             borrow::check(&Name::new("id"), id)?;
-            (borrow::options("options", options)?, &*id.cast::<[u8; NCCL_ID_BYTES]>(), Out::one("out", out)?)
+            (borrow::options("options", options)?, &*id.cast::<[u8; NCCL_ID_BYTES]>(), CommPlace::new(out)?)
         };
         let device = Device::from_dlpack(&Name::new("device"), device)?;
         // SAFETY: the caller's promise.
         let nccl = unsafe { Nccl::of_id(handle_alone(&options)?, id, rank, world_size, device)? };
-        hand_out(nccl, out)
+        place.fill(Communicator::over_nccl(nccl)?);
+        Ok(())
     })
 }
 
@@ -170,9 +171,4 @@ fn handle_alone(options: &gc_nccl_options_t) -> Result<*mut c_void> {
         ));
     }
     Ok(options.dl_handle)
-}
-
-fn hand_out(nccl: Nccl, out: Out<*mut gc_comm_t>) -> Result<()> {
-    out.fill([handle::hand_out(gc_comm_t(Shared::new(Communicator::over_nccl(nccl))?))?]);
-    Ok(())
 }

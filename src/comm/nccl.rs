@@ -16,7 +16,10 @@ use cudarc::nccl::sys::{
 };
 
 use crate::{
-    backend::{Block, cuda::InPrimary},
+    backend::{
+        Block, Stream,
+        cuda::{self, InPrimary},
+    },
     cancel,
     dynamic::{self, Loaded, table},
     error::{Error, Result, error},
@@ -24,9 +27,8 @@ use crate::{
 };
 
 use super::{
-    RECORD,
-    transport::{Exchange, Pattern},
-    wire::Stage,
+    exchange::{Exchange, Pattern},
+    record::{self, Bytes},
 };
 
 /// The first that can split communicators, as ncclGetVersion says it.
@@ -327,7 +329,8 @@ pub struct Nccl {
     device: i32,
     /// Whether a call on it has failed.
     broken: AtomicBool,
-    stage: Stage,
+    /// For a record of this rank, and behind it those of all.
+    records: cuda::Memory,
 }
 
 // SAFETY: a communicator of NCCL's belongs to no thread.
@@ -371,7 +374,7 @@ impl Nccl {
         // SAFETY: the caller's promise.
         let library = unsafe { Library::of_new(handle)? };
         let _entered = InPrimary::enter(device)?;
-        let stage = Stage::new(device, world as usize)?;
+        let records = room_for_records(device, world)?;
         let id = ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         // SAFETY: the place is the call's.
         let comm = unsafe {
@@ -380,7 +383,7 @@ impl Nccl {
             })?
         };
         let (rank, world, broken) = (rank as usize, world as usize, AtomicBool::new(false));
-        Ok(Self { library, comm, owned: true, rank, world, device, broken, stage })
+        Ok(Self { library, comm, owned: true, rank, world, device, broken, records })
     }
 
     /// A caller's communicator; with `split` one of our own, made of all its ranks, which all do this.
@@ -407,7 +410,7 @@ impl Nccl {
             return Err(error!(Comm, "ncclCommUserRank and ncclCommCount say rank {rank} of {world}"));
         }
         let _entered = InPrimary::enter(device)?;
-        let stage = Stage::new(device, world as usize)?;
+        let records = room_for_records(device, world)?;
         let comm = match split {
             // SAFETY: as above; all ranks are of one color and keep their numbers, and the rest is as in `comm`.
             true => unsafe {
@@ -418,7 +421,7 @@ impl Nccl {
             false => comm,
         };
         let (rank, world, broken) = (rank as usize, world as usize, AtomicBool::new(false));
-        Ok(Self { library, comm, owned: split, rank, world, device, broken, stage })
+        Ok(Self { library, comm, owned: split, rank, world, device, broken, records })
     }
 
     /// The rank, and how many there are.
@@ -498,10 +501,24 @@ impl Nccl {
         }
     }
 
-    /// Tells every rank 64 bytes of each.
-    pub fn tell(&self, own: &[u8; RECORD], all: &mut [[u8; RECORD]]) -> Result<()> {
+    /// The bootstrap all-gather, on the legacy stream. Waits for it.
+    pub fn all_gather_records(&self, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
+        /// Behind the record that is sent.
+        const RECEIVED: u64 = record::BYTES as u64;
         let _entered = InPrimary::enter(self.device)?;
-        self.stage.tell(own, all, |exchange| self.exchange(exchange))
+        let at = |offset| ptr::with_exposed_provenance_mut::<u8>(self.records.at(offset) as usize);
+        self.records.write(0, own)?;
+        self.exchange(&Exchange {
+            pattern: Pattern::AllGather,
+            send: at(0),
+            recv: at(RECEIVED),
+            bytes: record::BYTES,
+            device: Device::Cuda(self.device),
+            stream: Stream::LEGACY,
+            memory: None,
+            error_flag: ptr::null_mut(),
+        })?;
+        self.records.read(RECEIVED, all.as_flattened_mut())
     }
 
     /// What has gone wrong since, without waiting.
@@ -513,6 +530,10 @@ impl Nccl {
             code => Err(self.library.failure(code, format_args!("communicator: rank {}", self.rank))),
         }
     }
+}
+
+fn room_for_records(device: i32, world: c_int) -> Result<cuda::Memory> {
+    cuda::Memory::new(&mut cuda::Queue::of(device, Stream::LEGACY)?, (world as u64 + 1) * record::BYTES as u64)
 }
 
 /// In a group nothing has begun: what a communicator that does not block is at work on is waited for at its end.

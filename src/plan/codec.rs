@@ -282,7 +282,7 @@ impl CodecPlan {
     }
 
     /// FNV-1a of the segments' counts.
-    fn digest(&self) -> u64 {
+    pub fn digest(&self) -> u64 {
         fnv1a(self.workers.iter().flat_map(|run| run.elements.to_le_bytes()))
     }
 
@@ -340,7 +340,7 @@ impl CodecPlan {
     }
 }
 
-fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
+pub fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 

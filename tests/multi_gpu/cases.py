@@ -807,7 +807,7 @@ def over_two(here, on, ways, machines):
     alike = Part(here, on, list(range(here.rank % each, here.world, each)))
     inside, between = OVER[ways[0]](of_machine), OVER[ways[1]](alike)
     comm = POINTER(Comm)()
-    call("gc_comm_from_two", inside, between, byref(comm))
+    call("gc_comm_hierarchical", inside, between, byref(comm))
     lib.gc_comm_free(inside)
     lib.gc_comm_free(between)
     return comm

@@ -158,7 +158,7 @@ class Machines(World):
 
     def join(self, rank):
         comm = POINTER(Comm)()
-        call("gc_comm_from_two", *self.parts(rank), byref(comm))
+        call("gc_comm_hierarchical", *self.parts(rank), byref(comm))
         self.comms[rank] = comm
 
     def __exit__(self, *_):

@@ -113,12 +113,12 @@ class Parts(Machines):
         pass
 
     def make(self, parts=None):
-        """Statuses and sentences of gc_comm_from_two(), by rank; what was made is released."""
+        """Statuses and sentences of gc_comm_hierarchical(), by rank; what was made is released."""
 
         def one(rank):
             comm = POINTER(Comm)()
             inside, between = (parts or self.parts)(rank)
-            found = status_of(lib.gc_comm_from_two, inside, between, byref(comm))
+            found = status_of(lib.gc_comm_hierarchical, inside, between, byref(comm))
             assert bool(comm) == (found[0] == Status.OK)
             lib.gc_comm_free(comm)
             return found
@@ -207,7 +207,7 @@ def test_a_rank_without_room_for_the_result_makes_all_fail():
 
         def one(rank):
             comm = POINTER(Comm)()
-            return status_of(lib.gc_comm_from_two, *world.parts(rank), None if rank == 3 else byref(comm))
+            return status_of(lib.gc_comm_hierarchical, *world.parts(rank), None if rank == 3 else byref(comm))
 
         found = world.each(one)
         assert [status for status, _ in found] == [Status.INVALID_ARGUMENT] * 5, found
