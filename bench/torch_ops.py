@@ -6,7 +6,7 @@
 What a call costs before the device has done anything: batches of calls on a small tensor, the device idle before each
 and waited for after it, outside of the time. On the CPU the work, of 4096 elements, is in it. `alias` does nothing but
 go through the dispatcher, `empty_like` allocates, `neg` allocates and launches. Per call the median of the batches, and
-the least. Needs what examples_cpp/torch_ops.py needs.
+the least. Needs what examples/python/torch_ops.py needs.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import time
 import torch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "examples_cpp"))
+sys.path.insert(0, str(ROOT / "examples" / "python"))
 
 import torch_ops  # noqa: E402 the path comes first
 from cpu import commit  # noqa: E402

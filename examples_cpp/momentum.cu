@@ -5,7 +5,7 @@
  *   LD_LIBRARY_PATH=target/release ./momentum
  *
  * It compares them with those of a codec and of gc_onebit_compress_into: they are the same to the last bit. Not so with
- * --use_fast_math, which loses denormals. examples_python/cupy_kernels.py has the same for CuPy. */
+ * --use_fast_math, which loses denormals. examples/python/cupy_kernels.py has the same for CuPy. */
 
 #include <gradcodec/device.cuh>
 #include <gradcodec/gradcodec.hpp>

@@ -25,7 +25,7 @@ def faults(release):
     version = re.search(r'^version = "(.*)"', text("Cargo.toml"), re.M)[1]
     major, minor, _ = version.split(".")
     header = text("include/gradcodec.h")
-    locks = ("Cargo.lock", "examples_rust/Cargo.lock", "fuzz/Cargo.lock")
+    locks = ("Cargo.lock", "examples/rust/Cargo.lock", "fuzz/Cargo.lock")
     named = {
         **{path: re.search(r'name = "gradcodec"\nversion = "(.*)"', text(path))[1] for path in locks},
         "include/gradcodec.h": ".".join(re.findall(r"#define GRADCODEC_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header)),

@@ -33,10 +33,10 @@ move() {
 }
 move "$lib" "usr/lib/$multiarch/libgradcodec.so.$major" "usr/lib/$multiarch/libgradcodec.so.$version"
 move libgradcodec-dev usr/include "usr/lib/$multiarch/libgradcodec.so" "usr/lib/$multiarch/libgradcodec.a" \
-    "usr/lib/$multiarch/pkgconfig" "usr/lib/$multiarch/cmake" usr/share/man
+    "usr/lib/$multiarch/pkgconfig" "usr/lib/$multiarch/cmake" usr/share/man usr/share/gradcodec
 gzip -9n "$deb/libgradcodec-dev/usr/share/man/man7/gradcodec.7"
 mkdir -p "$deb/libgradcodec-dev/usr/share/doc/libgradcodec-dev"
-for path in CHANGELOG.md SECURITY.md docs examples kernels.md; do
+for path in CHANGELOG.md SECURITY.md docs examples examples_c examples_cpp kernels.md; do
     mv "$deb/all/usr/share/doc/gradcodec/$path" "$deb/libgradcodec-dev/usr/share/doc/libgradcodec-dev/$path"
 done
 chmod 644 "$deb/$lib/usr/lib/$multiarch/libgradcodec.so.$version"
@@ -90,7 +90,8 @@ package libgradcodec-dev libdevel "$lib (= $version-1)" "gradients at one bit pe
 GradCodec packs the signs of gradients to one bit per element, with error
 feedback, and averages them over ranks. Tensors pass as DLPack structs.
 .
-This package has the headers, the static library, and examples.
+This package has the headers, the static library, the Python package in
+/usr/share/gradcodec/python, and examples.
 END
 package "$lib-dbgsym" debug "$lib (= $version-1)" "debug symbols for $lib" <<END
 Line numbers for backtraces and debuggers.

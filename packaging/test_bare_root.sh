@@ -93,9 +93,8 @@ print(gradcodec.tensor_empty([8], "float32").shape, gradcodec.build_info().split
         # shellcheck disable=SC2086 # words
         inside "$suite" $pip --quiet numpy cffi
         mkdir "$system/opt/examples"
-        for example in examples_python/*.py; do
-            [ "$example" = examples_python/gradcodec_ctypes.py ] ||
-                sed 's/gradcodec_ctypes import/gradcodec import/' "$example" > "$system/opt/examples/${example#*/}"
+        for example in examples/python/*.py; do
+            grep -qE '^(import torch_ops|from this_tree|"""Where)' "$example" || cp "$example" "$system/opt/examples"
         done
         found=/opt/venv/lib/python3.11/site-packages/gradcodec
         for example in "$system"/opt/examples/*.py; do

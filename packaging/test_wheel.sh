@@ -43,14 +43,13 @@ $pip -c tests/constraints.txt numpy cffi pkgconf
 $pip --no-deps "$wheel"
 python=$venv/bin/python
 
-# The wheel's module has another name than the file; else the examples are as they are.
+# The examples as they are, except those that compile a program of this tree.
 mkdir "$work/examples"
-for example in examples_python/*.py; do
-    [ "$example" = examples_python/gradcodec_ctypes.py ] ||
-        sed 's/gradcodec_ctypes import/gradcodec import/' "$example" > "$work/examples/${example#*/}"
+for example in examples/python/*.py; do
+    grep -qE '^(import torch_ops|from this_tree|"""Where)' "$example" || cp "$example" "$work/examples"
 done
 package=$("$python" -c 'import gradcodec, os; print(os.path.dirname(gradcodec.__file__))')
-cmp "$package/__init__.py" examples_python/gradcodec_ctypes.py
+for module in python/gradcodec/*; do [ -d "$module" ] || cmp "$module" "$package/${module##*/}"; done
 # Two examples read files of their own choice, which they are told of.
 export GRADCODEC_INCLUDE="$package/include"
 cd "$work"
@@ -88,7 +87,7 @@ eval "${CC:-cc} -std=c99 \"$root/examples_c/bits.c\" -o odd $("$python" "$odd/gr
 ldd odd | grep -qF "$odd" || fail "another library: $(ldd odd)"
 [ "$("$python" "$odd/gradcodec/_config.py" --cmakedir)" = "$odd/gradcodec/lib/cmake/gradcodec" ] || fail "--cmakedir"
 echo "ok C: bits, by gradcodec-config, also from a folder with spaces and quotes, and by pkg-config"
-sh "$root/tests/man.sh" "$venv/share/man/man7/gradcodec.7"
+sh "$root/tests/packaging/man.sh" "$venv/share/man/man7/gradcodec.7"
 cmake=$(command -v cmake || echo "$root/build/venv-peers/bin/cmake")
 if [ -x "$cmake" ]; then
     cat > CMakeLists.txt <<END

@@ -2,7 +2,7 @@
 """wheel.py ARCH: build/package/gradcodec-VERSION-py3-none-manylinux_2_17_ARCH.whl, of build/package/ARCH/lib.
 
 A wheel is a zip file with a list of what is in it; this writes one with the same bytes every time. In it are the
-package `gradcodec`, which is examples_python/gradcodec_ctypes.py, and in its folder what C and C++ programs need: lib/
+package `gradcodec`, which is python/gradcodec, and in its folder what C and C++ programs need: lib/
 with the library, its pkg-config file and its CMake package, include/, and share/doc/.
 """
 
@@ -63,16 +63,17 @@ def description(readme):
 def contents(arch, about):
     """Names in the wheel, each with its bytes and whether it is a program."""
     prefix = ROOT / "build/package" / arch / "prefix"
-    client = ROOT / "examples_python/gradcodec_ctypes.py"
-    yield "gradcodec/__init__.py", client.read_bytes()
-    yield "gradcodec/py.typed", b""
+    package = ROOT / "python" / "gradcodec"
+    for file in sorted([*package.glob("*.py"), package / "py.typed"]):
+        yield f"gradcodec/{file.name}", file.read_bytes()
     yield "gradcodec/_config.py", (ROOT / "packaging/config.py").read_bytes()
     yield "gradcodec/lib/libgradcodec.so.0", (prefix / f"lib/libgradcodec.so.{about['version']}").read_bytes()
     yield "gradcodec/lib/libgradcodec.so", LINK.encode()
     for folder in "include", "lib/cmake", "lib/pkgconfig", "share/doc":
         for file in sorted((prefix / folder).rglob("*")):
-            if file.is_file() and "examples" not in file.relative_to(prefix).parts:
-                yield f"gradcodec/{file.relative_to(prefix)}", file.read_bytes()
+            name = str(file.relative_to(prefix))
+            if file.is_file() and not name.startswith("share/doc/gradcodec/examples"):
+                yield f"gradcodec/{name}", file.read_bytes()
     # pip puts this beside the environment's programs, and man looks there.
     page = "share/man/man7/gradcodec.7"
     yield f"gradcodec-{about['version']}.data/data/{page}", (prefix / page).read_bytes()

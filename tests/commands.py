@@ -24,12 +24,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 #   make             `.ci/run` makes it, as all or as a part of something
 #   exempt: REASON   nothing runs it
 LIST = [
-    ("README.md sh: *", "by tests/readme.sh"),
-    ("README.md: make uninstall PREFIX=*", "in tests/readme.sh"),
+    ("README.md sh: *", "by tests/packaging/readme.sh"),
+    ("README.md: make uninstall PREFIX=*", "in tests/packaging/readme.sh"),
     ("README.md: cc pack.c -lgradcodec", "exempt: README's block for /usr/local is the same with -o and ./pack"),
     ("README.md: cc pack.c $(gradcodec-config *", "in packaging/test_wheel.sh"),
     ("packaging/config.py: *", "in packaging/test_wheel.sh"),
-    ("include/gradcodec.h: cc program.c $(pkg-config *", "in tests/readme.sh"),
+    ("include/gradcodec.h: cc program.c $(pkg-config *", "in tests/packaging/readme.sh"),
     # Makefile's targets.
     ("*: make test-bare-root", "exempt: root, and makes two systems by debootstrap"),
     ("*: make test-cargo-c", "exempt: wants cargo-c, minutes of building"),
@@ -38,11 +38,11 @@ LIST = [
     ("*: make multi-gpu", "exempt: several GPUs; tests/multi_gpu is run with --device cpu"),
     ("*: make aarch64", "exempt: root, and makes a system by debootstrap; two hours under qemu"),
     ("*: make bench*", "exempt: measures for an hour, and writes documents"),
-    ("*: make header", "exempt: writes headers; tests/header.rs makes them, too, and compares"),
+    ("*: make header", "exempt: writes headers; tests/source/header.rs makes them, too, and compares"),
     ("*: make kernels", "exempt: writes fatbins; `make test-fatbin` makes them, too, and compares"),
     ("*: make install-static", "in packaging/build.sh"),
-    ("*: make *install*", "in tests/install.sh"),
-    ("*: make help", "in tests/readme.sh"),
+    ("*: make *install*", "in tests/packaging/install.sh"),
+    ("*: make help", "in tests/packaging/readme.sh"),
     ("*: make *", "make"),
     # What people do who change it or release it.
     ("CONTRIBUTING.md: cargo test every_allocation", "exempt: a part of `make test-rust`"),
@@ -63,24 +63,24 @@ LIST = [
     ("docs/LANGUAGES.md sh: *jax*", "jax"),
     ("docs/LANGUAGES.md sh: bindgen *", "exempt: the program is seldom there; make test-bindgen runs the crate so"),
     ("docs/LANGUAGES.md sh: *go run*", "go"),
-    ("docs/LANGUAGES.md sh: export *", "in tests/languages.sh"),
+    ("docs/LANGUAGES.md sh: export *", "in tests/languages/run.sh"),
     ("docs/LANGUAGES.md sh: gfortran *", "fortran"),
     ("docs/LANGUAGES.md sh: luajit *", "lua"),
     ("docs/LANGUAGES.md sh: mcs *", "csharp"),
-    ("*: java *", "exempt: wants a JDK of 22; tests/languages.sh runs the class on a runtime that has no compiler"),
-    ("examples_go/*: *", "go"),
-    ("examples_fortran/*: *", "fortran"),
-    ("examples_lua/*: *", "lua"),
-    ("examples_csharp/*: *", "csharp"),
+    ("*: java *", "exempt: wants a JDK of 22; tests/languages/run.sh runs the class on a runtime that has no compiler"),
+    ("examples/go/*: *", "go"),
+    ("examples/fortran/*: *", "fortran"),
+    ("examples/lua/*: *", "lua"),
+    ("examples/csharp/*: *", "csharp"),
     # Examples.
     ("examples_c/mpi.c: *", "mpi"),
     ("examples_c/*: *", "examples"),
-    ("examples_rust/*: *", "examples_rust"),
-    ("examples_python/peers.py: *", "peers"),
-    ("examples_python/*: *", "examples"),
+    ("examples/rust/*: *", "rust"),
+    # Those that want a framework: they compile what is in examples_cpp, or are a process a GPU.
+    *((f"examples/python/{name}.py: *", "peers") for name in "ddp jax_ops peers relu_mask torch_ops tvm_ops".split()),
+    ("examples/python/*: *", "examples"),
     ("examples_cpp/CMakeLists.txt: *", "cmake"),
-    ("examples_cpp/*.py: *", "peers"),
-    ("examples_cpp/*.cu: *", "exempt: -arch=native wants a GPU; tests/peers/nvcc.sh compiles it for others"),
+    ("examples_cpp/*.cu: *", "exempt: -arch=native wants a GPU; tests/frameworks/native/nvcc.sh compiles it for others"),
     ("examples_cpp/*: *", "examples_cpp"),
 ]
 
@@ -98,7 +98,7 @@ OF_A_SENTENCE = {*PROGRAMS.split()}  # alone between backticks: a name
 
 def documents():
     """Those of the site, those that README.md names, and whatever has a comment that is read as one."""
-    patterns = ["*.md", "docs/*.md", "kernels/*.md", "examples_*/**/*", "include/**/*.h*", "packaging/config.py"]
+    patterns = ["*.md", "docs/*.md", "kernels/*.md", "examples*/**/*", "python/**/*", "include/**/*.h*", "packaging/config.py"]
     paths = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
     kinds = "md py c cpp cu h hpp cuh rs go java lua f90 cs txt toml mod".split()
     return [path for path in paths if path.suffix[1:] in kinds and "target" not in path.relative_to(ROOT).parts]
@@ -195,7 +195,7 @@ def wrong_with(where, script):
         missing = [line for line in ([target[1]] if target else script.split("\n"))
                    if not re.search(rf"(?<![\w-]){re.escape(line)}(?![\w-])", read(rest))]  # fmt: skip
         return f"{rest} has no: {missing[0]}" if missing else None
-    callers = [ROOT / "Makefile", *ROOT.glob("tests/*.sh"), *ROOT.glob("tests/*/*.sh")]
+    callers = [ROOT / "Makefile", *ROOT.glob("tests/**/*.sh")]
     if not any(re.search(rf"(?:commands\.py|as_it_stands) {kind}\b", path.read_text()) for path in callers):
         return f"nothing calls commands.py {kind}"
     return None

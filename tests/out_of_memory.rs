@@ -729,10 +729,10 @@ fn a_build_info_without_memory_is_empty_whatever_is_loaded() {
 /// Names the folder of the test in a process of its own, in which kernels are kept.
 const KERNELS: &str = "GRADCODEC_TEST_KERNELS";
 
-/// An NVRTC that compiles nothing, made of tests/driver/libnvrtc.c.
+/// An NVRTC that compiles nothing, made of tests/fakes/nvrtc/libnvrtc.c.
 fn nvrtc(folder: &Path) -> *mut c_void {
     let library = folder.join("libnvrtc.so.12");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver/libnvrtc.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fakes/nvrtc/libnvrtc.c");
     let mut compiler = Command::new("cc");
     compiler.args(["-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-pthread", "-o"]).arg(&library).arg(source);
     assert!(compiler.status().unwrap().success());

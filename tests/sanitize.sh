@@ -79,7 +79,7 @@ done
 
 export GRADCODEC_STAND_INS=$work/stand_ins
 mkdir -p "$GRADCODEC_STAND_INS"
-for source in tests/stand_ins/*.c; do
+for source in tests/fakes/python/*.c; do
     step "compile $source" ${CC:-cc} -std=c99 -g -shared -fPIC "$source" \
         -o "$GRADCODEC_STAND_INS/$(basename "$source" .c).so"
 done

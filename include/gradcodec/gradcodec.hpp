@@ -849,11 +849,11 @@ inline Communicator comm_open_peers(Communicator &bootstrap, DLDevice device, in
     detail::check(gc_comm_open_peers(bootstrap.get(), device, n_elements, timeout_ms, &out));
     return Communicator(out);
 }
-/* Of the ranks of this machine, and of those that carry for theirs; `between` may be empty. */
-inline Communicator comm_hierarchical(Communicator &inside, Communicator &between)
+/* Of the ranks of this node, and of its leaders; `inter_node` may be empty. */
+inline Communicator comm_hierarchical(Communicator &intra_node, Communicator &inter_node)
 {
     gc_comm_t *out = nullptr;
-    detail::check(gc_comm_hierarchical(inside.get(), between.get(), &out));
+    detail::check(gc_comm_hierarchical(intra_node.get(), inter_node.get(), &out));
     return Communicator(out);
 }
 inline void comm_free(Communicator) noexcept {} /* before its scope ends */

@@ -1,6 +1,6 @@
 /* The exported functions as they were promised: name, result, parameters. Written by hand from the interface that was
  * agreed, not from the code: the header is derived from the definitions, so comparing those two finds no mistake that
- * is in both. Every other list is made from this one, or a test compares the two: see tests/boundary.rs.
+ * is in both. Every other list is made from this one, or a test compares the two: see tests/source/boundary.rs.
  *
  * A file that includes this defines FUNCTION before. If it does not, a pointer of exactly the promised type takes the
  * address of each function of gradcodec.h, or the file does not compile. */

@@ -1,5 +1,5 @@
 /* gc_capsule_destructor finds Python however the host has loaded it, and whenever. GRADCODEC_STAND_INS: the folder with
- * stand-ins for a Python, made of tests/stand_ins. Each case in a child, where nothing has been looked for before. */
+ * stand-ins for a Python, made of tests/fakes/python. Each case in a child, where nothing has been looked for before. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include "child.h"

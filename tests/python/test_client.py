@@ -1,4 +1,4 @@
-"""Where examples_python/gradcodec_ctypes.py looks for the library when nobody names it."""
+"""Where python/gradcodec looks for the library when nobody names it."""
 
 import importlib.util
 import os
@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 LIBRARY = os.environ["GRADCODEC_LIBRARY"]
-CLIENT = Path(__file__).resolve().parent.parent.parent / "examples_python" / "gradcodec_ctypes.py"
-ONEBIT, SIGN, TRANSACTIONAL = 1, 2, 2
+CLIENT = Path(__file__).resolve().parents[2] / "python" / "gradcodec"
+sys.path.append(str(CLIENT.parent))
+from gradcodec import ONEBIT, SIGN, TRANSACTIONAL, GradCodec  # noqa: E402 the path comes first
+
 NAME = "libgradcodec-of-a-test.so.0"  # one that no machine has installed
 
 
@@ -23,17 +25,17 @@ def client(tmp_path, monkeypatch):
     monkeypatch.delenv("GRADCODEC_LIBRARY")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "python"))
-    copy = tmp_path / "beside" / "bin" / CLIENT.name
-    copy.parent.mkdir(parents=True)
-    shutil.copy(CLIENT, copy)
-    spec = importlib.util.spec_from_file_location("copied_client", copy)
+    copy = tmp_path / "installed" / "share" / "gradcodec" / "python" / "gradcodec"
+    shutil.copytree(CLIENT, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    spec = importlib.util.spec_from_file_location(tmp_path.name, copy / "__init__.py")
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "NAME", NAME, raising=False)
+    monkeypatch.setattr(module._library, "NAME", NAME)
     return module
 
 
-@pytest.mark.parametrize("prefix", ["beside", "python", "home/.local"])
+@pytest.mark.parametrize("prefix", ["installed", "installed/share/gradcodec", "python", "home/.local"])
 def test_it_is_found_in_the_prefixes_where_it_may_be(client, tmp_path, prefix):
     place = tmp_path / prefix / "lib" / NAME
     place.parent.mkdir(parents=True)
@@ -42,10 +44,11 @@ def test_it_is_found_in_the_prefixes_where_it_may_be(client, tmp_path, prefix):
     assert gradcodec.lib._name == str(place) and gradcodec.chunk_bytes(1000, 4) == 32
 
 
-@pytest.mark.parametrize("folder", [".", "lib"])
+@pytest.mark.parametrize("folder", ["gradcodec", "gradcodec/lib", "../target/release", "../lib", "../../../lib"])
 def test_the_one_beside_it_comes_before_all_others(client, tmp_path, folder):
-    """As in the wheel: whatever else is installed."""
-    place, other = tmp_path / "beside" / "bin" / folder / NAME, tmp_path / "python" / "lib" / NAME
+    """As in the wheel, in the sources, in the tree of `make dist` and in a prefix: whatever else is installed."""
+    python = tmp_path / "installed" / "share" / "gradcodec" / "python"
+    place, other = (python / folder).resolve() / NAME, tmp_path / "python" / "lib" / NAME
     for path in place, other:
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(LIBRARY, path)
@@ -69,13 +72,13 @@ def test_another_library_is_not_taken_for_it(client):
 def test_where_it_is_not_found_the_error_says_where_it_was_sought_and_what_to_do(client, tmp_path):
     with pytest.raises(OSError) as raised:
         client.GradCodec()
-    sought = [str(tmp_path / prefix / "lib" / NAME) for prefix in ("beside", "python", "home/.local")]
-    for words in (NAME, *sought, str(tmp_path / "beside" / "bin" / NAME), f"/usr/local/lib/{NAME}", "make install PREFIX=$HOME/.local", "GRADCODEC_LIBRARY"):
+    sought = [str(tmp_path / prefix / "lib" / NAME) for prefix in ("installed", "python", "home/.local")]
+    for words in (NAME, *sought, str(tmp_path / "installed" / "share/gradcodec/python/gradcodec" / NAME), f"/usr/local/lib/{NAME}", "make install PREFIX=$HOME/.local", "GRADCODEC_LIBRARY"):
         assert words in str(raised.value)
 
 
 def test_a_file_that_is_found_but_no_library_is_not_passed_over(client, tmp_path):
-    place = tmp_path / "beside" / "lib" / NAME
+    place = tmp_path / "installed" / "lib" / NAME
     place.parent.mkdir(parents=True)
     place.write_text("not a library")
     with pytest.raises(OSError, match=str(place)):
@@ -84,10 +87,7 @@ def test_a_file_that_is_found_but_no_library_is_not_passed_over(client, tmp_path
 
 @pytest.fixture
 def gradcodec():
-    spec = importlib.util.spec_from_file_location("client", CLIENT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.GradCodec(LIBRARY)
+    return GradCodec(LIBRARY)
 
 
 def aligned(count, dtype=np.uint8):
@@ -213,7 +213,7 @@ def test_what_an_engine_raises_is_the_cause(gradcodec):
     for call in (
         lambda: comm.compressed_allreduce(np.ones(8, "f4"), np.zeros(8, "f4"), np.zeros(8, "f4")),
         lambda: comm.allreduce(ONEBIT, [8]),
-        lambda: gradcodec.two(gradcodec.group(1)[0], comm),
+        lambda: gradcodec.hierarchical(gradcodec.group(1)[0], comm),
     ):
         with pytest.raises(RuntimeError, match="returned 1") as raised:
             call()
@@ -235,7 +235,7 @@ def test_what_an_engine_raises_later_is_the_cause_over_two_communicators_as_well
         return function
 
     between = [gradcodec.communicator(rank, 2, *map(breakable, engine.functions(rank))) for rank in (0, 1)]
-    two = in_threads([lambda r=r: gradcodec.two(gradcodec.group(1)[0], between[r]) for r in (0, 1)])
+    two = in_threads([lambda r=r: gradcodec.hierarchical(gradcodec.group(1)[0], between[r]) for r in (0, 1)])
     del between
     reduce = [lambda r=r: two[r].compressed_allreduce(*np.zeros((2, 16), "f4"), np.zeros(8, "f4")) for r in (0, 1)]
     assert in_threads(reduce) == [None, None]

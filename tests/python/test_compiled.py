@@ -1,4 +1,4 @@
-"""Kernels that are compiled at run time, end to end without a card: the source goes through g++ (tests/driver/libnvrtc_gcc.c)
+"""Kernels that are compiled at run time, end to end without a card: the source goes through g++ (tests/fakes/nvrtc/libnvrtc_gcc.c)
 and runs lane by lane in the driver without a card; and through a real NVRTC, whose code nobody runs. NumPy is the oracle."""
 
 import os

@@ -1,4 +1,4 @@
-"""examples_python/gradcodec_ctypes.py declares the functions of the library as tests/abi/functions.h promises them."""
+"""python/gradcodec declares the functions of the library as tests/abi/functions.h promises them."""
 
 import ctypes
 import pathlib
@@ -6,8 +6,9 @@ import sys
 
 import capi
 
-sys.path.append(str(pathlib.Path(__file__).parents[2] / "examples_python"))
-import gradcodec_ctypes as client  # noqa: E402 the path comes first
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "python"))
+from gradcodec import GradCodec  # noqa: E402 the path comes first
+from gradcodec import _abi as client  # noqa: E402
 
 # What it does without, and why.
 WITHOUT = {
@@ -27,7 +28,7 @@ def test_the_client_declares_every_function_as_it_was_promised():
     )  # fmt: skip
     promised = capi.signatures(structs, ctypes.c_void_p).items()
     assert client.SIGNATURES == {name: arguments for name, (_, *arguments) in promised if name not in WITHOUT}
-    library = client.GradCodec()
+    library = GradCodec()
     for name, (result, *_) in promised:
         if name not in WITHOUT:
             expected = library._check if result is ctypes.c_int32 else result

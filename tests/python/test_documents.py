@@ -19,7 +19,7 @@ def variables():
         ".h": r'getenv\("(\w+)"',
         ".hpp": r'getenv\("(\w+)"',
     }
-    for folder in "build.rs", "src", "examples_c", "examples_cpp", "examples_python", "include":
+    for folder in "build.rs", "src", "examples", "examples_c", "examples_cpp", "python", "include":
         for path in sorted([ROOT / folder, *(ROOT / folder).rglob("*")]):
             for names in re.findall(patterns.get(path.suffix, "(?!)"), path.read_text() if path.is_file() else ""):
                 found.setdefault("".join(names), path.relative_to(ROOT))
@@ -37,7 +37,7 @@ def test_every_variable_of_the_environment_is_documented():
 def test_no_variable_is_documented_that_nothing_reads():
     text = "".join(
         path.read_text(errors="replace")
-        for folder in ("src", "tests", "examples_c", "examples_cpp", "examples_python", "Makefile")
+        for folder in ("src", "tests", "examples", "examples_c", "examples_cpp", "python", "Makefile")
         for path in [ROOT / folder, *(ROOT / folder).rglob("*")]
         if path.is_file() and path.name != "test_documents.py"
     )
@@ -70,7 +70,7 @@ def test_every_command_of_a_document_or_an_example_is_run_or_exempt(commands):
         ("README.md", "Call `cc new.c\n-lgradcodec`.", "cc new.c -lgradcodec", "nothing runs it"),
         ("README.md", "`make new-target` makes it.", "make new-target", "does not make new-target"),
         ("README.md", "`make test-new` tests it.", "make test-new", "does not make test-new"),
-        ("CHANGELOG.md", "`make install-new`", "make install-new", "tests/install.sh has no: install-new"),
+        ("CHANGELOG.md", "`make install-new`", "make install-new", "tests/packaging/install.sh has no: install-new"),
         ("examples_new/bits.c", "/* Bits.\n *\n *   zig build\n *   ./bits */", "zig build\n./bits", "nothing runs it"),
         ("examples_cpp/new.cpp", "//     g++ new.cpp\nint x;", "g++ new.cpp", None),
         ("include/new.hpp", "/** Compile it with `g++ a.cpp`. */", "g++ a.cpp", "nothing runs it"),

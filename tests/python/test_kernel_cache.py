@@ -1,5 +1,5 @@
 """What was compiled is found again by other processes, and nothing that is wrong with the directory keeps a kernel from
-being compiled: with an NVRTC that compiles nothing (tests/driver/libnvrtc.c) and writes down what it was asked."""
+being compiled: with an NVRTC that compiles nothing (tests/fakes/nvrtc/libnvrtc.c) and writes down what it was asked."""
 
 import os
 import pathlib

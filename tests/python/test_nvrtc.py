@@ -1,5 +1,5 @@
 """How NVRTC is found, what is asked of it, and what its failures become: with one that compiles nothing
-(tests/driver/libnvrtc.c)."""
+(tests/fakes/nvrtc/libnvrtc.c)."""
 
 import pathlib
 import shutil

@@ -1,4 +1,4 @@
-"""Tensors on CUDA for another process, on a driver of host memory (tests/driver/libcuda.c): what both sides see, who frees
+"""Tensors on CUDA for another process, on a driver of host memory (tests/fakes/cuda/libcuda.c): what both sides see, who frees
 what and when, what a stranger may send, and what is left behind by a driver that fails."""
 
 import pytest

@@ -1,0 +1,33 @@
+"""GradCodec from Python. It needs Python 3.10, the library, and nothing else.
+
+    gradcodec = GradCodec()  # or GradCodec("/path/to/libgradcodec.so.0")
+    chunks = gradcodec.pack_chunks(positive, 4)  # an array of NumPy, PyTorch, CuPy, JAX: of whatever has __dlpack__
+    arrays = [numpy.from_dlpack(chunk) for chunk in chunks]  # or torch's, cupy's, jax.dlpack's; nothing is copied
+    gradcodec.pack_signs_into(gradient, bits, stream=torch.cuda.current_stream())  # dst second, defaults behind it
+
+What functions do, take and refuse is in gradcodec.h. `stream`: None or 1 for the legacy stream, 2 the per-thread one, a
+handle, or an object that has one as `cuda_stream` (torch) or `ptr` (CuPy). It waits for what frameworks have enqueued
+on the tensors; until it is done they must stay. JAX's arrays are immutable and cannot say so: do not write to them.
+"""
+
+from ._abi import (
+    ADD, AXIS_NONE, BIG, COUNT_ALL, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, DTYPES, LITTLE, MEAN, ONEBIT, PROPAGATE,
+    RMS, SET, SIGN, TRANSACTIONAL, ZERO, DType, Device,
+)
+from ._codecs import Codec
+from ._comms import AllReduce, Communicator, Exchanger
+from ._errors import GradCodecError
+from ._kernels import Kernel
+from ._library import GradCodec
+from ._share import Share
+from ._tensors import Array, Tensor
+
+__all__ = [
+    "ADD", "AXIS_NONE", "BIG", "COUNT_ALL", "CPU", "CUDA", "CUDA_HOST", "CUDA_MANAGED", "DTYPES", "LITTLE", "MEAN",
+    "ONEBIT", "PROPAGATE", "RMS", "SET", "SIGN", "TRANSACTIONAL", "ZERO", "AllReduce", "Array", "Codec",
+    "Communicator", "DType", "Device", "Exchanger", "GradCodec", "GradCodecError", "Kernel", "Share", "Tensor",
+]  # fmt: skip
+
+# As they are known: in messages, and in what is pickled.
+for _each in (AllReduce, Array, Codec, Communicator, GradCodec, GradCodecError, Kernel, Share, Tensor):
+    _each.__module__ = __name__

@@ -1,0 +1,99 @@
+"""What is wrong with an argument is said here where C would take another number for it."""
+
+import math
+import operator
+from ctypes import c_float
+from typing import Any
+
+from ._abi import DTYPES, Device, DType
+
+
+def _said(thing: Any) -> str:
+    text = repr(thing)
+    return text if thing is None or len(text) > 60 else f"{type(thing).__name__} {text}"
+
+
+def _whole(name: str, number: Any, least: int = -(2**63), most: int = 2**63 - 1) -> int:
+    try:
+        if isinstance(number, bool):
+            raise TypeError
+        value = operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name}: a whole number expected, got {_said(number)}") from None
+    if not least <= value <= most:
+        raise ValueError(f"{name}: at {f'least {least}' if value < least else f'most {most}'} expected, got {value}")
+    return value
+
+
+def _count(name: str, number: Any) -> int:
+    return _whole(name, number, 0)
+
+
+INT32 = -(2**31), 2**31 - 1
+
+
+def _int32(name: str, number: Any) -> int:
+    return _whole(name, number, *INT32)
+
+
+def _wholes(name: str, numbers: Any, least: int = -(2**63), most: int = 2**63 - 1) -> list[int]:
+    try:
+        each = list(numbers)
+    except TypeError:
+        raise TypeError(f"{name}: a sequence of whole numbers expected, got {_said(numbers)}") from None
+    return [_whole(f"{name}[{index}]", number, least, most) for index, number in enumerate(each)]
+
+
+def _address(name: str, address: Any) -> int | None:
+    return None if address is None else _whole(name, address, 0, 2**64 - 1)
+
+
+def _float32(name: str, number: Any) -> float:
+    try:
+        if isinstance(number, (bool, str, bytes)):
+            raise TypeError
+        value = float(number)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: a number expected, got {_said(number)}") from None
+    if math.isinf(c_float(value).value) and not math.isinf(value):
+        raise OverflowError(f"{name}: at most 3.4e38, the largest float32, expected, got {value}")
+    return value
+
+
+def _text(name: str, text: Any) -> bytes:
+    if not isinstance(text, (str, bytes)):
+        raise TypeError(f"{name}: a str expected, got {_said(text)}")
+    encoded = text.encode() if isinstance(text, str) else text
+    if b"\0" in encoded:
+        raise ValueError(f"{name}: a str without NUL expected, got one at {encoded.index(0)} of {len(encoded)} bytes")
+    return encoded
+
+
+def _bytes(name: str, given: Any) -> bytes:
+    try:
+        return bytes(memoryview(given))
+    except TypeError:
+        raise TypeError(f"{name}: bytes expected, got {_said(given)}") from None
+
+
+def _arrays(name: str, arrays: Any) -> list[Any]:
+    try:
+        return list(arrays)
+    except TypeError:
+        raise TypeError(f"{name}: a sequence of arrays expected, got {_said(arrays)}") from None
+
+
+def _device(device: Any) -> Any:
+    try:
+        kind, number = device
+    except (TypeError, ValueError):
+        raise TypeError(f"device: a pair as (CPU, 0) or (CUDA, 1) expected, got {_said(device)}") from None
+    return Device(_int32("device[0]", kind), _int32("device[1]", number))
+
+
+def _dtype(dtype: Any) -> Any:
+    """By name; NumPy's, torch's and jax.numpy's dtypes have one, too."""
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"dtype: one of {', '.join(DTYPES)} expected, got {_said(dtype)}")
+    return DType(*DTYPES[name])

@@ -1,0 +1,128 @@
+"""Tensors that cross the boundary: arrays of frameworks, borrowed for a call, and the library's own."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from ctypes import POINTER, byref, c_void_p
+from typing import TYPE_CHECKING, Any, Protocol, Sequence
+
+from ._abi import CPU, CUDA, CUDA_MANAGED, DTYPES, FORMS, LEGACY, USED, VERSIONED, DLTensor, Managed, _python
+from ._arguments import _said
+from ._errors import GradCodecError
+
+if TYPE_CHECKING:
+    from ._library import GradCodec
+
+
+class Array(Protocol):
+    """Whatever has DLPack's two methods: arrays of NumPy, PyTorch, CuPy and JAX, and tensors of the library."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
+def _contents(capsule: Any) -> tuple[bytes, Any]:
+    """The name of a capsule, and a pointer to its tensor, which it keeps."""
+    name = _python.PyCapsule_GetName(capsule)
+    if name not in FORMS:
+        raise BufferError(f"no tensor to be had from a capsule named {name!r}")
+    return name, ctypes.cast(_python.PyCapsule_GetPointer(capsule, name), FORMS[name][0])
+
+
+class _Borrowed:
+    """A tensor of somebody else. Its capsule, which is not consumed, owns it and goes with this object."""
+
+    def __init__(self, source: Array, stream: int = 1, written: bool = False, name: str | None = None) -> None:
+        what = name or ("output" if written else "input")
+        if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
+            hint = "" if written or source is None else "; numpy.asarray() makes one"
+            raise TypeError(f"{what}: an array of NumPy, PyTorch, CuPy or JAX expected, got {_said(source)}{hint}")
+        # On a CPU there is no stream, and to name one is an error.
+        ready = {"stream": stream} if source.__dlpack_device__()[0] in (CUDA, CUDA_MANAGED) else {}
+        try:
+            self.capsule = source.__dlpack__(max_version=(1, 0), **ready)
+        except TypeError:  # older than DLPack 1.0
+            self.capsule = source.__dlpack__(**ready)
+        form, self._as_parameter_ = _contents(self.capsule)
+        if form == VERSIONED:
+            tensor = self._as_parameter_.contents
+            if tensor.major != 1:
+                raise BufferError(f"DLPack {tensor.major}.{tensor.minor} is not known here")
+            if written and tensor.flags & 3:
+                raise GradCodecError(f"{what}: read-only, or a copy of what was meant", 5)
+            self._as_parameter_ = ctypes.pointer(Managed(tensor.dl_tensor, None, None))
+        self.view = byref(self._as_parameter_.contents.dl_tensor)
+
+
+class Tensor:
+    """A tensor of the library, for the from_dlpack() of one framework; released with this object if none takes it.
+
+    It has `shape`, `dtype` (a name), `device` (a pair, (CPU, 0) for example) and `address`. It can be given to any
+    function that takes arrays until a framework has taken it; after that, give what the framework made.
+    """
+
+    def __init__(self, library: GradCodec, managed: Any) -> None:
+        self._library, view = library, managed.contents.dl_tensor
+        self._keep(LEGACY, managed)
+        self.device, self.address = (view.device.device_type, view.device.device_id), view.data or 0
+        self.shape: tuple[int, ...] = tuple(view.shape[: view.ndim])
+        dtype = view.dtype.code, view.dtype.bits, view.dtype.lanes
+        self.dtype = next((name for name, known in DTYPES.items() if known == dtype), str(dtype))
+        self._array: Any = None
+
+    def __repr__(self) -> str:
+        return f"Tensor(shape={self.shape}, dtype={self.dtype!r}, device={self.device})"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without a dimension has no len()")
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """For numpy.asarray() and NumPy's functions. The first call takes the tensor, as numpy.from_dlpack() does."""
+        if self.device[0] != CPU:
+            raise TypeError(
+                f"NumPy has no arrays on {self.device}: cupy.from_dlpack() and torch.from_dlpack() take this tensor, "
+                "GradCodec.tensor_to_device() copies it to (CPU, 0)"
+            )
+        numpy: Any = importlib.import_module("numpy")
+        if self._array is None:
+            self._array = numpy.from_dlpack(self)
+        return numpy.array(self._array, dtype, copy=copy)
+
+    def _keep(self, name: bytes, tensor: Any) -> None:
+        # A destructor in Python would disturb an exception that is on its way when the capsule goes.
+        native = ctypes.cast(self._library.lib.gc_capsule_destructor, c_void_p)
+        self._capsule = _python.PyCapsule_New(ctypes.cast(tensor, c_void_p), name, native)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's: the kind of device and its number."""
+        return self.device
+
+    def __dlpack__(self, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None) -> Any:
+        """DLPack's: a capsule with the tensor, in the form that `max_version` asks for."""
+        # The stream has nothing to wait for: what made this tensor was complete.
+        if copy or dl_device not in (None, self.device):
+            raise BufferError("this tensor is not copied, neither here nor to another device")
+        name, tensor = _contents(self._capsule)
+        wanted = VERSIONED if max_version and max_version[0] >= 1 else LEGACY
+        if name != wanted:
+            kind, convert = FORMS[wanted]
+            out = kind()
+            # Renamed first: a failure here may lose the tensor, but not release it twice.
+            _python.PyCapsule_SetName(self._capsule, USED[name])
+            getattr(self._library.lib, convert)(tensor, byref(out))
+            self._keep(wanted, out)
+        return self._capsule
+
+
+class _Views:
+    """Views of several tensors, NULL for None; good as long as this object."""
+
+    def __init__(
+        self, sources: Sequence[Array | None], stream: int = 1, written: bool = False, name: str | None = None
+    ) -> None:
+        self._borrowed = [None if source is None else _Borrowed(source, stream, written, name) for source in sources]
+        views = [one and ctypes.pointer(one._as_parameter_.contents.dl_tensor) for one in self._borrowed]
+        self.pointers = (POINTER(DLTensor) * len(views))(*views)

@@ -1,0 +1,310 @@
+// A device of host memory: what kernels use of CUDA, so that every block, warp and lane of them runs on the CPU.
+//
+// A lane is a context of its own. Lanes run one after the other up to their next exchange (a shuffle or a ballot),
+// where each leaves its value and finds those of all others when it goes on. At a barrier a lane waits for all of its
+// block. Blocks run one after the other, in an order of no meaning. What is compiled for some cards alone, cache hints,
+// prefetches and instructions of their own, is not seen here.
+#ifndef GRADCODEC_TESTS_DEVICE_H
+#define GRADCODEC_TESTS_DEVICE_H
+
+#include <time.h>
+#if !defined(__x86_64__) && !defined(__aarch64__)
+#include <ucontext.h>
+#endif
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__ static
+
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+[[maybe_unused]] static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+[[maybe_unused]] static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+
+static struct { unsigned x; } threadIdx, blockIdx, blockDim;
+
+static const unsigned LANES = 32, MOST_THREADS = 256, STACK = 64 << 10;
+
+// ---- Switching from one stack to another. A context is a stack pointer, with the registers that a called function must
+// preserve pushed below it. swapcontext would do, but it sets the signal mask at each switch, and that system call was
+// three quarters of the time of these tests. The control words of the floating-point unit (MXCSR, x87, FPCR) are not
+// switched: no kernel changes them, so all lanes compute in the environment of the thread that launches, as under
+// swapcontext.
+#if defined(__x86_64__) || defined(__aarch64__)
+typedef void *Context;
+// Stores this context at `from` and continues the other one. Local to each object file that has this header.
+extern "C" __attribute__((visibility("hidden"))) void switch_stack(Context *from, Context to);
+#if defined(__x86_64__)
+enum { ENTRY_WORD = 6, FRAME_WORDS = 8 };  // at its entry a function has its stack 8 beyond 16 bytes
+asm(R"(.text
+switch_stack:
+    push %rbp; push %rbx; push %r12; push %r13; push %r14; push %r15
+    mov %rsp, (%rdi)
+    mov %rsi, %rsp
+    pop %r15; pop %r14; pop %r13; pop %r12; pop %rbx; pop %rbp
+    ret
+)");
+#else
+enum { ENTRY_WORD = 11, FRAME_WORDS = 20 };
+asm(R"(.text
+switch_stack:
+    stp x19, x20, [sp, #-160]!
+    stp x21, x22, [sp, #16]
+    stp x23, x24, [sp, #32]
+    stp x25, x26, [sp, #48]
+    stp x27, x28, [sp, #64]
+    stp x29, x30, [sp, #80]
+    stp d8, d9, [sp, #96]
+    stp d10, d11, [sp, #112]
+    stp d12, d13, [sp, #128]
+    stp d14, d15, [sp, #144]
+    mov x9, sp
+    str x9, [x0]
+    mov sp, x1
+    ldp d14, d15, [sp, #144]
+    ldp d12, d13, [sp, #128]
+    ldp d10, d11, [sp, #112]
+    ldp d8, d9, [sp, #96]
+    ldp x29, x30, [sp, #80]
+    ldp x27, x28, [sp, #64]
+    ldp x25, x26, [sp, #48]
+    ldp x23, x24, [sp, #32]
+    ldp x21, x22, [sp, #16]
+    ldp x19, x20, [sp], #160
+    ret
+)");
+#endif
+static void make_context(Context &context, char *stack, void (*entry)()) {
+    void **frame = reinterpret_cast<void **>(stack + STACK) - FRAME_WORDS;
+    memset(frame, 0, FRAME_WORDS * sizeof *frame);
+    frame[ENTRY_WORD] = reinterpret_cast<void *>(entry);
+    context = frame;
+}
+static void switch_context(Context &from, Context &to) { switch_stack(&from, to); }
+#else
+typedef ucontext_t Context;
+// By itself: a context may come back to where it was made.
+static __attribute__((noinline)) void make_context(Context &context, char *stack, void (*entry)()) {
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack, context.uc_stack.ss_size = STACK;
+    makecontext(&context, entry, 0);
+}
+static void switch_context(Context &from, Context &to) { swapcontext(&from, &to); }
+#endif
+
+// AddressSanitizer, where there is one, has to know which stack is in use.
+extern "C" __attribute__((weak)) void __sanitizer_start_switch_fiber(void **, const void *, size_t);
+extern "C" __attribute__((weak)) void __sanitizer_finish_switch_fiber(void *, const void **, size_t *);
+
+static Context scheduler, lanes[MOST_THREADS];
+static const void *stack_of_scheduler;
+static size_t bytes_of_scheduler;
+static char *stacks;  // of all lanes
+static enum { RUNS, WAITS, HAS_FINISHED } states[MOST_THREADS];
+static unsigned running, turn[MOST_THREADS];
+static uint64_t left_behind[2][MOST_THREADS];
+static bool any_of_block[2];
+static unsigned barrier[MOST_THREADS];
+static std::function<void()> kernel;
+
+// Continues a lane, until it waits or has finished.
+static void continue_lane(unsigned thread) {
+    void *fake_stack = nullptr;
+    if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(&fake_stack, stacks + thread * STACK, STACK);
+    switch_context(scheduler, lanes[thread]);
+    if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+}
+// Leaves a lane, for ever if it has finished.
+static void leave_lane(unsigned thread) {
+    void *fake_stack = nullptr;
+    if (__sanitizer_start_switch_fiber) {
+        __sanitizer_start_switch_fiber(states[thread] == HAS_FINISHED ? nullptr : &fake_stack, stack_of_scheduler,
+                                       bytes_of_scheduler);
+    }
+    switch_context(lanes[thread], scheduler);
+    if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+}
+
+// The values that the lanes of this warp left behind.
+static const uint64_t *exchange(uint64_t value) {
+    const unsigned thread = running;
+    uint64_t *values = left_behind[turn[thread]++ % 2];
+    values[thread] = value;
+    leave_lane(thread);
+    return values + thread / LANES * LANES;
+}
+template <typename T>
+static uint64_t pattern_of(T x) {
+    uint64_t pattern = 0;
+    memcpy(&pattern, &x, sizeof x);
+    return pattern;
+}
+template <typename T>
+static T value_of(uint64_t pattern) {
+    T x;
+    memcpy(&x, &pattern, sizeof x);
+    return x;
+}
+template <typename T>
+static T __shfl_sync(unsigned, T value, unsigned from) {
+    return value_of<T>(exchange(pattern_of(value))[from % LANES]);
+}
+template <typename T>
+static T __shfl_xor_sync(unsigned, T value, unsigned mask) {
+    const unsigned lane = running % LANES;
+    return value_of<T>(exchange(pattern_of(value))[lane ^ mask]);
+}
+template <typename T>
+static T __shfl_down_sync(unsigned, T value, unsigned by) {
+    const unsigned lane = running % LANES;
+    return value_of<T>(exchange(pattern_of(value))[lane + by < LANES ? lane + by : lane]);
+}
+[[maybe_unused]] static unsigned __ballot_sync(unsigned, bool bit) {
+    const uint64_t *bits = exchange(bit);
+    unsigned word = 0;
+    for (unsigned lane = 0; lane < LANES; lane++) word |= unsigned(bits[lane]) << lane;
+    return word;
+}
+[[maybe_unused]] static bool __any_sync(unsigned mask, bool bit) { return __ballot_sync(mask, bit) != 0; }
+[[maybe_unused]] static bool __all_sync(unsigned mask, bool bit) { return __ballot_sync(mask, !bit) == 0; }
+[[maybe_unused]] static void __syncthreads() {
+    states[running] = WAITS;
+    leave_lane(running);
+}
+[[maybe_unused]] static bool __syncthreads_or(bool bit) {
+    const unsigned thread = running, at = barrier[thread]++ % 2;
+    any_of_block[at] |= bit;
+    __syncthreads();
+    const bool any = any_of_block[at];
+    __syncthreads();
+    any_of_block[at] = false;
+    return any;
+}
+[[maybe_unused]] static uint64_t nanoseconds_of_card() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return uint64_t(now.tv_sec) * 1000000000 + uint64_t(now.tv_nsec);
+}
+[[maybe_unused]] static void __threadfence() {}
+[[maybe_unused]] static void __syncwarp() {}
+[[maybe_unused]] static unsigned atomicOr(unsigned *to, unsigned bits) {
+    const unsigned before = *to;
+    *to |= bits;
+    return before;
+}
+[[maybe_unused]] static unsigned atomicExch(unsigned *to, unsigned value) { return std::exchange(*to, value); }
+[[maybe_unused]] static unsigned atomicInc(unsigned *to, unsigned most) {
+    const unsigned before = *to;
+    *to = before >= most ? 0 : before + 1;
+    return before;
+}
+
+[[maybe_unused]] static unsigned __brev(unsigned x) {
+    unsigned mirrored = 0;
+    for (unsigned k = 0; k < 32; k++) mirrored |= (x >> k & 1) << (31 - k);
+    return mirrored;
+}
+[[maybe_unused]] static unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    const uint64_t bytes = uint64_t(high) << 32 | low;
+    unsigned chosen = 0;
+    for (unsigned k = 0; k < 4; k++) chosen |= unsigned(bytes >> 8 * (selector >> 4 * k & 7) & 0xff) << 8 * k;
+    return chosen;
+}
+[[maybe_unused]] static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+    return unsigned((uint64_t(high) << 32 | low) >> by % 32);
+}
+[[maybe_unused]] static unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) {
+    return unsigned((uint64_t(high) << 32 | low) << by % 32 >> 32);
+}
+[[maybe_unused]] static unsigned __umulhi(unsigned a, unsigned b) {
+    return static_cast<unsigned>(static_cast<unsigned long long>(a) * b >> 32);
+}
+[[maybe_unused]] static unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
+[[maybe_unused]] static unsigned __clz(unsigned x) { return x ? unsigned(__builtin_clz(x)) : 32; }
+[[maybe_unused]] static unsigned __float_as_uint(float x) { return unsigned(pattern_of(x)); }
+[[maybe_unused]] static float __uint_as_float(unsigned x) { return value_of<float>(x); }
+[[maybe_unused]] static long long __double_as_longlong(double x) { return (long long)pattern_of(x); }
+[[maybe_unused]] static double __longlong_as_double(long long x) { return value_of<double>(uint64_t(x)); }
+// Built without contraction, so that each is rounded. A card's NaN is 0x7fffffff, whatever it was made of; other
+// processors keep a sign.
+static float of_card(float x) { return x != x ? value_of<float>(0x7fffffff) : x; }
+[[maybe_unused]] static float __fadd_rn(float a, float b) { return of_card(a + b); }
+[[maybe_unused]] static float __fsub_rn(float a, float b) { return of_card(a - b); }
+[[maybe_unused]] static float __fmul_rn(float a, float b) { return of_card(a * b); }
+[[maybe_unused]] static float __fdiv_rn(float a, float b) { return of_card(a / b); }
+[[maybe_unused]] static double __dadd_rn(double a, double b) { return a + b; }
+[[maybe_unused]] static double __ddiv_rn(double a, double b) { return a / b; }
+[[maybe_unused]] static double __dsqrt_rn(double a) { return std::sqrt(a); }
+[[maybe_unused]] static float __double2float_rn(double a) { return float(a); }
+
+static void run_lane() {
+    if (__sanitizer_finish_switch_fiber) {
+        __sanitizer_finish_switch_fiber(nullptr, &stack_of_scheduler, &bytes_of_scheduler);
+    }
+    kernel();
+    states[running] = HAS_FINISHED;
+    leave_lane(running);
+}
+
+template <typename Call>
+static void launch(uint64_t blocks, unsigned threads, Call call) {
+    static std::vector<char> memory(MOST_THREADS * STACK + 16);
+    static unsigned seed = 1;
+    stacks = memory.data() + (16 - reinterpret_cast<uintptr_t>(memory.data()) % 16);
+    kernel = call;
+    blockDim = {threads};
+    std::vector<unsigned> order(blocks);
+    for (unsigned k = 0; k < blocks; k++) {
+        order[k] = k;
+        std::swap(order[k], order[(seed = seed * 1664525 + 1013904223) / 64 % (k + 1)]);
+    }
+    for (unsigned block : order) {
+        blockIdx = {block};
+        for (unsigned thread = 0; thread < threads; thread++) {
+            make_context(lanes[thread], stacks + thread * STACK, run_lane);
+            states[thread] = RUNS;
+            turn[thread] = barrier[thread] = 0;
+        }
+        // A warp runs until each of its lanes waits or has finished; when all do, the barrier opens.
+        for (bool waiting = true; waiting;) {
+            waiting = false;
+            for (unsigned warp = 0; warp < threads; warp += LANES) {
+                for (bool any = true; any;) {
+                    any = false;
+                    for (unsigned thread = warp; thread < warp + LANES; thread++) {
+                        if (states[thread] != RUNS) continue;
+                        running = thread;
+                        threadIdx = {thread};
+                        continue_lane(thread);
+                        any = true;
+                    }
+                }
+            }
+            for (unsigned thread = 0; thread < threads; thread++) {
+                if (states[thread] == WAITS) states[thread] = RUNS, waiting = true;
+            }
+        }
+    }
+}
+
+#endif

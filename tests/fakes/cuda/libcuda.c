@@ -1,0 +1,1767 @@
+/* A CUDA driver of host memory, for tests of what ours does with a driver's answers, and asks of it. It has devices without
+ * any hardware: memory is malloc's, and a launch does on the host what the kernel of that name does (kernels/README.md). It
+ * knows its blocks, contexts and streams, and refuses, as a card would, and says on stderr: memory that is not there or of
+ * another context, addresses that are not aligned, more or fewer blocks than the work has, and memory that unfinished work of
+ * another stream uses. Work is finished when somebody has waited for it. What goes wrong is said in the environment:
+ *
+ *   FAKE_VERSION   of the driver, 12000 unless said
+ *   FAKE_DEVICES   how many, 2 unless said
+ *   FAKE_CAPABILITY  of all devices, 90 unless said
+ *   FAKE_FAILURES  "name=code name=code ...": these functions answer that
+ *   FAKE_MEMORY    bytes a device has, unlimited unless said
+ *   FAKE_PEERS     0: no device reaches another's memory
+ *   FAKE_FREE      "does not wait": cuMemFree returns while work is unfinished
+ *   FAKE_FIRST     which card of the machine is device 0; another process may be shown others
+ *
+ * Memory that is given to another process is a file without a name, which both map. A handle of memory says in which
+ * process that file is open, and as what; an exported part is the file itself.
+ *
+ * -DKERNELS="..." has the names of the kernels, separated by blanks: a compressed fatbin does not show them.
+ * -DWITHOUT_LIBRARIES leaves out what drivers before 12.0 do not have. fake_...() at the end are for the tests. */
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef int Result;
+typedef struct Context {
+    int device;
+    unsigned long long id;
+} *Context;
+typedef struct Stream {
+    Context context;
+    int at_work;
+    struct Stream *next;
+} *Stream;
+
+/* The handles that every context has: NULL and 1 stand for the legacy stream, 2 for the thread's own. */
+static int is_created(Stream stream) { return (uintptr_t)stream > 2; }
+
+enum { SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 100, INVALID_DEVICE, INVALID_CONTEXT = 201 };
+enum { ILLEGAL_ADDRESS = 700, MISALIGNED_ADDRESS = 716, NOT_READY = 600, PEER_ACCESS_UNSUPPORTED = 217 };
+enum { DEVICES = 8, DEPTH = 16, BLOCKS = 5000 };
+
+static struct Context primary[DEVICES];
+static int retained[DEVICES];
+static pid_t initialized; /* the process in which: a forked child has no driver */
+static long fail_at = -1; /* the call that answers `fail_code`, counted down */
+static int fail_code;
+static const char *failed_call = "";
+static __thread Context stack[DEPTH];
+static __thread int depth;
+static __thread int capture_mode;
+static size_t in_use[DEVICES];
+/* What unfinished work of a stream in a context uses. */
+enum { UNUSED, READ, WRITTEN };
+struct Use {
+    const unsigned char *begin, *end;
+    int how;
+    Stream stream;
+    Context user;
+};
+static struct Block {
+    unsigned char *memory;
+    size_t bytes;
+    Context context; /* NULL: mapped by parts, for all that `access` allows it */
+    struct Use *uses;
+    int in_use;   /* how many there are */
+    int file;     /* once it is shared; 0: not */
+    int opened;   /* it is another process's */
+    int physical; /* what is mapped here, from 1 on */
+    unsigned access;
+    int kind; /* what a test says it is */
+} blocks[BLOCKS];
+enum { PLAIN, OF_POOL, MANAGED, OF_HOST };
+static Stream streams; /* that were created */
+static struct {
+    unsigned char *memory;
+    size_t bytes;
+} pinned_blocks[BLOCKS];
+static int reached[DEVICES][DEVICES]; /* whose memory kernels of a device may use */
+static int libraries, pinned, events, capturing;
+static atomic_int hold_frees, held, refused;
+static unsigned long long calls, launches, allocations, frees, waits;
+static char last_launch[64];
+
+static long number(const char *name, long otherwise) {
+    const char *text = getenv(name);
+    return text && *text ? strtol(text, NULL, 10) : otherwise;
+}
+
+static int peers_reach(void) { return number("FAKE_PEERS", 1) != 0; }
+
+/* What FAKE_FAILURES says of a function; 0 if nothing. */
+static Result failure(const char *function) {
+    const char *text = getenv("FAKE_FAILURES");
+    size_t length = strlen(function);
+    for (; text && *text; text = strchr(text, ' '), text += text != NULL) {
+        if (!strncmp(text, function, length) && text[length] == '=')
+            return (int)strtol(text + length + 1, NULL, 10);
+    }
+    return 0;
+}
+
+/* One call at a time, whichever threads make them. In a forked child, where another thread may have been in a call, there is
+ * no driver to wait for. */
+static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+
+static int enter(void) { return initialized == getpid() ? pthread_mutex_lock(&one_at_a_time) : -1; }
+static void leave(int *entered) {
+    if (*entered == 0)
+        pthread_mutex_unlock(&one_at_a_time);
+}
+
+static Result begin(const char *function) {
+    calls++;
+    Result said = failure(function);
+    if (said)
+        return said;
+    if (initialized != getpid())
+        return NOT_INITIALIZED;
+    if (fail_at >= 0 && fail_at-- == 0) {
+        failed_call = function;
+        return fail_code;
+    }
+    return SUCCESS;
+}
+
+/* The first line of a call: it is alone until it returns, and may fail here. */
+#define MAY_FAIL \
+    __attribute__((cleanup(leave))) int entered = enter(); \
+    Result begun = begin(__func__); \
+    if (begun) \
+        return begun
+
+Result cuDriverGetVersion(int *version) {
+    *version = (int)number("FAKE_VERSION", 12000);
+    return failure(__func__);
+}
+
+Result cuInit(unsigned flags) {
+    (void)flags;
+    Result said = failure(__func__);
+    if (said)
+        return said;
+    if (number("FAKE_DEVICES", 2) == 0)
+        return NO_DEVICE;
+    initialized = getpid();
+    for (int k = 0; k < DEVICES; k++)
+        primary[k] = (struct Context){k, 1 + (unsigned long long)k};
+    return SUCCESS;
+}
+
+Result cuGetErrorName(Result code, const char **name) {
+    *name = code == OUT_OF_MEMORY     ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : code == NOT_INITIALIZED ? "CUDA_ERROR_NOT_INITIALIZED"
+            : code == 34              ? "CUDA_ERROR_STUB_LIBRARY"
+            : code == 221             ? "CUDA_ERROR_JIT_COMPILER_NOT_FOUND"
+            : code == 223             ? "CUDA_ERROR_JIT_COMPILATION_DISABLED"
+            : code == 400             ? "CUDA_ERROR_INVALID_HANDLE"
+            : code == 700             ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+            : code == 719             ? "CUDA_ERROR_LAUNCH_FAILED"
+                                      : NULL;
+    return *name ? SUCCESS : INVALID_VALUE;
+}
+
+Result cuDeviceGetCount(int *count) {
+    MAY_FAIL;
+    *count = (int)number("FAKE_DEVICES", 2);
+    return SUCCESS;
+}
+
+/* Handles are not the numbers, so that what mixes them up is seen. */
+Result cuDeviceGet(int *device, int ordinal) {
+    MAY_FAIL;
+    *device = 70 + ordinal;
+    return SUCCESS;
+}
+
+Result cuDeviceGetAttribute(int *value, int attribute, int device) {
+    MAY_FAIL;
+    if (device < 70)
+        return INVALID_DEVICE;
+    int capability = (int)number("FAKE_CAPABILITY", 90);
+    *value = attribute == 75 ? capability / 10 : capability % 10;
+    return SUCCESS;
+}
+
+Result cuDeviceTotalMem_v2(size_t *bytes, int device) {
+    MAY_FAIL;
+    if (device < 70)
+        return INVALID_DEVICE;
+    *bytes = (size_t)number("FAKE_MEMORY", (long)64 << 30);
+    return SUCCESS;
+}
+
+Result cuDevicePrimaryCtxRetain(Context *context, int device) {
+    MAY_FAIL;
+    retained[device - 70]++;
+    *context = &primary[device - 70];
+    return SUCCESS;
+}
+
+Result cuCtxGetCurrent(Context *context) {
+    MAY_FAIL;
+    *context = depth ? stack[depth - 1] : NULL;
+    return SUCCESS;
+}
+
+Result cuCtxPushCurrent_v2(Context context) {
+    MAY_FAIL;
+    if (depth == DEPTH)
+        return INVALID_VALUE;
+    stack[depth++] = context;
+    return SUCCESS;
+}
+
+Result cuCtxPopCurrent_v2(Context *context) {
+    MAY_FAIL;
+    if (!depth)
+        return INVALID_CONTEXT;
+    *context = stack[--depth];
+    return SUCCESS;
+}
+
+static Context current(void) { return depth ? stack[depth - 1] : NULL; }
+
+Result cuCtxGetDevice(int *device) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    *device = 70 + current()->device;
+    return SUCCESS;
+}
+
+/* All work of a context is done, or that of one of its streams. */
+static void finish(Context context, int all, Stream stream) {
+    for (int k = 0; k < BLOCKS; k++) {
+        int left = 0;
+        for (int i = 0; i < blocks[k].in_use; i++) {
+            const struct Use *one = &blocks[k].uses[i];
+            if (one->user != context || !(all || one->stream == stream))
+                blocks[k].uses[left++] = *one;
+        }
+        blocks[k].in_use = left;
+    }
+    for (Stream other = streams; other; other = other->next)
+        if (other->context == context && (all || other == stream))
+            other->at_work = 0;
+}
+
+static Stream new_stream(Context context) {
+    Stream stream = malloc(sizeof *stream);
+    *stream = (struct Stream){context, 0, streams};
+    return streams = stream;
+}
+
+Result cuCtxSynchronize(void) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    waits++;
+    finish(current(), 1, NULL);
+    return SUCCESS;
+}
+
+Result cuStreamGetCtx(Stream stream, Context *context) {
+    MAY_FAIL;
+    *context = stream->context;
+    return SUCCESS;
+}
+
+Result cuStreamSynchronize(Stream stream) {
+    MAY_FAIL;
+    if (!is_created(stream) && !current())
+        return INVALID_CONTEXT;
+    waits++;
+    finish(is_created(stream) ? stream->context : current(), 0, stream);
+    return SUCCESS;
+}
+
+Result cuStreamCreate(Stream *stream, unsigned flags) {
+    (void)flags;
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    *stream = new_stream(current());
+    return SUCCESS;
+}
+
+Result cuStreamQuery(Stream stream) {
+    MAY_FAIL;
+    return stream->at_work ? NOT_READY : SUCCESS;
+}
+
+Result cuStreamIsCapturing(Stream stream, int *status) {
+    (void)stream;
+    MAY_FAIL;
+    *status = capturing;
+    return SUCCESS;
+}
+
+Result cuStreamDestroy_v2(Stream stream) {
+    MAY_FAIL;
+    finish(stream->context, 0, stream); /* no work is left behind that nobody can wait for */
+    Stream *place = &streams;
+    while (*place != stream)
+        place = &(*place)->next;
+    *place = stream->next;
+    free(stream);
+    return SUCCESS;
+}
+
+Result cuThreadExchangeStreamCaptureMode(int *mode) {
+    MAY_FAIL;
+    int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return SUCCESS;
+}
+
+/* What a card would not survive. */
+static Result fault(Result code, const char *what) {
+    fprintf(stderr, "libcuda: %s\n", what);
+    return code;
+}
+
+enum { PAGE = 4096 };
+
+static size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+
+static struct Block *new_block(void) {
+    for (int k = 0; k < BLOCKS; k++)
+        if (!blocks[k].memory)
+            return &blocks[k];
+    return NULL;
+}
+
+/* The memory that an address is in. */
+static struct Block *block_at(uint64_t address) {
+    for (int k = 0; k < BLOCKS; k++)
+        if (blocks[k].memory && address - (uint64_t)(uintptr_t)blocks[k].memory < blocks[k].bytes)
+            return &blocks[k];
+    return NULL;
+}
+
+Result cuMemAlloc_v2(uint64_t *address, size_t bytes) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    int device = current()->device;
+    if (bytes > (size_t)number("FAKE_MEMORY", INT64_MAX) - in_use[device]) {
+        atomic_fetch_add(&refused, 1);
+        return OUT_OF_MEMORY;
+    }
+    struct Block *block = new_block();
+    void *memory = block && bytes < PTRDIFF_MAX - PAGE ? aligned_alloc(PAGE, whole_pages(bytes)) : NULL;
+    if (!memory)
+        return OUT_OF_MEMORY;
+    *block = (struct Block){.memory = memory, .bytes = bytes, .context = current()};
+    in_use[device] += bytes;
+    allocations++;
+    *address = (uint64_t)(uintptr_t)memory;
+    return SUCCESS;
+}
+
+/* Frees memory that cuMemAlloc has made, shared or not. */
+static void free_block(struct Block *block) {
+    if (block->file) { /* what others have mapped stays theirs */
+        mmap(block->memory, whole_pages(block->bytes), PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        close(block->file);
+    }
+    free(block->memory);
+    in_use[block->context->device] -= block->bytes;
+    free(block->uses);
+    block->uses = NULL, block->in_use = 0;
+    block->memory = NULL;
+}
+
+Result cuMemFree_v2(uint64_t address) {
+    MAY_FAIL;
+    while (atomic_load(&hold_frees)) { /* as when the device is at work; others go on */
+        atomic_store(&held, 1);
+        leave(&entered);
+        entered = enter();
+    }
+    if (!current())
+        return INVALID_CONTEXT;
+    struct Block *block = block_at(address);
+    if (!block || (uint64_t)(uintptr_t)block->memory != address || block->opened || block->physical)
+        return INVALID_VALUE;
+    if (block->context != current())
+        return fault(INVALID_VALUE, "freed in another context");
+    const char *waits_not = getenv("FAKE_FREE");
+    if (!waits_not || !*waits_not)
+        finish(current(), 1, NULL);
+    else if (block->in_use)
+        return fault(ILLEGAL_ADDRESS, "freed while in use");
+    free_block(block);
+    frees++;
+    return SUCCESS;
+}
+
+/* Host memory that kernels reach: they use it as it is. */
+Result cuMemHostAlloc(void **place, size_t bytes, unsigned flags) {
+    (void)flags;
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    void *memory = malloc(bytes);
+    if (!memory)
+        return OUT_OF_MEMORY;
+    int k = 0;
+    while (pinned_blocks[k].memory)
+        k++;
+    pinned_blocks[k].memory = memory, pinned_blocks[k].bytes = bytes;
+    *place = memory, pinned++;
+    return SUCCESS;
+}
+
+Result cuMemFreeHost(void *place) {
+    MAY_FAIL;
+    for (int k = 0; k < BLOCKS; k++)
+        if (pinned_blocks[k].memory == place)
+            pinned_blocks[k].memory = NULL;
+    free(place);
+    pinned--;
+    return SUCCESS;
+}
+
+/* An event is after the work of one stream, which whoever waits for it finds done. */
+typedef struct Event {
+    Context context, of;
+    Stream stream;
+} *Event;
+
+Result cuEventCreate(Event *event, unsigned flags) {
+    (void)flags;
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    *event = malloc(sizeof **event);
+    **event = (struct Event){current(), NULL, NULL};
+    events++;
+    return SUCCESS;
+}
+
+Result cuEventRecord(Event event, Stream stream) {
+    MAY_FAIL;
+    Context context = is_created(stream) ? stream->context : current();
+    if (context != event->context)
+        return fault(INVALID_VALUE, "an event of another context");
+    event->of = context, event->stream = (uintptr_t)stream == 1 ? NULL : stream;
+    return SUCCESS;
+}
+
+Result cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
+    (void)stream, (void)flags;
+    MAY_FAIL;
+    if (event->of)
+        finish(event->of, 0, event->stream);
+    return SUCCESS;
+}
+
+Result cuEventSynchronize(Event event) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    waits++;
+    if (event->of)
+        finish(event->of, 0, event->stream);
+    return SUCCESS;
+}
+
+Result cuEventDestroy_v2(Event event) {
+    MAY_FAIL;
+    free(event);
+    events--;
+    return SUCCESS;
+}
+
+/* ---- what the kernels do ----------------------------------------------------------------------------------------- */
+
+typedef struct {
+    int64_t count, element_stride, byte_stride;
+} Loop;
+
+typedef struct {
+    unsigned char *src, *dst;
+    uint64_t rows, elements, bytes, first_zero, span, one;
+    uint32_t size, order, aligned, n_row_loops, n_element_loops, n_byte_loops;
+    Loop loops[124];
+} Plan;
+
+typedef struct {
+    Context context;
+    Stream stream;
+    int is_copy; /* of bytes that are known; what else a kernel touches of a block is not */
+} Place;
+
+/* Where round number `round` of some loops lies. */
+static void walk(const Loop *loops, unsigned count, uint64_t round, int64_t *element, int64_t *byte) {
+    while (count--) {
+        *element += loops[count].element_stride * (int64_t)(round % (uint64_t)loops[count].count);
+        *byte += loops[count].byte_stride * (int64_t)(round % (uint64_t)loops[count].count);
+        round /= (uint64_t)loops[count].count;
+    }
+}
+
+/* Whether kernels of another context may use a block, which enabling access to its context gives only for what cuMemAlloc
+ * has made there. */
+static int is_reached(Context context, const struct Block *block) {
+    return reached[context->device][block->context->device] && block->kind != OF_POOL;
+}
+
+enum { MOST_USES = 64 }; /* of a block: beyond that they are not told apart */
+
+/* A launch uses so much of a block: beside what is told of it, unless unfinished work of another stream uses that. */
+static Result note_use(Place place, int how, struct Block *block, const unsigned char *begin, size_t bytes) {
+    const unsigned char *end = begin + bytes;
+    struct Use *own = NULL;
+    for (int i = 0; i < block->in_use; i++) {
+        struct Use *one = &block->uses[i];
+        if (one->stream != place.stream && (one->how == WRITTEN || how == WRITTEN) && begin < one->end && one->begin < end)
+            return fault(ILLEGAL_ADDRESS, "memory that unfinished work of another stream uses");
+        if (one->stream == place.stream && one->user == place.context && one->how == how
+            && ((begin <= one->end && one->begin <= end) || block->in_use >= MOST_USES))
+            own = one;
+    }
+    if (own) {
+        own->begin = begin < own->begin ? begin : own->begin;
+        own->end = end > own->end ? end : own->end;
+        return SUCCESS;
+    }
+    block->uses = realloc(block->uses, (size_t)(block->in_use + 1) * sizeof *block->uses);
+    block->uses[block->in_use++] = (struct Use){begin, end, how, place.stream, place.context};
+    return SUCCESS;
+}
+
+/* Memory that a launch uses: whether it is there, of this context, and in no use by unfinished work of another stream. */
+static Result use(Place place, int how, const unsigned char *memory, size_t bytes) {
+    for (int k = 0; k < BLOCKS; k++) {
+        struct Block *block = &blocks[k];
+        if (!block->memory || memory < block->memory || memory >= block->memory + block->bytes)
+            continue;
+        size_t here = (size_t)(block->memory + block->bytes - memory);
+        if (bytes > here && !block->physical)
+            continue;
+        if (bytes > here) { /* what is mapped behind it */
+            Result result = use(place, how, memory + here, bytes - here);
+            if (result)
+                return result;
+        }
+        if (block->physical ? !(block->access >> place.context->device & 1)
+                            : block->context != place.context && !is_reached(place.context, block))
+            return fault(ILLEGAL_ADDRESS, "memory of another context");
+        if (!place.is_copy)
+            return note_use(place, how, block, block->memory, block->bytes);
+        return note_use(place, how, block, memory, bytes > here ? here : bytes);
+    }
+    return fault(ILLEGAL_ADDRESS, "memory that is not there");
+}
+
+/* One row after the other, one bit after the other. */
+static Result run_plan(Place place, const Plan *plan, int packs) {
+    unsigned char *elements = packs ? plan->src : plan->dst, *bytes = packs ? plan->dst : plan->src;
+    const Loop *element_loops = plan->loops + plan->n_row_loops, *byte_loops = element_loops + plan->n_element_loops;
+    uint64_t bits = packs ? plan->bytes * 8 : plan->elements;
+    if (plan->rows * bits > 1 << 24)
+        return SUCCESS; /* too long for a test: such a launch is only looked at */
+    for (uint64_t row = 0; row < plan->rows; row++) {
+        for (uint64_t i = 0; i < bits; i++) {
+            int64_t element = 0, byte = 0, none = 0;
+            walk(plan->loops, plan->n_row_loops, row, &element, &byte);
+            walk(element_loops, plan->n_element_loops, i, &element, &none);
+            walk(byte_loops, plan->n_byte_loops, i / 8, &none, &byte);
+            unsigned char *place_of_byte = bytes + byte, mask = (unsigned char)(plan->order ? 1 << i % 8 : 128 >> i % 8);
+            uint64_t value = 0, width = UINT64_MAX >> (64 - 8 * plan->size);
+            Result result = SUCCESS;
+            if (i < plan->elements)
+                result = use(place, packs ? READ : WRITTEN, elements + element, plan->size);
+            if (result == SUCCESS && i / 8 < plan->bytes)
+                result = use(place, packs ? WRITTEN : READ, place_of_byte, 1);
+            if (result)
+                return result;
+            if (i < plan->elements && plan->aligned && (uintptr_t)(elements + element) % plan->size)
+                return fault(MISALIGNED_ADDRESS, "an element that is not aligned");
+            if (packs) {
+                if (i < plan->elements)
+                    memcpy(&value, elements + element, plan->size);
+                int bit = i < plan->elements && ((value - plan->first_zero) & width) > plan->span;
+                *place_of_byte = (unsigned char)((*place_of_byte & ~mask) | (bit ? mask : 0));
+            } else {
+                value = i / 8 < plan->bytes && *place_of_byte & mask ? plan->one : 0;
+                memcpy(elements + element, &value, plan->size);
+            }
+        }
+    }
+    return SUCCESS;
+}
+
+/* The contiguous kernels: the name says the rule and the size. */
+static Result run_contiguous(Place place, const char *kernel, unsigned blocks, void **arguments) {
+    static const struct {
+        const char *name;
+        uint32_t size, items_per_block;
+        uint64_t first_zero, span;
+    } kernels[] = {
+        {"gc_pack_truth_u8", 1, 2048, 0, 0},
+        {"gc_pack_truth_u16", 2, 1024, 0, 0},
+        {"gc_pack_truth_u32", 4, 1024, 0, 0},
+        {"gc_pack_truth_u64", 8, 1024, 0, 0},
+        {"gc_pack_signs_f16", 2, 1024, 0x8001, 0x7bff},
+        {"gc_pack_signs_bf16", 2, 1024, 0x8001, 0x7f7f},
+        {"gc_pack_signs_f32", 4, 1024, 0x80000001, 0x7f7fffff},
+        {"gc_pack_signs_f64", 8, 1024, 0x8000000000000001, 0x7fefffffffffffff},
+        {"gc_unpack_u8", 1, 8192, 0, 0},
+        {"gc_unpack_u16", 2, 4096, 0, 0},
+        {"gc_unpack_u32", 4, 2048, 0, 0},
+        {"gc_unpack_u64", 8, 1024, 0, 0},
+    };
+    int packs = strstr(kernel, "_pack_") != NULL;
+    for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++) {
+        if (strcmp(kernels[k].name, kernel))
+            continue;
+        Plan plan = {.rows = 1, .size = kernels[k].size, .aligned = 1, .n_element_loops = 1, .n_byte_loops = 1,
+                     .first_zero = kernels[k].first_zero, .span = kernels[k].span};
+        memcpy(&plan.src, arguments[0], sizeof plan.src);
+        memcpy(&plan.dst, arguments[1], sizeof plan.dst);
+        memcpy(&plan.elements, arguments[2], sizeof plan.elements);
+        memcpy(&plan.bytes, arguments[3], sizeof plan.bytes);
+        if (!packs)
+            memcpy(&plan.one, arguments[4], plan.size);
+        memcpy(&plan.order, arguments[packs ? 4 : 5], sizeof plan.order);
+        plan.loops[0] = (Loop){(int64_t)plan.elements, plan.size, 0};
+        plan.loops[1] = (Loop){(int64_t)plan.bytes, 0, 1};
+        uint64_t items = packs ? plan.bytes : plan.elements;
+        if (blocks != (items + kernels[k].items_per_block - 1) / kernels[k].items_per_block)
+            return fault(INVALID_VALUE, "more or fewer blocks than the work has");
+        return run_plan(place, &plan, packs);
+    }
+    return SUCCESS; /* one that is not known here: counted, not run */
+}
+
+/* The kernels of kernels/signs.cu, as src/backend/cuda/signs.rs lays their arguments out. */
+typedef struct {
+    uint64_t by, reciprocal;
+} Divisor;
+
+typedef struct {
+    uint64_t zero, one;
+    const unsigned char *scales;
+    Divisor chunk_bytes;
+    uint32_t format, order;
+} Signs;
+
+typedef struct {
+    const unsigned char *src;
+    unsigned char *dst;
+    uint64_t elements, bytes;
+    int64_t byte_stride;
+    Divisor across, width;
+    Signs signs;
+    uint32_t size, n_loops;
+    struct {
+        Divisor count;
+        int64_t stride;
+    } loops[62];
+} Scattered;
+
+typedef struct {
+    const unsigned char *src;
+    unsigned char *dst;
+    Divisor voters;
+    uint64_t bytes;
+    int64_t stride;
+    uint64_t turn;
+    uint32_t aligned, reserved;
+} Vote;
+
+static int divides(Divisor divisor) {
+    return divisor.reciprocal == (divisor.by ? UINT64_MAX / divisor.by : 0);
+}
+
+/* Scales of float32 and float64, which C can convert. */
+static Result run_signs(Place place, const Scattered *plan) {
+    if (!divides(plan->signs.chunk_bytes) || !divides(plan->across) || !divides(plan->width))
+        return fault(INVALID_VALUE, "a reciprocal that is none");
+    for (uint64_t i = 0; i < plan->elements; i++) {
+        int64_t at = 0;
+        uint64_t rest = i, value = 0;
+        for (unsigned k = plan->n_loops; k--; rest /= plan->loops[k].count.by) {
+            if (!divides(plan->loops[k].count))
+                return fault(INVALID_VALUE, "a reciprocal that is none");
+            at += (int64_t)(rest % plan->loops[k].count.by) * plan->loops[k].stride;
+        }
+        const unsigned char *byte = plan->src + (int64_t)(i / 8) * plan->byte_stride;
+        Result result = use(place, WRITTEN, plan->dst + at, plan->size);
+        if (result == SUCCESS)
+            result = use(place, READ, byte, 1);
+        if (result)
+            return result;
+        int bit = (plan->signs.order ? *byte >> i % 8 : *byte >> (7 - i % 8)) & 1;
+        value = bit ? plan->signs.one : plan->signs.zero;
+        if (plan->signs.scales) {
+            float scale;
+            const unsigned char *from = plan->signs.scales;
+            if (plan->signs.chunk_bytes.by)
+                from += 4 * (i / 8 / plan->signs.chunk_bytes.by);
+            result = use(place, READ, from, 4);
+            if (result)
+                return result;
+            memcpy(&scale, from, 4);
+            scale = bit ? scale : -scale;
+            double wide = scale;
+            if (plan->signs.format != (plan->size == 4 ? 2 : 3))
+                return fault(INVALID_VALUE, "a format that this driver does not know");
+            memcpy(&value, plan->size == 4 ? (void *)&scale : (void *)&wide, plan->size);
+        }
+        memcpy(plan->dst + at, &value, plan->size);
+    }
+    return SUCCESS;
+}
+
+static Result run_vote(Place place, const Vote *vote) {
+    uint64_t voters = vote->voters.by;
+    if (!voters || vote->turn >= voters || !divides(vote->voters))
+        return fault(INVALID_VALUE, "a vote that is none");
+    for (uint64_t i = 0; i < vote->bytes; i++) {
+        unsigned char elected = 0;
+        Result result = use(place, WRITTEN, vote->dst + i, 1);
+        for (int bit = 0; bit < 8; bit++) {
+            uint64_t votes = 0;
+            for (uint64_t v = 0; v < voters; v++) {
+                const unsigned char *from = vote->src + (int64_t)v * vote->stride + (int64_t)i;
+                if (result == SUCCESS)
+                    result = use(place, READ, from, 1);
+                if (result)
+                    return result;
+                /* In an even number of voters the one in turn votes twice. */
+                votes += (*from >> bit & 1) * (voters % 2 == 0 && (i + vote->turn) % voters == v ? 2u : 1u);
+            }
+            elected = (unsigned char)(elected | (votes > voters / 2) << bit);
+        }
+        vote->dst[i] = elected;
+    }
+    return SUCCESS;
+}
+
+/* Whether it is one of them. */
+static int run_sign_kernel(Place place, const char *kernel, unsigned blocks, void **arguments, Result *result) {
+    uint64_t items, items_per_block;
+    if (!strncmp(kernel, "gc_vote_", 8)) {
+        const Vote *vote = arguments[0];
+        items_per_block = strcmp(kernel, "gc_vote_few") ? 1024 : 4096;
+        items = vote->bytes + items_per_block;
+        if (!strcmp(kernel, "gc_vote_few") && vote->voters.by > 30)
+            *result = fault(INVALID_VALUE, "more voters than few");
+        else
+            *result = run_vote(place, vote);
+    } else if (!strcmp(kernel, "gc_unpack_signs_strided")) {
+        const Scattered *plan = arguments[0];
+        items = (plan->elements + 7) / 8, items_per_block = 256;
+        *result = run_signs(place, plan);
+    } else if (!strncmp(kernel, "gc_unpack_signs_u", 17)) {
+        Scattered plan = {.n_loops = 1, .byte_stride = 1, .size = (uint32_t)atoi(kernel + 17) / 8};
+        memcpy(&plan.src, arguments[0], sizeof plan.src);
+        memcpy(&plan.dst, arguments[1], sizeof plan.dst);
+        memcpy(&plan.elements, arguments[2], sizeof plan.elements);
+        memcpy(&plan.bytes, arguments[3], sizeof plan.bytes);
+        memcpy(&plan.signs, arguments[4], sizeof plan.signs);
+        plan.loops[0].count = (Divisor){plan.elements, UINT64_MAX / plan.elements};
+        plan.loops[0].stride = plan.size;
+        items = plan.elements, items_per_block = 8192 / plan.size;
+        *result = run_signs(place, &plan);
+    } else {
+        return 0;
+    }
+    if (blocks != (items + items_per_block - 1) / items_per_block)
+        *result = fault(INVALID_VALUE, "more or fewer blocks than the work has");
+    return 1;
+}
+
+/* The kernels of kernels/walk.cuh take this, as it and the library declare it. */
+typedef struct {
+    unsigned char *src, *dst;
+    uint64_t lines, elements, bytes, first_byte;
+    int64_t element_stride, byte_stride;
+    uint64_t first_zero, span, one;
+    Divisor width, pieces, between;
+    uint32_t size, order, aligned, joined, piece, boundary, n_line_loops, n_byte_loops;
+    struct {
+        Divisor count;
+        int64_t element_stride, byte_stride;
+    } line_loops[62];
+    struct {
+        Divisor count;
+        int64_t stride;
+    } byte_loops[62];
+} Walk;
+
+static Result run_walk(Place place, const Walk *walk, unsigned blocks, int packs) {
+    uint32_t n = 0, rows = walk->joined ? 0 : walk->n_line_loops;
+    uint64_t all = walk->bytes + walk->first_byte, lines = 1;
+    Plan plan = {.src = walk->src, .dst = walk->dst, .rows = walk->joined ? 1 : walk->lines, .elements = walk->elements,
+                 .bytes = walk->bytes, .first_zero = walk->first_zero, .span = walk->span, .one = walk->one,
+                 .size = walk->size, .order = walk->order, .aligned = walk->aligned, .n_row_loops = rows};
+    if (walk->joined)
+        plan.elements *= walk->lines;
+    for (; n < walk->n_line_loops; n++) {
+        if (!divides(walk->line_loops[n].count))
+            return fault(INVALID_VALUE, "a reciprocal that is none");
+        lines *= walk->line_loops[n].count.by;
+        plan.loops[n] = (Loop){(int64_t)walk->line_loops[n].count.by, walk->line_loops[n].element_stride,
+                               walk->line_loops[n].byte_stride};
+    }
+    if (walk->elements)
+        plan.loops[n++] = (Loop){(int64_t)walk->elements, walk->element_stride, 0};
+    plan.n_element_loops = n - rows;
+    if (walk->first_byte && walk->n_byte_loops) { /* only what is behind all elements: byte by byte */
+        if (walk->elements || walk->lines != 1)
+            return fault(INVALID_VALUE, "bytes that begin in the middle of loops");
+        for (uint64_t byte = walk->first_byte; byte < all; byte++) {
+            uint64_t rest = byte;
+            int64_t at = 0;
+            for (uint32_t k = walk->n_byte_loops; k--; rest /= walk->byte_loops[k].count.by)
+                at += walk->byte_loops[k].stride * (int64_t)(rest % walk->byte_loops[k].count.by);
+            Result result = use(place, WRITTEN, walk->dst + at, 1);
+            if (result)
+                return result;
+            walk->dst[at] = 0;
+        }
+        return SUCCESS;
+    }
+    *(packs ? &plan.dst : &plan.src) += (int64_t)walk->first_byte * walk->byte_stride;
+    for (uint32_t k = 0; k < walk->n_byte_loops; k++, plan.n_byte_loops++)
+        plan.loops[n++] = (Loop){(int64_t)walk->byte_loops[k].count.by, 0, walk->byte_loops[k].stride};
+    if (!walk->n_byte_loops)
+        plan.loops[n] = (Loop){(int64_t)all, 0, walk->byte_stride}, plan.n_byte_loops = 1;
+    /* Every thread's line exists but for those of the last block, and every piece of a line has a thread. */
+    uint64_t bytes = walk->joined ? (walk->elements + 7) / 8 : walk->bytes;
+    uint64_t piece = packs ? walk->piece : 8 * walk->piece, to_cover = packs ? bytes : walk->elements;
+    __extension__ typedef unsigned __int128 wide;
+    if (!divides(walk->width) || !divides(walk->pieces) || !divides(walk->between) || lines != walk->lines
+        || walk->lines % (walk->width.by * walk->between.by) || walk->pieces.by * piece < to_cover
+        || blocks != ((wide)walk->lines * walk->pieces.by + 255) / 256)
+        return fault(INVALID_VALUE, "more or fewer threads than the work has");
+    return run_plan(place, &plan, packs);
+}
+
+/* The kernels of kernels/strided.cu take this, as kernels/strided.cuh and the library declare it. */
+typedef struct {
+    uint32_t count, multiplier, shift, reserved;
+} Division;
+
+typedef struct {
+    unsigned char *src, *dst, *begin, *end;
+    uint64_t elements, bytes;
+    int64_t element_stride, byte_stride;
+    uint64_t rows;
+    int64_t row_element_stride, row_byte_stride;
+    uint64_t first_zero, span, one;
+    uint32_t order, log_width, mode, rounds, n_outer, burst;
+    Division across, along;
+    struct {
+        int64_t element_stride, byte_stride;
+        Division division;
+    } outer[6];
+} Tiles;
+
+static Result run_tiles(Place place, const char *kernel, unsigned blocks, const Tiles *tiles) {
+    int packs = !strncmp(kernel, "gc_pack_", 8), joined = tiles->mode == 2;
+    uint32_t bits = (uint32_t)atoi(strrchr(kernel, 'u') + 1), n = 0;
+    Plan plan = {.src = tiles->src, .dst = tiles->dst, .rows = 1, .elements = tiles->elements, .bytes = tiles->bytes,
+                 .first_zero = tiles->first_zero, .span = tiles->span, .one = tiles->one, .size = bits / 8,
+                 .order = tiles->order, .aligned = 1};
+    uint64_t expected = (uint64_t)tiles->across.count * tiles->along.count;
+    for (; n < tiles->n_outer; n++) {
+        uint32_t count = tiles->outer[n].division.count;
+        plan.loops[n] = (Loop){count, tiles->outer[n].element_stride, tiles->outer[n].byte_stride};
+        plan.rows *= count, expected *= count;
+    }
+    plan.loops[n] = (Loop){(int64_t)tiles->rows, tiles->row_element_stride, tiles->row_byte_stride};
+    plan.loops[n + 1] = (Loop){(int64_t)tiles->elements, tiles->element_stride, 0};
+    if (joined) { /* the rows of a round are one */
+        plan.elements *= tiles->rows;
+        plan.bytes = (plan.elements + 7) / 8;
+        plan.n_row_loops = n, plan.n_element_loops = 2;
+    } else {
+        plan.rows *= tiles->rows;
+        plan.n_row_loops = n + 1, plan.n_element_loops = 1;
+    }
+    plan.loops[n + 2] = (Loop){(int64_t)plan.bytes, 0, joined ? 1 : tiles->byte_stride}, plan.n_byte_loops = 1;
+    if (blocks != expected)
+        return fault(INVALID_VALUE, "more or fewer blocks than the tiles");
+    return run_plan(place, &plan, packs);
+}
+
+/* tests/fakes/cuda/codec.cpp */
+int run_emulated_kernel(const char *name, unsigned blocks, unsigned threads, void **arguments);
+
+static int is_on_device(uint64_t address);
+
+/* The kernels of kernels/copy.cu take this; what follows is for them alone. */
+typedef struct {
+    unsigned char *src, *dst, *begin, *end;
+} Copy;
+
+/* Of what is read all, of what is written the first byte. */
+static Result use_of_copy(Place place, const Copy *copy) {
+    Result result = SUCCESS;
+    if (is_on_device((uint64_t)(uintptr_t)copy->begin))
+        result = use(place, READ, copy->begin, (size_t)(copy->end - copy->begin));
+    if (result == SUCCESS && is_on_device((uint64_t)(uintptr_t)copy->dst))
+        result = use(place, WRITTEN, copy->dst, 1);
+    return result;
+}
+
+static Result run_kernel(Place place, const char *kernel, unsigned blocks, unsigned threads, void **arguments) {
+    if (!strncmp(kernel, "gc_onebit_", 10))
+        return run_emulated_kernel(kernel, blocks, threads, arguments) ? fault(INVALID_VALUE, "an unknown kernel") : SUCCESS;
+    if (!strncmp(kernel, "gc_copy_", 8) || !strncmp(kernel, "gc_cast_", 8)) {
+        Result result = use_of_copy(place, arguments[0]);
+        if (result == SUCCESS && run_emulated_kernel(kernel, blocks, threads, arguments))
+            result = fault(INVALID_VALUE, "an unknown kernel");
+        return result;
+    }
+    if (strstr(kernel, "_columns_") || strstr(kernel, "_transposed_") || strstr(kernel, "_rows_")
+        || strstr(kernel, "_steps_"))
+        return run_tiles(place, kernel, blocks, arguments[0]);
+    int packs = !strcmp(kernel, "gc_pack_strided");
+    Result result;
+    if (run_sign_kernel(place, kernel, blocks, arguments, &result))
+        return result;
+    if (!packs && strcmp(kernel, "gc_unpack_strided"))
+        return run_contiguous(place, kernel, blocks, arguments);
+    return run_walk(place, arguments[0], blocks, packs);
+}
+
+/* As kernels/peers.cuh and peers.cu have them. */
+enum { MOST_RANKS = 64, SPEAK = 1, LISTEN = 2 };
+typedef struct {
+    uint64_t meetings;
+    uint32_t broken, world, rank, reserved;
+    uint64_t nanoseconds;
+    uint32_t *told;
+    unsigned char *buffers[MOST_RANKS];
+} Peers;
+typedef struct {
+    Peers *peers;
+    uint64_t at;
+    const unsigned char *from;
+    uint64_t vectors, apart;
+} Push;
+typedef struct {
+    Peers *peers;
+    uint32_t *mark, steps, reserved;
+} Meet;
+
+static Result run_push(Place place, unsigned blocks, const Push *call) {
+    const Peers *peers = call->peers;
+    uint64_t bytes = call->vectors * 16;
+    if (blocks != peers->world * ((bytes + 16383) / 16384))
+        return fault(INVALID_VALUE, "more or fewer blocks than the vectors");
+    if ((uintptr_t)call->from % 16)
+        return fault(MISALIGNED_ADDRESS, "vectors that are not aligned");
+    Result result = SUCCESS;
+    if (is_on_device((uint64_t)(uintptr_t)call->from)) /* else pinned memory */
+        result = use(place, READ, call->from, call->apart ? bytes * peers->world : bytes);
+    for (uint32_t k = 0; k < peers->world && result == SUCCESS && !peers->broken; k++)
+        memcpy(peers->buffers[k] + call->at, call->from + k * call->apart, bytes);
+    return result;
+}
+
+static uint64_t nanoseconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* The cards of other ranks go on meanwhile, and so do their threads. */
+static Result run_meet(int *entered, const Meet *call) {
+    Peers *peers = call->peers;
+    uint64_t meeting = peers->meetings + 1, parity = meeting % 2 * MOST_RANKS, begin = nanoseconds_now();
+    int silent = peers->broken != 0;
+    for (uint32_t k = 0; call->steps & SPEAK && k < peers->world && !silent; k++)
+        __atomic_store_n((uint64_t *)peers->buffers[k] + parity + peers->rank, meeting, __ATOMIC_RELEASE);
+    if (!(call->steps & LISTEN))
+        return SUCCESS;
+    const uint64_t *heard = (const uint64_t *)peers->buffers[peers->rank] + parity;
+    leave(entered);
+    for (uint32_t k = 0; k < peers->world && !silent; k++)
+        while (!silent && __atomic_load_n(heard + k, __ATOMIC_ACQUIRE) != meeting) {
+            silent = nanoseconds_now() - begin > peers->nanoseconds;
+            sched_yield();
+        }
+    *entered = enter();
+    peers->meetings = meeting;
+    if (silent) {
+        peers->broken = 1;
+        __atomic_store_n(peers->told, 1, __ATOMIC_RELAXED);
+        if (call->mark)
+            __atomic_store_n(call->mark, 1, __ATOMIC_RELAXED);
+    }
+    return SUCCESS;
+}
+
+/* As kernels/codec.cuh has it; where among the codec's the flags are, and where among those it is said that a rank did not
+ * come. */
+typedef struct {
+    unsigned char codec[296], *dst;
+    Peers *peers;
+    uint64_t at;
+    uint32_t steps, reserved;
+} Finish;
+enum { CONTROL_AT = 16, BROKEN_AT = 24 };
+
+/* The kernels of codecs run one at a time, so they do not wait for each other: what is at their end is done behind them. */
+static Result run_finish(Place place, int *entered, unsigned blocks, unsigned threads, const Finish *call) {
+    Finish alone = *call;
+    alone.steps = 0;
+    Result result = run_kernel(place, "gc_onebit_finish", blocks, threads, (void *[]){&alone});
+    if (result != SUCCESS || !call->peers || !call->steps)
+        return result;
+    unsigned char *control;
+    memcpy(&control, call->codec + CONTROL_AT, sizeof control);
+    return run_meet(entered, &(Meet){call->peers, (uint32_t *)(control + BROKEN_AT), call->steps, 0});
+}
+
+/* Kernels that were compiled at run time, for the host. A kernel is its name. */
+enum { HOST_KERNELS = 1000 };
+static struct {
+    char name[64];
+    void (*run)(unsigned blocks, unsigned threads, void **arguments);
+} host_kernel[HOST_KERNELS];
+static int host_kernels;
+
+Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
+                      unsigned shared, Stream stream, void **arguments, void **extra) {
+    (void)shared, (void)extra;
+    MAY_FAIL;
+    if (!is_created(stream) && !current()) /* a kernel of a library takes its context from a stream that has one */
+        return INVALID_CONTEXT;
+    if (!x || x > INT32_MAX || y != 1 || z != 1 || !threads || ty != 1 || tz != 1)
+        return INVALID_VALUE;
+    launches++;
+    snprintf(last_launch, sizeof last_launch, "%s", kernel);
+    if (is_created(stream))
+        stream->at_work = 1;
+    Place place = {is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream, 0};
+    if (!strcmp(kernel, "gc_peers_push"))
+        return run_push(place, x, arguments[0]);
+    if (!strcmp(kernel, "gc_peers_meet"))
+        return x == 1 && threads == MOST_RANKS ? run_meet(&entered, arguments[0]) : fault(INVALID_VALUE, "not one block");
+    if (!strcmp(kernel, "gc_onebit_finish"))
+        return run_finish(place, &entered, x, threads, arguments[0]);
+    for (int k = 0; k < host_kernels; k++) {
+        if (kernel == host_kernel[k].name) {
+            host_kernel[k].run(x, threads, arguments);
+            return SUCCESS;
+        }
+    }
+    return run_kernel(place, kernel, x, threads, arguments);
+}
+
+/* A launch that may begin while the one before it ends, and waits for that by itself: here they come one by one. */
+typedef struct {
+    unsigned x, y, z, threads, ty, tz, shared;
+    Stream stream;
+    const struct {
+        int id;
+        char pad[4];
+        union {
+            char bytes[64];
+            int allowed;
+        } value;
+    } *attributes;
+    unsigned count;
+} LaunchConfig;
+
+Result cuLaunchKernelEx(const LaunchConfig *config, const char *kernel, void **arguments, void **extra) {
+    enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+    if (config->count != 1 || config->attributes->id != PROGRAMMATIC_STREAM_SERIALIZATION
+        || config->attributes->value.allowed != 1)
+        return INVALID_VALUE;
+    return cuLaunchKernel(kernel, config->x, config->y, config->z, config->threads, config->ty, config->tz,
+                          config->shared, config->stream, arguments, extra);
+}
+
+/* The place of a copy: as that of a launch. */
+static Place place_of(Stream stream) {
+    if (is_created(stream))
+        stream->at_work = 1;
+    return (Place){is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream, 1};
+}
+
+static int is_on_device(uint64_t address) { return block_at(address) != NULL; }
+
+Result cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, Stream stream) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    void *to = (void *)(uintptr_t)address;
+    Result result = use(place_of(stream), WRITTEN, to, bytes);
+    if (result == SUCCESS)
+        memset(to, value, bytes);
+    return result;
+}
+
+Result cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, Stream stream) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    Place place = place_of(stream);
+    Result result = is_on_device(from) ? use(place, READ, (void *)(uintptr_t)from, bytes) : SUCCESS;
+    if (result == SUCCESS && is_on_device(to)) /* else pinned memory */
+        result = use(place, WRITTEN, (void *)(uintptr_t)to, bytes);
+    if (result == SUCCESS)
+        memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
+    return result;
+}
+
+/* Between devices, whether one reaches the other's memory or not. */
+Result cuMemcpyPeerAsync(uint64_t to, Context to_context, uint64_t from, Context from_context, size_t bytes, Stream stream) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    Place there = {from_context, stream, 1}, here = place_of(stream);
+    Result result = to_context == here.context ? use(there, READ, (void *)(uintptr_t)from, bytes) : INVALID_VALUE;
+    if (result == SUCCESS)
+        result = use(here, WRITTEN, (void *)(uintptr_t)to, bytes);
+    if (result == SUCCESS)
+        memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
+    return result;
+}
+
+Result cuCtxEnablePeerAccess(Context other, unsigned flags) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    if (flags || other->device == current()->device)
+        return INVALID_VALUE;
+    if (!peers_reach())
+        return PEER_ACCESS_UNSUPPORTED;
+    int *is_reached = &reached[current()->device][other->device];
+    if (*is_reached)
+        return 704;
+    *is_reached = 1;
+    return SUCCESS;
+}
+
+/* Which memory it is, and on which device. */
+Result cuPointerGetAttribute(void *value, int attribute, uint64_t address) {
+    enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, RANGE_START = 11, RANGE_SIZE = 12, ACCESS_FLAGS = 16 };
+    MAY_FAIL;
+    struct Block *block = block_at(address);
+    if (attribute == ACCESS_FLAGS && block && current()) {
+        int may = block->physical ? (int)(block->access >> current()->device & 1)
+                                  : block->context == current() || is_reached(current(), block);
+        return *(int *)value = may ? 3 : 0, SUCCESS;
+    }
+    for (int k = 0; (attribute == RANGE_START || attribute == RANGE_SIZE) && k < BLOCKS; k++) {
+        uint64_t first = (uint64_t)(uintptr_t)pinned_blocks[k].memory;
+        if (first && address - first < pinned_blocks[k].bytes)
+            return *(uint64_t *)value = attribute == RANGE_START ? first : pinned_blocks[k].bytes, SUCCESS;
+    }
+    for (int k = 0; attribute == DEVICE_ORDINAL && k < BLOCKS; k++)
+        if (blocks[k].memory && address - (uint64_t)(uintptr_t)blocks[k].memory < blocks[k].bytes)
+            return *(int *)value = blocks[k].context->device, SUCCESS;
+    if (attribute != MEMORY_TYPE)
+        return INVALID_VALUE;
+    for (int k = 0; k < BLOCKS; k++)
+        if (pinned_blocks[k].memory && address - (uint64_t)(uintptr_t)pinned_blocks[k].memory < pinned_blocks[k].bytes)
+            return *(int *)value = 1, SUCCESS;
+    if (!is_on_device(address))
+        return INVALID_VALUE;
+    return *(int *)value = 2, SUCCESS;
+}
+
+/* Both are done when they return, and wait for the legacy stream. */
+Result cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    Result result = use(place_of(NULL), WRITTEN, (void *)(uintptr_t)to, bytes);
+    if (result == SUCCESS)
+        memcpy((void *)(uintptr_t)to, from, bytes);
+    return result;
+}
+
+Result cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
+    MAY_FAIL;
+    if (!current())
+        return INVALID_CONTEXT;
+    Result result = use(place_of(NULL), READ, (void *)(uintptr_t)from, bytes);
+    if (result == SUCCESS)
+        memcpy(to, (void *)(uintptr_t)from, bytes);
+    return result;
+}
+
+/* ---- memory of several processes --------------------------------------------------------------------------------- */
+
+enum { ALREADY_MAPPED = 208, OPERATING_SYSTEM = 304, NOT_SUPPORTED = 801 };
+enum { GRANULE = 2 << 20, PHYSICALS = 1 << 13, RESERVATIONS = 256 };
+
+/* What is said of the file of a block; it lies in a handle of 64 bytes. */
+typedef struct {
+    char magic[8];
+    pid_t process;
+    int file, device;
+    uint64_t inode, bytes;
+    char rest[24];
+} Name;
+_Static_assert(sizeof(Name) == 64, "a handle");
+
+/* Memory without an address: its handle is 1000 more than its place here. */
+static struct Physical {
+    int file, device, handles, mappings;
+    unsigned types;
+    size_t bytes;
+} physicals[PHYSICALS];
+static struct {
+    unsigned char *memory;
+    size_t bytes;
+} reservations[RESERVATIONS];
+
+static int first_card(void) { return (int)number("FAKE_FIRST", 0); }
+
+
+typedef struct {
+    char bytes[16];
+} Uuid;
+
+Result cuDeviceGetUuid_v2(Uuid *uuid, int device) {
+    MAY_FAIL;
+    if (device < 70)
+        return INVALID_DEVICE;
+    *uuid = (Uuid){"stand-in card "};
+    uuid->bytes[14] = (char)(first_card() + device - 70);
+    return SUCCESS;
+}
+
+Result cuDeviceCanAccessPeer(int *can, int device, int peer) {
+    MAY_FAIL;
+    if (device < 70 || peer < 70 || device == peer)
+        return INVALID_DEVICE;
+    *can = peers_reach();
+    return SUCCESS;
+}
+
+Result cuPointerGetAttributes(unsigned count, const int *attributes, void **data, uint64_t address) {
+    MAY_FAIL;
+    struct Block *block = block_at(address);
+    for (unsigned k = 0; k < count; k++) {
+        int kind = block ? block->kind : PLAIN, value = 0;
+        uint64_t pool = kind == OF_POOL;
+        if (attributes[k] == 17) { /* pool */
+            memcpy(data[k], &pool, sizeof pool);
+            continue;
+        }
+        if (attributes[k] == 8 || attributes[k] == 10) { /* managed; by a handle of 64 bytes */
+            int is_legacy = kind == PLAIN && block && !block->physical;
+            *(unsigned char *)data[k] = (unsigned char)(attributes[k] == 8 ? kind == MANAGED : is_legacy);
+            continue;
+        }
+        if (block && attributes[k] == 2) /* type */
+            value = kind == OF_HOST ? 1 : 2;
+        if (block && attributes[k] == 9) /* device: that of who has it, but of who has opened a handle */
+            value = block->physical ? physicals[block->physical - 1].device - first_card() : block->context->device;
+        memcpy(data[k], &value, sizeof value);
+    }
+    return SUCCESS;
+}
+
+Result cuMemGetAddressRange_v2(uint64_t *first, size_t *bytes, uint64_t address) {
+    MAY_FAIL;
+    struct Block *block = block_at(address);
+    if (!block)
+        return INVALID_VALUE;
+    *first = (uint64_t)(uintptr_t)block->memory, *bytes = block->bytes;
+    return SUCCESS;
+}
+
+/* A new file of so many bytes, with a name for whoever looks; -1: none. */
+static int new_file(const char *name, size_t bytes) {
+    int file = memfd_create(name, MFD_CLOEXEC);
+    if (file >= 0 && ftruncate(file, (off_t)bytes) != 0)
+        close(file), file = -1;
+    return file;
+}
+
+Result cuIpcGetMemHandle(Name *name, uint64_t address) {
+    MAY_FAIL;
+    struct Block *block = block_at(address);
+    if (!block || (uint64_t)(uintptr_t)block->memory != address || block->opened || block->physical || block->kind)
+        return INVALID_VALUE;
+    if (block->in_use)
+        return fault(INVALID_VALUE, "shared while work on it is unfinished");
+    size_t bytes = whole_pages(block->bytes);
+    if (!block->file) { /* the same memory, now a file's */
+        int file = new_file("stand-in block", bytes);
+        if (file < 0)
+            return OUT_OF_MEMORY;
+        if (pwrite(file, block->memory, block->bytes, 0) != (ssize_t)block->bytes
+            || mmap(block->memory, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) {
+            close(file);
+            return OUT_OF_MEMORY;
+        }
+        block->file = file;
+    }
+    struct stat about;
+    fstat(block->file, &about);
+    int device = first_card() + block->context->device;
+    *name = (Name){"stand-in", getpid(), block->file, device, about.st_ino, block->bytes, ""};
+    return SUCCESS;
+}
+
+Result cuIpcOpenMemHandle_v2(uint64_t *address, Name name, unsigned flags) {
+    MAY_FAIL;
+    if (!current() || name.process == getpid())
+        return INVALID_CONTEXT;
+    char path[64];
+    struct stat about;
+    if (memcmp(name.magic, "stand-in", 8))
+        return INVALID_VALUE;
+    if (name.device != first_card() + current()->device && (!peers_reach() || !(flags & 1)))
+        return PEER_ACCESS_UNSUPPORTED;
+    for (int k = 0; k < BLOCKS; k++)
+        if (blocks[k].memory && blocks[k].opened && fstat(blocks[k].file, &about) == 0 && about.st_ino == name.inode)
+            return ALREADY_MAPPED;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)name.process, name.file);
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0)
+        return INVALID_VALUE;
+    struct Block *block = new_block();
+    if (!block || fstat(file, &about) != 0 || about.st_ino != name.inode || about.st_size < (off_t)name.bytes) {
+        close(file);
+        return INVALID_VALUE;
+    }
+    void *memory = mmap(NULL, whole_pages(name.bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (memory == MAP_FAILED) {
+        close(file);
+        return OUT_OF_MEMORY;
+    }
+    *block = (struct Block){
+        .memory = memory, .bytes = name.bytes, .context = current(), .file = file, .opened = 1};
+    *address = (uint64_t)(uintptr_t)memory;
+    return SUCCESS;
+}
+
+Result cuIpcCloseMemHandle(uint64_t address) {
+    MAY_FAIL;
+    struct Block *block = block_at(address);
+    if (!block || !block->opened || (uint64_t)(uintptr_t)block->memory != address)
+        return INVALID_VALUE;
+    if (block->context != current())
+        return fault(INVALID_CONTEXT, "closed in another context");
+    if (block->in_use)
+        return fault(ILLEGAL_ADDRESS, "closed while work on it is unfinished");
+    munmap(block->memory, whole_pages(block->bytes));
+    close(block->file);
+    free(block->uses);
+    block->uses = NULL, block->in_use = 0;
+    block->memory = NULL;
+    return SUCCESS;
+}
+
+typedef struct {
+    unsigned type, types, where;
+    int device;
+    void *rest[2];
+} Properties;
+
+static struct Physical *physical_of(uint64_t handle) {
+    struct Physical *physical = handle - 1000 < PHYSICALS ? &physicals[handle - 1000] : NULL;
+    return physical && physical->handles ? physical : NULL;
+}
+
+static Result new_physical(uint64_t *handle, int file, size_t bytes, int device, unsigned types) {
+    for (int k = 0; file >= 0 && k < PHYSICALS; k++) {
+        if (!physicals[k].bytes) {
+            physicals[k] = (struct Physical){file, device, 1, 0, types, bytes};
+            *handle = 1000 + (uint64_t)k;
+            return SUCCESS;
+        }
+    }
+    if (file >= 0)
+        close(file);
+    return OUT_OF_MEMORY;
+}
+
+static void forget_unused(struct Physical *physical) {
+    if (!physical->handles && !physical->mappings) {
+        close(physical->file);
+        physical->bytes = 0;
+    }
+}
+
+Result cuMemGetAllocationGranularity(size_t *bytes, const Properties *properties, int option) {
+    (void)option;
+    MAY_FAIL;
+    *bytes = GRANULE;
+    return properties->where == 1 ? SUCCESS : INVALID_VALUE;
+}
+
+Result cuMemCreate(uint64_t *handle, size_t bytes, const Properties *properties, unsigned long long flags) {
+    (void)flags;
+    MAY_FAIL;
+    if (!bytes || bytes % GRANULE || properties->type != 1 || properties->where != 1)
+        return INVALID_VALUE;
+    if (bytes > (size_t)number("FAKE_MEMORY", INT64_MAX))
+        return OUT_OF_MEMORY;
+    char name[64];
+    int device = first_card() + properties->device;
+    snprintf(name, sizeof name, "stand-in part %d %u", device, properties->types);
+    return new_physical(handle, new_file(name, bytes), bytes, device, properties->types);
+}
+
+Result cuMemRelease(uint64_t handle) {
+    MAY_FAIL;
+    struct Physical *physical = physical_of(handle);
+    if (!physical)
+        return fault(INVALID_VALUE, "released once more");
+    physical->handles--;
+    forget_unused(physical);
+    return SUCCESS;
+}
+
+Result cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
+    MAY_FAIL;
+    struct Block *block = block_at((uint64_t)(uintptr_t)address);
+    if (!block || !block->physical)
+        return INVALID_VALUE;
+    physicals[block->physical - 1].handles++;
+    *handle = 1000 + (uint64_t)block->physical - 1;
+    return SUCCESS;
+}
+
+Result cuMemGetAllocationPropertiesFromHandle(Properties *properties, uint64_t handle) {
+    MAY_FAIL;
+    struct Physical *physical = physical_of(handle);
+    if (!physical)
+        return INVALID_VALUE;
+    *properties = (Properties){1, physical->types, 1, physical->device - first_card(), {NULL, NULL}};
+    return SUCCESS;
+}
+
+Result cuMemExportToShareableHandle(int *file, uint64_t handle, int type, unsigned long long flags) {
+    (void)flags;
+    MAY_FAIL;
+    struct Physical *physical = physical_of(handle);
+    if (!physical || type != 1 || !(physical->types & 1))
+        return INVALID_VALUE;
+    for (int k = 0; k < BLOCKS; k++)
+        if (blocks[k].memory && blocks[k].physical == physical - physicals + 1 && blocks[k].in_use)
+            return fault(INVALID_VALUE, "shared while work on it is unfinished");
+    *file = dup(physical->file);
+    return *file < 0 ? OPERATING_SYSTEM : SUCCESS;
+}
+
+Result cuMemImportFromShareableHandle(uint64_t *handle, void *file, int type) {
+    MAY_FAIL;
+    char path[64], target[100] = "";
+    int device;
+    unsigned types;
+    struct stat about;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", (int)(intptr_t)file);
+    if (type != 1 || readlink(path, target, sizeof target - 1) < 0 || fstat((int)(intptr_t)file, &about) != 0
+        || sscanf(target, "/memfd:stand-in part %d %u", &device, &types) != 2)
+        return INVALID_VALUE;
+    return new_physical(handle, dup((int)(intptr_t)file), (size_t)about.st_size, device, types);
+}
+
+Result cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment, uint64_t wanted,
+                           unsigned long long flags) {
+    (void)alignment, (void)wanted, (void)flags;
+    MAY_FAIL;
+    if (!bytes || bytes % GRANULE)
+        return INVALID_VALUE;
+    for (int k = 0; k < RESERVATIONS; k++) {
+        if (!reservations[k].memory) {
+            void *memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (memory == MAP_FAILED)
+                return OUT_OF_MEMORY;
+            reservations[k].memory = memory, reservations[k].bytes = bytes;
+            *address = (uint64_t)(uintptr_t)memory;
+            return SUCCESS;
+        }
+    }
+    return OUT_OF_MEMORY;
+}
+
+static int overlaps(const struct Block *block, uint64_t address, size_t bytes) {
+    uint64_t first = (uint64_t)(uintptr_t)block->memory;
+    return first && first < address + bytes && address < first + block->bytes;
+}
+
+Result cuMemAddressFree(uint64_t address, size_t bytes) {
+    MAY_FAIL;
+    for (int k = 0; k < BLOCKS; k++)
+        if (overlaps(&blocks[k], address, bytes))
+            return fault(INVALID_VALUE, "addresses given back where something is mapped");
+    for (int k = 0; k < RESERVATIONS; k++) {
+        if ((uint64_t)(uintptr_t)reservations[k].memory == address && reservations[k].bytes == bytes) {
+            munmap(reservations[k].memory, bytes);
+            reservations[k].memory = NULL;
+            return SUCCESS;
+        }
+    }
+    return fault(INVALID_VALUE, "addresses given back that were not reserved so");
+}
+
+Result cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t handle, unsigned long long flags) {
+    (void)flags;
+    MAY_FAIL;
+    struct Physical *physical = physical_of(handle);
+    struct Block *block = new_block();
+    int is_reserved = 0;
+    for (int k = 0; k < RESERVATIONS; k++) {
+        uint64_t first = (uint64_t)(uintptr_t)reservations[k].memory;
+        is_reserved |= first && first <= address && address + bytes <= first + reservations[k].bytes;
+    }
+    for (int k = 0; k < BLOCKS; k++)
+        if (overlaps(&blocks[k], address, bytes))
+            return fault(INVALID_VALUE, "mapped where something is");
+    if (!physical || !block || offset || !bytes || bytes % GRANULE || bytes > physical->bytes || !is_reserved)
+        return INVALID_VALUE;
+    void *memory = (void *)(uintptr_t)address;
+    if (mmap(memory, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, physical->file, 0) == MAP_FAILED)
+        return OUT_OF_MEMORY;
+    physical->mappings++;
+    *block = (struct Block){.memory = memory, .bytes = bytes, .physical = (int)(physical - physicals) + 1};
+    return SUCCESS;
+}
+
+Result cuMemUnmap(uint64_t address, size_t bytes) {
+    MAY_FAIL;
+    struct Block *block = block_at(address);
+    if (!block || !block->physical || (uint64_t)(uintptr_t)block->memory != address || block->bytes != bytes)
+        return fault(INVALID_VALUE, "unmapped what was not mapped so");
+    if (block->in_use)
+        return fault(ILLEGAL_ADDRESS, "unmapped while work on it is unfinished");
+    mmap(block->memory, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    struct Physical *physical = &physicals[block->physical - 1];
+    physical->mappings--;
+    forget_unused(physical);
+    free(block->uses);
+    block->uses = NULL, block->in_use = 0;
+    block->memory = NULL;
+    return SUCCESS;
+}
+
+typedef struct {
+    unsigned where;
+    int device;
+    unsigned flags;
+} Access;
+
+Result cuMemSetAccess(uint64_t address, size_t bytes, const Access *access, size_t count) {
+    MAY_FAIL;
+    for (size_t k = 0; k < count; k++)
+        if (access[k].where != 1 || access[k].flags != 3 || access[k].device < 0 || access[k].device >= DEVICES)
+            return INVALID_VALUE;
+    for (size_t done = 0; done < bytes;) {
+        struct Block *block = block_at(address + done);
+        if (!block || !block->physical || (uint64_t)(uintptr_t)block->memory != address + done)
+            return INVALID_VALUE;
+        for (size_t k = 0; k < count; k++) {
+            if (first_card() + access[k].device != physicals[block->physical - 1].device && !peers_reach())
+                return NOT_SUPPORTED;
+            block->access |= 1u << access[k].device;
+        }
+        mprotect(block->memory, block->bytes, PROT_READ | PROT_WRITE);
+        done += block->bytes;
+    }
+    return SUCCESS;
+}
+
+#ifndef WITHOUT_LIBRARIES
+static int host_images;
+
+Result cuCtxGetId(Context context, unsigned long long *id) {
+    MAY_FAIL;
+    if (!context)
+        context = current();
+    if (!context)
+        return INVALID_CONTEXT;
+    *id = context->id;
+    return SUCCESS;
+}
+
+/* What the NVRTC that is g++ makes (libnvrtc_gcc.c): a shared object behind these words. */
+struct HostImage {
+    char magic[8];
+    uint64_t bytes;
+    char object[];
+};
+
+static Result load_host_image(void **library, const struct HostImage *image) {
+    char path[64];
+    int file = memfd_create("image", MFD_CLOEXEC);
+    if (file < 0 || write(file, image->object, image->bytes) != (ssize_t)image->bytes)
+        return INVALID_VALUE;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    *library = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* the file stays open: dlopen takes the same path for the same object */
+    if (!*library)
+        fprintf(stderr, "%s\n", dlerror());
+    libraries += *library != NULL;
+    host_images++;
+    return *library ? SUCCESS : INVALID_VALUE;
+}
+
+Result cuLibraryLoadData(void **library, const void *code, int *o, void **ov, unsigned on, int *p, void **pv, unsigned pn) {
+    (void)o, (void)ov, (void)on, (void)p, (void)pv, (void)pn;
+    MAY_FAIL;
+    if (capture_mode == 2 && !memcmp(code, "host.so", 8))
+        return load_host_image(library, code);
+    if (*(const uint32_t *)code != 0xba55ed50 || capture_mode != 2) /* what every fatbin begins with */
+        return INVALID_VALUE;
+    *library = (void *)code;
+    libraries++;
+    return SUCCESS;
+}
+
+Result cuLibraryUnload(void *library) {
+    (void)library;
+    MAY_FAIL;
+    libraries--;
+    return SUCCESS;
+}
+
+Result cuLibraryGetKernel(const char **kernel, void *library, const char *name) {
+    MAY_FAIL;
+    char entry[100];
+    snprintf(entry, sizeof entry, "_gc_emulate_%s", name);
+    void (*run)(unsigned, unsigned, void **) = NULL;
+    if (host_images && *(const uint32_t *)library != 0xba55ed50)
+        *(void **)&run = dlsym(library, entry); /* as POSIX says; ISO C knows no such conversion */
+    if (run) {
+        if (host_kernels == HOST_KERNELS)
+            return 500;
+        host_kernel[host_kernels].run = run;
+        snprintf(host_kernel[host_kernels].name, sizeof host_kernel[0].name, "%s", name);
+        *kernel = host_kernel[host_kernels++].name;
+        return SUCCESS;
+    }
+    snprintf(entry, sizeof entry, " %s ", name);
+    if (!library || !strstr(" " KERNELS " ", entry))
+        return 500;
+    *kernel = name;
+    return SUCCESS;
+}
+
+Result cuKernelGetFunction(void **function, void *kernel) {
+    MAY_FAIL;
+    *function = kernel;
+    return SUCCESS;
+}
+
+Result cuFuncGetAttribute(int *value, int attribute, void *function) {
+    (void)attribute, (void)function;
+    MAY_FAIL;
+    *value = 32;
+    return SUCCESS;
+}
+#endif
+
+/* What a test asks of it. */
+unsigned long long fake_calls(void) { return calls; }
+unsigned long long fake_launches(void) { return launches; }
+unsigned long long fake_allocations(void) { return allocations; }
+unsigned long long fake_frees(void) { return frees; }
+unsigned long long fake_waits(void) { return waits; }
+/* The call of the driver after the next `calls` answers `code`. */
+void fake_fail_call(long calls, int code) { fail_at = calls, fail_code = code, failed_call = ""; }
+long fake_left(void) { return fail_at; } /* calls before that one */
+const char *fake_failed_call(void) { return failed_call; }
+void fake_hold_frees(int hold) { atomic_store(&hold_frees, hold); }
+size_t fake_in_use(int device) { return in_use[device]; }
+int fake_refused(void) { return atomic_load(&refused); } /* for want of memory */
+int fake_held(void) { return atomic_load(&held); }
+int fake_libraries(void) { return libraries; }
+int fake_pinned(void) { return pinned; }
+int fake_events(void) { return events; }
+/* Memory of others that is open or mapped here, with what was made here and is not given back. */
+int fake_opened(void) {
+    int count = 0;
+    for (int k = 0; k < BLOCKS; k++)
+        count += blocks[k].memory && blocks[k].opened;
+    return count;
+}
+int fake_reservations(void) {
+    int count = 0;
+    for (int k = 0; k < RESERVATIONS; k++)
+        count += reservations[k].memory != NULL;
+    return count;
+}
+int fake_physicals(void) {
+    int count = 0;
+    for (int k = 0; k < PHYSICALS; k++)
+        count += physicals[k].bytes > 0;
+    return count;
+}
+/* Memory that came from elsewhere: of a pool 1, managed 2, of the host 3. */
+void fake_kind(uint64_t address, int kind) { block_at(address)->kind = kind; }
+void fake_capture(int status) { capturing = status; }
+int fake_depth(void) { return depth; }
+int fake_capture_mode(void) { return capture_mode; }
+int fake_retained(int device) { return retained[device]; }
+const char *fake_last_launch(void) { return last_launch; }
+
+/* A context of the caller's own, current afterwards; and a stream of a device's primary context. */
+void *fake_enter(int device, unsigned long long id) {
+    Context context = malloc(sizeof *context);
+    *context = (struct Context){device, id};
+    stack[depth++] = context;
+    return context;
+}
+void fake_leave(void) { free(stack[--depth]); }
+void fake_destroy(void) {
+    for (int k = 0; k < BLOCKS; k++)
+        if (blocks[k].memory && blocks[k].context == current() && !blocks[k].opened)
+            free_block(&blocks[k]);
+    fake_leave();
+}
+/* All work is done. */
+void fake_finish(void) {
+    __attribute__((cleanup(leave), unused)) int entered = enter();
+    for (int k = 0; k < BLOCKS; k++)
+        blocks[k].in_use = 0;
+    for (Stream stream = streams; stream; stream = stream->next)
+        stream->at_work = 0;
+}
+/* Memory of the host that cards reach from now on. */
+void fake_register(void *memory, size_t bytes) {
+    int k = 0;
+    while (pinned_blocks[k].memory)
+        k++;
+    pinned_blocks[k].memory = memory, pinned_blocks[k].bytes = bytes;
+}
+/* Blocks of memory that unfinished work uses. */
+int fake_pending(void) {
+    int pending = 0;
+    for (int k = 0; k < BLOCKS; k++)
+        pending += blocks[k].memory && blocks[k].in_use;
+    return pending;
+}
+/* A library's use of memory by work that it enqueues. */
+Result fake_use(const void *memory, size_t bytes, int is_written, Stream stream) {
+    __attribute__((cleanup(leave), unused)) int entered = enter();
+    if (!is_created(stream) && !current())
+        return INVALID_CONTEXT;
+    return use(place_of(stream), is_written ? WRITTEN : READ, memory, bytes);
+}
+void *fake_stream_here(void) { return new_stream(current()); }
+void *fake_stream(int device) {
+    return new_stream(&primary[device]);
+}

@@ -1,0 +1,92 @@
+"""Scripts beside a CUDA driver without hardware (tests/fakes/cuda/libcuda.c), each in a process of its own."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[1] / "python"  # whose modules the scripts import
+DRIVERS = os.environ.get("GRADCODEC_DRIVERS")
+
+PRELUDE = r'''
+import ctypes, os, sys
+from ctypes import byref
+import numpy as np
+import capi
+from capi import CUDA, CUDA_MANAGED, DLDevice, Managed, Status, dldtype, int64s, last_error, lib
+
+def driver():
+    fake = ctypes.CDLL("libcuda.so.1")
+    fake.fake_in_use.restype = ctypes.c_size_t
+    for name in "calls", "launches", "allocations", "frees", "waits":
+        getattr(fake, "fake_" + name).restype = ctypes.c_ulonglong
+    fake.fake_left.restype = ctypes.c_long
+    fake.fake_last_launch.restype = fake.fake_failed_call.restype = ctypes.c_char_p
+    fake.fake_enter.restype = fake.fake_stream.restype = fake.fake_stream_here.restype = ctypes.c_void_p
+    fake.fake_fail_call.argtypes = ctypes.c_long, ctypes.c_int
+    fake.fake_enter.argtypes = ctypes.c_int, ctypes.c_ulonglong
+    return fake
+
+def fail(**failures):
+    os.environ["FAKE_FAILURES"] = " ".join(f"{name}={code}" for name, code in failures.items())
+
+def expect(status, code, *words):
+    assert status == code, (status, last_error())
+    for word in words:
+        assert str(word) in last_error(), (word, last_error())
+
+def empty(n_bytes, device=0):
+    out = Managed()
+    status = lib.gc_tensor_empty(DLDevice(CUDA, device), dldtype("uint8"), 1, int64s((n_bytes,)), byref(out))
+    return status, out
+
+def held(n_bytes, device=0):
+    status, out = empty(n_bytes, device)
+    assert status == 0, last_error()
+    return out
+
+def on_card(array, device=0, code=None):
+    """A tensor of the library on a card, compact, with what the array has; its memory is the host's here."""
+    tensor = held(max(1, array.nbytes), device)
+    compact = np.ascontiguousarray(array)
+    ctypes.memmove(tensor.contents.dl_tensor.data, compact.ctypes.data, array.nbytes)
+    return like(tensor, array, code)
+
+def like(tensor, array, code=None):
+    """The same memory, described as the array: shape, strides, dtype."""
+    described = capi.Tensor(array)
+    described.memory = tensor  # the caller's, to release
+    dl = described.struct.dl_tensor
+    dl.data, dl.device = tensor.contents.dl_tensor.data, tensor.contents.dl_tensor.device
+    dl.dtype.code = dl.dtype.code if code is None else code
+    return described
+
+def from_card(tensor, shape, dtype):
+    """What a tensor on a card has."""
+    count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer(ctypes.string_at(tensor.contents.dl_tensor.data, count), dtype).reshape(shape)
+
+def pack(src):
+    out = Managed()
+    return lib.gc_pack_chunks(src, 1, byref(out)), out
+
+def view(tensor, shape):
+    view = capi.DLTensor.from_buffer_copy(tensor.contents.dl_tensor)
+    view.ndim, view.shape, view.strides = len(shape), int64s(shape), None
+    return view
+'''
+
+
+def run(script, driver="driver", **environment):
+    """Runs a script beside a driver of these; an assertion of its own fails the test. What it printed."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("CUDA")},
+        "LD_LIBRARY_PATH": str(Path(DRIVERS) / driver),
+        "PYTHONPATH": str(HERE),
+        **{name: str(value) for name, value in environment.items()},
+    }
+    script = PRELUDE + textwrap.dedent(script)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout

@@ -1,0 +1,88 @@
+"""How a test is built and run, and what says that it has failed."""
+
+from dataclasses import dataclass
+
+LIBRARY = ("cargo", "build", "--quiet", "--locked", "--lib", "--profile", "fast")
+# The library is there by then: nothing else is to build it.
+MAKE = ("make", "--silent", "CARGO=true", "LIB=target/fast")
+FAKES = tuple(f"build/tests/{name}" for name in (
+    "driver/libcuda.so.1", "old_driver/libcuda.so.1", "driver/libnccl.so.2", "old_nccl/libnccl.so.2",
+    "fake_nvrtc/libnvrtc.so.12", "old_nvrtc/libnvrtc.so.12", "nvrtc_gcc/libnvrtc.so.12",
+))  # fmt: skip
+PYTHON = "build/venv/bin/python"
+
+
+@dataclass(frozen=True)
+class Test:
+    said: str
+    builds: tuple
+    runs: tuple
+    # The exit statuses that say that a test has failed.
+    red: tuple
+    # The file that it is in, and a word that is to stand there.
+    file: str
+    word: str = ""
+    # What it prints when it found nothing to run.
+    empty: str = ""
+    limit: int = 300
+
+    def __str__(self):
+        return self.said
+
+    def missing(self, root):
+        path = root / self.file
+        if not path.exists():
+            return [f"there is no {self.file}"]
+        if self.word and self.word not in path.read_text():
+            return [f"{self.file} has no {self.word}"]
+        return []
+
+
+def python(name, word="", case="", folder="tests/python", library=True, fakes=True, limit=300):
+    """The tests of a file whose names have this word, or one case of them."""
+    path = f"{folder}/{name}.py"
+    chosen = " and ".join(part for part in (word, case) if part)
+    return Test(
+        f"{path} -k '{chosen}'" if chosen else path,
+        (*([LIBRARY] if library else []), *([MAKE + FAKES] if library and fakes else [])),
+        (PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", path, *(["-k", chosen] if chosen else [])),
+        (1,), path, word, limit=limit,
+    )  # fmt: skip
+
+
+def rust(path, *words):
+    """The unit tests of a source file whose names have this word."""
+    word = words[-1] if words else ""
+    test = ("cargo", "test", "--quiet", "--locked", "--lib", "--profile", "fast")
+    return Test(
+        f"cargo test {'::'.join(words)}", ((*test, "--no-run"),), (*test, "--", "::".join(words)), (101,), path, word,
+        empty=r"running 0 tests",
+    )  # fmt: skip
+
+
+def c(name):
+    """A program of tests/c."""
+    program = f"build/tests/c99/{name}"
+    return Test(f"tests/c/{name}.c", (LIBRARY, (*MAKE, program, FAKES[0])), (program,), (1, 134), f"tests/c/{name}.c")
+
+
+def program(goal, source):
+    """A program that make builds."""
+    return Test(goal, (LIBRARY, (*MAKE, goal)), (goal,), (1, 134), source)
+
+
+def goal(name, file="Makefile"):
+    """A goal of the Makefile that is itself a test."""
+    return Test(f"make {name}", (LIBRARY,), (*MAKE, name), (2,), file)
+
+
+def loom():
+    manifest = ("--quiet", "--locked", "--target-dir", "target/loom", "--manifest-path", "tests/loom/Cargo.toml")
+    return Test(
+        "tests/loom", (("cargo", "test", *manifest, "--no-run"),), ("cargo", "test", *manifest), (101,), "tests/loom/models.rs"
+    )
+
+
+def gpu(name, word=""):
+    """A test that only a card can run: not here."""
+    return Test(f"tests/gpu/{name}.py -k {word}", (), (), (1,), f"tests/gpu/{name}.py", word)

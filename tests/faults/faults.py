@@ -1,0 +1,171 @@
+"""Faults that tests have to notice, one place each: the text that is replaced stands once in its file.
+
+A text is as short as it can be, and one that is not there any more is found by `run.py --check`."""
+
+from dataclasses import dataclass
+
+from commands import c, loom, program, python, rust
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    kind: str
+    path: str
+    old: str
+    new: str
+    tests: tuple
+    tier: str = "quick"
+
+
+FAULTS = []
+
+
+def fault(name, kind, path, old, new, *tests, tier="quick"):
+    FAULTS.append(Fault(name, kind, path, old, new, tests, tier))
+
+
+# ---- Bits and numbers
+
+FLAT = "src/backend/cpu/bits/flat.rs"
+CASTS = "src/backend/cpu/copy/casts.rs"
+LENGTHS = python("test_bits", "every_length_around_a_vector", fakes=False)
+
+fault("the last bits of a row are one off", "wrong bits at a tail", FLAT,
+      "(word.swap_bytes() << (64 - rest)).swap_bytes()", "(word.swap_bytes() << (63 - rest)).swap_bytes()", LENGTHS)
+fault("a tail reads the word before it wrong", "wrong bits at a tail", FLAT,
+      "before >> rest | last << (64 - rest)", "before >> rest | last << (63 - rest)", LENGTHS)
+fault("2^31 does not saturate as int32", "wrong bits at an edge", CASTS,
+      "self >= ABOVE", "self > ABOVE", python("test_copy", "casts_are_what_numpy_says", "float32-int32", fakes=False))
+
+# ---- Codecs: state, errors, plans
+
+CODEC = "src/backend/cpu/codec/mod.rs"
+STATE = "src/backend/cpu/codec/state.rs"
+DECODE = "src/backend/cpu/codec/decode.rs"
+REDUCE = "src/backend/cpu/codec/reduce.rs"
+SUM = "src/backend/cpu/codec/sum.rs"
+
+fault("a call of another size has the tiles of the one before", "stale plan", CODEC,
+      "(self.worker_tiles, self.server_tiles) = (Tiles::new", "let _ = (Tiles::new",
+      python("test_comm", "a_reserved_communicator", fakes=False))
+fault("a call of another size has the chunks of the one before", "stale plan", "src/comm/wire.rs",
+      "[self.world, stride], [stride]", "[self.world, self.most], [stride]",
+      python("test_comm", "a_reserved_communicator", fakes=False))
+fault("a commit keeps the state before it", "error lost", CODEC,
+      "half.valid = 1 - half.valid", "half.valid = 1 * half.valid",
+      python("test_comm", "each_half_of_a_step_is_committed", fakes=False))
+fault("errors out forget what the signs have sent", "error lost", STATE,
+      "kept - signed(scale, kept)", "kept", rust("src/backend/cpu/codec/tests/steps.rs", "errors_go_out_and_in"))
+fault("the mean of errors is their sum", "error written twice", STATE,
+      "sum + of_row(number) / rows as f32", "sum + of_row(number)",
+      python("test_comm", "errors_go_on_in_a_world_of_any_size", fakes=False))
+fault("the caller's errors go though something is not finite", "error written twice", STATE,
+      "if self.flags & NONFINITE == 0 {", "if self.flags & NONFINITE == 0 || !values.is_empty() {",
+      python("test_comm", "what_is_not_finite_on_one_rank", fakes=False))
+fault("a step that may be taken back is written over the state", "torn state", CODEC,
+      "if self.transactional { 1 - half.valid }", "if false { 1 - half.valid }",
+      python("test_comm", "an_infinity_on_one_rank_takes_the_step_back", fakes=False))
+fault("ranks of another policy get a handle", "refusal lost", "src/plan/codec.rs",
+      "*policy as u8]", "(*policy as u8) & 0]", python("test_comm", "ranks_with_other_options", fakes=False))
+fault("only the first chunk of a payload is checked", "payload believed", DECODE,
+      "for chunk in 0..plan.n_chunks {", "for chunk in 0..1 {",
+      rust("src/backend/cpu/codec/tests/hostile.rs", "a_corrupt_chunk_is_refused"))
+fault("a negative scale in a state is believed", "payload believed", STATE,
+      "if is_negative(scale)", "if is_negative(scale) && at == 0",
+      rust("src/backend/cpu/codec/tests/hostile.rs", "a_state_of_something_else_is_refused"))
+fault("units of a tile are added from both ends", "wrong order of a sum", SUM,
+      "sums[2 * index] + sums[2 * index + 1]", "sums[index] + sums[2 * left - 1 - index]",
+      rust("src/backend/cpu/codec/tests/steps.rs", "every_size_and_dtype"))
+
+# ---- Memory, threads, processes
+
+fault("host memory is not freed", "leak", "src/backend/cpu/memory.rs",
+      "unsafe { alloc::dealloc(allocated.cast(),", "let _ = unsafe { (allocated.cast::<u8>(),",
+      python("test_capsules", "released_memory_is_given_back", fakes=False))
+fault("a child keeps what its parent's threads were at", "fork", "src/backend/cpu/pool/mod.rs",
+      "Some(start_anew))", "None)", c("fork"))
+fault("a child answers for its parent's tensor", "fork", "src/share/sealed.rs",
+      "if process == process::id() {", "if process != 0 {", python("test_share", "a_child_that_has_inherited", fakes=False))
+fault("a thread may be cancelled within the caller's function", "cancellation", "src/comm/callbacks.rs",
+      "let _delay = cancel::delay();", "", c("cancel"))
+
+# ---- The CUDA driver
+
+fault("memory of another context is used again", "block of another context", "src/backend/cuda/reuse.rs",
+      "block.context == context && (bytes..=capacity)", "(bytes..=capacity)",
+      python("test_driver", "memory_of_a_context_that_is_gone"))
+fault("a copy that the driver refuses", "driver's failure lost", "src/backend/cuda/queue.rs",
+      'driver.check(code, format_args!("cuMemcpyAsync of {bytes} bytes on {}", self.device))', "let _ = code; Ok(())",
+      python("test_codec_driver", "every_call_of_the_driver_may_fail"))
+
+# ---- Ranks
+
+fault("a rank that is freed tells nobody", "lost rank", "src/comm/group.rs",
+      "        self.give_up();", "", python("test_comm", "a_rank_that_is_freed", fakes=False, limit=40))
+fault("a communicator of NCCL's that failed is destroyed", "lost rank", "src/comm/nccl.rs",
+      "unsafe { if broken {", "unsafe { if broken && false {", python("test_nccl", "aborted"))
+fault("blocks of machines are put in another order", "wrong order of ranks", "src/comm/two.rs",
+      "to: [ranks * bytes, bytes],\n            from: [bytes, machines * bytes],",
+      "to: [bytes, machines * bytes],\n            from: [bytes, machines * bytes],",
+      python("test_hierarchical", "what_goes_where", fakes=False))
+
+# ---- The pool's threads: every order of their steps
+
+JOB = "src/backend/cpu/pool/job.rs"
+for name, old, new in (
+    ("tickets that publish nothing", "(u64::from(parts) << 32, Ordering::Release)", "(u64::from(parts) << 32, Ordering::Relaxed)"),
+    ("a ticket that nobody checks", "if index >= parts {", "if parts == 0 {"),
+    ("a part that is done, but its writes not seen", "fetch_sub(1, Ordering::AcqRel)", "fetch_sub(1, Ordering::Relaxed)"),
+    ("a caller that does not wait", "0 => break,", "_ => break,"),
+):  # fmt: skip
+    fault(name, "data race of the pool", JOB, old, new, loom())
+
+# ---- Others' files
+
+fault("an entry of somebody else is used", "payload believed", "src/compile/cache.rs",
+      "about.uid() == user &&", "(about.uid() == user || true) &&", python("test_kernel_cache", "somebody_elses_directory"))
+
+# ---- Kernels
+
+fault("errors in bfloat16 are cut off", "wrong bits", "kernels/state.cuh",
+      "= to_bf16(c);", "= static_cast<unsigned short>(__float_as_uint(c) >> 16);", program("build/tests/codec", "tests/emulator/codec.cpp"))
+
+# ---- What wraps the C functions
+
+HPP, CLIENT = "include/gradcodec/gradcodec.hpp", "python/gradcodec"
+OF_HPP = python("test_calls", "gradcodec_hpp", library=False)
+OF_FUNCTIONS = python("test_calls", "a_function_of_the_client", library=False)
+OF_METHODS = python("test_calls", "a_method_of_the_client", library=False)
+for name, old, new in (
+    ("codec_encode", "value_factor.get(), error_factor.get(),\n                                  payload",
+     "error_factor.get(), value_factor.get(),\n                                  payload"),
+    ("allreduce_run", "value_factor.get(),\n                                   error_factor.get(), stream",
+     "error_factor.get(),\n                                   value_factor.get(), stream"),
+    ("allreduce_reduce_scatter", "value_factor.get(),\n                                              error_factor.get(), shard",
+     "error_factor.get(),\n                                              value_factor.get(), shard"),
+    ("codec_errors_in", "gc_codec_errors_in(codec.get(), worker.get(), server.get()",
+     "gc_codec_errors_in(codec.get(), server.get(), worker.get()"),
+    ("comm_from_nccl_id", "id.data(), rank, world_size,", "id.data(), world_size, rank,"),
+    ("comm_hierarchical", "(intra_node.get(), inter_node.get()", "(inter_node.get(), intra_node.get()"),
+    ("share_send", "(tensor.get(), socket, flags,", "(tensor.get(), socket, 0 * flags,"),
+    ("comm_open_peers", "device, n_elements, timeout_ms, &out", "device, n_elements, 0 * timeout_ms, &out"),
+):
+    fault(f"gradcodec.hpp: an argument of {name}", "swapped or lost argument", HPP, old, new, OF_HPP)
+for module, name, old, new, test in (
+    ("_codecs", "Codec.encode", "len(inputs.pointers), *factors.pointers, *to.pointers)",
+     "len(inputs.pointers), *reversed(factors.pointers), *to.pointers)", OF_METHODS),
+    ("_comms", "AllReduce.run", "len(outputs.pointers), *factors.pointers\n",
+     "len(outputs.pointers), *reversed(factors.pointers)\n", OF_METHODS),
+    ("_comms", "AllReduce.reduce_scatter", "len(inputs.pointers), *factors.pointers, *to.pointers\n",
+     "len(inputs.pointers), *reversed(factors.pointers), *to.pointers\n", OF_METHODS),
+    ("_library", "GradCodec.nccl_world", '(_int32("rank", rank), _int32("world_size", world_size))\n        self.lib.gc_comm_from_nccl_id',
+     '(_int32("world_size", world_size), _int32("rank", rank))\n        self.lib.gc_comm_from_nccl_id', OF_FUNCTIONS),
+    ("_library", "GradCodec.nccl", '_address("comm", comm), _address("dl_handle", dl_handle)\n        made',
+     '_address("dl_handle", dl_handle), _address("comm", comm)\n        made', OF_FUNCTIONS),
+    ("_library", "GradCodec.hierarchical", "intra_node._comm, inter_node and inter_node._comm,", "inter_node and inter_node._comm, intra_node._comm,", OF_METHODS),
+    ("_share", "GradCodec.share_send", '_whole("flags", flags, 0, 2**32 - 1), _int32("timeout_ms"',
+     '0 * _whole("flags", flags, 0, 2**32 - 1), _int32("timeout_ms"', OF_FUNCTIONS),
+    ("_library", "GradCodec.vote_signs_into", 'stream, _whole("turn", turn,', 'stream, 0 * _whole("turn", turn,', OF_FUNCTIONS),
+):
+    fault(f"Python: an argument of {name}", "swapped or lost argument", f"{CLIENT}/{module}.py", old, new, test)

@@ -1,0 +1,218 @@
+"""Plants each fault of faults.py in a copy of the tree, and demands that the tests which it names notice.
+
+    run.py                    all faults of the tiers quick and all, those of quick first
+    run.py --tier quick       one tier; --only NAME..., --kind KIND: some of them
+    run.py --check            no fault is planted: whether each applies, and its tests are there. Takes a second.
+    run.py --list             the table, without running anything
+
+Works in build/faults: the copy, its build and a log for each fault stay there, so that a second run builds little.
+A test has noticed if it fails, crashes or hangs. One that cannot be built or finds nothing to run has not.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from faults import FAULTS
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / "build/faults"
+TREE = WORK / "tree"
+TIERS = "quick", "all", "gpu"
+
+
+class Wrong(Exception):
+    """A fault that does not apply, a build that fails, a test that is red before anything is planted."""
+
+
+def planted(fault, text):
+    count = text.count(fault.old)
+    if count != 1:
+        raise Wrong(f"{fault.name}: {fault.path} has {fault.old!r} {count} times; once expected")
+    if fault.old == fault.new:
+        raise Wrong(f"{fault.name}: changes nothing")
+    return text.replace(fault.old, fault.new)
+
+
+def check():
+    """What is wrong with the list, in sentences."""
+    found = []
+    for fault in FAULTS:
+        path = ROOT / fault.path
+        if not path.is_file():
+            found.append(f"{fault.name}: there is no {fault.path}")
+            continue
+        try:
+            planted(fault, path.read_text())
+        except Wrong as wrong:
+            found.append(str(wrong))
+        if fault.tier not in TIERS:
+            found.append(f"{fault.name}: tier {fault.tier}; one of {', '.join(TIERS)} expected")
+        for test in fault.tests:
+            found += [f"{fault.name}: {why}" for why in test.missing(ROOT)]
+    names = [fault.name for fault in FAULTS]
+    found += [f"{name}: a name of several faults" for name in sorted({name for name in names if names.count(name) > 1})]
+    return found
+
+
+def copy_tree():
+    """Brings the copy up to date. Files that are as they were keep their time, so that little is built again."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    )
+    names = {name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()}
+    for name in names:
+        source, target = ROOT / name, TREE / name
+        if not target.is_file() or target.read_bytes() != source.read_bytes():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(source.read_bytes())
+        target.chmod(source.stat().st_mode)
+    for folder, folders, files in os.walk(TREE):
+        here = Path(folder)
+        if here == TREE:
+            folders[:] = [name for name in folders if name not in ("build", "target")]
+        for name in files:
+            if str((here / name).relative_to(TREE)) not in names:
+                (here / name).unlink()
+    (TREE / "build").mkdir(exist_ok=True)
+    for name in "venv", "kernel-venv":
+        link = TREE / "build" / name
+        if not link.exists():
+            link.symlink_to(ROOT / "build" / name)
+
+
+def environment(tier):
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("GRADCODEC_", "MAKE"))},
+        "GRADCODEC_LIBRARY": str(TREE / "target/fast/libgradcodec.so"),
+        "GRADCODEC_DRIVERS": str(TREE / "build/tests"),
+        "GRADCODEC_TESTS": "quick" if tier == "quick" else "all",
+        "GRADCODEC_CACHE": "0",
+        "CARGO_TERM_COLOR": "never",
+        "RUST_BACKTRACE": "0",
+    }
+
+
+def command(arguments, tier, log, limit):
+    """Runs it in the copy: its exit status, or None if it took too long."""
+    with open(log, "ab") as out:
+        out.write(f"$ {' '.join(map(str, arguments))}\n".encode())
+        out.flush()
+        process = subprocess.Popen(
+            list(map(str, arguments)), cwd=TREE, env=environment(tier), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            return process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            try:  # what it has started, too
+                os.killpg(process.pid, 9)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
+def build(test, tier, log):
+    for arguments in test.builds:
+        if command(arguments, tier, log, 1800) != 0:
+            raise Wrong(f"cannot be built: {' '.join(map(str, arguments))}: see {log}")
+
+
+def is_red(test, tier, log):
+    """Whether the test notices something: how, or ''."""
+    status = command(test.runs, tier, log, test.limit)
+    text = log.read_text(errors="replace")
+    text = text[text.rindex("\n$ " if "\n$ " in text else "$ ") :]
+    if status is None:
+        return "hangs"
+    if status == 0:
+        if test.empty and re.search(test.empty, text) and not re.search(r"[1-9]\d* passed", text):
+            raise Wrong(f"no test ran: {test}")
+        return ""
+    if status < 0 or status > 128:
+        return "crashes"
+    if status in test.red:
+        return "fails"
+    raise Wrong(f"exit status {status} is no failure of a test: {test}: see {log}")
+
+
+def run(faults):
+    copy_tree()
+    (WORK / "logs").mkdir(parents=True, exist_ok=True)
+    lost, rows, green = [], [], set()
+    for fault in faults:
+        path, log = TREE / fault.path, WORK / "logs" / f"{fault.name.replace(' ', '_')}.log"
+        log.unlink(missing_ok=True)
+        try:
+            for test in fault.tests:
+                if (test, fault.tier) not in green:
+                    build(test, fault.tier, log)
+                    if is_red(test, fault.tier, log):
+                        raise Wrong(f"red without the fault: {test}: see {log}")
+                    green.add((test, fault.tier))
+            before = path.read_text()
+            begun = time.monotonic()
+            try:
+                path.write_text(planted(fault, before))
+                seen = []
+                for test in fault.tests:
+                    built = time.monotonic()
+                    build(test, fault.tier, log)
+                    begun += time.monotonic() - built if test is not fault.tests[0] else 0
+                    ran = time.monotonic()
+                    seen.append((test, is_red(test, fault.tier, log), time.monotonic() - ran))
+            finally:
+                path.write_text(before)
+            row = f"{fault.name:<52} {fault.kind:<24} {fault.tier:<5}"
+            for test, how, seconds in seen:
+                print(f"{row} {how or 'NOT SEEN':<8} {seconds:5.1f} s  {test}", flush=True)
+                if not how:
+                    lost.append(f"{fault.name}: not seen by {test}")
+            rows.append(time.monotonic() - begun)
+        except Wrong as wrong:
+            print(f"{fault.name:<52} FAILED   {wrong}", flush=True)
+            lost.append(f"{fault.name}: {wrong}")
+    print(f"{len(faults) - len({one.split(':')[0] for one in lost})} of {len(faults)} faults seen, {sum(rows):.0f} s")
+    for one in lost:
+        print(f"FAILED: {one}")
+    return not lost
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tier", choices=TIERS, action="append")
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=[])
+    parser.add_argument("--kind")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    arguments = parser.parse_args()
+    wrong = check()
+    if wrong or arguments.check:
+        print("\n".join(wrong) or f"{len(FAULTS)} faults apply")
+        return not wrong
+    tiers = arguments.tier or ([] if arguments.only else ["quick", "all"])
+    chosen = [
+        fault for fault in FAULTS
+        if (not tiers or fault.tier in tiers)
+        and (not arguments.only or any(name in fault.name for name in arguments.only))
+        and arguments.kind in (None, fault.kind)
+    ]  # fmt: skip
+    chosen.sort(key=lambda fault: TIERS.index(fault.tier))
+    if not chosen:
+        print("no such fault")
+        return False
+    if arguments.list:
+        for fault in chosen:
+            print(f"{fault.name:<52} {fault.kind:<24} {fault.tier:<5} {fault.path:<40} {'; '.join(map(str, fault.tests))}")
+        return True
+    return run(chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(not main())

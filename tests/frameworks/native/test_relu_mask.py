@@ -1,0 +1,94 @@
+"""examples/python/relu_mask.py against torch.relu: the same gradients, to the bit, from one bit per element."""
+
+import pytest
+import relu_mask
+import torch
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+SPECIAL = (0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1.0, -1.0, 6e-8, -6e-8, 1e-45, -1e-45)
+
+
+def bits(x):
+    """As integers: -0 is not 0, and NaN is equal to itself. To any NaN in 16 bits: torch's CPU loops go through float32
+    there and write a NaN of their own for one that passes (0xffff in bfloat16), in some elements, not in others."""
+    x = x.contiguous()
+    if x.dtype.itemsize == 2:
+        x = torch.where(x.isnan(), torch.full_like(x, float("nan")), x)
+    return x.view(INTEGER[x.dtype.itemsize])
+
+
+def gradients(relu, x, upstream):
+    x = x.detach().requires_grad_()
+    y = relu(x)
+    y.backward(upstream)
+    return y.detach(), x.grad
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_values_and_gradients_are_those_of_torch_to_the_bit(ops, device, dtype):
+    # Every special value before and behind every other, in the vector loops of the CPU as in their tails.
+    special = torch.tensor(SPECIAL, device=device, dtype=dtype)
+    x = special.repeat_interleave(len(special)).repeat(7)
+    upstream = special.repeat(len(special)).repeat(7)
+    for ours, theirs in zip(gradients(relu_mask.packed_relu, x, upstream), gradients(torch.relu, x, upstream)):
+        assert torch.equal(bits(ours), bits(theirs))
+
+
+@pytest.mark.parametrize("shape", ((), (0,), (1,), (9,), (3, 5, 7)))
+def test_any_shape_and_strides(ops, device, shape):
+    compact = torch.randn(shape, device=device)
+    for x in (compact, compact.expand(2, *shape), compact.unsqueeze(-1).expand(*shape, 3)[..., 1]):
+        upstream = torch.randn(x.shape, device=device)
+        for ours, theirs in zip(gradients(relu_mask.packed_relu, x, upstream), gradients(torch.relu, x, upstream)):
+            assert torch.equal(bits(ours), bits(theirs)) and ours.shape == theirs.shape
+
+
+def test_channels_last(ops, device):
+    x = torch.randn(2, 8, 5, 3, device=device).to(memory_format=torch.channels_last)
+    upstream = torch.randn_like(x)
+    for ours, theirs in zip(gradients(relu_mask.packed_relu, x, upstream), gradients(torch.relu, x, upstream)):
+        assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
+
+
+def test_derivatives_by_differences(ops):
+    x = torch.randn(37, dtype=torch.float64)
+    x += x.sign()  # away from the bend
+    assert torch.autograd.gradcheck(relu_mask.packed_relu, x.requires_grad_())
+    assert torch.autograd.gradgradcheck(relu_mask.packed_relu, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_a_block_keeps_a_bit_instead_of_an_activation(ops, device, dtype):
+    kept = {}
+    for relu in (torch.relu, relu_mask.packed_relu):
+        torch.manual_seed(1)
+        model = relu_mask.FeedForward(relu, width=64).to(device, dtype)
+        x = torch.randn(128, 64, device=device, dtype=dtype)
+        torch.manual_seed(2)
+        kept[relu] = relu_mask.saved_bytes(model, x)
+    elements = 128 * 4 * 64
+    assert kept[torch.relu][0] - kept[relu_mask.packed_relu][0] == elements * dtype.itemsize - elements // 8
+    assert torch.equal(bits(kept[torch.relu][1]), bits(kept[relu_mask.packed_relu][1]))
+
+
+def test_the_peak_on_the_card_is_lower(ops, cuda):
+    peaks = {}
+    for relu in (torch.relu, relu_mask.packed_relu):
+        # Four blocks: what one keeps for its backward pass is there while the next ones run forward.
+        model = torch.nn.Sequential(*(relu_mask.FeedForward(relu, width=512) for _ in range(4))).to(cuda)
+        peaks[relu] = relu_mask.peak_bytes(model, torch.randn(4096, 512, device=cuda))
+        del model
+    activation = 4096 * 4 * 512 * 4
+    # At least what three of the four no longer keep; the last one's temporaries share the peak.
+    assert peaks[torch.relu] - peaks[relu_mask.packed_relu] >= 3 * activation * 31 // 32 - activation
+
+
+@pytest.mark.parametrize("backend", ("eager", "aot_eager"))
+def test_compiled(ops, device, backend):
+    torch._dynamo.reset()
+    compiled = torch.compile(relu_mask.packed_relu, backend=backend, fullgraph=True)
+    x = torch.tensor(SPECIAL, device=device).repeat(9)
+    upstream = torch.randn(x.shape, device=device)
+    for ours, theirs in zip(gradients(compiled, x, upstream), gradients(torch.relu, x, upstream)):
+        assert torch.equal(bits(ours), bits(theirs))

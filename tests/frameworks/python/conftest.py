@@ -1,0 +1,27 @@
+"""The Python client and its examples beside the frameworks they are for. CUDA's part is skipped without a device."""
+
+import os
+import pathlib
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path[:0] = [str(HERE), str(ROOT / "examples" / "python"), str(ROOT / "python")]
+if not os.environ.get("GRADCODEC_LIBRARY"):
+    in_tree = [ROOT / folder / "libgradcodec.so.0" for folder in ("lib", "target/release")]
+    os.environ["GRADCODEC_LIBRARY"] = str(next((path for path in in_tree if path.exists()), in_tree[0]))
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take the card for itself
+if not os.path.exists(os.environ["GRADCODEC_LIBRARY"]):
+    raise pytest.UsageError(f"no library at {os.environ['GRADCODEC_LIBRARY']}; GRADCODEC_LIBRARY names it")
+
+import peers  # noqa: E402 the path and the library come first
+
+
+@pytest.fixture
+def framework(request):
+    kind, *where = request.param
+    if where and not peers.has_cuda():
+        pytest.skip("no CUDA device")
+    return kind(*where)

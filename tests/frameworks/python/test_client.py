@@ -1,0 +1,794 @@
+"""python/gradcodec: what it declares, what it takes, what it gives, and that nothing is lost."""
+
+import ctypes
+import gc
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import gradcodec as client
+from gradcodec import BIG, CPU, CUDA, LITTLE, Communicator, GradCodec, GradCodecError
+from gradcodec._abi import LEGACY, VERSIONED
+from peers import (
+    ROOT,
+    Exporter,
+    Jax,
+    Lent,
+    Made,
+    OldExporter,
+    Torch,
+    chunk_rows,
+    frameworks,
+    gradcodec,
+    has_cuda,
+    NumPy,
+)
+
+CLIENT = ROOT / "python" / "gradcodec"
+RNG = np.random.default_rng(0)
+VALUES = RNG.standard_normal((96, 256)).astype(np.float32)
+TRUTH = VALUES >= 0
+BYTES = 3072  # that it packs to: 3 and 4 chunks of them are aligned to 256, as JAX likes it
+
+
+# --- what it is -------------------------------------------------------------------------------------------------------
+
+
+def test_structures_are_those_of_the_abi():
+    for struct, size, last in (
+        (client._abi.DLTensor, 48, ("byte_offset", 40)),
+        (client._abi.Managed, 64, ("deleter", 56)),
+        (client._abi.Versioned, 80, ("dl_tensor", 32)),
+    ):
+        name, offset = last
+        assert (ctypes.sizeof(struct), getattr(struct, name).offset) == (size, offset)
+
+
+def test_it_is_typed():
+    pytest.importorskip("mypy")
+    folder = ROOT / "build" / "mypy"
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(folder), str(CLIENT)]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_it_needs_nothing_but_the_standard_library():
+    program = (
+        f"import sys; sys.path.insert(0, {str(CLIENT.parent)!r}); import gradcodec as g; "
+        "t = g.GradCodec().tensor_empty((3, 5), 'int16'); print(t.shape, t.device, g.GradCodec().chunk_bytes(1000, 4))"
+    )
+    alone = subprocess.run([sys.executable, "-I", "-S", "-B", "-c", program], capture_output=True, text=True)
+    assert (alone.stdout, alone.stderr) == ("(3, 5) (1, 0) 32\n", "")
+
+
+def test_the_library_is_the_one_that_is_named(monkeypatch, tmp_path):
+    path = os.environ["GRADCODEC_LIBRARY"]
+    monkeypatch.setenv("GRADCODEC_LIBRARY", str(tmp_path / "nothing.so"))
+    with pytest.raises(OSError, match="nothing.so"):
+        GradCodec()
+    assert GradCodec(path).chunk_bytes(9, 1) == 2
+    monkeypatch.delenv("GRADCODEC_LIBRARY")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail(name))
+    with pytest.raises(pytest.fail.Exception, match=r"^libgradcodec\.so\.0$"):
+        GradCodec()
+
+
+# --- arrays in and out ------------------------------------------------------------------------------------------------
+
+
+@frameworks()
+def test_chunks_of_a_framework_and_back(framework):
+    for n_chunks in 1, 3, 4:
+        rows = [framework.take(chunk) for chunk in gradcodec.pack_chunks(framework.array(TRUTH), n_chunks)]
+        np.testing.assert_array_equal([framework.numpy(row) for row in rows], chunk_rows(TRUTH, n_chunks))
+        back = framework.take(gradcodec.unpack_chunks(rows, TRUTH.size))
+        np.testing.assert_array_equal(framework.numpy(back), TRUTH.ravel())
+        assert str(back.dtype).endswith(("bool", "bool_"))
+
+
+@frameworks()
+@pytest.mark.parametrize("order", [BIG, LITTLE])
+def test_bits_along_an_axis_and_back(framework, order):
+    name = {BIG: "big", LITTLE: "little"}[order]
+    for axis in 0, 1, -1, client.AXIS_NONE:
+        packed = gradcodec.pack_bits(framework.array(TRUTH), axis, order)
+        expected = np.packbits(TRUTH, axis=None if axis == client.AXIS_NONE else axis, bitorder=name)
+        assert packed.shape == expected.shape
+        packed = framework.take(packed)
+        np.testing.assert_array_equal(framework.numpy(packed), expected)
+        if axis in (0, 1):
+            back = framework.take(gradcodec.unpack_bits(packed, axis, 40, order))
+            np.testing.assert_array_equal(framework.numpy(back), np.unpackbits(expected, axis, 40, name))
+
+
+@frameworks(NumPy, Torch)
+def test_into_memory_of_a_framework(framework):
+    values, count = framework.array(VALUES), VALUES.size
+    rows = framework.array(np.full((5, gradcodec.chunk_bytes(count, 5)), 0xA5, np.uint8))
+    for order, name in (BIG, "big"), (LITTLE, "little"):
+        gradcodec.pack_signs_into(values, rows, order)
+        np.testing.assert_array_equal(framework.numpy(rows), chunk_rows(TRUTH, 5, name))
+        gradcodec.pack_chunks_into(framework.array(~TRUTH), rows, order=order)
+        np.testing.assert_array_equal(framework.numpy(rows), chunk_rows(~TRUTH, 5, name))
+        signs = framework.array(np.full_like(VALUES, 7))
+        gradcodec.unpack_chunks_into(rows, signs, order)
+        np.testing.assert_array_equal(framework.numpy(signs), ~TRUTH)
+        columns = framework.array(np.zeros((12, 256), np.uint8))
+        gradcodec.pack_bits_into(framework.array(TRUTH), columns, 0, order)
+        np.testing.assert_array_equal(framework.numpy(columns), np.packbits(TRUTH, 0, name))
+        bits = framework.array(np.zeros((70, 256), np.int64))
+        gradcodec.unpack_bits_into(columns, bits, axis=0, order=order)
+        np.testing.assert_array_equal(framework.numpy(bits), TRUTH[:70])
+
+
+@frameworks()
+def test_inputs_are_read_where_they_are(framework):
+    array = framework.array(VALUES)
+    for seen in (array, array.T, array[3:, ::2]) if framework.writes else (array,):
+        borrowed = client._tensors._Borrowed(seen)
+        view = borrowed._as_parameter_.contents.dl_tensor
+        assert view.data + view.byte_offset == framework.address(seen)
+        assert tuple(view.shape[:2]) == tuple(seen.shape)
+
+
+@frameworks()
+def test_outputs_stay_where_they_are(framework):
+    device = framework.device
+    made = [
+        *gradcodec.pack_chunks(framework.array(TRUTH), 3), gradcodec.pack_bits(framework.array(TRUTH), 1),
+        gradcodec.unpack_bits(framework.array(VALUES.view(np.uint8)), 0), gradcodec.tensor_empty((64, 32), "float32", device),
+    ]  # fmt: skip
+    for tensor in made:
+        assert (tensor.device, tensor.__dlpack_device__()) == (device, device)
+        array = framework.take(tensor)
+        assert (framework.address(array), tuple(array.shape)) == (tensor.address, tensor.shape)
+
+
+def test_numpy_gets_what_it_may_write_to():
+    array = np.from_dlpack(gradcodec.pack_bits(TRUTH))
+    array[:] = 0
+    assert array.flags.writeable
+
+
+@frameworks()
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "int32", "float16", "bfloat16", "float32"])
+def test_an_empty_tensor_of_every_dtype(framework, dtype):
+    tensor = gradcodec.tensor_empty([64, 2, 3], dtype, framework.device)
+    if dtype == "bfloat16" and not isinstance(framework, (Torch, Jax)):
+        return  # the others have none
+    array = framework.take(tensor)
+    assert dtype in str(array.dtype) and tuple(array.shape) == (64, 2, 3)
+
+
+def test_tensors_of_the_library_go_in_again():
+    chunks = gradcodec.pack_chunks(TRUTH, 4)
+    np.testing.assert_array_equal(np.from_dlpack(gradcodec.unpack_chunks(chunks, TRUTH.size)), TRUTH.ravel())
+    rows = gradcodec.tensor_empty((4, chunks[0].shape[0]), "uint8")
+    gradcodec.pack_signs_into(VALUES, rows)
+    np.testing.assert_array_equal(np.from_dlpack(rows), np.stack([np.from_dlpack(chunk) for chunk in chunks]))
+
+
+def test_scalars_and_empty_arrays():
+    assert gradcodec.tensor_empty((), "uint8").shape == ()
+    assert np.from_dlpack(gradcodec.pack_bits(np.array(True))).tolist() == [128]
+    (chunk,) = gradcodec.pack_chunks(np.empty((0, 3), bool), 1)
+    assert (chunk.shape, chunk.address) == ((0,), 0)
+    assert np.from_dlpack(chunk).size == 0
+
+
+# --- who releases what ------------------------------------------------------------------------------------------------
+
+
+def aligned(size):
+    """Host memory that JAX does not copy: aligned to a cache line."""
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size]
+
+
+@frameworks(device=CPU)
+def test_memory_that_was_taken_is_released_by_its_last_user(framework):
+    memory = aligned(64 * 8)
+    lent = Lent(memory)
+    tensor = lent.tensor()
+    array = framework.take(tensor)
+    assert framework.address(array) == memory.ctypes.data
+    del tensor
+    gc.collect()
+    assert lent.releases == []
+    del array
+    gc.collect()
+    assert lent.releases == [42]
+
+
+@pytest.mark.parametrize("asked", [None, {}, {"max_version": (1, 0)}, {"max_version": (0, 8)}, {"max_version": (1, 3)}])
+def test_what_nobody_took_is_released_once(asked):
+    lent = Lent(np.zeros(4))
+    tensor = lent.tensor()
+    if asked is not None:
+        tensor.__dlpack__(**asked)
+    assert lent.releases == []
+    del tensor
+    assert lent.releases == [42]
+
+
+def test_a_capsule_keeps_the_tensor_beyond_its_object():
+    lent = Lent(np.zeros(4))
+    capsule = lent.tensor().__dlpack__()
+    assert lent.releases == []
+    del capsule
+    assert lent.releases == [42]
+
+
+def test_the_form_is_the_one_that_is_asked_for_and_may_change():
+    name_of = client._abi._python.PyCapsule_GetName
+    lent = Lent(np.arange(4.0))
+    tensor = lent.tensor()
+    for asked, name in (
+        ({}, LEGACY),
+        ({"max_version": (1, 0)}, VERSIONED),
+        ({"max_version": (0, 8)}, LEGACY),
+        ({"max_version": (1, 99), "stream": 5, "dl_device": (CPU, 0), "copy": False}, VERSIONED),
+    ):
+        assert name_of(tensor.__dlpack__(**asked)) == name
+    array = np.from_dlpack(tensor)
+    assert array.ctypes.data == lent.array.ctypes.data and lent.releases == []
+    del array, tensor
+    assert lent.releases == [42]
+
+
+def test_a_tensor_is_taken_once():
+    lent = Lent(np.zeros(4))
+    tensor = lent.tensor()
+    array = np.from_dlpack(tensor)
+    for take in (np.from_dlpack, Torch().take, Jax().take, gradcodec.pack_bits):
+        with pytest.raises(BufferError, match="used_dltensor_versioned"):
+            take(tensor)
+    assert lent.releases == []
+    del tensor, array
+    gc.collect()
+    assert lent.releases == [42]
+
+
+def test_after_a_refusal_another_framework_may_take_it():
+    lent = Lent(aligned(128).view(np.uint16))
+    tensor = lent.tensor("bfloat16")
+    with pytest.raises((BufferError, RuntimeError)):  # not SystemError: the capsule's destructor is native
+        np.from_dlpack(tensor)
+    array = Jax().take(tensor)  # in the other form
+    assert str(array.dtype) == "bfloat16" and lent.releases == []
+    del tensor, array
+    gc.collect()
+    assert lent.releases == [42]
+
+
+def test_a_refusal_loses_nothing():
+    lent = Lent(np.zeros(4, np.uint16))
+    with pytest.raises((BufferError, RuntimeError)):
+        np.from_dlpack(lent.tensor("bfloat16"))
+    gc.collect()
+    assert lent.releases == [42]
+
+
+def test_copies_and_other_devices_are_refused():
+    lent = Lent(np.zeros(4))
+    tensor = lent.tensor()
+    for asked in {"copy": True}, {"dl_device": (CUDA, 0)}, {"dl_device": (CPU, 1)}:
+        with pytest.raises(BufferError):
+            tensor.__dlpack__(**asked)
+    with pytest.raises(BufferError):
+        np.from_dlpack(tensor, copy=True)
+    del tensor
+    assert lent.releases == [42]
+
+
+made_forms = pytest.mark.parametrize("name", [LEGACY, VERSIONED], ids=["legacy", "versioned"])
+exporters = pytest.mark.parametrize("exporter", [Exporter, OldExporter])
+
+
+@made_forms
+@exporters
+def test_inputs_are_borrowed_and_let_go(name, exporter):
+    made = Made(TRUTH, name=name)
+    (chunk,) = gradcodec.pack_chunks(exporter(made), 1)
+    assert made.releases == [1]
+    np.testing.assert_array_equal(np.from_dlpack(chunk), np.packbits(TRUTH))
+    chunks = [Made(row, name=name) for row in chunk_rows(TRUTH, 3)]
+    back = gradcodec.unpack_chunks([exporter(chunk) for chunk in chunks], TRUTH.size)
+    assert [chunk.releases for chunk in chunks] == [[1]] * 3
+    np.testing.assert_array_equal(np.from_dlpack(back), TRUTH.ravel())
+    source, target = Made(VALUES, name=name), Made(np.zeros((3, BYTES // 3), np.uint8), name=name)
+    gradcodec.pack_signs_into(exporter(source), exporter(target))
+    assert (source.releases, target.releases) == ([1], [1])
+    np.testing.assert_array_equal(target.array, chunk_rows(TRUTH, 3))
+
+
+@made_forms
+@exporters
+def test_inputs_are_let_go_when_the_call_fails(name, exporter):
+    floats, other = Made(VALUES, name=name), Made(np.zeros(3), name=name)
+    for call in (
+        lambda: gradcodec.pack_chunks(exporter(floats), 4),
+        lambda: gradcodec.pack_bits(exporter(floats)),
+        lambda: gradcodec.unpack_chunks([exporter(floats)], 8),
+        lambda: gradcodec.pack_signs_into(exporter(floats), exporter(other)),
+    ):
+        with pytest.raises(GradCodecError):
+            call()
+    assert len(floats.releases) == 4 and len(other.releases) == 1
+
+
+def test_arrays_have_no_more_references_afterwards():
+    truth, values = TRUTH.copy(), VALUES.copy()
+    rows = np.zeros((2, BYTES // 2), np.uint8)
+    before = [sys.getrefcount(array) for array in (truth, values, rows)]
+    for _ in range(10):
+        gradcodec.pack_chunks(truth, 2)
+        gradcodec.pack_signs_into(values, rows)
+        gradcodec.unpack_chunks_into(rows, values)
+        with pytest.raises(GradCodecError):
+            gradcodec.pack_signs_into(truth, rows)
+    gc.collect()
+    assert [sys.getrefcount(array) for array in (truth, values, rows)] == before
+
+
+def test_many_calls_leave_nothing_behind():
+    wide = np.ones(2**20, bool)
+
+    def work(rounds):
+        for _ in range(rounds):
+            chunks = gradcodec.pack_chunks(wide, 4)
+            arrays = [np.from_dlpack(chunk) for chunk in chunks[:2]]
+            gradcodec.unpack_chunks([*arrays, *chunks[2:]], wide.size).__dlpack__(max_version=(1, 0))
+            for wrong in (lambda: gradcodec.pack_bits(wide, 3), lambda: gradcodec.pack_chunks(VALUES, 3)):
+                with pytest.raises(GradCodecError):
+                    wrong()
+        gc.collect()
+        return sys.getallocatedblocks(), resident_bytes()
+
+    work(20)
+    (blocks, resident), (blocks_after, resident_after) = work(20), work(200)
+    assert blocks_after - blocks < 200, "one object a call would be 1000 and more"
+    assert resident_after - resident < 32 * 2**20, "a leak of the tensors would be 200 MiB"
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_interpreter_may_end_with_tensors_in_all_states():
+    program = f"""
+import sys
+sys.path.insert(0, {str(CLIENT.parent)!r})
+import numpy
+import gradcodec as client
+codec = client.GradCodec()
+truth = numpy.ones(10_000, bool)
+held = codec.pack_chunks(truth, 4)
+array = numpy.from_dlpack(held[0])
+asked = held[1].__dlpack__(), held[2].__dlpack__(max_version=(1, 0))
+class Cycle: pass
+cycle = Cycle(); cycle.itself, cycle.tensor, sys.kept = cycle, codec.pack_bits(truth), codec.pack_bits(truth).__dlpack__()
+del client
+for module in [name for name in sys.modules if name.partition(".")[0] == "gradcodec"]:
+    del sys.modules[module]
+if {has_cuda()}:
+    on_cuda = [codec.tensor_empty((8,), "int8", (2, 0)) for _ in range(3)]
+    asked_on_cuda = on_cuda[1].__dlpack__(), on_cuda[2].__dlpack__(max_version=(1, 0))
+print("done")
+"""
+    child = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
+    assert (child.returncode, child.stdout, child.stderr) == (0, "done\n", "")
+
+
+def test_a_capsule_outlives_the_module():
+    program = f"""
+import ctypes, gc, sys
+sys.path.insert(0, {str(CLIENT.parent)!r})
+import gradcodec as client
+codec, released, memory, shape = client.GradCodec(), [], (ctypes.c_int64 * 4)(), (ctypes.c_int64 * 1)(4)
+callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(released.append)
+where = ctypes.addressof(memory), client.Device(1, 0), client.DType(0, 64, 1), 1, shape, None
+release = ctypes.cast(callback, ctypes.c_void_p)
+capsule = codec.make(codec.lib.gc_tensor_from_pointer, *where, release, 42).__dlpack__()
+del codec, where
+for each in client, client._abi, client._tensors: vars(each).clear()  # as the interpreter does when it ends
+gc.collect()
+noise = [b"%08d" % n for n in range(100_000)]  # where the capsule's name was, if it is gone
+del capsule
+print(released)
+"""
+    child = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
+    assert (child.returncode, child.stdout, child.stderr) == (0, "[42]\n", "")
+
+
+# --- the protocol -----------------------------------------------------------------------------------------------------
+
+
+def test_the_newer_form_is_asked_for_and_no_stream_of_a_cpu():
+    exporter = Exporter(Made(TRUTH))
+    gradcodec.pack_bits(exporter)
+    assert exporter.requests == [{"max_version": (1, 0)}]
+
+
+class Asked(Exception):
+    pass
+
+
+class OnCuda:
+    """Says that it is on CUDA, and what stream it was asked for: no memory is there to be read."""
+
+    def __init__(self, device=(CUDA, 0)):
+        self.device = device
+
+    def __dlpack__(self, **requests):
+        raise Asked(requests.get("stream"))
+
+    def __dlpack_device__(self):
+        return self.device
+
+
+class Stream:
+    def __init__(self, **handle):
+        vars(self).update(handle)
+
+
+@pytest.mark.parametrize("stream, handle", [
+    (None, 1), (0, 1), (1, 1), (2, 2), (140_000_000_000_000, 140_000_000_000_000), (np.int64(77), 77),
+    (Stream(cuda_stream=99), 99), (Stream(cuda_stream=0), 1), (Stream(ptr=99), 99), (Stream(ptr=0), 1),
+])  # fmt: skip
+def test_the_producer_is_asked_to_be_ready_on_the_stream(stream, handle):
+    with pytest.raises(Asked) as asked:
+        gradcodec.pack_signs_into(OnCuda(), OnCuda(), stream=stream)
+    assert asked.value.args == (handle,) and type(asked.value.args[0]) is int  # PyTorch takes nothing else
+    with pytest.raises(Asked) as asked:
+        gradcodec.pack_chunks(OnCuda(), 1)
+    assert asked.value.args == (1,)
+
+
+def test_pinned_memory_has_no_stream():
+    with pytest.raises(Asked) as asked:
+        gradcodec.pack_bits(OnCuda((client.CUDA_HOST, 0)))
+    assert asked.value.args == (None,)
+
+
+def test_capsules_that_hold_nothing_are_refused():
+    array = np.zeros(16, np.uint8)
+    capsule = array.__dlpack__()
+    client._abi._python.PyCapsule_SetName(capsule, b"used_dltensor")
+    exporter = Exporter(Made(array))
+    exporter.made.capsule = lambda: capsule
+    with pytest.raises(BufferError, match="used_dltensor"):
+        gradcodec.pack_bits(exporter)
+    client._abi._python.PyCapsule_SetName(capsule, b"dltensor")  # NumPy's, to be released
+    exporter.made.capsule = lambda: object()
+    with pytest.raises(ValueError):
+        gradcodec.pack_bits(exporter)
+
+
+def test_another_major_version_is_refused():
+    made = Made(TRUTH, name=VERSIONED, version=(2, 0))
+    with pytest.raises(BufferError, match="2.0"):
+        gradcodec.pack_bits(Exporter(made))
+    assert made.releases == [1]
+    assert gradcodec.pack_bits(Exporter(Made(TRUTH, name=VERSIONED, version=(1, 99)))).shape == (BYTES,)
+
+
+@pytest.mark.parametrize("flags, refused", [(0, False), (1, True), (2, True), (3, True), (4, False)])
+def test_what_may_not_be_written_to_is_read_only(flags, refused):
+    made = Made(np.full((1, BYTES), 7, np.uint8), name=VERSIONED, flags=flags)
+    if refused:
+        with pytest.raises(GradCodecError) as error:
+            gradcodec.pack_chunks_into(TRUTH, Exporter(made))
+        assert error.value.status == 5 and (made.array == 7).all()
+        del error  # its traceback has all the frames of the call
+    else:
+        gradcodec.pack_chunks_into(TRUTH, Exporter(made))
+        np.testing.assert_array_equal(made.array, chunk_rows(TRUTH, 1))
+    assert made.releases == [1]
+    source = Made(TRUTH, name=VERSIONED, flags=flags)
+    assert gradcodec.pack_bits(Exporter(source)).shape == (BYTES,)
+
+
+def test_read_only_arrays_are_read_and_not_written():
+    truth, rows = TRUTH.copy(), np.zeros((1, BYTES), np.uint8)
+    truth.flags.writeable = rows.flags.writeable = False
+    np.testing.assert_array_equal(np.from_dlpack(gradcodec.pack_bits(truth)), np.packbits(truth))
+    with pytest.raises(GradCodecError, match="read-only") as error:
+        gradcodec.pack_chunks_into(truth, rows)
+    assert error.value.status == 5 and not rows.any()
+
+
+def test_pytorch_refuses_what_requires_a_gradient_and_gives_it_detached():
+    import torch
+
+    values = torch.from_numpy(VALUES.copy()).requires_grad_()
+    rows = torch.full((1, BYTES), 7, dtype=torch.uint8)
+    with pytest.raises(BufferError, match="detach"):
+        gradcodec.pack_signs_into(values, rows)
+    assert bool((rows == 7).all())
+    gradcodec.pack_signs_into(values.detach(), rows)
+    np.testing.assert_array_equal(rows.numpy(), chunk_rows(TRUTH, 1))
+    assert values.requires_grad and values.grad is None
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_has_a_status_and_the_librarys_sentence():
+    for call, status, words in (
+        (lambda: gradcodec.pack_chunks(TRUTH, 0), 1, "n_chunks"),
+        (lambda: gradcodec.unpack_chunks([], 8), 1, "n_chunks"),
+        (lambda: gradcodec.pack_bits(TRUTH, 2), 1, "axis: 2"),
+        (lambda: gradcodec.pack_bits(TRUTH, order=9), 1, "order"),
+        (lambda: gradcodec.chunk_bytes(-1, 1), 1, "-1"),
+        (lambda: gradcodec.chunk_bytes(1, 0), 1, "n_chunks"),
+        (lambda: gradcodec.pack_bits(VALUES), 2, "float32"),
+        (lambda: gradcodec.tensor_empty((1,), "float32", (10, 0)), 3, "10"),
+        (lambda: gradcodec.unpack_chunks([np.zeros(2, np.uint8)], 400), 4, "50"),
+        (lambda: gradcodec.pack_chunks_into(TRUTH, np.zeros((BYTES, 2), np.uint8).T[:1]), 6, "dst"),
+        (lambda: gradcodec.tensor_empty((2**62, 2**62), "int8"), 7, ""),
+        (lambda: gradcodec.set_threads(1025), 1, "1025"),
+        (lambda: gradcodec.builtin_kernels("bit"), 1, "bits"),
+        (lambda: gradcodec.builtin_kernel_shape("gc_unpack_u8", 70), 3, "7.5"),
+    ):
+        with pytest.raises(GradCodecError) as error:
+            call()
+        assert (error.value.status, words in str(error.value)) == (status, True), error.value
+        assert str(error.value) == gradcodec.lib.gc_last_error().decode()
+
+
+ROWS = np.zeros((1, BYTES), np.uint8)
+
+
+def sums(g):
+    """A kernel that nothing compiles here: it is asked for what is refused before."""
+    return g.reduction("T x", "T y", "x", "a + b", "y = a", "0")
+
+
+def shared(g):
+    near, far = socket.socketpair()
+    with near, far:
+        return g.share_send(TRUTH, near.fileno(), 0, 1000)
+
+
+@pytest.mark.parametrize("call, kind, words", [
+    (lambda g: g.pack_chunks([True], 1), TypeError, "src: an array .* expected, got list .*; numpy.asarray"),
+    (lambda g: g.pack_signs(np.float32(3), 1), TypeError, "src: an array .* expected, got float32 .*; numpy.asarray"),
+    (lambda g: g.pack_bits(None), TypeError, "src: an array .* expected, got None$"),
+    (lambda g: g.pack_signs_into(VALUES, [0] * 4), TypeError, "dst: an array .* expected, got list"),
+    (lambda g: g.unpack_signs_into(ROWS, VALUES.copy(), 0.5), TypeError, "scales: an array .* got float 0.5"),
+    (lambda g: g.unpack_chunks(None, 8), TypeError, "chunks: a sequence of arrays expected, got None"),
+    (lambda g: g.unpack_chunks([ROWS[0], 7], 8), TypeError, r"chunks\[1\]: an array .* got int 7"),
+    (lambda g: g.unpack_chunks(g.pack_bits(TRUTH), 8), TypeError, "chunks: a sequence of arrays expected, got Tensor"),
+    (lambda g: g.pack_chunks(TRUTH, -1), ValueError, "n_chunks: at least 0 expected, got -1"),
+    (lambda g: g.pack_signs(VALUES, 4.0), TypeError, "n_chunks: a whole number expected, got float 4.0"),
+    (lambda g: g.onebit_compress(VALUES, None, "4"), TypeError, "n_chunks: a whole number expected, got str '4'"),
+    (lambda g: g.chunk_bytes(1e3, 4), TypeError, "n_elements: a whole number"),
+    (lambda g: g.chunk_bytes(8, -1), ValueError, "n_chunks: at least 0 expected, got -1"),
+    (lambda g: g.chunk_bytes(2**63, 1), ValueError, "n_elements: at most 9223372036854775807 expected"),
+    (lambda g: g.pack_bits(TRUTH, 2**31), ValueError, "axis: at most 2147483647"),
+    (lambda g: g.pack_bits(TRUTH, order="little"), TypeError, "order: BIG or LITTLE expected, got str 'little'"),
+    (lambda g: g.unpack_signs([ROWS[0]], 8, "float"), ValueError, "dtype: one of int8, .* expected, got str 'float'"),
+    (lambda g: g.tensor_empty(7, "int8"), TypeError, "shape: a sequence of whole numbers expected, got int 7"),
+    (lambda g: g.tensor_empty([7, 0.5], "int8"), TypeError, r"shape\[1\]: a whole number expected, got float 0.5"),
+    (lambda g: g.tensor_empty([7], "int8", "cuda"), TypeError, r"device: a pair as \(CPU, 0\)"),
+    (lambda g: g.pack_signs_into(VALUES, ROWS, stream="main"), TypeError, "stream: None, a number, .* got str 'main'"),
+    (lambda g: g.vote_signs_into(ROWS, ROWS[0], -1), ValueError, "turn: at least 0 expected, got -1"),
+    (lambda g: g.set_threads(-1), ValueError, "n: at least 0 expected, got -1"),
+    (lambda g: g.codec(1, 1000), TypeError, "segments: a sequence of whole numbers expected, got int 1000"),
+    (lambda g: g.codec(1, [1000], nonfinit=1), TypeError, "nonfinit: no option of a codec; those are values, "),
+    (lambda g: g.codec(1, [8]).encode(VALUES[0, 0], ROWS), TypeError, "values: a sequence of arrays expected"),
+    (lambda g: g.codec(1, [8]).encode([None, 3], ROWS), TypeError, "values: an array .* got int 3"),
+    (lambda g: g.codec(1, [8], error=1.0), TypeError, "error: a whole number expected, got float 1.0"),
+    (lambda g: g.codec(1, [8], scale=np.float32(1)), TypeError, "scale: a whole number expected, got float32"),
+    (lambda g: g.codec(1, [8], n_chunks=True), TypeError, "n_chunks: a whole number expected, got bool True"),
+    (lambda g: g.codec(1, [8], server=2**64), ValueError, f"server: at most {2**64 - 1} expected, got {2**64}"),
+    (lambda g: g.codec(1, [8], beta="0.9"), TypeError, "beta: a number expected, got str '0.9'"),
+    (lambda g: g.codec(1, [8], beta=-1e39), OverflowError, r"beta: at most 3.4e38, .* got -1e\+39"),
+    (lambda g: g.onebit_decompress([ROWS[0]], [1e39], 8), OverflowError, r"scales\[0\]: at most 3.4e38, .* got 1e\+39"),
+    (lambda g: g.onebit_decompress(7, [1], 8), TypeError, "chunks: a sequence of arrays expected, got int 7"),
+    (lambda g: g.onebit_decompress(iter([ROWS[0]]), iter([1, 2]), 8), ValueError, "scales: 1 expected, .* got 2"),
+    (lambda g: g.onebit_decompress([ROWS[0]], [None], 8), TypeError, r"scales\[0\]: a number expected, got None"),
+    (lambda g: g.pack_chunks(TRUTH, np.True_), TypeError, "n_chunks: a whole number expected, got bool"),
+    (lambda g: g.pack_signs_into(VALUES, ROWS, stream=-1), ValueError, "stream: at least 0 expected, got -1"),
+    (lambda g: g.pack_signs_into(VALUES, ROWS, stream=2**64), ValueError, "stream: at most 18446744073709551615"),
+    (lambda g: g.pack_signs_into(VALUES, ROWS, stream=True), TypeError, "stream: None, a number, .* got bool True"),
+    (lambda g: g.group(2.0), TypeError, "world_size: a whole number expected, got float 2.0"),
+    (lambda g: g.nccl(8, dl_handle=-1), ValueError, "dl_handle: at least 0 expected, got -1"),
+    (lambda g: g.nccl_world("x" * 128, 0, 1, 0), TypeError, "of_all: bytes expected, got .xxx"),
+    (lambda g: g.nccl_world(bytes(127), 0, 1, 0), ValueError, "of_all: the 128 bytes of nccl_id.. expected, got 127"),
+    (lambda g: g.peers(0, [-8], 8, 0), ValueError, r"buffers\[0\]: at least 0 expected, got -8"),
+    (lambda g: Communicator(g, 2**32, 1, None, None), ValueError, "rank: at most 2147483647 expected, got 4294967296"),
+    (lambda g: g.builtin_kernels(7), TypeError, "family: a str expected, got int 7"),
+    (lambda g: g.elementwise("T x", "T y", 7), TypeError, "operation: a str expected, got int 7"),
+    (lambda g: g.elementwise("T x", "T y", "y = x;\0 + 1"), ValueError, "operation: a str without NUL expected, .* at 6"),
+    (lambda g: g.elementwise("T x", "T y", "y = x", options="-DX"), TypeError, "options: a sequence of str expected"),
+    (lambda g: g.elementwise("T x", "T y", "y = x", options=[7]), TypeError, r"options\[0\]: a str expected, got int"),
+    (lambda g: g.elementwise("T x", "T y", "y = x", flags=2**32), ValueError, "flags: at most 4294967295 expected"),
+    (lambda g: g.elementwise("T x", "T y", "y = x", nvrtc=-1), ValueError, "nvrtc: at least 0 expected, got -1"),
+    (lambda g: g.elementwise("T x", "T y", "y = x", n_options=9), TypeError, "n_options: no option of a kernel; those"),
+    (lambda g: g.load_kernel("saved"), TypeError, "saved: bytes expected, got str 'saved'"),
+    (lambda g: sums(g)(7, [ROWS]), TypeError, "inputs: a sequence of arrays expected, got int 7"),
+    (lambda g: sums(g)([VALUES], None), TypeError, "outputs: a sequence of arrays expected, got None"),
+    (lambda g: sums(g)([2**64], [ROWS]), OverflowError, "18446744073709551616 is neither an int64 nor a uint64"),
+    (lambda g: sums(g)([VALUES], [ROWS], axes=2**32), ValueError, "axes: at most 2147483647 expected, got 4294967296"),
+    (lambda g: sums(g)([VALUES], [ROWS], axes=1.0), TypeError, "axes: a whole number expected, got float 1.0"),
+    (lambda g: sums(g)([VALUES], [ROWS], axes=[0, 2**32]), ValueError, r"axes\[1\]: at most 2147483647 expected"),
+    (lambda g: sums(g)([VALUES], [ROWS], axes=[True]), TypeError, r"axes\[0\]: a whole number expected, got bool True"),
+    (lambda g: sums(g).prepare([VALUES], [ROWS], size=2**63), ValueError, "size: at most 9223372036854775807"),
+    (lambda g: sums(g).prepare([VALUES], [ROWS], capability=2**32 + 90), ValueError, "capability: at most 2147483647"),
+    (lambda g: sums(g).workspace_bytes([VALUES], [ROWS], capability=9.0), TypeError, "capability: a whole number"),
+    (lambda g: shared(g).wait(2**32), ValueError, "timeout_ms: at most 2147483647 expected, got 4294967296"),
+    (lambda g: shared(g).wait(-(2**32)), ValueError, "timeout_ms: at least -2147483648 expected, got -4294967296"),
+    (lambda g: shared(g).wait(0.5), TypeError, "timeout_ms: a whole number expected, got float 0.5"),
+    (lambda g: shared(g).wait(True), TypeError, "timeout_ms: a whole number expected, got bool True"),
+])  # fmt: skip
+def test_what_cannot_be_an_argument_is_said_by_its_name(call, kind, words):
+    with pytest.raises(kind, match=words):
+        call(gradcodec)
+
+
+def test_whole_numbers_and_dtypes_may_be_those_of_numpy():
+    assert gradcodec.chunk_bytes(np.int64(1000), np.uint8(4)) == 32
+    assert len(gradcodec.pack_chunks(TRUTH, np.int32(3))) == 3
+    for dtype in np.float32, np.dtype("float32"), "float32":
+        assert gradcodec.tensor_empty(np.array([2, 3]), dtype).dtype == "float32"
+    codec = gradcodec.codec(np.int32(1), np.array([8]), n_chunks=np.uint8(2), server=np.int64(1), beta=np.float32(0.5))
+    assert codec.n_chunks == 2 and len(gradcodec.group(np.int64(2))) == 2
+    one = gradcodec.onebit_decompress([ROWS[0, :1]], np.array([2], np.float32), np.int64(8))
+    assert set(np.abs(np.asarray(one))) == {2}
+    with pytest.raises(GradCodecError, match="lease: the receiver ended"):  # so the number came there
+        shared(gradcodec).wait(np.int16(0))
+    packed = gradcodec.pack_bits(TRUTH, None)  # as numpy.packbits has it
+    assert np.array_equal(np.asarray(gradcodec.unpack_bits(packed, None, None)), TRUTH.ravel())
+
+
+def test_a_tensor_says_what_it_is():
+    tensor = gradcodec.tensor_empty((3, 5), "bfloat16")
+    assert repr(tensor) == "Tensor(shape=(3, 5), dtype='bfloat16', device=(1, 0))" and len(tensor) == 3
+    with pytest.raises(TypeError, match="no len"):
+        len(gradcodec.tensor_empty((), "int8"))
+    assert repr(gradcodec).endswith(f"version {gradcodec.version}")
+
+
+def test_a_tensor_is_an_array_of_numpy_s_where_one_is_asked_for():
+    rows = gradcodec.pack_chunks(TRUTH, 3)
+    np.testing.assert_array_equal(np.stack(rows), chunk_rows(TRUTH, 3))
+    lent = Lent(np.arange(4.0))
+    tensor = lent.tensor()
+    array = np.asarray(tensor)
+    assert array.dtype == float and array.ctypes.data == lent.array.ctypes.data
+    assert np.asarray(tensor).ctypes.data == array.ctypes.data  # again
+    assert np.asarray(tensor, np.float32).tolist() == [0, 1, 2, 3]
+    assert np.array(tensor).ctypes.data != array.ctypes.data
+    with pytest.raises(BufferError):
+        np.from_dlpack(tensor)  # it has been taken
+    del tensor
+    gc.collect()
+    assert lent.releases == [] and array.tolist() == [0, 1, 2, 3]
+    del array
+    gc.collect()
+    assert lent.releases == [42]
+    with pytest.raises((BufferError, RuntimeError)):
+        np.asarray(gradcodec.tensor_empty((3,), "bfloat16"))  # no array of objects
+
+
+def test_a_tensor_elsewhere_says_who_takes_it():
+    tensor = gradcodec.tensor_empty((3,), "int8")
+    tensor.device = CUDA, 0
+    with pytest.raises(TypeError, match="cupy.from_dlpack"):
+        np.asarray(tensor)
+
+
+def test_every_public_method_says_what_it_does():
+    types = [thing for thing in vars(client).values() if isinstance(thing, type)]
+    ours = [one for one in types if one.__module__ == "gradcodec" and not one.__name__.startswith("_")]
+    classes = [thing for thing in ours if not issubclass(thing, ctypes.Structure)]
+    methods = [(owner, name, member) for owner in classes for name, member in vars(owner).items()
+               if not name.startswith("_") and (callable(member) or isinstance(member, property))]  # fmt: skip
+    assert len(methods) > 50
+    # What calls a Kernel says for all of them what its arguments are.
+    silent = [f"{owner.__name__}.{name}" for owner, name, member in methods if not member.__doc__]
+    assert {name for name in silent if not name.startswith("Kernel.")} == set()
+
+
+def test_an_error_travels_between_processes():
+    with pytest.raises(GradCodecError) as error:
+        gradcodec.pack_bits(VALUES)
+    copy = pickle.loads(pickle.dumps(error.value))
+    assert (copy.status, str(copy)) == (error.value.status, str(error.value))
+
+
+def test_without_a_device_cuda_is_refused():
+    script = f"""
+import sys; sys.path.insert(0, {str(CLIENT.parent)!r})
+from gradcodec import CUDA, GradCodec, GradCodecError
+gradcodec = GradCodec()
+for call in gradcodec.prepare, gradcodec.trim, lambda device: gradcodec.tensor_empty((1,), "int8", device):
+    try:
+        call((CUDA, 0))
+        print("not refused")
+    except GradCodecError as error:
+        print(error.status)
+"""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # of a driver that is there: it shows no device
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() in (["3"] * 3, ["20"] * 3), done.stdout
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def test_devices_workers_and_kernels():
+    gradcodec.prepare((CPU, 0))
+    gradcodec.trim((CPU, 0))
+    for n in 1, 2, 0:
+        gradcodec.set_threads(n)
+        np.testing.assert_array_equal(np.from_dlpack(gradcodec.pack_bits(TRUTH)), np.packbits(TRUTH))
+    assert gradcodec.builtin_kernels("bits").startswith(b"\x50\xed\x55\xba")  # a fatbin
+    shape = gradcodec.builtin_kernel_shape("gc_unpack_u8", 75)
+    assert shape.threads % 32 == 0 and shape.items_per_block > 0
+
+
+def test_threads_work_and_fail_at_the_same_time():
+    faults = []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for n in range(40):
+            truth = rng.random(int(rng.integers(1, 50_000))) < 0.5
+            n_chunks = int(rng.integers(1, 9))
+            rows = [np.from_dlpack(chunk) for chunk in gradcodec.pack_chunks(truth, n_chunks)]
+            good = np.array_equal(rows, chunk_rows(truth, n_chunks))
+            good &= np.array_equal(np.from_dlpack(gradcodec.unpack_chunks(rows, truth.size)), truth)
+            try:
+                gradcodec.pack_bits(truth, seed + 1)
+            except GradCodecError as error:
+                good &= f"axis: {seed + 1} " in str(error)  # this thread's own sentence
+            else:
+                good = False
+            if not good:
+                faults.append((seed, n))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+
+
+def test_tensors_may_be_released_on_other_threads():
+    lents = [Lent(np.zeros(8)) for _ in range(32)]
+    tensors = [lent.tensor() for lent in lents]
+    arrays = [np.from_dlpack(tensor) for tensor in tensors[::2]]
+    threads = [threading.Thread(target=items.clear) for items in (tensors, arrays)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [lent.releases for lent in lents] == [[42]] * 32
+
+
+@frameworks(Torch, device=CUDA)
+def test_a_stream_waits_for_what_the_current_one_has_enqueued(framework):
+    torch = framework.module
+    side, expected = torch.cuda.Stream(), chunk_rows(TRUTH, 1)
+    source = framework.array(np.zeros_like(VALUES))
+    fresh, rows = framework.array(VALUES), framework.array(np.zeros((1, BYTES), np.uint8))
+    matrix = torch.randn(4096, 4096, device="cuda") / 64
+    torch.cuda.synchronize()
+    for _ in range(20):
+        matrix = torch.tanh(matrix @ matrix)  # milliseconds, so that who does not wait comes too early
+    source.copy_(fresh)
+    gradcodec.pack_signs_into(source, rows, stream=side)
+    torch.cuda.current_stream().wait_stream(side)
+    np.testing.assert_array_equal(framework.numpy(rows), expected)

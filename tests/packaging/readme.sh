@@ -1,0 +1,109 @@
+#!/bin/sh
+# readme.sh CC LIBRARY_DIR: the commands and the programs of README.md, as they stand there, print what it says they print:
+# after an install to $HOME/.local, and after one to /usr/local; the program at the top of gradcodec.h runs, too.
+# The PATH has the python3 with NumPy. The library is built: `make` installs it, with CARGO=true, and builds no second one.
+set -eu
+[ $# -eq 2 ] || { echo "usage: $0 CC LIBRARY_DIR" >&2; exit 2; }
+cc=$1 library=$(cd "$2" && pwd)
+root=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# block LANGUAGE [N]: the N-th fenced block of that language
+block() {
+    awk -v fence="\`\`\`$1" -v wanted="${2:-1}" '$0 == "```" { inside = 0 } inside { print }
+        $0 == fence { inside = ++seen == wanted }' "$root/README.md"
+}
+
+# The folder that the commands want to be in: the repository, with the two programs saved there.
+mkdir "$work/tree" "$work/home" "$work/bin"
+ln -s "$root"/* "$work/tree"
+block c > "$work/tree/pack.c"
+# The block that is indented after "Start here:".
+sed -n '/^ \* Start here:$/,/^ \* Compile it/s/^ \*     //p' "$root/include/gradcodec.h" > "$work/tree/program.c"
+block python > "$work/tree/pack.py"
+
+[ "$(grep -c '^```sh$' "$root/README.md")" -eq 5 ] ||
+    { echo "FAILED: README.md has other commands than these five" >&2; exit 1; }
+block sh 1 > "$work/install_home"
+block sh 2 > "$work/install_usr_local"
+block sh 3 > "$work/c_home"
+block sh 4 > "$work/c_usr_local"
+block sh 5 > "$work/python"
+block text 1 > "$work/c_printed"
+block text 2 > "$work/python_printed"
+
+# In the namespace of private.sh everybody is root.
+printf '#!/bin/sh\nexec "$@"\n' > "$work/bin/sudo"
+chmod +x "$work/bin/sudo"
+
+# all.sh INSTALL C [COMMAND]: these commands, with no more of an environment than a newcomer has
+cat > "$work/all.sh" <<'END'
+set -eu
+work=$(dirname "$0")
+cd "$work/tree"
+sh -eu "../$1" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+check() { # COMMANDS PRINTED
+    sh -eu "../$1" > "$work/got"
+    [ -s "$work/$2" ] && diff "$work/$2" "$work/got" || { echo "FAILED: README.md's $1 prints something else" >&2; exit 1; }
+    echo "ok $1: $(head -n 1 "$work/got")"
+}
+check "$2" c_printed
+check python python_printed
+[ -z "${3:-}" ] || sh -euc "$3"
+END
+unset LD_LIBRARY_PATH PKG_CONFIG_PATH GRADCODEC_LIBRARY MAKEFLAGS MFLAGS
+export HOME="$work/home" CARGO=true PYTHONDONTWRITEBYTECODE=1
+# What stands in README.md and gradcodec.h between backticks.
+sh "$work/all.sh" install_home c_home '
+    export PKG_CONFIG_PATH=$HOME/.local/lib/pkgconfig
+    cc program.c $(pkg-config --cflags --libs gradcodec) -Wl,-rpath,$(pkg-config --variable=libdir gradcodec)
+    ./a.out > ../start_printed
+    make uninstall PREFIX=$HOME/.local > ../log'
+[ -z "$(find "$work/home" ! -type d)" ] || { echo "FAILED: make uninstall leaves files" >&2; exit 1; }
+PATH="$work/bin:$PATH" sh "$root/tests/packaging/private.sh" "$work/private" sh "$work/all.sh" install_usr_local c_usr_local \
+    > "$work/usr_local" || { cat "$work/usr_local"; exit 1; }
+cat "$work/usr_local"
+without=
+! grep -q '^NOT RUN' "$work/usr_local" || without=", but for the installation to /usr/local, which was NOT RUN"
+
+# compile NAME: $work/NAME.c, with warnings
+compile() {
+    # shellcheck disable=SC2086 # a compiler may come with options
+    $cc -std=c99 -Wall -Wextra -pedantic -Werror -I"$root/include" "$work/$1.c" -o "$work/$1" -L"$library" -lgradcodec
+}
+cp "$work/tree/pack.c" "$work/"
+compile pack
+
+block c 2 > "$work/codec.c"
+block text 3 > "$work/codec_printed"
+compile codec
+LD_LIBRARY_PATH="$library" "$work/codec" > "$work/got"
+[ -s "$work/codec_printed" ] && diff "$work/codec_printed" "$work/got" ||
+    { echo "FAILED: README.md's codec prints something else" >&2; exit 1; }
+echo "ok codec: $(head -n 1 "$work/got")"
+
+block python 2 > "$work/codec.py"
+GRADCODEC_LIBRARY="$library/libgradcodec.so.0" PYTHONPATH="$root/python" python3 "$work/codec.py" > "$work/got"
+[ -s "$work/got" ] && diff "$work/codec_printed" "$work/got" ||
+    { echo "FAILED: README.md's codec in Python prints something else" >&2; exit 1; }
+echo "ok codec in Python: $(head -n 1 "$work/got")"
+
+mv "$work/tree/program.c" "$work/"
+compile program
+LD_LIBRARY_PATH="$library" "$work/program" | diff "$work/start_printed" - && mv "$work/start_printed" "$work/got"
+[ "$(wc -l < "$work/got")" -eq 4 ] && [ "$(head -n 1 "$work/got")" = "chunk 0: 32 bytes, the first is 0xa0" ] ||
+    { echo "FAILED: the program at the top of gradcodec.h printed:" >&2; cat "$work/got" >&2; exit 1; }
+echo "ok header: $(head -n 1 "$work/got")"
+
+# The figures on the first screen are those of the tables.
+python3 "$root/bench/figures.py" --check
+echo "ok numbers"
+
+# `make help` lists every target that has a comment, and those that README.md names.
+make --no-print-directory -C "$root" help > "$work/help"
+[ "$(wc -l < "$work/help")" -eq "$(grep -c '^## ' "$root/Makefile")" ]
+for target in $(grep -o '`make [a-z0-9-]*' "$root/README.md" | cut -d' ' -f2 | sort -u); do
+    grep -q "^$target " "$work/help" || { echo "FAILED: README.md names make $target, make help does not" >&2; exit 1; }
+done
+echo "ok: the commands and programs of README.md and gradcodec.h run$without"

@@ -1,0 +1,310 @@
+"""What the Python client and gradcodec.hpp give the C functions: every argument another value, held to the interface.
+
+They call a library that computes nothing and says what it was given (tests/fakes/recorder). The expected lines were written from
+gradcodec.h, not from the wrappers. `t7`: the tensor with the address 7; `h1`: the first handle that was made."""
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = ["-O0", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}"]
+
+
+@pytest.fixture(scope="module")
+def recorder(tmp_path_factory):
+    """The library that records, under the name by which programs are linked with it."""
+    folder = tmp_path_factory.mktemp("recorder")
+    source = subprocess.run(
+        [sys.executable, ROOT / "tests/fakes/recorder/generate.py", ROOT / "include/gradcodec.cdef.h"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    (folder / "recorder.c").write_bytes(source.stdout)
+    library = folder / "libgradcodec.so"
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([compiler, "-std=c11", *FLAGS, "-shared", "-fPIC", folder / "recorder.c", "-o", library], check=True)
+    return library
+
+
+def test_gradcodec_hpp_gives_every_argument_as_the_c_function_takes_it(recorder, tmp_path):
+    program = tmp_path / "calls"
+    link = [f"-L{recorder.parent}", "-lgradcodec", f"-Wl,-rpath,{recorder.parent}"]
+    compiler = os.environ.get("CXX", "c++")
+    subprocess.run([compiler, "-std=c++20", *FLAGS, ROOT / "tests/cpp/calls.cpp", "-o", program, *link], check=True)
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "calls: ok"
+
+
+def test_every_function_is_called_by_gradcodec_hpp_here():
+    listed = set(re.findall(r"^FUNCTION\((\w+),", (ROOT / "tests/abi/functions.h").read_text(), re.M))
+    # A capsule's destructor is an address; of the versioned form only the one way is called.
+    left_out = {"gc_capsule_destructor", "gc_tensor_free_versioned", "gc_tensor_from_versioned"}
+    told = set(re.findall(r"gc_\w+(?=\()", (ROOT / "tests/cpp/calls.cpp").read_text()))
+    assert listed - told == left_out
+
+
+# ---- The Python client
+
+sys.path.append(str(ROOT / "python"))
+import gradcodec  # noqa: E402 the path comes first
+from gradcodec import _abi as client  # noqa: E402
+
+
+class Array:
+    """A tensor of CUDA whose address is a number, so that it is known again; and the stream that it was asked for."""
+
+    def __init__(self, number):
+        self.shape, self.streams = (ctypes.c_int64 * 1)(4), []
+        view = client.DLTensor(number, client.Device(client.CUDA, 0), 1, client.DType(2, 32, 1), self.shape, None, 0)
+        self.managed = client.Managed(view, None, None)
+
+    def __dlpack_device__(self):
+        return client.CUDA, 0
+
+    def __dlpack__(self, stream=None):
+        self.streams.append(stream)
+        return client._python.PyCapsule_New(ctypes.addressof(self.managed), client.LEGACY, None)
+
+
+T = [Array(number) for number in range(20)]
+MAX = 2**31 - 1
+
+
+@pytest.fixture
+def said(recorder):
+    """Calls something: what the library was told meanwhile, a line for each call."""
+    library = gradcodec.GradCodec(recorder)
+    library.lib.recorded.restype = ctypes.c_char_p
+
+    def calls(call):
+        library.lib.recorded()
+        kept = call(library)  # what it holds is released afterwards
+        lines = library.lib.recorded().decode().splitlines()
+        return kept, [line for line in lines if not line.startswith("gc_capsule_destructor")]
+
+    return calls
+
+
+# What is called, and what C is then told.
+CALLS = {
+    "set_threads": (lambda g: g.set_threads(5), "gc_set_threads(5)"),
+    "prepare": (lambda g: g.prepare((2, 3)), "gc_prepare(2:3)"),
+    "trim": (lambda g: g.trim((2, 4)), "gc_trim(2:4)"),
+    "chunk_bytes": (lambda g: g.chunk_bytes(11, 7), "gc_chunk_bytes(11, 7)"),
+    "pack_chunks": (lambda g: g.pack_chunks(T[1], 3), "gc_pack_chunks(t1, 3, out)"),
+    "unpack_chunks": (lambda g: g.unpack_chunks([T[1], T[2]], 9), "gc_unpack_chunks([t1 t2], 2, 9, out)"),
+    "pack_bits": (lambda g: g.pack_bits(T[1], 5, 1), "gc_pack_bits(t1, 5, 1, out)"),
+    "unpack_bits": (lambda g: g.unpack_bits(T[1], 5, 6, 1), "gc_unpack_bits(t1, 5, 6, 1, out)"),
+    "pack_chunks_into": (lambda g: g.pack_chunks_into(T[1], T[2], 1, 7), "gc_pack_chunks_into(t1, 1, t2, 0x7)"),
+    "unpack_chunks_into": (lambda g: g.unpack_chunks_into(T[1], T[2], 1, 7), "gc_unpack_chunks_into(t1, 1, t2, 0x7)"),
+    "pack_bits_into": (lambda g: g.pack_bits_into(T[1], T[2], 5, 1, 7), "gc_pack_bits_into(t1, 5, 1, t2, 0x7)"),
+    "unpack_bits_into": (lambda g: g.unpack_bits_into(T[1], T[2], 5, 1, 7), "gc_unpack_bits_into(t1, 5, 1, t2, 0x7)"),
+    "pack_signs": (lambda g: g.pack_signs(T[1], 3), "gc_pack_signs(t1, 3, out)"),
+    "unpack_signs": (lambda g: g.unpack_signs([T[1], T[2]], 9, "float16"), "gc_unpack_signs([t1 t2], 2, 9, 2.16.1, out)"),
+    "pack_signs_into": (lambda g: g.pack_signs_into(T[1], T[2], 1, 7), "gc_pack_signs_into(t1, 1, t2, 0x7)"),
+    "unpack_signs_into": (
+        lambda g: g.unpack_signs_into(T[1], T[2], T[3], 1, 7), "gc_unpack_signs_into(t1, t3, 1, t2, 0x7)"
+    ),
+    "vote_signs_into": (lambda g: g.vote_signs_into(T[1], T[2], 6, 7), "gc_vote_signs_into(t1, 6, t2, 0x7)"),
+    "tensor_empty": (
+        lambda g: g.tensor_empty((4, 5), "int16", (2, 3)), "gc_tensor_empty(2:3, 0.16.1, 2, [4 5], out)"
+    ),
+    "tensor_to_device": (lambda g: g.tensor_to_device(T[1], (2, 3)), "gc_tensor_to_device(t1, 2:3, out)"),
+    "copy_into": (lambda g: g.copy_into(T[1], T[2], 7), "gc_copy_into(t1, t2, 0x7)"),
+    "builtin_kernels": (lambda g: g.builtin_kernels("bits"), "gc_builtin_kernels('bits', out, out)"),
+    "builtin_kernel_shape": (
+        lambda g: g.builtin_kernel_shape("gc_x", 90), "gc_builtin_kernel_shape('gc_x', 90, out)"
+    ),
+    "onebit_workspace_bytes": (lambda g: g.onebit_workspace_bytes(8), "gc_onebit_workspace_bytes(8)"),
+    "onebit_compress": (lambda g: g.onebit_compress(T[1], T[2], 3), "gc_onebit_compress(t1, t2, 3, out, out)"),
+    "onebit_decompress": (
+        lambda g: g.onebit_decompress([T[1], T[2]], [0.5, 3], 9, "bfloat16"),
+        "gc_onebit_decompress([t1 t2], 2, [0.5 3], 9, 4.16.1, out)",
+    ),
+    "onebit_compress_into": (
+        lambda g: g.onebit_compress_into(T[1], T[2], T[3], T[4], T[5], 1, 7),
+        "gc_onebit_compress_into(t1, t2, 1, t3, t4, t5, 0x7)",
+    ),
+    "share_send": (lambda g: g.share_send(T[1], 5, 6, 7), "gc_share_send(t1, 5, 6, 7, out)"),
+    "share_receive": (lambda g: g.share_receive(5, (2, 3), 7), "gc_share_receive(5, 2:3, 7, out)"),
+    "shard_elements": (lambda g: g.shard_elements(11, 7), "gc_shard_elements(11, 7)"),
+    "peers_bytes": (lambda g: g.peers_bytes(11, 7), "gc_peers_bytes(11, 7)"),
+    "group": (lambda g: g.group(3), "gc_comm_group(3, out)"),
+    "communicator": (
+        lambda g: g.communicator(2, 5, print, print),
+        "gc_comm_from_transport({rank=2 world_size=5 flags=1 all_to_all=f all_gather=f}, out)",
+    ),
+    "nccl": (lambda g: g.nccl(5, True, 6), "gc_comm_from_nccl({flags=1 comm=0x5 dl_handle=0x6}, out)"),
+    "nccl_id": (lambda g: g.nccl_id(6), "gc_comm_nccl_id({dl_handle=0x6}, out)"),
+    "nccl_world": (
+        lambda g: g.nccl_world(bytes([3] * 127 + [4]), 5, 8, 6, 7),
+        "gc_comm_from_nccl_id({dl_handle=0x7}, 3-4, 5, 8, 2:6, out)",
+    ),
+    "peers": (
+        lambda g: g.peers(1, [0x10, 0x20, 0x30], 500, 6, 70),
+        "gc_comm_from_peers({rank=1 world_size=3 timeout_ms=70 device=2:6 bytes=500 buffers=[0x10 0x20 0x30]}, out)",
+    ),
+    "elementwise": (
+        lambda g: g.elementwise(
+            "i", "o", "op", "n", preamble="p", loop_prep="l", after_loop="a", options=["x", "y"], flags=3, nvrtc=9
+        ),
+        "gc_elementwise_create({flags=3 inputs='i' outputs='o' operation='op' name='n' preamble='p' loop_prep='l' "
+        "after_loop='a' options=['x' 'y'] n_options=2 nvrtc=0x9}, out)",
+    ),
+    "reduction": (
+        lambda g: g.reduction(
+            "i", "o", "m", "r", "pm", "id", "n", reduce_type="rt", preamble="p", options=["x", "y"], flags=3, nvrtc=9
+        ),
+        "gc_reduction_create({flags=3 inputs='i' outputs='o' map='m' reduce='r' post_map='pm' identity='id' name='n' "
+        "reduce_type='rt' preamble='p' options=['x' 'y'] n_options=2 nvrtc=0x9}, out)",
+    ),
+    "load_kernel": (lambda g: g.load_kernel(b"abcde"), None),  # the address is not known: below
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_of_the_client_gives_every_argument_as_the_c_function_takes_it(said, name):
+    call, expected = CALLS[name]
+    _, lines = said(call)
+    if name == "load_kernel":
+        assert len(lines) == 1 and lines[0].startswith("gc_kernel_load(0x") and lines[0].endswith(", 5, out)"), lines
+    else:
+        assert lines == [expected]
+
+
+OPTIONS = dict(
+    values="float16", results="float32", error=1, scale=1, nonfinite=2, beta=0.75, device=(2, 3), n_chunks=4, server=5
+)
+SAID_OF_OPTIONS = (
+    "codec=2 device=2:3 values=2.16.1 results=2.32.1 error=1 scale=1 nonfinite=2 beta=0.75 segments=[8 9] n_segments=2 "
+    "n_chunks=4 server=5"
+)
+
+METHODS = {
+    "Codec": (
+        lambda g: g.codec(2, [8, 9], **OPTIONS),
+        {
+            "": (None, f"gc_codec_create({{{SAID_OF_OPTIONS}}}, out)"),
+            "encode": (
+                lambda c: c.encode([T[1], T[2]], T[3], T[4], T[5], 7), "gc_codec_encode(h, [t1 t2], 2, t4, t5, t3, 0x7)"
+            ),
+            "decode": (
+                lambda c: c.decode(T[1], [T[2], T[3]], 6, T[4], 1, 7),
+                "gc_codec_decode(h, t1, 6, t4, 1, [t2 t3], 2, 0x7)",
+            ),
+            "reduce": (lambda c: c.reduce(6, T[1], T[2], 7), "gc_codec_reduce(h, 6, t1, t2, 0x7)"),
+            "scales": (lambda c: c.scales(T[1], 7), "gc_codec_scales(h, t1, 0x7)"),
+            "flags": (lambda c: c.flags(T[1], 7), "gc_codec_flags(h, t1, 0x7)"),
+            "state_out": (lambda c: c.state_out(T[1], 7), "gc_codec_state_out(h, t1, 0x7)"),
+            "state_in": (lambda c: c.state_in(T[1], 7), "gc_codec_state_in(h, t1, 0x7)"),
+            "commit": (lambda c: c.commit(T[1], 7), "gc_codec_commit(h, t1, 0x7)"),
+            "rollback": (lambda c: c.rollback(7), "gc_codec_rollback(h, 0x7)"),
+            "reset": (lambda c: c.reset(7), "gc_codec_reset(h, 0x7)"),
+            "errors_out": (lambda c: c.errors_out(T[1], T[2], 7), "gc_codec_errors_out(h, t1, t2, 0x7)"),
+            "errors_in": (lambda c: c.errors_in(T[1], T[2], 7), "gc_codec_errors_in(h, t1, t2, 0x7)"),
+        },
+    ),
+    "Communicator": (
+        lambda g: g.group(1)[0],
+        {
+            "reserve": (lambda c: c.reserve(50, (2, 3)), "gc_comm_reserve(h, 2:3, 50)"),
+            "async_error": (lambda c: c.async_error(), "gc_comm_async_error(h)"),
+            "compressed_allreduce": (
+                lambda c: c.compressed_allreduce(T[1], T[2], T[3], 7), "gc_compressed_allreduce(h, t1, t2, t3, 0x7)"
+            ),
+            "open_peers": (
+                lambda c: c._library.open_peers(c, 3, 50, 60), "gc_comm_open_peers(h, 2:3, 50, 60, out)"
+            ),
+            "two": (
+                lambda c: (c, second := c._library.group(1)[0], c._library.hierarchical(c, second)),
+                "gc_comm_group(1, out)", "gc_comm_hierarchical(h, second, out)",
+            ),
+            "allreduce": (lambda c: c.allreduce(2, [8, 9], **OPTIONS), f"gc_allreduce_create(h, {{{SAID_OF_OPTIONS}}}, out)"),
+        },
+    ),
+    "AllReduce": (
+        lambda g: g.group(1)[0].allreduce(1, [8]),
+        {
+            "run": (
+                lambda r: r.run([T[1], T[2]], T[3], T[4], 7), "gc_allreduce_run(h, [t1 t2], 2, t3, t4, 0x7)"
+            ),
+            "reduce_scatter": (
+                lambda r: r.reduce_scatter([T[1], T[2]], T[3], T[4], T[5], 7),
+                "gc_allreduce_reduce_scatter(h, [t1 t2], 2, t4, t5, t3, 0x7)",
+            ),
+            "all_gather": (
+                lambda r: r.all_gather(T[1], [T[2], T[3]], 7), "gc_allreduce_all_gather(h, t1, [t2 t3], 2, 0x7)"
+            ),
+            "flags": (lambda r: r.flags(T[1], 7), "gc_allreduce_flags(h, t1, 0x7)"),
+            "commit": (lambda r: r.commit(T[1], 7), "gc_allreduce_commit(h, t1, 0x7)"),
+            "rollback": (lambda r: r.rollback(7), "gc_allreduce_rollback(h, 0x7)"),
+            "reset": (lambda r: r.reset(7), "gc_allreduce_reset(h, 0x7)"),
+            "errors_out": (lambda r: r.errors_out(T[1], T[2], 7), "gc_allreduce_errors_out(h, t1, t2, 0x7)"),
+            "errors_in": (lambda r: r.errors_in(T[1], T[2], 7), "gc_allreduce_errors_in(h, t1, t2, 0x7)"),
+        },
+    ),
+    "Share": (
+        lambda g: g.share_send(T[1], 5),
+        {"wait": (lambda s: s.wait(6), "gc_share_wait(h, 6)")},
+    ),
+    "Kernel": (
+        lambda g: g.elementwise("i", "o", "op"),
+        {
+            "__call__": (
+                lambda k: k([T[1], T[2]], [T[3]], 7, workspace=T[4], axes=[5, 6], keepdims=True, size=8, capability=9),
+                "gc_kernel_run(h, [t1 t2], 2, [t3], 1, {flags=1 size=8 axes=[5 6] n_axes=2 workspace=t4 capability=9}, 0x7)",
+            ),
+            "prepare": (
+                lambda k: k.prepare([T[1], T[2]], [T[3]], 7, axes=5, capability=9),
+                "gc_kernel_prepare(h, [t1 t2], 2, [t3], 1, {axes=[5] n_axes=1 capability=9}, 0x7)",
+            ),
+            "workspace_bytes": (
+                lambda k: k.workspace_bytes([T[1], T[2]], [T[3]], axes=5, keepdims=True),
+                "gc_kernel_workspace_bytes(h, [t1 t2], 2, [t3], 1, {flags=1 axes=[5] n_axes=1})",
+            ),
+            "log": (lambda k: k.log(), "gc_kernel_log(h, out)"),
+        },
+    ),
+}  # fmt: skip
+CASES = [(kind, method) for kind, (_, methods) in METHODS.items() for method in methods]
+
+
+@pytest.mark.parametrize("kind, method", CASES, ids=lambda name: name or "new")
+def test_a_method_of_the_client_gives_every_argument_as_the_c_function_takes_it(said, kind, method):
+    make, methods = METHODS[kind]
+    call, *expected = methods[method]
+    made, lines = said(make)
+    handle = getattr(made, "_handle", None) or made._comm
+    number = ctypes.cast(handle, ctypes.c_void_p).value
+    if call:
+        kept, lines = said(lambda _: call(made))
+    names = ("(h", f"(h{number}"), ("second", f"h{number + 1}")
+    for name, value in names:
+        expected = [line.replace(name, value) for line in expected]
+    assert lines[: len(expected)] == expected
+
+
+def test_every_function_of_the_client_is_here():
+    def public(kind):
+        return {name for name in vars(kind) if not name.startswith("_")}
+
+    known = set(CALLS) | {"version", "build_info", "make", "codec", "open_peers", "two"}
+    assert public(gradcodec.GradCodec) == known
+    for kind, (_, methods) in METHODS.items():
+        own = getattr(gradcodec, kind)
+        names = {name for each in own.__mro__[:-1] for name in public(each)}
+        # save() reads what it is given, which is nothing here.
+        assert names - {"save"} <= set(methods), kind
+
+
+def test_arrays_are_asked_for_on_the_stream_of_the_call(said):
+    arrays = [Array(number) for number in range(1, 7)]
+    said(lambda g: g.copy_into(*arrays[:2], 7))
+    _, lines = said(lambda g: g.codec(1, [8]).encode([arrays[2]], arrays[3], arrays[4], arrays[5], 7))
+    assert [array.streams for array in arrays] == [[7]] * 6

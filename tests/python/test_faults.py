@@ -1,0 +1,12 @@
+"""That the planted faults of tests/faults still apply, and the tests that are to see them are there."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+FAULTS = Path(__file__).resolve().parents[1] / "faults/run.py"
+
+
+def test_every_fault_applies_and_its_tests_are_there():
+    done = subprocess.run([sys.executable, FAULTS, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

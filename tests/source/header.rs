@@ -1,0 +1,323 @@
+//! The headers are generated from the sources of `capi`, and tests/source/signatures.rs from tests/abi/functions.h. They are
+//! checked in: this compares. `make header` runs it with GRADCODEC_WRITE set, and then it writes instead.
+
+use std::{fs, path::Path, process::Command};
+
+use crate::{loader, promises};
+
+/// The sections in the order of the header: the module whose `//!` text begins it, and where its declarations are.
+const SECTIONS: [(&str, &[&str]); 17] = [
+    ("version", &["src/capi/version.rs"]),
+    ("status", &["src/error.rs", "src/capi/status.rs"]),
+    ("tensors", &["src/capi/tensors.rs"]),
+    ("copy", &["src/capi/copy.rs"]),
+    ("bits", &["src/plan/bits.rs", "src/capi/bits.rs"]),
+    ("signs", &["src/capi/signs.rs"]),
+    ("onebit", &["src/capi/onebit.rs"]),
+    ("codec", &["src/plan/codec.rs", "src/capi/codec.rs"]),
+    ("comm", &["src/capi/comm.rs"]),
+    ("nccl", &["src/capi/nccl.rs"]),
+    ("peers", &["src/capi/peers.rs"]),
+    ("hierarchical", &["src/capi/hierarchical.rs"]),
+    ("allreduce", &["src/capi/allreduce.rs"]),
+    ("share", &["src/capi/share.rs"]),
+    ("kernel", &["src/capi/kernel.rs"]),
+    ("threads", &["src/capi/threads.rs"]),
+    ("devices", &["src/capi/devices.rs"]),
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|why| panic!("{path}: {why}"))
+}
+
+/// The `//!` text of a module as a comment of the header; code is indented there instead of fenced.
+fn section_text(module: &str) -> String {
+    let mut comment = String::from("/*\n");
+    let mut indent = "";
+    for line in read(&format!("src/capi/{module}.rs")).lines().map_while(|line| line.strip_prefix("//!")) {
+        if line.trim_start().starts_with("```") {
+            indent = if indent.is_empty() { "    " } else { "" };
+        } else {
+            comment += format!(" *{indent}{line}").trim_end();
+            comment += "\n";
+        }
+    }
+    comment + " */\n"
+}
+
+/// A source as cbindgen should see it: names exported without condition, and the documentation without its last part,
+/// "# Safety", which is for Rust: the rules at the top of the header say it for C.
+fn for_cbindgen(path: &str) -> String {
+    let mut text = String::new();
+    let mut in_safety = false;
+    for line in read(path).lines() {
+        let documentation = line.trim_start().starts_with("///");
+        in_safety = documentation && (in_safety || line.trim_start() == "/// # Safety");
+        if !in_safety {
+            text += &line.replace("#[cfg_attr(feature = \"capi\", unsafe(no_mangle))]", "#[unsafe(no_mangle)]");
+            text += "\n";
+        }
+    }
+    text.replace("///\n#[", "#[")
+}
+
+fn declarations(sources: &[&str]) -> String {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let mut builder =
+        cbindgen::Builder::new().with_config(cbindgen::Config::from_file(root().join("cbindgen.toml")).unwrap());
+    for path in sources {
+        let copy = folder.join(path.replace('/', "_"));
+        fs::write(&copy, for_cbindgen(path)).unwrap();
+        builder = builder.with_src(copy);
+    }
+    let mut text = Vec::new();
+    builder.generate().unwrap().write(&mut text);
+    // bindgen evaluates numbers and their sums, but not what <stdint.h> makes of INT64_MIN.
+    let text = String::from_utf8(text)
+        .unwrap()
+        .replace("INT64_MIN", "(-9223372036854775807LL - 1)")
+        .replace("INT32_MIN", "(-2147483647 - 1)");
+    with_typedefs(&tidy(text.trim_matches('\n'))) + "\n"
+}
+
+/// Our structs with a typedef of the same name, by which all else calls them. No style of cbindgen's does that and
+/// leaves the enums plain.
+fn with_typedefs(text: &str) -> String {
+    let (mut lines, mut open) = (Vec::new(), None);
+    for line in text.lines() {
+        lines.push(match (line.strip_prefix("struct gc_"), open) {
+            (Some(rest), _) => match rest.split_once(" {") {
+                Some((name, _)) => {
+                    open = Some(name);
+                    format!("typedef {line}")
+                }
+                None => format!("typedef {} gc_{rest}", line.trim_end_matches(';')),
+            },
+            (None, Some(name)) if line == "};" => {
+                open = None;
+                format!("}} gc_{name};")
+            }
+            _ => line.replace("struct gc_", "gc_"),
+        });
+    }
+    lines.join("\n")
+}
+
+#[test]
+fn a_struct_has_a_typedef_and_goes_by_it() {
+    let text = "struct gc_a_t;\n\nstruct gc_x_t {\n    struct gc_a_t *of;\n};\n\nenum gc_e {\n    GC_E,\n};\n\
+                void gc_f(const struct gc_x_t *x,\n          struct DLManagedTensorVersioned *y);";
+    let expected = "typedef struct gc_a_t gc_a_t;\n\ntypedef struct gc_x_t {\n    gc_a_t *of;\n} gc_x_t;\n\n\
+                    enum gc_e {\n    GC_E,\n};\n\
+         void gc_f(const gc_x_t *x,\n          struct DLManagedTensorVersioned *y);";
+    assert_eq!(with_typedefs(text), expected);
+}
+
+/// cbindgen's comments in the header's style: on one line where they have only one. They begin with two stars: bindgen,
+/// clangd, Doxygen and others read no others.
+fn tidy(text: &str) -> String {
+    let (mut tidied, mut comment) = (Vec::new(), None::<Vec<&str>>);
+    for line in text.lines() {
+        let indent = &line[..line.len() - line.trim_start().len()];
+        match (line.trim(), &mut comment) {
+            ("/**", None) => comment = Some(Vec::new()),
+            ("*/", Some(lines)) => {
+                if let [only] = lines[..] {
+                    tidied.push(format!("{}/** {only} */", indent.strip_suffix(' ').unwrap_or(indent)));
+                } else {
+                    let indent = indent.strip_suffix(' ').unwrap_or(indent);
+                    tidied.push(format!("{indent}/**"));
+                    tidied.extend(lines.iter().map(|line| format!("{indent} * {line}").trim_end().to_owned()));
+                    tidied.push(format!("{indent} */"));
+                }
+                comment = None;
+            }
+            (words, Some(lines)) => lines.push(words.strip_prefix('*').unwrap_or(words).trim_start()),
+            (_, None) => tidied.push(line.to_owned()),
+        }
+    }
+    tidied.join("\n")
+}
+
+/// Each function of declarations with the first sentence of its comment, in words that need not be on one line.
+fn first_sentences(declarations: &str) -> Vec<(&str, String)> {
+    let mut found = Vec::new();
+    // Comments have no empty lines: those in them have a star.
+    for part in declarations.trim_end().split("\n\n") {
+        let (comment, declaration) = part.rsplit_once("*/\n").unwrap_or(("", part));
+        let name = declaration.split('(').next().unwrap().rsplit([' ', '*']).next().unwrap();
+        if !declaration.starts_with(char::is_alphabetic) || !name.starts_with("gc_") || !declaration.ends_with(");") {
+            continue;
+        }
+        let words: Vec<&str> = comment.split_whitespace().filter(|word| !["/**", "*", "*/"].contains(word)).collect();
+        let end = words.iter().position(|word| word.ends_with('.')).unwrap_or_else(|| panic!("{name}: no sentence"));
+        found.push((name, words[..=end].join(" ")));
+    }
+    found
+}
+
+/// The table of all functions: by section, each with the first sentence of its comment.
+fn functions(sections: &[(String, String)]) -> String {
+    const NAME: usize = 29;
+    let mut table = String::new();
+    for (text, declarations) in sections {
+        let title = text.lines().nth(1).unwrap().trim_start_matches(" * ");
+        table += &format!(" *\n * {title}\n");
+        for (name, sentence) in first_sentences(declarations) {
+            let mut line = format!(" *   {name:NAME$}");
+            for word in sentence.split(' ') {
+                if line.len() + 1 + word.len() > 120 {
+                    table += &format!("{line}\n");
+                    line = format!(" *   {:NAME$}", "");
+                }
+                line += &format!(" {word}");
+            }
+            table += &format!("{line}\n");
+        }
+    }
+    table
+}
+
+fn header() -> String {
+    let sections = SECTIONS.map(|(module, sources)| (section_text(module), declarations(sources)));
+    let version = env!("CARGO_PKG_VERSION");
+    let numbers: Vec<&str> = version.split('.').collect();
+    let mut text = format!(
+        "/* gradcodec.h, version {version}. Generated by `make header`: edit the sources in src/capi instead. */\n\n\
+         {}\n\
+         #ifndef GRADCODEC_H\n\
+         #define GRADCODEC_H\n\n\
+         #include <stddef.h>\n\
+         #include <stdint.h>\n\n\
+         /* DLPack's types; gives way to a dlpack.h that was included before. */\n\
+         #include \"gradcodec/dlpack.h\"\n\n\
+         #define GRADCODEC_VERSION_MAJOR {}\n\
+         #define GRADCODEC_VERSION_MINOR {}\n\
+         #define GRADCODEC_VERSION_PATCH {}\n\
+         /** As gc_version() gives it: major << 16 | minor << 8 | patch. */\n\
+         #define GRADCODEC_VERSION \\\n    \
+         (GRADCODEC_VERSION_MAJOR * 65536 + GRADCODEC_VERSION_MINOR * 256 + GRADCODEC_VERSION_PATCH)\n\n\
+         #ifdef __cplusplus\n\
+         extern \"C\" {{\n\
+         #endif\n",
+        section_text("mod").replacen(" * FUNCTIONS\n", &format!(" * FUNCTIONS\n{}", functions(&sections)), 1),
+        numbers[0],
+        numbers[1],
+        numbers[2],
+    );
+    for (about, declared) in sections {
+        text += &format!("\n{about}\n{declared}");
+    }
+    text + "\n#ifdef __cplusplus\n}\n#endif\n\n#endif /* GRADCODEC_H */\n"
+}
+
+/// What cffi, LuaJIT and PHP read: the preprocessed header, without comments, directives and the standard's types; then
+/// the constants that are macros, as what LuaJIT takes, too: it stops at `#define`, and makes an enum of GC_AXIS_NONE
+/// positive. For GC_COUNT_ALL it has no declaration.
+fn cdef(header: &str) -> String {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cdef");
+    fs::create_dir_all(folder.join("gradcodec")).unwrap();
+    for (name, text) in [
+        ("stddef.h", ""),
+        ("stdint.h", ""),
+        ("gradcodec.h", header),
+        ("gradcodec/dlpack.h", &read("include/gradcodec/dlpack.h")),
+    ] {
+        fs::write(folder.join(name), text).unwrap();
+    }
+    let output = Command::new("cc")
+        .args(["-E", "-P", "-nostdinc", "-xc", "-I."])
+        .arg("gradcodec.h")
+        .current_dir(&folder)
+        .output()
+        .expect("a C compiler, cc");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut text =
+        String::from("/* gradcodec.h for the cdef() of cffi and of LuaJIT. Generated by `make header`. */\n");
+    // Whether a preprocessor joins lines or leaves blank ones differs by version: the words do not.
+    for line in split_declarations(&String::from_utf8(output.stdout).unwrap()) {
+        text += &line;
+        text += "\n";
+    }
+    for name in ["GRADCODEC_VERSION_MAJOR", "GRADCODEC_VERSION_MINOR", "GRADCODEC_VERSION_PATCH"] {
+        let value = header.split(&format!("#define {name} ")).nth(1).unwrap().lines().next().unwrap();
+        text += &format!("static const int {name} = {value};\n");
+    }
+    text + &format!("static const int GC_AXIS_NONE = {};\n", i32::MIN)
+        + &format!("/* GC_COUNT_ALL is {}, the smallest int64_t: LuaJIT takes no constant of that size. */\n", i64::MIN)
+}
+
+/// One declaration a line, words separated by single blanks.
+fn split_declarations(text: &str) -> Vec<String> {
+    let (mut lines, mut line, mut depth) = (Vec::new(), String::new(), 0);
+    for letter in text.chars() {
+        match letter {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        line.push(letter);
+        if letter == ';' && depth == 0 {
+            lines.push(line.split_whitespace().collect::<Vec<_>>().join(" "));
+            line.clear();
+        }
+    }
+    assert_eq!(line.trim(), "", "a declaration without an end");
+    lines
+}
+
+#[test]
+fn the_table_has_every_function_once() {
+    let header = header();
+    let table = header.split(" * FUNCTIONS\n").nth(1).unwrap().split(" * TWO TIERS\n").next().unwrap();
+    let promised = read("tests/abi/functions.h");
+    let names: Vec<&str> = promised
+        .lines()
+        .filter_map(|line| line.strip_prefix("FUNCTION(").map(|rest| rest.split(',').next().unwrap()))
+        .collect();
+    assert!(names.len() >= 90, "{names:?}");
+    for name in names {
+        assert_eq!(table.matches(&format!(" *   {name} ")).count(), 1, "{name}");
+    }
+}
+
+fn compare_or_write(path: &str, expected: &str) {
+    if std::env::var_os("GRADCODEC_WRITE").is_some() {
+        fs::write(root().join(path), expected).unwrap();
+        return;
+    }
+    let current = fs::read_to_string(root().join(path)).unwrap_or_default();
+    let different = current.lines().zip(expected.lines()).position(|(one, other)| one != other);
+    assert!(current == expected, "{path} is not current (line {different:?}): run `make header`");
+}
+
+#[test]
+fn the_headers_are_current() {
+    let header = header();
+    compare_or_write("include/gradcodec.h", &header);
+    let cdef = cdef(&header);
+    compare_or_write("include/gradcodec.cdef.h", &cdef);
+    compare_or_write("include/gradcodec/loader.h", &loader::loader(&cdef));
+}
+
+/// bindgen leaves out a constant that it cannot evaluate: a name, or a macro of another header's.
+#[test]
+fn constants_are_numbers() {
+    let header = read("include/gradcodec.h");
+    let constants: Vec<_> =
+        header.lines().filter_map(|line| line.strip_prefix("#define GC_")?.split_once(' ')).collect();
+    assert!(constants.iter().any(|(name, _)| *name == "COUNT_ALL"), "{constants:?}");
+    for (name, value) in constants {
+        let plain = value.replace("LL", "").chars().all(|letter| "0123456789()- ".contains(letter));
+        assert!(plain, "GC_{name} is {value}");
+    }
+}
+
+#[test]
+fn the_promises_in_rust_are_current() {
+    compare_or_write("tests/source/signatures.rs", &promises::promises(&read("tests/abi/functions.h")));
+}

@@ -1,0 +1,10 @@
+//! The sources of the library, the headers that are made of them and the lists that must agree with them.
+
+mod boundary;
+mod header;
+mod layers;
+mod layout;
+mod loader;
+mod promises;
+mod signatures;
+mod sources;
