@@ -96,7 +96,7 @@ typedef struct gc_peers_options_t { uint32_t struct_size; int32_t rank; int32_t 
 int64_t gc_peers_bytes(int64_t n_elements, int32_t world_size);
 gc_status_t gc_comm_from_peers(const gc_peers_options_t *options, gc_comm_t **out);
 gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap, DLDevice device, int64_t n_elements, uint32_t timeout_ms, gc_comm_t **out);
-gc_status_t gc_comm_hierarchical(gc_comm_t *inside, gc_comm_t *between, gc_comm_t **out);
+gc_status_t gc_comm_hierarchical(gc_comm_t *intra_node, gc_comm_t *inter_node, gc_comm_t **out);
 typedef struct gc_allreduce_t gc_allreduce_t;
 gc_status_t gc_allreduce_create(gc_comm_t *comm, const gc_codec_options_t *options, gc_allreduce_t **out);
 void gc_allreduce_free(gc_allreduce_t *allreduce);

@@ -439,8 +439,8 @@ class GradCodec:
         return Communicator._of(self, made)
 
     def hierarchical(self, intra_node: Communicator, inter_node: Communicator | None) -> Communicator:
-        """One communicator of two: among the ranks of a machine, and among those that stand for machines."""
-        two = Communicator._of(self, G())
+        """A communicator of two levels: among the ranks of a node, and among those of one number on all nodes."""
+        made = Communicator._of(self, G())
         made._parts = [part for part in (intra_node, inter_node) if part]  # whose functions are called
         made._run(self.lib.gc_comm_hierarchical, intra_node._comm, inter_node and inter_node._comm, byref(made._comm))
-        return two
+        return made

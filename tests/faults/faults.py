@@ -102,12 +102,12 @@ fault("a copy that the driver refuses", "driver's failure lost", "src/backend/cu
 # ---- Ranks
 
 fault("a rank that is freed tells nobody", "lost rank", "src/comm/group.rs",
-      "        self.give_up();", "", python("test_comm", "a_rank_that_is_freed", fakes=False, limit=40))
+      "        self.abort();", "", python("test_comm", "a_rank_that_is_freed", fakes=False, limit=40))
 fault("a communicator of NCCL's that failed is destroyed", "lost rank", "src/comm/nccl.rs",
       "unsafe { if broken {", "unsafe { if broken && false {", python("test_nccl", "aborted"))
-fault("blocks of machines are put in another order", "wrong order of ranks", "src/comm/two.rs",
-      "to: [ranks * bytes, bytes],\n            from: [bytes, machines * bytes],",
-      "to: [bytes, machines * bytes],\n            from: [bytes, machines * bytes],",
+fault("blocks of nodes are put in another order", "wrong order of ranks", "src/comm/hierarchical.rs",
+      "to: [ranks * bytes, bytes],\n            from: [bytes, nodes * bytes],",
+      "to: [bytes, nodes * bytes],\n            from: [bytes, nodes * bytes],",
       python("test_hierarchical", "what_goes_where", fakes=False))
 
 # ---- The pool's threads: every order of their steps

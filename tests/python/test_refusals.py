@@ -249,7 +249,7 @@ CODEC_CALLS = {
 COMM_CALLS = {
     "gc_comm_from_transport": lambda: dict(transport=transport(), out=Out()),
     "gc_comm_group": lambda: dict(world_size=2, out=Out(2)),
-    "gc_comm_hierarchical": lambda: dict(inside=Alone(), between=Alone(), out=Out()),
+    "gc_comm_hierarchical": lambda: dict(intra_node=Alone(), inter_node=Alone(), out=Out()),
     "gc_comm_reserve": lambda: dict(comm=Alone(), device=DLDevice(CPU, 0), n_elements=400),
     "gc_comm_async_error": lambda: dict(comm=Alone()),
     "gc_compressed_allreduce": lambda: dict(
@@ -1120,8 +1120,8 @@ TABLE += [
         "gc_compressed_allreduce",
         {f"{name}.device": CUDA for name in ("buffer", "worker_error", "server_error")}, NO_CUDA,
     ),
-    ("gc_comm_hierarchical", {"inside": None}, INVALID_ARGUMENT, "inside", "NULL"),
-    ("gc_comm_hierarchical", {"between": None}, INVALID_ARGUMENT, "inside", "rank 0", "no between"),
+    ("gc_comm_hierarchical", {"intra_node": None}, INVALID_ARGUMENT, "intra_node", "NULL"),
+    ("gc_comm_hierarchical", {"inter_node": None}, INVALID_ARGUMENT, "intra_node", "rank 0", "no inter_node"),
     ("gc_comm_hierarchical", {"out": None}, INVALID_ARGUMENT, "out", "NULL"),
     ("gc_comm_from_transport", {"transport": None}, INVALID_ARGUMENT, "transport", "NULL"),
     *(
