@@ -1,16 +1,21 @@
 #!/usr/bin/env bash
-# run.sh [SECONDS [SEED]]: fuzzes each target on each instruction set of this processor for so long (60 unless told),
-# under AddressSanitizer with overflow checks. Begins with corpus/, which stays as it is: what is found goes to
-# build/fuzz. Ends at the first crash; cargo-fuzz prints where the input lies and how to run and to minimize it. SEED: of
-# the random numbers, which are others each time unless it is told.
-#
-# To renew corpus/, add what was found to it, and keep as few inputs as reach the same edges:
-#     mkdir -p ../build/corpus/TARGET
-#     cargo fuzz run TARGET ../build/corpus/TARGET corpus/TARGET ../build/fuzz/TARGET -- -set_cover_merge=1 -use_counters=0
+# run.sh [SECONDS [SEED]]: fuzzes each target on each instruction set of this processor for SECONDS (default 60), under
+# AddressSanitizer with overflow checks. It starts from the inputs in corpus/TARGET.tar.xz, which are unpacked into
+# build/fuzz/TARGET/corpus; new inputs go to build/fuzz/TARGET/found. It ends at the first crash: cargo-fuzz prints where
+# the input is and how to run and to minimize it. SEED fixes the random numbers. renew.sh makes the archives.
 set -euo pipefail
 cd "$(dirname "$0")"
 
 seconds=${1:-60} seed=${2:-0}
+targets="descriptors model large payloads shares kernels"
+command -v xz >/dev/null || { echo "FAILED: the corpora are .tar.xz archives, and there is no xz (xz-utils) here"; exit 1; }
+for target in $targets; do
+    corpus=../build/fuzz/$target/corpus archive=corpus/$target.tar.xz
+    rm -rf "$corpus" && mkdir -p "$corpus" "../build/fuzz/$target/found"
+    tar --extract --xz --file "$archive" --directory "$corpus" && [ -n "$(ls "$corpus")" ] ||
+        { echo "FAILED $target: fuzz/$archive is damaged"; exit 1; }
+done
+
 version=0.13.2
 export RUSTC_BOOTSTRAP=1 # the sanitizer's flag is not stable
 [ "$(cargo fuzz --version 2>/dev/null)" = "cargo-fuzz $version" ] ||
@@ -27,14 +32,14 @@ done
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-for target in descriptors model large payloads shares kernels; do
-    found=../build/fuzz/$target
-    mkdir -p "$found"
+for target in $targets; do
+    folder=../build/fuzz/$target
     cargo fuzz build "$target" >"$log" 2>&1 || { cat "$log"; echo "FAILED $target: it does not build"; exit 1; }
     for set in "${sets[@]}"; do
         # Half a minute is a lot for an input, also for a large one on a machine that does other things.
-        if ! GRADCODEC_CPU=$set cargo fuzz run "$target" "$found" "corpus/$target" -- -max_total_time="$seconds" \
-            -seed="$seed" -timeout=30 -max_len=1024 -rss_limit_mb=4096 -print_final_stats=1 >"$log" 2>&1; then
+        if ! GRADCODEC_CPU=$set cargo fuzz run "$target" "$folder/found" "$folder/corpus" -- \
+            -max_total_time="$seconds" -seed="$seed" -timeout=30 -max_len=1024 -rss_limit_mb=4096 -print_final_stats=1 \
+            >"$log" 2>&1; then
             cat "$log"
             echo "FAILED $target, $set"
             exit 1

@@ -229,7 +229,8 @@
  * THREADS, FORKS AND STACKS
  *
  * Any thread may call any function at any time on different objects, and calls may share inputs. A thread that is
- * cancelled during a call ends after it. A forked child may go on calling on CPU tensors; CUDA does not work there. A
+ * cancelled during a call ends after it, if its cancellation is deferred, as it is by default; one whose cancellation is
+ * asynchronous must not call. A forked child may go on calling on CPU tensors; CUDA does not work there. A
  * call uses less than 32 KiB of stack, not counting your callbacks, the CUDA driver, and NVRTC, which takes about 128
  * KiB when a kernel is compiled.
  *
@@ -539,7 +540,8 @@ gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
  * Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
  * CUDAHost, CUDA and CUDAManaged.
  *
- * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is. `stream`: of dst's device, or
+ * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is, and between CPU tensors nothing
+ * behind the last element of less than a byte; where a GPU takes part all of that byte is. `stream`: of dst's device, or
  * of src's where dst is on CPU or CUDAHost; ignored where both are.
  *
  * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
@@ -1007,7 +1009,7 @@ typedef struct gc_codec_options_t {
     float beta;
     /** The element counts of n_segments tensors, 0 or more each. NULL: one segment, of n_elements. */
     const int64_t *segments;
-    /** The number of `segments`. */
+    /** The number of `segments`; 0 if `segments` is NULL. */
     size_t n_segments;
     /** The number of elements if `segments` is NULL; otherwise 0. */
     int64_t n_elements;
@@ -1179,7 +1181,9 @@ gc_status_t gc_codec_errors_out(gc_codec_t *codec,
                                 void *stream);
 
 /**
- * Carries the given errors from now on, rounded to the codec's dtype of errors. What is NULL stays as it is.
+ * Carries the given errors from now on, rounded to the codec's dtype of errors. What is NULL stays as it is. They are
+ * not looked at: with GC_NONFINITE_TRANSACTIONAL, one that is not finite after rounding has every later step taken back,
+ * until gc_codec_reset() or other errors.
  *
  * `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps
  * none.
@@ -1829,7 +1833,8 @@ gc_status_t gc_share_wait(gc_share_t *lease,
                           int32_t timeout_ms);
 
 /**
- * Releases the lease that gc_share_send() made. NULL is ignored. It does not wait, and the receiver keeps its tensor.
+ * Releases the lease that gc_share_send() made. No thread may be using it, in gc_share_wait() or otherwise. NULL is
+ * ignored. It does not wait, and the receiver keeps its tensor.
  * Memory of this library on CUDA stays as long; that it is released is then found by the next calls of gc_share_send()
  * and this.
  */
@@ -1843,13 +1848,14 @@ void gc_share_free(gc_share_t *lease);
  * `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the
  * sender's card or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the
  * sender; on CUDA it waits for the work of the context that it was received in. A child that is forked meanwhile has
- * the same memory of the CPU, and its release tells nobody. In the process that has sent it the tensor is the same
+ * the same memory of the CPU, and its release tells nobody, unless a PID namespace gives it the receiver's own number. In the process that has sent it the tensor is the same
  * memory, on the same device.
  *
  * INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not
  * ours, or cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the
  * socket, or this process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT,
- * OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that was refused, for its device or for want of memory, has been taken.
+ * OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that is refused, for its device or for want of memory, is taken from the
+ * socket, and the sender is told.
  */
 gc_status_t gc_share_receive(int socket,
                              DLDevice device,
@@ -2073,8 +2079,8 @@ gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
  * tensor of another dtype than its parameter, or than another one of the same letter. UNSUPPORTED_DEVICE: a tensor of
  * the CPU that is no scalar; a card older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^63 - 1 elements or
  * bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing to
- * compile with; the message has what was looked for. COMPILE: NVRTC's first error, whose line is that of your text;
- * gc_kernel_log() has all of them.
+ * compile with; the message has what was looked for. COMPILE: the kernel's name and NVRTC's first error, whose line is
+ * that of your text; gc_kernel_log() has all of them.
  */
 gc_status_t gc_kernel_run(gc_kernel_t *kernel,
                           const DLTensor *const *inputs,
@@ -2233,7 +2239,7 @@ gc_status_t gc_builtin_kernels(const char *family,
  * `kernel`: its name, one of those in kernels/README.md. `compute_capability`: that of the device, 90 for 9.0. `out`:
  * you set struct_size, the other fields are written.
  *
- * INVALID_ARGUMENT: no such kernel; a wrong struct_size. UNSUPPORTED_DEVICE: below 75.
+ * INVALID_ARGUMENT: no such kernel; an invalid struct_size. UNSUPPORTED_DEVICE: below 75.
  */
 gc_status_t gc_builtin_kernel_shape(const char *kernel,
                                     int32_t compute_capability,

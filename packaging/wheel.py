@@ -114,4 +114,5 @@ def main():
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")
 
 
-main()
+if __name__ == "__main__":
+    main()

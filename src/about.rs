@@ -101,11 +101,7 @@ fn report(text: &mut impl Write, version: &CStr, loaded: &Loaded) -> fmt::Result
         write!(text, "\n{name}:")?;
         let mut found = false;
         for path in loaded.names().filter(|path| is_of(path, file)) {
-            // SAFETY: a name that ends with a NUL; nothing is loaded that is not.
-            let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-            if library.is_null() {
-                continue; // closed meanwhile
-            }
+            let Some(library) = dynamic::loaded(path) else { continue }; // closed meanwhile
             // SAFETY: it is open; the function is the one of this name.
             let known = unsafe { dynamic::address(library, function).and_then(|function| version(function)) };
             // SAFETY: opened above. Those who have it open, too, keep it.

@@ -1,7 +1,9 @@
-//! Libraries that are found at run time: which of them are loaded, and tables of their functions.
+//! Libraries that are found at run time: opening them, which of them are loaded, and tables of their functions.
 
 use std::{
+    borrow::Cow,
     ffi::{CStr, c_int, c_void},
+    mem::MaybeUninit,
     ptr,
 };
 
@@ -18,6 +20,39 @@ pub unsafe fn address(library: *mut c_void, name: &CStr) -> Option<*mut c_void> 
     // SAFETY: the caller's promise; the name ends with a NUL.
     let address = unsafe { libc::dlsym(library, name.as_ptr()) };
     (!address.is_null()).then_some(address)
+}
+
+/// Loads a library, which is never closed: its initializers run, as in every program that uses it.
+pub fn load(file: &CStr) -> Option<*mut c_void> {
+    // SAFETY: a text that ends with a NUL; that the file is a library is its name's promise, or the user's who named it.
+    let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW) };
+    (!library.is_null()).then_some(library)
+}
+
+/// A library that is loaded already: its handle, to be closed or kept.
+pub fn loaded(file: &CStr) -> Option<*mut c_void> {
+    // SAFETY: a text that ends with a NUL; RTLD_NOLOAD loads nothing.
+    let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    (!library.is_null()).then_some(library)
+}
+
+/// Why [`load`] failed just now, on this thread.
+pub fn failure() -> Cow<'static, str> {
+    // SAFETY: dlerror() gives NULL, or a text that stays until this thread's next call of the dynamic loader; it is read
+    // before that, in the sentence of a refusal.
+    unsafe { libc::dlerror().as_ref().map_or(c"no reason was given", |text| CStr::from_ptr(text)) }.to_string_lossy()
+}
+
+/// The file of the library that has an address.
+///
+/// # Safety
+/// The library stays loaded as long as the name is used.
+pub unsafe fn file_of<'a>(address: *mut c_void) -> Option<&'a CStr> {
+    let mut about = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: `about` outlives the call, and zeros are a value of it. Any address may be asked about.
+    let (found, about) = unsafe { (libc::dladdr(address, about.as_mut_ptr()), about.assume_init()) };
+    // SAFETY: the name is a text of the loader's, there as long as the library is loaded.
+    (found != 0 && !about.dli_fname.is_null()).then(|| unsafe { CStr::from_ptr(about.dli_fname) })
 }
 
 /// The libraries of this process, also those whose names others do not see.

@@ -4,16 +4,14 @@
 use std::{
     cell::{Cell, RefCell},
     ffi::{c_char, c_void},
-    panic::{self, AssertUnwindSafe, PanicHookInfo},
+    panic::{self, AssertUnwindSafe},
     ptr,
-    sync::{
-        OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
 };
 
-use crate::error::{Error, MESSAGE_LIMIT, Result, Status, sentence};
+use crate::{
+    environment,
+    error::{Error, MESSAGE_LIMIT, Result, Status, sentence},
+};
 
 /// What a function answers: its value on success, and what stands for failure.
 pub trait Answer {
@@ -81,8 +79,12 @@ thread_local! {
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs what a caller asked for: a panic becomes a status, silently, and a failure becomes the thread's last error.
+/// Runs what a caller asked for: a panic becomes a status, silently, and a failure becomes the thread's last error. No
+/// code of this library runs in the caller's floating-point environment.
 pub fn boundary<T: Answer>(body: impl FnOnce() -> Result<T>) -> T::C {
+    let _environment = environment::Default::enter();
+    // The hook of a C library is its own. In a Rust program it is the program's.
+    #[cfg(feature = "capi")]
     keep_panics_silent();
     let failure = match Error::catch(body) {
         Ok(Ok(value)) => return value.success(),
@@ -102,8 +104,16 @@ impl Error {
             depth.set(depth.get() - 1);
             outcome
         });
-        let words = || PANIC.try_with(RefCell::take).unwrap_or_default();
-        outcome.map_err(|_| Self { status: Status::Panic, message: words() })
+        outcome.map_err(|payload| {
+            let mut words = PANIC.try_with(RefCell::take).unwrap_or_default();
+            if words.is_empty() {
+                // The hook was not told: it is not ours.
+                let text = payload.downcast_ref::<&str>().copied();
+                let text = text.or(payload.downcast_ref::<String>().map(String::as_str));
+                words = sentence(format_args!("{DEFECT}: {}", text.unwrap_or("a panic")));
+            }
+            Self { status: Status::Panic, message: words }
+        })
     }
 
     /// Goes on with a panic that was caught.
@@ -130,15 +140,27 @@ fn remember(failure: &Error) {
     });
 }
 
+/// How the message of a panic begins.
+const DEFECT: &str = "a defect of this library, caught";
+
 /// Has the panic hook keep what it is told for [`Error::catch`] to report, and leaves panics elsewhere to the hook before.
+#[cfg(feature = "capi")]
 fn keep_panics_silent() {
+    use std::{
+        panic::PanicHookInfo,
+        sync::{
+            OnceLock,
+            atomic::{AtomicBool, Ordering},
+        },
+        thread,
+    };
     type Hook = dyn Fn(&PanicHookInfo<'_>) + Send + Sync;
     static DONE: AtomicBool = AtomicBool::new(false);
     static PREVIOUS: OnceLock<Box<Hook>> = OnceLock::new();
     // A function without captures, so that installing it allocates nothing.
     fn hook(info: &PanicHookInfo<'_>) {
         if DEPTH.get() > 0 {
-            let words = sentence(format_args!("a defect of this library, caught: {info}"));
+            let words = sentence(format_args!("{DEFECT}: {info}"));
             let _ = PANIC.try_with(|panic| panic.replace(words));
         } else if let Some(previous) = PREVIOUS.get() {
             previous(info);
@@ -154,7 +176,7 @@ fn keep_panics_silent() {
 
 #[cfg(test)]
 mod tests {
-    use std::{ffi::CStr, process::Command};
+    use std::{ffi::CStr, process::Command, thread};
 
     use super::*;
     use crate::error::error;

@@ -138,7 +138,8 @@ pub struct gc_elementwise_options_t {
 }
 
 // SAFETY: numbers and pointers, without gaps between them.
-unsafe impl borrow::Options for gc_elementwise_options_t {
+unsafe impl borrow::Extensible for gc_elementwise_options_t {
+    const FIRST_SIZE: usize = 120;
     const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
 }
 
@@ -182,7 +183,8 @@ pub struct gc_reduction_options_t {
 }
 
 // SAFETY: numbers and pointers, without gaps between them.
-unsafe impl borrow::Options for gc_reduction_options_t {
+unsafe impl borrow::Extensible for gc_reduction_options_t {
+    const FIRST_SIZE: usize = 136;
     const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
 }
 
@@ -215,7 +217,8 @@ pub struct gc_run_options_t {
 }
 
 // SAFETY: numbers and pointers, without gaps between them.
-unsafe impl borrow::Options for gc_run_options_t {
+unsafe impl borrow::Extensible for gc_run_options_t {
+    const FIRST_SIZE: usize = 72;
     const RESERVED: Range<usize> = offset_of!(Self, reserved0)..size_of::<Self>();
 }
 
@@ -247,7 +250,7 @@ struct Common {
 }
 
 /// What a kernel is made of.
-trait Ingredients: borrow::Options {
+trait Ingredients: borrow::Extensible {
     const IS_REDUCTION: bool;
 
     fn common(&self) -> Common;
@@ -464,8 +467,8 @@ pub unsafe extern "C" fn gc_reduction_create(
 /// tensor of another dtype than its parameter, or than another one of the same letter. UNSUPPORTED_DEVICE: a tensor of
 /// the CPU that is no scalar; a card older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^63 - 1 elements or
 /// bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing to
-/// compile with; the message has what was looked for. COMPILE: NVRTC's first error, whose line is that of your text;
-/// gc_kernel_log() has all of them.
+/// compile with; the message has what was looked for. COMPILE: the kernel's name and NVRTC's first error, whose line is
+/// that of your text; gc_kernel_log() has all of them.
 ///
 /// # Safety
 /// The pointers are as described, nothing else uses the memory of outputs and workspace meanwhile, and the kernel stays

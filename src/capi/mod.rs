@@ -100,7 +100,8 @@
 //! THREADS, FORKS AND STACKS
 //!
 //! Any thread may call any function at any time on different objects, and calls may share inputs. A thread that is
-//! cancelled during a call ends after it. A forked child may go on calling on CPU tensors; CUDA does not work there. A
+//! cancelled during a call ends after it, if its cancellation is deferred, as it is by default; one whose cancellation is
+//! asynchronous must not call. A forked child may go on calling on CPU tensors; CUDA does not work there. A
 //! call uses less than 32 KiB of stack, not counting your callbacks, the CUDA driver, and NVRTC, which takes about 128
 //! KiB when a kernel is compiled.
 //!

@@ -153,7 +153,8 @@ pub unsafe extern "C" fn gc_share_wait(lease: *mut gc_share_t, timeout_ms: i32) 
     })
 }
 
-/// Releases the lease that gc_share_send() made. NULL is ignored. It does not wait, and the receiver keeps its tensor.
+/// Releases the lease that gc_share_send() made. No thread may be using it, in gc_share_wait() or otherwise. NULL is
+/// ignored. It does not wait, and the receiver keeps its tensor.
 /// Memory of this library on CUDA stays as long; that it is released is then found by the next calls of gc_share_send()
 /// and this.
 ///
@@ -175,13 +176,14 @@ pub unsafe extern "C" fn gc_share_free(lease: *mut gc_share_t) {
 /// `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the
 /// sender's card or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the
 /// sender; on CUDA it waits for the work of the context that it was received in. A child that is forked meanwhile has
-/// the same memory of the CPU, and its release tells nobody. In the process that has sent it the tensor is the same
+/// the same memory of the CPU, and its release tells nobody, unless a PID namespace gives it the receiver's own number. In the process that has sent it the tensor is the same
 /// memory, on the same device.
 ///
 /// INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not
 /// ours, or cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the
 /// socket, or this process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT,
-/// OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that was refused, for its device or for want of memory, has been taken.
+/// OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that is refused, for its device or for want of memory, is taken from the
+/// socket, and the sender is told.
 ///
 /// # Safety
 /// The pointer is as described.

@@ -115,15 +115,8 @@ impl Library {
     /// As for [`Library::of_borrowed`].
     unsafe fn of_new(handle: *mut c_void) -> Result<Self> {
         let _delay = cancel::delay();
-        let mut library = if handle.is_null() { loaded() } else { Some(handle) };
-        if library.is_none() {
-            library = Some(open(libc::RTLD_NOW)).filter(|library| !library.is_null());
-        }
-        let Some(library) = library else {
-            // SAFETY: a dlopen of this thread failed just now, so dlerror has its reason: text until the next dl call.
-            let reason = unsafe { CStr::from_ptr(libc::dlerror()) };
-            return Err(error!(CommUnavailable, "NCCL could not be loaded: {}", reason.to_string_lossy()));
-        };
+        let library = if handle.is_null() { loaded().or_else(|| dynamic::load(NAME)) } else { Some(handle) };
+        let library = library.ok_or_else(|| error!(CommUnavailable, "cannot load NCCL: {}", dynamic::failure()))?;
         // SAFETY: it is never closed, or the caller's promise.
         unsafe { Self::of(library) }
     }
@@ -269,25 +262,18 @@ fn loaded() -> Option<*mut c_void> {
     if unsafe { dynamic::address(libc::RTLD_DEFAULT, c"ncclSend") }.is_some() {
         return Some(libc::RTLD_DEFAULT);
     }
-    Some(open(libc::RTLD_NOW | libc::RTLD_NOLOAD)).filter(|library| !library.is_null())
+    dynamic::loaded(NAME)
 }
 
 /// The only name in NCCL's packages that programs can rely on.
-fn open(flags: c_int) -> *mut c_void {
-    // SAFETY: loading NCCL runs its initializers, as in every program that uses it.
-    unsafe { libc::dlopen(c"libnccl.so.2".as_ptr(), flags) }
-}
+const NAME: &CStr = c"libnccl.so.2";
 
 /// Where each ncclSend of this process is, also of libraries whose names others do not see.
 fn copies() -> Result<Vec<*mut c_void>> {
     let loaded = Loaded::list()?;
     let mut found = Vec::new();
     for name in loaded.names() {
-        // SAFETY: a name that ends with a NUL; nothing is loaded that is not.
-        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-        if library.is_null() {
-            continue; // the kernel's own, or closed meanwhile
-        }
+        let Some(library) = dynamic::loaded(name) else { continue }; // the kernel's own, or closed meanwhile
         // SAFETY: it is open, until it is closed here, which leaves it to those who have it open, too.
         let address = unsafe {
             let address = dynamic::address(library, c"ncclSend");
@@ -307,14 +293,8 @@ fn copies() -> Result<Vec<*mut c_void>> {
 
 /// The file of the library that has an address, for a sentence.
 fn file_of(address: *mut c_void) -> String {
-    let mut about = mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the place outlives the call, and zeros are a value of it.
-    let (found, about) = unsafe { (libc::dladdr(address, about.as_mut_ptr()), about.assume_init()) };
-    let name = match found != 0 && !about.dli_fname.is_null() {
-        // SAFETY: the name of a library that is loaded.
-        true => unsafe { CStr::from_ptr(about.dli_fname) },
-        false => c"a library that was closed meanwhile",
-    };
+    // SAFETY: the name is copied at once; its library was loaded a moment ago.
+    let name = unsafe { dynamic::file_of(address) }.unwrap_or(c"a library that was closed meanwhile");
     crate::error::sentence(format_args!("{}", name.to_string_lossy()))
 }
 

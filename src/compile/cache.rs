@@ -1,4 +1,4 @@
-//! Kernels compiled before, and which NVRTC was found, in a directory of the user's: a file for each key.
+//! Kernels compiled before, in a directory of the user's: a file for each key.
 //!
 //! What is wrong with the directory or a file is no failure: then the kernel is compiled. Only memory that cannot be had is.
 //! A file is written under another name and renamed, so that it is there as a whole or not at all, whichever process reads
@@ -29,14 +29,8 @@ use super::{
 
 const KIND: Kind = *b"DISK";
 
-/// What a file is of. Its name is 64 digits of its key, and a suffix.
-#[derive(Clone, Copy)]
-pub enum Of {
-    Kernel,
-    Compiler,
-}
-
-const SUFFIXES: [&str; 2] = [".kernel", ".nvrtc"];
+/// A file's name is 64 digits of its key, and this.
+const SUFFIX: &str = ".kernel";
 /// That of a file that is being written: what it will be called, who writes it, and this.
 const UNFINISHED: &str = ".part";
 
@@ -67,39 +61,45 @@ impl Cache {
         if variable(c"GRADCODEC_CACHE").is_some_and(|said| said == c"0") {
             return Ok(None);
         }
-        let named = [(c"GRADCODEC_CACHE_DIR", ""), (c"XDG_CACHE_HOME", "/gradcodec"), (c"HOME", "/.cache/gradcodec")];
-        let named = named.iter().find_map(|&(name, rest)| {
+        // What a variable of this library's names is made wherever it is.
+        let named = [
+            (c"GRADCODEC_CACHE_DIR", "", true),
+            (c"XDG_CACHE_HOME", "/gradcodec", false),
+            (c"HOME", "/.cache/gradcodec", false),
+        ];
+        let named = named.iter().find_map(|&(name, rest, anywhere)| {
             let folder = variable(name)?.to_bytes();
-            folder.starts_with(b"/").then_some((folder, rest))
+            folder.starts_with(b"/").then_some((folder, rest, anywhere))
         });
-        let Some((folder, rest)) = named else { return Ok(None) };
+        let Some((folder, rest, anywhere)) = named else { return Ok(None) };
         let mut path = room(folder.len() + rest.len() + 1)?;
         path.extend_from_slice(folder);
         path.extend_from_slice(rest.as_bytes());
         path.push(0);
         match CString::from_vec_with_nul(path) {
-            Ok(path) => Self::in_folder(path, MOST),
+            Ok(path) => Self::in_folder(path, anywhere, MOST),
             Err(_) => Ok(None),
         }
     }
 
-    /// In a directory that is of this user, and that nobody else may write to.
-    pub(super) fn in_folder(path: CString, most: u64) -> Result<Option<Self>> {
-        // SAFETY: a path that ends with a NUL.
+    /// In a directory that is of this user, and that nobody else may write to. It is made if it is not there; `anywhere`:
+    /// also in a home that is somebody else's.
+    fn in_folder(path: CString, anywhere: bool, most: u64) -> Result<Option<Self>> {
+        // SAFETY: `path` ends with a NUL.
         let open = |path: &CStr| unsafe { libc::open(path.as_ptr(), FOLDER) };
         let mut folder = owned(open(&path));
         if folder.is_none() {
-            make(&path)?;
+            make(&path, anywhere)?;
             folder = owned(open(&path));
         }
         Ok(folder.filter(|folder| is_ours(folder, 0o022)).map(|folder| Self { folder, most }))
     }
 
     /// The kernel of a key, if it is there, with what the compiler said of it.
-    pub fn find(&self, of: Of, key: &[u8; 32], log: &mut String) -> Result<Option<Vec<u8>>> {
+    pub fn find(&self, key: &[u8; 32], log: &mut String) -> Result<Option<Vec<u8>>> {
         // A file's name may be that of something else, which opening must neither follow nor wait for.
         const FLAGS: c_int = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
-        let Some(mut file) = self.open_at(&name_of(of, key), FLAGS) else { return Ok(None) };
+        let Some(mut file) = self.open_at(&name_of(key), FLAGS) else { return Ok(None) };
         let Ok(about) = file.metadata() else { return Ok(None) };
         if !about.is_file() || !is_ours(&file, 0o077) || about.len() > LARGEST {
             return Ok(None);
@@ -111,7 +111,7 @@ impl Cache {
         }
         let Some((code, said)) = parts(&bytes, key) else { return Ok(None) };
         log.try_reserve(said.len())
-            .map_err(|_| error!(OutOfMemory, "{} bytes for a log could not be had", said.len()))?;
+            .map_err(|_| error!(OutOfMemory, "cannot allocate {} bytes for a log", said.len()))?;
         log.push_str(said);
         let code = copied(code)?;
         if about.modified().ok().and_then(|then| then.elapsed().ok()).is_some_and(|age| age > FRESH) {
@@ -122,12 +122,12 @@ impl Cache {
     }
 
     /// Keeps a kernel, if it can be kept.
-    pub fn keep(&self, of: Of, key: &[u8; 32], code: &[u8], log: &str) -> Result<()> {
+    pub fn keep(&self, key: &[u8; 32], code: &[u8], log: &str) -> Result<()> {
         let image = image_of(&[key, code, log.as_bytes()])?;
-        let name = name_of(of, key);
+        let name = name_of(key);
         let unfinished = unfinished_name(key);
         const FLAGS: c_int = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-        if image.len() as u64 > LARGEST {
+        if image.len() as u64 > LARGEST.min(largest_file()) {
             return Ok(());
         }
         let Some(mut file) = self.open_at(&unfinished, FLAGS) else { return Ok(()) };
@@ -167,7 +167,7 @@ impl Cache {
             bytes += found.bytes;
             files
                 .try_reserve(1)
-                .map_err(|_| error!(OutOfMemory, "a list of {} kernels could not be had", files.len()))?;
+                .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} kernels", files.len()))?;
             files.push((found, name));
         }
         if bytes > self.most {
@@ -251,7 +251,7 @@ impl Iterator for Listing {
             let name = name.to_str().unwrap_or_default();
             let is_ours = name.len() > 64
                 && name.bytes().take(64).all(|byte| byte.is_ascii_hexdigit())
-                && (SUFFIXES.contains(&&name[64..]) || name.ends_with(UNFINISHED));
+                && (&name[64..] == SUFFIX || name.ends_with(UNFINISHED));
             let mut found = Name::new();
             if is_ours && found.try_push_str(name).is_ok() && found.try_push('\0').is_ok() {
                 return Some(found);
@@ -281,28 +281,60 @@ fn parts<'a>(bytes: &'a [u8], key: &[u8; 32]) -> Option<(&'a [u8], &'a str)> {
     std::str::from_utf8(log).ok().filter(|_| its_key == key).map(|log| (code, log))
 }
 
-/// Makes a directory that is not there, and the one that it is in.
-fn make(path: &CStr) -> Result<()> {
-    // SAFETY: a path that ends with a NUL.
-    if unsafe { libc::mkdir(path.as_ptr(), 0o700) } == 0 {
-        return Ok(());
-    }
-    let path = path.to_bytes();
-    let end = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
-    let mut parent = room(end + 1)?;
-    parent.extend_from_slice(&path[..end]);
-    parent.push(0);
-    // SAFETY: paths that end with a NUL. Where it fails, there is no directory to open.
-    unsafe {
-        libc::mkdir(parent.as_ptr().cast(), 0o700);
-        libc::mkdir(path.as_ptr().cast(), 0o700);
+/// Makes a directory that is not there, and the one that it is in. Where that fails, there is no directory to open.
+///
+/// A program that runs as root in a user's home would leave directories there that the user's other programs cannot write
+/// to; so nothing is made in what belongs to somebody else, unless it may be made `anywhere`.
+fn make(path: &CStr, anywhere: bool) -> Result<()> {
+    let parent = parent_of(path)?;
+    let around = match owner(&parent) {
+        None => owner(&*parent_of(&parent)?),
+        found => found,
+    };
+    // SAFETY: geteuid() always succeeds.
+    let user = unsafe { libc::geteuid() };
+    if anywhere || around.is_some_and(|owner| owner == user || owner == 0) {
+        // SAFETY: both paths end with a NUL.
+        unsafe {
+            libc::mkdir(parent.as_ptr(), 0o700);
+            libc::mkdir(path.as_ptr(), 0o700);
+        }
     }
     Ok(())
 }
 
+/// The directory that a path is in.
+fn parent_of(path: &CStr) -> Result<CString> {
+    let path = path.to_bytes();
+    let end = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0).max(1).min(path.len());
+    let mut parent = room(end + 1)?;
+    parent.extend_from_slice(&path[..end]);
+    parent.push(0);
+    Ok(CString::from_vec_with_nul(parent).unwrap_or_default()) // there was no NUL in the path
+}
+
+/// Whose a file is; None if it is not there.
+fn owner(path: &CStr) -> Option<libc::uid_t> {
+    let mut about = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `path` ends with a NUL, and `about` outlives the call, which has filled it in where it succeeds.
+    unsafe { (libc::stat(path.as_ptr(), about.as_mut_ptr()) == 0).then(|| about.assume_init().st_uid) }
+}
+
+/// Bytes that a file of this process may have (RLIMIT_FSIZE). Writing more would raise SIGXFSZ, which ends the process.
+fn largest_file() -> u64 {
+    let mut limit = std::mem::MaybeUninit::<libc::rlimit>::uninit();
+    // SAFETY: `limit` outlives the call, which has filled it in where it succeeds.
+    unsafe {
+        match libc::getrlimit(libc::RLIMIT_FSIZE, limit.as_mut_ptr()) {
+            0 => limit.assume_init().rlim_cur,
+            _ => u64::MAX,
+        }
+    }
+}
+
 /// Whether it is of this user, and others may not do with it what these bits say.
 fn is_ours(file: &File, bits: u32) -> bool {
-    // SAFETY: it only answers.
+    // SAFETY: geteuid() always succeeds.
     let user = unsafe { libc::geteuid() };
     file.metadata().is_ok_and(|about| about.uid() == user && about.mode() & bits == 0)
 }
@@ -312,9 +344,9 @@ fn owned(descriptor: c_int) -> Option<File> {
     (descriptor >= 0).then(|| unsafe { File::from_raw_fd(descriptor) })
 }
 
-fn name_of(of: Of, key: &[u8; 32]) -> Name {
+fn name_of(key: &[u8; 32]) -> Name {
     let mut name = digits(key);
-    name.push_str(SUFFIXES[of as usize]);
+    name.push_str(SUFFIX);
     name.push('\0');
     name
 }
@@ -396,12 +428,12 @@ mod tests {
     }
 
     fn open(path: &Path) -> Option<Cache> {
-        Cache::in_folder(CString::new(path.to_str().unwrap()).unwrap(), MOST).unwrap()
+        Cache::in_folder(CString::new(path.to_str().unwrap()).unwrap(), false, MOST).unwrap()
     }
 
     fn find(cache: &Cache, key: &[u8; 32]) -> Option<(Vec<u8>, String)> {
         let mut log = String::new();
-        cache.find(Of::Kernel, key, &mut log).unwrap().map(|code| (code, log))
+        cache.find(key, &mut log).unwrap().map(|code| (code, log))
     }
 
     fn mode(path: &Path) -> u32 {
@@ -413,10 +445,10 @@ mod tests {
         let place = Place::new("kept");
         let cache = place.cache();
         assert_eq!(find(&cache, &KEY), None);
-        cache.keep(Of::Kernel, &KEY, b"code", "a warning").unwrap();
+        cache.keep(&KEY, b"code", "a warning").unwrap();
         assert_eq!(find(&place.cache(), &KEY), Some((b"code".to_vec(), "a warning".into())));
         assert_eq!(find(&cache, &[0; 32]), None);
-        cache.keep(Of::Kernel, &KEY, b"other", "").unwrap();
+        cache.keep(&KEY, b"other", "").unwrap();
         assert_eq!(find(&cache, &KEY), Some((b"other".to_vec(), String::new())));
         assert_eq!((mode(&place.0.join("parent")), mode(&place.folder()), mode(&place.file())), (0o700, 0o700, 0o600));
         assert_eq!(place.files().len(), 1);
@@ -426,9 +458,9 @@ mod tests {
     fn what_is_damaged_or_of_another_key_is_not_used_and_is_replaced() {
         let place = Place::new("damaged");
         let cache = place.cache();
-        cache.keep(Of::Kernel, &KEY, b"code", "log").unwrap();
+        cache.keep(&KEY, b"code", "log").unwrap();
         let whole = fs::read(place.file()).unwrap();
-        cache.keep(Of::Kernel, &[1; 32], b"code", "log").unwrap();
+        cache.keep(&[1; 32], b"code", "log").unwrap();
         let of_another = fs::read(place.folder().join(format!("{}.kernel", "01".repeat(32)))).unwrap();
         let not_text = image_of(&[&KEY, b"code", b"\xff"]).unwrap();
         let two_parts = image_of(&[&KEY, b"code"]).unwrap();
@@ -443,7 +475,7 @@ mod tests {
             fs::write(place.file(), &bytes).unwrap();
             assert_eq!(find(&cache, &KEY), None, "{bytes:?}");
         }
-        cache.keep(Of::Kernel, &KEY, b"code", "log").unwrap();
+        cache.keep(&KEY, b"code", "log").unwrap();
         assert_eq!(fs::read(place.file()).unwrap(), whole);
     }
 
@@ -451,7 +483,7 @@ mod tests {
     fn files_that_others_may_have_written_are_not_used() {
         let place = Place::new("others");
         let cache = place.cache();
-        cache.keep(Of::Kernel, &KEY, b"code", "log").unwrap();
+        cache.keep(&KEY, b"code", "log").unwrap();
         for bits in [0o622, 0o602, 0o644, 0o660] {
             fs::set_permissions(place.file(), Permissions::from_mode(bits)).unwrap();
             assert_eq!(find(&cache, &KEY), None, "{bits:o}");
@@ -464,7 +496,7 @@ mod tests {
         symlink(&elsewhere, place.file()).unwrap();
         assert_eq!(find(&cache, &KEY), None);
         // Keeping replaces the link, not what it leads to.
-        cache.keep(Of::Kernel, &KEY, b"new", "").unwrap();
+        cache.keep(&KEY, b"new", "").unwrap();
         assert!(place.file().symlink_metadata().unwrap().is_file());
         assert!(find(&cache, &KEY).is_some_and(|(code, _)| code == b"new"));
         assert_ne!(fs::read(elsewhere).unwrap(), fs::read(place.file()).unwrap());
@@ -478,7 +510,7 @@ mod tests {
         fs::remove_file(place.file()).unwrap();
         fs::create_dir(place.file()).unwrap();
         assert_eq!(find(&cache, &KEY), None);
-        cache.keep(Of::Kernel, &KEY, b"code", "log").unwrap();
+        cache.keep(&KEY, b"code", "log").unwrap();
         assert_eq!(find(&cache, &KEY), None);
         assert_eq!(place.files().len(), 1, "{:?}", place.files());
     }
@@ -506,7 +538,7 @@ mod tests {
             assert!(open(&place.folder()).is_none(), "somebody else's");
             std::os::unix::fs::chown(place.folder(), Some(0), None).unwrap();
             let cache = place.cache();
-            cache.keep(Of::Kernel, &KEY, b"code", "log").unwrap();
+            cache.keep(&KEY, b"code", "log").unwrap();
             std::os::unix::fs::chown(place.file(), Some(65534), None).unwrap();
             assert_eq!(find(&cache, &KEY), None, "somebody else's");
         }
@@ -518,7 +550,7 @@ mod tests {
         drop(place.cache());
         let path = || CString::new(place.folder().to_str().unwrap()).unwrap();
         let code = vec![7; 10_000];
-        let size = |most| Cache::in_folder(path(), most).unwrap().unwrap();
+        let size = |most| Cache::in_folder(path(), false, most).unwrap().unwrap();
         let hours_ago = |file: PathBuf, hours: u64| {
             let then = SystemTime::now() - Duration::from_secs(hours * 3600);
             File::options().write(true).open(file).unwrap().set_modified(then).unwrap();
@@ -526,7 +558,7 @@ mod tests {
         let file = |key: u8| place.folder().join(format!("{}.kernel", format!("{key:02x}").repeat(32)));
         let large = size(MOST);
         for key in 1..=5 {
-            large.keep(Of::Kernel, &[key; 32], &code, "").unwrap();
+            large.keep(&[key; 32], &code, "").unwrap();
             hours_ago(file(key), 100 - u64::from(key));
         }
         // Using one that was not used for a day makes it the newest.
@@ -538,7 +570,7 @@ mod tests {
             hours_ago(part(age), hours);
         }
         fs::write(place.folder().join("of the user's"), vec![0; 1 << 20]).unwrap();
-        size(3 * each).keep(Of::Kernel, &[6; 32], &code, "").unwrap();
+        size(3 * each).keep(&[6; 32], &code, "").unwrap();
         let left: Vec<u8> = (1..=6).filter(|&key| file(key).exists()).collect();
         assert_eq!(left, [1, 5, 6]);
         assert!(part("3").exists() && !part("4").exists());
@@ -552,7 +584,7 @@ mod tests {
         let codes: [Vec<u8>; 2] = [vec![1; 50_000], vec![2; 70_000]];
         thread::scope(|scope| {
             for code in &codes {
-                scope.spawn(|| (0..200).for_each(|_| cache.keep(Of::Kernel, &KEY, code, "").unwrap()));
+                scope.spawn(|| (0..200).for_each(|_| cache.keep(&KEY, code, "").unwrap()));
             }
             for _ in 0..2000 {
                 if let Some((code, _)) = find(&cache, &KEY) {

@@ -1,17 +1,17 @@
 //! Kernels that are compiled at run time: by NVRTC, unless what it made of the same source lies on disk.
 //!
-//! - `nvrtc`: the compiler, found when it is first needed;
-//! - `cache`: what was compiled before, in a directory of the user's; `found`: by which NVRTC;
+//! - `nvrtc`: the compiler; `search`: where it is;
+//! - `cache`: what was compiled before, in a directory of the user's;
 //! - `parameters`, `types`, `source`, `loops`: what a kernel's parameters are, what source is made of them, and where the
 //!   elements of a launch lie;
 //! - `image`: the form in which kernels are kept: there, and by callers.
 
 mod cache;
-mod found;
 pub mod image;
 pub mod loops;
 mod nvrtc;
 pub mod parameters;
+mod search;
 pub mod source;
 pub mod types;
 
@@ -24,10 +24,10 @@ use crate::{
     error::{Result, error},
 };
 
-use cache::{Cache, Of};
-use found::Found;
+use cache::Cache;
+use search::File;
 
-pub use nvrtc::Handle;
+pub use search::Handle;
 
 /// A kernel to compile.
 pub struct Request<'a> {
@@ -69,46 +69,43 @@ pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
     let _delay = cancel::delay();
     log.clear();
     let cache = if request.use_disk && !request.reads_files() { Cache::open()? } else { None };
-    let search = if cache.is_none() || request.nvrtc.is_at_hand() { None } else { found::search()? };
-    let recalled = match (&cache, &search) {
-        (Some(cache), Some(search)) => Found::recall(cache, search)?,
-        _ => None,
+    let file = match &cache {
+        Some(_) => request.nvrtc.file()?,
+        None => None,
     };
-    // Where the card is one that NVRTC did not know, it is asked again.
-    let recalled = recalled.and_then(|found| Some((found.target(request.capability).ok()?, found)));
-    if let (Some(cache), Some((target, found))) = (&cache, &recalled)
-        && let Some(code) = cache.find(Of::Kernel, &digest(request, found, target), log)?
-    {
+    if let Some(code) = kept(&cache, request, &file, log)? {
         return Ok(Ok(code));
     }
     let nvrtc = request.nvrtc.library()?;
-    let found = nvrtc.found()?;
-    if let (Some(cache), Some(search)) = (&cache, &search)
-        && recalled.is_none_or(|(_, before)| before != found)
-    {
-        found.keep(cache, search)?;
-    }
-    let target = found.target(request.capability)?;
-    let key = digest(request, &found, &target);
-    if let Some(cache) = &cache
-        && let Some(code) = cache.find(Of::Kernel, &key, log)?
+    // The loader of programs may have found another.
+    let before = file;
+    let file = match &cache {
+        Some(_) => File::of(nvrtc.file())?,
+        None => None,
+    };
+    if file != before
+        && let Some(code) = kept(&cache, request, &file, log)?
     {
         return Ok(Ok(code));
     }
-    let compiled = nvrtc.compile(request, &target, log)?;
-    if let (Some(cache), Ok(code)) = (&cache, &compiled) {
-        cache.keep(Of::Kernel, &key, code, log)?;
+    let compiled = nvrtc.compile(request, log)?;
+    if let (Some(cache), Some(file), Ok(code)) = (&cache, &file, &compiled) {
+        cache.keep(&digest(request, file), code, log)?;
     }
     Ok(compiled)
 }
 
-/// What a kernel is compiled to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Target {
-    /// Machine code for 90: 9.0.
-    Machine(i32),
-    /// PTX.
-    Virtual(i32),
+/// What this file's NVRTC has made of a request, if it was kept.
+fn kept(
+    cache: &Option<Cache>,
+    request: &Request<'_>,
+    file: &Option<File>,
+    log: &mut String,
+) -> Result<Option<Vec<u8>>> {
+    match (cache, file) {
+        (Some(cache), Some(file)) => cache.find(&digest(request, file), log),
+        _ => Ok(None),
+    }
 }
 
 /// Whether a source has the word "include", as #include, #include_next and __has_include have it; also broken over lines.
@@ -125,19 +122,14 @@ fn includes_files(source: &[u8]) -> bool {
 }
 
 /// The key of all that decides what comes out. Each part goes with its length, so that none can pass for two.
-fn digest(request: &Request<'_>, nvrtc: &Found, target: &Target) -> [u8; 32] {
+fn digest(request: &Request<'_>, nvrtc: &File) -> [u8; 32] {
     let mut key = Sha256::new();
     let mut add = |part: &[u8]| add_part(&mut key, part);
     add(env!("CARGO_PKG_VERSION").as_bytes());
-    add(&nvrtc.version.0.to_le_bytes());
-    add(&nvrtc.version.1.to_le_bytes());
-    add(&nvrtc.file_bytes().to_le_bytes());
-    let (kind, level) = match target {
-        Target::Machine(level) => (0u8, level),
-        Target::Virtual(level) => (1, level),
-    };
-    add(&[kind]);
-    add(&level.to_le_bytes());
+    add(nvrtc.path.to_bytes());
+    nvrtc.state.iter().for_each(|number| add(&number.to_le_bytes()));
+    let (major, minor) = request.capability;
+    [major, minor].iter().for_each(|number| add(&number.to_le_bytes()));
     add(request.name.as_bytes());
     add(request.entry.as_bytes());
     add(&(request.options.len() as u64).to_le_bytes());
@@ -156,13 +148,13 @@ fn add_part(key: &mut Sha256, part: &[u8]) {
 /// What a variable of the environment says, if it says something: not to a program that runs with rights that its caller
 /// does not have.
 fn variable(name: &CStr) -> Option<&'static CStr> {
-    // SAFETY: it only answers.
+    // SAFETY: getauxval() reads a table that does not change.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return None;
     }
     // Not std::env::var_os, which allocates.
-    // SAFETY: a name that ends with a NUL; what it stands for ends with one too, and is used before the call that asks for
-    // it returns.
+    // SAFETY: `name` ends with a NUL. The value stays as it is until a program sets the variable anew, which
+    // docs/ENVIRONMENT.md rules out during a call.
     let text = unsafe { libc::getenv(name.as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
     text.filter(|text| !text.is_empty())
 }
@@ -174,17 +166,17 @@ fn copied(bytes: &[u8]) -> Result<Vec<u8>> {
     Ok(copy)
 }
 
-/// Memory for so many bytes.
+/// An empty vector with room for so many bytes.
 fn room(bytes: usize) -> Result<Vec<u8>> {
     let mut memory = Vec::new();
-    memory.try_reserve_exact(bytes).map_err(|_| error!(OutOfMemory, "{bytes} bytes for a kernel could not be had"))?;
+    memory.try_reserve_exact(bytes).map_err(|_| error!(OutOfMemory, "cannot allocate {bytes} bytes for a kernel"))?;
     Ok(memory)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{collections::HashSet, ffi::CString, os::unix::ffi::OsStrExt, path::Path};
+    use std::collections::HashSet;
 
     fn request<'a>(name: &'a str, source: &'a str, options: &'a [&'a str]) -> Request<'a> {
         Request { name, source, options, entry: "k", capability: (9, 0), nvrtc: Handle::NONE, use_disk: true }
@@ -192,14 +184,8 @@ mod tests {
 
     #[test]
     fn all_that_decides_what_comes_out_is_in_the_key() {
-        let nvrtc = |version, file: &Path| Found {
-            version,
-            levels: Vec::new(),
-            file: CString::new(file.as_os_str().as_bytes()).unwrap(),
-        };
-        let file = std::env::temp_dir().join(format!("gradcodec-nvrtc-{}", std::process::id()));
-        std::fs::write(&file, "one build").unwrap();
-        let usual = nvrtc((12, 0), &file);
+        let file = |path: &CStr, state| File { path: path.into(), state };
+        let usual = file(c"/a/libnvrtc.so.12", [1, 2, 3]);
         let requests = [
             request("a", "bc", &["d", "e"]),
             request("ab", "c", &["d", "e"]),
@@ -212,21 +198,22 @@ mod tests {
             Request { entry: "l", ..request("a", "bc", &["d", "e"]) },
             Request { entry: "", ..request("ak", "bc", &["d", "e"]) },
         ];
-        let mut keys: Vec<_> = requests.iter().map(|request| digest(request, &usual, &Target::Machine(90))).collect();
-        keys.push(digest(&requests[0], &nvrtc((12, 1), &file), &Target::Machine(90)));
-        keys.push(digest(&requests[0], &nvrtc((13, 0), &file), &Target::Machine(90)));
-        keys.push(digest(&requests[0], &usual, &Target::Machine(89)));
-        keys.push(digest(&requests[0], &usual, &Target::Virtual(90)));
-        let again = request("a", "bc", &["d", "e"]);
-        assert_eq!(keys[0], digest(&again, &usual, &Target::Machine(90)));
-        // The same file elsewhere, as in another container, and then another build of the version.
-        let copy = file.with_extension("copy");
-        std::fs::copy(&file, &copy).unwrap();
-        assert_eq!(keys[0], digest(&again, &nvrtc((12, 0), &copy), &Target::Machine(90)));
-        std::fs::write(&copy, "another build").unwrap();
-        keys.push(digest(&again, &nvrtc((12, 0), &copy), &Target::Machine(90)));
+        let mut keys: Vec<_> = requests.iter().map(|request| digest(request, &usual)).collect();
+        let first = request("a", "bc", &["d", "e"]);
+        for capability in [(9, 1), (1, 9), (8, 0), (90, 0)] {
+            keys.push(digest(&Request { capability, ..request("a", "bc", &["d", "e"]) }, &usual));
+        }
+        // Another file, or another one in its place.
+        for (path, state) in [
+            (c"/b/libnvrtc.so.12", [1, 2, 3]),
+            (c"/a/libnvrtc.so.12", [9, 2, 3]),
+            (c"/a/libnvrtc.so.12", [1, 9, 3]),
+            (c"/a/libnvrtc.so.12", [1, 2, 9]),
+        ] {
+            keys.push(digest(&first, &file(path, state)));
+        }
+        assert_eq!(keys[0], digest(&first, &usual));
         assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
-        [file, copy].iter().for_each(|file| std::fs::remove_file(file).unwrap());
     }
 
     #[test]

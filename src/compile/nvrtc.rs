@@ -1,26 +1,23 @@
-//! NVRTC: found when it is first asked for, its answers taken as the integers they are.
+//! NVRTC, its answers taken as the integers they are.
 //!
 //! cudarc declares the functions, and its declarations are held against ours at compile time. It does not make the
 //! calls: it panics where the library is missing, and returns a Rust enum.
 
 use std::{
-    ffi::{CStr, CString, c_char, c_int, c_void},
+    ffi::{CStr, c_char, c_int, c_void},
     fmt::Write as _,
-    mem::MaybeUninit,
     ptr,
-    sync::OnceLock,
 };
 
 use arrayvec::ArrayString;
 use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 
 use crate::{
-    dynamic::{self, Loaded, table},
-    environment::in_default,
+    dynamic::{self, table},
     error::{Error, Result, Status, error},
 };
 
-use super::{Compiled, Request, Target, found::Found, room};
+use super::{Compiled, Request, room};
 
 /// The first that makes machine code and says for which cards.
 const OLDEST: (c_int, c_int) = (11, 2);
@@ -56,71 +53,25 @@ table! {
 type GetErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 type GetVersion = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
 
-/// The names of the files that NVRTC's packages install, the newest first; the last one is a toolkit's.
-pub(super) const FILES: [&CStr; 4] = [c"libnvrtc.so.13", c"libnvrtc.so.12", c"libnvrtc.so.11.2", c"libnvrtc.so"];
-
-/// Where pip puts it, from the folder of Python packages.
-pub(super) const IN_PACKAGES: [&str; 3] = [
-    "/nvidia/cu13/lib/libnvrtc.so.13\0",
-    "/nvidia/cuda_nvrtc/lib/libnvrtc.so.12\0",
-    "/nvidia/cuda_nvrtc/lib/libnvrtc.so.11.2\0",
-];
-
-/// Where CUDA's installer puts it, whether or not the system looks there.
-pub(super) const IN_TOOLKIT: &CStr = c"/usr/local/cuda/lib64/libnvrtc.so";
-
-/// A library that the caller names, or none. As a number, to be shared between threads.
-#[derive(Clone, Copy)]
-pub struct Handle(usize);
-
-/// What the search has found.
-static FOUND: OnceLock<Library> = OnceLock::new();
-
-impl Handle {
-    pub const NONE: Self = Self(0);
-
-    /// # Safety
-    /// `handle` is NULL or came from dlopen, and stays open as long as this is used.
-    pub unsafe fn of(handle: *mut c_void) -> Self {
-        Self(handle.expose_provenance())
-    }
-
-    /// The one that is named; else the one that GRADCODEC_NVRTC names, that is loaded, or that is found.
-    pub(super) fn library(self) -> Result<Library> {
-        if self.0 != 0 {
-            // SAFETY: it is open, as its maker promised.
-            return unsafe { Library::of(ptr::with_exposed_provenance_mut(self.0)) };
-        }
-        match FOUND.get() {
-            Some(library) => Ok(*library),
-            // Two threads may find it side by side; one of the two equal tables stays.
-            None => find().map(|library| *FOUND.get_or_init(|| library)),
-        }
-    }
-
-    /// Whether NVRTC is there without a search.
-    pub(super) fn is_at_hand(self) -> bool {
-        self.0 != 0 || FOUND.get().is_some()
-    }
-}
-
 /// NVRTC, as this process has it.
 #[derive(Clone, Copy)]
-pub(super) struct Library {
+pub struct Library {
     functions: Functions,
     error_string: GetErrorString,
     version: (c_int, c_int),
+    /// Its file, as the loader of programs calls it; "" where it does not say.
+    file: &'static CStr,
 }
 
 impl Library {
     /// # Safety
     /// `library` is RTLD_DEFAULT or came from dlopen, and stays open as long as this is used.
-    unsafe fn of(library: *mut c_void) -> Result<Self> {
+    pub unsafe fn of(library: *mut c_void) -> Result<Self> {
         let missing = |name: &CStr| -> Error {
             error!(NvrtcUnavailable, "NVRTC has no {}: 11.2 or later is needed", name.to_string_lossy())
         };
-        // SAFETY: the caller's promise; these are the functions' types by NVRTC's reference, and the places outlive the
-        // call.
+        // SAFETY: `library` is open, so what dlsym finds in it are its functions, which have these types by NVRTC's
+        // reference; `version` outlives the call.
         unsafe {
             let address = |name| dynamic::address(library, name).ok_or_else(|| missing(name));
             let ask = std::mem::transmute::<*mut c_void, GetVersion>(address(c"nvrtcVersion")?);
@@ -136,53 +87,74 @@ impl Library {
                 let (major, minor) = version;
                 return Err(error!(NvrtcUnavailable, "NVRTC is of {major}.{minor}; 11.2 or later is needed"));
             }
-            Ok(Self { functions: Functions::of(library).map_err(missing)?, error_string, version })
+            let functions = Functions::of(library).map_err(missing)?;
+            let file = dynamic::file_of(functions.nvrtcCompileProgram as *mut c_void).unwrap_or_default();
+            Ok(Self { functions, error_string, version, file })
         }
     }
 
-    /// What it is and what it knows.
-    pub fn found(&self) -> Result<Found> {
+    /// Its file.
+    pub fn file(&self) -> &'static CStr {
+        self.file
+    }
+
+    /// What to compile to for a device: machine code where NVRTC knows it, else the newest PTX that it can read.
+    fn target(&self, (major, minor): (u32, u32)) -> Result<Target> {
+        let levels = self.levels()?;
+        let device = major.saturating_mul(10).saturating_add(minor);
+        choose(c_int::try_from(device).unwrap_or(c_int::MAX), &levels).ok_or_else(|| {
+            let ((newest, _), lowest) = (self.version, levels.iter().min().copied().unwrap_or(0));
+            error!(
+                UnsupportedDevice,
+                "NVRTC {newest} does not compile for compute capability {major}.{minor}; {}.{} is the lowest that it \
+                 knows",
+                lowest / 10,
+                lowest % 10
+            )
+        })
+    }
+
+    /// The compute capabilities that it makes machine code for: 90 for 9.0.
+    fn levels(&self) -> Result<Vec<c_int>> {
         let mut count: c_int = 0;
-        // SAFETY: the place outlives the call.
+        // SAFETY: `count` outlives the call.
         let code = unsafe { (self.functions.nvrtcGetNumSupportedArchs)(&mut count) };
         self.check(code, "nvrtcGetNumSupportedArchs")?;
         let count = usize::try_from(count).unwrap_or(0);
         let mut levels: Vec<c_int> = Vec::new();
         levels
             .try_reserve_exact(count)
-            .map_err(|_| error!(OutOfMemory, "a list of {count} compute capabilities could not be had"))?;
+            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {count} compute capabilities"))?;
         levels.resize(count, 0);
-        // SAFETY: room for as many as there are.
+        // SAFETY: `levels` has room for `count` of them, as many as NVRTC said there are.
         let code = unsafe { (self.functions.nvrtcGetSupportedArchs)(levels.as_mut_ptr()) };
         self.check(code, "nvrtcGetSupportedArchs")?;
-        // SAFETY: one of NVRTC's functions.
-        let file = unsafe { file_of(self.functions.nvrtcCompileProgram as *mut c_void) }.unwrap_or_default().to_bytes();
-        let mut copy = room(file.len() + 1)?;
-        copy.extend_from_slice(file);
-        // Just as much was reserved as the NUL at the end takes, too.
-        Ok(Found { version: self.version, levels, file: CString::new(copy).unwrap_or_default() })
+        Ok(levels)
     }
 
     /// What the driver loads. The log is there in any case.
-    pub fn compile(&self, request: &Request<'_>, target: &Target, log: &mut String) -> Result<Compiled> {
+    pub fn compile(&self, request: &Request<'_>, log: &mut String) -> Result<Compiled> {
+        let target = self.target(request.capability)?;
         let (source, name) = (with_nul("source", request.source)?, with_nul("name", request.name)?);
-        let options = Options::new(request.options, target)?;
+        let options = Options::new(request.options, &target)?;
         // Only now: what lies on disk needs no companion.
-        // SAFETY: one of NVRTC's functions.
-        unsafe { load_builtins(self.functions.nvrtcCompileProgram as *mut c_void, self.version)? };
+        self.load_builtins()?;
         let program = Program::new(self, &source, &name)?;
-        // Where denormals are flushed, as torch.set_flush_denormal does, 12.0 refuses constants that are one.
         // SAFETY: a program of this library, and as many options as are counted, all of which outlive the call.
-        let code = in_default(|| unsafe {
+        let code = unsafe {
             let starts = &options.starts;
             (self.functions.nvrtcCompileProgram)(program.program, starts.len() as c_int, starts.as_ptr())
-        });
+        };
         let logged = program.log(log);
         if code != 0 {
             let failure = self.failure(code, "nvrtcCompileProgram");
             // What is wrong with the program is in the log; what is wrong with NVRTC may not be.
             let failure = match first_error(log) {
-                Some(line) if failure.status == Status::Compile => error!(Compile, "{line}"),
+                Some(line) if failure.status == Status::Compile => {
+                    let name = request.name;
+                    // Some versions say it themselves, and so does what is outside of the user's texts.
+                    if line.starts_with(name) { error!(Compile, "{line}") } else { error!(Compile, "{name}: {line}") }
+                }
                 _ => failure,
             };
             return if [INVALID_OPTION, COMPILATION].contains(&code) { Ok(Err(failure.message)) } else { Err(failure) };
@@ -196,6 +168,22 @@ impl Library {
         code.map(Ok)
     }
 
+    /// NVRTC opens this companion by name when it first compiles, and finds it where it is loaded already; or where the
+    /// system looks, which is often not where NVRTC is. A failure is NVRTC's to tell.
+    fn load_builtins(&self) -> Result<()> {
+        let (file, (major, minor)) = (self.file.to_bytes(), self.version);
+        let folder = &file[..file.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1)];
+        let mut name = ArrayString::<60>::new();
+        let _ = write!(name, "libnvrtc-builtins.so.{major}.{minor}\0"); // it fits
+        let mut path = room(folder.len() + name.len())?;
+        path.extend_from_slice(folder);
+        path.extend_from_slice(name.as_bytes());
+        if let (false, Ok(path)) = (file.is_empty(), CStr::from_bytes_with_nul(&path)) {
+            dynamic::load(path);
+        }
+        Ok(())
+    }
+
     /// Turns what a call answered into a result.
     fn check(&self, code: c_int, call: &str) -> Result<()> {
         if code == 0 { Ok(()) } else { Err(self.failure(code, call)) }
@@ -203,7 +191,7 @@ impl Library {
 
     #[cold]
     fn failure(&self, code: c_int, call: &str) -> Error {
-        // SAFETY: any code may be asked for; the text is NVRTC's, and stays.
+        // SAFETY: NVRTC has a text for every code, which stays as long as NVRTC is loaded.
         let name = unsafe { text((self.error_string)(code)) };
         let (status, consequence) = match code {
             OUT_OF_MEMORY => (Status::OutOfMemory, ""),
@@ -216,11 +204,20 @@ impl Library {
     }
 }
 
-/// What to compile to for a card, of the levels that are known.
-pub(super) fn choose(card: c_int, levels: &[c_int]) -> Option<Target> {
-    let best = levels.iter().copied().filter(|&level| level <= card).max()?;
-    // A card runs machine code of a lower minor number, too, but not each: the driver can compile for all of them.
-    Some(if best == card { Target::Machine(card) } else { Target::Virtual(best) })
+/// What a kernel is compiled to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    /// Machine code for 90: 9.0.
+    Machine(i32),
+    /// PTX.
+    Virtual(i32),
+}
+
+/// What to compile to for a device, of the levels that are known.
+fn choose(device: c_int, levels: &[c_int]) -> Option<Target> {
+    let best = levels.iter().copied().filter(|&level| level <= device).max()?;
+    // A device runs machine code of a lower minor number, too, but not each: the driver can compile for all of them.
+    Some(if best == device { Target::Machine(device) } else { Target::Virtual(best) })
 }
 
 /// The first line that says what is wrong.
@@ -328,7 +325,7 @@ impl Options {
         let mut starts = Vec::new();
         starts
             .try_reserve_exact(options.len() + 1)
-            .map_err(|_| error!(OutOfMemory, "a list of {} options could not be had", options.len() + 1))?;
+            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} options", options.len() + 1))?;
         for option in all() {
             refuse_nul("options", option)?;
             starts.push(texts.as_ptr().wrapping_add(texts.len()).cast()); // all of them fit, so nothing moves
@@ -364,158 +361,12 @@ unsafe fn text(text: *const c_char) -> &'static CStr {
     if text.is_null() { c"an unknown error" } else { unsafe { CStr::from_ptr(text) } }
 }
 
-/// NVRTC where no caller names it.
-fn find() -> Result<Library> {
-    if let Some(named) = super::variable(c"GRADCODEC_NVRTC") {
-        if !named.to_bytes().starts_with(b"/") {
-            return Err(error!(
-                NvrtcUnavailable,
-                "GRADCODEC_NVRTC is {}: the whole path of a file expected",
-                named.to_string_lossy()
-            ));
-        }
-        let library = open(named).ok_or_else(|| {
-            // SAFETY: a dlopen of this thread failed just now, so dlerror has its reason: text until the next dl call.
-            let reason = unsafe { CStr::from_ptr(libc::dlerror()) };
-            error!(NvrtcUnavailable, "GRADCODEC_NVRTC could not be loaded: {}", reason.to_string_lossy())
-        })?;
-        // SAFETY: it is never closed.
-        return unsafe { Library::of(library) };
-    }
-    let loaded = Loaded::list()?;
-    // One that is too old does not end the search.
-    let mut useless = None;
-    let mut usable = |library: *mut c_void| {
-        // SAFETY: RTLD_DEFAULT, or a handle that is never closed.
-        unsafe { Library::of(library) }.map_err(|why| useless = Some(why)).ok()
-    };
-    if let Some(found) = loaded_ones(&loaded).find_map(&mut usable) {
-        return Ok(found);
-    }
-    if is_visible()
-        && let Some(found) = usable(libc::RTLD_DEFAULT)
-    {
-        return Ok(found);
-    }
-    if let Some(found) = FILES.iter().filter_map(|name| open(name)).find_map(&mut usable) {
-        return Ok(found);
-    }
-    if let Some(found) = of_pip(&loaded, &mut usable)?.or_else(|| open(IN_TOOLKIT).and_then(&mut usable)) {
-        return Ok(found);
-    }
-    Err(useless.unwrap_or_else(|| {
-        error!(
-            NvrtcUnavailable,
-            "NVRTC was not found: no library that is loaded is NVRTC, the system finds no libnvrtc.so.13, .so.12, \
-             .so.11.2 or .so, pip has put none into the {} folders of Python packages that this process uses, and there \
-             is no {}; GRADCODEC_NVRTC may say where it is",
-            packages(&loaded).count(),
-            IN_TOOLKIT.to_string_lossy()
-        )
-    }))
-}
-
-fn open(file: &CStr) -> Option<*mut c_void> {
-    // SAFETY: loading NVRTC runs its initializers, as in every program that uses it.
-    let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW) };
-    (!library.is_null()).then_some(library)
-}
-
-/// The file that a function is in.
-///
-/// # Safety
-/// `function` is one of a library that is loaded, and stays so.
-unsafe fn file_of(function: *mut c_void) -> Option<&'static CStr> {
-    let mut about = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the place outlives the call, and zeros are a value of it.
-    let (found, about) = unsafe { (libc::dladdr(function, about.as_mut_ptr()), about.assume_init()) };
-    // SAFETY: the name of a library that stays loaded.
-    (found != 0 && !about.dli_fname.is_null()).then(|| unsafe { CStr::from_ptr(about.dli_fname) })
-}
-
-/// NVRTC opens this companion by name when it first compiles, and finds it where it is loaded already; or where the system
-/// looks, which is often not where NVRTC is. A failure is NVRTC's to tell.
-///
-/// # Safety
-/// `function` is one of NVRTC's.
-unsafe fn load_builtins(function: *mut c_void, (major, minor): (c_int, c_int)) -> Result<()> {
-    // SAFETY: the caller's promise.
-    let Some(file) = (unsafe { file_of(function) }) else { return Ok(()) };
-    let file = file.to_bytes();
-    let folder = &file[..file.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1)];
-    let mut name = ArrayString::<60>::new();
-    let _ = write!(name, "libnvrtc-builtins.so.{major}.{minor}\0"); // it fits
-    let mut path = room(folder.len() + name.len())?;
-    path.extend_from_slice(folder);
-    path.extend_from_slice(name.as_bytes());
-    // SAFETY: a path that ends with a NUL; loading it runs its initializers, as NVRTC does.
-    unsafe { libc::dlopen(path.as_ptr().cast(), libc::RTLD_NOW) };
-    Ok(())
-}
-
-/// Whether a search would first find one that is loaded.
-pub(super) fn is_loaded(loaded: &Loaded) -> bool {
-    loaded_ones(loaded).next().is_some() || is_visible()
-}
-
-/// Whether it is within a library or program of another name.
-fn is_visible() -> bool {
-    // SAFETY: RTLD_DEFAULT needs no library.
-    unsafe { dynamic::address(libc::RTLD_DEFAULT, c"nvrtcVersion") }.is_some()
-}
-
-/// Each NVRTC that is loaded, also where others do not see its functions. None is closed, whoever else closes it.
-fn loaded_ones(loaded: &Loaded) -> impl Iterator<Item = *mut c_void> {
-    loaded.names().filter_map(|file| {
-        let (_, name) = file.to_str().ok()?.rsplit_once('/')?;
-        if !name.starts_with("libnvrtc") || name.starts_with("libnvrtc-builtins") {
-            return None;
-        }
-        // SAFETY: nothing is loaded that is not.
-        let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-        (!library.is_null()).then_some(library)
-    })
-}
-
-/// NVRTC as pip installs it, in a folder of Python packages that this process uses.
-fn of_pip(loaded: &Loaded, mut usable: impl FnMut(*mut c_void) -> Option<Library>) -> Result<Option<Library>> {
-    let mut path = Vec::new();
-    for file in IN_PACKAGES {
-        for folder in packages(loaded) {
-            path.clear();
-            let bytes = folder.len() + file.len();
-            path.try_reserve(bytes).map_err(|_| error!(OutOfMemory, "{bytes} bytes for a path could not be had"))?;
-            path.extend_from_slice(folder);
-            path.extend_from_slice(file.as_bytes());
-            if let Some(found) = CStr::from_bytes_with_nul(&path).ok().and_then(open).and_then(&mut usable) {
-                return Ok(Some(found));
-            }
-        }
-    }
-    Ok(None)
-}
-
-/// The folders of Python packages that libraries of this process come from, each once.
-pub(super) fn packages(loaded: &Loaded) -> impl Iterator<Item = &[u8]> {
-    let folders = || loaded.names().filter_map(|file| packages_of(file.to_bytes()));
-    let is_first = move |&(at, folder): &(usize, &[u8])| !folders().take(at).any(|before| before == folder);
-    folders().enumerate().filter(is_first).map(|(_, folder)| folder)
-}
-
-/// The folder of Python packages that a file is in.
-fn packages_of(file: &[u8]) -> Option<&[u8]> {
-    ["/site-packages/", "/dist-packages/"].iter().find_map(|name| {
-        let at = file.windows(name.len()).rposition(|window| window == name.as_bytes())?;
-        Some(&file[..at + name.len() - 1])
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_card_gets_its_machine_code_or_the_newest_ptx_that_it_can_read() {
+    fn a_device_gets_its_machine_code_or_the_newest_ptx_that_it_can_read() {
         let levels = [90, 50, 75, 86];
         for (card, expected) in [
             (90, Some(Target::Machine(90))),
@@ -564,15 +415,6 @@ mod tests {
         for log in [String::new(), format!("{warning}{directive}{deprecated}{macro_of_12_0}{info}{end}")] {
             assert_eq!(first_error(&log), None, "{log}");
         }
-    }
-
-    #[test]
-    fn folders_of_packages_are_found_once_each() {
-        let names = b"\0/usr/lib/libc.so.6\0/a/site-packages/torch/lib/libtorch.so\0/a/site-packages/numpy/x.so\0\
-            /b/dist-packages/y.so\0/c/site-packages/d/site-packages/z.so\0/site-packages\0";
-        let loaded = Loaded::of_names(names);
-        let found: Vec<_> = packages(&loaded).map(|folder| std::str::from_utf8(folder).unwrap()).collect();
-        assert_eq!(found, ["/a/site-packages", "/b/dist-packages", "/c/site-packages/d/site-packages"]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::{
         source::{self, Combination, Definition, Layout, OWN_TYPE_BYTES, Place, Slot, Text},
         types,
     },
-    error::{Error, Result, error},
+    error::{Error, Result, Status, error},
     tensor::{Device, Dtype, Outputs, Shape, View, check_apart},
 };
 
@@ -80,8 +80,16 @@ pub struct Kernel {
     made: Chain,
     /// Held while something is compiled or loaded, so that it is so once.
     making: Mutex<()>,
-    /// What NVRTC said, each text once, the latest last. They stay as long as the kernel.
-    logs: Mutex<Vec<CString>>,
+    /// What NVRTC said, the latest last. Those that a caller was given stay as long as the kernel.
+    logs: Mutex<Logs>,
+}
+
+/// What NVRTC said, each text once.
+#[derive(Default)]
+struct Logs {
+    texts: Vec<CString>,
+    /// Whether a caller was given the last one.
+    is_given: bool,
 }
 
 /// A combination that was compiled.
@@ -189,13 +197,15 @@ impl Kernel {
             use_disk,
             made: Chain::default(),
             making: Mutex::new(()),
-            logs: Mutex::new(Vec::new()),
+            logs: Mutex::default(),
         })
     }
 
     /// What NVRTC said last; it stays as long as the kernel.
     pub fn log(&self) -> *const c_char {
-        lock(&self.logs).last().map_or(c"".as_ptr(), |log| log.as_ptr())
+        let mut logs = lock(&self.logs);
+        logs.is_given = true;
+        logs.texts.last().map_or(c"".as_ptr(), |log| log.as_ptr())
     }
 
     /// Runs it, or makes ready to.
@@ -346,13 +356,18 @@ impl Kernel {
         bytes.try_reserve_exact(1).map_err(|_| out_of_memory(&self.definition))?;
         let Ok(log) = CString::new(bytes) else { return Ok(()) }; // there is no NUL left
         let mut logs = lock(&self.logs);
+        if !logs.is_given {
+            logs.texts.pop(); // nobody has it
+        }
         // As where NVRTC fails again and again. What moves is the pointer, not the text.
-        if let Some(at) = logs.iter().position(|before| *before == log) {
-            logs[at..].rotate_left(1);
+        if let Some(at) = logs.texts.iter().position(|before| *before == log) {
+            logs.texts[at..].rotate_left(1);
+            logs.is_given = true;
             return Ok(());
         }
-        logs.try_reserve(1).map_err(|_| out_of_memory(&self.definition))?;
-        logs.push(log);
+        logs.texts.try_reserve(1).map_err(|_| out_of_memory(&self.definition))?;
+        logs.texts.push(log);
+        logs.is_given = false;
         Ok(())
     }
 
@@ -882,7 +897,11 @@ impl Kernel {
             let option = text(saved.take()?)?;
             definition.options.push(option);
         }
-        let kernel = Self::new(definition, compile::Handle::NONE, use_disk != 0)?;
+        let kernel =
+            Self::new(definition, compile::Handle::NONE, use_disk != 0).map_err(|refusal| match refusal.status {
+                Status::OutOfMemory => refusal,
+                _ => error!(Corrupt, "data: {}", refusal.message),
+            })?;
         let mut end = &kernel.made;
         for _ in 0..number(saved.take()?)? {
             let (key, code) = (saved.take()?, saved.take()?);

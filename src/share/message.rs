@@ -87,7 +87,7 @@ impl Message {
         let length = Self::length(dimensions, parts);
         let mut text = Vec::new();
         text.try_reserve_exact(length)
-            .map_err(|_| error!(OutOfMemory, "{length} bytes for a message could not be had"))?;
+            .map_err(|_| error!(OutOfMemory, "cannot allocate {length} bytes for a message"))?;
         let DLDataType { code, bits, lanes } = self.dtype;
         text.extend(MAGIC);
         for word in [VERSION, length as u32, dimensions as u32, if parts.is_some() { CUDA } else { CPU }] {
@@ -108,12 +108,13 @@ impl Message {
     }
 
     /// Takes the bytes of a message, and no more. `wants_parts`: the sizes of parts are kept.
-    pub fn receive(incoming: &mut Incoming, wants_parts: bool) -> Result<Self> {
+    pub fn receive(incoming: &mut Incoming, mut wants_parts: bool) -> Result<Self> {
         let mut parts: Vec<u64> = Vec::new();
         if wants_parts {
-            parts
-                .try_reserve_exact(MOST_PARTS)
-                .map_err(|_| error!(OutOfMemory, "a list of {MOST_PARTS} parts could not be had"))?;
+            if parts.try_reserve_exact(MOST_PARTS).is_err() {
+                incoming.is_short_of_memory();
+                wants_parts = false;
+            }
         }
         let mut header = [0; HEADER];
         incoming.read(&mut header)?;

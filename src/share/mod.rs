@@ -91,7 +91,7 @@ impl Parcel {
 }
 
 fn no_list(_: std::collections::TryReserveError) -> Error {
-    error!(OutOfMemory, "a list of descriptors could not be had")
+    error!(OutOfMemory, "cannot allocate a list of descriptors")
 }
 
 impl Lease {
@@ -134,7 +134,7 @@ impl Drop for Lease {
 /// The tensor that comes next.
 pub fn receive(socket: BorrowedSocket, device: Device, patience: Patience) -> Result<Outputs> {
     let _delay = cancel::delay();
-    let mut incoming = socket.incoming(Deadline::after(patience.0))?;
+    let mut incoming = socket.incoming(Deadline::after(patience.0));
     let message = Message::receive(&mut incoming, device != Device::Cpu)?;
     let mut files = incoming.descriptors(message.descriptors() + 1)?;
     let Some(answers) = files.pop() else { return Err(error!(Corrupt, "socket: no descriptor came")) };

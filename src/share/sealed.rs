@@ -26,6 +26,8 @@ const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL
 /// As newer systems want it of a file that is no program: it cannot become one.
 const NO_PROGRAM: u32 = 8;
 const F_SEAL_EXEC: c_int = 0x20;
+/// What the system says when it has no pages left, or none for this process.
+const FULL: [c_int; 3] = [libc::ENOMEM, libc::ENOSPC, libc::EFBIG];
 /// What is allocated at once: on older systems a signal undoes all that a call has allocated.
 const PIECE: i64 = 64 << 20;
 
@@ -61,23 +63,24 @@ impl Sealed {
             let mut at = 0;
             while at < bytes {
                 let piece = PIECE.min(bytes - at);
-                // SAFETY: a file of ours.
+                // SAFETY: `file` is an open descriptor; the range is not negative.
                 match unsafe { libc::fallocate(file.number(), 0, at, piece) } {
                     0 => at += piece,
                     _ => match io::Error::last_os_error() {
                         failure if failure.kind() == io::ErrorKind::Interrupted => {}
-                        failure => {
-                            return Err(error!(OutOfMemory, "{bytes} bytes to share could not be had: {failure}"));
+                        failure if failure.raw_os_error().is_some_and(|code| FULL.contains(&code)) => {
+                            return Err(error!(OutOfMemory, "cannot allocate {bytes} bytes to share: {failure}"));
                         }
+                        failure => return Err(error!(Share, "fallocate of {bytes} bytes to share: {failure}")),
                     },
                 }
             }
         }
         let mapped = Mapped::new(&file, bytes)?;
-        // SAFETY: as many bytes as the elements take.
+        // SAFETY: the mapping has `bytes` bytes, which is what the elements take in C order.
         unsafe { copy(tensor, mapped.data)? };
         drop(mapped);
-        // SAFETY: a file that allows it.
+        // SAFETY: `file` is an open descriptor.
         if unsafe { libc::fcntl(file.number(), libc::F_ADD_SEALS, SEALS) } != 0 {
             return Err(error!(Share, "F_ADD_SEALS: {}", io::Error::last_os_error()));
         }
@@ -86,7 +89,7 @@ impl Sealed {
 
     /// What another process says to be such a file.
     pub fn received(file: Descriptor, bytes: i64) -> Result<Self> {
-        // SAFETY: a descriptor that is open.
+        // SAFETY: `file` is an open descriptor.
         let seals = unsafe { libc::fcntl(file.number(), libc::F_GET_SEALS) };
         // Nothing else is asked of a file without them: that may be of a stranger's file system, which need not answer.
         if seals & !F_SEAL_EXEC != SEALS {
@@ -97,18 +100,20 @@ impl Sealed {
         }
         let mut about = MaybeUninit::<libc::stat>::uninit();
         let mut system = MaybeUninit::<libc::statfs>::uninit();
-        // SAFETY: a descriptor that is open, and room for what is said of it.
-        let (access, size, of_large_pages) = unsafe {
+        // SAFETY: `file` is an open descriptor, `about` and `system` outlive the calls, and are read after both have
+        // succeeded.
+        let (access, about, system) = unsafe {
+            if libc::fstat(file.number(), about.as_mut_ptr()) != 0
+                || libc::fstatfs(file.number(), system.as_mut_ptr()) != 0
+            {
+                return Err(error!(Share, "fstat, fstatfs: {}", io::Error::last_os_error()));
+            }
             let access = libc::fcntl(file.number(), libc::F_GETFL) & libc::O_ACCMODE;
-            let size = match libc::fstat(file.number(), about.as_mut_ptr()) {
-                0 => about.assume_init().st_size,
-                _ => -1,
-            };
-            // There may be none of them when they are touched.
-            let of_large_pages = libc::fstatfs(file.number(), system.as_mut_ptr()) != 0
-                || system.assume_init().f_type == libc::HUGETLBFS_MAGIC;
-            (access, size, of_large_pages)
+            (access, about.assume_init(), system.assume_init())
         };
+        let size = about.st_size;
+        // There may be none of them when they are touched.
+        let of_large_pages = system.f_type == libc::HUGETLBFS_MAGIC;
         if access != libc::O_RDWR || size != bytes || of_large_pages {
             return Err(error!(
                 Corrupt,
@@ -116,6 +121,11 @@ impl Sealed {
                  of the usual size",
                 libc::O_RDWR
             ));
+        }
+        // Whoever reads what has no page pays for one. A sender may still take pages away.
+        let allocated = about.st_blocks.saturating_mul(512);
+        if allocated < bytes {
+            return Err(error!(Corrupt, "socket: memory of {bytes} bytes came, of which {allocated} are allocated"));
         }
         let mapped = Mapped::new(&file, bytes)?;
         Ok(Self { file, mapped })
@@ -175,7 +185,7 @@ impl Mapped {
         let data = unsafe { libc::mmap(ptr::null_mut(), bytes as usize, protection, flags, file, 0) };
         match data == libc::MAP_FAILED {
             false => Ok(Self { data: data.cast(), bytes }),
-            true => Err(error!(OutOfMemory, "{bytes} bytes could not be mapped: {}", io::Error::last_os_error())),
+            true => Err(error!(OutOfMemory, "cannot map {bytes} bytes: {}", io::Error::last_os_error())),
         }
     }
 }

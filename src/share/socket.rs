@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     cancel,
-    error::{Result, error},
+    error::{Result, Status, error},
 };
 
 /// The most descriptors that come with a message.
@@ -201,13 +201,12 @@ impl BorrowedSocket {
         }
     }
 
-    /// What is to come. There is room for all descriptors, so that nothing fails between the parts of a message.
-    pub fn incoming(self, deadline: Deadline) -> Result<Incoming> {
+    /// What is to come. Nothing fails between the parts of a message: there is room for all descriptors, or none of them is
+    /// kept, and the message is refused when all of it has come.
+    pub fn incoming(self, deadline: Deadline) -> Incoming {
         let mut found = Vec::new();
-        found
-            .try_reserve_exact(MOST_DESCRIPTORS)
-            .map_err(|_| error!(OutOfMemory, "a list of {MOST_DESCRIPTORS} descriptors could not be had"))?;
-        Ok(Incoming { socket: self, deadline, found, too_many: false, cut: false })
+        let has_room = found.try_reserve_exact(MOST_DESCRIPTORS).is_ok();
+        Incoming { socket: self, deadline, has_begun: false, has_room, found, last: None, cut: false }
     }
 }
 
@@ -215,8 +214,13 @@ impl BorrowedSocket {
 pub struct Incoming {
     socket: BorrowedSocket,
     deadline: Deadline,
+    /// Whether some bytes have come.
+    has_begun: bool,
+    /// Whether there is memory for what is kept of a message.
+    has_room: bool,
     found: Vec<Descriptor>,
-    too_many: bool,
+    /// The last of those that are too many, or for which there is no memory.
+    last: Option<Descriptor>,
     /// Some did not come, for want of room here or of numbers in this process.
     cut: bool,
 }
@@ -238,8 +242,12 @@ impl Incoming {
             // SAFETY: the kernel has filled it in.
             unsafe { self.keep_descriptors(&message) };
             if received == 0 {
-                return Err(error!(Share, "socket: the other side has closed it, {} bytes short", bytes.len()));
+                return Err(match self.has_begun {
+                    false => error!(Share, "socket: the other side has closed it, and no message came"),
+                    true => error!(Share, "socket: the other side has closed it within a message"),
+                });
             }
+            self.has_begun = true;
             bytes = &mut bytes[received..];
         }
         Ok(())
@@ -261,8 +269,10 @@ impl Incoming {
                         let descriptor = Descriptor::of(numbers.add(index).read_unaligned());
                         // What is not wanted is closed here.
                         match kind {
-                            libc::SCM_RIGHTS if self.found.len() < MOST_DESCRIPTORS => self.found.push(descriptor),
-                            libc::SCM_RIGHTS => self.too_many = true,
+                            libc::SCM_RIGHTS if self.has_room && self.found.len() < MOST_DESCRIPTORS => {
+                                self.found.push(descriptor);
+                            }
+                            libc::SCM_RIGHTS => self.last = Some(descriptor),
                             _ => {}
                         }
                     }
@@ -272,14 +282,26 @@ impl Incoming {
         }
     }
 
+    /// A list of what comes could not be allocated: the message is refused when all of it has come.
+    pub fn is_short_of_memory(&mut self) {
+        self.has_room = false;
+    }
+
     /// Those of a message, when all of it has come.
     pub fn descriptors(self, expected: usize) -> Result<Vec<Descriptor>> {
+        if !self.has_room {
+            // The sender is told, as it is of other refusals.
+            if let Some(answers) = self.last.and_then(|last| Socket::of(last).ok()) {
+                answers.answer(Status::OutOfMemory as u8);
+            }
+            return Err(error!(OutOfMemory, "cannot allocate lists of what comes with a message"));
+        }
         let found = self.found.len();
         if self.cut && found < expected {
-            return Err(error!(Share, "socket: {found} of {expected} descriptors could be had (RLIMIT_NOFILE)"));
+            return Err(error!(Share, "socket: {found} of {expected} descriptors came (RLIMIT_NOFILE)"));
         }
-        if found != expected || self.too_many || self.cut {
-            let more = if self.too_many || self.cut { " and more" } else { "" };
+        if found != expected || self.last.is_some() || self.cut {
+            let more = if self.last.is_some() || self.cut { " and more" } else { "" };
             return Err(error!(
                 Corrupt,
                 "socket: {found}{more} descriptors came with the message; {expected} expected"

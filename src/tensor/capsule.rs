@@ -9,7 +9,7 @@ use std::{
 use dlpark::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 
 use crate::{
-    cancel,
+    cancel, dynamic,
     error::{Result, error},
     panics::boundary,
 };
@@ -50,11 +50,7 @@ impl Python {
 
     /// The functions of the Python in the library at `path`, which then stays loaded. Nothing is loaded anew.
     fn at(path: &Path) -> Option<Self> {
-        // SAFETY: a path that ends with a NUL.
-        let library = unsafe { libc::dlopen(path.as_ptr().cast(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-        if library.is_null() {
-            return None;
-        }
+        let library = dynamic::loaded(CStr::from_bytes_until_nul(path).ok()?)?;
         let python = Self::of(library);
         if python.is_none() {
             // SAFETY: opened above, and nothing of it is kept.
@@ -65,8 +61,8 @@ impl Python {
 
     /// Python's functions, as a handle of the dynamic loader finds them.
     fn of(handle: *mut c_void) -> Option<Self> {
-        // SAFETY: a handle that is open, and a name that ends with a NUL.
-        let symbol = |name: &CStr| Some(unsafe { libc::dlsym(handle, name.as_ptr()) }).filter(|found| !found.is_null());
+        // SAFETY: the handle is RTLD_DEFAULT, or that of a library that is open.
+        let symbol = |name: &CStr| unsafe { dynamic::address(handle, name) };
         // SAFETY: these are the signatures that Python's stable ABI gives the names.
         unsafe {
             Some(Python {

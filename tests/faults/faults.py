@@ -48,7 +48,7 @@ SUM = "src/backend/cpu/codec/sum.rs"
 
 fault("a call of another size has the tiles of the one before", "stale plan", CODEC,
       "(self.worker_tiles, self.server_tiles) = (Tiles::new", "let _ = (Tiles::new",
-      python("test_comm", "a_reserved_communicator", fakes=False))
+      python("test_comm", "fewer_tiles_after_one_of_more", fakes=False))
 fault("a call of another size has the chunks of the one before", "stale plan", "src/comm/wire.rs",
       "[self.world, stride], [stride]", "[self.world, self.most], [stride]",
       python("test_comm", "a_reserved_communicator", fakes=False))
@@ -61,7 +61,7 @@ fault("the mean of errors is their sum", "error written twice", STATE,
       "sum + of_row(number) / rows as f32", "sum + of_row(number)",
       python("test_comm", "errors_go_on_in_a_world_of_any_size", fakes=False))
 fault("the caller's errors go though something is not finite", "error written twice", STATE,
-      "if self.flags & NONFINITE == 0 {", "if self.flags & NONFINITE == 0 || !values.is_empty() {",
+      "if self.flags & NONFINITE == 0 {", "if self.flags & NONFINITE < 8 {",
       python("test_comm", "what_is_not_finite_on_one_rank", fakes=False))
 fault("a step that may be taken back is written over the state", "torn state", CODEC,
       "if self.transactional { 1 - half.valid }", "if false { 1 - half.valid }",
@@ -94,10 +94,10 @@ fault("a thread may be cancelled within the caller's function", "cancellation", 
 
 fault("memory of another context is used again", "block of another context", "src/backend/cuda/reuse.rs",
       "block.context == context && (bytes..=capacity)", "(bytes..=capacity)",
-      python("test_driver", "memory_of_a_context_that_is_gone"))
+      python("test_driver", "kept_in_one_context_is_not_for_another"))
 fault("a copy that the driver refuses", "driver's failure lost", "src/backend/cuda/queue.rs",
       'driver.check(code, format_args!("cuMemcpyAsync of {bytes} bytes on {}", self.device))', "let _ = code; Ok(())",
-      python("test_codec_driver", "every_call_of_the_driver_may_fail"))
+      python("test_copy_driver", "every_call_of_the_driver_may_fail_in_a_copy", "pinned"))
 
 # ---- Ranks
 
@@ -169,3 +169,75 @@ for module, name, old, new, test in (
     ("_library", "GradCodec.vote_signs_into", 'stream, _whole("turn", turn,', 'stream, 0 * _whole("turn", turn,', OF_FUNCTIONS),
 ):
     fault(f"Python: an argument of {name}", "swapped or lost argument", f"{CLIENT}/{module}.py", old, new, test)
+
+# ---- Tensors for other processes
+
+SOCKET = "src/share/socket.rs"
+CLOSED = python("test_share", "no_descriptor_goes_to_a_program", fakes=False)
+fault("descriptors that come stay open in programs", "descriptors without CLOEXEC", SOCKET,
+      "libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT", "libc::MSG_DONTWAIT", CLOSED)
+fault("a pair of sockets stays open in programs", "descriptors without CLOEXEC", SOCKET,
+      "libc::SOCK_STREAM | libc::SOCK_CLOEXEC,", "libc::SOCK_STREAM,", CLOSED)
+fault("memory of huge pages is taken", "payload believed", "src/share/sealed.rs",
+      "size != bytes || of_large_pages {", "size != bytes || of_large_pages && size == 0 {",
+      python("test_share", "memory_of_huge_pages", fakes=False))
+fault("a socket that was answered still tells of own memory", "payload believed", "src/share/device.rs",
+      "entry.travels == travels && is_unanswered(entry.kept)", "entry.travels == travels",
+      python("test_share_cuda", "a_socket_that_was_answered"))
+fault("memory that may shrink is taken", "payload believed", "src/share/sealed.rs",
+      "if seals & !F_SEAL_EXEC != SEALS {", "if seals & libc::F_SEAL_GROW == 0 {",
+      python("test_share", "descriptors_that_are_not_what_they_should_be", fakes=False))
+fault("a released tensor keeps its socket", "leak", "src/share/sealed.rs",
+      "drop(unsafe { Descriptor::of(descriptor) });", "std::mem::forget(unsafe { Descriptor::of(descriptor) });",
+      python("test_share", "a_thousand_tensors", fakes=False))
+
+# ---- What is installed
+
+FILES = python("test_installed", "every_file_is_installed", fakes=False)
+WHEEL = python("test_installed", "every_file_is_in_the_wheel", fakes=False)
+fault("install without the C++ headers", "missing file", "Makefile",
+      "install -m 644 include/gradcodec/* $(INTO_INCLUDE)", "install -m 644 include/gradcodec/*.h $(INTO_INCLUDE)", FILES)
+fault("install without the CMake package", "missing file", "Makefile",
+      "for name in gradcodec-config gradcodec-config-version; do", "for name in gradcodec-config-version; do", FILES)
+fault("a wheel without py.typed", "missing file", "packaging/wheel.py",
+      'sorted([*package.glob("*.py"), package / "py.typed"])', 'sorted(package.glob("*.py"))', WHEEL)
+fault("a wheel without the C++ headers", "missing file", "packaging/wheel.py",
+      "if file.is_file() and not name.startswith(", 'if file.is_file() and not name.endswith((".hpp", ".cuh")) and not name.startswith(',
+      WHEEL)
+
+# ---- Ranks that do not come
+
+STAYS = python("test_peers", "memory_stays_that_others_may_write_to")
+fault("a rank that gave up frees what others write to", "lost rank", "src/comm/peers.rs", "self.way.keep();", "", STAYS)
+fault("a rank that waited on the host frees what others write to", "lost rank", "src/comm/peers.rs",
+      "if self.way.is_broken() || self.broken.load(Ordering::Relaxed) {\n            // A rank",
+      "if self.way.is_broken() {\n            // A rank", STAYS)
+fault("over two, lateness within a node is a failure", "lost rank", "src/comm/two.rs",
+      "self.both().try_for_each(|one| one.transport.late())", "self.both().skip(1).try_for_each(|one| one.transport.late())",
+      python("test_peers", "over_two_a_late_rank"))
+fault("a rank that did not come is told as corrupt", "lost rank", "kernels/finish.cuh",
+      "if (broken && found & CORRUPT) found", "if (false) found", python("test_peers", "has_left_is_not_finite_and_not_corrupt"))
+
+# ---- Order of stores
+
+FENCES = python("test_fences", "followed_by_a_fence", fakes=False)
+fault("packing does not end its streamed stores", "missing store fence", FLAT,
+      "words.add(index));\n            }\n            end_of_stream();", "words.add(index));\n            }", FENCES)
+fault("unpacking does not end its streamed stores", "missing store fence", FLAT,
+      "dst.add(index * 64 * T::SIZE));\n            }\n            end_of_stream();",
+      "dst.add(index * 64 * T::SIZE));\n            }", FENCES)
+
+# ---- Streams: what is put off until somebody waits for it
+
+TURNS = python("test_comm_driver", "in_their_turn")
+PIECES = python("test_copy_driver", "a_piece_of_pinned_memory_is_used_again")
+STAGED = "src/backend/cuda/copy/staged.rs"
+fault("a rank of a group goes on before others have taken", "stream that does not wait", "src/comm/group.rs",
+      "taken.and_then(|()| self.hold_up_for_takers(&mut lane))", "taken", TURNS)
+fault("a rank of a group takes what is not there yet", "stream that does not wait", "src/comm/group.rs",
+      "ready.hold_up(&mut lane.queue)?;", "let _ = ready;", TURNS)
+fault("a staged send uses a piece again one round early", "stream that does not wait", STAGED,
+      "staging.wait(queue, number)?;\n        }\n        let piece = staging.piece(number);\n        // SAFETY: the caller's promise; a piece",
+      "}\n        let piece = staging.piece(number);\n        // SAFETY: the caller's promise; a piece", PIECES)
+fault("a staged receive reads before arrival", "stream that does not wait", STAGED,
+      "staging.wait(queue, *number)?;", "", PIECES)

@@ -10,8 +10,10 @@ A test has noticed if it fails, crashes or hangs. One that cannot be built or fi
 """
 
 import argparse
+import fcntl
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -143,8 +145,15 @@ def is_red(test, tier, log):
 
 
 def run(faults):
-    copy_tree()
     (WORK / "logs").mkdir(parents=True, exist_ok=True)
+    lock = os.open(WORK / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"another run is at work in {WORK}")
+        return False
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended, what is planted taken out
+    copy_tree()
     lost, rows, green = [], [], set()
     for fault in faults:
         path, log = TREE / fault.path, WORK / "logs" / f"{fault.name.replace(' ', '_')}.log"

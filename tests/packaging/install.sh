@@ -29,6 +29,14 @@ nothing_left_in() {
     [ -z "$left" ] || { echo "FAILED: uninstall leaves $left" >&2; exit 1; }
 }
 
+if [ -e "$root/Cargo.toml" ]; then
+    for target in all install demo wheel; do
+        said=$(make -C "$root" "$target" CARGO=no-cargo PREFIX="$dir/none" 2>&1) && { echo "FAILED: $target" >&2; exit 1; }
+        echo "$said" | grep -q 'there is no no-cargo here: .* needs Rust 1\.[0-9]* or newer' || { echo "$said"; exit 1; }
+    done
+    echo "ok: without Rust make says what is needed"
+fi
+
 install install PREFIX="$dir/usual"
 example "$dir/usual/lib"
 sh "$root/tests/packaging/man.sh" "$dir/usual/share/man/man7/gradcodec.7"

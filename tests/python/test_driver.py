@@ -298,6 +298,25 @@ def test_the_first_fence_of_a_context_tries_whether_freeing_waits():
     run(script)
 
 
+def test_memory_that_is_kept_in_one_context_is_not_for_another():
+    script = """
+        fake = driver()
+        fake.fake_enter(0, 100)
+        for tensor in [held(300 << 20) for _ in range(3)]:
+            lib.gc_tensor_free(tensor)
+        tensors = [held(300 << 20)]  # behind a fence: one is used again, and two could be
+        allocations = fake.fake_allocations()
+        fake.fake_enter(0, 101)
+        tensors.append(held(300 << 20))
+        assert fake.fake_allocations() == allocations + 1
+        fake.fake_leave()
+        tensors += [held(300 << 20), held(300 << 20)]
+        assert fake.fake_allocations() == allocations + 1, "which are still there"
+        assert len({tensor.contents.dl_tensor.data for tensor in tensors}) == 4
+    """
+    run(script)
+
+
 def test_memory_of_a_context_that_is_gone_is_forgotten_once_its_place_is_taken():
     script = """
         fake = driver()

@@ -1,6 +1,7 @@
 """What is handed out of the CUDA kernels, where there may be no card: tests/gpu/test_image.py launches them."""
 
 import ctypes
+import hashlib
 import pathlib
 import re
 import struct
@@ -8,6 +9,7 @@ import struct
 import pytest
 
 import capi
+import kernels
 from capi import KernelShape, Status, byref, lib
 
 KERNELS = pathlib.Path(__file__).parents[2] / "kernels"
@@ -61,3 +63,14 @@ def test_a_shape_is_complete_on_every_card_from_7_5_on(capability):
     assert shape.threads % 32 == 0 and 0 < shape.threads <= 1024
     assert 0 < shape.items_per_block < 2**20 and shape.shared_bytes <= 48 << 10 and shape.cluster == 1
     assert list(shape.reserved) == [0, 0, 0]
+
+
+def test_an_image_that_is_sealed_and_senseless_is_corrupt():
+    image = kernels.elementwise("float32 x", "float32 y", "y = x").save()
+    for old, new in [(b"float32 x", b"floatxx x"), (b"float32 y", b"raw 0 y  "), (b"y = x", b"     "), (b"y = x", b"y =\xff ")]:
+        body = image[:-32].replace(old, new)
+        assert body != image[:-32]
+        sealed = body + hashlib.sha256(body).digest()
+        with pytest.raises(kernels.Refused) as refusal:
+            kernels.Compiled.load(sealed)
+        assert refusal.value.status == Status.CORRUPT and refusal.value.message.startswith("data"), refusal.value

@@ -105,13 +105,13 @@ def test_every_call_for_ptx_that_fails_is_told():
 
 
 def test_what_the_compiler_refuses_is_said_in_its_words():
-    says = '''twice: operation(1): warning #177-D: unused
+    says = '''operation(1): warning #177-D: unused
 
-twice: operation(2): error: identifier "q" is undefined
+operation(2): error: identifier "q" is undefined
 1 error'''
     with_nvrtc(
         f"""
-        kernel = elementwise("float32 x", "float32 y", "y = x", flags=NO_DISK)
+        kernel = elementwise("float32 x", "float32 y", "y = x", "twice", flags=NO_DISK)
         x = np.zeros(4, "f4")
         try:
             kernel.prepare([x], [x.copy()], capability=90)
@@ -172,7 +172,7 @@ def test_what_files_are_missing_for_is_compiled_again():
     ]:  # fmt: skip
         with_nvrtc(
             f"""
-            kernel = elementwise("float32 x", "float32 y", "y = x", flags=NO_DISK, **{more!r})
+            kernel = elementwise("float32 x", "float32 y", "y = x", "twice", flags=NO_DISK, **{more!r})
             x = np.zeros(4, "f4")
             for _ in range(2):
                 try:
@@ -334,7 +334,7 @@ def test_why_the_only_one_is_of_no_use_is_said(tmp_path):
 def test_where_it_was_looked_for_is_said():
     with_nvrtc(
         f"""
-        words = "libnvrtc.so.13, .so.12, .so.11.2", "pip has put none", "1 folders of Python packages", "GRADCODEC_NVRTC may"
+        words = "libnvrtc.so.13, .so.12, .so.11.2", "pip has put none", "1 folders of Python packages", "GRADCODEC_NVRTC may", "pip install nvidia-cuda-nvrtc"
         refused({UNAVAILABLE}, *words)
         """,
         driver="nothing",
@@ -342,7 +342,7 @@ def test_where_it_was_looked_for_is_said():
 
 
 def test_one_that_is_named_and_not_there(tmp_path):
-    with_nvrtc(f'refused({UNAVAILABLE}, "GRADCODEC_NVRTC could not be loaded", "{tmp_path}/no.so")', driver="nothing",
+    with_nvrtc(f'refused({UNAVAILABLE}, "cannot load GRADCODEC_NVRTC", "{tmp_path}/no.so")', driver="nothing",
                GRADCODEC_NVRTC=tmp_path / "no.so")  # fmt: skip
     with_nvrtc(f'refused({UNAVAILABLE}, "GRADCODEC_NVRTC is libnvrtc.so.12: the whole path of a file expected")',
                GRADCODEC_NVRTC="libnvrtc.so.12")  # fmt: skip

@@ -174,3 +174,78 @@ with World(2, "peers") as world:
         for got in side.run(gradients, [None, None], True):
             assert (got == 1).all()
 """)
+
+
+# Of two levels, one of them peers that wait 200 ms.
+LATE = """
+from codec_model import NONFINITE, PROPAGATE, Model
+from codecs_c import options_of
+from capi import AllReduce
+from comms import Machines, World
+
+class Late(World):
+    def __init__(self, world, over="group", flags=0, room=1 << 20, devices=(0,)):
+        super().__init__(world, over, flags, room, devices, timeout=200)
+
+class LateMachines(Machines):
+    level = Late
+"""
+
+
+def test_over_two_a_late_rank_of_the_same_node_is_a_timeout():
+    run_ranks(f"""
+exec({LATE!r})
+with LateMachines([3], "peers", "group") as world:
+    place = Place()
+    tensors = [place.put(np.ones(n, "f4")).view for n in (1000, 1000, lib.gc_shard_elements(1000, 3))]
+    # Rank 2 never comes, and rank 1 when rank 0 has given up.
+    for rank, (status, words) in enumerate(((Status.TIMEOUT, "1 of 3 ranks"), (Status.COMM, "given up"))):
+        expect(lib.gc_compressed_allreduce(world.comms[rank], *tensors, None), status, words)
+        expect(lib.gc_comm_async_error(world.comms[rank]), Status.TIMEOUT, f"rank {{rank}}", "200 ms")
+    assert lib.gc_comm_async_error(world.comms[2]) == 0
+""")
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_what_a_rank_that_did_not_come_has_left_is_not_finite_and_not_corrupt(levels):
+    run_ranks(f"""
+exec({LATE!r})
+world = Late(2, "peers", devices=(0, 1)) if {levels} == 1 else LateMachines([2], "peers", "group", devices=(0, 1))
+with world:
+    place, handles = Place(), [POINTER(AllReduce)() for _ in range(2)]
+    options = dict(codec=ONEBIT, segments=[1000], values="float32", results="float32", error="float32", scale=RMS,
+                   nonfinite=PROPAGATE, beta=1.0, n_chunks=2)
+    each = [options_of(Model(**options, server=rank), DLDevice(CUDA, rank)) for rank in range(2)]
+    for one in each:
+        one.server = 0
+    world.each(lambda rank: call("gc_allreduce_create", world.comms[rank], byref(each[rank]), byref(handles[rank])))
+    values, flags = place.put(np.ones(1000, "f4")), place.put(np.zeros(1, np.uint32))
+    call("gc_allreduce_run", handles[0], views([values]), 1, None, None, None)
+    assert np.isnan(place.get(values)).all()
+    call("gc_allreduce_flags", handles[0], flags.view, None)
+    assert place.get(flags)[0] == NONFINITE, place.get(flags)
+    expect(lib.gc_comm_async_error(world.comms[0]), Status.TIMEOUT, "200 ms")
+    for handle in handles:
+        lib.gc_allreduce_free(handle)
+""")
+
+
+@pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
+def test_memory_stays_that_others_may_write_to_after_this_rank_gave_up(numbers):
+    run_ranks(f"""
+numbers = {numbers}
+for card in numbers:
+    assert lib.gc_prepare(DLDevice(CUDA, card)) == 0
+place = Place()
+tensors = [place.put(np.ones(n, "f4")).view for n in (1000, 1000, lib.gc_shard_elements(1000, 2))]
+own = fake.fake_in_use(0)
+comms = [comm for _, _, comm in opened(cards(*numbers), timeout=200)]
+status = lib.gc_compressed_allreduce(comms[0], *tensors, None)
+assert status == (Status.TIMEOUT if numbers == (0, 0) else 0)  # on one card ranks wait on the host
+for comm in comms:
+    lib.gc_comm_free(comm)
+assert lib.gc_trim(place.device) == 0
+kept = fake.fake_in_use(0) - own
+assert lib.gc_peers_bytes(1000, 2) <= kept < 2 * lib.gc_peers_bytes(1000, 2), kept
+assert fake.fake_in_use(1) == 0
+""")

@@ -209,6 +209,27 @@ def test_the_receivers_refusal_is_told(ends):
     lib.gc_tensor_free(receive(ends[1]))
 
 
+def test_no_descriptor_goes_to_a_program_that_is_started(ends):
+    def is_open(number):
+        try:
+            return fcntl.fcntl(number, fcntl.F_GETFD) is not None
+        except OSError:  # that of the list itself
+            return False
+
+    def numbers():
+        return {int(number) for number in os.listdir("/proc/self/fd") if is_open(int(number))}
+
+    before = numbers()
+    lease = send(capi.Tensor(np.ones(3)), ends[0])
+    sent = numbers() - before
+    got = receive(ends[1])
+    received = numbers() - before - sent
+    assert sent and received
+    assert [number for number in sent | received if not fcntl.fcntl(number, fcntl.F_GETFD) & fcntl.FD_CLOEXEC] == []
+    lib.gc_tensor_free(got)
+    lib.gc_share_free(lease)
+
+
 def test_a_receiver_that_closes_its_socket_is_noticed(ends):
     lease = send(capi.Tensor(np.ones(3)), ends[0])
     ends[1].close()
@@ -296,7 +317,7 @@ def test_a_socket_that_is_not_connected():
 
 def memory(n_bytes, seals=SEALS):
     file = os.memfd_create("gradcodec", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.truncate(file, n_bytes)
+    os.posix_fallocate(file, 0, n_bytes)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
     return file
 
@@ -436,6 +457,66 @@ def test_descriptors_that_are_not_what_they_should_be(ends, what, words, tmp_pat
         assert stranger.answer() == (bytes([Status.CORRUPT]) if mapped else b"")
 
 
+def test_memory_of_huge_pages_is_refused(ends):
+    # There may be none of them when they are touched.
+    huge = 2 << 20
+    file = os.memfd_create("gradcodec", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    os.truncate(file, huge)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
+    with Stranger(ends[0]) as stranger:
+        stranger.send(message(shape=(huge // 4,), n_bytes=huge), [file, stranger.theirs.fileno()])
+        os.close(file)
+        status, sentence = refused(ends[1])
+        assert status == Status.CORRUPT and "pages" in sentence, sentence
+        assert stranger.answer() == bytes([Status.CORRUPT])
+
+
+def test_memory_without_pages_is_refused(ends):
+    # Whoever reads it would pay for them.
+    file = os.memfd_create("gradcodec", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.truncate(file, 4 << 20)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
+    with Stranger(ends[0]) as stranger:
+        stranger.send(message((1 << 20,), 4 << 20), [file, stranger.theirs.fileno()])
+        os.close(file)
+        status, sentence = refused(ends[1])
+        assert status == Status.CORRUPT and "0 are allocated" in sentence, sentence
+        assert stranger.answer() == bytes([Status.CORRUPT])
+
+
+FORBID = """
+import ctypes, platform, struct
+def forbid(call):
+    number = {"fallocate": (285, 47), "fstatfs": (138, 44)}[call][platform.machine() == "aarch64"]
+    steps = (0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)  # EPERM
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
+    program = struct.pack("@HP", len(steps), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
+"""
+
+
+@pytest.mark.parametrize("call", ["fallocate", "fstatfs"])
+def test_a_system_call_that_is_forbidden_is_nobody_elses_fault(call):
+    code = FORBID + f"""
+import socket
+import numpy as np
+import capi
+from capi import CPU, DLDevice, Managed, Status, last_error, lib
+one, other = socket.socketpair()
+tensor, out = capi.Tensor(np.ones(3)), Managed()
+forbid({call!r})
+status = lib.gc_share_send(tensor.managed, one.fileno(), 0, 0, None)
+if {call!r} == "fstatfs":
+    assert status == 0
+    status = lib.gc_share_receive(other.fileno(), DLDevice(CPU, 0), 0, ctypes.byref(out))
+assert status == Status.SHARE and {call!r} in last_error(), (status, last_error())
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("known", range(0, 40))
 @pytest.mark.parametrize("then", ["nothing", "closes"])
 def test_part_of_a_message(ends, known, then):
@@ -446,6 +527,7 @@ def test_part_of_a_message(ends, known, then):
             ends[0].close()
         status, sentence = refused(ends[1], 0 if then == "nothing" else LONG)
         assert status == (Status.TIMEOUT if then == "nothing" else Status.SHARE), sentence
+        assert then == "nothing" or sentence.endswith("within a message" if known else "and no message came")
 
 
 SO_PASSPIDFD = 76

@@ -714,6 +714,22 @@ def test_a_tensor_that_comes_back_to_its_process():
     shares(script)
 
 
+def test_a_tensor_that_comes_back_with_a_socket_that_was_answered_is_a_strangers():
+    script = """
+    the_driver()
+    one, other = socket.socketpair()
+    memory = on_card(np.arange(100.0))
+    lease = send(memory, one)
+    text, numbers, *_ = socket.recv_fds(other, 10_000, 10)
+    os.write(numbers[0], bytes([Status.OK]))
+    socket.send_fds(one, [text], numbers)
+    expect(refused(other), Status.SHARE, "cuIpcOpenMemHandle")
+    os.close(numbers[0])
+    ended(lease, 0)
+    """
+    shares(script)
+
+
 def test_a_tensor_that_came_back_stays_though_somebody_answers_for_it():
     script = """
     the_driver()

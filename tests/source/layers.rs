@@ -8,10 +8,10 @@ use std::{fs, path::Path};
 const LAYERS: [&str; 16] = [
     "cancel",
     "error",
-    "panics",
     "fallible",
     "lock",
     "environment",
+    "panics",
     "dynamic",
     "tensor",
     "plan",

@@ -153,13 +153,8 @@ impl Driver {
         let _delay = cancel::delay();
         // The name that NVIDIA's driver packages install, and the one that CUDA's own runtime loads. libcuda.so may be a
         // toolkit's stub.
-        // SAFETY: loading the driver runs its initializers, as every CUDA program does.
-        let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
-        if library.is_null() {
-            // SAFETY: a dlopen of this thread failed just now, so dlerror has its reason: text until the next dl call.
-            let reason = unsafe { CStr::from_ptr(libc::dlerror()) };
-            return Err(error!(DriverUnavailable, "the CUDA driver could not be loaded: {}", reason.to_string_lossy()));
-        }
+        let library = dynamic::load(c"libcuda.so.1")
+            .ok_or_else(|| error!(DriverUnavailable, "cannot load the CUDA driver: {}", dynamic::failure()))?;
         // Drivers older than 12.0 lack some.
         let missing = |name: &CStr| -> Error {
             error!(DriverUnavailable, "the CUDA driver has no {}: 12.0 is needed (driver 525)", name.to_string_lossy())
