@@ -11,7 +11,10 @@ use std::{
     thread,
 };
 
-use crate::error::{Result, error};
+use crate::{
+    error::{Result, error},
+    panics::boundary,
+};
 
 /// How many calls are in something, in the low half, and in which process the first of them came, in the high half.
 #[derive(Default)]
@@ -128,7 +131,10 @@ fn process() -> u32 {
     static FORKS: AtomicU32 = AtomicU32::new(0);
     static COUNTED: AtomicBool = AtomicBool::new(false);
     extern "C" fn count() {
-        FORKS.fetch_add(1, Ordering::Relaxed);
+        boundary(|| {
+            FORKS.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        });
     }
     // Before anything is taken, so that no child misses it. Where there is no memory for it, it is tried again next time.
     // SAFETY: a function that can be called in a forked child.

@@ -1,7 +1,10 @@
 //! Codecs: what is checked before a backend encodes, decodes and reduces.
 
 use crate::{
-    backend::{Address, Decoding, Destination, Queue, Skip, Stream, cpu, cuda},
+    backend::{
+        Address, Decoding, Destination, Queue, Skip, Stream, cpu,
+        cuda::{self, codec::To},
+    },
     error::{Error, Result, error},
     lock::{Entered, Lock},
     plan::codec::{ALIGNMENT, CodecPlan, Decode, ErrorKind, Kind, NonFinite, Rules, ScaleRule},
@@ -118,18 +121,21 @@ macro_rules! on_backend {
     };
 }
 
-/// Calls a method of the backend's codec that takes a destination, or on CUDA the one for receive slots of other ranks.
+/// Calls a method of the backend's codec whose last argument is where chunks go.
 macro_rules! to_destination {
-    ($backend:expr, $stream:expr, $to:expr, $method:ident / $to_peers:ident($($argument:expr),*)) => {
+    ($backend:expr, $stream:expr, $to:expr, $method:ident($($argument:expr),*)) => {
         match ($backend, $to) {
-            (backend, Destination::Memory(dst)) => on_backend!(backend, $stream, $method($($argument,)* &dst)),
-            (Backend::Cuda(codec), Destination::Peers(sending)) => {
-                codec.check_whole()?;
-                let mut queue = codec.queue($stream)?;
-                codec.$to_peers(&mut queue, $($argument,)* sending)
-            }
+            (Backend::Cpu(codec), Destination::Memory(dst)) => codec.$method($($argument,)* &dst),
             (Backend::Cpu(_), Destination::Peers(_)) => {
                 Err(error!(UnsupportedDevice, "codec: only GPUs have memory that other ranks reach"))
+            }
+            (Backend::Cuda(codec), to) => {
+                codec.check_whole()?;
+                let to = match to {
+                    Destination::Memory(dst) => To::memory(&dst),
+                    Destination::Peers(sending) => To::peers(sending),
+                };
+                codec.$method(&mut codec.queue($stream)?, $($argument,)* to)
             }
         }
     };
@@ -282,7 +288,7 @@ impl Codec {
         let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_values(values, &[self.plan.rules.values], places, |one| check_output(one))?;
         let factors = [factors[0].as_ref(), factors[1].as_ref()];
-        to_destination!(backend, stream, to, encode / encode_to_peers(&self.plan, places, factors))
+        to_destination!(backend, stream, to, encode(&self.plan, places, factors))
     }
 
     /// `values`: of each segment in turn.
@@ -353,7 +359,7 @@ impl Codec {
     pub fn reduce(&self, chunk: usize, chunks: &View<'_>, to: Destination<'_>, stream: Stream) -> Result<()> {
         self.check_chunks(chunk, chunks)?;
         self.check_destination(&to, self.plan.stride)?.map_or(Ok(()), |dst| dst.check_output(&[chunks]))?;
-        to_destination!(&mut self.enter()?.backend, stream, to, reduce / reduce_to_peers(&self.plan, chunks))
+        to_destination!(&mut self.enter()?.backend, stream, to, reduce(&self.plan, chunks))
     }
 
     /// The first half of `reduce`: the mean that the error is to be added to. `room`: for a chunk, to work in.
@@ -379,7 +385,7 @@ impl Codec {
         self.check_destination(&to, self.plan.stride)?;
         let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_shard(shard, places);
-        to_destination!(backend, stream, to, encode_shard / encode_shard_to_peers(&self.plan, places))
+        to_destination!(backend, stream, to, encode_shard(&self.plan, places))
     }
 
     /// The memory of a destination, if it is memory of this rank.
