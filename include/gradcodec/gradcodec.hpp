@@ -802,10 +802,10 @@ inline std::vector<Communicator> comm_group(int32_t world_size)
     return ranks;
 }
 /* `comm`: an ncclComm_t. `dl_handle`: NCCL, from dlopen(), where it is not clear which. */
-inline Communicator comm_from_nccl(void *comm, uint32_t flags = 0, void *dl_handle = nullptr)
+inline Communicator comm_from_nccl(void *comm, uint32_t flags = 0, void *dl_handle = nullptr, uint32_t timeout_ms = 0)
 {
     gc_comm_t *out = nullptr;
-    const gc_nccl_options_t options{sizeof(gc_nccl_options_t), flags, comm, dl_handle};
+    const gc_nccl_options_t options{sizeof(gc_nccl_options_t), flags, comm, dl_handle, timeout_ms, 0};
     detail::check(gc_comm_from_nccl(&options, &out));
     return Communicator(out);
 }
@@ -813,15 +813,15 @@ inline Communicator comm_from_nccl(void *comm, uint32_t flags = 0, void *dl_hand
 inline std::array<uint8_t, 128> comm_nccl_id(void *dl_handle = nullptr)
 {
     std::array<uint8_t, 128> id;
-    const gc_nccl_options_t options{sizeof(gc_nccl_options_t), 0, nullptr, dl_handle};
+    const gc_nccl_options_t options{sizeof(gc_nccl_options_t), 0, nullptr, dl_handle, 0, 0};
     detail::check(gc_comm_nccl_id(&options, id.data()));
     return id;
 }
 inline Communicator comm_from_nccl_id(const std::array<uint8_t, 128> &id, int32_t rank, int32_t world_size,
-                                      DLDevice device, void *dl_handle = nullptr)
+                                      DLDevice device, void *dl_handle = nullptr, uint32_t timeout_ms = 0)
 {
     gc_comm_t *out = nullptr;
-    const gc_nccl_options_t options{sizeof(gc_nccl_options_t), 0, nullptr, dl_handle};
+    const gc_nccl_options_t options{sizeof(gc_nccl_options_t), 0, nullptr, dl_handle, timeout_ms, 0};
     detail::check(gc_comm_from_nccl_id(&options, id.data(), rank, world_size, device, &out));
     return Communicator(out);
 }

@@ -6,6 +6,11 @@ use crate::{
     tensor::Device,
 };
 
+/// How long a rank waits for the others: what the caller says, or 10 minutes for 0.
+pub fn timeout(milliseconds: u32) -> u32 {
+    if milliseconds == 0 { 600_000 } else { milliseconds }
+}
+
 /// Which block goes to which rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {

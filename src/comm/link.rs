@@ -30,7 +30,7 @@ pub struct Failures(AtomicI32);
 impl Failures {
     /// Remembers failures for gc_comm_async_error().
     pub fn note<T>(&self, outcome: Result<T>) -> Result<T> {
-        if let Err(Error { status: status @ (Status::Comm | Status::Corrupt), .. }) = outcome {
+        if let Err(Error { status: status @ (Status::Comm | Status::Corrupt | Status::Timeout), .. }) = outcome {
             self.0.store(status as i32, Ordering::Relaxed);
         }
         outcome
@@ -40,6 +40,9 @@ impl Failures {
         match self.0.load(Ordering::Relaxed) {
             0 => Ok(()),
             code if code == Status::Comm as i32 => Err(error!(Comm, "communicator: an exchange of rank {rank} failed")),
+            code if code == Status::Timeout as i32 => {
+                Err(error!(Timeout, "communicator: rank {rank} waited too long for another rank"))
+            }
             _ => Err(corrupt(rank)),
         }
     }

@@ -21,13 +21,10 @@ use crate::{
 pub use crate::backend::cuda::peers::MOST_RANKS;
 
 use super::{
-    exchange::{Exchange, Pattern, Phases},
+    exchange::{Exchange, Pattern, Phases, timeout},
     record::{self, Bytes},
     rendezvous::Rendezvous,
 };
-
-/// How long a rank waits for the others if the caller does not say, in milliseconds: 10 minutes.
-pub const TIMEOUT: u32 = 600_000;
 
 /// One rank's part.
 pub struct Peers {
@@ -50,7 +47,7 @@ pub struct Places<'a> {
     pub bytes: usize,
     /// By rank.
     pub buffers: &'a [u64],
-    /// 0: `TIMEOUT`.
+    /// As for `timeout`.
     pub timeout_ms: u32,
 }
 
@@ -84,11 +81,6 @@ fn area_of(pattern: Pattern) -> Area {
         Pattern::AllToAll => Area::AllToAll,
         Pattern::AllGather => Area::AllGather,
     }
-}
-
-/// 0: as usual.
-pub fn timeout(milliseconds: u32) -> u32 {
-    if milliseconds == 0 { TIMEOUT } else { milliseconds }
 }
 
 impl Peers {

@@ -17,7 +17,8 @@ use crate::{
 };
 
 use super::{
-    peers::{Peers, ordinal_of, peers_bytes, timeout},
+    exchange::timeout,
+    peers::{Peers, ordinal_of, peers_bytes},
     record::{self, Bytes, Record, Records, Subject},
     rendezvous::Rendezvous,
     topology::Topology,

@@ -162,7 +162,7 @@ static void communicators(void) {
     DLTensor *values[1] = {&buffer}, *no_values[1] = {NULL};
     const DLTensor *sources[1] = {&buffer}, *no_sources[1] = {NULL};
     DLDevice cpu = {kDLCPU, 0}, cuda = {kDLCUDA, 0};
-    gc_nccl_options_t nccl = {0, 0, NULL, NULL};
+    gc_nccl_options_t nccl = {0};
     gc_peers_options_t peers = {0, 0, 1, 0, {kDLCUDA, 0}, 0, NULL};
     uint8_t id[128] = {0};
     gc_transport_t transport;
