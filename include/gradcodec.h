@@ -3,93 +3,58 @@
 /*
  * gradcodec: gradients at one bit per element, and tensors between frameworks. DLPack in, DLPack out.
  *
- * This library packs booleans (non-zero is 1) and signs to bits and unpacks them again, with error feedback if you
- * like, in memory that NumPy, PyTorch, CuPy, JAX or your own program has allocated. It links against neither a
- * framework nor a CUDA toolkit. Tensors cross this interface as DLPack structs, which describe memory and who owns it,
- * so nothing is copied on the way in or out.
+ * This library compresses gradients to signs and one scale per tensor, with error feedback: the error of one step is
+ * added to the next gradient. It averages compressed gradients over ranks, packs signs and booleans to bits, and
+ * copies and shares tensors. It works in memory that NumPy, PyTorch, CuPy, JAX or your own program has allocated, and
+ * links against neither a framework nor a CUDA toolkit. Tensors cross this interface as DLPack structs, which describe
+ * memory and its owner, so they are not copied on the way in or out.
  *
  * Start here:
  *
  *     #include <gradcodec.h>
  *     #include <stdio.h>
+ *     #include <stdlib.h>
  *
  *     int main(void) {
- *         unsigned char mask[1000] = {1, 0, 1};
- *         int64_t length = 1000;
- *         DLDevice cpu = {kDLCPU, 0};
- *         DLDataType boolean = {kDLBool, 8, 1};
- *         DLManagedTensor *src, *chunks[4];
- *         if (gc_tensor_from_pointer(mask, cpu, boolean, 1, &length, NULL, NULL, NULL, &src) != GC_STATUS_OK ||
- *             gc_pack_chunks(src, 4, chunks) != GC_STATUS_OK) {
+ *         float gradient[1000], received[1000];
+ *         for (int i = 0; i < 1000; i++) gradient[i] = i % 2 == 0 ? 0.5f : -0.25f;
+ *         gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = 1000};
+ *         gc_codec_t *codec;
+ *         if (gc_codec_create(&options, &codec) != GC_STATUS_OK) {
  *             fprintf(stderr, "%s\n", gc_last_error());
  *             return 1;
  *         }
- *         for (int k = 0; k < 4; k++) {
- *             const unsigned char *bytes = chunks[k]->dl_tensor.data; // gc_chunk_bytes(1000, 4) of them, to send
- *             printf("chunk %d: %d bytes, the first is 0x%02x\n", k, (int)chunks[k]->dl_tensor.shape[0], bytes[0]);
- *             gc_tensor_free(chunks[k]);
+ *         int64_t length[] = {1000}, bytes[] = {gc_codec_payload_bytes(codec)};
+ *         DLTensor values = {gradient, {kDLCPU, 0}, 1, {kDLFloat, 32, 1}, length, NULL, 0};
+ *         DLTensor payload = {malloc(bytes[0]), {kDLCPU, 0}, 1, {kDLUInt, 8, 1}, bytes, NULL, 0};
+ *         DLTensor results = {received, {kDLCPU, 0}, 1, {kDLFloat, 32, 1}, length, NULL, 0};
+ *         const DLTensor *inputs[] = {&values};
+ *         DLTensor *outputs[] = {&results};
+ *         for (int step = 0; step < 2; step++) {   // the same gradient twice: the second payload also carries the error
+ *             if (gc_codec_encode(codec, inputs, 1, NULL, NULL, &payload, NULL) != GC_STATUS_OK ||
+ *                 gc_codec_decode(codec, &payload, 1, NULL, GC_DECODE_SET, outputs, 1, NULL) != GC_STATUS_OK) {
+ *                 fprintf(stderr, "%s\n", gc_last_error());
+ *                 return 1;
+ *             }
+ *             printf("4000 bytes in %d: %g, %g\n", (int)bytes[0], received[0], received[1]);
  *         }
- *         gc_tensor_free(src);
+ *         gc_codec_free(codec);
+ *         free(payload.data);
  *         return 0;
  *     }
  *
  * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
- * folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`.
+ * folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. For several ranks, gc_allreduce_run() does the
+ * encoding, the exchanges and the decoding in one call.
  *
- * What holds for all functions comes next, up to NAMES. Then, from CUDA to MEMORY OF CARDS, comes what only programs
- * with tensors on a card need. After that each function says what it does, what its parameters are, and what can go
- * wrong.
+ * After the table of functions come the rules for all functions, up to NAMES, and those for tensors on CUDA, up to
+ * DEVICE MEMORY. Then each section describes its functions: what they do, their parameters, and their errors.
  *
  * FUNCTIONS
- *
- * VERSION
- *   gc_version                    The version of the loaded library: major << 16 | minor << 8 | patch.
- *   gc_version_string             The version of the loaded library as text, such as "0.1.0".
- *   gc_build_info                 What a bug report should include, in lines of text.
  *
  * ERRORS
  *   gc_status_name                The name of a status as it stands in this header, such as "GC_STATUS_SHAPE_MISMATCH".
  *   gc_last_error                 This thread's last failure in words.
- *
- * TENSORS
- *   gc_tensor_empty               A new compact tensor; its elements are not initialized.
- *   gc_tensor_from_pointer        A tensor over your memory.
- *   gc_tensor_free                Releases a tensor: calls its deleter.
- *   gc_tensor_free_versioned      Releases a tensor in DLPack's versioned form, as gc_tensor_free().
- *   gc_tensor_to_versioned        Converts a tensor to DLPack's versioned form, which NumPy imports as writable.
- *   gc_tensor_from_versioned      Converts a tensor to DLPack's legacy form, which JAX and all other functions take.
- *   gc_capsule_destructor         Releases the tensor of a Python capsule that nobody consumed.
- *
- * COPIES
- *   gc_tensor_to_device           A new compact copy of a tensor, on the device that you name.
- *   gc_copy_into                  Copies a tensor into another one, whatever the strides, dtypes and devices of the
- *                                 two.
- *
- * BITS
- *   gc_chunk_bytes                Bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks).
- *   gc_pack_chunks                Packs booleans and integers to bits, 1 where an element is not zero, in equal chunks.
- *   gc_unpack_chunks              Unpacks chunks to one bool tensor: the inverse of gc_pack_chunks().
- *   gc_pack_bits                  Packs 8 elements along an axis to a byte, as numpy.packbits does.
- *   gc_unpack_bits                Unpacks the bits of every byte along an axis to 0 and 1, as numpy.unpackbits does.
- *   gc_pack_chunks_into           gc_pack_chunks() into your memory.
- *   gc_unpack_chunks_into         Unpacks chunks to 0 and 1 in your memory, in any dtype.
- *   gc_pack_bits_into             gc_pack_bits() into your memory.
- *   gc_unpack_bits_into           gc_unpack_bits() into your memory.
- *
- * SIGNS
- *   gc_pack_signs                 Packs the signs of floats to bits in equal chunks: gc_pack_chunks() for floats.
- *   gc_unpack_signs               Unpacks chunks of signs to one tensor, +1 where the bit is 1 and -1 where it is 0.
- *   gc_pack_signs_into            gc_pack_signs() into your memory.
- *   gc_unpack_signs_into          Unpacks chunks of signs to your memory, as +scale and -scale.
- *   gc_vote_signs_into            Takes a majority vote on every bit: the result is what more than half of the voters
- *                                 have.
- *
- * ONEBIT
- *   gc_onebit_compress            Compresses a gradient to signs and one scale, and updates its error.
- *   gc_onebit_decompress          Decompresses chunks to one tensor: +s where the bit is 1 and -s where it is 0.
- *   gc_onebit_compress_into       gc_onebit_compress() into your memory.
- *   gc_onebit_workspace_bytes     Bytes of the workspace of gc_onebit_compress_into(): about 1/4096 of a float32
- *                                 gradient's.
  *
  * CODECS
  *   gc_codec_create               Makes a codec.
@@ -118,6 +83,19 @@
  *   gc_compressed_allreduce       Averages a gradient over all ranks at one bit per element, with error feedback.
  *   gc_shard_elements             Elements of a rank's server error: 8 gc_chunk_bytes(n_elements, world_size).
  *
+ * ALL-REDUCE
+ *   gc_allreduce_create           Makes an all-reduce handle from a communicator and the options of a codec.
+ *   gc_allreduce_free             Releases an all-reduce handle, as gc_codec_free() does.
+ *   gc_allreduce_run              Replaces values on every rank by their mean over the ranks.
+ *   gc_allreduce_reduce_scatter   The first half of gc_allreduce_run(): the mean, for this rank's part of the elements.
+ *   gc_allreduce_all_gather       The second half of gc_allreduce_run(): sends this rank's part to all.
+ *   gc_allreduce_flags            Writes what happened on this rank since the last call, as gc_codec_flags() does.
+ *   gc_allreduce_commit           Ends a step, as gc_codec_commit() does.
+ *   gc_allreduce_rollback         Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0.
+ *   gc_allreduce_reset            Resets the errors to +0, as after gc_allreduce_create().
+ *   gc_allreduce_errors_out       Writes the errors of this rank and of its shard, as gc_codec_errors_out() does.
+ *   gc_allreduce_errors_in        Goes on with errors that a world of any size has kept.
+ *
  * NCCL
  *   gc_comm_from_nccl             Makes a communicator over an NCCL communicator that you have.
  *   gc_comm_nccl_id               Makes the 128 bytes by which the ranks of a new NCCL world find each other.
@@ -131,18 +109,45 @@
  * NODES
  *   gc_comm_hierarchical          Combines a communicator among the ranks of each node and one between nodes.
  *
- * ALL-REDUCE
- *   gc_allreduce_create           Makes an all-reduce handle from a communicator and the options of a codec.
- *   gc_allreduce_free             Releases an all-reduce handle, as gc_codec_free() does.
- *   gc_allreduce_run              Replaces values on every rank by their mean over the ranks.
- *   gc_allreduce_reduce_scatter   The first half of gc_allreduce_run(): the mean, for this rank's part of the elements.
- *   gc_allreduce_all_gather       The second half of gc_allreduce_run(): sends this rank's part to all.
- *   gc_allreduce_flags            Writes what happened on this rank since the last call, as gc_codec_flags() does.
- *   gc_allreduce_commit           Ends a step, as gc_codec_commit() does.
- *   gc_allreduce_rollback         Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0.
- *   gc_allreduce_reset            Resets the errors to +0, as after gc_allreduce_create().
- *   gc_allreduce_errors_out       Writes the errors of this rank and of its shard, as gc_codec_errors_out() does.
- *   gc_allreduce_errors_in        Goes on with errors that a world of any size has kept.
+ * ONEBIT
+ *   gc_onebit_compress            Compresses a gradient to signs and one scale, and updates its error.
+ *   gc_onebit_decompress          Decompresses chunks to one tensor: +s where the bit is 1 and -s where it is 0.
+ *   gc_onebit_compress_into       gc_onebit_compress() into your memory.
+ *   gc_onebit_workspace_bytes     Bytes of the workspace of gc_onebit_compress_into(): about 1/4096 of a float32
+ *                                 gradient's.
+ *
+ * BITS
+ *   gc_chunk_bytes                Bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks).
+ *   gc_pack_chunks                Packs booleans and integers to bits, 1 where an element is not zero, in equal chunks.
+ *   gc_unpack_chunks              Unpacks chunks to one bool tensor: the inverse of gc_pack_chunks().
+ *   gc_pack_bits                  Packs 8 elements along an axis to a byte, as numpy.packbits does.
+ *   gc_unpack_bits                Unpacks the bits of every byte along an axis to 0 and 1, as numpy.unpackbits does.
+ *   gc_pack_chunks_into           gc_pack_chunks() into your memory.
+ *   gc_unpack_chunks_into         Unpacks chunks to 0 and 1 in your memory, in any dtype.
+ *   gc_pack_bits_into             gc_pack_bits() into your memory.
+ *   gc_unpack_bits_into           gc_unpack_bits() into your memory.
+ *
+ * SIGNS
+ *   gc_pack_signs                 Packs the signs of floats to bits in equal chunks: gc_pack_chunks() for floats.
+ *   gc_unpack_signs               Unpacks chunks of signs to one tensor, +1 where the bit is 1 and -1 where it is 0.
+ *   gc_pack_signs_into            gc_pack_signs() into your memory.
+ *   gc_unpack_signs_into          Unpacks chunks of signs to your memory, as +scale and -scale.
+ *   gc_vote_signs_into            Takes a majority vote on every bit: the result is what more than half of the voters
+ *                                 have.
+ *
+ * TENSORS
+ *   gc_tensor_empty               A new compact tensor; its elements are not initialized.
+ *   gc_tensor_from_pointer        A tensor over your memory.
+ *   gc_tensor_free                Releases a tensor: calls its deleter.
+ *   gc_tensor_free_versioned      Releases a tensor in DLPack's versioned form, as gc_tensor_free().
+ *   gc_tensor_to_versioned        Converts a tensor to DLPack's versioned form, which NumPy imports as writable.
+ *   gc_tensor_from_versioned      Converts a tensor to DLPack's legacy form, which JAX and all other functions take.
+ *   gc_capsule_destructor         Releases the tensor of a Python capsule that nobody consumed.
+ *
+ * COPIES
+ *   gc_tensor_to_device           A new compact copy of a tensor, on the device that you name.
+ *   gc_copy_into                  Copies a tensor into another one, whatever the strides, dtypes and devices of the
+ *                                 two.
  *
  * SHARING
  *   gc_share_send                 Sends a tensor to another process.
@@ -170,33 +175,38 @@
  *   gc_builtin_kernels            The library's own CUDA kernels as a *fatbin*, to load and launch yourself.
  *   gc_builtin_kernel_shape       The launch shape of a kernel on cards of a compute capability.
  *
+ * VERSION
+ *   gc_version                    The version of the loaded library: major << 16 | minor << 8 | patch.
+ *   gc_version_string             The version of the loaded library as text, such as "0.1.0".
+ *   gc_build_info                 What a bug report should include, in lines of text.
+ *
  * TWO TIERS
  *
  * Simple functions take and return DLManagedTensor. They allocate their outputs, and are complete when they return.
  *
  * Stream functions are those whose names end in `_into`, those of codecs and of all-reduces, and gc_kernel_run(). They
  * take DLTensor views of your memory and a `void *stream`. For CPU and CUDAHost tensors the stream is ignored, so pass
- * NULL, and the work is complete when the function returns. What they do on CUDA is said under STREAMS.
+ * NULL, and the work is complete when the function returns. STREAMS describes them on CUDA.
  *
  * OWNERSHIP
  *
- * Inputs are borrowed for the call, never released. Of a borrowed DLManagedTensor only `dl_tensor` is read, so a view
- * `{ v->dl_tensor, NULL, NULL }` of a versioned tensor is a valid input. Outputs are yours. Release each once, by
- * gc_tensor_free() or its own deleter, on any thread, in any order, also after the inputs are gone. When a call fails,
- * `*out` is untouched and what you passed is still yours.
+ * Inputs are borrowed for the call and never released. Only `dl_tensor` of a borrowed DLManagedTensor is read, so a
+ * view `{ v->dl_tensor, NULL, NULL }` of a versioned tensor is a valid input. Outputs are yours. Release each once, by
+ * gc_tensor_free() or its own deleter, on any thread, in any order, also after the inputs were released. When a call
+ * fails, `*out` is unchanged and your arguments are still yours.
  *
- * TENSORS THAT ARE TAKEN
+ * ACCEPTED TENSORS
  *
- * Inputs may have any strides, counted in elements, also negative ones and zero; strides that are NULL mean compact,
- * in C order. They may have any byte_offset, data NULL when there is no element, any stride where the size is 1, a
- * NULL deleter, and ndim 0. Elements may lie at any address. Bytes between the elements of a strided input may be
- * read, but never change a result.
+ * Inputs may have any strides, counted in elements, negative ones and zero included; NULL strides mean compact, in C
+ * order. They may have any byte_offset, data NULL if they have no elements, any stride where the size is 1, a NULL
+ * deleter, and ndim 0. Elements may lie at any address. Bytes between the elements of a strided input may be read, but
+ * never change a result.
  *
- * Elements that are read or written are bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16,
- * float32, float64 or bfloat16, of one lane. The devices are CPU (1) and CUDAHost (3), where the CPU works and outputs
- * are CPU tensors, and CUDA (2) and CUDAManaged (13), where the card works and outputs are CUDA tensors. Copies
- * without a cast take every dtype, lanes included; functions that only pass a tensor on take every dtype on every
- * device. They say so.
+ * The dtypes are bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16, float32, float64 and bfloat16,
+ * of one lane. The devices are CPU (1) and CUDAHost (3), where the CPU works and outputs are CPU tensors, and CUDA (2)
+ * and CUDAManaged (13), where the GPU works and outputs are CUDA tensors. Copies without a cast accept every dtype,
+ * lanes included, and functions that only pass a tensor on accept every dtype on every device; their descriptions say
+ * so.
  *
  * Outputs have explicit strides, byte_offset 0, data NULL when empty, and always a deleter. Memory that this library
  * allocates is aligned to 256 bytes.
@@ -204,10 +214,10 @@
  * WHEN A CALL FAILS
  *
  * Functions that can fail return a gc_status_t, 0 for success, with two exceptions: functions that return a number of
- * bytes or elements return -1, and functions without a result only set the last error. gc_last_error() has the failure
- * in words, with the number that was wrong. Arguments are checked before anything runs, so a status from that check
- * means that nothing has changed. If several things are wrong, any one of them may be reported. Where this file names
- * a status, it leaves out GC_STATUS_.
+ * bytes or elements return -1, and functions without a result only set the last error. gc_last_error() describes the
+ * failure, with the value that was wrong. Arguments are checked first, so an error from that check means that nothing
+ * has changed. If several arguments are wrong, any one of them may be reported. This file names statuses without
+ * GC_STATUS_.
  *
  * A pointer that is NULL or not aligned gives INVALID_ARGUMENT. No other bad pointer can be detected. Any tensor may
  * give
@@ -215,27 +225,27 @@
  * - INVALID_ARGUMENT: a negative size or ndim; shape NULL, or data NULL although there are elements; tensors on
  *   different devices, except in copies;
  * - UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: not one of those above;
- * - DRIVER_UNAVAILABLE: a CUDA tensor, and no driver that could take it; UNSUPPORTED_DEVICE: a card that is not there;
+ * - DRIVER_UNAVAILABLE: a CUDA tensor, and no usable driver; UNSUPPORTED_DEVICE: a GPU that does not exist;
  * - CUDA, CONTEXT_LOST: on CUDA, an error of the driver, which the message names with the driver's function;
  * - SIZE_OVERFLOW: more than 2^63 - 1 elements, or some of them beyond the address space.
  *
- * A tensor to be written to also gives INVALID_ARGUMENT if its bytes, from the lowest to the highest address,
- * intersect those of an input or of another output; if its own elements overlap; or if that cannot be decided within a
- * millisecond, which takes many dimensions with interleaved strides.
+ * An output tensor also gives INVALID_ARGUMENT if its bytes, from the lowest to the highest address, intersect those
+ * of an input or of another output; if its own elements overlap; or if that cannot be decided within a millisecond,
+ * which happens with many dimensions of interleaved strides.
  *
- * Functions that return new tensors or handles, gc_comm_reserve(), gc_compressed_allreduce(), and all functions on
- * CUDA, may give OUT_OF_MEMORY. What a function lists comes in addition to all this.
+ * Functions that return new tensors or objects, gc_comm_reserve(), gc_compressed_allreduce(), and all functions on
+ * CUDA, may give OUT_OF_MEMORY. The statuses that a function lists are in addition to these.
  *
  * THREADS, FORKS AND STACKS
  *
  * Any thread may call any function at any time on different objects, and calls may share inputs. A thread that is
- * cancelled during a call ends after it, if its cancellation is deferred, as it is by default; one whose cancellation is
- * asynchronous must not call. A forked child may go on calling on CPU tensors; CUDA does not work there. A
- * call uses less than 32 KiB of stack, not counting your callbacks, the CUDA driver, and NVRTC, which takes about 128
- * KiB when a kernel is compiled.
+ * cancelled during a call ends after it, if its cancellation is deferred, as it is by default; one whose cancellation
+ * is asynchronous must not call. A forked child may go on calling on CPU tensors; CUDA does not work there. A call
+ * uses less than 32 KiB of stack, not counting your callbacks, the CUDA driver, and NVRTC, which takes about 128 KiB
+ * when a kernel is compiled.
  *
- * Your deleters and callbacks run on the thread that releases. They must return: no exception and no longjmp may leave
- * them.
+ * Your deleters and release callbacks run on the thread that releases the tensor, transport callbacks on the thread
+ * that calls. They must return: no exception and no longjmp may leave them.
  *
  * NAMES
  *
@@ -244,22 +254,22 @@
  *
  * CUDA
  *
- * The driver is looked for when the first CUDA tensor comes: libcuda.so.1, of CUDA 12.0 (525) or newer, and devices of
- * compute capability 7.5 and up. Nothing else is needed, and without it everything else works.
+ * The driver, libcuda.so.1, is loaded on first use of a CUDA tensor. It must be of CUDA 12.0 (525) or newer, the
+ * devices of compute capability 7.5 or higher. Without a driver, functions on CPU tensors work.
  *
- * The device is that of the tensors; CPU and CUDAHost count as one, and so do CUDA and CUDAManaged with the same
- * number. The context is the stream's own (INVALID_ARGUMENT if that is on another device). For NULL, 1 and 2 it is
- * your current context if that is on the device, and the device's primary context otherwise. When a call returns, your
- * current context and device are as before.
+ * A call works on the device of its tensors; CPU and CUDAHost count as one device, and so do CUDA and CUDAManaged with
+ * the same number. The context is the stream's own (INVALID_ARGUMENT if that is on another device). For the streams
+ * NULL, 1 and 2 it is your current context if that is on the device, and the device's primary context otherwise. When
+ * a call returns, your current context and device are as before.
  *
- * A fault of the device is reported by the call that caused it or by a later one: as CUDA or, when nothing in the
- * context will work any more, as CONTEXT_LOST. Outputs of work that was under way are undefined then.
+ * A device fault is reported by the call that caused it or by a later one: as CUDA or, if the context is unusable from
+ * then on, as CONTEXT_LOST. Outputs of pending work are undefined then.
  *
  * STREAMS
  *
- * Simple functions work on the legacy default stream, so inputs must be ready there: `__dlpack__(stream=1)` sees to
- * that. Non-blocking streams are not ordered with it. CUDA allows no work there while a stream of the same context
- * that was created without the non-blocking flag is being captured.
+ * Simple functions work on the legacy default stream, so inputs must be ready there: `__dlpack__(stream=1)` ensures
+ * it. Non-blocking streams are not ordered with it. CUDA allows no work there while a stream of the same context that
+ * was created without the non-blocking flag is being captured.
  *
  * Stream functions work on the stream that you pass: NULL or 1 is the legacy default stream (also in programs that are
  * compiled with per-thread default streams: pass 2 there), 2 the per-thread one, anything else a CUstream or
@@ -268,9 +278,9 @@
  * CPU and CUDAHost tensors yourself before the CPU works on them.
  *
  * Once gc_prepare() has run, stream functions allocate nothing and synchronize nothing, except all-reduces, whose
- * sections say what they allocate and wait for. Without gc_prepare(), a first call in a context loads the kernels,
- * which waits for all that runs there. For gc_kernel_run() it is gc_kernel_prepare() that does this: see KERNELS.
- * gc_copy_into() also takes tensors of two devices, and says what it enqueues, what it waits for and what it allocates
+ * sections say what they allocate and wait for. Without gc_prepare(), the first call in a context loads the kernels,
+ * which waits for all work in the context. For gc_kernel_run(), gc_kernel_prepare() does this: see KERNELS.
+ * gc_copy_into() also accepts tensors of two devices; its description says what it enqueues, waits for and allocates
  * then.
  *
  * GRAPHS
@@ -278,25 +288,26 @@
  * Functions whose names end in `_into` can be captured in a CUDA graph, after gc_prepare() in the context that
  * captures, on a stream of yours (CUDA captures neither NULL nor 1); gc_kernel_run() after gc_kernel_prepare() there;
  * codecs and all-reduces as their sections say. Memory that a captured call uses must stay until the graph's last
- * launch; that includes tensors that this library has made, so do not release them before. Meanwhile other threads may
- * call anything except simple functions in that context, if the stream was created without the non-blocking flag.
+ * launch; that includes tensors that this library has allocated, so do not release them before. Meanwhile other
+ * threads may call anything except simple functions in that context, if the stream was created without the
+ * non-blocking flag.
  *
- * MEMORY OF CARDS
+ * DEVICE MEMORY
  *
- * When a tensor that this library has made is released, its device memory is kept for new tensors: up to 1/32 of the
- * device's memory, at least 256 MiB. What exceeds that is freed by calls that return new tensors, a few blocks each,
- * and by gc_trim(). Memory is used again only after all work that was enqueued in its context before the release is
- * done, on any stream; work of other contexts is not waited for, such as a gc_copy_into() to another GPU. A release
+ * When a tensor that this library has allocated is released, its device memory is kept for new tensors: up to 1/32 of
+ * the device's memory, at least 256 MiB. What exceeds that is freed by calls that return new tensors, a few blocks
+ * each, and by gc_trim(). Memory is used again only after all work that was enqueued in its context before the release
+ * is done, on any stream; work of other contexts is not waited for, such as a gc_copy_into() to another GPU. A release
  * calls no driver: it works with any context current or none, when the streams are gone, and while the process ends.
  *
  * Other libraries cannot use what is kept, so call gc_trim() before they need memory; a call of this library that
- * finds no memory gives it back first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing
+ * cannot allocate frees it first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing
  * works on it afterwards.
  *
  * These calls may wait for all work in the context: those that return new tensors, where much has been released;
- * gc_prepare(), gc_kernel_prepare() and first calls, to load kernels; and gc_trim(). Such a call must not stand between
- * the launches of a collective (NCCL's for several GPUs of one process, say): the launch that it holds up is the one
- * that it waits for.
+ * gc_prepare(), gc_kernel_prepare() and first calls, to load kernels; and gc_trim(). Such a call must not stand
+ * between the launches of a collective (NCCL's for several GPUs of one process, say): the launch that it holds up is
+ * the one that it waits for.
  */
 
 #ifndef GRADCODEC_H
@@ -318,27 +329,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/*
- * VERSION
- *
- * GRADCODEC_VERSION is what you compile against, gc_version() what you run with.
- */
-
-/** The version of the loaded library: major << 16 | minor << 8 | patch. */
-uint32_t gc_version(void);
-
-/** The version of the loaded library as text, such as "0.1.0". Static text. */
-const char *gc_version_string(void);
-
-/**
- * What a bug report should include, in lines of text. Version and commit ("unknown" if it was built without git,
- * "-dirty" behind it if from other sources), compiler and target, the instruction set in use and those that this
- * processor has, and the version and file of each CUDA driver, NCCL and NVRTC that is loaded in this process. Nothing is
- * loaded or started for it; only the instruction set is chosen, as by a first call. The words are for people and may
- * change. UTF-8, at most 1000 bytes, and unchanged until this thread calls this again, or its end; "" without memory.
- */
-const char *gc_build_info(void);
 
 /*
  * ERRORS
@@ -405,491 +395,6 @@ const char *gc_status_name(gc_status_t status);
  * 500 bytes, and stays as it is until the next failure on this thread, or its end.
  */
 const char *gc_last_error(void);
-
-/*
- * TENSORS
- */
-
-/**
- * A new compact tensor; its elements are not initialized.
- *
- * `dtype`: any; elements of less than a byte are packed, their bytes rounded up. `shape`: `ndim` sizes, copied; may be
- * NULL when `ndim` is 0. `*out`: yours to release.
- *
- * UNSUPPORTED_DTYPE: 0 bits or 0 lanes. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
- */
-gc_status_t gc_tensor_empty(DLDevice device,
-                            DLDataType dtype,
-                            int32_t ndim,
-                            const int64_t *shape,
-                            DLManagedTensor **out);
-
-/**
- * A tensor over your memory. Nothing is copied, and no element is read.
- *
- * `data`: element 0; NULL only if there is no element. `device`, `dtype`: any. `shape`: `ndim` sizes. `strides`: as
- * many strides in elements, NULL for compact. Both are copied. `release`, unless NULL, is called once with `ctx` when
- * the last user of the tensor has released it, on that user's thread; it must not throw or longjmp. It is not called
- * when this function fails. `*out`: yours to release.
- *
- * The device is not checked and no driver is asked, so memory of another process or of another card is valid here.
- * Name the device that is to work on it, whichever device the driver reports for the pointer (for memory that another
- * process has mapped it reports now one, now the other), and make sure that this device can reach it. `*out` names the
- * device as you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can
- * where cuMemHostAlloc made it). Managed memory is CUDAManaged: the device with its number works on it, as on CUDA. If
- * others use it on the CPU or on another device, it is up to you to order that.
- *
- * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
- */
-gc_status_t gc_tensor_from_pointer(void *data,
-                                   DLDevice device,
-                                   DLDataType dtype,
-                                   int32_t ndim,
-                                   const int64_t *shape,
-                                   const int64_t *strides,
-                                   void (*release)(void *ctx),
-                                   void *ctx,
-                                   DLManagedTensor **out);
-
-/** Releases a tensor: calls its deleter. NULL is ignored, and so is a tensor whose deleter is NULL. */
-void gc_tensor_free(DLManagedTensor *tensor);
-
-/** Releases a tensor in DLPack's versioned form, as gc_tensor_free(). */
-void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
-
-/**
- * Converts a tensor to DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as
- * read-only.) The version is the lowest 1.x that knows the dtype; there are no flags.
- *
- * `src`: of any dtype and device, since no element is read. On success it belongs to `*out`; when the call fails it is
- * still yours. If it has no deleter, the struct need not outlive the call, but its memory must stay. `*out`: yours to
- * release, by gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are
- * passed on as they are.
- *
- * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
- */
-gc_status_t gc_tensor_to_versioned(DLManagedTensor *src,
-                                   struct DLManagedTensorVersioned **out);
-
-/**
- * Converts a tensor to DLPack's legacy form, which JAX and all other functions take.
- *
- * `src`: any version 1.x. On success it belongs to `*out`, as in gc_tensor_to_versioned(). `*out`: yours to release.
- *
- * READ_ONLY: the legacy form cannot say that a tensor is read-only. (To read it, borrow it: `{ v->dl_tensor, NULL,
- * NULL }`.) UNSUPPORTED_DTYPE: nor can it say that elements of less than a byte are padded to one
- * (IS_SUBBYTE_TYPE_PADDED); 0 bits or 0 lanes. INVALID_ARGUMENT: another major version.
- */
-gc_status_t gc_tensor_from_versioned(struct DLManagedTensorVersioned *src,
-                                     DLManagedTensor **out);
-
-/**
- * Releases the tensor of a Python capsule that nobody consumed. It is a destructor for PyCapsule_New from ctypes or
- * cffi.
- *
- * Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
- * NULL is no capsule: that sets the last error, and nothing else happens. Finds Python in the process that calls it:
- * this library does not link against it. Pass its address only: to call it yourself you would have to hold the GIL,
- * which ctypes.CDLL gives up.
- */
-void gc_capsule_destructor(void *py_capsule);
-
-/*
- * COPIES
- *
- * Any tensor into any other: other strides, another dtype, another device, as NumPy's `dst[...] = src` does it, CuPy's
- * asarray() and asnumpy(), or torch's copy_().
- *
- *     DLDevice gpu = {kDLCUDA, 0};
- *     gc_tensor_to_device(array, gpu, &copy);         // a new tensor, compact
- *     gc_copy_into(&float32_matrix, &bfloat16_transposed, stream);  // cast and laid out anew in one pass
- *
- * `src` is broadcast to the shape of `dst` by NumPy's rule: sizes are aligned at the last one, and where src has a
- * size of 1, or none, its element is repeated.
- *
- * Elements of the same dtype are copied as they are, byte for byte: any dtype, lanes included. Casts are between bool,
- * integers, float16, bfloat16, float32 and float64. Their results are the same on every device, to the last bit:
- *
- * - integer to integer: the lowest bits, sign or zeros before them: 300 is 44 in uint8, -1 is 255;
- * - float to integer: towards 0; what is beyond the integer's range becomes its least or greatest, NaN 0;
- * - to bool: 1 unless the element is 0 or -0.0, so 1 for NaN; from bool: 1 for every byte but 0;
- * - to a float: rounded once, to nearest, to even in the middle, also from float64 to bfloat16 or from int64 to
- *   float16; what rounds to beyond the largest becomes Inf; denormals are kept;
- * - NaN to a float: 0x7fc00000 in float32, 0x7fc0 in bfloat16, 0x7e00 in float16, 0x7ff8000000000000 in float64.
- *
- * Where a cast is defined in NumPy, astype() gives the same, but for the bits of NaN.
- */
-
-/**
- * A new compact copy of a tensor, on the device that you name.
- *
- * `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be
- * C-contiguous. `device`: CPU (1) or CUDA (2); it may be that of src. `*out`: of the same dtype and shape, yours to
- * release.
- *
- * UNSUPPORTED_DEVICE: CUDAHost or CUDAManaged as `device`: such memory is yours to make, and gc_copy_into() writes to
- * it. SIZE_OVERFLOW: more than 2^63 - 1 bytes. NOT_CONTIGUOUS.
- */
-gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
-                                DLDevice device,
-                                DLManagedTensor **out);
-
-/**
- * Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
- * CUDAHost, CUDA and CUDAManaged.
- *
- * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is, and between CPU tensors nothing
- * behind the last element of less than a byte; where a GPU takes part all of that byte is. `stream`: of dst's device, or
- * of src's where dst is on CPU or CUDAHost; ignored where both are.
- *
- * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
- * is enqueued on the stream, like a copy between two CUDA tensors, and both must stay until the stream has done it.
- * The first copy between CPU and a device allocates 8 MiB of pinned memory, also after gc_prepare(), which are kept
- * until gc_trim(). CPU memory that is pinned, in one piece, is copied without them.
- *
- * Between two CUDA devices the stream is one of dst's device: work of other streams on src must be done before, or
- * this stream must wait for it. The device of dst is given access to the memory of src's device where that is
- * possible. If dst's device still cannot read src, which may be memory of a pool or memory that was mapped, a copy to
- * another layout or dtype goes by way of the CPU: it is complete when this returns, allocates and cannot be captured,
- * like the above. src is read from another context than its own, so release a tensor of ours only when the stream has
- * done the copy.
- *
- * Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
- * done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of
- * src, whether elements share them or not: INVALID_ARGUMENT.
- *
- * SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
- * NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such
- * elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this
- * returns.
- */
-gc_status_t gc_copy_into(const DLTensor *src,
-                         DLTensor *dst,
-                         void *stream);
-
-/*
- * BITS
- *
- * A chunk is what one rank (one of the processes that train together) sends to another: `n` elements are packed to
- * ceil(n / 8) bytes, and these are split into n_chunks equal chunks of gc_chunk_bytes(n, n_chunks) bytes, the last
- * ones filled up with zero bits. Where the bytes divide evenly they are those of DeepSpeed's compress_by_chunk.
- * Booleans and integers: bit = (x != 0). For the signs of floats see SIGNS.
- */
-
-/** For `axis`: all dimensions as one, in C order. */
-#define GC_AXIS_NONE (-2147483647 - 1)
-
-/** For `count`: all the bits there are. */
-#define GC_COUNT_ALL (-9223372036854775807LL - 1)
-
-/** Which bit of a byte comes first. */
-enum gc_bit_order {
-    /** The most significant: NumPy's default, CuPy, DeepSpeed. */
-    GC_BIT_ORDER_BIG = 0,
-    /** The least significant. */
-    GC_BIT_ORDER_LITTLE = 1,
-};
-
-/** Which bit of a byte comes first: one of GC_BIT_ORDER_*. */
-typedef int32_t gc_bit_order_t;
-
-/**
- * Bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks). -1, and the last error, for a negative n_elements or 0
- * chunks.
- */
-int64_t gc_chunk_bytes(int64_t n_elements,
-                       size_t n_chunks);
-
-/**
- * Packs booleans and integers to bits, 1 where an element is not zero, in equal chunks. The most significant bit of a
- * byte comes first.
- *
- * `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
- * receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the
- * last element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`;
- * the first is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
- *
- * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs() packs their signs. SIZE_OVERFLOW: more than
- * 2^63 - 1 bytes, or pointers.
- */
-gc_status_t gc_pack_chunks(const DLManagedTensor *src,
-                           size_t n_chunks,
-                           DLManagedTensor **out);
-
-/**
- * Unpacks chunks to one bool tensor: the inverse of gc_pack_chunks().
- *
- * `chunks`: `n_chunks` one-dimensional uint8 tensors of gc_chunk_bytes(n_elements, n_chunks) bytes each, in order, of
- * any stride, on one device. Their bits past `n_elements` are ignored. `*out`: one-dimensional, bool, `n_elements`
- * long, yours to release.
- *
- * INVALID_ARGUMENT: n_chunks 0, a negative n_elements. UNSUPPORTED_DTYPE: a chunk that is not uint8. SHAPE_MISMATCH: a
- * chunk of another length.
- */
-gc_status_t gc_unpack_chunks(DLManagedTensor *const *chunks,
-                             size_t n_chunks,
-                             int64_t n_elements,
-                             DLManagedTensor **out);
-
-/**
- * Packs 8 elements along an axis to a byte, as numpy.packbits does. The last byte of each row is filled up with zero
- * bits.
- *
- * `src`: bool or integer, any shape and strides; non-zero is 1. `axis`: a dimension, negative ones counting from the
- * end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of
- * `src` with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
- *
- * INVALID_ARGUMENT: an axis out of range, an order that is none. UNSUPPORTED_DTYPE: floats.
- */
-gc_status_t gc_pack_bits(const DLManagedTensor *src,
-                         int32_t axis,
-                         gc_bit_order_t order,
-                         DLManagedTensor **out);
-
-/**
- * Unpacks the bits of every byte along an axis to 0 and 1, as numpy.unpackbits does.
- *
- * `src`: uint8, any shape and strides. `axis`, `order`: as for gc_pack_bits(). `count`: how many bits along the axis:
- * GC_COUNT_ALL; or a number, beyond the last bit zeros; or a negative one, to leave off that many at the end. `*out`:
- * uint8, of the shape of `src` with that many along the axis (one-dimensional when flattened), yours to release.
- *
- * INVALID_ARGUMENT: an axis out of range, an order that is none, a count that leaves off more bits than there are.
- * UNSUPPORTED_DTYPE: not uint8. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
- */
-gc_status_t gc_unpack_bits(const DLManagedTensor *src,
-                           int32_t axis,
-                           int64_t count,
-                           gc_bit_order_t order,
-                           DLManagedTensor **out);
-
-/**
- * gc_pack_chunks() into your memory.
- *
- * `src`: bool or integer, any shape and strides, flattened in C order. `dst`: uint8, C-contiguous, two-dimensional:
- * [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk. Every byte of it is written.
- *
- * INVALID_ARGUMENT: an order that is none, dst without chunks. UNSUPPORTED_DTYPE: floats in src, dst not uint8.
- * SHAPE_MISMATCH, NOT_CONTIGUOUS: dst.
- */
-gc_status_t gc_pack_chunks_into(const DLTensor *src,
-                                gc_bit_order_t order,
-                                DLTensor *dst,
-                                void *stream);
-
-/**
- * Unpacks chunks to 0 and 1 in your memory, in any dtype.
- *
- * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape
- * and strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
- *
- * INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH,
- * NOT_CONTIGUOUS: src.
- */
-gc_status_t gc_unpack_chunks_into(const DLTensor *src,
-                                  gc_bit_order_t order,
-                                  DLTensor *dst,
-                                  void *stream);
-
-/**
- * gc_pack_bits() into your memory.
- *
- * `dst`: uint8, of the shape that gc_pack_bits() would give, any strides.
- *
- * As gc_pack_bits(); and UNSUPPORTED_DTYPE: dst not uint8. SHAPE_MISMATCH: dst.
- */
-gc_status_t gc_pack_bits_into(const DLTensor *src,
-                              int32_t axis,
-                              gc_bit_order_t order,
-                              DLTensor *dst,
-                              void *stream);
-
-/**
- * gc_unpack_bits() into your memory.
- *
- * `dst`: of the shape that gc_unpack_bits() would give, whatever its length along the axis: that is the count. Any
- * strides; uint8, or any other dtype that gc_unpack_chunks_into() writes.
- *
- * As gc_unpack_bits(), and SHAPE_MISMATCH: dst.
- */
-gc_status_t gc_unpack_bits_into(const DLTensor *src,
-                                int32_t axis,
-                                gc_bit_order_t order,
-                                DLTensor *dst,
-                                void *stream);
-
-/*
- * SIGNS
- *
- * What training sends instead of gradients: the sign of every element, bit = not (x < 0), so zeros of either sign and
- * NaN give 1. The bits lie in chunks, as those of gc_pack_chunks() do. A step of signSGD with majority vote (Bernstein
- * et al., 2018) over the ranks of a group:
- *
- *     gc_pack_signs_into(&gradient, GC_BIT_ORDER_BIG, &chunks, stream);  // a chunk for every rank
- *     all_to_all(chunks, ballots);                                       // yours; a row of ballots is a rank's
- *     gc_vote_signs_into(&ballots, step, &verdict, stream);              // on the chunk that is this rank's
- *     all_gather(verdict, verdicts);                                     // yours; a row of verdicts is a chunk
- *     gc_unpack_signs_into(&verdicts, NULL, GC_BIT_ORDER_BIG, &gradient, stream);  // +1 and -1
- *
- * With scales it unpacks what 1-bit SGD and 1-bit Adam send, too: +scale and -scale.
- */
-
-/**
- * Packs the signs of floats to bits in equal chunks: gc_pack_chunks() for floats. The most significant bit of a byte
- * comes first.
- *
- * `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `out`: as for
- * gc_pack_chunks().
- *
- * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: bool and integers; gc_pack_chunks() packs those. SIZE_OVERFLOW:
- * more than 2^63 - 1 bytes, or pointers.
- */
-gc_status_t gc_pack_signs(const DLManagedTensor *src,
-                          size_t n_chunks,
-                          DLManagedTensor **out);
-
-/**
- * Unpacks chunks of signs to one tensor, +1 where the bit is 1 and -1 where it is 0.
- *
- * `chunks`: as for gc_unpack_chunks(). `dtype`: float16, bfloat16, float32, float64, or a signed integer. `*out`:
- * one-dimensional, of that dtype, `n_elements` long, yours to release.
- *
- * As gc_unpack_chunks(); and UNSUPPORTED_DTYPE: bool and unsigned integers, which have no -1.
- */
-gc_status_t gc_unpack_signs(DLManagedTensor *const *chunks,
-                            size_t n_chunks,
-                            int64_t n_elements,
-                            DLDataType dtype,
-                            DLManagedTensor **out);
-
-/**
- * gc_pack_signs() into your memory.
- *
- * `src`: as for gc_pack_signs(). `dst`: as for gc_pack_chunks_into(), and so are the errors; bool and integers in src
- * are UNSUPPORTED_DTYPE here.
- */
-gc_status_t gc_pack_signs_into(const DLTensor *src,
-                               gc_bit_order_t order,
-                               DLTensor *dst,
-                               void *stream);
-
-/**
- * Unpacks chunks of signs to your memory, as +scale and -scale. +scale is where the bit is 1, -scale where it is 0.
- *
- * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `scales`: NULL for 1; or
- * float32 on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read when
- * the work is done, so what wrote them need not be waited for. `dst`: n elements, any shape and strides, written in C
- * order: float16, bfloat16, float32, float64; without scales a signed integer, too.
- *
- * A scale is rounded to the dtype of dst once, to nearest even; past the largest of the dtype it is infinite. It may
- * be anything: with a negative one the signs change places, a NaN gives NaN for either bit, always the same one
- * (0x7fc00000 in float32).
- *
- * INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8, scales not float32,
- * bool or an unsigned integer in dst, or any integer beside scales. SHAPE_MISMATCH: src, scales. NOT_CONTIGUOUS: src,
- * scales.
- */
-gc_status_t gc_unpack_signs_into(const DLTensor *src,
-                                 const DLTensor *scales,
-                                 gc_bit_order_t order,
-                                 DLTensor *dst,
-                                 void *stream);
-
-/**
- * Takes a majority vote on every bit: the result is what more than half of the voters have.
- *
- * In a tie, which an even number of voters can have, the bit is that of voter number (byte index + turn) mod n_voters:
- * so ties push some weights one way and some the other. Give another turn each step, the number of the step for
- * example, and the same on all ranks that are to have the same result.
- *
- * `src`: uint8, two-dimensional: [n_voters, n_bytes], the bytes of each voter side by side; any number of voters, at
- * any stride. `turn`: any number. `dst`: uint8, one-dimensional, contiguous: n_bytes. Bits that fill up a chunk are
- * voted on like the others. The order of bits does not matter.
- *
- * INVALID_ARGUMENT: no voters. UNSUPPORTED_DTYPE: src or dst not uint8. SHAPE_MISMATCH: src not two-dimensional, dst.
- * NOT_CONTIGUOUS: the bytes of a voter, dst.
- */
-gc_status_t gc_vote_signs_into(const DLTensor *src,
-                               uint64_t turn,
-                               DLTensor *dst,
-                               void *stream);
-
-/*
- * ONEBIT
- *
- * Signs with *error feedback*: a gradient becomes one bit per element and one scale, and what that loses, the error,
- * is added to the next gradient. Here the error is a tensor of yours. With c = gradient + error, in float32:
- *
- *     bit = not (c < 0)      scale s = root of the mean of c * c      new error = c - (+s where the bit is 1, else -s)
- *
- * This is DeepSpeed's formula; docs/NUMERICS.md says it to the last bit. A codec (below) does the same in one pass
- * over memory instead of two, keeps the error itself, and takes several tensors at once.
- */
-
-/** What a scale is: one of GC_SCALE_*. */
-typedef int32_t gc_scale_t;
-
-/**
- * Compresses a gradient to signs and one scale, and updates its error.
- *
- * `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on
- * the same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive
- * chunks as from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares
- * overflow: then the error is as it was. So it is when the call fails.
- *
- * INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an
- * error of another size. A call that fails leaves the error as it was; on CUDA it may be the new one if what fails is
- * the driver's wait at the end.
- */
-gc_status_t gc_onebit_compress(const DLManagedTensor *grad,
-                               DLManagedTensor *error,
-                               size_t n_chunks,
-                               DLManagedTensor **out_chunks,
-                               float *out_scale);
-
-/**
- * Decompresses chunks to one tensor: +s where the bit is 1 and -s where it is 0. To write to your memory instead, use
- * gc_unpack_signs_into().
- *
- * `chunks`: as for gc_unpack_chunks(). `scales`: `n_chunks` numbers in host memory, s of each chunk: all the same for
- * those of one gc_onebit_compress(). `dtype`: float32, float16 or bfloat16. `*out`: one-dimensional, of that dtype,
- * `n_elements` long, on the device of the chunks, yours to release.
- *
- * A scale may be anything. It is rounded to the dtype once, to nearest even; past the largest of the dtype it is
- * infinite, and a NaN gives NaN for either bit.
- *
- * As gc_unpack_chunks(); and INVALID_ARGUMENT: scales NULL. UNSUPPORTED_DTYPE: another dtype.
- */
-gc_status_t gc_onebit_decompress(DLManagedTensor *const *chunks,
-                                 size_t n_chunks,
-                                 const float *scales,
-                                 int64_t n_elements,
-                                 DLDataType dtype,
-                                 DLManagedTensor **out);
-
-/**
- * gc_onebit_compress() into your memory.
- *
- * `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk,
- * bits most significant first, every byte written. `scale`: float32, one element. `workspace`: uint8, C-contiguous, at
- * least gc_onebit_workspace_bytes(n) bytes, aligned to 16; whatever is in it, it is written to. All on the gradient's
- * device.
- *
- * As gc_onebit_compress(), and INVALID_ARGUMENT: a rule that is none. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
- * workspace.
- */
-gc_status_t gc_onebit_compress_into(const DLTensor *grad,
-                                    DLTensor *error,
-                                    gc_scale_t rule,
-                                    DLTensor *dst,
-                                    DLTensor *scale,
-                                    DLTensor *workspace,
-                                    void *stream);
-
-/**
- * Bytes of the workspace of gc_onebit_compress_into(): about 1/4096 of a float32 gradient's. -1, and the last error,
- * for a negative n_elements.
- */
-int64_t gc_onebit_workspace_bytes(int64_t n_elements);
 
 /*
  * CODECS
@@ -1352,6 +857,151 @@ int64_t gc_shard_elements(int64_t n_elements,
                           int32_t world_size);
 
 /*
+ * ALL-REDUCE
+ *
+ * The compressed all-reduce as a handle, which joins a communicator and a codec. It keeps the errors itself, and goes
+ * over memory once where gc_compressed_allreduce() goes three times. It takes several tensors at once, in any dtype
+ * that codecs know, with any codec: GC_CODEC_ONEBIT for the mean with error feedback, GC_CODEC_SIGN for the majority.
+ *
+ *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
+ *     gc_allreduce_t *allreduce;
+ *     gc_allreduce_create(comm, &options, &allreduce);                        // on every rank
+ *     gc_allreduce_run(allreduce, &gradient, 1, NULL, NULL, NULL);            // each step, on every rank
+ *     gc_allreduce_free(allreduce);
+ *
+ * What is said of codecs holds here: one stream, BUSY, memory that is made with the handle, what happens to values
+ * that are not finite. Payloads carry what was not finite to every rank, so that with GC_NONFINITE_TRANSACTIONAL all
+ * of them take the same step back.
+ */
+
+/** A compressed all-reduce: gc_allreduce_create() makes one. */
+typedef struct gc_allreduce_t gc_allreduce_t;
+
+/**
+ * Makes an all-reduce handle from a communicator and the options of a codec. Every rank calls this, with the same
+ * options but for the device's number; they tell each other 64 bytes.
+ *
+ * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values.
+ * `*out`: yours to release, by gc_allreduce_free().
+ *
+ * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle.
+ * COMM, BUSY. If one rank fails, all do, unless that is with BUSY or a NULL `comm`, for which the others wait.
+ */
+gc_status_t gc_allreduce_create(gc_comm_t *comm,
+                                const gc_codec_options_t *options,
+                                gc_allreduce_t **out);
+
+/** Releases an all-reduce handle, as gc_codec_free() does. Other ranks need not. */
+void gc_allreduce_free(gc_allreduce_t *allreduce);
+
+/**
+ * Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, as most ranks say. All
+ * ranks end with the same bytes.
+ *
+ * `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
+ * `error_factor`: as for gc_codec_encode().
+ *
+ * As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a
+ * rank whose payload is not of such a handle: values are as they were; on CUDA the flag is set. After a failure the
+ * errors of this rank may be those of the step: roll it back, or make them anew.
+ */
+gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
+                             DLTensor *const *values,
+                             size_t n_values,
+                             const DLTensor *value_factor,
+                             const DLTensor *error_factor,
+                             void *stream);
+
+/**
+ * The first half of gc_allreduce_run(): the mean, for this rank's part of the elements. It is for an optimizer whose
+ * state is divided among the ranks: from the mean, in float32, the optimizer computes its step, and
+ * gc_allreduce_all_gather() gives that to all. With an untouched shard the two are gc_allreduce_run(), byte for byte.
+ *
+ * `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
+ * it has as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The
+ * server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, as most ranks say; a tie is broken as by
+ * gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
+ *
+ * As gc_codec_encode(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: a shard that
+ * overlaps values or factors. COMM: an exchange failed. CORRUPT: on the CPU, a rank whose payload is not of such a
+ * handle: the shard is as it was; on CUDA the flag is set, and all of the shard is +0. Other ranks may not have met
+ * it: they wait for this one in gc_allreduce_all_gather(). After a failure the worker's errors of this rank may be
+ * those of the step.
+ *
+ * With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends what is pending, both or
+ * one alone; a half whose step is still pending when it comes again commits both first. So end each half by itself, or
+ * both together.
+ */
+gc_status_t gc_allreduce_reduce_scatter(gc_allreduce_t *allreduce,
+                                        const DLTensor *const *values,
+                                        size_t n_values,
+                                        const DLTensor *value_factor,
+                                        const DLTensor *error_factor,
+                                        DLTensor *shard,
+                                        void *stream);
+
+/**
+ * The second half of gc_allreduce_run(): sends this rank's part to all. It replaces values on every rank by the signs
+ * and the scales of all ranks' shards. All ranks end with the same bytes.
+ *
+ * `shard`: as gc_allreduce_reduce_scatter() has it, with any numbers in it: the optimizer's step in place of the mean.
+ * The server's error is added first, and what signs and scale lose is the next one. What is not finite is treated as
+ * in the mean. GC_CODEC_SIGN: its signs are sent. `values`: as for gc_allreduce_run(), and written to.
+ *
+ * As gc_allreduce_run(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: values that
+ * overlap it. After a failure the server's errors of this rank may be those of the step.
+ */
+gc_status_t gc_allreduce_all_gather(gc_allreduce_t *allreduce,
+                                    const DLTensor *shard,
+                                    DLTensor *const *values,
+                                    size_t n_values,
+                                    void *stream);
+
+/** Writes what happened on this rank since the last call, as gc_codec_flags() does. */
+gc_status_t gc_allreduce_flags(gc_allreduce_t *allreduce, DLTensor *dst, void *stream);
+
+/**
+ * Ends a step, as gc_codec_commit() does. What was not finite on any rank takes it back on all. What the values became
+ * is not undone. Nothing is exchanged, so `skip` must say the same on every rank.
+ */
+gc_status_t gc_allreduce_commit(gc_allreduce_t *allreduce,
+                                const DLTensor *skip,
+                                void *stream);
+
+/** Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0. */
+gc_status_t gc_allreduce_rollback(gc_allreduce_t *allreduce, void *stream);
+
+/** Resets the errors to +0, as after gc_allreduce_create(). Flags and a pending step are dropped. */
+gc_status_t gc_allreduce_reset(gc_allreduce_t *allreduce, void *stream);
+
+/**
+ * Writes the errors of this rank and of its shard, as gc_codec_errors_out() does. Its shard is the part that it
+ * reduces.
+ *
+ * `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard
+ * has: all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
+ */
+gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
+                                    DLTensor *worker,
+                                    DLTensor *server,
+                                    void *stream);
+
+/**
+ * Goes on with errors that a world of any size has kept. Other ranks need not call this at the same time.
+ *
+ * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it
+ * had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided
+ * by W and added in order. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all shards, of
+ * which this rank takes those of its own.
+ *
+ * As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
+ */
+gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
+                                   const DLTensor *workers,
+                                   const DLTensor *server,
+                                   void *stream);
+
+/*
  * NCCL
  *
  * A communicator over NCCL 2.18 or later: of one that you have, such as PyTorch's, or of its own. This library is not
@@ -1368,8 +1018,9 @@ int64_t gc_shard_elements(int64_t n_elements,
  *
  * It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can
  * be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
- * between ncclGroupStart and ncclGroupEnd of yours. A rank that waits for one that does not come waits for ever, on
- * its device: gc_comm_async_error() asks NCCL what it knows.
+ * between ncclGroupStart and ncclGroupEnd of yours. Where the host waits for a non-blocking communicator, or for the
+ * other ranks when a handle is created, it gives TIMEOUT after timeout_ms, and the communicator is of no more use. The
+ * device waits for a lost rank until NCCL ends that: gc_comm_async_error() asks NCCL what it knows.
  *
  * NCCL is looked for in dl_handle, if you give one, which must stay open; otherwise where this process sees ncclSend;
  * otherwise in a libnccl.so.2 that is loaded. Some builds of PyTorch have NCCL within another library. If several
@@ -1393,6 +1044,10 @@ typedef struct gc_nccl_options_t {
     void *comm;
     /** NCCL, from dlopen(). NULL: what is loaded. */
     void *dl_handle;
+    /** How long a call waits for NCCL on the host; 0: 10 minutes. */
+    uint32_t timeout_ms;
+    /** 0. */
+    uint32_t reserved;
 } gc_nccl_options_t;
 
 /**
@@ -1401,12 +1056,13 @@ typedef struct gc_nccl_options_t {
  * Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
  * never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
  * GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work that waits for another
- * rank, and is not used afterwards. A `comm` that is still being made is waited for.
+ * rank, and is not used afterwards. Blocks until a non-blocking `comm` is initialized.
  *
  * `*out`: yours to release, by gc_comm_free().
  *
  * INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not
- * clear which. COMM: a failure of NCCL's. And as for a tensor on the device of `comm`.
+ * clear which. COMM: a failure of NCCL's. TIMEOUT: NCCL was still at work after timeout_ms. Also any status that a
+ * tensor on comm's device can cause.
  */
 gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options,
                               gc_comm_t **out);
@@ -1585,149 +1241,489 @@ gc_status_t gc_comm_hierarchical(gc_comm_t *intra_node,
                                  gc_comm_t **out);
 
 /*
- * ALL-REDUCE
+ * ONEBIT
  *
- * The compressed all-reduce as a handle, which joins a communicator and a codec. It keeps the errors itself, and goes
- * over memory once where gc_compressed_allreduce() goes three times. It takes several tensors at once, in any dtype
- * that codecs know, with any codec: GC_CODEC_ONEBIT for the mean with error feedback, GC_CODEC_SIGN for the majority.
+ * Signs with *error feedback*: a gradient becomes one bit per element and one scale, and what that loses, the error,
+ * is added to the next gradient. Here the error is a tensor of yours. With c = gradient + error, in float32:
  *
- *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
- *     gc_allreduce_t *allreduce;
- *     gc_allreduce_create(comm, &options, &allreduce);                        // on every rank
- *     gc_allreduce_run(allreduce, &gradient, 1, NULL, NULL, NULL);            // each step, on every rank
- *     gc_allreduce_free(allreduce);
+ *     bit = not (c < 0)      scale s = root of the mean of c * c      new error = c - (+s where the bit is 1, else -s)
  *
- * What is said of codecs holds here: one stream, BUSY, memory that is made with the handle, what happens to values
- * that are not finite. Payloads carry what was not finite to every rank, so that with GC_NONFINITE_TRANSACTIONAL all
- * of them take the same step back.
+ * This is DeepSpeed's formula; docs/NUMERICS.md says it to the last bit. A codec (above) does the same in one pass
+ * over memory instead of two, keeps the error itself, and takes several tensors at once.
  */
 
-/** A compressed all-reduce: gc_allreduce_create() makes one. */
-typedef struct gc_allreduce_t gc_allreduce_t;
+/** What a scale is: one of GC_SCALE_*. */
+typedef int32_t gc_scale_t;
 
 /**
- * Makes an all-reduce handle from a communicator and the options of a codec. Every rank calls this, with the same
- * options but for the device's number; they tell each other 64 bytes.
+ * Compresses a gradient to signs and one scale, and updates its error.
  *
- * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values.
- * `*out`: yours to release, by gc_allreduce_free().
+ * `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on
+ * the same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive
+ * chunks as from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares
+ * overflow: then the error is as it was. So it is when the call fails.
  *
- * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle.
- * COMM, BUSY. If one rank fails, all do, unless that is with BUSY or a NULL `comm`, for which the others wait.
+ * INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an
+ * error of another size. A call that fails leaves the error as it was; on CUDA it may be the new one if what fails is
+ * the driver's wait at the end.
  */
-gc_status_t gc_allreduce_create(gc_comm_t *comm,
-                                const gc_codec_options_t *options,
-                                gc_allreduce_t **out);
-
-/** Releases an all-reduce handle, as gc_codec_free() does. Other ranks need not. */
-void gc_allreduce_free(gc_allreduce_t *allreduce);
-
-/**
- * Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, as most ranks say. All
- * ranks end with the same bytes.
- *
- * `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
- * `error_factor`: as for gc_codec_encode().
- *
- * As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a
- * rank whose payload is not of such a handle: values are as they were; on CUDA the flag is set. After a failure the
- * errors of this rank may be those of the step: roll it back, or make them anew.
- */
-gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
-                             DLTensor *const *values,
-                             size_t n_values,
-                             const DLTensor *value_factor,
-                             const DLTensor *error_factor,
-                             void *stream);
+gc_status_t gc_onebit_compress(const DLManagedTensor *grad,
+                               DLManagedTensor *error,
+                               size_t n_chunks,
+                               DLManagedTensor **out_chunks,
+                               float *out_scale);
 
 /**
- * The first half of gc_allreduce_run(): the mean, for this rank's part of the elements. It is for an optimizer whose
- * state is divided among the ranks: from the mean, in float32, the optimizer computes its step, and
- * gc_allreduce_all_gather() gives that to all. With an untouched shard the two are gc_allreduce_run(), byte for byte.
+ * Decompresses chunks to one tensor: +s where the bit is 1 and -s where it is 0. To write to your memory instead, use
+ * gc_unpack_signs_into().
  *
- * `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
- * it has as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The
- * server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, as most ranks say; a tie is broken as by
- * gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
+ * `chunks`: as for gc_unpack_chunks(). `scales`: `n_chunks` numbers in host memory, s of each chunk: all the same for
+ * those of one gc_onebit_compress(). `dtype`: float32, float16 or bfloat16. `*out`: one-dimensional, of that dtype,
+ * `n_elements` long, on the device of the chunks, yours to release.
  *
- * As gc_codec_encode(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: a shard that
- * overlaps values or factors. COMM: an exchange failed. CORRUPT: on the CPU, a rank whose payload is not of such a
- * handle: the shard is as it was; on CUDA the flag is set, and all of the shard is +0. Other ranks may not have met
- * it: they wait for this one in gc_allreduce_all_gather(). After a failure the worker's errors of this rank may be
- * those of the step.
+ * A scale may be anything. It is rounded to the dtype once, to nearest even; past the largest of the dtype it is
+ * infinite, and a NaN gives NaN for either bit.
  *
- * With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends what is pending, both or
- * one alone; a half whose step is still pending when it comes again commits both first. So end each half by itself, or
- * both together.
+ * As gc_unpack_chunks(); and INVALID_ARGUMENT: scales NULL. UNSUPPORTED_DTYPE: another dtype.
  */
-gc_status_t gc_allreduce_reduce_scatter(gc_allreduce_t *allreduce,
-                                        const DLTensor *const *values,
-                                        size_t n_values,
-                                        const DLTensor *value_factor,
-                                        const DLTensor *error_factor,
-                                        DLTensor *shard,
-                                        void *stream);
+gc_status_t gc_onebit_decompress(DLManagedTensor *const *chunks,
+                                 size_t n_chunks,
+                                 const float *scales,
+                                 int64_t n_elements,
+                                 DLDataType dtype,
+                                 DLManagedTensor **out);
 
 /**
- * The second half of gc_allreduce_run(): sends this rank's part to all. It replaces values on every rank by the signs
- * and the scales of all ranks' shards. All ranks end with the same bytes.
+ * gc_onebit_compress() into your memory.
  *
- * `shard`: as gc_allreduce_reduce_scatter() has it, with any numbers in it: the optimizer's step in place of the mean.
- * The server's error is added first, and what signs and scale lose is the next one. What is not finite is treated as
- * in the mean. GC_CODEC_SIGN: its signs are sent. `values`: as for gc_allreduce_run(), and written to.
+ * `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk,
+ * bits most significant first, every byte written. `scale`: float32, one element. `workspace`: uint8, C-contiguous, at
+ * least gc_onebit_workspace_bytes(n) bytes, aligned to 16; whatever is in it, it is written to. All on the gradient's
+ * device.
  *
- * As gc_allreduce_run(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: values that
- * overlap it. After a failure the server's errors of this rank may be those of the step.
+ * As gc_onebit_compress(), and INVALID_ARGUMENT: a rule that is none. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
+ * workspace.
  */
-gc_status_t gc_allreduce_all_gather(gc_allreduce_t *allreduce,
-                                    const DLTensor *shard,
-                                    DLTensor *const *values,
-                                    size_t n_values,
+gc_status_t gc_onebit_compress_into(const DLTensor *grad,
+                                    DLTensor *error,
+                                    gc_scale_t rule,
+                                    DLTensor *dst,
+                                    DLTensor *scale,
+                                    DLTensor *workspace,
                                     void *stream);
 
-/** Writes what happened on this rank since the last call, as gc_codec_flags() does. */
-gc_status_t gc_allreduce_flags(gc_allreduce_t *allreduce, DLTensor *dst, void *stream);
+/**
+ * Bytes of the workspace of gc_onebit_compress_into(): about 1/4096 of a float32 gradient's. -1, and the last error,
+ * for a negative n_elements.
+ */
+int64_t gc_onebit_workspace_bytes(int64_t n_elements);
+
+/*
+ * BITS
+ *
+ * A chunk is what one rank (one of the processes that train together) sends to another: `n` elements are packed to
+ * ceil(n / 8) bytes, and these are split into n_chunks equal chunks of gc_chunk_bytes(n, n_chunks) bytes, the last
+ * ones filled up with zero bits. Where the bytes divide evenly they are those of DeepSpeed's compress_by_chunk.
+ * Booleans and integers: bit = (x != 0). For the signs of floats see SIGNS.
+ */
+
+/** For `axis`: all dimensions as one, in C order. */
+#define GC_AXIS_NONE (-2147483647 - 1)
+
+/** For `count`: all the bits there are. */
+#define GC_COUNT_ALL (-9223372036854775807LL - 1)
+
+/** Which bit of a byte comes first. */
+enum gc_bit_order {
+    /** The most significant: NumPy's default, CuPy, DeepSpeed. */
+    GC_BIT_ORDER_BIG = 0,
+    /** The least significant. */
+    GC_BIT_ORDER_LITTLE = 1,
+};
+
+/** Which bit of a byte comes first: one of GC_BIT_ORDER_*. */
+typedef int32_t gc_bit_order_t;
 
 /**
- * Ends a step, as gc_codec_commit() does. What was not finite on any rank takes it back on all. What the values became
- * is not undone. Nothing is exchanged, so `skip` must say the same on every rank.
+ * Bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks). -1, and the last error, for a negative n_elements or 0
+ * chunks.
  */
-gc_status_t gc_allreduce_commit(gc_allreduce_t *allreduce,
-                                const DLTensor *skip,
+int64_t gc_chunk_bytes(int64_t n_elements,
+                       size_t n_chunks);
+
+/**
+ * Packs booleans and integers to bits, 1 where an element is not zero, in equal chunks. The most significant bit of a
+ * byte comes first.
+ *
+ * `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
+ * receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the
+ * last element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`;
+ * the first is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
+ *
+ * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs() packs their signs. SIZE_OVERFLOW: more than
+ * 2^63 - 1 bytes, or pointers.
+ */
+gc_status_t gc_pack_chunks(const DLManagedTensor *src,
+                           size_t n_chunks,
+                           DLManagedTensor **out);
+
+/**
+ * Unpacks chunks to one bool tensor: the inverse of gc_pack_chunks().
+ *
+ * `chunks`: `n_chunks` one-dimensional uint8 tensors of gc_chunk_bytes(n_elements, n_chunks) bytes each, in order, of
+ * any stride, on one device. Their bits past `n_elements` are ignored. `*out`: one-dimensional, bool, `n_elements`
+ * long, yours to release.
+ *
+ * INVALID_ARGUMENT: n_chunks 0, a negative n_elements. UNSUPPORTED_DTYPE: a chunk that is not uint8. SHAPE_MISMATCH: a
+ * chunk of another length.
+ */
+gc_status_t gc_unpack_chunks(DLManagedTensor *const *chunks,
+                             size_t n_chunks,
+                             int64_t n_elements,
+                             DLManagedTensor **out);
+
+/**
+ * Packs 8 elements along an axis to a byte, as numpy.packbits does. The last byte of each row is filled up with zero
+ * bits.
+ *
+ * `src`: bool or integer, any shape and strides; non-zero is 1. `axis`: a dimension, negative ones counting from the
+ * end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of
+ * `src` with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
+ *
+ * INVALID_ARGUMENT: an axis out of range, an order that is none. UNSUPPORTED_DTYPE: floats.
+ */
+gc_status_t gc_pack_bits(const DLManagedTensor *src,
+                         int32_t axis,
+                         gc_bit_order_t order,
+                         DLManagedTensor **out);
+
+/**
+ * Unpacks the bits of every byte along an axis to 0 and 1, as numpy.unpackbits does.
+ *
+ * `src`: uint8, any shape and strides. `axis`, `order`: as for gc_pack_bits(). `count`: how many bits along the axis:
+ * GC_COUNT_ALL; or a number, beyond the last bit zeros; or a negative one, to leave off that many at the end. `*out`:
+ * uint8, of the shape of `src` with that many along the axis (one-dimensional when flattened), yours to release.
+ *
+ * INVALID_ARGUMENT: an axis out of range, an order that is none, a count that leaves off more bits than there are.
+ * UNSUPPORTED_DTYPE: not uint8. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
+ */
+gc_status_t gc_unpack_bits(const DLManagedTensor *src,
+                           int32_t axis,
+                           int64_t count,
+                           gc_bit_order_t order,
+                           DLManagedTensor **out);
+
+/**
+ * gc_pack_chunks() into your memory.
+ *
+ * `src`: bool or integer, any shape and strides, flattened in C order. `dst`: uint8, C-contiguous, two-dimensional:
+ * [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk. Every byte of it is written.
+ *
+ * INVALID_ARGUMENT: an order that is none, dst without chunks. UNSUPPORTED_DTYPE: floats in src, dst not uint8.
+ * SHAPE_MISMATCH, NOT_CONTIGUOUS: dst.
+ */
+gc_status_t gc_pack_chunks_into(const DLTensor *src,
+                                gc_bit_order_t order,
+                                DLTensor *dst,
                                 void *stream);
 
-/** Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0. */
-gc_status_t gc_allreduce_rollback(gc_allreduce_t *allreduce, void *stream);
-
-/** Resets the errors to +0, as after gc_allreduce_create(). Flags and a pending step are dropped. */
-gc_status_t gc_allreduce_reset(gc_allreduce_t *allreduce, void *stream);
+/**
+ * Unpacks chunks to 0 and 1 in your memory, in any dtype.
+ *
+ * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape
+ * and strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
+ *
+ * INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH,
+ * NOT_CONTIGUOUS: src.
+ */
+gc_status_t gc_unpack_chunks_into(const DLTensor *src,
+                                  gc_bit_order_t order,
+                                  DLTensor *dst,
+                                  void *stream);
 
 /**
- * Writes the errors of this rank and of its shard, as gc_codec_errors_out() does. Its shard is the part that it
- * reduces.
+ * gc_pack_bits() into your memory.
  *
- * `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard
- * has: all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
+ * `dst`: uint8, of the shape that gc_pack_bits() would give, any strides.
+ *
+ * As gc_pack_bits(); and UNSUPPORTED_DTYPE: dst not uint8. SHAPE_MISMATCH: dst.
  */
-gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
-                                    DLTensor *worker,
-                                    DLTensor *server,
-                                    void *stream);
+gc_status_t gc_pack_bits_into(const DLTensor *src,
+                              int32_t axis,
+                              gc_bit_order_t order,
+                              DLTensor *dst,
+                              void *stream);
 
 /**
- * Goes on with errors that a world of any size has kept. Other ranks need not call this at the same time.
+ * gc_unpack_bits() into your memory.
  *
- * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it
- * had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided
- * by W and added in order. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all shards, of
- * which this rank takes those of its own.
+ * `dst`: of the shape that gc_unpack_bits() would give, whatever its length along the axis: that is the count. Any
+ * strides; uint8, or any other dtype that gc_unpack_chunks_into() writes.
  *
- * As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
+ * As gc_unpack_bits(), and SHAPE_MISMATCH: dst.
  */
-gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
-                                   const DLTensor *workers,
-                                   const DLTensor *server,
-                                   void *stream);
+gc_status_t gc_unpack_bits_into(const DLTensor *src,
+                                int32_t axis,
+                                gc_bit_order_t order,
+                                DLTensor *dst,
+                                void *stream);
+
+/*
+ * SIGNS
+ *
+ * What training sends instead of gradients: the sign of every element, bit = not (x < 0), so zeros of either sign and
+ * NaN give 1. The bits lie in chunks, as those of gc_pack_chunks() do. A step of signSGD with majority vote (Bernstein
+ * et al., 2018) over the ranks of a group:
+ *
+ *     gc_pack_signs_into(&gradient, GC_BIT_ORDER_BIG, &chunks, stream);  // a chunk for every rank
+ *     all_to_all(chunks, ballots);                                       // yours; a row of ballots is a rank's
+ *     gc_vote_signs_into(&ballots, step, &verdict, stream);              // on the chunk that is this rank's
+ *     all_gather(verdict, verdicts);                                     // yours; a row of verdicts is a chunk
+ *     gc_unpack_signs_into(&verdicts, NULL, GC_BIT_ORDER_BIG, &gradient, stream);  // +1 and -1
+ *
+ * With scales it unpacks what 1-bit SGD and 1-bit Adam send, too: +scale and -scale.
+ */
+
+/**
+ * Packs the signs of floats to bits in equal chunks: gc_pack_chunks() for floats. The most significant bit of a byte
+ * comes first.
+ *
+ * `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `out`: as for
+ * gc_pack_chunks().
+ *
+ * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: bool and integers; gc_pack_chunks() packs those. SIZE_OVERFLOW:
+ * more than 2^63 - 1 bytes, or pointers.
+ */
+gc_status_t gc_pack_signs(const DLManagedTensor *src,
+                          size_t n_chunks,
+                          DLManagedTensor **out);
+
+/**
+ * Unpacks chunks of signs to one tensor, +1 where the bit is 1 and -1 where it is 0.
+ *
+ * `chunks`: as for gc_unpack_chunks(). `dtype`: float16, bfloat16, float32, float64, or a signed integer. `*out`:
+ * one-dimensional, of that dtype, `n_elements` long, yours to release.
+ *
+ * As gc_unpack_chunks(); and UNSUPPORTED_DTYPE: bool and unsigned integers, which have no -1.
+ */
+gc_status_t gc_unpack_signs(DLManagedTensor *const *chunks,
+                            size_t n_chunks,
+                            int64_t n_elements,
+                            DLDataType dtype,
+                            DLManagedTensor **out);
+
+/**
+ * gc_pack_signs() into your memory.
+ *
+ * `src`: as for gc_pack_signs(). `dst`: as for gc_pack_chunks_into(), and so are the errors; bool and integers in src
+ * are UNSUPPORTED_DTYPE here.
+ */
+gc_status_t gc_pack_signs_into(const DLTensor *src,
+                               gc_bit_order_t order,
+                               DLTensor *dst,
+                               void *stream);
+
+/**
+ * Unpacks chunks of signs to your memory, as +scale and -scale. +scale is where the bit is 1, -scale where it is 0.
+ *
+ * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `scales`: NULL for 1; or
+ * float32 on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read when
+ * the work is done, so what wrote them need not be waited for. `dst`: n elements, any shape and strides, written in C
+ * order: float16, bfloat16, float32, float64; without scales a signed integer, too.
+ *
+ * A scale is rounded to the dtype of dst once, to nearest even; past the largest of the dtype it is infinite. It may
+ * be anything: with a negative one the signs change places, a NaN gives NaN for either bit, always the same one
+ * (0x7fc00000 in float32).
+ *
+ * INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8, scales not float32,
+ * bool or an unsigned integer in dst, or any integer beside scales. SHAPE_MISMATCH: src, scales. NOT_CONTIGUOUS: src,
+ * scales.
+ */
+gc_status_t gc_unpack_signs_into(const DLTensor *src,
+                                 const DLTensor *scales,
+                                 gc_bit_order_t order,
+                                 DLTensor *dst,
+                                 void *stream);
+
+/**
+ * Takes a majority vote on every bit: the result is what more than half of the voters have.
+ *
+ * In a tie, which an even number of voters can have, the bit is that of voter number (byte index + turn) mod n_voters:
+ * so ties push some weights one way and some the other. Give another turn each step, the number of the step for
+ * example, and the same on all ranks that are to have the same result.
+ *
+ * `src`: uint8, two-dimensional: [n_voters, n_bytes], the bytes of each voter side by side; any number of voters, at
+ * any stride. `turn`: any number. `dst`: uint8, one-dimensional, contiguous: n_bytes. Bits that fill up a chunk are
+ * voted on like the others. The order of bits does not matter.
+ *
+ * INVALID_ARGUMENT: no voters. UNSUPPORTED_DTYPE: src or dst not uint8. SHAPE_MISMATCH: src not two-dimensional, dst.
+ * NOT_CONTIGUOUS: the bytes of a voter, dst.
+ */
+gc_status_t gc_vote_signs_into(const DLTensor *src,
+                               uint64_t turn,
+                               DLTensor *dst,
+                               void *stream);
+
+/*
+ * TENSORS
+ */
+
+/**
+ * A new compact tensor; its elements are not initialized.
+ *
+ * `dtype`: any; elements of less than a byte are packed, their bytes rounded up. `shape`: `ndim` sizes, copied; may be
+ * NULL when `ndim` is 0. `*out`: yours to release.
+ *
+ * UNSUPPORTED_DTYPE: 0 bits or 0 lanes. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
+ */
+gc_status_t gc_tensor_empty(DLDevice device,
+                            DLDataType dtype,
+                            int32_t ndim,
+                            const int64_t *shape,
+                            DLManagedTensor **out);
+
+/**
+ * A tensor over your memory. Nothing is copied, and no element is read.
+ *
+ * `data`: element 0; NULL only if there is no element. `device`, `dtype`: any. `shape`: `ndim` sizes. `strides`: as
+ * many strides in elements, NULL for compact. Both are copied. `release`, unless NULL, is called once with `ctx` when
+ * the last user of the tensor has released it, on that user's thread; it must not throw or longjmp. It is not called
+ * when this function fails. `*out`: yours to release.
+ *
+ * The device is not checked and no driver is asked, so memory of another process or of another card is valid here.
+ * Name the device that is to work on it, whichever device the driver reports for the pointer (for memory that another
+ * process has mapped it reports now one, now the other), and make sure that this device can reach it. `*out` names the
+ * device as you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can
+ * where cuMemHostAlloc made it). Managed memory is CUDAManaged: the device with its number works on it, as on CUDA. If
+ * others use it on the CPU or on another device, it is up to you to order that.
+ *
+ * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
+ */
+gc_status_t gc_tensor_from_pointer(void *data,
+                                   DLDevice device,
+                                   DLDataType dtype,
+                                   int32_t ndim,
+                                   const int64_t *shape,
+                                   const int64_t *strides,
+                                   void (*release)(void *ctx),
+                                   void *ctx,
+                                   DLManagedTensor **out);
+
+/** Releases a tensor: calls its deleter. NULL is ignored, and so is a tensor whose deleter is NULL. */
+void gc_tensor_free(DLManagedTensor *tensor);
+
+/** Releases a tensor in DLPack's versioned form, as gc_tensor_free(). */
+void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
+
+/**
+ * Converts a tensor to DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as
+ * read-only.) The version is the lowest 1.x that knows the dtype; there are no flags.
+ *
+ * `src`: of any dtype and device, since no element is read. On success it belongs to `*out`; when the call fails it is
+ * still yours. If it has no deleter, the struct need not outlive the call, but its memory must stay. `*out`: yours to
+ * release, by gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are
+ * passed on as they are.
+ *
+ * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
+ */
+gc_status_t gc_tensor_to_versioned(DLManagedTensor *src,
+                                   struct DLManagedTensorVersioned **out);
+
+/**
+ * Converts a tensor to DLPack's legacy form, which JAX and all other functions take.
+ *
+ * `src`: any version 1.x. On success it belongs to `*out`, as in gc_tensor_to_versioned(). `*out`: yours to release.
+ *
+ * READ_ONLY: the legacy form cannot say that a tensor is read-only. (To read it, borrow it: `{ v->dl_tensor, NULL,
+ * NULL }`.) UNSUPPORTED_DTYPE: nor can it say that elements of less than a byte are padded to one
+ * (IS_SUBBYTE_TYPE_PADDED); 0 bits or 0 lanes. INVALID_ARGUMENT: another major version.
+ */
+gc_status_t gc_tensor_from_versioned(struct DLManagedTensorVersioned *src,
+                                     DLManagedTensor **out);
+
+/**
+ * Releases the tensor of a Python capsule that nobody consumed. It is a destructor for PyCapsule_New from ctypes or
+ * cffi.
+ *
+ * Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
+ * NULL is no capsule: that sets the last error, and nothing else happens. Finds Python in the process that calls it:
+ * this library does not link against it. Pass its address only: to call it yourself you would have to hold the GIL,
+ * which ctypes.CDLL gives up.
+ */
+void gc_capsule_destructor(void *py_capsule);
+
+/*
+ * COPIES
+ *
+ * Any tensor into any other: other strides, another dtype, another device, as NumPy's `dst[...] = src` does it, CuPy's
+ * asarray() and asnumpy(), or torch's copy_().
+ *
+ *     DLDevice gpu = {kDLCUDA, 0};
+ *     gc_tensor_to_device(array, gpu, &copy);         // a new tensor, compact
+ *     gc_copy_into(&float32_matrix, &bfloat16_transposed, stream);  // cast and laid out anew in one pass
+ *
+ * `src` is broadcast to the shape of `dst` by NumPy's rule: sizes are aligned at the last one, and where src has a
+ * size of 1, or none, its element is repeated.
+ *
+ * Elements of the same dtype are copied as they are, byte for byte: any dtype, lanes included. Casts are between bool,
+ * integers, float16, bfloat16, float32 and float64. Their results are the same on every device, to the last bit:
+ *
+ * - integer to integer: the lowest bits, sign or zeros before them: 300 is 44 in uint8, -1 is 255;
+ * - float to integer: towards 0; what is beyond the integer's range becomes its least or greatest, NaN 0;
+ * - to bool: 1 unless the element is 0 or -0.0, so 1 for NaN; from bool: 1 for every byte but 0;
+ * - to a float: rounded once, to nearest, to even in the middle, also from float64 to bfloat16 or from int64 to
+ *   float16; what rounds to beyond the largest becomes Inf; denormals are kept;
+ * - NaN to a float: 0x7fc00000 in float32, 0x7fc0 in bfloat16, 0x7e00 in float16, 0x7ff8000000000000 in float64.
+ *
+ * Where a cast is defined in NumPy, astype() gives the same, but for the bits of NaN.
+ */
+
+/**
+ * A new compact copy of a tensor, on the device that you name.
+ *
+ * `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be
+ * C-contiguous. `device`: CPU (1) or CUDA (2); it may be that of src. `*out`: of the same dtype and shape, yours to
+ * release.
+ *
+ * UNSUPPORTED_DEVICE: CUDAHost or CUDAManaged as `device`: such memory is yours to make, and gc_copy_into() writes to
+ * it. SIZE_OVERFLOW: more than 2^63 - 1 bytes. NOT_CONTIGUOUS.
+ */
+gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
+                                DLDevice device,
+                                DLManagedTensor **out);
+
+/**
+ * Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
+ * CUDAHost, CUDA and CUDAManaged.
+ *
+ * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is, and between CPU tensors nothing
+ * behind the last element of less than a byte; where a GPU takes part all of that byte is. `stream`: of dst's device, or
+ * of src's where dst is on CPU or CUDAHost; ignored where both are.
+ *
+ * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
+ * is enqueued on the stream, like a copy between two CUDA tensors, and both must stay until the stream has done it.
+ * The first copy between CPU and a device allocates 8 MiB of pinned memory, also after gc_prepare(), which are kept
+ * until gc_trim(). CPU memory that is pinned, in one piece, is copied without them.
+ *
+ * Between two CUDA devices the stream is one of dst's device: work of other streams on src must be done before, or
+ * this stream must wait for it. The device of dst is given access to the memory of src's device where that is
+ * possible. If dst's device still cannot read src, which may be memory of a pool or memory that was mapped, a copy to
+ * another layout or dtype goes by way of the CPU: it is complete when this returns, allocates and cannot be captured,
+ * like the above. src is read from another context than its own, so release a tensor of ours only when the stream has
+ * done the copy.
+ *
+ * Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
+ * done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of
+ * src, whether elements share them or not: INVALID_ARGUMENT.
+ *
+ * SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
+ * NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such
+ * elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this
+ * returns.
+ */
+gc_status_t gc_copy_into(const DLTensor *src,
+                         DLTensor *dst,
+                         void *stream);
 
 /*
  * SHARING
@@ -2242,6 +2238,27 @@ gc_status_t gc_builtin_kernels(const char *family,
 gc_status_t gc_builtin_kernel_shape(const char *kernel,
                                     int32_t compute_capability,
                                     gc_kernel_shape_t *out);
+
+/*
+ * VERSION
+ *
+ * GRADCODEC_VERSION is what you compile against, gc_version() what you run with.
+ */
+
+/** The version of the loaded library: major << 16 | minor << 8 | patch. */
+uint32_t gc_version(void);
+
+/** The version of the loaded library as text, such as "0.1.0". Static text. */
+const char *gc_version_string(void);
+
+/**
+ * What a bug report should include, in lines of text. Version and commit ("unknown" if it was built without git,
+ * "-dirty" behind it if from other sources), compiler and target, the instruction set in use and those that this
+ * processor has, and the version and file of each CUDA driver, NCCL and NVRTC that is loaded in this process. Nothing is
+ * loaded or started for it; only the instruction set is chosen, as by a first call. The words are for people and may
+ * change. UTF-8, at most 1000 bytes, and unchanged until this thread calls this again, or its end; "" without memory.
+ */
+const char *gc_build_info(void);
 
 #ifdef __cplusplus
 }

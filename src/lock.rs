@@ -25,7 +25,7 @@ const BROKEN_OFF: u32 = u32::MAX;
 
 impl Users {
     /// Counts a call that begins, unless `most` are there. `what` is named in the refusal.
-    pub fn enter(&self, most: u32, what: &str) -> Result<()> {
+    fn enter(&self, most: u32, what: &str) -> Result<()> {
         let process = process();
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
@@ -47,15 +47,29 @@ impl Users {
         }
     }
 
-    /// A call that was counted ends.
-    pub fn leave(&self) {
+    /// Counts a call as long as what is returned lives, beside however many others.
+    pub fn count(&self, what: &str) -> Result<Counted<'_>> {
+        self.enter(BROKEN_OFF - 1, what)?;
+        Ok(Counted(self))
+    }
+
+    fn leave(&self) {
         self.0.fetch_sub(1, Ordering::Release);
     }
 
     /// Whether calls were under way in the parent when this process was forked: they never end here.
-    pub fn were_abandoned(&self) -> bool {
+    fn were_abandoned(&self) -> bool {
         let word = self.0.load(Ordering::Acquire);
         !matches!(word as u32, 0 | BROKEN_OFF) && (word >> 32) as u32 != process()
+    }
+}
+
+/// A call that is counted.
+pub struct Counted<'a>(&'a Users);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
     }
 }
 

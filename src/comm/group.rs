@@ -75,15 +75,6 @@ pub fn group(world: usize) -> Result<impl Iterator<Item = Member>> {
     Ok((0..world).map(move |rank| Member { rank, world, group: group.clone(), events: Mutex::new(None) }))
 }
 
-/// A rank that is in a call on its group.
-struct InUse<'a>(&'a Users);
-
-impl Drop for InUse<'_> {
-    fn drop(&mut self) {
-        self.0.leave();
-    }
-}
-
 /// A call's stream, and this rank's events of its context.
 struct Lane {
     queue: cuda::Queue,
@@ -95,13 +86,8 @@ impl Member {
         (self.rank, self.world)
     }
 
-    fn enter(&self) -> Result<InUse<'_>> {
-        self.group.users.enter(u32::MAX - 1, "group")?;
-        Ok(InUse(&self.group.users))
-    }
-
     pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
-        let (_delay, _in_use) = (cancel::delay(), self.enter()?);
+        let (_delay, _counted) = (cancel::delay(), self.group.users.count("group")?);
         let mut lane = self.lane(exchange)?;
         let own = Post {
             pattern: exchange.pattern,
@@ -239,7 +225,7 @@ impl Member {
 
     /// This rank comes no more.
     pub fn abort(&self) {
-        let Ok(_in_use) = self.enter() else { return };
+        let Ok(_counted) = self.group.users.count("group") else { return };
         let mut round = self.lock();
         round.gone.get_or_insert(self.rank);
         self.group.moved.notify_all();

@@ -4,7 +4,7 @@ A text is as short as it can be, and one that is not there any more is found by 
 
 from dataclasses import dataclass
 
-from commands import c, does_not_build, loom, program, python, rust
+from commands import c, does_not_build, gpu, loom, program, python, rust, script
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ SUM = "src/backend/cpu/codec/sum.rs"
 fault("a call of another size has the tiles of the one before", "stale plan", CODEC,
       "(self.worker_tiles, self.server_tiles) = (Tiles::new", "let _ = (Tiles::new",
       python("test_comm", "fewer_tiles_after_one_of_more", fakes=False))
-fault("a call of another size has the chunks of the one before", "stale plan", "src/comm/wire.rs",
+fault("a call of another size has the chunks of the one before", "stale plan", "src/comm/buffers.rs",
       "[self.world, stride], [stride]", "[self.world, self.most], [stride]",
       python("test_comm", "a_reserved_communicator", fakes=False))
 fault("a commit keeps the state before it", "error lost", CODEC,
@@ -76,7 +76,7 @@ fault("a negative scale in a state is believed", "payload believed", STATE,
       rust("src/backend/cpu/codec/tests/hostile.rs", "a_state_of_something_else_is_refused"))
 fault("units of a tile are added from both ends", "wrong order of a sum", SUM,
       "sums[2 * index] + sums[2 * index + 1]", "sums[index] + sums[2 * left - 1 - index]",
-      rust("src/backend/cpu/codec/tests/steps.rs", "every_size_and_dtype"))
+      python("test_codec", "added_in_the_order_of_the_specification", fakes=False))
 
 # ---- Memory, threads, processes
 
@@ -106,11 +106,20 @@ fault("a copy that the driver refuses", "driver's failure lost", "src/backend/cu
 
 fault("a rank that is freed tells nobody", "lost rank", "src/comm/group.rs",
       "        self.abort();", "", python("test_comm", "a_rank_that_is_freed", fakes=False, limit=40))
+fault("a lock forgets the process that it was taken in", "fork", "src/lock.rs",
+      "_ if of != process => {", "_ if false => {", python("test_fork", "in_the_middle", fakes=False, limit=60))
+fault("two ranks may have one number", "ranks that disagree", "src/comm/record.rs",
+      "if number as usize != rank {", "if false {", python("test_comm", "two_ranks_with_one_number", fakes=False))
+fault("nodes may have different numbers of ranks", "ranks that disagree", "src/comm/hierarchical_setup.rs",
+      "sizes.find(|&(_, other)| other != ranks)", "sizes.find(|&(_, other)| other > ranks + 99)",
+      python("test_hierarchical", "different_numbers", fakes=False, limit=60))
+fault("NCCL is polled without end", "lost rank", "src/comm/nccl.rs",
+      "if begin.elapsed() >= timeout {", "if false {", python("test_nccl", "waited_for_so_long", limit=60))
 fault("a communicator of NCCL's that failed is destroyed", "lost rank", "src/comm/nccl.rs",
       "unsafe { if broken {", "unsafe { if broken && false {", python("test_nccl", "aborted"))
 fault("blocks of nodes are put in another order", "wrong order of ranks", "src/comm/hierarchical.rs",
-      "to: [ranks * bytes, bytes],\n            from: [bytes, nodes * bytes],",
-      "to: [bytes, nodes * bytes],\n            from: [bytes, nodes * bytes],",
+      "Permuted { counts: [nodes, ranks], to: [ranks * bytes, bytes], from",
+      "Permuted { counts: [nodes, ranks], to: [bytes, nodes * bytes], from",
       python("test_hierarchical", "what_goes_where", fakes=False))
 
 # ---- The pool's threads: every order of their steps
@@ -150,7 +159,8 @@ fault("an entry of somebody else is used", "payload believed", "src/compile/cach
 # ---- Kernels
 
 fault("errors in bfloat16 are cut off", "wrong bits", "kernels/state.cuh",
-      "= to_bf16(c);", "= static_cast<unsigned short>(__float_as_uint(c) >> 16);", program("build/tests/codec", "tests/emulator/codec.cpp"))
+      "= to_bf16(c);", "= static_cast<unsigned short>(__float_as_uint(c) >> 16);",
+      program("build/tests/codec", "tests/emulator/codec.cpp"))
 
 # ---- What wraps the C functions
 
@@ -180,11 +190,13 @@ for module, name, old, new, test in (
      "len(outputs.pointers), *reversed(factors.pointers)\n", OF_METHODS),
     ("_comms", "AllReduce.reduce_scatter", "len(inputs.pointers), *factors.pointers, *to.pointers\n",
      "len(inputs.pointers), *reversed(factors.pointers), *to.pointers\n", OF_METHODS),
-    ("_library", "GradCodec.nccl_world", '(_int32("rank", rank), _int32("world_size", world_size))\n        self.lib.gc_comm_from_nccl_id',
+    ("_library", "GradCodec.nccl_world",
+     '(_int32("rank", rank), _int32("world_size", world_size))\n        self.lib.gc_comm_from_nccl_id',
      '(_int32("world_size", world_size), _int32("rank", rank))\n        self.lib.gc_comm_from_nccl_id', OF_FUNCTIONS),
-    ("_library", "GradCodec.nccl", '_address("comm", comm), _address("dl_handle", dl_handle)\n        made',
-     '_address("dl_handle", dl_handle), _address("comm", comm)\n        made', OF_FUNCTIONS),
-    ("_library", "GradCodec.hierarchical", "intra_node._comm, inter_node and inter_node._comm,", "inter_node and inter_node._comm, intra_node._comm,", OF_METHODS),
+    ("_library", "GradCodec.nccl", '_address("comm", comm), _address("dl_handle", dl_handle),',
+     '_address("dl_handle", dl_handle), _address("comm", comm),', OF_FUNCTIONS),
+    ("_library", "GradCodec.hierarchical", "intra_node._comm, inter_node and inter_node._comm,",
+     "inter_node and inter_node._comm, intra_node._comm,", OF_METHODS),
     ("_share", "GradCodec.share_send", '_whole("flags", flags, 0, 2**32 - 1), _int32("timeout_ms"',
      '0 * _whole("flags", flags, 0, 2**32 - 1), _int32("timeout_ms"', OF_FUNCTIONS),
     ("_library", "GradCodec.vote_signs_into", 'stream, _whole("turn", turn,', 'stream, 0 * _whole("turn", turn,', OF_FUNCTIONS),
@@ -223,21 +235,24 @@ fault("install without the CMake package", "missing file", "Makefile",
 fault("a wheel without py.typed", "missing file", "packaging/wheel.py",
       'sorted([*package.glob("*.py"), package / "py.typed"])', 'sorted(package.glob("*.py"))', WHEEL)
 fault("a wheel without the C++ headers", "missing file", "packaging/wheel.py",
-      "if file.is_file() and not name.startswith(", 'if file.is_file() and not name.endswith((".hpp", ".cuh")) and not name.startswith(',
+      "if file.is_file() and not name.startswith(",
+      'if file.is_file() and not name.endswith((".hpp", ".cuh")) and not name.startswith(',
       WHEEL)
 
 # ---- Ranks that do not come
 
 STAYS = python("test_peers", "memory_stays_that_others_may_write_to")
-fault("a rank that gave up frees what others write to", "lost rank", "src/comm/peers.rs", "self.way.keep();", "", STAYS)
+fault("a rank that gave up frees what others write to", "lost rank", "src/comm/peers.rs", "self.memory.keep();", "", STAYS)
 fault("a rank that waited on the host frees what others write to", "lost rank", "src/comm/peers.rs",
-      "if self.way.is_broken() || self.broken.load(Ordering::Relaxed) {\n            // A rank",
-      "if self.way.is_broken() {\n            // A rank", STAYS)
-fault("over two, lateness within a node is a failure", "lost rank", "src/comm/two.rs",
-      "self.both().try_for_each(|one| one.transport.late())", "self.both().skip(1).try_for_each(|one| one.transport.late())",
+      "if self.memory.is_broken() || self.broken.load(Ordering::Relaxed) {\n            // A rank",
+      "if self.memory.is_broken() {\n            // A rank", STAYS)
+fault("over two levels, lateness within a node is a failure", "lost rank", "src/comm/topology.rs",
+      "self.links().try_for_each(|link| link.transport.peer_lost())",
+      "self.links().skip(1).try_for_each(|link| link.transport.peer_lost())",
       python("test_peers", "over_two_a_late_rank"))
 fault("a rank that did not come is told as corrupt", "lost rank", "kernels/finish.cuh",
-      "if (broken && found & CORRUPT) found", "if (false) found", python("test_peers", "has_left_is_not_finite_and_not_corrupt"))
+      "if (broken && found & CORRUPT) found", "if (false) found",
+      python("test_peers", "has_left_is_not_finite_and_not_corrupt"))
 
 # ---- Order of stores
 
@@ -258,7 +273,8 @@ fault("a rank of a group goes on before others have taken", "stream that does no
 fault("a rank of a group takes what is not there yet", "stream that does not wait", "src/comm/group.rs",
       "ready.hold_up(&mut lane.queue)?;", "let _ = ready;", TURNS)
 fault("a staged send uses a piece again one round early", "stream that does not wait", STAGED,
-      "staging.wait(queue, number)?;\n        }\n        let piece = staging.piece(number);\n        // SAFETY: the caller's promise; a piece",
+      "staging.wait(queue, number)?;\n        }\n        let piece = staging.piece(number);\n"
+      "        // SAFETY: the caller's promise; a piece",
       "}\n        let piece = staging.piece(number);\n        // SAFETY: the caller's promise; a piece", PIECES)
 fault("a staged receive reads before arrival", "stream that does not wait", STAGED,
       "staging.wait(queue, *number)?;", "", PIECES)
@@ -288,3 +304,33 @@ fault("kernels: a float32 of -0.0 skips a step", "wrong bits at an edge", "kerne
 fault("kernels: neighbouring rounds of a sum are added the other way round", "wrong order of a sum", "kernels/sum.cuh",
       "for (unsigned distance = ROUNDS / 2; distance > 0; distance /= 2) {",
       "for (unsigned distance = 1; distance < ROUNDS; distance *= 2) {", EMULATED)
+
+# ---- More of each kind
+
+fault("a refused payload changes values", "refusal that writes", DECODE,
+      "self.raise(CORRUPT);\n                    return Err(failure);",
+      "self.raise(CORRUPT);\n                    unsafe { values[0].at(0).write(1) };\n"
+      "                    return Err(failure);",
+      python("test_codec", "what_a_stranger_sends", fakes=False))
+fault("what is lost is taken off twice", "error written twice", "src/backend/cpu/codec/plain.rs",
+      "    carry_with(InstructionSet::chosen(), call);",
+      "    carry_with(InstructionSet::chosen(), call);\n    carry_with(InstructionSet::chosen(), call);",
+      python("test_codec", "the_plain_form_allocates_its_chunks", fakes=False))
+fault("a failure leaves no sentence", "error lost", "src/panics.rs",
+      "    remember(&failure);\n", "", python("test_refusals", "the_last_error_is_the_threads_own", fakes=False))
+fault("an event that the driver does not record", "driver's failure lost", "src/backend/cuda/event.rs",
+      'driver.check(code, format_args!("cuEventRecord on {}", queue.device))', "let _ = code;\n        Ok(())",
+      python("test_peers", "whichever_call_of_the_driver_fails"),
+      python("test_copy_driver", "every_call_of_the_driver_may_fail_in_a_copy", "pageable"))
+fault("ranks of a node do not meet between two exchanges", "lost rank", "src/comm/hierarchical.rs",
+      "self.intra.transport.barrier(queue)?;\n        self.join", "self.join",
+      python("test_comm_driver", "two_levels_on_one_card", "peers and board", limit=120))
+fault("peers do not meet before a lone all-gather", "lost rank", "src/comm/peers.rs",
+      "if phases == Phases::AllGather { self.barrier(queue) }", "if phases == Phases::AllGather { Ok(()) }",
+      python("test_comm_driver", "two_levels_on_one_card", "peers and board", limit=120))
+fault("another value of a constant", "interface", "include/gradcodec.h",
+      "GC_STATUS_TIMEOUT = 41", "GC_STATUS_TIMEOUT = 42", script("tests/abi/abi.py", "cc", "include"))
+fault("kernels: a launch does not wait for the one before", "data race of kernels", "kernels/finish.cuh",
+      "    wait_for_launch_before();\n", "", gpu("test_codec"), tier="gpu")
+fault("kernels: a sum is written where others still read", "data race of kernels", "kernels/sum.cuh",
+      "// All have read what lies in the places.\n        __syncthreads();", "", gpu("sanitize"), tier="gpu")
