@@ -192,17 +192,12 @@ ifneq ($(wildcard Cargo.toml),)
 	CARGO=$(CARGO) sh tests/packaging/commit.sh $(BUILD)/tests/commit
 endif
 
-# How threads share a job, in every order in which their steps can come. With planted faults that must be found:
-# `make test-loom-faults`.
+# How threads share a job, in every order in which their steps can come.
 test-loom: $(if $(wildcard Cargo.toml),$(BUILD)/tests/loom)
 LOOM_SOURCES = src/backend/cpu/pool/job.rs $(wildcard tests/loom/*)
 $(BUILD)/tests/loom: $(LOOM_SOURCES)
 	CARGO_TARGET_DIR=target/loom RUST_BACKTRACE=0 $(CARGO) test --quiet --locked --manifest-path tests/loom/Cargo.toml
 	@mkdir -p $(@D) && touch $@
-
-.PHONY: test-loom-faults
-test-loom-faults: $(BUILD)/tests/loom
-	bash tests/loom/faults.sh
 
 # Every program in C99, and a look at it in the other standards. The library that they call is the same in each. What
 # takes long runs in one of them, and what takes memory runs alone.
