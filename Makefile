@@ -120,7 +120,7 @@ INTO_MAN     = $(DESTDIR)$(MANDIR)/man7
 # From the library's folder: the CMake package may be moved with its tree.
 LIB_TO_INCLUDE = $(shell realpath -ms --relative-to=$(LIBDIR) $(PREFIX)/include)
 
-## Library, headers, Python package, documents, examples and what finds them: to PREFIX, LIBDIR, MANDIR; or in DESTDIR.
+## Library, headers, Python package, documents, examples: to PREFIX, LIBDIR, MANDIR; DESTDIR is respected.
 install: $(LIBRARY)
 	install -d $(INTO_DOC)/docs $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_PYTHON)/gradcodec \
 	    $(INTO_INCLUDE)/gradcodec $(INTO_MAN)
