@@ -71,7 +71,7 @@ pub fn write(dst: &View<'_>, bytes: &[u8]) {
 /// # Safety
 /// `room` bytes were `allocated` here, and are not used any more.
 unsafe fn free(_: *mut u8, [allocated, room]: [*mut c_void; 2]) {
-    // SAFETY: the caller's promise: `allocate` made this layout.
+    // SAFETY: `data` came from `allocate`, which made this layout.
     unsafe { alloc::dealloc(allocated.cast(), Layout::from_size_align_unchecked(room.addr(), 1)) };
 }
 
