@@ -57,13 +57,14 @@
  *   gc_last_error                 This thread's last failure in words.
  *
  * CODECS
- *   gc_codec_create               Makes a codec.
+ *   gc_codec_create               Creates a codec.
  *   gc_codec_free                 Releases a codec.
  *   gc_codec_payload_bytes        Bytes of a payload: n_chunks times those of a chunk.
  *   gc_codec_encode               Encodes a gradient plus the carried error as a payload, and keeps the new error.
  *   gc_codec_decode               Decodes a payload to +s or -s for every element.
  *   gc_codec_reduce               Reduces the same chunk of several payloads to one chunk.
- *   gc_codec_flags                Writes what happened in all calls since the last gc_codec_flags().
+ *   gc_codec_flags                Writes the flags of all calls since the last gc_codec_flags(): GC_FLAG_*, or'ed, in
+ *                                 stream order.
  *   gc_codec_scales               Writes the scales of the last gc_codec_encode().
  *   gc_codec_commit               Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL.
  *   gc_codec_rollback             Takes the pending step back: gc_codec_commit() with a `skip` that is not 0.
@@ -71,7 +72,8 @@
  *   gc_codec_state_bytes          Bytes of the state.
  *   gc_codec_state_out            Writes the exact state as bytes, for gc_codec_state_in().
  *   gc_codec_state_in             Takes a state that gc_codec_state_out() wrote.
- *   gc_codec_errors_out           Writes the carried errors as numbers, to look at them or to go on with other options.
+ *   gc_codec_errors_out           Writes the carried errors as numbers, to inspect them or to continue with other
+ *                                 options.
  *   gc_codec_errors_in            Carries the given errors from now on, rounded to the codec's dtype of errors.
  *
  * COMMUNICATORS
@@ -170,10 +172,10 @@
  *   gc_set_threads                Sets the number of CPU threads for calls from now on, counting the calling one.
  *
  * DEVICES
- *   gc_prepare                    Does in advance what the first calls on a device would do.
- *   gc_trim                       Gives back the device memory that is kept for new tensors.
+ *   gc_prepare                    Does the work of the first calls on a device in advance.
+ *   gc_trim                       Frees the device memory that is kept for new tensors.
  *   gc_builtin_kernels            The library's own CUDA kernels as a *fatbin*, to load and launch yourself.
- *   gc_builtin_kernel_shape       The launch shape of a kernel on cards of a compute capability.
+ *   gc_builtin_kernel_shape       The launch shape of a kernel on GPUs of a compute capability.
  *
  * VERSION
  *   gc_version                    The version of the loaded library: major << 16 | minor << 8 | patch.
@@ -399,9 +401,9 @@ const char *gc_last_error(void);
 /*
  * CODECS
  *
- * A codec compresses a gradient and, if it is lossy, carries what it lost to the next step (*error feedback*). ONEBIT
+ * A codec compresses a gradient and, if it is lossy, adds the error to the next gradient (*error feedback*). ONEBIT
  * sends signs and one float32 per tensor, in one pass over memory; SIGN sends signs, and several of them are reduced
- * by majority. docs/NUMERICS.md says what they compute, to the last bit: the same on every processor and card.
+ * by majority. docs/NUMERICS.md specifies the results, to the last bit: the same on every processor and GPU.
  *
  *     int64_t sizes[] = {1000000, 64, 500};   // three tensors: one launch, a scale each
  *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .segments = sizes,
@@ -420,17 +422,16 @@ const char *gc_last_error(void);
  * A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
  * streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is
  * allocated with it: later calls, except gc_codec_free(), allocate nothing, load nothing, wait for nothing and can be
- * captured in a graph. All but gc_codec_payload_bytes() and gc_codec_state_bytes() touch its state, so use one stream,
- * or order the streams yourself, also the launches of graphs. A call gives BUSY while another one on the same codec is
- * under way in another thread. If the driver fails in the middle of a call, so that the state is neither the old nor
- * the new one, all others give CUDA until gc_codec_reset(). Free a codec when its work is done and its graphs will not
- * be launched again.
+ * captured in a graph. All but gc_codec_payload_bytes() and gc_codec_state_bytes() use its state, so use one stream,
+ * or order the streams yourself, and the launches of graphs too. A call gives BUSY while another call on the same
+ * codec runs in another thread. If the driver fails in the middle of a call, the state is inconsistent, and all later
+ * calls give CUDA until gc_codec_reset(). Free a codec when its work is done and its graphs will not be launched
+ * again.
  *
  * Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload
- * may come from a stranger: every field is compared with what this codec would have written. On the CPU a call that
- * finds a difference gives CORRUPT; on CUDA, where nothing is known until the stream has done the work, the flag
- * GC_FLAG_CORRUPT is set and zeros are written. Changes that keep to the format, such as another sign, cannot be
- * detected.
+ * need not be trusted: every field is compared with what this codec would have written. On the CPU a call that finds a
+ * difference gives CORRUPT; on CUDA, where the check runs on the stream, it sets the flag GC_FLAG_CORRUPT and writes
+ * zeros. Changes within the format, such as another sign, cannot be detected.
  */
 
 /** What happened, as bits of a number: in a codec's flags and in those of a chunk. */
@@ -490,7 +491,7 @@ enum gc_decode {
 /** A codec: gc_codec_create() makes one. */
 typedef struct gc_codec_t gc_codec_t;
 
-/** What a codec is made of. Set struct_size and what you need; a field that is 0 has its default. */
+/** Options for gc_codec_create(). Set struct_size and what you need; 0 selects the default of a field. */
 typedef struct gc_codec_options_t {
     /** Set by you: sizeof(gc_codec_options_t). */
     uint32_t struct_size;
@@ -498,9 +499,9 @@ typedef struct gc_codec_options_t {
     int32_t codec;
     /** All 0: the CPU. */
     DLDevice device;
-    /** The dtype of what is encoded: float32, float16 or bfloat16. All 0: float32. */
+    /** The dtype of the values to encode: float32, float16 or bfloat16. All 0: float32. */
     DLDataType values;
-    /** The dtype of what is decoded in the end, likewise. A reduced scale is rounded to it. */
+    /** The dtype of the final decoded values, likewise. A reduced scale is rounded to it. */
     DLDataType results;
     /** One of GC_ERROR_*. SIGN keeps no errors. */
     int32_t error;
@@ -528,14 +529,14 @@ typedef struct gc_codec_options_t {
 typedef int32_t gc_decode_t;
 
 /**
- * Makes a codec. Its state is +0, which means that no error is carried yet.
+ * Creates a codec. Its state is +0: it carries no error yet.
  *
  * `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice
  * with GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by
  * gc_codec_free().
  *
- * INVALID_ARGUMENT: a codec or another number that this version does not know; a field behind those that it knows, or
- * a reserved one, that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
+ * INVALID_ARGUMENT: an unknown codec or other enum value; a field that this version does not know, or a reserved one,
+ * that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
  * chunks; GC_ERROR_BFLOAT16 with GC_CODEC_SIGN; n_elements that is not 0 beside segments. UNSUPPORTED_DTYPE: not
  * float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or a state of more than 2^63 - 1 bytes.
  */
@@ -543,8 +544,8 @@ gc_status_t gc_codec_create(const gc_codec_options_t *options,
                             gc_codec_t **out);
 
 /**
- * Releases a codec. Nothing may use it any more: no thread, no work that is under way, no graph. NULL is ignored. On
- * CUDA it may wait for all work of the context: not in a capture, not between the launches of a collective.
+ * Releases a codec. No thread, no pending work and no graph may use it any more. NULL is ignored. On CUDA this may
+ * wait for all work in the context: do not call it in a capture or between the launches of a collective.
  */
 void gc_codec_free(gc_codec_t *codec);
 
@@ -556,7 +557,7 @@ int64_t gc_codec_payload_bytes(const gc_codec_t *codec);
  *
  * `values`: n_values tensors, one for each segment, of its element count and of the codec's dtype. `value_factor`,
  * `error_factor`: NULL for 1, or one float32 on the codec's device, by which the gradient and the carried error are
- * multiplied first: the first takes a loss scale out; the second is the new loss scale over the old where it stays in.
+ * multiplied first: the first removes a loss scale; the second is the new loss scale over the old if it stays in.
  * `payload`: gc_codec_payload_bytes() bytes, all of them written.
  *
  * INVALID_ARGUMENT: n_values not the number of segments; a payload not aligned to 16. UNSUPPORTED_DTYPE,
@@ -574,12 +575,12 @@ gc_status_t gc_codec_encode(gc_codec_t *codec,
  * Decodes a payload to +s or -s for every element. s is the segment's scale in the chunk.
  *
  * `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers.
- * `divisor`: the scale is divided by it; 0 is 1. `factor`: NULL for 1, or one float32 on the codec's device, by which
- * it is multiplied. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to what is there, so that rings
- * and trees of your own can be built. `values`: n_values tensors, one for each segment: all float32, all float16 or
- * all bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
+ * `divisor`: divides the scale; 0 means 1. `factor`: NULL for 1, or one float32 on the codec's device, which
+ * multiplies the scale. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to those in `values`, for
+ * rings and trees of your own. `values`: n_values tensors, one for each segment: all float32, all float16 or all
+ * bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
  *
- * As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, a mode that is none. CORRUPT: on the CPU, a chunk
+ * As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, an invalid mode. CORRUPT: on the CPU, a chunk
  * that this codec would not have written; nothing is written then.
  */
 gc_status_t gc_codec_decode(gc_codec_t *codec,
@@ -598,8 +599,8 @@ gc_status_t gc_codec_decode(gc_codec_t *codec,
  * `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks],
  * chunk `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
  *
- * A corrupt chunk does not stop the others: what goes out is marked, so that all who decode it know, its scales are
- * +0, and the carried error is as it was. On the CPU the call gives CORRUPT then; on CUDA GC_FLAG_CORRUPT is set.
+ * If a chunk is corrupt, the output is flagged as corrupt for every decoder, its scales are +0, and the carried error
+ * is unchanged. On the CPU the call also gives CORRUPT; on CUDA it sets GC_FLAG_CORRUPT.
  *
  * INVALID_ARGUMENT: another chunk, or none; no payloads; memory that is not aligned to 16. SHAPE_MISMATCH. BUSY.
  */
@@ -610,13 +611,11 @@ gc_status_t gc_codec_reduce(gc_codec_t *codec,
                             void *stream);
 
 /**
- * Writes what happened in all calls since the last gc_codec_flags(). That is GC_FLAG_*, or'ed, in stream order.
+ * Writes the flags of all calls since the last gc_codec_flags(): GC_FLAG_*, or'ed, in stream order.
  *
  * `dst`: uint32, one element, on the codec's device or CUDAHost.
  */
-gc_status_t gc_codec_flags(gc_codec_t *codec,
-                           DLTensor *dst,
-                           void *stream);
+gc_status_t gc_codec_flags(gc_codec_t *codec, DLTensor *dst, void *stream);
 
 /**
  * Writes the scales of the last gc_codec_encode().
@@ -627,8 +626,8 @@ gc_status_t gc_codec_scales(gc_codec_t *codec, DLTensor *dst, void *stream);
 
 /**
  * Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL. Its new state becomes the valid one. If `skip` is not 0, or
- * something was not finite since the last commit, the step is taken back instead: the state is as it was before, and
- * GC_FLAG_TAKEN_BACK is set. What was decoded is not undone. Without a step, nothing.
+ * a value was not finite since the last commit, the step is taken back instead: the state is as it was before, and
+ * GC_FLAG_TAKEN_BACK is set. Decoded values stay. A no-op if no step is pending.
  *
  * `skip`: NULL, or one bool, int32 or float32 on the codec's device.
  *
@@ -648,8 +647,8 @@ gc_status_t gc_codec_reset(gc_codec_t *codec, void *stream);
 int64_t gc_codec_state_bytes(const gc_codec_t *codec);
 
 /**
- * Writes the exact state as bytes, for gc_codec_state_in(). A codec with the same options that takes it goes on with
- * the same bytes, on any device.
+ * Writes the exact state as bytes, for gc_codec_state_in(). A codec with the same options that takes it continues with
+ * the same payloads, on any device.
  *
  * `dst`: gc_codec_state_bytes() bytes on the codec's device.
  *
@@ -660,8 +659,8 @@ gc_status_t gc_codec_state_out(gc_codec_t *codec,
                                void *stream);
 
 /**
- * Takes a state that gc_codec_state_out() wrote. The state is checked: one that is not of such a codec gives CORRUPT
- * on the CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec stays as it was.
+ * Takes a state that gc_codec_state_out() wrote. The state is checked: one of another codec, or an invalid one, gives
+ * CORRUPT on the CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec is unchanged.
  *
  * `src`: as for gc_codec_state_out(), and so are the errors.
  */
@@ -670,7 +669,7 @@ gc_status_t gc_codec_state_in(gc_codec_t *codec,
                               void *stream);
 
 /**
- * Writes the carried errors as numbers, to look at them or to go on with other options.
+ * Writes the carried errors as numbers, to inspect them or to continue with other options.
  *
  * `worker`: NULL, or float32, as many elements as all segments have, one segment after the other. `server`: NULL, or
  * float32, as many elements as the chunk has that this codec reduces.
@@ -684,8 +683,8 @@ gc_status_t gc_codec_errors_out(gc_codec_t *codec,
                                 void *stream);
 
 /**
- * Carries the given errors from now on, rounded to the codec's dtype of errors. What is NULL stays as it is. They are
- * not looked at: with GC_NONFINITE_TRANSACTIONAL, one that is not finite after rounding has every later step taken back,
+ * Carries the given errors from now on, rounded to the codec's dtype of errors. NULL keeps the old ones. The values
+ * are not checked: with GC_NONFINITE_TRANSACTIONAL, one that is not finite after rounding takes every later step back,
  * until gc_codec_reset() or other errors.
  *
  * `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps
@@ -1583,7 +1582,7 @@ gc_status_t gc_tensor_empty(DLDevice device,
  * the last user of the tensor has released it, on that user's thread; it must not throw or longjmp. It is not called
  * when this function fails. `*out`: yours to release.
  *
- * The device is not checked and no driver is asked, so memory of another process or of another card is valid here.
+ * The device is not checked and no driver is asked, so memory of another process or of another GPU is valid here.
  * Name the device that is to work on it, whichever device the driver reports for the pointer (for memory that another
  * process has mapped it reports now one, now the other), and make sure that this device can reach it. `*out` names the
  * device as you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can
@@ -1721,7 +1720,7 @@ gc_status_t gc_copy_into(const DLTensor *src,
 /*
  * SHARING
  *
- * Passes a tensor to another process of this machine, over a connected Unix stream socket of yours (socketpair(), or
+ * Passes a tensor to another process on this host, over a connected Unix stream socket of yours (socketpair(), or
  * connect()).
  *
  *     gc_share_t *lease;                                          // here
@@ -1742,8 +1741,8 @@ gc_status_t gc_copy_into(const DLTensor *src,
  * have to order their work by means of their own. What was enqueued on it before gc_share_send(), in the context that
  * calls without a stream work in, is waited for there; likewise before gc_tensor_free() of the receiver's tensor says
  * that it is released. Once a share of this library's memory has ended, gc_share_wait() frees that, or else the next
- * call that makes a tensor on the card, such as gc_tensor_empty(): these wait, too. So none of them may stand between
- * the launches of a collective on several cards. Where gc_tensor_free() cannot wait, for a stream of the context
+ * call that makes a tensor on the GPU, such as gc_tensor_empty(): these wait, too. So none of them may stand between
+ * the launches of a collective on several GPUs. Where gc_tensor_free() cannot wait, for a stream of the context
  * captures or memory is short, the memory stays mapped, and the sender hears only when the receiver's process ends.
  * CUDA gives memory away as a whole: the receiver could read and write all of the allocation that the tensor is in,
  * with the tensors of others that a pool such as PyTorch's has put there, and for small ones of cuMemAlloc also the
@@ -1764,17 +1763,17 @@ gc_status_t gc_copy_into(const DLTensor *src,
  * between yours, with one descriptor or more; no byte beyond it is read, and no SIGPIPE is raised. One thread at a
  * time sends on a socket, and one receives.
  *
- * `timeout_ms`: how long a call may wait for the other side; 0: only what is there already is taken; negative: without
- * limit. TIMEOUT: it was too short. A message normally passes whole or not at all, and then the socket is as it was;
- * but if only a part of it has passed, or if it was CORRUPT, the socket is of no use to both sides. The same happens
- * if the memory has more than 252 parts, whose descriptors pass 253 at a time, and the system takes the first of them
- * and refuses others (SHARE: ETOOMANYREFS, of too many on their way). gc_share_wait() does not touch the socket. The
- * time of the CUDA driver's calls, and of the work that these wait for, is not limited. Neither is that of closing
- * descriptors that were sent and are not wanted, if they are of files whose close() waits: a socket with SO_LINGER, a
- * file of FUSE.
+ * `timeout_ms`: how long a call may wait for the other side; 0: do not wait; negative: without limit. TIMEOUT: the
+ * other side did not answer in time. A message normally passes whole or not at all, and then the socket is as it was;
+ * but if only a part of it has passed, or if it was CORRUPT, neither side can use the socket any more. The same
+ * happens if the memory has more than 252 parts, whose descriptors pass 253 at a time, and the system takes the first
+ * of them and refuses others (SHARE: ETOOMANYREFS, of too many on their way). gc_share_wait() does not touch the
+ * socket. The time of the CUDA driver's calls, and of the work that these wait for, is not limited. Neither is that of
+ * closing descriptors that were sent and are not wanted, if they are of files whose close() waits: a socket with
+ * SO_LINGER, a file of FUSE.
  *
- * What is received is not trusted: sizes, strides, dtype and descriptors are checked before anything is mapped, and
- * descriptors of what is refused are closed. But a sender that is not this library may go on changing the elements:
+ * Messages are not trusted: sizes, strides, dtype and descriptors are checked before memory is mapped, and the
+ * descriptors of a rejected message are closed. But a sender that is not this library may go on changing the elements:
  * whoever checks what they say checks a copy.
  */
 
@@ -1833,16 +1832,16 @@ void gc_share_free(gc_share_t *lease);
  * mapping.
  *
  * `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the
- * sender's card or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the
+ * sender's GPU or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the
  * sender; on CUDA it waits for the work of the context that it was received in. A child that is forked meanwhile has
- * the same memory of the CPU, and its release tells nobody, unless a PID namespace gives it the receiver's own number. In the process that has sent it the tensor is the same
- * memory, on the same device.
+ * the same memory of the CPU, and its release tells nobody, unless a PID namespace gives it the receiver's own number.
+ * In the process that has sent it the tensor is the same memory, on the same device.
  *
  * INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not
  * ours, or cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the
  * socket, or this process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT,
- * OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that is refused, for its device or for want of memory, is taken from the
- * socket, and the sender is told.
+ * OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that is refused, for its device or for want of memory, is taken from
+ * the socket, and the sender is told.
  */
 gc_status_t gc_share_receive(int socket,
                              DLDevice device,
@@ -2166,8 +2165,8 @@ gc_status_t gc_set_threads(uint32_t n);
 /*
  * DEVICES
  *
- * Preparing and trimming is needed only where a first call must not wait, as in a graph capture, and where other
- * libraries want the memory that this one keeps. The rest is for those who launch the library's kernels themselves.
+ * Call gc_prepare() if a first call must not wait, as in a graph capture, and gc_trim() if other libraries need the
+ * memory that this one keeps. The other functions are for programs that launch the library's kernels themselves.
  */
 
 /** How a kernel is launched: on ceil(items / items_per_block) blocks of `threads` threads, both in one dimension. */
@@ -2187,7 +2186,7 @@ typedef struct gc_kernel_shape_t {
 } gc_kernel_shape_t;
 
 /**
- * Does in advance what the first calls on a device would do. It finds the driver, makes the device's primary context
+ * Does the work of the first calls on a device in advance. It loads the driver, makes the device's primary context
  * unless your current one is on the device, and loads all kernels into it. That takes a millisecond or two where the
  * library has machine code for the device (see gc_builtin_kernels()), and up to a second where the driver compiles it.
  * Call it before a first `_into` inside a graph capture, in the context that captures. Other threads may be capturing
@@ -2198,14 +2197,14 @@ typedef struct gc_kernel_shape_t {
 gc_status_t gc_prepare(DLDevice device);
 
 /**
- * Gives back the device memory that is kept for new tensors. That is what was released in the context that
- * gc_prepare() would choose, and the pinned memory that gc_copy_into() keeps for the device. Waits until the work that
- * was enqueued there before is done. For a CPU: nothing, for nothing is kept.
+ * Frees the device memory that is kept for new tensors. That is the memory released in the context that gc_prepare()
+ * would choose, and the pinned staging buffers of gc_copy_into() for the device. Waits for the work that was enqueued
+ * there before. For a CPU this does nothing.
  */
 gc_status_t gc_trim(DLDevice device);
 
 /**
- * The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for cards of
+ * The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for GPUs of
  * compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData()
  * takes it from memory, CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as
  * an item are in kernels/README.md, which is installed beside the licences. Needs no driver.
@@ -2220,8 +2219,8 @@ gc_status_t gc_builtin_kernels(const char *family,
                                size_t *size);
 
 /**
- * The launch shape of a kernel on cards of a compute capability. Needs no driver. Ask for it in the program that
- * launches the kernel: it may be another in the next version.
+ * The launch shape of a kernel on GPUs of a compute capability. Needs no driver. Ask for it in the program that
+ * launches the kernel: the next version may have another.
  *
  * `kernel`: its name, one of those in kernels/README.md. `compute_capability`: that of the device, 90 for 9.0. `out`:
  * you set struct_size, the other fields are written.
