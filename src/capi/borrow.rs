@@ -234,7 +234,7 @@ pub unsafe fn managed_items<'a>(
     let mut views = Vec::new();
     views
         .try_reserve_exact(tensors.len())
-        .map_err(|_| error!(OutOfMemory, "{name}: {} views could not be had", tensors.len()))?;
+        .map_err(|_| error!(OutOfMemory, "{name}: cannot allocate {} views", tensors.len()))?;
     for (index, &tensor) in tensors.iter().enumerate() {
         // SAFETY: each of the `count` pointers is as [`managed_named`] wants it.
         views.push(unsafe { managed_named(Name::of_item(name, index), tensor)? });

@@ -123,7 +123,7 @@ struct Headers<M> {
 impl<M: ManagedTensorBase> Headers<M> {
     /// Allocates the headers: the last step of making a tensor that can fail.
     fn reserve(count: usize, ndim: usize, dims: impl Iterator<Item = (i64, i64)>) -> Result<Self> {
-        let refusal = || error!(OutOfMemory, "headers of {count} tensors of {ndim} dimensions could not be had");
+        let refusal = || error!(OutOfMemory, "cannot allocate headers of {count} tensors of {ndim} dimensions");
         let (layout, first, lengths) = layout_of::<M>(count, ndim).ok_or_else(refusal)?;
         // SAFETY: the layout begins with a Shared, so its size is not zero.
         let start = NonNull::new(unsafe { alloc::alloc(layout) }).ok_or_else(refusal)?;

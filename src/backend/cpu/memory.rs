@@ -24,7 +24,7 @@ const LARGE: usize = 4 << 20;
 
 /// `bytes` bytes, at least one, aligned to [`ALIGNMENT`], not initialized.
 pub fn allocate(bytes: i64) -> Result<Owner> {
-    let refusal = || error!(OutOfMemory, "{bytes} bytes of host memory could not be had");
+    let refusal = || error!(OutOfMemory, "cannot allocate {bytes} bytes of host memory");
     let size = usize::try_from(bytes).ok().filter(|&size| size > 0).ok_or_else(refusal)?;
     // Aligned here, for not every malloc that is put in place of the system's has a posix_memalign that aligns: mimalloc
     // 2.0.9's does not.
