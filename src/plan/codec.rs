@@ -209,7 +209,7 @@ impl CodecPlan {
                 segments.len()
             ));
         }
-        let no_memory = |_| error!(OutOfMemory, "a list of {} segments could not be had", segments.len());
+        let no_memory = |_| error!(OutOfMemory, "cannot allocate a list of {} segments", segments.len());
         let (mut workers, mut servers) = (Vec::new(), Vec::new());
         workers.try_reserve_exact(segments.len()).map_err(no_memory)?;
         let (mut elements, mut bytes) = (0i64, 0i64);
