@@ -5,11 +5,13 @@ use crate::sources;
 use std::{collections::HashMap, fs, path::Path};
 
 /// The modules of the crate, the lowest first. CONTRIBUTING.md says what each is for.
-const LAYERS: [&str; 14] = [
+const LAYERS: [&str; 16] = [
     "cancel",
     "error",
+    "fallible",
     "environment",
     "panics",
+    "lock",
     "dynamic",
     "tensor",
     "plan",

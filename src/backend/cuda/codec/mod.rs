@@ -59,14 +59,13 @@ pub struct To {
     steps: u32,
 }
 
-impl From<&View<'_>> for To {
-    fn from(view: &View<'_>) -> Self {
+impl To {
+    pub fn memory(view: &View<'_>) -> Self {
         Self { dst: view.data(), way: Way::default(), steps: 0 }
     }
-}
 
-impl From<Sending> for To {
-    fn from(sending: Sending) -> Self {
+    /// Into receive slots of other ranks, with a barrier behind it.
+    pub fn peers(sending: Sending) -> Self {
         Self { dst: ptr::null_mut(), way: sending.way, steps: sending.steps as u32 }
     }
 }
@@ -194,20 +193,14 @@ impl Codec {
         plan: &CodecPlan,
         values: &[Address],
         factors: [Option<&View<'_>>; 2],
-        to: impl Into<To>,
+        to: To,
     ) -> Result<()> {
-        self.encode_half(queue, plan, WORKER, values, factors, to.into())
+        self.encode_half(queue, plan, WORKER, values, factors, to)
     }
 
     /// Makes the chunk of this rank of its shard, where its parts begin by segment.
-    pub fn encode_shard(
-        &mut self,
-        queue: &mut Queue,
-        plan: &CodecPlan,
-        shard: &[Address],
-        to: impl Into<To>,
-    ) -> Result<()> {
-        self.encode_half(queue, plan, SERVER, shard, [None; 2], to.into())
+    pub fn encode_shard(&mut self, queue: &mut Queue, plan: &CodecPlan, shard: &[Address], to: To) -> Result<()> {
+        self.encode_half(queue, plan, SERVER, shard, [None; 2], to)
     }
 
     fn encode_half(
@@ -286,8 +279,7 @@ impl Codec {
         }
     }
 
-    pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, to: impl Into<To>) -> Result<()> {
-        let to = to.into();
+    pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, to: To) -> Result<()> {
         let payloads = (chunks.elements() / plan.stride) as u64;
         let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst: to.dst, way: to.way, payloads };
         let kernel = &ONEBIT.reduce[index_of(Dtype::F32, plan.rules.error)];
