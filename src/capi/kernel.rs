@@ -51,9 +51,9 @@
 //!
 //! Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
 //! call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
-//! gc_kernel_prepare() does it ahead. Running a prepared kernel can be captured; it never waits, and allocates nothing but
-//! a few short lists on the host's heap. What you write runs as any kernel of yours: it can overwrite memory, and hang
-//! the device.
+//! gc_kernel_prepare() does it ahead. Running a prepared kernel can be captured; it never waits, and allocates nothing
+//! but a few short lists on the host's heap. What you write runs as any kernel of yours: it can overwrite memory, and
+//! hang the device.
 
 use std::{
     ffi::{CStr, c_char, c_void},
@@ -206,7 +206,7 @@ pub struct gc_run_options_t {
     /// Of a reduction: uint8, gc_kernel_workspace_bytes() bytes at least, on the device, C-contiguous, aligned to 16.
     /// NULL if it is 0 bytes.
     pub workspace: *const DLTensor,
-    /// For gc_kernel_prepare() alone: compile for a card of this compute capability, 90 for 9.0, which need not be
+    /// For gc_kernel_prepare() alone: compile for a GPU of this compute capability, 90 for 9.0, which need not be
     /// here; load nothing. Tensors may be on any device then, but an input of no dimension on the CPU is a scalar, so
     /// say CUDA for one that will be a tensor there.
     pub capability: i32,
@@ -304,9 +304,8 @@ impl Ingredients for gc_reduction_options_t {
 
 /// Makes a kernel of options.
 ///
-/// # Safety
-/// `options` is as [`borrow::options`] wants it, every text ends with a NUL, the compiler's options are so many, its handle
-/// is NULL or came from dlopen and stays open, and `out` has room for a pointer.
+/// # Safety `options` is as [`borrow::options`] wants it, every text ends with a NUL, the compiler's options are so
+/// many, its handle is NULL or came from dlopen and stays open, and `out` has room for a pointer.
 unsafe fn create<T: Ingredients>(options: *const T, out: *mut *mut gc_kernel_t) -> Result<()> {
     const FMAD: u32 = KernelFlag::Fmad as u32;
     const NO_DISK: u32 = KernelFlag::NoDisk as u32;
@@ -451,7 +450,8 @@ pub unsafe extern "C" fn gc_reduction_create(
 }
 
 /// Runs a kernel: one tensor for each parameter, in their order. What is yet to be compiled for them is: of a
-/// combination, what these shapes and strides need; another layout may need more, unless gc_kernel_prepare() was called.
+/// combination, what these shapes and strides need; another layout may need more, unless gc_kernel_prepare() was
+/// called.
 ///
 /// `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address,
 /// shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL
@@ -465,7 +465,7 @@ pub unsafe extern "C" fn gc_reduction_create(
 /// merged where that is possible (with up to 8 parameters, none of them raw, there is room for 40). SHAPE_MISMATCH:
 /// shapes that cannot be broadcast, an output of another shape, a workspace that is too small. UNSUPPORTED_DTYPE: a
 /// tensor of another dtype than its parameter, or than another one of the same letter. UNSUPPORTED_DEVICE: a tensor of
-/// the CPU that is no scalar; a card older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^63 - 1 elements or
+/// the CPU that is no scalar; a GPU older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^63 - 1 elements or
 /// bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing to
 /// compile with; the message has what was looked for. COMPILE: the kernel's name and NVRTC's first error, whose line is
 /// that of your text; gc_kernel_log() has all of them.
@@ -494,7 +494,7 @@ pub unsafe extern "C" fn gc_kernel_run(
 
 /// Compiles and loads what gc_kernel_run() would need, and launches nothing. The arguments are the same. No workspace
 /// is needed, no element is written, and only scalars are read. A combination is one of dtypes, of which inputs are
-/// scalars, of the dimensions and contiguity of raw tensors, and of the card; shapes and strides otherwise do not
+/// scalars, of the dimensions and contiguity of raw tensors, and of the GPU; shapes and strides otherwise do not
 /// matter, unless they take more than 8 loops.
 ///
 /// As gc_kernel_run().
