@@ -16,7 +16,7 @@ use crate::{
     error::{Result, error},
 };
 
-use super::{Device, queue::Queue};
+use super::{device::Device, queue::Queue};
 
 /// A kernel of an image.
 pub struct CompiledKernel {

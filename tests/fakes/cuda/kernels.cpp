@@ -210,9 +210,7 @@ static const Entry *find(const char *name) {
         KERNEL(gc_cast_transposed_f32_bf16), KERNEL(gc_cast_transposed_f32_f16),
         KERNEL(gc_cast_transposed_bf16_f32), KERNEL(gc_cast_transposed_f16_f32),
         WIDTHS(gc_copy_gathered), KERNEL(gc_copy_general), KERNEL(gc_cast_general),
-        KERNEL(gc_peers_push), KERNEL(gc_peers_meet),
-        // Work is unfinished here until somebody waits, so nothing has to spin.
-        {"gc_hold", {[](void **) {}, [](Look &, void **) {}}}, {"gc_spin", {[](void **) {}, [](Look &, void **) {}}},
+        KERNEL(gc_peers_push), KERNEL(gc_peers_meet), KERNEL(gc_spin),
     };
     const auto found = kernels.find(name);
     return found == kernels.end() ? nullptr : &found->second;
