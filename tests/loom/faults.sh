@@ -1,14 +1,11 @@
 #!/usr/bin/env bash
-# run.sh: the models of this folder on src/backend/cpu/pool/job.rs; then on copies with one fault each, which they must
-# find: a model that sees nothing is no proof. Works in build/loom.
+# faults.sh: the models of this folder on copies of src/backend/cpu/pool/job.rs with one fault each, which they must find: a
+# model that sees nothing is no proof. Works in build/loom.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-export CARGO_TARGET_DIR=$PWD/target/loom RUST_BACKTRACE=0
-cargo test --quiet --locked --manifest-path tests/loom/Cargo.toml
-
-# Cargo does not tell the copy from the original by its path.
-CARGO_TARGET_DIR=$PWD/target/loom_faults
+# Cargo does not tell the copy from the original by its path: the original has another folder.
+export CARGO_TARGET_DIR=$PWD/target/loom_faults RUST_BACKTRACE=0
 
 copy=$PWD/build/loom
 file=src/backend/cpu/pool/job.rs
