@@ -120,7 +120,7 @@ INTO_MAN     = $(DESTDIR)$(MANDIR)/man7
 # From the library's folder: the CMake package may be moved with its tree.
 LIB_TO_INCLUDE = $(shell realpath -ms --relative-to=$(LIBDIR) $(PREFIX)/include)
 
-## Library, headers, Python package, documents, examples and what finds them: to PREFIX, LIBDIR, MANDIR; or in DESTDIR.
+## Library, headers, Python package, documents, examples: to PREFIX, LIBDIR, MANDIR; DESTDIR is respected.
 install: $(LIBRARY)
 	install -d $(INTO_DOC)/docs $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_PYTHON)/gradcodec \
 	    $(INTO_INCLUDE)/gradcodec $(INTO_MAN)
@@ -192,17 +192,12 @@ ifneq ($(wildcard Cargo.toml),)
 	CARGO=$(CARGO) sh tests/packaging/commit.sh $(BUILD)/tests/commit
 endif
 
-# How threads share a job, in every order in which their steps can come. With planted faults that must be found:
-# `make test-loom-faults`.
+# How threads share a job, in every order in which their steps can come.
 test-loom: $(if $(wildcard Cargo.toml),$(BUILD)/tests/loom)
 LOOM_SOURCES = src/backend/cpu/pool/job.rs $(wildcard tests/loom/*)
 $(BUILD)/tests/loom: $(LOOM_SOURCES)
 	CARGO_TARGET_DIR=target/loom RUST_BACKTRACE=0 $(CARGO) test --quiet --locked --manifest-path tests/loom/Cargo.toml
 	@mkdir -p $(@D) && touch $@
-
-.PHONY: test-loom-faults
-test-loom-faults: $(BUILD)/tests/loom
-	bash tests/loom/faults.sh
 
 # Every program in C99, and a look at it in the other standards. The library that they call is the same in each. What
 # takes long runs in one of them, and what takes memory runs alone.

@@ -45,7 +45,8 @@ RunOptions = _struct("gc_run_options_t", **_RUN, reserved=c_uint64 * 3)
 Exchange = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, Device, c_void_p)
 _RANK = {"struct_size": c_uint32, "rank": c_int32, "world_size": c_int32, "flags": c_uint32, "ctx": c_void_p}
 Transport = _struct("gc_transport_t", **_RANK, all_to_all=Exchange, all_gather=Exchange)
-NcclOptions = _struct("gc_nccl_options_t", struct_size=c_uint32, flags=c_uint32, comm=c_void_p, dl_handle=c_void_p)
+NcclOptions = _struct("gc_nccl_options_t", struct_size=c_uint32, flags=c_uint32, comm=c_void_p, dl_handle=c_void_p,
+                      timeout_ms=c_uint32, reserved=c_uint32)  # fmt: skip
 _PLACE = {"struct_size": c_uint32, "rank": c_int32, "world_size": c_int32, "timeout_ms": c_uint32, "device": Device}
 PeersOptions = _struct("gc_peers_options_t", **_PLACE, bytes=c_size_t, buffers=POINTER(c_void_p))
 T, V, VIEW, SIZES = map(POINTER, (Managed, Versioned, DLTensor, c_int64))
@@ -77,7 +78,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "gc_comm_nccl_id": [POINTER(NcclOptions), POINTER(c_uint8)],
     "gc_comm_from_nccl_id": [POINTER(NcclOptions), POINTER(c_uint8), c_int32, c_int32, Device, POINTER(G)],
     "gc_peers_bytes": [c_int64, c_int32], "gc_comm_from_peers": [POINTER(PeersOptions), POINTER(G)],
-    "gc_comm_open_peers": [G, Device, c_int64, c_uint32, POINTER(G)], "gc_comm_from_two": [G, G, POINTER(G)],
+    "gc_comm_open_peers": [G, Device, c_int64, c_uint32, POINTER(G)], "gc_comm_hierarchical": [G, G, POINTER(G)],
     "gc_comm_reserve": [G, Device, c_int64], "gc_comm_async_error": [G], "gc_comm_free": [G],
     "gc_compressed_allreduce": [G, VIEW, VIEW, VIEW, c_void_p], "gc_shard_elements": [c_int64, c_int32],
     "gc_allreduce_create": [G, POINTER(CodecOptions), POINTER(R)], "gc_allreduce_free": [R],
