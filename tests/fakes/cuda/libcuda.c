@@ -204,6 +204,14 @@ Result cuDeviceTotalMem_v2(size_t *bytes, int device) {
     return SUCCESS;
 }
 
+Result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    MAY_FAIL;
+    if (device < 70)
+        return INVALID_DEVICE;
+    *flags = 0, *active = retained[device - 70] > 0;
+    return SUCCESS;
+}
+
 Result cuDevicePrimaryCtxRetain(Context *context, int device) {
     MAY_FAIL;
     retained[device - 70]++;
