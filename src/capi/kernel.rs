@@ -67,8 +67,8 @@ use dlpark::ffi::{DLManagedTensor, DLTensor};
 use crate::{
     backend::Stream,
     compile::{
-        Handle,
-        source::{Definition, TEXTS, Text},
+        self, Handle,
+        definition::{Definition, TEXTS, Text, Texts},
     },
     error::{Result, error},
     ops::kernel::{self, Call, Kernel, Purpose, Views},
@@ -232,7 +232,7 @@ unsafe fn text(name: &'static str, pointer: *const c_char) -> Result<Option<Stri
 }
 
 fn owned(name: &'static str, text: &CStr) -> Result<String> {
-    kernel::owned(text.to_str().map_err(|_| error!(InvalidArgument, "options: {name} is not UTF-8"))?)
+    compile::owned(text.to_str().map_err(|_| error!(InvalidArgument, "options: {name} is not UTF-8"))?)
 }
 
 /// A text of the options: what it is, its field's name, and where it is.
@@ -317,25 +317,20 @@ unsafe fn create<T: Ingredients>(options: *const T, out: *mut *mut gc_kernel_t) 
                 "options: flags {flags:#x}; any of GC_KERNEL_FMAD {FMAD:#x} and GC_KERNEL_NO_DISK {NO_DISK:#x} expected"
             ));
         }
-        let mut definition = Definition {
-            is_reduction: T::IS_REDUCTION,
-            texts: Default::default(),
-            options: Vec::new(),
-            contracts: flags & FMAD != 0,
-        };
+        let mut texts = Texts::default();
         for (which, name, pointer) in given.texts() {
-            definition.texts[which as usize] = text(name, pointer)?;
+            texts[which as usize] = text(name, pointer)?;
         }
         let options = borrow::items("options: options", options, Count::of("options: n_options", n_options))?;
-        definition
-            .options
+        let mut copies = Vec::new();
+        copies
             .try_reserve_exact(options.len())
-            .map_err(|_| error!(OutOfMemory, "options: a list of {} texts could not be had", options.len()))?;
+            .map_err(|_| error!(OutOfMemory, "options: cannot allocate a list of {} texts", options.len()))?;
         for &option in options {
-            let option = owned("options", borrow::text("options: options", option)?)?;
-            definition.options.push(option);
+            copies.push(owned("options", borrow::text("options: options", option)?)?);
         }
-        let kernel = Kernel::new(definition, Handle::of(nvrtc), flags & NO_DISK == 0)?;
+        let definition = Definition::new(T::IS_REDUCTION, texts, copies, flags & FMAD != 0)?;
+        let kernel = Kernel::new(definition, Handle::of(nvrtc), flags & NO_DISK == 0);
         out.fill([handle::hand_out(gc_kernel_t(kernel))?]);
     }
     Ok(())
