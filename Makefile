@@ -114,7 +114,7 @@ test-c: $(foreach standard,$(C_STANDARDS),$(C_TESTS:%=$(BUILD)/tests/$(standard)
 define c_test
 $(BUILD)/tests/$(1)/%: tests/c/%.c $(wildcard tests/c/*.h) tests/abi/functions.h $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
 	@mkdir -p $$(@D)
-	$(CC) -std=$(1) $$(CFLAGS) -Iinclude $$< -o $$@ $$(LINK) -pthread -ldl
+	$(CC) -std=$(1) $$(CFLAGS) -Iinclude $$< -o $$@ $$(LINK) -lm -pthread -ldl
 endef
 $(foreach standard,$(C_STANDARDS),$(eval $(call c_test,$(standard))))
 
@@ -157,11 +157,11 @@ test-python: $(LIBRARY) $(VENV)/ready $(DRIVERS) $(NCCLS) $(NVRTC) $(NVRTCS) $(B
 	    $(VENV)/bin/python -m pytest -q tests/python
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/multi_gpu --device cpu
 
-# CUDA drivers without a card, for what ours does with a driver's answers; the old one is of before 12.0. They have
+# CUDA drivers without a GPU, for what ours does with a driver's answers; the old one is of before 12.0. They have
 # the kernels whose names stand in the sources.
 KERNEL_SOURCES = $(wildcard kernels/*.cu)
 KERNEL_HEADERS = $(wildcard kernels/*.cuh) include/gradcodec/device.cuh
-# Kernels compiled for the CPU: no contraction, as for a card.
+# Kernels compiled for the CPU: no contraction, as for a GPU.
 EMULATED = -ffp-contract=off -Wall -Wextra -Werror -Wno-unknown-pragmas -Iinclude
 KERNEL_NAMES = $(sort $(shell grep -oh 'gc_[a-z0-9_]*' $(KERNEL_SOURCES) $(filter-out kernels/compiled% include/%,$(KERNEL_HEADERS))))
 $(DRIVERS): tests/fakes/cuda/libcuda.c $(BUILD)/tests/driver_codec.o $(KERNEL_SOURCES)
@@ -337,7 +337,7 @@ $(KERNEL_VENV)/ready: kernels/requirements.txt tests/constraints.txt
 kernels: $(KERNEL_VENV)/ready
 	$(KERNEL_VENV)/bin/python kernels/build.py
 
-## Whether they are what the sources give, for every card that they are meant for.
+## Whether they are what the sources give, for every GPU that they are meant for.
 test-fatbin: $(KERNEL_VENV)/ready
 	$(KERNEL_VENV)/bin/python kernels/build.py --check
 
@@ -379,9 +379,9 @@ gpu-bench-codec: $(BUILD)/bench/gpu_host.so
 gpu-bench-kernels: $(BUILD)/bench/gpu_host.so
 	$(PYTHON) bench/gpu_kernels.py --library $(LIBRARY) $(BENCH)
 
-# Whatever fails, the rest is run. With one card this is a rehearsal, and says so. With python3 as for gpu-test: NumPy,
-# pytest, PyTorch and CuPy. The tests are of all-reduces over NCCL and in a group, and those that need two cards.
-## All-reduces on all cards, tests and speed: build/bench/multi_gpu.json; python3 as for gpu-test. DEVICE=cpu rehearses.
+# Whatever fails, the rest is run. With one GPU this is a rehearsal, and says so. With python3 as for gpu-test: NumPy,
+# pytest, PyTorch and CuPy. The tests are of all-reduces over NCCL and in a group, and those that need two GPUs.
+## All-reduces on all GPUs, tests and speed: build/bench/multi_gpu.json; python3 as for gpu-test. DEVICE=cpu rehearses.
 multi-gpu: private ON = $(if $(DEVICE),--device $(DEVICE))
 multi-gpu: $(LIBRARY)
 	@export GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) failed=; \

@@ -362,7 +362,7 @@ def main():
     all_reduces("performance-multi-gpu.svg", "several cards", {**handle, **NCCL, **deepspeed}, "Two NVIDIA H200 on NVLink, over NCCL 2.28 without NVLS")
     peers = {"GradCodec over peer memory": ("peers", 0, OURS, "-"), "GradCodec, in a graph": ("in a graph", 0, OURS, "--")}
     nccl = {"NCCL": ("NCCL", 0, OTHER, "-"), "NCCL, in a graph": ("in a graph", 2, OTHER, "--")}
-    all_reduces("performance-peers.svg", "peer memory", {**peers, **nccl}, "Two NVIDIA H200 on NVLink, over memory that both cards reach; NCCL 2.28 without NVLS")
+    all_reduces("performance-peers.svg", "peer memory", {**peers, **nccl}, "Two NVIDIA H200 on NVLink, over memory that both GPUs reach; NCCL 2.28 without NVLS")
 
 
 if __name__ == "__main__":

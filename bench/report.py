@@ -262,7 +262,7 @@ def tables(results):
 
 # --- the GPU ----------------------------------------------------------------------------------------------------------
 
-# Of the card's theoretical rate: below this the copy was not at its speed, and the run says nothing.
+# Of the GPU's theoretical rate: below this the copy was not at its speed, and the run says nothing.
 LEAST_YARDSTICK = 0.85
 # The time of odd sizes and addresses, as a multiple of that of whole tiles.
 MOST_TIMES_RAGGED = 1.25
@@ -376,7 +376,7 @@ def of_first_calls(results):
 
 
 def of_card(results):
-    """The card, and what the copy makes of it."""
+    """The GPU, and what the copy makes of it."""
     about = results["about"]
     rates = [f"{yardstick(results, name) / 1e12:.2f}" for name in ("copy", "sum", "memset")]
     samples = results["yardsticks"]["copy"]["seconds"]
@@ -430,13 +430,13 @@ def gpu_tables(results):
     if kept := results.get("kept"):
         after = ", ".join(f"{size / 1024:.1f}" for size in kept[1:])
         parts.append(
-            f"GiB of the card's memory that are kept for new tensors when 20 GiB have been released: {kept[0] / 1024:.1f};\n"
+            f"GiB of the GPU's memory that are kept for new tensors when 20 GiB have been released: {kept[0] / 1024:.1f};\n"
             f"after each of four calls into memory of the caller: {after}."
         )
     if results["first call"]:
         parts.append(
             "The driver compiles the kernels when they are first loaded, unless the library has machine code for the\n"
-            "card or the driver's cache has it. cuInit and the context are the driver's own beginning."
+            "GPU or the driver's cache has it. cuInit and the context are the driver's own beginning."
         )
         parts.append(of_first_calls(results))
     return "\n\n".join(part for part in parts if part)
@@ -446,7 +446,7 @@ GPU_COPIES_TO_REACH = {"compact": 0.97, "float32 to bfloat16": 0.95, "transposed
 
 
 def of_gpu_copies(results):
-    """The copies of a card, each shape a line."""
+    """The copies of a GPU, each shape a line."""
     lines = []
     for row in results["copies"]:
         least = GPU_COPIES_TO_REACH.get(row["kind"])
@@ -464,20 +464,20 @@ def of_gpu_copies(results):
 
 
 def of_host_copies(results):
-    """Those from and to the host, in GB/s of the bytes on the card's side."""
+    """Those from and to the host, in GB/s of the bytes on the GPU's side."""
     rows = results["host copies"]
     names = list(dict.fromkeys(name for row in rows for name in row["seconds"]))
     lines = []
     for row in rows:
         rates = [row["bytes"] / median(row, name) / 1e9 if name in row["seconds"] else None for name in names]
-        lines.append([row["kind"], shape_of(row["shape"]), *(number(rate) for rate in rates)])
+        lines.append([row["kind"].replace("card", "GPU"), shape_of(row["shape"]), *(number(rate) for rate in rates)])
     return table(["GB/s", "shape", *names], lines)
 
 
 def gpu_copy_tables(results):
     parts = [void(results), textwrap.fill(of_card(results), 110, break_on_hyphens=False)]
     parts.append(
-        "Copies on a card: the bytes of both sides as a fraction of what the copy moves in that time. A cache line that\n"
+        "Copies on a GPU: the bytes of both sides as a fraction of what the copy moves in that time. A cache line that\n"
         "is touched only in part counts whole. Driver: cuMemcpyAsync, where it can do the same. Medians, all taking\n"
         "turns, the cache flushed before each sample."
     )
@@ -812,10 +812,10 @@ def cpu_copy_tables(results):
     return "\n\n".join(parts)
 
 
-# --- several cards ----------------------------------------------------------------------------------------------------
+# --- several GPUs ----------------------------------------------------------------------------------------------------
 
 LARGE = 300 * 2**20
-# To reach by the handle with 300 * 2^20 elements, times NCCL's sum in the same dtype, by the number of cards.
+# To reach by the handle with 300 * 2^20 elements, times NCCL's sum in the same dtype, by the number of GPUs.
 NCCL_TO_REACH = {
     (2, "float32"): 2.2,
     (2, "bfloat16"): 1.8,
@@ -850,12 +850,12 @@ def of_cards(results):
     ]
     nvls = f"NCCL_NVLS_ENABLE={first['nvls']}" if first["nvls"] is not None else "no NVLS"
     return (
-        f"{about['world']} cards, {', '.join(names)} (compute capability {first['capability']}), driver "
+        f"{about['world']} GPUs, {', '.join(names)} (compute capability {first['capability']}), driver "
         f"{about['driver'] or 'unknown'}; NCCL {first['nccl']}, without sums in the switch ({nvls}); GradCodec "
         f"{first['library']}, commit {about['commit']}; torch {first['torch']}; {about['date']}"
-        f"{'; a quick run' if about['quick'] else ''}. The copy on the slowest card: "
+        f"{'; a quick run' if about['quick'] else ''}. The copy on the slowest GPU: "
         f"{number(statistics.median(copied) / 1e12) if copied else '-'} TB/s, bytes read and written. Clocks of the "
-        f"processors and of memory, power and degrees of each card, before: {clocks[0] or 'unknown'}; after: "
+        f"processors and of memory, power and degrees of each GPU, before: {clocks[0] or 'unknown'}; after: "
         f"{clocks[1] or 'unknown'}."
     )
 
@@ -957,7 +957,7 @@ def peer_tables(results):
     parts = [
         paragraph(of_cards(results)),
         paragraph(
-            "The handle over memory that the cards reach, by kernels of the library's own, beside the same handle over NCCL,",
+            "The handle over memory that the GPUs reach, by kernels of the library's own, beside the same handle over NCCL,",
             "and beside ncclAllReduce, which sums: us a call as above. NCCL goes without sums in the switch.",
         ),
         *tables,
@@ -970,7 +970,7 @@ def peer_tables(results):
                 "The kernels of a run as the profiler (CUPTI) sees them: the slowest rank of each round, medians. The time of",
                 "one that waits for other ranks (gc_onebit_finish) has that wait in it, and under a profiler ranks start further",
                 "apart, so that the kernels of a small run take longer than such a run without one, whose time stands beside their",
-                "sum. The floor: the bytes that the stage must read and write in this card's memory, at the copy's speed.",
+                "sum. The floor: the bytes that the stage must read and write in this GPU's memory, at the copy's speed.",
             )
         )
         parts.append(kernels)
@@ -1001,8 +1001,8 @@ def of_stages(results):
 def multi_gpu_tables(results):
     rehearsal = None
     if results["about"]["rehearsal"]:
-        where = "one card" if results["about"]["on"] == "cuda" else "no card"
-        rehearsal = f"A REHEARSAL, on {where}: no figure here says anything of several cards."
+        where = "one GPU" if results["about"]["on"] == "cuda" else "no GPU"
+        rehearsal = f"A REHEARSAL, on {where}: no figure here says anything of several GPUs."
     left_out = [f"{count(row['elements'])}: {row['left out']}" for row in results["sizes"] if "left out" in row]
     parts = [rehearsal, paragraph(of_cards(results)), failures(results)]
     if left_out:
@@ -1058,8 +1058,8 @@ machine. What we aim at, and where it was missed, is in [TARGETS.md](TARGETS.md)
 - Sizes are numbers of elements: 1K is 2^10, 1M is 2^20, 1G is 2^30.
 - *Times NumPy* (or CuPy, NCCL, DeepSpeed): how many times as fast this library is. Above 1 it is the faster one.
 - *Of the loop*, *of the copy*: the speed as a fraction of the fastest that the memory allows, which is measured in the
-  same run: a loop that only reads or writes, or a copy within the card. 1 is as fast as the memory.
-- Small calls take the time of a launch, about 2 us on a card, whatever they do: look at the time there, not at
+  same run: a loop that only reads or writes, or a copy within the GPU. 1 is as fast as the memory.
+- Small calls take the time of a launch, about 2 us on a GPU, whatever they do: look at the time there, not at
   fractions.
 """
 TARGETS = """# Targets
@@ -1098,11 +1098,11 @@ def main():
             if results["about"]["rehearsal"]:
                 print(f"{path}: a rehearsal, of which the page has nothing")
                 continue
-            part = f"## Several cards\n\n{image('multi-gpu')}\n\n{multi_gpu_tables(results)}"
+            part = f"## Several GPUs\n\n{image('multi-gpu')}\n\n{multi_gpu_tables(results)}"
             page = insert(page, "several cards", part)
-            write_targets(options.page, "several cards", "Several cards")
+            write_targets(options.page, "several cards", "Several GPUs")
             if peers := peer_tables(results):
-                part = f"## Several cards, over peer memory\n\n{image('peers')}\n\n{peers}"
+                part = f"## Several GPUs, over peer memory\n\n{image('peers')}\n\n{peers}"
                 page = insert(page, "peer memory", part)
             options.page.write_text(page)
         elif results["about"].get("of") == "codec":

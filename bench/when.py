@@ -146,30 +146,30 @@ def plot(stages, path):
 
 
 def page(stages, several, peers):
-    """`several`: what there is to say of several cards; `peers`: of peer memory, if there is something."""
+    """`several`: what there is to say of several GPUs; `peers`: of peer memory, if there is something."""
     about = stages.about
     fill = lambda *sentences: textwrap.fill(" ".join(sentences), 110, break_on_hyphens=False)  # noqa: E731
     return "\n\n".join([
         "# When a compressed all-reduce pays",
         fill(
-            "A compressed all-reduce sends 16 to 32 times fewer bytes than a plain one, and takes some time on the card to",
+            "A compressed all-reduce sends 16 to 32 times fewer bytes than a plain one, and takes some time on the GPU to",
             "do so. Whether that pays depends on the link between the ranks (the processes that train together, here each",
-            "with a card and a link of its own). The tables say how many times as fast a compressed all-reduce is: above 1 it",
+            "with a GPU and a link of its own). The tables say how many times as fast a compressed all-reduce is: above 1 it",
             "pays. 1K is 2^10 elements, 1M is 2^20.",
         ),
         fill(
-            "`make bench-report` has made this page. The times on the card are measured, by `make gpu-bench-codec` on one",
+            "`make bench-report` has made this page. The times on the GPU are measured, by `make gpu-bench-codec` on one",
             f"{about['card']} ({about['date']}, commit {about['commit']}): each stage is what 300M elements took, and the few",
             "microseconds of a small call besides. What is between the ranks is a model, unless it is said to be measured:",
             f"{several}.",
         ),
         fill(
             "The model, for W ranks: a plain all-reduce goes round in a ring and moves 2 (W - 1) / W of its bytes over each",
-            "rank's link. A compressed one moves 1/32 of that in float32, 1/16 in bfloat16, and takes the time on the card in",
+            "rank's link. A compressed one moves 1/32 of that in float32, 1/16 in bfloat16, and takes the time on the GPU in",
             f"addition. Each exchange takes at least {1e6 * LATENCY:.0f} us, a ring W - 1 times as long. Nothing overlaps. If",
             "the all-reduce is hidden behind the backward pass, there is nothing to gain, which the model leaves out.",
         ),
-        "## Time on the card, in ms, for 300M elements",
+        "## Time on the GPU, in ms, for 300M elements",
         table(["gradient and error", "ranks", "encode", "reduce", "decode", "all"], stage_rows(stages)),
         "## How many times as fast, for 300M elements",
         *(
@@ -198,11 +198,11 @@ def page(stages, several, peers):
         ),
         table(["gradient and error", "elements", *(f"{w} ranks" for w in WORLDS)], break_even_rows(stages)),
         "![Factor by link](when.svg)",
-        *(["## Between cards of one machine", fill(peers)] if peers else []),
+        *(["## Between GPUs of one machine", fill(peers)] if peers else []),
         "## Where it does not pay",
         "\n".join([
             "- Where the all-reduce hides behind the backward pass already.",
-            "- Between cards of one machine, below some size: NCCL's own sum is faster there.",
+            "- Between GPUs of one machine, below some size: NCCL's own sum is faster there.",
             "- Where an optimizer needs more than a sign and a scale: see [CODECS.md](CODECS.md).",
             "- On the CPU, where the network sends a gradient faster than the CPU reads it from memory three times.",
         ]),
@@ -210,10 +210,10 @@ def page(stages, several, peers):
 
 
 def of_several(path):
-    """What there is to say of several cards, of what bench/multi_gpu.py has measured, if it has."""
+    """What there is to say of several GPUs, of what bench/multi_gpu.py has measured, if it has."""
     if path.exists() and not json.loads(path.read_text())["about"]["rehearsal"]:
-        return "what several cards reached is in [PERFORMANCE.md](PERFORMANCE.md)"
-    return "several cards have not been"
+        return "what several GPUs reached is in [PERFORMANCE.md](PERFORMANCE.md)"
+    return "several GPUs have not been"
 
 
 def of_peers(path):
@@ -228,10 +228,10 @@ def of_peers(path):
     largest = next((row for row in report.as_rows(results) if row["elements"] == report.LARGE), None)
     times = {dtype: largest and report.ratio(largest, f"peers {dtype}", f"nccl {dtype}") for dtype in BYTES}
     of_large = [f"{times[dtype]:.2f} times as fast as NCCL's sum in {dtype}" for dtype in BYTES if times[dtype]]
-    world, card = results["about"]["world"], results["about"]["ranks"][0]["card"]
+    world, gpu = results["about"]["world"], results["about"]["ranks"][0]["card"]
     return " ".join([
-        f"Measured, unlike the rest: {world} cards, {card}, over peer memory (gc_comm_open_peers), which is the fastest way between",
-        f"cards that reach each other. {said} With 300M elements it is {' and '.join(of_large) or 'not measured'}.",
+        f"Measured, unlike the rest: {world} GPUs, {gpu}, over peer memory (gc_comm_open_peers), which is the fastest way between",
+        f"GPUs that reach each other. {said} With 300M elements it is {' and '.join(of_large) or 'not measured'}.",
         "Where peer memory cannot be had, as between machines, the table above holds for the link between them; gc_comm_from_two",
         "makes one communicator of both.",
     ])  # fmt: skip

@@ -397,7 +397,7 @@ static void vote(const int line[WORKERS], float *gradient)
 static int32_t all_to_all(void *ctx, const void *send, void *recv, size_t bytes, DLDevice device, void *stream)
 {
     Piece out[WORKERS], in[WORKERS];
-    (void)device, (void)stream; /* nothing of this program is on a card */
+    (void)device, (void)stream; /* nothing of this program is on a GPU */
     for (int k = 0; k < WORKERS; k++) {
         out[k].data = (char *)send + (size_t)k * bytes;
         in[k].data = (char *)recv + (size_t)k * bytes;

@@ -1,5 +1,5 @@
 /* Kernels compiled at run time: an operation on elements, and softmax over the last axis from two reductions and it. On a
- * machine without a card they are only compiled, for one that is not there; without NVRTC nothing is.
+ * machine without a GPU they are only compiled, for one that is not there; without NVRTC nothing is.
  *
  *   gcc -std=c99 -Wall -Wextra -pedantic -Iinclude examples_c/kernels.c -Ltarget/release -lgradcodec -lm -o kernels
  *   LD_LIBRARY_PATH=target/release ./kernels */
@@ -15,7 +15,7 @@ static void must(gc_status_t status) {
     }
 }
 
-/* A float32 tensor over memory of this program, or a copy of it on the card. */
+/* A float32 tensor over memory of this program, or a copy of it on the GPU. */
 static DLManagedTensor *tensor(float *data, int32_t ndim, const int64_t *shape, DLDevice device) {
     DLDevice cpu = {kDLCPU, 0};
     DLDataType float32 = {kDLFloat, 32, 1};
@@ -73,7 +73,7 @@ int main(void) {
         printf("nothing compiled: %s\n", gc_last_error());
     } else if (!has_card) {
         must(status);
-        printf("no card: compiled for compute capability 9.0\n");
+        printf("no GPU: compiled for compute capability 9.0\n");
     } else {
         must(status);
         must(gc_kernel_run(most, whole, 1, &rows, 1, &along, NULL));

@@ -1,5 +1,5 @@
 /* Kernels compiled at run time, through gradcodec.hpp: CuPy's first example, and an optimizer step with momentum in place.
- * On a machine without a card they are compiled for one that is not there; without NVRTC nothing is.
+ * On a machine without a GPU they are compiled for one that is not there; without NVRTC nothing is.
  *
  *   g++ -std=c++17 -Wall -Wextra -pedantic -Iinclude examples_cpp/kernels.cpp -Ltarget/release -lgradcodec -o kernels
  *   LD_LIBRARY_PATH=target/release ./kernels */
@@ -50,7 +50,7 @@ int main()
     try {
         gradcodec::prepare({kDLCUDA, 0});
     } catch (const gradcodec::Error &error) {
-        std::cout << "no card is used: " << error.what() << "\n";
+        std::cout << "no GPU is used: " << error.what() << "\n";
         has_card = false;
     }
     if (!has_card) {

@@ -540,7 +540,8 @@ gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
  * Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
  * CUDAHost, CUDA and CUDAManaged.
  *
- * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is. `stream`: of dst's device, or
+ * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is, and between CPU tensors nothing
+ * behind the last element of less than a byte; where a GPU takes part all of that byte is. `stream`: of dst's device, or
  * of src's where dst is on CPU or CUDAHost; ignored where both are.
  *
  * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
@@ -1008,7 +1009,7 @@ typedef struct gc_codec_options_t {
     float beta;
     /** The element counts of n_segments tensors, 0 or more each. NULL: one segment, of n_elements. */
     const int64_t *segments;
-    /** The number of `segments`. */
+    /** The number of `segments`; 0 if `segments` is NULL. */
     size_t n_segments;
     /** The number of elements if `segments` is NULL; otherwise 0. */
     int64_t n_elements;
@@ -1180,7 +1181,9 @@ gc_status_t gc_codec_errors_out(gc_codec_t *codec,
                                 void *stream);
 
 /**
- * Carries the given errors from now on, rounded to the codec's dtype of errors. What is NULL stays as it is.
+ * Carries the given errors from now on, rounded to the codec's dtype of errors. What is NULL stays as it is. They are
+ * not looked at: with GC_NONFINITE_TRANSACTIONAL, one that is not finite after rounding has every later step taken back,
+ * until gc_codec_reset() or other errors.
  *
  * `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps
  * none.
@@ -2235,7 +2238,7 @@ gc_status_t gc_builtin_kernels(const char *family,
  * `kernel`: its name, one of those in kernels/README.md. `compute_capability`: that of the device, 90 for 9.0. `out`:
  * you set struct_size, the other fields are written.
  *
- * INVALID_ARGUMENT: no such kernel; a wrong struct_size. UNSUPPORTED_DEVICE: below 75.
+ * INVALID_ARGUMENT: no such kernel; an invalid struct_size. UNSUPPORTED_DEVICE: below 75.
  */
 gc_status_t gc_builtin_kernel_shape(const char *kernel,
                                     int32_t compute_capability,

@@ -25,6 +25,7 @@ struct gc_run {
     u64 first_tile;
     unsigned tiles, reserved;
 };
+SAME_LAYOUT(gc_run)
 
 struct alignas(16) gc_tile {
     u64 first;          // element of the run
@@ -35,6 +36,7 @@ struct alignas(16) gc_tile {
     unsigned left;      // bytes of bits to the end of the chunk, if they fit 32 bits
     unsigned chunk;
 };
+SAME_LAYOUT(gc_tile)
 
 // What is known on the device alone.
 struct gc_control {
@@ -47,6 +49,7 @@ struct gc_control {
     unsigned broken;    // a rank did not come to an exchange: what was received counts as NaN
     unsigned reserved;
 };
+SAME_LAYOUT(gc_control)
 
 struct gc_codec {
     unsigned char *state[2];  // the same one twice where there is one
@@ -69,6 +72,7 @@ struct gc_codec {
     gc_run only;              // where there is one segment: its run
     u64 reciprocal;           // floor((2^64 - 1) / chunk_bytes), or 0
 };
+SAME_LAYOUT(gc_codec)
 
 struct gc_encode {
     gc_codec codec;
@@ -77,12 +81,14 @@ struct gc_encode {
     gc_way way;               // or straight to the ranks that get it
     const void *values[MOST_VALUES];
 };
+SAME_LAYOUT(gc_encode)
 struct gc_finish {
     gc_codec codec;
     unsigned char *dst;       // the first of the chunks that are written
     gc_way way;
     unsigned steps, reserved; // how the ranks meet then; 0: they do not
 };
+SAME_LAYOUT(gc_finish)
 struct gc_reduce {
     gc_codec codec;
     const unsigned char *chunks;
@@ -90,6 +96,7 @@ struct gc_reduce {
     gc_way way;
     u64 payloads;
 };
+SAME_LAYOUT(gc_reduce)
 struct gc_decode {
     gc_codec codec;
     const unsigned char *payload;
@@ -100,10 +107,7 @@ struct gc_decode {
     u64 first_empty;          // the first chunk without any
     void *values[MOST_VALUES];
 };
-static_assert(sizeof(gc_run) == 40 && sizeof(gc_tile) == 48 && sizeof(gc_control) == 32 && sizeof(gc_codec) == 296
-                  && sizeof(gc_encode) == 464 && sizeof(gc_finish) == 328 && sizeof(gc_reduce) == 336
-                  && sizeof(gc_decode) == 464,
-              "the host lays them out too");
+SAME_LAYOUT(gc_decode)
 
 // ---- Tiles
 //

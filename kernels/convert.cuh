@@ -18,6 +18,7 @@ enum : unsigned { IS_UINT, IS_INT, IS_BOOL, IS_F16, IS_BF16, IS_F32, IS_F64 };
 struct gc_cast {
     unsigned from, from_size, to, to_size;
 };
+SAME_LAYOUT(gc_cast)
 
 enum : unsigned { NAN_F32 = 0x7fc00000u, NAN_BF16 = 0x7fc0 };
 

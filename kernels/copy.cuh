@@ -12,6 +12,7 @@ struct gc_copy_loop {
     gc_divisor count;
     long long dst_stride, src_stride;
 };
+SAME_LAYOUT(gc_copy_loop)
 
 // As the host lays it out: Work in src/backend/cuda/copy/launch.rs. Strides are in bytes.
 struct gc_copy {
@@ -35,7 +36,7 @@ struct gc_copy {
                                         // rounds of rows
     gc_copy_loop outer[60];             // outermost first
 };
-static_assert(sizeof(gc_copy) == 2096, "the host lays it out too, and parameters hold 4096 bytes");
+SAME_LAYOUT(gc_copy)
 
 enum : unsigned { COPY_THREADS = 256, LOG_COPY_THREADS = 8 };
 

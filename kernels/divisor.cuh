@@ -2,11 +2,14 @@
 #ifndef GRADCODEC_DIVISOR_CUH
 #define GRADCODEC_DIVISOR_CUH
 
+#include "layout.cuh"
+
 // A number to divide by, as the host lays it out: src/backend/cuda/divisor.rs.
 struct gc_divisor {
     unsigned long long by;
     unsigned long long reciprocal;  // floor((2^64 - 1) / by)
 };
+SAME_LAYOUT(gc_divisor)
 
 // The quotient of a value below 2^63: a multiplication instead of the hundred instructions of a division.
 __device__ __forceinline__ unsigned long long quotient(unsigned long long value, const gc_divisor &divisor) {

@@ -15,12 +15,13 @@ struct gc_push {
     u64 vectors;                // of a block
     u64 apart;                  // bytes from what one rank gets to what the next one does; 0: the same
 };
+SAME_LAYOUT(gc_push)
 struct gc_meet {
     gc_peers *peers;
     unsigned *mark;
     unsigned steps, reserved;
 };
-static_assert(sizeof(gc_push) == 40 && sizeof(gc_meet) == 24, "the host lays them out too");
+SAME_LAYOUT(gc_meet)
 
 // Pushes a block to every rank. Reads and writes each byte once. Neighbouring blocks of threads push to different ranks, and
 // each rank begins with the next one, so that no link has to wait for another.

@@ -16,14 +16,15 @@ struct gc_peers {
     unsigned *told;                      // in memory of the host, becomes 1 with `broken`
     unsigned char *buffers[MOST_RANKS];  // of all ranks, as they are mapped here
 };
+SAME_LAYOUT(gc_peers)
 // A buffer begins with what its rank hears of the others: a number of each for an even meeting, and for an odd one.
-static_assert(sizeof(gc_peers) == 40 + 8 * MOST_RANKS, "the host lays it out too");
 
 // Where this rank's block lies in each buffer, of what it sends to all or to each.
 struct gc_way {
     gc_peers *peers;  // NULL: nothing goes to others
     u64 at;
 };
+SAME_LAYOUT(gc_way)
 enum : unsigned { SPEAK = 1, LISTEN = 2 };
 
 __device__ __forceinline__ void say(u64 *to, u64 number) {

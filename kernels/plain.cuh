@@ -14,7 +14,7 @@ struct gc_compress {
     u64 elements, bytes;       // bytes of dst
     unsigned rule, values;     // the dtype of grad
 };
-static_assert(sizeof(gc_compress) == 64, "the host lays it out too");
+SAME_LAYOUT(gc_compress)
 
 // Reads a value and an error, writes 1/8 byte an element. Block: a tile, a unit a warp. What is not finite needs no
 // care: a NaN that a card has computed has no sign, so its bit is 1, and the unit's sum shows it.

@@ -17,6 +17,7 @@ struct gc_signs {
     unsigned format;         // of an element, where there are scales
     unsigned order;
 };
+SAME_LAYOUT(gc_signs)
 
 // A value cut off after `cut` bits, at most 31, rounded to nearest, to even in the middle.
 __device__ __forceinline__ unsigned rounded(unsigned value, unsigned cut) {
@@ -151,6 +152,12 @@ UNPACK_SIGNS(gc_unpack_signs_u64, u64)
 
 // ---- Unpacking to any strides. A thread unpacks one byte, whose elements may lie anywhere.
 
+struct gc_sign_loop {
+    gc_divisor count;
+    long long stride;
+};
+SAME_LAYOUT(gc_sign_loop)
+
 // As the host lays it out: Scattered in src/backend/cuda/signs.rs. Strides are in bytes, and may be negative or 0.
 struct gc_scattered_signs {
     const unsigned char *src;
@@ -163,12 +170,9 @@ struct gc_scattered_signs {
     gc_signs signs;
     unsigned size;            // bytes of an element: 1, 2, 4 or 8
     unsigned n_loops;
-    struct {
-        gc_divisor count;
-        long long stride;
-    } loops[62];              // over the elements, outermost first
+    gc_sign_loop loops[62];   // over the elements, outermost first
 };
-static_assert(sizeof(gc_scattered_signs) == 1616, "the host lays it out too");
+SAME_LAYOUT(gc_scattered_signs)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 gc_unpack_signs_strided(const __grid_constant__ gc_scattered_signs plan) {
@@ -224,7 +228,7 @@ struct gc_vote {
     unsigned aligned;         // 1: src is as far beyond 16 bytes as dst is, for each voter
     unsigned reserved;
 };
-static_assert(sizeof(gc_vote) == 64, "the host lays it out too");
+SAME_LAYOUT(gc_vote)
 
 // N words from any address. Whole vectors are read: up to 4 * N bytes behind it, and as many before.
 __device__ __forceinline__ Ballot<1> load_words(const unsigned *from, unsigned beyond) {

@@ -12,7 +12,7 @@ struct gc_state {
     unsigned half, skip_kind;  // 0: never, 1: always, 2: bool, 3: int32, 4: float32, 5: after anything corrupt or not finite
     u64 rows, row;             // gc_onebit_errors_in: the mean of so many rows, of so many elements each; 0: of no mean
 };
-static_assert(sizeof(gc_state) == 640, "the host lays it out too");
+SAME_LAYOUT(gc_state)
 
 extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_commit(const __grid_constant__ gc_state call) {
     if (threadIdx.x != 0) return;
@@ -142,7 +142,7 @@ struct gc_addresses {
     u64 count;
     const void *values[MOST_ADDRESSES];
 };
-static_assert(sizeof(gc_addresses) == 3600, "the host lays it out too, and parameters hold 4096 bytes");
+SAME_LAYOUT(gc_addresses)
 extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_addresses(const __grid_constant__ gc_addresses call) {
     for (unsigned k = threadIdx.x; k < call.count; k += THREADS) call.table[k] = call.values[k];
 }

@@ -15,11 +15,13 @@ enum : unsigned { BLOCK = 256, LOG_BLOCK = 8 };
 struct gc_division {
     unsigned count, multiplier, shift, reserved;
 };
+SAME_LAYOUT(gc_division)
 
 struct gc_tile_loop {
     long long element_stride, byte_stride;
     gc_division division;
 };
+SAME_LAYOUT(gc_tile_loop)
 
 // How the bytes of a transposed matrix lie. TRANSPOSED: those of a row side by side. JOINED: so are the rows, and their
 // bits follow each other even within a byte. Other kernels do not look.
@@ -45,7 +47,7 @@ struct gc_tiles {
     gc_division across, along;          // tiles along x and y
     gc_tile_loop outer[6];              // outermost first
 };
-static_assert(sizeof(gc_tiles) == 360, "the host lays it out too");
+SAME_LAYOUT(gc_tiles)
 
 __device__ __forceinline__ unsigned split(unsigned &number, const gc_division &by) {
     const unsigned quotient = static_cast<unsigned>(static_cast<u64>(number) * by.multiplier >> by.shift);

@@ -14,6 +14,7 @@
 #define GRADCODEC_TILE_CUH
 
 #include "gradcodec/device.cuh"
+#include "layout.cuh"
 
 using namespace gradcodec;
 typedef unsigned long long u64;

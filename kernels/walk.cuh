@@ -22,10 +22,12 @@ struct gc_line_loop {
     gc_divisor count;
     long long element_stride, byte_stride;
 };
+SAME_LAYOUT(gc_line_loop)
 struct gc_byte_loop {
     gc_divisor count;
     long long stride;
 };
+SAME_LAYOUT(gc_byte_loop)
 
 // As the host lays it out: Strided in src/backend/cuda/walk.rs. Strides are in bytes and may be negative or 0. Loops
 // are nested, outermost first; the product of their counts is `lines`, or the bytes of a row of bytes.
@@ -51,7 +53,7 @@ struct gc_strided_plan {
     gc_line_loop line_loops[62];
     gc_byte_loop byte_loops[62];
 };
-static_assert(sizeof(gc_strided_plan) == 3640, "the host lays it out too, and parameters hold 4096 bytes");
+SAME_LAYOUT(gc_strided_plan)
 
 // Where a line begins. Joined lines have no bytes of their own.
 struct Line {

@@ -1,35 +1,48 @@
-//! The floating-point environment that the specification's arithmetic wants: to nearest, denormals kept, nothing
-//! trapped. The caller may have another one, and the threads of the pool have that of whoever started them.
+//! The floating-point environment that the specification's arithmetic and Rust expect: to nearest, denormals kept,
+//! nothing trapped. The caller may have another one: every call leaves it at the boundary and returns to it.
 
-/// Does some work in the default environment. This thread's own is back when it returns.
-pub fn in_default<R>(work: impl FnOnce() -> R) -> R {
-    let _restored = Default::enter();
-    within(work)
+use std::cell::Cell;
+
+thread_local! {
+    /// What the caller of the innermost call had.
+    static CALLERS: Cell<Control> = const { Cell::new(DEFAULT) };
 }
 
-/// A function of its own, so that no operation of the work is moved to where the environment is still another.
-#[inline(never)]
-fn within<R>(work: impl FnOnce() -> R) -> R {
-    work()
-}
-
-/// While it lives, its thread has the default environment.
-struct Default {
-    before: Control,
+/// While it lives, its thread has the default environment; what the caller had is back afterwards, its flags too.
+pub struct Default {
+    /// What [`CALLERS`] was before.
+    outer: Control,
 }
 
 impl Default {
-    fn enter() -> Self {
+    #[inline(always)]
+    pub fn enter() -> Self {
         let before = control();
-        set_control(DEFAULT);
-        Self { before }
+        let outer = CALLERS.replace(before);
+        if before != DEFAULT {
+            set_control(DEFAULT);
+        }
+        Self { outer }
     }
 }
 
 impl Drop for Default {
+    #[inline(always)]
     fn drop(&mut self) {
-        set_control(self.before);
+        let callers = CALLERS.replace(self.outer);
+        if control() != callers {
+            set_control(callers);
+        }
     }
+}
+
+/// Calls a function of the caller's in the caller's environment, within a call. It may change that.
+pub fn callers<R>(function: impl FnOnce() -> R) -> R {
+    set_control(CALLERS.get());
+    let result = function();
+    CALLERS.set(control());
+    set_control(DEFAULT);
+    result
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -8,7 +8,10 @@ use std::{
     ptr,
 };
 
-use crate::error::{Error, MESSAGE_LIMIT, Result, Status, sentence};
+use crate::{
+    environment,
+    error::{Error, MESSAGE_LIMIT, Result, Status, sentence},
+};
 
 /// What a function answers: its value on success, and what stands for failure.
 pub trait Answer {
@@ -76,8 +79,10 @@ thread_local! {
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs what a caller asked for: a panic becomes a status, silently, and a failure becomes the thread's last error.
+/// Runs what a caller asked for: a panic becomes a status, silently, and a failure becomes the thread's last error. No
+/// code of this library runs in the caller's floating-point environment.
 pub fn boundary<T: Answer>(body: impl FnOnce() -> Result<T>) -> T::C {
+    let _environment = environment::Default::enter();
     // The hook of a C library is its own. In a Rust program it is the program's.
     #[cfg(feature = "capi")]
     keep_panics_silent();

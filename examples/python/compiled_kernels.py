@@ -3,7 +3,7 @@ place, softmax over an axis.
 
     PYTHONPATH=python python3 examples/python/compiled_kernels.py
 
-On a card with torch and CuPy: tensors of torch in, arrays of CuPy out. Without a card they are compiled for one that is
+On a GPU with torch and CuPy: tensors of torch in, arrays of CuPy out. Without a GPU they are compiled for one that is
 not there, if NVRTC is (pip's nvidia-cuda-nvrtc-cu12, say); without NVRTC nothing is.
 """
 
@@ -50,7 +50,7 @@ def softmax_of_numpy(x):
 
 
 def compiled(kernels):
-    """All of them, for a card that is not here."""
+    """All of them, for a GPU that is not here."""
     x = np.zeros((2, 3), np.float32)
     row, vector = np.zeros((2, 1), np.float32), np.zeros(5, np.float32)
     along = dict(axes=1, keepdims=True, capability=90)
@@ -103,7 +103,7 @@ def main():
 
         cupy.cuda.Device().compute_capability
     except (ImportError, RuntimeError) as why:
-        print(f"SKIPPED: no card, so kernels are compiled only: {why}")
+        print(f"SKIPPED: no GPU, so kernels are compiled only: {why}")
         try:
             compiled(kernels)
         except GradCodecError as refusal:

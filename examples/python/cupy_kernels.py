@@ -130,7 +130,7 @@ def by_name(cupy, gradcodec, n):
 def main():
     gradcodec = GradCodec()
     shape = gradcodec.builtin_kernel_shape("gc_unpack_u8", 90)
-    print(f"{len(gradcodec.builtin_kernels('bits'))} bytes of kernels for all cards")
+    print(f"{len(gradcodec.builtin_kernels('bits'))} bytes of kernels for all GPUs")
     print(f"gc_unpack_u8 on 9.0: blocks of {shape.threads} threads for {shape.items_per_block} elements each")
     try:
         import cupy

@@ -3,7 +3,7 @@
     python3 examples/python/ddp.py
 
 Builds ddp.cpp as torch_ops.py builds its own, unless GRADCODEC_DDP names what CMakeLists.txt has built. Four processes
-over gloo, on the CPU; then over NCCL, where there are cards, a process each.
+over gloo, on the CPU; then over NCCL, where there are GPUs, a process each.
 """
 
 import os

@@ -6,12 +6,13 @@
     model = DistributedDataParallel(model)
     model.register_comm_hook(OneBit(), one_bit_hook)  # or OneBit(process_group)
 
-For SGD, with or without momentum, at float32's step size (docs/CODECS.md says what to do with Adam). Parameters in
-float32, float16 or bfloat16. Exchanges go through torch.distributed: through host memory on gloo, and on NCCL from card
-to card, on the current stream, where nothing waits. A hook on gloo blocks the backward pass while it exchanges.
+For SGD without momentum, at float32's step size. With momentum in the optimizer, training is slower or diverges:
+compress the momentum instead (docs/CODECS.md, also for Adam). Parameters in float32, float16 or bfloat16. Exchanges go
+through torch.distributed: through host memory on gloo, and on NCCL from GPU to GPU, on the current stream, without
+waiting. A hook on gloo blocks the backward pass during the exchange.
 
 PyTorch arranges the buckets anew after the first step. A bucket with other parameters than before gets a new handle,
-whose errors are 0: what the first step lost is not made up for. The errors are not part of a checkpoint here;
+whose errors are 0: the errors of the first step are lost. Checkpoints do not contain the errors here;
 gc_allreduce_errors_out and gc_allreduce_errors_in are for that.
 """
 
@@ -72,7 +73,7 @@ def load():
 
 
 class Memory:
-    """Memory of a card that is not PyTorch's, for torch.as_tensor(), which does not copy it."""
+    """Memory of a GPU that is not PyTorch's, for torch.as_tensor(), which does not copy it."""
 
     def __init__(self, pointer, size):
         self.__cuda_array_interface__ = {"data": (pointer, False), "shape": (size,), "typestr": "|u1", "version": 2}
@@ -98,7 +99,7 @@ class OneBit:
         self.comm, self.handles = c_void_p(), {}
         self.sent = self.elements = 0
         self.failure = None
-        # NCCL takes memory of cards, all others that of the host.
+        # NCCL takes memory of GPUs, all others that of the host.
         flags = 0 if "nccl" in dist.get_backend(group) else TRANSPORT_HOST
         self.takes_host = "cpu" in dist.get_backend_config(group)
         self.functions = EXCHANGE(self.all_to_all), EXCHANGE(self.all_gather)
@@ -180,7 +181,7 @@ def one_bit_hook(state: OneBit, bucket: dist.GradBucket) -> torch.futures.Future
     """For DistributedDataParallel.register_comm_hook(OneBit(), one_bit_hook)."""
     buffer = bucket.buffer()
     state.run(bucket)
-    # On a card the future stands for what is on the current stream by now.
+    # On a GPU the future stands for what is on the current stream by now.
     done = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
     done.set_result(buffer)
     return done
@@ -196,7 +197,7 @@ MODES = {"plain DDP": None, "one bit": ERROR_FLOAT32, "one bit, errors lost": ER
 
 def digits():
     """Handwritten digits to train on: images and what they show."""
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples_c", "data", "digits.bin")
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples_c", "data", "digits.bin")
     with open(path, "rb") as file:
         records = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).view(-1, 65)
     return records[:, :64] / 16, records[:, 64].long()

@@ -8,14 +8,14 @@
 
 It needs PyTorch 2.9, the first with FSDPModule.set_custom_reduce_scatter(), and the library.
 
-With error feedback, for SGD, with or without momentum, at float32's step size (docs/CODECS.md says what to do with
-Adam). Only gradients are made small, in float32, float16 or bfloat16: FSDP gathers the parameters as before.
+With error feedback, for SGD without momentum, at float32's step size; docs/CODECS.md says what to compress with
+momentum and with Adam. Only gradients are compressed, in float32, float16 or bfloat16: FSDP gathers the parameters as
+before.
 
-Each rank keeps what its gradients lost: four bytes for every element of the model, not of its shard alone. Where there
-is no room for that, this is not for you.
+Each rank keeps the errors of its gradients: four bytes for every element of the model, not of its shard alone.
 
-FSDP cuts each parameter into a part for each rank, and hands over the parts by rank. Each part has a scale of its own.
-The errors are not part of a checkpoint here; gc_allreduce_errors_out and gc_allreduce_errors_in are for that.
+FSDP cuts each parameter into a part for each rank, and passes the parts by rank. Each part has a scale of its own.
+Checkpoints do not contain the errors here; gc_allreduce_errors_out and gc_allreduce_errors_in are for that.
 """
 
 import ctypes

@@ -10,7 +10,7 @@ import os
 
 import numpy as np
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or JAX takes most of the card
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or JAX takes most of the GPU
 try:
     import jax
     import jax.numpy as jnp

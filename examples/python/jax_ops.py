@@ -147,11 +147,11 @@ def main():
     register()
     show(jax.devices("cpu"))
     try:
-        cards = jax.devices("cuda")
+        gpus = jax.devices("cuda")
     except RuntimeError:
         print("SKIPPED: no CUDA device that JAX could use, so CUDA was not shown")
     else:
-        show(cards)
+        show(gpus)
 
 
 if __name__ == "__main__":

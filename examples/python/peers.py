@@ -1,7 +1,7 @@
-"""Gradients averaged over memory that the cards of one machine reach, without NCCL: three ways to come by that memory.
+"""Gradients averaged over memory that the GPUs of one machine reach, without NCCL: three ways to come by that memory.
 
-    PYTHONPATH=python torchrun --nproc-per-node 2 examples/python/peers.py     # a process a card
-    PYTHONPATH=python python3 examples/python/peers.py                         # starts them itself: as many as there are cards, at least 2
+    PYTHONPATH=python torchrun --nproc-per-node 2 examples/python/peers.py     # a process a GPU
+    PYTHONPATH=python python3 examples/python/peers.py                         # starts them itself: as many as there are GPUs, at least 2
 
 1. The library makes it: gc_comm_open_peers, over any communicator, here torch.distributed's.
 2. PyTorch's symmetric memory, which it maps for all ranks of a group.
@@ -44,24 +44,24 @@ def over_gloo(gradcodec, rank, world):
     return gradcodec.communicator(rank, world, to_all, gather)
 
 
-def of_the_library(gradcodec, rank, world, card):
-    return gradcodec.open_peers(over_gloo(gradcodec, rank, world), card, ELEMENTS), None
+def of_the_library(gradcodec, rank, world, gpu):
+    return gradcodec.open_peers(over_gloo(gradcodec, rank, world), gpu, ELEMENTS), None
 
 
-def of_symmetric_memory(gradcodec, rank, world, card):
+def of_symmetric_memory(gradcodec, rank, world, gpu):
     size = gradcodec.peers_bytes(ELEMENTS, world)
-    own = symmetric_memory.empty(size, dtype=torch.uint8, device=torch.device("cuda", card)).zero_()
+    own = symmetric_memory.empty(size, dtype=torch.uint8, device=torch.device("cuda", gpu)).zero_()
     mapped = symmetric_memory.rendezvous(own, dist.group.WORLD)
     offset = own.data_ptr() - mapped.buffer_ptrs[rank]  # the same on all ranks
     torch.cuda.synchronize()
     dist.barrier()  # all are 0
-    comm = gradcodec.peers(rank, [address + offset for address in mapped.buffer_ptrs], size, card)
+    comm = gradcodec.peers(rank, [address + offset for address in mapped.buffer_ptrs], size, gpu)
     return comm, (own, mapped)  # which must stay
 
 
-def of_shares(gradcodec, rank, world, card):
+def of_shares(gradcodec, rank, world, gpu):
     size = gradcodec.peers_bytes(ELEMENTS, world)
-    own = torch.from_dlpack(gradcodec.tensor_empty([size], "uint8", (CUDA, card))).zero_()
+    own = torch.from_dlpack(gradcodec.tensor_empty([size], "uint8", (CUDA, gpu))).zero_()
     torch.cuda.synchronize()
     buffers, shares, ends = [], [], sockets(rank, world)
     for end in ends:
@@ -71,9 +71,9 @@ def of_shares(gradcodec, rank, world, card):
         if end is None:
             buffers.append(own)
         else:
-            buffers.append(torch.from_dlpack(gradcodec.share_receive(end.fileno(), (CUDA, card), PATIENCE)))
+            buffers.append(torch.from_dlpack(gradcodec.share_receive(end.fileno(), (CUDA, gpu), PATIENCE)))
     dist.barrier()  # all are 0
-    comm = gradcodec.peers(rank, [buffer.data_ptr() for buffer in buffers], size, card)
+    comm = gradcodec.peers(rank, [buffer.data_ptr() for buffer in buffers], size, gpu)
     return comm, (buffers, shares, ends)
 
 
@@ -100,9 +100,9 @@ def sockets(rank, world):
     return ends
 
 
-def steps(comm, rank, card):
+def steps(comm, rank, gpu):
     """Some steps of an all-reduce that keeps its errors: what the last one gave."""
-    handle = comm.allreduce(ONEBIT, [ELEMENTS], device=(CUDA, card))
+    handle = comm.allreduce(ONEBIT, [ELEMENTS], device=(CUDA, gpu))
     for step in range(STEPS):
         generator = torch.Generator("cuda").manual_seed(1000 * step + rank)
         gradient = torch.randn(ELEMENTS, device="cuda", generator=generator)
@@ -113,13 +113,13 @@ def steps(comm, rank, card):
 
 
 def run(rank, world):
-    card = rank % torch.cuda.device_count()
-    torch.cuda.set_device(card)
+    gpu = rank % torch.cuda.device_count()
+    torch.cuda.set_device(gpu)
     gradcodec, results, kept = GradCodec(), [], []
     for way in of_the_library, of_symmetric_memory, of_shares:
-        comm, memory = way(gradcodec, rank, world, card)
+        comm, memory = way(gradcodec, rank, world, gpu)
         kept.append((comm, memory))
-        results.append(steps(comm, rank, card))
+        results.append(steps(comm, rank, gpu))
         everywhere = [torch.empty(ELEMENTS) for _ in range(world)]
         dist.all_gather(everywhere, results[-1].cpu())
         same = all(torch.equal(one, everywhere[0]) for one in everywhere) and torch.equal(results[-1], results[0])
@@ -131,7 +131,7 @@ def run(rank, world):
 
 
 def start(rank, world, folder):
-    # Ranks that share a card PyTorch takes for a mistake, unless it is told so.
+    # Ranks that share a GPU PyTorch takes for a mistake, unless it is told so.
     os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     store = dist.FileStore(os.path.join(folder, "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
@@ -140,7 +140,7 @@ def start(rank, world, folder):
 
 def main():
     if not torch.cuda.is_available():
-        print("SKIPPED: no CUDA device, and this is about memory of cards")
+        print("SKIPPED: no CUDA device, and this is about memory of GPUs")
     elif "RANK" in os.environ:
         dist.init_process_group("gloo")
         run(dist.get_rank(), dist.get_world_size())

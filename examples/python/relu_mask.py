@@ -67,7 +67,7 @@ def saved_bytes(model, x):
 
 
 def peak_bytes(model, x):
-    """The most that torch had allocated on the card in a step, above what there was before."""
+    """The most that torch had allocated on the GPU in a step, above what there was before."""
     saved_bytes(model, x)  # the first step makes what stays: workspaces, gradients
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

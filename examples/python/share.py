@@ -33,7 +33,7 @@ def child(number, device_type):
 
 
 def frameworks():
-    """torch, if both processes can work on a card."""
+    """torch, if both processes can work on a GPU."""
     try:
         import cupy  # noqa: F401 the other process wants it
         import torch

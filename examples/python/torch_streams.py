@@ -1,4 +1,4 @@
-"""GradCodec on streams of PyTorch's: packing and unpacking among other work on the card, without synchronizing.
+"""GradCodec on streams of PyTorch's: packing and unpacking among other work on the GPU, without synchronizing.
 
     PYTHONPATH=python python3 examples/python/torch_streams.py
 
@@ -18,7 +18,7 @@ ROUNDS, COUNT, N_CHUNKS = 50, 1_000_003, 4
 
 
 def wrong(gradient, signs):
-    """How many signs are not those of the gradient; on a card the number stays there, so that nothing waits."""
+    """How many signs are not those of the gradient; on a GPU the number stays there, so that nothing waits."""
     return (signs != torch.where(gradient < 0, 0.0, 1.0)).sum()
 
 
@@ -36,7 +36,7 @@ def on_the_cpu(gradcodec):
 
 
 class Load:
-    """Work that takes the card milliseconds: whoever does not wait for it finds the last round's gradient."""
+    """Work that takes the GPU milliseconds: whoever does not wait for it finds the last round's gradient."""
 
     def __init__(self):
         self.matrix = torch.randn(4096, 4096, device="cuda") / 64

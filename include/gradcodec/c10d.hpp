@@ -10,8 +10,8 @@
  * `group` is a c10::intrusive_ptr: of a c10d::ProcessGroup, as c10d::resolve_process_group(name) gives one that was
  * made in Python, or of a c10d::Backend, as C++ makes them. examples_cpp/ddp.cpp is a whole program.
  *
- * MEMORY. NCCL exchanges memory of cards, on the stream of the call, and nothing waits. All others are given host
- * memory: what is on a card passes through it, and a call waits for its stream. A group with NCCL for cards and gloo
+ * MEMORY. NCCL exchanges memory of GPUs, on the stream of the call, and nothing waits. All others are given host
+ * memory: what is on a GPU passes through it, and a call waits for its stream. A group with NCCL for GPUs and gloo
  * for the CPU, as init_process_group() makes on request, exchanges each as it is.
  *
  * Exchanges are collectives of the group like any others: all ranks come to them in the same order, and wait in them as
@@ -50,9 +50,9 @@ template <class Group>
 struct Renamed<Group, std::void_t<decltype(&Group::all_gather_single), decltype(&Group::all_to_all_single)>>
     : std::true_type {};
 
-/* What a group exchanges: memory of cards, that of the host. */
+/* What a group exchanges: memory of GPUs, that of the host. */
 struct Takes {
-    bool cards, host;
+    bool gpus, host;
 };
 inline Takes takes(const std::string &backend)
 {
@@ -65,9 +65,9 @@ inline Takes takes(c10d::ProcessGroup &group)
     Takes all{false, false};
     for (const c10::Device device : group.getDeviceTypes()) {
         all.host = all.host || device.is_cpu();
-        all.cards = all.cards || (device.is_cuda() && takes(group.getBackend(c10::kCUDA)->getBackendName()).cards);
+        all.gpus = all.gpus || (device.is_cuda() && takes(group.getBackend(c10::kCUDA)->getBackendName()).gpus);
     }
-    if (!all.cards && !all.host) /* one of Python's own, without backends */
+    if (!all.gpus && !all.host) /* one of Python's own, without backends */
         return takes(group.getBackendName());
     return all;
 }
@@ -99,7 +99,7 @@ public:
         transport.struct_size = sizeof transport;
         transport.rank = rank_;
         transport.world_size = size_;
-        transport.flags = takes_.cards ? 0 : GC_TRANSPORT_HOST;
+        transport.flags = takes_.gpus ? 0 : GC_TRANSPORT_HOST;
         transport.ctx = this;
         transport.all_to_all = [](void *ctx, const void *send, void *recv, size_t bytes, DLDevice device,
                                   void *stream) noexcept {

@@ -63,7 +63,7 @@ typedef enum {
   kDLROCM = 10,
   kDLROCMHost = 11,    /* pinned host memory of ROCm */
   kDLExtDev = 12,      /* whatever two parties agree on, for experiments */
-  kDLCUDAManaged = 13, /* unified memory; GradCodec works on it on the card that `device_id` names */
+  kDLCUDAManaged = 13, /* unified memory; GradCodec works on it on the GPU that `device_id` names */
   kDLOneAPI = 14,
   kDLWebGPU = 15,
   kDLHexagon = 16,     /* Qualcomm */
@@ -73,7 +73,7 @@ typedef enum {
 
 typedef struct {
   DLDeviceType device_type;
-  int32_t device_id; /* which card, counted from 0; 0 for the CPU and pinned memory */
+  int32_t device_id; /* which GPU, counted from 0; 0 for the CPU and pinned memory */
 } DLDevice;
 
 /* Kinds of numbers; the size is in DLDataType.bits. GradCodec reads and writes bool, integers, float and bfloat. */

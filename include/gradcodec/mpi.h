@@ -17,7 +17,7 @@
  *     gc_mpi_free(&mpi);                                                 // on every rank, before MPI_Finalize
  *
  * C99 or C++11, MPI 3.0 or newer. All of it is the program's own code: the library knows nothing of MPI. What is on a
- * card passes through host memory, so MPI need not know CUDA.
+ * GPU passes through host memory, so MPI need not know CUDA.
  *
  * Exchanges run on a duplicate of the communicator: they do not meet messages of yours, and what fails in them is
  * returned, whatever error handler you use. The thread that calls gradcodec calls MPI: only the main one, unless MPI_Init_thread()

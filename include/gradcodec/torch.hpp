@@ -173,7 +173,7 @@ template <class Call> void into(const at::Tensor &src, const at::Tensor &dst, Ca
 } // namespace detail
 
 /* The elements that dst.copy_(src) gives, by the rules of gradcodec.h: on the stream of dst, or of src where dst is on the
- * CPU. Between cards, copy_() also has the current stream of src's card wait and be waited for; here only dst's takes part,
+ * CPU. Between GPUs, copy_() also has the current stream of src's GPU wait and be waited for; here only dst's takes part,
  * so have it wait for what makes src, and have src stay as it is until it is done. */
 inline void copy_into(const at::Tensor &src, const at::Tensor &dst)
 {
@@ -352,7 +352,7 @@ inline at::Tensor tensor_of(const char *name, Tensor &&tensor, c10::Device devic
 } // namespace detail
 
 /* A compact copy on this device, of torch's memory, also where `src` is there already. On the current stream, as
- * copy_into(); between two cards, whose current streams it waits for, it is done when this returns. */
+ * copy_into(); between two GPUs, whose current streams it waits for, it is done when this returns. */
 inline at::Tensor tensor_to_device(const at::Tensor &src, c10::Device device)
 {
     detail::check_dense("src", src);

@@ -61,7 +61,7 @@ namespace xla {
 
 namespace ffi = ::xla::ffi;
 
-/* Where a handler works: the CPU, whose stream is NULL, or a card and XLA's stream there. */
+/* Where a handler works: the CPU, whose stream is NULL, or a GPU and XLA's stream there. */
 struct Queue {
     DLDevice device;
     void *stream;
@@ -233,8 +233,8 @@ inline ffi::Error onebit_compress(const Queue &queue, ffi::AnyBuffer gradient, f
         ::xla::ffi::Ffi::Bind() bound);                                                                                \
     XLA_FFI_DEFINE_HANDLER_SYMBOL(                                                                                     \
         gradcodec_##name##_cuda,                                                                                       \
-        [](int32_t card, void *stream, auto... arguments) {                                                            \
-            return ::gradcodec::xla::name({{kDLCUDA, card}, stream}, arguments...);                                    \
+        [](int32_t gpu, void *stream, auto... arguments) {                                                             \
+            return ::gradcodec::xla::name({{kDLCUDA, gpu}, stream}, arguments...);                                     \
         },                                                                                                             \
         ::xla::ffi::Ffi::Bind().Ctx<::xla::ffi::DeviceOrdinal>().Ctx<::xla::ffi::PlatformStream<void *>>() bound,      \
         {::xla::ffi::Traits::kCmdBufferCompatible})
@@ -247,7 +247,7 @@ inline ffi::Error onebit_compress(const Queue &queue, ffi::AnyBuffer gradient, f
 #define GRADCODEC_XLA_HANDLERS()                                                                                       \
     XLA_FFI_DEFINE_HANDLER_SYMBOL(                                                                                     \
         gradcodec_prepare_cuda,                                                                                        \
-        [](int32_t card) { return ::gradcodec::xla::prepare({{kDLCUDA, card}, nullptr}); },                            \
+        [](int32_t gpu) { return ::gradcodec::xla::prepare({{kDLCUDA, gpu}, nullptr}); },                              \
         ::xla::ffi::Ffi::BindInitialize().Ctx<::xla::ffi::DeviceOrdinal>());                                           \
     GRADCODEC_XLA_HANDLER(pack_chunks, GRADCODEC_XLA_ARG GRADCODEC_XLA_RET GRADCODEC_XLA_INT("order"));                \
     GRADCODEC_XLA_HANDLER(pack_signs, GRADCODEC_XLA_ARG GRADCODEC_XLA_RET GRADCODEC_XLA_INT("order"));                 \

@@ -276,7 +276,7 @@ class GradCodec:
         return ctypes.string_at(fatbin, size.value)
 
     def builtin_kernel_shape(self, kernel: str, compute_capability: int) -> Any:
-        """How to launch one of them on a card of 90, for example: a struct with threads, items_per_block and so on."""
+        """How to launch one of them on a GPU of 90, for example: a struct with threads, items_per_block and so on."""
         shape = KernelShape(ctypes.sizeof(KernelShape))
         capability = _int32("compute_capability", compute_capability)
         self.lib.gc_builtin_kernel_shape(_text("kernel", kernel), capability, byref(shape))
@@ -410,7 +410,7 @@ class GradCodec:
     def peers(
         self, rank: int, buffers: Sequence[int], size: int, device: int, timeout_ms: int = 0
     ) -> Communicator:  # fmt: skip
-        """A communicator over memory that the cards of one machine reach.
+        """A communicator over memory that the GPUs of one machine reach.
 
         `buffers`: the address of every rank's buffer as it is mapped here, `size` bytes each. Keep them as long.
         """

@@ -2,6 +2,7 @@
 
 use std::{
     ffi::{CStr, c_char},
+    mem::MaybeUninit,
     ops::Range,
     slice,
 };
@@ -114,29 +115,52 @@ pub unsafe fn tensors<'a>(
     }))
 }
 
-/// A struct of options of ours, which begins with its own size, as `struct_size`.
+/// A struct of this interface that begins with its own size, `struct_size`, a uint32, and grows at its end in later
+/// versions.
 ///
 /// # Safety
-/// Every pattern of bits is a value of the type.
-pub unsafe trait Options: Copy {
-    /// Where the reserved bytes are.
-    const RESERVED: Range<usize>;
+/// Every pattern of bits is a value of the type, and it has no padding.
+pub unsafe trait Extensible: Copy {
+    /// Its size in the first release, 0.1.0.
+    const FIRST_SIZE: usize;
+    /// Where its reserved bytes are.
+    const RESERVED: Range<usize> = 0..0;
 }
 
-/// Reads options. A later version may have given them more fields: those must be 0, for they are not known here.
+/// The largest struct that is accepted, so that a `struct_size` that was never set reads no more than a page.
+const MOST: usize = 4096;
+
+/// The `struct_size` of a struct of any version.
+///
+/// # Safety
+/// Unless NULL or unaligned, the first four bytes of `place` are readable.
+unsafe fn struct_size<T: Extensible>(name: &'static str, place: *const T) -> Result<usize> {
+    const { assert!(T::FIRST_SIZE <= size_of::<T>() && T::FIRST_SIZE % 8 == 0 && align_of::<T>() >= 4) };
+    check(&Name::new(name), place)?;
+    // SAFETY: not NULL, aligned to 4 or more, and readable as the caller promises.
+    let size = unsafe { place.cast::<u32>().read() } as usize;
+    if !(T::FIRST_SIZE..=MOST).contains(&size) || size % 8 != 0 {
+        let first = T::FIRST_SIZE;
+        return Err(error!(
+            InvalidArgument,
+            "{name}: struct_size {size}; a multiple of 8 from {first} to {MOST} expected, {} in this version",
+            size_of::<T>()
+        ));
+    }
+    Ok(size)
+}
+
+/// Reads options. Fields that an older program does not have are 0; those that only a later version has must be 0.
 ///
 /// # Safety
 /// Unless NULL or unaligned, `options` points at as many readable bytes as their `struct_size` says.
-pub unsafe fn options<T: Options>(name: &'static str, options: *const T) -> Result<T> {
-    check(&Name::new(name), options)?;
-    // SAFETY: not NULL, aligned, and readable by the caller's promise.
-    let size = unsafe { options.cast::<u32>().read() } as usize;
-    if size < size_of::<T>() {
-        return Err(error!(InvalidArgument, "{name}: struct_size {} expected, got {size}", size_of::<T>()));
-    }
-    // SAFETY: the caller promises so many bytes.
+pub unsafe fn options<T: Extensible>(name: &'static str, options: *const T) -> Result<T> {
+    // SAFETY: the caller promises at least the bytes of `struct_size`.
+    let size = unsafe { struct_size(name, options)? };
+    // SAFETY: not NULL, as `struct_size` has checked, and the caller promises `size` readable bytes.
     let bytes = unsafe { slice::from_raw_parts(options.cast::<u8>(), size) };
-    let unknown = T::RESERVED.chain(size_of::<T>()..size).find(|&offset| bytes[offset] != 0);
+    let known = size.min(size_of::<T>());
+    let unknown = T::RESERVED.chain(size_of::<T>()..size).take_while(|&at| at < size).find(|&at| bytes[at] != 0);
     if let Some(offset) = unknown {
         return Err(error!(
             InvalidArgument,
@@ -144,8 +168,35 @@ pub unsafe fn options<T: Options>(name: &'static str, options: *const T) -> Resu
             bytes[offset]
         ));
     }
-    // SAFETY: so many bytes are there, aligned, and any pattern is a value.
-    Ok(unsafe { options.read() })
+    let mut copy = MaybeUninit::<T>::zeroed();
+    // SAFETY: `known` bytes are readable at `bytes` and writable at `copy`, which is apart; any pattern of bits is a `T`.
+    Ok(unsafe {
+        copy.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), known);
+        copy.assume_init()
+    })
+}
+
+/// The place of a struct that this library fills in as far as the program knows it.
+pub struct OutStruct<T> {
+    place: *mut T,
+    size: usize,
+}
+
+impl<T: Extensible> OutStruct<T> {
+    /// # Safety
+    /// Unless NULL or unaligned, `place` has room for as many bytes as its `struct_size` says, and that is readable.
+    pub unsafe fn new(name: &'static str, place: *mut T) -> Result<Self> {
+        // SAFETY: the caller promises a readable `struct_size`.
+        let size = unsafe { struct_size(name, place)? };
+        Ok(Self { place, size: size.min(size_of::<T>()) })
+    }
+
+    /// Writes all that both sides know but `struct_size`, which stays the program's.
+    pub fn fill(self, value: T) {
+        let (bytes, head) = ((&raw const value).cast::<u8>(), size_of::<u32>());
+        // SAFETY: `new` was promised room for `size` bytes; a `T` has as many, all of them initialized.
+        unsafe { self.place.cast::<u8>().add(head).copy_from_nonoverlapping(bytes.add(head), self.size - head) };
+    }
 }
 
 /// Borrows a managed tensor: only its `dl_tensor` is read.
@@ -279,21 +330,6 @@ impl<T> Out<T> {
         Ok(Self { first: place, count: 1 })
     }
 
-    /// For a struct of ours that begins with its own size, as `struct_size`.
-    ///
-    /// # Safety
-    /// Unless NULL or unaligned, `place` has room for a result, and its first four bytes are readable.
-    pub unsafe fn sized(name: &'static str, place: *mut T) -> Result<Self> {
-        check(&Name::new(name), place.cast::<u32>())?;
-        // SAFETY: not NULL, aligned, and readable by the caller's promise.
-        let size = unsafe { place.cast::<u32>().read() };
-        if size as usize != size_of::<T>() {
-            return Err(error!(InvalidArgument, "{name}: struct_size {} expected, got {size}", size_of::<T>()));
-        }
-        // SAFETY: the caller's promise.
-        unsafe { Self::one(name, place) }
-    }
-
     /// # Safety
     /// Unless NULL or unaligned, `first` has room for `count` results.
     pub unsafe fn several(name: &'static str, first: *mut T, count: Count) -> Result<Self> {
@@ -324,5 +360,117 @@ fn bad_pointer(name: &Name, address: usize, alignment: usize) -> Error {
     match address {
         0 => error!(InvalidArgument, "{name}: NULL"),
         _ => error!(InvalidArgument, "{name}: address {address:#x} is not aligned to {alignment}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    /// A struct as this version has it: since the first release, `later` was appended.
+    #[repr(C, align(8))]
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Grown {
+        struct_size: u32,
+        first: u32,
+        reserved: u64,
+        later: u64,
+    }
+
+    // SAFETY: numbers without gaps between them.
+    unsafe impl Extensible for Grown {
+        const FIRST_SIZE: usize = 16;
+        const RESERVED: Range<usize> = 8..16;
+    }
+
+    /// The last bytes of a page, behind which nothing may be read or written.
+    struct BeforeAGuard {
+        page: *mut u8,
+        bytes: usize,
+    }
+
+    const PAGE: usize = 4096;
+
+    impl BeforeAGuard {
+        fn new(words: &[u64]) -> Self {
+            let (both, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            // SAFETY: new memory of two pages, the second of which becomes inaccessible; `words` fit into the first.
+            unsafe {
+                let page = libc::mmap(ptr::null_mut(), 2 * PAGE, both, flags, -1, 0).cast::<u8>();
+                assert_eq!(libc::mprotect(page.add(PAGE).cast(), PAGE, libc::PROT_NONE), 0);
+                let bytes = size_of_val(words);
+                page.add(PAGE - bytes).copy_from_nonoverlapping(words.as_ptr().cast(), bytes);
+                Self { page, bytes }
+            }
+        }
+
+        fn place(&self) -> *mut Grown {
+            self.page.wrapping_add(PAGE - self.bytes).cast()
+        }
+
+        fn words(&self) -> &[u64] {
+            // SAFETY: written by `new`, aligned to 8.
+            unsafe { slice::from_raw_parts(self.place().cast(), self.bytes / 8) }
+        }
+    }
+
+    impl Drop for BeforeAGuard {
+        fn drop(&mut self) {
+            // SAFETY: the two pages of `new`.
+            assert_eq!(unsafe { libc::munmap(self.page.cast(), 2 * PAGE) }, 0);
+        }
+    }
+
+    /// Reads options of these words, the first of which is `struct_size` and `first`.
+    fn read(words: &[u64]) -> Result<Grown> {
+        let memory = BeforeAGuard::new(words);
+        // SAFETY: memory to the end of a page; sizes that are accepted are those of `words`.
+        unsafe { options("options", memory.place()) }
+    }
+
+    const SEVEN: u64 = 7 << 32;
+
+    #[test]
+    fn a_program_of_the_first_release_is_read_as_far_as_it_goes() {
+        let expected = Grown { struct_size: 16, first: 7, reserved: 0, later: 0 };
+        assert_eq!(read(&[16 | SEVEN, 0]).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_program_of_a_later_release_is_read_if_what_is_not_known_is_0() {
+        let expected = Grown { struct_size: 40, first: 7, reserved: 0, later: 9 };
+        assert_eq!(read(&[40 | SEVEN, 0, 9, 0, 0]).unwrap(), expected);
+        assert_eq!(read(&[24 | SEVEN, 0, 9]).unwrap(), Grown { struct_size: 24, ..expected });
+        let failure = read(&[40 | SEVEN, 0, 9, 0, 1 << 56]).unwrap_err();
+        assert!(failure.message.contains("offset 39 is 1;"), "{failure:?}");
+        assert!(read(&[16 | SEVEN, 1]).is_err(), "a reserved byte");
+    }
+
+    #[test]
+    fn sizes_of_no_version_are_refused_without_a_read_behind_the_first_word() {
+        for size in [0, 3, 8, 15, 17, 20, 4097, 4104, 1 << 31, u32::MAX.into()] {
+            let failure = read(&[size]).unwrap_err();
+            assert!(failure.message.contains(&format!("struct_size {size};")), "{failure:?}");
+        }
+    }
+
+    #[test]
+    fn a_result_is_written_as_far_as_both_sides_know_it() {
+        let value = Grown { struct_size: 24, first: 1, reserved: 2, later: 3 };
+        for (before, after) in [
+            (&[16, 5][..], &[16 | 1 << 32, 2][..]),
+            (&[24, 5, 5], &[24 | 1 << 32, 2, 3]),
+            (&[40, 5, 5, 5, 5], &[40 | 1 << 32, 2, 3, 5, 5]),
+        ] {
+            let memory = BeforeAGuard::new(before);
+            // SAFETY: as many bytes as `struct_size` says, to the end of a page.
+            unsafe { OutStruct::new("out", memory.place()) }.unwrap().fill(value);
+            assert_eq!(memory.words(), after);
+        }
+        let memory = BeforeAGuard::new(&[0]);
+        // SAFETY: a readable `struct_size`.
+        assert!(unsafe { OutStruct::new("out", memory.place()) }.is_err());
     }
 }

@@ -87,7 +87,7 @@ pub struct gc_codec_options_t {
     pub beta: f32,
     /// The element counts of n_segments tensors, 0 or more each. NULL: one segment, of n_elements.
     pub segments: *const i64,
-    /// The number of `segments`.
+    /// The number of `segments`; 0 if `segments` is NULL.
     pub n_segments: usize,
     /// The number of elements if `segments` is NULL; otherwise 0.
     pub n_elements: i64,
@@ -100,7 +100,8 @@ pub struct gc_codec_options_t {
 }
 
 // SAFETY: numbers and pointers, without gaps between them.
-unsafe impl borrow::Options for gc_codec_options_t {
+unsafe impl borrow::Extensible for gc_codec_options_t {
+    const FIRST_SIZE: usize = 112;
     const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
 }
 
@@ -147,6 +148,9 @@ impl gc_codec_options_t {
         let errors = [(0, ErrorKind::Float32), (1, ErrorKind::Bfloat16), (2, ErrorKind::None)];
         let policies = [(0, NonFinite::Propagate), (1, NonFinite::Zero), (2, NonFinite::Transactional)];
         let segments = if self.segments.is_null() {
+            if self.n_segments != 0 {
+                return Err(error!(InvalidArgument, "options: n_segments {}, and segments is NULL", self.n_segments));
+            }
             None
         } else {
             // SAFETY: the caller's promise.
@@ -523,7 +527,9 @@ pub unsafe extern "C" fn gc_codec_errors_out(
     })
 }
 
-/// Carries the given errors from now on, rounded to the codec's dtype of errors. What is NULL stays as it is.
+/// Carries the given errors from now on, rounded to the codec's dtype of errors. What is NULL stays as it is. They are
+/// not looked at: with GC_NONFINITE_TRANSACTIONAL, one that is not finite after rounding has every later step taken back,
+/// until gc_codec_reset() or other errors.
 ///
 /// `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps
 /// none.

@@ -36,7 +36,7 @@
 //! cannot (INVALID_ARGUMENT). What was corrupt does not fail a call on CUDA: buffer is NaN, the errors are as they
 //! were, and gc_comm_async_error() says CORRUPT.
 
-use std::{ffi::c_void, mem::offset_of, ops::Range};
+use std::ffi::c_void;
 
 use dlpark::ffi::{DLDevice, DLTensor};
 
@@ -103,8 +103,8 @@ pub struct gc_transport_t {
 
 // SAFETY: numbers, pointers and functions that may be NULL, without gaps between them; a function is called only if the
 // caller promised that it is one.
-unsafe impl borrow::Options for gc_transport_t {
-    const RESERVED: Range<usize> = offset_of!(Self, all_gather) + size_of::<usize>()..size_of::<Self>();
+unsafe impl borrow::Extensible for gc_transport_t {
+    const FIRST_SIZE: usize = 40;
 }
 
 /// What a transport cannot do.

@@ -63,7 +63,8 @@ pub unsafe extern "C" fn gc_tensor_to_device(
 /// Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
 /// CUDAHost, CUDA and CUDAManaged.
 ///
-/// `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is. `stream`: of dst's device, or
+/// `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is, and between CPU tensors nothing
+/// behind the last element of less than a byte; where a GPU takes part all of that byte is. `stream`: of dst's device, or
 /// of src's where dst is on CPU or CUDAHost; ignored where both are.
 ///
 /// Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it

@@ -14,7 +14,7 @@ use crate::{
 };
 
 use super::{
-    borrow::{self, Out},
+    borrow::{self, Out, OutStruct},
     status::gc_status_t,
 };
 
@@ -70,6 +70,7 @@ pub unsafe extern "C" fn gc_builtin_kernels(
 /// How a kernel is launched: on ceil(items / items_per_block) blocks of `threads` threads, both in one dimension.
 #[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct gc_kernel_shape_t {
     /// Set by you: sizeof(gc_kernel_shape_t).
     pub struct_size: u32,
@@ -85,13 +86,18 @@ pub struct gc_kernel_shape_t {
     pub reserved: [u32; 3],
 }
 
+// SAFETY: numbers without gaps between them.
+unsafe impl borrow::Extensible for gc_kernel_shape_t {
+    const FIRST_SIZE: usize = 32;
+}
+
 /// The launch shape of a kernel on cards of a compute capability. Needs no driver. Ask for it in the program that
 /// launches the kernel: it may be another in the next version.
 ///
 /// `kernel`: its name, one of those in kernels/README.md. `compute_capability`: that of the device, 90 for 9.0. `out`:
 /// you set struct_size, the other fields are written.
 ///
-/// INVALID_ARGUMENT: no such kernel; a wrong struct_size. UNSUPPORTED_DEVICE: below 75.
+/// INVALID_ARGUMENT: no such kernel; an invalid struct_size. UNSUPPORTED_DEVICE: below 75.
 ///
 /// # Safety
 /// `kernel` ends with a NUL, and `out` is a struct.
@@ -103,16 +109,16 @@ pub unsafe extern "C" fn gc_builtin_kernel_shape(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a text, and a struct.
-        let (kernel, out) = unsafe { (borrow::text("kernel", kernel)?, Out::sized("out", out)?) };
+        let (kernel, out) = unsafe { (borrow::text("kernel", kernel)?, OutStruct::new("out", out)?) };
         let shape = devices::kernel_shape(kernel, compute_capability)?;
-        out.fill([gc_kernel_shape_t {
+        out.fill(gc_kernel_shape_t {
             struct_size: size_of::<gc_kernel_shape_t>() as u32,
             threads: shape.threads,
             items_per_block: shape.items_per_block,
             shared_bytes: shape.shared_bytes,
             cluster: 1,
             reserved: [0; 3],
-        }]);
+        });
         Ok(())
     })
 }

@@ -138,7 +138,8 @@ pub struct gc_elementwise_options_t {
 }
 
 // SAFETY: numbers and pointers, without gaps between them.
-unsafe impl borrow::Options for gc_elementwise_options_t {
+unsafe impl borrow::Extensible for gc_elementwise_options_t {
+    const FIRST_SIZE: usize = 120;
     const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
 }
 
@@ -182,7 +183,8 @@ pub struct gc_reduction_options_t {
 }
 
 // SAFETY: numbers and pointers, without gaps between them.
-unsafe impl borrow::Options for gc_reduction_options_t {
+unsafe impl borrow::Extensible for gc_reduction_options_t {
+    const FIRST_SIZE: usize = 136;
     const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
 }
 
@@ -215,7 +217,8 @@ pub struct gc_run_options_t {
 }
 
 // SAFETY: numbers and pointers, without gaps between them.
-unsafe impl borrow::Options for gc_run_options_t {
+unsafe impl borrow::Extensible for gc_run_options_t {
+    const FIRST_SIZE: usize = 72;
     const RESERVED: Range<usize> = offset_of!(Self, reserved0)..size_of::<Self>();
 }
 
@@ -247,7 +250,7 @@ struct Common {
 }
 
 /// What a kernel is made of.
-trait Ingredients: borrow::Options {
+trait Ingredients: borrow::Extensible {
     const IS_REDUCTION: bool;
 
     fn common(&self) -> Common;

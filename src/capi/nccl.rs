@@ -24,7 +24,7 @@
 //! libraries have ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), since it works only in
 //! the one that made it.
 
-use std::{ffi::c_void, mem::offset_of, ops::Range};
+use std::ffi::c_void;
 
 use dlpark::ffi::DLDevice;
 
@@ -58,8 +58,8 @@ pub struct gc_nccl_options_t {
 }
 
 // SAFETY: numbers and pointers without gaps between them.
-unsafe impl borrow::Options for gc_nccl_options_t {
-    const RESERVED: Range<usize> = offset_of!(Self, dl_handle) + size_of::<usize>()..size_of::<Self>();
+unsafe impl borrow::Extensible for gc_nccl_options_t {
+    const FIRST_SIZE: usize = 24;
 }
 
 /// How an ncclComm_t is used.

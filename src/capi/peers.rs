@@ -27,7 +27,7 @@
 //! Release communicators when the work of all ranks is done, and no rank will make another call: the others write to a
 //! rank's buffer until then.
 
-use std::{ffi::c_void, mem::offset_of, ops::Range};
+use std::ffi::c_void;
 
 use arrayvec::ArrayVec;
 use dlpark::ffi::DLDevice;
@@ -68,8 +68,8 @@ pub struct gc_peers_options_t {
 }
 
 // SAFETY: numbers and a pointer without gaps between them.
-unsafe impl borrow::Options for gc_peers_options_t {
-    const RESERVED: Range<usize> = offset_of!(Self, buffers) + size_of::<usize>()..size_of::<Self>();
+unsafe impl borrow::Extensible for gc_peers_options_t {
+    const FIRST_SIZE: usize = 40;
 }
 
 /// Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements. They are about n / 4. With

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use dlpark::ffi::DLDevice;
 
 use crate::{
-    cancel,
+    cancel, environment,
     error::{Result, error},
 };
 
@@ -55,7 +55,7 @@ impl Callbacks {
         let (device, stream) = (exchange.device.to_dlpack(), exchange.stream.as_raw());
         let _delay = cancel::delay();
         // SAFETY: what `new` was promised; both sides are memory of these sizes.
-        match unsafe { function(self.ctx, send, recv, exchange.bytes, device, stream) } {
+        match environment::callers(|| unsafe { function(self.ctx, send, recv, exchange.bytes, device, stream) }) {
             0 => Ok(()),
             code => Err(error!(Comm, "{name}: the transport's function returned {code}")),
         }

@@ -14,7 +14,6 @@ use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 
 use crate::{
     dynamic::{self, table},
-    environment::in_default,
     error::{Error, Result, Status, error},
 };
 
@@ -141,12 +140,11 @@ impl Library {
         // Only now: what lies on disk needs no companion.
         self.load_builtins()?;
         let program = Program::new(self, &source, &name)?;
-        // Where denormals are flushed, as torch.set_flush_denormal does, 12.0 refuses constants that are one.
         // SAFETY: a program of this library, and as many options as are counted, all of which outlive the call.
-        let code = in_default(|| unsafe {
+        let code = unsafe {
             let starts = &options.starts;
             (self.functions.nvrtcCompileProgram)(program.program, starts.len() as c_int, starts.as_ptr())
-        });
+        };
         let logged = program.log(log);
         if code != 0 {
             let failure = self.failure(code, "nvrtcCompileProgram");

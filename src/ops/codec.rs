@@ -97,6 +97,8 @@ struct State {
     /// Where the values of the call that is under way begin. Calls allocate nothing: room for all segments is made with the
     /// codec.
     values: Vec<Address>,
+    /// Where the extents of the values begin, each with its segment, to be sorted; likewise.
+    extents: Vec<(usize, usize)>,
 }
 
 enum Backend {
@@ -131,14 +133,15 @@ fn on_card(backend: &mut Backend, stream: Stream) -> Result<(&mut cuda::codec::C
 impl Codec {
     pub fn new(descriptor: &Descriptor<'_>) -> Result<Self> {
         let plan = descriptor.plan()?;
-        let (mut values, segments) = (Vec::new(), plan.workers.len());
-        let no_memory = |_| error!(OutOfMemory, "a list of {segments} addresses could not be had");
+        let (mut values, mut extents, segments) = (Vec::new(), Vec::new(), plan.workers.len());
+        let no_memory = |_| error!(OutOfMemory, "cannot allocate a list of {segments} addresses");
         values.try_reserve_exact(segments).map_err(no_memory)?;
+        extents.try_reserve_exact(segments).map_err(no_memory)?;
         let backend = match Queue::of(descriptor.device, Stream::LEGACY)? {
             Queue::Cpu => Backend::Cpu(cpu::codec::Codec::new(&plan)?),
             Queue::Cuda(mut queue) => Backend::Cuda(cuda::codec::Codec::new(&mut queue, &plan)?),
         };
-        Ok(Self { device: descriptor.device, plan, state: Mutex::new(State { backend, values }) })
+        Ok(Self { device: descriptor.device, plan, state: Mutex::new(State { backend, values, extents }) })
     }
 
     fn enter(&self) -> Result<MutexGuard<'_, State>> {
@@ -207,11 +210,11 @@ impl Codec {
         values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         inputs: &[Option<View<'_>>],
     ) -> Result<()> {
-        let (dtype, State { values: places, .. }) = (self.plan.rules.values, &mut *self.enter()?);
+        let (dtype, State { values: places, extents, .. }) = (self.plan.rules.values, &mut *self.enter()?);
         self.take_values(values, &[dtype], places, |one| {
             inputs.iter().flatten().try_for_each(|input| one.check_output(&[input]))
         })?;
-        self.check_apart(places, dtype)
+        self.check_apart(places, extents, dtype)
     }
 
     /// That a tensor is a shard: of what the chunk has that is reduced.
@@ -269,7 +272,7 @@ impl Codec {
             self.check_scalar(factor, &[Dtype::F32])?;
             payload.check_output(&[factor])?;
         }
-        let State { backend, values: places } = &mut *self.enter()?;
+        let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_values(values, &[self.plan.rules.values], places, |one| payload.check_output(&[one]))?;
         on_backend!(backend, stream, encode(&self.plan, places, [factors[0].as_ref(), factors[1].as_ref()], payload))
     }
@@ -283,7 +286,7 @@ impl Codec {
         stream: Stream,
     ) -> Result<()> {
         factors.iter().flatten().try_for_each(|factor| self.check_scalar(factor, &[Dtype::F32]))?;
-        let State { backend, values: places } = &mut *self.enter()?;
+        let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_values(values, &[self.plan.rules.values], places, |_| Ok(()))?;
         let (codec, mut queue) = on_card(backend, stream)?;
         codec.encode_to_peers(&mut queue, &self.plan, places, [factors[0].as_ref(), factors[1].as_ref()], sending)
@@ -332,7 +335,7 @@ impl Codec {
             self.check_scalar(factor, &[Dtype::F32])?;
         }
         let known: &[Dtype] = if add { &[Dtype::F32] } else { &[Dtype::F32, Dtype::F16, Dtype::BF16] };
-        let State { backend, values: places } = &mut *self.enter()?;
+        let State { backend, values: places, extents } = &mut *self.enter()?;
         let mut dtype = None;
         self.take_values(values, known, places, |one| {
             let of_first = *dtype.get_or_insert(one.dtype());
@@ -349,7 +352,7 @@ impl Codec {
             factor.map_or(Ok(()), |factor| one.check_output(&[factor]))
         })?;
         let dtype = dtype.unwrap_or(Dtype::F32); // without segments there is nothing of any
-        self.check_apart(places, dtype)?;
+        self.check_apart(places, extents, dtype)?;
         let by = Decoding { dtype, divisor: divisor.max(1), ..by };
         on_backend!(backend, stream, decode(&self.plan, payload, &by, places))
     }
@@ -381,7 +384,7 @@ impl Codec {
         self.check_chunks(chunk, chunks)?;
         self.check_bytes(room, self.plan.stride)?;
         self.check_shard(shard)?;
-        let State { backend, values: places } = &mut *self.enter()?;
+        let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_shard(shard, places);
         on_backend!(backend, stream, mean(&self.plan, chunks, room, places))
     }
@@ -390,7 +393,7 @@ impl Codec {
     pub fn encode_shard(&self, shard: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
         self.check_shard(shard)?;
         self.check_bytes(dst, self.plan.stride)?;
-        let State { backend, values: places } = &mut *self.enter()?;
+        let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_shard(shard, places);
         on_backend!(backend, stream, encode_shard(&self.plan, places, dst))
     }
@@ -398,7 +401,7 @@ impl Codec {
     /// The same straight into the memory of all ranks.
     pub fn encode_shard_to_peers(&self, shard: &View<'_>, sending: Sending, stream: Stream) -> Result<()> {
         self.check_shard(shard)?;
-        let State { backend, values: places } = &mut *self.enter()?;
+        let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_shard(shard, places);
         let (codec, mut queue) = on_card(backend, stream)?;
         codec.encode_shard_to_peers(&mut queue, &self.plan, places, sending)
@@ -606,20 +609,25 @@ impl Codec {
         }
     }
 
-    /// That no two of the values that `take_values` has taken share a byte.
-    fn check_apart(&self, places: &[Address], dtype: Dtype) -> Result<()> {
+    /// Checks that no two of the values that `take_values` has taken share a byte.
+    fn check_apart(&self, places: &[Address], extents: &mut Vec<(usize, usize)>, dtype: Dtype) -> Result<()> {
         let extent = |index: usize| {
             let start = places[index].0.addr();
             start..start + self.plan.workers[index].elements as usize * dtype.size
         };
-        // Mostly each lies behind the one before, and many pairs need not be looked at.
-        if (1..places.len()).all(|index| extent(index - 1).end <= extent(index).start) {
-            return Ok(());
+        extents.clear();
+        extents.extend(
+            (0..places.len()).filter(|&index| !extent(index).is_empty()).map(|index| (extent(index).start, index)),
+        );
+        if !extents.is_sorted() {
+            extents.sort_unstable();
         }
-        for index in 0..places.len() {
-            for other in 0..index {
-                let names = [index, other].map(name_of_values);
-                tensor::check_apart(&names[0], &extent(index), &names[1], &extent(other))?;
+        // In this order two that intersect are neighbours, or there are two neighbours before that intersect.
+        for pair in extents.windows(2) {
+            let (one, other) = (pair[0].1.min(pair[1].1), pair[0].1.max(pair[1].1));
+            if extent(pair[0].1).end > pair[1].0 {
+                let names = [other, one].map(name_of_values);
+                tensor::check_apart(&names[0], &extent(other), &names[1], &extent(one))?;
             }
         }
         Ok(())

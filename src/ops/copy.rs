@@ -15,7 +15,8 @@ use super::tensors;
 
 /// The elements of `src`, as the dtype of `dst`, broadcast to its shape.
 pub fn copy_into(src: &Elements<'_>, dst: &Elements<'_>, stream: Stream) -> Result<()> {
-    copy_on(&mut queue_of(dst.device(), src.device(), stream)?, src, dst)
+    let queue = &mut queue_of(dst.device(), src.device(), stream)?;
+    copy_by(cpu::copy::copy_among_others, queue, src, dst)
 }
 
 /// The same between memory that no stream of the caller's works on; it is done when this returns.
@@ -32,8 +33,13 @@ pub fn copy_now(src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
     copy_on(&mut queue, src, dst).and(queue.wait())
 }
 
-/// The same in the order of a queue, which is on the target's device.
+/// The same in the order of a queue, which is on the target's device. Bytes are written whole.
 pub fn copy_on(queue: &mut Queue, src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
+    copy_by(cpu::copy::copy, queue, src, dst)
+}
+
+/// `on_cpu`: what copies where both sides are on the CPU.
+fn copy_by(on_cpu: OnCpu, queue: &mut Queue, src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
     let conversion = conversion(src, dst)?;
     check_shapes(src, dst)?;
     let bytes = if conversion.is_none() { Some(packed(src, dst)?) } else { None };
@@ -43,8 +49,16 @@ pub fn copy_on(queue: &mut Queue, src: &Elements<'_>, dst: &Elements<'_>) -> Res
         return Ok(());
     }
     check_apart(dst.name(), &dst.extent(), src.name(), &src.extent())?;
-    run(queue, &plan, src, dst)
+    match queue {
+        Queue::Cpu => {
+            on_cpu(&plan, src, dst);
+            Ok(())
+        }
+        Queue::Cuda(queue) => cuda::copy::copy(queue, &plan, src, dst, cpu::copy::copy_at),
+    }
 }
+
+type OnCpu = fn(&CopyPlan, &Elements<'_>, &Elements<'_>);
 
 /// A compact copy on this device.
 pub fn to_device(src: &Elements<'_>, device: DLDevice) -> Result<Outputs> {
@@ -69,16 +83,6 @@ pub fn to_device(src: &Elements<'_>, device: DLDevice) -> Result<Outputs> {
 /// The queue of the target's device, or of the source's where the target is memory of the host.
 fn queue_of(target: Device, source: Device, stream: Stream) -> Result<Queue> {
     Queue::of(if target == Device::Cpu { source } else { target }, stream)
-}
-
-fn run(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
-    match queue {
-        Queue::Cpu => {
-            cpu::copy::copy(plan, src, dst);
-            Ok(())
-        }
-        Queue::Cuda(queue) => cuda::copy::copy(queue, plan, src, dst, cpu::copy::copy_at),
-    }
 }
 
 /// Sizes and strides of both sides, the target's first, once `src` is broadcast to the shape of `dst`.

@@ -319,6 +319,11 @@ impl CodecPlan {
         [HEADER as i64, HEADER as i64 + 4 * self.workers.len() as i64]
     }
 
+    /// Halves of a state: the worker's, and the server's where there is one.
+    pub fn state_halves(&self) -> usize {
+        1 + usize::from(self.server.is_some())
+    }
+
     pub fn payload_bytes(&self) -> i64 {
         self.stride * self.n_chunks as i64
     }

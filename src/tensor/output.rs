@@ -18,7 +18,7 @@ use dlpark::{
 };
 
 use crate::{
-    cancel,
+    cancel, environment,
     error::{Result, error},
     panics::boundary,
 };
@@ -33,8 +33,8 @@ use super::{Described, Device, Dtype, Elements, Name, Owner, Shape, View, dtype:
 unsafe fn call<T>(function: unsafe extern "C" fn(*mut T), argument: *mut T) {
     type Unwinding<T> = unsafe extern "C-unwind" fn(*mut T);
     let _delay = cancel::delay();
-    // SAFETY: the caller's promise; the two types are called in the same way.
-    unsafe { transmute::<unsafe extern "C" fn(*mut T), Unwinding<T>>(function)(argument) };
+    // SAFETY: the two types are called in the same way, and `function` may be called with `argument`.
+    environment::callers(|| unsafe { transmute::<unsafe extern "C" fn(*mut T), Unwinding<T>>(function)(argument) });
 }
 
 /// What [`call`]s a function, the first word, with the second, once nobody needs the memory any more.

@@ -74,7 +74,6 @@ static bool make_codec(Made *m, gc_comm_t *comm) {
         m->sizes[i] = one_in(6) ? 0 : i == 0 && m->segments < 3 && one_in(10) ? 1025 : (int64_t)below(70);
     if (m->segments == 1 && one_in(2)) {
         o->n_elements = m->sizes[0];
-        o->n_segments = one_in(2) ? 0 : (size_t)next(); /* of no account where there are no segments */
     } else {
         o->segments = m->sizes;
         o->n_segments = (size_t)m->segments;
@@ -96,7 +95,7 @@ static bool make_codec(Made *m, gc_comm_t *comm) {
     }
     while (one_in(4))
         switch (below(12)) {
-        case 0: o->struct_size = (uint32_t)below(sizeof *o); faults |= FAULT(INVALID_ARGUMENT); break;
+        case 0: o->struct_size = one_in(2) ? (uint32_t)below(sizeof *o) : (uint32_t)sizeof *o + 1 + (uint32_t)below(7); faults |= FAULT(INVALID_ARGUMENT); break;
         case 1: o->codec = one_in(2) ? 0 : 3 + (int32_t)below(1000); faults |= FAULT(INVALID_ARGUMENT); break;
         case 2: o->error = 3 + (int32_t)below(100); faults |= FAULT(INVALID_ARGUMENT); break;
         case 3: o->scale = -1 - (int32_t)below(100); faults |= FAULT(INVALID_ARGUMENT); break;
@@ -122,7 +121,10 @@ static bool make_codec(Made *m, gc_comm_t *comm) {
             faults |= FAULT(INVALID_ARGUMENT);
             break;
         case 11:
-            if (o->segments == NULL) {
+            if (o->segments == NULL && one_in(4)) {
+                o->n_segments = (size_t)next() | 1;
+                faults |= FAULT(INVALID_ARGUMENT);
+            } else if (o->segments == NULL) {
                 o->n_elements = one_in(2) ? -1 - (int64_t)below(9) : INT64_MAX - (int64_t)below(9);
                 faults |= FAULT(INVALID_ARGUMENT) | FAULT(SIZE_OVERFLOW) | FAULT(OUT_OF_MEMORY);
             } else if (one_in(2)) {

@@ -96,6 +96,8 @@ static void codecs(void) {
     invalid(gc_codec_create(&options, &out), "options: segments: address");
     CHECK(out == untouched);
     options.segments = NULL;
+    invalid(gc_codec_create(&options, &out), "options: n_segments 2");
+    options.n_segments = 0;
     CHECK_OK(gc_codec_create(&options, &codec));
 
     payload_shape[0] = gc_codec_payload_bytes(codec);
@@ -374,7 +376,7 @@ int main(void) {
     invalid(gc_builtin_kernel_shape("gc_unpack_u8", 90, odd_struct), "out: address");
     invalid(gc_builtin_kernel_shape("", 90, &shape), "kernel: \"\"");
     shape.struct_size = 4;
-    invalid(gc_builtin_kernel_shape("gc_unpack_u8", 90, &shape), "out: struct_size 32 expected, got 4");
+    invalid(gc_builtin_kernel_shape("gc_unpack_u8", 90, &shape), "out: struct_size 4; a multiple of 8 from 32");
     CHECK(shape.struct_size == 4 && shape.threads == 7 && shape.cluster == 7 && shape.reserved[2] == 7);
 
     gc_tensor_free(NULL);

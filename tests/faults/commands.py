@@ -71,9 +71,9 @@ def program(goal, source):
     return Test(goal, (LIBRARY, (*MAKE, goal)), (goal,), (1, 134), source)
 
 
-def goal(name, file="Makefile"):
-    """A goal of the Makefile that is itself a test."""
-    return Test(f"make {name}", (LIBRARY,), (*MAKE, name), (2,), file)
+def does_not_build(goal, file, word):
+    """Where two sides of a layout are held to each other when they are compiled."""
+    return Test(f"make {goal} fails", (LIBRARY,), (*MAKE, goal), (2,), file, word)
 
 
 def loom():

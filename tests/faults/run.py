@@ -2,6 +2,7 @@
 
     run.py                    all faults of the tiers quick and all, those of quick first
     run.py --tier quick       one tier; --only NAME..., --kind KIND: some of them
+    run.py --together 5       so many in one build, which is faster; but the failure of one may then be the work of another
     run.py --check            no fault is planted: whether each applies, and its tests are there. Takes a second.
     run.py --list             the table, without running anything
 
@@ -10,8 +11,10 @@ A test has noticed if it fails, crashes or hangs. One that cannot be built or fi
 """
 
 import argparse
+import fcntl
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -142,46 +145,66 @@ def is_red(test, tier, log):
     raise Wrong(f"exit status {status} is no failure of a test: {test}: see {log}")
 
 
-def run(faults):
-    copy_tree()
+def run(faults, together):
     (WORK / "logs").mkdir(parents=True, exist_ok=True)
-    lost, rows, green = [], [], set()
-    for fault in faults:
-        path, log = TREE / fault.path, WORK / "logs" / f"{fault.name.replace(' ', '_')}.log"
-        log.unlink(missing_ok=True)
+    lock = os.open(WORK / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"another run is at work in {WORK}")
+        return False
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended, what is planted taken out
+    copy_tree()
+    lost, seen, green = [], 0, set()
+    begun = time.monotonic()
+    for group in groups(faults, together):
+        logs = {fault: WORK / "logs" / f"{fault.name.replace(' ', '_').replace('/', '_')}.log" for fault in group}
+        texts = {}
         try:
-            for test in fault.tests:
-                if (test, fault.tier) not in green:
-                    build(test, fault.tier, log)
-                    if is_red(test, fault.tier, log):
-                        raise Wrong(f"red without the fault: {test}: see {log}")
-                    green.add((test, fault.tier))
-            before = path.read_text()
-            begun = time.monotonic()
-            try:
-                path.write_text(planted(fault, before))
-                seen = []
+            for fault in group:
+                logs[fault].unlink(missing_ok=True)
+                for test in fault.tests:
+                    if (test, fault.tier) not in green:
+                        build(test, fault.tier, logs[fault])
+                        if is_red(test, fault.tier, logs[fault]):
+                            raise Wrong(f"red without the fault: {test}: see {logs[fault]}")
+                        green.add((test, fault.tier))
+            for fault in group:
+                texts.setdefault(TREE / fault.path, (TREE / fault.path).read_text())
+                (TREE / fault.path).write_text(planted(fault, texts[TREE / fault.path]))
+            for fault in group:
                 for test in fault.tests:
                     built = time.monotonic()
-                    build(test, fault.tier, log)
-                    begun += time.monotonic() - built if test is not fault.tests[0] else 0
+                    build(test, fault.tier, logs[fault])
                     ran = time.monotonic()
-                    seen.append((test, is_red(test, fault.tier, log), time.monotonic() - ran))
-            finally:
-                path.write_text(before)
-            row = f"{fault.name:<52} {fault.kind:<24} {fault.tier:<5}"
-            for test, how, seconds in seen:
-                print(f"{row} {how or 'NOT SEEN':<8} {seconds:5.1f} s  {test}", flush=True)
-                if not how:
-                    lost.append(f"{fault.name}: not seen by {test}")
-            rows.append(time.monotonic() - begun)
+                    how, seconds = is_red(test, fault.tier, logs[fault]), time.monotonic() - ran
+                    print(f"{fault.name:<56} {fault.kind:<26} {fault.tier:<5} {how or 'NOT SEEN':<8} "
+                          f"{ran - built:4.0f} + {seconds:3.0f} s  {test}", flush=True)  # fmt: skip
+                    seen += bool(how)
+                    lost += [] if how else [f"{fault.name}: not seen by {test}"]
         except Wrong as wrong:
-            print(f"{fault.name:<52} FAILED   {wrong}", flush=True)
-            lost.append(f"{fault.name}: {wrong}")
-    print(f"{len(faults) - len({one.split(':')[0] for one in lost})} of {len(faults)} faults seen, {sum(rows):.0f} s")
+            print(f"FAILED: {wrong}", flush=True)
+            lost.append(f"{', '.join(fault.name for fault in group)}: {wrong}")
+        finally:
+            for path, text in texts.items():
+                path.write_text(text)
+    print(f"{len(faults)} faults, {seen} times seen, {time.monotonic() - begun:.0f} s")
     for one in lost:
         print(f"FAILED: {one}")
     return not lost
+
+
+def groups(faults, together):
+    """Up to so many faults of one build: of different files, seen by tests of different files."""
+    left = list(faults)
+    while left:
+        group = [left.pop(0)]
+        for fault in list(left):
+            paths, tests = {one.path for one in group}, {test.file for one in group for test in one.tests}
+            if len(group) < together and fault.path not in paths and not tests & {test.file for test in fault.tests}:
+                group.append(fault)
+                left.remove(fault)
+        yield group
 
 
 def main():
@@ -189,6 +212,7 @@ def main():
     parser.add_argument("--tier", choices=TIERS, action="append")
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[])
     parser.add_argument("--kind")
+    parser.add_argument("--together", type=int, default=1, metavar="N")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()
@@ -209,9 +233,9 @@ def main():
         return False
     if arguments.list:
         for fault in chosen:
-            print(f"{fault.name:<52} {fault.kind:<24} {fault.tier:<5} {fault.path:<40} {'; '.join(map(str, fault.tests))}")
+            print(f"{fault.name:<56} {fault.kind:<26} {fault.tier:<5} {fault.path:<40} {'; '.join(map(str, fault.tests))}")
         return True
-    return run(chosen)
+    return run(chosen, arguments.together)
 
 
 if __name__ == "__main__":

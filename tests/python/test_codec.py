@@ -16,7 +16,7 @@ import pytest
 import capi
 import codec_model
 from capi import Status, Tensor, lib, says
-from codec_model import MEAN, NONFINITE, ONEBIT, RMS, SIGN, TRANSACTIONAL, narrow, widen
+from codec_model import MEAN, NONFINITE, ONEBIT, RMS, SIGN, TRANSACTIONAL, ZERO, narrow, widen
 from models import scaled_signs
 from codecs_c import Checked, Host, Refused, call, gradient, one_case, options_of, same, strangers, views
 
@@ -227,6 +227,80 @@ def test_states_of_another_codec_are_refused():
         call("gc_codec_state_in", codec.handle, HOST.put(changed).view, None)
         codec.encode([np.full(100, 2, "f4")])
         codec.compare_all()
+
+
+def numbers_of(model):
+    """Where a state has each number that it keeps, with a number that only PROPAGATE keeps there."""
+    scales = [(64 + 4 * i, "f4") for i, n in enumerate(model.segments) if n]
+    kept = (64 + 4 * len(model.segments) + 255) // 256 * 256
+    return scales + [(kept, "f4"), (kept + 4 * (model.segments[0] - 1), "f4")]
+
+
+@pytest.mark.parametrize("policy", [0, ZERO, TRANSACTIONAL])
+def test_a_state_after_which_no_step_would_be_committed_is_refused(policy):
+    with Checked(HOST, codec=ONEBIT, segments=[100, 0, 3], nonfinite=policy) as codec:
+        codec.encode([np.ones(n, "f4") for n in (100, 0, 3)])
+        if policy == TRANSACTIONAL:
+            codec.commit()
+        state = codec.state()
+        for at, dtype in numbers_of(codec.model):
+            for number in (np.inf, np.nan, -np.nan):
+                changed = state.copy()
+                changed[at : at + 4] = np.array([number], dtype).view(np.uint8)
+                status = lib.gc_codec_state_in(codec.handle, HOST.put(changed).view, None)
+                assert status == (0 if policy == 0 else Status.CORRUPT), (at, number)
+            call("gc_codec_state_in", codec.handle, HOST.put(state).view, None)
+        changed = state.copy()
+        changed[64 + 4 : 64 + 8] = np.array([1], "f4").view(np.uint8)  # the scale of a segment without elements
+        assert lib.gc_codec_state_in(codec.handle, HOST.put(changed).view, None) == Status.CORRUPT
+        assert says(capi.last_error(), "segment 1")
+        codec.flags()
+        codec.state()
+
+
+def test_a_state_of_sign_has_scales_of_1_and_0():
+    with Checked(HOST, codec=SIGN, error=None, segments=[100, 7]) as codec:
+        state = codec.state()
+        for number, status in [(1, 0), (0, 0), (2, Status.CORRUPT), (-0.0, Status.CORRUPT), (np.nan, Status.CORRUPT)]:
+            changed = state.copy()
+            changed[64 : 64 + 4] = np.array([number], "f4").view(np.uint8)
+            assert lib.gc_codec_state_in(codec.handle, HOST.put(changed).view, None) == status, number
+
+
+def test_a_reduce_that_met_a_corrupt_chunk_has_begun_a_step():
+    """On every device: a GPU's host cannot know what the GPU will meet."""
+    with Checked(HOST, codec=ONEBIT, segments=[100], nonfinite=TRANSACTIONAL, server=0) as codec:
+        payload = codec.encode([np.ones(100, "f4")])
+        codec.commit()
+        state = codec.state()
+        chunks, dst = HOST.put(payload.copy()), HOST.put(np.zeros(payload.size, np.uint8))
+        chunks.array[0, 0] ^= 1
+        for end in ("commit", "rollback"):
+            assert lib.gc_codec_reduce(codec.handle, 0, chunks.view, dst.view, None) == Status.CORRUPT
+            kept = HOST.put(np.zeros(state.size, np.uint8))
+            assert lib.gc_codec_state_out(codec.handle, kept.view, None) == Status.INVALID_ARGUMENT
+            assert says(capi.last_error(), "pending")
+            call(f"gc_codec_{end}", codec.handle, *([None] if end == "commit" else []), None)
+            call("gc_codec_state_out", codec.handle, kept.view, None)
+            same(HOST.get(kept), state, "state")
+
+
+@pytest.mark.parametrize("place", [0, 500, 999])
+def test_values_that_share_a_byte_are_found_in_any_order(place):
+    count, rng = 1000, np.random.default_rng(place)
+    with Checked(HOST, codec=ONEBIT, segments=[8] * count) as codec:
+        payload = HOST.put(codec.encode([np.ones(8, "f4")] * count))
+        memory = np.zeros((count, 8), np.float32)
+        order = rng.permutation(count)
+        values = [Tensor(memory[index]) for index in order]
+        call("gc_codec_decode", codec.handle, payload.view, 1, None, 0, views(values), count, None)
+        assert (memory == 1).all()
+        other = (place + 1) % count
+        place, other = min(place, other), max(place, other)
+        shared = memory.reshape(-1)[8 * order[place] + 7 :][:8] if order[place] < count - 1 else memory[order[place]]
+        values[other] = Tensor(shared)
+        status = lib.gc_codec_decode(codec.handle, payload.view, 1, None, 0, views(values), count, None)
+        assert status == Status.INVALID_ARGUMENT and says(capi.last_error(), f"values[{other}]", f"values[{place}]", "intersect")
 
 
 def test_errors_in_are_rounded_and_carried():

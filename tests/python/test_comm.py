@@ -76,6 +76,19 @@ def test_fifty_steps_are_deepspeeds_formula_to_the_bit(size, over):
                 all_same((buffers, workers, servers), expected, f"{n} elements, step {step}")
 
 
+def test_a_call_of_fewer_tiles_after_one_of_more_is_the_formula():
+    # A tile has 65,536 elements; what a call works in was made for the first.
+    rng = np.random.default_rng(3)
+    with World(2, "group") as world:
+        for n in (300_003, 70_001, 200_000, 9):
+            buffers, workers = ([rng.standard_normal(n).astype(f32) for _ in range(2)] for _ in "bw")
+            servers = [np.zeros(s.stop - s.start, f32) for s in shards(n, 2)]
+            out, *errors = reference(buffers, workers, servers)
+            servers = padded(servers, n, 2)
+            assert allreduce(world, buffers, workers, servers) == [(Status.OK, "")] * 2
+            all_same((buffers, workers, servers), ([out] * 2, errors[0], padded(errors[1], n, 2)), f"{n} elements")
+
+
 def test_two_exchanges_and_none_without_elements():
     # 17 elements: 3 bytes, in 2 chunks of 2; a chunk has a header of 64 bytes, a scale, and bits, each up to 16: 96.
     with World(2, "board") as world:

@@ -339,3 +339,49 @@ with Machines([2, 1], "board", "board", None, {flags}) as world:
 assert failures >= 4, failures
 assert (fake.fake_in_use(0), fake.fake_pinned(), fake.fake_events()) == (0, 0, 0)
 """)
+
+
+@pytest.mark.parametrize("half", ["reduce_scatter", "all_gather", "run"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_on_streams_of_their_own_take_what_was_sent_in_their_turn(half, size):
+    # The driver does nothing before it is waited for: a rank that goes on too early has sent something else by then.
+    run_comm(f"""
+exec({HALVES!r})
+from codec_model import PROPAGATE
+from peer_cases import Side
+from codecs_c import Host
+
+place, rng, size, n = Place(), np.random.default_rng(4), {size}, 3000
+options = dict(codec=ONEBIT, segments=[n], values="float32", results="float32", error="float32", scale=RMS,
+               nonfinite=PROPAGATE, beta=1.0)
+streams = [ctypes.c_void_p(fake.fake_stream_here()) for _ in range(size)]
+own = [int(lib.gc_shard_elements(n, size))] * size
+own[-1] = n - sum(own[:-1])
+gradients = [[rng.standard_normal(n).astype("f4") for _ in range(size)] for _ in range(3)]
+shards = [[rng.standard_normal(count).astype("f4") for count in own] for _ in range(3)]
+
+def steps(side):
+    # Three in a row, of each rank in its own thread; what came out of each.
+    values = [[side.place.put(x) for x in of_step] for of_step in gradients]
+    parts = [[side.place.put(x) for x in of_step] for of_step in shards]
+    def run(rank):
+        for of_values, of_parts in zip(values, parts):
+            given, handle, part = views([of_values[rank]]), side.handles[rank], of_parts[rank].view
+            if {half!r} == "run":
+                call("gc_allreduce_run", handle, given, 1, None, None, side.streams[rank])
+            elif {half!r} == "reduce_scatter":
+                call("gc_allreduce_reduce_scatter", handle, given, 1, None, None, part, side.streams[rank])
+            else:
+                call("gc_allreduce_all_gather", handle, part, given, 1, side.streams[rank])
+    side.world.each(run)
+    return [side.place.get(one) for of_step in (*values, *parts) for one in of_step]
+
+with Entered(size, "group") as group, World(size, "board") as board:
+    with Side(group, place, options, streams) as side, Side(board, Host(), options) as other:
+        expected = steps(other)
+        fake.fake_late(1)
+        found = steps(side)
+        fake.fake_late(0)
+        for number, (one, right) in enumerate(zip(found, expected, strict=True)):
+            same(one, right, f"step {{number // size % 3}}, rank {{number % size}}")
+""")

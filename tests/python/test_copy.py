@@ -287,13 +287,31 @@ def test_elements_that_share_bytes_are_copied_whole(bits, shape):
         side.struct.dl_tensor.dtype = DLDataType(1, bits, 1)
         sides.append(side)
     check(lib.gc_copy_into(sides[0].view, sides[1].view, None))
-    assert np.array_equal(dst[:count], src[:count]) and not dst[count:].any()
+    def bits_of(memory):
+        return int.from_bytes(memory.tobytes(), "little") & (1 << math.prod(shape) * bits) - 1
+
+    assert bits_of(dst) == bits_of(src) and not dst[count:].any()
     out = Managed()
     check(lib.gc_tensor_to_device(sides[0].managed, DLDevice(CPU, 0), byref(out)))
     copy = out.contents.dl_tensor
     assert (copy.dtype.bits, tuple(copy.shape[: copy.ndim])) == (bits, shape)
     assert ctypes.string_at(copy.data, count) == src[:count].tobytes() if count else not copy.data
     lib.gc_tensor_free(out)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 3, 5, 7, 8, 9, 201])
+def test_elements_behind_the_last_in_its_byte_stay(bits, count):
+    size = (count * bits + 7) // 8
+    for filled, around in [(0xFF, 0), (0, 0xFF), (0x5A, 0xA5)]:
+        src, dst = Tensor(np.full(size, filled, np.uint8)), Tensor(np.full(size + 1, around, np.uint8))
+        for side in (src, dst):
+            side.struct.dl_tensor.dtype = DLDataType(1, bits, 1)
+            side.struct.dl_tensor.shape[0] = count
+        check(lib.gc_copy_into(src.view, dst.view, None))
+        mask = (1 << count * bits) - 1  # the first element of a byte has its lowest bits
+        before, given = (int.from_bytes(bytes([byte]) * (size + 1), "little") for byte in (around, filled))
+        assert int.from_bytes(dst.array.tobytes(), "little") == given & mask | before & ~mask
 
 
 @pytest.mark.parametrize("threads", (1, 3))

@@ -248,6 +248,27 @@ def test_large_copies_go_through_pinned_memory_in_pieces():
     """)
 
 
+@pytest.mark.parametrize("places", ["CPU, card(0)", "card(0), CPU", "card(1), card(0)"])
+@pytest.mark.parametrize("dtypes", ["uint8 uint8", "float32 bfloat16"])
+def test_a_piece_of_pinned_memory_is_used_again_once_its_copy_is_done(places, dtypes):
+    # Five pieces. The driver does nothing before it is waited for.
+    work(f"""
+        rng, (source, target) = np.random.default_rng(6), {dtypes!r}.split()
+        shape = (17 << 20) // np.dtype(capi.DTYPES[target][0]).itemsize, 1
+        layouts = [Layout(dtype, shape, (0, 1), (1, 1), 0) for dtype in (source, target)]
+        contents, before = noise(rng, layouts[0]), rng.integers(0, 256, layouts[1].bytes, np.uint8)
+        expected = before.copy()
+        capi.check(lib.gc_copy_into(layouts[0].at(contents.ctypes.data, CPU).view,
+                                    layouts[1].at(expected.ctypes.data, CPU).view, None))
+        (from_, to), stream = ({places}), ctypes.c_void_p(fake.fake_stream_here())
+        src, dst = Memory(from_, contents), Memory(to, before)
+        fake.fake_late(1)
+        capi.check(lib.gc_copy_into(layouts[0].at(src.address, from_).view, layouts[1].at(dst.address, to).view, stream))
+        assert (dst.read() == expected).all()
+        fake.fake_late(0)
+    """, FAKE_PEERS=0)
+
+
 COPIES = {
     "bytes": ("float32", "float32", "card(0)", "card(0)", 1),
     "a cast": ("float32", "bfloat16", "card(0)", "card(0)", 1),

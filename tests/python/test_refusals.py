@@ -844,7 +844,7 @@ TABLE = [
     ),
     *(
         ("gc_builtin_kernel_shape", {"out": Out(4, struct_size=size)}, INVALID_ARGUMENT, "out", "struct_size", size, 32)
-        for size in (0, 4, 31, 33, 2**32 - 1)
+        for size in (0, 3, 4, 24, 31, 33, 4097, 4104, 2**31, 2**32 - 1)
     ),
     ("gc_tensor_from_pointer", {"shape": [2**40, 2**40], "strides": None}, SIZE_OVERFLOW, "shape", 2**40),
     ("gc_tensor_from_pointer", {"shape": [5, 5], "strides": [2**62, 1]}, SIZE_OVERFLOW, 2**62),
@@ -1127,7 +1127,7 @@ TABLE += [
     *(
         ("gc_comm_from_transport", {"transport": transport(**fields)}, INVALID_ARGUMENT, "transport", *words)
         for fields, *words in [
-            *(({"struct_size": size}, "struct_size", 40, size) for size in (0, 4, 39)),
+            *(({"struct_size": size}, "struct_size", 40, size) for size in (0, 3, 4, 39, 41, 4104, 2**31)),
             *(({"rank": rank, "world_size": size}, rank, size) for rank, size in [
                 (0, 0), (0, -1), (-1, 4), (4, 4), (2**31 - 1, 2**31 - 1), (-(2**31), -(2**31)),
             ]),
@@ -1185,7 +1185,7 @@ TABLE += [
         (f"gc_{name}_create", {"options": make(**fields)}, status, *words)
         for name, make in [("elementwise", elementwise_options), ("reduction", reduction_options)]
         for fields, status, *words in [
-            *(({"struct_size": size}, INVALID_ARGUMENT, "struct_size", size) for size in (0, 4, 103)),
+            *(({"struct_size": size}, INVALID_ARGUMENT, "struct_size", size) for size in (0, 3, 4, 112, 119, 137, 4104, 2**31)),
             *(({"flags": n}, INVALID_ARGUMENT, "flags", hex(n), "GC_KERNEL_NO_DISK") for n in (4, 7, 2**31)),
             ({"reserved": (c_uint64 * 4)(0, 0, 0, 1)}, INVALID_ARGUMENT, "options", "offset", 1),
             ({"inputs": b"\xff"}, INVALID_ARGUMENT, "inputs", "UTF-8"),
@@ -1256,7 +1256,7 @@ TABLE += [
     ("gc_codec_create", {"options": None}, INVALID_ARGUMENT, "options", "NULL"),
     *(
         ("gc_codec_create", {"options": options(struct_size=size)}, INVALID_ARGUMENT, "struct_size", 112, size)
-        for size in (0, 4, 111)
+        for size in (0, 3, 4, 104, 111, 113, 4104, 2**31)
     ),
     *(
         ("gc_codec_create", {"options": options(**fields)}, status, *words)
@@ -1273,7 +1273,8 @@ TABLE += [
             ({"segments": int64s((2**60, 0))}, OUT_OF_MEMORY),
             ({"n_segments": 2**60}, SIZE_OVERFLOW, "n_segments", 2**60),
             ({"n_elements": 400}, INVALID_ARGUMENT, "n_elements", 400),
-            ({"segments": None, "n_elements": -5}, INVALID_ARGUMENT, -5),
+            ({"segments": None, "n_segments": 0, "n_elements": -5}, INVALID_ARGUMENT, -5),
+            ({"segments": None}, INVALID_ARGUMENT, "n_segments", 2),
             ({"n_chunks": 2**32}, SIZE_OVERFLOW, 2**32),
             ({"server": 3}, INVALID_ARGUMENT, "server", 3, 2),
             ({"server": 2**64 - 1}, INVALID_ARGUMENT, "server", 2**64 - 1, 2),

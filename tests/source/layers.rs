@@ -8,8 +8,8 @@ use std::{fs, path::Path};
 const LAYERS: [&str; 14] = [
     "cancel",
     "error",
-    "panics",
     "environment",
+    "panics",
     "dynamic",
     "tensor",
     "plan",

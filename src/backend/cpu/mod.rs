@@ -13,8 +13,6 @@ mod simd;
 
 pub use dispatch::InstructionSet;
 
-use crate::environment;
-
 /// Counts the CPUs and chooses the instruction set, which reads files and the environment.
 pub fn prepare() {
     pool::prepare();

@@ -1,5 +1,7 @@
 //! Division on the device by a number that is known here.
 
+use super::layout::same_layout;
+
 /// A number to divide by, as kernels/divisor.cuh declares it: the kernels multiply.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -7,6 +9,8 @@ pub struct Divisor {
     by: u64,
     reciprocal: u64,
 }
+
+same_layout!(gc_divisor, Divisor { by, reciprocal });
 
 impl Divisor {
     /// 0 is for no division at all.

@@ -9,6 +9,7 @@ mod divisor;
 mod driver;
 mod event;
 mod launch;
+mod layout;
 mod memory;
 mod module;
 mod own_stream;

@@ -25,6 +25,7 @@ use super::{
     codec::Memory,
     context::Home,
     event::Event,
+    layout::same_layout,
     module::{PEERS, PEERS_FAMILY},
     own_stream::OwnStream,
     pinned::Pinned,
@@ -68,7 +69,7 @@ struct Known {
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Way {
-    known: u64,
+    peers: u64,
     at: u64,
 }
 
@@ -89,14 +90,16 @@ struct Push {
 
 #[repr(C)]
 struct Meet {
-    known: u64,
+    peers: u64,
     mark: *mut u8,
     steps: u32,
     reserved: u32,
 }
 
-const _: () = assert!(size_of::<Known>() == 40 + 8 * MOST_RANKS && size_of::<Way>() == 16);
-const _: () = assert!(size_of::<Push>() == 40 && size_of::<Meet>() == 24);
+same_layout!(gc_peers, Known { meetings, broken, world, rank, reserved, nanoseconds, told, buffers });
+same_layout!(gc_way, Way { peers, at });
+same_layout!(gc_push, Push { way, from, vectors, apart });
+same_layout!(gc_meet, Meet { peers, mark, steps, reserved });
 
 /// What a meeting's launch does.
 #[derive(Clone, Copy)]
@@ -305,7 +308,7 @@ impl Peers {
     /// The way of this rank's block of `bytes` bytes, a multiple of 16, to the others.
     pub fn way(&self, area: Area, bytes: u64) -> Way {
         assert!(bytes.is_multiple_of(16) && bytes <= self.most_bytes());
-        Way { known: self.known.at(0), at: self.place(area) - self.buffer + self.rank as u64 * bytes }
+        Way { peers: self.known.at(0), at: self.place(area) - self.buffer + self.rank as u64 * bytes }
     }
 
     /// Whether a queue works in the context that this was made in.
@@ -350,7 +353,7 @@ impl Peers {
     /// # Safety
     /// The mark stays until the stream has passed this.
     pub unsafe fn meet(&self, queue: &mut Queue, steps: Steps, mark: *mut u8) -> Result<()> {
-        let mut call = Meet { known: self.known.at(0), mark, steps: steps as u32, reserved: 0 };
+        let mut call = Meet { peers: self.known.at(0), mark, steps: steps as u32, reserved: 0 };
         let stream = queue.stream;
         let mut arguments = [ptr::from_mut(&mut call).cast::<c_void>()];
         // SAFETY: the kernel's argument: memory of this rank, which names buffers that are mapped here, and the caller's

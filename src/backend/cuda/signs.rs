@@ -13,7 +13,7 @@ use crate::{
     tensor::{Dtype, Kind, View},
 };
 
-use super::{bits::is_contiguous, divisor::Divisor, module::SIGNS, queue::Queue};
+use super::{bits::is_contiguous, divisor::Divisor, layout::same_layout, module::SIGNS, queue::Queue};
 
 /// What the bits stand for.
 #[repr(C)]
@@ -27,7 +27,7 @@ struct Signs {
     order: u32,
 }
 
-const _: () = assert!(size_of::<Signs>() == 48);
+same_layout!(gc_signs, Signs { zero, one, scales, chunk_bytes, format, order });
 
 /// Elements at any strides.
 #[repr(C)]
@@ -45,7 +45,11 @@ struct Scattered {
     loops: [ScatteredLoop; MAX_LOOPS],
 }
 
-const _: () = assert!(size_of::<Scattered>() == 1616);
+same_layout!(gc_sign_loop, ScatteredLoop { count, stride });
+same_layout!(
+    gc_scattered_signs,
+    Scattered { src, dst, elements, bytes, byte_stride, across, width, signs, size, n_loops, loops }
+);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -66,7 +70,7 @@ struct Vote {
     reserved: u32,
 }
 
-const _: () = assert!(size_of::<Vote>() == 64);
+same_layout!(gc_vote, Vote { src, dst, voters, bytes, stride, turn, aligned, reserved });
 
 /// Writes a pattern for each bit in the bytes of `src` to the elements of `dst`. `plan` was made from these two views, and
 /// has one row.

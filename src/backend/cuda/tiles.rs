@@ -10,7 +10,7 @@ use crate::{
     },
 };
 
-use super::{module::Kernel, queue::Queue};
+use super::{layout::same_layout, module::Kernel, queue::Queue};
 
 /// Threads of a block, as a power of 2.
 pub const LOG_BLOCK: u32 = 8;
@@ -106,7 +106,36 @@ pub struct Tiles {
     outer: [TileLoop; MOST_OUTER],
 }
 
-const _: () = assert!(size_of::<Tiles>() == 360);
+same_layout!(gc_division, Division { count, multiplier, shift, reserved });
+same_layout!(gc_tile_loop, TileLoop { element_stride, byte_stride, division });
+same_layout!(
+    gc_tiles,
+    Tiles {
+        src,
+        dst,
+        begin,
+        end,
+        elements,
+        bytes,
+        element_stride,
+        byte_stride,
+        rows,
+        row_element_stride,
+        row_byte_stride,
+        first_zero,
+        span,
+        one,
+        order,
+        log_width,
+        mode,
+        rounds,
+        n_outer,
+        burst,
+        across,
+        along,
+        outer,
+    }
+);
 
 impl Tiles {
     /// All but rows and tiles. `elements` and `bytes` are where the first row's begin, `readable` all addresses of the

@@ -10,7 +10,7 @@ use crate::{
     },
 };
 
-use super::{divisor::Divisor, module::BITS, queue::Queue, tiles::Way};
+use super::{divisor::Divisor, layout::same_layout, module::BITS, queue::Queue, tiles::Way};
 
 /// Bytes of bits that a thread has at most.
 const PIECE: u64 = 4;
@@ -55,7 +55,37 @@ pub struct Strided {
     byte_loops: [ByteLoop; MAX_LOOPS],
 }
 
-const _: () = assert!(size_of::<Strided>() == 3640);
+same_layout!(
+    gc_strided_plan,
+    Strided {
+        src,
+        dst,
+        lines,
+        elements,
+        bytes,
+        first_byte,
+        element_stride,
+        byte_stride,
+        first_zero,
+        span,
+        one,
+        width,
+        pieces,
+        between,
+        size,
+        order,
+        aligned,
+        joined,
+        piece,
+        boundary,
+        n_line_loops,
+        n_byte_loops,
+        line_loops,
+        byte_loops,
+    }
+);
+same_layout!(gc_line_loop, LineLoop { count, element_stride, byte_stride });
+same_layout!(gc_byte_loop, ByteLoop { count, stride });
 
 #[repr(C)]
 #[derive(Clone, Copy)]

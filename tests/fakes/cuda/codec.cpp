@@ -8,16 +8,18 @@
 #include <string>
 #include <unordered_map>
 
+struct Kernel {
+    std::function<void(void *)> run;
+    size_t bytes; // of its argument
+};
 template <typename Call>
-static std::function<void(void *)> kernel_of(void (*kernel)(Call)) {
-    return [kernel](void *call) { kernel(*static_cast<const Call *>(call)); };
+static Kernel kernel_of(void (*kernel)(Call)) {
+    return {[kernel](void *call) { kernel(*static_cast<const Call *>(call)); }, sizeof(Call)};
 }
 #define KERNEL(name) {#name, kernel_of(name)}
 
-/* Runs a kernel of these families: 0; 1 if there is none of that name. */
-extern "C" int run_emulated_kernel(const char *name, unsigned blocks, unsigned threads, void **arguments);
-extern "C" int run_emulated_kernel(const char *name, unsigned blocks, unsigned threads, void **arguments) {
-    static const std::unordered_map<std::string, std::function<void(void *)>> kernels = {
+static const Kernel *kernel_named(const char *name) {
+    static const std::unordered_map<std::string, Kernel> kernels = {
         KERNEL(gc_onebit_encode_f32_f32), KERNEL(gc_onebit_encode_f32_bf16), KERNEL(gc_onebit_encode_f32),
         KERNEL(gc_onebit_encode_16_f32), KERNEL(gc_onebit_encode_16_bf16), KERNEL(gc_onebit_encode_16),
         KERNEL(gc_onebit_decode_u32), KERNEL(gc_onebit_decode_u16), KERNEL(gc_onebit_decode_add),
@@ -40,10 +42,24 @@ extern "C" int run_emulated_kernel(const char *name, unsigned blocks, unsigned t
         KERNEL(gc_copy_gathered_u8), KERNEL(gc_copy_gathered_u16), KERNEL(gc_copy_gathered_u32),
         KERNEL(gc_copy_gathered_u64), KERNEL(gc_copy_general), KERNEL(gc_cast_general),
     };
-    static std::mutex running_now;
     const auto found = kernels.find(name);
-    if (found == kernels.end()) return 1;
+    return found == kernels.end() ? nullptr : &found->second;
+}
+
+/* Bytes of the argument of a kernel of these families; 0 if there is none of that name. */
+extern "C" size_t bytes_of_emulated_kernel(const char *name);
+extern "C" size_t bytes_of_emulated_kernel(const char *name) {
+    const Kernel *kernel = kernel_named(name);
+    return kernel ? kernel->bytes : 0;
+}
+
+/* Runs one: 0; 1 if there is none of that name. */
+extern "C" int run_emulated_kernel(const char *name, unsigned blocks, unsigned threads, void **arguments);
+extern "C" int run_emulated_kernel(const char *name, unsigned blocks, unsigned threads, void **arguments) {
+    static std::mutex running_now;
+    const Kernel *kernel = kernel_named(name);
+    if (!kernel) return 1;
     const std::lock_guard<std::mutex> alone(running_now);
-    launch(blocks, threads, [&] { found->second(arguments[0]); });
+    launch(blocks, threads, [&] { kernel->run(arguments[0]); });
     return 0;
 }

@@ -241,8 +241,39 @@ Result cuCtxGetDevice(int *device) {
     return SUCCESS;
 }
 
-/* All work of a context is done, or that of one of its streams. */
-static void finish(Context context, int all, Stream stream) {
+/* Work that is done as late as its stream allows, where a test asked for that: once somebody waits for it, or for an event
+ * behind it. So whoever does not wait reads what was there before. */
+typedef struct Late {
+    Context context;
+    Stream stream;
+    unsigned long long number; /* in the order of all calls */
+    void *to, *from;           /* of a copy; else it is a launch */
+    size_t bytes;
+    char kernel[64];
+    unsigned blocks, threads;
+    struct Late *next;
+    _Alignas(16) unsigned char argument[];
+} Late;
+static Late *late_work;
+static unsigned long long last_late;
+static int is_late;
+
+static void do_work(Late *work);
+
+/* Does the work of a context, or of one of its streams, up to that number. */
+static void catch_up(Context context, int all, Stream stream, unsigned long long until) {
+    for (Late **place = &late_work; *place;) {
+        Late *work = *place;
+        if (work->context == context && (all || work->stream == stream) && work->number <= until) {
+            *place = work->next;
+            do_work(work);
+        } else {
+            place = &work->next;
+        }
+    }
+}
+
+static void forget_uses(Context context, int all, Stream stream) {
     for (int k = 0; k < BLOCKS; k++) {
         int left = 0;
         for (int i = 0; i < blocks[k].in_use; i++) {
@@ -255,6 +286,12 @@ static void finish(Context context, int all, Stream stream) {
     for (Stream other = streams; other; other = other->next)
         if (other->context == context && (all || other == stream))
             other->at_work = 0;
+}
+
+/* All work of a context is done, or that of one of its streams. */
+static void finish(Context context, int all, Stream stream) {
+    catch_up(context, all, stream, last_late);
+    forget_uses(context, all, stream);
 }
 
 static Stream new_stream(Context context) {
@@ -441,7 +478,16 @@ Result cuMemFreeHost(void *place) {
 typedef struct Event {
     Context context, of;
     Stream stream;
+    unsigned long long number; /* of the last late work before it */
 } *Event;
+
+/* Whoever waits for an event goes on. */
+static void reach(Event event) {
+    if (!event->of)
+        return;
+    catch_up(event->of, 0, event->stream, event->number);
+    forget_uses(event->of, 0, event->stream);
+}
 
 Result cuEventCreate(Event *event, unsigned flags) {
     (void)flags;
@@ -449,7 +495,7 @@ Result cuEventCreate(Event *event, unsigned flags) {
     if (!current())
         return INVALID_CONTEXT;
     *event = malloc(sizeof **event);
-    **event = (struct Event){current(), NULL, NULL};
+    **event = (struct Event){current(), NULL, NULL, 0};
     events++;
     return SUCCESS;
 }
@@ -459,15 +505,14 @@ Result cuEventRecord(Event event, Stream stream) {
     Context context = is_created(stream) ? stream->context : current();
     if (context != event->context)
         return fault(INVALID_VALUE, "an event of another context");
-    event->of = context, event->stream = (uintptr_t)stream == 1 ? NULL : stream;
+    event->of = context, event->stream = (uintptr_t)stream == 1 ? NULL : stream, event->number = last_late;
     return SUCCESS;
 }
 
 Result cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
     (void)stream, (void)flags;
     MAY_FAIL;
-    if (event->of)
-        finish(event->of, 0, event->stream);
+    reach(event);
     return SUCCESS;
 }
 
@@ -476,8 +521,7 @@ Result cuEventSynchronize(Event event) {
     if (!current())
         return INVALID_CONTEXT;
     waits++;
-    if (event->of)
-        finish(event->of, 0, event->stream);
+    reach(event);
     return SUCCESS;
 }
 
@@ -925,11 +969,45 @@ static Result use_of_copy(Place place, const Copy *copy) {
     return result;
 }
 
+size_t bytes_of_emulated_kernel(const char *name);
+
+static void do_work(Late *work) {
+    if (work->to)
+        memcpy(work->to, work->from, work->bytes);
+    else
+        run_emulated_kernel(work->kernel, work->blocks, work->threads, (void *[]){work->argument});
+    free(work);
+}
+
+static Late *put_off(Place place, size_t bytes) {
+    Late *work = calloc(1, sizeof *work + bytes), **end = &late_work;
+    *work = (Late){.context = place.context, .stream = place.stream, .number = ++last_late};
+    while (*end)
+        end = &(*end)->next;
+    return *end = work;
+}
+
+/* Whether a launch was put off: of the kernels that run in the emulator. */
+static int is_put_off(Place place, const char *kernel, unsigned blocks, unsigned threads, void **arguments) {
+    size_t bytes = is_late ? bytes_of_emulated_kernel(kernel) : 0;
+    if (!bytes)
+        return 0;
+    Late *work = put_off(place, bytes);
+    work->blocks = blocks, work->threads = threads;
+    snprintf(work->kernel, sizeof work->kernel, "%s", kernel);
+    memcpy(work->argument, arguments[0], bytes);
+    return 1;
+}
+
 static Result run_kernel(Place place, const char *kernel, unsigned blocks, unsigned threads, void **arguments) {
+    if (!strncmp(kernel, "gc_onebit_", 10) && is_put_off(place, kernel, blocks, threads, arguments))
+        return SUCCESS;
     if (!strncmp(kernel, "gc_onebit_", 10))
         return run_emulated_kernel(kernel, blocks, threads, arguments) ? fault(INVALID_VALUE, "an unknown kernel") : SUCCESS;
     if (!strncmp(kernel, "gc_copy_", 8) || !strncmp(kernel, "gc_cast_", 8)) {
         Result result = use_of_copy(place, arguments[0]);
+        if (result == SUCCESS && is_put_off(place, kernel, blocks, threads, arguments))
+            return SUCCESS;
         if (result == SUCCESS && run_emulated_kernel(kernel, blocks, threads, arguments))
             result = fault(INVALID_VALUE, "an unknown kernel");
         return result;
@@ -1031,6 +1109,7 @@ static Result run_finish(Place place, int *entered, unsigned blocks, unsigned th
     Result result = run_kernel(place, "gc_onebit_finish", blocks, threads, (void *[]){&alone});
     if (result != SUCCESS || !call->peers || !call->steps)
         return result;
+    catch_up(place.context, 0, place.stream, last_late);
     unsigned char *control;
     memcpy(&control, call->codec + CONTROL_AT, sizeof control);
     return run_meet(entered, &(Meet){call->peers, (uint32_t *)(control + BROKEN_AT), call->steps, 0});
@@ -1057,6 +1136,8 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     if (is_created(stream))
         stream->at_work = 1;
     Place place = {is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream, 0};
+    if (!bytes_of_emulated_kernel(kernel))
+        catch_up(place.context, 0, place.stream, last_late);
     if (!strcmp(kernel, "gc_peers_push"))
         return run_push(place, x, arguments[0]);
     if (!strcmp(kernel, "gc_peers_meet"))
@@ -1111,6 +1192,7 @@ Result cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, Stre
         return INVALID_CONTEXT;
     void *to = (void *)(uintptr_t)address;
     Result result = use(place_of(stream), WRITTEN, to, bytes);
+    catch_up(is_created(stream) ? stream->context : current(), 0, (uintptr_t)stream == 1 ? NULL : stream, last_late);
     if (result == SUCCESS)
         memset(to, value, bytes);
     return result;
@@ -1124,8 +1206,12 @@ Result cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, Stream stream) {
     Result result = is_on_device(from) ? use(place, READ, (void *)(uintptr_t)from, bytes) : SUCCESS;
     if (result == SUCCESS && is_on_device(to)) /* else pinned memory */
         result = use(place, WRITTEN, (void *)(uintptr_t)to, bytes);
-    if (result == SUCCESS)
+    if (result == SUCCESS && is_late) {
+        Late *work = put_off(place, 0);
+        work->to = (void *)(uintptr_t)to, work->from = (void *)(uintptr_t)from, work->bytes = bytes;
+    } else if (result == SUCCESS) {
         memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
+    }
     return result;
 }
 
@@ -1191,6 +1277,7 @@ Result cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
     MAY_FAIL;
     if (!current())
         return INVALID_CONTEXT;
+    catch_up(current(), 1, NULL, last_late);
     Result result = use(place_of(NULL), WRITTEN, (void *)(uintptr_t)to, bytes);
     if (result == SUCCESS)
         memcpy((void *)(uintptr_t)to, from, bytes);
@@ -1201,6 +1288,7 @@ Result cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
     MAY_FAIL;
     if (!current())
         return INVALID_CONTEXT;
+    catch_up(current(), 1, NULL, last_late);
     Result result = use(place_of(NULL), READ, (void *)(uintptr_t)from, bytes);
     if (result == SUCCESS)
         memcpy(to, (void *)(uintptr_t)from, bytes);
@@ -1732,9 +1820,17 @@ void fake_destroy(void) {
             free_block(&blocks[k]);
     fake_leave();
 }
+/* Whether work is done as late as can be; what was put off is done. */
+void fake_finish(void);
+void fake_late(int late) {
+    fake_finish();
+    is_late = late;
+}
 /* All work is done. */
 void fake_finish(void) {
     __attribute__((cleanup(leave), unused)) int entered = enter();
+    while (late_work)
+        finish(late_work->context, 1, NULL);
     for (int k = 0; k < BLOCKS; k++)
         blocks[k].in_use = 0;
     for (Stream stream = streams; stream; stream = stream->next)

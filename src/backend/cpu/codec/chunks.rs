@@ -140,7 +140,7 @@ pub fn check_header(
     Ok(())
 }
 
-/// Whether a scale may not be: below zero, or -0.
+/// Whether a scale is below zero, or -0.
 pub fn is_negative(scale: f32) -> bool {
     scale.is_sign_negative() && !scale.is_nan()
 }

@@ -3,7 +3,7 @@
 use std::{marker::PhantomData, sync::atomic::Ordering};
 
 use crate::{
-    backend::{Address, Skip, cpu::environment::in_default},
+    backend::{Address, Skip},
     error::Result,
     plan::codec::{CodecPlan, Kind, NONFINITE, NonFinite, ScaleRule},
     tensor::View,
@@ -42,13 +42,13 @@ impl Codec {
         let nonfinite = with_numbers!(plan.rules.values, plan.rules.error, |G, E| {
             self.encode_tiles::<G, E>(plan, values, factors, payload)
         });
-        let flags = if in_default(|| self.fold(plan)) | nonfinite { NONFINITE } else { 0 };
+        let flags = if self.fold(plan) | nonfinite { NONFINITE } else { 0 };
         for chunk in 0..plan.n_chunks {
             let at = payload.data().wrapping_add(chunk * plan.stride as usize);
             // SAFETY: the payload has so many chunks.
             unsafe { chunks::write_frame(plan, at, chunk, flags, |part| self.scales[part.segment]) };
         }
-        self.worker.pending = self.transactional;
+        (self.worker.pending, self.begun) = (self.transactional, self.transactional);
         self.raise(flags);
         Ok(())
     }

@@ -59,6 +59,8 @@ pub struct Codec {
     state_bytes: i64,
     worker: Half,
     server: Half,
+    /// Whether a step has begun that is neither committed nor taken back, even one that wrote nothing.
+    begun: bool,
     /// What was met since the flags were last taken, and since the last commit.
     flags: u32,
     since_commit: u32,
@@ -93,6 +95,7 @@ impl Codec {
             state_bytes: plan.state_bytes,
             worker: Half::default(),
             server: Half::default(),
+            begun: false,
             flags: 0,
             since_commit: 0,
             scales,
@@ -122,7 +125,7 @@ impl Codec {
 
     /// Whether a step waits for its commit.
     pub fn is_pending(&self) -> bool {
-        self.worker.pending || self.server.pending
+        self.begun
     }
 
     /// Writes the flags of all calls since the last, to a uint32.
@@ -144,7 +147,8 @@ impl Codec {
 
     /// Makes a pending step valid, or takes it back.
     pub fn commit(&mut self, skip: Skip<'_>) -> Result<()> {
-        if !self.is_pending() {
+        self.begun = false;
+        if !self.worker.pending && !self.server.pending {
             self.since_commit = 0;
             return Ok(());
         }

@@ -7,10 +7,7 @@ use std::{
 };
 
 use crate::{
-    backend::{
-        Address, Compression,
-        cpu::{dispatch::InstructionSet, environment::in_default},
-    },
+    backend::{Address, Compression, cpu::dispatch::InstructionSet},
     plan::{bits::bytes_for, codec::ScaleRule},
     tensor::View,
 };
@@ -46,7 +43,7 @@ pub(super) fn compress_with(set: InstructionSet, call: &Compression<'_>) {
     };
     let job = Job::of(set, call);
     with_numbers!(grad.dtype(), call.error.map(View::dtype), |G, E| job.pack::<G, E>(call.rule, dst, partials));
-    let found = in_default(|| sum::scale(call.rule, sum::of_tiles(partials), elements));
+    let found = sum::scale(call.rule, sum::of_tiles(partials), elements);
     // SAFETY: a view of one float32, at any address.
     unsafe { scale.data().cast::<f32>().write_unaligned(found) };
 }

@@ -3,10 +3,7 @@
 use std::{marker::PhantomData, ptr, sync::atomic::Ordering};
 
 use crate::{
-    backend::{
-        Address, Skip,
-        cpu::{environment::in_default, signs},
-    },
+    backend::{Address, Skip, cpu::signs},
     error::{Error, Result},
     plan::{
         bits::bytes_for,
@@ -64,7 +61,7 @@ impl Codec {
         let (valid, next) = self.buffers_of(self.server);
         // SAFETY: both are states.
         unsafe { turn(next).write(turn(valid).read().wrapping_add(1)) };
-        if in_default(|| self.fold_parts(plan)) | nonfinite {
+        if self.fold_parts(plan) | nonfinite {
             flags |= NONFINITE;
         }
         let scale_of = |part: &Run| {
@@ -73,11 +70,11 @@ impl Codec {
         };
         // SAFETY: the view is a chunk.
         unsafe { chunks::write_frame(plan, dst.data(), number, flags, scale_of) };
-        self.server.pending = self.transactional;
+        (self.server.pending, self.begun) = (self.transactional, self.transactional);
         self.raise(flags);
     }
 
-    /// Says in `dst` that it was made of a corrupt chunk.
+    /// Says in `dst` that it was made of a corrupt chunk. A step has begun all the same: a GPU's host cannot know better.
     fn refuse(&mut self, plan: &CodecPlan, number: usize, dst: &View<'_>, failure: Error) -> Error {
         // SAFETY: the view is a chunk.
         unsafe {
@@ -85,6 +82,7 @@ impl Codec {
             chunks::write_frame(plan, dst.data(), number, CORRUPT, |_| 0.0);
         }
         self.raise(CORRUPT);
+        self.begun = self.transactional;
         failure
     }
 

@@ -3,10 +3,9 @@
 use std::ops::Range;
 
 use crate::{
-    backend::cpu::environment::in_default,
     error::{Result, error},
     plan::{
-        codec::{CodecPlan, HEADER, NONFINITE, Run, TURN_FIELD},
+        codec::{CodecPlan, HEADER, Kind, NONFINITE, NonFinite, Run, TURN_FIELD},
         floats,
     },
     tensor::View,
@@ -47,7 +46,7 @@ impl Codec {
     pub fn reset(&mut self, plan: &CodecPlan) -> Result<()> {
         // SAFETY: a state of ours.
         unsafe { self.buffers[0].data().write_bytes(0, plan.state_bytes as usize) };
-        (self.worker, self.server) = (Half::default(), Half::default());
+        (self.worker, self.server, self.begun) = (Half::default(), Half::default(), false);
         (self.flags, self.since_commit) = (0, 0);
         self.scales.fill(0.0);
         Ok(())
@@ -78,21 +77,17 @@ impl Codec {
         // SAFETY: a view of a state's bytes, at any address.
         let header = unsafe { from.cast::<[u8; HEADER]>().read_unaligned() };
         check_header(format_args!("{}", src.name()), &header, &plan.state_header(), TURN_FIELD)?;
-        let halves = ranges(plan);
-        for [scales, _] in &halves {
-            for at in scales.clone().step_by(4) {
-                // SAFETY: as above.
-                let scale = unsafe { from.add(at).cast::<f32>().read_unaligned() };
-                if is_negative(scale) {
-                    return Err(error!(Corrupt, "{}: scale {scale:?} at byte {at} is negative", src.name()));
-                }
-            }
+        for half in 0..plan.state_halves() {
+            check_scales(plan, half, src)?;
         }
-        (self.worker.pending, self.server.pending) = (false, false);
+        if plan.rules.policy != NonFinite::Propagate {
+            with_numbers!(plan.rules.values, plan.rules.error, |_G, E| check_kept::<E>(plan, src))?;
+        }
+        let halves = ranges(plan);
         let states = [self.worker, self.server].map(|half| self.buffers_of(half).0);
         let mut of_turn = [0; 8];
         of_turn.copy_from_slice(&header[TURN_FIELD]);
-        // SAFETY: states of ours, and as many bytes as above. What fills up stays +0: it is not copied.
+        // SAFETY: states of ours, and a view of a state's bytes. What fills up stays +0: it is not copied.
         unsafe {
             turn(states[1]).write(u64::from_le_bytes(of_turn));
             for (state, [scales, _]) in states.into_iter().zip(&halves) {
@@ -183,11 +178,60 @@ impl Codec {
             for run in runs {
                 let (scale, kept) = (scale_in(plan, state, half, run.segment), state.wrapping_add(run.state as usize));
                 let elements = run.elements as usize;
-                in_default(|| work(scale, kept, errors, elements));
+                work(scale, kept, errors, elements);
                 errors = errors.wrapping_add(elements);
             }
         }
     }
+}
+
+/// Refuses scales that no codec of this plan has: of `half` 0 or 1 of a state.
+fn check_scales(plan: &CodecPlan, half: usize, state: &View<'_>) -> Result<()> {
+    let mut runs = [&plan.workers, &plan.servers][half].iter().peekable();
+    for segment in 0..plan.workers.len() {
+        let at = scale_in(plan, state.data(), half, segment);
+        // SAFETY: a view of a state's bytes, which has a scale a segment in each half, at any address.
+        let scale = unsafe { at.read_unaligned() };
+        let run = runs.next_if(|run| run.segment == segment);
+        // A state as it was made has scales of 0, of a SIGN codec too; and so have errors that were taken in.
+        let is_known = scale.to_bits() == 0
+            || run.is_some_and(|run| run.elements > 0)
+                && match plan.rules.kind {
+                    Kind::Sign => scale == 1.0,
+                    Kind::Onebit => {
+                        !is_negative(scale) && (plan.rules.policy == NonFinite::Propagate || scale.is_finite())
+                    }
+                };
+        if !is_known {
+            let half = ["a worker", "a server"][half];
+            return Err(error!(
+                Corrupt,
+                "{}: scale {scale:?} of segment {segment}, which the state of such {half} never has",
+                state.name()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses what is kept of elements if it is not finite: no step after it would ever be committed.
+fn check_kept<E: Number>(plan: &CodecPlan, state: &View<'_>) -> Result<()> {
+    for run in plan.workers.iter().chain(&plan.servers).filter(|_| is_kept::<E>()) {
+        let kept = state.data().wrapping_add(run.state as usize);
+        // SAFETY: a view of a state's bytes, which has all elements of every run, at any address.
+        let number = |index: usize| unsafe { E::load(kept, index) };
+        if let Some(index) = (0..run.elements as usize).find(|&index| !number(index).is_finite()) {
+            return Err(error!(
+                Corrupt,
+                "{}: {:?} is kept of element {index} of segment {}, and a codec that is not of GC_NONFINITE_PROPAGATE \
+                 keeps nothing that is not finite",
+                state.name(),
+                number(index),
+                run.segment
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn errors_of<E: Number>(scale: *mut f32, kept: *mut u8, errors: *mut f32, count: usize) {

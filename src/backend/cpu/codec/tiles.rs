@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    backend::cpu::{environment::in_default, pool},
+    backend::cpu::pool,
     error::{Result, error},
     plan::codec::{Run, UNIT},
 };
@@ -71,8 +71,7 @@ impl Tiles {
         &of_tiles[self.firsts[run]..self.firsts[run + 1]]
     }
 
-    /// Calls `work` with every tile, on as many threads as `bytes` of memory an element are worth, in the default
-    /// floating-point environment.
+    /// Calls `work` with every tile, on as many threads as `bytes` of memory an element are worth.
     pub fn for_each(&self, runs: &[Run], bytes: i64, work: impl Fn(Tile) + Sync) {
         in_parts(self.count(), self.elements.saturating_mul(bytes), |tiles| {
             let mut run = self.firsts.partition_point(|&first| first <= tiles.start) - 1;
@@ -120,7 +119,7 @@ fn in_parts(tiles: usize, bytes: i64, work: impl Fn(Range<usize>) + Sync) {
     let parts_for = |threads: usize| ((bytes / BYTES_A_PART) as usize).clamp(threads, most) as u32;
     pool::run(worth, parts_for, |index, parts| {
         let cut = |index: usize| (index as u128 * tiles as u128 / parts as u128) as usize;
-        in_default(|| work(cut(index)..cut(index + 1)));
+        work(cut(index)..cut(index + 1));
     });
 }
 

@@ -22,7 +22,7 @@ use crate::{
     tensor::Elements,
 };
 
-use super::{bits::cut, dispatch::InstructionSet, environment::in_default, pool, simd::LineAligned};
+use super::{bits::cut, dispatch::InstructionSet, pool, simd::LineAligned};
 
 use casts::{BLOCK, Cast};
 use moves::{Plane, move_plane};
@@ -33,8 +33,45 @@ const BYTES_A_PART: i64 = BYTES_A_THREAD / 4;
 
 /// Copies the elements of `src` to those of `dst`. `plan` was made of these two.
 pub fn copy(plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>) {
-    // SAFETY: the makers of the two vouched for the memory.
+    // SAFETY: `src` and `dst` vouch for their memory.
     unsafe { copy_with(InstructionSet::chosen(), plan, src.data(), dst.data()) };
+}
+
+/// The same, and if the last byte of `dst` is not all its own, what is behind its elements there stays.
+pub fn copy_among_others(plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>) {
+    let shared = SharedByte::of(dst);
+    copy(plan, src, dst);
+    if let Some(shared) = shared {
+        shared.restore();
+    }
+}
+
+/// The last byte of a tensor whose elements are less than a byte and do not fill it. The first element of a byte has its
+/// lowest bits, so the highest are those of elements behind the tensor.
+struct SharedByte {
+    place: *mut u8,
+    before: u8,
+    /// The bits that are not the tensor's.
+    behind: u8,
+}
+
+impl SharedByte {
+    fn of(dst: &Elements<'_>) -> Option<Self> {
+        let bits = i128::from(dst.elements()) * i128::from(dst.bits());
+        let used = (bits % 8) as u32;
+        if used == 0 {
+            return None;
+        }
+        let place = dst.data().wrapping_add((bits / 8) as usize);
+        // SAFETY: such elements are contiguous, and `dst` vouches for the memory of all of them.
+        Some(Self { place, before: unsafe { place.read() }, behind: u8::MAX << used })
+    }
+
+    /// Puts back what is not the tensor's.
+    fn restore(self) {
+        // SAFETY: as in `of`: a byte of the target.
+        unsafe { self.place.write(self.place.read() & !self.behind | self.before & self.behind) };
+    }
 }
 
 /// The same between addresses, of the target's element 0 and of the source's.
@@ -68,10 +105,7 @@ unsafe fn copy_with(set: InstructionSet, plan: &CopyPlan, src: *const u8, dst: *
         source: Address(src.cast_mut().wrapping_offset(plan.starts[1] as isize)),
     };
     let bytes = plan.loops.count().saturating_mul(plan.conversion.sizes().iter().sum());
-    job.split(bytes, |part| match job.conversion {
-        Step::Move(_) => job.run(part),
-        Step::Cast(_) => in_default(|| job.run(part)),
-    });
+    job.split(bytes, |part| job.run(part));
 }
 
 /// The inner loop of the planes. All others are added to `lines`, the planes' other one last.
@@ -164,7 +198,7 @@ impl Job<'_> {
     }
 
     /// # Safety
-    /// The plane is a part of the job's; the environment is the default one.
+    /// The plane is a part of the job's.
     unsafe fn cast_plane(&self, cast: &Cast, dst: *mut u8, src: *const u8, plane: &Plane) {
         let sizes = cast.sizes.map(|size| size as isize);
         if plane.steps == sizes {

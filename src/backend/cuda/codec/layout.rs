@@ -3,7 +3,10 @@
 use std::{ffi::c_void, ptr};
 
 use crate::{
-    backend::cuda::peers::Way,
+    backend::cuda::{
+        layout::{bytes_of, offset_in, same_layout},
+        peers::Way,
+    },
     error::{Result, error},
     plan::codec::{CodecPlan, HEADER, Kind, NonFinite, Run as PlanRun, UNIT, units},
     tensor::Dtype,
@@ -56,15 +59,15 @@ pub struct Tile {
 }
 
 /// Flags, valid and pending states, and what else is known on the device alone.
-pub const CONTROL_BYTES: usize = 32;
+pub const CONTROL_BYTES: usize = bytes_of("gc_control");
 /// Where among them it is known that a rank did not come to an exchange.
-pub const BROKEN: u64 = 24;
+pub const BROKEN: u64 = offset_in("gc_control", "broken") as u64;
 
 /// A half of a codec: what is encoded, or what is reduced.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Half {
-    pub states: [u64; 2],
+    pub state: [u64; 2],
     pub control: u64,
     pub partials: u64,
     pub counter: u64,
@@ -175,10 +178,51 @@ pub struct Compress {
     pub values: u32,
 }
 
-const _: () = assert!(size_of::<Run>() == 40 && size_of::<Tile>() == 48 && size_of::<Half>() == 296);
-const _: () = assert!(size_of::<Encode>() == 464 && size_of::<Finish>() == 328 && size_of::<Reduce>() == 336);
-const _: () = assert!(size_of::<Decode>() == 464 && size_of::<State>() == 640);
-const _: () = assert!(size_of::<Addresses>() == 3600 && size_of::<Compress>() == 64);
+same_layout!(gc_run, Run { elements, byte, base, first_tile, tiles, reserved });
+same_layout!(gc_tile, Tile { first, unit, to, byte, run, count, left, chunk });
+same_layout!(
+    gc_codec,
+    Half {
+        state,
+        control,
+        partials,
+        counter,
+        tiles,
+        runs,
+        segments,
+        scales,
+        report,
+        addresses,
+        bytes,
+        chunk_bytes,
+        head,
+        stride,
+        scales_at,
+        units_at,
+        n_segments,
+        n_chunks,
+        chunk,
+        chunks,
+        kind,
+        rule,
+        policy,
+        results,
+        half,
+        reserved,
+        beta,
+        error,
+        header,
+        only,
+        reciprocal,
+    }
+);
+same_layout!(gc_encode, Encode { codec, factors, dst, way, values });
+same_layout!(gc_finish, Finish { codec, dst, way, steps, reserved });
+same_layout!(gc_reduce, Reduce { codec, chunks, dst, way, payloads });
+same_layout!(gc_decode, Decode { codec, payload, factor, divisor, dtype, tiles, first_empty, values });
+same_layout!(gc_state, State { worker, server, bytes, skip, size, half, skip_kind, rows, row });
+same_layout!(gc_addresses, Addresses { table, count, values });
+same_layout!(gc_compress, Compress { grad, error, dst, scale, partials, elements, bytes, rule, values });
 
 /// A kernel's only argument, for a launch.
 pub fn argument<T>(call: &mut T) -> [*mut c_void; 1] {
@@ -317,9 +361,9 @@ impl Half {
         let server_at = plan.state_bytes - if plan.server.is_some() { bytes(&server) } else { 0 };
         let (only, units_at) =
             if self.half == SERVER { (server, server_at) } else { (worker, server_at - bytes(&worker)) };
-        let Self { states, control, partials, counter, tiles, runs, segments, scales, report, .. } = *self;
+        let Self { state, control, partials, counter, tiles, runs, segments, scales, report, .. } = *self;
         *self = Self {
-            states,
+            state,
             control,
             partials,
             counter,
@@ -339,7 +383,7 @@ impl Half {
         let rules = &plan.rules;
         let (chunk, chunks) = if half == SERVER { (plan.server.unwrap_or(0), 1) } else { (0, plan.n_chunks) };
         Self {
-            states: [0; 2],
+            state: [0; 2],
             control: 0,
             partials: 0,
             counter: 0,

@@ -112,7 +112,7 @@ impl Codec {
             memory.put(at.runs, &tables.runs)?;
             memory.put(at.tiles, &tables.tiles)?;
             Ok(Half {
-                states: states.map(|at| memory.at(at)),
+                state: states.map(|at| memory.at(at)),
                 control: memory.at(flags),
                 partials: memory.at(at.partials),
                 counter: memory.at(at.counter),

@@ -13,6 +13,7 @@ use crate::{
 
 use crate::backend::cuda::{
     divisor::Divisor,
+    layout::same_layout,
     module::{COPY, Kernel},
     queue::Queue,
 };
@@ -116,7 +117,33 @@ struct Tiles {
     outer: [OuterLoop; MOST_OUTER],
 }
 
-const _: () = assert!(size_of::<Tiles>() == 2096);
+same_layout!(gc_cast, Cast { from, from_size, to, to_size });
+same_layout!(gc_copy_loop, OuterLoop { count, strides });
+same_layout!(
+    gc_copy,
+    Tiles {
+        src,
+        dst,
+        begin,
+        end,
+        count,
+        steps,
+        rows,
+        row_strides,
+        across,
+        along,
+        period,
+        wrap,
+        cast,
+        log_width,
+        down,
+        vectors,
+        aligned,
+        n_outer,
+        joined,
+        outer,
+    }
+);
 
 /// A launch of one of the kernels. Not on the heap, and so large that it is made where it stays.
 struct Work {

@@ -1,6 +1,5 @@
 //! The codec of every instruction set against the model, byte for byte.
 
-mod environment;
 mod hostile;
 mod model;
 mod numbers;
