@@ -475,26 +475,26 @@ def host(bench, calls):
 
 
 def kept(bench):
-    """MiB of the card that the library keeps when 20 GiB of its tensors have been released, and after each of some calls
-    into memory of the caller."""
+    """MiB of the GPU that the library keeps when 20 GiB of its tensors have been released, and after each of some calls
+    that return a new tensor."""
     functions, (device,) = bench.library.functions, bench.device()
-    byte, shape, tensors = c_int32(1 | 8 << 8 | 1 << 16), (c_int64 * 1)(1 << 30), []
-    truth = bench.random((HOST_ELEMENTS,), "bool")
-    call = bench.ours(PACK_CHUNKS, [(truth, bench.cp.empty((1, HOST_ELEMENTS // 8), bench.cp.uint8))])
-    call()
-    bench.stream.synchronize()
+    byte, tensors = c_int32(1 | 8 << 8 | 1 << 16), []
+
+    def make(elements):
+        shape, tensor = (c_int64 * 1)(elements), c_void_p()
+        bench.check(functions.gc_tensor_empty(device, byte, 1, shape, ctypes.byref(tensor)), bench.library)
+        return tensor
+
+    functions.gc_tensor_free(make(1000))
     bench.check(functions.gc_trim(device), bench.library)
     free, _ = bench.cp.cuda.runtime.memGetInfo()
     for _ in range(20):
-        tensor = c_void_p()
-        bench.check(functions.gc_tensor_empty(device, byte, 1, shape, ctypes.byref(tensor)), bench.library)
-        tensors.append(tensor)
+        tensors.append(make(1 << 30))
     for tensor in tensors:
         functions.gc_tensor_free(tensor)
     left = [free - bench.cp.cuda.runtime.memGetInfo()[0]]
     for _ in range(4):
-        call()
-        bench.stream.synchronize()
+        functions.gc_tensor_free(make(1000))
         left.append(free - bench.cp.cuda.runtime.memGetInfo()[0])
     bench.check(functions.gc_trim(device), bench.library)
     return [size >> 20 for size in left]

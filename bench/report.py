@@ -431,7 +431,7 @@ def gpu_tables(results):
         after = ", ".join(f"{size / 1024:.1f}" for size in kept[1:])
         parts.append(
             f"GiB of the GPU's memory that are kept for new tensors when 20 GiB have been released: {kept[0] / 1024:.1f};\n"
-            f"after each of four calls into memory of the caller: {after}."
+            f"after each of four calls that return a new tensor: {after}."
         )
     if results["first call"]:
         parts.append(

@@ -2,6 +2,7 @@
 """Compiles kernels/*.cu to kernels/fatbin/*.fatbin: machine code and PTX in one file; no GPU, driver or toolkit needed.
 
     build.py            writes the fatbins
+    build.py peers      the same of some alone
     build.py --check    writes nothing: fails when a fatbin is not what its source gives
 
 Needs the packages of requirements.txt. The same sources give the same bytes on every machine.
@@ -20,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
 
 # One source and one fatbin each.
-FAMILIES = ["bits", "strided", "signs", "onebit", "copy", "peers", "probe"]
+MODULES = ["bits", "strided", "signs", "onebit", "copy", "peers"]
 
 # The levels of the PTX, and the cards that get machine code of it. All other cards compile the highest level that they
 # know, so both are in the fatbin. Levels 8.0 to 8.9 give the PTX of 7.5, and the same machine code.
@@ -158,32 +159,34 @@ class Fatbin:
         return buffer.raw
 
 
-def fatbin(nvrtc, family):
+def fatbin(nvrtc, module):
     built = Fatbin()
     for level, cards in LEVELS.items():
-        ptx = nvrtc.ptx(KERNELS / f"{family}.cu", level)
-        print(f"{family}.cu for compute_{level}: {ptx.count('.entry ')} kernels, {len(ptx)} bytes of PTX")
+        ptx = nvrtc.ptx(KERNELS / f"{module}.cu", level)
+        print(f"{module}.cu for compute_{level}: {ptx.count('.entry ')} kernels, {len(ptx)} bytes of PTX")
         for card in cards:
-            built.add_cubin(assemble(ptx, card), card, family)
-        built.add_ptx(ptx, level, family)
+            built.add_cubin(assemble(ptx, card), card, module)
+        built.add_ptx(ptx, level, module)
     return built.take()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare with what is checked in, write nothing")
-    check = parser.parse_args().check
+    parser.add_argument("modules", nargs="*", metavar="module", help=f"of {', '.join(MODULES)}; all if none is given")
+    given = parser.parse_args()
+    check = given.check
     nvrtc, folder, stale = Nvrtc(), KERNELS / "fatbin", []
-    for family in FAMILIES:
-        path = folder / f"{family}.fatbin"
-        built = fatbin(nvrtc, family)
+    for module in given.modules or MODULES:
+        path = folder / f"{module}.fatbin"
+        built = fatbin(nvrtc, module)
         print(f"{path.relative_to(ROOT)}: {len(built)} bytes")
         if not check:
             folder.mkdir(exist_ok=True)
             path.write_bytes(built)
         elif not path.exists() or path.read_bytes() != built:
             stale.append(path.name)
-    stale += [f"{path.name} (of no source)" for path in folder.iterdir() if path.stem not in FAMILIES]
+    stale += [f"{path.name} (of no source)" for path in folder.iterdir() if path.stem not in MODULES]
     if stale:
         sys.exit(f"not current in kernels/fatbin: {', '.join(stale)}; run `make kernels` and commit what it writes")
 

@@ -1,4 +1,4 @@
-// Division by numbers that the host knows, for all families of kernels.
+// Division by numbers that the host knows, for all modules.
 #ifndef GRADCODEC_DIVISOR_CUH
 #define GRADCODEC_DIVISOR_CUH
 

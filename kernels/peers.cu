@@ -48,3 +48,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_peers_push(const __grid
 extern "C" __global__ void __launch_bounds__(MOST_RANKS) gc_peers_meet(const __grid_constant__ gc_meet call) {
     Meeting(call.peers, call.steps).hold(call.mark);
 }
+
+// Keeps a stream busy for so many nanoseconds: the allocator finds out with it whether cuMemFree waits for running work.
+// Launch: 1 block of 1 thread.
+extern "C" __global__ void gc_spin(u64 nanoseconds) {
+    const u64 begin = nanoseconds_now();
+    while (nanoseconds_now() - begin < nanoseconds) {}
+}

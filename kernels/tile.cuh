@@ -1,4 +1,4 @@
-// Tiles that reach over an end of their operand, for all families of kernels.
+// Tiles that reach over an end of their operand, for all modules.
 //
 // Contiguous memory is cut into tiles of aligned vectors of 16 bytes. At either end there may be a *ragged* tile, some
 // of whose places do not exist:
@@ -21,7 +21,7 @@ typedef unsigned long long u64;
 
 enum : unsigned { LINE = 128 };
 
-// A launch behind another one may begin while that one ends (Queue::launch_behind): its blocks are there then, and wait here
+// A launch behind another one may begin while that one ends (Queue::launch_pdl): its blocks are there then, and wait here
 // for all that was written. Before this they read nothing that a launch writes.
 __device__ __forceinline__ void wait_for_launch_before() {
 #if __CUDA_ARCH__ >= 900

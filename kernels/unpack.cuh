@@ -1,4 +1,4 @@
-// Unpacking to contiguous elements, for all families of kernels.
+// Unpacking to contiguous elements, for all modules.
 //
 // What is written for a bit are the *values*: a type that says
 //

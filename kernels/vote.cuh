@@ -1,4 +1,4 @@
-// The majority of votes on bits, for all families of kernels: signs.cu votes on packed bits, reduce.cuh on payloads of
+// The majority of votes on bits, for all modules: signs.cu votes on packed bits, reduce.cuh on payloads of
 // SIGN.
 //
 // A thread counts the votes on the bits of N words at once: plane p has bit p of the count of each.

@@ -498,7 +498,7 @@ fn run(call: Call) {
                 let status = gc_builtin_kernels(family.as_ptr().cast(), &mut fatbin, &mut size);
                 assert_eq!(
                     status,
-                    if [&b"bits\0"[..], b"signs\0", b"probe\0"].iter().any(|name| family.starts_with(name)) {
+                    if [&b"bits\0"[..], b"signs\0", b"peers\0"].iter().any(|name| family.starts_with(name)) {
                         0
                     } else {
                         1

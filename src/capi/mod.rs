@@ -138,11 +138,11 @@
 //! the stream has done the work; the structs, shapes and strides are read during the call. Wait for copies to or from
 //! CPU and CUDAHost tensors yourself before the CPU works on them.
 //!
-//! Once gc_prepare() has run, stream functions allocate nothing and synchronize nothing, with two exceptions: after
-//! much was released (see MEMORY OF CARDS), and all-reduces, whose sections say what they allocate and wait for.
-//! Without gc_prepare(), a first call in a context loads the kernels, which waits for all that runs there. For
-//! gc_kernel_run() it is gc_kernel_prepare() that does this: see KERNELS. gc_copy_into() also takes tensors of two
-//! devices, and says what it enqueues, what it waits for and what it allocates then.
+//! Once gc_prepare() has run, stream functions allocate nothing and synchronize nothing, except all-reduces, whose
+//! sections say what they allocate and wait for. Without gc_prepare(), a first call in a context loads the kernels,
+//! which waits for all that runs there. For gc_kernel_run() it is gc_kernel_prepare() that does this: see KERNELS.
+//! gc_copy_into() also takes tensors of two devices, and says what it enqueues, what it waits for and what it allocates
+//! then.
 //!
 //! GRAPHS
 //!
@@ -155,21 +155,19 @@
 //! MEMORY OF CARDS
 //!
 //! When a tensor that this library has made is released, its device memory is kept for new tensors: up to 1/32 of the
-//! card's memory, at least 256 MiB. It is used again only after all work that was enqueued in its context before the
-//! release is done, on any stream; work of other contexts is not waited for, such as a gc_copy_into() to another card.
-//! A release calls no driver: it works with any context current or none, when the streams are gone, and while the
-//! process ends.
+//! device's memory, at least 256 MiB. What exceeds that is freed by calls that return new tensors, a few blocks each,
+//! and by gc_trim(). Memory is used again only after all work that was enqueued in its context before the release is
+//! done, on any stream; work of other contexts is not waited for, such as a gc_copy_into() to another GPU. A release
+//! calls no driver: it works with any context current or none, when the streams are gone, and while the process ends.
 //!
 //! Other libraries cannot use what is kept, so call gc_trim() before they need memory; a call of this library that
 //! finds no memory gives it back first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing
 //! works on it afterwards.
 //!
-//! Calls that may wait for all work in the context: those that return new tensors, where much has been released;
-//! gc_prepare(), gc_kernel_prepare() and first calls, to load kernels; gc_trim(); and any call, also of a stream
-//! function, that finds more kept than the bound above, because so much has been released: it gives a few blocks back,
-//! unless it is on a codec, an all-reduce handle or a communicator. Such a call must not stand between the launches of
-//! a collective (NCCL's for several cards of one process, say): the launch that it holds up is the one that it waits
-//! for. Call gc_trim() beforehand, and no stream function waits.
+//! These calls may wait for all work in the context: those that return new tensors, where much has been released;
+//! gc_prepare(), gc_kernel_prepare() and first calls, to load kernels; and gc_trim(). Such a call must not stand between
+//! the launches of a collective (NCCL's for several GPUs of one process, say): the launch that it holds up is the one
+//! that it waits for.
 
 mod allreduce;
 mod bits;

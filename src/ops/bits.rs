@@ -116,6 +116,7 @@ pub(super) fn unpack(
             cpu::bits::unpack(plan, patterns, src, dst);
             Ok(())
         }
+        Queue::Cuda(queue) if patterns.zero != 0 => cuda::signs::unpack(queue, plan, patterns, src, dst),
         Queue::Cuda(queue) => cuda::bits::unpack(queue, plan, patterns, src, dst),
     }
 }

@@ -24,15 +24,19 @@ pub fn prepare(device: Device) -> Result<()> {
 pub fn trim(device: Device) -> Result<()> {
     match Queue::of(device, Stream::LEGACY)? {
         Queue::Cpu => Ok(()), // nothing is kept
-        Queue::Cuda(mut queue) => queue.trim(),
+        Queue::Cuda(mut queue) => {
+            queue.trim()?;
+            cuda::copy::trim(&queue);
+            Ok(())
+        }
     }
 }
 
-/// The kernels of a family, for drivers.
+/// The fatbin of a module.
 pub fn builtin_kernels(family: &CStr) -> Result<&'static [u8]> {
-    match cuda::FAMILIES.iter().find(|known| known.name == family) {
+    match cuda::MODULES.iter().find(|known| known.name == family) {
         Some(known) => Ok(known.fatbin),
-        None => Err(error!(InvalidArgument, "family: \"{}\"; there is {}", beginning(family), Families)),
+        None => Err(error!(InvalidArgument, "family: \"{}\"; there is {}", beginning(family), Modules)),
     }
 }
 
@@ -48,13 +52,13 @@ fn beginning(text: &CStr) -> impl fmt::Display {
     bytes[..bytes.len().min(64)].escape_ascii()
 }
 
-/// The names of all families.
-struct Families;
+/// The names of all modules.
+struct Modules;
 
-impl fmt::Display for Families {
+impl fmt::Display for Modules {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, family) in cuda::FAMILIES.iter().enumerate() {
-            write!(out, "{}\"{}\"", if index > 0 { ", " } else { "" }, family.name.to_string_lossy())?;
+        for (index, module) in cuda::MODULES.iter().enumerate() {
+            write!(out, "{}\"{}\"", if index > 0 { ", " } else { "" }, module.name.to_string_lossy())?;
         }
         Ok(())
     }

@@ -18,8 +18,8 @@ use crate::{
     backend::{
         Stream,
         cuda::{
-            Queue,
-            shared::{Exported, Imported, Lent, Means, Uuid},
+            Queue, Uuid,
+            ipc::{Exported, Imported, Lent, Means},
         },
     },
     error::{Result, Status, error},

@@ -15,7 +15,10 @@ use arrayvec::ArrayVec;
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDeviceType};
 
 use crate::{
-    backend::cuda::shared::{Handle, MOST_PARTS, Uuid},
+    backend::cuda::{
+        Uuid,
+        ipc::{Handle, MOST_PARTS},
+    },
     error::{Result, error},
     tensor::{Described, Name, Shape, element_bits, reach},
 };

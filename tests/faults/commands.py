@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 LIBRARY = ("cargo", "build", "--quiet", "--locked", "--lib", "--profile", "fast")
 # The library is there by then: nothing else is to build it.
-MAKE = ("make", "--silent", "CARGO=true", "LIB=target/fast")
+MAKE = ("make", "--silent", "CARGO=true", "LIB=target/fast", "TEST_LIB=target/fast")
 FAKES = tuple(f"build/tests/{name}" for name in (
     "driver/libcuda.so.1", "old_driver/libcuda.so.1", "driver/libnccl.so.2", "old_nccl/libnccl.so.2",
     "fake_nvrtc/libnvrtc.so.12", "old_nvrtc/libnvrtc.so.12", "nvrtc_gcc/libnvrtc.so.12",
@@ -38,9 +38,9 @@ class Test:
         return []
 
 
-def python(name, word="", case="", folder="tests/python", library=True, fakes=True, limit=300):
+def python(name, word="", case="", library=True, fakes=True, limit=300):
     """The tests of a file whose names have this word, or one case of them."""
-    path = f"{folder}/{name}.py"
+    path = f"tests/python/{name}.py"
     chosen = " and ".join(part for part in (word, case) if part)
     return Test(
         f"{path} -k '{chosen}'" if chosen else path,
@@ -83,6 +83,15 @@ def loom():
     )
 
 
-def gpu(name, word=""):
-    """A test that only a card can run: not here."""
-    return Test(f"tests/gpu/{name}.py -k {word}", (), (), (1,), f"tests/gpu/{name}.py", word)
+def script(path, *arguments):
+    """A program in Python that needs no library."""
+    return Test(" ".join((path, *arguments)), (), (PYTHON, path, *arguments), (1,), path)
+
+
+def gpu(name):
+    """On a machine with a GPU, whose python3 has what tests/gpu wants: with kernels that are built anew."""
+    path = f"tests/gpu/{name}.py"
+    run = ("python3", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", path)
+    if not name.startswith("test_"):  # compute-sanitizer, which runs that file
+        run = ("bash", f"tests/gpu/{name}.sh", "python3")
+    return Test(path, (("build/kernel-venv/bin/python", "kernels/build.py"), LIBRARY), run, (1,), path, limit=900)

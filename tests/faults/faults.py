@@ -4,7 +4,7 @@ A text is as short as it can be, and one that is not there any more is found by 
 
 from dataclasses import dataclass
 
-from commands import c, does_not_build, loom, program, python, rust
+from commands import c, does_not_build, gpu, loom, program, python, rust, script
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,12 @@ fault("a thread may be cancelled within the caller's function", "cancellation", 
 
 # ---- The CUDA driver
 
-fault("memory of another context is used again", "block of another context", "src/backend/cuda/reuse.rs",
+fault("memory of another context is used again", "block of another context", "src/backend/cuda/allocator/blocks.rs",
       "block.context == context && (bytes..=capacity)", "(bytes..=capacity)",
       python("test_driver", "kept_in_one_context_is_not_for_another"))
+fault("a stall passes for a cuMemFree that waits", "memory in use again", "src/backend/cuda/allocator/mod.rs",
+      "false if (spin..spin + SLACK).contains(&elapsed)", "false if elapsed >= spin",
+      python("test_driver", "a_thread_that_stalls_does_not_pass"))
 fault("a copy that the driver refuses", "driver's failure lost", "src/backend/cuda/queue.rs",
       'driver.check(code, format_args!("cuMemcpyAsync of {bytes} bytes on {}", self.device))', "let _ = code; Ok(())",
       python("test_copy_driver", "every_call_of_the_driver_may_fail_in_a_copy", "pinned"))
@@ -147,7 +150,8 @@ fault("an entry of somebody else is used", "payload believed", "src/compile/cach
 # ---- Kernels
 
 fault("errors in bfloat16 are cut off", "wrong bits", "kernels/state.cuh",
-      "= to_bf16(c);", "= static_cast<unsigned short>(__float_as_uint(c) >> 16);", program("build/tests/codec", "tests/emulator/codec.cpp"))
+      "= to_bf16(c);", "= static_cast<unsigned short>(__float_as_uint(c) >> 16);",
+      program("build/tests/codec", "tests/emulator/codec.cpp"))
 
 # ---- What wraps the C functions
 
@@ -177,11 +181,13 @@ for module, name, old, new, test in (
      "len(outputs.pointers), *reversed(factors.pointers)\n", OF_METHODS),
     ("_comms", "AllReduce.reduce_scatter", "len(inputs.pointers), *factors.pointers, *to.pointers\n",
      "len(inputs.pointers), *reversed(factors.pointers), *to.pointers\n", OF_METHODS),
-    ("_library", "GradCodec.nccl_world", '(_int32("rank", rank), _int32("world_size", world_size))\n        self.lib.gc_comm_from_nccl_id',
+    ("_library", "GradCodec.nccl_world",
+     '(_int32("rank", rank), _int32("world_size", world_size))\n        self.lib.gc_comm_from_nccl_id',
      '(_int32("world_size", world_size), _int32("rank", rank))\n        self.lib.gc_comm_from_nccl_id', OF_FUNCTIONS),
     ("_library", "GradCodec.nccl", '_address("comm", comm), _address("dl_handle", dl_handle)\n        made',
      '_address("dl_handle", dl_handle), _address("comm", comm)\n        made', OF_FUNCTIONS),
-    ("_library", "GradCodec.two", "inside._comm, between and between._comm,", "between and between._comm, inside._comm,", OF_METHODS),
+    ("_library", "GradCodec.two", "inside._comm, between and between._comm,", "between and between._comm, inside._comm,",
+     OF_METHODS),
     ("_share", "GradCodec.share_send", '_whole("flags", flags, 0, 2**32 - 1), _int32("timeout_ms"',
      '0 * _whole("flags", flags, 0, 2**32 - 1), _int32("timeout_ms"', OF_FUNCTIONS),
     ("_library", "GradCodec.vote_signs_into", 'stream, _whole("turn", turn,', 'stream, 0 * _whole("turn", turn,', OF_FUNCTIONS),
@@ -220,7 +226,8 @@ fault("install without the CMake package", "missing file", "Makefile",
 fault("a wheel without py.typed", "missing file", "packaging/wheel.py",
       'sorted([*package.glob("*.py"), package / "py.typed"])', 'sorted(package.glob("*.py"))', WHEEL)
 fault("a wheel without the C++ headers", "missing file", "packaging/wheel.py",
-      "if file.is_file() and not name.startswith(", 'if file.is_file() and not name.endswith((".hpp", ".cuh")) and not name.startswith(',
+      "if file.is_file() and not name.startswith(",
+      'if file.is_file() and not name.endswith((".hpp", ".cuh")) and not name.startswith(',
       WHEEL)
 
 # ---- Ranks that do not come
@@ -234,7 +241,8 @@ fault("over two, lateness within a node is a failure", "lost rank", "src/comm/tw
       "self.both().try_for_each(|one| one.transport.late())", "self.both().skip(1).try_for_each(|one| one.transport.late())",
       python("test_peers", "over_two_a_late_rank"))
 fault("a rank that did not come is told as corrupt", "lost rank", "kernels/finish.cuh",
-      "if (broken && found & CORRUPT) found", "if (false) found", python("test_peers", "has_left_is_not_finite_and_not_corrupt"))
+      "if (broken && found & CORRUPT) found", "if (false) found",
+      python("test_peers", "has_left_is_not_finite_and_not_corrupt"))
 
 # ---- Order of stores
 
@@ -255,7 +263,8 @@ fault("a rank of a group goes on before others have taken", "stream that does no
 fault("a rank of a group takes what is not there yet", "stream that does not wait", "src/comm/group.rs",
       "ready.hold_up(&mut lane.queue)?;", "let _ = ready;", TURNS)
 fault("a staged send uses a piece again one round early", "stream that does not wait", STAGED,
-      "staging.wait(queue, number)?;\n        }\n        let piece = staging.piece(number);\n        // SAFETY: the caller's promise; a piece",
+      "staging.wait(queue, number)?;\n        }\n        let piece = staging.piece(number);\n"
+      "        // SAFETY: the caller's promise; a piece",
       "}\n        let piece = staging.piece(number);\n        // SAFETY: the caller's promise; a piece", PIECES)
 fault("a staged receive reads before arrival", "stream that does not wait", STAGED,
       "staging.wait(queue, *number)?;", "", PIECES)
@@ -285,3 +294,33 @@ fault("kernels: a float32 of -0.0 skips a step", "wrong bits at an edge", "kerne
 fault("kernels: neighbouring rounds of a sum are added the other way round", "wrong order of a sum", "kernels/sum.cuh",
       "for (unsigned distance = ROUNDS / 2; distance > 0; distance /= 2) {",
       "for (unsigned distance = 1; distance < ROUNDS; distance *= 2) {", EMULATED)
+
+# ---- More of each kind
+
+fault("a refused payload changes values", "refusal that writes", DECODE,
+      "self.raise(CORRUPT);\n                    return Err(failure);",
+      "self.raise(CORRUPT);\n                    unsafe { values[0].at(0).write(1) };\n"
+      "                    return Err(failure);",
+      python("test_codec", "what_a_stranger_sends", fakes=False))
+fault("what is lost is taken off twice", "error written twice", "src/backend/cpu/codec/plain.rs",
+      "    carry_with(InstructionSet::chosen(), call);",
+      "    carry_with(InstructionSet::chosen(), call);\n    carry_with(InstructionSet::chosen(), call);",
+      python("test_codec", "the_plain_form_allocates_its_chunks", fakes=False))
+fault("a failure leaves no sentence", "error lost", "src/panics.rs",
+      "    remember(&failure);\n", "", python("test_refusals", "the_last_error_is_the_threads_own", fakes=False))
+fault("an event that the driver does not record", "driver's failure lost", "src/backend/cuda/event.rs",
+      'driver.check(code, format_args!("cuEventRecord on {}", queue.device))', "let _ = code;\n        Ok(())",
+      python("test_peers", "whichever_call_of_the_driver_fails"),
+      python("test_copy_driver", "every_call_of_the_driver_may_fail_in_a_copy", "pageable"))
+fault("ranks of a node do not meet between two exchanges", "lost rank", "src/comm/two.rs",
+      "self.inside.transport.part(queue)?;\n        let cast", "let cast",
+      python("test_comm_driver", "two_levels_on_one_card", "peers and board", limit=120))
+fault("peers do not meet before a lone all-gather", "lost rank", "src/comm/peers.rs",
+      "if span == Span::AllGather { self.meet_alone(queue) }", "if span == Span::AllGather { Ok(()) }",
+      python("test_comm_driver", "two_levels_on_one_card", "peers and board", limit=120))
+fault("another value of a constant", "interface", "include/gradcodec.h",
+      "GC_STATUS_TIMEOUT = 41", "GC_STATUS_TIMEOUT = 42", script("tests/abi/abi.py", "cc", "include"))
+fault("kernels: a launch does not wait for the one before", "data race of kernels", "kernels/finish.cuh",
+      "    wait_for_launch_before();\n", "", gpu("test_codec"), tier="gpu")
+fault("kernels: a sum is written where others still read", "data race of kernels", "kernels/sum.cuh",
+      "// All have read what lies in the places.\n        __syncthreads();", "", gpu("sanitize"), tier="gpu")

@@ -155,20 +155,12 @@ def run(faults, together):
         return False
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended, what is planted taken out
     copy_tree()
-    lost, seen, green = [], 0, set()
-    begun = time.monotonic()
-    for group in groups(faults, together):
-        logs = {fault: WORK / "logs" / f"{fault.name.replace(' ', '_').replace('/', '_')}.log" for fault in group}
+    logs = {fault: WORK / "logs" / f"{fault.name.replace(' ', '_').replace('/', '_')}.log" for fault in faults}
+    lost, seen, begun = [], 0, time.monotonic()
+    green = all_green(faults, logs, lost)
+    for group in groups([fault for fault in faults if green.issuperset(fault.tests)], together):
         texts = {}
         try:
-            for fault in group:
-                logs[fault].unlink(missing_ok=True)
-                for test in fault.tests:
-                    if (test, fault.tier) not in green:
-                        build(test, fault.tier, logs[fault])
-                        if is_red(test, fault.tier, logs[fault]):
-                            raise Wrong(f"red without the fault: {test}: see {logs[fault]}")
-                        green.add((test, fault.tier))
             for fault in group:
                 texts.setdefault(TREE / fault.path, (TREE / fault.path).read_text())
                 (TREE / fault.path).write_text(planted(fault, texts[TREE / fault.path]))
@@ -192,6 +184,26 @@ def run(faults, together):
     for one in lost:
         print(f"FAILED: {one}")
     return not lost
+
+
+def all_green(faults, logs, lost):
+    """The tests that pass before anything is planted."""
+    green, red = set(), set()
+    for fault in faults:
+        logs[fault].unlink(missing_ok=True)
+        for test in fault.tests:
+            if test in green or test in red:
+                continue
+            try:
+                build(test, fault.tier, logs[fault])
+                if is_red(test, fault.tier, logs[fault]):
+                    raise Wrong(f"red without a fault: {test}: see {logs[fault]}")
+                green.add(test)
+            except Wrong as wrong:
+                print(f"FAILED: {wrong}", flush=True)
+                lost.append(f"{fault.name}: {wrong}")
+                red.add(test)
+    return green
 
 
 def groups(faults, together):

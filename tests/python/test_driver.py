@@ -212,7 +212,7 @@ def test_what_is_kept_stays_within_a_share_of_the_card_and_the_largest_goes_firs
     run(script)
 
 
-def test_calls_into_memory_of_the_caller_give_back_what_is_beyond_the_bound_few_blocks_each():
+def test_calls_that_make_tensors_give_back_what_is_beyond_the_bound_few_blocks_each_and_others_nothing():
     script = """
         fake = driver()
         lib.gc_tensor_free(held(1000))
@@ -223,15 +223,18 @@ def test_calls_into_memory_of_the_caller_give_back_what_is_beyond_the_bound_few_
         tensors = [held(1 << 30) for _ in range(20)]
         for tensor in tensors:
             lib.gc_tensor_free(tensor)
+        before = fake.fake_frees(), fake.fake_waits(), fake.fake_in_use(0)
+        for _ in range(5):
+            calls = fake.fake_calls()
+            assert lib.gc_pack_chunks_into(*packing) == 0 and fake.fake_calls() - calls <= 5
+        assert (fake.fake_frees(), fake.fake_waits(), fake.fake_in_use(0)) == before
         left = []
         for _ in range(5):
             frees = fake.fake_frees()
-            assert lib.gc_pack_chunks_into(*packing) == 0
-            assert fake.fake_frees() - frees <= 8
+            lib.gc_tensor_free(held(1000))
+            assert fake.fake_frees() - frees <= 9, "one for a fence"
             left.append(fake.fake_in_use(0) >> 30)
-        assert left == [12, 4, 2, 2, 2], left
-        calls = fake.fake_calls()
-        assert lib.gc_pack_chunks_into(*packing) == 0 and fake.fake_calls() - calls <= 5
+        assert left == [12, 4, 1, 1, 1], left  # 2 GiB and the small blocks would be beyond the bound
     """
     run(script)
 
@@ -275,25 +278,44 @@ def test_where_freeing_does_not_wait_nothing_is_used_again():
             assert lib.gc_pack_chunks_into(byref(view(src, (800,))), 0, byref(dst), ctypes.c_void_p(stream)) == 0
             lib.gc_tensor_free(tensor)
             lib.gc_tensor_free(src)
-        assert fake.fake_allocations() >= 401 and fake.fake_frees() == 1, "the probe's alone"
+        assert fake.fake_allocations() >= 401 and fake.fake_frees() == 2, "the probe's alone"
         waits = fake.fake_waits()
         assert lib.gc_trim(DLDevice(CUDA, 0)) == 0, last_error()  # waits, and frees what nobody uses then
         assert fake.fake_waits() > waits and fake.fake_in_use(0) == 1024
     """
-    run(script, FAKE_FREE="does not wait")
+    run(script, FAKE_FREE=0)
+
+
+@pytest.mark.parametrize("late", [7, 13], ids=["as long as one trial", "longer than both"])
+def test_a_thread_that_stalls_does_not_pass_for_one_that_waits(late):
+    script = """
+        fake = driver()
+        for _ in range(2):  # what is unclear is asked again
+            lib.gc_tensor_free(held(300 << 20))
+            allocations = fake.fake_allocations()
+            lib.gc_tensor_free(held(300 << 20))
+            assert fake.fake_allocations() > allocations and fake.fake_last_launch() == b"gc_spin"
+            assert fake.fake_in_use(0) >= 600 << 20, "nothing is used again"
+            assert lib.gc_trim(DLDevice(CUDA, 0)) == 0, last_error()
+            assert fake.fake_in_use(0) == 0
+    """
+    run(script, FAKE_FREE=late)
 
 
 def test_the_first_fence_of_a_context_tries_whether_freeing_waits():
     script = """
         fake = driver()
-        for _ in range(2):
-            lib.gc_tensor_free(held(300 << 20))
-            held(300 << 20)
-            assert fake.fake_last_launch() == b"gc_hold" and fake.fake_launches() == 1, "once"
-        fake.fake_enter(0, 100)
-        lib.gc_tensor_free(held(300 << 20))
-        held(300 << 20)
-        assert fake.fake_launches() == 2, "and in another context"
+        launches = []
+        for context in (100, 101):
+            fake.fake_enter(0, context)
+            for _ in range(2):
+                lib.gc_tensor_free(held(300 << 20))
+                held(300 << 20)
+                assert fake.fake_last_launch() == b"gc_spin"
+                launches.append(fake.fake_launches())
+        # Two trials at least; where the machine was slow, some more.
+        assert launches[0] >= 2 and launches[1] == launches[0] and launches[2] >= launches[0] + 2, launches
+        assert launches[3] == launches[2], "once a context"
     """
     run(script)
 
@@ -376,7 +398,7 @@ def test_kernels_that_are_not_there_leave_nothing_loaded():
             expect(lib.gc_prepare(DLDevice(CUDA, 0)), Status.CUDA, "cuLibraryGetKernel", 500)
             assert fake.fake_libraries() == 0
         fail()
-        assert lib.gc_prepare(DLDevice(CUDA, 0)) == 0 and fake.fake_libraries() == 7, "all families"
+        assert lib.gc_prepare(DLDevice(CUDA, 0)) == 0 and fake.fake_libraries() == 6, "all modules"
     """
     run(script)
 

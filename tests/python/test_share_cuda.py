@@ -398,7 +398,7 @@ def test_unfinished_work_is_waited_for_on_both_sides():
     two(here, there)
     """
     shares(script)
-    shares(script, FAKE_FREE="does not wait")
+    shares(script, FAKE_FREE=0)
 
 
 def test_a_device_of_another_type_or_that_is_not_there():
@@ -536,7 +536,7 @@ def test_what_cannot_be_waited_for_stays_mapped_until_the_process_ends(code, is_
         hear(gate)
     two(here, there, {{"FAKE_FAILURES": "cuCtxSynchronize={code}"}})
     """
-    shares(script, FAKE_FREE="does not wait")
+    shares(script, FAKE_FREE=0)
 
 
 def test_memory_of_the_library_stays_until_it_is_released_there_and_is_not_used_again():

@@ -8,14 +8,14 @@ use std::ptr;
 
 use crate::{
     error::Result,
-    plan::bits::{BitPlan, BitRule, Layout, Patterns, bytes_for},
+    plan::bits::{BitPlan, BitRule, Patterns, bytes_for},
     tensor::{Dtype, View},
 };
 
 use super::{
     module::{BITS, Kernel},
     queue::Queue,
-    signs, strided,
+    strided,
     tiles::{Way, Work},
     walk,
 };
@@ -23,7 +23,7 @@ use super::{
 /// Writes the bits of the elements of `src` to the bytes of `dst`. `plan` was made from these two views.
 pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     let elements = src.data().wrapping_offset(plan.start as isize);
-    if is_contiguous(plan, elements)
+    if plan.is_contiguous_at(elements.addr())
         && let Some(kernel) = contiguous_packing(rule)
     {
         let (mut src, mut dst, mut order) = (elements, dst.data(), plan.order as u32);
@@ -56,13 +56,11 @@ pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, ds
     unsafe { walk::walk(queue, plan, way, elements, bytes) }
 }
 
-/// Writes the bits in the bytes of `src` to the elements of `dst`. `plan` was made from these two views.
+/// Writes the bits in the bytes of `src` to the elements of `dst`, zeros and `patterns.one`. `plan` was made from these
+/// two views.
 pub fn unpack(queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<'_>, dst: &View<'_>) -> Result<()> {
-    if patterns.zero != 0 {
-        return signs::unpack(queue, plan, patterns, src, dst);
-    }
     let elements = dst.data().wrapping_offset(plan.start as isize);
-    if is_contiguous(plan, elements) {
+    if plan.is_contiguous_at(elements.addr()) {
         let kernel = &BITS.unpack[patterns.size.ilog2() as usize];
         let (mut src, mut dst) = (src.data(), elements);
         let (mut count, mut bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
@@ -114,11 +112,6 @@ fn contiguous_packing(rule: BitRule) -> Option<&'static Kernel> {
     }
     let signs = SIGNS.iter().position(|&dtype| BitRule::not_below_zero(dtype) == rule)?;
     BITS.pack_signs.get(signs)
-}
-
-/// Whether the contiguous kernels can do it: both sides are one run of memory, and elements lie at multiples of their size.
-pub(super) fn is_contiguous(plan: &BitPlan, elements: *mut u8) -> bool {
-    plan.layout() == Layout::Flat && elements.addr().is_multiple_of(plan.size)
 }
 
 #[cfg(test)]

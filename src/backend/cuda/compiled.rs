@@ -10,7 +10,7 @@ use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUkernel, CUlibrary}
 
 use crate::error::{Result, error};
 
-use super::{Device, queue::Queue};
+use super::{device::Device, queue::Queue};
 
 /// A kernel of an image.
 pub struct CompiledKernel {

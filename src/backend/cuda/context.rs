@@ -9,13 +9,13 @@ use std::{
 use cudarc::driver::sys::{CUcontext, CUdevice, CUstreamCaptureMode};
 
 use crate::{
-    backend::Stream,
+    backend::call::Stream,
     cancel,
     error::{Result, error},
 };
 
 use super::{
-    Device,
+    device::Device,
     driver::{Driver, INVALID_CONTEXT, Properties},
 };
 

@@ -23,7 +23,7 @@ use crate::{
     error::{Error, Result, Status, error},
 };
 
-use super::{copy::Kept, reuse::Reuse};
+use super::allocator::blocks::Cache;
 
 /// What the driver of CUDA 12.0 (525) calls itself: the first that reads our fatbins, and the PTX in them.
 const OLDEST: c_int = 12000;
@@ -131,10 +131,8 @@ pub struct Properties {
     pub compute_capability: i32,
     /// The primary context, once it was needed: kept as long as the process lives. As a number, to be shared.
     pub primary: OnceLock<usize>,
-    /// Its memory that is kept.
-    pub reuse: Reuse,
-    /// Pinned memory for copies, once there was one from or to pageable memory.
-    pub staging: Kept,
+    /// The memory that is kept for reuse.
+    pub cache: Cache,
 }
 
 impl Driver {
@@ -224,8 +222,7 @@ impl Driver {
             handle,
             compute_capability: 10 * major + minor,
             primary: OnceLock::new(),
-            reuse: Reuse::of_card(memory),
-            staging: Kept::nothing(),
+            cache: Cache::of_device(memory),
         })
     }
 

@@ -6,7 +6,7 @@ use cudarc::driver::sys::CUevent;
 
 use crate::error::Result;
 
-use super::{Device, context::Home, queue::Queue};
+use super::{context::Home, device::Device, queue::Queue};
 
 const WITHOUT_TIMES: u32 = 2;
 

@@ -7,10 +7,7 @@ use std::{
 
 use cudarc::driver::sys::{CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig};
 
-use crate::{
-    backend::Stream,
-    error::{Result, error},
-};
+use crate::error::{Result, error};
 
 use super::{
     compiled::CompiledKernel,
@@ -21,43 +18,32 @@ use super::{
 /// Most blocks of a launch.
 const MOST_BLOCKS: u64 = i32::MAX as u64;
 
+/// A kernel's only argument, for a launch.
+pub fn argument<T>(call: &mut T) -> [*mut c_void; 1] {
+    [ptr::from_mut(call).cast()]
+}
+
 impl Queue {
     /// Launches a kernel on as many blocks as `items` of what it counts need.
     ///
     /// # Safety
     /// `arguments` are the kernel's, in order and of its types, and describe memory that it may use until it is done.
     pub(super) unsafe fn launch(&mut self, kernel: &Kernel, items: u64, arguments: &mut [*mut c_void]) -> Result<()> {
-        self.keep_within_bound()?;
-        // SAFETY: the caller's promise; the stream is this call's.
-        unsafe { self.launch_on(self.stream, kernel, items, arguments) }
-    }
-
-    /// The same on another stream of this context.
-    ///
-    /// # Safety
-    /// As for [`Queue::launch`], and the stream is alive.
-    pub(super) unsafe fn launch_on(
-        &mut self,
-        stream: Stream,
-        kernel: &Kernel,
-        items: u64,
-        arguments: &mut [*mut c_void],
-    ) -> Result<()> {
         let (function, grid) = (self.ready(kernel)?, Grid::of(kernel, items)?);
-        // SAFETY: the kernel is in this context, and the context is current or the stream's own; the rest is the
-        // caller's promise.
-        unsafe { self.enqueue(stream, function, kernel.name, grid, arguments)? };
+        // SAFETY: `ready` put the kernel into this context, which is current or the stream's own; the arguments are as the
+        // caller promises.
+        unsafe { self.enqueue(function, kernel.name, grid, arguments)? };
         kernel.is_in(self.context()?.id);
         Ok(())
     }
 
-    /// Launches a kernel that waits by itself for the launch before it on this call's stream, and so may begin while that
-    /// one ends, where cards and drivers can do so.
+    /// Launches a kernel with programmatic dependent launch (PDL): it waits by itself for the launch before it on this call's
+    /// stream, and so may begin while that one ends, where devices and drivers can do so.
     ///
     /// # Safety
     /// As for [`Queue::launch`]; before it waits the kernel reads nothing that a launch writes; and the launch before it is
     /// one of ours, for those of others need not have waited for what was before them.
-    pub(super) unsafe fn launch_behind(
+    pub(super) unsafe fn launch_pdl(
         &mut self,
         kernel: &Kernel,
         items: u64,
@@ -65,8 +51,8 @@ impl Queue {
     ) -> Result<()> {
         let (driver, stream) = (self.device.driver, self.stream);
         if !driver.begins_launches_early || self.device.properties().compute_capability < 90 {
-            // SAFETY: the caller's promise; the stream is this call's.
-            return unsafe { self.launch_on(stream, kernel, items, arguments) };
+            // SAFETY: the arguments are as the caller promises.
+            return unsafe { self.launch(kernel, items, arguments) };
         }
         let (function, grid) = (self.ready(kernel)?, Grid::of(kernel, items)?);
         let mut early = CUlaunchAttribute {
@@ -86,7 +72,7 @@ impl Queue {
             attrs: &mut early,
             numAttrs: 1,
         };
-        // SAFETY: as in `launch_on`; what the configuration refers to outlives the call.
+        // SAFETY: as in `launch`; what the configuration refers to outlives the call.
         let code =
             unsafe { (driver.functions.cuLaunchKernelEx)(&config, function, arguments.as_mut_ptr(), ptr::null_mut()) };
         let name = kernel.name.to_string_lossy();
@@ -107,16 +93,14 @@ impl Queue {
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
         let grid = Grid::new(blocks, threads, 0)?;
-        self.keep_within_bound()?;
-        // SAFETY: as above.
-        unsafe { self.enqueue(self.stream, kernel.function(), kernel.name(), grid, arguments) }
+        // SAFETY: the caller promises that the image is in this context, and the arguments.
+        unsafe { self.enqueue(kernel.function(), kernel.name(), grid, arguments) }
     }
 
     /// # Safety
     /// As for [`Queue::launch`], and the function is in the context of the stream.
     unsafe fn enqueue(
         &self,
-        stream: Stream,
         function: CUfunction,
         name: &CStr,
         grid: Grid,
@@ -133,7 +117,7 @@ impl Queue {
                 1,
                 1,
                 grid.shared_bytes,
-                stream.as_ptr().cast(),
+                self.stream.as_ptr().cast(),
                 arguments.as_mut_ptr(),
                 ptr::null_mut(),
             )

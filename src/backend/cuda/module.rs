@@ -1,10 +1,10 @@
-//! The kernels: machine code and PTX that travel in the library, a fatbin for each family of kernels.
+//! The built-in kernels: machine code and PTX that travel in the library, a fatbin per module.
 //!
-//! A new family is a struct of its kernels, a static of that, and a [`Family`] in [`FAMILIES`].
+//! The list below is the only one: the structs, the kernels' names and their launch shapes come from it.
 
 use std::{
     ffi::CStr,
-    ptr,
+    ptr, slice,
     sync::{Mutex, OnceLock, PoisonError},
 };
 
@@ -21,7 +21,7 @@ const LOWEST: i32 = 75;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchShape {
     pub threads: u32,
-    /// What a block does of what the kernel counts.
+    /// Items that a block processes, in the unit that the kernel counts.
     pub items_per_block: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
@@ -31,22 +31,23 @@ pub struct LaunchShape {
 pub struct Kernel {
     pub name: &'static CStr,
     pub shape: LaunchShape,
-    family: &'static Family,
-    /// A CUkernel, from when its family is loaded.
+    module: &'static Module,
+    /// A CUkernel, from when its module is loaded.
     handle: OnceLock<usize>,
     /// The contexts in which it is, so that no launch there loads it.
     contexts: Remembered,
 }
 
 impl Kernel {
-    /// A kernel whose blocks have 256 threads and no shared memory.
-    const fn of(family: &'static Family, name: &'static CStr, items_per_block: u32) -> Self {
-        Self::with_threads(family, name, items_per_block, 256)
+    const fn new(module: &'static Module, name: &'static str, items_per_block: u32, threads: u32) -> Self {
+        let shape = LaunchShape { threads, items_per_block, shared_bytes: 0 };
+        Self { name: c_str(name), shape, module, handle: OnceLock::new(), contexts: Remembered::nothing() }
     }
 
-    const fn with_threads(family: &'static Family, name: &'static CStr, items_per_block: u32, threads: u32) -> Self {
-        let shape = LaunchShape { threads, items_per_block, shared_bytes: 0 };
-        Self { name, shape, family, handle: OnceLock::new(), contexts: Remembered::nothing() }
+    /// Of a kernel whose module is loaded.
+    fn handle(&self) -> Result<usize> {
+        let handle = self.handle.get().copied();
+        handle.ok_or_else(|| error!(Cuda, "{} is launched before its module is loaded", self.name.to_string_lossy()))
     }
 
     /// Remembers that it was launched in a context, and so is there.
@@ -58,7 +59,7 @@ impl Kernel {
 }
 
 /// Kernels of one source, loaded together when the first of them is needed.
-pub struct Family {
+pub struct Module {
     pub name: &'static CStr,
     pub fatbin: &'static [u8],
     /// Those that kernels/README.md lists: names, arguments and what they count never change.
@@ -66,7 +67,7 @@ pub struct Family {
     internal: &'static [&'static [Kernel]],
 }
 
-impl Family {
+impl Module {
     fn kernels(&self) -> impl Iterator<Item = &'static Kernel> {
         self.promised.iter().chain(self.internal).copied().flatten()
     }
@@ -76,379 +77,212 @@ impl Family {
 #[repr(align(16))]
 struct Aligned<T>(T);
 
-/// All families.
-pub static FAMILIES: [&Family; 7] =
-    [&BITS_FAMILY, &STRIDED_FAMILY, &SIGNS_FAMILY, &ONEBIT_FAMILY, &COPY_FAMILY, &PEERS_FAMILY, &PROBE_FAMILY];
-
-static BITS_FAMILY: Family = Family {
-    name: c"bits",
-    fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/bits.fatbin")).0,
-    promised: &[&BITS.pack_truth, &BITS.pack_signs, &BITS.unpack],
-    internal: &[&BITS.strided],
-};
-
-static SIGNS_FAMILY: Family = Family {
-    name: c"signs",
-    fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/signs.fatbin")).0,
-    promised: &[],
-    internal: &[&SIGNS.unpack, &SIGNS.unpack_strided, &SIGNS.vote],
-};
-
-static STRIDED_FAMILY: Family = Family {
-    name: c"strided",
-    fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/strided.fatbin")).0,
-    promised: &[],
-    internal: &[
-        &STRIDED.pack_columns,
-        &STRIDED.pack_transposed,
-        &STRIDED.unpack_columns,
-        &STRIDED.unpack_transposed,
-        &STRIDED.pack_rows,
-        &STRIDED.unpack_rows,
-        &STRIDED.pack_steps,
-        &STRIDED.unpack_steps,
-    ],
-};
-
-pub static ONEBIT_FAMILY: Family = Family {
-    name: c"onebit",
-    fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/onebit.fatbin")).0,
-    promised: &[],
-    internal: &[
-        &ONEBIT.encode,
-        &ONEBIT.decode,
-        &ONEBIT.reduce,
-        &ONEBIT.compress,
-        &ONEBIT.compress_errors,
-        &ONEBIT.others,
-    ],
-};
-
-pub static COPY_FAMILY: Family = Family {
-    name: c"copy",
-    fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/copy.fatbin")).0,
-    promised: &[],
-    internal: &[
-        &COPY.rows,
-        &COPY.words,
-        &COPY.cast_rows,
-        &COPY.transposed,
-        &COPY.cast_transposed,
-        &COPY.gathered,
-        &COPY.general,
-    ],
-};
-
-pub static PEERS_FAMILY: Family = Family {
-    name: c"peers",
-    fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/peers.fatbin")).0,
-    promised: &[],
-    internal: &[&PEERS.push, &PEERS.meet],
-};
-
-static PROBE_FAMILY: Family = Family {
-    name: c"probe",
-    fatbin: &Aligned(*include_bytes!("../../../kernels/fatbin/probe.fatbin")).0,
-    promised: &[],
-    internal: &[&HOLD],
-};
-
-/// The kernel of kernels/probe.cu.
-pub static HOLD: [Kernel; 1] = [Kernel::of(&PROBE_FAMILY, c"gc_hold", 1)];
-
-/// The kernels of kernels/peers.cu. Counted in blocks.
-pub static PEERS: Peers = Peers {
-    push: [Kernel::of(&PEERS_FAMILY, c"gc_peers_push", 1)],
-    meet: [Kernel::with_threads(&PEERS_FAMILY, c"gc_peers_meet", 1, 64)],
-};
-
-pub struct Peers {
-    pub push: [Kernel; 1],
-    pub meet: [Kernel; 1],
-}
-
-/// The kernels of kernels/bits.cu.
-pub static BITS: Bits = Bits {
-    pack_truth: [
-        Kernel::of(&BITS_FAMILY, c"gc_pack_truth_u8", 2048),
-        Kernel::of(&BITS_FAMILY, c"gc_pack_truth_u16", 1024),
-        Kernel::of(&BITS_FAMILY, c"gc_pack_truth_u32", 1024),
-        Kernel::of(&BITS_FAMILY, c"gc_pack_truth_u64", 1024),
-    ],
-    pack_signs: [
-        Kernel::of(&BITS_FAMILY, c"gc_pack_signs_f16", 1024),
-        Kernel::of(&BITS_FAMILY, c"gc_pack_signs_bf16", 1024),
-        Kernel::of(&BITS_FAMILY, c"gc_pack_signs_f32", 1024),
-        Kernel::of(&BITS_FAMILY, c"gc_pack_signs_f64", 1024),
-    ],
-    unpack: [
-        Kernel::of(&BITS_FAMILY, c"gc_unpack_u8", 8192),
-        Kernel::of(&BITS_FAMILY, c"gc_unpack_u16", 4096),
-        Kernel::of(&BITS_FAMILY, c"gc_unpack_u32", 2048),
-        Kernel::of(&BITS_FAMILY, c"gc_unpack_u64", 1024),
-    ],
-    strided: [Kernel::of(&BITS_FAMILY, c"gc_pack_strided", 256), Kernel::of(&BITS_FAMILY, c"gc_unpack_strided", 256)],
-};
-
-pub struct Bits {
-    /// By the binary logarithm of the element's size. Counted in bytes of bits.
-    pub pack_truth: [Kernel; 4],
-    /// float16, bfloat16, float32, float64. Counted in bytes of bits.
-    pub pack_signs: [Kernel; 4],
-    /// By the binary logarithm of the element's size. Counted in elements.
-    pub unpack: [Kernel; 4],
-    /// Any strides: packing, unpacking. Counted in groups of 8 elements, or their byte, of all rows.
-    pub strided: [Kernel; 2],
-}
-
-/// The kernels of kernels/signs.cu.
-pub static SIGNS: Signs = Signs {
-    unpack: [
-        Kernel::of(&SIGNS_FAMILY, c"gc_unpack_signs_u8", 8192),
-        Kernel::of(&SIGNS_FAMILY, c"gc_unpack_signs_u16", 4096),
-        Kernel::of(&SIGNS_FAMILY, c"gc_unpack_signs_u32", 2048),
-        Kernel::of(&SIGNS_FAMILY, c"gc_unpack_signs_u64", 1024),
-    ],
-    unpack_strided: [Kernel::of(&SIGNS_FAMILY, c"gc_unpack_signs_strided", 256)],
-    vote: [Kernel::of(&SIGNS_FAMILY, c"gc_vote_few", 4096), Kernel::of(&SIGNS_FAMILY, c"gc_vote_many", 1024)],
-};
-
-pub struct Signs {
-    /// By the binary logarithm of the element's size. Counted in elements.
-    pub unpack: [Kernel; 4],
-    /// Any strides. Counted in bytes of bits.
-    pub unpack_strided: [Kernel; 1],
-    /// For up to 30 voters, and for any number. Counted in bytes of the result, and one block more.
-    pub vote: [Kernel; 2],
-}
-
-/// The kernels of kernels/strided.cu.
-pub static STRIDED: Strided = Strided {
-    pack_columns: [
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_columns_u8", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_columns_u16", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_columns_u32", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_columns_u64", 1),
-    ],
-    pack_transposed: [
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_transposed_u8", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_transposed_u16", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_transposed_u32", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_transposed_u64", 1),
-    ],
-    unpack_columns: [
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_columns_u8", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_columns_u16", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_columns_u32", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_columns_u64", 1),
-    ],
-    unpack_transposed: [
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_transposed_u8", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_transposed_u16", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_transposed_u32", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_transposed_u64", 1),
-    ],
-    pack_rows: [
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_rows_u8", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_rows_u16", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_rows_u32", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_rows_u64", 1),
-    ],
-    unpack_rows: [
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_rows_u8", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_rows_u16", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_rows_u32", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_rows_u64", 1),
-    ],
-    pack_steps: [
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_steps_u8", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_steps_u16", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_steps_u32", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_pack_steps_u64", 1),
-    ],
-    unpack_steps: [
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_steps_u8", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_steps_u16", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_steps_u32", 1),
-        Kernel::of(&STRIDED_FAMILY, c"gc_unpack_steps_u64", 1),
-    ],
-};
-
-/// By the binary logarithm of the element's size. Counted in blocks.
-pub struct Strided {
-    pub pack_columns: [Kernel; 4],
-    pub pack_transposed: [Kernel; 4],
-    pub unpack_columns: [Kernel; 4],
-    pub unpack_transposed: [Kernel; 4],
-    pub pack_rows: [Kernel; 4],
-    pub unpack_rows: [Kernel; 4],
-    pub pack_steps: [Kernel; 4],
-    pub unpack_steps: [Kernel; 4],
-}
-
-/// The kernels of kernels/onebit.cu. Counted in blocks, but for one.
-pub static ONEBIT: Onebit = Onebit {
-    encode: [
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_f32_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_f32_bf16", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_16_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_16_bf16", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_encode_16", 1),
-    ],
-    decode: [
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_decode_u32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_decode_u16", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_decode_add", 1),
-    ],
-    reduce: [
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_reduce_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_reduce_bf16", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_reduce", 1),
-    ],
-    compress: [
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_f32_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_f32_bf16", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_16_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_16_bf16", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_16", 1),
-    ],
-    compress_errors: [
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_f32_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_f32_bf16", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_16_f32", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_errors_16_bf16", 1),
-    ],
-    others: [
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_compress_scale", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_commit", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_reset", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_state_out", 256),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_check_state", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_state_in", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_errors_in", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_errors_out", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_addresses", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_finish", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_refuse", 1),
-        Kernel::of(&ONEBIT_FAMILY, c"gc_onebit_mean", 1),
-    ],
-};
-
-pub struct Onebit {
-    /// By values (float32, 16 bits of either dtype), and in each by errors (float32, bfloat16, none).
-    pub encode: [Kernel; 6],
-    /// To elements of 4 bytes, of 2 bytes; added to float32.
-    pub decode: [Kernel; 3],
-    /// By errors: float32, bfloat16, none.
-    pub reduce: [Kernel; 3],
-    /// As `encode`.
-    pub compress: [Kernel; 6],
-    /// By values, and in each by errors (float32, bfloat16).
-    pub compress_errors: [Kernel; 4],
-    others: [Kernel; 12],
-}
-
-impl Onebit {
-    pub fn compress_scale(&self) -> &Kernel {
-        &self.others[0]
-    }
-    pub fn finish(&self) -> &Kernel {
-        &self.others[9]
-    }
-    pub fn commit(&self) -> &Kernel {
-        &self.others[1]
-    }
-    pub fn reset(&self) -> &Kernel {
-        &self.others[2]
-    }
-    /// Counted in words of 4 bytes.
-    pub fn state_out(&self) -> &Kernel {
-        &self.others[3]
-    }
-    pub fn check_state(&self) -> &Kernel {
-        &self.others[4]
-    }
-    pub fn state_in(&self) -> &Kernel {
-        &self.others[5]
-    }
-    pub fn errors_in(&self) -> &Kernel {
-        &self.others[6]
-    }
-    pub fn errors_out(&self) -> &Kernel {
-        &self.others[7]
-    }
-    pub fn addresses(&self) -> &Kernel {
-        &self.others[8]
-    }
-    pub fn refuse(&self) -> &Kernel {
-        &self.others[10]
-    }
-    /// What `reduce` adds the error to.
-    pub fn mean(&self) -> &Kernel {
-        &self.others[11]
+/// A name that ends with a NUL, at compile time.
+const fn c_str(name: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("a name without a NUL at its end"),
     }
 }
 
-/// The kernels of kernels/copy.cu. Counted in blocks, but transposed matrices in so many times the side of a tile.
-pub static COPY: Copy = Copy {
-    rows: [
-        Kernel::of(&COPY_FAMILY, c"gc_copy_rows", 1),
-        Kernel::of(&COPY_FAMILY, c"gc_cast_rows_f32_bf16", 1),
-        Kernel::of(&COPY_FAMILY, c"gc_cast_rows_f32_f16", 1),
-        Kernel::of(&COPY_FAMILY, c"gc_cast_rows_bf16_f32", 1),
-        Kernel::of(&COPY_FAMILY, c"gc_cast_rows_f16_f32", 1),
-        Kernel::of(&COPY_FAMILY, c"gc_cast_rows_f64_f32", 1),
-        Kernel::of(&COPY_FAMILY, c"gc_cast_rows_f32_f64", 1),
-    ],
-    words: [Kernel::of(&COPY_FAMILY, c"gc_copy_rows_u32", 1), Kernel::of(&COPY_FAMILY, c"gc_copy_rows_u64", 1)],
-    cast_rows: [Kernel::of(&COPY_FAMILY, c"gc_cast_rows", 1)],
-    transposed: [
-        Kernel::of(&COPY_FAMILY, c"gc_copy_transposed_u8", 128),
-        Kernel::of(&COPY_FAMILY, c"gc_copy_transposed_u16", 64),
-        Kernel::of(&COPY_FAMILY, c"gc_copy_transposed_u32", 64),
-        Kernel::of(&COPY_FAMILY, c"gc_copy_transposed_u64", 32),
-        Kernel::of(&COPY_FAMILY, c"gc_copy_transposed_u128", 32),
-    ],
-    cast_transposed: [
-        Kernel::of(&COPY_FAMILY, c"gc_cast_transposed", 32),
-        Kernel::of(&COPY_FAMILY, c"gc_cast_transposed_f32_bf16", 64),
-        Kernel::of(&COPY_FAMILY, c"gc_cast_transposed_f32_f16", 64),
-        Kernel::of(&COPY_FAMILY, c"gc_cast_transposed_bf16_f32", 64),
-        Kernel::of(&COPY_FAMILY, c"gc_cast_transposed_f16_f32", 64),
-    ],
-    gathered: [
-        Kernel::of(&COPY_FAMILY, c"gc_copy_gathered_u8", 1),
-        Kernel::of(&COPY_FAMILY, c"gc_copy_gathered_u16", 1),
-        Kernel::of(&COPY_FAMILY, c"gc_copy_gathered_u32", 1),
-        Kernel::of(&COPY_FAMILY, c"gc_copy_gathered_u64", 1),
-    ],
-    general: [Kernel::of(&COPY_FAMILY, c"gc_copy_general", 1), Kernel::of(&COPY_FAMILY, c"gc_cast_general", 1)],
-};
-
-pub struct Copy {
-    /// Bytes as they are, then the usual casts.
-    pub rows: [Kernel; 7],
-    /// Words of 4 and of 8 bytes that do not lie alike within vectors.
-    pub words: [Kernel; 2],
-    /// Any cast between elements of up to 4 bytes.
-    pub cast_rows: [Kernel; 1],
-    /// By the binary logarithm of the element's size.
-    pub transposed: [Kernel; 5],
-    /// Any cast, then the first of the usual ones.
-    pub cast_transposed: [Kernel; 5],
-    /// Bytes as they are, any cast.
-    pub general: [Kernel; 2],
-    /// By the size of an element, as a power of 2.
-    pub gathered: [Kernel; 4],
+/// A kernel is `gc_name`, with `: items` per block where that is not 1 and `x threads` where these are not 256. One in
+/// parentheses is a field by itself, some in brackets are an array.
+macro_rules! kernels {
+    (@type ($($kernel:tt)*)) => { Kernel };
+    (@type [$($name:ident $(: $items:literal)?),* $(,)?]) => { [Kernel; [$(stringify!($name)),*].len()] };
+    (@value $module:ident ($name:ident $(: $items:literal $(x $threads:literal)?)?)) => {
+        Kernel::new(
+            &$module,
+            concat!(stringify!($name), "\0"),
+            kernels!(@or 1 $($items)?),
+            kernels!(@or 256 $($($threads)?)?),
+        )
+    };
+    (@value $module:ident [$($name:ident $(: $items:literal)?),* $(,)?]) => {
+        [$(kernels!(@value $module ($name $(: $items)?))),*]
+    };
+    (@slice $field:expr, ($($kernel:tt)*)) => { slice::from_ref(&$field) };
+    (@slice $field:expr, [$($kernel:tt)*]) => { &$field };
+    (@or $default:literal) => { $default };
+    (@or $default:literal $given:literal) => { $given };
 }
 
-/// The launch shape of a kernel on cards of a compute capability (90: 9.0); None for those that kernels/README.md
+macro_rules! modules {
+    ($(
+        $(#[$doc:meta])*
+        $kernels:ident: $Kernels:ident, $module:ident in $file:literal {
+            $(promised { $($(#[$promised_doc:meta])* $promised:ident: $promised_kernels:tt,)* })?
+            internal { $($(#[$internal_doc:meta])* $internal:ident: $internal_kernels:tt,)* }
+        }
+    )*) => {
+        $(
+            $(#[$doc])*
+            pub struct $Kernels {
+                $($($(#[$promised_doc])* pub $promised: kernels!(@type $promised_kernels),)*)?
+                $($(#[$internal_doc])* pub $internal: kernels!(@type $internal_kernels),)*
+            }
+
+            $(#[$doc])*
+            pub static $kernels: $Kernels = $Kernels {
+                $($($promised: kernels!(@value $module $promised_kernels),)*)?
+                $($internal: kernels!(@value $module $internal_kernels),)*
+            };
+
+            pub static $module: Module = Module {
+                name: c_str(concat!($file, "\0")),
+                fatbin: &Aligned(*include_bytes!(concat!("../../../kernels/fatbin/", $file, ".fatbin"))).0,
+                promised: &[$($(kernels!(@slice $kernels.$promised, $promised_kernels)),*)?],
+                internal: &[$(kernels!(@slice $kernels.$internal, $internal_kernels)),*],
+            };
+        )*
+
+        /// All modules.
+        pub static MODULES: &[&Module] = &[$(&$module),*];
+    };
+}
+
+modules! {
+    /// The kernels of kernels/bits.cu.
+    BITS: Bits, BITS_MODULE in "bits" {
+        promised {
+            /// By the binary logarithm of the element's size. Counted in bytes of bits.
+            pack_truth: [
+                gc_pack_truth_u8: 2048, gc_pack_truth_u16: 1024, gc_pack_truth_u32: 1024, gc_pack_truth_u64: 1024,
+            ],
+            /// float16, bfloat16, float32, float64. Counted in bytes of bits.
+            pack_signs: [
+                gc_pack_signs_f16: 1024, gc_pack_signs_bf16: 1024, gc_pack_signs_f32: 1024, gc_pack_signs_f64: 1024,
+            ],
+            /// By the binary logarithm of the element's size. Counted in elements.
+            unpack: [gc_unpack_u8: 8192, gc_unpack_u16: 4096, gc_unpack_u32: 2048, gc_unpack_u64: 1024],
+        }
+        internal {
+            /// Any strides. Counted in groups of 8 elements, or their byte, of all rows.
+            pack_strided: (gc_pack_strided: 256),
+            unpack_strided: (gc_unpack_strided: 256),
+        }
+    }
+
+    /// The kernels of kernels/strided.cu: by the binary logarithm of the element's size, counted in blocks.
+    STRIDED: Strided, STRIDED_MODULE in "strided" {
+        internal {
+            pack_columns: [gc_pack_columns_u8, gc_pack_columns_u16, gc_pack_columns_u32, gc_pack_columns_u64],
+            pack_transposed: [
+                gc_pack_transposed_u8, gc_pack_transposed_u16, gc_pack_transposed_u32, gc_pack_transposed_u64,
+            ],
+            unpack_columns: [gc_unpack_columns_u8, gc_unpack_columns_u16, gc_unpack_columns_u32, gc_unpack_columns_u64],
+            unpack_transposed: [
+                gc_unpack_transposed_u8, gc_unpack_transposed_u16, gc_unpack_transposed_u32, gc_unpack_transposed_u64,
+            ],
+            pack_rows: [gc_pack_rows_u8, gc_pack_rows_u16, gc_pack_rows_u32, gc_pack_rows_u64],
+            unpack_rows: [gc_unpack_rows_u8, gc_unpack_rows_u16, gc_unpack_rows_u32, gc_unpack_rows_u64],
+            pack_steps: [gc_pack_steps_u8, gc_pack_steps_u16, gc_pack_steps_u32, gc_pack_steps_u64],
+            unpack_steps: [gc_unpack_steps_u8, gc_unpack_steps_u16, gc_unpack_steps_u32, gc_unpack_steps_u64],
+        }
+    }
+
+    /// The kernels of kernels/signs.cu.
+    SIGNS: Signs, SIGNS_MODULE in "signs" {
+        internal {
+            /// By the binary logarithm of the element's size. Counted in elements.
+            unpack: [
+                gc_unpack_signs_u8: 8192, gc_unpack_signs_u16: 4096, gc_unpack_signs_u32: 2048, gc_unpack_signs_u64: 1024,
+            ],
+            /// Any strides. Counted in bytes of bits.
+            unpack_strided: (gc_unpack_signs_strided: 256),
+            /// For up to 30 voters, and for any number. Counted in bytes of the result, and one block more.
+            vote_few: (gc_vote_few: 4096),
+            vote_many: (gc_vote_many: 1024),
+        }
+    }
+
+    /// The kernels of kernels/onebit.cu. Counted in blocks, but for one.
+    ONEBIT: Onebit, ONEBIT_MODULE in "onebit" {
+        internal {
+            /// By values (float32, 16 bits of either dtype), and in each by errors (float32, bfloat16, none).
+            encode: [
+                gc_onebit_encode_f32_f32, gc_onebit_encode_f32_bf16, gc_onebit_encode_f32,
+                gc_onebit_encode_16_f32, gc_onebit_encode_16_bf16, gc_onebit_encode_16,
+            ],
+            /// To elements of 4 bytes, of 2 bytes; added to float32.
+            decode: [gc_onebit_decode_u32, gc_onebit_decode_u16, gc_onebit_decode_add],
+            /// By errors: float32, bfloat16, none.
+            reduce: [gc_onebit_reduce_f32, gc_onebit_reduce_bf16, gc_onebit_reduce],
+            /// As `encode`.
+            compress: [
+                gc_onebit_compress_f32_f32, gc_onebit_compress_f32_bf16, gc_onebit_compress_f32,
+                gc_onebit_compress_16_f32, gc_onebit_compress_16_bf16, gc_onebit_compress_16,
+            ],
+            /// By values, and in each by errors (float32, bfloat16).
+            compress_errors: [
+                gc_onebit_compress_errors_f32_f32, gc_onebit_compress_errors_f32_bf16,
+                gc_onebit_compress_errors_16_f32, gc_onebit_compress_errors_16_bf16,
+            ],
+            compress_scale: (gc_onebit_compress_scale),
+            finish: (gc_onebit_finish),
+            commit: (gc_onebit_commit),
+            reset: (gc_onebit_reset),
+            /// Counted in words of 4 bytes.
+            state_out: (gc_onebit_state_out: 256),
+            check_state: (gc_onebit_check_state),
+            state_in: (gc_onebit_state_in),
+            errors_in: (gc_onebit_errors_in),
+            errors_out: (gc_onebit_errors_out),
+            addresses: (gc_onebit_addresses),
+            refuse: (gc_onebit_refuse),
+            /// What `reduce` adds the error to.
+            mean: (gc_onebit_mean),
+        }
+    }
+
+    /// The kernels of kernels/copy.cu. Counted in blocks, but transposed matrices in blocks times the side of a tile.
+    COPY: Copy, COPY_MODULE in "copy" {
+        internal {
+            /// Bytes as they are.
+            rows: (gc_copy_rows),
+            /// Words of 4 and of 8 bytes that do not lie alike within vectors.
+            words: [gc_copy_rows_u32, gc_copy_rows_u64],
+            /// The usual casts.
+            cast_rows: [
+                gc_cast_rows_f32_bf16, gc_cast_rows_f32_f16, gc_cast_rows_bf16_f32, gc_cast_rows_f16_f32,
+                gc_cast_rows_f64_f32, gc_cast_rows_f32_f64,
+            ],
+            /// Any cast between elements of up to 4 bytes.
+            cast_rows_any: (gc_cast_rows),
+            /// By the binary logarithm of the element's size.
+            transposed: [
+                gc_copy_transposed_u8: 128, gc_copy_transposed_u16: 64, gc_copy_transposed_u32: 64,
+                gc_copy_transposed_u64: 32, gc_copy_transposed_u128: 32,
+            ],
+            /// The first of the usual casts.
+            cast_transposed: [
+                gc_cast_transposed_f32_bf16: 64, gc_cast_transposed_f32_f16: 64, gc_cast_transposed_bf16_f32: 64,
+                gc_cast_transposed_f16_f32: 64,
+            ],
+            cast_transposed_any: (gc_cast_transposed: 32),
+            /// By the binary logarithm of the element's size.
+            gathered: [gc_copy_gathered_u8, gc_copy_gathered_u16, gc_copy_gathered_u32, gc_copy_gathered_u64],
+            general: (gc_copy_general),
+            cast_general: (gc_cast_general),
+        }
+    }
+
+    /// The kernels of kernels/peers.cu. Counted in blocks.
+    PEERS: Peers, PEERS_MODULE in "peers" {
+        internal {
+            push: (gc_peers_push),
+            meet: (gc_peers_meet: 1 x 64),
+            /// What the allocator's probe keeps a stream busy with.
+            spin: (gc_spin: 1 x 1),
+        }
+    }
+}
+
+/// The launch shape of a kernel on devices of a compute capability (90: 9.0); None for those that kernels/README.md
 /// does not list.
 pub fn launch_shape(kernel: &CStr, compute_capability: i32) -> Result<Option<LaunchShape>> {
     supported(compute_capability)?;
-    let mut promised = FAMILIES.iter().flat_map(|family| family.promised.iter().copied().flatten());
+    let mut promised = MODULES.iter().flat_map(|module| module.promised.iter().copied().flatten());
     Ok(promised.find(|known| known.name == kernel).map(|known| known.shape))
 }
 
@@ -461,7 +295,7 @@ fn supported(compute_capability: i32) -> Result<()> {
 }
 
 impl Queue {
-    /// A kernel for launches on this device. Where it is not in the context yet, its family is put there, which waits for
+    /// A kernel for launches on this device. Where it is not in the context yet, its module is put there, which waits for
     /// all that runs in it. But a context that a stream brings along need not be current, and so is not made so: there the
     /// launch itself loads the kernel, in a capture mode in which that disturbs nobody.
     pub(super) fn ready(&mut self, kernel: &Kernel) -> Result<CUfunction> {
@@ -469,51 +303,51 @@ impl Queue {
         if kernel.contexts.recall(context).is_none() {
             if self.stream.created().is_some() {
                 self.relax()?;
-                self.load(kernel.family)?;
+                self.load(kernel.module)?;
             } else {
-                self.put_into_context(kernel.family)?;
+                self.put_into_context(kernel.module)?;
             }
         }
-        // cuLaunchKernel takes kernels and functions alike. In a context there are only kernels with a handle.
-        Ok(kernel.handle.get().map_or(ptr::null_mut(), |&handle| handle as CUfunction))
+        // cuLaunchKernel takes kernels and functions alike.
+        Ok(kernel.handle()? as CUfunction)
     }
 
     /// Loads what calls in this context need, down to every kernel.
     pub fn prepare(&mut self) -> Result<()> {
-        FAMILIES.iter().try_for_each(|family| self.put_into_context(family))
+        MODULES.iter().try_for_each(|module| self.put_into_context(module))
     }
 
-    /// Loads a family, down to every kernel.
+    /// Loads a module, down to every kernel.
     #[cold]
-    pub(super) fn put_into_context(&mut self, family: &'static Family) -> Result<()> {
+    pub(super) fn put_into_context(&mut self, module: &'static Module) -> Result<()> {
         let context = self.current()?.id;
-        self.load(family)?;
-        for kernel in family.kernels() {
+        self.load(module)?;
+        for kernel in module.kernels() {
             self.load_function(kernel)?;
             kernel.is_in(context);
         }
         Ok(())
     }
 
-    /// Gives every kernel of a family its handle, unless they have them.
-    fn load(&self, family: &'static Family) -> Result<()> {
+    /// Gives every kernel of a module its handle, unless they have them.
+    fn load(&self, module: &'static Module) -> Result<()> {
         supported(self.device.properties().compute_capability)?;
         static LOADING: Mutex<()> = Mutex::new(());
         let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
-        if family.kernels().all(|kernel| kernel.handle.get().is_some()) {
+        if module.kernels().all(|kernel| kernel.handle.get().is_some()) {
             return Ok(());
         }
         let driver = self.device.driver;
         let mut handles = Vec::new();
         handles
-            .try_reserve_exact(family.kernels().count())
-            .map_err(|_| error!(OutOfMemory, "a list of the kernels of {:?} could not be had", family.name))?;
+            .try_reserve_exact(module.kernels().count())
+            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of the kernels of {:?}", module.name))?;
         let mut library = ptr::null_mut();
         // SAFETY: a fatbin that stays, which says its own size, and no options.
         let code = unsafe {
             (driver.functions.cuLibraryLoadData)(
                 &mut library,
-                family.fatbin.as_ptr().cast(),
+                module.fatbin.as_ptr().cast(),
                 ptr::null_mut(),
                 ptr::null_mut(),
                 0,
@@ -523,13 +357,13 @@ impl Queue {
             )
         };
         driver.check(code, format_args!("cuLibraryLoadData on {}", self.device))?;
-        for kernel in family.kernels() {
+        for kernel in module.kernels() {
             handles.push(self.find(library, kernel).inspect_err(|_| {
                 // SAFETY: loaded above, and no kernel of it has a handle.
                 unsafe { (driver.functions.cuLibraryUnload)(library) };
             })?);
         }
-        for (kernel, handle) in family.kernels().zip(handles) {
+        for (kernel, handle) in module.kernels().zip(handles) {
             kernel.handle.get_or_init(|| handle);
         }
         Ok(())
@@ -546,7 +380,7 @@ impl Queue {
     /// Puts a kernel that has its handle into the current context.
     fn load_function(&self, kernel: &Kernel) -> Result<()> {
         let (driver, name) = (self.device.driver, kernel.name.to_string_lossy());
-        let handle = kernel.handle.get().map_or(ptr::null_mut(), |&handle| handle as CUkernel);
+        let handle = kernel.handle()? as CUkernel;
         let (mut function, mut registers) = (ptr::null_mut(), 0);
         // SAFETY: a kernel of a library that is never unloaded, and this context is current.
         unsafe {
@@ -557,5 +391,58 @@ impl Queue {
             let code = (driver.functions.cuFuncGetAttribute)(&mut registers, attribute, function);
             driver.check(code, format_args!("cuFuncGetAttribute of {name}"))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
+
+    use super::*;
+
+    /// The text of a kernel source and of all headers of ours that it includes, each once, without comments.
+    fn source(file: &str, seen: &mut BTreeSet<String>) -> String {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels").join(file);
+        if !seen.insert(file.to_owned()) || !path.exists() {
+            return String::new();
+        }
+        let text = fs::read_to_string(path).unwrap();
+        let mut all = String::new();
+        for line in text.lines().map(|line| line.split("//").next().unwrap()) {
+            match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
+                Some(included) => all += &source(included, seen),
+                None => all = all + line + "\n",
+            }
+        }
+        all
+    }
+
+    /// The kernels that a source defines: by name behind `__global__`, or as the first argument of a macro.
+    fn defined(text: &str) -> BTreeSet<String> {
+        let name = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
+        let declared = text.split("__global__").skip(1).filter_map(|behind| {
+            let head = behind.split('{').next()?;
+            head.find(" gc_").or(head.find("\ngc_")).map(|at| name(&head[at + 1..]))
+        });
+        let by_macro = text.lines().filter_map(|line| {
+            let (head, arguments) = line.split_once('(')?;
+            let is_macro = !head.is_empty() && head.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+            (is_macro && arguments.starts_with("gc_")).then(|| name(arguments))
+        });
+        declared.chain(by_macro).collect()
+    }
+
+    #[test]
+    fn the_list_names_every_kernel_of_every_source_once() {
+        for module in MODULES {
+            let file = module.name.to_str().unwrap();
+            let listed: Vec<_> = module.kernels().map(|kernel| kernel.name.to_str().unwrap().to_owned()).collect();
+            let once: BTreeSet<_> = listed.iter().cloned().collect();
+            assert_eq!(listed.len(), once.len(), "{file}: {listed:?}");
+            assert_eq!(once, defined(&source(&format!("{file}.cu"), &mut BTreeSet::new())), "{file}.cu");
+        }
+        let sources = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")).unwrap();
+        let sources = sources.filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|it| it == "cu"));
+        assert_eq!(sources.count(), MODULES.len());
     }
 }

@@ -4,9 +4,9 @@ use std::ptr;
 
 use cudarc::driver::sys::CUstream;
 
-use crate::{backend::Stream, error::Result};
+use crate::{backend::call::Stream, error::Result};
 
-use super::{Device, context::Home, queue::Queue};
+use super::{context::Home, device::Device, queue::Queue};
 
 /// A stream that waits for no other.
 pub struct OwnStream {

@@ -11,26 +11,26 @@
 //! The two kinds of exchanges come in turn, and a meeting lies between an area's reading and the next writing to it: that of
 //! the other kind. Where a kind follows itself, a meeting of its own is needed.
 
-use std::{ffi::c_void, ptr};
+use std::ptr;
 
 use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute};
 
 use crate::{
-    backend::Stream,
+    backend::call::Stream,
     error::{Error, Result, Status, error},
 };
 
 use super::{
-    Device,
-    codec::Memory,
     context::Home,
+    device::Device,
     event::Event,
+    launch::argument,
     layout::same_layout,
-    module::{PEERS, PEERS_FAMILY},
+    memory::Memory,
+    module::{PEERS, PEERS_MODULE},
     own_stream::OwnStream,
     pinned::Pinned,
     queue::Queue,
-    shared::uuid_of,
 };
 
 /// As the kernels have it.
@@ -169,7 +169,7 @@ impl Buffer {
 
     pub fn identity(&self) -> Result<Identity> {
         let home = self.memory.home;
-        Ok(Identity { uuid: uuid_of(self.device)?, address: self.memory.at(0), context: home.handle() as u64 })
+        Ok(Identity { uuid: self.device.uuid()?, address: self.memory.at(0), context: home.handle() as u64 })
     }
 
     /// For another process.
@@ -200,7 +200,7 @@ impl Buffer {
     /// The buffer of another rank of this process: its address, once this card reaches it.
     pub fn reach(&self, other: &Identity) -> Result<u64> {
         let driver = self.device.driver;
-        if uuid_of(self.device)? == other.uuid {
+        if self.device.uuid()? == other.uuid {
             return Ok(other.address);
         }
         let mut queue = self.memory.queue(Stream::LEGACY)?;
@@ -249,7 +249,7 @@ impl Peers {
             Some(buffer) => buffer.memory.queue(Stream::LEGACY)?,
             None => Queue::of(ordinal, Stream::LEGACY)?,
         };
-        queue.put_into_context(&PEERS_FAMILY)?;
+        queue.put_into_context(&PEERS_MODULE)?;
         let memory = Memory::new(&mut queue, size_of::<Known>() as u64)?;
         let (said, ended) = (Pinned::new(&mut queue, PINNED_BYTES)?, Event::new(&mut queue)?);
         let stream = OwnStream::new(&mut queue)?;
@@ -341,11 +341,10 @@ impl Peers {
     pub unsafe fn push(&self, queue: &mut Queue, area: Area, from: *const u8, bytes: u64) -> Result<()> {
         let apart = if matches!(area, Area::AllToAll) { bytes } else { 0 };
         let mut call = Push { way: self.way(area, bytes), from, vectors: bytes / 16, apart };
-        let (stream, blocks) = (queue.stream, self.world as u64 * bytes.div_ceil(PUSHED));
-        let mut arguments = [ptr::from_mut(&mut call).cast::<c_void>()];
+        let blocks = self.world as u64 * bytes.div_ceil(PUSHED);
         // SAFETY: the kernel's argument: buffers that are mapped here, with room for a block of each rank in each area, as
         // `way` asserts, and the caller's memory.
-        unsafe { queue.launch_on(stream, &PEERS.push[0], blocks, &mut arguments) }
+        unsafe { queue.launch(&PEERS.push, blocks, &mut argument(&mut call)) }
     }
 
     /// Meets the others. `mark`: a uint32 on this device that becomes 1 if a rank does not come, or NULL.
@@ -354,11 +353,9 @@ impl Peers {
     /// The mark stays until the stream has passed this.
     pub unsafe fn meet(&self, queue: &mut Queue, steps: Steps, mark: *mut u8) -> Result<()> {
         let mut call = Meet { peers: self.known.at(0), mark, steps: steps as u32, reserved: 0 };
-        let stream = queue.stream;
-        let mut arguments = [ptr::from_mut(&mut call).cast::<c_void>()];
         // SAFETY: the kernel's argument: memory of this rank, which names buffers that are mapped here, and the caller's
         // mark.
-        unsafe { queue.launch_on(stream, &PEERS.meet[0], 1, &mut arguments) }
+        unsafe { queue.launch(&PEERS.meet, 1, &mut argument(&mut call)) }
     }
 
     /// A queue on a stream of its own, which waits for no other.

@@ -4,7 +4,7 @@ use std::ptr;
 
 use crate::error::{Result, error};
 
-use super::{Device, context::Home, queue::Queue};
+use super::{context::Home, device::Device, queue::Queue};
 
 /// So that every context may use it.
 const PORTABLE: u32 = 1;

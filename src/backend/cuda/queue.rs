@@ -2,11 +2,12 @@
 
 use std::{ffi::c_int, ptr};
 
-use crate::{backend::Stream, cancel, error::Result, tensor::View};
+use crate::{backend::call::Stream, cancel, error::Result, tensor::View};
 
 use super::{
-    Device,
     context::{Context, Home, Relaxed},
+    device::Device,
+    driver::NOT_READY,
 };
 
 /// A device that is there, and a stream there. Its context is found at the first allocation or launch.
@@ -18,23 +19,20 @@ pub struct Queue {
     _delay: cancel::Delay,
     pub(super) device: Device,
     pub(super) stream: Stream,
-    /// Of a call that works in memory of a codec or a communicator.
-    pub(super) is_of_handle: bool,
 }
 
 impl Queue {
     /// Finds the driver, and the device with this number.
     pub fn of(ordinal: i32, stream: Stream) -> Result<Self> {
         let (delay, device) = (cancel::delay(), Device::of(ordinal)?);
-        Ok(Self { relaxed: None, context: None, _delay: delay, device, stream, is_of_handle: false })
+        Ok(Self { relaxed: None, context: None, _delay: delay, device, stream })
     }
 
-    /// On a stream of a handle that was made in a context. What is kept beyond the bound stays: freeing waits for all work of
-    /// the context, and between the launches of a collective that may need what is launched afterwards.
+    /// On a stream, in the context that a handle was made in.
     pub(super) fn at(device: Device, stream: Stream, home: Home) -> Result<Self> {
         let delay = cancel::delay();
         let context = Some(Context::of_home(device, stream, home)?);
-        Ok(Self { relaxed: None, context, _delay: delay, device, stream, is_of_handle: true })
+        Ok(Self { relaxed: None, context, _delay: delay, device, stream })
     }
 
     /// The context, for launches.
@@ -105,6 +103,18 @@ impl Queue {
         };
         driver.check(code, format_args!("cuStreamIsCapturing on {}", self.device))?;
         Ok(status != 0)
+    }
+
+    /// Whether work on its stream, which somebody created, is not done yet.
+    pub(super) fn is_busy(&mut self) -> Result<bool> {
+        self.current()?;
+        // SAFETY: the stream is alive, as the maker of the queue promised.
+        let code = unsafe { (self.device.driver.functions.cuStreamQuery)(self.stream.as_ptr().cast()) };
+        if code == NOT_READY {
+            return Ok(true);
+        }
+        self.device.driver.check(code, format_args!("cuStreamQuery on {}", self.device))?;
+        Ok(false)
     }
 
     /// Waits until what this call enqueued on its stream is done.

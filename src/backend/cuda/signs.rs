@@ -13,7 +13,7 @@ use crate::{
     tensor::{Dtype, Kind, View},
 };
 
-use super::{bits::is_contiguous, divisor::Divisor, layout::same_layout, module::SIGNS, queue::Queue};
+use super::{divisor::Divisor, launch::argument, layout::same_layout, module::SIGNS, queue::Queue};
 
 /// What the bits stand for.
 #[repr(C)]
@@ -115,7 +115,7 @@ pub fn unpack_scaled(
 fn launch_unpacking(queue: &mut Queue, plan: &BitPlan, mut signs: Signs, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     let elements = dst.data().wrapping_offset(plan.start as isize);
     let (mut count, mut bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
-    if is_contiguous(plan, elements) {
+    if plan.is_contiguous_at(elements.addr()) {
         let (mut src, mut dst) = (src.data(), elements);
         let mut arguments = [
             ptr::from_mut(&mut src).cast(),
@@ -144,9 +144,8 @@ fn launch_unpacking(queue: &mut Queue, plan: &BitPlan, mut signs: Signs, src: &V
     for (place, item) in scattered.loops.iter_mut().zip(plan.elements.as_slice()) {
         *place = ScatteredLoop { count: Divisor::new(item.count as u64), stride: item.strides[0] };
     }
-    let mut arguments = [ptr::from_mut(&mut scattered).cast()];
     // SAFETY: the kernel's argument, made of the plan of these views, over memory that their makers vouched for.
-    unsafe { queue.launch(&SIGNS.unpack_strided[0], count.div_ceil(8), &mut arguments) }
+    unsafe { queue.launch(&SIGNS.unpack_strided, count.div_ceil(8), &mut argument(&mut scattered)) }
 }
 
 /// How far apart in the bytes of bits those are whose elements are neighbours in memory, and how many there are in a line: of
@@ -165,7 +164,7 @@ fn neighbours(plan: &BitPlan) -> (u64, u64) {
 pub fn vote(queue: &mut Queue, poll: &Poll, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     /// Whose count, with a second vote, fits the planes of the kernel for few.
     const FEW: u64 = 30;
-    let (kernel, vector) = if poll.voters <= FEW { (&SIGNS.vote[0], 16) } else { (&SIGNS.vote[1], 4) };
+    let (kernel, vector) = if poll.voters <= FEW { (&SIGNS.vote_few, 16) } else { (&SIGNS.vote_many, 4) };
     let apart = src.data().addr().wrapping_sub(dst.data().addr());
     let mut vote = Vote {
         src: src.data(),
@@ -177,9 +176,8 @@ pub fn vote(queue: &mut Queue, poll: &Poll, src: &View<'_>, dst: &View<'_>) -> R
         aligned: u32::from(apart.is_multiple_of(vector) && poll.stride % vector as i64 == 0),
         reserved: 0,
     };
-    let mut arguments = [ptr::from_mut(&mut vote).cast()];
     // One block more, for the ends.
     let items = (poll.bytes as u64).saturating_add(kernel.shape.items_per_block.into());
     // SAFETY: the kernel's argument, over memory that the makers of the views vouched for.
-    unsafe { queue.launch(kernel, items, &mut arguments) }
+    unsafe { queue.launch(kernel, items, &mut argument(&mut vote)) }
 }

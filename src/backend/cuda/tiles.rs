@@ -1,6 +1,6 @@
 //! The argument of the kernels of kernels/strided.cu: work cut into tiles, one a block.
 
-use std::{ffi::c_void, ops::Range, ptr};
+use std::ops::Range;
 
 use crate::{
     error::Result,
@@ -10,7 +10,7 @@ use crate::{
     },
 };
 
-use super::{layout::same_layout, module::Kernel, queue::Queue};
+use super::{launch::argument, layout::same_layout, module::Kernel, queue::Queue};
 
 /// Threads of a block, as a power of 2.
 pub const LOG_BLOCK: u32 = 8;
@@ -251,9 +251,8 @@ impl Work {
     /// # Safety
     /// The plan and the addresses that this is of describe memory that the kernel may use until it is done.
     pub unsafe fn launch(mut self, queue: &mut Queue) -> Result<()> {
-        let mut arguments: [*mut c_void; 1] = [ptr::from_mut(&mut self.tiles).cast()];
         // SAFETY: the kernel's argument, and the caller's promise.
-        unsafe { queue.launch(self.kernel, self.blocks as u64, &mut arguments) }
+        unsafe { queue.launch(self.kernel, self.blocks as u64, &mut argument(&mut self.tiles)) }
     }
 }
 

@@ -1,7 +1,5 @@
 //! The argument of the kernels that take any strides (kernels/walk.cuh): a plan in lines, and its threads.
 
-use std::ptr;
-
 use crate::{
     error::Result,
     plan::{
@@ -10,7 +8,7 @@ use crate::{
     },
 };
 
-use super::{divisor::Divisor, layout::same_layout, module::BITS, queue::Queue, tiles::Way};
+use super::{divisor::Divisor, launch::argument, layout::same_layout, module::BITS, queue::Queue, tiles::Way};
 
 /// Bytes of bits that a thread has at most.
 const PIECE: u64 = 4;
@@ -293,9 +291,8 @@ impl Strided {
         if items == 0 {
             return Ok(());
         }
-        let kernel = &BITS.strided[usize::from(matches!(way, Way::Unpack(_)))];
-        let mut arguments = [ptr::from_mut(&mut self).cast()];
+        let kernel = if matches!(way, Way::Pack(_)) { &BITS.pack_strided } else { &BITS.unpack_strided };
         // SAFETY: the kernel's argument, and the caller's promise.
-        unsafe { queue.launch(kernel, items, &mut arguments) }
+        unsafe { queue.launch(kernel, items, &mut argument(&mut self)) }
     }
 }

@@ -10,7 +10,7 @@
  *   FAKE_FAILURES  "name=code name=code ...": these functions answer that
  *   FAKE_MEMORY    bytes a device has, unlimited unless said
  *   FAKE_PEERS     0: no device reaches another's memory
- *   FAKE_FREE      "does not wait": cuMemFree returns while work is unfinished
+ *   FAKE_FREE      milliseconds: cuMemFree takes so long, and returns while work is unfinished
  *   FAKE_FIRST     which card of the machine is device 0; another process may be shown others
  *
  * Memory that is given to another process is a file without a name, which both map. A handle of memory says in which
@@ -40,6 +40,7 @@ typedef struct Context {
 typedef struct Stream {
     Context context;
     int at_work;
+    uint64_t spins_until; /* gc_spin: a time of the clock */
     struct Stream *next;
 } *Stream;
 
@@ -241,6 +242,18 @@ Result cuCtxGetDevice(int *device) {
     return SUCCESS;
 }
 
+static uint64_t nanoseconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+static void sleep_until(uint64_t end) {
+    struct timespec time = {(time_t)(end / 1000000000), (long)(end % 1000000000)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL) != 0) {
+    }
+}
+
 /* Work that is done as late as its stream allows, where a test asked for that: once somebody waits for it, or for an event
  * behind it. So whoever does not wait reads what was there before. */
 typedef struct Late {
@@ -284,8 +297,10 @@ static void forget_uses(Context context, int all, Stream stream) {
         blocks[k].in_use = left;
     }
     for (Stream other = streams; other; other = other->next)
-        if (other->context == context && (all || other == stream))
+        if (other->context == context && (all || other == stream)) {
+            sleep_until(other->spins_until);
             other->at_work = 0;
+        }
 }
 
 /* All work of a context is done, or that of one of its streams. */
@@ -296,7 +311,7 @@ static void finish(Context context, int all, Stream stream) {
 
 static Stream new_stream(Context context) {
     Stream stream = malloc(sizeof *stream);
-    *stream = (struct Stream){context, 0, streams};
+    *stream = (struct Stream){context, 0, 0, streams};
     return streams = stream;
 }
 
@@ -335,6 +350,8 @@ Result cuStreamCreate(Stream *stream, unsigned flags) {
 
 Result cuStreamQuery(Stream stream) {
     MAY_FAIL;
+    if (stream->spins_until && stream->spins_until <= nanoseconds_now())
+        stream->at_work = 0;
     return stream->at_work ? NOT_READY : SUCCESS;
 }
 
@@ -437,10 +454,12 @@ Result cuMemFree_v2(uint64_t address) {
         return INVALID_VALUE;
     if (block->context != current())
         return fault(INVALID_VALUE, "freed in another context");
-    const char *waits_not = getenv("FAKE_FREE");
-    if (!waits_not || !*waits_not)
+    long late = number("FAKE_FREE", -1);
+    if (late < 0)
         finish(current(), 1, NULL);
-    else if (block->in_use)
+    else
+        sleep_until(nanoseconds_now() + (uint64_t)late * 1000000);
+    if (block->in_use)
         return fault(ILLEGAL_ADDRESS, "freed while in use");
     free_block(block);
     frees++;
@@ -1059,12 +1078,6 @@ static Result run_push(Place place, unsigned blocks, const Push *call) {
     return result;
 }
 
-static uint64_t nanoseconds_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
 /* The cards of other ranks go on meanwhile, and so do their threads. */
 static Result run_meet(int *entered, const Meet *call) {
     Peers *peers = call->peers;
@@ -1136,6 +1149,12 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     if (is_created(stream))
         stream->at_work = 1;
     Place place = {is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream, 0};
+    if (!strcmp(kernel, "gc_spin")) {
+        if (x != 1 || threads != 1 || !is_created(stream))
+            return fault(INVALID_VALUE, "not one thread");
+        stream->spins_until = nanoseconds_now() + *(const uint64_t *)arguments[0];
+        return SUCCESS;
+    }
     if (!bytes_of_emulated_kernel(kernel))
         catch_up(place.context, 0, place.stream, last_late);
     if (!strcmp(kernel, "gc_peers_push"))

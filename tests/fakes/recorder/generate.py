@@ -115,7 +115,8 @@ def element(kind):
     one = kind.replace("const ", "").replace(" const", "").replace(" ", "")
     return {
         "DLTensor**": "say_view({})", "DLManagedTensor**": "say_managed({})", "int64_t*": 'say("%lld", (long long){})',
-        "int32_t*": 'say("%d", (int){})', "float*": 'say("%g", (double){})', "char**": "say_string({})", "void**": "say_address({})",
+        "int32_t*": 'say("%d", (int){})', "float*": 'say("%g", (double){})', "char**": "say_string({})",
+        "void**": "say_address({})",
     }.get(one)  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 //! Decoding: a payload to values.
 
 use crate::{
-    backend::{Address, Decoding},
+    backend::call::{Address, Decoding},
     error::Result,
     plan::{
         codec::{CORRUPT, CodecPlan, NONFINITE},

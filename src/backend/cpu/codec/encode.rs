@@ -3,7 +3,7 @@
 use std::{marker::PhantomData, sync::atomic::Ordering};
 
 use crate::{
-    backend::{Address, Skip},
+    backend::call::{Address, Skip},
     error::Result,
     plan::codec::{CodecPlan, Kind, NONFINITE, NonFinite, ScaleRule},
     tensor::View,

@@ -28,7 +28,7 @@ use std::sync::atomic::AtomicU64;
 
 use crate::{
     backend::{
-        Skip,
+        call::Skip,
         cpu::{dispatch::InstructionSet, memory},
     },
     error::{Result, error},

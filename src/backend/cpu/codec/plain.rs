@@ -7,7 +7,10 @@ use std::{
 };
 
 use crate::{
-    backend::{Address, Compression, cpu::dispatch::InstructionSet},
+    backend::{
+        call::{Address, Compression},
+        cpu::dispatch::InstructionSet,
+    },
     plan::{bits::bytes_for, codec::ScaleRule},
     tensor::View,
 };

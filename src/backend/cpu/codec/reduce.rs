@@ -3,7 +3,10 @@
 use std::{marker::PhantomData, ptr, sync::atomic::Ordering};
 
 use crate::{
-    backend::{Address, Skip, cpu::signs},
+    backend::{
+        call::{Address, Skip},
+        cpu::signs,
+    },
     error::{Error, Result},
     plan::{
         bits::bytes_for,

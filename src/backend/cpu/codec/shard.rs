@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 
 use crate::{
-    backend::Address,
+    backend::call::Address,
     error::Result,
     plan::codec::{CORRUPT, CodecPlan, Kind, NONFINITE},
     tensor::View,

@@ -14,7 +14,7 @@ mod tests;
 use std::{mem::MaybeUninit, ops::Range};
 
 use crate::{
-    backend::Address,
+    backend::call::Address,
     plan::{
         copy::{Conversion, CopyPlan},
         loops::{Cursor, Loop, Loops, Run},

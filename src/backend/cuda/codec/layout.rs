@@ -1,7 +1,5 @@
 //! What the kernels are given, as kernels/onebit.cu declares it, and the tables on the device that say where tiles lie.
 
-use std::{ffi::c_void, ptr};
-
 use crate::{
     backend::cuda::{
         layout::{bytes_of, offset_in, same_layout},
@@ -224,11 +222,6 @@ same_layout!(gc_state, State { worker, server, bytes, skip, size, half, skip_kin
 same_layout!(gc_addresses, Addresses { table, count, values });
 same_layout!(gc_compress, Compress { grad, error, dst, scale, partials, elements, bytes, rule, values });
 
-/// A kernel's only argument, for a launch.
-pub fn argument<T>(call: &mut T) -> [*mut c_void; 1] {
-    [ptr::from_mut(call).cast()]
-}
-
 /// The number that stands for a dtype of values, errors or results.
 pub fn number_of(dtype: Dtype) -> usize {
     match dtype {
@@ -236,6 +229,16 @@ pub fn number_of(dtype: Dtype) -> usize {
         Dtype::BF16 => 2,
         _ => 0,
     }
+}
+
+/// Which of the kernels that differ by values and errors.
+pub fn index_of(values: Dtype, error: Option<Dtype>) -> usize {
+    let errors = match error {
+        Some(Dtype::BF16) => 1,
+        Some(_) => 0,
+        None => 2,
+    };
+    3 * usize::from(values.size == 2) + errors
 }
 
 /// The runs of a half, one for each segment, and their tiles.

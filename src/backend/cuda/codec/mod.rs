@@ -5,31 +5,30 @@
 //! that finds which of two states is valid, so that what was captured in a graph can be launched again.
 
 mod layout;
-mod memory;
 mod plain;
 
-use std::{ffi::c_void, ptr};
+use std::ptr;
 
 use crate::{
-    backend::{Address, Decoding, Skip, Stream},
+    backend::call::{Address, Decoding, Skip, Stream},
     error::{Result, error},
     plan::codec::{CodecPlan, NonFinite},
     tensor::{Dtype, View},
 };
 
 use super::{
-    module::{Kernel, ONEBIT, ONEBIT_FAMILY},
+    launch::argument,
+    memory::{Memory, Parts},
+    module::{Kernel, ONEBIT, ONEBIT_MODULE},
     peers::{Sending, Way},
     queue::Queue,
 };
 
 use layout::{
     Addresses, BROKEN, CONTROL_BYTES, Decode, Encode, Finish, Half, MOST_ADDRESSES, MOST_VALUES, Reduce, Run, SERVER,
-    State, TILE, Tables, Tile, WORKER, argument, number_of,
+    State, TILE, Tables, Tile, WORKER, index_of, number_of,
 };
-use memory::Parts;
 
-pub use memory::Memory;
 pub use plain::{carry, compress};
 
 /// A codec's memory on a device, and what its launches are given.
@@ -92,7 +91,7 @@ impl Places {
 impl Codec {
     /// Allocates, loads the kernels and waits until all is there.
     pub fn new(queue: &mut Queue, plan: &CodecPlan) -> Result<Self> {
-        queue.put_into_context(&ONEBIT_FAMILY)?;
+        queue.put_into_context(&ONEBIT_MODULE)?;
         let transactional = plan.rules.policy == NonFinite::Transactional;
         let reduced = plan.server.map(|chunk| Tables::of_servers(plan, chunk)).transpose()?;
         let tables = Tables::of_workers(plan)?;
@@ -147,7 +146,7 @@ impl Codec {
             pending: false,
             torn: false,
         };
-        codec.launch_on_state(queue, ONEBIT.reset(), 1, |_| ())?;
+        codec.launch_on_state(queue, &ONEBIT.reset, 1, |_| ())?;
         // Calls may come on streams that are not ordered with this one.
         queue.wait()?;
         Ok(codec)
@@ -255,7 +254,7 @@ impl Codec {
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
         // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan; or
         // blocks of as many bytes in the buffers of ranks.
-        unsafe { launch(queue, kernel, self.tiles[half], &mut argument(&mut call)) }?;
+        unsafe { queue.launch(kernel, self.tiles[half], &mut argument(&mut call)) }?;
         self.finish(queue, call.codec, to)
     }
 
@@ -266,7 +265,7 @@ impl Codec {
         let mut call = Finish { codec, dst: to.dst, way: to.way, steps: to.steps, reserved: 0 };
         self.torn = true;
         // SAFETY: as in `encode_half`, which wrote to the same memory.
-        unsafe { queue.launch_behind(ONEBIT.finish(), runs, &mut argument(&mut call)) }?;
+        unsafe { queue.launch_pdl(&ONEBIT.finish, runs, &mut argument(&mut call)) }?;
         (self.torn, self.pending) = (false, self.transactional);
         Ok(())
     }
@@ -301,9 +300,9 @@ impl Codec {
         // SAFETY: as in `encode_half`.
         unsafe {
             if by.behind_ours {
-                queue.launch_behind(&ONEBIT.decode[kernel], blocks, &mut argument(&mut call))
+                queue.launch_pdl(&ONEBIT.decode[kernel], blocks, &mut argument(&mut call))
             } else {
-                launch(queue, &ONEBIT.decode[kernel], blocks, &mut argument(&mut call))
+                queue.launch(&ONEBIT.decode[kernel], blocks, &mut argument(&mut call))
             }
         }
     }
@@ -331,9 +330,9 @@ impl Codec {
         unsafe {
             // To peers it goes behind what has met them: a launch of ours.
             if to.steps == 0 {
-                launch(queue, kernel, self.tiles[1], &mut argument(&mut call))
+                queue.launch(kernel, self.tiles[1], &mut argument(&mut call))
             } else {
-                queue.launch_behind(kernel, self.tiles[1], &mut argument(&mut call))
+                queue.launch_pdl(kernel, self.tiles[1], &mut argument(&mut call))
             }
         }?;
         self.finish(queue, call.codec, to)
@@ -353,7 +352,7 @@ impl Codec {
         let dst = shard.first().map_or(ptr::null_mut(), |first| first.0);
         let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst, way: Way::default(), payloads };
         // SAFETY: as in `encode_half`.
-        unsafe { launch(queue, ONEBIT.mean(), self.tiles[1], &mut argument(&mut call)) }
+        unsafe { queue.launch(&ONEBIT.mean, self.tiles[1], &mut argument(&mut call)) }
     }
 
     /// Writes the flags of all calls since the last, to a uint32.
@@ -380,7 +379,7 @@ impl Codec {
 
     /// Makes a pending step valid, or takes it back.
     pub fn commit(&mut self, queue: &mut Queue, skip: Skip<'_>) -> Result<()> {
-        self.launch_on_state(queue, ONEBIT.commit(), 1, |call| match skip {
+        self.launch_on_state(queue, &ONEBIT.commit, 1, |call| match skip {
             Skip::Never => (),
             Skip::Always => call.skip_kind = 1,
             Skip::If(scalar) => {
@@ -404,7 +403,7 @@ impl Codec {
                 self.memory.clear(queue, state, plan.state_bytes as u64)?;
             }
         }
-        self.launch_on_state(queue, ONEBIT.reset(), 1, |_| ())?;
+        self.launch_on_state(queue, &ONEBIT.reset, 1, |_| ())?;
         (self.torn, self.pending) = (false, false);
         Ok(())
     }
@@ -412,13 +411,13 @@ impl Codec {
     /// Writes the valid state.
     pub fn state_out(&mut self, queue: &mut Queue, plan: &CodecPlan, dst: &View<'_>) -> Result<()> {
         let words = plan.state_bytes as u64 / 4;
-        self.launch_on_state(queue, ONEBIT.state_out(), words, |call| call.bytes = dst.data())
+        self.launch_on_state(queue, &ONEBIT.state_out, words, |call| call.bytes = dst.data())
     }
 
     /// Takes over a state that `state_out` wrote. Another one is flagged, and changes nothing.
     pub fn state_in(&mut self, queue: &mut Queue, _: &CodecPlan, src: &View<'_>) -> Result<()> {
-        self.launch_on_state(queue, ONEBIT.check_state(), 1, |call| call.bytes = src.data())?;
-        self.take_in(queue, ONEBIT.state_in(), [Some(src); 2], |_| ())
+        self.launch_on_state(queue, &ONEBIT.check_state, 1, |call| call.bytes = src.data())?;
+        self.take_in(queue, &ONEBIT.state_in, [Some(src); 2], |_| ())
     }
 
     /// Writes the errors that the next step will read, in float32: the workers', the server's.
@@ -434,7 +433,7 @@ impl Codec {
 
     fn errors_out_unless(&self, queue: &mut Queue, skip_kind: u32, errors: [Option<&View<'_>>; 2]) -> Result<()> {
         for (half, errors) in [WORKER, SERVER].into_iter().zip(errors) {
-            self.launch_on_half(queue, ONEBIT.errors_out(), half, errors, |call| call.skip_kind = skip_kind)?;
+            self.launch_on_half(queue, &ONEBIT.errors_out, half, errors, |call| call.skip_kind = skip_kind)?;
         }
         Ok(())
     }
@@ -464,7 +463,7 @@ impl Codec {
         const AFTER_REFUSAL: u32 = 5;
         self.errors_out_unless(queue, AFTER_REFUSAL, [Some(worker), Some(server)])?;
         let elements = values.elements() as u64;
-        self.launch_on_state(queue, ONEBIT.refuse(), elements.div_ceil(TILE as u64), |call| {
+        self.launch_on_state(queue, &ONEBIT.refuse, elements.div_ceil(TILE as u64), |call| {
             call.bytes = values.data();
             call.size = elements;
         })
@@ -490,7 +489,7 @@ impl Codec {
         rows: usize,
         server: Option<&View<'_>>,
     ) -> Result<()> {
-        self.take_in(queue, ONEBIT.errors_in(), [workers, server], |call| {
+        self.take_in(queue, &ONEBIT.errors_in, [workers, server], |call| {
             (call.rows, call.row) = (if call.half == WORKER { rows as u64 } else { 0 }, plan.elements as u64);
         })
     }
@@ -553,7 +552,7 @@ impl Codec {
         };
         complete(&mut call);
         // SAFETY: the kernel's argument: memory of the codec, and of a view whose size was checked against its plan.
-        unsafe { launch(queue, kernel, items, &mut argument(&mut call)) }
+        unsafe { queue.launch(kernel, items, &mut argument(&mut call)) }
     }
 
     /// Where the kernels find the addresses of the segments' values: few are in `places`, which is told by 0, more in a
@@ -581,28 +580,8 @@ impl Codec {
                 *place = value.0;
             }
             // SAFETY: the kernel's argument: the table has an entry for each segment.
-            unsafe { launch(queue, ONEBIT.addresses(), 1, &mut argument(&mut call)) }?;
+            unsafe { queue.launch(&ONEBIT.addresses, 1, &mut argument(&mut call)) }?;
         }
         Ok(table)
     }
-}
-
-/// Launches a kernel on this call's stream. Nothing is freed for it, as other launches may: a codec's calls never wait.
-///
-/// # Safety
-/// As for [`Queue::launch`].
-unsafe fn launch(queue: &mut Queue, kernel: &Kernel, items: u64, arguments: &mut [*mut c_void]) -> Result<()> {
-    let stream = queue.stream;
-    // SAFETY: the caller's promise; the stream is this call's.
-    unsafe { queue.launch_on(stream, kernel, items, arguments) }
-}
-
-/// Which of the kernels that differ by values and errors.
-fn index_of(values: Dtype, error: Option<Dtype>) -> usize {
-    let errors = match error {
-        Some(Dtype::BF16) => 1,
-        Some(_) => 0,
-        None => 2,
-    };
-    3 * usize::from(values.size == 2) + errors
 }

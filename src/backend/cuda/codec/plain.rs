@@ -4,17 +4,14 @@ use std::ptr;
 
 use crate::{
     backend::{
-        Compression,
-        cuda::{module::ONEBIT, queue::Queue},
+        call::Compression,
+        cuda::{launch::argument, module::ONEBIT, queue::Queue},
     },
     error::Result,
     tensor::{Dtype, View},
 };
 
-use super::{
-    index_of,
-    layout::{Compress, TILE, argument, number_of},
-};
+use super::layout::{Compress, TILE, index_of, number_of};
 
 /// Writes bits and the scale. The workspace has room for a float64 for each tile.
 pub fn compress(queue: &mut Queue, call: &Compression<'_>) -> Result<()> {
@@ -25,7 +22,7 @@ pub fn compress(queue: &mut Queue, call: &Compression<'_>) -> Result<()> {
         if tiles > 0 {
             queue.launch(&ONEBIT.compress[index], tiles, &mut argument(&mut given))?;
         }
-        queue.launch(ONEBIT.compress_scale(), 1, &mut argument(&mut given))
+        queue.launch(&ONEBIT.compress_scale, 1, &mut argument(&mut given))
     }
 }
 

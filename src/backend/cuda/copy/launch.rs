@@ -1,6 +1,6 @@
 //! Which of the kernels of kernels/copy.cu does a plan, and how the work is cut into tiles.
 
-use std::{ffi::c_void, ptr};
+use std::ptr;
 
 use crate::{
     error::{Result, error},
@@ -13,6 +13,7 @@ use crate::{
 
 use crate::backend::cuda::{
     divisor::Divisor,
+    launch::argument,
     layout::same_layout,
     module::{COPY, Kernel},
     queue::Queue,
@@ -161,11 +162,10 @@ struct Work {
 pub unsafe fn launch(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> Result<()> {
     let mut work = Work::NOTHING;
     work.set(plan, data)?;
-    let mut arguments: [*mut c_void; 1] = [ptr::from_mut(&mut work.tiles).cast()];
     // What is beyond any number of items is more than a launch can have, and refused there.
     let items = work.blocks.saturating_mul(u64::from(work.kernel.shape.items_per_block));
     // SAFETY: the kernel's argument, and the caller's promise.
-    unsafe { queue.launch(work.kernel, items, &mut arguments) }
+    unsafe { queue.launch(work.kernel, items, &mut argument(&mut work.tiles)) }
 }
 
 /// Both sides as numbers: where the first round lies, of the target and of the source.
@@ -182,7 +182,7 @@ impl Sides {
 }
 
 impl Work {
-    const NOTHING: Self = Self { kernel: &COPY.rows[0], tiles: Tiles::NOTHING, blocks: 0 };
+    const NOTHING: Self = Self { kernel: &COPY.rows, tiles: Tiles::NOTHING, blocks: 0 };
 
     /// Makes it what does the plan.
     fn set(&mut self, plan: &CopyPlan, data: [*mut u8; 2]) -> Result<()> {
@@ -207,10 +207,10 @@ impl Work {
             (Layout::Flat | Layout::Rows, Conversion::Bytes(_)) => self.rows_of_bytes(plan, sides),
             (Layout::Flat | Layout::Rows, Conversion::Cast { from, to }) => match usual_cast(from, to) {
                 Some(index) if aligned => {
-                    self.rows(plan, sides, &COPY.rows[1 + index], sizes, VECTOR / sizes[0].max(sizes[1]), ROW_ROUNDS)
+                    self.rows(plan, sides, &COPY.cast_rows[index], sizes, VECTOR / sizes[0].max(sizes[1]), ROW_ROUNDS)
                 }
                 None if aligned && sizes[0].max(sizes[1]) <= FOUR => {
-                    self.rows(plan, sides, &COPY.cast_rows[0], sizes, FOUR, FOURS_ROUNDS)
+                    self.rows(plan, sides, &COPY.cast_rows_any, sizes, FOUR, FOURS_ROUNDS)
                 }
                 _ => self.general(plan, sides, aligned, last.and_then(|last| last.checked_sub(1))),
             },
@@ -226,8 +226,8 @@ impl Work {
                 self.transposed(plan, sides, across, &COPY.transposed[size.ilog2() as usize])
             }
             (Layout::Transposed { across }, Conversion::Cast { from, to }) => {
-                let kernel = usual_cast(from, to).and_then(|index| COPY.cast_transposed[1..].get(index));
-                self.transposed(plan, sides, across, kernel.unwrap_or(&COPY.cast_transposed[0]))
+                let kernel = usual_cast(from, to).and_then(|index| COPY.cast_transposed.get(index));
+                self.transposed(plan, sides, across, kernel.unwrap_or(&COPY.cast_transposed_any))
             }
             (Layout::General, Conversion::Bytes(size))
                 if is_gathered(plan, size) && (size < WORD || follows(plan).is_some()) =>
@@ -255,7 +255,7 @@ impl Work {
     /// Rows of bytes as they are: counted in bytes, or in words where these are at multiples of their size, and vectors
     /// do not lie alike.
     fn rows_of_bytes(&mut self, plan: &CopyPlan, sides: Sides) -> Result<()> {
-        self.rows(plan, sides, &COPY.rows[0], [1; 2], VECTOR, ROW_ROUNDS)?;
+        self.rows(plan, sides, &COPY.rows, [1; 2], VECTOR, ROW_ROUNDS)?;
         let size = plan.conversion.sizes()[0];
         let count = plan.loops.as_slice().last().map_or(1, |inner| inner.count) * size;
         let word = [8, 4].into_iter().find(|&word| {
@@ -300,7 +300,8 @@ impl Work {
 
     /// Any strides, `row` being the loop that is next to the innermost one.
     fn general(&mut self, plan: &CopyPlan, sides: Sides, aligned: bool, row: Option<usize>) -> Result<()> {
-        let kernel = &COPY.general[usize::from(matches!(plan.conversion, Conversion::Cast { .. }))];
+        let casts = matches!(plan.conversion, Conversion::Cast { .. });
+        let kernel = if casts { &COPY.cast_general } else { &COPY.general };
         self.tiles.set(plan, sides, row, None);
         self.tiles.aligned = u32::from(aligned);
         self.cut(kernel, self.tiles.count, ELEMENT_ROUNDS)

@@ -9,6 +9,7 @@
 //! What is staged (staged.rs) goes through pinned memory of the library's own, in pieces, and is done when the call
 //! returns.
 
+mod direct;
 mod launch;
 mod staged;
 
@@ -18,24 +19,25 @@ use cudarc::driver::sys::CUpointer_attribute;
 
 use crate::{
     error::{Result, error},
-    plan::copy::{Conversion, CopyPlan, Layout},
+    plan::copy::CopyPlan,
     tensor::{self, Elements},
 };
 
 use super::{
-    Device,
     context::{Remembered, primary},
-    module::COPY_FAMILY,
+    device::Device,
+    module::COPY_MODULE,
     queue::Queue,
 };
 
+use direct::{OnHost, flat, on_card, with_pinned};
 use launch::launch;
 
-pub use staged::Kept;
+pub use staged::trim;
 
 /// Loads what copies on a card need, which may wait for all that runs there.
 pub fn prepare(queue: &mut Queue) -> Result<()> {
-    queue.put_into_context(&COPY_FAMILY)
+    queue.put_into_context(&COPY_MODULE)
 }
 
 /// One side of a copy: on which device, and where its element 0 lies.
@@ -55,10 +57,6 @@ enum Place {
     Card(i32),
 }
 
-/// Addresses that do not lie alike within so many bytes are copied faster by a kernel than by the driver: on an H200 at 0.86
-/// of the speed of others, and 0.63. Those that do are copied at 0.99 by the driver.
-const WORD: usize = 4;
-
 impl Side {
     fn of(elements: &Elements<'_>) -> Self {
         let place = match elements.device() {
@@ -69,10 +67,6 @@ impl Side {
         Self { place, data: elements.data() }
     }
 }
-
-/// Copies between memory of the host, by a plan and the addresses of the target's and the source's element 0. Its caller
-/// promises that both sides are such memory as the plan describes.
-pub type OnHost = unsafe fn(&CopyPlan, [*mut u8; 2]);
 
 /// Copies the elements of `src` to those of `dst`. `plan` was made of these two. `on_host`: what does the CPU's part.
 pub fn copy(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>, on_host: OnHost) -> Result<()> {
@@ -100,39 +94,6 @@ unsafe fn between(queue: &mut Queue, plan: &CopyPlan, target: Side, source: Side
             (Place::Card(_) | Place::Pinned, Place::Card(_) | Place::Pinned) => with_pinned(queue, plan, data),
             (_, Place::Pageable) => with_pageable(queue, plan, data, 1, on_host),
             (Place::Pageable, _) => with_pageable(queue, plan, data, 0, on_host),
-        }
-    }
-}
-
-/// All of it in one piece, as bytes: where they begin on either side, and how many.
-fn flat(plan: &CopyPlan, data: [*mut u8; 2]) -> Option<([*mut u8; 2], usize)> {
-    let Conversion::Bytes(size) = plan.conversion else { return None };
-    let begin = |side: usize| data[side].wrapping_offset(plan.starts[side] as isize);
-    (plan.layout() == Layout::Flat).then(|| ([begin(0), begin(1)], (plan.loops.count() * size) as usize))
-}
-
-/// # Safety
-/// As for [`between`].
-unsafe fn on_card(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> Result<()> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match flat(plan, data) {
-            Some(([to, from], bytes)) if to.addr() % WORD == from.addr() % WORD => queue.copy(to, from, bytes),
-            _ => launch(queue, plan, data),
-        }
-    }
-}
-
-/// One side is pinned memory.
-///
-/// # Safety
-/// As for [`between`].
-unsafe fn with_pinned(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> Result<()> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match flat(plan, data) {
-            Some(([to, from], bytes)) => queue.copy(to, from, bytes),
-            None => launch(queue, plan, data),
         }
     }
 }

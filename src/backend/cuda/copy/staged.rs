@@ -11,13 +11,13 @@
 use std::{
     cmp::Reverse,
     iter,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use arrayvec::ArrayVec;
 
 use crate::{
-    backend::Stream,
+    backend::call::Stream,
     error::Result,
     plan::{
         copy::{Conversion, CopyPlan},
@@ -27,7 +27,7 @@ use crate::{
 
 use crate::backend::cuda::{event::Event, own_stream::OwnStream, pinned::Pinned, queue::Queue};
 
-use super::{OnHost, with_pinned};
+use super::direct::{OnHost, with_pinned};
 
 /// Pieces that exist at a time, and the bytes of one.
 const PIECES: usize = 2;
@@ -42,34 +42,26 @@ struct Staging {
     source: Option<OwnStream>,
 }
 
-/// A device's, made by the first copy that needs it: one is kept, and further ones, of calls at the same time, are not.
-pub struct Kept(Mutex<Option<Staging>>);
+/// The staging memory that the last copy on a device has left, by the device's number modulo their count. One is kept;
+/// further ones, of calls at the same time, are freed.
+static KEPT: [Mutex<Option<Staging>>; 64] = [const { Mutex::new(None) }; 64];
 
-impl Kept {
-    pub const fn nothing() -> Self {
-        Self(Mutex::new(None))
-    }
+fn kept(queue: &Queue) -> MutexGuard<'static, Option<Staging>> {
+    KEPT[queue.device.ordinal % KEPT.len()].lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-    fn take(&self) -> Option<Staging> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    fn keep(&self, staging: Staging) {
-        // What is dropped calls the driver, and so not under the lock.
-        let _before = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(staging);
-    }
-
-    /// Gives it back.
-    pub fn trim(&self) {
-        drop(self.take());
-    }
+/// Frees what is kept for the queue's device.
+pub fn trim(queue: &Queue) {
+    // Dropping calls the driver, so it happens after the lock is released.
+    let before = kept(queue).take();
+    drop(before);
 }
 
 impl Staging {
     /// What is kept of the queue's device, if it is of the queue's context, or a new one.
     fn of(queue: &mut Queue) -> Result<Self> {
-        let kept = queue.device.properties().staging.take();
-        if let Some(staging) = kept
+        let before = kept(queue).take();
+        if let Some(staging) = before
             && staging.events[0].is_of(queue)?
         {
             return Ok(staging);
@@ -192,7 +184,8 @@ pub unsafe fn between_host_and_card(
 /// Waits for all that was enqueued, whatever became of it: nothing uses the caller's memory or the pieces any more.
 fn finish(queue: &mut Queue, staging: Staging, done: Result<()>) -> Result<()> {
     done.and(queue.wait())?;
-    queue.device.properties().staging.keep(staging);
+    let before = kept(queue).replace(staging);
+    drop(before); // calls the driver, so not under the lock
     Ok(())
 }
 

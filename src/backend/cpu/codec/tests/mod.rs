@@ -11,7 +11,10 @@ use dlpark::ffi::DLTensor;
 
 use super::*;
 use crate::{
-    backend::{Address, Decoding, cpu::pool},
+    backend::{
+        call::{Address, Decoding},
+        cpu::pool,
+    },
     plan::codec::{Kind, Rules, ScaleRule},
     tensor::{Device, Dtype, Name},
 };

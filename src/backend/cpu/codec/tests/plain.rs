@@ -5,7 +5,7 @@ use super::{
     random::Random,
     *,
 };
-use crate::backend::Compression;
+use crate::backend::call::Compression;
 
 fn bytes_of(dtype: Dtype, bits: &[u32]) -> Vec<u8> {
     bits.iter().flat_map(|bits| bits.to_le_bytes()[..dtype.size].to_vec()).collect()

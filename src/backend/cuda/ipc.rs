@@ -17,23 +17,20 @@ use std::{
 
 use cudarc::driver::sys::{
     CUipcMemHandle, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUpointer_attribute, CUuuid,
+    CUmemGenericAllocationHandle, CUpointer_attribute,
 };
 
 use crate::{
-    backend::Stream,
+    backend::call::Stream,
     error::{Error, Result, Status, error},
 };
 
 use super::{
-    Device,
     context::Home,
+    device::{Device, Uuid},
     driver::{Driver, Functions},
     queue::Queue,
 };
-
-/// What a device is called in every process.
-pub type Uuid = [u8; 16];
 
 /// What names memory from cuMemAlloc to another process.
 pub type Handle = [u8; 64];
@@ -74,7 +71,7 @@ pub struct Lent {
 
 impl Lent {
     fn of(device: Device, address: u64) -> Self {
-        Self { device, address, block: device.properties().reuse.lend(address) }
+        Self { device, address, block: device.properties().cache.export(address) }
     }
 
     /// For another who has the same memory.
@@ -91,7 +88,7 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(context) = self.block {
-            self.device.properties().reuse.is_returned(self.address, context);
+            self.device.properties().cache.returned(self.address, context);
         }
     }
 }
@@ -99,7 +96,7 @@ impl Drop for Lent {
 impl Queue {
     /// The device's name in every process.
     pub fn uuid(&self) -> Result<Uuid> {
-        uuid_of(self.device)
+        self.device.uuid()
     }
 
     /// Exports the memory that the bytes from `begin` to `end` are in, when all work of the context on them is done.
@@ -134,7 +131,7 @@ impl Queue {
             let code = unsafe { (driver.functions.cuIpcGetMemHandle)(&mut handle, first) };
             check(driver, code, "cuIpcGetMemHandle", bytes, device)
                 .map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
-            let uuid = uuid_of(device)?;
+            let uuid = device.uuid()?;
             let means = Means::Handle(handle.reserved.map(|byte| byte as u8), Lent::of(device, first));
             return Ok(Exported { uuid, address: first, bytes, means });
         }
@@ -152,7 +149,7 @@ impl Queue {
         }
         let address = ranges.first().map_or(0, |&(first, _)| first);
         let bytes = ranges.iter().map(|&(_, bytes)| bytes).sum();
-        let uuid = uuid_of(self.device_numbered(device.unwrap_or(-1))?)?;
+        let uuid = self.device_numbered(device.unwrap_or(-1))?.uuid()?;
         Ok(Exported { uuid, address, bytes, means: Means::Parts(parts) })
     }
 
@@ -246,7 +243,7 @@ impl Queue {
         let mut parts = Vec::new();
         parts.try_reserve_exact(1).map_err(|_| error!(OutOfMemory, "a list of one part could not be had"))?;
         parts.push(Part { bytes: whole, file: allocation.export(whole, device)? });
-        Ok(Exported { uuid: uuid_of(device)?, address: 0, bytes: whole, means: Means::Parts(parts) })
+        Ok(Exported { uuid: device.uuid()?, address: 0, bytes: whole, means: Means::Parts(parts) })
     }
 
     /// Opens memory of another process on this device.
@@ -292,7 +289,7 @@ impl Queue {
 
     /// Memory of this process that has come back to it.
     pub fn own(&mut self, uuid: Uuid, lent: Lent) -> Result<Imported> {
-        if uuid_of(self.device)? != uuid {
+        if self.device.uuid()? != uuid {
             return Err(error!(
                 UnsupportedDevice,
                 "device: {}; in the process that has sent it a tensor stays on its device", self.device
@@ -307,7 +304,7 @@ impl Queue {
         let (driver, device) = (self.device.driver, self.device);
         for ordinal in 0..driver.devices.len() {
             let other = Device { driver, ordinal };
-            if uuid_of(other)? != uuid {
+            if other.uuid()? != uuid {
                 continue;
             }
             if ordinal != device.ordinal {
@@ -595,14 +592,6 @@ fn range_of(driver: &Driver, address: u64) -> Result<(u64, u64)> {
     let code = unsafe { (driver.functions.cuMemGetAddressRange_v2)(&mut first, &mut bytes, address) };
     driver.check(code, format_args!("cuMemGetAddressRange of {address:#x}")).map_err(is_no_share)?;
     Ok((first, bytes as u64))
-}
-
-pub(super) fn uuid_of(device: Device) -> Result<Uuid> {
-    let mut uuid = CUuuid { bytes: [0; 16] };
-    // SAFETY: the place outlives the call; a device of the driver's.
-    let code = unsafe { (device.driver.functions.cuDeviceGetUuid_v2)(&mut uuid, device.properties().handle) };
-    device.driver.check(code, format_args!("cuDeviceGetUuid of {device}"))?;
-    Ok(uuid.bytes.map(|byte| byte as u8))
 }
 
 fn check(driver: &Driver, code: c_int, call: &str, bytes: u64, device: Device) -> Result<()> {

@@ -3,13 +3,13 @@
 //! ```text
 //! in a tensor --release--> released --collect--> pending --fence--> ready --take--> in a tensor
 //!                                     |             `-- beyond the bound: freed --'
-//!                                     `-- given to another process --> lent --returned--> spent: freed
+//!                                     `-- given to another process --> exported --returned--> retired: freed
 //! ```
 //!
 //! What is in a tensor is listed, so that memory of ours that another process is given is known from that of others.
 //! *Released* blocks were let go on any thread, at any time, without a lock or a call of the driver. *Pending* ones may
 //! still be in use by work that was enqueued before their release. *Ready* ones are free. *Lent* ones another process may
-//! use; *spent* ones one has used, which may still see them: they are never used again.
+//! use; *retired* ones one has used, which may still see them: they are never used again.
 
 use std::{
     alloc::{self, Layout},
@@ -40,7 +40,7 @@ pub const SMALLEST: usize = 512;
 
 /// Whether other processes were given a block.
 #[derive(Clone, Copy, Default)]
-struct Lending {
+struct Exports {
     /// One was: then it is not used again.
     ever: bool,
     /// How many have not said that they are done.
@@ -54,8 +54,8 @@ pub struct Block {
     /// The id of the context that it belongs to: with that it is gone.
     pub context: u64,
     /// As it was when its tensor was released.
-    lending: Lending,
-    home: &'static Reuse,
+    exports: Exports,
+    home: &'static Cache,
     /// In a [`List`].
     next: Option<Box<Block>>,
     /// Among those released.
@@ -64,7 +64,7 @@ pub struct Block {
 
 impl Block {
     /// A block without memory yet.
-    pub fn new(capacity: usize, context: u64, home: &'static Reuse) -> Result<Box<Self>> {
+    pub fn new(capacity: usize, context: u64, home: &'static Cache) -> Result<Box<Self>> {
         let layout = Layout::new::<Self>();
         // SAFETY: the layout's size is not zero.
         let place = unsafe { alloc::alloc(layout) }.cast::<Self>();
@@ -77,7 +77,7 @@ impl Block {
                 address: 0,
                 capacity,
                 context,
-                lending: Lending::default(),
+                exports: Exports::default(),
                 home,
                 next: None,
                 next_released: AtomicPtr::default(),
@@ -114,56 +114,56 @@ unsafe fn release(_: *mut u8, [block, _]: [*mut c_void; 2]) {
 }
 
 /// What is kept of a card's memory.
-pub struct Reuse {
+pub struct Cache {
     released: AtomicPtr<Block>,
     /// Of all blocks that are in no tensor and not freed.
     bytes: AtomicUsize,
     bound: usize,
     /// Whether there are blocks in tensors that other processes were given.
-    has_lent: AtomicBool,
-    /// Whether there are spent blocks among the lists.
-    has_spent: AtomicBool,
-    kept: Mutex<Kept>,
+    has_exported: AtomicBool,
+    /// Whether there are retired blocks among the lists.
+    has_retired: AtomicBool,
+    kept: Mutex<Lists>,
     /// Somebody put blocks back, or freed them.
     changed: Condvar,
 }
 
 /// The lists, a card's.
-pub struct Kept {
+pub struct Lists {
     /// Free: a list for each class of sizes, so that what is searched is all of about the wanted size.
     ready: [List; CLASSES],
     pending: List,
-    lent: List,
-    spent: List,
+    exported: List,
+    retired: List,
     /// What is known of blocks in tensors, by address: which memory is ours, and who was given it. Memory of others that
     /// is given away leaves nothing here.
-    in_tensors: HashMap<u64, InTensor>,
+    live: HashMap<u64, Live>,
     /// Threads that have taken blocks out to free them or to wait for them.
-    busy: usize,
+    batches: usize,
 }
 
 /// A block in a tensor.
-struct InTensor {
+struct Live {
     context: u64,
-    lending: Lending,
+    exports: Exports,
 }
 
-impl Reuse {
+impl Cache {
     /// Nothing is kept of a card of so much memory.
-    pub fn of_card(memory: usize) -> Self {
+    pub fn of_device(memory: usize) -> Self {
         Self {
             released: AtomicPtr::default(),
             bytes: AtomicUsize::new(0),
             bound: (memory / SHARE).max(AT_LEAST),
-            has_lent: AtomicBool::new(false),
-            has_spent: AtomicBool::new(false),
-            kept: Mutex::new(Kept {
+            has_exported: AtomicBool::new(false),
+            has_retired: AtomicBool::new(false),
+            kept: Mutex::new(Lists {
                 ready: [const { List(None) }; CLASSES],
                 pending: List(None),
-                lent: List(None),
-                spent: List(None),
-                in_tensors: HashMap::new(),
-                busy: 0,
+                exported: List(None),
+                retired: List(None),
+                live: HashMap::new(),
+                batches: 0,
             }),
             changed: Condvar::new(),
         }
@@ -175,89 +175,89 @@ impl Reuse {
 
     /// The lists, with what was released meanwhile. Not to be held while the driver is called: that may wait for work which
     /// ends only once another thread, of this device or of another, has its memory and goes on.
-    pub fn lock(&self) -> MutexGuard<'_, Kept> {
+    pub fn lock(&self) -> MutexGuard<'_, Lists> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let mut released = self.released.swap(ptr::null_mut(), Ordering::Acquire);
         while !released.is_null() {
             // SAFETY: `release` put it there, out of a Box, and the swap made it ours alone.
             let mut block = unsafe { Box::from_raw(released) };
             released = block.next_released.load(Ordering::Relaxed);
-            if let Entry::Occupied(place) = kept.in_tensors.entry(block.address)
+            if let Entry::Occupied(place) = kept.live.entry(block.address)
                 && place.get().context == block.context
             {
-                block.lending = place.remove().lending;
+                block.exports = place.remove().exports;
             }
-            if block.lending.ever { self.set_apart(&mut kept, block) } else { kept.pending.push(block) }
+            if block.exports.ever { self.put_exported(&mut kept, block) } else { kept.pending.push(block) }
         }
         kept
     }
 
     /// Puts a block aside that other processes were given.
-    fn set_apart(&self, kept: &mut Kept, block: Box<Block>) {
+    fn put_exported(&self, kept: &mut Lists, block: Box<Block>) {
         self.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
-        if block.lending.users > 0 {
-            kept.lent.push(block)
+        if block.exports.users > 0 {
+            kept.exported.push(block)
         } else {
-            kept.spent.push(block)
+            kept.retired.push(block)
         }
-        self.has_lent.store(kept.in_tensors.values().any(|place| place.lending.ever), Ordering::Relaxed);
-        self.note_spent(kept);
+        self.has_exported.store(kept.live.values().any(|place| place.exports.ever), Ordering::Relaxed);
+        self.note_retired(kept);
     }
 
     /// Notes what is asked for without the lock.
-    fn note_spent(&self, kept: &Kept) {
-        self.has_spent.store(kept.spent.0.is_some(), Ordering::Relaxed);
+    fn note_retired(&self, kept: &Lists) {
+        self.has_retired.store(kept.retired.0.is_some(), Ordering::Relaxed);
     }
 
     /// Another process is given the memory that begins here. Of a block of ours it gives the context; the block stays as it
     /// is until that process is done with it. None: the memory is another's.
-    pub fn lend(&self, address: u64) -> Option<u64> {
+    pub fn export(&self, address: u64) -> Option<u64> {
         let mut kept = self.lock();
-        if let Some(InTensor { context, lending }) = kept.in_tensors.get_mut(&address) {
-            *lending = Lending { ever: true, users: lending.users + 1 };
-            self.has_lent.store(true, Ordering::Relaxed);
+        if let Some(Live { context, exports }) = kept.live.get_mut(&address) {
+            *exports = Exports { ever: true, users: exports.users + 1 };
+            self.has_exported.store(true, Ordering::Relaxed);
             return Some(*context);
         }
         // Its tensor is released, and somebody has it still.
-        let mut block = kept.lent.take(|block| block.address == address)?;
-        block.lending.users += 1;
+        let mut block = kept.exported.take(|block| block.address == address)?;
+        block.exports.users += 1;
         let context = block.context;
-        kept.lent.push(block);
+        kept.exported.push(block);
         Some(context)
     }
 
     /// A process that was given this block is done with it.
-    pub fn is_returned(&self, address: u64, context: u64) {
+    pub fn returned(&self, address: u64, context: u64) {
         let mut kept = self.lock();
-        if let Some(place) = kept.in_tensors.get_mut(&address)
+        if let Some(place) = kept.live.get_mut(&address)
             && place.context == context
         {
-            place.lending.users = place.lending.users.saturating_sub(1);
+            place.exports.users = place.exports.users.saturating_sub(1);
             return;
         }
         let is_this = |block: &Block| block.address == address && block.context == context;
-        let Some(mut block) = kept.lent.take(is_this) else { return };
-        block.lending.users -= 1;
-        if block.lending.users > 0 {
-            kept.lent.push(block)
+        let Some(mut block) = kept.exported.take(is_this) else { return };
+        block.exports.users -= 1;
+        if block.exports.users > 0 {
+            kept.exported.push(block)
         } else {
-            kept.spent.push(block)
+            kept.retired.push(block)
         }
-        self.note_spent(&kept);
+        self.note_retired(&kept);
     }
 
-    /// Whether there may be spent blocks.
-    pub fn may_have_spent(&self) -> bool {
+    /// Whether there may be retired blocks.
+    pub fn may_have_retired(&self) -> bool {
         let is_released = || !self.released.load(Ordering::Relaxed).is_null();
-        self.has_spent.load(Ordering::Relaxed) || self.has_lent.load(Ordering::Relaxed) && is_released()
+        self.has_retired.load(Ordering::Relaxed) || self.has_exported.load(Ordering::Relaxed) && is_released()
     }
 
-    /// Takes a spent block of a context out, to be freed.
-    pub fn take_spent(&'static self, context: u64) -> Option<Taken> {
+    /// Takes a retired block of a context out, to be freed.
+    pub fn take_retired(&'static self, context: u64) -> Option<Batch> {
         let mut kept = self.lock();
-        let block = kept.spent.take(|block| block.context == context)?;
-        self.note_spent(&kept);
-        let mut taken = self.taken(&mut kept, List(None));
+        let block = kept.retired.take(|block| block.context == context)?;
+        self.note_retired(&kept);
+        let mut taken = self.batch(&mut kept, List(None));
         taken.add(block);
         Some(taken)
     }
@@ -268,7 +268,7 @@ impl Reuse {
         let mut kept = self.lock();
         kept.reserve()?;
         let Some(block) = kept.ready[class_of(capacity)].take(fits) else { return Ok(None) };
-        kept.is_in_tensor(&block);
+        kept.add_live(&block);
         self.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
         Ok(Some(block))
     }
@@ -278,40 +278,40 @@ impl Reuse {
         let mut kept = self.lock();
         kept.forget_gone(self, block.context, block.address, block.capacity);
         kept.reserve()?;
-        kept.is_in_tensor(block);
+        kept.add_live(block);
         Ok(())
     }
 
     /// Takes the largest block of a context out, to be freed.
-    pub fn take_largest(&'static self, context: u64) -> Option<Taken> {
+    pub fn take_largest(&'static self, context: u64) -> Option<Batch> {
         let mut kept = self.lock();
         let block = kept.take_largest(context)?;
         let mut blocks = List(None);
         blocks.push(block);
-        Some(self.taken(&mut kept, blocks))
+        Some(self.batch(&mut kept, blocks))
     }
 
     /// Takes no block out: some are to be added.
-    pub fn take_none(&'static self) -> Taken {
-        self.taken(&mut self.lock(), List(None))
+    pub fn empty_batch(&'static self) -> Batch {
+        self.batch(&mut self.lock(), List(None))
     }
 
     /// Takes all pending blocks of a context out, until a fence has passed.
-    pub fn take_pending(&'static self, context: u64) -> Taken {
+    pub fn take_pending(&'static self, context: u64) -> Batch {
         let (mut kept, mut blocks) = (self.lock(), List(None));
         kept.pending.move_to(&mut blocks, |block| block.context == context);
-        self.taken(&mut kept, blocks)
+        self.batch(&mut kept, blocks)
     }
 
-    fn taken(&'static self, kept: &mut Kept, blocks: List) -> Taken {
-        kept.busy += 1;
-        Taken { home: self, blocks }
+    fn batch(&'static self, kept: &mut Lists, blocks: List) -> Batch {
+        kept.batches += 1;
+        Batch { home: self, blocks }
     }
 
     /// If another thread has blocks out, waits until one has put them back or freed them.
     pub fn wait_for_others(&self) -> bool {
         let kept = self.lock();
-        let waits = kept.busy > 0;
+        let waits = kept.batches > 0;
         if waits {
             drop(self.changed.wait(kept).unwrap_or_else(PoisonError::into_inner));
         }
@@ -319,13 +319,13 @@ impl Reuse {
     }
 }
 
-/// Blocks that a thread has taken out. Those that are left when it is dropped are pending, or spent if they were lent.
-pub struct Taken {
-    home: &'static Reuse,
+/// Blocks that a thread has taken out. Those that are left when it is dropped are pending, or retired if they were exported.
+pub struct Batch {
+    home: &'static Cache,
     blocks: List,
 }
 
-impl Taken {
+impl Batch {
     pub fn largest(&self) -> Option<&Block> {
         self.blocks.iter().max_by_key(|block| block.capacity)
     }
@@ -344,7 +344,7 @@ impl Taken {
     }
 
     /// Puts the blocks among those that are free: all work that used them is done.
-    pub fn are_ready(mut self) {
+    pub fn make_ready(mut self) {
         let mut kept = self.home.lock();
         while let Some(block) = self.blocks.take(|_| true) {
             kept.ready[class_of(block.capacity)].push(block);
@@ -352,35 +352,35 @@ impl Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for Batch {
     fn drop(&mut self) {
         let mut kept = self.home.lock();
-        while let Some(block) = self.blocks.take(|block| block.lending.ever) {
+        while let Some(block) = self.blocks.take(|block| block.exports.ever) {
             self.home.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
-            kept.spent.push(block);
+            kept.retired.push(block);
         }
-        self.home.note_spent(&kept);
+        self.home.note_retired(&kept);
         self.blocks.move_to(&mut kept.pending, |_| true);
-        kept.busy -= 1;
+        kept.batches -= 1;
         drop(kept);
         self.home.changed.notify_all();
     }
 }
 
-impl Kept {
+impl Lists {
     /// Makes room to list one block more.
     fn reserve(&mut self) -> Result<()> {
-        let room = self.in_tensors.try_reserve(1);
+        let room = self.live.try_reserve(1);
         room.map_err(|_| error!(OutOfMemory, "a list of blocks in tensors could not be had"))
     }
 
     /// Lists a block, for which there is room. Where one of a context that is gone was listed, that is forgotten.
-    fn is_in_tensor(&mut self, block: &Block) {
-        self.in_tensors.insert(block.address, InTensor { context: block.context, lending: Lending::default() });
+    fn add_live(&mut self, block: &Block) {
+        self.live.insert(block.address, Live { context: block.context, exports: Exports::default() });
     }
 
     /// Whether so much of a context is pending that a fence is worth its wait.
-    pub fn much_is_pending(&self, context: u64) -> bool {
+    pub fn needs_fence(&self, context: u64) -> bool {
         let of_context = self.pending.iter().filter(|block| block.context == context);
         let (blocks, bytes) = of_context.fold((0, 0), |(blocks, bytes), block| (blocks + 1, bytes + block.capacity));
         blocks >= PENDING_BLOCKS || bytes >= PENDING_BYTES
@@ -397,17 +397,17 @@ impl Kept {
 
     /// Drops the blocks of contexts that are gone: those of another than `context` that memory new to it overlaps, for no
     /// two contexts that live have memory in one place.
-    fn forget_gone(&mut self, home: &Reuse, context: u64, address: u64, capacity: usize) {
+    fn forget_gone(&mut self, home: &Cache, context: u64, address: u64, capacity: usize) {
         while let Some(gone) = self.overlapped(context, address, capacity) {
             let mut blocks = List(None);
             for list in self.ready.iter_mut().chain([&mut self.pending]) {
                 list.move_to(&mut blocks, |block| block.context == gone);
             }
             home.bytes.fetch_sub(blocks.iter().map(|block| block.capacity).sum(), Ordering::Relaxed);
-            for list in [&mut self.lent, &mut self.spent] {
+            for list in [&mut self.exported, &mut self.retired] {
                 list.move_to(&mut blocks, |block| block.context == gone);
             }
-            home.note_spent(self);
+            home.note_retired(self);
             while blocks.take(|_| true).is_some() {} // one after the other, not one within the other
         }
     }
@@ -418,7 +418,7 @@ impl Kept {
             let (end, other_end) = (address + capacity as u64, block.address + block.capacity as u64);
             block.context != context && block.address < end && address < other_end
         };
-        let lists = self.ready.iter().chain([&self.pending, &self.lent, &self.spent]);
+        let lists = self.ready.iter().chain([&self.pending, &self.exported, &self.retired]);
         lists.into_iter().find_map(|list| list.iter().find(overlaps).map(|block| block.context))
     }
 }
@@ -480,20 +480,20 @@ impl List {
 mod tests {
     use super::*;
 
-    fn of_card() -> &'static Reuse {
-        of_card_with(1 << 30)
+    fn of_device() -> &'static Cache {
+        of_device_with(1 << 30)
     }
 
-    /// Of a card with so many bytes. It stays for ever, and in a static: what looks for leaks sees that it is meant to.
-    fn of_card_with(bytes: usize) -> &'static Reuse {
-        static CARDS: Mutex<Vec<&'static Reuse>> = Mutex::new(Vec::new());
-        let card: &Reuse = Box::leak(Box::new(Reuse::of_card(bytes)));
-        CARDS.lock().unwrap().push(card);
-        card
+    /// Of a device with so many bytes. It stays for ever, and in a static: what looks for leaks sees that it is meant to.
+    fn of_device_with(bytes: usize) -> &'static Cache {
+        static CACHES: Mutex<Vec<&'static Cache>> = Mutex::new(Vec::new());
+        let cache: &Cache = Box::leak(Box::new(Cache::of_device(bytes)));
+        CACHES.lock().unwrap().push(cache);
+        cache
     }
 
     /// A block in a tensor.
-    fn in_tensor(home: &'static Reuse, context: u64, address: u64, capacity: usize) -> Owner {
+    fn live_block(home: &'static Cache, context: u64, address: u64, capacity: usize) -> Owner {
         let mut block = Block::new(capacity, context, home).unwrap();
         block.address = address;
         home.settle(&block).unwrap();
@@ -501,17 +501,17 @@ mod tests {
     }
 
     /// A block of a tensor that was released.
-    fn released(home: &'static Reuse, context: u64, address: u64, capacity: usize) {
-        drop(in_tensor(home, context, address, capacity));
+    fn released(home: &'static Cache, context: u64, address: u64, capacity: usize) {
+        drop(live_block(home, context, address, capacity));
     }
 
     /// A free block, which is dropped.
-    fn taken(home: &'static Reuse, context: u64, bytes: usize, capacity: usize) -> Option<u64> {
+    fn taken(home: &'static Cache, context: u64, bytes: usize, capacity: usize) -> Option<u64> {
         home.take(context, bytes, capacity).unwrap().map(|block| block.address)
     }
 
     /// The addresses of what can be taken out, the largest first.
-    fn addresses(home: &'static Reuse, context: u64) -> Vec<u64> {
+    fn addresses(home: &'static Cache, context: u64) -> Vec<u64> {
         let mut found = Vec::new();
         while let Some(mut blocks) = home.take_largest(context) {
             let address = blocks.largest().unwrap().address;
@@ -543,103 +543,103 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_has_is_not_used_again_and_freed_once_it_is_returned() {
-        let home = of_card();
+    fn what_another_process_has_is_not_used_again_and_freed_once_it_returned() {
+        let home = of_device();
         for (address, is_released_first) in [(4096, true), (8192, false)] {
-            let mut owner = Some(in_tensor(home, 7, address, 1024));
-            assert_eq!([home.lend(address), home.lend(address)], [Some(7); 2]);
+            let mut owner = Some(live_block(home, 7, address, 1024));
+            assert_eq!([home.export(address), home.export(address)], [Some(7); 2]);
             if is_released_first {
                 owner = None;
-                assert_eq!(home.lend(address), Some(7), "a third, while it is lent");
-                home.is_returned(address, 7);
+                assert_eq!(home.export(address), Some(7), "a third, while it is exported");
+                home.returned(address, 7);
             }
-            home.is_returned(address, 7);
-            home.take_pending(7).are_ready();
+            home.returned(address, 7);
+            home.take_pending(7).make_ready();
             assert!(taken(home, 7, 1000, 1024).is_none() && home.take_largest(7).is_none());
-            assert!(home.take_spent(7).is_none(), "one has it still");
-            home.is_returned(address, 8); // of a context that is gone
-            assert!(home.take_spent(7).is_none(), "one has it still");
-            home.is_returned(address, 7);
+            assert!(home.take_retired(7).is_none(), "one has it still");
+            home.returned(address, 8); // of a context that is gone
+            assert!(home.take_retired(7).is_none(), "one has it still");
+            home.returned(address, 7);
             drop(owner);
-            assert!(taken(home, 7, 1000, 1024).is_none() && home.take_spent(8).is_none());
-            assert!(home.may_have_spent());
-            drop(home.take_spent(7).unwrap()); // which the driver has not freed
-            assert!(home.may_have_spent());
-            let mut freed = home.take_spent(7).unwrap();
+            assert!(taken(home, 7, 1000, 1024).is_none() && home.take_retired(8).is_none());
+            assert!(home.may_have_retired());
+            drop(home.take_retired(7).unwrap()); // which the driver has not freed
+            assert!(home.may_have_retired());
+            let mut freed = home.take_retired(7).unwrap();
             assert_eq!(freed.largest().unwrap().address, address);
             freed.forget(address);
             drop(freed);
-            assert!(home.take_spent(7).is_none() && !home.may_have_spent());
+            assert!(home.take_retired(7).is_none() && !home.may_have_retired());
             assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
         }
         released(home, 7, 4096, 1024); // what comes to lie there is a block like others
-        home.take_pending(7).are_ready();
+        home.take_pending(7).make_ready();
         assert_eq!(taken(home, 7, 1000, 1024), Some(4096));
     }
 
     #[test]
     fn memory_of_others_that_is_given_away_leaves_nothing_behind() {
-        let home = of_card();
+        let home = of_device();
         let others = (0..10_000).map(|index| index << 21);
-        assert!(others.clone().all(|address| home.lend(address).is_none()));
+        assert!(others.clone().all(|address| home.export(address).is_none()));
         // Some of it is freed, and ours comes to lie there, before it is returned: that has nothing to do with ours.
-        let owner = in_tensor(home, 7, 3 << 21, 1024);
-        assert_eq!(home.lock().in_tensors.len(), 1);
+        let owner = live_block(home, 7, 3 << 21, 1024);
+        assert_eq!(home.lock().live.len(), 1);
         drop(owner);
-        assert!(home.lock().in_tensors.is_empty() && !home.may_have_spent());
-        home.take_pending(7).are_ready();
+        assert!(home.lock().live.is_empty() && !home.may_have_retired());
+        home.take_pending(7).make_ready();
         assert_eq!(taken(home, 7, 1000, 1024), Some(3 << 21));
     }
 
     #[test]
     fn a_block_that_was_lent_in_a_context_that_is_gone_is_not_the_one_that_lies_there_now() {
-        let home = of_card();
-        let gone = in_tensor(home, 7, 4096, 1024);
-        assert_eq!(home.lend(4096), Some(7));
-        let owner = in_tensor(home, 8, 4096, 1024);
-        home.is_returned(4096, 7);
+        let home = of_device();
+        let gone = live_block(home, 7, 4096, 1024);
+        assert_eq!(home.export(4096), Some(7));
+        let owner = live_block(home, 8, 4096, 1024);
+        home.returned(4096, 7);
         drop(gone);
-        assert_eq!(home.lend(4096), Some(8));
+        assert_eq!(home.export(4096), Some(8));
         drop(owner);
-        assert!(home.take_spent(8).is_none(), "one has it still");
-        home.is_returned(4096, 8);
-        assert_eq!(home.take_spent(8).unwrap().largest().unwrap().address, 4096);
+        assert!(home.take_retired(8).is_none(), "one has it still");
+        home.returned(4096, 8);
+        assert_eq!(home.take_retired(8).unwrap().largest().unwrap().address, 4096);
     }
 
     #[test]
     fn a_block_that_comes_to_lie_where_a_spent_one_is_being_freed_can_be_lent() {
-        let home = of_card();
-        let owner = in_tensor(home, 7, 4096, 1024);
-        home.lend(4096);
+        let home = of_device();
+        let owner = live_block(home, 7, 4096, 1024);
+        home.export(4096);
         drop(owner);
-        home.is_returned(4096, 7);
-        let mut freed = home.take_spent(7).unwrap();
+        home.returned(4096, 7);
+        let mut freed = home.take_retired(7).unwrap();
         // The driver has freed it, and gives its place to another thread, which lends that twice.
-        let owner = in_tensor(home, 7, 4096, 1024);
-        home.lend(4096);
+        let owner = live_block(home, 7, 4096, 1024);
+        home.export(4096);
         freed.forget(4096);
         drop(freed);
-        home.lend(4096);
+        home.export(4096);
         drop(owner);
-        home.take_pending(7).are_ready();
+        home.take_pending(7).make_ready();
         assert!(taken(home, 7, 1000, 1024).is_none());
-        home.is_returned(4096, 7);
-        assert!(home.take_spent(7).is_none(), "one has it still");
-        home.is_returned(4096, 7);
-        let mut freed = home.take_spent(7).unwrap();
-        home.is_returned(4096, 7); // once too often
+        home.returned(4096, 7);
+        assert!(home.take_retired(7).is_none(), "one has it still");
+        home.returned(4096, 7);
+        let mut freed = home.take_retired(7).unwrap();
+        home.returned(4096, 7); // once too often
         freed.forget(4096);
         drop(freed);
-        assert!(!home.may_have_spent());
+        assert!(!home.may_have_retired());
         assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn what_is_released_is_pending_until_it_is_ready() {
-        let home = of_card();
+        let home = of_device();
         released(home, 7, 4096, 1024);
         assert!(taken(home, 7, 1000, 1024).is_none());
-        home.take_pending(7).are_ready();
+        home.take_pending(7).make_ready();
         assert!(taken(home, 8, 1000, 1024).is_none(), "of another context");
         assert!(taken(home, 7, 1025, 1088).is_none(), "too small");
         assert!(taken(home, 7, 500, 512).is_none(), "too large");
@@ -649,7 +649,7 @@ mod tests {
 
     #[test]
     fn blocks_that_were_taken_and_not_freed_are_pending_again() {
-        let home = of_card();
+        let home = of_device();
         released(home, 7, 4096, 1024);
         drop(home.take_pending(7));
         drop(home.take_largest(7));
@@ -658,11 +658,11 @@ mod tests {
 
     #[test]
     fn the_largest_goes_first_wherever_it_is() {
-        let home = of_card();
+        let home = of_device();
         for (address, capacity) in [(0x10000, 512), (0x20000, 8192), (0x30000, 4096)] {
             released(home, 7, address, capacity);
         }
-        home.take_pending(7).are_ready();
+        home.take_pending(7).make_ready();
         for (address, capacity) in [(0x40000, 6144), (0x50000, 1024)] {
             released(home, 7, address, capacity);
         }
@@ -674,7 +674,7 @@ mod tests {
 
     #[test]
     fn the_bound_is_a_share_of_the_card() {
-        let home = of_card_with(64 << 30);
+        let home = of_device_with(64 << 30);
         released(home, 7, 1 << 32, 2 << 30);
         assert!(!home.is_beyond_bound());
         released(home, 7, 1 << 40, 512);
@@ -685,11 +685,11 @@ mod tests {
 
     #[test]
     fn blocks_of_a_context_that_is_gone_leave_when_their_place_is_taken() {
-        let home = of_card();
+        let home = of_device();
         released(home, 7, 0x10000, 0x1000);
         released(home, 7, 0x90000, 0x1000);
         released(home, 8, 0x20000, 0x1000);
-        home.take_pending(7).are_ready();
+        home.take_pending(7).make_ready();
         home.lock().forget_gone(home, 9, 0x11000, 0x1000);
         assert_eq!(home.bytes.load(Ordering::Relaxed), 0x3000, "side by side");
         home.lock().forget_gone(home, 9, 0x10800, 0x1000);
@@ -699,14 +699,14 @@ mod tests {
 
     #[test]
     fn who_finds_nothing_waits_for_those_who_have_blocks_out() {
-        let home = of_card();
+        let home = of_device();
         assert!(!home.wait_for_others());
         released(home, 7, 4096, 1024);
         let pending = home.take_pending(7);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| home.wait_for_others());
             // Whether it waits already or comes when the blocks are back: it returns.
-            pending.are_ready();
+            pending.make_ready();
             waiting.join().unwrap();
         });
         assert!(taken(home, 7, 1000, 1024).is_some());
