@@ -1845,8 +1845,8 @@ void gc_share_free(gc_share_t *lease);
  * `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the
  * sender's card or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the
  * sender; on CUDA it waits for the work of the context that it was received in. A child that is forked meanwhile has
- * the same memory of the CPU, and its release tells nobody, unless a PID namespace gives it the receiver's own number. In the process that has sent it the tensor is the same
- * memory, on the same device.
+ * the same memory of the CPU, and its release tells nobody, unless a PID namespace gives it the receiver's own number.
+ * In the process that has sent it the tensor is the same memory, on the same device.
  *
  * INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not
  * ours, or cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the

@@ -56,7 +56,7 @@ impl Writer {
 
     fn reserve(&mut self, bytes: usize) -> Result<()> {
         let reserved = self.bytes.try_reserve(bytes);
-        reserved.map_err(|_| error!(OutOfMemory, "{bytes} bytes for the image of a kernel could not be had"))
+        reserved.map_err(|_| error!(OutOfMemory, "cannot allocate {bytes} bytes for the image of a kernel"))
     }
 }
 
