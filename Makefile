@@ -150,6 +150,8 @@ test-headers: $(VENV)/ready
 test-abi: $(LIBRARY)
 	sh tests/abi/symbols.sh $(LIBRARY) tests/abi/functions.h
 	$(PYTHON) tests/abi/abi.py "$(CC)" include
+# A library that is built in seconds is not optimized.
+	$(if $(findstring fast,$(LIB)),,$(PYTHON) tests/abi/instructions.py $(LIBRARY))
 
 test-python: $(LIBRARY) $(VENV)/ready $(DRIVERS) $(NCCLS) $(NVRTC) $(NVRTCS) $(BUILD)/kernel-venv/ready
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) \

@@ -198,11 +198,11 @@ def page(stages, several, peers):
         ),
         table(["gradient and error", "elements", *(f"{w} ranks" for w in WORLDS)], break_even_rows(stages)),
         "![Factor by link](when.svg)",
-        *(["## Between GPUs of one machine", fill(peers)] if peers else []),
+        *(["## Between GPUs of one node", fill(peers)] if peers else []),
         "## Where it does not pay",
         "\n".join([
             "- Where the all-reduce hides behind the backward pass already.",
-            "- Between GPUs of one machine, below some size: NCCL's own sum is faster there.",
+            "- Between GPUs of one node, below some size: NCCL's own sum is faster there.",
             "- Where an optimizer needs more than a sign and a scale: see [CODECS.md](CODECS.md).",
             "- On the CPU, where the network sends a gradient faster than the CPU reads it from memory three times.",
         ]),

@@ -33,7 +33,7 @@ int main(int argc, char **argv)
 {
     /* A library that is not there: a sentence, and nothing to call. A program can go on without it. */
     char why[256];
-    const gc_status_t status = gc_load("/nowhere/libgradcodec.so.0", &gc, why, sizeof why);
+    const gc_status_t status = gc_load("/missing/libgradcodec.so.0", &gc, why, sizeof why);
     printf("refused: %s\n", why);
     hold("what is not there is refused", status == GC_STATUS_INVALID_ARGUMENT && gc.gc_pack_chunks == NULL);
 

@@ -3,67 +3,120 @@
 /*
  * gradcodec: gradients at one bit per element, and tensors between frameworks. DLPack in, DLPack out.
  *
- * This library packs booleans (non-zero is 1) and signs to bits and unpacks them again, with error feedback if you
- * like, in memory that NumPy, PyTorch, CuPy, JAX or your own program has allocated. It links against neither a
- * framework nor a CUDA toolkit. Tensors cross this interface as DLPack structs, which describe memory and who owns it,
- * so nothing is copied on the way in or out.
+ * This library compresses gradients to signs and one scale per tensor, with error feedback: the error of one step is
+ * added to the next gradient. It averages compressed gradients over ranks, packs signs and booleans to bits, and
+ * copies and shares tensors. It works in memory that NumPy, PyTorch, CuPy, JAX or your own program has allocated, and
+ * links against neither a framework nor a CUDA toolkit. Tensors cross this interface as DLPack structs, which describe
+ * memory and its owner, so they are not copied on the way in or out.
  *
  * Start here:
  *
  *     #include <gradcodec.h>
  *     #include <stdio.h>
+ *     #include <stdlib.h>
  *
  *     int main(void) {
- *         unsigned char mask[1000] = {1, 0, 1};
- *         int64_t length = 1000;
- *         DLDevice cpu = {kDLCPU, 0};
- *         DLDataType boolean = {kDLBool, 8, 1};
- *         DLManagedTensor *src, *chunks[4];
- *         if (gc_tensor_from_pointer(mask, cpu, boolean, 1, &length, NULL, NULL, NULL, &src) != GC_STATUS_OK ||
- *             gc_pack_chunks(src, 4, chunks) != GC_STATUS_OK) {
+ *         float gradient[1000], received[1000];
+ *         for (int i = 0; i < 1000; i++) gradient[i] = i % 2 == 0 ? 0.5f : -0.25f;
+ *         gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = 1000};
+ *         gc_codec_t *codec;
+ *         if (gc_codec_create(&options, &codec) != GC_STATUS_OK) {
  *             fprintf(stderr, "%s\n", gc_last_error());
  *             return 1;
  *         }
- *         for (int k = 0; k < 4; k++) {
- *             const unsigned char *bytes = chunks[k]->dl_tensor.data; // gc_chunk_bytes(1000, 4) of them, to send
- *             printf("chunk %d: %d bytes, the first is 0x%02x\n", k, (int)chunks[k]->dl_tensor.shape[0], bytes[0]);
- *             gc_tensor_free(chunks[k]);
+ *         int64_t length[] = {1000}, bytes[] = {gc_codec_payload_bytes(codec)};
+ *         DLTensor values = {gradient, {kDLCPU, 0}, 1, {kDLFloat, 32, 1}, length, NULL, 0};
+ *         DLTensor payload = {malloc(bytes[0]), {kDLCPU, 0}, 1, {kDLUInt, 8, 1}, bytes, NULL, 0};
+ *         DLTensor results = {received, {kDLCPU, 0}, 1, {kDLFloat, 32, 1}, length, NULL, 0};
+ *         const DLTensor *inputs[] = {&values};
+ *         DLTensor *outputs[] = {&results};
+ *         for (int step = 0; step < 2; step++) {   // the same gradient twice: the second payload also carries the error
+ *             if (gc_codec_encode(codec, inputs, 1, NULL, NULL, &payload, NULL) != GC_STATUS_OK ||
+ *                 gc_codec_decode(codec, &payload, 1, NULL, GC_DECODE_SET, outputs, 1, NULL) != GC_STATUS_OK) {
+ *                 fprintf(stderr, "%s\n", gc_last_error());
+ *                 return 1;
+ *             }
+ *             printf("4000 bytes in %d: %g, %g\n", (int)bytes[0], received[0], received[1]);
  *         }
- *         gc_tensor_free(src);
+ *         gc_codec_free(codec);
+ *         free(payload.data);
  *         return 0;
  *     }
  *
  * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
- * folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`.
+ * folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. For several ranks, gc_allreduce_run() does the
+ * encoding, the exchanges and the decoding in one call.
  *
- * What holds for all functions comes next, up to NAMES. Then, from CUDA to MEMORY OF CARDS, comes what only programs
- * with tensors on a card need. After that each function says what it does, what its parameters are, and what can go
- * wrong.
+ * After the table of functions come the rules for all functions, up to NAMES, and those for tensors on CUDA, up to
+ * DEVICE MEMORY. Then each section describes its functions: what they do, their parameters, and their errors.
  *
  * FUNCTIONS
- *
- * VERSION
- *   gc_version                    The version of the loaded library: major << 16 | minor << 8 | patch.
- *   gc_version_string             The version of the loaded library as text, such as "0.1.0".
- *   gc_build_info                 What a bug report should include, in lines of text.
  *
  * ERRORS
  *   gc_status_name                The name of a status as it stands in this header, such as "GC_STATUS_SHAPE_MISMATCH".
  *   gc_last_error                 This thread's last failure in words.
  *
- * TENSORS
- *   gc_tensor_empty               A new compact tensor; its elements are not initialized.
- *   gc_tensor_from_pointer        A tensor over your memory.
- *   gc_tensor_free                Releases a tensor: calls its deleter.
- *   gc_tensor_free_versioned      Releases a tensor in DLPack's versioned form, as gc_tensor_free().
- *   gc_tensor_to_versioned        Converts a tensor to DLPack's versioned form, which NumPy imports as writable.
- *   gc_tensor_from_versioned      Converts a tensor to DLPack's legacy form, which JAX and all other functions take.
- *   gc_capsule_destructor         Releases the tensor of a Python capsule that nobody consumed.
+ * CODECS
+ *   gc_codec_create               Creates a codec.
+ *   gc_codec_free                 Releases a codec.
+ *   gc_codec_payload_bytes        Bytes of a payload: n_chunks times those of a chunk.
+ *   gc_codec_encode               Encodes a gradient plus the carried error as a payload, and keeps the new error.
+ *   gc_codec_decode               Decodes a payload to +s or -s for every element.
+ *   gc_codec_reduce               Reduces the same chunk of several payloads to one chunk.
+ *   gc_codec_flags                Writes the flags of all calls since the last gc_codec_flags(): GC_FLAG_*, or'ed, in
+ *                                 stream order.
+ *   gc_codec_scales               Writes the scales of the last gc_codec_encode().
+ *   gc_codec_commit               Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL.
+ *   gc_codec_rollback             Takes the pending step back: gc_codec_commit() with a `skip` that is not 0.
+ *   gc_codec_reset                Resets the state to +0, as after gc_codec_create().
+ *   gc_codec_state_bytes          Bytes of the state.
+ *   gc_codec_state_out            Writes the exact state as bytes, for gc_codec_state_in().
+ *   gc_codec_state_in             Takes a state that gc_codec_state_out() wrote.
+ *   gc_codec_errors_out           Writes the carried errors as numbers, to inspect them or to continue with other
+ *                                 options.
+ *   gc_codec_errors_in            Carries the given errors from now on, rounded to the codec's dtype of errors.
  *
- * COPIES
- *   gc_tensor_to_device           A new compact copy of a tensor, on the device that you name.
- *   gc_copy_into                  Copies a tensor into another one, whatever the strides, dtypes and devices of the
- *                                 two.
+ * COMMUNICATORS
+ *   gc_comm_from_transport        Makes a communicator from functions of yours that exchange memory.
+ *   gc_comm_group                 Makes the communicators of a world of threads within this process.
+ *   gc_comm_reserve               Allocates the memory for gc_compressed_allreduce(), so that later calls need not.
+ *   gc_comm_async_error           Says whether something has gone wrong for good in earlier calls on this rank.
+ *   gc_comm_free                  Releases a communicator.
+ *   gc_compressed_allreduce       Averages a gradient over all ranks at one bit per element, with error feedback.
+ *   gc_shard_elements             Elements of a rank's server error: 8 gc_chunk_bytes(n_elements, world_size).
+ *
+ * ALL-REDUCE
+ *   gc_allreduce_create           Makes an all-reduce handle from a communicator and the options of a codec.
+ *   gc_allreduce_free             Releases an all-reduce handle, as gc_codec_free() does.
+ *   gc_allreduce_run              Replaces values on every rank by their mean over the ranks.
+ *   gc_allreduce_reduce_scatter   The first half of gc_allreduce_run(): the mean, for this rank's part of the elements.
+ *   gc_allreduce_all_gather       The second half of gc_allreduce_run(): sends this rank's part to all.
+ *   gc_allreduce_flags            Writes what happened on this rank since the last call, as gc_codec_flags() does.
+ *   gc_allreduce_commit           Ends a step, as gc_codec_commit() does.
+ *   gc_allreduce_rollback         Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0.
+ *   gc_allreduce_reset            Resets the errors to +0, as after gc_allreduce_create().
+ *   gc_allreduce_errors_out       Writes the errors of this rank and of its shard, as gc_codec_errors_out() does.
+ *   gc_allreduce_errors_in        Goes on with errors that a world of any size has kept.
+ *
+ * NCCL
+ *   gc_comm_from_nccl             Makes a communicator over an NCCL communicator that you have.
+ *   gc_comm_nccl_id               Makes the 128 bytes by which the ranks of a new NCCL world find each other.
+ *   gc_comm_from_nccl_id          Makes a new communicator over NCCL, from the bytes of gc_comm_nccl_id().
+ *
+ * PEER MEMORY
+ *   gc_peers_bytes                Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements.
+ *   gc_comm_from_peers            Makes a communicator over memory that you have mapped.
+ *   gc_comm_open_peers            Makes a communicator over peer memory that it allocates and maps itself.
+ *
+ * MACHINES
+ *   gc_comm_from_two              Combines a communicator inside each machine and one between machines.
+ *
+ * ONEBIT
+ *   gc_onebit_compress            Compresses a gradient to signs and one scale, and updates its error.
+ *   gc_onebit_decompress          Decompresses chunks to one tensor: +s where the bit is 1 and -s where it is 0.
+ *   gc_onebit_compress_into       gc_onebit_compress() into your memory.
+ *   gc_onebit_workspace_bytes     Bytes of the workspace of gc_onebit_compress_into(): about 1/4096 of a float32
+ *                                 gradient's.
  *
  * BITS
  *   gc_chunk_bytes                Bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks).
@@ -84,65 +137,19 @@
  *   gc_vote_signs_into            Takes a majority vote on every bit: the result is what more than half of the voters
  *                                 have.
  *
- * ONEBIT
- *   gc_onebit_compress            Compresses a gradient to signs and one scale, and updates its error.
- *   gc_onebit_decompress          Decompresses chunks to one tensor: +s where the bit is 1 and -s where it is 0.
- *   gc_onebit_compress_into       gc_onebit_compress() into your memory.
- *   gc_onebit_workspace_bytes     Bytes of the workspace of gc_onebit_compress_into(): about 1/4096 of a float32
- *                                 gradient's.
+ * TENSORS
+ *   gc_tensor_empty               A new compact tensor; its elements are not initialized.
+ *   gc_tensor_from_pointer        A tensor over your memory.
+ *   gc_tensor_free                Releases a tensor: calls its deleter.
+ *   gc_tensor_free_versioned      Releases a tensor in DLPack's versioned form, as gc_tensor_free().
+ *   gc_tensor_to_versioned        Converts a tensor to DLPack's versioned form, which NumPy imports as writable.
+ *   gc_tensor_from_versioned      Converts a tensor to DLPack's legacy form, which JAX and all other functions take.
+ *   gc_capsule_destructor         Releases the tensor of a Python capsule that nobody consumed.
  *
- * CODECS
- *   gc_codec_create               Makes a codec.
- *   gc_codec_free                 Releases a codec.
- *   gc_codec_payload_bytes        Bytes of a payload: n_chunks times those of a chunk.
- *   gc_codec_encode               Encodes a gradient plus the carried error as a payload, and keeps the new error.
- *   gc_codec_decode               Decodes a payload to +s or -s for every element.
- *   gc_codec_reduce               Reduces the same chunk of several payloads to one chunk.
- *   gc_codec_flags                Writes what happened in all calls since the last gc_codec_flags().
- *   gc_codec_scales               Writes the scales of the last gc_codec_encode().
- *   gc_codec_commit               Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL.
- *   gc_codec_rollback             Takes the pending step back: gc_codec_commit() with a `skip` that is not 0.
- *   gc_codec_reset                Resets the state to +0, as after gc_codec_create().
- *   gc_codec_state_bytes          Bytes of the state.
- *   gc_codec_state_out            Writes the exact state as bytes, for gc_codec_state_in().
- *   gc_codec_state_in             Takes a state that gc_codec_state_out() wrote.
- *   gc_codec_errors_out           Writes the carried errors as numbers, to look at them or to go on with other options.
- *   gc_codec_errors_in            Carries the given errors from now on, rounded to the codec's dtype of errors.
- *
- * COMMUNICATORS
- *   gc_comm_from_transport        Makes a communicator from functions of yours that exchange memory.
- *   gc_comm_group                 Makes the communicators of a world of threads within this process.
- *   gc_comm_reserve               Allocates the memory for gc_compressed_allreduce(), so that later calls need not.
- *   gc_comm_async_error           Says whether something has gone wrong for good in earlier calls on this rank.
- *   gc_comm_free                  Releases a communicator.
- *   gc_compressed_allreduce       Averages a gradient over all ranks at one bit per element, with error feedback.
- *   gc_shard_elements             Elements of a rank's server error: 8 gc_chunk_bytes(n_elements, world_size).
- *
- * NCCL
- *   gc_comm_from_nccl             Makes a communicator over an NCCL communicator that you have.
- *   gc_comm_nccl_id               Makes the 128 bytes by which the ranks of a new NCCL world find each other.
- *   gc_comm_from_nccl_id          Makes a new communicator over NCCL, from the bytes of gc_comm_nccl_id().
- *
- * PEER MEMORY
- *   gc_peers_bytes                Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements.
- *   gc_comm_from_peers            Makes a communicator over memory that you have mapped.
- *   gc_comm_open_peers            Makes a communicator over peer memory that it allocates and maps itself.
- *
- * MACHINES
- *   gc_comm_from_two              Combines a communicator inside each machine and one between machines.
- *
- * ALL-REDUCE
- *   gc_allreduce_create           Makes an all-reduce handle from a communicator and the options of a codec.
- *   gc_allreduce_free             Releases an all-reduce handle, as gc_codec_free() does.
- *   gc_allreduce_run              Replaces values on every rank by their mean over the ranks.
- *   gc_allreduce_reduce_scatter   The first half of gc_allreduce_run(): the mean, for this rank's part of the elements.
- *   gc_allreduce_all_gather       The second half of gc_allreduce_run(): sends this rank's part to all.
- *   gc_allreduce_flags            Writes what happened on this rank since the last call, as gc_codec_flags() does.
- *   gc_allreduce_commit           Ends a step, as gc_codec_commit() does.
- *   gc_allreduce_rollback         Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0.
- *   gc_allreduce_reset            Resets the errors to +0, as after gc_allreduce_create().
- *   gc_allreduce_errors_out       Writes the errors of this rank and of its shard, as gc_codec_errors_out() does.
- *   gc_allreduce_errors_in        Goes on with errors that a world of any size has kept.
+ * COPIES
+ *   gc_tensor_to_device           A new compact copy of a tensor, on the device that you name.
+ *   gc_copy_into                  Copies a tensor into another one, whatever the strides, dtypes and devices of the
+ *                                 two.
  *
  * SHARING
  *   gc_share_send                 Sends a tensor to another process.
@@ -165,10 +172,15 @@
  *   gc_set_threads                Sets the number of CPU threads for calls from now on, counting the calling one.
  *
  * DEVICES
- *   gc_prepare                    Does in advance what the first calls on a device would do.
- *   gc_trim                       Gives back the device memory that is kept for new tensors.
+ *   gc_prepare                    Does the work of the first calls on a device in advance.
+ *   gc_trim                       Frees the device memory that is kept for new tensors.
  *   gc_builtin_kernels            The library's own CUDA kernels as a *fatbin*, to load and launch yourself.
- *   gc_builtin_kernel_shape       The launch shape of a kernel on cards of a compute capability.
+ *   gc_builtin_kernel_shape       The launch shape of a kernel on GPUs of a compute capability.
+ *
+ * VERSION
+ *   gc_version                    The version of the loaded library: major << 16 | minor << 8 | patch.
+ *   gc_version_string             The version of the loaded library as text, such as "0.1.0".
+ *   gc_build_info                 What a bug report should include, in lines of text.
  *
  * TWO TIERS
  *
@@ -176,27 +188,27 @@
  *
  * Stream functions are those whose names end in `_into`, those of codecs and of all-reduces, and gc_kernel_run(). They
  * take DLTensor views of your memory and a `void *stream`. For CPU and CUDAHost tensors the stream is ignored, so pass
- * NULL, and the work is complete when the function returns. What they do on CUDA is said under STREAMS.
+ * NULL, and the work is complete when the function returns. STREAMS describes them on CUDA.
  *
  * OWNERSHIP
  *
- * Inputs are borrowed for the call, never released. Of a borrowed DLManagedTensor only `dl_tensor` is read, so a view
- * `{ v->dl_tensor, NULL, NULL }` of a versioned tensor is a valid input. Outputs are yours. Release each once, by
- * gc_tensor_free() or its own deleter, on any thread, in any order, also after the inputs are gone. When a call fails,
- * `*out` is untouched and what you passed is still yours.
+ * Inputs are borrowed for the call and never released. Only `dl_tensor` of a borrowed DLManagedTensor is read, so a
+ * view `{ v->dl_tensor, NULL, NULL }` of a versioned tensor is a valid input. Outputs are yours. Release each once, by
+ * gc_tensor_free() or its own deleter, on any thread, in any order, also after the inputs were released. When a call
+ * fails, `*out` is unchanged and your arguments are still yours.
  *
- * TENSORS THAT ARE TAKEN
+ * ACCEPTED TENSORS
  *
- * Inputs may have any strides, counted in elements, also negative ones and zero; strides that are NULL mean compact,
- * in C order. They may have any byte_offset, data NULL when there is no element, any stride where the size is 1, a
- * NULL deleter, and ndim 0. Elements may lie at any address. Bytes between the elements of a strided input may be
- * read, but never change a result.
+ * Inputs may have any strides, counted in elements, negative ones and zero included; NULL strides mean compact, in C
+ * order. They may have any byte_offset, data NULL if they have no elements, any stride where the size is 1, a NULL
+ * deleter, and ndim 0. Elements may lie at any address. Bytes between the elements of a strided input may be read, but
+ * never change a result.
  *
- * Elements that are read or written are bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16,
- * float32, float64 or bfloat16, of one lane. The devices are CPU (1) and CUDAHost (3), where the CPU works and outputs
- * are CPU tensors, and CUDA (2) and CUDAManaged (13), where the card works and outputs are CUDA tensors. Copies
- * without a cast take every dtype, lanes included; functions that only pass a tensor on take every dtype on every
- * device. They say so.
+ * The dtypes are bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16, float32, float64 and bfloat16,
+ * of one lane. The devices are CPU (1) and CUDAHost (3), where the CPU works and outputs are CPU tensors, and CUDA (2)
+ * and CUDAManaged (13), where the GPU works and outputs are CUDA tensors. Copies without a cast accept every dtype,
+ * lanes included, and functions that only pass a tensor on accept every dtype on every device; their descriptions say
+ * so.
  *
  * Outputs have explicit strides, byte_offset 0, data NULL when empty, and always a deleter. Memory that this library
  * allocates is aligned to 256 bytes.
@@ -204,10 +216,10 @@
  * WHEN A CALL FAILS
  *
  * Functions that can fail return a gc_status_t, 0 for success, with two exceptions: functions that return a number of
- * bytes or elements return -1, and functions without a result only set the last error. gc_last_error() has the failure
- * in words, with the number that was wrong. Arguments are checked before anything runs, so a status from that check
- * means that nothing has changed. If several things are wrong, any one of them may be reported. Where this file names
- * a status, it leaves out GC_STATUS_.
+ * bytes or elements return -1, and functions without a result only set the last error. gc_last_error() describes the
+ * failure, with the value that was wrong. Arguments are checked first, so an error from that check means that nothing
+ * has changed. If several arguments are wrong, any one of them may be reported. This file names statuses without
+ * GC_STATUS_.
  *
  * A pointer that is NULL or not aligned gives INVALID_ARGUMENT. No other bad pointer can be detected. Any tensor may
  * give
@@ -215,27 +227,27 @@
  * - INVALID_ARGUMENT: a negative size or ndim; shape NULL, or data NULL although there are elements; tensors on
  *   different devices, except in copies;
  * - UNSUPPORTED_DTYPE, UNSUPPORTED_DEVICE: not one of those above;
- * - DRIVER_UNAVAILABLE: a CUDA tensor, and no driver that could take it; UNSUPPORTED_DEVICE: a card that is not there;
+ * - DRIVER_UNAVAILABLE: a CUDA tensor, and no usable driver; UNSUPPORTED_DEVICE: a GPU that does not exist;
  * - CUDA, CONTEXT_LOST: on CUDA, an error of the driver, which the message names with the driver's function;
  * - SIZE_OVERFLOW: more than 2^63 - 1 elements, or some of them beyond the address space.
  *
- * A tensor to be written to also gives INVALID_ARGUMENT if its bytes, from the lowest to the highest address,
- * intersect those of an input or of another output; if its own elements overlap; or if that cannot be decided within a
- * millisecond, which takes many dimensions with interleaved strides.
+ * An output tensor also gives INVALID_ARGUMENT if its bytes, from the lowest to the highest address, intersect those
+ * of an input or of another output; if its own elements overlap; or if that cannot be decided within a millisecond,
+ * which happens with many dimensions of interleaved strides.
  *
- * Functions that return new tensors or handles, gc_comm_reserve(), gc_compressed_allreduce(), and all functions on
- * CUDA, may give OUT_OF_MEMORY. What a function lists comes in addition to all this.
+ * Functions that return new tensors or objects, gc_comm_reserve(), gc_compressed_allreduce(), and all functions on
+ * CUDA, may give OUT_OF_MEMORY. The statuses that a function lists are in addition to these.
  *
  * THREADS, FORKS AND STACKS
  *
  * Any thread may call any function at any time on different objects, and calls may share inputs. A thread that is
- * cancelled during a call ends after it, if its cancellation is deferred, as it is by default; one whose cancellation is
- * asynchronous must not call. A forked child may go on calling on CPU tensors; CUDA does not work there. A
- * call uses less than 32 KiB of stack, not counting your callbacks, the CUDA driver, and NVRTC, which takes about 128
- * KiB when a kernel is compiled.
+ * cancelled during a call ends after it, if its cancellation is deferred, as it is by default; one whose cancellation
+ * is asynchronous must not call. A forked child may go on calling on CPU tensors; CUDA does not work there. A call
+ * uses less than 32 KiB of stack, not counting your callbacks, the CUDA driver, and NVRTC, which takes about 128 KiB
+ * when a kernel is compiled.
  *
- * Your deleters and callbacks run on the thread that releases. They must return: no exception and no longjmp may leave
- * them.
+ * Your deleters and release callbacks run on the thread that releases the tensor, transport callbacks on the thread
+ * that calls. They must return: no exception and no longjmp may leave them.
  *
  * NAMES
  *
@@ -244,22 +256,22 @@
  *
  * CUDA
  *
- * The driver is looked for when the first CUDA tensor comes: libcuda.so.1, of CUDA 12.0 (525) or newer, and devices of
- * compute capability 7.5 and up. Nothing else is needed, and without it everything else works.
+ * The driver, libcuda.so.1, is loaded on first use of a CUDA tensor. It must be of CUDA 12.0 (525) or newer, the
+ * devices of compute capability 7.5 or higher. Without a driver, functions on CPU tensors work.
  *
- * The device is that of the tensors; CPU and CUDAHost count as one, and so do CUDA and CUDAManaged with the same
- * number. The context is the stream's own (INVALID_ARGUMENT if that is on another device). For NULL, 1 and 2 it is
- * your current context if that is on the device, and the device's primary context otherwise. When a call returns, your
- * current context and device are as before.
+ * A call works on the device of its tensors; CPU and CUDAHost count as one device, and so do CUDA and CUDAManaged with
+ * the same number. The context is the stream's own (INVALID_ARGUMENT if that is on another device). For the streams
+ * NULL, 1 and 2 it is your current context if that is on the device, and the device's primary context otherwise. When
+ * a call returns, your current context and device are as before.
  *
- * A fault of the device is reported by the call that caused it or by a later one: as CUDA or, when nothing in the
- * context will work any more, as CONTEXT_LOST. Outputs of work that was under way are undefined then.
+ * A device fault is reported by the call that caused it or by a later one: as CUDA or, if the context is unusable from
+ * then on, as CONTEXT_LOST. Outputs of pending work are undefined then.
  *
  * STREAMS
  *
- * Simple functions work on the legacy default stream, so inputs must be ready there: `__dlpack__(stream=1)` sees to
- * that. Non-blocking streams are not ordered with it. CUDA allows no work there while a stream of the same context
- * that was created without the non-blocking flag is being captured.
+ * Simple functions work on the legacy default stream, so inputs must be ready there: `__dlpack__(stream=1)` ensures
+ * it. Non-blocking streams are not ordered with it. CUDA allows no work there while a stream of the same context that
+ * was created without the non-blocking flag is being captured.
  *
  * Stream functions work on the stream that you pass: NULL or 1 is the legacy default stream (also in programs that are
  * compiled with per-thread default streams: pass 2 there), 2 the per-thread one, anything else a CUstream or
@@ -268,9 +280,9 @@
  * CPU and CUDAHost tensors yourself before the CPU works on them.
  *
  * Once gc_prepare() has run, stream functions allocate nothing and synchronize nothing, except all-reduces, whose
- * sections say what they allocate and wait for. Without gc_prepare(), a first call in a context loads the kernels,
- * which waits for all that runs there. For gc_kernel_run() it is gc_kernel_prepare() that does this: see KERNELS.
- * gc_copy_into() also takes tensors of two devices, and says what it enqueues, what it waits for and what it allocates
+ * sections say what they allocate and wait for. Without gc_prepare(), the first call in a context loads the kernels,
+ * which waits for all work in the context. For gc_kernel_run(), gc_kernel_prepare() does this: see KERNELS.
+ * gc_copy_into() also accepts tensors of two devices; its description says what it enqueues, waits for and allocates
  * then.
  *
  * GRAPHS
@@ -278,25 +290,26 @@
  * Functions whose names end in `_into` can be captured in a CUDA graph, after gc_prepare() in the context that
  * captures, on a stream of yours (CUDA captures neither NULL nor 1); gc_kernel_run() after gc_kernel_prepare() there;
  * codecs and all-reduces as their sections say. Memory that a captured call uses must stay until the graph's last
- * launch; that includes tensors that this library has made, so do not release them before. Meanwhile other threads may
- * call anything except simple functions in that context, if the stream was created without the non-blocking flag.
+ * launch; that includes tensors that this library has allocated, so do not release them before. Meanwhile other
+ * threads may call anything except simple functions in that context, if the stream was created without the
+ * non-blocking flag.
  *
- * MEMORY OF CARDS
+ * DEVICE MEMORY
  *
- * When a tensor that this library has made is released, its device memory is kept for new tensors: up to 1/32 of the
- * device's memory, at least 256 MiB. What exceeds that is freed by calls that return new tensors, a few blocks each,
- * and by gc_trim(). Memory is used again only after all work that was enqueued in its context before the release is
- * done, on any stream; work of other contexts is not waited for, such as a gc_copy_into() to another GPU. A release
+ * When a tensor that this library has allocated is released, its device memory is kept for new tensors: up to 1/32 of
+ * the device's memory, at least 256 MiB. What exceeds that is freed by calls that return new tensors, a few blocks
+ * each, and by gc_trim(). Memory is used again only after all work that was enqueued in its context before the release
+ * is done, on any stream; work of other contexts is not waited for, such as a gc_copy_into() to another GPU. A release
  * calls no driver: it works with any context current or none, when the streams are gone, and while the process ends.
  *
  * Other libraries cannot use what is kept, so call gc_trim() before they need memory; a call of this library that
- * finds no memory gives it back first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing
+ * cannot allocate frees it first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing
  * works on it afterwards.
  *
  * These calls may wait for all work in the context: those that return new tensors, where much has been released;
- * gc_prepare(), gc_kernel_prepare() and first calls, to load kernels; and gc_trim(). Such a call must not stand between
- * the launches of a collective (NCCL's for several GPUs of one process, say): the launch that it holds up is the one
- * that it waits for.
+ * gc_prepare(), gc_kernel_prepare() and first calls, to load kernels; and gc_trim(). Such a call must not stand
+ * between the launches of a collective (NCCL's for several GPUs of one process, say): the launch that it holds up is
+ * the one that it waits for.
  */
 
 #ifndef GRADCODEC_H
@@ -318,27 +331,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/*
- * VERSION
- *
- * GRADCODEC_VERSION is what you compile against, gc_version() what you run with.
- */
-
-/** The version of the loaded library: major << 16 | minor << 8 | patch. */
-uint32_t gc_version(void);
-
-/** The version of the loaded library as text, such as "0.1.0". Static text. */
-const char *gc_version_string(void);
-
-/**
- * What a bug report should include, in lines of text. Version and commit ("unknown" if it was built without git,
- * "-dirty" behind it if from other sources), compiler and target, the instruction set in use and those that this
- * processor has, and the version and file of each CUDA driver, NCCL and NVRTC that is loaded in this process. Nothing is
- * loaded or started for it; only the instruction set is chosen, as by a first call. The words are for people and may
- * change. UTF-8, at most 1000 bytes, and unchanged until this thread calls this again, or its end; "" without memory.
- */
-const char *gc_build_info(void);
 
 /*
  * ERRORS
@@ -407,165 +399,916 @@ const char *gc_status_name(gc_status_t status);
 const char *gc_last_error(void);
 
 /*
- * TENSORS
+ * CODECS
+ *
+ * A codec compresses a gradient and, if it is lossy, adds the error to the next gradient (*error feedback*). ONEBIT
+ * sends signs and one float32 per tensor, in one pass over memory; SIGN sends signs, and several of them are reduced
+ * by majority. docs/NUMERICS.md specifies the results, to the last bit: the same on every processor and GPU.
+ *
+ *     int64_t sizes[] = {1000000, 64, 500};   // three tensors: one launch, a scale each
+ *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .segments = sizes,
+ *                                   .n_segments = 3, .n_chunks = 4};   // on the CPU; float32, and so are the errors
+ *     gc_codec_t *codec;
+ *     gc_codec_create(&options, &codec);
+ *     int64_t bytes = gc_codec_payload_bytes(codec);                    // chunk k is at k * bytes / 4
+ *     gc_codec_encode(codec, gradients, 3, NULL, NULL, payload, NULL);  // each step, then send the payload
+ *     gc_codec_decode(codec, payload, 1, NULL, GC_DECODE_SET, results, 3, NULL);   // where it was received
+ *     gc_codec_free(codec);
+ *
+ * A *segment* is one tensor of a gradient, a *payload* what one process sends: n_chunks equal chunks, one for each
+ * receiver, which carry a header, all scales and the bits. The *error* of an element is what was to be sent minus what
+ * was sent; the codec keeps it, as its *state*.
+ *
+ * A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
+ * streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is
+ * allocated with it: later calls, except gc_codec_free(), allocate nothing, load nothing, wait for nothing and can be
+ * captured in a graph. All but gc_codec_payload_bytes() and gc_codec_state_bytes() use its state, so use one stream,
+ * or order the streams yourself, and the launches of graphs too. A call gives BUSY while another call on the same
+ * codec runs in another thread. If the driver fails in the middle of a call, the state is inconsistent, and all later
+ * calls give CUDA until gc_codec_reset(). Free a codec when its work is done and its graphs will not be launched
+ * again.
+ *
+ * Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload
+ * need not be trusted: every field is compared with what this codec would have written. On the CPU a call that finds a
+ * difference gives CORRUPT; on CUDA, where the check runs on the stream, it sets the flag GC_FLAG_CORRUPT and writes
+ * zeros. Changes within the format, such as another sign, cannot be detected.
  */
+
+/** What happened, as bits of a number: in a codec's flags and in those of a chunk. */
+enum gc_flag {
+    /** A payload or a state that this codec would not have written. */
+    GC_FLAG_CORRUPT = 1,
+    /** Something that was not finite. */
+    GC_FLAG_NONFINITE = 2,
+    /** A step was taken back. */
+    GC_FLAG_TAKEN_BACK = 4,
+};
+
+/** Which codec. 3 to 15 are kept for others. */
+enum gc_codec {
+    /** Signs and a scale, with error feedback. */
+    GC_CODEC_ONEBIT = 1,
+    /** Signs alone, reduced by majority. */
+    GC_CODEC_SIGN = 2,
+};
+
+/** How errors are kept. */
+enum gc_error {
+    /** Four bytes per element. */
+    GC_ERROR_FLOAT32 = 0,
+    /** Half the memory; what is rounded is gradient plus error. */
+    GC_ERROR_BFLOAT16 = 1,
+    /** None are kept: what a step loses is lost. */
+    GC_ERROR_NONE = 2,
+};
+
+/** What the scale is. */
+enum gc_scale {
+    /** The root of the mean square: DeepSpeed's. */
+    GC_SCALE_RMS = 0,
+    /** The mean of the absolute values: EF-signSGD's. */
+    GC_SCALE_MEAN = 1,
+};
+
+/** What happens to numbers that are not finite. GC_FLAG_NONFINITE is set in any case. */
+enum gc_nonfinite {
+    /** They stay in the state, until gc_codec_reset() or gc_codec_state_in(). */
+    GC_NONFINITE_PROPAGATE = 0,
+    /** They count as 0; a scale that is not finite is 0, so nothing is sent and all of it is carried. */
+    GC_NONFINITE_ZERO = 1,
+    /** A step is pending until gc_codec_commit(), which takes it back if anything was not finite. */
+    GC_NONFINITE_TRANSACTIONAL = 2,
+};
+
+/** What decoding does with its output. */
+enum gc_decode {
+    /** Writes the values. */
+    GC_DECODE_SET = 0,
+    /** Adds them to what is there. */
+    GC_DECODE_ADD = 1,
+};
+
+/** A codec: gc_codec_create() makes one. */
+typedef struct gc_codec_t gc_codec_t;
+
+/** Options for gc_codec_create(). Set struct_size and what you need; 0 selects the default of a field. */
+typedef struct gc_codec_options_t {
+    /** Set by you: sizeof(gc_codec_options_t). */
+    uint32_t struct_size;
+    /** One of GC_CODEC_*; there is no default. */
+    int32_t codec;
+    /** All 0: the CPU. */
+    DLDevice device;
+    /** The dtype of the values to encode: float32, float16 or bfloat16. All 0: float32. */
+    DLDataType values;
+    /** The dtype of the final decoded values, likewise. A reduced scale is rounded to it. */
+    DLDataType results;
+    /** One of GC_ERROR_*. SIGN keeps no errors. */
+    int32_t error;
+    /** One of GC_SCALE_*. */
+    int32_t scale;
+    /** One of GC_NONFINITE_*. */
+    int32_t nonfinite;
+    /** The factor by which a carried error is multiplied in each step. 0 means 1. */
+    float beta;
+    /** The element counts of n_segments tensors, 0 or more each. NULL: one segment, of n_elements. */
+    const int64_t *segments;
+    /** The number of `segments`; 0 if `segments` is NULL. */
+    size_t n_segments;
+    /** The number of elements if `segments` is NULL; otherwise 0. */
+    int64_t n_elements;
+    /** The number of chunks. 0 means 1. */
+    size_t n_chunks;
+    /** k + 1: this codec reduces chunk k, and keeps the error of that. 0: it reduces none. */
+    uint64_t server;
+    /** Must be 0. */
+    uint64_t reserved[4];
+} gc_codec_options_t;
+
+/** How values are decoded: one of GC_DECODE_*. */
+typedef int32_t gc_decode_t;
 
 /**
- * A new compact tensor; its elements are not initialized.
+ * Creates a codec. Its state is +0: it carries no error yet.
  *
- * `dtype`: any; elements of less than a byte are packed, their bytes rounded up. `shape`: `ndim` sizes, copied; may be
- * NULL when `ndim` is 0. `*out`: yours to release.
+ * `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice
+ * with GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by
+ * gc_codec_free().
  *
- * UNSUPPORTED_DTYPE: 0 bits or 0 lanes. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
+ * INVALID_ARGUMENT: an unknown codec or other enum value; a field that this version does not know, or a reserved one,
+ * that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
+ * chunks; GC_ERROR_BFLOAT16 with GC_CODEC_SIGN; n_elements that is not 0 beside segments. UNSUPPORTED_DTYPE: not
+ * float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or a state of more than 2^63 - 1 bytes.
  */
-gc_status_t gc_tensor_empty(DLDevice device,
-                            DLDataType dtype,
-                            int32_t ndim,
-                            const int64_t *shape,
-                            DLManagedTensor **out);
+gc_status_t gc_codec_create(const gc_codec_options_t *options,
+                            gc_codec_t **out);
 
 /**
- * A tensor over your memory. Nothing is copied, and no element is read.
- *
- * `data`: element 0; NULL only if there is no element. `device`, `dtype`: any. `shape`: `ndim` sizes. `strides`: as
- * many strides in elements, NULL for compact. Both are copied. `release`, unless NULL, is called once with `ctx` when
- * the last user of the tensor has released it, on that user's thread; it must not throw or longjmp. It is not called
- * when this function fails. `*out`: yours to release.
- *
- * The device is not checked and no driver is asked, so memory of another process or of another card is valid here.
- * Name the device that is to work on it, whichever device the driver reports for the pointer (for memory that another
- * process has mapped it reports now one, now the other), and make sure that this device can reach it. `*out` names the
- * device as you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can
- * where cuMemHostAlloc made it). Managed memory is CUDAManaged: the device with its number works on it, as on CUDA. If
- * others use it on the CPU or on another device, it is up to you to order that.
- *
- * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
+ * Releases a codec. No thread, no pending work and no graph may use it any more. NULL is ignored. On CUDA this may
+ * wait for all work in the context: do not call it in a capture or between the launches of a collective.
  */
-gc_status_t gc_tensor_from_pointer(void *data,
-                                   DLDevice device,
-                                   DLDataType dtype,
-                                   int32_t ndim,
-                                   const int64_t *shape,
-                                   const int64_t *strides,
-                                   void (*release)(void *ctx),
-                                   void *ctx,
-                                   DLManagedTensor **out);
+void gc_codec_free(gc_codec_t *codec);
 
-/** Releases a tensor: calls its deleter. NULL is ignored, and so is a tensor whose deleter is NULL. */
-void gc_tensor_free(DLManagedTensor *tensor);
-
-/** Releases a tensor in DLPack's versioned form, as gc_tensor_free(). */
-void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
+/** Bytes of a payload: n_chunks times those of a chunk. -1, and the last error, if `codec` is NULL. */
+int64_t gc_codec_payload_bytes(const gc_codec_t *codec);
 
 /**
- * Converts a tensor to DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as
- * read-only.) The version is the lowest 1.x that knows the dtype; there are no flags.
+ * Encodes a gradient plus the carried error as a payload, and keeps the new error.
  *
- * `src`: of any dtype and device, since no element is read. On success it belongs to `*out`; when the call fails it is
- * still yours. If it has no deleter, the struct need not outlive the call, but its memory must stay. `*out`: yours to
- * release, by gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are
- * passed on as they are.
+ * `values`: n_values tensors, one for each segment, of its element count and of the codec's dtype. `value_factor`,
+ * `error_factor`: NULL for 1, or one float32 on the codec's device, by which the gradient and the carried error are
+ * multiplied first: the first removes a loss scale; the second is the new loss scale over the old if it stays in.
+ * `payload`: gc_codec_payload_bytes() bytes, all of them written.
  *
- * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
+ * INVALID_ARGUMENT: n_values not the number of segments; a payload not aligned to 16. UNSUPPORTED_DTYPE,
+ * SHAPE_MISMATCH, NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
  */
-gc_status_t gc_tensor_to_versioned(DLManagedTensor *src,
-                                   struct DLManagedTensorVersioned **out);
+gc_status_t gc_codec_encode(gc_codec_t *codec,
+                            const DLTensor *const *values,
+                            size_t n_values,
+                            const DLTensor *value_factor,
+                            const DLTensor *error_factor,
+                            DLTensor *payload,
+                            void *stream);
 
 /**
- * Converts a tensor to DLPack's legacy form, which JAX and all other functions take.
+ * Decodes a payload to +s or -s for every element. s is the segment's scale in the chunk.
  *
- * `src`: any version 1.x. On success it belongs to `*out`, as in gc_tensor_to_versioned(). `*out`: yours to release.
+ * `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers.
+ * `divisor`: divides the scale; 0 means 1. `factor`: NULL for 1, or one float32 on the codec's device, which
+ * multiplies the scale. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to those in `values`, for
+ * rings and trees of your own. `values`: n_values tensors, one for each segment: all float32, all float16 or all
+ * bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
  *
- * READ_ONLY: the legacy form cannot say that a tensor is read-only. (To read it, borrow it: `{ v->dl_tensor, NULL,
- * NULL }`.) UNSUPPORTED_DTYPE: nor can it say that elements of less than a byte are padded to one
- * (IS_SUBBYTE_TYPE_PADDED); 0 bits or 0 lanes. INVALID_ARGUMENT: another major version.
+ * As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, an invalid mode. CORRUPT: on the CPU, a chunk
+ * that this codec would not have written; nothing is written then.
  */
-gc_status_t gc_tensor_from_versioned(struct DLManagedTensorVersioned *src,
-                                     DLManagedTensor **out);
+gc_status_t gc_codec_decode(gc_codec_t *codec,
+                            const DLTensor *payload,
+                            int32_t divisor,
+                            const DLTensor *factor,
+                            gc_decode_t mode,
+                            DLTensor *const *values,
+                            size_t n_values,
+                            void *stream);
 
 /**
- * Releases the tensor of a Python capsule that nobody consumed. It is a destructor for PyCapsule_New from ctypes or
- * cffi.
+ * Reduces the same chunk of several payloads to one chunk. They are added in the order given: ONEBIT gives the signs
+ * and the scale of their mean plus the carried error, SIGN the majority. The error of this chunk is kept.
  *
- * Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
- * NULL is no capsule: that sets the last error, and nothing else happens. Finds Python in the process that calls it:
- * this library does not link against it. Pass its address only: to call it yourself you would have to hold the GIL,
- * which ctypes.CDLL gives up.
+ * `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks],
+ * chunk `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
+ *
+ * If a chunk is corrupt, the output is flagged as corrupt for every decoder, its scales are +0, and the carried error
+ * is unchanged. On the CPU the call also gives CORRUPT; on CUDA it sets GC_FLAG_CORRUPT.
+ *
+ * INVALID_ARGUMENT: another chunk, or none; no payloads; memory that is not aligned to 16. SHAPE_MISMATCH. BUSY.
  */
-void gc_capsule_destructor(void *py_capsule);
+gc_status_t gc_codec_reduce(gc_codec_t *codec,
+                            size_t chunk,
+                            const DLTensor *chunks,
+                            DLTensor *dst,
+                            void *stream);
+
+/**
+ * Writes the flags of all calls since the last gc_codec_flags(): GC_FLAG_*, or'ed, in stream order.
+ *
+ * `dst`: uint32, one element, on the codec's device or CUDAHost.
+ */
+gc_status_t gc_codec_flags(gc_codec_t *codec, DLTensor *dst, void *stream);
+
+/**
+ * Writes the scales of the last gc_codec_encode().
+ *
+ * `dst`: float32, one element for each segment, on the codec's device or CUDAHost.
+ */
+gc_status_t gc_codec_scales(gc_codec_t *codec, DLTensor *dst, void *stream);
+
+/**
+ * Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL. Its new state becomes the valid one. If `skip` is not 0, or
+ * a value was not finite since the last commit, the step is taken back instead: the state is as it was before, and
+ * GC_FLAG_TAKEN_BACK is set. Decoded values stay. A no-op if no step is pending.
+ *
+ * `skip`: NULL, or one bool, int32 or float32 on the codec's device.
+ *
+ * INVALID_ARGUMENT: a codec of another policy. BUSY.
+ */
+gc_status_t gc_codec_commit(gc_codec_t *codec,
+                            const DLTensor *skip,
+                            void *stream);
+
+/** Takes the pending step back: gc_codec_commit() with a `skip` that is not 0. */
+gc_status_t gc_codec_rollback(gc_codec_t *codec, void *stream);
+
+/** Resets the state to +0, as after gc_codec_create(). Flags and a pending step are dropped. */
+gc_status_t gc_codec_reset(gc_codec_t *codec, void *stream);
+
+/** Bytes of the state. -1, and the last error, if `codec` is NULL. */
+int64_t gc_codec_state_bytes(const gc_codec_t *codec);
+
+/**
+ * Writes the exact state as bytes, for gc_codec_state_in(). A codec with the same options that takes it continues with
+ * the same payloads, on any device.
+ *
+ * `dst`: gc_codec_state_bytes() bytes on the codec's device.
+ *
+ * INVALID_ARGUMENT: a step is pending; not aligned to 16. SHAPE_MISMATCH. BUSY.
+ */
+gc_status_t gc_codec_state_out(gc_codec_t *codec,
+                               DLTensor *dst,
+                               void *stream);
+
+/**
+ * Takes a state that gc_codec_state_out() wrote. The state is checked: one of another codec, or an invalid one, gives
+ * CORRUPT on the CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec is unchanged.
+ *
+ * `src`: as for gc_codec_state_out(), and so are the errors.
+ */
+gc_status_t gc_codec_state_in(gc_codec_t *codec,
+                              const DLTensor *src,
+                              void *stream);
+
+/**
+ * Writes the carried errors as numbers, to inspect them or to continue with other options.
+ *
+ * `worker`: NULL, or float32, as many elements as all segments have, one segment after the other. `server`: NULL, or
+ * float32, as many elements as the chunk has that this codec reduces.
+ *
+ * INVALID_ARGUMENT: a step is pending; `server` without a chunk to reduce. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
+ * NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
+ */
+gc_status_t gc_codec_errors_out(gc_codec_t *codec,
+                                DLTensor *worker,
+                                DLTensor *server,
+                                void *stream);
+
+/**
+ * Carries the given errors from now on, rounded to the codec's dtype of errors. NULL keeps the old ones. The values
+ * are not checked: with GC_NONFINITE_TRANSACTIONAL, one that is not finite after rounding takes every later step back,
+ * until gc_codec_reset() or other errors.
+ *
+ * `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps
+ * none.
+ */
+gc_status_t gc_codec_errors_in(gc_codec_t *codec,
+                               const DLTensor *worker,
+                               const DLTensor *server,
+                               void *stream);
 
 /*
- * COPIES
+ * COMMUNICATORS
  *
- * Any tensor into any other: other strides, another dtype, another device, as NumPy's `dst[...] = src` does it, CuPy's
- * asarray() and asnumpy(), or torch's copy_().
+ * A *rank* is one of the processes or threads that train together, and these are its *world*. A communicator connects
+ * a rank to the others: by functions of yours over any engine (MPI, gloo, UCX), by NCCL (see there), or among threads
+ * of one process. Over it gradients are averaged at one bit per element:
  *
- *     DLDevice gpu = {kDLCUDA, 0};
- *     gc_tensor_to_device(array, gpu, &copy);         // a new tensor, compact
- *     gc_copy_into(&float32_matrix, &bfloat16_transposed, stream);  // cast and laid out anew in one pass
+ *     gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
+ *                           .all_to_all = my_all_to_all, .all_gather = my_all_gather};
+ *     gc_comm_t *comm;
+ *     gc_comm_from_transport(&mpi, &comm);
+ *     // worker_error: as many elements as the gradient; server_error: gc_shard_elements(n, size); both 0 at first
+ *     gc_compressed_allreduce(comm, &gradient, &worker_error, &server_error, NULL);   // each step, on every rank
+ *     gc_comm_free(comm);
  *
- * `src` is broadcast to the shape of `dst` by NumPy's rule: sizes are aligned at the last one, and where src has a
- * size of 1, or none, its element is repeated.
+ * Each rank's gradient plus its error becomes signs and a scale, divided into a chunk for every rank. Every rank takes
+ * the mean of the chunks that are its own, adds its server error, and sends signs and a scale of that to all. The
+ * errors keep what both steps lose. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021),
+ * with two exchanges in all; docs/NUMERICS.md says what is computed, docs/WHEN.md when it pays. A rank sends and
+ * receives about 1/4 byte per element, and about 100 bytes per chunk; a ring all-reduce of float32 moves 8 bytes.
  *
- * Elements of the same dtype are copied as they are, byte for byte: any dtype, lanes included. Casts are between bool,
- * integers, float16, bfloat16, float32 and float64. Their results are the same on every device, to the last bit:
+ * A call may block until the other ranks' calls come, so each rank needs a thread of its own, and every rank must make
+ * its calls on a communicator in the same order. A rank whose call fails for its arguments, or for want of memory,
+ * does not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
+ * If a call fails on some rank it need not fail on the others.
  *
- * - integer to integer: the lowest bits, sign or zeros before them: 300 is 44 in uint8, -1 is 255;
- * - float to integer: towards 0; what is beyond the integer's range becomes its least or greatest, NaN 0;
- * - to bool: 1 unless the element is 0 or -0.0, so 1 for NaN; from bool: 1 for every byte but 0;
- * - to a float: rounded once, to nearest, to even in the middle, also from float64 to bfloat16 or from int64 to
- *   float16; what rounds to beyond the largest becomes Inf; denormals are kept;
- * - NaN to a float: 0x7fc00000 in float32, 0x7fc0 in bfloat16, 0x7e00 in float16, 0x7ff8000000000000 in float64.
+ * One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. The
+ * memory that calls work in is allocated on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), even when
+ * more was allocated later.
  *
- * Where a cast is defined in NumPy, astype() gives the same, but for the bits of NaN.
+ * On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the card waits for the
+ * other ranks; over a group it returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits for its
+ * stream. Ranks may share a card, for which PEER MEMORY has rules of its own. A call over a transport of the card's
+ * memory can be captured in a graph, if the memory that it works in is there; one over a group or a host transport
+ * cannot (INVALID_ARGUMENT). What was corrupt does not fail a call on CUDA: buffer is NaN, the errors are as they
+ * were, and gc_comm_async_error() says CORRUPT.
+ */
+
+/** What a transport cannot do. */
+enum gc_transport {
+    /** It takes host memory only: what is on a card goes through pinned memory, and calls wait for their stream. */
+    GC_TRANSPORT_HOST = 1,
+};
+
+/**
+ * A communicator. gc_comm_from_transport(), gc_comm_group(), gc_comm_from_nccl(), gc_comm_from_nccl_id(),
+ * gc_comm_from_peers(), gc_comm_open_peers() and gc_comm_from_two() make one.
+ */
+typedef struct gc_comm_t gc_comm_t;
+
+/**
+ * An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are
+ * called on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the
+ * memory is: host memory also without GC_TRANSPORT_HOST, where handles on a card are made.
+ */
+typedef struct gc_transport_t {
+    /** Set by you: sizeof(gc_transport_t). */
+    uint32_t struct_size;
+    /** This rank: 0 to world_size - 1. */
+    int32_t rank;
+    /** At least 1. */
+    int32_t world_size;
+    /** 0, or GC_TRANSPORT_HOST. */
+    uint32_t flags;
+    /** Passed to the functions as it is. */
+    void *ctx;
+    /**
+     * Sends block k of `send` to rank k, and receives a block from each rank, in the order of ranks. Each block has
+     * bytes_per_rank bytes.
+     */
+    int32_t (*all_to_all)(void *ctx,
+                          const void *send,
+                          void *recv,
+                          size_t bytes_per_rank,
+                          DLDevice device,
+                          void *stream);
+    /** Sends the bytes_per_rank bytes at `send` to every rank, and receives those of each rank, in the order of ranks. */
+    int32_t (*all_gather)(void *ctx,
+                          const void *send,
+                          void *recv,
+                          size_t bytes_per_rank,
+                          DLDevice device,
+                          void *stream);
+} gc_transport_t;
+
+/**
+ * Makes a communicator from functions of yours that exchange memory.
+ *
+ * `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release,
+ * by gc_comm_free().
+ *
+ * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; a function that is NULL; an unknown flag.
+ */
+gc_status_t gc_comm_from_transport(const gc_transport_t *transport,
+                                   gc_comm_t **out);
+
+/**
+ * Makes the communicators of a world of threads within this process. There is one for each rank, and each is for one
+ * thread.
+ *
+ * `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
+ *
+ * INVALID_ARGUMENT: world_size below 1.
+ */
+gc_status_t gc_comm_group(int32_t world_size,
+                          gc_comm_t **out);
+
+/**
+ * Allocates the memory for gc_compressed_allreduce(), so that later calls need not. That is for calls with up to
+ * `n_elements` elements on `device`, and takes about 4.3 + 4 / world_size bytes per element. Other ranks need not call
+ * this.
+ *
+ * INVALID_ARGUMENT: n_elements negative. SIZE_OVERFLOW. BUSY.
+ */
+gc_status_t gc_comm_reserve(gc_comm_t *comm,
+                            DLDevice device,
+                            int64_t n_elements);
+
+/**
+ * Says whether something has gone wrong for good in earlier calls on this rank. COMM: an exchange failed; CORRUPT:
+ * there was a payload that no rank of this version sends; TIMEOUT: over peer memory, a rank did not come in time; OK
+ * otherwise. It never waits, and may be called on any thread.
+ */
+gc_status_t gc_comm_async_error(const gc_comm_t *comm);
+
+/**
+ * Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduce handles that were made from
+ * it go on working. Its transport's functions are not called, but must stay until its last handle is released, too.
+ */
+void gc_comm_free(gc_comm_t *comm);
+
+/**
+ * Averages a gradient over all ranks at one bit per element, with error feedback. On every rank `buffer` becomes the
+ * mean, over the ranks, of what it was plus the errors. All ranks end with the same bytes.
+ *
+ * `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous,
+ * as many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the
+ * elements of this rank's shard are used: from number rank * shard on, as far as there are. All three on one device, 0
+ * before the first call, and written to by each.
+ *
+ * If anything was not finite on any rank, buffer is NaN everywhere and both errors are as they were, on every rank. A
+ * call that fails leaves buffer and errors of this rank as they were. Without elements: OK, and nothing is exchanged.
+ *
+ * UNSUPPORTED_DTYPE, NOT_CONTIGUOUS, SHAPE_MISMATCH: a tensor that is not as described. INVALID_ARGUMENT: tensors on
+ * different devices, or that overlap. COMM: an exchange failed. CORRUPT: a rank runs another version, or calls with
+ * another number of elements. BUSY.
+ */
+gc_status_t gc_compressed_allreduce(gc_comm_t *comm,
+                                    DLTensor *buffer,
+                                    DLTensor *worker_error,
+                                    DLTensor *server_error,
+                                    void *stream);
+
+/**
+ * Elements of a rank's server error: 8 * gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that
+ * cannot be: n_elements negative, world_size below 1, or more than 2^63 - 1.
+ */
+int64_t gc_shard_elements(int64_t n_elements,
+                          int32_t world_size);
+
+/*
+ * ALL-REDUCE
+ *
+ * The compressed all-reduce as a handle, which joins a communicator and a codec. It keeps the errors itself, and goes
+ * over memory once where gc_compressed_allreduce() goes three times. It takes several tensors at once, in any dtype
+ * that codecs know, with any codec: GC_CODEC_ONEBIT for the mean with error feedback, GC_CODEC_SIGN for the majority.
+ *
+ *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
+ *     gc_allreduce_t *allreduce;
+ *     gc_allreduce_create(comm, &options, &allreduce);                        // on every rank
+ *     gc_allreduce_run(allreduce, &gradient, 1, NULL, NULL, NULL);            // each step, on every rank
+ *     gc_allreduce_free(allreduce);
+ *
+ * What is said of codecs holds here: one stream, BUSY, memory that is made with the handle, what happens to values
+ * that are not finite. Payloads carry what was not finite to every rank, so that with GC_NONFINITE_TRANSACTIONAL all
+ * of them take the same step back.
+ */
+
+/** A compressed all-reduce: gc_allreduce_create() makes one. */
+typedef struct gc_allreduce_t gc_allreduce_t;
+
+/**
+ * Makes an all-reduce handle from a communicator and the options of a codec. Every rank calls this, with the same
+ * options but for the device's number; they tell each other 64 bytes.
+ *
+ * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values.
+ * `*out`: yours to release, by gc_allreduce_free().
+ *
+ * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle.
+ * COMM, BUSY. If one rank fails, all do, unless that is with BUSY or a NULL `comm`, for which the others wait.
+ */
+gc_status_t gc_allreduce_create(gc_comm_t *comm,
+                                const gc_codec_options_t *options,
+                                gc_allreduce_t **out);
+
+/** Releases an all-reduce handle, as gc_codec_free() does. Other ranks need not. */
+void gc_allreduce_free(gc_allreduce_t *allreduce);
+
+/**
+ * Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, as most ranks say. All
+ * ranks end with the same bytes.
+ *
+ * `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
+ * `error_factor`: as for gc_codec_encode().
+ *
+ * As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a
+ * rank whose payload is not of such a handle: values are as they were; on CUDA the flag is set. After a failure the
+ * errors of this rank may be those of the step: roll it back, or make them anew.
+ */
+gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
+                             DLTensor *const *values,
+                             size_t n_values,
+                             const DLTensor *value_factor,
+                             const DLTensor *error_factor,
+                             void *stream);
+
+/**
+ * The first half of gc_allreduce_run(): the mean, for this rank's part of the elements. It is for an optimizer whose
+ * state is divided among the ranks: from the mean, in float32, the optimizer computes its step, and
+ * gc_allreduce_all_gather() gives that to all. With an untouched shard the two are gc_allreduce_run(), byte for byte.
+ *
+ * `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
+ * it has as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The
+ * server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, as most ranks say; a tie is broken as by
+ * gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
+ *
+ * As gc_codec_encode(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: a shard that
+ * overlaps values or factors. COMM: an exchange failed. CORRUPT: on the CPU, a rank whose payload is not of such a
+ * handle: the shard is as it was; on CUDA the flag is set, and all of the shard is +0. Other ranks may not have met
+ * it: they wait for this one in gc_allreduce_all_gather(). After a failure the worker's errors of this rank may be
+ * those of the step.
+ *
+ * With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends what is pending, both or
+ * one alone; a half whose step is still pending when it comes again commits both first. So end each half by itself, or
+ * both together.
+ */
+gc_status_t gc_allreduce_reduce_scatter(gc_allreduce_t *allreduce,
+                                        const DLTensor *const *values,
+                                        size_t n_values,
+                                        const DLTensor *value_factor,
+                                        const DLTensor *error_factor,
+                                        DLTensor *shard,
+                                        void *stream);
+
+/**
+ * The second half of gc_allreduce_run(): sends this rank's part to all. It replaces values on every rank by the signs
+ * and the scales of all ranks' shards. All ranks end with the same bytes.
+ *
+ * `shard`: as gc_allreduce_reduce_scatter() has it, with any numbers in it: the optimizer's step in place of the mean.
+ * The server's error is added first, and what signs and scale lose is the next one. What is not finite is treated as
+ * in the mean. GC_CODEC_SIGN: its signs are sent. `values`: as for gc_allreduce_run(), and written to.
+ *
+ * As gc_allreduce_run(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: values that
+ * overlap it. After a failure the server's errors of this rank may be those of the step.
+ */
+gc_status_t gc_allreduce_all_gather(gc_allreduce_t *allreduce,
+                                    const DLTensor *shard,
+                                    DLTensor *const *values,
+                                    size_t n_values,
+                                    void *stream);
+
+/** Writes what happened on this rank since the last call, as gc_codec_flags() does. */
+gc_status_t gc_allreduce_flags(gc_allreduce_t *allreduce, DLTensor *dst, void *stream);
+
+/**
+ * Ends a step, as gc_codec_commit() does. What was not finite on any rank takes it back on all. What the values became
+ * is not undone. Nothing is exchanged, so `skip` must say the same on every rank.
+ */
+gc_status_t gc_allreduce_commit(gc_allreduce_t *allreduce,
+                                const DLTensor *skip,
+                                void *stream);
+
+/** Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0. */
+gc_status_t gc_allreduce_rollback(gc_allreduce_t *allreduce, void *stream);
+
+/** Resets the errors to +0, as after gc_allreduce_create(). Flags and a pending step are dropped. */
+gc_status_t gc_allreduce_reset(gc_allreduce_t *allreduce, void *stream);
+
+/**
+ * Writes the errors of this rank and of its shard, as gc_codec_errors_out() does. Its shard is the part that it
+ * reduces.
+ *
+ * `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard
+ * has: all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
+ */
+gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
+                                    DLTensor *worker,
+                                    DLTensor *server,
+                                    void *stream);
+
+/**
+ * Goes on with errors that a world of any size has kept. Other ranks need not call this at the same time.
+ *
+ * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it
+ * had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided
+ * by W and added in order. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all shards, of
+ * which this rank takes those of its own.
+ *
+ * As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
+ */
+gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
+                                   const DLTensor *workers,
+                                   const DLTensor *server,
+                                   void *stream);
+
+/*
+ * NCCL
+ *
+ * A communicator over NCCL 2.18 or later: of one that you have, such as PyTorch's, or of its own. This library is not
+ * linked against NCCL; it uses the one that the process has loaded:
+ *
+ *     gc_nccl_options_t mine = {.struct_size = sizeof mine, .comm = my_nccl_comm};
+ *     gc_comm_t *comm;
+ *     gc_comm_from_nccl(&mine, &comm);                                        // borrowed: keep my_nccl_comm alive
+ *
+ *     gc_nccl_options_t none = {.struct_size = sizeof none};
+ *     uint8_t id[128];
+ *     if (rank == 0) gc_comm_nccl_id(&none, id);                              // and send it to the others, as you like
+ *     gc_comm_from_nccl_id(&none, id, rank, size, (DLDevice){kDLCUDA, card}, &comm);      // on every rank
+ *
+ * It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can
+ * be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
+ * between ncclGroupStart and ncclGroupEnd of yours. A rank that waits for one that does not come waits for ever, on
+ * its device: gc_comm_async_error() asks NCCL what it knows.
+ *
+ * NCCL is looked for in dl_handle, if you give one, which must stay open; otherwise where this process sees ncclSend;
+ * otherwise in a libnccl.so.2 that is loaded. Some builds of PyTorch have NCCL within another library. If several
+ * libraries have ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), since it works only in
+ * the one that made it.
+ */
+
+/** How an ncclComm_t is used. */
+enum gc_nccl {
+    /** Split a communicator of all its ranks from it, so that calls on the two need not be ordered. */
+    GC_NCCL_SPLIT = 1,
+};
+
+/** Which communicator of NCCL, and which NCCL. */
+typedef struct gc_nccl_options_t {
+    /** Set by you: sizeof(gc_nccl_options_t). */
+    uint32_t struct_size;
+    /** 0, or GC_NCCL_SPLIT. */
+    uint32_t flags;
+    /** An ncclComm_t, for gc_comm_from_nccl(); NULL for the others. */
+    void *comm;
+    /** NCCL, from dlopen(). NULL: what is loaded. */
+    void *dl_handle;
+} gc_nccl_options_t;
+
+/**
+ * Makes a communicator over an NCCL communicator that you have. Its rank, world size and device are those of `comm`.
+ *
+ * Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
+ * never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
+ * GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work that waits for another
+ * rank, and is not used afterwards. A `comm` that is still being made is waited for.
+ *
+ * `*out`: yours to release, by gc_comm_free().
+ *
+ * INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not
+ * clear which. COMM: a failure of NCCL's. And as for a tensor on the device of `comm`.
+ */
+gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options,
+                              gc_comm_t **out);
+
+/**
+ * Makes the 128 bytes by which the ranks of a new NCCL world find each other. One rank calls this, and sends the bytes
+ * to all others.
+ *
+ * `options`: comm NULL and flags 0. `id`: room for 128 bytes.
+ *
+ * Loads libnccl.so.2 if no NCCL is loaded.
+ *
+ * INVALID_ARGUMENT: a comm, or flags. COMM_UNAVAILABLE: no NCCL, or one older than 2.18. COMM: a failure of NCCL's.
+ */
+gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options,
+                            uint8_t *id);
+
+/**
+ * Makes a new communicator over NCCL, from the bytes of gc_comm_nccl_id(). All ranks of a world call this, and block
+ * until the others do. gc_comm_free() destroys what NCCL has made for it.
+ *
+ * `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
+ * `*out`: yours to release, by gc_comm_free().
+ *
+ * As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as
+ * for a tensor on the device.
+ */
+gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
+                                 const uint8_t *id,
+                                 int32_t rank,
+                                 int32_t world_size,
+                                 DLDevice device,
+                                 gc_comm_t **out);
+
+/*
+ * PEER MEMORY
+ *
+ * A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the cards of
+ * one machine, over NVLink or PCIe. The calls over it are the same, and so are the bytes that they give.
+ *
+ *     gc_comm_t *comm;                                            // found over another one, such as MPI's, on every rank
+ *     gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, card}, n_elements, 0, &comm);
+ *
+ *     gc_peers_options_t mine = {.struct_size = sizeof mine, .rank = rank, .world_size = size, .device = {kDLCUDA, card},
+ *                                .bytes = bytes, .buffers = buffers};        // or over memory that you have mapped
+ *     gc_comm_from_peers(&mine, &comm);
+ *
+ * Each rank has a buffer, which the others write payloads to; your tensors are never seen by another card. Up to 64
+ * ranks. How often ranks have met is counted on the card, so graphs can be launched again and again, also with calls
+ * of other sizes between them. A call on another stream runs after the call before it. Order the launches of graphs
+ * yourself; they must be done on every rank before a handle is made, for which ranks meet on a stream of their own.
+ *
+ * A rank waits for the others on its card, for at most `timeout_ms` of the card's clock, while the host goes on. If
+ * one does not come, the results of that call are NaN on the ranks that waited (a handle's flag is NONFINITE),
+ * gc_comm_async_error() says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this rank, on
+ * the others. The same happens if a rank has died, or writes what it should not.
+ *
+ * Ranks within one process that share a card wait for each other on the host as well, at most as long, so that their
+ * kernels cannot keep each other from running: gc_comm_open_peers() sees to that, and such calls cannot be captured.
+ * Release communicators when the work of all ranks is done, and no rank will make another call: the others write to a
+ * rank's buffer until then.
+ */
+
+/** Memory by which ranks reach each other, as one of them has it mapped. */
+typedef struct gc_peers_options_t {
+    /** Set by you: sizeof(gc_peers_options_t). */
+    uint32_t struct_size;
+    /** This rank: 0 to world_size - 1. */
+    int32_t rank;
+    /** 1 to 64. */
+    int32_t world_size;
+    /** How long a call waits for the other ranks, on the card; 0: 30 seconds. */
+    uint32_t timeout_ms;
+    /** This rank's, CUDA. */
+    DLDevice device;
+    /** The size of each buffer: gc_peers_bytes(), the same on every rank. */
+    size_t bytes;
+    /**
+     * world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the
+     * first rank calls this.
+     */
+    void *const *buffers;
+} gc_peers_options_t;
+
+/**
+ * Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements. They are about n / 4. With
+ * several segments a chunk has 4 bytes a segment more, and up to 1 byte a segment for its bits: add 2 * world_size
+ * times that.
+ *
+ * -1, and the last error: n_elements negative, or world_size not within 1 to 64.
+ */
+int64_t gc_peers_bytes(int64_t n_elements,
+                       int32_t world_size);
+
+/**
+ * Makes a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
+ * memory from cuIpcOpenMemHandle(). Every rank calls this; none waits for another.
+ *
+ * `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of
+ * it, and nothing else may write to them; to be used once more they are set to 0 again. `*out`: yours to release, by
+ * gc_comm_free().
+ *
+ * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which
+ * this rank's own is not on `device`, or not 0. UNSUPPORTED_DEVICE: the CPU. And as for a tensor on the device.
+ */
+gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
+                               gc_comm_t **out);
+
+/**
+ * Makes a communicator over peer memory that it allocates and maps itself. Every rank of another communicator calls
+ * this, with the same `n_elements`; over that one they tell each other what they need.
+ *
+ * `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`: as for
+ * gc_peers_bytes(). `timeout_ms`: as in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
+ *
+ * If one rank fails, all do, unless that is with BUSY or a NULL `bootstrap`, for which the others wait.
+ * UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another machine, a card without peer access); the
+ * CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY, COMM,
+ * BUSY.
+ */
+gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
+                               DLDevice device,
+                               int64_t n_elements,
+                               uint32_t timeout_ms,
+                               gc_comm_t **out);
+
+/*
+ * MACHINES
+ *
+ * A communicator made of two: one of the ranks of a machine, such as over peer memory, and one between machines,
+ * over NCCL, MPI or any other engine. Calls over it give the same bytes as over one communicator of all ranks, and
+ * fewer of them go from machine to machine.
+ *
+ *     MPI_Comm_split(world, machine, rank, &mine);                // made a communicator, and of that: gc_comm_open_peers()
+ *     MPI_Comm_split(world, rank_in_machine, rank, &alike);       // the ranks with this number, one of each machine
+ *     gc_comm_t *inside, *between, *comm;                         // over these
+ *     gc_comm_from_two(inside, between, &comm);                   // on every rank
+ *     gc_comm_free(inside);
+ *     gc_comm_free(between);                                      // comm keeps what it needs of them
+ *
+ * Ranks are numbered machine by machine, in the order that machines have in `between`, and within each as in
+ * `inside`. What is for a rank of another machine goes there over `between`, to the rank with the sender's number,
+ * and on over `inside`. With M machines each rank sends (M - 1) / M of a payload from machine to machine, and M - 1
+ * reduced chunks; over one communicator of all ranks it is (M - 1) / M of a payload twice. A handle needs memory for
+ * two payloads more, about n / 4 bytes.
+ *
+ * Machines need not have as many ranks. Then, or where a machine has fewer ways out than ranks, only the first C
+ * ranks of each machine have a `between`, and NULL stands for it on the others: C is the same on every machine, and
+ * these ranks carry for the others, each an equal part of everything. Two more exchanges inside bring that to them,
+ * and all machines count as the largest one, of X ranks: the memory is that for 2 * M * X * X / C chunks.
+ *
+ * What is said of the two holds here: the memory they exchange, whether calls can be captured, how long they wait. A
+ * failure in one is a failure of this one. While a call on it is under way, calls on the two give BUSY; otherwise
+ * they go on working, in the same order on every rank.
  */
 
 /**
- * A new compact copy of a tensor, on the device that you name.
+ * Combines a communicator inside each machine and one between machines. Every rank calls this: they tell each other,
+ * over both, who is where.
  *
- * `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be
- * C-contiguous. `device`: CPU (1) or CUDA (2); it may be that of src. `*out`: of the same dtype and shape, yours to
- * release.
+ * `inside`: of this machine's ranks. `between`: of the ranks that have this rank's number in their machines, one of
+ * each machine; its ranks number the machines, so all of a machine have the same rank there. Or NULL, on every rank
+ * of a machine from the same number on: see above. Both stay yours. `*out`: yours to release, by gc_comm_free().
  *
- * UNSUPPORTED_DEVICE: CUDAHost or CUDAManaged as `device`: such memory is yours to make, and gc_copy_into() writes to
- * it. SIZE_OVERFLOW: more than 2^63 - 1 bytes. NOT_CONTIGUOUS.
+ * Over peer memory `inside` carries blocks of several ranks: give gc_comm_open_peers() 1024 elements more for each
+ * rank of the world, of W, and X * X * M / (W * C) times as many where not every rank has a `between`.
+ *
+ * INVALID_ARGUMENT: ranks of a machine that have a `between` behind one that has none; others than those said above in
+ * one of the two; one communicator twice; one that is itself made of two. If one rank fails, all do, unless that is
+ * with BUSY or a NULL `inside`, or with a `between` of which another rank does not give its own (but NULL, or another
+ * communicator in its place): for that the others wait. OUT_OF_MEMORY, COMM, BUSY.
  */
-gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
-                                DLDevice device,
-                                DLManagedTensor **out);
+gc_status_t gc_comm_from_two(gc_comm_t *inside,
+                             gc_comm_t *between,
+                             gc_comm_t **out);
+
+/*
+ * ONEBIT
+ *
+ * Signs with *error feedback*: a gradient becomes one bit per element and one scale, and what that loses, the error,
+ * is added to the next gradient. Here the error is a tensor of yours. With c = gradient + error, in float32:
+ *
+ *     bit = not (c < 0)      scale s = root of the mean of c * c      new error = c - (+s where the bit is 1, else -s)
+ *
+ * This is DeepSpeed's formula; docs/NUMERICS.md says it to the last bit. A codec (above) does the same in one pass
+ * over memory instead of two, keeps the error itself, and takes several tensors at once.
+ */
+
+/** What a scale is: one of GC_SCALE_*. */
+typedef int32_t gc_scale_t;
 
 /**
- * Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
- * CUDAHost, CUDA and CUDAManaged.
+ * Compresses a gradient to signs and one scale, and updates its error.
  *
- * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is, and between CPU tensors nothing
- * behind the last element of less than a byte; where a GPU takes part all of that byte is. `stream`: of dst's device, or
- * of src's where dst is on CPU or CUDAHost; ignored where both are.
+ * `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on
+ * the same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive
+ * chunks as from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares
+ * overflow: then the error is as it was. So it is when the call fails.
  *
- * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
- * is enqueued on the stream, like a copy between two CUDA tensors, and both must stay until the stream has done it.
- * The first copy between CPU and a device allocates 8 MiB of pinned memory, also after gc_prepare(), which are kept
- * until gc_trim(). CPU memory that is pinned, in one piece, is copied without them.
- *
- * Between two CUDA devices the stream is one of dst's device: work of other streams on src must be done before, or
- * this stream must wait for it. The device of dst is given access to the memory of src's device where that is
- * possible. If dst's device still cannot read src, which may be memory of a pool or memory that was mapped, a copy to
- * another layout or dtype goes by way of the CPU: it is complete when this returns, allocates and cannot be captured,
- * like the above. src is read from another context than its own, so release a tensor of ours only when the stream has
- * done the copy.
- *
- * Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
- * done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of
- * src, whether elements share them or not: INVALID_ARGUMENT.
- *
- * SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
- * NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such
- * elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this
- * returns.
+ * INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an
+ * error of another size. A call that fails leaves the error as it was; on CUDA it may be the new one if what fails is
+ * the driver's wait at the end.
  */
-gc_status_t gc_copy_into(const DLTensor *src,
-                         DLTensor *dst,
-                         void *stream);
+gc_status_t gc_onebit_compress(const DLManagedTensor *grad,
+                               DLManagedTensor *error,
+                               size_t n_chunks,
+                               DLManagedTensor **out_chunks,
+                               float *out_scale);
+
+/**
+ * Decompresses chunks to one tensor: +s where the bit is 1 and -s where it is 0. To write to your memory instead, use
+ * gc_unpack_signs_into().
+ *
+ * `chunks`: as for gc_unpack_chunks(). `scales`: `n_chunks` numbers in host memory, s of each chunk: all the same for
+ * those of one gc_onebit_compress(). `dtype`: float32, float16 or bfloat16. `*out`: one-dimensional, of that dtype,
+ * `n_elements` long, on the device of the chunks, yours to release.
+ *
+ * A scale may be anything. It is rounded to the dtype once, to nearest even; past the largest of the dtype it is
+ * infinite, and a NaN gives NaN for either bit.
+ *
+ * As gc_unpack_chunks(); and INVALID_ARGUMENT: scales NULL. UNSUPPORTED_DTYPE: another dtype.
+ */
+gc_status_t gc_onebit_decompress(DLManagedTensor *const *chunks,
+                                 size_t n_chunks,
+                                 const float *scales,
+                                 int64_t n_elements,
+                                 DLDataType dtype,
+                                 DLManagedTensor **out);
+
+/**
+ * gc_onebit_compress() into your memory.
+ *
+ * `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk,
+ * bits most significant first, every byte written. `scale`: float32, one element. `workspace`: uint8, C-contiguous, at
+ * least gc_onebit_workspace_bytes(n) bytes, aligned to 16; whatever is in it, it is written to. All on the gradient's
+ * device.
+ *
+ * As gc_onebit_compress(), and INVALID_ARGUMENT: a rule that is none. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
+ * workspace.
+ */
+gc_status_t gc_onebit_compress_into(const DLTensor *grad,
+                                    DLTensor *error,
+                                    gc_scale_t rule,
+                                    DLTensor *dst,
+                                    DLTensor *scale,
+                                    DLTensor *workspace,
+                                    void *stream);
+
+/**
+ * Bytes of the workspace of gc_onebit_compress_into(): about 1/4096 of a float32 gradient's. -1, and the last error,
+ * for a negative n_elements.
+ */
+int64_t gc_onebit_workspace_bytes(int64_t n_elements);
 
 /*
  * BITS
@@ -814,924 +1557,170 @@ gc_status_t gc_vote_signs_into(const DLTensor *src,
                                void *stream);
 
 /*
- * ONEBIT
- *
- * Signs with *error feedback*: a gradient becomes one bit per element and one scale, and what that loses, the error,
- * is added to the next gradient. Here the error is a tensor of yours. With c = gradient + error, in float32:
- *
- *     bit = not (c < 0)      scale s = root of the mean of c * c      new error = c - (+s where the bit is 1, else -s)
- *
- * This is DeepSpeed's formula; docs/NUMERICS.md says it to the last bit. A codec (below) does the same in one pass
- * over memory instead of two, keeps the error itself, and takes several tensors at once.
+ * TENSORS
  */
-
-/** What a scale is: one of GC_SCALE_*. */
-typedef int32_t gc_scale_t;
 
 /**
- * Compresses a gradient to signs and one scale, and updates its error.
+ * A new compact tensor; its elements are not initialized.
  *
- * `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on
- * the same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive
- * chunks as from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares
- * overflow: then the error is as it was. So it is when the call fails.
+ * `dtype`: any; elements of less than a byte are packed, their bytes rounded up. `shape`: `ndim` sizes, copied; may be
+ * NULL when `ndim` is 0. `*out`: yours to release.
  *
- * INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an
- * error of another size. A call that fails leaves the error as it was; on CUDA it may be the new one if what fails is
- * the driver's wait at the end.
+ * UNSUPPORTED_DTYPE: 0 bits or 0 lanes. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
  */
-gc_status_t gc_onebit_compress(const DLManagedTensor *grad,
-                               DLManagedTensor *error,
-                               size_t n_chunks,
-                               DLManagedTensor **out_chunks,
-                               float *out_scale);
+gc_status_t gc_tensor_empty(DLDevice device,
+                            DLDataType dtype,
+                            int32_t ndim,
+                            const int64_t *shape,
+                            DLManagedTensor **out);
 
 /**
- * Decompresses chunks to one tensor: +s where the bit is 1 and -s where it is 0. To write to your memory instead, use
- * gc_unpack_signs_into().
+ * A tensor over your memory. Nothing is copied, and no element is read.
  *
- * `chunks`: as for gc_unpack_chunks(). `scales`: `n_chunks` numbers in host memory, s of each chunk: all the same for
- * those of one gc_onebit_compress(). `dtype`: float32, float16 or bfloat16. `*out`: one-dimensional, of that dtype,
- * `n_elements` long, on the device of the chunks, yours to release.
+ * `data`: element 0; NULL only if there is no element. `device`, `dtype`: any. `shape`: `ndim` sizes. `strides`: as
+ * many strides in elements, NULL for compact. Both are copied. `release`, unless NULL, is called once with `ctx` when
+ * the last user of the tensor has released it, on that user's thread; it must not throw or longjmp. It is not called
+ * when this function fails. `*out`: yours to release.
  *
- * A scale may be anything. It is rounded to the dtype once, to nearest even; past the largest of the dtype it is
- * infinite, and a NaN gives NaN for either bit.
+ * The device is not checked and no driver is asked, so memory of another process or of another GPU is valid here.
+ * Name the device that is to work on it, whichever device the driver reports for the pointer (for memory that another
+ * process has mapped it reports now one, now the other), and make sure that this device can reach it. `*out` names the
+ * device as you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can
+ * where cuMemHostAlloc made it). Managed memory is CUDAManaged: the device with its number works on it, as on CUDA. If
+ * others use it on the CPU or on another device, it is up to you to order that.
  *
- * As gc_unpack_chunks(); and INVALID_ARGUMENT: scales NULL. UNSUPPORTED_DTYPE: another dtype.
+ * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
  */
-gc_status_t gc_onebit_decompress(DLManagedTensor *const *chunks,
-                                 size_t n_chunks,
-                                 const float *scales,
-                                 int64_t n_elements,
-                                 DLDataType dtype,
-                                 DLManagedTensor **out);
+gc_status_t gc_tensor_from_pointer(void *data,
+                                   DLDevice device,
+                                   DLDataType dtype,
+                                   int32_t ndim,
+                                   const int64_t *shape,
+                                   const int64_t *strides,
+                                   void (*release)(void *ctx),
+                                   void *ctx,
+                                   DLManagedTensor **out);
+
+/** Releases a tensor: calls its deleter. NULL is ignored, and so is a tensor whose deleter is NULL. */
+void gc_tensor_free(DLManagedTensor *tensor);
+
+/** Releases a tensor in DLPack's versioned form, as gc_tensor_free(). */
+void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
 
 /**
- * gc_onebit_compress() into your memory.
+ * Converts a tensor to DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as
+ * read-only.) The version is the lowest 1.x that knows the dtype; there are no flags.
  *
- * `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk,
- * bits most significant first, every byte written. `scale`: float32, one element. `workspace`: uint8, C-contiguous, at
- * least gc_onebit_workspace_bytes(n) bytes, aligned to 16; whatever is in it, it is written to. All on the gradient's
- * device.
+ * `src`: of any dtype and device, since no element is read. On success it belongs to `*out`; when the call fails it is
+ * still yours. If it has no deleter, the struct need not outlive the call, but its memory must stay. `*out`: yours to
+ * release, by gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are
+ * passed on as they are.
  *
- * As gc_onebit_compress(), and INVALID_ARGUMENT: a rule that is none. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
- * workspace.
+ * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
  */
-gc_status_t gc_onebit_compress_into(const DLTensor *grad,
-                                    DLTensor *error,
-                                    gc_scale_t rule,
-                                    DLTensor *dst,
-                                    DLTensor *scale,
-                                    DLTensor *workspace,
-                                    void *stream);
+gc_status_t gc_tensor_to_versioned(DLManagedTensor *src,
+                                   struct DLManagedTensorVersioned **out);
 
 /**
- * Bytes of the workspace of gc_onebit_compress_into(): about 1/4096 of a float32 gradient's. -1, and the last error,
- * for a negative n_elements.
+ * Converts a tensor to DLPack's legacy form, which JAX and all other functions take.
+ *
+ * `src`: any version 1.x. On success it belongs to `*out`, as in gc_tensor_to_versioned(). `*out`: yours to release.
+ *
+ * READ_ONLY: the legacy form cannot say that a tensor is read-only. (To read it, borrow it: `{ v->dl_tensor, NULL,
+ * NULL }`.) UNSUPPORTED_DTYPE: nor can it say that elements of less than a byte are padded to one
+ * (IS_SUBBYTE_TYPE_PADDED); 0 bits or 0 lanes. INVALID_ARGUMENT: another major version.
  */
-int64_t gc_onebit_workspace_bytes(int64_t n_elements);
+gc_status_t gc_tensor_from_versioned(struct DLManagedTensorVersioned *src,
+                                     DLManagedTensor **out);
+
+/**
+ * Releases the tensor of a Python capsule that nobody consumed. It is a destructor for PyCapsule_New from ctypes or
+ * cffi.
+ *
+ * Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
+ * NULL is no capsule: that sets the last error, and nothing else happens. Finds Python in the process that calls it:
+ * this library does not link against it. Pass its address only: to call it yourself you would have to hold the GIL,
+ * which ctypes.CDLL gives up.
+ */
+void gc_capsule_destructor(void *py_capsule);
 
 /*
- * CODECS
+ * COPIES
  *
- * A codec compresses a gradient and, if it is lossy, carries what it lost to the next step (*error feedback*). ONEBIT
- * sends signs and one float32 per tensor, in one pass over memory; SIGN sends signs, and several of them are reduced
- * by majority. docs/NUMERICS.md says what they compute, to the last bit: the same on every processor and card.
+ * Any tensor into any other: other strides, another dtype, another device, as NumPy's `dst[...] = src` does it, CuPy's
+ * asarray() and asnumpy(), or torch's copy_().
  *
- *     int64_t sizes[] = {1000000, 64, 500};   // three tensors: one launch, a scale each
- *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .segments = sizes,
- *                                   .n_segments = 3, .n_chunks = 4};   // on the CPU; float32, and so are the errors
- *     gc_codec_t *codec;
- *     gc_codec_create(&options, &codec);
- *     int64_t bytes = gc_codec_payload_bytes(codec);                    // chunk k is at k * bytes / 4
- *     gc_codec_encode(codec, gradients, 3, NULL, NULL, payload, NULL);  // each step, then send the payload
- *     gc_codec_decode(codec, payload, 1, NULL, GC_DECODE_SET, results, 3, NULL);   // where it was received
- *     gc_codec_free(codec);
+ *     DLDevice gpu = {kDLCUDA, 0};
+ *     gc_tensor_to_device(array, gpu, &copy);         // a new tensor, compact
+ *     gc_copy_into(&float32_matrix, &bfloat16_transposed, stream);  // cast and laid out anew in one pass
  *
- * A *segment* is one tensor of a gradient, a *payload* what one process sends: n_chunks equal chunks, one for each
- * receiver, which carry a header, all scales and the bits. The *error* of an element is what was to be sent minus what
- * was sent; the codec keeps it, as its *state*.
+ * `src` is broadcast to the shape of `dst` by NumPy's rule: sizes are aligned at the last one, and where src has a
+ * size of 1, or none, its element is repeated.
  *
- * A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
- * streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is
- * allocated with it: later calls, except gc_codec_free(), allocate nothing, load nothing, wait for nothing and can be
- * captured in a graph. All but gc_codec_payload_bytes() and gc_codec_state_bytes() touch its state, so use one stream,
- * or order the streams yourself, also the launches of graphs. A call gives BUSY while another one on the same codec is
- * under way in another thread. If the driver fails in the middle of a call, so that the state is neither the old nor
- * the new one, all others give CUDA until gc_codec_reset(). Free a codec when its work is done and its graphs will not
- * be launched again.
+ * Elements of the same dtype are copied as they are, byte for byte: any dtype, lanes included. Casts are between bool,
+ * integers, float16, bfloat16, float32 and float64. Their results are the same on every device, to the last bit:
  *
- * Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload
- * may come from a stranger: every field is compared with what this codec would have written. On the CPU a call that
- * finds a difference gives CORRUPT; on CUDA, where nothing is known until the stream has done the work, the flag
- * GC_FLAG_CORRUPT is set and zeros are written. Changes that keep to the format, such as another sign, cannot be
- * detected.
- */
-
-/** What happened, as bits of a number: in a codec's flags and in those of a chunk. */
-enum gc_flag {
-    /** A payload or a state that this codec would not have written. */
-    GC_FLAG_CORRUPT = 1,
-    /** Something that was not finite. */
-    GC_FLAG_NONFINITE = 2,
-    /** A step was taken back. */
-    GC_FLAG_TAKEN_BACK = 4,
-};
-
-/** Which codec. 3 to 15 are kept for others. */
-enum gc_codec {
-    /** Signs and a scale, with error feedback. */
-    GC_CODEC_ONEBIT = 1,
-    /** Signs alone, reduced by majority. */
-    GC_CODEC_SIGN = 2,
-};
-
-/** How errors are kept. */
-enum gc_error {
-    /** Four bytes per element. */
-    GC_ERROR_FLOAT32 = 0,
-    /** Half the memory; what is rounded is gradient plus error. */
-    GC_ERROR_BFLOAT16 = 1,
-    /** None are kept: what a step loses is lost. */
-    GC_ERROR_NONE = 2,
-};
-
-/** What the scale is. */
-enum gc_scale {
-    /** The root of the mean square: DeepSpeed's. */
-    GC_SCALE_RMS = 0,
-    /** The mean of the absolute values: EF-signSGD's. */
-    GC_SCALE_MEAN = 1,
-};
-
-/** What happens to numbers that are not finite. GC_FLAG_NONFINITE is set in any case. */
-enum gc_nonfinite {
-    /** They stay in the state, until gc_codec_reset() or gc_codec_state_in(). */
-    GC_NONFINITE_PROPAGATE = 0,
-    /** They count as 0; a scale that is not finite is 0, so nothing is sent and all of it is carried. */
-    GC_NONFINITE_ZERO = 1,
-    /** A step is pending until gc_codec_commit(), which takes it back if anything was not finite. */
-    GC_NONFINITE_TRANSACTIONAL = 2,
-};
-
-/** What decoding does with its output. */
-enum gc_decode {
-    /** Writes the values. */
-    GC_DECODE_SET = 0,
-    /** Adds them to what is there. */
-    GC_DECODE_ADD = 1,
-};
-
-/** A codec: gc_codec_create() makes one. */
-typedef struct gc_codec_t gc_codec_t;
-
-/** What a codec is made of. Set struct_size and what you need; a field that is 0 has its default. */
-typedef struct gc_codec_options_t {
-    /** Set by you: sizeof(gc_codec_options_t). */
-    uint32_t struct_size;
-    /** One of GC_CODEC_*; there is no default. */
-    int32_t codec;
-    /** All 0: the CPU. */
-    DLDevice device;
-    /** The dtype of what is encoded: float32, float16 or bfloat16. All 0: float32. */
-    DLDataType values;
-    /** The dtype of what is decoded in the end, likewise. A reduced scale is rounded to it. */
-    DLDataType results;
-    /** One of GC_ERROR_*. SIGN keeps no errors. */
-    int32_t error;
-    /** One of GC_SCALE_*. */
-    int32_t scale;
-    /** One of GC_NONFINITE_*. */
-    int32_t nonfinite;
-    /** The factor by which a carried error is multiplied in each step. 0 means 1. */
-    float beta;
-    /** The element counts of n_segments tensors, 0 or more each. NULL: one segment, of n_elements. */
-    const int64_t *segments;
-    /** The number of `segments`; 0 if `segments` is NULL. */
-    size_t n_segments;
-    /** The number of elements if `segments` is NULL; otherwise 0. */
-    int64_t n_elements;
-    /** The number of chunks. 0 means 1. */
-    size_t n_chunks;
-    /** k + 1: this codec reduces chunk k, and keeps the error of that. 0: it reduces none. */
-    uint64_t server;
-    /** Must be 0. */
-    uint64_t reserved[4];
-} gc_codec_options_t;
-
-/** How values are decoded: one of GC_DECODE_*. */
-typedef int32_t gc_decode_t;
-
-/**
- * Makes a codec. Its state is +0, which means that no error is carried yet.
+ * - integer to integer: the lowest bits, sign or zeros before them: 300 is 44 in uint8, -1 is 255;
+ * - float to integer: towards 0; what is beyond the integer's range becomes its least or greatest, NaN 0;
+ * - to bool: 1 unless the element is 0 or -0.0, so 1 for NaN; from bool: 1 for every byte but 0;
+ * - to a float: rounded once, to nearest, to even in the middle, also from float64 to bfloat16 or from int64 to
+ *   float16; what rounds to beyond the largest becomes Inf; denormals are kept;
+ * - NaN to a float: 0x7fc00000 in float32, 0x7fc0 in bfloat16, 0x7e00 in float16, 0x7ff8000000000000 in float64.
  *
- * `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice
- * with GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by
- * gc_codec_free().
- *
- * INVALID_ARGUMENT: a codec or another number that this version does not know; a field behind those that it knows, or
- * a reserved one, that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
- * chunks; GC_ERROR_BFLOAT16 with GC_CODEC_SIGN; n_elements that is not 0 beside segments. UNSUPPORTED_DTYPE: not
- * float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or a state of more than 2^63 - 1 bytes.
- */
-gc_status_t gc_codec_create(const gc_codec_options_t *options,
-                            gc_codec_t **out);
-
-/**
- * Releases a codec. Nothing may use it any more: no thread, no work that is under way, no graph. NULL is ignored. On
- * CUDA it may wait for all work of the context: not in a capture, not between the launches of a collective.
- */
-void gc_codec_free(gc_codec_t *codec);
-
-/** Bytes of a payload: n_chunks times those of a chunk. -1, and the last error, if `codec` is NULL. */
-int64_t gc_codec_payload_bytes(const gc_codec_t *codec);
-
-/**
- * Encodes a gradient plus the carried error as a payload, and keeps the new error.
- *
- * `values`: n_values tensors, one for each segment, of its element count and of the codec's dtype. `value_factor`,
- * `error_factor`: NULL for 1, or one float32 on the codec's device, by which the gradient and the carried error are
- * multiplied first: the first takes a loss scale out; the second is the new loss scale over the old where it stays in.
- * `payload`: gc_codec_payload_bytes() bytes, all of them written.
- *
- * INVALID_ARGUMENT: n_values not the number of segments; a payload not aligned to 16. UNSUPPORTED_DTYPE,
- * SHAPE_MISMATCH, NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
- */
-gc_status_t gc_codec_encode(gc_codec_t *codec,
-                            const DLTensor *const *values,
-                            size_t n_values,
-                            const DLTensor *value_factor,
-                            const DLTensor *error_factor,
-                            DLTensor *payload,
-                            void *stream);
-
-/**
- * Decodes a payload to +s or -s for every element. s is the segment's scale in the chunk.
- *
- * `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers.
- * `divisor`: the scale is divided by it; 0 is 1. `factor`: NULL for 1, or one float32 on the codec's device, by which
- * it is multiplied. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to what is there, so that rings
- * and trees of your own can be built. `values`: n_values tensors, one for each segment: all float32, all float16 or
- * all bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
- *
- * As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, a mode that is none. CORRUPT: on the CPU, a chunk
- * that this codec would not have written; nothing is written then.
- */
-gc_status_t gc_codec_decode(gc_codec_t *codec,
-                            const DLTensor *payload,
-                            int32_t divisor,
-                            const DLTensor *factor,
-                            gc_decode_t mode,
-                            DLTensor *const *values,
-                            size_t n_values,
-                            void *stream);
-
-/**
- * Reduces the same chunk of several payloads to one chunk. They are added in the order given: ONEBIT gives the signs
- * and the scale of their mean plus the carried error, SIGN the majority. The error of this chunk is kept.
- *
- * `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks],
- * chunk `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
- *
- * A corrupt chunk does not stop the others: what goes out is marked, so that all who decode it know, its scales are
- * +0, and the carried error is as it was. On the CPU the call gives CORRUPT then; on CUDA GC_FLAG_CORRUPT is set.
- *
- * INVALID_ARGUMENT: another chunk, or none; no payloads; memory that is not aligned to 16. SHAPE_MISMATCH. BUSY.
- */
-gc_status_t gc_codec_reduce(gc_codec_t *codec,
-                            size_t chunk,
-                            const DLTensor *chunks,
-                            DLTensor *dst,
-                            void *stream);
-
-/**
- * Writes what happened in all calls since the last gc_codec_flags(). That is GC_FLAG_*, or'ed, in stream order.
- *
- * `dst`: uint32, one element, on the codec's device or CUDAHost.
- */
-gc_status_t gc_codec_flags(gc_codec_t *codec,
-                           DLTensor *dst,
-                           void *stream);
-
-/**
- * Writes the scales of the last gc_codec_encode().
- *
- * `dst`: float32, one element for each segment, on the codec's device or CUDAHost.
- */
-gc_status_t gc_codec_scales(gc_codec_t *codec, DLTensor *dst, void *stream);
-
-/**
- * Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL. Its new state becomes the valid one. If `skip` is not 0, or
- * something was not finite since the last commit, the step is taken back instead: the state is as it was before, and
- * GC_FLAG_TAKEN_BACK is set. What was decoded is not undone. Without a step, nothing.
- *
- * `skip`: NULL, or one bool, int32 or float32 on the codec's device.
- *
- * INVALID_ARGUMENT: a codec of another policy. BUSY.
- */
-gc_status_t gc_codec_commit(gc_codec_t *codec,
-                            const DLTensor *skip,
-                            void *stream);
-
-/** Takes the pending step back: gc_codec_commit() with a `skip` that is not 0. */
-gc_status_t gc_codec_rollback(gc_codec_t *codec, void *stream);
-
-/** Resets the state to +0, as after gc_codec_create(). Flags and a pending step are dropped. */
-gc_status_t gc_codec_reset(gc_codec_t *codec, void *stream);
-
-/** Bytes of the state. -1, and the last error, if `codec` is NULL. */
-int64_t gc_codec_state_bytes(const gc_codec_t *codec);
-
-/**
- * Writes the exact state as bytes, for gc_codec_state_in(). A codec with the same options that takes it goes on with
- * the same bytes, on any device.
- *
- * `dst`: gc_codec_state_bytes() bytes on the codec's device.
- *
- * INVALID_ARGUMENT: a step is pending; not aligned to 16. SHAPE_MISMATCH. BUSY.
- */
-gc_status_t gc_codec_state_out(gc_codec_t *codec,
-                               DLTensor *dst,
-                               void *stream);
-
-/**
- * Takes a state that gc_codec_state_out() wrote. The state is checked: one that is not of such a codec gives CORRUPT
- * on the CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec stays as it was.
- *
- * `src`: as for gc_codec_state_out(), and so are the errors.
- */
-gc_status_t gc_codec_state_in(gc_codec_t *codec,
-                              const DLTensor *src,
-                              void *stream);
-
-/**
- * Writes the carried errors as numbers, to look at them or to go on with other options.
- *
- * `worker`: NULL, or float32, as many elements as all segments have, one segment after the other. `server`: NULL, or
- * float32, as many elements as the chunk has that this codec reduces.
- *
- * INVALID_ARGUMENT: a step is pending; `server` without a chunk to reduce. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
- * NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
- */
-gc_status_t gc_codec_errors_out(gc_codec_t *codec,
-                                DLTensor *worker,
-                                DLTensor *server,
-                                void *stream);
-
-/**
- * Carries the given errors from now on, rounded to the codec's dtype of errors. What is NULL stays as it is. They are
- * not looked at: with GC_NONFINITE_TRANSACTIONAL, one that is not finite after rounding has every later step taken back,
- * until gc_codec_reset() or other errors.
- *
- * `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps
- * none.
- */
-gc_status_t gc_codec_errors_in(gc_codec_t *codec,
-                               const DLTensor *worker,
-                               const DLTensor *server,
-                               void *stream);
-
-/*
- * COMMUNICATORS
- *
- * A *rank* is one of the processes or threads that train together, and these are its *world*. A communicator connects
- * a rank to the others: by functions of yours over any engine (MPI, gloo, UCX), by NCCL (see there), or among threads
- * of one process. Over it gradients are averaged at one bit per element:
- *
- *     gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
- *                           .all_to_all = my_all_to_all, .all_gather = my_all_gather};
- *     gc_comm_t *comm;
- *     gc_comm_from_transport(&mpi, &comm);
- *     // worker_error: as many elements as the gradient; server_error: gc_shard_elements(n, size); both 0 at first
- *     gc_compressed_allreduce(comm, &gradient, &worker_error, &server_error, NULL);   // each step, on every rank
- *     gc_comm_free(comm);
- *
- * Each rank's gradient plus its error becomes signs and a scale, divided into a chunk for every rank. Every rank takes
- * the mean of the chunks that are its own, adds its server error, and sends signs and a scale of that to all. The
- * errors keep what both steps lose. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021),
- * with two exchanges in all; docs/NUMERICS.md says what is computed, docs/WHEN.md when it pays. A rank sends and
- * receives about 1/4 byte per element, and about 100 bytes per chunk; a ring all-reduce of float32 moves 8 bytes.
- *
- * A call may block until the other ranks' calls come, so each rank needs a thread of its own, and every rank must make
- * its calls on a communicator in the same order. A rank whose call fails for its arguments, or for want of memory,
- * does not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
- * If a call fails on some rank it need not fail on the others.
- *
- * One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. The
- * memory that calls work in is allocated on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), even when
- * more was allocated later.
- *
- * On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the card waits for the
- * other ranks; over a group it returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits for its
- * stream. Ranks may share a card, for which PEER MEMORY has rules of its own. A call over a transport of the card's
- * memory can be captured in a graph, if the memory that it works in is there; one over a group or a host transport
- * cannot (INVALID_ARGUMENT). What was corrupt does not fail a call on CUDA: buffer is NaN, the errors are as they
- * were, and gc_comm_async_error() says CORRUPT.
- */
-
-/** What a transport cannot do. */
-enum gc_transport {
-    /** It takes host memory only: what is on a card goes through pinned memory, and calls wait for their stream. */
-    GC_TRANSPORT_HOST = 1,
-};
-
-/**
- * A communicator. gc_comm_from_transport(), gc_comm_group(), gc_comm_from_nccl(), gc_comm_from_nccl_id(),
- * gc_comm_from_peers(), gc_comm_open_peers() and gc_comm_from_two() make one.
- */
-typedef struct gc_comm_t gc_comm_t;
-
-/**
- * An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are
- * called on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the
- * memory is: host memory also without GC_TRANSPORT_HOST, where handles on a card are made.
- */
-typedef struct gc_transport_t {
-    /** Set by you: sizeof(gc_transport_t). */
-    uint32_t struct_size;
-    /** This rank: 0 to world_size - 1. */
-    int32_t rank;
-    /** At least 1. */
-    int32_t world_size;
-    /** 0, or GC_TRANSPORT_HOST. */
-    uint32_t flags;
-    /** Passed to the functions as it is. */
-    void *ctx;
-    /**
-     * Sends block k of `send` to rank k, and receives a block from each rank, in the order of ranks. Each block has
-     * bytes_per_rank bytes.
-     */
-    int32_t (*all_to_all)(void *ctx,
-                          const void *send,
-                          void *recv,
-                          size_t bytes_per_rank,
-                          DLDevice device,
-                          void *stream);
-    /** Sends the bytes_per_rank bytes at `send` to every rank, and receives those of each rank, in the order of ranks. */
-    int32_t (*all_gather)(void *ctx,
-                          const void *send,
-                          void *recv,
-                          size_t bytes_per_rank,
-                          DLDevice device,
-                          void *stream);
-} gc_transport_t;
-
-/**
- * Makes a communicator from functions of yours that exchange memory.
- *
- * `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release,
- * by gc_comm_free().
- *
- * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; a function that is NULL; an unknown flag.
- */
-gc_status_t gc_comm_from_transport(const gc_transport_t *transport,
-                                   gc_comm_t **out);
-
-/**
- * Makes the communicators of a world of threads within this process. There is one for each rank, and each is for one
- * thread.
- *
- * `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
- *
- * INVALID_ARGUMENT: world_size below 1.
- */
-gc_status_t gc_comm_group(int32_t world_size,
-                          gc_comm_t **out);
-
-/**
- * Allocates the memory for gc_compressed_allreduce(), so that later calls need not. That is for calls with up to
- * `n_elements` elements on `device`, and takes about 4.3 + 4 / world_size bytes per element. Other ranks need not call
- * this.
- *
- * INVALID_ARGUMENT: n_elements negative. SIZE_OVERFLOW. BUSY.
- */
-gc_status_t gc_comm_reserve(gc_comm_t *comm,
-                            DLDevice device,
-                            int64_t n_elements);
-
-/**
- * Says whether something has gone wrong for good in earlier calls on this rank. COMM: an exchange failed; CORRUPT:
- * there was a payload that no rank of this version sends; TIMEOUT: over peer memory, a rank did not come in time; OK
- * otherwise. It never waits, and may be called on any thread.
- */
-gc_status_t gc_comm_async_error(const gc_comm_t *comm);
-
-/**
- * Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduce handles that were made from
- * it go on working. Its transport's functions are not called, but must stay until its last handle is released, too.
- */
-void gc_comm_free(gc_comm_t *comm);
-
-/**
- * Averages a gradient over all ranks at one bit per element, with error feedback. On every rank `buffer` becomes the
- * mean, over the ranks, of what it was plus the errors. All ranks end with the same bytes.
- *
- * `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous,
- * as many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the
- * elements of this rank's shard are used: from number rank * shard on, as far as there are. All three on one device, 0
- * before the first call, and written to by each.
- *
- * If anything was not finite on any rank, buffer is NaN everywhere and both errors are as they were, on every rank. A
- * call that fails leaves buffer and errors of this rank as they were. Without elements: OK, and nothing is exchanged.
- *
- * UNSUPPORTED_DTYPE, NOT_CONTIGUOUS, SHAPE_MISMATCH: a tensor that is not as described. INVALID_ARGUMENT: tensors on
- * different devices, or that overlap. COMM: an exchange failed. CORRUPT: a rank runs another version, or calls with
- * another number of elements. BUSY.
- */
-gc_status_t gc_compressed_allreduce(gc_comm_t *comm,
-                                    DLTensor *buffer,
-                                    DLTensor *worker_error,
-                                    DLTensor *server_error,
-                                    void *stream);
-
-/**
- * Elements of a rank's server error: 8 * gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that
- * cannot be: n_elements negative, world_size below 1, or more than 2^63 - 1.
- */
-int64_t gc_shard_elements(int64_t n_elements,
-                          int32_t world_size);
-
-/*
- * NCCL
- *
- * A communicator over NCCL 2.18 or later: of one that you have, such as PyTorch's, or of its own. This library is not
- * linked against NCCL; it uses the one that the process has loaded:
- *
- *     gc_nccl_options_t mine = {.struct_size = sizeof mine, .comm = my_nccl_comm};
- *     gc_comm_t *comm;
- *     gc_comm_from_nccl(&mine, &comm);                                        // borrowed: keep my_nccl_comm alive
- *
- *     gc_nccl_options_t none = {.struct_size = sizeof none};
- *     uint8_t id[128];
- *     if (rank == 0) gc_comm_nccl_id(&none, id);                              // and send it to the others, as you like
- *     gc_comm_from_nccl_id(&none, id, rank, size, (DLDevice){kDLCUDA, card}, &comm);      // on every rank
- *
- * It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can
- * be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
- * between ncclGroupStart and ncclGroupEnd of yours. A rank that waits for one that does not come waits for ever, on
- * its device: gc_comm_async_error() asks NCCL what it knows.
- *
- * NCCL is looked for in dl_handle, if you give one, which must stay open; otherwise where this process sees ncclSend;
- * otherwise in a libnccl.so.2 that is loaded. Some builds of PyTorch have NCCL within another library. If several
- * libraries have ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), since it works only in
- * the one that made it.
- */
-
-/** How an ncclComm_t is used. */
-enum gc_nccl {
-    /** Split a communicator of all its ranks from it, so that calls on the two need not be ordered. */
-    GC_NCCL_SPLIT = 1,
-};
-
-/** Which communicator of NCCL, and which NCCL. */
-typedef struct gc_nccl_options_t {
-    /** Set by you: sizeof(gc_nccl_options_t). */
-    uint32_t struct_size;
-    /** 0, or GC_NCCL_SPLIT. */
-    uint32_t flags;
-    /** An ncclComm_t, for gc_comm_from_nccl(); NULL for the others. */
-    void *comm;
-    /** NCCL, from dlopen(). NULL: what is loaded. */
-    void *dl_handle;
-} gc_nccl_options_t;
-
-/**
- * Makes a communicator over an NCCL communicator that you have. Its rank, world size and device are those of `comm`.
- *
- * Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
- * never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
- * GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work that waits for another
- * rank, and is not used afterwards. A `comm` that is still being made is waited for.
- *
- * `*out`: yours to release, by gc_comm_free().
- *
- * INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not
- * clear which. COMM: a failure of NCCL's. And as for a tensor on the device of `comm`.
- */
-gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options,
-                              gc_comm_t **out);
-
-/**
- * Makes the 128 bytes by which the ranks of a new NCCL world find each other. One rank calls this, and sends the bytes
- * to all others.
- *
- * `options`: comm NULL and flags 0. `id`: room for 128 bytes.
- *
- * Loads libnccl.so.2 if no NCCL is loaded.
- *
- * INVALID_ARGUMENT: a comm, or flags. COMM_UNAVAILABLE: no NCCL, or one older than 2.18. COMM: a failure of NCCL's.
- */
-gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options,
-                            uint8_t *id);
-
-/**
- * Makes a new communicator over NCCL, from the bytes of gc_comm_nccl_id(). All ranks of a world call this, and block
- * until the others do. gc_comm_free() destroys what NCCL has made for it.
- *
- * `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
- * `*out`: yours to release, by gc_comm_free().
- *
- * As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as
- * for a tensor on the device.
- */
-gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
-                                 const uint8_t *id,
-                                 int32_t rank,
-                                 int32_t world_size,
-                                 DLDevice device,
-                                 gc_comm_t **out);
-
-/*
- * PEER MEMORY
- *
- * A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the cards of
- * one machine, over NVLink or PCIe. The calls over it are the same, and so are the bytes that they give.
- *
- *     gc_comm_t *comm;                                            // found over another one, such as MPI's, on every rank
- *     gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, card}, n_elements, 0, &comm);
- *
- *     gc_peers_options_t mine = {.struct_size = sizeof mine, .rank = rank, .world_size = size, .device = {kDLCUDA, card},
- *                                .bytes = bytes, .buffers = buffers};        // or over memory that you have mapped
- *     gc_comm_from_peers(&mine, &comm);
- *
- * Each rank has a buffer, which the others write payloads to; your tensors are never seen by another card. Up to 64
- * ranks. How often ranks have met is counted on the card, so graphs can be launched again and again, also with calls
- * of other sizes between them. A call on another stream runs after the call before it. Order the launches of graphs
- * yourself; they must be done on every rank before a handle is made, for which ranks meet on a stream of their own.
- *
- * A rank waits for the others on its card, for at most `timeout_ms` of the card's clock, while the host goes on. If
- * one does not come, the results of that call are NaN on the ranks that waited (a handle's flag is NONFINITE),
- * gc_comm_async_error() says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this rank, on
- * the others. The same happens if a rank has died, or writes what it should not.
- *
- * Ranks within one process that share a card wait for each other on the host as well, at most as long, so that their
- * kernels cannot keep each other from running: gc_comm_open_peers() sees to that, and such calls cannot be captured.
- * Release communicators when the work of all ranks is done, and no rank will make another call: the others write to a
- * rank's buffer until then.
- */
-
-/** Memory by which ranks reach each other, as one of them has it mapped. */
-typedef struct gc_peers_options_t {
-    /** Set by you: sizeof(gc_peers_options_t). */
-    uint32_t struct_size;
-    /** This rank: 0 to world_size - 1. */
-    int32_t rank;
-    /** 1 to 64. */
-    int32_t world_size;
-    /** How long a call waits for the other ranks, on the card; 0: 30 seconds. */
-    uint32_t timeout_ms;
-    /** This rank's, CUDA. */
-    DLDevice device;
-    /** The size of each buffer: gc_peers_bytes(), the same on every rank. */
-    size_t bytes;
-    /**
-     * world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the
-     * first rank calls this.
-     */
-    void *const *buffers;
-} gc_peers_options_t;
-
-/**
- * Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements. They are about n / 4. With
- * several segments a chunk has 4 bytes a segment more, and up to 1 byte a segment for its bits: add 2 * world_size
- * times that.
- *
- * -1, and the last error: n_elements negative, or world_size not within 1 to 64.
- */
-int64_t gc_peers_bytes(int64_t n_elements,
-                       int32_t world_size);
-
-/**
- * Makes a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
- * memory from cuIpcOpenMemHandle(). Every rank calls this; none waits for another.
- *
- * `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of
- * it, and nothing else may write to them; to be used once more they are set to 0 again. `*out`: yours to release, by
- * gc_comm_free().
- *
- * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which
- * this rank's own is not on `device`, or not 0. UNSUPPORTED_DEVICE: the CPU. And as for a tensor on the device.
- */
-gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
-                               gc_comm_t **out);
-
-/**
- * Makes a communicator over peer memory that it allocates and maps itself. Every rank of another communicator calls
- * this, with the same `n_elements`; over that one they tell each other what they need.
- *
- * `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`: as for
- * gc_peers_bytes(). `timeout_ms`: as in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
- *
- * If one rank fails, all do, unless that is with BUSY or a NULL `bootstrap`, for which the others wait.
- * UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another machine, a card without peer access); the
- * CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY, COMM,
- * BUSY.
- */
-gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
-                               DLDevice device,
-                               int64_t n_elements,
-                               uint32_t timeout_ms,
-                               gc_comm_t **out);
-
-/*
- * MACHINES
- *
- * A communicator made of two: one of the ranks of a machine, such as over peer memory, and one between machines,
- * over NCCL, MPI or any other engine. Calls over it give the same bytes as over one communicator of all ranks, and
- * fewer of them go from machine to machine.
- *
- *     MPI_Comm_split(world, machine, rank, &mine);                // made a communicator, and of that: gc_comm_open_peers()
- *     MPI_Comm_split(world, rank_in_machine, rank, &alike);       // the ranks with this number, one of each machine
- *     gc_comm_t *inside, *between, *comm;                         // over these
- *     gc_comm_from_two(inside, between, &comm);                   // on every rank
- *     gc_comm_free(inside);
- *     gc_comm_free(between);                                      // comm keeps what it needs of them
- *
- * Ranks are numbered machine by machine, in the order that machines have in `between`, and within each as in
- * `inside`. What is for a rank of another machine goes there over `between`, to the rank with the sender's number,
- * and on over `inside`. With M machines each rank sends (M - 1) / M of a payload from machine to machine, and M - 1
- * reduced chunks; over one communicator of all ranks it is (M - 1) / M of a payload twice. A handle needs memory for
- * two payloads more, about n / 4 bytes.
- *
- * Machines need not have as many ranks. Then, or where a machine has fewer ways out than ranks, only the first C
- * ranks of each machine have a `between`, and NULL stands for it on the others: C is the same on every machine, and
- * these ranks carry for the others, each an equal part of everything. Two more exchanges inside bring that to them,
- * and all machines count as the largest one, of X ranks: the memory is that for 2 * M * X * X / C chunks.
- *
- * What is said of the two holds here: the memory they exchange, whether calls can be captured, how long they wait. A
- * failure in one is a failure of this one. While a call on it is under way, calls on the two give BUSY; otherwise
- * they go on working, in the same order on every rank.
+ * Where a cast is defined in NumPy, astype() gives the same, but for the bits of NaN.
  */
 
 /**
- * Combines a communicator inside each machine and one between machines. Every rank calls this: they tell each other,
- * over both, who is where.
+ * A new compact copy of a tensor, on the device that you name.
  *
- * `inside`: of this machine's ranks. `between`: of the ranks that have this rank's number in their machines, one of
- * each machine; its ranks number the machines, so all of a machine have the same rank there. Or NULL, on every rank
- * of a machine from the same number on: see above. Both stay yours. `*out`: yours to release, by gc_comm_free().
+ * `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be
+ * C-contiguous. `device`: CPU (1) or CUDA (2); it may be that of src. `*out`: of the same dtype and shape, yours to
+ * release.
  *
- * Over peer memory `inside` carries blocks of several ranks: give gc_comm_open_peers() 1024 elements more for each
- * rank of the world, of W, and X * X * M / (W * C) times as many where not every rank has a `between`.
- *
- * INVALID_ARGUMENT: ranks of a machine that have a `between` behind one that has none; others than those said above in
- * one of the two; one communicator twice; one that is itself made of two. If one rank fails, all do, unless that is
- * with BUSY or a NULL `inside`, or with a `between` of which another rank does not give its own (but NULL, or another
- * communicator in its place): for that the others wait. OUT_OF_MEMORY, COMM, BUSY.
+ * UNSUPPORTED_DEVICE: CUDAHost or CUDAManaged as `device`: such memory is yours to make, and gc_copy_into() writes to
+ * it. SIZE_OVERFLOW: more than 2^63 - 1 bytes. NOT_CONTIGUOUS.
  */
-gc_status_t gc_comm_from_two(gc_comm_t *inside,
-                             gc_comm_t *between,
-                             gc_comm_t **out);
-
-/*
- * ALL-REDUCE
- *
- * The compressed all-reduce as a handle, which joins a communicator and a codec. It keeps the errors itself, and goes
- * over memory once where gc_compressed_allreduce() goes three times. It takes several tensors at once, in any dtype
- * that codecs know, with any codec: GC_CODEC_ONEBIT for the mean with error feedback, GC_CODEC_SIGN for the majority.
- *
- *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
- *     gc_allreduce_t *allreduce;
- *     gc_allreduce_create(comm, &options, &allreduce);                        // on every rank
- *     gc_allreduce_run(allreduce, &gradient, 1, NULL, NULL, NULL);            // each step, on every rank
- *     gc_allreduce_free(allreduce);
- *
- * What is said of codecs holds here: one stream, BUSY, memory that is made with the handle, what happens to values
- * that are not finite. Payloads carry what was not finite to every rank, so that with GC_NONFINITE_TRANSACTIONAL all
- * of them take the same step back.
- */
-
-/** A compressed all-reduce: gc_allreduce_create() makes one. */
-typedef struct gc_allreduce_t gc_allreduce_t;
+gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
+                                DLDevice device,
+                                DLManagedTensor **out);
 
 /**
- * Makes an all-reduce handle from a communicator and the options of a codec. Every rank calls this, with the same
- * options but for the device's number; they tell each other 64 bytes.
+ * Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
+ * CUDAHost, CUDA and CUDAManaged.
  *
- * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values.
- * `*out`: yours to release, by gc_allreduce_free().
+ * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is, and between CPU tensors nothing
+ * behind the last element of less than a byte; where a GPU takes part all of that byte is. `stream`: of dst's device, or
+ * of src's where dst is on CPU or CUDAHost; ignored where both are.
  *
- * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle.
- * COMM, BUSY. If one rank fails, all do, unless that is with BUSY or a NULL `comm`, for which the others wait.
+ * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
+ * is enqueued on the stream, like a copy between two CUDA tensors, and both must stay until the stream has done it.
+ * The first copy between CPU and a device allocates 8 MiB of pinned memory, also after gc_prepare(), which are kept
+ * until gc_trim(). CPU memory that is pinned, in one piece, is copied without them.
+ *
+ * Between two CUDA devices the stream is one of dst's device: work of other streams on src must be done before, or
+ * this stream must wait for it. The device of dst is given access to the memory of src's device where that is
+ * possible. If dst's device still cannot read src, which may be memory of a pool or memory that was mapped, a copy to
+ * another layout or dtype goes by way of the CPU: it is complete when this returns, allocates and cannot be captured,
+ * like the above. src is read from another context than its own, so release a tensor of ours only when the stream has
+ * done the copy.
+ *
+ * Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
+ * done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of
+ * src, whether elements share them or not: INVALID_ARGUMENT.
+ *
+ * SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
+ * NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such
+ * elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this
+ * returns.
  */
-gc_status_t gc_allreduce_create(gc_comm_t *comm,
-                                const gc_codec_options_t *options,
-                                gc_allreduce_t **out);
-
-/** Releases an all-reduce handle, as gc_codec_free() does. Other ranks need not. */
-void gc_allreduce_free(gc_allreduce_t *allreduce);
-
-/**
- * Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, as most ranks say. All
- * ranks end with the same bytes.
- *
- * `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
- * `error_factor`: as for gc_codec_encode().
- *
- * As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a
- * rank whose payload is not of such a handle: values are as they were; on CUDA the flag is set. After a failure the
- * errors of this rank may be those of the step: roll it back, or make them anew.
- */
-gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
-                             DLTensor *const *values,
-                             size_t n_values,
-                             const DLTensor *value_factor,
-                             const DLTensor *error_factor,
-                             void *stream);
-
-/**
- * The first half of gc_allreduce_run(): the mean, for this rank's part of the elements. It is for an optimizer whose
- * state is divided among the ranks: from the mean, in float32, the optimizer computes its step, and
- * gc_allreduce_all_gather() gives that to all. With an untouched shard the two are gc_allreduce_run(), byte for byte.
- *
- * `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
- * it has as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The
- * server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, as most ranks say; a tie is broken as by
- * gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
- *
- * As gc_codec_encode(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: a shard that
- * overlaps values or factors. COMM: an exchange failed. CORRUPT: on the CPU, a rank whose payload is not of such a
- * handle: the shard is as it was; on CUDA the flag is set, and all of the shard is +0. Other ranks may not have met
- * it: they wait for this one in gc_allreduce_all_gather(). After a failure the worker's errors of this rank may be
- * those of the step.
- *
- * With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends what is pending, both or
- * one alone; a half whose step is still pending when it comes again commits both first. So end each half by itself, or
- * both together.
- */
-gc_status_t gc_allreduce_reduce_scatter(gc_allreduce_t *allreduce,
-                                        const DLTensor *const *values,
-                                        size_t n_values,
-                                        const DLTensor *value_factor,
-                                        const DLTensor *error_factor,
-                                        DLTensor *shard,
-                                        void *stream);
-
-/**
- * The second half of gc_allreduce_run(): sends this rank's part to all. It replaces values on every rank by the signs
- * and the scales of all ranks' shards. All ranks end with the same bytes.
- *
- * `shard`: as gc_allreduce_reduce_scatter() has it, with any numbers in it: the optimizer's step in place of the mean.
- * The server's error is added first, and what signs and scale lose is the next one. What is not finite is treated as
- * in the mean. GC_CODEC_SIGN: its signs are sent. `values`: as for gc_allreduce_run(), and written to.
- *
- * As gc_allreduce_run(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: values that
- * overlap it. After a failure the server's errors of this rank may be those of the step.
- */
-gc_status_t gc_allreduce_all_gather(gc_allreduce_t *allreduce,
-                                    const DLTensor *shard,
-                                    DLTensor *const *values,
-                                    size_t n_values,
-                                    void *stream);
-
-/** Writes what happened on this rank since the last call, as gc_codec_flags() does. */
-gc_status_t gc_allreduce_flags(gc_allreduce_t *allreduce, DLTensor *dst, void *stream);
-
-/**
- * Ends a step, as gc_codec_commit() does. What was not finite on any rank takes it back on all. What the values became
- * is not undone. Nothing is exchanged, so `skip` must say the same on every rank.
- */
-gc_status_t gc_allreduce_commit(gc_allreduce_t *allreduce,
-                                const DLTensor *skip,
-                                void *stream);
-
-/** Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0. */
-gc_status_t gc_allreduce_rollback(gc_allreduce_t *allreduce, void *stream);
-
-/** Resets the errors to +0, as after gc_allreduce_create(). Flags and a pending step are dropped. */
-gc_status_t gc_allreduce_reset(gc_allreduce_t *allreduce, void *stream);
-
-/**
- * Writes the errors of this rank and of its shard, as gc_codec_errors_out() does. Its shard is the part that it
- * reduces.
- *
- * `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard
- * has: all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
- */
-gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
-                                    DLTensor *worker,
-                                    DLTensor *server,
-                                    void *stream);
-
-/**
- * Goes on with errors that a world of any size has kept. Other ranks need not call this at the same time.
- *
- * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it
- * had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided
- * by W and added in order. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all shards, of
- * which this rank takes those of its own.
- *
- * As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
- */
-gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
-                                   const DLTensor *workers,
-                                   const DLTensor *server,
-                                   void *stream);
+gc_status_t gc_copy_into(const DLTensor *src,
+                         DLTensor *dst,
+                         void *stream);
 
 /*
  * SHARING
  *
- * Passes a tensor to another process of this machine, over a connected Unix stream socket of yours (socketpair(), or
+ * Passes a tensor to another process on this host, over a connected Unix stream socket of yours (socketpair(), or
  * connect()).
  *
  *     gc_share_t *lease;                                          // here
@@ -1752,8 +1741,8 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
  * have to order their work by means of their own. What was enqueued on it before gc_share_send(), in the context that
  * calls without a stream work in, is waited for there; likewise before gc_tensor_free() of the receiver's tensor says
  * that it is released. Once a share of this library's memory has ended, gc_share_wait() frees that, or else the next
- * call that makes a tensor on the card, such as gc_tensor_empty(): these wait, too. So none of them may stand between
- * the launches of a collective on several cards. Where gc_tensor_free() cannot wait, for a stream of the context
+ * call that makes a tensor on the GPU, such as gc_tensor_empty(): these wait, too. So none of them may stand between
+ * the launches of a collective on several GPUs. Where gc_tensor_free() cannot wait, for a stream of the context
  * captures or memory is short, the memory stays mapped, and the sender hears only when the receiver's process ends.
  * CUDA gives memory away as a whole: the receiver could read and write all of the allocation that the tensor is in,
  * with the tensors of others that a pool such as PyTorch's has put there, and for small ones of cuMemAlloc also the
@@ -1774,17 +1763,17 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
  * between yours, with one descriptor or more; no byte beyond it is read, and no SIGPIPE is raised. One thread at a
  * time sends on a socket, and one receives.
  *
- * `timeout_ms`: how long a call may wait for the other side; 0: only what is there already is taken; negative: without
- * limit. TIMEOUT: it was too short. A message normally passes whole or not at all, and then the socket is as it was;
- * but if only a part of it has passed, or if it was CORRUPT, the socket is of no use to both sides. The same happens
- * if the memory has more than 252 parts, whose descriptors pass 253 at a time, and the system takes the first of them
- * and refuses others (SHARE: ETOOMANYREFS, of too many on their way). gc_share_wait() does not touch the socket. The
- * time of the CUDA driver's calls, and of the work that these wait for, is not limited. Neither is that of closing
- * descriptors that were sent and are not wanted, if they are of files whose close() waits: a socket with SO_LINGER, a
- * file of FUSE.
+ * `timeout_ms`: how long a call may wait for the other side; 0: do not wait; negative: without limit. TIMEOUT: the
+ * other side did not answer in time. A message normally passes whole or not at all, and then the socket is as it was;
+ * but if only a part of it has passed, or if it was CORRUPT, neither side can use the socket any more. The same
+ * happens if the memory has more than 252 parts, whose descriptors pass 253 at a time, and the system takes the first
+ * of them and refuses others (SHARE: ETOOMANYREFS, of too many on their way). gc_share_wait() does not touch the
+ * socket. The time of the CUDA driver's calls, and of the work that these wait for, is not limited. Neither is that of
+ * closing descriptors that were sent and are not wanted, if they are of files whose close() waits: a socket with
+ * SO_LINGER, a file of FUSE.
  *
- * What is received is not trusted: sizes, strides, dtype and descriptors are checked before anything is mapped, and
- * descriptors of what is refused are closed. But a sender that is not this library may go on changing the elements:
+ * Messages are not trusted: sizes, strides, dtype and descriptors are checked before memory is mapped, and the
+ * descriptors of a rejected message are closed. But a sender that is not this library may go on changing the elements:
  * whoever checks what they say checks a copy.
  */
 
@@ -1843,7 +1832,7 @@ void gc_share_free(gc_share_t *lease);
  * mapping.
  *
  * `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the
- * sender's card or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the
+ * sender's GPU or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the
  * sender; on CUDA it waits for the work of the context that it was received in. A child that is forked meanwhile has
  * the same memory of the CPU, and its release tells nobody, unless a PID namespace gives it the receiver's own number.
  * In the process that has sent it the tensor is the same memory, on the same device.
@@ -1851,8 +1840,8 @@ void gc_share_free(gc_share_t *lease);
  * INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not
  * ours, or cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the
  * socket, or this process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT,
- * OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that is refused, for its device or for want of memory, is taken from the
- * socket, and the sender is told.
+ * OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that is refused, for its device or for want of memory, is taken from
+ * the socket, and the sender is told.
  */
 gc_status_t gc_share_receive(int socket,
                              DLDevice device,
@@ -2176,8 +2165,8 @@ gc_status_t gc_set_threads(uint32_t n);
 /*
  * DEVICES
  *
- * Preparing and trimming is needed only where a first call must not wait, as in a graph capture, and where other
- * libraries want the memory that this one keeps. The rest is for those who launch the library's kernels themselves.
+ * Call gc_prepare() if a first call must not wait, as in a graph capture, and gc_trim() if other libraries need the
+ * memory that this one keeps. The other functions are for programs that launch the library's kernels themselves.
  */
 
 /** How a kernel is launched: on ceil(items / items_per_block) blocks of `threads` threads, both in one dimension. */
@@ -2197,7 +2186,7 @@ typedef struct gc_kernel_shape_t {
 } gc_kernel_shape_t;
 
 /**
- * Does in advance what the first calls on a device would do. It finds the driver, makes the device's primary context
+ * Does the work of the first calls on a device in advance. It loads the driver, makes the device's primary context
  * unless your current one is on the device, and loads all kernels into it. That takes a millisecond or two where the
  * library has machine code for the device (see gc_builtin_kernels()), and up to a second where the driver compiles it.
  * Call it before a first `_into` inside a graph capture, in the context that captures. Other threads may be capturing
@@ -2208,14 +2197,14 @@ typedef struct gc_kernel_shape_t {
 gc_status_t gc_prepare(DLDevice device);
 
 /**
- * Gives back the device memory that is kept for new tensors. That is what was released in the context that
- * gc_prepare() would choose, and the pinned memory that gc_copy_into() keeps for the device. Waits until the work that
- * was enqueued there before is done. For a CPU: nothing, for nothing is kept.
+ * Frees the device memory that is kept for new tensors. That is the memory released in the context that gc_prepare()
+ * would choose, and the pinned staging buffers of gc_copy_into() for the device. Waits for the work that was enqueued
+ * there before. For a CPU this does nothing.
  */
 gc_status_t gc_trim(DLDevice device);
 
 /**
- * The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for cards of
+ * The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for GPUs of
  * compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData()
  * takes it from memory, CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as
  * an item are in kernels/README.md, which is installed beside the licences. Needs no driver.
@@ -2230,8 +2219,8 @@ gc_status_t gc_builtin_kernels(const char *family,
                                size_t *size);
 
 /**
- * The launch shape of a kernel on cards of a compute capability. Needs no driver. Ask for it in the program that
- * launches the kernel: it may be another in the next version.
+ * The launch shape of a kernel on GPUs of a compute capability. Needs no driver. Ask for it in the program that
+ * launches the kernel: the next version may have another.
  *
  * `kernel`: its name, one of those in kernels/README.md. `compute_capability`: that of the device, 90 for 9.0. `out`:
  * you set struct_size, the other fields are written.
@@ -2241,6 +2230,27 @@ gc_status_t gc_builtin_kernels(const char *family,
 gc_status_t gc_builtin_kernel_shape(const char *kernel,
                                     int32_t compute_capability,
                                     gc_kernel_shape_t *out);
+
+/*
+ * VERSION
+ *
+ * GRADCODEC_VERSION is what you compile against, gc_version() what you run with.
+ */
+
+/** The version of the loaded library: major << 16 | minor << 8 | patch. */
+uint32_t gc_version(void);
+
+/** The version of the loaded library as text, such as "0.1.0". Static text. */
+const char *gc_version_string(void);
+
+/**
+ * What a bug report should include, in lines of text. Version and commit ("unknown" if it was built without git,
+ * "-dirty" behind it if from other sources), compiler and target, the instruction set in use and those that this
+ * processor has, and the version and file of each CUDA driver, NCCL and NVRTC that is loaded in this process. Nothing is
+ * loaded or started for it; only the instruction set is chosen, as by a first call. The words are for people and may
+ * change. UTF-8, at most 1000 bytes, and unchanged until this thread calls this again, or its end; "" without memory.
+ */
+const char *gc_build_info(void);
 
 #ifdef __cplusplus
 }

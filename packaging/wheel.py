@@ -16,7 +16,7 @@ import time
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Before 1980 a zip file knows no time; without a commit there is none to be had.
+# The first second of 1980, the earliest time of a zip file, where there is no commit to take a time from.
 EPOCH = int(os.environ.get("SOURCE_DATE_EPOCH", 315532800))
 METADATA = """\
 Metadata-Version: 2.4

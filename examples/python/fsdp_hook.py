@@ -61,7 +61,7 @@ class OneBitReduceScatter:
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
         """Writes this rank's row of the mean, or of the sum, of [ranks, row] to `output_tensor`."""
         if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
-            raise RuntimeError(f"GradCodec: the mean or the sum is to be had, not {op}")
+            raise RuntimeError(f"GradCodec: a mean or a sum expected, got {op}")
         if self.state is None:
             self.state = OneBit(group, self.error)
             self.lib = self.state.lib

@@ -78,7 +78,7 @@ inline c10::Stream stream_of(c10::Device device, void *handle)
     const c10::Stream current = c10::impl::getDeviceGuardImpl(device.type())->getStream(device);
     if (current.native_handle() == handle)
         return current;
-    /* torch numbers streams of others by their handles. It promises that nowhere, so we see whether it understands. */
+    /* torch uses the handle of a foreign stream as its id. That is not documented, so check it. */
     const c10::Stream other =
         c10::Stream::unpack3(reinterpret_cast<c10::StreamId>(handle), device.index(), device.type());
     TORCH_CHECK(other.native_handle() == handle, "stream: torch cannot make it the current one of ", device);

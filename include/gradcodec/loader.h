@@ -37,49 +37,8 @@ extern "C" {
 
 /* The functions of gradcodec.h, in its order. */
 typedef struct gc_api_t {
-    uint32_t (*gc_version)(void);
-    const char *(*gc_version_string)(void);
-    const char *(*gc_build_info)(void);
     const char *(*gc_status_name)(gc_status_t status);
     const char *(*gc_last_error)(void);
-    gc_status_t (*gc_tensor_empty)(DLDevice device, DLDataType dtype, int32_t ndim, const int64_t *shape,
-        DLManagedTensor **out);
-    gc_status_t (*gc_tensor_from_pointer)(void *data, DLDevice device, DLDataType dtype, int32_t ndim,
-        const int64_t *shape, const int64_t *strides, void (*release)(void *ctx), void *ctx, DLManagedTensor **out);
-    void (*gc_tensor_free)(DLManagedTensor *tensor);
-    void (*gc_tensor_free_versioned)(struct DLManagedTensorVersioned *tensor);
-    gc_status_t (*gc_tensor_to_versioned)(DLManagedTensor *src, struct DLManagedTensorVersioned **out);
-    gc_status_t (*gc_tensor_from_versioned)(struct DLManagedTensorVersioned *src, DLManagedTensor **out);
-    void (*gc_capsule_destructor)(void *py_capsule);
-    gc_status_t (*gc_tensor_to_device)(const DLManagedTensor *src, DLDevice device, DLManagedTensor **out);
-    gc_status_t (*gc_copy_into)(const DLTensor *src, DLTensor *dst, void *stream);
-    int64_t (*gc_chunk_bytes)(int64_t n_elements, size_t n_chunks);
-    gc_status_t (*gc_pack_chunks)(const DLManagedTensor *src, size_t n_chunks, DLManagedTensor **out);
-    gc_status_t (*gc_unpack_chunks)(DLManagedTensor *const *chunks, size_t n_chunks, int64_t n_elements,
-        DLManagedTensor **out);
-    gc_status_t (*gc_pack_bits)(const DLManagedTensor *src, int32_t axis, gc_bit_order_t order, DLManagedTensor **out);
-    gc_status_t (*gc_unpack_bits)(const DLManagedTensor *src, int32_t axis, int64_t count, gc_bit_order_t order,
-        DLManagedTensor **out);
-    gc_status_t (*gc_pack_chunks_into)(const DLTensor *src, gc_bit_order_t order, DLTensor *dst, void *stream);
-    gc_status_t (*gc_unpack_chunks_into)(const DLTensor *src, gc_bit_order_t order, DLTensor *dst, void *stream);
-    gc_status_t (*gc_pack_bits_into)(const DLTensor *src, int32_t axis, gc_bit_order_t order, DLTensor *dst,
-        void *stream);
-    gc_status_t (*gc_unpack_bits_into)(const DLTensor *src, int32_t axis, gc_bit_order_t order, DLTensor *dst,
-        void *stream);
-    gc_status_t (*gc_pack_signs)(const DLManagedTensor *src, size_t n_chunks, DLManagedTensor **out);
-    gc_status_t (*gc_unpack_signs)(DLManagedTensor *const *chunks, size_t n_chunks, int64_t n_elements,
-        DLDataType dtype, DLManagedTensor **out);
-    gc_status_t (*gc_pack_signs_into)(const DLTensor *src, gc_bit_order_t order, DLTensor *dst, void *stream);
-    gc_status_t (*gc_unpack_signs_into)(const DLTensor *src, const DLTensor *scales, gc_bit_order_t order,
-        DLTensor *dst, void *stream);
-    gc_status_t (*gc_vote_signs_into)(const DLTensor *src, uint64_t turn, DLTensor *dst, void *stream);
-    gc_status_t (*gc_onebit_compress)(const DLManagedTensor *grad, DLManagedTensor *error, size_t n_chunks,
-        DLManagedTensor **out_chunks, float *out_scale);
-    gc_status_t (*gc_onebit_decompress)(DLManagedTensor *const *chunks, size_t n_chunks, const float *scales,
-        int64_t n_elements, DLDataType dtype, DLManagedTensor **out);
-    gc_status_t (*gc_onebit_compress_into)(const DLTensor *grad, DLTensor *error, gc_scale_t rule, DLTensor *dst,
-        DLTensor *scale, DLTensor *workspace, void *stream);
-    int64_t (*gc_onebit_workspace_bytes)(int64_t n_elements);
     gc_status_t (*gc_codec_create)(const gc_codec_options_t *options, gc_codec_t **out);
     void (*gc_codec_free)(gc_codec_t *codec);
     int64_t (*gc_codec_payload_bytes)(const gc_codec_t *codec);
@@ -107,15 +66,6 @@ typedef struct gc_api_t {
     gc_status_t (*gc_compressed_allreduce)(gc_comm_t *comm, DLTensor *buffer, DLTensor *worker_error,
         DLTensor *server_error, void *stream);
     int64_t (*gc_shard_elements)(int64_t n_elements, int32_t world_size);
-    gc_status_t (*gc_comm_from_nccl)(const gc_nccl_options_t *options, gc_comm_t **out);
-    gc_status_t (*gc_comm_nccl_id)(const gc_nccl_options_t *options, uint8_t *id);
-    gc_status_t (*gc_comm_from_nccl_id)(const gc_nccl_options_t *options, const uint8_t *id, int32_t rank,
-        int32_t world_size, DLDevice device, gc_comm_t **out);
-    int64_t (*gc_peers_bytes)(int64_t n_elements, int32_t world_size);
-    gc_status_t (*gc_comm_from_peers)(const gc_peers_options_t *options, gc_comm_t **out);
-    gc_status_t (*gc_comm_open_peers)(gc_comm_t *bootstrap, DLDevice device, int64_t n_elements, uint32_t timeout_ms,
-        gc_comm_t **out);
-    gc_status_t (*gc_comm_from_two)(gc_comm_t *inside, gc_comm_t *between, gc_comm_t **out);
     gc_status_t (*gc_allreduce_create)(gc_comm_t *comm, const gc_codec_options_t *options, gc_allreduce_t **out);
     void (*gc_allreduce_free)(gc_allreduce_t *allreduce);
     gc_status_t (*gc_allreduce_run)(gc_allreduce_t *allreduce, DLTensor *const *values, size_t n_values,
@@ -131,6 +81,53 @@ typedef struct gc_api_t {
     gc_status_t (*gc_allreduce_errors_out)(gc_allreduce_t *allreduce, DLTensor *worker, DLTensor *server, void *stream);
     gc_status_t (*gc_allreduce_errors_in)(gc_allreduce_t *allreduce, const DLTensor *workers, const DLTensor *server,
         void *stream);
+    gc_status_t (*gc_comm_from_nccl)(const gc_nccl_options_t *options, gc_comm_t **out);
+    gc_status_t (*gc_comm_nccl_id)(const gc_nccl_options_t *options, uint8_t *id);
+    gc_status_t (*gc_comm_from_nccl_id)(const gc_nccl_options_t *options, const uint8_t *id, int32_t rank,
+        int32_t world_size, DLDevice device, gc_comm_t **out);
+    int64_t (*gc_peers_bytes)(int64_t n_elements, int32_t world_size);
+    gc_status_t (*gc_comm_from_peers)(const gc_peers_options_t *options, gc_comm_t **out);
+    gc_status_t (*gc_comm_open_peers)(gc_comm_t *bootstrap, DLDevice device, int64_t n_elements, uint32_t timeout_ms,
+        gc_comm_t **out);
+    gc_status_t (*gc_comm_from_two)(gc_comm_t *inside, gc_comm_t *between, gc_comm_t **out);
+    gc_status_t (*gc_onebit_compress)(const DLManagedTensor *grad, DLManagedTensor *error, size_t n_chunks,
+        DLManagedTensor **out_chunks, float *out_scale);
+    gc_status_t (*gc_onebit_decompress)(DLManagedTensor *const *chunks, size_t n_chunks, const float *scales,
+        int64_t n_elements, DLDataType dtype, DLManagedTensor **out);
+    gc_status_t (*gc_onebit_compress_into)(const DLTensor *grad, DLTensor *error, gc_scale_t rule, DLTensor *dst,
+        DLTensor *scale, DLTensor *workspace, void *stream);
+    int64_t (*gc_onebit_workspace_bytes)(int64_t n_elements);
+    int64_t (*gc_chunk_bytes)(int64_t n_elements, size_t n_chunks);
+    gc_status_t (*gc_pack_chunks)(const DLManagedTensor *src, size_t n_chunks, DLManagedTensor **out);
+    gc_status_t (*gc_unpack_chunks)(DLManagedTensor *const *chunks, size_t n_chunks, int64_t n_elements,
+        DLManagedTensor **out);
+    gc_status_t (*gc_pack_bits)(const DLManagedTensor *src, int32_t axis, gc_bit_order_t order, DLManagedTensor **out);
+    gc_status_t (*gc_unpack_bits)(const DLManagedTensor *src, int32_t axis, int64_t count, gc_bit_order_t order,
+        DLManagedTensor **out);
+    gc_status_t (*gc_pack_chunks_into)(const DLTensor *src, gc_bit_order_t order, DLTensor *dst, void *stream);
+    gc_status_t (*gc_unpack_chunks_into)(const DLTensor *src, gc_bit_order_t order, DLTensor *dst, void *stream);
+    gc_status_t (*gc_pack_bits_into)(const DLTensor *src, int32_t axis, gc_bit_order_t order, DLTensor *dst,
+        void *stream);
+    gc_status_t (*gc_unpack_bits_into)(const DLTensor *src, int32_t axis, gc_bit_order_t order, DLTensor *dst,
+        void *stream);
+    gc_status_t (*gc_pack_signs)(const DLManagedTensor *src, size_t n_chunks, DLManagedTensor **out);
+    gc_status_t (*gc_unpack_signs)(DLManagedTensor *const *chunks, size_t n_chunks, int64_t n_elements,
+        DLDataType dtype, DLManagedTensor **out);
+    gc_status_t (*gc_pack_signs_into)(const DLTensor *src, gc_bit_order_t order, DLTensor *dst, void *stream);
+    gc_status_t (*gc_unpack_signs_into)(const DLTensor *src, const DLTensor *scales, gc_bit_order_t order,
+        DLTensor *dst, void *stream);
+    gc_status_t (*gc_vote_signs_into)(const DLTensor *src, uint64_t turn, DLTensor *dst, void *stream);
+    gc_status_t (*gc_tensor_empty)(DLDevice device, DLDataType dtype, int32_t ndim, const int64_t *shape,
+        DLManagedTensor **out);
+    gc_status_t (*gc_tensor_from_pointer)(void *data, DLDevice device, DLDataType dtype, int32_t ndim,
+        const int64_t *shape, const int64_t *strides, void (*release)(void *ctx), void *ctx, DLManagedTensor **out);
+    void (*gc_tensor_free)(DLManagedTensor *tensor);
+    void (*gc_tensor_free_versioned)(struct DLManagedTensorVersioned *tensor);
+    gc_status_t (*gc_tensor_to_versioned)(DLManagedTensor *src, struct DLManagedTensorVersioned **out);
+    gc_status_t (*gc_tensor_from_versioned)(struct DLManagedTensorVersioned *src, DLManagedTensor **out);
+    void (*gc_capsule_destructor)(void *py_capsule);
+    gc_status_t (*gc_tensor_to_device)(const DLManagedTensor *src, DLDevice device, DLManagedTensor **out);
+    gc_status_t (*gc_copy_into)(const DLTensor *src, DLTensor *dst, void *stream);
     gc_status_t (*gc_share_send)(const DLManagedTensor *tensor, int socket, uint32_t flags, int32_t timeout_ms,
         gc_share_t **lease);
     gc_status_t (*gc_share_wait)(gc_share_t *lease, int32_t timeout_ms);
@@ -153,6 +150,9 @@ typedef struct gc_api_t {
     gc_status_t (*gc_trim)(DLDevice device);
     gc_status_t (*gc_builtin_kernels)(const char *family, const void **fatbin, size_t *size);
     gc_status_t (*gc_builtin_kernel_shape)(const char *kernel, int32_t compute_capability, gc_kernel_shape_t *out);
+    uint32_t (*gc_version)(void);
+    const char *(*gc_version_string)(void);
+    const char *(*gc_build_info)(void);
 } gc_api_t;
 
 /* For gc_load(): fills `*api` with what `library` has. The name of the first function that it lacks, or NULL. */
@@ -162,38 +162,8 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         const char *name;
         void *member;
     } functions[] = {
-        {"gc_version", &api->gc_version},
-        {"gc_version_string", &api->gc_version_string},
-        {"gc_build_info", &api->gc_build_info},
         {"gc_status_name", &api->gc_status_name},
         {"gc_last_error", &api->gc_last_error},
-        {"gc_tensor_empty", &api->gc_tensor_empty},
-        {"gc_tensor_from_pointer", &api->gc_tensor_from_pointer},
-        {"gc_tensor_free", &api->gc_tensor_free},
-        {"gc_tensor_free_versioned", &api->gc_tensor_free_versioned},
-        {"gc_tensor_to_versioned", &api->gc_tensor_to_versioned},
-        {"gc_tensor_from_versioned", &api->gc_tensor_from_versioned},
-        {"gc_capsule_destructor", &api->gc_capsule_destructor},
-        {"gc_tensor_to_device", &api->gc_tensor_to_device},
-        {"gc_copy_into", &api->gc_copy_into},
-        {"gc_chunk_bytes", &api->gc_chunk_bytes},
-        {"gc_pack_chunks", &api->gc_pack_chunks},
-        {"gc_unpack_chunks", &api->gc_unpack_chunks},
-        {"gc_pack_bits", &api->gc_pack_bits},
-        {"gc_unpack_bits", &api->gc_unpack_bits},
-        {"gc_pack_chunks_into", &api->gc_pack_chunks_into},
-        {"gc_unpack_chunks_into", &api->gc_unpack_chunks_into},
-        {"gc_pack_bits_into", &api->gc_pack_bits_into},
-        {"gc_unpack_bits_into", &api->gc_unpack_bits_into},
-        {"gc_pack_signs", &api->gc_pack_signs},
-        {"gc_unpack_signs", &api->gc_unpack_signs},
-        {"gc_pack_signs_into", &api->gc_pack_signs_into},
-        {"gc_unpack_signs_into", &api->gc_unpack_signs_into},
-        {"gc_vote_signs_into", &api->gc_vote_signs_into},
-        {"gc_onebit_compress", &api->gc_onebit_compress},
-        {"gc_onebit_decompress", &api->gc_onebit_decompress},
-        {"gc_onebit_compress_into", &api->gc_onebit_compress_into},
-        {"gc_onebit_workspace_bytes", &api->gc_onebit_workspace_bytes},
         {"gc_codec_create", &api->gc_codec_create},
         {"gc_codec_free", &api->gc_codec_free},
         {"gc_codec_payload_bytes", &api->gc_codec_payload_bytes},
@@ -217,13 +187,6 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_comm_free", &api->gc_comm_free},
         {"gc_compressed_allreduce", &api->gc_compressed_allreduce},
         {"gc_shard_elements", &api->gc_shard_elements},
-        {"gc_comm_from_nccl", &api->gc_comm_from_nccl},
-        {"gc_comm_nccl_id", &api->gc_comm_nccl_id},
-        {"gc_comm_from_nccl_id", &api->gc_comm_from_nccl_id},
-        {"gc_peers_bytes", &api->gc_peers_bytes},
-        {"gc_comm_from_peers", &api->gc_comm_from_peers},
-        {"gc_comm_open_peers", &api->gc_comm_open_peers},
-        {"gc_comm_from_two", &api->gc_comm_from_two},
         {"gc_allreduce_create", &api->gc_allreduce_create},
         {"gc_allreduce_free", &api->gc_allreduce_free},
         {"gc_allreduce_run", &api->gc_allreduce_run},
@@ -235,6 +198,40 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_allreduce_reset", &api->gc_allreduce_reset},
         {"gc_allreduce_errors_out", &api->gc_allreduce_errors_out},
         {"gc_allreduce_errors_in", &api->gc_allreduce_errors_in},
+        {"gc_comm_from_nccl", &api->gc_comm_from_nccl},
+        {"gc_comm_nccl_id", &api->gc_comm_nccl_id},
+        {"gc_comm_from_nccl_id", &api->gc_comm_from_nccl_id},
+        {"gc_peers_bytes", &api->gc_peers_bytes},
+        {"gc_comm_from_peers", &api->gc_comm_from_peers},
+        {"gc_comm_open_peers", &api->gc_comm_open_peers},
+        {"gc_comm_from_two", &api->gc_comm_from_two},
+        {"gc_onebit_compress", &api->gc_onebit_compress},
+        {"gc_onebit_decompress", &api->gc_onebit_decompress},
+        {"gc_onebit_compress_into", &api->gc_onebit_compress_into},
+        {"gc_onebit_workspace_bytes", &api->gc_onebit_workspace_bytes},
+        {"gc_chunk_bytes", &api->gc_chunk_bytes},
+        {"gc_pack_chunks", &api->gc_pack_chunks},
+        {"gc_unpack_chunks", &api->gc_unpack_chunks},
+        {"gc_pack_bits", &api->gc_pack_bits},
+        {"gc_unpack_bits", &api->gc_unpack_bits},
+        {"gc_pack_chunks_into", &api->gc_pack_chunks_into},
+        {"gc_unpack_chunks_into", &api->gc_unpack_chunks_into},
+        {"gc_pack_bits_into", &api->gc_pack_bits_into},
+        {"gc_unpack_bits_into", &api->gc_unpack_bits_into},
+        {"gc_pack_signs", &api->gc_pack_signs},
+        {"gc_unpack_signs", &api->gc_unpack_signs},
+        {"gc_pack_signs_into", &api->gc_pack_signs_into},
+        {"gc_unpack_signs_into", &api->gc_unpack_signs_into},
+        {"gc_vote_signs_into", &api->gc_vote_signs_into},
+        {"gc_tensor_empty", &api->gc_tensor_empty},
+        {"gc_tensor_from_pointer", &api->gc_tensor_from_pointer},
+        {"gc_tensor_free", &api->gc_tensor_free},
+        {"gc_tensor_free_versioned", &api->gc_tensor_free_versioned},
+        {"gc_tensor_to_versioned", &api->gc_tensor_to_versioned},
+        {"gc_tensor_from_versioned", &api->gc_tensor_from_versioned},
+        {"gc_capsule_destructor", &api->gc_capsule_destructor},
+        {"gc_tensor_to_device", &api->gc_tensor_to_device},
+        {"gc_copy_into", &api->gc_copy_into},
         {"gc_share_send", &api->gc_share_send},
         {"gc_share_wait", &api->gc_share_wait},
         {"gc_share_free", &api->gc_share_free},
@@ -253,6 +250,9 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_trim", &api->gc_trim},
         {"gc_builtin_kernels", &api->gc_builtin_kernels},
         {"gc_builtin_kernel_shape", &api->gc_builtin_kernel_shape},
+        {"gc_version", &api->gc_version},
+        {"gc_version_string", &api->gc_version_string},
+        {"gc_build_info", &api->gc_build_info},
     };
     const char *missing = NULL;
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {

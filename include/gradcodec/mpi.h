@@ -37,7 +37,7 @@
 #error "gradcodec/mpi.h needs MPI 3.0 or newer"
 #endif
 
-/* MPI counts in int. A rank's block that is longer goes in parts of so many bytes, at most INT_MAX. */
+/* MPI counts in int: a longer block of a rank is sent in parts of this many bytes, at most INT_MAX. */
 #ifndef GRADCODEC_MPI_PART
 #define GRADCODEC_MPI_PART ((size_t)1 << 30)
 #endif

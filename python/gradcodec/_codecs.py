@@ -123,7 +123,7 @@ class Codec(_Steps):
     ) -> None:  # fmt: skip
         """Decodes a payload to `values`, one array per segment, of the codec's dtype `results`.
 
-        What comes is divided by `divisor` and multiplied by `factor`, one float32 on the device. `mode`: SET, or ADD to
+        The values are divided by `divisor` and multiplied by `factor`, one float32 on the device. `mode`: SET, or ADD to
         what is there.
         """
         given = self._views(stream, payload, factor, name="payload")

@@ -74,7 +74,7 @@ class Communicator:
             raise error from next((failure for raised in self._raised() for failure in raised), None)
 
     def reserve(self, n_elements: int, device: tuple[int, int] = (CPU, 0)) -> None:
-        """Allocates for all-reduces of so many elements now, so that they allocate nothing."""
+        """Allocates the memory for all-reduces of `n_elements` now, so that they allocate nothing."""
         self._library.lib.gc_comm_reserve(self._comm, _device(device), _whole("n_elements", n_elements))
 
     def async_error(self) -> None:

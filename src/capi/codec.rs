@@ -1,8 +1,8 @@
 //! CODECS
 //!
-//! A codec compresses a gradient and, if it is lossy, carries what it lost to the next step (*error feedback*). ONEBIT
+//! A codec compresses a gradient and, if it is lossy, adds the error to the next gradient (*error feedback*). ONEBIT
 //! sends signs and one float32 per tensor, in one pass over memory; SIGN sends signs, and several of them are reduced
-//! by majority. docs/NUMERICS.md says what they compute, to the last bit: the same on every processor and card.
+//! by majority. docs/NUMERICS.md specifies the results, to the last bit: the same on every processor and GPU.
 //!
 //! ```c
 //! int64_t sizes[] = {1000000, 64, 500};   // three tensors: one launch, a scale each
@@ -23,17 +23,16 @@
 //! A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
 //! streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is
 //! allocated with it: later calls, except gc_codec_free(), allocate nothing, load nothing, wait for nothing and can be
-//! captured in a graph. All but gc_codec_payload_bytes() and gc_codec_state_bytes() touch its state, so use one stream,
-//! or order the streams yourself, also the launches of graphs. A call gives BUSY while another one on the same codec is
-//! under way in another thread. If the driver fails in the middle of a call, so that the state is neither the old nor
-//! the new one, all others give CUDA until gc_codec_reset(). Free a codec when its work is done and its graphs will not
-//! be launched again.
+//! captured in a graph. All but gc_codec_payload_bytes() and gc_codec_state_bytes() use its state, so use one stream,
+//! or order the streams yourself, and the launches of graphs too. A call gives BUSY while another call on the same
+//! codec runs in another thread. If the driver fails in the middle of a call, the state is inconsistent, and all later
+//! calls give CUDA until gc_codec_reset(). Free a codec when its work is done and its graphs will not be launched
+//! again.
 //!
 //! Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload
-//! may come from a stranger: every field is compared with what this codec would have written. On the CPU a call that
-//! finds a difference gives CORRUPT; on CUDA, where nothing is known until the stream has done the work, the flag
-//! GC_FLAG_CORRUPT is set and zeros are written. Changes that keep to the format, such as another sign, cannot be
-//! detected.
+//! need not be trusted: every field is compared with what this codec would have written. On the CPU a call that finds a
+//! difference gives CORRUPT; on CUDA, where the check runs on the stream, it sets the flag GC_FLAG_CORRUPT and writes
+//! zeros. Changes within the format, such as another sign, cannot be detected.
 
 use std::{ffi::c_void, mem::offset_of, ops::Range};
 
@@ -62,7 +61,7 @@ pub type gc_decode_t = i32;
 #[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_codec_t(Codec);
 
-/// What a codec is made of. Set struct_size and what you need; a field that is 0 has its default.
+/// Options for gc_codec_create(). Set struct_size and what you need; 0 selects the default of a field.
 #[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -73,9 +72,9 @@ pub struct gc_codec_options_t {
     pub codec: i32,
     /// All 0: the CPU.
     pub device: DLDevice,
-    /// The dtype of what is encoded: float32, float16 or bfloat16. All 0: float32.
+    /// The dtype of the values to encode: float32, float16 or bfloat16. All 0: float32.
     pub values: DLDataType,
-    /// The dtype of what is decoded in the end, likewise. A reduced scale is rounded to it.
+    /// The dtype of the final decoded values, likewise. A reduced scale is rounded to it.
     pub results: DLDataType,
     /// One of GC_ERROR_*. SIGN keeps no errors.
     pub error: i32,
@@ -209,14 +208,14 @@ unsafe fn with_errors(
     operation(&codec.0, worker.as_ref(), server.as_ref(), Stream::from_raw(stream))
 }
 
-/// Makes a codec. Its state is +0, which means that no error is carried yet.
+/// Creates a codec. Its state is +0: it carries no error yet.
 ///
 /// `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice
 /// with GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by
 /// gc_codec_free().
 ///
-/// INVALID_ARGUMENT: a codec or another number that this version does not know; a field behind those that it knows, or
-/// a reserved one, that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
+/// INVALID_ARGUMENT: an unknown codec or other enum value; a field that this version does not know, or a reserved one,
+/// that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
 /// chunks; GC_ERROR_BFLOAT16 with GC_CODEC_SIGN; n_elements that is not 0 beside segments. UNSUPPORTED_DTYPE: not
 /// float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or a state of more than 2^63 - 1 bytes.
 ///
@@ -232,8 +231,8 @@ pub unsafe extern "C" fn gc_codec_create(options: *const gc_codec_options_t, out
     })
 }
 
-/// Releases a codec. Nothing may use it any more: no thread, no work that is under way, no graph. NULL is ignored. On
-/// CUDA it may wait for all work of the context: not in a capture, not between the launches of a collective.
+/// Releases a codec. No thread, no pending work and no graph may use it any more. NULL is ignored. On CUDA this may
+/// wait for all work in the context: do not call it in a capture or between the launches of a collective.
 ///
 /// # Safety
 /// As described.
@@ -262,7 +261,7 @@ pub unsafe extern "C" fn gc_codec_payload_bytes(codec: *const gc_codec_t) -> i64
 ///
 /// `values`: n_values tensors, one for each segment, of its element count and of the codec's dtype. `value_factor`,
 /// `error_factor`: NULL for 1, or one float32 on the codec's device, by which the gradient and the carried error are
-/// multiplied first: the first takes a loss scale out; the second is the new loss scale over the old where it stays in.
+/// multiplied first: the first removes a loss scale; the second is the new loss scale over the old if it stays in.
 /// `payload`: gc_codec_payload_bytes() bytes, all of them written.
 ///
 /// INVALID_ARGUMENT: n_values not the number of segments; a payload not aligned to 16. UNSUPPORTED_DTYPE,
@@ -297,12 +296,12 @@ pub unsafe extern "C" fn gc_codec_encode(
 /// Decodes a payload to +s or -s for every element. s is the segment's scale in the chunk.
 ///
 /// `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers.
-/// `divisor`: the scale is divided by it; 0 is 1. `factor`: NULL for 1, or one float32 on the codec's device, by which
-/// it is multiplied. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to what is there, so that rings
-/// and trees of your own can be built. `values`: n_values tensors, one for each segment: all float32, all float16 or
-/// all bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
+/// `divisor`: divides the scale; 0 means 1. `factor`: NULL for 1, or one float32 on the codec's device, which
+/// multiplies the scale. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to those in `values`, for
+/// rings and trees of your own. `values`: n_values tensors, one for each segment: all float32, all float16 or all
+/// bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
 ///
-/// As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, a mode that is none. CORRUPT: on the CPU, a chunk
+/// As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, an invalid mode. CORRUPT: on the CPU, a chunk
 /// that this codec would not have written; nothing is written then.
 ///
 /// # Safety
@@ -343,8 +342,8 @@ pub unsafe extern "C" fn gc_codec_decode(
 /// `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks],
 /// chunk `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
 ///
-/// A corrupt chunk does not stop the others: what goes out is marked, so that all who decode it know, its scales are
-/// +0, and the carried error is as it was. On the CPU the call gives CORRUPT then; on CUDA GC_FLAG_CORRUPT is set.
+/// If a chunk is corrupt, the output is flagged as corrupt for every decoder, its scales are +0, and the carried error
+/// is unchanged. On the CPU the call also gives CORRUPT; on CUDA it sets GC_FLAG_CORRUPT.
 ///
 /// INVALID_ARGUMENT: another chunk, or none; no payloads; memory that is not aligned to 16. SHAPE_MISMATCH. BUSY.
 ///
@@ -367,7 +366,7 @@ pub unsafe extern "C" fn gc_codec_reduce(
     })
 }
 
-/// Writes what happened in all calls since the last gc_codec_flags(). That is GC_FLAG_*, or'ed, in stream order.
+/// Writes the flags of all calls since the last gc_codec_flags(): GC_FLAG_*, or'ed, in stream order.
 ///
 /// `dst`: uint32, one element, on the codec's device or CUDAHost.
 ///
@@ -404,8 +403,8 @@ pub unsafe extern "C" fn gc_codec_scales(
 }
 
 /// Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL. Its new state becomes the valid one. If `skip` is not 0, or
-/// something was not finite since the last commit, the step is taken back instead: the state is as it was before, and
-/// GC_FLAG_TAKEN_BACK is set. What was decoded is not undone. Without a step, nothing.
+/// a value was not finite since the last commit, the step is taken back instead: the state is as it was before, and
+/// GC_FLAG_TAKEN_BACK is set. Decoded values stay. A no-op if no step is pending.
 ///
 /// `skip`: NULL, or one bool, int32 or float32 on the codec's device.
 ///
@@ -464,8 +463,8 @@ pub unsafe extern "C" fn gc_codec_state_bytes(codec: *const gc_codec_t) -> i64 {
     })
 }
 
-/// Writes the exact state as bytes, for gc_codec_state_in(). A codec with the same options that takes it goes on with
-/// the same bytes, on any device.
+/// Writes the exact state as bytes, for gc_codec_state_in(). A codec with the same options that takes it continues with
+/// the same payloads, on any device.
 ///
 /// `dst`: gc_codec_state_bytes() bytes on the codec's device.
 ///
@@ -485,8 +484,8 @@ pub unsafe extern "C" fn gc_codec_state_out(
     })
 }
 
-/// Takes a state that gc_codec_state_out() wrote. The state is checked: one that is not of such a codec gives CORRUPT
-/// on the CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec stays as it was.
+/// Takes a state that gc_codec_state_out() wrote. The state is checked: one of another codec, or an invalid one, gives
+/// CORRUPT on the CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec is unchanged.
 ///
 /// `src`: as for gc_codec_state_out(), and so are the errors.
 ///
@@ -504,7 +503,7 @@ pub unsafe extern "C" fn gc_codec_state_in(
     })
 }
 
-/// Writes the carried errors as numbers, to look at them or to go on with other options.
+/// Writes the carried errors as numbers, to inspect them or to continue with other options.
 ///
 /// `worker`: NULL, or float32, as many elements as all segments have, one segment after the other. `server`: NULL, or
 /// float32, as many elements as the chunk has that this codec reduces.
@@ -527,8 +526,8 @@ pub unsafe extern "C" fn gc_codec_errors_out(
     })
 }
 
-/// Carries the given errors from now on, rounded to the codec's dtype of errors. What is NULL stays as it is. They are
-/// not looked at: with GC_NONFINITE_TRANSACTIONAL, one that is not finite after rounding has every later step taken back,
+/// Carries the given errors from now on, rounded to the codec's dtype of errors. NULL keeps the old ones. The values
+/// are not checked: with GC_NONFINITE_TRANSACTIONAL, one that is not finite after rounding takes every later step back,
 /// until gc_codec_reset() or other errors.
 ///
 /// `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps

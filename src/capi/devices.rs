@@ -1,7 +1,7 @@
 //! DEVICES
 //!
-//! Preparing and trimming is needed only where a first call must not wait, as in a graph capture, and where other
-//! libraries want the memory that this one keeps. The rest is for those who launch the library's kernels themselves.
+//! Call gc_prepare() if a first call must not wait, as in a graph capture, and gc_trim() if other libraries need the
+//! memory that this one keeps. The other functions are for programs that launch the library's kernels themselves.
 
 use std::ffi::{c_char, c_void};
 
@@ -18,7 +18,7 @@ use super::{
     status::gc_status_t,
 };
 
-/// Does in advance what the first calls on a device would do. It finds the driver, makes the device's primary context
+/// Does the work of the first calls on a device in advance. It loads the driver, makes the device's primary context
 /// unless your current one is on the device, and loads all kernels into it. That takes a millisecond or two where the
 /// library has machine code for the device (see gc_builtin_kernels()), and up to a second where the driver compiles it.
 /// Call it before a first `_into` inside a graph capture, in the context that captures. Other threads may be capturing
@@ -30,15 +30,15 @@ pub extern "C" fn gc_prepare(device: DLDevice) -> gc_status_t {
     boundary(|| devices::prepare(Device::from_dlpack(&Name::new("device"), device)?))
 }
 
-/// Gives back the device memory that is kept for new tensors. That is what was released in the context that
-/// gc_prepare() would choose, and the pinned memory that gc_copy_into() keeps for the device. Waits until the work that
-/// was enqueued there before is done. For a CPU: nothing, for nothing is kept.
+/// Frees the device memory that is kept for new tensors. That is the memory released in the context that gc_prepare()
+/// would choose, and the pinned staging buffers of gc_copy_into() for the device. Waits for the work that was enqueued
+/// there before. For a CPU this does nothing.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
     boundary(|| devices::trim(Device::from_dlpack(&Name::new("device"), device)?))
 }
 
-/// The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for cards of
+/// The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for GPUs of
 /// compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData()
 /// takes it from memory, CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as
 /// an item are in kernels/README.md, which is installed beside the licences. Needs no driver.
@@ -91,8 +91,8 @@ unsafe impl borrow::Extensible for gc_kernel_shape_t {
     const FIRST_SIZE: usize = 32;
 }
 
-/// The launch shape of a kernel on cards of a compute capability. Needs no driver. Ask for it in the program that
-/// launches the kernel: it may be another in the next version.
+/// The launch shape of a kernel on GPUs of a compute capability. Needs no driver. Ask for it in the program that
+/// launches the kernel: the next version may have another.
 ///
 /// `kernel`: its name, one of those in kernels/README.md. `compute_capability`: that of the device, 90 for 9.0. `out`:
 /// you set struct_size, the other fields are written.

@@ -7,7 +7,7 @@
 //! bit = not (c < 0)      scale s = root of the mean of c * c      new error = c - (+s where the bit is 1, else -s)
 //! ```
 //!
-//! This is DeepSpeed's formula; docs/NUMERICS.md says it to the last bit. A codec (below) does the same in one pass
+//! This is DeepSpeed's formula; docs/NUMERICS.md says it to the last bit. A codec (above) does the same in one pass
 //! over memory instead of two, keeps the error itself, and takes several tensors at once.
 
 use std::ffi::c_void;

@@ -1,6 +1,6 @@
 //! SHARING
 //!
-//! Passes a tensor to another process of this machine, over a connected Unix stream socket of yours (socketpair(), or
+//! Passes a tensor to another process on this host, over a connected Unix stream socket of yours (socketpair(), or
 //! connect()).
 //!
 //! ```c
@@ -23,8 +23,8 @@
 //! have to order their work by means of their own. What was enqueued on it before gc_share_send(), in the context that
 //! calls without a stream work in, is waited for there; likewise before gc_tensor_free() of the receiver's tensor says
 //! that it is released. Once a share of this library's memory has ended, gc_share_wait() frees that, or else the next
-//! call that makes a tensor on the card, such as gc_tensor_empty(): these wait, too. So none of them may stand between
-//! the launches of a collective on several cards. Where gc_tensor_free() cannot wait, for a stream of the context
+//! call that makes a tensor on the GPU, such as gc_tensor_empty(): these wait, too. So none of them may stand between
+//! the launches of a collective on several GPUs. Where gc_tensor_free() cannot wait, for a stream of the context
 //! captures or memory is short, the memory stays mapped, and the sender hears only when the receiver's process ends.
 //! CUDA gives memory away as a whole: the receiver could read and write all of the allocation that the tensor is in,
 //! with the tensors of others that a pool such as PyTorch's has put there, and for small ones of cuMemAlloc also the
@@ -47,17 +47,17 @@
 //! between yours, with one descriptor or more; no byte beyond it is read, and no SIGPIPE is raised. One thread at a
 //! time sends on a socket, and one receives.
 //!
-//! `timeout_ms`: how long a call may wait for the other side; 0: only what is there already is taken; negative: without
-//! limit. TIMEOUT: it was too short. A message normally passes whole or not at all, and then the socket is as it was;
-//! but if only a part of it has passed, or if it was CORRUPT, the socket is of no use to both sides. The same happens
-//! if the memory has more than 252 parts, whose descriptors pass 253 at a time, and the system takes the first of them
-//! and refuses others (SHARE: ETOOMANYREFS, of too many on their way). gc_share_wait() does not touch the socket. The
-//! time of the CUDA driver's calls, and of the work that these wait for, is not limited. Neither is that of closing
-//! descriptors that were sent and are not wanted, if they are of files whose close() waits: a socket with SO_LINGER, a
-//! file of FUSE.
+//! `timeout_ms`: how long a call may wait for the other side; 0: do not wait; negative: without limit. TIMEOUT: the
+//! other side did not answer in time. A message normally passes whole or not at all, and then the socket is as it was;
+//! but if only a part of it has passed, or if it was CORRUPT, neither side can use the socket any more. The same
+//! happens if the memory has more than 252 parts, whose descriptors pass 253 at a time, and the system takes the first
+//! of them and refuses others (SHARE: ETOOMANYREFS, of too many on their way). gc_share_wait() does not touch the
+//! socket. The time of the CUDA driver's calls, and of the work that these wait for, is not limited. Neither is that of
+//! closing descriptors that were sent and are not wanted, if they are of files whose close() waits: a socket with
+//! SO_LINGER, a file of FUSE.
 //!
-//! What is received is not trusted: sizes, strides, dtype and descriptors are checked before anything is mapped, and
-//! descriptors of what is refused are closed. But a sender that is not this library may go on changing the elements:
+//! Messages are not trusted: sizes, strides, dtype and descriptors are checked before memory is mapped, and the
+//! descriptors of a rejected message are closed. But a sender that is not this library may go on changing the elements:
 //! whoever checks what they say checks a copy.
 
 use std::ffi::c_int;
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn gc_share_free(lease: *mut gc_share_t) {
 /// mapping.
 ///
 /// `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the
-/// sender's card or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the
+/// sender's GPU or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the
 /// sender; on CUDA it waits for the work of the context that it was received in. A child that is forked meanwhile has
 /// the same memory of the CPU, and its release tells nobody, unless a PID namespace gives it the receiver's own number.
 /// In the process that has sent it the tensor is the same memory, on the same device.
@@ -182,8 +182,8 @@ pub unsafe extern "C" fn gc_share_free(lease: *mut gc_share_t) {
 /// INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not
 /// ours, or cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the
 /// socket, or this process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT,
-/// OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that is refused, for its device or for want of memory, is taken from the
-/// socket, and the sender is told.
+/// OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that is refused, for its device or for want of memory, is taken from
+/// the socket, and the sender is told.
 ///
 /// # Safety
 /// The pointer is as described.

@@ -49,7 +49,7 @@ pub unsafe extern "C" fn gc_tensor_empty(
 /// the last user of the tensor has released it, on that user's thread; it must not throw or longjmp. It is not called
 /// when this function fails. `*out`: yours to release.
 ///
-/// The device is not checked and no driver is asked, so memory of another process or of another card is valid here.
+/// The device is not checked and no driver is asked, so memory of another process or of another GPU is valid here.
 /// Name the device that is to work on it, whichever device the driver reports for the pointer (for memory that another
 /// process has mapped it reports now one, now the other), and make sure that this device can reach it. `*out` names the
 /// device as you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can

@@ -6,6 +6,7 @@ mod capsule;
 mod described;
 mod dtype;
 mod elements;
+mod name;
 mod output;
 mod owner;
 mod shape;
@@ -15,9 +16,10 @@ pub use capsule::release_capsule;
 pub use described::{Described, reach};
 pub use dtype::{Dtype, Kind, element_bits};
 pub use elements::Elements;
+pub use name::Name;
 pub use output::{
     NewTensor, NewTensors, Outputs, Release, from_pointer, from_versioned, over_described, release, to_versioned,
 };
 pub use owner::Owner;
 pub use shape::Shape;
-pub use view::{Device, Name, View, check_apart};
+pub use view::{Device, View, check_apart};

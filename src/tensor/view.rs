@@ -6,7 +6,7 @@ use dlpark::ffi::{DLDevice, DLDeviceType, DLTensor};
 
 use crate::error::{Result, error};
 
-use super::{Dtype, Shape};
+use super::{Dtype, Name, Shape};
 
 /// Where work runs: a device type that DLPack counts several times over is one of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,33 +42,6 @@ impl fmt::Display for Device {
         match self {
             Device::Cpu => out.write_str("cpu"),
             Device::Cuda(id) => write!(out, "cuda:{id}"),
-        }
-    }
-}
-
-/// The name of an argument, as refusals say it: `src`, `chunks[3]`. Lent, not passed: a copy on the way of every call would
-/// wait for what has just been written.
-#[derive(Clone, Copy, Debug)]
-pub struct Name {
-    argument: &'static str,
-    index: Option<usize>,
-}
-
-impl Name {
-    pub const fn new(argument: &'static str) -> Self {
-        Self { argument, index: None }
-    }
-
-    pub const fn of_item(argument: &'static str, index: usize) -> Self {
-        Self { argument, index: Some(index) }
-    }
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.index {
-            None => out.write_str(self.argument),
-            Some(index) => write!(out, "{}[{index}]", self.argument),
         }
     }
 }

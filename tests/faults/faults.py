@@ -76,7 +76,7 @@ fault("a negative scale in a state is believed", "payload believed", STATE,
       rust("src/backend/cpu/codec/tests/hostile.rs", "a_state_of_something_else_is_refused"))
 fault("units of a tile are added from both ends", "wrong order of a sum", SUM,
       "sums[2 * index] + sums[2 * index + 1]", "sums[index] + sums[2 * left - 1 - index]",
-      rust("src/backend/cpu/codec/tests/steps.rs", "every_size_and_dtype"))
+      python("test_codec", "added_in_the_order_of_the_specification", fakes=False))
 
 # ---- Memory, threads, processes
 

@@ -92,7 +92,7 @@ echo "ok codec in Python: $(head -n 1 "$work/got")"
 mv "$work/tree/program.c" "$work/"
 compile program
 LD_LIBRARY_PATH="$library" "$work/program" | diff "$work/start_printed" - && mv "$work/start_printed" "$work/got"
-[ "$(wc -l < "$work/got")" -eq 4 ] && [ "$(head -n 1 "$work/got")" = "chunk 0: 32 bytes, the first is 0xa0" ] ||
+printf '4000 bytes in 208: 0.395285, -0.395285\n4000 bytes in 208: 0.433962, -0.433962\n' | diff - "$work/got" ||
     { echo "FAILED: the program at the top of gradcodec.h printed:" >&2; cat "$work/got" >&2; exit 1; }
 echo "ok header: $(head -n 1 "$work/got")"
 

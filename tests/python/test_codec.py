@@ -115,6 +115,19 @@ def test_the_plain_form_does_what_the_specification_says(rule, g_dtype, e_dtype)
                 same(error, narrow(new, e_dtype) if np.isfinite(s) else e, f"error of {n}")
 
 
+def test_sums_of_units_are_added_in_the_order_of_the_specification():
+    # 1 and 2^-24 lie between two float32; 2^-53 is lost beside them, and two of them that were added before are not.
+    units, rng, scales = 256, np.random.default_rng(5), set()
+    for trial in range(100):
+        g = np.zeros((units, 1024), np.float32)
+        g[rng.choice(units, 4, replace=False), rng.integers(0, 1024, 4)] = 1, 2.0**-24, 2.0**-53, 2.0**-53
+        expected = codec_model.scale_of(g.reshape(-1), MEAN)
+        _, scale, _ = plain_into(g.reshape(-1), None, None, "float32", MEAN, 1)
+        same(scale, np.array([expected], np.float32), f"scale of trial {trial}")
+        scales.add(expected)
+    assert len(scales) == 2, "either happens"
+
+
 def test_the_plain_form_allocates_its_chunks():
     rng = np.random.default_rng(3)
     g, e = rng.standard_normal((2, 1001)).astype(np.float32)

@@ -7,23 +7,23 @@ use crate::{declarations, loader, promises};
 
 /// The sections in the order of the header: the module whose `//!` text begins it, and where its declarations are.
 const SECTIONS: [(&str, &[&str]); 17] = [
-    ("version", &["src/capi/version.rs"]),
     ("status", &["src/error.rs", "src/capi/status.rs"]),
-    ("tensors", &["src/capi/tensors.rs"]),
-    ("copy", &["src/capi/copy.rs"]),
-    ("bits", &["src/plan/bits.rs", "src/capi/bits.rs"]),
-    ("signs", &["src/capi/signs.rs"]),
-    ("onebit", &["src/capi/onebit.rs"]),
     ("codec", &["src/plan/codec.rs", "src/capi/codec.rs"]),
     ("comm", &["src/capi/comm.rs"]),
+    ("allreduce", &["src/capi/allreduce.rs"]),
     ("nccl", &["src/capi/nccl.rs"]),
     ("peers", &["src/capi/peers.rs"]),
     ("two", &["src/capi/two.rs"]),
-    ("allreduce", &["src/capi/allreduce.rs"]),
+    ("onebit", &["src/capi/onebit.rs"]),
+    ("bits", &["src/plan/bits.rs", "src/capi/bits.rs"]),
+    ("signs", &["src/capi/signs.rs"]),
+    ("tensors", &["src/capi/tensors.rs"]),
+    ("copy", &["src/capi/copy.rs"]),
     ("share", &["src/capi/share.rs"]),
     ("kernel", &["src/capi/kernel.rs"]),
     ("threads", &["src/capi/threads.rs"]),
     ("devices", &["src/capi/devices.rs"]),
+    ("version", &["src/capi/version.rs"]),
 ];
 
 fn root() -> &'static Path {

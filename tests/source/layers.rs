@@ -2,7 +2,7 @@
 
 use crate::sources;
 
-use std::{fs, path::Path};
+use std::{collections::HashMap, fs, path::Path};
 
 /// The modules of the crate, the lowest first. CONTRIBUTING.md says what each is for.
 const LAYERS: [&str; 14] = [
@@ -55,15 +55,20 @@ fn names(path: &str, prefix: &str, found: &mut Vec<String>) {
     }
 }
 
-/// The names that a source uses of the crate, from its root. Comments are left out.
-fn used(text: &str) -> Vec<String> {
+/// The names that a source uses behind `marker`, `crate::` for those of the crate. Comments are left out.
+fn used_after(marker: &str, text: &str) -> Vec<String> {
     let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
     let code = code.join("\n");
     let mut found = Vec::new();
-    for (start, marker) in code.match_indices("crate::") {
+    for (start, marker) in code.match_indices(marker) {
         names(&code[start + marker.len()..], "", &mut found);
     }
     found
+}
+
+/// The names that a source uses of the crate, from its root.
+fn used(text: &str) -> Vec<String> {
+    used_after("crate::", text)
 }
 
 /// The module of a source, from the root of the crate: `backend::cpu::bits`.
@@ -98,6 +103,134 @@ fn every_layer_uses_only_those_before_it() {
     }
     assert!(looked_at > 50, "only {looked_at} uses found");
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// The imports among files: what each module's file uses of other files. A `mod.rs` and the files below it are one unit in
+/// one direction: it may name what it is made of. What it re-exports from one of them counts as a use of that file.
+struct Imports {
+    modules: Vec<String>,
+    texts: Vec<String>,
+    /// What a file re-exports from one below it: the name that it has there, and its own.
+    re_exports: HashMap<String, String>,
+}
+
+impl Imports {
+    fn of(sources: Vec<(String, String)>) -> Self {
+        let shipped = sources.into_iter().filter(|(module, _)| !module.split("::").any(|part| part == "tests"));
+        // What only tests use makes no circle in the library.
+        let cut = |text: String| text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default().to_owned();
+        let (modules, texts): (Vec<String>, Vec<String>) = shipped.map(|(module, text)| (module, cut(text))).unzip();
+        let mut re_exports = HashMap::new();
+        for (module, text) in modules.iter().zip(&texts) {
+            for name in
+                ["pub use ", "pub(super) use ", "pub(crate) use "].iter().flat_map(|start| used_after(start, text))
+            {
+                let below = format!("{module}::{}", name.split("::").next().unwrap_or_default());
+                if modules.contains(&below) && name.contains("::") {
+                    let item = name.rsplit("::").next().unwrap_or_default();
+                    re_exports.insert(format!("{module}::{item}"), format!("{module}::{name}"));
+                }
+            }
+        }
+        Self { modules, texts, re_exports }
+    }
+
+    /// The file in which a name, from the crate's root, is found, if it is in one.
+    fn file_of(&self, name: &str) -> Option<usize> {
+        let mut name = name.to_owned();
+        loop {
+            // The longest part of it that is a file, and what comes behind that.
+            let is_of =
+                |module: &str| name.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"));
+            let file = (0..self.modules.len())
+                .filter(|&file| is_of(&self.modules[file]))
+                .max_by_key(|&file| self.modules[file].len())?;
+            let own = self.modules[file].len();
+            let item = name.get(own + 2..).map_or(own, |rest| own + 2 + rest.find("::").unwrap_or(rest.len()));
+            match self.re_exports.get(&name[..item]) {
+                Some(further) => name = further.clone(),
+                None => return Some(file),
+            }
+        }
+    }
+
+    /// The files that a file uses.
+    fn of_file(&self, file: usize) -> Vec<usize> {
+        let (own, text) = (&self.modules[file], &self.texts[file]);
+        let parent = own.rsplit_once("::").map_or("", |(parent, _)| parent);
+        let of_parent = used_after("super::", text).into_iter().map(|name| format!("{parent}::{name}"));
+        let mut files: Vec<usize> =
+            used(text).into_iter().chain(of_parent).filter_map(|name| self.file_of(&name)).collect();
+        files.retain(|&other| other != file && !self.modules[other].starts_with(&format!("{own}::")));
+        files.sort_unstable();
+        files.dedup();
+        files
+    }
+
+    /// Files that reach each other, as lists of their names.
+    fn circles(&self) -> Vec<Vec<&str>> {
+        let count = self.modules.len();
+        let uses: Vec<Vec<usize>> = (0..count).map(|file| self.of_file(file)).collect();
+        let reached_from = |file: usize| {
+            let (mut reached, mut left) = (vec![false; count], vec![file]);
+            while let Some(at) = left.pop() {
+                left.extend(uses[at].iter().copied().filter(|&next| !reached[next]));
+                uses[at].iter().for_each(|&next| reached[next] = true);
+            }
+            reached
+        };
+        let reached: Vec<Vec<bool>> = (0..count).map(reached_from).collect();
+        let mut circles: Vec<Vec<&str>> = Vec::new();
+        for file in (0..count).filter(|&file| reached[file][file]) {
+            let circle = (0..count).filter(|&other| reached[file][other] && reached[other][file]);
+            let mut circle: Vec<&str> = circle.map(|other| self.modules[other].as_str()).collect();
+            circle.sort_unstable();
+            circles.push(circle);
+        }
+        circles.sort();
+        circles.dedup();
+        circles
+    }
+}
+
+/// What is left of the circles that there were. Nothing is added here: what two files need of each other goes to a third
+/// below both.
+const CIRCLES: &[&[&str]] = &[&[
+    "comm::callbacks",
+    "comm::group",
+    "comm::nccl",
+    "comm::peers",
+    "comm::transport",
+    "comm::two",
+    "comm::wire",
+]];
+
+#[test]
+fn no_file_uses_one_that_uses_it() {
+    let sources = sources::paths().into_iter().filter(|path| !path.ends_with("lib.rs"));
+    let sources =
+        sources.map(|path| (module(path.strip_prefix(sources::root()).unwrap()), fs::read_to_string(&path).unwrap()));
+    let imports = Imports::of(sources.collect());
+    let uses: usize = (0..imports.modules.len()).map(|file| imports.of_file(file).len()).sum();
+    assert!(uses > 300, "only {uses} uses found");
+    assert_eq!(imports.circles(), CIRCLES, "files that use each other, directly or by way of others");
+}
+
+#[test]
+fn circles_are_found_also_through_re_exports() {
+    let sources = |texts: &[(&str, &str)]| {
+        Imports::of(texts.iter().map(|&(module, text)| (module.to_owned(), text.to_owned())).collect())
+    };
+    let found = |texts: &[(&str, &str)]| sources(texts).circles().concat().join(" ");
+    assert_eq!(found(&[("a", "use crate::b::X;"), ("b", "use crate::c;"), ("c", "")]), "");
+    assert_eq!(found(&[("a", "use crate::b::X;"), ("b", "use crate::c::f;"), ("c", "crate::a::g();")]), "a b c");
+    // A parent may use its children, and they what it has itself.
+    assert_eq!(found(&[("p", "mod a;\nuse a::X;"), ("p::a", "use super::Y;"), ("p::b", "use super::a::X;")]), "");
+    assert_eq!(
+        found(&[("p", "pub use a::X;\npub use b::Y;"), ("p::a", "use super::Y;"), ("p::b", "use super::{X};")]),
+        "p::a p::b"
+    );
+    assert_eq!(found(&[("a", "#[cfg(test)]\nmod tests {\nuse crate::b::X;\n}"), ("b", "use crate::a::Y;")]), "");
 }
 
 #[test]

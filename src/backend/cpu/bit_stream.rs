@@ -146,6 +146,16 @@ impl<'a> BitWriter<'a> {
     }
 }
 
+/// The 64 bits of 72 from number `shift`, at most 7, in the order of memory.
+#[inline(always)]
+pub fn joined<const BIG: bool>(word: u64, last: u8, shift: usize) -> u64 {
+    if BIG {
+        (word.swap_bytes() << shift | u64::from(last) >> (8 - shift)).swap_bytes()
+    } else {
+        word >> shift | u64::from(last) << 1 << (63 - shift)
+    }
+}
+
 /// Gives bits from bytes, in the order of bits that BIG says; zeros past the last byte.
 pub struct BitReader<const BIG: bool> {
     src: *const u8,
@@ -179,7 +189,7 @@ impl<const BIG: bool> BitReader<BIG> {
         } else {
             self.at_the_end(first)
         };
-        Self::joined(word, last, shift)
+        joined::<BIG>(word, last, shift)
     }
 
     /// The 9 bytes from number `first`, where they are not all there.
@@ -213,7 +223,7 @@ impl<const BIG: bool> BitReader<BIG> {
                 unsafe {
                     let src = self.src.add(first + 8 * index);
                     let word = u64::from_le(src.cast::<u64>().read_unaligned());
-                    taker.take(index, Self::joined(word, src.add(8).read(), shift));
+                    taker.take(index, joined::<BIG>(word, src.add(8).read(), shift));
                 }
             }
             self.position += 64 * words;
@@ -226,16 +236,6 @@ impl<const BIG: bool> BitReader<BIG> {
         }
     }
 
-    /// The 64 bits of 72 from number `shift`, at most 7.
-    #[inline(always)]
-    fn joined(word: u64, last: u8, shift: usize) -> u64 {
-        if BIG {
-            (word.swap_bytes() << shift | u64::from(last) >> (8 - shift)).swap_bytes()
-        } else {
-            word >> shift | u64::from(last) << 1 << (63 - shift)
-        }
-    }
-
     /// The next `count` bits, at most 64, in the order of elements, zeros above.
     #[inline(always)]
     pub fn next(&mut self, count: usize) -> u64 {
@@ -244,10 +244,16 @@ impl<const BIG: bool> BitReader<BIG> {
         word & (u64::MAX >> (64 - count))
     }
 
+    /// The 64 bits from number `position`, in the order of memory. Zeros past the last byte.
+    #[inline(always)]
+    pub fn word_at(&self, position: usize) -> u64 {
+        Self { position, ..*self }.peek()
+    }
+
     /// The next `count` bits after the 64 - `count` before them, which there are, in the order of memory.
     #[inline(always)]
     pub fn word_up_to(&mut self, count: usize) -> u64 {
         self.position += count;
-        Self { position: self.position - 64, ..*self }.peek()
+        self.word_at(self.position - 64)
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use crate::plan::bits::BitRule;
 
-/// The instruction sets, in the order of the tables of [`compiled_for_each_set`].
+/// The instruction sets, in the order of the tables of [`multiversion`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstructionSet {
     Portable,
@@ -43,7 +43,7 @@ impl InstructionSet {
         }
     }
 
-    /// Whether this processor has it: all that [`compiled_for_each_set`] enables for it, and what casts use besides.
+    /// Whether this processor has it: all that [`multiversion`] enables for it.
     fn is_available(self) -> bool {
         match self {
             Portable => true,
@@ -117,51 +117,33 @@ impl Variant {
     }
 }
 
-/// Compiles generic functions, `unsafe fn name<S: Simd<T>, T: Element>(arguments)`, for each instruction set and width of
-/// element. Of each it makes a function that takes a [`Variant`] before the arguments and calls the one that is meant.
+/// Compiles generic functions, `unsafe fn generic<S: Simd<_>, ...>(arguments) -> result`, for each instruction set:
 ///
-/// All that such a function calls must be inlined into it, or it is compiled without the instructions of the set.
-macro_rules! compiled_for_each_set {
-    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) = $module:ident::$generic:ident;)*) => {$(
+/// - `fn name<T: Bound, ...>(arguments) -> result = module::generic;` makes a function that takes an [`InstructionSet`]
+///   before the arguments and calls the one for that set;
+/// - `fn name(arguments) for each element = module::generic;` is for a `generic<S: Simd<T>, T: Element>`: the function
+///   takes a [`Variant`], and calls the one for that set and that type.
+///
+/// All that a generic function calls must be `#[inline(always)]`, or it is compiled without the instructions of the
+/// set, and takes many times as long. tests/abi/instructions.py looks for that in the library.
+macro_rules! multiversion {
+    () => {};
+    (
+        $(#[$attribute:meta])*
+        fn $name:ident($($argument:ident: $type:ty),* $(,)?) for each element = $($generic:ident)::+;
+        $($others:tt)*
+    ) => {
+        $(#[$attribute])*
+        ///
         /// # Safety
-        /// That of the function that it is made of, and the variant is for such elements.
+        /// That of the generic function; the variant is of such elements, and of a set that this processor has.
         #[inline(always)]
         pub unsafe fn $name(variant: $crate::backend::cpu::dispatch::Variant, $($argument: $type),*) {
-            use $crate::backend::cpu::simd::{BoolByte, Element, Portable, Simd};
-
-            unsafe fn portable<T: Element>($($argument: $type),*)
-            where
-                Portable: Simd<T>,
-            {
-                // SAFETY: the arguments are the same.
-                unsafe { $module::$generic::<Portable, T>($($argument),*) }
-            }
-
-            #[cfg(target_arch = "x86_64")]
-            use $crate::backend::cpu::simd::{Avx2, Avx512};
-
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2")]
-            unsafe fn avx2<T: Element>($($argument: $type),*)
-            where
-                Avx2: Simd<T>,
-            {
-                // SAFETY: the arguments are the same.
-                unsafe { $module::$generic::<Avx2, T>($($argument),*) }
-            }
-
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,bmi2")]
-            unsafe fn avx512<T: Element>($($argument: $type),*)
-            where
-                Avx512: Simd<T>,
-            {
-                // SAFETY: the arguments are the same.
-                unsafe { $module::$generic::<Avx512, T>($($argument),*) }
-            }
-
-            use $crate::backend::cpu::dispatch::{SETS, TYPES};
-
+            use $crate::backend::cpu::{
+                dispatch::{SETS, TYPES},
+                simd::{BoolByte, Element, Simd},
+            };
+            multiversion!(@compile [T: Element] [Simd<T>] ($($argument: $type),*) () ($($generic)::+));
             type Compiled = unsafe fn($($type),*);
             static TABLE: [[Compiled; TYPES]; SETS] = [
                 [portable::<BoolByte>, portable::<u16>, portable::<u32>, portable::<u64>, portable::<u8>],
@@ -170,10 +152,64 @@ macro_rules! compiled_for_each_set {
                 #[cfg(target_arch = "x86_64")]
                 [avx512::<BoolByte>, avx512::<u16>, avx512::<u32>, avx512::<u64>, avx512::<u8>],
             ];
-            // SAFETY: the caller's promises; variants are of sets that the processor has.
+            // SAFETY: the conditions of the generic function hold, and the processor has the variant's instructions.
             unsafe { variant.of(&TABLE)($($argument),*) }
         }
-    )*};
+        multiversion! { $($others)* }
+    };
+    (
+        $(#[$attribute:meta])*
+        fn $name:ident $(<$($T:ident: $bound:ident),+>)? ($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?
+            = $($generic:ident)::+;
+        $($others:tt)*
+    ) => {
+        $(#[$attribute])*
+        ///
+        /// # Safety
+        /// That of the generic function, and the set is one that this processor has.
+        pub unsafe fn $name $(<$($T: $bound),+>)? (
+            set: $crate::backend::cpu::dispatch::InstructionSet,
+            $($argument: $type),*
+        ) $(-> $result)? {
+            multiversion!(@compile [$($($T: $bound),+)?] [Sized] ($($argument: $type),*) ($(-> $result)?) ($($generic)::+));
+            // SAFETY: the conditions of the generic function hold, and the processor has the set's instructions.
+            unsafe {
+                use $crate::backend::cpu::dispatch::InstructionSet;
+                match set {
+                    InstructionSet::Portable => portable::<$($($T),+)?>($($argument),*),
+                    #[cfg(target_arch = "x86_64")]
+                    InstructionSet::Avx2 => avx2::<$($($T),+)?>($($argument),*),
+                    #[cfg(target_arch = "x86_64")]
+                    InstructionSet::Avx512 => avx512::<$($($T),+)?>($($argument),*),
+                }
+            }
+        }
+        multiversion! { $($others)* }
+    };
+    // One function for each set, of the types that the two forms above leave open.
+    (@compile [$($T:ident: $bound:ident),*] $simd:tt $arguments:tt $result:tt $generic:tt) => {
+        multiversion!(@one portable Portable [] [$($T: $bound),*] $simd $arguments $result $generic);
+        #[cfg(target_arch = "x86_64")]
+        multiversion!(@one avx2 Avx2 [#[target_feature(enable = "avx2")]] [$($T: $bound),*] $simd $arguments $result $generic);
+        #[cfg(target_arch = "x86_64")]
+        multiversion!(
+            @one avx512 Avx512 [#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi2")]]
+            [$($T: $bound),*] $simd $arguments $result $generic
+        );
+    };
+    (
+        @one $name:ident $set:ident [$($feature:tt)*] [$($T:ident: $bound:ident),*] [$($simd:tt)*]
+        ($($argument:ident: $type:ty),*) ($($result:tt)*) ($($generic:tt)*)
+    ) => {
+        $($feature)*
+        unsafe fn $name<$($T: $bound),*>($($argument: $type),*) $($result)*
+        where
+            $crate::backend::cpu::simd::$set: $($simd)*,
+        {
+            // SAFETY: the conditions of the generic function are those of this one.
+            unsafe { $($generic)*::<$crate::backend::cpu::simd::$set, $($T),*>($($argument),*) }
+        }
+    };
 }
 
-pub(super) use compiled_for_each_set;
+pub(super) use multiversion;

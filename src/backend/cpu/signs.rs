@@ -12,7 +12,7 @@ use crate::{
 
 use super::{
     bits::{self, BYTES_A_PART, BYTES_A_THREAD, cut},
-    dispatch::InstructionSet,
+    dispatch::{InstructionSet, multiversion},
     pool,
 };
 
@@ -60,29 +60,14 @@ pub(super) fn vote_with(set: InstructionSet, poll: &Poll, src: *mut u8, dst: *mu
         let part = cut(poll.bytes, index, parts);
         // SAFETY: the processor has the instructions of a set that was chosen; the rest is Shared's promise.
         unsafe {
-            match set {
-                InstructionSet::Portable => vote_part(poll, src.get(), dst.get(), &part),
-                #[cfg(target_arch = "x86_64")]
-                InstructionSet::Avx2 => vote_part_avx2(poll, src.get(), dst.get(), &part),
-                #[cfg(target_arch = "x86_64")]
-                InstructionSet::Avx512 => vote_part_avx512(poll, src.get(), dst.get(), &part),
-            }
+            vote_part(set, poll, src.get(), dst.get(), &part);
         }
     });
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn vote_part_avx2(poll: &Poll, src: *const u8, dst: *mut u8, part: &Range<i64>) {
-    // SAFETY: the arguments are the same.
-    unsafe { vote_part(poll, src, dst, part) };
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,bmi2")]
-unsafe fn vote_part_avx512(poll: &Poll, src: *const u8, dst: *mut u8, part: &Range<i64>) {
-    // SAFETY: the arguments are the same.
-    unsafe { vote_part(poll, src, dst, part) };
+multiversion! {
+    /// Writes a part of the bytes of a poll.
+    fn vote_part(poll: &Poll, src: *const u8, dst: *mut u8, part: &Range<i64>) = vote_part_on;
 }
 
 // Votes are counted on the bits of a block at once: plane p has bit p of the count of each.
@@ -115,7 +100,7 @@ type Turns = [u8; FEW + BLOCK];
 /// `src` and `dst` are where the poll's voters and their result lie, at any alignment; the processor has the instructions
 /// that the caller was compiled for.
 #[inline(always)]
-unsafe fn vote_part(poll: &Poll, src: *const u8, dst: *mut u8, part: &Range<i64>) {
+unsafe fn vote_part_on<S>(poll: &Poll, src: *const u8, dst: *mut u8, part: &Range<i64>) {
     let mut planes = [NOTHING; 64];
     let mut turns: Turns = [0; FEW + BLOCK];
     if poll.voters <= FEW as u64 {

@@ -10,6 +10,7 @@
 //! - everything else goes run by run.
 
 mod across;
+mod bodies;
 mod flat;
 mod kernels;
 mod narrow;

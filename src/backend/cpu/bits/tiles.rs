@@ -17,8 +17,9 @@ use std::ops::Range;
 
 use crate::{
     backend::cpu::{
+        bit_stream::{BitReader, joined},
         dispatch::Variant,
-        simd::{Element, LineAligned, Simd, TILE, Values, ZeroRange, prefetch},
+        simd::{LineAligned, TILE},
     },
     plan::{
         bits::{BitOrder, BitPlan, BitRule, Layout, Patterns},
@@ -26,12 +27,7 @@ use crate::{
     },
 };
 
-use super::{
-    across::Lines,
-    flat::Rows,
-    kernels,
-    strided::{collect, distribute},
-};
+use super::{across::Lines, bodies::FEW_COLUMNS, flat::Rows, kernels};
 
 /// Fewer elements than this on a side leave most of a tile empty.
 const MIN_SIDE: i64 = 16;
@@ -221,109 +217,17 @@ impl Tiles {
                 let (first_byte, all) = (bytes.0, bytes.1 >= last / 8 + 9);
                 match (order, all) {
                     (BitOrder::Big, true) => places.for_each(|(word, at)| *word = bits_from::<true>(first_byte, at)),
-                    (BitOrder::Big, _) => places.for_each(|(word, at)| *word = bits_at::<true>(lines, bytes, at)),
+                    (BitOrder::Big, _) => places.for_each(|(word, at)| *word = bits_near_the_end::<true>(bytes, at)),
                     (BitOrder::Little, true) => {
                         places.for_each(|(word, at)| *word = bits_from::<false>(first_byte, at))
                     }
-                    (BitOrder::Little, _) => places.for_each(|(word, at)| *word = bits_at::<false>(lines, bytes, at)),
+                    (BitOrder::Little, _) => {
+                        places.for_each(|(word, at)| *word = bits_near_the_end::<false>(bytes, at))
+                    }
                 }
                 kernels::unpack_tile(variant, patterns, order, words, dst, tile);
             }
         });
-    }
-}
-
-/// So few columns of a tile are faster done one element at a time than transposed.
-const FEW_COLUMNS: usize = 3;
-
-/// The words of the lines in a tile: after transposing, the first line's bit is the lowest of each word, or the highest.
-#[inline(always)]
-fn words_of(order: BitOrder) -> impl Iterator<Item = usize> {
-    let last = if order == BitOrder::Big { TILE - 1 } else { 0 };
-    (0..TILE).map(move |line| line ^ last)
-}
-
-/// The bits of a tile, transposed: word i has those of element i of each line. The first line's bit is the lowest, or
-/// with [`BitOrder::Big`] the highest.
-///
-/// # Safety
-/// The lines begin at `src`, at most [`TILE`] both ways, and the processor has S's instructions.
-#[inline(always)]
-pub unsafe fn pack_tile<S: Simd<T>, T: Element>(
-    rule: BitRule,
-    order: BitOrder,
-    src: *const u8,
-    Lines { count: lines, columns, stride }: Lines,
-    words: &mut [u64; TILE],
-) {
-    let zeros = ZeroRange::new(rule);
-    if columns <= FEW_COLUMNS {
-        for (column, word) in words[..columns].iter_mut().enumerate() {
-            // SAFETY: a column of the lines.
-            let bits = unsafe { collect::<S, T>(zeros, src.add(column * T::SIZE), stride, lines) };
-            *word = if order == BitOrder::Big { bits.reverse_bits() } else { bits };
-        }
-        return;
-    }
-    if lines < TILE {
-        words.fill(0);
-    }
-    // SAFETY: every line has `columns` elements.
-    unsafe {
-        if columns == TILE {
-            for (word, line) in words_of(order).zip(0..lines) {
-                let src = src.offset(line as isize * stride);
-                // The next tile: no prefetcher of a processor follows 64 lines at once.
-                prefetch(src.wrapping_add(TILE * T::SIZE));
-                words[word] = S::to_bits::<false>(zeros, src);
-            }
-        } else {
-            for (word, line) in words_of(order).zip(0..lines) {
-                words[word] = S::some_to_bits(zeros, src.offset(line as isize * stride), columns);
-            }
-        }
-    }
-    // SAFETY: the processor has the instructions.
-    unsafe { S::transpose(words) };
-}
-
-/// The inverse: elements of a tile of the bits of [`pack_tile`].
-///
-/// # Safety
-/// There is room for `lines` lines of `columns` elements each, both at most [`TILE`], and the processor has L's
-/// instructions.
-#[inline(always)]
-pub unsafe fn unpack_tile<S: Simd<T>, T: Element>(
-    patterns: Patterns,
-    order: BitOrder,
-    words: &mut [u64; TILE],
-    dst: *mut u8,
-    Lines { count: lines, columns, stride }: Lines,
-) {
-    let values = Values::new(patterns);
-    if columns <= FEW_COLUMNS {
-        for (column, &word) in words[..columns].iter().enumerate() {
-            let bits = if order == BitOrder::Big { word.reverse_bits() } else { word };
-            // SAFETY: a column of the lines.
-            unsafe { distribute::<S, T, false>(values, bits, dst.add(column * T::SIZE), stride, lines) };
-        }
-        return;
-    }
-    // SAFETY: the processor has the instructions, and every line has `columns` elements.
-    unsafe {
-        S::transpose(words);
-        if columns == TILE {
-            for (word, line) in words_of(order).zip(0..lines) {
-                let dst = dst.offset(line as isize * stride);
-                // The next tile: no prefetcher of a processor follows 64 lines at once.
-                prefetch(dst.wrapping_add(TILE * T::SIZE));
-                S::from_bits::<false, false>(values, words[word], dst);
-            }
-        } else {
-            for (word, line) in words_of(order).zip(0..lines) {
-                S::some_from_bits(values, words[word], dst.offset(line as isize * stride), columns);
-            }
-        }
     }
 }
 
@@ -405,23 +309,6 @@ unsafe fn add_bits<const BIG: bool>(word: u64, count: usize, bytes: *mut u8, fir
     }
 }
 
-/// `count` bits from bit number `first`, zeros past the last byte. The first one is the lowest, or with BIG
-/// the highest; the others of the word may be anything.
-///
-/// # Safety
-/// There are `available` bytes.
-#[inline(always)]
-unsafe fn bits_at<const BIG: bool>(count: usize, (bytes, available): (*const u8, usize), first: usize) -> u64 {
-    let (start, shift) = (first / 8, first % 8);
-    let mut memory = [0u8; 9];
-    // SAFETY: so many bytes are there.
-    unsafe {
-        let there = available.saturating_sub(start).min((shift + count).div_ceil(8));
-        std::ptr::copy_nonoverlapping(bytes.wrapping_add(start), memory.as_mut_ptr(), there);
-        bits_from::<BIG>(memory.as_ptr(), shift)
-    }
-}
-
 /// 64 bits from bit number `first`. The first one is the lowest, or with BIG the highest.
 ///
 /// # Safety
@@ -429,14 +316,22 @@ unsafe fn bits_at<const BIG: bool>(count: usize, (bytes, available): (*const u8,
 #[inline(always)]
 unsafe fn bits_from<const BIG: bool>(bytes: *const u8, first: usize) -> u64 {
     let shift = first % 8;
-    // SAFETY: the caller promises 9 bytes.
+    // SAFETY: 9 bytes are there.
     let (word, last) = unsafe {
         let src = bytes.add(first / 8);
-        (src.cast::<[u8; 8]>().read_unaligned(), src.add(8).read())
+        (u64::from_le(src.cast::<u64>().read_unaligned()), src.add(8).read())
     };
-    if BIG {
-        u64::from_be_bytes(word) << shift | u64::from(last) >> (8 - shift)
-    } else {
-        u64::from_le_bytes(word) >> shift | u64::from(last) << 1 << (63 - shift)
-    }
+    let word = joined::<BIG>(word, last, shift);
+    if BIG { word.swap_bytes() } else { word }
+}
+
+/// The same where fewer bytes may be there: zeros past the last.
+///
+/// # Safety
+/// There are `available` bytes.
+#[inline(always)]
+unsafe fn bits_near_the_end<const BIG: bool>((bytes, available): (*const u8, usize), first: usize) -> u64 {
+    // SAFETY: `available` bytes are there.
+    let word = unsafe { BitReader::<BIG>::new(bytes, available) }.word_at(first);
+    if BIG { word.swap_bytes() } else { word }
 }

@@ -5,14 +5,11 @@
 
 use crate::{
     backend::cpu::{
-        dispatch::InstructionSet,
-        simd::{Portable, Simd, ZeroRange},
+        dispatch::multiversion,
+        simd::{Simd, ZeroRange},
     },
     plan::{codec::ScaleRule, floats::canonical},
 };
-
-#[cfg(target_arch = "x86_64")]
-use crate::backend::cpu::simd::{Avx2, Avx512};
 
 use super::{
     chunks::Chunks,
@@ -221,72 +218,20 @@ unsafe fn add_on<S: Simd<u32>>(bits: *const u8, value: f32, dst: *mut u8, count:
     highest > FINITE
 }
 
-/// Compiles a generic function for each instruction set, and makes one that calls that of a set.
-macro_rules! for_each_set {
-    ($(
-        $(#[$doc:meta])*
-        fn $name:ident $([$($T:ident: $bound:ident),*])? ($($argument:ident: $type:ty),*) $(-> $result:ty)?
-            = $generic:ident;
-    )*) => {$(
-        $(#[$doc])*
-        pub unsafe fn $name $(<$($T: $bound),*>)? (set: InstructionSet, $($argument: $type),*) $(-> $result)? {
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2")]
-            unsafe fn avx2 $(<$($T: $bound),*>)? ($($argument: $type),*) $(-> $result)? {
-                // SAFETY: the arguments are the same.
-                unsafe { $generic::<Avx2 $(, $($T),*)?>($($argument),*) }
-            }
-
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,bmi2")]
-            unsafe fn avx512 $(<$($T: $bound),*>)? ($($argument: $type),*) $(-> $result)? {
-                // SAFETY: the arguments are the same.
-                unsafe { $generic::<Avx512 $(, $($T),*)?>($($argument),*) }
-            }
-
-            // SAFETY: the caller's promises; the set is one that the processor has.
-            unsafe {
-                match set {
-                    InstructionSet::Portable => $generic::<Portable $(, $($T),*)?>($($argument),*),
-                    #[cfg(target_arch = "x86_64")]
-                    InstructionSet::Avx2 => avx2($($argument),*),
-                    #[cfg(target_arch = "x86_64")]
-                    InstructionSet::Avx512 => avx512($($argument),*),
-                }
-            }
-        }
-    )*};
-}
-
-for_each_set! {
+multiversion! {
     /// Does a tile of so many elements.
-    ///
-    /// # Safety
-    /// The source holds them, the sink has room for them, and the set is one that this processor has.
-    fn tile[C: Source](source: &C, sink: &Sink, treatment: Treatment, elements: usize) -> Outcome = tile_on;
+    fn tile<C: Source>(source: &C, sink: &Sink, treatment: Treatment, elements: usize) -> Outcome = tile_on;
 
     /// Writes c of a tile of so many elements as float32. Tells whether something was met that is not finite and does
     /// not show in it.
-    ///
-    /// # Safety
-    /// The source holds them, `dst` has room for them, and the set is one that this processor has.
-    fn write[C: Source](source: &C, dst: *mut u8, elements: usize) -> bool = write_on;
+    fn write<C: Source>(source: &C, dst: *mut u8, elements: usize) -> bool = write_on;
 
     /// The second pass of the plain form: the error of what was sent with a scale.
-    ///
-    /// # Safety
-    /// There are `count` gradients and errors, and the set is one that this processor has.
-    fn error[G: Number, E: Number](plain: &Plain<G, E>, error: *mut u8, scale: f32, count: usize) = error_on;
+    fn error<G: Number, E: Number>(plain: &Plain<G, E>, error: *mut u8, scale: f32, count: usize) = error_on;
 
     /// Writes a value for each bit.
-    ///
-    /// # Safety
-    /// There are `count` bits at `bits` and room for as many values at `dst`; the set is one that this processor has.
-    fn set_values[V: Number](bits: *const u8, values: &Values<V>, dst: *mut u8, count: usize) = set_on;
+    fn set_values<V: Number>(bits: *const u8, values: &Values<V>, dst: *mut u8, count: usize) = set_on;
 
     /// Adds a value to a float32 for each bit, with its sign. Tells whether a sum is not finite.
-    ///
-    /// # Safety
-    /// There are `count` bits at `bits` and as many values at `dst`; the set is one that this processor has.
     fn add_values(bits: *const u8, value: f32, dst: *mut u8, count: usize) -> bool = add_on;
 }

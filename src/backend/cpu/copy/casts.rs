@@ -8,7 +8,7 @@ use std::{marker::PhantomData, mem::MaybeUninit};
 use crate::{
     backend::cpu::{
         codec::numbers::{BF16, F16, Number},
-        dispatch::InstructionSet,
+        dispatch::{InstructionSet, multiversion},
     },
     plan::floats::{NAN, canonical, to_bf16},
     tensor::{Dtype, Kind},
@@ -17,8 +17,8 @@ use crate::{
 /// Casts so many elements.
 ///
 /// # Safety
-/// They can be read, there is room for them, and the two do not overlap. The environment is the default one.
-type Kernel = unsafe fn(dst: *mut u8, src: *const u8, count: usize);
+/// They can be read, there is room for them, and the two do not overlap. The processor has the set's instructions.
+type Kernel = unsafe fn(set: InstructionSet, dst: *mut u8, src: *const u8, count: usize);
 
 /// Elements that pass through the stack at once.
 pub const BLOCK: usize = 256;
@@ -26,6 +26,7 @@ pub const BLOCK: usize = 256;
 /// How elements are cast.
 #[derive(Clone, Copy)]
 pub struct Cast {
+    set: InstructionSet,
     first: Kernel,
     /// From the float32 that the first makes.
     second: Option<Kernel>,
@@ -37,25 +38,25 @@ impl Cast {
     /// `set` is one of [`InstructionSet::available`].
     pub fn new(set: InstructionSet, from: Dtype, to: Dtype) -> Self {
         let sizes = [to.size, from.size];
-        let widened = match from {
-            Dtype::F16 => Some(kernel::<Widen<F16>>(set)),
-            Dtype::BF16 => Some(kernel::<Widen<BF16>>(set)),
+        let widened: Option<Kernel> = match from {
+            Dtype::F16 => Some(each::<Widen<F16>>),
+            Dtype::BF16 => Some(each::<Widen<BF16>>),
             _ => None,
         };
-        let narrowed = match to {
-            Dtype::F16 => Some(kernel::<NarrowF16>(set)),
-            Dtype::BF16 => Some(kernel::<NarrowBf16>(set)),
+        let narrowed: Option<Kernel> = match to {
+            Dtype::F16 => Some(each::<NarrowF16>),
+            Dtype::BF16 => Some(each::<NarrowBf16>),
             _ => None,
         };
         let (first, second) = match (widened, narrowed) {
-            (None, None) => (direct(set, from, to), None),
+            (None, None) => (direct(from, to), None),
             (None, Some(narrowed)) if from == Dtype::F32 => (narrowed, None),
-            (None, Some(narrowed)) => (to_middle(set, from), Some(narrowed)),
+            (None, Some(narrowed)) => (to_middle(from), Some(narrowed)),
             (Some(widened), None) if to == Dtype::F32 => (widened, None),
-            (Some(widened), None) => (widened, Some(direct(set, Dtype::F32, to))),
+            (Some(widened), None) => (widened, Some(direct(Dtype::F32, to))),
             (Some(widened), Some(narrowed)) => (widened, Some(narrowed)),
         };
-        Self { first, second, sizes }
+        Self { set, first, second, sizes }
     }
 
     /// # Safety
@@ -63,7 +64,7 @@ impl Cast {
     pub unsafe fn run(&self, dst: *mut u8, src: *const u8, count: usize) {
         let Some(second) = self.second else {
             // SAFETY: the caller's promise.
-            return unsafe { (self.first)(dst, src, count) };
+            return unsafe { (self.first)(self.set, dst, src, count) };
         };
         let mut middle = [const { MaybeUninit::<f32>::uninit() }; BLOCK];
         let middle: *mut u8 = middle.as_mut_ptr().cast();
@@ -71,57 +72,33 @@ impl Cast {
             let some = BLOCK.min(count - at);
             // SAFETY: the caller's promise; the block has room for so many.
             unsafe {
-                (self.first)(middle, src.add(at * self.sizes[1]), some);
-                second(dst.add(at * self.sizes[0]), middle, some);
+                (self.first)(self.set, middle, src.add(at * self.sizes[1]), some);
+                second(self.set, dst.add(at * self.sizes[0]), middle, some);
             }
         }
     }
 }
 
 /// How one element becomes another.
-trait Convert: 'static {
+pub trait Convert: 'static {
     type From: Copy;
     type To: Copy;
     fn convert(from: Self::From) -> Self::To;
 }
 
+multiversion! {
+    /// Casts elements: a [`Kernel`].
+    fn each<C: Convert>(dst: *mut u8, src: *const u8, count: usize) = each_on;
+}
+
 /// # Safety
 /// As for [`Kernel`].
 #[inline(always)]
-unsafe fn each<C: Convert>(dst: *mut u8, src: *const u8, count: usize) {
+unsafe fn each_on<S, C: Convert>(dst: *mut u8, src: *const u8, count: usize) {
     let (dst, src) = (dst.cast::<C::To>(), src.cast::<C::From>());
     for index in 0..count {
-        // SAFETY: the caller's promise, at any address.
+        // SAFETY: `index` is below `count`; so many elements are readable and writable, at any address.
         unsafe { dst.add(index).write_unaligned(C::convert(src.add(index).read_unaligned())) };
-    }
-}
-
-unsafe fn portable<C: Convert>(dst: *mut u8, src: *const u8, count: usize) {
-    // SAFETY: the arguments are the same.
-    unsafe { each::<C>(dst, src, count) };
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn avx2<C: Convert>(dst: *mut u8, src: *const u8, count: usize) {
-    // SAFETY: the arguments are the same.
-    unsafe { each::<C>(dst, src, count) };
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi2")]
-unsafe fn avx512<C: Convert>(dst: *mut u8, src: *const u8, count: usize) {
-    // SAFETY: the arguments are the same.
-    unsafe { each::<C>(dst, src, count) };
-}
-
-fn kernel<C: Convert>(set: InstructionSet) -> Kernel {
-    match set {
-        InstructionSet::Portable => portable::<C>,
-        #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => avx2::<C>,
-        #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 => avx512::<C>,
     }
 }
 
@@ -390,12 +367,12 @@ macro_rules! with_type {
 }
 
 /// From a dtype to another, neither of them float16 or bfloat16.
-fn direct(set: InstructionSet, from: Dtype, to: Dtype) -> Kernel {
+fn direct(from: Dtype, to: Dtype) -> Kernel {
     macro_rules! from {
         ($from:ty) => {{
             macro_rules! to {
                 ($to:ty) => {
-                    kernel::<Direct<$from, $to>>(set)
+                    each::<Direct<$from, $to>>
                 };
             }
             with_type!(to, to)
@@ -405,10 +382,10 @@ fn direct(set: InstructionSet, from: Dtype, to: Dtype) -> Kernel {
 }
 
 /// To a float32 that is rounded to odd, from a dtype other than float16 and bfloat16.
-fn to_middle(set: InstructionSet, from: Dtype) -> Kernel {
+fn to_middle(from: Dtype) -> Kernel {
     macro_rules! from {
         ($from:ty) => {
-            kernel::<Middle<$from>>(set)
+            each::<Middle<$from>>
         };
     }
     with_type!(from, from)

@@ -6,7 +6,7 @@
 use std::{mem::MaybeUninit, ptr};
 
 use crate::backend::cpu::{
-    dispatch::{Variant, compiled_for_each_set},
+    dispatch::{Variant, multiversion},
     simd::{Element, LineAligned, Simd, prefetch, transpose_square},
 };
 
@@ -59,8 +59,8 @@ pub unsafe fn move_plane(set: InstructionSet, size: usize, dst: *mut u8, src: *c
     }
 }
 
-compiled_for_each_set! {
-    fn move_elements(dst: *mut u8, src: *const u8, plane: &Plane) = self::plane_on;
+multiversion! {
+    fn move_elements(dst: *mut u8, src: *const u8, plane: &Plane) for each element = self::plane_on;
 }
 
 /// # Safety
