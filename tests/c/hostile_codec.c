@@ -975,7 +975,7 @@ static void call_something(size_t size) {
 }
 
 int main(int argc, char **argv) {
-    run(argc, argv, 500000, true, call_something);
+    run(argc, argv, both(100000, 500000), true, call_something);
     puts("hostile_codec: ok");
     return 0;
 }

@@ -920,7 +920,7 @@ static void sums_of_lanes_match() {
 }
 
 int main(int argc, char **argv) {
-    const unsigned rounds = argc > 1 ? unsigned(atoi(argv[1])) : 60;
+    const unsigned rounds = rounds_of(argc, argv, 60);
     conversions_match();
     bits_of_lanes_match<2>(), bits_of_lanes_match<4>(), bits_of_lanes_match<8>(), bits_of_lanes_match<16>();
     sums_of_lanes_match<1>(), sums_of_lanes_match<2>(), sums_of_lanes_match<4>(), sums_of_lanes_match<8>();

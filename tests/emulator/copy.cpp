@@ -302,7 +302,7 @@ static const Dtype *dtype_of(const std::string &name) {
 }
 
 int main(int argc, char **argv) {
-    const unsigned rounds = argc > 1 ? unsigned(atoi(argv[1])) : 40;
+    const unsigned rounds = rounds_of(argc, argv, 40);
     for (unsigned bytes : {1, 2, 3, 4, 8, 16}) {
         copy_matches("gc_copy_rows", gc_copy_rows, ROWS, nullptr, nullptr, bytes, 0, rounds);
         if (bytes == 3) continue;

@@ -3,7 +3,7 @@
 // 9.0 and up alone, cache hints and prefetches, is not seen here.
 //
 //     g++ -std=c++17 -O1 -Iinclude -fsanitize=address,alignment -fno-sanitize-recover=alignment tests/emulator/emulate.cpp
-//         -Ltarget/release -lgradcodec
+//         -Ltarget/fast -lgradcodec
 //
 // The library says how it launches each kernel: those shapes are tried, and compared with what a block does.
 #include <gradcodec.h>
@@ -779,7 +779,7 @@ static bool float_not_below_zero(Pattern pattern) {
 }
 
 int main(int argc, char **argv) {
-    const unsigned rounds = argc > 1 ? unsigned(atoi(argv[1])) : 200;
+    const unsigned rounds = rounds_of(argc, argv, 200);
     pack_matches<unsigned char>("gc_pack_truth_u8", gc_pack_truth_u8, [](unsigned char x) { return x != 0; }, rounds);
     pack_matches<unsigned short>("gc_pack_truth_u16", gc_pack_truth_u16, [](unsigned short x) { return x != 0; }, rounds);
     pack_matches<unsigned>("gc_pack_truth_u32", gc_pack_truth_u32, [](unsigned x) { return x != 0; }, rounds);

@@ -1,17 +1,17 @@
 #!/bin/sh
 # The CMake package: the examples against an installed tree that was moved; what its version file promises; and with a
-# Python that has torch, torch_ops and ddp, which that Python then runs. Usage: cmake.sh WORK_DIR [PYTHON]
+# Python that has torch, torch_ops and ddp, which that Python then runs. Usage: cmake.sh WORK_DIR LIBRARY_DIR [PYTHON]
 set -eu
-[ $# -ge 1 ] || { echo "usage: $0 WORK_DIR [PYTHON]" >&2; exit 2; }
-work=$(mkdir -p "$1" && cd "$1" && pwd)
-python=$(if [ -n "${2:-}" ]; then command -v "$2"; fi)
+[ $# -ge 2 ] || { echo "usage: $0 WORK_DIR LIBRARY_DIR [PYTHON]" >&2; exit 2; }
+work=$(mkdir -p "$1" && cd "$1" && pwd) library=$(cd "$2" && pwd)
+python=$(if [ -n "${3:-}" ]; then command -v "$3"; fi)
 case $python in /* | '') ;; *) python=$PWD/$python ;; esac
 PATH=${python:+$(dirname "$python"):}$PATH # a virtual environment's cmake and ninja
 cd "$(dirname "$0")/../.."
 rm -rf "$work" && mkdir "$work"
 generator=$(command -v ninja >/dev/null && echo Ninja || echo "Unix Makefiles")
 
-make --no-print-directory install PREFIX="$work/elsewhere" >/dev/null
+make --no-print-directory LIB="$library" install PREFIX="$work/elsewhere" >/dev/null
 mv "$work/elsewhere" "$work/installed"
 package=$work/installed/lib/cmake/gradcodec
 version=$(sed -n 's/^set(PACKAGE_VERSION "\(.*\)")/\1/p' "$package/gradcodec-config-version.cmake")
@@ -30,7 +30,7 @@ configure "$work/build" -DCMAKE_PREFIX_PATH="$work/installed" -DCMAKE_CXX_FLAGS=
 LD_LIBRARY_PATH="$work/installed/lib" "$work/build/dlopen"
 echo "ok: the examples build against a tree that was moved"
 
-make --no-print-directory install PREFIX="$work/prefix" LIBDIR="$work/prefix/lib/deeper" >/dev/null
+make --no-print-directory LIB="$library" install PREFIX="$work/prefix" LIBDIR="$work/prefix/lib/deeper" >/dev/null
 configure "$work/deeper" -Dgradcodec_DIR="$work/prefix/lib/deeper/cmake/gradcodec"
 "$work/deeper/raii"
 echo "ok: and with another LIBDIR"
@@ -66,7 +66,7 @@ echo "ok: find_package gives versions that fit, and no others"
 [ -n "$python" ] || { echo "SKIPPED torch_ops and ddp: no Python with torch was named"; exit 0; }
 
 # What CMakeLists.txt and docs/LANGUAGES.md say, with the library where they have it.
-make --no-print-directory install PREFIX="$work/home/.local" >/dev/null
+make --no-print-directory LIB="$library" install PREFIX="$work/home/.local" >/dev/null
 HOME=$work/home "$python" tests/commands.py cmake "$work/home/.local/lib" "$work/as_it_stands"
 if "$python" -c 'import jax' 2>/dev/null; then
     HOME=$work/home "$python" tests/commands.py jax "$work/home/.local/lib" "$work/as_it_stands"

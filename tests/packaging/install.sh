@@ -1,16 +1,16 @@
 #!/bin/sh
-# install.sh DIR CC: builds an example against an installed tree, found by pkg-config alone; installs to other folders,
+# install.sh DIR CC LIBRARY_DIR: builds an example against an installed tree, found by pkg-config alone; installs to other folders,
 # uninstalls, and tells ldconfig where that is right.
 set -eu
 dir=$(mkdir -p "$1" && cd "$1" && pwd)
-cc=$2
+cc=$2 library=$(cd "$3" && pwd)
 root=$(cd "$(dirname "$0")/../.." && pwd)
 version=$(sed -n 's/^\/\* gradcodec.h, version \([0-9.]*\)\..*/\1/p' "$root/include/gradcodec.h")
 rm -rf "$dir"
 
 # install TARGET VARIABLE=VALUE...
 install() {
-    make --no-print-directory -C "$root" "$@" > /dev/null
+    make --no-print-directory -C "$root" LIB="$library" "$@" > /dev/null
 }
 
 # example LIBDIR: built and run against what pkg-config finds there
@@ -79,13 +79,13 @@ set -eu
 known() { ldconfig -p | grep -q libgradcodec; }
 cache() { stat -c %i /etc/ld.so.cache; } # ldconfig writes a new file
 before=$(cache)
-make --no-print-directory -C "$1" install DESTDIR="$2/staged" > /dev/null
-make --no-print-directory -C "$1" install PREFIX="$2/elsewhere" > /dev/null
+make --no-print-directory -C "$1" LIB="$3" install DESTDIR="$2/staged" > /dev/null
+make --no-print-directory -C "$1" LIB="$3" install PREFIX="$2/elsewhere" > /dev/null
 [ "$(cache)" = "$before" ] || { echo "FAILED: ldconfig has run for a folder that it does not read" >&2; exit 1; }
-make --no-print-directory -C "$1" install > /dev/null
+make --no-print-directory -C "$1" LIB="$3" install > /dev/null
 known || { echo "FAILED: ldconfig does not know what was installed to /usr/local" >&2; exit 1; }
 make --no-print-directory -C "$1" uninstall > /dev/null
 ! known || { echo "FAILED: ldconfig knows what was uninstalled" >&2; exit 1; }
 echo "ok: ldconfig knows what is installed to /usr/local"
 END
-sh "$root/tests/packaging/private.sh" "$dir/private" sh "$dir/as_root.sh" "$root" "$dir"
+sh "$root/tests/packaging/private.sh" "$dir/private" sh "$dir/as_root.sh" "$root" "$dir" "$library"

@@ -6,7 +6,7 @@ copy=build/other_processors
 rm -rf "$copy" && mkdir -p "$copy/tests"
 cp -r src kernels include Cargo.toml Cargo.lock build.rs "$copy/"
 grep -rl 'target_arch = "x86_64"' "$copy/src" | xargs sed -i 's/target_arch = "x86_64"/target_arch = "aarch64"/'
-cargo test --quiet --locked --lib --manifest-path "$copy/Cargo.toml" --target-dir "$copy/target"
+cargo test --profile fast --quiet --locked --lib --manifest-path "$copy/Cargo.toml" --target-dir "$copy/target"
 if rustup target list --installed 2>/dev/null | grep -q aarch64-unknown-linux-gnu; then
     cargo check --quiet --locked --lib --target aarch64-unknown-linux-gnu --target-dir "$copy/target"
 else

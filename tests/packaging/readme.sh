@@ -1,7 +1,7 @@
 #!/bin/sh
 # readme.sh CC LIBRARY_DIR: the commands and the programs of README.md, as they stand there, print what it says they print:
 # after an install to $HOME/.local, and after one to /usr/local; the program at the top of gradcodec.h runs, too.
-# The PATH has the python3 with NumPy. The library is built: `make` installs it, with CARGO=true, and builds no second one.
+# The PATH has the python3 with NumPy. `make` installs the library in LIBRARY_DIR: none is built.
 set -eu
 [ $# -eq 2 ] || { echo "usage: $0 CC LIBRARY_DIR" >&2; exit 2; }
 cc=$1 library=$(cd "$2" && pwd)
@@ -53,7 +53,7 @@ check python python_printed
 [ -z "${3:-}" ] || sh -euc "$3"
 END
 unset LD_LIBRARY_PATH PKG_CONFIG_PATH GRADCODEC_LIBRARY MAKEFLAGS MFLAGS
-export HOME="$work/home" CARGO=true PYTHONDONTWRITEBYTECODE=1
+export HOME="$work/home" MAKEFLAGS="LIB=$library" PYTHONDONTWRITEBYTECODE=1
 # What stands in README.md and gradcodec.h between backticks.
 sh "$work/all.sh" install_home c_home '
     export PKG_CONFIG_PATH=$HOME/.local/lib/pkgconfig
@@ -102,8 +102,8 @@ echo "ok numbers"
 
 # `make help` lists every target that has a comment, and those that README.md names.
 make --no-print-directory -C "$root" help > "$work/help"
-[ "$(wc -l < "$work/help")" -eq "$(grep -c '^## ' "$root/Makefile")" ]
+[ "$(grep -c '^  ' "$work/help")" -eq "$(grep -c '^## ' "$root/Makefile")" ]
 for target in $(grep -o '`make [a-z0-9-]*' "$root/README.md" | cut -d' ' -f2 | sort -u); do
-    grep -q "^$target " "$work/help" || { echo "FAILED: README.md names make $target, make help does not" >&2; exit 1; }
+    grep -q "^  $target " "$work/help" || { echo "FAILED: README.md names make $target, make help does not" >&2; exit 1; }
 done
 echo "ok: the commands and programs of README.md and gradcodec.h run$without"

@@ -5,6 +5,7 @@ import ctypes
 import os
 import threading
 from ctypes import POINTER, byref
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,9 +17,20 @@ from codec_model import (
 )  # fmt: skip
 from codecs_c import Host, call, gradient, same, views
 from comms import CheckedRanks, World, mean_of, reference, shards, status_of
+from tiers import both
 
 place = Host()
 BOTH = pytest.mark.parametrize("over", ["group", "board"])
+
+
+def worlds(largest, seeds=None):
+    """Sizes, what ranks exchange over, and seeds: all of each with all others, or each a few times."""
+    ways = ["group", "board"]
+    if seeds is None:
+        few = [(1, "group"), (2, "board"), (3, "group"), (5, "group"), (5, "board")]
+        return pytest.mark.parametrize("size, over", both(quick=few, all=product(range(1, largest + 1), ways)))
+    few = [((1, 2, 3, 5)[seed % 4], ways[seed // 4 % 2], seed) for seed in range(seeds)]
+    return pytest.mark.parametrize("size, over, seed", both(quick=few, all=product(range(1, largest + 1), ways, range(seeds))))
 NAN = 0x7FC00000
 
 
@@ -58,8 +70,7 @@ def all_same(got, expected, what):
 # --- the form whose errors are the caller's ---------------------------------------------------------------------------
 
 
-@BOTH
-@pytest.mark.parametrize("size", range(1, 10))
+@worlds(9)
 def test_fifty_steps_are_deepspeeds_formula_to_the_bit(size, over):
     rng = np.random.default_rng(size)
     with World(size, over) as world:
@@ -154,9 +165,7 @@ def random_handle(rng):
     )  # fmt: skip
 
 
-@BOTH
-@pytest.mark.parametrize("size", range(1, 6))
-@pytest.mark.parametrize("seed", range(12))
+@worlds(5, seeds=12)
 def test_a_handle_is_a_codec_for_each_rank_and_two_exchanges(seed, size, over):
     rng = np.random.default_rng([seed, size])
     options = random_handle(rng)
@@ -185,9 +194,7 @@ def test_a_handle_is_a_codec_for_each_rank_and_two_exchanges(seed, size, over):
 # --- its halves -------------------------------------------------------------------------------------------------------
 
 
-@BOTH
-@pytest.mark.parametrize("size", range(1, 10))
-@pytest.mark.parametrize("seed", range(8))
+@worlds(9, seeds=8)
 def test_the_two_halves_with_the_same_shard_are_a_run_to_the_byte(seed, size, over):
     rng = np.random.default_rng([1, seed, size])
     options = random_handle(rng)
@@ -241,9 +248,7 @@ def optimizer(rng, special):
         return step
 
 
-@BOTH
-@pytest.mark.parametrize("size", range(1, 10))
-@pytest.mark.parametrize("seed", range(8))
+@worlds(9, seeds=8)
 def test_halves_do_what_the_formula_says_of_any_shard_and_in_any_order(seed, size, over):
     rng = np.random.default_rng([2, seed, size])
     options = random_handle(rng)

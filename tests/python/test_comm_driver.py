@@ -4,6 +4,7 @@ share a card, held to DeepSpeed's formula in NumPy."""
 import pytest
 
 from test_codec_driver import run_codec
+from tiers import both
 
 WORLD = """
 from comms import World, reference, shards
@@ -81,7 +82,11 @@ def random_handle(rng):
 
 
 @pytest.mark.parametrize("over", ["'group'", "'board', 1", "'peers'"])
-@pytest.mark.parametrize("size, seeds", [(1, 8), (2, 6), (3, 6), (5, 4), (9, 3)])
+@pytest.mark.parametrize(
+    "size, seeds",
+    [(1, both(quick=1, all=8)), (2, both(quick=2, all=6)), (3, both(quick=2, all=6)), (5, both(quick=1, all=4)),
+     (9, both(quick=0, all=3))],
+)  # fmt: skip
 def test_halves_on_one_card_are_a_run_and_what_the_formula_says(size, seeds, over):
     run_comm(f"""
 exec({HALVES!r})

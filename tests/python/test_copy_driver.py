@@ -7,6 +7,7 @@ under the elements, between them and around them.
 import pytest
 
 from stand_in import run
+from tiers import both, each_code
 
 WORK = r"""
 fake = driver()
@@ -118,7 +119,7 @@ def work(script, **environment):
     return run("WORK = r'''" + WORK + "'''\nexec(WORK)\n" + __import__("textwrap").dedent(script), **environment)
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(both(quick=1, all=4)))
 def test_any_layout_and_any_cast_is_copied_as_on_the_cpu(block):
     work(f"""
         for seed in range({block} * 150, {block} * 150 + 150):
@@ -218,7 +219,7 @@ def test_usual_layouts_go_to_the_kernels_that_are_made_for_them():
 @pytest.mark.parametrize("peers", [0, 1])
 def test_other_memory_is_copied_as_on_the_cpu(places, peers):
     work(f"""
-        for seed in range(60):
+        for seed in range({both(quick=20, all=60)}):
             rng = np.random.default_rng(1000 + seed)
             shape = random_shape(rng, 9000)
             dtypes = [str(rng.choice(DTYPES)) for _ in range(2)]
@@ -280,6 +281,9 @@ COPIES = {
     "between cards that do not reach each other, a cast": ("float32", "bfloat16", "card(1)", "card(0)", 0),
 }
 
+# On one device, with memory that is staged, and with two contexts.
+FEW = ["bytes", "from pageable", "between cards, a cast"]
+
 PREPARED = """
 def prepared(source, target, places, n=5000):
     fake.fake_leave()
@@ -297,8 +301,7 @@ def prepared(source, target, places, n=5000):
 """
 
 
-@pytest.mark.parametrize("code", [2, 201, 700, 123456])
-@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize("name, code", [(name, code) for name, code, _ in each_code(COPIES, few=FEW)])
 def test_every_call_of_the_driver_may_fail_in_a_copy(name, code):
     source, target, *places, peers = COPIES[name]
     work(f"""

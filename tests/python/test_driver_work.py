@@ -3,9 +3,12 @@
 What is computed is compared with NumPy; what is asked for and is not there is refused by the stand-in, as by a card.
 """
 
+import textwrap
+
 import pytest
 
 from stand_in import run
+from tiers import each_code
 
 # Arrays by name: what to pack, whose layout says which kernels it goes to.
 LAYOUTS = {
@@ -55,13 +58,27 @@ def of_layout(array):
 """
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+def run_work(script, **names):
+    """A script with these names beside the driver."""
+    names = "\n".join(f"{name} = {value!r}" for name, value in names.items())
+    run(f"{names}\nexec({WORK!r})\n" + textwrap.dedent(script))
+
+
+def run_layouts(script, layouts=LAYOUTS, **names):
+    """For the array of each of these layouts."""
+    run_work(f"""
+for layout, text in {({name: LAYOUTS[name] for name in layouts})!r}.items():
+    array = eval(text)
+    try:
+        exec({textwrap.dedent(script)!r})
+    except BaseException as error:
+        raise AssertionError(layout) from error
+""", **names)
+
+
 @pytest.mark.parametrize("dtype", ["?", "i2", "u4", "i8", "f4"])
-def test_what_is_packed_and_unpacked_is_numpys(layout, dtype):
-    script = f"""
-        dtype = {dtype!r}
-        exec(WORK)
-        array = {LAYOUTS[layout]}
+def test_what_is_packed_and_unpacked_is_numpys(dtype):
+    script = """
         bits = ~(array < 0) if dtype == "f4" else array != 0
         n, n_chunks = array.size, 3
         rows = -(-(-(-n // 8)) // n_chunks)
@@ -75,7 +92,7 @@ def test_what_is_packed_and_unpacked_is_numpys(layout, dtype):
             capi.check(function(src.view, order, dst.view, None))
             assert (from_card(dst.memory, (packed.size,), np.uint8) == packed).all()
             back = of_layout(array)  # the same layout, overwritten
-            if {layout!r} != "one value":
+            if layout != "one value":
                 capi.check(lib.gc_unpack_chunks_into(dst.view, order, back.view, None))
                 unpacked = np.empty(n, array.dtype)
                 compact = on_card(unpacked)
@@ -86,14 +103,12 @@ def test_what_is_packed_and_unpacked_is_numpys(layout, dtype):
                     capi.check(lib.gc_pack_chunks_into(back.view, order, again.view, None))
                     assert (from_card(again.memory, (packed.size,), np.uint8) == packed).all()
     """
-    run("WORK = '''" + WORK + "'''\n" + __import__("textwrap").dedent(script))
+    run_layouts(script, dtype=dtype)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_an_axis_is_packed_and_unpacked_as_numpy_does(axis):
     script = f"""
-        dtype = "?"
-        exec(WORK)
         array = noise(5 * 16 * 11).reshape(5, 16, 11)
         out = Managed()
         capi.check(lib.gc_pack_bits(of_layout(array).managed, {axis}, 0, byref(out)))
@@ -102,13 +117,11 @@ def test_an_axis_is_packed_and_unpacked_as_numpy_does(axis):
         capi.check(lib.gc_unpack_bits(out, {axis}, array.shape[{axis}], 0, byref(out)))
         assert (from_card(out, array.shape, np.uint8) == array).all()
     """
-    run("WORK = '''" + WORK + "'''\n" + __import__("textwrap").dedent(script))
+    run_work(script, dtype="?")
 
 
 def test_chunks_on_a_card_are_unpacked_whatever_lies_behind_them():
     script = """
-        dtype = "u1"
-        exec(WORK)
         memory = np.random.default_rng(3).integers(0, 256, 100, np.uint8)
         tensor = held(100)
         ctypes.memmove(tensor.contents.dl_tensor.data, memory.ctypes.data, 100)
@@ -123,16 +136,12 @@ def test_chunks_on_a_card_are_unpacked_whatever_lies_behind_them():
         assert (from_card(out, (480,), np.uint8) == np.unpackbits(np.concatenate(parts))).all()
         assert fake.fake_launches() - launches == 2, "the first two are one"
     """
-    run("WORK = '''" + WORK + "'''\n" + __import__("textwrap").dedent(script))
+    run_work(script, dtype="u1")
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "one value"])
 @pytest.mark.parametrize("dtype, n_scales", [("i1", 0), ("i2", 0), ("f4", 0), ("f4", 1), ("f4", 3), ("f8", 3)])
-def test_signs_on_a_card_are_unpacked_to_scales_and_minus_them(layout, dtype, n_scales):
-    script = f"""
-        dtype, n_scales = {dtype!r}, {n_scales}
-        exec(WORK)
-        array = {LAYOUTS[layout]}
+def test_signs_on_a_card_are_unpacked_to_scales_and_minus_them(dtype, n_scales):
+    script = """
         n, n_chunks = array.size, 3
         rows = -(-(-(-n // 8)) // n_chunks)
         packed = np.random.default_rng(2).integers(0, 256, (n_chunks, rows), np.uint8)
@@ -152,14 +161,12 @@ def test_signs_on_a_card_are_unpacked_to_scales_and_minus_them(layout, dtype, n_
             seen = np.ndarray(array.shape, array.dtype, found.tobytes(), offset, array.strides)
             assert (np.ascontiguousarray(seen).reshape(-1).view("u1") == expected.view("u1")).all()
     """
-    run("WORK = '''" + WORK + "'''\n" + __import__("textwrap").dedent(script))
+    run_layouts(script, [name for name in LAYOUTS if name != "one value"], dtype=dtype, n_scales=n_scales)
 
 
 @pytest.mark.parametrize("voters", [1, 2, 5, 30, 31, 64])
 def test_a_vote_on_a_card_is_what_more_than_half_have(voters):
     script = f"""
-        dtype = "u1"
-        exec(WORK)
         from models import majority
         rows = np.random.default_rng(5).integers(0, 256, ({voters}, 77), np.uint8)
         src, dst = on_card(rows), on_card(np.zeros(77, np.uint8))
@@ -168,7 +175,7 @@ def test_a_vote_on_a_card_is_what_more_than_half_have(voters):
             assert (from_card(dst.memory, (77,), np.uint8) == majority(rows, turn)).all()
         assert fake.fake_last_launch().decode() == ("gc_vote_few" if {voters} <= 30 else "gc_vote_many")
     """
-    run("WORK = '''" + WORK + "'''\n" + __import__("textwrap").dedent(script))
+    run_work(script, dtype="u1")
 
 
 def test_work_of_more_blocks_than_a_launch_can_have_is_refused():
@@ -367,9 +374,10 @@ FUNCTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize(
-    "code, status", [(2, "OUT_OF_MEMORY"), (201, "CUDA"), (700, "CONTEXT_LOST"), (123456, "CUDA")]
-)
+# One of each class: prepares; allocates and waits; works where it is told to and does not wait; gives memory back.
+FEW = ["gc_prepare", "gc_pack_chunks", "gc_pack_chunks_into", "gc_onebit_compress_into", "gc_trim"]
+
+
+@pytest.mark.parametrize("function, code, status", each_code(FUNCTIONS, FEW))
 def test_every_call_of_the_driver_fails_in_turn_and_the_next_call_works(function, code, status):
     run(f"NAME, CODE, STATUS = {function!r}, {code}, Status.{status}\n" + EVERY_CALL)

@@ -31,7 +31,7 @@ EXAMPLES = [
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory):
     folder = tmp_path_factory.mktemp("installed") / "prefix"
-    library = Path(os.environ["GRADCODEC_LIBRARY"]).parent
+    library = os.path.relpath(Path(os.environ["GRADCODEC_LIBRARY"]).resolve().parent, ROOT)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ["make", "--silent", "-C", ROOT, "CARGO=true", f"LIB={library}", "install", f"PREFIX={folder}"]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)

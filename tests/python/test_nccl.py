@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from stand_in import DRIVERS, run
+from tiers import both
 
 RANKS = """
 import shutil, threading
@@ -161,7 +162,7 @@ def run_ranks(script, **environment):
 
 
 @pytest.mark.parametrize("polls", [0, 5])
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", both(quick=[1, 3], all=[1, 2, 3, 5]))
 def test_a_world_of_an_id_gives_the_bytes_of_a_group_on_the_cpu(size, polls):
     run_ranks(f"""
 with Own({size}) as world:
@@ -378,7 +379,7 @@ def all_of_it(at, code):
 
 in_use = [fake.fake_in_use(k) for k in range(2)]
 seen = set()
-for code in 1, 2, 4, 6, 8, 77:
+for code in {both(quick=[6, 77], all=[1, 2, 4, 6, 8, 77])}:
     for at in range(100):
         communicators = nccl.fake_nccl_communicators()
         failed, results = all_of_it(at, code)

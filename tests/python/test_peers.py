@@ -3,6 +3,7 @@
 import pytest
 
 from test_codec_driver import run_codec
+from tiers import both
 
 RANKS = """
 import threading
@@ -123,7 +124,7 @@ for comm in comms:
 """)
 
 
-@pytest.mark.parametrize("size, seeds", [(2, range(12)), (4, range(8)), (8, range(4))], ids=str)
+@pytest.mark.parametrize("size, seeds", [(2, both(quick=4, all=12)), (4, both(quick=2, all=8)), (8, both(quick=1, all=4))])
 def test_random_cases_give_the_bytes_over_callbacks(size, seeds):
     """As tests/gpu/test_peers_cases.py on a card."""
     run_codec(f"""
@@ -142,7 +143,7 @@ class Entered(World):
         return World.each(self, run)
 
 place = Place()
-peer_cases.cases({seeds}, {size}, place, 6000, Entered, clear=place.release)
+peer_cases.cases(range({seeds}), {size}, place, 6000, Entered, clear=place.release)
 assert (fake.fake_events(), fake.fake_pinned()) == (0, 0)
 """)
 

@@ -4,6 +4,7 @@ what and when, what a stranger may send, and what is left behind by a driver tha
 import pytest
 
 from stand_in import run
+from tiers import both
 
 SHARES = r'''
 import pathlib, resource, signal, socket, struct, threading, traceback
@@ -1183,8 +1184,13 @@ two(here, there)
 
 
 @pytest.mark.parametrize("tried", ["send", "wait", "receive", "release"])
-@pytest.mark.parametrize("kind, flags", [("plain", 0), ("mapped", 0), ("plain", 1)])
-@pytest.mark.parametrize("code", [2, 700, 123456])
+@pytest.mark.parametrize(
+    "kind, flags, code",
+    both(
+        quick=[("plain", 0, 2), ("plain", 0, 700), ("plain", 0, 123456), ("mapped", 0, 123456), ("plain", 1, 123456)],
+        all=[(*memory, code) for memory in [("plain", 0), ("mapped", 0), ("plain", 1)] for code in (2, 700, 123456)],
+    ),
+)
 def test_every_call_of_the_driver_fails_in_turn_and_leaves_nothing(tried, kind, flags, code):
     statuses = {2: "(Status.OUT_OF_MEMORY,)", 700: "(Status.CONTEXT_LOST,)", 123456: "(Status.SHARE, Status.CUDA)"}[code]
     head = f"TRIED, KIND, FLAGS, CODE, STATUSES = {tried!r}, {kind!r}, {flags}, {code}, {statuses}\n"

@@ -13,6 +13,7 @@ from codec_model import ONEBIT, TRANSACTIONAL, f32
 from codecs_c import Host, gradient, same
 from comms import CheckedRanks, Machines, World, status_of
 from test_comm import BASE, allreduce, all_same, copies, created, numbers, padded, random_handle, reference, shards
+from tiers import both
 
 place = Host()
 
@@ -21,7 +22,8 @@ SHAPES = [
     ([1, 1], None), ([2], None), ([2, 2], None), ([2, 1], None), ([1, 2], None), ([3, 2, 1], None), ([4, 4], None),
     ([4, 4], 1), ([3, 3, 2], None), ([5, 3], None), ([1, 1, 1, 1], None), ([8], None), ([2, 2, 2, 2], 1), ([4, 4], 3),
 ]  # fmt: skip
-SHAPED = pytest.mark.parametrize("ranks, carriers", SHAPES, ids=str)
+FEW_SHAPES = [([2], None), ([2, 1], None), ([3, 2, 1], None), ([4, 4], 1), ([1, 1, 1, 1], None)]
+SHAPED = pytest.mark.parametrize("ranks, carriers", both(quick=FEW_SHAPES, all=SHAPES), ids=str)
 WAYS = pytest.mark.parametrize("ways", [("group", "board"), ("board", "group"), ("board", "board")], ids="-".join)
 
 
@@ -45,7 +47,7 @@ def test_the_plain_call_is_the_formula_to_the_bit(ranks, carriers, ways):
 
 
 @SHAPED
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(both(quick=1, all=3)))
 def test_a_handle_and_its_halves_are_codecs_and_two_exchanges(seed, ranks, carriers):
     rng = np.random.default_rng([seed, *ranks])
     options, size = random_handle(rng), sum(ranks)

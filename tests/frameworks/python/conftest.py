@@ -9,10 +9,12 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(ROOT / "examples" / "python"), str(ROOT / "python")]
+# For the examples, which are programs of their own.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "python"), os.environ.get("PYTHONPATH")]))
 if not os.environ.get("GRADCODEC_LIBRARY"):
     in_tree = [ROOT / folder / "libgradcodec.so.0" for folder in ("lib", "target/release")]
     os.environ["GRADCODEC_LIBRARY"] = str(next((path for path in in_tree if path.exists()), in_tree[0]))
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take the card for itself
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take the GPU for itself
 if not os.path.exists(os.environ["GRADCODEC_LIBRARY"]):
     raise pytest.UsageError(f"no library at {os.environ['GRADCODEC_LIBRARY']}; GRADCODEC_LIBRARY names it")
 

@@ -1,0 +1,74 @@
+# What .ci/run and .ci/nightly share: stages, whose output is shown when they are done, tools, and the last lines, which say
+# what this machine could not run and how many stages passed. Sourced by both, in the repository's root.
+
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+touch "$logs/not_run" "$logs/outcomes"
+
+stage() { # NAME COMMAND...
+    local log outcome=passed start=$SECONDS
+    log=$(mktemp "$logs/XXXXXX")
+    { flock 9 && echo "-- $1"; } 9>"$logs/lock"
+    "${@:2}" >"$log" 2>&1 || outcome=FAILED
+    {
+        flock 9 # lanes do not write at the same time
+        echo "== $1: $outcome, $((SECONDS - start)) s"
+        cat "$log"
+        echo "$outcome $1" >>"$logs/outcomes"
+        grep -E 'NOT RUN, because|^SKIPPED[: ][^[]' "$log" | sort -u | sed "s|^|$1: |" >>"$logs/not_run"
+    } 9>"$logs/lock"
+}
+
+lane_ended() {
+    echo "ended" >>"$logs/outcomes"
+}
+
+# What is not here yet. Without apt-get, or without the right to use it, the stage that misses something will say so.
+# These have no exact versions: Debian's archive keeps none but the current one of a release.
+packages() {
+    local sudo=sudo missing=()
+    [ "$(id -u)" -ne 0 ] || sudo=
+    { command -v cc && command -v gcc; } >/dev/null || missing+=(gcc libc6-dev)
+    command -v g++ >/dev/null || missing+=(g++)
+    command -v make >/dev/null || missing+=(make)
+    command -v valgrind >/dev/null || missing+=(valgrind)
+    command -v xz >/dev/null || missing+=(xz-utils)
+    command -v mandoc >/dev/null || missing+=(mandoc)
+    { command -v nm && command -v readelf; } >/dev/null || missing+=(binutils)
+    { command -v chromium && command -v chromedriver; } >/dev/null || missing+=(chromium chromium-driver)
+    python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-venv)
+    if [ ${#missing[@]} -gt 0 ] && command -v apt-get >/dev/null; then
+        echo "installing ${missing[*]}"
+        $sudo apt-get update -qq
+        $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "${missing[@]}"
+    fi
+    # Tools of other languages, each by itself: a name that the archive does not have keeps no other away.
+    local each tool updated=
+    for each in "luajit luajit" "go golang-go" "pkg-config pkg-config" "gfortran gfortran" "mcs mono-mcs mono-runtime" \
+        "/usr/share/java/ecj.jar libecj-java"; do
+        read -r tool each <<<"$each"
+        if ! { command -v "$tool" >/dev/null || [ -e "$tool" ]; } && command -v apt-get >/dev/null; then
+            echo "installing $each"
+            [ -n "$updated" ] || $sudo apt-get update -qq
+            updated=yes
+            # shellcheck disable=SC2086 # the packages are words
+            $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends $each
+        fi
+    done
+    if ! { cargo fmt --version && cargo clippy --version; } >/dev/null 2>&1 && command -v rustup >/dev/null; then
+        rustup component add rustfmt clippy
+    fi
+}
+
+# finish LANES: the last lines, and whether all is well.
+finish() {
+    local passed failed
+    grep '^FAILED' "$logs/outcomes"
+    passed=$(grep -c '^passed' "$logs/outcomes")
+    failed=$(grep -c '^FAILED' "$logs/outcomes")
+    echo "$SECONDS s in all"
+    cat "$logs/not_run"
+    echo "$passed passed, $failed failed, $(wc -l <"$logs/not_run") not run"
+    [ "$(grep -c '^ended' "$logs/outcomes")" -eq "$1" ] || { echo "FAILED: a lane has died"; exit 1; }
+    [ "$failed" -eq 0 ]
+}

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# parts.sh JOBS TARGET...: makes parts of the tests, so many side by side. What a part prints is shown when it is done. At
+# the end stands what was not run and what has failed; the last line says how many passed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+jobs=$1
+shift
+log=build/tests/parts.log
+mkdir -p build/tests
+# The jobs of a `make -j` that has called this are not those of the tests.
+MAKEFLAGS=$(sed -E 's/(^| )-j[0-9]*//; s/ ?--jobserver-[a-z]+=[^ ]*//' <<<"${MAKEFLAGS:-}")
+export MAKEFLAGS
+
+echo "$# parts of the tests, $jobs side by side: $*"
+${MAKE:-make} --no-print-directory --keep-going --output-sync=target -j"$jobs" "$@" 2>&1 | tee "$log"
+
+# make names what has failed, and then what it has not begun for that reason.
+failed=$(sed -nE 's/^make(\[[0-9]+\])?: \*\*\* \[([^]]*: )?([^] ]+)\].*/\3/p; s/^make.*\*\*\* (No rule to make .*)/\1/p' "$log" |
+    sort -u)
+not_begun=$(sed -nE "s/^make.*Target [\`']([^']*)' not remade because of errors.*/\1/p" "$log" | grep -vxF "$failed")
+notes=$(grep -E 'NOT RUN, because|^SKIPPED[: ][^[]' "$log" | sort -u)
+[ -z "$notes" ] || echo "$notes"
+[ -z "$failed" ] || sed 's/^/FAILED: /' <<<"$failed"
+[ -z "$not_begun" ] || sed 's/^/NOT RUN, because something that it needs has FAILED: /' <<<"$not_begun"
+lost=$(printf '%s\n%s\n' "$failed" "$not_begun" | grep -cFx "$(printf '%s\n' "$@")")
+echo "$SECONDS s: $(($# - lost)) parts passed, $lost failed or not run$([ -z "$notes" ] || echo ", but for what is said above")"
+[ -z "$failed$not_begun" ]
