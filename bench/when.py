@@ -232,7 +232,7 @@ def of_peers(path):
     return " ".join([
         f"Measured, unlike the rest: {world} GPUs, {gpu}, over peer memory (gc_comm_open_peers), which is the fastest way between",
         f"GPUs that reach each other. {said} With 300M elements it is {' and '.join(of_large) or 'not measured'}.",
-        "Where peer memory cannot be had, as between machines, the table above holds for the link between them; gc_comm_from_two",
+        "Where peer memory cannot be had, as between nodes, the table above holds for the link between them; gc_comm_hierarchical",
         "makes one communicator of both.",
     ])  # fmt: skip
 

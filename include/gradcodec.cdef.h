@@ -67,7 +67,7 @@ gc_status_t gc_allreduce_reset(gc_allreduce_t *allreduce, void *stream);
 gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce, DLTensor *worker, DLTensor *server, void *stream);
 gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce, const DLTensor *workers, const DLTensor *server, void *stream);
 enum gc_nccl { GC_NCCL_SPLIT = 1, };
-typedef struct gc_nccl_options_t { uint32_t struct_size; uint32_t flags; void *comm; void *dl_handle; } gc_nccl_options_t;
+typedef struct gc_nccl_options_t { uint32_t struct_size; uint32_t flags; void *comm; void *dl_handle; uint32_t timeout_ms; uint32_t reserved; } gc_nccl_options_t;
 gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options, gc_comm_t **out);
 gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options, uint8_t *id);
 gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options, const uint8_t *id, int32_t rank, int32_t world_size, DLDevice device, gc_comm_t **out);
@@ -75,7 +75,7 @@ typedef struct gc_peers_options_t { uint32_t struct_size; int32_t rank; int32_t 
 int64_t gc_peers_bytes(int64_t n_elements, int32_t world_size);
 gc_status_t gc_comm_from_peers(const gc_peers_options_t *options, gc_comm_t **out);
 gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap, DLDevice device, int64_t n_elements, uint32_t timeout_ms, gc_comm_t **out);
-gc_status_t gc_comm_from_two(gc_comm_t *inside, gc_comm_t *between, gc_comm_t **out);
+gc_status_t gc_comm_hierarchical(gc_comm_t *intra_node, gc_comm_t *inter_node, gc_comm_t **out);
 typedef int32_t gc_scale_t;
 gc_status_t gc_onebit_compress(const DLManagedTensor *grad, DLManagedTensor *error, size_t n_chunks, DLManagedTensor **out_chunks, float *out_scale);
 gc_status_t gc_onebit_decompress(DLManagedTensor *const *chunks, size_t n_chunks, const float *scales, int64_t n_elements, DLDataType dtype, DLManagedTensor **out);

@@ -108,8 +108,8 @@
  *   gc_comm_from_peers            Makes a communicator over memory that you have mapped.
  *   gc_comm_open_peers            Makes a communicator over peer memory that it allocates and maps itself.
  *
- * MACHINES
- *   gc_comm_from_two              Combines a communicator inside each machine and one between machines.
+ * NODES
+ *   gc_comm_hierarchical          Combines a communicator among the ranks of each node and one between nodes.
  *
  * ONEBIT
  *   gc_onebit_compress            Compresses a gradient to signs and one scale, and updates its error.
@@ -741,7 +741,7 @@ enum gc_transport {
 
 /**
  * A communicator. gc_comm_from_transport(), gc_comm_group(), gc_comm_from_nccl(), gc_comm_from_nccl_id(),
- * gc_comm_from_peers(), gc_comm_open_peers() and gc_comm_from_two() make one.
+ * gc_comm_from_peers(), gc_comm_open_peers() and gc_comm_hierarchical() create one.
  */
 typedef struct gc_comm_t gc_comm_t;
 
@@ -1017,8 +1017,9 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
  *
  * It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can
  * be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
- * between ncclGroupStart and ncclGroupEnd of yours. A rank that waits for one that does not come waits for ever, on
- * its device: gc_comm_async_error() asks NCCL what it knows.
+ * between ncclGroupStart and ncclGroupEnd of yours. Where the host waits for a non-blocking communicator, or for the
+ * other ranks when a handle is created, it gives TIMEOUT after timeout_ms, and the communicator is of no more use. The
+ * device waits for a lost rank until NCCL ends that: gc_comm_async_error() asks NCCL what it knows.
  *
  * NCCL is looked for in dl_handle, if you give one, which must stay open; otherwise where this process sees ncclSend;
  * otherwise in a libnccl.so.2 that is loaded. Some builds of PyTorch have NCCL within another library. If several
@@ -1042,6 +1043,10 @@ typedef struct gc_nccl_options_t {
     void *comm;
     /** NCCL, from dlopen(). NULL: what is loaded. */
     void *dl_handle;
+    /** How long a call waits for NCCL on the host; 0: 10 minutes. */
+    uint32_t timeout_ms;
+    /** 0. */
+    uint32_t reserved;
 } gc_nccl_options_t;
 
 /**
@@ -1050,12 +1055,13 @@ typedef struct gc_nccl_options_t {
  * Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
  * never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
  * GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work that waits for another
- * rank, and is not used afterwards. A `comm` that is still being made is waited for.
+ * rank, and is not used afterwards. Blocks until a non-blocking `comm` is initialized.
  *
  * `*out`: yours to release, by gc_comm_free().
  *
  * INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not
- * clear which. COMM: a failure of NCCL's. And as for a tensor on the device of `comm`.
+ * clear which. COMM: a failure of NCCL's. TIMEOUT: NCCL was still at work after timeout_ms. Also any status that a
+ * tensor on comm's device can cause.
  */
 gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options,
                               gc_comm_t **out);
@@ -1127,7 +1133,7 @@ typedef struct gc_peers_options_t {
     int32_t rank;
     /** 1 to 64. */
     int32_t world_size;
-    /** How long a call waits for the other ranks, on the card; 0: 30 seconds. */
+    /** How long a call waits for the other ranks, on the GPU; 0: 10 minutes. */
     uint32_t timeout_ms;
     /** This rank's, CUDA. */
     DLDevice device;
@@ -1183,54 +1189,55 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
                                gc_comm_t **out);
 
 /*
- * MACHINES
+ * NODES
  *
- * A communicator made of two: one of the ranks of a machine, such as over peer memory, and one between machines,
- * over NCCL, MPI or any other engine. Calls over it give the same bytes as over one communicator of all ranks, and
- * fewer of them go from machine to machine.
+ * A hierarchical communicator combines two: one among the ranks of a node, such as over peer memory, and one between
+ * nodes, over NCCL, MPI or any other engine. Calls over it give the same bytes as over one communicator of all ranks,
+ * and fewer of them go from node to node.
  *
- *     MPI_Comm_split(world, machine, rank, &mine);                // made a communicator, and of that: gc_comm_open_peers()
- *     MPI_Comm_split(world, rank_in_machine, rank, &alike);       // the ranks with this number, one of each machine
- *     gc_comm_t *inside, *between, *comm;                         // over these
- *     gc_comm_from_two(inside, between, &comm);                   // on every rank
- *     gc_comm_free(inside);
- *     gc_comm_free(between);                                      // comm keeps what it needs of them
+ *     MPI_Comm_split(world, node, rank, &mine);                   // made a communicator, and of that: gc_comm_open_peers()
+ *     MPI_Comm_split(world, rank_in_node, rank, &alike);          // the ranks with this number, one of each node
+ *     gc_comm_t *intra_node, *inter_node, *comm;                  // over these
+ *     gc_comm_hierarchical(intra_node, inter_node, &comm);        // on every rank
+ *     gc_comm_free(intra_node);
+ *     gc_comm_free(inter_node);                                   // comm keeps what it needs of them
  *
- * Ranks are numbered machine by machine, in the order that machines have in `between`, and within each as in
- * `inside`. What is for a rank of another machine goes there over `between`, to the rank with the sender's number,
- * and on over `inside`. With M machines each rank sends (M - 1) / M of a payload from machine to machine, and M - 1
- * reduced chunks; over one communicator of all ranks it is (M - 1) / M of a payload twice. A handle needs memory for
- * two payloads more, about n / 4 bytes.
+ * Ranks are numbered node by node, in the order that nodes have in `inter_node`, and within each as in `intra_node`.
+ * Every node has the same number of ranks. A block for a rank of another node goes there over `inter_node`, to the rank
+ * with the sender's number, and on over `intra_node`. With N nodes each rank sends (N - 1) / N of a payload from node to
+ * node, and N - 1 reduced chunks; over one communicator of all ranks it is (N - 1) / N of a payload twice. A handle needs
+ * memory for two payloads more, about n / 4 bytes.
  *
- * Machines need not have as many ranks. Then, or where a machine has fewer ways out than ranks, only the first C
- * ranks of each machine have a `between`, and NULL stands for it on the others: C is the same on every machine, and
- * these ranks carry for the others, each an equal part of everything. Two more exchanges inside bring that to them,
- * and all machines count as the largest one, of X ranks: the memory is that for 2 * M * X * X / C chunks.
+ * Where a node has fewer network adapters than ranks, only the first L ranks of each node, its leaders, have an
+ * `inter_node`, and the others pass NULL. L is the same on every node, and each leader carries an equal part of
+ * everything. Two more intra-node exchanges bring that to them; with R ranks on each of N nodes the memory is that for
+ * 2 * N * R * R / L chunks.
  *
- * What is said of the two holds here: the memory they exchange, whether calls can be captured, how long they wait. A
- * failure in one is a failure of this one. While a call on it is under way, calls on the two give BUSY; otherwise
- * they go on working, in the same order on every rank.
+ * The rules of the two communicators hold here: the memory that they exchange, whether calls can be captured, how long
+ * they wait. A failure in one is a failure of this one. While a call on it is under way, calls on the two give BUSY;
+ * otherwise they go on working, in the same order on every rank.
  */
 
 /**
- * Combines a communicator inside each machine and one between machines. Every rank calls this: they tell each other,
- * over both, who is where.
+ * Combines a communicator among the ranks of each node and one between nodes. Every rank calls this: they tell each
+ * other, over both, who is where.
  *
- * `inside`: of this machine's ranks. `between`: of the ranks that have this rank's number in their machines, one of
- * each machine; its ranks number the machines, so all of a machine have the same rank there. Or NULL, on every rank
- * of a machine from the same number on: see above. Both stay yours. `*out`: yours to release, by gc_comm_free().
+ * `intra_node`: of this node's ranks. `inter_node`: of the ranks that have this rank's number on their nodes, one of
+ * each node; its ranks number the nodes, so all ranks of a node have the same rank there. Or NULL, on every node from
+ * the same number on: see above. Both stay yours. `*out`: yours to release, by gc_comm_free().
  *
- * Over peer memory `inside` carries blocks of several ranks: give gc_comm_open_peers() 1024 elements more for each
- * rank of the world, of W, and X * X * M / (W * C) times as many where not every rank has a `between`.
+ * Over peer memory `intra_node` carries blocks of several ranks: give gc_comm_open_peers() 1024 elements more for each
+ * rank of the world, and R / L times as many where not every rank has an `inter_node`.
  *
- * INVALID_ARGUMENT: ranks of a machine that have a `between` behind one that has none; others than those said above in
- * one of the two; one communicator twice; one that is itself made of two. If one rank fails, all do, unless that is
- * with BUSY or a NULL `inside`, or with a `between` of which another rank does not give its own (but NULL, or another
- * communicator in its place): for that the others wait. OUT_OF_MEMORY, COMM, BUSY.
+ * INVALID_ARGUMENT: nodes with different numbers of ranks, on every rank, which says the two numbers; ranks that have
+ * an `inter_node` behind one that has none; other ranks than those described in one of the two; one communicator
+ * twice; one that is itself hierarchical. If one rank fails, all do, except with BUSY or a NULL `intra_node`, or with an
+ * `inter_node` of which another rank does not pass its own (but NULL, or another communicator): then the others keep
+ * waiting. OUT_OF_MEMORY, COMM, BUSY.
  */
-gc_status_t gc_comm_from_two(gc_comm_t *inside,
-                             gc_comm_t *between,
-                             gc_comm_t **out);
+gc_status_t gc_comm_hierarchical(gc_comm_t *intra_node,
+                                 gc_comm_t *inter_node,
+                                 gc_comm_t **out);
 
 /*
  * ONEBIT

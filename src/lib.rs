@@ -6,6 +6,7 @@
 //!
 //! - `cancel`: keeps a cancelled thread whole while it is in a call.
 //! - `error`, `panics`: what can go wrong, and the line at which panics and failures become a status.
+//! - `fallible`: boxes and shared values whose allocation can fail. `lock`: one call at a time on a handle.
 //! - `environment`: the floating-point environment that arithmetic wants.
 //! - `dynamic`: libraries that are found at run time, and tables of their functions.
 //! - `tensor`: DLPack in and out: validated views, owned outputs.
@@ -32,6 +33,8 @@ mod compile;
 mod dynamic;
 mod environment;
 mod error;
+mod fallible;
+mod lock;
 mod ops;
 mod panics;
 mod plan;

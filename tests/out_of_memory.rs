@@ -269,7 +269,7 @@ fn a_communicator_that_cannot_be_made_leaves_nothing_behind() {
         assert!(allocations >= 4, "{allocations} allocations");
         let (mut inside, mut between) = (ptr::null_mut(), ptr::null_mut());
         assert_eq!((gc_comm_group(1, &mut inside), gc_comm_group(1, &mut between)), (0, 0));
-        let allocations = with_every_failure_of(1, |out| gc_comm_from_two(inside, between, out), gc_comm_free);
+        let allocations = with_every_failure_of(1, |out| gc_comm_hierarchical(inside, between, out), gc_comm_free);
         // What ranks tell each other, the list of machines, the communicator and where C holds it.
         assert!(allocations >= 6, "{allocations} allocations");
         gc_comm_free(inside);
@@ -317,9 +317,9 @@ fn a_call_over_two_allocates_nothing_once_there_is_room() {
         let [mut inside, mut between, mut two] = [ptr::null_mut(); 3];
         assert_eq!(gc_comm_from_transport(&transport, &mut inside), 0);
         assert_eq!(gc_comm_from_transport(&transport, &mut between), 0);
-        let allocations = with_every_failure_of(1, |out| gc_comm_from_two(inside, between, out), gc_comm_free);
+        let allocations = with_every_failure_of(1, |out| gc_comm_hierarchical(inside, between, out), gc_comm_free);
         assert!(allocations >= 6, "{allocations} allocations");
-        assert_eq!(gc_comm_from_two(inside, between, &mut two), 0);
+        assert_eq!(gc_comm_hierarchical(inside, between, &mut two), 0);
         gc_comm_free(inside);
         gc_comm_free(between);
         let mut allreduce = ptr::null_mut();

@@ -15,7 +15,8 @@ echo "$# parts of the tests, $jobs side by side: $*"
 ${MAKE:-make} --no-print-directory --keep-going --output-sync=target -j"$jobs" "$@" 2>&1 | tee "$log"
 
 # make names what has failed, and then what it has not begun for that reason.
-failed=$(sed -nE 's/^make(\[[0-9]+\])?: \*\*\* \[([^]]*: )?([^] ]+)\].*/\3/p; s/^make.*\*\*\* (No rule to make .*)/\1/p' "$log" |
+failed=$(sed -nE "s/^make(\[[0-9]+\])?: \*\*\* \[([^]]*: )?([^] ]+)\].*/\3/p
+    s/^make.*No rule to make target [\`']([^']*)'.*/\1/p" "$log" |
     sort -u)
 not_begun=$(sed -nE "s/^make.*Target [\`']([^']*)' not remade because of errors.*/\1/p" "$log" | grep -vxF "$failed")
 notes=$(grep -E 'NOT RUN, because|^SKIPPED[: ][^[]' "$log" | sort -u)
@@ -23,5 +24,5 @@ notes=$(grep -E 'NOT RUN, because|^SKIPPED[: ][^[]' "$log" | sort -u)
 [ -z "$failed" ] || sed 's/^/FAILED: /' <<<"$failed"
 [ -z "$not_begun" ] || sed 's/^/NOT RUN, because something that it needs has FAILED: /' <<<"$not_begun"
 lost=$(printf '%s\n%s\n' "$failed" "$not_begun" | grep -cFx "$(printf '%s\n' "$@")")
-echo "$SECONDS s: $(($# - lost)) parts passed, $lost failed or not run$([ -z "$notes" ] || echo ", but for what is said above")"
+echo "$SECONDS s: $(($# - lost)) passed, $lost failed, $(grep -c . <<<"$notes") not run"
 [ -z "$failed$not_begun" ]

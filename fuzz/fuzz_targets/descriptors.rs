@@ -758,9 +758,9 @@ fn run(call: Call) {
                     // Of a machine that is alone: with what has no between, with itself, and of two.
                     let (mut other, mut two) = (ptr::null_mut(), ptr::null_mut());
                     assert!(check(gc_comm_group(1, &mut other), true));
-                    assert!(!check(gc_comm_from_two(comms[0], ptr::null_mut(), &mut two), false));
-                    assert!(!check(gc_comm_from_two(comms[0], comms[0], &mut two), false) && two.is_null());
-                    assert!(check(gc_comm_from_two(comms[0], other, &mut two), true));
+                    assert!(!check(gc_comm_hierarchical(comms[0], ptr::null_mut(), &mut two), false));
+                    assert!(!check(gc_comm_hierarchical(comms[0], comms[0], &mut two), false) && two.is_null());
+                    assert!(check(gc_comm_hierarchical(comms[0], other, &mut two), true));
                     [other, two].into_iter().for_each(|comm| gc_comm_free(comm));
                 }
                 comms[..taken].iter().for_each(|&comm| gc_comm_free(comm));

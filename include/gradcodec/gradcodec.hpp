@@ -802,10 +802,10 @@ inline std::vector<Communicator> comm_group(int32_t world_size)
     return ranks;
 }
 /* `comm`: an ncclComm_t. `dl_handle`: NCCL, from dlopen(), where it is not clear which. */
-inline Communicator comm_from_nccl(void *comm, uint32_t flags = 0, void *dl_handle = nullptr)
+inline Communicator comm_from_nccl(void *comm, uint32_t flags = 0, void *dl_handle = nullptr, uint32_t timeout_ms = 0)
 {
     gc_comm_t *out = nullptr;
-    const gc_nccl_options_t options{sizeof(gc_nccl_options_t), flags, comm, dl_handle};
+    const gc_nccl_options_t options{sizeof(gc_nccl_options_t), flags, comm, dl_handle, timeout_ms, 0};
     detail::check(gc_comm_from_nccl(&options, &out));
     return Communicator(out);
 }
@@ -813,15 +813,15 @@ inline Communicator comm_from_nccl(void *comm, uint32_t flags = 0, void *dl_hand
 inline std::array<uint8_t, 128> comm_nccl_id(void *dl_handle = nullptr)
 {
     std::array<uint8_t, 128> id;
-    const gc_nccl_options_t options{sizeof(gc_nccl_options_t), 0, nullptr, dl_handle};
+    const gc_nccl_options_t options{sizeof(gc_nccl_options_t), 0, nullptr, dl_handle, 0, 0};
     detail::check(gc_comm_nccl_id(&options, id.data()));
     return id;
 }
 inline Communicator comm_from_nccl_id(const std::array<uint8_t, 128> &id, int32_t rank, int32_t world_size,
-                                      DLDevice device, void *dl_handle = nullptr)
+                                      DLDevice device, void *dl_handle = nullptr, uint32_t timeout_ms = 0)
 {
     gc_comm_t *out = nullptr;
-    const gc_nccl_options_t options{sizeof(gc_nccl_options_t), 0, nullptr, dl_handle};
+    const gc_nccl_options_t options{sizeof(gc_nccl_options_t), 0, nullptr, dl_handle, timeout_ms, 0};
     detail::check(gc_comm_from_nccl_id(&options, id.data(), rank, world_size, device, &out));
     return Communicator(out);
 }
@@ -849,11 +849,11 @@ inline Communicator comm_open_peers(Communicator &bootstrap, DLDevice device, in
     detail::check(gc_comm_open_peers(bootstrap.get(), device, n_elements, timeout_ms, &out));
     return Communicator(out);
 }
-/* Of the ranks of this machine, and of those that carry for theirs; `between` may be empty. */
-inline Communicator comm_from_two(Communicator &inside, Communicator &between)
+/* Of the ranks of this node, and of its leaders; `inter_node` may be empty. */
+inline Communicator comm_hierarchical(Communicator &intra_node, Communicator &inter_node)
 {
     gc_comm_t *out = nullptr;
-    detail::check(gc_comm_from_two(inside.get(), between.get(), &out));
+    detail::check(gc_comm_hierarchical(intra_node.get(), inter_node.get(), &out));
     return Communicator(out);
 }
 inline void comm_free(Communicator) noexcept {} /* before its scope ends */

@@ -89,7 +89,7 @@ typedef struct gc_api_t {
     gc_status_t (*gc_comm_from_peers)(const gc_peers_options_t *options, gc_comm_t **out);
     gc_status_t (*gc_comm_open_peers)(gc_comm_t *bootstrap, DLDevice device, int64_t n_elements, uint32_t timeout_ms,
         gc_comm_t **out);
-    gc_status_t (*gc_comm_from_two)(gc_comm_t *inside, gc_comm_t *between, gc_comm_t **out);
+    gc_status_t (*gc_comm_hierarchical)(gc_comm_t *intra_node, gc_comm_t *inter_node, gc_comm_t **out);
     gc_status_t (*gc_onebit_compress)(const DLManagedTensor *grad, DLManagedTensor *error, size_t n_chunks,
         DLManagedTensor **out_chunks, float *out_scale);
     gc_status_t (*gc_onebit_decompress)(DLManagedTensor *const *chunks, size_t n_chunks, const float *scales,
@@ -204,7 +204,7 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_peers_bytes", &api->gc_peers_bytes},
         {"gc_comm_from_peers", &api->gc_comm_from_peers},
         {"gc_comm_open_peers", &api->gc_comm_open_peers},
-        {"gc_comm_from_two", &api->gc_comm_from_two},
+        {"gc_comm_hierarchical", &api->gc_comm_hierarchical},
         {"gc_onebit_compress", &api->gc_onebit_compress},
         {"gc_onebit_decompress", &api->gc_onebit_decompress},
         {"gc_onebit_compress_into", &api->gc_onebit_compress_into},

@@ -31,7 +31,7 @@ gc_transport_t = _struct("gc_transport_t", ("struct_size", c_uint32), ("rank", c
     ("all_gather", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, DLDevice, c_void_p)))
 gc_allreduce_t = _struct("gc_allreduce_t")
 gc_nccl_options_t = _struct("gc_nccl_options_t", ("struct_size", c_uint32), ("flags", c_uint32), ("comm", c_void_p),
-    ("dl_handle", c_void_p))
+    ("dl_handle", c_void_p), ("timeout_ms", c_uint32), ("reserved", c_uint32))
 gc_peers_options_t = _struct("gc_peers_options_t", ("struct_size", c_uint32), ("rank", c_int32),
     ("world_size", c_int32), ("timeout_ms", c_uint32), ("device", DLDevice), ("bytes", c_size_t),
     ("buffers", POINTER(c_void_p)))
@@ -103,7 +103,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "gc_peers_bytes": (c_int64, [c_int64, c_int32]),
     "gc_comm_from_peers": (c_int32, [POINTER(gc_peers_options_t), POINTER(POINTER(gc_comm_t))]),
     "gc_comm_open_peers": (c_int32, [POINTER(gc_comm_t), DLDevice, c_int64, c_uint32, POINTER(POINTER(gc_comm_t))]),
-    "gc_comm_from_two": (c_int32, [POINTER(gc_comm_t), POINTER(gc_comm_t), POINTER(POINTER(gc_comm_t))]),
+    "gc_comm_hierarchical": (c_int32, [POINTER(gc_comm_t), POINTER(gc_comm_t), POINTER(POINTER(gc_comm_t))]),
     "gc_onebit_compress": (c_int32, [POINTER(DLManagedTensor), POINTER(DLManagedTensor), c_size_t,
     POINTER(POINTER(DLManagedTensor)), POINTER(c_float)]),
     "gc_onebit_decompress": (c_int32, [POINTER(POINTER(DLManagedTensor)), c_size_t, POINTER(c_float), c_int64,

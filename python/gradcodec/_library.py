@@ -376,9 +376,11 @@ class GradCodec:
         self.lib.gc_comm_group(ranks, comms)
         return [Communicator._of(self, comm) for comm in comms]
 
-    def nccl(self, comm: int, split: bool = False, dl_handle: int | None = None) -> Communicator:
+    def nccl(
+        self, comm: int, split: bool = False, dl_handle: int | None = None, timeout_ms: int = 0
+    ) -> Communicator:
         """A communicator over an ncclComm_t, by its address, which must outlive it unless it is split."""
-        addresses = _address("comm", comm), _address("dl_handle", dl_handle)
+        addresses = _address("comm", comm), _address("dl_handle", dl_handle), _whole("timeout_ms", timeout_ms, 0, 2**32 - 1)
         made, options = G(), NcclOptions(ctypes.sizeof(NcclOptions), int(bool(split)), *addresses)
         self.lib.gc_comm_from_nccl(byref(options), byref(made))
         return Communicator._of(self, made)
@@ -391,13 +393,14 @@ class GradCodec:
         return bytes(made)
 
     def nccl_world(
-        self, of_all: bytes, rank: int, world_size: int, device: int, dl_handle: int | None = None
+        self, of_all: bytes, rank: int, world_size: int, device: int, dl_handle: int | None = None, timeout_ms: int = 0
     ) -> Communicator:
         """A communicator over NCCL, made anew; `of_all`: what nccl_id() gave on one rank. Every rank calls this."""
         shown = _bytes("of_all", of_all)
         if len(shown) != 128:
             raise ValueError(f"of_all: the 128 bytes of nccl_id() expected, got {len(shown)}")
-        made, options = G(), NcclOptions(ctypes.sizeof(NcclOptions), 0, None, _address("dl_handle", dl_handle))
+        about = _address("dl_handle", dl_handle), _whole("timeout_ms", timeout_ms, 0, 2**32 - 1)
+        made, options = G(), NcclOptions(ctypes.sizeof(NcclOptions), 0, None, *about)
         given, numbers = (c_uint8 * 128)(*shown), (_int32("rank", rank), _int32("world_size", world_size))
         self.lib.gc_comm_from_nccl_id(byref(options), given, *numbers, _device((CUDA, device)), byref(made))
         return Communicator._of(self, made)
@@ -431,9 +434,9 @@ class GradCodec:
         bootstrap._run(self.lib.gc_comm_open_peers, bootstrap._comm, *about, byref(made))
         return Communicator._of(self, made)
 
-    def two(self, inside: Communicator, between: Communicator | None) -> Communicator:
-        """One communicator of two: among the ranks of a machine, and among those that stand for machines."""
-        two = Communicator._of(self, G())
-        two._parts = [part for part in (inside, between) if part]  # whose functions are called
-        two._run(self.lib.gc_comm_from_two, inside._comm, between and between._comm, byref(two._comm))
-        return two
+    def hierarchical(self, intra_node: Communicator, inter_node: Communicator | None) -> Communicator:
+        """A communicator of two levels: among the ranks of a node, and among those of one number on all nodes."""
+        made = Communicator._of(self, G())
+        made._parts = [part for part in (intra_node, inter_node) if part]  # whose functions are called
+        made._run(self.lib.gc_comm_hierarchical, intra_node._comm, inter_node and inter_node._comm, byref(made._comm))
+        return made

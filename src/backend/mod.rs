@@ -105,3 +105,10 @@ impl Block {
         }
     }
 }
+
+/// Where the chunks go that a codec makes.
+pub enum Destination<'a> {
+    Memory(View<'a>),
+    /// Into receive slots of other ranks, on a GPU.
+    Peers(cuda::peers::Sending),
+}

@@ -92,7 +92,7 @@ pub unsafe fn optional<'a>(name: &'static str, tensor: *const DLTensor) -> Resul
     if tensor.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not NULL: a tensor as [`tensor`] wants it.
     unsafe { self::tensor(name, tensor).map(Some) }
 }
 
@@ -105,7 +105,7 @@ pub unsafe fn tensors<'a>(
     tensors: *const *const DLTensor,
     count: Count,
 ) -> Result<impl ExactSizeIterator<Item = Result<View<'a>>> + Clone> {
-    // SAFETY: the caller's promise.
+    // SAFETY: unless NULL or unaligned, `tensors` points at `count` pointers for `'a`.
     let tensors: &'a [_] = unsafe { items(name, tensors, count)? };
     Ok(tensors.iter().enumerate().map(move |(index, &tensor)| {
         let name = Name::of_item(name, index);
@@ -204,7 +204,7 @@ impl<T: Extensible> OutStruct<T> {
 /// # Safety
 /// Unless NULL or unaligned, `tensor` points at a `dl_tensor` that keeps the promise of [`View::from_dlpack`].
 pub unsafe fn managed<'a>(name: &'static str, tensor: *const DLManagedTensor) -> Result<View<'a>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: unless NULL or unaligned, `tensor` points at a tensor as [`managed_named`] wants it.
     unsafe { managed_named(Name::new(name), tensor) }
 }
 
@@ -216,7 +216,7 @@ pub unsafe fn optional_managed<'a>(name: &'static str, tensor: *const DLManagedT
     if tensor.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not NULL: a tensor as [`managed`] wants it.
     unsafe { managed(name, tensor).map(Some) }
 }
 
@@ -229,14 +229,14 @@ pub unsafe fn managed_items<'a>(
     tensors: *const *mut DLManagedTensor,
     count: Count,
 ) -> Result<Vec<View<'a>>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: unless NULL or unaligned, `tensors` points at `count` pointers.
     let tensors = unsafe { items(name, tensors, count)? };
     let mut views = Vec::new();
     views
         .try_reserve_exact(tensors.len())
-        .map_err(|_| error!(OutOfMemory, "{name}: {} views could not be had", tensors.len()))?;
+        .map_err(|_| error!(OutOfMemory, "{name}: cannot allocate {} views", tensors.len()))?;
     for (index, &tensor) in tensors.iter().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: each of the `count` pointers is as [`managed_named`] wants it.
         views.push(unsafe { managed_named(Name::of_item(name, index), tensor)? });
     }
     Ok(views)
@@ -267,7 +267,7 @@ pub unsafe fn described<'a>(name: &'static str, tensor: *const DLManagedTensor) 
 /// Unless NULL or unaligned, `tensor` points at a `dl_tensor` that keeps the promises of [`Described::from_dlpack`] and
 /// [`Elements::new`].
 pub unsafe fn managed_elements<'a>(name: &'static str, tensor: *const DLManagedTensor) -> Result<Elements<'a>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `tensor` is as [`described`] and [`Elements::new`] want it.
     unsafe { Elements::new(&Name::new(name), described(name, tensor)?) }
 }
 

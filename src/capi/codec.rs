@@ -39,7 +39,7 @@ use std::{ffi::c_void, mem::offset_of, ops::Range};
 use dlpark::ffi::{DLDataType, DLDevice, DLTensor};
 
 use crate::{
-    backend::Stream,
+    backend::{Destination, Stream},
     error::{Result, error},
     ops::codec::{Codec, Descriptor},
     panics::boundary,
@@ -131,7 +131,7 @@ impl gc_codec_options_t {
     pub(super) unsafe fn descriptor_for_values<'a>(self) -> Result<Descriptor<'a>> {
         let results = self.results;
         let unsaid = (results.code.0, results.bits, results.lanes) == (0, 0, 0);
-        // SAFETY: the caller's promise.
+        // SAFETY: `segments` points at `n_segments` integers, unless NULL or unaligned.
         unsafe { Self { results: if unsaid { self.values } else { results }, ..self }.descriptor() }
     }
 
@@ -152,7 +152,7 @@ impl gc_codec_options_t {
             }
             None
         } else {
-            // SAFETY: the caller's promise.
+            // SAFETY: `segments` is not NULL, and points at `n_segments` integers for `'a`, unless unaligned.
             Some(unsafe {
                 borrow::items("options: segments", self.segments, Count::of("options: n_segments", self.n_segments))?
             })
@@ -185,7 +185,7 @@ unsafe fn with_tensor(
     stream: *mut c_void,
     operation: impl FnOnce(&Codec, &View<'_>, Stream) -> Result<()>,
 ) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `codec` is as [`handle::borrow`] wants it, `tensor` as [`borrow::tensor`] does.
     let (codec, tensor) = unsafe { (handle::borrow("codec", codec)?, borrow::tensor(name, tensor)?) };
     operation(&codec.0, &tensor, Stream::from_raw(stream))
 }
@@ -201,7 +201,7 @@ unsafe fn with_errors(
     stream: *mut c_void,
     operation: impl FnOnce(&Codec, Option<&View<'_>>, Option<&View<'_>>, Stream) -> Result<()>,
 ) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `codec` is as [`handle::borrow`] wants it, the tensors as [`borrow::optional`] does.
     let (codec, worker, server) = unsafe {
         (handle::borrow("codec", codec)?, borrow::optional("worker", worker)?, borrow::optional("server", server)?)
     };
@@ -239,7 +239,7 @@ pub unsafe extern "C" fn gc_codec_create(options: *const gc_codec_options_t, out
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_free(codec: *mut gc_codec_t) {
     boundary(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: `codec` is NULL or a codec that nobody uses any more.
         unsafe { handle::release(codec) };
         Ok(())
     });
@@ -289,7 +289,7 @@ pub unsafe extern "C" fn gc_codec_encode(
                 borrow::tensor("payload", payload)?,
             )
         };
-        codec.0.encode(values, &factors, &payload, Stream::from_raw(stream))
+        codec.0.encode(values, &factors, Destination::Memory(payload), Stream::from_raw(stream))
     })
 }
 
@@ -362,7 +362,7 @@ pub unsafe extern "C" fn gc_codec_reduce(
         let (codec, chunks, dst) = unsafe {
             (handle::borrow("codec", codec)?, borrow::tensor("chunks", chunks)?, borrow::tensor("dst", dst)?)
         };
-        codec.0.reduce(chunk, &chunks, &dst, Stream::from_raw(stream))
+        codec.0.reduce(chunk, &chunks, Destination::Memory(dst), Stream::from_raw(stream))
     })
 }
 

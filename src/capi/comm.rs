@@ -42,8 +42,9 @@ use dlpark::ffi::{DLDevice, DLTensor};
 
 use crate::{
     backend::Stream,
-    comm::{self, Callback, Callbacks, Communicator, Shared},
+    comm::{self, Callback, Callbacks, Communicator},
     error::{Result, error},
+    fallible::{self, Arc},
     panics::boundary,
     tensor::{Device, Name},
 };
@@ -55,9 +56,30 @@ use super::{
 };
 
 /// A communicator. gc_comm_from_transport(), gc_comm_group(), gc_comm_from_nccl(), gc_comm_from_nccl_id(),
-/// gc_comm_from_peers(), gc_comm_open_peers() and gc_comm_from_two() make one.
+/// gc_comm_from_peers(), gc_comm_open_peers() and gc_comm_hierarchical() create one.
 #[allow(non_camel_case_types, reason = "the name in the header")]
-pub struct gc_comm_t(pub(super) Shared<Communicator>);
+pub struct gc_comm_t(pub(super) Arc<Communicator>);
+
+/// Where a communicator is handed out: storage for all of it, reserved before other ranks are told that all is well.
+pub(super) struct CommPlace {
+    out: Out<*mut gc_comm_t>,
+    handle: handle::Place<gc_comm_t>,
+    shared: fallible::Place<Communicator>,
+}
+
+impl CommPlace {
+    /// # Safety
+    /// Unless NULL or unaligned, `out` has room for a pointer.
+    pub(super) unsafe fn new(out: *mut *mut gc_comm_t) -> Result<Self> {
+        // SAFETY: the caller promises room for a pointer.
+        let out = unsafe { Out::one("out", out)? };
+        Ok(Self { out, handle: handle::Place::new()?, shared: fallible::Place::new()? })
+    }
+
+    pub(super) fn fill(self, communicator: Communicator) {
+        self.out.fill([self.handle.hand_out(gc_comm_t(self.shared.fill(communicator)))]);
+    }
+}
 
 /// An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are
 /// called on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the
@@ -131,11 +153,10 @@ pub unsafe extern "C" fn gc_comm_from_transport(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, and room for a pointer.
-        let (transport, out) = unsafe { (borrow::options("transport", transport)?, Out::one("out", out)?) };
-        // SAFETY: the caller's promise.
+        let (transport, place) = unsafe { (borrow::options("transport", transport)?, CommPlace::new(out)?) };
+        // SAFETY: the caller promises that the functions do what they are said to do.
         let callbacks = unsafe { callbacks(&transport)? };
-        let communicator = Communicator::over_callbacks(transport.rank, transport.world_size, callbacks)?;
-        out.fill([handle::hand_out(gc_comm_t(Shared::new(communicator)?))?]);
+        place.fill(Communicator::over_callbacks(transport.rank, transport.world_size, callbacks)?);
         Ok(())
     })
 }
@@ -155,7 +176,7 @@ unsafe fn callbacks(transport: &gc_transport_t) -> Result<Callbacks> {
     let (all_to_all, all_gather) =
         (named("all_to_all", transport.all_to_all)?, named("all_gather", transport.all_gather)?);
     let host = transport.flags & HOST != 0;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the functions do what they are said to do.
     Ok(unsafe { Callbacks::new(transport.ctx, all_to_all, all_gather, host) })
 }
 
@@ -176,8 +197,8 @@ pub unsafe extern "C" fn gc_comm_group(world_size: i32, out: *mut *mut gc_comm_t
         // SAFETY: the caller promises room for so many pointers.
         let out = unsafe { Out::several("out", out, borrow::Count::of("world_size", ranks))? };
         let mut handles = Handles::with_room(ranks)?;
-        for communicator in comm::group(ranks)? {
-            handles.push(gc_comm_t(Shared::new(communicator)?))?;
+        for member in comm::group(ranks)? {
+            handles.push(gc_comm_t(Arc::new(Communicator::over_group(member)?)?))?;
         }
         out.fill(handles.into_raw());
         Ok(())
@@ -192,7 +213,7 @@ impl Handles {
         let mut handles = Vec::new();
         handles
             .try_reserve_exact(count)
-            .map_err(|_| error!(OutOfMemory, "a list of {count} communicators could not be had"))?;
+            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {count} communicators"))?;
         Ok(Self(handles))
     }
 
@@ -254,7 +275,7 @@ pub unsafe extern "C" fn gc_comm_async_error(comm: *const gc_comm_t) -> gc_statu
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_free(comm: *mut gc_comm_t) {
     boundary(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises a communicator that nothing uses any more, or NULL.
         unsafe { handle::release(comm) };
         Ok(())
     });

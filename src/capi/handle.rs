@@ -1,29 +1,21 @@
 //! Opaque objects that C holds by a pointer, once for all of them.
 
-use std::ptr;
+use std::mem::MaybeUninit;
 
-use crate::{
-    error::{Result, error},
-    tensor::Name,
-};
+use crate::{error::Result, fallible, tensor::Name};
 
 use super::borrow;
 
-/// Where C can hold an object: had before the object is made, by those for whom it is too late to fail afterwards.
-pub struct Place<T>(Vec<T>);
+/// Storage that C will hold an object in: reserved by those who may not fail once they have the object.
+pub struct Place<T>(Box<MaybeUninit<T>>);
 
 impl<T> Place<T> {
     pub fn new() -> Result<Self> {
-        let mut place = Vec::new();
-        place
-            .try_reserve_exact(1)
-            .map_err(|_| error!(OutOfMemory, "{} bytes for a handle could not be had", size_of::<T>()))?;
-        Ok(Self(place))
+        fallible::place().map(Self)
     }
 
-    pub fn hand_out(mut self, object: T) -> *mut T {
-        self.0.push(object);
-        Box::into_raw(self.0.into_boxed_slice()).cast()
+    pub fn hand_out(self, object: T) -> *mut T {
+        Box::into_raw(Box::write(self.0, object))
     }
 }
 
@@ -48,7 +40,7 @@ pub unsafe fn borrow<'a, T: Sync>(name: &'static str, handle: *const T) -> Resul
 /// Unless NULL, `handle` came from [`Place::hand_out`], and nothing uses it any more.
 pub unsafe fn release<T>(handle: *mut T) {
     if !handle.is_null() {
-        // SAFETY: a boxed slice of one, by the caller's promise, which nobody else has.
-        drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(handle, 1)) });
+        // SAFETY: by the caller's promise a box of `Place::hand_out`, which nobody else has.
+        drop(unsafe { Box::from_raw(handle) });
     }
 }

@@ -188,6 +188,7 @@ mod comm;
 mod copy;
 mod devices;
 mod handle;
+mod hierarchical;
 mod kernel;
 mod nccl;
 mod onebit;
@@ -197,7 +198,6 @@ mod signs;
 mod status;
 mod tensors;
 mod threads;
-mod two;
 mod version;
 
 pub use allreduce::*;
@@ -206,6 +206,7 @@ pub use codec::*;
 pub use comm::*;
 pub use copy::*;
 pub use devices::*;
+pub use hierarchical::*;
 pub use kernel::*;
 pub use nccl::*;
 pub use onebit::*;
@@ -215,7 +216,6 @@ pub use signs::*;
 pub use status::*;
 pub use tensors::*;
 pub use threads::*;
-pub use two::*;
 pub use version::*;
 
 // The constants of C's enums, for Rust programs: `BitOrder::Big as gc_bit_order_t`.

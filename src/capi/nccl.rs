@@ -16,20 +16,21 @@
 //!
 //! It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can
 //! be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
-//! between ncclGroupStart and ncclGroupEnd of yours. A rank that waits for one that does not come waits for ever, on
-//! its device: gc_comm_async_error() asks NCCL what it knows.
+//! between ncclGroupStart and ncclGroupEnd of yours. Where the host waits for a non-blocking communicator, or for the
+//! other ranks when a handle is created, it gives TIMEOUT after timeout_ms, and the communicator is of no more use. The
+//! device waits for a lost rank until NCCL ends that: gc_comm_async_error() asks NCCL what it knows.
 //!
 //! NCCL is looked for in dl_handle, if you give one, which must stay open; otherwise where this process sees ncclSend;
 //! otherwise in a libnccl.so.2 that is loaded. Some builds of PyTorch have NCCL within another library. If several
 //! libraries have ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), since it works only in
 //! the one that made it.
 
-use std::ffi::c_void;
+use std::{ffi::c_void, mem::offset_of, ops::Range};
 
 use dlpark::ffi::DLDevice;
 
 use crate::{
-    comm::{Communicator, NCCL_ID_BYTES, Nccl, Shared},
+    comm::{Communicator, NCCL_ID_BYTES, Nccl},
     error::{Result, error},
     panics::boundary,
     tensor::{Device, Name},
@@ -37,8 +38,7 @@ use crate::{
 
 use super::{
     borrow::{self, Count, Out},
-    comm::gc_comm_t,
-    handle,
+    comm::{CommPlace, gc_comm_t},
     status::gc_status_t,
 };
 
@@ -55,11 +55,16 @@ pub struct gc_nccl_options_t {
     pub comm: *mut c_void,
     /// NCCL, from dlopen(). NULL: what is loaded.
     pub dl_handle: *mut c_void,
+    /// How long a call waits for NCCL on the host; 0: 10 minutes.
+    pub timeout_ms: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 // SAFETY: numbers and pointers without gaps between them.
 unsafe impl borrow::Extensible for gc_nccl_options_t {
     const FIRST_SIZE: usize = 24;
+    const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
 }
 
 /// How an ncclComm_t is used.
@@ -75,12 +80,13 @@ pub enum NcclFlag {
 /// Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
 /// never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
 /// GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work that waits for another
-/// rank, and is not used afterwards. A `comm` that is still being made is waited for.
+/// rank, and is not used afterwards. Blocks until a non-blocking `comm` is initialized.
 ///
 /// `*out`: yours to release, by gc_comm_free().
 ///
 /// INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not
-/// clear which. COMM: a failure of NCCL's. And as for a tensor on the device of `comm`.
+/// clear which. COMM: a failure of NCCL's. TIMEOUT: NCCL was still at work after timeout_ms. Also any status that a
+/// tensor on comm's device can cause.
 ///
 /// # Safety
 /// The pointers are as described: comm is a communicator of the library that dl_handle or the process has.
@@ -88,9 +94,9 @@ pub enum NcclFlag {
 pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, out: *mut *mut gc_comm_t) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, and room for a pointer.
-        let (options, out) = unsafe { (borrow::options("options", options)?, Out::one("out", out)?) };
+        let (options, place) = unsafe { (borrow::options("options", options)?, CommPlace::new(out)?) };
         const SPLIT: u32 = NcclFlag::Split as u32;
-        let gc_nccl_options_t { flags, comm, dl_handle, .. } = options;
+        let gc_nccl_options_t { flags, comm, dl_handle, timeout_ms, .. } = options;
         if flags & !SPLIT != 0 {
             return Err(error!(InvalidArgument, "options: flags {flags:#x}; 0 or GC_NCCL_SPLIT {SPLIT} expected"));
         }
@@ -98,8 +104,9 @@ pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, ou
             return Err(error!(InvalidArgument, "options: comm is NULL"));
         }
         // SAFETY: the caller's promise.
-        let nccl = unsafe { Nccl::of_comm(dl_handle, comm, flags & SPLIT != 0)? };
-        hand_out(nccl, out)
+        let nccl = unsafe { Nccl::of_comm(dl_handle, comm, flags & SPLIT != 0, timeout_ms)? };
+        place.fill(Communicator::over_nccl(nccl)?);
+        Ok(())
     })
 }
 
@@ -148,14 +155,15 @@ pub unsafe extern "C" fn gc_comm_from_nccl_id(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, an id, and room for a pointer.
-        let (options, id, out) = unsafe {
+        let (options, id, place) = unsafe {
             borrow::check(&Name::new("id"), id)?;
-            (borrow::options("options", options)?, &*id.cast::<[u8; NCCL_ID_BYTES]>(), Out::one("out", out)?)
+            (borrow::options("options", options)?, &*id.cast::<[u8; NCCL_ID_BYTES]>(), CommPlace::new(out)?)
         };
         let device = Device::from_dlpack(&Name::new("device"), device)?;
         // SAFETY: the caller's promise.
-        let nccl = unsafe { Nccl::of_id(handle_alone(&options)?, id, rank, world_size, device)? };
-        hand_out(nccl, out)
+        let nccl = unsafe { Nccl::of_id(handle_alone(&options)?, id, rank, world_size, device, options.timeout_ms)? };
+        place.fill(Communicator::over_nccl(nccl)?);
+        Ok(())
     })
 }
 
@@ -170,9 +178,4 @@ fn handle_alone(options: &gc_nccl_options_t) -> Result<*mut c_void> {
         ));
     }
     Ok(options.dl_handle)
-}
-
-fn hand_out(nccl: Nccl, out: Out<*mut gc_comm_t>) -> Result<()> {
-    out.fill([handle::hand_out(gc_comm_t(Shared::new(Communicator::over_nccl(nccl))?))?]);
-    Ok(())
 }

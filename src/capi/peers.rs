@@ -33,14 +33,14 @@ use arrayvec::ArrayVec;
 use dlpark::ffi::DLDevice;
 
 use crate::{
-    comm::{self, Communicator, MOST_PEERS, Peers, Places, Shared},
+    comm::{self, Communicator, MOST_PEERS, Peers, Places},
     panics::boundary,
     tensor::{Device, Name},
 };
 
 use super::{
-    borrow::{self, Count, Out},
-    comm::gc_comm_t,
+    borrow::{self, Count},
+    comm::{CommPlace, gc_comm_t},
     handle,
     status::gc_status_t,
 };
@@ -56,7 +56,7 @@ pub struct gc_peers_options_t {
     pub rank: i32,
     /// 1 to 64.
     pub world_size: i32,
-    /// How long a call waits for the other ranks, on the card; 0: 30 seconds.
+    /// How long a call waits for the other ranks, on the GPU; 0: 10 minutes.
     pub timeout_ms: u32,
     /// This rank's, CUDA.
     pub device: DLDevice,
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn gc_comm_from_peers(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, and room for a pointer.
-        let (options, out) = unsafe { (borrow::options("options", options)?, Out::one("out", out)?) };
+        let (options, place) = unsafe { (borrow::options("options", options)?, CommPlace::new(out)?) };
         let world = comm::check_peers_world(options.world_size)?;
         // SAFETY: the caller promises so many addresses.
         let given = unsafe { borrow::items("options: buffers", options.buffers, Count::of("world_size", world))? };
@@ -111,10 +111,9 @@ pub unsafe extern "C" fn gc_comm_from_peers(
             device: Device::from_dlpack(&Name::new("options: device"), options.device)?,
             bytes: options.bytes,
             buffers: &buffers,
-            milliseconds: options.timeout_ms,
+            timeout_ms: options.timeout_ms,
         };
-        let communicator = Communicator::over_peers(Peers::new(&places)?);
-        out.fill([handle::hand_out(gc_comm_t(Shared::new(communicator)?))?]);
+        place.fill(Communicator::over_peers(Peers::new(&places)?)?);
         Ok(())
     })
 }
@@ -142,16 +141,15 @@ pub unsafe extern "C" fn gc_comm_open_peers(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a communicator, and room for a pointer.
-        let (bootstrap, out) = unsafe { (handle::borrow("bootstrap", bootstrap)?, Out::one("out", out)) };
-        // Whatever was refused, the others wait for this rank; and once it has told them that all is well, nothing may fail.
-        let places = out.and_then(|out| Ok((out, handle::Place::new()?)));
-        let (places, device) = match places {
-            Ok(places) => (Some(places), Device::from_dlpack(&Name::new("device"), device)),
+        let (bootstrap, place) = unsafe { (handle::borrow("bootstrap", bootstrap)?, CommPlace::new(out)) };
+        // Whatever was refused, the others wait for this rank.
+        let (place, device) = match place {
+            Ok(place) => (Some(place), Device::from_dlpack(&Name::new("device"), device)),
             Err(refusal) => (None, Err(refusal)),
         };
-        let communicator = comm::open_peers(bootstrap.0.clone(), device, n_elements, timeout_ms)?;
-        if let Some((out, place)) = places {
-            out.fill([place.hand_out(gc_comm_t(communicator))]);
+        let communicator = Communicator::open_peers(&bootstrap.0, device, n_elements, timeout_ms)?;
+        if let Some(place) = place {
+            place.fill(communicator);
         }
         Ok(())
     })

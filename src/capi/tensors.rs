@@ -181,7 +181,7 @@ pub unsafe extern "C" fn gc_tensor_from_versioned(
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_capsule_destructor(py_capsule: *mut c_void) {
     boundary(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: `py_capsule` is a PyCapsule, and the caller holds the GIL.
         unsafe { tensor::release_capsule(py_capsule) }
     });
 }

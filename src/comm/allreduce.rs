@@ -1,45 +1,45 @@
 //! The handle: an all-reduce that keeps its errors, as its codec does.
 
-use std::sync::{Mutex, MutexGuard, TryLockError};
-
 use crate::{
     backend::Stream,
     error::{Error, Result, error},
+    fallible::Arc,
+    lock::{Entered, Lock},
     ops::codec::{Codec, Descriptor},
-    tensor::View,
+    tensor::{Dtype, View},
 };
 
-use super::{Communicator, RECORD, Shared, transport::Span, wire::Wire};
+use super::{
+    buffers::Buffers,
+    communicator::Communicator,
+    exchange::Phases,
+    record::{Record, Records, Subject},
+};
 
 pub struct AllReduce {
-    communicator: Shared<Communicator>,
-    /// Only ever tried: whoever finds it locked is told so.
-    parts: Mutex<Parts>,
+    communicator: Arc<Communicator>,
+    parts: Lock<Parts>,
 }
 
 struct Parts {
     codec: Codec,
-    wire: Wire,
+    buffers: Buffers,
 }
 
 impl AllReduce {
     /// Every rank comes here, with a descriptor or with what went wrong before it had one, for the others wait.
-    pub fn new(communicator: Shared<Communicator>, descriptor: Result<Descriptor<'_>>) -> Result<Self> {
-        let entered = communicator.enter()?;
+    pub fn new(communicator: Arc<Communicator>, descriptor: Result<Descriptor<'_>>) -> Result<Self> {
+        let call = communicator.enter()?;
         let parts = descriptor.and_then(|descriptor| Parts::new(&communicator, descriptor));
-        let records = communicator.tell_all(&record(&parts))?;
+        let records = communicator.all_gather_records(Subject::AllReduce, record_of(&parts))?;
         let parts = parts?;
-        compare(&records, communicator.rank)?;
-        drop(entered);
-        Ok(Self { communicator, parts: Mutex::new(parts) })
+        compare(&records, communicator.rank())?;
+        drop(call);
+        Ok(Self { communicator, parts: Lock::new("handle", parts) })
     }
 
-    fn enter(&self) -> Result<MutexGuard<'_, Parts>> {
-        match self.parts.try_lock() {
-            Ok(parts) => Ok(parts),
-            Err(TryLockError::WouldBlock) => Err(error!(Busy, "handle: another thread's call on it is under way")),
-            Err(TryLockError::Poisoned(_)) => Err(error!(Panic, "handle: an earlier call on it was broken off")),
-        }
+    fn enter(&self) -> Result<Entered<'_, Parts>> {
+        self.parts.enter()
     }
 
     /// Replaces values by the mean over the ranks of what they were, with the errors carried.
@@ -50,15 +50,15 @@ impl AllReduce {
         stream: Stream,
     ) -> Result<()> {
         let parts = self.enter()?;
-        let _entered = self.communicator.enter()?;
-        let Parts { codec, wire } = &*parts;
+        let _call = self.communicator.enter()?;
+        let Parts { codec, buffers } = &*parts;
         // What decoding would refuse, before anything is changed.
         codec.check_outputs(values.clone(), factors)?;
-        self.communicator.transport.begin(&mut wire.memory().queue(stream)?, Span::Both)?;
-        self.communicator.encode(codec, wire, values.clone(), factors, stream)?;
-        let reduced = self.communicator.reduce_among_ranks(codec, wire, stream)?;
+        self.communicator.begin(&mut buffers.memory().queue(stream)?, Phases::Both)?;
+        self.communicator.encode(codec, buffers, values.clone(), factors, stream)?;
+        let reduced = self.communicator.reduce(codec, buffers, stream)?;
         let decoded = self.communicator.decode(codec, &reduced, values, stream);
-        self.communicator.end(decoded, wire, Span::Both, stream)
+        self.communicator.end(decoded, buffers, Phases::Both, stream)
     }
 
     /// The first half of `run`: the mean of the elements that this rank reduces, before the server's error is added.
@@ -70,14 +70,14 @@ impl AllReduce {
         stream: Stream,
     ) -> Result<()> {
         let parts = self.enter()?;
-        let _entered = self.communicator.enter()?;
-        let Parts { codec, wire } = &*parts;
+        let _call = self.communicator.enter()?;
+        let Parts { codec, buffers } = &*parts;
         // What would be refused after the encoding, before anything is changed.
         codec.check_shard_output(shard, values.clone(), factors)?;
-        self.communicator.transport.begin(&mut wire.memory().queue(stream)?, Span::AllToAll)?;
-        self.communicator.encode(codec, wire, values, factors, stream)?;
-        self.communicator.mean_among_ranks(codec, wire, shard, stream)?;
-        self.communicator.end(Ok(()), wire, Span::AllToAll, stream)
+        self.communicator.begin(&mut buffers.memory().queue(stream)?, Phases::AllToAll)?;
+        self.communicator.encode(codec, buffers, values, factors, stream)?;
+        self.communicator.mean(codec, buffers, shard, stream)?;
+        self.communicator.end(Ok(()), buffers, Phases::AllToAll, stream)
     }
 
     /// The second half, of any shard.
@@ -88,14 +88,14 @@ impl AllReduce {
         stream: Stream,
     ) -> Result<()> {
         let parts = self.enter()?;
-        let _entered = self.communicator.enter()?;
-        let Parts { codec, wire } = &*parts;
+        let _call = self.communicator.enter()?;
+        let Parts { codec, buffers } = &*parts;
         codec.check_shard(shard)?;
         codec.check_outputs(values.clone(), &[Some(*shard)])?;
-        self.communicator.transport.begin(&mut wire.memory().queue(stream)?, Span::AllGather)?;
-        let reduced = self.communicator.gather_among_ranks(codec, wire, shard, stream)?;
+        self.communicator.begin(&mut buffers.memory().queue(stream)?, Phases::AllGather)?;
+        let reduced = self.communicator.gather(codec, buffers, shard, stream)?;
         let decoded = self.communicator.decode(codec, &reduced, values, stream);
-        self.communicator.end(decoded, wire, Span::AllGather, stream)
+        self.communicator.end(decoded, buffers, Phases::AllGather, stream)
     }
 
     pub fn flags(&self, dst: &View<'_>, stream: Stream) -> Result<()> {
@@ -120,14 +120,14 @@ impl AllReduce {
 
     /// `workers`: a row of each rank of a world. `server`: of all elements.
     pub fn errors_in(&self, workers: Option<&View<'_>>, server: Option<&View<'_>>, stream: Stream) -> Result<()> {
-        let rank = self.communicator.rank;
-        self.enter()?.codec.errors_of_world_in(workers, server, (rank, self.communicator.world), stream)
+        let place = (self.communicator.rank(), self.communicator.world());
+        self.enter()?.codec.errors_of_world_in(workers, server, place, stream)
     }
 }
 
 impl Parts {
     fn new(communicator: &Communicator, descriptor: Descriptor<'_>) -> Result<Self> {
-        let world = communicator.world;
+        let world = communicator.world();
         if descriptor.n_chunks != 0 && descriptor.n_chunks != world {
             return Err(error!(
                 InvalidArgument,
@@ -146,36 +146,81 @@ impl Parts {
                 "options: results {}; {} expected, for the values are replaced", descriptor.results, descriptor.values
             ));
         }
-        let codec = Codec::new(&Descriptor { n_chunks: world, server: communicator.rank as u64 + 1, ..descriptor })?;
-        let wire = Wire::new(communicator, codec.device(), &codec)?;
-        Ok(Self { codec, wire })
+        let codec = Codec::new(&Descriptor { n_chunks: world, server: communicator.rank() as u64 + 1, ..descriptor })?;
+        let buffers = communicator.buffers(codec.device(), &codec)?;
+        Ok(Self { codec, buffers })
     }
 }
 
-/// What a rank tells the others of its handle: the version of what it sends, whether it has one, and what it computes.
-fn record(parts: &Result<Parts>) -> [u8; RECORD] {
-    let mut record = [0; RECORD];
-    record[..4].copy_from_slice(b"GCAR");
-    record[4] = 1;
-    match parts {
-        Ok(parts) => record[16..24].copy_from_slice(&parts.codec.digest().to_le_bytes()),
-        Err(_) => record[8] = 1,
-    }
+/// What a rank tells the others of its handle: a field for all that must be alike.
+fn record_of(parts: &Result<Parts>) -> Record {
+    let mut record = Record::new(Subject::AllReduce, parts.is_err());
+    let Ok(Parts { codec, .. }) = parts else { return record };
+    let plan = codec.plan();
+    let rules = &plan.rules;
+    let error = rules.error.map_or(0, number_of);
+    let numbers = [rules.kind as u8, number_of(rules.values), error, rules.scale as u8, rules.policy as u8];
+    let words = [
+        plan.elements as u64,
+        plan.workers.len() as u64,
+        numbers.iter().rev().fold(0, |word, &number| word << 8 | u64::from(number)),
+        rules.beta.to_bits().into(),
+        plan.digest(),
+        codec.digest(),
+    ];
+    (0..).zip(words).for_each(|(index, word)| record.set_word(index, word));
     record
 }
 
-/// That all ranks told the same.
-fn compare(records: &[[u8; RECORD]], own: usize) -> Result<()> {
-    let refusal = |rank: usize, why: &str| -> Error { error!(InvalidArgument, "handle: rank {rank} {why}") };
-    for (rank, record) in records.iter().enumerate() {
-        if record[..8] != records[own][..8] {
-            return Err(refusal(rank, "runs another version"));
+fn number_of(dtype: Dtype) -> u8 {
+    match dtype {
+        Dtype::F32 => 1,
+        Dtype::F16 => 2,
+        _ => 3,
+    }
+}
+
+/// Names of the numbers in the third word, each of a byte. What stands here has no other: versions are compared before.
+const OPTIONS: [(&str, &[&str]); 5] = [
+    ("codec", &["", "GC_CODEC_ONEBIT", "GC_CODEC_SIGN"]),
+    ("values", &["", "float32", "float16", "bfloat16"]),
+    ("error", &["GC_ERROR_NONE", "GC_ERROR_FLOAT32", "", "GC_ERROR_BFLOAT16"]),
+    ("scale", &["GC_SCALE_RMS", "GC_SCALE_MEAN"]),
+    ("nonfinite", &["GC_NONFINITE_PROPAGATE", "GC_NONFINITE_ZERO", "GC_NONFINITE_TRANSACTIONAL"]),
+];
+
+/// Checks that all ranks told the same, and says in what one did not.
+fn compare(records: &Records, own: usize) -> Result<()> {
+    let own = records.of(own);
+    for (rank, other) in records.iter().enumerate() {
+        let refusal = |difference: std::fmt::Arguments<'_>| -> Error {
+            error!(InvalidArgument, "handle: rank {rank}: {difference}")
+        };
+        if other.failed() {
+            return Err(refusal(format_args!("could not create its handle")));
         }
-        if record[8] != 0 {
-            return Err(refusal(rank, "could not make its handle"));
+        for (index, what) in [(0, "elements"), (1, "segments")] {
+            let (expected, got) = (own.word(index), other.word(index));
+            if expected != got {
+                return Err(refusal(format_args!("{expected} {what} expected, got {got}")));
+            }
         }
-        if record != &records[own] {
-            return Err(refusal(rank, "has other options"));
+        for (byte, (option, names)) in OPTIONS.iter().enumerate() {
+            let [expected, got] = [own, other].map(|record| (record.word(2) >> (8 * byte)) as u8);
+            if expected != got {
+                let name = |number: u8| names.get(usize::from(number)).copied().unwrap_or("an unknown one");
+                return Err(refusal(format_args!("{option} {} expected, got {}", name(expected), name(got))));
+            }
+        }
+        let [expected, got] = [own, other].map(|record| f32::from_bits(record.word(3) as u32));
+        if expected.to_bits() != got.to_bits() {
+            return Err(refusal(format_args!("beta {expected} expected, got {got}")));
+        }
+        if own.word(4) != other.word(4) {
+            return Err(refusal(format_args!("its segments have other counts of elements")));
+        }
+        if own.word(5) != other.word(5) {
+            return Err(refusal(format_args!("it computes otherwise")));
         }
     }
     Ok(())

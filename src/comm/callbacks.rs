@@ -9,7 +9,7 @@ use crate::{
     error::{Result, error},
 };
 
-use super::transport::{Exchange, Pattern};
+use super::exchange::{Exchange, Pattern};
 
 /// The C function that makes an exchange.
 pub type Callback = unsafe extern "C" fn(

@@ -1,8 +1,11 @@
 //! Ranks that are threads of one process.
 //!
 //! A round: each rank posts what it sends, waits until all have, takes what is meant for it out of the others' memory, and
-//! waits until all have done so, for until then what it sent must stay. On cards the threads wait for each other in the same
+//! waits until all have done so, for until then what it sent must stay. On GPUs the threads wait for each other in the same
 //! way, and their streams by events.
+//!
+//! A forked child has no thread that was in a round, and a mutex that such a thread may have held: a group that was in use is
+//! left alone there.
 
 use std::{
     ptr,
@@ -16,15 +19,16 @@ use crate::{
     },
     cancel,
     error::{Error, Result, error},
+    fallible::Arc,
+    lock::Users,
 };
 
-use super::{
-    Communicator, Shared,
-    transport::{Exchange, Pattern, Transport},
-};
+use super::exchange::{Exchange, Pattern};
 
 /// What the ranks share.
 struct Group {
+    /// Ranks that are in a call, and so may hold `round`.
+    users: Users,
     round: Mutex<Round>,
     /// All have posted, taken or left, or one has given up.
     moved: Condvar,
@@ -37,7 +41,7 @@ struct Round {
     posted: usize,
     taken: usize,
     left: usize,
-    /// A rank that will come no more.
+    /// A rank that comes no more.
     gone: Option<usize>,
 }
 
@@ -48,32 +52,27 @@ struct Post {
     bytes: usize,
     /// The address as a number, to be shared.
     send: usize,
-    /// On a card: after which of its stream's work that is there, and after which it has taken all.
+    /// On a GPU: after which of its stream's work that is there, and after which it has taken all.
     events: Option<[EventHandle; 2]>,
 }
 
 /// One rank's part of a group.
 pub struct Member {
     rank: usize,
-    group: Shared<Group>,
+    world: usize,
+    group: Arc<Group>,
     /// Those of its posts, in the context that it was last used in.
     events: Mutex<Option<[Event; 2]>>,
 }
 
-/// The communicators of a group, by rank.
-pub fn group(world: usize) -> Result<Vec<Communicator>> {
-    let no_memory = |_| error!(OutOfMemory, "{world} communicators could not be had");
-    let (mut posts, mut all) = (Vec::new(), Vec::new());
-    posts.try_reserve_exact(world).map_err(no_memory)?;
-    all.try_reserve_exact(world).map_err(no_memory)?;
+/// The members of a group, by rank.
+pub fn group(world: usize) -> Result<impl Iterator<Item = Member>> {
+    let mut posts = Vec::new();
+    posts.try_reserve_exact(world).map_err(|_| error!(OutOfMemory, "cannot allocate a group of {world} ranks"))?;
     posts.resize(world, None);
     let round = Round { posts, posted: 0, taken: 0, left: 0, gone: None };
-    let group = Shared::new(Group { round: Mutex::new(round), moved: Condvar::new() })?;
-    for rank in 0..world {
-        let member = Member { rank, group: group.clone(), events: Mutex::new(None) };
-        all.push(Communicator::new(rank, world, Transport::Group(member)));
-    }
-    Ok(all)
+    let group = Arc::new(Group { users: Users::default(), round: Mutex::new(round), moved: Condvar::new() })?;
+    Ok((0..world).map(move |rank| Member { rank, world, group: group.clone(), events: Mutex::new(None) }))
 }
 
 /// A call's stream, and this rank's events of its context.
@@ -83,8 +82,12 @@ struct Lane {
 }
 
 impl Member {
+    pub fn place(&self) -> (usize, usize) {
+        (self.rank, self.world)
+    }
+
     pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
-        let _delay = cancel::delay();
+        let (_delay, _counted) = (cancel::delay(), self.group.users.count("group")?);
         let mut lane = self.lane(exchange)?;
         let own = Post {
             pattern: exchange.pattern,
@@ -102,7 +105,7 @@ impl Member {
         released
     }
 
-    /// On a card: its context, and when this rank's memory is there.
+    /// On a GPU: its context, and when this rank's memory is there.
     fn lane(&self, exchange: &Exchange<'_>) -> Result<Option<Lane>> {
         let Queue::Cuda(mut queue) = exchange.queue()? else { return Ok(None) };
         let mut kept = self.events.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,15 +114,14 @@ impl Member {
             _ => kept.insert([Event::new(&mut queue)?, Event::new(&mut queue)?]),
         };
         let events = events.each_ref().map(Event::handle);
-        // SAFETY: an event of this context, which this rank has.
+        // SAFETY: this rank keeps its events until it posts others, in a later round.
         unsafe { events[0].record(&mut queue)? };
         Ok(Some(Lane { queue, events }))
     }
 
     /// Posts once all have left the round before, and waits until all have posted.
     fn post(&self, own: Post) -> Result<()> {
-        let mut round = self.lock();
-        let world = round.posts.len();
+        let (mut round, world) = (self.lock(), self.world);
         while round.posted == world {
             check(&round)?;
             round = self.wait(round);
@@ -136,13 +138,12 @@ impl Member {
     }
 
     fn take_all(&self, exchange: &Exchange<'_>, own: &Post, lane: &mut Option<Lane>) -> Result<()> {
-        let world = self.lock().posts.len();
-        for other in 0..world {
+        for other in 0..self.world {
             let Some(post) = self.lock().posts[other] else { return Err(gone(other)) };
             self.take(other, &post, own, exchange, lane)?;
         }
         if let Some(lane) = lane {
-            // SAFETY: an event of this context, which this rank has.
+            // SAFETY: this rank keeps its events until it posts others, in a later round.
             unsafe { lane.events[1].record(&mut lane.queue)? };
         }
         Ok(())
@@ -158,7 +159,7 @@ impl Member {
         lane: &mut Option<Lane>,
     ) -> Result<()> {
         if (post.pattern, post.bytes) != (own.pattern, own.bytes) || post.events.is_some() != own.events.is_some() {
-            let place = |post: &Post| if post.events.is_some() { "on a card" } else { "on the host" };
+            let place = |post: &Post| if post.events.is_some() { "on a GPU" } else { "on the host" };
             return Err(error!(
                 Comm,
                 "rank {} makes an {:?} of {} bytes {} where rank {other} makes an {:?} of {} bytes {}: calls come in the \
@@ -189,11 +190,10 @@ impl Member {
         Ok(())
     }
 
-    /// On a card: this rank's stream goes on, and may write anew to what it sent, once all have taken it.
+    /// On a GPU: this rank's stream goes on, and may write anew to what it sent, once all have taken it.
     fn hold_up_for_takers(&self, lane: &mut Option<Lane>) -> Result<()> {
         let Some(lane) = lane else { return Ok(()) };
-        let world = self.lock().posts.len();
-        for other in 0..world {
+        for other in 0..self.world {
             let post = self.lock().posts[other];
             if let Some([_, done]) = post.and_then(|post| post.events) {
                 // SAFETY: no rank posts anew, with other events, before all have left.
@@ -206,10 +206,9 @@ impl Member {
     /// Counts this rank, and waits until all are counted. All are in this round, so none of them fails to come.
     fn arrive(&self, count: impl Fn(&mut Round) -> &mut usize) {
         let mut round = self.lock();
-        let world = round.posts.len();
         *count(&mut round) += 1;
         self.group.moved.notify_all();
-        while *count(&mut round) < world {
+        while *count(&mut round) < self.world {
             round = self.wait(round);
         }
     }
@@ -224,7 +223,9 @@ impl Member {
         }
     }
 
-    pub fn give_up(&self) {
+    /// This rank comes no more.
+    pub fn abort(&self) {
+        let Ok(_counted) = self.group.users.count("group") else { return };
         let mut round = self.lock();
         round.gone.get_or_insert(self.rank);
         self.group.moved.notify_all();
@@ -242,7 +243,7 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.give_up();
+        self.abort();
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     fmt, mem, ptr,
     sync::atomic::{AtomicBool, AtomicPtr, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use cudarc::nccl::sys::{
@@ -16,17 +16,20 @@ use cudarc::nccl::sys::{
 };
 
 use crate::{
-    backend::{Block, cuda::InPrimary},
+    backend::{
+        Block, Stream,
+        cuda::{self, InPrimary},
+    },
     cancel,
     dynamic::{self, Loaded, table},
     error::{Error, Result, error},
+    fallible,
     tensor::Device,
 };
 
 use super::{
-    RECORD,
-    transport::{Exchange, Pattern},
-    wire::Stage,
+    exchange::{Exchange, Pattern, timeout},
+    record::{self, Bytes},
 };
 
 /// The first that can split communicators, as ncclGetVersion says it.
@@ -70,6 +73,8 @@ struct Library {
     functions: Functions,
     error_string: GetErrorString,
     last_error: GetLastError,
+    /// How long it is waited for.
+    timeout_ms: u32,
 }
 
 impl Library {
@@ -77,11 +82,11 @@ impl Library {
     ///
     /// # Safety
     /// `handle` is NULL or came from dlopen, and stays open as long as this is used.
-    unsafe fn of_borrowed(handle: *mut c_void) -> Result<Self> {
+    unsafe fn of_borrowed(handle: *mut c_void, timeout_ms: u32) -> Result<Self> {
         let _delay = cancel::delay();
         if !handle.is_null() {
             // SAFETY: the caller's promise.
-            return unsafe { Self::of(handle) };
+            return unsafe { Self::of(handle, timeout_ms) };
         }
         // A communicator is of one of them, and nothing tells of which.
         let copies = copies()?;
@@ -94,7 +99,7 @@ impl Library {
         }
         match (loaded(), copies.first()) {
             // SAFETY: it is never closed.
-            (Some(library), _) => unsafe { Self::of(library) },
+            (Some(library), _) => unsafe { Self::of(library, timeout_ms) },
             (None, Some(&only)) => Err(error!(
                 CommUnavailable,
                 "NCCL is not loaded as libnccl.so.2, but {} has ncclSend: its handle as dl_handle says so",
@@ -111,17 +116,17 @@ impl Library {
     ///
     /// # Safety
     /// As for [`Library::of_borrowed`].
-    unsafe fn of_new(handle: *mut c_void) -> Result<Self> {
+    unsafe fn of_new(handle: *mut c_void, timeout_ms: u32) -> Result<Self> {
         let _delay = cancel::delay();
         let library = if handle.is_null() { loaded().or_else(|| dynamic::load(NAME)) } else { Some(handle) };
         let library = library.ok_or_else(|| error!(CommUnavailable, "cannot load NCCL: {}", dynamic::failure()))?;
         // SAFETY: it is never closed, or the caller's promise.
-        unsafe { Self::of(library) }
+        unsafe { Self::of(library, timeout_ms) }
     }
 
     /// # Safety
     /// `library` is RTLD_DEFAULT or came from dlopen, and stays open as long as this is used.
-    unsafe fn of(library: *mut c_void) -> Result<Self> {
+    unsafe fn of(library: *mut c_void, timeout_ms: u32) -> Result<Self> {
         let missing = |name: &CStr| -> Error {
             error!(CommUnavailable, "NCCL has no {}: 2.18 or later is needed", name.to_string_lossy())
         };
@@ -151,7 +156,8 @@ impl Library {
                 ));
             }
             let last_error = mem::transmute::<*mut c_void, GetLastError>(address(c"ncclGetLastError")?);
-            Ok(Self { functions: Functions::of(library).map_err(missing)?, error_string, last_error })
+            let functions = Functions::of(library).map_err(missing)?;
+            Ok(Self { functions, error_string, last_error, timeout_ms: timeout(timeout_ms) })
         }
     }
 
@@ -187,18 +193,31 @@ impl Library {
     /// # Safety
     /// `comm` is a communicator of this library.
     unsafe fn settle(&self, comm: ncclComm_t, mut code: c_int, call: fmt::Arguments<'_>) -> Result<()> {
-        for polls in 0.. {
-            if code != IN_PROGRESS {
-                break;
+        self.poll(call, || {
+            if code == IN_PROGRESS {
+                // SAFETY: the caller promises a communicator of this library.
+                code = unsafe { self.state(comm)? };
             }
+            Ok(code != IN_PROGRESS)
+        })?;
+        self.check(code, call)
+    }
+
+    /// Asks until something is done, which `call` names, or the timeout has passed.
+    fn poll(&self, call: fmt::Arguments<'_>, mut is_done: impl FnMut() -> Result<bool>) -> Result<()> {
+        let (begin, timeout) = (Instant::now(), Duration::from_millis(self.timeout_ms.into()));
+        let mut polls = 0u32;
+        while !is_done()? {
+            if begin.elapsed() >= timeout {
+                return Err(error!(Timeout, "{call}: still in progress after {} ms", self.timeout_ms));
+            }
+            polls = polls.saturating_add(1);
             match polls {
                 0..1000 => thread::yield_now(),
                 _ => thread::sleep(Duration::from_micros(100)),
             }
-            // SAFETY: the caller's promise.
-            code = unsafe { self.state(comm)? };
         }
-        self.check(code, call)
+        Ok(())
     }
 
     /// What a communicator knows to have gone wrong, or that it is at work.
@@ -224,18 +243,14 @@ impl Library {
         name: &str,
         call: impl FnOnce(*mut ncclComm_t) -> c_int,
     ) -> Result<ncclComm_t> {
-        let mut place = Vec::new();
-        place.try_reserve_exact(1).map_err(|_| {
-            error!(OutOfMemory, "{} bytes for a communicator could not be had", size_of::<ncclComm_t>())
-        })?;
-        place.push(AtomicPtr::<ncclComm>::new(ptr::null_mut()));
-        let code = call(place[0].as_ptr());
+        let place = Box::write(fallible::place()?, AtomicPtr::<ncclComm>::new(ptr::null_mut()));
+        let code = call(place.as_ptr());
         // Where it is split from another one, and that does not block, a thread of NCCL's fills the place while the
         // other one is at work.
-        let at_work = if parent.is_null() { place[0].load(Ordering::Acquire) } else { parent };
+        let at_work = if parent.is_null() { place.load(Ordering::Acquire) } else { parent };
         // SAFETY: a communicator of this library.
         let outcome = unsafe { self.settle(at_work, code, format_args!("{name}")) };
-        let made = place[0].load(Ordering::Acquire);
+        let made = place.load(Ordering::Acquire);
         let outcome = outcome.and_then(|()| match made.is_null() {
             // SAFETY: as above.
             false => unsafe { self.settle(made, self.state(made)?, format_args!("{name}")) },
@@ -243,7 +258,8 @@ impl Library {
         });
         if outcome.is_err() {
             if !made.is_null() {
-                // SAFETY: a communicator of this library that nobody else has. Nobody can be told of a failure.
+                // SAFETY: a communicator of this library that nobody else has. Errors are
+                // ignored: the one that led here is returned.
                 unsafe { (self.functions.ncclCommAbort)(made) };
             }
             if code == IN_PROGRESS {
@@ -307,7 +323,10 @@ pub struct Nccl {
     device: i32,
     /// Whether a call on it has failed.
     broken: AtomicBool,
-    stage: Stage,
+    /// For a record of this rank, and behind it those of all.
+    records: Option<cuda::Memory>,
+    /// NCCL still uses it, as far as is known: a rank did not come.
+    records_in_use: AtomicBool,
 }
 
 // SAFETY: a communicator of NCCL's belongs to no thread.
@@ -322,7 +341,7 @@ impl Nccl {
     /// `handle` is NULL or came from dlopen, and is open.
     pub unsafe fn new_id(handle: *mut c_void) -> Result<[u8; ID_BYTES]> {
         // SAFETY: the caller's promise.
-        let library = unsafe { Library::of_new(handle)? };
+        let library = unsafe { Library::of_new(handle, 0)? };
         let _delay = cancel::delay();
         let mut id = ncclUniqueId { internal: [0; ID_BYTES] };
         // SAFETY: the place outlives the call.
@@ -341,6 +360,7 @@ impl Nccl {
         rank: i32,
         world: i32,
         device: Device,
+        timeout_ms: u32,
     ) -> Result<Self> {
         let Device::Cuda(device) = device else {
             return Err(error!(UnsupportedDevice, "device: {device}; NCCL exchanges memory of CUDA devices"));
@@ -349,9 +369,9 @@ impl Nccl {
             return Err(error!(InvalidArgument, "rank {rank} of {world}: 0 <= rank < world_size expected"));
         }
         // SAFETY: the caller's promise.
-        let library = unsafe { Library::of_new(handle)? };
+        let library = unsafe { Library::of_new(handle, timeout_ms)? };
         let _entered = InPrimary::enter(device)?;
-        let stage = Stage::new(device, world as usize)?;
+        let records = Some(room_for_records(device, world)?);
         let id = ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         // SAFETY: the place is the call's.
         let comm = unsafe {
@@ -360,7 +380,17 @@ impl Nccl {
             })?
         };
         let (rank, world, broken) = (rank as usize, world as usize, AtomicBool::new(false));
-        Ok(Self { library, comm, owned: true, rank, world, device, broken, stage })
+        Ok(Self {
+            library,
+            comm,
+            owned: true,
+            rank,
+            world,
+            device,
+            broken,
+            records,
+            records_in_use: AtomicBool::new(false),
+        })
     }
 
     /// A caller's communicator; with `split` one of our own, made of all its ranks, which all do this.
@@ -368,10 +398,10 @@ impl Nccl {
     /// # Safety
     /// `comm` is a communicator of the library with this handle, or of the only one if that is NULL. Both stay
     /// as long as this lives, unless it is split, and then the library does.
-    pub unsafe fn of_comm(handle: *mut c_void, comm: *mut c_void, split: bool) -> Result<Self> {
+    pub unsafe fn of_comm(handle: *mut c_void, comm: *mut c_void, split: bool, timeout_ms: u32) -> Result<Self> {
         let comm: ncclComm_t = comm.cast();
         // SAFETY: the caller's promise.
-        let library = unsafe { Library::of_borrowed(handle)? };
+        let library = unsafe { Library::of_borrowed(handle, timeout_ms)? };
         let _delay = cancel::delay();
         let (mut rank, mut world, mut device) = (0, 0, 0);
         // SAFETY: a communicator of this library, by the caller's promise; the places outlive the calls.
@@ -387,7 +417,7 @@ impl Nccl {
             return Err(error!(Comm, "ncclCommUserRank and ncclCommCount say rank {rank} of {world}"));
         }
         let _entered = InPrimary::enter(device)?;
-        let stage = Stage::new(device, world as usize)?;
+        let records = Some(room_for_records(device, world)?);
         let comm = match split {
             // SAFETY: as above; all ranks are of one color and keep their numbers, and the rest is as in `comm`.
             true => unsafe {
@@ -398,7 +428,17 @@ impl Nccl {
             false => comm,
         };
         let (rank, world, broken) = (rank as usize, world as usize, AtomicBool::new(false));
-        Ok(Self { library, comm, owned: split, rank, world, device, broken, stage })
+        Ok(Self {
+            library,
+            comm,
+            owned: split,
+            rank,
+            world,
+            device,
+            broken,
+            records,
+            records_in_use: AtomicBool::new(false),
+        })
     }
 
     /// The rank, and how many there are.
@@ -478,10 +518,32 @@ impl Nccl {
         }
     }
 
-    /// Tells every rank 64 bytes of each.
-    pub fn tell(&self, own: &[u8; RECORD], all: &mut [[u8; RECORD]]) -> Result<()> {
+    /// The bootstrap all-gather, on the legacy stream. Waits for it.
+    pub fn all_gather_records(&self, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
+        /// Behind the record that is sent.
+        const RECEIVED: u64 = record::BYTES as u64;
         let _entered = InPrimary::enter(self.device)?;
-        self.stage.tell(own, all, |exchange| self.exchange(exchange))
+        let Some(records) = &self.records else { return Err(error!(Comm, "communicator: no room for records")) };
+        let at = |offset| ptr::with_exposed_provenance_mut::<u8>(records.at(offset) as usize);
+        records.write(0, own)?;
+        self.exchange(&Exchange {
+            pattern: Pattern::AllGather,
+            send: at(0),
+            recv: at(RECEIVED),
+            bytes: record::BYTES,
+            device: Device::Cuda(self.device),
+            stream: Stream::LEGACY,
+            memory: None,
+            error_flag: ptr::null_mut(),
+        })?;
+        let mut queue = records.queue(Stream::LEGACY)?;
+        let what = format_args!("ncclAllGather of {} bytes", record::BYTES);
+        let waited = self.library.poll(what, || queue.is_done());
+        if waited.is_err() {
+            self.broken.store(true, Ordering::Relaxed);
+            self.records_in_use.store(true, Ordering::Relaxed);
+        }
+        waited.and_then(|()| records.read(RECEIVED, all.as_flattened_mut()))
     }
 
     /// What has gone wrong since, without waiting.
@@ -495,6 +557,10 @@ impl Nccl {
     }
 }
 
+fn room_for_records(device: i32, world: c_int) -> Result<cuda::Memory> {
+    cuda::Memory::new(&mut cuda::Queue::of(device, Stream::LEGACY)?, (world as u64 + 1) * record::BYTES as u64)
+}
+
 /// In a group nothing has begun: what a communicator that does not block is at work on is waited for at its end.
 fn enqueued(code: c_int) -> c_int {
     if code == IN_PROGRESS { 0 } else { code }
@@ -502,6 +568,9 @@ fn enqueued(code: c_int) -> c_int {
 
 impl Drop for Nccl {
     fn drop(&mut self) {
+        if *self.records_in_use.get_mut() {
+            mem::forget(self.records.take()); // kept until the process ends: freeing it would wait for the lost rank
+        }
         if !self.owned {
             return;
         }
@@ -510,7 +579,7 @@ impl Drop for Nccl {
         let Functions { ncclCommDestroy, ncclCommAbort, .. } = self.library.functions;
         // What failed may never end, and destroying it would wait for that.
         let broken = self.broken.load(Ordering::Relaxed) || self.async_error().is_err();
-        // SAFETY: ours, and nobody uses it any more. Nobody can be told of a failure.
+        // SAFETY: ours, and nobody uses it any more. Errors are ignored: there is no caller left to return them to.
         unsafe { if broken { ncclCommAbort(self.comm) } else { ncclCommDestroy(self.comm) } };
     }
 }

@@ -5,9 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::error::{Result, error};
-
-use super::Shared;
+use crate::{
+    error::{Result, error},
+    fallible::Arc,
+};
 
 pub struct Rendezvous {
     ranks: usize,
@@ -25,18 +26,18 @@ struct State {
 }
 
 /// Those that ranks are about to find, by a number that only they have.
-static OPEN: Mutex<Vec<(u64, Shared<Rendezvous>)>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Vec<(u64, Arc<Rendezvous>)>> = Mutex::new(Vec::new());
 
 impl Rendezvous {
     /// That of so many ranks with this key, made by the first who asks. `close` follows when all have it.
-    pub fn find(key: u64, ranks: usize) -> Result<Shared<Self>> {
+    pub fn find(key: u64, ranks: usize) -> Result<Arc<Self>> {
         let mut open = lock(&OPEN);
         if let Some((_, found)) = open.iter().find(|(other, _)| *other == key) {
             return Ok(found.clone());
         }
         open.try_reserve(1)
-            .map_err(|_| error!(OutOfMemory, "a list of {} meetings could not be had", open.len() + 1))?;
-        let new = Shared::new(Self { ranks, state: Mutex::default(), moved: Condvar::new() })?;
+            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} rendezvous", open.len() + 1))?;
+        let new = Arc::new(Self { ranks, state: Mutex::default(), moved: Condvar::new() })?;
         open.push((key, new.clone()));
         Ok(new)
     }

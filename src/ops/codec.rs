@@ -1,10 +1,12 @@
 //! Codecs: what is checked before a backend encodes, decodes and reduces.
 
-use std::sync::{Mutex, MutexGuard, TryLockError};
-
 use crate::{
-    backend::{Address, Decoding, Queue, Skip, Stream, cpu, cuda, cuda::peers::Sending},
+    backend::{
+        Address, Decoding, Destination, Queue, Skip, Stream, cpu,
+        cuda::{self, codec::To},
+    },
     error::{Error, Result, error},
+    lock::{Entered, Lock},
     plan::codec::{ALIGNMENT, CodecPlan, Decode, ErrorKind, Kind, NonFinite, Rules, ScaleRule},
     tensor::{self, Device, Dtype, Kind as DtypeKind, Name, Shape, View},
 };
@@ -88,8 +90,7 @@ impl Descriptor<'_> {
 pub struct Codec {
     device: Device,
     plan: CodecPlan,
-    /// Only ever tried: whoever finds it locked is told so.
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 struct State {
@@ -120,14 +121,24 @@ macro_rules! on_backend {
     };
 }
 
-/// The backend's codec on a card, and a queue on the stream.
-fn on_card(backend: &mut Backend, stream: Stream) -> Result<(&mut cuda::codec::Codec, cuda::Queue)> {
-    let Backend::Cuda(codec) = backend else {
-        return Err(error!(UnsupportedDevice, "codec: only cards have memory that other ranks reach"));
+/// Calls a method of the backend's codec whose last argument is where chunks go.
+macro_rules! to_destination {
+    ($backend:expr, $stream:expr, $to:expr, $method:ident($($argument:expr),*)) => {
+        match ($backend, $to) {
+            (Backend::Cpu(codec), Destination::Memory(dst)) => codec.$method($($argument,)* &dst),
+            (Backend::Cpu(_), Destination::Peers(_)) => {
+                Err(error!(UnsupportedDevice, "codec: only GPUs have memory that other ranks reach"))
+            }
+            (Backend::Cuda(codec), to) => {
+                codec.check_whole()?;
+                let to = match to {
+                    Destination::Memory(dst) => To::memory(&dst),
+                    Destination::Peers(sending) => To::peers(sending),
+                };
+                codec.$method(&mut codec.queue($stream)?, $($argument,)* to)
+            }
+        }
     };
-    codec.check_whole()?;
-    let queue = codec.queue(stream)?;
-    Ok((codec, queue))
 }
 
 impl Codec {
@@ -141,22 +152,23 @@ impl Codec {
             Queue::Cpu => Backend::Cpu(cpu::codec::Codec::new(&plan)?),
             Queue::Cuda(mut queue) => Backend::Cuda(cuda::codec::Codec::new(&mut queue, &plan)?),
         };
-        Ok(Self { device: descriptor.device, plan, state: Mutex::new(State { backend, values, extents }) })
+        let state = Lock::new("codec", State { backend, values, extents });
+        Ok(Self { device: descriptor.device, plan, state })
     }
 
-    fn enter(&self) -> Result<MutexGuard<'_, State>> {
-        match self.state.try_lock() {
-            Ok(state) => Ok(state),
-            Err(TryLockError::WouldBlock) => Err(error!(Busy, "codec: another thread's call on it is under way")),
-            Err(TryLockError::Poisoned(_)) => Err(error!(Panic, "codec: an earlier call on it was broken off")),
-        }
+    fn enter(&self) -> Result<Entered<'_, State>> {
+        self.state.enter()
     }
 
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// Of all that its numbers depend on.
+    pub fn plan(&self) -> &CodecPlan {
+        &self.plan
+    }
+
+    /// Digest of every option that affects the result.
     pub fn digest(&self) -> u64 {
         self.plan.digest_of_all()
     }
@@ -264,32 +276,19 @@ impl Codec {
         &self,
         values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         factors: &[Option<View<'_>>; 2],
-        payload: &View<'_>,
+        to: Destination<'_>,
         stream: Stream,
     ) -> Result<()> {
-        self.check_bytes(payload, self.payload_bytes())?;
+        let payload = self.check_destination(&to, self.payload_bytes())?;
+        let check_output = |input: &View<'_>| payload.map_or(Ok(()), |payload| payload.check_output(&[input]));
         for factor in factors.iter().flatten() {
             self.check_scalar(factor, &[Dtype::F32])?;
-            payload.check_output(&[factor])?;
+            check_output(factor)?;
         }
         let State { backend, values: places, .. } = &mut *self.enter()?;
-        self.take_values(values, &[self.plan.rules.values], places, |one| payload.check_output(&[one]))?;
-        on_backend!(backend, stream, encode(&self.plan, places, [factors[0].as_ref(), factors[1].as_ref()], payload))
-    }
-
-    /// Encodes straight into the memory of the ranks that get the chunks.
-    pub fn encode_to_peers<'v>(
-        &self,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
-        factors: &[Option<View<'_>>; 2],
-        sending: Sending,
-        stream: Stream,
-    ) -> Result<()> {
-        factors.iter().flatten().try_for_each(|factor| self.check_scalar(factor, &[Dtype::F32]))?;
-        let State { backend, values: places, .. } = &mut *self.enter()?;
-        self.take_values(values, &[self.plan.rules.values], places, |_| Ok(()))?;
-        let (codec, mut queue) = on_card(backend, stream)?;
-        codec.encode_to_peers(&mut queue, &self.plan, places, [factors[0].as_ref(), factors[1].as_ref()], sending)
+        self.take_values(values, &[self.plan.rules.values], places, |one| check_output(one))?;
+        let factors = [factors[0].as_ref(), factors[1].as_ref()];
+        to_destination!(backend, stream, to, encode(&self.plan, places, factors))
     }
 
     /// `values`: of each segment in turn.
@@ -357,19 +356,10 @@ impl Codec {
         on_backend!(backend, stream, decode(&self.plan, payload, &by, places))
     }
 
-    pub fn reduce(&self, chunk: usize, chunks: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
+    pub fn reduce(&self, chunk: usize, chunks: &View<'_>, to: Destination<'_>, stream: Stream) -> Result<()> {
         self.check_chunks(chunk, chunks)?;
-        self.check_bytes(dst, self.plan.stride)?;
-        dst.check_output(&[chunks])?;
-        on_backend!(&mut self.enter()?.backend, stream, reduce(&self.plan, chunks, dst))
-    }
-
-    /// Reduces straight into the memory of all ranks.
-    pub fn reduce_to_peers(&self, chunk: usize, chunks: &View<'_>, sending: Sending, stream: Stream) -> Result<()> {
-        self.check_chunks(chunk, chunks)?;
-        let State { backend, .. } = &mut *self.enter()?;
-        let (codec, mut queue) = on_card(backend, stream)?;
-        codec.reduce_to_peers(&mut queue, &self.plan, chunks, sending)
+        self.check_destination(&to, self.plan.stride)?.map_or(Ok(()), |dst| dst.check_output(&[chunks]))?;
+        to_destination!(&mut self.enter()?.backend, stream, to, reduce(&self.plan, chunks))
     }
 
     /// The first half of `reduce`: the mean that the error is to be added to. `room`: for a chunk, to work in.
@@ -390,21 +380,20 @@ impl Codec {
     }
 
     /// The second half of `reduce`, of any shard.
-    pub fn encode_shard(&self, shard: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
+    pub fn encode_shard(&self, shard: &View<'_>, to: Destination<'_>, stream: Stream) -> Result<()> {
         self.check_shard(shard)?;
-        self.check_bytes(dst, self.plan.stride)?;
+        self.check_destination(&to, self.plan.stride)?;
         let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_shard(shard, places);
-        on_backend!(backend, stream, encode_shard(&self.plan, places, dst))
+        to_destination!(backend, stream, to, encode_shard(&self.plan, places))
     }
 
-    /// The same straight into the memory of all ranks.
-    pub fn encode_shard_to_peers(&self, shard: &View<'_>, sending: Sending, stream: Stream) -> Result<()> {
-        self.check_shard(shard)?;
-        let State { backend, values: places, .. } = &mut *self.enter()?;
-        self.take_shard(shard, places);
-        let (codec, mut queue) = on_card(backend, stream)?;
-        codec.encode_shard_to_peers(&mut queue, &self.plan, places, sending)
+    /// The memory of a destination, if it is memory of this rank.
+    fn check_destination<'a, 'b>(&self, to: &'a Destination<'b>, bytes: i64) -> Result<Option<&'a View<'b>>> {
+        match to {
+            Destination::Memory(dst) => self.check_bytes(dst, bytes).map(|()| Some(dst)),
+            Destination::Peers(_) => Ok(None),
+        }
     }
 
     /// That there is a chunk of each of some payloads, and that it is the one that this codec reduces.

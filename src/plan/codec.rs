@@ -240,7 +240,7 @@ impl CodecPlan {
                 segments.len()
             ));
         }
-        let no_memory = |_| error!(OutOfMemory, "a list of {} segments could not be had", segments.len());
+        let no_memory = |_| error!(OutOfMemory, "cannot allocate a list of {} segments", segments.len());
         let (mut workers, mut servers) = (Vec::new(), Vec::new());
         workers.try_reserve_exact(segments.len()).map_err(no_memory)?;
         let (mut elements, mut bytes) = (0i64, 0i64);
@@ -314,7 +314,7 @@ impl CodecPlan {
     }
 
     /// FNV-1a of the segments' counts.
-    fn digest(&self) -> u64 {
+    pub fn digest(&self) -> u64 {
         fnv1a(self.workers.iter().flat_map(|run| run.elements.to_le_bytes()))
     }
 
@@ -377,7 +377,7 @@ impl CodecPlan {
     }
 }
 
-fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
+pub fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 

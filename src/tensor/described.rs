@@ -48,7 +48,7 @@ impl<'a> Described<'a> {
     /// # Safety
     /// For `'a`: `shape`, and `strides` unless NULL, point at `ndim` integers that do not change.
     pub unsafe fn from_dlpack(name: &Name, tensor: &DLTensor) -> Result<Self> {
-        // SAFETY: the caller's promise.
+        // SAFETY: `shape`, and `strides` unless NULL, have `ndim` integers for `'a`.
         let (shape, strides) = unsafe { integers(name, tensor)? };
         let elements = Shape::of(shape).elements(name)?;
         let bits = i128::from(element_bits(name, tensor.dtype)?);

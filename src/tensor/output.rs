@@ -42,7 +42,7 @@ unsafe fn call<T>(function: unsafe extern "C" fn(*mut T), argument: *mut T) {
 /// # Safety
 /// The first word is a `unsafe extern "C" fn(*mut T)`, which may be called with the second.
 unsafe fn call_word<T>(_: *mut u8, [function, argument]: [*mut c_void; 2]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the first word is such a function, which may be called with the second.
     unsafe { call(transmute::<*mut c_void, unsafe extern "C" fn(*mut T)>(function), argument.cast()) };
 }
 
@@ -123,7 +123,7 @@ struct Headers<M> {
 impl<M: ManagedTensorBase> Headers<M> {
     /// Allocates the headers: the last step of making a tensor that can fail.
     fn reserve(count: usize, ndim: usize, dims: impl Iterator<Item = (i64, i64)>) -> Result<Self> {
-        let refusal = || error!(OutOfMemory, "headers of {count} tensors of {ndim} dimensions could not be had");
+        let refusal = || error!(OutOfMemory, "cannot allocate headers of {count} tensors of {ndim} dimensions");
         let (layout, first, lengths) = layout_of::<M>(count, ndim).ok_or_else(refusal)?;
         // SAFETY: the layout begins with a Shared, so its size is not zero.
         let start = NonNull::new(unsafe { alloc::alloc(layout) }).ok_or_else(refusal)?;
@@ -357,7 +357,7 @@ pub unsafe fn to_versioned(
     tensor: *mut DLManagedTensor,
 ) -> Result<Outputs<DLManagedTensorVersioned>> {
     let version = DLPackVersion { major: DLPACK_MAJOR_VERSION, minor: lowest_minor_version(described.tensor.dtype) };
-    // SAFETY: the caller's promise.
+    // SAFETY: `tensor` is the one described, and the caller gives it away.
     let outputs: Outputs<DLManagedTensorVersioned> = unsafe { convert(described, tensor)? };
     // SAFETY: the header was just made and nobody else knows of it.
     unsafe { (*outputs.first.as_ptr()).version = version };
@@ -369,7 +369,7 @@ pub unsafe fn to_versioned(
 /// # Safety
 /// `tensor`, of major version 1, is the one described, and the caller's to give away. It is taken on success only.
 pub unsafe fn from_versioned(described: &Described<'_>, tensor: *mut DLManagedTensorVersioned) -> Result<Outputs> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `tensor` is the one described, and the caller gives it away.
     unsafe { convert(described, tensor) }
 }
 
@@ -382,7 +382,7 @@ unsafe fn convert<From: ManagedTensorBase, To: ManagedTensorBase>(
     let headers = Headers::reserve(1, described.ndim(), described.dims())?;
     // Once the tensor is taken, the shape and strides that were described may be gone: from here on they are not read.
     let description = described.tensor;
-    // SAFETY: the caller's promise.
+    // SAFETY: `tensor` is the one described, and the caller gives it away.
     let owner = unsafe { take(tensor) };
     Ok(headers.finish(owner, description, 0))
 }
@@ -507,7 +507,7 @@ mod tests {
             }
         }
         for (index, chunk) in chunks.into_iter().enumerate() {
-            // SAFETY: as above; each is released once.
+            // SAFETY: 64 bytes of a tensor of ours, which is released once.
             unsafe {
                 assert_eq!(slice::from_raw_parts(data(chunk), 64), [index as u8; 64]);
                 release(chunk);

@@ -77,7 +77,7 @@ impl<'a> View<'a> {
     pub unsafe fn from_dlpack(name: &Name, tensor: &DLTensor) -> Result<Self> {
         let device = Device::from_dlpack(name, tensor.device)?;
         let dtype = Dtype::from_dlpack(name, tensor.dtype)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: `shape`, and `strides` unless NULL, have `ndim` integers for `'a`.
         let (shape, strides) = unsafe { integers(name, tensor)? };
         let elements = Shape::of(shape).elements(name)?;
 

@@ -70,7 +70,7 @@ FUNCTION(gc_comm_from_transport, gc_status_t, (const gc_transport_t *, gc_comm_t
 FUNCTION(gc_peers_bytes, int64_t, (int64_t, int32_t))
 FUNCTION(gc_comm_from_peers, gc_status_t, (const gc_peers_options_t *, gc_comm_t **))
 FUNCTION(gc_comm_open_peers, gc_status_t, (gc_comm_t *, DLDevice, int64_t, uint32_t, gc_comm_t **))
-FUNCTION(gc_comm_from_two, gc_status_t, (gc_comm_t *, gc_comm_t *, gc_comm_t **))
+FUNCTION(gc_comm_hierarchical, gc_status_t, (gc_comm_t *, gc_comm_t *, gc_comm_t **))
 FUNCTION(gc_comm_from_nccl, gc_status_t, (const gc_nccl_options_t *, gc_comm_t **))
 FUNCTION(gc_comm_nccl_id, gc_status_t, (const gc_nccl_options_t *, uint8_t *))
 FUNCTION(gc_comm_from_nccl_id, gc_status_t, (const gc_nccl_options_t *, const uint8_t *, int32_t, int32_t, DLDevice,

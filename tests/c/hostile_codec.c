@@ -702,16 +702,16 @@ static void call_allreduce_errors(const Made *m, gc_allreduce_t *allreduce) {
 static gc_comm_t *make_of_two(gc_comm_t *inside) {
     gc_comm_t *between = make_comm(), *out = NULL;
     bool wrong = one_in(8);
-    begin(f_gc_comm_from_two);
-    bool made = judge(gc_comm_from_two(inside, between, wrong ? NULL : &out),
+    begin(f_gc_comm_hierarchical);
+    bool made = judge(gc_comm_hierarchical(inside, between, wrong ? NULL : &out),
                       wrong || between == NULL ? FAULT(INVALID_ARGUMENT) : 0);
     EXPECT(made == (out != NULL));
     gc_comm_free(between);
     if (!made)
         return inside;
     gc_comm_t *again = NULL;
-    begin(f_gc_comm_from_two);
-    judge(gc_comm_from_two(out, inside, &again), FAULT(INVALID_ARGUMENT)); /* itself made of two */
+    begin(f_gc_comm_hierarchical);
+    judge(gc_comm_hierarchical(out, inside, &again), FAULT(INVALID_ARGUMENT)); /* itself made of two */
     gc_comm_free(inside);
     return out;
 }

@@ -268,7 +268,7 @@ static void call_allreduce_of_machines(void) {
     transport.all_to_all = transport.all_gather = echo;
     CHECK_OK(gc_comm_from_transport(&transport, &inside));
     CHECK_OK(gc_comm_from_transport(&transport, &between));
-    CHECK_OK(gc_comm_from_two(inside, between, &comm));
+    CHECK_OK(gc_comm_hierarchical(inside, between, &comm));
     gc_comm_free(inside);
     gc_comm_free(between);
     CHECK_STATUS(gc_compressed_allreduce(comm, &buffer, &worker, &server, NULL), GC_STATUS_CORRUPT); /* not four ranks' */

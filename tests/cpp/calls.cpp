@@ -173,7 +173,7 @@ int main()
     auto comm = made<gc::Communicator>();
     gc::Communicator between(reinterpret_cast<gc_comm_t *>(6));
     expect([&] { gc::comm_open_peers(comm, {kDLCUDA, 3}, 50, 60); }, "gc_comm_open_peers(h5, 2:3, 50, 60, out)");
-    expect([&] { gc::comm_from_two(comm, between); }, "gc_comm_from_two(h5, h6, out)");
+    expect([&] { gc::comm_hierarchical(comm, between); }, "gc_comm_hierarchical(h5, h6, out)");
     expect([&] { gc::comm_reserve(comm, {kDLCUDA, 3}, 50); }, "gc_comm_reserve(h5, 2:3, 50)");
     expect([&] { gc::comm_async_error(comm); }, "gc_comm_async_error(h5)");
     expect([&] { gc::shard_elements(11, 7); }, "gc_shard_elements(11, 7)");

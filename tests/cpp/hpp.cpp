@@ -392,14 +392,14 @@ static void ranks_reduce_to_the_same_mean()
 
     /* Of two: a machine of one rank, and one of one machine. */
     std::vector<Communicator> inside = gradcodec::comm_group(1), between = gradcodec::comm_group(1);
-    Communicator none, two = gradcodec::comm_from_two(inside[0], between[0]);
+    Communicator none, two = gradcodec::comm_hierarchical(inside[0], between[0]);
     inside.clear();
     between.clear();
     float gradient[2] = {3, -3}, worker_error[2] = {}, server_error[8] = {};
     gradcodec::compressed_allreduce(two, view(gradient), view(worker_error), view(server_error));
     HOLD(gradient[0] == 3 && gradient[1] == -3 && worker_error[0] == 0);
-    HOLD(status([&] { gradcodec::comm_from_two(none, two); }) == GC_STATUS_INVALID_ARGUMENT);
-    HOLD(status([&] { gradcodec::comm_from_two(two, none); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([&] { gradcodec::comm_hierarchical(none, two); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([&] { gradcodec::comm_hierarchical(two, none); }) == GC_STATUS_INVALID_ARGUMENT);
 
     /* Over NCCL, which need not be here. */
     HOLD(status([] { gradcodec::comm_from_nccl(nullptr); }) == GC_STATUS_INVALID_ARGUMENT);

@@ -49,7 +49,7 @@ SUM = "src/backend/cpu/codec/sum.rs"
 fault("a call of another size has the tiles of the one before", "stale plan", CODEC,
       "(self.worker_tiles, self.server_tiles) = (Tiles::new", "let _ = (Tiles::new",
       python("test_comm", "fewer_tiles_after_one_of_more", fakes=False))
-fault("a call of another size has the chunks of the one before", "stale plan", "src/comm/wire.rs",
+fault("a call of another size has the chunks of the one before", "stale plan", "src/comm/buffers.rs",
       "[self.world, stride], [stride]", "[self.world, self.most], [stride]",
       python("test_comm", "a_reserved_communicator", fakes=False))
 fault("a commit keeps the state before it", "error lost", CODEC,
@@ -105,13 +105,22 @@ fault("a copy that the driver refuses", "driver's failure lost", "src/backend/cu
 # ---- Ranks
 
 fault("a rank that is freed tells nobody", "lost rank", "src/comm/group.rs",
-      "        self.give_up();", "", python("test_comm", "a_rank_that_is_freed", fakes=False, limit=40))
+      "        self.abort();", "", python("test_comm", "a_rank_that_is_freed", fakes=False, limit=40))
+fault("a lock forgets the process that it was taken in", "fork", "src/lock.rs",
+      "_ if of != process => {", "_ if false => {", python("test_fork", "in_the_middle", fakes=False, limit=60))
+fault("two ranks may have one number", "ranks that disagree", "src/comm/record.rs",
+      "if number as usize != rank {", "if false {", python("test_comm", "two_ranks_with_one_number", fakes=False))
+fault("nodes may have different numbers of ranks", "ranks that disagree", "src/comm/hierarchical_setup.rs",
+      "sizes.find(|&(_, other)| other != ranks)", "sizes.find(|&(_, other)| other > ranks + 99)",
+      python("test_hierarchical", "different_numbers", fakes=False, limit=60))
+fault("NCCL is polled without end", "lost rank", "src/comm/nccl.rs",
+      "if begin.elapsed() >= timeout {", "if false {", python("test_nccl", "waited_for_so_long", limit=60))
 fault("a communicator of NCCL's that failed is destroyed", "lost rank", "src/comm/nccl.rs",
       "unsafe { if broken {", "unsafe { if broken && false {", python("test_nccl", "aborted"))
-fault("blocks of machines are put in another order", "wrong order of ranks", "src/comm/two.rs",
-      "to: [ranks * bytes, bytes],\n            from: [bytes, machines * bytes],",
-      "to: [bytes, machines * bytes],\n            from: [bytes, machines * bytes],",
-      python("test_two", "what_goes_where", fakes=False))
+fault("blocks of nodes are put in another order", "wrong order of ranks", "src/comm/hierarchical.rs",
+      "Permuted { counts: [nodes, ranks], to: [ranks * bytes, bytes], from",
+      "Permuted { counts: [nodes, ranks], to: [bytes, nodes * bytes], from",
+      python("test_hierarchical", "what_goes_where", fakes=False))
 
 # ---- The pool's threads: every order of their steps
 
@@ -175,7 +184,7 @@ for name, old, new in (
     ("codec_errors_in", "gc_codec_errors_in(codec.get(), worker.get(), server.get()",
      "gc_codec_errors_in(codec.get(), server.get(), worker.get()"),
     ("comm_from_nccl_id", "id.data(), rank, world_size,", "id.data(), world_size, rank,"),
-    ("comm_from_two", "(inside.get(), between.get()", "(between.get(), inside.get()"),
+    ("comm_hierarchical", "(intra_node.get(), inter_node.get()", "(inter_node.get(), intra_node.get()"),
     ("share_send", "(tensor.get(), socket, flags,", "(tensor.get(), socket, 0 * flags,"),
     ("comm_open_peers", "device, n_elements, timeout_ms, &out", "device, n_elements, 0 * timeout_ms, &out"),
 ):
@@ -190,10 +199,10 @@ for module, name, old, new, test in (
     ("_library", "GradCodec.nccl_world",
      '(_int32("rank", rank), _int32("world_size", world_size))\n        self.lib.gc_comm_from_nccl_id',
      '(_int32("world_size", world_size), _int32("rank", rank))\n        self.lib.gc_comm_from_nccl_id', OF_FUNCTIONS),
-    ("_library", "GradCodec.nccl", '_address("comm", comm), _address("dl_handle", dl_handle)\n        made',
-     '_address("dl_handle", dl_handle), _address("comm", comm)\n        made', OF_FUNCTIONS),
-    ("_library", "GradCodec.two", "inside._comm, between and between._comm,", "between and between._comm, inside._comm,",
-     OF_METHODS),
+    ("_library", "GradCodec.nccl", '_address("comm", comm), _address("dl_handle", dl_handle),',
+     '_address("dl_handle", dl_handle), _address("comm", comm),', OF_FUNCTIONS),
+    ("_library", "GradCodec.hierarchical", "intra_node._comm, inter_node and inter_node._comm,",
+     "inter_node and inter_node._comm, intra_node._comm,", OF_METHODS),
     ("_share", "GradCodec.share_send", '_whole("flags", flags, 0, 2**32 - 1), _int32("timeout_ms"',
      '0 * _whole("flags", flags, 0, 2**32 - 1), _int32("timeout_ms"', OF_FUNCTIONS),
     ("_library", "GradCodec.vote_signs_into", 'stream, _whole("turn", turn,', 'stream, 0 * _whole("turn", turn,', OF_FUNCTIONS),
@@ -239,12 +248,13 @@ fault("a wheel without the C++ headers", "missing file", "packaging/wheel.py",
 # ---- Ranks that do not come
 
 STAYS = python("test_peers", "memory_stays_that_others_may_write_to")
-fault("a rank that gave up frees what others write to", "lost rank", "src/comm/peers.rs", "self.way.keep();", "", STAYS)
+fault("a rank that gave up frees what others write to", "lost rank", "src/comm/peers.rs", "self.memory.keep();", "", STAYS)
 fault("a rank that waited on the host frees what others write to", "lost rank", "src/comm/peers.rs",
-      "if self.way.is_broken() || self.broken.load(Ordering::Relaxed) {\n            // A rank",
-      "if self.way.is_broken() {\n            // A rank", STAYS)
-fault("over two, lateness within a node is a failure", "lost rank", "src/comm/two.rs",
-      "self.both().try_for_each(|one| one.transport.late())", "self.both().skip(1).try_for_each(|one| one.transport.late())",
+      "if self.memory.is_broken() || self.broken.load(Ordering::Relaxed) {\n            // A rank",
+      "if self.memory.is_broken() {\n            // A rank", STAYS)
+fault("over two levels, lateness within a node is a failure", "lost rank", "src/comm/topology.rs",
+      "self.links().try_for_each(|link| link.transport.peer_lost())",
+      "self.links().skip(1).try_for_each(|link| link.transport.peer_lost())",
       python("test_peers", "over_two_a_late_rank"))
 fault("a rank that did not come is told as corrupt", "lost rank", "kernels/finish.cuh",
       "if (broken && found & CORRUPT) found", "if (false) found",
@@ -318,11 +328,11 @@ fault("an event that the driver does not record", "driver's failure lost", "src/
       'driver.check(code, format_args!("cuEventRecord on {}", queue.device))', "let _ = code;\n        Ok(())",
       python("test_peers", "whichever_call_of_the_driver_fails"),
       python("test_copy_driver", "every_call_of_the_driver_may_fail_in_a_copy", "pageable"))
-fault("ranks of a node do not meet between two exchanges", "lost rank", "src/comm/two.rs",
-      "self.inside.transport.part(queue)?;\n        let cast", "let cast",
+fault("ranks of a node do not meet between two exchanges", "lost rank", "src/comm/hierarchical.rs",
+      "self.intra.transport.barrier(queue)?;\n        self.join", "self.join",
       python("test_comm_driver", "two_levels_on_one_card", "peers and board", limit=120))
 fault("peers do not meet before a lone all-gather", "lost rank", "src/comm/peers.rs",
-      "if span == Span::AllGather { self.meet_alone(queue) }", "if span == Span::AllGather { Ok(()) }",
+      "if phases == Phases::AllGather { self.barrier(queue) }", "if phases == Phases::AllGather { Ok(()) }",
       python("test_comm_driver", "two_levels_on_one_card", "peers and board", limit=120))
 fault("another value of a constant", "interface", "include/gradcodec.h",
       "GC_STATUS_TIMEOUT = 41", "GC_STATUS_TIMEOUT = 42", script("tests/abi/abi.py", "cc", "include"))

@@ -798,18 +798,18 @@ def freed_at_once(here, over, case):
 # --- two levels -------------------------------------------------------------------------------------------------------
 
 
-def over_two(here, on, ways, machines):
-    """So many machines with as many ranks each, which this host's cards stand for. `ways`, inside and between, are of OVER:
-    over pipes all ranks gather together, so there is one machine, or each rank is one."""
-    each = here.world // machines
+def over_two(here, on, ways, nodes):
+    """So many nodes with as many ranks each, which this host's cards stand for. `ways`, intra-node and inter-node, are of OVER:
+    over pipes all ranks gather together, so there is one node, or each rank is one."""
+    each = here.world // nodes
     first = here.rank // each * each
-    of_machine = Part(here, on, list(range(first, first + each)))
+    of_node = Part(here, on, list(range(first, first + each)))
     alike = Part(here, on, list(range(here.rank % each, here.world, each)))
-    inside, between = OVER[ways[0]](of_machine), OVER[ways[1]](alike)
+    intra, inter = OVER[ways[0]](of_node), OVER[ways[1]](alike)
     comm = POINTER(Comm)()
-    call("gc_comm_from_two", inside, between, byref(comm))
-    lib.gc_comm_free(inside)
-    lib.gc_comm_free(between)
+    call("gc_comm_hierarchical", intra, inter, byref(comm))
+    lib.gc_comm_free(intra)
+    lib.gc_comm_free(inter)
     return comm
 
 
@@ -826,9 +826,9 @@ class Part:
         return [everything[rank] for rank in self.ranks]
 
 
-def steps_over_two(here, on, ways, machines, case):
+def steps_over_two(here, on, ways, nodes, case):
     place = place_of(here, on)
-    comm = over_two(here, on, ways, machines)
+    comm = over_two(here, on, ways, nodes)
     found = steps_of_handle(comm, place, here.rank, here.world, case)
     lib.gc_comm_free(comm)
     return found

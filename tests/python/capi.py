@@ -156,7 +156,8 @@ class Transport(ctypes.Structure):
 
 
 class NcclOptions(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("comm", c_void_p), ("dl_handle", c_void_p)]
+    _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("comm", c_void_p), ("dl_handle", c_void_p),
+                ("timeout_ms", c_uint32), ("reserved", c_uint32)]
 
 
 NcclOptions.__name__ = "gc_nccl_options_t"

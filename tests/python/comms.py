@@ -135,34 +135,34 @@ class World:
         return results
 
 
-class Machines(World):
-    """A world of two levels: machines of so many ranks each, over `inside` and, of the first `carriers` of each machine,
-    `between`. These are as for `World`, one of them for each machine, and one for the carriers of each number."""
+class Nodes(World):
+    """A world of two levels: nodes of so many ranks each, over `intra` and, of the first `leaders` of each node, `inter`.
+    These are as for `World`, one of them for each node, and one for the leaders of each number."""
 
     level = World
 
-    def __init__(self, ranks, inside="group", between="board", carriers=None, flags=(0, 0), room=1 << 20, devices=(0,)):
+    def __init__(self, ranks, intra="group", inter="board", leaders=None, flags=(0, 0), room=1 << 20, devices=(0,)):
         self.size = sum(ranks)
-        self.places = [(machine, place) for machine, count in enumerate(ranks) for place in range(count)]
-        self.carriers = min(ranks) if carriers is None else carriers
-        self.inside = [self.level(count, inside, flags[0], room, devices) for count in ranks]
-        self.between = [self.level(len(ranks), between, flags[1], room, devices) for _ in range(self.carriers)]
+        self.places = [(node, place) for node, count in enumerate(ranks) for place in range(count)]
+        self.leaders = min(ranks) if leaders is None else leaders
+        self.intra = [self.level(count, intra, flags[0], room, devices) for count in ranks]
+        self.inter = [self.level(len(ranks), inter, flags[1], room, devices) for _ in range(self.leaders)]
         self.comms = (POINTER(Comm) * self.size)()
         self.each(self.join)
 
     def parts(self, rank):
-        """The communicators of a rank inside its machine, and between: NULL if it carries nothing."""
-        machine, place = self.places[rank]
-        carries = place < self.carriers
-        return self.inside[machine].comms[place], self.between[place].comms[machine] if carries else POINTER(Comm)()
+        """The communicators of a rank, intra-node and inter-node: NULL if it leads nothing."""
+        node, place = self.places[rank]
+        leads = place < self.leaders
+        return self.intra[node].comms[place], self.inter[place].comms[node] if leads else POINTER(Comm)()
 
     def join(self, rank):
         comm = POINTER(Comm)()
-        call("gc_comm_from_two", *self.parts(rank), byref(comm))
+        call("gc_comm_hierarchical", *self.parts(rank), byref(comm))
         self.comms[rank] = comm
 
     def __exit__(self, *_):
-        for world in self.inside + self.between:
+        for world in self.intra + self.inter:
             world.__exit__()
         super().__exit__()
 

@@ -222,8 +222,8 @@ METHODS = {
                 lambda c: c._library.open_peers(c, 3, 50, 60), "gc_comm_open_peers(h, 2:3, 50, 60, out)"
             ),
             "two": (
-                lambda c: (c, second := c._library.group(1)[0], c._library.two(c, second)),
-                "gc_comm_group(1, out)", "gc_comm_from_two(h, second, out)",
+                lambda c: (c, second := c._library.group(1)[0], c._library.hierarchical(c, second)),
+                "gc_comm_group(1, out)", "gc_comm_hierarchical(h, second, out)",
             ),
             "allreduce": (lambda c: c.allreduce(2, [8, 9], **OPTIONS), f"gc_allreduce_create(h, {{{SAID_OF_OPTIONS}}}, out)"),
         },

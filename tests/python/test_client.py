@@ -213,7 +213,7 @@ def test_what_an_engine_raises_is_the_cause(gradcodec):
     for call in (
         lambda: comm.compressed_allreduce(np.ones(8, "f4"), np.zeros(8, "f4"), np.zeros(8, "f4")),
         lambda: comm.allreduce(ONEBIT, [8]),
-        lambda: gradcodec.two(gradcodec.group(1)[0], comm),
+        lambda: gradcodec.hierarchical(gradcodec.group(1)[0], comm),
     ):
         with pytest.raises(RuntimeError, match="returned 1") as raised:
             call()
@@ -235,7 +235,7 @@ def test_what_an_engine_raises_later_is_the_cause_over_two_communicators_as_well
         return function
 
     between = [gradcodec.communicator(rank, 2, *map(breakable, engine.functions(rank))) for rank in (0, 1)]
-    two = in_threads([lambda r=r: gradcodec.two(gradcodec.group(1)[0], between[r]) for r in (0, 1)])
+    two = in_threads([lambda r=r: gradcodec.hierarchical(gradcodec.group(1)[0], between[r]) for r in (0, 1)])
     del between
     reduce = [lambda r=r: two[r].compressed_allreduce(*np.zeros((2, 16), "f4"), np.zeros(8, "f4")) for r in (0, 1)]
     assert in_threads(reduce) == [None, None]

@@ -16,7 +16,7 @@ from codec_model import (
     CORRUPT, MEAN, NONFINITE, ONEBIT, PROPAGATE, RMS, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32,
 )  # fmt: skip
 from codecs_c import Host, call, gradient, same, views
-from comms import CheckedRanks, World, mean_of, reference, shards, status_of
+from comms import Board, CheckedRanks, World, mean_of, reference, shards, status_of
 from tiers import both
 
 place = Host()
@@ -468,6 +468,18 @@ OTHERS = dict(
 )  # fmt: skip
 
 
+SENTENCES = dict(
+    codec="codec {} expected, got {}", values="values {} expected, got {}", error="error {} expected, got {}",
+    scale="scale {} expected, got {}", nonfinite="nonfinite {} expected, got {}", beta="beta {} expected, got {}",
+    n_elements="{} elements expected, got {}", segments="{} segments expected, got {}",
+)  # fmt: skip
+DIFFERENCES = dict(
+    codec=("GC_CODEC_ONEBIT", "GC_CODEC_SIGN"), values=("float32", "float16"),
+    error=("GC_ERROR_FLOAT32", "GC_ERROR_BFLOAT16"), scale=("GC_SCALE_RMS", "GC_SCALE_MEAN"),
+    nonfinite=("GC_NONFINITE_PROPAGATE", "GC_NONFINITE_ZERO"), beta=(1, 0.5), n_elements=(100, 101), segments=(1, 2),
+)  # fmt: skip
+
+
 def created(world, each):
     """Handles of these options, a set for each rank: statuses and sentences; what was made is released."""
     handles = [POINTER(AllReduce)() for _ in each]
@@ -490,8 +502,10 @@ def test_ranks_with_other_options_get_no_handle_and_then_one(field, over):
         results = created(world, [BASE, BASE, {**BASE, **OTHERS[field]}])
         assert [status for status, _ in results] == [Status.INVALID_ARGUMENT] * 3
         # The others name the rank that differs; it names the first that differs from it.
+        here, there = DIFFERENCES[field]
         for (_, sentence), rank in zip(results, (2, 2, 0)):
-            assert says(sentence, f"rank {rank}", "options"), sentence
+            expected, got = (here, there) if rank == 2 else (there, here)
+            assert sentence == f"handle: rank {rank}: " + SENTENCES[field].format(expected, got)
         assert created(world, [{**BASE, **OTHERS[field]}] * 3) == [(Status.OK, "")] * 3
 
 
@@ -513,8 +527,36 @@ def test_a_rank_whose_options_are_refused_makes_all_fail(refused, words, over):
         assert [status for status, _ in results] == [Status.INVALID_ARGUMENT] * 3
         assert says(results[1][1], *words), results[1]
         for rank in (0, 2):
-            assert says(results[rank][1], "rank 1") and "could not make" in results[rank][1], results[rank]
+            assert says(results[rank][1], "rank 1") and "could not create" in results[rank][1], results[rank]
         assert created(world, [BASE] * 3) == [(Status.OK, "")] * 3
+
+
+def misplaced(*places):
+    """Statuses and sentences of creation by ranks that take these to be their numbers and the sizes of their worlds."""
+    board = Board(len(places))
+    world = World.__new__(World)
+    world.size, world.comms = len(places), (POINTER(Comm) * len(places))()
+    world.transports = [board.transport(rank) for rank in range(len(places))]
+    with world:
+        for rank, (transport, place_of_rank) in enumerate(zip(world.transports, places)):
+            transport.rank, transport.world_size = place_of_rank
+            comm = POINTER(Comm)()
+            call("gc_comm_from_transport", byref(transport), byref(comm))
+            world.comms[rank] = comm
+        return created(world, [BASE] * len(places))
+
+
+def test_two_ranks_with_one_number_are_found_at_creation():
+    found = misplaced((0, 2), (0, 2))
+    assert found == [(Status.INVALID_ARGUMENT, "communicator: rank 1: rank 1 expected, got 0")] * 2
+    found = misplaced((1, 3), (1, 3), (2, 3))
+    assert found == [(Status.INVALID_ARGUMENT, "communicator: rank 0: rank 0 expected, got 1")] * 3
+
+
+def test_ranks_of_worlds_of_other_sizes_are_found_at_creation():
+    found = misplaced((0, 2), (1, 3))
+    assert found[0] == (Status.INVALID_ARGUMENT, "communicator: rank 1: world size 2 expected, got 3")
+    assert found[1] == (Status.INVALID_ARGUMENT, "communicator: rank 0: world size 3 expected, got 2")
 
 
 def test_ranks_that_say_the_number_of_chunks_agree_with_those_that_do_not():

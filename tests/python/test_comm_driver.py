@@ -192,32 +192,32 @@ with Entered(3, "board", 1) as world, CheckedRanks(world, place, **options) as r
 """)
 
 
-# Ranks of each machine, and how many of them carry.
+# Ranks of each node, and how many of them lead.
 @pytest.mark.parametrize(
-    "ways, ranks, carriers",
-    [("'peers', 'group'", [2, 2], 2), ("'peers', 'board'", [3, 2], 2), ("'group', 'peers'", [1, 2], 1),
-     ("'peers', 'peers'", [2, 2], 1), ("'board', 'board'", [1, 2], 1), ("'peers', 'board'", [1, 1], 1),
-     ("'peers', 'group'", [2], 2)],
+    "ways, ranks, leaders",
+    [("'peers', 'group'", [2, 2], 2), ("'peers', 'board'", [2, 2], 1), ("'peers', 'board'", [3, 3], 2),
+     ("'group', 'peers'", [2, 2], 1), ("'peers', 'peers'", [2, 2], 1), ("'board', 'board'", [2, 2], 1),
+     ("'peers', 'board'", [1, 1], 1), ("'peers', 'group'", [2], 2)],
 )  # fmt: skip
-def test_two_levels_on_one_card_give_the_same_bytes(ways, ranks, carriers):
+def test_two_levels_on_one_card_give_the_same_bytes(ways, ranks, leaders):
     # A board takes host memory: flags 1.
     flags = tuple(int("board" in way) for way in ways.split(", "))
     run_comm(f"""
 exec({HALVES!r})
-from comms import Machines
+from comms import Nodes
 
-class EnteredMachines(Machines):
+class EnteredNodes(Nodes):
     each, level = Entered.each, Entered
 
 place, ranks = Place(), {ranks}
 # As the header says it, for the largest of SEGMENTS.
-largest, size = max(ranks), sum(ranks)
-room = -(-(20_003 + 1024 * size) * largest * largest * len(ranks) // (size * {carriers}))
+size = sum(ranks)
+room = -(-(20_003 + 1024 * size) * (1 if ranks[0] == {leaders} else ranks[0]) // {leaders})
 for seed in range(2):
     rng = np.random.default_rng([seed, *ranks])
     options = random_handle(rng)
     dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
-    with EnteredMachines(ranks, {ways}, {carriers}, {flags}, room) as world, \\
+    with EnteredNodes(ranks, {ways}, {leaders}, {flags}, room) as world, \\
             CheckedRanks(world, place, **options) as checked:
         for step in range(4):
             gradients = [[gradient(rng, n, dtype, step == 1) for n in segments] for _ in range(sum(ranks))]
@@ -247,7 +247,7 @@ assert not fake.fake_events() and not fake.fake_pinned(), (fake.fake_events(), f
 
 def test_two_levels_are_captured_if_both_can_be():
     run_comm("""
-from comms import Machines
+from comms import Nodes
 
 place, n = Place(), 500
 home = ctypes.c_void_p()
@@ -260,7 +260,7 @@ class Entered(World):
             return function(rank)
         return World.each(self, run)
 
-class EnteredMachines(Machines):
+class EnteredNodes(Nodes):
     each, level = Entered.each, Entered
 
 # Callbacks that take a card's memory enqueue; what is on the host waits, and ranks of a process that share a card do.
@@ -268,7 +268,7 @@ for ways, flags, can_be in (
     (("board", "board"), (0, 0), True), (("board", "board"), (0, 1), False), (("board", "board"), (1, 0), False),
     (("group", "board"), (0, 0), False), (("board", "group"), (0, 0), False), (("peers", "board"), (0, 0), False),
 ):
-    with EnteredMachines([2, 2], *ways, None, flags) as world:
+    with EnteredNodes([2, 2], *ways, None, flags) as world:
         world.each(lambda rank: call("gc_comm_reserve", world.comms[rank], place.device, n))
         put = [[place.put(np.ones(k, "f4")) for k in (n, n, lib.gc_shard_elements(n, 4))] for _ in range(4)]
 
@@ -291,18 +291,18 @@ for ways, flags, can_be in (
 """)
 
 
-# All carry, and one of each machine does: other copies between the exchanges.
-@pytest.mark.parametrize("ranks, carriers", [([2, 2], 2), ([2, 2], 1)])
-def test_between_the_launches_of_two_levels_nothing_is_freed_or_waited_for(ranks, carriers):
+# All lead, and one of each node does: other copies between the exchanges.
+@pytest.mark.parametrize("ranks, leaders", [([2, 2], 2), ([2, 2], 1)])
+def test_between_the_launches_of_two_levels_nothing_is_freed_or_waited_for(ranks, leaders):
     run_comm(f"""
 exec({HALVES!r})
-from comms import Machines
+from comms import Nodes
 
-class EnteredMachines(Machines):
+class EnteredNodes(Nodes):
     each, level = Entered.each, Entered
 
 place, n, size = Place(), 3000, sum({ranks})
-with EnteredMachines({ranks}, "board", "board", {carriers}) as world:
+with EnteredNodes({ranks}, "board", "board", {leaders}) as world:
     world.each(lambda rank: call("gc_comm_reserve", world.comms[rank], place.device, n))
     put = [[place.put(np.ones(k, "f4")) for k in (n, n, lib.gc_shard_elements(n, size))] for _ in range(size)]
     run = lambda rank: call("gc_compressed_allreduce", world.comms[rank], *(x.view for x in put[rank]), None)
@@ -322,11 +322,11 @@ with EnteredMachines({ranks}, "board", "board", {carriers}) as world:
 @pytest.mark.parametrize("flags", [(0, 0), (1, 1)], ids=["memory of the card", "host memory"])
 def test_whichever_call_of_the_driver_fails_two_levels_leave_nothing(flags):
     run_comm(f"""
-from comms import Machines
+from comms import Nodes
 
 assert lib.gc_prepare(DLDevice(CUDA, 0)) == 0
 failures = 0
-with Machines([2, 1], "board", "board", None, {flags}) as world:
+with Nodes([2, 2], "board", "board", None, {flags}) as world:
     before = fake.fake_in_use(0), fake.fake_pinned()
     for calls in range(1000):
         fake.fake_fail_call(calls, 2)

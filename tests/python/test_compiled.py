@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import stand_in
+from tiers import both
 
 GCC = str(Path(stand_in.DRIVERS or "") / "nvrtc_gcc" / "libnvrtc.so.12")
 REAL = os.environ.get("GRADCODEC_REAL_NVRTC", "")
@@ -430,7 +431,7 @@ FORMS = """
 """
 
 
-@pytest.mark.parametrize("capability", [75, 90])
+@pytest.mark.parametrize("capability", both(quick=[90], all=[75, 90]))
 def test_a_real_nvrtc_compiles_every_form(capability):
     assert REAL, "GRADCODEC_REAL_NVRTC is the path of a real NVRTC's library"
     run(FORMS.replace("CAPABILITY", str(capability)), nvrtc=REAL)

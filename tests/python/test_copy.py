@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from capi import CPU, CUDA_HOST, DTYPES, FLOATS, INTEGERS, DLDataType, DLDevice, Managed, Tensor, check, lib, take
+from tiers import both
 
 CASTS = ("bool", *INTEGERS, *FLOATS)
 NAN = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
@@ -314,8 +315,12 @@ def test_elements_behind_the_last_in_its_byte_stay(bits, count):
         assert int.from_bytes(dst.array.tobytes(), "little") == given & mask | before & ~mask
 
 
-@pytest.mark.parametrize("threads", (1, 3))
-@pytest.mark.parametrize("shape", [(1 << 22,), (3001, 1501), (7, 1 << 19), (1 << 19, 7), (130, 170, 190)])
+LARGE = [(1 << 22,), (3001, 1501), (7, 1 << 19), (1 << 19, 7), (130, 170, 190)]
+
+
+@pytest.mark.parametrize(
+    "shape, threads", [(shape, threads) for threads in both(quick=[3], all=[1, 3]) for shape in LARGE]
+)
 def test_large_copies_are_shared_out_right(shape, threads):
     check(lib.gc_set_threads(threads))
     random = np.random.default_rng(9)

@@ -624,3 +624,22 @@ small.struct_size -= 1
 expect(lib.gc_comm_nccl_id(byref(small), id), Status.INVALID_ARGUMENT, 24, 23)
 assert not comm
 """)
+
+
+def test_a_communicator_that_stays_at_work_is_waited_for_so_long():
+    """FAKE_NCCL_POLLS: for longer than any test runs. TIMEOUT comes from the options' timeout_ms, and the rest says COMM."""
+    run_ranks("""
+nccl = library()
+id = Id()
+assert nccl.ncclGetUniqueId(byref(id)) == 0
+comm, out = communicator(nccl, 1, 0, id), POINTER(Comm)()
+for flags in 0, SPLIT:
+    given = options(comm=comm, flags=flags, timeout_ms=30)
+    assert lib.gc_comm_from_nccl(byref(given), byref(out)) == Status.TIMEOUT and not out, last_error()
+    assert "30 ms" in last_error(), last_error()
+made = options(timeout_ms=20)
+ours = (c_uint8 * 128)()
+assert lib.gc_comm_nccl_id(byref(made), ours) == 0
+assert lib.gc_comm_from_nccl_id(byref(made), ours, 0, 1, DLDevice(CUDA, 0), byref(out)) == Status.TIMEOUT and not out
+assert "ncclCommInitRank" in last_error() and "20 ms" in last_error(), last_error()
+""", FAKE_NCCL_POLLS=2**31)

@@ -91,10 +91,10 @@ nothing_is_left()
 def test_ranks_that_want_something_else_are_told():
     run_ranks("""
 for status, sentence, _ in opened(cards(0, 1), (1000, 200_000)):
-    assert status == Status.INVALID_ARGUMENT and "another n_elements" in sentence, sentence
+    assert status == Status.INVALID_ARGUMENT and "bytes expected, got" in sentence, sentence
 (own, why, _), (other, told, _) = opened([DLDevice(CPU, 0), DLDevice(CUDA, 1)])
 assert own == Status.UNSUPPORTED_DEVICE and "cpu" in why, why
-assert other == Status.INVALID_ARGUMENT and "rank 0 could not make its buffer" in told, told
+assert other == Status.INVALID_ARGUMENT and "rank 0: could not allocate its buffer" in told, told
 (own, why, _), (other, told, _) = opened(cards(7, 1))
 assert own == Status.UNSUPPORTED_DEVICE and "cuda:7" in why, why
 assert other == Status.INVALID_ARGUMENT, told
@@ -182,13 +182,13 @@ LATE = """
 from codec_model import NONFINITE, PROPAGATE, Model
 from codecs_c import options_of
 from capi import AllReduce
-from comms import Machines, World
+from comms import Nodes, World
 
 class Late(World):
     def __init__(self, world, over="group", flags=0, room=1 << 20, devices=(0,)):
         super().__init__(world, over, flags, room, devices, timeout=200)
 
-class LateMachines(Machines):
+class LateNodes(Nodes):
     level = Late
 """
 
@@ -196,7 +196,7 @@ class LateMachines(Machines):
 def test_over_two_a_late_rank_of_the_same_node_is_a_timeout():
     run_ranks(f"""
 exec({LATE!r})
-with LateMachines([3], "peers", "group") as world:
+with LateNodes([3], "peers", "group") as world:
     place = Place()
     tensors = [place.put(np.ones(n, "f4")).view for n in (1000, 1000, lib.gc_shard_elements(1000, 3))]
     # Rank 2 never comes, and rank 1 when rank 0 has given up.
@@ -211,7 +211,7 @@ with LateMachines([3], "peers", "group") as world:
 def test_what_a_rank_that_did_not_come_has_left_is_not_finite_and_not_corrupt(levels):
     run_ranks(f"""
 exec({LATE!r})
-world = Late(2, "peers", devices=(0, 1)) if {levels} == 1 else LateMachines([2], "peers", "group", devices=(0, 1))
+world = Late(2, "peers", devices=(0, 1)) if {levels} == 1 else LateNodes([2], "peers", "group", devices=(0, 1))
 with world:
     place, handles = Place(), [POINTER(AllReduce)() for _ in range(2)]
     options = dict(codec=ONEBIT, segments=[1000], values="float32", results="float32", error="float32", scale=RMS,

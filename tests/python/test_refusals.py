@@ -249,7 +249,7 @@ CODEC_CALLS = {
 COMM_CALLS = {
     "gc_comm_from_transport": lambda: dict(transport=transport(), out=Out()),
     "gc_comm_group": lambda: dict(world_size=2, out=Out(2)),
-    "gc_comm_from_two": lambda: dict(inside=Alone(), between=Alone(), out=Out()),
+    "gc_comm_hierarchical": lambda: dict(intra_node=Alone(), inter_node=Alone(), out=Out()),
     "gc_comm_reserve": lambda: dict(comm=Alone(), device=DLDevice(CPU, 0), n_elements=400),
     "gc_comm_async_error": lambda: dict(comm=Alone()),
     "gc_compressed_allreduce": lambda: dict(
@@ -1120,9 +1120,9 @@ TABLE += [
         "gc_compressed_allreduce",
         {f"{name}.device": CUDA for name in ("buffer", "worker_error", "server_error")}, NO_CUDA,
     ),
-    ("gc_comm_from_two", {"inside": None}, INVALID_ARGUMENT, "inside", "NULL"),
-    ("gc_comm_from_two", {"between": None}, INVALID_ARGUMENT, "inside", "rank 0", "no between"),
-    ("gc_comm_from_two", {"out": None}, INVALID_ARGUMENT, "out", "NULL"),
+    ("gc_comm_hierarchical", {"intra_node": None}, INVALID_ARGUMENT, "intra_node", "NULL"),
+    ("gc_comm_hierarchical", {"inter_node": None}, INVALID_ARGUMENT, "intra_node", "rank 0", "no inter_node"),
+    ("gc_comm_hierarchical", {"out": None}, INVALID_ARGUMENT, "out", "NULL"),
     ("gc_comm_from_transport", {"transport": None}, INVALID_ARGUMENT, "transport", "NULL"),
     *(
         ("gc_comm_from_transport", {"transport": transport(**fields)}, INVALID_ARGUMENT, "transport", *words)
@@ -1308,7 +1308,7 @@ def test_the_calls_of_the_table_are_good_without_a_fault(function):
         lib.gc_codec_free(ctypes.cast(arguments["out"].memory[0], ctypes.POINTER(capi.Codec)))
     elif function == "gc_allreduce_create":
         lib.gc_allreduce_free(ctypes.cast(arguments["out"].memory[0], ctypes.POINTER(capi.AllReduce)))
-    elif function in ("gc_comm_from_transport", "gc_comm_group", "gc_comm_from_two"):
+    elif function in ("gc_comm_from_transport", "gc_comm_group", "gc_comm_hierarchical"):
         for out in arguments["out"].memory:
             lib.gc_comm_free(ctypes.cast(out, ctypes.POINTER(capi.Comm)))
     elif function == "gc_kernel_log":

@@ -13,7 +13,7 @@ const SECTIONS: [(&str, &[&str]); 17] = [
     ("allreduce", &["src/capi/allreduce.rs"]),
     ("nccl", &["src/capi/nccl.rs"]),
     ("peers", &["src/capi/peers.rs"]),
-    ("two", &["src/capi/two.rs"]),
+    ("hierarchical", &["src/capi/hierarchical.rs"]),
     ("onebit", &["src/capi/onebit.rs"]),
     ("bits", &["src/plan/bits.rs", "src/capi/bits.rs"]),
     ("signs", &["src/capi/signs.rs"]),

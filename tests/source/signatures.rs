@@ -64,7 +64,7 @@ promised! {
     gc_peers_bytes(i64, i32) -> i64;
     gc_comm_from_peers(*const gc_peers_options_t, *mut *mut gc_comm_t) -> i32;
     gc_comm_open_peers(*mut gc_comm_t, DLDevice, i64, u32, *mut *mut gc_comm_t) -> i32;
-    gc_comm_from_two(*mut gc_comm_t, *mut gc_comm_t, *mut *mut gc_comm_t) -> i32;
+    gc_comm_hierarchical(*mut gc_comm_t, *mut gc_comm_t, *mut *mut gc_comm_t) -> i32;
     gc_comm_from_nccl(*const gc_nccl_options_t, *mut *mut gc_comm_t) -> i32;
     gc_comm_nccl_id(*const gc_nccl_options_t, *mut u8) -> i32;
     gc_comm_from_nccl_id(*const gc_nccl_options_t, *const u8, i32, i32, DLDevice, *mut *mut gc_comm_t) -> i32;

@@ -24,7 +24,7 @@ const LARGE: usize = 4 << 20;
 
 /// `bytes` bytes, at least one, aligned to [`ALIGNMENT`], not initialized.
 pub fn allocate(bytes: i64) -> Result<Owner> {
-    let refusal = || error!(OutOfMemory, "{bytes} bytes of host memory could not be had");
+    let refusal = || error!(OutOfMemory, "cannot allocate {bytes} bytes of host memory");
     let size = usize::try_from(bytes).ok().filter(|&size| size > 0).ok_or_else(refusal)?;
     // Aligned here, for not every malloc that is put in place of the system's has a posix_memalign that aligns: mimalloc
     // 2.0.9's does not.
@@ -71,7 +71,7 @@ pub fn write(dst: &View<'_>, bytes: &[u8]) {
 /// # Safety
 /// `room` bytes were `allocated` here, and are not used any more.
 unsafe fn free(_: *mut u8, [allocated, room]: [*mut c_void; 2]) {
-    // SAFETY: the caller's promise: `allocate` made this layout.
+    // SAFETY: `data` came from `allocate`, which made this layout.
     unsafe { alloc::dealloc(allocated.cast(), Layout::from_size_align_unchecked(room.addr(), 1)) };
 }
 

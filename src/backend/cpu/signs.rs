@@ -168,7 +168,7 @@ unsafe fn elect<const WHOLE: bool>(
     }
     if even {
         if !few {
-            // SAFETY: as above.
+            // SAFETY: every voter has `count` bytes from byte `at` on.
             unsafe { gather(poll, src, at, count, &mut second) };
         }
         add(planes, &mut second, 0, used);
@@ -182,7 +182,7 @@ unsafe fn elect<const WHOLE: bool>(
 /// They are there.
 #[inline(always)]
 unsafe fn read<const WHOLE: bool>(from: *const u8, count: usize) -> Block {
-    // SAFETY: the caller's promise; a block has room for more than `count`.
+    // SAFETY: `count` bytes can be read, a block of them if WHOLE; a block has room for more than `count`.
     unsafe {
         if WHOLE {
             return from.cast::<Block>().read_unaligned();

@@ -117,6 +117,16 @@ impl Queue {
         Ok(false)
     }
 
+    /// Whether all that is enqueued on its stream is done. Never waits.
+    pub fn is_done(&mut self) -> Result<bool> {
+        self.current()?;
+        // SAFETY: the stream is alive, as the caller promised.
+        match unsafe { (self.device.driver.functions.cuStreamQuery)(self.stream.as_ptr().cast()) } {
+            NOT_READY => Ok(false),
+            code => self.device.driver.check(code, format_args!("cuStreamQuery on {}", self.device)).map(|()| true),
+        }
+    }
+
     /// Waits until what this call enqueued on its stream is done.
     pub fn wait(&mut self) -> Result<()> {
         if self.context.is_none() {

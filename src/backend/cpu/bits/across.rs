@@ -36,7 +36,7 @@ pub unsafe fn pack_across<S: Simd<T>, T: Element>(
     lines: Lines,
     dst: *mut u8,
 ) {
-    // SAFETY: the arguments are the same.
+    // SAFETY: the lines are elements, `dst` has room for their bits, and the processor has the instructions.
     unsafe {
         match order {
             BitOrder::Big => pack::<T, true>(ZeroRange::new(rule), src, lines, dst),
@@ -98,7 +98,7 @@ pub unsafe fn unpack_across<S: Simd<T>, T: Element>(
     lines: Lines,
 ) {
     let values = Values::new(patterns);
-    // SAFETY: the arguments are the same.
+    // SAFETY: the lines are places of elements, and the bytes of their bits are there.
     unsafe {
         match order {
             BitOrder::Big => unpack::<T, true>(values, src, dst, lines),

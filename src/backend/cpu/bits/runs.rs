@@ -254,7 +254,7 @@ pub unsafe fn unpack_runs<S: Simd<T>, T: Element>(
     bits: usize,
 ) {
     let values = Values::new(patterns);
-    // SAFETY: the arguments are the same.
+    // SAFETY: the cursor, the bytes and the instructions are as [`unpack_runs`] wants them.
     unsafe {
         match order {
             BitOrder::Big => unpack_ordered::<S, T, true>(values, bytes, cursor, base, bits),

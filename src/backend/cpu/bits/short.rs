@@ -74,7 +74,7 @@ pub unsafe fn pack_runs(
     mut dst: *mut u8,
 ) {
     let Some(most) = block_of_short_runs(cursor, rule.size) else {
-        // SAFETY: the arguments are the same.
+        // SAFETY: the cursor has `bits` elements for this variant, and `dst` room for their bits.
         return unsafe { kernels::pack_runs(variant, rule, order, cursor, base, bits, dst) };
     };
     let mut block = Room([MaybeUninit::uninit(); ROOM]);
@@ -111,7 +111,7 @@ pub unsafe fn unpack_runs(
     bits: usize,
 ) {
     let Some(most) = block_of_short_runs(cursor, patterns.size) else {
-        // SAFETY: the arguments are the same.
+        // SAFETY: the bytes are there, and the cursor has `bits` places of elements for this variant.
         return unsafe { kernels::unpack_runs(variant, patterns, order, bytes, cursor, base, bits) };
     };
     let mut block = Room([MaybeUninit::uninit(); ROOM]);
@@ -207,7 +207,7 @@ fn for_each_rows(
 /// Both places have all of them, at any alignment, and do not intersect.
 #[inline(always)]
 unsafe fn copy_rows(size: usize, from: Place<*mut u8>, to: Place<*mut u8>, counts: [usize; 2]) {
-    // SAFETY: the promises are the same.
+    // SAFETY: both places have all rows, which do not intersect.
     unsafe {
         if from.strides[1] == size as isize && to.strides[1] == size as isize {
             return copy_side_by_side(from, to, counts[0], counts[1] * size);
@@ -245,7 +245,8 @@ unsafe fn copy_side_by_side(from: Place<*mut u8>, to: Place<*mut u8>, rows: usiz
             }
         }
     }
-    // SAFETY: the promises are the same; rows of other lengths go to where they are copied whole.
+    // SAFETY: a row has `bytes` bytes in both places, which do not intersect; other lengths go to where rows are copied
+    // whole.
     unsafe {
         match bytes {
             1 => in_two::<u8>(from, to, rows, bytes),

@@ -49,7 +49,7 @@ impl Chunks {
         while !bytes.is_empty() {
             let (_, address, side_by_side) = self.at(byte);
             let (some, rest) = bytes.split_at(bytes.len().min(side_by_side));
-            // SAFETY: the caller's promise.
+            // SAFETY: the chunks have room for bytes from number `byte` on, of which these lie side by side.
             unsafe { address.copy_from_nonoverlapping(some.as_ptr(), some.len()) };
             byte += some.len() as i64;
             bytes = rest;
@@ -80,7 +80,7 @@ pub unsafe fn write_frame(plan: &CodecPlan, chunk: *mut u8, number: usize, flags
     let all = plan.workers.last().map_or(0, end);
     let held = plan.held_by(number);
     let used = plan.head + (all.min(held.end) - held.start).max(0);
-    // SAFETY: the caller's promise: header, scales and bits lie within the chunk, and each segment has a scale.
+    // SAFETY: `chunk` has `plan.stride` bytes, aligned to 4: header, a scale a segment, and bits.
     unsafe {
         chunk.copy_from_nonoverlapping(header.as_ptr(), HEADER);
         chunk.add(HEADER).write_bytes(0, plan.head as usize - HEADER);
@@ -130,7 +130,7 @@ pub fn is_negative(scale: f32) -> bool {
 /// # Safety
 /// At `chunk` are `plan.stride` bytes, aligned to 4.
 pub unsafe fn check(plan: &CodecPlan, who: fmt::Arguments<'_>, chunk: *mut u8, number: usize) -> Result<u32> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `chunk` has `plan.stride` bytes, which begin with a header.
     let header = unsafe { chunk.cast::<[u8; HEADER]>().read() };
     check_header(who, &header, &plan.header(number), FLAGS_FIELD)?;
     let mut flags = [0; 4];
@@ -146,7 +146,7 @@ pub unsafe fn check(plan: &CodecPlan, who: fmt::Arguments<'_>, chunk: *mut u8, n
     let mut parts = parts(plan, number).peekable();
     for segment in 0..plan.workers.len() {
         let holds = parts.next_if(|part| part.segment == segment).is_some();
-        // SAFETY: the caller's promise: each segment has a scale.
+        // SAFETY: `chunk` has a scale for each segment.
         let scale = f32::from_bits(unsafe { scale_at(chunk, segment).read() });
         let expected = match plan.rules.kind {
             _ if !holds => Some(0.0f32),

@@ -14,7 +14,7 @@ use crate::{
 use super::{
     chunks::Chunks,
     numbers::{F32, Number, is_kept, signed},
-    sources::{FINITE, PARTS, Plain, Source, bits_at, for_each_word, has_bit, magnitude},
+    sources::{FINITE, PARTS, Plain, Source, for_each_word, has_bit, magnitude},
     sum::{self, TILE_UNITS, UNIT_ELEMENTS, Unit},
 };
 
@@ -94,7 +94,7 @@ unsafe fn tile_on<S: Simd<u32>, C: Source>(source: &C, sink: &Sink, treatment: T
     for (number, first) in (0..elements).step_by(UNIT_ELEMENTS).enumerate() {
         let count = (elements - first).min(UNIT_ELEMENTS);
         let next = first + UNIT_ELEMENTS;
-        // SAFETY: the caller's promise, for this source and this sink.
+        // SAFETY: `source` holds these elements, and `sink` has room for what is made of them.
         unsafe {
             nonfinite |= source.form(first, &mut unit, count);
             source.ask_for(next, 0);
@@ -125,7 +125,7 @@ unsafe fn write_on<S: Simd<u32>, C: Source>(source: &C, dst: *mut u8, elements: 
     let mut nonfinite = false;
     for first in (0..elements).step_by(UNIT_ELEMENTS) {
         let count = (elements - first).min(UNIT_ELEMENTS);
-        // SAFETY: the caller's promise, for this source and at `dst`.
+        // SAFETY: `source` holds these elements, and `dst` has room for as many float32.
         unsafe {
             nonfinite |= source.form(first, &mut unit, count);
             for (index, &c) in unit.0[..count].iter().enumerate() {
@@ -142,7 +142,7 @@ unsafe fn error_on<S: Simd<u32>, G: Number, E: Number>(plain: &Plain<G, E>, erro
     let mut unit = Unit([0.0; UNIT_ELEMENTS]);
     for first in (0..count).step_by(UNIT_ELEMENTS) {
         let count = (count - first).min(UNIT_ELEMENTS);
-        // SAFETY: the caller's promise.
+        // SAFETY: there are `count` gradients and errors from number `first` on.
         unsafe {
             plain.form(first, &mut unit, count);
             (0..PARTS).for_each(|part| plain.ask_for(first + UNIT_ELEMENTS, part));
@@ -163,14 +163,12 @@ pub struct Values<V: Number> {
 unsafe fn set_on<S: Simd<u32>, V: Number>(bits: *const u8, values: &Values<V>, dst: *mut u8, count: usize) {
     let Values { plus, minus } = *values;
     let dst = dst.cast::<V::Bits>();
-    // SAFETY: the caller's promise.
-    let bits = unsafe { bits_at(bits, count) };
-    for_each_word(bits, |first, word| {
+    let each = |first: usize, word: u32| {
         let mut some = [minus; 32];
         for (index, value) in some.iter_mut().enumerate() {
             *value = if has_bit(word, index) { plus } else { minus };
         }
-        // SAFETY: the caller's promise: as many as are left.
+        // SAFETY: `dst` has room for `count` values, and `count - first` are left.
         unsafe {
             match count - first {
                 32.. => dst.add(first).cast::<[V::Bits; 32]>().write_unaligned(some),
@@ -180,19 +178,19 @@ unsafe fn set_on<S: Simd<u32>, V: Number>(bits: *const u8, values: &Values<V>, d
                     .copy_from_nonoverlapping(some.as_ptr().cast(), left * size_of::<V::Bits>()),
             }
         }
-    });
+    };
+    // SAFETY: there are `count` bits at `bits`.
+    unsafe { for_each_word(bits, count, each) };
 }
 
 #[inline(always)]
 unsafe fn add_on<S: Simd<u32>>(bits: *const u8, value: f32, dst: *mut u8, count: usize) -> bool {
     let dst = dst.cast::<f32>();
-    // SAFETY: the caller's promise.
-    let bits = unsafe { bits_at(bits, count) };
     let mut highest = 0;
-    for_each_word(bits, |first, word| {
+    let each = |first: usize, word: u32| {
         let mut some = [0.0f32; 32];
         let used = (count - first).min(32);
-        // SAFETY: the caller's promise: as many as are left.
+        // SAFETY: there are `count` values at `dst`, and `used` of them from number `first` on.
         unsafe {
             match used {
                 32 => some = dst.add(first).cast::<[f32; 32]>().read_unaligned(),
@@ -207,14 +205,16 @@ unsafe fn add_on<S: Simd<u32>>(bits: *const u8, value: f32, dst: *mut u8, count:
             highest = highest.max(magnitude(*sum));
             *sum = canonical(*sum);
         }
-        // SAFETY: as above.
+        // SAFETY: there are `used` values from number `first` on.
         unsafe {
             match used {
                 32 => dst.add(first).cast::<[f32; 32]>().write_unaligned(some),
                 _ => dst.add(first).cast::<u8>().copy_from_nonoverlapping(some.as_ptr().cast(), 4 * used),
             }
         }
-    });
+    };
+    // SAFETY: there are `count` bits at `bits`.
+    unsafe { for_each_word(bits, count, each) };
     highest > FINITE
 }
 

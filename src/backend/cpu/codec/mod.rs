@@ -83,7 +83,7 @@ impl Codec {
         }
         let mut scales = Vec::new();
         let segments = plan.workers.len();
-        let no_memory = |_| error!(OutOfMemory, "{segments} scales could not be had");
+        let no_memory = |_| error!(OutOfMemory, "cannot allocate {segments} scales");
         scales.try_reserve_exact(segments).map_err(no_memory)?;
         scales.resize(segments, 0.0);
         let (worker_tiles, server_tiles) = (Tiles::new(&plan.workers)?, Tiles::new(&plan.servers)?);

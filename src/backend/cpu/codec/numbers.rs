@@ -32,7 +32,7 @@ pub trait Number: 'static {
     /// `src` holds an element number `index`.
     #[inline(always)]
     unsafe fn load(src: *const u8, index: usize) -> f32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: `src` holds an element number `index`, at any address.
         Self::widen(unsafe { src.cast::<Self::Bits>().add(index).read_unaligned() })
     }
 
@@ -40,7 +40,7 @@ pub trait Number: 'static {
     /// `dst` has room for an element number `index`.
     #[inline(always)]
     unsafe fn store(dst: *mut u8, index: usize, value: f32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `dst` has room for an element number `index`, at any address.
         unsafe { dst.cast::<Self::Bits>().add(index).write_unaligned(Self::narrow(value)) };
     }
 }

@@ -4,7 +4,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-use std::{marker::PhantomData, slice};
+use std::marker::PhantomData;
 
 use super::{
     numbers::{Nothing, Number, is_kept, signed},
@@ -77,12 +77,12 @@ impl<G: Number, E: Number> Source for Feedback<G, E> {
         let Self { gradient, kept, scale, factors: [of_gradient, of_error], beta, zero, .. } = *self;
         let mut highest = 0;
         for (index, c) in unit.0[..count].iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the source holds `count` gradients from number `first` on.
             let element = unsafe { G::load(gradient, first + index) };
             highest = highest.max(magnitude(element));
             *c = of_gradient * if zero && magnitude(element) > FINITE { 0.0 } else { element };
             if is_kept::<E>() {
-                // SAFETY: the caller's promise.
+                // SAFETY: an element is kept for each of these gradients.
                 let kept = unsafe { E::load(kept, first + index) };
                 *c += beta * (of_error * (kept - signed(scale, kept)));
             }
@@ -113,7 +113,7 @@ unsafe impl<G: Number, E: Number> Sync for Plain<G, E> {}
 /// There is a gradient number `index`, and an error unless there are none.
 #[inline(always)]
 unsafe fn candidate<G: Number, E: Number>(gradient: *const u8, error: *const u8, index: usize) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: there is a gradient number `index`, and an error unless there are none.
     unsafe { G::load(gradient, index) + E::load(error, index) }
 }
 
@@ -124,7 +124,7 @@ impl<G: Number, E: Number> Source for Plain<G, E> {
     unsafe fn form(&self, first: usize, unit: &mut Unit, count: usize) -> bool {
         let Self { gradient, error, .. } = *self;
         for (index, c) in unit.0[..count].iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the source holds `count` gradients from number `first` on, and as many errors or none.
             *c = unsafe { candidate::<G, E>(gradient, error, first + index) };
         }
         false
@@ -162,22 +162,21 @@ impl<E: Number> Source for Parts<E> {
         unit.0.fill(0.0);
         let mut nonfinite = false;
         for payload in 0..self.payloads {
-            // SAFETY: the caller's promise: every payload has its scale and these bits.
-            let (scale, bits) = unsafe {
-                let at = payload * self.stride;
-                (self.scale.add(at).cast::<f32>().read_unaligned(), bits_at(self.bits.add(at + first / 8), count))
-            };
+            let at = payload * self.stride;
+            // SAFETY: every payload has a scale of this part.
+            let scale = unsafe { self.scale.add(at).cast::<f32>().read_unaligned() };
             let mut share = scale / self.payloads as f32;
             if !share.is_finite() {
                 nonfinite = true;
                 share = if self.zero { 0.0 } else { share };
             }
-            add_signs(unit, bits, share);
+            // SAFETY: every payload has the bits of these `count` elements.
+            unsafe { add_signs(unit, self.bits.add(at + first / 8), count, share) };
         }
         if is_kept::<E>() {
             let Self { kept, kept_scale, beta, .. } = *self;
             for (index, d) in unit.0[..count].iter_mut().enumerate() {
-                // SAFETY: the caller's promise.
+                // SAFETY: an element is kept for each of the `count` from number `first` on.
                 let kept = unsafe { E::load(kept, first + index) };
                 *d += beta * (kept - signed(kept_scale, kept));
             }
@@ -186,38 +185,41 @@ impl<E: Number> Source for Parts<E> {
     }
 }
 
-/// The bytes of the bits of `count` elements.
+/// Adds `share` with the sign of each bit. What is beyond the last byte is nobody's.
 ///
 /// # Safety
-/// They are there as long as the result.
+/// `count` bits can be read at `bits`.
 #[inline(always)]
-pub unsafe fn bits_at<'a>(bits: *const u8, count: usize) -> &'a [u8] {
-    // SAFETY: the caller's promise.
-    unsafe { slice::from_raw_parts(bits, count.div_ceil(8)) }
-}
-
-/// Adds `share` with the sign of each bit. What is beyond the last byte is nobody's.
-#[inline(always)]
-fn add_signs(unit: &mut Unit, bits: &[u8], share: f32) {
-    for_each_word(bits, |first, word| {
-        for (index, d) in unit.0[first..first + 32].iter_mut().enumerate() {
-            *d += if has_bit(word, index) { share } else { -share };
-        }
-    });
-}
-
-/// Calls `work` with the number of the first bit of each 32, and those bits, the first one highest; zeros beyond the
-/// last.
-#[inline(always)]
-pub fn for_each_word(bits: &[u8], mut work: impl FnMut(usize, u32)) {
-    let (words, rest) = bits.as_chunks();
-    for (index, &word) in words.iter().enumerate() {
-        work(32 * index, u32::from_be_bytes(word));
+unsafe fn add_signs(unit: &mut Unit, bits: *const u8, count: usize, share: f32) {
+    // SAFETY: `count` bits can be read at `bits`.
+    unsafe {
+        for_each_word(bits, count, |first, word| {
+            for (index, d) in unit.0[first..first + 32].iter_mut().enumerate() {
+                *d += if has_bit(word, index) { share } else { -share };
+            }
+        });
     }
-    if !rest.is_empty() {
+}
+
+/// Calls `work` with the number of the first bit of each 32 of `count`, and those bits, the first one highest; zeros
+/// beyond the last byte. By address, for the bytes may be those of another process, which may change them meanwhile: of
+/// such memory there must be no reference. Each byte is read once.
+///
+/// # Safety
+/// `count` bits can be read at `bits`.
+#[inline(always)]
+pub unsafe fn for_each_word(bits: *const u8, count: usize, mut work: impl FnMut(usize, u32)) {
+    let bytes = count.div_ceil(8);
+    let whole = bytes / 4;
+    for index in 0..whole {
+        // SAFETY: 4 of `bytes` bytes, at any address.
+        work(32 * index, u32::from_be(unsafe { bits.cast::<u32>().add(index).read_unaligned() }));
+    }
+    if bytes > 4 * whole {
         let mut word = [0; 4];
-        word[..rest.len()].copy_from_slice(rest);
-        work(32 * words.len(), u32::from_be_bytes(word));
+        // SAFETY: what is left of `bytes` bytes, fewer than 4.
+        unsafe { bits.add(4 * whole).copy_to_nonoverlapping(word.as_mut_ptr(), bytes - 4 * whole) };
+        work(32 * whole, u32::from_be_bytes(word));
     }
 }
 

@@ -51,7 +51,7 @@ impl Tiles {
     pub fn new(runs: &[Run]) -> Result<Self> {
         let mut firsts = Vec::new();
         let count = runs.len() + 1;
-        let no_memory = |_| error!(OutOfMemory, "a list of {count} numbers could not be had");
+        let no_memory = |_| error!(OutOfMemory, "cannot allocate a list of {count} numbers");
         firsts.try_reserve_exact(count).map_err(no_memory)?;
         let mut tiles = 0;
         firsts.push(tiles);
@@ -126,7 +126,7 @@ fn in_parts(tiles: usize, bytes: i64, work: impl Fn(Range<usize>) + Sync) {
 /// The partial sums of tiles, made once.
 pub fn partials(tiles: usize) -> Result<Vec<AtomicU64>> {
     let mut partials = Vec::new();
-    let no_memory = |_| error!(OutOfMemory, "{} bytes of host memory could not be had", tiles.saturating_mul(8));
+    let no_memory = |_| error!(OutOfMemory, "cannot allocate {} bytes of host memory", tiles.saturating_mul(8));
     partials.try_reserve_exact(tiles).map_err(no_memory)?;
     partials.resize_with(tiles, AtomicU64::default);
     Ok(partials)

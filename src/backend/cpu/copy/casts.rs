@@ -63,14 +63,15 @@ impl Cast {
     /// As for [`Kernel`].
     pub unsafe fn run(&self, dst: *mut u8, src: *const u8, count: usize) {
         let Some(second) = self.second else {
-            // SAFETY: the caller's promise.
+            // SAFETY: `count` elements can be read and written, and the processor has the instructions.
             return unsafe { (self.first)(self.set, dst, src, count) };
         };
         let mut middle = [const { MaybeUninit::<f32>::uninit() }; BLOCK];
         let middle: *mut u8 = middle.as_mut_ptr().cast();
         for at in (0..count).step_by(BLOCK) {
             let some = BLOCK.min(count - at);
-            // SAFETY: the caller's promise; the block has room for so many.
+            // SAFETY: `count` elements can be read and written, of which these are the next; the block has room for
+            // them.
             unsafe {
                 (self.first)(self.set, middle, src.add(at * self.sizes[1]), some);
                 second(self.set, dst.add(at * self.sizes[0]), middle, some);

@@ -79,7 +79,7 @@ impl SharedByte {
 /// # Safety
 /// Both sides are such memory as the plan describes.
 pub unsafe fn copy_at(plan: &CopyPlan, data: [*mut u8; 2]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: both addresses are of memory as the plan describes it.
     unsafe { copy_with(InstructionSet::chosen(), plan, data[1], data[0]) };
 }
 

@@ -49,7 +49,7 @@ impl Plane {
 /// # Safety
 /// `set` is there; the plane's elements can be read from `src` on, written from `dst` on, and do not overlap.
 pub unsafe fn move_plane(set: InstructionSet, size: usize, dst: *mut u8, src: *const u8, plane: &Plane) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the elements of the plane can be read and written, and the processor has the instructions.
     unsafe {
         match size {
             1 | 2 | 4 | 8 => move_elements(Variant::unpacking(set, size), dst, src, plane),
@@ -67,7 +67,7 @@ multiversion! {
 /// As for [`move_plane`].
 #[inline(always)]
 unsafe fn plane_on<S: Simd<T>, T: Element>(dst: *mut u8, src: *const u8, plane: &Plane) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the elements of the plane can be read and written.
     unsafe { plane_of::<T>(dst, src, plane) };
 }
 
@@ -76,10 +76,10 @@ unsafe fn plane_on<S: Simd<T>, T: Element>(dst: *mut u8, src: *const u8, plane: 
 #[inline(always)]
 unsafe fn plane_of<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
     if plane.is_across() && plane.count > 1 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the elements of the plane can be read and written.
         return unsafe { across::<T>(dst, src, plane) };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the elements of the plane can be read and written.
     unsafe { lines_of::<T>(dst, src, plane) };
 }
 
@@ -91,7 +91,7 @@ unsafe fn plane_of<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
 unsafe fn lines_of<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
     let size = size_of::<T>() as isize;
     for line in 0..plane.lines {
-        // SAFETY: the caller's promise.
+        // SAFETY: `line` is one of the plane's.
         unsafe {
             let (dst, src) = (dst.offset(plane.offset(0, line, 0)), src.offset(plane.offset(1, line, 0)));
             match plane.steps {
@@ -116,7 +116,7 @@ unsafe fn lines_of<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
 #[inline(always)]
 unsafe fn line_of<T: Copy>(dst: *mut u8, src: *const u8, count: usize, [to, from]: [isize; 2]) {
     for index in 0..count as isize {
-        // SAFETY: the caller's promise.
+        // SAFETY: `index` is below `count`: one of the line's elements on each side, at any address.
         unsafe {
             dst.offset(index * to).cast::<T>().write_unaligned(src.offset(index * from).cast::<T>().read_unaligned());
         }
@@ -127,7 +127,7 @@ unsafe fn line_of<T: Copy>(dst: *mut u8, src: *const u8, count: usize, [to, from
 /// As for [`move_plane`].
 unsafe fn plane_of_any(size: usize, dst: *mut u8, src: *const u8, plane: &Plane) {
     for line in 0..plane.lines {
-        // SAFETY: the caller's promise.
+        // SAFETY: `line` is one of the plane's, and each of its elements has `size` bytes on both sides.
         unsafe {
             if plane.steps == [size as isize; 2] {
                 let (dst, src) = (dst.offset(plane.offset(0, line, 0)), src.offset(plane.offset(1, line, 0)));
@@ -171,7 +171,7 @@ unsafe fn across<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
                 true => (0, first, plane.part(plane.lines, left)),
                 false => (first, 0, plane.part(left, plane.count).turned()),
             };
-            // SAFETY: the caller's promise.
+            // SAFETY: this part lies within the plane.
             unsafe {
                 let (dst, src) =
                     (dst.offset(plane.offset(0, line, element)), src.offset(plane.offset(1, line, element)));
@@ -191,7 +191,7 @@ unsafe fn across<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
                     prefetch(src.wrapping_offset(plane.offset(1, line, element + side + next)));
                     prefetch(dst.wrapping_offset(plane.offset(0, line + next, element + side)));
                 }
-                // SAFETY: the caller's promise.
+                // SAFETY: this tile lies within the plane.
                 unsafe {
                     let dst = dst.offset(plane.offset(0, line, element));
                     let src = src.offset(plane.offset(1, line, element));

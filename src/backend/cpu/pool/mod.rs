@@ -345,7 +345,7 @@ mod tests {
                 done.fetch_add(1, Ordering::Relaxed);
                 parts_made.store(parts, Ordering::Relaxed);
             });
-            // SAFETY: as above.
+            // SAFETY: a limit that this process had before.
             unsafe { libc::setrlimit(libc::RLIMIT_AS, &before) };
             assert_eq!((done.into_inner(), parts_made.into_inner()), (1, 1));
             assert_eq!(runs_of(4), [1; 4]);

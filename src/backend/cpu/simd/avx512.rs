@@ -103,12 +103,12 @@ impl Lanes512 for BoolByte {
     }
     #[inline(always)]
     unsafe fn load_some(lanes: u64, src: *const u8) -> __m512i {
-        // SAFETY: the arguments are the same.
+        // SAFETY: a bool is a byte: the lanes that are asked for can be read.
         unsafe { u8::load_some(lanes, src) }
     }
     #[inline(always)]
     unsafe fn store_some(lanes: u64, dst: *mut u8, elements: __m512i) {
-        // SAFETY: the arguments are the same.
+        // SAFETY: a bool is a byte: there is room for the lanes that are stored.
         unsafe { u8::store_some(lanes, dst, elements) }
     }
     #[inline(always)]
@@ -128,7 +128,7 @@ impl Lanes512 for BoolByte {
     }
     #[inline(always)]
     unsafe fn select(lanes: u64, elements: [__m512i; 2]) -> __m512i {
-        // SAFETY: the arguments are the same.
+        // SAFETY: the processor has AVX-512.
         unsafe { u8::select(lanes, elements) }
     }
     #[inline(always)]

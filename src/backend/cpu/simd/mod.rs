@@ -1,5 +1,13 @@
 //! What differs between instruction sets: how 64 elements side by side become 64 bits and back. A file each; what is
 //! built on it is written once (`bits`) and compiled for each of them (`dispatch`).
+//!
+//! **What is assumed of the platform.** Where elements lie a few lanes apart, AVX2 and AVX-512 load all that lies between
+//! the first and the last (`WIDEST_STRIDE`), and another thread may be writing the bytes between them. Payloads, too, may
+//! be memory that another process writes (`codec::sources`, `share`). In Rust's terms such a plain load is a race. On the
+//! processors that have these sets it is a load like any other: it has no effect but its value, and the lanes between
+//! the elements are left out of every result (`compact`). Each vector is loaded once, by an intrinsic, so that no decision
+//! depends on two loads of one byte. `Portable`, which is for every processor, reads elements alone. ThreadSanitizer may
+//! report these loads.
 
 mod portable;
 mod transpose;

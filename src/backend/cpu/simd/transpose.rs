@@ -52,7 +52,7 @@ use register::{Register, interleaved};
 /// The rows can be read and written.
 #[inline(always)]
 pub unsafe fn transpose_square<const N: usize>(dst: *mut u8, to: isize, src: *const u8, from: isize) {
-    // SAFETY: the caller's promise, at any address.
+    // SAFETY: there are N rows of N elements, `from` bytes apart, at any address.
     let mut rows: [Register; N] =
         std::array::from_fn(|row| unsafe { src.offset(row as isize * from).cast::<Register>().read_unaligned() });
     // Of all elements in a line, the first half and the second in turns: that, as often as 2 divides N, transposes.
@@ -63,7 +63,7 @@ pub unsafe fn transpose_square<const N: usize>(dst: *mut u8, to: isize, src: *co
         }
     }
     for (row, elements) in rows.into_iter().enumerate() {
-        // SAFETY: the caller's promise, at any address.
+        // SAFETY: there is room for N rows of N elements, `to` bytes apart, at any address.
         unsafe { dst.offset(row as isize * to).cast::<Register>().write_unaligned(elements) };
     }
 }

@@ -52,18 +52,19 @@ pub struct Codec {
 
 /// Where chunks go, and how the ranks meet then.
 #[derive(Clone, Copy)]
-struct To {
+pub struct To {
     dst: *mut u8,
     way: Way,
     steps: u32,
 }
 
 impl To {
-    fn memory(view: &View<'_>) -> Self {
+    pub fn memory(view: &View<'_>) -> Self {
         Self { dst: view.data(), way: Way::default(), steps: 0 }
     }
 
-    fn peers(sending: Sending) -> Self {
+    /// Into receive slots of other ranks, with a barrier behind it.
+    pub fn peers(sending: Sending) -> Self {
         Self { dst: ptr::null_mut(), way: sending.way, steps: sending.steps as u32 }
     }
 }
@@ -191,47 +192,16 @@ impl Codec {
         plan: &CodecPlan,
         values: &[Address],
         factors: [Option<&View<'_>>; 2],
-        payload: &View<'_>,
+        to: To,
     ) -> Result<()> {
         let kernel = &ONEBIT.encode[index_of(plan.rules.values, plan.rules.error)];
-        self.encode_half(queue, kernel, WORKER, values, factors, To::memory(payload))
-    }
-
-    /// Encodes into the buffers of the ranks that get the chunks, and meets them.
-    pub fn encode_to_peers(
-        &mut self,
-        queue: &mut Queue,
-        plan: &CodecPlan,
-        values: &[Address],
-        factors: [Option<&View<'_>>; 2],
-        sending: Sending,
-    ) -> Result<()> {
-        let kernel = &ONEBIT.encode[index_of(plan.rules.values, plan.rules.error)];
-        self.encode_half(queue, kernel, WORKER, values, factors, To::peers(sending))
+        self.encode_half(queue, kernel, WORKER, values, factors, to)
     }
 
     /// Makes the chunk of this rank of its shard, where its parts begin by segment.
-    pub fn encode_shard(
-        &mut self,
-        queue: &mut Queue,
-        plan: &CodecPlan,
-        shard: &[Address],
-        dst: &View<'_>,
-    ) -> Result<()> {
+    pub fn encode_shard(&mut self, queue: &mut Queue, plan: &CodecPlan, shard: &[Address], to: To) -> Result<()> {
         let kernel = &ONEBIT.encode[index_of(Dtype::F32, plan.rules.error)];
-        self.encode_half(queue, kernel, SERVER, shard, [None; 2], To::memory(dst))
-    }
-
-    /// The same into the buffers of all ranks, and meets them.
-    pub fn encode_shard_to_peers(
-        &mut self,
-        queue: &mut Queue,
-        plan: &CodecPlan,
-        shard: &[Address],
-        sending: Sending,
-    ) -> Result<()> {
-        let kernel = &ONEBIT.encode[index_of(Dtype::F32, plan.rules.error)];
-        self.encode_half(queue, kernel, SERVER, shard, [None; 2], To::peers(sending))
+        self.encode_half(queue, kernel, SERVER, shard, [None; 2], to)
     }
 
     fn encode_half(
@@ -307,22 +277,7 @@ impl Codec {
         }
     }
 
-    pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, dst: &View<'_>) -> Result<()> {
-        self.reduce_to(queue, plan, chunks, To::memory(dst))
-    }
-
-    /// Reduces into the buffers of all ranks, and meets them.
-    pub fn reduce_to_peers(
-        &mut self,
-        queue: &mut Queue,
-        plan: &CodecPlan,
-        chunks: &View<'_>,
-        sending: Sending,
-    ) -> Result<()> {
-        self.reduce_to(queue, plan, chunks, To::peers(sending))
-    }
-
-    fn reduce_to(&mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, to: To) -> Result<()> {
+    pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, to: To) -> Result<()> {
         let payloads = (chunks.elements() / plan.stride) as u64;
         let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst: to.dst, way: to.way, payloads };
         let kernel = &ONEBIT.reduce[index_of(Dtype::F32, plan.rules.error)];

@@ -11,28 +11,28 @@ import capi
 from capi import Comm, Status, last_error, lib, says
 from codec_model import ONEBIT, TRANSACTIONAL, f32
 from codecs_c import Host, gradient, same
-from comms import CheckedRanks, Machines, World, status_of
+from comms import CheckedRanks, Nodes, World, status_of
 from test_comm import BASE, allreduce, all_same, copies, created, numbers, padded, random_handle, reference, shards
 from tiers import both
 
 place = Host()
 
-# Ranks of each machine, and how many of the first carry; None: as many as there can be.
+# Ranks of each node, and how many of the first lead; None: all.
 SHAPES = [
-    ([1, 1], None), ([2], None), ([2, 2], None), ([2, 1], None), ([1, 2], None), ([3, 2, 1], None), ([4, 4], None),
-    ([4, 4], 1), ([3, 3, 2], None), ([5, 3], None), ([1, 1, 1, 1], None), ([8], None), ([2, 2, 2, 2], 1), ([4, 4], 3),
+    ([1, 1], None), ([2], None), ([2, 2], None), ([1, 1, 1], None), ([3, 3], None), ([4, 4], None), ([4, 4], 1),
+    ([3, 3, 3], 2), ([1, 1, 1, 1], None), ([8], None), ([2, 2, 2, 2], 1), ([4, 4], 3),
 ]  # fmt: skip
-FEW_SHAPES = [([2], None), ([2, 1], None), ([3, 2, 1], None), ([4, 4], 1), ([1, 1, 1, 1], None)]
-SHAPED = pytest.mark.parametrize("ranks, carriers", both(quick=FEW_SHAPES, all=SHAPES), ids=str)
+FEW_SHAPES = [([2], None), ([2, 2], None), ([3, 3, 3], 2), ([4, 4], 1), ([1, 1, 1, 1], None)]
+SHAPED = pytest.mark.parametrize("ranks, leaders", both(quick=FEW_SHAPES, all=SHAPES), ids=str)
 WAYS = pytest.mark.parametrize("ways", [("group", "board"), ("board", "group"), ("board", "board")], ids="-".join)
 
 
 @WAYS
 @SHAPED
-def test_the_plain_call_is_the_formula_to_the_bit(ranks, carriers, ways):
+def test_the_plain_call_is_the_formula_to_the_bit(ranks, leaders, ways):
     size = sum(ranks)
     rng = np.random.default_rng(ranks)
-    with Machines(ranks, *ways, carriers) as world:
+    with Nodes(ranks, *ways, leaders) as world:
         for n in (40_003, 0, 1, 7, 1025, 1023):
             workers = [np.zeros(n, f32) for _ in range(size)]
             servers = [np.zeros(s.stop - s.start, f32) for s in shards(n, size)]
@@ -48,11 +48,11 @@ def test_the_plain_call_is_the_formula_to_the_bit(ranks, carriers, ways):
 
 @SHAPED
 @pytest.mark.parametrize("seed", range(both(quick=1, all=3)))
-def test_a_handle_and_its_halves_are_codecs_and_two_exchanges(seed, ranks, carriers):
+def test_a_handle_and_its_halves_are_codecs_and_two_exchanges(seed, ranks, leaders):
     rng = np.random.default_rng([seed, *ranks])
     options, size = random_handle(rng), sum(ranks)
     dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
-    with Machines(ranks, "group", "board", carriers) as world, CheckedRanks(world, place, **options) as checked:
+    with Nodes(ranks, "group", "board", leaders) as world, CheckedRanks(world, place, **options) as checked:
         for step in range(3):
             special = rng.random() < 0.3
             gradients = [[gradient(rng, n, dtype, special) for n in segments] for _ in range(size)]
@@ -68,9 +68,9 @@ def test_a_handle_and_its_halves_are_codecs_and_two_exchanges(seed, ranks, carri
 
 
 def sent(world):
-    """What each rank's functions were called for: inside and between, by number of the rank, sizes of blocks by name."""
+    """What each rank's functions were called for, intra-node and inter-node, by number of the rank: sizes by name."""
     found = []
-    for kind in (world.inside, world.between):
+    for kind in (world.intra, world.inter):
         calls = {}
         for number, one in enumerate(kind):
             for name, rank, size, *_ in one.board.calls:
@@ -80,52 +80,72 @@ def sent(world):
     return found
 
 
-def test_what_goes_where_if_every_rank_carries_its_own():
-    # 3 machines of 2: chunks of 80 bytes for the header and the scale, and 1200 / 8 / 6 = 25 of bits, up to 32.
-    with Machines([2, 2, 2], "board", "board") as world:
+def test_what_goes_where_if_every_rank_leads():
+    # 3 nodes of 2: chunks of 80 bytes for the header and the scale, and 1200 / 8 / 6 = 25 of bits, up to 32.
+    with Nodes([2, 2, 2], "board", "board") as world:
         sent(world)
         assert allreduce(world, *numbers(np.random.default_rng(0), 6, 1200)) == [(Status.OK, "")] * 6
-        inside, between = sent(world)
-        assert len(inside) == len(between) == 6
+        intra, inter = sent(world)
+        assert len(intra) == len(inter) == 6
         # A chunk for each rank there, and one's own to all: 2 * 2 + 1 * 2 chunks leave a rank, where over one communicator
         # 4 and 4 would.
-        assert all(calls == [("all_to_all", 2 * 112), ("all_gather", 112)] for calls in between.values()), between
-        assert all(calls == [("all_to_all", 3 * 112), ("all_gather", 3 * 112)] for calls in inside.values()), inside
+        assert all(calls == [("all_to_all", 2 * 112), ("all_gather", 112)] for calls in inter.values()), inter
+        assert all(calls == [("all_to_all", 3 * 112), ("all_gather", 3 * 112)] for calls in intra.values()), intra
 
 
-def test_what_goes_where_if_the_first_of_each_machine_carry():
-    # Chunks of 80 + 48 bytes, for 1200 / 8 / 5 = 30 of bits up to 32: 112, of which 2 carriers have 56 up to 64.
-    with Machines([3, 2], "board", "board") as world:
+def test_what_goes_where_if_the_first_of_each_node_lead():
+    # Chunks of 80 bytes for the header and the scale, and 1200 / 8 / 6 = 25 of bits up to 32: 112, of which 2 leaders have
+    # 56 up to 64.
+    with Nodes([3, 3], "board", "board", 2) as world:
         sent(world)
-        assert allreduce(world, *numbers(np.random.default_rng(0), 5, 1200)) == [(Status.OK, "")] * 5
-        inside, between = sent(world)
-        assert len(inside) == 5 and len(between) == 4
-        assert all(calls == [("all_to_all", 9 * 64), ("all_gather", 3 * 64)] for calls in between.values()), between
+        assert allreduce(world, *numbers(np.random.default_rng(0), 6, 1200)) == [(Status.OK, "")] * 6
+        intra, inter = sent(world)
+        assert len(intra) == 6 and len(inter) == 4
+        assert all(calls == [("all_to_all", 9 * 64), ("all_gather", 3 * 64)] for calls in inter.values()), inter
         expected = [("all_to_all", 6 * 64)] * 2 + [("all_gather", 112), ("all_gather", 6 * 64)]
-        assert all(calls == expected for calls in inside.values()), inside
+        assert all(calls == expected for calls in intra.values()), intra
 
 
 # --- ranks that disagree ----------------------------------------------------------------------------------------------
 
 
-class Parts(Machines):
+class Parts(Nodes):
     """The communicators alone: what is made of them is up to the test."""
 
     def join(self, rank):
         pass
 
     def make(self, parts=None):
-        """Statuses and sentences of gc_comm_from_two(), by rank; what was made is released."""
+        """Statuses and sentences of gc_comm_hierarchical(), by rank; what was made is released."""
 
         def one(rank):
             comm = POINTER(Comm)()
-            inside, between = (parts or self.parts)(rank)
-            found = status_of(lib.gc_comm_from_two, inside, between, byref(comm))
+            found = status_of(lib.gc_comm_hierarchical, *(parts or self.parts)(rank), byref(comm))
             assert bool(comm) == (found[0] == Status.OK)
             lib.gc_comm_free(comm)
             return found
 
         return self.each(one)
+
+
+@pytest.mark.parametrize("ranks, leaders", [([2, 1], 1), ([1, 2], 1), ([3, 2], 2), ([2, 2, 1], 1), ([5, 3], 3)])
+@pytest.mark.parametrize("alone", [False, True])
+def test_nodes_with_different_numbers_of_ranks(ranks, leaders, alone):
+    """Every rank is told the two numbers, whether those without a partner pass NULL or a world of their own."""
+    with Parts(ranks, leaders=leaders) as world, World(1, "group") as one:
+
+        def parts(rank):
+            intra, inter = world.parts(rank)
+            # A rank of the larger node that is the only one with its number there.
+            last = max(range(world.size), key=lambda other: world.places[other][1])
+            return (intra, one.comms[0]) if alone and rank == last else (intra, inter)
+
+        found = world.make(parts)
+        assert [status for status, _ in found] == [Status.INVALID_ARGUMENT] * world.size, found
+        for _, sentence in found:
+            assert says(sentence, f"{max(ranks)} ranks", f"has {min(ranks)}") or says(
+                sentence, f"{min(ranks)} ranks", f"has {max(ranks)}"
+            ), found
 
 
 def all_refused(world, words, parts=None):
@@ -137,102 +157,104 @@ def all_refused(world, words, parts=None):
     assert world.make() == [(Status.OK, "")] * world.size  # the two go on working
 
 
-def test_a_rank_without_a_between_before_one_that_has_it():
+def test_a_rank_without_an_inter_node_before_one_that_has_it():
     with Parts([3, 3]) as world:
 
         def without(*numbers):
-            """The ranks with these numbers in their machines have none."""
+            """The ranks with these numbers on their nodes have none."""
             return lambda rank: (world.parts(rank)[0], None if rank % 3 in numbers else world.parts(rank)[1])
 
-        all_refused(world, dict.fromkeys(range(6), ("inside", "rank 0", "no between")), without(0))
-        all_refused(world, dict.fromkeys(range(6), ("inside", "rank 0", "no between")), without(0, 1, 2))
-        all_refused(world, dict.fromkeys(range(6), ("inside", "rank 2", "one before it has none")), without(1))
+        all_refused(world, dict.fromkeys(range(6), ("intra_node", "rank 0", "no inter_node")), without(0))
+        all_refused(world, dict.fromkeys(range(6), ("intra_node", "rank 0", "no inter_node")), without(0, 1, 2))
+        all_refused(world, dict.fromkeys(range(6), ("intra_node", "rank 2", "one before it has none")), without(1))
 
 
-def test_machines_that_have_another_number_of_carriers():
-    with Parts([2, 2], carriers=1) as world, World(1, "group") as alone:
-        # Rank 1 carries in a world of its own.
+def test_nodes_that_have_another_number_of_leaders():
+    with Parts([2, 2], leaders=1) as world, World(1, "group") as alone:
+        # Rank 1 leads in a world of its own.
         def parts(rank):
             return (world.parts(rank)[0], alone.comms[0]) if rank == 1 else world.parts(rank)
 
-        words = {0: ("between", "rank 1 of inside", 1, 2), 2: ("between", "rank 0", "could not")}
+        words = {0: ("inter_node", "rank 1 of intra_node", 1, 2), 2: ("inter_node", "rank 0", "rejected")}
         all_refused(world, words, parts)
-    with Parts([2, 2, 1], carriers=1) as world, World(2, "group") as pair:
-        # Machines 0 and 1 have two carriers, which agree that there are three machines, as far as they can.
+    with Parts([2, 2, 2], leaders=1) as world, World(2, "group") as pair:
+        # Nodes 0 and 1 have two leaders, which agree that there are three nodes, as far as they can.
         def parts(rank):
             place = world.places[rank]
-            return world.parts(rank)[0], pair.comms[place[0]] if place[1] else world.parts(rank)[1]
+            return world.parts(rank)[0], pair.comms[place[0]] if place[1] and rank < 4 else world.parts(rank)[1]
 
-        words = {0: ("between", "rank 1 of inside", 2, 3), 4: ("between", "rank 0", "could not")}
+        words = {0: ("inter_node", "rank 1 of intra_node", 2, 3), 4: ("inter_node", "rank 0", "rejected")}
         all_refused(world, words, parts)
 
 
-def test_columns_of_ranks_with_other_numbers_or_of_other_machines():
+def test_columns_of_ranks_with_other_numbers_or_of_other_nodes():
     with Parts([2, 2]) as world:
-        # Carriers 0 and 1 of machine 1 are exchanged.
+        # Leaders 0 and 1 of node 1 are exchanged.
         def crossed(rank):
-            inside, _ = world.parts(rank)
-            machine, number = world.places[rank]
-            return inside, world.between[number if machine == 0 else 1 - number].comms[machine]
+            intra, _ = world.parts(rank)
+            node, number = world.places[rank]
+            return intra, world.inter[number if node == 0 else 1 - number].comms[node]
 
-        words = {0: ("between", "rank 1 is rank 1", "0"), 3: ("between", "rank 0 is rank 0", "1")}
+        words = {0: ("inter_node", "rank 1 is rank 1", "0"), 3: ("inter_node", "rank 0 is rank 0", "1")}
         all_refused(world, words, crossed)
     with Parts([2, 2]) as one, Parts([2, 2]) as other:
-        # The second machines of two worlds are exchanged, but only for carriers 1.
+        # The second nodes of two worlds are exchanged, but only for leaders 1.
         def parts(rank):
             world, partner = (one, other) if rank < 4 else (other, one)
-            inside, between = world.parts(rank % 4)
-            return (inside, partner.parts(3)[1]) if rank % 4 == 3 else (inside, between)
+            intra, inter = world.parts(rank % 4)
+            return (intra, partner.parts(3)[1]) if rank % 4 == 3 else (intra, inter)
 
         both = Parts.__new__(Parts)
         both.size = 8
         found = both.make(parts)
         assert [status for status, _ in found] == [Status.INVALID_ARGUMENT] * 8, found
-        assert says(found[0][1], "inside", "rank 1", "other machines"), found
+        assert says(found[0][1], "intra_node", "rank 1", "other nodes"), found
         for world in (one, other):
             assert world.make() == [(Status.OK, "")] * 4
 
 
-def test_one_of_the_two_twice_and_one_that_is_made_of_two():
+def test_one_of_the_two_twice_and_one_that_is_hierarchical():
     with Parts([3]) as world:
-        all_refused(world, {1: ("inside and between", "one communicator")}, lambda rank: (world.inside[0].comms[rank],) * 2)
-        with Machines([2, 1]) as made:
-            # A machine of three, of which only the first carries, alone.
+        all_refused(world, {1: ("intra_node and inter_node", "one communicator")}, lambda rank: (world.intra[0].comms[rank],) * 2)
+        with Nodes([3]) as made:
+            # A node of three, of which only the first leads, alone.
             def parts(rank):
-                return made.comms[rank], None if rank else world.between[0].comms[0]
+                return made.comms[rank], None if rank else world.inter[0].comms[0]
 
-            all_refused(world, dict.fromkeys(range(3), ("itself made of two",)), parts)
+            all_refused(world, dict.fromkeys(range(3), ("itself hierarchical",)), parts)
 
 
 def test_a_rank_without_room_for_the_result_makes_all_fail():
-    with Parts([2, 2, 1]) as world:
+    with Parts([2, 2, 2], leaders=1) as world:
 
         def one(rank):
             comm = POINTER(Comm)()
-            return status_of(lib.gc_comm_from_two, *world.parts(rank), None if rank == 3 else byref(comm))
+            return status_of(lib.gc_comm_hierarchical, *world.parts(rank), None if rank == 3 else byref(comm))
 
         found = world.each(one)
-        assert [status for status, _ in found] == [Status.INVALID_ARGUMENT] * 5, found
-        assert says(found[3][1], "out", "NULL") and says(found[2][1], "rank 1", "could not"), found
-        assert world.make() == [(Status.OK, "")] * 5
+        assert [status for status, _ in found] == [Status.INVALID_ARGUMENT] * 6, found
+        assert says(found[3][1], "out", "NULL") and says(found[2][1], "rank 1", "rejected"), found
+        assert world.make() == [(Status.OK, "")] * 6
 
 
-def test_handles_with_other_options_are_refused_across_machines():
-    with Machines([2, 1]) as world:
-        results = created(world, [BASE, BASE, {**BASE, "n_elements": 101}])
-        assert [status for status, _ in results] == [Status.INVALID_ARGUMENT] * 3
-        assert [says(sentence, f"rank {rank}", "options") for (_, sentence), rank in zip(results, (2, 2, 0))] == [True] * 3
-        assert created(world, [BASE] * 3) == [(Status.OK, "")] * 3
+def test_handles_with_other_options_are_refused_across_nodes():
+    with Nodes([2, 2]) as world:
+        results = created(world, [BASE, BASE, BASE, {**BASE, "n_elements": 101}])
+        assert [status for status, _ in results] == [Status.INVALID_ARGUMENT] * 4
+        for rank, (_, sentence) in enumerate(results):
+            other, expected, got = (0, 101, 100) if rank == 3 else (3, 100, 101)
+            assert sentence == f"handle: rank {other}: {expected} elements expected, got {got}"
+        assert created(world, [BASE] * 4) == [(Status.OK, "")] * 4
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["all_to_all", "all_gather"])
-@pytest.mark.parametrize("where", ["inside", "between"])
+@pytest.mark.parametrize("where", ["intra", "inter"])
 def test_a_failure_of_either_is_one_of_the_whole(where, name):
-    ways = ("board", "group") if where == "inside" else ("group", "board")
-    with Machines([2, 2], *ways) as world:
+    ways = ("board", "group") if where == "intra" else ("group", "board")
+    with Nodes([2, 2], *ways) as world:
         failing = getattr(world, where)
         for one in failing:
             one.board.answer = lambda called, rank: 7 if called == name else 0
@@ -244,12 +266,11 @@ def test_a_failure_of_either_is_one_of_the_whole(where, name):
         all_same(lists, before, "a call that failed")
         for rank, comm in enumerate(world.comms):
             assert lib.gc_comm_async_error(comm) == Status.COMM and says(last_error(), f"rank {rank}"), last_error()
-            inside, between = world.parts(rank)
-            assert Status.COMM in (lib.gc_comm_async_error(inside), lib.gc_comm_async_error(between))
+            assert Status.COMM in [lib.gc_comm_async_error(part) for part in world.parts(rank)]
 
 
 def test_a_rank_that_fails_leaves_nobody_of_a_group_waiting():
-    with Machines([2, 2], "group", "group") as world:
+    with Nodes([2, 2], "group", "group") as world:
 
         def run(rank):
             if rank == 3:
@@ -263,21 +284,21 @@ def test_a_rank_that_fails_leaves_nobody_of_a_group_waiting():
             assert found[rank][0] == Status.COMM, found
             assert lib.gc_comm_async_error(world.comms[rank]) == Status.COMM
         world.comms[3] = POINTER(Comm)()
-        world.inside[1].comms[1] = world.between[1].comms[1] = POINTER(Comm)()
+        world.intra[1].comms[1] = world.inter[1].comms[1] = POINTER(Comm)()
 
 
 def test_what_one_of_the_two_knows_the_whole_says():
-    with Machines([2, 1], "board", "group") as world:
-        board = world.inside[0].board
+    with Nodes([2, 2], "board", "group") as world:
+        board = world.intra[0].board
         board.answer = lambda called, rank: 5
         inner = [numbers(np.random.default_rng(1), 2, 64) for _ in range(2)]
-        assert [status for status, _ in allreduce(world.inside[0], *inner[0])] == [Status.COMM] * 2
+        assert [status for status, _ in allreduce(world.intra[0], *inner[0])] == [Status.COMM] * 2
         board.answer = lambda called, rank: 0
-        assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [Status.COMM, Status.COMM, Status.OK]
+        assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [Status.COMM, Status.COMM, Status.OK, Status.OK]
 
 
 def test_calls_on_the_two_are_busy_meanwhile_and_go_on_afterwards():
-    with Machines([2, 2], "board", "board") as world:
+    with Nodes([2, 2], "board", "board") as world:
         within, go_on, found = threading.Event(), threading.Event(), []
 
         def hold(name, rank, sent):
@@ -286,7 +307,7 @@ def test_calls_on_the_two_are_busy_meanwhile_and_go_on_afterwards():
                 assert go_on.wait(60)
             return sent
 
-        world.inside[0].board.before = hold
+        world.intra[0].board.before = hold
 
         def meanwhile():
             assert within.wait(60)
@@ -299,7 +320,7 @@ def test_calls_on_the_two_are_busy_meanwhile_and_go_on_afterwards():
         assert allreduce(world, *lists) == [(Status.OK, "")] * 4
         other.join()
         assert found == [Status.BUSY] * 3
-        for one in (*world.inside, *world.between):
+        for one in (*world.intra, *world.inter):
             lists = numbers(np.random.default_rng(3), 2, 500)
             out, *_ = reference(copies(lists)[0], lists[1], [s[:256] for s in copies(lists)[2]][:1] + [lists[2][1][:244]])
             assert allreduce(one, *lists) == [(Status.OK, "")] * 2
@@ -308,11 +329,11 @@ def test_calls_on_the_two_are_busy_meanwhile_and_go_on_afterwards():
 
 @pytest.mark.parametrize("first", ["the two", "the whole"])
 def test_whatever_is_freed_first(first):
-    world = Machines([2, 2], "group", "group")
+    world = Nodes([2, 2], "group", "group")
     options = dict(codec=ONEBIT, segments=[100, 7])
     with CheckedRanks(world, place, **options) as ranks:
         if first == "the two":
-            for one in (*world.inside, *world.between):
+            for one in (*world.intra, *world.inter):
                 one.__exit__()
         else:
             for comm in world.comms:
@@ -320,18 +341,18 @@ def test_whatever_is_freed_first(first):
         rng = np.random.default_rng(5)
         ranks.run([[rng.standard_normal(n).astype(f32) for n in (100, 7)] for _ in range(4)])
         ranks.errors()
-    for one in world.comms if first == "the two" else [comm for one in (*world.inside, *world.between) for comm in one.comms]:
+    for one in world.comms if first == "the two" else [comm for one in (*world.intra, *world.inter) for comm in one.comms]:
         lib.gc_comm_free(one)
 
 
 def test_a_reserved_one_gives_the_same():
     results = set()
     for reserved in (None, 5000):
-        with Machines([2, 1]) as world:
+        with Nodes([2, 2]) as world:
             if reserved:
-                assert [lib.gc_comm_reserve(comm, capi.DLDevice(1, 0), reserved) for comm in world.comms] == [0] * 3
+                assert [lib.gc_comm_reserve(comm, capi.DLDevice(1, 0), reserved) for comm in world.comms] == [0] * 4
             for n in (10, 3000, 10):
-                lists = numbers(np.random.default_rng(n), 3, n)
-                assert allreduce(world, *lists) == [(Status.OK, "")] * 3
+                lists = numbers(np.random.default_rng(n), 4, n)
+                assert allreduce(world, *lists) == [(Status.OK, "")] * 4
                 results.add((n, np.concatenate([x for one in lists for x in one]).tobytes()))
     assert len(results) == 2

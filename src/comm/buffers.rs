@@ -1,0 +1,153 @@
+//! The memory that ranks exchange.
+
+use crate::{
+    backend::{Block, Queue, Stream},
+    error::{Result, error},
+    ops::codec::Codec,
+    tensor::{Device, Dtype, Name, View},
+};
+
+use super::{
+    exchange::{Exchange, Pattern},
+    topology::{Topology, Workspace},
+};
+
+/// The communication buffers of one codec, which has a chunk for each rank:
+///
+/// ```text
+///     payload     | chunk 0 | chunk 1 | ...    of this rank; then the reduced chunks of all
+///     payloads    | own     | own     | ...    this rank's chunk of every rank's payload
+///     chunk       | own |                      reduced by this rank
+/// ```
+///
+/// Where the transport has receive slots, chunks arrive there, and there is only room for one here.
+pub struct Buffers {
+    device: Device,
+    memory: Block,
+    /// For chunks of all ranks' payloads, and for reduced ones, if the transport has them.
+    receive_slots: Option<[usize; 2]>,
+    /// Of the codec: set when a rank is lost. An address as a number, to be shared.
+    error_flag: usize,
+    /// Bytes of a chunk, at most.
+    most: i64,
+    world: i64,
+    workspace: Workspace,
+    /// Shapes of the three.
+    payload: [i64; 1],
+    payloads: [i64; 2],
+    chunk: [i64; 1],
+}
+
+impl Buffers {
+    pub fn new(topology: &Topology, device: Device, codec: &Codec) -> Result<Self> {
+        let world = topology.world() as i64;
+        let stride = codec.payload_bytes() / world;
+        let receive_slots = topology.receive_slots().map(|slots| slots.map(<*mut u8>::expose_provenance));
+        let others = if receive_slots.is_some() { 0 } else { 2 * world };
+        let bytes = (others + 1).checked_mul(stride);
+        let bytes = bytes.ok_or_else(|| {
+            error!(SizeOverflow, "{world} chunks of {stride} bytes, sent and received, are more than 2^63 - 1")
+        })?;
+        let mut queue = Queue::of(device, Stream::LEGACY)?;
+        let memory = Block::new(&mut queue, bytes)?;
+        topology.check(device, &memory, stride)?;
+        let error_flag = codec.mark()?.expose_provenance();
+        let workspace = topology.workspace(&mut queue, stride)?;
+        let (payload, payloads, chunk) = ([0], [world, 0], [0]);
+        let mut buffers = Self {
+            device,
+            memory,
+            receive_slots,
+            error_flag,
+            most: stride,
+            world,
+            workspace,
+            payload,
+            payloads,
+            chunk,
+        };
+        buffers.fit(codec);
+        Ok(buffers)
+    }
+
+    /// For a codec whose chunks are no larger than those of the one that this was made for.
+    pub fn fit(&mut self, codec: &Codec) {
+        let stride = codec.payload_bytes() / self.world;
+        assert!(stride <= self.most);
+        (self.payload, self.payloads, self.chunk) = ([self.world * stride], [self.world, stride], [stride]);
+    }
+
+    /// Bytes of a chunk.
+    pub fn stride(&self) -> i64 {
+        self.chunk[0]
+    }
+
+    pub fn memory(&self) -> &Block {
+        &self.memory
+    }
+
+    /// Brings what lies in the buffers to the other ranks: payloads to `payloads`, or reduced chunks to `gathered`.
+    pub fn exchange(&self, topology: &Topology, pattern: Pattern, stream: Stream) -> Result<()> {
+        let (send, recv) = match pattern {
+            Pattern::AllToAll => (self.payload(), self.payloads()),
+            Pattern::AllGather => (self.chunk(), self.gathered()),
+        };
+        let exchange = Exchange {
+            pattern,
+            send: send.data(),
+            recv: recv.data(),
+            bytes: self.stride() as usize,
+            device: self.device,
+            stream,
+            memory: Some(&self.memory),
+            error_flag: self.error_flag(),
+        };
+        topology.exchange(&exchange, &self.workspace)
+    }
+
+    pub fn payload(&self) -> View<'_> {
+        self.view("payload", 0, &self.payload)
+    }
+
+    /// This rank's chunk of every rank's payload.
+    pub fn payloads(&self) -> View<'_> {
+        if let Some([slots, _]) = self.receive_slots {
+            return self.view_at("payloads", slots, &self.payloads);
+        }
+        // A rank that is alone has its own payload only.
+        let behind = if self.world == 1 { 0 } else { self.world };
+        self.view("payloads", behind, &self.payloads)
+    }
+
+    pub fn chunk(&self) -> View<'_> {
+        let behind = if self.receive_slots.is_some() { 0 } else { 2 * self.world };
+        self.view("chunk", behind, &self.chunk)
+    }
+
+    /// The reduced chunks of all ranks.
+    pub fn gathered(&self) -> View<'_> {
+        match self.receive_slots {
+            Some([_, slots]) => self.view_at("payload", slots, &self.payload),
+            None if self.world == 1 => self.chunk(),
+            None => self.payload(),
+        }
+    }
+
+    /// Set by an exchange when a rank is lost.
+    pub fn error_flag(&self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.error_flag)
+    }
+
+    /// Behind so many chunks.
+    fn view<'a>(&'a self, name: &'static str, chunks: i64, shape: &'a [i64]) -> View<'a> {
+        let data = self.memory.data().wrapping_add((chunks * self.most) as usize);
+        self.view_at(name, data.expose_provenance(), shape)
+    }
+
+    fn view_at<'a>(&'a self, name: &'static str, address: usize, shape: &'a [i64]) -> View<'a> {
+        let data = std::ptr::with_exposed_provenance_mut(address);
+        // SAFETY: within this memory, or in receive slots, for which `Topology::check` compared the size of a chunk; the call
+        // that has entered the communicator is the only one to use the views.
+        unsafe { View::of_memory(&Name::new(name), self.device, Dtype::U8, shape, data) }
+    }
+}

@@ -1,0 +1,329 @@
+//! A communicator: the way to the other ranks, and the steps of the all-reduces over it.
+
+use std::{ptr, sync::OnceLock};
+
+use crate::{
+    backend::{
+        Destination, Queue, Stream,
+        cuda::{self, Pinned},
+    },
+    cancel,
+    error::{Error, Result, Status, error},
+    fallible::{Arc, Place},
+    lock::{Entered, Lock},
+    ops::codec::Codec,
+    tensor::{Device, View},
+};
+
+use super::{
+    buffers::Buffers,
+    callbacks::Callbacks,
+    exchange::{Pattern, Phases},
+    group::Member,
+    hierarchical::Hierarchical,
+    hierarchical_setup::find_nodes,
+    link::{Failures, Link, corrupt},
+    nccl::Nccl,
+    peers::Peers,
+    peers_setup,
+    record::{Record, Records, Subject},
+    scratch::Scratch,
+    topology::Topology,
+    transport::Transport,
+};
+
+/// One of several ranks, and its way to the others.
+pub struct Communicator {
+    topology: Topology,
+    /// For calls whose errors are the caller's: the last one is in use, those before it are outgrown.
+    scratches: Lock<Vec<Scratch>>,
+    failures: Failures,
+    /// Where GPUs write that something was corrupt: a uint32, not 0 then.
+    report: OnceLock<Pinned>,
+}
+
+/// A call that is in a communicator.
+pub struct Call<'a> {
+    pub scratches: Entered<'a, Vec<Scratch>>,
+    _links: [Option<Entered<'a, ()>>; 2],
+}
+
+impl Communicator {
+    fn new(topology: Topology) -> Self {
+        let scratches = Lock::new("communicator", Vec::new());
+        Self { topology, scratches, failures: Failures::default(), report: OnceLock::new() }
+    }
+
+    fn over(rank: usize, world: usize, transport: Transport) -> Result<Self> {
+        Ok(Self::new(Topology::Flat(Arc::new(Link::new(rank, world, transport))?)))
+    }
+
+    /// Over callbacks of the caller.
+    pub fn over_callbacks(rank: i32, world: i32, callbacks: Callbacks) -> Result<Self> {
+        let ranks = usize::try_from(world).ok().filter(|&ranks| ranks > 0);
+        match (ranks, usize::try_from(rank)) {
+            (Some(ranks), Ok(rank)) if rank < ranks => Self::over(rank, ranks, Transport::Callbacks(callbacks)),
+            _ => Err(error!(InvalidArgument, "transport: rank {rank} of {world}: 0 <= rank < world_size expected")),
+        }
+    }
+
+    /// Of a group in this process.
+    pub fn over_group(member: Member) -> Result<Self> {
+        let (rank, world) = member.place();
+        Self::over(rank, world, Transport::Group(member))
+    }
+
+    /// Over NCCL.
+    pub fn over_nccl(nccl: Nccl) -> Result<Self> {
+        let (rank, world) = nccl.place();
+        Self::over(rank, world, Transport::Nccl(nccl))
+    }
+
+    /// Over memory that the ranks reach.
+    pub fn over_peers(peers: Peers) -> Result<Self> {
+        let (rank, world) = peers.place();
+        Self::over(rank, world, Transport::Peers(peers))
+    }
+
+    /// Over peer memory that is allocated and found over another communicator. Every rank comes here.
+    pub fn open_peers(bootstrap: &Self, device: Result<Device>, elements: i64, timeout_ms: u32) -> Result<Self> {
+        let _delay = cancel::delay();
+        let _call = bootstrap.enter()?;
+        let mut place = None;
+        // Whatever goes wrong here, the others wait.
+        let device = device.and_then(|device| {
+            place = Some(Place::new()?);
+            Ok(device)
+        });
+        let peers = peers_setup::open(&bootstrap.topology, device, elements, timeout_ms)?;
+        let (rank, world) = peers.place();
+        let place = place.map_or_else(Place::new, Ok)?;
+        Ok(Self::new(Topology::Flat(place.fill(Link::new(rank, world, Transport::Peers(peers))))))
+    }
+
+    /// Of two levels. Every rank comes here, with what went wrong before, if that did.
+    pub fn hierarchical(intra: &Self, inter: Option<&Self>, so_far: Result<()>) -> Result<Self> {
+        let _delay = cancel::delay();
+        let mut links = None;
+        let so_far = so_far.and_then(|()| {
+            if inter.is_some_and(|inter| ptr::eq(intra, inter)) {
+                return Err(error!(InvalidArgument, "intra_node and inter_node are one communicator"));
+            }
+            links = Some((intra.link()?, inter.map(Self::link).transpose()?));
+            Ok(())
+        });
+        let _intra_call = intra.enter()?;
+        let (inter, _inter_call) = match inter.map(|inter| (inter, inter.enter())) {
+            None => (None, None),
+            Some((inter, Ok(call))) => (Some(inter), Some(call)),
+            // Itself, or one that shares a transport with it.
+            Some((_, Err(_))) if so_far.is_err() => (None, None),
+            Some((_, Err(busy))) => return Err(busy),
+        };
+        let found = find_nodes(&intra.topology, inter.map(|inter| &inter.topology), so_far);
+        if found.is_err() {
+            // The others may be waiting for this rank, over either.
+            [Some(intra), inter].into_iter().flatten().for_each(|one| one.topology.abort());
+        }
+        let nodes = found??;
+        let Some((intra, inter)) = links else { return Err(error!(Panic, "communicator: two levels without links")) };
+        Ok(Self::new(Topology::Hierarchical(Hierarchical { intra, inter, nodes })))
+    }
+
+    fn link(&self) -> Result<Arc<Link>> {
+        match &self.topology {
+            Topology::Flat(link) => Ok(link.clone()),
+            Topology::Hierarchical(_) => {
+                Err(error!(InvalidArgument, "intra_node and inter_node: one of them is itself hierarchical"))
+            }
+        }
+    }
+
+    pub fn rank(&self) -> usize {
+        self.topology.rank()
+    }
+
+    pub fn world(&self) -> usize {
+        self.topology.world()
+    }
+
+    /// One call at a time, also over the communicators that share a transport with this one.
+    pub fn enter(&self) -> Result<Call<'_>> {
+        Ok(Call { scratches: self.scratches.enter()?, _links: self.topology.enter()? })
+    }
+
+    /// Allocates what calls with up to so many elements on this device work in.
+    pub fn reserve(&self, device: Device, elements: i64) -> Result<()> {
+        if elements < 0 {
+            return Err(error!(InvalidArgument, "n_elements: {elements} is negative"));
+        }
+        let scratches = &mut *self.enter()?.scratches;
+        if elements > 0 && Scratch::find(scratches, device, elements).is_none() {
+            self.add_scratch(scratches, device, elements)?;
+        }
+        Ok(())
+    }
+
+    /// One more, for so many elements, at least 1.
+    pub fn add_scratch<'a>(
+        &self,
+        scratches: &'a mut Vec<Scratch>,
+        device: Device,
+        elements: i64,
+    ) -> Result<&'a mut Scratch> {
+        let count = scratches.len();
+        scratches
+            .try_reserve(1)
+            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} scratches", count + 1))?;
+        let codec = Scratch::codec(device, elements, self.rank(), self.world())?;
+        let buffers = self.buffers(device, &codec)?;
+        scratches.push(Scratch { device, most: elements, codec, buffers });
+        Ok(&mut scratches[count])
+    }
+
+    /// The communication buffers of a codec, whose failures on a GPU this communicator hears of from now on.
+    pub fn buffers(&self, device: Device, codec: &Codec) -> Result<Buffers> {
+        let buffers = Buffers::new(&self.topology, device, codec)?;
+        if let Queue::Cuda(mut queue) = buffers.memory().queue(Stream::LEGACY)? {
+            self.listen_to(codec, &mut queue)?;
+        }
+        Ok(buffers)
+    }
+
+    /// Failures that are known, without waiting.
+    pub fn async_error(&self) -> Result<()> {
+        self.topology.peer_lost()?; // which is why later exchanges fail
+        self.failures.check(self.rank())?;
+        // SAFETY: four bytes that are there as long as this is, which a GPU may be writing.
+        let reported = self.report.get().map_or(0, |word| unsafe { word.data().cast::<u32>().read_volatile() });
+        if reported != 0 {
+            return Err(corrupt(self.rank()));
+        }
+        self.topology.async_error()
+    }
+
+    /// Lets `async_error` know when a codec on a GPU meets what is corrupt. On the CPU the calls themselves say so.
+    fn listen_to(&self, codec: &Codec, queue: &mut cuda::Queue) -> Result<()> {
+        if self.report.get().is_none() {
+            // One call is in here at a time, so nobody else sets it meanwhile.
+            let _ = self.report.set(Pinned::new(queue, size_of::<u32>() as i64)?);
+        }
+        self.report.get().map_or(Ok(()), |word| codec.report_to(word.data()))
+    }
+
+    /// Before anything of a call is launched.
+    pub fn begin(&self, queue: &mut Queue, phases: Phases) -> Result<()> {
+        self.topology.begin(queue, phases)
+    }
+
+    /// Remembers a failure for `async_error`.
+    pub fn note(&self, outcome: Result<()>) -> Result<()> {
+        self.failures.note(outcome)
+    }
+
+    /// The end of a call that has exchanged, if what followed that went well.
+    pub fn end(&self, outcome: Result<()>, buffers: &Buffers, phases: Phases, stream: Stream) -> Result<()> {
+        let ended = outcome.and_then(|()| self.topology.end(&mut buffers.memory().queue(stream)?, phases));
+        if ended.is_err() {
+            self.topology.desynchronized();
+        }
+        self.failures.note(ended)
+    }
+
+    /// Remembers a failure of a step that the others may be waiting for, and tells them.
+    fn or_abort(&self, outcome: Result<()>) -> Result<()> {
+        if outcome.is_err() && self.world() > 1 {
+            self.topology.abort();
+        }
+        self.failures.note(outcome)
+    }
+
+    /// Where a codec puts what this rank sends: into the buffers, or straight to where the others receive it.
+    fn destination<'a>(&self, pattern: Pattern, buffers: &'a Buffers) -> Destination<'a> {
+        match (self.topology.direct(), pattern) {
+            (Some(peers), _) => Destination::Peers(peers.sending(pattern, buffers.stride())),
+            (None, Pattern::AllToAll) => Destination::Memory(buffers.payload()),
+            (None, Pattern::AllGather) => Destination::Memory(buffers.chunk()),
+        }
+    }
+
+    /// Brings what a codec has put there to the others.
+    fn deliver(&self, pattern: Pattern, buffers: &Buffers, stream: Stream) -> Result<()> {
+        match (self.topology.direct(), &mut buffers.memory().queue(stream)?) {
+            (Some(peers), Queue::Cuda(queue)) => peers.arrive(queue, buffers.error_flag()),
+            _ if self.world() == 1 => Ok(()),
+            _ => buffers.exchange(&self.topology, pattern, stream),
+        }
+    }
+
+    /// Encodes this rank's values and sends each rank its chunk: the first step of an all-reduce.
+    pub fn encode<'v>(
+        &self,
+        codec: &Codec,
+        buffers: &Buffers,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        factors: &[Option<View<'_>>; 2],
+        stream: Stream,
+    ) -> Result<()> {
+        let to = self.destination(Pattern::AllToAll, buffers);
+        let was_torn = codec.is_torn(); // by an earlier call: then this one sends nothing
+        let encoded = codec.encode(values, factors, to, stream);
+        if encoded.is_err() && self.topology.direct().is_some() && !was_torn && codec.is_torn() {
+            // A part of it is with the others.
+            self.topology.abort();
+        }
+        encoded?;
+        self.or_abort(self.deliver(Pattern::AllToAll, buffers, stream))
+    }
+
+    /// Reduces this rank's chunk and sends it to all: the second step. Gives the reduced chunks of all ranks.
+    ///
+    /// A chunk that is corrupt goes on, flagged, so that the others neither wait nor take it for good.
+    pub fn reduce<'a>(&self, codec: &Codec, buffers: &'a Buffers, stream: Stream) -> Result<View<'a>> {
+        let to = self.destination(Pattern::AllGather, buffers);
+        let reduced = match codec.reduce(self.rank(), &buffers.payloads(), to, stream) {
+            Err(Error { status: Status::Corrupt, .. }) => Ok(()), // and so the decoding says
+            outcome => outcome,
+        };
+        self.or_abort(reduced.and_then(|()| self.deliver(Pattern::AllGather, buffers, stream)))?;
+        Ok(buffers.gathered())
+    }
+
+    /// Instead of that: the mean of this rank's chunk, before the server's error.
+    pub fn mean(&self, codec: &Codec, buffers: &Buffers, shard: &View<'_>, stream: Stream) -> Result<()> {
+        match codec.mean(self.rank(), &buffers.payloads(), &buffers.chunk(), shard, stream) {
+            // The others have what they came for, and this rank can go on, too.
+            outcome @ (Ok(()) | Err(Error { status: Status::Corrupt, .. })) => self.failures.note(outcome),
+            outcome => self.or_abort(outcome),
+        }
+    }
+
+    /// Encodes this rank's shard and sends it to all. Gives the reduced chunks of all ranks.
+    pub fn gather<'a>(
+        &self,
+        codec: &Codec,
+        buffers: &'a Buffers,
+        shard: &View<'_>,
+        stream: Stream,
+    ) -> Result<View<'a>> {
+        let encoded = codec.encode_shard(shard, self.destination(Pattern::AllGather, buffers), stream);
+        self.or_abort(encoded.and_then(|()| self.deliver(Pattern::AllGather, buffers, stream)))?;
+        Ok(buffers.gathered())
+    }
+
+    /// Sets values to what the ranks have reduced: the last step.
+    pub fn decode<'v>(
+        &self,
+        codec: &Codec,
+        reduced: &View<'_>,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        stream: Stream,
+    ) -> Result<()> {
+        codec.decode_reduced(reduced, self.topology.direct().is_some(), values, stream)
+    }
+
+    /// The records of all ranks, which are of one world and create the same thing.
+    pub fn all_gather_records(&self, subject: Subject, own: Record) -> Result<Records> {
+        self.topology.all_gather_records(subject, own)
+    }
+}

@@ -1,0 +1,188 @@
+//! How ranks find out that two communicators make one of two levels.
+
+use std::{
+    collections::hash_map::RandomState,
+    hash::{BuildHasher, Hasher},
+};
+
+use crate::{
+    error::{Error, Result, error},
+    plan::codec::fnv1a,
+};
+
+use super::{
+    hierarchical::Nodes,
+    record::{Record, Records, Subject},
+    topology::Topology,
+};
+
+/// Every rank comes here, with what went wrong before, if that did. An exchange that fails is an error; what all ranks
+/// refuse is one within.
+pub fn find_nodes(intra: &Topology, inter: Option<&Topology>, so_far: Result<()>) -> Result<Result<Nodes>> {
+    let mut outcome = so_far;
+    // Whatever goes wrong here, the others wait: so every rank takes part in every exchange.
+    let hello = Hello {
+        inter: inter.map(|inter| (inter.rank(), inter.world())),
+        id: RandomState::new().build_hasher().finish(),
+    };
+    let here = intra.all_gather_records(SUBJECT, hello.record(outcome.is_err()))?;
+    let found = leaders_of(&here);
+    let (leaders, own, count) = *found.as_ref().unwrap_or(&(0, 0, 0));
+    outcome = outcome.and(found.map(|_| ()));
+
+    // Leaders ask the leaders of the same number.
+    let greeting = Greeting { leaders, rank: intra.rank(), ranks: intra.world(), id: Hello::of(here.of(0)).id };
+    let there = inter.map(|inter| inter.all_gather_records(SUBJECT, greeting.record(outcome.is_err()))).transpose()?;
+    let column = there.as_ref().zip(inter);
+    if let Some((there, inter)) = column {
+        outcome = outcome.and_then(|()| check_column(there, inter.rank()));
+    }
+
+    // All leaders of this node are to have found the same nodes, with as many ranks as this one.
+    let ids = there.iter().flat_map(Records::iter).flat_map(|record| Greeting::of(record).id.to_le_bytes());
+    let mut told = Record::new(SUBJECT, outcome.is_err());
+    told.set_word(0, fnv1a(ids));
+    if let Some((there, inter)) = column
+        && let Some((node, ranks)) = other_size(there, intra.world())
+    {
+        (0..).zip([ranks, node, inter.rank()]).for_each(|(index, number)| told.set_word(1 + index, number as u64));
+    }
+    let told = intra.all_gather_records(SUBJECT, told)?;
+    let refusal = |rank: usize, why: &str| Err(error!(InvalidArgument, "intra_node: rank {rank} {why}"));
+    if let Some(one) = told.iter().find(|one| one.word(1) != 0) {
+        outcome = Err(error!(
+            InvalidArgument,
+            "inter_node: node {} has {} ranks and node {} has {}; as many on every node expected",
+            one.word(3),
+            intra.world(),
+            one.word(2),
+            one.word(1)
+        ));
+    } else if let Some(rank) = told.iter().position(|one| one.failed()) {
+        outcome = outcome.and(refusal(rank, "rejected this pair of communicators"));
+    } else if let Some(rank) = (1..leaders).find(|&rank| told.of(rank).word(0) != told.of(0).word(0)) {
+        outcome = outcome.and(refusal(rank, "reaches other nodes by its inter_node than rank 0"));
+    }
+    if i32::try_from(count.saturating_mul(intra.world())).is_err() {
+        outcome = outcome.and(Err(error!(
+            InvalidArgument,
+            "inter_node: {count} nodes of {} ranks; at most 2^31 - 1 ranks expected",
+            intra.world()
+        )));
+    }
+
+    // Only together.
+    let mut done = Record::new(SUBJECT, outcome.is_err());
+    if let Some(inter) = inter {
+        let column = inter.all_gather_records(SUBJECT, done)?;
+        done = Record::new(SUBJECT, column.iter().any(|record| record.failed()));
+    }
+    if intra.all_gather_records(SUBJECT, done)?.iter().any(|record| record.failed()) {
+        outcome = outcome.and(Err(error!(
+            InvalidArgument,
+            "inter_node: a rank of another node rejected this pair of communicators"
+        )));
+    }
+    Ok(outcome.map(|()| Nodes { count, ranks: intra.world(), leaders, own }))
+}
+
+const SUBJECT: Subject = Subject::Hierarchical;
+
+/// What a rank tells its node.
+struct Hello {
+    /// Its number among the nodes that it reaches, and how many these are.
+    inter: Option<(usize, usize)>,
+    /// That of rank 0 stands for the node.
+    id: u64,
+}
+
+impl Hello {
+    fn record(&self, failed: bool) -> Record {
+        let mut record = Record::new(SUBJECT, failed);
+        let (rank, world) = self.inter.unwrap_or_default();
+        (0..).zip([rank as u64, world as u64, self.id]).for_each(|(index, word)| record.set_word(index, word));
+        record
+    }
+
+    fn of(record: Record) -> Self {
+        let [rank, world] = [0, 1].map(|index| record.word(index) as usize);
+        Self { inter: (world != 0).then_some((rank, world)), id: record.word(2) }
+    }
+}
+
+/// What a leader tells those of its number.
+struct Greeting {
+    leaders: usize,
+    /// On its node, and how many ranks that has.
+    rank: usize,
+    ranks: usize,
+    id: u64,
+}
+
+impl Greeting {
+    fn record(&self, failed: bool) -> Record {
+        let mut record = Record::new(SUBJECT, failed);
+        let words = [self.leaders as u64, self.rank as u64, self.ranks as u64, self.id];
+        (0..).zip(words).for_each(|(index, word)| record.set_word(index, word));
+        record
+    }
+
+    fn of(record: Record) -> Self {
+        let [leaders, rank, ranks] = [0, 1, 2].map(|index| record.word(index) as usize);
+        Self { leaders, rank, ranks, id: record.word(3) }
+    }
+}
+
+/// How many leaders this node has, and which node it is of how many.
+fn leaders_of(here: &Records) -> Result<(usize, usize, usize)> {
+    let refusal = |rank: usize, why: &str| -> Error { error!(InvalidArgument, "intra_node: rank {rank} {why}") };
+    if let Some(rank) = here.iter().position(|record| record.failed()) {
+        return Err(refusal(rank, "rejected this pair of communicators"));
+    }
+    let place = |rank: usize| Hello::of(here.of(rank)).inter;
+    let leaders = here.iter().take_while(|&record| Hello::of(record).inter.is_some()).count();
+    let Some((first, nodes)) = place(0) else { return Err(refusal(0, "has no inter_node")) };
+    for rank in 1..here.0.len() {
+        match place(rank) {
+            Some(_) if rank > leaders => return Err(refusal(rank, "has an inter_node, and one before it has none")),
+            Some((own, all)) if (own, all) != (first, nodes) => {
+                return Err(error!(
+                    InvalidArgument,
+                    "inter_node: rank {rank} of intra_node is rank {own} of {all} there, and rank 0 is rank {first} of {nodes}"
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok((leaders, first, nodes))
+}
+
+/// A node that has not so many ranks, and how many it has.
+fn other_size(there: &Records, ranks: usize) -> Option<(usize, usize)> {
+    let mut sizes = there.iter().map(|record| Greeting::of(record).ranks).enumerate();
+    sizes.find(|&(_, other)| other != ranks)
+}
+
+/// Checks that leaders of one number are alike.
+fn check_column(there: &Records, own: usize) -> Result<()> {
+    let expected = Greeting::of(there.of(own));
+    for (node, record) in there.iter().enumerate() {
+        let Greeting { leaders, rank, .. } = Greeting::of(record);
+        if record.failed() {
+            return Err(error!(InvalidArgument, "inter_node: rank {node} rejected this pair of communicators"));
+        }
+        if leaders != expected.leaders {
+            return Err(error!(
+                InvalidArgument,
+                "inter_node: on the node of rank {node} {leaders} ranks have one, and here {}", expected.leaders
+            ));
+        }
+        if rank != expected.rank {
+            return Err(error!(
+                InvalidArgument,
+                "inter_node: rank {node} is rank {rank} of its node; {}, as here, expected", expected.rank
+            ));
+        }
+    }
+    Ok(())
+}

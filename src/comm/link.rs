@@ -1,0 +1,148 @@
+//! One transport, with its rank and world: what communicators are made of.
+
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use crate::{
+    backend::{Queue, Stream},
+    error::{Error, Result, Status, error},
+    lock::{Entered, Lock},
+    tensor::Device,
+};
+
+use super::{
+    exchange::{Exchange, Pattern, Staging},
+    record::{self, Bytes},
+    transport::Transport,
+};
+
+pub struct Link {
+    pub rank: usize,
+    pub world: usize,
+    pub transport: Transport,
+    calls: Lock<()>,
+    failures: Failures,
+}
+
+/// The status of the last failure of an exchange, 0: none.
+#[derive(Default)]
+pub struct Failures(AtomicI32);
+
+impl Failures {
+    /// Remembers failures for gc_comm_async_error().
+    pub fn note<T>(&self, outcome: Result<T>) -> Result<T> {
+        if let Err(Error { status: status @ (Status::Comm | Status::Corrupt | Status::Timeout), .. }) = outcome {
+            self.0.store(status as i32, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    pub fn check(&self, rank: usize) -> Result<()> {
+        match self.0.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            code if code == Status::Comm as i32 => Err(error!(Comm, "communicator: an exchange of rank {rank} failed")),
+            code if code == Status::Timeout as i32 => {
+                Err(error!(Timeout, "communicator: rank {rank} waited too long for another rank"))
+            }
+            _ => Err(corrupt(rank)),
+        }
+    }
+}
+
+impl Link {
+    pub fn new(rank: usize, world: usize, transport: Transport) -> Self {
+        Self { rank, world, transport, calls: Lock::new("communicator", ()), failures: Failures::default() }
+    }
+
+    /// One call at a time, over whichever communicator.
+    pub fn enter(&self) -> Result<Entered<'_, ()>> {
+        self.calls.enter()
+    }
+
+    pub fn async_error(&self) -> Result<()> {
+        self.transport.peer_lost()?; // which is why later exchanges fail
+        self.failures.check(self.rank)?;
+        self.transport.async_error()
+    }
+
+    /// Pinned memory for exchanges of blocks with up to `bytes` bytes, where the transport needs it.
+    pub fn staging(&self, queue: &mut Queue, bytes: i64) -> Result<Option<Staging>> {
+        match queue {
+            Queue::Cuda(queue) if self.world > 1 && self.transport.wants_host_memory() => {
+                Staging::new(queue, self.world as i64 * bytes).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Exchanges, and returns where the received blocks lie. A world of one receives what it sends where that is.
+    pub fn exchange(&self, exchange: &Exchange<'_>, staging: Option<&Staging>) -> Result<*const u8> {
+        if self.world == 1 {
+            return Ok(exchange.send);
+        }
+        self.failures.note(match staging {
+            None => self.transport.exchange(exchange),
+            Some(staging) => self.exchange_on_host(exchange, staging),
+        })?;
+        let slots = self.transport.receive_slots();
+        Ok(slots.map_or(exchange.recv, |[of_all_to_all, of_all_gather]| match exchange.pattern {
+            Pattern::AllToAll => of_all_to_all,
+            Pattern::AllGather => of_all_gather,
+        }))
+    }
+
+    fn exchange_on_host(&self, exchange: &Exchange<'_>, staging: &Staging) -> Result<()> {
+        let all = self.world * exchange.bytes;
+        let own = if exchange.pattern == Pattern::AllToAll { all } else { exchange.bytes };
+        // SAFETY: each half of the staging memory has room for a block of each rank, as `staging` allocated it; the wait
+        // behind this copy also ends what an earlier exchange still copied out of it.
+        unsafe { copy(exchange, staging.send(), exchange.send, own, true)? };
+        self.transport.exchange(&Exchange {
+            send: staging.send(),
+            recv: staging.recv(),
+            device: Device::Cpu,
+            stream: Stream::LEGACY,
+            memory: None,
+            ..*exchange
+        })?;
+        // SAFETY: room for a block of each rank on both sides; the staging memory is written to only after the next wait.
+        unsafe { copy(exchange, exchange.recv, staging.recv(), all, false) }
+    }
+
+    /// The bootstrap all-gather: 64 bytes of each rank, by rank.
+    pub fn all_gather(&self, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
+        if self.world == 1 {
+            all[0] = *own;
+            return Ok(());
+        }
+        self.failures.note(match &self.transport {
+            Transport::Nccl(nccl) => nccl.all_gather_records(own, all),
+            Transport::Peers(peers) => peers.all_gather_records(own, all),
+            transport @ (Transport::Callbacks(_) | Transport::Group(_)) => transport.exchange(&Exchange {
+                pattern: Pattern::AllGather,
+                send: own.as_ptr(),
+                recv: all.as_mut_ptr().cast(),
+                bytes: record::BYTES,
+                device: Device::Cpu,
+                stream: Stream::LEGACY,
+                memory: None,
+                error_flag: std::ptr::null_mut(),
+            }),
+        })
+    }
+}
+
+/// What a rank received is corrupt.
+pub fn corrupt(rank: usize) -> Error {
+    error!(Corrupt, "communicator: rank {rank} received what no rank of this version sends")
+}
+
+/// Copies to or from pinned memory on an exchange's stream. The caller's context is current again when it returns.
+///
+/// # Safety
+/// Both sides have so many bytes, and stay until the stream has done it.
+unsafe fn copy(exchange: &Exchange<'_>, to: *mut u8, from: *const u8, bytes: usize, wait: bool) -> Result<()> {
+    let Queue::Cuda(mut queue) = exchange.queue()? else { return Ok(()) };
+    // SAFETY: the caller's promise: `bytes` bytes on both sides, until the stream has passed this.
+    unsafe { queue.copy(to, from, bytes)? };
+    if wait { queue.wait() } else { Ok(()) }
+}

@@ -1,0 +1,169 @@
+//! How ranks find the memory of each other over another communicator.
+
+use std::{
+    collections::hash_map::RandomState,
+    hash::{BuildHasher, Hasher},
+    process,
+    sync::OnceLock,
+};
+
+use arrayvec::ArrayVec;
+
+use crate::{
+    backend::cuda::peers::{self as memory, Buffer, Identity, MOST_RANKS, Mapped},
+    error::{Error, Result, error},
+    plan::codec::fnv1a,
+    tensor::Device,
+};
+
+use super::{
+    exchange::timeout,
+    peers::{Peers, ordinal_of, peers_bytes},
+    record::{self, Bytes, Record, Records, Subject},
+    rendezvous::Rendezvous,
+    topology::Topology,
+};
+
+/// Every rank of the bootstrap comes here, with a device or with what went wrong before it had one.
+pub fn open(bootstrap: &Topology, device: Result<Device>, elements: i64, timeout_ms: u32) -> Result<Peers> {
+    const NOTHING: Bytes = [0; record::BYTES];
+    let rank = bootstrap.rank();
+    // Whatever goes wrong here, the others wait.
+    let opening = device.and_then(|device| Opening::new(device, elements, bootstrap.world()));
+    let greeting = opening.as_ref().map_or_else(|_| Record::new(SUBJECT, true), |opening| opening.greeting().record());
+    let records = bootstrap.all_gather_records(SUBJECT, greeting)?;
+    let opening = opening?;
+    let greetings = Greeting::all(&records, rank)?;
+    let own = &greetings[rank];
+    let alone = greetings.iter().all(|other| other.process == own.process);
+    let handle = if alone { Ok(NOTHING) } else { opening.buffer.handle() };
+    let handles = if alone { None } else { Some(bootstrap.all_gather_bytes(handle.as_ref().unwrap_or(&NOTHING))?) };
+    // In one process, of the first of its ranks: no other buffer is there meanwhile.
+    let here = || greetings.iter().filter(|other| other.process == own.process);
+    let key = here().next().map_or(0, |first| first.identity.address);
+    let (ordinal, bytes, timeout_ms) = (opening.ordinal, opening.bytes, timeout(timeout_ms));
+    let made = handle.and_then(|_| opening.map(&greetings, rank, handles.as_ref())).and_then(|(buffers, mapped)| {
+        let shares_gpu = here().any(|one| here().filter(|other| one.identity.uuid == other.identity.uuid).count() > 1);
+        let arrivals = if shares_gpu { Some(Rendezvous::find(key, here().count())?) } else { None };
+        let own = Some(&opening.buffer);
+        Ok((memory::Peers::new(ordinal, rank, &buffers, bytes, timeout_ms, mapped, own)?, arrivals))
+    });
+    let failed = bootstrap.all_gather_records(SUBJECT, Record::new(SUBJECT, made.is_err()));
+    Rendezvous::close(key);
+    if let Some(other) = failed?.iter().position(|record| record.failed()) {
+        let refusal = made.err().unwrap_or_else(|| {
+            error!(UnsupportedDevice, "communicator: rank {other} cannot reach the memory of all others")
+        });
+        // What was mapped here is not any more. Nobody frees a buffer that another rank has mapped.
+        bootstrap.all_gather_bytes(&NOTHING)?;
+        return Err(refusal);
+    }
+    let (mut way, arrivals) = made?;
+    way.take(opening.buffer);
+    Ok(Peers::over(rank, way, timeout_ms, arrivals))
+}
+
+const SUBJECT: Subject = Subject::Peers;
+
+/// A rank that has its buffer.
+struct Opening {
+    ordinal: i32,
+    bytes: u64,
+    buffer: Buffer,
+    identity: Identity,
+}
+
+impl Opening {
+    fn new(device: Device, elements: i64, world: usize) -> Result<Self> {
+        let (ordinal, bytes) = (ordinal_of(device)?, peers_bytes(elements, world as i32)? as u64);
+        let buffer = Buffer::new(ordinal, bytes)?;
+        let identity = buffer.identity()?;
+        Ok(Self { ordinal, bytes, buffer, identity })
+    }
+
+    fn greeting(&self) -> Greeting {
+        let (host, process) = this_process();
+        Greeting { bytes: self.bytes, host, process, identity: self.identity }
+    }
+
+    /// Reaches the buffers of all ranks.
+    fn map(
+        &self,
+        greetings: &[Greeting],
+        rank: usize,
+        handles: Option<&Records>,
+    ) -> Result<(ArrayVec<u64, MOST_RANKS>, Vec<Mapped>)> {
+        let (mut buffers, mut mapped) = (ArrayVec::new(), Vec::new());
+        mapped
+            .try_reserve_exact(greetings.len())
+            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} buffers", greetings.len()))?;
+        for (number, greeting) in greetings.iter().enumerate() {
+            let address = match handles {
+                Some(handles) if greeting.process != greetings[rank].process => {
+                    let buffer = self.buffer.open(&handles.0[number])?;
+                    let address = buffer.address;
+                    mapped.push(buffer);
+                    address
+                }
+                _ => self.buffer.reach(&greeting.identity)?,
+            };
+            buffers.push(address);
+        }
+        Ok((buffers, mapped))
+    }
+}
+
+/// What a rank tells of itself.
+struct Greeting {
+    bytes: u64,
+    /// Of this node since it was started, and of this process on whichever node.
+    host: u32,
+    process: u64,
+    identity: Identity,
+}
+
+impl Greeting {
+    fn record(&self) -> Record {
+        let (mut record, Identity { uuid, address, context }) = (Record::new(SUBJECT, false), self.identity);
+        let uuid = u128::from_le_bytes(uuid);
+        let words = [self.bytes, self.process, address, context, uuid as u64, (uuid >> 64) as u64];
+        (0..).zip(words).for_each(|(index, word)| record.set_word(index, word));
+        record.set_small(self.host);
+        record
+    }
+
+    fn of(record: Record) -> Self {
+        let [bytes, process, address, context, low, high] = std::array::from_fn(|index| record.word(index));
+        let uuid = (u128::from(high) << 64 | u128::from(low)).to_le_bytes();
+        Self { bytes, host: record.small(), process, identity: Identity { uuid, address, context } }
+    }
+
+    /// Those of all ranks, which want the same.
+    fn all(records: &Records, own: usize) -> Result<ArrayVec<Self, MOST_RANKS>> {
+        let (mut greetings, own) = (ArrayVec::new(), Self::of(records.of(own)));
+        for (rank, record) in records.iter().enumerate() {
+            let refusal =
+                |why: std::fmt::Arguments<'_>| -> Error { error!(InvalidArgument, "communicator: rank {rank}: {why}") };
+            let greeting = Self::of(record);
+            if record.failed() {
+                return Err(refusal(format_args!("could not allocate its buffer")));
+            }
+            if greeting.bytes != own.bytes {
+                return Err(refusal(format_args!("a buffer of {} bytes expected, got {}", own.bytes, greeting.bytes)));
+            }
+            if greeting.host != own.host {
+                return Err(error!(UnsupportedDevice, "communicator: rank {rank} is on another node"));
+            }
+            greetings.push(greeting);
+        }
+        Ok(greetings)
+    }
+}
+
+/// Numbers that tell this node, since it was started, and this process from all others.
+fn this_process() -> (u32, u64) {
+    static RANDOM: OnceLock<u64> = OnceLock::new();
+    let random = RANDOM.get_or_init(|| RandomState::new().build_hasher().finish());
+    let host = fnv1a(std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default().into_iter());
+    ((host ^ host >> 32) as u32, random ^ u64::from(process::id()) << 32)
+}

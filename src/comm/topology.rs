@@ -1,0 +1,160 @@
+//! The way to all other ranks: one transport, or one for the ranks of a node and one between nodes.
+
+use crate::{
+    backend::{Block, Queue},
+    error::{Result, error},
+    fallible::Arc,
+    lock::Entered,
+    tensor::Device,
+};
+
+use super::{
+    exchange::{Exchange, Phases, Staging},
+    hierarchical::{self, Hierarchical},
+    link::Link,
+    peers::Peers,
+    record::{Bytes, Record, Records, Subject},
+};
+
+pub enum Topology {
+    Flat(Arc<Link>),
+    Hierarchical(Hierarchical),
+}
+
+/// Memory that exchanges need besides both sides.
+pub enum Workspace {
+    Flat(Option<Staging>),
+    Hierarchical(hierarchical::Workspace),
+}
+
+impl Topology {
+    fn links(&self) -> impl Iterator<Item = &Link> {
+        let (flat, both) = match self {
+            Self::Flat(link) => (Some(&**link), None),
+            Self::Hierarchical(hierarchical) => (None, Some(hierarchical.links())),
+        };
+        flat.into_iter().chain(both.into_iter().flatten())
+    }
+
+    pub fn rank(&self) -> usize {
+        match self {
+            Self::Flat(link) => link.rank,
+            Self::Hierarchical(Hierarchical { intra, nodes, .. }) => nodes.own * nodes.ranks + intra.rank,
+        }
+    }
+
+    pub fn world(&self) -> usize {
+        match self {
+            Self::Flat(link) => link.world,
+            Self::Hierarchical(Hierarchical { nodes, .. }) => nodes.count * nodes.ranks,
+        }
+    }
+
+    /// One call at a time, also over the communicators that share a transport with this one.
+    pub fn enter(&self) -> Result<[Option<Entered<'_, ()>>; 2]> {
+        let mut entered = [None, None];
+        for (place, link) in entered.iter_mut().zip(self.links()) {
+            *place = Some(link.enter()?);
+        }
+        Ok(entered)
+    }
+
+    pub fn check(&self, device: Device, memory: &Block, bytes: i64) -> Result<()> {
+        match self {
+            Self::Flat(link) => link.transport.check(device, memory, bytes),
+            Self::Hierarchical(hierarchical) => hierarchical.check(device, memory, bytes),
+        }
+    }
+
+    /// For exchanges of blocks with up to so many bytes.
+    pub fn workspace(&self, queue: &mut Queue, bytes: i64) -> Result<Workspace> {
+        match self {
+            Self::Flat(link) => link.staging(queue, bytes).map(Workspace::Flat),
+            Self::Hierarchical(hierarchical) => hierarchical.workspace(queue, bytes).map(Workspace::Hierarchical),
+        }
+    }
+
+    pub fn exchange(&self, exchange: &Exchange<'_>, workspace: &Workspace) -> Result<()> {
+        match (self, workspace) {
+            (Self::Flat(link), Workspace::Flat(staging)) => link.exchange(exchange, staging.as_ref()).map(|_| ()),
+            (Self::Hierarchical(hierarchical), Workspace::Hierarchical(workspace)) => {
+                hierarchical.exchange(exchange, workspace)
+            }
+            _ => Err(error!(Panic, "communicator: a workspace of another topology")),
+        }
+    }
+
+    /// Before the first of a call's launches.
+    pub fn begin(&self, queue: &mut Queue, phases: Phases) -> Result<()> {
+        self.links().try_for_each(|link| link.transport.check_capture(queue))?;
+        for (index, link) in self.links().enumerate() {
+            let begun = link.transport.begin(queue, phases);
+            if begun.is_err() && index > 0 {
+                self.desynchronized(); // the first has begun
+            }
+            begun?;
+        }
+        Ok(())
+    }
+
+    /// Behind the last of a call's launches.
+    pub fn end(&self, queue: &mut Queue, phases: Phases) -> Result<()> {
+        self.links().try_for_each(|link| link.transport.end(queue, phases))
+    }
+
+    pub fn desynchronized(&self) {
+        self.links().for_each(|link| link.transport.desynchronized());
+    }
+
+    /// This rank will not come to the exchange that the others may be waiting in.
+    pub fn abort(&self) {
+        self.links().for_each(|link| link.transport.abort());
+    }
+
+    /// TIMEOUT if a rank did not come in time. Never waits.
+    pub fn peer_lost(&self) -> Result<()> {
+        self.links().try_for_each(|link| link.transport.peer_lost())
+    }
+
+    pub fn async_error(&self) -> Result<()> {
+        self.links().try_for_each(Link::async_error)
+    }
+
+    /// Memory that blocks arrive in by each pattern, if the transport has its own.
+    pub fn receive_slots(&self) -> Option<[*mut u8; 2]> {
+        match self {
+            Self::Flat(link) if link.world > 1 => link.transport.receive_slots(),
+            _ => None,
+        }
+    }
+
+    /// The memory of the others, if codecs write there without an exchange.
+    pub fn direct(&self) -> Option<&Peers> {
+        match self {
+            Self::Flat(link) if link.world > 1 => link.transport.direct(),
+            _ => None,
+        }
+    }
+
+    /// The bootstrap all-gather: 64 bytes of each rank, by rank. If it fails, the others do not wait.
+    pub fn all_gather_bytes(&self, own: &Bytes) -> Result<Records> {
+        let gathered = Records::with_room(self.world()).and_then(|mut all| {
+            match self {
+                Self::Flat(link) => link.all_gather(own, &mut all.0)?,
+                Self::Hierarchical(hierarchical) => hierarchical.all_gather_bytes(own, &mut all.0)?,
+            }
+            Ok(all)
+        });
+        if gathered.is_err() {
+            self.abort();
+        }
+        gathered
+    }
+
+    /// The records of all ranks, which are of one world and create the same thing.
+    pub fn all_gather_records(&self, subject: Subject, own: Record) -> Result<Records> {
+        let all = self.all_gather_bytes(&own.of_rank(self.rank(), self.world()))?;
+        all.check(subject)?;
+        Ok(all)
+    }
+}
