@@ -232,7 +232,7 @@ impl Import {
             }
             Some(queue.own(uuid, lent)?)
         } else if place.parts.is_empty() {
-            Some(queue.open(place.uuid, place.handle, bytes)?)
+            Some(queue.open(place.uuid, place.handle, socket::sender(answers.number()), bytes)?)
         } else {
             // SAFETY: they are open until this returns.
             let file = |file: &Descriptor| unsafe { BorrowedFd::borrow_raw(file.number()) };

@@ -2,7 +2,9 @@
 
 use std::{
     ffi::{c_int, c_void},
-    io,
+    fmt::Write,
+    fs::File,
+    io::{self, Read},
     mem::{self, MaybeUninit},
     os::fd::RawFd,
     ptr,
@@ -10,6 +12,7 @@ use std::{
 };
 
 use crate::{
+    backend::cuda::ipc::Sender,
     cancel,
     error::{Result, Status, error},
 };
@@ -350,6 +353,35 @@ impl Identity {
     }
 }
 
+/// The process that made a socket's other end: zeros where the kernel does not show it here.
+pub fn sender(answers: RawFd) -> Sender {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut size = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `peer` and `size` outlive the call, and `size` is that of `peer`.
+    unsafe {
+        libc::getsockopt(answers, libc::SOL_SOCKET, libc::SO_PEERCRED, ptr::from_mut(&mut peer).cast(), &mut size);
+    }
+    let process = peer.pid.max(0) as u32;
+    Sender { process, started: started(process).unwrap_or(0) }
+}
+
+/// When a process began, in ticks since the machine did.
+fn started(process: u32) -> Option<u64> {
+    let mut path = arrayvec::ArrayString::<32>::new();
+    write!(path, "/proc/{process}/stat").ok()?;
+    let (mut text, mut length) = ([0; 1024], 0);
+    let mut file = File::open(path.as_str()).ok()?;
+    while let Some(room) = text.get_mut(length..).filter(|room| !room.is_empty()) {
+        match file.read(room).ok()? {
+            0 => break,
+            more => length += more,
+        }
+    }
+    // Behind the name in parentheses, which may have anything in it, the state is field 3 and the start field 22.
+    let behind = text[..length].rsplit(|&byte| byte == b')').next()?;
+    std::str::from_utf8(behind).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
 impl Socket {
     /// One that came with a message.
     pub fn of(descriptor: Descriptor) -> Result<Self> {
@@ -403,4 +435,19 @@ pub fn answer(descriptor: RawFd, byte: u8) {
     let _delay = cancel::delay(); // send() is a cancellation point
     // SAFETY: `byte` outlives the call, and is as long as is said.
     unsafe { libc::send(descriptor, ptr::from_ref(&byte).cast(), 1, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_number_and_by_when_it_began() {
+        let (kept, travels) = pair().unwrap();
+        let by = sender(travels.number());
+        assert_eq!(by.process, std::process::id());
+        assert!(by.started > 0 && sender(kept.number()) == by);
+        assert_ne!(started(1), Some(by.started));
+        assert_eq!(started(u32::MAX), None);
+    }
 }
