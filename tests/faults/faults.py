@@ -153,6 +153,12 @@ for name, old, new in (
 
 # ---- Others' files
 
+fault("an NVRTC that was replaced is taken for the one before", "stale plan", "src/compile/search.rs",
+      "about.st_mtime as u64, about.st_mtime_nsec as u64]", "0, 0]",
+      python("test_kernel_cache", "written_over"))
+fault("a kernel is kept beyond the limit of a file's size", "a refusal that writes", "src/compile/cache.rs",
+      "LARGEST.min(largest_file())", "LARGEST.max(largest_file().min(0))",
+      python("test_kernel_cache", "limit_of_a_files_size"))
 fault("an entry of somebody else is used", "payload believed", "src/compile/cache.rs",
       "about.uid() == user &&", "(about.uid() == user || true) &&", python("test_kernel_cache", "somebody_elses_directory"))
 
