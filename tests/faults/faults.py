@@ -326,7 +326,6 @@ fault("a failure leaves no sentence", "error lost", "src/panics.rs",
       "    remember(&failure);\n", "", python("test_refusals", "the_last_error_is_the_threads_own", fakes=False))
 fault("an event that the driver does not record", "driver's failure lost", "src/backend/cuda/event.rs",
       'driver.check(code, format_args!("cuEventRecord on {}", queue.device))', "let _ = code;\n        Ok(())",
-      python("test_peers", "whichever_call_of_the_driver_fails"),
       python("test_copy_driver", "every_call_of_the_driver_may_fail_in_a_copy", "pageable"))
 fault("ranks of a node do not meet between two exchanges", "lost rank", "src/comm/hierarchical.rs",
       "self.intra.transport.barrier(queue)?;\n        self.join", "self.join",
