@@ -23,13 +23,13 @@ KERNELS = ROOT / "kernels"
 # One source and one fatbin each.
 MODULES = ["bits", "strided", "signs", "onebit", "copy", "peers"]
 
-# The levels of the PTX, and the cards that get machine code of it. All other cards compile the highest level that they
+# The levels of the PTX, and the GPUs that get machine code of it. All other GPUs compile the highest level that they
 # know, so both are in the fatbin. Levels 8.0 to 8.9 give the PTX of 7.5, and the same machine code.
 LEVELS = {75: [75, 80, 86, 89], 90: [90, 100, 120]}
 
 OPTIONS = [
     "--std=c++14",
-    # No contraction of a * b + c: the CPU and every card give the same bits.
+    # No contraction of a * b + c: the CPU and every GPU give the same bits.
     "--fmad=false",
     # Keeps out a header of NVRTC's own that is included unasked, and puts 38 variables into every program.
     "-D__NV_TARGET_H",
@@ -94,43 +94,43 @@ class Nvrtc:
         return ptx
 
 
-def check_instructions(cubin, card):
+def check_instructions(cubin, capability):
     """Fails on what ptxas 12.9 gets wrong: predicates that it gathers in a byte of a register other than the lowest, where
     nobody looks for them. On an H200 that lost two bits of eight 16-bit elements, while the same PTX, compiled by the
     driver, was right. A value that goes through an empty asm() is kept out of it (in_register() in device.cuh)."""
     done = subprocess.run([package_file(NVDISASM, "nvdisasm"), "-c", str(cubin)], capture_output=True, text=True)
     if done.returncode != 0 or "EXIT" not in done.stdout:
-        sys.exit(f"nvdisasm for sm_{card}:\n{done.stdout}{done.stderr}")
+        sys.exit(f"nvdisasm for sm_{capability}:\n{done.stdout}{done.stderr}")
     wrong = re.findall(r"P2R\.B[123]", done.stdout)
     if wrong:
-        sys.exit(f"for sm_{card} ptxas gathers predicates in a higher byte, {len(wrong)} times: see check_instructions()")
+        sys.exit(f"for sm_{capability} ptxas gathers predicates in a higher byte, {len(wrong)} times: see check_instructions()")
 
 
-def assemble(ptx, card):
+def assemble(ptx, capability):
     """The machine code that ptxas makes of it. Prints each kernel's registers; spilled registers are an error."""
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = pathlib.Path(folder, "kernels.ptx"), pathlib.Path(folder, "kernels.cubin")
         source.write_text(ptx)
-        command = [package_file(PTXAS, "ptxas"), "-v", f"-arch=sm_{card}", "-o", cubin.name, source.name]
+        command = [package_file(PTXAS, "ptxas"), "-v", f"-arch=sm_{capability}", "-o", cubin.name, source.name]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         if done.returncode != 0:
-            sys.exit(f"ptxas for sm_{card}:\n{done.stdout}{done.stderr}")
+            sys.exit(f"ptxas for sm_{capability}:\n{done.stdout}{done.stderr}")
         code = cubin.read_bytes()
-        check_instructions(cubin, card)
+        check_instructions(cubin, capability)
     kernels = re.findall(r"entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill "
                          r"loads.*?Used (\d+) registers", done.stderr, re.DOTALL)
     if len(kernels) != ptx.count(".entry "):
-        sys.exit(f"ptxas for sm_{card} reports on {len(kernels)} of {ptx.count('.entry ')} kernels:\n{done.stderr}")
-    print(f"  sm_{card}: registers", ", ".join(f"{name.removeprefix('gc_')} {used}" for name, *_, used in kernels))
+        sys.exit(f"ptxas for sm_{capability} reports on {len(kernels)} of {ptx.count('.entry ')} kernels:\n{done.stderr}")
+    print(f"  sm_{capability}: registers", ", ".join(f"{name.removeprefix('gc_')} {used}" for name, *_, used in kernels))
     spilled = [f"{name}: {frame} bytes of stack, {stores} + {loads} spilled" for name, frame, stores, loads, _ in kernels
                if (frame, stores, loads) != ("0", "0", "0")]
     if spilled:
-        sys.exit(f"for sm_{card} registers do not suffice:\n  " + "\n  ".join(spilled))
+        sys.exit(f"for sm_{capability} registers do not suffice:\n  " + "\n  ".join(spilled))
     return code
 
 
 class Fatbin:
-    """What a driver chooses from: machine code for some cards, PTX for all others."""
+    """What a driver chooses from: machine code for some GPUs, PTX for all others."""
 
     def __init__(self):
         self.lib = ctypes.CDLL(package_file(NVFATBIN, r"libnvfatbin\.so.*"))
@@ -143,8 +143,8 @@ class Fatbin:
         if result != 0:
             sys.exit(f"nvFatbin{name}: {self.lib.nvFatbinGetErrorString(result).decode()}")
 
-    def add_cubin(self, code, card, name):
-        self.call("AddCubin", self.handle, code, ctypes.c_size_t(len(code)), str(card).encode(), name.encode())
+    def add_cubin(self, code, capability, name):
+        self.call("AddCubin", self.handle, code, ctypes.c_size_t(len(code)), str(capability).encode(), name.encode())
 
     def add_ptx(self, ptx, level, name):
         code = ptx.encode() + b"\0"  # counted, as it wants
@@ -161,11 +161,11 @@ class Fatbin:
 
 def fatbin(nvrtc, module):
     built = Fatbin()
-    for level, cards in LEVELS.items():
+    for level, capabilities in LEVELS.items():
         ptx = nvrtc.ptx(KERNELS / f"{module}.cu", level)
         print(f"{module}.cu for compute_{level}: {ptx.count('.entry ')} kernels, {len(ptx)} bytes of PTX")
-        for card in cards:
-            built.add_cubin(assemble(ptx, card), card, module)
+        for capability in capabilities:
+            built.add_cubin(assemble(ptx, capability), capability, module)
         built.add_ptx(ptx, level, module)
     return built.take()
 

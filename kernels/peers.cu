@@ -2,10 +2,10 @@
 // buffers, and then they meet. What was pushed before a meeting is seen after it. What a codec makes it pushes by itself
 // (encode.cuh, reduce.cuh, finish.cuh); all else goes through these.
 //
-// Nothing is ever read from another card, for a write goes on its way where a read waits for the answer.
+// Nothing is ever read from another GPU, for a write goes on its way where a read waits for the answer.
 #include "peers.cuh"
 
-enum : unsigned { THREADS = 256, VECTORS = 4 };  // of 16 bytes, a thread
+enum : unsigned { VECTORS = 4 };  // of 16 bytes, a thread
 
 // The structs are laid out by the host too: src/backend/cuda/peers.rs.
 

@@ -56,7 +56,7 @@ __device__ __forceinline__ u64 nanoseconds_now() {
 // A meeting, by all threads of a block, MOST_RANKS or more: tells every rank that this one has come, with all that it did
 // before, and waits until all have. The number of the meeting is counted here and not by the host, so that a graph can be
 // launched again. A rank can be one meeting ahead, and no more, so it is heard in two places in turn; anything but the
-// number that is due counts as silence. Where ranks share a card they speak in one launch and listen in another, which the
+// number that is due counts as silence. Where ranks share a GPU they speak in one launch and listen in another, which the
 // host orders.
 struct Meeting {
     gc_peers *peers;
@@ -89,7 +89,7 @@ struct Meeting {
         if (heard && !broken) {
             const u64 begin = nanoseconds_now();
             while (!silent && hear(heard) != number) {
-                // Clocks of cards may step back a little.
+                // Clocks of GPUs may step back a little.
                 const u64 since = nanoseconds_now() - begin;
                 silent = static_cast<long long>(since) >= 0 && since > patience;
             }

@@ -17,7 +17,7 @@ struct gc_compress {
 SAME_LAYOUT(gc_compress)
 
 // Reads a value and an error, writes 1/8 byte an element. Block: a tile, a unit a warp. What is not finite needs no
-// care: a NaN that a card has computed has no sign, so its bit is 1, and the unit's sum shows it.
+// care: a NaN that a GPU has computed has no sign, so its bit is 1, and the unit's sum shows it.
 template <typename V, typename E>
 __device__ __forceinline__ void compress(const gc_compress &call) {
     constexpr unsigned N = neighbours<V, E>();

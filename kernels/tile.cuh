@@ -19,7 +19,7 @@
 using namespace gradcodec;
 typedef unsigned long long u64;
 
-enum : unsigned { LINE = 128 };
+enum : unsigned { LINE = 128, THREADS = 256 };  // bytes of a cache line; threads of a block, but for copies
 
 // A launch behind another one may begin while that one ends (Queue::launch_pdl): its blocks are there then, and wait here
 // for all that was written. Before this they read nothing that a launch writes.
@@ -29,7 +29,7 @@ __device__ __forceinline__ void wait_for_launch_before() {
 #endif
 }
 // From now on the blocks of such a launch may come to processors that have room, once all blocks of this one have begun.
-// Not before blocks that wait for other cards: those would keep the room, which another launch may need for what is waited
+// Not before blocks that wait for other GPUs: those would keep the room, which another launch may need for what is waited
 // for.
 __device__ __forceinline__ void let_next_launch_begin() {
 #if __CUDA_ARCH__ >= 900

@@ -267,17 +267,17 @@ fn a_communicator_that_cannot_be_made_leaves_nothing_behind() {
         let allocations = with_every_failure_of(3, |out| gc_comm_group(3, out), gc_comm_free);
         // What the three share, and each of them.
         assert!(allocations >= 4, "{allocations} allocations");
-        let (mut inside, mut between) = (ptr::null_mut(), ptr::null_mut());
-        assert_eq!((gc_comm_group(1, &mut inside), gc_comm_group(1, &mut between)), (0, 0));
-        let allocations = with_every_failure_of(1, |out| gc_comm_hierarchical(inside, between, out), gc_comm_free);
+        let (mut intra, mut inter) = (ptr::null_mut(), ptr::null_mut());
+        assert_eq!((gc_comm_group(1, &mut intra), gc_comm_group(1, &mut inter)), (0, 0));
+        let allocations = with_every_failure_of(1, |out| gc_comm_hierarchical(intra, inter, out), gc_comm_free);
         // What ranks tell each other, the list of machines, the communicator and where C holds it.
         assert!(allocations >= 6, "{allocations} allocations");
-        gc_comm_free(inside);
-        gc_comm_free(between);
+        gc_comm_free(intra);
+        gc_comm_free(inter);
     }
 }
 
-/// Answers as if all ranks sent the same: of as many as there are.
+/// Answers as if both of two ranks sent the same, but in what they tell each other. `ctx`: how far apart they are among all.
 unsafe extern "C" fn echo(
     ctx: *mut c_void,
     send: *const c_void,
@@ -286,9 +286,17 @@ unsafe extern "C" fn echo(
     _: DLDevice,
     _: *mut c_void,
 ) -> i32 {
-    for rank in 0..ctx.addr() {
-        // SAFETY: room for a block of each rank.
+    for rank in 0..2 {
+        // SAFETY: room for a block of each of two ranks.
         unsafe { recv.cast::<u8>().add(rank * bytes).copy_from_nonoverlapping(send.cast(), bytes) };
+    }
+    if bytes == 64 {
+        // What ranks tell each other at creation has the rank at 4 and the size of its world at 8.
+        // SAFETY: room for two records, which were written above.
+        unsafe {
+            let other = recv.cast::<u8>().add(bytes);
+            *other.add(4) += if *other.add(8) == 2 { 1 } else { ctx.addr() as u8 };
+        }
     }
     0
 }
@@ -300,7 +308,7 @@ fn a_call_over_two_allocates_nothing_once_there_is_room() {
         rank: 0,
         world_size: 2,
         flags: 0,
-        ctx: ptr::without_provenance_mut(2),
+        ctx: ptr::without_provenance_mut(1),
         all_to_all: Some(echo),
         all_gather: Some(echo),
     };
@@ -314,14 +322,15 @@ fn a_call_over_two_allocates_nothing_once_there_is_room() {
     let live = LIVE.get();
     // SAFETY: communicators, and tensors over memory that is there; what was made is released once.
     unsafe {
-        let [mut inside, mut between, mut two] = [ptr::null_mut(); 3];
-        assert_eq!(gc_comm_from_transport(&transport, &mut inside), 0);
-        assert_eq!(gc_comm_from_transport(&transport, &mut between), 0);
-        let allocations = with_every_failure_of(1, |out| gc_comm_hierarchical(inside, between, out), gc_comm_free);
+        let [mut intra, mut inter, mut two] = [ptr::null_mut(); 3];
+        assert_eq!(gc_comm_from_transport(&transport, &mut intra), 0);
+        let across = gc_transport_t { ctx: ptr::without_provenance_mut(2), ..transport };
+        assert_eq!(gc_comm_from_transport(&across, &mut inter), 0);
+        let allocations = with_every_failure_of(1, |out| gc_comm_hierarchical(intra, inter, out), gc_comm_free);
         assert!(allocations >= 6, "{allocations} allocations");
-        assert_eq!(gc_comm_hierarchical(inside, between, &mut two), 0);
-        gc_comm_free(inside);
-        gc_comm_free(between);
+        assert_eq!(gc_comm_hierarchical(intra, inter, &mut two), 0);
+        gc_comm_free(intra);
+        gc_comm_free(inter);
         let mut allreduce = ptr::null_mut();
         assert_eq!(gc_allreduce_create(two, &options, &mut allreduce), 0);
         let (list, none) = ([&raw const values], ptr::null());

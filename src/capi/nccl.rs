@@ -63,7 +63,7 @@ pub struct gc_nccl_options_t {
 
 // SAFETY: numbers and pointers without gaps between them.
 unsafe impl borrow::Extensible for gc_nccl_options_t {
-    const FIRST_SIZE: usize = 24;
+    const FIRST_SIZE: usize = 32;
     const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
 }
 

@@ -458,7 +458,7 @@ impl Nccl {
             Block::Cuda(_) if device != own => {
                 Err(error!(InvalidArgument, "device: {device}; the communicator, over NCCL, is on {own}"))
             }
-            Block::Cuda(memory) if !memory.is_in_primary()? => Err(error!(
+            Block::Cuda(memory) if !memory.is_in_primary() => Err(error!(
                 InvalidArgument,
                 "the current context is not the primary one of {own}, the only one that NCCL works in"
             )),

@@ -2,7 +2,9 @@
 
 use std::{
     ffi::{c_int, c_void},
-    io,
+    fmt::Write,
+    fs::File,
+    io::{self, Read},
     mem::{self, MaybeUninit},
     os::fd::RawFd,
     ptr,
@@ -10,6 +12,7 @@ use std::{
 };
 
 use crate::{
+    backend::cuda::ipc::Sender,
     cancel,
     error::{Result, Status, error},
 };
@@ -82,7 +85,7 @@ const SCM_PIDFD: c_int = 4;
 
 /// What `CMSG_SPACE` says for descriptors.
 const fn control(descriptors: usize) -> usize {
-    // SAFETY: it only computes.
+    // SAFETY: CMSG_SPACE() computes a size and touches no memory.
     unsafe { libc::CMSG_SPACE((descriptors * size_of::<RawFd>()) as u32) as usize }
 }
 
@@ -257,7 +260,7 @@ impl Incoming {
     /// recvmsg() has filled the message in, and nobody has taken its descriptors.
     unsafe fn keep_descriptors(&mut self, message: &libc::msghdr) {
         self.cut |= message.msg_flags & libc::MSG_CTRUNC != 0;
-        // SAFETY: the caller's promise: headers, each within the room, and behind one of rights descriptors of this process.
+        // SAFETY: recvmsg() wrote headers, each within the room, and behind one of rights new descriptors of this process.
         unsafe {
             let mut header = libc::CMSG_FIRSTHDR(message);
             while !header.is_null() {
@@ -350,6 +353,35 @@ impl Identity {
     }
 }
 
+/// The process that made a socket's other end: zeros where the kernel does not show it here.
+pub fn sender(answers: RawFd) -> Sender {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut size = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `peer` and `size` outlive the call, and `size` is that of `peer`.
+    unsafe {
+        libc::getsockopt(answers, libc::SOL_SOCKET, libc::SO_PEERCRED, ptr::from_mut(&mut peer).cast(), &mut size);
+    }
+    let process = peer.pid.max(0) as u32;
+    Sender { process, started: started(process).unwrap_or(0) }
+}
+
+/// When a process began, in ticks since the machine did.
+fn started(process: u32) -> Option<u64> {
+    let mut path = arrayvec::ArrayString::<32>::new();
+    write!(path, "/proc/{process}/stat").ok()?;
+    let (mut text, mut length) = ([0; 1024], 0);
+    let mut file = File::open(path.as_str()).ok()?;
+    while let Some(room) = text.get_mut(length..).filter(|room| !room.is_empty()) {
+        match file.read(room).ok()? {
+            0 => break,
+            more => length += more,
+        }
+    }
+    // Behind the name in parentheses, which may have anything in it, the state is field 3 and the start field 22.
+    let behind = text[..length].rsplit(|&byte| byte == b')').next()?;
+    std::str::from_utf8(behind).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
 impl Socket {
     /// One that came with a message.
     pub fn of(descriptor: Descriptor) -> Result<Self> {
@@ -401,6 +433,21 @@ pub fn peek(number: RawFd, deadline: Deadline) -> Result<Option<u8>> {
 /// Sends a byte to whoever listens, without waiting and without a signal.
 pub fn answer(descriptor: RawFd, byte: u8) {
     let _delay = cancel::delay(); // send() is a cancellation point
-    // SAFETY: a byte that is there.
+    // SAFETY: `byte` outlives the call, and is as long as is said.
     unsafe { libc::send(descriptor, ptr::from_ref(&byte).cast(), 1, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_number_and_by_when_it_began() {
+        let (kept, travels) = pair().unwrap();
+        let by = sender(travels.number());
+        assert_eq!(by.process, std::process::id());
+        assert!(by.started > 0 && sender(kept.number()) == by);
+        assert_ne!(started(1), Some(by.started));
+        assert_eq!(started(u32::MAX), None);
+    }
 }

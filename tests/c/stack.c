@@ -246,31 +246,38 @@ static void call_allreduces(void) {
     gc_comm_free(comm);
 }
 
-/* Answers as if all of two ranks sent the same. */
+/* Answers as if both of two ranks sent the same, but in what they tell each other at creation: 64 bytes, with the rank at
+ * 4 and the size of its world at 8. `ctx`: how far apart the two are in the world of four. */
 static int32_t echo(void *ctx, const void *send, void *recv, size_t bytes, DLDevice device, void *stream) {
-    (void)ctx, (void)device, (void)stream;
+    unsigned char *other = (unsigned char *)recv + bytes;
+    (void)device, (void)stream;
     memcpy(recv, send, bytes);
-    memcpy((char *)recv + bytes, send, bytes);
+    memcpy(other, send, bytes);
+    if (bytes == 64)
+        other[4] = (unsigned char)(other[4] + (other[8] == 2 ? 1 : *(const int *)ctx));
     return 0;
 }
 
-/* Of two machines of two ranks each, as one of them sees it. */
-static void call_allreduce_of_machines(void) {
+/* Of two nodes of two ranks each, as one of them sees it. */
+static void call_allreduce_of_nodes(void) {
+    int next = 1, after_next = 2;
     int64_t length = 5001, shard = gc_shard_elements(length, 4);
     DLTensor buffer = flat(elements, dtype_of(kDLFloat, 32), &length);
     DLTensor worker = flat(elements + 32 * 1024, dtype_of(kDLFloat, 32), &length);
     DLTensor server = flat(elements + 64 * 1024, dtype_of(kDLFloat, 32), &shard);
     gc_transport_t transport;
-    gc_comm_t *inside, *between, *comm;
+    gc_comm_t *intra_node, *inter_node, *comm;
     memset(&transport, 0, sizeof transport);
     transport.struct_size = sizeof transport;
     transport.world_size = 2;
     transport.all_to_all = transport.all_gather = echo;
-    CHECK_OK(gc_comm_from_transport(&transport, &inside));
-    CHECK_OK(gc_comm_from_transport(&transport, &between));
-    CHECK_OK(gc_comm_hierarchical(inside, between, &comm));
-    gc_comm_free(inside);
-    gc_comm_free(between);
+    transport.ctx = &next;
+    CHECK_OK(gc_comm_from_transport(&transport, &intra_node));
+    transport.ctx = &after_next;
+    CHECK_OK(gc_comm_from_transport(&transport, &inter_node));
+    CHECK_OK(gc_comm_hierarchical(intra_node, inter_node, &comm));
+    gc_comm_free(intra_node);
+    gc_comm_free(inter_node);
     CHECK_STATUS(gc_compressed_allreduce(comm, &buffer, &worker, &server, NULL), GC_STATUS_CORRUPT); /* not four ranks' */
     gc_comm_free(comm);
 }
@@ -541,7 +548,7 @@ int main(void) {
         {"codecs", call_codecs},
         {"a large codec, 4 threads", call_large_codec_with_threads},
         {"all-reduces", call_allreduces},
-        {"an all-reduce of machines", call_allreduce_of_machines},
+        {"an all-reduce of nodes", call_allreduce_of_nodes},
         {"the plain form", call_onebit},
         {"copies", call_copies},
         {"copies on CUDA", call_copies_on_cuda},

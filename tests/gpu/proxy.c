@@ -13,8 +13,9 @@ int cuStreamQuery(void *stream) {
 /* All others go on to the driver, whatever their arguments are. */
 #define FORWARDED(X) \
     X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetAttribute) \
-    X(cuDeviceTotalMem_v2) X(cuDevicePrimaryCtxRetain) X(cuCtxPushCurrent_v2) X(cuCtxPopCurrent_v2) \
-    X(cuCtxGetDevice) X(cuCtxGetId) X(cuCtxGetCurrent) X(cuCtxSynchronize) X(cuStreamCreate) X(cuStreamDestroy_v2) \
+    X(cuDeviceTotalMem_v2) X(cuDevicePrimaryCtxGetState) X(cuDevicePrimaryCtxRetain) X(cuCtxPushCurrent_v2) \
+    X(cuCtxPopCurrent_v2) X(cuCtxGetDevice) X(cuCtxGetId) X(cuCtxGetCurrent) X(cuCtxSynchronize) X(cuStreamCreate) \
+    X(cuStreamDestroy_v2) \
     X(cuStreamGetCtx) X(cuStreamGetDevice) X(cuStreamSynchronize) X(cuThreadExchangeStreamCaptureMode) \
     X(cuMemAlloc_v2) X(cuMemFree_v2) X(cuLibraryLoadData) X(cuMemcpyHtoD_v2) X(cuMemcpyDtoH_v2) X(cuMemcpyAsync) \
     X(cuMemsetD8Async) X(cuLibraryUnload) X(cuLibraryGetKernel) X(cuKernelGetFunction) X(cuFuncGetAttribute) \

@@ -286,8 +286,7 @@ def test_where_freeing_does_not_wait_nothing_is_used_again():
     run(script, FAKE_FREE=0)
 
 
-@pytest.mark.parametrize("late", [7, 13], ids=["as long as one trial", "longer than both"])
-def test_a_thread_that_stalls_does_not_pass_for_one_that_waits(late):
+def test_a_thread_that_stalls_does_not_pass_for_one_that_waits():
     script = """
         fake = driver()
         for _ in range(2):  # what is unclear is asked again
@@ -299,7 +298,7 @@ def test_a_thread_that_stalls_does_not_pass_for_one_that_waits(late):
             assert lib.gc_trim(DLDevice(CUDA, 0)) == 0, last_error()
             assert fake.fake_in_use(0) == 0
     """
-    run(script, FAKE_FREE=late)
+    run(script, FAKE_FREE=13)  # milliseconds: longer than the work of every trial
 
 
 def test_the_first_fence_of_a_context_tries_whether_freeing_waits():
@@ -313,8 +312,8 @@ def test_the_first_fence_of_a_context_tries_whether_freeing_waits():
                 held(300 << 20)
                 assert fake.fake_last_launch() == b"gc_spin"
                 launches.append(fake.fake_launches())
-        # Two trials at least; where the machine was slow, some more.
-        assert launches[0] >= 2 and launches[1] == launches[0] and launches[2] >= launches[0] + 2, launches
+        # Three trials at least; where the machine was slow, some more.
+        assert launches[0] >= 3 and launches[1] == launches[0] and launches[2] >= launches[0] + 3, launches
         assert launches[3] == launches[2], "once a context"
     """
     run(script)

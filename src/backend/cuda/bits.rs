@@ -1,8 +1,8 @@
 //! Packing and unpacking bits on CUDA.
 //!
-//! Memory that is contiguous on both sides goes through kernels of its own width at the speed of memory; other layouts that
-//! are usual through those of their class (strided.rs); everything else through one kernel each way that walks the loops of
-//! the plan (walk.rs).
+//! Memory that is contiguous on both sides goes through kernels of its own width at the speed of memory; other layouts
+//! that are usual through those of their class (strided.rs); everything else through one kernel each operation that
+//! walks the loops of the plan (walk.rs).
 
 use std::ptr;
 
@@ -16,7 +16,7 @@ use super::{
     module::{BITS, Kernel},
     queue::Queue,
     strided,
-    tiles::{Way, Work},
+    tiles::{Operation, Work},
     walk,
 };
 
@@ -38,22 +38,22 @@ pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, ds
         // SAFETY: the kernel's arguments (kernels/README.md), over memory that the makers of the views vouched for.
         return unsafe { queue.launch(kernel, bytes, &mut arguments) };
     }
-    let (way, bytes) = (Way::Pack(rule), dst.data());
-    if let Some(work) = work(plan, way, elements, bytes, src) {
+    let (operation, bytes) = (Operation::Pack(rule), dst.data());
+    if let Some(work) = work(plan, operation, elements, bytes, src) {
         // SAFETY: it is of the plan of these views, over memory that their makers vouched for.
         return unsafe { work.launch(queue) };
     }
     if let Some(bits) = without_padding(plan)
-        && let Some(work) = work(&bits, way, elements, bytes, src)
+        && let Some(work) = work(&bits, operation, elements, bytes, src)
     {
-        // SAFETY: likewise, and so is what is behind.
+        // SAFETY: it is of the plan of these views without its padding, which lies in the same memory.
         return unsafe {
             work.launch(queue)?;
-            walk::zero_behind(queue, plan, way, elements, bytes)
+            walk::zero_behind(queue, plan, operation, elements, bytes)
         };
     }
     // SAFETY: the plan is of these views, over memory that their makers vouched for.
-    unsafe { walk::walk(queue, plan, way, elements, bytes) }
+    unsafe { walk::walk(queue, plan, operation, elements, bytes) }
 }
 
 /// Writes the bits in the bytes of `src` to the elements of `dst`, zeros and `patterns.one`. `plan` was made from these
@@ -77,19 +77,19 @@ pub fn unpack(queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<
         // SAFETY: the kernel's arguments (kernels/README.md), over memory that the makers of the views vouched for.
         return unsafe { queue.launch(kernel, count, &mut arguments) };
     }
-    let way = Way::Unpack(patterns);
-    if let Some(work) = work(plan, way, elements, src.data(), src) {
+    let operation = Operation::Unpack(patterns);
+    if let Some(work) = work(plan, operation, elements, src.data(), src) {
         // SAFETY: it is of the plan of these views, over memory that their makers vouched for.
         return unsafe { work.launch(queue) };
     }
     // SAFETY: the plan is of these views, over memory that their makers vouched for.
-    unsafe { walk::walk(queue, plan, way, elements, src.data()) }
+    unsafe { walk::walk(queue, plan, operation, elements, src.data()) }
 }
 
 /// What a kernel for its class of layouts does, if there is one, with the plan as it is or in rows.
-fn work(plan: &BitPlan, way: Way, elements: *mut u8, bytes: *mut u8, read: &View<'_>) -> Option<Work> {
+fn work(plan: &BitPlan, operation: Operation, elements: *mut u8, bytes: *mut u8, read: &View<'_>) -> Option<Work> {
     let rows = plan.in_rows();
-    strided::work(rows.as_ref().unwrap_or(plan), way, elements, bytes, read.extent())
+    strided::work(rows.as_ref().unwrap_or(plan), operation, elements, bytes, read.extent())
 }
 
 /// The plan without the bytes that no element has a bit in, if there are such and it can be told.

@@ -100,7 +100,7 @@ impl Context {
 
     /// The context that a handle was made in. A stream that somebody created must belong to it; the others are its own,
     /// whichever context is current.
-    pub fn of_home(device: Device, stream: Stream, home: Home) -> Result<Self> {
+    pub fn of_home(device: Device, stream: Stream, home: ContextRef) -> Result<Self> {
         if let Some(stream) = stream.created() {
             let context = Self::of_stream(device, stream)?;
             if context.id != home.id {
@@ -122,23 +122,26 @@ impl Context {
         Ok(context)
     }
 
-    /// Where this is, which is current, for a handle to come back to.
-    pub fn home(&self) -> Result<Home> {
-        Ok(Home { handle: self.handle_now()? as usize, id: self.id })
+    /// A reference to this, which is current and on this device, for a handle to come back to.
+    pub fn home(&self, device: Device) -> Result<ContextRef> {
+        let handle = self.handle_now()?;
+        // Retained, it lives as long as the process.
+        let is_primary = is_primary_active(device)? && primary(device)? == handle;
+        Ok(ContextRef { handle: handle as usize, id: self.id, is_primary })
     }
 
     /// The handle of this, which is current.
     pub fn handle_now(&self) -> Result<CUcontext> {
         let mut handle = ptr::null_mut();
-        // SAFETY: the place outlives the call.
+        // SAFETY: what the driver writes to is a local variable, which outlives the call.
         let code = unsafe { (self.driver.functions.cuCtxGetCurrent)(&mut handle) };
         self.driver.check(code, format_args!("cuCtxGetCurrent"))?;
         Ok(handle)
     }
 
-    /// Whether this, which is current, is still the context that a handle was made in: a primary one that was reset keeps
-    /// its address, and all memory is gone.
-    pub fn is_still(&self, home: Home) -> bool {
+    /// Whether this, which is current, is still the context that a handle was made in: a primary one that was reset
+    /// keeps its address, and all memory is gone.
+    pub fn is_still(&self, home: ContextRef) -> bool {
         id_of(self.driver, ptr::null_mut()).is_ok_and(|id| id == home.id)
     }
 
@@ -164,7 +167,7 @@ impl Context {
 
     /// The number of the device that a stream of this context is on.
     fn ask_for_device_of(&mut self, stream: *mut c_void) -> Result<usize> {
-        // A context of some of a card's processors may be current to one thread at a time: it is not made so for this.
+        // A context of some of a GPU's processors may be current to one thread at a time: it is not made so for this.
         if let Some(get_device) = self.driver.functions.cuStreamGetDevice {
             let mut handle = 0;
             // SAFETY: a stream that is alive; the place outlives the call.
@@ -181,7 +184,7 @@ impl Context {
     /// The number of the device that this context, which is current, is on.
     fn ask_for_device(&self) -> Result<usize> {
         let mut handle = 0;
-        // SAFETY: the place outlives the call.
+        // SAFETY: what the driver writes to is a local variable, which outlives the call.
         let code = unsafe { (self.driver.functions.cuCtxGetDevice)(&mut handle) };
         self.driver.check(code, format_args!("cuCtxGetDevice"))?;
         self.is_on(handle)
@@ -200,49 +203,59 @@ impl Context {
     fn leave(&mut self) {
         if self.pushed {
             let mut context = ptr::null_mut();
-            // SAFETY: what was pushed on this thread is still on top: nothing of ours leaves another one there. There is
-            // nobody to tell of a failure, and none that leaves the caller worse off than it is.
+            // SAFETY: what was pushed on this thread is still on top: nothing of ours leaves another one there. There
+            // is nobody to tell of a failure, and none that leaves the caller worse off than it is.
             unsafe { (self.driver.functions.cuCtxPopCurrent_v2)(&mut context) };
             (self.current, self.pushed) = (false, false);
         }
     }
 }
 
-/// A context that a handle of ours lives in, and must not outlive. The address as a number, to be shared.
+/// A reference to the context that a handle of ours lives in, and must not outlive. The address as a number, to be
+/// shared.
 #[derive(Clone, Copy)]
-pub struct Home {
+pub struct ContextRef {
     handle: usize,
     pub id: u64,
+    /// Whether it is the device's primary context.
+    pub(super) is_primary: bool,
 }
 
-impl Home {
+impl ContextRef {
     /// The context, for others of this process.
     pub(super) fn handle(self) -> usize {
         self.handle
     }
 
-    /// Whether it is the primary context of this device.
-    pub(super) fn is_primary(self, device: Device) -> Result<bool> {
-        Ok(primary(device)? as usize == self.handle)
+    /// Whether its handle may be used: the primary context is retained, and the current one is alive. Any other context
+    /// the program may have destroyed, and the driver does not say what it does with a handle of such.
+    pub(super) fn may_be_entered(self, device: Device) -> bool {
+        let is_current =
+            || Context::of_thread_anywhere(device.driver).is_ok_and(|it| it.is_some_and(|it| it.id == self.id));
+        self.is_primary || is_current()
     }
 
-    /// Whether it is gone, or another has its address.
+    /// Whether it is gone, or another has its address. Of a context that may be entered.
     pub(super) fn is_gone(self, device: Device) -> bool {
         let mut id = 0;
-        // SAFETY: the place outlives the call. The driver refuses a context that is gone.
+        // SAFETY: `id` outlives the call, and the context may be entered.
         let code = unsafe { (device.driver.functions.cuCtxGetId)(self.handle as CUcontext, &mut id) };
         code == INVALID_CONTEXT || code == 0 && id != self.id
     }
 
-    /// Calls what gives something of this context back to the driver, with the context current, unless that is gone, and all
-    /// that was in it. Nobody can be told of a failure: in a forked child, and while the process ends, the driver refuses
-    /// everything.
+    /// Calls what gives something of this context back to the driver, with the context current. Not where the context
+    /// is gone, with all that was in it, or may be: then what is in it is left to whoever destroys it. Errors are
+    /// ignored, for there is no caller to return them to: in a forked child, and while the process ends, the driver
+    /// refuses everything.
     pub(super) fn give_back(self, device: Device, release: impl FnOnce()) {
         // The driver may reach cancellation points while it waits.
         let _delay = cancel::delay();
+        if !self.may_be_entered(device) {
+            return;
+        }
         let Ok(context) = Context::of_home(device, Stream::LEGACY, self) else { return };
         if context.is_still(self)
-            && let Ok(_relaxed) = Relaxed::begin(device.driver)
+            && let Ok(_relaxed) = RelaxedCapture::begin(device.driver)
         {
             release();
         }
@@ -255,8 +268,8 @@ impl Drop for Context {
     }
 }
 
-/// While it lives, a device's primary context is current on this thread, whichever was before: for libraries over CUDA's
-/// runtime, which work in no other one and may leave it current.
+/// While it lives, a device's primary context is current on this thread, whichever was before: for libraries over
+/// CUDA's runtime, which work in no other one and may leave it current.
 pub struct InPrimary {
     // In this order they are dropped.
     _context: Context,
@@ -284,6 +297,15 @@ fn id_of(driver: &Driver, handle: CUcontext) -> Result<u64> {
     Ok(id)
 }
 
+fn is_primary_active(device: Device) -> Result<bool> {
+    let (mut flags, mut active) = (0, 0);
+    let handle = device.properties().handle;
+    // SAFETY: the integers outlive the call, and the handle is that of a device that the driver listed.
+    let code = unsafe { (device.driver.functions.cuDevicePrimaryCtxGetState)(handle, &mut flags, &mut active) };
+    device.driver.check(code, format_args!("cuDevicePrimaryCtxGetState of {device}"))?;
+    Ok(active != 0)
+}
+
 /// The primary context of a device, retained for good.
 pub fn primary(device: Device) -> Result<CUcontext> {
     let Properties { handle, primary, .. } = device.properties();
@@ -298,13 +320,14 @@ pub fn primary(device: Device) -> Result<CUcontext> {
 }
 
 /// The devices of contexts.
-static DEVICES: Remembered = Remembered::nothing();
+static DEVICES: LossyCache = LossyCache::nothing();
 
-/// A small number for each of some contexts, by their ids, which the driver never gives twice. What is asked for again and
-/// again is there; a context that comes to another's place takes it, and then that one's number is to be found out anew.
-pub struct Remembered([AtomicU64; 64]);
+/// A small number for each of some contexts, by their ids, which the driver never gives twice. What is asked for again
+/// and again is there; a context that comes to another's place takes it, and then that one's number is to be found out
+/// anew.
+pub struct LossyCache([AtomicU64; 64]);
 
-impl Remembered {
+impl LossyCache {
     pub const fn nothing() -> Self {
         Self([const { AtomicU64::new(0) }; 64])
     }
@@ -327,21 +350,21 @@ impl Remembered {
     }
 }
 
-/// While it lives, calls of this thread do not disturb what other threads, or this one, capture: to load, to allocate or
-/// to wait for the legacy stream would fail otherwise, and break the capture, for as long as any thread captures.
-pub struct Relaxed {
+/// While it lives, calls of this thread do not disturb what other threads, or this one, capture: to load, to allocate
+/// or to wait for the legacy stream would fail otherwise, and break the capture, for as long as any thread captures.
+pub struct RelaxedCapture {
     driver: &'static Driver,
     before: c_int,
 }
 
-impl Relaxed {
+impl RelaxedCapture {
     pub fn begin(driver: &'static Driver) -> Result<Self> {
         let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_int;
         Ok(Self { driver, before: exchange_capture_mode(driver, relaxed)? })
     }
 }
 
-impl Drop for Relaxed {
+impl Drop for RelaxedCapture {
     fn drop(&mut self) {
         // The mode that this thread came with, so it is a valid one.
         let _ = exchange_capture_mode(self.driver, self.before);
@@ -362,7 +385,7 @@ mod tests {
 
     #[test]
     fn what_is_remembered_of_a_context_is_never_told_of_another() {
-        let remembered = Remembered::nothing();
+        let remembered = LossyCache::nothing();
         assert_eq!(remembered.recall(0), None);
         remembered.remember(7, 3);
         assert_eq!((remembered.recall(7), remembered.recall(7 + 64)), (Some(3), None));

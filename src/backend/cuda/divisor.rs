@@ -28,3 +28,46 @@ impl Divisor {
         self.by
     }
 }
+
+/// Division of less than 2^31 by a constant: a multiplication and a shift.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Division {
+    pub count: u32,
+    multiplier: u32,
+    shift: u32,
+    reserved: u32,
+}
+
+same_layout!(gc_division, Division { count, multiplier, shift, reserved });
+
+impl Division {
+    /// By 1 to 2^31 - 1. The multiplier is 2^shift / count, rounded up: too much by less than 2^(shift - 31) / count,
+    /// and so is a quotient by less than 1 / count, which changes none.
+    pub fn by(count: i64) -> Self {
+        let shift = 31 + (count as u64).next_power_of_two().ilog2();
+        let multiplier = (1u64 << shift).div_ceil(count as u64) as u32;
+        Self { count: count as u32, multiplier, shift, reserved: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cuda::grid::MOST_BLOCKS;
+
+    #[test]
+    fn a_division_is_exact_below_2_to_the_31() {
+        let counts = [1, 2, 3, 5, 7, 10, 25, 641, 65_535, 65_537, 1_000_003, (1 << 30) + 1, MOST_BLOCKS];
+        for count in counts {
+            let by = Division::by(count);
+            let around = |at: i64| [at - 1, at, at + 1];
+            let numbers =
+                [0, MOST_BLOCKS, MOST_BLOCKS / count * count, MOST_BLOCKS / 2 / count * count, count, 2 * count];
+            for number in numbers.into_iter().flat_map(around).filter(|number| (0..=MOST_BLOCKS).contains(number)) {
+                let quotient = (number as u64 * u64::from(by.multiplier)) >> by.shift;
+                assert_eq!(quotient, (number / count) as u64, "{number} / {count}");
+            }
+        }
+    }
+}

@@ -1,8 +1,8 @@
 //! The CUDA driver: found on first use, its answers taken as the integers they are.
 //!
 //! cudarc declares the functions, and its declarations are held against ours at compile time. It does not make the
-//! calls: its wrappers panic where a library or a symbol is missing, and return a Rust enum, for which an error code that
-//! a newer driver invents is undefined behaviour.
+//! calls: its wrappers panic where a library or a symbol is missing, and return a Rust enum, for which an error code
+//! that a newer driver invents is undefined behaviour.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void},
@@ -42,6 +42,7 @@ table! {
         cuDeviceTotalMem_v2(*mut usize, CUdevice);
         cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
         cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
+        cuDevicePrimaryCtxGetState(CUdevice, *mut c_uint, *mut c_int);
         cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
         cuCtxPushCurrent_v2(CUcontext);
         cuCtxPopCurrent_v2(*mut CUcontext);
@@ -149,8 +150,8 @@ impl Driver {
     fn load() -> Result<Self> {
         // Initializers and the driver may reach cancellation points.
         let _delay = cancel::delay();
-        // The name that NVIDIA's driver packages install, and the one that CUDA's own runtime loads. libcuda.so may be a
-        // toolkit's stub.
+        // The name that NVIDIA's driver packages install, and the one that CUDA's own runtime loads. libcuda.so may be
+        // a toolkit's stub.
         let library = dynamic::load(c"libcuda.so.1")
             .ok_or_else(|| error!(DriverUnavailable, "cannot load the CUDA driver: {}", dynamic::failure()))?;
         // Drivers older than 12.0 lack some.
@@ -191,7 +192,7 @@ impl Driver {
         driver
             .devices
             .try_reserve_exact(usize::try_from(count).unwrap_or(0))
-            .map_err(|_| error!(OutOfMemory, "a list of {count} CUDA devices could not be had"))?;
+            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {count} CUDA devices"))?;
         for ordinal in 0..count {
             let properties = driver.properties(ordinal)?;
             driver.devices.push(properties);
@@ -243,10 +244,10 @@ impl Driver {
         let consequence = match code {
             NOT_INITIALIZED | DEINITIALIZED => "; CUDA does not work in a forked child, nor while a process ends",
             NO_COMPILER => {
-                "; the library has no machine code for this card, and the driver's PTX compiler is not installed"
+                "; the library has no machine code for this GPU, and the driver's PTX compiler is not installed"
             }
             COMPILER_DISABLED => {
-                "; the library has no machine code for this card, and CUDA_DISABLE_PTX_JIT keeps the driver from \
+                "; the library has no machine code for this GPU, and CUDA_DISABLE_PTX_JIT keeps the driver from \
                  compiling PTX"
             }
             _ if status == Status::ContextLost => {
@@ -266,7 +267,7 @@ pub const NOT_READY: c_int = 600;
 /// What is asked of the current context, where there is none.
 pub const INVALID_CONTEXT: c_int = 201;
 
-/// For a card without machine code in a fatbin the driver compiles PTX, unless what it does so with is missing or off.
+/// For a GPU without machine code in a fatbin the driver compiles PTX, unless what it does so with is missing or off.
 const NO_COMPILER: c_int = 221;
 const COMPILER_DISABLED: c_int = 223;
 
@@ -274,9 +275,10 @@ const COMPILER_DISABLED: c_int = 223;
 fn status_of(code: c_int) -> Status {
     match code {
         2 => Status::OutOfMemory,
-        // Those after which the context answers nothing else: uncorrectable ECC and NVLink errors, a context destroyed or
-        // lost to a kernel's illegal address, timeout, assertion, stack error, illegal instruction, misaligned address,
-        // address space, program counter, or failed launch; the end of an MPS server or client; an external device's error.
+        // Those after which the context answers nothing else: uncorrectable ECC and NVLink errors, a context destroyed
+        // or lost to a kernel's illegal address, timeout, assertion, stack error, illegal instruction, misaligned
+        // address, address space, program counter, or failed launch; the end of an MPS server or client; an external
+        // device's error.
         214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 806 | 810 | 911 => Status::ContextLost,
         _ => Status::Cuda,
     }

@@ -6,13 +6,13 @@ use cudarc::driver::sys::CUevent;
 
 use crate::error::Result;
 
-use super::{context::Home, device::Device, queue::Queue};
+use super::{context::ContextRef, device::Device, queue::Queue};
 
 const WITHOUT_TIMES: u32 = 2;
 
 pub struct Event {
     device: Device,
-    home: Home,
+    home: ContextRef,
     handle: EventHandle,
 }
 
@@ -23,8 +23,8 @@ pub struct EventHandle(usize);
 impl Event {
     pub fn new(queue: &mut Queue) -> Result<Self> {
         let (device, mut handle) = (queue.device, ptr::null_mut());
-        let home = queue.current()?.home()?;
-        // SAFETY: the place outlives the call.
+        let home = queue.home()?;
+        // SAFETY: what the driver writes to is a local variable, which outlives the call.
         let code = unsafe { (device.driver.functions.cuEventCreate)(&mut handle, WITHOUT_TIMES) };
         device.driver.check(code, format_args!("cuEventCreate on {device}"))?;
         Ok(Self { device, home, handle: EventHandle(handle.expose_provenance()) })
@@ -52,7 +52,7 @@ impl EventHandle {
     pub unsafe fn record(self, queue: &mut Queue) -> Result<()> {
         queue.context()?.make_current()?;
         let (driver, stream) = (queue.device.driver, queue.stream.as_ptr().cast());
-        // SAFETY: the caller's promise; the stream is alive.
+        // SAFETY: the event is alive, as the caller promises; so is the stream.
         let code = unsafe { (driver.functions.cuEventRecord)(self.as_ptr(), stream) };
         driver.check(code, format_args!("cuEventRecord on {}", queue.device))
     }
@@ -64,7 +64,7 @@ impl EventHandle {
     pub unsafe fn hold_up(self, queue: &mut Queue) -> Result<()> {
         queue.context()?.make_current()?;
         let (driver, stream) = (queue.device.driver, queue.stream.as_ptr().cast());
-        // SAFETY: the caller's promise; the stream is alive.
+        // SAFETY: the event is alive, as the caller promises; so is the stream.
         let code = unsafe { (driver.functions.cuStreamWaitEvent)(stream, self.as_ptr(), 0) };
         driver.check(code, format_args!("cuStreamWaitEvent on {}", queue.device))
     }
@@ -76,7 +76,7 @@ impl EventHandle {
     pub(super) unsafe fn wait(self, queue: &mut Queue) -> Result<()> {
         queue.current()?;
         let driver = queue.device.driver;
-        // SAFETY: the caller's promise.
+        // SAFETY: the event is alive, as the caller promises; so is the stream.
         let code = unsafe { (driver.functions.cuEventSynchronize)(self.as_ptr()) };
         driver.check(code, format_args!("cuEventSynchronize on {}", queue.device))
     }

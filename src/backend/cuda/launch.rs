@@ -11,12 +11,10 @@ use crate::error::{Result, error};
 
 use super::{
     compiled::CompiledKernel,
+    grid::MOST_BLOCKS,
     module::{Kernel, LaunchShape},
     queue::Queue,
 };
-
-/// Most blocks of a launch.
-const MOST_BLOCKS: u64 = i32::MAX as u64;
 
 /// A kernel's only argument, for a launch.
 pub fn argument<T>(call: &mut T) -> [*mut c_void; 1] {
@@ -30,19 +28,19 @@ impl Queue {
     /// `arguments` are the kernel's, in order and of its types, and describe memory that it may use until it is done.
     pub(super) unsafe fn launch(&mut self, kernel: &Kernel, items: u64, arguments: &mut [*mut c_void]) -> Result<()> {
         let (function, grid) = (self.ready(kernel)?, Grid::of(kernel, items)?);
-        // SAFETY: `ready` put the kernel into this context, which is current or the stream's own; the arguments are as the
-        // caller promises.
+        // SAFETY: `ready` put the kernel into this context, which is current or the stream's own; the arguments are as
+        // the caller promises.
         unsafe { self.enqueue(function, kernel.name, grid, arguments)? };
         kernel.is_in(self.context()?.id);
         Ok(())
     }
 
-    /// Launches a kernel with programmatic dependent launch (PDL): it waits by itself for the launch before it on this call's
-    /// stream, and so may begin while that one ends, where devices and drivers can do so.
+    /// Launches a kernel with programmatic dependent launch (PDL): it waits by itself for the launch before it on this
+    /// call's stream, and so may begin while that one ends, where devices and drivers can do so.
     ///
     /// # Safety
-    /// As for [`Queue::launch`]; before it waits the kernel reads nothing that a launch writes; and the launch before it is
-    /// one of ours, for those of others need not have waited for what was before them.
+    /// As for [`Queue::launch`]; before it waits the kernel reads nothing that a launch writes; and the launch before
+    /// it is one of ours, for those of others need not have waited for what was before them.
     pub(super) unsafe fn launch_pdl(
         &mut self,
         kernel: &Kernel,
@@ -106,7 +104,7 @@ impl Queue {
         grid: Grid,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the function is in the stream's context and the arguments are its own, as the caller promises.
         let code = unsafe {
             (self.device.driver.functions.cuLaunchKernel)(
                 function,
@@ -140,7 +138,7 @@ impl Grid {
     }
 
     fn new(blocks: u64, threads: u32, shared_bytes: u32) -> Result<Self> {
-        if blocks > MOST_BLOCKS {
+        if blocks > MOST_BLOCKS as u64 {
             return Err(error!(SizeOverflow, "{blocks} blocks are more than the {MOST_BLOCKS} of one launch"));
         }
         Ok(Self { blocks: blocks as u32, threads, shared_bytes })

@@ -5,7 +5,7 @@ use crate::{
     error::{Result, error},
 };
 
-use super::{context::Home, device::Device, queue::Queue};
+use super::{context::ContextRef, device::Device, queue::Queue};
 
 /// What parts of it are aligned to.
 const ALIGNMENT: u64 = 256;
@@ -13,7 +13,7 @@ const ALIGNMENT: u64 = 256;
 /// A block of device memory.
 pub struct Memory {
     device: Device,
-    pub home: Home,
+    pub home: ContextRef,
     address: u64,
     bytes: u64,
 }
@@ -22,10 +22,10 @@ impl Memory {
     /// So much memory in the queue's context, all 0 for what follows on its stream.
     pub fn new(queue: &mut Queue, bytes: u64) -> Result<Self> {
         let (device, driver) = (queue.device, queue.device.driver);
-        let home = queue.current()?.home()?;
+        let home = queue.home()?;
         let size = usize::try_from(bytes).map_err(|_| error!(SizeOverflow, "{bytes} bytes for a codec"))?;
         let mut address = 0;
-        // SAFETY: the place outlives the call.
+        // SAFETY: what the driver writes to is a local variable, which outlives the call.
         let code = unsafe { (driver.functions.cuMemAlloc_v2)(&mut address, size) };
         driver.check(code, format_args!("cuMemAlloc of {bytes} bytes on {device}"))?;
         let memory = Self { device, home, address, bytes };
@@ -82,15 +82,16 @@ impl Memory {
         let mut queue = self.queue(Stream::LEGACY)?;
         queue.current()?;
         let driver = self.device.driver;
-        // SAFETY: from within this memory, as was asserted, whose context is current; the bytes are there until it is done.
+        // SAFETY: from within this memory, as was asserted, whose context is current; the bytes are there until it is
+        // done.
         let code =
             unsafe { (driver.functions.cuMemcpyDtoH_v2)(to.as_mut_ptr().cast(), self.address + offset, to.len()) };
         driver.check(code, format_args!("cuMemcpyDtoH of {} bytes on {}", to.len(), self.device))
     }
 
     /// Whether it is in the device's primary context.
-    pub fn is_in_primary(&self) -> Result<bool> {
-        self.home.is_primary(self.device)
+    pub fn is_in_primary(&self) -> bool {
+        self.home.is_primary
     }
 
     /// Copies some of it to memory of the device, or to pinned memory of the host.
@@ -104,7 +105,8 @@ impl Memory {
         }
         queue.context()?.make_current()?;
         let (driver, stream) = (self.device.driver, queue.stream.as_ptr().cast());
-        // SAFETY: from within this memory, as was asserted, on a stream of its context; the rest is the caller's promise.
+        // SAFETY: from within this memory, as was asserted, on a stream of its context; the rest is the caller's
+        // promise.
         let code =
             unsafe { (driver.functions.cuMemcpyAsync)(to as u64, self.address + offset, bytes as usize, stream) };
         driver.check(code, format_args!("cuMemcpyAsync of {bytes} bytes on {}", self.device))

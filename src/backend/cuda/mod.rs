@@ -10,6 +10,7 @@ mod device;
 mod divisor;
 mod driver;
 mod event;
+mod grid;
 pub mod ipc;
 mod launch;
 mod layout;

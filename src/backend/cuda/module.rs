@@ -12,7 +12,7 @@ use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUkernel, CUlibrary}
 
 use crate::error::{Result, error};
 
-use super::{context::Remembered, queue::Queue};
+use super::{context::LossyCache, queue::Queue};
 
 /// The lowest compute capability that kernels are compiled for: 7.5.
 const LOWEST: i32 = 75;
@@ -35,13 +35,13 @@ pub struct Kernel {
     /// A CUkernel, from when its module is loaded.
     handle: OnceLock<usize>,
     /// The contexts in which it is, so that no launch there loads it.
-    contexts: Remembered,
+    contexts: LossyCache,
 }
 
 impl Kernel {
     const fn new(module: &'static Module, name: &'static str, items_per_block: u32, threads: u32) -> Self {
         let shape = LaunchShape { threads, items_per_block, shared_bytes: 0 };
-        Self { name: c_str(name), shape, module, handle: OnceLock::new(), contexts: Remembered::nothing() }
+        Self { name: c_str(name), shape, module, handle: OnceLock::new(), contexts: LossyCache::nothing() }
     }
 
     /// Of a kernel whose module is loaded.
@@ -186,7 +186,8 @@ modules! {
         internal {
             /// By the binary logarithm of the element's size. Counted in elements.
             unpack: [
-                gc_unpack_signs_u8: 8192, gc_unpack_signs_u16: 4096, gc_unpack_signs_u32: 2048, gc_unpack_signs_u64: 1024,
+                gc_unpack_signs_u8: 8192, gc_unpack_signs_u16: 4096, gc_unpack_signs_u32: 2048,
+                gc_unpack_signs_u64: 1024,
             ],
             /// Any strides. Counted in bytes of bits.
             unpack_strided: (gc_unpack_signs_strided: 256),
@@ -295,9 +296,9 @@ fn supported(compute_capability: i32) -> Result<()> {
 }
 
 impl Queue {
-    /// A kernel for launches on this device. Where it is not in the context yet, its module is put there, which waits for
-    /// all that runs in it. But a context that a stream brings along need not be current, and so is not made so: there the
-    /// launch itself loads the kernel, in a capture mode in which that disturbs nobody.
+    /// A kernel for launches on this device. Where it is not in the context yet, its module is put there, which waits
+    /// for all that runs in it. But a context that a stream brings along need not be current, and so is not made so:
+    /// there the launch itself loads the kernel, in a capture mode in which that disturbs nobody.
     pub(super) fn ready(&mut self, kernel: &Kernel) -> Result<CUfunction> {
         let context = self.context()?.id;
         if kernel.contexts.recall(context).is_none() {

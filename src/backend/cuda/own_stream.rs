@@ -6,12 +6,12 @@ use cudarc::driver::sys::CUstream;
 
 use crate::{backend::call::Stream, error::Result};
 
-use super::{context::Home, device::Device, queue::Queue};
+use super::{context::ContextRef, device::Device, queue::Queue};
 
 /// A stream that waits for no other.
 pub struct OwnStream {
     device: Device,
-    home: Home,
+    home: ContextRef,
     /// As a number, to be shared.
     handle: usize,
 }
@@ -21,7 +21,7 @@ impl OwnStream {
     pub fn new(queue: &mut Queue) -> Result<Self> {
         const NON_BLOCKING: u32 = 1;
         let (device, mut handle) = (queue.device, ptr::null_mut());
-        let home = queue.current()?.home()?;
+        let home = queue.home()?;
         // SAFETY: a context is current, and the place outlives the call.
         let code = unsafe { (device.driver.functions.cuStreamCreate)(&mut handle, NON_BLOCKING) };
         device.driver.check(code, format_args!("cuStreamCreate on {device}"))?;

@@ -8,8 +8,8 @@
 //!     area     | of rank 0 | of rank 1 | ...             blocks of an exchange in which all gather the same
 //! ```
 //!
-//! The two kinds of exchanges come in turn, and a meeting lies between an area's reading and the next writing to it: that of
-//! the other kind. Where a kind follows itself, a meeting of its own is needed.
+//! The two kinds of exchanges come in turn, and a meeting lies between an area's reading and the next writing to it:
+//! that of the other kind. Where a kind follows itself, a meeting of its own is needed.
 
 use std::ptr;
 
@@ -21,7 +21,7 @@ use crate::{
 };
 
 use super::{
-    context::Home,
+    context::ContextRef,
     device::Device,
     event::Event,
     launch::argument,
@@ -123,14 +123,14 @@ const PINNED_BYTES: i64 = 128;
 /// A rank's way to the memory of the others.
 pub struct Peers {
     device: Device,
-    home: Home,
+    home: ContextRef,
     rank: usize,
     world: usize,
     area: u64,
     /// This rank's, as it is mapped here.
     buffer: u64,
     known: Memory,
-    /// Where a card writes that a rank did not come: a uint32, not 0 then; and a record of this rank, to be pushed.
+    /// Where a GPU writes that a rank did not come: a uint32, not 0 then; and a record of this rank, to be pushed.
     said: Pinned,
     /// The end of the last call.
     ended: Event,
@@ -144,7 +144,7 @@ pub struct Peers {
 /// What a rank tells the others, so that they can reach its buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// Of the card.
+    /// Of the GPU.
     pub uuid: [u8; 16],
     /// In this process: where the buffer lies, and its context.
     pub address: u64,
@@ -185,7 +185,7 @@ impl Buffer {
 
     /// The buffer of another process.
     pub fn open(&self, handle: &[u8; 64]) -> Result<Mapped> {
-        /// So that a card that can be reached is.
+        /// So that a GPU that can be reached is.
         const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
         let mut queue = self.memory.queue(Stream::LEGACY)?;
         queue.current()?;
@@ -197,7 +197,7 @@ impl Buffer {
         Ok(Mapped { device: self.device, home: self.memory.home, address })
     }
 
-    /// The buffer of another rank of this process: its address, once this card reaches it.
+    /// The buffer of another rank of this process: its address, once this GPU reaches it.
     pub fn reach(&self, other: &Identity) -> Result<u64> {
         let driver = self.device.driver;
         if self.device.uuid()? == other.uuid {
@@ -220,7 +220,7 @@ impl Buffer {
 /// A buffer of another process, mapped here.
 pub struct Mapped {
     device: Device,
-    home: Home,
+    home: ContextRef,
     pub address: u64,
 }
 
@@ -234,8 +234,8 @@ impl Drop for Mapped {
 }
 
 impl Peers {
-    /// Over buffers of `bytes` bytes, by rank, that are mapped here. `own`: this rank's buffer, where it is ours, to be taken
-    /// over.
+    /// Over buffers of `bytes` bytes, by rank, that are mapped here. `own`: this rank's buffer, where it is ours, to be
+    /// taken over.
     pub fn new(
         ordinal: i32,
         rank: usize,
@@ -318,7 +318,7 @@ impl Peers {
 
     /// Whether a rank did not come to a meeting. Never waits.
     pub fn is_broken(&self) -> bool {
-        // SAFETY: four bytes that are there as long as this is, which a card may be writing.
+        // SAFETY: four bytes that are there as long as this is, which a GPU may be writing.
         unsafe { self.said.data().cast::<u32>().read_volatile() != 0 }
     }
 
@@ -336,14 +336,14 @@ impl Peers {
     /// Pushes blocks of `bytes` bytes, a multiple of 16: one for each rank, or one for all.
     ///
     /// # Safety
-    /// There is such memory of this device at `from`, aligned to 16, which stays until the stream has passed this; nobody
-    /// reads what arrived in the area before.
+    /// There is such memory of this device at `from`, aligned to 16, which stays until the stream has passed this;
+    /// nobody reads what arrived in the area before.
     pub unsafe fn push(&self, queue: &mut Queue, area: Area, from: *const u8, bytes: u64) -> Result<()> {
         let apart = if matches!(area, Area::AllToAll) { bytes } else { 0 };
         let mut call = Push { way: self.way(area, bytes), from, vectors: bytes / 16, apart };
         let blocks = self.world as u64 * bytes.div_ceil(PUSHED);
-        // SAFETY: the kernel's argument: buffers that are mapped here, with room for a block of each rank in each area, as
-        // `way` asserts, and the caller's memory.
+        // SAFETY: the kernel's argument: buffers that are mapped here, with room for a block of each rank in each area,
+        // as `way` asserts, and the caller's memory.
         unsafe { queue.launch(&PEERS.push, blocks, &mut argument(&mut call)) }
     }
 
@@ -353,8 +353,8 @@ impl Peers {
     /// The mark stays until the stream has passed this.
     pub unsafe fn meet(&self, queue: &mut Queue, steps: Steps, mark: *mut u8) -> Result<()> {
         let mut call = Meet { peers: self.known.at(0), mark, steps: steps as u32, reserved: 0 };
-        // SAFETY: the kernel's argument: memory of this rank, which names buffers that are mapped here, and the caller's
-        // mark.
+        // SAFETY: the kernel's argument: memory of this rank, which names buffers that are mapped here, and the
+        // caller's mark.
         unsafe { queue.launch(&PEERS.meet, 1, &mut argument(&mut call)) }
     }
 
@@ -377,8 +377,8 @@ impl Peers {
         queue.wait()?;
         let (driver, from) = (self.device.driver, self.place(area));
         assert!(to.len() as u64 <= self.area);
-        // SAFETY: from within this rank's buffer, as was asserted; a context is current, and the bytes are there until it
-        // is done.
+        // SAFETY: from within this rank's buffer, as was asserted; a context is current, and the bytes are there until
+        // it is done.
         let code = unsafe { (driver.functions.cuMemcpyDtoH_v2)(to.as_mut_ptr().cast(), from, to.len()) };
         driver.check(code, format_args!("cuMemcpyDtoH of {} bytes on {}", to.len(), self.device))
     }
@@ -394,7 +394,7 @@ impl Peers {
     }
 }
 
-/// Looks whether a buffer of the caller's is memory of a card that a call of this device's context reaches.
+/// Looks whether a buffer of the caller's is memory of a GPU that a call of this device's context reaches.
 pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bool) -> Result<()> {
     use CUpointer_attribute::{
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
@@ -404,7 +404,7 @@ pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bo
     queue.current()?;
     let (device, driver) = (queue.device, queue.device.driver);
     let refusal =
-        || -> Error { error!(InvalidArgument, "options: buffers[{rank}], {address:#x}, is no memory of a card here") };
+        || -> Error { error!(InvalidArgument, "options: buffers[{rank}], {address:#x}, is no device memory here") };
     if address == 0 || !address.is_multiple_of(ALIGNMENT) {
         return Err(error!(
             InvalidArgument,

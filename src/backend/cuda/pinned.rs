@@ -1,17 +1,17 @@
-//! Memory of the host that cards reach, too.
+//! Memory of the host that GPUs reach, too.
 
 use std::ptr;
 
 use crate::error::{Result, error};
 
-use super::{context::Home, device::Device, queue::Queue};
+use super::{context::ContextRef, device::Device, queue::Queue};
 
 /// So that every context may use it.
 const PORTABLE: u32 = 1;
 
 pub struct Pinned {
     device: Device,
-    home: Home,
+    home: ContextRef,
     /// As a number, to be shared.
     address: usize,
 }
@@ -21,8 +21,8 @@ impl Pinned {
     pub fn new(queue: &mut Queue, bytes: i64) -> Result<Self> {
         let size = usize::try_from(bytes).map_err(|_| error!(SizeOverflow, "{bytes} bytes of pinned memory"))?;
         let (device, mut place) = (queue.device, ptr::null_mut());
-        let home = queue.current()?.home()?;
-        // SAFETY: the place outlives the call.
+        let home = queue.home()?;
+        // SAFETY: what the driver writes to is a local variable, which outlives the call.
         let code = unsafe { (device.driver.functions.cuMemHostAlloc)(&mut place, size, PORTABLE) };
         device.driver.check(code, format_args!("cuMemHostAlloc of {bytes} bytes on {device}"))?;
         // SAFETY: memory of so many bytes, which is ours alone.

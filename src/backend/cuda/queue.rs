@@ -5,7 +5,7 @@ use std::{ffi::c_int, ptr};
 use crate::{backend::call::Stream, cancel, error::Result, tensor::View};
 
 use super::{
-    context::{Context, Home, Relaxed},
+    context::{Context, ContextRef, RelaxedCapture},
     device::Device,
     driver::NOT_READY,
 };
@@ -13,7 +13,7 @@ use super::{
 /// A device that is there, and a stream there. Its context is found at the first allocation or launch.
 pub struct Queue {
     // In this order they are dropped, so that the thread is left as it was found.
-    relaxed: Option<Relaxed>,
+    relaxed: Option<RelaxedCapture>,
     context: Option<Context>,
     /// The driver may reach cancellation points wherever it waits.
     _delay: cancel::Delay,
@@ -29,7 +29,7 @@ impl Queue {
     }
 
     /// On a stream, in the context that a handle was made in.
-    pub(super) fn at(device: Device, stream: Stream, home: Home) -> Result<Self> {
+    pub(super) fn at(device: Device, stream: Stream, home: ContextRef) -> Result<Self> {
         let delay = cancel::delay();
         let context = Some(Context::of_home(device, stream, home)?);
         Ok(Self { relaxed: None, context, _delay: delay, device, stream })
@@ -52,18 +52,24 @@ impl Queue {
         Ok(self.context.is_some())
     }
 
-    /// The context, current on this thread, and in a capture mode in which what is not a launch disturbs no capture: for
-    /// loading, allocating, freeing and waiting.
+    /// The context, current on this thread, and in a capture mode in which what is not a launch disturbs no capture:
+    /// for loading, allocating, freeing and waiting.
     pub(super) fn current(&mut self) -> Result<&mut Context> {
         self.context()?.make_current()?;
         self.relax()?;
         self.context()
     }
 
+    /// A reference to the context.
+    pub(super) fn home(&mut self) -> Result<ContextRef> {
+        let device = self.device;
+        self.current()?.home(device)
+    }
+
     /// Begins the capture mode in which what is not a launch disturbs no capture.
     pub(super) fn relax(&mut self) -> Result<()> {
         if self.relaxed.is_none() {
-            self.relaxed = Some(Relaxed::begin(self.device.driver)?);
+            self.relaxed = Some(RelaxedCapture::begin(self.device.driver)?);
         }
         Ok(())
     }
@@ -88,7 +94,8 @@ impl Queue {
     pub unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: usize) -> Result<()> {
         self.context()?.make_current()?;
         let (driver, stream) = (self.device.driver, self.stream.as_ptr().cast());
-        // SAFETY: the caller's promise; the stream is alive.
+        // SAFETY: both sides have this many bytes and stay until the stream is done, as the caller promises; the stream
+        // is alive.
         let code = unsafe { (driver.functions.cuMemcpyAsync)(to as u64, from as u64, bytes, stream) };
         driver.check(code, format_args!("cuMemcpyAsync of {bytes} bytes on {}", self.device))
     }

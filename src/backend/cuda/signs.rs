@@ -72,8 +72,8 @@ struct Vote {
 
 same_layout!(gc_vote, Vote { src, dst, voters, bytes, stride, turn, aligned, reserved });
 
-/// Writes a pattern for each bit in the bytes of `src` to the elements of `dst`. `plan` was made from these two views, and
-/// has one row.
+/// Writes a pattern for each bit in the bytes of `src` to the elements of `dst`. `plan` was made from these two views,
+/// and has one row.
 pub fn unpack(queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     let signs = Signs {
         zero: patterns.zero,
@@ -148,8 +148,8 @@ fn launch_unpacking(queue: &mut Queue, plan: &BitPlan, mut signs: Signs, src: &V
     unsafe { queue.launch(&SIGNS.unpack_strided, count.div_ceil(8), &mut argument(&mut scattered)) }
 }
 
-/// How far apart in the bytes of bits those are whose elements are neighbours in memory, and how many there are in a line: of
-/// the loop with the narrowest stride, if all that is inside it covers whole bytes.
+/// How far apart in the bytes of bits those are whose elements are neighbours in memory, and how many there are in a
+/// line: of the loop with the narrowest stride, if all that is inside it covers whole bytes.
 fn neighbours(plan: &BitPlan) -> (u64, u64) {
     let loops = plan.elements.as_slice();
     let narrowest = (0..loops.len()).rev().min_by_key(|&index| loops[index].strides[0].unsigned_abs());

@@ -10,13 +10,9 @@ use crate::{
     },
 };
 
-use super::{launch::argument, layout::same_layout, module::Kernel, queue::Queue};
-
-/// Threads of a block, as a power of 2.
-pub const LOG_BLOCK: u32 = 8;
-
-/// Most blocks of a launch.
-pub const MOST_BLOCKS: i64 = i32::MAX as i64;
+use super::{
+    divisor::Division, grid::MOST_BLOCKS, launch::argument, layout::same_layout, module::Kernel, queue::Queue,
+};
 
 /// Bytes that so many blocks at least bring to the L2 cache together: prefetch_burst() in kernels/strided.cuh.
 const BURST: i64 = 4 << 20;
@@ -27,7 +23,7 @@ const MOST_OUTER: usize = 6;
 
 /// Packing by a rule, or unpacking to a pattern.
 #[derive(Clone, Copy)]
-pub enum Way {
+pub enum Operation {
     Pack(BitRule),
     Unpack(Patterns),
 }
@@ -42,26 +38,6 @@ pub enum Mode {
     Transposed = 1,
     /// So do the rows, and their bits follow each other even within a byte.
     Joined = 2,
-}
-
-/// Division of less than 2^31 by a constant: a multiplication and a shift.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Division {
-    count: u32,
-    multiplier: u32,
-    shift: u32,
-    reserved: u32,
-}
-
-impl Division {
-    /// By 1 to 2^31 - 1. The multiplier is 2^shift / count, rounded up: too much by less than 2^(shift - 31) / count,
-    /// and so is a quotient by less than 1 / count, which changes none.
-    fn by(count: i64) -> Self {
-        let shift = 31 + (count as u64).next_power_of_two().ilog2();
-        let multiplier = (1u64 << shift).div_ceil(count as u64) as u32;
-        Self { count: count as u32, multiplier, shift, reserved: 0 }
-    }
 }
 
 #[repr(C)]
@@ -106,7 +82,6 @@ pub struct Tiles {
     outer: [TileLoop; MOST_OUTER],
 }
 
-same_layout!(gc_division, Division { count, multiplier, shift, reserved });
 same_layout!(gc_tile_loop, TileLoop { element_stride, byte_stride, division });
 same_layout!(
     gc_tiles,
@@ -141,13 +116,19 @@ impl Tiles {
     /// All but rows and tiles. `elements` and `bytes` are where the first row's begin, `readable` all addresses of the
     /// side that is read. None where elements are not at multiples of their size, or bytes are not packed by their
     /// truth.
-    pub fn of(plan: &BitPlan, way: Way, elements: *mut u8, bytes: *mut u8, readable: Range<usize>) -> Option<Self> {
+    pub fn of(
+        plan: &BitPlan,
+        operation: Operation,
+        elements: *mut u8,
+        bytes: *mut u8,
+        readable: Range<usize>,
+    ) -> Option<Self> {
         let rows = plan.rows.as_slice().iter().map(|row| row.strides[0]);
         let mut strides = rows.chain(plan.elements.as_slice().iter().map(|item| item.strides[0]));
         let aligned = elements.addr().is_multiple_of(plan.size) && strides.all(|stride| stride % plan.size as i64 == 0);
-        let (src, dst, first_zero, span, one) = match way {
-            Way::Pack(rule) => (elements, bytes, rule.first_zero, rule.span, 0),
-            Way::Unpack(patterns) => (bytes, elements, 0, 0, patterns.one),
+        let (src, dst, first_zero, span, one) = match operation {
+            Operation::Pack(rule) => (elements, bytes, rule.first_zero, rule.span, 0),
+            Operation::Unpack(patterns) => (bytes, elements, 0, 0, patterns.one),
         };
         if !aligned || (plan.size == 1 && (first_zero, span) != (0, 0)) {
             return None;
@@ -209,10 +190,10 @@ impl Tiles {
     }
 
     /// Whether all that is written at this stride and those of the outer loops begins at multiples of so many bytes.
-    pub fn writes_aligned(&self, way: Way, stride: i64, bytes: i64) -> bool {
-        let outer = self.outer[..self.n_outer as usize].iter().map(|item| match way {
-            Way::Pack(_) => item.byte_stride,
-            Way::Unpack(_) => item.element_stride,
+    pub fn writes_aligned(&self, operation: Operation, stride: i64, bytes: i64) -> bool {
+        let outer = self.outer[..self.n_outer as usize].iter().map(|item| match operation {
+            Operation::Pack(_) => item.byte_stride,
+            Operation::Unpack(_) => item.element_stride,
         });
         self.dst.addr().is_multiple_of(bytes as usize) && outer.chain([stride]).all(|stride| stride % bytes == 0)
     }
@@ -251,27 +232,8 @@ impl Work {
     /// # Safety
     /// The plan and the addresses that this is of describe memory that the kernel may use until it is done.
     pub unsafe fn launch(mut self, queue: &mut Queue) -> Result<()> {
-        // SAFETY: the kernel's argument, and the caller's promise.
+        // SAFETY: the argument is the kernel's struct, over memory that it may use until it is done, as the caller
+        // promises.
         unsafe { queue.launch(self.kernel, self.blocks as u64, &mut argument(&mut self.tiles)) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_division_is_exact_below_2_to_the_31() {
-        let counts = [1, 2, 3, 5, 7, 10, 25, 641, 65_535, 65_537, 1_000_003, (1 << 30) + 1, MOST_BLOCKS];
-        for count in counts {
-            let by = Division::by(count);
-            let around = |at: i64| [at - 1, at, at + 1];
-            let numbers =
-                [0, MOST_BLOCKS, MOST_BLOCKS / count * count, MOST_BLOCKS / 2 / count * count, count, 2 * count];
-            for number in numbers.into_iter().flat_map(around).filter(|number| (0..=MOST_BLOCKS).contains(number)) {
-                let quotient = (number as u64 * u64::from(by.multiplier)) >> by.shift;
-                assert_eq!(quotient, (number / count) as u64, "{number} / {count}");
-            }
-        }
     }
 }

@@ -8,12 +8,12 @@ use crate::{
     },
 };
 
-use super::{divisor::Divisor, launch::argument, layout::same_layout, module::BITS, queue::Queue, tiles::Way};
+use super::{divisor::Divisor, launch::argument, layout::same_layout, module::BITS, queue::Queue, tiles::Operation};
 
 /// Bytes of bits that a thread has at most.
 const PIECE: u64 = 4;
 
-/// With fewer threads than this a large card waits for memory: then each has one byte.
+/// With fewer threads than this a large GPU waits for memory: then each has one byte.
 const MANY_THREADS: u64 = 1 << 18;
 
 /// Lines of fewer bytes of bits are not cut at boundaries: their first and last pieces would be most of them.
@@ -21,7 +21,7 @@ const LONG_LINE: u64 = 16;
 
 /// As the kernels declare it: at most 4096 bytes, passed by value.
 #[repr(C)]
-pub struct Strided {
+pub struct Walk {
     src: *const u8,
     dst: *mut u8,
     lines: u64,
@@ -55,7 +55,7 @@ pub struct Strided {
 
 same_layout!(
     gc_strided_plan,
-    Strided {
+    Walk {
         src,
         dst,
         lines,
@@ -121,17 +121,26 @@ enum Part {
 ///
 /// # Safety
 /// The plan and the addresses describe memory that a kernel may use until it is done.
-pub unsafe fn walk(queue: &mut Queue, plan: &BitPlan, way: Way, elements: *mut u8, bytes: *mut u8) -> Result<()> {
+pub unsafe fn walk(
+    queue: &mut Queue,
+    plan: &BitPlan,
+    operation: Operation,
+    elements: *mut u8,
+    bytes: *mut u8,
+) -> Result<()> {
     // Behind joined lines nothing is the line's that a thread has.
-    if matches!(way, Way::Pack(_)) && is_joined(plan) && plan.bytes.count() > bytes_for(plan.elements.count()) {
-        // SAFETY: the caller's promise.
+    if matches!(operation, Operation::Pack(_))
+        && is_joined(plan)
+        && plan.bytes.count() > bytes_for(plan.elements.count())
+    {
+        // SAFETY: the plan and the addresses describe memory that a kernel may use, as the caller promises.
         return unsafe {
-            Strided::of(plan, way, Part::Bits, elements, bytes).launch(queue, way)?;
-            Strided::of(plan, way, Part::Zeros, elements, bytes).launch(queue, way)
+            Walk::of(plan, operation, Part::Bits, elements, bytes).launch(queue, operation)?;
+            Walk::of(plan, operation, Part::Zeros, elements, bytes).launch(queue, operation)
         };
     }
-    // SAFETY: the caller's promise.
-    unsafe { Strided::of(plan, way, Part::All, elements, bytes).launch(queue, way) }
+    // SAFETY: the plan and the addresses describe memory that a kernel may use, as the caller promises.
+    unsafe { Walk::of(plan, operation, Part::All, elements, bytes).launch(queue, operation) }
 }
 
 /// Packs nothing to the bytes of a plan that no element has a bit in.
@@ -141,12 +150,12 @@ pub unsafe fn walk(queue: &mut Queue, plan: &BitPlan, way: Way, elements: *mut u
 pub unsafe fn zero_behind(
     queue: &mut Queue,
     plan: &BitPlan,
-    way: Way,
+    operation: Operation,
     elements: *mut u8,
     bytes: *mut u8,
 ) -> Result<()> {
-    // SAFETY: the caller's promise.
-    unsafe { Strided::of(plan, way, Part::Zeros, elements, bytes).launch(queue, way) }
+    // SAFETY: the plan and the addresses describe memory that a kernel may use, as the caller promises.
+    unsafe { Walk::of(plan, operation, Part::Zeros, elements, bytes).launch(queue, operation) }
 }
 
 /// Whether lines share bytes: a single row of several loops. Rows that are several have one loop each.
@@ -155,12 +164,12 @@ fn is_joined(plan: &BitPlan) -> bool {
     plan.elements.as_slice().len() > 1
 }
 
-impl Strided {
-    fn of(plan: &BitPlan, way: Way, part: Part, elements: *mut u8, bytes: *mut u8) -> Self {
-        let packs = matches!(way, Way::Pack(_));
-        let ((src, dst), (first_zero, span, one)) = match way {
-            Way::Pack(rule) => ((elements, bytes), (rule.first_zero, rule.span, 0)),
-            Way::Unpack(patterns) => ((bytes, elements), (0, 0, patterns.one)),
+impl Walk {
+    fn of(plan: &BitPlan, operation: Operation, part: Part, elements: *mut u8, bytes: *mut u8) -> Self {
+        let packs = matches!(operation, Operation::Pack(_));
+        let ((src, dst), (first_zero, span, one)) = match operation {
+            Operation::Pack(rule) => ((elements, bytes), (rule.first_zero, rule.span, 0)),
+            Operation::Unpack(patterns) => ((bytes, elements), (0, 0, patterns.one)),
         };
         let (all, needed) = (plan.bytes.count(), bytes_for(plan.elements.count()));
         let (first_byte, byte_count) = match part {
@@ -178,7 +187,7 @@ impl Strided {
         let size = plan.size as i64;
         let aligned = elements.addr().is_multiple_of(plan.size) && strides.all(|stride| stride % size == 0);
 
-        let mut strided = Self {
+        let mut walk = Self {
             src,
             dst,
             lines: 1,
@@ -205,20 +214,20 @@ impl Strided {
             byte_loops: [ByteLoop { count: Divisor::new(1), stride: 0 }; MAX_LOOPS],
         };
         match plan.bytes.single_stride([1]) {
-            Some([stride]) => strided.byte_stride = stride,
-            None => strided.put_byte_loops(plan.bytes.as_slice()),
+            Some([stride]) => walk.byte_stride = stride,
+            None => walk.put_byte_loops(plan.bytes.as_slice()),
         }
         if joined {
-            strided.put_joined_lines(plan.elements.as_slice());
+            walk.put_joined_lines(plan.elements.as_slice());
         } else {
-            strided.put_rows(plan.rows.clone());
+            walk.put_rows(plan.rows.clone());
         }
         let per_line = if packs && !joined { byte_count } else { bytes_for(count) } as u64;
-        if strided.lines.saturating_mul(per_line.div_ceil(PIECE)) >= MANY_THREADS {
-            strided.piece = PIECE as u32;
+        if walk.lines.saturating_mul(per_line.div_ceil(PIECE)) >= MANY_THREADS {
+            walk.piece = PIECE as u32;
         }
-        strided.cut(packs, per_line);
-        strided
+        walk.cut(packs, per_line);
+        walk
     }
 
     fn put_byte_loops(&mut self, loops: &[Loop<1>]) {
@@ -286,13 +295,14 @@ impl Strided {
 
     /// # Safety
     /// As for [`walk`].
-    unsafe fn launch(mut self, queue: &mut Queue, way: Way) -> Result<()> {
+    unsafe fn launch(mut self, queue: &mut Queue, operation: Operation) -> Result<()> {
         let items = self.lines.saturating_mul(self.pieces.by());
         if items == 0 {
             return Ok(());
         }
-        let kernel = if matches!(way, Way::Pack(_)) { &BITS.pack_strided } else { &BITS.unpack_strided };
-        // SAFETY: the kernel's argument, and the caller's promise.
+        let kernel = if matches!(operation, Operation::Pack(_)) { &BITS.pack_strided } else { &BITS.unpack_strided };
+        // SAFETY: the argument is the kernel's struct, over memory that it may use until it is done, as the caller
+        // promises.
         unsafe { queue.launch(kernel, items, &mut argument(&mut self)) }
     }
 }

@@ -1,4 +1,4 @@
-//! Blocks of device memory that are kept for reuse. Lists only: what calls the driver is in `memory`.
+//! Blocks of device memory that are kept for reuse. Lists only: what calls the driver is in mod.rs.
 //!
 //! ```text
 //! in a tensor --release--> released --collect--> pending --fence--> ready --take--> in a tensor
@@ -8,8 +8,8 @@
 //!
 //! What is in a tensor is listed, so that memory of ours that another process is given is known from that of others.
 //! *Released* blocks were let go on any thread, at any time, without a lock or a call of the driver. *Pending* ones may
-//! still be in use by work that was enqueued before their release. *Ready* ones are free. *Lent* ones another process may
-//! use; *retired* ones one has used, which may still see them: they are never used again.
+//! still be in use by work that was enqueued before their release. *Ready* ones are free. *Exported* ones another
+//! process may use; *retired* ones one has used, which may still see them: they are never used again.
 
 use std::{
     alloc::{self, Layout},
@@ -27,7 +27,7 @@ use crate::{
     tensor::Owner,
 };
 
-/// What is kept of a card: this share of its memory, and this much of a small one.
+/// What is kept of a GPU: this share of its memory, and this much of a small one.
 const SHARE: usize = 32;
 const AT_LEAST: usize = 256 << 20;
 
@@ -69,7 +69,7 @@ impl Block {
         // SAFETY: the layout's size is not zero.
         let place = unsafe { alloc::alloc(layout) }.cast::<Self>();
         if place.is_null() {
-            return Err(error!(OutOfMemory, "{} bytes of host memory could not be had", layout.size()));
+            return Err(error!(OutOfMemory, "cannot allocate {} bytes of host memory", layout.size()));
         }
         // SAFETY: allocated as Box does, with the layout of a Block, which it is made to hold.
         unsafe {
@@ -113,7 +113,7 @@ unsafe fn release(_: *mut u8, [block, _]: [*mut c_void; 2]) {
     }
 }
 
-/// What is kept of a card's memory.
+/// What is kept of a GPU's memory.
 pub struct Cache {
     released: AtomicPtr<Block>,
     /// Of all blocks that are in no tensor and not freed.
@@ -128,15 +128,15 @@ pub struct Cache {
     changed: Condvar,
 }
 
-/// The lists, a card's.
+/// The lists, a GPU's.
 pub struct Lists {
     /// Free: a list for each class of sizes, so that what is searched is all of about the wanted size.
     ready: [List; CLASSES],
     pending: List,
     exported: List,
     retired: List,
-    /// What is known of blocks in tensors, by address: which memory is ours, and who was given it. Memory of others that
-    /// is given away leaves nothing here.
+    /// What is known of blocks in tensors, by address: which memory is ours, and who was given it. Memory of others
+    /// that is given away leaves nothing here.
     live: HashMap<u64, Live>,
     /// Threads that have taken blocks out to free them or to wait for them.
     batches: usize,
@@ -149,7 +149,7 @@ struct Live {
 }
 
 impl Cache {
-    /// Nothing is kept of a card of so much memory.
+    /// Nothing is kept of a GPU of so much memory.
     pub fn of_device(memory: usize) -> Self {
         Self {
             released: AtomicPtr::default(),
@@ -173,8 +173,8 @@ impl Cache {
         self.bytes.load(Ordering::Relaxed) > self.bound
     }
 
-    /// The lists, with what was released meanwhile. Not to be held while the driver is called: that may wait for work which
-    /// ends only once another thread, of this device or of another, has its memory and goes on.
+    /// The lists, with what was released meanwhile. Not to be held while the driver is called: that may wait for work
+    /// which ends only once another thread, of this device or of another, has its memory and goes on.
     pub fn lock(&self) -> MutexGuard<'_, Lists> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let mut released = self.released.swap(ptr::null_mut(), Ordering::Acquire);
@@ -209,8 +209,8 @@ impl Cache {
         self.has_retired.store(kept.retired.0.is_some(), Ordering::Relaxed);
     }
 
-    /// Another process is given the memory that begins here. Of a block of ours it gives the context; the block stays as it
-    /// is until that process is done with it. None: the memory is another's.
+    /// Another process is given the memory that begins here. Of a block of ours it gives the context; the block stays
+    /// as it is until that process is done with it. None: the memory is another's.
     pub fn export(&self, address: u64) -> Option<u64> {
         let mut kept = self.lock();
         if let Some(Live { context, exports }) = kept.live.get_mut(&address) {
@@ -319,7 +319,8 @@ impl Cache {
     }
 }
 
-/// Blocks that a thread has taken out. Those that are left when it is dropped are pending, or retired if they were exported.
+/// Blocks that a thread has taken out. Those that are left when it is dropped are pending, or retired if they were
+/// exported.
 pub struct Batch {
     home: &'static Cache,
     blocks: List,
@@ -371,7 +372,7 @@ impl Lists {
     /// Makes room to list one block more.
     fn reserve(&mut self) -> Result<()> {
         let room = self.live.try_reserve(1);
-        room.map_err(|_| error!(OutOfMemory, "a list of blocks in tensors could not be had"))
+        room.map_err(|_| error!(OutOfMemory, "cannot allocate a list of blocks in tensors"))
     }
 
     /// Lists a block, for which there is room. Where one of a context that is gone was listed, that is forgotten.
@@ -395,8 +396,8 @@ impl Lists {
         list.take(|block| block.context == context && block.capacity == largest)
     }
 
-    /// Drops the blocks of contexts that are gone: those of another than `context` that memory new to it overlaps, for no
-    /// two contexts that live have memory in one place.
+    /// Drops the blocks of contexts that are gone: those of another than `context` that memory new to it overlaps, for
+    /// no two contexts that live have memory in one place.
     fn forget_gone(&mut self, home: &Cache, context: u64, address: u64, capacity: usize) {
         while let Some(gone) = self.overlapped(context, address, capacity) {
             let mut blocks = List(None);
@@ -484,7 +485,8 @@ mod tests {
         of_device_with(1 << 30)
     }
 
-    /// Of a device with so many bytes. It stays for ever, and in a static: what looks for leaks sees that it is meant to.
+    /// Of a device with so many bytes. It stays for ever, and in a static: what looks for leaks sees that it is meant
+    /// to.
     fn of_device_with(bytes: usize) -> &'static Cache {
         static CACHES: Mutex<Vec<&'static Cache>> = Mutex::new(Vec::new());
         let cache: &Cache = Box::leak(Box::new(Cache::of_device(bytes)));

@@ -1,17 +1,18 @@
 //! The caching allocator: device memory of tensors, kept for reuse within a bound.
 //!
 //! Work that was enqueued before a block's release may still use it, on streams that are not known here. So a block is
-//! pending until a *fence* has passed: cuMemFree waits for all work of the context, on any stream, and unlike every other
-//! way to wait for that, it breaks no capture of another thread (measured with driver 580: cuCtxSynchronize and
-//! cuCtxRecordEvent do). NVIDIA's text only says that it may wait, so each context is tested for it (`probe`); where it is
-//! not seen to wait, no block is used again. Fences are rare: only a call that needs memory, with much pending, runs one.
+//! pending until a *fence* has passed: cuMemFree waits for all work of the context, on any stream, and unlike every
+//! other way to wait for that, it breaks no capture of another thread (measured with driver 580: cuCtxSynchronize and
+//! cuCtxRecordEvent do). NVIDIA's text only says that it may wait, so each context is tested for it (`probe`); where it
+//! is not seen to wait, no block is used again. Fences are rare: only a call that needs memory, with much pending, runs
+//! one.
 //!
-//! Calls that make tensors give back what is kept beyond a share of the device's memory, the largest blocks first, but few
-//! blocks each: every cuMemFree waits for whatever was enqueued since the one before. No other call frees, so launches
-//! never wait.
+//! Calls that make tensors give back what is kept beyond a share of the device's memory, the largest blocks first, but
+//! few blocks each: every cuMemFree waits for whatever was enqueued since the one before. No other call frees, so
+//! launches never wait.
 //!
-//! Blocks come from cuMemAlloc, not from a pool of the driver: other processes can open them, and a pool orders a release
-//! with one stream only.
+//! Blocks come from cuMemAlloc, not from a pool of the driver: other processes can open them, and a pool orders a
+//! release with one stream only.
 
 pub mod blocks;
 
@@ -24,7 +25,7 @@ use crate::{
 };
 
 use super::{
-    context::Remembered,
+    context::LossyCache,
     launch::argument,
     module::{PEERS, PEERS_MODULE},
     own_stream::OwnStream,
@@ -36,9 +37,9 @@ use blocks::{Batch, Block, Cache, SMALLEST, capacity_for};
 /// The most blocks that a call frees to keep within the bound.
 const FREES_PER_CALL: usize = 8;
 
-/// How long the probe keeps a stream busy: many times what cuMemFree takes otherwise. A thread that stalls for a fixed time
-/// cannot pass for one that waits in both trials.
-const SPINS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(11)];
+/// How long the trials of the probe keep a stream busy: many times what cuMemFree takes otherwise. To pass for one that
+/// waits, a thread would have to stall in each of them, for that trial's time.
+const SPINS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(11), Duration::from_millis(5)];
 
 /// What cuMemFree may take longer than the spin if it waits for it. Less than the spins differ by.
 const SLACK: Duration = Duration::from_millis(5);
@@ -47,9 +48,9 @@ const SLACK: Duration = Duration::from_millis(5);
 const UNCLEAR_PER_PROBE: usize = 8;
 const MOST_UNCLEAR: usize = 40;
 
-/// Per context, whether cuMemFree waits there for all running work: 0 if not, 1 if so, or `UNCLEAR` and the number of trials
-/// that have been unclear.
-static FREEING_WAITS: Remembered = Remembered::nothing();
+/// Per context, whether cuMemFree waits there for all running work: 0 if not, 1 if so, or `UNCLEAR` and the number of
+/// trials that have been unclear.
+static FREEING_WAITS: LossyCache = LossyCache::nothing();
 const UNCLEAR: usize = 2;
 
 /// How often a call that finds no memory waits for another thread that is freeing blocks or waiting for a fence.
@@ -143,7 +144,8 @@ impl Queue {
 
     /// Frees all that is kept, in the context that calls without a stream work in, if there is one.
     pub fn trim(&mut self) -> Result<()> {
-        // The driver is asked before a lock is taken: in a forked child it refuses, and another thread may have had the lock.
+        // The driver is asked before a lock is taken: in a forked child it refuses, and another thread may have had the
+        // lock.
         if self.has_context()? {
             let context = self.current()?.id;
             self.free_retired()?;
@@ -152,8 +154,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits until all work of the context that was enqueued before is done, on any stream. Breaks no capture where freeing
-    /// is known to wait.
+    /// Waits until all work of the context that was enqueued before is done, on any stream. Breaks no capture where
+    /// freeing is known to wait.
     pub(super) fn finish(&mut self) -> Result<()> {
         let context = self.current()?.id;
         if self.fence(context)? { Ok(()) } else { self.synchronize_context() }
@@ -238,8 +240,8 @@ impl Queue {
         Ok(true)
     }
 
-    /// Whether cuMemFree is known to wait for all work of this context. Probed when it is first asked, and again while the
-    /// answer is unclear: until then it counts as no, which is safe.
+    /// Whether cuMemFree is known to wait for all work of this context. Probed when it is first asked, and again while
+    /// the answer is unclear: until then it counts as no, which is safe.
     fn freeing_waits(&mut self, context: u64) -> Result<bool> {
         let unclear = match FREEING_WAITS.recall(context) {
             Some(known @ 0..UNCLEAR) => return Ok(known == 1),
@@ -253,9 +255,9 @@ impl Queue {
 
     /// Tries whether cuMemFree waits for work on another stream. `unclear`, and the result: as in [`FREEING_WAITS`].
     ///
-    /// That the stream is idle once cuMemFree has returned proves nothing, for this thread may have lost the CPU meanwhile.
-    /// So the time must follow the length of the work, in two trials of different lengths. A stream that is still at work
-    /// proves the opposite.
+    /// That the stream is idle once cuMemFree has returned proves nothing, for this thread may have lost the CPU
+    /// meanwhile. So the time must follow the length of the work, in trials of different lengths. A stream that is
+    /// still at work proves the opposite.
     #[cold]
     fn probe(&mut self, context: u64, mut unclear: usize) -> Result<usize> {
         self.current()?;

@@ -275,14 +275,15 @@ impl Tables {
         Self::of(plan, run, |byte| (chunk as i64, plan.head + byte - first, i64::MAX))
     }
 
-    /// `run`: of each segment in turn. `place`: of a byte of bits: its chunk, where it lies, how many are left in the chunk.
+    /// `run`: of each segment in turn. `place`: of a byte of bits: its chunk, where it lies, how many are left in the
+    /// chunk.
     fn of(
         plan: &CodecPlan,
         mut run: impl FnMut(usize) -> PlanRun,
         place: impl Fn(i64) -> (i64, i64, i64),
     ) -> Result<Self> {
         let segments = plan.workers.len();
-        let refusal = |_| error!(OutOfMemory, "a table of the tiles of {segments} segments could not be had");
+        let refusal = |_| error!(OutOfMemory, "cannot allocate a table of the tiles of {segments} segments");
         let (mut runs, mut tiles) = (Vec::new(), Vec::new());
         runs.try_reserve_exact(segments).map_err(refusal)?;
         let (mut base, mut unit) = (0, 0);

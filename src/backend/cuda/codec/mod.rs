@@ -1,8 +1,8 @@
 //! Codecs on CUDA: docs/NUMERICS.md is what they compute, kernels/onebit.cu how.
 //!
 //! All memory and tables are made with the codec. After that a call is a launch, another one where scales are made (of
-//! many segments, one more that carries their addresses), and nothing of the state is known to the host: it is the device
-//! that finds which of two states is valid, so that what was captured in a graph can be launched again.
+//! many segments, one more that carries their addresses), and nothing of the state is known to the host: it is the
+//! device that finds which of two states is valid, so that what was captured in a graph can be launched again.
 
 mod layout;
 mod plain;
@@ -46,11 +46,12 @@ pub struct Codec {
     transactional: bool,
     /// Whether the last call that was made here left a step that is to be committed. What graphs do since is not known.
     pending: bool,
-    /// Whether the driver has failed between the launches of a call: then the state is neither the old one nor the new one.
+    /// Whether the driver has failed between the launches of a call: then the state is neither the old one nor the new
+    /// one.
     torn: bool,
 }
 
-/// Where chunks go, and how the ranks meet then.
+/// Where chunks go: to memory, or to receive slots of other ranks, with a barrier behind.
 #[derive(Clone, Copy)]
 pub struct To {
     dst: *mut u8,
@@ -133,7 +134,7 @@ impl Codec {
         };
         let tiles = [tables.tiles.len() as u64, reduced.as_ref().map_or(0, |tables| tables.tiles.len() as u64)];
         let mut halves = Vec::new();
-        halves.try_reserve_exact(2).map_err(|_| error!(OutOfMemory, "memory for a codec could not be had"))?;
+        halves.try_reserve_exact(2).map_err(|_| error!(OutOfMemory, "cannot allocate memory for a codec"))?;
         halves.extend([worker, server]);
         let codec = Self {
             memory,
@@ -194,25 +195,25 @@ impl Codec {
         factors: [Option<&View<'_>>; 2],
         to: To,
     ) -> Result<()> {
-        let kernel = &ONEBIT.encode[index_of(plan.rules.values, plan.rules.error)];
-        self.encode_half(queue, kernel, WORKER, values, factors, to)
+        self.encode_half(queue, plan, WORKER, values, factors, to)
     }
 
     /// Makes the chunk of this rank of its shard, where its parts begin by segment.
     pub fn encode_shard(&mut self, queue: &mut Queue, plan: &CodecPlan, shard: &[Address], to: To) -> Result<()> {
-        let kernel = &ONEBIT.encode[index_of(Dtype::F32, plan.rules.error)];
-        self.encode_half(queue, kernel, SERVER, shard, [None; 2], to)
+        self.encode_half(queue, plan, SERVER, shard, [None; 2], to)
     }
 
     fn encode_half(
         &mut self,
         queue: &mut Queue,
-        kernel: &Kernel,
+        plan: &CodecPlan,
         half: u32,
         values: &[Address],
         factors: [Option<&View<'_>>; 2],
         to: To,
     ) -> Result<()> {
+        let dtype = if half == WORKER { plan.rules.values } else { Dtype::F32 };
+        let kernel = &ONEBIT.encode[index_of(dtype, plan.rules.error)];
         let half = half as usize;
         let mut call = Encode {
             codec: self.halves[half],
@@ -222,19 +223,19 @@ impl Codec {
             values: [ptr::null(); MOST_VALUES],
         };
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
-        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan; or
-        // blocks of as many bytes in the buffers of ranks.
+        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
+        // or blocks of as many bytes in the buffers of ranks.
         unsafe { queue.launch(kernel, self.tiles[half], &mut argument(&mut call)) }?;
         self.finish(queue, call.codec, to)
     }
 
-    /// Launches what makes scales of the sums that a launch before has left, and headers of chunks. Without that the state
-    /// has new elements and old scales.
+    /// Launches what makes scales of the sums that a launch before has left, and headers of chunks. Without that the
+    /// state has new elements and old scales.
     fn finish(&mut self, queue: &mut Queue, codec: Half, to: To) -> Result<()> {
         let runs = u64::from(codec.n_segments).max(1);
         let mut call = Finish { codec, dst: to.dst, way: to.way, steps: to.steps, reserved: 0 };
         self.torn = true;
-        // SAFETY: as in `encode_half`, which wrote to the same memory.
+        // SAFETY: the argument is the kernel's struct, over the memory that the launch before wrote to.
         unsafe { queue.launch_pdl(&ONEBIT.finish, runs, &mut argument(&mut call)) }?;
         (self.torn, self.pending) = (false, self.transactional);
         Ok(())
@@ -267,7 +268,8 @@ impl Codec {
         };
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
         let blocks = call.tiles + (plan.n_chunks as u64 - first_empty);
-        // SAFETY: as in `encode_half`.
+        // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
+        // against its plan.
         unsafe {
             if by.behind_ours {
                 queue.launch_pdl(&ONEBIT.decode[kernel], blocks, &mut argument(&mut call))
@@ -281,7 +283,8 @@ impl Codec {
         let payloads = (chunks.elements() / plan.stride) as u64;
         let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst: to.dst, way: to.way, payloads };
         let kernel = &ONEBIT.reduce[index_of(Dtype::F32, plan.rules.error)];
-        // SAFETY: as in `encode_half`.
+        // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
+        // against its plan.
         unsafe {
             // To peers it goes behind what has met them: a launch of ours.
             if to.steps == 0 {
@@ -306,7 +309,8 @@ impl Codec {
         // The parts lie one behind the other.
         let dst = shard.first().map_or(ptr::null_mut(), |first| first.0);
         let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst, way: Way::default(), payloads };
-        // SAFETY: as in `encode_half`.
+        // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
+        // against its plan.
         unsafe { queue.launch(&ONEBIT.mean, self.tiles[1], &mut argument(&mut call)) }
     }
 
@@ -465,8 +469,8 @@ impl Codec {
         Ok(())
     }
 
-    /// Launches a kernel that has a block for each tile of a half, if there are any, and bytes for them. `complete` sets what
-    /// differs between kernels.
+    /// Launches a kernel that has a block for each tile of a half, if there are any, and bytes for them. `complete`
+    /// sets what differs between kernels.
     fn launch_on_half(
         &self,
         queue: &mut Queue,

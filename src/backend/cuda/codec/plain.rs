@@ -32,7 +32,8 @@ pub fn carry(queue: &mut Queue, call: &Compression<'_>) -> Result<()> {
     let (Some(error), tiles @ 1..) = (call.error, tiles_of(call)) else { return Ok(()) };
     let (narrow, errors) = (call.grad.dtype().size == 2, error.dtype() == Dtype::BF16);
     let kernel = &ONEBIT.compress_errors[2 * usize::from(narrow) + usize::from(errors)];
-    // SAFETY: as in `compress`.
+    // SAFETY: the argument is the kernel's struct, over memory that the makers of the views vouched for, of sizes that
+    // were checked.
     unsafe { queue.launch(kernel, tiles, &mut argument(&mut of(call))) }
 }
 

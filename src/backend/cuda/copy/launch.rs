@@ -13,17 +13,12 @@ use crate::{
 
 use crate::backend::cuda::{
     divisor::Divisor,
+    grid::{LOG_BLOCK, VECTOR, divide_up, width},
     launch::argument,
     layout::same_layout,
     module::{COPY, Kernel},
     queue::Queue,
 };
-
-/// Threads of a block, as a power of 2.
-const LOG_THREADS: u32 = 8;
-
-/// Bytes of a vector: the most that a thread reads or writes at once.
-const VECTOR: i64 = 16;
 
 /// What a thread does, one after the other: vectors of rows, or single elements.
 const ROW_ROUNDS: i64 = 4;
@@ -153,8 +148,8 @@ struct Work {
     blocks: u64,
 }
 
-/// Launches what does the plan, of which at least one round is to be done. The target's and the source's element 0 lie at
-/// `data`. Its frame holds the kernel's argument: it is to be there once, however many call this.
+/// Launches what does the plan, of which at least one round is to be done. The target's and the source's element 0 lie
+/// at `data`. Its frame holds the kernel's argument: it is to be there once, however many call this.
 ///
 /// # Safety
 /// The plan and the addresses describe memory that the kernel may use until it is done.
@@ -164,7 +159,8 @@ pub unsafe fn launch(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> 
     work.set(plan, data)?;
     // What is beyond any number of items is more than a launch can have, and refused there.
     let items = work.blocks.saturating_mul(u64::from(work.kernel.shape.items_per_block));
-    // SAFETY: the kernel's argument, and the caller's promise.
+    // SAFETY: the argument is the kernel's struct, over memory that it may use until it is done, as the caller
+    // promises.
     unsafe { queue.launch(work.kernel, items, &mut argument(&mut work.tiles)) }
 }
 
@@ -238,8 +234,8 @@ impl Work {
         }
     }
 
-    /// Contiguous on the target's side alone. `row`: the loop whose rounds are rows, unless it is `within`: one that follows
-    /// the innermost one in the target, and counts together with it.
+    /// Contiguous on the target's side alone. `row`: the loop whose rounds are rows, unless it is `within`: one that
+    /// follows the innermost one in the target, and counts together with it.
     fn gathered(&mut self, plan: &CopyPlan, sides: Sides, row: Option<usize>, within: Option<usize>) -> Result<()> {
         let size = plan.conversion.sizes()[0];
         let row = if within.is_some() && row == within { row.and_then(|row| row.checked_sub(1)) } else { row };
@@ -323,29 +319,25 @@ impl Work {
     /// round of the others.
     fn cut(&mut self, kernel: &'static Kernel, pieces: i64, rounds: i64) -> Result<()> {
         let tiles = &mut self.tiles;
-        let threads = 1 << LOG_THREADS;
+        let threads = 1 << LOG_BLOCK;
         // Small tiles leave most of a block without work: then rows of all loops follow each other.
         if tiles.n_outer > 0 && pieces.saturating_mul(tiles.rows) < threads * rounds && tiles.join(rounds) {
             tiles.joined = 1;
         } else {
-            // Also where rows lie beside each other within the source: what one reads of a cache line the next one needs.
+            // Also where rows lie beside each other within the source: what one reads of a cache line the next one
+            // needs.
             let [row, step] = [tiles.row_strides, tiles.steps].map(|strides| strides[1].unsigned_abs());
             let are_beside = tiles.rows >= rounds / 2 && (1..step).contains(&row);
             tiles.down = u32::from(pieces < 32 * rounds || are_beside);
         }
         let (across, along);
         if tiles.down == 1 {
-            tiles.log_width = (pieces as u64).next_power_of_two().ilog2().min(LOG_THREADS);
+            tiles.log_width = (pieces as u64).next_power_of_two().ilog2().min(LOG_BLOCK);
             across = divide_up(pieces, 1 << tiles.log_width);
             let a_thread = if tiles.joined == 1 { 1 } else { rounds };
             along = divide_up(tiles.rows, (threads >> tiles.log_width) * a_thread);
         } else {
-            // As many threads as leave hardly more without work than the fewest, but a warp at least.
-            let room = |log_width: u32| divide_up(pieces, rounds << log_width) * (rounds << log_width);
-            let fewest = (pieces as u64).next_power_of_two().ilog2().min(5);
-            let least = (fewest..=LOG_THREADS).map(room).min().unwrap_or(pieces);
-            let mut widths = (fewest..=LOG_THREADS).rev();
-            tiles.log_width = widths.find(|&log_width| room(log_width) <= least + least / 32).unwrap_or(fewest);
+            tiles.log_width = width(pieces, rounds);
             across = divide_up(pieces, rounds << tiles.log_width);
             along = divide_up(tiles.rows, threads >> tiles.log_width);
         }
@@ -391,8 +383,8 @@ impl Tiles {
         outer: [OuterLoop { count: Divisor::new(1), strides: [0; 2] }; MOST_OUTER],
     };
 
-    /// All but the tiles. `row`: the loop, beside the innermost one, whose rounds are rows. `within`: one that counts together
-    /// with the innermost one.
+    /// All but the tiles. `row`: the loop, beside the innermost one, whose rounds are rows. `within`: one that counts
+    /// together with the innermost one.
     fn set(&mut self, plan: &CopyPlan, sides: Sides, row: Option<usize>, within: Option<usize>) {
         let sizes = plan.conversion.sizes();
         let (from, to, [to_size, from_size]) = match plan.conversion {
@@ -440,8 +432,8 @@ impl Tiles {
         self.outer().iter().map(|item| item.strides).chain([self.row_strides])
     }
 
-    /// Makes rows of the rounds of all loops but the innermost one, unless there are too many. Where rows come in so many
-    /// rounds, a thread has these together: it looks for their place once.
+    /// Makes rows of the rounds of all loops but the innermost one, unless there are too many. Where rows come in so
+    /// many rounds, a thread has these together: it looks for their place once.
     fn join(&mut self, rounds: i64) -> bool {
         let n = self.n_outer as usize;
         let together = if self.rows % rounds == 0 { rounds } else { 1 };
@@ -475,8 +467,8 @@ fn follows(plan: &CopyPlan) -> Option<usize> {
     is_next.then_some(next)
 }
 
-/// The plan in elements of 1, 2, 4, 8 or 16 bytes that lie at multiples of their size: what is larger or lies elsewhere is
-/// several.
+/// The plan in elements of 1, 2, 4, 8 or 16 bytes that lie at multiples of their size: what is larger or lies elsewhere
+/// is several.
 fn in_units(plan: &CopyPlan, size: i64, sides: Sides) -> CopyPlan {
     let strides = plan.loops.as_slice().iter().flat_map(|item| item.strides);
     let addresses = sides.0.map(|side| side.addr() as i64);
@@ -494,10 +486,6 @@ fn usual_cast(from: Dtype, to: Dtype) -> Option<usize> {
     [(F32, Dtype::BF16), (F32, Dtype::F16), (Dtype::BF16, F32), (Dtype::F16, F32), (Dtype::F64, F32), (F32, Dtype::F64)]
         .iter()
         .position(|&usual| usual == (from, to))
-}
-
-fn divide_up(number: i64, by: i64) -> i64 {
-    number / by + i64::from(number % by != 0)
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! Copies and casts between the memory of cards, and between that and the memory of the host.
+//! Copies and casts between the memory of GPUs, and between that and the memory of the host.
 //!
 //! | from, to | contiguous, without a cast | otherwise |
 //! |---|---|---|
-//! | one card, or it and pinned memory | cuMemcpyAsync | a kernel, which reads and writes pinned memory itself |
-//! | two cards | cuMemcpyPeerAsync | a kernel of the target's card, if it may read the source; else staged |
-//! | pageable memory and a card | staged | staged |
+//! | one GPU, or it and pinned memory | cuMemcpyAsync | a kernel, which reads and writes pinned memory itself |
+//! | two GPUs | cuMemcpyPeerAsync | a kernel of the target's GPU, if it may read the source; else staged |
+//! | pageable memory and a GPU | staged | staged |
 //!
 //! What is staged (staged.rs) goes through pinned memory of the library's own, in pieces, and is done when the call
 //! returns.
@@ -24,18 +24,18 @@ use crate::{
 };
 
 use super::{
-    context::{Remembered, primary},
+    context::{LossyCache, primary},
     device::Device,
     module::COPY_MODULE,
     queue::Queue,
 };
 
-use direct::{OnHost, flat, on_card, with_pinned};
+use direct::{OnHost, flat, on_device, with_pinned};
 use launch::launch;
 
 pub use staged::trim;
 
-/// Loads what copies on a card need, which may wait for all that runs there.
+/// Loads what copies on a GPU need, which may wait for all that runs there.
 pub fn prepare(queue: &mut Queue) -> Result<()> {
     queue.put_into_context(&COPY_MODULE)
 }
@@ -49,18 +49,18 @@ struct Side {
 /// Where memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// Of the host, and cards do not reach it.
+    /// Of the host, and GPUs do not reach it.
     Pageable,
-    /// Of the host, and cards reach it: CUDAHost.
+    /// Of the host, and GPUs reach it: CUDAHost.
     Pinned,
     /// Of the device with this number.
-    Card(i32),
+    Device(i32),
 }
 
 impl Side {
     fn of(elements: &Elements<'_>) -> Self {
         let place = match elements.device() {
-            tensor::Device::Cuda(ordinal) => Place::Card(ordinal),
+            tensor::Device::Cuda(ordinal) => Place::Device(ordinal),
             tensor::Device::Cpu if elements.is_pinned() => Place::Pinned,
             tensor::Device::Cpu => Place::Pageable,
         };
@@ -74,10 +74,10 @@ pub fn copy(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elemen
     unsafe { between(queue, plan, Side::of(dst), Side::of(src), on_host) }
 }
 
-/// Copies the elements of the source to those of the target, in the order of the queue's stream, which is on the target's
-/// device, or on the source's where the target is memory of the host. What runs on another device is not waited for. Where
-/// one side is pageable, or a card may not read another one's memory and the copy is not of contiguous bytes, all is done
-/// when this returns, and in a capture it refuses.
+/// Copies the elements of the source to those of the target, in the order of the queue's stream, which is on the
+/// target's device, or on the source's where the target is memory of the host. What runs on another device is not
+/// waited for. Where one side is pageable, or a GPU may not read another one's memory and the copy is not of contiguous
+/// bytes, all is done when this returns, and in a capture it refuses.
 ///
 /// # Safety
 /// Both sides are such memory as the plan describes, and stay until the stream has done it.
@@ -86,12 +86,12 @@ unsafe fn between(queue: &mut Queue, plan: &CopyPlan, target: Side, source: Side
         return Ok(());
     }
     let data = [target.data, source.data];
-    // SAFETY: in all of these the caller's promise.
+    // SAFETY: both sides are memory as the plan describes it and stay until the stream is done, as the caller promises.
     unsafe {
         match (target.place, source.place) {
-            (Place::Card(to), Place::Card(from)) if to != from => between_cards(queue, plan, data, from),
-            (Place::Card(_), Place::Card(_)) => on_card(queue, plan, data),
-            (Place::Card(_) | Place::Pinned, Place::Card(_) | Place::Pinned) => with_pinned(queue, plan, data),
+            (Place::Device(to), Place::Device(from)) if to != from => between_devices(queue, plan, data, from),
+            (Place::Device(_), Place::Device(_)) => on_device(queue, plan, data),
+            (Place::Device(_) | Place::Pinned, Place::Device(_) | Place::Pinned) => with_pinned(queue, plan, data),
             (_, Place::Pageable) => with_pageable(queue, plan, data, 1, on_host),
             (Place::Pageable, _) => with_pageable(queue, plan, data, 0, on_host),
         }
@@ -110,13 +110,13 @@ unsafe fn with_pageable(
     on_host: OnHost,
 ) -> Result<()> {
     refuse_capture(queue, "between pageable memory and CUDA")?;
-    // SAFETY: the caller's promise.
+    // SAFETY: both sides are memory as the plan describes it and stay until the stream is done, as the caller promises.
     unsafe {
         if is_pinned(queue, plan, data[pageable], pageable) {
             with_pinned(queue, plan, data)?;
             return queue.wait();
         }
-        staged::between_host_and_card(queue, plan, data, pageable, on_host)
+        staged::between_host_and_device(queue, plan, data, pageable, on_host)
     }
 }
 
@@ -153,7 +153,7 @@ fn ask(queue: &Queue, attribute: CUpointer_attribute, address: u64) -> Option<u6
     (code == 0).then_some(said)
 }
 
-/// Whether cards reach all of this side: it lies in one piece of memory of which the driver says so.
+/// Whether GPUs reach all of this side: it lies in one piece of memory of which the driver says so.
 fn is_pinned(queue: &Queue, plan: &CopyPlan, data: *mut u8, side: usize) -> bool {
     let [first, last] = ends(plan, data, side);
     let asked = [
@@ -182,23 +182,24 @@ fn may_read(queue: &mut Queue, plan: &CopyPlan, source: *mut u8) -> Result<bool>
     Ok(ends(plan, source, 1).into_iter().all(may))
 }
 
-/// From another card, the one with the number `from`, to the queue's.
+/// From another GPU, the one with the number `from`, to the queue's.
 ///
 /// # Safety
 /// As for [`between`].
-unsafe fn between_cards(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], from: i32) -> Result<()> {
+unsafe fn between_devices(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], from: i32) -> Result<()> {
     let source = Device::of(from)?;
     if let Some((places, bytes)) = flat(plan, data) {
-        // SAFETY: the caller's promise.
+        // SAFETY: both sides are memory as the plan describes it and stay until the stream is done, as the caller
+        // promises.
         return unsafe { copy_from_peer(queue, source, places, bytes) };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: both sides are memory as the plan describes it and stay until the stream is done, as the caller promises.
     unsafe {
         if reaches(queue, source)? && may_read(queue, plan, data[1])? {
             return launch(queue, plan, data);
         }
-        refuse_capture(queue, "between cards that do not reach each other's memory")?;
-        staged::between_cards(queue, plan, data, from)
+        refuse_capture(queue, "between GPUs that do not reach each other's memory")?;
+        staged::between_devices(queue, plan, data, from)
     }
 }
 
@@ -215,7 +216,7 @@ unsafe fn copy_from_peer(queue: &mut Queue, source: Device, places: [*mut u8; 2]
 }
 
 /// The device that a context was last seen to reach.
-static REACHED: Remembered = Remembered::nothing();
+static REACHED: LossyCache = LossyCache::nothing();
 
 /// The memory of the other is enabled for the context already.
 const ALREADY_ENABLED: c_int = 704;
@@ -224,7 +225,7 @@ const NOT_SUPPORTED: c_int = 217;
 /// Too many others are.
 const TOO_MANY: c_int = 711;
 
-/// Whether kernels in the queue's context reach memory of another card's primary context. Makes it so if it can be.
+/// Whether kernels in the queue's context reach memory of another GPU's primary context. Makes it so if it can be.
 fn reaches(queue: &mut Queue, other: Device) -> Result<bool> {
     let id = queue.current()?.id;
     if REACHED.recall(id) == Some(other.ordinal) {

@@ -1,5 +1,5 @@
-//! Copies by way of pinned memory of the library's own, in pieces: while one is on its way, the next is gathered, or the
-//! one before is scattered.
+//! Copies by way of pinned memory of the library's own, in pieces: while one is on its way, the next is gathered, or
+//! the one before is scattered.
 //!
 //! ```text
 //! source, any strides  ->  piece in pinned memory, compact  ->  target, any strides
@@ -33,11 +33,11 @@ use super::direct::{OnHost, with_pinned};
 const PIECES: usize = 2;
 const PIECE_BYTES: i64 = 4 << 20;
 
-/// Pinned memory for pieces, and for each of them when the card is done with it.
+/// Pinned memory for pieces, and for each of them when the GPU is done with it.
 struct Staging {
     pinned: Pinned,
     events: [Event; PIECES],
-    /// Of the card that the last copy between cards came from: the legacy stream would wait for others there, and they
+    /// Of the GPU that the last copy between GPUs came from: the legacy stream would wait for others there, and they
     /// for it.
     source: Option<OwnStream>,
 }
@@ -70,7 +70,7 @@ impl Staging {
         Ok(Self { pinned, events: [Event::new(queue)?, Event::new(queue)?], source: None })
     }
 
-    /// A stream of the source's card.
+    /// A stream of the source's GPU.
     fn source(&mut self, from: i32) -> Result<Stream> {
         let mut there = Queue::of(from, Stream::LEGACY)?;
         let source = match self.source.take() {
@@ -165,7 +165,7 @@ impl Halves {
 ///
 /// # Safety
 /// Both sides are such memory as the plan describes, and the host's stays until this returns.
-pub unsafe fn between_host_and_card(
+pub unsafe fn between_host_and_device(
     queue: &mut Queue,
     plan: &CopyPlan,
     data: [*mut u8; 2],
@@ -174,7 +174,7 @@ pub unsafe fn between_host_and_card(
 ) -> Result<()> {
     let staging = Staging::of(queue)?;
     let halves = Halves::of(plan, data, host);
-    // SAFETY: the caller's promise.
+    // SAFETY: both sides are memory as the plan describes it and stay until this returns, as the caller promises.
     let done = unsafe {
         if host == 1 { send(queue, &halves, &staging, on_host) } else { receive(queue, &halves, &staging, on_host) }
     };
@@ -201,7 +201,7 @@ unsafe fn send(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host: O
         let piece = staging.piece(number);
         // SAFETY: the caller's promise; a piece that nothing uses now, and has room for so many elements.
         halves.gather(&block, piece, |plan, data| unsafe { on_host(plan, data) });
-        // SAFETY: likewise.
+        // SAFETY: both sides are memory as the plan describes it; the piece holds the elements of the block.
         halves.scatter(&block, piece, |plan, data| unsafe { with_pinned(queue, plan, data) })?;
         staging.record(queue, number)?;
         number += 1;
@@ -234,22 +234,22 @@ unsafe fn receive(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host
     }
 }
 
-/// From a card, the one with the number `from`, to the queue's, which does not reach its memory.
+/// From a GPU, the one with the number `from`, to the queue's, which does not reach its memory.
 ///
 /// # Safety
 /// Both sides are such memory as the plan describes, and stay until this returns.
-pub unsafe fn between_cards(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], from: i32) -> Result<()> {
-    // What the caller's stream waits for, the other card's stream does not.
+pub unsafe fn between_devices(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], from: i32) -> Result<()> {
+    // What the caller's stream waits for, the other GPU's stream does not.
     queue.wait()?;
     let mut staging = Staging::of(queue)?;
     let source = staging.source(from)?;
     let halves = Halves::of(plan, data, 0);
-    // SAFETY: the caller's promise.
+    // SAFETY: both sides are memory as the plan describes it and stay until this returns, as the caller promises.
     let done = unsafe { relay(queue, (from, source), &halves, &staging) };
     finish(queue, staging, done)
 }
 
-/// `from`: the source's card, and a stream there.
+/// `from`: the source's GPU, and a stream there.
 #[inline(never)]
 unsafe fn relay(queue: &mut Queue, (from, stream): (i32, Stream), halves: &Halves, staging: &Staging) -> Result<()> {
     let mut cursor = Cursor::starting_at(&halves.loops, 0);
@@ -266,7 +266,7 @@ unsafe fn relay(queue: &mut Queue, (from, stream): (i32, Stream), halves: &Halve
             halves.gather(&block, piece, |plan, data| unsafe { with_pinned(&mut other, plan, data) })?;
             other.wait()?;
         }
-        // SAFETY: likewise.
+        // SAFETY: both sides are memory as the plan describes it; the piece holds the elements of the block.
         halves.scatter(&block, piece, |plan, data| unsafe { with_pinned(queue, plan, data) })?;
         staging.record(queue, number)?;
         number += 1;

@@ -7,18 +7,17 @@
 //!
 //! Everything is done in a context, but what is mapped by parts belongs to none.
 
+mod mapping;
+mod opened;
+
 use std::{
     ffi::{c_int, c_uint, c_void},
     mem,
-    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     ptr,
-    sync::{Mutex, PoisonError},
 };
 
-use cudarc::driver::sys::{
-    CUipcMemHandle, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUpointer_attribute,
-};
+use cudarc::driver::sys::{CUipcMemHandle, CUmemAllocationGranularity_flags, CUmemAllocationProp, CUpointer_attribute};
 
 use crate::{
     backend::call::Stream,
@@ -26,14 +25,16 @@ use crate::{
 };
 
 use super::{
-    context::Home,
+    context::ContextRef,
     device::{Device, Uuid},
-    driver::{Driver, Functions},
+    driver::Driver,
     queue::Queue,
 };
 
-/// What names memory from cuMemAlloc to another process.
-pub type Handle = [u8; 64];
+use mapping::{AS_FILE, Allocation, AllocationProperties, Mapping, ON_DEVICE, PINNED, check, is_no_share, said_to_be};
+use opened::Opened;
+
+pub use opened::{Handle, Sender};
 
 /// The most parts that memory is shared by.
 pub const MOST_PARTS: usize = 4096;
@@ -127,7 +128,7 @@ impl Queue {
             }
             let device = self.device_numbered(about.ordinal)?;
             let mut handle = CUipcMemHandle { reserved: [0; 64] };
-            // SAFETY: the place outlives the call.
+            // SAFETY: what the driver writes to is a local variable, which outlives the call.
             let code = unsafe { (driver.functions.cuIpcGetMemHandle)(&mut handle, first) };
             check(driver, code, "cuIpcGetMemHandle", bytes, device)
                 .map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
@@ -139,7 +140,7 @@ impl Queue {
         let (mut parts, mut device) = (Vec::new(), None);
         parts
             .try_reserve_exact(ranges.len())
-            .map_err(|_| error!(OutOfMemory, "a list of {} parts could not be had", ranges.len()))?;
+            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} parts", ranges.len()))?;
         for &range in &ranges {
             let (part, on) = self.export_part(range, instead)?;
             parts.push(part);
@@ -170,7 +171,7 @@ impl Queue {
                     "tensor: its memory is of more than {MOST_PARTS} parts; {instead}, of one part"
                 ));
             }
-            ranges.try_reserve(1).map_err(|_| error!(OutOfMemory, "a list of parts could not be had"))?;
+            ranges.try_reserve(1).map_err(|_| error!(OutOfMemory, "cannot allocate a list of parts"))?;
             ranges.push((first, bytes));
             at = first + bytes;
         }
@@ -181,7 +182,7 @@ impl Queue {
     fn export_part(&self, (address, bytes): (u64, u64), instead: &str) -> Result<(Part, c_int)> {
         let (driver, device, mut handle) = (self.device.driver, self.device, 0);
         let place = ptr::with_exposed_provenance_mut(address as usize);
-        // SAFETY: the place outlives the call.
+        // SAFETY: what the driver writes to is a local variable, which outlives the call.
         let code = unsafe { (driver.functions.cuMemRetainAllocationHandle)(&mut handle, place) };
         check(driver, code, "cuMemRetainAllocationHandle", bytes, device)
             .map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
@@ -205,7 +206,8 @@ impl Queue {
         Ok((Part { bytes, file: allocation.export(bytes, device)? }, properties.location))
     }
 
-    /// New memory of so many bytes, at least one, that holds nothing else. `fill` writes it, and has done so when it returns.
+    /// New memory of so many bytes, at least one, that holds nothing else. `fill` writes it, and has done so when it
+    /// returns.
     pub fn export_copy(&mut self, bytes: u64, fill: impl FnOnce(*mut u8) -> Result<()>) -> Result<Exported> {
         self.finish()?;
         let (driver, device) = (self.device.driver, self.device);
@@ -227,7 +229,7 @@ impl Queue {
         let whole = bytes
             .checked_next_multiple_of(step.max(1) as u64)
             .ok_or_else(|| error!(SizeOverflow, "tensor: {bytes} bytes exceed the address space"))?;
-        // SAFETY: as above.
+        // SAFETY: `handle` and the properties outlive the call.
         let code = unsafe { (driver.functions.cuMemCreate)(&mut handle, whole as usize, described, 0) };
         check(driver, code, "cuMemCreate", whole, device)?;
         let allocation = Allocation { driver, handle };
@@ -241,16 +243,16 @@ impl Queue {
             return Err(failure);
         }
         let mut parts = Vec::new();
-        parts.try_reserve_exact(1).map_err(|_| error!(OutOfMemory, "a list of one part could not be had"))?;
+        parts.try_reserve_exact(1).map_err(|_| error!(OutOfMemory, "cannot allocate a list of one part"))?;
         parts.push(Part { bytes: whole, file: allocation.export(whole, device)? });
         Ok(Exported { uuid: device.uuid()?, address: 0, bytes: whole, means: Means::Parts(parts) })
     }
 
     /// Opens memory of another process on this device.
-    pub fn open(&mut self, uuid: Uuid, handle: Handle, bytes: u64) -> Result<Imported> {
+    pub fn open(&mut self, uuid: Uuid, handle: Handle, sender: Sender, bytes: u64) -> Result<Imported> {
         self.check_reach(uuid)?;
-        let (device, home) = (self.device, self.current()?.home()?);
-        let opened = Opened::of(device, home.id, handle, bytes)?;
+        let (device, home) = (self.device, self.home()?);
+        let opened = Opened::of(device, home.id, handle, sender, bytes)?;
         let imported = Imported { device, home, memory: Some(Memory::Opened(opened)) };
         let (first, there) = range_of(device.driver, imported.address()).map_err(said_to_be)?;
         let missing = (imported.address() - first).saturating_add(bytes).saturating_sub(there);
@@ -268,7 +270,7 @@ impl Queue {
         bytes: u64,
     ) -> Result<Imported> {
         let owner = self.check_reach(uuid)?;
-        let (device, home) = (self.device, self.current()?.home()?);
+        let (device, home) = (self.device, self.home()?);
         let mut mapping = Mapping::reserve(device, bytes, parts.len())?;
         for (bytes, file) in parts {
             let (driver, mut handle) = (device.driver, 0);
@@ -295,7 +297,7 @@ impl Queue {
                 "device: {}; in the process that has sent it a tensor stays on its device", self.device
             ));
         }
-        let (device, home) = (self.device, self.current()?.home()?);
+        let (device, home) = (self.device, self.home()?);
         Ok(Imported { device, home, memory: Some(Memory::Own(lent)) })
     }
 
@@ -333,7 +335,7 @@ impl Queue {
 /// Memory that came by a message, of another process and mapped here, or of this one.
 pub struct Imported {
     device: Device,
-    home: Home,
+    home: ContextRef,
     /// None: given up.
     memory: Option<Memory>,
 }
@@ -355,16 +357,18 @@ impl Imported {
         }
     }
 
-    /// Gives it up, once all work of the context that was enqueued before is done. False: that could not be waited for, for
-    /// want of memory or because a stream captures. Then such work may use it yet, and it stays mapped for ever.
+    /// Gives it up, once all work of the context that was enqueued before is done. False: that could not be waited for,
+    /// for want of memory, because a stream captures, or because the context is neither the primary nor the current one
+    /// and may have been destroyed. Then such work may use it yet, and it stays mapped for ever.
     pub fn release(mut self) -> bool {
         self.give_up()
     }
 
     fn give_up(&mut self) -> bool {
         let Some(memory) = self.memory.take() else { return true };
-        let waited = Queue::at(self.device, Stream::LEGACY, self.home).and_then(|mut queue| queue.finish());
-        if !is_unused(waited) && !self.home.is_gone(self.device) {
+        let wait = || Queue::at(self.device, Stream::LEGACY, self.home).and_then(|mut queue| queue.finish());
+        let may_be_entered = self.home.may_be_entered(self.device);
+        if !may_be_entered || !is_unused(wait()) && !self.home.is_gone(self.device) {
             mem::forget(memory);
             return false;
         }
@@ -389,158 +393,6 @@ impl Drop for Imported {
 /// Whether no work runs any more, after a wait for it: also where the context is lost.
 fn is_unused(waited: Result<()>) -> bool {
     waited.map_or_else(|failure| failure.status == Status::ContextLost, |()| true)
-}
-
-/// Memory that was opened by its handle, by whoever asked first.
-struct Opened {
-    handle: Handle,
-    context: u64,
-    address: u64,
-}
-
-struct Shared {
-    handle: Handle,
-    context: u64,
-    address: u64,
-    tensors: usize,
-}
-
-/// What is open now. The driver is not called while this is locked, so two threads may open a handle side by side. Then it
-/// has two entries, and each is closed once: the driver counts, too.
-static OPEN: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
-
-impl Opened {
-    fn of(device: Device, context: u64, handle: Handle, bytes: u64) -> Result<Self> {
-        {
-            let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(known) = open.iter_mut().find(|known| known.context == context && known.handle == handle) {
-                known.tensors += 1;
-                return Ok(Self { handle, context, address: known.address });
-            }
-        }
-        let (driver, mut address) = (device.driver, 0);
-        let named = CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
-        const ENABLE_PEER_ACCESS: c_uint = 1;
-        // SAFETY: the place outlives the call; the driver checks what the handle says.
-        let code = unsafe { (driver.functions.cuIpcOpenMemHandle_v2)(&mut address, named, ENABLE_PEER_ACCESS) };
-        check(driver, code, "cuIpcOpenMemHandle", bytes, device).map_err(said_to_be)?;
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        if open.try_reserve(1).is_err() {
-            drop(open);
-            // SAFETY: opened above.
-            unsafe { (driver.functions.cuIpcCloseMemHandle)(address) };
-            return Err(error!(OutOfMemory, "a list of what is open could not be had"));
-        }
-        open.push(Shared { handle, context, address, tensors: 1 });
-        Ok(Self { handle, context, address })
-    }
-
-    /// One user less: whether it was the last, who closes it.
-    fn is_last(&self) -> bool {
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_this = |known: &Shared| {
-            known.context == self.context && known.address == self.address && known.handle == self.handle
-        };
-        let Some(at) = open.iter().position(is_this) else { return false };
-        open[at].tensors -= 1;
-        let is_last = open[at].tensors == 0;
-        if is_last {
-            open.swap_remove(at);
-        }
-        is_last
-    }
-}
-
-/// Memory of a device that has no address by itself.
-struct Allocation {
-    driver: &'static Driver,
-    handle: CUmemGenericAllocationHandle,
-}
-
-impl Allocation {
-    fn export(&self, bytes: u64, device: Device) -> Result<OwnedFd> {
-        let mut number: c_int = -1;
-        let place: *mut c_void = ptr::from_mut(&mut number).cast();
-        // SAFETY: room for a descriptor, which is what this type of handle is.
-        let code = unsafe { (self.driver.functions.cuMemExportToShareableHandle)(place, self.handle, AS_FILE, 0) };
-        check(self.driver, code, "cuMemExportToShareableHandle", bytes, device)?;
-        // SAFETY: new, and nobody else's.
-        let file = unsafe { OwnedFd::from_raw_fd(number) };
-        // SAFETY: it is open. A program that replaces this one need not have it.
-        unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
-        Ok(file)
-    }
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        // SAFETY: a handle that was made, imported or retained once.
-        unsafe { (self.driver.functions.cuMemRelease)(self.handle) };
-    }
-}
-
-/// Addresses, and what is mapped there.
-struct Mapping {
-    device: Device,
-    address: u64,
-    bytes: u64,
-    /// The sizes of the parts that are mapped so far.
-    parts: Vec<u64>,
-}
-
-impl Mapping {
-    fn reserve(device: Device, bytes: u64, parts: usize) -> Result<Self> {
-        let mut sizes = Vec::new();
-        sizes.try_reserve_exact(parts).map_err(|_| error!(OutOfMemory, "a list of {parts} parts could not be had"))?;
-        let (driver, mut address) = (device.driver, 0);
-        // SAFETY: the place outlives the call.
-        let code = unsafe { (driver.functions.cuMemAddressReserve)(&mut address, bytes as usize, 0, 0, 0) };
-        check(driver, code, "cuMemAddressReserve", bytes, device)?;
-        Ok(Self { device, address, bytes, parts: sizes })
-    }
-
-    /// Maps a part behind those before. There must be room for it in the list.
-    fn map(&mut self, allocation: &Allocation, bytes: u64) -> Result<()> {
-        let at = self.address + self.parts.iter().sum::<u64>();
-        let driver = self.device.driver;
-        assert!(at + bytes <= self.address + self.bytes && self.parts.len() < self.parts.capacity());
-        // SAFETY: addresses of this reservation, where nothing is mapped yet.
-        let code = unsafe { (driver.functions.cuMemMap)(at, bytes as usize, 0, allocation.handle, 0) };
-        check(driver, code, "cuMemMap", bytes, self.device)?;
-        self.parts.push(bytes);
-        Ok(())
-    }
-
-    /// Lets devices read and write all of it.
-    fn open_for(&self, devices: &[Device]) -> Result<()> {
-        let driver = self.device.driver;
-        let mut access = [Access { location_type: ON_DEVICE, location: 0, flags: READ_AND_WRITE }; 2];
-        for (access, device) in access.iter_mut().zip(devices) {
-            access.location = device.ordinal as c_int;
-        }
-        let count = devices.len().min(access.len());
-        // SAFETY: a mapping of so many bytes, and so many descriptions as the driver has them.
-        let code = unsafe {
-            (driver.functions.cuMemSetAccess)(self.address, self.bytes as usize, access.as_ptr().cast(), count)
-        };
-        check(driver, code, "cuMemSetAccess", self.bytes, self.device)
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        let Functions { cuMemUnmap, cuMemAddressFree, .. } = &self.device.driver.functions;
-        let (mut at, mut is_empty) = (self.address, true);
-        for &bytes in &self.parts {
-            // SAFETY: mapped there by `map`, and nobody uses it any more.
-            is_empty &= unsafe { cuMemUnmap(at, bytes as usize) } == 0;
-            at += bytes;
-        }
-        if is_empty {
-            // SAFETY: reserved, and nothing is mapped there any more.
-            unsafe { cuMemAddressFree(self.address, self.bytes as usize) };
-        }
-    }
 }
 
 /// What the driver knows of memory.
@@ -593,60 +445,3 @@ fn range_of(driver: &Driver, address: u64) -> Result<(u64, u64)> {
     driver.check(code, format_args!("cuMemGetAddressRange of {address:#x}")).map_err(is_no_share)?;
     Ok((first, bytes as u64))
 }
-
-fn check(driver: &Driver, code: c_int, call: &str, bytes: u64, device: Device) -> Result<()> {
-    driver.check(code, format_args!("{call} of {bytes} bytes on {device}")).map_err(is_no_share)
-}
-
-/// What has no other reason: that the memory cannot be shared.
-fn is_no_share(failure: Error) -> Error {
-    match failure.status {
-        Status::Cuda => Error { status: Status::Share, ..failure },
-        _ => failure,
-    }
-}
-
-/// The same of what somebody else has said.
-fn said_to_be(failure: Error) -> Error {
-    match failure.status {
-        Status::Share => {
-            error!(Share, "{}; the sender may have ended, or its device may not be reached from here", failure.message)
-        }
-        _ => failure,
-    }
-}
-
-/// A CUmemAllocationProp, whose enums a newer driver may extend.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct AllocationProperties {
-    kind: c_uint,
-    handle_types: c_uint,
-    location_type: c_uint,
-    location: c_int,
-    windows: *mut c_void,
-    flags: [u8; 8],
-}
-
-impl Default for AllocationProperties {
-    fn default() -> Self {
-        Self { kind: 0, handle_types: 0, location_type: 0, location: 0, windows: ptr::null_mut(), flags: [0; 8] }
-    }
-}
-
-/// A CUmemAccessDesc.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Access {
-    location_type: c_uint,
-    location: c_int,
-    flags: c_uint,
-}
-
-const _: () = assert!(mem::size_of::<AllocationProperties>() == mem::size_of::<CUmemAllocationProp>());
-const _: () = assert!(mem::size_of::<Access>() == mem::size_of::<cudarc::driver::sys::CUmemAccessDesc>());
-
-const PINNED: c_uint = 1;
-const ON_DEVICE: c_uint = 1;
-const READ_AND_WRITE: c_uint = 3;
-const AS_FILE: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;

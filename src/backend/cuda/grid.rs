@@ -1,0 +1,54 @@
+//! How work is cut into blocks of threads.
+
+/// Threads of a block, as a power of 2.
+pub const LOG_BLOCK: u32 = 8;
+
+/// Most blocks of a launch.
+pub const MOST_BLOCKS: i64 = i32::MAX as i64;
+
+/// Bytes of a vector: the most that a thread reads or writes at once.
+pub const VECTOR: i64 = 16;
+
+/// Threads along x, as a power of 2, for this many pieces of work, of which a thread does `rounds`: as many as leave
+/// hardly more without any than the fewest, but a warp at least, which reads and writes side by side.
+pub fn width(pieces: i64, rounds: i64) -> u32 {
+    if pieces < 32 {
+        return (pieces as u64).next_power_of_two().ilog2();
+    }
+    let room = |log_width: u32| divide_up(pieces, rounds << log_width) * (rounds << log_width);
+    let least = (5..=LOG_BLOCK).map(room).min().unwrap_or(pieces);
+    (5..=LOG_BLOCK).rev().find(|&log_width| room(log_width) <= least + least / 32).unwrap_or(5)
+}
+
+/// The blocks that this many pieces fill, of which each has 2^log.
+pub fn cover(pieces: i64, log: u32) -> i64 {
+    divide_up(pieces, 1 << log)
+}
+
+pub fn divide_up(number: i64, by: i64) -> i64 {
+    number / by + i64::from(number % by != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_along_x_leave_hardly_more_without_work_than_the_fewest() {
+        for (pieces, rounds, expected) in [
+            (1, 1, 0),
+            (3, 4, 2),
+            (20, 1, 5),
+            (32, 1, 5),
+            (33, 1, 6),
+            (250, 1, 8),
+            (256 * 1000 + 1, 1, 8),
+            (96, 1, 5),
+            (96, 4, 5),
+            (1 << 20, 4, 8),
+        ] {
+            assert_eq!(width(pieces, rounds), expected, "{pieces} {rounds}");
+        }
+        assert_eq!((cover(0, 8), cover(256, 8), cover(257, 8), divide_up(i64::MAX, 2)), (0, 1, 2, 1 << 62));
+    }
+}
