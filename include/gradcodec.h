@@ -77,36 +77,36 @@
  *   gc_codec_errors_in            Carries the given errors from now on, rounded to the codec's dtype of errors.
  *
  * COMMUNICATORS
- *   gc_comm_from_transport        Makes a communicator from functions of yours that exchange memory.
- *   gc_comm_group                 Makes the communicators of a world of threads within this process.
+ *   gc_comm_from_transport        Creates a communicator from your transport callbacks.
+ *   gc_comm_group                 Creates communicators among threads of this process.
  *   gc_comm_reserve               Allocates the memory for gc_compressed_allreduce(), so that later calls need not.
- *   gc_comm_async_error           Says whether something has gone wrong for good in earlier calls on this rank.
+ *   gc_comm_async_error           Reports a permanent failure of earlier calls on this rank.
  *   gc_comm_free                  Releases a communicator.
  *   gc_compressed_allreduce       Averages a gradient over all ranks at one bit per element, with error feedback.
  *   gc_shard_elements             Elements of a rank's server error: 8 gc_chunk_bytes(n_elements, world_size).
  *
  * ALL-REDUCE
- *   gc_allreduce_create           Makes an all-reduce handle from a communicator and the options of a codec.
+ *   gc_allreduce_create           Creates an all-reduce from a communicator and the options of a codec.
  *   gc_allreduce_free             Releases an all-reduce handle, as gc_codec_free() does.
  *   gc_allreduce_run              Replaces values on every rank by their mean over the ranks.
  *   gc_allreduce_reduce_scatter   The first half of gc_allreduce_run(): the mean, for this rank's part of the elements.
  *   gc_allreduce_all_gather       The second half of gc_allreduce_run(): sends this rank's part to all.
- *   gc_allreduce_flags            Writes what happened on this rank since the last call, as gc_codec_flags() does.
+ *   gc_allreduce_flags            Writes the flags of this rank since the last call, as gc_codec_flags() does.
  *   gc_allreduce_commit           Ends a step, as gc_codec_commit() does.
  *   gc_allreduce_rollback         Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0.
  *   gc_allreduce_reset            Resets the errors to +0, as after gc_allreduce_create().
  *   gc_allreduce_errors_out       Writes the errors of this rank and of its shard, as gc_codec_errors_out() does.
- *   gc_allreduce_errors_in        Goes on with errors that a world of any size has kept.
+ *   gc_allreduce_errors_in        Continues with the errors of a world of any size.
  *
  * NCCL
- *   gc_comm_from_nccl             Makes a communicator over an NCCL communicator that you have.
- *   gc_comm_nccl_id               Makes the 128 bytes by which the ranks of a new NCCL world find each other.
- *   gc_comm_from_nccl_id          Makes a new communicator over NCCL, from the bytes of gc_comm_nccl_id().
+ *   gc_comm_from_nccl             Creates a communicator over an NCCL communicator of yours.
+ *   gc_comm_nccl_id               Creates the 128 bytes by which the ranks of a new NCCL world find each other.
+ *   gc_comm_from_nccl_id          Creates a new communicator over NCCL, from the bytes of gc_comm_nccl_id().
  *
  * PEER MEMORY
  *   gc_peers_bytes                Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements.
- *   gc_comm_from_peers            Makes a communicator over memory that you have mapped.
- *   gc_comm_open_peers            Makes a communicator over peer memory that it allocates and maps itself.
+ *   gc_comm_from_peers            Creates a communicator over memory that you have mapped.
+ *   gc_comm_open_peers            Creates a communicator over peer memory that it allocates and maps itself.
  *
  * NODES
  *   gc_comm_hierarchical          Combines a communicator among the ranks of each node and one between nodes.
@@ -700,7 +700,7 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  *
  * A *rank* is one of the processes or threads that train together, and these are its *world*. A communicator connects
  * a rank to the others: by functions of yours over any engine (MPI, gloo, UCX), by NCCL (see there), or among threads
- * of one process. Over it gradients are averaged at one bit per element:
+ * of one process. It averages gradients at one bit per element:
  *
  *     gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
  *                           .all_to_all = my_all_to_all, .all_gather = my_all_gather};
@@ -711,31 +711,31 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  *     gc_comm_free(comm);
  *
  * Each rank's gradient plus its error becomes signs and a scale, divided into a chunk for every rank. Every rank takes
- * the mean of the chunks that are its own, adds its server error, and sends signs and a scale of that to all. The
- * errors keep what both steps lose. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021),
+ * the mean of its own chunks, adds its server error, and sends signs and a scale of that to all. The errors keep what
+ * both compressions lose. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021),
  * with two exchanges in all; docs/NUMERICS.md says what is computed, docs/WHEN.md when it pays. A rank sends and
  * receives about 1/4 byte per element, and about 100 bytes per chunk; a ring all-reduce of float32 moves 8 bytes.
  *
  * A call may block until the other ranks' calls come, so each rank needs a thread of its own, and every rank must make
- * its calls on a communicator in the same order. A rank whose call fails for its arguments, or for want of memory,
- * does not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
+ * its calls on a communicator in the same order. A rank whose call fails for its arguments or without memory does
+ * not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
  * If a call fails on some rank it need not fail on the others.
  *
  * One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. The
  * memory that calls work in is allocated on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), even when
  * more was allocated later.
  *
- * On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the card waits for the
+ * On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the
  * other ranks; over a group it returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits for its
- * stream. Ranks may share a card, for which PEER MEMORY has rules of its own. A call over a transport of the card's
- * memory can be captured in a graph, if the memory that it works in is there; one over a group or a host transport
- * cannot (INVALID_ARGUMENT). What was corrupt does not fail a call on CUDA: buffer is NaN, the errors are as they
- * were, and gc_comm_async_error() says CORRUPT.
+ * stream. Ranks may share a GPU, for which PEER MEMORY has rules of its own. A call over a transport of device
+ * memory can be captured in a graph, if its memory is already allocated; one over a group or a host transport cannot
+ * (INVALID_ARGUMENT). A corrupt chunk does not fail a call on CUDA: buffer is NaN, the errors are unchanged, and
+ * gc_comm_async_error() says CORRUPT.
  */
 
-/** What a transport cannot do. */
+/** Restrictions of a transport. */
 enum gc_transport {
-    /** It takes host memory only: what is on a card goes through pinned memory, and calls wait for their stream. */
+    /** It takes host memory only: values on a GPU pass through pinned memory, and calls wait for their stream. */
     GC_TRANSPORT_HOST = 1,
 };
 
@@ -746,9 +746,9 @@ enum gc_transport {
 typedef struct gc_comm_t gc_comm_t;
 
 /**
- * An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are
+ * Your transport callbacks. Both functions return 0, or an error code of yours. They are
  * called on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the
- * memory is: host memory also without GC_TRANSPORT_HOST, where handles on a card are made.
+ * memory is: host memory also without GC_TRANSPORT_HOST, where handles on a GPU are made.
  */
 typedef struct gc_transport_t {
     /** Set by you: sizeof(gc_transport_t). */
@@ -781,7 +781,7 @@ typedef struct gc_transport_t {
 } gc_transport_t;
 
 /**
- * Makes a communicator from functions of yours that exchange memory.
+ * Creates a communicator from your transport callbacks.
  *
  * `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release,
  * by gc_comm_free().
@@ -792,8 +792,7 @@ gc_status_t gc_comm_from_transport(const gc_transport_t *transport,
                                    gc_comm_t **out);
 
 /**
- * Makes the communicators of a world of threads within this process. There is one for each rank, and each is for one
- * thread.
+ * Creates communicators among threads of this process. There is one for each rank, and each is for one thread.
  *
  * `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
  *
@@ -814,15 +813,16 @@ gc_status_t gc_comm_reserve(gc_comm_t *comm,
                             int64_t n_elements);
 
 /**
- * Says whether something has gone wrong for good in earlier calls on this rank. COMM: an exchange failed; CORRUPT:
- * there was a payload that no rank of this version sends; TIMEOUT: over peer memory, a rank did not come in time; OK
- * otherwise. It never waits, and may be called on any thread.
+ * Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed; CORRUPT: a payload was not one
+ * of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK otherwise. It never waits, and may be
+ * called on any thread.
  */
 gc_status_t gc_comm_async_error(const gc_comm_t *comm);
 
 /**
- * Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduce handles that were made from
- * it go on working. Its transport's functions are not called, but must stay until its last handle is released, too.
+ * Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduce handles that were created
+ * from it remain usable. Its transport's functions are not called, but must stay until its last handle is released,
+ * too.
  */
 void gc_comm_free(gc_comm_t *comm);
 
@@ -835,8 +835,8 @@ void gc_comm_free(gc_comm_t *comm);
  * elements of this rank's shard are used: from number rank * shard on, as far as there are. All three on one device, 0
  * before the first call, and written to by each.
  *
- * If anything was not finite on any rank, buffer is NaN everywhere and both errors are as they were, on every rank. A
- * call that fails leaves buffer and errors of this rank as they were. Without elements: OK, and nothing is exchanged.
+ * If a value was not finite on any rank, buffer is NaN everywhere and both errors are unchanged, on every rank. A call
+ * that fails leaves buffer and errors of this rank unchanged. Without elements: OK, and nothing is exchanged.
  *
  * UNSUPPORTED_DTYPE, NOT_CONTIGUOUS, SHAPE_MISMATCH: a tensor that is not as described. INVALID_ARGUMENT: tensors on
  * different devices, or that overlap. COMM: an exchange failed. CORRUPT: a rank runs another version, or calls with
@@ -858,8 +858,8 @@ int64_t gc_shard_elements(int64_t n_elements,
 /*
  * ALL-REDUCE
  *
- * The compressed all-reduce as a handle, which joins a communicator and a codec. It keeps the errors itself, and goes
- * over memory once where gc_compressed_allreduce() goes three times. It takes several tensors at once, in any dtype
+ * An all-reduce object joins a communicator and a codec. It keeps the errors itself, and passes over memory once where
+ * gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype
  * that codecs know, with any codec: GC_CODEC_ONEBIT for the mean with error feedback, GC_CODEC_SIGN for the majority.
  *
  *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
@@ -868,23 +868,23 @@ int64_t gc_shard_elements(int64_t n_elements,
  *     gc_allreduce_run(allreduce, &gradient, 1, NULL, NULL, NULL);            // each step, on every rank
  *     gc_allreduce_free(allreduce);
  *
- * What is said of codecs holds here: one stream, BUSY, memory that is made with the handle, what happens to values
- * that are not finite. Payloads carry what was not finite to every rank, so that with GC_NONFINITE_TRANSACTIONAL all
- * of them take the same step back.
+ * The rules of codecs hold here: one stream, BUSY, memory that is allocated at creation, values that are not finite.
+ * Payloads tell every rank of values that are not finite, so with GC_NONFINITE_TRANSACTIONAL all ranks take the same
+ * step back.
  */
 
 /** A compressed all-reduce: gc_allreduce_create() makes one. */
 typedef struct gc_allreduce_t gc_allreduce_t;
 
 /**
- * Makes an all-reduce handle from a communicator and the options of a codec. Every rank calls this, with the same
- * options but for the device's number; they tell each other 64 bytes.
+ * Creates an all-reduce from a communicator and the options of a codec. Every rank calls this, with the same options
+ * except for the device's number; the ranks compare them.
  *
  * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values.
  * `*out`: yours to release, by gc_allreduce_free().
  *
  * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle.
- * COMM, BUSY. If one rank fails, all do, unless that is with BUSY or a NULL `comm`, for which the others wait.
+ * COMM, BUSY. A failure on one rank fails all, except BUSY and a NULL `comm`: then the others keep waiting.
  */
 gc_status_t gc_allreduce_create(gc_comm_t *comm,
                                 const gc_codec_options_t *options,
@@ -894,15 +894,15 @@ gc_status_t gc_allreduce_create(gc_comm_t *comm,
 void gc_allreduce_free(gc_allreduce_t *allreduce);
 
 /**
- * Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, as most ranks say. All
+ * Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, the majority's sign. All
  * ranks end with the same bytes.
  *
  * `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
  * `error_factor`: as for gc_codec_encode().
  *
  * As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a
- * rank whose payload is not of such a handle: values are as they were; on CUDA the flag is set. After a failure the
- * errors of this rank may be those of the step: roll it back, or make them anew.
+ * rank whose payload is not of such a handle: values are unchanged; on CUDA the flag is set. After a failure the
+ * errors of this rank may be those of the step: roll it back, or reset them.
  */
 gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
                              DLTensor *const *values,
@@ -918,7 +918,7 @@ gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
  *
  * `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
  * it has as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The
- * server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, as most ranks say; a tie is broken as by
+ * server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, the majority's sign; a tie is broken as by
  * gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
  *
  * As gc_codec_encode(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: a shard that
@@ -944,8 +944,8 @@ gc_status_t gc_allreduce_reduce_scatter(gc_allreduce_t *allreduce,
  * and the scales of all ranks' shards. All ranks end with the same bytes.
  *
  * `shard`: as gc_allreduce_reduce_scatter() has it, with any numbers in it: the optimizer's step in place of the mean.
- * The server's error is added first, and what signs and scale lose is the next one. What is not finite is treated as
- * in the mean. GC_CODEC_SIGN: its signs are sent. `values`: as for gc_allreduce_run(), and written to.
+ * The server's error is added first, and the error of this compression is the next one. Values that are not finite
+ * are treated as in the mean. GC_CODEC_SIGN: its signs are sent. `values`: as for gc_allreduce_run(), and written to.
  *
  * As gc_allreduce_run(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: values that
  * overlap it. After a failure the server's errors of this rank may be those of the step.
@@ -956,12 +956,12 @@ gc_status_t gc_allreduce_all_gather(gc_allreduce_t *allreduce,
                                     size_t n_values,
                                     void *stream);
 
-/** Writes what happened on this rank since the last call, as gc_codec_flags() does. */
+/** Writes the flags of this rank since the last call, as gc_codec_flags() does. */
 gc_status_t gc_allreduce_flags(gc_allreduce_t *allreduce, DLTensor *dst, void *stream);
 
 /**
- * Ends a step, as gc_codec_commit() does. What was not finite on any rank takes it back on all. What the values became
- * is not undone. Nothing is exchanged, so `skip` must say the same on every rank.
+ * Ends a step, as gc_codec_commit() does. A value that was not finite on any rank takes the step back on all. The
+ * values stay as they are. Nothing is exchanged, so `skip` must say the same on every rank.
  */
 gc_status_t gc_allreduce_commit(gc_allreduce_t *allreduce,
                                 const DLTensor *skip,
@@ -986,7 +986,7 @@ gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
                                     void *stream);
 
 /**
- * Goes on with errors that a world of any size has kept. Other ranks need not call this at the same time.
+ * Continues with the errors of a world of any size. Other ranks need not call this at the same time.
  *
  * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it
  * had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided
@@ -1003,8 +1003,8 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
 /*
  * NCCL
  *
- * A communicator over NCCL 2.18 or later: of one that you have, such as PyTorch's, or of its own. This library is not
- * linked against NCCL; it uses the one that the process has loaded:
+ * A communicator over NCCL 2.18 or later: over an ncclComm_t of yours, such as PyTorch's, or over a new one. This
+ * library is not linked against NCCL; it uses the one that the process has loaded:
  *
  *     gc_nccl_options_t mine = {.struct_size = sizeof mine, .comm = my_nccl_comm};
  *     gc_comm_t *comm;
@@ -1013,16 +1013,16 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
  *     gc_nccl_options_t none = {.struct_size = sizeof none};
  *     uint8_t id[128];
  *     if (rank == 0) gc_comm_nccl_id(&none, id);                              // and send it to the others, as you like
- *     gc_comm_from_nccl_id(&none, id, rank, size, (DLDevice){kDLCUDA, card}, &comm);      // on every rank
+ *     gc_comm_from_nccl_id(&none, id, rank, size, (DLDevice){kDLCUDA, gpu}, &comm);      // on every rank
  *
  * It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can
  * be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
  * between ncclGroupStart and ncclGroupEnd of yours. Where the host waits for a non-blocking communicator, or for the
- * other ranks when a handle is created, it gives TIMEOUT after timeout_ms, and the communicator is of no more use. The
- * device waits for a lost rank until NCCL ends that: gc_comm_async_error() asks NCCL what it knows.
+ * other ranks when a handle is created, it gives TIMEOUT after timeout_ms, and the communicator is unusable from then
+ * on. The device waits for a lost rank until NCCL aborts: gc_comm_async_error() asks NCCL for its state.
  *
- * NCCL is looked for in dl_handle, if you give one, which must stay open; otherwise where this process sees ncclSend;
- * otherwise in a libnccl.so.2 that is loaded. Some builds of PyTorch have NCCL within another library. If several
+ * NCCL is the library of dl_handle, if you pass one, which must stay open; otherwise the one where this process finds
+ * ncclSend; otherwise a loaded libnccl.so.2. Some builds of PyTorch have NCCL within another library. If several
  * libraries have ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), since it works only in
  * the one that made it.
  */
@@ -1050,7 +1050,7 @@ typedef struct gc_nccl_options_t {
 } gc_nccl_options_t;
 
 /**
- * Makes a communicator over an NCCL communicator that you have. Its rank, world size and device are those of `comm`.
+ * Creates a communicator over an NCCL communicator of yours. Its rank, world size and device are those of `comm`.
  *
  * Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
  * never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
@@ -1067,8 +1067,8 @@ gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options,
                               gc_comm_t **out);
 
 /**
- * Makes the 128 bytes by which the ranks of a new NCCL world find each other. One rank calls this, and sends the bytes
- * to all others.
+ * Creates the 128 bytes by which the ranks of a new NCCL world find each other. One rank calls this, and sends the
+ * bytes to all others.
  *
  * `options`: comm NULL and flags 0. `id`: room for 128 bytes.
  *
@@ -1080,7 +1080,7 @@ gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options,
                             uint8_t *id);
 
 /**
- * Makes a new communicator over NCCL, from the bytes of gc_comm_nccl_id(). All ranks of a world call this, and block
+ * Creates a new communicator over NCCL, from the bytes of gc_comm_nccl_id(). All ranks of a world call this, and block
  * until the others do. gc_comm_free() destroys what NCCL has made for it.
  *
  * `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
@@ -1099,28 +1099,28 @@ gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
 /*
  * PEER MEMORY
  *
- * A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the cards of
- * one machine, over NVLink or PCIe. The calls over it are the same, and so are the bytes that they give.
+ * A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the GPUs of
+ * one node, over NVLink or PCIe. The calls over it are the same, and give the same bytes.
  *
  *     gc_comm_t *comm;                                            // found over another one, such as MPI's, on every rank
- *     gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, card}, n_elements, 0, &comm);
+ *     gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, gpu}, n_elements, 0, &comm);
  *
- *     gc_peers_options_t mine = {.struct_size = sizeof mine, .rank = rank, .world_size = size, .device = {kDLCUDA, card},
+ *     gc_peers_options_t mine = {.struct_size = sizeof mine, .rank = rank, .world_size = size, .device = {kDLCUDA, gpu},
  *                                .bytes = bytes, .buffers = buffers};        // or over memory that you have mapped
  *     gc_comm_from_peers(&mine, &comm);
  *
- * Each rank has a buffer, which the others write payloads to; your tensors are never seen by another card. Up to 64
- * ranks. How often ranks have met is counted on the card, so graphs can be launched again and again, also with calls
- * of other sizes between them. A call on another stream runs after the call before it. Order the launches of graphs
- * yourself; they must be done on every rank before a handle is made, for which ranks meet on a stream of their own.
+ * Each rank has a buffer, which the others write payloads to; no other GPU accesses your tensors. Up to 64 ranks. The
+ * barrier counter lives in device memory, so graphs can be launched repeatedly, also with calls of other sizes between
+ * them. A call on another stream runs after the call before it. Order the launches of graphs
+ * yourself; they must be done on every rank before a handle is created, which is a barrier on a stream of its own.
  *
- * A rank waits for the others on its card, for at most `timeout_ms` of the card's clock, while the host goes on. If
- * one does not come, the results of that call are NaN on the ranks that waited (a handle's flag is NONFINITE),
+ * A rank waits for the others on its GPU, for at most `timeout_ms` of the GPU's clock, while the host goes on. If
+ * one does not arrive, the results of that call are NaN on the ranks that waited (a handle's flag is NONFINITE),
  * gc_comm_async_error() says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this rank, on
- * the others. The same happens if a rank has died, or writes what it should not.
+ * the others. The same happens if a rank has died or writes invalid data.
  *
- * Ranks within one process that share a card wait for each other on the host as well, at most as long, so that their
- * kernels cannot keep each other from running: gc_comm_open_peers() sees to that, and such calls cannot be captured.
+ * Ranks within one process that share a GPU wait for each other on the host as well, at most as long, so that their
+ * kernels cannot keep each other from running: gc_comm_open_peers() arranges that, and such calls cannot be captured.
  * Release communicators when the work of all ranks is done, and no rank will make another call: the others write to a
  * rank's buffer until then.
  */
@@ -1157,11 +1157,11 @@ int64_t gc_peers_bytes(int64_t n_elements,
                        int32_t world_size);
 
 /**
- * Makes a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
+ * Creates a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
  * memory from cuIpcOpenMemHandle(). Every rank calls this; none waits for another.
  *
  * `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of
- * it, and nothing else may write to them; to be used once more they are set to 0 again. `*out`: yours to release, by
+ * it, and nothing else may write to them; zero them before reuse. `*out`: yours to release, by
  * gc_comm_free().
  *
  * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which
@@ -1171,14 +1171,14 @@ gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
                                gc_comm_t **out);
 
 /**
- * Makes a communicator over peer memory that it allocates and maps itself. Every rank of another communicator calls
- * this, with the same `n_elements`; over that one they tell each other what they need.
+ * Creates a communicator over peer memory that it allocates and maps itself. Every rank of another communicator calls
+ * this, with the same `n_elements`; over that one they exchange what they need.
  *
  * `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`: as for
  * gc_peers_bytes(). `timeout_ms`: as in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
  *
- * If one rank fails, all do, unless that is with BUSY or a NULL `bootstrap`, for which the others wait.
- * UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another machine, a card without peer access); the
+ * A failure on one rank fails all, except BUSY and a NULL `bootstrap`: then the others keep waiting.
+ * UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another node, a GPU without peer access); the
  * CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY, COMM,
  * BUSY.
  */
@@ -1907,9 +1907,9 @@ gc_status_t gc_share_receive(int socket,
  *
  * Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
  * call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
- * gc_kernel_prepare() does it ahead. Running a prepared kernel can be captured; it never waits, and allocates nothing but
- * a few short lists on the host's heap. What you write runs as any kernel of yours: it can overwrite memory, and hang
- * the device.
+ * gc_kernel_prepare() does it ahead. Running a prepared kernel can be captured; it never waits, and allocates nothing
+ * but a few short lists on the host's heap. What you write runs as any kernel of yours: it can overwrite memory, and
+ * hang the device.
  */
 
 /** How a kernel is made: flags of its options. */
@@ -2020,7 +2020,7 @@ typedef struct gc_run_options_t {
      */
     const DLTensor *workspace;
     /**
-     * For gc_kernel_prepare() alone: compile for a card of this compute capability, 90 for 9.0, which need not be
+     * For gc_kernel_prepare() alone: compile for a GPU of this compute capability, 90 for 9.0, which need not be
      * here; load nothing. Tensors may be on any device then, but an input of no dimension on the CPU is a scalar, so
      * say CUDA for one that will be a tensor there.
      */
@@ -2056,7 +2056,8 @@ gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
 
 /**
  * Runs a kernel: one tensor for each parameter, in their order. What is yet to be compiled for them is: of a
- * combination, what these shapes and strides need; another layout may need more, unless gc_kernel_prepare() was called.
+ * combination, what these shapes and strides need; another layout may need more, unless gc_kernel_prepare() was
+ * called.
  *
  * `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address,
  * shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL
@@ -2070,7 +2071,7 @@ gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
  * merged where that is possible (with up to 8 parameters, none of them raw, there is room for 40). SHAPE_MISMATCH:
  * shapes that cannot be broadcast, an output of another shape, a workspace that is too small. UNSUPPORTED_DTYPE: a
  * tensor of another dtype than its parameter, or than another one of the same letter. UNSUPPORTED_DEVICE: a tensor of
- * the CPU that is no scalar; a card older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^63 - 1 elements or
+ * the CPU that is no scalar; a GPU older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^63 - 1 elements or
  * bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing to
  * compile with; the message has what was looked for. COMPILE: the kernel's name and NVRTC's first error, whose line is
  * that of your text; gc_kernel_log() has all of them.
@@ -2086,7 +2087,7 @@ gc_status_t gc_kernel_run(gc_kernel_t *kernel,
 /**
  * Compiles and loads what gc_kernel_run() would need, and launches nothing. The arguments are the same. No workspace
  * is needed, no element is written, and only scalars are read. A combination is one of dtypes, of which inputs are
- * scalars, of the dimensions and contiguity of raw tensors, and of the card; shapes and strides otherwise do not
+ * scalars, of the dimensions and contiguity of raw tensors, and of the GPU; shapes and strides otherwise do not
  * matter, unless they take more than 8 loops.
  *
  * As gc_kernel_run().

@@ -5,7 +5,7 @@
 #include "peers.cuh"
 #include "sum.cuh"
 
-enum : unsigned { THREADS = 256, WARPS = THREADS / WARP, HEADER = 64, HEADER_WORDS = HEADER / 4, MOST_VALUES = 16 };
+enum : unsigned { WARPS = THREADS / WARP, HEADER = 64, HEADER_WORDS = HEADER / 4, MOST_VALUES = 16 };
 enum : unsigned { TILE = WARPS * UNIT };  // elements
 enum : unsigned { FLAGS_WORD = 7, CHUNK_WORD = 5, TURN_WORD = 14 };
 enum : unsigned { CORRUPT = 1, NONFINITE = 2, TAKEN_BACK = 4 };

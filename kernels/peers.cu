@@ -5,7 +5,7 @@
 // Nothing is ever read from another GPU, for a write goes on its way where a read waits for the answer.
 #include "peers.cuh"
 
-enum : unsigned { THREADS = 256, VECTORS = 4 };  // of 16 bytes, a thread
+enum : unsigned { VECTORS = 4 };  // of 16 bytes, a thread
 
 // The structs are laid out by the host too: src/backend/cuda/peers.rs.
 

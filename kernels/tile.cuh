@@ -19,7 +19,7 @@
 using namespace gradcodec;
 typedef unsigned long long u64;
 
-enum : unsigned { LINE = 128 };
+enum : unsigned { LINE = 128, THREADS = 256 };  // bytes of a cache line; threads of a block, but for copies
 
 // A launch behind another one may begin while that one ends (Queue::launch_pdl): its blocks are there then, and wait here
 // for all that was written. Before this they read nothing that a launch writes.

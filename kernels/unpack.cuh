@@ -13,8 +13,6 @@
 
 #include "tile.cuh"
 
-enum : unsigned { THREADS = 256 };
-
 // 0, or `one` where the bit is 1.
 template <typename T>
 struct Ones {

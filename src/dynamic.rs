@@ -17,7 +17,7 @@ use crate::{
 /// # Safety
 /// `library` is RTLD_DEFAULT, or came from dlopen and is still loaded.
 pub unsafe fn address(library: *mut c_void, name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: the caller's promise; the name ends with a NUL.
+    // SAFETY: `library` is open, and `name` ends with a NUL.
     let address = unsafe { libc::dlsym(library, name.as_ptr()) };
     (!address.is_null()).then_some(address)
 }
@@ -63,7 +63,7 @@ impl Loaded {
         let mut names = Vec::<u8>::new();
         // SAFETY: the function takes such a list, and it outlives the call.
         if unsafe { libc::dl_iterate_phdr(Some(note_name), ptr::from_mut(&mut names).cast()) } != 0 {
-            return Err(error!(OutOfMemory, "a list of the libraries of this process could not be had"));
+            return Err(error!(OutOfMemory, "cannot allocate a list of the libraries of this process"));
         }
         Ok(Self(names))
     }
@@ -86,7 +86,9 @@ unsafe extern "C" fn note_name(library: *mut libc::dl_phdr_info, _size: usize, n
         // SAFETY: the list of `Loaded::list`, which nobody else uses now, and a library whose name is text.
         let (names, name) = unsafe { (&mut *names.cast::<Vec<u8>>(), CStr::from_ptr((*library).dlpi_name)) };
         let name = name.to_bytes_with_nul();
-        names.try_reserve(name.len()).map_err(|_| error!(OutOfMemory, "{} bytes could not be had", name.len()))?;
+        names
+            .try_reserve(name.len())
+            .map_err(|_| error!(OutOfMemory, "cannot allocate {} bytes for a name", name.len()))?;
         names.extend_from_slice(name);
         Ok(())
     })
@@ -124,7 +126,7 @@ macro_rules! table {
             /// `library` is RTLD_DEFAULT or came from dlopen, and stays loaded as long as the table is used.
             unsafe fn of(library: *mut c_void) -> std::result::Result<Self, &'static std::ffi::CStr> {
                 use $crate::dynamic::{address, with_nul};
-                // SAFETY: the caller's promise. The library's functions of these names have these types: the constants
+                // SAFETY: `library` is open. Its functions of these names have these types: the constants
                 // below hold them against the declarations that were made from its header, where the answer is an enum
                 // and so an int; those of the optional ones are copied from its reference.
                 unsafe {

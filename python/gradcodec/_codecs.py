@@ -6,14 +6,14 @@ import ctypes
 from ctypes import byref, c_int64
 from typing import TYPE_CHECKING, Any, Sequence
 
-from ._abi import C, SET, _DTYPES, CodecOptions
+from ._abi import C, SET, CodecOptions
 from ._arguments import _arrays, _count, _device, _dtype, _float32, _int32, _whole, _wholes
 from ._tensors import Array, _Views
 
 if TYPE_CHECKING:
     from ._library import GradCodec
 
-_CHOICES = [*_DTYPES, "device", "beta", "n_chunks", "server"]
+_CHOICES = ["values", "results", "error", "scale", "nonfinite", "device", "beta", "n_chunks", "server"]
 
 
 def _options(kind: int, segments: Sequence[int], options: dict[str, Any]) -> Any:

@@ -6,7 +6,7 @@ import ctypes
 import os
 import pathlib
 import sys
-from ctypes import byref, c_char_p, c_float, c_int64, c_size_t, c_uint8, c_void_p
+from ctypes import byref, c_float, c_int32, c_int64, c_size_t, c_uint8, c_void_p
 from typing import Any, Sequence
 
 from ._abi import (
@@ -15,11 +15,11 @@ from ._abi import (
     COUNT_ALL,
     CPU,
     CUDA,
+    FUNCTIONS,
     G,
     LITTLE,
     NAME,
     RMS,
-    SIGNATURES,
     T,
     ElementwiseOptions,
     KernelShape,
@@ -90,18 +90,11 @@ class GradCodec:
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.lib = _loaded(path)
-        for name, arguments in SIGNATURES.items():
+        for name, (result, arguments) in FUNCTIONS.items():
             if not hasattr(self.lib, name):
                 raise OSError(f"{self.lib._name}: no function {name}: older than this client, or not GradCodec")
             function = getattr(self.lib, name)
-            function.argtypes, function.restype = arguments, self._check
-        for name in ("last_error", "version_string", "build_info"):
-            getattr(self.lib, f"gc_{name}").restype = c_char_p
-        numbers = "chunk_bytes", "onebit_workspace_bytes", "codec_payload_bytes", "codec_state_bytes", "shard_elements"
-        for name in (*numbers, "peers_bytes", "kernel_workspace_bytes"):
-            getattr(self.lib, f"gc_{name}").restype = c_int64
-        for name in ("codec", "comm", "allreduce", "share", "kernel"):
-            getattr(self.lib, f"gc_{name}_free").restype = None
+            function.argtypes, function.restype = arguments, self._check if result is c_int32 else result
 
     def __repr__(self) -> str:
         return f"GradCodec({self.lib._name!r}), version {self.version}"

@@ -47,8 +47,9 @@ class _Borrowed:
         form, self._as_parameter_ = _contents(self.capsule)
         if form == VERSIONED:
             tensor = self._as_parameter_.contents
-            if tensor.major != 1:
-                raise BufferError(f"DLPack {tensor.major}.{tensor.minor} is not known here")
+            version = tensor.version
+            if version.major != 1:
+                raise BufferError(f"DLPack {version.major}.{version.minor} is not known here")
             if written and tensor.flags & 3:
                 raise GradCodecError(f"{what}: read-only, or a copy of what was meant", 5)
             self._as_parameter_ = ctypes.pointer(Managed(tensor.dl_tensor, None, None))

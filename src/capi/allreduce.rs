@@ -1,7 +1,7 @@
 //! ALL-REDUCE
 //!
-//! The compressed all-reduce as a handle, which joins a communicator and a codec. It keeps the errors itself, and goes
-//! over memory once where gc_compressed_allreduce() goes three times. It takes several tensors at once, in any dtype
+//! An all-reduce object joins a communicator and a codec. It keeps the errors itself, and passes over memory once where
+//! gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype
 //! that codecs know, with any codec: GC_CODEC_ONEBIT for the mean with error feedback, GC_CODEC_SIGN for the majority.
 //!
 //! ```c
@@ -12,9 +12,9 @@
 //! gc_allreduce_free(allreduce);
 //! ```
 //!
-//! What is said of codecs holds here: one stream, BUSY, memory that is made with the handle, what happens to values
-//! that are not finite. Payloads carry what was not finite to every rank, so that with GC_NONFINITE_TRANSACTIONAL all
-//! of them take the same step back.
+//! The rules of codecs hold here: one stream, BUSY, memory that is allocated at creation, values that are not finite.
+//! Payloads tell every rank of values that are not finite, so with GC_NONFINITE_TRANSACTIONAL all ranks take the same
+//! step back.
 
 use std::ffi::c_void;
 
@@ -34,14 +34,14 @@ use super::{
 #[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_allreduce_t(AllReduce);
 
-/// Makes an all-reduce handle from a communicator and the options of a codec. Every rank calls this, with the same
-/// options but for the device's number; they tell each other 64 bytes.
+/// Creates an all-reduce from a communicator and the options of a codec. Every rank calls this, with the same options
+/// except for the device's number; the ranks compare them.
 ///
 /// `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values.
 /// `*out`: yours to release, by gc_allreduce_free().
 ///
 /// As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle.
-/// COMM, BUSY. If one rank fails, all do, unless that is with BUSY or a NULL `comm`, for which the others wait.
+/// COMM, BUSY. A failure on one rank fails all, except BUSY and a NULL `comm`: then the others keep waiting.
 ///
 /// # Safety
 /// The pointers are as described, and struct_size bytes are readable.
@@ -83,15 +83,15 @@ pub unsafe extern "C" fn gc_allreduce_free(allreduce: *mut gc_allreduce_t) {
     });
 }
 
-/// Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, as most ranks say. All
+/// Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, the majority's sign. All
 /// ranks end with the same bytes.
 ///
 /// `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
 /// `error_factor`: as for gc_codec_encode().
 ///
 /// As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a
-/// rank whose payload is not of such a handle: values are as they were; on CUDA the flag is set. After a failure the
-/// errors of this rank may be those of the step: roll it back, or make them anew.
+/// rank whose payload is not of such a handle: values are unchanged; on CUDA the flag is set. After a failure the
+/// errors of this rank may be those of the step: roll it back, or reset them.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `values` meanwhile.
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn gc_allreduce_run(
 ///
 /// `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
 /// it has as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The
-/// server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, as most ranks say; a tie is broken as by
+/// server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, the majority's sign; a tie is broken as by
 /// gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
 ///
 /// As gc_codec_encode(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: a shard that
@@ -166,8 +166,8 @@ pub unsafe extern "C" fn gc_allreduce_reduce_scatter(
 /// and the scales of all ranks' shards. All ranks end with the same bytes.
 ///
 /// `shard`: as gc_allreduce_reduce_scatter() has it, with any numbers in it: the optimizer's step in place of the mean.
-/// The server's error is added first, and what signs and scale lose is the next one. What is not finite is treated as
-/// in the mean. GC_CODEC_SIGN: its signs are sent. `values`: as for gc_allreduce_run(), and written to.
+/// The server's error is added first, and the error of this compression is the next one. Values that are not finite
+/// are treated as in the mean. GC_CODEC_SIGN: its signs are sent. `values`: as for gc_allreduce_run(), and written to.
 ///
 /// As gc_allreduce_run(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: values that
 /// overlap it. After a failure the server's errors of this rank may be those of the step.
@@ -195,7 +195,7 @@ pub unsafe extern "C" fn gc_allreduce_all_gather(
     })
 }
 
-/// Writes what happened on this rank since the last call, as gc_codec_flags() does.
+/// Writes the flags of this rank since the last call, as gc_codec_flags() does.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
@@ -212,8 +212,8 @@ pub unsafe extern "C" fn gc_allreduce_flags(
     })
 }
 
-/// Ends a step, as gc_codec_commit() does. What was not finite on any rank takes it back on all. What the values became
-/// is not undone. Nothing is exchanged, so `skip` must say the same on every rank.
+/// Ends a step, as gc_codec_commit() does. A value that was not finite on any rank takes the step back on all. The
+/// values stay as they are. Nothing is exchanged, so `skip` must say the same on every rank.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -282,7 +282,7 @@ pub unsafe extern "C" fn gc_allreduce_errors_out(
     })
 }
 
-/// Goes on with errors that a world of any size has kept. Other ranks need not call this at the same time.
+/// Continues with the errors of a world of any size. Other ranks need not call this at the same time.
 ///
 /// `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it
 /// had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided

@@ -139,7 +139,7 @@ unsafe fn struct_size<T: Extensible>(name: &'static str, place: *const T) -> Res
     check(&Name::new(name), place)?;
     // SAFETY: not NULL, aligned to 4 or more, and readable as the caller promises.
     let size = unsafe { place.cast::<u32>().read() } as usize;
-    if !(T::FIRST_SIZE..=MOST).contains(&size) || size % 8 != 0 {
+    if !(T::FIRST_SIZE..=MOST).contains(&size) || !size.is_multiple_of(8) {
         let first = T::FIRST_SIZE;
         return Err(error!(
             InvalidArgument,

@@ -2,7 +2,7 @@
 //!
 //! A *rank* is one of the processes or threads that train together, and these are its *world*. A communicator connects
 //! a rank to the others: by functions of yours over any engine (MPI, gloo, UCX), by NCCL (see there), or among threads
-//! of one process. Over it gradients are averaged at one bit per element:
+//! of one process. It averages gradients at one bit per element:
 //!
 //! ```c
 //! gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
@@ -15,26 +15,26 @@
 //! ```
 //!
 //! Each rank's gradient plus its error becomes signs and a scale, divided into a chunk for every rank. Every rank takes
-//! the mean of the chunks that are its own, adds its server error, and sends signs and a scale of that to all. The
-//! errors keep what both steps lose. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021),
+//! the mean of its own chunks, adds its server error, and sends signs and a scale of that to all. The errors keep what
+//! both compressions lose. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021),
 //! with two exchanges in all; docs/NUMERICS.md says what is computed, docs/WHEN.md when it pays. A rank sends and
 //! receives about 1/4 byte per element, and about 100 bytes per chunk; a ring all-reduce of float32 moves 8 bytes.
 //!
 //! A call may block until the other ranks' calls come, so each rank needs a thread of its own, and every rank must make
-//! its calls on a communicator in the same order. A rank whose call fails for its arguments, or for want of memory,
-//! does not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
+//! its calls on a communicator in the same order. A rank whose call fails for its arguments or without memory does
+//! not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
 //! If a call fails on some rank it need not fail on the others.
 //!
 //! One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. The
 //! memory that calls work in is allocated on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), even when
 //! more was allocated later.
 //!
-//! On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the card waits for the
+//! On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the
 //! other ranks; over a group it returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits for its
-//! stream. Ranks may share a card, for which PEER MEMORY has rules of its own. A call over a transport of the card's
-//! memory can be captured in a graph, if the memory that it works in is there; one over a group or a host transport
-//! cannot (INVALID_ARGUMENT). What was corrupt does not fail a call on CUDA: buffer is NaN, the errors are as they
-//! were, and gc_comm_async_error() says CORRUPT.
+//! stream. Ranks may share a GPU, for which PEER MEMORY has rules of its own. A call over a transport of device
+//! memory can be captured in a graph, if its memory is already allocated; one over a group or a host transport cannot
+//! (INVALID_ARGUMENT). A corrupt chunk does not fail a call on CUDA: buffer is NaN, the errors are unchanged, and
+//! gc_comm_async_error() says CORRUPT.
 
 use std::ffi::c_void;
 
@@ -81,9 +81,9 @@ impl CommPlace {
     }
 }
 
-/// An engine that exchanges memory. Both functions return 0, or a number of yours that says what went wrong. They are
+/// Your transport callbacks. Both functions return 0, or an error code of yours. They are
 /// called on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the
-/// memory is: host memory also without GC_TRANSPORT_HOST, where handles on a card are made.
+/// memory is: host memory also without GC_TRANSPORT_HOST, where handles on a GPU are made.
 #[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -129,15 +129,15 @@ unsafe impl borrow::Extensible for gc_transport_t {
     const FIRST_SIZE: usize = 40;
 }
 
-/// What a transport cannot do.
+/// Restrictions of a transport.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportFlag {
-    /// It takes host memory only: what is on a card goes through pinned memory, and calls wait for their stream.
+    /// It takes host memory only: values on a GPU pass through pinned memory, and calls wait for their stream.
     Host = 1,
 }
 
-/// Makes a communicator from functions of yours that exchange memory.
+/// Creates a communicator from your transport callbacks.
 ///
 /// `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release,
 /// by gc_comm_free().
@@ -180,8 +180,7 @@ unsafe fn callbacks(transport: &gc_transport_t) -> Result<Callbacks> {
     Ok(unsafe { Callbacks::new(transport.ctx, all_to_all, all_gather, host) })
 }
 
-/// Makes the communicators of a world of threads within this process. There is one for each rank, and each is for one
-/// thread.
+/// Creates communicators among threads of this process. There is one for each rank, and each is for one thread.
 ///
 /// `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
 ///
@@ -253,9 +252,9 @@ pub unsafe extern "C" fn gc_comm_reserve(comm: *mut gc_comm_t, device: DLDevice,
     })
 }
 
-/// Says whether something has gone wrong for good in earlier calls on this rank. COMM: an exchange failed; CORRUPT:
-/// there was a payload that no rank of this version sends; TIMEOUT: over peer memory, a rank did not come in time; OK
-/// otherwise. It never waits, and may be called on any thread.
+/// Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed; CORRUPT: a payload was not one
+/// of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK otherwise. It never waits, and may be
+/// called on any thread.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -267,8 +266,9 @@ pub unsafe extern "C" fn gc_comm_async_error(comm: *const gc_comm_t) -> gc_statu
     })
 }
 
-/// Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduce handles that were made from
-/// it go on working. Its transport's functions are not called, but must stay until its last handle is released, too.
+/// Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduce handles that were created
+/// from it remain usable. Its transport's functions are not called, but must stay until its last handle is released,
+/// too.
 ///
 /// # Safety
 /// As described.
@@ -289,8 +289,8 @@ pub unsafe extern "C" fn gc_comm_free(comm: *mut gc_comm_t) {
 /// elements of this rank's shard are used: from number rank * shard on, as far as there are. All three on one device, 0
 /// before the first call, and written to by each.
 ///
-/// If anything was not finite on any rank, buffer is NaN everywhere and both errors are as they were, on every rank. A
-/// call that fails leaves buffer and errors of this rank as they were. Without elements: OK, and nothing is exchanged.
+/// If a value was not finite on any rank, buffer is NaN everywhere and both errors are unchanged, on every rank. A call
+/// that fails leaves buffer and errors of this rank unchanged. Without elements: OK, and nothing is exchanged.
 ///
 /// UNSUPPORTED_DTYPE, NOT_CONTIGUOUS, SHAPE_MISMATCH: a tensor that is not as described. INVALID_ARGUMENT: tensors on
 /// different devices, or that overlap. COMM: an exchange failed. CORRUPT: a rank runs another version, or calls with

@@ -51,9 +51,9 @@
 //!
 //! Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
 //! call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
-//! gc_kernel_prepare() does it ahead. Running a prepared kernel can be captured; it never waits, and allocates nothing but
-//! a few short lists on the host's heap. What you write runs as any kernel of yours: it can overwrite memory, and hang
-//! the device.
+//! gc_kernel_prepare() does it ahead. Running a prepared kernel can be captured; it never waits, and allocates nothing
+//! but a few short lists on the host's heap. What you write runs as any kernel of yours: it can overwrite memory, and
+//! hang the device.
 
 use std::{
     ffi::{CStr, c_char, c_void},
@@ -67,8 +67,8 @@ use dlpark::ffi::{DLManagedTensor, DLTensor};
 use crate::{
     backend::Stream,
     compile::{
-        Handle,
-        source::{Definition, TEXTS, Text},
+        self, Handle,
+        definition::{Definition, TEXTS, Text, Texts},
     },
     error::{Result, error},
     ops::kernel::{self, Call, Kernel, Purpose, Views},
@@ -206,7 +206,7 @@ pub struct gc_run_options_t {
     /// Of a reduction: uint8, gc_kernel_workspace_bytes() bytes at least, on the device, C-contiguous, aligned to 16.
     /// NULL if it is 0 bytes.
     pub workspace: *const DLTensor,
-    /// For gc_kernel_prepare() alone: compile for a card of this compute capability, 90 for 9.0, which need not be
+    /// For gc_kernel_prepare() alone: compile for a GPU of this compute capability, 90 for 9.0, which need not be
     /// here; load nothing. Tensors may be on any device then, but an input of no dimension on the CPU is a scalar, so
     /// say CUDA for one that will be a tensor there.
     pub capability: i32,
@@ -230,24 +230,19 @@ unsafe fn text(name: &'static str, pointer: *const c_char) -> Result<Option<Stri
     if pointer.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the pointer is not NULL, so it is a text that ends with a NUL.
     owned(name, unsafe { borrow::text(name, pointer)? }).map(Some)
 }
 
 fn owned(name: &'static str, text: &CStr) -> Result<String> {
-    kernel::owned(text.to_str().map_err(|_| error!(InvalidArgument, "options: {name} is not UTF-8"))?)
+    compile::owned(text.to_str().map_err(|_| error!(InvalidArgument, "options: {name} is not UTF-8"))?)
 }
 
 /// A text of the options: what it is, its field's name, and where it is.
 type Given = (Text, &'static str, *const c_char);
 
-/// What both kinds of kernels have.
-struct Common {
-    flags: u32,
-    options: *const *const c_char,
-    n_options: usize,
-    nvrtc: *mut c_void,
-}
+/// What both kinds of kernels have: flags, options of NVRTC and their number, and its handle.
+type Common = (u32, *const *const c_char, usize, *mut c_void);
 
 /// What a kernel is made of.
 trait Ingredients: borrow::Extensible {
@@ -262,8 +257,7 @@ impl Ingredients for gc_elementwise_options_t {
     const IS_REDUCTION: bool = false;
 
     fn common(&self) -> Common {
-        let Self { flags, options, n_options, nvrtc, .. } = *self;
-        Common { flags, options, n_options, nvrtc }
+        (self.flags, self.options, self.n_options, self.nvrtc)
     }
 
     fn texts(&self) -> ArrayVec<Given, TEXTS> {
@@ -283,8 +277,7 @@ impl Ingredients for gc_reduction_options_t {
     const IS_REDUCTION: bool = true;
 
     fn common(&self) -> Common {
-        let Self { flags, options, n_options, nvrtc, .. } = *self;
-        Common { flags, options, n_options, nvrtc }
+        (self.flags, self.options, self.n_options, self.nvrtc)
     }
 
     fn texts(&self) -> ArrayVec<Given, TEXTS> {
@@ -304,41 +297,35 @@ impl Ingredients for gc_reduction_options_t {
 
 /// Makes a kernel of options.
 ///
-/// # Safety
-/// `options` is as [`borrow::options`] wants it, every text ends with a NUL, the compiler's options are so many, its handle
-/// is NULL or came from dlopen and stays open, and `out` has room for a pointer.
+/// # Safety `options` is as [`borrow::options`] wants it, every text ends with a NUL, the compiler's options are so
+/// many, its handle is NULL or came from dlopen and stays open, and `out` has room for a pointer.
 unsafe fn create<T: Ingredients>(options: *const T, out: *mut *mut gc_kernel_t) -> Result<()> {
     const FMAD: u32 = KernelFlag::Fmad as u32;
     const NO_DISK: u32 = KernelFlag::NoDisk as u32;
-    // SAFETY: the caller's promise.
+    // SAFETY: options of their own size, whose texts end with a NUL, a list of `n_options` of them, and room for a pointer.
     unsafe {
         let (given, out) = (borrow::options("options", options)?, Out::one("out", out)?);
-        let Common { flags, options, n_options, nvrtc } = given.common();
+        let (flags, options, n_options, nvrtc) = given.common();
         if flags & !(FMAD | NO_DISK) != 0 {
             return Err(error!(
                 InvalidArgument,
                 "options: flags {flags:#x}; any of GC_KERNEL_FMAD {FMAD:#x} and GC_KERNEL_NO_DISK {NO_DISK:#x} expected"
             ));
         }
-        let mut definition = Definition {
-            is_reduction: T::IS_REDUCTION,
-            texts: Default::default(),
-            options: Vec::new(),
-            contracts: flags & FMAD != 0,
-        };
+        let mut texts = Texts::default();
         for (which, name, pointer) in given.texts() {
-            definition.texts[which as usize] = text(name, pointer)?;
+            texts[which as usize] = text(name, pointer)?;
         }
         let options = borrow::items("options: options", options, Count::of("options: n_options", n_options))?;
-        definition
-            .options
+        let mut copies = Vec::new();
+        copies
             .try_reserve_exact(options.len())
-            .map_err(|_| error!(OutOfMemory, "options: a list of {} texts could not be had", options.len()))?;
+            .map_err(|_| error!(OutOfMemory, "options: cannot allocate a list of {} texts", options.len()))?;
         for &option in options {
-            let option = owned("options", borrow::text("options: options", option)?)?;
-            definition.options.push(option);
+            copies.push(owned("options", borrow::text("options: options", option)?)?);
         }
-        let kernel = Kernel::new(definition, Handle::of(nvrtc), flags & NO_DISK == 0)?;
+        let definition = Definition::new(T::IS_REDUCTION, texts, copies, flags & FMAD != 0)?;
+        let kernel = Kernel::new(definition, Handle::of(nvrtc), flags & NO_DISK == 0);
         out.fill([handle::hand_out(gc_kernel_t(kernel))?]);
     }
     Ok(())
@@ -354,7 +341,7 @@ unsafe fn add<'a>(
     tensors: *const *const DLTensor,
     count: Count,
 ) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `tensors` has `count` tensors, which outlive the views.
     for view in unsafe { borrow::tensors(name, tensors, count)? } {
         if views.try_push(view?).is_err() {
             return Err(error!(InvalidArgument, "{name}: more tensors than any kernel has parameters"));
@@ -363,19 +350,24 @@ unsafe fn add<'a>(
     Ok(())
 }
 
+/// The kernel and the arguments of a run.
+///
 /// # Safety
 /// The pointers are as gc_kernel_run() describes them.
 unsafe fn call<'a>(
+    kernel: *const gc_kernel_t,
     inputs: *const *const DLTensor,
     n_inputs: usize,
     outputs: *const *mut DLTensor,
     n_outputs: usize,
     options: *const gc_run_options_t,
     stream: *mut c_void,
-) -> Result<Call<'a>> {
+) -> Result<(&'a Kernel, Call<'a>)> {
     const KEEPDIMS: u32 = RunFlag::Keepdims as u32;
-    // SAFETY: the caller's promise.
+    // SAFETY: gc_kernel_run() wants a kernel, arrays with so many tensors each, and options with so many axes, which stay
+    // as they are during the call.
     unsafe {
+        let kernel = &handle::borrow("kernel", kernel)?.0;
         let mut call = Call {
             views: Views::new(),
             inputs: n_inputs,
@@ -385,7 +377,7 @@ unsafe fn call<'a>(
         add(&mut call.views, "inputs", inputs, Count::of("n_inputs", n_inputs))?;
         add(&mut call.views, "outputs", outputs.cast(), Count::of("n_outputs", n_outputs))?;
         if options.is_null() {
-            return Ok(call);
+            return Ok((kernel, call));
         }
         let options = borrow::options("options", options)?;
         if options.flags & !KEEPDIMS != 0 {
@@ -405,7 +397,7 @@ unsafe fn call<'a>(
             workspace: borrow::optional("options: workspace", options.workspace)?,
             capability: options.capability,
         };
-        Ok(call)
+        Ok((kernel, call))
     }
 }
 
@@ -451,7 +443,8 @@ pub unsafe extern "C" fn gc_reduction_create(
 }
 
 /// Runs a kernel: one tensor for each parameter, in their order. What is yet to be compiled for them is: of a
-/// combination, what these shapes and strides need; another layout may need more, unless gc_kernel_prepare() was called.
+/// combination, what these shapes and strides need; another layout may need more, unless gc_kernel_prepare() was
+/// called.
 ///
 /// `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address,
 /// shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL
@@ -465,7 +458,7 @@ pub unsafe extern "C" fn gc_reduction_create(
 /// merged where that is possible (with up to 8 parameters, none of them raw, there is room for 40). SHAPE_MISMATCH:
 /// shapes that cannot be broadcast, an output of another shape, a workspace that is too small. UNSUPPORTED_DTYPE: a
 /// tensor of another dtype than its parameter, or than another one of the same letter. UNSUPPORTED_DEVICE: a tensor of
-/// the CPU that is no scalar; a card older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^63 - 1 elements or
+/// the CPU that is no scalar; a GPU older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^63 - 1 elements or
 /// bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing to
 /// compile with; the message has what was looked for. COMPILE: the kernel's name and NVRTC's first error, whose line is
 /// that of your text; gc_kernel_log() has all of them.
@@ -484,17 +477,15 @@ pub unsafe extern "C" fn gc_kernel_run(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a kernel, and tensors that stay as they are during the call.
-        let (kernel, call) = unsafe {
-            (handle::borrow("kernel", kernel)?, call(inputs, n_inputs, outputs, n_outputs, options, stream)?)
-        };
-        kernel.0.call(&call, Purpose::Run)
+        // SAFETY: the pointers are those of this call, as described.
+        let (kernel, call) = unsafe { call(kernel, inputs, n_inputs, outputs, n_outputs, options, stream)? };
+        kernel.call(&call, Purpose::Run)
     })
 }
 
 /// Compiles and loads what gc_kernel_run() would need, and launches nothing. The arguments are the same. No workspace
 /// is needed, no element is written, and only scalars are read. A combination is one of dtypes, of which inputs are
-/// scalars, of the dimensions and contiguity of raw tensors, and of the card; shapes and strides otherwise do not
+/// scalars, of the dimensions and contiguity of raw tensors, and of the GPU; shapes and strides otherwise do not
 /// matter, unless they take more than 8 loops.
 ///
 /// As gc_kernel_run().
@@ -512,11 +503,9 @@ pub unsafe extern "C" fn gc_kernel_prepare(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a kernel, and tensors that stay as they are during the call.
-        let (kernel, call) = unsafe {
-            (handle::borrow("kernel", kernel)?, call(inputs, n_inputs, outputs, n_outputs, options, stream)?)
-        };
-        kernel.0.call(&call, Purpose::Prepare)
+        // SAFETY: the pointers are those of this call, as described.
+        let (kernel, call) = unsafe { call(kernel, inputs, n_inputs, outputs, n_outputs, options, stream)? };
+        kernel.call(&call, Purpose::Prepare)
     })
 }
 
@@ -535,12 +524,10 @@ pub unsafe extern "C" fn gc_kernel_workspace_bytes(
     options: *const gc_run_options_t,
 ) -> i64 {
     boundary(|| {
-        // SAFETY: the caller promises a kernel, and tensors that stay as they are during the call.
-        let (kernel, call) = unsafe {
-            let stream = std::ptr::null_mut();
-            (handle::borrow("kernel", kernel)?, call(inputs, n_inputs, outputs, n_outputs, options, stream)?)
-        };
-        kernel.0.workspace_bytes(&call)
+        let stream = std::ptr::null_mut();
+        // SAFETY: the pointers are those of this call, as described.
+        let (kernel, call) = unsafe { call(kernel, inputs, n_inputs, outputs, n_outputs, options, stream)? };
+        kernel.workspace_bytes(&call)
     })
 }
 
@@ -606,7 +593,7 @@ pub unsafe extern "C" fn gc_kernel_load(data: *const c_void, size: usize, out: *
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_kernel_free(kernel: *mut gc_kernel_t) {
     boundary(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: NULL, or a kernel that nothing uses any more.
         unsafe { handle::release(kernel) };
         Ok(())
     });

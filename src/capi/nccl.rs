@@ -1,7 +1,7 @@
 //! NCCL
 //!
-//! A communicator over NCCL 2.18 or later: of one that you have, such as PyTorch's, or of its own. This library is not
-//! linked against NCCL; it uses the one that the process has loaded:
+//! A communicator over NCCL 2.18 or later: over an ncclComm_t of yours, such as PyTorch's, or over a new one. This
+//! library is not linked against NCCL; it uses the one that the process has loaded:
 //!
 //! ```c
 //! gc_nccl_options_t mine = {.struct_size = sizeof mine, .comm = my_nccl_comm};
@@ -11,17 +11,17 @@
 //! gc_nccl_options_t none = {.struct_size = sizeof none};
 //! uint8_t id[128];
 //! if (rank == 0) gc_comm_nccl_id(&none, id);                              // and send it to the others, as you like
-//! gc_comm_from_nccl_id(&none, id, rank, size, (DLDevice){kDLCUDA, card}, &comm);      // on every rank
+//! gc_comm_from_nccl_id(&none, id, rank, size, (DLDevice){kDLCUDA, gpu}, &comm);      // on every rank
 //! ```
 //!
 //! It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can
 //! be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
 //! between ncclGroupStart and ncclGroupEnd of yours. Where the host waits for a non-blocking communicator, or for the
-//! other ranks when a handle is created, it gives TIMEOUT after timeout_ms, and the communicator is of no more use. The
-//! device waits for a lost rank until NCCL ends that: gc_comm_async_error() asks NCCL what it knows.
+//! other ranks when a handle is created, it gives TIMEOUT after timeout_ms, and the communicator is unusable from then
+//! on. The device waits for a lost rank until NCCL aborts: gc_comm_async_error() asks NCCL for its state.
 //!
-//! NCCL is looked for in dl_handle, if you give one, which must stay open; otherwise where this process sees ncclSend;
-//! otherwise in a libnccl.so.2 that is loaded. Some builds of PyTorch have NCCL within another library. If several
+//! NCCL is the library of dl_handle, if you pass one, which must stay open; otherwise the one where this process finds
+//! ncclSend; otherwise a loaded libnccl.so.2. Some builds of PyTorch have NCCL within another library. If several
 //! libraries have ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), since it works only in
 //! the one that made it.
 
@@ -75,7 +75,7 @@ pub enum NcclFlag {
     Split = 1,
 }
 
-/// Makes a communicator over an NCCL communicator that you have. Its rank, world size and device are those of `comm`.
+/// Creates a communicator over an NCCL communicator of yours. Its rank, world size and device are those of `comm`.
 ///
 /// Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
 /// never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
@@ -110,8 +110,8 @@ pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, ou
     })
 }
 
-/// Makes the 128 bytes by which the ranks of a new NCCL world find each other. One rank calls this, and sends the bytes
-/// to all others.
+/// Creates the 128 bytes by which the ranks of a new NCCL world find each other. One rank calls this, and sends the
+/// bytes to all others.
 ///
 /// `options`: comm NULL and flags 0. `id`: room for 128 bytes.
 ///
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn gc_comm_nccl_id(options: *const gc_nccl_options_t, id: 
     })
 }
 
-/// Makes a new communicator over NCCL, from the bytes of gc_comm_nccl_id(). All ranks of a world call this, and block
+/// Creates a new communicator over NCCL, from the bytes of gc_comm_nccl_id(). All ranks of a world call this, and block
 /// until the others do. gc_comm_free() destroys what NCCL has made for it.
 ///
 /// `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.

@@ -1,29 +1,29 @@
 //! PEER MEMORY
 //!
-//! A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the cards of
-//! one machine, over NVLink or PCIe. The calls over it are the same, and so are the bytes that they give.
+//! A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the GPUs of
+//! one node, over NVLink or PCIe. The calls over it are the same, and give the same bytes.
 //!
 //! ```c
 //! gc_comm_t *comm;                                            // found over another one, such as MPI's, on every rank
-//! gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, card}, n_elements, 0, &comm);
+//! gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, gpu}, n_elements, 0, &comm);
 //!
-//! gc_peers_options_t mine = {.struct_size = sizeof mine, .rank = rank, .world_size = size, .device = {kDLCUDA, card},
+//! gc_peers_options_t mine = {.struct_size = sizeof mine, .rank = rank, .world_size = size, .device = {kDLCUDA, gpu},
 //!                            .bytes = bytes, .buffers = buffers};        // or over memory that you have mapped
 //! gc_comm_from_peers(&mine, &comm);
 //! ```
 //!
-//! Each rank has a buffer, which the others write payloads to; your tensors are never seen by another card. Up to 64
-//! ranks. How often ranks have met is counted on the card, so graphs can be launched again and again, also with calls
-//! of other sizes between them. A call on another stream runs after the call before it. Order the launches of graphs
-//! yourself; they must be done on every rank before a handle is made, for which ranks meet on a stream of their own.
+//! Each rank has a buffer, which the others write payloads to; no other GPU accesses your tensors. Up to 64 ranks. The
+//! barrier counter lives in device memory, so graphs can be launched repeatedly, also with calls of other sizes between
+//! them. A call on another stream runs after the call before it. Order the launches of graphs
+//! yourself; they must be done on every rank before a handle is created, which is a barrier on a stream of its own.
 //!
-//! A rank waits for the others on its card, for at most `timeout_ms` of the card's clock, while the host goes on. If
-//! one does not come, the results of that call are NaN on the ranks that waited (a handle's flag is NONFINITE),
+//! A rank waits for the others on its GPU, for at most `timeout_ms` of the GPU's clock, while the host goes on. If
+//! one does not arrive, the results of that call are NaN on the ranks that waited (a handle's flag is NONFINITE),
 //! gc_comm_async_error() says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this rank, on
-//! the others. The same happens if a rank has died, or writes what it should not.
+//! the others. The same happens if a rank has died or writes invalid data.
 //!
-//! Ranks within one process that share a card wait for each other on the host as well, at most as long, so that their
-//! kernels cannot keep each other from running: gc_comm_open_peers() sees to that, and such calls cannot be captured.
+//! Ranks within one process that share a GPU wait for each other on the host as well, at most as long, so that their
+//! kernels cannot keep each other from running: gc_comm_open_peers() arranges that, and such calls cannot be captured.
 //! Release communicators when the work of all ranks is done, and no rank will make another call: the others write to a
 //! rank's buffer until then.
 
@@ -82,11 +82,11 @@ pub extern "C" fn gc_peers_bytes(n_elements: i64, world_size: i32) -> i64 {
     boundary(|| comm::peers_bytes(n_elements, world_size))
 }
 
-/// Makes a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
+/// Creates a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
 /// memory from cuIpcOpenMemHandle(). Every rank calls this; none waits for another.
 ///
 /// `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of
-/// it, and nothing else may write to them; to be used once more they are set to 0 again. `*out`: yours to release, by
+/// it, and nothing else may write to them; zero them before reuse. `*out`: yours to release, by
 /// gc_comm_free().
 ///
 /// INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which
@@ -118,14 +118,14 @@ pub unsafe extern "C" fn gc_comm_from_peers(
     })
 }
 
-/// Makes a communicator over peer memory that it allocates and maps itself. Every rank of another communicator calls
-/// this, with the same `n_elements`; over that one they tell each other what they need.
+/// Creates a communicator over peer memory that it allocates and maps itself. Every rank of another communicator calls
+/// this, with the same `n_elements`; over that one they exchange what they need.
 ///
 /// `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`: as for
 /// gc_peers_bytes(). `timeout_ms`: as in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
 ///
-/// If one rank fails, all do, unless that is with BUSY or a NULL `bootstrap`, for which the others wait.
-/// UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another machine, a card without peer access); the
+/// A failure on one rank fails all, except BUSY and a NULL `bootstrap`: then the others keep waiting.
+/// UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another node, a GPU without peer access); the
 /// CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY, COMM,
 /// BUSY.
 ///

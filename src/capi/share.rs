@@ -163,7 +163,7 @@ pub unsafe extern "C" fn gc_share_wait(lease: *mut gc_share_t, timeout_ms: i32) 
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_share_free(lease: *mut gc_share_t) {
     boundary(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: NULL, or a lease that no thread uses.
         unsafe { handle::release(lease) };
         Ok(())
     });

@@ -288,7 +288,7 @@ fn parts<'a>(bytes: &'a [u8], key: &[u8; 32]) -> Option<(&'a [u8], &'a str)> {
 fn make(path: &CStr, anywhere: bool) -> Result<()> {
     let parent = parent_of(path)?;
     let around = match owner(&parent) {
-        None => owner(&*parent_of(&parent)?),
+        None => owner(&parent_of(&parent)?),
         found => found,
     };
     // SAFETY: geteuid() always succeeds.

@@ -3,7 +3,10 @@
 
 use crate::error::{Error, Result, error};
 
-use super::source::{ELEMENT_ROUNDS, HEAD, Layout, THREADS};
+use super::{
+    entries::{Access, Entries, Entry},
+    layout::{ELEMENT_ROUNDS, HEAD, Layout, THREADS},
+};
 
 /// Blocks that an output's elements are given to, all outputs together: several times what the largest cards run at
 /// once, so that they end at about the same time.
@@ -153,10 +156,10 @@ fn is_unaligned(nests: &[&Nest], operands: &[Operand]) -> bool {
     })
 }
 
-/// A launch: which of a source's kernels, on how many blocks.
+/// A launch: which of a source's entries, on how many blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
-    pub kernel: usize,
+    pub entry: Entry,
     pub blocks: u64,
 }
 
@@ -168,15 +171,26 @@ pub struct Work {
     pub second: Option<Launch>,
 }
 
+impl Work {
+    pub fn launches(&self) -> impl Iterator<Item = Launch> {
+        [self.first].into_iter().chain(self.second)
+    }
+
+    /// The entries that it needs.
+    pub fn entries(&self) -> Entries {
+        self.launches().fold(Entries::default(), |some, launch| some.with(launch.entry))
+    }
+}
+
 /// Words of raw and scalar parameters, in the order of the parameters.
-pub type Whole = Vec<u64>;
+pub type Values = Vec<u64>;
 
 fn two(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
 fn out_of_memory() -> Error {
-    error!(OutOfMemory, "a list of loops could not be had")
+    error!(OutOfMemory, "cannot allocate a list of loops")
 }
 
 /// On the heap: calls have little stack.
@@ -184,14 +198,14 @@ struct Words(Vec<u64>);
 
 impl Words {
     /// With all that is the same in every kernel: the head's words are there, and those of loops follow.
-    fn of(head: &[u64], layout: &Layout, operands: &[Operand], whole: &[u64]) -> Result<Self> {
+    fn of(head: &[u64], layout: &Layout, operands: &[Operand], values: &[u64]) -> Result<Self> {
         let mut words = Self(Vec::new());
         words.0.try_reserve_exact(layout.words()).map_err(|_| out_of_memory())?;
         debug_assert_eq!(head.len(), HEAD[usize::from(layout.is_reduction)]);
         words.put(head.iter().copied());
         words.put(operands.iter().map(|operand| operand.address));
         words.put((operands.len()..layout.tensors.max(1)).map(|_| 0));
-        words.put(whole.iter().copied());
+        words.put(values.iter().copied());
         Ok(words)
     }
 
@@ -219,31 +233,31 @@ impl Words {
 }
 
 /// The work of an elementwise kernel over a nest with as many loops as its layout has, or fewer.
-pub fn elementwise(layout: &Layout, nest: &Nest, operands: &[Operand], whole: &[u64]) -> Result<Work> {
+pub fn elementwise(layout: &Layout, nest: &Nest, operands: &[Operand], values: &[u64]) -> Result<Work> {
     let vector = layout.vector as i64;
     let bytes = is_unaligned(&[nest], operands);
     // One that is broadcast is read as an element, which has to be aligned, too.
     let ones = if bytes { None } else { vectors(nest, None, operands, vector, true, |_| true) };
-    let (kernel, at_once, rounds) = match ones {
-        Some(_) if nest.len() > 1 => (3, vector, layout.rounds),
-        Some(_) => (0, vector, layout.rounds),
-        None if bytes => (2, 1, 1),
-        None => (1, 1, ELEMENT_ROUNDS),
+    let (access, at_once, rounds) = match ones {
+        Some(_) => (Access::Vectors, vector, layout.rounds),
+        None if bytes => (Access::Bytes, 1, 1),
+        None => (Access::Elements, 1, ELEMENT_ROUNDS),
     };
+    let entry = Entry::elementwise(access, nest.len() > 1);
     // What does not fill a vector is a block of its own, and there only where there is one loop.
     let (units, rest) = (nest.count() / at_once as u64, nest.count() % at_once as u64);
     let blocks = units.div_ceil(u64::from(THREADS) * rounds as u64);
     let head = [nest.count(), units, two(nest.len() as u32, ones.unwrap_or(0)), two(blocks as u32, 0)];
-    let mut words = Words::of(&head, layout, operands, whole)?;
+    let mut words = Words::of(&head, layout, operands, values)?;
     words.loops(nest, at_once);
     let blocks = blocks + u64::from(rest > 0);
-    Ok(Work { words: words.finished(layout), first: Launch { kernel, blocks }, second: None })
+    Ok(Work { words: words.finished(layout), first: Launch { entry, blocks }, second: None })
 }
 
 /// How blocks share a reduction. The order in which elements come together depends on it, so it does not depend on
 /// addresses, nor on the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct Split {
     /// Whether threads side by side have neighbouring outputs, rather than neighbouring elements of one.
     pub columns: bool,
     /// Threads side by side that have different outputs, as a power of two.
@@ -258,7 +272,7 @@ fn log_of(count: u64) -> u32 {
     count.checked_next_power_of_two().map_or(63, u64::ilog2)
 }
 
-impl Share {
+impl Split {
     pub fn of(kept: &Nest, reduced: &Nest, operands: &[Operand], vector: usize) -> Self {
         let (outputs, elements, vector) = (kept.count(), reduced.count(), vector as u64);
         let columns = reduced.len() == 0 || kept.len() > 0 && kept.nearest(operands) < reduced.nearest(operands);
@@ -287,55 +301,57 @@ impl Share {
 /// The work of a reduction. `partials`: the address of the workspace.
 pub fn reduction(
     layout: &Layout,
-    share: &Share,
+    split: &Split,
     [kept, reduced]: [&Nest; 2],
     operands: &[Operand],
-    whole: &[u64],
+    values: &[u64],
     partials: u64,
 ) -> Result<Work> {
     let (vector, is_input): (_, fn(&Operand) -> bool) = (layout.vector as i64, |operand| operand.is_input);
     let bytes = is_unaligned(&[kept, reduced], operands);
     let ones = if bytes {
         None
-    } else if share.columns {
+    } else if split.columns {
         vectors(kept, Some(reduced), operands, vector, false, is_input)
     } else {
         vectors(reduced, Some(kept), operands, vector, true, is_input)
     };
-    let nested = reduced.len() != 1;
-    let (kernel, outputs_at_once, at_once) = match (share.columns, ones) {
-        (false, Some(_)) => (if nested { 7 } else { 0 }, 1, vector),
-        (true, Some(_)) => (if nested { 8 } else { 2 }, vector, 1),
-        (false, None) if bytes => (5, 1, 1),
-        (true, None) if bytes => (6, 1, 1),
-        (false, None) => (if nested { 9 } else { 1 }, 1, 1),
-        (true, None) => (if nested { 10 } else { 3 }, 1, 1),
+    let access = match ones {
+        Some(_) => Access::Vectors,
+        None if bytes => Access::Bytes,
+        None => Access::Elements,
+    };
+    let entry = Entry::reduction(split.columns, access, reduced.len() != 1);
+    let (outputs_at_once, at_once) = match (split.columns, access) {
+        (false, Access::Vectors) => (1, vector),
+        (true, Access::Vectors) => (vector, 1),
+        _ => (1, 1),
     };
     let outputs = kept.count();
-    let tiles = outputs.div_ceil((outputs_at_once as u64) << share.log_across);
-    let blocks = tiles.checked_mul(share.splits).filter(|&blocks| blocks <= i32::MAX as u64).ok_or_else(|| {
+    let tiles = outputs.div_ceil((outputs_at_once as u64) << split.log_across);
+    let blocks = tiles.checked_mul(split.splits).filter(|&blocks| blocks <= i32::MAX as u64).ok_or_else(|| {
         error!(SizeOverflow, "outputs: {outputs} elements take {tiles} blocks, more than one launch has")
     })?;
     let log_second = log_of(outputs).min(LOG_ROW);
     let head = [
         outputs,
         reduced.count(),
-        share.chunk,
+        split.chunk,
         tiles,
-        two(share.splits as u32, share.log_across),
+        two(split.splits as u32, split.log_across),
         two(log_second, u32::from(bytes)),
         two(kept.len() as u32, reduced.len() as u32),
         two(ones.unwrap_or(0), outputs_at_once as u32),
         partials,
     ];
-    let mut words = Words::of(&head, layout, operands, whole)?;
+    let mut words = Words::of(&head, layout, operands, values)?;
     words.loops(kept, outputs_at_once);
     words.loops(reduced, at_once);
-    let second = Launch { kernel: 4, blocks: outputs.div_ceil(1 << log_second) };
+    let second = Launch { entry: Entry::Second, blocks: outputs.div_ceil(1 << log_second) };
     Ok(Work {
         words: words.finished(layout),
-        first: Launch { kernel, blocks },
-        second: (share.splits > 1).then_some(second),
+        first: Launch { entry, blocks },
+        second: (split.splits > 1).then_some(second),
     })
 }
 
@@ -504,11 +520,19 @@ mod tests {
                 let (count, units) = (words[0], words[1]);
                 assert_eq!((count, words.len(), second), (nest.count(), layout.words(), None));
                 assert_eq!(&words[4..6], [operands[0].address, operands[1].address]);
-                let at_once = [vector as u64, 1, 1, vector as u64][first.kernel];
-                let a_block = 256 * [2, 4, 1, 2][first.kernel];
+                let (at_once, rounds) = match first.entry {
+                    Entry::Vectors | Entry::NestedVectors => (vector as u64, 2),
+                    Entry::Bytes => (1, 1),
+                    _ => (1, 4),
+                };
+                let a_block = 256 * rounds;
                 let (n_loops, whole) = (words[2] as u32 as usize, u64::from(words[3] as u32));
                 assert_eq!(n_loops, nest.len());
-                assert_eq!(first.kernel == 2, operands[0].address == 1, "{dims:?}: only the odd ones go byte by byte");
+                assert_eq!(
+                    first.entry == Entry::Bytes,
+                    operands[0].address == 1,
+                    "{dims:?}: only the odd ones go byte by byte"
+                );
                 let rest = count - units * at_once;
                 assert!(rest < at_once && rest <= 256, "{dims:?}: {rest} elements are left");
                 // Blocks of 32 bits are told, more are the launch's to refuse.
@@ -524,7 +548,7 @@ mod tests {
             }
         }
         let work = elementwise(&layout(false, 2, 16), &nest(2, &[(K32 + 3, &[1, 1])]), &aligned, &[]).unwrap();
-        assert_eq!((work.first, work.words[1]), (Launch { kernel: 0, blocks: (1 << 19) + 1 }, 1 << 28));
+        assert_eq!((work.first, work.words[1]), (Launch { entry: Entry::Vectors, blocks: (1 << 19) + 1 }, 1 << 28));
     }
 
     const COUNTS: [i64; 14] =
@@ -537,23 +561,23 @@ mod tests {
                 for [of_kept, of_reduced] in [[elements, 1], [1, outputs], [0, 1], [1, 0]] {
                     let kept = nest(1, &[(outputs, &[of_kept])]);
                     let reduced = nest(1, &[(elements, &[of_reduced])]);
-                    let share = |address| Share::of(&kept, &reduced, &[operand(address, 1, true)], vector);
-                    let Share { columns, log_across, chunk, splits } = share(0);
-                    assert_eq!(share(0), share(1), "sums would depend on where elements lie");
+                    let split = |address| Split::of(&kept, &reduced, &[operand(address, 1, true)], vector);
+                    let Split { columns, log_across, chunk, splits } = split(0);
+                    assert_eq!(split(0), split(1), "sums would depend on where elements lie");
                     assert!((1..=MANY_BLOCKS).contains(&splits), "{splits} blocks an output");
                     assert!(u128::from(splits - 1) * u128::from(chunk) < elements as u128, "{chunk} in a block");
                     assert!(u128::from(splits) * u128::from(chunk) >= elements as u128, "{chunk} in a block");
                     let at_once = if columns { 1 } else { vector as u64 };
                     assert_eq!(chunk % (at_once * u64::from(THREADS >> log_across)), 0, "rounds of whole vectors");
-                    assert_eq!(share(0).partials(outputs as u64), if splits > 1 { splits * outputs as u64 } else { 0 });
-                    // Where there are few outputs, all of a card has work.
+                    assert_eq!(split(0).partials(outputs as u64), if splits > 1 { splits * outputs as u64 } else { 0 });
+                    // Where there are few outputs, all of a device has work.
                     if elements >= K31 && outputs < 1 << 11 {
                         assert!(splits > 1, "{outputs} of {elements}: {splits}");
                     }
                 }
             }
         }
-        let empty = Share::of(&nest(1, &[(5, &[4])]), &nest(1, &[(0, &[4])]), &[operand(0, 4, true)], 4);
+        let empty = Split::of(&nest(1, &[(5, &[4])]), &nest(1, &[(0, &[4])]), &[operand(0, 4, true)], 4);
         assert_eq!((empty.splits, empty.partials(5)), (1, 0));
     }
 
@@ -575,29 +599,36 @@ mod tests {
         for [kept_dims, reduced_dims] in cases {
             let (kept, reduced) = (nest(2, kept_dims), nest(2, reduced_dims));
             let layout = layout(true, 2, 16);
-            let share = Share::of(&kept, &reduced, &operands, layout.vector);
+            let split = Split::of(&kept, &reduced, &operands, layout.vector);
             let Work { words, first, second } =
-                reduction(&layout, &share, [&kept, &reduced], &operands, &[], 0xabc0).unwrap();
-            let (kind, is_nested) = match first.kernel {
-                0..=3 => (first.kernel, false),
-                nested => ([0, 2, 1, 3][nested - 7], true),
+                reduction(&layout, &split, [&kept, &reduced], &operands, &[], 0xabc0).unwrap();
+            let (kind, is_nested) = match first.entry {
+                Entry::Rows => (0, false),
+                Entry::NestedRows => (0, true),
+                Entry::RowElements => (1, false),
+                Entry::NestedRowElements => (1, true),
+                Entry::Columns => (2, false),
+                Entry::NestedColumns => (2, true),
+                Entry::ColumnElements => (3, false),
+                Entry::NestedColumnElements => (3, true),
+                other => panic!("{other:?} of aligned elements"),
             };
             kernels[kind] += 1;
             assert_eq!(is_nested, reduced.len() != 1);
-            assert_eq!(&words[..3], [kept.count(), reduced.count(), share.chunk]);
+            assert_eq!(&words[..3], [kept.count(), reduced.count(), split.chunk]);
             assert_eq!((words[8], &words[9..11]), (0xabc0, &[operands[0].address, operands[1].address][..]));
             let (tiles, splits, log_across) = (words[3], words[4] as u32, (words[4] >> 32) as u32);
             let [outputs_at_once, at_once] = [[1, 16], [1, 1], [16, 1], [1, 1]][kind];
             assert_eq!(
                 (words[7] >> 32, u64::from(splits), log_across),
-                (outputs_at_once, share.splits, share.log_across)
+                (outputs_at_once, split.splits, split.log_across)
             );
             assert_eq!(tiles, kept.count().div_ceil(outputs_at_once << log_across));
-            assert_eq!(first.blocks, tiles * share.splits);
-            assert!(first.blocks <= i32::MAX as u64 && share.chunk.is_multiple_of(at_once));
+            assert_eq!(first.blocks, tiles * split.splits);
+            assert!(first.blocks <= i32::MAX as u64 && split.chunk.is_multiple_of(at_once));
             let log_second = words[5] as u32;
-            let expected = Launch { kernel: 4, blocks: kept.count().div_ceil(1 << log_second) };
-            assert_eq!(second, (share.splits > 1).then_some(expected));
+            let expected = Launch { entry: Entry::Second, blocks: kept.count().div_ceil(1 << log_second) };
+            assert_eq!(second, (split.splits > 1).then_some(expected));
             let (n_kept, n_reduced) = (words[6] as u32 as usize, (words[6] >> 32) as usize);
             assert_eq!((n_kept, n_reduced), (kept.len(), reduced.len()));
             let loops = &words[layout.before_loops..];
@@ -622,8 +653,8 @@ mod tests {
         for (outputs, fits) in [(K31 * 64, true), (K31 * 1024, false), (i64::MAX, false)] {
             // Each block has 32 columns of vectors of 4, or fewer.
             let (kept, reduced) = (nest(2, &[(outputs, &[4, 4])]), nest(2, &[(1 << 8, &[0, 0])]));
-            let share = Share::of(&kept, &reduced, &operands, 4);
-            let done = reduction(&layout(true, 2, 4), &share, [&kept, &reduced], &operands, &[], 0);
+            let split = Split::of(&kept, &reduced, &operands, 4);
+            let done = reduction(&layout(true, 2, 4), &split, [&kept, &reduced], &operands, &[], 0);
             assert_eq!(done.err().map(|error| error.status), (!fits).then_some(Status::SizeOverflow), "{outputs}");
         }
     }

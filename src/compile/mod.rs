@@ -2,12 +2,16 @@
 //!
 //! - `nvrtc`: the compiler; `search`: where it is;
 //! - `cache`: what was compiled before, in a directory of the user's;
-//! - `parameters`, `types`, `source`, `loops`: what a kernel's parameters are, what source is made of them, and where the
-//!   elements of a launch lie;
+//! - `definition`, `parameters`, `types`: what the user wrote;
+//! - `entries`, `layout`, `source`: the kernels of a source, their argument, and the source;
+//! - `loops`: where the elements of a launch lie;
 //! - `image`: the form in which kernels are kept: there, and by callers.
 
 mod cache;
+pub mod definition;
+pub mod entries;
 pub mod image;
+pub mod layout;
 pub mod loops;
 mod nvrtc;
 pub mod parameters;
@@ -157,6 +161,15 @@ fn variable(name: &CStr) -> Option<&'static CStr> {
     // docs/ENVIRONMENT.md rules out during a call.
     let text = unsafe { libc::getenv(name.as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
     text.filter(|text| !text.is_empty())
+}
+
+/// A copy of a text, if there is memory for it.
+pub fn owned(text: &str) -> Result<String> {
+    let mut copy = String::new();
+    let bytes = text.len();
+    copy.try_reserve_exact(bytes).map_err(|_| error!(OutOfMemory, "cannot allocate {bytes} bytes of text"))?;
+    copy.push_str(text);
+    Ok(copy)
 }
 
 /// A copy, if there is memory for it.

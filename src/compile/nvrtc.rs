@@ -274,7 +274,7 @@ impl<'a> Program<'a> {
         self.library.check(unsafe { size(self.program, &mut bytes) }, size_name)?;
         let mut found = room(bytes)?;
         found.resize(bytes, 0);
-        // SAFETY: as above, and room for as many bytes as it has.
+        // SAFETY: `found` has room for as many bytes as the library says there are.
         self.library.check(unsafe { get(self.program, found.as_mut_ptr().cast()) }, get_name)?;
         Ok(found)
     }
@@ -357,7 +357,7 @@ fn refuse_nul(name: &str, text: &str) -> Result<()> {
 /// # Safety
 /// `text` is NULL or a text that stays.
 unsafe fn text(text: *const c_char) -> &'static CStr {
-    // SAFETY: the caller's promise.
+    // SAFETY: a text that is not NULL ends with a NUL and stays.
     if text.is_null() { c"an unknown error" } else { unsafe { CStr::from_ptr(text) } }
 }
 

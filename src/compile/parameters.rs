@@ -2,14 +2,12 @@
 
 use std::fmt;
 
-use arrayvec::ArrayVec;
-
 use crate::{
     error::{Result, error},
     tensor::Dtype,
 };
 
-use super::types;
+use super::{owned, types};
 
 /// Most parameters of a kernel, inputs and outputs together.
 pub const MOST: usize = 32;
@@ -31,18 +29,16 @@ impl fmt::Display for Of {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parameter<'a> {
-    pub name: &'a str,
+#[derive(Debug, PartialEq, Eq)]
+pub struct Parameter {
+    pub name: String,
     pub of: Of,
     /// Indexed by the kernel, instead of an element at a time.
     pub raw: bool,
 }
 
-pub type Parameters<'a> = ArrayVec<Parameter<'a>, MOST>;
-
 /// Reads a list of parameters and adds them to those that are there. `list`: what it is called.
-pub fn parse<'a>(list: &str, text: &'a str, parameters: &mut Parameters<'a>) -> Result<()> {
+pub fn parse(list: &str, text: &str, parameters: &mut Vec<Parameter>) -> Result<()> {
     if text.trim().is_empty() {
         return Ok(());
     }
@@ -51,14 +47,18 @@ pub fn parse<'a>(list: &str, text: &'a str, parameters: &mut Parameters<'a>) -> 
         if parameters.iter().any(|other| other.name == parameter.name) {
             return Err(error!(InvalidArgument, "{list}: {:?} is the name of two parameters", parameter.name));
         }
+        if parameters.len() == MOST {
+            return Err(error!(InvalidArgument, "{list}: at most {MOST} parameters, with those of the other list"));
+        }
         parameters
-            .try_push(parameter)
-            .map_err(|_| error!(InvalidArgument, "{list}: at most {MOST} parameters, with those of the other list"))?;
+            .try_reserve(1)
+            .map_err(|_| error!(OutOfMemory, "{list}: cannot allocate a list of {} parameters", index + 1))?;
+        parameters.push(parameter);
     }
     Ok(())
 }
 
-fn one<'a>(list: &str, index: usize, text: &'a str) -> Result<Parameter<'a>> {
+fn one(list: &str, index: usize, text: &str) -> Result<Parameter> {
     let mut words = text.split_whitespace();
     let mut kind = words.next();
     let raw = kind == Some("raw");
@@ -89,7 +89,7 @@ fn one<'a>(list: &str, index: usize, text: &'a str) -> Result<Parameter<'a>> {
             "{list}: {name:?} cannot name a parameter; i, n and what begins with _ are the kernel's own"
         ));
     }
-    Ok(Parameter { name, of, raw })
+    Ok(Parameter { name: owned(name)?, of, raw })
 }
 
 /// Refuses what is no identifier of C.
@@ -110,17 +110,17 @@ pub fn mentions(text: &str, word: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn parsed(text: &str) -> Result<Parameters<'_>> {
-        let mut parameters = Parameters::new();
+    fn parsed(text: &str) -> Result<Vec<Parameter>> {
+        let mut parameters = Vec::new();
         parse("inputs", text, &mut parameters).map(|()| parameters)
     }
 
     #[test]
     fn parameters_are_read_as_cupy_writes_them() {
-        let float = |name| Parameter { name, of: Of::Type(Dtype::F32), raw: false };
+        let float = |name: &str| Parameter { name: name.into(), of: Of::Type(Dtype::F32), raw: false };
         assert_eq!(parsed("float32 x,float32  y").unwrap().as_slice(), [float("x"), float("y")]);
         assert_eq!(parsed(" \n").unwrap().as_slice(), []);
-        let y = Parameter { name: "y2", of: Of::Letter(b'T'), raw: true };
+        let y = Parameter { name: "y2".into(), of: Of::Letter(b'T'), raw: true };
         assert_eq!(parsed("\traw T y2 ").unwrap().as_slice(), [y]);
     }
 

@@ -30,9 +30,40 @@ pub const ALIGNMENT: i64 = 16;
 /// What the state of each run, and its first, is aligned to.
 const STATE_ALIGNMENT: i64 = 256;
 
-/// The fields of a header that differ from chunk to chunk: the chunk's number, and its flags.
+/// The fields of a header, by the names that refusals give them. kernels/codec.cuh has those that kernels write.
+pub const FIELDS: [(&str, Range<usize>); 16] = [
+    ("magic", MAGIC_FIELD),
+    ("version", VERSION_FIELD),
+    ("codec", CODEC_FIELD),
+    ("dtype of values", VALUES_FIELD),
+    ("dtype of results", RESULTS_FIELD),
+    ("scale rule", SCALE_FIELD),
+    ("rounding", 11..12),
+    ("block", 12..16),
+    ("number of chunks", CHUNKS_FIELD),
+    ("chunk number", CHUNK_FIELD),
+    ("number of segments", SEGMENTS_FIELD),
+    ("flags", FLAGS_FIELD),
+    ("number of elements", ELEMENTS_FIELD),
+    ("number of bytes", BYTES_FIELD),
+    ("digest of the counts", DIGEST_FIELD),
+    ("last field", TURN_FIELD),
+];
+
+const MAGIC_FIELD: Range<usize> = 0..4;
+const VERSION_FIELD: Range<usize> = 4..6;
+const CODEC_FIELD: Range<usize> = 6..8;
+const VALUES_FIELD: Range<usize> = 8..9;
+const RESULTS_FIELD: Range<usize> = 9..10;
+const SCALE_FIELD: Range<usize> = 10..11;
+const CHUNKS_FIELD: Range<usize> = 16..20;
+/// This and the flags differ from chunk to chunk.
 pub const CHUNK_FIELD: Range<usize> = 20..24;
+const SEGMENTS_FIELD: Range<usize> = 24..28;
 pub const FLAGS_FIELD: Range<usize> = 28..32;
+const ELEMENTS_FIELD: Range<usize> = 32..40;
+const BYTES_FIELD: Range<usize> = 40..48;
+const DIGEST_FIELD: Range<usize> = 48..56;
 /// Of a state's header: the number of the next turn.
 pub const TURN_FIELD: Range<usize> = 56..64;
 
@@ -268,16 +299,17 @@ impl CodecPlan {
         };
         let scale = if rules.kind == Kind::Sign { 0 } else { rules.scale as u8 };
         let mut header = [0; HEADER];
-        let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, b"GCPL");
-        put(4, &1u16.to_le_bytes());
-        put(6, &(rules.kind as u16).to_le_bytes());
-        put(8, &[dtype(rules.values), dtype(rules.results), scale]);
-        put(16, &(self.n_chunks as u32).to_le_bytes());
-        put(24, &(self.workers.len() as u32).to_le_bytes());
-        put(32, &self.elements.to_le_bytes());
-        put(40, &self.chunk_bytes.to_le_bytes());
-        put(48, &self.digest().to_le_bytes());
+        header[MAGIC_FIELD].copy_from_slice(b"GCPL");
+        header[VERSION_FIELD].copy_from_slice(&1u16.to_le_bytes());
+        header[CODEC_FIELD].copy_from_slice(&(rules.kind as u16).to_le_bytes());
+        header[VALUES_FIELD].copy_from_slice(&[dtype(rules.values)]);
+        header[RESULTS_FIELD].copy_from_slice(&[dtype(rules.results)]);
+        header[SCALE_FIELD].copy_from_slice(&[scale]);
+        header[CHUNKS_FIELD].copy_from_slice(&(self.n_chunks as u32).to_le_bytes());
+        header[SEGMENTS_FIELD].copy_from_slice(&(self.workers.len() as u32).to_le_bytes());
+        header[ELEMENTS_FIELD].copy_from_slice(&self.elements.to_le_bytes());
+        header[BYTES_FIELD].copy_from_slice(&self.chunk_bytes.to_le_bytes());
+        header[DIGEST_FIELD].copy_from_slice(&self.digest().to_le_bytes());
         header
     }
 
@@ -310,7 +342,7 @@ impl CodecPlan {
     /// The header of a state, at the turn 0.
     pub fn state_header(&self) -> [u8; HEADER] {
         let mut header = self.header;
-        header[..4].copy_from_slice(b"GCST");
+        header[MAGIC_FIELD].copy_from_slice(b"GCST");
         header
     }
 
@@ -389,6 +421,19 @@ mod tests {
         ];
         assert_eq!(plan.header(0), expected);
         assert_eq!(plan.state_bytes, 256 + 4096);
+    }
+
+    #[test]
+    fn fields_follow_each_other_and_are_where_kernels_write_them() {
+        let mut end = 0;
+        for (name, field) in FIELDS {
+            assert_eq!(field.start, end, "{name}");
+            end = field.end;
+        }
+        assert_eq!(end, HEADER);
+        let [flags, chunk, turn] = [FLAGS_FIELD, CHUNK_FIELD, TURN_FIELD].map(|field| field.start / 4);
+        let words = format!("{{ FLAGS_WORD = {flags}, CHUNK_WORD = {chunk}, TURN_WORD = {turn} }}");
+        assert!(include_str!("../../kernels/codec.cuh").contains(&words), "{words}");
     }
 
     #[test]

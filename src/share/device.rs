@@ -83,7 +83,7 @@ pub fn export(
             handle
         }
         Means::Parts(its) => {
-            let refusal = |_| error!(OutOfMemory, "a list of {} parts could not be had", its.len());
+            let refusal = |_| error!(OutOfMemory, "cannot allocate a list of {} parts", its.len());
             parts.try_reserve_exact(its.len()).map_err(refusal)?;
             files.try_reserve_exact(its.len() + 1).map_err(refusal)?;
             for part in its {
@@ -106,7 +106,7 @@ impl Known {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (id, travels) = (NEXT.fetch_add(1, Ordering::Relaxed), Identity::of(travels.number())?);
         let mut table = table();
-        table.try_reserve(1).map_err(|_| error!(OutOfMemory, "a list of what was sent could not be had"))?;
+        table.try_reserve(1).map_err(|_| error!(OutOfMemory, "cannot allocate a list of what was sent"))?;
         table.push(Entry { id, travels, kept: kept.number(), left: None, memory: self });
         Ok(Sent { id, process: process::id() })
     }
@@ -220,7 +220,7 @@ impl Import {
     /// Memory that a message describes, on this device.
     pub fn of(message: &Message, place: &Place, files: &[Descriptor], ordinal: i32, answers: &Socket) -> Result<Self> {
         let mut held = Vec::new();
-        held.try_reserve_exact(1).map_err(|_| error!(OutOfMemory, "a place for a tensor could not be had"))?;
+        held.try_reserve_exact(1).map_err(|_| error!(OutOfMemory, "cannot allocate a place for a tensor"))?;
         let mut queue = Queue::of(ordinal, Stream::LEGACY)?;
         let bytes = message.bytes as u64;
         queue.uuid()?; // in a forked child the driver refuses, before a lock is waited for
@@ -278,10 +278,10 @@ impl Import {
 /// # Safety
 /// As `into_tensor` put it together.
 unsafe fn release(_: *mut u8, [held, _]: [*mut c_void; 2]) {
-    // SAFETY: a boxed slice of one, by the caller's promise, which nobody else has.
+    // SAFETY: `held` came out of a boxed slice of one in `into_tensor`, and an owner is released once.
     let mut held = unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(held.cast::<Held>(), 1)) };
     for Held { memory, answers, process } in &mut held {
-        // SAFETY: the caller's promise: it was given up for this.
+        // SAFETY: `into_tensor` was given the descriptor for this alone, and it is open.
         let answers = unsafe { Descriptor::of(*answers) };
         // A forked child closes nothing, for this process may still use it, and has no driver to ask.
         if *process != process::id() {

@@ -113,11 +113,9 @@ impl Message {
     /// Takes the bytes of a message, and no more. `wants_parts`: the sizes of parts are kept.
     pub fn receive(incoming: &mut Incoming, mut wants_parts: bool) -> Result<Self> {
         let mut parts: Vec<u64> = Vec::new();
-        if wants_parts {
-            if parts.try_reserve_exact(MOST_PARTS).is_err() {
-                incoming.is_short_of_memory();
-                wants_parts = false;
-            }
+        if wants_parts && parts.try_reserve_exact(MOST_PARTS).is_err() {
+            incoming.is_short_of_memory();
+            wants_parts = false;
         }
         let mut header = [0; HEADER];
         incoming.read(&mut header)?;

@@ -159,7 +159,7 @@ fn take(message: &Message, mut files: Vec<Descriptor>, device: Device, answers: 
         }
         (Device::Cuda(ordinal), Some(place)) => {
             let import = Import::of(message, place, &files, ordinal, answers)?;
-            // SAFETY: likewise.
+            // SAFETY: the answers are given up where this is called, when it succeeds.
             unsafe { import.into_tensor(message, place, ordinal, answers.number()) }
         }
         (Device::Cpu, Some(_)) => Err(error!(InvalidArgument, "device: {device}; the tensor that was sent is on CUDA")),

@@ -158,7 +158,7 @@ unsafe fn release(data: *mut u8, [bytes, said_by]: [*mut c_void; 2]) {
     if process == process::id() {
         socket::answer(descriptor, RELEASED);
     }
-    // SAFETY: the caller's promise: it was given up for this.
+    // SAFETY: `into_owner` was given the descriptor for this alone, and it is open.
     drop(unsafe { Descriptor::of(descriptor) });
 }
 

@@ -85,7 +85,7 @@ const SCM_PIDFD: c_int = 4;
 
 /// What `CMSG_SPACE` says for descriptors.
 const fn control(descriptors: usize) -> usize {
-    // SAFETY: it only computes.
+    // SAFETY: CMSG_SPACE() computes a size and touches no memory.
     unsafe { libc::CMSG_SPACE((descriptors * size_of::<RawFd>()) as u32) as usize }
 }
 
@@ -260,7 +260,7 @@ impl Incoming {
     /// recvmsg() has filled the message in, and nobody has taken its descriptors.
     unsafe fn keep_descriptors(&mut self, message: &libc::msghdr) {
         self.cut |= message.msg_flags & libc::MSG_CTRUNC != 0;
-        // SAFETY: the caller's promise: headers, each within the room, and behind one of rights descriptors of this process.
+        // SAFETY: recvmsg() wrote headers, each within the room, and behind one of rights new descriptors of this process.
         unsafe {
             let mut header = libc::CMSG_FIRSTHDR(message);
             while !header.is_null() {
@@ -433,7 +433,7 @@ pub fn peek(number: RawFd, deadline: Deadline) -> Result<Option<u8>> {
 /// Sends a byte to whoever listens, without waiting and without a signal.
 pub fn answer(descriptor: RawFd, byte: u8) {
     let _delay = cancel::delay(); // send() is a cancellation point
-    // SAFETY: a byte that is there.
+    // SAFETY: `byte` outlives the call, and is as long as is said.
     unsafe { libc::send(descriptor, ptr::from_ref(&byte).cast(), 1, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
 }
 

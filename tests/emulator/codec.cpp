@@ -919,11 +919,81 @@ static void sums_of_lanes_match() {
     count(right, "UnitSum<" + std::to_string(N) + ">");
 }
 
+// The tree of docs/NUMERICS.md, section 2, over all partials of a run: neighbours are added, an absent one is +0. Runs of
+// more than 1024 are folded by sixteen rounds a lane. Another order of additions may give the same sum, but not of eight.
+static void sums_of_partials_are_trees() {
+    for (const u64 n : {1, 2, 63, 64, 65, 127, 129, 1000, 1024, 1025, 1500, 2048, 3000, 70000}) {
+        bool right = true;
+        for (unsigned draw = 0; draw < 8; draw++) {
+            Memory partials(8 * n, 0);
+            std::vector<double> tree(n);
+            for (u64 k = 0; k < n; k++) {
+                tree[k] = (double(random(1ull << 53)) - std::exp2(52)) * std::exp2(double(random(20)));
+                partials.at<double>(8 * k) = tree[k];
+            }
+            while (tree.size() > 1) {
+                for (u64 k = 0; 2 * k < tree.size(); k++) {
+                    tree[k] = tree[2 * k] + (2 * k + 1 < tree.size() ? tree[2 * k + 1] : 0);
+                }
+                tree.resize((tree.size() + 1) / 2);
+            }
+            launch(1, THREADS, [&] { right &= fold(&partials.at<double>(0), n) == tree[0]; });
+        }
+        count(right, "the sum of " + std::to_string(n) + " partials");
+    }
+}
+
+// What a scalar skips: anything but 0, and -0.0 is 0.
+static void scalars_skip() {
+    const struct {
+        unsigned kind;
+        u64 pattern;
+        bool skips;
+    } scalars[] = {{0, 1, false}, {1, 0, true}, {2, 0x100, false}, {2, 1, true}, {2, 0x80, true},
+                   {3, 0, false}, {3, 256, true}, {3, 0x80000000, true}, {3, 1ull << 32, false},
+                   {4, 0, false}, {4, 0x80000000, false}, {4, 1, true}, {4, 0x7fc00000, true}, {4, 0x3f000000, true}};
+    for (const auto &scalar : scalars) {
+        gc_control control = {};
+        control.pending = 1;
+        gc_state call = {};
+        call.worker.control = &control, call.skip = &scalar.pattern, call.skip_kind = scalar.kind;
+        launch(1, THREADS, [&] { gc_onebit_commit(call); });
+        const bool right = control.pending == 0 && control.valid == !scalar.skips
+                        && control.flags == (scalar.skips ? unsigned(TAKEN_BACK) : 0);
+        count(right, "a commit with a scalar of kind " + std::to_string(scalar.kind) + ", " + std::to_string(scalar.pattern));
+    }
+}
+
+// Chunks of a rank that did not come, whatever is left in its place, make a result that is not finite; without that
+// rank's silence they are corrupt. Neither changes the state.
+static void late_ranks_are_not_corrupt() {
+    for (const unsigned broken : {0, 1}) {
+        Model m;
+        m.kind = ONEBIT, m.rule = RMS, m.policy = PROPAGATE, m.values = F32_, m.results = F32_, m.error = F32_;
+        m.beta = 1, m.n_chunks = 1, m.server = 0, m.segments = {5000};
+        m.lay_out();
+        Device device(m);
+        Memory chunks(2 * m.stride, 0x5a), reduced(m.stride, 0xa5);
+        const Bytes before(device.state0.bytes, device.state0.bytes + m.state_bytes);
+        gc_control &control = device.control.at<gc_control>(0);
+        control.broken = broken;
+        device.reduce(chunks.bytes, 2, reduced.bytes);
+        const unsigned expected = broken ? NONFINITE : CORRUPT;
+        const std::string what = broken ? "of a late rank" : "that are corrupt";
+        count(control.flags == expected, "flags after chunks " + what);
+        count(get_at<unsigned>(reduced.bytes, 4 * FLAGS_WORD) == expected, "the flags of a chunk made of chunks " + what);
+        count(!memcmp(device.state0.bytes, before.data(), before.size()), "the state after chunks " + what);
+    }
+}
+
 int main(int argc, char **argv) {
     const unsigned rounds = rounds_of(argc, argv, 60);
     conversions_match();
     bits_of_lanes_match<2>(), bits_of_lanes_match<4>(), bits_of_lanes_match<8>(), bits_of_lanes_match<16>();
     sums_of_lanes_match<1>(), sums_of_lanes_match<2>(), sums_of_lanes_match<4>(), sums_of_lanes_match<8>();
+    sums_of_partials_are_trees();
+    scalars_skip();
+    late_ranks_are_not_corrupt();
     handle_matches(rounds);
     plain_forms_match(2 * rounds);
     decoding_to_any_address_matches();

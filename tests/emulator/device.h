@@ -2,11 +2,13 @@
 //
 // A lane is a context of its own. Lanes run one after the other up to their next exchange (a shuffle or a ballot),
 // where each leaves its value and finds those of all others when it goes on. At a barrier a lane waits for all of its
-// block. Blocks run one after the other, in an order of no meaning. What is compiled for some cards alone, cache hints,
+// block. Blocks run one after the other, in an order of no meaning. Everything is the calling thread's own, so several
+// threads may run kernels at once. What is compiled for some cards alone, cache hints,
 // prefetches and instructions of their own, is not seen here.
 #ifndef GRADCODEC_TESTS_DEVICE_H
 #define GRADCODEC_TESTS_DEVICE_H
 
+#include <sched.h>
 #include <time.h>
 #if !defined(__x86_64__) && !defined(__aarch64__)
 #include <ucontext.h>
@@ -28,7 +30,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
-#define __shared__ static
+#define __shared__ static thread_local
 
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
@@ -52,7 +54,7 @@ struct alignas(8) uint2 {
     return all / 4;
 }
 
-static struct { unsigned x; } threadIdx, blockIdx, blockDim;
+static thread_local struct { unsigned x; } threadIdx, blockIdx, blockDim;
 
 static const unsigned LANES = 32, MOST_THREADS = 256, STACK = 64 << 10;
 
@@ -127,16 +129,16 @@ static void switch_context(Context &from, Context &to) { swapcontext(&from, &to)
 extern "C" __attribute__((weak)) void __sanitizer_start_switch_fiber(void **, const void *, size_t);
 extern "C" __attribute__((weak)) void __sanitizer_finish_switch_fiber(void *, const void **, size_t *);
 
-static Context scheduler, lanes[MOST_THREADS];
-static const void *stack_of_scheduler;
-static size_t bytes_of_scheduler;
-static char *stacks;  // of all lanes
-static enum { RUNS, WAITS, HAS_FINISHED } states[MOST_THREADS];
-static unsigned running, turn[MOST_THREADS];
-static uint64_t left_behind[2][MOST_THREADS];
-static bool any_of_block[2];
-static unsigned barrier[MOST_THREADS];
-static std::function<void()> kernel;
+static thread_local Context scheduler, lanes[MOST_THREADS];
+static thread_local const void *stack_of_scheduler;
+static thread_local size_t bytes_of_scheduler;
+static thread_local char *stacks;  // of all lanes
+static thread_local enum { RUNS, WAITS, HAS_FINISHED } states[MOST_THREADS];
+static thread_local unsigned running, turn[MOST_THREADS];
+static thread_local uint64_t left_behind[2][MOST_THREADS];
+static thread_local bool any_of_block[2];
+static thread_local unsigned barrier[MOST_THREADS];
+static thread_local std::function<void()> kernel;
 
 // Continues a lane, until it waits or has finished.
 static void continue_lane(unsigned thread) {
@@ -211,7 +213,9 @@ static T __shfl_down_sync(unsigned, T value, unsigned by) {
     any_of_block[at] = false;
     return any;
 }
+// A kernel asks while it waits for that of another thread.
 [[maybe_unused]] static uint64_t nanoseconds_of_card() {
+    sched_yield();
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return uint64_t(now.tv_sec) * 1000000000 + uint64_t(now.tv_nsec);
@@ -281,9 +285,9 @@ static void run_lane() {
 
 template <typename Call>
 static void launch(uint64_t blocks, unsigned threads, Call call) {
-    static std::vector<char> memory(MOST_THREADS * STACK + 16);
-    static unsigned seed = 1;
-    stacks = memory.data() + (16 - reinterpret_cast<uintptr_t>(memory.data()) % 16);
+    static thread_local const std::unique_ptr<char[]> memory(new char[MOST_THREADS * STACK + 16]);
+    static thread_local unsigned seed = 1;
+    stacks = memory.get() + (16 - reinterpret_cast<uintptr_t>(memory.get()) % 16);
     kernel = call;
     blockDim = {threads};
     std::vector<unsigned> order(blocks);

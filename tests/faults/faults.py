@@ -153,6 +153,12 @@ for name, old, new in (
 
 # ---- Others' files
 
+fault("an NVRTC that was replaced is taken for the one before", "stale plan", "src/compile/search.rs",
+      "about.st_mtime as u64, about.st_mtime_nsec as u64]", "0, 0]",
+      python("test_kernel_cache", "written_over"))
+fault("a kernel is kept beyond the limit of a file's size", "a refusal that writes", "src/compile/cache.rs",
+      "LARGEST.min(largest_file())", "LARGEST.max(largest_file().min(0))",
+      python("test_kernel_cache", "limit_of_a_files_size"))
 fault("an entry of somebody else is used", "payload believed", "src/compile/cache.rs",
       "about.uid() == user &&", "(about.uid() == user || true) &&", python("test_kernel_cache", "somebody_elses_directory"))
 
@@ -320,7 +326,6 @@ fault("a failure leaves no sentence", "error lost", "src/panics.rs",
       "    remember(&failure);\n", "", python("test_refusals", "the_last_error_is_the_threads_own", fakes=False))
 fault("an event that the driver does not record", "driver's failure lost", "src/backend/cuda/event.rs",
       'driver.check(code, format_args!("cuEventRecord on {}", queue.device))', "let _ = code;\n        Ok(())",
-      python("test_peers", "whichever_call_of_the_driver_fails"),
       python("test_copy_driver", "every_call_of_the_driver_may_fail_in_a_copy", "pageable"))
 fault("ranks of a node do not meet between two exchanges", "lost rank", "src/comm/hierarchical.rs",
       "self.intra.transport.barrier(queue)?;\n        self.join", "self.join",

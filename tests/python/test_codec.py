@@ -18,7 +18,9 @@ import codec_model
 from capi import Status, Tensor, lib, says
 from codec_model import MEAN, NONFINITE, ONEBIT, RMS, SIGN, TRANSACTIONAL, ZERO, narrow, widen
 from models import scaled_signs
-from codecs_c import Checked, Host, Refused, call, gradient, one_case, options_of, same, strangers, views
+from codecs_c import (
+    Checked, Host, Refused, a_state_between_steps, call, gradient, one_case, options_of, same, skips, strangers, views,
+)  # fmt: skip
 
 CASES = int(os.environ.get("CODEC_CASES", "300"))
 SEED = int(os.environ.get("CODEC_SEED", "0"))
@@ -506,6 +508,14 @@ def test_a_state_is_not_read_while_a_step_is_pending():
             refused(Status.INVALID_ARGUMENT, ["pending"], name, codec.handle, *arguments, None)
         codec.commit()
         codec.compare_all()
+
+
+def test_a_state_that_is_taken_in_stays_whatever_was_pending_before():
+    a_state_between_steps(HOST)
+
+
+def test_a_scalar_takes_a_step_back_unless_it_is_0():
+    skips(HOST)
 
 
 def test_a_step_that_was_not_finite_is_taken_back():

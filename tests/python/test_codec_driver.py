@@ -65,6 +65,14 @@ def test_what_a_stranger_sends_is_flagged_and_zeros_written(kind):
     run_codec(f"strangers(Place(), {kind})")
 
 
+def test_a_state_that_is_taken_in_stays_whatever_was_pending_before():
+    run_codec("codecs_c.a_state_between_steps(Place())")
+
+
+def test_a_scalar_takes_a_step_back_unless_it_is_0():
+    run_codec("codecs_c.skips(Place())")
+
+
 def test_the_plain_form_does_what_the_specification_says():
     run_codec("""
 rng = np.random.default_rng(7)

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use crate::{loader, promises};
+use crate::{declarations, loader, promises};
 
 /// The sections in the order of the header: the module whose `//!` text begins it, and where its declarations are.
 const SECTIONS: [(&str, &[&str]); 17] = [
@@ -302,6 +302,7 @@ fn the_headers_are_current() {
     let cdef = cdef(&header);
     compare_or_write("include/gradcodec.cdef.h", &cdef);
     compare_or_write("include/gradcodec/loader.h", &loader::loader(&cdef));
+    compare_or_write("python/gradcodec/_declarations.py", &declarations::declarations(&cdef));
 }
 
 /// bindgen leaves out a constant that it cannot evaluate: a name, or a macro of another header's.

@@ -195,11 +195,7 @@ impl Imports {
     }
 }
 
-/// What is left of the circles that there were. Nothing is added here: what two files need of each other goes to a third
-/// below both.
-const CIRCLES: &[&[&str]] =
-    &[&["comm::callbacks", "comm::group", "comm::nccl", "comm::peers", "comm::transport", "comm::two", "comm::wire"]];
-
+/// What two files need of each other goes to a third below both.
 #[test]
 fn no_file_uses_one_that_uses_it() {
     let sources = sources::paths().into_iter().filter(|path| !path.ends_with("lib.rs"));
@@ -208,7 +204,8 @@ fn no_file_uses_one_that_uses_it() {
     let imports = Imports::of(sources.collect());
     let uses: usize = (0..imports.modules.len()).map(|file| imports.of_file(file).len()).sum();
     assert!(uses > 300, "only {uses} uses found");
-    assert_eq!(imports.circles(), CIRCLES, "files that use each other, directly or by way of others");
+    let circles = imports.circles();
+    assert!(circles.is_empty(), "files that use each other, directly or by way of others: {circles:#?}");
 }
 
 #[test]

@@ -135,16 +135,16 @@ static inline gc_status_t gc_load(const char *path, gc_api_t *api, char *message
 #endif /* GRADCODEC_LOADER_H */
 "#;
 
-struct Function<'a> {
+pub struct Function<'a> {
     /// With the blank or star that stands before the name.
-    result: &'a str,
-    name: &'a str,
+    pub result: &'a str,
+    pub name: &'a str,
     /// From the opening parenthesis to the closing one.
-    parameters: &'a str,
+    pub parameters: &'a str,
 }
 
 /// The functions that the cdef declares, in its order: every line of it that has a parenthesis and is no type.
-fn functions(cdef: &str) -> Vec<Function<'_>> {
+pub fn functions(cdef: &str) -> Vec<Function<'_>> {
     let mut found = Vec::new();
     for line in cdef
         .lines()

@@ -1,6 +1,7 @@
 //! The sources of the library, the headers that are made of them and the lists that must agree with them.
 
 mod boundary;
+mod declarations;
 mod header;
 mod layers;
 mod layout;

@@ -99,6 +99,7 @@ type Turns = [u8; FEW + BLOCK];
 /// # Safety
 /// `src` and `dst` are where the poll's voters and their result lie, at any alignment; the processor has the instructions
 /// that the caller was compiled for.
+#[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn vote_part_on<S>(poll: &Poll, src: *const u8, dst: *mut u8, part: &Range<i64>) {
     let mut planes = [NOTHING; 64];

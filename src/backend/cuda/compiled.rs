@@ -8,13 +8,7 @@ use std::{
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUkernel, CUlibrary};
 
-use crate::{
-    compile::{
-        loops::{Launch, Work},
-        source::THREADS,
-    },
-    error::{Result, error},
-};
+use crate::error::{Result, error};
 
 use super::{device::Device, queue::Queue};
 
@@ -49,15 +43,15 @@ pub struct Image {
 }
 
 impl Image {
-    /// Loads a cubin, and finds those kernels of these names, each made of two parts, whose bits are set.
-    pub fn load(queue: &mut Queue, cubin: &[u8], name: &str, behind: &[&str], which: u16) -> Result<Self> {
+    /// Loads a cubin, and finds its kernels, called `name` and a suffix; a number without a suffix has none.
+    pub fn load(queue: &mut Queue, cubin: &[u8], name: &str, suffixes: &[Option<&str>]) -> Result<Self> {
         queue.relax()?;
         let device = queue.device;
         let driver = device.driver;
         let mut kernels = Vec::new();
         kernels
-            .try_reserve_exact(behind.len())
-            .map_err(|_| error!(OutOfMemory, "{name}: a list of its kernels could not be had"))?;
+            .try_reserve_exact(suffixes.len())
+            .map_err(|_| error!(OutOfMemory, "{name}: cannot allocate a list of its kernels"))?;
         let mut library = ptr::null_mut();
         // SAFETY: machine code of the size that it says itself, which the driver copies, and no options.
         let code = unsafe {
@@ -74,19 +68,19 @@ impl Image {
         };
         driver.check(code, format_args!("cuLibraryLoadData of {name} on {device}"))?;
         let mut image = Self { device, library: library as usize, kernels, contexts: RwLock::new(Vec::new()) };
-        for (index, part) in behind.iter().enumerate() {
-            let kernel = if which >> index & 1 != 0 { Some(image.find(name, part)?) } else { None };
+        for suffix in suffixes {
+            let kernel = suffix.map(|suffix| image.find(name, suffix)).transpose()?;
             image.kernels.push(kernel);
         }
         Ok(image)
     }
 
-    fn find(&self, name: &str, behind: &str) -> Result<CompiledKernel> {
+    fn find(&self, name: &str, suffix: &str) -> Result<CompiledKernel> {
         let mut bytes = Vec::new();
         bytes
-            .try_reserve_exact(name.len() + behind.len() + 1)
-            .map_err(|_| error!(OutOfMemory, "{name}: its kernels' names could not be had"))?;
-        bytes.extend(name.bytes().chain(behind.bytes()));
+            .try_reserve_exact(name.len() + suffix.len() + 1)
+            .map_err(|_| error!(OutOfMemory, "{name}: cannot allocate its kernels' names"))?;
+        bytes.extend(name.bytes().chain(suffix.bytes()));
         // Exactly as much was reserved as the NUL at the end takes, too.
         let name = CString::new(bytes).map_err(|_| error!(InvalidArgument, "name: {name:?} has a NUL in it"))?;
         let (driver, mut handle): (_, CUkernel) = (self.device.driver, ptr::null_mut());
@@ -100,7 +94,8 @@ impl Image {
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // Nobody can be told of a failure; in a forked child, and while the process ends, the driver refuses.
+        // Errors are ignored: there is no caller left to return them to. In a forked child, and while the process ends, the
+        // driver refuses.
         let _delay = crate::cancel::delay();
         // SAFETY: loaded by `load`, and by the promise of whoever releases the handle nothing uses it any more.
         unsafe { (self.device.driver.functions.cuLibraryUnload)(self.library as CUlibrary) };
@@ -140,26 +135,30 @@ impl Queue {
         if !contexts.contains(&context) {
             contexts
                 .try_reserve(1)
-                .map_err(|_| error!(OutOfMemory, "a list of {} contexts could not be had", contexts.len() + 1))?;
+                .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} contexts", contexts.len() + 1))?;
             contexts.push(context);
         }
         Ok(())
     }
 
-    /// Launches a kernel of an image, or two, one after the other.
+    /// Launches kernels of an image one after the other, each by its number on so many blocks, with one argument.
     ///
-    /// The work was made of views, whose makers vouched for their memory, for this image's source; what else that does
+    /// The argument was made of views, whose makers vouched for their memory, for this image's source; what else that does
     /// with them is its author's to answer for.
-    pub fn run_compiled(&mut self, image: &Image, work: &mut Work) -> Result<()> {
-        let Work { words, first, second } = work;
-        let mut arguments = [words.as_mut_ptr().cast()];
-        for &Launch { kernel, blocks } in [*first].iter().chain(second.as_ref()) {
-            let kernel =
-                image.kernels.get(kernel).and_then(Option::as_ref).ok_or_else(|| {
-                    error!(InvalidArgument, "kernel {kernel} of {} was asked for", image.kernels.len())
-                })?;
+    pub fn run_compiled(
+        &mut self,
+        image: &Image,
+        argument: &mut [u64],
+        launches: &[(usize, u64)],
+        threads: u32,
+    ) -> Result<()> {
+        let mut arguments = [argument.as_mut_ptr().cast()];
+        for &(number, blocks) in launches {
+            let kernel = image.kernels.get(number).and_then(Option::as_ref).ok_or_else(|| {
+                error!(InvalidArgument, "kernel {number} of {} is not in the image", image.kernels.len())
+            })?;
             // SAFETY: the argument is as long as the source declares it, and describes memory as said above.
-            unsafe { self.launch_compiled(kernel, blocks, THREADS, &mut arguments)? };
+            unsafe { self.launch_compiled(kernel, blocks, threads, &mut arguments)? };
         }
         Ok(())
     }

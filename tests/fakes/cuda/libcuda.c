@@ -1,8 +1,8 @@
 /* A CUDA driver of host memory, for tests of what ours does with a driver's answers, and asks of it. It has devices without
- * any hardware: memory is malloc's, and a launch does on the host what the kernel of that name does (kernels/README.md). It
- * knows its blocks, contexts and streams, and refuses, as a card would, and says on stderr: memory that is not there or of
- * another context, addresses that are not aligned, more or fewer blocks than the work has, and memory that unfinished work of
- * another stream uses. Work is finished when somebody has waited for it. What goes wrong is said in the environment:
+ * any hardware: memory is malloc's, and a launch runs the kernel of that name lane by lane (kernels.cpp). It knows its blocks,
+ * contexts and streams, and refuses, as a GPU would, and says on stderr: memory that is not there or of another context, more
+ * or fewer blocks than the work has, and memory that unfinished work of another stream uses. An address that is not aligned
+ * is the end of the process. Work is finished when somebody has waited for it. What goes wrong is said in the environment:
  *
  *   FAKE_VERSION   of the driver, 12000 unless said
  *   FAKE_DEVICES   how many, 2 unless said
@@ -16,7 +16,6 @@
  * Memory that is given to another process is a file without a name, which both map. A handle of memory says in which
  * process that file is open, and as what; an exported part is the file itself.
  *
- * -DKERNELS="..." has the names of the kernels, separated by blanks: a compressed fatbin does not show them.
  * -DWITHOUT_LIBRARIES leaves out what drivers before 12.0 do not have. fake_...() at the end are for the tests. */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -31,6 +30,8 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "kernels.h"
 
 typedef int Result;
 typedef struct Context {
@@ -561,33 +562,15 @@ Result cuEventDestroy_v2(Event event) {
     return SUCCESS;
 }
 
-/* ---- what the kernels do ----------------------------------------------------------------------------------------- */
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-typedef struct {
-    int64_t count, element_stride, byte_stride;
-} Loop;
-
-typedef struct {
-    unsigned char *src, *dst;
-    uint64_t rows, elements, bytes, first_zero, span, one;
-    uint32_t size, order, aligned, n_row_loops, n_element_loops, n_byte_loops;
-    Loop loops[124];
-} Plan;
+static int is_on_device(uint64_t address) { return block_at(address) != NULL; }
 
 typedef struct {
     Context context;
     Stream stream;
     int is_copy; /* of bytes that are known; what else a kernel touches of a block is not */
 } Place;
-
-/* Where round number `round` of some loops lies. */
-static void walk(const Loop *loops, unsigned count, uint64_t round, int64_t *element, int64_t *byte) {
-    while (count--) {
-        *element += loops[count].element_stride * (int64_t)(round % (uint64_t)loops[count].count);
-        *byte += loops[count].byte_stride * (int64_t)(round % (uint64_t)loops[count].count);
-        round /= (uint64_t)loops[count].count;
-    }
-}
 
 /* Whether kernels of another context may use a block, which enabling access to its context gives only for what cuMemAlloc
  * has made there. */
@@ -643,368 +626,11 @@ static Result use(Place place, int how, const unsigned char *memory, size_t byte
     return fault(ILLEGAL_ADDRESS, "memory that is not there");
 }
 
-/* One row after the other, one bit after the other. */
-static Result run_plan(Place place, const Plan *plan, int packs) {
-    unsigned char *elements = packs ? plan->src : plan->dst, *bytes = packs ? plan->dst : plan->src;
-    const Loop *element_loops = plan->loops + plan->n_row_loops, *byte_loops = element_loops + plan->n_element_loops;
-    uint64_t bits = packs ? plan->bytes * 8 : plan->elements;
-    if (plan->rows * bits > 1 << 24)
-        return SUCCESS; /* too long for a test: such a launch is only looked at */
-    for (uint64_t row = 0; row < plan->rows; row++) {
-        for (uint64_t i = 0; i < bits; i++) {
-            int64_t element = 0, byte = 0, none = 0;
-            walk(plan->loops, plan->n_row_loops, row, &element, &byte);
-            walk(element_loops, plan->n_element_loops, i, &element, &none);
-            walk(byte_loops, plan->n_byte_loops, i / 8, &none, &byte);
-            unsigned char *place_of_byte = bytes + byte, mask = (unsigned char)(plan->order ? 1 << i % 8 : 128 >> i % 8);
-            uint64_t value = 0, width = UINT64_MAX >> (64 - 8 * plan->size);
-            Result result = SUCCESS;
-            if (i < plan->elements)
-                result = use(place, packs ? READ : WRITTEN, elements + element, plan->size);
-            if (result == SUCCESS && i / 8 < plan->bytes)
-                result = use(place, packs ? WRITTEN : READ, place_of_byte, 1);
-            if (result)
-                return result;
-            if (i < plan->elements && plan->aligned && (uintptr_t)(elements + element) % plan->size)
-                return fault(MISALIGNED_ADDRESS, "an element that is not aligned");
-            if (packs) {
-                if (i < plan->elements)
-                    memcpy(&value, elements + element, plan->size);
-                int bit = i < plan->elements && ((value - plan->first_zero) & width) > plan->span;
-                *place_of_byte = (unsigned char)((*place_of_byte & ~mask) | (bit ? mask : 0));
-            } else {
-                value = i / 8 < plan->bytes && *place_of_byte & mask ? plan->one : 0;
-                memcpy(elements + element, &value, plan->size);
-            }
-        }
-    }
-    return SUCCESS;
-}
-
-/* The contiguous kernels: the name says the rule and the size. */
-static Result run_contiguous(Place place, const char *kernel, unsigned blocks, void **arguments) {
-    static const struct {
-        const char *name;
-        uint32_t size, items_per_block;
-        uint64_t first_zero, span;
-    } kernels[] = {
-        {"gc_pack_truth_u8", 1, 2048, 0, 0},
-        {"gc_pack_truth_u16", 2, 1024, 0, 0},
-        {"gc_pack_truth_u32", 4, 1024, 0, 0},
-        {"gc_pack_truth_u64", 8, 1024, 0, 0},
-        {"gc_pack_signs_f16", 2, 1024, 0x8001, 0x7bff},
-        {"gc_pack_signs_bf16", 2, 1024, 0x8001, 0x7f7f},
-        {"gc_pack_signs_f32", 4, 1024, 0x80000001, 0x7f7fffff},
-        {"gc_pack_signs_f64", 8, 1024, 0x8000000000000001, 0x7fefffffffffffff},
-        {"gc_unpack_u8", 1, 8192, 0, 0},
-        {"gc_unpack_u16", 2, 4096, 0, 0},
-        {"gc_unpack_u32", 4, 2048, 0, 0},
-        {"gc_unpack_u64", 8, 1024, 0, 0},
-    };
-    int packs = strstr(kernel, "_pack_") != NULL;
-    for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++) {
-        if (strcmp(kernels[k].name, kernel))
-            continue;
-        Plan plan = {.rows = 1, .size = kernels[k].size, .aligned = 1, .n_element_loops = 1, .n_byte_loops = 1,
-                     .first_zero = kernels[k].first_zero, .span = kernels[k].span};
-        memcpy(&plan.src, arguments[0], sizeof plan.src);
-        memcpy(&plan.dst, arguments[1], sizeof plan.dst);
-        memcpy(&plan.elements, arguments[2], sizeof plan.elements);
-        memcpy(&plan.bytes, arguments[3], sizeof plan.bytes);
-        if (!packs)
-            memcpy(&plan.one, arguments[4], plan.size);
-        memcpy(&plan.order, arguments[packs ? 4 : 5], sizeof plan.order);
-        plan.loops[0] = (Loop){(int64_t)plan.elements, plan.size, 0};
-        plan.loops[1] = (Loop){(int64_t)plan.bytes, 0, 1};
-        uint64_t items = packs ? plan.bytes : plan.elements;
-        if (blocks != (items + kernels[k].items_per_block - 1) / kernels[k].items_per_block)
-            return fault(INVALID_VALUE, "more or fewer blocks than the work has");
-        return run_plan(place, &plan, packs);
-    }
-    return SUCCESS; /* one that is not known here: counted, not run */
-}
-
-/* The kernels of kernels/signs.cu, as src/backend/cuda/signs.rs lays their arguments out. */
-typedef struct {
-    uint64_t by, reciprocal;
-} Divisor;
-
-typedef struct {
-    uint64_t zero, one;
-    const unsigned char *scales;
-    Divisor chunk_bytes;
-    uint32_t format, order;
-} Signs;
-
-typedef struct {
-    const unsigned char *src;
-    unsigned char *dst;
-    uint64_t elements, bytes;
-    int64_t byte_stride;
-    Divisor across, width;
-    Signs signs;
-    uint32_t size, n_loops;
-    struct {
-        Divisor count;
-        int64_t stride;
-    } loops[62];
-} Scattered;
-
-typedef struct {
-    const unsigned char *src;
-    unsigned char *dst;
-    Divisor voters;
-    uint64_t bytes;
-    int64_t stride;
-    uint64_t turn;
-    uint32_t aligned, reserved;
-} Vote;
-
-static int divides(Divisor divisor) {
-    return divisor.reciprocal == (divisor.by ? UINT64_MAX / divisor.by : 0);
-}
-
-/* Scales of float32 and float64, which C can convert. */
-static Result run_signs(Place place, const Scattered *plan) {
-    if (!divides(plan->signs.chunk_bytes) || !divides(plan->across) || !divides(plan->width))
-        return fault(INVALID_VALUE, "a reciprocal that is none");
-    for (uint64_t i = 0; i < plan->elements; i++) {
-        int64_t at = 0;
-        uint64_t rest = i, value = 0;
-        for (unsigned k = plan->n_loops; k--; rest /= plan->loops[k].count.by) {
-            if (!divides(plan->loops[k].count))
-                return fault(INVALID_VALUE, "a reciprocal that is none");
-            at += (int64_t)(rest % plan->loops[k].count.by) * plan->loops[k].stride;
-        }
-        const unsigned char *byte = plan->src + (int64_t)(i / 8) * plan->byte_stride;
-        Result result = use(place, WRITTEN, plan->dst + at, plan->size);
-        if (result == SUCCESS)
-            result = use(place, READ, byte, 1);
-        if (result)
-            return result;
-        int bit = (plan->signs.order ? *byte >> i % 8 : *byte >> (7 - i % 8)) & 1;
-        value = bit ? plan->signs.one : plan->signs.zero;
-        if (plan->signs.scales) {
-            float scale;
-            const unsigned char *from = plan->signs.scales;
-            if (plan->signs.chunk_bytes.by)
-                from += 4 * (i / 8 / plan->signs.chunk_bytes.by);
-            result = use(place, READ, from, 4);
-            if (result)
-                return result;
-            memcpy(&scale, from, 4);
-            scale = bit ? scale : -scale;
-            double wide = scale;
-            if (plan->signs.format != (plan->size == 4 ? 2 : 3))
-                return fault(INVALID_VALUE, "a format that this driver does not know");
-            memcpy(&value, plan->size == 4 ? (void *)&scale : (void *)&wide, plan->size);
-        }
-        memcpy(plan->dst + at, &value, plan->size);
-    }
-    return SUCCESS;
-}
-
-static Result run_vote(Place place, const Vote *vote) {
-    uint64_t voters = vote->voters.by;
-    if (!voters || vote->turn >= voters || !divides(vote->voters))
-        return fault(INVALID_VALUE, "a vote that is none");
-    for (uint64_t i = 0; i < vote->bytes; i++) {
-        unsigned char elected = 0;
-        Result result = use(place, WRITTEN, vote->dst + i, 1);
-        for (int bit = 0; bit < 8; bit++) {
-            uint64_t votes = 0;
-            for (uint64_t v = 0; v < voters; v++) {
-                const unsigned char *from = vote->src + (int64_t)v * vote->stride + (int64_t)i;
-                if (result == SUCCESS)
-                    result = use(place, READ, from, 1);
-                if (result)
-                    return result;
-                /* In an even number of voters the one in turn votes twice. */
-                votes += (*from >> bit & 1) * (voters % 2 == 0 && (i + vote->turn) % voters == v ? 2u : 1u);
-            }
-            elected = (unsigned char)(elected | (votes > voters / 2) << bit);
-        }
-        vote->dst[i] = elected;
-    }
-    return SUCCESS;
-}
-
-/* Whether it is one of them. */
-static int run_sign_kernel(Place place, const char *kernel, unsigned blocks, void **arguments, Result *result) {
-    uint64_t items, items_per_block;
-    if (!strncmp(kernel, "gc_vote_", 8)) {
-        const Vote *vote = arguments[0];
-        items_per_block = strcmp(kernel, "gc_vote_few") ? 1024 : 4096;
-        items = vote->bytes + items_per_block;
-        if (!strcmp(kernel, "gc_vote_few") && vote->voters.by > 30)
-            *result = fault(INVALID_VALUE, "more voters than few");
-        else
-            *result = run_vote(place, vote);
-    } else if (!strcmp(kernel, "gc_unpack_signs_strided")) {
-        const Scattered *plan = arguments[0];
-        items = (plan->elements + 7) / 8, items_per_block = 256;
-        *result = run_signs(place, plan);
-    } else if (!strncmp(kernel, "gc_unpack_signs_u", 17)) {
-        Scattered plan = {.n_loops = 1, .byte_stride = 1, .size = (uint32_t)atoi(kernel + 17) / 8};
-        memcpy(&plan.src, arguments[0], sizeof plan.src);
-        memcpy(&plan.dst, arguments[1], sizeof plan.dst);
-        memcpy(&plan.elements, arguments[2], sizeof plan.elements);
-        memcpy(&plan.bytes, arguments[3], sizeof plan.bytes);
-        memcpy(&plan.signs, arguments[4], sizeof plan.signs);
-        plan.loops[0].count = (Divisor){plan.elements, UINT64_MAX / plan.elements};
-        plan.loops[0].stride = plan.size;
-        items = plan.elements, items_per_block = 8192 / plan.size;
-        *result = run_signs(place, &plan);
-    } else {
-        return 0;
-    }
-    if (blocks != (items + items_per_block - 1) / items_per_block)
-        *result = fault(INVALID_VALUE, "more or fewer blocks than the work has");
-    return 1;
-}
-
-/* The kernels of kernels/walk.cuh take this, as it and the library declare it. */
-typedef struct {
-    unsigned char *src, *dst;
-    uint64_t lines, elements, bytes, first_byte;
-    int64_t element_stride, byte_stride;
-    uint64_t first_zero, span, one;
-    Divisor width, pieces, between;
-    uint32_t size, order, aligned, joined, piece, boundary, n_line_loops, n_byte_loops;
-    struct {
-        Divisor count;
-        int64_t element_stride, byte_stride;
-    } line_loops[62];
-    struct {
-        Divisor count;
-        int64_t stride;
-    } byte_loops[62];
-} Walk;
-
-static Result run_walk(Place place, const Walk *walk, unsigned blocks, int packs) {
-    uint32_t n = 0, rows = walk->joined ? 0 : walk->n_line_loops;
-    uint64_t all = walk->bytes + walk->first_byte, lines = 1;
-    Plan plan = {.src = walk->src, .dst = walk->dst, .rows = walk->joined ? 1 : walk->lines, .elements = walk->elements,
-                 .bytes = walk->bytes, .first_zero = walk->first_zero, .span = walk->span, .one = walk->one,
-                 .size = walk->size, .order = walk->order, .aligned = walk->aligned, .n_row_loops = rows};
-    if (walk->joined)
-        plan.elements *= walk->lines;
-    for (; n < walk->n_line_loops; n++) {
-        if (!divides(walk->line_loops[n].count))
-            return fault(INVALID_VALUE, "a reciprocal that is none");
-        lines *= walk->line_loops[n].count.by;
-        plan.loops[n] = (Loop){(int64_t)walk->line_loops[n].count.by, walk->line_loops[n].element_stride,
-                               walk->line_loops[n].byte_stride};
-    }
-    if (walk->elements)
-        plan.loops[n++] = (Loop){(int64_t)walk->elements, walk->element_stride, 0};
-    plan.n_element_loops = n - rows;
-    if (walk->first_byte && walk->n_byte_loops) { /* only what is behind all elements: byte by byte */
-        if (walk->elements || walk->lines != 1)
-            return fault(INVALID_VALUE, "bytes that begin in the middle of loops");
-        for (uint64_t byte = walk->first_byte; byte < all; byte++) {
-            uint64_t rest = byte;
-            int64_t at = 0;
-            for (uint32_t k = walk->n_byte_loops; k--; rest /= walk->byte_loops[k].count.by)
-                at += walk->byte_loops[k].stride * (int64_t)(rest % walk->byte_loops[k].count.by);
-            Result result = use(place, WRITTEN, walk->dst + at, 1);
-            if (result)
-                return result;
-            walk->dst[at] = 0;
-        }
-        return SUCCESS;
-    }
-    *(packs ? &plan.dst : &plan.src) += (int64_t)walk->first_byte * walk->byte_stride;
-    for (uint32_t k = 0; k < walk->n_byte_loops; k++, plan.n_byte_loops++)
-        plan.loops[n++] = (Loop){(int64_t)walk->byte_loops[k].count.by, 0, walk->byte_loops[k].stride};
-    if (!walk->n_byte_loops)
-        plan.loops[n] = (Loop){(int64_t)all, 0, walk->byte_stride}, plan.n_byte_loops = 1;
-    /* Every thread's line exists but for those of the last block, and every piece of a line has a thread. */
-    uint64_t bytes = walk->joined ? (walk->elements + 7) / 8 : walk->bytes;
-    uint64_t piece = packs ? walk->piece : 8 * walk->piece, to_cover = packs ? bytes : walk->elements;
-    __extension__ typedef unsigned __int128 wide;
-    if (!divides(walk->width) || !divides(walk->pieces) || !divides(walk->between) || lines != walk->lines
-        || walk->lines % (walk->width.by * walk->between.by) || walk->pieces.by * piece < to_cover
-        || blocks != ((wide)walk->lines * walk->pieces.by + 255) / 256)
-        return fault(INVALID_VALUE, "more or fewer threads than the work has");
-    return run_plan(place, &plan, packs);
-}
-
-/* The kernels of kernels/strided.cu take this, as kernels/strided.cuh and the library declare it. */
-typedef struct {
-    uint32_t count, multiplier, shift, reserved;
-} Division;
-
-typedef struct {
-    unsigned char *src, *dst, *begin, *end;
-    uint64_t elements, bytes;
-    int64_t element_stride, byte_stride;
-    uint64_t rows;
-    int64_t row_element_stride, row_byte_stride;
-    uint64_t first_zero, span, one;
-    uint32_t order, log_width, mode, rounds, n_outer, burst;
-    Division across, along;
-    struct {
-        int64_t element_stride, byte_stride;
-        Division division;
-    } outer[6];
-} Tiles;
-
-static Result run_tiles(Place place, const char *kernel, unsigned blocks, const Tiles *tiles) {
-    int packs = !strncmp(kernel, "gc_pack_", 8), joined = tiles->mode == 2;
-    uint32_t bits = (uint32_t)atoi(strrchr(kernel, 'u') + 1), n = 0;
-    Plan plan = {.src = tiles->src, .dst = tiles->dst, .rows = 1, .elements = tiles->elements, .bytes = tiles->bytes,
-                 .first_zero = tiles->first_zero, .span = tiles->span, .one = tiles->one, .size = bits / 8,
-                 .order = tiles->order, .aligned = 1};
-    uint64_t expected = (uint64_t)tiles->across.count * tiles->along.count;
-    for (; n < tiles->n_outer; n++) {
-        uint32_t count = tiles->outer[n].division.count;
-        plan.loops[n] = (Loop){count, tiles->outer[n].element_stride, tiles->outer[n].byte_stride};
-        plan.rows *= count, expected *= count;
-    }
-    plan.loops[n] = (Loop){(int64_t)tiles->rows, tiles->row_element_stride, tiles->row_byte_stride};
-    plan.loops[n + 1] = (Loop){(int64_t)tiles->elements, tiles->element_stride, 0};
-    if (joined) { /* the rows of a round are one */
-        plan.elements *= tiles->rows;
-        plan.bytes = (plan.elements + 7) / 8;
-        plan.n_row_loops = n, plan.n_element_loops = 2;
-    } else {
-        plan.rows *= tiles->rows;
-        plan.n_row_loops = n + 1, plan.n_element_loops = 1;
-    }
-    plan.loops[n + 2] = (Loop){(int64_t)plan.bytes, 0, joined ? 1 : tiles->byte_stride}, plan.n_byte_loops = 1;
-    if (blocks != expected)
-        return fault(INVALID_VALUE, "more or fewer blocks than the tiles");
-    return run_plan(place, &plan, packs);
-}
-
-/* tests/fakes/cuda/codec.cpp */
-int run_emulated_kernel(const char *name, unsigned blocks, unsigned threads, void **arguments);
-
-static int is_on_device(uint64_t address);
-
-/* The kernels of kernels/copy.cu take this; what follows is for them alone. */
-typedef struct {
-    unsigned char *src, *dst, *begin, *end;
-} Copy;
-
-/* Of what is read all, of what is written the first byte. */
-static Result use_of_copy(Place place, const Copy *copy) {
-    Result result = SUCCESS;
-    if (is_on_device((uint64_t)(uintptr_t)copy->begin))
-        result = use(place, READ, copy->begin, (size_t)(copy->end - copy->begin));
-    if (result == SUCCESS && is_on_device((uint64_t)(uintptr_t)copy->dst))
-        result = use(place, WRITTEN, copy->dst, 1);
-    return result;
-}
-
-size_t bytes_of_emulated_kernel(const char *name);
-
 static void do_work(Late *work) {
     if (work->to)
         memcpy(work->to, work->from, work->bytes);
     else
-        run_emulated_kernel(work->kernel, work->blocks, work->threads, (void *[]){work->argument});
+        run_kernel(work->kernel, work->blocks, work->threads, (void *[]){work->argument});
     free(work);
 }
 
@@ -1014,128 +640,6 @@ static Late *put_off(Place place, size_t bytes) {
     while (*end)
         end = &(*end)->next;
     return *end = work;
-}
-
-/* Whether a launch was put off: of the kernels that run in the emulator. */
-static int is_put_off(Place place, const char *kernel, unsigned blocks, unsigned threads, void **arguments) {
-    size_t bytes = is_late ? bytes_of_emulated_kernel(kernel) : 0;
-    if (!bytes)
-        return 0;
-    Late *work = put_off(place, bytes);
-    work->blocks = blocks, work->threads = threads;
-    snprintf(work->kernel, sizeof work->kernel, "%s", kernel);
-    memcpy(work->argument, arguments[0], bytes);
-    return 1;
-}
-
-static Result run_kernel(Place place, const char *kernel, unsigned blocks, unsigned threads, void **arguments) {
-    if (!strncmp(kernel, "gc_onebit_", 10) && is_put_off(place, kernel, blocks, threads, arguments))
-        return SUCCESS;
-    if (!strncmp(kernel, "gc_onebit_", 10))
-        return run_emulated_kernel(kernel, blocks, threads, arguments) ? fault(INVALID_VALUE, "an unknown kernel") : SUCCESS;
-    if (!strncmp(kernel, "gc_copy_", 8) || !strncmp(kernel, "gc_cast_", 8)) {
-        Result result = use_of_copy(place, arguments[0]);
-        if (result == SUCCESS && is_put_off(place, kernel, blocks, threads, arguments))
-            return SUCCESS;
-        if (result == SUCCESS && run_emulated_kernel(kernel, blocks, threads, arguments))
-            result = fault(INVALID_VALUE, "an unknown kernel");
-        return result;
-    }
-    if (strstr(kernel, "_columns_") || strstr(kernel, "_transposed_") || strstr(kernel, "_rows_")
-        || strstr(kernel, "_steps_"))
-        return run_tiles(place, kernel, blocks, arguments[0]);
-    int packs = !strcmp(kernel, "gc_pack_strided");
-    Result result;
-    if (run_sign_kernel(place, kernel, blocks, arguments, &result))
-        return result;
-    if (!packs && strcmp(kernel, "gc_unpack_strided"))
-        return run_contiguous(place, kernel, blocks, arguments);
-    return run_walk(place, arguments[0], blocks, packs);
-}
-
-/* As kernels/peers.cuh and peers.cu have them. */
-enum { MOST_RANKS = 64, SPEAK = 1, LISTEN = 2 };
-typedef struct {
-    uint64_t meetings;
-    uint32_t broken, world, rank, reserved;
-    uint64_t nanoseconds;
-    uint32_t *told;
-    unsigned char *buffers[MOST_RANKS];
-} Peers;
-typedef struct {
-    Peers *peers;
-    uint64_t at;
-    const unsigned char *from;
-    uint64_t vectors, apart;
-} Push;
-typedef struct {
-    Peers *peers;
-    uint32_t *mark, steps, reserved;
-} Meet;
-
-static Result run_push(Place place, unsigned blocks, const Push *call) {
-    const Peers *peers = call->peers;
-    uint64_t bytes = call->vectors * 16;
-    if (blocks != peers->world * ((bytes + 16383) / 16384))
-        return fault(INVALID_VALUE, "more or fewer blocks than the vectors");
-    if ((uintptr_t)call->from % 16)
-        return fault(MISALIGNED_ADDRESS, "vectors that are not aligned");
-    Result result = SUCCESS;
-    if (is_on_device((uint64_t)(uintptr_t)call->from)) /* else pinned memory */
-        result = use(place, READ, call->from, call->apart ? bytes * peers->world : bytes);
-    for (uint32_t k = 0; k < peers->world && result == SUCCESS && !peers->broken; k++)
-        memcpy(peers->buffers[k] + call->at, call->from + k * call->apart, bytes);
-    return result;
-}
-
-/* The cards of other ranks go on meanwhile, and so do their threads. */
-static Result run_meet(int *entered, const Meet *call) {
-    Peers *peers = call->peers;
-    uint64_t meeting = peers->meetings + 1, parity = meeting % 2 * MOST_RANKS, begin = nanoseconds_now();
-    int silent = peers->broken != 0;
-    for (uint32_t k = 0; call->steps & SPEAK && k < peers->world && !silent; k++)
-        __atomic_store_n((uint64_t *)peers->buffers[k] + parity + peers->rank, meeting, __ATOMIC_RELEASE);
-    if (!(call->steps & LISTEN))
-        return SUCCESS;
-    const uint64_t *heard = (const uint64_t *)peers->buffers[peers->rank] + parity;
-    leave(entered);
-    for (uint32_t k = 0; k < peers->world && !silent; k++)
-        while (!silent && __atomic_load_n(heard + k, __ATOMIC_ACQUIRE) != meeting) {
-            silent = nanoseconds_now() - begin > peers->nanoseconds;
-            sched_yield();
-        }
-    *entered = enter();
-    peers->meetings = meeting;
-    if (silent) {
-        peers->broken = 1;
-        __atomic_store_n(peers->told, 1, __ATOMIC_RELAXED);
-        if (call->mark)
-            __atomic_store_n(call->mark, 1, __ATOMIC_RELAXED);
-    }
-    return SUCCESS;
-}
-
-/* As kernels/codec.cuh has it; where among the codec's the flags are, and where among those it is said that a rank did not
- * come. */
-typedef struct {
-    unsigned char codec[296], *dst;
-    Peers *peers;
-    uint64_t at;
-    uint32_t steps, reserved;
-} Finish;
-enum { CONTROL_AT = 16, BROKEN_AT = 24 };
-
-/* The kernels of codecs run one at a time, so they do not wait for each other: what is at their end is done behind them. */
-static Result run_finish(Place place, int *entered, unsigned blocks, unsigned threads, const Finish *call) {
-    Finish alone = *call;
-    alone.steps = 0;
-    Result result = run_kernel(place, "gc_onebit_finish", blocks, threads, (void *[]){&alone});
-    if (result != SUCCESS || !call->peers || !call->steps)
-        return result;
-    catch_up(place.context, 0, place.stream, last_late);
-    unsigned char *control;
-    memcpy(&control, call->codec + CONTROL_AT, sizeof control);
-    return run_meet(entered, &(Meet){call->peers, (uint32_t *)(control + BROKEN_AT), call->steps, 0});
 }
 
 /* Kernels that were compiled at run time, for the host. A kernel is its name. */
@@ -1165,21 +669,38 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
         stream->spins_until = nanoseconds_now() + *(const uint64_t *)arguments[0];
         return SUCCESS;
     }
-    if (!bytes_of_emulated_kernel(kernel))
-        catch_up(place.context, 0, place.stream, last_late);
-    if (!strcmp(kernel, "gc_peers_push"))
-        return run_push(place, x, arguments[0]);
-    if (!strcmp(kernel, "gc_peers_meet"))
-        return x == 1 && threads == MOST_RANKS ? run_meet(&entered, arguments[0]) : fault(INVALID_VALUE, "not one block");
-    if (!strcmp(kernel, "gc_onebit_finish"))
-        return run_finish(place, &entered, x, threads, arguments[0]);
     for (int k = 0; k < host_kernels; k++) {
         if (kernel == host_kernel[k].name) {
+            catch_up(place.context, 0, place.stream, last_late);
             host_kernel[k].run(x, threads, arguments);
             return SUCCESS;
         }
     }
-    return run_kernel(place, kernel, x, threads, arguments);
+    Launch launch = look_at_launch(kernel, x, threads, arguments);
+    if (launch.fault)
+        return fault(INVALID_VALUE, launch.fault);
+    for (int k = 0; k < launch.n_ranges; k++) {
+        const unsigned char *memory = launch.ranges[k].memory;
+        if (launch.ranges[k].may_be_pinned && !is_on_device((uint64_t)(uintptr_t)memory))
+            continue;
+        Result result = use(place, launch.ranges[k].is_written ? WRITTEN : READ, memory, launch.ranges[k].bytes);
+        if (result)
+            return result;
+    }
+    if (is_late && launch.late_bytes) {
+        Late *work = put_off(place, launch.late_bytes);
+        work->blocks = x, work->threads = threads;
+        snprintf(work->kernel, sizeof work->kernel, "%s", kernel);
+        memcpy(work->argument, arguments[0], launch.late_bytes);
+        return SUCCESS;
+    }
+    catch_up(place.context, 0, place.stream, last_late);
+    /* Other calls go on meanwhile: the kernel may wait for that of another rank. */
+    leave(&entered);
+    if (launch.is_run)
+        run_kernel(kernel, x, threads, arguments);
+    entered = enter();
+    return SUCCESS;
 }
 
 /* A launch that may begin while the one before it ends, and waits for that by itself: here they come one by one. */
@@ -1212,8 +733,6 @@ static Place place_of(Stream stream) {
         stream->at_work = 1;
     return (Place){is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream, 1};
 }
-
-static int is_on_device(uint64_t address) { return block_at(address) != NULL; }
 
 Result cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, Stream stream) {
     MAY_FAIL;
@@ -1770,8 +1289,7 @@ Result cuLibraryGetKernel(const char **kernel, void *library, const char *name) 
         *kernel = host_kernel[host_kernels++].name;
         return SUCCESS;
     }
-    snprintf(entry, sizeof entry, " %s ", name);
-    if (!library || !strstr(" " KERNELS " ", entry))
+    if (!library || !is_kernel(name))
         return 500;
     *kernel = name;
     return SUCCESS;

@@ -120,7 +120,7 @@ class Made:
         deleter = ctypes.cast(self._deleter, ctypes.c_void_p)
         self._kept = shape, strides
         self.struct = (
-            Managed(view, None, deleter) if name == LEGACY else Versioned(*version, None, deleter, flags, view)
+            Managed(view, None, deleter) if name == LEGACY else Versioned(version, None, deleter, flags, view)
         )
 
     def capsule(self):

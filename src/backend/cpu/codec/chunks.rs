@@ -6,7 +6,7 @@ use crate::{
     error::{Result, error},
     plan::{
         bits::bytes_for,
-        codec::{CORRUPT, CodecPlan, FLAGS_FIELD, HEADER, Kind, NONFINITE, Run},
+        codec::{CORRUPT, CodecPlan, FIELDS, FLAGS_FIELD, HEADER, Kind, NONFINITE, Run},
     },
 };
 
@@ -95,26 +95,6 @@ pub unsafe fn write_frame(plan: &CodecPlan, chunk: *mut u8, number: usize, flags
 pub fn scale_at(chunk: *mut u8, segment: usize) -> *mut u32 {
     chunk.wrapping_add(HEADER + 4 * segment).cast()
 }
-
-/// Where a header has what.
-const FIELDS: [(&str, Range<usize>); 16] = [
-    ("magic", 0..4),
-    ("version", 4..6),
-    ("codec", 6..8),
-    ("dtype of values", 8..9),
-    ("dtype of results", 9..10),
-    ("scale rule", 10..11),
-    ("rounding", 11..12),
-    ("block", 12..16),
-    ("number of chunks", 16..20),
-    ("chunk number", 20..24),
-    ("number of segments", 24..28),
-    ("flags", FLAGS_FIELD),
-    ("number of elements", 32..40),
-    ("number of bytes", 40..48),
-    ("digest of the counts", 48..56),
-    ("last field", 56..64),
-];
 
 /// Refuses a header that is not the one that is expected, in a field that is not `free`.
 pub fn check_header(

@@ -94,6 +94,7 @@ multiversion! {
 
 /// # Safety
 /// As for [`Kernel`].
+#[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn each_on<S, C: Convert>(dst: *mut u8, src: *const u8, count: usize) {
     let (dst, src) = (dst.cast::<C::To>(), src.cast::<C::From>());

@@ -1,0 +1,193 @@
+//! The kernels that a source may have, each an entry of its own: without the others' code it compiles fast.
+
+use std::fmt;
+
+use super::layout::{ELEMENT_ROUNDS, Layout};
+
+/// An entry of a source: how elements lie, and how a thread goes over them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    // Elementwise: in vectors one after the other, one by one, one by one at any address, in vectors in nested loops.
+    Vectors,
+    Elements,
+    Bytes,
+    NestedVectors,
+    // Reductions. Threads side by side have neighbouring elements of one output (rows), or neighbouring outputs (columns).
+    Rows,
+    RowElements,
+    Columns,
+    ColumnElements,
+    /// The second launch, of partial results.
+    Second,
+    /// At any address.
+    RowBytes,
+    ColumnBytes,
+    // Where the elements of an output lie in nested loops, or in none.
+    NestedRows,
+    NestedColumns,
+    NestedRowElements,
+    NestedColumnElements,
+}
+
+use Entry::*;
+
+const ELEMENTWISE: [Entry; 4] = [Vectors, Elements, Bytes, NestedVectors];
+const REDUCTION: [Entry; 11] = [
+    Rows,
+    RowElements,
+    Columns,
+    ColumnElements,
+    Second,
+    RowBytes,
+    ColumnBytes,
+    NestedRows,
+    NestedColumns,
+    NestedRowElements,
+    NestedColumnElements,
+];
+
+/// How many there are.
+pub const ENTRIES: usize = ELEMENTWISE.len() + REDUCTION.len();
+
+/// How the elements that a thread goes over lie: in vectors; each at a multiple of its size; at any address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    Vectors,
+    Elements,
+    Bytes,
+}
+
+impl Entry {
+    /// The entries of a kind of kernels.
+    pub fn all(is_reduction: bool) -> &'static [Self] {
+        if is_reduction { &REDUCTION } else { &ELEMENTWISE }
+    }
+
+    pub fn elementwise(access: Access, is_nested: bool) -> Self {
+        match access {
+            Access::Vectors if is_nested => NestedVectors,
+            Access::Vectors => Vectors,
+            Access::Elements => Elements,
+            Access::Bytes => Bytes,
+        }
+    }
+
+    /// The first launch of a reduction. `is_nested`: the elements of an output lie in several loops, or in none.
+    pub fn reduction(columns: bool, access: Access, is_nested: bool) -> Self {
+        match (columns, access, is_nested) {
+            (false, Access::Vectors, false) => Rows,
+            (false, Access::Vectors, true) => NestedRows,
+            (false, Access::Elements, false) => RowElements,
+            (false, Access::Elements, true) => NestedRowElements,
+            (false, Access::Bytes, _) => RowBytes,
+            (true, Access::Vectors, false) => Columns,
+            (true, Access::Vectors, true) => NestedColumns,
+            (true, Access::Elements, false) => ColumnElements,
+            (true, Access::Elements, true) => NestedColumnElements,
+            (true, Access::Bytes, _) => ColumnBytes,
+        }
+    }
+
+    /// Its name behind the definition's.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Vectors | Rows => "",
+            Elements => "_elements",
+            Bytes => "_bytes",
+            NestedVectors | NestedRows => "_nested",
+            RowElements => "_row",
+            Columns => "_columns",
+            ColumnElements => "_column",
+            Second => "_second",
+            RowBytes => "_row_bytes",
+            ColumnBytes => "_column_bytes",
+            NestedColumns => "_nested_columns",
+            NestedRowElements => "_nested_row",
+            NestedColumnElements => "_nested_column",
+        }
+    }
+
+    /// Writes the function of kernels/compiled_*.cuh that it calls.
+    pub fn write_function(self, layout: &Layout, out: &mut impl fmt::Write) -> fmt::Result {
+        let Layout { vector, rounds, singles, .. } = *layout;
+        let (columns, row) = (2 * rounds, (singles / vector).max(1));
+        match self {
+            Vectors => write!(out, "_gc_vectors<{vector}, {rounds}>"),
+            Elements => write!(out, "_gc_block<1, {ELEMENT_ROUNDS}, true, false>"),
+            Bytes => write!(out, "_gc_block<1, 1, true, true>"),
+            NestedVectors => write!(out, "_gc_block<{vector}, {rounds}, true, false>"),
+            Rows => write!(out, "_gc_run<{vector}, {rounds}, false, false, false, false>"),
+            RowElements => write!(out, "_gc_run<{vector}, {row}, false, true, false, false>"),
+            Columns => write!(out, "_gc_run<{vector}, {columns}, true, false, false, false>"),
+            ColumnElements => write!(out, "_gc_run<1, {singles}, true, false, false, false>"),
+            Second => write!(out, "_gc_run_second"),
+            RowBytes => write!(out, "_gc_run<{vector}, 1, false, true, true, true>"),
+            ColumnBytes => write!(out, "_gc_run<1, 1, true, false, true, true>"),
+            NestedRows => write!(out, "_gc_run<{vector}, {rounds}, false, false, true, false>"),
+            NestedColumns => write!(out, "_gc_run<{vector}, {rounds}, true, false, true, false>"),
+            NestedRowElements => write!(out, "_gc_run<{vector}, 1, false, true, true, false>"),
+            NestedColumnElements => write!(out, "_gc_run<1, {ELEMENT_ROUNDS}, true, false, true, false>"),
+        }
+    }
+}
+
+/// Some entries, a bit each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entries(u16);
+
+impl Entries {
+    pub fn all(is_reduction: bool) -> Self {
+        Entry::all(is_reduction).iter().fold(Self::default(), |some, &entry| some.with(entry))
+    }
+
+    pub fn with(self, entry: Entry) -> Self {
+        Self(self.0 | 1 << entry as u16)
+    }
+
+    pub fn has(self, entry: Entry) -> bool {
+        self.0 >> entry as u16 & 1 != 0
+    }
+
+    /// Whether all of `others` are among them.
+    pub fn include(self, others: Self) -> bool {
+        self.0 & others.0 == others.0
+    }
+
+    pub fn to_bits(self) -> u16 {
+        self.0
+    }
+
+    /// None where there is none, or one that is not of this kind.
+    pub fn from_bits(bits: u16, is_reduction: bool) -> Option<Self> {
+        (bits != 0 && Self::all(is_reduction).include(Self(bits))).then_some(Self(bits))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_entry_has_a_name_and_a_bit_of_its_own_and_is_asked_for() {
+        let nested = [false, true];
+        let accesses = [Access::Vectors, Access::Elements, Access::Bytes];
+        let of_elements = accesses.map(|access| nested.map(|nested| Entry::elementwise(access, nested)));
+        let columns = [false, true]
+            .map(|columns| accesses.map(|access| nested.map(|nested| Entry::reduction(columns, access, nested))));
+        let reductions = columns.into_iter().flatten().flatten().chain([Second]);
+        for (is_reduction, chosen) in
+            [(false, of_elements.into_iter().flatten().collect::<Vec<_>>()), (true, reductions.collect())]
+        {
+            let all = Entry::all(is_reduction);
+            assert!(all.iter().all(|entry| chosen.contains(entry)) && chosen.iter().all(|entry| all.contains(entry)));
+            assert_eq!(all.iter().map(|entry| entry.suffix()).collect::<HashSet<_>>().len(), all.len());
+            let entries = Entries::all(is_reduction);
+            assert_eq!(entries.to_bits().count_ones() as usize, all.len());
+            assert_eq!(Entries::from_bits(entries.to_bits(), is_reduction), Some(entries));
+            assert_eq!(Entries::from_bits(entries.to_bits(), !is_reduction), None);
+        }
+        assert_eq!(Entries::from_bits(0, true), None);
+    }
+}

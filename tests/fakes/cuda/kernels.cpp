@@ -1,0 +1,230 @@
+// Kernels for the driver without a GPU (libcuda.c): those of kernels/*.cu themselves, lane by lane. What is said here of
+// each is which memory a launch uses and how many blocks it takes, from the structs that the kernels read.
+#include "../../emulator/device.h"
+
+#include "../../../kernels/bits.cu"
+#include "../../../kernels/copy.cu"
+#include "../../../kernels/onebit.cu"
+#include "../../../kernels/peers.cu"
+#include "../../../kernels/signs.cu"
+#include "../../../kernels/strided.cu"
+#include "kernels.h"
+
+#include <string>
+#include <unordered_map>
+
+static u64 divide_up(u64 n, u64 by) { return (n + by - 1) / by; }
+
+// A side of an operand: the lowest and the highest of its elements.
+struct Reach {
+    const unsigned char *low, *high;
+    explicit Reach(const unsigned char *first) : low(first), high(first) {}
+    void over(u64 count, long long stride) {
+        if (count > 0) (stride < 0 ? low : high) += static_cast<long long>(count - 1) * stride;
+    }
+};
+
+struct Look {
+    const std::string name;
+    const unsigned blocks, threads;
+    Launch launch = {nullptr, {}, 0, 1, 0};
+
+    bool packs() const { return name.compare(0, 8, "gc_pack_") == 0; }
+    // Bits of an element, at the end of the name.
+    unsigned size() const { return static_cast<unsigned>(std::stoi(name.substr(name.rfind('u') + 1))) / 8; }
+    void uses(bool is_written, const void *memory, u64 bytes, bool may_be_pinned = false) {
+        if (bytes == 0) return;
+        launch.ranges[launch.n_ranges++] = {static_cast<const unsigned char *>(memory), bytes, is_written, may_be_pinned};
+    }
+    void uses(bool is_written, const Reach &extent, u64 bytes) {
+        uses(is_written, extent.low, static_cast<u64>(extent.high - extent.low) + bytes);
+    }
+    void takes(u64 expected) {
+        if (blocks != expected) launch.fault = "more or fewer blocks than the work has";
+        if (blocks > 1 << 13) launch.is_run = 0;
+    }
+    void scales(const gc_signs &signs, u64 elements) {
+        const u64 by = signs.chunk_bytes.by;
+        if (signs.scales) uses(false, signs.scales, by ? 4 * divide_up(elements, 8 * by) : 4);
+    }
+};
+
+// ---- Bits
+
+template <typename T>
+static void look(Look &at, const T *src, unsigned char *dst, u64 elements, u64 bytes, unsigned) {
+    at.uses(false, src, elements * sizeof(T));
+    at.uses(true, dst, bytes);
+    at.takes(divide_up(bytes, sizeof(T) == 1 ? 2048 : 1024));
+}
+template <typename T>
+static void look(Look &at, const unsigned char *src, T *dst, u64 elements, u64 bytes, T, unsigned) {
+    at.uses(false, src, bytes);
+    at.uses(true, dst, elements * sizeof(T));
+    at.takes(divide_up(elements, 8192 / sizeof(T)));
+}
+template <typename T>
+static void look(Look &at, const unsigned char *src, T *dst, u64 elements, u64 bytes, gc_signs signs) {
+    look<T>(at, src, dst, elements, bytes, T(), 0);
+    at.scales(signs, elements);
+}
+static void look(Look &at, const gc_strided_plan &plan) {
+    const bool packs = at.packs();
+    Reach elements(packs ? plan.src : plan.dst), bytes(packs ? plan.dst : plan.src);
+    for (unsigned k = 0; k < plan.n_line_loops; k++) {
+        const gc_line_loop &loop = plan.line_loops[k];
+        elements.over(loop.count.by, loop.element_stride);
+        bytes.over(loop.count.by, loop.byte_stride);
+    }
+    elements.over(plan.elements, plan.element_stride);
+    for (unsigned k = 0; k < plan.n_byte_loops; k++) bytes.over(plan.byte_loops[k].count.by, plan.byte_loops[k].stride);
+    if (plan.n_byte_loops == 0) {
+        bytes.low += static_cast<long long>(plan.first_byte) * plan.byte_stride;
+        bytes.high += static_cast<long long>(plan.first_byte) * plan.byte_stride;
+        bytes.over(plan.bytes, plan.byte_stride);
+    }
+    if (plan.elements) at.uses(!packs, elements, plan.size);
+    if (plan.bytes) at.uses(packs, bytes, 1);
+    // Each piece of each line has a thread.
+    const u64 line = packs ? plan.joined ? divide_up(plan.elements, 8) : plan.bytes : plan.elements;
+    if (plan.pieces.by * plan.piece * (packs ? 1 : 8) < line) at.launch.fault = "a line that is not covered";
+    at.takes(divide_up(plan.lines * plan.pieces.by, 256));
+}
+static void look(Look &at, const gc_tiles &tiles) {
+    const bool packs = at.packs();
+    Reach elements(packs ? tiles.src : tiles.dst), bytes(packs ? tiles.dst : tiles.src);
+    u64 blocks = u64(tiles.across.count) * tiles.along.count;
+    for (unsigned k = 0; k < tiles.n_outer; k++) {
+        const gc_tile_loop &loop = tiles.outer[k];
+        elements.over(loop.division.count, loop.element_stride);
+        bytes.over(loop.division.count, loop.byte_stride);
+        blocks *= loop.division.count;
+    }
+    elements.over(tiles.rows, tiles.row_element_stride);
+    elements.over(tiles.elements, tiles.element_stride);
+    if (tiles.mode == JOINED) {
+        bytes.over(divide_up(tiles.rows * tiles.elements, 8), 1);
+    } else {
+        bytes.over(tiles.rows, tiles.row_byte_stride);
+        bytes.over(tiles.bytes, tiles.byte_stride);
+    }
+    at.uses(!packs, elements, at.size());
+    at.uses(packs, bytes, 1);
+    const Reach &read = packs ? elements : bytes;
+    if (tiles.begin > read.low || tiles.end < read.high + (packs ? at.size() : 1)) {
+        at.launch.fault = "reads beyond what may be read";
+    }
+    at.takes(blocks);
+}
+
+// ---- Signs and votes
+
+static void look(Look &at, const gc_scattered_signs &plan) {
+    Reach elements(plan.dst), bytes(plan.src);
+    for (unsigned k = 0; k < plan.n_loops; k++) elements.over(plan.loops[k].count.by, plan.loops[k].stride);
+    bytes.over(plan.bytes, plan.byte_stride);
+    at.uses(true, elements, plan.size);
+    if (plan.bytes) at.uses(false, bytes, 1);
+    at.scales(plan.signs, plan.elements);
+    at.takes(divide_up(plan.elements, 8 * 256));
+}
+static void look(Look &at, const gc_vote &vote) {
+    const bool few = at.name == "gc_vote_few";
+    Reach ballots(vote.src);
+    ballots.over(vote.voters.by, vote.stride);
+    at.uses(false, ballots, vote.bytes);
+    at.uses(true, vote.dst, vote.bytes);
+    if (vote.turn >= vote.voters.by || (few && vote.voters.by > 30)) at.launch.fault = "a vote that is none";
+    at.takes(divide_up(vote.bytes, few ? 4096 : 1024) + 1);
+}
+
+// ---- Copies and peers: of what is written the first byte
+
+static void look(Look &at, const gc_copy &copy) {
+    at.uses(false, copy.begin, static_cast<u64>(copy.end - copy.begin), true);
+    at.uses(true, copy.dst, 1, true);
+}
+static void look(Look &at, const gc_push &push) {
+    const unsigned world = push.way.peers->world;
+    at.launch.late_bytes = 0;
+    at.uses(false, push.from, 16 * push.vectors + push.apart * (world - 1), true);
+    if (reinterpret_cast<u64>(push.from) % 16) at.launch.fault = "vectors that are not aligned";
+    at.takes(world * divide_up(push.vectors, THREADS * VECTORS));
+}
+static void look(Look &at, const gc_meet &) {
+    at.launch.late_bytes = 0;
+    at.takes(1);
+    if (at.threads != MOST_RANKS) at.launch.fault = "more or fewer threads than ranks";
+}
+static void look(Look &at, const gc_finish &call) {
+    if (call.way.peers && call.steps) at.launch.late_bytes = 0;
+}
+template <typename Call>
+static void look(Look &, const Call &) {}  // of codecs
+
+// ---- All kernels
+
+struct Entry {
+    std::function<void(void **)> run;
+    std::function<void(Look &, void **)> look;
+};
+template <typename... Arguments, size_t... K>
+static Entry entry(void (*kernel)(Arguments...), std::index_sequence<K...>) {
+    return {[kernel](void **given) { kernel(*static_cast<std::decay_t<Arguments> *>(given[K])...); },
+            [](Look &at, void **given) {
+                at.launch.late_bytes = sizeof...(K) == 1 ? (sizeof(std::decay_t<Arguments>) + ...) : 0;
+                look(at, *static_cast<std::decay_t<Arguments> *>(given[K])...);
+            }};
+}
+template <typename... Arguments>
+static Entry entry(void (*kernel)(Arguments...)) {
+    return entry(kernel, std::index_sequence_for<Arguments...>());
+}
+#define KERNEL(name) {#name, entry(name)}
+#define WIDTHS(name) KERNEL(name##_u8), KERNEL(name##_u16), KERNEL(name##_u32), KERNEL(name##_u64)
+
+static const Entry *find(const char *name) {
+    static const std::unordered_map<std::string, Entry> kernels = {
+        WIDTHS(gc_pack_truth), WIDTHS(gc_unpack), WIDTHS(gc_unpack_signs),
+        KERNEL(gc_pack_signs_f16), KERNEL(gc_pack_signs_bf16), KERNEL(gc_pack_signs_f32), KERNEL(gc_pack_signs_f64),
+        KERNEL(gc_pack_strided), KERNEL(gc_unpack_strided), KERNEL(gc_unpack_signs_strided),
+        KERNEL(gc_vote_few), KERNEL(gc_vote_many),
+        WIDTHS(gc_pack_columns), WIDTHS(gc_unpack_columns), WIDTHS(gc_pack_transposed), WIDTHS(gc_unpack_transposed),
+        WIDTHS(gc_pack_rows), WIDTHS(gc_unpack_rows), WIDTHS(gc_pack_steps), WIDTHS(gc_unpack_steps),
+        KERNEL(gc_onebit_encode_f32_f32), KERNEL(gc_onebit_encode_f32_bf16), KERNEL(gc_onebit_encode_f32),
+        KERNEL(gc_onebit_encode_16_f32), KERNEL(gc_onebit_encode_16_bf16), KERNEL(gc_onebit_encode_16),
+        KERNEL(gc_onebit_decode_u32), KERNEL(gc_onebit_decode_u16), KERNEL(gc_onebit_decode_add),
+        KERNEL(gc_onebit_reduce_f32), KERNEL(gc_onebit_reduce_bf16), KERNEL(gc_onebit_reduce),
+        KERNEL(gc_onebit_compress_f32_f32), KERNEL(gc_onebit_compress_f32_bf16), KERNEL(gc_onebit_compress_f32),
+        KERNEL(gc_onebit_compress_16_f32), KERNEL(gc_onebit_compress_16_bf16), KERNEL(gc_onebit_compress_16),
+        KERNEL(gc_onebit_compress_scale),
+        KERNEL(gc_onebit_compress_errors_f32_f32), KERNEL(gc_onebit_compress_errors_f32_bf16),
+        KERNEL(gc_onebit_compress_errors_16_f32), KERNEL(gc_onebit_compress_errors_16_bf16),
+        KERNEL(gc_onebit_commit), KERNEL(gc_onebit_reset), KERNEL(gc_onebit_state_out), KERNEL(gc_onebit_check_state),
+        KERNEL(gc_onebit_state_in), KERNEL(gc_onebit_errors_in), KERNEL(gc_onebit_errors_out), KERNEL(gc_onebit_addresses),
+        KERNEL(gc_onebit_finish), KERNEL(gc_onebit_refuse), KERNEL(gc_onebit_mean),
+        KERNEL(gc_copy_rows_u32), KERNEL(gc_copy_rows_u64), KERNEL(gc_cast_rows),
+        KERNEL(gc_copy_rows), KERNEL(gc_cast_rows_f32_bf16), KERNEL(gc_cast_rows_f32_f16), KERNEL(gc_cast_rows_bf16_f32),
+        KERNEL(gc_cast_rows_f16_f32), KERNEL(gc_cast_rows_f64_f32), KERNEL(gc_cast_rows_f32_f64),
+        WIDTHS(gc_copy_transposed), KERNEL(gc_copy_transposed_u128), KERNEL(gc_cast_transposed),
+        KERNEL(gc_cast_transposed_f32_bf16), KERNEL(gc_cast_transposed_f32_f16),
+        KERNEL(gc_cast_transposed_bf16_f32), KERNEL(gc_cast_transposed_f16_f32),
+        WIDTHS(gc_copy_gathered), KERNEL(gc_copy_general), KERNEL(gc_cast_general),
+        KERNEL(gc_peers_push), KERNEL(gc_peers_meet), KERNEL(gc_spin),
+    };
+    const auto found = kernels.find(name);
+    return found == kernels.end() ? nullptr : &found->second;
+}
+
+int is_kernel(const char *name) { return find(name) != nullptr; }
+
+Launch look_at_launch(const char *kernel, unsigned blocks, unsigned threads, void **arguments) {
+    Look at = {kernel, blocks, threads};
+    find(kernel)->look(at, arguments);
+    return at.launch;
+}
+
+void run_kernel(const char *kernel, unsigned blocks, unsigned threads, void **arguments) {
+    const Entry *found = find(kernel);
+    launch(blocks, threads, [=] { found->run(arguments); });
+}

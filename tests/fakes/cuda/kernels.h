@@ -1,0 +1,30 @@
+/* What the driver without a GPU (libcuda.c) asks of its kernels (kernels.cpp). */
+#include <stddef.h>
+
+enum { MOST_RANGES = 3 };
+
+/* What a launch is about to do, as its arguments have it. */
+typedef struct {
+    const char *fault; /* what a GPU would not survive, or NULL */
+    struct {
+        const unsigned char *memory;
+        size_t bytes;
+        int is_written, may_be_pinned;
+    } ranges[MOST_RANGES];
+    int n_ranges;
+    int is_run;        /* 0: too long for a test, only looked at */
+    size_t late_bytes; /* of its only argument, if it can be put off; else 0 */
+} Launch;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* A compressed fatbin does not show its kernels, so these are those of all. */
+int is_kernel(const char *name);
+/* The kernel must be one of is_kernel(). */
+Launch look_at_launch(const char *kernel, unsigned blocks, unsigned threads, void **arguments);
+/* Runs it lane by lane. Several threads may do this at once. */
+void run_kernel(const char *kernel, unsigned blocks, unsigned threads, void **arguments);
+#ifdef __cplusplus
+}
+#endif
