@@ -423,7 +423,8 @@ mod tests {
         let name = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
         let declared = text.split("__global__").skip(1).filter_map(|behind| {
             let head = behind.split('{').next()?;
-            head.find(" gc_").or(head.find("\ngc_")).map(|at| name(&head[at + 1..]))
+            let mut named = head.match_indices("gc_").map(|(at, _)| (name(&head[at..]), &head[at..]));
+            named.find(|(kernel, rest)| rest[kernel.len()..].starts_with('(')).map(|(kernel, _)| kernel)
         });
         let by_macro = text.lines().filter_map(|line| {
             let (head, arguments) = line.split_once('(')?;
