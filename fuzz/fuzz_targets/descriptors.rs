@@ -517,7 +517,9 @@ fn run(call: Call) {
                 };
                 let status = gc_builtin_kernel_shape(kernel.as_ptr().cast(), capability, &mut shape);
                 assert_eq!((shape.threads > 0, shape.reserved[0]), if status == 0 { (true, 0) } else { (false, 7) });
-                assert!(status != 0 || (capability >= 75 && (32..=4096).contains(&struct_size) && struct_size % 8 == 0));
+                assert!(
+                    status != 0 || (capability >= 75 && (32..=4096).contains(&struct_size) && struct_size % 8 == 0)
+                );
             }
             Call::Prepare(description) => {
                 let device = Tensor::new(&description).managed.dl_tensor.device;
