@@ -242,9 +242,10 @@
  *
  * Any thread may call any function at any time on different objects, and calls may share inputs. A thread that is
  * cancelled during a call ends after it, if its cancellation is deferred, as it is by default; one whose cancellation
- * is asynchronous must not call. A forked child may go on calling on CPU tensors; CUDA does not work there. A call
- * uses less than 32 KiB of stack, not counting your callbacks, the CUDA driver, and NVRTC, which takes about 128 KiB
- * when a kernel is compiled.
+ * is asynchronous must not call. A forked child may go on calling on CPU tensors; CUDA does not work there. A codec,
+ * communicator, all-reduce or kernel that another thread was using when the process was forked gives INVALID_ARGUMENT
+ * in the child, and releasing it there does nothing. A call uses less than 32 KiB of stack, not counting your
+ * callbacks, the CUDA driver, and NVRTC, which takes about 128 KiB when a kernel is compiled.
  *
  * Your deleters and release callbacks run on the thread that releases the tensor, transport callbacks on the thread
  * that calls. They must return: no exception and no longjmp may leave them.

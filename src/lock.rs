@@ -1,7 +1,7 @@
-//! Who uses a handle: one call at a time, also after a fork.
+//! Who uses a handle: one call at a time or several, also after a fork.
 //!
 //! Nobody waits for a lock: a call that finds it taken is refused. A child that is forked while another thread is in a call
-//! has the lock as it was, and no thread that would ever release it; so the lock knows in which process it was taken.
+//! has the handle as it was, and no thread that would ever leave it; so handles know in which process a call came.
 
 use std::{
     cell::UnsafeCell,
@@ -139,6 +139,48 @@ impl<T> Drop for Entered<'_, T> {
     }
 }
 
+/// A value for any number of calls at a time.
+pub struct Shared<T> {
+    users: Users,
+    what: &'static str,
+    value: ManuallyDrop<T>,
+}
+
+impl<T> Shared<T> {
+    /// `what` the caller knows it as.
+    pub const fn new(what: &'static str, value: T) -> Self {
+        Self { users: Users(AtomicU64::new(0)), what, value: ManuallyDrop::new(value) }
+    }
+
+    /// INVALID_ARGUMENT if a call was in when the process was forked.
+    pub fn enter(&self) -> Result<Used<'_, T>> {
+        Ok(Used { _counted: self.users.count(self.what)?, value: &self.value })
+    }
+}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        if !self.users.were_abandoned() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
+    }
+}
+
+/// A call that is in, beside others.
+pub struct Used<'a, T> {
+    _counted: Counted<'a>,
+    value: &'a T,
+}
+
+impl<T> Deref for Used<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.value
+    }
+}
+
 /// A number that differs between this process and the one that it was forked from: how often that has happened. It costs
 /// no system call, and is never reused as a process's own number is.
 fn process() -> u32 {
@@ -190,14 +232,27 @@ mod tests {
         assert!(users.enter(3, "thing").is_ok());
     }
 
+    struct Loud;
+    impl Drop for Loud {
+        fn drop(&mut self) {
+            panic!("dropped");
+        }
+    }
+
+    #[test]
+    fn several_calls_at_a_time_until_a_fork() {
+        let shared = Shared::new("thing", Loud);
+        let calls = [shared.enter().unwrap(), shared.enter().unwrap()];
+        drop(calls);
+        assert!(shared.enter().is_ok());
+        let elsewhere = u64::from(process().wrapping_sub(1)) << 32;
+        shared.users.0.store(elsewhere | 2, Ordering::Relaxed);
+        assert_eq!(shared.enter().err().unwrap().status, Status::InvalidArgument);
+        drop(shared);
+    }
+
     #[test]
     fn what_was_in_use_at_a_fork_is_refused_and_not_dropped() {
-        struct Loud;
-        impl Drop for Loud {
-            fn drop(&mut self) {
-                panic!("dropped");
-            }
-        }
         let lock = Lock::new("thing", Loud);
         let elsewhere = u64::from(process().wrapping_sub(1)) << 32;
         lock.users.0.store(elsewhere | 1, Ordering::Relaxed);

@@ -71,6 +71,7 @@ use crate::{
         definition::{Definition, TEXTS, Text, Texts},
     },
     error::{Result, error},
+    lock::{Shared, Used},
     ops::kernel::{self, Call, Kernel, Purpose, Views},
     panics::boundary,
 };
@@ -83,7 +84,7 @@ use super::{
 
 /// A kernel: gc_elementwise_create(), gc_reduction_create() or gc_kernel_load() makes one.
 #[allow(non_camel_case_types, reason = "the name in the header")]
-pub struct gc_kernel_t(Kernel);
+pub struct gc_kernel_t(Shared<Kernel>);
 
 /// How a kernel is made: flags of its options.
 #[repr(C)]
@@ -326,7 +327,7 @@ unsafe fn create<T: Ingredients>(options: *const T, out: *mut *mut gc_kernel_t) 
         }
         let definition = Definition::new(T::IS_REDUCTION, texts, copies, flags & FMAD != 0)?;
         let kernel = Kernel::new(definition, Handle::of(nvrtc), flags & NO_DISK == 0);
-        out.fill([handle::hand_out(gc_kernel_t(kernel))?]);
+        out.fill([handle::hand_out(gc_kernel_t(Shared::new("kernel", kernel)))?]);
     }
     Ok(())
 }
@@ -362,12 +363,12 @@ unsafe fn call<'a>(
     n_outputs: usize,
     options: *const gc_run_options_t,
     stream: *mut c_void,
-) -> Result<(&'a Kernel, Call<'a>)> {
+) -> Result<(Used<'a, Kernel>, Call<'a>)> {
     const KEEPDIMS: u32 = RunFlag::Keepdims as u32;
     // SAFETY: gc_kernel_run() wants a kernel, arrays with so many tensors each, and options with so many axes, which stay
     // as they are during the call.
     unsafe {
-        let kernel = &handle::borrow("kernel", kernel)?.0;
+        let kernel = handle::borrow("kernel", kernel)?.0.enter()?;
         let mut call = Call {
             views: Views::new(),
             inputs: n_inputs,
@@ -542,7 +543,7 @@ pub unsafe extern "C" fn gc_kernel_log(kernel: *const gc_kernel_t, log: *mut *co
     boundary(|| {
         // SAFETY: the caller promises a kernel, and room for a pointer.
         let (kernel, log) = unsafe { (handle::borrow("kernel", kernel)?, Out::one("log", log)?) };
-        log.fill([kernel.0.log()]);
+        log.fill([kernel.0.enter()?.log()]);
         Ok(())
     })
 }
@@ -559,7 +560,7 @@ pub unsafe extern "C" fn gc_kernel_save(kernel: *const gc_kernel_t, out: *mut *m
     boundary(|| {
         // SAFETY: the caller promises a kernel, and room for a pointer.
         let (kernel, out) = unsafe { (handle::borrow("kernel", kernel)?, Out::one("out", out)?) };
-        out.fill(kernel.0.save()?.into_raw());
+        out.fill(kernel.0.enter()?.save()?.into_raw());
         Ok(())
     })
 }
@@ -580,7 +581,7 @@ pub unsafe extern "C" fn gc_kernel_load(data: *const c_void, size: usize, out: *
         // SAFETY: the caller promises so many bytes, and room for a pointer.
         let (data, out) =
             unsafe { (borrow::items("data", data.cast::<u8>(), Count::of("size", size))?, Out::one("out", out)?) };
-        out.fill([handle::hand_out(gc_kernel_t(Kernel::load(data)?))?]);
+        out.fill([handle::hand_out(gc_kernel_t(Shared::new("kernel", Kernel::load(data)?)))?]);
         Ok(())
     })
 }

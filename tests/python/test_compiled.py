@@ -435,3 +435,47 @@ FORMS = """
 def test_a_real_nvrtc_compiles_every_form(capability):
     assert REAL, "GRADCODEC_REAL_NVRTC is the path of a real NVRTC's library"
     run(FORMS.replace("CAPABILITY", str(capability)), nvrtc=REAL)
+
+
+def test_a_child_that_is_forked_while_a_kernel_is_compiled(tmp_path):
+    """The compiler says that it has begun, and waits: so the fork comes in the middle of a call."""
+    begun, go_on, compiler = tmp_path / "begun", tmp_path / "go_on", tmp_path / "compiler"
+    os.mkfifo(begun), os.mkfifo(go_on)
+    compiler.write_text(f'#!/bin/sh\necho >"{begun}"\nread -r word <"{go_on}"\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    run(
+        """
+    import signal, threading, traceback
+
+    used, unused = (elementwise("float32 x", "float32 y", f"y = x + {k}", "k") for k in (1, 2))
+    x, y = normal(8), np.zeros(8, "f4")
+
+    def child():
+        signal.alarm(20)
+        for call in (used.log, lambda: used.prepare([x], [y])):
+            refuses(Status.INVALID_ARGUMENT, "kernel: was in use when the process was forked", call)
+        assert unused.log() == ""
+        used.free(), unused.free()
+
+    thread = threading.Thread(target=used.prepare, args=([x], [y]))
+    thread.start()
+    open(os.environ["BEGUN"]).read()
+    forked = os.fork()
+    if forked == 0:
+        try:
+            child()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, ended = os.waitpid(forked, 0)
+    open(os.environ["GO_ON"], "w").write("go on")
+    thread.join()
+    assert ended == 0, ended
+    used([x], [y])
+    same(y, x + 1)
+    """,
+        CXX=compiler,
+        BEGUN=begun,
+        GO_ON=go_on,
+    )
