@@ -59,6 +59,7 @@ use std::{
     ffi::{CStr, c_char, c_void},
     mem::offset_of,
     ops::Range,
+    ptr,
 };
 
 use arrayvec::ArrayVec;
@@ -298,8 +299,9 @@ impl Ingredients for gc_reduction_options_t {
 
 /// Makes a kernel of options.
 ///
-/// # Safety `options` is as [`borrow::options`] wants it, every text ends with a NUL, the compiler's options are so
-/// many, its handle is NULL or came from dlopen and stays open, and `out` has room for a pointer.
+/// # Safety
+/// `options` is as [`borrow::options`] wants it, every text ends with a NUL, the compiler's options are so many, its
+/// handle is NULL or came from dlopen and stays open, and `out` has room for a pointer.
 unsafe fn create<T: Ingredients>(options: *const T, out: *mut *mut gc_kernel_t) -> Result<()> {
     const FMAD: u32 = KernelFlag::Fmad as u32;
     const NO_DISK: u32 = KernelFlag::NoDisk as u32;
@@ -525,9 +527,8 @@ pub unsafe extern "C" fn gc_kernel_workspace_bytes(
     options: *const gc_run_options_t,
 ) -> i64 {
     boundary(|| {
-        let stream = std::ptr::null_mut();
         // SAFETY: the pointers are those of this call, as described.
-        let (kernel, call) = unsafe { call(kernel, inputs, n_inputs, outputs, n_outputs, options, stream)? };
+        let (kernel, call) = unsafe { call(kernel, inputs, n_inputs, outputs, n_outputs, options, ptr::null_mut())? };
         kernel.workspace_bytes(&call)
     })
 }

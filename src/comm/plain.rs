@@ -8,7 +8,7 @@ use crate::{
     error::{Result, error},
     ops::{
         bits::chunk_bytes,
-        codec::{check_contiguous, check_dtype, check_elements},
+        checks::{check_contiguous, check_dtype, check_elements},
     },
     tensor::{Dtype, View},
 };

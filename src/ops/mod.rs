@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bits;
+pub mod checks;
 pub mod codec;
 pub mod copy;
 pub mod devices;

@@ -11,7 +11,7 @@ use crate::{
 
 use super::{
     bits::{check_chunk_rows, check_same_device, chunk_bytes, complete},
-    codec::{check_contiguous, check_dtype, check_elements, unexpected_dtype},
+    checks::{check_contiguous, check_dtype, check_elements, unexpected_dtype},
     signs,
     tensors::results,
 };

@@ -12,7 +12,7 @@ use crate::{
         source::OWN_TYPE_BYTES,
     },
     error::{Result, error},
-    ops::codec,
+    ops::checks,
     tensor::{Device, Dtype, Shape, View, check_apart},
 };
 
@@ -477,8 +477,8 @@ impl Kernel {
                 "options: workspace is NULL; {bytes} bytes expected, as gc_kernel_workspace_bytes() says"
             ));
         };
-        codec::check_dtype(workspace, &[Dtype::U8])?;
-        codec::check_contiguous(workspace)?;
+        checks::check_dtype(workspace, &[Dtype::U8])?;
+        checks::check_contiguous(workspace)?;
         if workspace.elements() < bytes {
             return Err(error!(
                 ShapeMismatch,

@@ -1,90 +1,22 @@
 //! Codecs: what is checked before a backend encodes, decodes and reduces.
 
+mod arguments;
+mod descriptor;
+
 use crate::{
     backend::{
         Address, Decoding, Destination, Queue, Skip, Stream, cpu,
         cuda::{self, codec::To},
     },
-    error::{Error, Result, error},
+    error::{Result, error},
     lock::{Entered, Lock},
-    plan::codec::{ALIGNMENT, CodecPlan, Decode, ErrorKind, Kind, NonFinite, Rules, ScaleRule},
-    tensor::{self, Device, Dtype, Kind as DtypeKind, Name, Shape, View},
+    plan::codec::{CodecPlan, Decode, NonFinite},
+    tensor::{Device, Dtype, Kind as DtypeKind, Name, Shape, View},
 };
 
-/// What a codec is to be, as the caller names it.
-pub struct Descriptor<'a> {
-    pub kind: Kind,
-    pub device: Device,
-    pub values: Dtype,
-    pub results: Dtype,
-    pub error: ErrorKind,
-    pub scale: ScaleRule,
-    pub nonfinite: NonFinite,
-    /// 0: 1.
-    pub beta: f32,
-    /// Element counts; None: one segment, of `elements`.
-    pub segments: Option<&'a [i64]>,
-    pub elements: i64,
-    /// 0: 1.
-    pub n_chunks: usize,
-    /// 0, or 1 more than the chunk that is reduced.
-    pub server: u64,
-}
+use super::checks::{check_contiguous, check_dtype, check_elements};
 
-impl Descriptor<'_> {
-    fn plan(&self) -> Result<CodecPlan> {
-        let one = [self.elements];
-        let segments = match self.segments {
-            None => &one,
-            Some(_) if self.elements != 0 => {
-                return Err(error!(
-                    InvalidArgument,
-                    "options: n_elements {} beside segments, which say how many there are; 0 expected", self.elements
-                ));
-            }
-            Some(segments) => segments,
-        };
-        if let Some(index) = segments.iter().position(|&count| count < 0) {
-            return Err(error!(InvalidArgument, "options: segment {index} has {} elements", segments[index]));
-        }
-        if !self.beta.is_finite() {
-            return Err(error!(InvalidArgument, "options: beta {} is not finite", self.beta));
-        }
-        let n_chunks = self.n_chunks.max(1);
-        let server = match self.server {
-            0 => None,
-            server if server <= n_chunks as u64 => Some(server as usize - 1),
-            server => {
-                return Err(error!(
-                    InvalidArgument,
-                    "options: server {server}; 0 or 1 more than the number of one of {n_chunks} chunks expected"
-                ));
-            }
-        };
-        let rules = Rules {
-            kind: self.kind,
-            values: self.values,
-            results: self.results,
-            error: self.error()?,
-            scale: self.scale,
-            beta: if self.beta == 0.0 { 1.0 } else { self.beta },
-            policy: self.nonfinite,
-        };
-        CodecPlan::new(rules, segments, n_chunks, server)
-    }
-
-    fn error(&self) -> Result<Option<Dtype>> {
-        match (self.kind, self.error) {
-            // Float32 is what is not set.
-            (_, ErrorKind::None) | (Kind::Sign, ErrorKind::Float32) => Ok(None),
-            (Kind::Sign, ErrorKind::Bfloat16) => {
-                Err(error!(InvalidArgument, "options: error GC_ERROR_BFLOAT16, and GC_CODEC_SIGN keeps no errors"))
-            }
-            (Kind::Onebit, ErrorKind::Float32) => Ok(Some(Dtype::F32)),
-            (Kind::Onebit, ErrorKind::Bfloat16) => Ok(Some(Dtype::BF16)),
-        }
-    }
-}
+pub use descriptor::Descriptor;
 
 /// A codec with its state.
 pub struct Codec {
@@ -344,7 +276,7 @@ impl Codec {
                     "{} is {}, {} is {of_first}: one dtype for all expected",
                     one.name(),
                     one.dtype(),
-                    name_of_values(0)
+                    Name::of_item("values", 0)
                 ));
             }
             one.check_output(&[payload])?;
@@ -539,187 +471,4 @@ impl Codec {
         }
         Ok(())
     }
-
-    fn check_device(&self, tensor: &View<'_>) -> Result<()> {
-        if tensor.device() == self.device {
-            return Ok(());
-        }
-        Err(error!(InvalidArgument, "{} is on {}, the codec on {}", tensor.name(), tensor.device(), self.device))
-    }
-
-    /// Takes one tensor for each segment, checked also by `check`, and notes where its elements begin.
-    fn take_values<'v>(
-        &self,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
-        known: &[Dtype],
-        places: &mut Vec<Address>,
-        mut check: impl FnMut(&View<'v>) -> Result<()>,
-    ) -> Result<()> {
-        let workers = &self.plan.workers;
-        if values.len() != workers.len() {
-            return Err(error!(
-                InvalidArgument,
-                "n_values: {} expected, one tensor for each segment, got {}",
-                workers.len(),
-                values.len()
-            ));
-        }
-        places.clear();
-        for (one, run) in values.zip(workers) {
-            let one = one?;
-            check_dtype(&one, known)?;
-            if one.elements() != run.elements {
-                return Err(error!(
-                    ShapeMismatch,
-                    "{}: {} elements expected, got {}, of shape {}",
-                    one.name(),
-                    run.elements,
-                    one.elements(),
-                    Shape::of(one.shape())
-                ));
-            }
-            check_contiguous(&one)?;
-            self.check_device(&one)?;
-            check(&one)?;
-            places.push(Address(one.data()));
-        }
-        Ok(())
-    }
-
-    /// Notes where each segment's part of a shard begins. The parts lie one behind the other.
-    fn take_shard(&self, shard: &View<'_>, places: &mut Vec<Address>) {
-        let (mut parts, mut at) = (self.plan.servers.iter().peekable(), Address(shard.data()));
-        places.clear();
-        for segment in 0..self.plan.workers.len() {
-            places.push(at);
-            if let Some(part) = parts.next_if(|part| part.segment == segment) {
-                at = Address(at.at(part.elements as usize * Dtype::F32.size));
-            }
-        }
-    }
-
-    /// Checks that no two of the values that `take_values` has taken share a byte.
-    fn check_apart(&self, places: &[Address], extents: &mut Vec<(usize, usize)>, dtype: Dtype) -> Result<()> {
-        let extent = |index: usize| {
-            let start = places[index].0.addr();
-            start..start + self.plan.workers[index].elements as usize * dtype.size
-        };
-        extents.clear();
-        extents.extend(
-            (0..places.len()).filter(|&index| !extent(index).is_empty()).map(|index| (extent(index).start, index)),
-        );
-        if !extents.is_sorted() {
-            extents.sort_unstable();
-        }
-        // In this order two that intersect are neighbours, or there are two neighbours before that intersect.
-        for pair in extents.windows(2) {
-            let (one, other) = (pair[0].1.min(pair[1].1), pair[0].1.max(pair[1].1));
-            if extent(pair[0].1).end > pair[1].0 {
-                let names = [other, one].map(name_of_values);
-                tensor::check_apart(&names[0], &extent(other), &names[1], &extent(one))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn check_scalar(&self, scalar: &View<'_>, known: &[Dtype]) -> Result<()> {
-        check_dtype(scalar, known)?;
-        check_elements(scalar, 1)?;
-        self.check_device(scalar)
-    }
-
-    /// What is written to on the device or in pinned memory.
-    fn check_result(&self, dst: &View<'_>, dtype: Dtype, elements: i64) -> Result<()> {
-        check_dtype(dst, &[dtype])?;
-        check_elements(dst, elements)?;
-        check_contiguous(dst)?;
-        if dst.is_pinned() { Ok(()) } else { self.check_device(dst) }
-    }
-
-    /// A payload, a chunk or a state.
-    fn check_bytes(&self, bytes: &View<'_>, expected: i64) -> Result<()> {
-        check_elements(bytes, expected)?;
-        self.check_memory(bytes)
-    }
-
-    fn check_memory(&self, bytes: &View<'_>) -> Result<()> {
-        check_dtype(bytes, &[Dtype::U8])?;
-        check_contiguous(bytes)?;
-        if !(bytes.data().addr() as u64).is_multiple_of(ALIGNMENT as u64) {
-            return Err(error!(
-                InvalidArgument,
-                "{}: address {:#x} is not aligned to {ALIGNMENT}",
-                bytes.name(),
-                bytes.data().addr()
-            ));
-        }
-        self.check_device(bytes)
-    }
-
-    fn check_errors(&self, worker: Option<&View<'_>>, server: Option<&View<'_>>) -> Result<()> {
-        let plan = &self.plan;
-        if server.is_some() && plan.server.is_none() {
-            return Err(error!(InvalidArgument, "server: this codec was made to reduce no chunk"));
-        }
-        for (errors, elements) in [(worker, plan.elements), (server, plan.server_elements())] {
-            if let Some(errors) = errors {
-                self.check_floats(errors, elements)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn check_floats(&self, floats: &View<'_>, elements: i64) -> Result<()> {
-        check_dtype(floats, &[Dtype::F32])?;
-        check_elements(floats, elements)?;
-        check_contiguous(floats)?;
-        self.check_device(floats)
-    }
-}
-
-/// What one of the tensors of values is called.
-fn name_of_values(index: usize) -> Name {
-    Name::of_item("values", index)
-}
-
-pub fn check_contiguous(tensor: &View<'_>) -> Result<()> {
-    if tensor.is_contiguous() {
-        return Ok(());
-    }
-    Err(error!(
-        NotContiguous,
-        "{}: C-contiguous expected, got strides {} for shape {}",
-        tensor.name(),
-        tensor.strides(),
-        Shape::of(tensor.shape())
-    ))
-}
-
-pub fn check_dtype(tensor: &View<'_>, known: &[Dtype]) -> Result<()> {
-    if known.contains(&tensor.dtype()) {
-        return Ok(());
-    }
-    Err(unexpected_dtype(&tensor.name(), tensor.dtype(), known))
-}
-
-#[cold]
-pub(super) fn unexpected_dtype(name: &Name, got: Dtype, known: &[Dtype]) -> Error {
-    match *known {
-        [one] => error!(UnsupportedDtype, "{name}: {one} expected, got {got}"),
-        [one, other, third] => error!(UnsupportedDtype, "{name}: {one}, {other} or {third} expected, got {got}"),
-        _ => error!(UnsupportedDtype, "{name}: {got} is not taken here"),
-    }
-}
-
-pub fn check_elements(tensor: &View<'_>, expected: i64) -> Result<()> {
-    if tensor.elements() == expected {
-        return Ok(());
-    }
-    Err(error!(
-        ShapeMismatch,
-        "{}: {expected} elements expected, got {}, of shape {}",
-        tensor.name(),
-        tensor.elements(),
-        Shape::of(tensor.shape())
-    ))
 }
