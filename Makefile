@@ -243,7 +243,7 @@ endif
 test-readme: $(TEST_LIBRARY) $(VENV)/ready
 	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/packaging/readme.sh "$(CC)" $(TEST_LIB)
 
-$(BUILD)/dlpack/ready: tests/dlpack/fetch.sh $(VENV)/ready
+$(BUILD)/dlpack/.ready: tests/dlpack/fetch.sh $(VENV)/ready
 	PYTHON=$(VENV)/bin/python sh tests/dlpack/fetch.sh $(BUILD)/dlpack
 	touch $@
 
@@ -272,11 +272,11 @@ endif
 
 ifdef EMULATORS
 # Our DLPack declarations before and after real ones, in every standard.
-test-headers: $(BUILD)/dlpack/ready
+test-headers: $(BUILD)/dlpack/.ready
 	sh tests/dlpack/order.sh "$(CC)" "$(CXX)" include $(BUILD)/dlpack
 
 # gradcodec.hpp and its examples. Without cargo there may be no network: then without real dlpack.h files.
-test-cpp: $(TEST_LIBRARY) $(if $(wildcard Cargo.toml),$(BUILD)/dlpack/ready)
+test-cpp: $(TEST_LIBRARY) $(if $(wildcard Cargo.toml),$(BUILD)/dlpack/.ready)
 	sh tests/cpp/hpp.sh "$(CC)" "$(CXX)" $(TEST_LIB) $(BUILD)/tests/cpp $(BUILD)/dlpack
 	GRADCODEC_CACHE=0 $(PYTHON) tests/commands.py examples_cpp $(TEST_LIB) $(BUILD)/commands/examples_cpp
 
