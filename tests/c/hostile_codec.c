@@ -17,6 +17,7 @@ typedef struct {
     int64_t n_chunks;
     bool pending; /* a step waits for its commit */
     bool has_payload, has_state;
+    bool takes_any; /* it was given errors, which are not checked: its state may be one that is refused */
 } Made;
 
 static unsigned char saved_payload[SAVED], saved_state[SAVED];
@@ -452,6 +453,8 @@ static void call_state(Made *m) {
         if (done && outwards) {
             accept(one);
             accept(other);
+        } else if (done) {
+            m->takes_any |= m->options.nonfinite != GC_NONFINITE_PROPAGATE;
         }
         return;
     }
@@ -459,6 +462,8 @@ static void call_state(Made *m) {
     faults |= faults_of(one, &uint8, 1, m->state_bytes, true);
     if (!outwards && faults == 0)
         faults = fill(one, saved_state, (size_t)m->state_bytes, m->has_state);
+    if (!outwards && faults == 0 && m->takes_any)
+        faults = MAY_SUCCEED | FAULT(CORRUPT);
     begin(outwards ? f_gc_codec_state_out : f_gc_codec_state_in);
     if (judge_codec(outwards ? gc_codec_state_out(handle, one->passed, random_stream())
                              : gc_codec_state_in(handle, one->passed, random_stream()), faults) && outwards) {
