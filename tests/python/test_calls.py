@@ -221,7 +221,7 @@ METHODS = {
             "open_peers": (
                 lambda c: c._library.open_peers(c, 3, 50, 60), "gc_comm_open_peers(h, 2:3, 50, 60, out)"
             ),
-            "two": (
+            "hierarchical": (
                 lambda c: (c, second := c._library.group(1)[0], c._library.hierarchical(c, second)),
                 "gc_comm_group(1, out)", "gc_comm_hierarchical(h, second, out)",
             ),
@@ -294,7 +294,7 @@ def test_every_function_of_the_client_is_here():
     def public(kind):
         return {name for name in vars(kind) if not name.startswith("_")}
 
-    known = set(CALLS) | {"version", "build_info", "make", "codec", "open_peers", "two"}
+    known = set(CALLS) | {"version", "build_info", "make", "codec", "open_peers", "hierarchical"}
     assert public(gradcodec.GradCodec) == known
     for kind, (_, methods) in METHODS.items():
         own = getattr(gradcodec, kind)

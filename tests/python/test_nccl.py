@@ -621,7 +621,7 @@ expect(lib.gc_comm_from_nccl(byref(options()), byref(comm)), Status.INVALID_ARGU
 expect(lib.gc_comm_from_nccl(byref(options(comm=8, flags=2)), byref(comm)), Status.INVALID_ARGUMENT, "0x2")
 small = options()
 small.struct_size -= 1
-expect(lib.gc_comm_nccl_id(byref(small), id), Status.INVALID_ARGUMENT, 24, 23)
+expect(lib.gc_comm_nccl_id(byref(small), id), Status.INVALID_ARGUMENT, 32, 31)
 assert not comm
 """)
 

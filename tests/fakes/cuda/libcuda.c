@@ -1326,6 +1326,12 @@ int fake_held(void) { return atomic_load(&held); }
 int fake_libraries(void) { return libraries; }
 int fake_pinned(void) { return pinned; }
 int fake_events(void) { return events; }
+int fake_streams(void) {
+    int count = 0;
+    for (Stream stream = streams; stream; stream = stream->next)
+        count++;
+    return count;
+}
 /* Memory of others that is open or mapped here, with what was made here and is not given back. */
 int fake_opened(void) {
     int count = 0;
