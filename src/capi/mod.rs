@@ -172,6 +172,9 @@
 //! is done, on any stream; work of other contexts is not waited for, such as a gc_copy_into() to another GPU. A release
 //! calls no driver: it works with any context current or none, when the streams are gone, and while the process ends.
 //!
+//! The memory of a codec, communicator or all-reduce is freed with it, in the context that it belongs to. That may be
+//! gone, unless it is the device's primary one or current: memory in any other stays until the context is destroyed.
+//!
 //! Other libraries cannot use what is kept, so call gc_trim() before they need memory; a call of this library that
 //! cannot allocate frees it first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing
 //! works on it afterwards.
