@@ -3,25 +3,27 @@
 import ctypes
 from ctypes import POINTER, c_char_p, c_void_p
 
+from . import _declarations
 from ._declarations import FUNCTIONS as FUNCTIONS
-from ._declarations import DLDataType as DType
-from ._declarations import DLDevice as Device
-from ._declarations import DLManagedTensor as Managed
-from ._declarations import DLManagedTensorVersioned as Versioned
 from ._declarations import DLTensor as DLTensor
-from ._declarations import gc_allreduce_t as AllReduceHandle
-from ._declarations import gc_codec_options_t as CodecOptions
-from ._declarations import gc_codec_t as CodecHandle
-from ._declarations import gc_comm_t as CommHandle
-from ._declarations import gc_elementwise_options_t as ElementwiseOptions
-from ._declarations import gc_kernel_shape_t as KernelShape
-from ._declarations import gc_kernel_t as KernelHandle
-from ._declarations import gc_nccl_options_t as NcclOptions
-from ._declarations import gc_peers_options_t as PeersOptions
-from ._declarations import gc_reduction_options_t as ReductionOptions
-from ._declarations import gc_run_options_t as RunOptions
-from ._declarations import gc_share_t as ShareHandle
-from ._declarations import gc_transport_t as Transport
+
+DType = _declarations.DLDataType
+Device = _declarations.DLDevice
+Managed = _declarations.DLManagedTensor
+Versioned = _declarations.DLManagedTensorVersioned
+AllReduceHandle = _declarations.gc_allreduce_t
+CodecOptions = _declarations.gc_codec_options_t
+CodecHandle = _declarations.gc_codec_t
+CommHandle = _declarations.gc_comm_t
+ElementwiseOptions = _declarations.gc_elementwise_options_t
+KernelShape = _declarations.gc_kernel_shape_t
+KernelHandle = _declarations.gc_kernel_t
+NcclOptions = _declarations.gc_nccl_options_t
+PeersOptions = _declarations.gc_peers_options_t
+ReductionOptions = _declarations.gc_reduction_options_t
+RunOptions = _declarations.gc_run_options_t
+ShareHandle = _declarations.gc_share_t
+Transport = _declarations.gc_transport_t
 
 NAME = "libgradcodec.so.0"
 BIG, LITTLE, AXIS_NONE, COUNT_ALL = 0, 1, -(2**31), -(2**63)  # which bit of a byte comes first, and as in the header
@@ -29,8 +31,6 @@ CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 ONEBIT, SIGN, RMS, MEAN, PROPAGATE, ZERO, TRANSACTIONAL, SET, ADD = 1, 2, 0, 1, 0, 1, 2, 0, 1  # of codecs
 DTYPES = {f"{k}{bits}": (code, bits, 1) for code, k in enumerate(("int", "uint", "float")) for bits in (8, 16, 32, 64)}
 DTYPES.update(bool=(6, 8, 1), bfloat16=(4, 16, 1))
-
-
 Exchange = dict(Transport._fields_)["all_to_all"]
 T, V, VIEW, VIEWS = POINTER(Managed), POINTER(Versioned), POINTER(DLTensor), POINTER(POINTER(DLTensor))
 C, G, R, L, K = map(POINTER, (CodecHandle, CommHandle, AllReduceHandle, ShareHandle, KernelHandle))
