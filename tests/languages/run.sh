@@ -98,9 +98,9 @@ fi
 # With no more of an environment than a reader has.
 cat >"$work/as_it_stands.sh" <<'END'
 set -eu
-root=$1 work=$2 prefix=$3
-shift 3
-make --no-print-directory -C "$root" install CARGO=true PREFIX="$prefix" >"$work/log" || { cat "$work/log"; exit 1; }
+root=$1 work=$2 library=$3 prefix=$4
+shift 4
+make --no-print-directory -C "$root" install CARGO=true LIB="$library" PREFIX="$prefix" >"$work/log" || { cat "$work/log"; exit 1; }
 for group in "$@"; do
     python3 "$root/tests/commands.py" "$group" "$prefix/lib" "$work/as_it_stands/$group"
 done
@@ -111,12 +111,12 @@ export GOCACHE="$work/go" GOPROXY=off
 if [ -n "$groups" ]; then
     rm -rf "$work/private" "$work/home"
     echo "== as a reader does it, with the library in /usr/local"
-    sh tests/packaging/private.sh "$work/private" sh "$work/as_it_stands.sh" "$PWD" "$work" /usr/local $groups
+    sh tests/packaging/private.sh "$work/private" sh "$work/as_it_stands.sh" "$PWD" "$work" "$library" /usr/local $groups
     echo "== the same, with the library in \$HOME/.local"
     (
         export HOME="$work/home"
         export LD_LIBRARY_PATH=$HOME/.local/lib LIBRARY_PATH=$HOME/.local/lib PKG_CONFIG_PATH=$HOME/.local/lib/pkgconfig
-        sh "$work/as_it_stands.sh" "$PWD" "$work" "$HOME/.local" $groups
+        sh "$work/as_it_stands.sh" "$PWD" "$work" "$library" "$HOME/.local" $groups
     )
 fi
 # The tree of `make dist` has no Rust programs, which the table names.

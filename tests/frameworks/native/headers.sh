@@ -3,7 +3,7 @@
 # What is not installed is skipped, aloud. Usage: headers.sh PYTHON CXX LIBRARY_DIR WORK_DIR
 set -eu
 [ $# -eq 4 ] || { echo "usage: $0 PYTHON CXX LIBRARY_DIR WORK_DIR" >&2; exit 2; }
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../../.."
 python=$1 cxx=$2 library=$(cd "$3" && pwd) work=$4
 mkdir -p "$work"
 torch=$($python -c '

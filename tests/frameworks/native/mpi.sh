@@ -3,7 +3,7 @@
 # example. Without any it says so. Usage: mpi.sh PYTHON CC LIBRARY_DIR WORK_DIR
 set -eu
 [ $# -eq 4 ] || { echo "usage: $0 PYTHON CC LIBRARY_DIR WORK_DIR" >&2; exit 2; }
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../../.."
 python=$1 cc=$2 library=$(cd "$3" && pwd) work=$4
 mkdir -p "$work"
 

@@ -210,16 +210,18 @@ unsafe fn add_signs(unit: &mut Unit, bits: *const u8, count: usize, share: f32) 
 #[inline(always)]
 pub unsafe fn for_each_word(bits: *const u8, count: usize, mut work: impl FnMut(usize, u32)) {
     let bytes = count.div_ceil(8);
-    let whole = bytes / 4;
-    for index in 0..whole {
-        // SAFETY: 4 of `bytes` bytes, at any address.
-        work(32 * index, u32::from_be(unsafe { bits.cast::<u32>().add(index).read_unaligned() }));
-    }
-    if bytes > 4 * whole {
+    // One call in one loop: a closure that is called in two places need not be inlined into either.
+    for first in (0..bytes).step_by(4) {
         let mut word = [0; 4];
-        // SAFETY: what is left of `bytes` bytes, fewer than 4.
-        unsafe { bits.add(4 * whole).copy_to_nonoverlapping(word.as_mut_ptr(), bytes - 4 * whole) };
-        work(32 * whole, u32::from_be_bytes(word));
+        // SAFETY: at most 4 of `bytes` bytes, from `first` on.
+        unsafe {
+            let at = bits.add(first);
+            match bytes - first {
+                4.. => word = at.cast::<[u8; 4]>().read_unaligned(),
+                left => at.copy_to_nonoverlapping(word.as_mut_ptr(), left),
+            }
+        }
+        work(8 * first, u32::from_be_bytes(word));
     }
 }
 
