@@ -180,38 +180,48 @@ template <typename... Arguments>
 static Entry entry(void (*kernel)(Arguments...)) {
     return entry(kernel, std::index_sequence_for<Arguments...>());
 }
-#define KERNEL(name) {#name, entry(name)}
+typedef std::unordered_map<std::string, Entry> Entries;
+// By itself, so that no call has room for all entries on its stack, which tests/c/stack.c measures.
+template <typename Kernel>
+static __attribute__((noinline)) void add(Entries &entries, const char *name, Kernel *kernel) {
+    entries.emplace(name, entry(kernel));
+}
+#define KERNEL(name) add(entries, #name, name)
 #define WIDTHS(name) KERNEL(name##_u8), KERNEL(name##_u16), KERNEL(name##_u32), KERNEL(name##_u64)
 
+static Entries all_kernels() {
+    Entries entries;
+    WIDTHS(gc_pack_truth), WIDTHS(gc_unpack), WIDTHS(gc_unpack_signs),
+    KERNEL(gc_pack_signs_f16), KERNEL(gc_pack_signs_bf16), KERNEL(gc_pack_signs_f32), KERNEL(gc_pack_signs_f64),
+    KERNEL(gc_pack_strided), KERNEL(gc_unpack_strided), KERNEL(gc_unpack_signs_strided),
+    KERNEL(gc_vote_few), KERNEL(gc_vote_many),
+    WIDTHS(gc_pack_columns), WIDTHS(gc_unpack_columns), WIDTHS(gc_pack_transposed), WIDTHS(gc_unpack_transposed),
+    WIDTHS(gc_pack_rows), WIDTHS(gc_unpack_rows), WIDTHS(gc_pack_steps), WIDTHS(gc_unpack_steps),
+    KERNEL(gc_onebit_encode_f32_f32), KERNEL(gc_onebit_encode_f32_bf16), KERNEL(gc_onebit_encode_f32),
+    KERNEL(gc_onebit_encode_16_f32), KERNEL(gc_onebit_encode_16_bf16), KERNEL(gc_onebit_encode_16),
+    KERNEL(gc_onebit_decode_u32), KERNEL(gc_onebit_decode_u16), KERNEL(gc_onebit_decode_add),
+    KERNEL(gc_onebit_reduce_f32), KERNEL(gc_onebit_reduce_bf16), KERNEL(gc_onebit_reduce),
+    KERNEL(gc_onebit_compress_f32_f32), KERNEL(gc_onebit_compress_f32_bf16), KERNEL(gc_onebit_compress_f32),
+    KERNEL(gc_onebit_compress_16_f32), KERNEL(gc_onebit_compress_16_bf16), KERNEL(gc_onebit_compress_16),
+    KERNEL(gc_onebit_compress_scale),
+    KERNEL(gc_onebit_compress_errors_f32_f32), KERNEL(gc_onebit_compress_errors_f32_bf16),
+    KERNEL(gc_onebit_compress_errors_16_f32), KERNEL(gc_onebit_compress_errors_16_bf16),
+    KERNEL(gc_onebit_commit), KERNEL(gc_onebit_reset), KERNEL(gc_onebit_state_out), KERNEL(gc_onebit_check_state),
+    KERNEL(gc_onebit_state_in), KERNEL(gc_onebit_errors_in), KERNEL(gc_onebit_errors_out), KERNEL(gc_onebit_addresses),
+    KERNEL(gc_onebit_finish), KERNEL(gc_onebit_refuse), KERNEL(gc_onebit_mean),
+    KERNEL(gc_copy_rows_u32), KERNEL(gc_copy_rows_u64), KERNEL(gc_cast_rows),
+    KERNEL(gc_copy_rows), KERNEL(gc_cast_rows_f32_bf16), KERNEL(gc_cast_rows_f32_f16), KERNEL(gc_cast_rows_bf16_f32),
+    KERNEL(gc_cast_rows_f16_f32), KERNEL(gc_cast_rows_f64_f32), KERNEL(gc_cast_rows_f32_f64),
+    WIDTHS(gc_copy_transposed), KERNEL(gc_copy_transposed_u128), KERNEL(gc_cast_transposed),
+    KERNEL(gc_cast_transposed_f32_bf16), KERNEL(gc_cast_transposed_f32_f16),
+    KERNEL(gc_cast_transposed_bf16_f32), KERNEL(gc_cast_transposed_f16_f32),
+    WIDTHS(gc_copy_gathered), KERNEL(gc_copy_general), KERNEL(gc_cast_general),
+    KERNEL(gc_peers_push), KERNEL(gc_peers_meet), KERNEL(gc_spin);
+    return entries;
+}
+
 static const Entry *find(const char *name) {
-    static const std::unordered_map<std::string, Entry> kernels = {
-        WIDTHS(gc_pack_truth), WIDTHS(gc_unpack), WIDTHS(gc_unpack_signs),
-        KERNEL(gc_pack_signs_f16), KERNEL(gc_pack_signs_bf16), KERNEL(gc_pack_signs_f32), KERNEL(gc_pack_signs_f64),
-        KERNEL(gc_pack_strided), KERNEL(gc_unpack_strided), KERNEL(gc_unpack_signs_strided),
-        KERNEL(gc_vote_few), KERNEL(gc_vote_many),
-        WIDTHS(gc_pack_columns), WIDTHS(gc_unpack_columns), WIDTHS(gc_pack_transposed), WIDTHS(gc_unpack_transposed),
-        WIDTHS(gc_pack_rows), WIDTHS(gc_unpack_rows), WIDTHS(gc_pack_steps), WIDTHS(gc_unpack_steps),
-        KERNEL(gc_onebit_encode_f32_f32), KERNEL(gc_onebit_encode_f32_bf16), KERNEL(gc_onebit_encode_f32),
-        KERNEL(gc_onebit_encode_16_f32), KERNEL(gc_onebit_encode_16_bf16), KERNEL(gc_onebit_encode_16),
-        KERNEL(gc_onebit_decode_u32), KERNEL(gc_onebit_decode_u16), KERNEL(gc_onebit_decode_add),
-        KERNEL(gc_onebit_reduce_f32), KERNEL(gc_onebit_reduce_bf16), KERNEL(gc_onebit_reduce),
-        KERNEL(gc_onebit_compress_f32_f32), KERNEL(gc_onebit_compress_f32_bf16), KERNEL(gc_onebit_compress_f32),
-        KERNEL(gc_onebit_compress_16_f32), KERNEL(gc_onebit_compress_16_bf16), KERNEL(gc_onebit_compress_16),
-        KERNEL(gc_onebit_compress_scale),
-        KERNEL(gc_onebit_compress_errors_f32_f32), KERNEL(gc_onebit_compress_errors_f32_bf16),
-        KERNEL(gc_onebit_compress_errors_16_f32), KERNEL(gc_onebit_compress_errors_16_bf16),
-        KERNEL(gc_onebit_commit), KERNEL(gc_onebit_reset), KERNEL(gc_onebit_state_out), KERNEL(gc_onebit_check_state),
-        KERNEL(gc_onebit_state_in), KERNEL(gc_onebit_errors_in), KERNEL(gc_onebit_errors_out), KERNEL(gc_onebit_addresses),
-        KERNEL(gc_onebit_finish), KERNEL(gc_onebit_refuse), KERNEL(gc_onebit_mean),
-        KERNEL(gc_copy_rows_u32), KERNEL(gc_copy_rows_u64), KERNEL(gc_cast_rows),
-        KERNEL(gc_copy_rows), KERNEL(gc_cast_rows_f32_bf16), KERNEL(gc_cast_rows_f32_f16), KERNEL(gc_cast_rows_bf16_f32),
-        KERNEL(gc_cast_rows_f16_f32), KERNEL(gc_cast_rows_f64_f32), KERNEL(gc_cast_rows_f32_f64),
-        WIDTHS(gc_copy_transposed), KERNEL(gc_copy_transposed_u128), KERNEL(gc_cast_transposed),
-        KERNEL(gc_cast_transposed_f32_bf16), KERNEL(gc_cast_transposed_f32_f16),
-        KERNEL(gc_cast_transposed_bf16_f32), KERNEL(gc_cast_transposed_f16_f32),
-        WIDTHS(gc_copy_gathered), KERNEL(gc_copy_general), KERNEL(gc_cast_general),
-        KERNEL(gc_peers_push), KERNEL(gc_peers_meet), KERNEL(gc_spin),
-    };
+    static const Entries kernels = all_kernels();
     const auto found = kernels.find(name);
     return found == kernels.end() ? nullptr : &found->second;
 }
