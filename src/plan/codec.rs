@@ -7,7 +7,8 @@
 //!     parts       |--- 0 ---|0|2|...                               what of a segment lies in a chunk
 //! ```
 //!
-//! A [`Run`] is what shares a scale: a segment where it is encoded, a part where it is reduced.
+//! A [`Run`] is what shares a scale: a segment where it is encoded, a part where it is reduced. Block codecs have their
+//! blocks in place of bytes of bits: [`super::blocks`].
 
 use std::ops::Range;
 
@@ -16,7 +17,7 @@ use crate::{
     tensor::Dtype,
 };
 
-use super::bits::bytes_for;
+use super::blocks::Blocks;
 
 /// Elements of a unit, whose sum is formed in float32.
 pub const UNIT: i64 = 1024;
@@ -39,7 +40,7 @@ pub const FIELDS: [(&str, Range<usize>); 16] = [
     ("dtype of results", RESULTS_FIELD),
     ("scale rule", SCALE_FIELD),
     ("rounding", 11..12),
-    ("block", 12..16),
+    ("block", BLOCK_FIELD),
     ("number of chunks", CHUNKS_FIELD),
     ("chunk number", CHUNK_FIELD),
     ("number of segments", SEGMENTS_FIELD),
@@ -56,6 +57,7 @@ const CODEC_FIELD: Range<usize> = 6..8;
 const VALUES_FIELD: Range<usize> = 8..9;
 const RESULTS_FIELD: Range<usize> = 9..10;
 const SCALE_FIELD: Range<usize> = 10..11;
+const BLOCK_FIELD: Range<usize> = 12..16;
 const CHUNKS_FIELD: Range<usize> = 16..20;
 /// This and the flags differ from chunk to chunk.
 pub const CHUNK_FIELD: Range<usize> = 20..24;
@@ -83,7 +85,7 @@ pub const CORRUPT: u32 = Flag::Corrupt as u32;
 pub const NONFINITE: u32 = Flag::Nonfinite as u32;
 pub const TAKEN_BACK: u32 = Flag::TakenBack as u32;
 
-/// Which codec. 3 to 15 are kept for others.
+/// Which codec. 8 to 15 are reserved.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -91,6 +93,26 @@ pub enum Kind {
     Onebit = 1,
     /// Signs alone, reduced by majority.
     Sign = 2,
+    /// bfloat16.
+    Bf16 = 3,
+    /// e4m3 (OCP) in blocks of 32, each with a scale that is a power of 2.
+    Mxfp8 = 4,
+    /// Integers of 8 bits in blocks of 64, each with a bfloat16 scale.
+    Int8 = 5,
+    /// Integers of 4 bits in blocks of 32, each with a bfloat16 scale.
+    Int4 = 6,
+    /// e2m1 (OCP) in blocks of 32, each with a scale that is a power of 2.
+    Mxfp4 = 7,
+}
+
+/// What several payloads are reduced to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// Their mean.
+    Mean = 0,
+    /// Their sum. Block codecs alone have it.
+    Sum = 1,
 }
 
 /// How errors are kept.
@@ -148,6 +170,7 @@ pub struct Rules {
     /// float32 or bfloat16; None: no errors are kept.
     pub error: Option<Dtype>,
     pub scale: ScaleRule,
+    pub reduction: Reduction,
     /// The decay of the error.
     pub beta: f32,
     pub policy: NonFinite,
@@ -158,18 +181,27 @@ pub struct Rules {
 pub struct Run {
     /// Whose scale it is.
     pub segment: usize,
-    /// The number of its first element in the segment: 0, or a multiple of 8.
+    /// The number of its first element in the segment: a multiple of the elements of a place.
     pub first: i64,
     pub elements: i64,
-    /// The number of its first byte in the payload's bits, before they are cut.
-    pub byte: i64,
-    /// Where its c^ begins in the state, in bytes: filled up to whole units. Without errors, 0.
+    /// The number of its first place in the payload, before that is cut: of its first byte of bits, or block, or raw
+    /// element among those of all segments.
+    pub place: i64,
+    /// Elements of a place: 8, a block's, or 1.
+    pub place_elements: i64,
+    /// Whether it travels as float32: of a block codec.
+    pub raw: bool,
+    /// Where its c^ (of a block codec e) begins in the state, in bytes: filled up to whole units. Without errors, 0.
     pub state: i64,
 }
 
 impl Run {
     pub fn units(&self) -> i64 {
         units(self.elements)
+    }
+
+    pub fn places(&self) -> i64 {
+        self.elements / self.place_elements + i64::from(self.elements % self.place_elements != 0)
     }
 }
 
@@ -191,14 +223,16 @@ pub struct CodecPlan {
     pub n_chunks: usize,
     /// Elements of all segments.
     pub elements: i64,
-    /// Bytes of bits of a chunk.
+    /// Bytes of bits of a chunk; of a block codec, of all behind its header.
     pub chunk_bytes: i64,
-    /// Where a chunk's bits begin.
+    /// Where a chunk's bits begin; of a block codec, its scales.
     pub head: i64,
     /// From chunk to chunk.
     pub stride: i64,
     /// Bytes of the state.
     pub state_bytes: i64,
+    /// Of a block codec: how a chunk is laid out.
+    pub blocks: Option<Blocks>,
     /// The fields of a header, with chunk number 0 and no flags.
     header: [u8; HEADER],
 }
@@ -211,12 +245,12 @@ pub fn workspace_bytes(elements: i64) -> i64 {
 }
 
 /// What a size that does not fit is.
-fn too_large() -> crate::error::Error {
+pub(super) fn too_large() -> crate::error::Error {
     error!(SizeOverflow, "segments: payload and state would have more than 2^63 - 1 bytes")
 }
 
 /// The next multiple of a power of two.
-fn align(bytes: i64, to: i64) -> Option<i64> {
+pub(super) fn align(bytes: i64, to: i64) -> Option<i64> {
     Some(bytes.checked_add(to - 1)? & -to)
 }
 
@@ -231,8 +265,9 @@ pub fn chunk_stride(segments: usize, chunk_bytes: i64) -> Option<i64> {
 }
 
 impl CodecPlan {
-    /// `segments`: how many elements each has, at least 0. `n_chunks`: at least 1. `server`: below n_chunks.
-    pub fn new(rules: Rules, segments: &[i64], n_chunks: usize, server: Option<usize>) -> Result<Self> {
+    /// `segments`: how many elements each has, at least 0. `raw`: for each whether it is; empty: none is. `n_chunks`: at
+    /// least 1. `server`: below n_chunks.
+    pub fn new(rules: Rules, segments: &[i64], raw: &[u8], n_chunks: usize, server: Option<usize>) -> Result<Self> {
         if u32::try_from(n_chunks).is_err() || u32::try_from(segments.len()).is_err() {
             return Err(error!(
                 SizeOverflow,
@@ -243,45 +278,60 @@ impl CodecPlan {
         let no_memory = |_| error!(OutOfMemory, "cannot allocate a list of {} segments", segments.len());
         let (mut workers, mut servers) = (Vec::new(), Vec::new());
         workers.try_reserve_exact(segments.len()).map_err(no_memory)?;
-        let (mut elements, mut bytes) = (0i64, 0i64);
+        let place_elements = rules.kind.format().map_or(8, |format| format.block);
+        // Places of segments that are not raw, and of those that are.
+        let (mut elements, mut places) = (0i64, [0i64; 2]);
         for (segment, &count) in segments.iter().enumerate() {
-            workers.push(Run { segment, first: 0, elements: count, byte: bytes, state: 0 });
+            let raw = raw.get(segment).is_some_and(|&raw| raw != 0);
+            let (place, place_elements) = (places[usize::from(raw)], if raw { 1 } else { place_elements });
+            let run = Run { segment, first: 0, elements: count, place, place_elements, raw, state: 0 };
             elements = elements.checked_add(count).ok_or_else(too_large)?;
-            bytes += bytes_for(count); // at most 1/8 of the elements, and a byte a segment
+            places[usize::from(raw)] += run.places(); // at most one an element, and those were counted
+            workers.push(run);
         }
-        // More chunks than bytes: the others are empty.
-        let chunk_bytes = (bytes as u64).div_ceil(n_chunks as u64) as i64;
-        let head = head_of(segments.len()).ok_or_else(too_large)?;
-        let stride = chunk_stride(segments.len(), chunk_bytes).ok_or_else(too_large)?;
+        let blocks = rules.kind.format().map(|format| Blocks::new(format, places, n_chunks)).transpose()?;
+        let (chunk_bytes, head) = match &blocks {
+            Some(blocks) => (blocks.bytes, HEADER as i64),
+            // More chunks than bytes: the others are empty.
+            None => {
+                ((places[0] as u64).div_ceil(n_chunks as u64) as i64, head_of(segments.len()).ok_or_else(too_large)?)
+            }
+        };
+        let stride = match &blocks {
+            Some(blocks) => blocks.bytes.checked_add(head),
+            None => chunk_stride(segments.len(), chunk_bytes),
+        };
+        let stride = stride.ok_or_else(too_large)?;
         stride.checked_mul(n_chunks as i64).ok_or_else(too_large)?;
-        if let Some(chunk) = server {
-            servers.try_reserve_exact(segments.len()).map_err(no_memory)?;
-            let held = chunk as i64 * chunk_bytes..(chunk as i64 + 1) * chunk_bytes;
-            servers.extend(workers.iter().filter_map(|run| part(run, &held)));
-        }
         let mut plan = Self {
             rules,
             workers,
             server,
-            servers,
+            servers: Vec::new(),
             n_chunks,
             elements,
             chunk_bytes,
             head,
             stride,
             state_bytes: 0,
+            blocks,
             header: [0; HEADER],
         };
+        if let Some(chunk) = server {
+            servers.try_reserve_exact(segments.len()).map_err(no_memory)?;
+            servers.extend((0..segments.len()).filter_map(|segment| plan.part(segment, chunk)));
+            plan.servers = servers;
+        }
         plan.lay_out_state().ok_or_else(too_large)?;
         plan.header = plan.fields();
         Ok(plan)
     }
 
     fn lay_out_state(&mut self) -> Option<()> {
-        let scales = (1 + i64::from(self.server.is_some())) * 4 * self.workers.len() as i64;
+        let scales = if self.blocks.is_some() { 0 } else { self.state_halves() as i64 * 4 * self.workers.len() as i64 };
         let mut bytes = align(HEADER as i64 + scales, STATE_ALIGNMENT)?;
         if let Some(error) = self.rules.error {
-            for run in self.workers.iter_mut().chain(&mut self.servers) {
+            for run in self.workers.iter_mut().chain(&mut self.servers).filter(|run| !run.raw) {
                 run.state = bytes;
                 bytes = bytes.checked_add(run.units().checked_mul(UNIT * error.size as i64)?)?;
             }
@@ -297,7 +347,11 @@ impl CodecPlan {
             Dtype::BF16 => 2,
             _ => 0,
         };
-        let scale = if rules.kind == Kind::Sign { 0 } else { rules.scale as u8 };
+        let (scale, block) = match (rules.kind.format(), rules.kind) {
+            (Some(format), _) => (format.scale_rule, format.block as u32),
+            (None, Kind::Sign) => (0, 0),
+            (None, _) => (rules.scale as u8, 0),
+        };
         let mut header = [0; HEADER];
         header[MAGIC_FIELD].copy_from_slice(b"GCPL");
         header[VERSION_FIELD].copy_from_slice(&1u16.to_le_bytes());
@@ -305,6 +359,7 @@ impl CodecPlan {
         header[VALUES_FIELD].copy_from_slice(&[dtype(rules.values)]);
         header[RESULTS_FIELD].copy_from_slice(&[dtype(rules.results)]);
         header[SCALE_FIELD].copy_from_slice(&[scale]);
+        header[BLOCK_FIELD].copy_from_slice(&block.to_le_bytes());
         header[CHUNKS_FIELD].copy_from_slice(&(self.n_chunks as u32).to_le_bytes());
         header[SEGMENTS_FIELD].copy_from_slice(&(self.workers.len() as u32).to_le_bytes());
         header[ELEMENTS_FIELD].copy_from_slice(&self.elements.to_le_bytes());
@@ -313,16 +368,17 @@ impl CodecPlan {
         header
     }
 
-    /// FNV-1a of the segments' counts.
+    /// FNV-1a of the segments' counts, bit 63 set where a segment is raw.
     pub fn digest(&self) -> u64 {
-        fnv1a(self.workers.iter().flat_map(|run| run.elements.to_le_bytes()))
+        let counted = |run: &Run| run.elements as u64 | u64::from(run.raw) << 63;
+        fnv1a(self.workers.iter().flat_map(|run| counted(run).to_le_bytes()))
     }
 
     /// Of all that the numbers depend on, for ranks to compare: FNV-1a of a header and of what headers do not say.
     pub fn digest_of_all(&self) -> u64 {
-        let Rules { error, beta, policy, .. } = &self.rules;
+        let Rules { error, beta, policy, reduction, .. } = &self.rules;
         let error = error.map_or(0, |error| if error == Dtype::F32 { 1u8 } else { 2 });
-        let rest = [error, *policy as u8].into_iter().chain(beta.to_bits().to_le_bytes());
+        let rest = [error, *policy as u8, *reduction as u8].into_iter().chain(beta.to_bits().to_le_bytes());
         fnv1a(self.header.into_iter().chain(rest))
     }
 
@@ -367,29 +423,35 @@ impl CodecPlan {
 
     /// The bytes of bits, before they are cut, that a chunk holds.
     pub fn held_by(&self, chunk: usize) -> Range<i64> {
-        // Past the last chunk with bits the product may be anything up to n_chunks * chunk_bytes, which fits.
-        chunk as i64 * self.chunk_bytes..(chunk as i64 + 1) * self.chunk_bytes
+        held(chunk, self.chunk_bytes)
     }
 
     /// The part of a segment that a chunk holds, if it holds elements of it. Its `state` is not set.
     pub fn part(&self, segment: usize, chunk: usize) -> Option<Run> {
-        part(&self.workers[segment], &self.held_by(chunk))
+        let run = &self.workers[segment];
+        let per_chunk = match &self.blocks {
+            None => self.chunk_bytes,
+            Some(blocks) if run.raw => blocks.chunk_raws,
+            Some(blocks) => blocks.chunk_blocks,
+        };
+        let held = held(chunk, per_chunk);
+        let (begin, end) = (held.start.max(run.place), held.end.min(run.place + run.places()));
+        (begin < end).then(|| {
+            let first = (begin - run.place) * run.place_elements;
+            let elements = ((end - run.place).saturating_mul(run.place_elements)).min(run.elements) - first;
+            Run { first, elements, place: begin, ..*run }
+        })
     }
+}
+
+/// The places that a chunk holds.
+fn held(chunk: usize, per_chunk: i64) -> Range<i64> {
+    // Past the last chunk with places the product may be anything up to n_chunks * per_chunk, which fits.
+    chunk as i64 * per_chunk..(chunk as i64 + 1) * per_chunk
 }
 
 pub fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
-}
-
-/// What of a segment lies within some bytes, if anything does.
-fn part(run: &Run, held: &Range<i64>) -> Option<Run> {
-    let begin = held.start.max(run.byte);
-    let end = held.end.min(run.byte + bytes_for(run.elements));
-    (begin < end).then(|| {
-        let first = (begin - run.byte) * 8;
-        let elements = ((end - run.byte).saturating_mul(8)).min(run.elements) - first;
-        Run { segment: run.segment, first, elements, byte: begin, state: 0 }
-    })
 }
 
 #[cfg(test)]
@@ -403,6 +465,7 @@ mod tests {
             results: Dtype::F32,
             error,
             scale: ScaleRule::Rms,
+            reduction: Reduction::Mean,
             beta: 1.0,
             policy: NonFinite::Propagate,
         }
@@ -411,7 +474,7 @@ mod tests {
     #[test]
     fn the_payload_is_that_of_the_specification() {
         // docs/NUMERICS.md, the example by hand.
-        let plan = CodecPlan::new(rules(Some(Dtype::F32)), &[2], 1, None).unwrap();
+        let plan = CodecPlan::new(rules(Some(Dtype::F32)), &[2], &[], 1, None).unwrap();
         assert_eq!((plan.head, plan.stride, plan.payload_bytes()), (80, 96, 96));
         let expected: [u8; HEADER] = [
             0x47, 0x43, 0x50, 0x4c, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, // 0
@@ -440,21 +503,29 @@ mod tests {
     fn parts_are_what_of_segments_lies_in_a_chunk() {
         // Bytes of bits: 0..2, 2..2, 2..5, 5..6; chunks of 2: 0..2, 2..4, 4..6, and one behind all of them.
         let segments = [13, 0, 17, 8];
-        let part = |segment, first, elements, byte| Run { segment, first, elements, byte, state: 0 };
+        let part = |segment, first, elements, place| Run {
+            segment,
+            first,
+            elements,
+            place,
+            place_elements: 8,
+            raw: false,
+            state: 0,
+        };
         for (chunk, expected) in
             [(0, vec![part(0, 0, 13, 0)]), (1, vec![part(2, 0, 16, 2)]), (2, vec![part(2, 16, 1, 4), part(3, 0, 8, 5)])]
         {
-            let plan = CodecPlan::new(rules(None), &segments, 3, Some(chunk)).unwrap();
+            let plan = CodecPlan::new(rules(None), &segments, &[], 3, Some(chunk)).unwrap();
             assert_eq!(plan.chunk_bytes, 2);
             assert_eq!(plan.servers, expected, "chunk {chunk}");
         }
-        let plan = CodecPlan::new(rules(None), &segments, 7, Some(6)).unwrap();
+        let plan = CodecPlan::new(rules(None), &segments, &[], 7, Some(6)).unwrap();
         assert_eq!((plan.chunk_bytes, plan.servers.len(), plan.server_elements()), (1, 0, 0));
     }
 
     #[test]
     fn states_lie_behind_the_scales_in_whole_units() {
-        let plan = CodecPlan::new(rules(Some(Dtype::BF16)), &[1025, 0, 7], 2, Some(1)).unwrap();
+        let plan = CodecPlan::new(rules(Some(Dtype::BF16)), &[1025, 0, 7], &[], 2, Some(1)).unwrap();
         let states: Vec<i64> = plan.workers.iter().chain(&plan.servers).map(|run| run.state).collect();
         // 64 + 2 * 12 bytes, to 256; units of 2048 bytes.
         assert_eq!(states, [256, 256 + 2 * 2048, 256 + 2 * 2048, 256 + 3 * 2048, 256 + 4 * 2048]);
@@ -465,8 +536,8 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         for segments in [vec![i64::MAX, 1], vec![i64::MAX - 7]] {
-            assert!(CodecPlan::new(rules(Some(Dtype::F32)), &segments, 1, None).is_err(), "{segments:?}");
+            assert!(CodecPlan::new(rules(Some(Dtype::F32)), &segments, &[], 1, None).is_err(), "{segments:?}");
         }
-        assert!(CodecPlan::new(rules(None), &[100], usize::MAX, None).is_err());
+        assert!(CodecPlan::new(rules(None), &[100], &[], usize::MAX, None).is_err());
     }
 }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bits;
+pub mod blocks;
 pub mod codec;
 pub mod copy;
 pub mod floats;

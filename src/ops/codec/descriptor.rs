@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Result, error},
-    plan::codec::{CodecPlan, ErrorKind, Kind, NonFinite, Rules, ScaleRule},
+    plan::codec::{CodecPlan, ErrorKind, Kind, NonFinite, Reduction, Rules, ScaleRule},
     tensor::{Device, Dtype},
 };
 
@@ -62,10 +62,11 @@ impl Descriptor<'_> {
             results: self.results,
             error: self.error()?,
             scale: self.scale,
+            reduction: Reduction::Mean,
             beta: if self.beta == 0.0 { 1.0 } else { self.beta },
             policy: self.nonfinite,
         };
-        CodecPlan::new(rules, segments, n_chunks, server)
+        CodecPlan::new(rules, segments, &[], n_chunks, server)
     }
 
     fn error(&self) -> Result<Option<Dtype>> {
@@ -75,8 +76,8 @@ impl Descriptor<'_> {
             (Kind::Sign, ErrorKind::Bfloat16) => {
                 Err(error!(InvalidArgument, "options: error GC_ERROR_BFLOAT16, and GC_CODEC_SIGN keeps no errors"))
             }
-            (Kind::Onebit, ErrorKind::Float32) => Ok(Some(Dtype::F32)),
-            (Kind::Onebit, ErrorKind::Bfloat16) => Ok(Some(Dtype::BF16)),
+            (_, ErrorKind::Float32) => Ok(Some(Dtype::F32)),
+            (_, ErrorKind::Bfloat16) => Ok(Some(Dtype::BF16)),
         }
     }
 }

@@ -114,7 +114,7 @@ impl Codec {
     /// at least as many. Its state is nobody's then.
     pub fn refit(&mut self, elements: i64) -> Result<()> {
         if elements != self.plan.elements {
-            let plan = CodecPlan::new(self.plan.rules, &[elements], self.plan.n_chunks, self.plan.server)?;
+            let plan = CodecPlan::new(self.plan.rules, &[elements], &[], self.plan.n_chunks, self.plan.server)?;
             match &mut self.enter()?.backend {
                 Backend::Cpu(codec) => codec.refit(&plan)?,
                 Backend::Cuda(codec) => codec.refit(&plan),

@@ -59,14 +59,14 @@ impl Chunks {
 
 /// The number of the first byte behind a segment's or a part's.
 fn end(run: &Run) -> i64 {
-    run.byte + bytes_for(run.elements)
+    run.place + bytes_for(run.elements)
 }
 
 /// What a chunk holds of segments, in order.
 fn parts(plan: &CodecPlan, chunk: usize) -> impl Iterator<Item = Run> {
     let held = plan.held_by(chunk);
     let first = plan.workers.partition_point(|run| end(run) <= held.start);
-    let runs = plan.workers[first..].iter().take_while(move |run| run.byte < held.end);
+    let runs = plan.workers[first..].iter().take_while(move |run| run.place < held.end);
     runs.filter_map(move |run| plan.part(run.segment, chunk))
 }
 
@@ -151,7 +151,7 @@ pub unsafe fn check(plan: &CodecPlan, who: fmt::Arguments<'_>, chunk: *mut u8, n
         let expected = match plan.rules.kind {
             _ if !holds => Some(0.0f32),
             Kind::Sign => Some(1.0),
-            Kind::Onebit => None,
+            _ => None,
         };
         match expected {
             Some(expected) if scale.to_bits() != expected.to_bits() => {

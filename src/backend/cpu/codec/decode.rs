@@ -92,7 +92,7 @@ impl Codec {
         self.worker_tiles.for_each(&plan.workers, size as i64, |tile| {
             let run = &plan.workers[tile.run];
             let mut dst = decoder.values[tile.run].at(tile.first as usize * size);
-            let (mut byte, mut left) = (run.byte + tile.first / 8, tile.elements);
+            let (mut byte, mut left) = (run.place + tile.first / 8, tile.elements);
             while left > 0 {
                 let (chunk, bits, side_by_side) = chunks.at(byte);
                 let count = left.min(side_by_side.saturating_mul(8));

@@ -81,7 +81,7 @@ impl Codec {
                 zero,
                 types: PhantomData,
             };
-            let sink = Sink { kept: next.at(kept), chunks, byte: run.byte + tile.first / 8 };
+            let sink = Sink { kept: next.at(kept), chunks, byte: run.place + tile.first / 8 };
             let treatment = Treatment { sum: sum_of(plan), zero };
             // SAFETY: the tile lies within a segment, which has values and a place in both states and in the payload.
             let outcome = unsafe { kernels::tile(set, &source, &sink, treatment, tile.elements) };

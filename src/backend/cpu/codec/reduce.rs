@@ -119,7 +119,7 @@ impl Codec {
         let met = Met::default();
         self.server_tiles.for_each(&plan.servers, (2 * size_of::<E::Bits>() + bytes) as i64, |tile| {
             let run = &plan.servers[tile.run];
-            let byte = run.byte - start + tile.first / 8;
+            let byte = run.place - start + tile.first / 8;
             let kept = run.state as usize + tile.first as usize * size_of::<E::Bits>();
             let source = source_of(&Piece {
                 run,
@@ -144,7 +144,7 @@ impl Codec {
     /// vote.
     pub(super) fn vote(&self, inputs: &Inputs<'_>, dst: &View<'_>) {
         let plan = inputs.plan;
-        let behind = |part: &Run| part.byte - inputs.start + bytes_for(part.elements);
+        let behind = |part: &Run| part.place - inputs.start + bytes_for(part.elements);
         let bytes = plan.servers.last().map_or(0, behind);
         let (valid, _) = self.buffers_of(self.server);
         // SAFETY: a state.

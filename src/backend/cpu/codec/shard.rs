@@ -42,7 +42,7 @@ impl Codec {
         let bytes = size_of::<f32>() + 2 * inputs.payloads();
         self.server_tiles.for_each(&plan.servers, bytes as i64, |tile| {
             let run = &plan.servers[tile.run];
-            let source = inputs.parts::<Nothing>(run, run.byte - start + tile.first / 8);
+            let source = inputs.parts::<Nothing>(run, run.place - start + tile.first / 8);
             let dst = shard[run.segment].at(tile.first as usize * size_of::<f32>());
             // SAFETY: the tile lies within a part, which every payload and the shard have.
             met.note(unsafe { kernels::write(set, &source, dst, tile.elements) });
@@ -56,7 +56,7 @@ impl Codec {
         let start = plan.held_by(number).start;
         self.server_tiles.for_each(&plan.servers, size_of::<f32>() as i64, |tile| {
             let run = &plan.servers[tile.run];
-            let bits = bits.at((run.byte - start + tile.first / 8) as usize);
+            let bits = bits.at((run.place - start + tile.first / 8) as usize);
             let dst = shard[run.segment].at(tile.first as usize * size_of::<f32>());
             let values = Values::<F32> { plus: F32::narrow(1.0), minus: F32::narrow(-1.0) };
             // SAFETY: the tile lies within a part, which the chunk and the shard have.

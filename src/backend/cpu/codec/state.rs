@@ -198,9 +198,7 @@ fn check_scales(plan: &CodecPlan, half: usize, state: &View<'_>) -> Result<()> {
             || run.is_some_and(|run| run.elements > 0)
                 && match plan.rules.kind {
                     Kind::Sign => scale == 1.0,
-                    Kind::Onebit => {
-                        !is_negative(scale) && (plan.rules.policy == NonFinite::Propagate || scale.is_finite())
-                    }
+                    _ => !is_negative(scale) && (plan.rules.policy == NonFinite::Propagate || scale.is_finite()),
                 };
         if !is_known {
             let half = ["a worker", "a server"][half];

@@ -6,7 +6,7 @@ use crate::{
         peers::Way,
     },
     error::{Result, error},
-    plan::codec::{CodecPlan, HEADER, Kind, NonFinite, Run as PlanRun, UNIT, units},
+    plan::codec::{CodecPlan, HEADER, NonFinite, Run as PlanRun, UNIT, units},
     tensor::Dtype,
 };
 
@@ -269,7 +269,7 @@ impl Tables {
         let first = plan.held_by(chunk).start;
         let mut parts = plan.servers.iter().peekable();
         let run = |segment| {
-            let none = PlanRun { segment, first: 0, elements: 0, byte: first, state: 0 };
+            let none = PlanRun { elements: 0, place: first, ..plan.workers[segment] };
             parts.next_if(|part| part.segment == segment).copied().unwrap_or(none)
         };
         Self::of(plan, run, |byte| (chunk as i64, plan.head + byte - first, i64::MAX))
@@ -288,7 +288,7 @@ impl Tables {
         runs.try_reserve_exact(segments).map_err(refusal)?;
         let (mut base, mut unit) = (0, 0);
         for segment in 0..segments {
-            let PlanRun { elements, byte, .. } = run(segment);
+            let PlanRun { elements, place: byte, .. } = run(segment);
             let count = tiles_of(elements);
             let number = u32::try_from(count).map_err(|_| {
                 error!(SizeOverflow, "segment {segment}: {elements} elements are more than {TILE} times 2^32")
@@ -342,7 +342,7 @@ impl Run {
     fn only(plan: &CodecPlan, half: u32) -> Self {
         let part = plan.servers.first().filter(|_| half == SERVER);
         let (elements, byte) = match part {
-            Some(part) => (part.elements, part.byte),
+            Some(part) => (part.elements, part.place),
             None if half == SERVER => (0, plan.held_by(plan.server.unwrap_or(0)).start),
             None => (plan.workers[0].elements, 0),
         };
@@ -398,7 +398,7 @@ impl Half {
             report: 0,
             addresses: 0,
             // Each is in the plan, which counts no more segments and chunks than fit.
-            bytes: plan.workers.last().map_or(0, |run| run.byte + units_of_byte(run.elements)) as u64,
+            bytes: plan.workers.last().map_or(0, |run| run.place + units_of_byte(run.elements)) as u64,
             chunk_bytes: plan.chunk_bytes as u64,
             head: plan.head as u64,
             stride: plan.stride as u64,
@@ -408,10 +408,7 @@ impl Half {
             n_chunks: plan.n_chunks as u32,
             chunk: chunk as u32,
             chunks: chunks as u32,
-            kind: match rules.kind {
-                Kind::Onebit => 1,
-                Kind::Sign => 2,
-            },
+            kind: rules.kind as u32,
             rule: rules.scale as u32,
             policy: match rules.policy {
                 NonFinite::Propagate => 0,
@@ -438,7 +435,7 @@ fn units_of_byte(elements: i64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::codec::{Rules, ScaleRule};
+    use crate::plan::codec::{Kind, Reduction, Rules, ScaleRule};
 
     fn plan(segments: &[i64], n_chunks: usize, server: Option<usize>) -> CodecPlan {
         let rules = Rules {
@@ -447,10 +444,11 @@ mod tests {
             results: Dtype::F32,
             error: Some(Dtype::BF16),
             scale: ScaleRule::Rms,
+            reduction: Reduction::Mean,
             beta: 1.0,
             policy: NonFinite::Propagate,
         };
-        CodecPlan::new(rules, segments, n_chunks, server).unwrap()
+        CodecPlan::new(rules, segments, &[], n_chunks, server).unwrap()
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::{
         call::{Address, Decoding},
         cpu::pool,
     },
-    plan::codec::{Kind, Rules, ScaleRule},
+    plan::codec::{Kind, Reduction, Rules, ScaleRule},
     tensor::{Device, Dtype, Name},
 };
 
@@ -99,7 +99,7 @@ struct Pair {
 impl Pair {
     fn new(set: InstructionSet, rules: Rules, segments: &[usize], n_chunks: usize, server: Option<usize>) -> Self {
         let counts: Vec<i64> = segments.iter().map(|&count| count as i64).collect();
-        let plan = CodecPlan::new(rules, &counts, n_chunks, server).unwrap();
+        let plan = CodecPlan::new(rules, &counts, &[], n_chunks, server).unwrap();
         let mut codec = Codec::new(&plan).unwrap();
         codec.set = set;
         Self { plan, codec, model: Model::new(rules, segments, n_chunks, server) }
@@ -213,6 +213,7 @@ fn rules() -> Rules {
         results: Dtype::F32,
         error: Some(Dtype::F32),
         scale: ScaleRule::Rms,
+        reduction: Reduction::Mean,
         beta: 1.0,
         policy: NonFinite::Propagate,
     }

@@ -235,7 +235,7 @@ impl Model {
             let s = match self.rules.kind {
                 Kind::Sign if c.is_empty() => 0.0,
                 Kind::Sign => 1.0,
-                Kind::Onebit => scale(self.rules.scale, &c),
+                _ => scale(self.rules.scale, &c),
             };
             next.scales.push(self.settled_scale(s, &mut nonfinite));
             bits.extend(pack(&c));
@@ -308,7 +308,7 @@ impl Model {
             let t = match self.rules.kind {
                 _ if count == 0 => 0.0,
                 Kind::Sign => 1.0,
-                Kind::Onebit => {
+                _ => {
                     let t = scale(self.rules.scale, &d);
                     let rounded = round(self.rules.results, t);
                     if self.rules.results == Dtype::F16 && t.is_finite() { rounded.min(65504.0) } else { rounded }

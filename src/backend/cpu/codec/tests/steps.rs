@@ -58,6 +58,7 @@ fn some_rules(random: &mut Random) -> Rules {
         results: random.of(&DTYPES),
         error: if kind == Kind::Sign { None } else { random.of(&[Some(Dtype::F32), Some(Dtype::BF16), None]) },
         scale: random.of(&[ScaleRule::Rms, ScaleRule::Mean]),
+        reduction: Reduction::Mean,
         beta: random.of(&[1.0, 0.9]),
         policy: random.of(&[NonFinite::Propagate, NonFinite::Zero, NonFinite::Transactional]),
     }
