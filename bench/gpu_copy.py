@@ -290,6 +290,8 @@ def main():
     write()
     print(report.gpu_copy_tables(results))
     print(report.targets() or "")
+    if options.against:
+        print(report.against(results))
     copy = sorted(bench.yardsticks["copy"]["seconds"])
     print(f"\nthe copy: {statistics.median(copy) * 1e3:.3f} ms, {copy[0] * 1e3:.3f} to {copy[-1] * 1e3:.3f}")
 

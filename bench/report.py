@@ -79,7 +79,7 @@ def other(contender):
 def against(results):
     """How fast the library is compared with the other that took turns with it: by group, and the slowest rows."""
     lines, rows = [], []
-    for group in "large", "segments", "sizes", "ragged", "small", "layouts", "narrow":
+    for group in "large", "segments", "sizes", "ragged", "small", "layouts", "narrow", "copies":
         found = [
             (ratio(row, name, other(name)), row, name)
             for row in measured(results.get(group, []))
