@@ -61,11 +61,11 @@
  *   gc_codec_free                 Releases a codec.
  *   gc_codec_payload_bytes        Bytes of a payload: n_chunks times those of a chunk.
  *   gc_codec_encode               Encodes a gradient plus the carried error as a payload, and keeps the new error.
- *   gc_codec_decode               Decodes a payload to +s or -s for every element.
+ *   gc_codec_decode               Decodes a payload.
  *   gc_codec_reduce               Reduces the same chunk of several payloads to one chunk.
  *   gc_codec_flags                Writes the flags of all calls since the last gc_codec_flags(): GC_FLAG_*, or'ed, in
  *                                 stream order.
- *   gc_codec_scales               Writes the scales of the last gc_codec_encode().
+ *   gc_codec_scales               Writes the scales of the last gc_codec_encode(), of ONEBIT or SIGN.
  *   gc_codec_commit               Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL.
  *   gc_codec_rollback             Takes the pending step back: gc_codec_commit() with a `skip` that is not 0.
  *   gc_codec_reset                Resets the state to +0, as after gc_codec_create().
@@ -405,13 +405,29 @@ const char *gc_last_error(void);
 /*
  * CODECS
  *
- * A codec compresses a gradient and, if it is lossy, adds the error to the next gradient (*error feedback*). ONEBIT
- * sends signs and one float32 per tensor, in one pass over memory; SIGN sends signs, and several of them are reduced
- * by majority. docs/NUMERICS.md specifies the results, to the last bit: the same on every processor and GPU.
+ * A codec compresses a gradient and, if it keeps errors, adds to the next gradient what this one lost (*error
+ * feedback*). docs/NUMERICS.md specifies the results, to the last bit: the same on every processor and GPU.
  *
- *     int64_t sizes[] = {1000000, 64, 500};   // three tensors: one launch, a scale each
- *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .segments = sizes,
- *                                   .n_segments = 3, .n_chunks = 4};   // on the CPU; float32, and so are the errors
+ *     codec             bytes per element   for
+ *     GC_CODEC_BF16     2                   every optimizer
+ *     GC_CODEC_MXFP8    1.03125             every optimizer
+ *     GC_CODEC_INT8     1.03125             every optimizer; begin with this one
+ *     GC_CODEC_INT4     0.5625              every optimizer, with errors
+ *     GC_CODEC_MXFP4    0.53125             every optimizer, with errors
+ *     GC_CODEC_ONEBIT   0.125               SGD, or the momentum in place of the gradient
+ *     GC_CODEC_SIGN     0.125               optimizers made for signs
+ *
+ * The first five are *block codecs*. MXFP8, INT4 and MXFP4 have a scale for every 32 elements, INT8 for every 64, so
+ * that small elements arrive although there are large ones elsewhere in the tensor, as Adam wants it. An element of
+ * INT8 is off by at most 1/252 of the largest in its block, of INT4 by 1/13. One of MXFP8 is off by at most 1/16 of
+ * itself or 1/229000 of the largest, of MXFP4 by 1/4 or 1/12; these two are the formats of tensor cores. (All of that
+ * where the largest is 2^-100 or more.) ONEBIT sends signs and one float32 per tensor. SIGN sends signs, and several
+ * payloads are reduced by majority.
+ *
+ *     int64_t sizes[] = {1000000, 64, 500};   // three tensors, one launch: a matrix, a bias, the weight of a norm
+ *     uint8_t raw[] = {0, 1, 1};              // what is small and matters travels as float32
+ *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_INT8, .error = GC_ERROR_NONE,
+ *                                   .segments = sizes, .n_segments = 3, .raw = raw, .n_chunks = 4};   // on the CPU
  *     gc_codec_t *codec;
  *     gc_codec_create(&options, &codec);
  *     int64_t bytes = gc_codec_payload_bytes(codec);                    // chunk k is at k * bytes / 4
@@ -420,8 +436,16 @@ const char *gc_last_error(void);
  *     gc_codec_free(codec);
  *
  * A *segment* is one tensor of a gradient, a *payload* what one process sends: n_chunks equal chunks, one for each
- * receiver, which carry a header, all scales and the bits. The *error* of an element is what was to be sent minus what
- * was sent; the codec keeps it, as its *state*.
+ * receiver, which carry a header, scales, and codes or bits. The *error* of an element is what was to be sent minus
+ * what was sent; the codec keeps it, as its *state*.
+ *
+ * Errors take 4 bytes per element (in bfloat16: 2), and belong in checkpoints. Keep them with 4 bits and fewer; 8 and
+ * 16 bits usually do without, by GC_ERROR_NONE. With errors in float32 a block codec loses nothing: what is sent and
+ * what is kept are together exactly what was there.
+ *
+ * A block with a NaN, an Inf, or 2^127 or more decodes to NaN, all of it, and GC_FLAG_NONFINITE is set; its errors stay
+ * as they were, so nothing that is not finite enters them. A raw segment sends such an element as it is. The errors of
+ * ONEBIT keep it. gc_codec_options_t.nonfinite has other policies.
  *
  * A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
  * streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is
@@ -448,15 +472,33 @@ enum gc_flag {
     GC_FLAG_TAKEN_BACK = 4,
 };
 
-/** Which codec. 3 to 15 are kept for others. */
+/** Which codec. 8 to 15 are kept for others. */
 enum gc_codec {
-    /** Signs and a scale, with error feedback. */
+    /** Signs and a scale per tensor, with error feedback: 1/8 of a byte per element. */
     GC_CODEC_ONEBIT = 1,
-    /** Signs alone, reduced by majority. */
+    /** Signs alone, reduced by majority: 1/8 of a byte. */
     GC_CODEC_SIGN = 2,
+    /** bfloat16: 2 bytes. */
+    GC_CODEC_BF16 = 3,
+    /** e4m3 (OCP) in blocks of 32, each with a scale that is a power of 2: 1.03125 bytes. */
+    GC_CODEC_MXFP8 = 4,
+    /** Integers from -127 to 127 in blocks of 64, each with a bfloat16 scale: 1.03125 bytes. */
+    GC_CODEC_INT8 = 5,
+    /** Integers from -7 to 7 in blocks of 32, each with a bfloat16 scale: 0.5625 bytes. */
+    GC_CODEC_INT4 = 6,
+    /** e2m1 (OCP) in blocks of 32, each with a scale that is a power of 2: 0.53125 bytes. */
+    GC_CODEC_MXFP4 = 7,
 };
 
-/** How errors are kept. */
+/** What several payloads are reduced to. ONEBIT and SIGN have GC_REDUCTION_MEAN alone. */
+enum gc_reduction {
+    /** Their mean. */
+    GC_REDUCTION_MEAN = 0,
+    /** Their sum. */
+    GC_REDUCTION_SUM = 1,
+};
+
+/** How errors are kept. SIGN keeps none. */
 enum gc_error {
     /** Four bytes per element. */
     GC_ERROR_FLOAT32 = 0,
@@ -466,7 +508,7 @@ enum gc_error {
     GC_ERROR_NONE = 2,
 };
 
-/** What the scale is. */
+/** What the scale of ONEBIT is. Block codecs have rules of their own: 0 for them. */
 enum gc_scale {
     /** The root of the mean square: DeepSpeed's. */
     GC_SCALE_RMS = 0,
@@ -476,9 +518,12 @@ enum gc_scale {
 
 /** What happens to numbers that are not finite. GC_FLAG_NONFINITE is set in any case. */
 enum gc_nonfinite {
-    /** They stay in the state, until gc_codec_reset() or gc_codec_state_in(). */
+    /**
+     * ONEBIT: they stay in the state, until gc_codec_reset() or gc_codec_state_in(). Block codecs: the block decodes to
+     * NaN, and its errors stay as they were.
+     */
     GC_NONFINITE_PROPAGATE = 0,
-    /** They count as 0; a scale that is not finite is 0, so nothing is sent and all of it is carried. */
+    /** They count as 0. ONEBIT: a scale that is not finite is 0, so nothing is sent and all of it is carried. */
     GC_NONFINITE_ZERO = 1,
     /** A step is pending until gc_codec_commit(), which takes it back if anything was not finite. */
     GC_NONFINITE_TRANSACTIONAL = 2,
@@ -505,11 +550,11 @@ typedef struct gc_codec_options_t {
     DLDevice device;
     /** The dtype of the values to encode: float32, float16 or bfloat16. All 0: float32. */
     DLDataType values;
-    /** The dtype of the final decoded values, likewise. A reduced scale is rounded to it. */
+    /** The dtype of the final decoded values, likewise. A reduced scale of ONEBIT is rounded to it. */
     DLDataType results;
-    /** One of GC_ERROR_*. SIGN keeps no errors. */
+    /** One of GC_ERROR_*: 0 keeps errors in float32. SIGN keeps none. */
     int32_t error;
-    /** One of GC_SCALE_*. */
+    /** One of GC_SCALE_*, for ONEBIT; otherwise 0. */
     int32_t scale;
     /** One of GC_NONFINITE_*. */
     int32_t nonfinite;
@@ -525,8 +570,14 @@ typedef struct gc_codec_options_t {
     size_t n_chunks;
     /** k + 1: this codec reduces chunk k, and keeps the error of that. 0: it reduces none. */
     uint64_t server;
+    /** NULL, or a byte for each segment: where it is not 0, the segment travels as float32. Block codecs alone. */
+    const uint8_t *raw;
+    /** One of GC_REDUCTION_*. Block codecs alone. */
+    int32_t reduction;
+    /** Must be 0, and so must `reserved`. */
+    int32_t reserved_i;
     /** Must be 0. */
-    uint64_t reserved[4];
+    uint64_t reserved[2];
 } gc_codec_options_t;
 
 /** How values are decoded: one of GC_DECODE_*. */
@@ -540,9 +591,10 @@ typedef int32_t gc_decode_t;
  * gc_codec_free().
  *
  * INVALID_ARGUMENT: an unknown codec or other enum value; a field that this version does not know, or a reserved one,
- * that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
- * chunks; GC_ERROR_BFLOAT16 with GC_CODEC_SIGN; n_elements that is not 0 beside segments. UNSUPPORTED_DTYPE: not
- * float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or a state of more than 2^63 - 1 bytes.
+ * that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the chunks;
+ * GC_ERROR_BFLOAT16 with GC_CODEC_SIGN; raw or GC_REDUCTION_SUM with GC_CODEC_ONEBIT or GC_CODEC_SIGN; GC_SCALE_MEAN
+ * with a block codec; n_elements that is not 0 beside segments. UNSUPPORTED_DTYPE: not float32, float16 or bfloat16.
+ * SIZE_OVERFLOW: a payload or a state of more than 2^63 - 1 bytes.
  */
 gc_status_t gc_codec_create(const gc_codec_options_t *options,
                             gc_codec_t **out);
@@ -576,13 +628,15 @@ gc_status_t gc_codec_encode(gc_codec_t *codec,
                             void *stream);
 
 /**
- * Decodes a payload to +s or -s for every element. s is the segment's scale in the chunk.
+ * Decodes a payload. ONEBIT and SIGN: to +s or -s for every element; s is the segment's scale in the chunk. Block
+ * codecs: to the number that the code stands for, times the scale of its block.
  *
  * `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers.
- * `divisor`: divides the scale; 0 means 1. `factor`: NULL for 1, or one float32 on the codec's device, which
- * multiplies the scale. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to those in `values`, for
+ * `divisor`: divides the values; 0 means 1. `factor`: NULL for 1, or one float32 on the codec's device, which
+ * multiplies them then. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to those in `values`, for
  * rings and trees of your own. `values`: n_values tensors, one for each segment: all float32, all float16 or all
- * bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
+ * bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value of ONEBIT is Inf, and GC_FLAG_NONFINITE is set;
+ * one of a block codec is the largest float16 then.
  *
  * As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, an invalid mode. CORRUPT: on the CPU, a chunk
  * that this codec would not have written; nothing is written then.
@@ -597,13 +651,14 @@ gc_status_t gc_codec_decode(gc_codec_t *codec,
                             void *stream);
 
 /**
- * Reduces the same chunk of several payloads to one chunk. They are added in the order given: ONEBIT gives the signs
- * and the scale of their mean plus the carried error, SIGN the majority. The error of this chunk is kept.
+ * Reduces the same chunk of several payloads to one chunk. They are added in the order given. ONEBIT and block codecs
+ * encode their mean plus the carried error (with GC_REDUCTION_SUM their sum plus that), SIGN sends the majority. The
+ * error of this chunk is kept.
  *
  * `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks],
  * chunk `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
  *
- * If a chunk is corrupt, the output is flagged as corrupt for every decoder, its scales are +0, and the carried error
+ * If a chunk is corrupt, the output is flagged as corrupt for every decoder, its numbers are +0, and the carried error
  * is unchanged. On the CPU the call also gives CORRUPT; on CUDA it sets GC_FLAG_CORRUPT.
  *
  * INVALID_ARGUMENT: another chunk, or none; no payloads; memory that is not aligned to 16. SHAPE_MISMATCH. BUSY.
@@ -622,11 +677,16 @@ gc_status_t gc_codec_reduce(gc_codec_t *codec,
 gc_status_t gc_codec_flags(gc_codec_t *codec, DLTensor *dst, void *stream);
 
 /**
- * Writes the scales of the last gc_codec_encode().
+ * Writes the scales of the last gc_codec_encode(), of ONEBIT or SIGN.
  *
  * `dst`: float32, one element for each segment, on the codec's device or CUDAHost.
+ *
+ * INVALID_ARGUMENT: a block codec, whose scales are those of blocks. UNSUPPORTED_DTYPE, SHAPE_MISMATCH, NOT_CONTIGUOUS:
+ * a tensor that is not as described. BUSY.
  */
-gc_status_t gc_codec_scales(gc_codec_t *codec, DLTensor *dst, void *stream);
+gc_status_t gc_codec_scales(gc_codec_t *codec,
+                            DLTensor *dst,
+                            void *stream);
 
 /**
  * Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL. Its new state becomes the valid one. If `skip` is not 0, or
@@ -647,7 +707,10 @@ gc_status_t gc_codec_rollback(gc_codec_t *codec, void *stream);
 /** Resets the state to +0, as after gc_codec_create(). Flags and a pending step are dropped. */
 gc_status_t gc_codec_reset(gc_codec_t *codec, void *stream);
 
-/** Bytes of the state. -1, and the last error, if `codec` is NULL. */
+/**
+ * Bytes of the state. -1, and the last error, if `codec` is NULL. Of a block codec: 256, then the error of each segment
+ * that is not raw, then that of each part that it reduces, in whole units of 1024 elements; 256 alone without errors.
+ */
 int64_t gc_codec_state_bytes(const gc_codec_t *codec);
 
 /**
@@ -675,8 +738,8 @@ gc_status_t gc_codec_state_in(gc_codec_t *codec,
 /**
  * Writes the carried errors as numbers, to inspect them or to continue with other options.
  *
- * `worker`: NULL, or float32, as many elements as all segments have, one segment after the other. `server`: NULL, or
- * float32, as many elements as the chunk has that this codec reduces.
+ * `worker`: NULL, or float32, as many elements as all segments have, one segment after the other; +0 for raw ones.
+ * `server`: NULL, or float32, likewise what the chunk that this codec reduces has of each segment.
  *
  * INVALID_ARGUMENT: a step is pending; `server` without a chunk to reduce. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
  * NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
@@ -687,9 +750,10 @@ gc_status_t gc_codec_errors_out(gc_codec_t *codec,
                                 void *stream);
 
 /**
- * Carries the given errors from now on, rounded to the codec's dtype of errors. NULL keeps the old ones. The values
- * are not checked: with GC_NONFINITE_TRANSACTIONAL, one that is not finite after rounding takes every later step back,
- * until gc_codec_reset() or other errors.
+ * Carries the given errors from now on, rounded to the codec's dtype of errors. NULL keeps the old ones. ONEBIT does
+ * not check them: with GC_NONFINITE_TRANSACTIONAL, one that is not finite after rounding takes every later step back,
+ * until gc_codec_reset() or other errors. With block codecs such a one becomes +0, and GC_FLAG_NONFINITE is set. What
+ * is given for raw segments is not used.
  *
  * `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps
  * none.
@@ -863,8 +927,9 @@ int64_t gc_shard_elements(int64_t n_elements,
  * ALL-REDUCE
  *
  * An all-reduce object joins a communicator and a codec. It keeps the errors itself, and passes over memory once where
- * gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype
- * that codecs know, with any codec: GC_CODEC_ONEBIT for the mean with error feedback, GC_CODEC_SIGN for the majority.
+ * gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype that codecs know. The
+ * result is the mean, the sum where GC_REDUCTION_SUM says so, or the majority with GC_CODEC_SIGN. Peer memory takes
+ * GC_CODEC_ONEBIT and GC_CODEC_SIGN alone.
  *
  *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
  *     gc_allreduce_t *allreduce;
@@ -887,7 +952,8 @@ typedef struct gc_allreduce_t gc_allreduce_t;
  * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values.
  * `*out`: yours to release, by gc_allreduce_free().
  *
- * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle.
+ * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle; a
+ * block codec over peer memory.
  * COMM, BUSY. A failure on one rank fails all, except BUSY and a NULL `comm`: then the others keep waiting.
  */
 gc_status_t gc_allreduce_create(gc_comm_t *comm,
@@ -994,8 +1060,8 @@ gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
  *
  * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it
  * had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided
- * by W and added in order. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all shards, of
- * which this rank takes those of its own.
+ * by W and added in order (with GC_REDUCTION_SUM: their sum, divided by the new number of ranks). `server`: NULL, or
+ * float32, C-contiguous, n elements: the server errors of all shards, of which this rank takes those of its own.
  *
  * As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
  */

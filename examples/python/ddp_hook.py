@@ -46,7 +46,7 @@ _NUMBERS = {"error": c_int32, "scale": c_int32, "nonfinite": c_int32, "beta": c_
 _SIZES = {"segments": POINTER(c_int64), "n_segments": c_size_t, "n_elements": c_int64, "n_chunks": c_size_t}
 Options = struct(
     "gc_codec_options_t", struct_size=c_uint32, codec=c_int32, device=Device, values=DType, results=DType, **_NUMBERS,
-    **_SIZES, server=c_uint64, reserved=c_uint64 * 4,
+    **_SIZES, server=c_uint64, raw=c_void_p, reduction=c_int32, reserved_i=c_int32, reserved=c_uint64 * 2,
 )  # fmt: skip
 EXCHANGE = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, Device, c_void_p)
 _RANKS = {"struct_size": c_uint32, "rank": c_int32, "world_size": c_int32, "flags": c_uint32, "ctx": c_void_p}

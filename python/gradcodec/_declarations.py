@@ -23,7 +23,8 @@ gc_codec_t = _struct("gc_codec_t")
 gc_codec_options_t = _struct("gc_codec_options_t", ("struct_size", c_uint32), ("codec", c_int32), ("device", DLDevice),
     ("values", DLDataType), ("results", DLDataType), ("error", c_int32), ("scale", c_int32), ("nonfinite", c_int32),
     ("beta", c_float), ("segments", POINTER(c_int64)), ("n_segments", c_size_t), ("n_elements", c_int64),
-    ("n_chunks", c_size_t), ("server", c_uint64), ("reserved", c_uint64 * 4))
+    ("n_chunks", c_size_t), ("server", c_uint64), ("raw", POINTER(c_uint8)), ("reduction", c_int32),
+    ("reserved_i", c_int32), ("reserved", c_uint64 * 2))
 gc_comm_t = _struct("gc_comm_t")
 gc_transport_t = _struct("gc_transport_t", ("struct_size", c_uint32), ("rank", c_int32), ("world_size", c_int32),
     ("flags", c_uint32), ("ctx", c_void_p),

@@ -1,8 +1,9 @@
 //! ALL-REDUCE
 //!
 //! An all-reduce object joins a communicator and a codec. It keeps the errors itself, and passes over memory once where
-//! gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype
-//! that codecs know, with any codec: GC_CODEC_ONEBIT for the mean with error feedback, GC_CODEC_SIGN for the majority.
+//! gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype that codecs know. The
+//! result is the mean, the sum where GC_REDUCTION_SUM says so, or the majority with GC_CODEC_SIGN. Peer memory takes
+//! GC_CODEC_ONEBIT and GC_CODEC_SIGN alone.
 //!
 //! ```c
 //! gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
@@ -40,7 +41,8 @@ pub struct gc_allreduce_t(AllReduce);
 /// `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values.
 /// `*out`: yours to release, by gc_allreduce_free().
 ///
-/// As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle.
+/// As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle; a
+/// block codec over peer memory.
 /// COMM, BUSY. A failure on one rank fails all, except BUSY and a NULL `comm`: then the others keep waiting.
 ///
 /// # Safety
@@ -286,8 +288,8 @@ pub unsafe extern "C" fn gc_allreduce_errors_out(
 ///
 /// `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it
 /// had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided
-/// by W and added in order. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all shards, of
-/// which this rank takes those of its own.
+/// by W and added in order (with GC_REDUCTION_SUM: their sum, divided by the new number of ranks). `server`: NULL, or
+/// float32, C-contiguous, n elements: the server errors of all shards, of which this rank takes those of its own.
 ///
 /// As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
 ///

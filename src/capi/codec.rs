@@ -1,13 +1,29 @@
 //! CODECS
 //!
-//! A codec compresses a gradient and, if it is lossy, adds the error to the next gradient (*error feedback*). ONEBIT
-//! sends signs and one float32 per tensor, in one pass over memory; SIGN sends signs, and several of them are reduced
-//! by majority. docs/NUMERICS.md specifies the results, to the last bit: the same on every processor and GPU.
+//! A codec compresses a gradient and, if it keeps errors, adds to the next gradient what this one lost (*error
+//! feedback*). docs/NUMERICS.md specifies the results, to the last bit: the same on every processor and GPU.
+//!
+//!     codec             bytes per element   for
+//!     GC_CODEC_BF16     2                   every optimizer
+//!     GC_CODEC_MXFP8    1.03125             every optimizer
+//!     GC_CODEC_INT8     1.03125             every optimizer; begin with this one
+//!     GC_CODEC_INT4     0.5625              every optimizer, with errors
+//!     GC_CODEC_MXFP4    0.53125             every optimizer, with errors
+//!     GC_CODEC_ONEBIT   0.125               SGD, or the momentum in place of the gradient
+//!     GC_CODEC_SIGN     0.125               optimizers made for signs
+//!
+//! The first five are *block codecs*. MXFP8, INT4 and MXFP4 have a scale for every 32 elements, INT8 for every 64, so
+//! that small elements arrive although there are large ones elsewhere in the tensor, as Adam wants it. An element of
+//! INT8 is off by at most 1/252 of the largest in its block, of INT4 by 1/13. One of MXFP8 is off by at most 1/16 of
+//! itself or 1/229000 of the largest, of MXFP4 by 1/4 or 1/12; these two are the formats of tensor cores. (All of that
+//! where the largest is 2^-100 or more.) ONEBIT sends signs and one float32 per tensor. SIGN sends signs, and several
+//! payloads are reduced by majority.
 //!
 //! ```c
-//! int64_t sizes[] = {1000000, 64, 500};   // three tensors: one launch, a scale each
-//! gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .segments = sizes,
-//!                               .n_segments = 3, .n_chunks = 4};   // on the CPU; float32, and so are the errors
+//! int64_t sizes[] = {1000000, 64, 500};   // three tensors, one launch: a matrix, a bias, the weight of a norm
+//! uint8_t raw[] = {0, 1, 1};              // what is small and matters travels as float32
+//! gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_INT8, .error = GC_ERROR_NONE,
+//!                               .segments = sizes, .n_segments = 3, .raw = raw, .n_chunks = 4};   // on the CPU
 //! gc_codec_t *codec;
 //! gc_codec_create(&options, &codec);
 //! int64_t bytes = gc_codec_payload_bytes(codec);                    // chunk k is at k * bytes / 4
@@ -17,8 +33,16 @@
 //! ```
 //!
 //! A *segment* is one tensor of a gradient, a *payload* what one process sends: n_chunks equal chunks, one for each
-//! receiver, which carry a header, all scales and the bits. The *error* of an element is what was to be sent minus what
-//! was sent; the codec keeps it, as its *state*.
+//! receiver, which carry a header, scales, and codes or bits. The *error* of an element is what was to be sent minus
+//! what was sent; the codec keeps it, as its *state*.
+//!
+//! Errors take 4 bytes per element (in bfloat16: 2), and belong in checkpoints. Keep them with 4 bits and fewer; 8 and
+//! 16 bits usually do without, by GC_ERROR_NONE. With errors in float32 a block codec loses nothing: what is sent and
+//! what is kept are together exactly what was there.
+//!
+//! A block with a NaN, an Inf, or 2^127 or more decodes to NaN, all of it, and GC_FLAG_NONFINITE is set; its errors stay
+//! as they were, so nothing that is not finite enters them. A raw segment sends such an element as it is. The errors of
+//! ONEBIT keep it. gc_codec_options_t.nonfinite has other policies.
 //!
 //! A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
 //! streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is
@@ -43,7 +67,7 @@ use crate::{
     error::{Result, error},
     ops::codec::{Codec, Descriptor},
     panics::boundary,
-    plan::codec::{Decode, ErrorKind, Kind, NonFinite, ScaleRule},
+    plan::codec::{Decode, ErrorKind, Kind, NonFinite, Reduction, ScaleRule},
     tensor::{Device, Dtype, Name, View},
 };
 
@@ -74,11 +98,11 @@ pub struct gc_codec_options_t {
     pub device: DLDevice,
     /// The dtype of the values to encode: float32, float16 or bfloat16. All 0: float32.
     pub values: DLDataType,
-    /// The dtype of the final decoded values, likewise. A reduced scale is rounded to it.
+    /// The dtype of the final decoded values, likewise. A reduced scale of ONEBIT is rounded to it.
     pub results: DLDataType,
-    /// One of GC_ERROR_*. SIGN keeps no errors.
+    /// One of GC_ERROR_*: 0 keeps errors in float32. SIGN keeps none.
     pub error: i32,
-    /// One of GC_SCALE_*.
+    /// One of GC_SCALE_*, for ONEBIT; otherwise 0.
     pub scale: i32,
     /// One of GC_NONFINITE_*.
     pub nonfinite: i32,
@@ -94,14 +118,20 @@ pub struct gc_codec_options_t {
     pub n_chunks: usize,
     /// k + 1: this codec reduces chunk k, and keeps the error of that. 0: it reduces none.
     pub server: u64,
+    /// NULL, or a byte for each segment: where it is not 0, the segment travels as float32. Block codecs alone.
+    pub raw: *const u8,
+    /// One of GC_REDUCTION_*. Block codecs alone.
+    pub reduction: i32,
+    /// Must be 0, and so must `reserved`.
+    pub reserved_i: i32,
     /// Must be 0.
-    pub reserved: [u64; 4],
+    pub reserved: [u64; 2],
 }
 
 // SAFETY: numbers and pointers, without gaps between them.
 unsafe impl borrow::Extensible for gc_codec_options_t {
     const FIRST_SIZE: usize = 112;
-    const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
+    const RESERVED: Range<usize> = offset_of!(Self, reserved_i)..size_of::<Self>();
 }
 
 /// A number that is one of an enum's.
@@ -131,14 +161,16 @@ impl gc_codec_options_t {
     pub(super) unsafe fn descriptor_for_values<'a>(self) -> Result<Descriptor<'a>> {
         let results = self.results;
         let unsaid = (results.code.0, results.bits, results.lanes) == (0, 0, 0);
-        // SAFETY: `segments` points at `n_segments` integers, unless NULL or unaligned.
+        // SAFETY: `segments` and `raw` are as `descriptor` wants them.
         unsafe { Self { results: if unsaid { self.values } else { results }, ..self }.descriptor() }
     }
 
     /// # Safety
-    /// `segments` points at `n_segments` integers, unless NULL or unaligned, for `'a`.
+    /// `segments` points at `n_segments` integers, unless NULL or unaligned; `raw`, unless NULL, at as many bytes, at one
+    /// if `segments` is NULL; all of that for `'a`.
     unsafe fn descriptor<'a>(&self) -> Result<Descriptor<'a>> {
-        let kind = one_of("codec", self.codec, &[(1, Kind::Onebit), (2, Kind::Sign)])?;
+        let kinds = [Kind::Onebit, Kind::Sign, Kind::Bf16, Kind::Mxfp8, Kind::Int8, Kind::Int4, Kind::Mxfp4];
+        let kind = one_of("codec", self.codec, &kinds.map(|kind| (kind as i32, kind)))?;
         let device = if (self.device.device_type.0, self.device.device_id) == (0, 0) {
             Device::Cpu
         } else {
@@ -157,6 +189,13 @@ impl gc_codec_options_t {
                 borrow::items("options: segments", self.segments, Count::of("options: n_segments", self.n_segments))?
             })
         };
+        let raw = if self.raw.is_null() {
+            None
+        } else {
+            let count = Count::of("options: n_segments", segments.map_or(1, <[_]>::len));
+            // SAFETY: `raw` is not NULL, and points at a byte for each segment for `'a`.
+            Some(unsafe { borrow::items("options: raw", self.raw, count)? })
+        };
         Ok(Descriptor {
             kind,
             device,
@@ -165,8 +204,10 @@ impl gc_codec_options_t {
             error: one_of("error", self.error, &errors)?,
             scale: one_of("scale", self.scale, &[(0, ScaleRule::Rms), (1, ScaleRule::Mean)])?,
             nonfinite: one_of("nonfinite", self.nonfinite, &policies)?,
+            reduction: one_of("reduction", self.reduction, &[(0, Reduction::Mean), (1, Reduction::Sum)])?,
             beta: self.beta,
             segments,
+            raw,
             elements: self.n_elements,
             n_chunks: self.n_chunks,
             server: self.server,
@@ -215,16 +256,17 @@ unsafe fn with_errors(
 /// gc_codec_free().
 ///
 /// INVALID_ARGUMENT: an unknown codec or other enum value; a field that this version does not know, or a reserved one,
-/// that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the
-/// chunks; GC_ERROR_BFLOAT16 with GC_CODEC_SIGN; n_elements that is not 0 beside segments. UNSUPPORTED_DTYPE: not
-/// float32, float16 or bfloat16. SIZE_OVERFLOW: a payload or a state of more than 2^63 - 1 bytes.
+/// that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the chunks;
+/// GC_ERROR_BFLOAT16 with GC_CODEC_SIGN; raw or GC_REDUCTION_SUM with GC_CODEC_ONEBIT or GC_CODEC_SIGN; GC_SCALE_MEAN
+/// with a block codec; n_elements that is not 0 beside segments. UNSUPPORTED_DTYPE: not float32, float16 or bfloat16.
+/// SIZE_OVERFLOW: a payload or a state of more than 2^63 - 1 bytes.
 ///
 /// # Safety
 /// The pointers are as described, and struct_size bytes are readable.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_create(options: *const gc_codec_options_t, out: *mut *mut gc_codec_t) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises options of their own size, segments, and room for a pointer.
+        // SAFETY: the caller promises options of their own size with what they point at, and room for a pointer.
         let (descriptor, out) = unsafe { (borrow::options("options", options)?.descriptor()?, Out::one("out", out)?) };
         out.fill([handle::hand_out(gc_codec_t(Codec::new(&descriptor)?))?]);
         Ok(())
@@ -293,13 +335,15 @@ pub unsafe extern "C" fn gc_codec_encode(
     })
 }
 
-/// Decodes a payload to +s or -s for every element. s is the segment's scale in the chunk.
+/// Decodes a payload. ONEBIT and SIGN: to +s or -s for every element; s is the segment's scale in the chunk. Block
+/// codecs: to the number that the code stands for, times the scale of its block.
 ///
 /// `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers.
-/// `divisor`: divides the scale; 0 means 1. `factor`: NULL for 1, or one float32 on the codec's device, which
-/// multiplies the scale. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to those in `values`, for
+/// `divisor`: divides the values; 0 means 1. `factor`: NULL for 1, or one float32 on the codec's device, which
+/// multiplies them then. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to those in `values`, for
 /// rings and trees of your own. `values`: n_values tensors, one for each segment: all float32, all float16 or all
-/// bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value is Inf, and GC_FLAG_NONFINITE is set.
+/// bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value of ONEBIT is Inf, and GC_FLAG_NONFINITE is set;
+/// one of a block codec is the largest float16 then.
 ///
 /// As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, an invalid mode. CORRUPT: on the CPU, a chunk
 /// that this codec would not have written; nothing is written then.
@@ -336,13 +380,14 @@ pub unsafe extern "C" fn gc_codec_decode(
     })
 }
 
-/// Reduces the same chunk of several payloads to one chunk. They are added in the order given: ONEBIT gives the signs
-/// and the scale of their mean plus the carried error, SIGN the majority. The error of this chunk is kept.
+/// Reduces the same chunk of several payloads to one chunk. They are added in the order given. ONEBIT and block codecs
+/// encode their mean plus the carried error (with GC_REDUCTION_SUM their sum plus that), SIGN sends the majority. The
+/// error of this chunk is kept.
 ///
 /// `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks],
 /// chunk `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
 ///
-/// If a chunk is corrupt, the output is flagged as corrupt for every decoder, its scales are +0, and the carried error
+/// If a chunk is corrupt, the output is flagged as corrupt for every decoder, its numbers are +0, and the carried error
 /// is unchanged. On the CPU the call also gives CORRUPT; on CUDA it sets GC_FLAG_CORRUPT.
 ///
 /// INVALID_ARGUMENT: another chunk, or none; no payloads; memory that is not aligned to 16. SHAPE_MISMATCH. BUSY.
@@ -384,9 +429,12 @@ pub unsafe extern "C" fn gc_codec_flags(
     })
 }
 
-/// Writes the scales of the last gc_codec_encode().
+/// Writes the scales of the last gc_codec_encode(), of ONEBIT or SIGN.
 ///
 /// `dst`: float32, one element for each segment, on the codec's device or CUDAHost.
+///
+/// INVALID_ARGUMENT: a block codec, whose scales are those of blocks. UNSUPPORTED_DTYPE, SHAPE_MISMATCH, NOT_CONTIGUOUS:
+/// a tensor that is not as described. BUSY.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
@@ -451,7 +499,8 @@ pub unsafe extern "C" fn gc_codec_reset(codec: *mut gc_codec_t, stream: *mut c_v
     })
 }
 
-/// Bytes of the state. -1, and the last error, if `codec` is NULL.
+/// Bytes of the state. -1, and the last error, if `codec` is NULL. Of a block codec: 256, then the error of each segment
+/// that is not raw, then that of each part that it reduces, in whole units of 1024 elements; 256 alone without errors.
 ///
 /// # Safety
 /// As described.
@@ -505,8 +554,8 @@ pub unsafe extern "C" fn gc_codec_state_in(
 
 /// Writes the carried errors as numbers, to inspect them or to continue with other options.
 ///
-/// `worker`: NULL, or float32, as many elements as all segments have, one segment after the other. `server`: NULL, or
-/// float32, as many elements as the chunk has that this codec reduces.
+/// `worker`: NULL, or float32, as many elements as all segments have, one segment after the other; +0 for raw ones.
+/// `server`: NULL, or float32, likewise what the chunk that this codec reduces has of each segment.
 ///
 /// INVALID_ARGUMENT: a step is pending; `server` without a chunk to reduce. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
 /// NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
@@ -526,9 +575,10 @@ pub unsafe extern "C" fn gc_codec_errors_out(
     })
 }
 
-/// Carries the given errors from now on, rounded to the codec's dtype of errors. NULL keeps the old ones. The values
-/// are not checked: with GC_NONFINITE_TRANSACTIONAL, one that is not finite after rounding takes every later step back,
-/// until gc_codec_reset() or other errors.
+/// Carries the given errors from now on, rounded to the codec's dtype of errors. NULL keeps the old ones. ONEBIT does
+/// not check them: with GC_NONFINITE_TRANSACTIONAL, one that is not finite after rounding takes every later step back,
+/// until gc_codec_reset() or other errors. With block codecs such a one becomes +0, and GC_FLAG_NONFINITE is set. What
+/// is given for raw segments is not used.
 ///
 /// `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps
 /// none.

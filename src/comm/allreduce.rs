@@ -6,6 +6,7 @@ use crate::{
     fallible::Arc,
     lock::{Entered, Lock},
     ops::codec::{Codec, Descriptor},
+    plan::codec::Kind,
     tensor::{Dtype, View},
 };
 
@@ -146,6 +147,13 @@ impl Parts {
                 "options: results {}; {} expected, for the values are replaced", descriptor.results, descriptor.values
             ));
         }
+        if descriptor.kind.format().is_some() && communicator.is_over_peers() {
+            return Err(error!(
+                InvalidArgument,
+                "options: codec {}, which is not exchanged over peer memory; another transport expected",
+                descriptor.kind.name()
+            ));
+        }
         let codec = Codec::new(&Descriptor { n_chunks: world, server: communicator.rank() as u64 + 1, ..descriptor })?;
         let buffers = communicator.buffers(codec.device(), &codec)?;
         Ok(Self { codec, buffers })
@@ -159,7 +167,8 @@ fn record_of(parts: &Result<Parts>) -> Record {
     let plan = codec.plan();
     let rules = &plan.rules;
     let error = rules.error.map_or(0, number_of);
-    let numbers = [rules.kind as u8, number_of(rules.values), error, rules.scale as u8, rules.policy as u8];
+    let (scale, policy, reduction) = (rules.scale as u8, rules.policy as u8, rules.reduction as u8);
+    let numbers = [rules.kind as u8, number_of(rules.values), error, scale, policy, reduction];
     let words = [
         plan.elements as u64,
         plan.workers.len() as u64,
@@ -181,12 +190,25 @@ fn number_of(dtype: Dtype) -> u8 {
 }
 
 /// Names of the numbers in the third word, each of a byte. What stands here has no other: versions are compared before.
-const OPTIONS: [(&str, &[&str]); 5] = [
-    ("codec", &["", "GC_CODEC_ONEBIT", "GC_CODEC_SIGN"]),
+const OPTIONS: [(&str, &[&str]); 6] = [
+    (
+        "codec",
+        &[
+            "",
+            Kind::Onebit.name(),
+            Kind::Sign.name(),
+            Kind::Bf16.name(),
+            Kind::Mxfp8.name(),
+            Kind::Int8.name(),
+            Kind::Int4.name(),
+            Kind::Mxfp4.name(),
+        ],
+    ),
     ("values", &["", "float32", "float16", "bfloat16"]),
     ("error", &["GC_ERROR_NONE", "GC_ERROR_FLOAT32", "", "GC_ERROR_BFLOAT16"]),
     ("scale", &["GC_SCALE_RMS", "GC_SCALE_MEAN"]),
     ("nonfinite", &["GC_NONFINITE_PROPAGATE", "GC_NONFINITE_ZERO", "GC_NONFINITE_TRANSACTIONAL"]),
+    ("reduction", &["GC_REDUCTION_MEAN", "GC_REDUCTION_SUM"]),
 ];
 
 /// Checks that all ranks told the same, and says in what one did not.
@@ -217,7 +239,7 @@ fn compare(records: &Records, own: usize) -> Result<()> {
             return Err(refusal(format_args!("beta {expected} expected, got {got}")));
         }
         if own.word(4) != other.word(4) {
-            return Err(refusal(format_args!("its segments have other counts of elements")));
+            return Err(refusal(format_args!("its segments have other counts of elements, or others are raw")));
         }
         if own.word(5) != other.word(5) {
             return Err(refusal(format_args!("it computes otherwise")));

@@ -247,6 +247,11 @@ impl Communicator {
         }
     }
 
+    /// Whether codecs write to the other ranks' memory.
+    pub fn is_over_peers(&self) -> bool {
+        self.topology.direct().is_some()
+    }
+
     /// Brings what a codec has put there to the others.
     fn deliver(&self, pattern: Pattern, buffers: &Buffers, stream: Stream) -> Result<()> {
         match (self.topology.direct(), &mut buffers.memory().queue(stream)?) {

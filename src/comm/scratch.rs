@@ -3,7 +3,7 @@
 use crate::{
     error::Result,
     ops::codec::{Codec, Descriptor},
-    plan::codec::{ErrorKind, Kind, NonFinite, ScaleRule},
+    plan::codec::{ErrorKind, Kind, NonFinite, Reduction, ScaleRule},
     tensor::{Device, Dtype},
 };
 
@@ -34,8 +34,10 @@ impl Scratch {
             error: ErrorKind::Float32,
             scale: ScaleRule::Rms,
             nonfinite: NonFinite::Propagate,
+            reduction: Reduction::Mean,
             beta: 1.0,
             segments: None,
+            raw: None,
             elements,
             n_chunks: world,
             server: rank as u64 + 1,

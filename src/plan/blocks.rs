@@ -10,7 +10,7 @@
 
 use crate::error::Result;
 
-use super::codec::{ALIGNMENT, HEADER, Kind, align, too_large};
+use super::sizes::{ALIGNMENT, HEADER, align, too_large};
 
 /// A row of the table of docs/NUMERICS.md 11.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,21 +29,6 @@ impl Format {
     /// Bytes of the codes of a block.
     pub fn block_bytes(&self) -> i64 {
         self.block * self.bits / 8
-    }
-}
-
-impl Kind {
-    /// None: it has no blocks.
-    pub fn format(self) -> Option<Format> {
-        let (block, bits, scale_bytes, scale_rule) = match self {
-            Self::Onebit | Self::Sign => return None,
-            Self::Bf16 => (32, 16, 0, 0),
-            Self::Mxfp8 => (32, 8, 1, 2),
-            Self::Int8 => (64, 8, 2, 3),
-            Self::Int4 => (32, 4, 2, 3),
-            Self::Mxfp4 => (32, 4, 1, 2),
-        };
-        Some(Format { block, bits, scale_bytes, scale_rule })
     }
 }
 
@@ -83,11 +68,9 @@ impl Blocks {
 #[cfg(test)]
 mod tests {
     use crate::{
-        plan::codec::{CodecPlan, NonFinite, Reduction, Rules, ScaleRule},
+        plan::codec::{CodecPlan, Kind, NonFinite, Reduction, Rules, ScaleRule},
         tensor::Dtype,
     };
-
-    use super::*;
 
     fn plan(
         kind: Kind,

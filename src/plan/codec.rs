@@ -17,16 +17,15 @@ use crate::{
     tensor::Dtype,
 };
 
-use super::blocks::Blocks;
+use super::{
+    blocks::{Blocks, Format},
+    sizes::{align, too_large},
+};
+
+pub use super::sizes::{ALIGNMENT, HEADER};
 
 /// Elements of a unit, whose sum is formed in float32.
 pub const UNIT: i64 = 1024;
-
-/// Bytes of a chunk's header, and of a state's.
-pub const HEADER: usize = 64;
-
-/// What payloads and states are aligned to.
-pub const ALIGNMENT: i64 = 16;
 
 /// What the state of each run, and its first, is aligned to.
 const STATE_ALIGNMENT: i64 = 256;
@@ -85,37 +84,65 @@ pub const CORRUPT: u32 = Flag::Corrupt as u32;
 pub const NONFINITE: u32 = Flag::Nonfinite as u32;
 pub const TAKEN_BACK: u32 = Flag::TakenBack as u32;
 
-/// Which codec. 8 to 15 are reserved.
+/// Which codec. 8 to 15 are kept for others.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Signs and a scale, with error feedback.
+    /// Signs and a scale per tensor, with error feedback: 1/8 of a byte per element.
     Onebit = 1,
-    /// Signs alone, reduced by majority.
+    /// Signs alone, reduced by majority: 1/8 of a byte.
     Sign = 2,
-    /// bfloat16.
+    /// bfloat16: 2 bytes.
     Bf16 = 3,
-    /// e4m3 (OCP) in blocks of 32, each with a scale that is a power of 2.
+    /// e4m3 (OCP) in blocks of 32, each with a scale that is a power of 2: 1.03125 bytes.
     Mxfp8 = 4,
-    /// Integers of 8 bits in blocks of 64, each with a bfloat16 scale.
+    /// Integers from -127 to 127 in blocks of 64, each with a bfloat16 scale: 1.03125 bytes.
     Int8 = 5,
-    /// Integers of 4 bits in blocks of 32, each with a bfloat16 scale.
+    /// Integers from -7 to 7 in blocks of 32, each with a bfloat16 scale: 0.5625 bytes.
     Int4 = 6,
-    /// e2m1 (OCP) in blocks of 32, each with a scale that is a power of 2.
+    /// e2m1 (OCP) in blocks of 32, each with a scale that is a power of 2: 0.53125 bytes.
     Mxfp4 = 7,
 }
 
-/// What several payloads are reduced to.
+impl Kind {
+    /// Its name in the header.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Onebit => "GC_CODEC_ONEBIT",
+            Self::Sign => "GC_CODEC_SIGN",
+            Self::Bf16 => "GC_CODEC_BF16",
+            Self::Mxfp8 => "GC_CODEC_MXFP8",
+            Self::Int8 => "GC_CODEC_INT8",
+            Self::Int4 => "GC_CODEC_INT4",
+            Self::Mxfp4 => "GC_CODEC_MXFP4",
+        }
+    }
+
+    /// None: it has no blocks.
+    pub fn format(self) -> Option<Format> {
+        let (block, bits, scale_bytes, scale_rule) = match self {
+            Self::Onebit | Self::Sign => return None,
+            Self::Bf16 => (32, 16, 0, 0),
+            Self::Mxfp8 => (32, 8, 1, 2),
+            Self::Int8 => (64, 8, 2, 3),
+            Self::Int4 => (32, 4, 2, 3),
+            Self::Mxfp4 => (32, 4, 1, 2),
+        };
+        Some(Format { block, bits, scale_bytes, scale_rule })
+    }
+}
+
+/// What several payloads are reduced to. ONEBIT and SIGN have GC_REDUCTION_MEAN alone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
     /// Their mean.
     Mean = 0,
-    /// Their sum. Block codecs alone have it.
+    /// Their sum.
     Sum = 1,
 }
 
-/// How errors are kept.
+/// How errors are kept. SIGN keeps none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -127,7 +154,7 @@ pub enum ErrorKind {
     None = 2,
 }
 
-/// What the scale is.
+/// What the scale of ONEBIT is. Block codecs have rules of their own: 0 for them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleRule {
@@ -141,9 +168,10 @@ pub enum ScaleRule {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NonFinite {
-    /// They stay in the state, until gc_codec_reset() or gc_codec_state_in().
+    /// ONEBIT: they stay in the state, until gc_codec_reset() or gc_codec_state_in(). Block codecs: the block decodes to
+    /// NaN, and its errors stay as they were.
     Propagate = 0,
-    /// They count as 0; a scale that is not finite is 0, so nothing is sent and all of it is carried.
+    /// They count as 0. ONEBIT: a scale that is not finite is 0, so nothing is sent and all of it is carried.
     Zero = 1,
     /// A step is pending until gc_codec_commit(), which takes it back if anything was not finite.
     Transactional = 2,
@@ -242,16 +270,6 @@ pub struct CodecPlan {
 pub fn workspace_bytes(elements: i64) -> i64 {
     // At most 2^54, so it fits.
     64 + (elements / 8192 + 2) / 2 * 16
-}
-
-/// What a size that does not fit is.
-pub(super) fn too_large() -> crate::error::Error {
-    error!(SizeOverflow, "segments: payload and state would have more than 2^63 - 1 bytes")
-}
-
-/// The next multiple of a power of two.
-pub(super) fn align(bytes: i64, to: i64) -> Option<i64> {
-    Some(bytes.checked_add(to - 1)? & -to)
 }
 
 /// Bytes before the bits of a chunk of so many segments.
@@ -382,9 +400,8 @@ impl CodecPlan {
         fnv1a(self.header.into_iter().chain(rest))
     }
 
-    /// The first element, of all segments one after the other, of those that are reduced.
-    pub fn first_of_server(&self) -> i64 {
-        let Some(part) = self.servers.first() else { return 0 };
+    /// Where a part begins among the elements of all segments, one after the other.
+    pub fn first_of(&self, part: &Run) -> i64 {
         self.workers[..part.segment].iter().map(|run| run.elements).sum::<i64>() + part.first
     }
 

@@ -8,3 +8,4 @@ pub mod copy;
 pub mod floats;
 pub mod loops;
 pub mod signs;
+pub mod sizes;

@@ -97,12 +97,12 @@ static bool make_codec(Made *m, gc_comm_t *comm) {
     while (one_in(4))
         switch (below(12)) {
         case 0: o->struct_size = one_in(2) ? (uint32_t)below(sizeof *o) : (uint32_t)sizeof *o + 1 + (uint32_t)below(7); faults |= FAULT(INVALID_ARGUMENT); break;
-        case 1: o->codec = one_in(2) ? 0 : 3 + (int32_t)below(1000); faults |= FAULT(INVALID_ARGUMENT); break;
+        case 1: o->codec = one_in(2) ? 0 : 8 + (int32_t)below(1000); faults |= FAULT(INVALID_ARGUMENT); break;
         case 2: o->error = 3 + (int32_t)below(100); faults |= FAULT(INVALID_ARGUMENT); break;
         case 3: o->scale = -1 - (int32_t)below(100); faults |= FAULT(INVALID_ARGUMENT); break;
         case 4: o->nonfinite = INT32_MAX; faults |= FAULT(INVALID_ARGUMENT); break;
         case 5: o->beta = one_in(2) ? HUGE_VALF : -HUGE_VALF; faults |= FAULT(INVALID_ARGUMENT); break;
-        case 6: o->reserved[below(4)] = next() | 1; faults |= FAULT(INVALID_ARGUMENT); break;
+        case 6: o->reserved[below(2)] = next() | 1; faults |= FAULT(INVALID_ARGUMENT); break;
         case 7: o->server = (uint64_t)m->n_chunks + 1 + below(9); faults |= FAULT(INVALID_ARGUMENT); break;
         case 8:
             *(one_in(2) ? &o->values : &o->results) = dtypes[below(INTEGERS)];

@@ -127,7 +127,10 @@ class CodecOptions(ctypes.Structure):
         ("n_elements", c_int64),
         ("n_chunks", c_size_t),
         ("server", c_uint64),
-        ("reserved", c_uint64 * 4),
+        ("raw", POINTER(c_uint8)),
+        ("reduction", c_int32),
+        ("reserved_i", c_int32),
+        ("reserved", c_uint64 * 2),
     ]
 
 

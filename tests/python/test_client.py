@@ -267,8 +267,8 @@ def test_the_plain_form_updates_the_error(gradcodec):
 
 
 def test_a_refusal_of_a_codec_is_an_exception_and_the_codec_goes_with_its_object(gradcodec):
-    with pytest.raises(RuntimeError, match="codec 7"):
-        gradcodec.codec(7, [3])
+    with pytest.raises(RuntimeError, match="codec 8"):
+        gradcodec.codec(8, [3])
     codec = gradcodec.codec(SIGN, [8], device=(1, 0), values="float16", results="bfloat16")
     with pytest.raises(RuntimeError, match="n_values: 1 expected"):
         codec.encode([], aligned(codec.payload_bytes))

@@ -381,7 +381,7 @@ def refused(status, words, name, *arguments):
     [
         ("struct_size", 8, Status.INVALID_ARGUMENT, ["options", 8, 112]),
         ("codec", 0, Status.INVALID_ARGUMENT, ["codec", 0]),
-        ("codec", 3, Status.INVALID_ARGUMENT, ["codec", 3]),
+        ("codec", 8, Status.INVALID_ARGUMENT, ["codec", 8]),
         ("error", 3, Status.INVALID_ARGUMENT, ["error", 3]),
         ("scale", -1, Status.INVALID_ARGUMENT, ["scale", -1]),
         ("nonfinite", 3, Status.INVALID_ARGUMENT, ["nonfinite", 3]),
@@ -407,9 +407,9 @@ def test_a_descriptor_that_is_not_understood_is_refused(field, value, status, wo
 def test_fields_of_a_later_version_must_be_0_and_are_told_by_their_offset():
     options = options_of(codec_model.Model(ONEBIT, [10]), HOST.device)
     out = POINTER(capi.Codec)()
-    options.reserved[2] = 1
+    options.reserved[0] = 1
     refused(Status.INVALID_ARGUMENT, ["offset", 96], "gc_codec_create", byref(options), byref(out))
-    options.reserved[2] = 0
+    options.reserved[0] = 0
     longer = ctypes.create_string_buffer(bytes(options), 128)
     struct.pack_into("<I", longer, 0, 128)
     as_options = ctypes.cast(longer, POINTER(capi.CodecOptions))

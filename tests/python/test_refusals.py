@@ -19,7 +19,7 @@ import pytest
 import capi
 from capi import (
     AXIS_NONE, BIG, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, READ_ONLY_FLAG, RELEASE, ROCM, DLDataType, DLDevice, Managed, Status,
-    Tensor, VersionedTensor, c_uint64, check, dldtype, int64s, last_error, lib, says,
+    Tensor, VersionedTensor, c_uint8, c_uint64, check, dldtype, int64s, last_error, lib, says,
 )  # fmt: skip
 
 INVALID_ARGUMENT = Status.INVALID_ARGUMENT
@@ -1152,7 +1152,7 @@ TABLE += [
         "gc_allreduce_create", {"options": options(**ALONE, results=dldtype("float16"))}, INVALID_ARGUMENT,
         "results", "float16", "float32",
     ),
-    ("gc_allreduce_create", {"options": options(**ALONE, codec=3)}, INVALID_ARGUMENT, "codec", 3),
+    ("gc_allreduce_create", {"options": options(**ALONE, codec=8)}, INVALID_ARGUMENT, "codec", 8),
     *(
         (function, {"codec": Handle()}, INVALID_ARGUMENT, "codec", "GC_NONFINITE_TRANSACTIONAL")
         for function in ("gc_codec_commit", "gc_codec_rollback")
@@ -1261,13 +1261,24 @@ TABLE += [
     *(
         ("gc_codec_create", {"options": options(**fields)}, status, *words)
         for fields, status, *words in [
-            *(({"codec": n}, INVALID_ARGUMENT, "codec", n) for n in (-1, 0, 3)),
+            *(({"codec": n}, INVALID_ARGUMENT, "codec", n) for n in (-1, 0, 8, 15)),
             *(({"error": n}, INVALID_ARGUMENT, "error", n) for n in (-1, 3)),
             *(({"scale": n}, INVALID_ARGUMENT, "scale", n) for n in (-1, 2)),
             *(({"nonfinite": n}, INVALID_ARGUMENT, "nonfinite", n) for n in (-1, 3)),
             *(({"beta": n}, INVALID_ARGUMENT, "beta") for n in (np.inf, -np.inf, np.nan)),
             ({"codec": 2, "error": 1}, INVALID_ARGUMENT, "error", "GC_CODEC_SIGN"),
-            ({"reserved": (c_uint64 * 4)(0, 0, 1 << 8)}, INVALID_ARGUMENT, "offset", 97, 1),
+            ({"reserved": (c_uint64 * 2)(1 << 8)}, INVALID_ARGUMENT, "offset", 97, 1),
+            ({"reserved_i": 7}, INVALID_ARGUMENT, "offset", 92, 7),
+            *(({"reduction": n}, INVALID_ARGUMENT, "reduction", n) for n in (-1, 2)),
+            *(
+                ({"codec": n, field: value}, INVALID_ARGUMENT, field, name)
+                for n, name in ((1, "GC_CODEC_ONEBIT"), (2, "GC_CODEC_SIGN"))
+                for field, value in (("raw", (c_uint8 * 2)()), ("reduction", 1))
+            ),
+            *(
+                ({"codec": n, "scale": 1}, INVALID_ARGUMENT, "scale", f"GC_CODEC_{name}", 1)
+                for n, name in enumerate(("BF16", "MXFP8", "INT8", "INT4", "MXFP4"), 3)
+            ),
             ({"segments": int64s((100, -7))}, INVALID_ARGUMENT, "segment", 1, -7),
             ({"segments": int64s((2**62, 2**62))}, SIZE_OVERFLOW),
             ({"segments": int64s((2**60, 0))}, OUT_OF_MEMORY),

@@ -15,10 +15,13 @@ pub struct Descriptor<'a> {
     pub error: ErrorKind,
     pub scale: ScaleRule,
     pub nonfinite: NonFinite,
+    pub reduction: Reduction,
     /// 0: 1.
     pub beta: f32,
     /// Element counts; None: one segment, of `elements`.
     pub segments: Option<&'a [i64]>,
+    /// For each segment whether it is raw: a byte that is not 0. None: none is.
+    pub raw: Option<&'a [u8]>,
     pub elements: i64,
     /// 0: 1.
     pub n_chunks: usize,
@@ -42,6 +45,7 @@ impl Descriptor<'_> {
         if let Some(index) = segments.iter().position(|&count| count < 0) {
             return Err(error!(InvalidArgument, "options: segment {index} has {} elements", segments[index]));
         }
+        self.check_family()?;
         if !self.beta.is_finite() {
             return Err(error!(InvalidArgument, "options: beta {} is not finite", self.beta));
         }
@@ -62,11 +66,35 @@ impl Descriptor<'_> {
             results: self.results,
             error: self.error()?,
             scale: self.scale,
-            reduction: Reduction::Mean,
+            reduction: self.reduction,
             beta: if self.beta == 0.0 { 1.0 } else { self.beta },
             policy: self.nonfinite,
         };
-        CodecPlan::new(rules, segments, &[], n_chunks, server)
+        CodecPlan::new(rules, segments, self.raw.unwrap_or(&[]), n_chunks, server)
+    }
+
+    /// Refuses what belongs to codecs of the other family: those of bits, and those of blocks.
+    fn check_family(&self) -> Result<()> {
+        let kind = self.kind.name();
+        if self.kind.format().is_some() {
+            return match self.scale {
+                ScaleRule::Rms => Ok(()),
+                scale => Err(error!(
+                    InvalidArgument,
+                    "options: scale {}, and {kind} computes its scales in one way; 0 expected", scale as i32
+                )),
+            };
+        }
+        if self.raw.is_some() {
+            return Err(error!(InvalidArgument, "options: raw, and {kind} has no raw segments; NULL expected"));
+        }
+        match self.reduction {
+            Reduction::Mean => Ok(()),
+            reduction => Err(error!(
+                InvalidArgument,
+                "options: reduction {}, and {kind} reduces in one way; 0 expected", reduction as i32
+            )),
+        }
     }
 
     fn error(&self) -> Result<Option<Dtype>> {

@@ -357,6 +357,10 @@ impl Codec {
     }
 
     pub fn scales(&self, dst: &View<'_>, stream: Stream) -> Result<()> {
+        if self.plan.blocks.is_some() {
+            let kind = self.plan.rules.kind.name();
+            return Err(error!(InvalidArgument, "codec: {kind} has scales of blocks, and none of segments"));
+        }
         self.check_result(dst, Dtype::F32, self.plan.workers.len() as i64)?;
         on_backend!(&mut self.enter()?.backend, stream, scales(&self.plan, dst))
     }
@@ -417,7 +421,7 @@ impl Codec {
     }
 
     /// Takes over the errors of an earlier world: of each of its ranks a row of `workers`, of all elements `server`. The row
-    /// of this rank where the world is as large, otherwise the mean of all rows; and this chunk's part of `server`.
+    /// of this rank where the world is as large, otherwise what all rows are together; and this chunk's part of `server`.
     pub fn errors_of_world_in(
         &self,
         workers: Option<&View<'_>>,
@@ -453,8 +457,13 @@ impl Codec {
         let (shape, shard) = ([elements], [plan.server_elements()]);
         let of_rank = workers.filter(|_| rows == world as i64).map(|all| all.part(rank as i64 * elements, &shape));
         let (workers, rows) = if of_rank.is_some() { (of_rank.as_ref(), 0) } else { (workers, rows as usize) };
-        let server = server.map(|all| all.part(if shard == [0] { 0 } else { plan.first_of_server() }, &shard));
-        on_backend!(&mut self.enter()?.backend, stream, mean_errors_in(plan, workers, rows, server.as_ref()))
+        // Beside raw segments parts are apart, so that the backend is given all.
+        let part = server.filter(|_| plan.blocks.is_none()).map(|all| {
+            let first = plan.servers.first().map_or(0, |part| plan.first_of(part));
+            all.part(first, &shard)
+        });
+        let server = part.as_ref().or(server);
+        on_backend!(&mut self.enter()?.backend, stream, mean_errors_in(plan, workers, rows, server))
     }
 
     /// That the step, if there is one, was committed or taken back.
