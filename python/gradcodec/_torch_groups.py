@@ -1,0 +1,312 @@
+"""Groups of torch.distributed as communicators, and all-reduce handles over them."""
+
+import ctypes
+import datetime
+import functools
+import math
+from collections import OrderedDict
+from ctypes import byref, c_uint8
+from typing import Any, Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from ._abi import CPU, CUDA, CUDA_HOST, Exchange, G, Transport
+from ._arguments import _said
+from ._comms import Communicator
+from ._library import GradCodec
+
+# By name: the number, and the elements of a block, or of a byte of signs.
+CODECS = {
+    "onebit": (1, 8), "sign": (2, 8), "bf16": (3, 32), "mxfp8": (4, 32), "int8": (5, 64), "int4": (6, 32),
+    "mxfp4": (7, 32),
+}  # fmt: skip
+SIGNS = "onebit", "sign"
+ERRORS = {"float32": 0, "bfloat16": 1, "none": 2}
+DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+HOST_MEMORY, TRANSACTIONAL = 1, 2
+KEPT = 64
+
+library = functools.cache(GradCodec)
+_c10d: Any = dist.distributed_c10d  # whose options are not all public
+
+
+def known_codec(codec: Any) -> str:
+    if not isinstance(codec, str) or codec not in CODECS:
+        raise ValueError(f"codec: one of {', '.join(CODECS)} expected, got {_said(codec)}")
+    return codec
+
+
+def check_tensor(name: str, tensor: torch.Tensor) -> None:
+    """Refuses what no codec takes."""
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name}: a dense tensor expected, got a sparse one; to_dense() makes one")
+    if tensor.dtype not in DTYPES:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise TypeError(f"{name}: float32, float16 or bfloat16 expected, got {dtype}")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"{name}: a tensor on the CPU or on a CUDA GPU expected, got one on {tensor.device}")
+
+
+def process_group(group: Any) -> Any:
+    """The group itself: with None the default one."""
+    if not dist.is_initialized():
+        raise RuntimeError("group: torch.distributed.init_process_group() has to come first")
+    if group is None:
+        group = dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group: a process group that this rank belongs to expected, got {_said(group)}")
+    if group.size() < 2:
+        raise ValueError(f"group: at least 2 ranks expected, got {group.size()}; a single rank has nobody to send to")
+    return group
+
+
+def seconds(timeout: Any) -> datetime.timedelta | None:
+    if timeout is None or isinstance(timeout, datetime.timedelta):
+        return timeout
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+        raise TypeError(f"timeout: seconds above 0 or a timedelta expected, got {_said(timeout)}")
+    return datetime.timedelta(seconds=timeout)
+
+
+class _Memory:
+    """Memory of a GPU that is not PyTorch's, for torch.as_tensor(), which does not copy it."""
+
+    def __init__(self, pointer: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"data": (pointer, False), "shape": (size,), "typestr": "|u1", "version": 2}
+
+
+def _at(pointer: int, size: int, device: Any) -> torch.Tensor:
+    """The bytes at a pointer, as a tensor."""
+    if device.device_type in (CPU, CUDA_HOST):
+        return torch.frombuffer((c_uint8 * size).from_address(pointer), dtype=torch.uint8)
+    return torch.as_tensor(_Memory(pointer, size), device=torch.device("cuda", device.device_id))
+
+
+class Group(Communicator):
+    """A communicator over a process group, by its all_to_all and all_gather.
+
+    Tensors on a GPU travel from GPU to GPU over NCCL, on the current stream, and through host memory over anything
+    else. `bytes_sent`: by this rank so far.
+    """
+
+    def __init__(self, group: Any, device: torch.device, timeout: Any = None, through_host: bool = False) -> None:
+        self.group, self.device, self.timeout = group, device, seconds(timeout)
+        self.rank, self.size, self.bytes_sent = group.rank(), group.size(), 0
+        kinds = dist.get_backend_config(group)
+        self._takes_host = "cpu" in kinds
+        self.over_gpus = device.type == "cuda" and "cuda:nccl" in kinds and not through_host
+        if not self.over_gpus and not self._takes_host:
+            raise ValueError(f"group: its backend, {kinds}, does not exchange tensors on {device}")
+        self._keep(library(), G())
+        self._to_all = getattr(group, "all_to_all_single", None) or group.alltoall_base
+        self._gather = getattr(group, "all_gather_single", None) or group._allgather_base
+        functions = Exchange(self._all_to_all), Exchange(self._all_gather)
+        flags = 0 if self.over_gpus else HOST_MEMORY
+        self._transport = Transport(ctypes.sizeof(Transport), self.rank, self.size, flags, None, *functions)
+        self._library.lib.gc_comm_from_transport(byref(self._transport), byref(self._comm))
+
+    def _options(self, kind: Any) -> Any:
+        options = kind()
+        if self.timeout is not None:
+            options.timeout = self.timeout
+        return options
+
+    def _all_to_all(self, _: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
+        def collective(to: torch.Tensor, given: torch.Tensor) -> Any:
+            return self._to_all(to, given, [], [], self._options(dist.AllToAllOptions))
+
+        return self._exchange(collective, self.size * size, send, recv, size, device)
+
+    def _all_gather(self, _: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
+        def collective(to: torch.Tensor, given: torch.Tensor) -> Any:
+            return self._gather(to, given, self._options(_c10d.AllgatherOptions))
+
+        return self._exchange(collective, size, send, recv, size, device)
+
+    def _exchange(self, collective: Callable[..., Any], sent: int, send: int, recv: int, size: int, device: Any) -> int:
+        try:
+            to, given = _at(recv, self.size * size, device), _at(send, sent, device)
+            if to.is_cuda or self._takes_host:
+                collective(to, given).wait()
+            else:  # the few bytes that make a handle, by NCCL alone
+                on_gpu = torch.empty_like(to, device=self.device)
+                collective(on_gpu, given.to(self.device)).wait()
+                to.copy_(on_gpu)
+            self.bytes_sent += (self.size - 1) * size
+            return 0
+        except BaseException as failure:  # C knows no exceptions; the call that is under way raises it
+            self._failures.append(failure)
+            return 1
+
+    def over_all(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+        """The plain all-reduce, in place."""
+        options = self._options(dist.AllreduceOptions)
+        options.reduceOp = op
+        self.group.allreduce([tensor], options).wait()
+        return tensor
+
+
+class Handle:
+    """An all-reduce of tensors of one dtype on the device of its group, in place.
+
+    `sizes`: their element counts. `raw`: for each, whether it travels as it is; empty for none.
+    """
+
+    def __init__(
+        self, group: Group, codec: str, sizes: Sequence[int], dtype: torch.dtype, *, error: str = "none",
+        raw: Sequence[bool] = (), op: str = "mean", nonfinite: int = 0,
+    ) -> None:  # fmt: skip
+        self.group, self.codec, self.sizes, self.dtype, self.raw = group, codec, list(sizes), dtype, list(raw)
+        self.has_errors, device = error != "none" and codec != "sign", group.device
+        self._factor = float(group.size) if op == "sum" and codec in SIGNS else None  # these have no sum of their own
+        self.options: dict[str, Any] = {"values": DTYPES[dtype]}
+        if device.type == "cuda":
+            self.options["device"] = CUDA, device.index
+        if any(self.raw):
+            self.options["raw"] = self.raw
+        more: dict[str, Any] = {"nonfinite": nonfinite} if nonfinite else {}
+        if codec != "sign":
+            more["error"] = ERRORS[error]
+        if op == "sum" and codec not in SIGNS:
+            more["reduction"] = "sum"
+        self.steps = group.allreduce(CODECS[codec][0], self.sizes, **self.options, **more)
+
+    def stream(self) -> Any:
+        device = self.group.device
+        return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def run(self, tensors: Sequence[torch.Tensor], error_factor: torch.Tensor | None = None) -> None:
+        self.steps.run(tensors, None, error_factor, stream=self.stream())
+        if self._factor is not None:
+            torch._foreach_mul_(list(tensors), self._factor)
+
+    def flags(self, to: torch.Tensor) -> None:
+        """The bits of GC_FLAG_* since the last call, to an int32."""
+        self.steps.flags(to.view(torch.uint32), stream=self.stream())
+
+    def commit(self, skip: torch.Tensor) -> None:
+        self.steps.commit(skip, stream=self.stream())
+
+    def rollback(self) -> None:
+        self.steps.rollback(stream=self.stream())
+
+    def parts(self, rank: int) -> list[tuple[int, int, int]]:
+        """What a rank reduces: the number of a tensor, the first of its elements, and how many. docs/NUMERICS.md"""
+        raw, unit = self.raw or [False] * len(self.sizes), CODECS[self.codec][1]
+        widths = [1 if each else unit for each in raw]
+        counts = [-(-size // width) for size, width in zip(self.sizes, widths)]
+        of_kinds = [sum(count for count, each in zip(counts, raw) if each == kind) for kind in (False, True)]
+        shares = [-(-count // self.group.size) for count in of_kinds]
+        places, found = [0, 0], []
+        for tensor, (size, width, count, each) in enumerate(zip(self.sizes, widths, counts, raw)):
+            place, share = places[each], shares[each]
+            first = max(0, rank * share - place) * width
+            last = min(size, max(0, min(count, (rank + 1) * share - place)) * width)
+            if first < last:
+                found.append((tensor, first, last - first))
+            places[each] += count
+        return found
+
+    def errors(self) -> tuple[list[torch.Tensor], list[tuple[int, int, torch.Tensor]]]:
+        """Those of this rank, one for each tensor; and of the parts that it reduces: the number of the tensor, the
+        first element, the errors."""
+        mine = self.parts(self.group.rank)
+        worker = torch.empty(sum(self.sizes), device=self.group.device)
+        server = torch.empty(sum(count for *_, count in mine), device=self.group.device)
+        self.steps.errors_out(worker, server, stream=self.stream())
+        pieces = torch.split_with_sizes(server, [count for *_, count in mine])
+        parts = [(tensor, first, piece) for (tensor, first, _), piece in zip(mine, pieces)]
+        return list(torch.split_with_sizes(worker, self.sizes)), parts
+
+    def take_errors(self, worker: torch.Tensor, server: torch.Tensor) -> None:
+        """Both of all elements."""
+        self.steps.errors_in(worker.view(1, -1), server, stream=self.stream())
+
+
+# --- the all-reduce of a list of tensors ------------------------------------------------------------------------------
+
+
+class _Kept:
+    """The handles over a process group, at most KEPT of them: the one that was used least recently goes, on all ranks
+    alike, as all of them come to the same calls on this group."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._groups: dict[Any, Group] = {}
+        self.handles: OrderedDict[Any, Handle] = OrderedDict()
+
+    def group(self, device: torch.device, timeout: datetime.timedelta | None) -> Group:
+        if (device, timeout) not in self._groups:
+            self._groups[device, timeout] = Group(self._group, device, timeout)
+        return self._groups[device, timeout]
+
+    def handle(self, key: Any, make: Callable[[], Handle]) -> Handle:
+        if key in self.handles:
+            self.handles.move_to_end(key)
+            return self.handles[key]
+        if len(self.handles) == KEPT:
+            _, oldest = self.handles.popitem(last=False)
+            if oldest.group.device.type == "cuda":
+                torch.cuda.synchronize(oldest.group.device)  # it may be at work
+            del oldest
+        self.handles[key] = made = make()
+        return made
+
+
+_kept: dict[Any, _Kept] = {}
+
+
+def _is_there(group: Any) -> bool:
+    try:
+        return bool(dist.get_process_group_ranks(group))
+    except Exception:  # it was destroyed
+        return False
+
+
+def all_reduce(
+    tensors: torch.Tensor | Sequence[torch.Tensor], codec: str = "int8", *, op: str = "mean", group: Any = None,
+    timeout: float | datetime.timedelta | None = None,
+) -> None:  # fmt: skip
+    """Replaces tensors on every rank by their mean or sum over the ranks, compressed on the way. All ranks end with the
+    same bytes.
+
+    `tensors`: one, or several of one device, in float32, float16 or bfloat16. On every rank of `group`, of the same
+    shapes and dtypes. `op`: "mean" or "sum"; "sign" has only the first, which is the majority's sign. What a call loses
+    is lost: no errors are carried from one to the next. `timeout`: seconds, or a timedelta; None: the group's own.
+
+    Handles are kept for the next call with the same shapes, dtypes, device, codec and op: at most 64 of a group.
+    """
+    known_codec(codec)
+    if op not in ("mean", "sum") or (op, codec) == ("sum", "sign"):
+        raise ValueError(f"op: {'mean' if codec == 'sign' else 'mean or sum'} expected, got {_said(op)}")
+    given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    for number, tensor in enumerate(given):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"tensors[{number}]: a tensor of PyTorch expected, got {_said(tensor)}")
+        check_tensor(f"tensors[{number}]", tensor)
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"tensors[{number}]: requires grad, so write to it within torch.no_grad()")
+        if tensor.device != given[0].device:
+            raise ValueError(f"tensors[{number}]: on {given[0].device}, as the first, expected, got {tensor.device}")
+    over, wait = process_group(group), seconds(timeout)
+    if not given:
+        return
+    device = given[0].device
+    if over not in _kept:
+        for gone in [each for each in _kept if not _is_there(each)]:
+            del _kept[gone]
+        _kept[over] = _Kept(over)
+    kept = _kept[over]
+    own_group = kept.group(device, wait)
+    with torch.no_grad():
+        for dtype in dict.fromkeys(tensor.dtype for tensor in given):
+            own = [tensor.detach() for tensor in given if tensor.dtype == dtype]
+            flat = [tensor.contiguous() for tensor in own]
+            key = tuple(tensor.shape for tensor in own), dtype, device, codec, op, wait
+            sizes = [tensor.numel() for tensor in own]
+            handle = kept.handle(key, lambda: Handle(own_group, codec, sizes, dtype, op=op))
+            handle.run(flat)
+            for tensor, reduced in zip(own, flat):
+                if reduced.data_ptr() != tensor.data_ptr():
+                    tensor.copy_(reduced)

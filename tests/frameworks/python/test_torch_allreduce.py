@@ -1,0 +1,107 @@
+"""gradcodec.torch.all_reduce over gloo: means and sums of tensors of all dtypes and layouts, handles that are kept, and
+what is refused."""
+
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from ranks import on_ranks  # noqa: E402
+
+import gradcodec.torch  # noqa: E402
+from gradcodec import _torch_groups  # noqa: E402
+from gradcodec.torch import all_reduce  # noqa: E402
+
+
+def signs(seed, *shape):
+    """Of one magnitude: ONEBIT loses nothing of it."""
+    torch.manual_seed(seed)
+    return (torch.randint(2, shape) * 2 - 1).float()
+
+
+def means_and_sums():
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for dtype in torch.float32, torch.float16, torch.bfloat16:
+        for op, factor in ("mean", 1), ("sum", world):
+            tensors = [signs(1, 7), 2 * signs(2, 33, 5), signs(3, 0), signs(4, 6, 4).T]
+            tensors = [tensor.to(dtype) for tensor in tensors]
+            expected = [factor * tensor for tensor in tensors]
+            all_reduce(tensors, "onebit", op=op)
+            for tensor, one in zip(tensors, expected):
+                torch.testing.assert_close(tensor, one, rtol=0, atol=0)
+    of_two_dtypes = [signs(1, 9), signs(2, 9).half()]
+    all_reduce(of_two_dtypes, "onebit")
+    assert torch.equal(of_two_dtypes[0], signs(1, 9)) and torch.equal(of_two_dtypes[1], signs(2, 9).half())
+    votes = torch.tensor([1.0, -2.0, 3.0 if rank else -3.0])
+    all_reduce(votes, "sign")
+    assert votes[:2].tolist() == [1, -1]
+    parameter = torch.nn.Parameter(signs(1, 64))
+    with torch.no_grad():
+        all_reduce(parameter, "onebit")
+    assert torch.equal(parameter.detach(), signs(1, 64))
+
+
+def the_oldest_goes_on_all_ranks():
+    pair = dist.new_group([0, 1])  # rank 2 is in the world alone
+    handles = _torch_groups._kept[dist.group.WORLD].handles
+    handles.clear()
+    for size in range(1, _torch_groups.KEPT + 1):
+        all_reduce(torch.ones(size), "onebit")
+        if dist.get_rank() < 2:
+            all_reduce(torch.ones(size), "onebit", group=pair)
+    first, second = list(handles.values())[:2]
+    all_reduce(torch.ones(1), "onebit", timeout=None)  # which is then the newest
+    all_reduce(torch.ones(1000), "onebit")
+    assert len(handles) == _torch_groups.KEPT and first in handles.values() and second not in handles.values()
+    for size in 1, 2, 3:
+        all_reduce(torch.ones(size), "onebit")
+    assert len(handles) == _torch_groups.KEPT
+
+
+def refusals():
+    tensor = torch.ones(8)
+    for call, kind, words in [
+        (lambda: all_reduce(tensor, "int5"), ValueError, "codec: one of onebit, .* got str 'int5'"),
+        (lambda: all_reduce(tensor, "onebit", op="max"), ValueError, "op: mean or sum expected, got str 'max'"),
+        (lambda: all_reduce(tensor, "sign", op="sum"), ValueError, "op: mean expected"),
+        (lambda: all_reduce(tensor.double(), "onebit"), TypeError, "or bfloat16 expected, got float64"),
+        (lambda: all_reduce(tensor.to_sparse(), "onebit"), TypeError, "a dense tensor expected"),
+        (lambda: all_reduce([tensor, [1.0]], "onebit"), TypeError, r"tensors\[1\]: a tensor of PyTorch expected"),
+        (lambda: all_reduce(torch.nn.Parameter(tensor), "onebit"), ValueError, r"torch\.no_grad\(\)"),
+        (lambda: all_reduce(tensor.to("meta"), "onebit"), TypeError, "on meta"),
+        (lambda: all_reduce(tensor, "onebit", group=5), TypeError, "group: a process group .* got int 5"),
+        (lambda: all_reduce(tensor, "onebit", timeout=-1), TypeError, "timeout: seconds above 0"),
+    ]:  # fmt: skip
+        with pytest.raises(kind, match=words):
+            call()
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    with pytest.raises(ValueError, match="at least 2 ranks expected, got 1"):
+        all_reduce(tensor, "onebit", group=alone)
+    assert tensor.tolist() == [1] * 8
+
+
+def a_rank_that_does_not_come_is_not_waited_for():
+    group = dist.new_group(range(dist.get_world_size()))  # which is of no use afterwards
+    if dist.get_rank() == 0:
+        with pytest.raises(gradcodec.GradCodecError, match="returned 1") as error:
+            all_reduce(torch.ones(8), "onebit", group=group, timeout=0.2)
+        assert error.value.__cause__
+
+
+def everything():
+    means_and_sums()
+    refusals()
+    the_oldest_goes_on_all_ranks()
+    a_rank_that_does_not_come_is_not_waited_for()
+
+
+def test_all_reduce(tmp_path):
+    on_ranks(3, everything, tmp_path)
+
+
+def test_the_package_does_not_import_torch():
+    program = "import sys, gradcodec; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
