@@ -30,7 +30,7 @@
  *         DLTensor results = {received, {kDLCPU, 0}, 1, {kDLFloat, 32, 1}, length, NULL, 0};
  *         const DLTensor *inputs[] = {&values};
  *         DLTensor *outputs[] = {&results};
- *         for (int step = 0; step < 2; step++) {   // the same gradient twice: the second payload also carries the error
+ *         for (int step = 0; step < 2; step++) {   // the same gradient twice; the error of the first is added
  *             if (gc_codec_encode(codec, inputs, 1, NULL, NULL, &payload, NULL) != GC_STATUS_OK ||
  *                 gc_codec_decode(codec, &payload, 1, NULL, GC_DECODE_SET, outputs, 1, NULL) != GC_STATUS_OK) {
  *                 fprintf(stderr, "%s\n", gc_last_error());
@@ -43,12 +43,16 @@
  *         return 0;
  *     }
  *
+ * It prints `4000 bytes in 208: 0.395285, -0.395285`. In the second line, with the error of the first step added, the
+ * numbers are 0.433962 and -0.433962.
+ *
  * Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
  * folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. For several ranks, gc_allreduce_run() does the
  * encoding, the exchanges and the decoding in one call.
  *
  * After the table of functions come the rules for all functions, up to NAMES, and those for tensors on CUDA, up to
  * DEVICE MEMORY. Then each section describes its functions: what they do, their parameters, and their errors.
+ * docs/GLOSSARY.md explains the words.
  *
  * FUNCTIONS
  *
@@ -83,20 +87,22 @@
  *   gc_comm_async_error           Reports a permanent failure of earlier calls on this rank.
  *   gc_comm_free                  Releases a communicator.
  *   gc_compressed_allreduce       Averages a gradient over all ranks at one bit per element, with error feedback.
- *   gc_shard_elements             Elements of a rank's server error: 8 gc_chunk_bytes(n_elements, world_size).
+ *   gc_shard_elements             Elements of a rank's server error: 8 times gc_chunk_bytes(n_elements, world_size).
  *
  * ALL-REDUCE
  *   gc_allreduce_create           Creates an all-reduce from a communicator and the options of a codec.
- *   gc_allreduce_free             Releases an all-reduce handle, as gc_codec_free() does.
+ *   gc_allreduce_free             Releases an all-reduce, as gc_codec_free() releases a codec.
  *   gc_allreduce_run              Replaces values on every rank by their mean over the ranks.
  *   gc_allreduce_reduce_scatter   The first half of gc_allreduce_run(): the mean, for this rank's part of the elements.
  *   gc_allreduce_all_gather       The second half of gc_allreduce_run(): sends this rank's part to all.
- *   gc_allreduce_flags            Writes the flags of this rank since the last call, as gc_codec_flags() does.
+ *   gc_allreduce_flags            Writes the flags of this rank since the last gc_allreduce_flags(), as
+ *                                 gc_codec_flags() does.
  *   gc_allreduce_commit           Ends a step, as gc_codec_commit() does.
  *   gc_allreduce_rollback         Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0.
  *   gc_allreduce_reset            Resets the errors to +0, as after gc_allreduce_create().
  *   gc_allreduce_errors_out       Writes the errors of this rank and of its shard, as gc_codec_errors_out() does.
- *   gc_allreduce_errors_in        Continues with the errors of a world of any size.
+ *   gc_allreduce_errors_in        Carries the errors of another world, of any size, from now on:
+ *                                 gc_allreduce_errors_out() wrote them there.
  *
  * NCCL
  *   gc_comm_from_nccl             Creates a communicator over an NCCL communicator of yours.
@@ -104,7 +110,8 @@
  *   gc_comm_from_nccl_id          Creates a new communicator over NCCL, from the bytes of gc_comm_nccl_id().
  *
  * PEER MEMORY
- *   gc_peers_bytes                Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements.
+ *   gc_peers_bytes                Bytes of each rank's buffer, for all-reduces and calls with up to `n_elements`
+ *                                 elements.
  *   gc_comm_from_peers            Creates a communicator over memory that you have mapped.
  *   gc_comm_open_peers            Creates a communicator over peer memory that it allocates and maps itself.
  *
@@ -168,7 +175,7 @@
  *   gc_kernel_load                Loads a kernel that gc_kernel_save() saved.
  *   gc_kernel_free                Releases a kernel.
  *
- * WORKERS
+ * CPU THREADS
  *   gc_set_threads                Sets the number of CPU threads for calls from now on, counting the calling one.
  *
  * DEVICES
@@ -186,16 +193,17 @@
  *
  * Simple functions take and return DLManagedTensor. They allocate their outputs, and are complete when they return.
  *
- * Stream functions are those whose names end in `_into`, those of codecs and of all-reduces, and gc_kernel_run(). They
- * take DLTensor views of your memory and a `void *stream`. For CPU and CUDAHost tensors the stream is ignored, so pass
- * NULL, and the work is complete when the function returns. STREAMS describes them on CUDA.
+ * Stream functions are those with a parameter `void *stream`: functions whose names end in `_into`, those of codecs
+ * and of all-reduces, gc_compressed_allreduce(), gc_kernel_run() and gc_kernel_prepare(). They take DLTensor views of
+ * your memory. For CPU and CUDAHost tensors the stream is ignored, so pass NULL, and the work is complete when the
+ * function returns. STREAMS describes what they do on CUDA.
  *
  * OWNERSHIP
  *
- * Inputs are borrowed for the call and never released. Only `dl_tensor` of a borrowed DLManagedTensor is read, so a
- * view `{ v->dl_tensor, NULL, NULL }` of a versioned tensor is a valid input. Outputs are yours. Release each once, by
- * gc_tensor_free() or its own deleter, on any thread, in any order, also after the inputs were released. When a call
- * fails, `*out` is unchanged and your arguments are still yours.
+ * Inputs are borrowed for the call and never released. Only `dl_tensor` of a borrowed DLManagedTensor is read, so
+ * where `v` is a DLManagedTensorVersioned, `{ v->dl_tensor, NULL, NULL }` is a valid input. Outputs are yours. Release
+ * each once, by gc_tensor_free() or its own deleter, on any thread, in any order, also after the inputs were released.
+ * When a call fails, `*out` is unchanged and your arguments are still yours.
  *
  * ACCEPTED TENSORS
  *
@@ -205,24 +213,29 @@
  * never change a result.
  *
  * The dtypes are bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16, float32, float64 and bfloat16,
- * of one lane. The devices are CPU (1) and CUDAHost (3), where the CPU works and outputs are CPU tensors, and CUDA (2)
- * and CUDAManaged (13), where the GPU works and outputs are CUDA tensors. Copies without a cast accept every dtype,
- * lanes included, and functions that only pass a tensor on accept every dtype on every device; their descriptions say
- * so.
+ * of one lane. The devices, with their numbers in DLPack, are CPU (1), CUDAHost (3), CUDA (2) and CUDAManaged (13).
+ * For tensors on CPU and CUDAHost the CPU does the work, and new tensors are on CPU; for those on CUDA and CUDAManaged
+ * the GPU does it, and new tensors are on CUDA. Copies without a cast accept every dtype, lanes included, and
+ * functions that only pass a tensor on accept every dtype on every device; their descriptions say so.
  *
- * Outputs have explicit strides, byte_offset 0, data NULL when empty, and always a deleter. Memory that this library
- * allocates is aligned to 256 bytes.
+ * New tensors have explicit strides, byte_offset 0, data NULL when empty, and always a deleter. Memory that this
+ * library allocates is aligned to 256 bytes.
  *
  * WHEN A CALL FAILS
  *
  * Functions that can fail return a gc_status_t, 0 for success, with two exceptions: functions that return a number of
- * bytes or elements return -1, and functions without a result only set the last error. gc_last_error() describes the
- * failure, with the value that was wrong. Arguments are checked first, so an error from that check means that nothing
- * has changed. If several arguments are wrong, any one of them may be reported. This file names statuses without
- * GC_STATUS_.
+ * bytes or elements return -1, and functions without a result, which release objects, only set the last error.
+ * gc_last_error() describes the failure, with the value that was wrong. This file names statuses without GC_STATUS_.
  *
- * A pointer that is NULL or not aligned gives INVALID_ARGUMENT. No other bad pointer can be detected. Any tensor may
- * give
+ * Arguments are checked before anything is changed. If several are wrong, any one of them may be reported. A later
+ * failure, such as one of the driver (CUDA, CONTEXT_LOST) or of an exchange (COMM), may leave tensors partly written,
+ * unless the function says otherwise.
+ *
+ * After PANIC, a defect of this library, please report it with gc_last_error() and gc_build_info(). A codec,
+ * communicator or all-reduce that was in use gives PANIC in every later call; release it and go on with a new one.
+ *
+ * A pointer to a struct, an array or a result that is NULL, where NULL is not offered, or not aligned gives
+ * INVALID_ARGUMENT. No other bad pointer can be detected. Any tensor may give
  *
  * - INVALID_ARGUMENT: a negative size or ndim; shape NULL, or data NULL although there are elements; tensors on
  *   different devices, except in copies;
@@ -232,20 +245,24 @@
  * - SIZE_OVERFLOW: more than 2^63 - 1 elements, or some of them beyond the address space.
  *
  * An output tensor also gives INVALID_ARGUMENT if its bytes, from the lowest to the highest address, intersect those
- * of an input or of another output; if its own elements overlap; or if that cannot be decided within a millisecond,
- * which happens with many dimensions of interleaved strides.
+ * of an input or of another output; if its own elements overlap; or if a fixed number of steps, less than a
+ * millisecond, does not tell whether they do, which happens with many dimensions of interleaved strides.
  *
  * Functions that return new tensors or objects, gc_comm_reserve(), gc_compressed_allreduce(), and all functions on
- * CUDA, may give OUT_OF_MEMORY. The statuses that a function lists are in addition to these.
+ * CUDA, may give OUT_OF_MEMORY. The statuses that a function lists are in addition to these. "As gc_x()" before such a
+ * list stands for all that gc_x() lists.
  *
  * THREADS, FORKS AND STACKS
  *
- * Any thread may call any function at any time on different objects, and calls may share inputs. A thread that is
- * cancelled during a call ends after it, if its cancellation is deferred, as it is by default; one whose cancellation
- * is asynchronous must not call. A forked child may go on calling on CPU tensors; CUDA does not work there. A codec,
- * communicator, all-reduce or kernel that another thread was using when the process was forked gives INVALID_ARGUMENT
- * in the child, and releasing it there does nothing. A call uses less than 32 KiB of stack, not counting your
- * callbacks, the CUDA driver, and NVRTC, which takes about 128 KiB when a kernel is compiled.
+ * Any thread may call any function at any time on different objects, and calls may share inputs. On one codec,
+ * communicator or all-reduce a second call gives BUSY while the first is under way; on one kernel any number of calls
+ * may be. A thread that pthread_cancel() cancels during a call ends after it if its cancellation is deferred, as it is
+ * by default. A thread whose cancellation is asynchronous must not call.
+ *
+ * A forked child may go on calling on CPU tensors; CUDA does not work there. A codec, communicator, all-reduce or
+ * kernel that another thread was using when the process was forked gives INVALID_ARGUMENT in the child, and releasing
+ * it there does nothing. A call uses less than 32 KiB of stack, not counting your callbacks, the CUDA driver, and
+ * NVRTC, which takes about 128 KiB when a kernel is compiled.
  *
  * Your deleters and release callbacks run on the thread that releases the tensor, transport callbacks on the thread
  * that calls. They must return: no exception and no longjmp may leave them.
@@ -271,8 +288,8 @@
  * STREAMS
  *
  * Simple functions work on the legacy default stream, so inputs must be ready there: `__dlpack__(stream=1)` ensures
- * it. Non-blocking streams are not ordered with it. CUDA allows no work there while a stream of the same context that
- * was created without the non-blocking flag is being captured.
+ * it. Non-blocking streams are not ordered with it. While a stream that was created without the non-blocking flag is
+ * being captured, CUDA allows no work on the legacy default stream of its context, so simple functions fail there.
  *
  * Stream functions work on the stream that you pass: NULL or 1 is the legacy default stream (also in programs that are
  * compiled with per-thread default streams: pass 2 there), 2 the per-thread one, anything else a CUstream or
@@ -291,9 +308,9 @@
  * Functions whose names end in `_into` can be captured in a CUDA graph, after gc_prepare() in the context that
  * captures, on a stream of yours (CUDA captures neither NULL nor 1); gc_kernel_run() after gc_kernel_prepare() there;
  * codecs and all-reduces as their sections say. Memory that a captured call uses must stay until the graph's last
- * launch; that includes tensors that this library has allocated, so do not release them before. Meanwhile other
- * threads may call anything except simple functions in that context, if the stream was created without the
- * non-blocking flag.
+ * launch; that includes tensors that this library has allocated, so do not release them before. While a stream is
+ * being captured, other threads may call anything, with one exception: if the stream was created without the
+ * non-blocking flag, no simple functions in its context.
  *
  * DEVICE MEMORY
  *
@@ -303,17 +320,18 @@
  * is done, on any stream; work of other contexts is not waited for, such as a gc_copy_into() to another GPU. A release
  * calls no driver: it works with any context current or none, when the streams are gone, and while the process ends.
  *
- * The memory of a codec, communicator or all-reduce is freed with it, in the context that it belongs to. That may be
- * gone, unless it is the device's primary one or current: memory in any other stays until the context is destroyed.
+ * The memory of a codec, communicator or all-reduce is freed with it if the context that it belongs to is the device's
+ * primary one, or your current one. Any other context may be gone by then, so memory in it stays until that context is
+ * destroyed.
  *
  * Other libraries cannot use what is kept, so call gc_trim() before they need memory; a call of this library that
- * cannot allocate frees it first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing
- * works on it afterwards.
+ * cannot allocate frees it first. Do not call cudaDeviceReset(): it destroys what the library has loaded and kept on
+ * the device, and no function works there afterwards.
  *
  * These calls may wait for all work in the context: those that return new tensors, where much has been released;
  * gc_prepare(), gc_kernel_prepare() and first calls, to load kernels; and gc_trim(). Such a call must not stand
- * between the launches of a collective (NCCL's for several GPUs of one process, say): the launch that it holds up is
- * the one that it waits for.
+ * between the launches of a collective on several GPUs by one thread, such as NCCL's: it waits for the first launch,
+ * which waits for the second, which comes only after the call.
  */
 
 #ifndef GRADCODEC_H
@@ -344,27 +362,30 @@ extern "C" {
 enum gc_status {
     /** Done. */
     GC_STATUS_OK = 0,
-    /** NULL, n_chunks 0, a bad axis or order, a negative shape, overlap, tensors on different devices. */
+    /**
+     * An argument that is not allowed, such as NULL, n_chunks 0, an axis out of range, a negative size, tensors that
+     * overlap or are on different devices.
+     */
     GC_STATUS_INVALID_ARGUMENT = 1,
     /** A dtype that this function does not take. */
     GC_STATUS_UNSUPPORTED_DTYPE = 2,
     /** A device type other than CPU, CUDA, CUDAHost and CUDAManaged, or a CUDA device that is not there. */
     GC_STATUS_UNSUPPORTED_DEVICE = 3,
-    /** A tensor of the wrong length or number of dimensions. */
+    /** A tensor of the wrong length or shape. */
     GC_STATUS_SHAPE_MISMATCH = 4,
-    /** The tensor may not be written to. */
+    /** The tensor is read-only, which the result could not say. */
     GC_STATUS_READ_ONLY = 5,
-    /** A side that must be C-contiguous is not. */
+    /** A tensor that must be C-contiguous is not. */
     GC_STATUS_NOT_CONTIGUOUS = 6,
     /** A size, count or extent does not fit in 64 bits. */
     GC_STATUS_SIZE_OVERFLOW = 7,
-    /** The handle is in use by another thread. */
+    /** Another thread's call on the same object is under way. */
     GC_STATUS_BUSY = 8,
     /** Data that this library did not write, or that is incomplete. */
     GC_STATUS_CORRUPT = 9,
     /** There is not enough memory. */
     GC_STATUS_OUT_OF_MEMORY = 10,
-    /** A CUDA tensor, and no CUDA driver that could take it. */
+    /** A CUDA tensor, and no usable CUDA driver: none, or one that is older than CUDA 12.0. */
     GC_STATUS_DRIVER_UNAVAILABLE = 20,
     /** The CUDA driver reported an error. */
     GC_STATUS_CUDA = 21,
@@ -382,7 +403,7 @@ enum gc_status {
     GC_STATUS_SHARE = 40,
     /** The other side did not answer in time. */
     GC_STATUS_TIMEOUT = 41,
-    /** A defect of this library, caught. */
+    /** A defect of this library: see WHEN A CALL FAILS. */
     GC_STATUS_PANIC = 99,
 };
 
@@ -767,8 +788,11 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  * COMMUNICATORS
  *
  * A *rank* is one of the processes or threads that train together, and these are its *world*. A communicator connects
- * a rank to the others: by functions of yours over any engine (MPI, gloo, UCX), by NCCL (see there), or among threads
- * of one process. It averages gradients at one bit per element:
+ * a rank to the others: by functions of yours over any engine (gloo, UCX; gradcodec/mpi.h has them for MPI), by NCCL
+ * or peer memory (see there), or among threads of one process.
+ *
+ * Over a communicator gc_allreduce_run() averages gradients with any codec: see ALL-REDUCE. gc_compressed_allreduce()
+ * does so at one bit per element, for programs that keep the errors in tensors of their own, as DeepSpeed does:
  *
  *     gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
  *                           .all_to_all = my_all_to_all, .all_gather = my_all_gather};
@@ -779,10 +803,11 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  *     gc_comm_free(comm);
  *
  * Each rank's gradient plus its error becomes signs and a scale, divided into a chunk for every rank. Every rank takes
- * the mean of its own chunks, adds its server error, and sends signs and a scale of that to all. The errors keep what
- * both compressions lose. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021),
- * with two exchanges in all; docs/NUMERICS.md says what is computed, docs/WHEN.md when it pays. A rank sends and
- * receives about 1/4 byte per element, and about 100 bytes per chunk; a ring all-reduce of float32 moves 8 bytes.
+ * the mean of its own chunks, adds the error of its last mean, and sends signs and a scale of that to all. What the
+ * two compressions lose is kept: of the first in the *worker error*, of the second in the *server error*. This is the
+ * compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021), with two exchanges in all; docs/NUMERICS.md
+ * says what is computed, docs/WHEN.md when it pays. A rank sends about 1/4 byte per element and about 100 bytes per
+ * chunk, and receives as much; in a ring all-reduce of float32 it is 8 bytes per element.
  *
  * A call may block until the other ranks' calls come, so each rank needs a thread of its own, and every rank must make
  * its calls on a communicator in the same order. A rank whose call fails for its arguments or without memory does
@@ -790,15 +815,15 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  * If a call fails on some rank it need not fail on the others.
  *
  * One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. The
- * memory that calls work in is allocated on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), even when
- * more was allocated later.
+ * memory that calls work in is allocated on demand, or by gc_comm_reserve(). It is kept until gc_comm_free(), also
+ * when a later call has needed more.
  *
- * On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the
- * other ranks; over a group it returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits for its
- * stream. Ranks may share a GPU, for which PEER MEMORY has rules of its own. A call over a transport of device
- * memory can be captured in a graph, if its memory is already allocated; one over a group or a host transport cannot
- * (INVALID_ARGUMENT). A corrupt chunk does not fail a call on CUDA: buffer is NaN, the errors are unchanged, and
- * gc_comm_async_error() says CORRUPT.
+ * On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the other
+ * ranks; over a group it returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits for its
+ * stream. Ranks may share a GPU, for which PEER MEMORY has rules of its own. A call can be captured in a graph, if its
+ * memory is already allocated, over NCCL, over peer memory (with an exception there), and over callbacks without
+ * GC_TRANSPORT_HOST; over a group or with GC_TRANSPORT_HOST it cannot (INVALID_ARGUMENT). A corrupt chunk does not
+ * fail a call on CUDA: `buffer` becomes NaN, the errors are unchanged, and gc_comm_async_error() says CORRUPT.
  */
 
 /** Restrictions of a transport. */
@@ -814,9 +839,14 @@ enum gc_transport {
 typedef struct gc_comm_t gc_comm_t;
 
 /**
- * Your transport callbacks. Both functions return 0, or an error code of yours. They are
- * called on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the
- * memory is: host memory also without GC_TRANSPORT_HOST, where handles on a GPU are made.
+ * Your transport callbacks. Both functions return 0, or an error code of yours, with which the call fails as COMM.
+ * They are called on the thread that calls the library, one at a time, never with 0 bytes or in a world of one, and
+ * must neither throw nor longjmp. `send` and `recv` do not overlap.
+ *
+ * `device` says where both are. In host memory (kDLCPU) the exchange is done when the function returns, and `stream`
+ * means nothing. In GPU memory (kDLCUDA) `stream` is that of the library's call: the function enqueues the exchange on
+ * it. Host memory comes also without GC_TRANSPORT_HOST: gc_allreduce_create(), gc_comm_open_peers() and
+ * gc_comm_hierarchical() exchange a few bytes of each rank there, for tensors on a GPU, too.
  */
 typedef struct gc_transport_t {
     /** Set by you: sizeof(gc_transport_t). */
@@ -882,14 +912,15 @@ gc_status_t gc_comm_reserve(gc_comm_t *comm,
 
 /**
  * Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed; CORRUPT: a payload was not one
- * of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK otherwise. It never waits, and may be
- * called on any thread.
+ * of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK otherwise. After a failure release the
+ * communicator, and the all-reduces over it, on every rank, and create new ones. This never waits, and may be called
+ * on any thread.
  */
 gc_status_t gc_comm_async_error(const gc_comm_t *comm);
 
 /**
- * Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduce handles that were created
- * from it remain usable. Its transport's functions are not called, but must stay until its last handle is released,
+ * Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduces that were created from it
+ * remain usable. Your transport callbacks are not called here; they must stay until the last of these is released,
  * too.
  */
 void gc_comm_free(gc_comm_t *comm);
@@ -900,8 +931,8 @@ void gc_comm_free(gc_comm_t *comm);
  *
  * `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous,
  * as many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the
- * elements of this rank's shard are used: from number rank * shard on, as far as there are. All three on one device, 0
- * before the first call, and written to by each.
+ * elements of this rank's shard are used: from number rank * shard on, as far as there are. All three are on one
+ * device, and written to by each call. The errors are 0 before the first.
  *
  * If a value was not finite on any rank, buffer is NaN everywhere and both errors are unchanged, on every rank. A call
  * that fails leaves buffer and errors of this rank unchanged. Without elements: OK, and nothing is exchanged.
@@ -917,7 +948,7 @@ gc_status_t gc_compressed_allreduce(gc_comm_t *comm,
                                     void *stream);
 
 /**
- * Elements of a rank's server error: 8 * gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that
+ * Elements of a rank's server error: 8 times gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that
  * cannot be: n_elements negative, world_size below 1, or more than 2^63 - 1.
  */
 int64_t gc_shard_elements(int64_t n_elements,
@@ -926,15 +957,16 @@ int64_t gc_shard_elements(int64_t n_elements,
 /*
  * ALL-REDUCE
  *
- * An all-reduce object joins a communicator and a codec. It keeps the errors itself, and passes over memory once where
- * gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype that codecs know. The
- * result is the mean, the sum where GC_REDUCTION_SUM says so, or the majority with GC_CODEC_SIGN. Peer memory takes
- * GC_CODEC_ONEBIT and GC_CODEC_SIGN alone.
+ * An *all-reduce* (gc_allreduce_t) joins a communicator and a codec. It keeps the errors itself, and passes over memory
+ * once where gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype that codecs
+ * know. The result is the mean, the sum where GC_REDUCTION_SUM says so, or the majority with GC_CODEC_SIGN. Peer memory
+ * takes GC_CODEC_ONEBIT and GC_CODEC_SIGN alone.
  *
  *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
  *     gc_allreduce_t *allreduce;
  *     gc_allreduce_create(comm, &options, &allreduce);                        // on every rank
- *     gc_allreduce_run(allreduce, &gradient, 1, NULL, NULL, NULL);            // each step, on every rank
+ *     DLTensor *values[] = {&gradient};                                       // in: this rank's; out: the mean
+ *     gc_allreduce_run(allreduce, values, 1, NULL, NULL, NULL);               // each step, on every rank
  *     gc_allreduce_free(allreduce);
  *
  * The rules of codecs hold here: one stream, BUSY, memory that is allocated at creation, values that are not finite.
@@ -949,10 +981,10 @@ typedef struct gc_allreduce_t gc_allreduce_t;
  * Creates an all-reduce from a communicator and the options of a codec. Every rank calls this, with the same options
  * except for the device's number; the ranks compare them.
  *
- * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values.
- * `*out`: yours to release, by gc_allreduce_free().
+ * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results all 0 or the same as
+ * values. `*out`: yours to release, by gc_allreduce_free().
  *
- * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle; a
+ * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not create its own; a
  * block codec over peer memory.
  * COMM, BUSY. A failure on one rank fails all, except BUSY and a NULL `comm`: then the others keep waiting.
  */
@@ -960,7 +992,7 @@ gc_status_t gc_allreduce_create(gc_comm_t *comm,
                                 const gc_codec_options_t *options,
                                 gc_allreduce_t **out);
 
-/** Releases an all-reduce handle, as gc_codec_free() does. Other ranks need not. */
+/** Releases an all-reduce, as gc_codec_free() releases a codec. Other ranks need not call this. */
 void gc_allreduce_free(gc_allreduce_t *allreduce);
 
 /**
@@ -971,8 +1003,8 @@ void gc_allreduce_free(gc_allreduce_t *allreduce);
  * `error_factor`: as for gc_codec_encode().
  *
  * As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a
- * rank whose payload is not of such a handle: values are unchanged; on CUDA the flag is set. After a failure the
- * errors of this rank may be those of the step: roll it back, or reset them.
+ * rank whose payload is not of such an all-reduce: values are unchanged; on CUDA GC_FLAG_CORRUPT is set. After a
+ * failure the errors of this rank may be those of the step: roll it back, or reset them.
  */
 gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
                              DLTensor *const *values,
@@ -992,10 +1024,10 @@ gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
  * gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
  *
  * As gc_codec_encode(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: a shard that
- * overlaps values or factors. COMM: an exchange failed. CORRUPT: on the CPU, a rank whose payload is not of such a
- * handle: the shard is as it was; on CUDA the flag is set, and all of the shard is +0. Other ranks may not have met
- * it: they wait for this one in gc_allreduce_all_gather(). After a failure the worker's errors of this rank may be
- * those of the step.
+ * overlaps values or factors. COMM: an exchange failed. CORRUPT: on the CPU, a rank whose payload is not of such an
+ * all-reduce: the shard is unchanged; on CUDA GC_FLAG_CORRUPT is set, and all of the shard is +0. Other ranks may not
+ * have met it: they wait for this one in gc_allreduce_all_gather(). After a failure the worker's errors of this rank
+ * may be those of the step.
  *
  * With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends what is pending, both or
  * one alone; a half whose step is still pending when it comes again commits both first. So end each half by itself, or
@@ -1026,7 +1058,7 @@ gc_status_t gc_allreduce_all_gather(gc_allreduce_t *allreduce,
                                     size_t n_values,
                                     void *stream);
 
-/** Writes the flags of this rank since the last call, as gc_codec_flags() does. */
+/** Writes the flags of this rank since the last gc_allreduce_flags(), as gc_codec_flags() does. */
 gc_status_t gc_allreduce_flags(gc_allreduce_t *allreduce, DLTensor *dst, void *stream);
 
 /**
@@ -1056,7 +1088,8 @@ gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
                                     void *stream);
 
 /**
- * Continues with the errors of a world of any size. Other ranks need not call this at the same time.
+ * Carries the errors of another world, of any size, from now on: gc_allreduce_errors_out() wrote them there. Other
+ * ranks need not call this at the same time.
  *
  * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it
  * had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided
@@ -1087,9 +1120,14 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
  *
  * It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can
  * be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
- * between ncclGroupStart and ncclGroupEnd of yours. Where the host waits for a non-blocking communicator, or for the
- * other ranks when a handle is created, it gives TIMEOUT after timeout_ms, and the communicator is unusable from then
- * on. The device waits for a lost rank until NCCL aborts: gc_comm_async_error() asks NCCL for its state.
+ * between ncclGroupStart and ncclGroupEnd of yours. Where the host waits for a non-blocking communicator of NCCL's, or
+ * for the other ranks when an all-reduce is created, the call gives TIMEOUT after timeout_ms, and the communicator is
+ * unusable from then on.
+ *
+ * The GPU waits for a lost rank until NCCL's communicator is aborted. gc_comm_async_error() asks NCCL for its state. A
+ * communicator of yours is for you to abort, by ncclCommAbort(). One that this library has created is aborted instead
+ * of destroyed, when it and all that was created from it are released, if NCCL has reported an error or a call has
+ * given TIMEOUT.
  *
  * NCCL is the library of dl_handle, if you pass one, which must stay open; otherwise the one where this process finds
  * ncclSend; otherwise a loaded libnccl.so.2. Some builds of PyTorch have NCCL within another library. If several
@@ -1122,10 +1160,11 @@ typedef struct gc_nccl_options_t {
 /**
  * Creates a communicator over an NCCL communicator of yours. Its rank, world size and device are those of `comm`.
  *
- * Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
- * never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
- * GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work that waits for another
- * rank, and is not used afterwards. Blocks until a non-blocking `comm` is initialized.
+ * Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last all-reduce over it is
+ * released, it is never destroyed here, and you order your own calls on it and those that use it here, the same on
+ * every rank. With GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work under
+ * way that waits for another rank, and this library does not use it afterwards. Blocks until a non-blocking `comm` is
+ * initialized.
  *
  * `*out`: yours to release, by gc_comm_free().
  *
@@ -1172,22 +1211,22 @@ gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
  * A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the GPUs of
  * one node, over NVLink or PCIe. The calls over it are the same, and give the same bytes.
  *
- *     gc_comm_t *comm;                                            // found over another one, such as MPI's, on every rank
- *     gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, gpu}, n_elements, 0, &comm);
+ *     gc_comm_t *comm;                                            // on every rank, with the help of another one
+ *     gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, gpu}, n_elements, 0, &comm);      // `bootstrap`, such as MPI's
  *
  *     gc_peers_options_t mine = {.struct_size = sizeof mine, .rank = rank, .world_size = size, .device = {kDLCUDA, gpu},
  *                                .bytes = bytes, .buffers = buffers};        // or over memory that you have mapped
  *     gc_comm_from_peers(&mine, &comm);
  *
- * Each rank has a buffer, which the others write payloads to; no other GPU accesses your tensors. Up to 64 ranks. The
- * barrier counter lives in device memory, so graphs can be launched repeatedly, also with calls of other sizes between
- * them. A call on another stream runs after the call before it. Order the launches of graphs
- * yourself; they must be done on every rank before a handle is created, which is a barrier on a stream of its own.
+ * Each rank has a buffer, which the others write payloads to; no other GPU accesses your tensors. There can be up to
+ * 64 ranks. Graphs can be launched repeatedly, also with calls of other sizes between the launches. A call on another
+ * stream runs after the call before it, but the launches of graphs are for you to order. All of them must be done, on
+ * every rank, before an all-reduce is created: its creation is a barrier on a stream of its own.
  *
- * A rank waits for the others on its GPU, for at most `timeout_ms` of the GPU's clock, while the host goes on. If
- * one does not arrive, the results of that call are NaN on the ranks that waited (a handle's flag is NONFINITE),
- * gc_comm_async_error() says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this rank, on
- * the others. The same happens if a rank has died or writes invalid data.
+ * A rank waits for the others on its GPU, for at most `timeout_ms` of the GPU's clock, while the host goes on. If one
+ * does not arrive, the results of that call are NaN on the ranks that waited (an all-reduce sets GC_FLAG_NONFINITE,
+ * too), gc_comm_async_error() says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this
+ * rank, on the others. The same happens if a rank has died or writes invalid data.
  *
  * Ranks within one process that share a GPU wait for each other on the host as well, at most as long, so that their
  * kernels cannot keep each other from running: gc_comm_open_peers() arranges that, and such calls cannot be captured.
@@ -1211,15 +1250,15 @@ typedef struct gc_peers_options_t {
     size_t bytes;
     /**
      * world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the
-     * first rank calls this.
+     * first rank calls gc_comm_from_peers().
      */
     void *const *buffers;
 } gc_peers_options_t;
 
 /**
- * Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements. They are about n / 4. With
- * several segments a chunk has 4 bytes a segment more, and up to 1 byte a segment for its bits: add 2 * world_size
- * times that.
+ * Bytes of each rank's buffer, for all-reduces and calls with up to `n_elements` elements. They are about a quarter of
+ * n_elements. With several segments add 10 * world_size bytes for each: in every chunk it takes 4 bytes for its scale,
+ * and up to 1 byte to fill up its bits.
  *
  * -1, and the last error: n_elements negative, or world_size not within 1 to 64.
  */
@@ -1230,9 +1269,8 @@ int64_t gc_peers_bytes(int64_t n_elements,
  * Creates a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
  * memory from cuIpcOpenMemHandle(). Every rank calls this; none waits for another.
  *
- * `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of
- * it, and nothing else may write to them; zero them before reuse. `*out`: yours to release, by
- * gc_comm_free().
+ * `options`: read during the call. The buffers must stay as long as the communicator and the all-reduces over it, and
+ * nothing else may write to them; zero them before reuse. `*out`: yours to release, by gc_comm_free().
  *
  * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which
  * this rank's own is not on `device`, or not 0. UNSUPPORTED_DEVICE: the CPU. And as for a tensor on the device.
@@ -1265,18 +1303,18 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
  * nodes, over NCCL, MPI or any other engine. Calls over it give the same bytes as over one communicator of all ranks,
  * and fewer of them go from node to node.
  *
- *     MPI_Comm_split(world, node, rank, &mine);                   // made a communicator, and of that: gc_comm_open_peers()
+ *     MPI_Comm_split(world, node, rank, &mine);                   // the ranks of this node
  *     MPI_Comm_split(world, rank_in_node, rank, &alike);          // the ranks with this number, one of each node
- *     gc_comm_t *intra_node, *inter_node, *comm;                  // over these
+ *     gc_comm_t *intra_node, *inter_node, *comm;                  // over these, the first by gc_comm_open_peers()
  *     gc_comm_hierarchical(intra_node, inter_node, &comm);        // on every rank
  *     gc_comm_free(intra_node);
  *     gc_comm_free(inter_node);                                   // comm keeps what it needs of them
  *
  * Ranks are numbered node by node, in the order that nodes have in `inter_node`, and within each as in `intra_node`.
- * Every node has the same number of ranks. A block for a rank of another node goes there over `inter_node`, to the rank
- * with the sender's number, and on over `intra_node`. With N nodes each rank sends (N - 1) / N of a payload from node to
- * node, and N - 1 reduced chunks; over one communicator of all ranks it is (N - 1) / N of a payload twice. A handle needs
- * memory for two payloads more, about n / 4 bytes.
+ * Every node has the same number of ranks. A block for a rank of another node goes there over `inter_node`, to the
+ * rank with the sender's number, and on over `intra_node`. With N nodes each rank sends (N - 1) / N of a payload from
+ * node to node, and N - 1 reduced chunks; over one communicator of all ranks it is (N - 1) / N of a payload twice. An
+ * all-reduce of n elements needs memory for two payloads more, about n / 4 bytes.
  *
  * Where a node has fewer network adapters than ranks, only the first L ranks of each node, its leaders, have an
  * `inter_node`, and the others pass NULL. L is the same on every node, and each leader carries an equal part of
@@ -1299,11 +1337,11 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
  * Over peer memory `intra_node` carries blocks of several ranks: give gc_comm_open_peers() 1024 elements more for each
  * rank of the world, and R / L times as many where not every rank has an `inter_node`.
  *
- * INVALID_ARGUMENT: nodes with different numbers of ranks, on every rank, which says the two numbers; ranks that have
- * an `inter_node` behind one that has none; other ranks than those described in one of the two; one communicator
- * twice; one that is itself hierarchical. If one rank fails, all do, except with BUSY or a NULL `intra_node`, or with an
- * `inter_node` of which another rank does not pass its own (but NULL, or another communicator): then the others keep
- * waiting. OUT_OF_MEMORY, COMM, BUSY.
+ * INVALID_ARGUMENT: nodes with different numbers of ranks, on every rank, which says the two numbers; a rank with an
+ * `inter_node` whose number is above that of one without; other ranks than those described in one of the two; one
+ * communicator twice; one that is itself hierarchical. If one rank fails, all do, except with BUSY or a NULL
+ * `intra_node`, or with an `inter_node` of which another rank does not pass its own (but NULL, or another
+ * communicator): then the others keep waiting. OUT_OF_MEMORY, COMM, BUSY.
  */
 gc_status_t gc_comm_hierarchical(gc_comm_t *intra_node,
                                  gc_comm_t *inter_node,
@@ -1329,12 +1367,12 @@ typedef int32_t gc_scale_t;
  *
  * `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on
  * the same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive
- * chunks as from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares
- * overflow: then the error is as it was. So it is when the call fails.
+ * chunks as from gc_pack_chunks(). `*out_scale`: s. It is not finite if the gradient or the error is not, or if
+ * squares overflow; then the error is unchanged.
  *
  * INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an
- * error of another size. A call that fails leaves the error as it was; on CUDA it may be the new one if what fails is
- * the driver's wait at the end.
+ * error of another size. A call that fails leaves the error unchanged; on CUDA it may be the new one if the driver
+ * fails at the end, in the wait for its work.
  */
 gc_status_t gc_onebit_compress(const DLManagedTensor *grad,
                                DLManagedTensor *error,
@@ -1365,12 +1403,12 @@ gc_status_t gc_onebit_decompress(DLManagedTensor *const *chunks,
 /**
  * gc_onebit_compress() into your memory.
  *
- * `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk,
+ * `rule`: one of GC_SCALE_*. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk,
  * bits most significant first, every byte written. `scale`: float32, one element. `workspace`: uint8, C-contiguous, at
  * least gc_onebit_workspace_bytes(n) bytes, aligned to 16; whatever is in it, it is written to. All on the gradient's
  * device.
  *
- * As gc_onebit_compress(), and INVALID_ARGUMENT: a rule that is none. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
+ * As gc_onebit_compress(), and INVALID_ARGUMENT: an unknown rule. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
  * workspace.
  */
 gc_status_t gc_onebit_compress_into(const DLTensor *grad,
@@ -1427,7 +1465,7 @@ int64_t gc_chunk_bytes(int64_t n_elements,
  * `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
  * receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the
  * last element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`;
- * the first is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
+ * the first is aligned to 256 bytes, all are NULL when empty. It is freed with the last of them.
  *
  * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs() packs their signs. SIZE_OVERFLOW: more than
  * 2^63 - 1 bytes, or pointers.
@@ -1459,7 +1497,7 @@ gc_status_t gc_unpack_chunks(DLManagedTensor *const *chunks,
  * end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of
  * `src` with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
  *
- * INVALID_ARGUMENT: an axis out of range, an order that is none. UNSUPPORTED_DTYPE: floats.
+ * INVALID_ARGUMENT: an axis out of range, an unknown order. UNSUPPORTED_DTYPE: floats.
  */
 gc_status_t gc_pack_bits(const DLManagedTensor *src,
                          int32_t axis,
@@ -1473,7 +1511,7 @@ gc_status_t gc_pack_bits(const DLManagedTensor *src,
  * GC_COUNT_ALL; or a number, beyond the last bit zeros; or a negative one, to leave off that many at the end. `*out`:
  * uint8, of the shape of `src` with that many along the axis (one-dimensional when flattened), yours to release.
  *
- * INVALID_ARGUMENT: an axis out of range, an order that is none, a count that leaves off more bits than there are.
+ * INVALID_ARGUMENT: an axis out of range, an unknown order, a count that leaves off more bits than there are.
  * UNSUPPORTED_DTYPE: not uint8. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
  */
 gc_status_t gc_unpack_bits(const DLManagedTensor *src,
@@ -1488,7 +1526,7 @@ gc_status_t gc_unpack_bits(const DLManagedTensor *src,
  * `src`: bool or integer, any shape and strides, flattened in C order. `dst`: uint8, C-contiguous, two-dimensional:
  * [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk. Every byte of it is written.
  *
- * INVALID_ARGUMENT: an order that is none, dst without chunks. UNSUPPORTED_DTYPE: floats in src, dst not uint8.
+ * INVALID_ARGUMENT: an unknown order, dst without chunks. UNSUPPORTED_DTYPE: floats in src, dst not uint8.
  * SHAPE_MISMATCH, NOT_CONTIGUOUS: dst.
  */
 gc_status_t gc_pack_chunks_into(const DLTensor *src,
@@ -1502,7 +1540,7 @@ gc_status_t gc_pack_chunks_into(const DLTensor *src,
  * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape
  * and strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
  *
- * INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH,
+ * INVALID_ARGUMENT: an unknown order, src without chunks. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH,
  * NOT_CONTIGUOUS: src.
  */
 gc_status_t gc_unpack_chunks_into(const DLTensor *src,
@@ -1540,9 +1578,9 @@ gc_status_t gc_unpack_bits_into(const DLTensor *src,
 /*
  * SIGNS
  *
- * What training sends instead of gradients: the sign of every element, bit = not (x < 0), so zeros of either sign and
- * NaN give 1. The bits lie in chunks, as those of gc_pack_chunks() do. A step of signSGD with majority vote (Bernstein
- * et al., 2018) over the ranks of a group:
+ * Packs the sign of every element to a bit, which is what training sends instead of gradients: bit = not (x < 0), so
+ * zeros of either sign and NaN give 1. The bits lie in chunks, as those of gc_pack_chunks() do. A step of signSGD with
+ * majority vote (Bernstein et al., 2018), on each of the ranks that train together:
  *
  *     gc_pack_signs_into(&gradient, GC_BIT_ORDER_BIG, &chunks, stream);  // a chunk for every rank
  *     all_to_all(chunks, ballots);                                       // yours; a row of ballots is a rank's
@@ -1604,8 +1642,8 @@ gc_status_t gc_pack_signs_into(const DLTensor *src,
  * be anything: with a negative one the signs change places, a NaN gives NaN for either bit, always the same one
  * (0x7fc00000 in float32).
  *
- * INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8, scales not float32,
- * bool or an unsigned integer in dst, or any integer beside scales. SHAPE_MISMATCH: src, scales. NOT_CONTIGUOUS: src,
+ * INVALID_ARGUMENT: an unknown order, src without chunks. UNSUPPORTED_DTYPE: src not uint8, scales not float32, bool
+ * or an unsigned integer in dst, or any integer beside scales. SHAPE_MISMATCH: src, scales. NOT_CONTIGUOUS: src,
  * scales.
  */
 gc_status_t gc_unpack_signs_into(const DLTensor *src,
@@ -1635,6 +1673,17 @@ gc_status_t gc_vote_signs_into(const DLTensor *src,
 
 /*
  * TENSORS
+ *
+ * Makes tensors: new ones, ones over memory of yours, and each form of DLPack from the other. The *legacy* form is
+ * DLManagedTensor, which the other functions take and JAX imports. The *versioned* form is DLManagedTensorVersioned of
+ * DLPack 1.0 and later, which can say that a tensor is read-only.
+ *
+ *     float values[1000];
+ *     int64_t shape[] = {1000};
+ *     DLManagedTensor *tensor;
+ *     gc_tensor_from_pointer(values, (DLDevice){kDLCPU, 0}, (DLDataType){kDLFloat, 32, 1}, 1, shape, NULL, NULL, NULL,
+ *                            &tensor);                            // compact; values stay yours
+ *     gc_tensor_free(tensor);
  */
 
 /**
@@ -1659,11 +1708,11 @@ gc_status_t gc_tensor_empty(DLDevice device,
  * the last user of the tensor has released it, on that user's thread; it must not throw or longjmp. It is not called
  * when this function fails. `*out`: yours to release.
  *
- * The device is not checked and no driver is asked, so memory of another process or of another GPU is valid here.
- * Name the device that is to work on it, whichever device the driver reports for the pointer (for memory that another
- * process has mapped it reports now one, now the other), and make sure that this device can reach it. `*out` names the
- * device as you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can
- * where cuMemHostAlloc made it). Managed memory is CUDAManaged: the device with its number works on it, as on CUDA. If
+ * The device is not checked and no driver is asked, so memory of another process or of another GPU is valid here. Name
+ * the device that is to work on it, and make sure that this device can reach it. It need not be the one that the
+ * driver reports for the pointer, which varies for memory that another process has mapped. `*out` names the device as
+ * you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can where
+ * cuMemHostAlloc made it). Managed memory is CUDAManaged: the device with its number works on it, as on CUDA. If
  * others use it on the CPU or on another device, it is up to you to order that.
  *
  * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
@@ -1690,8 +1739,8 @@ void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
  *
  * `src`: of any dtype and device, since no element is read. On success it belongs to `*out`; when the call fails it is
  * still yours. If it has no deleter, the struct need not outlive the call, but its memory must stay. `*out`: yours to
- * release, by gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are
- * passed on as they are.
+ * release, by gc_tensor_free_versioned() or its own deleter. On devices that this library does not work on, `data` and
+ * `byte_offset` are passed on as they are.
  *
  * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
  */
@@ -1765,9 +1814,9 @@ gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
  * Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
  * CUDAHost, CUDA and CUDAManaged.
  *
- * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is, and between CPU tensors nothing
- * behind the last element of less than a byte; where a GPU takes part all of that byte is. `stream`: of dst's device, or
- * of src's where dst is on CPU or CUDAHost; ignored where both are.
+ * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is, and between CPU tensors
+ * nothing behind the last element of less than a byte; where a GPU takes part all of that byte is. `stream`: of dst's
+ * device, or of src's where dst is on CPU or CUDAHost; ignored where both are.
  *
  * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
  * is enqueued on the stream, like a copy between two CUDA tensors, and both must stay until the stream has done it.
@@ -1778,17 +1827,16 @@ gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
  * this stream must wait for it. The device of dst is given access to the memory of src's device where that is
  * possible. If dst's device still cannot read src, which may be memory of a pool or memory that was mapped, a copy to
  * another layout or dtype goes by way of the CPU: it is complete when this returns, allocates and cannot be captured,
- * like the above. src is read from another context than its own, so release a tensor of ours only when the stream has
- * done the copy.
+ * like a copy between CPU and CUDA. src is read from another context than its own, so if this library has allocated
+ * it, release it only when the stream has done the copy.
  *
  * Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
  * done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of
  * src, whether elements share them or not: INVALID_ARGUMENT.
  *
  * SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
- * NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such
- * elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this
- * returns.
+ * NOT_CONTIGUOUS: elements that are not a whole number of bytes and are not C-contiguous on both sides; such elements
+ * are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this returns.
  */
 gc_status_t gc_copy_into(const DLTensor *src,
                          DLTensor *dst,
@@ -1801,8 +1849,8 @@ gc_status_t gc_copy_into(const DLTensor *src,
  * connect()).
  *
  *     gc_share_t *lease;                                          // here
- *     gc_share_send(tensor, socket, 0, 1000, &lease);
- *     gc_share_wait(lease, -1);
+ *     gc_share_send(tensor, socket, 0, 1000, &lease);              // no flags; waits for at most 1000 ms
+ *     gc_share_wait(lease, -1);                                    // without limit, until it is released there
  *     gc_share_free(lease);
  *
  *     DLDevice cpu = {kDLCPU, 0};                                 // in the other process
@@ -1815,9 +1863,9 @@ gc_status_t gc_copy_into(const DLTensor *src,
  * writes afterwards.
  *
  * A CUDA tensor is sent as the memory itself, and nothing is copied: each side sees what the other writes, and the two
- * have to order their work by means of their own. What was enqueued on it before gc_share_send(), in the context that
- * calls without a stream work in, is waited for there; likewise before gc_tensor_free() of the receiver's tensor says
- * that it is released. Once a share of this library's memory has ended, gc_share_wait() frees that, or else the next
+ * have to order their work by means of their own. gc_share_send() waits for the work that was enqueued before it in
+ * the context that simple functions work in (see CUDA), and gc_tensor_free() of the receiver's tensor does so before
+ * it tells the sender. Once a share of this library's memory has ended, gc_share_wait() frees that, or else the next
  * call that makes a tensor on the GPU, such as gc_tensor_empty(): these wait, too. So none of them may stand between
  * the launches of a collective on several GPUs. Where gc_tensor_free() cannot wait, for a stream of the context
  * captures or memory is short, the memory stays mapped, and the sender hears only when the receiver's process ends.
@@ -1897,9 +1945,8 @@ gc_status_t gc_share_wait(gc_share_t *lease,
 
 /**
  * Releases the lease that gc_share_send() made. No thread may be using it, in gc_share_wait() or otherwise. NULL is
- * ignored. It does not wait, and the receiver keeps its tensor.
- * Memory of this library on CUDA stays as long; that it is released is then found by the next calls of gc_share_send()
- * and this.
+ * ignored. It does not wait, and the receiver keeps its tensor. Memory of this library on CUDA stays as long; once the
+ * receiver has released it, the next gc_share_send() or gc_share_free() finds that.
  */
 void gc_share_free(gc_share_t *lease);
 
@@ -1910,9 +1957,9 @@ void gc_share_free(gc_share_t *lease);
  *
  * `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the
  * sender's GPU or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the
- * sender; on CUDA it waits for the work of the context that it was received in. A child that is forked meanwhile has
- * the same memory of the CPU, and its release tells nobody, unless a PID namespace gives it the receiver's own number.
- * In the process that has sent it the tensor is the same memory, on the same device.
+ * sender; on CUDA it waits for the work of the context that it was received in. A child that the receiver forks shares
+ * the memory of the CPU; that the child releases it does not tell the sender, unless the child has the receiver's own
+ * number in another PID namespace. In the process that has sent it the tensor is the same memory, on the same device.
  *
  * INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not
  * ours, or cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the
@@ -2106,9 +2153,9 @@ typedef struct gc_run_options_t {
  *
  * `*out`: yours to release, by gc_kernel_free().
  *
- * INVALID_ARGUMENT: no outputs, no operation; a type, a name or a flag that is none; a name twice; a text that is not
- * UTF-8; more than 63 options of NVRTC; a field behind those that this version knows, or a reserved one, that is not 0
- * (the message has its offset).
+ * INVALID_ARGUMENT: no outputs, no operation; an invalid type, name or flag; a name twice; a text that is not UTF-8;
+ * more than 63 options of NVRTC; a field behind those that this version knows, or a reserved one, that is not 0 (the
+ * message has its offset).
  */
 gc_status_t gc_elementwise_create(const gc_elementwise_options_t *options,
                                   gc_kernel_t **out);
@@ -2125,9 +2172,9 @@ gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
                                 gc_kernel_t **out);
 
 /**
- * Runs a kernel: one tensor for each parameter, in their order. What is yet to be compiled for them is: of a
- * combination, what these shapes and strides need; another layout may need more, unless gc_kernel_prepare() was
- * called.
+ * Runs a kernel: one tensor for each parameter, in their order. It compiles what is not compiled yet: for a new
+ * combination of types only what these shapes and strides need. Another layout may then have to be compiled later;
+ * gc_kernel_prepare() compiles all at once.
  *
  * `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address,
  * shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL
@@ -2171,7 +2218,7 @@ gc_status_t gc_kernel_prepare(gc_kernel_t *kernel,
                               void *stream);
 
 /**
- * Bytes of the workspace that gc_kernel_run() with these arguments wants. Its own field is not looked at. 0 for
+ * Bytes of the workspace that gc_kernel_run() with these arguments wants. `workspace` of `options` is ignored. 0 for
  * elementwise kernels, and where few elements are reduced. -1, and the last error: as gc_kernel_run().
  */
 int64_t gc_kernel_workspace_bytes(const gc_kernel_t *kernel,
@@ -2217,7 +2264,7 @@ gc_status_t gc_kernel_load(const void *data,
 void gc_kernel_free(gc_kernel_t *kernel);
 
 /*
- * WORKERS
+ * CPU THREADS
  *
  * Large CPU tensors are worked on by several threads, which are started when the first one comes and again in a forked
  * child that needs them. Results are the same with any number of them.
@@ -2324,9 +2371,10 @@ const char *gc_version_string(void);
 /**
  * What a bug report should include, in lines of text. Version and commit ("unknown" if it was built without git,
  * "-dirty" behind it if from other sources), compiler and target, the instruction set in use and those that this
- * processor has, and the version and file of each CUDA driver, NCCL and NVRTC that is loaded in this process. Nothing is
- * loaded or started for it; only the instruction set is chosen, as by a first call. The words are for people and may
- * change. UTF-8, at most 1000 bytes, and unchanged until this thread calls this again, or its end; "" without memory.
+ * processor has, and the version and file of each CUDA driver, NCCL and NVRTC that is loaded in this process. Nothing
+ * is loaded or started for it; only the instruction set is chosen, as by a first call. The words are for people and
+ * may change. UTF-8, at most 1000 bytes, and unchanged until this thread calls this again, or its end; "" without
+ * memory.
  */
 const char *gc_build_info(void);
 

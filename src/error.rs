@@ -11,27 +11,28 @@ use std::{
 pub enum Status {
     /// Done.
     Ok = 0,
-    /// NULL, n_chunks 0, a bad axis or order, a negative shape, overlap, tensors on different devices.
+    /// An argument that is not allowed, such as NULL, n_chunks 0, an axis out of range, a negative size, tensors that
+    /// overlap or are on different devices.
     InvalidArgument = 1,
     /// A dtype that this function does not take.
     UnsupportedDtype = 2,
     /// A device type other than CPU, CUDA, CUDAHost and CUDAManaged, or a CUDA device that is not there.
     UnsupportedDevice = 3,
-    /// A tensor of the wrong length or number of dimensions.
+    /// A tensor of the wrong length or shape.
     ShapeMismatch = 4,
-    /// The tensor may not be written to.
+    /// The tensor is read-only, which the result could not say.
     ReadOnly = 5,
-    /// A side that must be C-contiguous is not.
+    /// A tensor that must be C-contiguous is not.
     NotContiguous = 6,
     /// A size, count or extent does not fit in 64 bits.
     SizeOverflow = 7,
-    /// The handle is in use by another thread.
+    /// Another thread's call on the same object is under way.
     Busy = 8,
     /// Data that this library did not write, or that is incomplete.
     Corrupt = 9,
     /// There is not enough memory.
     OutOfMemory = 10,
-    /// A CUDA tensor, and no CUDA driver that could take it.
+    /// A CUDA tensor, and no usable CUDA driver: none, or one that is older than CUDA 12.0.
     DriverUnavailable = 20,
     /// The CUDA driver reported an error.
     Cuda = 21,
@@ -49,7 +50,7 @@ pub enum Status {
     Share = 40,
     /// The other side did not answer in time.
     Timeout = 41,
-    /// A defect of this library, caught.
+    /// A defect of this library: see WHEN A CALL FAILS.
     Panic = 99,
 }
 

@@ -930,7 +930,7 @@ inline void allreduce_errors_in(AllReduce &allreduce, Source workers, Source ser
     detail::check(gc_allreduce_errors_in(allreduce.get(), workers.get(), server.get(), stream));
 }
 
-/* WORKERS AND DEVICES */
+/* CPU THREADS AND DEVICES */
 
 inline void set_threads(uint32_t n) { detail::check(gc_set_threads(n)); }
 inline void prepare(DLDevice device) { detail::check(gc_prepare(device)); }

@@ -1,15 +1,16 @@
 //! ALL-REDUCE
 //!
-//! An all-reduce object joins a communicator and a codec. It keeps the errors itself, and passes over memory once where
-//! gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype that codecs know. The
-//! result is the mean, the sum where GC_REDUCTION_SUM says so, or the majority with GC_CODEC_SIGN. Peer memory takes
-//! GC_CODEC_ONEBIT and GC_CODEC_SIGN alone.
+//! An *all-reduce* (gc_allreduce_t) joins a communicator and a codec. It keeps the errors itself, and passes over memory
+//! once where gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype that codecs
+//! know. The result is the mean, the sum where GC_REDUCTION_SUM says so, or the majority with GC_CODEC_SIGN. Peer memory
+//! takes GC_CODEC_ONEBIT and GC_CODEC_SIGN alone.
 //!
 //! ```c
 //! gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
 //! gc_allreduce_t *allreduce;
 //! gc_allreduce_create(comm, &options, &allreduce);                        // on every rank
-//! gc_allreduce_run(allreduce, &gradient, 1, NULL, NULL, NULL);            // each step, on every rank
+//! DLTensor *values[] = {&gradient};                                       // in: this rank's; out: the mean
+//! gc_allreduce_run(allreduce, values, 1, NULL, NULL, NULL);               // each step, on every rank
 //! gc_allreduce_free(allreduce);
 //! ```
 //!
@@ -38,10 +39,10 @@ pub struct gc_allreduce_t(AllReduce);
 /// Creates an all-reduce from a communicator and the options of a codec. Every rank calls this, with the same options
 /// except for the device's number; the ranks compare them.
 ///
-/// `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results 0 or as values.
-/// `*out`: yours to release, by gc_allreduce_free().
+/// `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results all 0 or the same as
+/// values. `*out`: yours to release, by gc_allreduce_free().
 ///
-/// As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not make its handle; a
+/// As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not create its own; a
 /// block codec over peer memory.
 /// COMM, BUSY. A failure on one rank fails all, except BUSY and a NULL `comm`: then the others keep waiting.
 ///
@@ -72,7 +73,7 @@ pub unsafe extern "C" fn gc_allreduce_create(
     })
 }
 
-/// Releases an all-reduce handle, as gc_codec_free() does. Other ranks need not.
+/// Releases an all-reduce, as gc_codec_free() releases a codec. Other ranks need not call this.
 ///
 /// # Safety
 /// As described.
@@ -92,8 +93,8 @@ pub unsafe extern "C" fn gc_allreduce_free(allreduce: *mut gc_allreduce_t) {
 /// `error_factor`: as for gc_codec_encode().
 ///
 /// As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a
-/// rank whose payload is not of such a handle: values are unchanged; on CUDA the flag is set. After a failure the
-/// errors of this rank may be those of the step: roll it back, or reset them.
+/// rank whose payload is not of such an all-reduce: values are unchanged; on CUDA GC_FLAG_CORRUPT is set. After a
+/// failure the errors of this rank may be those of the step: roll it back, or reset them.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `values` meanwhile.
@@ -129,10 +130,10 @@ pub unsafe extern "C" fn gc_allreduce_run(
 /// gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
 ///
 /// As gc_codec_encode(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: a shard that
-/// overlaps values or factors. COMM: an exchange failed. CORRUPT: on the CPU, a rank whose payload is not of such a
-/// handle: the shard is as it was; on CUDA the flag is set, and all of the shard is +0. Other ranks may not have met
-/// it: they wait for this one in gc_allreduce_all_gather(). After a failure the worker's errors of this rank may be
-/// those of the step.
+/// overlaps values or factors. COMM: an exchange failed. CORRUPT: on the CPU, a rank whose payload is not of such an
+/// all-reduce: the shard is unchanged; on CUDA GC_FLAG_CORRUPT is set, and all of the shard is +0. Other ranks may not
+/// have met it: they wait for this one in gc_allreduce_all_gather(). After a failure the worker's errors of this rank
+/// may be those of the step.
 ///
 /// With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends what is pending, both or
 /// one alone; a half whose step is still pending when it comes again commits both first. So end each half by itself, or
@@ -197,7 +198,7 @@ pub unsafe extern "C" fn gc_allreduce_all_gather(
     })
 }
 
-/// Writes the flags of this rank since the last call, as gc_codec_flags() does.
+/// Writes the flags of this rank since the last gc_allreduce_flags(), as gc_codec_flags() does.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
@@ -284,7 +285,8 @@ pub unsafe extern "C" fn gc_allreduce_errors_out(
     })
 }
 
-/// Continues with the errors of a world of any size. Other ranks need not call this at the same time.
+/// Carries the errors of another world, of any size, from now on: gc_allreduce_errors_out() wrote them there. Other
+/// ranks need not call this at the same time.
 ///
 /// `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it
 /// had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided

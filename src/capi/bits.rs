@@ -61,7 +61,7 @@ pub extern "C" fn gc_chunk_bytes(n_elements: i64, n_chunks: usize) -> i64 {
 /// `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
 /// receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the
 /// last element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`;
-/// the first is aligned to 256 bytes, all are NULL when empty. It goes with the last of them.
+/// the first is aligned to 256 bytes, all are NULL when empty. It is freed with the last of them.
 ///
 /// INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs() packs their signs. SIZE_OVERFLOW: more than
 /// 2^63 - 1 bytes, or pointers.
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn gc_unpack_chunks(
 /// end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of
 /// `src` with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
 ///
-/// INVALID_ARGUMENT: an axis out of range, an order that is none. UNSUPPORTED_DTYPE: floats.
+/// INVALID_ARGUMENT: an axis out of range, an unknown order. UNSUPPORTED_DTYPE: floats.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn gc_pack_bits(
 /// GC_COUNT_ALL; or a number, beyond the last bit zeros; or a negative one, to leave off that many at the end. `*out`:
 /// uint8, of the shape of `src` with that many along the axis (one-dimensional when flattened), yours to release.
 ///
-/// INVALID_ARGUMENT: an axis out of range, an order that is none, a count that leaves off more bits than there are.
+/// INVALID_ARGUMENT: an axis out of range, an unknown order, a count that leaves off more bits than there are.
 /// UNSUPPORTED_DTYPE: not uint8. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
 ///
 /// # Safety
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn gc_unpack_bits(
 /// `src`: bool or integer, any shape and strides, flattened in C order. `dst`: uint8, C-contiguous, two-dimensional:
 /// [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk. Every byte of it is written.
 ///
-/// INVALID_ARGUMENT: an order that is none, dst without chunks. UNSUPPORTED_DTYPE: floats in src, dst not uint8.
+/// INVALID_ARGUMENT: an unknown order, dst without chunks. UNSUPPORTED_DTYPE: floats in src, dst not uint8.
 /// SHAPE_MISMATCH, NOT_CONTIGUOUS: dst.
 ///
 /// # Safety
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn gc_pack_chunks_into(
 /// `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape
 /// and strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
 ///
-/// INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH,
+/// INVALID_ARGUMENT: an unknown order, src without chunks. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH,
 /// NOT_CONTIGUOUS: src.
 ///
 /// # Safety

@@ -1,8 +1,11 @@
 //! COMMUNICATORS
 //!
 //! A *rank* is one of the processes or threads that train together, and these are its *world*. A communicator connects
-//! a rank to the others: by functions of yours over any engine (MPI, gloo, UCX), by NCCL (see there), or among threads
-//! of one process. It averages gradients at one bit per element:
+//! a rank to the others: by functions of yours over any engine (gloo, UCX; gradcodec/mpi.h has them for MPI), by NCCL
+//! or peer memory (see there), or among threads of one process.
+//!
+//! Over a communicator gc_allreduce_run() averages gradients with any codec: see ALL-REDUCE. gc_compressed_allreduce()
+//! does so at one bit per element, for programs that keep the errors in tensors of their own, as DeepSpeed does:
 //!
 //! ```c
 //! gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
@@ -15,10 +18,11 @@
 //! ```
 //!
 //! Each rank's gradient plus its error becomes signs and a scale, divided into a chunk for every rank. Every rank takes
-//! the mean of its own chunks, adds its server error, and sends signs and a scale of that to all. The errors keep what
-//! both compressions lose. This is the compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021),
-//! with two exchanges in all; docs/NUMERICS.md says what is computed, docs/WHEN.md when it pays. A rank sends and
-//! receives about 1/4 byte per element, and about 100 bytes per chunk; a ring all-reduce of float32 moves 8 bytes.
+//! the mean of its own chunks, adds the error of its last mean, and sends signs and a scale of that to all. What the
+//! two compressions lose is kept: of the first in the *worker error*, of the second in the *server error*. This is the
+//! compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021), with two exchanges in all; docs/NUMERICS.md
+//! says what is computed, docs/WHEN.md when it pays. A rank sends about 1/4 byte per element and about 100 bytes per
+//! chunk, and receives as much; in a ring all-reduce of float32 it is 8 bytes per element.
 //!
 //! A call may block until the other ranks' calls come, so each rank needs a thread of its own, and every rank must make
 //! its calls on a communicator in the same order. A rank whose call fails for its arguments or without memory does
@@ -26,15 +30,15 @@
 //! If a call fails on some rank it need not fail on the others.
 //!
 //! One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. The
-//! memory that calls work in is allocated on demand, or by gc_comm_reserve(), and kept until gc_comm_free(), even when
-//! more was allocated later.
+//! memory that calls work in is allocated on demand, or by gc_comm_reserve(). It is kept until gc_comm_free(), also
+//! when a later call has needed more.
 //!
-//! On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the
-//! other ranks; over a group it returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits for its
-//! stream. Ranks may share a GPU, for which PEER MEMORY has rules of its own. A call over a transport of device
-//! memory can be captured in a graph, if its memory is already allocated; one over a group or a host transport cannot
-//! (INVALID_ARGUMENT). A corrupt chunk does not fail a call on CUDA: buffer is NaN, the errors are unchanged, and
-//! gc_comm_async_error() says CORRUPT.
+//! On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the other
+//! ranks; over a group it returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits for its
+//! stream. Ranks may share a GPU, for which PEER MEMORY has rules of its own. A call can be captured in a graph, if its
+//! memory is already allocated, over NCCL, over peer memory (with an exception there), and over callbacks without
+//! GC_TRANSPORT_HOST; over a group or with GC_TRANSPORT_HOST it cannot (INVALID_ARGUMENT). A corrupt chunk does not
+//! fail a call on CUDA: `buffer` becomes NaN, the errors are unchanged, and gc_comm_async_error() says CORRUPT.
 
 use std::ffi::c_void;
 
@@ -81,9 +85,14 @@ impl CommPlace {
     }
 }
 
-/// Your transport callbacks. Both functions return 0, or an error code of yours. They are
-/// called on the thread that calls, never with 0 bytes, and must neither throw nor longjmp. `device` says where the
-/// memory is: host memory also without GC_TRANSPORT_HOST, where handles on a GPU are made.
+/// Your transport callbacks. Both functions return 0, or an error code of yours, with which the call fails as COMM.
+/// They are called on the thread that calls the library, one at a time, never with 0 bytes or in a world of one, and
+/// must neither throw nor longjmp. `send` and `recv` do not overlap.
+///
+/// `device` says where both are. In host memory (kDLCPU) the exchange is done when the function returns, and `stream`
+/// means nothing. In GPU memory (kDLCUDA) `stream` is that of the library's call: the function enqueues the exchange on
+/// it. Host memory comes also without GC_TRANSPORT_HOST: gc_allreduce_create(), gc_comm_open_peers() and
+/// gc_comm_hierarchical() exchange a few bytes of each rank there, for tensors on a GPU, too.
 #[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -253,8 +262,9 @@ pub unsafe extern "C" fn gc_comm_reserve(comm: *mut gc_comm_t, device: DLDevice,
 }
 
 /// Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed; CORRUPT: a payload was not one
-/// of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK otherwise. It never waits, and may be
-/// called on any thread.
+/// of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK otherwise. After a failure release the
+/// communicator, and the all-reduces over it, on every rank, and create new ones. This never waits, and may be called
+/// on any thread.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -266,8 +276,8 @@ pub unsafe extern "C" fn gc_comm_async_error(comm: *const gc_comm_t) -> gc_statu
     })
 }
 
-/// Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduce handles that were created
-/// from it remain usable. Its transport's functions are not called, but must stay until its last handle is released,
+/// Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduces that were created from it
+/// remain usable. Your transport callbacks are not called here; they must stay until the last of these is released,
 /// too.
 ///
 /// # Safety
@@ -286,8 +296,8 @@ pub unsafe extern "C" fn gc_comm_free(comm: *mut gc_comm_t) {
 ///
 /// `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous,
 /// as many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the
-/// elements of this rank's shard are used: from number rank * shard on, as far as there are. All three on one device, 0
-/// before the first call, and written to by each.
+/// elements of this rank's shard are used: from number rank * shard on, as far as there are. All three are on one
+/// device, and written to by each call. The errors are 0 before the first.
 ///
 /// If a value was not finite on any rank, buffer is NaN everywhere and both errors are unchanged, on every rank. A call
 /// that fails leaves buffer and errors of this rank unchanged. Without elements: OK, and nothing is exchanged.
@@ -320,7 +330,7 @@ pub unsafe extern "C" fn gc_compressed_allreduce(
     })
 }
 
-/// Elements of a rank's server error: 8 * gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that
+/// Elements of a rank's server error: 8 times gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that
 /// cannot be: n_elements negative, world_size below 1, or more than 2^63 - 1.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_shard_elements(n_elements: i64, world_size: i32) -> i64 {

@@ -63,9 +63,9 @@ pub unsafe extern "C" fn gc_tensor_to_device(
 /// Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
 /// CUDAHost, CUDA and CUDAManaged.
 ///
-/// `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is, and between CPU tensors nothing
-/// behind the last element of less than a byte; where a GPU takes part all of that byte is. `stream`: of dst's device, or
-/// of src's where dst is on CPU or CUDAHost; ignored where both are.
+/// `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is, and between CPU tensors
+/// nothing behind the last element of less than a byte; where a GPU takes part all of that byte is. `stream`: of dst's
+/// device, or of src's where dst is on CPU or CUDAHost; ignored where both are.
 ///
 /// Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
 /// is enqueued on the stream, like a copy between two CUDA tensors, and both must stay until the stream has done it.
@@ -76,17 +76,16 @@ pub unsafe extern "C" fn gc_tensor_to_device(
 /// this stream must wait for it. The device of dst is given access to the memory of src's device where that is
 /// possible. If dst's device still cannot read src, which may be memory of a pool or memory that was mapped, a copy to
 /// another layout or dtype goes by way of the CPU: it is complete when this returns, allocates and cannot be captured,
-/// like the above. src is read from another context than its own, so release a tensor of ours only when the stream has
-/// done the copy.
+/// like a copy between CPU and CUDA. src is read from another context than its own, so if this library has allocated
+/// it, release it only when the stream has done the copy.
 ///
 /// Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
 /// done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of
 /// src, whether elements share them or not: INVALID_ARGUMENT.
 ///
 /// SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
-/// NOT_CONTIGUOUS: elements of less than a byte, or of a byte and a half, that are not C-contiguous on both sides; such
-/// elements are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this
-/// returns.
+/// NOT_CONTIGUOUS: elements that are not a whole number of bytes and are not C-contiguous on both sides; such elements
+/// are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this returns.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.

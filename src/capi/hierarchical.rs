@@ -5,19 +5,19 @@
 //! and fewer of them go from node to node.
 //!
 //! ```c
-//! MPI_Comm_split(world, node, rank, &mine);                   // made a communicator, and of that: gc_comm_open_peers()
+//! MPI_Comm_split(world, node, rank, &mine);                   // the ranks of this node
 //! MPI_Comm_split(world, rank_in_node, rank, &alike);          // the ranks with this number, one of each node
-//! gc_comm_t *intra_node, *inter_node, *comm;                  // over these
+//! gc_comm_t *intra_node, *inter_node, *comm;                  // over these, the first by gc_comm_open_peers()
 //! gc_comm_hierarchical(intra_node, inter_node, &comm);        // on every rank
 //! gc_comm_free(intra_node);
 //! gc_comm_free(inter_node);                                   // comm keeps what it needs of them
 //! ```
 //!
 //! Ranks are numbered node by node, in the order that nodes have in `inter_node`, and within each as in `intra_node`.
-//! Every node has the same number of ranks. A block for a rank of another node goes there over `inter_node`, to the rank
-//! with the sender's number, and on over `intra_node`. With N nodes each rank sends (N - 1) / N of a payload from node to
-//! node, and N - 1 reduced chunks; over one communicator of all ranks it is (N - 1) / N of a payload twice. A handle needs
-//! memory for two payloads more, about n / 4 bytes.
+//! Every node has the same number of ranks. A block for a rank of another node goes there over `inter_node`, to the
+//! rank with the sender's number, and on over `intra_node`. With N nodes each rank sends (N - 1) / N of a payload from
+//! node to node, and N - 1 reduced chunks; over one communicator of all ranks it is (N - 1) / N of a payload twice. An
+//! all-reduce of n elements needs memory for two payloads more, about n / 4 bytes.
 //!
 //! Where a node has fewer network adapters than ranks, only the first L ranks of each node, its leaders, have an
 //! `inter_node`, and the others pass NULL. L is the same on every node, and each leader carries an equal part of
@@ -46,11 +46,11 @@ use super::{
 /// Over peer memory `intra_node` carries blocks of several ranks: give gc_comm_open_peers() 1024 elements more for each
 /// rank of the world, and R / L times as many where not every rank has an `inter_node`.
 ///
-/// INVALID_ARGUMENT: nodes with different numbers of ranks, on every rank, which says the two numbers; ranks that have
-/// an `inter_node` behind one that has none; other ranks than those described in one of the two; one communicator
-/// twice; one that is itself hierarchical. If one rank fails, all do, except with BUSY or a NULL `intra_node`, or with an
-/// `inter_node` of which another rank does not pass its own (but NULL, or another communicator): then the others keep
-/// waiting. OUT_OF_MEMORY, COMM, BUSY.
+/// INVALID_ARGUMENT: nodes with different numbers of ranks, on every rank, which says the two numbers; a rank with an
+/// `inter_node` whose number is above that of one without; other ranks than those described in one of the two; one
+/// communicator twice; one that is itself hierarchical. If one rank fails, all do, except with BUSY or a NULL
+/// `intra_node`, or with an `inter_node` of which another rank does not pass its own (but NULL, or another
+/// communicator): then the others keep waiting. OUT_OF_MEMORY, COMM, BUSY.
 ///
 /// # Safety
 /// The pointers are as described.

@@ -408,9 +408,9 @@ unsafe fn call<'a>(
 ///
 /// `*out`: yours to release, by gc_kernel_free().
 ///
-/// INVALID_ARGUMENT: no outputs, no operation; a type, a name or a flag that is none; a name twice; a text that is not
-/// UTF-8; more than 63 options of NVRTC; a field behind those that this version knows, or a reserved one, that is not 0
-/// (the message has its offset).
+/// INVALID_ARGUMENT: no outputs, no operation; an invalid type, name or flag; a name twice; a text that is not UTF-8;
+/// more than 63 options of NVRTC; a field behind those that this version knows, or a reserved one, that is not 0 (the
+/// message has its offset).
 ///
 /// # Safety
 /// The pointers are as described, and struct_size bytes are readable.
@@ -445,9 +445,9 @@ pub unsafe extern "C" fn gc_reduction_create(
     })
 }
 
-/// Runs a kernel: one tensor for each parameter, in their order. What is yet to be compiled for them is: of a
-/// combination, what these shapes and strides need; another layout may need more, unless gc_kernel_prepare() was
-/// called.
+/// Runs a kernel: one tensor for each parameter, in their order. It compiles what is not compiled yet: for a new
+/// combination of types only what these shapes and strides need. Another layout may then have to be compiled later;
+/// gc_kernel_prepare() compiles all at once.
 ///
 /// `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address,
 /// shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL
@@ -512,7 +512,7 @@ pub unsafe extern "C" fn gc_kernel_prepare(
     })
 }
 
-/// Bytes of the workspace that gc_kernel_run() with these arguments wants. Its own field is not looked at. 0 for
+/// Bytes of the workspace that gc_kernel_run() with these arguments wants. `workspace` of `options` is ignored. 0 for
 /// elementwise kernels, and where few elements are reduced. -1, and the last error: as gc_kernel_run().
 ///
 /// # Safety

@@ -28,7 +28,7 @@
 //!     DLTensor results = {received, {kDLCPU, 0}, 1, {kDLFloat, 32, 1}, length, NULL, 0};
 //!     const DLTensor *inputs[] = {&values};
 //!     DLTensor *outputs[] = {&results};
-//!     for (int step = 0; step < 2; step++) {   // the same gradient twice: the second payload also carries the error
+//!     for (int step = 0; step < 2; step++) {   // the same gradient twice; the error of the first is added
 //!         if (gc_codec_encode(codec, inputs, 1, NULL, NULL, &payload, NULL) != GC_STATUS_OK ||
 //!             gc_codec_decode(codec, &payload, 1, NULL, GC_DECODE_SET, outputs, 1, NULL) != GC_STATUS_OK) {
 //!             fprintf(stderr, "%s\n", gc_last_error());
@@ -42,12 +42,16 @@
 //! }
 //! ```
 //!
+//! It prints `4000 bytes in 208: 0.395285, -0.395285`. In the second line, with the error of the first step added, the
+//! numbers are 0.433962 and -0.433962.
+//!
 //! Compile it with `cc program.c $(pkg-config --cflags --libs gradcodec)`; if the library is outside the system's
 //! folders, add `-Wl,-rpath,$(pkg-config --variable=libdir gradcodec)`. For several ranks, gc_allreduce_run() does the
 //! encoding, the exchanges and the decoding in one call.
 //!
 //! After the table of functions come the rules for all functions, up to NAMES, and those for tensors on CUDA, up to
 //! DEVICE MEMORY. Then each section describes its functions: what they do, their parameters, and their errors.
+//! docs/GLOSSARY.md explains the words.
 //!
 //! FUNCTIONS
 //!
@@ -55,16 +59,17 @@
 //!
 //! Simple functions take and return DLManagedTensor. They allocate their outputs, and are complete when they return.
 //!
-//! Stream functions are those whose names end in `_into`, those of codecs and of all-reduces, and gc_kernel_run(). They
-//! take DLTensor views of your memory and a `void *stream`. For CPU and CUDAHost tensors the stream is ignored, so pass
-//! NULL, and the work is complete when the function returns. STREAMS describes them on CUDA.
+//! Stream functions are those with a parameter `void *stream`: functions whose names end in `_into`, those of codecs
+//! and of all-reduces, gc_compressed_allreduce(), gc_kernel_run() and gc_kernel_prepare(). They take DLTensor views of
+//! your memory. For CPU and CUDAHost tensors the stream is ignored, so pass NULL, and the work is complete when the
+//! function returns. STREAMS describes what they do on CUDA.
 //!
 //! OWNERSHIP
 //!
-//! Inputs are borrowed for the call and never released. Only `dl_tensor` of a borrowed DLManagedTensor is read, so a
-//! view `{ v->dl_tensor, NULL, NULL }` of a versioned tensor is a valid input. Outputs are yours. Release each once, by
-//! gc_tensor_free() or its own deleter, on any thread, in any order, also after the inputs were released. When a call
-//! fails, `*out` is unchanged and your arguments are still yours.
+//! Inputs are borrowed for the call and never released. Only `dl_tensor` of a borrowed DLManagedTensor is read, so
+//! where `v` is a DLManagedTensorVersioned, `{ v->dl_tensor, NULL, NULL }` is a valid input. Outputs are yours. Release
+//! each once, by gc_tensor_free() or its own deleter, on any thread, in any order, also after the inputs were released.
+//! When a call fails, `*out` is unchanged and your arguments are still yours.
 //!
 //! ACCEPTED TENSORS
 //!
@@ -74,24 +79,29 @@
 //! never change a result.
 //!
 //! The dtypes are bool (code 6, 8 bits), int and uint of 8, 16, 32 and 64 bits, float16, float32, float64 and bfloat16,
-//! of one lane. The devices are CPU (1) and CUDAHost (3), where the CPU works and outputs are CPU tensors, and CUDA (2)
-//! and CUDAManaged (13), where the GPU works and outputs are CUDA tensors. Copies without a cast accept every dtype,
-//! lanes included, and functions that only pass a tensor on accept every dtype on every device; their descriptions say
-//! so.
+//! of one lane. The devices, with their numbers in DLPack, are CPU (1), CUDAHost (3), CUDA (2) and CUDAManaged (13).
+//! For tensors on CPU and CUDAHost the CPU does the work, and new tensors are on CPU; for those on CUDA and CUDAManaged
+//! the GPU does it, and new tensors are on CUDA. Copies without a cast accept every dtype, lanes included, and
+//! functions that only pass a tensor on accept every dtype on every device; their descriptions say so.
 //!
-//! Outputs have explicit strides, byte_offset 0, data NULL when empty, and always a deleter. Memory that this library
-//! allocates is aligned to 256 bytes.
+//! New tensors have explicit strides, byte_offset 0, data NULL when empty, and always a deleter. Memory that this
+//! library allocates is aligned to 256 bytes.
 //!
 //! WHEN A CALL FAILS
 //!
 //! Functions that can fail return a gc_status_t, 0 for success, with two exceptions: functions that return a number of
-//! bytes or elements return -1, and functions without a result only set the last error. gc_last_error() describes the
-//! failure, with the value that was wrong. Arguments are checked first, so an error from that check means that nothing
-//! has changed. If several arguments are wrong, any one of them may be reported. This file names statuses without
-//! GC_STATUS_.
+//! bytes or elements return -1, and functions without a result, which release objects, only set the last error.
+//! gc_last_error() describes the failure, with the value that was wrong. This file names statuses without GC_STATUS_.
 //!
-//! A pointer that is NULL or not aligned gives INVALID_ARGUMENT. No other bad pointer can be detected. Any tensor may
-//! give
+//! Arguments are checked before anything is changed. If several are wrong, any one of them may be reported. A later
+//! failure, such as one of the driver (CUDA, CONTEXT_LOST) or of an exchange (COMM), may leave tensors partly written,
+//! unless the function says otherwise.
+//!
+//! After PANIC, a defect of this library, please report it with gc_last_error() and gc_build_info(). A codec,
+//! communicator or all-reduce that was in use gives PANIC in every later call; release it and go on with a new one.
+//!
+//! A pointer to a struct, an array or a result that is NULL, where NULL is not offered, or not aligned gives
+//! INVALID_ARGUMENT. No other bad pointer can be detected. Any tensor may give
 //!
 //! - INVALID_ARGUMENT: a negative size or ndim; shape NULL, or data NULL although there are elements; tensors on
 //!   different devices, except in copies;
@@ -101,20 +111,24 @@
 //! - SIZE_OVERFLOW: more than 2^63 - 1 elements, or some of them beyond the address space.
 //!
 //! An output tensor also gives INVALID_ARGUMENT if its bytes, from the lowest to the highest address, intersect those
-//! of an input or of another output; if its own elements overlap; or if that cannot be decided within a millisecond,
-//! which happens with many dimensions of interleaved strides.
+//! of an input or of another output; if its own elements overlap; or if a fixed number of steps, less than a
+//! millisecond, does not tell whether they do, which happens with many dimensions of interleaved strides.
 //!
 //! Functions that return new tensors or objects, gc_comm_reserve(), gc_compressed_allreduce(), and all functions on
-//! CUDA, may give OUT_OF_MEMORY. The statuses that a function lists are in addition to these.
+//! CUDA, may give OUT_OF_MEMORY. The statuses that a function lists are in addition to these. "As gc_x()" before such a
+//! list stands for all that gc_x() lists.
 //!
 //! THREADS, FORKS AND STACKS
 //!
-//! Any thread may call any function at any time on different objects, and calls may share inputs. A thread that is
-//! cancelled during a call ends after it, if its cancellation is deferred, as it is by default; one whose cancellation
-//! is asynchronous must not call. A forked child may go on calling on CPU tensors; CUDA does not work there. A codec,
-//! communicator, all-reduce or kernel that another thread was using when the process was forked gives INVALID_ARGUMENT
-//! in the child, and releasing it there does nothing. A call uses less than 32 KiB of stack, not counting your
-//! callbacks, the CUDA driver, and NVRTC, which takes about 128 KiB when a kernel is compiled.
+//! Any thread may call any function at any time on different objects, and calls may share inputs. On one codec,
+//! communicator or all-reduce a second call gives BUSY while the first is under way; on one kernel any number of calls
+//! may be. A thread that pthread_cancel() cancels during a call ends after it if its cancellation is deferred, as it is
+//! by default. A thread whose cancellation is asynchronous must not call.
+//!
+//! A forked child may go on calling on CPU tensors; CUDA does not work there. A codec, communicator, all-reduce or
+//! kernel that another thread was using when the process was forked gives INVALID_ARGUMENT in the child, and releasing
+//! it there does nothing. A call uses less than 32 KiB of stack, not counting your callbacks, the CUDA driver, and
+//! NVRTC, which takes about 128 KiB when a kernel is compiled.
 //!
 //! Your deleters and release callbacks run on the thread that releases the tensor, transport callbacks on the thread
 //! that calls. They must return: no exception and no longjmp may leave them.
@@ -140,8 +154,8 @@
 //! STREAMS
 //!
 //! Simple functions work on the legacy default stream, so inputs must be ready there: `__dlpack__(stream=1)` ensures
-//! it. Non-blocking streams are not ordered with it. CUDA allows no work there while a stream of the same context that
-//! was created without the non-blocking flag is being captured.
+//! it. Non-blocking streams are not ordered with it. While a stream that was created without the non-blocking flag is
+//! being captured, CUDA allows no work on the legacy default stream of its context, so simple functions fail there.
 //!
 //! Stream functions work on the stream that you pass: NULL or 1 is the legacy default stream (also in programs that are
 //! compiled with per-thread default streams: pass 2 there), 2 the per-thread one, anything else a CUstream or
@@ -160,9 +174,9 @@
 //! Functions whose names end in `_into` can be captured in a CUDA graph, after gc_prepare() in the context that
 //! captures, on a stream of yours (CUDA captures neither NULL nor 1); gc_kernel_run() after gc_kernel_prepare() there;
 //! codecs and all-reduces as their sections say. Memory that a captured call uses must stay until the graph's last
-//! launch; that includes tensors that this library has allocated, so do not release them before. Meanwhile other
-//! threads may call anything except simple functions in that context, if the stream was created without the
-//! non-blocking flag.
+//! launch; that includes tensors that this library has allocated, so do not release them before. While a stream is
+//! being captured, other threads may call anything, with one exception: if the stream was created without the
+//! non-blocking flag, no simple functions in its context.
 //!
 //! DEVICE MEMORY
 //!
@@ -172,17 +186,18 @@
 //! is done, on any stream; work of other contexts is not waited for, such as a gc_copy_into() to another GPU. A release
 //! calls no driver: it works with any context current or none, when the streams are gone, and while the process ends.
 //!
-//! The memory of a codec, communicator or all-reduce is freed with it, in the context that it belongs to. That may be
-//! gone, unless it is the device's primary one or current: memory in any other stays until the context is destroyed.
+//! The memory of a codec, communicator or all-reduce is freed with it if the context that it belongs to is the device's
+//! primary one, or your current one. Any other context may be gone by then, so memory in it stays until that context is
+//! destroyed.
 //!
 //! Other libraries cannot use what is kept, so call gc_trim() before they need memory; a call of this library that
-//! cannot allocate frees it first. cudaDeviceReset() destroys what is loaded and kept on the device, and nothing
-//! works on it afterwards.
+//! cannot allocate frees it first. Do not call cudaDeviceReset(): it destroys what the library has loaded and kept on
+//! the device, and no function works there afterwards.
 //!
 //! These calls may wait for all work in the context: those that return new tensors, where much has been released;
 //! gc_prepare(), gc_kernel_prepare() and first calls, to load kernels; and gc_trim(). Such a call must not stand
-//! between the launches of a collective (NCCL's for several GPUs of one process, say): the launch that it holds up is
-//! the one that it waits for.
+//! between the launches of a collective on several GPUs by one thread, such as NCCL's: it waits for the first launch,
+//! which waits for the second, which comes only after the call.
 
 mod allreduce;
 mod bits;

@@ -16,9 +16,14 @@
 //!
 //! It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can
 //! be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
-//! between ncclGroupStart and ncclGroupEnd of yours. Where the host waits for a non-blocking communicator, or for the
-//! other ranks when a handle is created, it gives TIMEOUT after timeout_ms, and the communicator is unusable from then
-//! on. The device waits for a lost rank until NCCL aborts: gc_comm_async_error() asks NCCL for its state.
+//! between ncclGroupStart and ncclGroupEnd of yours. Where the host waits for a non-blocking communicator of NCCL's, or
+//! for the other ranks when an all-reduce is created, the call gives TIMEOUT after timeout_ms, and the communicator is
+//! unusable from then on.
+//!
+//! The GPU waits for a lost rank until NCCL's communicator is aborted. gc_comm_async_error() asks NCCL for its state. A
+//! communicator of yours is for you to abort, by ncclCommAbort(). One that this library has created is aborted instead
+//! of destroyed, when it and all that was created from it are released, if NCCL has reported an error or a call has
+//! given TIMEOUT.
 //!
 //! NCCL is the library of dl_handle, if you pass one, which must stay open; otherwise the one where this process finds
 //! ncclSend; otherwise a loaded libnccl.so.2. Some builds of PyTorch have NCCL within another library. If several
@@ -77,10 +82,11 @@ pub enum NcclFlag {
 
 /// Creates a communicator over an NCCL communicator of yours. Its rank, world size and device are those of `comm`.
 ///
-/// Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last handle is released, it is
-/// never destroyed here, and you order your own calls on it and those that use it here, the same on every rank. With
-/// GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work that waits for another
-/// rank, and is not used afterwards. Blocks until a non-blocking `comm` is initialized.
+/// Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last all-reduce over it is
+/// released, it is never destroyed here, and you order your own calls on it and those that use it here, the same on
+/// every rank. With GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work under
+/// way that waits for another rank, and this library does not use it afterwards. Blocks until a non-blocking `comm` is
+/// initialized.
 ///
 /// `*out`: yours to release, by gc_comm_free().
 ///

@@ -43,12 +43,12 @@ fn to_rule(code: gc_scale_t) -> Result<ScaleRule> {
 ///
 /// `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on
 /// the same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive
-/// chunks as from gc_pack_chunks(). `*out_scale`: s; not finite if the gradient or the error is not, or if squares
-/// overflow: then the error is as it was. So it is when the call fails.
+/// chunks as from gc_pack_chunks(). `*out_scale`: s. It is not finite if the gradient or the error is not, or if
+/// squares overflow; then the error is unchanged.
 ///
 /// INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an
-/// error of another size. A call that fails leaves the error as it was; on CUDA it may be the new one if what fails is
-/// the driver's wait at the end.
+/// error of another size. A call that fails leaves the error unchanged; on CUDA it may be the new one if the driver
+/// fails at the end, in the wait for its work.
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of `error` meanwhile.
@@ -117,12 +117,12 @@ pub unsafe extern "C" fn gc_onebit_decompress(
 
 /// gc_onebit_compress() into your memory.
 ///
-/// `rule`: what the scale is. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk,
+/// `rule`: one of GC_SCALE_*. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk,
 /// bits most significant first, every byte written. `scale`: float32, one element. `workspace`: uint8, C-contiguous, at
 /// least gc_onebit_workspace_bytes(n) bytes, aligned to 16; whatever is in it, it is written to. All on the gradient's
 /// device.
 ///
-/// As gc_onebit_compress(), and INVALID_ARGUMENT: a rule that is none. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
+/// As gc_onebit_compress(), and INVALID_ARGUMENT: an unknown rule. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
 /// workspace.
 ///
 /// # Safety

@@ -4,23 +4,23 @@
 //! one node, over NVLink or PCIe. The calls over it are the same, and give the same bytes.
 //!
 //! ```c
-//! gc_comm_t *comm;                                            // found over another one, such as MPI's, on every rank
-//! gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, gpu}, n_elements, 0, &comm);
+//! gc_comm_t *comm;                                            // on every rank, with the help of another one
+//! gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, gpu}, n_elements, 0, &comm);      // `bootstrap`, such as MPI's
 //!
 //! gc_peers_options_t mine = {.struct_size = sizeof mine, .rank = rank, .world_size = size, .device = {kDLCUDA, gpu},
 //!                            .bytes = bytes, .buffers = buffers};        // or over memory that you have mapped
 //! gc_comm_from_peers(&mine, &comm);
 //! ```
 //!
-//! Each rank has a buffer, which the others write payloads to; no other GPU accesses your tensors. Up to 64 ranks. The
-//! barrier counter lives in device memory, so graphs can be launched repeatedly, also with calls of other sizes between
-//! them. A call on another stream runs after the call before it. Order the launches of graphs
-//! yourself; they must be done on every rank before a handle is created, which is a barrier on a stream of its own.
+//! Each rank has a buffer, which the others write payloads to; no other GPU accesses your tensors. There can be up to
+//! 64 ranks. Graphs can be launched repeatedly, also with calls of other sizes between the launches. A call on another
+//! stream runs after the call before it, but the launches of graphs are for you to order. All of them must be done, on
+//! every rank, before an all-reduce is created: its creation is a barrier on a stream of its own.
 //!
-//! A rank waits for the others on its GPU, for at most `timeout_ms` of the GPU's clock, while the host goes on. If
-//! one does not arrive, the results of that call are NaN on the ranks that waited (a handle's flag is NONFINITE),
-//! gc_comm_async_error() says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this rank, on
-//! the others. The same happens if a rank has died or writes invalid data.
+//! A rank waits for the others on its GPU, for at most `timeout_ms` of the GPU's clock, while the host goes on. If one
+//! does not arrive, the results of that call are NaN on the ranks that waited (an all-reduce sets GC_FLAG_NONFINITE,
+//! too), gc_comm_async_error() says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this
+//! rank, on the others. The same happens if a rank has died or writes invalid data.
 //!
 //! Ranks within one process that share a GPU wait for each other on the host as well, at most as long, so that their
 //! kernels cannot keep each other from running: gc_comm_open_peers() arranges that, and such calls cannot be captured.
@@ -63,7 +63,7 @@ pub struct gc_peers_options_t {
     /// The size of each buffer: gc_peers_bytes(), the same on every rank.
     pub bytes: usize,
     /// world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the
-    /// first rank calls this.
+    /// first rank calls gc_comm_from_peers().
     pub buffers: *const *mut c_void,
 }
 
@@ -72,9 +72,9 @@ unsafe impl borrow::Extensible for gc_peers_options_t {
     const FIRST_SIZE: usize = 40;
 }
 
-/// Bytes of each rank's buffer, for handles and calls with up to `n_elements` elements. They are about n / 4. With
-/// several segments a chunk has 4 bytes a segment more, and up to 1 byte a segment for its bits: add 2 * world_size
-/// times that.
+/// Bytes of each rank's buffer, for all-reduces and calls with up to `n_elements` elements. They are about a quarter of
+/// n_elements. With several segments add 10 * world_size bytes for each: in every chunk it takes 4 bytes for its scale,
+/// and up to 1 byte to fill up its bits.
 ///
 /// -1, and the last error: n_elements negative, or world_size not within 1 to 64.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
@@ -85,9 +85,8 @@ pub extern "C" fn gc_peers_bytes(n_elements: i64, world_size: i32) -> i64 {
 /// Creates a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
 /// memory from cuIpcOpenMemHandle(). Every rank calls this; none waits for another.
 ///
-/// `options`: read during the call. The buffers must stay as long as the communicator and the handles that are made of
-/// it, and nothing else may write to them; zero them before reuse. `*out`: yours to release, by
-/// gc_comm_free().
+/// `options`: read during the call. The buffers must stay as long as the communicator and the all-reduces over it, and
+/// nothing else may write to them; zero them before reuse. `*out`: yours to release, by gc_comm_free().
 ///
 /// INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which
 /// this rank's own is not on `device`, or not 0. UNSUPPORTED_DEVICE: the CPU. And as for a tensor on the device.

@@ -5,8 +5,8 @@
 //!
 //! ```c
 //! gc_share_t *lease;                                          // here
-//! gc_share_send(tensor, socket, 0, 1000, &lease);
-//! gc_share_wait(lease, -1);
+//! gc_share_send(tensor, socket, 0, 1000, &lease);              // no flags; waits for at most 1000 ms
+//! gc_share_wait(lease, -1);                                    // without limit, until it is released there
 //! gc_share_free(lease);
 //!
 //! DLDevice cpu = {kDLCPU, 0};                                 // in the other process
@@ -20,9 +20,9 @@
 //! writes afterwards.
 //!
 //! A CUDA tensor is sent as the memory itself, and nothing is copied: each side sees what the other writes, and the two
-//! have to order their work by means of their own. What was enqueued on it before gc_share_send(), in the context that
-//! calls without a stream work in, is waited for there; likewise before gc_tensor_free() of the receiver's tensor says
-//! that it is released. Once a share of this library's memory has ended, gc_share_wait() frees that, or else the next
+//! have to order their work by means of their own. gc_share_send() waits for the work that was enqueued before it in
+//! the context that simple functions work in (see CUDA), and gc_tensor_free() of the receiver's tensor does so before
+//! it tells the sender. Once a share of this library's memory has ended, gc_share_wait() frees that, or else the next
 //! call that makes a tensor on the GPU, such as gc_tensor_empty(): these wait, too. So none of them may stand between
 //! the launches of a collective on several GPUs. Where gc_tensor_free() cannot wait, for a stream of the context
 //! captures or memory is short, the memory stays mapped, and the sender hears only when the receiver's process ends.
@@ -154,9 +154,8 @@ pub unsafe extern "C" fn gc_share_wait(lease: *mut gc_share_t, timeout_ms: i32) 
 }
 
 /// Releases the lease that gc_share_send() made. No thread may be using it, in gc_share_wait() or otherwise. NULL is
-/// ignored. It does not wait, and the receiver keeps its tensor.
-/// Memory of this library on CUDA stays as long; that it is released is then found by the next calls of gc_share_send()
-/// and this.
+/// ignored. It does not wait, and the receiver keeps its tensor. Memory of this library on CUDA stays as long; once the
+/// receiver has released it, the next gc_share_send() or gc_share_free() finds that.
 ///
 /// # Safety
 /// As described; nothing waits for it.
@@ -175,9 +174,9 @@ pub unsafe extern "C" fn gc_share_free(lease: *mut gc_share_t) {
 ///
 /// `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the
 /// sender's GPU or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the
-/// sender; on CUDA it waits for the work of the context that it was received in. A child that is forked meanwhile has
-/// the same memory of the CPU, and its release tells nobody, unless a PID namespace gives it the receiver's own number.
-/// In the process that has sent it the tensor is the same memory, on the same device.
+/// sender; on CUDA it waits for the work of the context that it was received in. A child that the receiver forks shares
+/// the memory of the CPU; that the child releases it does not tell the sender, unless the child has the receiver's own
+/// number in another PID namespace. In the process that has sent it the tensor is the same memory, on the same device.
 ///
 /// INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not
 /// ours, or cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the

@@ -1,8 +1,8 @@
 //! SIGNS
 //!
-//! What training sends instead of gradients: the sign of every element, bit = not (x < 0), so zeros of either sign and
-//! NaN give 1. The bits lie in chunks, as those of gc_pack_chunks() do. A step of signSGD with majority vote (Bernstein
-//! et al., 2018) over the ranks of a group:
+//! Packs the sign of every element to a bit, which is what training sends instead of gradients: bit = not (x < 0), so
+//! zeros of either sign and NaN give 1. The bits lie in chunks, as those of gc_pack_chunks() do. A step of signSGD with
+//! majority vote (Bernstein et al., 2018), on each of the ranks that train together:
 //!
 //! ```c
 //! gc_pack_signs_into(&gradient, GC_BIT_ORDER_BIG, &chunks, stream);  // a chunk for every rank
@@ -114,8 +114,8 @@ pub unsafe extern "C" fn gc_pack_signs_into(
 /// be anything: with a negative one the signs change places, a NaN gives NaN for either bit, always the same one
 /// (0x7fc00000 in float32).
 ///
-/// INVALID_ARGUMENT: an order that is none, src without chunks. UNSUPPORTED_DTYPE: src not uint8, scales not float32,
-/// bool or an unsigned integer in dst, or any integer beside scales. SHAPE_MISMATCH: src, scales. NOT_CONTIGUOUS: src,
+/// INVALID_ARGUMENT: an unknown order, src without chunks. UNSUPPORTED_DTYPE: src not uint8, scales not float32, bool
+/// or an unsigned integer in dst, or any integer beside scales. SHAPE_MISMATCH: src, scales. NOT_CONTIGUOUS: src,
 /// scales.
 ///
 /// # Safety

@@ -1,4 +1,17 @@
 //! TENSORS
+//!
+//! Makes tensors: new ones, ones over memory of yours, and each form of DLPack from the other. The *legacy* form is
+//! DLManagedTensor, which the other functions take and JAX imports. The *versioned* form is DLManagedTensorVersioned of
+//! DLPack 1.0 and later, which can say that a tensor is read-only.
+//!
+//! ```c
+//! float values[1000];
+//! int64_t shape[] = {1000};
+//! DLManagedTensor *tensor;
+//! gc_tensor_from_pointer(values, (DLDevice){kDLCPU, 0}, (DLDataType){kDLFloat, 32, 1}, 1, shape, NULL, NULL, NULL,
+//!                        &tensor);                            // compact; values stay yours
+//! gc_tensor_free(tensor);
+//! ```
 
 use std::ffi::c_void;
 
@@ -49,11 +62,11 @@ pub unsafe extern "C" fn gc_tensor_empty(
 /// the last user of the tensor has released it, on that user's thread; it must not throw or longjmp. It is not called
 /// when this function fails. `*out`: yours to release.
 ///
-/// The device is not checked and no driver is asked, so memory of another process or of another GPU is valid here.
-/// Name the device that is to work on it, whichever device the driver reports for the pointer (for memory that another
-/// process has mapped it reports now one, now the other), and make sure that this device can reach it. `*out` names the
-/// device as you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can
-/// where cuMemHostAlloc made it). Managed memory is CUDAManaged: the device with its number works on it, as on CUDA. If
+/// The device is not checked and no driver is asked, so memory of another process or of another GPU is valid here. Name
+/// the device that is to work on it, and make sure that this device can reach it. It need not be the one that the
+/// driver reports for the pointer, which varies for memory that another process has mapped. `*out` names the device as
+/// you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can where
+/// cuMemHostAlloc made it). Managed memory is CUDAManaged: the device with its number works on it, as on CUDA. If
 /// others use it on the CPU or on another device, it is up to you to order that.
 ///
 /// UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
@@ -121,8 +134,8 @@ pub unsafe extern "C" fn gc_tensor_free_versioned(tensor: *mut DLManagedTensorVe
 ///
 /// `src`: of any dtype and device, since no element is read. On success it belongs to `*out`; when the call fails it is
 /// still yours. If it has no deleter, the struct need not outlive the call, but its memory must stay. `*out`: yours to
-/// release, by gc_tensor_free_versioned() or its own deleter. On devices other than ours `data` and `byte_offset` are
-/// passed on as they are.
+/// release, by gc_tensor_free_versioned() or its own deleter. On devices that this library does not work on, `data` and
+/// `byte_offset` are passed on as they are.
 ///
 /// UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
 ///

@@ -1,4 +1,4 @@
-//! WORKERS
+//! CPU THREADS
 //!
 //! Large CPU tensors are worked on by several threads, which are started when the first one comes and again in a forked
 //! child that needs them. Results are the same with any number of them.

@@ -30,9 +30,10 @@ pub extern "C" fn gc_version_string() -> *const c_char {
 
 /// What a bug report should include, in lines of text. Version and commit ("unknown" if it was built without git,
 /// "-dirty" behind it if from other sources), compiler and target, the instruction set in use and those that this
-/// processor has, and the version and file of each CUDA driver, NCCL and NVRTC that is loaded in this process. Nothing is
-/// loaded or started for it; only the instruction set is chosen, as by a first call. The words are for people and may
-/// change. UTF-8, at most 1000 bytes, and unchanged until this thread calls this again, or its end; "" without memory.
+/// processor has, and the version and file of each CUDA driver, NCCL and NVRTC that is loaded in this process. Nothing
+/// is loaded or started for it; only the instruction set is chosen, as by a first call. The words are for people and
+/// may change. UTF-8, at most 1000 bytes, and unchanged until this thread calls this again, or its end; "" without
+/// memory.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_build_info() -> *const c_char {
     boundary(|| about::text(VERSION))
