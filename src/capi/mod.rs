@@ -59,10 +59,10 @@
 //!
 //! Simple functions take and return DLManagedTensor. They allocate their outputs, and are complete when they return.
 //!
-//! Stream functions are those with a parameter `void *stream`: functions whose names end in `_into`, those of codecs
-//! and of all-reduces, gc_compressed_allreduce(), gc_kernel_run() and gc_kernel_prepare(). They take DLTensor views of
-//! your memory. For CPU and CUDAHost tensors the stream is ignored, so pass NULL, and the work is complete when the
-//! function returns. STREAMS describes what they do on CUDA.
+//! Stream functions have a parameter `void *stream`: functions whose names end in `_into`, those of codecs and of
+//! all-reduces, gc_compressed_allreduce(), gc_kernel_run() and gc_kernel_prepare(). They take DLTensor views of your
+//! memory. For CPU and CUDAHost tensors the stream is ignored, so pass NULL, and the work is complete when the function
+//! returns. STREAMS describes what they do on CUDA.
 //!
 //! OWNERSHIP
 //!
@@ -163,11 +163,11 @@
 //! the stream has done the work; the structs, shapes and strides are read during the call. Wait for copies to or from
 //! CPU and CUDAHost tensors yourself before the CPU works on them.
 //!
-//! Once gc_prepare() has run, stream functions allocate nothing and synchronize nothing, except all-reduces, whose
-//! sections say what they allocate and wait for. Without gc_prepare(), the first call in a context loads the kernels,
-//! which waits for all work in the context. For gc_kernel_run(), gc_kernel_prepare() does this: see KERNELS.
-//! gc_copy_into() also accepts tensors of two devices; its description says what it enqueues, waits for and allocates
-//! then.
+//! Once gc_prepare() has run, stream functions allocate nothing and synchronize nothing, except all-reduces and
+//! gc_kernel_prepare(), whose sections say what they allocate and wait for. Without gc_prepare(), the first call in a
+//! context loads the kernels, which waits for all work in the context. For gc_kernel_run(), gc_kernel_prepare() does
+//! this: see KERNELS. gc_copy_into() also accepts tensors of two devices; its description says what it enqueues, waits
+//! for and allocates then.
 //!
 //! GRAPHS
 //!
