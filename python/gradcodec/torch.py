@@ -1,9 +1,17 @@
 """GradCodec for PyTorch: gradients that ranks of torch.distributed exchange compressed.
 
-    import gradcodec.torch
-    gradcodec.torch.all_reduce(tensors, "int8")  # to their mean over the ranks, in place
+    model = DistributedDataParallel(model)
+    compression = gradcodec.torch.compress(model, "int8")  # everything else stays as it is
+    ...
+    torch.save(compression.state_dict(), f"errors-{rank}.pt")  # into the checkpoint, by every rank
+
+all_reduce() averages or sums tensors of any kind. This module needs PyTorch; `import gradcodec` does not import it.
 """
 
+from ._torch_compression import Compression, compress
 from ._torch_groups import all_reduce
 
-__all__ = ["all_reduce"]
+__all__ = ["Compression", "all_reduce", "compress"]
+
+for _each in (Compression, all_reduce, compress):
+    _each.__module__ = __name__

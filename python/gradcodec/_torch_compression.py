@@ -1,0 +1,497 @@
+"""DistributedDataParallel's gradients, compressed: compress() and what it gives."""
+
+import datetime
+import operator
+import warnings
+from contextlib import nullcontext
+from typing import Any, Callable, Collection, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ._arguments import _said
+from ._torch_groups import (
+    CODECS,
+    ERRORS,
+    SIGNS,
+    TRANSACTIONAL,
+    Group,
+    Handle,
+    check_tensor,
+    known_codec,
+    library,
+    process_group,
+)
+
+ALONE = "bf16", "mxfp8", "int8"  # which are precise enough without errors
+FORMAT, BAD = 1, 1 | 2  # of a state; GC_FLAG_CORRUPT and GC_FLAG_NONFINITE
+Raw = Callable[[str, torch.Tensor], bool] | Collection[str] | None
+
+
+class _Bucket:
+    """The all-reduce of the parameters that are in one bucket of DDP."""
+
+    def __init__(self, names: Sequence[str], handle: Handle) -> None:
+        self.names, self.handle, self.in_step = tuple(names), handle, False
+        self._address, self._views = 0, list[torch.Tensor]()
+
+    def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """The gradients, which lie one after the other."""
+        if self._address != buffer.data_ptr() or not self._views:
+            self._address = buffer.data_ptr()
+            self._views = list(torch.split_with_sizes(buffer, self.handle.sizes))
+        return self._views
+
+
+class _Slot:
+    """What DDP keeps as the state of its hook, which it has for good."""
+
+    def __init__(self, compression: "Compression") -> None:
+        self.compression = compression
+
+
+def compressed(
+    slot: _Slot, bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:  # fmt: skip
+    """DDP's hook."""
+    return slot.compression._reduced(bucket)
+
+
+def _plain(group: Any, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    work = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
+    future: torch.futures.Future[Any] = work.get_future()
+    return future.then(lambda done: buffer)
+
+
+def _name(name: str) -> str:
+    """Without what DDP and torch.compile() put before and between."""
+    words = [word for word in name.split(".") if word != "_orig_mod"]
+    while len(words) > 1 and words[0] == "module":
+        words = words[1:]
+    return ".".join(words)
+
+
+class Compression:
+    """The hook of a DistributedDataParallel, which compress() registers, and the errors that it keeps.
+
+    A *step* is one backward pass that synchronizes. It is pending until the next one begins, or until commit(),
+    rollback(), state_dict() or close(). Then all buckets end alike: the step is taken back, so that the errors are
+    those before it, if any bucket met a value that is not finite, on any rank. So is a pass that broke off. Gradients
+    stay as they are: not finite on every rank then, so that all ranks can skip the optimizer's step.
+    """
+
+    def __init__(
+        self, model: DistributedDataParallel, group: Group, codec: str, error: str, raw: dict[str, bool], scaler: Any
+    ) -> None:
+        self.codec, self.error = codec, error
+        self._ddp_group, self._group, self._scaler, self._raw = model.process_group, group, scaler, raw
+        parameters = [(_name(name), one) for name, one in model.module.named_parameters() if one.requires_grad]
+        self._names = {id(one): name for name, one in parameters}
+        self._sizes = {name: one.numel() for name, one in parameters}
+        self._buckets: dict[int, _Bucket] = {}
+        # Errors of parameters whose bucket has no handle yet: of this rank, and of the parts that it has reduced.
+        self._worker: dict[str, torch.Tensor] = {}
+        self._server: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        device = group.device
+        self._stream: Any = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._taken_back = torch.zeros(1, dtype=torch.int64, device=device)
+        self._pending = self._complete = self._closed = False
+        self._steps_scale: torch.Tensor | None = None  # of the step that is pending
+        self._errors_scale: torch.Tensor | None = None  # in which the errors are
+        self._measure, self._measured = True, dict[str, torch.Tensor]()
+
+    # --- the caller's side
+
+    def commit(self, skip: Any = None) -> None:
+        """Ends the pending step. `skip`: it is taken back if this is not 0, which must say the same on every rank: a
+        number, or a tensor of one element."""
+        self._open()
+        with self._on_stream():
+            self._end(skip)
+
+    def rollback(self) -> None:
+        """Takes the pending step back: the errors are those before it."""
+        self._open()
+        with self._on_stream():
+            self._take_back()
+
+    @property
+    def taken_back(self) -> int:
+        """How many steps were taken back. A step that is pending does not count yet. Waits for the GPU."""
+        return int(self._taken_back.item())
+
+    @property
+    def bytes_sent(self) -> int:
+        """By this rank, in all steps."""
+        return self._group.bytes_sent
+
+    def stats(self) -> dict[str, float]:
+        """How much of each parameter's gradient was lost by this rank's encoding: the norm of what was lost over that
+        of what was to be sent, gradient and error. Of the last step that was measured, which takes one more encoding:
+        the first step, and that after each call of this."""
+        self._open()
+        self._measure = True
+        return {name: float(lost) for name, lost in self._measured.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The errors of this rank, by the names of parameters, for load_state_dict(): every rank saves its own. Ends
+        the pending step. No other rank is needed."""
+        self._open()
+        with self._on_stream():
+            self._end()
+            worker, server = dict(self._worker), {name: list(parts) for name, parts in self._server.items()}
+            for bucket in self._buckets.values():
+                self._read(bucket, worker, server)
+        scale = None if self._errors_scale is None else float(self._errors_scale)
+        about = {"format": FORMAT, "rank": self._group.rank, "world_size": self._group.size, "codec": self.codec}
+        return {**about, "error": self.error, "scale": scale, "worker": worker, "server": server}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continues with errors that state_dict() gave. Every rank calls this between two steps.
+
+        `state`: that of this rank in a world of this size; or a list of those of all ranks of a world of any size,
+        whose workers' errors become their mean if the size is another. A parameter that it lacks begins with 0.
+        """
+        self._open()
+        states = self._checked(state)
+        rank, size = self._group.rank, self._group.size
+        with self._on_stream():
+            self._end()
+            self._buckets.clear()
+            if isinstance(state, dict) or len(states) == size:
+                mine = states[0] if isinstance(state, dict) else states[rank]
+                worker, servers = {name: self._own(errors) for name, errors in mine["worker"].items()}, [mine]
+            else:
+                worker, servers = {}, states[rank::size]  # the ranks share them out
+                for name in dict.fromkeys(name for one in states for name in one["worker"]):
+                    total = torch.zeros(self._sizes[name], device=self._group.device)
+                    for one in states:
+                        if name in one["worker"]:
+                            total += self._own(one["worker"][name]) / len(states)
+                    worker[name] = total
+            self._worker, self._server = worker, {}
+            for one in servers:
+                for name, parts in one["server"].items():
+                    own = [(int(first), self._own(part)) for first, part in parts]
+                    self._server.setdefault(name, []).extend(own)
+            scale = states[0]["scale"]
+            if scale is None and self._scaler is not None:
+                scale = 1.0
+            self._errors_scale = None if scale is None else torch.full((1,), scale, device=self._group.device)
+
+    def close(self) -> None:
+        """Frees the errors. From now on the hook averages plainly. Twice is once."""
+        if not self._closed:
+            with self._on_stream():
+                self._end()
+            if self._stream is not None:
+                self._stream.synchronize()
+            self._closed = True
+            self._buckets, self._worker, self._server, self._measured = {}, {}, {}, {}
+
+    def __enter__(self) -> "Compression":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Compression(codec={self.codec!r}, error={self.error!r}{', closed' if self._closed else ''})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Compression belongs to its process: state_dict() has its errors, to be saved or copied")
+
+    # --- the hook's side
+
+    def _reduced(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        if self._closed:
+            return _plain(self._ddp_group, buffer)
+        check_tensor("gradient", buffer)
+        with self._on_stream(joined=False):
+            if bucket.index() == 0:
+                self._begin()
+            own = self._bucket(bucket, buffer.dtype)
+            own.in_step = True
+            views, factor = own.views(buffer), self._error_factor()
+            if self._measure and self.codec != "sign":
+                self._measured.update(self._losses(own, views, factor))
+            own.handle.run(views, factor)
+            if bucket.is_last():
+                self._complete, self._measure = True, False
+            # On a GPU it stands for what is on the stream by now.
+            done: Any = torch.futures.Future(devices=None if self._stream is None else [buffer.device])
+            done.set_result(buffer)
+        future: torch.futures.Future[torch.Tensor] = done
+        return future
+
+    def _on_stream(self, joined: bool = True) -> Any:
+        return nullcontext() if self._stream is None else _Beside(self._stream, joined)
+
+    def _open(self) -> None:
+        if self._closed:
+            raise ValueError("the Compression is closed")
+
+    def _own(self, errors: torch.Tensor) -> torch.Tensor:
+        return errors.detach().to(self._group.device, torch.float32).reshape(-1)
+
+    # --- steps
+
+    def _begin(self) -> None:
+        self._end()
+        self._pending, self._complete = True, False
+        scale = None if self._scaler is None else self._scaler._scale  # None where it is not enabled
+        self._steps_scale = None if scale is None else scale.detach().to(self._group.device).reshape(1).clone()
+        if self._steps_scale is None and self._errors_scale is not None:  # it was loaded, or the scaler was disabled
+            self._steps_scale = torch.ones_like(self._errors_scale)
+        elif self._errors_scale is None:
+            self._errors_scale = self._steps_scale
+
+    def _error_factor(self) -> torch.Tensor | None:
+        """The errors are in the scale of their step."""
+        if self._steps_scale is None or self._errors_scale is None:
+            return None
+        return self._steps_scale / self._errors_scale
+
+    def _ended(self) -> Iterator[Handle]:
+        """The handles of the pending step, which is over by then."""
+        for bucket in self._buckets.values():
+            if bucket.in_step:
+                bucket.in_step = False
+                yield bucket.handle
+        self._pending = False
+
+    def _take_back(self) -> None:
+        if self._pending:
+            for handle in self._ended():
+                handle.rollback()
+            self._taken_back += 1
+
+    def _end(self, skip: Any = None) -> None:
+        if not self._complete:
+            self._take_back()  # the pass broke off
+        if not self._pending:
+            return
+        handles = list(self._ended())
+        flags = torch.zeros(len(handles), dtype=torch.int32, device=self._group.device)
+        for handle, flag in zip(handles, flags.split(1)):  # type: ignore[no-untyped-call]
+            handle.flags(flag)
+        undone = ((flags & BAD) != 0).any().view(1)
+        if isinstance(skip, torch.Tensor):
+            undone |= skip.to(self._group.device).reshape(1) != 0
+        elif skip is not None and operator.truth(skip):
+            undone.fill_(True)
+        condition = undone.int()
+        for handle in handles:
+            handle.commit(condition)
+        self._taken_back += condition
+        if self._steps_scale is not None and self._errors_scale is not None:
+            self._errors_scale = torch.where(undone, self._errors_scale, self._steps_scale)
+
+    # --- buckets, and errors that move among them
+
+    def _bucket(self, bucket: Any, dtype: torch.dtype) -> _Bucket:
+        """The all-reduce of these parameters. Buckets are alike on all ranks; DDP arranges them anew after the first
+        pass."""
+        index, names = bucket.index(), tuple(self._names[id(parameter)] for parameter in bucket.parameters())
+        known = self._buckets.get(index)
+        if known is not None and known.names == names:
+            return known
+        for old in [old for old, one in self._buckets.items() if not one.in_step]:
+            self._read(self._buckets[old], self._worker, self._server)
+            del self._buckets[old]
+        raw = [self._raw[name] for name in names]
+        sizes, error = [self._sizes[name] for name in names], self.error
+        handle = Handle(self._group, self.codec, sizes, dtype, error=error, raw=raw, nonfinite=TRANSACTIONAL)
+        self._give(names, handle)
+        self._buckets[index] = made = _Bucket(names, handle)
+        return made
+
+    def _read(
+        self, bucket: _Bucket, worker: dict[str, torch.Tensor], server: dict[str, list[tuple[int, torch.Tensor]]]
+    ) -> None:
+        if bucket.handle.has_errors:
+            of_worker, of_server = bucket.handle.errors()
+            raw = bucket.handle.raw or [False] * len(bucket.names)
+            worker.update((name, one) for name, one, each in zip(bucket.names, of_worker, raw) if not each)
+            for number, first, part in of_server:
+                if not raw[number]:
+                    server.setdefault(bucket.names[number], []).append((first, part))
+
+    def _give(self, names: Sequence[str], handle: Handle) -> None:
+        """What waits for these parameters. Each rank has the reducers' errors of parts: those of all make a whole."""
+        if not handle.has_errors:
+            return
+        here = any(name in self._worker or name in self._server for name in names)
+        device = self._group.device
+        if not self._group.over_all(torch.tensor([int(here)], device=device), dist.ReduceOp.MAX).item():
+            return
+        worker, server = (torch.zeros(sum(handle.sizes), device=device) for _ in range(2))
+        first_of_tensor = 0
+        for name, size in zip(names, handle.sizes):
+            if name in self._worker:
+                worker[first_of_tensor : first_of_tensor + size] = self._worker.pop(name)
+            for first, part in self._server.pop(name, []):
+                at = first_of_tensor + first
+                server[at : at + part.numel()] = part
+            first_of_tensor += size
+        handle.take_errors(worker, self._group.over_all(server))  # everybody else has 0 there
+
+    def _checked(self, state: Any) -> list[Any]:
+        """The states of a list by rank, or the one."""
+        states = [state] if isinstance(state, dict) else list(state) if isinstance(state, (list, tuple)) else []
+        wanted = {"format", "rank", "world_size", "scale", "worker", "server"}
+        if not states or not all(isinstance(one, dict) and wanted <= one.keys() for one in states):
+            raise TypeError("state: what state_dict() gives, or a list of it for all ranks, expected")
+        for one in states:
+            if one["format"] != FORMAT:
+                raise ValueError(f"state: of format {one['format']}, and format {FORMAT} is known here")
+            for name, elements in [
+                *((name, errors.numel()) for name, errors in one["worker"].items()),
+                *((name, first + part.numel()) for name, parts in one["server"].items() for first, part in parts),
+            ]:
+                if name not in self._sizes:
+                    raise ValueError(f"state: {name!r} is no parameter of this model")
+                size = self._sizes[name]
+                if elements > size or (name in one["worker"] and one["worker"][name].numel() != size):
+                    raise ValueError(f"state: {size} elements of {name!r} expected, got {elements}")
+        rank, size = self._group.rank, self._group.size
+        if isinstance(state, dict):
+            if (state["rank"], state["world_size"]) != (rank, size):
+                of = f"of rank {state['rank']} of {state['world_size']}, and this is rank {rank} of {size}"
+                raise ValueError(f"state: {of}; a list of all ranks' is taken in a world of any size")
+            return states
+        states.sort(key=lambda one: int(one["rank"]))
+        if [one["rank"] for one in states] != [*range(states[0]["world_size"])]:
+            ranks = ", ".join(str(one["rank"]) for one in states[:16])
+            raise ValueError(f"state: one of each of {states[0]['world_size']} ranks expected, got ranks {ranks}")
+        return states
+
+    # --- what is lost
+
+    def _losses(
+        self, bucket: _Bucket, views: list[torch.Tensor], factor: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        handle, lost = bucket.handle, dict[str, torch.Tensor]()
+        given = [view.float() for view in views]
+        if handle.has_errors:
+            carried, _ = handle.errors()
+            given = [one + (error if factor is None else error * factor) for one, error in zip(given, carried)]
+        options = {**handle.options, "values": "float32", "n_chunks": self._group.size, "error": ERRORS["none"]}
+        codec = library().codec(CODECS[self.codec][0], handle.sizes, **options)
+        payload = torch.empty(codec.payload_bytes, dtype=torch.uint8, device=self._group.device)
+        decoded = [torch.empty_like(one) for one in given]
+        codec.encode(given, payload, stream=handle.stream())
+        codec.decode(payload, decoded, stream=handle.stream())
+        for name, one, sent in zip(bucket.names, given, decoded):
+            lost[name] = torch.nan_to_num((one - sent).norm() / one.norm().clamp_min(1e-30), nan=torch.inf)
+        if self._stream is not None:
+            self._stream.synchronize()  # the codec goes
+        return lost
+
+
+class _Beside:
+    """Work on a stream, behind what the current one has by now. `joined`: what the current one gets later comes behind
+    it; in a hook DDP waits for the Future instead."""
+
+    def __init__(self, stream: Any, joined: bool) -> None:
+        self._stream, self._joined, self._within = stream, joined, torch.cuda.stream(stream)
+
+    def __enter__(self) -> None:
+        self._outer = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(self._outer)
+        self._within.__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *raised: Any) -> None:
+        self._within.__exit__(*raised)
+        if self._joined:
+            self._outer.wait_stream(self._stream)
+
+
+def _unwrapped(model: Any) -> DistributedDataParallel:
+    ddp = getattr(model, "_orig_mod", model)  # torch.compile()'s
+    if not isinstance(ddp, DistributedDataParallel):
+        kind = type(ddp).__name__
+        raise TypeError(f"model: a DistributedDataParallel expected, got {kind}; wrap it in one first")
+    return ddp
+
+
+def _raws(parameters: dict[str, torch.Tensor], codec: str, raw: Raw) -> dict[str, bool]:
+    """Whether each parameter's gradient travels as it is."""
+    if codec in SIGNS:
+        if raw is not None:
+            raise ValueError(f"raw: nothing travels as it is with {codec}, so None expected")
+        return dict.fromkeys(parameters, False)
+    if raw is None:
+        return {name: one.dim() < 2 or one.numel() < 1024 for name, one in parameters.items()}
+    if callable(raw):
+        return {name: bool(raw(name, one)) for name, one in parameters.items()}
+    if isinstance(raw, (str, bytes)) or not isinstance(raw, Collection):
+        raise TypeError(f"raw: a function of name and parameter, or names, expected, got {_said(raw)}")
+    named = {_name(str(name)) for name in raw}
+    for name in sorted(named - parameters.keys()):
+        raise ValueError(f"raw: {name!r} is no parameter of this model that has a gradient")
+    return {name: name in named for name in parameters}
+
+
+def compress(
+    model: torch.nn.Module, codec: str = "int8", *, error: str | None = None, raw: Raw = None, momentum: bool = False,
+    scaler: Any = None, group: Any = None, transport: str = "auto", timeout: float | datetime.timedelta | None = None,
+) -> Compression:  # fmt: skip
+    """Lets DistributedDataParallel exchange its gradients compressed: registers its communication hook.
+
+    `codec`: "int8", "mxfp8" and "bf16" under every optimizer; "int4" and "mxfp4" with the error feedback that is their
+    default; "onebit" for SGD without momentum, or with OneBitSGD and OneBitAdam for the rest. `error`: "float32",
+    "bfloat16" or "none": how this rank keeps what a step loses, to add it to the next. None: "none" for bf16, mxfp8 and
+    int8, "float32" for the others. `raw`: which gradients travel in float32 instead: a function of name and parameter,
+    or names; None: those with fewer than two dimensions or fewer than 1,024 elements. `momentum`: what is given to
+    onebit is a momentum already, so there is nothing to warn of. `scaler`: the torch.amp.GradScaler, so that errors
+    follow its scale. `group`: of the model's ranks; None: the model's own. `transport`: "nccl", "gloo" (through host
+    memory), or "auto", which is the group's own. `timeout`: of an exchange, in seconds or as a timedelta; None: the
+    group's own.
+    """
+    ddp = _unwrapped(model)
+    known_codec(codec)
+    if error is None:
+        error = "none" if codec in (*ALONE, "sign") else "float32"
+    if error not in ERRORS or (codec == "sign" and error != "none"):
+        choice = "none" if codec == "sign" else ", ".join(ERRORS)
+        raise ValueError(f"error: one of {choice} expected, got {_said(error)}")
+    if transport not in ("auto", "nccl", "gloo"):
+        raise ValueError(f"transport: one of auto, nccl, gloo expected, got {_said(transport)}")
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        raise TypeError(f"scaler: a torch.amp.GradScaler expected, got {_said(scaler)}")
+    over = process_group(ddp.process_group if group is None else group)
+    if over.size() != ddp.process_group.size():
+        raise ValueError(f"group: the {ddp.process_group.size()} ranks of the model expected, got {over.size()}")
+    for name, module in ddp.module.named_modules():
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
+            raise TypeError(f"model: {name} has sparse gradients, which are not sent so; sparse=False makes them dense")
+    parameters = {_name(name): one for name, one in ddp.module.named_parameters() if one.requires_grad}
+    for name, one in parameters.items():
+        check_tensor(name, one)
+    devices = {one.device for one in parameters.values()}
+    if len(devices) != 1:
+        raise ValueError(f"model: parameters on one device expected, got {', '.join(sorted(map(str, devices)))}")
+    raws, device = _raws(parameters, codec, raw), devices.pop()
+    own = Group(over, device, timeout, through_host=transport == "gloo")
+    if transport == "nccl" and not own.over_gpus:
+        raise ValueError(f"transport: nccl is for a model on a GPU and a group over NCCL; this one is on {device}")
+    hooks: list[Any] = ddp._comm_hooks
+    slot = hooks[0][1] if len(hooks) == 1 and hooks[0][0] is compressed else None
+    if hooks and (slot is None or not slot.compression._closed):
+        raise RuntimeError("model: it has a communication hook already, and DistributedDataParallel takes one")
+    if codec == "onebit" and not momentum:
+        warnings.warn(
+            "onebit is for SGD without momentum: under another optimizer use int8 or int4, or compress the momentum "
+            "with OneBitSGD or OneBitAdam (momentum=True says that it is one)", stacklevel=2,
+        )  # fmt: skip
+    made = Compression(ddp, own, codec, error, raws, scaler)
+    if slot is not None:
+        slot.compression = made
+    else:
+        ddp.register_comm_hook(_Slot(made), compressed)
+    return made

@@ -1,0 +1,342 @@
+"""gradcodec.torch.compress over gloo: what DistributedDataParallel's gradients become, errors that stay with their
+parameters, steps that are taken back, checkpoints, and what is refused."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from ranks import on_ranks  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from gradcodec import GradCodecError  # noqa: E402
+from gradcodec.torch import compress  # noqa: E402
+
+# Parameters of odd sizes, each with a magnitude of its own; a bucket holds some of them.
+SHAPES = [(7,), (33, 5), (1, 1, 3), (1000,), (64, 64)]
+
+
+class Linear(torch.nn.Module):
+    """Its gradient is whatever it is given."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        zeros = (torch.zeros(shape, dtype=dtype) for shape in SHAPES)
+        self.weights = torch.nn.ParameterList(torch.nn.Parameter(zero) for zero in zeros)
+
+    def forward(self, gradients):
+        return sum((weight * gradient).sum() for weight, gradient in zip(self.weights, gradients))
+
+
+def hooked(codec="onebit", dtype=torch.float32, **options):
+    model = DistributedDataParallel(Linear(dtype), bucket_cap_mb=0.002)
+    return model, compress(model, codec, momentum=True, **options)
+
+
+def backward(model, gradients):
+    model.zero_grad()
+    model(gradients).backward()
+    return [weight.grad.clone() for weight in model.module.weights]
+
+
+def of_one_magnitude(step, dtype=torch.float32):
+    """ONEBIT loses nothing of it."""
+    torch.manual_seed(step)
+    signs = [torch.randint(2, shape) * 2 - 1 for shape in SHAPES]
+    return [(sign * 2.0 ** (k - 2)).to(dtype) for k, sign in enumerate(signs)]
+
+
+def random(step, rank):
+    torch.manual_seed(100 * step + rank)
+    return [torch.randn(shape) for shape in SHAPES]
+
+
+def mine(step):
+    return random(step, dist.get_rank())
+
+
+def copied(state):
+    """As a checkpoint has it."""
+    return copy.deepcopy(state)
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def of_all(state):
+    states = [None] * dist.get_world_size()
+    dist.all_gather_object(states, state)
+    return states
+
+
+def carried(states):
+    """What is still to be sent: the mean of workers' errors and the reducers', by parameter."""
+    total = [torch.zeros(torch.Size(shape).numel()) for shape in SHAPES]
+    for state in states:
+        for k, errors in enumerate(total):
+            errors += state["worker"][f"weights.{k}"] / len(states)
+            for first, part in state["server"].get(f"weights.{k}", []):
+                errors[first : first + part.numel()] += part
+    return total
+
+
+def what_is_of_one_magnitude_comes_back():
+    for dtype in torch.float32, torch.float16, torch.bfloat16:
+        model, compression = hooked(dtype=dtype)
+        for step in range(3):
+            expected = of_one_magnitude(step, dtype)
+            for gradient, one in zip(backward(model, expected), expected):
+                torch.testing.assert_close(gradient, one, rtol=0, atol=0)
+        assert len(compression._buckets) > 1
+        assert compression.taken_back == 0 and compression.bytes_sent > 0
+        stats = compression.stats()
+        assert sorted(stats) == [f"weights.{k}" for k in range(len(SHAPES))] and max(stats.values()) == 0
+        backward(model, mine(1))
+        assert 0.1 < min(compression.stats().values())
+        compression.close()
+
+
+def nothing_is_lost_when_buckets_are_arranged_anew():
+    model, compression = hooked()
+    given, received = ([torch.zeros(shape) for shape in SHAPES] for _ in range(2))
+    arrangements = set()
+    for step in range(4):
+        for sum_of, gradients in (received, backward(model, mine(step))), *((given, random(step, r)) for r in (0, 1)):
+            for total, gradient in zip(sum_of, gradients):
+                total += gradient / (1 if sum_of is received else 2)
+        arrangements.add(tuple(bucket.names for bucket in compression._buckets.values()))
+    assert len(arrangements) > 1
+    for one, other, left in zip(given, received, carried(of_all(compression.state_dict()))):
+        torch.testing.assert_close(other + left.view_as(other), one, rtol=0, atol=1e-4)
+        assert left.abs().max() > 0.01
+
+
+def one_inf_takes_the_step_back_in_every_bucket_on_every_rank():
+    model, compression = hooked()
+    for step in range(3):
+        backward(model, mine(step))
+    before = copied(compression.state_dict())
+    for step, (number, value) in enumerate([(0, torch.inf), (4, torch.nan)]):
+        gradients = mine(3)
+        if dist.get_rank() == 1:
+            gradients[number].view(-1)[2] = value
+        arrived = backward(model, gradients)
+        assert not arrived[number].isfinite().all()  # so that every rank skips the optimizer's step
+        assert compression.taken_back == step  # it is still pending
+        assert same(compression.state_dict(), before)
+        assert compression.taken_back == step + 1
+    backward(model, mine(3))
+    compression.commit(skip=torch.tensor(True))
+    assert compression.taken_back == 3 and same(compression.state_dict(), before)
+    backward(model, mine(3))
+    compression.rollback()
+    compression.rollback()  # none is pending
+    assert compression.taken_back == 4 and same(compression.state_dict(), before)
+    first = backward(model, mine(3))
+    compression.rollback()
+    assert same(first, backward(model, mine(3)))  # the same bytes again
+    compression.commit()
+    assert compression.taken_back == 5 and not same(compression.state_dict(), before)
+
+
+class Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(_, tensor):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(*_):
+        raise OSError("the disk is full")
+
+
+def a_pass_that_broke_off_is_taken_back():
+    model, compression = hooked()
+    for step in range(3):
+        backward(model, mine(step))
+    before, sent = copied(compression.state_dict()), compression.bytes_sent
+    first = next(iter(model.module.weights))
+    gradients, model.module.forward = mine(3), None
+    last_to_come = Broken.apply(first)
+    model.module.forward = lambda given: (last_to_come * given[0]).sum() + sum(
+        (weight * gradient).sum() for weight, gradient in zip([*model.module.weights][1:], given[1:])
+    )
+    with pytest.raises((OSError, RuntimeError), match="the disk is full"):
+        model(gradients).backward()
+    assert compression.bytes_sent > sent  # a part of it went
+    assert same(compression.state_dict(), before) and compression.taken_back == 1
+
+
+def what_is_saved_goes_on():
+    model, compression = hooked()
+    for step in range(3):
+        backward(model, mine(step))
+    state = copied(compression.state_dict())
+    assert (state["rank"], state["world_size"]) == (dist.get_rank(), dist.get_world_size())
+    expected = [backward(model, mine(step)) for step in (3, 4)]
+    compression.load_state_dict(state)
+    assert same(compression.state_dict(), state)  # though no bucket has it yet
+    assert same(expected, [backward(model, mine(step)) for step in (3, 4)])
+    compression.load_state_dict(of_all(state))
+    assert same(expected, [backward(model, mine(step)) for step in (3, 4)])
+    # Another model begins with other buckets: nothing is lost, but some of it is reduced elsewhere.
+    other, again = hooked()
+    again.load_state_dict(state)
+    zeros = backward(other, [torch.zeros(shape) for shape in SHAPES])
+    left, total = carried(of_all(again.state_dict())), carried(of_all(state))
+    for sent, now, then in zip(zeros, left, total):
+        torch.testing.assert_close(sent.view(-1) + now, then, rtol=0, atol=1e-4)
+
+
+def the_errors_of_another_world_are_taken():
+    model, compression = hooked()
+    backward(model, mine(0))
+    states = of_all(compression.state_dict())
+    three = [{**copied(states[rank % 2]), "rank": rank, "world_size": 3} for rank in range(3)]
+    three[2]["server"] = {}
+    total = carried(three)
+    compression.load_state_dict(three[::-1])
+    sent = backward(model, [torch.zeros(shape) for shape in SHAPES])
+    for one, now, then in zip(sent, carried(of_all(compression.state_dict())), total):
+        torch.testing.assert_close(one.view(-1) + now, then, rtol=0, atol=1e-4)
+
+
+def passes_without_synchronization_only_add_up():
+    model, compression = hooked()
+    backward(model, of_one_magnitude(0))
+    for step in 1, 2:
+        sent, gradients = compression.bytes_sent, of_one_magnitude(step)
+        model.zero_grad()
+        with model.no_sync():
+            model(gradients).backward()
+        assert compression.bytes_sent == sent
+        model(gradients).backward()
+        for weight, gradient in zip(model.module.weights, gradients):
+            torch.testing.assert_close(weight.grad, 2 * gradient, rtol=0, atol=0)
+    assert compression.taken_back == 0
+
+
+def errors_follow_the_scale_of_a_scaler():
+    runs = []
+    for scales in None, (1.0, 4.0, 4.0, 2.0, 8.0):
+        scaler = None if scales is None else torch.amp.GradScaler("cpu")
+        model, compression = hooked(scaler=scaler)
+        for step in range(5):
+            scale = 1.0
+            if scaler:
+                scale = scales[step]
+                scaler.scale(torch.ones(()))  # which makes its scale
+                scaler.update(scale)
+            gradients = [scale * gradient for gradient in mine(step)]
+            if step == 3:
+                gradients[0][0] = torch.inf  # this scale is never that of errors
+            backward(model, gradients)
+        state = compression.state_dict()
+        assert compression.taken_back == 1 and state["scale"] == (None if scales is None else 8.0)
+        runs.append({name: errors / scale for name, errors in state["worker"].items()})
+    assert same(*runs)
+
+
+def once_closed_it_averages_plainly_and_makes_room():
+    model, compression = hooked()
+    backward(model, mine(0))
+    with compression as entered:
+        assert entered is compression
+    compression.close()
+    for call in compression.commit, compression.state_dict, compression.stats, lambda: compression.load_state_dict({}):
+        with pytest.raises(ValueError, match="is closed"):
+            call()
+    expected = [(one + other) / 2 for one, other in zip(random(1, 0), random(1, 1))]
+    for gradient, one in zip(backward(model, mine(1)), expected):
+        torch.testing.assert_close(gradient, one)
+    again = compress(model, "onebit", momentum=True)
+    assert not same(backward(model, mine(1)), expected) and again.bytes_sent > 0
+
+
+def names_are_those_of_the_module_itself():
+    model = DistributedDataParallel(torch.compile(torch.nn.Sequential(torch.nn.Linear(4, 3)), backend="eager"))
+    compression = compress(torch.compile(model, backend="eager"), "onebit", momentum=True)
+    assert sorted(compression._sizes) == ["0.bias", "0.weight"]
+
+
+def refusals():
+    plain, (model, compression) = torch.nn.Linear(3, 3), hooked()
+    fresh = lambda module=None: DistributedDataParallel(module or torch.nn.Linear(3, 3))  # noqa: E731
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    state = compression.state_dict()
+    for call, kind, words in [
+        (lambda: compress(plain), TypeError, "model: a DistributedDataParallel expected, got Linear"),
+        (lambda: compress(model), RuntimeError, "has a communication hook already"),
+        (lambda: compress(fresh(), "zip"), ValueError, "codec: one of onebit, .* got str 'zip'"),
+        (lambda: compress(fresh(), 1), ValueError, "codec: one of"),
+        (lambda: compress(fresh(), "onebit", error="float64"), ValueError, "error: one of float32, .*'float64'"),
+        (lambda: compress(fresh(), "onebit", raw=()), ValueError, "raw: nothing travels as it is with onebit"),
+        (lambda: compress(fresh(), "int8", raw=["0"]), ValueError, "raw: '0' is no parameter"),
+        (lambda: compress(fresh(), "int8", raw="weight"), TypeError, "raw: a function of name and parameter"),
+        (lambda: compress(fresh(), transport="carrier pigeon"), ValueError, "transport: one of auto"),
+        (lambda: compress(fresh(), transport="nccl"), ValueError, "transport: nccl is for a model on a GPU"),
+        (lambda: compress(fresh(), scaler=2.0), TypeError, "scaler: a torch.amp.GradScaler expected"),
+        (lambda: compress(fresh(), timeout="soon"), TypeError, "timeout: seconds"),
+        (lambda: compress(fresh(), group=alone), ValueError, "group: at least 2 ranks expected, got 1"),
+        (lambda: compress(fresh(plain.double())), TypeError, "weight: float32, .* got float64"),
+        (lambda: compress(fresh(torch.nn.Embedding(5, 3, sparse=True))), TypeError, "sparse gradients"),
+        (lambda: pickle.dumps(compression), TypeError, "state_dict"),
+        (lambda: compression.load_state_dict(5), TypeError, "state: what state_dict"),
+        (lambda: compression.load_state_dict({**state, "format": 2}), ValueError, "of format 2"),
+        (lambda: compression.load_state_dict({**state, "rank": 7}), ValueError, "of rank 7 of 2, and this is rank"),
+        (lambda: compression.load_state_dict([state]), ValueError, "one of each of 2 ranks expected, got ranks"),
+        (lambda: compression.load_state_dict({**state, "worker": {"w": torch.ones(2)}}), ValueError, "'w' is no par"),
+        (lambda: compression.load_state_dict({**state, "worker": {"weights.0": torch.ones(2)}}), ValueError,
+         "7 elements of 'weights.0' expected, got 2"),
+    ]:  # fmt: skip
+        with pytest.raises(kind, match=words):
+            call()
+    with pytest.warns(UserWarning, match="onebit is for SGD without momentum") as said:
+        compress(fresh(torch.nn.Linear(3, 3)), "onebit")
+    assert len(said) == 1
+
+
+def a_failed_exchange_is_raised():
+    model, compression = hooked()
+    backward(model, mine(0))
+
+    def fail(*_):
+        raise OSError("the network is down")
+
+    gather, compression._group._gather = compression._group._gather, fail
+    with pytest.raises((GradCodecError, RuntimeError), match="the network is down|returned 1"):
+        backward(model, mine(1))
+    compression._group._gather = gather
+    assert compression.taken_back == 0
+    compression.commit()
+    assert compression.taken_back == 1
+
+
+SAMPLES = [
+    what_is_of_one_magnitude_comes_back, nothing_is_lost_when_buckets_are_arranged_anew,
+    one_inf_takes_the_step_back_in_every_bucket_on_every_rank, a_pass_that_broke_off_is_taken_back,
+    what_is_saved_goes_on, the_errors_of_another_world_are_taken, passes_without_synchronization_only_add_up,
+    errors_follow_the_scale_of_a_scaler, once_closed_it_averages_plainly_and_makes_room,
+    names_are_those_of_the_module_itself, refusals, a_failed_exchange_is_raised,
+]  # fmt: skip
+
+
+def everything():
+    warnings.simplefilter("error", UserWarning)
+    for function in SAMPLES:
+        print(function.__name__, flush=True)  # which pytest shows if it fails
+        function()
+
+
+def test_compress(tmp_path):
+    on_ranks(2, everything, tmp_path)
