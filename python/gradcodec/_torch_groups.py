@@ -83,8 +83,8 @@ def _at(pointer: int, size: int, device: Any) -> torch.Tensor:
     return torch.as_tensor(_Memory(pointer, size), device=torch.device("cuda", device.device_id))
 
 
-class Group(Communicator):
-    """A communicator over a process group, by its all_to_all and all_gather.
+class Group:
+    """A process group, and a communicator over its all_to_all and all_gather.
 
     Tensors on a GPU travel from GPU to GPU over NCCL, on the current stream, and through host memory over anything
     else. `bytes_sent`: by this rank so far.
@@ -98,13 +98,14 @@ class Group(Communicator):
         self.over_gpus = device.type == "cuda" and "cuda:nccl" in kinds and not through_host
         if not self.over_gpus and not self._takes_host:
             raise ValueError(f"group: its backend, {kinds}, does not exchange tensors on {device}")
-        self._keep(library(), G())
         self._to_all = getattr(group, "all_to_all_single", None) or group.alltoall_base
         self._gather = getattr(group, "all_gather_single", None) or group._allgather_base
         functions = Exchange(self._all_to_all), Exchange(self._all_gather)
         flags = 0 if self.over_gpus else HOST_MEMORY
-        self._transport = Transport(ctypes.sizeof(Transport), self.rank, self.size, flags, None, *functions)
-        self._library.lib.gc_comm_from_transport(byref(self._transport), byref(self._comm))
+        transport, made = Transport(ctypes.sizeof(Transport), self.rank, self.size, flags, None, *functions), G()
+        library().lib.gc_comm_from_transport(byref(transport), byref(made))
+        self.comm = Communicator._of(library(), made)
+        self.comm._transport = transport  # which handles keep with the communicator
 
     def _options(self, kind: Any) -> Any:
         options = kind()
@@ -136,7 +137,7 @@ class Group(Communicator):
             self.bytes_sent += (self.size - 1) * size
             return 0
         except BaseException as failure:  # C knows no exceptions; the call that is under way raises it
-            self._failures.append(failure)
+            self.comm._failures.append(failure)
             return 1
 
     def over_all(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
@@ -170,7 +171,7 @@ class Handle:
             more["error"] = ERRORS[error]
         if op == "sum" and codec not in SIGNS:
             more["reduction"] = "sum"
-        self.steps = group.allreduce(CODECS[codec][0], self.sizes, **self.options, **more)
+        self.steps = group.comm.allreduce(CODECS[codec][0], self.sizes, **self.options, **more)
 
     def stream(self) -> Any:
         device = self.group.device

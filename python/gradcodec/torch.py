@@ -5,13 +5,15 @@
     ...
     torch.save(compression.state_dict(), f"errors-{rank}.pt")  # into the checkpoint, by every rank
 
-all_reduce() averages or sums tensors of any kind. This module needs PyTorch; `import gradcodec` does not import it.
+OneBitSGD and OneBitAdam exchange the momentum, at one bit per element. all_reduce() averages or sums any tensors. This
+module needs PyTorch; `import gradcodec` does not import it.
 """
 
 from ._torch_compression import Compression, compress
 from ._torch_groups import all_reduce
+from ._torch_optimizers import OneBitAdam, OneBitSGD
 
-__all__ = ["Compression", "all_reduce", "compress"]
+__all__ = ["Compression", "OneBitAdam", "OneBitSGD", "all_reduce", "compress"]
 
-for _each in (Compression, all_reduce, compress):
+for _each in (Compression, OneBitAdam, OneBitSGD, all_reduce, compress):
     _each.__module__ = __name__

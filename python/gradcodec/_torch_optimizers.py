@@ -1,0 +1,250 @@
+"""Optimizers whose momentum is what ranks exchange, at one bit per element."""
+
+import datetime
+from typing import Any, Callable, Iterable
+
+import torch
+import torch.distributed as dist
+
+from ._arguments import _said
+from ._torch_groups import TRANSACTIONAL, Group, Handle, check_tensor, process_group
+
+BAD = 1 | 2  # GC_FLAG_CORRUPT and GC_FLAG_NONFINITE
+Tensors = list[torch.Tensor]
+
+
+def _number(name: str, number: Any, least: float, below: float = float("inf")) -> float:
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise TypeError(f"{name}: a number expected, got {_said(number)}")
+    if not least <= number < below:
+        raise ValueError(f"{name}: at least {least} and below {below} expected, got {number}")
+    return float(number)
+
+
+class _OneBit(torch.optim.Optimizer):
+    """What both have: the sum of a momentum and a gradient, averaged over the ranks at one bit per element."""
+
+    # GradScaler calls step() in any case then, with found_inf and grad_scale as attributes.
+    _step_supports_amp_scaling = True
+    found_inf: torch.Tensor | None
+    grad_scale: torch.Tensor | None
+
+    def __init__(self, params: Any, defaults: dict[str, Any], group: Any, timeout: Any) -> None:
+        over = process_group(group)
+        super().__init__(params, defaults)
+        parameters = [one for each in self.param_groups for one in each["params"]]
+        for number, one in enumerate(parameters):
+            check_tensor(f"params[{number}]", one)
+        devices = {one.device for one in parameters}
+        if len(devices) != 1:
+            raise ValueError(f"params: on one device expected, got {', '.join(sorted(map(str, devices)))}")
+        self._group, self._handle, self.taken_back = Group(over, devices.pop(), timeout), None, 0
+
+    _handle: Handle | None
+    _group: Group
+
+    @property
+    def bytes_sent(self) -> int:
+        """By this rank, in all steps."""
+        return self._group.bytes_sent
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self.state:
+            raise RuntimeError("param_group: parameters have to be there before the first step")
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As any optimizer's. The errors are not in it: they begin with 0, as in a new one."""
+        super().load_state_dict(state_dict)
+        self._handle = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(f"{type(self).__name__} belongs to its process: state_dict() is what can be saved or copied")
+
+    def _gradients(self, parameters: Tensors) -> Tensors:
+        """In float32 and without a loss scale; 0 where there is none, as another rank may have one."""
+        found: Tensors = []
+        scale = getattr(self, "grad_scale", None)
+        for one in parameters:
+            if one.grad is None:
+                found.append(torch.zeros(one.shape, device=one.device))
+                continue
+            check_tensor("gradient", one.grad)
+            gradient = one.grad.to(torch.float32, memory_format=torch.contiguous_format)
+            found.append(gradient if scale is None else gradient / scale.to(one.device))
+        return found
+
+    def _state(self, parameters: Tensors, name: str) -> Tensors:
+        """In float32; load_state_dict() gives them the parameters' dtypes."""
+        for one in parameters:
+            kept = self.state[one]
+            kept[name] = kept[name].float() if name in kept else torch.zeros(one.shape, device=one.device)
+        return [self.state[one][name] for one in parameters]
+
+    def _overflowed(self) -> bool:
+        """Whether a GradScaler has found a gradient that is not finite, on any rank."""
+        found = getattr(self, "found_inf", None)
+        if found is None:
+            return False
+        return bool(self._group.over_all(found.detach().to(self._group.device).clone(), dist.ReduceOp.MAX).item())
+
+    def _mean(self, tensors: Tensors) -> Tensors | None:
+        """Over the ranks, uncompressed; None if it is not finite."""
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self._group.over_all(flat).div_(self._group.size)
+        parts = torch.split_with_sizes(flat, [tensor.numel() for tensor in tensors])
+        return [part.view_as(one) for part, one in zip(parts, tensors)] if flat.isfinite().all() else None
+
+    def _mean_of_bits(self, tensors: Tensors) -> bool:
+        """The same at one bit per element, in place; whether it is finite. If not, the errors are as before."""
+        if self._handle is None:
+            sizes = [tensor.numel() for tensor in tensors]
+            self._handle = Handle(
+                self._group, "onebit", sizes, torch.float32, error="float32", nonfinite=TRANSACTIONAL
+            )  # fmt: skip
+        handle = self._handle
+        handle.rollback()  # what an exception has left
+        handle.run(tensors)
+        flags = torch.zeros(1, dtype=torch.int32, device=self._group.device)
+        handle.flags(flags)
+        bad = ((flags & BAD) != 0).int()
+        handle.commit(bad)
+        return not bad.item()
+
+    def _advance(self) -> None:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step, on every rank. Left out on all of them if a gradient is not finite on one: see taken_back."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._overflowed():
+            self.taken_back += 1
+        else:
+            self._advance()
+        return loss
+
+
+class OneBitSGD(_OneBit):
+    """SGD with momentum that exchanges the momentum, at one bit per element with error feedback:
+
+        m = mean over the ranks of (momentum * m + gradient)        p = p - lr * m - lr * weight_decay * p
+
+    Gradients are those of this rank: in DistributedDataParallel, call backward() within model.no_sync(). Every rank
+    calls step(), with the same parameters. `taken_back`: how many steps were left out, as a gradient was not finite on
+    some rank. `group`: None: the default one. `timeout`: of an exchange, in seconds; None: the group's own.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.9, *, weight_decay: float = 0.0,
+        group: Any = None, timeout: float | datetime.timedelta | None = None,
+    ) -> None:  # fmt: skip
+        defaults = {
+            "lr": _number("lr", lr, 0), "momentum": _number("momentum", momentum, 0, 1),
+            "weight_decay": _number("weight_decay", weight_decay, 0),
+        }  # fmt: skip
+        super().__init__(params, defaults, group, timeout)
+
+    def _advance(self) -> None:
+        parameters: list[Tensors] = [each["params"] for each in self.param_groups]
+        sent: Tensors = []
+        for each, own in zip(self.param_groups, parameters):
+            new = torch._foreach_mul(self._state(own, "momentum_buffer"), float(each["momentum"]))
+            torch._foreach_add_(new, self._gradients(own))
+            sent += new
+        if not self._mean_of_bits(sent):
+            self.taken_back += 1
+            return
+        arrived = iter(sent)
+        for each, own in zip(self.param_groups, parameters):
+            for one in own:
+                momentum, rate = next(arrived), float(each["lr"])
+                self.state[one]["momentum_buffer"] = momentum
+                one.mul_(1 - rate * each["weight_decay"]).add_(momentum.to(one.dtype), alpha=-rate)
+
+
+class OneBitAdam(_OneBit):
+    """1-bit Adam (Tang et al., 2021): the momentum is exchanged at one bit per element with error feedback, once the
+    variance stands still.
+
+    In the first `warmup_steps` steps it is AdamW, of gradients that are averaged uncompressed. Then the variance stays
+    as the last of them has used it, without its bias, and
+
+        m = mean over the ranks of (beta1 * m + (1 - beta1) * gradient)
+        p = p - lr * m / (root of variance + eps) - lr * weight_decay * p
+
+    without a correction of bias. An element whose variance is 0 by then is left alone. Gradients, step(), `taken_back`,
+    `group` and `timeout`: as OneBitSGD has them.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, warmup_steps: int = 1000, group: Any = None,
+        timeout: float | datetime.timedelta | None = None,
+    ) -> None:  # fmt: skip
+        if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int):
+            raise TypeError(f"warmup_steps: a whole number expected, got {_said(warmup_steps)}")
+        if warmup_steps < 1:
+            raise ValueError(f"warmup_steps: at least 1 expected, got {warmup_steps}; without one the variance is 0")
+        try:
+            first, second = betas
+        except (TypeError, ValueError):
+            raise TypeError(f"betas: a pair of numbers expected, got {_said(betas)}") from None
+        defaults = {
+            "lr": _number("lr", lr, 0), "betas": (_number("betas[0]", first, 0, 1), _number("betas[1]", second, 0, 1)),
+            "eps": _number("eps", eps, 0), "weight_decay": _number("weight_decay", weight_decay, 0),
+            "warmup_steps": warmup_steps,
+        }  # fmt: skip
+        super().__init__(params, defaults, group, timeout)
+
+    def _advance(self) -> None:
+        first = self.param_groups[0]["params"][0]
+        step = int(self.state[first]["step"]) + 1 if "step" in self.state[first] else 1
+        warm = step > int(self.param_groups[0]["warmup_steps"])
+        if not (self._compressed() if warm else self._uncompressed(step)):
+            self.taken_back += 1
+            return
+        for each in self.param_groups:
+            for one in each["params"]:
+                self.state[one]["step"] = torch.tensor(float(step))
+
+    def _uncompressed(self, step: int) -> bool:
+        gradients = self._mean([one for each in self.param_groups for one in self._gradients(each["params"])])
+        if gradients is None:
+            return False
+        arrived = iter(gradients)
+        for each in self.param_groups:
+            (beta1, beta2), parameters = each["betas"], each["params"]
+            momenta, variances = self._state(parameters, "exp_avg"), self._state(parameters, "exp_avg_sq")
+            for one, momentum, variance in zip(parameters, momenta, variances):
+                gradient = next(arrived)
+                momentum.mul_(beta1).add_(gradient, alpha=1 - beta1)
+                variance.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+                unbiased = variance / (1 - beta2**step)
+                update = momentum / (1 - beta1**step) / unbiased.sqrt().add_(each["eps"])
+                one.mul_(1 - each["lr"] * each["weight_decay"]).add_(update.to(one.dtype), alpha=-each["lr"])
+                if step == int(self.param_groups[0]["warmup_steps"]):
+                    variance.copy_(unbiased)  # it stands still from now on
+        return True
+
+    def _compressed(self) -> bool:
+        sent: Tensors = []
+        for each in self.param_groups:
+            beta1 = float(each["betas"][0])
+            new = torch._foreach_mul(self._state(each["params"], "exp_avg"), beta1)
+            torch._foreach_add_(new, self._gradients(each["params"]), alpha=1 - beta1)
+            sent += new
+        if not self._mean_of_bits(sent):
+            return False
+        arrived = iter(sent)
+        for each in self.param_groups:
+            for one, variance in zip(each["params"], self._state(each["params"], "exp_avg_sq")):
+                momentum = next(arrived)
+                self.state[one]["exp_avg"] = momentum
+                step = momentum / variance.sqrt().add_(each["eps"])
+                step += each["weight_decay"] * one
+                one.add_(torch.where(variance > 0, step, 0).to(one.dtype), alpha=-each["lr"])
+        return True

@@ -1,0 +1,183 @@
+"""OneBitSGD and OneBitAdam over gloo: they train as well as SGD with momentum and Adam, and leave a step with a value
+that is not finite out on all ranks."""
+
+import copy
+import pathlib
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from ranks import on_ranks  # noqa: E402
+from torch.nn.functional import cross_entropy  # noqa: E402
+
+from gradcodec.torch import OneBitAdam, OneBitSGD  # noqa: E402
+
+DIGITS = pathlib.Path(__file__).resolve().parents[3] / "examples_c" / "data" / "digits.bin"
+
+
+def digits():
+    """Handwritten digits: images and what they show."""
+    records = torch.frombuffer(bytearray(DIGITS.read_bytes()), dtype=torch.uint8).view(-1, 65)
+    return records[:, :64] / 16, records[:, 64].long()
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+
+
+def averaged(model):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+def train(make, steps, *, plain=False, scaler=None, overflow=-1):
+    """The loss in the end."""
+    images, labels = digits()
+    model = network()
+    optimizer, batches = make(model.parameters()), torch.Generator().manual_seed(dist.get_rank())
+    for step in range(steps):
+        batch = torch.randint(len(images), (32,), generator=batches)
+        optimizer.zero_grad()
+        loss = cross_entropy(model(images[batch]), labels[batch])
+        if step == overflow and dist.get_rank() == 1:
+            loss = loss * torch.inf
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if plain:
+            averaged(model)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+    same_everywhere([*model.parameters()])
+    with torch.no_grad():
+        return cross_entropy(model(images), labels).item(), optimizer
+
+
+def same_everywhere(tensors):
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    largest = flat.clone()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    assert torch.equal(flat, largest) and flat.isfinite().all()
+
+
+def sgd_trains_as_well_as_with_float32():
+    for rate in 0.05, 0.1:
+        plain, _ = train(lambda p, rate=rate: torch.optim.SGD(p, rate, 0.9), 150, plain=True)
+        one_bit, optimizer = train(lambda p, rate=rate: OneBitSGD(p, rate, 0.9), 150)
+        assert one_bit < 1.2 * plain + 0.01, (rate, one_bit, plain)
+        ring = 150 * 4 * sum(parameter.numel() for parameter in network().parameters())
+        assert 0 < optimizer.bytes_sent < ring / 12  # a 32nd, and headers
+        assert optimizer.taken_back == 0
+
+
+def adam_trains_as_well_as_with_float32():
+    plain, _ = train(lambda p: torch.optim.AdamW(p, 2e-3, weight_decay=0.01), 200, plain=True)
+    one_bit, _ = train(lambda p: OneBitAdam(p, 2e-3, weight_decay=0.01, warmup_steps=80), 200)
+    assert one_bit < 1.2 * plain + 0.01, (one_bit, plain)
+
+
+def the_warm_up_is_adamw():
+    losses = [train(lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.1), 20, plain=True)[0]]
+    losses.append(train(lambda p: OneBitAdam(p, 1e-2, weight_decay=0.1, warmup_steps=20), 20)[0])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def one_inf_leaves_one_step_out_on_all_ranks():
+    for make, at in (lambda p: OneBitSGD(p, 0.1), 25), (lambda p: OneBitAdam(p, 2e-3, warmup_steps=30), 25), (
+        lambda p: OneBitAdam(p, 2e-3, warmup_steps=30), 50
+    ):  # fmt: skip
+        whole, _ = train(make, 80)
+        for scaler in None, torch.amp.GradScaler("cpu", init_scale=256.0):
+            loss, optimizer = train(make, 80, scaler=scaler, overflow=at)
+            assert optimizer.taken_back == 1 and loss == pytest.approx(whole, rel=0.25), (loss, whole)
+
+
+def what_was_saved_goes_on():
+    model = network()
+    optimizer = OneBitAdam(model.parameters(), 1e-3, warmup_steps=2)
+    images, labels = digits()
+    for _ in range(4):
+        optimizer.zero_grad()
+        cross_entropy(model(images[:64]), labels[:64]).backward()
+        optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    other = network()
+    other.load_state_dict(model.state_dict())
+    again = OneBitAdam(other.parameters(), 1e-3, warmup_steps=2)
+    again.load_state_dict(saved)
+    optimizer.load_state_dict(saved)  # whose errors begin anew, too
+    for one, its in (model, optimizer), (other, again):
+        its.zero_grad()
+        cross_entropy(one(images[:64]), labels[:64]).backward()
+        its.step()
+    for one, same in zip(model.parameters(), other.parameters()):
+        assert torch.equal(one, same)
+
+
+def elements_without_a_variance_are_left_alone():
+    weight = torch.nn.Parameter(torch.ones(8))
+    optimizer = OneBitAdam([weight], 0.1, weight_decay=0.5, warmup_steps=2)
+    for step in range(5):
+        if step == 2:
+            then = weight.detach().clone()
+        weight.grad = torch.tensor([1.0, 0, 1, 0, 1, 0, 1, 0])
+        if step >= 2:
+            weight.grad += torch.tensor([0.0, 1, 0, 1, 0, 1, 0, 1])
+        optimizer.step()
+    assert torch.equal(weight[1::2], then[1::2]) and (weight[::2] < then[::2]).all()
+
+
+def parameters_without_a_gradient_count_as_zero():
+    weights = [torch.nn.Parameter(torch.ones(16)) for _ in range(2)]
+    optimizer = OneBitSGD(weights, 0.5, 0.0)
+    weights[dist.get_rank()].grad = torch.ones(16)  # another one on each rank
+    optimizer.step()
+    same_everywhere(weights)
+    for weight in weights:
+        torch.testing.assert_close(weight.detach(), torch.full((16,), 0.75))
+
+
+def refusals():
+    weight = torch.nn.Parameter(torch.ones(8))
+    optimizer = OneBitSGD([weight], 0.1)
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    for call, kind, words in [
+        (lambda: OneBitSGD([weight], -1.0), ValueError, "lr: at least 0"),
+        (lambda: OneBitSGD([weight], 0.1, 1.0), ValueError, "momentum: at least 0 and below 1"),
+        (lambda: OneBitSGD([weight], "fast"), TypeError, "lr: a number expected, got str 'fast'"),
+        (lambda: OneBitAdam([weight], betas=0.9), TypeError, "betas: a pair"),
+        (lambda: OneBitAdam([weight], warmup_steps=0), ValueError, "warmup_steps: at least 1"),
+        (lambda: OneBitAdam([weight], warmup_steps=1.5), TypeError, "warmup_steps: a whole number"),
+        (lambda: OneBitSGD([weight], 0.1, group=alone), ValueError, "at least 2 ranks expected, got 1"),
+        (lambda: OneBitSGD([torch.nn.Parameter(torch.ones(2).double())], 0.1), TypeError, "got float64"),
+        (lambda: pickle.dumps(optimizer), TypeError, "state_dict"),
+    ]:
+        with pytest.raises(kind, match=words):
+            call()
+    weight.grad = torch.ones(8)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="before the first step"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+
+
+SAMPLES = [
+    refusals, parameters_without_a_gradient_count_as_zero, elements_without_a_variance_are_left_alone,
+    what_was_saved_goes_on, the_warm_up_is_adamw, sgd_trains_as_well_as_with_float32,
+    adam_trains_as_well_as_with_float32, one_inf_leaves_one_step_out_on_all_ranks,
+]  # fmt: skip
+
+
+def everything():
+    for function in SAMPLES:
+        print(function.__name__, flush=True)  # which pytest shows if it fails
+        function()
+
+
+def test_optimizers(tmp_path):
+    on_ranks(2, everything, tmp_path)
