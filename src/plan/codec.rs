@@ -346,8 +346,8 @@ impl CodecPlan {
     }
 
     fn lay_out_state(&mut self) -> Option<()> {
-        let scales = if self.blocks.is_some() { 0 } else { self.state_halves() as i64 * 4 * self.workers.len() as i64 };
-        let mut bytes = align(HEADER as i64 + scales, STATE_ALIGNMENT)?;
+        let [first, second] = self.state_scales();
+        let mut bytes = align(first + self.state_halves() as i64 * (second - first), STATE_ALIGNMENT)?;
         if let Some(error) = self.rules.error {
             for run in self.workers.iter_mut().chain(&mut self.servers).filter(|run| !run.raw) {
                 run.state = bytes;
@@ -419,9 +419,10 @@ impl CodecPlan {
         header
     }
 
-    /// Where the scales of segments are in the state, and those of parts, in bytes.
+    /// Where the scales of segments are in the state, and those of parts, in bytes. Of a block codec there are none.
     pub fn state_scales(&self) -> [i64; 2] {
-        [HEADER as i64, HEADER as i64 + 4 * self.workers.len() as i64]
+        let scales = if self.blocks.is_some() { 0 } else { 4 * self.workers.len() as i64 };
+        [HEADER as i64, HEADER as i64 + scales]
     }
 
     /// Halves of a state: the worker's, and the server's where there is one.

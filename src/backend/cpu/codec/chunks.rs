@@ -6,6 +6,7 @@ use crate::{
     error::{Result, error},
     plan::{
         bits::bytes_for,
+        blocks::Blocks,
         codec::{CORRUPT, CodecPlan, FIELDS, FLAGS_FIELD, HEADER, Kind, NONFINITE, Run},
     },
 };
@@ -70,25 +71,45 @@ fn parts(plan: &CodecPlan, chunk: usize) -> impl Iterator<Item = Run> {
     runs.filter_map(move |run| plan.part(run.segment, chunk))
 }
 
-/// Writes all of a chunk but its bits.
+/// Writes all of a chunk but its bits; of a block codec, but its scales, codes and raw elements.
 ///
 /// # Safety
 /// At `chunk` are `plan.stride` bytes, aligned to 4.
 pub unsafe fn write_frame(plan: &CodecPlan, chunk: *mut u8, number: usize, flags: u32, scale_of: impl Fn(&Run) -> f32) {
     let mut header = plan.header(number);
     header[FLAGS_FIELD].copy_from_slice(&flags.to_le_bytes());
+    // SAFETY: `chunk` has `plan.stride` bytes, which begin with a header.
+    unsafe { chunk.copy_from_nonoverlapping(header.as_ptr(), HEADER) };
+    if let Some(blocks) = &plan.blocks {
+        for gap in gaps(plan, blocks, number) {
+            // SAFETY: the gaps lie in the chunk.
+            unsafe { chunk.add(gap.start as usize).write_bytes(0, (gap.end - gap.start) as usize) };
+        }
+        return;
+    }
     let all = plan.workers.last().map_or(0, end);
     let held = plan.held_by(number);
     let used = plan.head + (all.min(held.end) - held.start).max(0);
     // SAFETY: `chunk` has `plan.stride` bytes, aligned to 4: header, a scale a segment, and bits.
     unsafe {
-        chunk.copy_from_nonoverlapping(header.as_ptr(), HEADER);
         chunk.add(HEADER).write_bytes(0, plan.head as usize - HEADER);
         for part in parts(plan, number) {
             scale_at(chunk, part.segment).write(scale_of(&part).to_bits());
         }
         chunk.add(used as usize).write_bytes(0, (plan.stride - used) as usize);
     }
+}
+
+/// What of a block codec's chunk is nobody's: behind the scales, codes and raw elements that are there.
+fn gaps(plan: &CodecPlan, blocks: &Blocks, number: usize) -> [Range<i64>; 3] {
+    // Of all of them, of which each chunk holds so many.
+    let held = |all: i64, each: i64| (all - number as i64 * each).clamp(0, each);
+    let own = held(blocks.blocks, blocks.chunk_blocks);
+    [
+        HEADER as i64 + own * blocks.format.scale_bytes..blocks.codes_at,
+        blocks.codes_at + own * blocks.format.block_bytes()..blocks.raws_at,
+        blocks.raws_at + held(blocks.raws, blocks.chunk_raws) * size_of::<f32>() as i64..plan.stride,
+    ]
 }
 
 /// Where a chunk has the scale of a segment.
@@ -142,6 +163,9 @@ pub unsafe fn check(plan: &CodecPlan, who: fmt::Arguments<'_>, chunk: *mut u8, n
             "{who}: flags 0 or NONFINITE {NONFINITE} expected, got {flags:#x}{}",
             if flags == CORRUPT || flags == CORRUPT | NONFINITE { ": it was made of corrupt ones" } else { "" }
         ));
+    }
+    if plan.blocks.is_some() {
+        return Ok(flags); // no scale of a block makes it corrupt
     }
     let mut parts = parts(plan, number).peekable();
     for segment in 0..plan.workers.len() {

@@ -48,6 +48,11 @@ impl Codec {
                 }
             }
         }
+        if let Some(blocks) = &plan.blocks {
+            let nonfinite = self.decode_blocks(plan, blocks, payload.data(), by, values);
+            self.raise(flags | if nonfinite { NONFINITE } else { 0 });
+            return Ok(());
+        }
         let decoder =
             Decoder { plan, payload: Address(payload.data()), divisor: by.divisor, factor: factor(by.factor), values };
         let nonfinite = match by.dtype {

@@ -39,10 +39,16 @@ impl Codec {
             self.commit(Skip::Never)?;
         }
         let factors = factors.map(factor);
-        let nonfinite = with_numbers!(plan.rules.values, plan.rules.error, |G, E| {
-            self.encode_tiles::<G, E>(plan, values, factors, payload)
-        });
-        let flags = if self.fold(plan) | nonfinite { NONFINITE } else { 0 };
+        let nonfinite = match &plan.blocks {
+            Some(blocks) => self.encode_blocks(plan, blocks, values, factors, payload.data()),
+            None => {
+                let nonfinite = with_numbers!(plan.rules.values, plan.rules.error, |G, E| {
+                    self.encode_tiles::<G, E>(plan, values, factors, payload)
+                });
+                self.fold(plan) | nonfinite
+            }
+        };
+        let flags = if nonfinite { NONFINITE } else { 0 };
         for chunk in 0..plan.n_chunks {
             let at = payload.data().wrapping_add(chunk * plan.stride as usize);
             // SAFETY: the payload has so many chunks.

@@ -7,8 +7,10 @@
 //! - `numbers`: element types; `sum`: sums and the scale;
 //! - `kernels`: the loops, for each instruction set; `sources`: what they make c of; `tiles`: the job;
 //! - `chunks`: payloads; `state`: what is kept, out and in;
-//! - `encode`, `decode`, `reduce`, its halves in `shard`, `plain`: the operations.
+//! - `encode`, `decode`, `reduce`, its halves in `shard`, `plain`: the operations;
+//! - `blocks`: what block codecs do in place of ONEBIT's tiles.
 
+mod blocks;
 mod chunks;
 mod decode;
 mod encode;

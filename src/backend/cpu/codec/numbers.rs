@@ -3,7 +3,7 @@
 use crate::{
     plan::{
         codec::CodecPlan,
-        floats::{canonical, to_bf16, to_f16},
+        floats::{canonical, to_bf16},
     },
     tensor::Dtype,
 };
@@ -21,6 +21,12 @@ pub trait Number: 'static {
     fn widen(bits: Self::Bits) -> f32;
     /// Rounded to nearest even; NaN is the one that is written.
     fn narrow(value: f32) -> Self::Bits;
+
+    /// The same, where a finite value stays finite if the type has few exponents: at most 65504 in magnitude.
+    #[inline(always)]
+    fn narrow_finite(value: f32) -> Self::Bits {
+        Self::narrow(value)
+    }
 
     /// What of a value is kept.
     #[inline(always)]
@@ -92,9 +98,22 @@ impl Number for F16 {
         let denormal = (f32::from_bits(0.5f32.to_bits() | rest) - 0.5).to_bits();
         f32::from_bits(sign | if rest < 0x400 { denormal } else { normal })
     }
+    /// `floats::to_f16` without branches, so that loops over it become vectors.
     #[inline(always)]
     fn narrow(value: f32) -> u16 {
-        to_f16(value)
+        const OVERFLOWS: u32 = 65520f32.to_bits();
+        const NORMAL: u32 = 0x3880_0000; // 2^-14
+        let (sign, size) = (value.to_bits() >> 16 & 0x8000, value.to_bits() & 0x7fff_ffff);
+        let normal = size.wrapping_sub(112 << 23).wrapping_add(0xfff + (size >> 13 & 1)) >> 13;
+        // The distance of neighbours of 0.5 is 2^-24, of which a denormal is a multiple: the sum is rounded to one.
+        let denormal = (f32::from_bits(size) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+        let finite = if size < NORMAL { denormal } else { normal };
+        let rounded = if size >= OVERFLOWS { 0x7c00 } else { finite };
+        (if value.is_nan() { 0x7e00 } else { sign | rounded }) as u16
+    }
+    #[inline(always)]
+    fn narrow_finite(value: f32) -> u16 {
+        Self::narrow(if value.is_finite() { value.clamp(-65504.0, 65504.0) } else { value })
     }
 }
 
@@ -158,8 +177,7 @@ pub(super) use with_numbers;
 /// A scale as the dtype of results has it, where a finite one stays finite in float16.
 pub fn round_scale(plan: &CodecPlan, scale: f32) -> f32 {
     match plan.rules.results {
-        Dtype::F16 if scale.is_finite() => F16::round(scale).min(65504.0),
-        Dtype::F16 => F16::round(scale),
+        Dtype::F16 => F16::widen(F16::narrow_finite(scale)),
         Dtype::BF16 => BF16::round(scale),
         _ => F32::round(scale),
     }

@@ -37,11 +37,13 @@ impl Codec {
             Ok(sound) => sound,
             Err(failure) => return Err(self.refuse(plan, number, dst, failure)),
         };
-        let nonfinite = if plan.rules.kind == Kind::Sign {
-            self.vote(&inputs, dst);
-            false
-        } else {
-            with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.add_up::<E>(&inputs, dst))
+        let nonfinite = match &plan.blocks {
+            Some(blocks) => self.reduce_blocks(plan, blocks, number, inputs.all(), dst.data()),
+            None if plan.rules.kind == Kind::Sign => {
+                self.vote(&inputs, dst);
+                false
+            }
+            None => with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.add_up::<E>(&inputs, dst)),
         };
         self.finish_chunk(plan, number, flags, nonfinite, dst);
         Ok(())
@@ -64,7 +66,7 @@ impl Codec {
         let (valid, next) = self.buffers_of(self.server);
         // SAFETY: both are states.
         unsafe { turn(next).write(turn(valid).read().wrapping_add(1)) };
-        if self.fold_parts(plan) | nonfinite {
+        if nonfinite | (plan.blocks.is_none() && self.fold_parts(plan)) {
             flags |= NONFINITE;
         }
         let scale_of = |part: &Run| {
@@ -216,6 +218,11 @@ impl<'a> Inputs<'a> {
 
     pub fn payloads(&self) -> usize {
         self.payloads
+    }
+
+    /// Where they are, and how many.
+    pub fn all(&self) -> (*mut u8, usize) {
+        (self.first.at(0), self.payloads)
     }
 
     /// What they have of a part from a byte of the chunk on, without an error.

@@ -20,17 +20,19 @@ use super::{
 };
 
 impl Codec {
-    /// Writes the mean of `chunks`, one a payload, or the majority as +1 and -1, to the parts of a shard, an address a
+    /// Writes the mean (or sum) of `chunks`, one a payload, or the majority as +1 and -1, to the parts of a shard, an address a
     /// segment. If a chunk is corrupt, nothing is written. `room`: for a chunk. The state is only read.
     pub fn mean(&mut self, plan: &CodecPlan, chunks: &View<'_>, room: &View<'_>, shard: &[Address]) -> Result<()> {
         let Some(number) = plan.server else { return Ok(()) }; // which the operation has refused
         let (inputs, flags) = Inputs::of(plan, chunks, number).inspect_err(|_| self.raise(CORRUPT))?;
-        let nonfinite = if plan.rules.kind == Kind::Sign {
-            self.vote(&inputs, room);
-            self.spread(plan, number, room, shard);
-            false
-        } else {
-            self.add_up_without_error(plan, number, &inputs, shard)
+        let nonfinite = match &plan.blocks {
+            Some(blocks) => self.mean_of_blocks(plan, blocks, number, inputs.all(), shard),
+            None if plan.rules.kind == Kind::Sign => {
+                self.vote(&inputs, room);
+                self.spread(plan, number, room, shard);
+                false
+            }
+            None => self.add_up_without_error(plan, number, &inputs, shard),
         };
         self.raise(flags | if nonfinite { NONFINITE } else { 0 });
         Ok(())
@@ -68,18 +70,22 @@ impl Codec {
     pub fn encode_shard(&mut self, plan: &CodecPlan, shard: &[Address], dst: &View<'_>) -> Result<()> {
         let Some(number) = plan.server else { return Ok(()) }; // which the operation has refused
         self.commit_pending_reduce()?;
-        let nonfinite = with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
-            self.make_parts::<E, _>(plan, size_of::<f32>(), dst, |part| Feedback::<F32, E> {
-                gradient: shard[part.run.segment].at(part.first * size_of::<f32>()),
-                kept: part.kept,
-                scale: part.kept_scale,
-                factors: [1.0; 2],
-                beta: plan.rules.beta,
-                // What is not finite stays until the error is added, as the mean does in `reduce`.
-                zero: false,
-                types: PhantomData,
+        let nonfinite = if let Some(blocks) = &plan.blocks {
+            self.encode_blocks_of_shard(plan, blocks, number, shard, dst.data())
+        } else {
+            with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
+                self.make_parts::<E, _>(plan, size_of::<f32>(), dst, |part| Feedback::<F32, E> {
+                    gradient: shard[part.run.segment].at(part.first * size_of::<f32>()),
+                    kept: part.kept,
+                    scale: part.kept_scale,
+                    factors: [1.0; 2],
+                    beta: plan.rules.beta,
+                    // What is not finite stays until the error is added, as the mean does in `reduce`.
+                    zero: false,
+                    types: PhantomData,
+                })
             })
-        });
+        };
         self.finish_chunk(plan, number, 0, nonfinite, dst);
         Ok(())
     }

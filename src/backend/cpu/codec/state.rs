@@ -5,14 +5,14 @@ use std::ops::Range;
 use crate::{
     error::{Result, error},
     plan::{
-        codec::{CodecPlan, HEADER, Kind, NONFINITE, NonFinite, Run, TURN_FIELD},
+        codec::{CodecPlan, HEADER, Kind, NONFINITE, NonFinite, Reduction, Run, TURN_FIELD},
         floats,
     },
     tensor::View,
 };
 
 use super::{
-    Codec, Half,
+    Codec, Half, blocks,
     chunks::{check_header, is_negative},
     numbers::{F32, Number, is_kept, signed, with_numbers},
 };
@@ -31,7 +31,7 @@ pub fn turn(state: *mut u8) -> *mut u64 {
 fn ranges(plan: &CodecPlan) -> [[Range<usize>; 2]; 2] {
     let [workers, servers] = plan.state_scales().map(|at| at as usize);
     let bytes = plan.state_bytes as usize;
-    let first = |runs: &[Run]| match (runs.first(), plan.rules.error) {
+    let first = |runs: &[Run]| match (runs.iter().find(|run| !run.raw), plan.rules.error) {
         (Some(run), Some(_)) => run.state as usize,
         _ => bytes,
     };
@@ -77,10 +77,11 @@ impl Codec {
         // SAFETY: a view of a state's bytes, at any address.
         let header = unsafe { from.cast::<[u8; HEADER]>().read_unaligned() };
         check_header(format_args!("{}", src.name()), &header, &plan.state_header(), TURN_FIELD)?;
-        for half in 0..plan.state_halves() {
+        for half in (0..plan.state_halves()).filter(|_| plan.blocks.is_none()) {
             check_scales(plan, half, src)?;
         }
-        if plan.rules.policy != NonFinite::Propagate {
+        // Of blocks that are not finite the errors stay as they were, so a block codec never keeps any that are not.
+        if plan.rules.policy != NonFinite::Propagate || plan.blocks.is_some() {
             with_numbers!(plan.rules.values, plan.rules.error, |_G, E| check_kept::<E>(plan, src))?;
         }
         let halves = ranges(plan);
@@ -94,7 +95,7 @@ impl Codec {
                 state.add(scales.start).copy_from_nonoverlapping(from.add(scales.start), scales.len());
             }
             for (state, runs) in states.into_iter().zip([&plan.workers, &plan.servers]) {
-                for run in runs {
+                for run in runs.iter().filter(|run| !run.raw) {
                     let bytes = plan.rules.error.map_or(0, |error| run.elements as usize * error.size);
                     state.add(run.state as usize).copy_from_nonoverlapping(from.add(run.state as usize), bytes);
                 }
@@ -105,11 +106,13 @@ impl Codec {
 
     /// Writes the errors that the next step will read, in float32: the workers', the server's.
     pub fn errors_out(&mut self, plan: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>) -> Result<()> {
-        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.for_halves(
-            plan,
-            [worker, server],
-            errors_of::<E>
-        ));
+        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
+            self.for_halves(plan, [worker, server], |run, scale, kept, errors| match plan.blocks {
+                None => errors_of::<E>(scale, kept, errors, run.elements as usize),
+                // SAFETY: what is kept of a run is in the state, and its errors in the view.
+                Some(_) => unsafe { blocks::errors_of::<E>(run, kept, errors) },
+            });
+        });
         Ok(())
     }
 
@@ -127,14 +130,20 @@ impl Codec {
         server: Option<&View<'_>>,
     ) -> Result<()> {
         let row = plan.elements as usize;
+        let mut nonfinite = false;
         with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
-            self.for_halves(plan, [workers, None], |scale, kept, errors, count| {
-                keep::<E>(scale, kept, count, |index| mean(errors, row, rows, index));
-            });
-            self.for_halves(plan, [None, server], |scale, kept, errors, count| {
-                keep::<E>(scale, kept, count, |index| mean(errors, 0, 0, index));
-            });
+            for (halves, rows) in [([workers, None], rows), ([None, server], 0)] {
+                self.for_halves(plan, halves, |run, scale, kept, errors| {
+                    let error = |index| mean(plan, errors, row, rows, index);
+                    match plan.blocks {
+                        None => keep::<E>(scale, kept, run.elements as usize, error),
+                        // SAFETY: what is kept of a run is in the state.
+                        Some(_) => nonfinite |= unsafe { blocks::keep::<E>(run, kept, error) },
+                    }
+                });
+            }
         });
+        self.raise(if nonfinite { NONFINITE } else { 0 });
         Ok(())
     }
 
@@ -163,13 +172,13 @@ impl Codec {
         Ok(())
     }
 
-    /// Calls `work` with each run of each half that has a view: where its scale is, what is kept of it, its errors in
-    /// the view, and how many there are.
+    /// Calls `work` with each run of each half that has a view: where its scale is, if it has one, what is kept of it, and
+    /// its errors in the view.
     fn for_halves(
         &mut self,
         plan: &CodecPlan,
         errors: [Option<&View<'_>>; 2],
-        work: impl Fn(*mut f32, *mut u8, *mut f32, usize),
+        mut work: impl FnMut(&Run, *mut f32, *mut u8, *mut f32),
     ) {
         let halves = [(self.worker, &plan.workers), (self.server, &plan.servers)];
         for (half, ((valid, runs), errors)) in halves.into_iter().zip(errors).enumerate() {
@@ -177,9 +186,8 @@ impl Codec {
             let (state, mut errors) = (self.buffers_of(valid).0, errors.data().cast::<f32>());
             for run in runs {
                 let (scale, kept) = (scale_in(plan, state, half, run.segment), state.wrapping_add(run.state as usize));
-                let elements = run.elements as usize;
-                work(scale, kept, errors, elements);
-                errors = errors.wrapping_add(elements);
+                work(run, scale, kept, errors);
+                errors = errors.wrapping_add(run.elements as usize);
             }
         }
     }
@@ -214,18 +222,21 @@ fn check_scales(plan: &CodecPlan, half: usize, state: &View<'_>) -> Result<()> {
 
 /// Refuses what is kept of elements if it is not finite: no step after it would ever be committed.
 fn check_kept<E: Number>(plan: &CodecPlan, state: &View<'_>) -> Result<()> {
-    for run in plan.workers.iter().chain(&plan.servers).filter(|_| is_kept::<E>()) {
+    for run in plan.workers.iter().chain(&plan.servers).filter(|run| is_kept::<E>() && !run.raw) {
         let kept = state.data().wrapping_add(run.state as usize);
         // SAFETY: a view of a state's bytes, which has all elements of every run, at any address.
         let number = |index: usize| unsafe { E::load(kept, index) };
         if let Some(index) = (0..run.elements as usize).find(|&index| !number(index).is_finite()) {
             return Err(error!(
                 Corrupt,
-                "{}: {:?} is kept of element {index} of segment {}, and a codec that is not of GC_NONFINITE_PROPAGATE \
-                 keeps nothing that is not finite",
+                "{}: {:?} is kept of element {index} of segment {}, and {} keeps nothing that is not finite",
                 state.name(),
                 number(index),
-                run.segment
+                run.segment,
+                match plan.blocks {
+                    None => "a codec that is not of GC_NONFINITE_PROPAGATE",
+                    Some(_) => "a block codec",
+                }
             ));
         }
     }
@@ -257,12 +268,16 @@ fn keep<E: Number>(scale: *mut f32, kept: *mut u8, count: usize, error: impl Fn(
     }
 }
 
-/// Of an element of each of some rows; without rows, the element itself.
-fn mean(errors: *const f32, row: usize, rows: usize, index: usize) -> f32 {
+/// Of an element of each of some rows, for a codec that reduces as many chunks as there are ranks; without rows, the element
+/// itself.
+fn mean(plan: &CodecPlan, errors: *const f32, row: usize, rows: usize, index: usize) -> f32 {
     // SAFETY: the view has so many rows of float32, at any address.
     let of_row = |number: usize| unsafe { errors.add(number * row + index).read_unaligned() };
     match rows {
         0 => of_row(0),
+        _ if plan.rules.reduction == Reduction::Sum => {
+            (0..rows).fold(0.0, |sum, number| sum + of_row(number)) / plan.n_chunks as f32
+        }
         _ => (0..rows).fold(0.0, |sum, number| sum + of_row(number) / rows as f32),
     }
 }

@@ -263,18 +263,9 @@ struct NarrowF16;
 impl Convert for NarrowF16 {
     type From = f32;
     type To = u16;
-    /// `floats::to_f16` without branches, so that loops over it become vectors; in the default environment.
     #[inline(always)]
     fn convert(from: f32) -> u16 {
-        const OVERFLOWS: u32 = 65520f32.to_bits();
-        const NORMAL: u32 = 0x3880_0000; // 2^-14
-        let (sign, size) = (from.to_bits() >> 16 & 0x8000, from.to_bits() & 0x7fff_ffff);
-        let normal = size.wrapping_sub(112 << 23).wrapping_add(0xfff + (size >> 13 & 1)) >> 13;
-        // The distance of neighbours of 0.5 is 2^-24, of which a denormal is a multiple: the sum is rounded to one.
-        let denormal = (f32::from_bits(size) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
-        let finite = if size < NORMAL { denormal } else { normal };
-        let rounded = if size >= OVERFLOWS { 0x7c00 } else { finite };
-        (if from.is_nan() { 0x7e00 } else { sign | rounded }) as u16
+        F16::narrow(from)
     }
 }
 

@@ -1,5 +1,7 @@
 //! The codec of every instruction set against the model, byte for byte.
 
+mod block_model;
+mod blocks;
 mod hostile;
 mod model;
 mod numbers;

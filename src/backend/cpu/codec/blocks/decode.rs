@@ -1,0 +1,100 @@
+//! Decoding: blocks and raw elements to values.
+
+use crate::{
+    backend::{
+        call::{Address, Decoding},
+        cpu::{
+            codec::{
+                Codec, factor,
+                numbers::{BF16, F16, F32},
+                sum::{UNIT_ELEMENTS, Unit},
+                tiles::Met,
+            },
+            dispatch::InstructionSet,
+        },
+    },
+    plan::{
+        blocks::Blocks,
+        codec::{CodecPlan, Run},
+    },
+    tensor::Dtype,
+};
+
+use super::{
+    kernels::{self, Functions, Scaling},
+    payload::{Coded, Payload},
+};
+
+/// What reads blocks and raw elements.
+pub struct Reader {
+    set: InstructionSet,
+    functions: Functions,
+    block: usize,
+}
+
+impl Reader {
+    pub fn new(set: InstructionSet, plan: &CodecPlan, blocks: &Blocks) -> Self {
+        Self { set, functions: Functions::of(plan.rules.kind), block: blocks.format.block as usize }
+    }
+
+    /// Writes v of `count` elements of a run, at most a unit, from number `first` on.
+    ///
+    /// # Safety
+    /// The payload has them.
+    pub unsafe fn read(
+        &self,
+        payload: &Payload<'_>,
+        run: &Run,
+        first: i64,
+        count: usize,
+        coded: &mut Coded,
+        unit: &mut Unit,
+    ) {
+        // SAFETY: the payload has these elements, and the set is one that this processor has.
+        unsafe {
+            if run.raw {
+                return payload.read_raws(run, first, count, unit);
+            }
+            payload.read_blocks(run, first, count, coded);
+            (self.functions.values)(self.set, coded, count.div_ceil(self.block), unit);
+        }
+    }
+}
+
+impl Codec {
+    /// Decodes a payload to an address a segment. Tells whether something was written that is not finite.
+    pub fn decode_blocks(
+        &self,
+        plan: &CodecPlan,
+        blocks: &Blocks,
+        payload: *mut u8,
+        by: &Decoding<'_>,
+        values: &[Address],
+    ) -> bool {
+        let (set, size) = (self.set, by.dtype.size);
+        let payload = Payload::new(plan, blocks, payload, 0);
+        let scaling = Scaling { divisor: by.divisor as f32, factor: factor(by.factor) };
+        let write = match by.dtype {
+            _ if by.add => kernels::increase,
+            Dtype::F16 => kernels::set::<F16>,
+            Dtype::BF16 => kernels::set::<BF16>,
+            _ => kernels::set::<F32>,
+        };
+        let reader = Reader::new(self.set, plan, blocks);
+        let met = Met::default();
+        self.worker_tiles.for_each(&plan.workers, size as i64 + blocks.format.bits / 8, |tile| {
+            let (mut unit, mut coded) = (Unit([0.0; _]), Coded::new());
+            for first in (0..tile.elements).step_by(UNIT_ELEMENTS) {
+                let count = (tile.elements - first).min(UNIT_ELEMENTS);
+                let at = tile.first + first as i64;
+                // SAFETY: the tile lies within a segment, which the payload has, and within that one's values; the set is
+                // one that this processor has.
+                met.note(unsafe {
+                    reader.read(&payload, &plan.workers[tile.run], at, count, &mut coded, &mut unit);
+                    write(set, &unit, scaling, values[tile.run].at(at as usize * size), count)
+                });
+            }
+        });
+        met.any()
+    }
+}

@@ -1,0 +1,37 @@
+//! The errors of block codecs, out and in: of all elements of a run, raw or not.
+
+use crate::{
+    backend::cpu::codec::numbers::{F32, Number, is_kept},
+    plan::codec::Run,
+};
+
+/// Writes the errors of a run, in float32.
+///
+/// # Safety
+/// At `kept` are those of a run that is not raw, if any are kept, and at `errors` is room for as many float32.
+pub unsafe fn errors_of<E: Number>(run: &Run, kept: *const u8, errors: *mut f32) {
+    for index in 0..run.elements as usize {
+        // SAFETY: the caller promises both.
+        unsafe {
+            let error = if is_kept::<E>() && !run.raw { E::load(kept, index) } else { 0.0 };
+            F32::store(errors.cast(), index, error);
+        }
+    }
+}
+
+/// Keeps errors of a run, rounded; what is not finite then becomes 0. Tells whether anything was.
+///
+/// # Safety
+/// At `kept` is room for those of a run that is not raw, if any are kept.
+pub unsafe fn keep<E: Number>(run: &Run, kept: *mut u8, error: impl Fn(usize) -> f32) -> bool {
+    let mut nonfinite = false;
+    if is_kept::<E>() && !run.raw {
+        for index in 0..run.elements as usize {
+            let error = E::round(error(index));
+            nonfinite |= !error.is_finite();
+            // SAFETY: the caller promises room for `run.elements` errors.
+            unsafe { E::store(kept, index, if error.is_finite() { error } else { 0.0 }) };
+        }
+    }
+    nonfinite
+}

@@ -1,0 +1,204 @@
+//! Reducing: one chunk of several payloads to a chunk for everybody, at once or in halves.
+
+use std::marker::PhantomData;
+
+use crate::{
+    backend::{
+        call::Address,
+        cpu::{
+            codec::{
+                Codec,
+                numbers::{F32, Nothing, Number, is_kept, with_numbers},
+                sources::Feedback,
+                sum::{UNIT_ELEMENTS, Unit},
+                tiles::{Met, Tile},
+            },
+            dispatch::InstructionSet,
+        },
+    },
+    plan::{
+        blocks::Blocks,
+        codec::{CodecPlan, NonFinite, Reduction, Run},
+    },
+};
+
+use super::{
+    decode::Reader,
+    encode::{Encoder, Origin, gradient_alone},
+    kernels,
+    payload::{Coded, Payload},
+};
+
+/// The chunks that are reduced, one behind the other.
+struct Inputs<'a> {
+    plan: &'a CodecPlan,
+    blocks: &'a Blocks,
+    reader: Reader,
+    chunks: Address,
+    payloads: usize,
+    /// The number of the chunk.
+    number: usize,
+}
+
+/// What they say of a tile of a part, and the error.
+struct Sums<'a, E> {
+    inputs: &'a Inputs<'a>,
+    run: &'a Run,
+    /// The number of the tile's first element.
+    first: i64,
+    kept: *const u8,
+    types: PhantomData<E>,
+}
+
+impl<E: Number> Origin for Sums<'_, E> {
+    unsafe fn form(&self, set: InstructionSet, first: usize, unit: &mut Unit, count: usize) -> bool {
+        let Inputs { plan, blocks, reader, chunks, payloads, number } = self.inputs;
+        let (mut values, mut coded) = (Unit([0.0; _]), Coded::new());
+        let mut nonfinite = false;
+        let zero = plan.rules.policy == NonFinite::Zero;
+        unit.0[..count].fill(0.0);
+        for payload in 0..*payloads {
+            let payload = Payload::new(plan, blocks, chunks.at(payload * plan.stride as usize), *number);
+            // SAFETY: every payload has these elements, and the processor has the set's instructions.
+            nonfinite |= unsafe {
+                reader.read(&payload, self.run, self.first + first as i64, count, &mut coded, &mut values);
+                kernels::add(set, unit, &values, count, zero)
+            };
+        }
+        let divisor = if plan.rules.reduction == Reduction::Mean { *payloads as f32 } else { 1.0 };
+        if divisor != 1.0 || is_kept::<E>() {
+            let kept = self.kept.wrapping_add(first * size_of::<E::Bits>());
+            // SAFETY: errors are kept of these elements, if any are.
+            unsafe { kernels::finish::<E>(set, unit, count, divisor, kept, plan.rules.beta) };
+        }
+        nonfinite
+    }
+
+    fn ask_for(&self, _: usize, _: usize) {}
+}
+
+impl<'a> Inputs<'a> {
+    fn sums<E>(&'a self, run: &'a Run, tile: &Tile, kept: *const u8) -> Sums<'a, E> {
+        Sums { inputs: self, run, first: tile.first, kept, types: PhantomData }
+    }
+}
+
+impl Codec {
+    /// Writes blocks, raw elements and state of chunk `number` of `payloads` payloads. Tells whether anything was not
+    /// finite.
+    pub fn reduce_blocks(
+        &self,
+        plan: &CodecPlan,
+        blocks: &Blocks,
+        number: usize,
+        (chunks, payloads): (*mut u8, usize),
+        dst: *mut u8,
+    ) -> bool {
+        let inputs = self.inputs(plan, blocks, number, (chunks, payloads));
+        let encoder = Encoder::new(self.set, plan, blocks, Payload::new(plan, blocks, dst, number));
+        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
+            self.encode_parts::<E>(plan, payloads * 2, |run, tile, [old, new]| {
+                // SAFETY: the tile lies within a part, which every payload has, and which has a place in the chunk and
+                // unless it is raw in both states, if errors are kept.
+                unsafe {
+                    if run.raw {
+                        encoder.raw_tile(run, tile, &inputs.sums::<Nothing>(run, tile, old))
+                    } else {
+                        encoder.tile::<E>(run, tile, &inputs.sums::<E>(run, tile, old), old, new)
+                    }
+                }
+            })
+        })
+    }
+
+    /// Writes the sum or the mean of what payloads say to the parts of a shard, an address a segment. Tells whether one of
+    /// them says something that is not finite.
+    pub fn mean_of_blocks(
+        &self,
+        plan: &CodecPlan,
+        blocks: &Blocks,
+        number: usize,
+        (chunks, payloads): (*mut u8, usize),
+        shard: &[Address],
+    ) -> bool {
+        let (set, inputs) = (self.set, self.inputs(plan, blocks, number, (chunks, payloads)));
+        self.encode_parts::<Nothing>(plan, payloads * 2, |run, tile, [old, _]| {
+            let (origin, mut unit) = (inputs.sums::<Nothing>(run, tile, old), Unit([0.0; _]));
+            let dst = shard[run.segment].at(tile.first as usize * size_of::<f32>());
+            let mut nonfinite = false;
+            for first in (0..tile.elements).step_by(UNIT_ELEMENTS) {
+                let count = (tile.elements - first).min(UNIT_ELEMENTS);
+                // SAFETY: the tile lies within a part, which every payload and the shard have.
+                unsafe {
+                    nonfinite |= origin.form(set, first, &mut unit, count);
+                    kernels::keep::<F32>(set, &unit, dst.add(first * size_of::<f32>()), count);
+                }
+            }
+            nonfinite
+        })
+    }
+
+    /// Writes blocks, raw elements and state of a shard, an address a segment. Tells whether anything was not finite.
+    pub fn encode_blocks_of_shard(
+        &self,
+        plan: &CodecPlan,
+        blocks: &Blocks,
+        number: usize,
+        shard: &[Address],
+        dst: *mut u8,
+    ) -> bool {
+        let encoder = Encoder::new(self.set, plan, blocks, Payload::new(plan, blocks, dst, number));
+        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
+            self.encode_parts::<E>(plan, size_of::<f32>(), |run, tile, [old, new]| {
+                let gradient = shard[run.segment].at(tile.first as usize * size_of::<f32>());
+                // SAFETY: the tile lies within a part, which the shard has, and which has a place in the chunk and unless
+                // it is raw in both states, if errors are kept.
+                unsafe {
+                    if run.raw {
+                        return encoder.raw_tile(run, tile, &gradient_alone::<F32>(gradient, [1.0; 2]));
+                    }
+                    let origin = Feedback::<F32, E> {
+                        gradient,
+                        kept: old,
+                        scale: 0.0,
+                        factors: [1.0; 2],
+                        beta: plan.rules.beta,
+                        // What is not finite stays until the error is added, as the mean does in `reduce`.
+                        zero: false,
+                        types: PhantomData,
+                    };
+                    encoder.tile::<E>(run, tile, &origin, old, new)
+                }
+            })
+        })
+    }
+
+    fn inputs<'a>(
+        &self,
+        plan: &'a CodecPlan,
+        blocks: &'a Blocks,
+        number: usize,
+        (chunks, payloads): (*mut u8, usize),
+    ) -> Inputs<'a> {
+        Inputs { plan, blocks, reader: Reader::new(self.set, plan, blocks), chunks: Address(chunks), payloads, number }
+    }
+
+    /// Calls `work` with each tile of each part, and where its errors are kept, now and from now on. `bytes`: what is
+    /// touched of an element beside them. Tells whether it ever returned true.
+    fn encode_parts<E: Number>(
+        &self,
+        plan: &CodecPlan,
+        bytes: usize,
+        work: impl Fn(&Run, &Tile, [*mut u8; 2]) -> bool + Sync,
+    ) -> bool {
+        let (valid, next) = self.buffers_of(self.server);
+        let (valid, next) = (Address(valid), Address(next));
+        let met = Met::default();
+        self.server_tiles.for_each(&plan.servers, (2 * size_of::<E::Bits>() + bytes) as i64, |tile| {
+            let run = &plan.servers[tile.run];
+            let kept = run.state as usize + tile.first as usize * size_of::<E::Bits>();
+            met.note(work(run, &tile, [valid.at(if is_kept::<E>() { kept } else { 0 }), next.at(kept)]));
+        });
+        met.any()
+    }
+}
