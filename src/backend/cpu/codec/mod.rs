@@ -76,13 +76,6 @@ pub struct Codec {
 
 impl Codec {
     pub fn new(plan: &CodecPlan) -> Result<Self> {
-        if plan.blocks.is_some() {
-            return Err(error!(
-                InvalidArgument,
-                "options: codec {}, which the CPU does not have",
-                plan.rules.kind.name()
-            ));
-        }
         let transactional = plan.rules.policy == NonFinite::Transactional;
         let second = if transactional { memory::allocate(plan.state_bytes)? } else { Owner::of_nothing() };
         let buffers = [memory::allocate(plan.state_bytes)?, second];

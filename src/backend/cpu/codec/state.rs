@@ -109,8 +109,7 @@ impl Codec {
         with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
             self.for_halves(plan, [worker, server], |run, scale, kept, errors| match plan.blocks {
                 None => errors_of::<E>(scale, kept, errors, run.elements as usize),
-                // SAFETY: what is kept of a run is in the state, and its errors in the view.
-                Some(_) => unsafe { blocks::errors_of::<E>(run, kept, errors) },
+                Some(_) => blocks::errors_of::<E>(run, kept, errors),
             });
         });
         Ok(())
@@ -121,7 +120,8 @@ impl Codec {
         self.mean_errors_in(plan, worker, 0, server)
     }
 
-    /// The same of `rows` workers, a row of all elements each: their mean. Without rows, of one worker as it is.
+    /// The same of `rows` workers, a row of all elements each: their mean. Without rows, of one worker as it is. `server`:
+    /// those of its parts, or of all elements.
     pub fn mean_errors_in(
         &mut self,
         plan: &CodecPlan,
@@ -137,8 +137,7 @@ impl Codec {
                     let error = |index| mean(plan, errors, row, rows, index);
                     match plan.blocks {
                         None => keep::<E>(scale, kept, run.elements as usize, error),
-                        // SAFETY: what is kept of a run is in the state.
-                        Some(_) => nonfinite |= unsafe { blocks::keep::<E>(run, kept, error) },
+                        Some(_) => nonfinite |= blocks::keep::<E>(run, kept, error),
                     }
                 });
             }
@@ -183,8 +182,17 @@ impl Codec {
         let halves = [(self.worker, &plan.workers), (self.server, &plan.servers)];
         for (half, ((valid, runs), errors)) in halves.into_iter().zip(errors).enumerate() {
             let Some(errors) = errors else { continue };
+            // One behind the other; in a view of all elements each where it is among them.
+            let are_all = errors.elements() == plan.elements;
+            let (mut before, mut segment) = (0, 0);
             let (state, mut errors) = (self.buffers_of(valid).0, errors.data().cast::<f32>());
+            let first = errors;
             for run in runs {
+                if are_all {
+                    before += plan.workers[segment..run.segment].iter().map(|run| run.elements).sum::<i64>();
+                    segment = run.segment;
+                    errors = first.wrapping_add((before + run.first) as usize);
+                }
                 let (scale, kept) = (scale_in(plan, state, half, run.segment), state.wrapping_add(run.state as usize));
                 work(run, scale, kept, errors);
                 errors = errors.wrapping_add(run.elements as usize);

@@ -5,13 +5,10 @@ use crate::{
     plan::codec::Run,
 };
 
-/// Writes the errors of a run, in float32.
-///
-/// # Safety
-/// At `kept` are those of a run that is not raw, if any are kept, and at `errors` is room for as many float32.
-pub unsafe fn errors_of<E: Number>(run: &Run, kept: *const u8, errors: *mut f32) {
+/// Writes the errors of a run, of which `kept` has those that are kept: +0 for a raw one.
+pub fn errors_of<E: Number>(run: &Run, kept: *const u8, errors: *mut f32) {
     for index in 0..run.elements as usize {
-        // SAFETY: the caller promises both.
+        // SAFETY: a state's errors, unless it has none of the run, and a view of as many float32, at any address.
         unsafe {
             let error = if is_kept::<E>() && !run.raw { E::load(kept, index) } else { 0.0 };
             F32::store(errors.cast(), index, error);
@@ -19,17 +16,14 @@ pub unsafe fn errors_of<E: Number>(run: &Run, kept: *const u8, errors: *mut f32)
     }
 }
 
-/// Keeps errors of a run, rounded; what is not finite then becomes 0. Tells whether anything was.
-///
-/// # Safety
-/// At `kept` is room for those of a run that is not raw, if any are kept.
-pub unsafe fn keep<E: Number>(run: &Run, kept: *mut u8, error: impl Fn(usize) -> f32) -> bool {
+/// Keeps errors of a run, rounded; what is not finite then becomes +0. Tells whether anything was.
+pub fn keep<E: Number>(run: &Run, kept: *mut u8, error: impl Fn(usize) -> f32) -> bool {
     let mut nonfinite = false;
     if is_kept::<E>() && !run.raw {
         for index in 0..run.elements as usize {
             let error = E::round(error(index));
             nonfinite |= !error.is_finite();
-            // SAFETY: the caller promises room for `run.elements` errors.
+            // SAFETY: as in `errors_of`.
             unsafe { E::store(kept, index, if error.is_finite() { error } else { 0.0 }) };
         }
     }

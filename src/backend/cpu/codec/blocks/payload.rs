@@ -32,7 +32,7 @@ impl Coded {
     pub fn clear_behind(&mut self, count: usize, blocks: &Blocks) {
         let (bits, block) = (blocks.format.bits as usize, blocks.format.block as usize);
         let mut first = count * bits / 8;
-        if count * bits % 8 != 0 {
+        if !(count * bits).is_multiple_of(8) {
             self.codes[first] &= 0x0f;
             first += 1;
         }
@@ -110,7 +110,7 @@ impl<'a> Payload<'a> {
             // SAFETY: the chunk has these blocks.
             unsafe { at.copy_to_nonoverlapping(to.as_mut_ptr(), bytes) };
         });
-        if count % self.blocks.format.block as usize != 0 {
+        if !count.is_multiple_of(self.blocks.format.block as usize) {
             coded.clear_behind(count, self.blocks);
         }
     }

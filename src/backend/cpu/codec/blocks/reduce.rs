@@ -96,18 +96,20 @@ impl Codec {
     ) -> bool {
         let inputs = self.inputs(plan, blocks, number, (chunks, payloads));
         let encoder = Encoder::new(self.set, plan, blocks, Payload::new(plan, blocks, dst, number));
-        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
-            self.encode_parts::<E>(plan, payloads * 2, |run, tile, [old, new]| {
-                // SAFETY: the tile lies within a part, which every payload has, and which has a place in the chunk and
-                // unless it is raw in both states, if errors are kept.
-                unsafe {
-                    if run.raw {
-                        encoder.raw_tile(run, tile, &inputs.sums::<Nothing>(run, tile, old))
-                    } else {
-                        encoder.tile::<E>(run, tile, &inputs.sums::<E>(run, tile, old), old, new)
-                    }
+        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.reduce_tiles::<E>(&inputs, &encoder))
+    }
+
+    fn reduce_tiles<E: Number>(&self, inputs: &Inputs<'_>, encoder: &Encoder<'_>) -> bool {
+        self.for_each_tile::<E>(inputs.plan, 2 * inputs.payloads, |run, tile, [old, new]| {
+            // SAFETY: the tile lies within a part, which every payload has, and which has a place in the chunk and unless
+            // it is raw in both states, if errors are kept.
+            unsafe {
+                if run.raw {
+                    encoder.raw_tile(run, tile, &inputs.sums::<Nothing>(run, tile, old))
+                } else {
+                    encoder.tile::<E>(run, tile, &inputs.sums::<E>(run, tile, old), old, new)
                 }
-            })
+            }
         })
     }
 
@@ -122,7 +124,7 @@ impl Codec {
         shard: &[Address],
     ) -> bool {
         let (set, inputs) = (self.set, self.inputs(plan, blocks, number, (chunks, payloads)));
-        self.encode_parts::<Nothing>(plan, payloads * 2, |run, tile, [old, _]| {
+        self.for_each_tile::<Nothing>(plan, payloads * 2, |run, tile, [old, _]| {
             let (origin, mut unit) = (inputs.sums::<Nothing>(run, tile, old), Unit([0.0; _]));
             let dst = shard[run.segment].at(tile.first as usize * size_of::<f32>());
             let mut nonfinite = false;
@@ -148,28 +150,24 @@ impl Codec {
         dst: *mut u8,
     ) -> bool {
         let encoder = Encoder::new(self.set, plan, blocks, Payload::new(plan, blocks, dst, number));
-        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
-            self.encode_parts::<E>(plan, size_of::<f32>(), |run, tile, [old, new]| {
-                let gradient = shard[run.segment].at(tile.first as usize * size_of::<f32>());
-                // SAFETY: the tile lies within a part, which the shard has, and which has a place in the chunk and unless
-                // it is raw in both states, if errors are kept.
-                unsafe {
-                    if run.raw {
-                        return encoder.raw_tile(run, tile, &gradient_alone::<F32>(gradient, [1.0; 2]));
-                    }
-                    let origin = Feedback::<F32, E> {
-                        gradient,
-                        kept: old,
-                        scale: 0.0,
-                        factors: [1.0; 2],
-                        beta: plan.rules.beta,
-                        // What is not finite stays until the error is added, as the mean does in `reduce`.
-                        zero: false,
-                        types: PhantomData,
-                    };
-                    encoder.tile::<E>(run, tile, &origin, old, new)
+        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.shard_tiles::<E>(plan, &encoder, shard))
+    }
+
+    fn shard_tiles<E: Number>(&self, plan: &CodecPlan, encoder: &Encoder<'_>, shard: &[Address]) -> bool {
+        let beta = plan.rules.beta;
+        self.for_each_tile::<E>(plan, size_of::<f32>(), |run, tile, [old, new]| {
+            let gradient = shard[run.segment].at(tile.first as usize * size_of::<f32>());
+            // SAFETY: the tile lies within a part, which the shard has, and which has a place in the chunk and unless it is
+            // raw in both states, if errors are kept.
+            unsafe {
+                if run.raw {
+                    return encoder.raw_tile(run, tile, &gradient_alone::<F32>(gradient, [1.0; 2]));
                 }
-            })
+                // What is not finite stays until the error is added, as the mean does in `reduce`.
+                let (factors, zero, types) = ([1.0; 2], false, PhantomData::<(F32, E)>);
+                let origin = Feedback { gradient, kept: old, scale: 0.0, factors, beta, zero, types };
+                encoder.tile::<E>(run, tile, &origin, old, new)
+            }
         })
     }
 
@@ -185,7 +183,7 @@ impl Codec {
 
     /// Calls `work` with each tile of each part, and where its errors are kept, now and from now on. `bytes`: what is
     /// touched of an element beside them. Tells whether it ever returned true.
-    fn encode_parts<E: Number>(
+    fn for_each_tile<E: Number>(
         &self,
         plan: &CodecPlan,
         bytes: usize,

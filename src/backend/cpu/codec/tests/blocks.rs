@@ -182,7 +182,7 @@ fn blocks_of_all_magnitudes_are_the_models_and_lose_nothing() {
         for set in InstructionSet::available() {
             for error in [Some(Dtype::F32), Some(Dtype::BF16), None] {
                 let mut codec = Blocks::plain(set, kind, gradient.len(), error);
-                let payload = codec.encode(&[gradient.clone()], [1.0; 2]);
+                let payload = codec.encode(std::slice::from_ref(&gradient), [1.0; 2]);
                 codec.check();
                 if error == Some(Dtype::F32) {
                     let values = codec.model.decode(&payload, 1, 1.0, Dtype::F32, None);
@@ -434,9 +434,10 @@ fn errors_go_in_but_for_raw_ones_and_those_that_are_not_finite() {
         codec.model.errors[0][0] = (0..100).map(|index| rounded(index, worker[index])).collect();
         codec.model.flags = NONFINITE;
         codec.check();
-        // Another world: of three rows, for this codec of two chunks.
+        // Another world: of three rows, for this codec of two chunks; and the errors of all reducers, of which it has a part.
         let rows: Vec<f32> = [1.0, 0.3, -7.7].iter().flat_map(|by| worker.iter().map(move |e| e * by)).collect();
-        codec.codec.mean_errors_in(&codec.plan, Some(&Memory::of_floats(&rows).view()), 3, None).unwrap();
+        let [mut all, mut servers] = [&rows, &worker].map(|errors| Memory::of_floats(errors));
+        codec.codec.mean_errors_in(&codec.plan, Some(&all.view()), 3, Some(&servers.view())).unwrap();
         let mean = |index: usize| {
             let of = |row: usize| rows[107 * row + index];
             match reduction {
@@ -445,6 +446,7 @@ fn errors_go_in_but_for_raw_ones_and_those_that_are_not_finite() {
             }
         };
         codec.model.errors[0][0] = (0..100).map(|index| rounded(index, mean(index))).collect();
+        codec.model.errors[1][0] = codec.model.part(0, 1).map(|index| rounded(index, worker[index])).collect();
         codec.model.flags = NONFINITE;
         codec.check();
     }
