@@ -11,8 +11,8 @@ on the tensors; until it is done they must stay. JAX's arrays are immutable and 
 """
 
 from ._abi import (
-    ADD, AXIS_NONE, BIG, COUNT_ALL, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, DTYPES, LITTLE, MEAN, ONEBIT, PROPAGATE,
-    RMS, SET, SIGN, TRANSACTIONAL, ZERO, DType, Device,
+    ADD, AXIS_NONE, BF16, BIG, COUNT_ALL, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, DTYPES, INT4, INT8, LITTLE, MEAN, MXFP4,
+    MXFP8, ONEBIT, PROPAGATE, RMS, SET, SIGN, TRANSACTIONAL, ZERO, DType, Device,
 )
 from ._codecs import Codec
 from ._comms import AllReduce, Communicator, Exchanger
@@ -23,9 +23,10 @@ from ._share import Share
 from ._tensors import Array, Tensor
 
 __all__ = [
-    "ADD", "AXIS_NONE", "BIG", "COUNT_ALL", "CPU", "CUDA", "CUDA_HOST", "CUDA_MANAGED", "DTYPES", "LITTLE", "MEAN",
-    "ONEBIT", "PROPAGATE", "RMS", "SET", "SIGN", "TRANSACTIONAL", "ZERO", "AllReduce", "Array", "Codec",
-    "Communicator", "DType", "Device", "Exchanger", "GradCodec", "GradCodecError", "Kernel", "Share", "Tensor",
+    "ADD", "AXIS_NONE", "BF16", "BIG", "COUNT_ALL", "CPU", "CUDA", "CUDA_HOST", "CUDA_MANAGED", "DTYPES", "INT4",
+    "INT8", "LITTLE", "MEAN", "MXFP4", "MXFP8", "ONEBIT", "PROPAGATE", "RMS", "SET", "SIGN", "TRANSACTIONAL", "ZERO",
+    "AllReduce", "Array", "Codec", "Communicator", "DType", "Device", "Exchanger", "GradCodec", "GradCodecError",
+    "Kernel", "Share", "Tensor",
 ]  # fmt: skip
 
 # As they are known: in messages, and in what is pickled.

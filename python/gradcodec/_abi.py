@@ -28,7 +28,12 @@ Transport = _declarations.gc_transport_t
 NAME = "libgradcodec.so.0"
 BIG, LITTLE, AXIS_NONE, COUNT_ALL = 0, 1, -(2**31), -(2**63)  # which bit of a byte comes first, and as in the header
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
-ONEBIT, SIGN, RMS, MEAN, PROPAGATE, ZERO, TRANSACTIONAL, SET, ADD = 1, 2, 0, 1, 0, 1, 2, 0, 1  # of codecs
+ONEBIT, SIGN, BF16, MXFP8, INT8, INT4, MXFP4 = range(1, 8)  # codecs
+RMS, MEAN, PROPAGATE, ZERO, TRANSACTIONAL, SET, ADD = 0, 1, 0, 1, 2, 0, 1  # of codecs
+KINDS = dict(onebit=ONEBIT, sign=SIGN, bf16=BF16, mxfp8=MXFP8, int8=INT8, int4=INT4, mxfp4=MXFP4)
+REDUCTIONS = dict(mean=0, sum=1)  # by name alone: MEAN is a scale
+ERRORS = dict(float32=0, bfloat16=1, none=2)
+POLICIES = dict(propagate=PROPAGATE, zero=ZERO, transactional=TRANSACTIONAL)
 DTYPES = {f"{k}{bits}": (code, bits, 1) for code, k in enumerate(("int", "uint", "float")) for bits in (8, 16, 32, 64)}
 DTYPES.update(bool=(6, 8, 1), bfloat16=(4, 16, 1))
 Exchange = dict(Transport._fields_)["all_to_all"]

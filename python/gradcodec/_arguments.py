@@ -5,7 +5,7 @@ import operator
 from ctypes import c_float
 from typing import Any
 
-from ._abi import DTYPES, Device, DType
+from ._abi import CPU, CUDA, DTYPES, Device, DType
 
 
 def _said(thing: Any) -> str:
@@ -34,6 +34,29 @@ INT32 = -(2**31), 2**31 - 1
 
 def _int32(name: str, number: Any) -> int:
     return _whole(name, number, *INT32)
+
+
+def _named(name: str, choice: Any, known: dict[str, int]) -> int:
+    """One of a few, by name."""
+    if not isinstance(choice, str):
+        raise TypeError(f"{name}: one of {', '.join(map(repr, known))} expected, got {_said(choice)}")
+    if choice not in known:
+        raise ValueError(f"{name}: one of {', '.join(map(repr, known))} expected, got {_said(choice)}")
+    return known[choice]
+
+
+def _choice(name: str, choice: Any, known: dict[str, int]) -> int:
+    """By name or by number; which numbers there are is the library's to say."""
+    return _named(name, choice, known) if isinstance(choice, str) else _int32(name, choice)
+
+
+def _bools(name: str, flags: Any) -> list[bool]:
+    each = _arrays(name, flags, "bools")
+    for index, flag in enumerate(each):
+        # NumPy's are no bool of Python's.
+        if not isinstance(flag, bool) and type(flag).__name__ not in ("bool", "bool_"):
+            raise TypeError(f"{name}[{index}]: a bool expected, got {_said(flag)}")
+    return [bool(flag) for flag in each]
 
 
 def _wholes(name: str, numbers: Any, least: int = -(2**63), most: int = 2**63 - 1) -> list[int]:
@@ -76,18 +99,23 @@ def _bytes(name: str, given: Any) -> bytes:
         raise TypeError(f"{name}: bytes expected, got {_said(given)}") from None
 
 
-def _arrays(name: str, arrays: Any) -> list[Any]:
+def _arrays(name: str, arrays: Any, what: str = "arrays") -> list[Any]:
     try:
         return list(arrays)
     except TypeError:
-        raise TypeError(f"{name}: a sequence of arrays expected, got {_said(arrays)}") from None
+        raise TypeError(f"{name}: a sequence of {what} expected, got {_said(arrays)}") from None
 
 
 def _device(device: Any) -> Any:
+    if isinstance(device, str):
+        kind_name, _, index = device.partition(":")
+        if device != "cpu" and not (kind_name == "cuda" and index.isascii() and index.isdigit()):
+            raise ValueError(f"device: 'cpu' or one as 'cuda:0' expected, got {_said(device)}")
+        device = (CPU, 0) if device == "cpu" else (CUDA, int(index))
     try:
         kind, number = device
     except (TypeError, ValueError):
-        raise TypeError(f"device: a pair as (CPU, 0) or (CUDA, 1) expected, got {_said(device)}") from None
+        raise TypeError(f"device: 'cpu', 'cuda:1' or a pair as (CUDA, 1) expected, got {_said(device)}") from None
     return Device(_int32("device[0]", kind), _int32("device[1]", number))
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_int64
+from ctypes import byref, c_int64, c_uint8
 from typing import TYPE_CHECKING, Any, Sequence
 
-from ._abi import C, SET, CodecOptions
-from ._arguments import _arrays, _count, _device, _dtype, _float32, _int32, _whole, _wholes
+from ._abi import C, ERRORS, KINDS, POLICIES, REDUCTIONS, SET, CodecOptions
+from ._arguments import _arrays, _bools, _choice, _count, _device, _dtype, _float32, _int32, _named, _whole, _wholes
 from ._tensors import Array, _Views
 
 if TYPE_CHECKING:
     from ._library import GradCodec
 
-_CHOICES = ["values", "results", "error", "scale", "nonfinite", "device", "beta", "n_chunks", "server"]
+_CHOICES = [
+    "values", "results", "error", "scale", "nonfinite", "device", "beta", "n_chunks", "server", "raw", "reduction",
+]  # fmt: skip
 
 
-def _options(kind: int, segments: Sequence[int], options: dict[str, Any]) -> Any:
+def _options(kind: int | str, segments: Sequence[int], options: dict[str, Any]) -> Any:
     counts = _wholes("segments", segments)
     for name in options:
         if name not in _CHOICES:
@@ -25,15 +27,25 @@ def _options(kind: int, segments: Sequence[int], options: dict[str, Any]) -> Any
         options[name] = _dtype(options[name])
     if "device" in options:
         options["device"] = _device(options["device"])
-    for name in {"error", "scale", "nonfinite"} & options.keys():
-        options[name] = _int32(name, options[name])
+    for name, known in (("error", ERRORS), ("nonfinite", POLICIES)):
+        if name in options:
+            options[name] = _choice(name, options[name], known)
+    if "scale" in options:
+        options["scale"] = _int32("scale", options["scale"])
+    if "reduction" in options:
+        options["reduction"] = _named("reduction", options["reduction"], REDUCTIONS)
+    if options.get("raw") is not None:
+        raw = _bools("raw", options["raw"])
+        if len(raw) != len(counts):
+            raise ValueError(f"raw: {len(counts)} bools expected, one for each segment, got {len(raw)}")
+        options["raw"] = (c_uint8 * max(1, len(raw)))(*raw)
     for name in {"n_chunks", "server"} & options.keys():
         options[name] = _whole(name, options[name], 0, 2**64 - 1)
     if "beta" in options:
         options["beta"] = _float32("beta", options["beta"])
     sizes = (c_int64 * max(1, len(counts)))(*counts)
     own = {"segments": sizes, "n_segments": len(counts), **options}
-    return CodecOptions(ctypes.sizeof(CodecOptions), _int32("kind", kind), **own)
+    return CodecOptions(ctypes.sizeof(CodecOptions), _choice("kind", kind, KINDS), **own)
 
 
 class _Steps:
@@ -87,12 +99,22 @@ class _Steps:
 
 
 class Codec(_Steps):
-    """A codec (gc_codec_t), released with this object. `kind`: ONEBIT or SIGN; `segments`: the element counts of the
-    tensors; `options`: fields of gc_codec_options_t, dtypes by their names and the device as a pair of numbers."""
+    """A codec (gc_codec_t), released with this object. `kind`: "int8", "mxfp8", "bf16", "int4", "mxfp4", "onebit", "sign",
+    or one of the constants; `segments`: the element counts of the tensors. `options`: fields of gc_codec_options_t, as
+
+        values, results  dtypes by their names; "float32"
+        error            "float32", "bfloat16", "none": what it keeps of what it loses
+        nonfinite        "propagate", "zero", "transactional"
+        raw              a bool for each segment: whether it travels as float32 (block codecs)
+        reduction        "mean", "sum" (block codecs)
+        scale            RMS, MEAN (ONEBIT)
+        device           "cpu", "cuda:0", or a pair as (CUDA, 0)
+        beta, n_chunks, server
+    """
 
     _prefix = "gc_codec"
 
-    def __init__(self, library: GradCodec, kind: int, segments: Sequence[int], **options: Any) -> None:
+    def __init__(self, library: GradCodec, kind: int | str, segments: Sequence[int], **options: Any) -> None:
         all_of_them = _options(kind, segments, options)
         self._library, self._lib, self._handle = library, library.lib, C()
         self._lib.gc_codec_create(byref(all_of_them), byref(self._handle))
@@ -133,12 +155,12 @@ class Codec(_Steps):
         self._call("decode", stream, source, *numbers, outputs.pointers, len(outputs.pointers))
 
     def reduce(self, chunk: int, chunks: Array, dst: Array, stream: Any = 1) -> None:
-        """The mean, or the vote, of one chunk of several ranks, uint8, a row of `chunks` each, to `dst` as a chunk."""
+        """The mean, the sum or the vote of one chunk of several ranks, uint8, a row of `chunks` each, to `dst` as a chunk."""
         given, to = self._views(stream, chunks, name="chunks"), self._views(stream, dst, written=True, name="dst")
         self._call("reduce", stream, _count("chunk", chunk), *given.pointers, *to.pointers)
 
     def scales(self, dst: Array, stream: Any = 1) -> None:
-        """The scales of the last payload, to `dst`: float32, one per segment."""
+        """The scales of the last payload of ONEBIT or SIGN, to `dst`: float32, one per segment."""
         self._write("scales", stream, dst)
 
     def state_out(self, dst: Array, stream: Any = 1) -> None:

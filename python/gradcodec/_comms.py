@@ -91,7 +91,7 @@ class Communicator:
         tensors = _Views([buffer, worker_error, server_error], handle, written=True)
         self._run(self._library.lib.gc_compressed_allreduce, self._comm, *tensors.pointers, handle)
 
-    def allreduce(self, kind: int, segments: Sequence[int], **options: Any) -> AllReduce:
+    def allreduce(self, kind: int | str, segments: Sequence[int], **options: Any) -> AllReduce:
         """An all-reduce of tensors with these element counts, which keeps its errors; `options` as for a Codec."""
         return AllReduce(self, kind, segments, **options)
 
@@ -102,7 +102,7 @@ class AllReduce(_Steps):
 
     _prefix = "gc_allreduce"
 
-    def __init__(self, comm: Communicator, kind: int, segments: Sequence[int], **options: Any) -> None:
+    def __init__(self, comm: Communicator, kind: int | str, segments: Sequence[int], **options: Any) -> None:
         self._library, self._lib, self._comm, self._handle = comm._library, comm._library.lib, comm, R()
         all_of_them = _options(kind, segments, options)
         comm._run(self._lib.gc_allreduce_create, comm._comm, byref(all_of_them), byref(self._handle))
@@ -111,7 +111,7 @@ class AllReduce(_Steps):
         self, values: Sequence[Array], value_factor: Array | None = None, error_factor: Array | None = None,
         stream: Any = 1,
     ) -> None:  # fmt: skip
-        """The mean of `values` over all ranks, in place: one array per segment. The factors: as for Codec.encode()."""
+        """The mean (sum, vote) of `values` over all ranks, in place: one array per segment. The factors: as for Codec.encode()."""
         outputs = self._views(stream, *_arrays("values", values), written=True, name="values")
         factors, handle = self._views(stream, value_factor, error_factor), self._library._handle(stream)
         given = outputs.pointers, len(outputs.pointers), *factors.pointers

@@ -343,8 +343,8 @@ class GradCodec:
         of_error, *outputs = to.pointers
         self.lib.gc_onebit_compress_into(source.view, of_error, _int32("rule", rule), *outputs, handle)
 
-    def codec(self, kind: int, segments: Sequence[int], **options: Any) -> Codec:
-        """A codec, ONEBIT or SIGN, for tensors of so many elements each; see Codec."""
+    def codec(self, kind: int | str, segments: Sequence[int], **options: Any) -> Codec:
+        """A codec, as "int8" or ONEBIT, for tensors of so many elements each; see Codec."""
         return Codec(self, kind, segments, **options)
 
     # --- other processes, and all-reduces
