@@ -4,14 +4,11 @@ Numbers are float32 arrays, as in codec_model. What the page calls exact is done
 """
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from codec_model import (
-    CORRUPT, NONFINITE, NUMBERS, PROPAGATE, TAKEN_BACK, TRANSACTIONAL, UNIT, ZERO,
-    canonical, f32, narrow, rounded, widen,
-)  # fmt: skip
+from codec_model import CORRUPT, NONFINITE, UNIT, ZERO, Handle, canonical, f32, narrow, rounded, widen
 
 BF16, MXFP8, INT8, INT4, MXFP4 = 3, 4, 5, 6, 7
 MEAN, SUM = 0, 1
@@ -148,23 +145,11 @@ def to_16(n_bytes):
 
 
 @dataclass
-class BlockModel:
-    """A handle with a block codec. Segments of elements; raw: which of them travel as they are."""
+class BlockModel(Handle):
+    """A handle with a block codec. `raw`: which of its segments travel as they are."""
 
-    codec: int
-    segments: list
-    values: str = "float32"
-    results: str = "float32"
-    error: str | None = "float32"
-    nonfinite: int = PROPAGATE
-    beta: float = 1.0
     reduction: int = MEAN
     raw: list | None = None
-    n_chunks: int = 1
-    server: int | None = None
-    flags: int = 0
-    since_commit: int = 0
-    pending: list = field(default_factory=lambda: [None, None])
 
     def __post_init__(self):
         self.format = FORMATS[self.codec]
@@ -193,34 +178,10 @@ class BlockModel:
         begin, end = ((chunk + k) * each - first for k in (0, 1))
         return slice(min(max(begin, 0) * unit, n), min(max(end, 0) * unit, n))
 
-    def part_sizes(self, chunk=None):
-        chunk = self.server if chunk is None else chunk
-        if chunk is None:
-            return []
-        parts = [self.part(i, chunk) for i in range(len(self.segments))]
-        return [p.stop - p.start for p in parts]
-
-    def shard_elements(self):
-        return sum(self.part_sizes())
-
     def header(self, chunk, flags=0, magic=b"GCPL", turn=0):
-        digest = 0xCBF29CE484222325
-        for n, raw in zip(self.segments, self.raw):
-            for byte in struct.pack("<Q", n | raw << 63):
-                digest = (digest ^ byte) * 0x100000001B3 % 2**64
-        return magic + struct.pack(
-            "<HHBBBBIIIIIqqQQ", 1, self.codec, NUMBERS[self.values], NUMBERS[self.results], self.format.scale, 0,
-            self.format.block, self.n_chunks, chunk, len(self.segments), flags, sum(self.segments), self.stride - 64,
-            digest, turn,
-        )  # fmt: skip
-
-    def note(self, flags):
-        self.flags |= flags
-        self.since_commit |= flags
-
-    def see(self, nonfinite):
-        if np.any(nonfinite):
-            self.met |= NONFINITE
+        counts = [n | raw << 63 for n, raw in zip(self.segments, self.raw)]
+        of_blocks = self.format.scale, self.format.block, self.stride - 64
+        return self.header_of(counts, *of_blocks, chunk, flags, magic, turn)
 
     def zeroed(self, x, bound=np.inf):
         """By the policy ZERO, what is not finite, or not below a bound, is +0."""
@@ -285,27 +246,6 @@ class BlockModel:
             each = np.concatenate([each, np.zeros((u - len(each), block), np.int64)])
             yield self.chunk(k, self.met, scales[at * u : (at + 1) * u], each, raws[at * v : (at + 1) * v])
 
-    def write_half(self, which, new):
-        if self.nonfinite == TRANSACTIONAL:
-            self.pending[which] = new
-        elif which == 0:
-            self.worker = new
-        else:
-            self.reducer = new
-
-    def commit_half(self, which):
-        if self.pending[which] is not None:
-            self.commit()
-
-    def commit(self, skip=False):
-        if self.pending != [None, None]:
-            if skip or self.since_commit & NONFINITE:
-                self.flags |= TAKEN_BACK
-            else:
-                self.worker = self.worker if self.pending[0] is None else self.pending[0]
-                self.reducer = self.reducer if self.pending[1] is None else self.pending[1]
-        self.pending, self.since_commit = [None, None], 0
-
     def is_corrupt(self, chunk, number):
         """By the header alone: no scale and no code is."""
         chunk = chunk.tobytes()
@@ -362,32 +302,6 @@ class BlockModel:
                     met |= NONFINITE
         self.note(met)
         return [narrow(x, dtype) for x in out]
-
-    def reduce(self, chunks):
-        """Chunk `server` of several payloads, [W, stride]. Gives the chunk that goes out."""
-        self.commit_half(1)
-        if any(self.is_corrupt(chunk, self.server) for chunk in chunks):
-            self.note(CORRUPT)
-            return np.frombuffer(self.header(self.server, CORRUPT).ljust(self.stride, b"\0"), np.uint8)
-        self.met = 0
-        return self.chunk_of(self.sums(chunks))
-
-    def mean(self, chunks, on_cuda=False):
-        """The first half: a shard, of all parts in the order of segments. Of corrupt ones None, on CUDA zeros."""
-        if any(self.is_corrupt(chunk, self.server) for chunk in chunks):
-            self.note(CORRUPT)
-            return np.zeros(self.shard_elements(), f32) if on_cuda else None
-        self.met = 0
-        shard = canonical(np.concatenate([np.zeros(0, f32), *self.sums(chunks)]))
-        self.note(self.met)
-        return shard
-
-    def encode_shard(self, shard):
-        """The second half: the chunk that goes out, of any shard."""
-        self.commit_half(1)
-        self.met = 0
-        cuts = np.cumsum(self.part_sizes())[:-1]
-        return self.chunk_of(np.split(shard, cuts) if self.segments else [])
 
     def sums(self, chunks):
         """For each segment's part the sum, or mean, of what the payloads say."""

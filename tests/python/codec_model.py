@@ -86,15 +86,14 @@ def plain(g, e, rule, error_dtype):
 
 
 @dataclass
-class Model:
-    """A codec: section 4 and on."""
+class Handle:
+    """What the models of all codecs have in common: how a step ends, the two halves of a reduce, flags."""
 
     codec: int
     segments: list
     values: str = "float32"
     results: str = "float32"
     error: str | None = "float32"
-    scale: int = RMS
     nonfinite: int = PROPAGATE
     beta: float = 1.0
     n_chunks: int = 1
@@ -102,6 +101,97 @@ class Model:
     flags: int = 0
     since_commit: int = 0
     pending: list = field(default_factory=lambda: [None, None])  # of the worker, of the server: what commit makes valid
+
+    def header_of(self, counts, scale, block, n_bytes, chunk, flags, magic, turn):
+        """Section 6. `counts`: those that the digest is of."""
+        digest = 0xCBF29CE484222325
+        for byte in b"".join(struct.pack("<Q", n) for n in counts):
+            digest = (digest ^ byte) * 0x100000001B3 % 2**64
+        return magic + struct.pack(
+            "<HHBBBBIIIIIqqQQ", 1, self.codec, NUMBERS[self.values], NUMBERS[self.results], scale, 0, block,
+            self.n_chunks, chunk, len(self.segments), flags, sum(self.segments), n_bytes, digest, turn,
+        )  # fmt: skip
+
+    def see(self, nonfinite):
+        if np.any(nonfinite):
+            self.met |= NONFINITE
+
+    def note(self, flags):
+        self.flags |= flags
+        self.since_commit |= flags
+
+    def write_half(self, which, new):
+        if self.nonfinite == TRANSACTIONAL:
+            self.pending[which] = new
+        elif which == 0:
+            self.worker = new
+        else:
+            self.reducer = new
+
+    def commit_half(self, which):
+        """What encode, or reduce, does with a step of its own that is pending."""
+        if self.pending[which] is not None:
+            self.commit()
+
+    def commit(self, skip=False):
+        if self.pending != [None, None]:
+            if skip or self.since_commit & NONFINITE:
+                self.flags |= TAKEN_BACK
+            else:
+                self.worker = self.worker if self.pending[0] is None else self.pending[0]
+                self.reducer = self.reducer if self.pending[1] is None else self.pending[1]
+        self.pending, self.since_commit = [None, None], 0
+
+    def part_sizes(self, chunk=None):
+        """Elements of each segment in a chunk: in the one that is reduced, if none is said."""
+        chunk = self.server if chunk is None else chunk
+        if chunk is None:
+            return []
+        parts = [self.part(i, chunk) for i in range(len(self.segments))]
+        return [p.stop - p.start if p else 0 for p in parts]
+
+    def shard_elements(self):
+        return sum(self.part_sizes())
+
+    def shard_places(self):
+        """Where the elements of a shard are among those of all segments."""
+        firsts = np.concatenate([[0], np.cumsum(self.segments)]).astype(int)
+        parts = [self.part(i, self.server) for i in range(len(self.segments))]
+        each = [np.arange(p.start, p.stop) + first for p, first in zip(parts, firsts) if p]
+        return np.concatenate([np.zeros(0, int), *each])
+
+    def reduce(self, chunks):
+        """Chunk `server` of several payloads, [W, stride]. Gives the chunk that goes out."""
+        self.commit_half(1)
+        if any(self.is_corrupt(chunk, self.server) for chunk in chunks):
+            self.note(CORRUPT)
+            return np.frombuffer(self.header(self.server, CORRUPT).ljust(self.stride, b"\0"), np.uint8)
+        self.met = 0
+        return self.chunk_of(self.sums(chunks))
+
+    def mean(self, chunks, on_cuda=False):
+        """The first half of reduce: a shard, in the order of segments. Of corrupt ones None, on CUDA zeros."""
+        if any(self.is_corrupt(chunk, self.server) for chunk in chunks):
+            self.note(CORRUPT)
+            return np.zeros(self.shard_elements(), f32) if on_cuda else None
+        self.met = 0
+        shard = canonical(np.concatenate([np.zeros(0, f32), *self.sums(chunks)]))
+        self.note(self.met)
+        return shard
+
+    def encode_shard(self, shard):
+        """The second half: the chunk that goes out, of any shard."""
+        self.commit_half(1)
+        self.met = 0
+        cuts = np.cumsum(self.part_sizes())[:-1]
+        return self.chunk_of(np.split(shard, cuts) if self.segments else [])
+
+
+@dataclass
+class Model(Handle):
+    """ONEBIT or SIGN: section 4 and on."""
+
+    scale: int = RMS
 
     def __post_init__(self):
         self.byte_counts = [-(-n // 8) for n in self.segments]
@@ -112,10 +202,9 @@ class Model:
         self.reset()
 
     def reset(self):
-        parts = [self.part(i, self.server) for i in range(len(self.segments))] if self.server is not None else []
         empty = [np.zeros(n, f32) for n in self.segments], [f32(0)] * len(self.segments)
         self.worker = empty
-        self.reducer = [np.zeros(p.stop - p.start if p else 0, f32) for p in parts], [f32(0)] * len(parts), 0
+        self.reducer = [np.zeros(n, f32) for n in self.part_sizes()], [f32(0)] * len(self.part_sizes()), 0
         self.pending, self.flags, self.since_commit = [None, None], 0, 0
         self.last_scales = [f32(0)] * len(self.segments)
 
@@ -128,14 +217,8 @@ class Model:
         return slice((begin - first) * 8, min((stop - first) * 8, self.segments[segment]))
 
     def header(self, chunk, flags=0, magic=b"GCPL", turn=0):
-        digest = 0xCBF29CE484222325
-        for byte in b"".join(struct.pack("<q", n) for n in self.segments):
-            digest = (digest ^ byte) * 0x100000001B3 % 2**64
         scale = 0 if self.codec == SIGN else self.scale
-        return magic + struct.pack(
-            "<HHBBBBIIIIIqqQQ", 1, self.codec, NUMBERS[self.values], NUMBERS[self.results], scale, 0, 0, self.n_chunks,
-            chunk, len(self.segments), flags, sum(self.segments), self.chunk_bytes, digest, turn,
-        )  # fmt: skip
+        return self.header_of(self.segments, scale, 0, self.chunk_bytes, chunk, flags, magic, turn)
 
     def chunk(self, number, flags, scales, bits):
         """A chunk of these bytes of bits."""
@@ -152,29 +235,21 @@ class Model:
                 e = kept - s * sigma(kept)
                 c = rounded(g + f32(self.beta) * (factor * e), self.error)
         if self.nonfinite == ZERO:
-            self.seen(~np.isfinite(c).all())
+            self.see(~np.isfinite(c))
             c = np.where(np.isfinite(c), c, f32(0))
         return c
 
     def scale_or_zero(self, c, dtype="float32"):
         """Rounded to a dtype first, in which float16 keeps what is finite."""
         if self.codec == SIGN:
-            self.seen(~np.isfinite(c).all())
+            self.see(~np.isfinite(c))
             return f32(1 if c.size else 0)
         s = scale_of(c, self.scale)
         if dtype == "float16" and np.isfinite(s):
             s = min(s, f32(65504))
         s = rounded(s, dtype)[()]
-        self.seen(not np.isfinite(s))
+        self.see(not np.isfinite(s))
         return f32(0) if self.nonfinite == ZERO and not np.isfinite(s) else s
-
-    def seen(self, nonfinite):
-        if nonfinite:
-            self.met |= NONFINITE
-
-    def note(self, flags):
-        self.flags |= flags
-        self.since_commit |= flags
 
     def encode(self, gradients, value_factor=1.0, error_factor=1.0):
         """One array a segment, in memory's dtype. Gives the payload."""
@@ -185,7 +260,7 @@ class Model:
         for g, c, s in zip(gradients, kept, scales):
             g = widen(g, self.values)
             if self.nonfinite == ZERO:
-                self.seen(~np.isfinite(g).all())
+                self.see(~np.isfinite(g))
                 g = np.where(np.isfinite(g), g, f32(0))
             with np.errstate(all="ignore"):
                 c = self.feed_back(f32(value_factor) * g, c, s, f32(error_factor))
@@ -198,30 +273,6 @@ class Model:
         bits = b"".join(packed).ljust(self.chunk_bytes * self.n_chunks, b"\0")
         cut = [bits[k * self.chunk_bytes : (k + 1) * self.chunk_bytes] for k in range(self.n_chunks)]
         return np.frombuffer(b"".join(self.chunk(k, self.met, s_new, cut[k]) for k in range(self.n_chunks)), np.uint8)
-
-    def write_half(self, which, new):
-        if self.nonfinite == TRANSACTIONAL:
-            self.pending[which] = new
-        elif which == 0:
-            self.worker = new
-        else:
-            self.reducer = new
-
-    def commit_half(self, which):
-        """What encode, or reduce, does with a step of its own that is pending."""
-        if self.pending[which] is not None:
-            self.commit()
-
-    def commit(self, skip=False):
-        if self.pending == [None, None]:
-            self.since_commit = 0
-            return
-        if skip or self.since_commit & NONFINITE:
-            self.flags |= TAKEN_BACK
-        else:
-            self.worker = self.worker if self.pending[0] is None else self.pending[0]
-            self.reducer = self.reducer if self.pending[1] is None else self.pending[1]
-        self.pending, self.since_commit = [None, None], 0
 
     def is_corrupt(self, chunk, number):
         """Whether this codec would not have written such a chunk."""
@@ -283,36 +334,6 @@ class Model:
         self.note(met)
         return memory
 
-    def reduce(self, chunks):
-        """Chunk `server` of several payloads, [W, stride]. Gives the chunk that goes out."""
-        self.commit_half(1)
-        if any(self.is_corrupt(chunk, self.server) for chunk in chunks):
-            self.note(CORRUPT)
-            nothing = [f32(0)] * len(self.segments), b"\0" * self.chunk_bytes
-            return np.frombuffer(self.chunk(self.server, CORRUPT, *nothing), np.uint8)
-        self.met = 0
-        return self.chunk_of(self.sums(chunks))
-
-    def mean(self, chunks, on_cuda=False):
-        """The first half of reduce: a shard, of all parts one after the other. Of corrupt ones None, on CUDA zeros."""
-        if any(self.is_corrupt(chunk, self.server) for chunk in chunks):
-            self.note(CORRUPT)
-            return np.zeros(self.shard_elements(), f32) if on_cuda else None
-        self.met = 0
-        shard = canonical(np.concatenate([np.zeros(0, f32), *self.sums(chunks)]))
-        self.note(self.met)
-        return shard
-
-    def encode_shard(self, shard):
-        """The second half: the chunk that goes out, of any shard."""
-        self.commit_half(1)
-        self.met = 0
-        cuts = np.cumsum([c.size for c in self.reducer[0]])[:-1]
-        return self.chunk_of(np.split(shard, cuts) if self.segments else [])
-
-    def shard_elements(self):
-        return sum(c.size for c in self.reducer[0])
-
     def sums(self, chunks):
         """For each segment's part what the payloads say of it: sums, or votes as +1 and -1."""
         k, w, turn = self.server, len(chunks), self.reducer[2]
@@ -340,7 +361,7 @@ class Model:
                     if self.nonfinite == ZERO and not np.isfinite(q):
                         self.met |= NONFINITE
                         q = f32(0)
-                    self.seen(not np.isfinite(q))
+                    self.see(not np.isfinite(q))
                     d = d + q * np.where(sign, f32(1), f32(-1))
             sums.append(d)
         return sums

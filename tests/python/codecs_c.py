@@ -6,12 +6,14 @@ model of docs/NUMERICS.md: each of its methods calls both and compares every byt
 
 import copy
 import ctypes
-from ctypes import POINTER, byref, c_int64
+from ctypes import POINTER, byref, c_int64, c_uint8
 
 import numpy as np
 
+import block_model
 import capi
 import codec_model
+from block_model import FORMATS, SUM
 from capi import CUDA, CodecOptions, DLDevice, Status, Tensor, lib
 from codec_model import MEAN, ONEBIT, PROPAGATE, RMS, SIGN, TRANSACTIONAL, ZERO
 
@@ -59,12 +61,21 @@ def call(name, *arguments):
         raise Refused(status, capi.last_error())
 
 
+def model_of(codec, **options):
+    return (block_model.BlockModel if codec in FORMATS else codec_model.Model)(codec, **options)
+
+
 def options_of(model, device):
     segments = (c_int64 * max(1, len(model.segments)))(*model.segments)
+    if of_blocks := model.codec in FORMATS:
+        # Any number but 0; a model has no NULL, and either is said.
+        raw = [number * 0x80 for number in model.raw]
+        raw = (c_uint8 * max(1, len(raw)))(*raw) if any(raw) or len(raw) % 2 else None
     return CodecOptions(
         struct_size=ctypes.sizeof(CodecOptions), codec=model.codec, device=device,
         values=capi.dldtype(model.values), results=capi.dldtype(model.results), error=ERRORS[model.error],
-        scale=model.scale, nonfinite=model.nonfinite, beta=model.beta, segments=segments,
+        scale=0 if of_blocks else model.scale, reduction=model.reduction if of_blocks else 0,
+        raw=raw if of_blocks else None, nonfinite=model.nonfinite, beta=model.beta, segments=segments,
         n_segments=len(model.segments), n_chunks=model.n_chunks,
         server=0 if model.server is None else model.server + 1,
     )  # fmt: skip
@@ -87,7 +98,7 @@ class Checked:
     """A codec and its model."""
 
     def __init__(self, place, **options):
-        self.place, self.model = place, codec_model.Model(**options)
+        self.place, self.model = place, model_of(**options)
         self.on_cuda = place.device.device_type == CUDA
         self.handle = POINTER(capi.Codec)()
         call("gc_codec_create", byref(options_of(self.model, place.device)), byref(self.handle))
@@ -203,10 +214,19 @@ class Checked:
         if server is not None:
             same(self.place.get(server), self.model.errors(1), "server's errors")
 
+    def errors_in(self, worker=None, server=None):
+        """Of all segments, of all parts; None: not those."""
+        put = [None if one is None else self.place.put(one) for one in (worker, server)]
+        call("gc_codec_errors_in", self.handle, *map(or_null, put), None)
+        for which, errors in enumerate((worker, server)):
+            if errors is not None:
+                self.model.take_errors(which, errors)
+
     def compare_all(self):
         """Everything that can be looked at."""
         self.flags()
-        self.scales()
+        if self.model.codec not in FORMATS:
+            self.scales()
         if self.model.pending == [None, None]:
             self.state()
             self.errors()
@@ -215,7 +235,9 @@ class Checked:
 # --- random cases -----------------------------------------------------------------------------------------------------
 
 SIZES = (0, 1, 7, 8, 1023, 1024, 1025, 8191, 8193)
-SPECIAL = (0.0, -0.0, 1e-45, -1e-42, 6e17, -6e17, 1.9e19, -1.9e19, np.inf, -np.inf, np.nan, 65504.0, 7e4)
+SPECIAL = (
+    0.0, -0.0, 1e-45, -1e-42, 6e17, -6e17, 1.9e19, -1.9e19, np.inf, -np.inf, np.nan, 65504.0, 7e4, 1.7014117e38, 2.0**127,
+)  # fmt: skip
 
 
 def gradient(rng, count, dtype, special):
@@ -229,7 +251,23 @@ def gradient(rng, count, dtype, special):
 
 
 def random_options(rng, most):
+    """Of a codec of bits."""
     codec = int(rng.choice([ONEBIT, ONEBIT, ONEBIT, SIGN]))
+    options = of_both(rng, most)
+    error = None if codec == SIGN else [None, "float32", "float32", "bfloat16"][rng.integers(0, 4)]
+    return dict(codec=codec, error=error, scale=int(rng.choice([RMS, MEAN])), **options)
+
+
+def random_block_options(rng, most):
+    options = of_both(rng, most)
+    raw = [bool(rng.random() < 0.3) for _ in options["segments"]] if rng.random() < 0.5 else None
+    return dict(
+        codec=int(rng.choice(list(FORMATS))), error=[None, "float32", "float32", "bfloat16"][rng.integers(0, 4)],
+        reduction=int(rng.choice([block_model.MEAN, SUM])), raw=raw, **options,
+    )  # fmt: skip
+
+
+def of_both(rng, most):
     n_segments = int(rng.integers(1, 10)) if rng.random() < 0.6 else 1
 
     def size():
@@ -237,12 +275,9 @@ def random_options(rng, most):
 
     n_chunks = int(rng.integers(1, 9)) if rng.random() < 0.7 else 1
     return dict(
-        codec=codec,
         segments=[size() for _ in range(n_segments)],
         values=str(rng.choice(["float32", "float16", "bfloat16"])),
         results=str(rng.choice(["float32", "float16", "bfloat16"])),
-        error=None if codec == SIGN else [None, "float32", "float32", "bfloat16"][rng.integers(0, 4)],
-        scale=int(rng.choice([RMS, MEAN])),
         nonfinite=int(rng.choice([PROPAGATE, ZERO, TRANSACTIONAL])),
         beta=float(np.float32(rng.choice([1.0, 0.95, 0.5]))),
         n_chunks=n_chunks,
@@ -250,10 +285,10 @@ def random_options(rng, most):
     )
 
 
-def one_case(place, seed, most):
+def one_case(place, seed, most, options_of_case=random_options):
     """A few steps of a random codec; every byte compared. Gives the options, to be told when it fails."""
     rng = np.random.default_rng(seed)
-    options = random_options(rng, most)
+    options = options_of_case(rng, most)
     with Checked(place, **options) as codec:
         model = codec.model
         for _ in range(int(rng.integers(1, 4))):
@@ -268,7 +303,7 @@ def one_case(place, seed, most):
                 aligned=rng.random() < 0.7,
             )  # fmt: skip
             if model.server is not None:
-                others = [codec_model.Model(**{**options, "server": None}) for _ in range(int(rng.integers(0, 5)))]
+                others = [model_of(**{**options, "server": None}) for _ in range(int(rng.integers(0, 9)))]
                 chunks = [payload[model.server]]
                 for other in others:
                     g = [gradient(rng, n, model.values, special) for n in model.segments]
@@ -278,6 +313,10 @@ def one_case(place, seed, most):
                 skip = [None, np.array([rng.random() < 0.5]), np.array([0, 3][rng.integers(0, 2)], np.int32),
                         np.array([0.0, 0.5][rng.integers(0, 2)], np.float32)][rng.integers(0, 4)]  # fmt: skip
                 codec.commit(skip)
+            if model.error and model.pending == [None, None] and rng.random() < 0.2:
+                halves = [rng.standard_normal(model.errors(k).size).astype(np.float32) for k in (0, 1)]
+                given = [one if rng.random() < 0.7 else None for one in halves]
+                codec.errors_in(given[0], given[1] if model.server is not None else None)
             codec.compare_all()
         if model.nonfinite == TRANSACTIONAL:
             codec.rollback()
@@ -293,19 +332,20 @@ def one_case(place, seed, most):
 # --- steps that are pending -------------------------------------------------------------------------------------------
 
 
-def skips(place):
+def skips(place, codecs=(ONEBIT,)):
     """A step is taken back by any scalar but 0, which -0.0 is and 256 is not, though its lowest byte is."""
     for skip in (np.bool_(0), np.bool_(1), np.int32(0), np.int32(256), np.int32(-(2**31)), np.float32(0.0),
                  np.float32(-0.0), np.float32(1e-45), np.float32(np.nan)):  # fmt: skip
-        with Checked(place, codec=ONEBIT, segments=[10], nonfinite=TRANSACTIONAL) as codec:
-            codec.encode([np.arange(10, dtype="f4")])
-            codec.commit(skip)
-            codec.compare_all()
+        for kind in codecs:
+            with Checked(place, codec=kind, segments=[10], nonfinite=TRANSACTIONAL) as codec:
+                codec.encode([np.arange(10, dtype="f4")])
+                codec.commit(skip)
+                codec.compare_all()
 
 
-def a_state_between_steps(place):
+def a_state_between_steps(place, kind=ONEBIT):
     """A state is refused while a reduce is pending; taken later, it stays, whatever was pending before."""
-    with Checked(place, codec=ONEBIT, segments=[100], nonfinite=TRANSACTIONAL, server=0) as codec:
+    with Checked(place, codec=kind, segments=[100], nonfinite=TRANSACTIONAL, server=0) as codec:
         payload = codec.encode([np.arange(-30, 70, dtype="f4")])
         codec.commit()
         state, halves = place.put(codec.state()), copy.deepcopy((codec.model.worker, codec.model.reducer))

@@ -6,9 +6,10 @@ from ctypes import POINTER, byref
 
 import numpy as np
 
+from block_model import SUM
 from capi import CUDA, EXCHANGE, AllReduce, Comm, DLDevice, Transport, last_error, lib
-from codec_model import RMS, Model, f32, narrow, scale_of, sigma
-from codecs_c import call, dtype_name, options_of, or_null, same, views
+from codec_model import RMS, f32, narrow, scale_of, sigma
+from codecs_c import call, dtype_name, model_of, options_of, or_null, same, views
 
 
 def shards(n, world):
@@ -176,11 +177,11 @@ def status_of(function, *arguments):
 class CheckedRanks:
     """A handle on every rank of a world, and a model for each. The models exchange in Python; every byte is compared.
 
-    `options`: those of a Model; there is a chunk for each rank, which that rank reduces."""
+    `options`: those of a model; there is a chunk for each rank, which that rank reduces."""
 
     def __init__(self, world, place, **options):
         self.world, self.place = world, place
-        self.models = [Model(**options, n_chunks=world.size, server=rank) for rank in range(world.size)]
+        self.models = [model_of(**options, n_chunks=world.size, server=rank) for rank in range(world.size)]
         self.handles = [POINTER(AllReduce)() for _ in self.models]
         each = [options_of(model, place.device) for model in self.models]
         for rank, one in enumerate(each):
@@ -283,32 +284,35 @@ class CheckedRanks:
         return got
 
     def errors(self):
-        """Those of all workers, [rank, n], and of the whole server."""
+        """Those of all workers, [rank, n], and of all reducers, as errors_in() takes them: in the order of elements."""
         each = [[self.place.put(np.full(m.errors(k).size, 7, f32)) for k in (0, 1)] for m in self.models]
         self.all("gc_allreduce_errors_out", lambda rank: (self.handles[rank], *(e.view for e in each[rank]), None))
         for rank, (model, (worker, server)) in enumerate(zip(self.models, each)):
             same(self.place.get(worker), model.errors(0), f"rank {rank}: worker's errors")
             same(self.place.get(server), model.errors(1), f"rank {rank}: server's errors")
         workers, servers = zip(*each)
-        return np.stack([self.place.get(w) for w in workers]), np.concatenate([self.place.get(s) for s in servers])
+        reducers = np.zeros(sum(self.models[0].segments), f32)
+        for model, one in zip(self.models, servers):
+            reducers[model.shard_places()] = self.place.get(one)
+        return np.stack([self.place.get(w) for w in workers]), reducers
 
     def errors_in(self, workers, server):
         """Of a world of as many ranks as `workers` has rows; None: not that."""
         put = [None if one is None else self.place.put(one) for one in (workers, server)]
         self.all("gc_allreduce_errors_in", lambda rank: (self.handles[rank], *map(or_null, put), None))
-        if server is not None:  # in the payload's order, which is the elements', shard after shard
-            cuts = np.cumsum([m.errors(1).size for m in self.models])[:-1]
-            for model, part in zip(self.models, np.split(server, cuts)):
-                model.take_errors(1, part)
         for rank, model in enumerate(self.models):
+            if server is not None:
+                model.take_errors(1, server[model.shard_places()])
             if workers is not None:
-                model.take_errors(0, workers[rank] if len(workers) == self.world.size else mean_of(workers))
+                model.take_errors(0, workers[rank] if len(workers) == self.world.size else one_of(workers, model))
 
 
-def mean_of(rows):
-    """Each divided first, then added in order, from +0."""
+def one_of(rows, model):
+    """What the errors of another world are to each rank of the model's. MEAN: each divided by their number first, then
+    added in order, from +0. SUM: added, and their sum divided by the new number of ranks."""
+    is_sum = getattr(model, "reduction", None) == SUM
     total = np.zeros(rows.shape[1], f32)
     with np.errstate(all="ignore"):
         for row in rows:
-            total = total + row / f32(len(rows))
-    return total
+            total = total + (row if is_sum else row / f32(len(rows)))
+        return total / f32(model.n_chunks) if is_sum else total

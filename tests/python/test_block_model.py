@@ -8,28 +8,12 @@ import numpy as np
 import pytest
 
 import block_model
+from block_cases import NAMES, all_magnitudes
 from block_model import BF16, INT4, INT8, MXFP4, MXFP8, SUM, BlockModel, quantize
 from codec_model import NONFINITE, TRANSACTIONAL, ZERO, f32, narrow, rounded, widen
 
-NAMES = {BF16: "bf16", MXFP8: "mxfp8", INT8: "int8", INT4: "int4", MXFP4: "mxfp4"}
 CODECS = pytest.mark.parametrize("codec", NAMES, ids=NAMES.values())
 CASTS = {MXFP8: ml_dtypes.float8_e4m3fn, MXFP4: ml_dtypes.float4_e2m1fn}
-
-
-def all_magnitudes(codec, seed):
-    """Blocks of every exponent: random ones, what lies around M * 2^k, ties between codes, zeros, denormals."""
-    random, most = np.random.default_rng(seed), block_model.FORMATS[codec].most or 1
-    exponents = np.arange(-149, 127)
-    random_ones = random.standard_normal((exponents.size, 64)) * 2.0 ** exponents[:, None]
-    steps = np.array([-2, -1, 0, 1, 2])
-    with np.errstate(over="ignore"):
-        at_most = (f32(most) * 2.0 ** exponents[:, None]).astype(f32).view(np.int32) + steps
-    at_most = at_most.clip(0, 0x7EFFFFFF).astype(np.int32).view(f32).repeat(13, 1)[:, :64]
-    ties = np.concatenate([np.arange(0.5, 32), np.arange(-15.5, 16)])[:64].astype(f32)
-    ties = np.concatenate([ties, [f32(most)] * (64 - ties.size)]) * 2.0 ** exponents[:, None]
-    with np.errstate(all="ignore"):
-        c = np.concatenate([random_ones, at_most, ties, np.zeros((1, 64)), -np.zeros((1, 64))]).astype(f32)
-    return np.where(np.abs(c) < f32(2.0**127), c, f32(1)).reshape(-1)
 
 
 @CODECS

@@ -135,6 +135,45 @@ def test_a_codec_carries_what_a_step_loses(gradcodec):
     assert chunk[:4].tobytes() == b"GCPL" and chunk[80] == payload[80]
 
 
+@pytest.mark.parametrize("kind", ("bf16", "mxfp8", "int8", "int4", "mxfp4"))
+def test_a_block_codec_is_made_by_names(gradcodec, kind):
+    options = dict(error="none", nonfinite="zero", reduction="sum", raw=[False, np.True_], device="cpu", server=1)
+    codec = gradcodec.codec(kind, [5, 2], **options)
+    payload, values = aligned(codec.payload_bytes), [np.zeros(5, "f4"), np.zeros(2, "f4")]
+    given = [np.array([1, -1, 0.5, 0, np.nan], "f4"), np.array([np.pi, 1e-45], "f4")]
+    codec.encode(given, payload)
+    both, reduced = np.stack([payload, payload]), aligned(payload.size)
+    codec.reduce(0, both, reduced)
+    codec.decode(reduced, values)
+    assert np.abs(values[0] - [2, -2, 1, 0, 0]).max() <= 2 / 13 and (values[1] == 2 * given[1]).all()
+    assert codec.state_bytes == 256
+    with pytest.raises(RuntimeError, match=f"GC_CODEC_{kind.upper()}"):
+        codec.scales(np.zeros(2, "f4"))
+
+
+@pytest.mark.parametrize(
+    "options, kind, words",
+    [
+        (dict(kind="int2"), ValueError, "kind: one of 'onebit', .* expected, got str 'int2'"),
+        (dict(reduction=1), TypeError, "reduction: one of 'mean', 'sum' expected, got int 1"),
+        (dict(reduction="max"), ValueError, "reduction: "),
+        (dict(error="float16"), ValueError, "error: one of 'float32', 'bfloat16', 'none'"),
+        (dict(nonfinite="nan"), ValueError, "nonfinite: one of 'propagate'"),
+        (dict(raw=[0]), TypeError, r"raw\[0\]: a bool expected, got int 0"),
+        (dict(raw=True), TypeError, "raw: a sequence of bools expected"),
+        (dict(raw=[True, False]), ValueError, "raw: 1 bools expected, one for each segment, got 2"),
+        (dict(device="gpu"), ValueError, "device: 'cpu' or one as 'cuda:0' expected"),
+        (dict(device="cuda:-1"), ValueError, "device: "),
+        (dict(kind="onebit", raw=[False]), RuntimeError, "options: raw, and GC_CODEC_ONEBIT"),
+        (dict(kind=SIGN, reduction="sum"), RuntimeError, "options: reduction 1, and GC_CODEC_SIGN"),
+        (dict(kind=5, scale=1), RuntimeError, "options: scale 1, and GC_CODEC_INT8"),
+    ],
+)
+def test_names_that_are_none_are_refused(gradcodec, options, kind, words):
+    with pytest.raises(kind, match=words):
+        gradcodec.codec(options.pop("kind", "int8"), [3], **options)
+
+
 def in_threads(functions):
     """What they return, each called in a thread of its own; an exception is what it returns, too."""
     results = [None] * len(functions)

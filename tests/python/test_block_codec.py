@@ -1,0 +1,87 @@
+"""Block codecs on the CPU against docs/NUMERICS.md 11 in NumPy: every byte of payloads, states, values, errors, flags."""
+
+import ctypes
+import os
+
+import numpy as np
+import pytest
+
+import capi
+from block_cases import CASES, NAMES, ordinary
+from block_model import INT4, INT8
+from capi import lib
+from codecs_c import Checked, Host, a_state_between_steps, one_case, random_block_options, same, skips
+from codec_model import f32
+from tiers import both
+
+HOST = Host()
+SEED = int(os.environ.get("CODEC_SEED", "0"))
+COUNT = int(os.environ.get("CODEC_CASES", both(quick=300, all=1000)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name):
+    CASES[name](HOST)
+
+
+def test_random_codecs_do_what_the_specification_says():
+    for seed in range(SEED, SEED + COUNT):
+        try:
+            one_case(HOST, seed, 3000 if seed % 10 else 100_000, random_block_options)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+@pytest.mark.parametrize("codec", NAMES, ids=NAMES.values())
+def test_a_state_is_refused_while_a_step_is_pending(codec):
+    a_state_between_steps(HOST, codec)
+
+
+def test_a_scalar_takes_a_step_back_unless_it_is_0():
+    skips(HOST, NAMES)
+
+
+@pytest.mark.parametrize("codec", NAMES, ids=NAMES.values())
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_change_nothing(threads, codec):
+    rng = np.random.default_rng(threads)
+    try:
+        capi.check(lib.gc_set_threads(threads))
+        options = dict(segments=[400_003, 5, 0, 100_000], raw=[0, 1, 0, 1], n_chunks=3, server=1)
+        with Checked(HOST, codec=codec, **options) as handle:
+            for _ in range(2):
+                payload = handle.encode(ordinary(rng, handle.model))
+                handle.decode(payload, "bfloat16")
+                handle.reduce(np.stack([payload[1]] * 3))
+                handle.compare_all()
+    finally:
+        capi.check(lib.gc_set_threads(0))
+
+
+@pytest.mark.parametrize("byte", (0, 1, 0x80, 0xFF))
+def test_raw_is_any_byte_but_0(byte):
+    """And with segments NULL it is one byte."""
+    options = capi.CodecOptions(
+        struct_size=ctypes.sizeof(capi.CodecOptions), codec=INT8, error=2, n_elements=100, raw=(ctypes.c_uint8 * 1)(byte)
+    )
+    handle = ctypes.POINTER(capi.Codec)()
+    capi.check(lib.gc_codec_create(ctypes.byref(options), ctypes.byref(handle)))
+    assert lib.gc_codec_payload_bytes(handle) == (64 + 400 if byte else 64 + 16 + 128)
+    lib.gc_codec_free(handle)
+
+
+def test_without_errors_said_errors_are_float32():
+    """GC_ERROR_FLOAT32 is 0: a block codec without state is made with GC_ERROR_NONE."""
+    options = capi.CodecOptions(struct_size=ctypes.sizeof(capi.CodecOptions), codec=INT4, n_elements=100)
+    handle = ctypes.POINTER(capi.Codec)()
+    capi.check(lib.gc_codec_create(ctypes.byref(options), ctypes.byref(handle)))
+    assert lib.gc_codec_state_bytes(handle) == 256 + 4096
+    lib.gc_codec_free(handle)
+
+
+def test_a_raw_segment_travels_as_it_is():
+    with Checked(HOST, codec=INT4, segments=[5, 3], raw=[0, 1]) as handle:
+        g = [np.ones(5, f32), f32([1e-45, -np.pi, 3e38])]
+        same(handle.decode(handle.encode(g))[1], g[1], "raw values")
+        handle.errors()
