@@ -8,6 +8,7 @@ from ctypes import POINTER, byref
 import numpy as np
 import pytest
 
+import block_cases
 import capi
 import codec_model
 import driver
@@ -16,7 +17,11 @@ from capi import CUDA_HOST, Status, lib
 from codec_model import CORRUPT, MEAN, NONFINITE, ONEBIT, RMS, SIGN, TRANSACTIONAL, narrow, widen
 from card import Card
 from models import scaled_signs
-from codecs_c import Checked, Host, Refused, call, gradient, one_case, options_of, or_null, same, strangers, views
+from block_model import INT4, INT8, MXFP4, MXFP8
+from codecs_c import (
+    Checked, Host, Refused, call, gradient, one_case, options_of, or_null, random_block_options, same, strangers, views,
+)  # fmt: skip
+from tiers import both
 
 CASES = int(os.environ.get("CODEC_CASES", "300"))
 SEED = int(os.environ.get("CODEC_SEED", "0"))
@@ -44,14 +49,32 @@ def test_random_codecs_do_what_the_specification_says(card):
             raise
 
 
+def test_random_block_codecs_do_what_the_specification_says(card):
+    """And so the same as the CPU, which is held to it by the same cases."""
+    for seed in range(SEED, SEED + both(quick=100, all=1000)):
+        card.start_again()
+        most = 3000 if seed % 10 else (1_000_000 if seed % 100 == 50 else 100_000)
+        try:
+            one_case(card, seed, most, random_block_options)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+@pytest.mark.parametrize("name", block_cases.CASES)
+def test_block_codecs(card, name):
+    block_cases.CASES[name](card)
+
+
 @pytest.mark.parametrize("kind", [ONEBIT, SIGN])
 def test_what_a_stranger_sends_is_flagged_and_zeros_written(card, kind):
     strangers(card, kind)
 
 
-def test_states_go_from_the_device_to_the_cpu_and_back(card):
+@pytest.mark.parametrize("kind", [ONEBIT, *block_cases.NAMES])
+def test_states_go_from_the_device_to_the_cpu_and_back(card, kind):
     rng = np.random.default_rng(1)
-    options = dict(codec=ONEBIT, segments=[70_000, 3], n_chunks=2, server=1)
+    options = dict(codec=kind, segments=[70_000, 3], n_chunks=2, server=1)
     with Checked(card, **options) as there, Checked(Host(), **options) as here:
         for step in range(6):
             gradients = [gradient(rng, n, "float32", False) for n in options["segments"]]
@@ -140,10 +163,11 @@ def test_chunks_are_decompressed_with_a_scale_each(card, dtype):
             same(gpu.take(out), expected, f"{n} in {n_chunks} chunks")
 
 
-def test_a_captured_step_replayed_is_as_many_calls(card, stream):
+@pytest.mark.parametrize("kind", [ONEBIT, INT8, MXFP4])
+def test_a_captured_step_replayed_is_as_many_calls(card, stream, kind):
     """Encode, decode, reduce and commit in one graph, 100 times: the state counts on the device."""
     rng = np.random.default_rng(9)
-    options = dict(codec=ONEBIT, segments=[50_001, 0, 1000], n_chunks=2, server=0, nonfinite=TRANSACTIONAL)
+    options = dict(codec=kind, segments=[50_001, 0, 1000], n_chunks=2, server=0, nonfinite=TRANSACTIONAL)
     g = [gradient(rng, n, "float32", False) for n in options["segments"]]
     with Checked(card, **options) as codec:
         put = [card.put(x) for x in g]
@@ -172,10 +196,11 @@ def test_a_captured_step_replayed_is_as_many_calls(card, stream):
         graph.destroy()
 
 
-def test_a_decode_waits_for_whatever_is_ahead_of_it(card, stream):
+@pytest.mark.parametrize("kind", [ONEBIT, MXFP8])
+def test_a_decode_waits_for_whatever_is_ahead_of_it(card, stream, kind):
     """Launches that may begin early, behind a copy and behind a kernel, in a graph and without one."""
     rng, n = np.random.default_rng(10), 3_000_001
-    with Checked(card, codec=ONEBIT, segments=[n], n_chunks=1) as codec:
+    with Checked(card, codec=kind, segments=[n], n_chunks=1) as codec:
         sent = [card.put(np.zeros(codec.model.stride, np.uint8)) for _ in range(2)]
         for one in sent:
             g = card.put(rng.standard_normal(n, np.float32))
@@ -235,10 +260,11 @@ def test_a_codec_keeps_to_its_context(card):
         same(card.get(payload).reshape(-1), codec.model.encode([np.ones(1000, "f4")]), "payload")
 
 
-def test_five_hundred_segments_are_more_than_one_launch(card):
+@pytest.mark.parametrize("kind", [ONEBIT, INT4])
+def test_five_hundred_segments_are_more_than_one_launch(card, kind):
     rng = np.random.default_rng(6)
     segments = [int(n) for n in rng.integers(0, 3000, 1000)]
-    with Checked(card, codec=ONEBIT, segments=segments, n_chunks=3, server=2) as codec:
+    with Checked(card, codec=kind, segments=segments, n_chunks=3, server=2) as codec:
         for _ in range(2):
             card.start_again()
             payload = codec.encode([gradient(rng, n, "float32", False) for n in segments])

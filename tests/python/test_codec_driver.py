@@ -4,7 +4,7 @@ docs/NUMERICS.md in NumPy, and what happens when the driver fails."""
 import pytest
 
 from stand_in import run
-from tiers import CODES, each_code
+from tiers import CODES, both, each_code
 
 PLACE = """
 import codec_model, codecs_c
@@ -60,17 +60,44 @@ for seed in range(60):
 """)
 
 
+def test_random_block_codecs_do_what_the_specification_says():
+    run_codec(f"""
+for seed in range({both(quick=60, all=300)}):
+    try:
+        one_case(Place(), seed, 1000 if seed % 10 else 10_000, codecs_c.random_block_options)
+    except Exception as error:
+        raise AssertionError(f"seed {{seed}}") from error
+""")
+
+
+@pytest.mark.parametrize("codec", ("bf16", "mxfp8", "int8", "int4", "mxfp4"))
+def test_block_codecs(codec):
+    run_codec(f"""
+import block_cases
+mine = [name for name in block_cases.CASES if name.endswith("[{codec}]")]
+assert mine
+place = Place()
+for name in mine:
+    try:
+        block_cases.CASES[name](place)
+    except Exception as error:
+        raise AssertionError(name) from error
+    place.release()
+""")
+
+
 @pytest.mark.parametrize("kind", ["ONEBIT", "SIGN"])
 def test_what_a_stranger_sends_is_flagged_and_zeros_written(kind):
     run_codec(f"strangers(Place(), {kind})")
 
 
-def test_a_state_that_is_taken_in_stays_whatever_was_pending_before():
-    run_codec("codecs_c.a_state_between_steps(Place())")
+@pytest.mark.parametrize("kind", [1, 3, 5])
+def test_a_state_that_is_taken_in_stays_whatever_was_pending_before(kind):
+    run_codec(f"codecs_c.a_state_between_steps(Place(), {kind})")
 
 
 def test_a_scalar_takes_a_step_back_unless_it_is_0():
-    run_codec("codecs_c.skips(Place())")
+    run_codec("codecs_c.skips(Place(), (1, 4))")
 
 
 def test_the_plain_form_does_what_the_specification_says():
