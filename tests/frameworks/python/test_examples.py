@@ -32,6 +32,7 @@ SAYS = {
                    "-inf, nan] are [1, -1, 2147483647, -2147483648, 0]"],
                   ("cupy", ["cupy: asarray: 8 MiB moved, ", "cupy: astype float32 to float16, transposed: 12 MiB moved, ",
                             "cupy: asnumpy: 8 MiB moved, "])),
+    "block_codecs.py": (["w1: off by 0.003", "b1: off by 0.00000", "944 of payload", "int8 0.0"], None),
     "cffi_bits.py": (["1000 bytes of bool in 128", "as it was: True", "refused: dst: 4 chunks of 32 bytes"], None),
     "codec_numpy.py": (["NumPy and the library read the same", "refused: "], None),
     "ddp_hook.py": (["gloo, 4 ranks, plain DDP: loss ", "of the bytes of float32", "gloo: one bit within 2 %: True"],
