@@ -49,6 +49,11 @@ def run(handle, n=64):
     return lib.gc_allreduce_run(handle, views([tensor]), 1, None, None, None)
 
 
+def is_asleep(thread):
+    with open(f"/proc/self/task/{thread.native_id}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] == "S"
+
+
 def test_a_group_in_the_middle_of_a_call():
     with World(2) as world, World(1) as other:
         handles = [None, None]
@@ -60,7 +65,9 @@ def test_a_group_in_the_middle_of_a_call():
         alone = handle_on(other.comms[0])
         first = threading.Thread(target=run, args=(handles[0],))
         first.start()
-        while lib.gc_comm_reserve(world.comms[0], CPU, 0) != Status.BUSY:  # until rank 0 waits for rank 1
+        # Until rank 0 waits for rank 1: of so few elements there is nothing else in the call to wait for. Before that the
+        # child's rank 1 would wait for it.
+        while lib.gc_comm_reserve(world.comms[0], CPU, 0) != Status.BUSY or not is_asleep(first):
             os.sched_yield()
 
         def child():
