@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
 
 # One source and one fatbin each.
-MODULES = ["bits", "strided", "signs", "onebit", "copy", "peers"]
+MODULES = ["bits", "strided", "signs", "onebit", "blocks", "copy", "peers"]
 
 # The levels of the PTX, and the GPUs that get machine code of it. All other GPUs compile the highest level that they
 # know, so both are in the fatbin. Levels 8.0 to 8.9 give the PTX of 7.5, and the same machine code.

@@ -9,31 +9,33 @@ enum : unsigned { WARPS = THREADS / WARP, HEADER = 64, HEADER_WORDS = HEADER / 4
 enum : unsigned { TILE = WARPS * UNIT };  // elements
 enum : unsigned { FLAGS_WORD = 7, CHUNK_WORD = 5, TURN_WORD = 14 };
 enum : unsigned { CORRUPT = 1, NONFINITE = 2, TAKEN_BACK = 4 };
-enum : unsigned { ONEBIT = 1, SIGN = 2 };
+enum : unsigned { ONEBIT = 1, SIGN = 2 };  // block codecs: CODEC_BF16 and on, in device.cuh
+enum : unsigned { REDUCTION_MEAN = 0, REDUCTION_SUM = 1 };
 enum : unsigned { RMS = 0, MEAN = 1 };
 enum : unsigned { PROPAGATE = 0, ZERO = 1, TRANSACTIONAL = 2 };
 enum : unsigned { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2 };
 enum : unsigned { WORKER = 0, SERVER = 1 };
 enum : unsigned { NO_RUN = 0xffffffffu };
+enum : u64 { NO_UNIT = ~0ull };
 
 // The structs are laid out by the host too: src/backend/cuda/codec/.
 
 struct gc_run {
     u64 elements;
-    u64 byte;           // its first among the payload's bits
+    u64 byte;           // its first among the payload's bits; of a block codec its first *place*: block, or raw element
     u64 base;           // elements of the runs before it
     u64 first_tile;
-    unsigned tiles, reserved;
+    unsigned tiles, raw;
 };
 SAME_LAYOUT(gc_run)
 
 struct alignas(16) gc_tile {
     u64 first;          // element of the run
-    u64 unit;           // its first among the units of all runs
-    u64 to;             // where its bits begin: in the payload, or in the chunk that is reduced
-    u64 byte;           // its first among the payload's bits
+    u64 unit;           // its first among the units of all runs; of a raw one NO_UNIT
+    u64 to;             // where its bits begin: in the payload, or in the chunk that is reduced; or which place of the chunk
+    u64 byte;           // its first among the payload's bits, or places
     unsigned run, count;  // elements; a tile without any is there so that its run ends
-    unsigned left;      // bytes of bits to the end of the chunk, if they fit 32 bits
+    unsigned left;      // bytes of bits, or places, to the end of the chunk, if they fit 32 bits
     unsigned chunk;
 };
 SAME_LAYOUT(gc_tile)
@@ -62,15 +64,18 @@ struct gc_codec {
     float *scales;            // of the last encode
     unsigned *report;         // in memory of the host: becomes 1 when something is corrupt; or NULL
     const void **addresses;   // of the segments' values, where there are more than MOST_VALUES
-    u64 bytes, chunk_bytes, head, stride;
+    u64 bytes, chunk_bytes;   // of bits; of a block codec blocks
+    u64 head, stride;
     u64 scales_at, units_at;  // of these runs in the state
     unsigned n_segments, n_chunks, chunk, chunks;  // those that are written: `chunks` from `chunk` on
-    unsigned kind, rule, policy, results, half, reserved;
+    unsigned kind, rule, policy, results, half, reduction;
     float beta;
     unsigned error;           // bytes of an error's element, 0: none
     unsigned header[HEADER_WORDS];
     gc_run only;              // where there is one segment: its run
     u64 reciprocal;           // floor((2^64 - 1) / chunk_bytes), or 0
+    // Of a block codec: raw elements, those of a chunk, that reciprocal; and where codes and they begin in a chunk.
+    u64 raws, chunk_raws, raw_reciprocal, codes_at, raws_at;
 };
 SAME_LAYOUT(gc_codec)
 
@@ -95,6 +100,7 @@ struct gc_reduce {
     unsigned char *dst;       // a chunk; of gc_onebit_mean the shard
     gc_way way;
     u64 payloads;
+    unsigned shard, reserved; // gc_blocks_reduce: whether dst is the shard
 };
 SAME_LAYOUT(gc_reduce)
 struct gc_decode {
@@ -129,7 +135,7 @@ __device__ __forceinline__ gc_tile tile_of(const gc_codec &codec, unsigned numbe
     if (codec.n_segments != 1) return codec.tiles[number];
     gc_tile tile;
     tile.first = static_cast<u64>(number) * TILE;
-    tile.unit = static_cast<u64>(number) * WARPS;
+    tile.unit = codec.only.raw ? +NO_UNIT : static_cast<u64>(number) * WARPS;
     tile.byte = codec.only.byte + tile.first / 8;
     tile.run = 0;
     const u64 left = codec.only.elements - tile.first;

@@ -64,7 +64,7 @@
     field(peers, 8) field(mark, 8) field(steps, 4) field(reserved, 4)
 // codec.cuh
 #define LAYOUT_gc_run(field) \
-    field(elements, 8) field(byte, 8) field(base, 8) field(first_tile, 8) field(tiles, 4) field(reserved, 4)
+    field(elements, 8) field(byte, 8) field(base, 8) field(first_tile, 8) field(tiles, 4) field(raw, 4)
 #define LAYOUT_gc_tile(field) \
     field(first, 8) field(unit, 8) field(to, 8) field(byte, 8) field(run, 4) field(count, 4) field(left, 4) \
     field(chunk, 4)
@@ -76,19 +76,21 @@
     field(segments, 8) field(scales, 8) field(report, 8) field(addresses, 8) field(bytes, 8) field(chunk_bytes, 8) \
     field(head, 8) field(stride, 8) field(scales_at, 8) field(units_at, 8) field(n_segments, 4) field(n_chunks, 4) \
     field(chunk, 4) field(chunks, 4) field(kind, 4) field(rule, 4) field(policy, 4) field(results, 4) field(half, 4) \
-    field(reserved, 4) field(beta, 4) field(error, 4) field(header, 64) field(only, 40) field(reciprocal, 8)
+    field(reduction, 4) field(beta, 4) field(error, 4) field(header, 64) field(only, 40) field(reciprocal, 8) \
+    field(raws, 8) field(chunk_raws, 8) field(raw_reciprocal, 8) field(codes_at, 8) field(raws_at, 8)
 #define LAYOUT_gc_encode(field) \
-    field(codec, 296) field(m_g, 8) field(m_e, 8) field(dst, 8) field(way, 16) field(values, 128)
+    field(codec, 336) field(m_g, 8) field(m_e, 8) field(dst, 8) field(way, 16) field(values, 128)
 #define LAYOUT_gc_finish(field) \
-    field(codec, 296) field(dst, 8) field(way, 16) field(steps, 4) field(reserved, 4)
+    field(codec, 336) field(dst, 8) field(way, 16) field(steps, 4) field(reserved, 4)
 #define LAYOUT_gc_reduce(field) \
-    field(codec, 296) field(chunks, 8) field(dst, 8) field(way, 16) field(payloads, 8)
+    field(codec, 336) field(chunks, 8) field(dst, 8) field(way, 16) field(payloads, 8) field(shard, 4) \
+    field(reserved, 4)
 #define LAYOUT_gc_decode(field) \
-    field(codec, 296) field(payload, 8) field(factor, 8) field(divisor, 4) field(dtype, 4) field(tiles, 8) \
+    field(codec, 336) field(payload, 8) field(factor, 8) field(divisor, 4) field(dtype, 4) field(tiles, 8) \
     field(first_empty, 8) field(values, 128)
 // state.cuh
 #define LAYOUT_gc_state(field) \
-    field(worker, 296) field(server, 296) field(bytes, 8) field(skip, 8) field(size, 8) field(half, 4) \
+    field(worker, 336) field(server, 336) field(bytes, 8) field(skip, 8) field(size, 8) field(half, 4) \
     field(skip_kind, 4) field(rows, 8) field(row, 8)
 #define LAYOUT_gc_addresses(field) \
     field(table, 8) field(count, 8) field(values, 3584)

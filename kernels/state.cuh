@@ -4,6 +4,11 @@
 
 #include "decode.cuh"
 
+// Block codecs keep the plain error, and no scales.
+__device__ __forceinline__ bool has_blocks(const gc_codec &codec) {
+    return codec.kind >= CODEC_BF16;
+}
+
 struct gc_state {
     gc_codec worker, server;   // server.n_segments 0: there is none
     unsigned char *bytes;      // a state, or float32 errors: those of the half that is meant, one run after the other
@@ -48,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_state_out(const 
     const u64 scales_end = server.scales_at + 4 * static_cast<u64>(server.n_segments);
     const bool of_server = server.n_segments != 0
                            && (w / 2 == TURN_WORD / 2 || at >= server.units_at
-                               || (at >= server.scales_at && at < scales_end));
+                               || (!has_blocks(server) && at >= server.scales_at && at < scales_end));
     const unsigned valid = call.worker.control->valid >> of_server & 1;
     reinterpret_cast<unsigned *>(call.bytes)[w] = reinterpret_cast<const unsigned *>(call.worker.state[valid])[w];
 }
@@ -58,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_check_state(cons
     const unsigned *words = reinterpret_cast<const unsigned *>(call.bytes);
     bool wrong = false;
     if (threadIdx.x < TURN_WORD) wrong = words[threadIdx.x] != state_header_word(call.worker, threadIdx.x);
-    const u64 end = HEADER_WORDS + static_cast<u64>(call.worker.n_segments) + call.server.n_segments;
+    const u64 scales = has_blocks(call.worker) ? 0 : static_cast<u64>(call.worker.n_segments) + call.server.n_segments;
+    const u64 end = HEADER_WORDS + scales;
     for (u64 w = HEADER_WORDS + threadIdx.x; w < end; w += THREADS) wrong |= is_negative(words[w]);
     wrong = __syncthreads_or(wrong);
     if (threadIdx.x != 0) return;
@@ -72,12 +78,15 @@ __device__ __forceinline__ float kept_at(const gc_codec &codec, const unsigned c
                             : from_bf16(reinterpret_cast<const unsigned short *>(units)[i]);
 }
 
-// Of an element of each row; without rows, the element itself.
-__device__ __forceinline__ float mean_of_rows(const gc_state &call, const float *errors, u64 i) {
+// Of an element of each row; without rows, the element itself. What ranks of a smaller world sum up is divided by how many
+// they are now.
+__device__ __forceinline__ float mean_of_rows(const gc_state &call, const gc_codec &codec, const float *errors, u64 i) {
     if (call.rows == 0) return errors[i];
+    const bool sums = has_blocks(codec) && codec.reduction == REDUCTION_SUM;
+    const float before = sums ? 1 : static_cast<float>(call.rows);
     float sum = 0;
-    for (u64 r = 0; r < call.rows; r++) sum = __fadd_rn(sum, __fdiv_rn(errors[r * call.row + i], static_cast<float>(call.rows)));
-    return sum;
+    for (u64 r = 0; r < call.rows; r++) sum = __fadd_rn(sum, __fdiv_rn(errors[r * call.row + i], before));
+    return sums ? __fdiv_rn(sum, static_cast<float>(codec.n_chunks)) : sum;
 }
 
 // Takes one half in, a tile a block: of a state that was looked at, or of errors. Which says `errors`.
@@ -91,20 +100,26 @@ __device__ __forceinline__ void take_in(const gc_state &call) {
     if (!ERRORS && blockIdx.x == 0 && threadIdx.x == 0 && codec.half == SERVER) {
         reinterpret_cast<u64 *>(to)[TURN_WORD / 2] = reinterpret_cast<const u64 *>(call.bytes)[TURN_WORD / 2];
     }
-    if (tile.run == NO_RUN) return;
-    if (tile.first == 0 && threadIdx.x == 0) {
+    if (tile.run == NO_RUN || tile.unit == NO_UNIT) return;
+    if (tile.first == 0 && threadIdx.x == 0 && !has_blocks(codec)) {
         const float s = ERRORS ? 0 : reinterpret_cast<const float *>(call.bytes + codec.scales_at)[tile.run];
         reinterpret_cast<float *>(to + codec.scales_at)[tile.run] = canonical(s);
     }
     if (codec.error == 0) return;
     const u64 at = codec.units_at + tile.unit * UNIT * codec.error;
     const float *errors = reinterpret_cast<const float *>(call.bytes) + run_of(codec, tile.run).base + tile.first;
+    bool found = false;
     for (unsigned i = threadIdx.x; i < (tile.count + UNIT - 1) / UNIT * UNIT; i += THREADS) {
         float c = 0;
-        if (i < tile.count) c = canonical(ERRORS ? mean_of_rows(call, errors, i) : kept_at(codec, call.bytes + at, i));
+        if (i < tile.count) {
+            c = canonical(ERRORS ? mean_of_rows(call, codec, errors, i) : kept_at(codec, call.bytes + at, i));
+            // Nothing that is not finite ever enters the errors of a block codec, nor what becomes so when it is rounded.
+            if (has_blocks(codec) && !is_finite(codec.error == 4 ? c : from_bf16(to_bf16(c)))) c = 0, found = true;
+        }
         if (codec.error == 4) reinterpret_cast<float *>(to + at)[i] = c;
         else reinterpret_cast<unsigned short *>(to + at)[i] = to_bf16(c);
     }
+    if (found) tell(codec, NONFINITE);
 }
 extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_state_in(const __grid_constant__ gc_state call) {
     take_in<false>(call);
@@ -120,11 +135,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_errors_out(const
     const unsigned char *from = codec.state[codec.control->valid >> codec.half & 1];
     const gc_tile tile = tile_of(codec, blockIdx.x);
     if (tile.run == NO_RUN) return;
-    const float s = reinterpret_cast<const float *>(from + codec.scales_at)[tile.run];
+    const bool is_raw = tile.unit == NO_UNIT;
+    const float s = has_blocks(codec) ? 0 : reinterpret_cast<const float *>(from + codec.scales_at)[tile.run];
     float *errors = reinterpret_cast<float *>(call.bytes) + run_of(codec, tile.run).base + tile.first;
     const unsigned char *units = from + codec.units_at + tile.unit * UNIT * codec.error;
     for (unsigned i = threadIdx.x; i < tile.count; i += THREADS) {
-        errors[i] = codec.error == 0 ? 0 : canonical(error_of(kept_at(codec, units, i), s));
+        errors[i] = codec.error == 0 || is_raw ? 0 : canonical(error_of(kept_at(codec, units, i), s));
     }
 }
 

@@ -347,6 +347,288 @@ struct UnitSum {
     }
 };
 
+// ---- Blocks: docs/NUMERICS.md 11. The same bytes on every GPU, with the compiler's options as above.
+//
+// A block's numbers c have one scale. A lane has N of them, 1, 2, 4 or 8 neighbours, and their codes; who has the rest of
+// the block takes part in the maximum:
+//
+//     const unsigned most = gradcodec::largest_of_block<gradcodec::CODEC_INT8, 2>(c);   // by the whole warp, 2 each
+//     const gradcodec::BlockScale scale = gradcodec::scale_of_block<gradcodec::CODEC_INT8>(most);
+//     float sent[2];
+//     const gradcodec::Codes<gradcodec::CODEC_INT8, 2> codes = gradcodec::quantize<gradcodec::CODEC_INT8>(scale, c, sent);
+//     codes.store(memory);                            // of this lane: N * BITS / 8 bytes, aligned to that
+//     if (threadIdx.x % 32 == 0) scales[block] = scale.memory;       // unsigned short; of E8M0 unsigned char; BF16: none
+//     error = c[k] - sent[k];                         // sent + error == c, unless most >= NOT_FINITE: then keep the old one
+//
+//     codes.load(memory);
+//     gradcodec::dequantize(codes, gradcodec::scale_from_memory<gradcodec::CODEC_INT8>(scales[block]), sent);
+
+// As GC_CODEC_BF16 and so on.
+enum : unsigned { CODEC_BF16 = 3, CODEC_MXFP8 = 4, CODEC_INT8 = 5, CODEC_INT4 = 6, CODEC_MXFP4 = 7 };
+
+template <unsigned CODEC>
+struct Block {
+    enum : unsigned {
+        ELEMENTS = CODEC == CODEC_INT8 ? 64 : 32,
+        BITS = CODEC == CODEC_BF16 ? 16 : CODEC == CODEC_MXFP8 || CODEC == CODEC_INT8 ? 8 : 4,  // of a code
+        BYTES = ELEMENTS * BITS / 8,
+        IS_E8M0 = CODEC == CODEC_MXFP8 || CODEC == CODEC_MXFP4,
+        SCALE_BYTES = CODEC == CODEC_BF16 ? 0 : IS_E8M0 ? 1 : 2,
+        MANTISSA = CODEC == CODEC_MXFP8 ? 3 : 1,  // of MXFP8 and MXFP4
+    };
+};
+
+// The pattern of 2^127: a block with such a number, or an Inf or a NaN, is not finite.
+enum : unsigned { NOT_FINITE = 0x7f000000u };
+
+// The largest magnitude, as a pattern: above NOT_FINITE also where there is a NaN.
+template <unsigned N>
+__device__ __forceinline__ unsigned largest(const float (&c)[N]) {
+    unsigned most = 0;
+#pragma unroll
+    for (unsigned m = 0; m < N; m++) {
+        const unsigned magnitude = __float_as_uint(c[m]) & 0x7fffffffu;
+        most = magnitude > most ? magnitude : most;
+    }
+    return most;
+}
+// The same of a block, whose numbers lie in neighbouring lanes, N in each. By the whole warp.
+template <unsigned CODEC, unsigned N>
+__device__ __forceinline__ unsigned largest_of_block(const float (&c)[N]) {
+    unsigned most = largest(c);
+#pragma unroll
+    for (unsigned distance = 1; distance < Block<CODEC>::ELEMENTS / N; distance *= 2) {
+        const unsigned other = __shfl_xor_sync(WHOLE_WARP, most, distance);
+        most = other > most ? other : most;
+    }
+    return most;
+}
+
+struct BlockScale {
+    unsigned memory;    // as it is stored, in so many bytes as the format's scales have
+    float s, inverse;   // what codes count in, and what makes codes of numbers
+};
+
+// Of the largest magnitude of a block. BF16 has none: 1.
+template <unsigned CODEC>
+__device__ __forceinline__ BlockScale scale_of_block(unsigned most) {
+    BlockScale scale = {0, 1, 1};
+    if (Block<CODEC>::IS_E8M0) {
+        const unsigned reciprocal = CODEC == CODEC_MXFP8 ? 0x3b124925u : 0x3e2aaaabu;  // of the largest code
+        const unsigned d = __float_as_uint(__fmul_rn(__uint_as_float(most), __uint_as_float(reciprocal)));
+        const unsigned exponent = d >> 23, mantissa = d & 0x7fffffu;
+        scale.memory = exponent + (exponent != 0 ? mantissa != 0 : mantissa > 0x400000u);
+        scale.s = __uint_as_float(scale.memory != 0 ? scale.memory << 23 : 0x400000u);
+        scale.inverse = __uint_as_float((254 - scale.memory) << 23);
+    } else if (CODEC != CODEC_BF16) {
+        const float d = __fdiv_rn(__uint_as_float(most), CODEC == CODEC_INT8 ? 127.0f : 7.0f);
+        scale.memory = most < 0x0d800000u ? 0 : (__float_as_uint(d) + 0xffffu) >> 16;  // below 2^-100 it is 0
+        scale.s = __uint_as_float(scale.memory << 16);
+        scale.inverse = scale.memory != 0 ? __fdiv_rn(1, scale.s) : 0;
+    }
+    if (CODEC != CODEC_BF16 && most >= NOT_FINITE) {
+        scale.memory = Block<CODEC>::IS_E8M0 ? 0xff : 0x7fc0;
+        scale.s = __uint_as_float(0x7fc00000u), scale.inverse = 0;
+    }
+    return scale;
+}
+// What a scale in memory stands for, whoever wrote it.
+template <unsigned CODEC>
+__device__ __forceinline__ float scale_from_memory(unsigned memory) {
+    if (CODEC == CODEC_BF16) return 1;
+    if (!Block<CODEC>::IS_E8M0) return __uint_as_float(memory << 16);
+    return __uint_as_float(memory == 255 ? 0x7fc00000u : memory != 0 ? memory << 23 : 0x400000u);
+}
+
+// The codes of N neighbours, as they lie in memory.
+template <unsigned CODEC, unsigned N>
+struct Codes {
+    enum : unsigned { BYTES = N * Block<CODEC>::BITS / 8, WORDS = (BYTES + 3) / 4 };
+    unsigned words[WORDS];
+
+    __device__ __forceinline__ void load(const void *from) {
+        if (BYTES == 16) {
+            const uint4 v = *static_cast<const uint4 *>(from);
+            words[0] = v.x, words[1 % WORDS] = v.y, words[2 % WORDS] = v.z, words[3 % WORDS] = v.w;
+        } else if (BYTES == 8) {
+            const uint2 v = *static_cast<const uint2 *>(from);
+            words[0] = v.x, words[1 % WORDS] = v.y;
+        } else if (BYTES == 4) {
+            words[0] = *static_cast<const unsigned *>(from);
+        } else if (BYTES == 2) {
+            words[0] = *static_cast<const unsigned short *>(from);
+        } else {
+            words[0] = *static_cast<const unsigned char *>(from);
+        }
+    }
+    __device__ __forceinline__ void store(void *to) const {
+        if (BYTES == 16) {
+            *static_cast<uint4 *>(to) = make_uint4(words[0], words[1 % WORDS], words[2 % WORDS], words[3 % WORDS]);
+        } else if (BYTES == 8) {
+            *static_cast<uint2 *>(to) = make_uint2(words[0], words[1 % WORDS]);
+        } else if (BYTES == 4) {
+            *static_cast<unsigned *>(to) = words[0];
+        } else if (BYTES == 2) {
+            *static_cast<unsigned short *>(to) = static_cast<unsigned short>(words[0]);
+        } else {
+            *static_cast<unsigned char *>(to) = static_cast<unsigned char>(words[0]);
+        }
+    }
+    // Of a block that is not finite.
+    __device__ __forceinline__ void poison() {
+#pragma unroll
+        for (unsigned k = 0; k < WORDS; k++) words[k] = CODEC == CODEC_BF16 ? N == 1 ? 0x7fc0u : 0x7fc07fc0u : 0;
+    }
+};
+
+// Byte number BYTE, 0 or 3, of four words side by side: of those from `first` on, `step` apart.
+template <unsigned BYTE, unsigned N>
+__device__ __forceinline__ unsigned gather_bytes(const unsigned (&x)[N], unsigned first, unsigned step) {
+    constexpr unsigned SELECTOR = BYTE == 0 ? 0x0040 : 0x0073;
+    const unsigned low = __byte_perm(x[first % N], x[(first + step) % N], SELECTOR);
+    const unsigned high = __byte_perm(x[(first + 2 * step) % N], x[(first + 3 * step) % N], SELECTOR);
+    return __byte_perm(low, high, 0x5410);
+}
+// The lowest 4 bits of words, the even ones first.
+template <unsigned N>
+__device__ __forceinline__ unsigned pack_nibbles(const unsigned (&x)[N]) {
+    if (N < 4) return (x[0] & 0xf) | (N == 2 ? (x[1 % N] & 0xf) << 4 : 0);
+    constexpr unsigned mask = N == 8 ? 0x0f0f0f0fu : 0x0f0fu;
+    return (gather_bytes<0>(x, 0, 2) & mask) | (gather_bytes<0>(x, 1, 2) & mask) << 4;
+}
+// The signs of numbers, each as bit 3 of a nibble.
+template <unsigned N>
+__device__ __forceinline__ unsigned pack_signs_of(const float (&c)[N]) {
+    unsigned x[N];
+#pragma unroll
+    for (unsigned m = 0; m < N; m++) x[m] = __float_as_uint(c[m]);
+    if (N < 4) return (x[0] >> 28 & 8) | (N == 2 ? x[1 % N] >> 24 & 0x80 : 0);
+    constexpr unsigned mask = N == 8 ? 0x80808080u : 0x8080u;
+    return (gather_bytes<3>(x, 0, 2) & mask) >> 4 | (gather_bytes<3>(x, 1, 2) & mask);
+}
+
+// The nearest number of e4m3 or e2m1, without its sign, and its code in the lowest bits: y is added to a number so large
+// that the last place of the sum is the step of the format there, which rounds it.
+template <unsigned CODEC>
+__device__ __forceinline__ unsigned nearest_of(float y, float &d) {
+    constexpr unsigned M = Block<CODEC>::MANTISSA, LEAST = CODEC == CODEC_MXFP8 ? 121u : 127u;  // exponent of the last step
+    const float magnitude = fabsf(y);
+    const unsigned exponent = __float_as_uint(fmaxf(magnitude, __uint_as_float(LEAST << 23))) & 0x7f800000u;
+    const float large = __fmul_rn(__uint_as_float(exponent), static_cast<float>(1u << (23 - M)));
+    const float sum = __fadd_rn(magnitude, large);
+    d = __fsub_rn(sum, large);
+    return __float_as_uint(sum) + (exponent >> (23 - M)) - (LEAST << M);
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// Two numbers of e4m3, the first in the lower half.
+__device__ __forceinline__ unsigned to_e4m3_pair(float first, float second) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+__device__ __forceinline__ void from_e4m3_pair(unsigned pair, float s, float &first, float &second) {
+    unsigned halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(pair)));
+    first = __fmul_rn(from_f16(static_cast<unsigned short>(halves)), s);
+    second = __fmul_rn(from_f16(static_cast<unsigned short>(halves >> 16)), s);
+}
+#else
+__device__ __forceinline__ unsigned to_e4m3_pair(float, float) { return 0; }  // not called
+__device__ __forceinline__ void from_e4m3_pair(unsigned, float, float &, float &) {}
+#endif
+
+// The codes of numbers of a block that is finite, and what they stand for: exact, so that c - sent is one rounding.
+template <unsigned CODEC, unsigned N>
+__device__ __forceinline__ Codes<CODEC, N> quantize(const BlockScale &scale, const float (&c)[N], float (&sent)[N]) {
+    typedef Codes<CODEC, N> Result;
+    Result codes;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    constexpr bool BY_INSTRUCTION = CODEC == CODEC_MXFP8 && N % 4 == 0;
+#else
+    constexpr bool BY_INSTRUCTION = false;
+#endif
+    if (CODEC == CODEC_BF16) {
+#pragma unroll
+        for (unsigned m = 0; m < N; m += 2) {
+            const unsigned pair = N == 1 ? to_bf16(c[m]) : to_bf16_pair(c[m], c[(m + 1) % N]);
+            codes.words[m / 2 % Result::WORDS] = pair;
+            sent[(m + 1) % N] = __uint_as_float(pair & 0xffff0000u), sent[m] = __uint_as_float(pair << 16);
+        }
+    } else if (BY_INSTRUCTION) {
+#pragma unroll
+        for (unsigned m = 0; m < N; m += 2) {
+            const unsigned pair = to_e4m3_pair(__fmul_rn(c[m], scale.inverse), __fmul_rn(c[(m + 1) % N], scale.inverse));
+            from_e4m3_pair(pair, scale.s, sent[m], sent[(m + 1) % N]);
+            unsigned &word = codes.words[m / 4 % Result::WORDS];
+            word = m % 4 == 0 ? pair : word | pair << 16;
+        }
+    } else {
+        unsigned low[N];
+#pragma unroll
+        for (unsigned m = 0; m < N; m++) {
+            const float y = __fmul_rn(c[m], scale.inverse);
+            if (CODEC == CODEC_INT8 || CODEC == CODEC_INT4) {
+                const float large = 12582912, sum = __fadd_rn(y, large);  // 1.5 * 2^23: the last place of a sum is 1
+                low[m] = __float_as_uint(sum), sent[m] = __fmul_rn(__fsub_rn(sum, large), scale.s);
+            } else {
+                const unsigned sign = __float_as_uint(c[m]) & 0x80000000u;
+                float d;
+                low[m] = nearest_of<CODEC>(y, d);
+                if (CODEC == CODEC_MXFP8) low[m] = (low[m] & 0x7f) | sign >> 24;
+                sent[m] = __fmul_rn(__uint_as_float(__float_as_uint(d) | sign), scale.s);
+            }
+        }
+        if (Block<CODEC>::BITS == 4) {
+            codes.words[0] = pack_nibbles(low) | (CODEC == CODEC_MXFP4 ? pack_signs_of(c) : 0);
+        } else {
+#pragma unroll
+            for (unsigned k = 0; k < Result::WORDS; k++) {
+                codes.words[k] = gather_bytes<0>(low, 4 * k, 1) & (N == 1 ? 0xffu : N == 2 ? 0xffffu : ~0u);
+            }
+        }
+    }
+    return codes;
+}
+
+// What code number m stands for, without the scale: any code, also one that quantize() does not give.
+template <unsigned CODEC, unsigned N>
+__device__ __forceinline__ float number_of_code(const Codes<CODEC, N> &codes, unsigned m) {
+    constexpr unsigned BITS = Block<CODEC>::BITS, A_WORD = 32 / BITS;
+    const unsigned word = codes.words[m / A_WORD], at = m % A_WORD * BITS;
+    if (CODEC == CODEC_BF16) return __uint_as_float(m % 2 ? word & 0xffff0000u : word << 16);
+    // 2^23 and a number of few bits side by side are their sum.
+    if (CODEC == CODEC_INT8) return __fsub_rn(__uint_as_float(((word ^ 0x80808080u) >> at & 0xff) | 0x4b000000u), 8388736);
+    if (CODEC == CODEC_INT4) return __fsub_rn(__uint_as_float(((word ^ 0x88888888u) >> at & 0xf) | 0x4b000000u), 8388616);
+    // The fields of the format where those of float32 are: too small by a power of two, denormals too.
+    if (CODEC == CODEC_MXFP4) {
+        const unsigned fields = (word >> at & 7) << 22;
+        const float d = __fmul_rn(__uint_as_float(fields), __uint_as_float(0x7e800000u));
+        return __uint_as_float(__float_as_uint(d) | (word >> at & 8) << 28);
+    }
+    const unsigned fields = (word >> at & 0x7f) << 20;
+    const float d = fields == 0x7f00000u ? __uint_as_float(0x7fc00000u)
+                                         : __fmul_rn(__uint_as_float(fields), __uint_as_float(0x7b800000u));
+    return __uint_as_float(__float_as_uint(d) | (word >> at & 0x80) << 24);
+}
+// What codes stand for. With a scale of a stranger, too, each is a product that is rounded.
+template <unsigned CODEC, unsigned N>
+__device__ __forceinline__ void dequantize(const Codes<CODEC, N> &codes, float s, float (&v)[N]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    constexpr bool BY_INSTRUCTION = CODEC == CODEC_MXFP8 && N % 2 == 0;
+#else
+    constexpr bool BY_INSTRUCTION = false;
+#endif
+#pragma unroll
+    for (unsigned m = 0; m < N; m++) {
+        if (BY_INSTRUCTION) {
+            if (m % 2 == 0) from_e4m3_pair(codes.words[m / 4 % Codes<CODEC, N>::WORDS] >> m % 4 * 8, s, v[m], v[(m + 1) % N]);
+        } else {
+            v[m] = CODEC == CODEC_BF16 ? number_of_code(codes, m) : __fmul_rn(number_of_code(codes, m), s);
+        }
+    }
+}
+
 }  // namespace gradcodec
 
 #endif

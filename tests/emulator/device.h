@@ -54,7 +54,7 @@ struct alignas(8) uint2 {
     return all / 4;
 }
 
-static thread_local struct { unsigned x; } threadIdx, blockIdx, blockDim;
+static thread_local struct { unsigned x; } threadIdx, blockIdx, blockDim, gridDim;
 
 static const unsigned LANES = 32, MOST_THREADS = 256, STACK = 64 << 10;
 
@@ -221,7 +221,7 @@ static T __shfl_down_sync(unsigned, T value, unsigned by) {
     return uint64_t(now.tv_sec) * 1000000000 + uint64_t(now.tv_nsec);
 }
 [[maybe_unused]] static void __threadfence() {}
-[[maybe_unused]] static void __syncwarp() {}
+[[maybe_unused]] static void __syncwarp() { exchange(0); }
 [[maybe_unused]] static unsigned atomicOr(unsigned *to, unsigned bits) {
     const unsigned before = *to;
     *to |= bits;
@@ -269,6 +269,7 @@ static float of_card(float x) { return x != x ? value_of<float>(0x7fffffff) : x;
 [[maybe_unused]] static float __fsub_rn(float a, float b) { return of_card(a - b); }
 [[maybe_unused]] static float __fmul_rn(float a, float b) { return of_card(a * b); }
 [[maybe_unused]] static float __fdiv_rn(float a, float b) { return of_card(a / b); }
+[[maybe_unused]] static float __fmaf_rn(float a, float b, float c) { return of_card(std::fmaf(a, b, c)); }
 [[maybe_unused]] static double __dadd_rn(double a, double b) { return a + b; }
 [[maybe_unused]] static double __ddiv_rn(double a, double b) { return a / b; }
 [[maybe_unused]] static double __dsqrt_rn(double a) { return std::sqrt(a); }
@@ -289,7 +290,7 @@ static void launch(uint64_t blocks, unsigned threads, Call call) {
     static thread_local unsigned seed = 1;
     stacks = memory.get() + (16 - reinterpret_cast<uintptr_t>(memory.get()) % 16);
     kernel = call;
-    blockDim = {threads};
+    blockDim = {threads}, gridDim = {unsigned(blocks)};
     std::vector<unsigned> order(blocks);
     for (unsigned k = 0; k < blocks; k++) {
         order[k] = k;

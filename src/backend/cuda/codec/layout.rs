@@ -20,6 +20,8 @@ pub const MOST_ADDRESSES: usize = 448;
 
 /// Of a tile without elements, where there is no run either.
 const NO_RUN: u32 = u32::MAX;
+/// Of a tile of a raw run, which has no errors.
+const NO_UNIT: u64 = u64::MAX;
 
 /// Which half of a state is meant.
 pub const WORKER: u32 = 0;
@@ -29,13 +31,13 @@ pub const SERVER: u32 = 1;
 #[derive(Clone, Copy, Default)]
 pub struct Run {
     elements: u64,
-    /// Its first among the payload's bits.
+    /// Its first among the payload's bits; of a block codec its first place.
     byte: u64,
     /// Elements of the runs before it.
     base: u64,
     first_tile: u64,
     tiles: u32,
-    reserved: u32,
+    raw: u32,
 }
 
 #[repr(C, align(16))]
@@ -43,15 +45,16 @@ pub struct Run {
 pub struct Tile {
     /// Element of the run.
     first: u64,
-    /// Its first among the units of all runs.
+    /// Its first among the units of all runs, or [`NO_UNIT`].
     unit: u64,
-    /// Where its bits begin: in the payload, or in the chunk that is reduced.
+    /// Where its bits begin: in the payload, or in the chunk that is reduced. Of a block codec which place of the chunk is
+    /// its first.
     to: u64,
-    /// Its first among the payload's bits.
+    /// Its first among the payload's bits, or places.
     byte: u64,
     run: u32,
     count: u32,
-    /// Bytes of bits to the end of the chunk, if they fit 32 bits.
+    /// Bytes of bits, or places, to the end of the chunk, if they fit 32 bits.
     left: u32,
     chunk: u32,
 }
@@ -77,6 +80,7 @@ pub struct Half {
     pub report: u64,
     /// 0: the addresses come with the launch.
     pub addresses: u64,
+    /// Of bits, of all and of a chunk; of a block codec blocks.
     pub bytes: u64,
     pub chunk_bytes: u64,
     pub head: u64,
@@ -92,7 +96,7 @@ pub struct Half {
     pub policy: u32,
     pub results: u32,
     pub half: u32,
-    pub reserved: u32,
+    pub reduction: u32,
     pub beta: f32,
     pub error: u32,
     pub header: [u8; HEADER],
@@ -100,6 +104,12 @@ pub struct Half {
     pub only: Run,
     /// What a quotient by `chunk_bytes` is multiplied with: the number that the kernels take is at most one too small.
     pub reciprocal: u64,
+    /// Of a block codec: raw elements, those of a chunk, that reciprocal, and where codes and they begin in a chunk.
+    pub raws: u64,
+    pub chunk_raws: u64,
+    pub raw_reciprocal: u64,
+    pub codes_at: u64,
+    pub raws_at: u64,
 }
 
 #[repr(C)]
@@ -128,6 +138,9 @@ pub struct Reduce {
     pub dst: *mut u8,
     pub way: Way,
     pub payloads: u64,
+    /// Of a block codec: whether `dst` is the shard, 0 or 1.
+    pub shard: u32,
+    pub reserved: u32,
 }
 
 #[repr(C)]
@@ -176,7 +189,7 @@ pub struct Compress {
     pub values: u32,
 }
 
-same_layout!(gc_run, Run { elements, byte, base, first_tile, tiles, reserved });
+same_layout!(gc_run, Run { elements, byte, base, first_tile, tiles, raw });
 same_layout!(gc_tile, Tile { first, unit, to, byte, run, count, left, chunk });
 same_layout!(
     gc_codec,
@@ -206,17 +219,22 @@ same_layout!(
         policy,
         results,
         half,
-        reserved,
+        reduction,
         beta,
         error,
         header,
         only,
         reciprocal,
+        raws,
+        chunk_raws,
+        raw_reciprocal,
+        codes_at,
+        raws_at,
     }
 );
 same_layout!(gc_encode, Encode { codec, factors, dst, way, values });
 same_layout!(gc_finish, Finish { codec, dst, way, steps, reserved });
-same_layout!(gc_reduce, Reduce { codec, chunks, dst, way, payloads });
+same_layout!(gc_reduce, Reduce { codec, chunks, dst, way, payloads, shard, reserved });
 same_layout!(gc_decode, Decode { codec, payload, factor, divisor, dtype, tiles, first_empty, values });
 same_layout!(gc_state, State { worker, server, bytes, skip, size, half, skip_kind, rows, row });
 same_layout!(gc_addresses, Addresses { table, count, values });
@@ -255,32 +273,36 @@ impl Tables {
         Self::of(
             plan,
             |segment| plan.workers[segment],
-            |byte| {
+            |run, place| {
                 // An empty segment may lie behind the last chunk.
-                let chunk = (byte / plan.chunk_bytes.max(1)).min(plan.n_chunks as i64 - 1);
-                let at = byte - chunk * plan.chunk_bytes;
-                (chunk, chunk * plan.stride + plan.head + at, plan.chunk_bytes - at)
+                let per_chunk = per_chunk(plan, run);
+                let chunk = (place / per_chunk.max(1)).min(plan.n_chunks as i64 - 1);
+                let at = place - chunk * per_chunk;
+                let to = if plan.blocks.is_some() { at } else { chunk * plan.stride + plan.head + at };
+                (chunk, to, per_chunk - at)
             },
         )
     }
 
     /// What is reduced: the parts that lie in a chunk. A segment without one has an empty run.
     pub fn of_servers(plan: &CodecPlan, chunk: usize) -> Result<Self> {
-        let first = plan.held_by(chunk).start;
+        let first = |run: &PlanRun| chunk as i64 * per_chunk(plan, run);
         let mut parts = plan.servers.iter().peekable();
-        let run = |segment| {
-            let none = PlanRun { elements: 0, place: first, ..plan.workers[segment] };
+        let run = |segment: usize| {
+            let whole = plan.workers[segment];
+            let none = PlanRun { elements: 0, place: first(&whole), ..whole };
             parts.next_if(|part| part.segment == segment).copied().unwrap_or(none)
         };
-        Self::of(plan, run, |byte| (chunk as i64, plan.head + byte - first, i64::MAX))
+        let head = if plan.blocks.is_some() { 0 } else { plan.head };
+        Self::of(plan, run, |run, place| (chunk as i64, head + place - first(run), i64::MAX))
     }
 
-    /// `run`: of each segment in turn. `place`: of a byte of bits: its chunk, where it lies, how many are left in the
-    /// chunk.
+    /// `run`: of each segment in turn. `lies`: of a place of a run (a byte of bits, a block, a raw element): its chunk,
+    /// where it lies, how many are left in the chunk.
     fn of(
         plan: &CodecPlan,
         mut run: impl FnMut(usize) -> PlanRun,
-        place: impl Fn(i64) -> (i64, i64, i64),
+        lies: impl Fn(&PlanRun, i64) -> (i64, i64, i64),
     ) -> Result<Self> {
         let segments = plan.workers.len();
         let refusal = |_| error!(OutOfMemory, "cannot allocate a table of the tiles of {segments} segments");
@@ -288,28 +310,31 @@ impl Tables {
         runs.try_reserve_exact(segments).map_err(refusal)?;
         let (mut base, mut unit) = (0, 0);
         for segment in 0..segments {
-            let PlanRun { elements, place: byte, .. } = run(segment);
-            let count = tiles_of(elements);
+            let part = run(segment);
+            let PlanRun { elements, place, raw, place_elements, .. } = part;
+            // Block codecs have nothing to write for an empty run.
+            let count = if plan.blocks.is_some() && elements == 0 { 0 } else { tiles_of(elements) };
             let number = u32::try_from(count).map_err(|_| {
                 error!(SizeOverflow, "segment {segment}: {elements} elements are more than {TILE} times 2^32")
             })?;
             tiles.try_reserve(count as usize).map_err(refusal)?;
             runs.push(Run {
                 elements: elements as u64,
-                byte: byte as u64,
+                byte: place as u64,
                 base: base as u64,
                 first_tile: tiles.len() as u64,
                 tiles: number,
-                reserved: 0,
+                raw: raw.into(),
             });
             for tile in 0..count {
                 let first = tile * TILE;
-                let (chunk, to, left) = place(byte + first / 8);
+                let place = place + first / place_elements;
+                let (chunk, to, left) = lies(&part, place);
                 tiles.push(Tile {
                     first: first as u64,
-                    unit: (unit + first / UNIT) as u64,
+                    unit: if raw { NO_UNIT } else { (unit + first / UNIT) as u64 },
                     to: to as u64,
-                    byte: (byte + first / 8) as u64,
+                    byte: place as u64,
                     run: segment as u32,
                     count: (elements - first).min(TILE) as u32,
                     left: u32::try_from(left).unwrap_or(u32::MAX),
@@ -317,7 +342,7 @@ impl Tables {
                 });
             }
             base += elements;
-            unit += units(elements);
+            unit += if raw { 0 } else { units(elements) };
         }
         if tiles.is_empty() {
             tiles.try_reserve_exact(1).map_err(refusal)?;
@@ -348,8 +373,22 @@ impl Run {
         };
         // No more than those of the plan that there were tables of.
         let tiles = tiles_of(elements) as u32;
-        Self { elements: elements as u64, byte: byte as u64, base: 0, first_tile: 0, tiles, reserved: 0 }
+        Self { elements: elements as u64, byte: byte as u64, base: 0, first_tile: 0, tiles, raw: 0 }
     }
+}
+
+/// How many of a run's places a chunk holds.
+fn per_chunk(plan: &CodecPlan, run: &PlanRun) -> i64 {
+    match &plan.blocks {
+        None => plan.chunk_bytes,
+        Some(blocks) if run.raw => blocks.chunk_raws,
+        Some(blocks) => blocks.chunk_blocks,
+    }
+}
+
+/// What the quotient by a number is multiplied with, at most one too small; 0 for 0.
+fn reciprocal(by: u64) -> u64 {
+    u64::MAX.checked_div(by).unwrap_or(0)
 }
 
 /// Tiles of a run, of which an empty one has one, too: its block writes the scale.
@@ -386,6 +425,16 @@ impl Half {
     pub fn of(plan: &CodecPlan, half: u32, units_at: i64) -> Self {
         let rules = &plan.rules;
         let (chunk, chunks) = if half == SERVER { (plan.server.unwrap_or(0), 1) } else { (0, plan.n_chunks) };
+        // Each is in the plan, which counts no more segments and chunks than fit.
+        let (bytes, chunk_bytes, [raws, chunk_raws, codes_at, raws_at]) = match &plan.blocks {
+            Some(it) => {
+                (it.blocks, it.chunk_blocks, [it.raws, it.chunk_raws, it.codes_at, it.raws_at].map(|it| it as u64))
+            }
+            None => {
+                let bytes = plan.workers.last().map_or(0, |run| run.place + units_of_byte(run.elements));
+                (bytes, plan.chunk_bytes, [0; 4])
+            }
+        };
         Self {
             state: [0; 2],
             control: 0,
@@ -397,9 +446,8 @@ impl Half {
             scales: 0,
             report: 0,
             addresses: 0,
-            // Each is in the plan, which counts no more segments and chunks than fit.
-            bytes: plan.workers.last().map_or(0, |run| run.place + units_of_byte(run.elements)) as u64,
-            chunk_bytes: plan.chunk_bytes as u64,
+            bytes: bytes as u64,
+            chunk_bytes: chunk_bytes as u64,
             head: plan.head as u64,
             stride: plan.stride as u64,
             scales_at: plan.state_scales()[half as usize] as u64,
@@ -417,12 +465,17 @@ impl Half {
             },
             results: number_of(rules.results) as u32,
             half,
-            reserved: 0,
+            reduction: rules.reduction as u32,
             beta: rules.beta,
             error: rules.error.map_or(0, |error| error.size as u32),
             header: plan.header(0),
             only: Run::default(),
-            reciprocal: u64::MAX.checked_div(plan.chunk_bytes as u64).unwrap_or(0),
+            reciprocal: reciprocal(chunk_bytes as u64),
+            raws,
+            chunk_raws,
+            raw_reciprocal: reciprocal(chunk_raws),
+            codes_at,
+            raws_at,
         }
     }
 }

@@ -1,9 +1,10 @@
-//! Codecs on CUDA: docs/NUMERICS.md is what they compute, kernels/onebit.cu how.
+//! Codecs on CUDA: docs/NUMERICS.md is what they compute, kernels/onebit.cu and kernels/blocks.cu how.
 //!
-//! All memory and tables are made with the codec. After that a call is a launch, another one where scales are made (of
-//! many segments, one more that carries their addresses), and nothing of the state is known to the host: it is the
+//! All memory and tables are made with the codec. After that a call is a launch, another one where ONEBIT's scales are made
+//! (of many segments, one more that carries their addresses), and nothing of the state is known to the host: it is the
 //! device that finds which of two states is valid, so that what was captured in a graph can be launched again.
 
+mod blocks;
 mod layout;
 mod plain;
 
@@ -19,7 +20,7 @@ use crate::{
 use super::{
     launch::argument,
     memory::{Memory, Parts},
-    module::{Kernel, ONEBIT, ONEBIT_MODULE},
+    module::{BLOCKS_MODULE, Kernel, ONEBIT, ONEBIT_MODULE},
     peers::{Sending, Way},
     queue::Queue,
 };
@@ -97,6 +98,9 @@ impl Codec {
             return Err(error!(InvalidArgument, "options: codec {}, which CUDA does not have", plan.rules.kind.name()));
         }
         queue.put_into_context(&ONEBIT_MODULE)?;
+        if plan.blocks.is_some() {
+            queue.put_into_context(&BLOCKS_MODULE)?;
+        }
         let transactional = plan.rules.policy == NonFinite::Transactional;
         let reduced = plan.server.map(|chunk| Tables::of_servers(plan, chunk)).transpose()?;
         let tables = Tables::of_workers(plan)?;
@@ -216,7 +220,6 @@ impl Codec {
         to: To,
     ) -> Result<()> {
         let dtype = if half == WORKER { plan.rules.values } else { Dtype::F32 };
-        let kernel = &ONEBIT.encode[index_of(dtype, plan.rules.error)];
         let half = half as usize;
         let mut call = Encode {
             codec: self.halves[half],
@@ -226,6 +229,12 @@ impl Codec {
             values: [ptr::null(); MOST_VALUES],
         };
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
+        if plan.blocks.is_some() {
+            self.encode_blocks(queue, plan.rules.kind, dtype, call)?;
+            self.pending = self.transactional;
+            return Ok(());
+        }
+        let kernel = &ONEBIT.encode[index_of(dtype, plan.rules.error)];
         // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
         // or blocks of as many bytes in the buffers of ranks.
         unsafe { queue.launch(kernel, self.tiles[half], &mut argument(&mut call)) }?;
@@ -257,8 +266,7 @@ impl Codec {
             (false, 4) => 0,
             _ => 1,
         };
-        let first_empty =
-            if plan.chunk_bytes == 0 { 0 } else { self.halves[0].bytes.div_ceil(self.halves[0].chunk_bytes) };
+        let first_empty = self.halves[0].bytes.div_ceil(self.halves[0].chunk_bytes.max(1));
         let mut call = Decode {
             codec: self.halves[0],
             payload: payload.data(),
@@ -270,6 +278,9 @@ impl Codec {
             values: [ptr::null(); MOST_VALUES],
         };
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
+        if plan.blocks.is_some() {
+            return self.decode_blocks(queue, plan.rules.kind, by, call);
+        }
         let blocks = call.tiles + (plan.n_chunks as u64 - first_empty);
         // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
         // against its plan.
@@ -284,7 +295,20 @@ impl Codec {
 
     pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, to: To) -> Result<()> {
         let payloads = (chunks.elements() / plan.stride) as u64;
-        let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst: to.dst, way: to.way, payloads };
+        let mut call = Reduce {
+            codec: self.halves[1],
+            chunks: chunks.data(),
+            dst: to.dst,
+            way: to.way,
+            payloads,
+            shard: 0,
+            reserved: 0,
+        };
+        if plan.blocks.is_some() {
+            self.reduce_blocks(queue, plan.rules.kind, call)?;
+            self.pending = self.transactional;
+            return Ok(());
+        }
         let kernel = &ONEBIT.reduce[index_of(Dtype::F32, plan.rules.error)];
         // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
         // against its plan.
@@ -299,7 +323,7 @@ impl Codec {
         self.finish(queue, call.codec, to)
     }
 
-    /// Writes the mean of `chunks`, one a payload, to a shard, without the error. The state is only read.
+    /// Writes the mean of `chunks`, one a payload, to a shard, without the error; or their sum. The state is only read.
     pub fn mean(
         &mut self,
         queue: &mut Queue,
@@ -311,7 +335,18 @@ impl Codec {
         let payloads = (chunks.elements() / plan.stride) as u64;
         // The parts lie one behind the other.
         let dst = shard.first().map_or(ptr::null_mut(), |first| first.0);
-        let mut call = Reduce { codec: self.halves[1], chunks: chunks.data(), dst, way: Way::default(), payloads };
+        let mut call = Reduce {
+            codec: self.halves[1],
+            chunks: chunks.data(),
+            dst,
+            way: Way::default(),
+            payloads,
+            shard: 1,
+            reserved: 0,
+        };
+        if plan.blocks.is_some() {
+            return self.reduce_blocks(queue, plan.rules.kind, call);
+        }
         // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
         // against its plan.
         unsafe { queue.launch(&ONEBIT.mean, self.tiles[1], &mut argument(&mut call)) }

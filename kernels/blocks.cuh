@@ -1,0 +1,175 @@
+// Where blocks and raw elements lie in chunks, what tells whether a chunk is right, and the end of a launch.
+#ifndef GRADCODEC_BLOCKS_CUH
+#define GRADCODEC_BLOCKS_CUH
+
+#include "step.cuh"
+
+// ---- Places
+
+// A *place* is a block, or an element of a raw segment. Those of a tile follow one another in chunks: `left` in the first,
+// from number `number` on, then from the beginning of each chunk.
+struct Places {
+    u64 chunk, number, stride;  // bytes to the first chunk, from chunk to chunk
+    unsigned left, per_chunk;
+
+    // The chunk of place number j of the tile, how many behind the first, and its number there.
+    __device__ __forceinline__ unsigned later(unsigned j) const { return j < left ? 0 : 1 + (j - left) / per_chunk; }
+    __device__ __forceinline__ u64 number_of(unsigned j, unsigned later) const {
+        return later == 0 ? number + j : j - left - (later - 1) * per_chunk;
+    }
+};
+
+__device__ __forceinline__ unsigned at_most_32_bits(u64 count) {
+    return count < ~0u ? static_cast<unsigned>(count) : ~0u;
+}
+
+// The tile of a block codec: as tile_of(), with places in place of bytes.
+template <unsigned C>
+__device__ __forceinline__ gc_tile tile_of_blocks(const gc_codec &codec, unsigned number) {
+    if (codec.n_segments != 1) return codec.tiles[number];
+    gc_tile tile;
+    const bool raw = codec.only.raw;
+    const u64 per_chunk = raw ? codec.chunk_raws : codec.chunk_bytes;
+    tile.first = static_cast<u64>(number) * TILE;
+    tile.unit = raw ? +NO_UNIT : static_cast<u64>(number) * WARPS;
+    tile.byte = codec.only.byte + tile.first / (raw ? 1 : +Block<C>::ELEMENTS);
+    tile.run = 0;
+    const u64 left = codec.only.elements - tile.first;
+    tile.count = left < TILE ? static_cast<unsigned>(left) : +TILE;
+    u64 chunk = codec.chunk;
+    if (codec.half == WORKER && codec.n_chunks > 1) {
+        chunk = __umul64hi(tile.byte, raw ? codec.raw_reciprocal : codec.reciprocal);  // the quotient, or one less
+        if (tile.byte - chunk * per_chunk >= per_chunk && tile.count != 0) chunk++;
+    }
+    tile.to = tile.byte - chunk * per_chunk;
+    tile.left = codec.half == WORKER ? at_most_32_bits(per_chunk - tile.to) : ~0u;
+    tile.chunk = static_cast<unsigned>(chunk);
+    return tile;
+}
+
+__device__ __forceinline__ Places places_of(const gc_codec &codec, const gc_tile &tile) {
+    Places places;
+    places.chunk = codec.half == WORKER ? tile.chunk * codec.stride : 0;
+    places.number = tile.to, places.stride = codec.stride, places.left = tile.left;
+    places.per_chunk = at_most_32_bits(tile.unit == NO_UNIT ? codec.chunk_raws : codec.chunk_bytes);
+    return places;
+}
+
+// The blocks of a warp's elements, which begin with block number `before` of the tile: `count` of them are there.
+template <unsigned C>
+struct UnitBlocks {
+    Places places;
+    unsigned before, count;
+    bool together;  // in one chunk, the first
+    u64 codes_at;
+
+    // `at`, `elements`: of the tile, the first and how many.
+    __device__ __forceinline__ UnitBlocks(const gc_codec &codec, const gc_tile &tile, unsigned at, unsigned elements)
+        : places(places_of(codec, tile)), before(at / Block<C>::ELEMENTS),
+          count((elements + Block<C>::ELEMENTS - 1) / Block<C>::ELEMENTS), codes_at(codec.codes_at) {
+        together = before + count <= places.left;
+    }
+    // Bytes from the chunks' beginning to the scale and to the codes of block number j of these.
+    __device__ __forceinline__ u64 scale(unsigned j) const {
+        const unsigned later = together ? 0 : places.later(before + j);
+        return places.chunk + later * places.stride + HEADER
+               + places.number_of(before + j, later) * Block<C>::SCALE_BYTES;
+    }
+    __device__ __forceinline__ u64 codes(unsigned j) const {
+        const unsigned later = together ? 0 : places.later(before + j);
+        return places.chunk + later * places.stride + codes_at + places.number_of(before + j, later) * Block<C>::BYTES;
+    }
+};
+
+template <unsigned C>
+__device__ __forceinline__ unsigned load_scale(const unsigned char *at) {
+    if (Block<C>::SCALE_BYTES == 1) return *at;
+    return Block<C>::SCALE_BYTES == 2 ? *reinterpret_cast<const unsigned short *>(at) : 0;
+}
+template <unsigned C>
+__device__ __forceinline__ void store_scale(unsigned char *at, unsigned scale) {
+    if (Block<C>::SCALE_BYTES == 1) *at = static_cast<unsigned char>(scale);
+    if (Block<C>::SCALE_BYTES == 2) *reinterpret_cast<unsigned short *>(at) = static_cast<unsigned short>(scale);
+}
+
+// Where raw element number i of a tile lies, counted as above.
+__device__ __forceinline__ u64 place_of_raw(const gc_codec &codec, const Places &places, unsigned i) {
+    const unsigned later = places.later(i);
+    return places.chunk + later * places.stride + codec.raws_at + 4 * places.number_of(i, later);
+}
+
+// ---- Whether a chunk is right
+
+// The flags that a chunk's header gives, by a word a lane of the lower half or the upper one, each for a chunk.
+__device__ __forceinline__ unsigned look_at_header(const gc_codec &codec, const unsigned char *chunk, unsigned number,
+                                                   unsigned lane) {
+    const unsigned w = lane % HEADER_WORDS, x = reinterpret_cast<const unsigned *>(chunk)[w];
+    if (w == FLAGS_WORD) return x & ~NONFINITE ? static_cast<unsigned>(CORRUPT) : x;
+    return x == (w == CHUNK_WORD ? number : codec.header[w]) ? 0 : +CORRUPT;
+}
+
+// ---- The end of a launch
+
+// By all threads of a block that has met what it meets, whether it has stored all that it stores or not: flags alone are
+// told to others. Gives thread 0 its number among all blocks that have come.
+__device__ __forceinline__ unsigned come(const gc_codec &codec, unsigned found) {
+    const bool corrupt = __syncthreads_or(found & CORRUPT), nonfinite = __syncthreads_or(found & NONFINITE);
+    if (threadIdx.x != 0) return 0;
+    if (corrupt || nonfinite) {
+        atomicOr(&codec.control->found, (corrupt ? +CORRUPT : 0u) | (nonfinite ? +NONFINITE : 0u));
+        __threadfence();
+    }
+    return atomicInc(codec.counter, gridDim.x - 1);
+}
+
+// Zeros from byte `begin` of a chunk to byte `end`, by a warp.
+__device__ __forceinline__ void clear(unsigned char *chunk, u64 begin, u64 end, unsigned lane) {
+#pragma unroll 1
+    for (u64 at = begin + lane; at < end; at += WARP) chunk[at] = 0;
+}
+
+// By the first warp of every block, with the number that come() gave: the last one to come writes headers, what fills
+// chunks up, and what is known of the state.
+template <unsigned C>
+__device__ __forceinline__ void finish_blocks(const gc_codec &codec, unsigned char *dst, unsigned number, unsigned lane) {
+    if (__shfl_sync(WHOLE_WARP, number, 0) != gridDim.x - 1) return;
+    const bool serves = codec.half == SERVER;
+    unsigned flags = 0;
+    if (lane == 0) {
+        gc_control &control = *codec.control;
+        __threadfence();
+        const unsigned found = atomicExch(&control.found, 0), valid = valid_state(codec);
+        const bool corrupt = found & CORRUPT;
+        if (codec.policy == TRANSACTIONAL) {
+            if (control.pending >> codec.half & 1) commit(control, false);
+            if (!corrupt) control.pending |= 1u << codec.half;
+        }
+        flags = corrupt ? +CORRUPT : found & NONFINITE;
+        if (flags) tell(codec, flags);
+        if (serves && !corrupt) {
+            const u64 turn = reinterpret_cast<const u64 *>(codec.state[valid])[TURN_WORD / 2];
+            const unsigned to = codec.policy == TRANSACTIONAL ? valid ^ 1 : valid;
+            reinterpret_cast<u64 *>(codec.state[to])[TURN_WORD / 2] = turn + 1;
+        }
+    }
+    flags = __shfl_sync(WHOLE_WARP, flags, 0);
+#pragma unroll 1
+    for (unsigned k = 0; k < codec.chunks; k++) {
+        const unsigned chunk_number = codec.chunk + k;
+        unsigned char *chunk = dst + k * codec.stride;
+        if (lane < HEADER_WORDS) {
+            reinterpret_cast<unsigned *>(chunk)[lane] =
+                lane == FLAGS_WORD ? flags : lane == CHUNK_WORD ? chunk_number : codec.header[lane];
+        }
+        const auto held = [=](u64 all, u64 per_chunk) {
+            const u64 begin = chunk_number * per_chunk, left = begin < all ? all - begin : 0;
+            return left < per_chunk ? left : per_chunk;
+        };
+        const u64 blocks = held(codec.bytes, codec.chunk_bytes), raws = held(codec.raws, codec.chunk_raws);
+        clear(chunk, HEADER + blocks * Block<C>::SCALE_BYTES, codec.codes_at, lane);
+        clear(chunk, codec.codes_at + blocks * Block<C>::BYTES, codec.raws_at, lane);
+        clear(chunk, codec.raws_at + raws * 4, codec.stride, lane);
+    }
+}
+
+#endif
