@@ -94,9 +94,6 @@ impl Places {
 impl Codec {
     /// Allocates, loads the kernels and waits until all is there.
     pub fn new(queue: &mut Queue, plan: &CodecPlan) -> Result<Self> {
-        if plan.blocks.is_some() {
-            return Err(error!(InvalidArgument, "options: codec {}, which CUDA does not have", plan.rules.kind.name()));
-        }
         queue.put_into_context(&ONEBIT_MODULE)?;
         if plan.blocks.is_some() {
             queue.put_into_context(&BLOCKS_MODULE)?;
