@@ -3,11 +3,13 @@
     gradcodec = GradCodec()  # or GradCodec("/path/to/libgradcodec.so.0")
     chunks = gradcodec.pack_chunks(positive, 4)  # an array of NumPy, PyTorch, CuPy, JAX: of whatever has __dlpack__
     arrays = [numpy.from_dlpack(chunk) for chunk in chunks]  # or torch's, cupy's, jax.dlpack's; nothing is copied
-    gradcodec.pack_signs_into(gradient, bits, stream=torch.cuda.current_stream())  # dst second, defaults behind it
+    gradcodec.pack_signs_into(gradient, bits)  # dst second, defaults behind it
 
-What functions do, take and refuse is in gradcodec.h. `stream`: None or 1 for the legacy stream, 2 the per-thread one, a
+What functions do, take and refuse is in gradcodec.h. `stream`: None for the current stream of the first array whose
+framework tells it (PyTorch, CuPy), and the legacy one where none does; 1 for the legacy stream, 2 the per-thread one, a
 handle, or an object that has one as `cuda_stream` (torch) or `ptr` (CuPy). It waits for what frameworks have enqueued
 on the tensors; until it is done they must stay. JAX's arrays are immutable and cannot say so: do not write to them.
+Outputs that require grad are refused where PyTorch records gradients.
 """
 
 from ._abi import (

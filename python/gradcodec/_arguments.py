@@ -125,3 +125,13 @@ def _dtype(dtype: Any) -> Any:
     if name not in DTYPES:
         raise ValueError(f"dtype: one of {', '.join(DTYPES)} expected, got {_said(dtype)}")
     return DType(*DTYPES[name])
+
+
+def _stream(stream: Any) -> int:
+    handle = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
+    try:
+        return 1 if handle is None else _whole("stream", handle, 0, 2**64 - 1) or 1
+    except TypeError:
+        raise TypeError(
+            f"stream: None, a number, or an object with cuda_stream or ptr expected, got {_said(stream)}"
+        ) from None

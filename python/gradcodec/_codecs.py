@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_int64, c_uint8
+from ctypes import byref, c_int64, c_uint8, c_void_p
 from typing import TYPE_CHECKING, Any, Sequence
 
 from ._abi import C, ERRORS, KINDS, POLICIES, REDUCTIONS, SET, CodecOptions
 from ._arguments import _arrays, _bools, _choice, _count, _device, _dtype, _float32, _int32, _named, _whole, _wholes
-from ._tensors import Array, _Views
+from ._reading import _Frame, _Note, _frame
+from ._tensors import Array
 
 if TYPE_CHECKING:
     from ._library import GradCodec
@@ -48,54 +49,73 @@ def _options(kind: int | str, segments: Sequence[int], options: dict[str, Any]) 
     return CodecOptions(ctypes.sizeof(CodecOptions), _choice("kind", kind, KINDS), **own)
 
 
+_INPUTS, _OUTPUTS = _Note("values"), _Note("values", True)
+_FACTORS = [_Note("value_factor", optional=True), _Note("error_factor", optional=True)]
+_ENCODE = [*_FACTORS, _Note("payload", True)]
+_DECODE = [_Note("payload"), _Note("factor", optional=True)]
+_REDUCE = _Note("chunks"), _Note("dst", True)
+_SKIP, _DST, _SRC = (_Note("skip", optional=True),), (_Note("dst", True),), (_Note("src"),)
+_ERRORS_OUT = _Note("worker", True, optional=True), _Note("server", True, optional=True)
+_ERRORS_IN = _Note("worker", optional=True), _Note("server", optional=True)
+
+
 class _Steps:
     """What codecs and all-reduces share. Released with this object."""
 
     _library: GradCodec
-    _lib: Any
-    _handle: Any
+    _raw: Any
     _prefix: str
+    _handle: int | None = None
+    _home: Any = None  # whose stream the last call took, for those without a tensor
+
+    def _own(self, library: GradCodec, handle: Any) -> None:
+        self._library, self._raw = library, library._raw
+        self._handle = ctypes.cast(handle, c_void_p).value
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            getattr(self._lib, f"{self._prefix}_free")(self._handle)
+        if self._handle:
+            getattr(self._raw, f"{self._prefix}_free")(self._handle)
 
-    def _views(
-        self, stream: Any, *tensors: Array | None, written: bool = False, name: str | None = None
-    ) -> _Views:
-        return _Views(tensors, self._library._handle(stream), written, name)
+    def _read(
+        self, frame: _Frame, stream: Any, sources: Sequence[Any], notes: Sequence[_Note], listed: int = 0
+    ) -> int:  # fmt: skip
+        handle = frame.read(stream, sources, notes, listed, self._home)
+        self._home = frame.home or self._home
+        return handle
 
-    def _call(self, name: str, stream: Any, *arguments: Any) -> None:
-        getattr(self._lib, f"{self._prefix}_{name}")(self._handle, *arguments, self._library._handle(stream))
+    def _run(self, function: Any, *arguments: Any) -> None:
+        status = function(self._handle, *arguments)
+        if status:
+            self._library._check(status)
 
-    def _read(self, name: str, stream: Any, *tensors: Array | None) -> None:
-        given = self._views(stream, *tensors)
-        self._call(name, stream, *given.pointers)
+    def _call(self, name: str, stream: Any, sources: tuple[Array | None, ...], notes: tuple[_Note, ...]) -> None:
+        frame = _frame()
+        try:
+            handle = self._read(frame, stream, sources, notes)
+            self._run(getattr(self._raw, f"{self._prefix}_{name}"), *frame.addresses(sources), handle)
+        finally:
+            frame.release()
 
-    def _write(self, name: str, stream: Any, *tensors: Array | None) -> None:
-        to = self._views(stream, *tensors, written=True)
-        self._call(name, stream, *to.pointers)
-
-    def commit(self, skip: Array | None = None, stream: Any = 1) -> None:
+    def commit(self, skip: Array | None = None, stream: Any = None) -> None:
         """Ends a pending step (TRANSACTIONAL). It is taken back if `skip`, one bool on the device, is true, or if
         something was not finite."""
-        self._read("commit", stream, skip)
+        self._call("commit", stream, (skip,), _SKIP)
 
-    def rollback(self, stream: Any = 1) -> None:
+    def rollback(self, stream: Any = None) -> None:
         """Takes a pending step back: the errors are as they were before it."""
-        self._call("rollback", stream)
+        self._call("rollback", stream, (), ())
 
-    def reset(self, stream: Any = 1) -> None:
+    def reset(self, stream: Any = None) -> None:
         """All errors to 0, as in a new one."""
-        self._call("reset", stream)
+        self._call("reset", stream, (), ())
 
-    def flags(self, dst: Array, stream: Any = 1) -> None:
+    def flags(self, dst: Array, stream: Any = None) -> None:
         """What happened since the last call, to `dst`: one uint32 on the device, of the bits GC_FLAG_*."""
-        self._write("flags", stream, dst)
+        self._call("flags", stream, (dst,), _DST)
 
-    def errors_out(self, worker: Array | None = None, server: Array | None = None, stream: Any = 1) -> None:
+    def errors_out(self, worker: Array | None = None, server: Array | None = None, stream: Any = None) -> None:
         """Copies the carried errors to `worker` and `server`, float32, for a checkpoint; None: not that one."""
-        self._write("errors_out", stream, worker, server)
+        self._call("errors_out", stream, (worker, server), _ERRORS_OUT)
 
 
 class Codec(_Steps):
@@ -115,62 +135,74 @@ class Codec(_Steps):
     _prefix = "gc_codec"
 
     def __init__(self, library: GradCodec, kind: int | str, segments: Sequence[int], **options: Any) -> None:
-        all_of_them = _options(kind, segments, options)
-        self._library, self._lib, self._handle = library, library.lib, C()
-        self._lib.gc_codec_create(byref(all_of_them), byref(self._handle))
+        all_of_them, made = _options(kind, segments, options), C()
+        library.lib.gc_codec_create(byref(all_of_them), byref(made))
+        self._own(library, made)
         self.n_chunks: int = all_of_them.n_chunks or 1
-        self.payload_bytes = int(self._lib.gc_codec_payload_bytes(self._handle))
-        self.state_bytes = int(self._lib.gc_codec_state_bytes(self._handle))
+        self.payload_bytes = int(library.lib.gc_codec_payload_bytes(made))
+        self.state_bytes = int(library.lib.gc_codec_state_bytes(made))
 
     def __repr__(self) -> str:
         return f"Codec(payload_bytes={self.payload_bytes}, n_chunks={self.n_chunks})"
 
     def encode(
         self, values: Sequence[Array], payload: Array, value_factor: Array | None = None,
-        error_factor: Array | None = None, stream: Any = 1,
+        error_factor: Array | None = None, stream: Any = None,
     ) -> None:  # fmt: skip
         """Encodes a step's values, and keeps what that loses for the next one.
 
         `values`: one array per segment, C-contiguous, of the codec's dtype `values`. `payload`: uint8, `payload_bytes`
         long, aligned to 16. The factors, one float32 each on the device, multiply the values and the carried error.
         """
-        inputs = self._views(stream, *_arrays("values", values), name="values")
-        factors = self._views(stream, value_factor, error_factor)
-        to = self._views(stream, payload, written=True, name="payload")
-        self._call("encode", stream, inputs.pointers, len(inputs.pointers), *factors.pointers, *to.pointers)
+        arrays = _arrays("values", values)
+        n, sources = len(arrays), [*arrays, value_factor, error_factor, payload]
+        frame = _frame(n)
+        try:
+            handle = self._read(frame, stream, sources, [_INPUTS] * n + _ENCODE, n)
+            self._run(self._raw.gc_codec_encode, frame.list, n, *frame.addresses(sources, n), handle)
+        finally:
+            frame.release()
 
     def decode(
         self, payload: Array, values: Sequence[Array], divisor: int = 1, factor: Array | None = None, mode: int = SET,
-        stream: Any = 1,
+        stream: Any = None,
     ) -> None:  # fmt: skip
         """Decodes a payload to `values`, one array per segment, of the codec's dtype `results`.
 
         The values are divided by `divisor` and multiplied by `factor`, one float32 on the device. `mode`: SET, or ADD to
         what is there.
         """
-        given = self._views(stream, payload, factor, name="payload")
-        outputs = self._views(stream, *_arrays("values", values), written=True, name="values")
-        source, scalar = given.pointers
-        numbers = _int32("divisor", divisor), scalar, _int32("mode", mode)
-        self._call("decode", stream, source, *numbers, outputs.pointers, len(outputs.pointers))
+        arrays, ranks, how = _arrays("values", values), _int32("divisor", divisor), _int32("mode", mode)
+        n, sources = len(arrays), [*arrays, payload, factor]
+        frame = _frame(n)
+        try:
+            handle = self._read(frame, stream, sources, [_OUTPUTS] * n + _DECODE, n)
+            source, scalar = frame.addresses(sources, n)
+            self._run(self._raw.gc_codec_decode, source, ranks, scalar, how, frame.list, n, handle)
+        finally:
+            frame.release()
 
-    def reduce(self, chunk: int, chunks: Array, dst: Array, stream: Any = 1) -> None:
+    def reduce(self, chunk: int, chunks: Array, dst: Array, stream: Any = None) -> None:
         """The mean, the sum or the vote of one chunk of several ranks, uint8, a row of `chunks` each, to `dst` as a chunk."""
-        given, to = self._views(stream, chunks, name="chunks"), self._views(stream, dst, written=True, name="dst")
-        self._call("reduce", stream, _count("chunk", chunk), *given.pointers, *to.pointers)
+        number, sources, frame = _count("chunk", chunk), (chunks, dst), _frame()
+        try:
+            handle = self._read(frame, stream, sources, _REDUCE)
+            self._run(self._raw.gc_codec_reduce, number, *frame.addresses(sources), handle)
+        finally:
+            frame.release()
 
-    def scales(self, dst: Array, stream: Any = 1) -> None:
+    def scales(self, dst: Array, stream: Any = None) -> None:
         """The scales of the last payload of ONEBIT or SIGN, to `dst`: float32, one per segment."""
-        self._write("scales", stream, dst)
+        self._call("scales", stream, (dst,), _DST)
 
-    def state_out(self, dst: Array, stream: Any = 1) -> None:
+    def state_out(self, dst: Array, stream: Any = None) -> None:
         """All that the codec keeps, for a checkpoint, to `dst`: uint8, `state_bytes` long, aligned to 16."""
-        self._write("state_out", stream, dst)
+        self._call("state_out", stream, (dst,), _DST)
 
-    def state_in(self, src: Array, stream: Any = 1) -> None:
+    def state_in(self, src: Array, stream: Any = None) -> None:
         """Takes what state_out() of a codec like this one gave."""
-        self._read("state_in", stream, src)
+        self._call("state_in", stream, (src,), _SRC)
 
-    def errors_in(self, worker: Array | None = None, server: Array | None = None, stream: Any = 1) -> None:
+    def errors_in(self, worker: Array | None = None, server: Array | None = None, stream: Any = None) -> None:
         """Takes errors as errors_out() gave them, float32; None: those stay as they are."""
-        self._read("errors_in", stream, worker, server)
+        self._call("errors_in", stream, (worker, server), _ERRORS_IN)

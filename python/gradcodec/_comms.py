@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_uint8
+from ctypes import byref, c_uint8, c_void_p
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from ._abi import C, CPU, G, R, Exchange, Transport
 from ._arguments import _arrays, _device, _int32, _whole
-from ._codecs import _Steps, _options
+from ._codecs import _FACTORS, _INPUTS, _OUTPUTS, _Steps, _options
 from ._errors import GradCodecError
-from ._tensors import Array, _Views
+from ._reading import _Note, _frame
+from ._tensors import Array
 
 if TYPE_CHECKING:
     from ._library import GradCodec
 
 Exchanger = Callable[[memoryview, memoryview], Any]
+_COMPRESSED = [_Note(name, True) for name in ("buffer", "worker_error", "server_error")]
+_SCATTER, _GATHER = [*_FACTORS, _Note("shard", True)], [_Note("shard")]
+_ERRORS_IN = _Note("workers", optional=True), _Note("server", optional=True)
 
 
 def _exchange(function: Exchanger, world_size: int, blocks: int, failures: list[BaseException]) -> Any:
@@ -40,56 +44,68 @@ class Communicator:
     def __init__(
         self, library: GradCodec, rank: int, world_size: int, all_to_all: Exchanger, all_gather: Exchanger
     ) -> None:
-        self._keep(library, G())
+        self._keep(library)
         rank, world_size = _int32("rank", rank), _int32("world_size", world_size)
         to_all = _exchange(all_to_all, world_size, world_size, self._failures)
         gather, host = _exchange(all_gather, world_size, 1, self._failures), 1
         self._transport = Transport(ctypes.sizeof(Transport), rank, world_size, host, None, to_all, gather)
-        library.lib.gc_comm_from_transport(byref(self._transport), byref(self._comm))
+        made = G()
+        library.lib.gc_comm_from_transport(byref(self._transport), byref(made))
+        self._own(made)
 
-    def _keep(self, library: GradCodec, comm: Any) -> None:
-        self._library, self._comm, self._failures = library, comm, list[BaseException]()
+    _handle: int | None = None
+
+    def _keep(self, library: GradCodec) -> None:
+        self._library, self._failures = library, list[BaseException]()
         self._parts: list[Communicator] = []
+        # What functions of Python have raised, of this communicator and of those that it is made of.
+        self._raised = [self._failures]
+
+    def _own(self, made: Any) -> None:
+        self._handle = ctypes.cast(made, c_void_p).value
 
     @classmethod
-    def _of(cls, library: GradCodec, comm: Any) -> Communicator:
-        made = cls.__new__(cls)
-        made._keep(library, comm)
-        return made
+    def _of(cls, library: GradCodec, made: Any) -> Communicator:
+        comm = cls.__new__(cls)
+        comm._keep(library)
+        comm._own(made)
+        return comm
 
     def __del__(self) -> None:
-        if getattr(self, "_comm", None):
-            self._library.lib.gc_comm_free(self._comm)
-
-    def _raised(self) -> list[list[BaseException]]:
-        """What functions of Python have raised, of this communicator and of those that it is made of."""
-        return [self._failures, *(raised for part in self._parts for raised in part._raised())]
+        if self._handle:
+            self._library._raw.gc_comm_free(self._handle)
 
     def _run(self, function: Any, *arguments: Any) -> None:
-        for raised in self._raised():
+        for raised in self._raised:
             raised.clear()
-        try:
-            function(*arguments)
-        except GradCodecError as error:
-            raise error from next((failure for raised in self._raised() for failure in raised), None)
+        status = function(*arguments)
+        if status:
+            try:
+                self._library._check(status)
+            except GradCodecError as error:
+                raise error from next((failure for raised in self._raised for failure in raised), None)
 
     def reserve(self, n_elements: int, device: tuple[int, int] = (CPU, 0)) -> None:
         """Allocates the memory for all-reduces of `n_elements` now, so that they allocate nothing."""
-        self._library.lib.gc_comm_reserve(self._comm, _device(device), _whole("n_elements", n_elements))
+        given = _device(device), _whole("n_elements", n_elements)
+        self._library._check(self._library._raw.gc_comm_reserve(self._handle, *given))
 
     def async_error(self) -> None:
         """Raises what went wrong in work that was enqueued."""
-        self._library.lib.gc_comm_async_error(self._comm)
+        self._library._check(self._library._raw.gc_comm_async_error(self._handle))
 
-    def compressed_allreduce(self, buffer: Array, worker_error: Array, server_error: Array, stream: Any = 1) -> None:
+    def compressed_allreduce(self, buffer: Array, worker_error: Array, server_error: Array, stream: Any = None) -> None:
         """The mean of `buffer` over all ranks, in place, at one bit per element: DeepSpeed's compressed_allreduce.
 
         All float32 and contiguous. `worker_error`: as many elements as `buffer`; `server_error`: shard_elements() of
         them. Both begin as zeros and are kept by you. Every rank calls this.
         """
-        handle = self._library._handle(stream)
-        tensors = _Views([buffer, worker_error, server_error], handle, written=True)
-        self._run(self._library.lib.gc_compressed_allreduce, self._comm, *tensors.pointers, handle)
+        frame = _frame()
+        try:
+            handle = frame.read(stream, (buffer, worker_error, server_error), _COMPRESSED)
+            self._run(self._library._raw.gc_compressed_allreduce, self._handle, *frame.places[:3], handle)
+        finally:
+            frame.release()
 
     def allreduce(self, kind: int | str, segments: Sequence[int], **options: Any) -> AllReduce:
         """An all-reduce of tensors with these element counts, which keeps its errors; `options` as for a Codec."""
@@ -103,39 +119,54 @@ class AllReduce(_Steps):
     _prefix = "gc_allreduce"
 
     def __init__(self, comm: Communicator, kind: int | str, segments: Sequence[int], **options: Any) -> None:
-        self._library, self._lib, self._comm, self._handle = comm._library, comm._library.lib, comm, R()
-        all_of_them = _options(kind, segments, options)
-        comm._run(self._lib.gc_allreduce_create, comm._comm, byref(all_of_them), byref(self._handle))
+        all_of_them, made, self._comm = _options(kind, segments, options), R(), comm
+        comm._run(comm._library._raw.gc_allreduce_create, comm._handle, byref(all_of_them), byref(made))
+        self._own(comm._library, made)
+
+    def _run(self, function: Any, *arguments: Any) -> None:
+        self._comm._run(function, self._handle, *arguments)
 
     def run(
         self, values: Sequence[Array], value_factor: Array | None = None, error_factor: Array | None = None,
-        stream: Any = 1,
+        stream: Any = None,
     ) -> None:  # fmt: skip
-        """The mean (sum, vote) of `values` over all ranks, in place: one array per segment. The factors: as for Codec.encode()."""
-        outputs = self._views(stream, *_arrays("values", values), written=True, name="values")
-        factors, handle = self._views(stream, value_factor, error_factor), self._library._handle(stream)
-        given = outputs.pointers, len(outputs.pointers), *factors.pointers
-        self._comm._run(self._lib.gc_allreduce_run, self._handle, *given, handle)
+        """The mean (sum, vote) of `values` over all ranks, in place: one array per segment. The factors: as for
+        Codec.encode()."""
+        arrays = _arrays("values", values)
+        n, sources = len(arrays), [*arrays, value_factor, error_factor]
+        frame = _frame(n)
+        try:
+            handle = self._read(frame, stream, sources, [_OUTPUTS] * n + _FACTORS, n)
+            self._run(self._raw.gc_allreduce_run, frame.list, n, *frame.addresses(sources, n), handle)
+        finally:
+            frame.release()
 
     def reduce_scatter(
         self, values: Sequence[Array], shard: Array, value_factor: Array | None = None,
-        error_factor: Array | None = None, stream: Any = 1,
+        error_factor: Array | None = None, stream: Any = None,
     ) -> None:  # fmt: skip
         """The first half of run(): the mean of this rank's part to `shard`, shard_elements() long; `values` stay."""
-        inputs = self._views(stream, *_arrays("values", values), name="values")
-        factors, handle = self._views(stream, value_factor, error_factor), self._library._handle(stream)
-        to = self._views(stream, shard, written=True, name="shard")
-        given = inputs.pointers, len(inputs.pointers), *factors.pointers, *to.pointers
-        self._comm._run(self._lib.gc_allreduce_reduce_scatter, self._handle, *given, handle)
+        arrays = _arrays("values", values)
+        n, sources = len(arrays), [*arrays, value_factor, error_factor, shard]
+        frame = _frame(n)
+        try:
+            handle = self._read(frame, stream, sources, [_INPUTS] * n + _SCATTER, n)
+            self._run(self._raw.gc_allreduce_reduce_scatter, frame.list, n, *frame.addresses(sources, n), handle)
+        finally:
+            frame.release()
 
-    def all_gather(self, shard: Array, values: Sequence[Array], stream: Any = 1) -> None:
+    def all_gather(self, shard: Array, values: Sequence[Array], stream: Any = None) -> None:
         """The second half of run(): the shards of all ranks, compressed, to `values`."""
-        given, handle = self._views(stream, shard, name="shard"), self._library._handle(stream)
-        outputs = self._views(stream, *_arrays("values", values), written=True, name="values")
-        to = outputs.pointers, len(outputs.pointers)
-        self._comm._run(self._lib.gc_allreduce_all_gather, self._handle, *given.pointers, *to, handle)
+        arrays = _arrays("values", values)
+        n, sources = len(arrays), [*arrays, shard]
+        frame = _frame(n)
+        try:
+            handle = self._read(frame, stream, sources, [_OUTPUTS] * n + _GATHER, n)
+            self._run(self._raw.gc_allreduce_all_gather, *frame.addresses(sources, n), frame.list, n, handle)
+        finally:
+            frame.release()
 
-    def errors_in(self, workers: Array | None = None, server: Array | None = None, stream: Any = 1) -> None:
+    def errors_in(self, workers: Array | None = None, server: Array | None = None, stream: Any = None) -> None:
         """Takes errors that errors_out() gave, float32, also in a world of another size: `workers` has a row for each
         rank, `server` the shards one after the other."""
-        self._read("errors_in", stream, workers, server)
+        self._call("errors_in", stream, (workers, server), _ERRORS_IN)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_void_p
+import struct
+from ctypes import byref, c_char_p, c_int32, c_void_p
 from typing import TYPE_CHECKING, Any, Sequence
 
-from ._abi import CPU, DTYPES, K, VIEW, DLTensor, DType, Device, RunOptions
+from ._abi import DTYPES, K, VIEW, RunOptions
 from ._arguments import INT32, _address, _arrays, _bytes, _int32, _said, _text, _whole, _wholes
-from ._tensors import Array, _Borrowed
+from ._reading import _about, _frame, _Note, _Number
+from ._tensors import Array
 
 if TYPE_CHECKING:
     from ._library import GradCodec
@@ -20,23 +22,18 @@ def _is_number(thing: Any) -> bool:
     return isinstance(thing, (int, float)) or hasattr(thing, "__index__") and not hasattr(thing, "__dlpack__")
 
 
-class _Number:
-    """A Python number as a tensor of the CPU without a dimension, which kernels take as a scalar."""
+def _number(number: Any) -> _Number:
+    if isinstance(number, float):
+        return _Number(struct.unpack("q", struct.pack("d", number))[0], _FLOAT64)
+    whole = operator.index(number)
+    if not -(2**63) <= whole < 2**64:  # ctypes would cut it
+        raise OverflowError(f"{whole} is neither an int64 nor a uint64")
+    return _Number(whole, _INT64) if whole < 2**63 else _Number(whole - 2**64, _UINT64)
 
-    def __init__(self, number: Any) -> None:
-        self._memory: c_int64 | ctypes.c_uint64 | ctypes.c_double
-        if not isinstance(number, float):
-            number = operator.index(number)
-        if isinstance(number, float):
-            self._memory, dtype = ctypes.c_double(number), "float64"
-        elif -(2**63) <= number < 2**63:  # ctypes would cut larger ones
-            self._memory, dtype = c_int64(number), "int64"
-        elif 0 <= number < 2**64:
-            self._memory, dtype = ctypes.c_uint64(number), "uint64"
-        else:
-            raise OverflowError(f"{number} is neither an int64 nor a uint64")
-        data, device = ctypes.cast(byref(self._memory), c_void_p), Device(CPU, 0)
-        self.view = byref(DLTensor(data, device, 0, DType(*DTYPES[dtype]), None, None, 0))
+
+_FLOAT64, _INT64, _UINT64 = (_about(*DTYPES[name]) for name in ("float64", "int64", "uint64"))
+_INPUT, _OUTPUT, _WORKSPACE = _Note("input"), _Note("output", True), _Note("workspace", True, optional=True)
+_NO_OPTIONS = RunOptions(ctypes.sizeof(RunOptions))
 
 
 class Kernel:
@@ -47,7 +44,7 @@ class Kernel:
     under way, or a graph has it: code that runs is not to be unloaded."""
 
     def __init__(self, library: GradCodec, create: Any, kind: Any, fields: dict[str, Any]) -> None:
-        self._library, self._lib, self._handle = library, library.lib, K()
+        self._library, self._raw = library, library._raw
         given = fields.pop("options", ())
         if isinstance(given, (str, bytes)):
             raise TypeError(f"options: a sequence of str expected, got {_said(given)}")
@@ -60,53 +57,68 @@ class Kernel:
         encoded = {name: text if text is None else _text(name, text) for name, text in fields.items()}
         self._kept = (c_char_p * max(1, len(options)))(*options)
         sizes = {"struct_size": ctypes.sizeof(kind), "options": self._kept, "n_options": len(options)}
-        all_of_them = kind(**sizes, **numbers, **encoded)
-        create(byref(all_of_them), byref(self._handle))
+        all_of_them, made = kind(**sizes, **numbers, **encoded), K()
+        create(byref(all_of_them), byref(made))
+        self._handle = ctypes.cast(made, c_void_p).value
+
+    _handle: int | None = None
 
     @classmethod
     def _of(cls, library: GradCodec, saved: bytes) -> Kernel:
-        made = cls.__new__(cls)
-        made._library, made._lib, made._handle = library, library.lib, K()
-        code = _bytes("saved", saved)
-        library.lib.gc_kernel_load(code, len(code), byref(made._handle))
-        return made
+        kernel, made, code = cls.__new__(cls), K(), _bytes("saved", saved)
+        kernel._library, kernel._raw = library, library._raw
+        library.lib.gc_kernel_load(code, len(code), byref(made))
+        kernel._handle = ctypes.cast(made, c_void_p).value
+        return kernel
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            self._lib.gc_kernel_free(self._handle)
+        if self._handle:
+            self._raw.gc_kernel_free(self._handle)
 
-    def _call(
-        self, function: Any, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any, workspace: Array | None = None,
-        axes: int | Sequence[int] | None = None, keepdims: bool = False, size: int = 0, capability: int = 0,
-    ) -> Any:
-        handle = self._library._handle(stream)
-        given = [_Number(x) if _is_number(x) else _Borrowed(x, handle) for x in _arrays("inputs", inputs)]
-        to = [_Borrowed(x, handle, written=True) for x in _arrays("outputs", outputs)]
-        room = _Borrowed(workspace, handle, written=True) if workspace is not None else None
+    def _call(self, function: Any, inputs: Any, outputs: Any, stream: Any, options: dict[str, Any]) -> Any:
+        given = [_number(x) if _is_number(x) else x for x in _arrays("inputs", inputs)]
+        to, room = _arrays("outputs", outputs), options.pop("workspace", None)
+        n, m = len(given), len(to)
+        frame = _frame(n + m)
+        try:
+            notes = [_INPUT] * n + [_OUTPUT] * m + [_WORKSPACE]
+            handle = frame.read(stream, [*given, *to, room], notes)
+            about = self._options(**options) if options or room is not None else _NO_OPTIONS
+            if room is not None:
+                about.workspace = ctypes.cast(frame.places[n + m], VIEW)
+            arguments = self._handle, frame.list, n, frame.list + 8 * n, m, byref(about)
+            if function is self._raw.gc_kernel_workspace_bytes:
+                return function(*arguments)
+            status = function(*arguments, handle)
+            if status:
+                self._library._check(status)
+        finally:
+            frame.release()
+
+    @staticmethod
+    def _options(
+        axes: int | Sequence[int] | None = None, keepdims: bool = False, size: int = 0, capability: int = 0
+    ) -> Any:  # fmt: skip
         numbers = [] if axes is None else [_int32("axes", axes)] if _is_number(axes) else _wholes("axes", axes, *INT32)
         values = None if axes is None else (c_int32 * max(1, len(numbers)))(*numbers)
         flags, elements = int(bool(keepdims)), _whole("size", size)
         options = RunOptions(ctypes.sizeof(RunOptions), flags, elements, values, len(numbers))
         options.capability = _int32("capability", capability)
-        if room is not None:
-            options.workspace = ctypes.pointer(room._as_parameter_.contents.dl_tensor)
-        arrays = [(POINTER(DLTensor) * max(1, len(of)))(*(ctypes.cast(x.view, VIEW) for x in of)) for of in (given, to)]
-        arguments = [self._handle, arrays[0], len(given), arrays[1], len(to), byref(options)]
-        return function(*arguments) if function == self._lib.gc_kernel_workspace_bytes else function(*arguments, handle)
+        return options
 
     # fmt: off
-    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any = 1, **options: Any) -> None:
-        self._call(self._lib.gc_kernel_run, inputs, outputs, stream, **options)
-    def prepare(self, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any = 1, **options: Any) -> None:
-        self._call(self._lib.gc_kernel_prepare, inputs, outputs, stream, **options)
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any = None, **options: Any) -> None:
+        self._call(self._raw.gc_kernel_run, inputs, outputs, stream, options)
+    def prepare(self, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any = None, **options: Any) -> None:
+        self._call(self._raw.gc_kernel_prepare, inputs, outputs, stream, options)
     def workspace_bytes(self, inputs: Sequence[Any], outputs: Sequence[Array], **options: Any) -> int:
-        size = int(self._call(self._lib.gc_kernel_workspace_bytes, inputs, outputs, 1, **options))
+        size = int(self._call(self._raw.gc_kernel_workspace_bytes, inputs, outputs, None, options))
         self._library._check(int(size < 0))
         return size
     def log(self) -> str:
         log = c_char_p()
-        self._lib.gc_kernel_log(self._handle, byref(log))
+        self._library._check(self._raw.gc_kernel_log(self._handle, byref(log)))
         return (log.value or b"").decode()
     def save(self) -> bytes:
-        saved = self._library.make(self._lib.gc_kernel_save, self._handle)
+        saved = self._library.make(self._raw.gc_kernel_save, self._handle)
         return ctypes.string_at(saved.address, saved.shape[0])

@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 from ctypes import byref, c_float, c_int32, c_int64, c_size_t, c_uint8, c_void_p
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from ._abi import (
     AXIS_NONE,
@@ -46,7 +46,8 @@ from ._comms import Communicator, Exchanger
 from ._errors import GradCodecError
 from ._kernels import Kernel
 from ._share import Share
-from ._tensors import Array, Tensor, _Borrowed, _Views
+from ._reading import _frame, _Note
+from ._tensors import Array, Tensor
 
 def _installed() -> ctypes.CDLL:
     """The library of this package: in the wheel, in the sources, or in the prefix to which `make install` has put both.
@@ -80,6 +81,24 @@ def _loaded(path: str | os.PathLike[str] | None) -> ctypes.CDLL:
         raise OSError(f"{'path' if path else 'GRADCODEC_LIBRARY'} names {os.fspath(named)!r}: {error}") from None
 
 
+class _Raw:
+    """The functions of the library."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+_SRC = (_Note("src"),)
+_SRC_DST = *_SRC, _Note("dst", True)
+_SRC_DST_SCALES = *_SRC_DST, _Note("scales", optional=True)
+_ONEBIT = (
+    _Note("grad"), _Note("error", True, optional=True), _Note("dst", True), _Note("scale", True),
+    _Note("workspace", True),
+)  # fmt: skip
+_ORDERS = BIG, LITTLE
+
+
 class GradCodec:
     """The library: the file at `path`, or that GRADCODEC_LIBRARY names, or the libgradcodec.so.0 that is installed.
 
@@ -89,12 +108,17 @@ class GradCodec:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self.lib = _loaded(path)
+        self.lib, self._raw = _loaded(path), _Raw()
         for name, (result, arguments) in FUNCTIONS.items():
             if not hasattr(self.lib, name):
                 raise OSError(f"{self.lib._name}: no function {name}: older than this client, or not GradCodec")
             function = getattr(self.lib, name)
             function.argtypes, function.restype = arguments, self._check if result is c_int32 else result
+            # Once more for the calls here, which give addresses, and look at the status themselves.
+            raw = self.lib[name]
+            raw.argtypes = [c_void_p if hasattr(of, "contents") else of for of in arguments]
+            raw.restype = result
+            setattr(self._raw, name, raw)
 
     def __repr__(self) -> str:
         return f"GradCodec({self.lib._name!r}), version {self.version}"
@@ -106,7 +130,7 @@ class GradCodec:
     def make(self, function: Any, *arguments: Any) -> Tensor:
         """The tensor that a function of `lib` gives through its last argument, `out`; for those without a method."""
         out = T()
-        function(*arguments, byref(out))
+        self._check(function(*arguments, byref(out)) or 0)
         return Tensor(self, out)
 
     def _number(self, function: Any, *arguments: int) -> int:
@@ -114,30 +138,44 @@ class GradCodec:
         self._check(int(number < 0))
         return number
 
-    @staticmethod
-    def _handle(stream: Any) -> int:
-        handle = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
-        try:
-            return 1 if handle is None else _whole("stream", handle, 0, 2**64 - 1) or 1
-        except TypeError:
-            raise TypeError(
-                f"stream: None, a number, or an object with cuda_stream or ptr expected, got {_said(stream)}"
-            ) from None
-
     def _into(self, function: Any, src: Array, dst: Array, stream: Any, *numbers: Any) -> None:
-        handle = self._handle(stream)
-        source, target = _Borrowed(src, handle, name="src"), _Borrowed(dst, handle, written=True, name="dst")
-        function(source.view, *numbers, target.view, handle)
+        frame = _frame()
+        try:
+            handle = frame.read(stream, (src, dst), _SRC_DST)
+            places = frame.places
+            status = function(places[0], *numbers, places[1], handle)
+            if status:
+                self._check(status)
+        finally:
+            frame.release()
+
+    # Functions that are complete when they return work on the legacy stream.
+
+    def _made(self, function: Any, src: Array, *numbers: Any) -> Tensor:
+        frame = _frame()
+        try:
+            frame.read(1, (src,), _SRC)
+            return self.make(function, frame.places[0], *numbers)
+        finally:
+            frame.release()
 
     def _pack(self, function: Any, src: Array, n_chunks: int) -> list[Tensor]:
-        out = (T * _count("n_chunks", n_chunks))()
-        function(_Borrowed(src, name="src"), len(out), out)
+        out, frame = (T * _count("n_chunks", n_chunks))(), _frame()
+        try:
+            frame.read(1, (src,), _SRC)
+            self._check(function(frame.places[0], len(out), out))
+        finally:
+            frame.release()
         return [Tensor(self, tensor) for tensor in out]
 
     def _unpack(self, function: Any, chunks: Sequence[Array], *arguments: Any) -> Tensor:
-        sources = [_Borrowed(chunk, name=f"chunks[{k}]") for k, chunk in enumerate(_arrays("chunks", chunks))]
-        pointers = (T * len(sources))(*(source._as_parameter_ for source in sources))
-        return self.make(function, pointers, len(sources), *arguments)
+        sources = _arrays("chunks", chunks)
+        frame = _frame(len(sources))
+        try:
+            frame.read(1, sources, [_Note(f"chunks[{k}]") for k in range(len(sources))])
+            return self.make(function, frame.list, len(sources), *arguments)
+        finally:
+            frame.release()
 
     # --- version, workers, devices
 
@@ -171,50 +209,51 @@ class GradCodec:
 
     def pack_chunks(self, src: Array, n_chunks: int) -> list[Tensor]:
         """Bools or integers of any shape to bits, a byte's highest first: n_chunks tensors, uint8 [chunk_bytes]."""
-        return self._pack(self.lib.gc_pack_chunks, src, n_chunks)
+        return self._pack(self._raw.gc_pack_chunks, src, n_chunks)
 
     def unpack_chunks(self, chunks: Sequence[Array], n_elements: int) -> Tensor:
         """The inverse: bool [n_elements] of chunks, uint8 [chunk_bytes] each."""
-        return self._unpack(self.lib.gc_unpack_chunks, chunks, _whole("n_elements", n_elements))
+        return self._unpack(self._raw.gc_unpack_chunks, chunks, _whole("n_elements", n_elements))
 
     def pack_bits(self, src: Array, axis: int | None = AXIS_NONE, order: int = BIG) -> Tensor:
         """numpy.packbits: bools or integers along an axis, or flattened, to a uint8 tensor."""
-        return self.make(self.lib.gc_pack_bits, _Borrowed(src, name="src"), *self._along(axis), self._order(order))
+        return self._made(self._raw.gc_pack_bits, src, self._along(axis), self._order(order))
 
     def unpack_bits(
         self, src: Array, axis: int | None = AXIS_NONE, count: int | None = COUNT_ALL, order: int = BIG
     ) -> Tensor:
         """numpy.unpackbits: uint8 to 0 and 1, `count` of them along the axis; a negative count leaves some off."""
         bits = COUNT_ALL if count is None else _whole("count", count)
-        source = _Borrowed(src, name="src")
-        return self.make(self.lib.gc_unpack_bits, source, *self._along(axis), bits, self._order(order))
+        return self._made(self._raw.gc_unpack_bits, src, self._along(axis), bits, self._order(order))
 
-    def pack_chunks_into(self, src: Array, dst: Array, order: int = BIG, stream: Any = 1) -> None:
+    def pack_chunks_into(self, src: Array, dst: Array, order: int = BIG, stream: Any = None) -> None:
         """pack_chunks() to `dst`: uint8 [n_chunks, chunk_bytes], C-contiguous; a row is a chunk."""
-        self._into(self.lib.gc_pack_chunks_into, src, dst, stream, self._order(order))
+        self._into(self._raw.gc_pack_chunks_into, src, dst, stream, self._order(order))
 
-    def unpack_chunks_into(self, src: Array, dst: Array, order: int = BIG, stream: Any = 1) -> None:
+    def unpack_chunks_into(self, src: Array, dst: Array, order: int = BIG, stream: Any = None) -> None:
         """Chunks, uint8 [n_chunks, chunk_bytes], to 0 and 1 in `dst`: any shape; bool, integers or floats."""
-        self._into(self.lib.gc_unpack_chunks_into, src, dst, stream, self._order(order))
+        self._into(self._raw.gc_unpack_chunks_into, src, dst, stream, self._order(order))
 
     def pack_bits_into(
-        self, src: Array, dst: Array, axis: int | None = AXIS_NONE, order: int = BIG, stream: Any = 1
+        self, src: Array, dst: Array, axis: int | None = AXIS_NONE, order: int = BIG, stream: Any = None
     ) -> None:
         """pack_bits() to `dst`, uint8 of the shape that it would give."""
-        self._into(self.lib.gc_pack_bits_into, src, dst, stream, *self._along(axis), self._order(order))
+        self._into(self._raw.gc_pack_bits_into, src, dst, stream, self._along(axis), self._order(order))
 
     def unpack_bits_into(
-        self, src: Array, dst: Array, axis: int | None = AXIS_NONE, order: int = BIG, stream: Any = 1
+        self, src: Array, dst: Array, axis: int | None = AXIS_NONE, order: int = BIG, stream: Any = None
     ) -> None:
         """unpack_bits() to `dst`: its length along the axis is the count; bool, integers or floats."""
-        self._into(self.lib.gc_unpack_bits_into, src, dst, stream, *self._along(axis), self._order(order))
+        self._into(self._raw.gc_unpack_bits_into, src, dst, stream, self._along(axis), self._order(order))
 
     @staticmethod
-    def _along(axis: Any) -> tuple[int]:
-        return (AXIS_NONE if axis is None else _int32("axis", axis),)
+    def _along(axis: Any) -> int:
+        return AXIS_NONE if axis is None else _int32("axis", axis)
 
     @staticmethod
     def _order(order: Any) -> int:
+        if type(order) is int and order in _ORDERS:
+            return order
         try:
             return _int32("order", order)
         except TypeError:
@@ -224,32 +263,37 @@ class GradCodec:
 
     def pack_signs(self, src: Array, n_chunks: int) -> list[Tensor]:
         """The signs of floats of any shape to bits, in n_chunks tensors of uint8 [chunk_bytes]."""
-        return self._pack(self.lib.gc_pack_signs, src, n_chunks)
+        return self._pack(self._raw.gc_pack_signs, src, n_chunks)
 
     def unpack_signs(self, chunks: Sequence[Array], n_elements: int, dtype: Any = "float32") -> Tensor:
         """The inverse: +1 and -1, [n_elements] of `dtype`, a float or a signed integer."""
-        return self._unpack(self.lib.gc_unpack_signs, chunks, _whole("n_elements", n_elements), _dtype(dtype))
+        return self._unpack(self._raw.gc_unpack_signs, chunks, _whole("n_elements", n_elements), _dtype(dtype))
 
-    def pack_signs_into(self, src: Array, dst: Array, order: int = BIG, stream: Any = 1) -> None:
+    def pack_signs_into(self, src: Array, dst: Array, order: int = BIG, stream: Any = None) -> None:
         """pack_signs() to `dst`: uint8 [n_chunks, chunk_bytes], C-contiguous; a row is a chunk."""
-        self._into(self.lib.gc_pack_signs_into, src, dst, stream, self._order(order))
+        self._into(self._raw.gc_pack_signs_into, src, dst, stream, self._order(order))
 
     def unpack_signs_into(
-        self, src: Array, dst: Array, scales: Array | None = None, order: int = BIG, stream: Any = 1
+        self, src: Array, dst: Array, scales: Array | None = None, order: int = BIG, stream: Any = None
     ) -> None:
         """Chunks, uint8 [n_chunks, chunk_bytes], to +scale and -scale in `dst`, floats of any shape.
 
         `scales`: none for +1 and -1 (a signed integer `dst` will do, then); or float32, one for all or one per chunk.
         """
-        factors = _Borrowed(scales, self._handle(stream), name="scales") if scales is not None else None
-        self._into(self.lib.gc_unpack_signs_into, src, dst, stream, factors and factors.view, self._order(order))
+        about, sources, frame = self._order(order), (src, dst, scales), _frame()
+        try:
+            handle = frame.read(stream, sources, _SRC_DST_SCALES)
+            source, target, factors = frame.addresses(sources)
+            self._check(self._raw.gc_unpack_signs_into(source, factors, about, target, handle))
+        finally:
+            frame.release()
 
-    def vote_signs_into(self, src: Array, dst: Array, turn: int, stream: Any = 1) -> None:
+    def vote_signs_into(self, src: Array, dst: Array, turn: int, stream: Any = None) -> None:
         """What most rows of `src`, uint8 [voters, bytes], have in each bit, to `dst`, uint8 [bytes].
 
         `turn`, the number of the step for example, says whose bit counts in a tie.
         """
-        self._into(self.lib.gc_vote_signs_into, src, dst, stream, _whole("turn", turn, 0, 2**64 - 1))
+        self._into(self._raw.gc_vote_signs_into, src, dst, stream, _whole("turn", turn, 0, 2**64 - 1))
 
     # --- tensors and copies
 
@@ -261,11 +305,11 @@ class GradCodec:
 
     def tensor_to_device(self, src: Array, device: tuple[int, int]) -> Tensor:
         """A compact copy on that device, of any dtype, also where `src` is there already."""
-        return self.make(self.lib.gc_tensor_to_device, _Borrowed(src, name="src"), _device(device))
+        return self._made(self._raw.gc_tensor_to_device, src, _device(device))
 
-    def copy_into(self, src: Array, dst: Array, stream: Any = 1) -> None:
+    def copy_into(self, src: Array, dst: Array, stream: Any = None) -> None:
         """Copies `src`, broadcast as by NumPy and cast, to `dst`, of any strides, also between devices."""
-        self._into(self.lib.gc_copy_into, src, dst, stream)
+        self._into(self._raw.gc_copy_into, src, dst, stream)
 
     # --- kernels
 
@@ -312,9 +356,13 @@ class GradCodec:
         `grad`: float32, float16 or bfloat16. `error`: float32 or bfloat16, as many elements; what is lost now is
         written to it. None: it is not kept.
         """
-        out, scale = (T * _count("n_chunks", n_chunks))(), c_float()
-        carried = _Borrowed(error, written=True, name="error") if error is not None else None
-        self.lib.gc_onebit_compress(_Borrowed(grad, name="grad"), carried, len(out), out, byref(scale))
+        out, scale, frame = (T * _count("n_chunks", n_chunks))(), c_float(), _frame()
+        try:
+            frame.read(1, (grad, error), _ONEBIT)
+            given = frame.addresses((grad, error))
+            self._check(self._raw.gc_onebit_compress(*given, len(out), out, byref(scale)))
+        finally:
+            frame.release()
         return [Tensor(self, tensor) for tensor in out], scale.value
 
     def onebit_decompress(
@@ -327,21 +375,23 @@ class GradCodec:
         numbers = [_float32(f"scales[{k}]", factor) for k, factor in enumerate(factors)]
         of_chunks, about = (c_float * len(numbers))(*numbers), _dtype(dtype)
         elements = _whole("n_elements", n_elements)
-        return self._unpack(self.lib.gc_onebit_decompress, chunks, of_chunks, elements, about)
+        return self._unpack(self._raw.gc_onebit_decompress, chunks, of_chunks, elements, about)
 
     def onebit_compress_into(
         self, grad: Array, error: Array | None, dst: Array, scale: Array, workspace: Array, rule: int = RMS,
-        stream: Any = 1,
+        stream: Any = None,
     ) -> None:  # fmt: skip
         """onebit_compress() to `dst`, uint8 [n_chunks, chunk_bytes], and `scale`, float32 [1].
 
         `workspace`: uint8, onebit_workspace_bytes() long, aligned to 16. `rule`: RMS or MEAN.
         """
-        handle = self._handle(stream)
-        source = _Borrowed(grad, handle, name="grad")
-        to = _Views([error, dst, scale, workspace], handle, written=True)
-        of_error, *outputs = to.pointers
-        self.lib.gc_onebit_compress_into(source.view, of_error, _int32("rule", rule), *outputs, handle)
+        about, sources, frame = _int32("rule", rule), (grad, error, dst, scale, workspace), _frame()
+        try:
+            handle = frame.read(stream, sources, _ONEBIT)
+            source, carried, *to = frame.addresses(sources)
+            self._check(self._raw.gc_onebit_compress_into(source, carried, about, *to, handle))
+        finally:
+            frame.release()
 
     def codec(self, kind: int | str, segments: Sequence[int], **options: Any) -> Codec:
         """A codec, as "int8" or ONEBIT, for tensors of so many elements each; see Codec."""
@@ -431,12 +481,15 @@ class GradCodec:
         """The same over memory of the library's own; the ranks find each other over any communicator, `bootstrap`."""
         made, wait = G(), _whole("timeout_ms", timeout_ms, 0, 2**32 - 1)
         about = _device((CUDA, device)), _whole("n_elements", n_elements), wait
-        bootstrap._run(self.lib.gc_comm_open_peers, bootstrap._comm, *about, byref(made))
+        bootstrap._run(self._raw.gc_comm_open_peers, bootstrap._handle, *about, byref(made))
         return Communicator._of(self, made)
 
     def hierarchical(self, intra_node: Communicator, inter_node: Communicator | None) -> Communicator:
         """A communicator of two levels: among the ranks of a node, and among those of one number on all nodes."""
         made = Communicator._of(self, G())
         made._parts = [part for part in (intra_node, inter_node) if part]  # whose functions are called
-        made._run(self.lib.gc_comm_hierarchical, intra_node._comm, inter_node and inter_node._comm, byref(made._comm))
+        made._raised = [raised for part in made._parts for raised in part._raised]
+        out, parts = G(), (intra_node._handle, inter_node and inter_node._handle)
+        made._run(self._raw.gc_comm_hierarchical, *parts, byref(out))
+        made._own(out)
         return made

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from ctypes import POINTER, byref, c_void_p
-from typing import TYPE_CHECKING, Any, Protocol, Sequence
+import sys
+from ctypes import byref, c_void_p
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ._abi import CPU, CUDA, CUDA_MANAGED, DTYPES, FORMS, LEGACY, USED, VERSIONED, DLTensor, Managed, _python
+from ._abi import CPU, CUDA, CUDA_MANAGED, DTYPES, FORMS, LEGACY, USED, VERSIONED, Managed, _python
 from ._arguments import _said
 from ._errors import GradCodecError
 
@@ -30,6 +31,18 @@ def _contents(capsule: Any) -> tuple[bytes, Any]:
     return name, ctypes.cast(_python.PyCapsule_GetPointer(capsule, name), FORMS[name][0])
 
 
+def _exportable(source: Any, written: bool, what: str) -> Any:
+    """What PyTorch should export, which asks nobody whether it may be written to, and forgets what is to be negated."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(source, torch.Tensor):
+        return source
+    if source.is_neg():
+        raise BufferError(f"{what}: a view whose elements are negated when they are read; resolve_neg() makes a tensor")
+    if written and source.requires_grad and torch.is_grad_enabled():
+        raise BufferError(f"{what}: requires grad, and gradients are recorded; torch.no_grad() and detach() allow it")
+    return source.detach() if source.requires_grad else source
+
+
 class _Borrowed:
     """A tensor of somebody else. Its capsule, which is not consumed, owns it and goes with this object."""
 
@@ -38,6 +51,7 @@ class _Borrowed:
         if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
             hint = "" if written or source is None else "; numpy.asarray() makes one"
             raise TypeError(f"{what}: an array of NumPy, PyTorch, CuPy or JAX expected, got {_said(source)}{hint}")
+        source = _exportable(source, written, what)
         # On a CPU there is no stream, and to name one is an error.
         ready = {"stream": stream} if source.__dlpack_device__()[0] in (CUDA, CUDA_MANAGED) else {}
         try:
@@ -53,7 +67,6 @@ class _Borrowed:
             if written and tensor.flags & 3:
                 raise GradCodecError(f"{what}: read-only, or a copy of what was meant", 5)
             self._as_parameter_ = ctypes.pointer(Managed(tensor.dl_tensor, None, None))
-        self.view = byref(self._as_parameter_.contents.dl_tensor)
 
 
 class Tensor:
@@ -116,14 +129,3 @@ class Tensor:
             getattr(self._library.lib, convert)(tensor, byref(out))
             self._keep(wanted, out)
         return self._capsule
-
-
-class _Views:
-    """Views of several tensors, NULL for None; good as long as this object."""
-
-    def __init__(
-        self, sources: Sequence[Array | None], stream: int = 1, written: bool = False, name: str | None = None
-    ) -> None:
-        self._borrowed = [None if source is None else _Borrowed(source, stream, written, name) for source in sources]
-        views = [one and ctypes.pointer(one._as_parameter_.contents.dl_tensor) for one in self._borrowed]
-        self.pointers = (POINTER(DLTensor) * len(views))(*views)

@@ -190,24 +190,34 @@ for name, old, new in (
 ):
     fault(f"gradcodec.hpp: an argument of {name}", "swapped or lost argument", HPP, old, new, OF_HPP)
 for module, name, old, new, test in (
-    ("_codecs", "Codec.encode", "len(inputs.pointers), *factors.pointers, *to.pointers)",
-     "len(inputs.pointers), *reversed(factors.pointers), *to.pointers)", OF_METHODS),
-    ("_comms", "AllReduce.run", "len(outputs.pointers), *factors.pointers\n",
-     "len(outputs.pointers), *reversed(factors.pointers)\n", OF_METHODS),
-    ("_comms", "AllReduce.reduce_scatter", "len(inputs.pointers), *factors.pointers, *to.pointers\n",
-     "len(inputs.pointers), *reversed(factors.pointers), *to.pointers\n", OF_METHODS),
+    ("_codecs", "Codec.encode", "[*arrays, value_factor, error_factor, payload]",
+     "[*arrays, error_factor, value_factor, payload]", OF_METHODS),
+    ("_comms", "AllReduce.run", "[*arrays, value_factor, error_factor]\n",
+     "[*arrays, error_factor, value_factor]\n", OF_METHODS),
+    ("_comms", "AllReduce.reduce_scatter", "[*arrays, value_factor, error_factor, shard]\n",
+     "[*arrays, error_factor, value_factor, shard]\n", OF_METHODS),
     ("_library", "GradCodec.nccl_world",
      '(_int32("rank", rank), _int32("world_size", world_size))\n        self.lib.gc_comm_from_nccl_id',
      '(_int32("world_size", world_size), _int32("rank", rank))\n        self.lib.gc_comm_from_nccl_id', OF_FUNCTIONS),
     ("_library", "GradCodec.nccl", '_address("comm", comm), _address("dl_handle", dl_handle),',
      '_address("dl_handle", dl_handle), _address("comm", comm),', OF_FUNCTIONS),
-    ("_library", "GradCodec.hierarchical", "intra_node._comm, inter_node and inter_node._comm,",
-     "inter_node and inter_node._comm, intra_node._comm,", OF_METHODS),
+    ("_library", "GradCodec.hierarchical", "(intra_node._handle, inter_node and inter_node._handle)",
+     "(inter_node and inter_node._handle, intra_node._handle)", OF_METHODS),
     ("_share", "GradCodec.share_send", '_whole("flags", flags, 0, 2**32 - 1), _int32("timeout_ms"',
      '0 * _whole("flags", flags, 0, 2**32 - 1), _int32("timeout_ms"', OF_FUNCTIONS),
     ("_library", "GradCodec.vote_signs_into", 'stream, _whole("turn", turn,', 'stream, 0 * _whole("turn", turn,', OF_FUNCTIONS),
 ):
     fault(f"Python: an argument of {name}", "swapped or lost argument", f"{CLIENT}/{module}.py", old, new, test)
+for name, module, old, new, test in (
+    ("what has no tensor goes to the legacy stream", "_codecs", "frame.home or self._home", "None", "what_has_no_tensor"),
+    ("a named stream is not told to the arrays", "_reading", "if current is not None and stream is not None and",
+     "if False and", "a_named_stream_is_told"),
+    ("another framework's stream is believed", "_reading", "(kind, number) != first or current != stream", "False", "of_two_frameworks"),
+    ("a read-only array is written to", "_reading", "if written and not flags.writeable:", "if False:", "read_only_outputs"),
+    ("strides that elements do not divide", "_reading", "            if rest:\n", "            if False:\n", "what_only_dlpack_can"),
+    ("a list keeps the NULL of another call", "_reading", "self._addresses[k] = self.places[k]", "pass", "none_in_a_list"),
+):
+    fault(f"Python: {name}", "array read wrongly", f"{CLIENT}/{module}.py", old, new, python("test_reading", test, fakes=False))
 
 # ---- Tensors for other processes
 

@@ -506,15 +506,12 @@ def test_read_only_arrays_are_read_and_not_written():
     assert error.value.status == 5 and not rows.any()
 
 
-def test_pytorch_refuses_what_requires_a_gradient_and_gives_it_detached():
+def test_what_requires_a_gradient_is_read():
     import torch
 
     values = torch.from_numpy(VALUES.copy()).requires_grad_()
     rows = torch.full((1, BYTES), 7, dtype=torch.uint8)
-    with pytest.raises(BufferError, match="detach"):
-        gradcodec.pack_signs_into(values, rows)
-    assert bool((rows == 7).all())
-    gradcodec.pack_signs_into(values.detach(), rows)
+    gradcodec.pack_signs_into(values, rows)
     np.testing.assert_array_equal(rows.numpy(), chunk_rows(TRUTH, 1))
     assert values.requires_grad and values.grad is None
 

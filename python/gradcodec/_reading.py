@@ -1,0 +1,401 @@
+"""How arrays are read for a call: addresses, shapes and strides, without a capsule where their type allows it.
+
+A `_Frame` has room for the DLTensors of one call. How an array is read depends on its type, which has a `_Kind`:
+
+    PyTorch from 2.10, tvm-ffi    the type's table of C functions (DLPack 1.3)
+    NumPy, CuPy                   attributes
+    all others                    __dlpack__(), which must be told the stream
+
+The first two do not wait for a stream: they serve a call on the CPU, or on the stream that is the current one there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from ctypes import PYFUNCTYPE, addressof, c_char, c_int, c_int32, c_int64, c_void_p, py_object
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
+
+from ._abi import CPU, CUDA, CUDA_MANAGED, DTYPES, DLTensor, _python
+from ._arguments import _stream
+from ._tensors import _Borrowed
+
+# Of 8 bytes: a DLManagedTensor whose last two fields stay 0, then lengths and strides of an array that has them nowhere.
+_FIELDS, _MOST_DIMENSIONS = 8, 8
+_WORDS = _FIELDS + 2 * _MOST_DIMENSIONS
+_BYTES = 8 * _WORDS
+_DEVICE, _DTYPE_CODE = 1, 20  # where the fields are: a word, and a byte
+_COMPLEX = 5
+
+
+class _Note(NamedTuple):
+    """What a parameter is called, whether it is written to, and whether it may be None."""
+
+    name: str
+    written: bool = False
+    optional: bool = False
+
+
+class _Kind:
+    """How arrays of one type are read. This one cannot: __dlpack__() does."""
+
+    def read(self, source: Any, frame: _Frame, k: int, written: bool) -> bool:
+        """Writes the DLTensor in place k. False: only __dlpack__() can, or refuses it in words."""
+        return False
+
+    def read_all(self, sources: Sequence[Any], frame: _Frame, written: bool) -> bool:
+        """The same for several, all of this kind, from the first place on; False if any cannot be read."""
+        return False
+
+    def current(self, number: int) -> int | None:
+        """The current stream of this framework on a CUDA device; None if it does not tell."""
+        return None
+
+
+class _Table(_Kind):
+    """By DLPackExchangeAPI, which a type has as __dlpack_c_exchange_api__."""
+
+    def __init__(self, read: int, current: int) -> None:
+        self._read: Callable[[Any, int], int] = PYFUNCTYPE(c_int, py_object, c_void_p)(read)
+        self._current: Callable[[int, int, Any], int] = PYFUNCTYPE(c_int, c_int32, c_int32, c_void_p)(current)
+
+    def read(self, source: Any, frame: _Frame, k: int, written: bool) -> bool:
+        return not self._read(source, frame.places[k])
+
+    def read_all(self, sources: Sequence[Any], frame: _Frame, written: bool) -> bool:
+        return not any(map(self._read, sources, frame.places))
+
+    def current(self, number: int) -> int | None:
+        stream = c_void_p()
+        return None if self._current(CUDA, number, ctypes.byref(stream)) else stream.value or 1
+
+
+class _Torch(_Table):
+    """PyTorch's table knows nothing of bits that mean "conjugated" and "negated", and nothing of gradients."""
+
+    def __init__(self, torch: Any, *functions: int) -> None:
+        super().__init__(*functions)
+        self._negated: Callable[[Any], bool] = torch.Tensor.is_neg
+        self._recording: Callable[[], bool] = torch.is_grad_enabled
+
+    def read(self, source: Any, frame: _Frame, k: int, written: bool) -> bool:
+        return not (
+            self._read(source, frame.places[k])
+            or self._negated(source)
+            or frame.bytes[k * _BYTES + _DTYPE_CODE] == _COMPLEX
+            or (written and source.requires_grad and self._recording())
+        )
+
+    def read_all(self, sources: Sequence[Any], frame: _Frame, written: bool) -> bool:
+        return not (
+            any(map(self._read, sources, frame.places))
+            or any(map(self._negated, sources))
+            or _COMPLEX in frame.bytes[_DTYPE_CODE : len(sources) * _BYTES : _BYTES].tobytes()
+            or (written and self._recording() and any([source.requires_grad for source in sources]))
+        )
+
+
+class _OldTorch(_Kind):
+    """PyTorch before 2.10 tells its stream, and no more."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    def current(self, number: int) -> int | None:
+        return int(self._torch.cuda.current_stream(number).cuda_stream) or 1
+
+
+class _NumPy(_Kind):
+    def __init__(self, numpy: Any) -> None:
+        names = DTYPES.keys() - {"float8", "bfloat16"}
+        # The words of a DLTensor after `device`, less ndim. Another byte order is another dtype.
+        self._about = {numpy.dtype(name): _about(*DTYPES[name]) for name in names}
+
+    def read(self, source: Any, frame: _Frame, k: int, written: bool) -> bool:
+        about, shape, flags = self._about.get(source.dtype), source.shape, source.flags
+        if about is None:
+            return False
+        if flags.carray:  # contiguous, aligned, writable
+            address = 0 if 0 in shape else addressof(c_char.from_buffer(source))
+            return frame.describe(k, address, CPU, about, shape)
+        if written and not flags.writeable:
+            return False
+        address, _ = source.__array_interface__["data"]
+        return frame.describe(k, address, CPU, about, shape, source.strides, source.itemsize)
+
+
+class _CuPy(_NumPy):
+    def __init__(self, cupy: Any, numpy: Any) -> None:
+        super().__init__(numpy)
+        self._current_stream = cupy.cuda.get_current_stream
+
+    def read(self, source: Any, frame: _Frame, k: int, written: bool) -> bool:
+        about, shape, memory = self._about.get(source.dtype), source.shape, source.data
+        if about is None:
+            return False
+        device, address = CUDA | memory.device_id << 32, 0 if 0 in shape else memory.ptr
+        if source.flags.c_contiguous:
+            return frame.describe(k, address, device, about, shape)
+        return frame.describe(k, address, device, about, shape, source.strides, source.itemsize)
+
+    def current(self, number: int) -> int | None:
+        return int(self._current_stream(number).ptr) or 1
+
+
+class _Number(NamedTuple):
+    """A number, given as an array of the CPU without a dimension; `bits`: its 8 bytes, as an int64."""
+
+    bits: int
+    about: int
+
+
+class _Numbers(_Kind):
+    def read(self, source: Any, frame: _Frame, k: int, written: bool) -> bool:
+        frame.describe(k, frame.places[k] + 8 * _FIELDS, CPU, source.about, ())
+        frame.words[k * _WORDS + _FIELDS] = source.bits
+        return True
+
+
+def _about(code: int, bits: int, lanes: int) -> int:
+    return code << 32 | bits << 40 | lanes << 48
+
+
+_BY_DLPACK = _Kind()
+_KINDS: dict[type, _Kind] = {}  # of types that were seen: a few, but programs may make types without end
+_MOST_KINDS = 256
+_TABLES: dict[tuple[int, int], _Kind] = {}  # by their functions: the types of a framework share one
+
+
+class _Api(ctypes.Structure):
+    """DLPackExchangeAPI."""
+
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("previous", c_void_p),
+        ("allocate", c_void_p), ("to_managed", c_void_p), ("from_managed", c_void_p),
+        ("read", c_void_p), ("current", c_void_p)]  # fmt: skip
+
+
+def _functions(of: type) -> tuple[int, int] | None:
+    """From a type's table of DLPack 1: how to read a tensor, and how to ask for the current stream."""
+    try:
+        address = _python.PyCapsule_GetPointer(getattr(of, "__dlpack_c_exchange_api__"), b"dlpack_exchange_api")
+    except Exception:  # none, or something else by this name
+        return None
+    while address:
+        table = _Api.from_address(address)
+        if table.major == 1:
+            return (table.read, table.current) if table.read and table.current else None
+        address = table.previous
+    return None
+
+
+def _plain(of: Any, tensor: Any) -> bool:
+    """Whether a class of PyTorch's tensors has memory like any other, and is not to be asked first."""
+    function = getattr(of.__torch_function__, "__func__", of.__torch_function__)
+    return (
+        of.__torch_dispatch__ is tensor.__torch_dispatch__
+        and of.__dlpack__ is tensor.__dlpack__
+        and (function is tensor.__torch_function__.__func__ or function is sys.modules["torch"]._C._disabled_torch_function_impl)
+    )
+
+
+def _made(of: type) -> _Kind:
+    if of is _Number:
+        return _Numbers()
+    numpy, torch, cupy = (sys.modules.get(name) for name in ("numpy", "torch", "cupy"))
+    if of is getattr(numpy, "ndarray", None):
+        return _NumPy(numpy)
+    if numpy is not None and cupy is not None and of is getattr(cupy, "ndarray", None):
+        return _CuPy(cupy, numpy)
+    functions, tensor = _functions(of), getattr(torch, "Tensor", None)
+    of_torch = tensor is not None and issubclass(of, tensor)
+    if functions is None or of_torch and not _plain(of, tensor):
+        return _OldTorch(torch) if of_torch else _BY_DLPACK
+    return _TABLES.get(functions) or _TABLES.setdefault(
+        functions, _Torch(torch, *functions) if of_torch else _Table(*functions)
+    )
+
+
+def _kind(of: type) -> _Kind:
+    if len(_KINDS) >= _MOST_KINDS:
+        _KINDS.clear()
+    try:
+        kind = _made(of)
+    except Exception:  # of a framework that is being imported, or is not what its name says
+        return _BY_DLPACK
+    return _KINDS.setdefault(of, kind)
+
+
+class _Frame:
+    """The DLTensors of one call, at `places`; `list` is the address of a list of their addresses. `home`: a framework
+    and a device, whose current stream the call went to."""
+
+    def __init__(self, room: int) -> None:
+        self._memory = (c_int64 * (room * _WORDS))()
+        start = addressof(self._memory)
+        self.bytes = memoryview(self._memory).cast("B")
+        self.words = self.bytes.cast("q")
+        self.places = [start + _BYTES * k for k in range(room)]
+        self._addresses = (c_void_p * room)(*self.places)
+        self.list = addressof(self._addresses)
+        self.home: tuple[_Kind, int] | None = None
+        self._kept: list[Any] = []  # capsules, and numbers of addresses that are NULL
+
+    def describe(
+        self, k: int, address: int, device: int, about: int, shape: tuple[int, ...],
+        strides: tuple[int, ...] = (), item: int = 1,
+    ) -> bool:  # fmt: skip
+        """Writes a tensor by its attributes; `strides` are in bytes, none for C order."""
+        words, at, own = self.words, k * _WORDS, self.places[k] + 8 * _FIELDS
+        dimensions = len(shape)
+        if dimensions > _MOST_DIMENSIONS:
+            return False
+        words[at], words[at + 1], words[at + 2], words[at + 3] = address, device, about | dimensions, own
+        words[at + 4], words[at + 5] = own + 8 * _MOST_DIMENSIONS if strides else 0, 0
+        at += _FIELDS
+        for length in shape:
+            words[at] = length
+            at += 1
+        at += _MOST_DIMENSIONS - dimensions
+        for stride in strides:
+            words[at], rest = divmod(stride, item)
+            if rest:
+                return False
+            at += 1
+        return True
+
+    def read(
+        self, stream: Any, sources: Sequence[Any], notes: Sequence[_Note], listed: int = 0,
+        home: tuple[_Kind, int] | None = None,
+    ) -> int:  # fmt: skip
+        """Reads the arrays of a call, of which the first `listed` are a list.
+
+        Gives the stream of the call: `stream`, or, for None, the current one of the first array that tells it, or else
+        that of `home`. All arrays are ready on it.
+        """
+        words, k = self.words, 0
+        try:
+            if listed > 2 and self._read_list(sources[:listed], notes[0].written):
+                k = listed
+                elsewhere = words[_DEVICE : k * _WORDS : _WORDS].tolist().count(CPU) != k
+            else:
+                elsewhere = False
+            for source in sources[k:] if k else sources:
+                if source is None and notes[k].optional:
+                    words[k * _WORDS + _DEVICE] = CPU
+                elif not _KINDS[type(source)].read(source, self, k, notes[k].written):
+                    break
+                elif words[k * _WORDS + _DEVICE] != CPU:
+                    elsewhere = True
+                k += 1
+            else:
+                if not elsewhere:
+                    return 1 if stream is None and home is None else self._named(stream, home)
+                ready = self._together(stream, sources)
+                if ready is not None:
+                    return ready
+        except Exception:  # a type that is seen for the first time, or refuses: below
+            pass
+        return self._read_slowly(stream, sources, notes, listed, home)
+
+    def addresses(self, sources: Sequence[Any], first: int = 0) -> list[int | None]:
+        """Of the arrays that were read, from one on: NULL for None."""
+        places = self.places[first : len(sources)]
+        return [None if source is None else place for source, place in zip(sources[first:], places)]
+
+    def _read_list(self, sources: Sequence[Any], written: bool) -> bool:
+        kinds = {_KINDS[of] for of in set(map(type, sources))}
+        return len(kinds) == 1 and kinds.pop().read_all(sources, self, written)
+
+    @staticmethod
+    def _named(stream: Any, home: tuple[_Kind, int] | None) -> int:
+        """The stream of a call where no array tells one."""
+        if stream is not None or home is None:
+            return _stream(stream)
+        return home[0].current(home[1]) or 1
+
+    def _together(self, stream: Any, sources: Sequence[Any]) -> int | None:
+        """Where all arrays are of one framework and one device, whose current stream is wanted: that."""
+        devices = self.words[_DEVICE : len(sources) * _WORDS : _WORDS].tolist()
+        if CPU in devices:
+            sources = [source for source, device in zip(sources, devices) if device != CPU]
+            devices = [device for device in devices if device != CPU]
+        if devices[0] & _LOW != CUDA or devices.count(devices[0]) != len(devices):
+            return None
+        kinds = {_KINDS[of] for of in set(map(type, sources))}
+        kind, number = kinds.pop(), devices[0] >> 32
+        current = None if kinds else kind.current(number)
+        if current is not None and stream is not None and _stream(stream) != current:
+            return None
+        self.home = kind, number
+        return current
+
+    def _read_slowly(
+        self, named: Any, sources: Sequence[Any], notes: Sequence[_Note], listed: int, home: tuple[_Kind, int] | None
+    ) -> int:
+        """One by one; by __dlpack__() what cannot be read otherwise, or is not where the others are."""
+        stream, first = None if named is None else _stream(named), None
+        slow: dict[int, Exception | None] = {}
+        for k, source in enumerate(sources):
+            if source is None and (k < listed or notes[k].optional):
+                if k < listed:
+                    self._addresses[k] = None
+                    self._kept.append(k)
+                continue
+            kind = _KINDS.get(type(source)) or _kind(type(source))
+            try:
+                if not kind.read(source, self, k, notes[k].written):
+                    slow[k] = None
+            except Exception as failure:
+                slow[k] = failure
+            if k not in slow:
+                device = self.words[k * _WORDS + _DEVICE]
+                device, number = device & _LOW, device >> 32
+            elif hasattr(source, "__dlpack_device__"):
+                device, number = source.__dlpack_device__()
+            else:
+                continue
+            if device in (CUDA, CUDA_MANAGED):
+                current = kind.current(number)
+                stream = stream or current
+                first = first or (current and (kind, number))
+                if (kind, number) != first or current != stream:
+                    slow.setdefault(k)
+        self.home = first or None
+        if stream is None:
+            stream = self._named(None, home)
+        for k, refused in slow.items():
+            self._borrow(k, sources[k], stream, notes[k], refused)
+        return stream
+
+    def _borrow(self, k: int, source: Any, stream: int, note: _Note, failure: Exception | None) -> None:
+        if failure is not None and not hasattr(source, "__dlpack__"):
+            raise failure
+        borrowed = _Borrowed(source, stream, note.written, note.name)
+        self._kept.append(borrowed)
+        ctypes.memmove(self.places[k], borrowed._as_parameter_, ctypes.sizeof(DLTensor))
+
+    def release(self) -> None:
+        """After the call: what is read next is another call's."""
+        self.home = None
+        if self._kept:
+            for k in self._kept:
+                if isinstance(k, int):
+                    self._addresses[k] = self.places[k]
+            self._kept.clear()
+        room = len(self.places)
+        if room <= _MOST_KEPT:
+            _FREE[room.bit_length()].append(self)
+
+
+_LOW = 2**32 - 1  # of a device: its kind
+_LEAST, _MOST_KEPT = 8, 1024
+_FREE: list[list[_Frame]] = [[] for _ in range(64)]  # by the bits of their room
+
+
+def _frame(arrays: int = 0) -> _Frame:
+    """A frame for a list of so many arrays and a few single ones. To be released."""
+    room = _LEAST if arrays == 0 else 1 << (arrays + _LEAST).bit_length()
+    try:
+        return _FREE[room.bit_length()].pop()  # no other thread gets the same
+    except IndexError:
+        return _Frame(room)

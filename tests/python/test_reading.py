@@ -1,0 +1,378 @@
+"""How python/gradcodec reads arrays: by the type's table, by attributes, by __dlpack__; and on which stream it calls.
+
+What a call is given is what a library says that computes nothing (tests/fakes/recorder): `t7` is the tensor with the
+address 7. NumPy's arrays go to the library itself."""
+
+import ctypes
+import gc
+import os
+import sys
+import threading
+import weakref
+from ctypes import PYFUNCTYPE, c_int, c_int32, c_int64, c_void_p, py_object
+
+import numpy as np
+import pytest
+
+import test_calls
+from test_calls import Array, client, gradcodec, recorder, said  # noqa: F401 fixtures
+
+from gradcodec import CPU, CUDA, GradCodec, GradCodecError, _reading
+
+READ, CURRENT = PYFUNCTYPE(c_int, py_object, c_void_p), PYFUNCTYPE(c_int, c_int32, c_int32, c_void_p)
+NAME = b"dlpack_exchange_api"
+
+
+class Tables:
+    """Types with a table. Those of one framework have one; `current` is its current stream on every device."""
+
+    kept = []  # as DLPack wants it: as long as the process
+
+    def __init__(self, current=99, version=1, previous=None, read=None):
+        self.current, self.asked = current, []
+        self.kept.append(self)
+        self.functions = READ(self.read), CURRENT(self.tell)
+        self_read, tell = (ctypes.cast(function, c_void_p).value for function in self.functions)
+        old = ctypes.addressof(previous.api) if previous else None
+        self.api = _reading._Api(version, 3, old, None, None, None, read or self_read, tell)
+        self.capsule = client._python.PyCapsule_New(ctypes.addressof(self.api), NAME, None)
+
+    def read(self, tensor, place):
+        ctypes.memmove(place, ctypes.addressof(tensor.view), ctypes.sizeof(client.DLTensor))
+        return 0
+
+    def tell(self, kind, number, out):
+        self.asked.append((kind, number))
+        c_void_p.from_address(out).value = self.current
+        return 0
+
+    def type(self, *bases, **members):
+        return type("Tensor", bases or (Bare,), {"__dlpack_c_exchange_api__": self.capsule, **members})
+
+
+class Bare:
+    """A tensor whose address is a number, without __dlpack__."""
+
+    def __init__(self, number, device=(CUDA, 0)):
+        self.shape = (c_int64 * 1)(4)
+        self.view = client.DLTensor(number, client.Device(*device), 1, client.DType(2, 32, 1), self.shape, None, 0)
+
+
+class Whole(Bare):
+    """With it: it notes the stream that it is asked for."""
+
+    def __init__(self, number, device=(CUDA, 0)):
+        super().__init__(number, device)
+        self.streams, self.managed = [], client.Managed(self.view, None, None)
+
+    def __dlpack_device__(self):
+        return self.view.device.device_type, self.view.device.device_id
+
+    def __dlpack__(self, stream=None):
+        self.streams.append(stream)
+        return client._python.PyCapsule_New(ctypes.addressof(self.managed), client.LEGACY, None)
+
+
+def test_a_table_is_read_without_a_capsule_on_its_current_stream(said):
+    of = Tables(current=99)
+    kind = of.type()
+    a, b = kind(1, (CUDA, 3)), kind(2, (CUDA, 3))
+    _, lines = said(lambda g: g.pack_signs_into(a, b, 1))
+    assert lines == ["gc_pack_signs_into(t1, 1, t2, 0x63)"] and set(of.asked) == {(CUDA, 3)}
+    of.current = None
+    _, lines = said(lambda g: g.pack_signs_into(a, b))
+    assert lines == ["gc_pack_signs_into(t1, 0, t2, 0x1)"]
+
+
+@pytest.mark.parametrize("named, asked", [(7, [7]), (99, []), (1, [1])])
+def test_a_named_stream_is_told_to_those_that_are_not_on_it(said, named, asked):
+    kind = Tables(current=99).type(Whole)
+    a, b = kind(1), kind(2)
+    said(lambda g: g.copy_into(a, b))  # the type is known now
+    _, lines = said(lambda g: g.copy_into(a, b, named))
+    assert lines == [f"gc_copy_into(t1, t2, {named:#x})"] and (a.streams, b.streams) == (asked, asked)
+
+
+def test_what_is_complete_when_it_returns_works_on_the_legacy_stream(said):
+    kind = Tables(current=99).type(Whole)
+    a = kind(1)
+    _, lines = said(lambda g: g.pack_bits(a))
+    assert lines[0].startswith("gc_pack_bits(t1,") and a.streams == [1]
+
+
+def test_of_two_frameworks_the_first_tells_the_stream_and_the_other_is_told(said):
+    first, second = Tables(current=99), Tables(current=5)
+    a, b = first.type(Whole)(1), second.type(Whole)(2)
+    _, lines = said(lambda g: g.copy_into(a, b))
+    assert lines == ["gc_copy_into(t1, t2, 0x63)"] and (a.streams, b.streams) == ([], [99])
+    silent = Array(3)  # has __dlpack__ alone
+    _, lines = said(lambda g: g.copy_into(silent, b))
+    assert lines == ["gc_copy_into(t3, t2, 0x5)"] and (silent.streams, b.streams) == ([5], [99])
+
+
+def test_of_two_devices_the_other_is_told_as_well(said):
+    kind = Tables(current=99).type(Whole)
+    a, b, host = kind(1, (CUDA, 0)), kind(2, (CUDA, 1)), kind(3, (CPU, 0))
+    _, lines = said(lambda g: g.copy_into(a, b))
+    assert lines == ["gc_copy_into(t1, t2, 0x63)"] and (a.streams, b.streams) == ([], [99])
+    _, lines = said(lambda g: g.copy_into(host, b))
+    assert lines == ["gc_copy_into(t3, t2, 0x63)"] and (host.streams, b.streams) == ([], [99])
+
+
+def test_subclasses_share_a_table_and_a_list_is_read_at_once(said):
+    of = Tables(current=99)
+    kinds = of.type(), of.type()
+    values = [kinds[k % 2](k + 10) for k in range(70)]
+    payload = kinds[0](5)
+    said(lambda g: [g.copy_into(kind(1), kind(2)) for kind in kinds])  # the types are known now
+    of.asked.clear()
+    _, lines = said(lambda g: g.codec(1, [4] * 70).encode(values, payload))
+    names = " ".join(f"t{k + 10}" for k in range(70))
+    assert lines[-2].endswith(f"[{names}], 70, NULL, NULL, t5, 0x63)") and of.asked == [(CUDA, 0)]
+
+
+@pytest.mark.parametrize("absent", [0, 1, 3])
+def test_none_in_a_list_is_null_once(said, absent):
+    kind = Tables().type()
+    values = [None if k == absent else kind(k + 10) for k in range(4)]
+
+    def calls(g):
+        codec = g.codec(1, [4] * 4)
+        codec.encode(values, kind(5))
+        codec.encode([kind(k + 20) for k in range(4)], kind(5))
+
+    _, lines = said(calls)
+    names = ["NULL" if k == absent else f"t{k + 10}" for k in range(4)]
+    encodes = [line for line in lines if line.startswith("gc_codec_encode")]
+    assert f"[{' '.join(names)}]" in encodes[0] and "[t20 t21 t22 t23]" in encodes[1]
+
+
+def test_a_table_of_another_version_is_not_called_but_an_older_one_behind_it(said):
+    strange = Tables(version=2).type(Whole)(1)
+    _, lines = said(lambda g: g.copy_into(strange, strange))
+    assert lines == ["gc_copy_into(t1, t1, 0x1)"] and strange.streams == [1, 1]
+    old = Tables(current=88)
+    newer = Tables(version=2, previous=old)
+    both = newer.type()(1)
+    _, lines = said(lambda g: g.copy_into(both, both))
+    assert lines == ["gc_copy_into(t1, t1, 0x58)"]
+
+
+@pytest.mark.parametrize("table", [None, 7, object(), "capsule"])
+def test_what_is_no_table_is_passed_over(said, table):
+    if table == "capsule":
+        table = client._python.PyCapsule_New(8, b"another", None)
+    odd = type("Odd", (Whole,), {"__dlpack_c_exchange_api__": table})(1)
+    _, lines = said(lambda g: g.copy_into(odd, odd, 7))
+    assert lines == ["gc_copy_into(t1, t1, 0x7)"] and odd.streams == [7, 7]
+
+
+def test_a_type_that_raises_is_asked_by_dlpack_and_otherwise_heard(said):
+    class Refused(Exception):
+        pass
+
+    def refuse(self):
+        raise Refused("not this one")
+
+    # A function of C that leaves an exception: a callback cannot.
+    of = Tables(read=ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, c_void_p).value)
+    both, bare = of.type(Whole, __bool__=refuse)(1), of.type(__bool__=refuse)(2)
+    _, lines = said(lambda g: g.copy_into(both, both))
+    assert lines == ["gc_copy_into(t1, t1, 0x63)"] and both.streams == [99, 99]
+    with pytest.raises(Refused, match="not this one"):
+        said(lambda g: g.copy_into(bare, bare))
+    with pytest.raises(Refused):
+        said(lambda g: g.codec(1, [4] * 9).encode([bare] * 9, both))
+
+
+def test_what_has_no_tensor_goes_to_the_stream_of_the_last_that_had_one(said):
+    of = Tables(current=99)
+    kind = of.type()
+
+    def calls(g):
+        codec = g.codec(1, [4])
+        codec.rollback()
+        codec.encode([kind(1)], kind(2))
+        codec.rollback()
+        of.current = 55
+        codec.commit()
+        codec.reset(7)
+        codec.commit(kind(3))
+
+    _, lines = said(calls)
+    assert [line.split()[-1] for line in lines[3:9]] == ["0x1)", "0x63)", "0x63)", "0x37)", "0x7)", "0x37)"], lines
+
+
+def test_a_call_within_a_call_does_not_disturb_it(said):
+    class Calling(Whole):
+        def __dlpack__(self, stream=None):
+            self.library.copy_into(Array(8), Array(9), 3)
+            return super().__dlpack__(stream)
+
+    a = Calling(1)
+
+    def calls(g):
+        a.library = g
+        g.copy_into(a, Array(2), 4)
+
+    _, lines = said(calls)
+    assert lines == ["gc_copy_into(t8, t9, 0x3)", "gc_copy_into(t1, t2, 0x4)"]
+
+
+def test_nothing_is_kept_of_a_call(said):
+    kind = Tables().type(Whole)
+    arrays = [kind(1), kind(2), Array(3)]
+    alive = [weakref.ref(array) for array in arrays]
+    said(lambda g: g.copy_into(arrays[0], arrays[1]))
+    said(lambda g: g.copy_into(arrays[0], arrays[2], 7))
+    with pytest.raises(TypeError):
+        said(lambda g: g.copy_into(arrays[0], [1]))
+    said(lambda g: g.codec(1, [4] * 3).encode(arrays, arrays[1]))
+    arrays.clear()
+    gc.collect()
+    assert [each() for each in alive] == [None] * 3
+
+
+# --- NumPy ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def library():
+    return GradCodec(os.environ["GRADCODEC_LIBRARY"])
+
+
+@pytest.fixture
+def no_capsules(monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError(f"read by __dlpack__: {arguments}")
+
+    monkeypatch.setattr(_reading, "_Borrowed", refuse)
+
+
+BASE = np.random.default_rng(0).standard_normal((6, 10, 16)).astype("f4")
+VIEWS = {
+    "whole": BASE, "offset": BASE[2, 3:], "scalar": np.array(-1.5, "f4"), "one": BASE[:1, :1, :1], "empty": BASE[:0],
+    "empty in the middle": BASE[:, :0], "transposed": BASE.T, "every other": BASE[:, ::2], "backwards": BASE[::-1, :, ::-3],
+    "broadcast": np.broadcast_to(BASE[0, 0], (5, 16)), "size-1 strides": np.lib.stride_tricks.as_strided(BASE, (1, 10), (12, 64)),
+    "eight dimensions": BASE[:4, :8].reshape(2, 2, 2, 2, 2, 2, 2, 4), "float64": BASE.astype("f8"), "float16": BASE.astype("f2"),
+    "Fortran": np.asfortranarray(BASE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("read_only", [False, True])
+def test_arrays_of_numpy_are_read_without_a_capsule(library, no_capsules, name, read_only):
+    view = VIEWS[name][...] if VIEWS[name].ndim else VIEWS[name].copy()
+    view.flags.writeable = not read_only and VIEWS[name].flags.writeable
+    bits = np.full((1, -(-view.size // 8)), 7, "u1")
+    library.pack_signs_into(view, bits)
+    assert np.array_equal(bits.ravel(), np.packbits(view >= 0))
+    copy = np.zeros(view.shape, view.dtype)
+    library.copy_into(view, copy)
+    assert np.array_equal(copy, view)
+
+
+DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_is_what_it_is(library, no_capsules, dtype):
+    source, target = np.array([0, 1, 3, 100], dtype), np.zeros((4, 3), dtype)
+    library.copy_into(source, target[:, 1])
+    assert target[:, 1].tolist() == source.tolist() and not target[:, ::2].any()
+    assert np.from_dlpack(library.tensor_to_device(source, (CPU, 0))).dtype == source.dtype
+
+
+def test_outputs_of_numpy_may_have_any_strides(library, no_capsules):
+    target = np.zeros((4, 6), "f4")
+    for view in target[::-1, ::2], target.T[1::2], target[3:, :1]:
+        target[:] = 0
+        source = np.arange(1, view.size + 1, dtype="f4").reshape(view.shape)
+        library.copy_into(source, view)
+        assert np.array_equal(view, source) and np.count_nonzero(target) == view.size
+
+
+def test_what_only_dlpack_can_or_refuses_goes_there(library):
+    deep = BASE.reshape((1,) * 6 + BASE.shape)  # nine dimensions
+    assert np.array_equal(np.from_dlpack(library.pack_signs(deep, 1)[0]), np.packbits(BASE >= 0))
+
+    class Own(np.ndarray):
+        def __dlpack__(self, **requests):
+            return super().__dlpack__(**requests)
+
+    assert np.array_equal(np.from_dlpack(library.pack_signs(BASE.view(Own), 1)[0]), np.packbits(BASE >= 0))
+    swapped, odd = BASE.astype(">f4"), np.zeros(8, [("a", "f4"), ("b", "u1")])["a"]
+    for refused in swapped, odd, np.zeros(3, "M8[s]"), np.array(["a"]), np.zeros(3, "V4"):
+        with pytest.raises((BufferError, GradCodecError)):
+            library.pack_signs_into(refused, np.zeros((1, 1), "u1"))
+
+
+def test_read_only_outputs_are_refused_however_they_are_read(library):
+    for rows in np.full((1, 120), 7, "u1"), np.full((2, 240), 7, "u1")[::2, ::2]:
+        rows.flags.writeable = False
+        with pytest.raises(GradCodecError, match="dst: read-only") as error:
+            library.pack_signs_into(BASE, rows)
+        assert error.value.status == 5 and (rows == 7).all()
+
+
+def test_a_codec_reads_lists_of_arrays(library, no_capsules):
+    values = [np.full((k % 5, 3), 1.0 + k, "f4") for k in range(100)]
+    codec = library.codec(1, [value.size for value in values])
+    memory = np.zeros(codec.payload_bytes + 16, "u1")
+    payload = memory[-memory.ctypes.data % 16 :][: codec.payload_bytes]
+    codec.encode(values, payload)
+    results = [np.zeros(value.size, "f4") for value in values]
+    codec.decode(payload, results)
+    assert all(np.array_equal(result, value.ravel()) for result, value in zip(results, values))
+
+
+def test_threads_read_at_the_same_time(library):
+    faults = []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(200):
+            values = rng.standard_normal(int(rng.integers(1, 500))).astype("f4")
+            bits = np.zeros((1, -(-values.size // 8)), "u1")
+            library.pack_signs_into(values, bits)
+            if not np.array_equal(bits.ravel(), np.packbits(values >= 0)):
+                faults.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+
+
+def test_what_is_taken_away_during_a_call_stays_until_its_end(library):
+    """The functions of a transport run while the call does."""
+    gone = []
+
+    def exchange(send, receive):
+        values.clear()
+        gc.collect()
+        gone.append(alive() is None)
+        receive[:] = send
+
+    comm = library.communicator(0, 1, exchange, exchange)
+    values, array = [], np.full(1000, 2, "f4")
+    values.append(array)
+    alive, reduce = weakref.ref(array), comm.allreduce(1, [1000])
+    gone.clear()
+    before = sys.getrefcount(array)
+    reduce.run(values)
+    assert sys.getrefcount(array) == before - bool(gone) and True not in gone and (array == 2).all()
+
+
+def test_many_types_do_not_pile_up(said):
+    of = Tables()
+    for k in range(600):
+        kind = of.type()
+        said(lambda g: g.copy_into(kind(1), kind(2))) if k % 100 == 0 else _reading._kind(kind)
+    assert len(_reading._KINDS) <= _reading._MOST_KINDS
+
+
+def test_this_file_reads_what_the_other_does():
+    assert test_calls.gradcodec is gradcodec
