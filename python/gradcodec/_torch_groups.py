@@ -182,6 +182,14 @@ class Handle:
         if self._factor is not None:
             torch._foreach_mul_(list(tensors), self._factor)
 
+    def reduce_scatter(
+        self, tensors: Sequence[torch.Tensor], shard: torch.Tensor, error_factor: torch.Tensor | None = None
+    ) -> None:
+        """The first half: the mean or sum of this rank's part, in float32."""
+        self.steps.reduce_scatter(tensors, shard, None, error_factor, stream=self.stream())
+        if self._factor is not None:
+            shard.mul_(self._factor)
+
     def flags(self, to: torch.Tensor) -> None:
         """The bits of GC_FLAG_* since the last call, to an int32."""
         self.steps.flags(to.view(torch.uint32), stream=self.stream())

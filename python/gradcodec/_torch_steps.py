@@ -1,70 +1,62 @@
-"""DistributedDataParallel's gradients, compressed: compress() and what it gives."""
+"""Steps that are taken back on all ranks alike, and errors by the names of parameters: what the hooks of
+DistributedDataParallel and of FSDP2 share."""
 
-import datetime
 import operator
 import warnings
 from contextlib import nullcontext
-from typing import Any, Callable, Collection, Iterator, Sequence
+from typing import Any, Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from ._arguments import _said
-from ._torch_groups import (
-    CODECS,
-    ERRORS,
-    SIGNS,
-    TRANSACTIONAL,
-    Group,
-    Handle,
-    check_tensor,
-    known_codec,
-    library,
-    process_group,
-)
+from ._torch_groups import CODECS, ERRORS, SIGNS, Group, Handle, known_codec, library
 
 ALONE = "bf16", "mxfp8", "int8"  # which are precise enough without errors
 FORMAT, BAD = 1, 1 | 2  # of a state; GC_FLAG_CORRUPT and GC_FLAG_NONFINITE
 Raw = Callable[[str, torch.Tensor], bool] | Collection[str] | None
+Errors = dict[str, torch.Tensor]
+Parts = dict[str, list[tuple[int, torch.Tensor]]]
 
 
-class _Bucket:
-    """The all-reduce of the parameters that are in one bucket of DDP."""
+class Unit:
+    """Parameters that are reduced together, by one handle, a tensor each."""
 
     def __init__(self, names: Sequence[str], handle: Handle) -> None:
         self.names, self.handle, self.in_step = tuple(names), handle, False
-        self._address, self._views = 0, list[torch.Tensor]()
 
-    def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """The gradients, which lie one after the other."""
-        if self._address != buffer.data_ptr() or not self._views:
-            self._address = buffer.data_ptr()
-            self._views = list(torch.split_with_sizes(buffer, self.handle.sizes))
-        return self._views
+    def read(self, worker: Errors, server: Parts) -> None:
+        """Its errors, by the names of parameters, except those that travel as they are."""
+        if self.handle.has_errors:
+            of_worker, of_server = self.handle.errors()
+            raw = self.handle.raw or [False] * len(self.names)
+            worker.update((name, one) for name, one, each in zip(self.names, of_worker, raw) if not each)
+            for number, first, part in of_server:
+                if not raw[number]:
+                    server.setdefault(self.names[number], []).append((first, part))
+
+    def give(self, worker: Errors, server: Parts) -> None:
+        """Takes what waits for these parameters. Every rank has the reducers' errors of parts: those of all make a
+        whole."""
+        if not self.handle.has_errors:
+            return
+        here, group = any(name in worker or name in server for name in self.names), self.handle.group
+        if not group.over_all(torch.tensor([int(here)], device=group.device), dist.ReduceOp.MAX).item():
+            return
+        sizes = self.handle.sizes
+        of_worker, of_server = (torch.zeros(sum(sizes), device=group.device) for _ in range(2))
+        first_of_tensor = 0
+        for name, size in zip(self.names, sizes):
+            if name in worker:
+                of_worker[first_of_tensor : first_of_tensor + size] = worker.pop(name)
+            for first, part in server.pop(name, []):
+                at = first_of_tensor + first
+                of_server[at : at + part.numel()] = part
+            first_of_tensor += size
+        self.handle.take_errors(of_worker, group.over_all(of_server))  # everybody else has 0 there
 
 
-class _Slot:
-    """What DDP keeps as the state of its hook, which it has for good."""
-
-    def __init__(self, compression: "Compression") -> None:
-        self.compression = compression
-
-
-def compressed(
-    slot: _Slot, bucket: dist.GradBucket,  # type: ignore[name-defined]
-) -> torch.futures.Future[torch.Tensor]:  # fmt: skip
-    """DDP's hook."""
-    return slot.compression._reduced(bucket)
-
-
-def _plain(group: Any, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    work = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
-    future: torch.futures.Future[Any] = work.get_future()
-    return future.then(lambda done: buffer)
-
-
-def _name(name: str) -> str:
+def plain_name(name: str) -> str:
     """Without what DDP and torch.compile() put before and between."""
     words = [word for word in name.split(".") if word != "_orig_mod"]
     while len(words) > 1 and words[0] == "module":
@@ -73,7 +65,7 @@ def _name(name: str) -> str:
 
 
 class Compression:
-    """The hook of a DistributedDataParallel, which compress() registers, and the errors that it keeps.
+    """The hook of a model, which compress() or shard() registers, and the errors that it keeps.
 
     A *step* is one backward pass that synchronizes. It is pending until the next one begins, or until commit(),
     rollback(), state_dict() or close(). Then all buckets end alike: the step is taken back, so that the errors are
@@ -82,26 +74,28 @@ class Compression:
     """
 
     def __init__(
-        self, model: DistributedDataParallel, group: Group, codec: str, error: str, raw: dict[str, bool], scaler: Any
+        self, group: Group, codec: str, error: str, sizes: dict[str, int], raw: dict[str, bool], scaler: Any
     ) -> None:
         self.codec, self.error = codec, error
-        self._ddp_group, self._group, self._scaler, self._raw = model.process_group, group, scaler, raw
-        parameters = [(_name(name), one) for name, one in model.module.named_parameters() if one.requires_grad]
-        self._names = {id(one): name for name, one in parameters}
-        self._sizes = {name: one.numel() for name, one in parameters}
-        self._buckets: dict[int, _Bucket] = {}
-        # Errors of parameters whose bucket has no handle yet: of this rank, and of the parts that it has reduced.
-        self._worker: dict[str, torch.Tensor] = {}
-        self._server: dict[str, list[tuple[int, torch.Tensor]]] = {}
-        device = group.device
+        self._group, self._sizes, self._raw, self._scaler = group, sizes, raw, scaler
+        # Errors of parameters that have no handle yet: of this rank, and of the parts that it has reduced.
+        self._worker: Errors = {}
+        self._server: Parts = {}
         self._stream: Any = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._taken_back = torch.zeros(1, dtype=torch.int64, device=device)
+        if group.device.type == "cuda":
+            self._stream = torch.cuda.Stream(group.device)  # type: ignore[no-untyped-call]
+        self._taken_back = torch.zeros(1, dtype=torch.int64, device=group.device)
         self._pending = self._complete = self._closed = False
         self._steps_scale: torch.Tensor | None = None  # of the step that is pending
         self._errors_scale: torch.Tensor | None = None  # in which the errors are
-        self._measure, self._measured = True, dict[str, torch.Tensor]()
+        self._measure, self._measured = True, Errors()
+
+    def _units(self) -> Iterable[Unit]:
+        raise NotImplementedError
+
+    def _forget(self) -> None:
+        """All units."""
+        raise NotImplementedError
 
     # --- the caller's side
 
@@ -143,8 +137,8 @@ class Compression:
         with self._on_stream():
             self._end()
             worker, server = dict(self._worker), {name: list(parts) for name, parts in self._server.items()}
-            for bucket in self._buckets.values():
-                self._read(bucket, worker, server)
+            for unit in self._units():
+                unit.read(worker, server)
         scale = None if self._errors_scale is None else float(self._errors_scale)
         about = {"format": FORMAT, "rank": self._group.rank, "world_size": self._group.size, "codec": self.codec}
         return {**about, "error": self.error, "scale": scale, "worker": worker, "server": server}
@@ -160,7 +154,7 @@ class Compression:
         rank, size = self._group.rank, self._group.size
         with self._on_stream():
             self._end()
-            self._buckets.clear()
+            self._forget()
             if isinstance(state, dict) or len(states) == size:
                 mine = states[0] if isinstance(state, dict) else states[rank]
                 worker, servers = {name: self._own(errors) for name, errors in mine["worker"].items()}, [mine]
@@ -190,7 +184,8 @@ class Compression:
             if self._stream is not None:
                 self._stream.synchronize()
             self._closed = True
-            self._buckets, self._worker, self._server, self._measured = {}, {}, {}, {}
+            self._forget()
+            self._worker, self._server, self._measured = {}, {}, {}
 
     def __enter__(self) -> "Compression":
         return self
@@ -203,30 +198,6 @@ class Compression:
 
     def __reduce__(self) -> Any:
         raise TypeError("a Compression belongs to its process: state_dict() has its errors, to be saved or copied")
-
-    # --- the hook's side
-
-    def _reduced(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        buffer = bucket.buffer()
-        if self._closed:
-            return _plain(self._ddp_group, buffer)
-        check_tensor("gradient", buffer)
-        with self._on_stream(joined=False):
-            if bucket.index() == 0:
-                self._begin()
-            own = self._bucket(bucket, buffer.dtype)
-            own.in_step = True
-            views, factor = own.views(buffer), self._error_factor()
-            if self._measure and self.codec != "sign":
-                self._measured.update(self._losses(own, views, factor))
-            own.handle.run(views, factor)
-            if bucket.is_last():
-                self._complete, self._measure = True, False
-            # On a GPU it stands for what is on the stream by now.
-            done: Any = torch.futures.Future(devices=None if self._stream is None else [buffer.device])
-            done.set_result(buffer)
-        future: torch.futures.Future[torch.Tensor] = done
-        return future
 
     def _on_stream(self, joined: bool = True) -> Any:
         return nullcontext() if self._stream is None else _Beside(self._stream, joined)
@@ -258,10 +229,10 @@ class Compression:
 
     def _ended(self) -> Iterator[Handle]:
         """The handles of the pending step, which is over by then."""
-        for bucket in self._buckets.values():
-            if bucket.in_step:
-                bucket.in_step = False
-                yield bucket.handle
+        for unit in self._units():
+            if unit.in_step:
+                unit.in_step = False
+                yield unit.handle
         self._pending = False
 
     def _take_back(self) -> None:
@@ -290,55 +261,6 @@ class Compression:
         self._taken_back += condition
         if self._steps_scale is not None and self._errors_scale is not None:
             self._errors_scale = torch.where(undone, self._errors_scale, self._steps_scale)
-
-    # --- buckets, and errors that move among them
-
-    def _bucket(self, bucket: Any, dtype: torch.dtype) -> _Bucket:
-        """The all-reduce of these parameters. Buckets are alike on all ranks; DDP arranges them anew after the first
-        pass."""
-        index, names = bucket.index(), tuple(self._names[id(parameter)] for parameter in bucket.parameters())
-        known = self._buckets.get(index)
-        if known is not None and known.names == names:
-            return known
-        for old in [old for old, one in self._buckets.items() if not one.in_step]:
-            self._read(self._buckets[old], self._worker, self._server)
-            del self._buckets[old]
-        raw = [self._raw[name] for name in names]
-        sizes, error = [self._sizes[name] for name in names], self.error
-        handle = Handle(self._group, self.codec, sizes, dtype, error=error, raw=raw, nonfinite=TRANSACTIONAL)
-        self._give(names, handle)
-        self._buckets[index] = made = _Bucket(names, handle)
-        return made
-
-    def _read(
-        self, bucket: _Bucket, worker: dict[str, torch.Tensor], server: dict[str, list[tuple[int, torch.Tensor]]]
-    ) -> None:
-        if bucket.handle.has_errors:
-            of_worker, of_server = bucket.handle.errors()
-            raw = bucket.handle.raw or [False] * len(bucket.names)
-            worker.update((name, one) for name, one, each in zip(bucket.names, of_worker, raw) if not each)
-            for number, first, part in of_server:
-                if not raw[number]:
-                    server.setdefault(bucket.names[number], []).append((first, part))
-
-    def _give(self, names: Sequence[str], handle: Handle) -> None:
-        """What waits for these parameters. Each rank has the reducers' errors of parts: those of all make a whole."""
-        if not handle.has_errors:
-            return
-        here = any(name in self._worker or name in self._server for name in names)
-        device = self._group.device
-        if not self._group.over_all(torch.tensor([int(here)], device=device), dist.ReduceOp.MAX).item():
-            return
-        worker, server = (torch.zeros(sum(handle.sizes), device=device) for _ in range(2))
-        first_of_tensor = 0
-        for name, size in zip(names, handle.sizes):
-            if name in self._worker:
-                worker[first_of_tensor : first_of_tensor + size] = self._worker.pop(name)
-            for first, part in self._server.pop(name, []):
-                at = first_of_tensor + first
-                server[at : at + part.numel()] = part
-            first_of_tensor += size
-        handle.take_errors(worker, self._group.over_all(server))  # everybody else has 0 there
 
     def _checked(self, state: Any) -> list[Any]:
         """The states of a list by rank, or the one."""
@@ -373,9 +295,9 @@ class Compression:
     # --- what is lost
 
     def _losses(
-        self, bucket: _Bucket, views: list[torch.Tensor], factor: torch.Tensor | None
-    ) -> dict[str, torch.Tensor]:
-        handle, lost = bucket.handle, dict[str, torch.Tensor]()
+        self, unit: Unit, views: Sequence[torch.Tensor], factor: torch.Tensor | None
+    ) -> Errors:
+        handle, lost = unit.handle, Errors()
         given = [view.float() for view in views]
         if handle.has_errors:
             carried, _ = handle.errors()
@@ -386,8 +308,11 @@ class Compression:
         decoded = [torch.empty_like(one) for one in given]
         codec.encode(given, payload, stream=handle.stream())
         codec.decode(payload, decoded, stream=handle.stream())
-        for name, one, sent in zip(bucket.names, given, decoded):
-            lost[name] = torch.nan_to_num((one - sent).norm() / one.norm().clamp_min(1e-30), nan=torch.inf)
+        for name in dict.fromkeys(unit.names):
+            own = [k for k, each in enumerate(unit.names) if each == name]
+            left = torch.cat([(given[k] - decoded[k]).view(-1) for k in own]).norm()
+            whole = torch.cat([given[k].view(-1) for k in own]).norm().clamp_min(1e-30)
+            lost[name] = torch.nan_to_num(left / whole, nan=torch.inf)
         if self._stream is not None:
             self._stream.synchronize()  # the codec goes
         return lost
@@ -411,15 +336,20 @@ class _Beside:
             self._outer.wait_stream(self._stream)
 
 
-def _unwrapped(model: Any) -> DistributedDataParallel:
-    ddp = getattr(model, "_orig_mod", model)  # torch.compile()'s
-    if not isinstance(ddp, DistributedDataParallel):
-        kind = type(ddp).__name__
-        raise TypeError(f"model: a DistributedDataParallel expected, got {kind}; wrap it in one first")
-    return ddp
+def settings(codec: Any, error: Any, scaler: Any) -> str:
+    """How errors are kept, once all of these are known to be right."""
+    known_codec(codec)
+    if error is None:
+        error = "none" if codec in (*ALONE, "sign") else "float32"
+    if error not in ERRORS or (codec == "sign" and error != "none"):
+        choice = "none" if codec == "sign" else ", ".join(ERRORS)
+        raise ValueError(f"error: one of {choice} expected, got {_said(error)}")
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        raise TypeError(f"scaler: a torch.amp.GradScaler expected, got {_said(scaler)}")
+    return str(error)
 
 
-def _raws(parameters: dict[str, torch.Tensor], codec: str, raw: Raw) -> dict[str, bool]:
+def raws(parameters: dict[str, torch.Tensor], codec: str, raw: Raw) -> dict[str, bool]:
     """Whether each parameter's gradient travels as it is."""
     if codec in SIGNS:
         if raw is not None:
@@ -431,67 +361,15 @@ def _raws(parameters: dict[str, torch.Tensor], codec: str, raw: Raw) -> dict[str
         return {name: bool(raw(name, one)) for name, one in parameters.items()}
     if isinstance(raw, (str, bytes)) or not isinstance(raw, Collection):
         raise TypeError(f"raw: a function of name and parameter, or names, expected, got {_said(raw)}")
-    named = {_name(str(name)) for name in raw}
+    named = {plain_name(str(name)) for name in raw}
     for name in sorted(named - parameters.keys()):
         raise ValueError(f"raw: {name!r} is no parameter of this model that has a gradient")
     return {name: name in named for name in parameters}
 
 
-def compress(
-    model: torch.nn.Module, codec: str = "int8", *, error: str | None = None, raw: Raw = None, momentum: bool = False,
-    scaler: Any = None, group: Any = None, transport: str = "auto", timeout: float | datetime.timedelta | None = None,
-) -> Compression:  # fmt: skip
-    """Lets DistributedDataParallel exchange its gradients compressed: registers its communication hook.
-
-    `codec`: "int8", "mxfp8" and "bf16" under every optimizer; "int4" and "mxfp4" with the error feedback that is their
-    default; "onebit" for SGD without momentum, or with OneBitSGD and OneBitAdam for the rest. `error`: "float32",
-    "bfloat16" or "none": how this rank keeps what a step loses, to add it to the next. None: "none" for bf16, mxfp8 and
-    int8, "float32" for the others. `raw`: which gradients travel in float32 instead: a function of name and parameter,
-    or names; None: those with fewer than two dimensions or fewer than 1,024 elements. `momentum`: what is given to
-    onebit is a momentum already, so there is nothing to warn of. `scaler`: the torch.amp.GradScaler, so that errors
-    follow its scale. `group`: of the model's ranks; None: the model's own. `transport`: "nccl", "gloo" (through host
-    memory), or "auto", which is the group's own. `timeout`: of an exchange, in seconds or as a timedelta; None: the
-    group's own.
-    """
-    ddp = _unwrapped(model)
-    known_codec(codec)
-    if error is None:
-        error = "none" if codec in (*ALONE, "sign") else "float32"
-    if error not in ERRORS or (codec == "sign" and error != "none"):
-        choice = "none" if codec == "sign" else ", ".join(ERRORS)
-        raise ValueError(f"error: one of {choice} expected, got {_said(error)}")
-    if transport not in ("auto", "nccl", "gloo"):
-        raise ValueError(f"transport: one of auto, nccl, gloo expected, got {_said(transport)}")
-    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
-        raise TypeError(f"scaler: a torch.amp.GradScaler expected, got {_said(scaler)}")
-    over = process_group(ddp.process_group if group is None else group)
-    if over.size() != ddp.process_group.size():
-        raise ValueError(f"group: the {ddp.process_group.size()} ranks of the model expected, got {over.size()}")
-    for name, module in ddp.module.named_modules():
-        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
-            raise TypeError(f"model: {name} has sparse gradients, which are not sent so; sparse=False makes them dense")
-    parameters = {_name(name): one for name, one in ddp.module.named_parameters() if one.requires_grad}
-    for name, one in parameters.items():
-        check_tensor(name, one)
-    devices = {one.device for one in parameters.values()}
-    if len(devices) != 1:
-        raise ValueError(f"model: parameters on one device expected, got {', '.join(sorted(map(str, devices)))}")
-    raws, device = _raws(parameters, codec, raw), devices.pop()
-    own = Group(over, device, timeout, through_host=transport == "gloo")
-    if transport == "nccl" and not own.over_gpus:
-        raise ValueError(f"transport: nccl is for a model on a GPU and a group over NCCL; this one is on {device}")
-    hooks: list[Any] = ddp._comm_hooks
-    slot = hooks[0][1] if len(hooks) == 1 and hooks[0][0] is compressed else None
-    if hooks and (slot is None or not slot.compression._closed):
-        raise RuntimeError("model: it has a communication hook already, and DistributedDataParallel takes one")
+def warn_of_onebit(codec: str, momentum: bool) -> None:
     if codec == "onebit" and not momentum:
         warnings.warn(
             "onebit is for SGD without momentum: under another optimizer use int8 or int4, or compress the momentum "
-            "with OneBitSGD or OneBitAdam (momentum=True says that it is one)", stacklevel=2,
+            "with OneBitSGD or OneBitAdam (momentum=True says that it is one)", stacklevel=3,
         )  # fmt: skip
-    made = Compression(ddp, own, codec, error, raws, scaler)
-    if slot is not None:
-        slot.compression = made
-    else:
-        ddp.register_comm_hook(_Slot(made), compressed)
-    return made

@@ -1,0 +1,164 @@
+"""DistributedDataParallel's gradients, compressed."""
+
+import datetime
+from typing import Any, Iterable
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ._arguments import _said
+from ._torch_groups import TRANSACTIONAL, Group, Handle, check_tensor, process_group
+from ._torch_steps import Compression, Raw, Unit, plain_name, raws, settings, warn_of_onebit
+
+
+class _Bucket(Unit):
+    """The parameters that are in one bucket of DDP."""
+
+    _address, _views = 0, list[torch.Tensor]()
+
+    def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """The gradients, which lie one after the other."""
+        if self._address != buffer.data_ptr() or not self._views:
+            self._address = buffer.data_ptr()
+            self._views = list(torch.split_with_sizes(buffer, self.handle.sizes))
+        return self._views
+
+
+class _Slot:
+    """What DDP keeps as the state of its hook, which it has for good."""
+
+    def __init__(self, compression: "_Buckets") -> None:
+        self.compression = compression
+
+
+def compressed(
+    slot: _Slot, bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:  # fmt: skip
+    """DDP's hook."""
+    return slot.compression._reduced(bucket)
+
+
+def _plain(group: Any, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    work = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
+    future: torch.futures.Future[Any] = work.get_future()
+    return future.then(lambda done: buffer)
+
+
+class _Buckets(Compression):
+    """The hook of a DistributedDataParallel."""
+
+    def __init__(
+        self, model: DistributedDataParallel, group: Group, codec: str, error: str, raw: Any, scaler: Any
+    ) -> None:
+        parameters = [(plain_name(name), one) for name, one in model.module.named_parameters() if one.requires_grad]
+        super().__init__(group, codec, error, {name: one.numel() for name, one in parameters}, raw, scaler)
+        self._ddp_group, self._names = model.process_group, {id(one): name for name, one in parameters}
+        self._buckets: dict[int, _Bucket] = {}
+
+    def _units(self) -> Iterable[Unit]:
+        return self._buckets.values()
+
+    def _forget(self) -> None:
+        self._buckets.clear()
+
+    def _reduced(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        if self._closed:
+            return _plain(self._ddp_group, buffer)
+        check_tensor("gradient", buffer)
+        with self._on_stream(joined=False):
+            if bucket.index() == 0:
+                self._begin()
+            own = self._bucket(bucket, buffer.dtype)
+            own.in_step = True
+            views, factor = own.views(buffer), self._error_factor()
+            if self._measure and self.codec != "sign":
+                self._measured.update(self._losses(own, views, factor))
+            own.handle.run(views, factor)
+            if bucket.is_last():
+                self._complete, self._measure = True, False
+            # On a GPU it stands for what is on the stream by now.
+            done: Any = torch.futures.Future(devices=None if self._stream is None else [buffer.device])
+            done.set_result(buffer)
+        future: torch.futures.Future[torch.Tensor] = done
+        return future
+
+    def _bucket(self, bucket: Any, dtype: torch.dtype) -> _Bucket:
+        """The all-reduce of these parameters. Buckets are alike on all ranks; DDP arranges them anew after the first
+        pass."""
+        index, names = bucket.index(), tuple(self._names[id(parameter)] for parameter in bucket.parameters())
+        known = self._buckets.get(index)
+        if known is not None and known.names == names:
+            return known
+        for old in [old for old, one in self._buckets.items() if not one.in_step]:
+            self._buckets[old].read(self._worker, self._server)
+            del self._buckets[old]
+        raw = [self._raw[name] for name in names]
+        sizes, error = [self._sizes[name] for name in names], self.error
+        handle = Handle(self._group, self.codec, sizes, dtype, error=error, raw=raw, nonfinite=TRANSACTIONAL)
+        self._buckets[index] = made = _Bucket(names, handle)
+        made.give(self._worker, self._server)
+        return made
+
+
+def _unwrapped(model: Any) -> DistributedDataParallel:
+    ddp = getattr(model, "_orig_mod", model)  # torch.compile()'s
+    if not isinstance(ddp, DistributedDataParallel):
+        kind = type(ddp).__name__
+        raise TypeError(f"model: a DistributedDataParallel expected, got {kind}; wrap it in one first")
+    return ddp
+
+
+def check_transport(transport: Any, group: Group) -> None:
+    """Refuses one that this group does not have."""
+    if transport not in ("auto", "nccl", "gloo"):
+        raise ValueError(f"transport: one of auto, nccl, gloo expected, got {_said(transport)}")
+    if transport == "nccl" and not group.over_gpus:
+        raise ValueError(f"transport: nccl is for a model on a GPU and a group over NCCL; this is on {group.device}")
+
+
+def compress(
+    model: torch.nn.Module, codec: str = "int8", *, error: str | None = None, raw: Raw = None, momentum: bool = False,
+    scaler: Any = None, group: Any = None, transport: str = "auto", timeout: float | datetime.timedelta | None = None,
+) -> Compression:  # fmt: skip
+    """Lets DistributedDataParallel exchange its gradients compressed: registers its communication hook.
+
+    `codec`: "int8", "mxfp8" and "bf16" under every optimizer; "int4" and "mxfp4" with the error feedback that is their
+    default; "onebit" for SGD without momentum, or with OneBitSGD and OneBitAdam for the rest. `error`: "float32",
+    "bfloat16" or "none": how this rank keeps what a step loses, to add it to the next. None: "none" for bf16, mxfp8 and
+    int8, "float32" for the others. `raw`: which gradients travel in float32 instead: a function of name and parameter,
+    or names; None: those with fewer than two dimensions or fewer than 1,024 elements. `momentum`: what is given to
+    onebit is a momentum already, so there is nothing to warn of. `scaler`: the torch.amp.GradScaler, so that errors
+    follow its scale. `group`: of the model's ranks; None: the model's own. `transport`: "nccl", "gloo" (through host
+    memory), or "auto", which is the group's own. `timeout`: of an exchange, in seconds or as a timedelta; None: the
+    group's own.
+    """
+    ddp = _unwrapped(model)
+    error = settings(codec, error, scaler)
+    over = process_group(ddp.process_group if group is None else group)
+    if over.size() != ddp.process_group.size():
+        raise ValueError(f"group: the {ddp.process_group.size()} ranks of the model expected, got {over.size()}")
+    for name, module in ddp.module.named_modules():
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
+            raise TypeError(f"model: {name} has sparse gradients, which are not sent so; sparse=False makes them dense")
+    parameters = {plain_name(name): one for name, one in ddp.module.named_parameters() if one.requires_grad}
+    for name, one in parameters.items():
+        check_tensor(name, one)
+    devices = {one.device for one in parameters.values()}
+    if len(devices) != 1:
+        raise ValueError(f"model: parameters on one device expected, got {', '.join(sorted(map(str, devices)))}")
+    of_raw, device = raws(parameters, codec, raw), devices.pop()
+    own = Group(over, device, timeout, through_host=transport == "gloo")
+    check_transport(transport, own)
+    hooks: list[Any] = ddp._comm_hooks
+    slot = hooks[0][1] if len(hooks) == 1 and hooks[0][0] is compressed else None
+    if hooks and (slot is None or not slot.compression._closed):
+        raise RuntimeError("model: it has a communication hook already, and DistributedDataParallel takes one")
+    warn_of_onebit(codec, momentum)
+    made = _Buckets(ddp, own, codec, error, of_raw, scaler)
+    if slot is not None:
+        slot.compression = made
+    else:
+        ddp.register_comm_hook(_Slot(made), compressed)
+    return made
