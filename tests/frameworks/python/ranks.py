@@ -1,10 +1,20 @@
 """Ranks of a group of torch.distributed over gloo, as processes: for tests that run a function on each."""
 
 import os
+import pathlib
 import traceback
 
 import torch
 import torch.distributed as dist
+
+
+DIGITS = pathlib.Path(__file__).resolve().parents[3] / "examples_c" / "data" / "digits.bin"
+
+
+def digits():
+    """Handwritten digits: images and what they show."""
+    records = torch.frombuffer(bytearray(DIGITS.read_bytes()), dtype=torch.uint8).view(-1, 65)
+    return records[:, :64] / 16, records[:, 64].long()
 
 
 def _rank(rank, function, world, folder, arguments):

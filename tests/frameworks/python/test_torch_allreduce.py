@@ -44,6 +44,30 @@ def means_and_sums():
     assert torch.equal(parameter.detach(), signs(1, 64))
 
 
+def blocks_lose_little():
+    rank, world = dist.get_rank(), dist.get_world_size()
+    every = []
+    for each in range(world):
+        torch.manual_seed(each)
+        every.append([torch.randn(300, 7), torch.randn(1000)])
+    for codec, most in ("bf16", 0.005), ("int8", 0.01), ("mxfp8", 0.05), ("int4", 0.2), ("mxfp4", 0.25):
+        for op, divisor in ("mean", world), ("sum", 1):
+            tensors = [tensor.clone() for tensor in every[rank]]
+            all_reduce(tensors, codec, op=op)
+            for tensor, ones in zip(tensors, zip(*every)):
+                exact = sum(ones) / divisor
+                assert 0 < (tensor - exact).norm() / exact.norm() < most, (codec, op)
+                largest = tensor.clone()
+                dist.all_reduce(largest, dist.ReduceOp.MAX)
+                assert torch.equal(largest, tensor)  # on every rank, so they are the same
+    first, second = torch.full((64,), 3.0), torch.full((64,), 0.7)
+    all_reduce(first)
+    all_reduce(second)  # with the same handle, which has kept no errors
+    again = torch.full((64,), 0.7)
+    all_reduce(again)
+    assert torch.equal(again, second)
+
+
 def the_oldest_goes_on_all_ranks():
     pair = dist.new_group([0, 1])  # rank 2 is in the world alone
     handles = _torch_groups._kept[dist.group.WORLD].handles
@@ -93,6 +117,7 @@ def a_rank_that_does_not_come_is_not_waited_for():
 
 def everything():
     means_and_sums()
+    blocks_lose_little()
     refusals()
     the_oldest_goes_on_all_ranks()
     a_rank_that_does_not_come_is_not_waited_for()

@@ -2,7 +2,6 @@
 that is not finite out on all ranks."""
 
 import copy
-import pathlib
 import pickle
 
 import pytest
@@ -10,19 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import on_ranks  # noqa: E402
+from ranks import digits, on_ranks  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from gradcodec.torch import OneBitAdam, OneBitSGD  # noqa: E402
-
-DIGITS = pathlib.Path(__file__).resolve().parents[3] / "examples_c" / "data" / "digits.bin"
-
-
-def digits():
-    """Handwritten digits: images and what they show."""
-    records = torch.frombuffer(bytearray(DIGITS.read_bytes()), dtype=torch.uint8).view(-1, 65)
-    return records[:, :64] / 16, records[:, 64].long()
-
 
 def network(seed=0):
     torch.manual_seed(seed)
