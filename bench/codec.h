@@ -49,15 +49,15 @@ int32_t call_codecs(const Library *library, int64_t count, const CodecCall *call
 }
 
 /*
- * A codec ONEBIT on device 0 of a type; `code` and `bits` are of the dtype of its values. It reduces chunk 0 if there
- * are several. NULL: refused (last_error() says why).
+ * A codec on device 0 of a type; `code` and `bits` are of the dtype of its values. It reduces chunk 0 if there are
+ * several. NULL: refused (last_error() says why).
  */
-gc_codec_t *make_codec(const Library *library, int32_t device_type, int32_t code, int32_t bits, int32_t error,
-                       const int64_t *segments, int64_t n_segments, int64_t n_chunks)
+gc_codec_t *make_codec(const Library *library, int32_t kind, int32_t device_type, int32_t code, int32_t bits,
+                       int32_t error, const int64_t *segments, int64_t n_segments, int64_t n_chunks)
 {
     gc_codec_options_t options = { 0 };
     options.struct_size = sizeof options;
-    options.codec = GC_CODEC_ONEBIT;
+    options.codec = kind;
     options.device.device_type = (DLDeviceType)device_type;
     options.values.code = (uint8_t)code;
     options.values.bits = (uint8_t)bits;

@@ -20,7 +20,7 @@ HEADER = 64
 
 # `dtype` is that of the gradient, or of what is decoded. `bytes` are read and written for each element of the gradient:
 # the gradient is read, the error read and written, the bit written; or the bit is read and the value written.
-Kind = namedtuple("Kind", "function dtype error bytes world", defaults=[1])
+Kind = namedtuple("Kind", "function dtype error bytes world codec", defaults=[1, "onebit"])
 KINDS = {
     "encode float32": Kind(ENCODE, "float32", FLOAT32_ERRORS, 4 + 2 * 4 + 1 / 8),
     "encode bfloat16": Kind(ENCODE, "bfloat16", BFLOAT16_ERRORS, 2 + 2 * 2 + 1 / 8),
@@ -43,6 +43,29 @@ STAGE_KINDS = {
 }
 KINDS |= STAGE_KINDS
 
+# Block codecs: number, elements of a block, bytes of its scale and its codes.
+CODECS = {"onebit": 1, "bf16": 3, "mxfp8": 4, "int8": 5, "int4": 6, "mxfp4": 7}
+BLOCKS = {"bf16": (32, 64), "mxfp8": (32, 33), "int8": (64, 66), "int4": (32, 18), "mxfp4": (32, 17)}
+
+
+def block_kinds():
+    dtypes = {"float32": 4, "bfloat16": 2}
+    errors = {"no errors": (NO_ERRORS, 0), "float32 errors": (FLOAT32_ERRORS, 8), "bfloat16 errors": (BFLOAT16_ERRORS, 4)}
+    for codec, (elements, size) in BLOCKS.items():
+        sent = size / elements
+        for dtype, bytes_of_value in dtypes.items():
+            for name, (error, kept) in errors.items():
+                yield f"blocks {codec} encode {dtype}, {name}", Kind(ENCODE, dtype, error, bytes_of_value + kept + sent, 1, codec)
+        for dtype, bytes_of_value in dtypes.items():
+            yield f"blocks {codec} decode {dtype}", Kind(DECODE, dtype, NO_ERRORS, bytes_of_value + sent, 1, codec)
+        yield f"blocks {codec} decode and add float32", Kind(ADD, "float32", NO_ERRORS, 2 * 4 + sent, 1, codec)
+        for w in WORLDS:
+            yield f"blocks {codec} reduce {w}", Kind(REDUCE, "float32", NO_ERRORS, (w + 1) * sent / w, w, codec)
+
+
+BLOCK_KINDS = dict(block_kinds())
+ALL_KINDS = KINDS | BLOCK_KINDS
+
 
 class Call(ctypes.Structure):
     """CodecCall in codec.h."""
@@ -60,13 +83,13 @@ class Call(ctypes.Structure):
 
 
 class Codec:
-    def __init__(self, place, library, dtype, error, segments, n_chunks=1):
+    def __init__(self, place, library, dtype, error, segments, n_chunks=1, codec="onebit"):
         make = place.timer.make_codec
         make.restype = c_void_p
         code, bits = (BFLOAT16, 16) if dtype == "bfloat16" else (2, 32)
         self.library = library
         counts = (c_int64 * len(segments))(*segments)
-        options = map(c_int32, (place.device_type, code, bits, error))
+        options = map(c_int32, (CODECS[codec], place.device_type, code, bits, error))
         self.handle = make(library.handle, *options, counts, c_int64(len(segments)), c_int64(n_chunks))
         if not self.handle:
             raise RuntimeError(library.last_error())
@@ -86,7 +109,7 @@ class Work:
         """`like`: another Work of the same, whose gradients are taken."""
         if not hasattr(library.functions, "gc_codec_create"):
             raise RuntimeError(f"{library.path}: of before codecs")
-        self.place, self.library, self.kind, self.groups, self.off = place, library, KINDS[kind], groups, off
+        self.place, self.library, self.kind, self.groups, self.off = place, library, ALL_KINDS[kind], groups, off
         self.bytes = math.ceil(self.kind.bytes * sum(map(sum, groups)))
         self.codecs, self.memory, self.payloads, self.values = [], [], [], []
         try:
@@ -141,7 +164,8 @@ class Work:
 
         decodes = kind.function in (DECODE, ADD)
         dtype = "float32" if decodes else kind.dtype
-        codec = self.codec(dtype, kind.error, segments, kind.world)  # which reduces chunk 0, if there are several
+        # It reduces chunk 0, if there are several.
+        codec = self.codec(dtype, kind.error, segments, kind.world, kind.codec)
         gradients = values if values and not decodes else self.arrays(place.random, segments, dtype)
         payload = self.zeros((codec.payload_bytes,))
         encode = Call(ENCODE, codec.handle, self.tensors(gradients, dtype), len(segments), self.tensor(payload))
@@ -168,6 +192,8 @@ class Work:
         place.call(self.library, self.calls[0])
         place.wait()
         (n, *_), (values, *_) = self.groups[0], self.values[0]
+        if self.kind.codec != "onebit":
+            return self.check_blocks()
         if self.kind.function == COMPRESS:
             bits, scale = self.payloads[0]
             bits, scale = bits[0], float(scale[0])
@@ -192,3 +218,15 @@ class Work:
         else:
             expected = math.sqrt(float((x.astype(np.float64) ** 2).mean()))
             assert abs(scale - expected) <= 1e-5 * expected, f"the scale is {scale}, expected {expected}"
+
+    def check_blocks(self):
+        """The same of a block codec: tests hold every byte; here it is that the call was made at all."""
+        payload, np = self.payloads[0], self.place.np
+        magic, flags = bytes(payload[:4].tolist()), int(payload[28:32].view(np.uint32)[0])
+        assert magic == b"GCPL" and flags == 0, f"a payload that begins with {magic} and has the flags {flags}"
+        assert int(payload[64:4096].max()) > 0, "a payload of zeros"
+        if self.kind.function in (DECODE, ADD):
+            x = self.values[0][0]
+            x = (x.astype(np.uint32) << 16).view(np.float32) if self.kind.dtype == "bfloat16" else x
+            mean = float(abs(x).mean())
+            assert 0.1 < mean < 10, f"values of mean magnitude {mean}"

@@ -19,7 +19,7 @@ import numpy as np
 import deepspeed_worker
 import gpu
 import report
-from codec import COMPRESS, ENCODE, KINDS, STAGE_KINDS, Call, Codec, Work
+from codec import ALL_KINDS, COMPRESS, ENCODE, STAGE_KINDS, Call, Codec, Work
 from cpu import ROOT, DLTensor, Library
 
 LARGE = 300 * 2**20
@@ -28,6 +28,12 @@ QUICK_SIZES = [2**12, 2**20]
 SIZE_KINDS = ["encode float32", "encode bfloat16", "decode float32"]
 RAGGED_KINDS = [*SIZE_KINDS, "encode bfloat16, float32 errors", "decode bfloat16", "plain float32"]
 SEGMENT_KINDS = ["encode float32", "encode bfloat16", "decode float32"]
+SEGMENT_KINDS += [f"blocks {codec} {rest}" for codec in ("int8", "int4") for rest in ("encode float32, no errors", "decode float32")]
+RAGGED_KINDS += [
+    f"blocks {codec} {rest}"
+    for codec in ("bf16", "mxfp8", "int8", "int4", "mxfp4")
+    for rest in ("encode float32, float32 errors", "encode bfloat16, no errors", "decode float32", "decode bfloat16")
+]
 # A model's layers: sizes between 2^14 and 2^20, as many between each power of two and the next.
 SEGMENTS = [int(size) for size in 2 ** np.random.default_rng(0).uniform(14, 20, 200)]
 ALL_REDUCE_SIZES = [2**10, 2**20]
@@ -101,7 +107,8 @@ class Bench(gpu.Bench):
         """DeepSpeed's worker on the gradient of a first call, as contenders; nothing without torch."""
         torch = self.torch
         kind = work.kind
-        if not torch or kind.function not in (ENCODE, COMPRESS) or (kind.dtype, kind.world) != ("float32", 1):
+        alike = kind.function in (ENCODE, COMPRESS) and (kind.dtype, kind.world, kind.codec) == ("float32", 1, "onebit")
+        if not torch or not alike:
             return {}
         gradient = work.values[0][0]
 
@@ -123,7 +130,7 @@ class Bench(gpu.Bench):
 
 
 def calls_for(kind, elements):
-    return min(MOST_CALLS, gpu.calls_for(int(KINDS[kind].bytes * elements) + 1))
+    return min(MOST_CALLS, gpu.calls_for(int(ALL_KINDS[kind].bytes * elements) + 1))
 
 
 def attempt(failures, name, function):
@@ -193,7 +200,7 @@ def ragged_row(bench, kind, sizes):
     return {**row, "seconds": samples, "failures": failures}
 
 
-def host(bench, calls, failures):
+def host(bench, calls, failures, only):
     """Seconds a call of the host."""
     synchronize = ctypes.cast(bench.driver.cuStreamSynchronize, c_void_p)
     one = [gpu.HOST_ELEMENTS]
@@ -204,7 +211,12 @@ def host(bench, calls, failures):
         "gc_codec_decode": ("decode float32", one),
         "gc_codec_reduce": ("reduce 4 float32", one),
         "gc_onebit_compress_into": ("plain float32", one),
+        "gc_codec_encode, int8": ("blocks int8 encode float32, float32 errors", one),
+        f"gc_codec_encode, int8, {len(SEGMENTS)} segments": ("blocks int8 encode float32, float32 errors", SEGMENTS),
+        "gc_codec_decode, int8": ("blocks int8 decode float32", one),
+        "gc_codec_reduce, int8": ("blocks int8 reduce 4", one),
     }
+    cases = {name: case for name, case in cases.items() if case[0].startswith(only)}
     for name, (kind, segments) in cases.items():
 
         def measured():
@@ -380,12 +392,14 @@ def main():
             save()
         print(f"{group}: {time.perf_counter() - begin:.0f} s", file=sys.stderr)
 
-    measure("large", large_row, [kind for kind in KINDS if kind not in STAGE_KINDS], [LARGE])
+    measure("large", large_row, [kind for kind in ALL_KINDS if kind not in STAGE_KINDS], [LARGE])
     measure("stages", large_row, STAGE_KINDS, [LARGE])
     measure("segments", segments_row, SEGMENT_KINDS, [SEGMENTS])
+    n_calls = gpu.HOST_CALLS // 4 if quick else gpu.HOST_CALLS
+    if everything or only == "blocks":
+        results["host"] = host(bench, n_calls, results["failed"], only)
+        save()
     if everything:
-        n_calls = gpu.HOST_CALLS // 4 if quick else gpu.HOST_CALLS
-        results["host"] = host(bench, n_calls, results["failed"])
         all_reduces(bench, n_calls, results)
         save()
     measure("sizes", size_row, SIZE_KINDS, QUICK_SIZES if quick else SIZES)
