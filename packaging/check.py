@@ -29,6 +29,7 @@ def faults(release):
     named = {
         **{path: re.search(r'name = "gradcodec"\nversion = "(.*)"', text(path))[1] for path in locks},
         "include/gradcodec.h": ".".join(re.findall(r"#define GRADCODEC_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header)),
+        "python/gradcodec/__init__.py": re.search(r'^__version__ = "(.*)"', text("python/gradcodec/__init__.py"), re.M)[1],
         "CHANGELOG.md": re.search(r"^## \[(\d.*?)\]", text("CHANGELOG.md"), re.M)[1],
     }
     yield from (f"{path} is of {other}, Cargo.toml of {version}" for path, other in named.items() if other != version)

@@ -10,6 +10,9 @@ framework tells it (PyTorch, CuPy), and the legacy one where none does; 1 for th
 handle, or an object that has one as `cuda_stream` (torch) or `ptr` (CuPy). It waits for what frameworks have enqueued
 on the tensors; until it is done they must stay. JAX's arrays are immutable and cannot say so: do not write to them.
 Outputs that require grad are refused where PyTorch records gradients.
+
+What owns memory has close(), which may be called twice, and is a context manager; otherwise it is released with its
+object. An error is a GradCodecError with a Status, or, where an argument cannot be one at all, Python's usual one.
 """
 
 from ._abi import (
@@ -18,19 +21,21 @@ from ._abi import (
 )
 from ._codecs import Codec
 from ._comms import AllReduce, Communicator, Exchanger
-from ._errors import GradCodecError
+from ._errors import GradCodecError, Status
 from ._kernels import Kernel
 from ._library import GradCodec
 from ._share import Share
 from ._tensors import Array, Tensor
 
+__version__ = "0.1.0"  # of this package; GradCodec.version is the library's
+
 __all__ = [
     "ADD", "AXIS_NONE", "BF16", "BIG", "COUNT_ALL", "CPU", "CUDA", "CUDA_HOST", "CUDA_MANAGED", "DTYPES", "INT4",
     "INT8", "LITTLE", "MEAN", "MXFP4", "MXFP8", "ONEBIT", "PROPAGATE", "RMS", "SET", "SIGN", "TRANSACTIONAL", "ZERO",
     "AllReduce", "Array", "Codec", "Communicator", "DType", "Device", "Exchanger", "GradCodec", "GradCodecError",
-    "Kernel", "Share", "Tensor",
+    "Kernel", "Share", "Status", "Tensor", "__version__",
 ]  # fmt: skip
 
 # As they are known: in messages, and in what is pickled.
-for _each in (AllReduce, Array, Codec, Communicator, GradCodec, GradCodecError, Kernel, Share, Tensor):
+for _each in (AllReduce, Array, Codec, Communicator, GradCodec, GradCodecError, Kernel, Share, Status, Tensor):
     _each.__module__ = __name__

@@ -2,15 +2,34 @@
 
 import math
 import operator
+import reprlib
 from ctypes import c_float
 from typing import Any
 
 from ._abi import CPU, CUDA, DTYPES, Device, DType
 
 
-def _said(thing: Any) -> str:
-    text = repr(thing)
-    return text if thing is None or len(text) > 60 else f"{type(thing).__name__} {text}"
+_SHORT = reprlib.Repr()
+_SHORT.maxother = _SHORT.maxstring = _SHORT.maxlong = 1000
+_TEXTS = (str, bytes, bytearray)
+
+
+def _said(thing: Any, most: int = 60) -> str:
+    """A thing in a message: what it is, and as much of it as there is room for."""
+    if thing is None:
+        return "None"
+    kind = type(thing).__name__[:60]
+    if isinstance(thing, _TEXTS) and len(thing) > most:
+        return f"{repr(thing[: most - 10])}..., {kind} of {len(thing)}"
+    sized = isinstance(thing, (list, tuple, dict, set, frozenset))
+    if sized and len(thing) > 20:
+        return f"{kind} of {len(thing)}"
+    text = _digits(thing) if isinstance(thing, int) else _SHORT.repr(thing)
+    return f"{kind} {text}" if len(text) <= most else f"{kind} of {len(thing)}" if sized else kind
+
+
+def _digits(number: int) -> str:
+    return str(number) if number.bit_length() <= 128 else f"a number of {number.bit_length()} bits"
 
 
 def _whole(name: str, number: Any, least: int = -(2**63), most: int = 2**63 - 1) -> int:
@@ -21,7 +40,7 @@ def _whole(name: str, number: Any, least: int = -(2**63), most: int = 2**63 - 1)
     except TypeError:
         raise TypeError(f"{name}: a whole number expected, got {_said(number)}") from None
     if not least <= value <= most:
-        raise ValueError(f"{name}: at {f'least {least}' if value < least else f'most {most}'} expected, got {value}")
+        raise ValueError(f"{name}: at {f'least {least}' if value < least else f'most {most}'} expected, got {_digits(value)}")
     return value
 
 
@@ -81,6 +100,10 @@ def _float32(name: str, number: Any) -> float:
     if math.isinf(c_float(value).value) and not math.isinf(value):
         raise OverflowError(f"{name}: at most 3.4e38, the largest float32, expected, got {value}")
     return value
+
+
+def _socket(socket: Any) -> int:
+    return _int32("socket", socket.fileno() if hasattr(socket, "fileno") else socket)
 
 
 def _text(name: str, text: Any) -> bytes:

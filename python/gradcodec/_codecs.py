@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_int64, c_uint8, c_void_p
+from ctypes import byref, c_int64, c_uint8
 from typing import TYPE_CHECKING, Any, Sequence
 
 from ._abi import C, ERRORS, KINDS, POLICIES, REDUCTIONS, SET, CodecOptions
 from ._arguments import _arrays, _bools, _choice, _count, _device, _dtype, _float32, _int32, _named, _whole, _wholes
+from ._errors import _cut
+from ._owned import _Owned
 from ._reading import _Frame, _Note, _frame
 from ._tensors import Array
 
@@ -23,7 +25,7 @@ def _options(kind: int | str, segments: Sequence[int], options: dict[str, Any]) 
     counts = _wholes("segments", segments)
     for name in options:
         if name not in _CHOICES:
-            raise TypeError(f"{name}: no option of a codec; those are {', '.join(_CHOICES)}")
+            raise TypeError(f"{_cut(name, 60)}: no option of a codec; those are {', '.join(_CHOICES)}")
     for name in {"values", "results"} & options.keys():
         options[name] = _dtype(options[name])
     if "device" in options:
@@ -59,32 +61,27 @@ _ERRORS_OUT = _Note("worker", True, optional=True), _Note("server", True, option
 _ERRORS_IN = _Note("worker", optional=True), _Note("server", optional=True)
 
 
-class _Steps:
-    """What codecs and all-reduces share. Released with this object."""
+class _Steps(_Owned):
+    """What codecs and all-reduces share."""
 
-    _library: GradCodec
     _raw: Any
     _prefix: str
-    _handle: int | None = None
     _home: Any = None  # whose stream the last call took, for those without a tensor
 
     def _own(self, library: GradCodec, handle: Any) -> None:
-        self._library, self._raw = library, library._raw
-        self._handle = ctypes.cast(handle, c_void_p).value
-
-    def __del__(self) -> None:
-        if self._handle:
-            getattr(self._raw, f"{self._prefix}_free")(self._handle)
+        super()._own(library, handle)
+        self._raw = library._raw
 
     def _read(
         self, frame: _Frame, stream: Any, sources: Sequence[Any], notes: Sequence[_Note], listed: int = 0
     ) -> int:  # fmt: skip
+        self._open()
         handle = frame.read(stream, sources, notes, listed, self._home)
         self._home = frame.home or self._home
         return handle
 
     def _run(self, function: Any, *arguments: Any) -> None:
-        status = function(self._handle, *arguments)
+        status = self._call_with(function, *arguments)
         if status:
             self._library._check(status)
 
@@ -119,7 +116,7 @@ class _Steps:
 
 
 class Codec(_Steps):
-    """A codec (gc_codec_t), released with this object. `kind`: "int8", "mxfp8", "bf16", "int4", "mxfp4", "onebit", "sign",
+    """A codec (gc_codec_t), released by close(), at the end of a `with`, or with this object. `kind`: "int8", "mxfp8", "bf16", "int4", "mxfp4", "onebit", "sign",
     or one of the constants; `segments`: the element counts of the tensors. `options`: fields of gc_codec_options_t, as
 
         values, results  dtypes by their names; "float32"
@@ -132,7 +129,7 @@ class Codec(_Steps):
         beta, n_chunks, server
     """
 
-    _prefix = "gc_codec"
+    _prefix, _free = "gc_codec", "gc_codec_free"
 
     def __init__(self, library: GradCodec, kind: int | str, segments: Sequence[int], **options: Any) -> None:
         all_of_them, made = _options(kind, segments, options), C()

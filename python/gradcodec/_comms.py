@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_uint8, c_void_p
+from ctypes import byref, c_uint8
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from ._abi import C, CPU, G, R, Exchange, Transport
 from ._arguments import _arrays, _device, _int32, _whole
 from ._codecs import _FACTORS, _INPUTS, _OUTPUTS, _Steps, _options
-from ._errors import GradCodecError
+from ._errors import GradCodecError, _cut
+from ._owned import _Owned
 from ._reading import _Note, _frame
 from ._tensors import Array
 
@@ -36,63 +37,58 @@ def _exchange(function: Exchanger, world_size: int, blocks: int, failures: list[
     return Exchange(exchange)
 
 
-class Communicator:
-    """A rank's way to the others (gc_comm_t), released with this object. `all_to_all` and `all_gather` take what to
+class Communicator(_Owned):
+    """A rank's way to the others (gc_comm_t), released by close(), at the end of a `with`, or with this object. `all_to_all` and `all_gather` take what to
     send and room to receive, host memory both, as mpi4py's comm.Alltoall and comm.Allgather do. What they raise is the
     cause of the exception that a call raises then."""
 
     def __init__(
         self, library: GradCodec, rank: int, world_size: int, all_to_all: Exchanger, all_gather: Exchanger
     ) -> None:
-        self._keep(library)
+        self._keep()
         rank, world_size = _int32("rank", rank), _int32("world_size", world_size)
         to_all = _exchange(all_to_all, world_size, world_size, self._failures)
         gather, host = _exchange(all_gather, world_size, 1, self._failures), 1
         self._transport = Transport(ctypes.sizeof(Transport), rank, world_size, host, None, to_all, gather)
         made = G()
         library.lib.gc_comm_from_transport(byref(self._transport), byref(made))
-        self._own(made)
+        self._own(library, made)
 
-    _handle: int | None = None
+    _free = "gc_comm_free"
 
-    def _keep(self, library: GradCodec) -> None:
-        self._library, self._failures = library, list[BaseException]()
+    def _keep(self) -> None:
+        self._failures = list[BaseException]()
         self._parts: list[Communicator] = []
         # What functions of Python have raised, of this communicator and of those that it is made of.
         self._raised = [self._failures]
 
-    def _own(self, made: Any) -> None:
-        self._handle = ctypes.cast(made, c_void_p).value
-
     @classmethod
     def _of(cls, library: GradCodec, made: Any) -> Communicator:
         comm = cls.__new__(cls)
-        comm._keep(library)
-        comm._own(made)
+        comm._keep()
+        comm._own(library, made)
         return comm
 
-    def __del__(self) -> None:
-        if self._handle:
-            self._library._raw.gc_comm_free(self._handle)
-
-    def _run(self, function: Any, *arguments: Any) -> None:
+    def _run(self, of: _Owned, function: Any, *arguments: Any) -> None:
+        """A call on this communicator, or on an all-reduce over it."""
         for raised in self._raised:
             raised.clear()
-        status = function(*arguments)
+        status = of._call_with(function, *arguments)
         if status:
-            try:
-                self._library._check(status)
-            except GradCodecError as error:
-                raise error from next((failure for raised in self._raised for failure in raised), None)
+            cause = next((failure for raised in self._raised for failure in raised), None)
+            sentence = self._library._last_error()
+            if cause is not None:
+                sentence = f"{_cut(sentence, 300)}: {type(cause).__name__}: {_cut(str(cause), 150)}"
+            raise GradCodecError(sentence, status) from cause
 
     def reserve(self, n_elements: int, device: tuple[int, int] = (CPU, 0)) -> None:
         """Allocates the memory for all-reduces of `n_elements` now, so that they allocate nothing."""
         given = _device(device), _whole("n_elements", n_elements)
-        self._library._check(self._library._raw.gc_comm_reserve(self._handle, *given))
+        self._library._check(self._call_with(self._library._raw.gc_comm_reserve, *given))
 
     def async_error(self) -> None:
         """Raises what went wrong in work that was enqueued."""
-        self._library._check(self._library._raw.gc_comm_async_error(self._handle))
+        self._library._check(self._call_with(self._library._raw.gc_comm_async_error))
 
     def compressed_allreduce(self, buffer: Array, worker_error: Array, server_error: Array, stream: Any = None) -> None:
         """The mean of `buffer` over all ranks, in place, at one bit per element: DeepSpeed's compressed_allreduce.
@@ -103,7 +99,7 @@ class Communicator:
         frame = _frame()
         try:
             handle = frame.read(stream, (buffer, worker_error, server_error), _COMPRESSED)
-            self._run(self._library._raw.gc_compressed_allreduce, self._handle, *frame.places[:3], handle)
+            self._run(self, self._library._raw.gc_compressed_allreduce, *frame.places[:3], handle)
         finally:
             frame.release()
 
@@ -113,18 +109,18 @@ class Communicator:
 
 
 class AllReduce(_Steps):
-    """An all-reduce that keeps its errors (gc_allreduce_t), made on every rank with what makes a Codec; released with
-    this object."""
+    """An all-reduce that keeps its errors (gc_allreduce_t), made on every rank with what makes a Codec, and
+    released as that is."""
 
-    _prefix = "gc_allreduce"
+    _prefix, _free = "gc_allreduce", "gc_allreduce_free"
 
     def __init__(self, comm: Communicator, kind: int | str, segments: Sequence[int], **options: Any) -> None:
         all_of_them, made, self._comm = _options(kind, segments, options), R(), comm
-        comm._run(comm._library._raw.gc_allreduce_create, comm._handle, byref(all_of_them), byref(made))
+        comm._run(comm, comm._library._raw.gc_allreduce_create, byref(all_of_them), byref(made))
         self._own(comm._library, made)
 
     def _run(self, function: Any, *arguments: Any) -> None:
-        self._comm._run(function, self._handle, *arguments)
+        self._comm._run(self, function, *arguments)
 
     def run(
         self, values: Sequence[Array], value_factor: Array | None = None, error_factor: Array | None = None,

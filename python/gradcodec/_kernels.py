@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import operator
 import struct
-from ctypes import byref, c_char_p, c_int32, c_void_p
+from ctypes import byref, c_char_p, c_int32
 from typing import TYPE_CHECKING, Any, Sequence
 
 from ._abi import DTYPES, K, VIEW, RunOptions
-from ._arguments import INT32, _address, _arrays, _bytes, _int32, _said, _text, _whole, _wholes
+from ._arguments import INT32, _address, _arrays, _bytes, _digits, _int32, _said, _text, _whole, _wholes
+from ._errors import _cut
+from ._owned import _Owned
 from ._reading import _about, _frame, _Note, _Number
 from ._tensors import Array
 
@@ -27,7 +29,7 @@ def _number(number: Any) -> _Number:
         return _Number(struct.unpack("q", struct.pack("d", number))[0], _FLOAT64)
     whole = operator.index(number)
     if not -(2**63) <= whole < 2**64:  # ctypes would cut it
-        raise OverflowError(f"{whole} is neither an int64 nor a uint64")
+        raise OverflowError(f"{_digits(whole)} is neither an int64 nor a uint64")
     return _Number(whole, _INT64) if whole < 2**63 else _Number(whole - 2**64, _UINT64)
 
 
@@ -36,15 +38,15 @@ _INPUT, _OUTPUT, _WORKSPACE = _Note("input"), _Note("output", True), _Note("work
 _NO_OPTIONS = RunOptions(ctypes.sizeof(RunOptions))
 
 
-class Kernel:
-    """A kernel that is compiled at run time (gc_kernel_t), released with this object: GradCodec.elementwise and
+class Kernel(_Owned):
+    """A kernel that is compiled at run time (gc_kernel_t), released by close(), at the end of a `with`, or with this object: GradCodec.elementwise and
     GradCodec.reduction make it, of texts as CuPy's ElementwiseKernel and ReductionKernel take them, and other fields of
     the options. Called with one array for each parameter, outputs too; inputs may be Python numbers. A reduction wants
     as `workspace` uint8 on the device, of workspace_bytes() bytes, where that is not 0. Keep it as long as its work is
     under way, or a graph has it: code that runs is not to be unloaded."""
 
     def __init__(self, library: GradCodec, create: Any, kind: Any, fields: dict[str, Any]) -> None:
-        self._library, self._raw = library, library._raw
+        self._raw = library._raw
         given = fields.pop("options", ())
         if isinstance(given, (str, bytes)):
             raise TypeError(f"options: a sequence of str expected, got {_said(given)}")
@@ -53,27 +55,23 @@ class Kernel:
         numbers["nvrtc"] = _address("nvrtc", fields.pop("nvrtc", None)) or 0
         texts = [name for name, of in kind._fields_ if of is c_char_p]
         for name in fields.keys() - set(texts):
-            raise TypeError(f"{name}: no option of a kernel; those are {', '.join(texts)}, options, flags, nvrtc")
+            raise TypeError(f"{_cut(name, 60)}: no option of a kernel; those are {', '.join(texts)}, options, flags, nvrtc")
         encoded = {name: text if text is None else _text(name, text) for name, text in fields.items()}
         self._kept = (c_char_p * max(1, len(options)))(*options)
         sizes = {"struct_size": ctypes.sizeof(kind), "options": self._kept, "n_options": len(options)}
         all_of_them, made = kind(**sizes, **numbers, **encoded), K()
         create(byref(all_of_them), byref(made))
-        self._handle = ctypes.cast(made, c_void_p).value
+        self._own(library, made)
 
-    _handle: int | None = None
+    _free = "gc_kernel_free"
 
     @classmethod
     def _of(cls, library: GradCodec, saved: bytes) -> Kernel:
         kernel, made, code = cls.__new__(cls), K(), _bytes("saved", saved)
-        kernel._library, kernel._raw = library, library._raw
         library.lib.gc_kernel_load(code, len(code), byref(made))
-        kernel._handle = ctypes.cast(made, c_void_p).value
+        kernel._raw = library._raw
+        kernel._own(library, made)
         return kernel
-
-    def __del__(self) -> None:
-        if self._handle:
-            self._raw.gc_kernel_free(self._handle)
 
     def _call(self, function: Any, inputs: Any, outputs: Any, stream: Any, options: dict[str, Any]) -> Any:
         given = [_number(x) if _is_number(x) else x for x in _arrays("inputs", inputs)]
@@ -86,10 +84,10 @@ class Kernel:
             about = self._options(**options) if options or room is not None else _NO_OPTIONS
             if room is not None:
                 about.workspace = ctypes.cast(frame.places[n + m], VIEW)
-            arguments = self._handle, frame.list, n, frame.list + 8 * n, m, byref(about)
+            arguments = frame.list, n, frame.list + 8 * n, m, byref(about)
             if function is self._raw.gc_kernel_workspace_bytes:
-                return function(*arguments)
-            status = function(*arguments, handle)
+                return self._call_with(function, *arguments)
+            status = self._call_with(function, *arguments, handle)
             if status:
                 self._library._check(status)
         finally:
@@ -117,8 +115,8 @@ class Kernel:
         return size
     def log(self) -> str:
         log = c_char_p()
-        self._library._check(self._raw.gc_kernel_log(self._handle, byref(log)))
+        self._library._check(self._call_with(self._raw.gc_kernel_log, byref(log)))
         return (log.value or b"").decode()
     def save(self) -> bytes:
-        saved = self._library.make(self._raw.gc_kernel_save, self._handle)
+        saved = self._library.make(self._call_with, self._raw.gc_kernel_save)
         return ctypes.string_at(saved.address, saved.shape[0])

@@ -37,13 +37,14 @@ from ._arguments import (
     _float32,
     _int32,
     _said,
+    _socket,
     _text,
     _whole,
     _wholes,
 )
 from ._codecs import Codec
 from ._comms import Communicator, Exchanger
-from ._errors import GradCodecError
+from ._errors import GradCodecError, _cut
 from ._kernels import Kernel
 from ._share import Share
 from ._reading import _frame, _Note
@@ -71,6 +72,10 @@ def _installed() -> ctypes.CDLL:
         ) from None
 
 
+def _tail(path: str) -> str:
+    return path if len(path) <= 150 else f"...{path[-147:]}"
+
+
 def _loaded(path: str | os.PathLike[str] | None) -> ctypes.CDLL:
     named = path or os.environ.get("GRADCODEC_LIBRARY")
     if not named:
@@ -78,7 +83,9 @@ def _loaded(path: str | os.PathLike[str] | None) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(os.fspath(named))
     except OSError as error:
-        raise OSError(f"{'path' if path else 'GRADCODEC_LIBRARY'} names {os.fspath(named)!r}: {error}") from None
+        raise OSError(
+            f"{'path' if path else 'GRADCODEC_LIBRARY'} names {_tail(os.fspath(named))!r}: {_cut(str(error), 250)}"
+        ) from None
 
 
 class _Raw:
@@ -111,7 +118,7 @@ class GradCodec:
         self.lib, self._raw = _loaded(path), _Raw()
         for name, (result, arguments) in FUNCTIONS.items():
             if not hasattr(self.lib, name):
-                raise OSError(f"{self.lib._name}: no function {name}: older than this client, or not GradCodec")
+                raise OSError(f"{_tail(self.lib._name)}: no function {name}: older than this client, or not GradCodec")
             function = getattr(self.lib, name)
             function.argtypes, function.restype = arguments, self._check if result is c_int32 else result
             # Once more for the calls here, which give addresses, and look at the status themselves.
@@ -125,7 +132,10 @@ class GradCodec:
 
     def _check(self, status: int) -> None:
         if status != 0:
-            raise GradCodecError(self.lib.gc_last_error().decode(), status)
+            raise GradCodecError(self._last_error(), status)
+
+    def _last_error(self) -> str:
+        return bytes(self.lib.gc_last_error()).decode(errors="replace")
 
     def make(self, function: Any, *arguments: Any) -> Tensor:
         """The tensor that a function of `lib` gives through its last argument, `out`; for those without a method."""
@@ -399,13 +409,13 @@ class GradCodec:
 
     # --- other processes, and all-reduces
 
-    def share_send(self, tensor: Array, socket: int, flags: int = 0, timeout_ms: int = -1) -> Share:
-        """Sends a tensor over a connected Unix socket (its fileno()) to share_receive() in another process."""
+    def share_send(self, tensor: Array, socket: Any, flags: int = 0, timeout_ms: int = -1) -> Share:
+        """Sends a tensor over a connected Unix socket (or its fileno()) to share_receive() in another process."""
         return Share(self, tensor, socket, flags, timeout_ms)
 
-    def share_receive(self, socket: int, device: tuple[int, int] = (CPU, 0), timeout_ms: int = -1) -> Tensor:
+    def share_receive(self, socket: Any, device: tuple[int, int] = (CPU, 0), timeout_ms: int = -1) -> Tensor:
         """The tensor that comes next over a socket. Its release is what the sender waits for."""
-        given = _int32("socket", socket), _device(device), _int32("timeout_ms", timeout_ms)
+        given = _socket(socket), _device(device), _int32("timeout_ms", timeout_ms)
         return self.make(self.lib.gc_share_receive, *given)
 
     def shard_elements(self, n_elements: int, world_size: int) -> int:
@@ -481,7 +491,7 @@ class GradCodec:
         """The same over memory of the library's own; the ranks find each other over any communicator, `bootstrap`."""
         made, wait = G(), _whole("timeout_ms", timeout_ms, 0, 2**32 - 1)
         about = _device((CUDA, device)), _whole("n_elements", n_elements), wait
-        bootstrap._run(self._raw.gc_comm_open_peers, bootstrap._handle, *about, byref(made))
+        bootstrap._run(bootstrap, self._raw.gc_comm_open_peers, *about, byref(made))
         return Communicator._of(self, made)
 
     def hierarchical(self, intra_node: Communicator, inter_node: Communicator | None) -> Communicator:
@@ -489,7 +499,13 @@ class GradCodec:
         made = Communicator._of(self, G())
         made._parts = [part for part in (intra_node, inter_node) if part]  # whose functions are called
         made._raised = [raised for part in made._parts for raised in part._raised]
-        out, parts = G(), (intra_node._handle, inter_node and inter_node._handle)
-        made._run(self._raw.gc_comm_hierarchical, *parts, byref(out))
-        made._own(out)
+        out, create = G(), self._raw.gc_comm_hierarchical
+
+        def within(intra: int) -> Any:
+            if inter_node is None:
+                return create(intra, None, byref(out))
+            return inter_node._call_with(lambda inter: create(intra, inter, byref(out)))
+
+        made._run(intra_node, within)
+        made._own(self, out)
         return made

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ._abi import CPU, CUDA, CUDA_MANAGED, DTYPES, FORMS, LEGACY, USED, VERSIONED, Managed, _python
 from ._arguments import _said
-from ._errors import GradCodecError
+from ._errors import GradCodecError, Status
 
 if TYPE_CHECKING:
     from ._library import GradCodec
@@ -27,7 +27,8 @@ def _contents(capsule: Any) -> tuple[bytes, Any]:
     """The name of a capsule, and a pointer to its tensor, which it keeps."""
     name = _python.PyCapsule_GetName(capsule)
     if name not in FORMS:
-        raise BufferError(f"no tensor to be had from a capsule named {name!r}")
+        why = "was taken before: a tensor is taken once" if name in USED.values() else "is none of DLPack's"
+        raise BufferError(f"no tensor to be had: a capsule named {_said(name)} {why}")
     return name, ctypes.cast(_python.PyCapsule_GetPointer(capsule, name), FORMS[name][0])
 
 
@@ -65,12 +66,13 @@ class _Borrowed:
             if version.major != 1:
                 raise BufferError(f"DLPack {version.major}.{version.minor} is not known here")
             if written and tensor.flags & 3:
-                raise GradCodecError(f"{what}: read-only, or a copy of what was meant", 5)
+                raise GradCodecError(f"{what}: read-only, or a copy of what was meant", Status.READ_ONLY)
             self._as_parameter_ = ctypes.pointer(Managed(tensor.dl_tensor, None, None))
 
 
 class Tensor:
-    """A tensor of the library, for the from_dlpack() of one framework; released with this object if none takes it.
+    """A tensor of the library, for the from_dlpack() of one framework; released if none takes it, by close(), at the end of
+    a `with`, or with this object.
 
     It has `shape`, `dtype` (a name), `device` (a pair, (CPU, 0) for example) and `address`. It can be given to any
     function that takes arrays until a framework has taken it; after that, give what the framework made.
@@ -84,6 +86,22 @@ class Tensor:
         dtype = view.dtype.code, view.dtype.bits, view.dtype.lanes
         self.dtype = next((name for name, known in DTYPES.items() if known == dtype), str(dtype))
         self._array: Any = None
+
+    def close(self) -> None:
+        """Releases it now, unless a framework has taken it."""
+        self._capsule = self._array = None
+
+    def __enter__(self) -> Tensor:
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> Any:
+        if self._capsule is None:
+            raise ValueError("Tensor is closed")
+        return self._capsule
 
     def __repr__(self) -> str:
         return f"Tensor(shape={self.shape}, dtype={self.dtype!r}, device={self.device})"
@@ -100,6 +118,7 @@ class Tensor:
                 f"NumPy has no arrays on {self.device}: cupy.from_dlpack() and torch.from_dlpack() take this tensor, "
                 "GradCodec.tensor_to_device() copies it to (CPU, 0)"
             )
+        self._open()
         numpy: Any = importlib.import_module("numpy")
         if self._array is None:
             self._array = numpy.from_dlpack(self)
@@ -119,7 +138,7 @@ class Tensor:
         # The stream has nothing to wait for: what made this tensor was complete.
         if copy or dl_device not in (None, self.device):
             raise BufferError("this tensor is not copied, neither here nor to another device")
-        name, tensor = _contents(self._capsule)
+        name, tensor = _contents(self._open())
         wanted = VERSIONED if max_version and max_version[0] >= 1 else LEGACY
         if name != wanted:
             kind, convert = FORMS[wanted]

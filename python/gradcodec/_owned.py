@@ -1,0 +1,62 @@
+"""What owns something of the library's, and when that is released."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_void_p
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
+
+from ._errors import GradCodecError, Status
+
+if TYPE_CHECKING:
+    from ._library import GradCodec
+
+Self = TypeVar("Self", bound="_Owned")  # typing has one from Python 3.11 on
+
+
+class _Owned:
+    """Released once: by close(), at the end of a `with`, or with the object."""
+
+    _library: GradCodec
+    _free: str  # the function that releases it
+    _handle: int | None = None
+    _calls: list[None]  # one for each that is under way
+
+    def _own(self, library: GradCodec, handle: Any) -> None:
+        self._library, self._calls = library, []
+        self._handle = ctypes.cast(handle, c_void_p).value
+
+    def _open(self) -> int:
+        handle = self._handle
+        if handle is None:
+            raise ValueError(f"{type(self).__name__} is closed")
+        return handle
+
+    def _call_with(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function of C returns for the handle and these arguments; the handle is not released meanwhile."""
+        calls = self._calls
+        calls.append(None)
+        try:
+            return function(self._handle or self._open(), *arguments)
+        finally:
+            calls.pop()
+
+    def close(self) -> None:
+        """Releases it now, unless it has been. BUSY while another thread is in a call on it."""
+        handle = vars(self).pop("_handle", None)  # of two threads one gets it
+        if handle is None:
+            return
+        if self._calls:
+            self._handle = handle
+            raise GradCodecError(f"{type(self).__name__} is in use by a call: close it afterwards", Status.BUSY)
+        getattr(self._library._raw, self._free)(handle)
+
+    def __enter__(self: Self) -> Self:
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

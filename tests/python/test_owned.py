@@ -1,0 +1,248 @@
+"""python/gradcodec: what owns memory and when it is released, statuses by name, and messages that end somewhere."""
+
+import gc
+import os
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "python"))
+import gradcodec  # noqa: E402 the path comes first
+from gradcodec import GradCodec, GradCodecError, Status  # noqa: E402
+
+library = GradCodec(os.environ["GRADCODEC_LIBRARY"])
+VALUES = np.ones(8, "f4")
+
+
+def aligned(count):
+    memory = np.zeros(count + 16, "u1")
+    return memory[-memory.ctypes.data % 16 :][:count]
+
+
+def shared():
+    near, far = socket.socketpair()
+    with near, far:
+        return library.share_send(VALUES, near, 0, 1000)  # a socket, or its number
+
+
+MADE = {
+    "Codec": (lambda: library.codec("onebit", [8]), lambda c: c.encode([VALUES], aligned(c.payload_bytes))),
+    "Communicator": (lambda: library.group(1)[0], lambda c: c.compressed_allreduce(*np.zeros((3, 8), "f4"))),
+    "AllReduce": (lambda: library.group(1)[0].allreduce("int8", [8]), lambda r: r.run([VALUES.copy()])),
+    "Share": (shared, lambda s: s.wait(0)),
+    "Kernel": (lambda: library.elementwise("T x", "T y", "y = x"), lambda k: k.log()),
+    "Tensor": (lambda: library.tensor_empty((8,), "float32"), np.asarray),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_close_releases_once_and_what_is_closed_says_so(name):
+    make, use = MADE[name]
+    made = make()
+    made.close()
+    made.close()
+    for call in (lambda: use(made), made.__enter__):
+        with pytest.raises(ValueError, match=f"^{name} is closed$"):
+            call()
+    with make() as within:
+        assert type(within).__name__ == name
+    with pytest.raises(ValueError, match="is closed"):
+        use(within)
+    with pytest.raises(ZeroDivisionError):
+        with make() as failed:
+            1 / 0
+    with pytest.raises(ValueError, match="is closed"):
+        use(failed)
+
+
+@pytest.mark.parametrize("name", [name for name in MADE if name != "Tensor"])
+def test_del_that_is_called_by_hand_aborts_nothing(name):
+    made = MADE[name][0]()
+    made.__del__()
+    made.__del__()
+    made.close()
+    del made
+    gc.collect()
+
+
+def test_every_method_says_that_it_is_closed():
+    codec, reduce = library.codec(1, [8]), library.group(1)[0].allreduce(1, [8])
+    comm, kernel = library.group(1)[0], library.elementwise("T x", "T y", "y = x")
+    closed = [codec, reduce, comm, kernel]
+    for each in closed:
+        each.close()
+    flags = np.zeros(1, "u4")
+    for call in (
+        lambda: codec.decode(VALUES, [VALUES]), lambda: codec.reduce(0, VALUES, VALUES), codec.commit, codec.rollback,
+        codec.reset, lambda: codec.flags(flags), codec.errors_out, codec.errors_in, lambda: codec.scales(VALUES),
+        lambda: codec.state_out(VALUES), lambda: codec.state_in(VALUES), reduce.commit, reduce.rollback,
+        lambda: reduce.reduce_scatter([VALUES], VALUES), lambda: reduce.all_gather(VALUES, [VALUES]),
+        lambda: comm.reserve(8), comm.async_error, lambda: comm.allreduce(1, [8]), lambda: library.open_peers(comm, 0, 8),
+        lambda: library.hierarchical(comm, None), lambda: library.hierarchical(library.group(1)[0], comm),
+        kernel.save, lambda: kernel([VALUES], [VALUES]), lambda: kernel.prepare([VALUES], [VALUES]),
+        lambda: kernel.workspace_bytes([VALUES], [VALUES]),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="is closed"):
+            call()
+
+
+def test_an_all_reduce_goes_on_when_its_communicator_is_closed():
+    comm = library.communicator(0, 1, lambda s, r: r.__setitem__(slice(None), s), lambda s, r: r.__setitem__(slice(None), s))
+    reduce = comm.allreduce("onebit", [8])
+    comm.close()
+    gc.collect()
+    values = np.full(8, -3, "f4")
+    reduce.run([values])
+    assert values.tolist() == [-3] * 8
+
+
+def test_a_tensor_that_was_taken_outlives_its_close():
+    tensor = library.pack_bits(np.ones(64, bool))
+    array = np.from_dlpack(tensor)
+    tensor.close()
+    gc.collect()
+    assert array.tolist() == [255] * 8
+    with pytest.raises(ValueError, match="Tensor is closed"):
+        np.from_dlpack(tensor)
+    with pytest.raises(ValueError, match="Tensor is closed"):
+        library.unpack_bits(tensor)
+    assert tensor.shape == (8,)
+
+
+def test_what_is_in_use_is_not_closed():
+    """A function of the transport runs within a call on the communicator, and on an all-reduce over it."""
+    found, made = [], []
+
+    def exchange(send, receive):
+        for each in made:
+            with pytest.raises(GradCodecError, match="is in use by a call") as error:
+                each.close()
+            found.append(error.value.status)
+        receive[:] = send
+
+    comm = library.communicator(0, 1, exchange, exchange)
+    made.append(comm)
+    worker, server = np.zeros(8, "f4"), np.zeros(library.shard_elements(8, 1), "f4")
+    comm.compressed_allreduce(VALUES.copy(), worker, server)
+    made.clear()
+    assert set(found) <= {Status.BUSY}
+    comm.close()
+
+
+def test_threads_that_close_at_the_same_time_release_once():
+    for _ in range(200):
+        codec, barrier, failures = library.codec(1, [8]), threading.Barrier(4), []
+
+        def close():
+            barrier.wait()
+            try:
+                codec.close()
+            except Exception as failure:
+                failures.append(failure)
+
+        threads = [threading.Thread(target=close) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+
+def test_the_interpreter_may_end_with_all_of_them():
+    program = f"""
+import sys
+sys.path[:0] = [{str(ROOT / "python")!r}, {str(ROOT / "tests" / "python")!r}]
+import test_owned
+kept = [make() for make, _ in test_owned.MADE.values()]
+class Cycle: pass
+cycle = Cycle(); cycle.itself, cycle.kept = cycle, [make() for make, _ in test_owned.MADE.values()]
+print("done")
+"""
+    child = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
+    assert (child.returncode, child.stdout, child.stderr) == (0, "done\n", "")
+
+
+# --- statuses ---------------------------------------------------------------------------------------------------------
+
+
+def test_statuses_are_those_of_the_header():
+    header = (ROOT / "include" / "gradcodec.h").read_text()
+    found = {name: int(value) for name, value in re.findall(r"\bGC_STATUS_(\w+) = (\d+)", header)}
+    assert {status.name: status.value for status in Status} == found
+    assert gradcodec.__version__ == library.version and "__version__" in gradcodec.__all__
+    assert [name for name in gradcodec.__all__ if not hasattr(gradcodec, name)] == []
+
+
+def test_an_error_names_its_status():
+    with pytest.raises(GradCodecError, match=r"^n_elements: .*-1.* \(INVALID_ARGUMENT\)$") as error:
+        library.chunk_bytes(-1, 1)
+    assert error.value.status is Status.INVALID_ARGUMENT == 1
+    copy = pickle.loads(pickle.dumps(error.value))
+    assert (copy.status, str(copy)) == (error.value.status, str(error.value)) and copy.status is Status.INVALID_ARGUMENT
+    unknown = GradCodecError("of a later version", 77)
+    assert unknown.status == 77 and not isinstance(unknown.status, Status) and str(unknown) == "of a later version"
+
+
+def test_what_a_transport_raises_stands_in_the_last_line():
+    def broken(send, receive):
+        raise ConnectionError("the network is gone " * 100)
+
+    with pytest.raises(GradCodecError, match="returned 1: ConnectionError: the network is gone") as error:
+        library.communicator(0, 2, broken, broken).allreduce(1, [8])
+    assert error.value.status is Status.COMM and len(str(error.value)) <= 500
+    assert isinstance(error.value.__cause__, ConnectionError)
+
+
+def test_a_tensor_that_was_taken_says_so():
+    tensor = library.pack_bits(np.ones(8, bool))
+    np.from_dlpack(tensor)
+    with pytest.raises(BufferError, match="was taken before"):
+        np.from_dlpack(tensor)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+class Wordy:
+    def __repr__(self):
+        return "word " * 10**6
+
+
+MANY, LONG = [1.0] * 10**6, "x" * 10**6
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda: library.pack_signs(MANY, 2), "src: an array .* got list of 1000000"),
+    (lambda: library.pack_signs([MANY], 2), "got list "),
+    (lambda: library.pack_signs(dict.fromkeys(MANY), 2), "got dict "),
+    (lambda: library.codec(1, [8]).encode([VALUES], LONG.encode()), "payload: .* got b'xxx.*bytes of 1000000"),
+    (lambda: library.codec(1, [8]).encode([VALUES], Wordy()), "payload: .* got Wordy"),
+    (lambda: library.codec(LONG, [8]), "kind: .* got 'xxx.*str of 1000000"),
+    (lambda: library.codec(1, [8], error=MANY), "error: .* got list of 1000000"),
+    (lambda: library.codec(1, [8], **{LONG: 1}), "x: no option|xx... no option|xxx...: no option"),
+    (lambda: library.codec(1, [8], values=LONG), "dtype: .* got 'xxx"),
+    (lambda: library.codec(1, [8], device=LONG), "device: .* got 'xxx"),
+    (lambda: library.codec(1, [10**10000]), "most 9223372036854775807 expected, got a number of 33220 bits"),
+    (lambda: library.codec(1, [8], beta=LONG), "beta: .* got 'xxx"),
+    (lambda: library.pack_signs_into(VALUES, np.zeros((1, 1), "u1"), stream=MANY), "stream: .* got list of 1000000"),
+    (lambda: library.elementwise(LONG, LONG, LONG), "inputs"),
+    (lambda: library.elementwise("T x", "T y", "y = x", **{LONG: 1}), "no option of a kernel"),
+    (lambda: library.elementwise("T x", "T y", "y = x")([10**10000], [VALUES]), "a number of 33220 bits"),
+    (lambda: library.load_kernel(MANY), "saved: .* got list of 1000000"),
+    (lambda: library.builtin_kernels(LONG), "family"),
+    (lambda: library.tensor_empty(LONG, "int8"), "got str 'x'"),
+    (lambda: library.share_send(VALUES, LONG), "socket: .* got 'xxx"),
+    (lambda: GradCodec("/" + LONG), "path names"),
+])  # fmt: skip
+def test_no_message_is_longer_than_500_characters(call, words):
+    with pytest.raises((TypeError, ValueError, OverflowError, GradCodecError, OSError), match=words) as error:
+        call()
+    assert len(str(error.value)) <= 500
