@@ -58,6 +58,7 @@ int64_t gc_shard_elements(int64_t n_elements, int32_t world_size);
 typedef struct gc_allreduce_t gc_allreduce_t;
 gc_status_t gc_allreduce_create(gc_comm_t *comm, const gc_codec_options_t *options, gc_allreduce_t **out);
 void gc_allreduce_free(gc_allreduce_t *allreduce);
+int64_t gc_allreduce_shard_elements(const gc_allreduce_t *allreduce);
 gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce, DLTensor *const *values, size_t n_values, const DLTensor *value_factor, const DLTensor *error_factor, void *stream);
 gc_status_t gc_allreduce_reduce_scatter(gc_allreduce_t *allreduce, const DLTensor *const *values, size_t n_values, const DLTensor *value_factor, const DLTensor *error_factor, DLTensor *shard, void *stream);
 gc_status_t gc_allreduce_all_gather(gc_allreduce_t *allreduce, const DLTensor *shard, DLTensor *const *values, size_t n_values, void *stream);

@@ -92,6 +92,8 @@
  * ALL-REDUCE
  *   gc_allreduce_create           Creates an all-reduce from a communicator and the options of a codec.
  *   gc_allreduce_free             Releases an all-reduce, as gc_codec_free() releases a codec.
+ *   gc_allreduce_shard_elements   Elements of this rank's shard: its part of every segment, raw or not, which it
+ *                                 reduces.
  *   gc_allreduce_run              Replaces values on every rank by their mean over the ranks.
  *   gc_allreduce_reduce_scatter   The first half of gc_allreduce_run(): the mean, for this rank's part of the elements.
  *   gc_allreduce_all_gather       The second half of gc_allreduce_run(): sends this rank's part to all.
@@ -996,6 +998,13 @@ gc_status_t gc_allreduce_create(gc_comm_t *comm,
 void gc_allreduce_free(gc_allreduce_t *allreduce);
 
 /**
+ * Elements of this rank's shard: its part of every segment, raw or not, which it reduces. So many has the shard of
+ * gc_allreduce_reduce_scatter(), and `server` of gc_allreduce_errors_out(). They may be 0. -1, and the last error, if
+ * `allreduce` is NULL.
+ */
+int64_t gc_allreduce_shard_elements(const gc_allreduce_t *allreduce);
+
+/**
  * Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, the majority's sign. All
  * ranks end with the same bytes.
  *
@@ -1080,7 +1089,9 @@ gc_status_t gc_allreduce_reset(gc_allreduce_t *allreduce, void *stream);
  * reduces.
  *
  * `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard
- * has: all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
+ * has (gc_allreduce_shard_elements()). gc_allreduce_errors_in() takes what all ranks' shards have, in the order of
+ * elements: without raw segments the shards one after the other, in ranks' order; with raw ones each shard's parts where
+ * these are (docs/NUMERICS.md 11).
  */
 gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
                                     DLTensor *worker,

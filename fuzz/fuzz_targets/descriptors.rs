@@ -470,6 +470,8 @@ fn allreduce(comm: *mut gc_comm_t, options: &Options, given: &gc_codec_options_t
         }
     }
     // SAFETY: made above.
+    assert!(unsafe { gc_allreduce_shard_elements(allreduce) } >= 0);
+    // SAFETY: likewise, and nobody uses it any more.
     unsafe { gc_allreduce_free(allreduce) };
 }
 

@@ -887,6 +887,13 @@ inline AllReduce allreduce_create(Communicator &comm, gc_codec_options_t options
     return AllReduce(out);
 }
 inline void allreduce_free(AllReduce) noexcept {} /* before its scope ends */
+inline int64_t allreduce_shard_elements(const AllReduce &allreduce)
+{
+    const int64_t elements = gc_allreduce_shard_elements(allreduce.get());
+    if (elements < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    return elements;
+}
 
 /* Factors and errors: nullptr where there are none. */
 inline void allreduce_run(AllReduce &allreduce, Targets values, Source value_factor = nullptr,

@@ -110,7 +110,7 @@ class Communicator(_Owned):
 
 class AllReduce(_Steps):
     """An all-reduce that keeps its errors (gc_allreduce_t), made on every rank with what makes a Codec, and
-    released as that is."""
+    released as that is. `shard_elements`: of the shard of this rank, for reduce_scatter()."""
 
     _prefix, _free = "gc_allreduce", "gc_allreduce_free"
 
@@ -118,6 +118,7 @@ class AllReduce(_Steps):
         all_of_them, made, self._comm = _options(kind, segments, options), R(), comm
         comm._run(comm, comm._library._raw.gc_allreduce_create, byref(all_of_them), byref(made))
         self._own(comm._library, made)
+        self.shard_elements = int(comm._library.lib.gc_allreduce_shard_elements(made))
 
     def _run(self, function: Any, *arguments: Any) -> None:
         self._comm._run(self, function, *arguments)
@@ -141,7 +142,7 @@ class AllReduce(_Steps):
         self, values: Sequence[Array], shard: Array, value_factor: Array | None = None,
         error_factor: Array | None = None, stream: Any = None,
     ) -> None:  # fmt: skip
-        """The first half of run(): the mean of this rank's part to `shard`, shard_elements() long; `values` stay."""
+        """The first half of run(): the mean of this rank's part to `shard`, `shard_elements` long; `values` stay."""
         arrays = _arrays("values", values)
         n, sources = len(arrays), [*arrays, value_factor, error_factor, shard]
         frame = _frame(n)
@@ -164,5 +165,5 @@ class AllReduce(_Steps):
 
     def errors_in(self, workers: Array | None = None, server: Array | None = None, stream: Any = None) -> None:
         """Takes errors that errors_out() gave, float32, also in a world of another size: `workers` has a row for each
-        rank, `server` the shards one after the other."""
+        rank, `server` what all shards have, in the order of elements: without raw segments the shards one after the other."""
         self._call("errors_in", stream, (workers, server), _ERRORS_IN)

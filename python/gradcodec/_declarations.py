@@ -85,6 +85,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "gc_allreduce_create": (c_int32, [POINTER(gc_comm_t), POINTER(gc_codec_options_t),
     POINTER(POINTER(gc_allreduce_t))]),
     "gc_allreduce_free": (None, [POINTER(gc_allreduce_t)]),
+    "gc_allreduce_shard_elements": (c_int64, [POINTER(gc_allreduce_t)]),
     "gc_allreduce_run": (c_int32, [POINTER(gc_allreduce_t), POINTER(POINTER(DLTensor)), c_size_t, POINTER(DLTensor),
     POINTER(DLTensor), c_void_p]),
     "gc_allreduce_reduce_scatter": (c_int32, [POINTER(gc_allreduce_t), POINTER(POINTER(DLTensor)), c_size_t,

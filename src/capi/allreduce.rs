@@ -86,6 +86,20 @@ pub unsafe extern "C" fn gc_allreduce_free(allreduce: *mut gc_allreduce_t) {
     });
 }
 
+/// Elements of this rank's shard: its part of every segment, raw or not, which it reduces. So many has the shard of
+/// gc_allreduce_reduce_scatter(), and `server` of gc_allreduce_errors_out(). They may be 0. -1, and the last error, if
+/// `allreduce` is NULL.
+///
+/// # Safety
+/// As described.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_shard_elements(allreduce: *const gc_allreduce_t) -> i64 {
+    boundary(|| {
+        // SAFETY: the caller promises a handle.
+        Ok(unsafe { handle::borrow("allreduce", allreduce)? }.0.shard_elements())
+    })
+}
+
 /// Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, the majority's sign. All
 /// ranks end with the same bytes.
 ///
@@ -261,7 +275,9 @@ pub unsafe extern "C" fn gc_allreduce_reset(allreduce: *mut gc_allreduce_t, stre
 /// reduces.
 ///
 /// `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard
-/// has: all ranks' shards in ranks' order, one after the other, are what gc_allreduce_errors_in() takes.
+/// has (gc_allreduce_shard_elements()). gc_allreduce_errors_in() takes what all ranks' shards have, in the order of
+/// elements: without raw segments the shards one after the other, in ranks' order; with raw ones each shard's parts where
+/// these are (docs/NUMERICS.md 11).
 ///
 /// # Safety
 /// The pointers are as described, and nothing else uses the memory of the tensors meanwhile.

@@ -19,6 +19,7 @@ use super::{
 
 pub struct AllReduce {
     communicator: Arc<Communicator>,
+    shard_elements: i64,
     parts: Lock<Parts>,
 }
 
@@ -36,7 +37,13 @@ impl AllReduce {
         let parts = parts?;
         compare(&records, communicator.rank())?;
         drop(call);
-        Ok(Self { communicator, parts: Lock::new("handle", parts) })
+        let shard_elements = parts.codec.server_elements();
+        Ok(Self { communicator, shard_elements, parts: Lock::new("handle", parts) })
+    }
+
+    /// Of what this rank reduces.
+    pub fn shard_elements(&self) -> i64 {
+        self.shard_elements
     }
 
     fn enter(&self) -> Result<Entered<'_, Parts>> {

@@ -83,6 +83,7 @@ FUNCTION(gc_compressed_allreduce, gc_status_t, (gc_comm_t *, DLTensor *, DLTenso
 FUNCTION(gc_shard_elements, int64_t, (int64_t, int32_t))
 FUNCTION(gc_allreduce_create, gc_status_t, (gc_comm_t *, const gc_codec_options_t *, gc_allreduce_t **))
 FUNCTION(gc_allreduce_free, void, (gc_allreduce_t *))
+FUNCTION(gc_allreduce_shard_elements, int64_t, (const gc_allreduce_t *))
 FUNCTION(gc_allreduce_run, gc_status_t, (gc_allreduce_t *, DLTensor *const *, size_t, const DLTensor *, const DLTensor *, void *))
 FUNCTION(gc_allreduce_reduce_scatter, gc_status_t, (gc_allreduce_t *, const DLTensor *const *, size_t, const DLTensor *,
     const DLTensor *, DLTensor *, void *))

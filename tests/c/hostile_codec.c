@@ -787,6 +787,8 @@ static void call_allreduce(void) {
         }
         compare_windows();
     }
+    begin(f_gc_allreduce_shard_elements);
+    EXPECT(gc_allreduce_shard_elements(allreduce) >= 0);
     begin(f_gc_allreduce_free);
     gc_allreduce_free(allreduce);
     succeeded();

@@ -267,6 +267,7 @@ static void communicators(void) {
     invalid(gc_allreduce_all_gather(allreduce, &server, NULL, 1, NULL), "values: NULL");
     invalid(gc_allreduce_all_gather(allreduce, &server, no_values, 1, NULL), "values[0]: NULL");
     invalid(gc_allreduce_all_gather(allreduce, &buffer, values, 1, NULL), "values[0]: its bytes");
+    CHECK(gc_allreduce_shard_elements(NULL) == -1 && strcmp(gc_last_error(), "allreduce: NULL") == 0);
     invalid(gc_allreduce_flags(NULL, &flags, NULL), "allreduce: NULL");
     invalid(gc_allreduce_flags(allreduce, NULL, NULL), "dst: NULL");
     invalid(gc_allreduce_commit(NULL, NULL, NULL), "allreduce: NULL");

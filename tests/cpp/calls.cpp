@@ -103,8 +103,10 @@ int main()
     options.codec = 2, options.device = {kDLCUDA, 3}, options.values = gc::float16, options.results = gc::bfloat16;
     options.error = 1, options.scale = 1, options.nonfinite = 2, options.beta = 0.75f;
     options.segments = segments, options.n_segments = 2, options.n_elements = 17, options.n_chunks = 4, options.server = 5;
+    const uint8_t raw[] = {0, 6};
+    options.raw = raw, options.reduction = 1;
     const std::string of_options = "{codec=2 device=2:3 values=2.16.1 results=4.16.1 error=1 scale=1 nonfinite=2 beta=0.75 "
-                                   "segments=[8 9] n_segments=2 n_elements=17 n_chunks=4 server=5}";
+                                   "segments=[8 9] n_segments=2 n_elements=17 n_chunks=4 server=5 raw=[0 6] reduction=1}";
     expect([&] { gc::codec_create(options); }, "gc_codec_create(" + of_options + ", out)");
     auto codec = made<gc::Codec>();
     expect([&] { gc::codec_payload_bytes(codec); }, "gc_codec_payload_bytes(h5)");
@@ -181,6 +183,7 @@ int main()
 
     expect([&] { gc::allreduce_create(comm, options); }, "gc_allreduce_create(h5, " + of_options + ", out)");
     auto allreduce = made<gc::AllReduce>();
+    expect([&] { gc::allreduce_shard_elements(allreduce); }, "gc_allreduce_shard_elements(h5)");
     expect([&] { gc::allreduce_run(allreduce, {t(1), t(2)}, t(3), t(4), s); },
            "gc_allreduce_run(h5, [t1 t2], 2, t3, t4, 0x7)");
     expect([&] { gc::allreduce_reduce_scatter(allreduce, sources, t(3), t(4), t(5), s); },

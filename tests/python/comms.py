@@ -187,6 +187,8 @@ class CheckedRanks:
         for rank, one in enumerate(each):
             one.server, one.n_chunks = 0, [0, world.size][rank % 2]
         self.all("gc_allreduce_create", lambda rank: (world.comms[rank], byref(each[rank]), byref(self.handles[rank])))
+        shards = [lib.gc_allreduce_shard_elements(handle) for handle in self.handles]
+        assert shards == [model.shard_elements() for model in self.models]
 
     def __enter__(self):
         return self

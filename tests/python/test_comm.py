@@ -524,6 +524,27 @@ def test_ranks_with_other_options_get_no_handle_and_then_one(field, over):
 
 @BOTH
 @pytest.mark.parametrize(
+    "other, sentence",
+    [
+        (dict(codec=INT4), "codec GC_CODEC_INT8 expected, got GC_CODEC_INT4"),
+        (dict(reduction=1), "reduction GC_REDUCTION_MEAN expected, got GC_REDUCTION_SUM"),
+        (dict(raw=(ctypes.c_uint8 * 2)(0, 1)), "its segments have other counts of elements, or others are raw"),
+    ],
+    ids=["codec", "reduction", "raw"],
+)
+def test_ranks_with_other_options_of_a_block_codec_get_no_handle(other, sentence, over):
+    base = dict(codec=INT8, segments=capi.int64s((40, 60)), n_segments=2)
+    with World(2, over) as world:
+        results = created(world, [base, {**base, **other}])
+        assert results[0] == (Status.INVALID_ARGUMENT, f"handle: rank 1: {sentence}")
+        assert results[1][0] == Status.INVALID_ARGUMENT
+        # No byte but 0 is another than 1.
+        same_raw = [dict(raw=(ctypes.c_uint8 * 2)(0, byte)) for byte in (1, 0xFF)]
+        assert created(world, [{**base, **one} for one in same_raw]) == [(Status.OK, "")] * 2
+
+
+@BOTH
+@pytest.mark.parametrize(
     "refused, words",
     [
         (dict(codec=9), ("codec", 9)),

@@ -207,6 +207,28 @@ with LateNodes([3], "peers", "group") as world:
 """)
 
 
+def test_block_codecs_are_refused_over_peer_memory_on_every_rank():
+    run_ranks("""
+from block_model import INT8
+from capi import AllReduce
+
+found = opened(cards(0, 1))
+assert all(status == 0 for status, *_ in found), found
+options = capi.CodecOptions(struct_size=ctypes.sizeof(capi.CodecOptions), codec=INT8, n_elements=100)
+
+def create(rank):
+    handle, mine = POINTER(AllReduce)(), capi.CodecOptions.from_buffer_copy(options)
+    mine.device = DLDevice(CUDA, rank)
+    status = lib.gc_allreduce_create(found[rank][2], byref(mine), byref(handle))
+    return status, last_error()
+
+for status, sentence in each(create):
+    assert status == Status.INVALID_ARGUMENT and "GC_CODEC_INT8" in sentence and "peer memory" in sentence, sentence
+for _, _, comm in found:
+    lib.gc_comm_free(comm)
+""")
+
+
 @pytest.mark.parametrize("levels", [1, 2])
 def test_what_a_rank_that_did_not_come_has_left_is_not_finite_and_not_corrupt(levels):
     run_ranks(f"""

@@ -1381,10 +1381,13 @@ def test_bytes_of_the_workspace_of_no_call_are_minus_one(fault, words):
     assert is_sentence(last_error()) and says(last_error(), *words), last_error()
 
 
-@pytest.mark.parametrize("function", ["gc_codec_payload_bytes", "gc_codec_state_bytes"])
-def test_bytes_of_no_codec_are_minus_one(function):
+@pytest.mark.parametrize(
+    "function, what",
+    [("gc_codec_payload_bytes", "codec"), ("gc_codec_state_bytes", "codec"), ("gc_allreduce_shard_elements", "allreduce")],
+)
+def test_a_number_of_what_is_not_there_is_minus_one(function, what):
     assert getattr(lib, function)(None) == -1
-    assert is_sentence(last_error()) and says(last_error(), "codec", "NULL"), last_error()
+    assert is_sentence(last_error()) and says(last_error(), what, "NULL"), last_error()
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ promised! {
     gc_shard_elements(i64, i32) -> i64;
     gc_allreduce_create(*mut gc_comm_t, *const gc_codec_options_t, *mut *mut gc_allreduce_t) -> i32;
     gc_allreduce_free(*mut gc_allreduce_t);
+    gc_allreduce_shard_elements(*const gc_allreduce_t) -> i64;
     gc_allreduce_run(*mut gc_allreduce_t, *const *mut DLTensor, usize, *const DLTensor, *const DLTensor,
         *mut c_void) -> i32;
     gc_allreduce_reduce_scatter(*mut gc_allreduce_t, *const *const DLTensor, usize, *const DLTensor,

@@ -15,7 +15,7 @@ VERSIONED = "struct DLManagedTensorVersioned *"
 LENGTHS = {
     "values": "n_values", "inputs": "n_inputs", "outputs": "n_outputs", "chunks": "n_chunks", "scales": "n_chunks",
     "shape": "ndim", "strides": "ndim", "segments": "n_segments", "axes": "n_axes", "options": "n_options",
-    "buffers": "world_size", "out_chunks": "n_chunks",
+    "buffers": "world_size", "out_chunks": "n_chunks", "raw": "n_segments",
 }  # fmt: skip
 PRELUDE = r"""
 #include <gradcodec.h>
@@ -115,7 +115,7 @@ def element(kind):
     one = kind.replace("const ", "").replace(" const", "").replace(" ", "")
     return {
         "DLTensor**": "say_view({})", "DLManagedTensor**": "say_managed({})", "int64_t*": 'say("%lld", (long long){})',
-        "int32_t*": 'say("%d", (int){})', "float*": 'say("%g", (double){})', "char**": "say_string({})",
+        "int32_t*": 'say("%d", (int){})', "uint8_t*": 'say("%d", (int){})', "float*": 'say("%g", (double){})', "char**": "say_string({})",
         "void**": "say_address({})",
     }.get(one)  # fmt: skip
 
