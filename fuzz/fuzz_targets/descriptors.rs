@@ -290,7 +290,7 @@ fn with_options(options: &Options, call: impl FnOnce(&gc_codec_options_t)) {
     let mut given: gc_codec_options_t = unsafe { std::mem::zeroed() };
     given.struct_size =
         options.struct_size.map_or(size_of::<gc_codec_options_t>() as u32, |size| u32::from(size % 113));
-    given.codec = i32::from(options.codec % 4);
+    given.codec = i32::from(options.codec % 9);
     given.device = about(&options.device).device;
     (given.values, given.results) = (about(&options.dtypes.0).dtype, about(&options.dtypes.1).dtype);
     (given.error, given.scale) = (i32::from(options.error % 4), i32::from(options.scale % 3));
@@ -300,7 +300,13 @@ fn with_options(options: &Options, call: impl FnOnce(&gc_codec_options_t)) {
     }
     given.n_elements = elements;
     (given.n_chunks, given.server) = (options.n_chunks.get() as usize, options.server.get() as u64);
-    given.reserved[3] = u64::from(options.reserved / 128);
+    // Of block codecs; of the others they are to be refused, unless they are 0.
+    given.reduction = i32::from(options.reserved % 4);
+    let raw: Vec<u8> = (0..sizes.len()).map(|index| options.reserved >> (index % 8) & 2).collect();
+    if options.reserved & 4 != 0 {
+        given.raw = raw.as_ptr();
+    }
+    given.reserved[1] = u64::from(options.reserved / 128);
     call(&given);
 }
 
