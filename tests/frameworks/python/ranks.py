@@ -1,9 +1,10 @@
-"""Ranks of a group of torch.distributed over gloo, as processes: for tests that run a function on each."""
+"""Ranks of a group of torch.distributed, as processes: for tests that run a function on each."""
 
 import os
 import pathlib
 import traceback
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -14,12 +15,25 @@ DIGITS = pathlib.Path(__file__).resolve().parents[3] / "examples_c" / "data" / "
 def digits():
     """Handwritten digits: images and what they show."""
     records = torch.frombuffer(bytearray(DIGITS.read_bytes()), dtype=torch.uint8).view(-1, 65)
-    return records[:, :64] / 16, records[:, 64].long()
+    images, labels = records[:, :64] / 16, records[:, 64].long()
+    return images.to(torch.get_default_device()), labels.to(torch.get_default_device())
 
 
-def _rank(rank, function, world, folder, arguments):
+# Groups, and the device of all tensors that are made without one. NCCL wants a GPU for each rank.
+GROUPS = [("gloo", "cpu"), ("gloo", "cuda"), ("nccl", "cuda")]
+
+
+def on_groups(world):
+    """A parameter: `group`, for on_ranks()."""
+    return pytest.mark.parametrize("group", [(*group, world) for group in GROUPS], ids=["gloo", "gloo-cuda", "nccl"])
+
+
+def _rank(rank, function, world, backend, device, folder, arguments):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.set_default_device(f"cuda:{torch.cuda.current_device()}")
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=world)
     try:
         function(*arguments)
         dist.barrier()
@@ -29,7 +43,10 @@ def _rank(rank, function, world, folder, arguments):
     os._exit(0)  # threads of PyTorch's may abort a process whose interpreter ends
 
 
-def on_ranks(world, function, folder, *arguments):
-    """Runs function(*arguments) on each of `world` ranks, and fails if it fails on one."""
+def on_ranks(group, function, folder, *arguments):
+    """Runs function(*arguments) on each rank of a group, and fails if it fails on one."""
+    backend, device, world = group
+    if torch.cuda.device_count() < {"cpu": 0, "cuda": 1}[device] * (world if backend == "nccl" else 1):
+        pytest.skip("no CUDA device" if backend == "gloo" else f"{world} CUDA devices needed")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.multiprocessing.spawn(_rank, (function, world, str(folder), arguments), world)
+    torch.multiprocessing.spawn(_rank, (function, world, backend, device, str(folder), arguments), world)

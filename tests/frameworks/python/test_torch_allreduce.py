@@ -1,4 +1,4 @@
-"""gradcodec.torch.all_reduce over gloo: means and sums of tensors of all dtypes and layouts, handles that are kept, and
+"""gradcodec.torch.all_reduce: means and sums of tensors of all dtypes and layouts, handles that are kept, and
 what is refused."""
 
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import on_ranks  # noqa: E402
+from ranks import on_groups, on_ranks  # noqa: E402
 
 import gradcodec.torch  # noqa: E402
 from gradcodec import _torch_groups  # noqa: E402
@@ -123,8 +123,9 @@ def everything():
     a_rank_that_does_not_come_is_not_waited_for()
 
 
-def test_all_reduce(tmp_path):
-    on_ranks(3, everything, tmp_path)
+@on_groups(3)
+def test_all_reduce(group, tmp_path):
+    on_ranks(group, everything, tmp_path)
 
 
 def test_the_package_does_not_import_torch():

@@ -1,9 +1,13 @@
-"""gradcodec.torch.compress over gloo: what DistributedDataParallel's gradients become, errors that stay with their
+"""gradcodec.torch.compress: what DistributedDataParallel's gradients become, errors that stay with their
 parameters, steps that are taken back, checkpoints, and what is refused."""
 
 import copy
 import inspect
+import os
+import pathlib
 import pickle
+import re
+import tempfile
 import warnings
 
 import pytest
@@ -11,11 +15,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import digits, on_ranks  # noqa: E402
+from ranks import digits, on_groups, on_ranks  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from gradcodec import GradCodecError  # noqa: E402
-from gradcodec.torch import compress  # noqa: E402
+from gradcodec.torch import Compression, compress  # noqa: E402
 
 # Parameters of odd sizes, each with a magnitude of its own; a bucket holds some of them.
 SHAPES = [(7,), (33, 5), (1, 1, 3), (1000,), (64, 64)]
@@ -242,7 +246,7 @@ def passes_without_synchronization_only_add_up():
 def errors_follow_the_scale_of_a_scaler():
     runs = []
     for scales in None, (1.0, 4.0, 4.0, 2.0, 8.0):
-        scaler = None if scales is None else torch.amp.GradScaler("cpu")
+        scaler = None if scales is None else torch.amp.GradScaler(torch.get_default_device().type)
         model, compression = hooked(scaler=scaler)
         for step in range(5):
             scale = 1.0
@@ -297,7 +301,7 @@ def refusals():
         (lambda: compress(fresh(), "int8", raw=["0"]), ValueError, "raw: '0' is no parameter"),
         (lambda: compress(fresh(), "int8", raw="weight"), TypeError, "raw: a function of name and parameter"),
         (lambda: compress(fresh(), transport="carrier pigeon"), ValueError, "transport: one of auto"),
-        (lambda: compress(fresh(), transport="nccl"), ValueError, "transport: nccl is for a model on a GPU"),
+        (lambda: compress(fresh(), transport=5), ValueError, "transport: one of auto, .* got int 5"),
         (lambda: compress(fresh(), scaler=2.0), TypeError, "scaler: a torch.amp.GradScaler expected"),
         (lambda: compress(fresh(), timeout="soon"), TypeError, "timeout: seconds"),
         (lambda: compress(fresh(), group=alone), ValueError, "group: at least 2 ranks expected, got 1"),
@@ -314,6 +318,9 @@ def refusals():
     ]:  # fmt: skip
         with pytest.raises(kind, match=words):
             call()
+    if dist.get_backend() == "gloo":
+        with pytest.raises(ValueError, match="transport: nccl is for a model on a GPU"):
+            compress(fresh(), transport="nccl")
     with pytest.warns(UserWarning, match="onebit is for SGD without momentum") as said:
         compress(fresh(torch.nn.Linear(3, 3)), "onebit")
     assert len(said) == 1
@@ -358,7 +365,7 @@ def trained(optimizer, codec=None, overflow=-1):
     model = DistributedDataParallel(model)
     compression = compress(model, codec, raw=()) if codec else None
     optimizer, skipped = optimizer(model.parameters()), 0
-    batches = torch.Generator().manual_seed(dist.get_rank())
+    batches = torch.Generator(torch.get_default_device()).manual_seed(dist.get_rank())
     for step in range(120):
         batch = torch.randint(len(images), (32,), generator=batches)
         optimizer.zero_grad()
@@ -385,7 +392,28 @@ def training_is_as_good_as_plain_with_momentum_with_adamw_and_with_an_inf():
         assert abs(loss / plain - 1) < 0.15 and skipped == taken_back == 1, (loss, plain)
 
 
+def the_programs_of_documents_run_as_printed():
+    root, images = pathlib.Path(__file__).resolve().parents[3], torch.randn(4, 3)
+    for document in "README.md", "docs/ALLREDUCE.md":
+        blocks = re.findall(r"```python\n(.*?)```", (root / document).read_text(), re.S)
+        (program,) = [block for block in blocks if "gradcodec.torch" in block]
+        model = torch.nn.Linear(3, 2)
+        names = {
+            "DistributedDataParallel": DistributedDataParallel, "model": model, "torch": torch, "rank": dist.get_rank(),
+            "optimizer": torch.optim.SGD(model.parameters(), 0.1), "batches": [(images, torch.ones(4, 2))] * 2,
+            "loss": torch.nn.functional.mse_loss,
+        }  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder:
+            here = os.getcwd()
+            os.chdir(folder)
+            exec(program, names)
+            assert os.listdir() == ([f"errors-{dist.get_rank()}.pt"] if "save" in program else [])
+            os.chdir(here)
+        assert isinstance(names["compression"], Compression)
+
+
 SAMPLES = [
+    the_programs_of_documents_run_as_printed,
     gradients_are_those_of_plain_training_but_for_rounding,
     training_is_as_good_as_plain_with_momentum_with_adamw_and_with_an_inf,
     what_is_of_one_magnitude_comes_back, nothing_is_lost_when_buckets_are_arranged_anew,
@@ -404,5 +432,6 @@ def everything():
             function(*filter(None, [codec]))
 
 
-def test_compress(tmp_path):
-    on_ranks(2, everything, tmp_path)
+@on_groups(2)
+def test_compress(group, tmp_path):
+    on_ranks(group, everything, tmp_path)

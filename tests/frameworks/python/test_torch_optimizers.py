@@ -1,4 +1,4 @@
-"""OneBitSGD and OneBitAdam over gloo: they train as well as SGD with momentum and Adam, and leave a step with a value
+"""OneBitSGD and OneBitAdam: they train as well as SGD with momentum and Adam, and leave a step with a value
 that is not finite out on all ranks."""
 
 import copy
@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import digits, on_ranks  # noqa: E402
+from ranks import digits, on_groups, on_ranks  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from gradcodec.torch import OneBitAdam, OneBitSGD  # noqa: E402
@@ -29,7 +29,8 @@ def train(make, steps, *, plain=False, scaler=None, overflow=-1):
     """The loss in the end."""
     images, labels = digits()
     model = network()
-    optimizer, batches = make(model.parameters()), torch.Generator().manual_seed(dist.get_rank())
+    optimizer = make(model.parameters())
+    batches = torch.Generator(torch.get_default_device()).manual_seed(dist.get_rank())
     for step in range(steps):
         batch = torch.randint(len(images), (32,), generator=batches)
         optimizer.zero_grad()
@@ -83,7 +84,7 @@ def one_inf_leaves_one_step_out_on_all_ranks():
         lambda p: OneBitAdam(p, 2e-3, warmup_steps=30), 50
     ):  # fmt: skip
         whole, _ = train(make, 80)
-        for scaler in None, torch.amp.GradScaler("cpu", init_scale=256.0):
+        for scaler in None, torch.amp.GradScaler(torch.get_default_device().type, init_scale=256.0):
             loss, optimizer = train(make, 80, scaler=scaler, overflow=at)
             assert optimizer.taken_back == 1 and loss == pytest.approx(whole, rel=0.25), (loss, whole)
 
@@ -169,5 +170,6 @@ def everything():
         function()
 
 
-def test_optimizers(tmp_path):
-    on_ranks(2, everything, tmp_path)
+@on_groups(2)
+def test_optimizers(group, tmp_path):
+    on_ranks(group, everything, tmp_path)

@@ -1,4 +1,4 @@
-"""gradcodec.torch.shard over gloo: what FSDP2's gradients become, steps that are taken back, errors in checkpoints."""
+"""gradcodec.torch.shard: what FSDP2's gradients become, steps that are taken back, errors in checkpoints."""
 
 import copy
 
@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import on_ranks  # noqa: E402
+from ranks import on_groups, on_ranks  # noqa: E402
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
 
 from gradcodec.torch import compress, shard  # noqa: E402
@@ -31,7 +31,7 @@ class Linear(torch.nn.Module):
 def sharded(dtype=torch.float32, factor=None, shapes=SHAPES):
     model = torch.nn.Sequential(Linear(shapes[:2]), Linear(shapes[2:]))
     model.forward = lambda gradients: model[0](gradients[:2]) + model[1](gradients[2:])
-    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = dist.init_device_mesh(torch.get_default_device().type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(reduce_dtype=dtype)
     fully_shard(model[0], mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
@@ -134,7 +134,7 @@ def refusals():
         (lambda: shard(Linear(SHAPES)), TypeError, "one that fully_shard.. was called for expected, got Linear"),
         (lambda: compress(model), TypeError, "a DistributedDataParallel expected, got FSDPSequential"),
         (lambda: shard(sharded(), "zip"), ValueError, "codec: one of"),
-        (lambda: shard(sharded(), transport="nccl"), ValueError, "transport: nccl is for a model on a GPU"),
+        (lambda: shard(sharded(), transport="carrier"), ValueError, "transport: one of auto"),
     ]:
         with pytest.raises(kind, match=words):
             call()
@@ -163,5 +163,6 @@ def everything():
         function()
 
 
-def test_shard(tmp_path):
-    on_ranks(2, everything, tmp_path)
+@on_groups(2)
+def test_shard(group, tmp_path):
+    on_ranks(group, everything, tmp_path)
