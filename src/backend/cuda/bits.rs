@@ -4,8 +4,6 @@
 //! that are usual through those of their class (strided.rs); everything else through one kernel each operation that
 //! walks the loops of the plan (walk.rs).
 
-use std::ptr;
-
 use crate::{
     error::Result,
     plan::bits::{BitPlan, BitRule, Patterns, bytes_for},
@@ -13,6 +11,7 @@ use crate::{
 };
 
 use super::{
+    launch::arguments,
     module::{BITS, Kernel},
     queue::Queue,
     strided,
@@ -26,17 +25,11 @@ pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, ds
     if plan.is_contiguous_at(elements.addr())
         && let Some(kernel) = contiguous_packing(rule)
     {
-        let (mut src, mut dst, mut order) = (elements, dst.data(), plan.order as u32);
-        let (mut count, mut bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
-        let mut arguments = [
-            ptr::from_mut(&mut src).cast(),
-            ptr::from_mut(&mut dst).cast(),
-            ptr::from_mut(&mut count).cast(),
-            ptr::from_mut(&mut bytes).cast(),
-            ptr::from_mut(&mut order).cast(),
-        ];
+        let (count, bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
         // SAFETY: the kernel's arguments (kernels/README.md), over memory that the makers of the views vouched for.
-        return unsafe { queue.launch(kernel, bytes, &mut arguments) };
+        return unsafe {
+            queue.launch(kernel, bytes, arguments![elements, dst.data(), count, bytes, plan.order as u32])
+        };
     }
     let (operation, bytes) = (Operation::Pack(rule), dst.data());
     if let Some(work) = work(plan, operation, elements, bytes, src) {
@@ -62,20 +55,13 @@ pub fn unpack(queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<
     let elements = dst.data().wrapping_offset(plan.start as isize);
     if plan.is_contiguous_at(elements.addr()) {
         let kernel = &BITS.unpack[patterns.size.ilog2() as usize];
-        let (mut src, mut dst) = (src.data(), elements);
-        let (mut count, mut bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
-        // Little-endian, so an argument of fewer bytes is the beginning of it.
-        let (mut pattern, mut order) = (patterns.one, plan.order as u32);
-        let mut arguments = [
-            ptr::from_mut(&mut src).cast(),
-            ptr::from_mut(&mut dst).cast(),
-            ptr::from_mut(&mut count).cast(),
-            ptr::from_mut(&mut bytes).cast(),
-            ptr::from_mut(&mut pattern).cast(),
-            ptr::from_mut(&mut order).cast(),
-        ];
+        let (count, bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
         // SAFETY: the kernel's arguments (kernels/README.md), over memory that the makers of the views vouched for.
-        return unsafe { queue.launch(kernel, count, &mut arguments) };
+        // Little-endian, so an argument of fewer bytes than the pattern is the beginning of it.
+        return unsafe {
+            let order = plan.order as u32;
+            queue.launch(kernel, count, arguments![src.data(), elements, count, bytes, patterns.one, order])
+        };
     }
     let operation = Operation::Unpack(patterns);
     if let Some(work) = work(plan, operation, elements, src.data(), src) {

@@ -1,16 +1,15 @@
 //! Division on the device by a number that is known here.
 
-use super::layout::same_layout;
+use super::layout::kernel_structs;
 
-/// A number to divide by, as kernels/divisor.cuh declares it: the kernels multiply.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Divisor {
-    by: u64,
-    reciprocal: u64,
+kernel_structs! {
+    /// A number to divide by, as kernels/divisor.cuh declares it: the kernels multiply.
+    #[derive(Clone, Copy)]
+    pub struct Divisor: gc_divisor {
+        by: u64,
+        reciprocal: u64,
+    }
 }
-
-same_layout!(gc_divisor, Divisor { by, reciprocal });
 
 impl Divisor {
     /// 0 is for no division at all.
@@ -29,17 +28,16 @@ impl Divisor {
     }
 }
 
-/// Division of less than 2^31 by a constant: a multiplication and a shift.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub struct Division {
-    pub count: u32,
-    multiplier: u32,
-    shift: u32,
-    reserved: u32,
+kernel_structs! {
+    /// Division of less than 2^31 by a constant: a multiplication and a shift.
+    #[derive(Clone, Copy, Default)]
+    pub struct Division: gc_division {
+        pub count: u32,
+        multiplier: u32,
+        shift: u32,
+        reserved: u32,
+    }
 }
-
-same_layout!(gc_division, Division { count, multiplier, shift, reserved });
 
 impl Division {
     /// By 1 to 2^31 - 1. The multiplier is 2^shift / count, rounded up: too much by less than 2^(shift - 31) / count,

@@ -21,6 +21,14 @@ pub fn argument<T>(call: &mut T) -> [*mut c_void; 1] {
     [ptr::from_mut(call).cast()]
 }
 
+/// A kernel's arguments, for a launch in the same statement: it has copies of these values.
+macro_rules! arguments {
+    ($($value:expr),+ $(,)?) => {
+        &mut [$(std::ptr::from_mut(&mut { $value }).cast()),+]
+    };
+}
+pub(super) use arguments;
+
 impl Queue {
     /// Launches a kernel on as many blocks as `items` of what it counts need.
     ///

@@ -16,6 +16,25 @@ macro_rules! same_layout {
 }
 pub(super) use same_layout;
 
+/// Declares structs that kernels read, and holds each to the fields that kernels/layout.cuh lists under the name behind
+/// the colon.
+macro_rules! kernel_structs {
+    ($(
+        $(#[$meta:meta])*
+        $vis:vis struct $type:ident: $listed:ident {
+            $($(#[$field_meta:meta])* $field_vis:vis $field:ident: $of:ty),+ $(,)?
+        }
+    )+) => {$(
+        $(#[$meta])*
+        #[repr(C)]
+        $vis struct $type {
+            $($(#[$field_meta])* $field_vis $field: $of),+
+        }
+        $crate::backend::cuda::layout::same_layout!($listed, $type { $($field),+ });
+    )+};
+}
+pub(super) use kernel_structs;
+
 /// A field of the list, and where what follows it begins.
 struct Field {
     name: &'static [u8],

@@ -25,7 +25,7 @@ use super::{
     device::Device,
     event::Event,
     launch::argument,
-    layout::same_layout,
+    layout::kernel_structs,
     memory::Memory,
     module::{PEERS, PEERS_MODULE},
     own_stream::OwnStream,
@@ -51,26 +51,26 @@ pub fn buffer_bytes(world: u64, block: u64) -> Option<u64> {
     area.checked_mul(2)?.checked_add(HEARD)
 }
 
-/// What the kernels know of the ranks: in memory of this one.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Known {
-    meetings: u64,
-    broken: u32,
-    world: u32,
-    rank: u32,
-    reserved: u32,
-    nanoseconds: u64,
-    told: u64,
-    buffers: [u64; MOST_RANKS],
-}
+kernel_structs! {
+    /// What the kernels know of the ranks: in memory of this one.
+    #[derive(Clone, Copy)]
+    struct Known: gc_peers {
+        meetings: u64,
+        broken: u32,
+        world: u32,
+        rank: u32,
+        reserved: u32,
+        nanoseconds: u64,
+        told: u64,
+        buffers: [u64; MOST_RANKS],
+    }
 
-/// Where this rank's block lies in each buffer, for the kernels. Without an address: nowhere.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub struct Way {
-    peers: u64,
-    at: u64,
+    /// Where this rank's block lies in each buffer, for the kernels. Without an address: nowhere.
+    #[derive(Clone, Copy, Default)]
+    pub struct Way: gc_way {
+        peers: u64,
+        at: u64,
+    }
 }
 
 /// What becomes of chunks that go straight to other ranks, and of the meeting behind them.
@@ -80,26 +80,21 @@ pub struct Sending {
     pub steps: Steps,
 }
 
-#[repr(C)]
-struct Push {
-    way: Way,
-    from: *const u8,
-    vectors: u64,
-    apart: u64,
-}
+kernel_structs! {
+    struct Push: gc_push {
+        way: Way,
+        from: *const u8,
+        vectors: u64,
+        apart: u64,
+    }
 
-#[repr(C)]
-struct Meet {
-    peers: u64,
-    mark: *mut u8,
-    steps: u32,
-    reserved: u32,
+    struct Meet: gc_meet {
+        peers: u64,
+        mark: *mut u8,
+        steps: u32,
+        reserved: u32,
+    }
 }
-
-same_layout!(gc_peers, Known { meetings, broken, world, rank, reserved, nanoseconds, told, buffers });
-same_layout!(gc_way, Way { peers, at });
-same_layout!(gc_push, Push { way, from, vectors, apart });
-same_layout!(gc_meet, Meet { peers, mark, steps, reserved });
 
 /// What a meeting's launch does.
 #[derive(Clone, Copy)]

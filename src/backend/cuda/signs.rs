@@ -13,64 +13,58 @@ use crate::{
     tensor::{Dtype, Kind, View},
 };
 
-use super::{divisor::Divisor, launch::argument, layout::same_layout, module::SIGNS, queue::Queue};
+use super::{
+    divisor::Divisor,
+    launch::{argument, arguments},
+    layout::kernel_structs,
+    module::SIGNS,
+    queue::Queue,
+};
 
-/// What the bits stand for.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Signs {
-    zero: u64,
-    one: u64,
-    scales: *const u8,
-    chunk_bytes: Divisor,
-    format: u32,
-    order: u32,
+kernel_structs! {
+    /// What the bits stand for.
+    #[derive(Clone, Copy)]
+    struct Signs: gc_signs {
+        zero: u64,
+        one: u64,
+        scales: *const u8,
+        chunk_bytes: Divisor,
+        format: u32,
+        order: u32,
+    }
+
+    /// Elements at any strides.
+    struct Scattered: gc_scattered_signs {
+        src: *const u8,
+        dst: *mut u8,
+        elements: u64,
+        bytes: u64,
+        byte_stride: i64,
+        across: Divisor,
+        width: Divisor,
+        signs: Signs,
+        size: u32,
+        n_loops: u32,
+        loops: [ScatteredLoop; MAX_LOOPS],
+    }
+
+    #[derive(Clone, Copy)]
+    struct ScatteredLoop: gc_sign_loop {
+        count: Divisor,
+        stride: i64,
+    }
+
+    struct Vote: gc_vote {
+        src: *const u8,
+        dst: *mut u8,
+        voters: Divisor,
+        bytes: u64,
+        stride: i64,
+        turn: u64,
+        aligned: u32,
+        reserved: u32,
+    }
 }
-
-same_layout!(gc_signs, Signs { zero, one, scales, chunk_bytes, format, order });
-
-/// Elements at any strides.
-#[repr(C)]
-struct Scattered {
-    src: *const u8,
-    dst: *mut u8,
-    elements: u64,
-    bytes: u64,
-    byte_stride: i64,
-    across: Divisor,
-    width: Divisor,
-    signs: Signs,
-    size: u32,
-    n_loops: u32,
-    loops: [ScatteredLoop; MAX_LOOPS],
-}
-
-same_layout!(gc_sign_loop, ScatteredLoop { count, stride });
-same_layout!(
-    gc_scattered_signs,
-    Scattered { src, dst, elements, bytes, byte_stride, across, width, signs, size, n_loops, loops }
-);
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ScatteredLoop {
-    count: Divisor,
-    stride: i64,
-}
-
-#[repr(C)]
-struct Vote {
-    src: *const u8,
-    dst: *mut u8,
-    voters: Divisor,
-    bytes: u64,
-    stride: i64,
-    turn: u64,
-    aligned: u32,
-    reserved: u32,
-}
-
-same_layout!(gc_vote, Vote { src, dst, voters, bytes, stride, turn, aligned, reserved });
 
 /// Writes a pattern for each bit in the bytes of `src` to the elements of `dst`. `plan` was made from these two views,
 /// and has one row.
@@ -112,20 +106,13 @@ pub fn unpack_scaled(
     launch_unpacking(queue, plan, signs, src, dst)
 }
 
-fn launch_unpacking(queue: &mut Queue, plan: &BitPlan, mut signs: Signs, src: &View<'_>, dst: &View<'_>) -> Result<()> {
+fn launch_unpacking(queue: &mut Queue, plan: &BitPlan, signs: Signs, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     let elements = dst.data().wrapping_offset(plan.start as isize);
-    let (mut count, mut bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
+    let (count, bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
     if plan.is_contiguous_at(elements.addr()) {
-        let (mut src, mut dst) = (src.data(), elements);
-        let mut arguments = [
-            ptr::from_mut(&mut src).cast(),
-            ptr::from_mut(&mut dst).cast(),
-            ptr::from_mut(&mut count).cast(),
-            ptr::from_mut(&mut bytes).cast(),
-            ptr::from_mut(&mut signs).cast(),
-        ];
+        let kernel = &SIGNS.unpack[plan.size.ilog2() as usize];
         // SAFETY: the kernel's arguments, over memory that the makers of the views vouched for.
-        return unsafe { queue.launch(&SIGNS.unpack[plan.size.ilog2() as usize], count, &mut arguments) };
+        return unsafe { queue.launch(kernel, count, arguments![src.data(), elements, count, bytes, signs]) };
     }
     let (across, width) = neighbours(plan);
     let mut scattered = Scattered {

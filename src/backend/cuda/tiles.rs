@@ -11,7 +11,7 @@ use crate::{
 };
 
 use super::{
-    divisor::Division, grid::MOST_BLOCKS, launch::argument, layout::same_layout, module::Kernel, queue::Queue,
+    divisor::Division, grid::MOST_BLOCKS, launch::argument, layout::kernel_structs, module::Kernel, queue::Queue,
 };
 
 /// Bytes that so many blocks at least bring to the L2 cache together: prefetch_burst() in kernels/strided.cuh.
@@ -40,77 +40,47 @@ pub enum Mode {
     Joined = 2,
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct TileLoop {
-    element_stride: i64,
-    byte_stride: i64,
-    division: Division,
-}
-
-/// As the kernels declare it, passed by value.
-#[repr(C)]
-#[derive(Clone)]
-pub struct Tiles {
-    pub src: *const u8,
-    pub dst: *mut u8,
-    begin: usize,
-    end: usize,
-    /// Of a row.
-    pub elements: i64,
-    /// Of a row.
-    pub bytes: i64,
-    pub element_stride: i64,
-    pub byte_stride: i64,
-    /// Of the inner loop over rows.
-    pub rows: i64,
-    pub row_element_stride: i64,
-    pub row_byte_stride: i64,
-    first_zero: u64,
-    span: u64,
-    one: u64,
-    order: u32,
-    pub log_width: u32,
-    pub mode: Mode,
-    /// Pieces of work a thread.
-    pub rounds: u32,
-    n_outer: u32,
-    /// Blocks that read `BURST` bytes; 0: they do not read in turn.
-    burst: u32,
-    across: Division,
-    along: Division,
-    outer: [TileLoop; MOST_OUTER],
-}
-
-same_layout!(gc_tile_loop, TileLoop { element_stride, byte_stride, division });
-same_layout!(
-    gc_tiles,
-    Tiles {
-        src,
-        dst,
-        begin,
-        end,
-        elements,
-        bytes,
-        element_stride,
-        byte_stride,
-        rows,
-        row_element_stride,
-        row_byte_stride,
-        first_zero,
-        span,
-        one,
-        order,
-        log_width,
-        mode,
-        rounds,
-        n_outer,
-        burst,
-        across,
-        along,
-        outer,
+kernel_structs! {
+    #[derive(Clone, Copy, Default)]
+    struct TileLoop: gc_tile_loop {
+        element_stride: i64,
+        byte_stride: i64,
+        division: Division,
     }
-);
+
+    /// As the kernels declare it, passed by value.
+    #[derive(Clone)]
+    pub struct Tiles: gc_tiles {
+        pub src: *const u8,
+        pub dst: *mut u8,
+        begin: usize,
+        end: usize,
+        /// Of a row.
+        pub elements: i64,
+        /// Of a row.
+        pub bytes: i64,
+        pub element_stride: i64,
+        pub byte_stride: i64,
+        /// Of the inner loop over rows.
+        pub rows: i64,
+        pub row_element_stride: i64,
+        pub row_byte_stride: i64,
+        first_zero: u64,
+        span: u64,
+        one: u64,
+        order: u32,
+        pub log_width: u32,
+        pub mode: Mode,
+        /// Pieces of work a thread.
+        pub rounds: u32,
+        n_outer: u32,
+        /// Blocks that read `BURST` bytes; 0: they do not read in turn.
+        burst: u32,
+        across: Division,
+        along: Division,
+        outer: [TileLoop; MOST_OUTER],
+    }
+}
 
 impl Tiles {
     /// All but rows and tiles. `elements` and `bytes` are where the first row's begin, `readable` all addresses of the

@@ -8,7 +8,7 @@ use crate::{
     },
 };
 
-use super::{divisor::Divisor, launch::argument, layout::same_layout, module::BITS, queue::Queue, tiles::Operation};
+use super::{divisor::Divisor, launch::argument, layout::kernel_structs, module::BITS, queue::Queue, tiles::Operation};
 
 /// Bytes of bits that a thread has at most.
 const PIECE: u64 = 4;
@@ -19,85 +19,52 @@ const MANY_THREADS: u64 = 1 << 18;
 /// Lines of fewer bytes of bits are not cut at boundaries: their first and last pieces would be most of them.
 const LONG_LINE: u64 = 16;
 
-/// As the kernels declare it: at most 4096 bytes, passed by value.
-#[repr(C)]
-pub struct Walk {
-    src: *const u8,
-    dst: *mut u8,
-    lines: u64,
-    /// Of a line.
-    elements: u64,
-    /// Of a line, or of all where they are joined.
-    bytes: u64,
-    first_byte: u64,
-    element_stride: i64,
-    byte_stride: i64,
-    first_zero: u64,
-    span: u64,
-    one: u64,
-    width: Divisor,
-    pieces: Divisor,
-    between: Divisor,
-    size: u32,
-    order: u32,
-    /// 1: every element lies at a multiple of its size.
-    aligned: u32,
-    /// 1: the bits of each line follow those of the line before.
-    joined: u32,
-    /// Bytes of a piece.
-    piece: u32,
-    boundary: u32,
-    n_line_loops: u32,
-    n_byte_loops: u32,
-    line_loops: [LineLoop; MAX_LOOPS],
-    byte_loops: [ByteLoop; MAX_LOOPS],
-}
-
-same_layout!(
-    gc_strided_plan,
-    Walk {
-        src,
-        dst,
-        lines,
-        elements,
-        bytes,
-        first_byte,
-        element_stride,
-        byte_stride,
-        first_zero,
-        span,
-        one,
-        width,
-        pieces,
-        between,
-        size,
-        order,
-        aligned,
-        joined,
-        piece,
-        boundary,
-        n_line_loops,
-        n_byte_loops,
-        line_loops,
-        byte_loops,
+kernel_structs! {
+    /// As the kernels declare it: at most 4096 bytes, passed by value.
+    pub struct Walk: gc_strided_plan {
+        src: *const u8,
+        dst: *mut u8,
+        lines: u64,
+        /// Of a line.
+        elements: u64,
+        /// Of a line, or of all where they are joined.
+        bytes: u64,
+        first_byte: u64,
+        element_stride: i64,
+        byte_stride: i64,
+        first_zero: u64,
+        span: u64,
+        one: u64,
+        width: Divisor,
+        pieces: Divisor,
+        between: Divisor,
+        size: u32,
+        order: u32,
+        /// 1: every element lies at a multiple of its size.
+        aligned: u32,
+        /// 1: the bits of each line follow those of the line before.
+        joined: u32,
+        /// Bytes of a piece.
+        piece: u32,
+        boundary: u32,
+        n_line_loops: u32,
+        n_byte_loops: u32,
+        line_loops: [LineLoop; MAX_LOOPS],
+        byte_loops: [ByteLoop; MAX_LOOPS],
     }
-);
-same_layout!(gc_line_loop, LineLoop { count, element_stride, byte_stride });
-same_layout!(gc_byte_loop, ByteLoop { count, stride });
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct LineLoop {
-    count: Divisor,
-    element_stride: i64,
-    byte_stride: i64,
-}
+    #[derive(Clone, Copy)]
+    struct LineLoop: gc_line_loop {
+        count: Divisor,
+        element_stride: i64,
+        byte_stride: i64,
+    }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ByteLoop {
-    count: Divisor,
-    stride: i64,
+    #[derive(Clone, Copy)]
+    struct ByteLoop: gc_byte_loop {
+        count: Divisor,
+        stride: i64,
+    }
 }
 
 impl LineLoop {

@@ -1,6 +1,6 @@
 //! Which of the kernels of kernels/copy.cu does a plan, and how the work is cut into tiles.
 
-use std::ptr;
+use std::mem;
 
 use crate::{
     error::{Result, error},
@@ -15,7 +15,7 @@ use crate::backend::cuda::{
     divisor::Divisor,
     grid::{LOG_BLOCK, VECTOR, divide_up, width},
     launch::argument,
-    layout::same_layout,
+    layout::kernel_structs,
     module::{COPY, Kernel},
     queue::Queue,
 };
@@ -69,77 +69,48 @@ impl Number {
     }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Cast {
-    from: Number,
-    from_size: u32,
-    to: Number,
-    to_size: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct OuterLoop {
-    count: Divisor,
-    strides: [i64; 2],
-}
-
-/// The kernels' argument as kernels/copy.cuh declares it, passed by value.
-#[repr(C)]
-#[derive(Clone)]
-struct Tiles {
-    src: *const u8,
-    dst: *mut u8,
-    begin: usize,
-    end: usize,
-    /// Of the innermost loop.
-    count: i64,
-    steps: [i64; 2],
-    /// Of the loop whose rounds are rows.
-    rows: i64,
-    row_strides: [i64; 2],
-    across: Divisor,
-    along: Divisor,
-    period: Divisor,
-    wrap: i64,
-    cast: Cast,
-    log_width: u32,
-    down: u32,
-    vectors: u32,
-    aligned: u32,
-    n_outer: u32,
-    joined: u32,
-    outer: [OuterLoop; MOST_OUTER],
-}
-
-same_layout!(gc_cast, Cast { from, from_size, to, to_size });
-same_layout!(gc_copy_loop, OuterLoop { count, strides });
-same_layout!(
-    gc_copy,
-    Tiles {
-        src,
-        dst,
-        begin,
-        end,
-        count,
-        steps,
-        rows,
-        row_strides,
-        across,
-        along,
-        period,
-        wrap,
-        cast,
-        log_width,
-        down,
-        vectors,
-        aligned,
-        n_outer,
-        joined,
-        outer,
+kernel_structs! {
+    #[derive(Clone, Copy)]
+    struct Cast: gc_cast {
+        from: Number,
+        from_size: u32,
+        to: Number,
+        to_size: u32,
     }
-);
+
+    #[derive(Clone, Copy)]
+    struct OuterLoop: gc_copy_loop {
+        count: Divisor,
+        strides: [i64; 2],
+    }
+
+    /// The kernels' argument as kernels/copy.cuh declares it, passed by value.
+    #[derive(Clone)]
+    struct Tiles: gc_copy {
+        src: *const u8,
+        dst: *mut u8,
+        begin: usize,
+        end: usize,
+        /// Of the innermost loop.
+        count: i64,
+        steps: [i64; 2],
+        /// Of the loop whose rounds are rows.
+        rows: i64,
+        row_strides: [i64; 2],
+        across: Divisor,
+        along: Divisor,
+        period: Divisor,
+        wrap: i64,
+        cast: Cast,
+        log_width: u32,
+        down: u32,
+        vectors: u32,
+        aligned: u32,
+        n_outer: u32,
+        joined: u32,
+        outer: [OuterLoop; MOST_OUTER],
+    }
+}
 
 /// A launch of one of the kernels. Not on the heap, and so large that it is made where it stays.
 struct Work {
@@ -360,28 +331,8 @@ impl Work {
 }
 
 impl Tiles {
-    const NOTHING: Self = Self {
-        src: ptr::null(),
-        dst: ptr::null_mut(),
-        begin: 0,
-        end: 0,
-        count: 0,
-        steps: [0; 2],
-        rows: 0,
-        row_strides: [0; 2],
-        across: Divisor::new(1),
-        along: Divisor::new(1),
-        period: Divisor::new(0),
-        wrap: 0,
-        cast: Cast { from: Number::Uint, from_size: 0, to: Number::Uint, to_size: 0 },
-        log_width: 0,
-        down: 0,
-        vectors: 0,
-        aligned: 0,
-        n_outer: 0,
-        joined: 0,
-        outer: [OuterLoop { count: Divisor::new(1), strides: [0; 2] }; MOST_OUTER],
-    };
+    // SAFETY: numbers, NULL, and an enum whose first variant is 0.
+    const NOTHING: Self = unsafe { mem::zeroed() };
 
     /// All but the tiles. `row`: the loop, beside the innermost one, whose rounds are rows. `within`: one that counts
     /// together with the innermost one.
@@ -500,7 +451,7 @@ mod tests {
     /// Of these dimensions, at addresses so far beyond multiples of 4096.
     fn work(conversion: Conversion, beyond: [usize; 2], dims: &[(i64, [i64; 2])]) -> Work {
         let (plan, mut work) = (CopyPlan::new(conversion, dims.iter().copied()), Work::NOTHING);
-        work.set(&plan, beyond.map(|beyond| ptr::without_provenance_mut((1 << 40) + beyond))).unwrap();
+        work.set(&plan, beyond.map(|beyond| std::ptr::without_provenance_mut((1 << 40) + beyond))).unwrap();
         work
     }
 
