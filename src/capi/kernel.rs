@@ -240,60 +240,48 @@ fn owned(name: &'static str, text: &CStr) -> Result<String> {
     compile::owned(text.to_str().map_err(|_| error!(InvalidArgument, "options: {name} is not UTF-8"))?)
 }
 
-/// A text of the options: what it is, its field's name, and where it is.
-type Given = (Text, &'static str, *const c_char);
-
-/// What both kinds of kernels have: flags, options of NVRTC and their number, and its handle.
-type Common = (u32, *const *const c_char, usize, *mut c_void);
-
-/// What a kernel is made of.
-trait Ingredients: borrow::Extensible {
-    const IS_REDUCTION: bool;
-
-    fn common(&self) -> Common;
-
-    fn texts(&self) -> ArrayVec<Given, TEXTS>;
+/// What a kernel is made of, of either kind of options.
+struct Ingredients {
+    is_reduction: bool,
+    flags: u32,
+    /// Of each text what it is, its field's name, and where it is.
+    texts: ArrayVec<(Text, &'static str, *const c_char), TEXTS>,
+    options: *const *const c_char,
+    n_options: usize,
+    nvrtc: *mut c_void,
 }
 
-impl Ingredients for gc_elementwise_options_t {
-    const IS_REDUCTION: bool = false;
-
-    fn common(&self) -> Common {
-        (self.flags, self.options, self.n_options, self.nvrtc)
-    }
-
-    fn texts(&self) -> ArrayVec<Given, TEXTS> {
-        ArrayVec::from_iter([
-            (Text::Name, "name", self.name),
-            (Text::Inputs, "inputs", self.inputs),
-            (Text::Outputs, "outputs", self.outputs),
-            (Text::Operation, "operation", self.operation),
-            (Text::Preamble, "preamble", self.preamble),
-            (Text::LoopPrep, "loop_prep", self.loop_prep),
-            (Text::AfterLoop, "after_loop", self.after_loop),
-        ])
+impl From<gc_elementwise_options_t> for Ingredients {
+    fn from(given: gc_elementwise_options_t) -> Self {
+        let gc_elementwise_options_t { flags, options, n_options, nvrtc, .. } = given;
+        let texts = ArrayVec::from_iter([
+            (Text::Name, "name", given.name),
+            (Text::Inputs, "inputs", given.inputs),
+            (Text::Outputs, "outputs", given.outputs),
+            (Text::Operation, "operation", given.operation),
+            (Text::Preamble, "preamble", given.preamble),
+            (Text::LoopPrep, "loop_prep", given.loop_prep),
+            (Text::AfterLoop, "after_loop", given.after_loop),
+        ]);
+        Self { is_reduction: false, flags, texts, options, n_options, nvrtc }
     }
 }
 
-impl Ingredients for gc_reduction_options_t {
-    const IS_REDUCTION: bool = true;
-
-    fn common(&self) -> Common {
-        (self.flags, self.options, self.n_options, self.nvrtc)
-    }
-
-    fn texts(&self) -> ArrayVec<Given, TEXTS> {
-        ArrayVec::from_iter([
-            (Text::Name, "name", self.name),
-            (Text::Inputs, "inputs", self.inputs),
-            (Text::Outputs, "outputs", self.outputs),
-            (Text::Map, "map", self.map),
-            (Text::Reduce, "reduce", self.reduce),
-            (Text::PostMap, "post_map", self.post_map),
-            (Text::Identity, "identity", self.identity),
-            (Text::ReduceType, "reduce_type", self.reduce_type),
-            (Text::Preamble, "preamble", self.preamble),
-        ])
+impl From<gc_reduction_options_t> for Ingredients {
+    fn from(given: gc_reduction_options_t) -> Self {
+        let gc_reduction_options_t { flags, options, n_options, nvrtc, .. } = given;
+        let texts = ArrayVec::from_iter([
+            (Text::Name, "name", given.name),
+            (Text::Inputs, "inputs", given.inputs),
+            (Text::Outputs, "outputs", given.outputs),
+            (Text::Map, "map", given.map),
+            (Text::Reduce, "reduce", given.reduce),
+            (Text::PostMap, "post_map", given.post_map),
+            (Text::Identity, "identity", given.identity),
+            (Text::ReduceType, "reduce_type", given.reduce_type),
+            (Text::Preamble, "preamble", given.preamble),
+        ]);
+        Self { is_reduction: true, flags, texts, options, n_options, nvrtc }
     }
 }
 
@@ -302,13 +290,16 @@ impl Ingredients for gc_reduction_options_t {
 /// # Safety
 /// `options` is as [`borrow::options`] wants it, every text ends with a NUL, the compiler's options are so many, its
 /// handle is NULL or came from dlopen and stays open, and `out` has room for a pointer.
-unsafe fn create<T: Ingredients>(options: *const T, out: *mut *mut gc_kernel_t) -> Result<()> {
+unsafe fn create<T: borrow::Extensible + Into<Ingredients>>(
+    options: *const T,
+    out: *mut *mut gc_kernel_t,
+) -> Result<()> {
     const FMAD: u32 = KernelFlag::Fmad as u32;
     const NO_DISK: u32 = KernelFlag::NoDisk as u32;
     // SAFETY: options of their own size, whose texts end with a NUL, a list of `n_options` of them, and room for a pointer.
     unsafe {
         let (given, out) = (borrow::options("options", options)?, Out::one("out", out)?);
-        let (flags, options, n_options, nvrtc) = given.common();
+        let Ingredients { is_reduction, flags, texts: given, options, n_options, nvrtc } = given.into();
         if flags & !(FMAD | NO_DISK) != 0 {
             return Err(error!(
                 InvalidArgument,
@@ -316,7 +307,7 @@ unsafe fn create<T: Ingredients>(options: *const T, out: *mut *mut gc_kernel_t) 
             ));
         }
         let mut texts = Texts::default();
-        for (which, name, pointer) in given.texts() {
+        for (which, name, pointer) in given {
             texts[which as usize] = text(name, pointer)?;
         }
         let options = borrow::items("options: options", options, Count::of("options: n_options", n_options))?;
@@ -327,7 +318,7 @@ unsafe fn create<T: Ingredients>(options: *const T, out: *mut *mut gc_kernel_t) 
         for &option in options {
             copies.push(owned("options", borrow::text("options: options", option)?)?);
         }
-        let definition = Definition::new(T::IS_REDUCTION, texts, copies, flags & FMAD != 0)?;
+        let definition = Definition::new(is_reduction, texts, copies, flags & FMAD != 0)?;
         let kernel = Kernel::new(definition, Handle::of(nvrtc), flags & NO_DISK == 0);
         out.fill([handle::hand_out(gc_kernel_t(Shared::new("kernel", kernel)))?]);
     }
