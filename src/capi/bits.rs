@@ -184,10 +184,8 @@ pub unsafe extern "C" fn gc_pack_chunks_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor that stays as it is during the call.
-        let src = unsafe { borrow::tensor("src", src)? };
-        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
-        let dst = unsafe { borrow::tensor("dst", dst)? };
+        // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
+        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
         bits::pack_chunks_into(&src, to_order(order)?, &dst, Stream::from_raw(stream))
     })
 }
@@ -210,10 +208,8 @@ pub unsafe extern "C" fn gc_unpack_chunks_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor that stays as it is during the call.
-        let src = unsafe { borrow::tensor("src", src)? };
-        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
-        let dst = unsafe { borrow::tensor("dst", dst)? };
+        // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
+        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
         bits::unpack_chunks_into(&src, to_order(order)?, &dst, Stream::from_raw(stream))
     })
 }
@@ -235,10 +231,8 @@ pub unsafe extern "C" fn gc_pack_bits_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor that stays as it is during the call.
-        let src = unsafe { borrow::tensor("src", src)? };
-        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
-        let dst = unsafe { borrow::tensor("dst", dst)? };
+        // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
+        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
         bits::pack_bits_into(&src, to_axis(axis), to_order(order)?, &dst, Stream::from_raw(stream))
     })
 }
@@ -261,10 +255,8 @@ pub unsafe extern "C" fn gc_unpack_bits_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor that stays as it is during the call.
-        let src = unsafe { borrow::tensor("src", src)? };
-        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
-        let dst = unsafe { borrow::tensor("dst", dst)? };
+        // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
+        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
         bits::unpack_bits_into(&src, to_axis(axis), to_order(order)?, &dst, Stream::from_raw(stream))
     })
 }

@@ -95,10 +95,8 @@ pub unsafe extern "C" fn gc_pack_signs_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor that stays as it is during the call.
-        let src = unsafe { borrow::tensor("src", src)? };
-        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
-        let dst = unsafe { borrow::tensor("dst", dst)? };
+        // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
+        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
         signs::pack_signs_into(&src, to_order(order)?, &dst, Stream::from_raw(stream))
     })
 }
@@ -160,10 +158,8 @@ pub unsafe extern "C" fn gc_vote_signs_into(
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor that stays as it is during the call.
-        let src = unsafe { borrow::tensor("src", src)? };
-        // SAFETY: the caller promises a tensor whose memory nothing else uses meanwhile.
-        let dst = unsafe { borrow::tensor("dst", dst)? };
+        // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
+        let (src, dst) = unsafe { (borrow::tensor("src", src)?, borrow::tensor("dst", dst)?) };
         signs::vote_signs_into(&src, turn, &dst, Stream::from_raw(stream))
     })
 }
