@@ -96,7 +96,8 @@ pub const fn check(listed: &str, size: usize, fields: &[(&str, usize, usize)]) {
         // An array may be several fields there, which have names of their own.
         while offset < place + bytes {
             let Some(field) = next(at) else { panic!("fewer fields in kernels/layout.cuh") };
-            let same_name = begins(field.name, name.as_bytes()) && field.name.len() == name.len();
+            // `strides` of one side are `stride` there.
+            let same_name = begins(name.as_bytes(), field.name) && name.len() - field.name.len() <= 1;
             assert!(same_name || field.bytes < bytes, "a field has another name in kernels/layout.cuh");
             (at, offset) = (field.end, offset + field.bytes);
         }

@@ -14,7 +14,7 @@ use crate::{
 };
 
 use super::{
-    divisor::Divisor,
+    divisor::{DividedLoop, Divisor},
     launch::{argument, arguments},
     layout::kernel_structs,
     module::SIGNS,
@@ -45,13 +45,7 @@ kernel_structs! {
         signs: Signs,
         size: u32,
         n_loops: u32,
-        loops: [ScatteredLoop; MAX_LOOPS],
-    }
-
-    #[derive(Clone, Copy)]
-    struct ScatteredLoop: gc_sign_loop {
-        count: Divisor,
-        stride: i64,
+        loops: [DividedLoop<1>; MAX_LOOPS],
     }
 
     struct Vote: gc_vote {
@@ -125,12 +119,10 @@ fn launch_unpacking(queue: &mut Queue, plan: &BitPlan, signs: Signs, src: &View<
         width: Divisor::new(width),
         signs,
         size: plan.size as u32,
-        n_loops: plan.elements.as_slice().len() as u32,
-        loops: [ScatteredLoop { count: Divisor::new(0), stride: 0 }; MAX_LOOPS],
+        n_loops: 0,
+        loops: [DividedLoop::NONE; MAX_LOOPS],
     };
-    for (place, item) in scattered.loops.iter_mut().zip(plan.elements.as_slice()) {
-        *place = ScatteredLoop { count: Divisor::new(item.count as u64), stride: item.strides[0] };
-    }
+    scattered.n_loops = DividedLoop::put(&mut scattered.loops, plan.elements.as_slice().iter().copied());
     // SAFETY: the kernel's argument, made of the plan of these views, over memory that their makers vouched for.
     unsafe { queue.launch(&SIGNS.unpack_strided, count.div_ceil(8), &mut argument(&mut scattered)) }
 }

@@ -8,7 +8,14 @@ use crate::{
     },
 };
 
-use super::{divisor::Divisor, launch::argument, layout::kernel_structs, module::BITS, queue::Queue, tiles::Operation};
+use super::{
+    divisor::{DividedLoop, Divisor},
+    launch::argument,
+    layout::kernel_structs,
+    module::BITS,
+    queue::Queue,
+    tiles::Operation,
+};
 
 /// Bytes of bits that a thread has at most.
 const PIECE: u64 = 4;
@@ -49,27 +56,8 @@ kernel_structs! {
         boundary: u32,
         n_line_loops: u32,
         n_byte_loops: u32,
-        line_loops: [LineLoop; MAX_LOOPS],
-        byte_loops: [ByteLoop; MAX_LOOPS],
-    }
-
-    #[derive(Clone, Copy)]
-    struct LineLoop: gc_line_loop {
-        count: Divisor,
-        element_stride: i64,
-        byte_stride: i64,
-    }
-
-    #[derive(Clone, Copy)]
-    struct ByteLoop: gc_byte_loop {
-        count: Divisor,
-        stride: i64,
-    }
-}
-
-impl LineLoop {
-    fn of(&Loop { count, strides: [element_stride, byte_stride] }: &Loop<2>) -> Self {
-        Self { count: Divisor::new(count as u64), element_stride, byte_stride }
+        line_loops: [DividedLoop<2>; MAX_LOOPS],
+        byte_loops: [DividedLoop<1>; MAX_LOOPS],
     }
 }
 
@@ -177,12 +165,15 @@ impl Walk {
             boundary: 1,
             n_line_loops: 0,
             n_byte_loops: 0,
-            line_loops: [LineLoop { count: Divisor::new(1), element_stride: 0, byte_stride: 0 }; MAX_LOOPS],
-            byte_loops: [ByteLoop { count: Divisor::new(1), stride: 0 }; MAX_LOOPS],
+            line_loops: [DividedLoop::NONE; MAX_LOOPS],
+            byte_loops: [DividedLoop::NONE; MAX_LOOPS],
         };
         match plan.bytes.single_stride([1]) {
             Some([stride]) => walk.byte_stride = stride,
-            None => walk.put_byte_loops(plan.bytes.as_slice()),
+            None => {
+                let loops = plan.bytes.as_slice().iter().copied();
+                walk.n_byte_loops = DividedLoop::put(&mut walk.byte_loops, loops);
+            }
         }
         if joined {
             walk.put_joined_lines(plan.elements.as_slice());
@@ -197,21 +188,11 @@ impl Walk {
         walk
     }
 
-    fn put_byte_loops(&mut self, loops: &[Loop<1>]) {
-        for (place, &Loop { count, strides: [stride] }) in self.byte_loops.iter_mut().zip(loops) {
-            *place = ByteLoop { count: Divisor::new(count as u64), stride };
-        }
-        self.n_byte_loops = loops.len() as u32;
-    }
-
     /// A line for each row, those that lie close together next to each other.
     fn put_rows(&mut self, mut rows: Loops<2>) {
         self.lines = rows.count() as u64;
         rows.sort_by_step();
-        for (place, row) in self.line_loops.iter_mut().zip(rows.as_slice()) {
-            *place = LineLoop::of(row);
-        }
-        self.n_line_loops = rows.as_slice().len() as u32;
+        self.n_line_loops = DividedLoop::put(&mut self.line_loops, rows.as_slice().iter().copied());
         let closer = |row: &Loop<2>| match self.elements {
             0 => row.strides[1].unsigned_abs() < self.byte_stride.unsigned_abs(),
             _ => row.strides[0].unsigned_abs() < self.element_stride.unsigned_abs(),
@@ -224,10 +205,8 @@ impl Walk {
     /// The innermost loop is a line; those around it are in the order of bits.
     fn put_joined_lines(&mut self, loops: &[Loop<1>]) {
         let around = &loops[..loops.len() - 1];
-        for (place, &Loop { count, strides: [stride] }) in self.line_loops.iter_mut().zip(around) {
-            *place = LineLoop::of(&Loop { count, strides: [stride, 0] });
-        }
-        self.n_line_loops = around.len() as u32;
+        let lines = around.iter().map(|item| Loop { count: item.count, strides: [item.strides[0], 0] });
+        self.n_line_loops = DividedLoop::put(&mut self.line_loops, lines);
         let count = |loops: &[Loop<1>]| loops.iter().map(|item| item.count).product::<i64>();
         self.lines = count(around) as u64;
         let step = |index: usize| around[index].strides[0].unsigned_abs();

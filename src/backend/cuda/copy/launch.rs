@@ -12,7 +12,7 @@ use crate::{
 };
 
 use crate::backend::cuda::{
-    divisor::Divisor,
+    divisor::{DividedLoop, Divisor},
     grid::{LOG_BLOCK, VECTOR, divide_up, width},
     launch::argument,
     layout::kernel_structs,
@@ -78,12 +78,6 @@ kernel_structs! {
         to_size: u32,
     }
 
-    #[derive(Clone, Copy)]
-    struct OuterLoop: gc_copy_loop {
-        count: Divisor,
-        strides: [i64; 2],
-    }
-
     /// The kernels' argument as kernels/copy.cuh declares it, passed by value.
     #[derive(Clone)]
     struct Tiles: gc_copy {
@@ -108,7 +102,7 @@ kernel_structs! {
         aligned: u32,
         n_outer: u32,
         joined: u32,
-        outer: [OuterLoop; MOST_OUTER],
+        outer: [DividedLoop<2>; MOST_OUTER],
     }
 }
 
@@ -365,16 +359,13 @@ impl Tiles {
         }
         (self.rows, self.row_strides) = (row_loop.count, row_loop.strides);
         self.cast = Cast { from, from_size: from_size as u32, to, to_size: to_size as u32 };
-        (self.log_width, self.down, self.vectors, self.aligned, self.n_outer, self.joined) = (0, 0, 0, 1, 0, 0);
-        for (_, item) in outer.iter().enumerate().filter(|&(index, _)| ![row, within].contains(&Some(index))) {
-            // There are at most 62 loops, of which two are not outer ones.
-            self.outer[self.n_outer as usize] =
-                OuterLoop { count: Divisor::new(item.count as u64), strides: item.strides };
-            self.n_outer += 1;
-        }
+        (self.log_width, self.down, self.vectors, self.aligned, self.joined) = (0, 0, 0, 1, 0);
+        // There are at most 62 loops, of which two are not outer ones.
+        let others = (0..outer.len()).filter(|&index| ![row, within].contains(&Some(index)));
+        self.n_outer = DividedLoop::put(&mut self.outer, others.map(|index| outer[index]));
     }
 
-    fn outer(&self) -> &[OuterLoop] {
+    fn outer(&self) -> &[DividedLoop<2>] {
         &self.outer[..self.n_outer as usize]
     }
 
@@ -393,8 +384,8 @@ impl Tiles {
             return false;
         };
         let Some(place) = self.outer.get_mut(n) else { return false };
-        *place =
-            OuterLoop { count: Divisor::new(rows as u64), strides: self.row_strides.map(|stride| stride * together) };
+        let strides = self.row_strides.map(|stride| stride * together);
+        *place = DividedLoop { count: Divisor::new(rows as u64), strides };
         self.n_outer += 1;
         self.rows = all;
         if together == 1 {
