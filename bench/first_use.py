@@ -1,4 +1,4 @@
-"""What the first use of a kernel costs that is compiled at run time, without a card: compiled for one that is not here.
+"""What the first use of a kernel costs that is compiled at run time, without a GPU: compiled for one that is not here.
 
     GRADCODEC_LIBRARY=target/release/libgradcodec.so.0 python bench/first_use.py [--capability 90] [--runs 5]
 

@@ -558,7 +558,7 @@ def first_calls(script, options, rounds):
 
 
 def of_card(*fields, card=0):
-    """What nvidia-smi says of the card, or nothing."""
+    """What nvidia-smi says of the GPU, or nothing."""
     query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", f"--id={card}"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True).stdout.strip()

@@ -2,7 +2,7 @@
 
 Measured as in bench/gpu.py, beside ElementwiseKernel and ReductionKernel of the same text. Then what a prepared run
 costs the host, and the first use of a kernel in a process: with nothing cached, from disk, and in memory.
-bench/first_use.py measures ours without a card.
+bench/first_use.py measures ours without a GPU.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ SUM = "x", "a + b", "y = a", "0"
 WITHOUT_FMA = ("--fmad=false",)  # as ours, unless asked for
 
 
-# --- on the card ------------------------------------------------------------------------------------------------------
+# --- on the GPU ------------------------------------------------------------------------------------------------------
 
 
 def works(quick):

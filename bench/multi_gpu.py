@@ -1,6 +1,6 @@
-"""How fast the all-reduces are over NCCL on all cards there are, beside NCCL's own and DeepSpeed's chain.
+"""How fast the all-reduces are over NCCL on all GPUs there are, beside NCCL's own and DeepSpeed's chain.
 
-A process a card; bench/multi_gpu_rank.py is what they measure, tests/multi_gpu/ranks.py tells them what to do. All
+A process a GPU; bench/multi_gpu_rank.py is what they measure, tests/multi_gpu/ranks.py tells them what to do. All
 contenders of a size take turns, in an order that goes round; what a round took is what the slowest rank took, between
 two events, the ranks beginning together. Memory is warm and inputs are random. Small calls are several between the
 events. Without a graph a contender pays what Python and its host cost; graphs are enqueued ahead.
@@ -8,7 +8,7 @@ events. Without a graph a contender pays what Python and its host cost; graphs a
 A contender that fails is recorded and left out from then on, and the others go on; the exit code then is 1. A size
 that is not begun because the time is over is recorded and no failure. NCCL goes without NVLS, the sums within a switch.
 `make multi-gpu` runs this. The samples go to a JSON file, of which bench/report.py makes tables and a plot. With one
-card, or --device cpu, this is a rehearsal.
+GPU, or --device cpu, this is a rehearsal.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """What one rank of bench/multi_gpu.py measures, in a process of its own.
 
-A *machine* is where a rank works: a card with NCCL, or, to rehearse it, the host with exchanges through pipes.
+A *machine* is where a rank works: a GPU with NCCL, or, to rehearse it, the host with exchanges through pipes.
 """
 
 import ctypes
@@ -87,7 +87,7 @@ class Card:
 
     def about(self):
         properties = torch.cuda.get_device_properties(self.rank)
-        # nvidia-smi numbers all cards, whatever CUDA_VISIBLE_DEVICES says. Older torch has no uuid.
+        # nvidia-smi numbers all GPUs, whatever CUDA_VISIBLE_DEVICES says. Older torch has no uuid.
         uuid = getattr(properties, "uuid", None)
         return {
             "card": properties.name,
@@ -188,7 +188,7 @@ class Card:
 
 
 class Host:
-    """The same without a card, to see that it runs."""
+    """The same without a GPU, to see that it runs."""
 
     has_graphs = has_peers = False
 

@@ -1,9 +1,9 @@
-"""How long it takes to share 1 GiB of a card's memory: to send, to receive (map) and to release it. Nothing is copied.
+"""How long it takes to share 1 GiB of a GPU's memory: to send, to receive (map) and to release it. Nothing is copied.
 
     python3 bench/share.py --library lib/libgradcodec.so.0
 
-Each kind of memory 20 times, between two processes (tests/gpu/shares.py). Beside it stands how much less memory the card
-has free while it is mapped, and what a copy of 1 GiB within the card would take at 4 TB/s. The samples go to a JSON file.
+Each kind of memory 20 times, between two processes (tests/gpu/shares.py). Beside it stands how much less memory the GPU
+has free while it is mapped, and what a copy of 1 GiB within the GPU would take at 4 TB/s. The samples go to a JSON file.
 """
 
 import argparse

@@ -220,7 +220,7 @@ fn call(kernel: *mut gc_kernel_t, call: &Call) {
     // SAFETY: a kernel; tensors that describe their memory, or are to be refused; options of their size.
     unsafe {
         gc_kernel_workspace_bytes(kernel, in_views.as_ptr(), n_in, out_views.as_ptr(), n_out, &options);
-        // There is nothing to compile with, and no card.
+        // There is nothing to compile with, and no GPU.
         let stream = ptr::null_mut();
         gc_kernel_prepare(kernel, in_views.as_ptr(), n_in, out_views.as_ptr(), n_out, &options, stream);
         assert_ne!(gc_kernel_run(kernel, in_views.as_ptr(), n_in, out_views.as_ptr(), n_out, &options, stream), OK);

@@ -122,7 +122,7 @@ impl Tensor {
         let (kind, device_id) = match *device {
             Device::Cpu => (DLDeviceType::CPU, 0),
             Device::Host => (DLDeviceType::CUDAHOST, 0),
-            // Of a card that no machine has.
+            // Of a GPU that no machine has.
             Device::Any { kind, id } => (DLDeviceType(kind % 20), 1000 + i32::from(id)),
         };
         let shape: Vec<i64> = dims.iter().take(70).map(|(size, _)| size.get()).collect();

@@ -72,7 +72,7 @@ pub struct Decoding<'a> {
     pub factor: Option<&'a View<'a>>,
     /// Whether values are added to what is there, or set.
     pub add: bool,
-    /// On a card: the launch before is one of ours, so that this one may begin while that one ends.
+    /// On a GPU: the launch before is one of ours, so that this one may begin while that one ends.
     pub behind_ours: bool,
 }
 

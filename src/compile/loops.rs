@@ -8,7 +8,7 @@ use super::{
     layout::{ELEMENT_ROUNDS, HEAD, Layout, THREADS},
 };
 
-/// Blocks that an output's elements are given to, all outputs together: several times what the largest cards run at
+/// Blocks that an output's elements are given to, all outputs together: several times what the largest GPUs run at
 /// once, so that they end at about the same time.
 const MANY_BLOCKS: u64 = 4096;
 
@@ -255,7 +255,7 @@ pub fn elementwise(layout: &Layout, nest: &Nest, operands: &[Operand], values: &
 }
 
 /// How blocks share a reduction. The order in which elements come together depends on it, so it does not depend on
-/// addresses, nor on the card.
+/// addresses, nor on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
     /// Whether threads side by side have neighbouring outputs, rather than neighbouring elements of one.

@@ -42,7 +42,7 @@ pub struct Request<'a> {
     pub options: &'a [&'a str],
     /// The kernel that is wanted, in the key.
     pub entry: &'a str,
-    /// Of the card: (9, 0).
+    /// Of the GPU: (9, 0).
     pub capability: (u32, u32),
     pub nvrtc: Handle,
     /// Whether it may be read from disk and kept there.
@@ -61,7 +61,7 @@ impl Request<'_> {
     }
 }
 
-/// What the driver loads: machine code of the card; or PTX with its NUL, where NVRTC does not know the card, for the
+/// What the driver loads: machine code of the GPU; or PTX with its NUL, where NVRTC does not know the GPU, for the
 /// driver to compile. Or why there is none, where that is in the source or the options: another time would give the same,
 /// unless files are read.
 pub type Compiled = std::result::Result<Vec<u8>, String>;

@@ -19,7 +19,7 @@ use crate::{
 
 use super::{Compiled, Request, room};
 
-/// The first that makes machine code and says for which cards.
+/// The first that makes machine code and says for which GPUs.
 const OLDEST: (c_int, c_int) = (11, 2);
 
 const OUT_OF_MEMORY: c_int = 1;

@@ -40,7 +40,7 @@ pub fn builtin_kernels(family: &CStr) -> Result<&'static [u8]> {
     }
 }
 
-/// How a kernel is launched on cards of a compute capability.
+/// How a kernel is launched on GPUs of a compute capability.
 pub fn kernel_shape(kernel: &CStr, compute_capability: i32) -> Result<LaunchShape> {
     cuda::launch_shape(kernel, compute_capability)?
         .ok_or_else(|| error!(InvalidArgument, "kernel: \"{}\" is none of kernels/README.md", beginning(kernel)))

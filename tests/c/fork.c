@@ -229,7 +229,7 @@ static void be_refused(void) {
     gc_tensor_free(of_the_parent);
 }
 
-/* With a CUDA driver that needs no card: the library takes the one that is loaded. */
+/* With a CUDA driver that needs no GPU: the library takes the one that is loaded. */
 static void fork_during_cuda_calls(void) {
     char path[4096];
     pthread_t thread;

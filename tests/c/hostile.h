@@ -459,7 +459,7 @@ static inline void spoil_once(Argument *a) {
         break;
     case 7:
         t->device.device_type = one_in(8) ? (DLDeviceType)next() : (DLDeviceType)types[below(7)];
-        t->device.device_id = 1000 + (int32_t)below(1000); /* a card that no machine has */
+        t->device.device_id = 1000 + (int32_t)below(1000); /* a GPU that no machine has */
         break;
     case 8:
         if (t->strides == NULL && t->ndim >= 0)
@@ -912,7 +912,7 @@ static inline void run(int argc, char **argv, uint64_t wanted, bool of_codecs, v
     program = of_codecs ? "hostile_codec" : "hostile";
     printf("%s: %" PRIu64 " calls, seed %" PRIu64 "\n", program, wanted, seed);
     fflush(stdout);
-    setenv("CUDA_VISIBLE_DEVICES", "", 1); /* what is said to be a card's memory here is not */
+    setenv("CUDA_VISIBLE_DEVICES", "", 1); /* what is said to be a GPU's memory here is not */
     signal(SIGALRM, stop);
 #ifndef __SANITIZE_ADDRESS__ /* which has more to say about it */
     signal(SIGSEGV, stop);

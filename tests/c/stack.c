@@ -368,7 +368,7 @@ static void call_copies(void) {
             }
 }
 
-/* On a card, on a driver that needs none: whole, in rows, transposed, of any strides in as many loops as there can be; as
+/* On a GPU, on a driver that needs none: whole, in rows, transposed, of any strides in as many loops as there can be; as
  * they are and cast; and from memory of the host. */
 static void call_copies_on_cuda(void) {
     static const struct {

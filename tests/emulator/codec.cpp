@@ -858,7 +858,7 @@ static void decoding_to_any_address_matches() {
     }
 }
 
-// Every float16, and what lies between two: the conversions that are not a card's instruction.
+// Every float16, and what lies between two: the conversions that are not a GPU's instruction.
 static void conversions_match() {
     bool right = true;
     for (unsigned pattern = 0; pattern < 0x10000; pattern++) {

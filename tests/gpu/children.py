@@ -233,7 +233,7 @@ def addresses_of_new_tensors():
 
 
 def jax():
-    """In a process of its own, since JAX takes most of the card's memory otherwise."""
+    """In a process of its own, since JAX takes most of the GPU's memory otherwise."""
     import jax as framework
     import jax.numpy as jnp
 

@@ -122,7 +122,7 @@ def own_context(device=0):
 
 @contextlib.contextmanager
 def green_context(device=0):
-    """A context of some of a card's processors (here all of them), which may be current to one thread at a time."""
+    """A context of some of a GPU's processors (here all of them), which may be current to one thread at a time."""
     resource, description, context = ctypes.create_string_buffer(1024), c_void_p(), c_void_p()
     call("cuDeviceGetDevResource", device, resource, 1)  # processors
     call("cuDevResourceGenerateDesc", byref(description), resource, 1)

@@ -1,5 +1,5 @@
 /*
- * Makes outputs on the card and ends: `exit never|first|last|thread`, for when they are released.
+ * Makes outputs on the GPU and ends: `exit never|first|last|thread`, for when they are released.
  *
  * never: not at all. first: by a handler that was registered after CUDA had begun, and so runs before CUDA ends. last:
  * by one that was registered before the first call, and so runs when CUDA's own handlers have run. thread: on a thread

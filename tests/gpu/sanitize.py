@@ -248,7 +248,7 @@ def codecs():
 
 
 def ranks():
-    """Four ranks on the card, a stream each."""
+    """Four ranks on the GPU, a stream each."""
     card, size = Card(1 << 20, exact=True), 4
     streams = [driver.Stream() for _ in range(size)]
     rng = np.random.default_rng(4)
@@ -282,7 +282,7 @@ def ranks():
 
 
 class OnCard(World):
-    """Whose threads have the card's context: to ask for the current one where there is none is an error to the tool."""
+    """Whose threads have the GPU's context: to ask for the current one where there is none is an error to the tool."""
 
     def each(self, function):
         def on_card(rank):

@@ -289,7 +289,7 @@ def view_of_torch(source, end, gate, device):
     while len(text) < size:
         text += gate.recv(size - len(text))
     rebuild, arguments = pickle.loads(text)
-    # A handle is opened for one card: this side's, where the tensor would otherwise be of the card of the same number.
+    # A handle is opened for one GPU: this side's, where the tensor would otherwise be of the GPU of the same number.
     device_of_storage = 6  # of torch.multiprocessing.reductions.rebuild_cuda_tensor
     arguments = [*arguments[:device_of_storage], device, *arguments[device_of_storage + 1 :]]
     opened = rebuild(*arguments)
@@ -357,7 +357,7 @@ def timed_sender(source, end, gate, device):
 
 
 def timed_receiver(source, end, gate, device):
-    """And to receive and release it, and what the card has less meanwhile: the tables of what is mapped take some."""
+    """And to receive and release it, and what the GPU has less meanwhile: the tables of what is mapped take some."""
     received, released, taken = [], [], []
     for _ in range(20):
         free = driver.free_bytes()

@@ -1,4 +1,4 @@
-"""Ranks that share a card: the compressed all-reduces there, against DeepSpeed's formula in NumPy and against the CPU."""
+"""Ranks that share a GPU: the compressed all-reduces there, against DeepSpeed's formula in NumPy and against the CPU."""
 
 import ctypes
 import os
@@ -201,7 +201,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_taken_back_on_all(card):
 
 
 def test_calls_return_while_the_card_is_at_work(card, gate):
-    """Two ranks of one context, while a kernel runs: had they allocated or freed on the card, they would wait for it."""
+    """Two ranks of one context, while a kernel runs: had they allocated or freed on the GPU, they would wait for it."""
     n, size = 300_001, 2
     rng = np.random.default_rng(6)
     buffers = [rng.standard_normal(n).astype("f4") for _ in range(size)]

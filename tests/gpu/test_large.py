@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture(autouse=True)
 def room():
-    """Skips when the card is too small, gives everything back in the end."""
+    """Skips when the GPU is too small, gives everything back in the end."""
     if torch.cuda.mem_get_info()[0] < 40 * 2**30:
         pytest.skip("needs 40 GiB of free device memory")
     yield

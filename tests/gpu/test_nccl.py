@@ -1,5 +1,5 @@
-"""All-reduces over NCCL itself: the bytes of a group on the CPU, also captured and launched again. One card does for
-some of it; with several, ranks are threads with a card each."""
+"""All-reduces over NCCL itself: the bytes of a group on the CPU, also captured and launched again. One GPU does for
+some of it; with several, ranks are threads with a GPU each."""
 
 import ctypes
 import threading
@@ -27,7 +27,7 @@ def options(**fields):
 
 
 def each(size, function):
-    """Calls function(rank) in a thread for each rank, with the rank's card; the results by rank."""
+    """Calls function(rank) in a thread for each rank, with the rank's GPU; the results by rank."""
     results, failures, end = [None] * size, [], time.monotonic() + 120
 
     def run(rank):
@@ -50,7 +50,7 @@ def each(size, function):
 
 
 class World:
-    """Of an id, with a card for each rank."""
+    """Of an id, with a GPU for each rank."""
 
     def __init__(self, size):
         self.size, self.comms, id = size, [POINTER(Comm)() for _ in range(size)], (c_uint8 * 128)()

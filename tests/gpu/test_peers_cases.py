@@ -1,4 +1,4 @@
-"""Ranks of a group that share a card, in one process, over its memory: 200 random cases, held to the bytes over callbacks on
+"""Ranks of a group that share a GPU, in one process, over its memory: 200 random cases, held to the bytes over callbacks on
 the CPU."""
 
 import pytest

@@ -1,4 +1,4 @@
-"""Memory of a card in two processes: of every allocator that it can come from, seen and written on both sides."""
+"""Memory of a GPU in two processes: of every allocator that it can come from, seen and written on both sides."""
 
 import ctypes
 import pathlib

@@ -1,4 +1,4 @@
-"""Many threads at once, and more than one card."""
+"""Many threads at once, and more than one GPU."""
 
 import threading
 
@@ -154,12 +154,12 @@ def test_managed_memory_is_the_cards_work():
             check(lib.gc_pack_chunks_into(source.view, BIG, target.view, stream))
             driver.synchronize()
             np.testing.assert_array_equal(driver.download(rows.address, expected.size).reshape(2, -1), expected)
-        with driver.Memory(expected.size) as plain:  # managed and plain memory of one card go together
+        with driver.Memory(expected.size) as plain:  # managed and plain memory of one GPU go together
             check(lib.gc_pack_chunks_into(source.view, BIG, gpu.at(plain.address, expected.shape).view, None))
             np.testing.assert_array_equal(driver.download(plain.address, expected.size).reshape(2, -1), expected)
 
 
-# --- two cards --------------------------------------------------------------------------------------------------------
+# --- two GPUs --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.two_devices

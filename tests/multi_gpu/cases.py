@@ -1,4 +1,4 @@
-"""What ranks do in the tests, on a card or on the host, and what NumPy says that it gives.
+"""What ranks do in the tests, on a GPU or on the host, and what NumPy says that it gives.
 
 Functions whose first argument is `here` are for Ranks.call(). What they give has all that changed, after every step.
 """
@@ -44,7 +44,7 @@ class OnHost(Host):
 
 
 class OnCard:
-    """Memory of a card, and a stream there. The card is current in this thread from here on."""
+    """Memory of a GPU, and a stream there. The GPU is current in this thread from here on."""
 
     def __init__(self, index):
         assert index < driver.device_count()  # which initializes the driver in a new process
@@ -256,7 +256,7 @@ def over_symmetric_memory(here):
     place, size = place_of(here, "cuda"), lib.gc_peers_bytes(ROOM, here.world)
     torch.cuda.set_device(place.index)
     if not dist.is_initialized():
-        # Ranks that share a card it takes for a mistake, unless it is told so.
+        # Ranks that share a GPU it takes for a mistake, unless it is told so.
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
         store = dist.FileStore(os.path.join(here.folder, "symmetric"), here.world)
         dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.world)
@@ -731,7 +731,7 @@ def is_gone(process):
 
 def dies_in_the_middle(here, milliseconds):
     """The last rank has come to a call, and said so to the others, when it is gone; then they come. Until it is gone its
-    card would go on with the call. Of the others: as waits_in_vain()."""
+    GPU would go on with the call. Of the others: as waits_in_vain()."""
     place = place_of(here, "cuda")
     size = lib.gc_peers_bytes(20_000, here.world)
     comm = over_mapped_peers(here, milliseconds, 20_000)
@@ -799,7 +799,7 @@ def freed_at_once(here, over, case):
 
 
 def over_two(here, on, ways, nodes):
-    """So many nodes with as many ranks each, which this host's cards stand for. `ways`, intra-node and inter-node, are of OVER:
+    """So many nodes with as many ranks each, which this host's GPUs stand for. `ways`, intra-node and inter-node, are of OVER:
     over pipes all ranks gather together, so there is one node, or each rank is one."""
     each = here.world // nodes
     first = here.rank // each * each

@@ -1,6 +1,6 @@
-"""The compressed all-reduces on all cards there are: a process a card over NCCL, and a thread a card in one process.
+"""The compressed all-reduces on all GPUs there are: a process a GPU over NCCL, and a thread a GPU in one process.
 
-`make multi-gpu` runs this. `--device cpu` rehearses it without a card, with as many ranks as `--ranks` says.
+`make multi-gpu` runs this. `--device cpu` rehearses it without a GPU, with as many ranks as `--ranks` says.
 """
 
 import os
@@ -19,7 +19,7 @@ if not os.environ.get("GRADCODEC_LIBRARY"):
 import driver  # noqa: E402 the path comes first
 from ranks import Ranks  # noqa: E402
 
-# Groups of one process may have several ranks on a card; these are tried in any case.
+# Groups of one process may have several ranks on a GPU; these are tried in any case.
 SMALL_GROUPS = [2, 3]
 
 
@@ -71,7 +71,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="session")
 def peers(pytestconfig):
-    """Ranks that reach each other's memory: a card each, or, if there is one card, two that share it."""
+    """Ranks that reach each other's memory: a GPU each, or, if there is one GPU, two that share it."""
     if not pytestconfig.cards:
         pytest.skip("no card: no peer memory")
     pool = Pool(max(2, pytestconfig.cards))

@@ -49,7 +49,7 @@ class Nccl:
         return f"{version.value // 10000}.{version.value % 10000 // 100}.{version.value % 100}"
 
     def communicator(self, here):
-        """Of all ranks, each with the card that is current."""
+        """Of all ranks, each with the GPU that is current."""
         id, comm = Id(), c_void_p()
         if here.rank == 0:
             self.call("ncclGetUniqueId", byref(id))

@@ -26,7 +26,7 @@ def test_a_rank_that_exits_is_told_to_the_others(pytestconfig, on, usual):
 
 
 def test_when_a_rank_does_not_come_the_others_abort_and_all_go_on(ranks, on):
-    """With one card nobody waits: then this only shows that what is aborted can be freed."""
+    """With one GPU nobody waits: then this only shows that what is aborted can be freed."""
     if on == "cpu":
         pytest.skip("no card: no communicator of NCCL's")
     waited, found = zip(*ranks.call(cases.a_rank_does_not_come, seconds=90))

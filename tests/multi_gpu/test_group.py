@@ -1,4 +1,4 @@
-"""A rank is a thread of this process: with a card of its own, as far as there are; otherwise ranks share cards."""
+"""A rank is a thread of this process: with a GPU of its own, as far as there are; otherwise ranks share GPUs."""
 
 from ctypes import POINTER
 

@@ -91,7 +91,7 @@ def test_memory_that_is_given_back_straight_behind_a_call(peers, way, case):
 
 @pytest.mark.parametrize("between", ["id", "staged pipes"])
 def test_two_levels_of_cards(peers, pytestconfig, between):
-    """Peer memory inside, NCCL or a host transport between, which stand for machines of as many cards."""
+    """Peer memory inside, NCCL or a host transport between, which stand for machines of as many GPUs."""
     if between == "id" and pytestconfig.cards < 2:
         pytest.skip("two cards needed for NCCL, one found")
     ranks = peers.get()

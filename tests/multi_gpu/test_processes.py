@@ -1,4 +1,4 @@
-"""A rank is a process with a card of its own. All bytes are those of NumPy's models, which exchange in Python."""
+"""A rank is a process with a GPU of its own. All bytes are those of NumPy's models, which exchange in Python."""
 
 import pytest
 

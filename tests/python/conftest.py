@@ -20,7 +20,7 @@ if not os.environ.get("GRADCODEC_DRIVERS"):
     words = "stand_in", "from test_codec_driver"
     collect_ignore = [path.name for path in sorted(HERE.glob("test_*.py")) if any(w in path.read_text() for w in words)]
 
-# The CUDA tensors of these tests are host memory: a card must not see them.
+# The CUDA tensors of these tests are host memory: a GPU must not see them.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 

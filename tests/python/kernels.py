@@ -1,4 +1,4 @@
-"""Kernels that are compiled at run time, on NumPy's memory, which the driver without a card takes for a device's."""
+"""Kernels that are compiled at run time, on NumPy's memory, which the driver without a GPU takes for a device's."""
 
 import ctypes
 from ctypes import POINTER, byref, c_char_p, c_int32
@@ -25,7 +25,7 @@ def check(status):
 
 
 def on_card(array, **how):
-    """A tensor of a card over the array's memory. A Scalar stays where it is."""
+    """A tensor of a GPU over the array's memory. A Scalar stays where it is."""
     if isinstance(array, Tensor):
         return array
     tensor = Tensor(np.asarray(array), **how)
@@ -50,7 +50,7 @@ def scalar(value, dtype):
 
 
 def bfloat16(array):
-    """Rounded to bfloat16, to nearest even, as patterns on a card."""
+    """Rounded to bfloat16, to nearest even, as patterns on a GPU."""
     bits = np.asarray(array, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 

@@ -1,7 +1,7 @@
-"""Random steps of ranks that exchange over the memory of a card, beside the same steps over callbacks on the host: every byte
+"""Random steps of ranks that exchange over the memory of a GPU, beside the same steps over callbacks on the host: every byte
 that they give is the same. The bytes over callbacks are those of NumPy's models in test_comm.py.
 
-tests/gpu/test_peers_cases.py runs this on a card, test_peers.py on a driver without hardware."""
+tests/gpu/test_peers_cases.py runs this on a GPU, test_peers.py on a driver without hardware."""
 
 from ctypes import POINTER, byref
 
@@ -140,7 +140,7 @@ def plain_case(rng, over_peers, over_callbacks, place, most, streams):
 
 
 def cases(seeds, size, place, most, level=World, streams=None, clear=lambda: None):
-    """Random cases of a world of so many ranks on one card, with one communicator."""
+    """Random cases of a world of so many ranks on one GPU, with one communicator."""
     # 20 segments have 5 bytes each in a chunk for every rank, as many as 40 elements.
     with level(size, "peers", room=most + 20 * 40 * size + 64) as over_peers, World(size, "board") as over_callbacks:
         for seed in seeds:

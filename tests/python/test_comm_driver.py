@@ -1,5 +1,5 @@
 """The compressed all-reduces on CUDA, on a driver that runs the kernels themselves on the host, lane by lane: ranks that
-share a card, held to DeepSpeed's formula in NumPy."""
+share a GPU, held to DeepSpeed's formula in NumPy."""
 
 import pytest
 

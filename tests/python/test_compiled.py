@@ -1,5 +1,5 @@
-"""Kernels that are compiled at run time, end to end without a card: the source goes through g++ (tests/fakes/nvrtc/libnvrtc_gcc.c)
-and runs lane by lane in the driver without a card; and through a real NVRTC, whose code nobody runs. NumPy is the oracle."""
+"""Kernels that are compiled at run time, end to end without a GPU: the source goes through g++ (tests/fakes/nvrtc/libnvrtc_gcc.c)
+and runs lane by lane in the driver without a GPU; and through a real NVRTC, whose code nobody runs. NumPy is the oracle."""
 
 import os
 from pathlib import Path

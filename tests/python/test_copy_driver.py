@@ -1,6 +1,6 @@
-"""Copies on cards, down to the kernels, on a driver that runs these on the host.
+"""Copies on GPUs, down to the kernels, on a driver that runs these on the host.
 
-What a copy on the CPU writes (test_copy.py holds that to NumPy) is what one on a card has to write, in every byte:
+What a copy on the CPU writes (test_copy.py holds that to NumPy) is what one on a GPU has to write, in every byte:
 under the elements, between them and around them.
 """
 

@@ -1,6 +1,6 @@
 """CUDA's way through the library, down to the arguments of the launches, on a driver that does the kernels' work on the host.
 
-What is computed is compared with NumPy; what is asked for and is not there is refused by the stand-in, as by a card.
+What is computed is compared with NumPy; what is asked for and is not there is refused by the stand-in, as by a GPU.
 """
 
 import textwrap

@@ -1,4 +1,4 @@
-"""All-reduces over NCCL, on an NCCL among threads and a driver without a card (tests/fakes): the same bytes as over a
+"""All-reduces over NCCL, on an NCCL among threads and a driver without a GPU (tests/fakes): the same bytes as over a
 group on the CPU, and what happens when NCCL fails, is missing, is there twice, does not block."""
 
 import os

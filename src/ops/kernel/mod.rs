@@ -40,7 +40,7 @@ pub struct Options<'a> {
     pub axes: Option<&'a [i32]>,
     pub keepdims: bool,
     pub workspace: Option<View<'a>>,
-    /// Of a card that need not be here; 0: that of the tensors.
+    /// Of a GPU that need not be here; 0: that of the tensors.
     pub capability: i32,
 }
 

@@ -11,7 +11,7 @@
  *   FAKE_MEMORY    bytes a device has, unlimited unless said
  *   FAKE_PEERS     0: no device reaches another's memory
  *   FAKE_FREE      milliseconds: cuMemFree takes so long, and returns while work is unfinished
- *   FAKE_FIRST     which card of the machine is device 0; another process may be shown others
+ *   FAKE_FIRST     which GPU of the machine is device 0; another process may be shown others
  *
  * Memory that is given to another process is a file without a name, which both map. A handle of memory says in which
  * process that file is open, and as what; an exported part is the file itself.
@@ -392,7 +392,7 @@ Result cuThreadExchangeStreamCaptureMode(int *mode) {
     return SUCCESS;
 }
 
-/* What a card would not survive. */
+/* What a GPU would not survive. */
 static Result fault(Result code, const char *what) {
     fprintf(stderr, "libcuda: %s\n", what);
     return code;
@@ -1389,7 +1389,7 @@ void fake_finish(void) {
     for (Stream stream = streams; stream; stream = stream->next)
         stream->at_work = 0;
 }
-/* Memory of the host that cards reach from now on. */
+/* Memory of the host that GPUs reach from now on. */
 void fake_register(void *memory, size_t bytes) {
     int k = 0;
     while (pinned_blocks[k].memory)

@@ -1,5 +1,5 @@
 /* NCCL among the threads of one process, for tests of what ours asks of it and does with its answers. A rank is a
- * thread; memory is that of the driver without a card (libcuda.c), whose rules for memory, contexts and streams hold
+ * thread; memory is that of the driver without a GPU (libcuda.c), whose rules for memory, contexts and streams hold
  * here, too. An exchange is made when it is asked for, and waits for the other ranks' threads: not for ever. What goes
  * wrong is said in the environment:
  *

@@ -243,7 +243,7 @@ std::tuple<int64_t, std::string, int64_t, std::string, std::string> failure(cons
     return {status, sentence, later, thrown[0], thrown[1]};
 }
 
-/* Streams of a card that is not there. As in torch, the numbers of those of others are their handles; odd numbers are
+/* Streams of a GPU that is not there. As in torch, the numbers of those of others are their handles; odd numbers are
  * torch's own. */
 struct Streams final : c10::impl::DeviceGuardImplInterface {
     c10::DeviceType type() const override { return c10::kCUDA; }
@@ -276,7 +276,7 @@ public:
     std::vector<int64_t> seen;
 };
 
-/* What a group with memory of cards is given when the library calls with `stream`, and in the end what it returned, the
+/* What a group with memory of GPUs is given when the library calls with `stream`, and in the end what it returned, the
  * transport's flags, and the number of the stream that is current then. */
 std::vector<int64_t> on_stream(int64_t stream, bool gather)
 {

@@ -102,7 +102,7 @@ def test_what_a_group_throws_is_a_status(library, how):
 
 
 def on_stream(rank, library):
-    """Streams of a card that is not there: in a process of their own, whose torch takes them for the current ones."""
+    """Streams of a GPU that is not there: in a process of their own, whose torch takes them for the current ones."""
     torch.ops.load_library(library)
     for gather, sent in (False, 96), (True, 48):
         # The current stream is number 1, whose handle is 1001. Then one of another library, by its handle.

@@ -1,5 +1,5 @@
-/* What the handlers for CUDA of gradcodec/xla.hpp hand to the library, without a card: the functions of gradcodec.h are
- * ones that write down what they get, and XLA is one card and one stream. */
+/* What the handlers for CUDA of gradcodec/xla.hpp hand to the library, without a GPU: the functions of gradcodec.h are
+ * ones that write down what they get, and XLA is one GPU and one stream. */
 
 #include <gradcodec/xla.hpp>
 

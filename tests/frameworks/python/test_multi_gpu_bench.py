@@ -1,4 +1,4 @@
-"""bench/multi_gpu.py, rehearsed without a card; and the chain that it compares with, held to DeepSpeed's formula."""
+"""bench/multi_gpu.py, rehearsed without a GPU; and the chain that it compares with, held to DeepSpeed's formula."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_a_rehearsal_measures_every_contender_on_every_rank(rehearsed, tmp_path)
 
 
 def of_cards(rehearsed, tmp_path, without):
-    """The rehearsal's samples, as if they were of cards; `without` a contender."""
+    """The rehearsal's samples, as if they were of GPUs; `without` a contender."""
     results = json.loads(rehearsed[0].read_text())
     results["about"]["rehearsal"] = False
     for row in results["sizes"]:
@@ -275,7 +275,7 @@ def test_the_chain_is_deepspeeds_formula(world):
 
 
 def with_peers(times):
-    """What a run on two cards would have written, of peers that take `times` of NCCL's 100 us, by the number of elements."""
+    """What a run on two GPUs would have written, of peers that take `times` of NCCL's 100 us, by the number of elements."""
     rows = []
     for elements, factor in times.items():
         samples = {"nccl float32": [[1e-4, 1e-4]] * 2, "handle float32": [[2e-4, 2e-4]] * 2}
