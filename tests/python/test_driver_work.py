@@ -351,7 +351,7 @@ def child(name, number, code, status):
         assert fake.fake_in_use(0) == 0, failed
     return 0
 
-for number in range(400):
+for number in range(1000):
     pid = os.fork()
     if pid == 0:
         try:
@@ -365,7 +365,7 @@ for number in range(400):
     assert outcome in (0, 1), (NAME, number, outcome)
     if outcome == 1:
         break
-assert 5 < number < 399, number
+assert 5 < number < 999, number
 """
 
 FUNCTIONS = [
