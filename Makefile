@@ -445,7 +445,7 @@ multi-gpu: $(LIBRARY)
 
 #### Measure
 
-.PHONY: bench bench-codec bench-copy bench-report figures gpu-bench gpu-bench-copy gpu-bench-codec gpu-bench-kernels
+.PHONY: bench bench-codec bench-copy bench-python bench-report figures gpu-bench gpu-bench-copy gpu-bench-codec gpu-bench-kernels
 ## CPU speed beside plain loops and NumPy: build/bench/cpu.json and a table. BENCH=--quick takes a minute.
 bench: $(BUILD)/bench/bits.so $(VENV)/ready
 	$(VENV)/bin/python bench/cpu.py --library $(LIBRARY) $(BENCH)
@@ -457,6 +457,10 @@ bench-codec: $(BUILD)/bench/bits.so $(VENV)/ready
 ## Copies and casts on the CPU beside memcpy and NumPy: build/bench/cpu_copy.json and a table.
 bench-copy: $(BUILD)/bench/bits.so $(VENV)/ready
 	$(VENV)/bin/python bench/cpu_copy.py --library $(LIBRARY) $(BENCH)
+
+## Host time of calls from Python, beside C's and torch's (`make peers`): build/bench/python_host.json and a table.
+bench-python: $(LIBRARY) $(VENV)/ready
+	$(if $(wildcard $(VENV)-peers/ready),$(VENV)-peers,$(VENV))/bin/python bench/python_host.py --library $(LIBRARY) $(BENCH)
 
 ## docs/PERFORMANCE.md and docs/WHEN.md, of what is in build/bench; then the pictures.
 bench-report: $(VENV)/plot
@@ -481,6 +485,7 @@ $(VENV)/plot: bench/requirements.txt $(VENV)/ready
 gpu-bench: $(BUILD)/bench/gpu_host.so
 	$(PYTHON) bench/gpu.py --library $(LIBRARY) $(BENCH)
 	$(PYTHON) bench/share.py --library $(LIBRARY)
+	$(PYTHON) bench/python_host.py --library $(LIBRARY) $(BENCH)
 
 ## Copies on the GPU and to the host, likewise, beside torch and CuPy: build/bench/gpu_copy.json and a table.
 gpu-bench-copy: $(BUILD)/bench/gpu_host.so

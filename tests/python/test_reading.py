@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 import threading
+import types
 import weakref
 from ctypes import PYFUNCTYPE, c_int, c_int32, c_int64, c_void_p, py_object
 
@@ -231,6 +232,67 @@ def test_nothing_is_kept_of_a_call(said):
     arrays.clear()
     gc.collect()
     assert [each() for each in alive] == [None] * 3
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    """As much of CuPy as is asked: its arrays' attributes, and its current stream."""
+
+    class ndarray(np.ndarray):
+        device_id, asked = 0, ()
+
+        @property
+        def data(self):
+            return types.SimpleNamespace(ptr=self.number, device_id=self.device_id)
+
+        def __dlpack_device__(self):
+            return CUDA, self.device_id
+
+        def __dlpack__(self, stream=None):
+            self.asked += (stream,)
+            view = Whole(self.number, (CUDA, self.device_id))
+            self.view_of = view
+            return view.__dlpack__(stream)
+
+    def make(number, shape=(4,), dtype="f4", device=0):
+        array = np.zeros(shape, dtype).view(ndarray)
+        array.number, array.device_id = number, device
+        return array
+
+    streams = {0: types.SimpleNamespace(ptr=33), 1: types.SimpleNamespace(ptr=44)}
+    module = types.ModuleType("cupy")
+    module.ndarray, module.make = ndarray, make
+    module.cuda = types.SimpleNamespace(get_current_stream=lambda device=0: streams[device])
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
+
+
+def test_arrays_of_cupy_are_read_by_attributes_on_its_current_stream(said, cupy):
+    for device, stream in (0, "0x21"), (1, "0x2c"):
+        a, b = cupy.make(1, device=device), cupy.make(2, (2, 3), "u1", device)
+        _, lines = said(lambda g: g.pack_signs_into(a, b))
+        _, lines = said(lambda g: g.pack_signs_into(a, b))
+        assert lines == [f"gc_pack_signs_into(t1, 0, t2, {stream})"] and a.asked == b.asked == ()
+        _, lines = said(lambda g: g.pack_signs_into(a, b, stream=7))
+        assert lines == ["gc_pack_signs_into(t1, 0, t2, 0x7)"] and a.asked == b.asked == (7,)
+    table = Tables(current=99).type(Whole)(3)
+    a = cupy.make(1)
+    _, lines = said(lambda g: g.copy_into(table, a))
+    assert lines == ["gc_copy_into(t3, t1, 0x63)"] and a.asked == (99,)
+
+
+def test_the_shape_and_strides_of_cupy_s_arrays_are_in_elements(cupy):
+    frame, note = _reading._frame(), [_reading._Note("src")]
+    for array, strides in (
+        (cupy.make(5, (2, 3)), None), (cupy.make(5, (2, 3)).T, [1, 3]), (cupy.make(5, (6, 4), "f8")[::2, 1::3], [8, 3]),
+    ):  # fmt: skip
+        array.number, array.device_id = 5, 1
+        assert frame.read(None, (array,), note) == 44
+        view = client.DLTensor.from_address(frame.places[0])
+        assert (view.data, view.device.device_type, view.device.device_id, view.ndim) == (5, CUDA, 1, 2)
+        assert (view.dtype.code, view.dtype.bits, view.dtype.lanes) == (2, 8 * array.itemsize, 1)
+        assert view.shape[:2] == list(array.shape) and (view.strides[:2] if view.strides else None) == strides
+    frame.release()
 
 
 # --- NumPy ------------------------------------------------------------------------------------------------------------
