@@ -24,7 +24,6 @@ __device__ __forceinline__ unsigned at_most_32_bits(u64 count) {
 }
 
 // The tile of a block codec: as tile_of(), with places in place of bytes.
-template <unsigned C>
 __device__ __forceinline__ gc_tile tile_of_blocks(const gc_codec &codec, unsigned number) {
     if (codec.n_segments != 1) return codec.tiles[number];
     gc_tile tile;
@@ -32,7 +31,7 @@ __device__ __forceinline__ gc_tile tile_of_blocks(const gc_codec &codec, unsigne
     const u64 per_chunk = raw ? codec.chunk_raws : codec.chunk_bytes;
     tile.first = static_cast<u64>(number) * TILE;
     tile.unit = raw ? +NO_UNIT : static_cast<u64>(number) * WARPS;
-    tile.byte = codec.only.byte + tile.first / (raw ? 1 : +Block<C>::ELEMENTS);
+    tile.byte = codec.only.byte + (raw ? tile.first : tile.first >> (codec.kind == CODEC_INT8 ? 6 : 5));
     tile.run = 0;
     const u64 left = codec.only.elements - tile.first;
     tile.count = left < TILE ? static_cast<unsigned>(left) : +TILE;
@@ -55,42 +54,80 @@ __device__ __forceinline__ Places places_of(const gc_codec &codec, const gc_tile
     return places;
 }
 
+// What is known of a codec's blocks, but for what its codes stand for: one kernel serves all codecs, for each of its own would
+// be four times as much code, and the choice is the same for a whole launch.
+struct Format {
+    unsigned elements, scale_bytes, bytes;
+    __device__ __forceinline__ explicit Format(unsigned kind)
+        : elements(kind == CODEC_INT8 ? 64 : 32),
+          scale_bytes(kind == CODEC_BF16 ? 0 : kind == CODEC_MXFP8 || kind == CODEC_MXFP4 ? 1 : 2),
+          bytes(kind == CODEC_BF16 || kind == CODEC_INT8 ? 64 : kind == CODEC_MXFP8 ? 32 : 16) {}
+    // The block of an element.
+    __device__ __forceinline__ unsigned block(unsigned element) const { return element >> (elements == 64 ? 6 : 5); }
+};
+
 // The blocks of a warp's elements, which begin with block number `before` of the tile: `count` of them are there.
-template <unsigned C>
 struct UnitBlocks {
+    Format format;
     Places places;
     unsigned before, count;
-    bool together;  // in one chunk, the first
     u64 codes_at;
 
     // `at`, `elements`: of the tile, the first and how many.
     __device__ __forceinline__ UnitBlocks(const gc_codec &codec, const gc_tile &tile, unsigned at, unsigned elements)
-        : places(places_of(codec, tile)), before(at / Block<C>::ELEMENTS),
-          count((elements + Block<C>::ELEMENTS - 1) / Block<C>::ELEMENTS), codes_at(codec.codes_at) {
-        together = before + count <= places.left;
+        : format(codec.kind), places(places_of(codec, tile)), before(format.block(at)),
+          count(format.block(elements + format.elements - 1)), codes_at(codec.codes_at) {}
+};
+// Those of them that lie in one chunk: `begin` to `end`. Bytes to the chunk, and to the scale and the codes of block number
+// 0 of all, as if that lay in this chunk, too.
+struct InChunk {
+    unsigned begin, end, later;
+    u64 chunk, scales, codes;
+
+    __device__ __forceinline__ InChunk(const UnitBlocks &blocks, unsigned from) : begin(from), later(0) {
+        const Places &places = blocks.places;
+        const unsigned first = blocks.before + begin;
+        unsigned left = places.left - first;
+        if (first >= places.left) {
+            later = places.later(first);
+            left = places.left + later * places.per_chunk - first;
+        }
+        end = left < blocks.count - begin ? begin + left : blocks.count;
+        const u64 number = places.number_of(first, later) - begin;
+        chunk = places.chunk + later * places.stride;
+        scales = chunk + HEADER + number * blocks.format.scale_bytes;
+        codes = chunk + blocks.codes_at + number * blocks.format.bytes;
     }
-    // Bytes from the chunks' beginning to the scale and to the codes of block number j of these.
-    __device__ __forceinline__ u64 scale(unsigned j) const {
-        const unsigned later = together ? 0 : places.later(before + j);
-        return places.chunk + later * places.stride + HEADER
-               + places.number_of(before + j, later) * Block<C>::SCALE_BYTES;
-    }
-    __device__ __forceinline__ u64 codes(unsigned j) const {
-        const unsigned later = together ? 0 : places.later(before + j);
-        return places.chunk + later * places.stride + codes_at + places.number_of(before + j, later) * Block<C>::BYTES;
-    }
+    __device__ __forceinline__ bool has(unsigned j) const { return j - begin < end - begin; }
 };
 
-template <unsigned C>
-__device__ __forceinline__ unsigned load_scale(const unsigned char *at) {
-    if (Block<C>::SCALE_BYTES == 1) return *at;
-    return Block<C>::SCALE_BYTES == 2 ? *reinterpret_cast<const unsigned short *>(at) : 0;
+__device__ __forceinline__ unsigned load_scale(const unsigned char *scales, unsigned bytes, unsigned j) {
+    if (bytes == 1) return scales[j];
+    return bytes == 2 ? reinterpret_cast<const unsigned short *>(scales)[j] : 0;
 }
-template <unsigned C>
-__device__ __forceinline__ void store_scale(unsigned char *at, unsigned scale) {
-    if (Block<C>::SCALE_BYTES == 1) *at = static_cast<unsigned char>(scale);
-    if (Block<C>::SCALE_BYTES == 2) *reinterpret_cast<unsigned short *>(at) = static_cast<unsigned short>(scale);
+__device__ __forceinline__ void store_scale(unsigned char *scales, unsigned bytes, unsigned j, unsigned scale) {
+    if (bytes == 1) scales[j] = static_cast<unsigned char>(scale);
+    if (bytes == 2) reinterpret_cast<unsigned short *>(scales)[j] = static_cast<unsigned short>(scale);
 }
+
+// Chooses by the codec of a launch. `...`: what is done with its number, C.
+#define BY_CODEC(kind, ...) \
+    if (kind == CODEC_BF16) { \
+        constexpr unsigned C = CODEC_BF16; \
+        __VA_ARGS__; \
+    } else if (kind == CODEC_MXFP8) { \
+        constexpr unsigned C = CODEC_MXFP8; \
+        __VA_ARGS__; \
+    } else if (kind == CODEC_INT8) { \
+        constexpr unsigned C = CODEC_INT8; \
+        __VA_ARGS__; \
+    } else if (kind == CODEC_INT4) { \
+        constexpr unsigned C = CODEC_INT4; \
+        __VA_ARGS__; \
+    } else { \
+        constexpr unsigned C = CODEC_MXFP4; \
+        __VA_ARGS__; \
+    }
 
 // Where raw element number i of a tile lies, counted as above.
 __device__ __forceinline__ u64 place_of_raw(const gc_codec &codec, const Places &places, unsigned i) {
@@ -130,9 +167,10 @@ __device__ __forceinline__ void clear(unsigned char *chunk, u64 begin, u64 end, 
 
 // By the first warp of every block, with the number that come() gave: the last one to come writes headers, what fills
 // chunks up, and what is known of the state.
-template <unsigned C>
-__device__ __forceinline__ void finish_blocks(const gc_codec &codec, unsigned char *dst, unsigned number, unsigned lane) {
+__device__ __forceinline__ void finish_blocks(const gc_codec &codec, unsigned char *dst, unsigned number) {
     if (__shfl_sync(WHOLE_WARP, number, 0) != gridDim.x - 1) return;
+    const Format format(codec.kind);
+    const unsigned lane = threadIdx.x % WARP;
     const bool serves = codec.half == SERVER;
     unsigned flags = 0;
     if (lane == 0) {
@@ -166,10 +204,28 @@ __device__ __forceinline__ void finish_blocks(const gc_codec &codec, unsigned ch
             return left < per_chunk ? left : per_chunk;
         };
         const u64 blocks = held(codec.bytes, codec.chunk_bytes), raws = held(codec.raws, codec.chunk_raws);
-        clear(chunk, HEADER + blocks * Block<C>::SCALE_BYTES, codec.codes_at, lane);
-        clear(chunk, codec.codes_at + blocks * Block<C>::BYTES, codec.raws_at, lane);
+        clear(chunk, HEADER + blocks * format.scale_bytes, codec.codes_at, lane);
+        clear(chunk, codec.codes_at + blocks * format.bytes, codec.raws_at, lane);
         clear(chunk, codec.raws_at + raws * 4, codec.stride, lane);
     }
+}
+
+// ---- Raw elements
+
+template <typename V>
+__device__ __forceinline__ float value_of(const unsigned char *values, unsigned i, unsigned dtype) {
+    return V::of(reinterpret_cast<const typename V::element *>(values)[i], dtype);
+}
+
+// Stores one, and tells if it is not finite.
+__device__ __forceinline__ void store_raw(const gc_codec &codec, const Places &places, unsigned char *dst, unsigned i,
+                                          float x, unsigned &found) {
+    x = canonical(x);
+    if (!is_finite(x)) {
+        found |= NONFINITE;
+        if (codec.policy == ZERO) x = 0;
+    }
+    *reinterpret_cast<float *>(dst + place_of_raw(codec, places, i)) = x;
 }
 
 #endif

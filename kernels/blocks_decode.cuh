@@ -12,6 +12,17 @@ struct Divided {
         plain = divisor == 1 && m == 1;
     }
     __device__ __forceinline__ float of(float v) const { return plain ? v : __fmul_rn(__fdiv_rn(v, divisor), m); }
+    // As a loop: a division is long, and what is usual has none.
+    template <unsigned N>
+    __device__ __forceinline__ void apply(float (&v)[N]) const {
+        if (plain) return;
+#pragma unroll 1
+        for (unsigned i = 0; i < N; i++) {
+            const float first = of(v[0]);
+#pragma unroll
+            for (unsigned m = 0; m < N; m++) v[m] = m + 1 < N ? v[(m + 1) % N] : first;
+        }
+    }
 };
 
 // A result of 16 bits. To float16 a finite value is at most 65504 in magnitude.
@@ -49,101 +60,107 @@ __device__ __forceinline__ uint4 results_of(const float (&v)[8], unsigned dtype,
     }
     bad = any & 0x80008000u;
     if (bad) {
+        // As a loop, for it is rare: the next ones become the first.
+        float x[8];
 #pragma unroll
+        for (unsigned m = 0; m < 8; m++) x[m] = v[m];
+#pragma unroll 1
         for (unsigned k = 0; k < 4; k++) {
-            pairs[k] = to_16(v[2 * k], dtype) | static_cast<unsigned>(to_16(v[2 * k + 1], dtype)) << 16;
+            const unsigned pair = to_16(x[0], dtype) | static_cast<unsigned>(to_16(x[1], dtype)) << 16;
+#pragma unroll
+            for (unsigned m = 0; m < 6; m++) x[m] = x[m + 2];
+            pairs[0] = pairs[1], pairs[1] = pairs[2], pairs[2] = pairs[3], pairs[3] = pair;
         }
     }
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-// Whether a chunk is corrupt, by a thread alone: where its neighbours look at others.
-__device__ __forceinline__ bool is_corrupt(const gc_codec &codec, const unsigned char *chunk, unsigned number) {
-    bool wrong = false;
-#pragma unroll
-    for (unsigned k = 0; k < HEADER_WORDS / 4; k++) {
-        const uint4 v = reinterpret_cast<const uint4 *>(chunk)[k];
-        const unsigned words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (unsigned m = 0; m < 4; m++) {
-            const unsigned w = k * 4 + m, expected = w == CHUNK_WORD ? number : codec.header[w];
-            wrong |= w == FLAGS_WORD ? (words[m] & ~NONFINITE) != 0 : words[m] != expected;
+// Raw elements of the part of a tile that a block has, one a thread: a chunk's at a time, as blocks are.
+template <typename T, bool ADD>
+__device__ __forceinline__ bool decode_raw(const gc_decode &call, const gc_tile &tile, const Divided &by, T *to,
+                                           unsigned first, unsigned end, bool broken) {
+    const gc_codec &codec = call.codec;
+    const Places places = places_of(codec, tile);
+    bool found = false;
+#pragma unroll 1
+    for (unsigned begin = first; begin < end;) {
+        const unsigned later = places.later(begin), left = places.left + later * places.per_chunk - begin;
+        const unsigned last = left < end - begin ? begin + left : end;
+        const unsigned char *chunk = call.payload + places.chunk + later * places.stride;
+        const unsigned char *raws = chunk + codec.raws_at + 4 * places.number_of(begin, later);
+        const unsigned met = look_at_header(codec, chunk, tile.chunk + later, threadIdx.x % WARP);
+        const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT) && !broken;
+#pragma unroll 1
+        for (unsigned i = begin + threadIdx.x; i < last && !(ADD && corrupt); i += THREADS) {
+            float v = reinterpret_cast<const float *>(raws)[i - begin];
+            v = by.of(broken ? __uint_as_float(0x7fc00000u) : v);
+            if (corrupt) v = 0;
+            if (ADD) v = __fadd_rn(__uint_as_float(to[i]), v);
+            const unsigned pattern = sizeof(T) == 4 ? __float_as_uint(canonical(v)) : to_16(v, call.dtype);
+            const unsigned infinity = sizeof(T) == 4 ? 0x7f800000u : call.dtype == BFLOAT16 ? 0x7f80 : 0x7c00;
+            found |= (pattern & infinity) == infinity;
+            to[i] = static_cast<T>(pattern);
         }
+        begin = last;
     }
-    return wrong;
+    return found;
 }
 
-// Raw elements of a tile, from one to another, one a thread.
-template <typename T, bool ADD>
-__device__ __forceinline__ void decode_raw(const gc_decode &call, const gc_tile &tile, const Divided &by, T *to,
-                                           unsigned first, unsigned end, bool broken, bool &found) {
-    const Places places = places_of(call.codec, tile);
-    unsigned known = ~0u;
-    bool corrupt = false;
-#pragma unroll 1
-    for (unsigned i = first + threadIdx.x; i < end; i += THREADS) {
-        const unsigned later = places.later(i);
-        if (later != known) {
-            const unsigned char *chunk = call.payload + places.chunk + later * places.stride;
-            known = later, corrupt = !broken && is_corrupt(call.codec, chunk, tile.chunk + later);
-        }
-        if (ADD && corrupt) continue;
-        float v = *reinterpret_cast<const float *>(call.payload + place_of_raw(call.codec, places, i));
-        v = by.of(broken ? __uint_as_float(0x7fc00000u) : v);
-        if (corrupt) v = 0;
-        if (ADD) v = __fadd_rn(__uint_as_float(to[i]), v);
-        const unsigned pattern = sizeof(T) == 4 ? __float_as_uint(canonical(v)) : to_16(v, call.dtype);
-        const unsigned infinity = sizeof(T) == 4 ? 0x7f800000u : call.dtype == BFLOAT16 ? 0x7f80 : 0x7c00;
-        found |= (pattern & infinity) == infinity;
-        to[i] = static_cast<T>(pattern);
+// Loads the codes of a lane's rows, as far as a piece has them, and makes numbers of them.
+template <unsigned C, unsigned N, unsigned ROWS>
+__device__ __forceinline__ void load_blocks(const unsigned char *codes_at, const InChunk &piece, unsigned memory,
+                                            unsigned lane, float (&v)[ROWS][N]) {
+    constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, BYTES = Codes<C, N>::BYTES;
+    Codes<C, N> codes[ROWS];
+#pragma unroll
+    for (unsigned k = 0; k < ROWS; k++) {
+        codes[k] = Codes<C, N>();
+        if (piece.has(k * A_ROW + lane / LANES)) codes[k].load(codes_at + (k * WARP + lane) * BYTES);
+    }
+    const float mine = scale_from_memory<C>(memory);
+#pragma unroll
+    for (unsigned k = 0; k < ROWS; k++) {
+        const float s = Block<C>::SCALE_BYTES != 0 ? __shfl_sync(WHOLE_WARP, mine, k * A_ROW + lane / LANES) : mine;
+        dequantize(codes[k], s, v[k]);
     }
 }
 
 // Reads a code an element and a scale a block, writes an element, or reads and writes a float32. Block: a part of a tile;
 // a warp has ROWS rows of vectors of 16 bytes, side by side. Codes, scales and a header are loaded at the same time.
-template <unsigned C, typename T, bool ADD>
+template <typename T, bool ADD>
 __device__ __forceinline__ void decode_blocks(const gc_decode &call) {
     constexpr unsigned N = 16 / sizeof(T), ROWS = ADD ? 1 : 2, A_WARP = ROWS * WARP * N, A_BLOCK = WARPS * A_WARP;
-    constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, BLOCKS = ROWS * A_ROW, SPLIT = TILE / A_BLOCK;
+    constexpr unsigned SPLIT = TILE / A_BLOCK;
     __shared__ uint4 stage[THREADS];
     const gc_codec &codec = call.codec;
-    const gc_tile tile = tile_of_blocks<C>(codec, blockIdx.x / SPLIT);
-    const unsigned lane = threadIdx.x % WARP, first = blockIdx.x % SPLIT * A_BLOCK, at = first + threadIdx.x / WARP * A_WARP;
+    const gc_tile tile = tile_of_blocks(codec, blockIdx.x / SPLIT);
+    const unsigned lane = threadIdx.x % WARP, first = blockIdx.x % SPLIT * A_BLOCK;
     const bool broken = codec.control->broken;
     const Divided by(call);
     T *to = nullptr;
+    if (tile.count != 0) to = reinterpret_cast<T *>(values_of(codec, call.values, tile.run)) + tile.first;
     bool found = false;
-    if (tile.run != NO_RUN) to = reinterpret_cast<T *>(values_of(codec, call.values, tile.run)) + tile.first;
-    const unsigned left = tile.count > at ? tile.count - at : 0, count = left < A_WARP ? left : A_WARP;
-    if (tile.run != NO_RUN && tile.unit == NO_UNIT) {
-        const unsigned end = tile.count < first + A_BLOCK ? tile.count : first + A_BLOCK;
-        decode_raw<T, ADD>(call, tile, by, to, first, end, broken, found);
-    } else if (tile.run != NO_RUN && count != 0) {
-        const UnitBlocks<C> blocks(codec, tile, at, count);
-        const bool whole = count == A_WARP && blocks.together, aligned = misalignment(to, 16) == 0;
-        Codes<C, N> codes[ROWS];
-        unsigned memory = 0, corrupt = 0;  // of row k as bit k
-        uint4 old[ADD ? ROWS : 1];
+    if (tile.unit == NO_UNIT) {
+        found = decode_raw<T, ADD>(call, tile, by, to, first, tile.count < first + A_BLOCK ? tile.count : first + A_BLOCK, broken);
+    } else {
+        const unsigned at = first + threadIdx.x / WARP * A_WARP, left = tile.count > at ? tile.count - at : 0;
+        const unsigned count = left < A_WARP ? left : A_WARP;
+        const UnitBlocks blocks(codec, tile, at, count);
         to += at;
-        if (lane < BLOCKS && lane < blocks.count) memory = load_scale<C>(call.payload + blocks.scale(lane));
-        if (whole) {
-            const unsigned char *from = call.payload + blocks.codes(0) + lane * Codes<C, N>::BYTES;
-#pragma unroll
-            for (unsigned k = 0; k < ROWS; k++) codes[k].load(from + k * WARP * Codes<C, N>::BYTES);
-        } else {
-#pragma unroll
-            for (unsigned k = 0; k < ROWS; k++) {
-                const unsigned element = (k * WARP + lane) * N, j = element / Block<C>::ELEMENTS;
-                codes[k] = Codes<C, N>();
-                if (j >= blocks.count) continue;
-                codes[k].load(call.payload + blocks.codes(j) + element % Block<C>::ELEMENTS * Block<C>::BITS / 8);
-            }
-        }
-        if (ADD) {
-            if (whole && aligned) {
+        const bool aligned = count == A_WARP && misalignment(to, 16) == 0;
+        // What lies in a chunk at a time: nearly always all.
+#pragma unroll 1
+        for (unsigned begin = 0; begin < blocks.count;) {
+            const InChunk piece(blocks, begin);
+            begin = piece.end;
+            const bool whole = piece.end - piece.begin == blocks.format.block(A_WARP) && aligned;
+            unsigned memory = 0;
+            if (piece.has(lane)) memory = load_scale(call.payload + piece.scales, blocks.format.scale_bytes, lane);
+            uint4 old[ADD ? ROWS : 1];
+            if (ADD && whole) {
 #pragma unroll
                 for (unsigned k = 0; k < ROWS; k++) old[ADD ? k : 0] = reinterpret_cast<const uint4 *>(to)[k * WARP + lane];
-            } else {
+            } else if (ADD) {
 #pragma unroll
                 for (unsigned k = 0; k < ROWS; k++) {
                     unsigned words[4];
@@ -155,72 +172,51 @@ __device__ __forceinline__ void decode_blocks(const gc_decode &call) {
                     old[ADD ? k : 0] = make_uint4(words[0], words[1], words[2], words[3]);
                 }
             }
-        }
-        if (blocks.together) {
-            const unsigned char *chunk = call.payload + blocks.places.chunk;
-            const unsigned met = look_at_header(codec, chunk, tile.chunk, lane);
-            if (__any_sync(WHOLE_WARP, met & CORRUPT)) corrupt = ~0u;
-        } else {
-#pragma unroll 1
+            const unsigned met = look_at_header(codec, call.payload + piece.chunk, tile.chunk + piece.later, lane);
+            float v[ROWS][N];
+            BY_CODEC(codec.kind, load_blocks<C>(call.payload + piece.codes, piece, memory, lane, v))
+            const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT) && !broken;
+#pragma unroll
             for (unsigned k = 0; k < ROWS; k++) {
-                const unsigned j = (k * WARP + lane) * N / Block<C>::ELEMENTS;
-                if (j >= blocks.count) continue;
-                const unsigned later = blocks.places.later(blocks.before + j);
-                const unsigned char *chunk = call.payload + blocks.places.chunk + later * blocks.places.stride;
-                corrupt |= static_cast<unsigned>(is_corrupt(codec, chunk, tile.chunk + later)) << k;
-            }
-        }
-        if (broken) corrupt = 0;
-        const float mine = broken ? __uint_as_float(0x7fc00000u) : scale_from_memory<C>(memory);
+                if (broken || corrupt) {
 #pragma unroll
-        for (unsigned k = 0; k < ROWS; k++) {
-            const float s = Block<C>::SCALE_BYTES != 0 ? __shfl_sync(WHOLE_WARP, mine, k * A_ROW + lane / LANES) : mine;
-            float v[N];
-            dequantize(codes[k], s, v);
-            if (C == CODEC_BF16 && broken) {
+                    for (unsigned m = 0; m < N; m++) v[k][m] = broken ? __uint_as_float(0x7fc00000u) : 0;
+                }
+                by.apply(v[k]);
+                if (ADD) {
+                    const uint4 x = old[ADD ? k : 0];
+                    const unsigned words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-                for (unsigned m = 0; m < N; m++) v[m] = s;
-            }
-            if (!by.plain) {
-#pragma unroll
-                for (unsigned m = 0; m < N; m++) v[m] = by.of(v[m]);
-            }
-            if (corrupt >> k & 1) {
-#pragma unroll
-                for (unsigned m = 0; m < N; m++) v[m] = 0;
-            }
-            if (ADD) {
-                const uint4 x = old[ADD ? k : 0];
-                const unsigned words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-                for (unsigned m = 0; m < N; m++) v[m] = __fadd_rn(__uint_as_float(words[m % 4]), v[m]);
-            }
-            bool bad;
-            const uint4 results = results_of(v, call.dtype, bad);
-            const bool skips = ADD && corrupt >> k & 1;
-            if (whole && aligned) {
-                if (!skips) reinterpret_cast<uint4 *>(to)[k * WARP + lane] = results;
-            } else {
+                    for (unsigned m = 0; m < N; m++) v[k][m] = __fadd_rn(__uint_as_float(words[m % 4]), v[k][m]);
+                }
+                bool bad;
+                const uint4 results = results_of(v[k], call.dtype, bad);
+                if (ADD && corrupt) continue;
+                // Which of the lane's elements are there; what fills a block up is not looked at.
+                if (bad && piece.has(blocks.format.block((k * WARP + lane) * N))) {
+                    uint4 words = results;
+                    const unsigned infinity = N == 4 ? 0x7f800000u : call.dtype == BFLOAT16 ? 0x7f80 : 0x7c00;
+#pragma unroll 1
+                    for (unsigned m = 0; m < N; m++) {
+                        found |= (k * WARP + lane) * N + m < count && (words.x & infinity) == infinity;
+                        if (N == 4 || m % 2 == 1) words.x = words.y, words.y = words.z, words.z = words.w;
+                        else words.x >>= 16;
+                    }
+                }
+                if (whole) {
+                    reinterpret_cast<uint4 *>(to)[k * WARP + lane] = results;
+                    continue;
+                }
                 // Neighbouring lanes store neighbouring elements: vectors that are not aligned go through shared memory.
-                stage[threadIdx.x] = skips ? old[ADD ? k : 0] : results;
+                stage[threadIdx.x] = results;
                 __syncwarp();
                 const T *staged = reinterpret_cast<const T *>(stage + threadIdx.x / WARP * WARP);
 #pragma unroll
                 for (unsigned m = 0; m < N; m++) {
-                    const unsigned element = m * WARP + lane;
-                    if (k * WARP * N + element < count) to[k * WARP * N + element] = staged[element];
+                    const unsigned element = k * WARP * N + m * WARP + lane;
+                    if (element < count && piece.has(blocks.format.block(element))) to[element] = staged[m * WARP + lane];
                 }
                 __syncwarp();
-            }
-            // What fills a block up is not looked at.
-            if (bad && !skips) {
-#pragma unroll
-                for (unsigned m = 0; m < N; m++) {
-                    const unsigned words[4] = {results.x, results.y, results.z, results.w};
-                    const unsigned pattern = N == 4 ? words[m % 4] : words[m / 2 % 4] >> m % 2 * 16 & 0xffff;
-                    const unsigned infinity = N == 4 ? 0x7f800000u : call.dtype == BFLOAT16 ? 0x7f80 : 0x7c00;
-                    found |= (k * WARP + lane) * N + m < count && (pattern & infinity) == infinity;
-                }
             }
         }
     }
@@ -235,24 +231,12 @@ __device__ __forceinline__ void decode_blocks(const gc_decode &call) {
     }
 }
 
-#define BLOCKS_DECODE(name, C, T, ADD) \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ gc_decode call) { \
-        decode_blocks<C, T, ADD>(call); \
+#define BLOCKS_DECODE(name, T, ADD, BLOCKS) \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_decode call) { \
+        decode_blocks<T, ADD>(call); \
     }
-BLOCKS_DECODE(gc_blocks_decode_bf16_u32, CODEC_BF16, unsigned, false)
-BLOCKS_DECODE(gc_blocks_decode_bf16_u16, CODEC_BF16, unsigned short, false)
-BLOCKS_DECODE(gc_blocks_decode_bf16_add, CODEC_BF16, unsigned, true)
-BLOCKS_DECODE(gc_blocks_decode_mxfp8_u32, CODEC_MXFP8, unsigned, false)
-BLOCKS_DECODE(gc_blocks_decode_mxfp8_u16, CODEC_MXFP8, unsigned short, false)
-BLOCKS_DECODE(gc_blocks_decode_mxfp8_add, CODEC_MXFP8, unsigned, true)
-BLOCKS_DECODE(gc_blocks_decode_int8_u32, CODEC_INT8, unsigned, false)
-BLOCKS_DECODE(gc_blocks_decode_int8_u16, CODEC_INT8, unsigned short, false)
-BLOCKS_DECODE(gc_blocks_decode_int8_add, CODEC_INT8, unsigned, true)
-BLOCKS_DECODE(gc_blocks_decode_int4_u32, CODEC_INT4, unsigned, false)
-BLOCKS_DECODE(gc_blocks_decode_int4_u16, CODEC_INT4, unsigned short, false)
-BLOCKS_DECODE(gc_blocks_decode_int4_add, CODEC_INT4, unsigned, true)
-BLOCKS_DECODE(gc_blocks_decode_mxfp4_u32, CODEC_MXFP4, unsigned, false)
-BLOCKS_DECODE(gc_blocks_decode_mxfp4_u16, CODEC_MXFP4, unsigned short, false)
-BLOCKS_DECODE(gc_blocks_decode_mxfp4_add, CODEC_MXFP4, unsigned, true)
+BLOCKS_DECODE(gc_blocks_decode_u32, unsigned, false, 5)
+BLOCKS_DECODE(gc_blocks_decode_u16, unsigned short, false, 4)
+BLOCKS_DECODE(gc_blocks_decode_add, unsigned, true, 5)
 
 #endif

@@ -26,6 +26,9 @@ MODULES = ["bits", "strided", "signs", "onebit", "blocks", "copy", "peers"]
 # The levels of the PTX, and the GPUs that get machine code of it. All other GPUs compile the highest level that they
 # know, so both are in the fatbin. Levels 8.0 to 8.9 give the PTX of 7.5, and the same machine code.
 LEVELS = {75: [75, 80, 86, 89], 90: [90, 100, 120]}
+# A large module has no machine code of its own for 8.6 and 8.9, which run that of 8.0, and PTX of the lowest level alone.
+FEWER_LEVELS = {"blocks": {75: [75, 80], 90: [90, 100, 120]}}
+PTX_OF_LOWEST_LEVEL = {"blocks"}
 
 OPTIONS = [
     "--std=c++14",
@@ -161,12 +164,13 @@ class Fatbin:
 
 def fatbin(nvrtc, module):
     built = Fatbin()
-    for level, capabilities in LEVELS.items():
+    for level, capabilities in FEWER_LEVELS.get(module, LEVELS).items():
         ptx = nvrtc.ptx(KERNELS / f"{module}.cu", level)
         print(f"{module}.cu for compute_{level}: {ptx.count('.entry ')} kernels, {len(ptx)} bytes of PTX")
         for capability in capabilities:
             built.add_cubin(assemble(ptx, capability), capability, module)
-        built.add_ptx(ptx, level, module)
+        if level == min(LEVELS) or module not in PTX_OF_LOWEST_LEVEL:
+            built.add_ptx(ptx, level, module)
     return built.take()
 
 

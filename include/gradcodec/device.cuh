@@ -443,7 +443,7 @@ __device__ __forceinline__ float scale_from_memory(unsigned memory) {
 // The codes of N neighbours, as they lie in memory.
 template <unsigned CODEC, unsigned N>
 struct Codes {
-    enum : unsigned { BYTES = N * Block<CODEC>::BITS / 8, WORDS = (BYTES + 3) / 4 };
+    enum : unsigned { BYTES = (N * Block<CODEC>::BITS + 7) / 8, WORDS = (BYTES + 3) / 4 };
     unsigned words[WORDS];
 
     __device__ __forceinline__ void load(const void *from) {

@@ -236,36 +236,15 @@ modules! {
         }
     }
 
-    /// The kernels of kernels/blocks.cu, by codec. Counted in blocks.
+    /// The kernels of kernels/blocks.cu. Counted in blocks.
     BLOCKS: Blocks, BLOCKS_MODULE in "blocks" {
         internal {
-            /// Of float32, and of 16 bits of either dtype.
-            encode_f32: [
-                gc_blocks_encode_bf16_f32, gc_blocks_encode_mxfp8_f32, gc_blocks_encode_int8_f32,
-                gc_blocks_encode_int4_f32, gc_blocks_encode_mxfp4_f32,
-            ],
-            encode_16: [
-                gc_blocks_encode_bf16_16, gc_blocks_encode_mxfp8_16, gc_blocks_encode_int8_16,
-                gc_blocks_encode_int4_16, gc_blocks_encode_mxfp4_16,
-            ],
+            /// Of float32 and of 16 bits of either dtype; and in each without errors and with.
+            encode: [gc_blocks_encode_f32, gc_blocks_encode_f32_kept, gc_blocks_encode_16, gc_blocks_encode_16_kept],
             /// To elements of 4 bytes, of 2 bytes; added to float32.
-            decode_u32: [
-                gc_blocks_decode_bf16_u32, gc_blocks_decode_mxfp8_u32, gc_blocks_decode_int8_u32,
-                gc_blocks_decode_int4_u32, gc_blocks_decode_mxfp4_u32,
-            ],
-            decode_u16: [
-                gc_blocks_decode_bf16_u16, gc_blocks_decode_mxfp8_u16, gc_blocks_decode_int8_u16,
-                gc_blocks_decode_int4_u16, gc_blocks_decode_mxfp4_u16,
-            ],
-            decode_add: [
-                gc_blocks_decode_bf16_add, gc_blocks_decode_mxfp8_add, gc_blocks_decode_int8_add,
-                gc_blocks_decode_int4_add, gc_blocks_decode_mxfp4_add,
-            ],
-            /// Also the sum or mean alone.
-            reduce: [
-                gc_blocks_reduce_bf16, gc_blocks_reduce_mxfp8, gc_blocks_reduce_int8, gc_blocks_reduce_int4,
-                gc_blocks_reduce_mxfp4,
-            ],
+            decode: [gc_blocks_decode_u32, gc_blocks_decode_u16, gc_blocks_decode_add],
+            /// Also to the sum or mean alone.
+            reduce: (gc_blocks_reduce),
         }
     }
 

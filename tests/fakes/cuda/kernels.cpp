@@ -188,9 +188,6 @@ static __attribute__((noinline)) void add(Entries &entries, const char *name, Ke
     entries.emplace(name, entry(kernel));
 }
 #define KERNEL(name) add(entries, #name, name)
-#define BY_CODEC(name, rest) \
-    KERNEL(name##_bf16_##rest), KERNEL(name##_mxfp8_##rest), KERNEL(name##_int8_##rest), KERNEL(name##_int4_##rest), \
-        KERNEL(name##_mxfp4_##rest)
 #define WIDTHS(name) KERNEL(name##_u8), KERNEL(name##_u16), KERNEL(name##_u32), KERNEL(name##_u64)
 
 static Entries all_kernels() {
@@ -213,10 +210,9 @@ static Entries all_kernels() {
     KERNEL(gc_onebit_commit), KERNEL(gc_onebit_reset), KERNEL(gc_onebit_state_out), KERNEL(gc_onebit_check_state),
     KERNEL(gc_onebit_state_in), KERNEL(gc_onebit_errors_in), KERNEL(gc_onebit_errors_out), KERNEL(gc_onebit_addresses),
     KERNEL(gc_onebit_finish), KERNEL(gc_onebit_refuse), KERNEL(gc_onebit_mean),
-    BY_CODEC(gc_blocks_encode, f32), BY_CODEC(gc_blocks_encode, 16), BY_CODEC(gc_blocks_decode, u32),
-    BY_CODEC(gc_blocks_decode, u16), BY_CODEC(gc_blocks_decode, add),
-    KERNEL(gc_blocks_reduce_bf16), KERNEL(gc_blocks_reduce_mxfp8), KERNEL(gc_blocks_reduce_int8),
-    KERNEL(gc_blocks_reduce_int4), KERNEL(gc_blocks_reduce_mxfp4),
+    KERNEL(gc_blocks_encode_f32), KERNEL(gc_blocks_encode_f32_kept), KERNEL(gc_blocks_encode_16),
+    KERNEL(gc_blocks_encode_16_kept), KERNEL(gc_blocks_decode_u32), KERNEL(gc_blocks_decode_u16),
+    KERNEL(gc_blocks_decode_add), KERNEL(gc_blocks_reduce),
     KERNEL(gc_copy_rows_u32), KERNEL(gc_copy_rows_u64), KERNEL(gc_cast_rows),
     KERNEL(gc_copy_rows), KERNEL(gc_cast_rows_f32_bf16), KERNEL(gc_cast_rows_f32_f16), KERNEL(gc_cast_rows_bf16_f32),
     KERNEL(gc_cast_rows_f16_f32), KERNEL(gc_cast_rows_f64_f32), KERNEL(gc_cast_rows_f32_f64),

@@ -227,7 +227,7 @@ impl Codec {
         };
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
         if plan.blocks.is_some() {
-            self.encode_blocks(queue, plan.rules.kind, dtype, call)?;
+            self.encode_blocks(queue, dtype, call)?;
             self.pending = self.transactional;
             return Ok(());
         }
@@ -276,7 +276,7 @@ impl Codec {
         };
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
         if plan.blocks.is_some() {
-            return self.decode_blocks(queue, plan.rules.kind, by, call);
+            return self.decode_blocks(queue, by, call);
         }
         let blocks = call.tiles + (plan.n_chunks as u64 - first_empty);
         // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
@@ -302,7 +302,7 @@ impl Codec {
             reserved: 0,
         };
         if plan.blocks.is_some() {
-            self.reduce_blocks(queue, plan.rules.kind, call)?;
+            self.reduce_blocks(queue, call)?;
             self.pending = self.transactional;
             return Ok(());
         }
@@ -342,7 +342,7 @@ impl Codec {
             reserved: 0,
         };
         if plan.blocks.is_some() {
-            return self.reduce_blocks(queue, plan.rules.kind, call);
+            return self.reduce_blocks(queue, call);
         }
         // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
         // against its plan.
