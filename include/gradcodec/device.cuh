@@ -520,48 +520,17 @@ __device__ __forceinline__ unsigned nearest_of(float y, float &d) {
     return __float_as_uint(sum) + (exponent >> (23 - M)) - (LEAST << M);
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// Two numbers of e4m3, the first in the lower half.
-__device__ __forceinline__ unsigned to_e4m3_pair(float first, float second) {
-    unsigned short pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
-    return pair;
-}
-__device__ __forceinline__ void from_e4m3_pair(unsigned pair, float s, float &first, float &second) {
-    unsigned halves;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(pair)));
-    first = __fmul_rn(from_f16(static_cast<unsigned short>(halves)), s);
-    second = __fmul_rn(from_f16(static_cast<unsigned short>(halves >> 16)), s);
-}
-#else
-__device__ __forceinline__ unsigned to_e4m3_pair(float, float) { return 0; }  // not called
-__device__ __forceinline__ void from_e4m3_pair(unsigned, float, float &, float &) {}
-#endif
-
 // The codes of numbers of a block that is finite, and what they stand for: exact, so that c - sent is one rounding.
 template <unsigned CODEC, unsigned N>
 __device__ __forceinline__ Codes<CODEC, N> quantize(const BlockScale &scale, const float (&c)[N], float (&sent)[N]) {
     typedef Codes<CODEC, N> Result;
     Result codes;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    constexpr bool BY_INSTRUCTION = CODEC == CODEC_MXFP8 && N % 4 == 0;
-#else
-    constexpr bool BY_INSTRUCTION = false;
-#endif
     if (CODEC == CODEC_BF16) {
 #pragma unroll
         for (unsigned m = 0; m < N; m += 2) {
             const unsigned pair = N == 1 ? to_bf16(c[m]) : to_bf16_pair(c[m], c[(m + 1) % N]);
             codes.words[m / 2 % Result::WORDS] = pair;
             sent[(m + 1) % N] = __uint_as_float(pair & 0xffff0000u), sent[m] = __uint_as_float(pair << 16);
-        }
-    } else if (BY_INSTRUCTION) {
-#pragma unroll
-        for (unsigned m = 0; m < N; m += 2) {
-            const unsigned pair = to_e4m3_pair(__fmul_rn(c[m], scale.inverse), __fmul_rn(c[(m + 1) % N], scale.inverse));
-            from_e4m3_pair(pair, scale.s, sent[m], sent[(m + 1) % N]);
-            unsigned &word = codes.words[m / 4 % Result::WORDS];
-            word = m % 4 == 0 ? pair : word | pair << 16;
         }
     } else {
         unsigned low[N];
@@ -611,21 +580,38 @@ __device__ __forceinline__ float number_of_code(const Codes<CODEC, N> &codes, un
                                          : __fmul_rn(__uint_as_float(fields), __uint_as_float(0x7b800000u));
     return __uint_as_float(__float_as_uint(d) | (word >> at & 0x80) << 24);
 }
+// What the four codes of a word of MXFP8 stand for. Their fields are those of float16, 2^8 times too small; that goes to the
+// scale. Not by the instruction that converts two of them: ptxas 12.9 lets the next one read what it gives a cycle too early.
+__device__ __forceinline__ void from_e4m3(unsigned word, float s, float (&v)[4]) {
+    const unsigned even = (word << 8 & 0x80008000u) | (word & 0x007f007fu) << 7;
+    const unsigned odd = (word & 0x80008000u) | (word & 0x7f007f00u) >> 1;
+    const float larger = __fmul_rn(s, 256);
+    v[0] = __fmul_rn(from_f16(static_cast<unsigned short>(even)), larger);
+    v[1] = __fmul_rn(from_f16(static_cast<unsigned short>(odd)), larger);
+    v[2] = __fmul_rn(from_f16(static_cast<unsigned short>(even >> 16)), larger);
+    v[3] = __fmul_rn(from_f16(static_cast<unsigned short>(odd >> 16)), larger);
+}
+
 // What codes stand for. With a scale of a stranger, too, each is a product that is rounded.
 template <unsigned CODEC, unsigned N>
 __device__ __forceinline__ void dequantize(const Codes<CODEC, N> &codes, float s, float (&v)[N]) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    constexpr bool BY_INSTRUCTION = CODEC == CODEC_MXFP8 && N % 2 == 0;
-#else
-    constexpr bool BY_INSTRUCTION = false;
-#endif
+    if (CODEC == CODEC_MXFP8 && N % 4 == 0) {
+        // A NaN, or a scale of which 2^8 times as much is none.
+        unsigned rare = s >= __uint_as_float(0x7b800000u);
+#pragma unroll
+        for (unsigned k = 0; k < (N + 3) / 4; k++) {
+            const unsigned word = codes.words[k % Codes<CODEC, N>::WORDS];
+            rare |= ((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+            float four[4];
+            from_e4m3(word, s, four);
+#pragma unroll
+            for (unsigned m = 0; m < 4; m++) v[(4 * k + m) % N] = four[m];
+        }
+        if (rare == 0) return;
+    }
 #pragma unroll
     for (unsigned m = 0; m < N; m++) {
-        if (BY_INSTRUCTION) {
-            if (m % 2 == 0) from_e4m3_pair(codes.words[m / 4 % Codes<CODEC, N>::WORDS] >> m % 4 * 8, s, v[m], v[(m + 1) % N]);
-        } else {
-            v[m] = CODEC == CODEC_BF16 ? number_of_code(codes, m) : __fmul_rn(number_of_code(codes, m), s);
-        }
+        v[m] = CODEC == CODEC_BF16 ? number_of_code(codes, m) : __fmul_rn(number_of_code(codes, m), s);
     }
 }
 
