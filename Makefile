@@ -59,7 +59,7 @@ ifneq ($(shell command -v $(firstword $(CXX))),)
 NVRTC   = $(BUILD)/tests/nvrtc_gcc/libnvrtc.so.12
 DRIVERS = $(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1
 NCCLS   = $(BUILD)/tests/driver/libnccl.so.2 $(BUILD)/tests/old_nccl/libnccl.so.2
-EMULATORS = $(addprefix $(BUILD)/tests/,emulate codec copy meet)
+EMULATORS = $(addprefix $(BUILD)/tests/,emulate blocks codec copy meet)
 endif
 
 #### Use

@@ -128,6 +128,7 @@ static void switch_context(Context &from, Context &to) { swapcontext(&from, &to)
 // AddressSanitizer, where there is one, has to know which stack is in use.
 extern "C" __attribute__((weak)) void __sanitizer_start_switch_fiber(void **, const void *, size_t);
 extern "C" __attribute__((weak)) void __sanitizer_finish_switch_fiber(void *, const void **, size_t *);
+extern "C" __attribute__((weak)) void __asan_unpoison_memory_region(const volatile void *, size_t);
 
 static thread_local Context scheduler, lanes[MOST_THREADS];
 static thread_local const void *stack_of_scheduler;
@@ -300,6 +301,8 @@ static void launch(uint64_t blocks, unsigned threads, Call call) {
         blockIdx = {block};
         for (unsigned thread = 0; thread < threads; thread++) {
             make_context(lanes[thread], stacks + thread * STACK, run_lane);
+            // What marked the frames of the lane that was here before and left them for ever.
+            if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(stacks + (thread + 1) * STACK - 4096, 4096);
             states[thread] = RUNS;
             turn[thread] = barrier[thread] = 0;
         }

@@ -1,0 +1,29 @@
+"""gradcodec/device.cuh in kernels of users' own: those of kernels/README.md compile, for GPUs of every level."""
+
+import ctypes
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+REAL = os.environ.get("GRADCODEC_REAL_NVRTC", "")
+KERNELS = re.findall(r"RawKernel\(r'''(.*?)'''", (ROOT / "kernels/README.md").read_text(), re.S)
+
+
+@pytest.mark.parametrize("level", (75, 90))
+@pytest.mark.parametrize("source", KERNELS, ids=("signs", "blocks"))
+def test_the_kernels_of_the_document_compile(source, level):
+    assert REAL, "GRADCODEC_REAL_NVRTC is the path of a real NVRTC's library"
+    builtins = next(Path(REAL).parent.glob("libnvrtc-builtins.so.*"))
+    ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)  # which NVRTC looks for by name
+    nvrtc, program, size = ctypes.CDLL(REAL), ctypes.c_void_p(), ctypes.c_size_t()
+    options = [b"--std=c++14", f"-I{ROOT / 'include'}".encode(), f"--gpu-architecture=compute_{level}".encode()]
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"readme.cu", 0, None, None) == 0
+    status = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    assert (status, log.value.decode()) == (0, "")
