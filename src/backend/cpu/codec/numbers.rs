@@ -52,6 +52,7 @@ pub trait Number: 'static {
 }
 
 /// Whether elements are kept at all.
+#[inline(always)]
 pub const fn is_kept<E: Number>() -> bool {
     size_of::<E::Bits>() > 0
 }

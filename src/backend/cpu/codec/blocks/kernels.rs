@@ -81,8 +81,9 @@ unsafe fn quantize_on<S, C: Coding>(unit: &mut Unit, blocks: usize, coded: &mut 
     }
     if C::BITS == 4 {
         let pairs = coded.wide.as_chunks::<2>().0;
-        for (byte, [even, odd]) in coded.codes.iter_mut().zip(&pairs[..blocks * C::BLOCK / 2]) {
-            *byte = even & 0x0f | odd << 4;
+        for (byte, pair) in coded.codes.iter_mut().zip(pairs).take(blocks * C::BLOCK / 2) {
+            let pair = u16::from_le_bytes(*pair);
+            *byte = (pair & 0x0f | pair >> 4 & 0xf0) as u8;
         }
     }
     if wrong != 0 {
@@ -115,18 +116,31 @@ fn code_blocks<C: Coding, W: Code, const ERRORS: bool>(
     [inverses, steps]: &[[f32; UNIT_BLOCKS]; 2],
     codes: &mut [u8],
 ) {
-    let codes = W::all_mut(codes).chunks_exact_mut(C::BLOCK);
-    for (((c, codes), inverse), step) in
-        unit.0.chunks_exact_mut(C::BLOCK).zip(codes).zip(inverses).zip(steps).take(blocks)
-    {
-        for (c, to) in c.iter_mut().zip(codes) {
-            let (code, value) = C::code(*c * inverse);
+    let groups = unit.0.chunks_exact_mut(GROUP).zip(W::all_mut(codes).chunks_exact_mut(GROUP));
+    for (number, (c, codes)) in groups.take((blocks * C::BLOCK).div_ceil(GROUP)).enumerate() {
+        // Not an array of both, which would stay in memory.
+        let (inverse, step) = (of_group::<C>(inverses, number), of_group::<C>(steps, number));
+        for (index, (c, to)) in c.iter_mut().zip(codes).enumerate() {
+            let (code, value) = C::code(*c * inverse[index]);
             *to = W::of(code);
             if ERRORS {
-                *c -= value * step;
+                *c -= value * step[index];
             }
         }
     }
+}
+
+/// Elements that loops over codes take at once: of one block or of two. Loops over 32 would be unrolled whole before they
+/// become vectors, and many then would not.
+const GROUP: usize = 64;
+
+/// Of each element of a group.
+#[inline(always)]
+fn of_group<C: Coding>(each: &[f32; UNIT_BLOCKS], group: usize) -> [f32; GROUP] {
+    let blocks = GROUP / C::BLOCK;
+    let mut all = [each[group * blocks]; GROUP];
+    all[C::BLOCK..].fill(each[group * blocks + blocks - 1]);
+    all
 }
 
 /// What blocks stand for.
@@ -140,8 +154,9 @@ unsafe fn values_on<S, C: Coding>(coded: &mut Coded, blocks: usize, unit: &mut U
     }
     if C::BITS == 4 {
         let pairs = coded.wide.as_chunks_mut::<2>().0;
-        for (byte, pair) in coded.codes.iter().zip(&mut pairs[..blocks * C::BLOCK / 2]) {
-            *pair = [byte & 0x0f, byte >> 4];
+        for (&byte, pair) in coded.codes.iter().zip(pairs).take(blocks * C::BLOCK / 2) {
+            let byte = u16::from(byte);
+            *pair = (byte & 0x0f | byte << 4 & 0xf00).to_le_bytes();
         }
     }
     match C::BITS {
@@ -160,10 +175,11 @@ fn read_steps<C: Coding, W: Code>(scales: &[u8], steps: &mut [f32; UNIT_BLOCKS])
 
 #[inline(always)]
 fn value_blocks<C: Coding, W: Code>(codes: &[u8], blocks: usize, steps: &[f32; UNIT_BLOCKS], unit: &mut Unit) {
-    let codes = W::all(codes).chunks_exact(C::BLOCK);
-    for ((values, codes), step) in unit.0.chunks_exact_mut(C::BLOCK).zip(codes).zip(steps).take(blocks) {
-        for (value, code) in values.iter_mut().zip(codes) {
-            *value = C::value(code.bits()) * step;
+    let groups = unit.0.chunks_exact_mut(GROUP).zip(W::all(codes).chunks_exact(GROUP));
+    for (number, (values, codes)) in groups.take((blocks * C::BLOCK).div_ceil(GROUP)).enumerate() {
+        let step = of_group::<C>(steps, number);
+        for (index, (value, code)) in values.iter_mut().zip(codes).enumerate() {
+            *value = C::value(code.bits()) * step[index];
         }
     }
 }
@@ -228,11 +244,26 @@ pub struct Scaling {
 #[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn set_on<S, V: Number>(unit: &Unit, by: Scaling, dst: *mut u8, count: usize) -> bool {
+    let Scaling { divisor, factor } = by;
+    // SAFETY: there is room for `count` values, at any address.
+    unsafe {
+        // A division takes as long as all the rest.
+        match divisor {
+            1.0 => set_scaled::<V>(unit, dst, count, |value| value * factor),
+            _ => set_scaled::<V>(unit, dst, count, |value| value / divisor * factor),
+        }
+    }
+}
+
+/// # Safety
+/// There is room for `count` values, at any address.
+#[inline(always)]
+unsafe fn set_scaled<V: Number>(unit: &Unit, dst: *mut u8, count: usize, scaled: impl Fn(f32) -> f32) -> bool {
     let mut highest = 0;
     for (index, &value) in unit.0[..count].iter().enumerate() {
-        let bits = V::narrow_finite(value / by.divisor * by.factor);
+        let bits = V::narrow_finite(scaled(value));
         highest = highest.max(magnitude(V::widen(bits)));
-        // SAFETY: there is room for `count` values, at any address.
+        // SAFETY: there is room for `count` values.
         unsafe { dst.cast::<V::Bits>().add(index).write_unaligned(bits) };
     }
     highest > FINITE
