@@ -2,7 +2,9 @@
 
 All contenders take turns in one run, as in bench/cpu.py. Beside encoding stand what DeepSpeed's worker did, in torch
 (bench/deepspeed_worker.py), where torch is there (`make peers`), and the addition of the gradient to the error in
-NumPy, which moves as many bytes except the bits. bench/bits.c does the timing, `make bench-codec` builds and runs it.
+NumPy, which moves as many bytes except the bits. Beside block codecs stand a copy of as many bytes in NumPy, casts in
+torch and pypiquant's quantization (`pip install pypiquant==4.1.0`, where torch is), each where it is there. bench/bits.c
+does the timing, `make bench-codec` builds and runs it.
 The samples go to a JSON file, of which bench/report.py makes tables.
 """
 
@@ -16,14 +18,21 @@ from ctypes import byref, c_int64
 
 import numpy as np
 
+try:
+    import piquant
+except ImportError:
+    piquant = None
+
 import cpu
 import deepspeed_worker
 import report
-from codec import COMPRESS, ENCODE, KINDS, STAGE_KINDS, Work
+from codec import BLOCK_KINDS, COMPRESS, ENCODE, KINDS, STAGE_KINDS, Work
 from cpu import Library
 
 SIZES = [2**k for k in range(10, 27, 2)]
 QUICK_SIZES = [2**10, 2**16, 2**20]
+# Of block codecs: in the first cache, in the last, in memory.
+BLOCK_SIZES = [2**12, 2**20, 2**26]
 CPU = 1
 
 
@@ -120,6 +129,61 @@ def addition(gradient):
     return cpu.numpy_calls(lambda: np.add(error, gradient, out=error))
 
 
+def copy(n_bytes):
+    """Half of the bytes are read, half written."""
+    src, dst = cpu.empty((n_bytes // 2,), np.uint8), cpu.empty((n_bytes // 2,), np.uint8)
+    return cpu.numpy_calls(lambda: np.copyto(dst, src))
+
+
+def casts(torch, gradient, codec):
+    """The same codes in torch, by a scale for each block; the cast alone; and pypiquant's, by one scale for all elements,
+    which it looks for first. Each on one thread and on two."""
+    x = torch.from_numpy(gradient)
+    of_codec = {
+        "mxfp8": (32, 448, lambda y: y.to(torch.float8_e4m3fn), lambda s: torch.exp2(torch.ceil(torch.log2(s)))),
+        "int8": (64, 127, lambda y: y.round_().to(torch.int8), lambda s: s),
+    }
+    if codec not in of_codec:
+        return {}
+    block, most, cast, of_scale = of_codec[codec]
+
+    def by_block():
+        blocks = x.view(-1, block)
+        scale = of_scale(blocks.abs().amax(1, keepdim=True) / most)
+        return cast(blocks / scale), scale
+
+    alone = (lambda: x.to(torch.float8_e4m3fn)) if codec == "mxfp8" else (lambda: x.to(torch.int8))
+
+    def on(threads, function):
+        timed = cpu.numpy_calls(function)
+
+        def sample(calls):
+            torch.set_num_threads(threads)
+            return timed(calls)
+
+        return sample
+
+    found = {}
+    for threads, suffix in ((1, ""), (2, " x2")):
+        found |= {f"torch{suffix}": on(threads, by_block), f"cast{suffix}": on(threads, alone)}
+        if codec == "int8" and piquant:
+            found[f"piquant{suffix}"] = cpu.numpy_calls(quantization(threads, gradient))
+    return found
+
+
+def quantization(threads, gradient):
+    context, kind = piquant.Context(threads), piquant.DataType
+    codes = cpu.empty(gradient.shape, np.uint8)
+
+    def call():
+        address, n = gradient.ctypes.data, gradient.size
+        scale, zero_point = context.compute_quant_params_ptr_float32(address, kind.UINT8, n)
+        nearest = piquant.RoundMode.NEAREST
+        context.quantize_ptr(address, kind.F32, codes.ctypes.data, kind.UINT8, n, scale, zero_point, nearest)
+
+    return call
+
+
 def row(place, torch, kind, elements, budget):
     works = []
 
@@ -137,7 +201,11 @@ def row(place, torch, kind, elements, budget):
             contenders[name] = place.timed(1, other)
         if place.against:
             contenders["against"] = place.timed(1, work(place.against))
-        if ours.kind.function in (ENCODE, COMPRESS) and ours.kind.dtype == "float32":
+        if kind in BLOCK_KINDS:
+            contenders["copy"] = copy(ours.bytes)
+            if torch and ours.kind.function == ENCODE and kind.endswith("float32, no errors"):
+                contenders |= casts(torch, ours.values[0][0], ours.kind.codec)
+        elif ours.kind.function in (ENCODE, COMPRESS) and ours.kind.dtype == "float32":
             gradient = ours.values[0][0]
             contenders["add"] = addition(gradient)
             if torch:
@@ -151,6 +219,12 @@ def row(place, torch, kind, elements, budget):
     finally:
         for made in works:
             made.free()
+
+
+def sizes_of(kind, quick):
+    if kind in BLOCK_KINDS:
+        return [size for size in BLOCK_SIZES if size < 2**26 or not quick]
+    return QUICK_SIZES if quick else SIZES
 
 
 def main():
@@ -168,8 +242,11 @@ def main():
         results = {"about": {**cpu.about(place), "of": "codec", "quick": options.quick}, "sizes": []}
         results["about"]["torch"] = torch and torch.__version__
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        for kind in (kind for kind in KINDS if kind not in STAGE_KINDS):
-            for elements in (QUICK_SIZES if options.quick else SIZES) if kind.startswith(options.only) else []:
+        kinds = [kind for kind in KINDS if kind not in STAGE_KINDS]
+        # Errors of bfloat16 and bfloat16 results take what lies between.
+        kinds += [kind for kind in BLOCK_KINDS if not kind.endswith(("bfloat16 errors", "bfloat16, float32 errors"))]
+        for kind in (kind for kind in kinds if kind.startswith(options.only)):
+            for elements in sizes_of(kind, options.quick):
                 try:
                     found = row(place, torch, kind, elements, 0.1 if options.quick else 2)
                 except Exception as error:

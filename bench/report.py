@@ -748,9 +748,9 @@ def gpu_codec_tables(results):
 PATHS = ["avx2", "portable"]
 
 
-def of_codec_speed(results):
+def of_codec_speed(rows):
     lines = []
-    for row in measured(results["sizes"]):
+    for row in rows:
         least = CHAIN_TO_REACH.get((row["kind"], row["elements"]))
         times = [times_best(row, "ours", "deepspeed"), times_best(row, "ours x2", "deepspeed x2")]
         lean = [times_best(row, "ours", "lean"), times_best(row, "ours x2", "lean x2")]
@@ -761,9 +761,29 @@ def of_codec_speed(results):
     return table([*header, "times DeepSpeed", "2 threads", "times lean", "2 threads", "to reach"], lines, aims="times DeepSpeed")
 
 
+# INT8 and MXFP8 of 2^26 elements, of casts in torch and of pypiquant on as many threads.
+BLOCK_CASTS_TO_REACH = 3
+
+
+def of_block_speed(rows):
+    lines = []
+    for row in rows:
+        names = [name for name in ("torch", "piquant") if name in row["seconds"]]
+        times = {name: [times_best(row, f"ours{on}", f"{name}{on}") for on in ("", " x2")] for name in names}
+        least = BLOCK_CASTS_TO_REACH if names and row["elements"] == 2**26 else None
+        rates = [rate(row, name) for name in ("ours", "ours x2", *PATHS, "copy")]
+        cells = [number(one) for name in ("torch", "piquant") for one in times.get(name, [None, None])]
+        reached = target(min(pair[1] for pair in times.values()), least) if least else ""
+        lines.append([row["kind"].removeprefix("blocks "), count(row["elements"]), *map(number, rates), *cells, reached])
+    header = ["GB/s", "elements", "1 thread", "2 threads", *PATHS, "copy", "times torch", "2 threads"]
+    return table([*header, "times pypiquant", "2 threads", "to reach"], lines, aims="times each, on 2 threads")
+
+
 def cpu_codec_tables(results):
     parts = [paragraph(of_processor(results)), failures(results)]
-    if measured(results["sizes"]):
+    rows = measured(results["sizes"])
+    blocks = [row for row in rows if row["kind"].startswith("blocks ")]
+    if others := [row for row in rows if not row["kind"].startswith("blocks ")]:
         parts.append(
             paragraph(
                 "GB/s of the bytes that count, medians, all contenders taking turns, memory warm.",
@@ -774,7 +794,16 @@ def cpu_codec_tables(results):
                 "as torch allows.",
             )
         )
-        parts.append(of_codec_speed(results))
+        parts.append(of_codec_speed(others))
+    if blocks:
+        parts.append(
+            paragraph(
+                "Block codecs, likewise. Copy: NumPy's of as many bytes, on one thread. Torch: the same codes and a scale",
+                "for each block in eager operations. pypiquant 4.1: 8 bits by one scale for all, which it looks for first.",
+                "Both on as many threads, their best samples.",
+            )
+        )
+        parts.append(of_block_speed(blocks))
     return "\n\n".join(part for part in parts if part)
 
 
