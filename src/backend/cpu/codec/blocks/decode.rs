@@ -7,7 +7,7 @@ use crate::{
             codec::{
                 Codec, factor,
                 numbers::{BF16, F16, F32},
-                sum::{UNIT_ELEMENTS, Unit},
+                sum::Unit,
                 tiles::Met,
             },
             dispatch::InstructionSet,
@@ -22,7 +22,7 @@ use crate::{
 
 use super::{
     kernels::{self, Functions, Scaling},
-    payload::{Coded, Payload},
+    payload::{Coded, Payload, STEP},
 };
 
 /// What reads blocks and raw elements.
@@ -37,7 +37,7 @@ impl Reader {
         Self { set, functions: Functions::of(plan.rules.kind), block: blocks.format.block as usize }
     }
 
-    /// Writes v of `count` elements of a run, at most a unit, from number `first` on.
+    /// Writes v of `count` elements of a run, at most a step, from number `first` on.
     ///
     /// # Safety
     /// The payload has them.
@@ -84,8 +84,8 @@ impl Codec {
         let met = Met::default();
         self.worker_tiles.for_each(&plan.workers, size as i64 + blocks.format.bits / 8, |tile| {
             let (mut unit, mut coded) = (Unit([0.0; _]), Coded::new());
-            for first in (0..tile.elements).step_by(UNIT_ELEMENTS) {
-                let count = (tile.elements - first).min(UNIT_ELEMENTS);
+            for first in (0..tile.elements).step_by(STEP) {
+                let count = (tile.elements - first).min(STEP);
                 let at = tile.first + first as i64;
                 // SAFETY: the tile lies within a segment, which the payload has, and within that one's values; the set is
                 // one that this processor has.

@@ -9,8 +9,8 @@ use crate::{
             codec::{
                 Codec,
                 numbers::{Nothing, Number, is_kept, with_numbers},
-                sources::{FINITE, Feedback, PARTS, Source},
-                sum::{UNIT_ELEMENTS, Unit},
+                sources::{FINITE, Feedback},
+                sum::Unit,
                 tiles::{Met, Tile},
             },
             dispatch::InstructionSet,
@@ -25,7 +25,7 @@ use crate::{
 use super::{
     coding::LIMIT,
     kernels::{self, Functions},
-    payload::{Coded, Payload},
+    payload::{Coded, Payload, STEP},
 };
 
 /// Where c of a tile comes from.
@@ -35,19 +35,12 @@ pub trait Origin {
     /// # Safety
     /// These elements are in the memory that this was made of, and the processor has the set's instructions.
     unsafe fn form(&self, set: InstructionSet, first: usize, unit: &mut Unit, count: usize) -> bool;
-
-    /// Asks for a part, one of [`PARTS`], of the memory of the unit that begins with an element, which need not be there.
-    fn ask_for(&self, first: usize, part: usize);
 }
 
 impl<G: Number, E: Number> Origin for Feedback<G, E> {
     unsafe fn form(&self, set: InstructionSet, first: usize, unit: &mut Unit, count: usize) -> bool {
         // SAFETY: the caller promises what this asks for.
         unsafe { kernels::form(set, self, first, unit, count) }
-    }
-
-    fn ask_for(&self, first: usize, part: usize) {
-        Source::ask_for(self, first, part);
     }
 }
 
@@ -83,21 +76,18 @@ impl<'a> Encoder<'a> {
         let (set, block) = (self.set, self.blocks.format.block as usize);
         let (mut unit, mut coded) = (Unit([0.0; _]), Coded::new());
         let mut nonfinite = false;
-        for first in (0..tile.elements).step_by(UNIT_ELEMENTS) {
-            let (count, next) = ((tile.elements - first).min(UNIT_ELEMENTS), first + UNIT_ELEMENTS);
+        for first in (0..tile.elements).step_by(STEP) {
+            let count = (tile.elements - first).min(STEP);
             let blocks = count.div_ceil(block);
-            let ask_for = |parts: [usize; 2]| parts.into_iter().for_each(|part| origin.ask_for(next, part));
             let kept_at = |index: usize| (first + index) * size_of::<E::Bits>();
             // SAFETY: all that is asked for is of the tile, and the set is one that this processor has.
             unsafe {
                 nonfinite |= origin.form(set, first, &mut unit, count);
-                ask_for([0, 1]);
                 if self.zero {
                     nonfinite |= kernels::settle(set, &mut unit, count, LIMIT, true);
                 }
                 unit.0[count..blocks * block].fill(0.0);
                 let wrong = (self.functions.quantize)(set, &mut unit, blocks, &mut coded, is_kept::<E>());
-                ask_for([2, 3]);
                 if wrong != 0 {
                     nonfinite = true;
                     coded.clear_behind(count, self.blocks);
@@ -121,12 +111,11 @@ impl<'a> Encoder<'a> {
     /// As for `tile`.
     pub unsafe fn raw_tile(&self, run: &Run, tile: &Tile, origin: &impl Origin) -> bool {
         let (mut unit, mut nonfinite) = (Unit([0.0; _]), false);
-        for first in (0..tile.elements).step_by(UNIT_ELEMENTS) {
-            let count = (tile.elements - first).min(UNIT_ELEMENTS);
+        for first in (0..tile.elements).step_by(STEP) {
+            let count = (tile.elements - first).min(STEP);
             // SAFETY: as in `tile`.
             unsafe {
                 nonfinite |= origin.form(self.set, first, &mut unit, count);
-                (0..PARTS).for_each(|part| origin.ask_for(first + UNIT_ELEMENTS, part));
                 nonfinite |= kernels::settle(self.set, &mut unit, count, FINITE + 1, self.zero);
                 self.payload.write_raws(run, tile.first + first as i64, count, &unit);
             }

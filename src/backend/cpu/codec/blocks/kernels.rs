@@ -14,7 +14,7 @@ use crate::{
 
 use super::{
     coding::{Bf16, Coding, Int4, Int8, LIMIT, Mxfp4, Mxfp8},
-    payload::{Coded, UNIT_BLOCKS},
+    payload::{Coded, STEP_BLOCKS},
 };
 
 /// A code by itself.
@@ -54,7 +54,7 @@ codes!(u8 u16);
 #[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn quantize_on<S, C: Coding>(unit: &mut Unit, blocks: usize, coded: &mut Coded, errors: bool) -> u32 {
-    let (mut largest, mut wrong) = ([0; UNIT_BLOCKS], 0);
+    let (mut largest, mut wrong) = ([0; STEP_BLOCKS], 0);
     for (number, c) in unit.0.chunks_exact_mut(C::BLOCK).take(blocks).enumerate() {
         let most = c.iter().fold(0, |most, &c| most.max(magnitude(c)));
         if most < LIMIT {
@@ -64,8 +64,8 @@ unsafe fn quantize_on<S, C: Coding>(unit: &mut Unit, blocks: usize, coded: &mut 
             c.fill(0.0);
         }
     }
-    let (mut scales, mut inverses, mut steps) = ([0; UNIT_BLOCKS], [0.0; UNIT_BLOCKS], [0.0; UNIT_BLOCKS]);
-    for number in 0..UNIT_BLOCKS {
+    let (mut scales, mut inverses, mut steps) = ([0; STEP_BLOCKS], [0.0; STEP_BLOCKS], [0.0; STEP_BLOCKS]);
+    for number in 0..STEP_BLOCKS {
         scales[number] = C::scale_for(f32::from_bits(largest[number]));
         inverses[number] = C::inverse(scales[number]);
         steps[number] = C::step(scales[number]);
@@ -113,7 +113,7 @@ fn write_all<W: Code>(from: &[u32], to: &mut [u8]) {
 fn code_blocks<C: Coding, W: Code, const ERRORS: bool>(
     unit: &mut Unit,
     blocks: usize,
-    [inverses, steps]: &[[f32; UNIT_BLOCKS]; 2],
+    [inverses, steps]: &[[f32; STEP_BLOCKS]; 2],
     codes: &mut [u8],
 ) {
     let groups = unit.0.chunks_exact_mut(GROUP).zip(W::all_mut(codes).chunks_exact_mut(GROUP));
@@ -136,7 +136,7 @@ const GROUP: usize = 64;
 
 /// Of each element of a group.
 #[inline(always)]
-fn of_group<C: Coding>(each: &[f32; UNIT_BLOCKS], group: usize) -> [f32; GROUP] {
+fn of_group<C: Coding>(each: &[f32; STEP_BLOCKS], group: usize) -> [f32; GROUP] {
     let blocks = GROUP / C::BLOCK;
     let mut all = [each[group * blocks]; GROUP];
     all[C::BLOCK..].fill(each[group * blocks + blocks - 1]);
@@ -147,7 +147,7 @@ fn of_group<C: Coding>(each: &[f32; UNIT_BLOCKS], group: usize) -> [f32; GROUP] 
 #[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn values_on<S, C: Coding>(coded: &mut Coded, blocks: usize, unit: &mut Unit) {
-    let mut steps = [0.0; UNIT_BLOCKS];
+    let mut steps = [0.0; STEP_BLOCKS];
     match C::SCALE_BYTES {
         2 => read_steps::<C, [u8; 2]>(&coded.scales, &mut steps),
         _ => read_steps::<C, [u8; 1]>(&coded.scales, &mut steps),
@@ -167,14 +167,14 @@ unsafe fn values_on<S, C: Coding>(coded: &mut Coded, blocks: usize, unit: &mut U
 }
 
 #[inline(always)]
-fn read_steps<C: Coding, W: Code>(scales: &[u8], steps: &mut [f32; UNIT_BLOCKS]) {
+fn read_steps<C: Coding, W: Code>(scales: &[u8], steps: &mut [f32; STEP_BLOCKS]) {
     for (step, scale) in steps.iter_mut().zip(W::all(scales)) {
         *step = C::step(scale.bits());
     }
 }
 
 #[inline(always)]
-fn value_blocks<C: Coding, W: Code>(codes: &[u8], blocks: usize, steps: &[f32; UNIT_BLOCKS], unit: &mut Unit) {
+fn value_blocks<C: Coding, W: Code>(codes: &[u8], blocks: usize, steps: &[f32; STEP_BLOCKS], unit: &mut Unit) {
     let groups = unit.0.chunks_exact_mut(GROUP).zip(W::all(codes).chunks_exact(GROUP));
     for (number, (values, codes)) in groups.take((blocks * C::BLOCK).div_ceil(GROUP)).enumerate() {
         let step = of_group::<C>(steps, number);

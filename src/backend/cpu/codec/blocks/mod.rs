@@ -1,6 +1,6 @@
 //! Block codecs on the CPU: docs/NUMERICS.md 11, bit for bit.
 //!
-//! Tiles of a run go to threads, as for ONEBIT, and a thread goes over a tile unit by unit: c, in float32 on the stack,
+//! Tiles of a run go to threads, as for ONEBIT, and a thread goes over a tile in steps: c, in float32 on the stack,
 //! then scales, codes and errors, which are copied to where they belong. Blocks are read the other way round. So loops
 //! touch no payload, which may be another process's memory: it is only copied, each byte once.
 //!

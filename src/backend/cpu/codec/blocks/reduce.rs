@@ -10,7 +10,7 @@ use crate::{
                 Codec,
                 numbers::{F32, Nothing, Number, is_kept, with_numbers},
                 sources::Feedback,
-                sum::{UNIT_ELEMENTS, Unit},
+                sum::Unit,
                 tiles::{Met, Tile},
             },
             dispatch::InstructionSet,
@@ -26,7 +26,7 @@ use super::{
     decode::Reader,
     encode::{Encoder, Origin, gradient_alone},
     kernels,
-    payload::{Coded, Payload},
+    payload::{Coded, Payload, STEP},
 };
 
 /// The chunks that are reduced, one behind the other.
@@ -73,8 +73,6 @@ impl<E: Number> Origin for Sums<'_, E> {
         }
         nonfinite
     }
-
-    fn ask_for(&self, _: usize, _: usize) {}
 }
 
 impl<'a> Inputs<'a> {
@@ -128,8 +126,8 @@ impl Codec {
             let (origin, mut unit) = (inputs.sums::<Nothing>(run, tile, old), Unit([0.0; _]));
             let dst = shard[run.segment].at(tile.first as usize * size_of::<f32>());
             let mut nonfinite = false;
-            for first in (0..tile.elements).step_by(UNIT_ELEMENTS) {
-                let count = (tile.elements - first).min(UNIT_ELEMENTS);
+            for first in (0..tile.elements).step_by(STEP) {
+                let count = (tile.elements - first).min(STEP);
                 // SAFETY: the tile lies within a part, which every payload and the shard have.
                 unsafe {
                     nonfinite |= origin.form(set, first, &mut unit, count);
