@@ -66,8 +66,21 @@ fault("the caller's errors go though something is not finite", "error written tw
 fault("a step that may be taken back is written over the state", "torn state", CODEC,
       "if self.transactional { 1 - half.valid }", "if false { 1 - half.valid }",
       python("test_comm", "an_infinity_on_one_rank_takes_the_step_back", fakes=False))
-fault("ranks of another policy get a handle", "refusal lost", "src/plan/codec.rs",
-      "*policy as u8]", "(*policy as u8) & 0]", python("test_comm", "ranks_with_other_options", fakes=False))
+fault("ranks of another policy get a handle", "refusal lost", "src/comm/allreduce.rs",
+      "rules.scale as u8, rules.policy as u8", "rules.scale as u8, rules.policy as u8 & 0",
+      python("test_comm", "ranks_with_other_options", fakes=False))
+BLOCKS = "src/backend/cpu/codec/blocks"
+fault("a scale of a block is rounded down", "wrong bits", f"{BLOCKS}/coding.rs",
+      "(largest / $most).to_bits() + 0xffff", "(largest / $most).to_bits()",
+      python("test_block_codec", "test_case", "every_exponent", fakes=False))
+fault("a scale that is a denormal is rounded up at the tie", "wrong bits at an edge", f"{BLOCKS}/coding.rs",
+      "if exponent > 0 { 0 } else { 0x40_0000 }", "if exponent > 0 { 0 } else { 0x3f_ffff }",
+      python("test_block_codec", "test_case", "every_exponent", fakes=False))
+fault("a sum is divided as a mean is", "wrong bits", f"{BLOCKS}/reduce.rs",
+      "plan.rules.reduction == Reduction::Mean", "plan.rules.reduction != Reduction::Sum || *payloads > 1",
+      python("test_block_codec", "test_case", "up_to_nine", fakes=False))
+fault("kernels: a block below 2^-100 has a scale", "wrong bits at an edge", "include/gradcodec/device.cuh",
+      "most < 0x0d800000u ? 0 : ", "most < 0x0d000000u ? 0 : ", program("build/tests/blocks", "tests/emulator/blocks.cpp"))
 fault("only the first chunk of a payload is checked", "payload believed", DECODE,
       "for chunk in 0..plan.n_chunks {", "for chunk in 0..1 {",
       rust("src/backend/cpu/codec/tests/hostile.rs", "a_corrupt_chunk_is_refused"))
