@@ -150,7 +150,11 @@ __device__ __forceinline__ unsigned look_at_header(const gc_codec &codec, const 
 // By all threads of a block that has met what it meets, whether it has stored all that it stores or not: flags alone are
 // told to others. Gives thread 0 its number among all blocks that have come.
 __device__ __forceinline__ unsigned come(const gc_codec &codec, unsigned found) {
-    const bool corrupt = __syncthreads_or(found & CORRUPT), nonfinite = __syncthreads_or(found & NONFINITE);
+    // Nearly always nothing: then one barrier does.
+    bool corrupt = false, nonfinite = false;
+    if (__syncthreads_or(found)) {
+        corrupt = __syncthreads_or(found & CORRUPT), nonfinite = __syncthreads_or(found & NONFINITE);
+    }
     if (threadIdx.x != 0) return 0;
     if (corrupt || nonfinite) {
         atomicOr(&codec.control->found, (corrupt ? +CORRUPT : 0u) | (nonfinite ? +NONFINITE : 0u));

@@ -125,11 +125,11 @@ __device__ __forceinline__ void load_blocks(const unsigned char *codes_at, const
     }
 }
 
-// Reads a code an element and a scale a block, writes an element, or reads and writes a float32. Block: a part of a tile;
-// a warp has ROWS rows of vectors of 16 bytes, side by side. Codes, scales and a header are loaded at the same time.
+// Reads a code an element and a scale a block, writes an element, or reads and writes a float32. Block: a tile, a unit a
+// warp, in rows of vectors of 16 bytes; or half of that. What comes before the first load is as long as some 16 elements. Codes, scales and a header are loaded at the same time.
 template <typename T, bool ADD>
 __device__ __forceinline__ void decode_blocks(const gc_decode &call) {
-    constexpr unsigned N = 16 / sizeof(T), ROWS = ADD ? 1 : 2, A_WARP = ROWS * WARP * N, A_BLOCK = WARPS * A_WARP;
+    constexpr unsigned N = 16 / sizeof(T), ROWS = ADD ? 4 : 32 / N, A_WARP = ROWS * WARP * N, A_BLOCK = WARPS * A_WARP;
     constexpr unsigned SPLIT = TILE / A_BLOCK;
     __shared__ uint4 stage[THREADS];
     const gc_codec &codec = call.codec;
@@ -235,8 +235,8 @@ __device__ __forceinline__ void decode_blocks(const gc_decode &call) {
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_decode call) { \
         decode_blocks<T, ADD>(call); \
     }
-BLOCKS_DECODE(gc_blocks_decode_u32, unsigned, false, 5)
-BLOCKS_DECODE(gc_blocks_decode_u16, unsigned short, false, 4)
-BLOCKS_DECODE(gc_blocks_decode_add, unsigned, true, 5)
+BLOCKS_DECODE(gc_blocks_decode_u32, unsigned, false, 3)
+BLOCKS_DECODE(gc_blocks_decode_u16, unsigned short, false, 3)
+BLOCKS_DECODE(gc_blocks_decode_add, unsigned, true, 3)
 
 #endif

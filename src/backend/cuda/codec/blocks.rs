@@ -11,12 +11,8 @@ use crate::{
 
 use super::{
     Codec,
-    layout::{Decode, Encode, Reduce, TILE},
+    layout::{Decode, Encode, Reduce},
 };
-
-/// Bytes of results of a block of the kernels that decode: two rows of 16 a lane; where they are added, one.
-const SET_BYTES: u64 = 2 * 16 * 256;
-const ADD_BYTES: u64 = 16 * 256;
 
 impl Codec {
     pub(super) fn encode_blocks(&self, queue: &mut Queue, dtype: Dtype, mut call: Encode) -> Result<()> {
@@ -28,12 +24,12 @@ impl Codec {
     }
 
     pub(super) fn decode_blocks(&self, queue: &mut Queue, by: &Decoding<'_>, mut call: Decode) -> Result<()> {
-        let (kernel, bytes) = match (by.add, by.dtype.size) {
-            (true, _) => (2, ADD_BYTES),
-            (false, 4) => (0, SET_BYTES),
-            _ => (1, SET_BYTES),
+        // The kernel that adds takes half a tile a block.
+        let (kernel, a_tile) = match (by.add, by.dtype.size) {
+            (true, _) => (2, 2),
+            (false, 4) => (0, 1),
+            _ => (1, 1),
         };
-        let a_tile = TILE as u64 * by.dtype.size as u64 / bytes;
         let blocks = self.tiles[0].checked_mul(a_tile).ok_or_else(|| error!(SizeOverflow, "more than 2^64 blocks"))?;
         // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan.
         unsafe { queue.launch(&BLOCKS.decode[kernel], blocks, &mut argument(&mut call)) }
