@@ -1,4 +1,4 @@
-//! Gradients at one bit per element, and tensors between frameworks: DLPack in and DLPack out.
+//! Gradients at one to sixteen bits per element, and tensors between frameworks: DLPack in and DLPack out.
 //!
 //! The product is `libgradcodec.so` with `include/gradcodec.h`; [`capi`] holds its functions under the same names.
 //!

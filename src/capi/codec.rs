@@ -3,14 +3,16 @@
 //! A codec compresses a gradient and, if it keeps errors, adds to the next gradient what this one lost (*error
 //! feedback*). docs/NUMERICS.md specifies the results, to the last bit: the same on every processor and GPU.
 //!
-//!     codec             bytes per element   for
-//!     GC_CODEC_BF16     2                   every optimizer
-//!     GC_CODEC_MXFP8    1.03125             every optimizer
-//!     GC_CODEC_INT8     1.03125             every optimizer; begin with this one
-//!     GC_CODEC_INT4     0.5625              every optimizer, with errors
-//!     GC_CODEC_MXFP4    0.53125             every optimizer, with errors
-//!     GC_CODEC_ONEBIT   0.125               SGD, or the momentum in place of the gradient
-//!     GC_CODEC_SIGN     0.125               optimizers made for signs
+//! ```text
+//! codec             bytes per element   for
+//! GC_CODEC_BF16     2                   every optimizer
+//! GC_CODEC_MXFP8    1.03125             every optimizer
+//! GC_CODEC_INT8     1.03125             every optimizer; begin with this one
+//! GC_CODEC_INT4     0.5625              every optimizer, with errors
+//! GC_CODEC_MXFP4    0.53125             every optimizer, with errors
+//! GC_CODEC_ONEBIT   0.125               SGD, or the momentum in place of the gradient
+//! GC_CODEC_SIGN     0.125               optimizers made for signs
+//! ```
 //!
 //! The first five are *block codecs*. MXFP8, INT4 and MXFP4 have a scale for every 32 elements, INT8 for every 64, so
 //! that small elements arrive although there are large ones elsewhere in the tensor, as Adam wants it. An element of

@@ -1,4 +1,4 @@
-//! gradcodec: gradients at one bit per element, and tensors between frameworks. DLPack in, DLPack out.
+//! gradcodec: gradients at one to sixteen bits per element, and tensors between frameworks. DLPack in, DLPack out.
 //!
 //! This library compresses gradients to signs and one scale per tensor, with error feedback: the error of one step is
 //! added to the next gradient. It averages compressed gradients over ranks, packs signs and booleans to bits, and

@@ -84,7 +84,7 @@ pub const CORRUPT: u32 = Flag::Corrupt as u32;
 pub const NONFINITE: u32 = Flag::Nonfinite as u32;
 pub const TAKEN_BACK: u32 = Flag::TakenBack as u32;
 
-/// Which codec. 8 to 15 are kept for others.
+/// Which codec. 8 to 15 are reserved.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

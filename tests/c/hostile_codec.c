@@ -788,7 +788,8 @@ static void call_allreduce(void) {
         compare_windows();
     }
     begin(f_gc_allreduce_shard_elements);
-    EXPECT(gc_allreduce_shard_elements(allreduce) >= 0);
+    int64_t own = gc_allreduce_shard_elements(allreduce);
+    EXPECT(allreduce ? own >= 0 : own == -1);
     begin(f_gc_allreduce_free);
     gc_allreduce_free(allreduce);
     succeeded();
