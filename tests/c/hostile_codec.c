@@ -789,7 +789,8 @@ static void call_allreduce(void) {
     }
     begin(f_gc_allreduce_shard_elements);
     int64_t own = gc_allreduce_shard_elements(allreduce);
-    EXPECT(allreduce ? own >= 0 : own == -1);
+    EXPECT(own >= -1);
+    judge(own >= 0 ? GC_STATUS_OK : GC_STATUS_INVALID_ARGUMENT, allreduce ? 0 : FAULT(INVALID_ARGUMENT));
     begin(f_gc_allreduce_free);
     gc_allreduce_free(allreduce);
     succeeded();
