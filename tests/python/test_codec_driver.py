@@ -62,11 +62,13 @@ for seed in range(60):
 
 def test_random_block_codecs_do_what_the_specification_says():
     run_codec(f"""
+place = Place()
 for seed in range({both(quick=60, all=300)}):
     try:
-        one_case(Place(), seed, 1000 if seed % 10 else 10_000, codecs_c.random_block_options)
+        one_case(place, seed, 1000 if seed % 10 else 10_000, codecs_c.random_block_options)
     except Exception as error:
         raise AssertionError(f"seed {{seed}}") from error
+    place.release()
 """)
 
 

@@ -21,14 +21,14 @@ def variables():
     }
     for folder in "build.rs", "src", "examples", "examples_c", "examples_cpp", "python", "include":
         for path in sorted([ROOT / folder, *(ROOT / folder).rglob("*")]):
-            for names in re.findall(patterns.get(path.suffix, "(?!)"), path.read_text() if path.is_file() else ""):
+            for names in re.findall(patterns.get(path.suffix, "(?!)"), path.read_text(encoding="utf-8") if path.is_file() else ""):
                 found.setdefault("".join(names), path.relative_to(ROOT))
     return {name: path for name, path in found.items() if not name.startswith("GRADCODEC_TEST_")}
 
 
 @pytest.mark.skipif(not (ROOT / "src").exists(), reason="the tree of `make dist` has no sources")
 def test_every_variable_of_the_environment_is_documented():
-    page = (ROOT / "docs/ENVIRONMENT.md").read_text()
+    page = (ROOT / "docs/ENVIRONMENT.md").read_text(encoding="utf-8")
     found = variables()
     assert {"GRADCODEC_CPU", "GRADCODEC_NVRTC", "GRADCODEC_CACHE", "GRADCODEC_CACHE_DIR", "HOME"} <= set(found)
     assert [f"{name}, in {path}" for name, path in found.items() if f"`{name}`" not in page] == []
@@ -36,12 +36,12 @@ def test_every_variable_of_the_environment_is_documented():
 
 def test_no_variable_is_documented_that_nothing_reads():
     text = "".join(
-        path.read_text(errors="replace")
+        path.read_text(encoding="utf-8", errors="replace")
         for folder in ("src", "tests", "examples", "examples_c", "examples_cpp", "python", "Makefile")
         for path in [ROOT / folder, *(ROOT / folder).rglob("*")]
         if path.is_file() and path.name != "test_documents.py"
     )
-    named = set(re.findall(r"(?m)^\| `(GRADCODEC_\w+)`", (ROOT / "docs/ENVIRONMENT.md").read_text()))
+    named = set(re.findall(r"(?m)^\| `(GRADCODEC_\w+)`", (ROOT / "docs/ENVIRONMENT.md").read_text(encoding="utf-8")))
     assert len(named) >= 8
     if (ROOT / "src").exists():
         assert [name for name in sorted(named) if name not in text] == []
@@ -94,7 +94,7 @@ def test_what_a_group_has_is_run_and_a_failure_ends_it(commands, tmp_path, monke
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/libgradcodec.so.0").touch()
     commands.run("a", tmp_path / "lib", tmp_path / "work")
-    assert (tmp_path / "work/build/seen").read_text() == "libgradcodec.so.0\n"
+    assert (tmp_path / "work/build/seen").read_text(encoding="utf-8") == "libgradcodec.so.0\n"
     assert "ok: a: 1 as they stand there" in capfd.readouterr().out
     with pytest.raises(SystemExit, match="status 1: a command of docs/B.md"):
         commands.run("b", tmp_path / "lib", tmp_path / "work")
