@@ -48,7 +48,7 @@ SAYS = {
     "share.py": (["numpy there: 1000000 elements, their sum 1000000", "numpy here: their sum is now 1000000"],
                  ("cupy", ["cupy there: 1000000 elements, their sum 1000000", "torch here: their sum is now 2000000"])),
     "torch_bits.py": (["cpu: 4000 bytes of torch.float32 to 128", "cpu: chunks of torch.uint8, not copied: True",
-                       "cpu: PyTorch refused: "],
+                       "cpu: refused: "],
                       ("torch", ["cuda:0: 4000 bytes", "cuda:0: chunks of torch.uint8, not copied: True"])),
     "torch_codec.py": (["cpu: 1, -7, 2 and 4 are received as 5 -5 -2 2", "cpu: compiled as eager: True"],
                        ("torch", ["cuda: 1, -7, 2 and 4 are received as 5 -5 -2 2", "cuda: compiled as eager: True",
