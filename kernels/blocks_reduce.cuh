@@ -92,9 +92,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_reduce(const 
     const unsigned lane = threadIdx.x % WARP, at = threadIdx.x / WARP * UNIT, count = elements_of_unit(tile, at);
     const unsigned many = static_cast<unsigned>(call.payloads);
     const bool raw = tile.unit == NO_UNIT, zeros = codec.policy == ZERO;
-    float *shard = nullptr;
-    if (call.shard) shard = reinterpret_cast<float *>(call.dst);
-    if (shard && tile.count != 0) shard += run_of(codec, tile.run).base + tile.first;
+    // Without elements a shard may be NULL.
+    const bool to_shard = call.shard != 0;
+    float *shard = reinterpret_cast<float *>(call.dst);
+    if (to_shard && tile.count != 0) shard += run_of(codec, tile.run).base + tile.first;
     // What the chunks tell of themselves: every warp looks at all of them, two at a time.
     unsigned met = 0;
 #pragma unroll 1
@@ -121,10 +122,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_reduce(const 
                 sum = __fadd_rn(sum, v);
             }
             sum = corrupt ? 0 : share.of(sum);
-            if (shard) shard[i] = canonical(sum);
+            if (to_shard) shard[i] = canonical(sum);
             else store_raw(codec, places, call.dst, i, sum, found);
         }
-        if (!shard) number = come(codec, found);
+        if (!to_shard) number = come(codec, found);
     } else {
         U unit = {codec, UnitBlocks(codec, tile, at, count), lane, count, nullptr, nullptr, call.dst};
         const InChunk blocks(unit.blocks, 0);  // one chunk has all of them
@@ -143,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_reduce(const 
             });
         }
         // A v that is not finite is told, or counts as +0: if any is, it shows in a sum. All once more, then.
-        if (zeros || shard) {
+        if (zeros || to_shard) {
             float any = 0;
 #pragma unroll
             for (unsigned k = 0; k < ROWS; k++) {
@@ -182,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_reduce(const 
                 for (unsigned m = 0; m < N; m++) c[k][m] = 0;
             }
         }
-        if (shard) {
+        if (to_shard) {
             // By vectors, or element by element, for parts begin anywhere; neighbours lie in the same lines.
             float *to = shard + at;
             const bool aligned = count == UNIT && misalignment(to, 16) == 0;
@@ -214,13 +215,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_reduce(const 
             unit.emit(c, most, corrupt);
         }
     }
-    if (shard) {
+    if (to_shard) {
         const bool wrong = __any_sync(WHOLE_WARP, found & CORRUPT), any = __any_sync(WHOLE_WARP, found != 0);
         if (lane == 0 && any) tell(codec, wrong ? CORRUPT : NONFINITE);
     } else if (threadIdx.x < WARP) {
         finish_blocks(codec, call.dst, number);
     }
 }
-
 
 #endif

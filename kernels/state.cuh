@@ -15,7 +15,9 @@ struct gc_state {
     const void *skip;          // gc_onebit_commit: a scalar of 1 byte, an int32, or a float32
     u64 size;                  // of a state; gc_onebit_refuse: elements
     unsigned half, skip_kind;  // 0: never, 1: always, 2: bool, 3: int32, 4: float32, 5: after anything corrupt or not finite
-    u64 rows, row;             // gc_onebit_errors_in: the mean of so many rows, of so many elements each; 0: of no mean
+    // gc_onebit_errors_in: the mean of so many rows, of so many elements each; 0: of no mean. Of the server's half `row` is
+    // 0 where its parts follow one another, and otherwise there are all elements.
+    u64 rows, row;
 };
 SAME_LAYOUT(gc_state)
 
@@ -89,6 +91,13 @@ __device__ __forceinline__ float mean_of_rows(const gc_state &call, const gc_cod
     return sums ? __fdiv_rn(sum, static_cast<float>(codec.n_chunks)) : sum;
 }
 
+// Where a part begins among the elements of all segments, one after the other. Not of a raw one.
+__device__ __forceinline__ u64 place_among_all(const gc_codec &codec, unsigned number) {
+    const gc_run segment = segment_of(codec, number);
+    const unsigned elements = has_blocks(codec) ? codec.header[3] : 8;  // of a block, or a byte of bits
+    return segment.base + (run_of(codec, number).byte - segment.byte) * elements;
+}
+
 // Takes one half in, a tile a block: of a state that was looked at, or of errors. Which says `errors`.
 template <bool ERRORS>
 __device__ __forceinline__ void take_in(const gc_state &call) {
@@ -107,7 +116,9 @@ __device__ __forceinline__ void take_in(const gc_state &call) {
     }
     if (codec.error == 0) return;
     const u64 at = codec.units_at + tile.unit * UNIT * codec.error;
-    const float *errors = reinterpret_cast<const float *>(call.bytes) + run_of(codec, tile.run).base + tile.first;
+    const bool cuts = codec.half == SERVER && call.row != 0;
+    const u64 base = cuts ? place_among_all(codec, tile.run) : run_of(codec, tile.run).base;
+    const float *errors = reinterpret_cast<const float *>(call.bytes) + base + tile.first;
     bool found = false;
     for (unsigned i = threadIdx.x; i < (tile.count + UNIT - 1) / UNIT * UNIT; i += THREADS) {
         float c = 0;

@@ -171,8 +171,7 @@ impl gc_codec_options_t {
     /// `segments` points at `n_segments` integers, unless NULL or unaligned; `raw`, unless NULL, at as many bytes, at one
     /// if `segments` is NULL; all of that for `'a`.
     unsafe fn descriptor<'a>(&self) -> Result<Descriptor<'a>> {
-        let kinds = [Kind::Onebit, Kind::Sign, Kind::Bf16, Kind::Mxfp8, Kind::Int8, Kind::Int4, Kind::Mxfp4];
-        let kind = one_of("codec", self.codec, &kinds.map(|kind| (kind as i32, kind)))?;
+        let kind = one_of("codec", self.codec, &Kind::ALL.map(|kind| (kind as i32, kind)))?;
         let device = if (self.device.device_type.0, self.device.device_id) == (0, 0) {
             Device::Cpu
         } else {

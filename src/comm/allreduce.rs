@@ -196,21 +196,19 @@ fn number_of(dtype: Dtype) -> u8 {
     }
 }
 
+/// By their numbers, of which 0 is none's.
+const CODECS: [&str; 1 + Kind::ALL.len()] = {
+    let (mut names, mut index) = ([""; 1 + Kind::ALL.len()], 0);
+    while index < Kind::ALL.len() {
+        names[Kind::ALL[index] as usize] = Kind::ALL[index].name();
+        index += 1;
+    }
+    names
+};
+
 /// Names of the numbers in the third word, each of a byte. What stands here has no other: versions are compared before.
 const OPTIONS: [(&str, &[&str]); 6] = [
-    (
-        "codec",
-        &[
-            "",
-            Kind::Onebit.name(),
-            Kind::Sign.name(),
-            Kind::Bf16.name(),
-            Kind::Mxfp8.name(),
-            Kind::Int8.name(),
-            Kind::Int4.name(),
-            Kind::Mxfp4.name(),
-        ],
-    ),
+    ("codec", &CODECS),
     ("values", &["", "float32", "float16", "bfloat16"]),
     ("error", &["GC_ERROR_NONE", "GC_ERROR_FLOAT32", "", "GC_ERROR_BFLOAT16"]),
     ("scale", &["GC_SCALE_RMS", "GC_SCALE_MEAN"]),

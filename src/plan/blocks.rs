@@ -68,7 +68,7 @@ impl Blocks {
 #[cfg(test)]
 mod tests {
     use crate::{
-        plan::codec::{CodecPlan, Kind, NonFinite, Reduction, Rules, ScaleRule},
+        plan::codec::{CodecPlan, Kind, Rules, tests::rules},
         tensor::Dtype,
     };
 
@@ -80,16 +80,7 @@ mod tests {
         n_chunks: usize,
         server: Option<usize>,
     ) -> CodecPlan {
-        let rules = Rules {
-            kind,
-            values: Dtype::F32,
-            results: Dtype::F32,
-            error,
-            scale: ScaleRule::Rms,
-            reduction: Reduction::Mean,
-            beta: 1.0,
-            policy: NonFinite::Propagate,
-        };
+        let rules = Rules { kind, ..rules(error) };
         CodecPlan::new(rules, segments, raw, n_chunks, server).unwrap()
     }
 

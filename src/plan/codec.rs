@@ -105,6 +105,9 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// In the order of their numbers.
+    pub const ALL: [Self; 7] = [Self::Onebit, Self::Sign, Self::Bf16, Self::Mxfp8, Self::Int8, Self::Int4, Self::Mxfp4];
+
     /// Its name in the header.
     pub const fn name(self) -> &'static str {
         match self {
@@ -400,11 +403,6 @@ impl CodecPlan {
         fnv1a(self.header.into_iter().chain(rest))
     }
 
-    /// Where a part begins among the elements of all segments, one after the other.
-    pub fn first_of(&self, part: &Run) -> i64 {
-        self.workers[..part.segment].iter().map(|run| run.elements).sum::<i64>() + part.first
-    }
-
     /// The header of a chunk, without flags.
     pub fn header(&self, chunk: usize) -> [u8; HEADER] {
         let mut header = self.header;
@@ -444,15 +442,19 @@ impl CodecPlan {
         held(chunk, self.chunk_bytes)
     }
 
-    /// The part of a segment that a chunk holds, if it holds elements of it. Its `state` is not set.
-    pub fn part(&self, segment: usize, chunk: usize) -> Option<Run> {
-        let run = &self.workers[segment];
-        let per_chunk = match &self.blocks {
+    /// How many of a run's places a chunk holds.
+    pub fn per_chunk(&self, run: &Run) -> i64 {
+        match &self.blocks {
             None => self.chunk_bytes,
             Some(blocks) if run.raw => blocks.chunk_raws,
             Some(blocks) => blocks.chunk_blocks,
-        };
-        let held = held(chunk, per_chunk);
+        }
+    }
+
+    /// The part of a segment that a chunk holds, if it holds elements of it. Its `state` is not set.
+    pub fn part(&self, segment: usize, chunk: usize) -> Option<Run> {
+        let run = &self.workers[segment];
+        let held = held(chunk, self.per_chunk(run));
         let (begin, end) = (held.start.max(run.place), held.end.min(run.place + run.places()));
         (begin < end).then(|| {
             let first = (begin - run.place) * run.place_elements;
@@ -473,10 +475,10 @@ pub fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn rules(error: Option<Dtype>) -> Rules {
+    pub fn rules(error: Option<Dtype>) -> Rules {
         Rules {
             kind: Kind::Onebit,
             values: Dtype::F32,

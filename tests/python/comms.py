@@ -6,9 +6,11 @@ from ctypes import POINTER, byref
 
 import numpy as np
 
-from block_model import SUM
+from block_model import FORMATS, INT4, INT8, SUM
 from capi import CUDA, EXCHANGE, AllReduce, Comm, DLDevice, Transport, last_error, lib
-from codec_model import RMS, f32, narrow, scale_of, sigma
+from codec_model import (
+    MEAN, ONEBIT, PROPAGATE, RMS, SIGN, TRANSACTIONAL, ZERO, f32, narrow, scale_of, sigma,
+)  # fmt: skip
 from codecs_c import call, dtype_name, model_of, options_of, or_null, same, views
 
 
@@ -318,3 +320,57 @@ def one_of(rows, model):
         for row in rows:
             total = total + (row if is_sum else row / f32(len(rows)))
         return total / f32(model.n_chunks) if is_sum else total
+
+
+BITS = ONEBIT, ONEBIT, SIGN
+SEGMENTS = [0], [5], [1025], [0, 7, 0, 3000, 1], [8, 8, 8, 8], [0, 0], [2048, 1023, 65], [20_003], [1] * 20, []
+
+
+def random_handle(rng, codecs=(*BITS, *FORMATS)):
+    codec = int(rng.choice(codecs))
+    dtype, segments = str(rng.choice(["float32", "float16", "bfloat16"])), list(SEGMENTS[rng.integers(0, len(SEGMENTS))])
+    if codec in FORMATS:
+        of_family = dict(reduction=int(rng.integers(0, 2)), raw=[bool(rng.random() < 0.3) for _ in segments])
+    else:
+        of_family = dict(scale=int(rng.choice([RMS, MEAN])))
+    return dict(
+        codec=codec, segments=segments, values=dtype, results=dtype,
+        error=None if codec == SIGN else [None, "float32", "float32", "bfloat16"][rng.integers(0, 4)],
+        nonfinite=int(rng.choice([PROPAGATE, ZERO, TRANSACTIONAL])), beta=float(f32(rng.choice([1.0, 0.95]))),
+        **of_family,
+    )  # fmt: skip
+
+
+# A shard of the last two is not one piece of all elements.
+OF_FAMILIES = dict(
+    onebit=dict(codec=ONEBIT), int8=dict(codec=INT8), mean=dict(codec=INT4, raw=[1, 0, 0, 1]),
+    sum=dict(codec=INT4, raw=[0, 0, 1, 0], reduction=SUM),
+)  # fmt: skip
+
+
+def errors_go_on(place, old, new, error, family, world_of=None):
+    """Errors of `old` ranks, taken over by `new` ones."""
+    world_of, rng, segments = world_of or World, np.random.default_rng(6), [100, 0, 1500, 70]
+    options = dict(segments=segments, error=error, **OF_FAMILIES[family])
+
+    def gradients(size):
+        return [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(size)]
+
+    with world_of(old) as world, CheckedRanks(world, place, **options) as ranks:
+        for _ in range(3):
+            ranks.run(gradients(old))
+        workers, server = ranks.errors()
+    with world_of(new) as world, CheckedRanks(world, place, **options) as ranks:
+        ranks.run(gradients(new))  # whose errors are forgotten
+        ranks.errors_in(workers, server)
+        got_workers, got_server = ranks.errors()
+        if error == "float32":
+            same(got_server, server, "the server's errors, cut anew")
+            expected = workers if old == new else np.stack([one_of(workers, ranks.models[0])] * new)
+            same(got_workers, expected, "the workers' errors")
+        ranks.run(gradients(new))
+        ranks.errors()
+        kept = ranks.errors()[0]
+        ranks.errors_in(None, server)
+        if error == "float32":
+            same(ranks.errors()[0], kept, "the workers' errors, where only the server's come in")

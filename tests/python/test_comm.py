@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import capi
-from block_model import FORMATS, INT4, INT8, SUM
+from block_model import FORMATS, INT4, INT8
 from capi import AllReduce, CodecOptions, Comm, Status, Tensor, last_error, lib, says
-from codec_model import (
-    CORRUPT, MEAN, NONFINITE, ONEBIT, PROPAGATE, RMS, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32,
-)  # fmt: skip
+from codec_model import CORRUPT, NONFINITE, ONEBIT, PROPAGATE, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32
 from codecs_c import Host, call, gradient, same, views
-from comms import Board, CheckedRanks, World, one_of, reference, shards, status_of
+from comms import (
+    OF_FAMILIES, Board, CheckedRanks, World, errors_go_on, random_handle, reference, shards, status_of,
+)  # fmt: skip
 from tiers import both
 
 place = Host()
@@ -151,23 +151,6 @@ def test_a_nan_with_a_payload_in_an_error_stays_as_it_is():
 
 
 # --- the handle -------------------------------------------------------------------------------------------------------
-
-SEGMENTS = ([0], [5], [1025], [0, 7, 0, 3000, 1], [8, 8, 8, 8], [0, 0], [2048, 1023, 65])
-
-
-def random_handle(rng):
-    codec = int(rng.choice([ONEBIT, ONEBIT, SIGN, *FORMATS]))
-    dtype, segments = str(rng.choice(["float32", "float16", "bfloat16"])), list(SEGMENTS[rng.integers(0, len(SEGMENTS))])
-    if codec in FORMATS:
-        of_family = dict(reduction=int(rng.integers(0, 2)), raw=[bool(rng.random() < 0.3) for _ in segments])
-    else:
-        of_family = dict(scale=int(rng.choice([RMS, MEAN])))
-    return dict(
-        codec=codec, segments=segments, values=dtype, results=dtype,
-        error=None if codec == SIGN else [None, "float32", "float32", "bfloat16"][rng.integers(0, 4)],
-        nonfinite=int(rng.choice([PROPAGATE, ZERO, TRANSACTIONAL])), beta=float(f32(rng.choice([1.0, 0.95]))),
-        **of_family,
-    )  # fmt: skip
 
 
 @worlds(5, seeds=12)
@@ -436,40 +419,11 @@ def test_an_infinity_on_one_rank_takes_the_step_back_on_all(codec, over):
             same(one, other, "errors of the step before")
 
 
-# A shard of the last two is not one piece of all elements.
-OF_FAMILIES = dict(
-    onebit=dict(codec=ONEBIT), int8=dict(codec=INT8), mean=dict(codec=INT4, raw=[1, 0, 0, 1]),
-    sum=dict(codec=INT4, raw=[0, 0, 1, 0], reduction=SUM),
-)  # fmt: skip
-
-
 @pytest.mark.parametrize("error", ["float32", "bfloat16"])
 @pytest.mark.parametrize("old, new", [(3, 3), (2, 3), (4, 1), (1, 3), (3, 5)])
-@pytest.mark.parametrize("kind", OF_FAMILIES)
-def test_errors_go_on_in_a_world_of_any_size(old, new, error, kind):
-    rng, segments = np.random.default_rng(6), [100, 0, 1500, 70]
-    options = dict(segments=segments, error=error, **OF_FAMILIES[kind])
-
-    def gradients(size):
-        return [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(size)]
-
-    with World(old) as world, CheckedRanks(world, place, **options) as ranks:
-        for _ in range(3):
-            ranks.run(gradients(old))
-        workers, server = ranks.errors()
-    with World(new) as world, CheckedRanks(world, place, **options) as ranks:
-        ranks.run(gradients(new))  # whose errors are forgotten
-        ranks.errors_in(workers, server)
-        got_workers, got_server = ranks.errors()
-        if error == "float32":
-            same(got_server, server, "the server's errors, cut anew")
-            same(got_workers, workers if old == new else np.stack([one_of(workers, ranks.models[0])] * new), "the workers' errors")
-        ranks.run(gradients(new))
-        ranks.errors()
-        kept = ranks.errors()[0]
-        ranks.errors_in(None, server)
-        if error == "float32":
-            same(ranks.errors()[0], kept, "the workers' errors, where only the server's come in")
+@pytest.mark.parametrize("family", OF_FAMILIES)
+def test_errors_go_on_in_a_world_of_any_size(old, new, error, family):
+    errors_go_on(place, old, new, error, family)
 
 
 BASE = dict(codec=ONEBIT, n_elements=100)

@@ -54,7 +54,7 @@ for size in 1, 2, 3:
 
 HALVES = """
 from codec_model import PROPAGATE
-from comms import CheckedRanks
+from comms import BITS, OF_FAMILIES, CheckedRanks, errors_go_on, random_handle
 
 home = ctypes.c_void_p()
 assert fake.cuInit(0) == 0 and fake.cuCtxGetCurrent(byref(home)) == 0
@@ -67,17 +67,9 @@ class Entered(World):
             return function(rank)
         return World.each(self, run)
 
-SEGMENTS = [0], [5], [1025], [0, 7, 0, 3000, 1], [8, 8, 8, 8], [0, 0], [2048, 1023, 65], [20_003], [1] * 20, []
-
-def random_handle(rng):
-    codec = int(rng.choice([ONEBIT, ONEBIT, SIGN]))
-    dtype = str(rng.choice(["float32", "float16", "bfloat16"]))
-    return dict(
-        codec=codec, segments=list(SEGMENTS[rng.integers(0, len(SEGMENTS))]), values=dtype, results=dtype,
-        error=None if codec == SIGN else [None, "float32", "bfloat16"][rng.integers(0, 3)],
-        scale=int(rng.choice([RMS, MEAN])), nonfinite=int(rng.choice([PROPAGATE, ZERO, TRANSACTIONAL])),
-        beta=float(np.float32(rng.choice([1.0, 0.95]))),
-    )
+def any_handle(rng, *over):
+    # Over peer memory there are no block codecs.
+    return random_handle(rng, BITS) if "peers" in over else random_handle(rng)
 """
 
 
@@ -93,7 +85,7 @@ exec({HALVES!r})
 place, size = Place(), {size}
 for seed in range({seeds}):
     rng = np.random.default_rng([seed, size])
-    options = random_handle(rng)
+    options = any_handle(rng, {over})
     dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
     with Entered(size, {over}) as world, CheckedRanks(world, place, **options) as whole, \\
             CheckedRanks(world, place, **options) as halves:
@@ -132,6 +124,19 @@ for seed in range({seeds}):
         halves.flags()
     place.release()
 assert not fake.fake_events() and not fake.fake_pinned(), (fake.fake_events(), fake.fake_pinned())
+""")
+
+
+@pytest.mark.parametrize("error", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["onebit", "int8", "mean", "sum"])
+def test_errors_go_on_in_a_world_of_any_size_on_one_card(family, error):
+    run_comm(f"""
+exec({HALVES!r})
+assert list(OF_FAMILIES) == ["onebit", "int8", "mean", "sum"]
+place = Place()
+for old, new in {both(quick=[(2, 3), (3, 3)], all=[(3, 3), (2, 3), (4, 1), (1, 3), (3, 5)])}:
+    errors_go_on(place, old, new, "{error}", "{family}", lambda size: Entered(size, "group"))
+    place.release()
 """)
 
 
@@ -215,7 +220,7 @@ size = sum(ranks)
 room = -(-(20_003 + 1024 * size) * (1 if ranks[0] == {leaders} else ranks[0]) // {leaders})
 for seed in range(2):
     rng = np.random.default_rng([seed, *ranks])
-    options = random_handle(rng)
+    options = any_handle(rng, {ways})
     dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
     with EnteredNodes(ranks, {ways}, {leaders}, {flags}, room) as world, \\
             CheckedRanks(world, place, **options) as checked:

@@ -454,16 +454,10 @@ impl Codec {
             }
         };
         self.check_not_pending()?;
-        let (shape, shard) = ([elements], [plan.server_elements()]);
+        let shape = [elements];
         let of_rank = workers.filter(|_| rows == world as i64).map(|all| all.part(rank as i64 * elements, &shape));
         let (workers, rows) = if of_rank.is_some() { (of_rank.as_ref(), 0) } else { (workers, rows as usize) };
-        // Beside raw segments parts are apart, so that the backend is given all.
-        let part = server.filter(|_| plan.blocks.is_none()).map(|all| {
-            let first = plan.servers.first().map_or(0, |part| plan.first_of(part));
-            all.part(first, &shard)
-        });
-        let server = part.as_ref().or(server);
-        on_backend!(&mut self.enter()?.backend, stream, mean_errors_in(plan, workers, rows, server))
+        on_backend!(&mut self.enter()?.backend, stream, errors_of_world_in(plan, workers, rows, server))
     }
 
     /// That the step, if there is one, was committed or taken back.

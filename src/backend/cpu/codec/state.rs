@@ -27,6 +27,13 @@ pub fn turn(state: *mut u8) -> *mut u64 {
     state.wrapping_add(TURN_FIELD.start).cast()
 }
 
+/// What a view of the server's errors has: those of its parts, or of all elements.
+#[derive(Clone, Copy, PartialEq)]
+enum Server {
+    Parts,
+    All,
+}
+
 /// The bytes of a state that belong to workers and to the server: scales, then what is kept.
 fn ranges(plan: &CodecPlan) -> [[Range<usize>; 2]; 2] {
     let [workers, servers] = plan.state_scales().map(|at| at as usize);
@@ -107,7 +114,7 @@ impl Codec {
     /// Writes the errors that the next step will read, in float32: the workers', the server's.
     pub fn errors_out(&mut self, plan: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>) -> Result<()> {
         with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
-            self.for_halves(plan, [worker, server], |run, scale, kept, errors| match plan.blocks {
+            self.for_halves(plan, [worker, server], Server::Parts, |run, scale, kept, errors| match plan.blocks {
                 None => errors_of::<E>(scale, kept, errors, run.elements as usize),
                 Some(_) => blocks::errors_of::<E>(run, kept, errors),
             });
@@ -117,23 +124,35 @@ impl Codec {
 
     /// Takes over errors, rounded to the dtype of errors.
     pub fn errors_in(&mut self, plan: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>) -> Result<()> {
-        self.mean_errors_in(plan, worker, 0, server)
+        self.keep_errors(plan, (worker, 0), server, Server::Parts);
+        Ok(())
     }
 
-    /// The same of `rows` workers, a row of all elements each: their mean. Without rows, of one worker as it is. `server`:
-    /// those of its parts, or of all elements.
-    pub fn mean_errors_in(
+    /// The same of another world: of `rows` workers, a row of all elements each, what they are together; without rows, of
+    /// one worker as it is; and of the reducers' errors of all elements the parts of this one.
+    pub fn errors_of_world_in(
         &mut self,
         plan: &CodecPlan,
         workers: Option<&View<'_>>,
         rows: usize,
         server: Option<&View<'_>>,
     ) -> Result<()> {
+        self.keep_errors(plan, (workers, rows), server, Server::All);
+        Ok(())
+    }
+
+    fn keep_errors(
+        &mut self,
+        plan: &CodecPlan,
+        (workers, rows): (Option<&View<'_>>, usize),
+        server: Option<&View<'_>>,
+        of: Server,
+    ) {
         let row = plan.elements as usize;
         let mut nonfinite = false;
         with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
             for (halves, rows) in [([workers, None], rows), ([None, server], 0)] {
-                self.for_halves(plan, halves, |run, scale, kept, errors| {
+                self.for_halves(plan, halves, of, |run, scale, kept, errors| {
                     let error = |index| mean(plan, errors, row, rows, index);
                     match plan.blocks {
                         None => keep::<E>(scale, kept, run.elements as usize, error),
@@ -143,7 +162,6 @@ impl Codec {
             }
         });
         self.raise(if nonfinite { NONFINITE } else { 0 });
-        Ok(())
     }
 
     /// Errors of the caller's, for the encode and the reduce that follow.
@@ -177,13 +195,14 @@ impl Codec {
         &mut self,
         plan: &CodecPlan,
         errors: [Option<&View<'_>>; 2],
+        of: Server,
         mut work: impl FnMut(&Run, *mut f32, *mut u8, *mut f32),
     ) {
         let halves = [(self.worker, &plan.workers), (self.server, &plan.servers)];
         for (half, ((valid, runs), errors)) in halves.into_iter().zip(errors).enumerate() {
             let Some(errors) = errors else { continue };
             // One behind the other; in a view of all elements each where it is among them.
-            let are_all = errors.elements() == plan.elements;
+            let are_all = of == Server::All;
             let (mut before, mut segment) = (0, 0);
             let (state, mut errors) = (self.buffers_of(valid).0, errors.data().cast::<f32>());
             let first = errors;

@@ -25,11 +25,7 @@ impl Codec {
 
     pub(super) fn decode_blocks(&self, queue: &mut Queue, by: &Decoding<'_>, mut call: Decode) -> Result<()> {
         // The kernel that adds takes half a tile a block.
-        let (kernel, a_tile) = match (by.add, by.dtype.size) {
-            (true, _) => (2, 2),
-            (false, 4) => (0, 1),
-            _ => (1, 1),
-        };
+        let (kernel, a_tile) = if by.add { (2, 2) } else { (usize::from(by.dtype.size == 2), 1) };
         let blocks = self.tiles[0].checked_mul(a_tile).ok_or_else(|| error!(SizeOverflow, "more than 2^64 blocks"))?;
         // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan.
         unsafe { queue.launch(&BLOCKS.decode[kernel], blocks, &mut argument(&mut call)) }

@@ -275,7 +275,7 @@ impl Tables {
             |segment| plan.workers[segment],
             |run, place| {
                 // An empty segment may lie behind the last chunk.
-                let per_chunk = per_chunk(plan, run);
+                let per_chunk = plan.per_chunk(run);
                 let chunk = (place / per_chunk.max(1)).min(plan.n_chunks as i64 - 1);
                 let at = place - chunk * per_chunk;
                 let to = if plan.blocks.is_some() { at } else { chunk * plan.stride + plan.head + at };
@@ -286,7 +286,7 @@ impl Tables {
 
     /// What is reduced: the parts that lie in a chunk. A segment without one has an empty run.
     pub fn of_servers(plan: &CodecPlan, chunk: usize) -> Result<Self> {
-        let first = |run: &PlanRun| chunk as i64 * per_chunk(plan, run);
+        let first = |run: &PlanRun| chunk as i64 * plan.per_chunk(run);
         let mut parts = plan.servers.iter().peekable();
         let run = |segment: usize| {
             let whole = plan.workers[segment];
@@ -374,15 +374,6 @@ impl Run {
         // No more than those of the plan that there were tables of.
         let tiles = tiles_of(elements) as u32;
         Self { elements: elements as u64, byte: byte as u64, base: 0, first_tile: 0, tiles, raw: 0 }
-    }
-}
-
-/// How many of a run's places a chunk holds.
-fn per_chunk(plan: &CodecPlan, run: &PlanRun) -> i64 {
-    match &plan.blocks {
-        None => plan.chunk_bytes,
-        Some(blocks) if run.raw => blocks.chunk_raws,
-        Some(blocks) => blocks.chunk_blocks,
     }
 }
 

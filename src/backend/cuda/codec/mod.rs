@@ -467,15 +467,16 @@ impl Codec {
     pub fn errors_in(
         &mut self,
         queue: &mut Queue,
-        plan: &CodecPlan,
+        _: &CodecPlan,
         worker: Option<&View<'_>>,
         server: Option<&View<'_>>,
     ) -> Result<()> {
-        self.mean_errors_in(queue, plan, worker, 0, server)
+        self.take_in(queue, &ONEBIT.errors_in, [worker, server], |_| ())
     }
 
-    /// The same of `rows` workers, a row of all elements each: their mean. Without rows, of one worker as it is.
-    pub fn mean_errors_in(
+    /// The same of another world: of `rows` workers, a row of all elements each, what they are together; without rows, of
+    /// one worker as it is; and of the reducers' errors of all elements the parts of this one.
+    pub fn errors_of_world_in(
         &mut self,
         queue: &mut Queue,
         plan: &CodecPlan,

@@ -111,9 +111,6 @@ impl<'a> Payload<'a> {
             // SAFETY: the chunk has these blocks.
             unsafe { at.copy_to_nonoverlapping(to.as_mut_ptr(), bytes) };
         });
-        if !count.is_multiple_of(self.blocks.format.block as usize) {
-            coded.clear_behind(count, self.blocks);
-        }
     }
 
     /// Calls `copy` with an address in the payload, the number of a raw element of ours, and how many.

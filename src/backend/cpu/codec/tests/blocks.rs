@@ -437,7 +437,7 @@ fn errors_go_in_but_for_raw_ones_and_those_that_are_not_finite() {
         // Another world: of three rows, for this codec of two chunks; and the errors of all reducers, of which it has a part.
         let rows: Vec<f32> = [1.0, 0.3, -7.7].iter().flat_map(|by| worker.iter().map(move |e| e * by)).collect();
         let [mut all, mut servers] = [&rows, &worker].map(|errors| Memory::of_floats(errors));
-        codec.codec.mean_errors_in(&codec.plan, Some(&all.view()), 3, Some(&servers.view())).unwrap();
+        codec.codec.errors_of_world_in(&codec.plan, Some(&all.view()), 3, Some(&servers.view())).unwrap();
         let mean = |index: usize| {
             let of = |row: usize| rows[107 * row + index];
             match reduction {
