@@ -13,6 +13,7 @@ typedef struct {
     gc_codec_t *handle;
     gc_codec_options_t options;
     int64_t sizes[SEGMENTS], chunk_bytes, elements, part_elements, state_bytes;
+    unsigned char raw[SEGMENTS];
     int segments;
     int64_t n_chunks;
     bool pending; /* a step waits for its commit */
@@ -22,36 +23,60 @@ typedef struct {
 
 static unsigned char saved_payload[SAVED], saved_state[SAVED];
 
-/* The sizes that docs/NUMERICS.md gives. */
+/* docs/NUMERICS.md: elements that share a code's place, bits of a code, bytes of a scale there. */
+static const struct {
+    int64_t block, bits, scale;
+} formats[] = {
+    [GC_CODEC_ONEBIT] = {8, 1, 0}, [GC_CODEC_SIGN] = {8, 1, 0},
+    [GC_CODEC_BF16] = {32, 16, 0}, [GC_CODEC_MXFP8] = {32, 8, 1}, [GC_CODEC_INT8] = {64, 8, 2},
+    [GC_CODEC_INT4] = {32, 4, 2}, [GC_CODEC_MXFP4] = {32, 4, 1},
+};
+
+static bool has_blocks(const Made *m) {
+    return m->options.codec >= GC_CODEC_BF16;
+}
+
+static bool keeps_errors(const Made *m) {
+    return m->options.codec != GC_CODEC_SIGN && m->options.error != GC_ERROR_NONE;
+}
+
 static int64_t up(int64_t bytes, int64_t to) {
     return (bytes + to - 1) / to * to;
 }
 
+/* The sizes that docs/NUMERICS.md gives. */
 static void measure(Made *m) {
-    int64_t bytes = 0, units = 0, first = 0, error = m->options.error == GC_ERROR_BFLOAT16 ? 2 : 4;
+    int64_t places[2] = {0}, first[2] = {0}, in_chunk[2], units = 0, of_segment, part;
+    int64_t block = formats[m->options.codec].block, bits = formats[m->options.codec].bits;
+    int64_t error = m->options.error == GC_ERROR_BFLOAT16 ? 2 : 4, scale = formats[m->options.codec].scale;
     bool server = m->options.server != 0;
     m->elements = m->part_elements = 0;
     for (int i = 0; i < m->segments; i++) {
+        bool raw = m->options.raw != NULL && m->raw[i] != 0;
         m->elements += m->sizes[i];
-        bytes += bytes_for(m->sizes[i]);
-        units += up(m->sizes[i], 1024);
+        places[raw] += raw ? m->sizes[i] : up(m->sizes[i], block) / block;
+        units += raw ? 0 : up(m->sizes[i], 1024);
     }
-    int64_t in_chunk = bytes / m->n_chunks + (bytes % m->n_chunks != 0);
-    m->chunk_bytes = up(64 + 4 * m->segments, 16) + up(in_chunk, 16);
-    for (int i = 0; i < m->segments && server; first += bytes_for(m->sizes[i++])) {
-        int64_t low = (int64_t)(m->options.server - 1) * in_chunk, high = low + in_chunk, part;
-        int64_t last = first + bytes_for(m->sizes[i]);
-        low = low > first ? low : first;
-        high = high < last ? high : last;
+    for (int raw = 0; raw < 2; raw++)
+        in_chunk[raw] = up(places[raw], m->n_chunks) / m->n_chunks;
+    m->chunk_bytes = has_blocks(m) ? 64 + up(in_chunk[0] * scale, 16) : up(64 + 4 * m->segments, 16);
+    m->chunk_bytes += up(in_chunk[0] * (block * bits / 8), 16) + up(in_chunk[1] * 4, 16);
+    for (int i = 0; i < m->segments && server; i++) {
+        bool raw = m->options.raw != NULL && m->raw[i] != 0;
+        int64_t low = (int64_t)(m->options.server - 1) * in_chunk[raw], high = low + in_chunk[raw];
+        int64_t size = raw ? 1 : block;
+        of_segment = up(m->sizes[i], size) / size;
+        low = low > first[raw] ? low : first[raw];
+        high = high < first[raw] + of_segment ? high : first[raw] + of_segment;
         if (low < high) {
-            part = high == last ? m->sizes[i] - 8 * (low - first) : 8 * (high - low);
+            part = high == first[raw] + of_segment ? m->sizes[i] - size * (low - first[raw]) : size * (high - low);
             m->part_elements += part;
-            units += up(part, 1024);
+            units += raw ? 0 : up(part, 1024);
         }
+        first[raw] += of_segment;
     }
-    if (m->options.codec == GC_CODEC_SIGN || m->options.error == GC_ERROR_NONE)
-        units = 0;
-    m->state_bytes = up(64 + 4 * m->segments * (server ? 2 : 1), 256) + units * error;
+    m->state_bytes = has_blocks(m) ? 256 : up(64 + 4 * m->segments * (server ? 2 : 1), 256);
+    m->state_bytes += keeps_errors(m) ? units * error : 0;
 }
 
 /* A codec of a random description, which may have to be refused; or an all-reduce of it, where there is a `comm`. */
@@ -62,9 +87,10 @@ static bool make_codec(Made *m, gc_comm_t *comm) {
     Faults faults = 0;
     memset(m, 0, sizeof *m);
     o->struct_size = sizeof *o;
-    o->codec = one_in(3) ? GC_CODEC_SIGN : GC_CODEC_ONEBIT;
+    o->codec = one_in(2) ? GC_CODEC_BF16 + (int32_t)below(5) : one_in(3) ? GC_CODEC_SIGN : GC_CODEC_ONEBIT;
     o->error = o->codec == GC_CODEC_SIGN ? (one_in(2) ? GC_ERROR_NONE : 0) : (int32_t)below(3);
-    o->scale = (int32_t)below(2);
+    o->scale = has_blocks(m) ? 0 : (int32_t)below(2);
+    o->reduction = has_blocks(m) ? (int32_t)below(2) : 0;
     o->nonfinite = (int32_t)below(3);
     o->beta = one_in(2) ? 0.0f : 0.5f;
     o->device.device_type = one_in(2) ? 0 : one_in(2) ? kDLCPU : kDLCUDAHost;
@@ -73,6 +99,10 @@ static bool make_codec(Made *m, gc_comm_t *comm) {
     m->segments = one_in(3) ? 1 : (int)below(SEGMENTS + 1);
     for (int i = 0; i < m->segments; i++)
         m->sizes[i] = one_in(6) ? 0 : i == 0 && m->segments < 3 && one_in(10) ? 1025 : (int64_t)below(70);
+    for (int i = 0; i < m->segments; i++)
+        m->raw[i] = one_in(3) ? 1 + (unsigned char)below(255) : 0;
+    if (has_blocks(m) && one_in(2))
+        o->raw = m->raw;
     if (m->segments == 1 && one_in(2)) {
         o->n_elements = m->sizes[0];
     } else {
@@ -95,7 +125,7 @@ static bool make_codec(Made *m, gc_comm_t *comm) {
         }
     }
     while (one_in(4))
-        switch (below(12)) {
+        switch (below(13)) {
         case 0: o->struct_size = one_in(2) ? (uint32_t)below(sizeof *o) : (uint32_t)sizeof *o + 1 + (uint32_t)below(7); faults |= FAULT(INVALID_ARGUMENT); break;
         case 1: o->codec = one_in(2) ? 0 : 8 + (int32_t)below(1000); faults |= FAULT(INVALID_ARGUMENT); break;
         case 2: o->error = 3 + (int32_t)below(100); faults |= FAULT(INVALID_ARGUMENT); break;
@@ -127,6 +157,7 @@ static bool make_codec(Made *m, gc_comm_t *comm) {
                 faults |= FAULT(INVALID_ARGUMENT);
             } else if (o->segments == NULL) {
                 o->n_elements = one_in(2) ? -1 - (int64_t)below(9) : INT64_MAX - (int64_t)below(9);
+                o->error = has_blocks(m) ? 0 : o->error; /* without errors, half a byte each would not be too much */
                 faults |= FAULT(INVALID_ARGUMENT) | FAULT(SIZE_OVERFLOW) | FAULT(OUT_OF_MEMORY);
             } else if (one_in(2)) {
                 o->n_elements = one_in(2) ? 1 : -1;
@@ -138,6 +169,17 @@ static bool make_codec(Made *m, gc_comm_t *comm) {
                 o->segments = (const int64_t *)(const void *)((const char *)m->sizes + 1 + below(7));
                 faults |= FAULT(INVALID_ARGUMENT);
             }
+            break;
+        case 12: /* what the other family has, or none */
+            if (one_in(4))
+                *(one_in(2) ? &o->reserved_i : &o->reduction) = 2 + (int32_t)below(1000);
+            else if (has_blocks(m))
+                o->scale = GC_SCALE_MEAN;
+            else if (one_in(2))
+                o->reduction = GC_REDUCTION_SUM;
+            else
+                o->raw = m->raw;
+            faults |= FAULT(INVALID_ARGUMENT);
             break;
         }
     bool made;
@@ -222,8 +264,9 @@ static void place_optional(Argument *a, DLDataType dtype, int64_t elements, int 
 }
 
 /* Fills a source with bytes: those given, those with one of them changed, or noise. Gives what the library
- * may say of them. */
-static Faults fill(const Argument *a, const unsigned char *bytes, size_t count, bool known) {
+ * may say of them. `numbers`: bytes of a chunk in which any byte behind the header is right; 0: there is none. */
+static Faults fill(const Argument *a, const unsigned char *bytes, size_t count, bool known,
+                   int64_t numbers) {
     unsigned char *at = (unsigned char *)a->tensor.dl_tensor.data + a->tensor.dl_tensor.byte_offset;
     Faults faults = 0;
     if (!known || one_in(3)) {
@@ -237,7 +280,7 @@ static Faults fill(const Argument *a, const unsigned char *bytes, size_t count, 
         uint64_t place = one_in(2) ? below(64) : below(count);
         bool field = place < 28 || (place >= 32 && place < 56); /* behind flags; before zeros, or the turn of a state */
         at[place] ^= (unsigned char)(1 << below(8));
-        faults = FAULT(CORRUPT) | (field ? 0 : MAY_SUCCEED);
+        faults = numbers && place % (uint64_t)numbers >= 64 ? 0 : FAULT(CORRUPT) | (field ? 0 : MAY_SUCCEED);
     }
     memcpy(shadow_of((uintptr_t)at), at, count);
     return faults;
@@ -333,7 +376,8 @@ static void call_decode(Made *m) {
     gc_codec_t *handle = random_handle(m, &faults);
     size_t count = random_count(m, &faults);
     if (faults == 0)
-        faults = fill(&src, saved_payload, (size_t)(m->n_chunks * m->chunk_bytes), m->has_payload);
+        faults = fill(&src, saved_payload, (size_t)(m->n_chunks * m->chunk_bytes), m->has_payload,
+                      has_blocks(m) ? m->chunk_bytes : 0);
     begin(f_gc_codec_decode);
     if (judge_codec(gc_codec_decode(handle, src.passed, divisor, chunk[4].passed, mode, (DLTensor *const *)values,
                                     count, random_stream()), faults))
@@ -371,7 +415,7 @@ static void call_reduce(Made *m) {
             Argument row = src;
             row.tensor.dl_tensor.data = (unsigned char *)t->data + r * m->chunk_bytes;
             faults |= fill(&row, saved_payload + number * (uint64_t)m->chunk_bytes, (size_t)m->chunk_bytes,
-                           m->has_payload);
+                           m->has_payload, has_blocks(m) ? m->chunk_bytes : 0);
         }
         if ((faults & FAULT(CORRUPT)) && rows > 1)
             faults |= MAY_SUCCEED;
@@ -406,6 +450,7 @@ static void call_small_results(Made *m) {
     case 0: case 1:
         place(&dst, scales ? float32 : uint32, scales ? m->segments : 1, 1, 1, &out);
         faults |= faults_of(&dst, scales ? &float32 : &uint32, 1, scales ? m->segments : 1, false);
+        faults |= scales && has_blocks(m) ? FAULT(INVALID_ARGUMENT) : 0;
         begin(scales ? f_gc_codec_scales : f_gc_codec_flags);
         if (judge_codec(scales ? gc_codec_scales(handle, dst.passed, random_stream())
                                : gc_codec_flags(handle, dst.passed, random_stream()), faults))
@@ -432,8 +477,7 @@ static void call_small_results(Made *m) {
 }
 
 static void call_state(Made *m) {
-    bool outwards = one_in(2), errors = one_in(2), kept = m->options.codec == GC_CODEC_ONEBIT &&
-                                                          m->options.error != GC_ERROR_NONE;
+    bool outwards = one_in(2), errors = one_in(2);
     size_t used = 0;
     Faults faults = m->pending ? FAULT(INVALID_ARGUMENT) : 0;
     gc_codec_t *handle = random_handle(m, &faults);
@@ -445,7 +489,7 @@ static void call_state(Made *m) {
         faults |= faults_of_optional(other, &float32, 1, m->part_elements);
         faults |= outwards ? faults_of_overlap(one, other) : 0;
         faults |= m->options.server == 0 && other->passed != NULL ? FAULT(INVALID_ARGUMENT) : 0;
-        faults |= !outwards && !kept ? FAULT(INVALID_ARGUMENT) : 0;
+        faults |= !outwards && !keeps_errors(m) ? FAULT(INVALID_ARGUMENT) : 0;
         begin(outwards ? f_gc_codec_errors_out : f_gc_codec_errors_in);
         bool done = judge_codec(outwards ? gc_codec_errors_out(handle, one->passed, other->passed, random_stream())
                                          : gc_codec_errors_in(handle, one->passed, other->passed, random_stream()),
@@ -454,14 +498,14 @@ static void call_state(Made *m) {
             accept(one);
             accept(other);
         } else if (done) {
-            m->takes_any |= m->options.nonfinite != GC_NONFINITE_PROPAGATE;
+            m->takes_any |= !has_blocks(m) && m->options.nonfinite != GC_NONFINITE_PROPAGATE;
         }
         return;
     }
     place(one, uint8, m->state_bytes, 16, outwards, &used);
     faults |= faults_of(one, &uint8, 1, m->state_bytes, true);
     if (!outwards && faults == 0)
-        faults = fill(one, saved_state, (size_t)m->state_bytes, m->has_state);
+        faults = fill(one, saved_state, (size_t)m->state_bytes, m->has_state, 0);
     if (!outwards && faults == 0 && m->takes_any)
         faults = MAY_SUCCEED | FAULT(CORRUPT);
     begin(outwards ? f_gc_codec_state_out : f_gc_codec_state_in);
@@ -664,7 +708,7 @@ static void call_all_gather(Made *m, gc_allreduce_t *allreduce) {
 }
 
 static void call_allreduce_errors(const Made *m, gc_allreduce_t *allreduce) {
-    bool outwards = one_in(2), kept = m->options.codec == GC_CODEC_ONEBIT && m->options.error != GC_ERROR_NONE;
+    bool outwards = one_in(2);
     int64_t rows = outwards ? 1 : 1 + (int64_t)below(3);
     size_t used = 0;
     Faults faults = m->pending ? FAULT(INVALID_ARGUMENT) : 0;
@@ -698,7 +742,7 @@ static void call_allreduce_errors(const Made *m, gc_allreduce_t *allreduce) {
                                        one->shape[0] != rows || one->shape[1] != m->elements)) {
         faults |= FAULT(SHAPE_MISMATCH);
     }
-    faults |= kept ? 0 : FAULT(INVALID_ARGUMENT);
+    faults |= keeps_errors(m) ? 0 : FAULT(INVALID_ARGUMENT);
     begin(f_gc_allreduce_errors_in);
     judge(gc_allreduce_errors_in(handle, one->passed, other->passed, random_stream()), faults);
 }
