@@ -136,6 +136,7 @@ static void call_codec_of(int32_t kind, int64_t length, int32_t error, uint8_t c
     unsigned char *room = bytes; /* aligned to 16, as all that malloc gives */
     float factor = 1, scales[3];
     uint32_t flags;
+    uint8_t raw[3] = {0, 1, 0};
     gc_codec_options_t options;
     gc_codec_t *codec;
     DLTensor values[3], payload, chunk, state, worker, server;
@@ -152,6 +153,7 @@ static void call_codec_of(int32_t kind, int64_t length, int32_t error, uint8_t c
     options.nonfinite = GC_NONFINITE_TRANSACTIONAL;
     options.segments = sizes;
     options.n_segments = 3;
+    options.raw = kind < GC_CODEC_BF16 ? NULL : raw;
     options.server = 1;
     for (int i = 0; i < 3; i++) {
         sizes[i] = length;
@@ -177,11 +179,11 @@ static void call_codec_of(int32_t kind, int64_t length, int32_t error, uint8_t c
     CHECK_OK(gc_codec_commit(codec, NULL, NULL));
     CHECK_OK(gc_codec_decode(codec, &payload, 2, &scalar, GC_DECODE_SET, outputs, 3, NULL));
     CHECK_OK(gc_codec_flags(codec, &of_flags, NULL));
-    CHECK_OK(gc_codec_scales(codec, &of_scales, NULL));
+    CHECK_STATUS(gc_codec_scales(codec, &of_scales, NULL), kind < GC_CODEC_BF16 ? GC_STATUS_OK : GC_STATUS_INVALID_ARGUMENT);
     CHECK_OK(gc_codec_state_out(codec, &state, NULL));
     CHECK_OK(gc_codec_state_in(codec, &state, NULL));
     CHECK_OK(gc_codec_errors_out(codec, &worker, &server, NULL));
-    if (kind == GC_CODEC_ONEBIT)
+    if (kind != GC_CODEC_SIGN)
         CHECK_OK(gc_codec_errors_in(codec, &worker, &server, NULL));
     CHECK_OK(gc_codec_rollback(codec, NULL));
     memset(bytes, 0, 64); /* no payload any more: the refusal looks at every field */
@@ -193,13 +195,14 @@ static void call_codec_of(int32_t kind, int64_t length, int32_t error, uint8_t c
 static void call_codecs(void) {
     static const uint8_t codes[] = {kDLFloat, kDLFloat, kDLBfloat}, sizes[] = {32, 16, 16};
     for (int i = 0; i < 3; i++)
-        for (int32_t kind = GC_CODEC_ONEBIT; kind <= GC_CODEC_SIGN; kind++)
+        for (int32_t kind = GC_CODEC_ONEBIT; kind <= GC_CODEC_MXFP4; kind++)
             call_codec_of(kind, 5001, kind == GC_CODEC_SIGN ? GC_ERROR_NONE : i % 2, codes[i], sizes[i]);
 }
 
 static void call_large_codec_with_threads(void) {
     CHECK_OK(gc_set_threads(4));
     call_codec_of(GC_CODEC_ONEBIT, 1 << 20, GC_ERROR_FLOAT32, kDLFloat, 32);
+    call_codec_of(GC_CODEC_INT8, 1 << 20, GC_ERROR_FLOAT32, kDLFloat, 32);
 }
 
 /* Both all-reduces, of a rank that is alone. */
@@ -546,7 +549,7 @@ int main(void) {
         {"large bits along an axis, 4 threads", call_large_bits_with_threads},
         {"signs", call_signs},
         {"codecs", call_codecs},
-        {"a large codec, 4 threads", call_large_codec_with_threads},
+        {"large codecs, 4 threads", call_large_codec_with_threads},
         {"all-reduces", call_allreduces},
         {"an all-reduce of nodes", call_allreduce_of_nodes},
         {"the plain form", call_onebit},

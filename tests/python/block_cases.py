@@ -1,6 +1,9 @@
 """Cases of block codecs, the same for the CPU, for CUDA on the fake driver, and for a GPU: every byte against
 docs/NUMERICS.md 11 in NumPy. CASES has them by name; each takes a place (codecs_c)."""
 
+import ctypes
+import pathlib
+import re
 import struct
 
 import numpy as np
@@ -9,17 +12,14 @@ import block_model
 import capi
 from block_model import BF16, E8M0, FORMATS, INT4, INT8, MEAN, MXFP4, MXFP8, SUM, VALUES
 from capi import Status, lib
-from codec_model import CORRUPT, NONFINITE, TAKEN_BACK, TRANSACTIONAL, ZERO, f32, narrow, widen
-from codecs_c import Checked, Refused, call, gradient, model_of, same
+from codec_model import CORRUPT, NONFINITE, ONEBIT, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32, narrow, widen
+from codecs_c import (
+    Checked, Refused, call, gradient, model_of, one_case, options_of, random_block_options, same,
+)  # fmt: skip
 
 NAMES = {BF16: "bf16", MXFP8: "mxfp8", INT8: "int8", INT4: "int4", MXFP4: "mxfp4"}
 DTYPES = ("float32", "float16", "bfloat16")
 CASES = {}
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
 
 
 def each_codec(function):
@@ -45,6 +45,26 @@ def all_magnitudes(codec, seed):
     return np.where(np.abs(c) < f32(2.0**127), c, f32(1)).reshape(-1)
 
 
+def random_cases(place, seeds, slow=False):
+    """Random codecs; gives how many. Every third is small enough for kernels that run lane by lane, and `slow` runs those
+    alone: the same cases on both."""
+    ran = 0
+    for seed in seeds:
+        small = seed % 3 == 0
+        if slow and not small:
+            continue
+        most = (1000 if small else 3000) * (1 if seed % 10 else 10 if small else 33)
+        try:
+            one_case(place, seed, most, random_block_options)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+        if slow:
+            place.release()
+        ran += 1
+    return ran
+
+
 def ordinary(rng, model):
     return [gradient(rng, n, model.values, False) for n in model.segments]
 
@@ -52,21 +72,23 @@ def ordinary(rng, model):
 # --- what the header promises -----------------------------------------------------------------------------------------
 
 
+def example(codec):
+    """Of docs/NUMERICS.md 11, read from the page: what stands behind the header for (1, -7, 3.5), and what that decodes
+    to."""
+    page = pathlib.Path(__file__).parents[2].joinpath("docs", "NUMERICS.md").read_text().split("**Examples by hand.**")[1]
+    values, behind = re.search(rf"^\| {NAMES[codec].upper()} \|.*\| (.*?) \| (.*?) \|$", page, re.M).groups()
+    parts = re.findall(r"(\d+) zeros|([0-9a-f]{2})\b", behind)
+    text = b"".join(bytes(int(zeros)) if zeros else bytes.fromhex(byte) for zeros, byte in parts)
+    return text, f32([float(value) for value in values.split(",")])
+
+
 @each_codec
 def the_example_of_the_page(place, codec):
-    scale, codes, values = {
-        BF16: ("", "803f e0c0 6040", [1, -7, 3.5]),
-        MXFP8: ("79", "68 fe 76", [1, -7, 3.5]),
-        INT8: ("623d", "12 81 3f", [0.9931640625, -7.00732421875, 3.47607421875]),
-        INT4: ("803f", "91 04", [1, -7, 4]),
-        MXFP4: ("80", "e1 04", [1, -8, 4]),
-    }[codec]
+    behind, values = example(codec)
     with Checked(place, codec=codec, segments=[3], error=None) as handle:
         payload = handle.encode([f32([1, -7, 3.5])])
-        scales = bytes.fromhex(scale).ljust(16 if scale else 0, b"\0")
-        form = FORMATS[codec]
-        assert payload[0, 64:].tobytes() == scales + bytes.fromhex(codes).ljust(form.block * form.bits // 8, b"\0")
-        same(handle.decode(payload)[0], f32(values), "values")
+        assert payload[0, 64:].tobytes() == behind
+        same(handle.decode(payload)[0], values, "values")
 
 
 @each_codec
@@ -126,6 +148,18 @@ def scales_of_segments_are_refused(place, codec):
         dst = place.put(np.zeros(1, f32))
         assert lib.gc_codec_scales(handle.handle, dst.view, None) == Status.INVALID_ARGUMENT
         assert capi.says(capi.last_error(), f"GC_CODEC_{NAMES[codec].upper()}")
+
+
+@each_codec
+def options_of_the_other_family_are_refused(place, codec):
+    raw = (ctypes.c_uint8 * 1)(1)
+    of_bits = [(kind, *one) for kind in (ONEBIT, SIGN) for one in (("raw", raw), ("reduction", SUM))]
+    for kind, field, value in [(codec, "scale", 1), *of_bits]:
+        options = options_of(model_of(kind, segments=[3], error=None), place.device)
+        setattr(options, field, value)
+        out = ctypes.POINTER(capi.Codec)()
+        assert lib.gc_codec_create(ctypes.byref(options), ctypes.byref(out)) == Status.INVALID_ARGUMENT and not out
+        assert capi.says(capi.last_error(), field)
 
 
 # --- every shape ------------------------------------------------------------------------------------------------------
@@ -429,6 +463,15 @@ def states_of_another_codec_are_corrupt(place, codec):
             if handle.on_cuda:
                 handle.model.note(CORRUPT)
                 handle.flags()
+        handle.compare_all()
+        # An error that no policy keeps.
+        changed = state.copy()
+        changed[256:260] = f32([np.nan]).view(np.uint8)
+        status = lib.gc_codec_state_in(handle.handle, place.put(changed).view, None)
+        assert status == (Status.OK if handle.on_cuda else Status.CORRUPT)
+        if handle.on_cuda:
+            handle.model.worker[0][0] = 0
+            handle.model.note(NONFINITE)
         handle.compare_all()
 
 

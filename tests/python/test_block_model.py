@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import block_model
-from block_cases import NAMES, all_magnitudes
+from block_cases import NAMES, all_magnitudes, example
 from block_model import BF16, INT4, INT8, MXFP4, MXFP8, SUM, BlockModel, quantize
 from codec_model import NONFINITE, TRANSACTIONAL, ZERO, f32, narrow, rounded, widen
 
@@ -141,33 +141,12 @@ def test_a_step_that_is_taken_back_leaves_the_errors():
     np.testing.assert_array_equal(model.errors(0), before)
 
 
-def hand(text):
-    return bytes.fromhex(text)
-
-
-# c = (1, -7, 3.5), one segment, without errors: what stands behind the header, by hand (docs/NUMERICS.md 11).
-EXAMPLES = {
-    # 1, -7, 3.5 are bfloat16.
-    BF16: ("", "803f e0c0 6040", [1, -7, 3.5]),
-    # 7/448 = 2^-6: s = 2^-6, y = (64, -448, 224).
-    MXFP8: ("79", "68 fe 76", [1, -7, 3.5]),
-    # 7/127 = 0.0551181..., up to bfloat16 0.05517578125 = 0x3d62. 1/s = 18.12389...: q = (18, -127, 63).
-    INT8: ("623d", "12 81 3f", [0.9931640625, -7.00732421875, 3.47607421875]),
-    # 7/7 = 1: q = (1, -7, 4), for 3.5 is a tie.
-    INT4: ("803f", "91 04", [1, -7, 4]),
-    # 7/6 is above 1: s = 2, y = (0.5, -3.5, 1.75); -3.5 and 1.75 are ties, to -4 and 2.
-    MXFP4: ("80", "e1 04", [1, -8, 4]),
-}
-
-
 @CODECS
 def test_the_example_of_the_page(codec):
-    scale, codes, values = EXAMPLES[codec]
-    model = BlockModel(codec, [3], error=None)
+    behind, values = example(codec)
+    model, block = BlockModel(codec, [3], error=None), block_model.FORMATS[codec].block
     payload = model.encode([f32([1, -7, 3.5])])
-    block, bits = block_model.FORMATS[codec].block, block_model.FORMATS[codec].bits
-    scales = hand(scale).ljust(16 if scale else 0, b"\0")
-    assert payload[64:].tobytes() == scales + hand(codes).ljust(block * bits // 8, b"\0")
+    assert payload[64:].tobytes() == behind
     header = struct.unpack_from("<4sHHBBBBIIIIIqq", payload)
     assert header[:8] == (b"GCPL", 1, codec, 0, 0, {BF16: 0, MXFP8: 2, MXFP4: 2}.get(codec, 3), 0, block)
     assert header[8:] == (1, 0, 1, 0, 3, payload.size - 64)

@@ -19,7 +19,8 @@ from capi import Status, Tensor, lib, says
 from codec_model import MEAN, NONFINITE, ONEBIT, RMS, SIGN, TRANSACTIONAL, ZERO, narrow, widen
 from models import scaled_signs
 from codecs_c import (
-    Checked, Host, Refused, a_state_between_steps, call, gradient, one_case, options_of, same, skips, strangers, views,
+    Checked, Host, Refused, a_state_between_steps, call, gradient, model_of, one_case, options_of, same, skips,
+    strangers, views,
 )  # fmt: skip
 
 CASES = int(os.environ.get("CODEC_CASES", "300"))
@@ -346,7 +347,7 @@ def test_payloads_and_states_of_version_1_are_read(case):
     def floats(text):
         return np.frombuffer(bytes.fromhex(text), np.float32)
 
-    model = codec_model.Model(**case["options"])
+    model = model_of(**case["options"])
     handle = POINTER(capi.Codec)()
     call("gc_codec_create", byref(options_of(model, HOST.device)), byref(handle))
     payload = HOST.put(np.frombuffer(bytes.fromhex(case["payload"]), np.uint8))

@@ -61,14 +61,12 @@ for seed in range(60):
 
 
 def test_random_block_codecs_do_what_the_specification_says():
+    """With GRADCODEC_TESTS=all 1,000 cases, all of which test_block_codec.py has too: the same bytes as on the CPU."""
+    count = both(quick=60, all=1000)
     run_codec(f"""
-place = Place()
-for seed in range({both(quick=60, all=300)}):
-    try:
-        one_case(place, seed, 1000 if seed % 10 else 10_000, codecs_c.random_block_options)
-    except Exception as error:
-        raise AssertionError(f"seed {{seed}}") from error
-    place.release()
+from block_cases import random_cases
+
+assert random_cases(Place(), range(3 * {count}), slow=True) == {count}
 """)
 
 
@@ -129,10 +127,11 @@ for n in [0, 1, 8, 1023, 1025, 8193, 20_003]:
 """)
 
 
-def test_more_segments_than_one_launch_has_addresses_of():
-    run_codec("""
+@pytest.mark.parametrize("kind", [1, 6])
+def test_more_segments_than_one_launch_has_addresses_of(kind):
+    run_codec(f"""
 sizes = [1 + k % 11 for k in range(500)]
-with Checked(Place(), codec=ONEBIT, segments=sizes, n_chunks=3, server=1) as codec:
+with Checked(Place(), codec={kind}, segments=sizes, n_chunks=3, server=1) as codec:
     g = [np.full(n, k - 200, "f4") for k, n in enumerate(sizes)]
     payload = codec.encode(g)
     launches = fake.fake_launches()
@@ -145,24 +144,28 @@ with Checked(Place(), codec=ONEBIT, segments=sizes, n_chunks=3, server=1) as cod
 """)
 
 
-def test_no_call_allocates_frees_or_waits():
-    run_codec("""
+@pytest.mark.parametrize("kind", [1, 5])
+def test_no_call_allocates_frees_or_waits(kind):
+    run_codec(f"""
 place = Place()
-with Checked(place, codec=ONEBIT, segments=[3000, 0, 5], n_chunks=2, server=0, nonfinite=TRANSACTIONAL) as codec:
+with Checked(place, codec={kind}, segments=[3000, 0, 5], n_chunks=2, server=0, nonfinite=TRANSACTIONAL) as codec:
     g = [place.put(np.ones(n, "f4")) for n in (3000, 0, 5)]
     payload = place.put(np.zeros((2, codec.model.stride), np.uint8))
     chunks, dst = place.put(np.zeros((1, codec.model.stride), np.uint8)), place.put(np.zeros(codec.model.stride, np.uint8))
     state, flags = place.put(np.zeros(lib.gc_codec_state_bytes(codec.handle), np.uint8)), place.put(np.zeros(1, np.uint32))
-    before = fake.fake_allocations(), fake.fake_frees(), fake.fake_waits()
+    before, launches = (fake.fake_allocations(), fake.fake_frees(), fake.fake_waits()), fake.fake_launches()
     for _ in range(3):
         call("gc_codec_encode", codec.handle, views(g), 3, None, None, payload.view, None)
         call("gc_codec_decode", codec.handle, payload.view, 1, None, 0, views(g), 3, None)
         call("gc_codec_reduce", codec.handle, 0, chunks.view, dst.view, None)
+        # One for each call, whatever the segments; ONEBIT makes its scales by another.
+        assert fake.fake_launches() - launches == (3 if {kind} > 2 else 5)
         call("gc_codec_commit", codec.handle, None, None)
         call("gc_codec_flags", codec.handle, flags.view, None)
         call("gc_codec_state_out", codec.handle, state.view, None)
         call("gc_codec_state_in", codec.handle, state.view, None)
         call("gc_codec_reset", codec.handle, None)
+        launches = fake.fake_launches()
     assert (fake.fake_allocations(), fake.fake_frees(), fake.fake_waits()) == before
 """)
 
@@ -203,12 +206,13 @@ for of_its_own in False, True:
 """)
 
 
-def test_every_call_of_the_driver_may_fail_when_a_codec_is_made():
-    run_codec("""
+@pytest.mark.parametrize("kind", [1, 6])
+def test_every_call_of_the_driver_may_fail_when_a_codec_is_made(kind):
+    run_codec(f"""
 from codecs_c import options_of
 
 new_handle = lambda: lib.gc_codec_create.argtypes[1]._type_()
-model = codec_model.Model(codec=ONEBIT, segments=[3000, 5], n_chunks=2, server=0, nonfinite=TRANSACTIONAL)
+model = codecs_c.model_of(codec={kind}, segments=[3000, 5], n_chunks=2, server=0, nonfinite=TRANSACTIONAL)
 options, handle = options_of(model, Place.device), new_handle()
 call("gc_codec_create", byref(options), byref(handle))
 lib.gc_codec_free(handle)
@@ -252,10 +256,8 @@ def take_state_in(model, m):
     model.worker, model.reducer = m.saved
 
 def take_errors_in(model, m):
-    cuts = lambda runs: np.cumsum([run.size for run in runs])[:-1]
-    zeros = [np.float32(0)] * N
-    model.worker = np.split(m.worker.what, cuts(model.worker[0])), zeros
-    model.reducer = np.split(m.server.what, cuts(model.reducer[0])), zeros, model.reducer[2]
+    model.take_errors(0, m.worker.what)
+    model.take_errors(1, m.server.what)
 
 def take_flags(model, m):
     flags, model.flags = model.flags, 0
@@ -282,13 +284,15 @@ CALLS = {
     "errors_in": (lambda c, m: lib.gc_codec_errors_in(c, m.worker.view, m.server.view, m.stream), take_errors_in),
 }
 # Where as many launches went well as stand here, and the next one did not, the state is neither the old nor the new one:
-# of addresses and encode; of reduce; of the check and the worker's half; of the worker's half.
-TORN = {"encode": 2, "reduce": 1, "state_in": 2, "errors_in": 1}
+# of addresses and encode; of reduce; of the check and the worker's half; of the worker's half. Block codecs encode and
+# reduce by one launch.
+TORN = {"state_in": 2, "errors_in": 1} | ({"encode": 2, "reduce": 1} if KIND == ONEBIT else {})
 
 def prepared(name, place):
     # A codec with something in every part of its state, and what the calls take.
     policy = TRANSACTIONAL if name in ("commit", "rollback") else codec_model.PROPAGATE
-    codec = Checked(place, codec=ONEBIT, segments=SEGMENTS, n_chunks=2, server=1, nonfinite=policy)
+    raw = {} if KIND == ONEBIT else {"raw": [n % 3 == 0 for n in SEGMENTS]}
+    codec = Checked(place, codec=KIND, **raw, segments=SEGMENTS, n_chunks=2, server=1, nonfinite=policy)
     m = types.SimpleNamespace()
     sent = codec.encode(GRADIENTS)
     codec.reduce(sent[1:2])
@@ -328,13 +332,21 @@ NAMES = [
 
 
 # Torn by a failure: encode; only launches: commit; copies: state_out.
-@pytest.mark.parametrize("name, code, status", each_code(NAMES, few=["encode", "commit", "state_out"]))
-def test_every_call_of_the_driver_may_fail_in_a_call_on_a_codec(name, code, status):
+# Of a block codec: the calls that are not ONEBIT's too.
+@pytest.mark.parametrize(
+    "name, code, status, kind",
+    [(*one, 1) for one in each_code(NAMES, few=["encode", "commit", "state_out"])]
+    + [(*one, 6) for one in each_code(["encode", "decode", "reduce", "errors_in"], few=[])],
+)
+def test_every_call_of_the_driver_may_fail_in_a_call_on_a_codec(name, code, status, kind):
     """The state is as it was, and the same call works the next time; or it is not, and every call but a reset says so."""
     run_codec(f"""
+KIND = {kind}
 exec({CALLS!r})
 NAME, CODE, STATUS = {name!r}, {code}, Status.{status}
 assert [*CALLS] == {NAMES}
+if KIND != ONEBIT:
+    del CALLS["scales"]  # refused before anything else
 place = Place()
 stream_at_home = fake.fake_stream_here()
 torn_ones, calls = set(), 0
