@@ -40,7 +40,8 @@ def _whole(name: str, number: Any, least: int = -(2**63), most: int = 2**63 - 1)
     except TypeError:
         raise TypeError(f"{name}: a whole number expected, got {_said(number)}") from None
     if not least <= value <= most:
-        raise ValueError(f"{name}: at {f'least {least}' if value < least else f'most {most}'} expected, got {_digits(value)}")
+        bound = f"least {least}" if value < least else f"most {most}"
+        raise ValueError(f"{name}: at {bound} expected, got {_digits(value)}")
     return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import byref, c_int64, c_uint8
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from ._abi import C, ERRORS, KINDS, POLICIES, REDUCTIONS, SET, CodecOptions
 from ._arguments import _arrays, _bools, _choice, _count, _device, _dtype, _float32, _int32, _named, _whole, _wholes
@@ -85,6 +85,22 @@ class _Steps(_Owned):
         if status:
             self._library._check(status)
 
+    def _over(
+        self, function: Any, stream: Any, name: str, values: Sequence[Array], of_values: _Note,
+        others: tuple[Array | None, ...], notes: list[_Note], arranged: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
+        """A call on a list of arrays and a few others, in the order of C's arguments unless `arranged` makes that of
+        the list, its length and the others."""
+        arrays = _arrays(name, values)
+        n, sources = len(arrays), [*arrays, *others]
+        frame = _frame(n)
+        try:
+            handle = self._read(frame, stream, sources, [of_values] * n + notes, n)
+            given = frame.list, n, *frame.addresses(sources, n)
+            self._run(function, *(arranged(*given) if arranged else given), handle)
+        finally:
+            frame.release()
+
     def _call(self, name: str, stream: Any, sources: tuple[Array | None, ...], notes: tuple[_Note, ...]) -> None:
         frame = _frame()
         try:
@@ -116,8 +132,10 @@ class _Steps(_Owned):
 
 
 class Codec(_Steps):
-    """A codec (gc_codec_t), released by close(), at the end of a `with`, or with this object. `kind`: "int8", "mxfp8", "bf16", "int4", "mxfp4", "onebit", "sign",
-    or one of the constants; `segments`: the element counts of the tensors. `options`: fields of gc_codec_options_t, as
+    """A codec (gc_codec_t), released by close(), at the end of a `with`, or with this object.
+
+    `kind`: "int8", "mxfp8", "bf16", "int4", "mxfp4", "onebit", "sign", or one of the constants. `segments`: the element
+    counts of the tensors. `options`: fields of gc_codec_options_t, as
 
         values, results  dtypes by their names; "float32"
         error            "float32", "bfloat16", "none": what it keeps of what it loses
@@ -151,14 +169,8 @@ class Codec(_Steps):
         `values`: one array per segment, C-contiguous, of the codec's dtype `values`. `payload`: uint8, `payload_bytes`
         long, aligned to 16. The factors, one float32 each on the device, multiply the values and the carried error.
         """
-        arrays = _arrays("values", values)
-        n, sources = len(arrays), [*arrays, value_factor, error_factor, payload]
-        frame = _frame(n)
-        try:
-            handle = self._read(frame, stream, sources, [_INPUTS] * n + _ENCODE, n)
-            self._run(self._raw.gc_codec_encode, frame.list, n, *frame.addresses(sources, n), handle)
-        finally:
-            frame.release()
+        others = value_factor, error_factor, payload
+        self._over(self._raw.gc_codec_encode, stream, "values", values, _INPUTS, others, _ENCODE)
 
     def decode(
         self, payload: Array, values: Sequence[Array], divisor: int = 1, factor: Array | None = None, mode: int = SET,
@@ -166,22 +178,20 @@ class Codec(_Steps):
     ) -> None:  # fmt: skip
         """Decodes a payload to `values`, one array per segment, of the codec's dtype `results`.
 
-        The values are divided by `divisor` and multiplied by `factor`, one float32 on the device. `mode`: SET, or ADD to
-        what is there.
+        The values are divided by `divisor` and multiplied by `factor`, one float32 on the device. `mode`: SET, or ADD
+        to what is there.
         """
-        arrays, ranks, how = _arrays("values", values), _int32("divisor", divisor), _int32("mode", mode)
-        n, sources = len(arrays), [*arrays, payload, factor]
-        frame = _frame(n)
-        try:
-            handle = self._read(frame, stream, sources, [_OUTPUTS] * n + _DECODE, n)
-            source, scalar = frame.addresses(sources, n)
-            self._run(self._raw.gc_codec_decode, source, ranks, scalar, how, frame.list, n, handle)
-        finally:
-            frame.release()
+        ranks, how, others = _int32("divisor", divisor), _int32("mode", mode), (payload, factor)
+        self._over(
+            self._raw.gc_codec_decode, stream, "values", values, _OUTPUTS, others, _DECODE,
+            lambda room, n, source, scalar: (source, ranks, scalar, how, room, n),
+        )  # fmt: skip
 
     def reduce(self, chunk: int, chunks: Array, dst: Array, stream: Any = None) -> None:
-        """The mean, the sum or the vote of one chunk of several ranks, uint8, a row of `chunks` each, to `dst` as a chunk."""
-        number, sources, frame = _count("chunk", chunk), (chunks, dst), _frame()
+        """The mean, the sum or the vote of one chunk of several ranks, uint8, a row of `chunks` each, to `dst` as a
+        chunk."""
+        number, sources = _count("chunk", chunk), (chunks, dst)
+        frame = _frame()
         try:
             handle = self._read(frame, stream, sources, _REDUCE)
             self._run(self._raw.gc_codec_reduce, number, *frame.addresses(sources), handle)

@@ -7,7 +7,7 @@ from ctypes import byref, c_uint8
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from ._abi import C, CPU, G, R, Exchange, Transport
-from ._arguments import _arrays, _device, _int32, _whole
+from ._arguments import _device, _int32, _whole
 from ._codecs import _FACTORS, _INPUTS, _OUTPUTS, _Steps, _options
 from ._errors import GradCodecError, _cut
 from ._owned import _Owned
@@ -38,9 +38,12 @@ def _exchange(function: Exchanger, world_size: int, blocks: int, failures: list[
 
 
 class Communicator(_Owned):
-    """A rank's way to the others (gc_comm_t), released by close(), at the end of a `with`, or with this object. `all_to_all` and `all_gather` take what to
-    send and room to receive, host memory both, as mpi4py's comm.Alltoall and comm.Allgather do. What they raise is the
-    cause of the exception that a call raises then."""
+    """A rank's way to the others (gc_comm_t), released by close(), at the end of a `with`, or with this object.
+
+    `all_to_all` and `all_gather` take what to send and room to receive, host memory both, as mpi4py's comm.Alltoall and
+    comm.Allgather do; the memory is there until they return. What they raise is the cause of the exception that a call
+    raises then.
+    """
 
     def __init__(
         self, library: GradCodec, rank: int, world_size: int, all_to_all: Exchanger, all_gather: Exchanger
@@ -71,11 +74,12 @@ class Communicator(_Owned):
 
     def _run(self, of: _Owned, function: Any, *arguments: Any) -> None:
         """A call on this communicator, or on an all-reduce over it."""
-        for raised in self._raised:
-            raised.clear()
         status = of._call_with(function, *arguments)
         if status:
-            cause = next((failure for raised in self._raised for failure in raised), None)
+            failures = [failure for raised in self._raised for failure in raised]
+            for raised in self._raised:
+                raised.clear()  # each keeps all that its frames have seen
+            cause = failures[0] if failures else None
             sentence = self._library._last_error()
             if cause is not None:
                 sentence = f"{_cut(sentence, 300)}: {type(cause).__name__}: {_cut(str(cause), 150)}"
@@ -129,41 +133,26 @@ class AllReduce(_Steps):
     ) -> None:  # fmt: skip
         """The mean (sum, vote) of `values` over all ranks, in place: one array per segment. The factors: as for
         Codec.encode()."""
-        arrays = _arrays("values", values)
-        n, sources = len(arrays), [*arrays, value_factor, error_factor]
-        frame = _frame(n)
-        try:
-            handle = self._read(frame, stream, sources, [_OUTPUTS] * n + _FACTORS, n)
-            self._run(self._raw.gc_allreduce_run, frame.list, n, *frame.addresses(sources, n), handle)
-        finally:
-            frame.release()
+        others = value_factor, error_factor
+        self._over(self._raw.gc_allreduce_run, stream, "values", values, _OUTPUTS, others, _FACTORS)
 
     def reduce_scatter(
         self, values: Sequence[Array], shard: Array, value_factor: Array | None = None,
         error_factor: Array | None = None, stream: Any = None,
     ) -> None:  # fmt: skip
         """The first half of run(): the mean of this rank's part to `shard`, `shard_elements` long; `values` stay."""
-        arrays = _arrays("values", values)
-        n, sources = len(arrays), [*arrays, value_factor, error_factor, shard]
-        frame = _frame(n)
-        try:
-            handle = self._read(frame, stream, sources, [_INPUTS] * n + _SCATTER, n)
-            self._run(self._raw.gc_allreduce_reduce_scatter, frame.list, n, *frame.addresses(sources, n), handle)
-        finally:
-            frame.release()
+        others = value_factor, error_factor, shard
+        self._over(self._raw.gc_allreduce_reduce_scatter, stream, "values", values, _INPUTS, others, _SCATTER)
 
     def all_gather(self, shard: Array, values: Sequence[Array], stream: Any = None) -> None:
         """The second half of run(): the shards of all ranks, compressed, to `values`."""
-        arrays = _arrays("values", values)
-        n, sources = len(arrays), [*arrays, shard]
-        frame = _frame(n)
-        try:
-            handle = self._read(frame, stream, sources, [_OUTPUTS] * n + _GATHER, n)
-            self._run(self._raw.gc_allreduce_all_gather, *frame.addresses(sources, n), frame.list, n, handle)
-        finally:
-            frame.release()
+        self._over(
+            self._raw.gc_allreduce_all_gather, stream, "values", values, _OUTPUTS, (shard,), _GATHER,
+            lambda room, n, source: (source, room, n),
+        )  # fmt: skip
 
     def errors_in(self, workers: Array | None = None, server: Array | None = None, stream: Any = None) -> None:
         """Takes errors that errors_out() gave, float32, also in a world of another size: `workers` has a row for each
-        rank, `server` what all shards have, in the order of elements: without raw segments the shards one after the other."""
+        rank, `server` what all shards have, in the order of elements: without raw segments the shards one after the
+        other."""
         self._call("errors_in", stream, (workers, server), _ERRORS_IN)

@@ -32,9 +32,11 @@ class Status(IntEnum):
 
 
 class GradCodecError(RuntimeError):
-    """A call that failed: `str()` is the library's sentence and the status's name. `status` is a Status, or the number
-    of one that this package does not know; it is INVALID_ARGUMENT where C returns -1, as for a number of bytes, whatever
-    the reason."""
+    """A call that failed: `str()` is the library's sentence and the status's name.
+
+    `status` is a Status, or the number of one that this package does not know. It is INVALID_ARGUMENT where C returns
+    -1, as for a number of bytes, whatever the reason.
+    """
 
     def __init__(self, sentence: str, status: int = 0) -> None:
         super().__init__(sentence)

@@ -39,11 +39,14 @@ _NO_OPTIONS = RunOptions(ctypes.sizeof(RunOptions))
 
 
 class Kernel(_Owned):
-    """A kernel that is compiled at run time (gc_kernel_t), released by close(), at the end of a `with`, or with this object: GradCodec.elementwise and
-    GradCodec.reduction make it, of texts as CuPy's ElementwiseKernel and ReductionKernel take them, and other fields of
-    the options. Called with one array for each parameter, outputs too; inputs may be Python numbers. A reduction wants
-    as `workspace` uint8 on the device, of workspace_bytes() bytes, where that is not 0. Keep it as long as its work is
-    under way, or a graph has it: code that runs is not to be unloaded."""
+    """A kernel that is compiled at run time (gc_kernel_t), released by close(), at the end of a `with`, or with this
+    object.
+
+    GradCodec.elementwise and GradCodec.reduction make it, of texts as CuPy's ElementwiseKernel and ReductionKernel take
+    them, and other fields of the options. Called with one array for each parameter, outputs too; inputs may be Python
+    numbers. A reduction wants as `workspace` uint8 on the device, of workspace_bytes() bytes, where that is not 0. Keep
+    it as long as its work is under way, or a graph has it: code that runs is not to be unloaded.
+    """
 
     def __init__(self, library: GradCodec, create: Any, kind: Any, fields: dict[str, Any]) -> None:
         self._raw = library._raw
@@ -55,7 +58,8 @@ class Kernel(_Owned):
         numbers["nvrtc"] = _address("nvrtc", fields.pop("nvrtc", None)) or 0
         texts = [name for name, of in kind._fields_ if of is c_char_p]
         for name in fields.keys() - set(texts):
-            raise TypeError(f"{_cut(name, 60)}: no option of a kernel; those are {', '.join(texts)}, options, flags, nvrtc")
+            known = ", ".join([*texts, "options", "flags", "nvrtc"])
+            raise TypeError(f"{_cut(name, 60)}: no option of a kernel; those are {known}")
         encoded = {name: text if text is None else _text(name, text) for name, text in fields.items()}
         self._kept = (c_char_p * max(1, len(options)))(*options)
         sizes = {"struct_size": ctypes.sizeof(kind), "options": self._kept, "n_options": len(options)}

@@ -110,8 +110,8 @@ class GradCodec:
     """The library: the file at `path`, or that GRADCODEC_LIBRARY names, or the libgradcodec.so.0 that is installed.
 
     Functions have their names from gradcodec.h, which says in full what they do. Arrays are borrowed for the call; what
-    is called `dst` is written to. New tensors are yours, on the device of the input. What is refused is a GradCodecError
-    with the library's sentence; what cannot be an argument at all is a TypeError or a ValueError.
+    is called `dst` is written to. New tensors are yours, on the device of the input. What is refused is a
+    GradCodecError with the library's sentence; what cannot be an argument at all is a TypeError or a ValueError.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -440,8 +440,9 @@ class GradCodec:
         self, comm: int, split: bool = False, dl_handle: int | None = None, timeout_ms: int = 0
     ) -> Communicator:
         """A communicator over an ncclComm_t, by its address, which must outlive it unless it is split."""
-        addresses = _address("comm", comm), _address("dl_handle", dl_handle), _whole("timeout_ms", timeout_ms, 0, 2**32 - 1)
-        made, options = G(), NcclOptions(ctypes.sizeof(NcclOptions), int(bool(split)), *addresses)
+        wait = _whole("timeout_ms", timeout_ms, 0, 2**32 - 1)
+        about = _address("comm", comm), _address("dl_handle", dl_handle), wait
+        made, options = G(), NcclOptions(ctypes.sizeof(NcclOptions), int(bool(split)), *about)
         self.lib.gc_comm_from_nccl(byref(options), byref(made))
         return Communicator._of(self, made)
 

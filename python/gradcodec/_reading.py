@@ -20,7 +20,8 @@ from ._abi import CPU, CUDA, CUDA_MANAGED, DTYPES, DLTensor, _python
 from ._arguments import _stream
 from ._tensors import _Borrowed
 
-# Of 8 bytes: a DLManagedTensor whose last two fields stay 0, then lengths and strides of an array that has them nowhere.
+# Of 8 bytes: a DLManagedTensor whose last two fields stay 0, then lengths and strides of an array that has them
+# nowhere.
 _FIELDS, _MOST_DIMENSIONS = 8, 8
 _WORDS = _FIELDS + 2 * _MOST_DIMENSIONS
 _BYTES = 8 * _WORDS
@@ -191,10 +192,11 @@ def _functions(of: type) -> tuple[int, int] | None:
 def _plain(of: Any, tensor: Any) -> bool:
     """Whether a class of PyTorch's tensors has memory like any other, and is not to be asked first."""
     function = getattr(of.__torch_function__, "__func__", of.__torch_function__)
+    none = sys.modules["torch"]._C._disabled_torch_function_impl
     return (
         of.__torch_dispatch__ is tensor.__torch_dispatch__
         and of.__dlpack__ is tensor.__dlpack__
-        and (function is tensor.__torch_function__.__func__ or function is sys.modules["torch"]._C._disabled_torch_function_impl)
+        and (function is tensor.__torch_function__.__func__ or function is none)
     )
 
 

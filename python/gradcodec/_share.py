@@ -18,9 +18,11 @@ _TENSOR = (_Note("tensor"),)
 
 
 class Share(_Owned):
-    """The sender's side of a tensor that was sent to another process (gc_share_t), released by close(), at the end
-    of a `with`, or with this object. On CUDA
-    the other process has the tensor's own memory: keep this until `wait` has returned, and it keeps the tensor."""
+    """The sender's side of a tensor that was sent to another process (gc_share_t), released by close(), at the end of a
+    `with`, or with this object.
+
+    On CUDA the other process has the tensor's own memory: keep this until `wait` has returned, and it keeps the tensor.
+    """
 
     def __init__(self, library: GradCodec, tensor: Array, socket: Any, flags: int, timeout_ms: int) -> None:
         self._raw = library._raw

@@ -71,8 +71,8 @@ class _Borrowed:
 
 
 class Tensor:
-    """A tensor of the library, for the from_dlpack() of one framework; released if none takes it, by close(), at the end of
-    a `with`, or with this object.
+    """A tensor of the library, for the from_dlpack() of one framework. If none takes it, it is released by close(), at
+    the end of a `with`, or with this object.
 
     It has `shape`, `dtype` (a name), `device` (a pair, (CPU, 0) for example) and `address`. It can be given to any
     function that takes arrays until a framework has taken it; after that, give what the framework made.

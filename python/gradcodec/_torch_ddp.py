@@ -91,8 +91,11 @@ class _Buckets(Compression):
         known = self._buckets.get(index)
         if known is not None and known.names == names:
             return known
-        for old in [old for old, one in self._buckets.items() if not one.in_step]:
+        others = [old for old, one in self._buckets.items() if not one.in_step]
+        for old in others:
             self._buckets[old].read(self._worker, self._server)
+        self._wait()
+        for old in others:
             del self._buckets[old]
         raw = [self._raw[name] for name in names]
         sizes, error = [self._sizes[name] for name in names], self.error

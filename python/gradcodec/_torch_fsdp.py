@@ -2,7 +2,7 @@
 
 import datetime
 import weakref
-from typing import Any, Iterator
+from typing import Any, Iterator, cast
 
 import torch
 import torch.distributed as dist
@@ -100,6 +100,7 @@ class _Shards(Compression):
     def __init__(self, group: Group, codec: str, error: str, sizes: dict[str, int], raw: Any, scaler: Any) -> None:
         super().__init__(group, codec, error, sizes, raw, scaler)
         self.comms: list[_ReduceScatter] = []
+        self._pass = -1  # of autograd, to which the pending step belongs
 
     def _units(self) -> Iterator[Unit]:
         for comm in self.comms:
@@ -117,11 +118,12 @@ class _Shards(Compression):
             of = f"{group.size()} ranks on {given.device}"
             raise ValueError(f"group: {self._group.size} ranks on {self._group.device} expected, got {of}")
         with self._on_stream():
-            if not self._pending or self._complete:
+            unit, its_pass = comm.unit(output.numel(), given.dtype, op), torch._C._current_graph_task_id()
+            # A pass that broke off has never come to its end, and another one comes to the same module.
+            if not self._pending or self._complete or (unit.in_step and its_pass != self._pass):
                 self._begin()
-                engine: Any = torch.autograd.Variable._execution_engine
+                self._pass, engine = its_pass, cast(Any, torch.autograd.Variable._execution_engine)
                 engine.queue_callback(self._over)  # at the end of this backward pass
-            unit = comm.unit(output.numel(), given.dtype, op)
             unit.in_step = True
             views, factor = torch.split_with_sizes(given, unit.handle.sizes), self._error_factor()
             if self._measure and self.codec != "sign":
@@ -165,6 +167,8 @@ def shard(
     named = {id(one): plain_name(name) for name, one in model.named_parameters() if one.requires_grad}
     parameters: dict[str, Any] = {plain_name(name): one for name, one in model.named_parameters() if one.requires_grad}
     sharded = [(name, one) for name, one in parameters.items() if hasattr(one, "device_mesh")]
+    if not sharded:
+        raise ValueError("model: one parameter that is sharded and requires grad expected at least, got none")
     for name, one in sharded:
         check_tensor(name, one.to_local())
     mesh, placements = sharded[0][1].device_mesh, sharded[0][1].placements

@@ -4,9 +4,11 @@ import ctypes
 import datetime
 import functools
 import math
+import weakref
 from collections import OrderedDict
+from contextlib import contextmanager
 from ctypes import byref, c_uint8
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -106,6 +108,8 @@ class Group:
         library().lib.gc_comm_from_transport(byref(transport), byref(made))
         self.comm = Communicator._of(library(), made)
         self.comm._transport = transport  # which handles keep with the communicator
+        self._last: Any = None  # the stream of in_order(), and what is recorded on it
+        self._done: Any = None
 
     def _options(self, kind: Any) -> Any:
         options = kind()
@@ -139,6 +143,24 @@ class Group:
         except BaseException as failure:  # C knows no exceptions; the call that is under way raises it
             self.comm._failures.append(failure)
             return 1
+
+    @contextmanager
+    def in_order(self) -> Iterator[None]:
+        """Calls on the current stream that come behind those which another stream has got: a handle, and the memory
+        that all handles of a group share, are for one stream at a time."""
+        if self.device.type != "cuda":
+            yield
+            return
+        stream = torch.cuda.current_stream(self.device)
+        if self._done is None:
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        elif stream != self._last:
+            stream.wait_event(self._done)
+        try:
+            yield
+        finally:
+            self._last = stream
+            self._done.record(stream)
 
     def over_all(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
         """The plain all-reduce, in place."""
@@ -242,13 +264,15 @@ class _Kept:
 
     def __init__(self, group: Any) -> None:
         self._group = group
-        self._groups: dict[Any, Group] = {}
+        # With the last handle over it a group goes.
+        self._groups: weakref.WeakValueDictionary[Any, Group] = weakref.WeakValueDictionary()
         self.handles: OrderedDict[Any, Handle] = OrderedDict()
 
     def group(self, device: torch.device, timeout: datetime.timedelta | None) -> Group:
-        if (device, timeout) not in self._groups:
-            self._groups[device, timeout] = Group(self._group, device, timeout)
-        return self._groups[device, timeout]
+        known = self._groups.get((device, timeout))
+        if known is None:
+            self._groups[device, timeout] = known = Group(self._group, device, timeout)
+        return known
 
     def handle(self, key: Any, make: Callable[[], Handle]) -> Handle:
         if key in self.handles:
@@ -315,7 +339,8 @@ def all_reduce(
             key = tuple(tensor.shape for tensor in own), dtype, device, codec, op, wait
             sizes = [tensor.numel() for tensor in own]
             handle = kept.handle(key, lambda: Handle(own_group, codec, sizes, dtype, op=op))
-            handle.run(flat)
+            with own_group.in_order():
+                handle.run(flat)
             for tensor, reduced in zip(own, flat):
                 if reduced.data_ptr() != tensor.data_ptr():
                     tensor.copy_(reduced)

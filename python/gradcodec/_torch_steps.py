@@ -154,6 +154,7 @@ class Compression:
         rank, size = self._group.rank, self._group.size
         with self._on_stream():
             self._end()
+            self._wait()
             self._forget()
             if isinstance(state, dict) or len(states) == size:
                 mine = states[0] if isinstance(state, dict) else states[rank]
@@ -181,8 +182,7 @@ class Compression:
         if not self._closed:
             with self._on_stream():
                 self._end()
-            if self._stream is not None:
-                self._stream.synchronize()
+            self._wait()
             self._closed = True
             self._forget()
             self._worker, self._server, self._measured = {}, {}, {}
@@ -201,6 +201,11 @@ class Compression:
 
     def _on_stream(self, joined: bool = True) -> Any:
         return nullcontext() if self._stream is None else _Beside(self._stream, joined)
+
+    def _wait(self) -> None:
+        """Until what was enqueued is done: no work may be pending on a handle that is released."""
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def _open(self) -> None:
         if self._closed:
@@ -313,8 +318,7 @@ class Compression:
             left = torch.cat([(given[k] - decoded[k]).view(-1) for k in own]).norm()
             whole = torch.cat([given[k].view(-1) for k in own]).norm().clamp_min(1e-30)
             lost[name] = torch.nan_to_num(left / whole, nan=torch.inf)
-        if self._stream is not None:
-            self._stream.synchronize()  # the codec goes
+        self._wait()  # the codec goes
         return lost
 
 

@@ -28,6 +28,13 @@ def on_groups(world):
     return pytest.mark.parametrize("group", [(*group, world) for group in GROUPS], ids=["gloo", "gloo-cuda", "nccl"])
 
 
+def in_turn(*functions):
+    """Calls each. Its name is printed, which pytest shows if it fails."""
+    for function in functions:
+        print(function.__name__, flush=True)
+        function()
+
+
 def _rank(rank, function, world, backend, device, folder, arguments):
     torch.set_num_threads(1)
     if device == "cuda":

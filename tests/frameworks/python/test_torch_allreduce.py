@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import on_groups, on_ranks  # noqa: E402
+from ranks import in_turn, on_groups, on_ranks  # noqa: E402
 
 import gradcodec.torch  # noqa: E402
 from gradcodec import _torch_groups  # noqa: E402
@@ -115,17 +115,12 @@ def a_rank_that_does_not_come_is_not_waited_for():
         assert error.value.__cause__
 
 
-def everything():
-    means_and_sums()
-    blocks_lose_little()
-    refusals()
-    the_oldest_goes_on_all_ranks()
-    a_rank_that_does_not_come_is_not_waited_for()
-
-
 @on_groups(3)
 def test_all_reduce(group, tmp_path):
-    on_ranks(group, everything, tmp_path)
+    on_ranks(
+        group, in_turn, tmp_path, means_and_sums, blocks_lose_little, refusals, the_oldest_goes_on_all_ranks,
+        a_rank_that_does_not_come_is_not_waited_for,
+    )  # fmt: skip
 
 
 def test_the_package_does_not_import_torch():

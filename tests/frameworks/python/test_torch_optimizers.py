@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import digits, on_groups, on_ranks  # noqa: E402
+from ranks import digits, in_turn, on_groups, on_ranks  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from gradcodec.torch import OneBitAdam, OneBitSGD  # noqa: E402
@@ -164,12 +164,6 @@ SAMPLES = [
 ]  # fmt: skip
 
 
-def everything():
-    for function in SAMPLES:
-        print(function.__name__, flush=True)  # which pytest shows if it fails
-        function()
-
-
 @on_groups(2)
 def test_optimizers(group, tmp_path):
-    on_ranks(group, everything, tmp_path)
+    on_ranks(group, in_turn, tmp_path, *SAMPLES)

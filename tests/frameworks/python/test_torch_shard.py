@@ -7,9 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import on_groups, on_ranks  # noqa: E402
+from ranks import in_turn, on_groups, on_ranks  # noqa: E402
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
 
+from gradcodec import GradCodecError  # noqa: E402
 from gradcodec.torch import compress, shard  # noqa: E402
 
 # Some cannot be cut into equal parts, and one has fewer rows than there are ranks.
@@ -126,6 +127,33 @@ def one_inf_takes_the_step_back_in_every_module_on_every_rank():
     assert compression.taken_back == 2
 
 
+def a_pass_that_broke_off_is_taken_back():
+    model = sharded(shapes=EVEN)
+    if not hasattr(model, "reset_iter_state"):  # FSDP itself does not go on, then
+        return
+    compression, calls = shard(model, "onebit", momentum=True), []
+    for step in range(2):
+        backward(model, mine(step, EVEN))
+    before, to_all = copy.deepcopy(compression.state_dict()), compression._group._to_all
+
+    def fail_in_the_second_module(*arguments):
+        calls.append(None)
+        if len(calls) == 2:
+            raise OSError("the network is down")
+        return to_all(*arguments)
+
+    compression._group._to_all = fail_in_the_second_module
+    with pytest.raises((GradCodecError, RuntimeError), match="the network is down"):
+        backward(model, mine(2, EVEN))
+    compression._group._to_all = to_all
+    model.reset_iter_state()
+    arrived = backward(model, mine(2, EVEN))
+    assert compression.taken_back == 1
+    compression.load_state_dict(before)
+    for one, other in zip(arrived, backward(model, mine(2, EVEN))):
+        assert torch.equal(one, other)
+
+
 def refusals():
     model = sharded()
     compression = shard(model, "onebit", momentum=True)
@@ -135,6 +163,7 @@ def refusals():
         (lambda: compress(model), TypeError, "a DistributedDataParallel expected, got FSDPSequential"),
         (lambda: shard(sharded(), "zip"), ValueError, "codec: one of"),
         (lambda: shard(sharded(), transport="carrier"), ValueError, "transport: one of auto"),
+        (lambda: shard(sharded().requires_grad_(False)), ValueError, "one parameter that is sharded"),
     ]:
         with pytest.raises(kind, match=words):
             call()
@@ -153,16 +182,10 @@ def refusals():
 
 SAMPLES = [
     what_is_of_one_magnitude_comes_back, blocks_lose_little, nothing_is_lost_but_what_is_carried,
-    one_inf_takes_the_step_back_in_every_module_on_every_rank, refusals,
+    one_inf_takes_the_step_back_in_every_module_on_every_rank, a_pass_that_broke_off_is_taken_back, refusals,
 ]  # fmt: skip
-
-
-def everything():
-    for function in SAMPLES:
-        print(function.__name__, flush=True)  # which pytest shows if it fails
-        function()
 
 
 @on_groups(2)
 def test_shard(group, tmp_path):
-    on_ranks(group, everything, tmp_path)
+    on_ranks(group, in_turn, tmp_path, *SAMPLES)
