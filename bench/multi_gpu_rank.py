@@ -81,7 +81,9 @@ class Card:
         """A communicator over peer memory, for all sizes."""
         if self.over_peers is None:
             comm = POINTER(Comm)()
-            check(lib.gc_comm_open_peers(self.comm, self.device, MOST_ELEMENTS, 20_000, byref(comm)))
+            most = options_of(self.device, "float32", MOST_ELEMENTS)
+            size = lib.gc_allreduce_peers_bytes(byref(most), self.world)
+            check(lib.gc_comm_open_peers(self.comm, self.device, size, 20_000, byref(comm)))
             self.over_peers = comm
         return self.over_peers
 

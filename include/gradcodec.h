@@ -112,8 +112,9 @@
  *   gc_comm_from_nccl_id          Creates a new communicator over NCCL, from the bytes of gc_comm_nccl_id().
  *
  * PEER MEMORY
- *   gc_peers_bytes                Bytes of each rank's buffer, for all-reduces and calls with up to `n_elements`
+ *   gc_peers_bytes                Bytes of each rank's buffer for gc_compressed_allreduce() with up to `n_elements`
  *                                 elements.
+ *   gc_allreduce_peers_bytes      Bytes of each rank's buffer for an all-reduce with these options.
  *   gc_comm_from_peers            Creates a communicator over memory that you have mapped.
  *   gc_comm_open_peers            Creates a communicator over peer memory that it allocates and maps itself.
  *
@@ -1222,15 +1223,19 @@ gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
  * A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the GPUs of
  * one node, over NVLink or PCIe. The calls over it are the same, and give the same bytes.
  *
+ *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_INT8, .n_elements = n};
+ *     int64_t bytes = gc_allreduce_peers_bytes(&options, size);   // of each rank's buffer, for one all-reduce
  *     gc_comm_t *comm;                                            // on every rank, with the help of another one
- *     gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, gpu}, n_elements, 0, &comm);      // `bootstrap`, such as MPI's
+ *     gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, gpu}, bytes, 0, &comm);           // `bootstrap`, such as MPI's
  *
  *     gc_peers_options_t mine = {.struct_size = sizeof mine, .rank = rank, .world_size = size, .device = {kDLCUDA, gpu},
  *                                .bytes = bytes, .buffers = buffers};        // or over memory that you have mapped
  *     gc_comm_from_peers(&mine, &comm);
  *
- * Each rank has a buffer, which the others write payloads to; no other GPU accesses your tensors. There can be up to
- * 64 ranks. Graphs can be launched repeatedly, also with calls of other sizes between the launches. A call on another
+ * Each rank has a buffer, which the others write payloads to; no other GPU accesses your tensors. All calls over the
+ * communicator use the same buffers, one after the other, so they are as large as the largest call needs: the most of
+ * what gc_allreduce_peers_bytes() says of each all-reduce, and gc_peers_bytes() of gc_compressed_allreduce(). There can
+ * be up to 64 ranks. Graphs can be launched repeatedly, also with calls of other sizes between the launches. A call on another
  * stream runs after the call before it, but the launches of graphs are for you to order. All of them must be done, on
  * every rank, before an all-reduce is created: its creation is a barrier on a stream of its own.
  *
@@ -1257,7 +1262,10 @@ typedef struct gc_peers_options_t {
     uint32_t timeout_ms;
     /** This rank's, CUDA. */
     DLDevice device;
-    /** The size of each buffer: gc_peers_bytes(), the same on every rank. */
+    /**
+     * The size of each buffer, the same on every rank: the most of what gc_allreduce_peers_bytes() and
+     * gc_peers_bytes() say of the calls over it.
+     */
     size_t bytes;
     /**
      * world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the
@@ -1267,14 +1275,25 @@ typedef struct gc_peers_options_t {
 } gc_peers_options_t;
 
 /**
- * Bytes of each rank's buffer, for all-reduces and calls with up to `n_elements` elements. They are about a quarter of
- * n_elements. With several segments add 10 * world_size bytes for each: in every chunk it takes 4 bytes for its scale,
- * and up to 1 byte to fill up its bits.
+ * Bytes of each rank's buffer for gc_compressed_allreduce() with up to `n_elements` elements. They are about a quarter
+ * of n_elements.
  *
  * -1, and the last error: n_elements negative, or world_size not within 1 to 64.
  */
 int64_t gc_peers_bytes(int64_t n_elements,
                        int32_t world_size);
+
+/**
+ * Bytes of each rank's buffer for an all-reduce with these options. They are about twice those of a payload. Several
+ * all-reduces over one communicator need the most of theirs, not the sum.
+ *
+ * `options`: as for gc_allreduce_create(); n_chunks, server and device are ignored, so that no GPU is needed.
+ * `world_size`: the number of ranks; for the `intra_node` of gc_comm_hierarchical() see there.
+ *
+ * -1, and the last error: options that gc_allreduce_create() rejects, or world_size not within 1 to 64.
+ */
+int64_t gc_allreduce_peers_bytes(const gc_codec_options_t *options,
+                                 int32_t world_size);
 
 /**
  * Creates a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
@@ -1291,19 +1310,19 @@ gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
 
 /**
  * Creates a communicator over peer memory that it allocates and maps itself. Every rank of another communicator calls
- * this, with the same `n_elements`; over that one they exchange what they need.
+ * this, with the same `bytes`; over that one they exchange what they need.
  *
- * `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`: as for
- * gc_peers_bytes(). `timeout_ms`: as in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
+ * `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `bytes`, `timeout_ms`: as
+ * in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
  *
  * A failure on one rank fails all, except BUSY and a NULL `bootstrap`: then the others keep waiting.
  * UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another node, a GPU without peer access); the
- * CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY, COMM,
- * BUSY.
+ * CPU. INVALID_ARGUMENT: ranks with other `bytes`; fewer than gc_peers_bytes() says of 0 elements, such as the -1 of a
+ * failure; a rank that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
  */
 gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
                                DLDevice device,
-                               int64_t n_elements,
+                               int64_t bytes,
                                uint32_t timeout_ms,
                                gc_comm_t **out);
 
@@ -1345,8 +1364,10 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
  * each node; its ranks number the nodes, so all ranks of a node have the same rank there. Or NULL, on every node from
  * the same number on: see above. Both stay yours. `*out`: yours to release, by gc_comm_free().
  *
- * Over peer memory `intra_node` carries blocks of several ranks: give gc_comm_open_peers() 1024 elements more for each
- * rank of the world, and R / L times as many where not every rank has an `inter_node`.
+ * Over peer memory `intra_node` carries what all ranks send. With N nodes of R ranks its buffers need the bytes that
+ * gc_allreduce_peers_bytes() and gc_peers_bytes() say for a `world_size` of N * R; above 64 ranks those for 64, and
+ * 512 + 8 * n_segments more for each rank. Where only L ranks of each node have an `inter_node`, they need R / L times
+ * as many, and 32 * N * R * R more.
  *
  * INVALID_ARGUMENT: nodes with different numbers of ranks, on every rank, which says the two numbers; a rank with an
  * `inter_node` whose number is above that of one without; other ranks than those described in one of the two; one

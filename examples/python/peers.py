@@ -44,12 +44,17 @@ def over_gloo(gradcodec, rank, world):
     return gradcodec.communicator(rank, world, to_all, gather)
 
 
+def buffer_bytes(gradcodec, world):
+    """Of each rank's, for the all-reduce of steps()."""
+    return gradcodec.allreduce_peers_bytes(ONEBIT, [ELEMENTS], world)
+
+
 def of_the_library(gradcodec, rank, world, gpu):
-    return gradcodec.open_peers(over_gloo(gradcodec, rank, world), gpu, ELEMENTS), None
+    return gradcodec.open_peers(over_gloo(gradcodec, rank, world), gpu, buffer_bytes(gradcodec, world)), None
 
 
 def of_symmetric_memory(gradcodec, rank, world, gpu):
-    size = gradcodec.peers_bytes(ELEMENTS, world)
+    size = buffer_bytes(gradcodec, world)
     own = symmetric_memory.empty(size, dtype=torch.uint8, device=torch.device("cuda", gpu)).zero_()
     mapped = symmetric_memory.rendezvous(own, dist.group.WORLD)
     offset = own.data_ptr() - mapped.buffer_ptrs[rank]  # the same on all ranks
@@ -60,7 +65,7 @@ def of_symmetric_memory(gradcodec, rank, world, gpu):
 
 
 def of_shares(gradcodec, rank, world, gpu):
-    size = gradcodec.peers_bytes(ELEMENTS, world)
+    size = buffer_bytes(gradcodec, world)
     own = torch.from_dlpack(gradcodec.tensor_empty([size], "uint8", (CUDA, gpu))).zero_()
     torch.cuda.synchronize()
     buffers, shares, ends = [], [], sockets(rank, world)

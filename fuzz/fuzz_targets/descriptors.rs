@@ -313,6 +313,10 @@ fn with_options(options: &Options, call: impl FnOnce(&gc_codec_options_t)) {
 /// A codec of these options, and calls on it.
 fn codec(options: &Options, given: &gc_codec_options_t, steps: &[Step]) {
     let mut codec = ptr::dangling_mut();
+    let ranks = i32::from(options.codec) - 1;
+    // SAFETY: options with their segments.
+    let buffer = unsafe { gc_allreduce_peers_bytes(given, ranks) };
+    assert!(buffer == -1 || (1..=64).contains(&ranks) && buffer >= gc_peers_bytes(0, ranks));
     // SAFETY: options with their segments, and room for a pointer.
     if !check(unsafe { gc_codec_create(given, &mut codec) }, true) {
         assert_eq!(codec, ptr::dangling_mut());

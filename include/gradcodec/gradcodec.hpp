@@ -825,10 +825,19 @@ inline Communicator comm_from_nccl_id(const std::array<uint8_t, 128> &id, int32_
     detail::check(gc_comm_from_nccl_id(&options, id.data(), rank, world_size, device, &out));
     return Communicator(out);
 }
-/* Bytes of each rank's buffer for comm_from_peers(). */
+/* Bytes of each rank's buffer for compressed_allreduce(). */
 inline int64_t peers_bytes(int64_t n_elements, int32_t world_size)
 {
     const int64_t bytes = gc_peers_bytes(n_elements, world_size);
+    if (bytes < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    return bytes;
+}
+/* And for an all-reduce with these options: all but struct_size, which is set here. */
+inline int64_t allreduce_peers_bytes(gc_codec_options_t options, int32_t world_size)
+{
+    options.struct_size = sizeof options;
+    const int64_t bytes = gc_allreduce_peers_bytes(&options, world_size);
     if (bytes < 0)
         detail::fail(GC_STATUS_INVALID_ARGUMENT);
     return bytes;
@@ -843,10 +852,10 @@ inline Communicator comm_from_peers(int32_t rank, DLDevice device, std::size_t b
     detail::check(gc_comm_from_peers(&options, &out));
     return Communicator(out);
 }
-inline Communicator comm_open_peers(Communicator &bootstrap, DLDevice device, int64_t n_elements, uint32_t timeout_ms = 0)
+inline Communicator comm_open_peers(Communicator &bootstrap, DLDevice device, int64_t bytes, uint32_t timeout_ms = 0)
 {
     gc_comm_t *out = nullptr;
-    detail::check(gc_comm_open_peers(bootstrap.get(), device, n_elements, timeout_ms, &out));
+    detail::check(gc_comm_open_peers(bootstrap.get(), device, bytes, timeout_ms, &out));
     return Communicator(out);
 }
 /* Of the ranks of this node, and of its leaders; `inter_node` may be empty. */

@@ -87,8 +87,9 @@ typedef struct gc_api_t {
     gc_status_t (*gc_comm_from_nccl_id)(const gc_nccl_options_t *options, const uint8_t *id, int32_t rank,
         int32_t world_size, DLDevice device, gc_comm_t **out);
     int64_t (*gc_peers_bytes)(int64_t n_elements, int32_t world_size);
+    int64_t (*gc_allreduce_peers_bytes)(const gc_codec_options_t *options, int32_t world_size);
     gc_status_t (*gc_comm_from_peers)(const gc_peers_options_t *options, gc_comm_t **out);
-    gc_status_t (*gc_comm_open_peers)(gc_comm_t *bootstrap, DLDevice device, int64_t n_elements, uint32_t timeout_ms,
+    gc_status_t (*gc_comm_open_peers)(gc_comm_t *bootstrap, DLDevice device, int64_t bytes, uint32_t timeout_ms,
         gc_comm_t **out);
     gc_status_t (*gc_comm_hierarchical)(gc_comm_t *intra_node, gc_comm_t *inter_node, gc_comm_t **out);
     gc_status_t (*gc_onebit_compress)(const DLManagedTensor *grad, DLManagedTensor *error, size_t n_chunks,
@@ -204,6 +205,7 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_comm_nccl_id", &api->gc_comm_nccl_id},
         {"gc_comm_from_nccl_id", &api->gc_comm_from_nccl_id},
         {"gc_peers_bytes", &api->gc_peers_bytes},
+        {"gc_allreduce_peers_bytes", &api->gc_allreduce_peers_bytes},
         {"gc_comm_from_peers", &api->gc_comm_from_peers},
         {"gc_comm_open_peers", &api->gc_comm_open_peers},
         {"gc_comm_hierarchical", &api->gc_comm_hierarchical},

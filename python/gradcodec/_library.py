@@ -42,7 +42,7 @@ from ._arguments import (
     _whole,
     _wholes,
 )
-from ._codecs import Codec
+from ._codecs import Codec, _options
 from ._comms import Communicator, Exchanger
 from ._errors import GradCodecError, _cut
 from ._kernels import Kernel
@@ -143,7 +143,7 @@ class GradCodec:
         self._check(function(*arguments, byref(out)) or 0)
         return Tensor(self, out)
 
-    def _number(self, function: Any, *arguments: int) -> int:
+    def _number(self, function: Any, *arguments: Any) -> int:
         number = int(function(*arguments))
         self._check(int(number < 0))
         return number
@@ -467,9 +467,16 @@ class GradCodec:
         return Communicator._of(self, made)
 
     def peers_bytes(self, n_elements: int, world_size: int) -> int:
-        """Bytes of each rank's buffer for peers()."""
+        """Bytes of each rank's buffer for compressed_allreduce(), in open_peers() and peers()."""
         given = _whole("n_elements", n_elements), _int32("world_size", world_size)
         return self._number(self.lib.gc_peers_bytes, *given)
+
+    def allreduce_peers_bytes(
+        self, kind: int | str, segments: Sequence[int], world_size: int, **options: Any
+    ) -> int:  # fmt: skip
+        """The same for an all-reduce made with these arguments; for several of them the most counts."""
+        given = byref(_options(kind, segments, options)), _int32("world_size", world_size)
+        return self._number(self.lib.gc_allreduce_peers_bytes, *given)
 
     def peers(
         self, rank: int, buffers: Sequence[int], size: int, device: int, timeout_ms: int = 0
@@ -487,11 +494,12 @@ class GradCodec:
         return Communicator._of(self, made)
 
     def open_peers(
-        self, bootstrap: Communicator, device: int, n_elements: int, timeout_ms: int = 0
+        self, bootstrap: Communicator, device: int, size: int, timeout_ms: int = 0
     ) -> Communicator:  # fmt: skip
-        """The same over memory of the library's own; the ranks find each other over any communicator, `bootstrap`."""
+        """The same over memory of the library's own, `size` bytes of each rank (the most of what allreduce_peers_bytes()
+        and peers_bytes() say); the ranks find each other over any communicator, `bootstrap`."""
         made, wait = G(), _whole("timeout_ms", timeout_ms, 0, 2**32 - 1)
-        about = _device((CUDA, device)), _whole("n_elements", n_elements), wait
+        about = _device((CUDA, device)), _whole("size", size), wait
         bootstrap._run(bootstrap, self._raw.gc_comm_open_peers, *about, byref(made))
         return Communicator._of(self, made)
 

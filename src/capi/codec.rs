@@ -167,6 +167,16 @@ impl gc_codec_options_t {
         unsafe { Self { results: if unsaid { self.values } else { results }, ..self }.descriptor() }
     }
 
+    /// With the default device, whichever it names: of what does not depend on it.
+    ///
+    /// # Safety
+    /// As for `descriptor`.
+    pub(super) unsafe fn descriptor_of_layout<'a>(self) -> Result<Descriptor<'a>> {
+        let device = Device::Cpu.to_dlpack();
+        // SAFETY: `segments` and `raw` are as `descriptor` wants them.
+        unsafe { Self { device, ..self }.descriptor_for_values() }
+    }
+
     /// # Safety
     /// `segments` points at `n_segments` integers, unless NULL or unaligned; `raw`, unless NULL, at as many bytes, at one
     /// if `segments` is NULL; all of that for `'a`.

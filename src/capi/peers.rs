@@ -4,16 +4,20 @@
 //! one node, over NVLink or PCIe. The calls over it are the same, and give the same bytes.
 //!
 //! ```c
+//! gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_INT8, .n_elements = n};
+//! int64_t bytes = gc_allreduce_peers_bytes(&options, size);   // of each rank's buffer, for one all-reduce
 //! gc_comm_t *comm;                                            // on every rank, with the help of another one
-//! gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, gpu}, n_elements, 0, &comm);      // `bootstrap`, such as MPI's
+//! gc_comm_open_peers(bootstrap, (DLDevice){kDLCUDA, gpu}, bytes, 0, &comm);           // `bootstrap`, such as MPI's
 //!
 //! gc_peers_options_t mine = {.struct_size = sizeof mine, .rank = rank, .world_size = size, .device = {kDLCUDA, gpu},
 //!                            .bytes = bytes, .buffers = buffers};        // or over memory that you have mapped
 //! gc_comm_from_peers(&mine, &comm);
 //! ```
 //!
-//! Each rank has a buffer, which the others write payloads to; no other GPU accesses your tensors. There can be up to
-//! 64 ranks. Graphs can be launched repeatedly, also with calls of other sizes between the launches. A call on another
+//! Each rank has a buffer, which the others write payloads to; no other GPU accesses your tensors. All calls over the
+//! communicator use the same buffers, one after the other, so they are as large as the largest call needs: the most of
+//! what gc_allreduce_peers_bytes() says of each all-reduce, and gc_peers_bytes() of gc_compressed_allreduce(). There can
+//! be up to 64 ranks. Graphs can be launched repeatedly, also with calls of other sizes between the launches. A call on another
 //! stream runs after the call before it, but the launches of graphs are for you to order. All of them must be done, on
 //! every rank, before an all-reduce is created: its creation is a barrier on a stream of its own.
 //!
@@ -33,13 +37,14 @@ use arrayvec::ArrayVec;
 use dlpark::ffi::DLDevice;
 
 use crate::{
-    comm::{self, Communicator, MOST_PEERS, Peers, Places},
+    comm::{self, AllReduce, Communicator, MOST_PEERS, Peers, Places},
     panics::boundary,
     tensor::{Device, Name},
 };
 
 use super::{
     borrow::{self, Count},
+    codec::gc_codec_options_t,
     comm::{CommPlace, gc_comm_t},
     handle,
     status::gc_status_t,
@@ -60,7 +65,8 @@ pub struct gc_peers_options_t {
     pub timeout_ms: u32,
     /// This rank's, CUDA.
     pub device: DLDevice,
-    /// The size of each buffer: gc_peers_bytes(), the same on every rank.
+    /// The size of each buffer, the same on every rank: the most of what gc_allreduce_peers_bytes() and
+    /// gc_peers_bytes() say of the calls over it.
     pub bytes: usize,
     /// world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the
     /// first rank calls gc_comm_from_peers().
@@ -72,14 +78,32 @@ unsafe impl borrow::Extensible for gc_peers_options_t {
     const FIRST_SIZE: usize = 40;
 }
 
-/// Bytes of each rank's buffer, for all-reduces and calls with up to `n_elements` elements. They are about a quarter of
-/// n_elements. With several segments add 10 * world_size bytes for each: in every chunk it takes 4 bytes for its scale,
-/// and up to 1 byte to fill up its bits.
+/// Bytes of each rank's buffer for gc_compressed_allreduce() with up to `n_elements` elements. They are about a quarter
+/// of n_elements.
 ///
 /// -1, and the last error: n_elements negative, or world_size not within 1 to 64.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_peers_bytes(n_elements: i64, world_size: i32) -> i64 {
     boundary(|| comm::peers_bytes(n_elements, world_size))
+}
+
+/// Bytes of each rank's buffer for an all-reduce with these options. They are about twice those of a payload. Several
+/// all-reduces over one communicator need the most of theirs, not the sum.
+///
+/// `options`: as for gc_allreduce_create(); n_chunks, server and device are ignored, so that no GPU is needed.
+/// `world_size`: the number of ranks; for the `intra_node` of gc_comm_hierarchical() see there.
+///
+/// -1, and the last error: options that gc_allreduce_create() rejects, or world_size not within 1 to 64.
+///
+/// # Safety
+/// `options` is as described, and struct_size bytes are readable.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_peers_bytes(options: *const gc_codec_options_t, world_size: i32) -> i64 {
+    boundary(|| {
+        // SAFETY: the caller promises options of their own size with what they point at.
+        let descriptor = unsafe { borrow::options("options", options)?.descriptor_of_layout()? };
+        AllReduce::peers_bytes(&descriptor, world_size)
+    })
 }
 
 /// Creates a communicator over memory that you have mapped. That may be PyTorch's symmetric memory, NCCL's windows, or
@@ -118,15 +142,15 @@ pub unsafe extern "C" fn gc_comm_from_peers(
 }
 
 /// Creates a communicator over peer memory that it allocates and maps itself. Every rank of another communicator calls
-/// this, with the same `n_elements`; over that one they exchange what they need.
+/// this, with the same `bytes`; over that one they exchange what they need.
 ///
-/// `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `n_elements`: as for
-/// gc_peers_bytes(). `timeout_ms`: as in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
+/// `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `bytes`, `timeout_ms`: as
+/// in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
 ///
 /// A failure on one rank fails all, except BUSY and a NULL `bootstrap`: then the others keep waiting.
 /// UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another node, a GPU without peer access); the
-/// CPU. INVALID_ARGUMENT: ranks with another n_elements, or one that could not make its buffer. OUT_OF_MEMORY, COMM,
-/// BUSY.
+/// CPU. INVALID_ARGUMENT: ranks with other `bytes`; fewer than gc_peers_bytes() says of 0 elements, such as the -1 of a
+/// failure; a rank that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -134,7 +158,7 @@ pub unsafe extern "C" fn gc_comm_from_peers(
 pub unsafe extern "C" fn gc_comm_open_peers(
     bootstrap: *mut gc_comm_t,
     device: DLDevice,
-    n_elements: i64,
+    bytes: i64,
     timeout_ms: u32,
     out: *mut *mut gc_comm_t,
 ) -> gc_status_t {
@@ -146,7 +170,7 @@ pub unsafe extern "C" fn gc_comm_open_peers(
             Ok(place) => (Some(place), Device::from_dlpack(&Name::new("device"), device)),
             Err(refusal) => (None, Err(refusal)),
         };
-        let communicator = Communicator::open_peers(&bootstrap.0, device, n_elements, timeout_ms)?;
+        let communicator = Communicator::open_peers(&bootstrap.0, device, bytes, timeout_ms)?;
         if let Some(place) = place {
             place.fill(communicator);
         }

@@ -14,6 +14,7 @@ use super::{
     buffers::Buffers,
     communicator::Communicator,
     exchange::Phases,
+    peers::{buffer_bytes, peers_bytes, ranks_of},
     record::{Record, Records, Subject},
 };
 
@@ -39,6 +40,18 @@ impl AllReduce {
         drop(call);
         let shard_elements = parts.codec.server_elements();
         Ok(Self { communicator, shard_elements, parts: Lock::new("handle", parts) })
+    }
+
+    /// Bytes of each rank's buffer of peer memory for such an all-reduce.
+    pub fn peers_bytes(descriptor: &Descriptor<'_>, world: i32) -> Result<i64> {
+        let ranks = ranks_of(world)?;
+        check_results(descriptor)?;
+        let plan = Descriptor { n_chunks: ranks, server: 0, ..*descriptor }.plan()?;
+        let block = plan.stride;
+        let bytes = buffer_bytes(ranks, block).ok_or_else(|| {
+            error!(SizeOverflow, "options: blocks of {block} bytes want buffers of more than 2^63 - 1 bytes")
+        })?;
+        Ok(bytes.max(peers_bytes(0, world)?))
     }
 
     /// Of what this rank reduces.
@@ -148,12 +161,7 @@ impl Parts {
                 "options: server {}; 0 expected, for each rank reduces its own chunk", descriptor.server
             ));
         }
-        if descriptor.results != descriptor.values {
-            return Err(error!(
-                InvalidArgument,
-                "options: results {}; {} expected, for the values are replaced", descriptor.results, descriptor.values
-            ));
-        }
+        check_results(&descriptor)?;
         if descriptor.kind.format().is_some() && communicator.is_over_peers() {
             return Err(error!(
                 InvalidArgument,
@@ -165,6 +173,16 @@ impl Parts {
         let buffers = communicator.buffers(codec.device(), &codec)?;
         Ok(Self { codec, buffers })
     }
+}
+
+fn check_results(descriptor: &Descriptor<'_>) -> Result<()> {
+    if descriptor.results == descriptor.values {
+        return Ok(());
+    }
+    Err(error!(
+        InvalidArgument,
+        "options: results {}; {} expected, for the values are replaced", descriptor.results, descriptor.values
+    ))
 }
 
 /// What a rank tells the others of its handle: a field for all that must be alike.

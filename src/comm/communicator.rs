@@ -86,7 +86,7 @@ impl Communicator {
     }
 
     /// Over peer memory that is allocated and found over another communicator. Every rank comes here.
-    pub fn open_peers(bootstrap: &Self, device: Result<Device>, elements: i64, timeout_ms: u32) -> Result<Self> {
+    pub fn open_peers(bootstrap: &Self, device: Result<Device>, bytes: i64, timeout_ms: u32) -> Result<Self> {
         let _delay = cancel::delay();
         let _call = bootstrap.enter()?;
         let mut place = None;
@@ -95,7 +95,7 @@ impl Communicator {
             place = Some(Place::new()?);
             Ok(device)
         });
-        let peers = peers_setup::open(&bootstrap.topology, device, elements, timeout_ms)?;
+        let peers = peers_setup::open(&bootstrap.topology, device, bytes, timeout_ms)?;
         let (rank, world) = peers.place();
         let place = place.map_or_else(Place::new, Ok)?;
         Ok(Self::new(Topology::Flat(place.fill(Link::new(rank, world, Transport::Peers(peers))))))

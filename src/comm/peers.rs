@@ -51,14 +51,27 @@ pub struct Places<'a> {
     pub timeout_ms: u32,
 }
 
-/// Bytes of each rank's buffer for calls with up to so many elements.
+/// Bytes of each rank's buffer for gc_compressed_allreduce() with up to so many elements.
 pub fn peers_bytes(elements: i64, world: i32) -> Result<i64> {
     let ranks = ranks_of(world)?;
     let too_large =
         || error!(SizeOverflow, "n_elements: {elements} elements want a buffer of more than 2^63 - 1 bytes");
     let block = chunk_stride(1, chunk_bytes(elements, ranks)?).ok_or_else(too_large)?;
-    let bytes = memory::buffer_bytes(ranks as u64, block as u64).ok_or_else(too_large)?;
-    i64::try_from(bytes).map_err(|_| too_large())
+    buffer_bytes(ranks, block).ok_or_else(too_large)
+}
+
+/// Bytes of each rank's buffer for exchanges of blocks of up to so many bytes.
+pub fn buffer_bytes(ranks: usize, block: i64) -> Option<i64> {
+    memory::buffer_bytes(ranks as u64, block as u64).and_then(|bytes| i64::try_from(bytes).ok())
+}
+
+/// Checks that buffers have room for what every communicator exchanges.
+pub fn check_buffer_bytes(name: &str, bytes: i64, ranks: usize) -> Result<u64> {
+    let least = peers_bytes(0, ranks as i32)?;
+    if bytes < least {
+        return Err(error!(InvalidArgument, "{name}: buffers of {bytes} bytes; gc_peers_bytes says {least} and more"));
+    }
+    Ok(bytes as u64)
 }
 
 /// How many ranks a world has.
@@ -90,13 +103,8 @@ impl Peers {
         let rank = usize::try_from(places.rank).ok().filter(|&rank| rank < ranks).ok_or_else(|| {
             error!(InvalidArgument, "options: rank {} of {ranks}: 0 <= rank < world_size expected", places.rank)
         })?;
-        let (ordinal, least) = (ordinal_of(places.device)?, peers_bytes(0, ranks as i32)?);
-        if (places.bytes as u64) < least as u64 {
-            return Err(error!(
-                InvalidArgument,
-                "options: buffers of {} bytes; gc_peers_bytes says {least} and more", places.bytes
-            ));
-        }
+        let ordinal = ordinal_of(places.device)?;
+        let bytes = check_buffer_bytes("options", i64::try_from(places.bytes).unwrap_or(i64::MAX), ranks)?;
         let _delay = cancel::delay();
         for (number, &address) in places.buffers.iter().enumerate() {
             if let Some(other) = places.buffers[..number].iter().position(|&other| other == address) {
@@ -105,9 +113,9 @@ impl Peers {
                     "options: buffers[{other}] and buffers[{number}] are both {address:#x}"
                 ));
             }
-            memory::check_buffer(ordinal, number, address, places.bytes as u64, number == rank)?;
+            memory::check_buffer(ordinal, number, address, bytes, number == rank)?;
         }
-        let (bytes, timeout_ms) = (places.bytes as u64, timeout(places.timeout_ms));
+        let timeout_ms = timeout(places.timeout_ms);
         let memory = memory::Peers::new(ordinal, rank, places.buffers, bytes, timeout_ms, Vec::new(), None)?;
         Ok(Self::over(rank, memory, timeout_ms, None))
     }
@@ -147,7 +155,8 @@ impl Peers {
             )),
             Block::Cuda(_) if self.memory.world() > 1 && bytes as u64 > self.memory.most_bytes() => Err(error!(
                 InvalidArgument,
-                "{bytes} bytes a chunk; the communicator's buffers have room for {}: gc_peers_bytes of more elements",
+                "{bytes} bytes from each rank; the communicator's buffers have room for {}: gc_allreduce_peers_bytes and \
+                 gc_peers_bytes say how large they must be",
                 self.memory.most_bytes()
             )),
             Block::Cuda(_) => Ok(()),

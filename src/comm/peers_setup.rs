@@ -18,18 +18,18 @@ use crate::{
 
 use super::{
     exchange::timeout,
-    peers::{Peers, ordinal_of, peers_bytes},
+    peers::{Peers, check_buffer_bytes, ordinal_of},
     record::{self, Bytes, Record, Records, Subject},
     rendezvous::Rendezvous,
     topology::Topology,
 };
 
 /// Every rank of the bootstrap comes here, with a device or with what went wrong before it had one.
-pub fn open(bootstrap: &Topology, device: Result<Device>, elements: i64, timeout_ms: u32) -> Result<Peers> {
+pub fn open(bootstrap: &Topology, device: Result<Device>, bytes: i64, timeout_ms: u32) -> Result<Peers> {
     const NOTHING: Bytes = [0; record::BYTES];
     let rank = bootstrap.rank();
     // Whatever goes wrong here, the others wait.
-    let opening = device.and_then(|device| Opening::new(device, elements, bootstrap.world()));
+    let opening = device.and_then(|device| Opening::new(device, bytes, bootstrap.world()));
     let greeting = opening.as_ref().map_or_else(|_| Record::new(SUBJECT, true), |opening| opening.greeting().record());
     let records = bootstrap.all_gather_records(SUBJECT, greeting)?;
     let opening = opening?;
@@ -74,8 +74,8 @@ struct Opening {
 }
 
 impl Opening {
-    fn new(device: Device, elements: i64, world: usize) -> Result<Self> {
-        let (ordinal, bytes) = (ordinal_of(device)?, peers_bytes(elements, world as i32)? as u64);
+    fn new(device: Device, bytes: i64, world: usize) -> Result<Self> {
+        let (ordinal, bytes) = (ordinal_of(device)?, check_buffer_bytes("bytes", bytes, world)?);
         let buffer = Buffer::new(ordinal, bytes)?;
         let identity = buffer.identity()?;
         Ok(Self { ordinal, bytes, buffer, identity })

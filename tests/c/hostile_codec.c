@@ -793,6 +793,14 @@ static void call_allreduce(void) {
         comm = make_of_two(comm);
     bool made = make_codec(&m, comm);
     gc_allreduce_t *allreduce = made ? (gc_allreduce_t *)(void *)m.handle : NULL;
+    if (made) {
+        const gc_codec_options_t *given = one_in(8) ? NULL : &m.options;
+        begin(f_gc_allreduce_peers_bytes);
+        bytes = gc_allreduce_peers_bytes(given, (int32_t)n_ranks);
+        EXPECT(bytes == -1 || bytes >= gc_peers_bytes(0, (int32_t)n_ranks));
+        judge(bytes >= 0 ? GC_STATUS_OK : GC_STATUS_INVALID_ARGUMENT,
+              given == NULL || n_ranks > 64 ? FAULT(INVALID_ARGUMENT) : 0);
+    }
     begin(f_gc_comm_free);
     gc_comm_free(comm);
     succeeded();

@@ -219,6 +219,7 @@ static void communicators(void) {
     gc_comm_free(comms[1]);
     CHECK(gc_peers_bytes(16, 0) == -1 && strstr(gc_last_error(), "world_size: 0"));
     CHECK(gc_peers_bytes(-1, 2) == -1 && gc_peers_bytes(0, 1) > 0);
+    CHECK(gc_allreduce_peers_bytes(NULL, 2) == -1 && strstr(gc_last_error(), "options: NULL"));
     CHECK(gc_shard_elements(16, 0) == -1 && strstr(gc_last_error(), "world_size: 0"));
     CHECK(gc_shard_elements(-16, 1) == -1 && strstr(gc_last_error(), "n_elements: -16"));
 

@@ -405,6 +405,10 @@ static void ranks_reduce_to_the_same_mean()
     HOLD(status([] { gradcodec::comm_from_nccl(nullptr); }) == GC_STATUS_INVALID_ARGUMENT);
     HOLD(gradcodec::peers_bytes(1000, 2) > 1000 / 4);
     HOLD(status([] { gradcodec::peers_bytes(1000, 65); }) == GC_STATUS_INVALID_ARGUMENT);
+    gc_codec_options_t int8 = {};
+    int8.codec = GC_CODEC_INT8, int8.n_elements = 1000;
+    HOLD(gradcodec::allreduce_peers_bytes(int8, 2) > 2 * 1000);
+    HOLD(status([&] { gradcodec::allreduce_peers_bytes(int8, 65); }) == GC_STATUS_INVALID_ARGUMENT);
     HOLD(status([] { gradcodec::comm_from_peers(2, {kDLCUDA, 0}, 4096, {nullptr, nullptr}); }) == GC_STATUS_INVALID_ARGUMENT);
     HOLD(status([] { gradcodec::comm_from_nccl_id({}, 1, 1, {kDLCUDA, 0}); }) == GC_STATUS_INVALID_ARGUMENT);
     const gc_status_t id = status([] { gradcodec::comm_nccl_id(); });

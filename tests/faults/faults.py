@@ -199,7 +199,7 @@ for name, old, new in (
     ("comm_from_nccl_id", "id.data(), rank, world_size,", "id.data(), world_size, rank,"),
     ("comm_hierarchical", "(intra_node.get(), inter_node.get()", "(inter_node.get(), intra_node.get()"),
     ("share_send", "(tensor.get(), socket, flags,", "(tensor.get(), socket, 0 * flags,"),
-    ("comm_open_peers", "device, n_elements, timeout_ms, &out", "device, n_elements, 0 * timeout_ms, &out"),
+    ("comm_open_peers", "device, bytes, timeout_ms, &out", "device, bytes, 0 * timeout_ms, &out"),
 ):
     fault(f"gradcodec.hpp: an argument of {name}", "swapped or lost argument", HPP, old, new, OF_HPP)
 for module, name, old, new, test in (

@@ -314,8 +314,8 @@ def peers():
     """Ranks that write to each other's memory, by themselves and as the inside of two levels."""
     card, rng = Card(1 << 20, exact=True), np.random.default_rng(6)
     worlds = (
-        lambda: OnCard(4, "peers", room=40_000), lambda: MachinesOnCard([2, 2], "peers", "group", room=40_000),
-        lambda: MachinesOnCard([2, 1], "peers", "group", room=200_000),
+        lambda: OnCard(4, "peers"), lambda: MachinesOnCard([2, 2], "peers", "group"),
+        lambda: MachinesOnCard([2, 1], "peers", "group"),
     )  # fmt: skip
     for make in worlds:
         for kind, segments in (ONEBIT, [20_003]), (SIGN, [9000, 0, 5]):

@@ -164,14 +164,15 @@ def shows_its_communicator(here):
     return torchs(here) is not None
 
 
-ROOM = 2**26 + 3  # elements that communicators over peer memory have room for
+ROOM = 2**26 + 3  # elements of ONEBIT that communicators over peer memory have room for
 PATIENCE = 20_000  # milliseconds that they wait
 
 
 def over_peers(here, patience=PATIENCE):
     """Found by the library, over pipes."""
     place, bootstrap, comm = place_of(here, "cuda"), over_pipes(here), POINTER(Comm)()
-    call("gc_comm_open_peers", bootstrap, place.device, ROOM, patience, byref(comm))
+    size = lib.gc_peers_bytes(ROOM, here.world)
+    call("gc_comm_open_peers", bootstrap, place.device, size, patience, byref(comm))
     lib.gc_comm_free(bootstrap)
     return comm
 

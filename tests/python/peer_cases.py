@@ -8,8 +8,8 @@ from ctypes import POINTER, byref
 import numpy as np
 
 from capi import AllReduce, lib
-from codec_model import MEAN, ONEBIT, PROPAGATE, RMS, SIGN, TRANSACTIONAL, ZERO, Model, f32
-from codecs_c import Host, call, dtype_name, gradient, options_of, or_null, same, views
+from codec_model import MEAN, ONEBIT, PROPAGATE, RMS, SIGN, TRANSACTIONAL, ZERO, f32
+from codecs_c import Host, call, dtype_name, gradient, model_of, options_of, or_null, same, views
 from comms import World
 
 SIZES = [0, 1, 2, 7, 8, 9, 63, 65, 1023, 1024, 1025, 4097, 8193]
@@ -38,7 +38,7 @@ class Side:
     def __init__(self, world, place, options, streams=None):
         self.world, self.place, self.dtype = world, place, options["values"]
         self.streams = streams or [None] * world.size
-        self.models = [Model(**options, n_chunks=world.size, server=rank) for rank in range(world.size)]
+        self.models = [model_of(**options, n_chunks=world.size, server=rank) for rank in range(world.size)]
         self.handles = [POINTER(AllReduce)() for _ in self.models]
         each = [options_of(model, place.device) for model in self.models]
         for one in each:
@@ -139,14 +139,28 @@ def plain_case(rng, over_peers, over_callbacks, place, most, streams):
         same(got, expected, f"{n} elements, array {number}")
 
 
+def is_plain(rng):
+    return rng.random() < 0.3
+
+
+def room_of(seed, size, most):
+    """What the library says that the buffers of a case need."""
+    rng = np.random.default_rng([seed, size])
+    if is_plain(rng):
+        return lib.gc_peers_bytes(sum(random_segments(rng, most)), size)
+    model = model_of(**random_options(rng, most), n_chunks=size)
+    return lib.gc_allreduce_peers_bytes(byref(options_of(model, Host().device)), size)
+
+
 def cases(seeds, size, place, most, level=World, streams=None, clear=lambda: None):
-    """Random cases of a world of so many ranks on one GPU, with one communicator."""
-    # 20 segments have 5 bytes each in a chunk for every rank, as many as 40 elements.
-    with level(size, "peers", room=most + 20 * 40 * size + 64) as over_peers, World(size, "board") as over_callbacks:
+    """Random cases of a world of so many ranks on one GPU, with one communicator, whose buffers are no larger than the
+    largest case needs."""
+    room = max(room_of(seed, size, most) for seed in seeds)
+    with level(size, "peers", room=room) as over_peers, World(size, "board") as over_callbacks:
         for seed in seeds:
             rng = np.random.default_rng([seed, size])
             try:
-                one_case = plain_case if rng.random() < 0.3 else handle_case
+                one_case = plain_case if is_plain(rng) else handle_case
                 one_case(rng, over_peers, over_callbacks, place, most, streams)
             except Exception as error:
                 raise AssertionError(f"seed {seed}, {size} ranks: {error}") from error

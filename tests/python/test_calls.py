@@ -92,6 +92,14 @@ def said(recorder):
 
 
 # What is called, and what C is then told.
+OPTIONS = dict(
+    values="float16", results="float32", error=1, scale=1, nonfinite=2, beta=0.75, device=(2, 3), n_chunks=4, server=5
+)
+SAID_OF_OPTIONS = (
+    "codec=2 device=2:3 values=2.16.1 results=2.32.1 error=1 scale=1 nonfinite=2 beta=0.75 segments=[8 9] n_segments=2 "
+    "n_chunks=4 server=5"
+)
+
 CALLS = {
     "set_threads": (lambda g: g.set_threads(5), "gc_set_threads(5)"),
     "prepare": (lambda g: g.prepare((2, 3)), "gc_prepare(2:3)"),
@@ -135,6 +143,9 @@ CALLS = {
     "share_receive": (lambda g: g.share_receive(5, (2, 3), 7), "gc_share_receive(5, 2:3, 7, out)"),
     "shard_elements": (lambda g: g.shard_elements(11, 7), "gc_shard_elements(11, 7)"),
     "peers_bytes": (lambda g: g.peers_bytes(11, 7), "gc_peers_bytes(11, 7)"),
+    "allreduce_peers_bytes": (
+        lambda g: g.allreduce_peers_bytes(2, [8, 9], 7, **OPTIONS), f"gc_allreduce_peers_bytes({{{SAID_OF_OPTIONS}}}, 7)"
+    ),
     "group": (lambda g: g.group(3), "gc_comm_group(3, out)"),
     "communicator": (
         lambda g: g.communicator(2, 5, print, print),
@@ -177,14 +188,6 @@ def test_a_function_of_the_client_gives_every_argument_as_the_c_function_takes_i
     else:
         assert lines == [expected]
 
-
-OPTIONS = dict(
-    values="float16", results="float32", error=1, scale=1, nonfinite=2, beta=0.75, device=(2, 3), n_chunks=4, server=5
-)
-SAID_OF_OPTIONS = (
-    "codec=2 device=2:3 values=2.16.1 results=2.32.1 error=1 scale=1 nonfinite=2 beta=0.75 segments=[8 9] n_segments=2 "
-    "n_chunks=4 server=5"
-)
 
 METHODS = {
     "Codec": (

@@ -215,14 +215,21 @@ class EnteredNodes(Nodes):
     each, level = Entered.each, Entered
 
 place, ranks = Place(), {ranks}
-# As the header says it, for the largest of SEGMENTS.
 size = sum(ranks)
-room = -(-(20_003 + 1024 * size) * (1 if ranks[0] == {leaders} else ranks[0]) // {leaders})
+
+def room_of(options):
+    # As the header says it.
+    model = codecs_c.model_of(**options, n_chunks=size)
+    given = codecs_c.options_of(model, place.device)
+    room = max(lib.gc_allreduce_peers_bytes(byref(given), size), lib.gc_peers_bytes(3001, size))
+    more = 32 * size * ranks[0] if {leaders} < ranks[0] else 0
+    return -(-room * ranks[0] // {leaders}) + more
+
 for seed in range(2):
     rng = np.random.default_rng([seed, *ranks])
     options = any_handle(rng, {ways})
     dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
-    with EnteredNodes(ranks, {ways}, {leaders}, {flags}, room) as world, \\
+    with EnteredNodes(ranks, {ways}, {leaders}, {flags}, room_of(options)) as world, \\
             CheckedRanks(world, place, **options) as checked:
         for step in range(4):
             gradients = [[gradient(rng, n, dtype, step == 1) for n in segments] for _ in range(sum(ranks))]

@@ -23,14 +23,14 @@ def each(function):
         thread.join()
     return found
 
-def opened(devices, elements=(1000, 1000), timeout=60_000):
+def opened(devices, sizes=(8192, 8192), timeout=60_000):
     # Of each rank the status, the last error, and the communicator.
     group = (POINTER(Comm) * 2)()
     assert lib.gc_comm_group(2, group) == 0
 
     def open(rank):
         comm = POINTER(Comm)()
-        status = lib.gc_comm_open_peers(group[rank], devices[rank], elements[rank], timeout, byref(comm))
+        status = lib.gc_comm_open_peers(group[rank], devices[rank], sizes[rank], timeout, byref(comm))
         assert bool(comm) == (status == 0)
         return status, last_error() if status else "", comm
 
@@ -90,8 +90,16 @@ nothing_is_left()
 
 def test_ranks_that_want_something_else_are_told():
     run_ranks("""
-for status, sentence, _ in opened(cards(0, 1), (1000, 200_000)):
+for status, sentence, _ in opened(cards(0, 1), (8192, 200_000)):
     assert status == Status.INVALID_ARGUMENT and "bytes expected, got" in sentence, sentence
+least = lib.gc_peers_bytes(0, 2)
+for few in -1, least - 1, -2**63:  # the first is what says that there is no number
+    (own, why, _), (other, told, _) = opened(cards(0, 1), (few, 8192))
+    assert own == Status.INVALID_ARGUMENT and f"{few} bytes; gc_peers_bytes says {least}" in why, why
+    assert other == Status.INVALID_ARGUMENT and "rank 0: could not allocate its buffer" in told, told
+for status, sentence, comm in opened(cards(0, 1), (least, least)):
+    assert status == 0, sentence
+    lib.gc_comm_free(comm)
 (own, why, _), (other, told, _) = opened([DLDevice(CPU, 0), DLDevice(CUDA, 1)])
 assert own == Status.UNSUPPORTED_DEVICE and "cpu" in why, why
 assert other == Status.INVALID_ARGUMENT and "rank 0: could not allocate its buffer" in told, told
@@ -269,6 +277,6 @@ for comm in comms:
     lib.gc_comm_free(comm)
 assert lib.gc_trim(place.device) == 0
 kept = fake.fake_in_use(0) - own
-assert lib.gc_peers_bytes(1000, 2) <= kept < 2 * lib.gc_peers_bytes(1000, 2), kept
+assert 8192 <= kept < 2 * 8192, kept
 assert fake.fake_in_use(1) == 0
 """)

@@ -1409,6 +1409,22 @@ def test_buffers_of_peers_that_cannot_be_are_minus_one(arguments, words):
     assert is_sentence(last_error()) and says(last_error(), *words), last_error()
 
 
+def of_int8(**fields):
+    return capi.CodecOptions(**{"struct_size": ctypes.sizeof(capi.CodecOptions), "codec": 5, "n_elements": 100, **fields})
+
+
+@pytest.mark.parametrize(
+    "options, world, words",
+    [(None, 2, ("options", "NULL")), (of_int8(), 0, ("world_size", 0)), (of_int8(), 65, ("world_size", 65, 64)),
+     (of_int8(n_elements=-5), 2, ("segment 0", -5)), (of_int8(scale=1), 2, ("scale", 1)),
+     (of_int8(results=capi.dldtype("bfloat16")), 2, ("results", "bfloat16", "float32")),
+     (of_int8(n_elements=2**62), 2, ("2^63 - 1",)), (of_int8(struct_size=8), 2, ("struct_size", 8))],
+)  # fmt: skip
+def test_buffers_of_all_reduces_that_cannot_be_are_minus_one(options, world, words):
+    assert lib.gc_allreduce_peers_bytes(None if options is None else ctypes.byref(options), world) == -1
+    assert is_sentence(last_error()) and says(last_error(), *words), last_error()
+
+
 def test_a_workspace_of_fewer_than_no_elements_has_minus_one_byte():
     assert lib.gc_onebit_workspace_bytes(-3) == -1
     assert is_sentence(last_error()) and says(last_error(), "n_elements", -3), last_error()
