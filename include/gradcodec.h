@@ -962,8 +962,7 @@ int64_t gc_shard_elements(int64_t n_elements,
  *
  * An *all-reduce* (gc_allreduce_t) joins a communicator and a codec. It keeps the errors itself, and passes over memory
  * once where gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype that codecs
- * know. The result is the mean, the sum where GC_REDUCTION_SUM says so, or the majority with GC_CODEC_SIGN. Peer memory
- * takes GC_CODEC_ONEBIT and GC_CODEC_SIGN alone.
+ * know. The result is the mean, the sum where GC_REDUCTION_SUM says so, or the majority with GC_CODEC_SIGN.
  *
  *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
  *     gc_allreduce_t *allreduce;
@@ -987,9 +986,8 @@ typedef struct gc_allreduce_t gc_allreduce_t;
  * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results all 0 or the same as
  * values. `*out`: yours to release, by gc_allreduce_free().
  *
- * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not create its own; a
- * block codec over peer memory.
- * COMM, BUSY. A failure on one rank fails all, except BUSY and a NULL `comm`: then the others keep waiting.
+ * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not create its own; peer
+ * memory with too little room (gc_allreduce_peers_bytes()). COMM, BUSY. A failure on one rank fails all, except BUSY and a NULL `comm`: then the others keep waiting.
  */
 gc_status_t gc_allreduce_create(gc_comm_t *comm,
                                 const gc_codec_options_t *options,

@@ -162,13 +162,6 @@ impl Parts {
             ));
         }
         check_results(&descriptor)?;
-        if descriptor.kind.format().is_some() && communicator.is_over_peers() {
-            return Err(error!(
-                InvalidArgument,
-                "options: codec {}, which is not exchanged over peer memory; another transport expected",
-                descriptor.kind.name()
-            ));
-        }
         let codec = Codec::new(&Descriptor { n_chunks: world, server: communicator.rank() as u64 + 1, ..descriptor })?;
         let buffers = communicator.buffers(codec.device(), &codec)?;
         Ok(Self { codec, buffers })

@@ -20,17 +20,22 @@ use super::{
 ///     chunk       | own |                      reduced by this rank
 /// ```
 ///
-/// Where the transport has receive slots, chunks arrive there, and there is only room for one here.
+/// Where the transport has receive slots, chunks arrive there, and there is only room for what this rank sends; where the
+/// codec itself writes to those of the others, for one chunk.
 pub struct Buffers {
     device: Device,
     memory: Block,
     /// For chunks of all ranks' payloads, and for reduced ones, if the transport has them.
     receive_slots: Option<[usize; 2]>,
+    /// Whether the codec writes to the other ranks' memory by itself.
+    direct: bool,
     /// Of the codec: set when a rank is lost. An address as a number, to be shared.
     error_flag: usize,
     /// Bytes of a chunk, at most.
     most: i64,
     world: i64,
+    /// Chunks in front of the one that this rank reduces.
+    others: i64,
     workspace: Workspace,
     /// Shapes of the three.
     payload: [i64; 1],
@@ -43,7 +48,12 @@ impl Buffers {
         let world = topology.world() as i64;
         let stride = codec.payload_bytes() / world;
         let receive_slots = topology.receive_slots().map(|slots| slots.map(<*mut u8>::expose_provenance));
-        let others = if receive_slots.is_some() { 0 } else { 2 * world };
+        let direct = topology.direct().is_some() && codec.writes_to_peers();
+        let others = match receive_slots {
+            _ if direct => 0,
+            Some(_) => world,
+            None => 2 * world,
+        };
         let bytes = (others + 1).checked_mul(stride);
         let bytes = bytes.ok_or_else(|| {
             error!(SizeOverflow, "{world} chunks of {stride} bytes, sent and received, are more than 2^63 - 1")
@@ -58,6 +68,8 @@ impl Buffers {
             device,
             memory,
             receive_slots,
+            direct,
+            others,
             error_flag,
             most: stride,
             world,
@@ -75,6 +87,10 @@ impl Buffers {
         let stride = codec.payload_bytes() / self.world;
         assert!(stride <= self.most);
         (self.payload, self.payloads, self.chunk) = ([self.world * stride], [self.world, stride], [stride]);
+    }
+
+    pub fn are_direct(&self) -> bool {
+        self.direct
     }
 
     /// Bytes of a chunk.
@@ -120,8 +136,7 @@ impl Buffers {
     }
 
     pub fn chunk(&self) -> View<'_> {
-        let behind = if self.receive_slots.is_some() { 0 } else { 2 * self.world };
-        self.view("chunk", behind, &self.chunk)
+        self.view("chunk", self.others, &self.chunk)
     }
 
     /// The reduced chunks of all ranks.

@@ -326,18 +326,22 @@ BITS = ONEBIT, ONEBIT, SIGN
 SEGMENTS = [0], [5], [1025], [0, 7, 0, 3000, 1], [8, 8, 8, 8], [0, 0], [2048, 1023, 65], [20_003], [1] * 20, []
 
 
+def of_family(rng, codec, segments):
+    """Options that only some codecs have."""
+    if codec in FORMATS:
+        return dict(reduction=int(rng.integers(0, 2)), raw=[bool(rng.random() < 0.3) for _ in segments])
+    return dict(scale=int(rng.choice([RMS, MEAN])))
+
+
 def random_handle(rng, codecs=(*BITS, *FORMATS)):
     codec = int(rng.choice(codecs))
     dtype, segments = str(rng.choice(["float32", "float16", "bfloat16"])), list(SEGMENTS[rng.integers(0, len(SEGMENTS))])
-    if codec in FORMATS:
-        of_family = dict(reduction=int(rng.integers(0, 2)), raw=[bool(rng.random() < 0.3) for _ in segments])
-    else:
-        of_family = dict(scale=int(rng.choice([RMS, MEAN])))
+    options = of_family(rng, codec, segments)
     return dict(
         codec=codec, segments=segments, values=dtype, results=dtype,
         error=None if codec == SIGN else [None, "float32", "float32", "bfloat16"][rng.integers(0, 4)],
         nonfinite=int(rng.choice([PROPAGATE, ZERO, TRANSACTIONAL])), beta=float(f32(rng.choice([1.0, 0.95]))),
-        **of_family,
+        **options,
     )  # fmt: skip
 
 

@@ -7,10 +7,11 @@ from ctypes import POINTER, byref
 
 import numpy as np
 
+from block_model import FORMATS
 from capi import AllReduce, lib
-from codec_model import MEAN, ONEBIT, PROPAGATE, RMS, SIGN, TRANSACTIONAL, ZERO, f32
+from codec_model import PROPAGATE, SIGN, TRANSACTIONAL, ZERO, f32
 from codecs_c import Host, call, dtype_name, gradient, model_of, options_of, or_null, same, views
-from comms import World
+from comms import BITS, World, of_family
 
 SIZES = [0, 1, 2, 7, 8, 9, 63, 65, 1023, 1024, 1025, 4097, 8193]
 
@@ -22,12 +23,12 @@ def random_segments(rng, most):
 
 
 def random_options(rng, most):
-    codec = int(rng.choice([ONEBIT, ONEBIT, SIGN]))
+    codec, segments = int(rng.choice([*BITS, *FORMATS])), random_segments(rng, most)
     dtype = str(rng.choice(["float32", "float16", "bfloat16"]))
     return dict(
-        codec=codec, segments=random_segments(rng, most), values=dtype, results=dtype,
+        codec=codec, segments=segments, values=dtype, results=dtype,
         error=None if codec == SIGN else [None, "float32", "bfloat16"][rng.integers(0, 3)],
-        scale=int(rng.choice([RMS, MEAN])), nonfinite=int(rng.choice([PROPAGATE, ZERO, TRANSACTIONAL])),
+        **of_family(rng, codec, segments), nonfinite=int(rng.choice([PROPAGATE, ZERO, TRANSACTIONAL])),
         beta=float(f32(rng.choice([1.0, 0.95]))),
     )  # fmt: skip
 

@@ -54,7 +54,7 @@ for size in 1, 2, 3:
 
 HALVES = """
 from codec_model import PROPAGATE
-from comms import BITS, OF_FAMILIES, CheckedRanks, errors_go_on, random_handle
+from comms import OF_FAMILIES, CheckedRanks, errors_go_on, random_handle
 
 home = ctypes.c_void_p()
 assert fake.cuInit(0) == 0 and fake.cuCtxGetCurrent(byref(home)) == 0
@@ -66,10 +66,6 @@ class Entered(World):
             assert fake.cuCtxPushCurrent_v2(home) == 0
             return function(rank)
         return World.each(self, run)
-
-def any_handle(rng, *over):
-    # Over peer memory there are no block codecs.
-    return random_handle(rng, BITS) if "peers" in over else random_handle(rng)
 """
 
 
@@ -85,7 +81,7 @@ exec({HALVES!r})
 place, size = Place(), {size}
 for seed in range({seeds}):
     rng = np.random.default_rng([seed, size])
-    options = any_handle(rng, {over})
+    options = random_handle(rng)
     dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
     with Entered(size, {over}) as world, CheckedRanks(world, place, **options) as whole, \\
             CheckedRanks(world, place, **options) as halves:
@@ -129,13 +125,14 @@ assert not fake.fake_events() and not fake.fake_pinned(), (fake.fake_events(), f
 
 @pytest.mark.parametrize("error", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["onebit", "int8", "mean", "sum"])
-def test_errors_go_on_in_a_world_of_any_size_on_one_card(family, error):
+@pytest.mark.parametrize("over", ["group", "peers"])
+def test_errors_go_on_in_a_world_of_any_size_on_one_card(over, family, error):
     run_comm(f"""
 exec({HALVES!r})
 assert list(OF_FAMILIES) == ["onebit", "int8", "mean", "sum"]
 place = Place()
 for old, new in {both(quick=[(2, 3), (3, 3)], all=[(3, 3), (2, 3), (4, 1), (1, 3), (3, 5)])}:
-    errors_go_on(place, old, new, "{error}", "{family}", lambda size: Entered(size, "group"))
+    errors_go_on(place, old, new, "{error}", "{family}", lambda size: Entered(size, "{over}"))
     place.release()
 """)
 
@@ -227,7 +224,7 @@ def room_of(options):
 
 for seed in range(2):
     rng = np.random.default_rng([seed, *ranks])
-    options = any_handle(rng, {ways})
+    options = random_handle(rng)
     dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
     with EnteredNodes(ranks, {ways}, {leaders}, {flags}, room_of(options)) as world, \\
             CheckedRanks(world, place, **options) as checked:

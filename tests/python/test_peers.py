@@ -215,25 +215,30 @@ with LateNodes([3], "peers", "group") as world:
 """)
 
 
-def test_block_codecs_are_refused_over_peer_memory_on_every_rank():
+def test_buffers_without_room_for_a_handle_are_refused_on_every_rank():
     run_ranks("""
 from block_model import INT8
 from capi import AllReduce
 
-found = opened(cards(0, 1))
-assert all(status == 0 for status, *_ in found), found
-options = capi.CodecOptions(struct_size=ctypes.sizeof(capi.CodecOptions), codec=INT8, n_elements=100)
+options = capi.CodecOptions(struct_size=ctypes.sizeof(capi.CodecOptions), codec=INT8, n_elements=100_000)
+needed = lib.gc_allreduce_peers_bytes(byref(options), 2)
+for size in needed, needed - 1:
+    found = opened(cards(0, 1), (size, size))
+    assert all(status == 0 for status, *_ in found), found
 
-def create(rank):
-    handle, mine = POINTER(AllReduce)(), capi.CodecOptions.from_buffer_copy(options)
-    mine.device = DLDevice(CUDA, rank)
-    status = lib.gc_allreduce_create(found[rank][2], byref(mine), byref(handle))
-    return status, last_error()
+    def create(rank):
+        handle, mine = POINTER(AllReduce)(), capi.CodecOptions.from_buffer_copy(options)
+        mine.device = DLDevice(CUDA, rank)
+        status = lib.gc_allreduce_create(found[rank][2], byref(mine), byref(handle))
+        sentence = last_error() if status else ""
+        lib.gc_allreduce_free(handle)
+        return status, sentence
 
-for status, sentence in each(create):
-    assert status == Status.INVALID_ARGUMENT and "GC_CODEC_INT8" in sentence and "peer memory" in sentence, sentence
-for _, _, comm in found:
-    lib.gc_comm_free(comm)
+    for status, sentence in each(create):
+        assert status == (0 if size == needed else Status.INVALID_ARGUMENT), sentence
+        assert size == needed or "gc_allreduce_peers_bytes" in sentence, sentence
+    for _, _, comm in found:
+        lib.gc_comm_free(comm)
 """)
 
 

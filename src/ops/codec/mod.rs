@@ -195,6 +195,11 @@ impl Codec {
         })
     }
 
+    /// Whether its chunks can go straight to other ranks' memory. Block codecs' are pushed there when they are complete.
+    pub fn writes_to_peers(&self) -> bool {
+        self.plan.blocks.is_none()
+    }
+
     pub fn payload_bytes(&self) -> i64 {
         self.plan.payload_bytes()
     }
