@@ -206,7 +206,7 @@ static void call_large_codec_with_threads(void) {
 }
 
 /* Both all-reduces, of a rank that is alone. */
-static void call_allreduces(void) {
+static void call_allreduces_by(int32_t kind) {
     int64_t length = 5001, shard = gc_shard_elements(length, 1), sizes[3] = {5000, 0, 1}, one[1] = {1};
     int64_t rows[2] = {1, 5001};
     uint32_t flags;
@@ -226,7 +226,7 @@ static void call_allreduces(void) {
     CHECK_OK(gc_comm_async_error(comm));
     memset(&options, 0, sizeof options);
     options.struct_size = sizeof options;
-    options.codec = GC_CODEC_ONEBIT;
+    options.codec = kind;
     options.nonfinite = GC_NONFINITE_TRANSACTIONAL;
     options.segments = sizes;
     options.n_segments = 3;
@@ -247,6 +247,11 @@ static void call_allreduces(void) {
     CHECK_OK(gc_allreduce_reset(allreduce, NULL));
     gc_allreduce_free(allreduce);
     gc_comm_free(comm);
+}
+
+static void call_allreduces(void) {
+    call_allreduces_by(GC_CODEC_ONEBIT);
+    call_allreduces_by(GC_CODEC_INT4);
 }
 
 /* Answers as if both of two ranks sent the same, but in what they tell each other at creation: 64 bytes, with the rank at

@@ -79,6 +79,31 @@ fault("a scale that is a denormal is rounded up at the tie", "wrong bits at an e
 fault("a sum is divided as a mean is", "wrong bits", f"{BLOCKS}/reduce.rs",
       "plan.rules.reduction == Reduction::Mean", "plan.rules.reduction != Reduction::Sum || *payloads > 1",
       python("test_block_codec", "test_case", "up_to_nine", fakes=False))
+fault("a block that is not finite loses its errors", "error lost", f"{BLOCKS}/encode.rs",
+      "if is_kept::<E>() { E::load(old.add(kept_at(0)), index) } else { 0.0 }", "0.0",
+      python("test_block_codec", "test_case", "blocks_that_are_not_finite", fakes=False))
+fault("the last block of a segment has what was there before", "wrong bits at a tail", f"{BLOCKS}/encode.rs",
+      "unit.0[count..blocks * block].fill(0.0);", "",
+      python("test_block_codec", "test_case", "every_shape", fakes=False))
+fault("ranks need not have the same raw segments", "ranks that disagree", "src/plan/codec.rs",
+      "run.elements as u64 | u64::from(run.raw) << 63", "run.elements as u64 | u64::from(run.raw) << 63 & 1",
+      python("test_comm", "other_options_of_a_block_codec", fakes=False))
+fault("raw segments of a codec that has none", "refusal lost", "src/ops/codec/descriptor.rs",
+      "if self.raw.is_some() {", "if self.raw.is_some_and(<[u8]>::is_empty) {",
+      python("test_client", "names_that_are_none", fakes=False))
+fault("a block codec does not look whether its launch was taken", "driver's failure lost", "src/backend/cuda/codec/mod.rs",
+      "self.encode_blocks(queue, dtype, call)?;", "let _ = self.encode_blocks(queue, dtype, call);",
+      python("test_codec_driver", "in_a_call_on_a_codec", "encode"))
+fault("kernels: errors of another world are not cut", "errors of other elements", "kernels/state.cuh",
+      "const bool cuts = codec.half == SERVER && call.row != 0;", "const bool cuts = false;",
+      python("test_comm_driver", "errors_go_on"))
+fault("kernels: a shard without elements is no shard", "wrong half of a step", "kernels/blocks_reduce.cuh",
+      "const bool to_shard = call.shard != 0;", "const bool to_shard = call.shard != 0 && call.dst != nullptr;",
+      python("test_comm_driver", "halves_on_one_card", "group"))
+fault("kernels: raw elements are added from the last payload on", "wrong order of a sum", "kernels/blocks_reduce.cuh",
+      "*reinterpret_cast<const float *>(from + r * codec.stride)",
+      "*reinterpret_cast<const float *>(from + (many - 1 - r) * codec.stride)",
+      python("test_codec_driver", "test_block_codecs", "int4"))
 fault("kernels: a block below 2^-100 has a scale", "wrong bits at an edge", "include/gradcodec/device.cuh",
       "most < 0x0d800000u ? 0 : ", "most < 0x0d000000u ? 0 : ", program("build/tests/blocks", "tests/emulator/blocks.cpp"))
 fault("only the first chunk of a payload is checked", "payload believed", DECODE,

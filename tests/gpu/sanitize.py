@@ -18,10 +18,11 @@ import capi  # noqa: E402
 import driver  # noqa: E402
 import gpu  # noqa: E402
 import kernels  # noqa: E402
+from block_model import INT4, INT8  # noqa: E402
 from codec_model import ONEBIT, SIGN  # noqa: E402
 from card import Card  # noqa: E402
-from codecs_c import call, one_case, same, strangers  # noqa: E402
-from comms import CheckedRanks, Machines, World, reference, shards  # noqa: E402
+from codecs_c import call, one_case, random_block_options, random_options, same, strangers  # noqa: E402
+from comms import CheckedRanks, Nodes, World, reference, shards  # noqa: E402
 from capi import AXIS_NONE, BIG, DTYPES, FLOATS, LITTLE, Managed, byref, lib  # noqa: E402
 from gpu import Layout, case, check, chunk_rows, truth_of, unpackbits  # noqa: E402
 from models import SIGNED, UNPACKED, majority, not_below_zero, scaled_signs  # noqa: E402
@@ -239,9 +240,10 @@ def codecs():
     """Every kernel of the codecs, on operands that end with their memory."""
     card = Card(1 << 20, exact=True)
     for seed in range(40):
-        with case(seed=seed):
-            one_case(card, seed, 30_000)
-            card.start_again()
+        for options in random_options, random_block_options:
+            with case(seed=seed):
+                one_case(card, seed, 30_000, options)
+                card.start_again()
     for kind in ONEBIT, SIGN:
         strangers(card, kind)
         card.start_again()
@@ -292,14 +294,17 @@ class OnCard(World):
         return World.each(self, on_card)
 
 
-class MachinesOnCard(Machines):
+class NodesOnCard(Nodes):
     each, level = OnCard.each, OnCard
 
 
 def halves():
     """Of an all-reduce, with shards that end with their memory, aligned and not."""
     card, rng = Card(1 << 20, exact=True), np.random.default_rng(5)
-    for kind, size, segments in (ONEBIT, 1, [8192, 3, 1030]), (ONEBIT, 3, [20_003]), (SIGN, 2, [9000, 0, 5]):
+    for kind, size, segments in (
+        (ONEBIT, 1, [8192, 3, 1030]), (ONEBIT, 3, [20_003]), (SIGN, 2, [9000, 0, 5]), (INT8, 1, [8192, 3, 1030]),
+        (INT4, 3, [20_003, 5]),
+    ):  # fmt: skip
         error = None if kind == SIGN else "float32"
         with OnCard(size) as world, CheckedRanks(world, card, codec=kind, segments=segments, error=error) as ranks:
             for step in range(3):
@@ -314,8 +319,8 @@ def peers():
     """Ranks that write to each other's memory, by themselves and as the inside of two levels."""
     card, rng = Card(1 << 20, exact=True), np.random.default_rng(6)
     worlds = (
-        lambda: OnCard(4, "peers"), lambda: MachinesOnCard([2, 2], "peers", "group"),
-        lambda: MachinesOnCard([2, 1], "peers", "group"),
+        lambda: OnCard(4, "peers"), lambda: NodesOnCard([2, 2], "peers", "group"),
+        lambda: NodesOnCard([2, 1], "peers", "group"),
     )  # fmt: skip
     for make in worlds:
         for kind, segments in (ONEBIT, [20_003]), (SIGN, [9000, 0, 5]):

@@ -11,10 +11,12 @@ import capi
 import driver
 import gpu
 from capi import CPU, CUDA, CodecOptions, DLDevice, Status, lib
+from block_model import FORMATS
 from card import Card
 from codec_model import NONFINITE, TAKEN_BACK, TRANSACTIONAL
 from codecs_c import Host, Refused, call, gradient, same, views
-from comms import CheckedRanks, World, reference, shards
+from comms import OF_FAMILIES, CheckedRanks, World, errors_go_on, random_handle, reference, shards
+from tiers import both
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +166,39 @@ def test_halves_on_the_card_are_a_run_and_what_the_formula_says(card, size, code
             if step < 4:
                 whole.commit()
                 assert halves.flags() == whole.flags()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_halves_of_block_codecs_on_the_card_are_a_run_and_what_the_page_says(card, size):
+    for seed in range(both(quick=5, all=20)):
+        rng = np.random.default_rng([seed, size])
+        options = random_handle(rng, tuple(FORMATS))
+        with (
+            World(size) as world,
+            CheckedRanks(world, card, **options) as whole,
+            CheckedRanks(world, card, **options) as halves,
+        ):
+            for step in range(3):
+                card.start_again()
+                gradients = [
+                    [gradient(rng, n, options["values"], step == 1) for n in options["segments"]] for _ in range(size)
+                ]
+                shards, aligned = halves.reduce_scatter(gradients, aligned=step % 2 == 0), step % 2 == 0
+                for one, other in zip(halves.all_gather(shards, aligned=aligned), whole.run(gradients)):
+                    same(one, other, f"seed {seed}, step {step}")
+                if options["nonfinite"] == TRANSACTIONAL:
+                    halves.commit()
+                    whole.commit()
+                halves.errors()
+            assert halves.flags() == whole.flags(), f"seed {seed}"
+
+
+@pytest.mark.parametrize("error", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", OF_FAMILIES)
+def test_errors_go_on_in_a_world_of_any_size(card, family, error):
+    for old, new in (2, 3), (3, 3), (4, 1):
+        card.start_again()
+        errors_go_on(card, old, new, error, family)
 
 
 def test_a_step_that_is_not_finite_on_one_rank_is_taken_back_on_all(card):

@@ -60,6 +60,18 @@ def test_the_e8m0_byte_is_the_smallest_power_of_two_that_holds_the_block(codec):
         assert 2.0 ** (int(byte) - 128) < product <= 2.0 ** (int(byte) - 127)
 
 
+@pytest.mark.parametrize("codec", CASTS, ids=("mxfp8", "mxfp4"))
+def test_the_e8m0_byte_is_what_a_logarithm_gives_but_just_above_a_power_of_two(codec):
+    """As torchao's to_mx rounds up (RCEIL), whose float32 logarithm may lose what is up to 40 ulps above."""
+    c, most = all_magnitudes(codec, 9), f32(block_model.FORMATS[codec].most)
+    scales, _, _, _ = quantize(codec, c)
+    quotients = np.abs(c.reshape(-1, 32)).max(axis=1) / most
+    normal = quotients >= f32(2.0**-126)
+    by_logarithm = np.ceil(np.log2(quotients[normal])).astype(int) + 127
+    less, above = scales[normal] - by_logarithm, quotients[normal].view(np.uint32) & 0x7FFFFF
+    assert set(less[above > 40]) == {0} and set(less) <= {0, 1} and (above > 40).sum() > 250
+
+
 @pytest.mark.parametrize("codec, most", ((INT8, 127), (INT4, 7)), ids=("int8", "int4"))
 def test_integer_blocks_are_within_half_a_step_of_what_they_stand_for(codec, most):
     c = all_magnitudes(codec, 11)
