@@ -228,12 +228,12 @@ for name, old, new in (
 ):
     fault(f"gradcodec.hpp: an argument of {name}", "swapped or lost argument", HPP, old, new, OF_HPP)
 for module, name, old, new, test in (
-    ("_codecs", "Codec.encode", "[*arrays, value_factor, error_factor, payload]",
-     "[*arrays, error_factor, value_factor, payload]", OF_METHODS),
-    ("_comms", "AllReduce.run", "[*arrays, value_factor, error_factor]\n",
-     "[*arrays, error_factor, value_factor]\n", OF_METHODS),
-    ("_comms", "AllReduce.reduce_scatter", "[*arrays, value_factor, error_factor, shard]\n",
-     "[*arrays, error_factor, value_factor, shard]\n", OF_METHODS),
+    ("_codecs", "Codec.encode", "others = value_factor, error_factor, payload\n",
+     "others = error_factor, value_factor, payload\n", OF_METHODS),
+    ("_comms", "AllReduce.run", "others = value_factor, error_factor\n",
+     "others = error_factor, value_factor\n", OF_METHODS),
+    ("_comms", "AllReduce.reduce_scatter", "others = value_factor, error_factor, shard\n",
+     "others = error_factor, value_factor, shard\n", OF_METHODS),
     ("_library", "GradCodec.nccl_world",
      '(_int32("rank", rank), _int32("world_size", world_size))\n        self.lib.gc_comm_from_nccl_id',
      '(_int32("world_size", world_size), _int32("rank", rank))\n        self.lib.gc_comm_from_nccl_id', OF_FUNCTIONS),

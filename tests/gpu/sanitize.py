@@ -323,7 +323,7 @@ def peers():
         lambda: NodesOnCard([2, 1], "peers", "group"),
     )  # fmt: skip
     for make in worlds:
-        for kind, segments in (ONEBIT, [20_003]), (SIGN, [9000, 0, 5]):
+        for kind, segments in (ONEBIT, [20_003]), (SIGN, [9000, 0, 5]), (INT8, [20_003, 5]):
             error = None if kind == SIGN else "float32"
             with make() as world, CheckedRanks(world, card, codec=kind, segments=segments, error=error) as ranks:
                 for step in range(3):
