@@ -445,7 +445,7 @@ multi-gpu: $(LIBRARY)
 
 #### Measure
 
-.PHONY: bench bench-codec bench-copy bench-python bench-report figures gpu-bench gpu-bench-copy gpu-bench-codec gpu-bench-kernels
+.PHONY: bench bench-codec bench-copy bench-python bench-ddp-hook bench-report figures gpu-bench gpu-bench-copy gpu-bench-codec gpu-bench-kernels
 ## CPU speed beside plain loops and NumPy: build/bench/cpu.json and a table. BENCH=--quick takes a minute.
 bench: $(BUILD)/bench/bits.so $(VENV)/ready
 	$(VENV)/bin/python bench/cpu.py --library $(LIBRARY) $(BENCH)
@@ -461,6 +461,10 @@ bench-copy: $(BUILD)/bench/bits.so $(VENV)/ready
 ## Host time of calls from Python, beside C's and torch's (`make peers`): build/bench/python_host.json and a table.
 bench-python: $(LIBRARY) $(VENV)/ready
 	$(if $(wildcard $(VENV)-peers/ready),$(VENV)-peers,$(VENV))/bin/python bench/python_host.py --library $(LIBRARY) $(BENCH)
+
+## Host time of DistributedDataParallel's hook, beside PyTorch's own hooks (needs `make peers`): build/bench/ddp_hook.json.
+bench-ddp-hook: $(LIBRARY) $(VENV)-peers/ready
+	$(VENV)-peers/bin/python bench/ddp_hook.py --library $(LIBRARY) $(BENCH)
 
 ## docs/PERFORMANCE.md and docs/WHEN.md, of what is in build/bench; then the pictures.
 bench-report: $(VENV)/plot

@@ -389,6 +389,29 @@ class _Frame:
             _FREE[room.bit_length()].append(self)
 
 
+class _Parts:
+    """Tensors that lie one after the other in memory, whose DLTensors are written once: at `places`, and `list` is the
+    address of a list of them. `counts`: of their elements; `device`: of one of DLPack's kinds, with its number."""
+
+    def __init__(self, counts: Sequence[int], dtype: str, device: tuple[int, int]) -> None:
+        (code, bits, lanes), (kind, number) = DTYPES[dtype], device
+        self._frame, self.count, self._address = _Frame(len(counts)), len(counts), 0
+        self.places, self.list, self._offsets, offset = self._frame.places, self._frame.list, list[int](), 0
+        for k, count in enumerate(counts):
+            self._frame.describe(k, 0, kind | number << 32, _about(code, bits, lanes), (count,))
+            self._offsets.append(offset)
+            offset += count * bits // 8
+
+    def at(self, address: int) -> _Parts:
+        """These parts, where the memory begins at an address now."""
+        if address != self._address:
+            words = self._frame.words
+            for k, offset in enumerate(self._offsets):
+                words[k * _WORDS] = address + offset
+            self._address = address
+        return self
+
+
 _LOW = 2**32 - 1  # of a device: its kind
 _LEAST, _MOST_KEPT = 8, 1024
 _FREE: list[list[_Frame]] = [[] for _ in range(64)]  # by the bits of their room

@@ -1,7 +1,7 @@
 """DistributedDataParallel's gradients, compressed."""
 
 import datetime
-from typing import Any, Iterable
+from typing import Any, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,16 +13,11 @@ from ._torch_steps import Compression, Raw, Unit, plain_name, raws, settings, wa
 
 
 class _Bucket(Unit):
-    """The parameters that are in one bucket of DDP."""
+    """The parameters that are in one bucket of DDP, whose gradients lie one after the other in its buffer."""
 
-    _address, _views = 0, list[torch.Tensor]()
-
-    def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """The gradients, which lie one after the other."""
-        if self._address != buffer.data_ptr() or not self._views:
-            self._address = buffer.data_ptr()
-            self._views = list(torch.split_with_sizes(buffer, self.handle.sizes))
-        return self._views
+    def __init__(self, parameters: list[int], names: Sequence[str], handle: Handle) -> None:
+        super().__init__(names, handle)
+        self.parameters = parameters  # by id()
 
 
 class _Slot:
@@ -66,16 +61,15 @@ class _Buckets(Compression):
         buffer = bucket.buffer()
         if self._closed:
             return _plain(self._ddp_group, buffer)
-        check_tensor("gradient", buffer)
         with self._on_stream(joined=False):
             if bucket.index() == 0:
                 self._begin()
-            own = self._bucket(bucket, buffer.dtype)
+            own = self._bucket(bucket, buffer)
             own.in_step = True
-            views, factor = own.views(buffer), self._error_factor()
+            factor = self._error_factor()
             if self._measure and self.codec != "sign":
-                self._measured.update(self._losses(own, views, factor))
-            own.handle.run(views, factor)
+                self._measured.update(self._losses(own, buffer, factor))
+            own.handle.run_within(buffer, factor, self._stream_number)
             if bucket.is_last():
                 self._complete, self._measure = True, False
             # On a GPU it stands for what is on the stream by now.
@@ -84,23 +78,27 @@ class _Buckets(Compression):
         future: torch.futures.Future[torch.Tensor] = done
         return future
 
-    def _bucket(self, bucket: Any, dtype: torch.dtype) -> _Bucket:
+    def _bucket(self, bucket: Any, buffer: torch.Tensor) -> _Bucket:
         """The all-reduce of these parameters. Buckets are alike on all ranks; DDP arranges them anew after the first
         pass."""
-        index, names = bucket.index(), tuple(self._names[id(parameter)] for parameter in bucket.parameters())
+        index, parameters = bucket.index(), [*map(id, bucket.parameters())]
         known = self._buckets.get(index)
-        if known is not None and known.names == names:
+        if known is not None and known.parameters == parameters and known.handle.dtype is buffer.dtype:
             return known
+        check_tensor("gradient", buffer)
         others = [old for old, one in self._buckets.items() if not one.in_step]
         for old in others:
             self._buckets[old].read(self._worker, self._server)
         self._wait()
         for old in others:
             del self._buckets[old]
+        names = [self._names[each] for each in parameters]
         raw = [self._raw[name] for name in names]
         sizes, error = [self._sizes[name] for name in names], self.error
-        handle = Handle(self._group, self.codec, sizes, dtype, error=error, raw=raw, nonfinite=TRANSACTIONAL)
-        self._buckets[index] = made = _Bucket(names, handle)
+        if buffer.numel() != sum(sizes) or not buffer.is_contiguous():
+            raise ValueError(f"gradient: {sum(sizes)} contiguous elements expected, got shape {list(buffer.shape)}")
+        handle = Handle(self._group, self.codec, sizes, buffer.dtype, error=error, raw=raw, nonfinite=TRANSACTIONAL)
+        self._buckets[index] = made = _Bucket(parameters, names, handle)
         made.give(self._worker, self._server)
         return made
 

@@ -125,11 +125,11 @@ class _Shards(Compression):
                 self._pass, engine = its_pass, cast(Any, torch.autograd.Variable._execution_engine)
                 engine.queue_callback(self._over)  # at the end of this backward pass
             unit.in_step = True
-            views, factor = torch.split_with_sizes(given, unit.handle.sizes), self._error_factor()
+            factor = self._error_factor()
             if self._measure and self.codec != "sign":
-                self._measured.update(self._losses(unit, views, factor))
+                self._measured.update(self._losses(unit, given, factor))
             shard = output if output.dtype == torch.float32 else torch.empty_like(output, dtype=torch.float32)
-            unit.handle.reduce_scatter(views, shard, factor)
+            unit.handle.reduce_scatter_within(given, shard, factor, self._stream_number)
             if shard is not output:
                 output.copy_(shard)
 

@@ -7,7 +7,7 @@ import math
 import weakref
 from collections import OrderedDict
 from contextlib import contextmanager
-from ctypes import byref, c_uint8
+from ctypes import byref, c_bool, c_int32, c_uint8
 from typing import Any, Callable, Iterator, Sequence
 
 import torch
@@ -17,6 +17,7 @@ from ._abi import CPU, CUDA, CUDA_HOST, Exchange, G, Transport
 from ._arguments import _said
 from ._comms import Communicator
 from ._library import GradCodec
+from ._reading import _Parts
 
 # By name: the number, and the elements of a block, or of a byte of signs.
 CODECS = {
@@ -27,6 +28,7 @@ SIGNS = "onebit", "sign"
 ERRORS = {"float32": 0, "bfloat16": 1, "none": 2}
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 HOST_MEMORY, TRANSACTIONAL = 1, 2
+BAD = 1 | 2  # GC_FLAG_CORRUPT and GC_FLAG_NONFINITE
 KEPT = 64
 
 library = functools.cache(GradCodec)
@@ -63,6 +65,11 @@ def process_group(group: Any) -> Any:
     return group
 
 
+def number_of(stream: Any) -> int:
+    """Of a stream of PyTorch's, for C; None: of the CPU."""
+    return 1 if stream is None else int(stream.cuda_stream) or 1
+
+
 def seconds(timeout: Any) -> datetime.timedelta | None:
     if timeout is None or isinstance(timeout, datetime.timedelta):
         return timeout
@@ -95,6 +102,7 @@ class Group:
     def __init__(self, group: Any, device: torch.device, timeout: Any = None, through_host: bool = False) -> None:
         self.group, self.device, self.timeout = group, device, seconds(timeout)
         self.rank, self.size, self.bytes_sent = group.rank(), group.size(), 0
+        self.place = (CUDA, device.index) if device.type == "cuda" else (CPU, 0)
         kinds = dist.get_backend_config(group)
         self._takes_host = "cpu" in kinds
         self.over_gpus = device.type == "cuda" and "cuda:nccl" in kinds and not through_host
@@ -102,6 +110,9 @@ class Group:
             raise ValueError(f"group: its backend, {kinds}, does not exchange tensors on {device}")
         self._to_all = getattr(group, "all_to_all_single", None) or group.alltoall_base
         self._gather = getattr(group, "all_gather_single", None) or group._allgather_base
+        self._of_all_to_all = self._options(dist.AllToAllOptions)
+        self._of_gather = self._options(_c10d.AllgatherOptions)
+        self._tensors: dict[tuple[int, int, int, int], torch.Tensor] = {}  # over memory of the library's
         functions = Exchange(self._all_to_all), Exchange(self._all_gather)
         flags = 0 if self.over_gpus else HOST_MEMORY
         transport, made = Transport(ctypes.sizeof(Transport), self.rank, self.size, flags, None, *functions), G()
@@ -119,19 +130,29 @@ class Group:
 
     def _all_to_all(self, _: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
         def collective(to: torch.Tensor, given: torch.Tensor) -> Any:
-            return self._to_all(to, given, [], [], self._options(dist.AllToAllOptions))
+            return self._to_all(to, given, [], [], self._of_all_to_all)
 
         return self._exchange(collective, self.size * size, send, recv, size, device)
 
     def _all_gather(self, _: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
         def collective(to: torch.Tensor, given: torch.Tensor) -> Any:
-            return self._gather(to, given, self._options(_c10d.AllgatherOptions))
+            return self._gather(to, given, self._of_gather)
 
         return self._exchange(collective, size, send, recv, size, device)
 
+    def _at(self, pointer: int, size: int, device: Any) -> torch.Tensor:
+        """The bytes at a pointer: the library exchanges the same memory in every call, and owns it."""
+        key = pointer, size, device.device_type, device.device_id
+        known = self._tensors.get(key)
+        if known is None:
+            if len(self._tensors) == 1024:  # far more than the handles of a model have
+                self._tensors.clear()
+            self._tensors[key] = known = _at(pointer, size, device)
+        return known
+
     def _exchange(self, collective: Callable[..., Any], sent: int, send: int, recv: int, size: int, device: Any) -> int:
         try:
-            to, given = _at(recv, self.size * size, device), _at(send, sent, device)
+            to, given = self._at(recv, self.size * size, device), self._at(send, sent, device)
             if to.is_cuda or self._takes_host:
                 collective(to, given).wait()
             else:  # the few bytes that make a handle, by NCCL alone
@@ -183,9 +204,10 @@ class Handle:
         self.group, self.codec, self.sizes, self.dtype, self.raw = group, codec, list(sizes), dtype, list(raw)
         self.has_errors, device = error != "none" and codec != "sign", group.device
         self._factor = float(group.size) if op == "sum" and codec in SIGNS else None  # these have no sum of their own
+        self._within = _Parts(self.sizes, DTYPES[dtype], group.place)
         self.options: dict[str, Any] = {"values": DTYPES[dtype]}
         if device.type == "cuda":
-            self.options["device"] = CUDA, device.index
+            self.options["device"] = group.place
         if any(self.raw):
             self.options["raw"] = self.raw
         more: dict[str, Any] = {"nonfinite": nonfinite} if nonfinite else {}
@@ -204,20 +226,19 @@ class Handle:
         if self._factor is not None:
             torch._foreach_mul_(list(tensors), self._factor)
 
-    def reduce_scatter(
-        self, tensors: Sequence[torch.Tensor], shard: torch.Tensor, error_factor: torch.Tensor | None = None
+    def run_within(self, buffer: torch.Tensor, error_factor: torch.Tensor | None, stream: int) -> None:
+        """run() on a contiguous tensor, in which they lie one after the other. Only its address is looked at."""
+        self.steps._run_parts(self._within.at(buffer.data_ptr()), error_factor, stream)
+        if self._factor is not None:
+            buffer.mul_(self._factor)
+
+    def reduce_scatter_within(
+        self, buffer: torch.Tensor, shard: torch.Tensor, error_factor: torch.Tensor | None, stream: int
     ) -> None:
         """The first half: the mean or sum of this rank's part, in float32."""
-        self.steps.reduce_scatter(tensors, shard, None, error_factor, stream=self.stream())
+        self.steps._reduce_scatter_parts(self._within.at(buffer.data_ptr()), shard, error_factor, stream)
         if self._factor is not None:
             shard.mul_(self._factor)
-
-    def flags(self, to: torch.Tensor) -> None:
-        """The bits of GC_FLAG_* since the last call, to an int32."""
-        self.steps.flags(to.view(torch.uint32), stream=self.stream())
-
-    def commit(self, skip: torch.Tensor) -> None:
-        self.steps.commit(skip, stream=self.stream())
 
     def rollback(self) -> None:
         self.steps.rollback(stream=self.stream())
@@ -253,6 +274,43 @@ class Handle:
     def take_errors(self, worker: torch.Tensor, server: torch.Tensor) -> None:
         """Both of all elements."""
         self.steps.errors_in(worker.view(1, -1), server, stream=self.stream())
+
+
+class Verdict:
+    """Whether a step of several handles is taken back: on the device, which nothing waits for. With TRANSACTIONAL it is
+    if one of them met what is not finite."""
+
+    def __init__(self, group: Group, handles: int) -> None:
+        self.handles = handles
+        self._flags, self._bad = (torch.zeros(handles, dtype=torch.int32, device=group.device) for _ in range(2))
+        self.undone = torch.zeros(1, dtype=torch.bool, device=group.device)  # may be changed until carry_out()
+        self._of_flags = _Parts([1] * handles, "uint32", group.place).at(self._flags.data_ptr())
+        self._of_undone = _Parts([1], "bool", group.place).at(self.undone.data_ptr())
+        # On a CPU also without PyTorch, whose smallest operation takes longer than all of this.
+        self._here: tuple[Any, c_bool] | None = None
+        if group.device.type == "cpu":
+            flags = (c_int32 * handles).from_address(self._flags.data_ptr())
+            self._here = flags, c_bool.from_address(self.undone.data_ptr())
+
+    def ask(self, handles: Sequence[Handle], stream: int) -> None:
+        for handle, place in zip(handles, self._of_flags.places):
+            steps = handle.steps
+            steps._run(steps._raw.gc_allreduce_flags, place, stream)
+        if self._here:
+            flags, undone = self._here
+            undone.value = any([flag & BAD for flag in flags])
+        else:
+            torch.bitwise_and(self._flags, BAD, out=self._bad)
+            torch.any(self._bad, 0, True, out=self.undone)
+
+    def carry_out(self, handles: Sequence[Handle], stream: int) -> None:
+        for handle in handles:
+            steps = handle.steps
+            steps._run(steps._raw.gc_allreduce_commit, self._of_undone.places[0], stream)
+
+    def count(self, taken_back: torch.Tensor) -> None:
+        if not self._here or self._here[1].value:
+            taken_back += self.undone
 
 
 # --- the all-reduce of a list of tensors ------------------------------------------------------------------------------

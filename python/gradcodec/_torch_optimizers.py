@@ -7,9 +7,8 @@ import torch
 import torch.distributed as dist
 
 from ._arguments import _said
-from ._torch_groups import TRANSACTIONAL, Group, Handle, check_tensor, process_group
+from ._torch_groups import TRANSACTIONAL, Group, Handle, Verdict, check_tensor, number_of, process_group
 
-BAD = 1 | 2  # GC_FLAG_CORRUPT and GC_FLAG_NONFINITE
 Tensors = list[torch.Tensor]
 
 
@@ -39,6 +38,7 @@ class _OneBit(torch.optim.Optimizer):
         if len(devices) != 1:
             raise ValueError(f"params: on one device expected, got {', '.join(sorted(map(str, devices)))}")
         self._group, self._handle, self.taken_back = Group(over, devices.pop(), timeout), None, 0
+        self._verdict = Verdict(self._group, 1)
 
     _handle: Handle | None
     _group: Group
@@ -105,11 +105,10 @@ class _OneBit(torch.optim.Optimizer):
         handle = self._handle
         handle.rollback()  # what an exception has left
         handle.run(tensors)
-        flags = torch.zeros(1, dtype=torch.int32, device=self._group.device)
-        handle.flags(flags)
-        bad = ((flags & BAD) != 0).int()
-        handle.commit(bad)
-        return not bad.item()
+        verdict, stream = self._verdict, number_of(handle.stream())
+        verdict.ask([handle], stream)
+        verdict.carry_out([handle], stream)
+        return not verdict.undone.item()
 
     def _advance(self) -> None:
         raise NotImplementedError

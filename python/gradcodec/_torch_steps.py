@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from ._arguments import _said
-from ._torch_groups import CODECS, ERRORS, SIGNS, Group, Handle, known_codec, library
+from ._torch_groups import CODECS, ERRORS, SIGNS, Group, Handle, Verdict, known_codec, library, number_of
 
 ALONE = "bf16", "mxfp8", "int8"  # which are precise enough without errors
-FORMAT, BAD = 1, 1 | 2  # of a state; GC_FLAG_CORRUPT and GC_FLAG_NONFINITE
+FORMAT = 1  # of a state
 Raw = Callable[[str, torch.Tensor], bool] | Collection[str] | None
 Errors = dict[str, torch.Tensor]
 Parts = dict[str, list[tuple[int, torch.Tensor]]]
@@ -84,8 +84,10 @@ class Compression:
         self._stream: Any = None
         if group.device.type == "cuda":
             self._stream = torch.cuda.Stream(group.device)  # type: ignore[no-untyped-call]
+        self._stream_number = number_of(self._stream)
         self._taken_back = torch.zeros(1, dtype=torch.int64, device=group.device)
         self._pending = self._complete = self._closed = False
+        self._verdict: Verdict | None = None
         self._steps_scale: torch.Tensor | None = None  # of the step that is pending
         self._errors_scale: torch.Tensor | None = None  # in which the errors are
         self._measure, self._measured = True, Errors()
@@ -252,20 +254,18 @@ class Compression:
         if not self._pending:
             return
         handles = list(self._ended())
-        flags = torch.zeros(len(handles), dtype=torch.int32, device=self._group.device)
-        for handle, flag in zip(handles, flags.split(1)):  # type: ignore[no-untyped-call]
-            handle.flags(flag)
-        undone = ((flags & BAD) != 0).any().view(1)
+        if self._verdict is None or self._verdict.handles != len(handles):
+            self._verdict = Verdict(self._group, len(handles))
+        verdict, stream = self._verdict, self._stream_number
+        verdict.ask(handles, stream)
         if isinstance(skip, torch.Tensor):
-            undone |= skip.to(self._group.device).reshape(1) != 0
+            verdict.undone |= skip.to(self._group.device).reshape(1) != 0
         elif skip is not None and operator.truth(skip):
-            undone.fill_(True)
-        condition = undone.int()
-        for handle in handles:
-            handle.commit(condition)
-        self._taken_back += condition
+            verdict.undone.fill_(True)
+        verdict.carry_out(handles, stream)
+        verdict.count(self._taken_back)
         if self._steps_scale is not None and self._errors_scale is not None:
-            self._errors_scale = torch.where(undone, self._errors_scale, self._steps_scale)
+            self._errors_scale = torch.where(verdict.undone, self._errors_scale, self._steps_scale)
 
     def _checked(self, state: Any) -> list[Any]:
         """The states of a list by rank, or the one."""
@@ -300,10 +300,10 @@ class Compression:
     # --- what is lost
 
     def _losses(
-        self, unit: Unit, views: Sequence[torch.Tensor], factor: torch.Tensor | None
+        self, unit: Unit, buffer: torch.Tensor, factor: torch.Tensor | None
     ) -> Errors:
         handle, lost = unit.handle, Errors()
-        given = [view.float() for view in views]
+        given = [view.float() for view in torch.split_with_sizes(buffer, handle.sizes)]
         if handle.has_errors:
             carried, _ = handle.errors()
             given = [one + (error if factor is None else error * factor) for one, error in zip(given, carried)]

@@ -438,3 +438,15 @@ def test_many_types_do_not_pile_up(said):
 
 def test_this_file_reads_what_the_other_does():
     assert test_calls.gradcodec is gradcodec
+
+
+def test_parts_of_a_tensor_are_where_it_lies_now():
+    parts = _reading._Parts([3, 0, 5], "float16", (CUDA, 2))
+    for address in 4096, 512, 0:
+        found = [client.DLTensor.from_address(place) for place in parts.at(address).places]
+        listed = (c_void_p * parts.count).from_address(parts.list)
+        assert [*listed] == [*parts.places] and [one.data or 0 for one in found] == [address, address + 6, address + 6]
+        for one, count in zip(found, (3, 0, 5)):
+            assert (one.ndim, one.shape[0], bool(one.strides), one.byte_offset) == (1, count, False, 0)
+            assert (one.device.device_type, one.device.device_id) == (CUDA, 2)
+            assert (one.dtype.code, one.dtype.bits, one.dtype.lanes) == (2, 16, 1)
