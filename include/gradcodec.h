@@ -486,6 +486,18 @@ const char *gc_last_error(void);
  * zeros. Changes within the format, such as another sign, cannot be detected.
  */
 
+/**
+ * Where the payloads of all ranks together have at most so many bytes, and the reducer keeps nothing, ranks exchange once.
+ * A version that has another number here cannot exchange with this one: the records of handles tell.
+ */
+#define ONE_EXCHANGE_BYTES (1 << 20)
+
+
+
+
+
+
+
 /** What happened, as bits of a number: in a codec's flags and in those of a chunk. */
 enum gc_flag {
     /** A payload or a state that this codec would not have written. */
@@ -971,6 +983,12 @@ int64_t gc_shard_elements(int64_t n_elements,
  *     gc_allreduce_run(allreduce, values, 1, NULL, NULL, NULL);               // each step, on every rank
  *     gc_allreduce_free(allreduce);
  *
+ * A run exchanges twice: all_to_all of chunks, and all_gather of reduced ones. It exchanges once if the codec keeps nothing
+ * (GC_ERROR_NONE, but not GC_CODEC_SIGN) and world_size * gc_codec_payload_bytes() is at most 1048576 for n_chunks =
+ * world_size: then every rank gets all payloads by all_gather, and reduces them itself, to the same bytes. Over peer memory
+ * GC_CODEC_ONEBIT exchanges twice, and so does what the buffers have no room for: gc_allreduce_peers_bytes() counts it in.
+ * The halves are an exchange each.
+ *
  * The rules of codecs hold here: one stream, BUSY, memory that is allocated at creation, values that are not finite.
  * Payloads tell every rank of values that are not finite, so with GC_NONFINITE_TRANSACTIONAL all ranks take the same
  * step back.
@@ -1282,8 +1300,9 @@ int64_t gc_peers_bytes(int64_t n_elements,
                        int32_t world_size);
 
 /**
- * Bytes of each rank's buffer for an all-reduce with these options. They are about twice those of a payload. Several
- * all-reduces over one communicator need the most of theirs, not the sum.
+ * Bytes of each rank's buffer for an all-reduce with these options. They are about twice those of a payload, or of all
+ * ranks' payloads if it is one that may exchange once. Several all-reduces over one communicator need the most of
+ * theirs, not the sum.
  *
  * `options`: as for gc_allreduce_create(); n_chunks, server and device are ignored, so that no GPU is needed.
  * `world_size`: the number of ranks; for the `intra_node` of gc_comm_hierarchical() see there.

@@ -48,7 +48,7 @@ __device__ __forceinline__ gc_tile tile_of_blocks(const gc_codec &codec, unsigne
 
 __device__ __forceinline__ Places places_of(const gc_codec &codec, const gc_tile &tile) {
     Places places;
-    places.chunk = codec.half == WORKER ? tile.chunk * codec.stride : 0;
+    places.chunk = (tile.chunk - (codec.half == WORKER ? 0 : codec.chunk)) * codec.stride;
     places.number = tile.to, places.stride = codec.stride, places.left = tile.left;
     places.per_chunk = at_most_32_bits(tile.unit == NO_UNIT ? codec.chunk_raws : codec.chunk_bytes);
     return places;

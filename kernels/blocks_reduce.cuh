@@ -30,7 +30,7 @@ __device__ __forceinline__ void sum_of_blocks(const gc_reduce &call, const InChu
 #pragma unroll
         for (unsigned i = 0; i < 2; i++) {
             // In place of one that is not there the first, which is not used: no branch, and nothing more from memory.
-            const unsigned char *chunk = call.chunks + (first + i < many ? first + i : first) * call.codec.stride;
+            const unsigned char *chunk = call.chunks + (first + i < many ? first + i : first) * call.apart;
             const unsigned char *from = chunk + blocks.codes + lane * BYTES;
             scales[i] = blocks.has(lane) ? load_scale(chunk + blocks.scales, Block<C>::SCALE_BYTES, lane) : 0;
 #pragma unroll
@@ -96,12 +96,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_reduce(const 
     const bool to_shard = call.shard != 0;
     float *shard = reinterpret_cast<float *>(call.dst);
     if (to_shard && tile.count != 0) shard += run_of(codec, tile.run).base + tile.first;
-    // What the chunks tell of themselves: every warp looks at all of them, two at a time.
+    // What the tile's chunks tell of themselves: every warp looks at all of them, two at a time.
+    const unsigned char *chunks = call.chunks + places_of(codec, tile).chunk;
     unsigned met = 0;
 #pragma unroll 1
     for (unsigned r = lane / HEADER_WORDS; r < (many + 1) / 2 * 2; r += 2) {
         const unsigned payload = r < many ? r : many - 1;
-        met |= look_at_header(codec, call.chunks + payload * codec.stride, codec.chunk, lane);
+        met |= look_at_header(codec, chunks + payload * call.apart, tile.chunk, lane);
     }
     const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT), nonfinite = __any_sync(WHOLE_WARP, met & NONFINITE);
     const Share share(codec, call.payloads);
@@ -114,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_reduce(const 
             float sum = 0;
 #pragma unroll 4
             for (unsigned r = 0; r < many; r++) {
-                float v = *reinterpret_cast<const float *>(from + r * codec.stride);
+                float v = *reinterpret_cast<const float *>(from + r * call.apart);
                 if (!is_finite(v)) {
                     found |= NONFINITE;
                     if (zeros) v = 0;
@@ -128,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_reduce(const 
         if (!to_shard) number = come(codec, found);
     } else {
         U unit = {codec, UnitBlocks(codec, tile, at, count), lane, count, nullptr, nullptr, call.dst};
-        const InChunk blocks(unit.blocks, 0);  // one chunk has all of them
+        const InChunk blocks(unit.blocks, 0);  // one chunk has all of a tile
         float c[ROWS][N];
         BY_CODEC(codec.kind, sum_of_blocks<C>(call, blocks, many, lane, c))
         if (share.multiplies) {
@@ -159,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_reduce(const 
                         float sum = 0;
 #pragma unroll 1
                         for (unsigned r = 0; r < many && element < count; r++) {
-                            const unsigned char *chunk = call.chunks + r * codec.stride, *codes = chunk + blocks.codes;
+                            const unsigned char *chunk = call.chunks + r * call.apart, *codes = chunk + blocks.codes;
                             const unsigned memory = load_scale(chunk + blocks.scales, unit.blocks.format.scale_bytes, j);
                             float v;
                             BY_CODEC(codec.kind, v = one_number<C>(codes, element, memory))

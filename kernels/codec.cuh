@@ -99,7 +99,7 @@ struct gc_reduce {
     const unsigned char *chunks;
     unsigned char *dst;       // a chunk; of gc_onebit_mean the shard
     gc_way way;
-    u64 payloads;
+    u64 payloads, apart;      // bytes from payload to payload
     unsigned shard, reserved; // gc_blocks_reduce: whether dst is the shard
 };
 SAME_LAYOUT(gc_reduce)

@@ -83,8 +83,8 @@
 #define LAYOUT_gc_finish(field) \
     field(codec, 336) field(dst, 8) field(way, 16) field(steps, 4) field(reserved, 4)
 #define LAYOUT_gc_reduce(field) \
-    field(codec, 336) field(chunks, 8) field(dst, 8) field(way, 16) field(payloads, 8) field(shard, 4) \
-    field(reserved, 4)
+    field(codec, 336) field(chunks, 8) field(dst, 8) field(way, 16) field(payloads, 8) field(apart, 8) \
+    field(shard, 4) field(reserved, 4)
 #define LAYOUT_gc_decode(field) \
     field(codec, 336) field(payload, 8) field(factor, 8) field(divisor, 4) field(dtype, 4) field(tiles, 8) \
     field(first_empty, 8) field(values, 128)

@@ -19,7 +19,7 @@ struct Payloads {
         const unsigned char *unit = call.chunks + tile.to + at / 8;
         beyond = misalignment(unit, 4), bits = reinterpret_cast<const unsigned *>(unit - beyond) + lane;
         scales = call.chunks + HEADER + 4 * static_cast<u64>(tile.run);
-        stride = call.codec.stride, many = static_cast<unsigned>(call.payloads);
+        stride = call.apart, many = static_cast<unsigned>(call.payloads);
         exists = count != 0, low = lane * 32 < count, high = beyond != 0 && (lane * 4 + 4 - beyond) * 8 < count;
     }
     // The word as it lies in memory; what is in it past the unit's last element is not looked at.
@@ -115,7 +115,7 @@ __device__ __forceinline__ Told look_at_payloads(const gc_reduce &call, unsigned
     for (unsigned r = warp; r < many; r += WARPS) {
 #pragma unroll 1
         for (unsigned w = lane; w < HEADER_WORDS + codec.n_segments; w += WARP) {
-            met |= look_at_word(codec, call.chunks + r * codec.stride, codec.chunk, w);
+            met |= look_at_word(codec, call.chunks + r * call.apart, codec.chunk, w);
         }
     }
     const bool corrupt = __syncthreads_or(met & CORRUPT), nonfinite = __syncthreads_or(met & NONFINITE);

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use crate::{
     plan::codec::ScaleRule,
-    tensor::{Dtype, View},
+    tensor::{Dtype, Name, View},
 };
 
 /// Where work on CUDA is enqueued: as the caller names it. The CPU's work is done when a call returns.
@@ -48,6 +48,30 @@ unsafe impl Sync for Address {}
 impl Address {
     pub fn at(&self, offset: usize) -> *mut u8 {
         self.0.wrapping_add(offset)
+    }
+}
+
+/// What is reduced: some chunks of each of several payloads.
+#[derive(Clone, Copy)]
+pub struct Received {
+    pub name: Name,
+    /// The first of the first payload's.
+    pub first: Address,
+    pub payloads: usize,
+    /// Bytes from payload to payload.
+    pub apart: i64,
+}
+
+impl Received {
+    /// A chunk of each, one behind the other.
+    pub fn of(chunks: &View<'_>, stride: i64) -> Self {
+        let payloads = (chunks.elements() / stride) as usize;
+        Self { name: chunks.name(), first: Address(chunks.data()), payloads, apart: stride }
+    }
+
+    /// What is of one of the payloads.
+    pub fn at(&self, payload: usize) -> *mut u8 {
+        self.first.at(payload * self.apart as usize)
     }
 }
 

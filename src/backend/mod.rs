@@ -11,7 +11,7 @@ use crate::{
     tensor::{Device, Owner, View},
 };
 
-pub use call::{Address, Compression, Decoding, Skip, Stream};
+pub use call::{Address, Compression, Decoding, Received, Skip, Stream};
 
 /// The device and the stream that a call works on. Operations `match` on it to choose the function of a device.
 pub enum Queue {

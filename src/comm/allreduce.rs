@@ -5,7 +5,7 @@ use crate::{
     error::{Error, Result, error},
     fallible::Arc,
     lock::{Entered, Lock},
-    ops::codec::{Codec, Descriptor},
+    ops::codec::{Codec, Descriptor, Reducers},
     plan::codec::Kind,
     tensor::{Dtype, View},
 };
@@ -27,6 +27,8 @@ pub struct AllReduce {
 struct Parts {
     codec: Codec,
     buffers: Buffers,
+    /// Where ranks exchange once.
+    reducers: Option<Reducers>,
 }
 
 impl AllReduce {
@@ -35,8 +37,11 @@ impl AllReduce {
         let call = communicator.enter()?;
         let parts = descriptor.and_then(|descriptor| Parts::new(&communicator, descriptor));
         let records = communicator.all_gather_records(Subject::AllReduce, record_of(&parts))?;
-        let parts = parts?;
+        let mut parts = parts?;
         compare(&records, communicator.rank())?;
+        if !records.iter().all(|record| can_exchange_once(&record)) {
+            parts.reducers = None; // the peer memory of some nodes has no room, say
+        }
         drop(call);
         let shard_elements = parts.codec.server_elements();
         Ok(Self { communicator, shard_elements, parts: Lock::new("handle", parts) })
@@ -47,7 +52,7 @@ impl AllReduce {
         let ranks = ranks_of(world)?;
         check_results(descriptor)?;
         let plan = Descriptor { n_chunks: ranks, server: 0, ..*descriptor }.plan()?;
-        let block = plan.stride;
+        let block = if plan.exchanges_once() { plan.payload_bytes() } else { plan.stride };
         let bytes = buffer_bytes(ranks, block).ok_or_else(|| {
             error!(SizeOverflow, "options: blocks of {block} bytes want buffers of more than 2^63 - 1 bytes")
         })?;
@@ -72,14 +77,35 @@ impl AllReduce {
     ) -> Result<()> {
         let parts = self.enter()?;
         let _call = self.communicator.enter()?;
-        let Parts { codec, buffers } = &*parts;
+        let Parts { codec, buffers, reducers } = &*parts;
         // What decoding would refuse, before anything is changed.
         codec.check_outputs(values.clone(), factors)?;
+        if let Some(reducers) = reducers {
+            return self.run_once(codec, buffers, reducers, values, factors, stream);
+        }
         self.communicator.begin(&mut buffers.memory().queue(stream)?, Phases::Both)?;
         self.communicator.encode(codec, buffers, values.clone(), factors, stream)?;
         let reduced = self.communicator.reduce(codec, buffers, stream)?;
         let decoded = self.communicator.decode(codec, &reduced, values, stream);
         self.communicator.end(decoded, buffers, Phases::Both, stream)
+    }
+
+    /// The same to the byte by one exchange.
+    fn run_once<'v>(
+        &self,
+        codec: &Codec,
+        buffers: &Buffers,
+        reducers: &Reducers,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
+        factors: &[Option<View<'_>>; 2],
+        stream: Stream,
+    ) -> Result<()> {
+        let phases = Phases::AllGather;
+        self.communicator.begin(&mut buffers.memory().queue(stream)?, phases)?;
+        self.communicator.encode_for_all(codec, buffers, values.clone(), factors, stream)?;
+        let reduced = self.communicator.reduce_all(reducers, buffers, stream);
+        let decoded = reduced.and_then(|reduced| self.communicator.decode(codec, &reduced, values, stream));
+        self.communicator.end(decoded, buffers, phases, stream)
     }
 
     /// The first half of `run`: the mean of the elements that this rank reduces, before the server's error is added.
@@ -92,7 +118,7 @@ impl AllReduce {
     ) -> Result<()> {
         let parts = self.enter()?;
         let _call = self.communicator.enter()?;
-        let Parts { codec, buffers } = &*parts;
+        let Parts { codec, buffers, .. } = &*parts;
         // What would be refused after the encoding, before anything is changed.
         codec.check_shard_output(shard, values.clone(), factors)?;
         self.communicator.begin(&mut buffers.memory().queue(stream)?, Phases::AllToAll)?;
@@ -110,7 +136,7 @@ impl AllReduce {
     ) -> Result<()> {
         let parts = self.enter()?;
         let _call = self.communicator.enter()?;
-        let Parts { codec, buffers } = &*parts;
+        let Parts { codec, buffers, .. } = &*parts;
         codec.check_shard(shard)?;
         codec.check_outputs(values.clone(), &[Some(*shard)])?;
         self.communicator.begin(&mut buffers.memory().queue(stream)?, Phases::AllGather)?;
@@ -164,7 +190,8 @@ impl Parts {
         check_results(&descriptor)?;
         let codec = Codec::new(&Descriptor { n_chunks: world, server: communicator.rank() as u64 + 1, ..descriptor })?;
         let buffers = communicator.buffers(codec.device(), &codec)?;
-        Ok(Self { codec, buffers })
+        let reducers = buffers.whole_payloads().is_some().then(|| Reducers::of(&codec)).transpose()?;
+        Ok(Self { codec, buffers, reducers })
     }
 }
 
@@ -181,12 +208,13 @@ fn check_results(descriptor: &Descriptor<'_>) -> Result<()> {
 /// What a rank tells the others of its handle: a field for all that must be alike.
 fn record_of(parts: &Result<Parts>) -> Record {
     let mut record = Record::new(Subject::AllReduce, parts.is_err());
-    let Ok(Parts { codec, .. }) = parts else { return record };
+    let Ok(Parts { codec, reducers, .. }) = parts else { return record };
     let plan = codec.plan();
     let rules = &plan.rules;
     let error = rules.error.map_or(0, number_of);
     let (scale, policy, reduction) = (rules.scale as u8, rules.policy as u8, rules.reduction as u8);
-    let numbers = [rules.kind as u8, number_of(rules.values), error, scale, policy, reduction];
+    let numbers =
+        [rules.kind as u8, number_of(rules.values), error, scale, policy, reduction, reducers.is_some().into()];
     let words = [
         plan.elements as u64,
         plan.workers.len() as u64,
@@ -197,6 +225,11 @@ fn record_of(parts: &Result<Parts>) -> Record {
     ];
     (0..).zip(words).for_each(|(index, word)| record.set_word(index, word));
     record
+}
+
+/// By the byte behind those that are compared.
+fn can_exchange_once(record: &Record) -> bool {
+    record.word(2) >> (8 * OPTIONS.len()) & 0xff == 1
 }
 
 fn number_of(dtype: Dtype) -> u8 {
@@ -217,7 +250,7 @@ const CODECS: [&str; 1 + Kind::ALL.len()] = {
     names
 };
 
-/// Names of the numbers in the third word, each of a byte. What stands here has no other: versions are compared before.
+/// Names of the first numbers in the third word, each of a byte. What stands here has no other: versions are compared before.
 const OPTIONS: [(&str, &[&str]); 6] = [
     ("codec", &CODECS),
     ("values", &["", "float32", "float16", "bfloat16"]),

@@ -21,7 +21,8 @@ use super::{
 /// ```
 ///
 /// Where the transport has receive slots, chunks arrive there, and there is only room for what this rank sends; where the
-/// codec itself writes to those of the others, for one chunk.
+/// codec itself writes to those of the others, for one chunk. Where ranks exchange once, whole payloads of all arrive behind
+/// the first one, or in receive slots.
 pub struct Buffers {
     device: Device,
     memory: Block,
@@ -29,6 +30,8 @@ pub struct Buffers {
     receive_slots: Option<[usize; 2]>,
     /// Whether the codec writes to the other ranks' memory by itself.
     direct: bool,
+    /// The shape of all ranks' payloads, where this one can exchange whole ones.
+    whole: Option<[i64; 2]>,
     /// Of the codec: set when a rank is lost. An address as a number, to be shared.
     error_flag: usize,
     /// Bytes of a chunk, at most.
@@ -54,15 +57,21 @@ impl Buffers {
             Some(_) => world,
             None => 2 * world,
         };
-        let bytes = (others + 1).checked_mul(stride);
+        // Codecs that write to the other ranks' memory gain nothing by copying payloads there.
+        let once = codec.plan().exchanges_once() && !direct;
+        let chunks = if once && receive_slots.is_none() { world + world * world } else { others + 1 };
+        let bytes = chunks.checked_mul(stride);
         let bytes = bytes.ok_or_else(|| {
             error!(SizeOverflow, "{world} chunks of {stride} bytes, sent and received, are more than 2^63 - 1")
         })?;
         let mut queue = Queue::of(device, Stream::LEGACY)?;
         let memory = Block::new(&mut queue, bytes)?;
         topology.check(device, &memory, stride)?;
+        let whole = [world, world * stride];
+        let whole = Some(whole).filter(|&[_, bytes]| once && topology.check(device, &memory, bytes).is_ok());
+        let block = whole.map_or(stride, |[_, bytes]| bytes);
         let error_flag = codec.mark()?.expose_provenance();
-        let workspace = topology.workspace(&mut queue, stride)?;
+        let workspace = topology.workspace(&mut queue, block)?;
         let (payload, payloads, chunk) = ([0], [world, 0], [0]);
         let mut buffers = Self {
             device,
@@ -70,6 +79,7 @@ impl Buffers {
             receive_slots,
             direct,
             others,
+            whole,
             error_flag,
             most: stride,
             world,
@@ -108,11 +118,29 @@ impl Buffers {
             Pattern::AllToAll => (self.payload(), self.payloads()),
             Pattern::AllGather => (self.chunk(), self.gathered()),
         };
+        self.exchange_of(topology, pattern, (&send, &recv), self.stride(), stream)
+    }
+
+    /// Brings this rank's whole payload to all: to `whole_payloads`.
+    pub fn exchange_whole(&self, topology: &Topology, stream: Stream) -> Result<()> {
+        let whole = self.whole_payloads().ok_or_else(|| error!(Panic, "buffers: no room for whole payloads"))?;
+        let (send, recv) = (self.payload(), whole);
+        self.exchange_of(topology, Pattern::AllGather, (&send, &recv), send.elements(), stream)
+    }
+
+    fn exchange_of(
+        &self,
+        topology: &Topology,
+        pattern: Pattern,
+        (send, recv): (&View<'_>, &View<'_>),
+        bytes: i64,
+        stream: Stream,
+    ) -> Result<()> {
         let exchange = Exchange {
             pattern,
             send: send.data(),
             recv: recv.data(),
-            bytes: self.stride() as usize,
+            bytes: bytes as usize,
             device: self.device,
             stream,
             memory: Some(&self.memory),
@@ -133,6 +161,15 @@ impl Buffers {
         // A rank that is alone has its own payload only.
         let behind = if self.world == 1 { 0 } else { self.world };
         self.view("payloads", behind, &self.payloads)
+    }
+
+    /// All of every rank's payload, if there is room for that.
+    pub fn whole_payloads(&self) -> Option<View<'_>> {
+        let shape = self.whole.as_ref()?;
+        Some(match self.receive_slots {
+            Some([_, slots]) => self.view_at("payloads", slots, shape),
+            None => self.view("payloads", self.world, shape),
+        })
     }
 
     pub fn chunk(&self) -> View<'_> {

@@ -11,7 +11,7 @@ use crate::{
     error::{Error, Result, Status, error},
     fallible::{Arc, Place},
     lock::{Entered, Lock},
-    ops::codec::Codec,
+    ops::codec::{Codec, Reducers},
     tensor::{Device, View},
 };
 
@@ -294,7 +294,27 @@ impl Communicator {
         Ok(buffers.gathered())
     }
 
-    /// Instead of that: the mean of this rank's chunk, before the server's error.
+    /// Encodes this rank's values and sends all of them to every rank: the first step where ranks exchange once.
+    pub fn encode_for_all<'v>(
+        &self,
+        codec: &Codec,
+        buffers: &Buffers,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        factors: &[Option<View<'_>>; 2],
+        stream: Stream,
+    ) -> Result<()> {
+        codec.encode(values, factors, Destination::Memory(buffers.payload()), stream)?;
+        self.or_abort(buffers.exchange_whole(&self.topology, stream))
+    }
+
+    /// Reduces what all ranks together would: the second step then. Gives the reduced chunks.
+    pub fn reduce_all<'a>(&self, reducers: &Reducers, buffers: &'a Buffers, stream: Stream) -> Result<View<'a>> {
+        let payload = buffers.payload();
+        buffers.whole_payloads().map_or(Ok(()), |payloads| reducers.reduce(&payloads, &payload, stream))?;
+        Ok(payload)
+    }
+
+    /// Instead of `reduce`: the mean of this rank's chunk, before the server's error.
     pub fn mean(&self, codec: &Codec, buffers: &Buffers, shard: &View<'_>, stream: Stream) -> Result<()> {
         match codec.mean(self.rank(), &buffers.payloads(), &buffers.chunk(), shard, stream) {
             // The others have what they came for, and this rank can go on, too.

@@ -27,6 +27,10 @@ pub use super::sizes::{ALIGNMENT, HEADER};
 /// Elements of a unit, whose sum is formed in float32.
 pub const UNIT: i64 = 1024;
 
+/// Where the payloads of all ranks together have at most so many bytes, and the reducer keeps nothing, ranks exchange once.
+/// A version that has another number here cannot exchange with this one: the records of handles tell.
+pub const ONE_EXCHANGE_BYTES: i64 = 1 << 20;
+
 /// What the state of each run, and its first, is aligned to.
 const STATE_ALIGNMENT: i64 = 256;
 
@@ -249,7 +253,9 @@ pub struct CodecPlan {
     pub workers: Vec<Run>,
     /// The chunk that is reduced, if one is.
     pub server: Option<usize>,
-    /// Its parts, of segments that have elements there.
+    /// How many are from there on: 1, or all of a block codec, whose blocks know nothing of chunks.
+    pub server_chunks: usize,
+    /// Their parts, chunk by chunk, of segments that have elements there.
     pub servers: Vec<Run>,
     pub n_chunks: usize,
     /// Elements of all segments.
@@ -328,6 +334,7 @@ impl CodecPlan {
             rules,
             workers,
             server,
+            server_chunks: 1,
             servers: Vec::new(),
             n_chunks,
             elements,
@@ -346,6 +353,47 @@ impl CodecPlan {
         plan.lay_out_state().ok_or_else(too_large)?;
         plan.header = plan.fields();
         Ok(plan)
+    }
+
+    /// Whether ranks of a world of as many as there are chunks exchange once: whole payloads, which every rank reduces.
+    pub fn exchanges_once(&self) -> bool {
+        let keeps_nothing = self.rules.error.is_none() && self.rules.kind != Kind::Sign;
+        let bytes = self.payload_bytes().checked_mul(self.n_chunks as i64);
+        keeps_nothing && self.n_chunks > 1 && bytes.is_some_and(|bytes| bytes <= ONE_EXCHANGE_BYTES)
+    }
+
+    /// How many chunks one that reduces several takes at once.
+    pub fn chunks_at_once(&self) -> usize {
+        if self.blocks.is_some() { self.n_chunks } else { 1 }
+    }
+
+    /// Of one that reduces `chunks_at_once` chunks from `first` on, to the same bytes, and keeps nothing.
+    pub fn reducer(&self, first: usize) -> Result<Self> {
+        let segments = self.workers.len();
+        let no_memory = |_| error!(OutOfMemory, "cannot allocate lists of {segments} segments");
+        let (mut counts, mut raw, mut servers) = (Vec::new(), Vec::new(), Vec::new());
+        counts.try_reserve_exact(segments).map_err(no_memory)?;
+        raw.try_reserve_exact(segments).map_err(no_memory)?;
+        for run in &self.workers {
+            counts.push(run.elements);
+            raw.push(u8::from(run.raw));
+        }
+        // No step of it is ever pending. What is computed is that of `Propagate`.
+        let policy = match self.rules.policy {
+            NonFinite::Transactional => NonFinite::Propagate,
+            policy => policy,
+        };
+        let rules = Rules { policy, error: None, ..self.rules };
+        let chunks = self.chunks_at_once();
+        for part in (first..first + chunks)
+            .flat_map(|chunk| (0..segments).map(move |segment| (segment, chunk)))
+            .filter_map(|(segment, chunk)| self.part(segment, chunk))
+        {
+            servers.try_reserve(1).map_err(no_memory)?;
+            servers.push(Run { state: 0, ..part });
+        }
+        let plan = Self::new(rules, &counts, &raw, self.n_chunks, Some(first))?;
+        Ok(Self { server_chunks: chunks, servers, ..plan })
     }
 
     fn lay_out_state(&mut self) -> Option<()> {
@@ -541,6 +589,43 @@ pub(super) mod tests {
         }
         let plan = CodecPlan::new(rules(None), &segments, &[], 7, Some(6)).unwrap();
         assert_eq!((plan.chunk_bytes, plan.servers.len(), plan.server_elements()), (1, 0, 0));
+    }
+
+    #[test]
+    fn ranks_exchange_once_if_nothing_is_kept_and_all_payloads_together_are_small() {
+        let once = |kind, error, blocks: i64, world| {
+            let plan = CodecPlan::new(Rules { kind, ..rules(error) }, &[32 * blocks], &[], world, None).unwrap();
+            plan.exchanges_once()
+        };
+        // BF16: a header and 64 bytes a block; 4 chunks of 64 * 4096 bytes are 2^20.
+        assert!(once(Kind::Bf16, None, 2 * 4095, 2) && !once(Kind::Bf16, None, 2 * 4095 + 1, 2));
+        assert!(once(Kind::Bf16, None, 4 * 1023, 4) && !once(Kind::Bf16, None, 4 * 1023 + 1, 4));
+        assert!(once(Kind::Onebit, None, 1, 2) && !once(Kind::Onebit, Some(Dtype::F32), 1, 2));
+        assert!(
+            !once(Kind::Sign, None, 1, 2)
+                && !once(Kind::Int8, None, 1, 1)
+                && !once(Kind::Int8, Some(Dtype::BF16), 1, 9)
+        );
+        assert!(!once(Kind::Int8, None, 1, 1 << 31));
+    }
+
+    #[test]
+    fn a_reducer_has_the_parts_of_its_chunks_and_keeps_nothing() {
+        let segments = [33, 5, 7, 96];
+        for kind in [Kind::Onebit, Kind::Int4] {
+            let rules = Rules { kind, policy: NonFinite::Transactional, ..rules(None) };
+            let raw = if kind == Kind::Int4 { vec![0, 1, 0, 0] } else { vec![] };
+            let plan = |server| CodecPlan::new(rules, &segments, &raw, 3, server).unwrap();
+            let all: Vec<Run> = (0..3).flat_map(|chunk| plan(Some(chunk)).servers).collect();
+            let mut found = vec![];
+            for first in (0..3).step_by(plan(None).chunks_at_once()) {
+                let reducer = plan(Some(1)).reducer(first).unwrap();
+                assert_eq!((reducer.server, reducer.rules.policy), (Some(first), NonFinite::Propagate));
+                assert_eq!((reducer.header(2), reducer.stride), (plan(None).header(2), plan(None).stride));
+                found.extend(reducer.servers);
+            }
+            assert_eq!(found, all, "{kind:?}");
+        }
     }
 
     #[test]

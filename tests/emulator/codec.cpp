@@ -477,7 +477,8 @@ struct Device {
     }
     void mean(const unsigned char *chunks, u64 payloads, unsigned char *shard) {
         gc_reduce call = {};
-        call.codec = codecs[1], call.chunks = chunks, call.dst = shard, call.payloads = payloads;
+        call.codec = codecs[1], call.chunks = chunks, call.dst = shard;
+        call.payloads = payloads, call.apart = call.codec.stride;
         launch(tiles[1].size(), THREADS, [&] { gc_onebit_mean(call); });
     }
     void decode(const unsigned char *payload, int divisor, const float *factor, Dtype dtype, bool add, const std::vector<const unsigned char *> &values) {
@@ -491,7 +492,7 @@ struct Device {
     }
     void reduce(const unsigned char *chunks, u64 payloads, unsigned char *dst) {
         gc_reduce call = {};
-        call.codec = codecs[1], call.chunks = chunks, call.payloads = payloads;
+        call.codec = codecs[1], call.chunks = chunks, call.payloads = payloads, call.apart = call.codec.stride;
         send(codecs[1], dst, call.dst, call.way);
         void (*kernels[4])(gc_reduce) = {gc_onebit_reduce_f32, nullptr, gc_onebit_reduce_bf16, gc_onebit_reduce};
         launch(tiles[1].size(), THREADS, [&] { kernels[model.error](call); });

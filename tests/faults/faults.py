@@ -69,6 +69,39 @@ fault("a step that may be taken back is written over the state", "torn state", C
 fault("ranks of another policy get a handle", "refusal lost", "src/comm/allreduce.rs",
       "rules.scale as u8, rules.policy as u8", "rules.scale as u8, rules.policy as u8 & 0",
       python("test_comm", "ranks_with_other_options", fakes=False))
+
+# ---- One exchange
+
+PLAN = "src/plan/codec.rs"
+ONCE = "test_one_exchange"
+STRANGER = python(ONCE, "a_payload_of_a_stranger", fakes=False)
+
+fault("payloads of just the most bytes are not exchanged whole", "wrong choice", PLAN,
+      "bytes <= ONE_EXCHANGE_BYTES", "bytes < ONE_EXCHANGE_BYTES",
+      rust(PLAN, "ranks_exchange_once_if_nothing_is_kept"))
+fault("votes in turn exchange once", "wrong choice", PLAN,
+      "is_none() && self.rules.kind != Kind::Sign", "is_none() && self.rules.kind != Kind::Bf16",
+      python(ONCE, "what_keeps_something_or_votes", fakes=False))
+fault("ranks exchange once though one of them cannot", "ranks in different exchanges", "src/comm/allreduce.rs",
+      "if !records.iter().all(", "if !records.iter().any(",
+      python(ONCE, "where_one_rank_cannot", fakes=False))
+fault("all chunks that are reduced at once have the number of the first", "wrong bytes", REDUCE,
+      "number + index, flags, scale_of", "number, flags, scale_of",
+      python(ONCE, "the_bytes_are_those_of_two_exchanges", fakes=False))
+fault("of several chunks only the first is checked", "refusal lost", REDUCE,
+      "chunks::check(plan, who, chunk, number + index)", "chunks::check(plan, who, received.at(payload), number)", STRANGER)
+fault("a chunk that has nothing but a header is not looked at", "refusal lost", "src/backend/cuda/codec/layout.rs",
+      "tile.chunk as usize + 1)..chunks.end", "tile.chunk as usize + 1)..chunks.start + 1",
+      rust("src/backend/cuda/codec/layout.rs", "parts_of_all_chunks_lie_in_their_own"))
+fault("a kernel takes every chunk for the first", "refusal of what is right", "kernels/blocks_reduce.cuh",
+      "call.apart, tile.chunk, lane", "call.apart, codec.chunk, lane",
+      python("test_one_exchange_driver", "of_two_exchanges_on_one_card", "group"))
+fault("buffers of peer memory have no room for whole payloads", "wrong sizes", "src/comm/allreduce.rs",
+      "if plan.exchanges_once() { plan.payload_bytes() }", "if plan.exchanges_once() { plan.stride }",
+      python("test_one_exchange_driver", "without_room_for_whole_payloads"))
+
+# ---- Block codecs
+
 BLOCKS = "src/backend/cpu/codec/blocks"
 fault("a scale of a block is rounded down", "wrong bits", f"{BLOCKS}/coding.rs",
       "(largest / $most).to_bits() + 0xffff", "(largest / $most).to_bits()",
@@ -101,8 +134,8 @@ fault("kernels: a shard without elements is no shard", "wrong half of a step", "
       "const bool to_shard = call.shard != 0;", "const bool to_shard = call.shard != 0 && call.dst != nullptr;",
       python("test_comm_driver", "halves_on_one_card", "group"))
 fault("kernels: raw elements are added from the last payload on", "wrong order of a sum", "kernels/blocks_reduce.cuh",
-      "*reinterpret_cast<const float *>(from + r * codec.stride)",
-      "*reinterpret_cast<const float *>(from + (many - 1 - r) * codec.stride)",
+      "*reinterpret_cast<const float *>(from + r * call.apart)",
+      "*reinterpret_cast<const float *>(from + (many - 1 - r) * call.apart)",
       python("test_codec_driver", "test_block_codecs", "int4"))
 fault("kernels: a block below 2^-100 has a scale", "wrong bits at an edge", "include/gradcodec/device.cuh",
       "most < 0x0d800000u ? 0 : ", "most < 0x0d000000u ? 0 : ", program("build/tests/blocks", "tests/emulator/blocks.cpp"))

@@ -11,7 +11,7 @@ from capi import CUDA, EXCHANGE, AllReduce, Comm, DLDevice, Transport, last_erro
 from codec_model import (
     MEAN, ONEBIT, PROPAGATE, RMS, SIGN, TRANSACTIONAL, ZERO, f32, narrow, scale_of, sigma,
 )  # fmt: skip
-from codecs_c import call, dtype_name, model_of, options_of, or_null, same, views
+from codecs_c import call, dtype_name, gradient, model_of, options_of, or_null, same, views
 
 
 def shards(n, world):
@@ -343,6 +343,58 @@ def random_handle(rng, codecs=(*BITS, *FORMATS)):
         nonfinite=int(rng.choice([PROPAGATE, ZERO, TRANSACTIONAL])), beta=float(f32(rng.choice([1.0, 0.95]))),
         **options,
     )  # fmt: skip
+
+
+KEEP_NOTHING = ONEBIT, *FORMATS
+# docs/NUMERICS.md 9: all ranks' payloads together.
+MOST_BYTES = 1 << 20
+
+
+def is_once(size, options):
+    """Whether ranks exchange once, as the documents say it."""
+    model = model_of(**options, n_chunks=size)
+    small = size * size * model.stride <= MOST_BYTES
+    return size > 1 and small and options["error"] is None and options["codec"] != SIGN
+
+
+def once_handle(rng):
+    return {**random_handle(rng, KEEP_NOTHING), "error": None}
+
+
+def steps(rng, ranks, options, count=4):
+    """Calls of all kinds, each of which is compared with the models."""
+    dtype, segments, size = options["values"], options["segments"], ranks.world.size
+    transactional = options["nonfinite"] == TRANSACTIONAL
+    for step in range(count):
+        special, aligned = rng.random() < 0.3, rng.random() < 0.6
+        gradients = [[gradient(rng, n, dtype, special) for n in segments] for _ in range(size)]
+        factors = [float(f32(rng.choice([0.5, 2.0**-8, 3.0]))) if rng.random() < 0.3 else None for _ in "ge"]
+        if step == 2:  # the halves, of a handle that exchanges once, too
+            ranks.all_gather(ranks.reduce_scatter(gradients, *factors, aligned=aligned), aligned=aligned)
+        else:
+            ranks.run(gradients, *factors, aligned=aligned)
+        if transactional and rng.random() < 0.7:  # otherwise the next step commits
+            ranks.rollback() if rng.random() < 0.2 else ranks.commit([None, np.array([1], np.int32)][rng.integers(0, 2)])
+        if rng.random() < 0.7:
+            ranks.flags()
+    ranks.flags()
+    if transactional:
+        ranks.commit()
+    ranks.errors()
+
+
+def changed(rank, index, of_chunk=None):
+    """Rank `rank` sends payloads whose byte `index` is another one, in all chunks or in one."""
+
+    def before(name, sender, sent):
+        chunks = bytearray(sent)
+        stride = len(sent) // 3
+        if name == "all_gather" and sender == rank:
+            for chunk in range(3) if of_chunk is None else [of_chunk]:
+                chunks[chunk * stride + index] ^= 0x40
+        return bytes(chunks)
+
+    return before
 
 
 # A shard of the last two is not one piece of all elements.

@@ -123,19 +123,20 @@ def plain(world, places, n, steps=3):
         return results
     return world.each(rank_of)
 
-def handles(world, places, sizes, steps=3, codec=1):
+def handles(world, places, sizes, steps=3, codec=1, error=None):
     # Values and errors of all ranks after some steps of a handle.
     def rank_of(rank):
         place, handle, segments = places(rank), POINTER(AllReduce)(), int64s(sizes)
         what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=codec, device=place.device,
-                            segments=segments, n_segments=len(sizes), error=0 if codec == 1 else 2)
+                            segments=segments, n_segments=len(sizes),
+                            error=error or (0 if codec == 1 else 2))
         call("gc_allreduce_create", world.comms[rank], byref(what), byref(handle))
         for step in range(steps):
             values = [place.put(inputs(world.size, n, 10 * step + k)[rank]) for k, n in enumerate(sizes)]
             call("gc_allreduce_run", handle, views(values), len(sizes), None, None, None)
         results = [place.get(x).copy() for x in values]
         place.free(*values)
-        if codec == 1:
+        if codec == 1 and not error:
             worker = place.put(np.full(sum(sizes), 7, "f4"))
             call("gc_allreduce_errors_out", handle, worker.view, None, None)
             results.append(place.get(worker).copy())

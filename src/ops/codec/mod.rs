@@ -5,7 +5,7 @@ mod descriptor;
 
 use crate::{
     backend::{
-        Address, Decoding, Destination, Queue, Skip, Stream, cpu,
+        Address, Decoding, Destination, Queue, Received, Skip, Stream, cpu,
         cuda::{self, codec::To},
     },
     error::{Result, error},
@@ -73,19 +73,26 @@ macro_rules! to_destination {
     };
 }
 
+mod reducers;
+
+pub use reducers::Reducers;
+
 impl Codec {
     pub fn new(descriptor: &Descriptor<'_>) -> Result<Self> {
-        let plan = descriptor.plan()?;
+        Self::of_plan(descriptor.device, descriptor.plan()?)
+    }
+
+    fn of_plan(device: Device, plan: CodecPlan) -> Result<Self> {
         let (mut values, mut extents, segments) = (Vec::new(), Vec::new(), plan.workers.len());
         let no_memory = |_| error!(OutOfMemory, "cannot allocate a list of {segments} addresses");
         values.try_reserve_exact(segments).map_err(no_memory)?;
         extents.try_reserve_exact(segments).map_err(no_memory)?;
-        let backend = match Queue::of(descriptor.device, Stream::LEGACY)? {
+        let backend = match Queue::of(device, Stream::LEGACY)? {
             Queue::Cpu => Backend::Cpu(cpu::codec::Codec::new(&plan)?),
             Queue::Cuda(mut queue) => Backend::Cuda(cuda::codec::Codec::new(&mut queue, &plan)?),
         };
         let state = Lock::new("codec", State { backend, values, extents });
-        Ok(Self { device: descriptor.device, plan, state })
+        Ok(Self { device, plan, state })
     }
 
     fn enter(&self) -> Result<Entered<'_, State>> {
@@ -296,7 +303,8 @@ impl Codec {
     pub fn reduce(&self, chunk: usize, chunks: &View<'_>, to: Destination<'_>, stream: Stream) -> Result<()> {
         self.check_chunks(chunk, chunks)?;
         self.check_destination(&to, self.plan.stride)?.map_or(Ok(()), |dst| dst.check_output(&[chunks]))?;
-        to_destination!(&mut self.enter()?.backend, stream, to, reduce(&self.plan, chunks))
+        let received = Received::of(chunks, self.plan.stride);
+        to_destination!(&mut self.enter()?.backend, stream, to, reduce(&self.plan, received))
     }
 
     /// The first half of `reduce`: the mean that the error is to be added to. `room`: for a chunk, to work in.

@@ -4,7 +4,7 @@ use std::{marker::PhantomData, ptr, sync::atomic::Ordering};
 
 use crate::{
     backend::{
-        call::{Address, Skip},
+        call::{Address, Received, Skip},
         cpu::signs,
     },
     error::{Error, Result},
@@ -29,23 +29,23 @@ use super::{
 };
 
 impl Codec {
-    /// Reduces `chunks`, one a payload, to `dst`. If one is corrupt, `dst` says so, and the state stays as it was.
-    pub fn reduce(&mut self, plan: &CodecPlan, chunks: &View<'_>, dst: &View<'_>) -> Result<()> {
+    /// Reduces chunks of each payload to as many in `dst`. If one is corrupt, `dst` says so, and the state stays as it was.
+    pub fn reduce(&mut self, plan: &CodecPlan, received: Received, dst: &View<'_>) -> Result<()> {
         let Some(number) = plan.server else { return Ok(()) }; // which the operation has refused
         self.commit_pending_reduce()?;
-        let (inputs, flags) = match Inputs::of(plan, chunks, number) {
+        let (inputs, flags) = match Inputs::of(plan, received, number) {
             Ok(sound) => sound,
             Err(failure) => return Err(self.refuse(plan, number, dst, failure)),
         };
         let nonfinite = match &plan.blocks {
-            Some(blocks) => self.reduce_blocks(plan, blocks, number, inputs.all(), dst.data()),
+            Some(blocks) => self.reduce_blocks(plan, blocks, number, received, dst.data()),
             None if plan.rules.kind == Kind::Sign => {
                 self.vote(&inputs, dst);
                 false
             }
             None => with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.add_up::<E>(&inputs, dst)),
         };
-        self.finish_chunk(plan, number, flags, nonfinite, dst);
+        self.finish_chunks(plan, number, flags, nonfinite, dst);
         Ok(())
     }
 
@@ -54,8 +54,8 @@ impl Codec {
         if self.server.pending { self.commit(Skip::Never) } else { Ok(()) }
     }
 
-    /// Makes scales of the sums, and all of a chunk but its bits; goes on to the next turn.
-    pub(super) fn finish_chunk(
+    /// Makes scales of the sums, and all of the chunks but their bits; goes on to the next turn.
+    pub(super) fn finish_chunks(
         &mut self,
         plan: &CodecPlan,
         number: usize,
@@ -73,18 +73,23 @@ impl Codec {
             // SAFETY: the state has a scale a segment.
             unsafe { scale_in(plan, next, 1, part.segment).read() }
         };
-        // SAFETY: the view is a chunk.
-        unsafe { chunks::write_frame(plan, dst.data(), number, flags, scale_of) };
+        for index in 0..plan.server_chunks {
+            // SAFETY: the view has as many chunks.
+            unsafe { chunks::write_frame(plan, chunk_of(plan, dst, index), number + index, flags, scale_of) };
+        }
         (self.server.pending, self.begun) = (self.transactional, self.transactional);
         self.raise(flags);
     }
 
     /// Says in `dst` that it was made of a corrupt chunk. A step has begun all the same: a GPU's host cannot know better.
     fn refuse(&mut self, plan: &CodecPlan, number: usize, dst: &View<'_>, failure: Error) -> Error {
-        // SAFETY: the view is a chunk.
-        unsafe {
-            dst.data().write_bytes(0, plan.stride as usize);
-            chunks::write_frame(plan, dst.data(), number, CORRUPT, |_| 0.0);
+        for index in 0..plan.server_chunks {
+            let chunk = chunk_of(plan, dst, index);
+            // SAFETY: the view has as many chunks.
+            unsafe {
+                chunk.write_bytes(0, plan.stride as usize);
+                chunks::write_frame(plan, chunk, number + index, CORRUPT, |_| 0.0);
+            }
         }
         self.raise(CORRUPT);
         self.begun = self.transactional;
@@ -95,7 +100,7 @@ impl Codec {
     fn add_up<E: Number>(&self, inputs: &Inputs<'_>, dst: &View<'_>) -> bool {
         let plan = inputs.plan;
         // Two bytes a payload, for the work with its bits.
-        self.make_parts::<E, _>(plan, 2 * inputs.payloads, dst, |part| Parts {
+        self.make_parts::<E, _>(plan, 2 * inputs.payloads(), dst, |part| Parts {
             kept: part.kept,
             kept_scale: part.kept_scale,
             beta: plan.rules.beta,
@@ -151,10 +156,10 @@ impl Codec {
         let (valid, _) = self.buffers_of(self.server);
         // SAFETY: a state.
         let turn = unsafe { turn(valid).read() };
-        let voters = inputs.payloads as u64;
+        let voters = inputs.payloads() as u64;
         let turn = (inputs.start as u64 % voters + turn % voters) % voters;
         let dst = dst.data().wrapping_add(plan.head as usize);
-        signs::vote_with(self.set, &Poll { voters, bytes, stride: plan.stride, turn }, inputs.bits(0), dst);
+        signs::vote_with(self.set, &Poll { voters, bytes, stride: inputs.received.apart, turn }, inputs.bits(0), dst);
         for part in plan.servers.iter().filter(|part| part.elements % 8 != 0) {
             // SAFETY: the chunk has all bytes of the part.
             unsafe { *dst.add(behind(part) as usize - 1) &= 0xff << (8 - part.elements % 8) };
@@ -194,44 +199,45 @@ pub(super) struct Piece<'a> {
     pub kept_scale: f32,
 }
 
-/// The chunks that are reduced, one behind the other.
+/// Where one of the chunks is that are written.
+fn chunk_of(plan: &CodecPlan, dst: &View<'_>, index: usize) -> *mut u8 {
+    dst.data().wrapping_add(index * plan.stride as usize)
+}
+
+/// The chunks that are reduced.
 pub(super) struct Inputs<'a> {
     plan: &'a CodecPlan,
-    first: Address,
-    payloads: usize,
+    received: Received,
     /// The number of the chunk's first byte.
     start: i64,
 }
 
 impl<'a> Inputs<'a> {
-    /// Chunk `number` of several payloads, and the flags that they carry. Refuses one that is corrupt.
-    pub fn of(plan: &'a CodecPlan, chunks: &View<'_>, number: usize) -> Result<(Self, u32)> {
-        let payloads = (chunks.elements() / plan.stride) as usize;
+    /// Chunks of several payloads, from `number` on, and the flags that they carry. Refuses one that is corrupt.
+    pub fn of(plan: &'a CodecPlan, received: Received, number: usize) -> Result<(Self, u32)> {
         let mut flags = 0;
-        for payload in 0..payloads {
-            let chunk = chunks.data().wrapping_add(payload * plan.stride as usize);
-            // SAFETY: the view has so many chunks.
-            flags |= unsafe { chunks::check(plan, format_args!("{}[{payload}]", chunks.name()), chunk, number) }?;
+        for payload in 0..received.payloads {
+            let who = format_args!("{}[{payload}]", received.name);
+            for index in 0..plan.server_chunks {
+                let chunk = received.at(payload).wrapping_add(index * plan.stride as usize);
+                // SAFETY: every payload has so many chunks there.
+                flags |= unsafe { chunks::check(plan, who, chunk, number + index) }?;
+            }
         }
-        Ok((Self { plan, first: Address(chunks.data()), payloads, start: plan.held_by(number).start }, flags))
+        Ok((Self { plan, received, start: plan.held_by(number).start }, flags))
     }
 
     pub fn payloads(&self) -> usize {
-        self.payloads
-    }
-
-    /// Where they are, and how many.
-    pub fn all(&self) -> (*mut u8, usize) {
-        (self.first.at(0), self.payloads)
+        self.received.payloads
     }
 
     /// What they have of a part from a byte of the chunk on, without an error.
     pub fn parts<E>(&self, run: &Run, byte: i64) -> Parts<E> {
         Parts {
             bits: self.bits(byte),
-            scale: scale_at(self.first.at(0), run.segment).cast(),
-            stride: self.plan.stride as usize,
-            payloads: self.payloads,
+            scale: scale_at(self.received.at(0), run.segment).cast(),
+            stride: self.received.apart as usize,
+            payloads: self.payloads(),
             kept: ptr::null(),
             kept_scale: 0.0,
             beta: 0.0,
@@ -242,6 +248,6 @@ impl<'a> Inputs<'a> {
 
     /// A byte of the first payload's bits, counted from the chunk's first.
     fn bits(&self, byte: i64) -> *mut u8 {
-        self.first.at((self.plan.head + byte) as usize)
+        self.received.first.at((self.plan.head + byte) as usize)
     }
 }

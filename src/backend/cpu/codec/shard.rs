@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 
 use crate::{
-    backend::call::Address,
+    backend::call::{Address, Received},
     error::Result,
     plan::codec::{CORRUPT, CodecPlan, Kind, NONFINITE},
     tensor::View,
@@ -24,9 +24,10 @@ impl Codec {
     /// segment. If a chunk is corrupt, nothing is written. `room`: for a chunk. The state is only read.
     pub fn mean(&mut self, plan: &CodecPlan, chunks: &View<'_>, room: &View<'_>, shard: &[Address]) -> Result<()> {
         let Some(number) = plan.server else { return Ok(()) }; // which the operation has refused
-        let (inputs, flags) = Inputs::of(plan, chunks, number).inspect_err(|_| self.raise(CORRUPT))?;
+        let received = Received::of(chunks, plan.stride);
+        let (inputs, flags) = Inputs::of(plan, received, number).inspect_err(|_| self.raise(CORRUPT))?;
         let nonfinite = match &plan.blocks {
-            Some(blocks) => self.mean_of_blocks(plan, blocks, number, inputs.all(), shard),
+            Some(blocks) => self.mean_of_blocks(plan, blocks, number, received, shard),
             None if plan.rules.kind == Kind::Sign => {
                 self.vote(&inputs, room);
                 self.spread(plan, number, room, shard);
@@ -86,7 +87,7 @@ impl Codec {
                 })
             })
         };
-        self.finish_chunk(plan, number, 0, nonfinite, dst);
+        self.finish_chunks(plan, number, 0, nonfinite, dst);
         Ok(())
     }
 }

@@ -1,9 +1,14 @@
 //! What the kernels are given, as kernels/onebit.cu declares it, and the tables on the device that say where tiles lie.
 
+use std::ops::Range;
+
 use crate::{
-    backend::cuda::{
-        layout::{bytes_of, offset_in, same_layout},
-        peers::Way,
+    backend::{
+        call::Received,
+        cuda::{
+            layout::{bytes_of, offset_in, same_layout},
+            peers::Way,
+        },
     },
     error::{Result, error},
     plan::codec::{CodecPlan, HEADER, NonFinite, Run as PlanRun, UNIT, units},
@@ -138,9 +143,27 @@ pub struct Reduce {
     pub dst: *mut u8,
     pub way: Way,
     pub payloads: u64,
+    /// Bytes from payload to payload.
+    pub apart: u64,
     /// Of a block codec: whether `dst` is the shard, 0 or 1.
     pub shard: u32,
     pub reserved: u32,
+}
+
+impl Reduce {
+    /// To memory.
+    pub fn new(codec: Half, received: &Received, dst: *mut u8) -> Self {
+        Self {
+            codec,
+            chunks: received.at(0),
+            dst,
+            way: Way::default(),
+            payloads: received.payloads as u64,
+            apart: received.apart as u64,
+            shard: 0,
+            reserved: 0,
+        }
+    }
 }
 
 #[repr(C)]
@@ -234,7 +257,7 @@ same_layout!(
 );
 same_layout!(gc_encode, Encode { codec, factors, dst, way, values });
 same_layout!(gc_finish, Finish { codec, dst, way, steps, reserved });
-same_layout!(gc_reduce, Reduce { codec, chunks, dst, way, payloads, shard, reserved });
+same_layout!(gc_reduce, Reduce { codec, chunks, dst, way, payloads, apart, shard, reserved });
 same_layout!(gc_decode, Decode { codec, payload, factor, divisor, dtype, tiles, first_empty, values });
 same_layout!(gc_state, State { worker, server, bytes, skip, size, half, skip_kind, rows, row });
 same_layout!(gc_addresses, Addresses { table, count, values });
@@ -272,6 +295,8 @@ impl Tables {
     pub fn of_workers(plan: &CodecPlan) -> Result<Self> {
         Self::of(
             plan,
+            0..1,
+            plan.workers.len(),
             |segment| plan.workers[segment],
             |run, place| {
                 // An empty segment may lie behind the last chunk.
@@ -284,8 +309,17 @@ impl Tables {
         )
     }
 
-    /// What is reduced: the parts that lie in a chunk. A segment without one has an empty run.
+    /// What is reduced: the parts that lie in a chunk. A segment without one has an empty run. Of several chunks, each part
+    /// has a run.
     pub fn of_servers(plan: &CodecPlan, chunk: usize) -> Result<Self> {
+        let chunks = chunk..chunk + plan.server_chunks;
+        if plan.server_chunks > 1 {
+            let lies = |run: &PlanRun, place: i64| {
+                let (chunk, at) = (place / plan.per_chunk(run), place % plan.per_chunk(run));
+                (chunk, at, i64::MAX)
+            };
+            return Self::of(plan, chunks, plan.servers.len(), |part| plan.servers[part], lies);
+        }
         let first = |run: &PlanRun| chunk as i64 * plan.per_chunk(run);
         let mut parts = plan.servers.iter().peekable();
         let run = |segment: usize| {
@@ -294,24 +328,27 @@ impl Tables {
             parts.next_if(|part| part.segment == segment).copied().unwrap_or(none)
         };
         let head = if plan.blocks.is_some() { 0 } else { plan.head };
-        Self::of(plan, run, |run, place| (chunk as i64, head + place - first(run), i64::MAX))
+        Self::of(plan, chunks, plan.workers.len(), run, |run, place| {
+            (chunk as i64, head + place - first(run), i64::MAX)
+        })
     }
 
-    /// `run`: of each segment in turn. `lies`: of a place of a run (a byte of bits, a block, a raw element): its chunk,
+    /// `chunks`: each has a tile, for its header is looked at. `run`: of each of `count` in turn. `lies`: of a place of a run (a byte of bits, a block, a raw element): its chunk,
     /// where it lies, how many are left in the chunk.
     fn of(
         plan: &CodecPlan,
+        chunks: Range<usize>,
+        count: usize,
         mut run: impl FnMut(usize) -> PlanRun,
         lies: impl Fn(&PlanRun, i64) -> (i64, i64, i64),
     ) -> Result<Self> {
-        let segments = plan.workers.len();
-        let refusal = |_| error!(OutOfMemory, "cannot allocate a table of the tiles of {segments} segments");
+        let refusal = |_| error!(OutOfMemory, "cannot allocate a table of the tiles of {count} runs");
         let (mut runs, mut tiles) = (Vec::new(), Vec::new());
-        runs.try_reserve_exact(segments).map_err(refusal)?;
+        runs.try_reserve_exact(count).map_err(refusal)?;
         let (mut base, mut unit) = (0, 0);
-        for segment in 0..segments {
-            let part = run(segment);
-            let PlanRun { elements, place, raw, place_elements, .. } = part;
+        for index in 0..count {
+            let part = run(index);
+            let PlanRun { segment, elements, place, raw, place_elements, .. } = part;
             // Block codecs have nothing to write for an empty run.
             let count = if plan.blocks.is_some() && elements == 0 { 0 } else { tiles_of(elements) };
             let number = u32::try_from(count).map_err(|_| {
@@ -335,7 +372,7 @@ impl Tables {
                     unit: if raw { NO_UNIT } else { (unit + first / UNIT) as u64 },
                     to: to as u64,
                     byte: place as u64,
-                    run: segment as u32,
+                    run: index as u32,
                     count: (elements - first).min(TILE) as u32,
                     left: u32::try_from(left).unwrap_or(u32::MAX),
                     chunk: chunk as u32,
@@ -344,9 +381,11 @@ impl Tables {
             base += elements;
             unit += if raw { 0 } else { units(elements) };
         }
-        if tiles.is_empty() {
-            tiles.try_reserve_exact(1).map_err(refusal)?;
-            tiles.push(Tile { first: 0, unit: 0, to: 0, byte: 0, run: NO_RUN, count: 0, left: u32::MAX, chunk: 0 });
+        // The last ones may have nothing but a header.
+        for chunk in tiles.last().map_or(chunks.start, |tile: &Tile| tile.chunk as usize + 1)..chunks.end {
+            tiles.try_reserve(1).map_err(refusal)?;
+            let chunk = chunk as u32;
+            tiles.push(Tile { first: 0, unit: 0, to: 0, byte: 0, run: NO_RUN, count: 0, left: u32::MAX, chunk });
         }
         Ok(Self { runs, tiles, units: unit })
     }
@@ -415,7 +454,8 @@ impl Half {
     /// What a half has of the plan; addresses are 0.
     pub fn of(plan: &CodecPlan, half: u32, units_at: i64) -> Self {
         let rules = &plan.rules;
-        let (chunk, chunks) = if half == SERVER { (plan.server.unwrap_or(0), 1) } else { (0, plan.n_chunks) };
+        let (chunk, chunks) =
+            if half == SERVER { (plan.server.unwrap_or(0), plan.server_chunks) } else { (0, plan.n_chunks) };
         // Each is in the plan, which counts no more segments and chunks than fit.
         let (bytes, chunk_bytes, [raws, chunk_raws, codes_at, raws_at]) = match &plan.blocks {
             Some(it) => {
@@ -443,7 +483,8 @@ impl Half {
             stride: plan.stride as u64,
             scales_at: plan.state_scales()[half as usize] as u64,
             units_at: units_at as u64,
-            n_segments: plan.workers.len() as u32,
+            // The tiles of several chunks are looked up.
+            n_segments: if chunks > 1 && half == SERVER { 0 } else { plan.workers.len() as u32 },
             n_chunks: plan.n_chunks as u32,
             chunk: chunk as u32,
             chunks: chunks as u32,
@@ -509,6 +550,28 @@ mod tests {
         assert_eq!(tiles, expected.map(|(chunk, byte, count)| (chunk, at(byte).0, at(byte).1, count)));
         let units: Vec<_> = tables.tiles.iter().map(|tile| tile.unit).collect();
         assert_eq!(units, [0, 8, 16, 20, 20, 28]);
+    }
+
+    #[test]
+    fn parts_of_all_chunks_lie_in_their_own_and_each_chunk_has_a_tile() {
+        // Blocks 0 and 1, and 2 to 257, and raw elements 0 to 9, in 6 chunks of 43 and 2.
+        let of = |segments: &[i64]| {
+            let rules = Rules { kind: Kind::Int4, error: None, ..plan(segments, 1, None).rules };
+            let plan = CodecPlan::new(rules, segments, &[0, 1, 0], 6, None).unwrap().reducer(0).unwrap();
+            let tables = Tables::of_servers(&plan, 0).unwrap();
+            let half = Half::of(&plan, SERVER, 0);
+            assert_eq!((half.chunk, half.chunks, half.n_segments), (0, 6, 0));
+            let tiles = tables.tiles.iter().map(|tile| (tile.chunk, tile.to, tile.count, tile.run));
+            (tiles.collect::<Vec<_>>(), tables.runs.len())
+        };
+        let (tiles, runs) = of(&[33, 10, 8192]);
+        assert_eq!(runs, 1 + 5 + 6);
+        let first = [(0, 0, 33, 0), (0, 0, 2, 1), (0, 2, 41 * 32, 2), (1, 0, 2, 3), (1, 0, 43 * 32, 4), (2, 0, 2, 5)];
+        assert_eq!(tiles[..6], first);
+        // The last chunks may have nothing.
+        let none = |chunk| (chunk, 0, 0, NO_RUN);
+        assert_eq!(of(&[33, 0, 8]).0, [(0, 0, 32, 0), (1, 0, 1, 1), (2, 0, 8, 2), none(3), none(4), none(5)]);
+        assert_eq!(of(&[0, 0, 0]).0, [0, 1, 2, 3, 4, 5].map(none));
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod plain;
 use std::ptr;
 
 use crate::{
-    backend::call::{Address, Decoding, Skip, Stream},
+    backend::call::{Address, Decoding, Received, Skip, Stream},
     error::{Result, error},
     plan::codec::{CodecPlan, NonFinite},
     tensor::{Dtype, View},
@@ -99,7 +99,7 @@ impl Codec {
             queue.put_into_context(&BLOCKS_MODULE)?;
         }
         let transactional = plan.rules.policy == NonFinite::Transactional;
-        let reduced = plan.server.map(|chunk| Tables::of_servers(plan, chunk)).transpose()?;
+        let reduced = plan.server.map(|first| Tables::of_servers(plan, first)).transpose()?;
         let tables = Tables::of_workers(plan)?;
         let segments = plan.workers.len();
 
@@ -290,17 +290,9 @@ impl Codec {
         }
     }
 
-    pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, to: To) -> Result<()> {
-        let payloads = (chunks.elements() / plan.stride) as u64;
-        let mut call = Reduce {
-            codec: self.halves[1],
-            chunks: chunks.data(),
-            dst: to.dst,
-            way: to.way,
-            payloads,
-            shard: 0,
-            reserved: 0,
-        };
+    pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, received: Received, to: To) -> Result<()> {
+        let mut call = Reduce::new(self.halves[1], &received, to.dst);
+        call.way = to.way;
         if plan.blocks.is_some() {
             self.reduce_blocks(queue, call)?;
             self.pending = self.transactional;
@@ -329,18 +321,10 @@ impl Codec {
         _: &View<'_>,
         shard: &[Address],
     ) -> Result<()> {
-        let payloads = (chunks.elements() / plan.stride) as u64;
         // The parts lie one behind the other.
         let dst = shard.first().map_or(ptr::null_mut(), |first| first.0);
-        let mut call = Reduce {
-            codec: self.halves[1],
-            chunks: chunks.data(),
-            dst,
-            way: Way::default(),
-            payloads,
-            shard: 1,
-            reserved: 0,
-        };
+        let mut call = Reduce::new(self.halves[1], &Received::of(chunks, plan.stride), dst);
+        call.shard = 1;
         if plan.blocks.is_some() {
             return self.reduce_blocks(queue, call);
         }

@@ -1,10 +1,10 @@
-//! Reducing: one chunk of several payloads to a chunk for everybody, at once or in halves.
+//! Reducing: chunks of several payloads to chunks for everybody, at once or in halves.
 
 use std::marker::PhantomData;
 
 use crate::{
     backend::{
-        call::Address,
+        call::{Address, Received},
         cpu::{
             codec::{
                 Codec,
@@ -29,14 +29,13 @@ use super::{
     payload::{Coded, Payload, STEP},
 };
 
-/// The chunks that are reduced, one behind the other.
+/// The chunks that are reduced.
 struct Inputs<'a> {
     plan: &'a CodecPlan,
     blocks: &'a Blocks,
     reader: Reader,
-    chunks: Address,
-    payloads: usize,
-    /// The number of the chunk.
+    received: Received,
+    /// The number of the first chunk.
     number: usize,
 }
 
@@ -52,20 +51,20 @@ struct Sums<'a, E> {
 
 impl<E: Number> Origin for Sums<'_, E> {
     unsafe fn form(&self, set: InstructionSet, first: usize, unit: &mut Unit, count: usize) -> bool {
-        let Inputs { plan, blocks, reader, chunks, payloads, number } = self.inputs;
+        let Inputs { plan, blocks, reader, received, number } = self.inputs;
         let (mut values, mut coded) = (Unit([0.0; _]), Coded::new());
         let mut nonfinite = false;
         let zero = plan.rules.policy == NonFinite::Zero;
         unit.0[..count].fill(0.0);
-        for payload in 0..*payloads {
-            let payload = Payload::new(plan, blocks, chunks.at(payload * plan.stride as usize), *number);
+        for payload in 0..received.payloads {
+            let payload = Payload::new(plan, blocks, received.at(payload), *number);
             // SAFETY: every payload has these elements, and the processor has the set's instructions.
             nonfinite |= unsafe {
                 reader.read(&payload, self.run, self.first + first as i64, count, &mut coded, &mut values);
                 kernels::add(set, unit, &values, count, zero)
             };
         }
-        let divisor = if plan.rules.reduction == Reduction::Mean { *payloads as f32 } else { 1.0 };
+        let divisor = if plan.rules.reduction == Reduction::Mean { received.payloads as f32 } else { 1.0 };
         if divisor != 1.0 || is_kept::<E>() {
             let kept = self.kept.wrapping_add(first * size_of::<E::Bits>());
             // SAFETY: errors are kept of these elements, if any are.
@@ -82,23 +81,23 @@ impl<'a> Inputs<'a> {
 }
 
 impl Codec {
-    /// Writes blocks, raw elements and state of chunk `number` of `payloads` payloads. Tells whether anything was not
+    /// Writes blocks, raw elements and state of chunks of payloads, from `number` on. Tells whether anything was not
     /// finite.
     pub fn reduce_blocks(
         &self,
         plan: &CodecPlan,
         blocks: &Blocks,
         number: usize,
-        (chunks, payloads): (*mut u8, usize),
+        received: Received,
         dst: *mut u8,
     ) -> bool {
-        let inputs = self.inputs(plan, blocks, number, (chunks, payloads));
+        let inputs = self.inputs(plan, blocks, number, received);
         let encoder = Encoder::new(self.set, plan, blocks, Payload::new(plan, blocks, dst, number));
         with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.reduce_tiles::<E>(&inputs, &encoder))
     }
 
     fn reduce_tiles<E: Number>(&self, inputs: &Inputs<'_>, encoder: &Encoder<'_>) -> bool {
-        self.for_each_tile::<E>(inputs.plan, 2 * inputs.payloads, |run, tile, [old, new]| {
+        self.for_each_tile::<E>(inputs.plan, 2 * inputs.received.payloads, |run, tile, [old, new]| {
             // SAFETY: the tile lies within a part, which every payload has, and which has a place in the chunk and unless
             // it is raw in both states, if errors are kept.
             unsafe {
@@ -118,11 +117,11 @@ impl Codec {
         plan: &CodecPlan,
         blocks: &Blocks,
         number: usize,
-        (chunks, payloads): (*mut u8, usize),
+        received: Received,
         shard: &[Address],
     ) -> bool {
-        let (set, inputs) = (self.set, self.inputs(plan, blocks, number, (chunks, payloads)));
-        self.for_each_tile::<Nothing>(plan, payloads * 2, |run, tile, [old, _]| {
+        let (set, inputs) = (self.set, self.inputs(plan, blocks, number, received));
+        self.for_each_tile::<Nothing>(plan, received.payloads * 2, |run, tile, [old, _]| {
             let (origin, mut unit) = (inputs.sums::<Nothing>(run, tile, old), Unit([0.0; _]));
             let dst = shard[run.segment].at(tile.first as usize * size_of::<f32>());
             let mut nonfinite = false;
@@ -169,14 +168,8 @@ impl Codec {
         })
     }
 
-    fn inputs<'a>(
-        &self,
-        plan: &'a CodecPlan,
-        blocks: &'a Blocks,
-        number: usize,
-        (chunks, payloads): (*mut u8, usize),
-    ) -> Inputs<'a> {
-        Inputs { plan, blocks, reader: Reader::new(self.set, plan, blocks), chunks: Address(chunks), payloads, number }
+    fn inputs<'a>(&self, plan: &'a CodecPlan, blocks: &'a Blocks, number: usize, received: Received) -> Inputs<'a> {
+        Inputs { plan, blocks, reader: Reader::new(self.set, plan, blocks), received, number }
     }
 
     /// Calls `work` with each tile of each part, and where its errors are kept, now and from now on. `bytes`: what is

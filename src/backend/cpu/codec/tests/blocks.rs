@@ -82,7 +82,7 @@ impl Blocks {
     fn reduce(&mut self, chunks: &[&[u8]]) -> Vec<u8> {
         let mut src = Memory::of(Dtype::U8, &chunks.concat(), 0);
         let mut dst = Memory::new(Dtype::U8, self.plan.stride as usize, 0);
-        self.codec.reduce(&self.plan, &src.view(), &dst.view()).unwrap();
+        self.codec.reduce(&self.plan, Received::of(&src.view(), self.plan.stride), &dst.view()).unwrap();
         let expected = self.model.reduce(chunks);
         assert_same("reduced chunk", dst.bytes(), &expected);
         expected
@@ -331,7 +331,11 @@ fn a_chunk_of_corrupt_ones_says_so_and_the_errors_stay() {
             let mut chunks = payload[stride..].repeat(2);
             chunks[stride + byte] = value;
             let mut dst = Memory::new(Dtype::U8, stride, 0);
-            let refused = codec.codec.reduce(&codec.plan, &Memory::of(Dtype::U8, &chunks, 0).view(), &dst.view());
+            let refused = codec.codec.reduce(
+                &codec.plan,
+                Received::of(&Memory::of(Dtype::U8, &chunks, 0).view(), codec.plan.stride),
+                &dst.view(),
+            );
             assert!(refused.is_err_and(|failure| failure.status == crate::error::Status::Corrupt), "byte {byte}");
             assert_same("chunk of corrupt ones", dst.bytes(), &codec.model.refused());
             let (memory, values) = memory_of(Dtype::F32, &[vec![5; 100], vec![5; 7]]);

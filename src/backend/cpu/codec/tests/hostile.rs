@@ -83,8 +83,10 @@ fn reducing_a_corrupt_chunk_says_so_and_keeps_the_state() {
         let mut chunks = [good, good, good].concat();
         chunks[stride + at] = byte;
         let mut dst = Memory::new(Dtype::U8, stride, 0);
-        let refusal =
-            pair.codec.reduce(&pair.plan, &Memory::of(Dtype::U8, &chunks, 0).view(), &dst.view()).unwrap_err();
+        let refusal = pair
+            .codec
+            .reduce(&pair.plan, Received::of(&Memory::of(Dtype::U8, &chunks, 0).view(), pair.plan.stride), &dst.view())
+            .unwrap_err();
         assert_eq!(refusal.status, Status::Corrupt);
         let expected = format!("test[1]: {words}");
         assert!(refusal.message.starts_with(&expected), "{}: {expected} expected", refusal.message);
@@ -126,7 +128,13 @@ fn bits_that_fill_up_are_not_looked_at(rules: Rules) {
     let expected = pair.reduce(&[&payload[..stride]]);
     pair.codec.reset(&pair.plan).unwrap();
     let mut dst = Memory::new(Dtype::U8, stride, 0);
-    pair.codec.reduce(&pair.plan, &Memory::of(Dtype::U8, &odd[..stride], 0).view(), &dst.view()).unwrap();
+    pair.codec
+        .reduce(
+            &pair.plan,
+            Received::of(&Memory::of(Dtype::U8, &odd[..stride], 0).view(), pair.plan.stride),
+            &dst.view(),
+        )
+        .unwrap();
     assert_same("reduced chunk", dst.bytes(), &expected);
 }
 

@@ -14,7 +14,7 @@ use dlpark::ffi::DLTensor;
 use super::*;
 use crate::{
     backend::{
-        call::{Address, Decoding},
+        call::{Address, Decoding, Received},
         cpu::pool,
     },
     plan::codec::{Kind, Reduction, Rules, ScaleRule},
@@ -138,7 +138,7 @@ impl Pair {
     fn reduce(&mut self, chunks: &[&[u8]]) -> Vec<u8> {
         let mut src = Memory::of(Dtype::U8, &chunks.concat(), 0);
         let mut dst = Memory::new(Dtype::U8, self.plan.stride as usize, 0);
-        self.codec.reduce(&self.plan, &src.view(), &dst.view()).unwrap();
+        self.codec.reduce(&self.plan, Received::of(&src.view(), self.plan.stride), &dst.view()).unwrap();
         let expected = self.model.reduce(chunks);
         assert_same("reduced chunk", dst.bytes(), &expected);
         expected

@@ -1,0 +1,55 @@
+//! What reduces all chunks of whole payloads, where every rank has them.
+
+use crate::{
+    backend::{Address, Destination, Received, Stream, cuda::codec::To},
+    error::{Error, Result, Status, error},
+    tensor::View,
+};
+
+use super::{Backend, Codec};
+
+/// Codecs that keep nothing: of a block codec one, which reduces all chunks at once, otherwise one for each chunk.
+pub struct Reducers(Vec<Codec>);
+
+impl Reducers {
+    /// For what a codec encodes, to what those with its options reduce that to.
+    pub fn of(codec: &Codec) -> Result<Self> {
+        let plan = codec.plan();
+        let (chunks, at_once) = (plan.n_chunks, plan.chunks_at_once());
+        let mut reducers = Vec::new();
+        reducers
+            .try_reserve_exact(chunks / at_once)
+            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of reducers of {chunks} chunks"))?;
+        for first in (0..chunks).step_by(at_once) {
+            reducers.push(Codec::of_plan(codec.device(), plan.reducer(first)?)?);
+        }
+        Ok(Self(reducers))
+    }
+
+    /// `payloads`: one of each rank. `dst`: a payload, of reduced chunks. One that is corrupt goes on, flagged, and so the
+    /// decoding says.
+    pub fn reduce(&self, payloads: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
+        for codec in &self.0 {
+            match codec.reduce_of(payloads, dst, stream) {
+                Ok(()) | Err(Error { status: Status::Corrupt, .. }) => {}
+                refused => return refused,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Codec {
+    /// Reduces the chunks of whole payloads that this codec is for, to their places in one.
+    fn reduce_of(&self, payloads: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
+        let (plan, bytes) = (&self.plan, self.payload_bytes());
+        let &[count, each] = payloads.shape() else { return Err(error!(Panic, "reducers: no payloads")) };
+        assert!(each == bytes && plan.rules.error.is_none());
+        self.check_bytes(dst, bytes)?;
+        let first = plan.server.unwrap_or(0) as i64 * plan.stride;
+        let shape = [plan.server_chunks as i64 * plan.stride];
+        let (to, first) = (dst.part(first, &shape), Address(payloads.data().wrapping_add(first as usize)));
+        let received = Received { name: payloads.name(), first, payloads: count as usize, apart: bytes };
+        to_destination!(&mut self.enter()?.backend, stream, Destination::Memory(to), reduce(plan, received))
+    }
+}

@@ -1,0 +1,195 @@
+"""Handles whose reducer keeps nothing exchange once where they are small: the bytes of two exchanges, to which the model of
+each rank and each chunk holds them."""
+
+import numpy as np
+import pytest
+
+from block_model import BF16, FORMATS, INT4, INT8, MXFP8, SUM
+from capi import Status, lib
+from codec_model import CORRUPT, NONFINITE, ONEBIT, PROPAGATE, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32
+from codecs_c import Host, gradient, model_of, same, views
+from comms import KEEP_NOTHING, CheckedRanks, Nodes, World, changed, is_once, once_handle, status_of, steps
+from tiers import both
+
+place = Host()
+@pytest.mark.parametrize("size", both(quick=[2, 3, 9], all=range(2, 10)))
+@pytest.mark.parametrize("over", ["group", "board"])
+@pytest.mark.parametrize("seed", range(both(quick=3, all=12)))
+def test_the_bytes_are_those_of_two_exchanges(seed, over, size):
+    rng = np.random.default_rng([seed, size, over == "board"])
+    options = once_handle(rng)
+    assert is_once(size, options)
+    with World(size, over) as world, CheckedRanks(world, place, **options) as ranks:
+        steps(rng, ranks, options)
+
+
+@pytest.mark.parametrize("ranks, leaders", [([2, 2], 2), ([3, 3], 2), ([2, 2, 2], 1), ([1, 1, 1], 1), ([4], 4)], ids=str)
+def test_the_bytes_are_those_of_two_exchanges_over_two_levels(ranks, leaders):
+    for seed in range(both(quick=2, all=8)):
+        rng = np.random.default_rng([seed, *ranks])
+        options = once_handle(rng)
+        with Nodes(ranks, "board", "board", leaders) as world, CheckedRanks(world, place, **options) as checked:
+            boards = [one.board for one in world.intra + world.inter]
+            for board in boards:
+                board.calls.clear()
+            checked.run([[gradient(rng, n, options["values"], False) for n in options["segments"]] for _ in range(sum(ranks))])
+            called = {name for board in boards for name, *_ in board.calls}
+            assert called == {"all_gather"}
+            steps(rng, checked, options)
+
+
+def largest(size, **options):
+    """Elements of the largest segment of which payloads are exchanged whole."""
+    low, high = 0, 1 << 26
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if is_once(size, dict(segments=[middle], **options)) else (low, middle - 1)
+    return low
+
+
+@pytest.mark.parametrize("size", both(quick=[2, 5], all=[2, 3, 5, 9]))
+@pytest.mark.parametrize("codec", KEEP_NOTHING)
+def test_from_so_many_bytes_on_there_are_two_exchanges(codec, size):
+    options = dict(codec=codec, error=None, values="bfloat16", results="bfloat16")
+    n = largest(size, **options)
+    rng = np.random.default_rng(codec)
+    with World(size, "board") as world:
+        for elements, names in ((n, ["all_gather"]), (n + 4096 * size, ["all_to_all", "all_gather"])):
+            stride = model_of(**options, segments=[elements], n_chunks=size).stride
+            with CheckedRanks(world, place, segments=[elements], **options) as ranks:
+                world.board.calls.clear()
+                ranks.run([[gradient(rng, elements, "bfloat16", False)] for _ in range(size)])
+                sent = [(name, bytes) for name, rank, bytes, *_ in world.board.calls if rank == 0]
+                assert sent == [(name, stride * size if len(names) == 1 else stride) for name in names]
+                ranks.flags()
+
+
+@pytest.mark.parametrize(
+    "options, exchanges",
+    [(dict(codec=SIGN, error=None), 2), (dict(codec=INT8, error="float32"), 2), (dict(codec=INT8, error="bfloat16"), 2),
+     (dict(codec=ONEBIT, error="float32"), 2), (dict(codec=ONEBIT, error=None), 1), (dict(codec=INT8, error=None), 1)],
+)  # fmt: skip
+def test_what_keeps_something_or_votes_in_turn_exchanges_twice(options, exchanges):
+    for size in 1, 2:
+        with World(size, "board") as world, CheckedRanks(world, place, segments=[100, 0, 7], **options) as ranks:
+            world.board.calls.clear()
+            for _ in range(2):
+                ranks.run([[np.ones(n, f32) for n in (100, 0, 7)] for _ in range(size)])
+            names = ["all_to_all", "all_gather"][-exchanges:] if size > 1 else []
+            assert [name for name, rank, *_ in world.board.calls if rank == 0] == 2 * names
+
+
+def test_what_is_sent_is_the_payload_of_a_codec():
+    rng, segments = np.random.default_rng(4), [1000, 0, 33]
+    options = dict(codec=INT4, segments=segments, error=None, raw=[0, 0, 1])
+    with World(3, "board") as world, CheckedRanks(world, place, **options) as ranks:
+        sent = [None] * 3
+
+        def keep(name, rank, bytes):
+            sent[rank] = np.frombuffer(bytes, np.uint8)
+            return bytes
+
+        world.board.before = keep
+        gradients = [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(3)]
+        ranks.run(gradients)
+        for rank, one in enumerate(sent):
+            same(one, model_of(**options, n_chunks=3).encode(gradients[rank]), f"what rank {rank} sends")
+
+
+@pytest.mark.parametrize("nonfinite", [PROPAGATE, ZERO, TRANSACTIONAL])
+@pytest.mark.parametrize("codec", KEEP_NOTHING)
+def test_what_is_not_finite_on_one_rank_is_told_on_all(codec, nonfinite):
+    rng, segments = np.random.default_rng(7), [300, 2000]
+    options = dict(codec=codec, segments=segments, error=None, nonfinite=nonfinite)
+    with World(3) as world, CheckedRanks(world, place, **options) as ranks:
+        gradients = [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(3)]
+        ranks.run(gradients)
+        gradients[1][1][-1] = np.inf
+        assert ranks.flags() == [0] * 3
+        ranks.run(gradients)
+        if nonfinite == TRANSACTIONAL:
+            ranks.commit()
+            assert ranks.flags() == [NONFINITE | TAKEN_BACK] * 3
+        else:
+            assert ranks.flags() == [NONFINITE] * 3
+
+
+@pytest.mark.parametrize("of_chunk", [None, 0, 2])
+@pytest.mark.parametrize("index", [0, 4, 20, 24, 33, 48])
+@pytest.mark.parametrize("codec", [ONEBIT, INT8, MXFP8])
+def test_a_payload_of_a_stranger_is_corrupt_on_every_rank_and_changes_nothing(codec, index, of_chunk):
+    rng = np.random.default_rng(8)
+    options = dict(codec=codec, segments=[1000, 50], error=None, nonfinite=TRANSACTIONAL)
+    with World(3, "board") as world, CheckedRanks(world, place, **options) as ranks:
+        gradients = [[rng.standard_normal(n).astype(f32) for n in (1000, 50)] for _ in range(3)]
+        put = [[place.put(g) for g in each] for each in gradients]
+        sound, world.board.before = world.board.before, changed(1, index, of_chunk)
+        found = world.each(lambda rank: status_of(
+            lib.gc_allreduce_run, ranks.handles[rank], views(put[rank]), 2, None, None, None
+        ))  # fmt: skip
+        assert [status for status, _ in found] == [Status.CORRUPT] * 3, found
+        for rank, (each, model) in enumerate(zip(put, ranks.models)):
+            for tensor, g in zip(each, gradients[rank]):
+                same(place.get(tensor), g, "values of a step that failed")
+            assert lib.gc_comm_async_error(world.comms[rank]) == Status.CORRUPT
+            model.flags |= CORRUPT
+        ranks.flags()
+        ranks.rollback()
+        for model in ranks.models:
+            model.flags = 0
+        # Nobody has given up.
+        world.board.before = sound
+        ranks.run(gradients)
+        ranks.commit()
+
+
+def test_a_function_that_fails_fails_the_call_and_a_later_one_goes_on():
+    with World(3, "board") as world, CheckedRanks(world, place, codec=INT8, segments=[70], error=None) as ranks:
+        world.board.answer = lambda name, rank: 7 if rank == 1 else 0
+        put = [[place.put(np.ones(70, f32))] for _ in range(3)]
+        found = world.each(lambda rank: status_of(
+            lib.gc_allreduce_run, ranks.handles[rank], views(put[rank]), 1, None, None, None
+        ))  # fmt: skip
+        assert [status for status, _ in found] == [Status.OK, Status.COMM, Status.OK], found
+        assert found[1][1] == "all_gather: the transport's function returned 7"
+        world.board.answer = lambda name, rank: 0
+        ranks.run([[np.ones(70, f32)] for _ in range(3)])
+
+
+def test_a_half_beside_a_run_is_told_on_both_ranks():
+    """A rank that calls the first half where another runs: over a group both are told in what they differ."""
+    with World(2) as world, CheckedRanks(world, place, codec=INT8, segments=[300], error=None) as ranks:
+        put = [place.put(np.ones(300, f32)) for _ in range(2)]
+        shard = place.put(np.ones(ranks.models[1].shard_elements(), f32))
+        found = world.each(lambda rank: status_of(
+            lib.gc_allreduce_reduce_scatter, ranks.handles[1], views([put[1]]), 1, None, None, shard.view, None
+        ) if rank else status_of(lib.gc_allreduce_run, ranks.handles[0], views([put[0]]), 1, None, None, None))  # fmt: skip
+        assert [status for status, _ in found] == [Status.COMM] * 2, found
+        assert "AllGather" in found[0][1] and "AllToAll" in found[1][1] and "same order" in found[0][1], found
+
+
+def test_where_one_rank_cannot_exchange_once_none_does():
+    options = dict(codec=INT8, segments=[300, 40], error=None)
+    with World(3, "board") as world:
+
+        def unable(name, rank, sent):
+            record = bytearray(sent)
+            assert record[38] == 1  # behind what is compared
+            record[38] = rank != 2
+            return bytes(record)
+
+        sound, world.board.before = world.board.before, unable
+        with CheckedRanks(world, place, **options) as ranks:
+            world.board.before = sound
+            world.board.calls.clear()
+            rng = np.random.default_rng(2)
+            for _ in range(2):
+                ranks.run([[rng.standard_normal(n).astype(f32) for n in (300, 40)] for _ in range(3)])
+            names = [name for name, rank, *_ in world.board.calls if rank == 0]
+            assert names == ["all_to_all", "all_gather"] * 2
+
+
+def test_a_sum_is_one():
+    with World(4) as world, CheckedRanks(world, place, codec=BF16, segments=[5], error=None, reduction=SUM) as ranks:
+        out = ranks.run([[np.full(5, rank + 1, f32)] for rank in range(4)])
+        same(out[0], np.full(5, 10, f32), "the sum")

@@ -1,0 +1,121 @@
+"""Handles that exchange once on CUDA, on a driver that runs the kernels on the host: the bytes of two exchanges."""
+
+import pytest
+
+from test_comm_driver import HALVES, run_comm
+from test_nccl import run_ranks
+from tiers import both
+
+ONCE = f"""
+exec({HALVES!r})
+from codec_model import CORRUPT
+from comms import changed, is_once, once_handle, steps
+"""
+
+
+@pytest.mark.parametrize("over", ["'group'", "'board'", "'board', 1", "'peers', 0, 4 << 20"])
+@pytest.mark.parametrize(
+    "size, seeds",
+    [(2, both(quick=3, all=10)), (3, both(quick=2, all=8)), (5, both(quick=1, all=5)), (9, both(quick=0, all=3))],
+)  # fmt: skip
+def test_the_bytes_are_those_of_two_exchanges_on_one_card(size, seeds, over):
+    run_comm(f"""
+exec({ONCE!r})
+place = Place()
+for seed in range({seeds}):
+    rng = np.random.default_rng([seed, {size}])
+    options = once_handle(rng)
+    assert is_once({size}, options)
+    with Entered({size}, {over}) as world, CheckedRanks(world, place, **options) as ranks:
+        steps(rng, ranks, options)
+    place.release()
+assert not fake.fake_events() and not fake.fake_pinned(), (fake.fake_events(), fake.fake_pinned())
+""")
+
+
+def test_a_block_codec_takes_three_launches_on_one_card():
+    run_comm(f"""
+exec({ONCE!r})
+place, sizes = Place(), [3000, 7, 0, 500]
+for size in 2, 4:
+    for codec, raw in ((5, None), (3, [0, 1, 0, 0]), (6, [1, 0, 0, 1])):
+        with Entered(size, "board") as world, CheckedRanks(world, place, codec=codec, segments=sizes, error=None,
+                                                           raw=raw) as ranks:
+            gradients = [[np.ones(n, "f4") for n in sizes] for _ in range(size)]
+            ranks.run(gradients)
+            put = [[place.put(g) for g in each] for each in gradients]
+            before = fake.fake_launches()
+            world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], codecs_c.views(put[rank]), len(sizes),
+                                         None, None, None))
+            assert fake.fake_launches() - before == 3 * size
+    place.release()
+""")
+
+
+def test_without_room_for_whole_payloads_ranks_over_peer_memory_exchange_twice():
+    run_comm(f"""
+exec({ONCE!r})
+from capi import CodecOptions
+place, sizes, launches = Place(), [3000, 7], {{}}
+needed = {{}}
+for error in 0, 2:
+    given = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=5, n_elements=3007, error=error)
+    needed[error] = lib.gc_allreduce_peers_bytes(byref(given), 2)
+# Whole payloads are twice as many bytes as chunks; 4 KiB more are for a segment more.
+assert needed[2] > needed[0] + 4096, needed
+for room in needed[0] + 4096, needed[2] + 4096:
+    with Entered(2, "peers", 0, room) as world, CheckedRanks(world, place, codec=5, segments=sizes, error=None) as ranks:
+        gradients = [[np.ones(n, "f4") for n in sizes] for _ in range(2)]
+        ranks.run(gradients)
+        put = [[place.put(g) for g in each] for each in gradients]
+        before = fake.fake_launches()
+        world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], codecs_c.views(put[rank]), 2, None, None, None))
+        launches[room] = fake.fake_launches() - before
+# encode, push, reduce, push, decode, and meetings in two steps for each push; or a meeting, encode, push, reduce, decode
+assert list(launches.values()) == [2 * (5 + 4), 2 * (4 + 4)], launches
+place.release()
+""")
+
+
+@pytest.mark.parametrize("of_chunk", [None, 0, 2])
+def test_of_a_payload_of_a_stranger_a_card_makes_zeros_on_every_rank(of_chunk):
+    """A chunk that is corrupt of one payload is so for all ranks; and what other chunks make is as it was, or zeros."""
+    run_comm(f"""
+exec({ONCE!r})
+place, sizes = Place(), [1000, 50]
+for codec in 1, 5, 7:
+    options = dict(codec=codec, segments=sizes, error=None, nonfinite=TRANSACTIONAL)
+    with Entered(3, "board") as world, CheckedRanks(world, place, **options) as ranks:
+        gradients = [[np.ones(n, "f4") for n in sizes] for _ in range(3)]
+        sound, world.board.before = world.board.before, changed(1, 4, {of_chunk})
+        put = [[place.put(g) for g in each] for each in gradients]
+        world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], codecs_c.views(put[rank]), 2, None, None,
+                                     None))
+        got = [[place.get(tensor).copy() for tensor in each] for each in put]
+        for each in got:
+            for x, of_first in zip(each, got[0]):
+                same(x, of_first, "values by rank")
+        assert not got[0][0][:40].any() or {of_chunk} == 2, got[0][0]
+        assert {of_chunk} != None or not any(x.any() for x in got[0])
+        assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [Status.CORRUPT] * 3
+        for model in ranks.models:
+            model.flags |= CORRUPT
+            model.pending[0] = model.worker
+        ranks.rollback()
+        ranks.flags()
+        world.board.before = sound
+        ranks.run(gradients)
+        ranks.commit()
+    place.release()
+""")
+
+
+def test_the_bytes_are_those_of_a_group_on_the_cpu_over_nccl():
+    run_ranks("""
+sizes = [3000, 0, 5]
+for size in 2, 3:
+    with Own(size) as world, World(size) as group:
+        for codec in 1, 3, 5, 7:
+            compare(handles(world, Card, sizes, codec=codec, error=2),
+                    handles(group, lambda _: Cpu(), sizes, codec=codec, error=2), f"codec {codec}")
+""")
