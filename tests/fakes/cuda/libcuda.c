@@ -417,6 +417,16 @@ static struct Block *block_at(uint64_t address) {
     return NULL;
 }
 
+/* Whole pages, as memory that others share has to be. With EXACT, for AddressSanitizer, as much as is asked for. */
+static void *device_memory(size_t bytes) {
+#ifdef EXACT
+    void *memory = NULL;
+    return posix_memalign(&memory, 256, bytes) == 0 ? memory : NULL;
+#else
+    return bytes < PTRDIFF_MAX - PAGE ? aligned_alloc(PAGE, whole_pages(bytes)) : NULL;
+#endif
+}
+
 Result cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     MAY_FAIL;
     if (!current())
@@ -427,7 +437,7 @@ Result cuMemAlloc_v2(uint64_t *address, size_t bytes) {
         return OUT_OF_MEMORY;
     }
     struct Block *block = new_block();
-    void *memory = block && bytes < PTRDIFF_MAX - PAGE ? aligned_alloc(PAGE, whole_pages(bytes)) : NULL;
+    void *memory = block ? device_memory(bytes) : NULL;
     if (!memory)
         return OUT_OF_MEMORY;
     *block = (struct Block){.memory = memory, .bytes = bytes, .context = current()};
