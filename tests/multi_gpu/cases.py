@@ -21,8 +21,8 @@ import capi
 import driver
 import gpu
 from capi import EXCHANGE, AllReduce, CodecOptions, Comm, Managed, NcclOptions, PeersOptions, Transport, lib
-from codec_model import ONEBIT, PROPAGATE, TRANSACTIONAL, Model
-from codecs_c import Host, call, dtype_name, gradient, options_of, same, views
+from codec_model import ONEBIT, PROPAGATE, TRANSACTIONAL
+from codecs_c import Host, call, dtype_name, gradient, model_of, options_of, same, views
 from comms import World, reference, shards
 from nccl import Nccl
 
@@ -326,11 +326,13 @@ class Case:
     nonfinite: int = PROPAGATE
     steps: int = 5
     infinite: int | None = None  # in which step one element of the last rank is
+    raw: tuple | None = None  # of a block codec: which segments are
 
     def models(self, world):
         options = {"codec": self.codec, "segments": list(self.segments), "values": self.values, "results": self.values}
         options |= {"error": self.error, "nonfinite": self.nonfinite}
-        return [Model(**options, n_chunks=world, server=rank) for rank in range(world)]
+        options |= {} if self.raw is None else {"raw": list(self.raw)}
+        return [model_of(**options, n_chunks=world, server=rank) for rank in range(world)]
 
     def gradients(self, step, rank, world):
         """A gradient of this rank in this step, one array a segment. Some magnitudes, and numbers that are not usual in

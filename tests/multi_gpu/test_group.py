@@ -6,6 +6,7 @@ import pytest
 
 import cases
 import driver
+from block_model import INT4, INT8
 from capi import Comm, Status, lib
 from cases import Case, compare, expected_of_handle, expected_of_plain
 from codec_model import SIGN
@@ -17,6 +18,8 @@ KINDS = [
     Case("bfloat16", "bfloat16"),
     Case("float16", None),
     Case("float32", None, SIGN),
+    Case("float32", "float32", INT8),
+    Case("bfloat16", None, INT4, raw=(0, 1, 1, 0)),
 ]
 
 

@@ -4,6 +4,7 @@ import pytest
 
 import cases
 from capi import Status
+from block_model import INT8
 from cases import Case, alternating_on_the_host, compare, expected_of_handle, expected_of_plain, on_rank
 from codec_model import NONFINITE, SIGN
 from test_processes import KINDS, name
@@ -19,7 +20,9 @@ def test_a_handle(peers, way, case):
     compare(ranks.call(on_rank, "cuda", way, cases.steps_of_handle, case), expected_of_handle(ranks.world, case))
 
 
-@pytest.mark.parametrize("case", [Case(), Case("bfloat16", "bfloat16"), Case("float32", None, SIGN)], ids=name)
+@pytest.mark.parametrize(
+    "case", [Case(), Case("bfloat16", "bfloat16"), Case("float32", None, SIGN), Case("bfloat16", "bfloat16", INT8)], ids=name
+)
 def test_halves_and_handles_that_are_made_between_them(peers, case):
     ranks = peers.get()
     compare(ranks.call(on_rank, "cuda", "peers", cases.halves_of_handle, case), expected_of_handle(ranks.world, case))
@@ -97,7 +100,7 @@ def test_two_levels_of_cards(peers, pytestconfig, between):
     ranks = peers.get()
     halves = {2} if between == "id" and ranks.world % 2 == 0 else set()
     for machines in sorted({1, ranks.world, *halves}):
-        for case in Case(), Case("bfloat16", None, SIGN):
+        for case in Case(), Case("bfloat16", None, SIGN), Case("float32", "bfloat16", INT8):
             found = ranks.call(cases.steps_over_two, "cuda", ("peers", between), machines, case)
             compare(found, expected_of_handle(ranks.world, case))
 

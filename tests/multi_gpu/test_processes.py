@@ -3,6 +3,8 @@
 import pytest
 
 import cases
+from block_cases import NAMES
+from block_model import INT4, INT8
 from cases import Case, compare, expected_of_handle, expected_of_plain, on_rank
 from codec_model import NONFINITE, ONEBIT, SIGN, TAKEN_BACK, TRANSACTIONAL
 from comms import World
@@ -15,13 +17,15 @@ KINDS = [
     Case("float16", None),
     Case("float32", None, SIGN),
     Case("bfloat16", None, SIGN),
+    Case("float32", "float32", INT8),
+    Case("bfloat16", None, INT4, raw=(0, 1, 1, 0)),
     Case(segments=(1,)),
     Case(segments=tuple(range(40))),
 ]
 
 
 def name(case):
-    codec = {ONEBIT: "onebit", SIGN: "sign"}[case.codec]
+    codec = {ONEBIT: "onebit", SIGN: "sign", **NAMES}[case.codec]
     return f"{codec} {case.values}, errors {case.error}, {len(case.segments)} segments"
 
 
