@@ -307,9 +307,9 @@ unsafe extern "C" fn echo(
     0
 }
 
-#[test]
-fn a_call_over_two_allocates_nothing_once_there_is_room() {
-    let transport = gc_transport_t {
+/// Of the first of two ranks.
+fn echoing() -> gc_transport_t {
+    gc_transport_t {
         struct_size: size_of::<gc_transport_t>() as u32,
         rank: 0,
         world_size: 2,
@@ -317,7 +317,12 @@ fn a_call_over_two_allocates_nothing_once_there_is_room() {
         ctx: ptr::without_provenance_mut(1),
         all_to_all: Some(echo),
         all_gather: Some(echo),
-    };
+    }
+}
+
+#[test]
+fn a_call_over_two_allocates_nothing_once_there_is_room() {
+    let transport = echoing();
     let (mut data, mut shard, mut shapes) = (vec![1.5f32; 1000], vec![0.0f32; 256], [[0i64; 1]; 2]);
     let [first, second] = &mut shapes;
     let (values, mut to) = (floats(&mut data, first), floats(&mut shard, second));
@@ -404,6 +409,37 @@ fn an_allreduce_that_cannot_be_made_or_run_changes_nothing() {
     // ONEBIT and BF16: what is sent of 1.5 arrives as it was.
     for codec in [1, 3] {
         an_allreduce_survives(codec);
+    }
+}
+
+#[test]
+fn an_allreduce_that_exchanges_once_cannot_be_made_or_allocates_nothing() {
+    // A reducer for each chunk, and one for all; what is sent of 1.5 arrives as it was.
+    for (codec, reducers) in [(1, 2), (3, 1)] {
+        let (mut data, mut shape) = (vec![1.5f32; 1000], [0i64; 1]);
+        let mut values = floats(&mut data, &mut shape);
+        // SAFETY: zeros are a value of each field.
+        let mut options: gc_codec_options_t = unsafe { std::mem::zeroed() };
+        options.struct_size = size_of::<gc_codec_options_t>() as u32;
+        options.codec = codec;
+        options.n_elements = 1000;
+        let (mut comm, mut allreduce) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: a communicator, good options and tensors; what was made is released once.
+        unsafe {
+            assert_eq!(gc_comm_from_transport(&echoing(), &mut comm), 0);
+            let twice = with_every_failure_of(1, |out| gc_allreduce_create(comm, &options, out), gc_allreduce_free);
+            options.error = 2; // GC_ERROR_NONE
+            let once = with_every_failure_of(1, |out| gc_allreduce_create(comm, &options, out), gc_allreduce_free);
+            assert!(once >= twice + 4 * reducers, "{once} allocations, and {twice} of one that keeps errors");
+            assert_eq!(gc_allreduce_create(comm, &options, &mut allreduce), 0);
+            let list = [&raw mut values];
+            let run = || gc_allreduce_run(allreduce, list.as_ptr(), 1, ptr::null(), ptr::null(), ptr::null_mut());
+            data[0] = -1.5;
+            assert_eq!(with_failure(0, true, run), (0, false));
+            assert_eq!(data[..2], [-1.5, 1.5]);
+            gc_allreduce_free(allreduce);
+            gc_comm_free(comm);
+        }
     }
 }
 
