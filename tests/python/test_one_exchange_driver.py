@@ -119,3 +119,58 @@ for size in 2, 3:
             compare(handles(world, Card, sizes, codec=codec, error=2),
                     handles(group, lambda _: Cpu(), sizes, codec=codec, error=2), f"codec {codec}")
 """)
+
+
+def test_a_run_is_captured_and_between_its_launches_nothing_is_freed_or_waited_for():
+    run_comm(f"""
+exec({ONCE!r})
+place, sizes = Place(), [3000, 7]
+for codec in 1, 5:
+    with Entered(3, "board") as world, CheckedRanks(world, place, codec=codec, segments=sizes, error=None) as ranks:
+        gradients = [[np.full(n, rank + 1, "f4") for n in sizes] for rank in range(3)]
+        out = ranks.run(gradients)
+        put = [[place.put(g) for g in each] for each in gradients]
+        for tensor in [held(1 << 30) for _ in range(4)]:
+            lib.gc_tensor_free(tensor)
+        counts = lambda: (fake.fake_frees(), fake.fake_waits(), fake.fake_in_use(0))
+        before = counts()
+        fake.fake_capture(1)
+        world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], codecs_c.views(put[rank]), 2, None, None, None))
+        fake.fake_capture(0)
+        assert counts() == before, (before, counts())
+        for rank, each in enumerate(put):
+            for tensor, expected in zip(each, out):
+                same(place.get(tensor), expected, f"rank {{rank}}")
+    place.release()
+""")
+
+
+def test_whichever_call_of_the_driver_fails_a_handle_that_exchanges_once_leaves_nothing():
+    run_comm(f"""
+exec({ONCE!r})
+from capi import AllReduce, CodecOptions
+place = Place()
+for codec in 1, 5:
+    with Entered(2, "group") as world:
+        def create(handles):
+            def of_rank(rank):
+                what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=codec, n_elements=3000, error=2,
+                                    device=place.device)
+                return lib.gc_allreduce_create(world.comms[rank], byref(what), byref(handles[rank]))
+            return world.each(of_rank)
+        failures = 0
+        for number in range(10_000):
+            handles, used = [ctypes.POINTER(AllReduce)() for _ in range(2)], fake.fake_in_use(0)
+            fake.fake_fail_call(number, 700)
+            statuses = create(handles)
+            fake.fake_fail_call(-1, 0)
+            if statuses == [0, 0]:
+                break
+            failures += 1
+            assert all(statuses) and not any(handles), (number, statuses)
+            assert fake.fake_in_use(0) == used and not fake.fake_events(), number
+        assert failures > 20, failures
+        for handle in handles:
+            lib.gc_allreduce_free(handle)
+    place.release()
+""")
