@@ -85,6 +85,7 @@ class _ReduceScatter:
             names, raw = [name for name, _ in self._parameters], [shards._raw[name] for name, _ in self._parameters]
             if sum(parts) != row:
                 parts, names, raw = [row], [""], [False]
+            shards._wait()  # a handle over peer memory begins when the work of others is done
             handle = Handle(
                 shards._group, shards.codec, parts * world, dtype, error=shards.error, raw=raw * world, op=op,
                 nonfinite=TRANSACTIONAL,
@@ -185,6 +186,7 @@ def shard(
         if module in _hooked and not _hooked[module]._closed:
             raise RuntimeError("model: its gradients are compressed already; close() ends that")
     warn_of_onebit(codec, momentum)
+    own.take_peers(transport)
     made = _Shards(own, codec, error, {name: one.numel() for name, one in parameters.items()}, of_raw, scaler)
     for module in modules:
         its = dict.fromkeys(_parameters_of(module, FSDPModule))

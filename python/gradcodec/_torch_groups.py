@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ._abi import CPU, CUDA, CUDA_HOST, Exchange, G, Transport
 from ._arguments import _said
 from ._comms import Communicator
+from ._errors import GradCodecError
 from ._library import GradCodec
 from ._reading import _Parts
 
@@ -30,6 +31,7 @@ DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "b
 HOST_MEMORY, TRANSACTIONAL = 1, 2
 BAD = 1 | 2  # GC_FLAG_CORRUPT and GC_FLAG_NONFINITE
 KEPT = 64
+MOST_PEERS, FIRST_ROOM = 64, 1 << 24  # ranks; bytes, enough for DistributedDataParallel's buckets at 8 bits
 
 library = functools.cache(GradCodec)
 _c10d: Any = dist.distributed_c10d  # whose options are not all public
@@ -92,12 +94,41 @@ def _at(pointer: int, size: int, device: Any) -> torch.Tensor:
     return torch.as_tensor(_Memory(pointer, size), device=torch.device("cuda", device.device_id))
 
 
+class Peers:
+    """Memory that the GPUs of one node reach, for all handles over a process group, which use it one after the other.
+
+    Communicators over it, each with more room than the one before. They stay as long as the group: other ranks write to
+    this rank's memory until they make no call any more.
+    """
+
+    def __init__(self, bootstrap: Communicator, device: int, timeout_ms: int) -> None:
+        self._bootstrap, self._about, self._room = bootstrap, (device, timeout_ms), 0
+        self._comms: list[Communicator] = []
+        self.comm(FIRST_ROOM)
+
+    def comm(self, size: int) -> Communicator:
+        """One with so many bytes. Every rank calls this, with the same number."""
+        if size > self._room:
+            device, timeout_ms = self._about
+            room = max(size, 2 * self._room)
+            self._comms.append(library().open_peers(self._bootstrap, device, room, timeout_ms))
+            self._room = room
+        return self._comms[-1]
+
+    def check(self) -> None:
+        """Raises what went wrong in work that was enqueued, such as a rank that did not come."""
+        for comm in self._comms:
+            comm.async_error()
+
+
 class Group:
     """A process group, and a communicator over its all_to_all and all_gather.
 
     Tensors on a GPU travel from GPU to GPU over NCCL, on the current stream, and through host memory over anything
-    else. `bytes_sent`: by this rank so far.
+    else; with `peers` over these. `bytes_sent`: by this rank so far.
     """
+
+    peers: Peers | None = None
 
     def __init__(self, group: Any, device: torch.device, timeout: Any = None, through_host: bool = False) -> None:
         self.group, self.device, self.timeout = group, device, seconds(timeout)
@@ -121,6 +152,33 @@ class Group:
         self.comm._transport = transport  # which handles keep with the communicator
         self._last: Any = None  # the stream of in_order(), and what is recorded on it
         self._done: Any = None
+
+    def take_peers(self, transport: str) -> None:
+        """Handles go over peer memory from now on, where `transport` is "peers", or where it is "auto" and every rank
+        reaches the memory of all others. Every rank calls this."""
+        if transport == "auto" and (self.device.type != "cuda" or self.size > MOST_PEERS):
+            return
+        known, key = kept(self.group).peers, (self.device, self.timeout)
+        if known.get(key) is None and (transport == "peers" or key not in known):
+            known[key] = None
+            try:
+                known[key] = Peers(self.comm, self.place[1], self._milliseconds())
+            except GradCodecError:  # on all ranks
+                if transport == "peers":
+                    raise
+        self.peers = known[key]
+
+    def _milliseconds(self) -> int:
+        """Of the timeout; 0 where PyTorch does not tell the group's own."""
+        own = getattr(getattr(self.group._get_backend(self.device), "options", None), "_timeout", None)
+        timeout = own if self.timeout is None else self.timeout
+        return min(2**32 - 1, max(1, int(timeout.total_seconds() * 1000))) if timeout else 0
+
+    def comm_for(self, kind: int, sizes: Sequence[int], options: dict[str, Any]) -> Communicator:
+        """What an all-reduce with these options goes over. Every rank calls this."""
+        if self.peers is None:
+            return self.comm
+        return self.peers.comm(library().allreduce_peers_bytes(kind, sizes, self.size, **options))
 
     def _options(self, kind: Any) -> Any:
         options = kind()
@@ -215,7 +273,15 @@ class Handle:
             more["error"] = ERRORS[error]
         if op == "sum" and codec not in SIGNS:
             more["reduction"] = "sum"
-        self.steps = group.comm.allreduce(CODECS[codec][0], self.sizes, **self.options, **more)
+        kind, all_options = CODECS[codec][0], {**self.options, **more}
+        self.steps = group.comm_for(kind, self.sizes, all_options).allreduce(kind, self.sizes, **all_options)
+        self._sent = 0  # in each half, over peer memory: of the rest the group knows
+        if group.peers is not None:
+            of_payload = {**all_options, "device": "cpu", "n_chunks": group.size}
+            if codec != "sign":
+                of_payload["error"] = ERRORS["none"]
+            with library().codec(kind, self.sizes, **of_payload) as payload:
+                self._sent = payload.payload_bytes // group.size * (group.size - 1)
 
     def stream(self) -> Any:
         device = self.group.device
@@ -229,6 +295,7 @@ class Handle:
     def run_within(self, buffer: torch.Tensor, error_factor: torch.Tensor | None, stream: int) -> None:
         """run() on a contiguous tensor, in which they lie one after the other. Only its address is looked at."""
         self.steps._run_parts(self._within.at(buffer.data_ptr()), error_factor, stream)
+        self.group.bytes_sent += 2 * self._sent
         if self._factor is not None:
             buffer.mul_(self._factor)
 
@@ -237,6 +304,7 @@ class Handle:
     ) -> None:
         """The first half: the mean or sum of this rank's part, in float32."""
         self.steps._reduce_scatter_parts(self._within.at(buffer.data_ptr()), shard, error_factor, stream)
+        self.group.bytes_sent += self._sent
         if self._factor is not None:
             shard.mul_(self._factor)
 
@@ -317,14 +385,16 @@ class Verdict:
 
 
 class _Kept:
-    """The handles over a process group, at most KEPT of them: the one that was used least recently goes, on all ranks
-    alike, as all of them come to the same calls on this group."""
+    """What stays for a process group: `peers`, None where memory is not reached, and the handles of all_reduce(), at
+    most KEPT of them: the one that was used least recently goes, on all ranks alike, as all of them come to the same
+    calls on this group."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
         # With the last handle over it a group goes.
         self._groups: weakref.WeakValueDictionary[Any, Group] = weakref.WeakValueDictionary()
         self.handles: OrderedDict[Any, Handle] = OrderedDict()
+        self.peers: dict[Any, Peers | None] = {}
 
     def group(self, device: torch.device, timeout: datetime.timedelta | None) -> Group:
         known = self._groups.get((device, timeout))
@@ -353,6 +423,14 @@ def _is_there(group: Any) -> bool:
         return bool(dist.get_process_group_ranks(group))
     except Exception:  # it was destroyed
         return False
+
+
+def kept(group: Any) -> _Kept:
+    if group not in _kept:
+        for gone in [each for each in _kept if not _is_there(each)]:
+            del _kept[gone]
+        _kept[group] = _Kept(group)
+    return _kept[group]
 
 
 def all_reduce(
@@ -384,19 +462,15 @@ def all_reduce(
     if not given:
         return
     device = given[0].device
-    if over not in _kept:
-        for gone in [each for each in _kept if not _is_there(each)]:
-            del _kept[gone]
-        _kept[over] = _Kept(over)
-    kept = _kept[over]
-    own_group = kept.group(device, wait)
+    known = kept(over)
+    own_group = known.group(device, wait)
     with torch.no_grad():
         for dtype in dict.fromkeys(tensor.dtype for tensor in given):
             own = [tensor.detach() for tensor in given if tensor.dtype == dtype]
             flat = [tensor.contiguous() for tensor in own]
             key = tuple(tensor.shape for tensor in own), dtype, device, codec, op, wait
             sizes = [tensor.numel() for tensor in own]
-            handle = kept.handle(key, lambda: Handle(own_group, codec, sizes, dtype, op=op))
+            handle = known.handle(key, lambda: Handle(own_group, codec, sizes, dtype, op=op))
             with own_group.in_order():
                 handle.run(flat)
             for tensor, reduced in zip(own, flat):

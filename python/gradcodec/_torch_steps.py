@@ -220,6 +220,8 @@ class Compression:
 
     def _begin(self) -> None:
         self._end()
+        if self._group.peers is not None:
+            self._group.peers.check()
         self._pending, self._complete = True, False
         scale = None if self._scaler is None else self._scaler._scale  # None where it is not enabled
         self._steps_scale = None if scale is None else scale.detach().to(self._group.device).reshape(1).clone()

@@ -131,7 +131,7 @@ def a_pass_that_broke_off_is_taken_back():
     model = sharded(shapes=EVEN)
     if not hasattr(model, "reset_iter_state"):  # FSDP itself does not go on, then
         return
-    compression, calls = shard(model, "onebit", momentum=True), []
+    compression, calls = shard(model, "onebit", momentum=True, transport=dist.get_backend()), []
     for step in range(2):
         backward(model, mine(step, EVEN))
     before, to_all = copy.deepcopy(compression.state_dict()), compression._group._to_all
