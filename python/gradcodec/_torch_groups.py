@@ -31,6 +31,7 @@ DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "b
 HOST_MEMORY, TRANSACTIONAL = 1, 2
 BAD = 1 | 2  # GC_FLAG_CORRUPT and GC_FLAG_NONFINITE
 KEPT = 64
+ONE_EXCHANGE = 1 << 20  # bytes of all payloads
 MOST_PEERS, FIRST_ROOM = 64, 1 << 24  # ranks; bytes, enough for DistributedDataParallel's buckets at 8 bits
 
 library = functools.cache(GradCodec)
@@ -275,13 +276,21 @@ class Handle:
             more["reduction"] = "sum"
         kind, all_options = CODECS[codec][0], {**self.options, **more}
         self.steps = group.comm_for(kind, self.sizes, all_options).allreduce(kind, self.sizes, **all_options)
-        self._sent = 0  # in each half, over peer memory: of the rest the group knows
+        self._sent = self._sent_by_half = 0  # over peer memory: of the rest the group knows
         if group.peers is not None:
-            of_payload = {**all_options, "device": "cpu", "n_chunks": group.size}
-            if codec != "sign":
-                of_payload["error"] = ERRORS["none"]
-            with library().codec(kind, self.sizes, **of_payload) as payload:
-                self._sent = payload.payload_bytes // group.size * (group.size - 1)
+            self._sent, self._sent_by_half = self._sends(error, all_options)
+
+    def _sends(self, error: str, options: dict[str, Any]) -> tuple[int, int]:
+        """Bytes of a run over peer memory, and of its first half. docs/NUMERICS.md 9 says where it exchanges once."""
+        world = self.group.size
+        options = {**options, "device": "cpu", "n_chunks": world}
+        if self.codec != "sign":
+            options["error"] = ERRORS["none"]
+        with library().codec(CODECS[self.codec][0], self.sizes, **options) as codec:
+            payload = codec.payload_bytes
+        half = payload // world * (world - 1)
+        once = self.codec not in SIGNS and error == "none" and world * payload <= ONE_EXCHANGE
+        return payload * (world - 1) if once else 2 * half, half
 
     def stream(self) -> Any:
         device = self.group.device
@@ -295,7 +304,7 @@ class Handle:
     def run_within(self, buffer: torch.Tensor, error_factor: torch.Tensor | None, stream: int) -> None:
         """run() on a contiguous tensor, in which they lie one after the other. Only its address is looked at."""
         self.steps._run_parts(self._within.at(buffer.data_ptr()), error_factor, stream)
-        self.group.bytes_sent += 2 * self._sent
+        self.group.bytes_sent += self._sent
         if self._factor is not None:
             buffer.mul_(self._factor)
 
@@ -304,7 +313,7 @@ class Handle:
     ) -> None:
         """The first half: the mean or sum of this rank's part, in float32."""
         self.steps._reduce_scatter_parts(self._within.at(buffer.data_ptr()), shard, error_factor, stream)
-        self.group.bytes_sent += self._sent
+        self.group.bytes_sent += self._sent_by_half
         if self._factor is not None:
             shard.mul_(self._factor)
 

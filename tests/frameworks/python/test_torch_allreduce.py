@@ -12,7 +12,7 @@ import torch.distributed as dist  # noqa: E402
 from ranks import in_turn, on_groups, on_ranks  # noqa: E402
 
 import gradcodec.torch  # noqa: E402
-from gradcodec import _torch_groups  # noqa: E402
+from gradcodec import GradCodecError, _torch_groups  # noqa: E402
 from gradcodec.torch import all_reduce  # noqa: E402
 
 
@@ -115,11 +115,61 @@ def a_rank_that_does_not_come_is_not_waited_for():
         assert error.value.__cause__
 
 
+def peer_memory_has_room_for_the_largest_handle():
+    """On any device: over the process group in place of peer memory."""
+    library, device, opened = _torch_groups.library(), torch.zeros(0).device, []
+
+    def open_peers(bootstrap, number, size, timeout_ms):
+        opened.append((size, timeout_ms))
+        return _torch_groups.Group(dist.group.WORLD, device).comm
+
+    plain = _torch_groups.Group(dist.group.WORLD, device)
+    library.open_peers, first = open_peers, _torch_groups.FIRST_ROOM
+    _torch_groups.FIRST_ROOM = 1 << 16
+    try:
+        group, again = (_torch_groups.Group(dist.group.WORLD, device, timeout=30) for _ in range(2))
+        group.take_peers("peers")
+        again.take_peers("peers")
+        assert opened == [(1 << 16, 30_000)] and again.peers is group.peers
+        for codec, sizes, error, times in [
+            ("int4", [100, 3000], "float32", 1), ("int4", [70_000], "float32", 2), ("int8", [1_000_000, 7], "none", 3),
+            ("int8", [100], "none", 3), ("onebit", [100], "float32", 3),
+        ]:  # fmt: skip
+            results = []
+            for over in plain, group:
+                handle = _torch_groups.Handle(over, codec, sizes, torch.float32, error=error)
+                torch.manual_seed(dist.get_rank())
+                buffer, sent = torch.randn(sum(sizes)), over.bytes_sent
+                handle.run_within(buffer, None, _torch_groups.number_of(handle.stream()))
+                shard = torch.zeros(handle.steps.shard_elements)
+                handle.reduce_scatter_within(buffer, shard, None, _torch_groups.number_of(handle.stream()))
+                results.append([buffer, shard, over.bytes_sent - sent])
+            (one, part, sent), (other, other_part, over_peers) = results
+            assert torch.equal(one, other) and torch.equal(part, other_part) and sent == over_peers
+            assert len(opened) == times
+        assert opened[1][0] == 1 << 17 and opened[2][0] > 1 << 18  # twice as much, or what it takes
+        group.peers.check()
+
+        def refuse(*_):
+            raise GradCodecError("rank 1: no way to its memory", 3)
+
+        # As on GPUs that do not reach each other.
+        library.open_peers, again.device, again._milliseconds = refuse, torch.device("cuda", 7), lambda: 0
+        for _ in range(2):
+            again.take_peers("auto")
+            assert again.peers is None
+        with pytest.raises(GradCodecError, match="no way to its memory"):
+            again.take_peers("peers")
+    finally:
+        del library.open_peers
+        _torch_groups.FIRST_ROOM = first
+
+
 @on_groups(3)
 def test_all_reduce(group, tmp_path):
     on_ranks(
         group, in_turn, tmp_path, means_and_sums, blocks_lose_little, refusals, the_oldest_goes_on_all_ranks,
-        a_rank_that_does_not_come_is_not_waited_for,
+        peer_memory_has_room_for_the_largest_handle, a_rank_that_does_not_come_is_not_waited_for,
     )  # fmt: skip
 
 

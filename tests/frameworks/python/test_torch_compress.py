@@ -18,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 from ranks import digits, on_groups, on_ranks  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from gradcodec import GradCodecError, _torch_groups  # noqa: E402
+from gradcodec import GradCodecError  # noqa: E402
 from gradcodec.torch import Compression, compress  # noqa: E402
 
 # Parameters of odd sizes, each with a magnitude of its own; a bucket holds some of them.
@@ -356,51 +356,6 @@ def transports_give_the_same_bytes(codec):
     assert same(found[0], found[1]) and same(found[0], found[2])
 
 
-def peer_memory_has_room_for_the_largest_handle():
-    """On any device: over the process group in place of peer memory."""
-    library, device, opened = _torch_groups.library(), torch.zeros(0).device, []
-
-    def open_peers(bootstrap, number, size, timeout_ms):
-        opened.append((size, timeout_ms))
-        return _torch_groups.Group(dist.group.WORLD, device).comm
-
-    plain = _torch_groups.Group(dist.group.WORLD, device)
-    library.open_peers, first = open_peers, _torch_groups.FIRST_ROOM
-    _torch_groups.FIRST_ROOM = 1 << 16
-    try:
-        group, again = (_torch_groups.Group(dist.group.WORLD, device, timeout=30) for _ in range(2))
-        group.take_peers("peers")
-        again.take_peers("peers")
-        assert opened == [(1 << 16, 30_000)] and again.peers is group.peers
-        for sizes, times in ([100, 3000], 1), ([70_000], 2), ([1_000_000, 7], 3), ([100], 3):
-            results = []
-            for over in plain, group:
-                handle = _torch_groups.Handle(over, "int4", sizes, torch.float32, error="float32", op="sum")
-                torch.manual_seed(dist.get_rank())
-                buffer, sent = torch.randn(sum(sizes)), over.bytes_sent
-                handle.run_within(buffer, None, _torch_groups.number_of(handle.stream()))
-                shard = torch.zeros(handle.steps.shard_elements)
-                handle.reduce_scatter_within(buffer, shard, None, _torch_groups.number_of(handle.stream()))
-                results.append([buffer, shard, over.bytes_sent - sent])
-            assert same(*results) and len(opened) == times
-        assert opened[1][0] == 1 << 17 and opened[2][0] > 1 << 18  # twice as much, or what it takes
-        group.peers.check()
-
-        def refuse(*_):
-            raise GradCodecError("rank 1: no way to its memory", 3)
-
-        # As on GPUs that do not reach each other.
-        library.open_peers, again.device, again._milliseconds = refuse, torch.device("cuda", 7), lambda: 0
-        for _ in range(2):
-            again.take_peers("auto")
-            assert again.peers is None
-        with pytest.raises(GradCodecError, match="no way to its memory"):
-            again.take_peers("peers")
-    finally:
-        del library.open_peers
-        _torch_groups.FIRST_ROOM = first
-
-
 def gradients_are_those_of_plain_training_but_for_rounding():
     for codec, most in ("bf16", 0.003), ("int8", 0.01), ("mxfp8", 0.05), ("int4", 0.15), ("mxfp4", 0.2):
         model = DistributedDataParallel(Linear(), bucket_cap_mb=0.002)
@@ -480,7 +435,6 @@ SAMPLES = [
     what_is_saved_goes_on, the_errors_of_another_world_are_taken, passes_without_synchronization_only_add_up,
     errors_follow_the_scale_of_a_scaler, once_closed_it_averages_plainly_and_makes_room,
     names_are_those_of_the_module_itself, refusals, a_failed_exchange_is_raised, transports_give_the_same_bytes,
-    peer_memory_has_room_for_the_largest_handle,
 ]  # fmt: skip
 
 
