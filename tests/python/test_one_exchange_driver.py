@@ -150,8 +150,9 @@ def test_whichever_call_of_the_driver_fails_a_handle_that_exchanges_once_leaves_
 exec({ONCE!r})
 from capi import AllReduce, CodecOptions
 place = Place()
+assert lib.gc_prepare(place.device) == 0
 for codec in 1, 5:
-    with Entered(2, "group") as world:
+    with World(2) as world:
         def create(handles):
             def of_rank(rank):
                 what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=codec, n_elements=3000, error=2,
