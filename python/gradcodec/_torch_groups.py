@@ -171,9 +171,13 @@ class Group:
 
     def _milliseconds(self) -> int:
         """Of the timeout; 0 where PyTorch does not tell the group's own."""
-        own = getattr(getattr(self.group._get_backend(self.device), "options", None), "_timeout", None)
-        timeout = own if self.timeout is None else self.timeout
-        return min(2**32 - 1, max(1, int(timeout.total_seconds() * 1000))) if timeout else 0
+        timeout = self.timeout
+        if timeout is None:
+            try:
+                timeout = self.group._get_backend(self.device).options._timeout
+            except (AttributeError, RuntimeError):  # an older one, or a group for host memory alone
+                return 0
+        return min(2**32 - 1, max(1, int(timeout.total_seconds() * 1000)))
 
     def comm_for(self, kind: int, sizes: Sequence[int], options: dict[str, Any]) -> Communicator:
         """What an all-reduce with these options goes over. Every rank calls this."""
