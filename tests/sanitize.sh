@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # sanitize.sh: the Rust tests, the C tests and the examples under AddressSanitizer, with leak detection. With
-# GRADCODEC_TESTS=all on every instruction set, not only the widest; then C tests and examples under valgrind, on the
-# library as it is shipped. First of all two programs with a defect, which must be found: a run that sees nothing is no
-# proof.
+# GRADCODEC_TESTS=all on every instruction set, not only the widest, and the kernels of block codecs; then C tests and
+# examples under valgrind, on the library as it is shipped. First of all two programs with a defect, which must be found: a
+# run that sees nothing is no proof.
 #
 # Works in build/sanitize; the standard library is not rebuilt. HOSTILE_CALLS: calls of either hostile driver in each run.
 # The last line says how much passed.
