@@ -6,22 +6,27 @@
 
 // ---- Places
 
-// A *place* is a block, or an element of a raw segment. Those of a tile follow one another in chunks: `left` in the first,
-// from number `number` on, then from the beginning of each chunk.
-struct Places {
-    u64 chunk, number, stride;  // bytes to the first chunk, from chunk to chunk
-    unsigned left, per_chunk;
-
-    // The chunk of place number j of the tile, how many behind the first, and its number there.
-    __device__ __forceinline__ unsigned later(unsigned j) const { return j < left ? 0 : 1 + (j - left) / per_chunk; }
-    __device__ __forceinline__ u64 number_of(unsigned j, unsigned later) const {
-        return later == 0 ? number + j : j - left - (later - 1) * per_chunk;
-    }
-};
-
 __device__ __forceinline__ unsigned at_most_32_bits(u64 count) {
     return count < ~0u ? static_cast<unsigned>(count) : ~0u;
 }
+
+// A *place* is a block, or an element of a raw segment. Those of a tile follow one another in chunks: `left` in the first,
+// from number `number` on, then from the beginning of each chunk.
+struct Places {
+    const gc_codec &codec;
+    u64 chunk, number;  // bytes to the first chunk
+    unsigned left;
+    bool raw;
+
+    __device__ __forceinline__ unsigned per_chunk() const {
+        return at_most_32_bits(raw ? codec.chunk_raws : codec.chunk_bytes);
+    }
+    // The chunk of place number j of the tile, how many behind the first, and its number there.
+    __device__ __forceinline__ unsigned later(unsigned j) const { return j < left ? 0 : 1 + (j - left) / per_chunk(); }
+    __device__ __forceinline__ u64 number_of(unsigned j, unsigned later) const {
+        return later == 0 ? number + j : j - left - (later - 1) * per_chunk();
+    }
+};
 
 // The tile of a block codec: as tile_of(), with places in place of bytes.
 __device__ __forceinline__ gc_tile tile_of_blocks(const gc_codec &codec, unsigned number) {
@@ -47,11 +52,8 @@ __device__ __forceinline__ gc_tile tile_of_blocks(const gc_codec &codec, unsigne
 }
 
 __device__ __forceinline__ Places places_of(const gc_codec &codec, const gc_tile &tile) {
-    Places places;
-    places.chunk = (tile.chunk - (codec.half == WORKER ? 0 : codec.chunk)) * codec.stride;
-    places.number = tile.to, places.stride = codec.stride, places.left = tile.left;
-    places.per_chunk = at_most_32_bits(tile.unit == NO_UNIT ? codec.chunk_raws : codec.chunk_bytes);
-    return places;
+    const u64 chunk = (tile.chunk - (codec.half == WORKER ? 0 : codec.chunk)) * codec.stride;
+    return {codec, chunk, tile.to, tile.left, tile.unit == NO_UNIT};
 }
 
 // What is known of a codec's blocks, but for what its codes stand for: one kernel serves all codecs, for each of its own would
@@ -71,33 +73,35 @@ struct UnitBlocks {
     Format format;
     Places places;
     unsigned before, count;
-    u64 codes_at;
 
     // `at`, `elements`: of the tile, the first and how many.
     __device__ __forceinline__ UnitBlocks(const gc_codec &codec, const gc_tile &tile, unsigned at, unsigned elements)
         : format(codec.kind), places(places_of(codec, tile)), before(format.block(at)),
-          count(format.block(elements + format.elements - 1)), codes_at(codec.codes_at) {}
+          count(format.block(elements + format.elements - 1)) {}
 };
-// Those of them that lie in one chunk: `begin` to `end`. Bytes to the chunk, and to the scale and the codes of block number
-// 0 of all, as if that lay in this chunk, too.
+// Those of them that lie in one chunk: `begin` to `end`. Bytes to the chunk; the number there of block number 0 of all, as if
+// that lay in this chunk, too.
 struct InChunk {
     unsigned begin, end, later;
-    u64 chunk, scales, codes;
+    u64 chunk, number;
 
-    __device__ __forceinline__ InChunk(const UnitBlocks &blocks, unsigned from) : begin(from), later(0) {
+    __device__ __forceinline__ InChunk(const UnitBlocks &blocks, unsigned from)
+        : begin(from), later(0), chunk(blocks.places.chunk), number(blocks.places.number + blocks.before) {
         const Places &places = blocks.places;
         const unsigned first = blocks.before + begin;
         unsigned left = places.left - first;
         if (first >= places.left) {
             later = places.later(first);
-            left = places.left + later * places.per_chunk - first;
+            left = places.left + later * places.per_chunk() - first;
+            chunk += later * places.codec.stride, number = places.number_of(first, later) - begin;
         }
         end = left < blocks.count - begin ? begin + left : blocks.count;
-        const u64 number = places.number_of(first, later) - begin;
-        chunk = places.chunk + later * places.stride;
-        scales = chunk + HEADER + number * blocks.format.scale_bytes;
-        codes = chunk + blocks.codes_at + number * blocks.format.bytes;
     }
+    // Bytes from the chunk to the scale and to the codes of that block.
+    template <unsigned C>
+    __device__ __forceinline__ u64 scales() const { return HEADER + number * Block<C>::SCALE_BYTES; }
+    template <unsigned C>
+    __device__ __forceinline__ u64 codes(const gc_codec &codec) const { return codec.codes_at + number * Block<C>::BYTES; }
     __device__ __forceinline__ bool has(unsigned j) const { return j - begin < end - begin; }
 };
 
@@ -132,18 +136,98 @@ __device__ __forceinline__ void store_scale(unsigned char *scales, unsigned byte
 // Where raw element number i of a tile lies, counted as above.
 __device__ __forceinline__ u64 place_of_raw(const gc_codec &codec, const Places &places, unsigned i) {
     const unsigned later = places.later(i);
-    return places.chunk + later * places.stride + codec.raws_at + 4 * places.number_of(i, later);
+    return places.chunk + later * codec.stride + codec.raws_at + 4 * places.number_of(i, later);
 }
 
 // ---- Whether a chunk is right
 
-// The flags that a chunk's header gives, by a word a lane of the lower half or the upper one, each for a chunk.
+// What the header of a chunk is to be, by a word a lane of the lower half or the upper one, each for a chunk.
+struct Header {
+    unsigned expected, other;  // bits that may differ
+    __device__ __forceinline__ Header(const gc_codec &codec, unsigned number, unsigned lane)
+        : expected(codec.header[lane % HEADER_WORDS]), other(0) {
+        if (lane % HEADER_WORDS == CHUNK_WORD) expected = number;
+        if (lane % HEADER_WORDS == FLAGS_WORD) expected = 0, other = NONFINITE;
+    }
+    static __device__ __forceinline__ unsigned load(const unsigned char *chunk, unsigned lane) {
+        return reinterpret_cast<const unsigned *>(chunk)[lane % HEADER_WORDS];
+    }
+    // The flags that it gives.
+    __device__ __forceinline__ unsigned look_at(unsigned word) const {
+        const unsigned different = word ^ expected;
+        return different & ~other ? +CORRUPT : different;
+    }
+};
 __device__ __forceinline__ unsigned look_at_header(const gc_codec &codec, const unsigned char *chunk, unsigned number,
                                                    unsigned lane) {
-    const unsigned w = lane % HEADER_WORDS, x = reinterpret_cast<const unsigned *>(chunk)[w];
-    if (w == FLAGS_WORD) return x & ~NONFINITE ? static_cast<unsigned>(CORRUPT) : x;
-    return x == (w == CHUNK_WORD ? number : codec.header[w]) ? 0 : +CORRUPT;
+    return Header(codec, number, lane).look_at(Header::load(chunk, lane));
 }
+
+// ---- Usual numbers
+//
+// All that encode writes of finite blocks, but for those whose scale is 2^100 and more: what a code stands for is x * scale
+// with floats that are quick to make of it. The product is exact, so that it may be a part of a fused multiply-add.
+
+template <unsigned C>
+__device__ __forceinline__ bool is_usual(unsigned memory) {
+    return Block<C>::SCALE_BYTES == 1 ? memory < 227 : C == CODEC_BF16 || (memory & 0x7fff) < 0x7180;
+}
+template <unsigned C, unsigned N>
+__device__ __forceinline__ bool are_usual(const Codes<C, N> &codes) {
+    unsigned rare = 0;
+#pragma unroll
+    for (unsigned k = 0; k < Codes<C, N>::WORDS; k++) {
+        // A carry out of an exponent of ones, or out of all but the sign.
+        if (C == CODEC_BF16) rare |= ((codes.words[k] & 0x7f807f80u) + 0x00800080u) & 0x80008000u;
+        if (C == CODEC_MXFP8) rare |= ((codes.words[k] & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+    }
+    return rare == 0;
+}
+// Codes of N neighbours, 4 or 8, of a block with scale s.
+template <unsigned C, unsigned N>
+struct Usual {
+    float s, larger[3];
+    __device__ __forceinline__ explicit Usual(float scale) : s(scale) {
+        // A nibble that lies 4, 8 or 12 bits higher counts 16, 256 or 4096 times as much.
+        if (C == CODEC_INT4) {
+            larger[0] = __fmul_rn(s, 0.0625f), larger[1] = __fmul_rn(s, 0.00390625f), larger[2] = __fmul_rn(s, 0.000244140625f);
+        }
+        if (C == CODEC_MXFP8) s = __fmul_rn(s, 256);
+        if (C == CODEC_MXFP4) s = __fmul_rn(s, 16384);
+    }
+    // of(m, x, scale): number m is x * scale.
+    template <typename Of>
+    __device__ __forceinline__ void each(const Codes<C, N> &codes, Of of) const {
+#pragma unroll
+        for (unsigned m = 0; m < N; m++) {
+            if (C == CODEC_BF16) {
+                const unsigned word = codes.words[m / 2 % Codes<C, N>::WORDS];
+                of(m, __uint_as_float(m % 2 ? word & 0xffff0000u : word << 16), 1);
+            } else if (C == CODEC_INT8) {
+                // 2^23 and a number of few bits side by side are their sum.
+                const unsigned word = codes.words[m / 4 % Codes<C, N>::WORDS] ^ 0x80808080u;
+                of(m, __fsub_rn(__uint_as_float(__byte_perm(word, 0x4b000000u, 0x7650 | m % 4)), 8388736), s);
+            } else if (C == CODEC_INT4) {
+                const unsigned word = (m < 4 ? codes.words[0] : codes.words[0] >> 16) ^ 0x88888888u, at = m % 4 * 4;
+                const float sum = __uint_as_float((word & 0xfu << at) | 0x4b000000u);
+                of(m, __fsub_rn(sum, static_cast<float>(0x800000u + (8u << at))), at == 0 ? s : larger[(m + 3) % 4 % 3]);
+            } else if (C == CODEC_MXFP8) {
+                // The fields of float16, 2^8 times too small. Not by the instruction that converts two of them: ptxas 12.9
+                // lets the next one read what it gives a cycle too early.
+                const unsigned word = codes.words[m / 4 % Codes<C, N>::WORDS];
+                const unsigned pair = m % 2 ? (word & 0x80008000u) | (word & 0x7f007f00u) >> 1
+                                            : (word << 8 & 0x80008000u) | (word & 0x007f007fu) << 7;
+                of(m, from_f16(static_cast<unsigned short>(m % 4 < 2 ? pair : pair >> 16)), s);
+            } else {
+                // The same, 2^14 times too small, with nibbles m and m + 4 side by side.
+                const unsigned word = codes.words[0], at = m % 4 * 4;
+                const unsigned fields = at < 12 ? word << (9 - at % 12) : word >> 3;
+                const unsigned pair = (word << (12 - at) & 0x80008000u) | (fields & 0x0e000e00u);
+                of(m, from_f16(static_cast<unsigned short>(m < 4 ? pair : pair >> 16)), s);
+            }
+        }
+    }
+};
 
 // ---- The end of a launch
 

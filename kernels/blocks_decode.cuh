@@ -12,17 +12,6 @@ struct Divided {
         plain = divisor == 1 && m == 1;
     }
     __device__ __forceinline__ float of(float v) const { return plain ? v : __fmul_rn(__fdiv_rn(v, divisor), m); }
-    // As a loop: a division is long, and what is usual has none.
-    template <unsigned N>
-    __device__ __forceinline__ void apply(float (&v)[N]) const {
-        if (plain) return;
-#pragma unroll 1
-        for (unsigned i = 0; i < N; i++) {
-            const float first = of(v[0]);
-#pragma unroll
-            for (unsigned m = 0; m < N; m++) v[m] = m + 1 < N ? v[(m + 1) % N] : first;
-        }
-    }
 };
 
 // A result of 16 bits. To float16 a finite value is at most 65504 in magnitude.
@@ -31,48 +20,27 @@ __device__ __forceinline__ unsigned short to_16(float x, unsigned dtype) {
     if (is_finite(x)) x = fminf(fmaxf(x, -65504), 65504);
     return to_f16(x);
 }
-// Two of them; a NaN gets any pattern.
-__device__ __forceinline__ unsigned to_16_pair(float first, float second, unsigned dtype) {
-    if (dtype == BFLOAT16) return to_bf16_pair(first, second);
-    return to_16(first, dtype) | static_cast<unsigned>(to_16(second, dtype)) << 16;
+// A result, and whether it is finite.
+template <typename T>
+__device__ __forceinline__ unsigned pattern_of(float x, unsigned dtype, bool &finite) {
+    const unsigned pattern = sizeof(T) == 4 ? __float_as_uint(canonical(x)) : to_16(x, dtype);
+    const unsigned infinity = sizeof(T) == 4 ? 0x7f800000u : dtype == BFLOAT16 ? 0x7f80 : 0x7c00;
+    finite = (pattern & infinity) != infinity;
+    return pattern;
 }
-
-// A row's results of a lane: 16 bytes. `bad`: whether any of them is not finite, and then it is as it is to be.
-__device__ __forceinline__ uint4 results_of(const float (&v)[4], unsigned, bool &bad) {
-    float any = 0;
-#pragma unroll
-    for (unsigned m = 0; m < 4; m++) any = __fmaf_rn(v[m], 0, any);
-    bad = any != any;
-    if (bad) {
-        return make_uint4(__float_as_uint(canonical(v[0])), __float_as_uint(canonical(v[1])),
-                          __float_as_uint(canonical(v[2])), __float_as_uint(canonical(v[3])));
-    }
+// 16 bytes of results that are finite.
+__device__ __forceinline__ uint4 usual_results(const float (&v)[4], unsigned) {
     return make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
 }
-__device__ __forceinline__ uint4 results_of(const float (&v)[8], unsigned dtype, bool &bad) {
-    unsigned pairs[4], any = 0;
-    // A carry out of an exponent of ones.
-    const unsigned exponents = dtype == BFLOAT16 ? 0x7f807f80u : 0x7c007c00u, ones = dtype == BFLOAT16 ? 0x00800080u : 0x04000400u;
-#pragma unroll
-    for (unsigned k = 0; k < 4; k++) {
-        pairs[k] = to_16_pair(v[2 * k], v[2 * k + 1], dtype);
-        any |= (pairs[k] & exponents) + ones;
+__device__ __forceinline__ uint4 usual_results(const float (&v)[8], unsigned dtype) {
+    if (dtype == BFLOAT16) {
+        return make_uint4(to_bf16_pair(v[0], v[1]), to_bf16_pair(v[2], v[3]), to_bf16_pair(v[4], v[5]),
+                          to_bf16_pair(v[6], v[7]));
     }
-    bad = any & 0x80008000u;
-    if (bad) {
-        // As a loop, for it is rare: the next ones become the first.
-        float x[8];
+    float x[8];
 #pragma unroll
-        for (unsigned m = 0; m < 8; m++) x[m] = v[m];
-#pragma unroll 1
-        for (unsigned k = 0; k < 4; k++) {
-            const unsigned pair = to_16(x[0], dtype) | static_cast<unsigned>(to_16(x[1], dtype)) << 16;
-#pragma unroll
-            for (unsigned m = 0; m < 6; m++) x[m] = x[m + 2];
-            pairs[0] = pairs[1], pairs[1] = pairs[2], pairs[2] = pairs[3], pairs[3] = pair;
-        }
-    }
-    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    for (unsigned m = 0; m < 8; m++) x[m] = fminf(fmaxf(v[m], -65504), 65504);
+    return make_uint4(to_f16_pair(x[0], x[1]), to_f16_pair(x[2], x[3]), to_f16_pair(x[4], x[5]), to_f16_pair(x[6], x[7]));
 }
 
 // Raw elements of the part of a tile that a block has, one a thread: a chunk's at a time, as blocks are.
@@ -84,9 +52,9 @@ __device__ __forceinline__ bool decode_raw(const gc_decode &call, const gc_tile 
     bool found = false;
 #pragma unroll 1
     for (unsigned begin = first; begin < end;) {
-        const unsigned later = places.later(begin), left = places.left + later * places.per_chunk - begin;
+        const unsigned later = places.later(begin), left = places.left + later * places.per_chunk() - begin;
         const unsigned last = left < end - begin ? begin + left : end;
-        const unsigned char *chunk = call.payload + places.chunk + later * places.stride;
+        const unsigned char *chunk = call.payload + places.chunk + later * codec.stride;
         const unsigned char *raws = chunk + codec.raws_at + 4 * places.number_of(begin, later);
         const unsigned met = look_at_header(codec, chunk, tile.chunk + later, threadIdx.x % WARP);
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT) && !broken;
@@ -96,41 +64,195 @@ __device__ __forceinline__ bool decode_raw(const gc_decode &call, const gc_tile 
             v = by.of(broken ? __uint_as_float(0x7fc00000u) : v);
             if (corrupt) v = 0;
             if (ADD) v = __fadd_rn(__uint_as_float(to[i]), v);
-            const unsigned pattern = sizeof(T) == 4 ? __float_as_uint(canonical(v)) : to_16(v, call.dtype);
-            const unsigned infinity = sizeof(T) == 4 ? 0x7f800000u : call.dtype == BFLOAT16 ? 0x7f80 : 0x7c00;
-            found |= (pattern & infinity) == infinity;
-            to[i] = static_cast<T>(pattern);
+            bool finite;
+            to[i] = static_cast<T>(pattern_of<T>(v, call.dtype, finite));
+            found |= !finite;
         }
         begin = last;
     }
     return found;
 }
 
-// Loads the codes of a lane's rows, as far as a piece has them, and makes numbers of them.
-template <unsigned C, unsigned N, unsigned ROWS>
-__device__ __forceinline__ void load_blocks(const unsigned char *codes_at, const InChunk &piece, unsigned memory,
-                                            unsigned lane, float (&v)[ROWS][N]) {
-    constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, BYTES = Codes<C, N>::BYTES;
-    Codes<C, N> codes[ROWS];
-#pragma unroll
-    for (unsigned k = 0; k < ROWS; k++) {
-        codes[k] = Codes<C, N>();
-        if (piece.has(k * A_ROW + lane / LANES)) codes[k].load(codes_at + (k * WARP + lane) * BYTES);
+// Stores rows of vectors to where vectors are not aligned, one row after the other: a lane stores a vector that is, of the end
+// of the lane's before it and the beginning of its own.
+template <typename T>
+struct MovedRows {
+    enum : unsigned { N = 16 / sizeof(T) };
+    T *to;
+    unsigned behind, lane;  // bytes behind an aligned vector: whole elements
+    uint4 last;             // of the row before, in lane 0
+
+    __device__ __forceinline__ MovedRows(T *at, unsigned bytes, unsigned number)
+        : to(at), behind(bytes), lane(number), last() {}
+
+    // Some of a vector's elements: from number `begin` to `end`. For what is at an edge.
+    __device__ __forceinline__ void some(T *at, uint4 v, unsigned begin, unsigned end) const {
+#pragma unroll 1
+        for (unsigned m = 0; m < N; m++) {
+            if (m >= begin && m < end) at[m] = static_cast<T>(v.x);
+            if (sizeof(T) == 4 || m % 2 == 1) v.x = v.y, v.y = v.z, v.z = v.w;
+            else v.x >>= 16;
+        }
     }
-    const float mine = scale_from_memory<C>(memory);
+    __device__ __forceinline__ void store(unsigned row, uint4 own, bool is_last) {
+        const unsigned from = (lane + WARP - 1) % WARP;
+        const uint4 given = make_uint4(__shfl_sync(WHOLE_WARP, own.x, from), __shfl_sync(WHOLE_WARP, own.y, from),
+                                       __shfl_sync(WHOLE_WARP, own.z, from), __shfl_sync(WHOLE_WARP, own.w, from));
+        const uint4 before = lane == 0 ? last : given;
+        last = given;
+        // The last `behind` bytes of the one, the first of the other: the last four of these words, moved by 8, 4 and 2.
+        const bool eight = behind & 8;
+        unsigned words[6] = {eight ? before.x : before.z, eight ? before.y : before.w, eight ? before.z : own.x,
+                             eight ? before.w : own.y,    eight ? own.x : own.z,       eight ? own.y : own.w};
 #pragma unroll
-    for (unsigned k = 0; k < ROWS; k++) {
-        const float s = Block<C>::SCALE_BYTES != 0 ? __shfl_sync(WHOLE_WARP, mine, k * A_ROW + lane / LANES) : mine;
-        dequantize(codes[k], s, v[k]);
+        for (unsigned i = 5; i > 0; i--) {
+            if (behind & 4) words[i] = words[i - 1];
+        }
+        if (sizeof(T) == 2 && behind & 2) {
+#pragma unroll
+            for (unsigned i = 5; i > 1; i--) words[i] = __funnelshift_r(words[i - 1], words[i], 16);
+        }
+        const uint4 v = make_uint4(words[2], words[3], words[4], words[5]);
+        const unsigned whole = (16 - behind) / sizeof(T);
+        if (row == 0 && lane == 0) some(to, own, 0, whole);
+        else reinterpret_cast<uint4 *>(reinterpret_cast<unsigned char *>(to) - behind)[row * WARP + lane] = v;
+        if (is_last && lane == WARP - 1) some(to + (row * WARP + lane) * N, own, whole, N);
     }
-}
+};
+
+// What a warp decodes: N neighbours a lane in each of ROWS rows.
+template <typename T, bool ADD>
+struct Decoder {
+    enum : unsigned { N = 16 / sizeof(T), ROWS = ADD ? 4 : 32 / N, A_WARP = ROWS * WARP * N };
+    const gc_decode &call;
+    const UnitBlocks &blocks;
+    const Divided &by;
+    uint4 *stage;           // a vector a lane
+    T *to;
+    unsigned lane, count;   // elements
+    bool broken;
+
+    // What is there of a row. `whole`: of vectors.
+    __device__ __forceinline__ void get(unsigned row, bool whole, float (&old)[4]) const {
+        if (whole) {
+            const uint4 x = reinterpret_cast<const uint4 *>(to)[row * WARP + lane];
+            old[0] = __uint_as_float(x.x), old[1] = __uint_as_float(x.y);
+            old[2] = __uint_as_float(x.z), old[3] = __uint_as_float(x.w);
+            return;
+        }
+#pragma unroll
+        for (unsigned m = 0; m < 4; m++) {
+            const unsigned element = (row * WARP + lane) * N + m;
+            old[m] = __uint_as_float(element < count ? to[element] : 0);
+        }
+    }
+
+    // Where all is there, the chunk is right, the blocks are usual, and there is no divisor or factor: gives whether that is
+    // so, and otherwise nothing is done. All loads are under way before one is waited for.
+    template <unsigned C>
+    __device__ __forceinline__ bool decode(const InChunk &piece, unsigned chunk_number, bool &found) const {
+        constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, BYTES = Codes<C, N>::BYTES;
+        const unsigned char *chunk = call.payload + piece.chunk, *from = chunk + piece.codes<C>(call.codec) + lane * BYTES;
+        if (count != A_WARP || piece.end - piece.begin != A_WARP / Block<C>::ELEMENTS) return false;
+        const unsigned behind = misalignment(to, 16), header = Header::load(chunk, lane);
+        unsigned memory = 0;
+        if (piece.has(lane)) memory = load_scale(chunk + piece.scales<C>(), Block<C>::SCALE_BYTES, lane);
+        Codes<C, N> codes[ROWS];
+        float old[ADD ? +ROWS : 1][4];
+#pragma unroll
+        for (unsigned k = 0; k < ROWS; k++) {
+            codes[k].load(from + k * WARP * BYTES);
+            if (ADD) get(k, behind == 0, old[ADD ? k : 0]);
+        }
+        bool usual = by.plain && !broken && is_usual<C>(memory);
+        if (Header(call.codec, chunk_number, lane).look_at(header) & CORRUPT) usual = false;
+#pragma unroll
+        for (unsigned k = 0; k < ROWS; k++) usual = usual && are_usual(codes[k]);
+        if (!__all_sync(WHOLE_WARP, usual)) return false;
+        const float mine = scale_from_memory<C>(memory);
+        const auto results = [&](unsigned row, const Codes<C, N> &of_row, const float (&there)[4]) {
+            const float s = Block<C>::SCALE_BYTES != 0 ? __shfl_sync(WHOLE_WARP, mine, row * A_ROW + lane / LANES) : mine;
+            float v[N];
+            Usual<C, N>(s).each(of_row, [&](unsigned m, float x, float scale) { v[m] = __fmul_rn(x, scale); });
+            if (ADD) {
+                float any = 0;
+#pragma unroll
+                for (unsigned m = 0; m < N; m++) {
+                    v[m] = __fadd_rn(there[m % 4], v[m]);
+                    any = __fmaf_rn(v[m], 0, any);
+                }
+                if (any != any) {
+                    found = true;
+#pragma unroll
+                    for (unsigned m = 0; m < N; m++) v[m] = canonical(v[m]);
+                }
+            }
+            return usual_results(v, call.dtype);
+        };
+        if (behind == 0) {
+#pragma unroll
+            for (unsigned k = 0; k < ROWS; k++) {
+                reinterpret_cast<uint4 *>(to)[k * WARP + lane] = results(k, codes[k], old[ADD ? k : 0]);
+            }
+            return true;
+        }
+        // As a loop, for it is long: what was loaded is near.
+        MovedRows<T> rows(to, behind, lane);
+#pragma unroll 1
+        for (unsigned row = 0; row < ROWS; row++) {
+            codes[0].load(from + row * WARP * BYTES);
+            if (ADD) get(row, false, old[0]);
+            rows.store(row, results(row, codes[0], old[0]), row + 1 == ROWS);
+        }
+        return true;
+    }
+
+    // Anything: a row at a time. Gives whether what is not finite was met.
+    __device__ __forceinline__ bool decode_any(const InChunk &piece, bool corrupt) const {
+        const unsigned char *chunk = call.payload + piece.chunk;
+        const T *staged = reinterpret_cast<const T *>(stage);
+        bool found = false;
+#pragma unroll 1
+        for (unsigned row = 0; row < ROWS; row++) {
+            const unsigned j = blocks.format.block((row * WARP + lane) * N);
+            float v[N] = {}, old[4];
+            if (ADD) get(row, false, old);
+            if (piece.has(j)) {
+                BY_CODEC(call.codec.kind, Codes<C, N> codes;
+                         codes.load(chunk + piece.codes<C>(call.codec) + (row * WARP + lane) * Codes<C, N>::BYTES);
+                         const unsigned memory = load_scale(chunk + piece.scales<C>(), Block<C>::SCALE_BYTES, j);
+                         dequantize(codes, scale_from_memory<C>(memory), v))
+            }
+            unsigned words[4] = {};
+#pragma unroll
+            for (unsigned m = 0; m < N; m++) {
+                float x = corrupt && !broken ? 0 : by.of(broken ? __uint_as_float(0x7fc00000u) : v[m]);
+                if (ADD) x = __fadd_rn(old[m % 4], x);
+                bool finite;
+                words[m * sizeof(T) / 4] |= pattern_of<T>(x, call.dtype, finite) << m * sizeof(T) * 8 % 32;
+                // What fills a block up is not looked at.
+                found |= !finite && piece.has(j) && (row * WARP + lane) * N + m < count;
+            }
+            // Neighbouring lanes store neighbouring elements.
+            stage[lane] = make_uint4(words[0], words[1], words[2], words[3]);
+            __syncwarp();
+#pragma unroll
+            for (unsigned m = 0; m < N; m++) {
+                const unsigned element = row * WARP * N + m * WARP + lane;
+                if (element < count && piece.has(blocks.format.block(element))) to[element] = staged[m * WARP + lane];
+            }
+            __syncwarp();
+        }
+        return found;
+    }
+};
 
 // Reads a code an element and a scale a block, writes an element, or reads and writes a float32. Block: a tile, a unit a
-// warp, in rows of vectors of 16 bytes; or half of that. What comes before the first load is as long as some 16 elements. Codes, scales and a header are loaded at the same time.
+// warp, in rows of vectors of 16 bytes; or half of that.
 template <typename T, bool ADD>
 __device__ __forceinline__ void decode_blocks(const gc_decode &call) {
-    constexpr unsigned N = 16 / sizeof(T), ROWS = ADD ? 4 : 32 / N, A_WARP = ROWS * WARP * N, A_BLOCK = WARPS * A_WARP;
-    constexpr unsigned SPLIT = TILE / A_BLOCK;
+    typedef Decoder<T, ADD> D;
+    constexpr unsigned A_WARP = D::A_WARP, A_BLOCK = WARPS * A_WARP, SPLIT = TILE / A_BLOCK;
     __shared__ uint4 stage[THREADS];
     const gc_codec &codec = call.codec;
     const gc_tile tile = tile_of_blocks(codec, blockIdx.x / SPLIT);
@@ -141,83 +263,26 @@ __device__ __forceinline__ void decode_blocks(const gc_decode &call) {
     if (tile.count != 0) to = reinterpret_cast<T *>(values_of(codec, call.values, tile.run)) + tile.first;
     bool found = false;
     if (tile.unit == NO_UNIT) {
-        found = decode_raw<T, ADD>(call, tile, by, to, first, tile.count < first + A_BLOCK ? tile.count : first + A_BLOCK, broken);
+        const unsigned end = tile.count < first + A_BLOCK ? tile.count : first + A_BLOCK;
+        found = decode_raw<T, ADD>(call, tile, by, to, first, end, broken);
     } else {
         const unsigned at = first + threadIdx.x / WARP * A_WARP, left = tile.count > at ? tile.count - at : 0;
         const unsigned count = left < A_WARP ? left : A_WARP;
         const UnitBlocks blocks(codec, tile, at, count);
         to += at;
-        const bool aligned = count == A_WARP && misalignment(to, 16) == 0;
+        const D decoder = {call, blocks, by, stage + threadIdx.x / WARP * WARP, to, lane, count, broken};
         // What lies in a chunk at a time: nearly always all.
 #pragma unroll 1
         for (unsigned begin = 0; begin < blocks.count;) {
             const InChunk piece(blocks, begin);
             begin = piece.end;
-            const bool whole = piece.end - piece.begin == blocks.format.block(A_WARP) && aligned;
-            unsigned memory = 0;
-            if (piece.has(lane)) memory = load_scale(call.payload + piece.scales, blocks.format.scale_bytes, lane);
-            uint4 old[ADD ? ROWS : 1];
-            if (ADD && whole) {
-#pragma unroll
-                for (unsigned k = 0; k < ROWS; k++) old[ADD ? k : 0] = reinterpret_cast<const uint4 *>(to)[k * WARP + lane];
-            } else if (ADD) {
-#pragma unroll
-                for (unsigned k = 0; k < ROWS; k++) {
-                    unsigned words[4];
-#pragma unroll
-                    for (unsigned m = 0; m < 4; m++) {
-                        const unsigned element = (k * WARP + lane) * N + m;
-                        words[m] = element < count ? to[element] : 0;
-                    }
-                    old[ADD ? k : 0] = make_uint4(words[0], words[1], words[2], words[3]);
-                }
-            }
-            const unsigned met = look_at_header(codec, call.payload + piece.chunk, tile.chunk + piece.later, lane);
-            float v[ROWS][N];
-            BY_CODEC(codec.kind, load_blocks<C>(call.payload + piece.codes, piece, memory, lane, v))
-            const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT) && !broken;
-#pragma unroll
-            for (unsigned k = 0; k < ROWS; k++) {
-                if (broken || corrupt) {
-#pragma unroll
-                    for (unsigned m = 0; m < N; m++) v[k][m] = broken ? __uint_as_float(0x7fc00000u) : 0;
-                }
-                by.apply(v[k]);
-                if (ADD) {
-                    const uint4 x = old[ADD ? k : 0];
-                    const unsigned words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-                    for (unsigned m = 0; m < N; m++) v[k][m] = __fadd_rn(__uint_as_float(words[m % 4]), v[k][m]);
-                }
-                bool bad;
-                const uint4 results = results_of(v[k], call.dtype, bad);
-                if (ADD && corrupt) continue;
-                // Which of the lane's elements are there; what fills a block up is not looked at.
-                if (bad && piece.has(blocks.format.block((k * WARP + lane) * N))) {
-                    uint4 words = results;
-                    const unsigned infinity = N == 4 ? 0x7f800000u : call.dtype == BFLOAT16 ? 0x7f80 : 0x7c00;
-#pragma unroll 1
-                    for (unsigned m = 0; m < N; m++) {
-                        found |= (k * WARP + lane) * N + m < count && (words.x & infinity) == infinity;
-                        if (N == 4 || m % 2 == 1) words.x = words.y, words.y = words.z, words.z = words.w;
-                        else words.x >>= 16;
-                    }
-                }
-                if (whole) {
-                    reinterpret_cast<uint4 *>(to)[k * WARP + lane] = results;
-                    continue;
-                }
-                // Neighbouring lanes store neighbouring elements: vectors that are not aligned go through shared memory.
-                stage[threadIdx.x] = results;
-                __syncwarp();
-                const T *staged = reinterpret_cast<const T *>(stage + threadIdx.x / WARP * WARP);
-#pragma unroll
-                for (unsigned m = 0; m < N; m++) {
-                    const unsigned element = k * WARP * N + m * WARP + lane;
-                    if (element < count && piece.has(blocks.format.block(element))) to[element] = staged[m * WARP + lane];
-                }
-                __syncwarp();
-            }
+            const unsigned number = tile.chunk + piece.later;
+            bool done;
+            BY_CODEC(codec.kind, done = decoder.template decode<C>(piece, number, found))
+            if (done) continue;
+            const unsigned met = look_at_header(codec, call.payload + piece.chunk, number, lane);
+            const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
+            if (!(ADD && corrupt && !broken)) found |= decoder.decode_any(piece, corrupt);
         }
     }
     if (found) tell(codec, NONFINITE);
@@ -236,7 +301,7 @@ __device__ __forceinline__ void decode_blocks(const gc_decode &call) {
         decode_blocks<T, ADD>(call); \
     }
 BLOCKS_DECODE(gc_blocks_decode_u32, unsigned, false, 3)
-BLOCKS_DECODE(gc_blocks_decode_u16, unsigned short, false, 3)
+BLOCKS_DECODE(gc_blocks_decode_u16, unsigned short, false, 4)
 BLOCKS_DECODE(gc_blocks_decode_add, unsigned, true, 3)
 
 #endif

@@ -226,13 +226,15 @@ struct Unit {
                     scale.s = __shfl_sync(WHOLE_WARP, mine.s, owner);
                     scale.inverse = __shfl_sync(WHOLE_WARP, mine.inverse, owner);
                 }
-                float sent[N];
-                codes[i] = quantize<C>(scale, c[k + i], sent);
-                if (wrong >> (k + i) & 1) codes[i].poison();
-                if (KEPT && codec.error != 0) {
+                if (KEPT) {
+                    float sent[N];
+                    codes[i] = quantize<C>(scale, c[k + i], sent);
 #pragma unroll
                     for (unsigned m = 0; m < N; m++) c[k + i][m] = __fsub_rn(c[k + i][m], sent[m]);
+                } else {
+                    codes[i] = quantize<C>(scale, c[k + i]);
                 }
+                if (wrong >> (k + i) & 1) codes[i].poison();
             }
             Codes<C, TOGETHER * N> &row = whole[k / TOGETHER];
             if (TOGETHER == 2) {
@@ -260,9 +262,9 @@ struct Unit {
             const InChunk piece(blocks, begin);
             begin = piece.end;
             if (lane < BLOCKS && piece.has(lane)) {
-                store_scale(dst + piece.scales, Block<C>::SCALE_BYTES, lane, mine.memory);
+                store_scale(dst + piece.chunk + piece.template scales<C>(), Block<C>::SCALE_BYTES, lane, mine.memory);
             }
-            unsigned char *at = dst + piece.codes + first * Block<C>::BITS / 8;
+            unsigned char *at = dst + piece.chunk + piece.template codes<C>(codec) + first * Block<C>::BITS / 8;
 #pragma unroll
             for (unsigned k = 0; k < ROWS; k += TOGETHER) {
                 if (piece.has((first + k * WARP * N) / Block<C>::ELEMENTS)) {

@@ -19,58 +19,67 @@ struct Share {
     }
 };
 
-// The sum of all payloads' numbers of a unit, in turn. Two payloads are loaded at once.
+// The sum of all payloads' numbers of a unit, in turn. Gives whether they are usual: if not, the sum is anything. Two
+// payloads are loaded at once, and with them what tells whether they are right: by every warp.
 template <unsigned C, unsigned N, unsigned ROWS>
-__device__ __forceinline__ void sum_of_blocks(const gc_reduce &call, const InChunk &blocks, unsigned many, unsigned lane,
-                                              float (&c)[ROWS][N]) {
-    constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, BYTES = Codes<C, N>::BYTES;
-    Codes<C, N> codes[2][ROWS];
-    unsigned scales[2];
-    const auto load = [&](unsigned first) {
-#pragma unroll
-        for (unsigned i = 0; i < 2; i++) {
-            // In place of one that is not there the first, which is not used: no branch, and nothing more from memory.
-            const unsigned char *chunk = call.chunks + (first + i < many ? first + i : first) * call.apart;
-            const unsigned char *from = chunk + blocks.codes + lane * BYTES;
-            scales[i] = blocks.has(lane) ? load_scale(chunk + blocks.scales, Block<C>::SCALE_BYTES, lane) : 0;
-#pragma unroll
-            for (unsigned k = 0; k < ROWS; k++) {
-                codes[i][k] = Codes<C, N>();
-                if (blocks.has(k * A_ROW + lane / LANES)) codes[i][k].load(from + k * WARP * BYTES);
-            }
-        }
-    };
-    const auto add = [&] {
-        const float mine = scale_from_memory<C>(scales[0]);
-#pragma unroll
-        for (unsigned k = 0; k < ROWS; k++) {
-            const float s = Block<C>::SCALE_BYTES != 0 ? __shfl_sync(WHOLE_WARP, mine, k * A_ROW + lane / LANES) : 1;
-            float v[N];
-            dequantize(codes[0][k], s, v);
-#pragma unroll
-            for (unsigned m = 0; m < N; m++) c[k][m] = __fadd_rn(c[k][m], v[m]);
-        }
-    };
+__device__ __forceinline__ bool sum_of_blocks(const gc_reduce &call, const InChunk &blocks, unsigned chunk_number,
+                                              unsigned many, unsigned lane, float (&c)[ROWS][N], unsigned &met) {
+    typedef Codes<C, N> Row;
+    constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, AHEAD = 2;
+    const unsigned char *first = call.chunks + blocks.chunk;
+    const unsigned char *from = first + blocks.codes<C>(call.codec) + lane * Row::BYTES;
+    const unsigned char *scale_from = first + blocks.scales<C>();
+    const bool has_scale = blocks.has(lane);
+    unsigned has_rows = 0;
 #pragma unroll
     for (unsigned k = 0; k < ROWS; k++) {
+        has_rows |= blocks.has(k * A_ROW + lane / LANES) ? 1u << k : 0;
 #pragma unroll
         for (unsigned m = 0; m < N; m++) c[k][m] = 0;
     }
+    const Header header(call.codec, chunk_number, lane);
+    bool usual = true;
+    Row codes[AHEAD][ROWS];
+    unsigned scales[AHEAD];
 #pragma unroll 1
-    for (unsigned r = 0; r < many; r++) {
-        if (r % 2 == 0) {
-            load(r);
-        } else {
-            // The next one becomes the first, so that this is a loop.
+    for (unsigned r = 0, ahead = 0; r < many; r++, ahead--) {
+        if (ahead == 0) {
+            ahead = AHEAD;
+            const unsigned payload = r + lane / HEADER_WORDS;
+            const unsigned word = Header::load(first + (payload < many ? payload : r) * call.apart, lane);
 #pragma unroll
-            for (unsigned k = 0; k < ROWS; k++) codes[0][k] = codes[1][k];
-            scales[0] = scales[1];
+            for (unsigned i = 0; i < AHEAD; i++) {
+                // In place of one that is not there the first, which is not used: no branch, and nothing more from memory.
+                const u64 at = (r + i < many ? r + i : r) * call.apart;
+                scales[i] = has_scale ? load_scale(scale_from + at, Block<C>::SCALE_BYTES, lane) : 0;
+#pragma unroll
+                for (unsigned k = 0; k < ROWS; k++) {
+                    codes[i][k] = Row();
+                    if (has_rows >> k & 1) codes[i][k].load(from + at + k * WARP * Row::BYTES);
+                }
+            }
+            met |= header.look_at(word);
         }
-        add();
+        usual = usual && is_usual<C>(scales[0]);
+        const float mine = scale_from_memory<C>(scales[0]);
+#pragma unroll
+        for (unsigned k = 0; k < ROWS; k++) {
+            const float s = Block<C>::SCALE_BYTES != 0 ? __shfl_sync(WHOLE_WARP, mine, k * A_ROW + lane / LANES) : mine;
+            usual = usual && are_usual(codes[0][k]);
+            Usual<C, N>(s).each(codes[0][k], [&](unsigned m, float x, float scale) { c[k][m] = __fmaf_rn(x, scale, c[k][m]); });
+        }
+        // The next one becomes the first, so that this is a loop.
+#pragma unroll
+        for (unsigned i = 0; i + 1 < AHEAD; i++) {
+            scales[i] = scales[i + 1];
+#pragma unroll
+            for (unsigned k = 0; k < ROWS; k++) codes[i][k] = codes[i + 1][k];
+        }
     }
+    return __all_sync(WHOLE_WARP, usual);
 }
 
-// Number m of N from one on, whose codes lie there: for what is rare.
+// Any number, whatever its block and its code.
 template <unsigned C>
 __device__ __forceinline__ float one_number(const unsigned char *codes, unsigned element, unsigned memory) {
     Codes<C, 1> code;
@@ -83,32 +92,28 @@ __device__ __forceinline__ float one_number(const unsigned char *codes, unsigned
 }
 
 // Reads a code an element and a scale a block of each payload, and an error; writes an error, a code and a scale. Block: a
-// tile, a unit a warp. With `shard` it writes the sum or mean in place of all that: the first half.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_reduce(const __grid_constant__ gc_reduce call) {
+// tile, a unit a warp. With `shard` it writes the sum or mean in place of all that: the first half. KEPT: with errors.
+template <bool KEPT>
+__device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     constexpr unsigned N = 8, ROWS = 32 / N;
-    typedef Unit<N, true> U;
+    typedef Unit<N, KEPT> U;
     const gc_codec &codec = call.codec;
     const gc_tile tile = tile_of_blocks(codec, blockIdx.x);
     const unsigned lane = threadIdx.x % WARP, at = threadIdx.x / WARP * UNIT, count = elements_of_unit(tile, at);
     const unsigned many = static_cast<unsigned>(call.payloads);
     const bool raw = tile.unit == NO_UNIT, zeros = codec.policy == ZERO;
     // Without elements a shard may be NULL.
-    const bool to_shard = call.shard != 0;
+    const bool to_shard = !KEPT && call.shard != 0;
     float *shard = reinterpret_cast<float *>(call.dst);
     if (to_shard && tile.count != 0) shard += run_of(codec, tile.run).base + tile.first;
-    // What the tile's chunks tell of themselves: every warp looks at all of them, two at a time.
-    const unsigned char *chunks = call.chunks + places_of(codec, tile).chunk;
-    unsigned met = 0;
-#pragma unroll 1
-    for (unsigned r = lane / HEADER_WORDS; r < (many + 1) / 2 * 2; r += 2) {
-        const unsigned payload = r < many ? r : many - 1;
-        met |= look_at_header(codec, chunks + payload * call.apart, tile.chunk, lane);
-    }
-    const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT), nonfinite = __any_sync(WHOLE_WARP, met & NONFINITE);
     const Share share(codec, call.payloads);
-    unsigned found = corrupt ? +CORRUPT : nonfinite ? +NONFINITE : 0, number = 0;
+    unsigned met = 0, found = 0, number = 0;
     if (raw) {
         const Places places = places_of(codec, tile);
+        const unsigned char *chunks = call.chunks + places.chunk;
+#pragma unroll 1
+        for (unsigned r = 0; r < many; r++) met |= look_at_header(codec, chunks + r * call.apart, tile.chunk, lane);
+        const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
 #pragma unroll 1
         for (unsigned i = threadIdx.x; i < tile.count; i += THREADS) {
             const unsigned char *from = call.chunks + place_of_raw(codec, places, i);
@@ -126,12 +131,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_reduce(const 
             if (to_shard) shard[i] = canonical(sum);
             else store_raw(codec, places, call.dst, i, sum, found);
         }
+        found |= met;
         if (!to_shard) number = come(codec, found);
     } else {
         U unit = {codec, UnitBlocks(codec, tile, at, count), lane, count, nullptr, nullptr, call.dst};
         const InChunk blocks(unit.blocks, 0);  // one chunk has all of a tile
+        if (KEPT && count != 0) unit.find_errors(tile.unit + threadIdx.x / WARP);
         float c[ROWS][N];
-        BY_CODEC(codec.kind, sum_of_blocks<C>(call, blocks, many, lane, c))
+        bool usual;
+        BY_CODEC(codec.kind, usual = sum_of_blocks<C>(call, blocks, tile.chunk, many, lane, c, met))
+        const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
         if (share.multiplies) {
 #pragma unroll
             for (unsigned k = 0; k < ROWS; k++) {
@@ -144,39 +153,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_reduce(const 
                 for (unsigned m = 0; m < N; m++) x[m] = share.of(x[m]);
             });
         }
-        // A v that is not finite is told, or counts as +0: if any is, it shows in a sum. All once more, then.
-        if (zeros || to_shard) {
-            float any = 0;
-#pragma unroll
-            for (unsigned k = 0; k < ROWS; k++) {
-#pragma unroll
-                for (unsigned m = 0; m < N; m++) any = __fmaf_rn(c[k][m], 0, any);
-            }
-            if (any != any) {
-                U::each_row(c, [&](unsigned row, float (&x)[N]) {
+        // Only what is not usual may not be finite; then it is told, or counts as +0. All once more.
+        if (!usual && !corrupt) {
+            U::each_row(c, [&](unsigned row, float (&x)[N]) {
 #pragma unroll 1
-                    for (unsigned i = 0; i < N; i++) {
-                        const unsigned element = (row * WARP + lane) * N + i, j = unit.blocks.format.block(element);
-                        float sum = 0;
+                for (unsigned i = 0; i < N; i++) {
+                    const unsigned element = (row * WARP + lane) * N + i, j = unit.blocks.format.block(element);
+                    float sum = 0;
 #pragma unroll 1
-                        for (unsigned r = 0; r < many && element < count; r++) {
-                            const unsigned char *chunk = call.chunks + r * call.apart, *codes = chunk + blocks.codes;
-                            const unsigned memory = load_scale(chunk + blocks.scales, unit.blocks.format.scale_bytes, j);
-                            float v;
-                            BY_CODEC(codec.kind, v = one_number<C>(codes, element, memory))
-                            if (!is_finite(v)) {
-                                if (!corrupt) found |= NONFINITE;
-                                if (zeros) v = 0;
-                            }
-                            sum = __fadd_rn(sum, v);
+                    for (unsigned r = 0; r < many && element < count; r++) {
+                        const unsigned char *chunk = call.chunks + r * call.apart + blocks.chunk;
+                        float v;
+                        BY_CODEC(codec.kind, v = one_number<C>(chunk + blocks.codes<C>(codec), element,
+                                 load_scale(chunk + blocks.scales<C>(), Block<C>::SCALE_BYTES, j)))
+                        if (!is_finite(v)) {
+                            found |= NONFINITE;
+                            if (zeros) v = 0;
                         }
-                        sum = canonical(share.of(sum));
-#pragma unroll
-                        for (unsigned m = 0; m < N; m++) x[m] = m + 1 < N ? x[(m + 1) % N] : sum;
+                        sum = __fadd_rn(sum, v);
                     }
-                });
-            }
+                    sum = canonical(share.of(sum));
+#pragma unroll
+                    for (unsigned m = 0; m < N; m++) x[m] = m + 1 < N ? x[(m + 1) % N] : sum;
+                }
+            });
         }
+        found |= met;
         if (corrupt) {
 #pragma unroll
             for (unsigned k = 0; k < ROWS; k++) {
@@ -199,8 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_reduce(const 
                 }
             });
         } else {
-            if (codec.error != 0 && count != 0) unit.find_errors(tile.unit + threadIdx.x / WARP);
-            if (codec.error != 0 && count != 0 && !corrupt) {
+            if (KEPT && count != 0 && !corrupt) {
                 Errors<N> old = {};
                 old.load(unit.from, codec.error, lane);
                 old.widen(codec.error);
@@ -223,5 +224,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_reduce(const 
         finish_blocks(codec, call.dst, number);
     }
 }
+
+// BLOCKS: that fit a processor.
+#define BLOCKS_REDUCE(name, KEPT, BLOCKS) \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_reduce call) { \
+        reduce_blocks<KEPT>(call); \
+    }
+BLOCKS_REDUCE(gc_blocks_reduce, false, 2)
+BLOCKS_REDUCE(gc_blocks_reduce_kept, true, 2)
 
 #endif

@@ -298,6 +298,17 @@ __device__ __forceinline__ unsigned to_bf16_pair(float first, float second) {
 #endif
 }
 
+// Two of them as float16, where neither is a NaN.
+__device__ __forceinline__ unsigned to_f16_pair(float first, float second) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+#else
+    return to_f16(first) | static_cast<unsigned>(to_f16(second)) << 16;
+#endif
+}
+
 // The sum of a unit of 1024 elements, of which lane l holds those at k * 32 * N + l * N and the N - 1 behind each,
 // k = 0, 1, ... N: 1, 2, 4 or 8. What is added has a prescribed order, so that every machine gets the same sum:
 //
@@ -381,16 +392,24 @@ struct Block {
 // The pattern of 2^127: a block with such a number, or an Inf or a NaN, is not finite.
 enum : unsigned { NOT_FINITE = 0x7f000000u };
 
+// The larger magnitude; a NaN if one is.
+__device__ __forceinline__ float larger(float a, float b) {
+    a = fabsf(a), b = fabsf(b);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+    return most;
+#else
+    return __float_as_uint(a) > __float_as_uint(b) ? a : b;
+#endif
+}
 // The largest magnitude, as a pattern: above NOT_FINITE also where there is a NaN.
 template <unsigned N>
 __device__ __forceinline__ unsigned largest(const float (&c)[N]) {
-    unsigned most = 0;
+    float most = 0;
 #pragma unroll
-    for (unsigned m = 0; m < N; m++) {
-        const unsigned magnitude = __float_as_uint(c[m]) & 0x7fffffffu;
-        most = magnitude > most ? magnitude : most;
-    }
-    return most;
+    for (unsigned m = 0; m < N; m++) most = larger(most, c[m]);
+    return __float_as_uint(most);
 }
 // The same of a block, whose numbers lie in neighbouring lanes, N in each. By the whole warp.
 template <unsigned CODEC, unsigned N>
@@ -560,6 +579,28 @@ __device__ __forceinline__ Codes<CODEC, N> quantize(const BlockScale &scale, con
     return codes;
 }
 
+// The same, where it does not matter what they stand for.
+template <unsigned CODEC, unsigned N>
+__device__ __forceinline__ Codes<CODEC, N> quantize(const BlockScale &scale, const float (&c)[N]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    if (CODEC == CODEC_MXFP8 && N % 2 == 0) {
+        Codes<CODEC, N> codes;
+#pragma unroll
+        for (unsigned m = 0; m < N; m += 2) {
+            unsigned short pair;
+            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+                : "=h"(pair)
+                : "f"(__fmul_rn(c[(m + 1) % N], scale.inverse)), "f"(__fmul_rn(c[m], scale.inverse)));
+            unsigned &word = codes.words[m / 4];
+            word = m % 4 == 0 ? pair : word | static_cast<unsigned>(pair) << 16;
+        }
+        return codes;
+    }
+#endif
+    float sent[N];
+    return quantize<CODEC>(scale, c, sent);
+}
+
 // What code number m stands for, without the scale: any code, also one that quantize() does not give.
 template <unsigned CODEC, unsigned N>
 __device__ __forceinline__ float number_of_code(const Codes<CODEC, N> &codes, unsigned m) {
@@ -580,35 +621,9 @@ __device__ __forceinline__ float number_of_code(const Codes<CODEC, N> &codes, un
                                          : __fmul_rn(__uint_as_float(fields), __uint_as_float(0x7b800000u));
     return __uint_as_float(__float_as_uint(d) | (word >> at & 0x80) << 24);
 }
-// What the four codes of a word of MXFP8 stand for. Their fields are those of float16, 2^8 times too small; that goes to the
-// scale. Not by the instruction that converts two of them: ptxas 12.9 lets the next one read what it gives a cycle too early.
-__device__ __forceinline__ void from_e4m3(unsigned word, float s, float (&v)[4]) {
-    const unsigned even = (word << 8 & 0x80008000u) | (word & 0x007f007fu) << 7;
-    const unsigned odd = (word & 0x80008000u) | (word & 0x7f007f00u) >> 1;
-    const float larger = __fmul_rn(s, 256);
-    v[0] = __fmul_rn(from_f16(static_cast<unsigned short>(even)), larger);
-    v[1] = __fmul_rn(from_f16(static_cast<unsigned short>(odd)), larger);
-    v[2] = __fmul_rn(from_f16(static_cast<unsigned short>(even >> 16)), larger);
-    v[3] = __fmul_rn(from_f16(static_cast<unsigned short>(odd >> 16)), larger);
-}
-
 // What codes stand for. With a scale of a stranger, too, each is a product that is rounded.
 template <unsigned CODEC, unsigned N>
 __device__ __forceinline__ void dequantize(const Codes<CODEC, N> &codes, float s, float (&v)[N]) {
-    if (CODEC == CODEC_MXFP8 && N % 4 == 0) {
-        // A NaN, or a scale of which 2^8 times as much is none.
-        unsigned rare = s >= __uint_as_float(0x7b800000u);
-#pragma unroll
-        for (unsigned k = 0; k < (N + 3) / 4; k++) {
-            const unsigned word = codes.words[k % Codes<CODEC, N>::WORDS];
-            rare |= ((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
-            float four[4];
-            from_e4m3(word, s, four);
-#pragma unroll
-            for (unsigned m = 0; m < 4; m++) v[(4 * k + m) % N] = four[m];
-        }
-        if (rare == 0) return;
-    }
 #pragma unroll
     for (unsigned m = 0; m < N; m++) {
         v[m] = CODEC == CODEC_BF16 ? number_of_code(codes, m) : __fmul_rn(number_of_code(codes, m), s);

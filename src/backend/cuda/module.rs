@@ -243,8 +243,8 @@ modules! {
             encode: [gc_blocks_encode_f32, gc_blocks_encode_f32_kept, gc_blocks_encode_16, gc_blocks_encode_16_kept],
             /// To elements of 4 bytes, of 2 bytes; added to float32.
             decode: [gc_blocks_decode_u32, gc_blocks_decode_u16, gc_blocks_decode_add],
-            /// Also to the sum or mean alone.
-            reduce: (gc_blocks_reduce),
+            /// Without errors, also to the sum or mean alone; and with them.
+            reduce: [gc_blocks_reduce, gc_blocks_reduce_kept],
         }
     }
 

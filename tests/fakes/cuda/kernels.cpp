@@ -212,7 +212,7 @@ static Entries all_kernels() {
     KERNEL(gc_onebit_finish), KERNEL(gc_onebit_refuse), KERNEL(gc_onebit_mean),
     KERNEL(gc_blocks_encode_f32), KERNEL(gc_blocks_encode_f32_kept), KERNEL(gc_blocks_encode_16),
     KERNEL(gc_blocks_encode_16_kept), KERNEL(gc_blocks_decode_u32), KERNEL(gc_blocks_decode_u16),
-    KERNEL(gc_blocks_decode_add), KERNEL(gc_blocks_reduce),
+    KERNEL(gc_blocks_decode_add), KERNEL(gc_blocks_reduce), KERNEL(gc_blocks_reduce_kept),
     KERNEL(gc_copy_rows_u32), KERNEL(gc_copy_rows_u64), KERNEL(gc_cast_rows),
     KERNEL(gc_copy_rows), KERNEL(gc_cast_rows_f32_bf16), KERNEL(gc_cast_rows_f32_f16), KERNEL(gc_cast_rows_bf16_f32),
     KERNEL(gc_cast_rows_f16_f32), KERNEL(gc_cast_rows_f64_f32), KERNEL(gc_cast_rows_f32_f64),

@@ -33,7 +33,9 @@ impl Codec {
 
     /// Also to a shard, where `call` says so.
     pub(super) fn reduce_blocks(&self, queue: &mut Queue, mut call: Reduce) -> Result<()> {
+        // A shard is what comes before the errors.
+        let kept = usize::from(call.codec.error != 0 && call.shard == 0);
         // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan.
-        unsafe { queue.launch(&BLOCKS.reduce, self.tiles[1], &mut argument(&mut call)) }
+        unsafe { queue.launch(&BLOCKS.reduce[kept], self.tiles[1], &mut argument(&mut call)) }
     }
 }
