@@ -25,6 +25,8 @@ class Test:
     # What it prints when it found nothing to run.
     empty: str = ""
     limit: int = 300
+    # With the fault nothing can be built, so that no other test can be either.
+    stops_builds: bool = False
 
     def __str__(self):
         return self.said
@@ -74,7 +76,8 @@ def program(goal, source):
 def does_not_build(goal, file, word):
     """Where two sides of a layout are held to each other when they are compiled."""
     # The library, which it is linked with, does not build either where the list of fields itself is wrong.
-    return Test(f"make {goal} fails", (), ("sh", "-c", f"{' '.join(LIBRARY)} && {' '.join((*MAKE, goal))}"), (2, 101), file, word)
+    return Test(f"make {goal} fails", (), ("sh", "-c", f"{' '.join(LIBRARY)} && {' '.join((*MAKE, goal))}"), (2, 101), file, word,
+                stops_builds=True)  # fmt: skip
 
 
 def loom():

@@ -206,17 +206,15 @@ def all_green(faults, logs, lost):
     return green
 
 
-def breaks_the_build(fault):
-    return not all(test.builds for test in fault.tests)
-
-
 def groups(faults, together):
     """Up to so many faults of one build: of different files, seen by tests of different files. One that keeps the sources
     from being built is alone."""
     left = list(faults)
     while left:
         group = [left.pop(0)]
-        for fault in [] if breaks_the_build(group[0]) else [one for one in left if not breaks_the_build(one)]:
+        for fault in list(left):
+            if any(test.stops_builds for one in (group[0], fault) for test in one.tests):
+                continue
             paths, tests = {one.path for one in group}, {test.file for one in group for test in one.tests}
             if len(group) < together and fault.path not in paths and not tests & {test.file for test in fault.tests}:
                 group.append(fault)
