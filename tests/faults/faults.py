@@ -131,7 +131,7 @@ fault("kernels: errors of another world are not cut", "errors of other elements"
       "const bool cuts = codec.half == SERVER && call.row != 0;", "const bool cuts = false;",
       python("test_comm_driver", "errors_go_on"))
 fault("kernels: a shard without elements is no shard", "wrong half of a step", "kernels/blocks_reduce.cuh",
-      "const bool to_shard = call.shard != 0;", "const bool to_shard = call.shard != 0 && call.dst != nullptr;",
+      "const bool to_shard = !KEPT && call.shard != 0;", "const bool to_shard = call.shard != 0 && call.dst != nullptr;",
       python("test_comm_driver", "halves_on_one_card", "group"))
 fault("kernels: raw elements are added from the last payload on", "wrong order of a sum", "kernels/blocks_reduce.cuh",
       "*reinterpret_cast<const float *>(from + r * call.apart)",
