@@ -486,18 +486,6 @@ const char *gc_last_error(void);
  * zeros. Changes within the format, such as another sign, cannot be detected.
  */
 
-/**
- * Where the payloads of all ranks together have at most so many bytes, and the reducer keeps nothing, ranks exchange once.
- * A version that has another number here cannot exchange with this one: the records of handles tell.
- */
-#define ONE_EXCHANGE_BYTES (1 << 20)
-
-
-
-
-
-
-
 /** What happened, as bits of a number: in a codec's flags and in those of a chunk. */
 enum gc_flag {
     /** A payload or a state that this codec would not have written. */
