@@ -28,7 +28,7 @@ pub use super::sizes::{ALIGNMENT, HEADER};
 pub const UNIT: i64 = 1024;
 
 /// Where the payloads of all ranks together have at most so many bytes, and the reducer keeps nothing, ranks exchange once.
-/// A version that has another number here cannot exchange with this one: the records of handles tell.
+/// A rank whose version has another number here tells at creation whether it can; if one cannot, all exchange twice.
 pub const ONE_EXCHANGE_BYTES: i64 = 1 << 20;
 
 /// What the state of each run, and its first, is aligned to.

@@ -1,5 +1,5 @@
-"""Handles whose reducer keeps nothing exchange once where they are small: the bytes of two exchanges, to which the model of
-each rank and each chunk holds them."""
+"""Handles whose reducer keeps nothing exchange once where they are small: the bytes of two exchanges, to which the model
+of each rank and each chunk holds them."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,10 @@ def test_the_bytes_are_those_of_two_exchanges(seed, over, size):
         steps(rng, ranks, options)
 
 
-@pytest.mark.parametrize("ranks, leaders", [([2, 2], 2), ([3, 3], 2), ([2, 2, 2], 1), ([1, 1, 1], 1), ([4], 4)], ids=str)
+SHAPES = [([2, 2], 2), ([3, 3], 2), ([2, 2, 2], 1), ([1, 1, 1], 1), ([4], 4)]
+
+
+@pytest.mark.parametrize("ranks, leaders", SHAPES, ids=str)
 def test_the_bytes_are_those_of_two_exchanges_over_two_levels(ranks, leaders):
     for seed in range(both(quick=2, all=8)):
         rng = np.random.default_rng([seed, *ranks])
@@ -32,7 +35,8 @@ def test_the_bytes_are_those_of_two_exchanges_over_two_levels(ranks, leaders):
             boards = [one.board for one in world.intra + world.inter]
             for board in boards:
                 board.calls.clear()
-            checked.run([[gradient(rng, n, options["values"], False) for n in options["segments"]] for _ in range(sum(ranks))])
+            dtype, segments = options["values"], options["segments"]
+            checked.run([[gradient(rng, n, dtype, False) for n in segments] for _ in range(sum(ranks))])
             called = {name for board in boards for name, *_ in board.calls}
             assert called == {"all_gather"}
             steps(rng, checked, options)
@@ -161,9 +165,14 @@ def test_a_half_beside_a_run_is_told_on_both_ranks():
     with World(2) as world, CheckedRanks(world, place, codec=INT8, segments=[300], error=None) as ranks:
         put = [place.put(np.ones(300, f32)) for _ in range(2)]
         shard = place.put(np.ones(ranks.models[1].shard_elements(), f32))
-        found = world.each(lambda rank: status_of(
-            lib.gc_allreduce_reduce_scatter, ranks.handles[1], views([put[1]]), 1, None, None, shard.view, None
-        ) if rank else status_of(lib.gc_allreduce_run, ranks.handles[0], views([put[0]]), 1, None, None, None))  # fmt: skip
+
+        def one(rank):
+            mine = ranks.handles[rank], views([put[rank]]), 1, None, None
+            if rank:
+                return status_of(lib.gc_allreduce_reduce_scatter, *mine, shard.view, None)
+            return status_of(lib.gc_allreduce_run, *mine, None)
+
+        found = world.each(one)
         assert [status for status, _ in found] == [Status.COMM] * 2, found
         assert "AllGather" in found[0][1] and "AllToAll" in found[1][1] and "same order" in found[0][1], found
 

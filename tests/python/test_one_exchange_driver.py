@@ -64,14 +64,16 @@ for error in 0, 2:
 # Whole payloads are twice as many bytes as chunks; 4 KiB more are for a segment more.
 assert needed[2] > needed[0] + 4096, needed
 for room in needed[0] + 4096, needed[2] + 4096:
-    with Entered(2, "peers", 0, room) as world, CheckedRanks(world, place, codec=5, segments=sizes, error=None) as ranks:
+    options = dict(codec=5, segments=sizes, error=None)
+    with Entered(2, "peers", 0, room) as world, CheckedRanks(world, place, **options) as ranks:
         gradients = [[np.ones(n, "f4") for n in sizes] for _ in range(2)]
         ranks.run(gradients)
         put = [[place.put(g) for g in each] for each in gradients]
         before = fake.fake_launches()
-        world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], codecs_c.views(put[rank]), 2, None, None, None))
+        world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], codecs_c.views(put[rank]), 2, None, None,
+                                     None))
         launches[room] = fake.fake_launches() - before
-# encode, push, reduce, push, decode, and meetings in two steps for each push; or a meeting, encode, push, reduce, decode
+# Encode, push, reduce, push, decode, and two steps of a meeting for each push; or a meeting, encode, push, reduce, decode.
 assert list(launches.values()) == [2 * (5 + 4), 2 * (4 + 4)], launches
 place.release()
 """)
@@ -135,7 +137,8 @@ for codec in 1, 5:
         counts = lambda: (fake.fake_frees(), fake.fake_waits(), fake.fake_in_use(0))
         before = counts()
         fake.fake_capture(1)
-        world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], codecs_c.views(put[rank]), 2, None, None, None))
+        world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], codecs_c.views(put[rank]), 2, None, None,
+                                     None))
         fake.fake_capture(0)
         assert counts() == before, (before, counts())
         for rank, each in enumerate(put):
