@@ -83,9 +83,9 @@ __device__ __forceinline__ void encode_blocks(const gc_encode &call) {
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_encode call) { \
         encode_blocks<V, KEPT>(call); \
     }
-BLOCKS_ENCODE(gc_blocks_encode_f32, Float, false, 3)
+BLOCKS_ENCODE(gc_blocks_encode_f32, Float, false, 4)
 BLOCKS_ENCODE(gc_blocks_encode_f32_kept, Float, true, 2)
-BLOCKS_ENCODE(gc_blocks_encode_16, Half, false, 3)
+BLOCKS_ENCODE(gc_blocks_encode_16, Half, false, 4)
 BLOCKS_ENCODE(gc_blocks_encode_16_kept, Half, true, 2)
 
 #endif
