@@ -270,7 +270,8 @@ __device__ __forceinline__ void finish_blocks(const gc_codec &codec, unsigned ch
             if (control.pending >> codec.half & 1) commit(control, false);
             if (!corrupt) control.pending |= 1u << codec.half;
         }
-        flags = corrupt ? +CORRUPT : found & NONFINITE;
+        // What did not come was not kept, as what is corrupt, but it is not that.
+        flags = corrupt && !control.broken ? +CORRUPT : corrupt ? +NONFINITE : found & NONFINITE;
         if (flags) tell(codec, flags);
         if (serves && !corrupt) {
             const u64 turn = reinterpret_cast<const u64 *>(codec.state[valid])[TURN_WORD / 2];

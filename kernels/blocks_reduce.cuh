@@ -106,6 +106,11 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     const bool to_shard = !KEPT && call.shard != 0;
     float *shard = reinterpret_cast<float *>(call.dst);
     if (to_shard && tile.count != 0) shard += run_of(codec, tile.run).base + tile.first;
+    // What did not come leaves the errors as they were, as what is corrupt does; in place of its numbers a shard has NaN.
+    const auto count_lost = [&](unsigned &flags) {
+        if (codec.control->broken) flags = CORRUPT;
+    };
+    const auto nothing = [&] { return to_shard && codec.control->broken ? __uint_as_float(0x7fc00000u) : 0; };
     const Share share(codec, call.payloads);
     unsigned met = 0, found = 0, number = 0;
     if (raw) {
@@ -113,6 +118,7 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
         const unsigned char *chunks = call.chunks + places.chunk;
 #pragma unroll 1
         for (unsigned r = 0; r < many; r++) met |= look_at_header(codec, chunks + r * call.apart, tile.chunk, lane);
+        count_lost(met);
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
 #pragma unroll 1
         for (unsigned i = threadIdx.x; i < tile.count; i += THREADS) {
@@ -127,7 +133,7 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
                 }
                 sum = __fadd_rn(sum, v);
             }
-            sum = corrupt ? 0 : share.of(sum);
+            sum = corrupt ? nothing() : share.of(sum);
             if (to_shard) shard[i] = canonical(sum);
             else store_raw(codec, places, call.dst, i, sum, found);
         }
@@ -140,6 +146,7 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
         float c[ROWS][N];
         bool usual;
         BY_CODEC(codec.kind, usual = sum_of_blocks<C>(call, blocks, tile.chunk, many, lane, c, met))
+        count_lost(met);
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
         if (share.multiplies) {
 #pragma unroll
@@ -180,10 +187,11 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
         }
         found |= met;
         if (corrupt) {
+            const float x = nothing();
 #pragma unroll
             for (unsigned k = 0; k < ROWS; k++) {
 #pragma unroll
-                for (unsigned m = 0; m < N; m++) c[k][m] = 0;
+                for (unsigned m = 0; m < N; m++) c[k][m] = x;
             }
         }
         if (to_shard) {
@@ -219,7 +227,7 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     }
     if (to_shard) {
         const bool wrong = __any_sync(WHOLE_WARP, found & CORRUPT), any = __any_sync(WHOLE_WARP, found != 0);
-        if (lane == 0 && any) tell(codec, wrong ? CORRUPT : NONFINITE);
+        if (lane == 0 && any) tell(codec, wrong && !codec.control->broken ? CORRUPT : NONFINITE);
     } else if (threadIdx.x < WARP) {
         finish_blocks(codec, call.dst, number);
     }

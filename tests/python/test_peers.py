@@ -132,7 +132,7 @@ for comm in comms:
 """)
 
 
-@pytest.mark.parametrize("size, seeds", [(2, both(quick=4, all=12)), (4, both(quick=2, all=8)), (8, both(quick=1, all=4))])
+@pytest.mark.parametrize("size, seeds", [(2, both(quick=6, all=20)), (4, both(quick=4, all=16)), (8, both(quick=2, all=8))])
 def test_random_cases_give_the_bytes_over_callbacks(size, seeds):
     """As tests/gpu/test_peers_cases.py on a GPU."""
     run_codec(f"""
@@ -242,22 +242,40 @@ for size in needed, needed - 1:
 """)
 
 
+# Without errors ranks exchange once.
+@pytest.mark.parametrize("codec, raw, error", [("ONEBIT", None, "float32"), ("INT8", [0, 0], "float32"),
+                                               ("MXFP4", [1, 0], "bfloat16"), ("INT8", [0, 1], None)])  # fmt: skip
 @pytest.mark.parametrize("levels", [1, 2])
-def test_what_a_rank_that_did_not_come_has_left_is_not_finite_and_not_corrupt(levels):
+@pytest.mark.parametrize("half", [False, True], ids=["run", "first half"])
+def test_what_a_rank_that_did_not_come_has_left_is_not_finite_and_not_corrupt(half, levels, codec, raw, error):
     run_ranks(f"""
 exec({LATE!r})
+from block_model import INT8, MXFP4
+from codecs_c import model_of
 world = Late(2, "peers", devices=(0, 1)) if {levels} == 1 else LateNodes([2], "peers", "group", devices=(0, 1))
 with world:
     place, handles = Place(), [POINTER(AllReduce)() for _ in range(2)]
-    options = dict(codec=ONEBIT, segments=[1000], values="float32", results="float32", error="float32", scale=RMS,
+    options = dict(codec={codec}, segments=[1000, 70], values="float32", results="float32", error={error!r},
                    nonfinite=PROPAGATE, beta=1.0, n_chunks=2)
-    each = [options_of(Model(**options, server=rank), DLDevice(CUDA, rank)) for rank in range(2)]
+    options |= dict(raw={raw}) if {raw} else dict(scale=RMS)
+    models = [model_of(**options, server=rank) for rank in range(2)]
+    each = [options_of(model, DLDevice(CUDA, rank)) for rank, model in enumerate(models)]
     for one in each:
         one.server = 0
     world.each(lambda rank: call("gc_allreduce_create", world.comms[rank], byref(each[rank]), byref(handles[rank])))
-    values, flags = place.put(np.ones(1000, "f4")), place.put(np.zeros(1, np.uint32))
-    call("gc_allreduce_run", handles[0], views([values]), 1, None, None, None)
-    assert np.isnan(place.get(values)).all()
+    values, flags = [place.put(np.ones(n, "f4")) for n in (1000, 70)], place.put(np.zeros(1, np.uint32))
+    if {half}:
+        shard = place.put(np.ones(models[0].shard_elements(), "f4"))
+        call("gc_allreduce_reduce_scatter", handles[0], views(values), 2, None, None, shard.view, None)
+        written = [shard]
+    else:
+        call("gc_allreduce_run", handles[0], views(values), 2, None, None, None)
+        written = values
+    assert all(np.isnan(place.get(one)).all() for one in written)
+    # Of what did not come nothing is kept.
+    server = place.put(np.ones(models[0].shard_elements(), "f4"))
+    call("gc_allreduce_errors_out", handles[0], None, server.view, None)
+    assert not place.get(server).any()
     call("gc_allreduce_flags", handles[0], flags.view, None)
     assert place.get(flags)[0] == NONFINITE, place.get(flags)
     expect(lib.gc_comm_async_error(world.comms[0]), Status.TIMEOUT, "200 ms")
