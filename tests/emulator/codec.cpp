@@ -685,6 +685,13 @@ static void handle_matches(unsigned rounds) {
                 m.commit(kind == 1 || (kind == 4 && skip != 0) || (kind == 3 && whole) || (kind == 2 && (whole & 255)));
                 device.commit(kind, kind == 4 ? static_cast<const void *>(&skip) : &whole);
                 states_are_equal("commit");
+                // What is met without a step, as by a decode, takes no later one back.
+                gc_control &control = device.control.at<gc_control>(0);
+                control.flags |= NONFINITE, control.since |= NONFINITE;
+                m.flag(NONFINITE);
+                m.commit(false);
+                device.commit(0, nullptr);
+                states_are_equal("commit of no step");
             }
         }
         // The state, out and into another handle.
