@@ -993,7 +993,8 @@ typedef struct gc_allreduce_t gc_allreduce_t;
  * values. `*out`: yours to release, by gc_allreduce_free().
  *
  * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not create its own; peer
- * memory with too little room (gc_allreduce_peers_bytes()). COMM, BUSY. A failure on one rank fails all, except BUSY and a NULL `comm`: then the others keep waiting.
+ * memory with too little room (gc_allreduce_peers_bytes()). COMM, BUSY. A failure on one rank fails all, except BUSY
+ * and a NULL `comm`: then the others keep waiting.
  */
 gc_status_t gc_allreduce_create(gc_comm_t *comm,
                                 const gc_codec_options_t *options,

@@ -48,7 +48,8 @@ pub struct gc_allreduce_t(AllReduce);
 /// values. `*out`: yours to release, by gc_allreduce_free().
 ///
 /// As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not create its own; peer
-/// memory with too little room (gc_allreduce_peers_bytes()). COMM, BUSY. A failure on one rank fails all, except BUSY and a NULL `comm`: then the others keep waiting.
+/// memory with too little room (gc_allreduce_peers_bytes()). COMM, BUSY. A failure on one rank fails all, except BUSY
+/// and a NULL `comm`: then the others keep waiting.
 ///
 /// # Safety
 /// The pointers are as described, and struct_size bytes are readable.
