@@ -73,8 +73,8 @@ __device__ __forceinline__ bool decode_raw(const gc_decode &call, const gc_tile 
     return found;
 }
 
-// Stores rows of vectors to where vectors are not aligned, one row after the other: a lane stores a vector that is, of the end
-// of the lane's before it and the beginning of its own.
+// Stores rows of vectors where these are not aligned, one row after the other. A lane stores the aligned vector that lies
+// between: of the end of its neighbour's and the beginning of its own.
 template <typename T>
 struct MovedRows {
     enum : unsigned { N = 16 / sizeof(T) };

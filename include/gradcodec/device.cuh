@@ -621,6 +621,7 @@ __device__ __forceinline__ float number_of_code(const Codes<CODEC, N> &codes, un
                                          : __fmul_rn(__uint_as_float(fields), __uint_as_float(0x7b800000u));
     return __uint_as_float(__float_as_uint(d) | (word >> at & 0x80) << 24);
 }
+
 // What codes stand for. With a scale of a stranger, too, each is a product that is rounded.
 template <unsigned CODEC, unsigned N>
 __device__ __forceinline__ void dequantize(const Codes<CODEC, N> &codes, float s, float (&v)[N]) {

@@ -102,9 +102,12 @@ impl AllReduce {
     ) -> Result<()> {
         let phases = Phases::AllGather;
         self.communicator.begin(&mut buffers.memory().queue(stream)?, phases)?;
-        self.communicator.encode_for_all(codec, buffers, values.clone(), factors, stream)?;
-        let reduced = self.communicator.reduce_all(reducers, buffers, stream);
-        let decoded = reduced.and_then(|reduced| self.communicator.decode(codec, &reduced, values, stream));
+        let payloads = self.communicator.encode_for_all(codec, buffers, values.clone(), factors, stream)?;
+        // In place of this rank's own payload.
+        let reduced = buffers.payload();
+        let decoded = reducers
+            .reduce(&payloads, &reduced, stream)
+            .and_then(|()| self.communicator.decode(codec, &reduced, values, stream));
         self.communicator.end(decoded, buffers, phases, stream)
     }
 
@@ -250,7 +253,8 @@ const CODECS: [&str; 1 + Kind::ALL.len()] = {
     names
 };
 
-/// Names of the first numbers in the third word, each of a byte. What stands here has no other: versions are compared before.
+/// Names of the first numbers in the third word, each of a byte. What stands here has no other: versions are compared
+/// before.
 const OPTIONS: [(&str, &[&str]); 6] = [
     ("codec", &CODECS),
     ("values", &["", "float32", "float16", "bfloat16"]),

@@ -121,11 +121,12 @@ impl Buffers {
         self.exchange_of(topology, pattern, (&send, &recv), self.stride(), stream)
     }
 
-    /// Brings this rank's whole payload to all: to `whole_payloads`.
-    pub fn exchange_whole(&self, topology: &Topology, stream: Stream) -> Result<()> {
+    /// Brings this rank's whole payload to all. Gives those of all ranks.
+    pub fn exchange_whole(&self, topology: &Topology, stream: Stream) -> Result<View<'_>> {
         let whole = self.whole_payloads().ok_or_else(|| error!(Panic, "buffers: no room for whole payloads"))?;
-        let (send, recv) = (self.payload(), whole);
-        self.exchange_of(topology, Pattern::AllGather, (&send, &recv), send.elements(), stream)
+        let payload = self.payload();
+        self.exchange_of(topology, Pattern::AllGather, (&payload, &whole), payload.elements(), stream)?;
+        Ok(whole)
     }
 
     fn exchange_of(

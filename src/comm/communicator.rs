@@ -11,7 +11,7 @@ use crate::{
     error::{Error, Result, Status, error},
     fallible::{Arc, Place},
     lock::{Entered, Lock},
-    ops::codec::{Codec, Reducers},
+    ops::codec::Codec,
     tensor::{Device, View},
 };
 
@@ -231,7 +231,7 @@ impl Communicator {
     }
 
     /// Remembers a failure of a step that the others may be waiting for, and tells them.
-    fn or_abort(&self, outcome: Result<()>) -> Result<()> {
+    fn or_abort<T>(&self, outcome: Result<T>) -> Result<T> {
         if outcome.is_err() && self.world() > 1 {
             self.topology.abort();
         }
@@ -294,24 +294,18 @@ impl Communicator {
         Ok(buffers.gathered())
     }
 
-    /// Encodes this rank's values and sends all of them to every rank: the first step where ranks exchange once.
-    pub fn encode_for_all<'v>(
+    /// Encodes this rank's values and sends all of them to every rank: the first step where ranks exchange once. Gives
+    /// the payloads of all.
+    pub fn encode_for_all<'a, 'v>(
         &self,
         codec: &Codec,
-        buffers: &Buffers,
+        buffers: &'a Buffers,
         values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         factors: &[Option<View<'_>>; 2],
         stream: Stream,
-    ) -> Result<()> {
+    ) -> Result<View<'a>> {
         codec.encode(values, factors, Destination::Memory(buffers.payload()), stream)?;
         self.or_abort(buffers.exchange_whole(&self.topology, stream))
-    }
-
-    /// Reduces what all ranks together would: the second step then. Gives the reduced chunks.
-    pub fn reduce_all<'a>(&self, reducers: &Reducers, buffers: &'a Buffers, stream: Stream) -> Result<View<'a>> {
-        let payload = buffers.payload();
-        buffers.whole_payloads().map_or(Ok(()), |payloads| reducers.reduce(&payloads, &payload, stream))?;
-        Ok(payload)
     }
 
     /// Instead of `reduce`: the mean of this rank's chunk, before the server's error.

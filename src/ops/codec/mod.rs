@@ -73,6 +73,7 @@ macro_rules! to_destination {
     };
 }
 
+// Behind the macros, one of which it uses.
 mod reducers;
 
 pub use reducers::Reducers;

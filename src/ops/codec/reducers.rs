@@ -44,7 +44,12 @@ impl Codec {
     fn reduce_of(&self, payloads: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
         let (plan, bytes) = (&self.plan, self.payload_bytes());
         let &[count, each] = payloads.shape() else { return Err(error!(Panic, "reducers: no payloads")) };
-        assert!(each == bytes && plan.rules.error.is_none());
+        if each != bytes || plan.rules.error.is_some() {
+            return Err(error!(
+                Panic,
+                "reducers: payloads of {each} bytes, {bytes} expected, for a codec without errors"
+            ));
+        }
         self.check_bytes(dst, bytes)?;
         let first = plan.server.unwrap_or(0) as i64 * plan.stride;
         let shape = [plan.server_chunks as i64 * plan.stride];

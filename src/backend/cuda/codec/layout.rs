@@ -333,20 +333,20 @@ impl Tables {
         })
     }
 
-    /// `chunks`: each has a tile, for its header is looked at. `run`: of each of `count` in turn. `lies`: of a place of a run (a byte of bits, a block, a raw element): its chunk,
-    /// where it lies, how many are left in the chunk.
+    /// `chunks`: each has a tile, for its header is looked at. `run`: of each of `n_runs` in turn. `lies`: of a place of a
+    /// run (a byte of bits, a block, a raw element): its chunk, where it lies, how many are left in the chunk.
     fn of(
         plan: &CodecPlan,
         chunks: Range<usize>,
-        count: usize,
+        n_runs: usize,
         mut run: impl FnMut(usize) -> PlanRun,
         lies: impl Fn(&PlanRun, i64) -> (i64, i64, i64),
     ) -> Result<Self> {
-        let refusal = |_| error!(OutOfMemory, "cannot allocate a table of the tiles of {count} runs");
+        let refusal = |_| error!(OutOfMemory, "cannot allocate a table of the tiles of {n_runs} runs");
         let (mut runs, mut tiles) = (Vec::new(), Vec::new());
-        runs.try_reserve_exact(count).map_err(refusal)?;
+        runs.try_reserve_exact(n_runs).map_err(refusal)?;
         let (mut base, mut unit) = (0, 0);
-        for index in 0..count {
+        for index in 0..n_runs {
             let part = run(index);
             let PlanRun { segment, elements, place, raw, place_elements, .. } = part;
             // Block codecs have nothing to write for an empty run.
